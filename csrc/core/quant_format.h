@@ -1,0 +1,65 @@
+// How the numbers of one matrix are stored. The one description that readers, kernels and the oracle share.
+//
+// Affine: a row of n columns is n codes of `bits` bits, packed little-endian without gaps into u32 words (code c starts
+// at bit c*bits of the row), and for each `group_size` columns one scale and one bias of type `scale_type`:
+//   weight[row][col] = code * scale[row][col / group_size] + bias[row][col / group_size]
+// Plain: the elements themselves, of type `element`.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/dtype.h"
+#include "core/error.h"
+
+namespace moeflux {
+
+struct QuantFormat {
+  DType element = DType::u32;       // u32 for affine, else bf16, f16 or f32
+  int bits = 0;                     // 0 for plain
+  int group_size = 0;               // 0 for plain
+  DType scale_type = DType::bf16;   // of scales and biases; meaningless for plain
+
+  static QuantFormat affine(int bits, int group_size, DType scale_type = DType::bf16) {
+    const bool known_bits = bits == 2 || bits == 3 || bits == 4 || bits == 5 || bits == 6 || bits == 8;
+    if (!known_bits) throw FormatError(concat("bits: expected 2, 3, 4, 5, 6 or 8, found ", bits));
+    if (group_size != 32 && group_size != 64 && group_size != 128)
+      throw FormatError(concat("group_size: expected 32, 64 or 128, found ", group_size));
+    if (scale_type != DType::bf16 && scale_type != DType::f16 && scale_type != DType::f32)
+      throw FormatError(concat("scale type: expected BF16, F16 or F32, found ", dtype_name(scale_type)));
+    return {DType::u32, bits, group_size, scale_type};
+  }
+
+  static QuantFormat plain(DType element) {
+    if (element != DType::bf16 && element != DType::f16 && element != DType::f32)
+      throw FormatError(concat("element type: expected BF16, F16 or F32, found ", dtype_name(element)));
+    return {element, 0, 0, DType::bf16};
+  }
+
+  bool is_affine() const { return bits != 0; }
+
+  // A row must be whole groups and whole words; groups of 32 and up make every width below whole words too.
+  bool fits(int64_t columns) const { return columns > 0 && (!is_affine() || columns % group_size == 0); }
+
+  int64_t weight_row_bytes(int64_t columns) const {
+    return is_affine() ? columns * bits / 8 : columns * static_cast<int64_t>(dtype_bytes(element));
+  }
+
+  // Of the scales, and again of the biases.
+  int64_t scale_row_bytes(int64_t columns) const {
+    return is_affine() ? columns / group_size * static_cast<int64_t>(dtype_bytes(scale_type)) : 0;
+  }
+
+  int64_t row_bytes(int64_t columns) const { return weight_row_bytes(columns) + 2 * scale_row_bytes(columns); }
+
+  // "4-bit g64", "4-bit g64 F16 scales", "BF16"
+  std::string describe() const {
+    if (!is_affine()) return std::string(dtype_name(element));
+    const std::string text = concat(bits, "-bit g", group_size);
+    return scale_type == DType::bf16 ? text : concat(text, " ", dtype_name(scale_type), " scales");
+  }
+
+  bool operator==(const QuantFormat&) const = default;
+};
+
+}  // namespace moeflux

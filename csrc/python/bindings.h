@@ -1,0 +1,11 @@
+// One function a category; module.cpp calls them all.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace moeflux::python {
+
+void register_errors(pybind11::module_& m);
+void register_quant_format(pybind11::module_& m);
+
+}  // namespace moeflux::python

@@ -1,0 +1,9 @@
+// moeflux._core: the C++ side of the package. Users import `moeflux`, never this.
+#include "python/bindings.h"
+
+PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
+  m.doc() = "The C++ core of moeflux.";
+  m.attr("__version__") = MOEFLUX_VERSION;
+  moeflux::python::register_errors(m);
+  moeflux::python::register_quant_format(m);
+}

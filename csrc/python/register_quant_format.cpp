@@ -1,0 +1,46 @@
+#include <pybind11/operators.h>
+#include <pybind11/stl.h>
+
+#include "core/quant_format.h"
+#include "python/bindings.h"
+
+namespace py = pybind11;
+
+namespace moeflux::python {
+namespace {
+
+DType weight_dtype(const std::string& name) {
+  for (DType type : {DType::bf16, DType::f16, DType::f32})
+    if (dtype_name(type) == name) return type;
+  throw FormatError(concat("element type: expected BF16, F16 or F32, found ", name));
+}
+
+}  // namespace
+
+void register_quant_format(py::module_& m) {
+  py::class_<QuantFormat>(m, "QuantFormat", "How the numbers of one matrix are stored: affine groups, or plain elements.")
+      .def_static(
+          "affine",
+          [](int bits, int group_size, const std::string& scale_type) {
+            return QuantFormat::affine(bits, group_size, weight_dtype(scale_type));
+          },
+          py::arg("bits"), py::arg("group_size"), py::arg("scale_type") = "BF16")
+      .def_static(
+          "plain", [](const std::string& element) { return QuantFormat::plain(weight_dtype(element)); },
+          py::arg("element"))
+      .def_readonly("bits", &QuantFormat::bits)
+      .def_readonly("group_size", &QuantFormat::group_size)
+      .def_property_readonly("is_affine", &QuantFormat::is_affine)
+      .def_property_readonly("element", [](const QuantFormat& f) { return std::string(dtype_name(f.element)); })
+      .def_property_readonly("scale_type", [](const QuantFormat& f) { return std::string(dtype_name(f.scale_type)); })
+      .def("fits", &QuantFormat::fits, py::arg("columns"))
+      .def("weight_row_bytes", &QuantFormat::weight_row_bytes, py::arg("columns"))
+      .def("scale_row_bytes", &QuantFormat::scale_row_bytes, py::arg("columns"))
+      .def("row_bytes", &QuantFormat::row_bytes, py::arg("columns"))
+      .def("__str__", &QuantFormat::describe)
+      .def("__repr__", [](const QuantFormat& f) { return concat("QuantFormat(", f.describe(), ")"); })
+      .def("__hash__", [](const QuantFormat& f) { return py::hash(py::str(f.describe())); })
+      .def(py::self == py::self);
+}
+
+}  // namespace moeflux::python
