@@ -1,0 +1,330 @@
+"""config.json of every supported architecture -> Variant, and everything that must be refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moeflux import PRESETS, FormatError, Variant
+
+QWEN35_TEXT: dict[str, Any] = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attn_output_gate": True,
+    "dtype": "bfloat16",
+    "eos_token_id": 248044,
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 10,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "mamba_ssm_dtype": "float32",
+    "max_position_embeddings": 262144,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_5_moe_text",
+    "moe_intermediate_size": 512,
+    "mtp_num_hidden_layers": 1,
+    "mtp_use_dedicated_embeddings": False,
+    "num_attention_heads": 16,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-06,
+    "rope_parameters": {
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000,
+        "rope_type": "default",
+    },
+    "router_aux_loss_coef": 0.001,
+    "shared_expert_intermediate_size": 512,
+    "use_cache": True,
+    "vocab_size": 248320,
+}
+
+QWEN35: dict[str, Any] = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "image_token_id": 248056,
+    "model_type": "qwen3_5_moe",
+    "text_config": QWEN35_TEXT,
+    "tie_word_embeddings": False,
+    "transformers_version": "5.2.0",
+    "video_token_id": 248057,
+    "vision_config": {"depth": 27},
+    "vision_end_token_id": 248054,
+    "vision_start_token_id": 248053,
+}
+
+QWEN3_NEXT: dict[str, Any] = {
+    "model_type": "qwen3_next",
+    "attention_bias": False,
+    "bos_token_id": 151643,
+    "decoder_sparse_step": 1,
+    "eos_token_id": 151645,
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "max_position_embeddings": 262144,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "num_attention_heads": 16,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.25,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 10000000,
+    "shared_expert_intermediate_size": 512,
+    "tie_word_embeddings": False,
+    "vocab_size": 151936,
+}
+
+QWEN3_MOE: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "eos_token_id": [151645, 151643],
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+DEEPSEEK: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "attention_bias": False,
+    "aux_loss_alpha": 0.001,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "ep_size": 1,
+    "first_k_dense_replace": 3,
+    "hidden_act": "silu",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "model_type": "deepseek_v3",
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "pretraining_tp": 1,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 40,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
+    },
+    "rope_theta": 10000,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "seq_aux": True,
+    "tie_word_embeddings": False,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "torch_dtype": "bfloat16",
+    "v_head_dim": 128,
+    "vocab_size": 128815,
+}
+
+
+def shape(variant: Variant) -> Variant:
+    """The variant without what a config does not hold or a preset does not take from it."""
+    return dataclasses.replace(
+        variant, name="", max_context=1, eos_ids=(), bos_id=-1, think_start_id=-1, think_end_id=-1
+    )
+
+
+def test_published_configs_equal_the_presets() -> None:
+    assert shape(Variant.from_config(QWEN35)) == shape(PRESETS["Qwen3.6-35B-A3B"])
+    assert shape(Variant.from_config(DEEPSEEK)) == shape(PRESETS["Cogito-V2-671B"])
+
+
+def test_text_model_alone() -> None:
+    alone = Variant.from_config(QWEN35_TEXT)
+    assert shape(alone) == shape(Variant.from_config(QWEN35))
+    assert alone.eos_ids == (248044,)
+    assert alone.max_context == 262144
+
+
+def test_qwen3_next() -> None:
+    variant = Variant.from_config(QWEN3_NEXT)
+    assert variant.full_layers[:2] == (3, 7) and variant.num_layers == 48
+    assert (variant.rotary_dim, variant.shared_expert, variant.attention_gate) == (64, "gated", True)
+    assert (variant.bos_id, variant.eos_ids) == (151643, (151645,))
+
+
+def test_qwen3_moe() -> None:
+    variant = Variant.from_config(QWEN3_MOE)
+    assert variant.tied_embeddings and variant.normalize_topk and not variant.attention_gate
+    assert (variant.rotary_dim, variant.shared_expert, variant.linear_layers) == (128, "none", ())
+    assert variant.eos_ids == (151645, 151643)
+    assert not Variant.from_config({**QWEN3_MOE, "norm_topk_prob": False}).normalize_topk
+
+
+def test_qwen3_moe_with_dense_layers() -> None:
+    variant = Variant.from_config({**QWEN3_MOE, "mlp_only_layers": [0], "decoder_sparse_step": 2})
+    assert variant.mlp_kinds[:4] == ("dense", "moe", "dense", "moe")
+    assert variant.dense_intermediate == 6144
+
+
+def test_dimensions_are_the_configs_own() -> None:
+    small = {"hidden_size": 384, "head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 96}
+    variant = Variant.from_config({**QWEN35_TEXT, **small, "num_attention_heads": 6})
+    assert (variant.head_dim, variant.rotary_dim, variant.linear_key_dim, variant.linear_value_dim) == (64, 16, 64, 96)
+
+
+def test_rope_of_a_newer_transformers() -> None:
+    moved = {key: value for key, value in DEEPSEEK.items() if key not in ("rope_theta", "rope_scaling")}
+    parameters = {**DEEPSEEK["rope_scaling"], "rope_theta": 10000.0, "rope_type": "yarn"}
+    del parameters["type"]
+    assert shape(Variant.from_config({**moved, "rope_parameters": parameters})) == shape(Variant.from_config(DEEPSEEK))
+    assert Variant.from_config({**DEEPSEEK, "rope_parameters": parameters}).yarn_factor == 40.0
+
+
+def test_kimi_shaped() -> None:
+    kimi = {
+        **DEEPSEEK,
+        "model_type": "kimi_k2",
+        "n_group": 1,
+        "topk_group": 1,
+        "n_routed_experts": 384,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "first_k_dense_replace": 1,
+        "rope_scaling": None,
+        "rope_theta": 50000.0,
+        "routed_scaling_factor": 2.827,
+    }
+    variant = Variant.from_config(kimi)
+    assert (variant.model_type, variant.num_groups, variant.rope, variant.num_experts) == (
+        "deepseek_v3",
+        1,
+        "vanilla",
+        384,
+    )
+    assert variant.softmax_scale == pytest.approx(192**-0.5)
+    assert variant.first_dense_layers == 1
+
+
+def test_no_query_compression() -> None:
+    assert Variant.from_config({**DEEPSEEK, "q_lora_rank": None}).q_lora_rank == 0
+
+
+def test_yarn_on_the_qwen_family() -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    variant = Variant.from_config({**QWEN3_MOE, "rope_scaling": scaling})
+    assert (variant.rope, variant.yarn_beta_fast, variant.yarn_beta_slow, variant.yarn_mscale) == ("yarn", 32, 1, 0)
+
+
+def test_from_path_names_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "My-Model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN3_MOE))
+    assert Variant.from_config(folder).name == "My-Model"
+    assert Variant.from_config(folder / "config.json").name == "My-Model"
+    (folder / "config.json").write_text(json.dumps({**QWEN3_MOE, "hidden_size": "wide"}))
+    with pytest.raises(FormatError, match=r"My-Model/config\.json: hidden_size: expected a whole number .* found 'wide'"):
+        Variant.from_config(folder)
+
+
+REFUSED = [
+    (QWEN3_MOE, {"model_type": "llama"}, r"model_type: expected qwen3_5_moe or .*, found 'llama'"),
+    (QWEN3_MOE, {"model_type": None}, "model_type: expected a string, found None"),
+    (QWEN3_MOE, {"colour": "red"}, 'field "colour" is not one that moeflux knows'),
+    (QWEN3_MOE, {"hidden_act": "gelu"}, "hidden_act: expected 'silu', found 'gelu'"),
+    (QWEN3_MOE, {"attention_bias": True}, "attention_bias: expected False, found True"),
+    (QWEN3_MOE, {"use_sliding_window": True}, "use_sliding_window: expected False"),
+    (QWEN3_MOE, {"sliding_window": 4096}, "sliding_window: expected None, found 4096"),
+    (QWEN3_MOE, {"head_dim": None}, "head_dim: expected a whole number of at least 1, found None"),
+    (QWEN3_MOE, {"hidden_size": True}, "hidden_size: expected a whole number"),
+    (QWEN3_MOE, {"hidden_size": -2048}, "hidden_size: expected a whole number of at least 1, found -2048"),
+    (QWEN3_MOE, {"hidden_size": 1 << 40}, "hidden_size: expected a whole number"),
+    (QWEN3_MOE, {"mlp_only_layers": [48]}, "mlp_only_layers: expected layers below 48"),
+    (QWEN3_MOE, {"num_hidden_layers": 5000}, "num_hidden_layers: expected at most 4096"),
+    (QWEN3_MOE, {"eos_token_id": ["a"]}, "eos_token_id: expected a token id"),
+    (QWEN3_MOE, {"rope_scaling": {"rope_type": "longrope"}}, "rope_type: expected 'default' or 'yarn'"),
+    (QWEN3_MOE, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "original_max_position_embeddings: expected"),
+    (QWEN3_MOE, {"rope_parameters": {"rope_theta": 5.0}}, "rope_theta: expected 5.0 as elsewhere"),
+    (QWEN35_TEXT, {"attn_output_gate": False}, "attn_output_gate: expected True"),
+    (QWEN35_TEXT, {"full_attention_interval": 5}, "full_attention_interval: expected the interval that layer_types"),
+    (QWEN35_TEXT, {"layer_types": ["full_attention"]}, "layer_types: expected 40 entries"),
+    (QWEN35_TEXT, {"layer_types": ["sliding_attention"] * 40}, "layer_types: expected 40 entries of full_attention"),
+    (QWEN35_TEXT, {"layer_types": None, "full_attention_interval": None}, "layer_types: expected 40 layer types"),
+    (QWEN35_TEXT, {"norm_topk_prob": False}, "norm_topk_prob: expected True"),
+    (QWEN35_TEXT, {"rope_parameters": {"rope_theta": 1e7}}, "partial_rotary_factor: expected a number, found nothing"),
+    (QWEN35, {"text_config": {**QWEN35_TEXT, "tie_word_embeddings": True}}, "tie_word_embeddings: expected False"),
+    (QWEN35, {"text_config": []}, "text_config: expected an object"),
+    (DEEPSEEK, {"topk_method": "greedy"}, "topk_method: expected 'noaux_tc', found 'greedy'"),
+    (DEEPSEEK, {"scoring_func": "softmax"}, "scoring_func: expected 'sigmoid'"),
+    (DEEPSEEK, {"rope_interleave": False}, "rope_interleave: expected True"),
+    (DEEPSEEK, {"n_group": 7}, r"num_groups: expected a divisor of num_experts \(256\), found 7"),
+    (DEEPSEEK, {"topk_group": 9}, r"groups_per_token: expected at most num_groups \(8\), found 9"),
+]
+
+
+@pytest.mark.parametrize(("base", "changes", "message"), REFUSED)
+def test_refused(base: dict, changes: dict, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        Variant.from_config({**base, **changes})
+
+
+@pytest.mark.parametrize("field", ["num_experts", "rope_theta", "num_experts_per_tok", "moe_intermediate_size"])
+def test_missing_field(field: str) -> None:
+    with pytest.raises(FormatError, match=f"{field}: expected .* found nothing"):
+        Variant.from_config({key: value for key, value in QWEN3_MOE.items() if key != field})
