@@ -1,0 +1,432 @@
+"""Tiny checkpoints of every supported architecture, in the layout and under the names that Hugging Face publishes.
+
+    python tests/golden/checkpoints.py FOLDER [NAME ...]
+
+NumPy only, and deterministic for ever: the numbers come from a counter-based generator through exact arithmetic alone, so
+the golden files stay valid whatever the machine or the version of NumPy. `write(name, folder)` writes config.json, two
+safetensors shards with their index, and a byte-level tokenizer; `tensors(name)` gives the same values in memory.
+
+The weights matter: norms are far from 1, routing is decisive, decays are spread, queries are sharp. A wrong formula moves
+the logits by whole units, not by the last digit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# ---- Numbers ----------------------------------------------------------------------------------------------------
+
+
+def splitmix64(seed: int, count: int) -> np.ndarray:
+    """`count` u64 of the splitmix64 sequence that starts at `seed`."""
+    with np.errstate(over="ignore"):
+        z = np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+def name_seed(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+
+
+def uniform(name: str, shape: tuple[int, ...], low: float, high: float) -> np.ndarray:
+    bits = splitmix64(name_seed(name), int(np.prod(shape))) >> np.uint64(32)
+    return (low + (high - low) * (bits.astype(np.float64) / 2.0**32)).reshape(shape)
+
+
+def normal(name: str, shape: tuple[int, ...], deviation: float) -> np.ndarray:
+    """Nearly normal: a sum of eight 16-bit uniforms. No logarithm or cosine, whose last bit differs between machines."""
+    count = int(np.prod(shape))
+    parts = splitmix64(name_seed(name), 2 * count).view(np.uint16).reshape(count, 8).astype(np.int64)
+    centred = parts.sum(axis=1) - 8 * 32768 + 4
+    return (centred.astype(np.float64) * (deviation / (65536 * np.sqrt(8 / 12)))).reshape(shape)
+
+
+def to_bf16(values: np.ndarray) -> np.ndarray:
+    """Nearest bf16, ties to even, as its u16 bits."""
+    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + np.uint64(0x7FFF) + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)).astype(np.uint16)
+
+
+def from_bf16(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def fp8_values() -> np.ndarray:
+    """Value of every e4m3 code without its sign, 0 ... 126 (127 is not a number): ascending."""
+    code = np.arange(127)
+    exponent, mantissa = code >> 3, (code & 7).astype(np.float64)
+    return np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7))
+
+
+def to_fp8(values: np.ndarray) -> np.ndarray:
+    """Nearest e4m3 code, ties to the even code, saturating at 448."""
+    table = fp8_values()
+    size = np.minimum(np.abs(values), table[-1])
+    upper = np.clip(np.searchsorted(table, size), 1, len(table) - 1)
+    below, above = size - table[upper - 1], table[upper] - size
+    take_upper = (above < below) | ((above == below) & (upper % 2 == 0))
+    return (np.where(take_upper, upper, upper - 1) | np.where(np.signbit(values), 0x80, 0)).astype(np.uint8)
+
+
+def fp8_blocks(values: np.ndarray, block: int = 128) -> tuple[np.ndarray, np.ndarray]:
+    """A matrix as e4m3 codes and one f32 `scale_inv` a block; the blocks at the right and lower edge may be partial."""
+    rows, columns = values.shape
+    codes = np.empty(values.shape, np.uint8)
+    scales = np.empty((-(-rows // block), -(-columns // block)), np.float32)
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
+            part = np.s_[i * block : (i + 1) * block, j * block : (j + 1) * block]
+            scales[i, j] = np.float32(np.abs(values[part]).max() / 448.0)
+            codes[part] = to_fp8(values[part] / np.float64(scales[i, j]))
+    return codes, scales
+
+
+# ---- Checkpoints ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Checkpoint:
+    """One model as published: its config and its tensors, each with its safetensors dtype and raw array."""
+
+    name: str
+    config: dict[str, Any]
+    tensors: dict[str, tuple[str, np.ndarray]] = field(default_factory=dict)
+
+    def add(self, tensor: str, values: np.ndarray, dtype: str = "BF16") -> None:
+        assert tensor not in self.tensors, tensor
+        encode = {"BF16": to_bf16, "F16": lambda v: v.astype(np.float16), "F32": lambda v: v.astype(np.float32)}
+        self.tensors[tensor] = (dtype, np.ascontiguousarray(encode[dtype](values)))
+
+    def matrix(self, tensor: str, *shape: int, gain: float = 1.0) -> None:
+        """Normal weights that keep the size of a unit input times `gain`. The last axis is the input."""
+        self.add(tensor, normal(f"{self.name}/{tensor}", shape, gain / np.sqrt(shape[-1])))
+
+    def norm(self, tensor: str, width: int, centre: float) -> None:
+        self.add(tensor, centre + normal(f"{self.name}/{tensor}", (width,), 0.25))
+
+    def swiglu(self, prefix: str, hidden: int, intermediate: int) -> None:
+        self.matrix(f"{prefix}gate_proj.weight", intermediate, hidden, gain=1.5)
+        self.matrix(f"{prefix}up_proj.weight", intermediate, hidden, gain=1.5)
+        self.matrix(f"{prefix}down_proj.weight", hidden, intermediate)
+
+
+HIDDEN, LAYERS, VOCAB = 128, 4, 384
+
+QWEN_MOE = {
+    "vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False,
+    "attention_dropout": 0.0, "max_position_embeddings": 4096, "moe_intermediate_size": 64, "num_experts": 16,
+    "num_experts_per_tok": 4, "output_router_logits": False, "router_aux_loss_coef": 0.001, "use_cache": True,
+    "initializer_range": 0.02, "bos_token_id": None, "eos_token_id": 256,
+}  # fmt: skip
+QWEN_LINEAR = {
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 32, "linear_num_key_heads": 2, "linear_value_head_dim": 64,
+    "linear_num_value_heads": 4, "full_attention_interval": 4, "shared_expert_intermediate_size": 64,
+}  # fmt: skip
+
+
+def qwen_hybrid(name: str, config: dict[str, Any], *, prefix: str, fused: bool, a_log: str, tied: bool) -> Checkpoint:
+    """qwen3_5_moe and qwen3_next: three gated delta-net layers to one of gated attention, experts in every layer.
+
+    Published norms are w - 1, except the one inside the delta-net. qwen3_next fuses the inputs of its delta-net and has
+    one matrix an expert; qwen3_5_moe has four separate inputs and stacked experts.
+    """
+    c = Checkpoint(name, config)
+    text = config.get("text_config", config)
+    hidden, head_dim = text["hidden_size"], text["head_dim"]
+    experts, intermediate = text["num_experts"], text["moe_intermediate_size"]
+    key_heads, value_heads = text["linear_num_key_heads"], text["linear_num_value_heads"]
+    key_dim, value_dim = text["linear_key_head_dim"], text["linear_value_head_dim"]
+    keys, values = key_heads * key_dim, value_heads * value_dim
+    c.matrix(f"{prefix}embed_tokens.weight", text["vocab_size"], hidden, gain=float(np.sqrt(hidden)))
+    for layer in range(text["num_hidden_layers"]):
+        at = f"{prefix}layers.{layer}."
+        c.norm(f"{at}input_layernorm.weight", hidden, 0.0)
+        c.norm(f"{at}post_attention_layernorm.weight", hidden, 0.0)
+        if (layer + 1) % text["full_attention_interval"] == 0:
+            c.matrix(f"{at}self_attn.q_proj.weight", text["num_attention_heads"] * head_dim * 2, hidden)
+            c.matrix(f"{at}self_attn.k_proj.weight", text["num_key_value_heads"] * head_dim, hidden)
+            c.matrix(f"{at}self_attn.v_proj.weight", text["num_key_value_heads"] * head_dim, hidden, gain=2.0)
+            c.matrix(f"{at}self_attn.o_proj.weight", hidden, text["num_attention_heads"] * head_dim, gain=2.0)
+            c.norm(f"{at}self_attn.q_norm.weight", head_dim, 0.5)
+            c.norm(f"{at}self_attn.k_norm.weight", head_dim, 0.5)
+        else:
+            linear = f"{at}linear_attn."
+            if fused:
+                c.matrix(f"{linear}in_proj_qkvz.weight", 2 * keys + 2 * values, hidden)
+                c.matrix(f"{linear}in_proj_ba.weight", 2 * value_heads, hidden)
+            else:
+                c.matrix(f"{linear}in_proj_qkv.weight", 2 * keys + values, hidden)
+                c.matrix(f"{linear}in_proj_z.weight", values, hidden)
+                c.matrix(f"{linear}in_proj_b.weight", value_heads, hidden)
+                c.matrix(f"{linear}in_proj_a.weight", value_heads, hidden)
+            c.matrix(f"{linear}conv1d.weight", 2 * keys + values, 1, text["linear_conv_kernel_dim"], gain=1.5)
+            c.add(f"{linear}A_log", uniform(f"{name}/{linear}A_log", (value_heads,), -3.0, 1.5), a_log)
+            c.add(f"{linear}dt_bias", normal(f"{name}/{linear}dt_bias", (value_heads,), 1.0))
+            c.norm(f"{linear}norm.weight", value_dim, 1.0)
+            c.matrix(f"{linear}out_proj.weight", hidden, values)
+        c.matrix(f"{at}mlp.gate.weight", experts, hidden, gain=2.0)
+        c.matrix(f"{at}mlp.shared_expert_gate.weight", 1, hidden)
+        c.swiglu(f"{at}mlp.shared_expert.", hidden, text["shared_expert_intermediate_size"])
+        if fused:
+            for expert in range(experts):
+                c.swiglu(f"{at}mlp.experts.{expert}.", hidden, intermediate)
+        else:
+            c.matrix(f"{at}mlp.experts.gate_up_proj", experts, 2 * intermediate, hidden, gain=1.5)
+            c.matrix(f"{at}mlp.experts.down_proj", experts, hidden, intermediate)
+    c.norm(f"{prefix}norm.weight", hidden, 0.0)
+    if not tied:
+        c.matrix("lm_head.weight", text["vocab_size"], hidden, gain=2.0)
+    # Parts that a text model must drop.
+    c.matrix("mtp.fc.weight", hidden, 2 * hidden)
+    c.norm("mtp.norm.weight", hidden, 0.0)
+    if "vision_config" in config:
+        c.matrix("model.visual.patch_embed.proj.bias", 64)
+    return c
+
+
+def qwen3_5_moe() -> Checkpoint:
+    text = {
+        **QWEN_MOE, **QWEN_LINEAR, "model_type": "qwen3_5_moe_text", "attn_output_gate": True, "dtype": "bfloat16",
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"], "mamba_ssm_dtype": "float32",
+        "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False, "tie_word_embeddings": False,
+        "rope_parameters": {"mrope_interleaved": True, "mrope_section": [3, 3, 2], "partial_rotary_factor": 0.25,
+                            "rope_theta": 10000000, "rope_type": "default"},
+    }  # fmt: skip
+    config = {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe", "image_token_id": 380,
+        "video_token_id": 381, "vision_start_token_id": 382, "vision_end_token_id": 383, "text_config": text,
+        "tie_word_embeddings": False,
+        "vision_config": {"model_type": "qwen3_5_moe", "depth": 1, "hidden_size": 64, "intermediate_size": 64,
+                          "num_heads": 2, "out_hidden_size": HIDDEN},
+    }  # fmt: skip
+    return qwen_hybrid("qwen3_5_moe", config, prefix="model.language_model.", fused=False, a_log="F32", tied=False)
+
+
+def qwen3_5_moe_text() -> Checkpoint:
+    """The text part published alone: flat config, tied embeddings, bf16 A_log, m a multiple of 128."""
+    config = {
+        **QWEN_MOE, **QWEN_LINEAR, "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text",
+        "attn_output_gate": True, "dtype": "bfloat16", "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        "tie_word_embeddings": True, "moe_intermediate_size": 128, "num_experts": 8, "num_experts_per_tok": 2,
+        "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 100000, "rope_type": "default"},
+    }  # fmt: skip
+    return qwen_hybrid("qwen3_5_moe_text", config, prefix="model.", fused=False, a_log="BF16", tied=True)
+
+
+def qwen3_next() -> Checkpoint:
+    config = {
+        **QWEN_MOE, **QWEN_LINEAR, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next",
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "intermediate_size": 256, "norm_topk_prob": True,
+        "partial_rotary_factor": 0.25, "rope_scaling": None, "rope_theta": 10000000, "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16", "use_sliding_window": False, "num_experts": 8, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128,
+    }  # fmt: skip
+    return qwen_hybrid("qwen3_next", config, prefix="model.", fused=True, a_log="BF16", tied=False)
+
+
+def qwen3_moe(name: str = "qwen3_moe", **changes: Any) -> Checkpoint:
+    """Full attention without a gate in every layer, no shared expert; one layer may be dense. Norms are w itself."""
+    config = {
+        **QWEN_MOE, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "decoder_sparse_step": 1,
+        "mlp_only_layers": [], "intermediate_size": 256, "norm_topk_prob": True, "rope_scaling": None,
+        "rope_theta": 1000000.0, "sliding_window": None, "use_sliding_window": False, "max_window_layers": LAYERS,
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16", **changes,
+    }  # fmt: skip
+    c = Checkpoint(name, config)
+    hidden, head_dim = config["hidden_size"], config["head_dim"]
+    element = {"bfloat16": "BF16", "float16": "F16"}[config["torch_dtype"]]
+    c.matrix("model.embed_tokens.weight", config["vocab_size"], hidden, gain=float(np.sqrt(hidden)))
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}."
+        c.norm(f"{at}input_layernorm.weight", hidden, 1.0)
+        c.norm(f"{at}post_attention_layernorm.weight", hidden, 1.0)
+        c.matrix(f"{at}self_attn.q_proj.weight", config["num_attention_heads"] * head_dim, hidden)
+        c.matrix(f"{at}self_attn.k_proj.weight", config["num_key_value_heads"] * head_dim, hidden)
+        c.matrix(f"{at}self_attn.v_proj.weight", config["num_key_value_heads"] * head_dim, hidden, gain=2.0)
+        c.matrix(f"{at}self_attn.o_proj.weight", hidden, config["num_attention_heads"] * head_dim)
+        c.norm(f"{at}self_attn.q_norm.weight", head_dim, 1.5)
+        c.norm(f"{at}self_attn.k_norm.weight", head_dim, 1.5)
+        if layer in config["mlp_only_layers"]:
+            c.swiglu(f"{at}mlp.", hidden, config["intermediate_size"])
+            continue
+        c.matrix(f"{at}mlp.gate.weight", config["num_experts"], hidden, gain=2.0)
+        for expert in range(config["num_experts"]):
+            c.swiglu(f"{at}mlp.experts.{expert}.", hidden, config["moe_intermediate_size"])
+    c.norm("model.norm.weight", hidden, 1.0)
+    if not config["tie_word_embeddings"]:
+        c.matrix("lm_head.weight", config["vocab_size"], hidden, gain=2.0)
+    if element == "F16":
+        c.tensors = {key: ("F16", from_bf16(bits).astype(np.float16)) for key, (_, bits) in c.tensors.items()}
+    return c
+
+
+def qwen3_moe_tied() -> Checkpoint:
+    """Tied embeddings, fp16 weights, top-k weights not normalised, one dense layer."""
+    return qwen3_moe(
+        "qwen3_moe_tied", tie_word_embeddings=True, torch_dtype="float16", norm_topk_prob=False, mlp_only_layers=[1],
+        num_attention_heads=6, num_key_value_heads=2, head_dim=32, num_experts=8, num_experts_per_tok=2,
+    )  # fmt: skip
+
+
+def deepseek_v3(name: str = "deepseek_v3", *, fp8: bool = False, **changes: Any) -> Checkpoint:
+    config = {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "attention_bias": False,
+        "attention_dropout": 0.0, "bos_token_id": 257, "eos_token_id": 256, "ep_size": 1, "first_k_dense_replace": 1,
+        "hidden_act": "silu", "hidden_size": HIDDEN, "initializer_range": 0.02, "intermediate_size": 256,
+        "kv_lora_rank": 128, "max_position_embeddings": 256, "moe_intermediate_size": 64, "moe_layer_freq": 1,
+        "n_group": 4, "n_routed_experts": 16, "n_shared_experts": 1, "norm_topk_prob": True,
+        "num_attention_heads": 4, "num_experts_per_tok": 4, "num_hidden_layers": LAYERS, "num_key_value_heads": 4,
+        "num_nextn_predict_layers": 1, "q_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+        "tie_word_embeddings": False, "topk_group": 2, "topk_method": "noaux_tc", "torch_dtype": "bfloat16",
+        "use_cache": True, "v_head_dim": 64, "vocab_size": VOCAB,
+        "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 4, "mscale": 1.0, "mscale_all_dim": 1.0,
+                         "original_max_position_embeddings": 64, "type": "yarn"},
+        **changes,
+    }  # fmt: skip
+    # The fp8 checkpoint is the bf16 one after rounding: same name, same numbers.
+    c = Checkpoint(name, config)
+    hidden, heads, rank = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
+    nope, rope, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
+    c.matrix("model.embed_tokens.weight", config["vocab_size"], hidden, gain=float(np.sqrt(hidden)))
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}."
+        c.norm(f"{at}input_layernorm.weight", hidden, 1.0)
+        c.norm(f"{at}post_attention_layernorm.weight", hidden, 1.0)
+        if config["q_lora_rank"]:
+            c.matrix(f"{at}self_attn.q_a_proj.weight", config["q_lora_rank"], hidden)
+            c.norm(f"{at}self_attn.q_a_layernorm.weight", config["q_lora_rank"], 1.0)
+            c.matrix(f"{at}self_attn.q_b_proj.weight", heads * (nope + rope), config["q_lora_rank"], gain=1.5)
+        else:
+            c.matrix(f"{at}self_attn.q_proj.weight", heads * (nope + rope), hidden, gain=1.5)
+        c.matrix(f"{at}self_attn.kv_a_proj_with_mqa.weight", rank + rope, hidden, gain=1.5)
+        c.norm(f"{at}self_attn.kv_a_layernorm.weight", rank, 1.0)
+        c.matrix(f"{at}self_attn.kv_b_proj.weight", heads * (nope + value), rank)
+        c.matrix(f"{at}self_attn.o_proj.weight", hidden, heads * value, gain=2.0)
+        if layer < config["first_k_dense_replace"]:
+            c.swiglu(f"{at}mlp.", hidden, config["intermediate_size"])
+            continue
+        experts = config["n_routed_experts"]
+        c.matrix(f"{at}mlp.gate.weight", experts, hidden)
+        bias = f"{at}mlp.gate.e_score_correction_bias"
+        c.add(bias, normal(f"{name}/{bias}", (experts,), 0.2), "F32")
+        c.swiglu(f"{at}mlp.shared_experts.", hidden, config["n_shared_experts"] * config["moe_intermediate_size"])
+        for expert in range(experts):
+            c.swiglu(f"{at}mlp.experts.{expert}.", hidden, config["moe_intermediate_size"])
+    c.norm("model.norm.weight", hidden, 1.0)
+    c.matrix("lm_head.weight", config["vocab_size"], hidden, gain=2.0)
+    # Parts that must be dropped: the next-token-prediction layer (both peers know it by the number it has in the
+    # published model) and old rotary tables.
+    c.matrix("model.layers.61.eh_proj.weight", hidden, 2 * hidden)
+    c.add("model.layers.0.self_attn.rotary_emb.inv_freq", np.ones(rope // 2), "F32")
+    if fp8:
+        c.config["quantization_config"] = {
+            "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128],
+        }  # fmt: skip
+        for key in [key for key in c.tensors if key.endswith(("_proj.weight", "_with_mqa.weight"))]:
+            codes, scales = fp8_blocks(from_bf16(c.tensors[key][1]).astype(np.float64))
+            c.tensors[key] = ("F8_E4M3", codes)
+            c.tensors[f"{key}_scale_inv"] = ("F32", scales)
+    return c
+
+
+CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
+    "qwen3_5_moe": qwen3_5_moe,
+    "qwen3_5_moe_text": qwen3_5_moe_text,
+    "qwen3_next": qwen3_next,
+    "qwen3_moe": qwen3_moe,
+    "qwen3_moe_tied": qwen3_moe_tied,
+    "deepseek_v3": deepseek_v3,
+    "deepseek_v3_fp8": lambda: deepseek_v3(fp8=True),
+    # Shaped like Kimi-K2: one group, no YaRN.
+    "kimi": lambda: deepseek_v3(
+        "kimi", n_group=1, topk_group=1, rope_scaling=None, rope_theta=50000.0, routed_scaling_factor=2.827,
+        num_experts_per_tok=3, n_routed_experts=12,
+    ),
+    # Queries from one matrix, two shared experts, YaRN whose two coefficients differ, m a multiple of 128.
+    "kimi_plain_q": lambda: deepseek_v3(
+        "kimi_plain_q", n_group=1, topk_group=1, q_lora_rank=None, n_shared_experts=2, n_routed_experts=8,
+        moe_intermediate_size=128, num_experts_per_tok=2,
+        rope_scaling={"beta_fast": 8, "beta_slow": 1, "factor": 8, "mscale": 1.0, "mscale_all_dim": 0.5,
+                      "original_max_position_embeddings": 32, "type": "yarn"},
+    ),
+}  # fmt: skip
+
+
+def token_ids(name: str) -> list[int]:
+    """The fixed input. With YaRN it runs well past the original context, and with all past position 64."""
+    count = 192 if name.startswith(("deepseek", "kimi_plain")) else 96
+    return [int(bits % np.uint64(VOCAB)) for bits in splitmix64(name_seed("tokens"), count)]
+
+
+# ---- Files ------------------------------------------------------------------------------------------------------
+
+
+def safetensors_bytes(tensors: dict[str, tuple[str, np.ndarray]]) -> bytes:
+    """8-byte little-endian header length, JSON header padded with spaces to 8 bytes, data in the order of the header."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (dtype, array) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [end, end + array.nbytes]}
+        end += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + b"".join(array.tobytes() for _, array in tensors.values())
+
+
+def tokenizer_files() -> dict[str, str]:
+    """A byte-level tokenizer: ids 0-255 are the bytes, then an end-of-text and a start token."""
+    # Printable bytes stand for themselves, the rest for the code points from 256 on, as GPT-2 began.
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    glyph = {**{byte: chr(byte) for byte in printable}, **{byte: chr(256 + i) for i, byte in enumerate(others)}}
+    special = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
+        "added_tokens": [{"id": 256, "content": "<|end|>", **special}, {"id": 257, "content": "<|start|>", **special}],
+        "pre_tokenizer": byte_level, "decoder": byte_level,
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+                  "vocab": {glyph[byte]: byte for byte in range(256)}, "merges": []},
+    }  # fmt: skip
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "bos_token": "<|start|>"}
+    return {"tokenizer.json": json.dumps(tokenizer), "tokenizer_config.json": json.dumps(settings, indent=2)}
+
+
+def write(name: str, folder: str | Path, shards: int = 2) -> Path:
+    """The checkpoint as a folder, its tensors spread over `shards` files without regard to layers."""
+    checkpoint = CHECKPOINTS[name]()
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(checkpoint.config, indent=2))
+    for file, text in tokenizer_files().items():
+        (folder / file).write_text(text)
+    names = list(checkpoint.tensors)
+    weight_map = {}
+    for shard in range(shards):
+        part = names[shard * len(names) // shards : (shard + 1) * len(names) // shards]
+        file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors" if shards > 1 else "model.safetensors"
+        (folder / file).write_bytes(safetensors_bytes({key: checkpoint.tensors[key] for key in part}))
+        weight_map |= dict.fromkeys(part, file)
+    total = sum(array.nbytes for _, array in checkpoint.tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    if shards > 1:
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    return folder
+
+
+if __name__ == "__main__":
+    for chosen in sys.argv[2:] or CHECKPOINTS:
+        print(write(chosen, Path(sys.argv[1]) / chosen))
