@@ -17,17 +17,14 @@ inline uint16_t f32_to_bf16(float value) {
 
 inline float f16_to_f32(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
-  const uint32_t exponent = (half >> 10) & 0x1fu;
-  const uint32_t mantissa = half & 0x3ffu;
-  if (exponent == 0) {  // zero and subnormals: multiples of 2^-24, exact in f32
-    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
-    return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
-  }
-  const uint32_t wide = exponent == 0x1f ? 0xffu : exponent + 112;
-  return std::bit_cast<float>(sign | (wide << 23) | (mantissa << 13));
+  const uint32_t magnitude = half & 0x7fffu;
+  uint32_t bits = (magnitude << 13) + 0x38000000u;  // the exponent's bias goes from 15 to 127
+  if (magnitude >= 0x7c00u) bits = (magnitude << 13) | 0x7f800000u;
+  if (magnitude < 0x400u) bits = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
+  return std::bit_cast<float>(sign | bits);
 }
 
-// Round to nearest, ties to even; 65520 and above become infinity. A NaN stays one.
+// Round to nearest, ties to even; beyond 65519.99 to infinity. A NaN stays one.
 inline uint16_t f32_to_f16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = (bits >> 16) & 0x8000u;
@@ -35,12 +32,11 @@ inline uint16_t f32_to_f16(float value) {
   if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
   if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
   if (magnitude < 0x38800000u) {
-    // One unit in the last place of 0.5f is the step of f16's subnormals, so this addition rounds to it.
-    const float aligned = std::bit_cast<float>(magnitude) + 0.5f;
-    return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(aligned) - 0x3f000000u));
+    // Subnormal: one step of 0.5f is 2^-24, so the addition itself rounds to the step of f16.
+    const float rounded = std::bit_cast<float>(magnitude) + 0.5f;
+    return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(rounded) - 0x3f000000u));
   }
-  const uint32_t rebiased = magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1);
-  return static_cast<uint16_t>(sign | (rebiased >> 13));
+  return static_cast<uint16_t>(sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1)) >> 13));
 }
 
 }  // namespace moeflux

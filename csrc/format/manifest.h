@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "format/safetensors.h"
+#include "format/tensor_entry.h"
 
 namespace moeflux {
 

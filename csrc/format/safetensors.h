@@ -11,27 +11,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "core/dtype.h"
+#include "format/tensor_entry.h"
 
 namespace moeflux {
 
 constexpr int64_t safetensors_max_header = 100'000'000;
-constexpr size_t tensor_max_rank = 8;
-
-// A tensor as a file holds it, one contiguous range.
-struct TensorEntry {
-  std::string name;
-  DType dtype = DType::u8;
-  std::vector<int64_t> shape;
-  int64_t offset = 0;  // from the start of the file
-  int64_t bytes = 0;
-};
 
 struct SafetensorsHeader {
   int64_t header_bytes = 0;  // the u64 and the JSON: where the data starts
@@ -43,11 +32,5 @@ struct SafetensorsHeader {
 SafetensorsHeader parse_safetensors_header(std::span<const std::byte> bytes, int64_t file_bytes, std::string_view where);
 
 SafetensorsHeader read_safetensors_header(const std::string& path);
-
-// The type of that name; nothing when it is not one of ours.
-std::optional<DType> dtype_from_name(std::string_view name);
-
-// Every name dtype_from_name knows, for messages.
-std::string known_dtypes();
 
 }  // namespace moeflux
