@@ -1,0 +1,89 @@
+# Every target sets up what it needs. `make` alone lists them.
+#   PYTHON=python3.12   the interpreter that makes the environments (3.10 or newer)
+#   ARGS=...            what `make test` gives to pytest, e.g. make test ARGS="tests/test_cli.py -k info"
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+READY = $(VENV)/ready
+# Time for `make fuzz`, in seconds.
+SECONDS ?= 600
+
+export PYTHON
+
+.PHONY: help setup demo test lint format tidy stubs asan ubsan tsan fuzz peers wheel clean
+
+help:
+	@echo "make demo      set up, make a small model, look into it, check it, run a few tokens"
+	@echo "make test      set up, run all tests                  ARGS=\"tests/test_cli.py -k info\""
+	@echo "make setup     only the environment in $(VENV)           PYTHON=python3.12"
+	@echo "make lint      ruff and clang-format, as CI does      make format: let them fix it"
+	@echo "make tidy      clang-tidy over the C++ core"
+	@echo "make stubs     python/moeflux/_core.pyi from the built module"
+	@echo "make asan      the tests under AddressSanitizer + UndefinedBehaviorSanitizer; also make ubsan, make tsan"
+	@echo "make fuzz      hostile files into every reader        SECONDS=600"
+	@echo "make peers     reference answers made anew with transformers and mlx-lm, and compared (large downloads)"
+	@echo "make wheel     sdist and wheel into dist/, then an install of the wheel that must work"
+	@echo "make clean     remove build/, dist/ and the environments"
+
+setup: $(READY)
+
+# The stamp lies inside the environment, so removing the environment is enough to start over. New Python and C++ files
+# need no set-up: the editable install sees them and rebuilds when moeflux is imported.
+$(READY): pyproject.toml tools/setup.sh
+	@bash tools/setup.sh $(VENV)
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python tools/demo.py build/demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -q $(or $(ARGS),tests)
+
+SOURCES = $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp csrc/*/*.mm metal/*.h metal/*.metal)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(SOURCES)
+
+format: $(READY)
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(SOURCES)
+
+tidy: $(READY)
+	$(BIN)/pip install --quiet clang-tidy==23.1.4
+	$(BIN)/cmake --preset dev
+	$(BIN)/clang-tidy -p build/dev --quiet $(wildcard csrc/core/*.cpp csrc/format/*.cpp)
+
+stubs: $(READY)
+	$(BIN)/python tools/stubs.py python/moeflux/_core.pyi
+
+asan ubsan tsan: $(READY)
+	@bash tools/sanitize.sh $@ $(or $(ARGS),tests)
+
+fuzz: $(READY)
+	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS)
+
+PEERS = .venv-peers
+
+# torch first and exact: its releases and transformers' move separately.
+$(PEERS)/ready: tests/golden/requirements-peers.txt
+	@bash tools/setup.sh $(PEERS)
+	$(PEERS)/bin/pip install --quiet torch==2.13.0
+	$(PEERS)/bin/pip install --quiet -r $<
+	@touch $@
+
+peers: $(PEERS)/ready
+	$(PEERS)/bin/python tests/golden/make_goldens.py --check
+
+wheel: $(READY)
+	rm -rf dist build/wheel-check
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m venv build/wheel-check
+	build/wheel-check/bin/pip install --quiet dist/*.whl
+	cd build/wheel-check && bin/moeflux info
+
+clean:
+	rm -rf build dist .venv .venv-peers .pytest_cache .ruff_cache .hypothesis .benchmarks

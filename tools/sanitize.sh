@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Builds moeflux with a sanitizer into an environment of its own and runs pytest there.
+#   tools/sanitize.sh asan|ubsan|tsan [pytest arguments]
+# The interpreter is not instrumented, so the sanitizer's runtime is loaded before it. GCC on Linux.
+set -euo pipefail
+kind=${1:?asan, ubsan or tsan}
+shift
+folder=build/sanitize-$kind
+compiler=${CXX:-g++}
+runtime() { "$compiler" -print-file-name="$1"; }
+
+case $kind in
+  # Python frees little at exit: leaks are not looked for. libstdc++ comes along so that exceptions are intercepted.
+  asan)
+    sanitizers=address,undefined
+    preload="$(runtime libasan.so) $(runtime libstdc++.so.6)"
+    export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:strict_string_checks=1:detect_stack_use_after_return=1
+    ;;
+  ubsan)
+    sanitizers=undefined
+    preload=""
+    ;;
+  tsan)
+    sanitizers=thread
+    preload="$(runtime libtsan.so)"
+    export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:ignore_noninstrumented_modules=1
+    ;;
+  *)
+    echo "sanitize.sh: expected asan, ubsan or tsan, found $kind" >&2
+    exit 2
+    ;;
+esac
+export UBSAN_OPTIONS=print_stacktrace=1
+# numpy's own threads are not what is tested here.
+export OPENBLAS_NUM_THREADS=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+
+if [ ! -e "$folder/ready" ]; then
+  "${PYTHON:-python3}" -m venv "$folder"
+  "$folder/bin/pip" install --quiet "scikit-build-core>=1.0" "pybind11>=3.0" "cmake>=3.25" ninja
+  touch "$folder/ready"
+fi
+CXX=$compiler "$folder/bin/pip" install --quiet --no-build-isolation ".[test]" -Cbuild-dir="$folder/cmake" \
+  -Ccmake.build-type=RelWithDebInfo -Cinstall.strip=false -Ccmake.define.MOEFLUX_SANITIZE="$sanitizers"
+
+# A fixed address layout: ThreadSanitizer's shadow memory does not fit every random one.
+LD_PRELOAD=$preload setarch -R "$folder/bin/python" -m pytest -q -p no:cacheprovider "$@"

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Makes the environment $1 with $PYTHON and installs moeflux in it, editable, with everything a developer needs.
+# Needs a Python >= 3.10 and a C++20 compiler; says so when one is missing. cmake and ninja come from PyPI.
+set -euo pipefail
+venv=${1:?the folder of the environment}
+python=${PYTHON:-python3}
+
+stop() {
+  printf 'moeflux: %s\n' "$@" >&2
+  exit 1
+}
+
+command -v "$python" >/dev/null || stop "cannot find $python: install Python 3.10 or newer, or say which: make PYTHON=python3.12"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+  stop "Python 3.10 or newer is needed and $python is $("$python" --version 2>&1). Another one: make PYTHON=python3.12"
+
+compiler=${CXX:-}
+[ -n "$compiler" ] || compiler=$(command -v c++ || command -v g++ || command -v clang++) ||
+  stop "no C++ compiler found. Debian, Ubuntu: apt install g++. macOS: xcode-select --install"
+printf '#include <bit>\n#include <concepts>\n#include <span>\nint main() { return std::span<int>{}.size() != 0; }\n' |
+  $compiler -std=c++20 -fsyntax-only -x c++ - ||
+  stop "$compiler cannot compile C++20 (GCC 11, Clang 15 or Xcode 15 can). Another one: make CXX=g++-12"
+
+# An interrupted set-up leaves a half-made folder; it has no stamp, so it is made again.
+[ -x "$venv/bin/python" ] || rm -rf "$venv"
+[ -x "$venv/bin/pip" ] || "$python" -m venv "$venv" ||
+  stop "$python cannot make environments. Debian, Ubuntu: apt install python3-venv"
+
+echo "setting up $venv ($("$venv/bin/python" --version), $compiler); a minute or two the first time"
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+# The build tools stay in the environment: an editable install rebuilds with them when C++ files change.
+"$venv/bin/pip" install --quiet "scikit-build-core>=1.0" "pybind11>=3.0" "cmake>=3.25" ninja
+"$venv/bin/pip" install --quiet --no-build-isolation --editable ".[dev]"
