@@ -6,4 +6,5 @@ PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
   m.attr("__version__") = MOEFLUX_VERSION;
   moeflux::python::register_errors(m);
   moeflux::python::register_quant_format(m);
+  moeflux::python::register_quantize(m);
 }

@@ -1,0 +1,284 @@
+#include "format/quantize.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/error.h"
+#include "core/half.h"
+
+#ifdef __FAST_MATH__
+#error "quantize.cpp promises MLX's bits: compile it without -ffast-math"
+#endif
+static_assert(std::endian::native == std::endian::little, "codes are a little-endian bit stream");
+
+namespace moeflux {
+namespace {
+
+constexpr int block = 32;  // divides every group size; the fixed trip count lets the compiler vectorise
+constexpr int max_group = 128;
+constexpr int codes_per_pack = 8;                    // eight codes of b bits are exactly b bytes
+constexpr int64_t numbers_worth_a_thread = 1 << 16;  // fewer cost less than starting one
+
+// Calls work(first row, row past the last) for contiguous parts that together are all rows.
+template <typename Work>
+void share_rows(int64_t rows, int64_t columns, int threads, const Work& work) {
+  if (threads < 0) throw FormatError(concat("threads: expected 0 or more, found ", threads));
+  if (threads == 0) threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int64_t worth = std::max<int64_t>(1, rows * columns / numbers_worth_a_thread);
+  const int64_t parts = std::clamp<int64_t>(std::min(rows, worth), 1, threads);
+  const auto first_row = [&](int64_t part) { return rows / parts * part + std::min(part, rows % parts); };
+
+  struct Helpers {
+    std::vector<std::thread> threads;
+    ~Helpers() {
+      for (std::thread& thread : threads) thread.join();
+    }
+  } helpers;
+  for (int64_t part = 1; part < parts; ++part)
+    helpers.threads.emplace_back([&, part] { work(first_row(part), first_row(part + 1)); });
+  work(0, first_row(1));
+}
+
+// The failure in the lowest row, whichever thread comes first.
+class FirstFailure {
+ public:
+  void report(int64_t row, std::string message) {
+    const std::lock_guard lock(mutex_);
+    if (message_ && row_ <= row) return;
+    row_ = row;
+    message_ = std::move(message);
+  }
+
+  // After every thread is done.
+  void raise() const {
+    if (message_) throw FormatError(*message_);
+  }
+
+ private:
+  std::mutex mutex_;
+  int64_t row_ = 0;
+  std::optional<std::string> message_;
+};
+
+void load(const std::byte* source, DType type, int64_t first, int64_t count, float* out) {
+  if (type == DType::f32) {
+    std::memcpy(out, source + first * 4, static_cast<size_t>(count) * 4);
+    return;
+  }
+  uint16_t raw[max_group];
+  std::memcpy(raw, source + first * 2, static_cast<size_t>(count) * 2);
+  for (int64_t start = 0; start < count; start += block)
+    for (int i = 0; i < block; ++i)
+      out[start + i] = type == DType::bf16 ? bf16_to_f32(raw[start + i]) : f16_to_f32(raw[start + i]);
+}
+
+struct Range {
+  float low;
+  float high;
+  bool finite;
+};
+
+Range find_range(const float* values, int64_t count) {
+  float low[block], high[block];
+  uint32_t not_finite[block] = {};
+  std::memcpy(low, values, sizeof low);
+  std::memcpy(high, values, sizeof high);
+  for (int64_t start = 0; start < count; start += block) {
+    for (int i = 0; i < block; ++i) {
+      const float value = values[start + i];
+      low[i] = value < low[i] ? value : low[i];
+      high[i] = value > high[i] ? value : high[i];
+      not_finite[i] |= (std::bit_cast<uint32_t>(value) & 0x7f800000u) == 0x7f800000u ? 1u : 0u;
+    }
+  }
+  Range range{low[0], high[0], true};
+  for (int i = 0; i < block; ++i) {
+    range.low = std::min(range.low, low[i]);
+    range.high = std::max(range.high, high[i]);
+    range.finite = range.finite && not_finite[i] == 0;
+  }
+  return range;
+}
+
+struct Line {
+  float scale;
+  float bias;
+};
+
+Line fit(const Range& range, float top) {
+  const bool edge_is_low = std::abs(range.low) > std::abs(range.high);
+  const float step = std::max((range.high - range.low) / top, 1e-7f);
+  const float scale = edge_is_low ? step : -step;
+  const float edge = edge_is_low ? range.low : range.high;
+  const float code_of_zero = std::rint(edge / scale);
+  if (code_of_zero == 0.0f) return {scale, 0.0f};
+  return {edge / code_of_zero, edge};
+}
+
+// Clamping before rounding is the same, the bounds being whole; adding 2^23 leaves the rounded number in the low bits.
+void encode(const float* values, int64_t count, const Line& line, float top, uint32_t* codes) {
+  for (int64_t start = 0; start < count; start += block) {
+    for (int i = 0; i < block; ++i) {
+      float code = (values[start + i] - line.bias) / line.scale;
+      code = code > 0.0f ? code : 0.0f;
+      code = code < top ? code : top;
+      codes[start + i] = std::bit_cast<uint32_t>(code + 0x1p23f) & 0xffu;
+    }
+  }
+}
+
+template <int bits>
+void pack(const uint32_t* codes, int64_t count, std::byte* out) {
+  for (int64_t start = 0; start < count; start += codes_per_pack, out += bits) {
+    uint64_t packed = 0;
+    for (int i = 0; i < codes_per_pack; ++i) packed |= static_cast<uint64_t>(codes[start + i]) << (i * bits);
+    std::memcpy(out, &packed, bits);
+  }
+}
+
+template <int bits>
+void unpack(const std::byte* in, int64_t count, uint32_t* codes) {
+  for (int64_t start = 0; start < count; start += codes_per_pack, in += bits) {
+    uint64_t packed = 0;
+    std::memcpy(&packed, in, bits);
+    for (int i = 0; i < codes_per_pack; ++i)
+      codes[start + i] = static_cast<uint32_t>(packed >> (i * bits)) & ((1u << bits) - 1);
+  }
+}
+
+// Calls use with the bit count as a constant.
+template <typename Use>
+void with_bits(int bits, const Use& use) {
+  switch (bits) {
+    case 2:
+      return use(std::integral_constant<int, 2>());
+    case 3:
+      return use(std::integral_constant<int, 3>());
+    case 4:
+      return use(std::integral_constant<int, 4>());
+    case 5:
+      return use(std::integral_constant<int, 5>());
+    case 6:
+      return use(std::integral_constant<int, 6>());
+    case 8:
+      return use(std::integral_constant<int, 8>());
+  }
+}
+
+// False if the number is beyond the type.
+bool store_scale(float value, DType type, std::byte* out) {
+  if (type == DType::f32) {
+    std::memcpy(out, &value, 4);
+    return std::isfinite(value);
+  }
+  const uint16_t raw = type == DType::bf16 ? f32_to_bf16(value) : f32_to_f16(value);
+  std::memcpy(out, &raw, 2);
+  return std::isfinite(type == DType::bf16 ? bf16_to_f32(raw) : f16_to_f32(raw));
+}
+
+float load_scale(const std::byte* in, DType type) {
+  if (type == DType::f32) {
+    float value;
+    std::memcpy(&value, in, 4);
+    return value;
+  }
+  uint16_t raw;
+  std::memcpy(&raw, in, 2);
+  return type == DType::bf16 ? bf16_to_f32(raw) : f16_to_f32(raw);
+}
+
+std::string place(int64_t row, int64_t first_column, int group_size) {
+  return concat("[quantize] row ", row, ", columns ", first_column, " to ", first_column + group_size - 1);
+}
+
+std::string not_finite_message(const std::string& where, const float* values, int64_t first_column) {
+  int64_t i = 0;
+  while (std::isfinite(values[i])) ++i;
+  return concat(where, ": expected finite numbers, found ", values[i], " in column ", first_column + i);
+}
+
+void check_shape(const char* where, const QuantFormat& format, int64_t rows, int64_t columns) {
+  if (!format.is_affine()) throw FormatError(concat(where, " expected an affine format, found ", format.describe()));
+  if (rows < 0) throw FormatError(concat(where, " rows: expected 0 or more, found ", rows));
+  if (!format.fits(columns))
+    throw FormatError(
+        concat(where, " columns: expected a positive multiple of ", format.group_size, ", found ", columns));
+}
+
+}  // namespace
+
+void quantize(const MatrixView& matrix, const QuantFormat& format, const AffineParts<std::byte>& parts, int threads) {
+  check_shape("[quantize]", format, matrix.rows, matrix.columns);
+  if (matrix.type != DType::f32 && matrix.type != DType::bf16 && matrix.type != DType::f16)
+    throw FormatError(concat("[quantize] expected F32, BF16 or F16 numbers, found ", dtype_name(matrix.type)));
+
+  const int64_t columns = matrix.columns;
+  const int group = format.group_size;
+  const float top = static_cast<float>((1 << format.bits) - 1);
+  const int64_t row_bytes = columns * static_cast<int64_t>(dtype_bytes(matrix.type));
+  const int64_t scale_bytes = static_cast<int64_t>(dtype_bytes(format.scale_type));
+  FirstFailure failure;
+
+  // Stops at the first bad group, which is the lowest of these rows.
+  const auto quantize_rows = [&](auto bits, int64_t begin, int64_t end) {
+    float values[max_group];
+    uint32_t codes[max_group];
+    for (int64_t row = begin; row < end; ++row) {
+      const std::byte* source = static_cast<const std::byte*>(matrix.data) + row * row_bytes;
+      std::byte* words = parts.words + row * format.weight_row_bytes(columns);
+      for (int64_t column = 0; column < columns; column += group) {
+        load(source, matrix.type, column, group, values);
+        const Range range = find_range(values, group);
+        if (!range.finite) return failure.report(row, not_finite_message(place(row, column, group), values, column));
+        const Line line = fit(range, top);
+        const int64_t scale_at = row * format.scale_row_bytes(columns) + column / group * scale_bytes;
+        if (!store_scale(line.scale, format.scale_type, parts.scales + scale_at) ||
+            !store_scale(line.bias, format.scale_type, parts.biases + scale_at))
+          return failure.report(row, concat(place(row, column, group), ": expected scale and bias within ",
+                                            dtype_name(format.scale_type), ", found ", line.scale, " and ", line.bias));
+        encode(values, group, line, top, codes);
+        pack<bits>(codes, group, words + column * bits / 8);
+      }
+    }
+  };
+  with_bits(format.bits, [&](auto bits) {
+    share_rows(matrix.rows, columns, threads, [&](int64_t begin, int64_t end) { quantize_rows(bits, begin, end); });
+  });
+  failure.raise();
+}
+
+void dequantize(const AffineParts<const std::byte>& parts, const QuantFormat& format, int64_t rows, int64_t columns,
+                float* out, int threads) {
+  check_shape("[dequantize]", format, rows, columns);
+  const int group = format.group_size;
+  const int64_t scale_bytes = static_cast<int64_t>(dtype_bytes(format.scale_type));
+
+  const auto dequantize_rows = [&](auto bits, int64_t begin, int64_t end) {
+    uint32_t codes[max_group];
+    for (int64_t row = begin; row < end; ++row) {
+      const std::byte* words = parts.words + row * format.weight_row_bytes(columns);
+      for (int64_t column = 0; column < columns; column += group) {
+        const int64_t scale_at = row * format.scale_row_bytes(columns) + column / group * scale_bytes;
+        const float scale = load_scale(parts.scales + scale_at, format.scale_type);
+        const float bias = load_scale(parts.biases + scale_at, format.scale_type);
+        unpack<bits>(words + column * bits / 8, group, codes);
+        float* target = out + row * columns + column;
+        for (int start = 0; start < group; start += block)
+          for (int i = 0; i < block; ++i)
+            target[start + i] = static_cast<float>(static_cast<int32_t>(codes[start + i])) * scale + bias;
+      }
+    }
+  };
+  with_bits(format.bits, [&](auto bits) {
+    share_rows(rows, columns, threads, [&](int64_t begin, int64_t end) { dequantize_rows(bits, begin, end); });
+  });
+}
+
+}  // namespace moeflux
