@@ -1,0 +1,310 @@
+"""Every op as a function of float64 arrays.
+
+Shapes: n rows (tokens) of this call; t rows in the cache, these n included, which are the last ones; h hidden size; m
+intermediate size; E experts, K of them used. A matrix is [out, in] and is applied to rows: y = x @ W.T.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from moeflux.variants import Variant, yarn_mscale
+
+Array = np.ndarray
+
+
+# ---- Small functions --------------------------------------------------------------------------------------------
+
+
+def sigmoid(x: Array) -> Array:
+    # Through tanh, which does not overflow.
+    return 0.5 * (1.0 + np.tanh(0.5 * x))
+
+
+def silu(x: Array) -> Array:
+    return x * sigmoid(x)
+
+
+def softplus(x: Array) -> Array:
+    """ln(1 + e^x), for any x."""
+    return np.logaddexp(0.0, x)
+
+
+def softmax(x: Array) -> Array:
+    """Over the last axis. Entries of minus infinity get weight 0."""
+    weights = np.exp(x - x.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+# ---- Ops: vectors and matrices ----------------------------------------------------------------------------------
+
+
+def embed(table: Array, ids: Sequence[int]) -> Array:
+    """table [vocab, h], ids [n] -> [n, h]"""
+    for token in ids:
+        if not 0 <= token < len(table):
+            raise ValueError(f"token id: expected 0 to {len(table) - 1}, found {token}")
+    return table[np.asarray(ids, np.int64)]
+
+
+def matmul(x: Array, matrix: Array) -> Array:
+    """x [n, in], matrix [out, in] -> [n, out]"""
+    return x @ matrix.T
+
+
+def matvec(x: Array, matrix: Array) -> Array:
+    """x [in], matrix [out, in] -> [out]"""
+    return matrix @ x
+
+
+def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
+    """x [..., d], weight [d] or none -> [..., d]. The weight is taken as stored: nothing is added to it."""
+    normed = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+    return normed if weight is None else normed * weight
+
+
+def rms_norm_heads(x: Array, weight: Array | None, eps: float) -> Array:
+    """x [n, heads, d], one weight [d] shared by the heads. -> [n, heads, d]"""
+    return rms_norm(x, weight, eps)
+
+
+def gated_rms_norm(x: Array, z: Array, weight: Array, eps: float) -> Array:
+    """x and z [n, heads, d], weight [d] -> rms_norm(x) * silu(z)"""
+    return rms_norm(x, weight, eps) * silu(z)
+
+
+def swiglu(gate: Array, up: Array) -> Array:
+    return silu(gate) * up
+
+
+def sigmoid_gate(x: Array, gate: Array) -> Array:
+    """x * sigmoid(gate), broadcast."""
+    return x * sigmoid(gate)
+
+
+def residual_add(x: Array, y: Array) -> Array:
+    return x + y
+
+
+# ---- Ops: rotary embedding --------------------------------------------------------------------------------------
+
+
+def vanilla_frequencies(rotary_dim: int, theta: float) -> Array:
+    """Radians a position, pair by pair. -> [rotary_dim / 2]"""
+    return theta ** (-np.arange(0, rotary_dim, 2) / rotary_dim)
+
+
+def yarn_frequencies(
+    rotary_dim: int, theta: float, factor: float, original_context: int, beta_fast: float, beta_slow: float
+) -> Array:
+    """Pairs that turn more than `beta_fast` times within the original context keep their frequency, those that turn
+    less than `beta_slow` times are slowed by `factor`, and those between are mixed linearly. -> [rotary_dim / 2]"""
+
+    def pair_that_turns(times: float) -> float:
+        return rotary_dim * math.log(original_context / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = max(math.floor(pair_that_turns(beta_fast)), 0)
+    high: float = min(math.ceil(pair_that_turns(beta_slow)), rotary_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = np.clip((np.arange(rotary_dim // 2) - low) / (high - low), 0.0, 1.0)
+    kept = vanilla_frequencies(rotary_dim, theta)
+    return interpolated_frequencies(rotary_dim, theta, factor) * ramp + kept * (1.0 - ramp)
+
+
+def interpolated_frequencies(rotary_dim: int, theta: float, factor: float) -> Array:
+    """The frequencies of positions squeezed by `factor`: it divides the result, it is not part of the base."""
+    return vanilla_frequencies(rotary_dim, theta) / factor
+
+
+def rope_frequencies(variant: Variant) -> Array:
+    if variant.rope == "vanilla":
+        return vanilla_frequencies(variant.rotary_dim, variant.rope_theta)
+    return yarn_frequencies(
+        variant.rotary_dim,
+        variant.rope_theta,
+        variant.yarn_factor,
+        variant.yarn_original_context,
+        variant.yarn_beta_fast,
+        variant.yarn_beta_slow,
+    )
+
+
+def rope_magnitude(variant: Variant) -> float:
+    """What YaRN multiplies the rotated vectors by. 1 where its two coefficients are equal."""
+    if variant.rope == "vanilla":
+        return 1.0
+    numerator = yarn_mscale(variant.yarn_factor, variant.yarn_mscale or 1.0)
+    return numerator / yarn_mscale(variant.yarn_factor, variant.yarn_mscale_all_dim)
+
+
+def rope(x: Array, positions: Array, frequencies: Array, *, interleaved: bool, magnitude: float = 1.0) -> Array:
+    """Rotates pairs of the first 2 * len(frequencies) channels. x [n, heads, d], positions [n] -> [n, heads, d]
+
+    Pair i is channels (i, i + half) of split halves (Qwen), or (2i, 2i + 1) when interleaved (DeepSeek).
+    """
+    half = len(frequencies)
+    angles = positions[:, None, None] * frequencies  # [n, 1, half]
+    cos, sin = np.cos(angles) * magnitude, np.sin(angles) * magnitude
+    first, second = rope_pairs(half, interleaved)
+    a, b = x[..., first], x[..., second]
+    out = x.copy()
+    out[..., first] = a * cos - b * sin
+    out[..., second] = a * sin + b * cos
+    return out
+
+
+def rope_pairs(half: int, interleaved: bool) -> tuple[slice, slice]:
+    """The channels of the first and of the second member of every pair."""
+    if interleaved:
+        return slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    return slice(0, half), slice(half, 2 * half)
+
+
+# ---- Ops: attention ---------------------------------------------------------------------------------------------
+
+
+def causal(scores: Array) -> Array:
+    """Hides from row i of the last n everything after it. scores [..., n, t]"""
+    n, t = scores.shape[-2:]
+    hidden = np.arange(t)[None, :] > (t - n + np.arange(n))[:, None]
+    return np.where(hidden, -np.inf, scores)
+
+
+def attention(q: Array, k: Array, v: Array, scale: float) -> Array:
+    """q [n, heads, d], k and v [t, kv_heads, d] -> [n, heads, d]. Consecutive query heads share a key head."""
+    shared_by = q.shape[1] // k.shape[1]
+    k, v = np.repeat(k, shared_by, axis=1), np.repeat(v, shared_by, axis=1)
+    weights = softmax(causal(np.einsum("nhd,thd->hnt", q, k) * scale))
+    return np.einsum("hnt,thd->nhd", weights, v)
+
+
+def mla_attention(
+    q_nope: Array,
+    q_pe: Array,
+    latent: Array,
+    k_pe: Array,
+    key_matrix: Array,
+    value_matrix: Array,
+    scale: float,
+    *,
+    absorbed: bool,
+) -> Array:
+    """Latent attention, in either of two forms that are equal up to rounding.
+
+    q_nope [n, heads, nope], q_pe [n, heads, rope]; cached latent [t, rank] and k_pe [t, rope], shared by the heads;
+    key_matrix [heads, nope, rank], value_matrix [heads, v, rank] -> [n, heads, v]
+    Naive: keys and values of every cached row are made from its latent. Absorbed: the query goes into the latent space
+    instead and the weighted latent comes out of it, so no key or value is ever made.
+    """
+    positional = np.einsum("nhr,tr->hnt", q_pe, k_pe)
+    if absorbed:
+        q_latent = np.einsum("nhi,hic->nhc", q_nope, key_matrix)
+        weights = softmax(causal((np.einsum("nhc,tc->hnt", q_latent, latent) + positional) * scale))
+        return np.einsum("nhc,hfc->nhf", np.einsum("hnt,tc->nhc", weights, latent), value_matrix)
+    k = np.einsum("tc,hic->thi", latent, key_matrix)
+    v = np.einsum("tc,hfc->thf", latent, value_matrix)
+    weights = softmax(causal((np.einsum("nhi,thi->hnt", q_nope, k) + positional) * scale))
+    return np.einsum("hnt,thf->nhf", weights, v)
+
+
+# ---- Ops: gated delta-net ---------------------------------------------------------------------------------------
+
+
+def conv1d(x: Array, state: Array, weight: Array) -> tuple[Array, Array]:
+    """Depthwise causal convolution, then SiLU. x [n, C], state [taps - 1, C] with the oldest row first,
+    weight [C, taps] whose last tap meets the newest row -> [n, C] and the new state: the last rows of the input."""
+    n, taps = len(x), weight.shape[1]
+    rows = np.concatenate([state, x])
+    y = sum(rows[tap : tap + n] * weight[:, tap] for tap in range(taps))
+    return silu(y), rows[n:]
+
+
+def delta_net_query_key(q: Array, k: Array) -> tuple[Array, Array]:
+    """Both to length 1, the query then by 1 / sqrt(d). q, k [n, key_heads, d]. The 1e-6 is added to the sum of squares,
+    whatever the model's own eps."""
+    d = q.shape[-1]
+    return rms_norm_heads(q, None, 1e-6 / d) / d, rms_norm_heads(k, None, 1e-6 / d) / math.sqrt(d)
+
+
+def delta_net_gates(alpha: Array, b: Array, a_log: Array, dt_bias: Array) -> tuple[Array, Array]:
+    """alpha, b [n, value_heads]; a_log, dt_bias [value_heads] -> decay in (0, 1) and beta in (0, 1)"""
+    return np.exp(-np.exp(a_log) * softplus(alpha + dt_bias)), sigmoid(b)
+
+
+def gated_delta(q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array) -> tuple[Array, Array]:
+    """q, k [n, key_heads, dk]; v [n, value_heads, dv]; decay, beta [n, value_heads]; state [value_heads, dv, dk]
+    -> [n, value_heads, dv] and the new state.
+
+    The state is a linear map from keys to values. Each row lets it fade, asks what it holds for k, corrects that
+    towards v by beta, and reads it at q. Consecutive value heads share a key head.
+    """
+    shared_by = v.shape[1] // q.shape[1]
+    q, k = np.repeat(q, shared_by, axis=1), np.repeat(k, shared_by, axis=1)
+    out = np.empty(v.shape)
+    for i in range(len(v)):
+        state = state * decay[i][:, None, None]
+        held = np.einsum("hvk,hk->hv", state, k[i])
+        correction = (v[i] - held) * beta[i][:, None]
+        state = state + correction[:, :, None] * k[i][:, None, :]
+        out[i] = np.einsum("hvk,hk->hv", state, q[i])
+    return out, state
+
+
+# ---- Ops: experts -----------------------------------------------------------------------------------------------
+
+
+def top_k(scores: Array, k: int) -> Array:
+    """scores [n, E] -> ids [n, k], best first; the earlier expert wins a tie."""
+    return np.argsort(-scores, axis=-1, kind="stable")[:, :k]
+
+
+def normalized(weights: Array) -> Array:
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights / np.where(total > 0, total, 1.0)
+
+
+def route_softmax(logits: Array, k: int, *, normalize: bool) -> tuple[Array, Array]:
+    """logits [n, E] -> ids [n, k] and weights [n, k]: probabilities among all experts, then made to sum to 1."""
+    probabilities = softmax(logits)
+    ids = top_k(probabilities, k)
+    weights = np.take_along_axis(probabilities, ids, axis=-1)
+    return ids, normalized(weights) if normalize else weights
+
+
+def route_grouped(
+    logits: Array, bias: Array, k: int, *, groups: int, groups_kept: int, normalize: bool, scaling: float
+) -> tuple[Array, Array]:
+    """noaux_tc. logits [n, E], bias [E] -> ids [n, k] and weights [n, k]
+
+    The bias helps to choose and has no part in the weights. A group is worth the sum of its two best biased scores, and
+    only the best groups are candidates.
+    """
+    scores = sigmoid(logits)
+    choice = (scores + bias).reshape(len(scores), groups, -1)
+    worth = np.sort(choice, axis=-1)[..., -2:].sum(axis=-1)
+    kept = np.zeros(worth.shape, bool)
+    np.put_along_axis(kept, top_k(worth, groups_kept), True, axis=-1)
+    ids = top_k(np.where(kept[..., None], choice, -np.inf).reshape(scores.shape), k)
+    weights = np.take_along_axis(scores, ids, axis=-1)
+    return ids, (normalized(weights) if normalize else weights) * scaling
+
+
+def expert_ffn(x: Array, gate: Array, up: Array, down: Array) -> Array:
+    """x [n, h], gate and up [m, h], down [h, m] -> [n, h]"""
+    return matmul(swiglu(matmul(x, gate), matmul(x, up)), down)
+
+
+def combine(residual: Array, outputs: Array, weights: Array, shared: Array | None) -> Array:
+    """residual [n, h], outputs [n, K, h] and weights [n, K] in router order, shared [n, h] already gated -> [n, h]
+
+    Summed in this order: experts as the router names them, the residual, the shared expert.
+    """
+    routed = np.zeros(residual.shape)
+    for slot in range(weights.shape[1]):
+        routed = routed + weights[:, slot, None] * outputs[:, slot]
+    total = residual + routed
+    return total if shared is None else total + shared

@@ -1,0 +1,110 @@
+"""Tensors as they lie in a store, and the numbers they stand for: bf16, and codes with scales and biases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from moeflux.variants import QuantFormat
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One matrix or vector as it lies in a store, unconverted.
+
+    Affine: `weight` u32 [..., rows, columns * bits / 32], `scales` and `biases` [..., rows, columns / group_size].
+    Plain: `weight` [...] alone. BF16 is u16 bits throughout, in `weight` as in `scales` and `biases`.
+    """
+
+    format: QuantFormat
+    weight: Array
+    scales: Array | None = None
+    biases: Array | None = None
+
+
+class Weights(Protocol):
+    """What the oracle asks of a store. Names are the canonical ones: the whole name of a vector
+    ("model.norm.weight"), the base name of a matrix ("model.layers.0.mlp.gate")."""
+
+    def has(self, name: str) -> bool: ...
+
+    def tensor(self, name: str) -> Stored: ...
+
+    def expert(self, layer: int, expert: int) -> tuple[Stored, Stored, Stored]:
+        """gate [m, h], up [m, h], down [h, m] of one routed expert."""
+        ...
+
+
+def bf16_to_float(bits: Array) -> Array:
+    """u16 bits of bf16 -> f32, exactly."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def float_to_bf16(values: Array) -> Array:
+    """f32 -> the nearest bf16, ties to even, as u16 bits. Finite values only."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+
+
+def plain_to_float(raw: Array, element: str) -> Array:
+    """BF16 as u16 bits, F16 (as u16 bits or float16) or F32 -> float64, exactly."""
+    if element == "BF16":
+        return bf16_to_float(raw).astype(np.float64)
+    return (raw.view(np.float16) if element == "F16" else raw).astype(np.float64)
+
+
+def unpack_codes(words: Array, bits: int) -> Array:
+    """u32 [..., w] -> the codes [..., w * 32 / bits]. Code c occupies bits c*bits ... of the row, lowest bit first."""
+    row_bytes = np.ascontiguousarray(words, "<u4").view(np.uint8)
+    row_bits = np.unpackbits(row_bytes, axis=-1, bitorder="little")
+    places = np.left_shift(1, np.arange(bits))
+    return row_bits.reshape(*words.shape[:-1], -1, bits) @ places
+
+
+def pack_codes(codes: Array, bits: int) -> Array:
+    """Inverse of `unpack_codes`."""
+    row_bits = (codes[..., None] >> np.arange(bits)) & 1
+    row_bytes = np.packbits(row_bits.astype(np.uint8).reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")
+    return row_bytes.view("<u4")
+
+
+def dequantize(words: Array, scales: Array, biases: Array, format: QuantFormat) -> Array:
+    """weight = code * scale + bias, one scale and bias to `group_size` columns. -> float64 [..., rows, columns]"""
+    codes = unpack_codes(words, format.bits)
+    groups = codes.reshape(*codes.shape[:-1], -1, format.group_size)
+    scale = plain_to_float(scales, format.scale_type)[..., None]
+    bias = plain_to_float(biases, format.scale_type)[..., None]
+    return (groups * scale + bias).reshape(codes.shape)
+
+
+def quantize(values: Array, bits: int, group_size: int) -> tuple[Array, Array, Array]:
+    """MLX's affine algorithm, for values exact in f32 -> u32 words, and scales and biases still in f32.
+
+    In f32, unlike all else here, because every rounding is part of the format. The end of the range that is larger
+    in size is met exactly, so the scale is negative where that is the maximum; codes are taken before the scale and
+    the bias are rounded to the type they are stored in.
+    """
+    groups = values.astype(np.float32).reshape(*values.shape[:-1], -1, group_size)
+    low, high = groups.min(axis=-1, keepdims=True), groups.max(axis=-1, keepdims=True)
+    largest_code = np.float32((1 << bits) - 1)
+    from_low = np.abs(low) > np.abs(high)
+    scale = np.maximum((high - low) / largest_code, np.float32(1e-7))
+    scale = np.where(from_low, scale, -scale)
+    edge = np.where(from_low, low, high)
+    edge_code = np.rint(edge / scale)
+    moved = edge_code != 0
+    scale = np.where(moved, edge / np.where(moved, edge_code, np.float32(1)), scale)
+    bias = np.where(moved, edge, np.float32(0))
+    codes = np.clip(np.rint((groups - bias) / scale), 0, largest_code).astype(np.int64)
+    return pack_codes(codes.reshape(values.shape), bits), scale[..., 0], bias[..., 0]
+
+
+def widen(stored: Stored) -> Array:
+    """Any stored tensor as float64."""
+    if stored.format.is_affine:
+        return dequantize(stored.weight, stored.scales, stored.biases, stored.format)
+    return plain_to_float(stored.weight, stored.format.element)
