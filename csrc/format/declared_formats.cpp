@@ -1,0 +1,83 @@
+#include "format/declared_formats.h"
+
+#include "core/error.h"
+#include "core/text.h"
+#include "format/tensor_requirements.h"
+
+namespace moeflux {
+namespace {
+
+constexpr std::string_view weight_suffix = ".weight";
+
+int64_t positive_or_unsaid(const Json& fields, std::string_view key, std::string_view where) {
+  const Json* field = fields.find(key);
+  if (!field) return 0;
+  if (!field->integer() || *field->integer() < 1) wrong_value(concat(where, ": ", key), "a positive whole number", field);
+  return *field->integer();
+}
+
+DeclaredFormat format_of(const Json& fields, std::string_view where) {
+  const Json* mode = fields.find("mode");
+  const bool affine = !mode || (mode->string() && *mode->string() == "affine");
+  if (!affine) wrong_value(concat(where, ": mode"), "\"affine\", the only supported one", mode);
+  return {true, positive_or_unsaid(fields, "bits", where), positive_or_unsaid(fields, "group_size", where)};
+}
+
+}  // namespace
+
+void DeclaredFormats::check(const std::string& base, const QuantFormat& found, std::string_view tensor) const {
+  const auto module = modules.find(base);
+  if (module == modules.end() && !found.is_affine()) return;
+  if (module == modules.end() && !others)
+    throw FormatError(concat(tensor, ": found ", found.describe(), ", but ", where, " declares no quantisation"));
+  const DeclaredFormat& declared = module == modules.end() ? *others : module->second;
+  if (declared.quantized != found.is_affine())
+    throw FormatError(concat(tensor, ": expected ", declared.quantized ? "a quantised" : "an unquantised",
+                             " matrix as declared in ", where, ", found ", found.describe()));
+  if (declared.bits && declared.bits != found.bits)
+    throw FormatError(concat(tensor, ": expected ", declared.bits, " bits as declared in ", where, ", found ", found.describe()));
+  if (declared.group_size && declared.group_size != found.group_size)
+    throw FormatError(concat(tensor, ": expected groups of ", declared.group_size, " as declared in ", where, ", found ",
+                             found.describe()));
+}
+
+DeclaredFormats declared_by_manifest(const Manifest& manifest, std::string where) {
+  DeclaredFormats declared;
+  declared.where = std::move(where);
+  for (const ManifestEntry& entry : manifest.tensors) {
+    const std::string name = canonical_name(entry.tensor.name);
+    if (entry.bits && name.ends_with(weight_suffix))
+      declared.modules[name.substr(0, name.size() - weight_suffix.size())] = {true, entry.bits, 0};
+  }
+  return declared;
+}
+
+DeclaredFormats declared_by_config(const Json& config, std::string where) {
+  DeclaredFormats declared;
+  declared.where = std::move(where);
+  std::string_view key = "quantization";
+  const Json* block = config.find(key);
+  if (!block || block->is_null()) block = config.find(key = "quantization_config");
+  if (!block || block->is_null()) return declared;
+  const std::string here = concat(declared.where, ": ", key);
+  if (!block->object()) wrong_value(here, "an object", block);
+  if (const Json* method = block->find("quant_method"))
+    wrong_value(concat(here, ": quant_method"), "none, as in MLX's affine quantisation", method);
+  declared.others = format_of(*block, here);
+  for (const JsonMember& member : *block->object()) {
+    if (member.key == "bits" || member.key == "group_size" || member.key == "mode") continue;
+    const std::string place = concat(here, ": ", quoted(member.key));
+    const bool* flag = member.value.boolean();
+    if (!flag && !member.value.object()) wrong_value(place, "an object, true or false", &member.value);
+    DeclaredFormat format = *declared.others;
+    if (flag)
+      format.quantized = *flag;
+    else
+      format = format_of(member.value, place);
+    if (!declared.modules.emplace(canonical_name(member.key), format).second)
+      throw FormatError(concat(place, ": expected one entry a module, found another of the same name with or without prefix"));
+  }
+  return declared;
+}
+
+}  // namespace moeflux

@@ -1,0 +1,163 @@
+#include "format/mlx_store.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "core/error.h"
+#include "core/text.h"
+#include "format/fused_projections.h"
+#include "format/json.h"
+#include "format/safetensors.h"
+#include "format/store_files.h"
+#include "format/tensor_match.h"
+#include "format/tensor_requirements.h"
+
+namespace fs = std::filesystem;
+
+namespace moeflux {
+namespace {
+
+constexpr std::string_view index_name = "model.safetensors.index.json";
+constexpr std::string_view shard_suffix = ".safetensors";
+
+// ---- Shards ---------------------------------------------------------------------------------------------------------
+
+struct Shards {
+  std::string index;                                     // its path; empty when there is none
+  std::map<std::string, std::set<std::string>> content;  // shard name -> tensors the index lists there
+};
+
+// A hostile index could name any file of the machine.
+bool is_plain_name(const std::string& name) {
+  const bool separators = name.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos;
+  return !separators && name.ends_with(shard_suffix) && !name.starts_with('.');
+}
+
+Shards shards_of_index(const std::string& path) {
+  Shards shards{path, {}};
+  const Json index = read_json(path);
+  const Json* weights = index.find("weight_map");
+  if (!weights || !weights->object()) wrong_value(concat(printable(shards.index), ": weight_map"), "an object", weights);
+  for (const JsonMember& member : *weights->object()) {
+    const std::string* name = member.value.string();
+    if (!name || !is_plain_name(*name))
+      wrong_value(concat(printable(shards.index), ": weight_map: ", quoted(member.key)), "the plain name of a .safetensors file in this folder",
+                  &member.value);
+    shards.content[*name].insert(member.key);
+  }
+  return shards;
+}
+
+Shards find_shards(const std::string& folder) {
+  require_folder(folder);
+  std::error_code error;
+  if (fs::exists(fs::path(folder) / index_name, error))
+    return shards_of_index(required_file(folder, std::string(index_name)));
+  std::vector<std::string> names;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (is_plain_name(name)) names.push_back(name);
+  }
+  if (error) throw IoError(concat(printable(folder), ": ", error.message()));
+  if (std::find(names.begin(), names.end(), "model.safetensors") != names.end()) names = {"model.safetensors"};
+  if (names.size() != 1)
+    throw FormatError(concat(printable(folder), ": expected ", index_name, " or a single .safetensors file, found ", names.size(),
+                             " such files and no index"));
+  return {"", {{names.front(), {}}}};
+}
+
+void check_index(const Shards& shards, const std::string& shard, const SafetensorsHeader& header) {
+  if (shards.index.empty()) return;
+  std::set<std::string> listed = shards.content.at(shard);
+  for (const TensorEntry& entry : header.tensors)
+    if (listed.erase(entry.name) == 0)
+      throw FormatError(concat(printable(shards.index), ": expected tensor ", quoted(entry.name), " of ", quoted(shard), " to be listed there, found it missing"));
+  if (!listed.empty())
+    throw FormatError(concat(printable(shards.index), ": expected tensor ", quoted(*listed.begin()), " in ", quoted(shard), ", found none there"));
+}
+
+TensorTable read_shards(StoreDirectory& store, const std::string& folder) {
+  const Shards shards = find_shards(folder);
+  store.listing = shards.index;
+  TensorTable table;
+  for (const auto& [name, listed] : shards.content) {
+    const std::string path = required_file(folder, name);
+    const SafetensorsHeader header = read_safetensors_header(path);
+    check_index(shards, name, header);
+    const auto file = static_cast<int64_t>(store.files.size());
+    store.files.push_back(path);
+    if (store.listing.empty()) store.listing = path;
+    for (const TensorEntry& entry : header.tensors) add_stored_tensor(entry, file, table, store);
+  }
+  if (table.empty()) throw FormatError(concat(printable(folder), ": expected the tensors of a model, found none"));
+  return table;
+}
+
+// ---- Routed experts -------------------------------------------------------------------------------------------------
+
+std::string expert_base(int64_t layer, std::string_view projection) {
+  return concat(layer_prefix(layer), "mlp.switch_mlp.", projection);
+}
+
+void require_experts(const TensorTable& table, const std::string& folder) {
+  bool unstacked = false;
+  for (const auto& [name, tensor] : table) {
+    if (name.find(".mlp.switch_mlp.") != std::string::npos) return;
+    unstacked = unstacked || name.find(".mlp.experts.") != std::string::npos;
+  }
+  throw FormatError(concat(printable(folder), ": no routed experts found: expected tensors model.layers.N.mlp.switch_mlp.*",
+                           unstacked ? "; these are experts as Hugging Face lays them out, which need converting" : ""));
+}
+
+ExpertFormats formats_of_layer(int64_t layer, const TensorTable& table, const DeclaredFormats& declared, const StoreDirectory& store) {
+  const Variant& v = store.variant;
+  const auto format = [&](std::string_view projection, int64_t rows, int64_t columns) {
+    return matrix_format(expert_base(layer, projection), {v.num_experts, rows, columns}, table, declared, store);
+  };
+  return {format("gate_proj", v.moe_intermediate, v.hidden_size), format("up_proj", v.moe_intermediate, v.hidden_size),
+          format("down_proj", v.hidden_size, v.moe_intermediate)};
+}
+
+// Moves the stacked tensors out of `table` into store.expert_places.
+void take_experts(TensorTable& table, const DeclaredFormats& declared, StoreDirectory& store) {
+  const Variant& v = store.variant;
+  store.expert_places.resize(static_cast<size_t>(v.num_layers()));
+  int64_t first = -1;  // layer whose formats the others must have
+  for (int64_t layer = 0; layer < v.num_layers(); ++layer) {
+    if (!v.is_moe(layer)) continue;
+    const ExpertFormats formats = formats_of_layer(layer, table, declared, store);
+    if (first < 0) {
+      store.experts = ExpertLayout(v.hidden_size, v.moe_intermediate, formats);
+      first = layer;
+    }
+    if (!(formats == store.experts.formats))
+      throw FormatError(concat(printable(store.listing), ": experts of layer ", layer, ": expected the formats of layer ", first, ", ",
+                               store.experts.formats.describe(), ", found ", formats.describe()));
+    for (const ExpertPiece& piece : store.experts.pieces) {
+      const auto node = table.extract(expert_base(layer, piece.name));
+      const Span& whole = node.mapped().spans.front();
+      store.expert_places[static_cast<size_t>(layer)].push_back({whole.file, whole.offset, piece.bytes});
+    }
+  }
+}
+
+}  // namespace
+
+StoreDirectory open_mlx(const std::string& folder_path, const Variant& variant) {
+  StoreDirectory store;
+  store.variant = variant;
+  const std::string folder = absolute_path(folder_path);
+  TensorTable table = read_shards(store, folder);
+  const std::string config = required_file(folder, "config.json");
+  DeclaredFormats declared = declared_by_config(read_json(config), printable(config));
+  require_experts(table, folder);
+  if (variant.model_type == ModelType::qwen3_next) split_fused_projections(table, declared, store);
+  take_experts(table, declared, store);
+  match_tensors(std::move(table), declared, store);
+  return store;
+}
+
+}  // namespace moeflux

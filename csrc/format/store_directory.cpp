@@ -1,0 +1,21 @@
+#include "format/store_directory.h"
+
+#include <stdexcept>
+
+#include "core/error.h"
+
+namespace moeflux {
+
+std::vector<Span> StoreDirectory::expert_spans(int64_t layer, int64_t expert) const {
+  if (layer < 0 || layer >= variant.num_layers() || !variant.is_moe(layer))
+    throw std::out_of_range(concat("expert_spans: expected a layer with experts, found layer ", layer));
+  if (expert < 0 || expert >= variant.num_experts)
+    throw std::out_of_range(concat("expert_spans: expected an expert from 0 to ", variant.num_experts - 1, ", found ", expert));
+  const std::vector<ExpertPlace>& places = expert_places[static_cast<size_t>(layer)];
+  std::vector<Span> spans;
+  for (size_t i = 0; i < places.size(); ++i)
+    spans.push_back({places[i].file, places[i].offset + expert * places[i].stride, experts.pieces[i].bytes});
+  return spans;
+}
+
+}  // namespace moeflux

@@ -1,0 +1,56 @@
+// What a store holds and where: the checked answer of opening one. Values only; no file stays open.
+//
+// Names are canonical whatever the store calls its tensors. A matrix X is X.weight alone, or X.weight, X.scales and X.biases.
+// Every tensor that the variant needs is there with the right shape, none besides, and every span lies within its file.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/quant_format.h"
+#include "core/variant.h"
+#include "format/expert_layout.h"
+
+namespace moeflux {
+
+// A range of bytes of one file.
+struct Span {
+  int64_t file = 0;  // index into StoreDirectory::files
+  int64_t offset = 0;
+  int64_t bytes = 0;
+  bool operator==(const Span&) const = default;
+};
+
+struct StoredTensor {
+  DType dtype = DType::u8;
+  std::vector<int64_t> shape;  // as stored: packed words for codes
+  std::vector<Span> spans;     // in order; together the tensor, row-major
+};
+
+using TensorTable = std::map<std::string, StoredTensor>;
+
+// Where a piece of a layer's experts lies: of expert e at offset + e * stride.
+struct ExpertPlace {
+  int64_t file = 0;
+  int64_t offset = 0;
+  int64_t stride = 0;
+};
+
+struct StoreDirectory {
+  Variant variant;
+  std::string listing;                         // the file that lists the tensors: manifest, index or single shard
+  std::vector<std::string> files;              // absolute paths
+  TensorTable tensors;                         // everything but the routed experts
+  std::map<std::string, QuantFormat> formats;  // of every matrix, by its base name
+  ExpertLayout experts;
+  std::vector<std::vector<ExpertPlace>> expert_places;  // [layer][piece]; empty for a dense layer
+  std::vector<std::string> ignored;                     // tensors that are there and deliberately not used, as stored
+
+  // In the order of experts.pieces. std::out_of_range when the layer has no such expert.
+  std::vector<Span> expert_spans(int64_t layer, int64_t expert) const;
+};
+
+}  // namespace moeflux

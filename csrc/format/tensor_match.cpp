@@ -1,0 +1,131 @@
+#include "format/tensor_match.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/text.h"
+#include "format/tensor_requirements.h"
+
+namespace moeflux {
+namespace {
+
+std::string place(const StoreDirectory& store, const StoredTensor& tensor, const std::string& name) {
+  const std::string& file = store.files[static_cast<size_t>(tensor.spans.front().file)];
+  return concat(printable(file), ": tensor ", quoted(name));
+}
+
+const StoredTensor& needed(const TensorTable& table, const std::string& name, const StoreDirectory& store) {
+  const auto found = table.find(name);
+  if (found == table.end())
+    throw FormatError(concat(printable(store.listing), ": expected a tensor ", quoted(name), " for ",
+                             printable(store.variant.name), ", found none"));
+  return found->second;
+}
+
+bool is_float(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::f32; }
+
+void check_float(const StoredTensor& tensor, const std::vector<int64_t>& shape, const std::string& where) {
+  if (is_float(tensor.dtype) && tensor.shape == shape) return;
+  throw FormatError(concat(where, ": expected BF16, F16 or F32 ", describe_shape(shape), ", found ",
+                           describe_shape(tensor.dtype, tensor.shape)));
+}
+
+bool same_leading(const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end() - 1, b.begin());
+}
+
+// From the number of words and scales in a row of so many columns; 0 when they are no whole number of bits or columns.
+int64_t bits_of_row(int64_t words, int64_t columns) {
+  if (words > columns) return 0;  // more than 32 bits a column
+  return words * 32 % columns == 0 ? words * 32 / columns : 0;
+}
+
+int64_t group_of_row(int64_t scales, int64_t columns) { return scales > 0 && columns % scales == 0 ? columns / scales : 0; }
+
+QuantFormat affine_format(const std::string& base, const std::vector<int64_t>& shape, const StoredTensor& weight,
+                          const TensorTable& table, const StoreDirectory& store) {
+  const std::string where = place(store, weight, base + ".weight");
+  const int64_t columns = shape.back();
+  if (!same_leading(weight.shape, shape))
+    throw FormatError(concat(where, ": expected the packed codes of a ", describe_shape(shape), " matrix, found ",
+                             describe_shape(weight.dtype, weight.shape)));
+  const StoredTensor& scales = needed(table, base + ".scales", store);
+  const StoredTensor& biases = needed(table, base + ".biases", store);
+  if (!is_float(scales.dtype) || !same_leading(scales.shape, shape))
+    throw FormatError(concat(place(store, scales, base + ".scales"), ": expected BF16, F16 or F32 scales of a ",
+                             describe_shape(shape), " matrix, found ", describe_shape(scales.dtype, scales.shape)));
+  if (biases.dtype != scales.dtype || biases.shape != scales.shape)
+    throw FormatError(concat(place(store, biases, base + ".biases"), ": expected ", describe_shape(scales.dtype, scales.shape),
+                             " as the scales are, found ", describe_shape(biases.dtype, biases.shape)));
+  try {
+    return QuantFormat::affine(static_cast<int>(bits_of_row(weight.shape.back(), columns)),
+                               static_cast<int>(group_of_row(scales.shape.back(), columns)), scales.dtype);
+  } catch (const FormatError& error) {
+    throw FormatError(concat(where, ": ", error.what(), " (", weight.shape.back(), " words and ", scales.shape.back(),
+                             " scales for ", columns, " columns)"));
+  }
+}
+
+void take(const std::string& name, TensorTable& table, StoreDirectory& store) {
+  auto node = table.extract(name);
+  if (!node.empty()) store.tensors.insert(std::move(node));
+}
+
+}  // namespace
+
+void add_stored_tensor(const TensorEntry& entry, int64_t file, TensorTable& table, StoreDirectory& store) {
+  std::string name = canonical_name(entry.name);
+  if (is_unused_tensor(store.variant, name)) {
+    store.ignored.push_back(entry.name);
+    return;
+  }
+  const StoredTensor tensor{entry.dtype, entry.shape, {{file, entry.offset, entry.bytes}}};
+  const auto [found, inserted] = table.emplace(name, tensor);
+  if (!inserted)
+    throw FormatError(concat(place(store, tensor, entry.name), ": expected it once, found ", quoted(name), " in ",
+                             printable(store.files[static_cast<size_t>(found->second.spans.front().file)]),
+                             " too (with and without the prefix language_model.)"));
+}
+
+QuantFormat matrix_format(const std::string& base, const std::vector<int64_t>& shape, const TensorTable& table,
+                          const DeclaredFormats& declared, const StoreDirectory& store) {
+  const StoredTensor& weight = needed(table, base + ".weight", store);
+  const std::string where = place(store, weight, base + ".weight");
+  QuantFormat format;
+  if (weight.dtype == DType::u32) {
+    format = affine_format(base, shape, weight, table, store);
+  } else {
+    if (!is_float(weight.dtype))
+      throw FormatError(concat(where, ": expected U32, BF16, F16 or F32, found ", describe_shape(weight.dtype, weight.shape)));
+    check_float(weight, shape, where);
+    format = QuantFormat::plain(weight.dtype);
+  }
+  declared.check(base, format, where);
+  return format;
+}
+
+void match_tensors(TensorTable table, const DeclaredFormats& declared, StoreDirectory& store) {
+  const auto has = [&](const std::string& name) { return table.contains(name); };
+  for (const TensorRequirement& wanted : tensor_requirements(store.variant, has)) {
+    if (wanted.kind == TensorKind::vector || wanted.kind == TensorKind::conv) {
+      const StoredTensor& tensor = needed(table, wanted.name, store);
+      check_float(tensor, wanted.shape, place(store, tensor, wanted.name));
+      take(wanted.name, table, store);
+      continue;
+    }
+    const QuantFormat format = matrix_format(wanted.name, wanted.shape, table, declared, store);
+    store.formats.emplace(wanted.name, format);
+    take(wanted.name + ".weight", table, store);
+    if (!format.is_affine()) continue;
+    take(wanted.name + ".scales", table, store);
+    take(wanted.name + ".biases", table, store);
+  }
+  if (!table.empty()) {
+    const auto& [name, tensor] = *table.begin();
+    throw FormatError(concat(place(store, tensor, name), ": expected only tensors of ", printable(store.variant.name), ", found ",
+                             describe_shape(tensor.dtype, tensor.shape), " that it does not have (", table.size(),
+                             " such tensors)"));
+  }
+}
+
+}  // namespace moeflux

@@ -1,0 +1,221 @@
+// Files and folders of weights: what lies where, checked.
+#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
+
+#include "core/error.h"
+#include "core/text.h"
+#include "format/expert_layout.h"
+#include "format/json.h"
+#include "format/manifest.h"
+#include "format/mlx_store.h"
+#include "format/packed_store.h"
+#include "format/safetensors.h"
+#include "format/variant_json.h"
+#include "python/bindings.h"
+
+namespace py = pybind11;
+namespace fs = std::filesystem;
+
+namespace moeflux::python {
+namespace {
+
+// The document is at most json_max_depth deep.
+py::object to_python(const Json& json) {
+  if (const bool* value = json.boolean()) return py::bool_(*value);
+  if (const int64_t* value = json.integer()) return py::int_(*value);
+  if (const double* value = json.real()) return py::float_(*value);
+  if (const std::string* value = json.string()) return py::str(*value);
+  if (const Json::Array* items = json.array()) {
+    py::list list;
+    for (const Json& item : *items) list.append(to_python(item));
+    return list;
+  }
+  if (const Json::Object* members = json.object()) {
+    py::dict dict;
+    for (const JsonMember& member : *members) dict[py::str(member.key)] = to_python(member.value);
+    return dict;
+  }
+  return py::none();
+}
+
+// As os.fsdecode gives them, whatever bytes the name has.
+py::object path_to_python(const std::string& path) { return py::str(py::cast(fs::path(path))); }
+
+py::tuple shape_to_python(const std::vector<int64_t>& shape) { return py::tuple(py::cast(shape)); }
+
+py::list spans_to_python(const std::vector<Span>& spans) {
+  py::list list;
+  for (const Span& span : spans) list.append(py::make_tuple(span.file, span.offset, span.bytes));
+  return list;
+}
+
+template <typename Named>
+py::dict by_name(const Named& entries) {
+  py::dict dict;
+  for (const auto& [name, value] : entries) dict[py::str(name)] = value;
+  return dict;
+}
+
+// What Python sees of a file's directory. The dict is made once: callers look tensors up in loops.
+struct SafetensorsFile {
+  std::string path;
+  int64_t header_bytes;
+  std::map<std::string, std::string> metadata;
+  py::dict tensors;
+};
+
+SafetensorsFile open_safetensors(const std::string& path) {
+  SafetensorsHeader header;
+  {
+    const py::gil_scoped_release release;
+    header = read_safetensors_header(path);
+  }
+  SafetensorsFile file{path, header.header_bytes, std::move(header.metadata), {}};
+  for (TensorEntry& entry : header.tensors) {
+    const py::str name(entry.name);
+    file.tensors[name] = std::move(entry);
+  }
+  return file;
+}
+
+// What Python sees of a store, with its lists and dicts made once.
+struct Store {
+  StoreDirectory directory;
+  py::list files;
+  py::dict tensors;
+  py::dict formats;
+};
+
+// Runs `open` without the interpreter.
+template <typename Open>
+Store open_store(const Open& open) {
+  Store store;
+  {
+    const py::gil_scoped_release release;
+    store.directory = open();
+  }
+  for (const std::string& file : store.directory.files) store.files.append(path_to_python(file));
+  store.tensors = by_name(store.directory.tensors);
+  store.formats = by_name(store.directory.formats);
+  return store;
+}
+
+void register_readers(py::module_& m) {
+  m.def(
+      "read_json",
+      [](const fs::path& path) {
+        Json json;
+        {
+          const py::gil_scoped_release release;
+          json = read_json(path.string());
+        }
+        return to_python(json);
+      },
+      py::arg("path"), "The content of a JSON file, read strictly.");
+  m.def(
+      "parse_json", [](const std::string& text, const std::string& where) { return to_python(parse_json(text, where)); },
+      py::arg("text"), py::arg("where") = "text", "The value of a JSON text (str or UTF-8 bytes), read strictly.");
+  m.def(
+      "parse_variant", [](const std::string& text) { return to_python(variant_to_json(parse_variant(text))); }, py::arg("text"),
+      "The fields of Variant.to_json() as the C++ core understands them.");
+
+  py::class_<TensorEntry>(m, "TensorEntry", "Where one tensor lies in its file.")
+      .def_property_readonly("dtype", [](const TensorEntry& e) { return std::string(dtype_name(e.dtype)); })
+      .def_property_readonly("shape", [](const TensorEntry& e) { return shape_to_python(e.shape); })
+      .def_readonly("offset", &TensorEntry::offset, "From the start of the file.")
+      .def_readonly("bytes", &TensorEntry::bytes)
+      .def("__repr__", [](const TensorEntry& e) {
+        return concat("TensorEntry(", describe_shape(e.dtype, e.shape), " at ", e.offset, ", ", e.bytes, " bytes)");
+      });
+
+  py::class_<SafetensorsFile>(m, "SafetensorsFile", "The checked directory of a safetensors file.")
+      .def(py::init([](const fs::path& path) { return open_safetensors(path.string()); }), py::arg("path"))
+      .def_property_readonly("path", [](const SafetensorsFile& f) { return path_to_python(f.path); })
+      .def_readonly("header_bytes", &SafetensorsFile::header_bytes, "Where the data starts.")
+      .def_readonly("metadata", &SafetensorsFile::metadata)
+      .def_readonly("tensors", &SafetensorsFile::tensors, "TensorEntry by name.");
+}
+
+void register_experts(py::module_& m) {
+  py::class_<ExpertFormats>(m, "ExpertFormats", "The formats of the three matrices of every routed expert.")
+      .def(py::init<QuantFormat, QuantFormat, QuantFormat>(), py::arg("gate"), py::arg("up"), py::arg("down"))
+      .def_readonly("gate", &ExpertFormats::gate)
+      .def_readonly("up", &ExpertFormats::up)
+      .def_readonly("down", &ExpertFormats::down)
+      .def("__str__", &ExpertFormats::describe)
+      .def("__repr__", [](const ExpertFormats& f) { return concat("ExpertFormats(", f.describe(), ")"); })
+      .def("__eq__", [](const ExpertFormats& a, const ExpertFormats& b) { return a == b; }, py::is_operator())
+      .def("__hash__", [](const ExpertFormats& f) { return py::hash(py::str(f.describe())); });
+
+  py::class_<ExpertLayout>(m, "ExpertLayout", "Where the pieces of one routed expert lie.")
+      .def(py::init([](int64_t hidden, int64_t intermediate, QuantFormat gate, QuantFormat up, QuantFormat down) {
+             return ExpertLayout(hidden, intermediate, {gate, up, down});
+           }),
+           py::arg("hidden"), py::arg("intermediate"), py::arg("gate"), py::arg("up"), py::arg("down"))
+      .def_readonly("hidden", &ExpertLayout::hidden)
+      .def_readonly("intermediate", &ExpertLayout::intermediate)
+      .def_readonly("formats", &ExpertLayout::formats)
+      .def_readonly("bytes", &ExpertLayout::bytes, "Of one expert.")
+      .def_property_readonly(
+          "pieces",
+          [](const ExpertLayout& layout) {
+            py::list pieces;
+            for (const ExpertPiece& piece : layout.pieces)
+              pieces.append(py::make_tuple(piece.name, piece.offset, piece.bytes, std::string(dtype_name(piece.dtype)),
+                                           shape_to_python(piece.shape)));
+            return pieces;
+          },
+          "(name, offset, bytes, dtype, shape) of each, in order.");
+}
+
+void register_stores(py::module_& m) {
+  py::class_<StoredTensor>(m, "Tensor", "A tensor of a store: an ordered list of byte ranges, row-major.")
+      .def_property_readonly("dtype", [](const StoredTensor& t) { return std::string(dtype_name(t.dtype)); })
+      .def_property_readonly("shape", [](const StoredTensor& t) { return shape_to_python(t.shape); })
+      .def_property_readonly(
+          "spans", [](const StoredTensor& t) { return spans_to_python(t.spans); }, "(file, offset, bytes) of each range.")
+      .def("__repr__", [](const StoredTensor& t) {
+        return concat("Tensor(", describe_shape(t.dtype, t.shape), ", ", t.spans.size(), " spans)");
+      });
+
+  py::class_<Store>(m, "StoreDirectory", "What a store holds and where, checked against its variant.")
+      .def_readonly("files", &Store::files, "Absolute paths; spans refer to them by index.")
+      .def_readonly("tensors", &Store::tensors, "Tensor by canonical name, routed experts aside.")
+      .def_readonly("formats", &Store::formats, "QuantFormat of every matrix, by its base name.")
+      .def_property_readonly("experts", [](const Store& s) { return s.directory.experts; })
+      .def_property_readonly(
+          "ignored", [](const Store& s) { return s.directory.ignored; }, "Tensors that are there and deliberately not used.")
+      .def(
+          "expert_spans",
+          [](const Store& s, int64_t layer, int64_t expert) {
+            return spans_to_python(s.directory.expert_spans(layer, expert));
+          },
+          py::arg("layer"), py::arg("expert"), "(file, offset, bytes) of each piece of the expert, in layout order.");
+
+  m.def(
+      "open_packed",
+      [](const fs::path& weights_dir, const fs::path& experts_dir, const std::string& variant_json,
+         const std::optional<ExpertFormats>& experts) {
+        return open_store([&] {
+          return open_packed(weights_dir.string(), experts_dir.string(), parse_variant(variant_json), experts);
+        });
+      },
+      py::arg("weights_dir"), py::arg("experts_dir"), py::arg("variant_json"), py::arg("experts") = py::none(),
+      "A packed store. `experts_dir` holds the layer files; without `experts` it is one of the older tools.");
+  m.def(
+      "open_mlx",
+      [](const fs::path& folder, const std::string& variant_json) {
+        return open_store([&] { return open_mlx(folder.string(), parse_variant(variant_json)); });
+      },
+      py::arg("folder"), py::arg("variant_json"), "A folder of MLX safetensors, in place.");
+}
+
+}  // namespace
+
+void register_format(py::module_& m) {
+  register_readers(m);
+  register_experts(m);
+  register_stores(m);
+}
+
+}  // namespace moeflux::python
