@@ -1,0 +1,217 @@
+"""The `moeflux` command: one function a sub-command, everything heavy imported inside it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moeflux._core import __version__
+from moeflux.errors import Error
+
+if TYPE_CHECKING:
+    from moeflux.convert import ConvertFormat
+
+__all__ = ["main"]
+
+DESCRIPTION = """\
+moeflux runs Mixture-of-Experts language models far larger than memory: what every token needs stays in memory, the
+experts stay on the SSD and are read as the router picks them. This version looks into models and prepares them: it
+reads stock MLX folders as they are, converts Hugging Face and MLX checkpoints, checks what lies on disk, and makes
+random models of any shape to try things with.
+"""
+
+EXAMPLES = """\
+examples:
+  moeflux info                                  this machine, and the presets
+  moeflux info Qwen3.6-35B-A3B                  what a known model costs, before any download
+  moeflux info ~/models/Qwen3.6-35B-A3B-4bit    what a folder holds
+  moeflux synth /tmp/tiny --variant a3b --layers 4 --experts 16 --vocab 1024
+  moeflux verify /tmp/tiny
+  moeflux convert ~/models/Qwen3.6-35B-A3B /ssd/a3b --bits 4
+
+units: kB, MB and GB are powers of 1000, as on the label of a disk. --json prints exact bytes.
+exit status: 0 done, 1 verify found a fault, 2 a wrong call or a bad file (one sentence on stderr), 130 Ctrl-C.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit status. User errors are a sentence on stderr, never a traceback."""
+    try:
+        arguments = _parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has printed the help, the version or the error
+        return int(stop.code or 0)
+    try:
+        status = arguments.run(arguments)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return _fail(arguments.command, "interrupted", 130)
+    except BrokenPipeError:
+        # The reader of a pipe has gone, as `head` does. Nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (Error, OSError) as error:
+        return _fail(arguments.command, str(error), 2)
+
+
+def _fail(command: str, sentence: str, status: int) -> int:
+    print(f"moeflux {command}: {' '.join(sentence.split())}", file=sys.stderr)
+    return status
+
+
+# ---- Commands ---------------------------------------------------------------------------------------------------
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    if arguments.target is None:
+        from moeflux.machine import this_machine
+
+        _print(this_machine(), arguments.json)
+        return 0
+    from moeflux.info import describe
+
+    _print(describe(arguments.target), arguments.json)
+    return 0
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    from moeflux.convert import convert
+    from moeflux.progress import for_terminal
+
+    report = convert(
+        arguments.source,
+        arguments.dest,
+        format=_asked_format(arguments),
+        force=arguments.force,
+        dry_run=arguments.dry_run,
+        check=arguments.verify,
+        progress=for_terminal(),
+    )
+    print(report)
+    return 0
+
+
+def _asked_format(arguments: argparse.Namespace) -> ConvertFormat | None:
+    """None unless a format flag was given: what an MLX folder holds is repacked, never changed."""
+    if arguments.bits is None and arguments.group_size is None and arguments.dense_bits is None:
+        return None
+    from moeflux._core import read_json
+    from moeflux.convert import ConvertFormat
+
+    usual = ConvertFormat.default(read_json(str(arguments.source / "config.json")))
+    return ConvertFormat.asked(
+        arguments.bits or usual.experts.bits,
+        arguments.group_size or usual.experts.group_size,
+        dense_bits=arguments.dense_bits,
+        element=usual.element,
+    )
+
+
+def _print(value: object, as_json: bool) -> None:
+    print(json.dumps(value.to_dict(), indent=2) if as_json else value)
+
+
+# ---- Arguments --------------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="moeflux", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"moeflux {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    _add_info(_command(commands, "info", _info, INFO_HELP, INFO))
+    _add_convert(_command(commands, "convert", _convert, CONVERT_HELP, CONVERT))
+    return parser
+
+
+INFO_HELP = "what a model is and what it costs; without a target, this machine"
+INFO = """\
+Prints what a model is made of, how it is stored, how many bytes it holds, how many a token touches and what is missing
+from its folder. The target is a folder with weights (packed by moeflux, or MLX safetensors), a config.json, or the name
+of a preset or an unambiguous part of it. Without a target: this machine, and the names of the presets.
+
+examples:
+  moeflux info
+  moeflux info a3b --json
+  moeflux info ~/models/Qwen3.6-35B-A3B-4bit
+"""
+
+CONVERT_HELP = "make a packed store of an MLX folder or a Hugging Face checkpoint"
+CONVERT = """\
+Writes DEST, a packed store: the dense weights in one file, the experts of each layer in one more, each expert in one
+piece, so that it is one read. An MLX folder is repacked byte for byte. A Hugging Face checkpoint (bf16, fp16, f32 or fp8
+with block scales) is quantised, as mlx_lm.convert would. The store grows in DEST.partial and gets its name when it is
+complete and checked; a run that was stopped is continued by the same command. Memory stays below 2 GB.
+
+examples:
+  moeflux convert ~/models/Qwen3.6-35B-A3B-4bit /ssd/a3b            an MLX folder, repacked
+  moeflux convert ~/models/Qwen3.6-35B-A3B /ssd/a3b --bits 4        a Hugging Face checkpoint, quantised
+  moeflux convert ~/models/Qwen3.6-35B-A3B /ssd/a3b --dry-run       only what would be written, and whether it fits
+  moeflux convert ~/models/Qwen3.6-35B-A3B /ssd/a3b --bits 3 --dense-bits 6 --group-size 32
+"""
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    summary: str,
+    text: str,
+) -> argparse.ArgumentParser:
+    """`text` is a paragraph, and after a blank line the examples."""
+    paragraph, _, examples = text.partition("\n\n")
+    command = commands.add_parser(
+        name,
+        help=summary,
+        description=paragraph,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(run=run)
+    return command
+
+
+def _add_info(command: argparse.ArgumentParser) -> None:
+    command.add_argument("target", nargs="?", metavar="STORE|CONFIG|PRESET")
+    command.add_argument("--json", action="store_true", help="everything as JSON, sizes in exact bytes")
+
+
+def _add_convert(command: argparse.ArgumentParser) -> None:
+    command.add_argument("source", type=Path, metavar="SRC", help="folder with config.json and *.safetensors")
+    command.add_argument("dest", type=Path, metavar="DEST", help="folder to make")
+    _add_format(command)
+    command.add_argument("--force", action="store_true", help="replace a store, or an unfinished one, that is there")
+    command.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
+    command.add_argument(
+        "--verify",
+        choices=("quick", "full", "none"),
+        default="quick",
+        help="compare the result with the source: four experts of each layer (quick), or everything",
+    )
+
+
+BITS = (2, 3, 4, 5, 6, 8)
+
+
+def _bits(text: str) -> int | str:
+    if text.lower() == "bf16":
+        return "bf16"
+    if text.isdecimal() and int(text) in BITS:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected {', '.join(map(str, BITS))} or bf16, found {text!r}")
+
+
+def _add_format(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--bits", type=_bits, metavar="N|bf16", help="of a weight: 2, 3, 4, 5, 6, 8 or bf16; usually 4"
+    )
+    command.add_argument(
+        "--group-size", type=int, choices=(32, 64, 128), help="weights that share a scale and a bias; usually 64"
+    )
+    command.add_argument("--dense-bits", type=_bits, metavar="N|bf16", help="of all but the experts; usually as --bits")
