@@ -30,13 +30,14 @@ constexpr size_t largest_read = size_t{1} << 30;
 }  // namespace
 
 File::File(std::string path) : path_(std::move(path)) {
-  if (path_.find('\0') != std::string::npos) throw FormatError(concat(printable(path_), ": a path cannot hold a NUL byte"));
+  if (path_.find('\0') != std::string::npos)
+    throw FormatError(concat(printable(path_), ": a path cannot hold a NUL byte"));
   // Without O_NONBLOCK the opening of a pipe waits for its writer.
   do {
     descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   } while (descriptor_ < 0 && errno == EINTR);
   if (descriptor_ < 0) throw IoError(concat(printable(path_), ": cannot be opened: ", reason(errno)));
-  struct stat status {};
+  struct stat status{};
   if (::fstat(descriptor_, &status) != 0) {
     const int code = errno;
     ::close(descriptor_);
@@ -67,10 +68,12 @@ void File::read_exact(int64_t offset, std::span<std::byte> into) const {
   size_t done = 0;
   while (done < into.size()) {
     const size_t wanted = std::min(into.size() - done, largest_read);
-    const ssize_t got = ::pread(descriptor_, into.data() + done, wanted, static_cast<off_t>(offset) + static_cast<off_t>(done));
+    const ssize_t got =
+        ::pread(descriptor_, into.data() + done, wanted, static_cast<off_t>(offset) + static_cast<off_t>(done));
     if (got < 0) {
       if (errno == EINTR) continue;
-      throw IoError(concat(printable(path_), ": reading ", into.size(), " bytes at byte ", offset, " failed: ", reason(errno)));
+      throw IoError(
+          concat(printable(path_), ": reading ", into.size(), " bytes at byte ", offset, " failed: ", reason(errno)));
     }
     if (got == 0)
       throw IoError(concat(printable(path_), ": expected ", into.size(), " bytes at byte ", offset, ", found ", done,
@@ -80,7 +83,8 @@ void File::read_exact(int64_t offset, std::span<std::byte> into) const {
 }
 
 std::string File::read_text(int64_t limit) const {
-  if (bytes_ > limit) throw FormatError(concat(printable(path_), ": expected at most ", limit, " bytes, found ", bytes_));
+  if (bytes_ > limit)
+    throw FormatError(concat(printable(path_), ": expected at most ", limit, " bytes, found ", bytes_));
   std::string text(static_cast<size_t>(bytes_), '\0');
   read_exact(0, std::as_writable_bytes(std::span(text)));
   return text;

@@ -10,7 +10,8 @@ namespace moeflux {
 // Bytes of the well-formed UTF-8 sequence at `text[at]`, 1 to 4; 0 when there is none.
 size_t utf8_sequence(std::string_view text, size_t at);
 
-// `text` for a message: always valid UTF-8 on one line, control characters and stray bytes as \xNN, cut after `limit` bytes.
+// `text` for a message: always valid UTF-8 on one line, control characters and stray bytes as \xNN, cut after `limit`
+// bytes.
 std::string printable(std::string_view text, size_t limit = 300);
 
 // "text", printable and in quotes.

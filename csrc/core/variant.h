@@ -1,5 +1,5 @@
-// The shape and flavours of one model: the twin of moeflux.variants.Variant, field for field. Meanings are documented there.
-// A Variant that comes from format/variant_json.h obeys every rule of `check_variant`.
+// The shape and flavours of one model: the twin of moeflux.variants.Variant, field for field. Meanings are documented
+// there. A Variant that comes from format/variant_json.h obeys every rule of `check_variant`.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,8 @@ constexpr std::string_view weight_suffix = ".weight";
 int64_t positive_or_unsaid(const Json& fields, std::string_view key, std::string_view where) {
   const Json* field = fields.find(key);
   if (!field) return 0;
-  if (!field->integer() || *field->integer() < 1) wrong_value(concat(where, ": ", key), "a positive whole number", field);
+  if (!field->integer() || *field->integer() < 1)
+    wrong_value(concat(where, ": ", key), "a positive whole number", field);
   return *field->integer();
 }
 
@@ -35,10 +36,11 @@ void DeclaredFormats::check(const std::string& base, const QuantFormat& found, s
     throw FormatError(concat(tensor, ": expected ", declared.quantized ? "a quantised" : "an unquantised",
                              " matrix as declared in ", where, ", found ", found.describe()));
   if (declared.bits && declared.bits != found.bits)
-    throw FormatError(concat(tensor, ": expected ", declared.bits, " bits as declared in ", where, ", found ", found.describe()));
+    throw FormatError(
+        concat(tensor, ": expected ", declared.bits, " bits as declared in ", where, ", found ", found.describe()));
   if (declared.group_size && declared.group_size != found.group_size)
-    throw FormatError(concat(tensor, ": expected groups of ", declared.group_size, " as declared in ", where, ", found ",
-                             found.describe()));
+    throw FormatError(concat(tensor, ": expected groups of ", declared.group_size, " as declared in ", where,
+                             ", found ", found.describe()));
 }
 
 DeclaredFormats declared_by_manifest(const Manifest& manifest, std::string where) {
@@ -75,7 +77,8 @@ DeclaredFormats declared_by_config(const Json& config, std::string where) {
     else
       format = format_of(member.value, place);
     if (!declared.modules.emplace(canonical_name(member.key), format).second)
-      throw FormatError(concat(place, ": expected one entry a module, found another of the same name with or without prefix"));
+      throw FormatError(
+          concat(place, ": expected one entry a module, found another of the same name with or without prefix"));
   }
   return declared;
 }

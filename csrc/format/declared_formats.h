@@ -1,5 +1,5 @@
-// What a store says about the quantisation of its matrices, in its manifest or its config.json. The stored shapes decide;
-// a statement that disagrees with them is an error, for one of the two is damaged.
+// What a store says about the quantisation of its matrices, in its manifest or its config.json. The stored shapes
+// decide; a statement that disagrees with them is an error, for one of the two is damaged.
 #pragma once
 
 #include <map>
@@ -24,15 +24,16 @@ struct DeclaredFormats {
   std::optional<DeclaredFormat> others;           // of quantised matrices without an entry; nothing: there are none
   std::map<std::string, DeclaredFormat> modules;  // by canonical base name
 
-  // FormatError when `found` contradicts what is said of `base`. `tensor` begins the message: the file and tensor found.
+  // FormatError when `found` contradicts what is said of `base`. `tensor` begins the message: the file and tensor
+  // found.
   void check(const std::string& base, const QuantFormat& found, std::string_view tensor) const;
 };
 
 // From "bits" of the entries that hold codes.
 DeclaredFormats declared_by_manifest(const Manifest& manifest, std::string where);
 
-// From "quantization" (or "quantization_config") of an MLX config.json: bits, group_size and mode for all, and entries for
-// single modules, an object of the same members or false for an unquantised one.
+// From "quantization" (or "quantization_config") of an MLX config.json: bits, group_size and mode for all, and entries
+// for single modules, an object of the same members or false for an unquantised one.
 DeclaredFormats declared_by_config(const Json& config, std::string where);
 
 }  // namespace moeflux

@@ -12,9 +12,11 @@ void append_piece(ExpertLayout& layout, std::string name, DType dtype, int64_t r
   layout.bytes += rows * row_bytes;
 }
 
-void append_matrix(ExpertLayout& layout, const std::string& name, const QuantFormat& format, int64_t rows, int64_t columns) {
+void append_matrix(ExpertLayout& layout, const std::string& name, const QuantFormat& format, int64_t rows,
+                   int64_t columns) {
   if (!format.fits(columns))
-    throw FormatError(concat("expert ", name, ": expected whole groups of ", format.group_size, " columns, found ", columns, " columns"));
+    throw FormatError(concat("expert ", name, ": expected whole groups of ", format.group_size, " columns, found ",
+                             columns, " columns"));
   append_piece(layout, name + ".weight", format.element, rows, format.weight_row_bytes(columns));
   if (!format.is_affine()) return;
   append_piece(layout, name + ".scales", format.scale_type, rows, format.scale_row_bytes(columns));

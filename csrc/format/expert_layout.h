@@ -23,8 +23,8 @@ struct ExpertFormats {
 };
 
 struct ExpertPiece {
-  std::string name;            // "gate_proj.weight"
-  int64_t offset = 0;          // from the start of the expert
+  std::string name;    // "gate_proj.weight"
+  int64_t offset = 0;  // from the start of the expert
   int64_t bytes = 0;
   DType dtype = DType::u32;
   std::vector<int64_t> shape;  // as stored, of one expert

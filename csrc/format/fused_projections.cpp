@@ -22,7 +22,8 @@ StoredTensor take_rows(const StoredTensor& fused, const std::vector<std::pair<in
   for (const auto& [first, rows] : ranges) {
     const Span span{whole.file, whole.offset + first * row_bytes, rows * row_bytes};
     tensor.shape.front() += rows;
-    const bool continues = !tensor.spans.empty() && tensor.spans.back().offset + tensor.spans.back().bytes == span.offset;
+    const bool continues =
+        !tensor.spans.empty() && tensor.spans.back().offset + tensor.spans.back().bytes == span.offset;
     if (continues)
       tensor.spans.back().bytes += span.bytes;
     else
@@ -72,7 +73,8 @@ class Splitter {
 
   void insert(const std::string& name, StoredTensor tensor, const std::string& fused) {
     if (table_.contains(name))
-      throw FormatError(concat(place(table_.at(name), name), ": expected either it or ", quoted(fused), ", found both"));
+      throw FormatError(
+          concat(place(table_.at(name), name), ": expected either it or ", quoted(fused), ", found both"));
     table_.emplace(name, std::move(tensor));
   }
 
@@ -92,8 +94,9 @@ void split_fused_projections(TensorTable& table, DeclaredFormats& declared, cons
     const int64_t values = v.linear_value_heads / v.linear_key_heads;
     const int64_t dk = v.linear_key_dim;
     const int64_t dv = values * v.linear_value_dim;
-    splitter.split(prefix, "in_proj_qkvz",
-                   {{"in_proj_qkv", 0, dk}, {"in_proj_qkv", dk, dk}, {"in_proj_qkv", 2 * dk, dv}, {"in_proj_z", 2 * dk + dv, dv}});
+    splitter.split(
+        prefix, "in_proj_qkvz",
+        {{"in_proj_qkv", 0, dk}, {"in_proj_qkv", dk, dk}, {"in_proj_qkv", 2 * dk, dv}, {"in_proj_z", 2 * dk + dv, dv}});
     splitter.split(prefix, "in_proj_ba", {{"in_proj_b", 0, values}, {"in_proj_a", values, values}});
   }
 }

@@ -1,8 +1,8 @@
 // qwen3_next keeps the input projections of a linear layer fused, rows grouped by key head:
 //   in_proj_qkvz: for each key head [q key_dim | k key_dim | v r*value_dim | z r*value_dim]
 //   in_proj_ba:   for each key head [b r | a r]            with r value heads a key head
-// Seen through row spans they are the canonical in_proj_qkv (q of all heads, k of all, v of all), in_proj_z, in_proj_b and
-// in_proj_a, without a byte moved.
+// Seen through row spans they are the canonical in_proj_qkv (q of all heads, k of all, v of all), in_proj_z, in_proj_b
+// and in_proj_a, without a byte moved.
 #pragma once
 
 #include "format/declared_formats.h"

@@ -18,7 +18,8 @@
 namespace moeflux {
 namespace {
 
-// The decimal point of strtod follows the process's locale; a file's does not. The one locale lives as long as the process.
+// The decimal point of strtod follows the process's locale; a file's does not. The one locale lives as long as the
+// process.
 double decimal_to_double(const std::string& literal) {
   static const locale_t c_locale = newlocale(LC_ALL_MASK, "C", static_cast<locale_t>(nullptr));
   return strtod_l(literal.c_str(), nullptr, c_locale);
@@ -76,7 +77,8 @@ class Parser {
   char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
 
   void skip_space() {
-    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\r' || text_[at_] == '\t')) ++at_;
+    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\r' || text_[at_] == '\t'))
+      ++at_;
   }
 
   void count_value(size_t at) {
@@ -106,8 +108,7 @@ class Parser {
   }
 
   void enter(int depth) const {
-    if (depth > json_max_depth)
-      fail_at(at_, concat("at most ", json_max_depth, " levels of nesting"), "more");
+    if (depth > json_max_depth) fail_at(at_, concat("at most ", json_max_depth, " levels of nesting"), "more");
   }
 
   Json word(std::string_view literal, Json meaning) {

@@ -1,9 +1,9 @@
 // Strict JSON, read whole into memory.
 //
-// RFC 8259 to the letter: no comments, no trailing commas, no text after the value, no byte-order mark, valid UTF-8, paired
-// surrogate escapes. Beyond it: keys of an object are unique, and size, depth and number of values are limited, so that no
-// text makes the reader take more than a few hundred MiB besides the text itself.
-// Every failure is a FormatError: "WHERE: line 3, column 14 (byte 120): expected ':' after a key, found '}'".
+// RFC 8259 to the letter: no comments, no trailing commas, no text after the value, no byte-order mark, valid UTF-8,
+// paired surrogate escapes. Beyond it: keys of an object are unique, and size, depth and number of values are limited,
+// so that no text makes the reader take more than a few hundred MiB besides the text itself. Every failure is a
+// FormatError: "WHERE: line 3, column 14 (byte 120): expected ':' after a key, found '}'".
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,13 @@ namespace moeflux {
 
 constexpr int64_t json_max_bytes = int64_t{128} << 20;
 constexpr int json_max_depth = 64;
-constexpr size_t json_max_values = size_t{4} << 20;     // member names count as well
-constexpr size_t json_max_number_length = 512;          // characters
+constexpr size_t json_max_values = size_t{4} << 20;  // member names count as well
+constexpr size_t json_max_number_length = 512;       // characters
 
 struct JsonMember;
 
-// One value. Whole numbers that fit int64 are integers, exactly; all other numbers are the nearest double, always finite.
+// One value. Whole numbers that fit int64 are integers, exactly; all other numbers are the nearest double, always
+// finite.
 class Json {
  public:
   using Array = std::vector<Json>;

@@ -37,8 +37,8 @@ ManifestEntry entry_of(const JsonMember& member, int64_t bin_bytes, std::string_
     throw FormatError(concat(here, ": offset: expected a multiple of ", packed_alignment, ", found ", tensor.offset));
   const int64_t expected = bytes_of_shape(tensor, here);
   if (tensor.bytes != expected)
-    throw FormatError(concat(here, ": size: expected ", expected, " bytes for ", describe_shape(tensor.dtype, tensor.shape),
-                             ", found ", tensor.bytes));
+    throw FormatError(concat(here, ": size: expected ", expected, " bytes for ",
+                             describe_shape(tensor.dtype, tensor.shape), ", found ", tensor.bytes));
   const auto end = checked_add(tensor.offset, tensor.bytes);
   if (!end || *end > bin_bytes)
     throw FormatError(concat(here, ": expected it within the ", bin_bytes, " bytes of the weight file, found offset ",

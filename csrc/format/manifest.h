@@ -4,9 +4,9 @@
 //    "tensors": {"name": {"offset": 0, "size": 8, "shape": [2, 2], "dtype": "BF16"},
 //                "name": {"offset": 64, "size": 8, "shape": [2, 1], "dtype": "U32", "bits": 4}, ...}}
 //
-// Only `tensors` matters here; other members, of the file and of an entry, are ignored. Checked: every tensor starts at a
-// multiple of packed_alignment, lies within the .bin file, has the length that its shape and dtype say, and shares no byte
-// with another.
+// Only `tensors` matters here; other members, of the file and of an entry, are ignored. Checked: every tensor starts at
+// a multiple of packed_alignment, lies within the .bin file, has the length that its shape and dtype say, and shares no
+// byte with another.
 #pragma once
 
 #include <cstdint>

@@ -40,12 +40,13 @@ Shards shards_of_index(const std::string& path) {
   Shards shards{path, {}};
   const Json index = read_json(path);
   const Json* weights = index.find("weight_map");
-  if (!weights || !weights->object()) wrong_value(concat(printable(shards.index), ": weight_map"), "an object", weights);
+  if (!weights || !weights->object())
+    wrong_value(concat(printable(shards.index), ": weight_map"), "an object", weights);
   for (const JsonMember& member : *weights->object()) {
     const std::string* name = member.value.string();
     if (!name || !is_plain_name(*name))
-      wrong_value(concat(printable(shards.index), ": weight_map: ", quoted(member.key)), "the plain name of a .safetensors file in this folder",
-                  &member.value);
+      wrong_value(concat(printable(shards.index), ": weight_map: ", quoted(member.key)),
+                  "the plain name of a .safetensors file in this folder", &member.value);
     shards.content[*name].insert(member.key);
   }
   return shards;
@@ -64,8 +65,8 @@ Shards find_shards(const std::string& folder) {
   if (error) throw IoError(concat(printable(folder), ": ", error.message()));
   if (std::find(names.begin(), names.end(), "model.safetensors") != names.end()) names = {"model.safetensors"};
   if (names.size() != 1)
-    throw FormatError(concat(printable(folder), ": expected ", index_name, " or a single .safetensors file, found ", names.size(),
-                             " such files and no index"));
+    throw FormatError(concat(printable(folder), ": expected ", index_name, " or a single .safetensors file, found ",
+                             names.size(), " such files and no index"));
   return {"", {{names.front(), {}}}};
 }
 
@@ -74,9 +75,11 @@ void check_index(const Shards& shards, const std::string& shard, const Safetenso
   std::set<std::string> listed = shards.content.at(shard);
   for (const TensorEntry& entry : header.tensors)
     if (listed.erase(entry.name) == 0)
-      throw FormatError(concat(printable(shards.index), ": expected tensor ", quoted(entry.name), " of ", quoted(shard), " to be listed there, found it missing"));
+      throw FormatError(concat(printable(shards.index), ": expected tensor ", quoted(entry.name), " of ", quoted(shard),
+                               " to be listed there, found it missing"));
   if (!listed.empty())
-    throw FormatError(concat(printable(shards.index), ": expected tensor ", quoted(*listed.begin()), " in ", quoted(shard), ", found none there"));
+    throw FormatError(concat(printable(shards.index), ": expected tensor ", quoted(*listed.begin()), " in ",
+                             quoted(shard), ", found none there"));
 }
 
 TensorTable read_shards(StoreDirectory& store, const std::string& folder) {
@@ -108,11 +111,13 @@ void require_experts(const TensorTable& table, const std::string& folder) {
     if (name.find(".mlp.switch_mlp.") != std::string::npos) return;
     unstacked = unstacked || name.find(".mlp.experts.") != std::string::npos;
   }
-  throw FormatError(concat(printable(folder), ": no routed experts found: expected tensors model.layers.N.mlp.switch_mlp.*",
-                           unstacked ? "; these are experts as Hugging Face lays them out, which need converting" : ""));
+  throw FormatError(
+      concat(printable(folder), ": no routed experts found: expected tensors model.layers.N.mlp.switch_mlp.*",
+             unstacked ? "; these are experts as Hugging Face lays them out, which need converting" : ""));
 }
 
-ExpertFormats formats_of_layer(int64_t layer, const TensorTable& table, const DeclaredFormats& declared, const StoreDirectory& store) {
+ExpertFormats formats_of_layer(int64_t layer, const TensorTable& table, const DeclaredFormats& declared,
+                               const StoreDirectory& store) {
   const Variant& v = store.variant;
   const auto format = [&](std::string_view projection, int64_t rows, int64_t columns) {
     return matrix_format(expert_base(layer, projection), {v.num_experts, rows, columns}, table, declared, store);
@@ -134,8 +139,9 @@ void take_experts(TensorTable& table, const DeclaredFormats& declared, StoreDire
       first = layer;
     }
     if (!(formats == store.experts.formats))
-      throw FormatError(concat(printable(store.listing), ": experts of layer ", layer, ": expected the formats of layer ", first, ", ",
-                               store.experts.formats.describe(), ", found ", formats.describe()));
+      throw FormatError(concat(printable(store.listing), ": experts of layer ", layer,
+                               ": expected the formats of layer ", first, ", ", store.experts.formats.describe(),
+                               ", found ", formats.describe()));
     for (const ExpertPiece& piece : store.experts.pieces) {
       const auto node = table.extract(expert_base(layer, piece.name));
       const Span& whole = node.mapped().spans.front();

@@ -18,7 +18,8 @@ namespace {
 
 constexpr int older_group_size = 64;
 
-// The extractor of the older tools copies the routed experts into the weight file when asked to; the layer files hold them too.
+// The extractor of the older tools copies the routed experts into the weight file when asked to; the layer files hold
+// them too.
 bool is_expert_copy(std::string_view name) { return name.find(".mlp.switch_mlp.") != std::string_view::npos; }
 
 ExpertLayout older_layout(const Variant& v, int bits) {
@@ -33,8 +34,8 @@ ExpertLayout guess_layout(const Variant& v, const std::string& folder, int64_t l
   for (int bits : {4, 2})
     if (ExpertLayout layout = older_layout(v, bits); layout.bytes * v.num_experts == layer_bytes) return layout;
   throw FormatError(concat(printable(folder), ": expected layer files of ", older_layout(v, 4).bytes * v.num_experts,
-                           " bytes (4-bit) or ", older_layout(v, 2).bytes * v.num_experts, " (2-bit) for ", printable(v.name),
-                           ", found ", layer_bytes));
+                           " bytes (4-bit) or ", older_layout(v, 2).bytes * v.num_experts, " (2-bit) for ",
+                           printable(v.name), ", found ", layer_bytes));
 }
 
 int64_t first_moe_layer(const Variant& v) {
@@ -89,8 +90,8 @@ StoreDirectory open_packed(const std::string& weights_dir, const std::string& ex
   require_folder(folder);
   store.files.push_back(required_file(folder, "model_weights.bin"));
   store.listing = required_file(folder, "model_weights.json");
-  const Manifest manifest = parse_manifest(File(store.listing).read_text(json_max_bytes), File(store.files.front()).bytes(),
-                                           printable(store.listing));
+  const Manifest manifest = parse_manifest(File(store.listing).read_text(json_max_bytes),
+                                           File(store.files.front()).bytes(), printable(store.listing));
   TensorTable table;
   for (const ManifestEntry& entry : manifest.tensors) {
     if (is_expert_copy(entry.tensor.name))

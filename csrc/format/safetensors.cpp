@@ -18,7 +18,8 @@ constexpr int64_t prefix_bytes = 8;
 // The length of the whole header, from the file's first eight bytes.
 int64_t header_length(std::span<const std::byte> prefix, int64_t file_bytes, std::string_view where) {
   if (file_bytes < prefix_bytes || static_cast<int64_t>(prefix.size()) < prefix_bytes)
-    throw FormatError(concat(where, ": expected the 8 bytes of a header length, found a file of ", file_bytes, " bytes"));
+    throw FormatError(
+        concat(where, ": expected the 8 bytes of a header length, found a file of ", file_bytes, " bytes"));
   uint64_t length = 0;
   for (size_t i = 0; i < prefix_bytes; ++i) length |= static_cast<uint64_t>(prefix[i]) << (8 * i);
   if (length > static_cast<uint64_t>(safetensors_max_header))
@@ -59,11 +60,12 @@ TensorEntry entry_of(const JsonMember& member, int64_t header_bytes, int64_t dat
   if (begin < 0 || begin > end)
     throw FormatError(concat(here, ": data_offsets: expected 0 <= begin <= end, found [", begin, ", ", end, "]"));
   if (end > data_bytes)
-    throw FormatError(concat(here, " ends at byte ", end, " of the data, but the file has ", data_bytes, " bytes of data"));
+    throw FormatError(
+        concat(here, " ends at byte ", end, " of the data, but the file has ", data_bytes, " bytes of data"));
   entry.bytes = bytes_of_shape(entry, here);
   if (entry.bytes != end - begin)
-    throw FormatError(concat(here, ": data_offsets: expected ", entry.bytes, " bytes for ", describe_shape(entry.dtype, entry.shape),
-                             ", found ", end - begin));
+    throw FormatError(concat(here, ": data_offsets: expected ", entry.bytes, " bytes for ",
+                             describe_shape(entry.dtype, entry.shape), ", found ", end - begin));
   entry.offset = header_bytes + begin;
   return entry;
 }
@@ -81,12 +83,14 @@ void check_cover(const SafetensorsHeader& header, int64_t file_bytes, std::strin
     reached += entry->bytes;
   }
   if (reached != file_bytes)
-    throw FormatError(concat(where, ": expected the last tensor to end with the file at byte ", file_bytes, ", found byte ", reached));
+    throw FormatError(concat(where, ": expected the last tensor to end with the file at byte ", file_bytes,
+                             ", found byte ", reached));
 }
 
 }  // namespace
 
-SafetensorsHeader parse_safetensors_header(std::span<const std::byte> bytes, int64_t file_bytes, std::string_view where) {
+SafetensorsHeader parse_safetensors_header(std::span<const std::byte> bytes, int64_t file_bytes,
+                                           std::string_view where) {
   SafetensorsHeader header;
   header.header_bytes = header_length(bytes, file_bytes, where);
   if (static_cast<int64_t>(bytes.size()) < header.header_bytes)

@@ -1,7 +1,8 @@
 // What a store holds and where: the checked answer of opening one. Values only; no file stays open.
 //
-// Names are canonical whatever the store calls its tensors. A matrix X is X.weight alone, or X.weight, X.scales and X.biases.
-// Every tensor that the variant needs is there with the right shape, none besides, and every span lies within its file.
+// Names are canonical whatever the store calls its tensors. A matrix X is X.weight alone, or X.weight, X.scales and
+// X.biases. Every tensor that the variant needs is there with the right shape, none besides, and every span lies within
+// its file.
 #pragma once
 
 #include <cstdint>

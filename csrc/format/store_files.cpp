@@ -23,7 +23,8 @@ std::string required_file(const std::string& folder, const std::string& name) {
   const fs::file_type type = fs::status(path, error).type();
   if (type == fs::file_type::not_found) throw FormatError(concat(printable(path), ": expected this file, found none"));
   if (type == fs::file_type::none) throw IoError(concat(printable(path), ": ", error.message()));
-  if (type != fs::file_type::regular) throw FormatError(concat(printable(path), ": expected a regular file, found something else"));
+  if (type != fs::file_type::regular)
+    throw FormatError(concat(printable(path), ": expected a regular file, found something else"));
   return path;
 }
 
@@ -32,7 +33,8 @@ void require_folder(const std::string& folder) {
   const fs::file_type type = fs::status(folder, error).type();
   if (type == fs::file_type::none) throw IoError(concat(printable(folder), ": ", error.message()));
   if (type != fs::file_type::directory)
-    throw FormatError(concat(printable(folder), ": expected a folder, found ", type == fs::file_type::not_found ? "nothing" : "a file"));
+    throw FormatError(concat(printable(folder), ": expected a folder, found ",
+                             type == fs::file_type::not_found ? "nothing" : "a file"));
 }
 
 }  // namespace moeflux

@@ -37,7 +37,8 @@ std::vector<int64_t> shape_of(const Json& entry, std::string_view where) {
   const Json::Array* items = field ? field->array() : nullptr;
   if (!items) wrong_value(concat(where, ": shape"), "an array", field);
   if (items->size() > tensor_max_rank)
-    throw FormatError(concat(where, ": shape: expected at most ", tensor_max_rank, " dimensions, found ", items->size()));
+    throw FormatError(
+        concat(where, ": shape: expected at most ", tensor_max_rank, " dimensions, found ", items->size()));
   std::vector<int64_t> shape;
   for (const Json& item : *items) {
     const int64_t* size = item.integer();
@@ -50,7 +51,8 @@ std::vector<int64_t> shape_of(const Json& entry, std::string_view where) {
 int64_t bytes_of_shape(const TensorEntry& entry, std::string_view where) {
   const auto bytes = checked_product(entry.shape, static_cast<int64_t>(dtype_bytes(entry.dtype)));
   if (!bytes)
-    throw FormatError(concat(where, ": shape: expected a size within 63 bits, found ", describe_shape(entry.dtype, entry.shape)));
+    throw FormatError(
+        concat(where, ": shape: expected a size within 63 bits, found ", describe_shape(entry.dtype, entry.shape)));
   return *bytes;
 }
 
@@ -74,9 +76,9 @@ void check_no_overlap(const std::vector<const TensorEntry*>& entries, std::strin
   const TensorEntry* before = nullptr;
   for (const TensorEntry* entry : entries) {
     if (before && entry->offset < before->offset + before->bytes)
-      throw FormatError(concat(where, ": tensor ", quoted(entry->name), ": expected bytes of its own, found [", entry->offset, ", ",
-                               entry->offset + entry->bytes, ") overlapping ", quoted(before->name), " [", before->offset,
-                               ", ", before->offset + before->bytes, ")"));
+      throw FormatError(concat(where, ": tensor ", quoted(entry->name), ": expected bytes of its own, found [",
+                               entry->offset, ", ", entry->offset + entry->bytes, ") overlapping ",
+                               quoted(before->name), " [", before->offset, ", ", before->offset + before->bytes, ")"));
     if (entry->bytes > 0) before = entry;
   }
 }

@@ -40,7 +40,9 @@ int64_t bits_of_row(int64_t words, int64_t columns) {
   return words * 32 % columns == 0 ? words * 32 / columns : 0;
 }
 
-int64_t group_of_row(int64_t scales, int64_t columns) { return scales > 0 && columns % scales == 0 ? columns / scales : 0; }
+int64_t group_of_row(int64_t scales, int64_t columns) {
+  return scales > 0 && columns % scales == 0 ? columns / scales : 0;
+}
 
 QuantFormat affine_format(const std::string& base, const std::vector<int64_t>& shape, const StoredTensor& weight,
                           const TensorTable& table, const StoreDirectory& store) {
@@ -55,8 +57,9 @@ QuantFormat affine_format(const std::string& base, const std::vector<int64_t>& s
     throw FormatError(concat(place(store, scales, base + ".scales"), ": expected BF16, F16 or F32 scales of a ",
                              describe_shape(shape), " matrix, found ", describe_shape(scales.dtype, scales.shape)));
   if (biases.dtype != scales.dtype || biases.shape != scales.shape)
-    throw FormatError(concat(place(store, biases, base + ".biases"), ": expected ", describe_shape(scales.dtype, scales.shape),
-                             " as the scales are, found ", describe_shape(biases.dtype, biases.shape)));
+    throw FormatError(concat(place(store, biases, base + ".biases"), ": expected ",
+                             describe_shape(scales.dtype, scales.shape), " as the scales are, found ",
+                             describe_shape(biases.dtype, biases.shape)));
   try {
     return QuantFormat::affine(static_cast<int>(bits_of_row(weight.shape.back(), columns)),
                                static_cast<int>(group_of_row(scales.shape.back(), columns)), scales.dtype);
@@ -96,7 +99,8 @@ QuantFormat matrix_format(const std::string& base, const std::vector<int64_t>& s
     format = affine_format(base, shape, weight, table, store);
   } else {
     if (!is_float(weight.dtype))
-      throw FormatError(concat(where, ": expected U32, BF16, F16 or F32, found ", describe_shape(weight.dtype, weight.shape)));
+      throw FormatError(
+          concat(where, ": expected U32, BF16, F16 or F32, found ", describe_shape(weight.dtype, weight.shape)));
     check_float(weight, shape, where);
     format = QuantFormat::plain(weight.dtype);
   }
@@ -122,9 +126,9 @@ void match_tensors(TensorTable table, const DeclaredFormats& declared, StoreDire
   }
   if (!table.empty()) {
     const auto& [name, tensor] = *table.begin();
-    throw FormatError(concat(place(store, tensor, name), ": expected only tensors of ", printable(store.variant.name), ", found ",
-                             describe_shape(tensor.dtype, tensor.shape), " that it does not have (", table.size(),
-                             " such tensors)"));
+    throw FormatError(concat(place(store, tensor, name), ": expected only tensors of ", printable(store.variant.name),
+                             ", found ", describe_shape(tensor.dtype, tensor.shape), " that it does not have (",
+                             table.size(), " such tensors)"));
   }
 }
 

@@ -19,20 +19,21 @@ enum class TensorKind {
 };
 
 struct TensorRequirement {
-  std::string name;            // a base name for matrix and stack, else the whole name
+  std::string name;  // a base name for matrix and stack, else the whole name
   TensorKind kind;
   std::vector<int64_t> shape;  // logical: columns, not packed words
 };
 
-// `has` tells whether the store holds a tensor of that name: latent attention keeps its second key-value projection either
-// as one matrix or as two stacks, layer by layer.
-std::vector<TensorRequirement> tensor_requirements(const Variant& variant, const std::function<bool(const std::string&)>& has);
+// `has` tells whether the store holds a tensor of that name: latent attention keeps its second key-value projection
+// either as one matrix or as two stacks, layer by layer.
+std::vector<TensorRequirement> tensor_requirements(const Variant& variant,
+                                                   const std::function<bool(const std::string&)>& has);
 
 // The name without the `language_model.` that multimodal checkpoints put first or after `model.`.
 std::string canonical_name(std::string_view stored);
 
-// Whether the canonical name is of a part that is deliberately not used: vision tower, multi-token prediction, tables of
-// rope frequencies, an output matrix beside tied embeddings.
+// Whether the canonical name is of a part that is deliberately not used: vision tower, multi-token prediction, tables
+// of rope frequencies, an output matrix beside tied embeddings.
 bool is_unused_tensor(const Variant& variant, std::string_view canonical);
 
 // "model.layers.3."

@@ -13,7 +13,9 @@ namespace {
 
 // ---- Names of the flavours, in the order of each enum ---------------------------------------------------------------
 
-constexpr std::array<std::string_view, 4> names_of(ModelType) { return {"qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3"}; }
+constexpr std::array<std::string_view, 4> names_of(ModelType) {
+  return {"qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3"};
+}
 constexpr std::array<std::string_view, 2> names_of(Attention) { return {"gqa", "mla"}; }
 constexpr std::array<std::string_view, 2> names_of(Rope) { return {"vanilla", "yarn"}; }
 constexpr std::array<std::string_view, 2> names_of(Router) { return {"softmax", "noaux_tc"}; }
@@ -165,15 +167,16 @@ struct Limit {
 
 void check_limits(const Variant& v, std::initializer_list<Limit> limits) {
   for (const Limit& limit : limits)
-    require(v, limit.value >= limit.least && limit.value <= limit.most, limit.field, concat(limit.least, " to ", limit.most),
-            limit.value);
+    require(v, limit.value >= limit.least && limit.value <= limit.most, limit.field,
+            concat(limit.least, " to ", limit.most), limit.value);
 }
 
 void check_positive(const Variant& v, std::string_view field, double value) {
   require(v, value > 0, field, "a positive number", value);
 }
 
-void check_divides(const Variant& v, std::string_view field, int64_t value, std::string_view divisor_field, int64_t divisor) {
+void check_divides(const Variant& v, std::string_view field, int64_t value, std::string_view divisor_field,
+                   int64_t divisor) {
   require(v, value % divisor == 0, field, concat("a multiple of ", divisor_field, " (", divisor, ")"), value);
 }
 
@@ -254,15 +257,17 @@ void check_feed_forward(const Variant& v) {
   int64_t moe = 0;
   for (MlpKind kind : v.mlp_kinds) moe += kind == MlpKind::moe;
   require(v, moe > 0, "mlp_kinds", "at least one layer with experts", "none");
-  if (v.shared_expert != SharedExpert::none) check_limits(v, {{"shared_intermediate", v.shared_intermediate, 1, max_width}});
+  if (v.shared_expert != SharedExpert::none)
+    check_limits(v, {{"shared_intermediate", v.shared_intermediate, 1, max_width}});
   if (moe < v.num_layers()) check_limits(v, {{"dense_intermediate", v.dense_intermediate, 1, max_width}});
   if (v.router == Router::noaux_tc) {
-    check_limits(v, {{"num_groups", v.num_groups, 1, v.num_experts}, {"groups_per_token", v.groups_per_token, 1, v.num_groups}});
-    require(v, v.num_experts % v.num_groups == 0, "num_groups", concat("a divisor of num_experts (", v.num_experts, ")"),
-            v.num_groups);
+    check_limits(
+        v, {{"num_groups", v.num_groups, 1, v.num_experts}, {"groups_per_token", v.groups_per_token, 1, v.num_groups}});
+    require(v, v.num_experts % v.num_groups == 0, "num_groups",
+            concat("a divisor of num_experts (", v.num_experts, ")"), v.num_groups);
     const int64_t reach = v.groups_per_token * (v.num_experts / v.num_groups);
-    require(v, v.experts_per_token <= reach, "experts_per_token", concat("at most the ", reach, " experts of the kept groups"),
-            v.experts_per_token);
+    require(v, v.experts_per_token <= reach, "experts_per_token",
+            concat("at most the ", reach, " experts of the kept groups"), v.experts_per_token);
   }
 }
 
@@ -287,7 +292,8 @@ Variant parse_variant(std::string_view text, std::string_view where) {
 
 Json variant_to_json(const Variant& variant) {
   Json::Object members;
-  each_field(variant, [&](std::string_view name, const auto& field) { members.push_back({std::string(name), written(field)}); });
+  each_field(variant,
+             [&](std::string_view name, const auto& field) { members.push_back({std::string(name), written(field)}); });
   return Json(std::move(members));
 }
 

@@ -113,11 +113,12 @@ void register_readers(py::module_& m) {
       },
       py::arg("path"), "The content of a JSON file, read strictly.");
   m.def(
-      "parse_json", [](const std::string& text, const std::string& where) { return to_python(parse_json(text, where)); },
+      "parse_json",
+      [](const std::string& text, const std::string& where) { return to_python(parse_json(text, where)); },
       py::arg("text"), py::arg("where") = "text", "The value of a JSON text (str or UTF-8 bytes), read strictly.");
   m.def(
-      "parse_variant", [](const std::string& text) { return to_python(variant_to_json(parse_variant(text))); }, py::arg("text"),
-      "The fields of Variant.to_json() as the C++ core understands them.");
+      "parse_variant", [](const std::string& text) { return to_python(variant_to_json(parse_variant(text))); },
+      py::arg("text"), "The fields of Variant.to_json() as the C++ core understands them.");
 
   py::class_<TensorEntry>(m, "TensorEntry", "Where one tensor lies in its file.")
       .def_property_readonly("dtype", [](const TensorEntry& e) { return std::string(dtype_name(e.dtype)); })
@@ -144,7 +145,8 @@ void register_experts(py::module_& m) {
       .def_readonly("down", &ExpertFormats::down)
       .def("__str__", &ExpertFormats::describe)
       .def("__repr__", [](const ExpertFormats& f) { return concat("ExpertFormats(", f.describe(), ")"); })
-      .def("__eq__", [](const ExpertFormats& a, const ExpertFormats& b) { return a == b; }, py::is_operator())
+      .def(
+          "__eq__", [](const ExpertFormats& a, const ExpertFormats& b) { return a == b; }, py::is_operator())
       .def("__hash__", [](const ExpertFormats& f) { return py::hash(py::str(f.describe())); });
 
   py::class_<ExpertLayout>(m, "ExpertLayout", "Where the pieces of one routed expert lie.")
@@ -173,7 +175,8 @@ void register_stores(py::module_& m) {
       .def_property_readonly("dtype", [](const StoredTensor& t) { return std::string(dtype_name(t.dtype)); })
       .def_property_readonly("shape", [](const StoredTensor& t) { return shape_to_python(t.shape); })
       .def_property_readonly(
-          "spans", [](const StoredTensor& t) { return spans_to_python(t.spans); }, "(file, offset, bytes) of each range.")
+          "spans", [](const StoredTensor& t) { return spans_to_python(t.spans); },
+          "(file, offset, bytes) of each range.")
       .def("__repr__", [](const StoredTensor& t) {
         return concat("Tensor(", describe_shape(t.dtype, t.shape), ", ", t.spans.size(), " spans)");
       });
@@ -184,7 +187,8 @@ void register_stores(py::module_& m) {
       .def_readonly("formats", &Store::formats, "QuantFormat of every matrix, by its base name.")
       .def_property_readonly("experts", [](const Store& s) { return s.directory.experts; })
       .def_property_readonly(
-          "ignored", [](const Store& s) { return s.directory.ignored; }, "Tensors that are there and deliberately not used.")
+          "ignored", [](const Store& s) { return s.directory.ignored; },
+          "Tensors that are there and deliberately not used.")
       .def(
           "expert_spans",
           [](const Store& s, int64_t layer, int64_t expert) {
