@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 DESCRIPTION = """\
-moeflux runs Mixture-of-Experts language models far larger than memory: what every token needs stays in memory, the
-experts stay on the SSD and are read as the router picks them. This version looks into models and prepares them: it
-reads stock MLX folders as they are, converts Hugging Face and MLX checkpoints, checks what lies on disk, and makes
-random models of any shape to try things with.
+moeflux is for Mixture-of-Experts language models far larger than memory: what every token needs stays in memory, the
+experts stay on the SSD and are read as the router picks them. This version looks into models and prepares them; it does
+not write text yet. It reads stock MLX folders as they are, converts Hugging Face and MLX checkpoints, checks what lies
+on disk, and makes random models of any shape to try things with.
 """
 
 EXAMPLES = """\
@@ -41,8 +41,12 @@ exit status: 0 done, 1 verify found a fault, 2 a wrong call or a bad file (one s
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit status. User errors are a sentence on stderr, never a traceback."""
+    parser = _parser()
+    if not (sys.argv[1:] if argv is None else argv):
+        parser.print_help(sys.stderr)
+        return 2
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = parser.parse_args(argv)
     except SystemExit as stop:  # argparse has printed the help, the version or the error
         return int(stop.code or 0)
     try:
@@ -145,9 +149,9 @@ examples:
 CONVERT_HELP = "make a packed store of an MLX folder or a Hugging Face checkpoint"
 CONVERT = """\
 Writes DEST, a packed store: the dense weights in one file, the experts of each layer in one more, each expert in one
-piece, so that it is one read. An MLX folder is repacked byte for byte. A Hugging Face checkpoint (bf16, fp16, f32 or fp8
-with block scales) is quantised, as mlx_lm.convert would. The store grows in DEST.partial and gets its name when it is
-complete and checked; a run that was stopped is continued by the same command. Memory stays below 2 GB.
+piece, so that it is one read. An MLX folder is repacked byte for byte. A Hugging Face checkpoint (bf16, fp16, f32, or
+fp8 with block scales) is quantised, as mlx_lm.convert would. The store grows in DEST.partial and gets its name when it
+is complete and checked; a run that was stopped is continued by the same command. Memory stays below 2 GB.
 
 examples:
   moeflux convert ~/models/Qwen3.6-35B-A3B-4bit /ssd/a3b            an MLX folder, repacked

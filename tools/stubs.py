@@ -1,0 +1,43 @@
+"""Writes the type stub of moeflux._core from the built module: python tools/stubs.py python/moeflux/_core.pyi"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HEADER = "# Made by `make stubs` from the built module; a test compares it with the module.\n"
+
+
+def stub_text() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pybind11_stubgen", "moeflux._core", "--exit-code", "-o", folder]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        if run.returncode:
+            sys.exit(run.stderr)
+        text = (Path(folder) / "moeflux" / "_core.pyi").read_text()
+    # What pybind11 accepts by conversion is more than what we promise.
+    text = text.replace("typing.SupportsInt | typing.SupportsIndex", "int")
+    text = text.replace("typing.SupportsFloat | typing.SupportsIndex", "float")
+    text = re.sub(r"^__version__.*\n", "", text, flags=re.MULTILINE).rstrip() + "\n\n__version__: str\n"
+    return formatted(HEADER + text)
+
+
+def formatted(text: str) -> str:
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "format",
+        "--isolated",
+        "--line-length=120",
+        "--stdin-filename=_core.pyi",
+        "-",
+    ]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(stub_text())
