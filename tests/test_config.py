@@ -279,7 +279,9 @@ def test_from_path_names_the_file(tmp_path: Path) -> None:
     assert Variant.from_config(folder).name == "My-Model"
     assert Variant.from_config(folder / "config.json").name == "My-Model"
     (folder / "config.json").write_text(json.dumps({**QWEN3_MOE, "hidden_size": "wide"}))
-    with pytest.raises(FormatError, match=r"My-Model/config\.json: hidden_size: expected a whole number .* found 'wide'"):
+    with pytest.raises(
+        FormatError, match=r"My-Model/config\.json: hidden_size: expected a whole number .* found 'wide'"
+    ):
         Variant.from_config(folder)
 
 

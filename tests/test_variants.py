@@ -100,13 +100,19 @@ def test_derived_beyond_the_table() -> None:
 
 # bits: model: (bytes of an expert, offset of each of the nine blocks)
 EXPERTS = {
-    (4, A17B.name): (7_077_888, (0, 2_097_152, 2_228_224, 2_359_296, 4_456_448, 4_587_520, 4_718_592, 6_815_744, 6_946_816)),
+    (4, A17B.name): (
+        7_077_888,
+        (0, 2_097_152, 2_228_224, 2_359_296, 4_456_448, 4_587_520, 4_718_592, 6_815_744, 6_946_816),
+    ),
     (4, A3B.name): (1_769_472, (0, 524_288, 557_056, 589_824, 1_114_112, 1_146_880, 1_179_648, 1_703_936, 1_736_704)),
     (4, COGITO.name): (
         24_772_608,
         (0, 7_340_032, 7_798_784, 8_257_536, 15_597_568, 16_056_320, 16_515_072, 23_855_104, 24_313_856),
     ),
-    (2, A17B.name): (3_932_160, (0, 1_048_576, 1_179_648, 1_310_720, 2_359_296, 2_490_368, 2_621_440, 3_670_016, 3_801_088)),
+    (2, A17B.name): (
+        3_932_160,
+        (0, 1_048_576, 1_179_648, 1_310_720, 2_359_296, 2_490_368, 2_621_440, 3_670_016, 3_801_088),
+    ),
     (2, A3B.name): (983_040, (0, 262_144, 294_912, 327_680, 589_824, 622_592, 655_360, 917_504, 950_272)),
     (2, COGITO.name): (
         13_762_560,
@@ -121,9 +127,9 @@ def test_expert_layout(bits: int, name: str) -> None:
     layout = ExpertLayout(variant.hidden_size, variant.moe_intermediate, fmt, fmt, fmt)
     size, offsets = EXPERTS[bits, name]
     assert layout.bytes == size
-    assert tuple(piece.offset for piece in layout.pieces) == offsets
+    assert tuple(offset for _, offset, *_ in layout.pieces) == offsets
     names = [f"{matrix}_proj.{part}" for matrix in ("gate", "up", "down") for part in ("weight", "scales", "biases")]
-    assert [piece.name for piece in layout.pieces] == names
+    assert [name for name, *_ in layout.pieces] == names
 
 
 def test_expert_totals() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from moeflux._core import read_json
 from moeflux.errors import FormatError
-from moeflux.variants import Variant, interval_kinds
+from moeflux.variants import MAX_CONTEXT, Variant, interval_kinds
 
 ARCHITECTURES = {
     "qwen3_5_moe": "qwen3_5_moe",
@@ -28,8 +28,8 @@ IRRELEVANT = frozenset(
     _name_or_path architectures attention_dropout auto_map aux_loss_alpha bad_words_ids begin_suppress_tokens
     chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype
     early_stopping encoder_no_repeat_ngram_size ep_size exponential_decay_length_penalty finetuning_task
-    forced_bos_token_id forced_eos_token_id id2label initializer_range is_decoder is_encoder_decoder label2id language_model_only
-    length_penalty mamba_ssm_dtype max_length max_window_layers min_length mtp_num_hidden_layers
+    forced_bos_token_id forced_eos_token_id id2label initializer_range is_decoder is_encoder_decoder label2id
+    language_model_only length_penalty mamba_ssm_dtype max_length max_window_layers min_length mtp_num_hidden_layers
     mtp_use_dedicated_embeddings no_repeat_ngram_size num_beam_groups num_beams num_mtp_layers
     num_nextn_predict_layers num_return_sequences output_attentions output_hidden_states output_router_logits
     output_scores pad_token_id prefix pretraining_tp problem_type pruned_heads qk_head_dim quantization
@@ -121,6 +121,18 @@ def variant_from_config(config: str | Path | dict[str, Any]) -> Variant:
     if path.is_dir():
         path = path / "config.json"
     return read_config(read_json(str(path)), str(path), path.resolve().parent.name)
+
+
+def variant_from_manifest(manifest: Any, where: str, name: str) -> Variant:
+    """The variant behind a model_weights.json whose `config` block an older tool filled in.
+
+    Those tools knew two architectures, which differ in their fields, and one context length.
+    """
+    block = Fields(manifest, where).get("config", dict, "an object", _REQUIRED)
+    architecture = "deepseek_v3" if "kv_lora_rank" in block else "qwen3_5_moe"
+    config = {key: value for key, value in block.items() if key not in ("default_bits", "default_group_size")}
+    config |= {"model_type": architecture, "max_position_embeddings": MAX_CONTEXT}
+    return read_config(config, f"{where}: config", name)
 
 
 def read_config(config: Any, where: str, name: str) -> Variant:
