@@ -2,12 +2,12 @@
 
     python tests/golden/checkpoints.py FOLDER [NAME ...]
 
-NumPy only, and deterministic for ever: the numbers come from a counter-based generator through exact arithmetic alone, so
-the golden files stay valid whatever the machine or the version of NumPy. `write(name, folder)` writes config.json, two
-safetensors shards with their index, and a byte-level tokenizer; `tensors(name)` gives the same values in memory.
+NumPy only, and deterministic for ever: the numbers come from a counter-based generator through exact arithmetic alone,
+so the golden files stay valid whatever the machine or the version of NumPy. `write(name, folder)` writes config.json,
+two safetensors shards with their index, and a byte-level tokenizer; `CHECKPOINTS[name]()` is the same in memory.
 
-The weights matter: norms are far from 1, routing is decisive, decays are spread, queries are sharp. A wrong formula moves
-the logits by whole units, not by the last digit.
+The weights matter: norms are far from 1, routing is decisive, decays are spread, queries are sharp. A wrong formula
+moves the logits by whole units, not by the last digit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def uniform(name: str, shape: tuple[int, ...], low: float, high: float) -> np.nd
 
 
 def normal(name: str, shape: tuple[int, ...], deviation: float) -> np.ndarray:
-    """Nearly normal: a sum of eight 16-bit uniforms. No logarithm or cosine, whose last bit differs between machines."""
+    """Nearly normal: a sum of eight 16-bit uniforms. No logarithm, no cosine: their last bit depends on the machine."""
     count = int(np.prod(shape))
     parts = splitmix64(name_seed(name), 2 * count).view(np.uint16).reshape(count, 8).astype(np.int64)
     centred = parts.sum(axis=1) - 8 * 32768 + 4
@@ -218,7 +218,7 @@ def qwen3_5_moe_text() -> Checkpoint:
     config = {
         **QWEN_MOE, **QWEN_LINEAR, "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text",
         "attn_output_gate": True, "dtype": "bfloat16", "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-        "tie_word_embeddings": True, "moe_intermediate_size": 128, "num_experts": 8, "num_experts_per_tok": 2,
+        "tie_word_embeddings": True, "moe_intermediate_size": 128, "num_experts": 8, "num_experts_per_tok": 3,
         "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 100000, "rope_type": "default"},
     }  # fmt: skip
     return qwen_hybrid("qwen3_5_moe_text", config, prefix="model.", fused=False, a_log="BF16", tied=True)
@@ -229,7 +229,7 @@ def qwen3_next() -> Checkpoint:
         **QWEN_MOE, **QWEN_LINEAR, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next",
         "decoder_sparse_step": 1, "mlp_only_layers": [], "intermediate_size": 256, "norm_topk_prob": True,
         "partial_rotary_factor": 0.25, "rope_scaling": None, "rope_theta": 10000000, "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16", "use_sliding_window": False, "num_experts": 8, "num_experts_per_tok": 3,
+        "torch_dtype": "bfloat16", "num_experts": 8, "num_experts_per_tok": 3,
         "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128,
     }  # fmt: skip
     return qwen_hybrid("qwen3_next", config, prefix="model.", fused=True, a_log="BF16", tied=False)
@@ -365,8 +365,8 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
 
 
 def token_ids(name: str) -> list[int]:
-    """The fixed input. With YaRN it runs well past the original context, and with all past position 64."""
-    count = 192 if name.startswith(("deepseek", "kimi_plain")) else 96
+    """The fixed input. It runs well past position 64 and, with YaRN, past the original context."""
+    count = 192 if name == "deepseek_v3" else 96
     return [int(bits % np.uint64(VOCAB)) for bits in splitmix64(name_seed("tokens"), count)]
 
 
@@ -374,7 +374,7 @@ def token_ids(name: str) -> list[int]:
 
 
 def safetensors_bytes(tensors: dict[str, tuple[str, np.ndarray]]) -> bytes:
-    """8-byte little-endian header length, JSON header padded with spaces to 8 bytes, data in the order of the header."""
+    """8-byte little-endian header length, JSON header padded with spaces to 8 bytes, data in the header's order."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, array) in tensors.items():
