@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(command: str, sentence: str, status: int) -> int:
-    print(f"moeflux {command}: {' '.join(sentence.split())}", file=sys.stderr)
+    print(f"moeflux {command}: {' '.join(line.strip() for line in sentence.splitlines())}", file=sys.stderr)
     return status
 
 
