@@ -31,7 +31,7 @@ class Json {
   using Value = std::variant<std::monostate, bool, int64_t, double, std::string, Array, Object>;
 
   Json() = default;  // null
-  explicit Json(Value value) : value_(std::move(value)) {}
+  explicit Json(Value value);
 
   // Null when the value is of another kind.
   const bool* boolean() const { return std::get_if<bool>(&value_); }
@@ -56,6 +56,9 @@ struct JsonMember {
   std::string key;
   Json value;
 };
+
+// Defined here because moving a Value needs JsonMember complete.
+inline Json::Json(Value value) : value_(std::move(value)) {}
 
 // `where` begins every message; usually the path of the file.
 Json parse_json(std::string_view text, std::string_view where);
