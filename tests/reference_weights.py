@@ -12,16 +12,15 @@ from golden.checkpoints import CHECKPOINTS, from_bf16
 from moeflux import QuantFormat
 from moeflux.variants import Variant
 
-NO_SCALES = np.empty(0, np.float32)
 PLAIN = QuantFormat.plain("F32")
 FOLDED_NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight", "q_norm.weight", "k_norm.weight")
 
 
-class PlainMatrix(NamedTuple):
+class Plain(NamedTuple):
     weight: np.ndarray
     format: QuantFormat = PLAIN
-    scales: np.ndarray = NO_SCALES  # never looked at
-    biases: np.ndarray = NO_SCALES
+    scales: None = None
+    biases: None = None
 
 
 @dataclass
@@ -31,15 +30,15 @@ class ReferenceWeights:
     tensors: dict[str, np.ndarray]  # by canonical name, matrices by their base name
     experts: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
-    def __contains__(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
         return name in self.tensors
 
-    def tensor(self, name: str) -> np.ndarray:
-        return self.tensors[name]
+    def tensor(self, name: str) -> Plain:
+        return Plain(self.tensors[name])
 
-    def expert(self, layer: int, expert: int) -> tuple[PlainMatrix, PlainMatrix, PlainMatrix]:
+    def expert(self, layer: int, expert: int) -> tuple[Plain, Plain, Plain]:
         gate, up, down = self.experts[layer, expert]
-        return PlainMatrix(gate), PlainMatrix(up), PlainMatrix(down)
+        return Plain(gate), Plain(up), Plain(down)
 
 
 def load(name: str) -> tuple[Variant, ReferenceWeights]:

@@ -78,8 +78,8 @@ class Widened:
     remember: bool = True
     kept: dict[Hashable, Any] = field(default_factory=dict)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.weights
+    def has(self, name: str) -> bool:
+        return self.weights.has(name)
 
     def __call__(self, name: str) -> Array:
         return self._once(name, lambda: widen(self.weights.tensor(name)))
@@ -143,7 +143,7 @@ def latent_attention(
 
 def latent_matrices(v: Variant, w: Widened, at: str) -> tuple[Array, Array]:
     """The matrices from latent to keys [heads, nope, rank] and to values [heads, v, rank], stored together or apart."""
-    if f"{at}kv_b_proj" in w:
+    if w.has(f"{at}kv_b_proj"):
         both = w(f"{at}kv_b_proj").reshape(v.num_heads, v.qk_nope_dim + v.v_head_dim, v.kv_lora_rank)
         return both[:, : v.qk_nope_dim], both[:, v.qk_nope_dim :]
     return w(f"{at}embed_q").transpose(0, 2, 1), w(f"{at}unembed_out")

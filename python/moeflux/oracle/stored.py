@@ -1,4 +1,4 @@
-"""Tensors as a store presents them, and the numbers they stand for: plain values, or codes with scales and biases."""
+"""Tensors as they lie in a store, and the numbers they stand for: bf16, and codes with scales and biases."""
 
 from __future__ import annotations
 
@@ -11,33 +11,52 @@ from moeflux.variants import QuantFormat
 Array = np.ndarray
 
 
-class Matrix(Protocol):
-    """A matrix, or a stack of them. Affine: `weight` u32 [..., rows, columns * bits / 32], `scales` and `biases` f32
-    [..., rows, columns / group_size]. Plain: `weight` f32 [..., rows, columns], and the others are not looked at."""
+class Stored(Protocol):
+    """One matrix or vector as it lies in a store, unconverted.
+
+    Affine: `weight` u32 [..., rows, columns * bits / 32], `scales` and `biases` [..., rows, columns / group_size].
+    Plain: `weight` [...] alone. BF16 is u16 bits throughout, in `weight` as in `scales` and `biases`.
+    """
 
     @property
     def format(self) -> QuantFormat: ...
     @property
     def weight(self) -> Array: ...
     @property
-    def scales(self) -> Array: ...
+    def scales(self) -> Array | None: ...
     @property
-    def biases(self) -> Array: ...
+    def biases(self) -> Array | None: ...
 
 
 class Weights(Protocol):
     """What the oracle asks of a store. Names are the canonical ones: the whole name of a vector
     ("model.norm.weight"), the base name of a matrix ("model.layers.0.mlp.gate")."""
 
-    def __contains__(self, name: str) -> bool: ...
+    def has(self, name: str) -> bool: ...
 
-    def tensor(self, name: str) -> Array | Matrix:
-        """A vector as f32, or a matrix."""
-        ...
+    def tensor(self, name: str) -> Stored: ...
 
-    def expert(self, layer: int, expert: int) -> tuple[Matrix, Matrix, Matrix]:
+    def expert(self, layer: int, expert: int) -> tuple[Stored, Stored, Stored]:
         """gate [m, h], up [m, h], down [h, m] of one routed expert."""
         ...
+
+
+def bf16_to_float(bits: Array) -> Array:
+    """u16 bits of bf16 -> f32, exactly."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def float_to_bf16(values: Array) -> Array:
+    """f32 -> the nearest bf16, ties to even, as u16 bits. Finite values only."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+
+
+def plain_to_float(raw: Array, element: str) -> Array:
+    """BF16 as u16 bits, F16 (as u16 bits or float16) or F32 -> float64, exactly."""
+    if element == "BF16":
+        return bf16_to_float(raw).astype(np.float64)
+    return (raw.view(np.float16) if element == "F16" else raw).astype(np.float64)
 
 
 def unpack_codes(words: Array, bits: int) -> Array:
@@ -55,11 +74,13 @@ def pack_codes(codes: Array, bits: int) -> Array:
     return row_bytes.view("<u4")
 
 
-def dequantize(words: Array, scales: Array, biases: Array, bits: int, group_size: int) -> Array:
+def dequantize(words: Array, scales: Array, biases: Array, format: QuantFormat) -> Array:
     """weight = code * scale + bias, one scale and bias to `group_size` columns. -> float64 [..., rows, columns]"""
-    codes = unpack_codes(words, bits)
-    groups = codes.reshape(*codes.shape[:-1], -1, group_size)
-    return (groups * scales.astype(np.float64)[..., None] + biases.astype(np.float64)[..., None]).reshape(codes.shape)
+    codes = unpack_codes(words, format.bits)
+    groups = codes.reshape(*codes.shape[:-1], -1, format.group_size)
+    scale = plain_to_float(scales, format.scale_type)[..., None]
+    bias = plain_to_float(biases, format.scale_type)[..., None]
+    return (groups * scale + bias).reshape(codes.shape)
 
 
 def quantize(values: Array, bits: int, group_size: int) -> tuple[Array, Array, Array]:
@@ -84,10 +105,8 @@ def quantize(values: Array, bits: int, group_size: int) -> tuple[Array, Array, A
     return pack_codes(codes.reshape(values.shape), bits), scale[..., 0], bias[..., 0]
 
 
-def widen(stored: Array | Matrix) -> Array:
-    """Any tensor of a store as float64."""
-    if isinstance(stored, np.ndarray):
-        return stored.astype(np.float64)
+def widen(stored: Stored) -> Array:
+    """Any stored tensor as float64."""
     if stored.format.is_affine:
-        return dequantize(stored.weight, stored.scales, stored.biases, stored.format.bits, stored.format.group_size)
-    return stored.weight.astype(np.float64)
+        return dequantize(stored.weight, stored.scales, stored.biases, stored.format)
+    return plain_to_float(stored.weight, stored.format.element)
