@@ -19,8 +19,8 @@ FOLDED_NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight", "q_
 class Plain(NamedTuple):
     weight: np.ndarray
     format: QuantFormat = PLAIN
-    scales: None = None
-    biases: None = None
+    scales: np.ndarray | None = None
+    biases: np.ndarray | None = None
 
 
 @dataclass

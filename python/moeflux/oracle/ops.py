@@ -268,10 +268,12 @@ def normalized(weights: Array) -> Array:
 
 
 def route_softmax(logits: Array, k: int, *, normalize: bool) -> tuple[Array, Array]:
-    """logits [n, E] -> ids [n, k] and weights [n, k]: probabilities among all experts, then made to sum to 1."""
-    probabilities = softmax(logits)
-    ids = top_k(probabilities, k)
-    weights = np.take_along_axis(probabilities, ids, axis=-1)
+    """logits [n, E] -> ids [n, k] and weights [n, k]: probabilities among all experts, then made to sum to 1.
+
+    Chosen by logit, not by probability, where small ones all round to 0 and would tie.
+    """
+    ids = top_k(logits, k)
+    weights = np.take_along_axis(softmax(logits), ids, axis=-1)
     return ids, normalized(weights) if normalize else weights
 
 
