@@ -1,0 +1,294 @@
+"""Tiny stores of random bytes for tests of the readers: right in every shape, and easy to get wrong on purpose.
+
+`shapes(variant)` is written down from the format's description, as a second opinion on the C++ list.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from moeflux import Variant
+
+BYTES = {"U8": 1, "U32": 4, "BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I32": 4, "I64": 8}
+
+
+class Raw(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def raw(name: str, dtype: str, shape: tuple[int, ...]) -> Raw:
+    """Bytes that depend on the name, so that no two tensors are alike."""
+    seed = [ord(c) for c in name]
+    return Raw(dtype, shape, np.random.default_rng(seed).bytes(int(np.prod(shape)) * BYTES[dtype]))
+
+
+def quantised(
+    name: str, shape: tuple[int, ...], bits: int = 4, group: int = 32, scales: str = "BF16"
+) -> dict[str, Raw]:
+    *rows, columns = shape
+    return {
+        f"{name}.weight": raw(f"{name}.weight", "U32", (*rows, columns * bits // 32)),
+        f"{name}.scales": raw(f"{name}.scales", scales, (*rows, columns // group)),
+        f"{name}.biases": raw(f"{name}.biases", scales, (*rows, columns // group)),
+    }
+
+
+# ---- Variants ---------------------------------------------------------------------------------------------------
+
+
+def hybrid(model_type: str = "qwen3_next", **changes: Any) -> Variant:
+    """Two linear layers and a full one, all with experts and a gated shared one."""
+    fields: dict[str, Any] = {
+        "name": "tiny hybrid",
+        "model_type": model_type,
+        "attention": "gqa",
+        "rope": "vanilla",
+        "router": "softmax",
+        "shared_expert": "gated",
+        "attention_gate": True,
+        "layer_kinds": ("linear", "full", "linear"),
+        "mlp_kinds": ("moe",) * 3,
+        "hidden_size": 64,
+        "vocab_size": 48,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "rotary_dim": 4,
+        "rope_theta": 1e6,
+        "linear_key_heads": 2,
+        "linear_value_heads": 6,
+        "linear_key_dim": 8,
+        "linear_value_dim": 16,
+        "conv_kernel": 4,
+        "num_experts": 4,
+        "experts_per_token": 2,
+        "moe_intermediate": 32,
+        "shared_intermediate": 96,
+    }
+    return Variant(**(fields | changes))
+
+
+def latent(**changes: Any) -> Variant:
+    """A dense layer and two with experts, all with latent attention."""
+    fields: dict[str, Any] = {
+        "name": "tiny latent",
+        "model_type": "deepseek_v3",
+        "attention": "mla",
+        "rope": "vanilla",
+        "router": "noaux_tc",
+        "shared_expert": "plain",
+        "layer_kinds": ("full",) * 3,
+        "mlp_kinds": ("dense", "moe", "moe"),
+        "hidden_size": 64,
+        "vocab_size": 48,
+        "num_heads": 2,
+        "num_kv_heads": 2,
+        "head_dim": 48,
+        "rotary_dim": 16,
+        "rope_theta": 1e4,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 64,
+        "qk_nope_dim": 32,
+        "qk_rope_dim": 16,
+        "v_head_dim": 32,
+        "num_experts": 4,
+        "experts_per_token": 2,
+        "moe_intermediate": 32,
+        "shared_intermediate": 32,
+        "dense_intermediate": 128,
+        "num_groups": 2,
+        "groups_per_token": 1,
+    }
+    return Variant(**(fields | changes))
+
+
+# ---- Tensors ----------------------------------------------------------------------------------------------------
+
+
+def shapes(v: Variant, split_kv: bool = False) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    """(matrices and stacks by base name with their logical shape, plain tensors by name), routed experts aside."""
+    h = v.hidden_size
+    matrices: dict[str, tuple[int, ...]] = {"model.embed_tokens": (v.vocab_size, h)}
+    plain: dict[str, tuple[int, ...]] = {"model.norm.weight": (h,)}
+    if not v.tied_embeddings:
+        matrices["lm_head"] = (v.vocab_size, h)
+    for i, (kind, mlp) in enumerate(zip(v.layer_kinds, v.mlp_kinds, strict=True)):
+        at = f"model.layers.{i}"
+        plain |= {f"{at}.input_layernorm.weight": (h,), f"{at}.post_attention_layernorm.weight": (h,)}
+        if kind == "linear":
+            key, value = v.linear_key_heads * v.linear_key_dim, v.linear_value_heads * v.linear_value_dim
+            la = f"{at}.linear_attn"
+            matrices |= {f"{la}.in_proj_qkv": (2 * key + value, h), f"{la}.in_proj_z": (value, h)}
+            matrices |= {f"{la}.in_proj_{x}": (v.linear_value_heads, h) for x in "ab"}
+            matrices[f"{la}.out_proj"] = (h, value)
+            plain[f"{la}.conv1d.weight"] = (2 * key + value, v.conv_kernel, 1)
+            plain |= {f"{la}.{x}": (v.linear_value_heads,) for x in ("A_log", "dt_bias")}
+            plain[f"{la}.norm.weight"] = (v.linear_value_dim,)
+        elif v.attention == "gqa":
+            sa, kv = f"{at}.self_attn", v.num_kv_heads * v.head_dim
+            heads = v.num_heads * v.head_dim
+            matrices |= {f"{sa}.q_proj": (heads * (1 + v.attention_gate), h), f"{sa}.o_proj": (h, heads)}
+            matrices |= {f"{sa}.{x}_proj": (kv, h) for x in "kv"}
+            plain |= {f"{sa}.{x}_norm.weight": (v.head_dim,) for x in "qk"}
+        else:
+            sa, q_out = f"{at}.self_attn", v.num_heads * (v.qk_nope_dim + v.qk_rope_dim)
+            if v.q_lora_rank:
+                matrices |= {f"{sa}.q_a_proj": (v.q_lora_rank, h), f"{sa}.q_b_proj": (q_out, v.q_lora_rank)}
+                plain[f"{sa}.q_a_layernorm.weight"] = (v.q_lora_rank,)
+            else:
+                matrices[f"{sa}.q_proj"] = (q_out, h)
+            matrices[f"{sa}.kv_a_proj_with_mqa"] = (v.kv_lora_rank + v.qk_rope_dim, h)
+            plain[f"{sa}.kv_a_layernorm.weight"] = (v.kv_lora_rank,)
+            if split_kv:
+                matrices[f"{sa}.embed_q"] = (v.num_heads, v.kv_lora_rank, v.qk_nope_dim)
+                matrices[f"{sa}.unembed_out"] = (v.num_heads, v.v_head_dim, v.kv_lora_rank)
+            else:
+                matrices[f"{sa}.kv_b_proj"] = (v.num_heads * (v.qk_nope_dim + v.v_head_dim), v.kv_lora_rank)
+            matrices[f"{sa}.o_proj"] = (h, v.num_heads * v.v_head_dim)
+
+        def mlp_matrices(name: str, m: int) -> dict[str, tuple[int, ...]]:
+            return {f"{name}.gate_proj": (m, h), f"{name}.up_proj": (m, h), f"{name}.down_proj": (h, m)}
+
+        if mlp == "dense":
+            matrices |= mlp_matrices(f"{at}.mlp", v.dense_intermediate)
+            continue
+        matrices[f"{at}.mlp.gate"] = (v.num_experts, h)
+        if v.router == "noaux_tc":
+            plain[f"{at}.mlp.gate.e_score_correction_bias"] = (v.num_experts,)
+        if v.shared_expert == "gated":
+            matrices[f"{at}.mlp.shared_expert_gate"] = (1, h)
+            matrices |= mlp_matrices(f"{at}.mlp.shared_expert", v.shared_intermediate)
+        if v.shared_expert == "plain":
+            matrices |= mlp_matrices(f"{at}.mlp.shared_experts", v.shared_intermediate)
+    return matrices, plain
+
+
+def tensors(v: Variant, split_kv: bool = False) -> dict[str, Raw]:
+    """All of them, matrices 4-bit at group 32."""
+    matrices, plain = shapes(v, split_kv)
+    out = {name: raw(name, "BF16", shape) for name, shape in plain.items()}
+    for name, shape in matrices.items():
+        out |= quantised(name, shape)
+    return out
+
+
+def expert_stacks(v: Variant) -> dict[str, Raw]:
+    out: dict[str, Raw] = {}
+    for i in v.moe_layers:
+        at, e, m, h = f"model.layers.{i}.mlp.switch_mlp", v.num_experts, v.moe_intermediate, v.hidden_size
+        for name, shape in (("gate_proj", (e, m, h)), ("up_proj", (e, m, h)), ("down_proj", (e, h, m))):
+            out |= quantised(f"{at}.{name}", shape)
+    return out
+
+
+def fuse(v: Variant, stored: dict[str, Raw]) -> dict[str, Raw]:
+    """The four input projections of linear layers as qwen3_next keeps them: two matrices, rows grouped by key head."""
+    out = dict(stored)
+    heads, dk, r = v.linear_key_heads, v.linear_key_dim, v.linear_value_heads // v.linear_key_heads
+    dv, key = r * v.linear_value_dim, v.linear_key_heads * v.linear_key_dim
+    for i in v.linear_layers:
+        for part in ("weight", "scales", "biases"):
+            at = f"model.layers.{i}.linear_attn.in_proj_"
+            qkv, z, b, a = (out.pop(f"{at}{x}.{part}") for x in ("qkv", "z", "b", "a"))
+
+            def rows(tensor: Raw) -> np.ndarray:
+                return np.frombuffer(tensor.data, np.uint8).reshape(tensor.shape[0], -1)
+
+            q, k, w = np.split(rows(qkv), [key, 2 * key])
+            parts = {"qkvz": ((q, dk), (k, dk), (w, dv), (rows(z), dv)), "ba": ((rows(b), r), (rows(a), r))}
+            for name, group in parts.items():
+                fused = np.concatenate([x.reshape(heads, n, x.shape[1]) for x, n in group], axis=1)
+                source = qkv if name == "qkvz" else b
+                shape = (fused.shape[0] * fused.shape[1], source.shape[1])
+                out[f"{at}{name}.{part}"] = Raw(source.dtype, shape, fused.tobytes())
+    return out
+
+
+# ---- Folders ----------------------------------------------------------------------------------------------------
+
+
+def safetensors_bytes(stored: dict[str, Raw]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
+    end = 0
+    for name, tensor in stored.items():
+        header[name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [end, end + len(tensor.data)],
+        }
+        end += len(tensor.data)
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + b"".join(tensor.data for tensor in stored.values())
+
+
+@dataclass
+class MlxFolder:
+    """What goes into a folder of MLX safetensors: one shard and no index, or several with one."""
+
+    tensors: dict[str, Raw]
+    shards: int = 2
+    config: dict[str, Any] = field(default_factory=lambda: {"quantization": {"bits": 4, "group_size": 32}})
+
+    def write(self, folder: Path) -> Path:
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(self.config))
+        if self.shards == 1:
+            (folder / "model.safetensors").write_bytes(safetensors_bytes(self.tensors))
+            return folder
+        names = sorted(self.tensors)
+        weight_map = {}
+        for shard in range(self.shards):
+            part = {name: self.tensors[name] for name in names[shard :: self.shards]}
+            file = f"model-{shard + 1:05}-of-{self.shards:05}.safetensors"
+            (folder / file).write_bytes(safetensors_bytes(part))
+            weight_map |= dict.fromkeys(part, file)
+        index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        return folder
+
+
+def write_packed(folder: Path, v: Variant, stored: dict[str, Raw], layer_bytes: int, bits: dict[str, int]) -> Path:
+    """A folder of the older tools. `bits` are those of matrices that are not 4-bit; layer files hold random bytes."""
+    experts = folder / "packed_experts"
+    experts.mkdir(parents=True)
+    manifest: dict[str, Any] = {}
+    with (folder / "model_weights.bin").open("wb") as out:
+        for name, tensor in stored.items():
+            out.write(bytes(-out.tell() % 64))
+            manifest[name] = {
+                "offset": out.tell(),
+                "size": len(tensor.data),
+                "shape": list(tensor.shape),
+                "dtype": tensor.dtype,
+            }
+            if tensor.dtype == "U32" and name.removesuffix(".weight") in bits:
+                manifest[name]["bits"] = bits[name.removesuffix(".weight")]
+            out.write(tensor.data)
+    content = {"model": "tiny", "num_tensors": len(manifest), "tensors": manifest, "config": {"anything": None}}
+    (folder / "model_weights.json").write_text(json.dumps(content))
+    for i in v.moe_layers:
+        (experts / f"layer_{i:02d}.bin").write_bytes(np.random.default_rng(i).bytes(layer_bytes))
+    return folder
+
+
+# ---- Damage -----------------------------------------------------------------------------------------------------
+
+
+def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def replace_by_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
