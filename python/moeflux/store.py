@@ -120,13 +120,18 @@ class Store:
         """64 hex digits that differ whenever the model does.
 
         A packed store carries it: a hash over every tensor and expert. A folder without checksums would have to be
-        read whole for that, so there it covers the variant, where every tensor lies, and a sample of each file.
+        read whole for that, so there it covers the variant, where every tensor lies, all vectors (norms differ between
+        any two trainings), and a sample of each file.
         """
         if self.description is not None:
             return self.description.fingerprint
         digest = hashlib.sha256(self.variant.to_json().encode())
-        tensors = sorted((name, t.dtype, t.shape, t.spans) for name, t in self.directory.tensors.items())
-        digest.update(json.dumps(tensors).encode())
+        tensors = self.directory.tensors
+        places = sorted((name, t.dtype, t.shape, t.spans) for name, t in tensors.items())
+        digest.update(json.dumps(places).encode())
+        for name in sorted(tensors):
+            if name.rpartition(".")[0] not in self.directory.formats:
+                digest.update(self._read(tensors[name].spans))
         for index, file in enumerate(self.directory.files):
             size = Path(file).stat().st_size
             digest.update(f"{Path(file).name}:{size}".encode())
