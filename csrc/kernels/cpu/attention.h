@@ -1,0 +1,49 @@
+// Softmax attention over cached rows: grouped-query attention, and latent attention in its absorbed form.
+//
+// A unit of work is a block of queries (rows, and query heads that share a key head) and a span of the cached rows. Long
+// contexts are cut into spans so that several threads can share one head; a unit then leaves its maximum, its sum and its
+// weighted values in the scratch, and a merge adds the spans in order. How the work is cut depends on the task alone.
+#pragma once
+
+#include <cstdint>
+
+namespace moeflux::cpu {
+
+struct AttentionTask {
+  const float* q = nullptr;  // row i, head j at q + i * q_row_stride + j * q_head_stride: `dim` numbers
+  int64_t q_row_stride = 0;
+  int64_t q_head_stride = 0;
+  const float* q_pe = nullptr;  // `pe_dim` numbers; only when pe_dim > 0
+  int64_t q_pe_row_stride = 0;
+  int64_t q_pe_head_stride = 0;
+
+  // [rows in the cache, kv_heads, dim], f32 or bf16. Latent attention: the latents, both times, and kv_heads = 1.
+  const void* k = nullptr;
+  const void* v = nullptr;
+  const void* k_pe = nullptr;  // [rows in the cache, pe_dim], shared by every head; adds q_pe . k_pe to each score
+  bool bf16 = false;
+
+  int64_t rows = 0;      // row i attends to cache rows 0 ... first_position + i
+  int64_t heads = 0;     // a multiple of kv_heads; consecutive ones share a key head
+  int64_t kv_heads = 0;
+  int64_t dim = 0;
+  int64_t pe_dim = 0;
+  int64_t first_position = 0;
+  float scale = 0;
+
+  float* out = nullptr;      // [rows, heads, dim]
+  float* scratch = nullptr;  // AttentionKernels::scratch numbers; left alone when that is 0
+};
+
+// No task asks for more than this many numbers of scratch, whatever its rows and context.
+[[gnu::always_inline]] constexpr int64_t attention_scratch_bound(int64_t dim) { return 64 * 64 * (dim + 2); }
+
+struct AttentionKernels {
+  int64_t (*scratch)(const AttentionTask& task);  // numbers
+  int64_t (*units)(const AttentionTask& task);
+  void (*run)(const AttentionTask& task, int64_t unit);
+  int64_t (*merge_units)(const AttentionTask& task);  // 0 when nothing was cut into spans
+  void (*merge)(const AttentionTask& task, int64_t unit);  // after every unit has run
+};
+
+}  // namespace moeflux::cpu
