@@ -27,7 +27,7 @@ from moeflux.journal import JOURNAL, Journal, check_binding, read_lines
 from moeflux.packed import DenseTensor, Description
 from moeflux.variants import Variant
 
-__all__ = ["Content", "DenseUnit", "Packer", "binding", "companions", "free_bytes", "replace_store"]
+__all__ = ["Content", "DenseUnit", "Packer", "binding", "companions", "free_bytes", "replace_store", "worker_count"]
 
 GROUP_BYTES = 32 << 20  # of experts that are made, hashed and written as one piece
 SYNC_BYTES = 256 << 20  # written between two syncs: what a kill may cost
@@ -133,7 +133,7 @@ class Packer:
     def __init__(self, content: Content, folder: Path, workers: int | None = None) -> None:
         self.content = content
         self.folder = folder
-        self.workers = workers or max(2, min(4, os.cpu_count() or 1))
+        self.workers = workers or worker_count()
         self.tensor_sums: dict[str, str] = {}
         self.expert_sums: dict[int, dict[int, str]] = {layer: {} for layer in content.variant.moe_layers}
         self.resumed = 0
@@ -311,6 +311,11 @@ def replace_store(partial: Path, dest: Path) -> None:
     (dest / JOURNAL).unlink(missing_ok=True)
     if old.exists():
         shutil.rmtree(old)
+
+
+def worker_count() -> int:
+    """Enough to overlap reading, hashing and writing; more only compete for the disk."""
+    return max(2, min(4, os.cpu_count() or 1))
 
 
 def free_bytes(path: Path) -> int:
