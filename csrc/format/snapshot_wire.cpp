@@ -1,0 +1,203 @@
+#include "format/snapshot_wire.h"
+
+#include <array>
+#include <limits>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+
+namespace moeflux {
+namespace {
+
+constexpr int64_t word_bytes = 4;
+constexpr int64_t f32_bytes = 4;
+
+// A word of the header after magic and version, under the name it has in messages.
+struct ShapeWord {
+  const char* field;
+  int64_t value;
+};
+
+std::vector<ShapeWord> shape_words(const Variant& variant, uint32_t version, std::string_view where) {
+  if (version != 1 && version != 2) throw FormatError(concat(where, ": BadVersion: expected 1 or 2, found ", version));
+  if (version == 1 && variant.attention == Attention::mla)
+    throw FormatError(concat(where, ": BadVersion: expected 2 for latent attention, found 1"));
+  if (variant.full_attention_interval() == 0)
+    throw FormatError(concat(where, ": NoInterval: expected full attention in every n-th layer of ", variant.name,
+                             ", found another pattern, which this format cannot say"));
+
+  std::vector<ShapeWord> words = {{"num_layers", variant.num_layers()},
+                                  {"full_attn_interval", variant.full_attention_interval()},
+                                  {"num_kv_heads", variant.num_kv_heads},
+                                  {"head_dim", variant.head_dim},
+                                  {"linear_conv_bytes", variant.conv_state_bytes()},
+                                  {"linear_ssm_bytes", variant.recurrent_state_bytes()}};
+  if (version == 2) {
+    words.push_back({"kv_lora_rank", variant.kv_lora_rank});
+    words.push_back({"qk_rope_head_dim", variant.qk_rope_dim});
+  }
+  for (const ShapeWord& word : words)
+    if (word.value < 0 || word.value > std::numeric_limits<uint32_t>::max())
+      throw FormatError(concat(where, ": ShapeMismatch: ", word.field, ": expected a number of 32 bits, found ",
+                               word.value, " in ", variant.name));
+  return words;
+}
+
+int64_t header_bytes_of(const std::vector<ShapeWord>& words) {
+  return static_cast<int64_t>(words.size() + 2) * word_bytes;
+}
+
+// Part and bytes of the two states of a layer. A variant's limits and max_context_limit keep all sums within int64.
+std::array<std::pair<StatePart, int64_t>, 2> layer_parts(const Variant& variant, int64_t layer, int64_t positions) {
+  if (!variant.is_full(layer))
+    return {{{StatePart::conv, variant.conv_state_bytes()}, {StatePart::recurrent, variant.recurrent_state_bytes()}}};
+  const int64_t column_bytes = positions * f32_bytes;
+  if (variant.attention == Attention::mla)
+    return {{{StatePart::latent, column_bytes * variant.kv_lora_rank},
+             {StatePart::rope_k, column_bytes * variant.qk_rope_dim}}};
+  return {{{StatePart::k, column_bytes * variant.kv_dim()}, {StatePart::v, column_bytes * variant.kv_dim()}}};
+}
+
+// The snapshot's bytes from first to last; each taken once.
+class Cursor {
+ public:
+  Cursor(std::span<const std::byte> bytes, std::string_view where) : bytes_(bytes), where_(where) {}
+
+  int64_t offset() const { return offset_; }
+  int64_t left() const { return static_cast<int64_t>(bytes_.size()) - offset_; }
+
+  // Passes over `count` bytes and returns where they start. `what` names them if they are not there.
+  int64_t take(int64_t count, const std::string& what) {
+    if (left() < count)
+      throw FormatError(
+          concat(where_, ": Truncated: ", what, ": expected ", count, " bytes at byte ", offset_, ", found ", left()));
+    offset_ += count;
+    return offset_ - count;
+  }
+
+  uint32_t take_word(const std::string& what) {
+    const std::byte* at = bytes_.data() + take(word_bytes, what);
+    uint32_t value = 0;
+    for (int i = 0; i < word_bytes; ++i) value |= std::to_integer<uint32_t>(at[i]) << (8 * i);
+    return value;
+  }
+
+ private:
+  std::span<const std::byte> bytes_;
+  std::string_view where_;
+  int64_t offset_ = 0;
+};
+
+std::string hex(uint32_t value) {
+  std::ostringstream out;
+  out << "0x" << std::hex << value;
+  return out.str();
+}
+
+// Returns the version.
+uint32_t check_header(Cursor& cursor, const Variant& variant, std::string_view where) {
+  if (cursor.left() < 2 * word_bytes) cursor.take(2 * word_bytes, "magic and version");
+  const uint32_t magic = cursor.take_word("magic");
+  if (magic != snapshot_magic)
+    throw FormatError(concat(where, ": BadMagic: expected ", hex(snapshot_magic), ", found ", hex(magic)));
+  const uint32_t version = cursor.take_word("version");
+  const std::vector<ShapeWord> words = shape_words(variant, version, where);
+  const int64_t rest = header_bytes_of(words) - cursor.offset();
+  if (cursor.left() < rest) cursor.take(rest, "header");
+  for (const ShapeWord& word : words) {
+    const uint32_t found = cursor.take_word(word.field);
+    if (found != word.value)
+      throw FormatError(concat(where, ": ShapeMismatch: ", word.field, ": expected ", word.value, ", found ", found));
+  }
+  return version;
+}
+
+void check_length(int32_t found, int64_t layer, std::optional<int64_t> others, std::string_view where) {
+  if (found < 0)
+    throw FormatError(concat(where, ": NegativeLen: layer ", layer, ": expected 0 or more positions, found ", found));
+  if (found > max_context_limit)
+    throw FormatError(concat(where, ": LenOverflow: layer ", layer, ": expected at most ", max_context_limit,
+                             " positions, found ", found));
+  if (others && found != *others)
+    throw FormatError(concat(where, ": UnequalLen: layer ", layer, ": expected ", *others,
+                             " positions as in the full layers before, found ", found));
+}
+
+}  // namespace
+
+std::string_view state_part_name(StatePart part) {
+  switch (part) {
+    case StatePart::k:
+      return "k";
+    case StatePart::v:
+      return "v";
+    case StatePart::latent:
+      return "latent";
+    case StatePart::rope_k:
+      return "rope_k";
+    case StatePart::conv:
+      return "conv";
+    case StatePart::recurrent:
+      return "recurrent";
+  }
+  return "";
+}
+
+std::vector<std::byte> snapshot_wire_header(const Variant& variant, uint32_t version) {
+  std::vector<std::byte> header;
+  const auto put = [&](uint32_t value) {
+    for (int i = 0; i < word_bytes; ++i) header.push_back(static_cast<std::byte>(value >> (8 * i)));
+  };
+  const std::vector<ShapeWord> words = shape_words(variant, version, "snapshot header");
+  put(snapshot_magic);
+  put(version);
+  for (const ShapeWord& word : words) put(static_cast<uint32_t>(word.value));
+  return header;
+}
+
+SnapshotWire snapshot_wire_layout(const Variant& variant, uint32_t version, int64_t positions) {
+  if (positions < 0 || positions > max_context_limit)
+    throw FormatError(concat("snapshot layout: positions: expected 0 to ", max_context_limit, ", found ", positions));
+  const int64_t header_bytes = header_bytes_of(shape_words(variant, version, "snapshot layout"));
+  SnapshotWire wire{version, positions, header_bytes, header_bytes, {}, {}};
+  for (int64_t layer = 0; layer < variant.num_layers(); ++layer) {
+    if (variant.is_full(layer)) {
+      wire.length_offsets.push_back(wire.bytes);
+      wire.bytes += word_bytes;
+    }
+    for (const auto& [part, bytes] : layer_parts(variant, layer, positions)) {
+      wire.spans.push_back({layer, part, wire.bytes, bytes});
+      wire.bytes += bytes;
+    }
+  }
+  return wire;
+}
+
+SnapshotWire parse_snapshot_wire(std::span<const std::byte> bytes, const Variant& variant, std::string_view where) {
+  Cursor cursor(bytes, where);
+  const uint32_t version = check_header(cursor, variant, where);
+  SnapshotWire wire{version, 0, cursor.offset(), static_cast<int64_t>(bytes.size()), {}, {}};
+  std::optional<int64_t> positions;
+  for (int64_t layer = 0; layer < variant.num_layers(); ++layer) {
+    if (variant.is_full(layer)) {
+      wire.length_offsets.push_back(cursor.offset());
+      const auto length = static_cast<int32_t>(cursor.take_word(concat("layer ", layer, ", length")));
+      check_length(length, layer, positions, where);
+      positions = length;
+    }
+    for (const auto& [part, part_bytes] : layer_parts(variant, layer, positions.value_or(0))) {
+      const int64_t offset = cursor.take(part_bytes, concat("layer ", layer, ", ", state_part_name(part)));
+      wire.spans.push_back({layer, part, offset, part_bytes});
+    }
+  }
+  if (cursor.left() > 0)
+    throw FormatError(concat(where, ": TrailingBytes: expected the end at byte ", cursor.offset(), ", found ",
+                             cursor.left(), " more bytes"));
+  wire.positions = positions.value_or(0);  // a variant with an interval has a full layer
+  return wire;
+}
+
+}  // namespace moeflux
