@@ -1,0 +1,178 @@
+// The gated delta-net. Every row of a head's state is a recurrence of its own, so a unit carries a few of them through all
+// the rows of the task, in the order of the definition: decay, memory read, correction, update, read at the query.
+
+#include "kernels/cpu/delta.h"
+#include "kernels/cpu/lanes.h"
+
+namespace moeflux::cpu::MOEFLUX_ISA {
+
+constexpr int64_t conv_channels = 256;  // of a unit
+constexpr int64_t gate_numbers = 256;   // of a unit
+constexpr int64_t delta_rows = 32;      // of one head's state, of a unit
+
+// ---- Convolution --------------------------------------------------------------------------------------------------------
+
+// Row `row` of the state followed by the input.
+MOEFLUX_INLINE const float* conv_input(const ConvTask& task, int64_t row) {
+  return row < task.taps - 1 ? task.state + row * task.channels : task.x + (row - (task.taps - 1)) * task.channels;
+}
+
+// The weights of `lanes` channels, tap by tap, when there are four.
+MOEFLUX_INLINE void four_taps(const float* weight, Floats (&taps)[4]) {
+  const Floats a = load<Floats>(weight), b = load<Floats>(weight + lanes);
+  const Floats c = load<Floats>(weight + 2 * lanes), d = load<Floats>(weight + 3 * lanes);
+  const Floats even_low = evens(a, b), even_high = evens(c, d), odd_low = odds(a, b), odd_high = odds(c, d);
+  taps[0] = evens(even_low, even_high);
+  taps[1] = evens(odd_low, odd_high);
+  taps[2] = odds(even_low, even_high);
+  taps[3] = odds(odd_low, odd_high);
+}
+
+static void conv_four_taps(const ConvTask& task, int64_t channel) {
+  Floats taps[4];
+  four_taps(task.weight + channel * 4, taps);
+  Floats oldest = load<Floats>(conv_input(task, 0) + channel);
+  Floats older = load<Floats>(conv_input(task, 1) + channel);
+  Floats old = load<Floats>(conv_input(task, 2) + channel);
+  for (int64_t row = 0; row < task.rows; ++row) {
+    const Floats newest = load<Floats>(task.x + row * task.channels + channel);
+    const Floats y = fma(newest, taps[3], fma(old, taps[2], fma(older, taps[1], oldest * taps[0])));
+    store(task.out + row * task.channels + channel, silu(y));
+    oldest = older, older = old, old = newest;
+  }
+}
+
+// `count` channels, at most a vector of them, with any number of taps.
+static void conv_any_taps(const ConvTask& task, int64_t channel, int64_t count) {
+  for (int64_t row = 0; row < task.rows; ++row) {
+    Floats y = {};
+    for (int64_t tap = 0; tap < task.taps; ++tap) {
+      float weight[lanes] = {};
+      for (int64_t i = 0; i < count; ++i) weight[i] = task.weight[(channel + i) * task.taps + tap];
+      y = fma(load_part(conv_input(task, row + tap) + channel, count), load<Floats>(weight), y);
+    }
+    store_part(task.out + row * task.channels + channel, silu(y), count);
+  }
+}
+
+static int64_t conv1d_units(const ConvTask& task) { return divide_up(task.channels, conv_channels); }
+
+static void conv1d(const ConvTask& task, int64_t unit) {
+  const int64_t begin = unit * conv_channels;
+  const int64_t end = smaller(begin + conv_channels, task.channels);
+  int64_t channel = begin;
+  if (task.taps == 4)
+    for (; channel + lanes <= end; channel += lanes) conv_four_taps(task, channel);
+  for (; channel < end; channel += lanes) conv_any_taps(task, channel, smaller(lanes, end - channel));
+  // Ascending: with fewer rows than the state has, a state row moves up before it is overwritten.
+  for (int64_t row = 0; row < task.taps - 1; ++row)
+    __builtin_memmove(task.state + row * task.channels + begin, conv_input(task, task.rows + row) + begin,
+                      static_cast<size_t>(end - begin) * sizeof(float));
+}
+
+// ---- Gates --------------------------------------------------------------------------------------------------------------
+
+// In double, whose range the exponentials of f32 numbers that occur do not leave: no product of zero and infinity.
+static void delta_gate(const DeltaGatesTask& task, int64_t i) {
+  const int64_t head = i % task.heads;
+  const double t = static_cast<double>(task.alpha[i]) + static_cast<double>(task.dt_bias[head]);
+  const double softplus = t > 30 ? t : __builtin_log1p(__builtin_exp(t));
+  task.decay[i] = static_cast<float>(__builtin_exp(-__builtin_exp(static_cast<double>(task.a_log[head])) * softplus));
+  task.beta[i] = static_cast<float>(1 / (1 + __builtin_exp(-static_cast<double>(task.b[i]))));
+}
+
+static int64_t delta_gates_units(const DeltaGatesTask& task) { return divide_up(task.rows * task.heads, gate_numbers); }
+
+static void delta_gates(const DeltaGatesTask& task, int64_t unit) {
+  const int64_t end = smaller((unit + 1) * gate_numbers, task.rows * task.heads);
+  for (int64_t i = unit * gate_numbers; i < end; ++i) delta_gate(task, i);
+}
+
+// ---- Recurrence ---------------------------------------------------------------------------------------------------------
+
+// What one row of the task gives to one value head.
+struct DeltaStep {
+  const float* q;
+  const float* k;
+  const float* v;  // of the state rows at hand, as `out`
+  float* out;
+  float decay;
+  float beta;
+};
+
+// One step of `rows` state rows: 1, or as many as a vector has lanes, so that their sums make a vector.
+template <int64_t rows>
+MOEFLUX_INLINE void delta_step(const DeltaStep& step, float* state, int64_t key_dim) {
+  const Floats decay = splat(step.decay);
+  const int64_t whole = key_dim / lanes * lanes;
+  const int64_t rest = key_dim - whole;
+
+  Floats products[lanes] = {};
+  for (int64_t c = 0; c < whole; c += lanes) {
+    const Floats k = load<Floats>(step.k + c);
+    MOEFLUX_UNROLL
+    for (int64_t a = 0; a < rows; ++a) products[a] = fma(load<Floats>(state + a * key_dim + c) * decay, k, products[a]);
+  }
+  if (rest > 0) {
+    const Floats k = load_part(step.k + whole, rest);
+    for (int64_t a = 0; a < rows; ++a)
+      products[a] = fma(load_part(state + a * key_dim + whole, rest) * decay, k, products[a]);
+  }
+  const Floats held = sums<lanes>(products);
+  float corrections[lanes];
+  store(corrections, (load_part(step.v, rows) - held) * splat(step.beta));
+
+  Floats reads[lanes] = {};
+  for (int64_t c = 0; c < whole; c += lanes) {
+    const Floats k = load<Floats>(step.k + c), q = load<Floats>(step.q + c);
+    MOEFLUX_UNROLL
+    for (int64_t a = 0; a < rows; ++a) {
+      float* place = state + a * key_dim + c;
+      const Floats updated = fma(splat(corrections[a]), k, load<Floats>(place) * decay);
+      store(place, updated);
+      reads[a] = fma(updated, q, reads[a]);
+    }
+  }
+  if (rest > 0) {
+    const Floats k = load_part(step.k + whole, rest), q = load_part(step.q + whole, rest);
+    for (int64_t a = 0; a < rows; ++a) {
+      float* place = state + a * key_dim + whole;
+      const Floats updated = fma(splat(corrections[a]), k, load_part(place, rest) * decay);
+      store_part(place, updated, rest);
+      reads[a] = fma(updated, q, reads[a]);
+    }
+  }
+  store_part(step.out, sums<lanes>(reads), rows);
+}
+
+// State rows value_row ... of one head through every row of the task.
+template <int64_t rows>
+static void delta_recurrence(const DeltaTask& task, int64_t head, int64_t value_row) {
+  const int64_t key_head = head / (task.value_heads / task.key_heads);
+  float* state = task.state + (head * task.value_dim + value_row) * task.key_dim;
+  for (int64_t i = 0; i < task.rows; ++i) {
+    DeltaStep step;
+    step.q = task.q + i * task.q_row_stride + key_head * task.q_head_stride;
+    step.k = task.k + i * task.k_row_stride + key_head * task.k_head_stride;
+    step.v = task.v + i * task.v_row_stride + head * task.v_head_stride + value_row;
+    step.out = task.out + (i * task.value_heads + head) * task.value_dim + value_row;
+    step.decay = task.decay[i * task.value_heads + head];
+    step.beta = task.beta[i * task.value_heads + head];
+    delta_step<rows>(step, state, task.key_dim);
+  }
+}
+
+static int64_t gated_delta_units(const DeltaTask& task) { return task.value_heads * divide_up(task.value_dim, delta_rows); }
+
+static void gated_delta(const DeltaTask& task, int64_t unit) {
+  const int64_t blocks = divide_up(task.value_dim, delta_rows);
+  const int64_t head = unit / blocks;
+  int64_t row = unit % blocks * delta_rows;
+  const int64_t end = smaller(row + delta_rows, task.value_dim);
+  for (; row + lanes <= end; row += lanes) delta_recurrence<lanes>(task, head, row);
+  for (; row < end; ++row) delta_recurrence<1>(task, head, row);
+}
+
+constexpr DeltaKernels delta_kernels = {conv1d_units, conv1d, delta_gates_units, delta_gates, gated_delta_units, gated_delta};
+
+}  // namespace moeflux::cpu::MOEFLUX_ISA

@@ -1,0 +1,76 @@
+// Beside simd.h, for the same translation units: lanes moved between vectors, sums of several vectors at once, and rows that
+// end within a vector.
+#pragma once
+
+#include "kernels/cpu/simd.h"
+
+// Before a loop of constant length over an array of vectors: unrolled, the array lives in registers.
+#if defined(__clang__)
+#define MOEFLUX_UNROLL _Pragma("unroll")
+#else
+#define MOEFLUX_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+namespace moeflux::cpu::MOEFLUX_ISA {
+
+constexpr float minus_infinity = -__builtin_inff();
+
+MOEFLUX_INLINE int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
+MOEFLUX_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+MOEFLUX_INLINE int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Every second lane of a, then of b.
+#if defined(__AVX512F__)
+MOEFLUX_INLINE Floats evens(Floats a, Floats b) {
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+}
+MOEFLUX_INLINE Floats odds(Floats a, Floats b) {
+  return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+#elif defined(__AVX2__)
+MOEFLUX_INLINE Floats evens(Floats a, Floats b) { return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14); }
+MOEFLUX_INLINE Floats odds(Floats a, Floats b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15); }
+#else
+MOEFLUX_INLINE Floats evens(Floats a, Floats b) { return __builtin_shufflevector(a, b, 0, 2, 4, 6); }
+MOEFLUX_INLINE Floats odds(Floats a, Floats b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7); }
+#endif
+
+// Lane i of the result is the sum of vector i, for `count` = lanes vectors. Neighbours are added first.
+template <int64_t count>
+MOEFLUX_INLINE Floats sums(const Floats* vectors) {
+  if constexpr (count == 1) {
+    return vectors[0];
+  } else {
+    const Floats low = sums<count / 2>(vectors);
+    const Floats high = sums<count / 2>(vectors + count / 2);
+    return evens(low, high) + odds(low, high);
+  }
+}
+
+MOEFLUX_INLINE float widen(float value) { return value; }
+MOEFLUX_INLINE float widen(uint16_t value) {
+  const uint32_t bits = static_cast<uint32_t>(value) << 16;
+  float wide;
+  __builtin_memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+
+// A vector of f32 or bf16 elements.
+MOEFLUX_INLINE Floats load_row(const float* from) { return load<Floats>(from); }
+MOEFLUX_INLINE Floats load_row(const uint16_t* from) { return load_bf16(from); }
+
+// The first `count` lanes, then zeros.
+template <typename Element>
+MOEFLUX_INLINE Floats load_part(const Element* from, int64_t count) {
+  float parts[lanes] = {};
+  for (int64_t i = 0; i < count; ++i) parts[i] = widen(from[i]);
+  return load<Floats>(parts);
+}
+
+MOEFLUX_INLINE void store_part(float* to, Floats value, int64_t count) {
+  float parts[lanes];
+  store(parts, value);
+  for (int64_t i = 0; i < count; ++i) to[i] = parts[i];
+}
+
+}  // namespace moeflux::cpu::MOEFLUX_ISA
