@@ -1,0 +1,58 @@
+// Which slot is given up next: the order in which evictable slots go.
+//
+// LRU: the one whose last use ended longest ago. LFU: the expert used least often, the longest unused among equals;
+// uses are counted for every expert, held or not, and all counts are halved every `ageing_period` uses, so that what
+// was popular does not stay for ever. In both, a guess of the look-ahead that nobody used goes before everything else.
+// With `none`, nothing is kept that nobody holds.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace moeflux {
+
+enum class CachePolicy { lru, lfu, none };
+
+// Slots in lists, a list a level, as intrusive links: every call is O(1), but for the halving, which is once in
+// `ageing_period` uses.
+class EvictionOrder {
+ public:
+  // `ageing_period` 0: ten uses a slot.
+  EvictionOrder(CachePolicy policy, int64_t keys, int64_t slots, int64_t ageing_period = 0);
+
+  CachePolicy policy() const { return policy_; }
+  // An expert is asked for.
+  void use(int32_t key);
+  // A slot that nobody holds any more joins, as the last of its level; `unused_guess`: of the lowest.
+  void join(int32_t slot, int32_t key, bool unused_guess);
+  // It is held again, or was taken.
+  void leave(int32_t slot);
+  // Who goes next; -1 when nobody can.
+  int32_t first() const;
+  int64_t size() const { return size_; }
+
+ private:
+  static constexpr int32_t levels = 64;
+
+  struct Link {
+    int32_t before = 0;
+    int32_t after = 0;
+  };
+
+  int32_t head(int32_t level) const { return slots_ + level; }
+  Link& at(int32_t node) { return links_[static_cast<size_t>(node)]; }
+  const Link& at(int32_t node) const { return links_[static_cast<size_t>(node)]; }
+  void halve();
+  void append_list(int32_t from, int32_t to);
+
+  CachePolicy policy_;
+  int32_t slots_;
+  int64_t size_ = 0;
+  int64_t ageing_period_;
+  int64_t uses_ = 0;             // since the last halving
+  std::vector<uint8_t> counts_;  // [key], LFU only; at most levels - 1
+  std::vector<Link> links_;      // [slot], then the heads of the levels: rings
+};
+
+}  // namespace moeflux

@@ -1,0 +1,117 @@
+#include "io/expert_loader.h"
+
+#include <cassert>
+#include <utility>
+
+#include "core/error.h"
+
+namespace moeflux {
+
+ExpertLoader::ExpertLoader(const ExpertStore& store, ReadPool& pool, SlotCache& cache, ExpertCheck check)
+    : store_(store),
+      pool_(pool),
+      cache_(cache),
+      check_(std::move(check)),
+      by_slot_(static_cast<size_t>(cache.shape().slots)) {
+  assert(cache.shape().slot_bytes >= store.slot().bytes);
+}
+
+ExpertLoader::~ExpertLoader() { give_up(); }
+
+SlotCache::Acquired ExpertLoader::demand(int64_t layer, int64_t expert, int64_t parts) {
+  if (cache_.spare() == 0 && !cache_.contains(layer, expert)) give_up_guesses();
+  SlotCache::Acquired acquired = cache_.acquire(layer, expert);
+  if (acquired.found == SlotCache::Found::missing) begin(cache_.share(acquired.lease), false, parts);
+  if (acquired.found == SlotCache::Found::loading)
+    if (Load* load = load_of(acquired.lease.slot())) {
+      load->guess = false;
+      load->batch.promote();
+    }
+  return acquired;
+}
+
+bool ExpertLoader::guess(int64_t layer, int64_t expert, int64_t keep) {
+  Lease lease = cache_.guess(layer, expert, keep);
+  if (!lease) return false;
+  begin(std::move(lease), true, 1);
+  return true;
+}
+
+// Nothing is under way when it throws, and the lease is gone.
+void ExpertLoader::begin(Lease lease, bool guess, int64_t parts) {
+  if (idle_.empty()) {
+    idle_.reserve(loads_.size() + 1);
+    loads_.push_back(std::make_unique<Load>());
+    idle_.push_back(loads_.back().get());
+  }
+  Load& load = *idle_.back();
+  load.batch.clear();
+  store_.add_reads(lease.layer(), lease.expert(), lease.data(), load.batch, parts);
+  pool_.submit(load.batch, guess ? ReadPriority::look_ahead : ReadPriority::demand);
+  idle_.pop_back();
+  by_slot_[static_cast<size_t>(lease.slot())] = &load;
+  load.guess = guess;
+  load.lease = std::move(lease);
+}
+
+ExpertLoader::Load* ExpertLoader::load_of(int64_t slot) const { return by_slot_[static_cast<size_t>(slot)]; }
+
+void ExpertLoader::wait(const Lease& lease) {
+  if (load_of(lease.slot())) finish(lease.slot());
+  if (lease.state() != SlotState::ready)
+    throw IoError(concat("layer ", lease.layer(), " expert ", lease.expert(), ": its read failed before"));
+}
+
+bool ExpertLoader::done(const Lease& lease) const {
+  const Load* load = load_of(lease.slot());
+  return !load || load->batch.done();
+}
+
+// Ends the load of a slot: its expert is there, or forgotten and the error thrown.
+void ExpertLoader::finish(int64_t slot) {
+  Load& load = *load_of(slot);
+  const auto settle = [&](bool complete) {
+    complete ? cache_.loaded(load.lease) : cache_.failed(load.lease);
+    by_slot_[static_cast<size_t>(slot)] = nullptr;
+    idle_.push_back(&load);
+    load.lease.release();
+  };
+  bool complete = false;
+  try {
+    complete = load.batch.wait();
+    if (complete && check_) check_(load.lease.layer(), load.lease.expert(), load.lease.data());
+  } catch (...) {
+    settle(false);
+    throw;
+  }
+  settle(complete);
+}
+
+void ExpertLoader::finish_quietly(int64_t slot) {
+  try {
+    finish(slot);
+  } catch (...) {
+    // The expert is forgotten, which is all that a guess or an abandoned read leaves behind.
+  }
+}
+
+void ExpertLoader::collect() {
+  for (const std::unique_ptr<Load>& load : loads_)
+    if (load->lease && load->guess && load->batch.done()) finish_quietly(load->lease.slot());
+}
+
+void ExpertLoader::give_up_guesses() {
+  for (const std::unique_ptr<Load>& load : loads_)
+    if (load->lease && load->guess) load->batch.cancel();
+  for (const std::unique_ptr<Load>& load : loads_)
+    if (load->lease && load->guess) finish_quietly(load->lease.slot());
+}
+
+void ExpertLoader::give_up() {
+  for (const std::unique_ptr<Load>& load : loads_)
+    if (load->lease) load->batch.cancel();
+  for (const std::unique_ptr<Load>& load : loads_)
+    if (load->lease) finish_quietly(load->lease.slot());
+}
+
+}  // namespace moeflux

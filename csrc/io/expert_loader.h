@@ -1,0 +1,68 @@
+// Experts on demand: the store, the pool and the cache put together.
+//
+// While an expert is being read the loader holds a lease of its own, so that no slot is given to another expert under a
+// thread that still writes into it, whatever becomes of the asker. Store, pool and cache must outlive the loader; its
+// destructor waits for what is under way. Not for several threads, as the cache.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "io/expert_store.h"
+#include "io/read_pool.h"
+#include "io/slot_cache.h"
+
+namespace moeflux {
+
+// Looks at an expert that was just read, and throws when it is not what it should be.
+using ExpertCheck = std::function<void(int64_t layer, int64_t expert, std::span<const std::byte> slot)>;
+
+class ExpertLoader {
+ public:
+  ExpertLoader(const ExpertStore& store, ReadPool& pool, SlotCache& cache, ExpertCheck check = {});
+  ~ExpertLoader();
+  ExpertLoader(const ExpertLoader&) = delete;
+  ExpertLoader& operator=(const ExpertLoader&) = delete;
+
+  // A lease on the expert's slot, its read begun if it was not there; `parts` as ExpertStore::add_reads. Guesses under
+  // way are given up when no slot is spare without them.
+  SlotCache::Acquired demand(int64_t layer, int64_t expert, int64_t parts = 1);
+  // Begins to read an expert that may be demanded soon, when more than `keep` slots are spare. False when it did not.
+  bool guess(int64_t layer, int64_t expert, int64_t keep);
+
+  // The slot holds the expert, and has for all who look from now on. Throws what went wrong with its read.
+  void wait(const Lease& lease);
+  // That `wait` would not stand still.
+  bool done(const Lease& lease) const;
+  // Lets go of the guesses whose reads are done, so that their slots can be used or given up. One that failed is
+  // forgotten: whoever demands that expert meets the error.
+  void collect();
+  // Ends everything under way, wanted or not.
+  void give_up();
+
+ private:
+  struct Load {
+    ReadBatch batch;
+    Lease lease;
+    bool guess = false;
+  };
+
+  void begin(Lease lease, bool guess, int64_t parts);
+  void finish(int64_t slot);
+  void finish_quietly(int64_t slot);
+  Load* load_of(int64_t slot) const;
+  void give_up_guesses();
+
+  const ExpertStore& store_;
+  ReadPool& pool_;
+  SlotCache& cache_;
+  ExpertCheck check_;
+  std::vector<std::unique_ptr<Load>> loads_;  // as many as were ever under way at once
+  std::vector<Load*> idle_;                   // of them
+  std::vector<Load*> by_slot_;                // under way; null for other slots
+};
+
+}  // namespace moeflux

@@ -1,0 +1,129 @@
+#include "io/expert_store.h"
+
+#include <algorithm>
+#include <cassert>
+#include <stdexcept>
+
+#include "core/error.h"
+#include "core/text.h"
+
+namespace moeflux {
+namespace {
+
+int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// One read can bring an expert when its pieces lie in one file behind each other as ExpertLayout has them, and land
+// where kernels want them when they are simply put down like that.
+bool lies_contiguous(const StoreDirectory& store) {
+  for (const ExpertPiece& piece : store.experts.pieces)
+    if (piece.offset % piece_alignment != 0) return false;
+  for (const std::vector<ExpertPlace>& places : store.expert_places)
+    for (size_t i = 0; i < places.size(); ++i) {
+      const int64_t offset = places.front().offset + store.experts.pieces[i].offset;
+      if (places[i].file != places.front().file || places[i].stride != places.front().stride ||
+          places[i].offset != offset)
+        return false;
+    }
+  return true;
+}
+
+SlotLayout slot_layout(const ExpertLayout& experts, bool contiguous) {
+  SlotLayout slot;
+  for (const ExpertPiece& piece : experts.pieces) {
+    slot.offsets.push_back(contiguous ? piece.offset : round_up(slot.bytes, piece_alignment));
+    slot.bytes = slot.offsets.back() + piece.bytes;
+  }
+  slot.bytes = round_up(slot.bytes, direct_alignment);
+  return slot;
+}
+
+}  // namespace
+
+ExpertStore::ExpertStore(const StoreDirectory& store, const ExpertStoreOptions& options)
+    : layout_(store.experts), experts_per_layer_(store.variant.num_experts), contiguous_(lies_contiguous(store)) {
+  slot_ = slot_layout(layout_, contiguous_);
+  open_files(store, options);
+  for (int64_t layer = 0; layer < static_cast<int64_t>(store.expert_places.size()); ++layer)
+    places_.push_back(places_of(store, layer));
+  check_lengths();
+  if (options.mode == ReadMode::direct && needs_bounce()) bounce_ = bounce_bytes;
+}
+
+void ExpertStore::open_files(const StoreDirectory& store, const ExpertStoreOptions& options) {
+  readers_.resize(store.files.size());
+  for (const std::vector<ExpertPlace>& places : store.expert_places)
+    for (const ExpertPlace& place : places) {
+      const auto file = static_cast<size_t>(place.file);
+      if (!readers_[file]) readers_[file] = options.open(store.files[file], options.mode);
+    }
+}
+
+std::vector<ExpertStore::Place> ExpertStore::places_of(const StoreDirectory& store, int64_t layer) const {
+  const std::vector<ExpertPlace>& stored = store.expert_places[static_cast<size_t>(layer)];
+  std::vector<Place> places;
+  for (size_t i = 0; i < stored.size(); ++i) {
+    Reader* reader = readers_[static_cast<size_t>(stored[i].file)].get();
+    const int64_t bytes = contiguous_ ? layout_.bytes : layout_.pieces[i].bytes;
+    places.push_back({reader, stored[i].offset, stored[i].stride, slot_.offsets[i], bytes});
+    if (contiguous_) break;
+  }
+  return places;
+}
+
+void ExpertStore::check_lengths() const {
+  for (const std::vector<Place>& places : places_)
+    for (const Place& place : places) {
+      const int64_t end = place.offset + (experts_per_layer_ - 1) * place.stride + place.bytes;
+      if (place.reader->bytes() < end)
+        throw IoError(concat(printable(place.reader->path()), ": expected at least ", end, " bytes, found ",
+                             place.reader->bytes(), ": it changed since the store was opened"));
+    }
+}
+
+bool ExpertStore::needs_bounce() const {
+  for (const std::vector<Place>& places : places_)
+    for (const Place& place : places)
+      if ((place.offset | place.stride | place.landing | place.bytes) % direct_alignment != 0) return true;
+  return false;
+}
+
+bool ExpertStore::has_experts(int64_t layer) const {
+  return layer >= 0 && layer < layers() && !places_[static_cast<size_t>(layer)].empty();
+}
+
+int64_t ExpertStore::add_reads(int64_t layer, int64_t expert, std::span<std::byte> slot, ReadBatch& batch,
+                               int64_t parts) const {
+  if (!has_experts(layer))
+    throw std::out_of_range(concat("[ExpertStore] expected a layer with experts, found layer ", layer));
+  if (expert < 0 || expert >= experts_per_layer_)
+    throw std::out_of_range(
+        concat("[ExpertStore] expected an expert from 0 to ", experts_per_layer_ - 1, ", found ", expert));
+  assert(static_cast<int64_t>(slot.size()) >= slot_.bytes && parts > 0);
+  const int64_t part = round_up((layout_.bytes + parts - 1) / parts, direct_alignment);
+  for (const Place& place : places_[static_cast<size_t>(layer)]) {
+    const int64_t offset = place.offset + expert * place.stride;
+    for (int64_t done = 0; done < place.bytes; done += part) {
+      const auto bytes = static_cast<size_t>(std::min(part, place.bytes - done));
+      batch.add({place.reader, offset + done, slot.subspan(static_cast<size_t>(place.landing + done), bytes)});
+    }
+  }
+  return layout_.bytes;
+}
+
+void ExpertStore::check_unchanged() const {
+  for (const std::unique_ptr<Reader>& reader : readers_)
+    if (reader) reader->check_unchanged();
+}
+
+ReadCounts ExpertStore::counts() const {
+  ReadCounts sum;
+  for (const std::unique_ptr<Reader>& reader : readers_) {
+    if (!reader) continue;
+    const ReadCounts counts = reader->counts();
+    sum.calls += counts.calls;
+    sum.bytes += counts.bytes;
+  }
+  return sum;
+}
+
+}  // namespace moeflux

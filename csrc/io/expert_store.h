@@ -1,0 +1,85 @@
+// The routed experts of a store: where the bytes of each lie, and where they land in a slot.
+//
+// A packed store has an expert in one stretch of bytes, so one read brings it. An MLX store has its pieces (nine, as a
+// rule) in stacked tensors, and each is a read of its own. The slot looks the same for every expert of a store,
+// whatever the read mode.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "format/store_directory.h"
+#include "io/read_pool.h"
+#include "io/reader.h"
+
+namespace moeflux {
+
+// Every piece starts at a multiple of this: a cache line, and the widest vector a kernel loads.
+constexpr int64_t piece_alignment = 64;
+
+struct SlotLayout {
+  std::vector<int64_t> offsets;  // from the start of the slot; in the order of ExpertLayout::pieces
+  int64_t bytes = 0;             // of a slot: a multiple of direct_alignment
+};
+
+struct ExpertStoreOptions {
+  ReadMode mode = ReadMode::buffered;
+  ReaderFactory open = file_readers();
+};
+
+// Immutable once open; used from several threads at once. Must outlive the batches its reads were added to.
+class ExpertStore {
+ public:
+  // Opens the files that hold experts. IoError when one cannot be opened or is shorter than the directory says.
+  explicit ExpertStore(const StoreDirectory& store, const ExpertStoreOptions& options = {});
+
+  const ExpertLayout& experts() const { return layout_; }
+  const SlotLayout& slot() const { return slot_; }
+  int64_t layers() const { return static_cast<int64_t>(places_.size()); }  // of the model, dense ones included
+  int64_t experts_per_layer() const { return experts_per_layer_; }
+  bool has_experts(int64_t layer) const;  // of any number
+  bool contiguous() const { return contiguous_; }
+  // What a reading thread must have for this store and mode, 0 when every read goes straight into place.
+  int64_t bounce() const { return bounce_; }
+
+  // Adds the reads that bring an expert into `slot` (slot().bytes long, aligned to direct_alignment). Cut at blocks
+  // into about `parts` equal pieces, for as many threads to share when there is little else to read. Returns the bytes
+  // they bring. std::out_of_range when the layer has no such expert.
+  int64_t add_reads(int64_t layer, int64_t expert, std::span<std::byte> slot, ReadBatch& batch,
+                    int64_t parts = 1) const;
+
+  // IoError naming a file that is no longer what was opened: truncated, grown, written to, replaced or gone. A stat a
+  // file: for once a call of many tokens, not once a token.
+  void check_unchanged() const;
+  // Since it was opened, by all threads.
+  ReadCounts counts() const;
+
+ private:
+  struct Place {
+    Reader* reader = nullptr;
+    int64_t offset = 0;
+    int64_t stride = 0;
+    int64_t landing = 0;  // in the slot
+    int64_t bytes = 0;
+  };
+
+  void open_files(const StoreDirectory& store, const ExpertStoreOptions& options);
+  std::vector<Place> places_of(const StoreDirectory& store, int64_t layer) const;
+  void check_lengths() const;
+  bool needs_bounce() const;
+
+  ExpertLayout layout_;
+  SlotLayout slot_;
+  int64_t experts_per_layer_ = 0;
+  bool contiguous_ = false;
+  int64_t bounce_ = 0;
+  std::vector<std::unique_ptr<Reader>> readers_;  // by file of the directory; null where it holds no expert
+  std::vector<std::vector<Place>> places_;        // [layer]; of a contiguous expert one, else one a piece
+};
+
+}  // namespace moeflux

@@ -1,0 +1,32 @@
+// Readers whose system calls fail on purpose: the tests' side of the seam in FileReader.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "io/reader.h"
+
+namespace moeflux {
+
+enum class FaultKind {
+  error,        // EIO
+  interrupt,    // EINTR
+  short_read,   // half of what was asked for
+  end_of_file,  // nothing more
+  delay,        // late, but right
+  wrong_bytes,  // one bit of the first byte is another
+};
+
+// The `at`-th call of pread, counted over all readers that share the plan, goes wrong; with `lasting`, every later one
+// too. Calls count from 1.
+struct FaultPlan {
+  FaultKind kind = FaultKind::error;
+  int64_t at = 0;  // 0: none does
+  bool lasting = false;
+  std::atomic<int64_t> calls{0};
+};
+
+ReaderFactory faulty_readers(std::shared_ptr<FaultPlan> plan);
+
+}  // namespace moeflux

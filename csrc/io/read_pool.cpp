@@ -1,0 +1,273 @@
+#include "io/read_pool.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cassert>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <utility>
+
+#include "core/error.h"
+
+namespace moeflux {
+
+using Clock = std::chrono::steady_clock;
+
+// What threads and batches share; lives as long as the last of them.
+struct ReadQueue {
+  struct List {
+    ReadBatch* first = nullptr;
+    ReadBatch* last = nullptr;
+  };
+
+  // Condition variables and threads do not survive a fork: in the child nothing here may be touched.
+  const pid_t process = ::getpid();
+  std::mutex mutex;
+  std::condition_variable work;
+  std::condition_variable finished;
+  List lists[2];  // by priority: batches with requests that have not begun
+  bool closing = false;
+  int active = 0;
+  Clock::time_point busy_since;
+  ReadPoolStats stats;
+
+  bool forked() const { return ::getpid() != process; }
+
+  List& list_of(const ReadBatch& batch) { return lists[static_cast<size_t>(batch.priority_)]; }
+
+  ReadBatch* next() const { return lists[0].first ? lists[0].first : lists[1].first; }
+
+  void link(ReadBatch& batch) {
+    List& list = list_of(batch);
+    batch.before_ = list.last;
+    batch.after_ = nullptr;
+    (list.last ? list.last->after_ : list.first) = &batch;
+    list.last = &batch;
+    batch.queued_ = true;
+  }
+
+  void unlink(ReadBatch& batch) {
+    List& list = list_of(batch);
+    (batch.before_ ? batch.before_->after_ : list.first) = batch.after_;
+    (batch.after_ ? batch.after_->before_ : list.last) = batch.before_;
+    batch.queued_ = false;
+  }
+
+  static bool over(const ReadBatch& batch) { return batch.begun_ == batch.requests_.size() && batch.running_ == 0; }
+
+  // What has not begun never will.
+  void give_up(ReadBatch& batch) {
+    if (!batch.queued_) return;
+    unlink(batch);
+    batch.begun_ = batch.requests_.size();
+  }
+
+  void cancel(ReadBatch& batch) {
+    if (!batch.queued_) return;
+    give_up(batch);
+    batch.cancelled_ = true;
+    if (over(batch)) finished.notify_all();
+  }
+
+  size_t begin(ReadBatch& batch) {
+    const size_t index = batch.begun_++;
+    ++batch.running_;
+    if (batch.begun_ == batch.requests_.size()) unlink(batch);
+    if (active++ == 0) busy_since = Clock::now();
+    return index;
+  }
+
+  // After the last request of a batch it belongs to whoever waited for it.
+  void end(ReadBatch& batch, size_t index, std::exception_ptr error) {
+    if (--active == 0) stats.busy_seconds += std::chrono::duration<double>(Clock::now() - busy_since).count();
+    const bool demand = batch.priority_ == ReadPriority::demand;
+    (demand ? stats.demand_reads : stats.look_ahead_reads) += 1;
+    (demand ? stats.demand_bytes : stats.look_ahead_bytes) += static_cast<int64_t>(batch.requests_[index].into.size());
+    if (error) {
+      give_up(batch);
+      if (!batch.error_ || index < batch.error_index_) {
+        batch.error_ = std::move(error);
+        batch.error_index_ = index;
+      }
+    }
+    --batch.running_;
+    if (over(batch)) finished.notify_all();
+  }
+
+  void run(std::span<std::byte> bounce) {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      work.wait(lock, [&] { return closing || next(); });
+      ReadBatch* batch = next();
+      if (!batch) return;
+      const size_t index = begin(*batch);
+      const ReadRequest request = batch->requests_[index];
+      lock.unlock();
+      std::exception_ptr error;
+      try {
+        request.reader->read(request.offset, request.into, bounce);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      lock.lock();
+      end(*batch, index, std::move(error));
+    }
+  }
+};
+
+// ---- ReadBatch
+// --------------------------------------------------------------------------------------------------------
+
+ReadBatch::~ReadBatch() {
+  if (!queue_ || queue_->forked()) return;
+  std::unique_lock lock(queue_->mutex);
+  queue_->cancel(*this);
+  queue_->finished.wait(lock, [&] { return ReadQueue::over(*this); });
+}
+
+void ReadBatch::add(const ReadRequest& request) {
+  if (queue_) throw StateError("[ReadBatch] add: expected a batch that is not submitted, found one that is");
+  requests_.push_back(request);
+}
+
+void ReadBatch::clear() {
+  if (queue_) throw StateError("[ReadBatch] clear: expected a batch that is not submitted, found one that is");
+  requests_.clear();
+}
+
+bool ReadBatch::wait() {
+  if (!queue_) {
+    requests_.clear();
+    return true;
+  }
+  if (queue_->forked()) throw StateError("[ReadBatch] wait: expected the process that submitted it, found a fork");
+  {
+    std::unique_lock lock(queue_->mutex);
+    queue_->finished.wait(lock, [&] { return ReadQueue::over(*this); });
+  }
+  queue_.reset();
+  requests_.clear();
+  begun_ = 0;
+  const bool complete = !std::exchange(cancelled_, false);
+  if (std::exception_ptr error = std::exchange(error_, nullptr)) std::rethrow_exception(std::move(error));
+  return complete;
+}
+
+bool ReadBatch::done() const {
+  if (!queue_ || queue_->forked()) return true;
+  const std::lock_guard lock(queue_->mutex);
+  return ReadQueue::over(*this);
+}
+
+void ReadBatch::cancel() {
+  if (!queue_ || queue_->forked()) return;
+  const std::lock_guard lock(queue_->mutex);
+  queue_->cancel(*this);
+}
+
+void ReadBatch::promote() {
+  if (!queue_ || queue_->forked()) return;
+  const std::lock_guard lock(queue_->mutex);
+  if (priority_ == ReadPriority::demand) return;
+  if (queued_) queue_->unlink(*this);
+  priority_ = ReadPriority::demand;
+  if (begun_ < requests_.size()) queue_->link(*this);
+}
+
+// ---- ReadPool
+// ---------------------------------------------------------------------------------------------------------
+
+void ReadPool::FreeAligned::operator()(std::byte* memory) const {
+  ::operator delete(memory, std::align_val_t{direct_alignment});
+}
+
+ReadPool::ReadPool(int threads, int64_t bounce) : bounce_each_(bounce) {
+  assert(threads > 0 && bounce >= 0 && bounce % direct_alignment == 0);
+  queue_ = std::make_shared<ReadQueue>();
+  if (bounce > 0) {
+    const auto bytes = static_cast<size_t>(threads) * static_cast<size_t>(bounce);
+    bounce_.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{direct_alignment})));
+  }
+  try {
+    start(threads);
+  } catch (const std::system_error& error) {
+    stop();
+    throw IoError(concat("[ReadPool] expected to start ", threads, " threads that read, found only ", threads_.size(),
+                         ": ", error.what()));
+  }
+}
+
+void ReadPool::start(int count) {
+  threads_.reserve(static_cast<size_t>(count));
+  // Signals are for the threads of the application: one that arrives here would only interrupt a read.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    for (int i = 0; i < count; ++i) {
+      const auto size = static_cast<size_t>(bounce_each_);
+      const std::span<std::byte> own(bounce_ ? bounce_.get() + static_cast<size_t>(i) * size : nullptr, size);
+      threads_.emplace_back([queue = queue_, own] { queue->run(own); });
+    }
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void ReadPool::stop() {
+  {
+    const std::lock_guard lock(queue_->mutex);
+    queue_->closing = true;
+    while (ReadBatch* guess = queue_->lists[static_cast<size_t>(ReadPriority::look_ahead)].first)
+      queue_->cancel(*guess);
+  }
+  queue_->work.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+ReadPool::~ReadPool() {
+  if (!queue_->forked()) {
+    stop();
+    return;
+  }
+  // The threads are the parent's. Destroying what they wait on would wait for them, so it is left behind.
+  for (std::thread& thread : threads_) thread.detach();
+  static_cast<void>(new std::shared_ptr<ReadQueue>(std::move(queue_)));
+}
+
+void ReadPool::submit(ReadBatch& batch, ReadPriority priority) {
+  if (batch.queue_) throw StateError("[ReadPool] submit: expected a batch that is not submitted, found one that is");
+  if (queue_->forked()) throw StateError("[ReadPool] submit: expected the process that opened the model, found a fork");
+  if (batch.requests_.empty()) return;
+  const size_t count = batch.requests_.size();
+  {
+    const std::lock_guard lock(queue_->mutex);
+    batch.queue_ = queue_;
+    batch.priority_ = priority;
+    batch.begun_ = 0;
+    queue_->link(batch);
+  }
+  if (count == 1)
+    queue_->work.notify_one();
+  else
+    queue_->work.notify_all();
+}
+
+ReadPoolStats ReadPool::stats() const {
+  if (queue_->forked()) return {};
+  const std::lock_guard lock(queue_->mutex);
+  ReadPoolStats stats = queue_->stats;
+  if (queue_->active > 0)
+    stats.busy_seconds += std::chrono::duration<double>(Clock::now() - queue_->busy_since).count();
+  return stats;
+}
+
+}  // namespace moeflux

@@ -1,0 +1,112 @@
+// Threads that fill memory from files.
+//
+// A ReadBatch is a handful of reads that are waited for together: the pieces of one expert, as a rule. It owns neither
+// readers nor destinations; both must stay until `wait` has returned or the batch is gone. It may outlive the pool, and
+// the pool it: whichever goes first, every read that was begun has ended by then.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "io/reader.h"
+
+namespace moeflux {
+
+struct ReadRequest {
+  Reader* reader = nullptr;
+  int64_t offset = 0;
+  std::span<std::byte> into;
+};
+
+// No look-ahead read begins while a demanded one is queued.
+enum class ReadPriority { demand, look_ahead };
+
+struct ReadPoolStats {
+  int64_t demand_reads = 0;
+  int64_t demand_bytes = 0;
+  int64_t look_ahead_reads = 0;
+  int64_t look_ahead_bytes = 0;
+  double busy_seconds = 0;  // with at least one read under way; what is missing to wall time is idle SSD
+};
+
+struct ReadQueue;
+
+// Used by one thread at a time, as are its pool's calls that name it. Keeps its memory: once it has been as large as it
+// gets, nothing is allocated.
+class ReadBatch {
+ public:
+  ReadBatch() = default;
+  ~ReadBatch();  // drops what has not begun, waits for the rest
+  ReadBatch(const ReadBatch&) = delete;
+  ReadBatch& operator=(const ReadBatch&) = delete;
+
+  void add(const ReadRequest& request);  // before it is submitted
+  void clear();                          // likewise
+  size_t size() const { return requests_.size(); }
+
+  // Returns when no thread touches a destination any more, and empties the batch for its next use. True when everything
+  // was read, false when `cancel` dropped something. Throws the error of the first request that had one; the requests
+  // behind it may have been skipped.
+  [[nodiscard]] bool wait();
+  // That `wait` would return at once.
+  bool done() const;
+  // Drops the requests that have not begun.
+  void cancel();
+  // From look-ahead to demand, behind what is demanded already.
+  void promote();
+
+ private:
+  friend class ReadPool;
+  friend struct ReadQueue;
+
+  std::vector<ReadRequest> requests_;
+  std::shared_ptr<ReadQueue> queue_;  // while submitted
+
+  // Under the queue's mutex.
+  ReadPriority priority_ = ReadPriority::demand;
+  ReadBatch* before_ = nullptr;
+  ReadBatch* after_ = nullptr;
+  bool queued_ = false;
+  bool cancelled_ = false;
+  size_t begun_ = 0;    // requests handed out, or given up
+  size_t running_ = 0;  // of those, being read now
+  size_t error_index_ = 0;
+  std::exception_ptr error_;
+};
+
+class ReadPool {
+ public:
+  // Each thread has a bounce buffer of `bounce` bytes, a multiple of direct_alignment or 0.
+  explicit ReadPool(int threads, int64_t bounce = 0);
+  // Demanded reads are done, look-ahead that has not begun is dropped.
+  ~ReadPool();
+  ReadPool(const ReadPool&) = delete;
+  ReadPool& operator=(const ReadPool&) = delete;
+
+  // StateError when the batch is submitted already, or in a forked process, which has no threads of ours.
+  void submit(ReadBatch& batch, ReadPriority priority = ReadPriority::demand);
+
+  int threads() const { return static_cast<int>(threads_.size()); }
+  int64_t memory() const { return static_cast<int64_t>(threads_.size()) * bounce_each_; }
+  ReadPoolStats stats() const;
+
+ private:
+  struct FreeAligned {
+    void operator()(std::byte* memory) const;
+  };
+
+  void start(int count);
+  void stop();
+
+  int64_t bounce_each_;
+  std::unique_ptr<std::byte, FreeAligned> bounce_;  // of all threads
+  std::shared_ptr<ReadQueue> queue_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace moeflux

@@ -1,0 +1,198 @@
+#include "io/slot_cache.h"
+
+#include <cassert>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+#include "core/error.h"
+
+namespace moeflux {
+namespace {
+
+void check_shape(const SlotCacheShape& shape, size_t memory) {
+  constexpr int64_t most = std::numeric_limits<int32_t>::max() / 2;
+  const bool counts = shape.layers > 0 && shape.experts > 0 && shape.slots > 0 && shape.slot_bytes >= 0 &&
+                      shape.slots <= most && shape.layers <= most / shape.experts;
+  if (!counts)
+    throw std::invalid_argument(concat("[SlotCache] expected layers, experts and slots, found ", shape.layers, ", ",
+                                       shape.experts, " and ", shape.slots));
+  if (static_cast<int64_t>(memory) / shape.slots < shape.slot_bytes)
+    throw std::invalid_argument(concat("[SlotCache] expected memory for ", shape.slots, " slots of ", shape.slot_bytes,
+                                       " bytes, found ", memory, " bytes"));
+}
+
+}  // namespace
+
+// ---- Lease
+// ------------------------------------------------------------------------------------------------------------
+
+Lease::Lease(Lease&& other) noexcept : cache_(std::exchange(other.cache_, nullptr)), slot_(other.slot_) {}
+
+Lease& Lease::operator=(Lease&& other) noexcept {
+  if (this != &other) {
+    release();
+    cache_ = std::exchange(other.cache_, nullptr);
+    slot_ = other.slot_;
+  }
+  return *this;
+}
+
+void Lease::release() {
+  if (cache_) std::exchange(cache_, nullptr)->release(slot_);
+}
+
+int64_t Lease::layer() const { return cache_->at(slot_).key / cache_->shape_.experts; }
+
+int64_t Lease::expert() const { return cache_->at(slot_).key % cache_->shape_.experts; }
+
+SlotState Lease::state() const { return cache_->at(slot_).state; }
+
+std::span<std::byte> Lease::data() const {
+  const auto bytes = static_cast<size_t>(cache_->shape_.slot_bytes);
+  return cache_->memory_.subspan(static_cast<size_t>(slot_) * bytes, bytes);
+}
+
+// ---- SlotCache
+// --------------------------------------------------------------------------------------------------------
+
+SlotCache::SlotCache(std::span<std::byte> memory, const SlotCacheShape& shape, CachePolicy policy,
+                     int64_t ageing_period)
+    : memory_(memory),
+      shape_((check_shape(shape, memory.size()), shape)),
+      order_(policy, shape.layers * shape.experts, shape.slots, ageing_period),
+      table_(static_cast<size_t>(shape.layers * shape.experts), -1),
+      slots_(static_cast<size_t>(shape.slots)) {
+  free_.reserve(slots_.size());
+  for (int32_t slot = static_cast<int32_t>(shape.slots); slot-- > 0;) free_.push_back(slot);
+}
+
+SlotCache::~SlotCache() { assert(leased_ == 0); }
+
+size_t SlotCache::key_of(int64_t layer, int64_t expert) const {
+  if (layer < 0 || layer >= shape_.layers || expert < 0 || expert >= shape_.experts)
+    throw std::out_of_range(concat("[SlotCache] expected layer 0 to ", shape_.layers - 1, " and expert 0 to ",
+                                   shape_.experts - 1, ", found layer ", layer, ", expert ", expert));
+  return static_cast<size_t>(layer * shape_.experts + expert);
+}
+
+SlotCache::Acquired SlotCache::acquire(int64_t layer, int64_t expert) {
+  const size_t key = key_of(layer, expert);
+  int32_t slot = table_[key];
+  const bool missing = slot < 0;
+  if (missing) {
+    slot = take_slot();
+    if (slot < 0)
+      throw StateError(concat("[SlotCache] expected a slot for layer ", layer, " expert ", expert, ", found all ",
+                              shape_.slots, " leased"));
+  }
+  order_.use(static_cast<int32_t>(key));
+  if (missing) {
+    ++stats_.misses;
+    begin_loading(slot, key, false);
+    return {hold(slot), Found::missing};
+  }
+  if (std::exchange(at(slot).unused_guess, false)) ++stats_.guesses_used;
+  const bool ready = at(slot).state == SlotState::ready;
+  ++(ready ? stats_.hits : stats_.joined);
+  return {hold(slot), ready ? Found::ready : Found::loading};
+}
+
+Lease SlotCache::guess(int64_t layer, int64_t expert, int64_t keep) {
+  const size_t key = key_of(layer, expert);
+  if (table_[key] >= 0 || spare() <= keep) return {};
+  const int32_t slot = take_slot();
+  if (slot < 0) return {};
+  ++stats_.guesses;
+  begin_loading(slot, key, true);
+  return hold(slot);
+}
+
+Lease SlotCache::share(const Lease& lease) {
+  assert(lease.cache_ == this);
+  return hold(lease.slot_);
+}
+
+void SlotCache::loaded(const Lease& lease) {
+  assert(lease.cache_ == this && lease.state() == SlotState::loading);
+  at(lease.slot_).state = SlotState::ready;
+}
+
+void SlotCache::failed(const Lease& lease) {
+  assert(lease.cache_ == this && lease.state() == SlotState::loading);
+  fail(at(lease.slot_));
+}
+
+bool SlotCache::drop(int64_t layer, int64_t expert) {
+  const int32_t slot = table_[key_of(layer, expert)];
+  if (slot < 0 || at(slot).leases > 0) return false;
+  order_.leave(slot);
+  forget(slot);
+  free_.push_back(slot);
+  return true;
+}
+
+void SlotCache::drop_all() {
+  for (int32_t slot = order_.first(); slot >= 0; slot = order_.first()) {
+    order_.leave(slot);
+    forget(slot);
+    free_.push_back(slot);
+  }
+}
+
+// An empty slot, or the one that goes next; -1 when there is neither.
+int32_t SlotCache::take_slot() {
+  if (!free_.empty()) {
+    const int32_t slot = free_.back();
+    free_.pop_back();
+    return slot;
+  }
+  const int32_t slot = order_.first();
+  if (slot < 0) return -1;
+  order_.leave(slot);
+  ++stats_.evictions;
+  if (at(slot).unused_guess) ++stats_.guesses_wasted;
+  forget(slot);
+  return slot;
+}
+
+void SlotCache::begin_loading(int32_t slot, size_t key, bool guess) {
+  table_[key] = slot;
+  at(slot) = {static_cast<int32_t>(key), 0, SlotState::loading, guess};
+}
+
+Lease SlotCache::hold(int32_t slot) {
+  Slot& held = at(slot);
+  if (held.leases++ == 0) {
+    ++leased_;
+    if (held.state == SlotState::ready) order_.leave(slot);
+  }
+  return {this, slot};
+}
+
+void SlotCache::release(int32_t slot) {
+  Slot& held = at(slot);
+  assert(held.leases > 0);
+  if (--held.leases > 0) return;
+  --leased_;
+  if (held.state == SlotState::loading) fail(held);
+  if (held.state == SlotState::ready && order_.policy() != CachePolicy::none) {
+    order_.join(slot, held.key, held.unused_guess);
+    return;
+  }
+  if (held.state == SlotState::ready) forget(slot);
+  free_.push_back(slot);
+}
+
+void SlotCache::forget(int32_t slot) {
+  table_[static_cast<size_t>(at(slot).key)] = -1;
+  at(slot).state = SlotState::empty;
+}
+
+void SlotCache::fail(Slot& slot) {
+  ++stats_.failures;
+  table_[static_cast<size_t>(slot.key)] = -1;
+  slot.state = SlotState::empty;
+}
+
+}  // namespace moeflux

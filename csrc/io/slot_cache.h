@@ -1,0 +1,135 @@
+// Experts in memory: a fixed number of slots, each holding one (layer, expert) or nothing.
+//
+// A Lease keeps a slot: while one lives, the slot is neither given to another expert nor moved. Asking for an expert
+// that is not there takes an empty slot, or the one the policy gives up, and leaves it loading: the asker brings the
+// bytes and says `loaded` or `failed`. An expert is found only from the asking to the failure or the eviction, so what
+// was half read is never found: a slot whose last lease goes while it is loading is forgotten as if it had failed.
+//
+// The memory is the caller's and must outlive the cache, the cache its leases. Not for several threads: the engine
+// takes turns.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "io/cache_policy.h"
+
+namespace moeflux {
+
+enum class SlotState : uint8_t { empty, loading, ready };
+
+struct SlotCacheStats {
+  int64_t hits = 0;       // asked for and ready
+  int64_t joined = 0;     // asked for while it was being loaded: a guess that comes late, or another asker's
+  int64_t misses = 0;     // asked for and not there
+  int64_t evictions = 0;  // of ready experts
+  int64_t failures = 0;   // loads that did not end well
+  int64_t guesses = 0;    // taken in by `guess`
+  int64_t guesses_used = 0;
+  int64_t guesses_wasted = 0;  // evicted without one use
+};
+
+class SlotCache;
+
+class Lease {
+ public:
+  Lease() = default;
+  Lease(Lease&& other) noexcept;
+  Lease& operator=(Lease&& other) noexcept;
+  ~Lease() { release(); }
+
+  explicit operator bool() const { return cache_ != nullptr; }
+  int64_t slot() const { return slot_; }
+  int64_t layer() const;
+  int64_t expert() const;
+  SlotState state() const;  // empty: loading it failed
+  std::span<std::byte> data() const;
+  void release();
+
+ private:
+  friend class SlotCache;
+  Lease(SlotCache* cache, int32_t slot) : cache_(cache), slot_(slot) {}
+  SlotCache* cache_ = nullptr;
+  int32_t slot_ = -1;
+};
+
+struct SlotCacheShape {
+  int64_t layers = 0;
+  int64_t experts = 0;  // a layer
+  int64_t slots = 0;
+  int64_t slot_bytes = 0;  // 0: slots without memory, to try policies out
+};
+
+class SlotCache {
+ public:
+  enum class Found { ready, loading, missing };
+  struct Acquired {
+    Lease lease;
+    Found found = Found::missing;
+  };
+
+  // `memory` has shape.slots * shape.slot_bytes bytes. `ageing_period`: see EvictionOrder.
+  SlotCache(std::span<std::byte> memory, const SlotCacheShape& shape, CachePolicy policy = CachePolicy::lru,
+            int64_t ageing_period = 0);
+  ~SlotCache();  // no lease is left
+  SlotCache(const SlotCache&) = delete;
+  SlotCache& operator=(const SlotCache&) = delete;
+
+  const SlotCacheShape& shape() const { return shape_; }
+  const SlotCacheStats& stats() const { return stats_; }
+  // Slots that a miss could take now.
+  int64_t spare() const { return static_cast<int64_t>(free_.size()) + order_.size(); }
+  int64_t leased() const { return leased_; }  // slots
+  // std::out_of_range in these when there is no such layer or expert.
+  bool contains(int64_t layer, int64_t expert) const { return table_[key_of(layer, expert)] >= 0; }
+
+  // The expert's slot. When it was missing the slot is loading and the caller's to fill. StateError when it is missing
+  // and every slot is leased; nothing has changed then.
+  Acquired acquire(int64_t layer, int64_t expert);
+  // As a miss of `acquire`, for an expert that may be asked for soon. Empty when it is there already, or when not more
+  // than `keep` slots are spare: those are for what is asked for in earnest.
+  Lease guess(int64_t layer, int64_t expert, int64_t keep);
+  // One more lease on the same slot.
+  Lease share(const Lease& lease);
+
+  // How loading ended. `failed` forgets the expert at once; the slot is empty once its last lease is gone.
+  void loaded(const Lease& lease);
+  void failed(const Lease& lease);
+
+  // Forgets what nobody holds. False when somebody does, or it is not there.
+  bool drop(int64_t layer, int64_t expert);
+  void drop_all();
+
+ private:
+  friend class Lease;
+
+  struct Slot {
+    int32_t key = -1;  // stays after a failure, for messages
+    int32_t leases = 0;
+    SlotState state = SlotState::empty;
+    bool unused_guess = false;
+  };
+
+  size_t key_of(int64_t layer, int64_t expert) const;
+  Slot& at(int32_t slot) { return slots_[static_cast<size_t>(slot)]; }
+  const Slot& at(int32_t slot) const { return slots_[static_cast<size_t>(slot)]; }
+  int32_t take_slot();
+  void begin_loading(int32_t slot, size_t key, bool guess);
+  Lease hold(int32_t slot);
+  void release(int32_t slot);
+  void forget(int32_t slot);
+  void fail(Slot& slot);
+
+  std::span<std::byte> memory_;
+  SlotCacheShape shape_;
+  EvictionOrder order_;
+  std::vector<int32_t> table_;  // [layer, expert]: its slot, or -1
+  std::vector<Slot> slots_;
+  std::vector<int32_t> free_;  // a stack; room for every slot from the start
+  int64_t leased_ = 0;
+  SlotCacheStats stats_;
+};
+
+}  // namespace moeflux
