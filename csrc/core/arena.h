@@ -1,0 +1,29 @@
+// Zeroed memory from the system, page-aligned; large ones are aligned to and asked as huge pages, which weights read at
+// memory speed need. Given back when the Arena goes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace moeflux {
+
+class Arena {
+ public:
+  // IoError naming `what` when the system refuses.
+  Arena(int64_t bytes, const std::string& what);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  std::byte* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  void* mapping_ = nullptr;
+  size_t mapped_ = 0;
+  std::byte* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace moeflux

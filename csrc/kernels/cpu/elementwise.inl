@@ -1,0 +1,97 @@
+#include "kernels/cpu/elementwise.h"
+
+namespace moeflux::cpu::MOEFLUX_ISA {
+
+// Calls body(i, load, store) for each vector of `count` numbers; the last may be partial, and its lanes behind the end are
+// zero when loaded and dropped when stored.
+template <typename Body>
+MOEFLUX_INLINE void for_vectors(int64_t count, const Body& body) {
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes)
+    body(
+        i, [](const float* from) __attribute__((always_inline)) { return load<Floats>(from); },
+        [](float* to, Floats value) __attribute__((always_inline)) { store(to, value); });
+  if (i == count) return;
+  const int64_t left = count - i;
+  body(
+      i, [left](const float* from) __attribute__((always_inline)) { return load_some<Floats>(from, left); },
+      [left](float* to, Floats value) __attribute__((always_inline)) { store_some(to, value, left); });
+}
+
+MOEFLUX_INLINE float inverse_rms(const float* x, int64_t width, float eps) {
+  Floats squares{};
+  for_vectors(width, [&](int64_t i, auto get, auto) __attribute__((always_inline)) {
+    const Floats value = get(x + i);
+    squares = fma(value, value, squares);
+  });
+  return 1.0f / __builtin_sqrtf(sum(squares) / static_cast<float>(width) + eps);
+}
+
+static void rms_norm(const float* x, const float* weight, float* out, int64_t width, float eps, float scale) {
+  const Floats factor = splat(inverse_rms(x, width, eps) * scale);
+  for_vectors(width, [&](int64_t i, auto get, auto put) __attribute__((always_inline)) {
+    const Floats normed = get(x + i) * factor;
+    put(out + i, weight ? normed * get(weight + i) : normed);
+  });
+}
+
+static void gated_rms_norm(float* x, const float* z, const float* weight, int64_t width, float eps) {
+  const Floats factor = splat(inverse_rms(x, width, eps));
+  for_vectors(width, [&](int64_t i, auto get, auto put) __attribute__((always_inline)) {
+    put(x + i, get(x + i) * factor * get(weight + i) * silu(get(z + i)));
+  });
+}
+
+static void swiglu(const float* gate, const float* up, float* out, int64_t count) {
+  for_vectors(count, [&](int64_t i, auto get, auto put) __attribute__((always_inline)) {
+    put(out + i, silu(get(gate + i)) * get(up + i));
+  });
+}
+
+static void sigmoid_gate(float* x, const float* gate, int64_t count) {
+  for_vectors(count, [&](int64_t i, auto get, auto put) __attribute__((always_inline)) {
+    put(x + i, get(x + i) * sigmoid(get(gate + i)));
+  });
+}
+
+static void residual_add(const float* x, const float* y, float* out, int64_t count) {
+  for_vectors(count, [&](int64_t i, auto get, auto put) __attribute__((always_inline)) {
+    put(out + i, get(x + i) + get(y + i));
+  });
+}
+
+static void combine(const float* residual, const float* outputs, const float* weights, int64_t k, int64_t width,
+                    const float* shared, const float* shared_gate, float* out, int64_t first, int64_t last) {
+  const Floats gate = shared_gate ? sigmoid(splat(*shared_gate)) : splat(1.0f);
+  for_vectors(last - first, [&](int64_t i, auto get, auto put) __attribute__((always_inline)) {
+    const int64_t column = first + i;
+    Floats routed{};
+    for (int64_t j = 0; j < k; ++j) routed = fma(splat(weights[j]), get(outputs + j * width + column), routed);
+    const Floats total = get(residual + column) + routed;
+    put(out + column, shared ? fma(gate, get(shared + column), total) : total);
+  });
+}
+
+static void rope(float* x, const float* angles, int64_t half, bool interleaved) {
+  const int64_t step = interleaved ? 2 : 1;
+  const int64_t second = interleaved ? 1 : half;
+  for (int64_t i = 0; i < half; ++i) {
+    const float cosine = angles[2 * i];
+    const float sine = angles[2 * i + 1];
+    const float a = x[i * step];
+    const float b = x[i * step + second];
+    x[i * step] = a * cosine - b * sine;
+    x[i * step + second] = a * sine + b * cosine;
+  }
+}
+
+static void to_bf16(const float* x, uint16_t* out, int64_t count) {
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) store_bf16(out + i, load<Floats>(x + i));
+  if (i < count) store_some(out + i, to_bf16(load_some<Floats>(x + i, count - i)), count - i);
+}
+
+constexpr ElementwiseKernels elementwise_kernels{rms_norm,     gated_rms_norm, swiglu, sigmoid_gate,
+                                                 residual_add, combine,        rope,   to_bf16};
+
+}  // namespace moeflux::cpu::MOEFLUX_ISA

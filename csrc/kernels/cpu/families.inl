@@ -1,0 +1,20 @@
+// All families for one instruction set. Each .inl defines, in the namespace of the instruction set, the struct that its
+// header declares: `constexpr MatmulKernels matmul_kernels` and so on.
+#include "kernels/cpu/kernels.h"
+#include "kernels/cpu/simd.h"
+
+#include "kernels/cpu/matmul.inl"
+
+#include "kernels/cpu/elementwise.inl"
+
+#include "kernels/cpu/attention.inl"
+
+#include "kernels/cpu/delta.inl"
+
+#include "kernels/cpu/route.inl"
+
+namespace moeflux::cpu::MOEFLUX_ISA {
+
+constexpr Kernels kernels{matmul_kernels, elementwise_kernels, attention_kernels, delta_kernels, route_kernels};
+
+}  // namespace moeflux::cpu::MOEFLUX_ISA

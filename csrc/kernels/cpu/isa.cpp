@@ -1,0 +1,59 @@
+#include "kernels/cpu/isa.h"
+
+#include <cstdlib>
+
+#include "core/error.h"
+#include "core/text.h"
+
+namespace moeflux::cpu {
+
+#if defined(__x86_64__)
+extern const Kernels avx512_kernels;
+extern const Kernels avx2_kernels;
+#elif defined(__aarch64__)
+extern const Kernels neon_kernels;
+#endif
+extern const Kernels portable_kernels;
+
+namespace {
+
+std::vector<Isa> detect() {
+  std::vector<Isa> found;
+#if defined(__x86_64__)
+  // These ask the operating system too: a register file that it does not save counts as missing.
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  if (avx2 && avx512) found.push_back({"avx512", &avx512_kernels});
+  if (avx2) found.push_back({"avx2", &avx2_kernels});
+#elif defined(__aarch64__)
+  found.push_back({"neon", &neon_kernels});
+#endif
+  found.push_back({"portable", &portable_kernels});
+  return found;
+}
+
+}  // namespace
+
+const std::vector<Isa>& available_isas() {
+  static const std::vector<Isa> isas = detect();
+  return isas;
+}
+
+const Isa& choose_isa(const std::string& name) {
+  std::string wanted = name;
+  std::string where = "isa";
+  if (const char* forced = std::getenv("MOEFLUX_ISA"); wanted.empty() && forced) {
+    wanted = forced;
+    where = "MOEFLUX_ISA";
+  }
+  std::string names;
+  for (const Isa& isa : available_isas()) {
+    if (wanted.empty() || isa.name == wanted) return isa;
+    names += (names.empty() ? "" : ", ") + isa.name;
+  }
+  throw FormatError(concat(where, ": expected one that this machine has (", names, "), found ", quoted(wanted)));
+}
+
+}  // namespace moeflux::cpu

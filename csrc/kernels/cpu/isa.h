@@ -1,0 +1,23 @@
+// Which instruction sets this machine has, and the kernels compiled for each.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace moeflux::cpu {
+
+struct Kernels;
+
+struct Isa {
+  std::string name;  // "portable", "avx2", "avx512", "neon"
+  const Kernels* kernels;
+};
+
+// Those that this build has and this machine can run, the best first. Never empty: "portable" runs everywhere.
+const std::vector<Isa>& available_isas();
+
+// By name; the best one when the name is empty and the environment variable MOEFLUX_ISA is not set either.
+// FormatError naming those available when it is none of them.
+const Isa& choose_isa(const std::string& name);
+
+}  // namespace moeflux::cpu

@@ -1,0 +1,440 @@
+// Weights are taken apart 32 columns at a time, a stretch: groups are whole stretches, and 32 codes of any width are whole
+// words. A row at a time (one row of x) the numbers stay in registers; for several rows of x a panel of them is kept in
+// the first-level cache.
+#include "kernels/cpu/matmul.h"
+
+namespace moeflux::cpu::MOEFLUX_ISA {
+
+constexpr int64_t stretch = 32;
+constexpr int64_t stretch_vectors = stretch / lanes;
+constexpr int64_t row_tile = 4;         // matrix rows that share a load of x
+constexpr int64_t panel_columns = 512;  // whole groups of every size
+constexpr int64_t scale_block = 64;     // groups whose scales are widened at once
+constexpr int64_t prefetch_bytes = 2048;
+
+// Rows of x whose products with row_tile matrix rows fit in the registers.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int64_t x_tile = 4;
+#else
+constexpr int64_t x_tile = 2;
+#endif
+
+// ---- Scales -----------------------------------------------------------------------------------------------------------------
+
+MOEFLUX_INLINE Floats widen(DType type, const uint8_t* from) {
+  if (type == DType::f32) return load<Floats>(from);
+  return type == DType::bf16 ? load_bf16(from) : from_f16(load<Halves>(from));
+}
+
+// `count` numbers as f32.
+MOEFLUX_INLINE void widen_all(DType type, const uint8_t* from, int64_t count, float* to) {
+  const int64_t bytes = type == DType::f32 ? 4 : 2;
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) store(to + i, widen(type, from + i * bytes));
+  if (i == count) return;
+  uint8_t rest[lanes * 4] = {};
+  __builtin_memcpy(rest, from + i * bytes, static_cast<size_t>((count - i) * bytes));
+  store_some(to + i, widen(type, rest), count - i);
+}
+
+MOEFLUX_INLINE float widen_one(DType type, const uint8_t* from) {
+  float value = 0;
+  widen_all(type, from, 1, &value);
+  return value;
+}
+
+// ---- Formats: 32 columns as f32 ---------------------------------------------------------------------------------------------
+
+template <DType type>
+struct Plain {
+  static constexpr bool affine = false;
+  static constexpr int64_t stretch_bytes = stretch * (type == DType::f32 ? 4 : 2);
+  struct Group {};
+
+  MOEFLUX_INLINE Group group(float, float) { return {}; }
+  MOEFLUX_INLINE void unpack(const Group&, const uint8_t* from, Floats (&out)[stretch_vectors]) {
+    for (int64_t v = 0; v < stretch_vectors; ++v) out[v] = widen(type, from + v * lanes * (stretch_bytes / stretch));
+  }
+};
+
+constexpr uint64_t low_bits(int count) { return (uint64_t{1} << count) - 1; }
+constexpr uint64_t in_both_halves(uint64_t half, int half_bits) { return half | half << half_bits; }
+
+// 32 codes, one a byte. Eight of them are spread over a 64-bit word in three steps, each moving the upper half of what is
+// still together.
+template <int bits>
+MOEFLUX_INLINE void codes_to_bytes(const uint8_t* from, uint8_t (&codes)[stretch]) {
+  typedef uint64_t Longs __attribute__((vector_size(lanes >= 8 ? 32 : 16)));
+  constexpr int64_t longs = sizeof(Longs) / 8;
+  constexpr uint64_t four = low_bits(4 * bits);
+  constexpr uint64_t two = in_both_halves(low_bits(2 * bits), 32);
+  constexpr uint64_t one = in_both_halves(in_both_halves(low_bits(bits), 16), 32);
+  for (int64_t part = 0; part < 4 / longs; ++part) {
+    Longs value;
+    for (int64_t i = 0; i < longs; ++i) {
+      const int64_t offset = (part * longs + i) * bits;
+      const int64_t at = offset < 4 * bits - 8 ? offset : 4 * bits - 8;  // no byte behind the 32 codes is read
+      uint64_t word;
+      __builtin_memcpy(&word, from + at, 8);
+      value[i] = word >> (8 * (offset - at));
+    }
+    value = (value & four) | ((value << (32 - 4 * bits)) & (four << 32));
+    value = (value & two) | ((value << (16 - 2 * bits)) & (two << 16));
+    value = (value & one) | ((value << (8 - bits)) & (one << 8));
+    store(codes + part * longs * 8, value);
+  }
+}
+
+template <int bits>
+struct Affine {
+  static constexpr bool affine = true;
+  static constexpr int64_t stretch_bytes = stretch * bits / 8;
+  struct Group {
+    Floats scale;
+    Floats bias;
+  };
+
+  MOEFLUX_INLINE Group group(float scale, float bias) { return {splat(scale), splat(bias)}; }
+  MOEFLUX_INLINE void unpack(const Group& group, const uint8_t* from, Floats (&out)[stretch_vectors]) {
+    uint8_t codes[stretch];
+    if constexpr (bits != 8) {
+      codes_to_bytes<bits>(from, codes);
+      from = codes;
+    }
+    for (int64_t v = 0; v < stretch_vectors; ++v) {
+      const Ints code = __builtin_convertvector(load<Bytes>(from + v * lanes), Ints);
+      out[v] = fma(__builtin_convertvector(code, Floats), group.scale, group.bias);
+    }
+  }
+};
+
+#if defined(__AVX512F__)
+// The 16 numbers of a group in one register, looked up by the low four bits of each lane.
+template <>
+struct Affine<4> {
+  static constexpr bool affine = true;
+  static constexpr int64_t stretch_bytes = stretch / 2;
+  struct Group {
+    Floats numbers;
+  };
+
+  MOEFLUX_INLINE Group group(float scale, float bias) {
+    const Floats code = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return {fma(code, splat(scale), splat(bias))};
+  }
+  MOEFLUX_INLINE void unpack(const Group& group, const uint8_t* from, Floats (&out)[stretch_vectors]) {
+    const Words shifts = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28};
+    for (int64_t v = 0; v < stretch_vectors; ++v) {
+      const __m512i low = _mm512_maskz_broadcastd_epi32(all_lanes, _mm_loadu_si32(from + v * 8));
+      const __m512i both = _mm512_mask_broadcastd_epi32(low, 0xff00, _mm_loadu_si32(from + v * 8 + 4));
+      out[v] = (Floats)_mm512_maskz_permutexvar_ps(all_lanes, (__m512i)((Words)both >> shifts), (__m512)group.numbers);
+    }
+  }
+};
+#endif
+
+// ---- One row of x -------------------------------------------------------------------------------------------------------------
+
+// Asks for what comes `prefetch_bytes` later, be it the next rows; an address, because it may lie behind the matrix.
+MOEFLUX_INLINE void prefetch(const uint8_t* codes) {
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(codes) + prefetch_bytes));
+}
+
+// total[r] += W[row + r] . x over `columns`, whole stretches, of a plain matrix.
+template <typename Format, int64_t rows>
+MOEFLUX_INLINE void add_plain(const uint8_t* const (&codes)[rows], const float* x, int64_t columns,
+                              Floats (&total)[rows]) {
+  for (int64_t column = 0; column < columns; column += stretch) {
+    const int64_t at = column / stretch * Format::stretch_bytes;
+    for (int64_t r = 0; r < rows; ++r) {
+      prefetch(codes[r] + at);
+      Floats numbers[stretch_vectors];
+      Format::unpack({}, codes[r] + at, numbers);
+      for (int64_t v = 0; v < stretch_vectors; ++v)
+        total[r] = fma(numbers[v], load<Floats>(x + column + v * lanes), total[r]);
+    }
+  }
+}
+
+// The same for an affine matrix and whole groups.
+template <typename Format, int64_t stretches, int64_t rows>
+MOEFLUX_INLINE void add_groups(const uint8_t* const (&codes)[rows], const float (&scales)[rows][scale_block],
+                               const float (&biases)[rows][scale_block], const float* x, int64_t groups,
+                               Floats (&total)[rows]) {
+  constexpr int64_t group_bytes = stretches * Format::stretch_bytes;
+  for (int64_t g = 0; g < groups; ++g) {
+    for (int64_t r = 0; r < rows; ++r) {
+      prefetch(codes[r] + g * group_bytes);
+      const typename Format::Group group = Format::group(scales[r][g], biases[r][g]);
+      for (int64_t s = 0; s < stretches; ++s) {
+        Floats numbers[stretch_vectors];
+        Format::unpack(group, codes[r] + g * group_bytes + s * Format::stretch_bytes, numbers);
+        for (int64_t v = 0; v < stretch_vectors; ++v)
+          total[r] = fma(numbers[v], load<Floats>(x + (g * stretches + s) * stretch + v * lanes), total[r]);
+      }
+    }
+  }
+}
+
+// What is left of a plain row after its whole stretches, with zeros behind it.
+template <typename Format>
+MOEFLUX_INLINE void copy_tail(const Weights& w, int64_t row, uint8_t (&tail)[Format::stretch_bytes]) {
+  const int64_t whole = w.columns / stretch * Format::stretch_bytes;
+  const int64_t bytes = w.columns % stretch * (Format::stretch_bytes / stretch);
+  __builtin_memset(tail, 0, sizeof tail);
+  __builtin_memcpy(tail, w.codes + row * w.code_stride + whole, static_cast<size_t>(bytes));
+}
+
+MOEFLUX_INLINE void copy_tail_of_x(const Weights& w, const float* x, float (&tail)[stretch]) {
+  __builtin_memset(tail, 0, sizeof tail);
+  __builtin_memcpy(tail, x + w.columns / stretch * stretch, static_cast<size_t>(w.columns % stretch) * sizeof(float));
+}
+
+// The stretch that begins at `column`, zeros behind the end of the row.
+template <typename Format>
+MOEFLUX_INLINE void unpack_stretch(const Weights& w, int64_t row, int64_t column, Floats (&out)[stretch_vectors]) {
+  const uint8_t* codes = w.codes + row * w.code_stride + column / stretch * Format::stretch_bytes;
+  if constexpr (Format::affine) {
+    const int64_t at = row * w.scale_stride + column / w.group_size * (w.scale_type == DType::f32 ? 4 : 2);
+    Format::unpack(Format::group(widen_one(w.scale_type, w.scales + at), widen_one(w.scale_type, w.biases + at)), codes,
+                   out);
+  } else {
+    uint8_t tail[Format::stretch_bytes];
+    if (w.columns - column < stretch) {
+      copy_tail<Format>(w, row, tail);
+      codes = tail;
+    }
+    Format::unpack({}, codes, out);
+  }
+}
+
+template <typename Format, int64_t rows>
+static void multiply_one(const Weights& w, int64_t row, const float* x, float* out) {
+  const uint8_t* codes[rows];
+  Floats total[rows] = {};
+  for (int64_t r = 0; r < rows; ++r) codes[r] = w.codes + (row + r) * w.code_stride;
+  if constexpr (Format::affine) {
+    const int64_t groups = w.columns / w.group_size;
+    const int64_t scale_bytes = w.scale_type == DType::f32 ? 4 : 2;
+    for (int64_t first = 0; first < groups; first += scale_block) {
+      const int64_t count = groups - first < scale_block ? groups - first : scale_block;
+      float scales[rows][scale_block];
+      float biases[rows][scale_block];
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t at = (row + r) * w.scale_stride + first * scale_bytes;
+        widen_all(w.scale_type, w.scales + at, count, scales[r]);
+        widen_all(w.scale_type, w.biases + at, count, biases[r]);
+      }
+      const float* from = x + first * w.group_size;
+      if (w.group_size == 32)
+        add_groups<Format, 1>(codes, scales, biases, from, count, total);
+      else if (w.group_size == 64)
+        add_groups<Format, 2>(codes, scales, biases, from, count, total);
+      else
+        add_groups<Format, 4>(codes, scales, biases, from, count, total);
+      for (int64_t r = 0; r < rows; ++r) codes[r] += count * w.group_size / stretch * Format::stretch_bytes;
+    }
+  } else {
+    add_plain<Format>(codes, x, w.columns / stretch * stretch, total);
+    if (w.columns % stretch) {
+      uint8_t tails[rows][Format::stretch_bytes];
+      float x_tail[stretch];
+      copy_tail_of_x(w, x, x_tail);
+      for (int64_t r = 0; r < rows; ++r) {
+        copy_tail<Format>(w, row + r, tails[r]);
+        codes[r] = tails[r];
+      }
+      add_plain<Format>(codes, x_tail, stretch, total);
+    }
+  }
+  for (int64_t r = 0; r < rows; ++r) out[row + r] = sum(total[r]);
+}
+
+// ---- Several rows of x ----------------------------------------------------------------------------------------------------------
+
+// Columns column ... column + count - 1 of one row as f32; whole stretches, and whole groups unless it is one stretch.
+template <typename Format>
+MOEFLUX_INLINE void unpack_columns(const Weights& w, int64_t row, int64_t column, int64_t count, float* out) {
+  const uint8_t* codes = w.codes + row * w.code_stride + column / stretch * Format::stretch_bytes;
+  const int64_t end = column + count;
+  while (column < end) {
+    typename Format::Group group{};
+    int64_t stop = end;
+    if constexpr (Format::affine) {
+      const int64_t g = column / w.group_size;
+      const int64_t at = row * w.scale_stride + g * (w.scale_type == DType::f32 ? 4 : 2);
+      group = Format::group(widen_one(w.scale_type, w.scales + at), widen_one(w.scale_type, w.biases + at));
+      stop = (g + 1) * w.group_size < end ? (g + 1) * w.group_size : end;
+    }
+    for (; column < stop; column += stretch, codes += Format::stretch_bytes, out += stretch) {
+      Floats numbers[stretch_vectors];
+      Format::unpack(group, codes, numbers);
+      for (int64_t v = 0; v < stretch_vectors; ++v) store(out + v * lanes, numbers[v]);
+    }
+  }
+}
+
+struct Panel {
+  alignas(64) float numbers[row_tile][panel_columns];
+  alignas(64) float totals[max_block][row_tile][lanes];
+};
+
+// totals += panel . x for `count` rows of x, over `columns`, whole stretches.
+template <int64_t count>
+MOEFLUX_INLINE void add_tile(Panel& panel, int64_t columns, const float* const* x, int64_t first_column, int64_t at) {
+  Floats total[count][row_tile];
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t r = 0; r < row_tile; ++r) total[i][r] = load<Floats>(panel.totals[at + i][r]);
+  for (int64_t column = 0; column < columns; column += lanes) {
+    Floats numbers[row_tile];
+    for (int64_t r = 0; r < row_tile; ++r) numbers[r] = load<Floats>(panel.numbers[r] + column);
+    for (int64_t i = 0; i < count; ++i) {
+      const Floats value = load<Floats>(x[at + i] + first_column + column);
+      for (int64_t r = 0; r < row_tile; ++r) total[i][r] = fma(numbers[r], value, total[i][r]);
+    }
+  }
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t r = 0; r < row_tile; ++r) store(panel.totals[at + i][r], total[i][r]);
+}
+
+static void add_panel(Panel& panel, int64_t columns, const float* const* x, int64_t first_column, int64_t n) {
+  int64_t i = 0;
+  for (; i + x_tile <= n; i += x_tile) add_tile<x_tile>(panel, columns, x, first_column, i);
+  if constexpr (x_tile > 2) {
+    for (; i + 2 <= n; i += 2) add_tile<2>(panel, columns, x, first_column, i);
+  }
+  if (i < n) add_tile<1>(panel, columns, x, first_column, i);
+}
+
+template <typename Format>
+static void multiply_block(const Weights& w, int64_t first, int64_t last, const float* const* x, float* const* out,
+                           int64_t n) {
+  const int64_t whole = w.columns / stretch * stretch;
+  float x_tails[max_block][stretch];
+  const float* x_tail[max_block];
+  if (whole < w.columns) {
+    for (int64_t i = 0; i < n; ++i) {
+      copy_tail_of_x(w, x[i], x_tails[i]);
+      x_tail[i] = x_tails[i];
+    }
+  }
+  Panel panel;
+  __builtin_memset(panel.numbers, 0, sizeof panel.numbers);  // rows behind `last` are computed and thrown away
+  for (int64_t row = first; row < last; row += row_tile) {
+    const int64_t rows = last - row < row_tile ? last - row : row_tile;
+    __builtin_memset(panel.totals, 0, static_cast<size_t>(n) * sizeof panel.totals[0]);
+    for (int64_t column = 0; column < whole; column += panel_columns) {
+      const int64_t columns = whole - column < panel_columns ? whole - column : panel_columns;
+      for (int64_t r = 0; r < rows; ++r) unpack_columns<Format>(w, row + r, column, columns, panel.numbers[r]);
+      add_panel(panel, columns, x, column, n);
+    }
+    if (whole < w.columns) {
+      for (int64_t r = 0; r < rows; ++r) {
+        Floats numbers[stretch_vectors];
+        unpack_stretch<Format>(w, row + r, whole, numbers);
+        for (int64_t v = 0; v < stretch_vectors; ++v) store(panel.numbers[r] + v * lanes, numbers[v]);
+      }
+      add_panel(panel, stretch, x_tail, 0, n);
+    }
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t r = 0; r < rows; ++r) out[i][row + r] = sum(load<Floats>(panel.totals[i][r]));
+  }
+}
+
+template <typename Format>
+static void multiply_with(const Weights& w, int64_t first, int64_t last, const float* const* x, float* const* out,
+                          int64_t n) {
+  if (n > 1) return multiply_block<Format>(w, first, last, x, out, n);
+  for (; first + row_tile <= last; first += row_tile) multiply_one<Format, row_tile>(w, first, *x, *out);
+  for (; first < last; ++first) multiply_one<Format, 1>(w, first, *x, *out);
+}
+
+// ---- Transposed, and single rows --------------------------------------------------------------------------------------------------
+
+// The numbers of a stretch, or of what there is of it.
+MOEFLUX_INLINE void store_stretch(const Weights& w, int64_t column, const Floats (&numbers)[stretch_vectors], float* out) {
+  const int64_t count = w.columns - column < stretch ? w.columns - column : stretch;
+  for (int64_t v = 0; v < stretch_vectors; ++v) {
+    const int64_t left = count - v * lanes;
+    if (left >= lanes)
+      store(out + column + v * lanes, numbers[v]);
+    else if (left > 0)
+      store_some(out + column + v * lanes, numbers[v], left);
+  }
+}
+
+template <typename Format, int64_t count>
+MOEFLUX_INLINE void transposed_tile(const Weights& w, int64_t rows, int64_t column, const float* const* x,
+                                    float* const* out) {
+  Floats total[count][stretch_vectors] = {};
+  for (int64_t row = 0; row < rows; ++row) {
+    Floats numbers[stretch_vectors];
+    unpack_stretch<Format>(w, row, column, numbers);
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t v = 0; v < stretch_vectors; ++v) total[i][v] = fma(splat(x[i][row]), numbers[v], total[i][v]);
+  }
+  for (int64_t i = 0; i < count; ++i) store_stretch(w, column, total[i], out[i]);
+}
+
+template <typename Format>
+static void multiply_transposed_with(const Weights& w, int64_t rows, int64_t first, int64_t last, const float* const* x,
+                                     float* const* out, int64_t n) {
+  constexpr int64_t tile = 16 / stretch_vectors;  // 8, 4, 2
+  for (int64_t column = first; column < last; column += stretch) {
+    int64_t i = 0;
+    for (; i + tile <= n; i += tile) transposed_tile<Format, tile>(w, rows, column, x + i, out + i);
+    for (; i < n; ++i) transposed_tile<Format, 1>(w, rows, column, x + i, out + i);
+  }
+}
+
+template <typename Format>
+static void dequantize_with(const Weights& w, int64_t row, float* out) {
+  for (int64_t column = 0; column < w.columns; column += stretch) {
+    Floats numbers[stretch_vectors];
+    unpack_stretch<Format>(w, row, column, numbers);
+    store_stretch(w, column, numbers, out);
+  }
+}
+
+// ---- Choice of format -------------------------------------------------------------------------------------------------------------
+
+#define MOEFLUX_FOR_FORMAT(function, ...)                                    \
+  switch (weights.bits) {                                                    \
+    case 2:                                                                  \
+      return function<Affine<2>>(weights, __VA_ARGS__);                      \
+    case 3:                                                                  \
+      return function<Affine<3>>(weights, __VA_ARGS__);                      \
+    case 4:                                                                  \
+      return function<Affine<4>>(weights, __VA_ARGS__);                      \
+    case 5:                                                                  \
+      return function<Affine<5>>(weights, __VA_ARGS__);                      \
+    case 6:                                                                  \
+      return function<Affine<6>>(weights, __VA_ARGS__);                      \
+    case 8:                                                                  \
+      return function<Affine<8>>(weights, __VA_ARGS__);                      \
+    default:                                                                 \
+      break;                                                                 \
+  }                                                                          \
+  if (weights.element == DType::bf16) return function<Plain<DType::bf16>>(weights, __VA_ARGS__); \
+  if (weights.element == DType::f16) return function<Plain<DType::f16>>(weights, __VA_ARGS__);   \
+  return function<Plain<DType::f32>>(weights, __VA_ARGS__)
+
+static void multiply(const Weights& weights, int64_t first, int64_t last, const float* const* x, float* const* out,
+                     int64_t n) {
+  MOEFLUX_FOR_FORMAT(multiply_with, first, last, x, out, n);
+}
+
+static void multiply_transposed(const Weights& weights, int64_t rows, int64_t first, int64_t last,
+                                const float* const* x, float* const* out, int64_t n) {
+  MOEFLUX_FOR_FORMAT(multiply_transposed_with, rows, first, last, x, out, n);
+}
+
+static void dequantize(const Weights& weights, int64_t row, float* out) {
+  MOEFLUX_FOR_FORMAT(dequantize_with, row, out);
+}
+
+#undef MOEFLUX_FOR_FORMAT
+
+constexpr MatmulKernels matmul_kernels{multiply, multiply_transposed, dequantize};
+
+}  // namespace moeflux::cpu::MOEFLUX_ISA
