@@ -8,17 +8,25 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "core/dtype.h"
 #include "core/error.h"
 
 namespace moeflux {
 
+// BF16, F16 or F32 by name: what plain weights, scales and biases may be.
+inline DType weight_dtype(std::string_view name, std::string_view where) {
+  for (const DType type : {DType::bf16, DType::f16, DType::f32})
+    if (dtype_name(type) == name) return type;
+  throw FormatError(concat(where, ": expected BF16, F16 or F32, found ", name));
+}
+
 struct QuantFormat {
-  DType element = DType::u32;       // u32 for affine, else bf16, f16 or f32
-  int bits = 0;                     // 0 for plain
-  int group_size = 0;               // 0 for plain
-  DType scale_type = DType::bf16;   // of scales and biases; meaningless for plain
+  DType element = DType::u32;      // u32 for affine, else bf16, f16 or f32
+  int bits = 0;                    // 0 for plain
+  int group_size = 0;              // 0 for plain
+  DType scale_type = DType::bf16;  // of scales and biases; meaningless for plain
 
   static QuantFormat affine(int bits, int group_size, DType scale_type = DType::bf16) {
     const bool known_bits = bits == 2 || bits == 3 || bits == 4 || bits == 5 || bits == 6 || bits == 8;

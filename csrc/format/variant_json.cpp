@@ -274,7 +274,10 @@ void check_feed_forward(const Variant& v) {
 }  // namespace
 
 Variant parse_variant(std::string_view text, std::string_view where) {
-  const Json json = parse_json(text, where);
+  return variant_from_json(parse_json(text, where), where);
+}
+
+Variant variant_from_json(const Json& json, std::string_view where) {
   if (!json.object()) wrong_value(where, "an object", &json);
   std::set<std::string_view> known;
   Variant variant;

@@ -18,6 +18,7 @@ constexpr int64_t max_layers = 4096;
 
 // Every field must be there, of its own type, and none besides.
 Variant parse_variant(std::string_view text, std::string_view where = "variant");
+Variant variant_from_json(const Json& json, std::string_view where);
 
 // An object with every field, in the order of the struct.
 Json variant_to_json(const Variant& variant);

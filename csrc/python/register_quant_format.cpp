@@ -7,26 +7,17 @@
 namespace py = pybind11;
 
 namespace moeflux::python {
-namespace {
-
-DType weight_dtype(const std::string& name) {
-  for (DType type : {DType::bf16, DType::f16, DType::f32})
-    if (dtype_name(type) == name) return type;
-  throw FormatError(concat("element type: expected BF16, F16 or F32, found ", name));
-}
-
-}  // namespace
-
 void register_quant_format(py::module_& m) {
-  py::class_<QuantFormat>(m, "QuantFormat", "How the numbers of one matrix are stored: affine groups, or plain elements.")
+  py::class_<QuantFormat>(m, "QuantFormat",
+                          "How the numbers of one matrix are stored: affine groups, or plain elements.")
       .def_static(
           "affine",
           [](int bits, int group_size, const std::string& scale_type) {
-            return QuantFormat::affine(bits, group_size, weight_dtype(scale_type));
+            return QuantFormat::affine(bits, group_size, weight_dtype(scale_type, "scale_type"));
           },
           py::arg("bits"), py::arg("group_size"), py::arg("scale_type") = "BF16")
       .def_static(
-          "plain", [](const std::string& element) { return QuantFormat::plain(weight_dtype(element)); },
+          "plain", [](const std::string& element) { return QuantFormat::plain(weight_dtype(element, "element")); },
           py::arg("element"))
       .def_readonly("bits", &QuantFormat::bits)
       .def_readonly("group_size", &QuantFormat::group_size)
