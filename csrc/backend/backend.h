@@ -1,0 +1,263 @@
+// What the engine asks of a device: memory, ops recorded in order, and the promise of their completion.
+//
+// The engine knows this header and no device. Ops run in the order they were recorded, batches in the order they were
+// submitted; an op sees what every earlier one wrote. Arguments are trusted: whoever records an op has checked its
+// shapes.
+//
+// Shapes: n rows (tokens) of this call. Activations are f32, row-major. A stride counts elements. An op may write where
+// it reads only where its comment says "in place".
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "core/dtype.h"
+#include "core/quant_format.h"
+
+namespace moeflux {
+
+// ---- Memory ---------------------------------------------------------------------------------------------------------
+
+// Memory that the host and the device both see. Owned by whoever allocated it; must outlive every batch that uses it.
+class Buffer {
+ public:
+  virtual ~Buffer() = default;
+  std::byte* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ protected:
+  Buffer(std::byte* data, int64_t bytes) : data_(data), bytes_(bytes) {}
+  std::byte* data_;
+  int64_t bytes_;
+};
+
+// A place in a buffer; borrowed. Empty when an optional argument is not given.
+struct View {
+  const Buffer* buffer = nullptr;
+  int64_t offset = 0;  // bytes
+
+  explicit operator bool() const { return buffer != nullptr; }
+  std::byte* bytes() const { return buffer->data() + offset; }
+  float* f32() const { return reinterpret_cast<float*>(bytes()); }
+  int32_t* i32() const { return reinterpret_cast<int32_t*>(bytes()); }
+  View at(int64_t elements, int64_t element_bytes = 4) const { return {buffer, offset + elements * element_bytes}; }
+};
+
+// A weight matrix [rows, columns] as stored, applied to a vector of `columns` numbers.
+struct Matrix {
+  QuantFormat format;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  View weight;  // codes, or plain elements
+  View scales;  // empty for a plain format
+  View biases;
+
+  // `count` rows from `first` on: the matrix of one head of a stack, say.
+  Matrix slice(int64_t first, int64_t count) const;
+};
+
+// Heads side by side in rows that may hold other things too: head j of row i is the `dim` numbers at
+// view + i * row_stride + j * head_stride.
+struct Heads {
+  View view;
+  int64_t heads = 0;
+  int64_t dim = 0;
+  int64_t row_stride = 0;
+  int64_t head_stride = 0;
+};
+
+// Rows that a session keeps: keys, values, latents. Row i is `width` numbers of type `dtype` (f32 or bf16).
+struct Cache {
+  View view;
+  DType dtype = DType::f32;
+  int64_t width = 0;
+};
+
+// The three matrices of one routed expert, in a slot that is leased until the batch has completed.
+struct ExpertMatrices {
+  Matrix gate;  // [m, h]
+  Matrix up;    // [m, h]
+  Matrix down;  // [h, m]
+};
+
+// ---- Arguments of the ops
+// -----------------------------------------------------------------------------------------------
+
+struct Product {
+  View x;  // n rows of matrix.columns
+  int64_t x_stride = 0;
+  Matrix matrix;
+  View out;  // n rows of matrix.rows
+  int64_t out_stride = 0;
+  bool transposed = false;  // out = x . W instead of W . x: n rows of matrix.rows in, of matrix.columns out
+};
+
+struct AttentionArgs {
+  Heads q;
+  Cache k;  // rows 0 ... first_position + n - 1 are filled; width kv_heads * q.dim
+  Cache v;
+  int64_t kv_heads = 0;        // query heads j * (heads / kv_heads) ... share key head j
+  int64_t first_position = 0;  // of the n rows: row i attends to cache rows 0 ... first_position + i
+  float scale = 0;
+  View out;  // [n, q.heads * q.dim]
+};
+
+struct LatentAttentionArgs {
+  Heads q_latent;  // dim rank: the queries taken into the latent space
+  Heads q_pe;      // dim rope
+  Cache latent;    // width rank
+  Cache k_pe;      // width rope
+  int64_t first_position = 0;
+  float scale = 0;
+  View out;  // [n, heads, rank]: the weighted latents
+};
+
+struct ConvArgs {
+  View x;  // [n, channels]
+  int64_t channels = 0;
+  int64_t taps = 0;
+  View state;   // [taps - 1, channels], oldest first; becomes the last rows of the input
+  View weight;  // [channels, taps] f32
+  View out;     // [n, channels], after SiLU
+};
+
+struct DeltaGatesArgs {
+  View alpha;    // [n, heads]
+  View b;        // [n, heads]
+  View a_log;    // [heads]
+  View dt_bias;  // [heads]
+  int64_t heads = 0;
+  View decay;  // [n, heads] = exp(-exp(a_log) * softplus(alpha + dt_bias))
+  View beta;   // [n, heads] = sigmoid(b)
+};
+
+struct DeltaArgs {
+  Heads q;     // key heads, normalised and scaled
+  Heads k;     // key heads, normalised
+  Heads v;     // value heads; a multiple of the key heads, consecutive ones share a key head
+  View decay;  // [n, value heads]
+  View beta;   // [n, value heads]
+  View state;  // [value heads, v.dim, k.dim]; updated
+  View out;    // [n, value heads, v.dim]
+};
+
+struct RouteArgs {
+  View logits;  // [n, experts]
+  int64_t experts = 0;
+  int64_t k = 0;
+  bool normalize = true;
+  float scaling = 1;
+  View bias;           // [experts]; grouped routing only
+  int64_t groups = 0;  // grouped routing only
+  int64_t groups_kept = 0;
+  View ids;      // i32 [n, k], best first, the earlier expert on ties
+  View weights;  // [n, k]
+};
+
+// One expert and the rows that go through it.
+struct ExpertJob {
+  ExpertMatrices expert;
+  const int32_t* pairs = nullptr;  // token * k + place in the router's order; borrowed for the call that records them
+  int64_t count = 0;
+};
+
+struct ExpertArgs {
+  View x;  // [n, h]
+  int64_t hidden = 0;
+  int64_t intermediate = 0;
+  int64_t k = 0;
+  std::span<const ExpertJob> jobs;  // borrowed for the call that records them
+  View scratch;                     // [number of pairs, 2 * m] f32
+  View out;                         // [n * k, h]: the output of pair p in row p, so arrival order changes no bit
+};
+
+struct CombineArgs {
+  View residual;  // [n, h]
+  View outputs;   // [n, k, h]
+  View weights;   // [n, k]
+  int64_t hidden = 0;
+  int64_t k = 0;
+  View shared;       // [n, h] or empty
+  View shared_gate;  // [n] or empty; shared is multiplied by its sigmoid
+  View out;          // [n, h] = (residual + sum in router order) + shared; in place with residual
+};
+
+// ---- Recording
+// ----------------------------------------------------------------------------------------------------------
+
+// A batch of ops being recorded. Op names are the words that the oracle, the kernels, the tests and the benches use.
+class Commands {
+ public:
+  virtual ~Commands() = default;
+
+  // ids i32 [n] -> out [n, table.columns]
+  virtual void embed(const Matrix& table, View ids, View out, int64_t n) = 0;
+  // Rows of `width`; weight [width]. In place.
+  virtual void rms_norm(View x, View weight, View out, int64_t n, int64_t width, float eps) = 0;
+  // Each head by itself: x * rsqrt(mean(x * x) + eps) * weight[dim] (1 when empty) * scale. In place, always.
+  virtual void rms_norm_heads(const Heads& x, View weight, int64_t n, float eps, float scale) = 0;
+  // rms_norm(x) * weight[dim] * silu(z), head by head. In place, always.
+  virtual void gated_rms_norm(const Heads& x, const Heads& z, View weight, int64_t n, float eps) = 0;
+  // Every product is of the same n rows; they may run side by side.
+  virtual void matmul(std::span<const Product> products, int64_t n) = 0;
+  // Rotates the first 2 * half channels of every head in place. angles [n, half, 2]: cosine, sine.
+  virtual void rope(const Heads& x, View angles, int64_t half, bool interleaved, int64_t n) = 0;
+  // Copies n rows of cache.width to rows first ... of the cache, rounding to its type.
+  virtual void append(View x, int64_t x_stride, const Cache& cache, int64_t first, int64_t n) = 0;
+  virtual void attention(const AttentionArgs& args, int64_t n) = 0;
+  virtual void mla_attention(const LatentAttentionArgs& args, int64_t n) = 0;
+  virtual void conv1d(const ConvArgs& args, int64_t n) = 0;
+  virtual void delta_gates(const DeltaGatesArgs& args, int64_t n) = 0;
+  virtual void gated_delta(const DeltaArgs& args, int64_t n) = 0;
+  virtual void route_softmax(const RouteArgs& args, int64_t n) = 0;
+  virtual void route_grouped(const RouteArgs& args, int64_t n) = 0;
+  virtual void expert_ffn(const ExpertArgs& args) = 0;
+  // silu(gate) * up, `count` numbers. In place with either.
+  virtual void swiglu(View gate, View up, View out, int64_t count) = 0;
+  virtual void combine(const CombineArgs& args, int64_t n) = 0;
+  // out = x + y, `count` numbers. In place.
+  virtual void residual_add(View x, View y, View out, int64_t count) = 0;
+  // x *= sigmoid(gate), head by head. In place, always.
+  virtual void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) = 0;
+  // The k best of `count` logits: ids i32 [k] and values [k], best first, the lower id on ties.
+  virtual void top_k(View logits, int64_t count, int64_t k, View ids, View values) = 0;
+};
+
+// The promise that a batch completes. Movable; dropping one that was not waited for waits and swallows its error.
+class Ticket {
+ public:
+  class State {
+   public:
+    virtual ~State() = default;
+    virtual void wait() = 0;  // throws the batch's error, DeviceError for a device's own; again on every call
+    virtual bool done() const = 0;
+  };
+
+  Ticket() = default;  // of nothing: done
+  explicit Ticket(std::unique_ptr<State> state) : state_(std::move(state)) {}
+  Ticket(Ticket&&) noexcept = default;
+  Ticket& operator=(Ticket&& other) noexcept;
+  ~Ticket();
+
+  void wait();
+  bool done() const { return !state_ || state_->done(); }
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string name() const = 0;      // "cpu", "metal"
+  virtual std::string describe() const = 0;  // "cpu: avx512, 2 threads"
+  // Zeroed, page-aligned memory. `what` names it in errors.
+  virtual std::unique_ptr<Buffer> allocate(int64_t bytes, const std::string& what) = 0;
+  virtual std::unique_ptr<Commands> begin() = 0;
+  virtual Ticket submit(std::unique_ptr<Commands> commands) = 0;
+};
+
+}  // namespace moeflux

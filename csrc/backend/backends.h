@@ -1,0 +1,19 @@
+// The backends there are, by name. Where the engine gets one without naming it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "backend/backend.h"
+
+namespace moeflux {
+
+// "cpu", or "auto" for the best one of this machine. `isa` and `threads` are for the CPU: empty and 0 choose.
+// FormatError naming those there are when it is none of them.
+//
+// For tests: the op of number `fail_at_op`, counted from 0 over all batches, fails with DeviceError.
+std::unique_ptr<Backend> make_backend(const std::string& name, const std::string& isa, int threads,
+                                      int64_t fail_at_op = -1);
+
+}  // namespace moeflux

@@ -1,0 +1,36 @@
+// The CPU as a device: memory from the system, ops that run while they are recorded.
+#pragma once
+
+#include <atomic>
+
+#include "backend/backend.h"
+#include "core/thread_pool.h"
+#include "kernels/cpu/isa.h"
+
+namespace moeflux {
+
+class CpuCommands;
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(const std::string& isa, int threads, int64_t fail_at_op);
+  ~CpuBackend() override;
+
+  std::string name() const override { return "cpu"; }
+  std::string describe() const override;
+  std::unique_ptr<Buffer> allocate(int64_t bytes, const std::string& what) override;
+  std::unique_ptr<Commands> begin() override;
+  Ticket submit(std::unique_ptr<Commands> commands) override;
+
+ private:
+  friend class CpuCommands;
+
+  const cpu::Isa& isa_;
+  ThreadPool pool_;
+  int64_t fail_at_op_;
+  std::atomic<int64_t> ops_{0};
+  // A batch that has been submitted, kept with its scratch for the next `begin`: steps allocate nothing.
+  std::atomic<CpuCommands*> spare_{nullptr};
+};
+
+}  // namespace moeflux

@@ -1,0 +1,103 @@
+// A batch whose ops run when they are recorded, on the caller's thread and the pool. The first op that fails ends the
+// batch: the rest is skipped, and the error is thrown when somebody waits for the batch.
+//
+// Here the work is divided; kernels do the arithmetic, and a division never changes a bit.
+#pragma once
+
+#include <algorithm>
+#include <exception>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cpu_backend.h"
+#include "core/error.h"
+#include "kernels/cpu/kernels.h"
+
+namespace moeflux {
+
+cpu::Weights weights_of(const Matrix& matrix);
+
+class CpuCommands final : public Commands {
+ public:
+  explicit CpuCommands(CpuBackend& backend)
+      : backend_(backend), pool_(backend.pool_), kernels_(*backend.isa_.kernels) {}
+
+  // Instead of being destroyed, the batch goes back to its backend, which keeps one.
+  static void operator delete(CpuCommands* commands, std::destroying_delete_t);
+  static void destroy(CpuCommands* commands);
+
+  std::exception_ptr take_error() { return std::exchange(error_, nullptr); }
+
+  void embed(const Matrix& table, View ids, View out, int64_t n) override;
+  void rms_norm(View x, View weight, View out, int64_t n, int64_t width, float eps) override;
+  void rms_norm_heads(const Heads& x, View weight, int64_t n, float eps, float scale) override;
+  void gated_rms_norm(const Heads& x, const Heads& z, View weight, int64_t n, float eps) override;
+  void matmul(std::span<const Product> products, int64_t n) override;
+  void rope(const Heads& x, View angles, int64_t half, bool interleaved, int64_t n) override;
+  void append(View x, int64_t x_stride, const Cache& cache, int64_t first, int64_t n) override;
+  void attention(const AttentionArgs& args, int64_t n) override;
+  void mla_attention(const LatentAttentionArgs& args, int64_t n) override;
+  void conv1d(const ConvArgs& args, int64_t n) override;
+  void delta_gates(const DeltaGatesArgs& args, int64_t n) override;
+  void gated_delta(const DeltaArgs& args, int64_t n) override;
+  void route_softmax(const RouteArgs& args, int64_t n) override;
+  void route_grouped(const RouteArgs& args, int64_t n) override;
+  void expert_ffn(const ExpertArgs& args) override;
+  void swiglu(View gate, View up, View out, int64_t count) override;
+  void combine(const CombineArgs& args, int64_t n) override;
+  void residual_add(View x, View y, View out, int64_t count) override;
+  void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) override;
+  void top_k(View logits, int64_t count, int64_t k, View ids, View values) override;
+
+ private:
+  // Numbers touched by a unit of work that is worth handing to another thread.
+  static constexpr int64_t worthwhile = 16384;
+
+  template <typename Body>
+  void op(const char* name, const Body& body) {
+    if (error_) return;
+    try {
+      const int64_t number = backend_.ops_.fetch_add(1, std::memory_order_relaxed);
+      if (number == backend_.fail_at_op_) throw DeviceError(concat("[", name, "] op ", number, " was told to fail"));
+      body();
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+  }
+
+  // Calls body(first, last) for parts of 0 ... items - 1; `work` is the numbers touched by one item.
+  template <typename Body>
+  void spread(int64_t items, int64_t work, const Body& body) {
+    const int64_t step = std::max<int64_t>(1, worthwhile / std::max<int64_t>(1, work));
+    pool_.parallel((items + step - 1) / step,
+                   [&](int64_t unit) { body(unit * step, std::min(items, (unit + 1) * step)); });
+  }
+
+  // Calls body(row, head) for each head of n rows.
+  template <typename Body>
+  void for_heads(const Heads& x, int64_t n, int64_t work, const Body& body) {
+    spread(n * x.heads, work, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) body(i / x.heads, i % x.heads);
+    });
+  }
+
+  void run_attention(cpu::AttentionTask& task);
+  void gate_and_up(const ExpertArgs& args);
+  void down(const ExpertArgs& args);
+  int64_t unit_outputs(int64_t outputs, int64_t depth, int64_t n) const;
+
+  CpuBackend& backend_;
+  ThreadPool& pool_;
+  const cpu::Kernels& kernels_;
+  std::exception_ptr error_;
+
+  // Kept from batch to batch; they grow to what the model needs and stay.
+  std::vector<float> attention_scratch_;
+  std::vector<cpu::Candidate> top_k_scratch_;
+  std::vector<int64_t> unit_ends_;    // of each product or job: units up to its end
+  std::vector<int64_t> pair_starts_;  // of each job: pairs before it
+};
+
+}  // namespace moeflux

@@ -1,0 +1,135 @@
+#include "core/thread_pool.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace moeflux {
+namespace {
+
+constexpr uint64_t one_inside = 1;
+constexpr uint64_t inside = 0xffff;
+constexpr uint64_t open = 0x10000;
+constexpr uint64_t one_task = 0x20000;
+
+constexpr auto lookout = std::chrono::microseconds(50);  // longer than from one op of a step to the next
+
+constexpr uint64_t task_of(uint64_t state) { return state / one_task; }
+
+void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int threads) : process_(getpid()) {
+  if (threads <= 0) threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  threads = std::min(threads, 1024);
+  workers_.reserve(static_cast<size_t>(threads - 1));
+  try {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  } catch (...) {  // the system has no more threads
+    stop();
+    throw;
+  }
+}
+
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
+  {
+    const std::lock_guard lock(sleep_);
+    ending_ = true;
+  }
+  wake_.notify_all();
+  for (std::thread& worker : workers_) {
+    if (process_ == getpid())
+      worker.join();
+    else
+      worker.detach();  // it exists in the parent only
+  }
+}
+
+void ThreadPool::run(int64_t units, Unit unit, void* body) {
+  if (units <= 1 || workers_.empty()) {
+    for (int64_t i = 0; i < units; ++i) unit(body, i);
+    return;
+  }
+  const std::lock_guard turn(callers_);
+  unit_ = unit;
+  body_ = body;
+  units_ = units;
+  next_.store(0, std::memory_order_relaxed);
+  // In one order with the announcement of a sleeper, who looks at the state once more after announcing itself.
+  state_.store((task_of(state_.load(std::memory_order_relaxed)) + 1) * one_task | open);
+  if (sleeping_.load() > 0) {
+    {
+      const std::lock_guard lock(sleep_);
+    }
+    wake_.notify_all();
+  }
+  do_units();
+  state_.fetch_and(~open, std::memory_order_acq_rel);
+  for (int spins = 0; state_.load(std::memory_order_acquire) & inside; ++spins) {
+    if (spins < 1000)
+      pause();
+    else
+      std::this_thread::yield();  // the thread may be waiting for this very core
+  }
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+void ThreadPool::do_units() {
+  try {
+    for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < units_;) unit_(body_, i);
+  } catch (...) {
+    next_.store(units_, std::memory_order_relaxed);
+    const std::lock_guard lock(sleep_);
+    if (!error_) error_ = std::current_exception();
+  }
+}
+
+void ThreadPool::work() {
+  uint64_t seen = 0;
+  for (;;) {
+    uint64_t state = await_task(seen);
+    if (ending_.load(std::memory_order_relaxed)) return;
+    seen = task_of(state);
+    while (state & open && task_of(state) == seen) {
+      if (!state_.compare_exchange_weak(state, state + one_inside, std::memory_order_acquire)) continue;
+      do_units();
+      state_.fetch_sub(one_inside, std::memory_order_release);
+      break;
+    }
+  }
+}
+
+uint64_t ThreadPool::await_task(uint64_t seen) {
+  const auto news = [&](uint64_t state) { return task_of(state) != seen || ending_.load(std::memory_order_relaxed); };
+  const auto until = std::chrono::steady_clock::now() + lookout;
+  uint64_t state = 0;
+  do {
+    for (int i = 0; i < 64; ++i) {
+      state = state_.load(std::memory_order_relaxed);
+      if (news(state)) return state;
+      pause();
+    }
+  } while (std::chrono::steady_clock::now() < until);
+  std::unique_lock lock(sleep_);
+  ++sleeping_;
+  wake_.wait(lock, [&] { return news(state = state_.load()); });
+  --sleeping_;
+  return state;
+}
+
+}  // namespace moeflux

@@ -1,0 +1,69 @@
+// Threads that divide one task at a time into units. They are kept between tasks: they look out for the next for some
+// tens of microseconds, then sleep. The caller is one of them.
+//
+// Callers on several host threads take turns. A thread of the pool that comes too late for a task has no part in it, so
+// a sleeping or absent thread (a child made by fork has none) delays nobody.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+namespace moeflux {
+
+class ThreadPool {
+ public:
+  // `threads` in all, the caller included; 0: one a core.
+  explicit ThreadPool(int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // Calls body(unit) once for each unit 0 ... units - 1, in no order, and returns when all have returned. An exception
+  // stops the handing out of units and is rethrown, the first of them. A body must not call `parallel` of its own pool.
+  template <typename Body>
+  void parallel(int64_t units, Body&& body) {
+    run(
+        units, [](void* function, int64_t unit) { (*static_cast<std::remove_reference_t<Body>*>(function))(unit); },
+        const_cast<void*>(static_cast<const void*>(std::addressof(body))));
+  }
+
+ private:
+  using Unit = void (*)(void* body, int64_t unit);
+
+  void run(int64_t units, Unit unit, void* body);
+  void stop();
+  void work();                         // of one thread of the pool, until the end
+  void do_units();                     // of the open task, until none is left
+  uint64_t await_task(uint64_t seen);  // the state that has a task newer than `seen`, or is the last
+
+  std::mutex callers_;
+
+  // The task. Written by the caller while it is closed and nobody is inside.
+  Unit unit_ = nullptr;
+  void* body_ = nullptr;
+  int64_t units_ = 0;
+  std::exception_ptr error_;  // guarded by sleep_
+  alignas(64) std::atomic<int64_t> next_{0};
+
+  // A count of tasks, whether the last one is open, and how many threads of the pool are inside it: one word, so that
+  // nobody enters a task that its caller has closed.
+  alignas(64) std::atomic<uint64_t> state_{0};
+
+  alignas(64) std::mutex sleep_;
+  std::condition_variable wake_;
+  std::atomic<int> sleeping_{0};
+  std::atomic<bool> ending_{false};
+  int64_t process_ = 0;  // that made the threads
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace moeflux
