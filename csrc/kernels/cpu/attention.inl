@@ -12,6 +12,7 @@ constexpr int64_t key_block = 64;       // cached rows whose scores are held at 
 constexpr int64_t unit_queries = 64;    // most queries of a unit
 constexpr int64_t shortest_span = 256;  // cached rows: below it the merge would show
 constexpr int64_t split_units = 64;     // no more spans than make this many units
+constexpr int64_t rows_ahead = 8;       // that are asked for before they are met
 constexpr int64_t merged_queries = 4;   // of a unit of the merge
 
 // Scores held in registers: half of them where there are 16 registers, half of 32.
@@ -76,32 +77,28 @@ static QueryBlock query_block(const AttentionTask& task, const AttentionPlan& pl
 
 // ---- Scores -------------------------------------------------------------------------------------------------------------
 
-template <int64_t queries, int64_t keys>
-MOEFLUX_INLINE void add_products(const Floats (&q)[queries], const Floats (&k)[keys], Floats* products) {
-  MOEFLUX_UNROLL
-  for (int64_t i = 0; i < queries; ++i) {
-    MOEFLUX_UNROLL
-    for (int64_t j = 0; j < keys; ++j) products[i * keys + j] = fma(q[i], k[j], products[i * keys + j]);
-  }
-}
-
-// products[query * keys + key] += q . k, lane by lane
+// products[query * keys + key] += q . k, lane by lane, as far as whole vectors go.
 template <int64_t queries, int64_t keys, typename Element>
-MOEFLUX_INLINE void add_dots(const float* const* q, const Element* k, int64_t stride, int64_t dim, Floats* products) {
-  Floats query[queries];
-  Floats key[keys];
-  int64_t c = 0;
-  for (; c + lanes <= dim; c += lanes) {
+MOEFLUX_INLINE void add_products(const float* const* q, const Element* k, int64_t stride, int64_t dim, Floats* products) {
+  for (int64_t c = 0; c + lanes <= dim; c += lanes) {
+    Floats key[keys];
     MOEFLUX_UNROLL
     for (int64_t j = 0; j < keys; ++j) key[j] = load_row(k + j * stride + c);
     MOEFLUX_UNROLL
-    for (int64_t i = 0; i < queries; ++i) query[i] = load_row(q[i] + c);
-    add_products(query, key, products);
+    for (int64_t i = 0; i < queries; ++i) {
+      const Floats query = load<Floats>(q[i] + c);
+      MOEFLUX_UNROLL
+      for (int64_t j = 0; j < keys; ++j) products[i * keys + j] = fma(query, key[j], products[i * keys + j]);
+    }
   }
-  if (c == dim) return;
-  for (int64_t j = 0; j < keys; ++j) key[j] = load_part(k + j * stride + c, dim - c);
-  for (int64_t i = 0; i < queries; ++i) query[i] = load_part(q[i] + c, dim - c);
-  add_products(query, key, products);
+}
+
+// scores[query * keys + key] += q . k * scale for the channels behind the last whole vector.
+template <int64_t queries, int64_t keys, typename Element>
+MOEFLUX_COLD void add_rest(const float* const* q, const Element* k, int64_t stride, int64_t dim, float scale, float* scores) {
+  for (int64_t i = 0; i < queries; ++i)
+    for (int64_t j = 0; j < keys; ++j)
+      for (int64_t c = dim / lanes * lanes; c < dim; ++c) scores[i * keys + j] += q[i][c] * widen(k[j * stride + c]) * scale;
 }
 
 // Where the keys or values of one key head are.
@@ -121,6 +118,7 @@ struct AttentionUnit {
   CachedRows<Element> k_pe;
   CachedRows<Element> v;
   float scale;
+  int64_t end;                       // of the cached rows that are its own
   int64_t count;                     // queries
   const float* q[unit_queries];
   const float* q_pe[unit_queries];
@@ -136,14 +134,26 @@ template <int64_t queries, int64_t keys, typename Element>
 MOEFLUX_INLINE void score_tile(AttentionUnit<Element>& unit, int64_t query, int64_t row, float* scores) {
   constexpr int64_t count = queries * keys < lanes ? lanes : queries * keys;
   Floats products[count] = {};
-  add_dots<queries, keys>(unit.q + query, unit.k.row(row), unit.k.stride, unit.k.dim, products);
+  add_products<queries, keys>(unit.q + query, unit.k.row(row), unit.k.stride, unit.k.dim, products);
   if (unit.k_pe.dim > 0)
-    add_dots<queries, keys>(unit.q_pe + query, unit.k_pe.row(row), unit.k_pe.stride, unit.k_pe.dim, products);
+    add_products<queries, keys>(unit.q_pe + query, unit.k_pe.row(row), unit.k_pe.stride, unit.k_pe.dim, products);
   float tile[count];
   MOEFLUX_UNROLL
   for (int64_t i = 0; i < count; i += lanes) store(tile + i, sums<lanes>(products + i) * splat(unit.scale));
+  if (unit.k.dim % lanes != 0)
+    add_rest<queries, keys>(unit.q + query, unit.k.row(row), unit.k.stride, unit.k.dim, unit.scale, tile);
+  if (unit.k_pe.dim % lanes != 0)
+    add_rest<queries, keys>(unit.q_pe + query, unit.k_pe.row(row), unit.k_pe.stride, unit.k_pe.dim, unit.scale, tile);
   MOEFLUX_UNROLL
   for (int64_t i = 0; i < queries; ++i) __builtin_memcpy(scores + i * key_block, tile + i * keys, keys * sizeof(float));
+}
+
+// Asks for `count` rows from `row` on, of those before `end`.
+template <typename Element>
+MOEFLUX_INLINE void prefetch(const CachedRows<Element>& rows, int64_t row, int64_t count, int64_t end) {
+  constexpr int64_t line = 64 / sizeof(Element);
+  for (int64_t i = row; i < smaller(row + count, end); ++i)
+    for (int64_t c = 0; c < rows.dim; c += line) __builtin_prefetch(rows.row(i) + c);
 }
 
 template <int64_t queries, typename Element>
@@ -151,7 +161,14 @@ static void score_rows(AttentionUnit<Element>& unit, int64_t query, int64_t bloc
   constexpr int64_t keys = tile_scores / queries;
   float* scores = unit.scores + query * key_block - block;
   int64_t row = from;
-  for (; row + keys <= to; row += keys) score_tile<queries, keys>(unit, query, row, scores + row);
+  for (; row + keys <= to; row += keys) {
+    // The first tile meets the rows where they come from; one head's are too short and too far apart for the hardware.
+    if (query == 0) {
+      prefetch(unit.k, row + rows_ahead, keys, unit.end);
+      if (unit.v.first != unit.k.first) prefetch(unit.v, row, keys, to);
+    }
+    score_tile<queries, keys>(unit, query, row, scores + row);
+  }
   for (; row < to; ++row) score_tile<queries, 1>(unit, query, row, scores + row);
 }
 
@@ -267,14 +284,14 @@ static void pass(AttentionUnit<Element>& unit, int64_t block, int64_t end) {
 }
 
 template <typename Element>
-static void attend(AttentionUnit<Element>& unit, int64_t begin, int64_t end) {
+static void attend(AttentionUnit<Element>& unit, int64_t begin) {
   for (int64_t query = 0; query < unit.count; ++query) {
     unit.maximum[query] = minus_infinity;
     unit.total[query] = 0;
     __builtin_memset(unit.values[query], 0, static_cast<size_t>(unit.v.dim) * sizeof(float));
   }
-  for (int64_t block = begin; block < end; block += key_block) {
-    const int64_t block_end = smaller(block + key_block, end);
+  for (int64_t block = begin; block < unit.end; block += key_block) {
+    const int64_t block_end = smaller(block + key_block, unit.end);
     pass<true>(unit, block, block_end);
     for (int64_t query = 0; query < unit.count; ++query) {
       const int64_t seen = smaller(block_end, unit.keys[query]) - block;
@@ -312,7 +329,8 @@ static void attention_unit(const AttentionTask& task, int64_t index) {
   }
 
   const int64_t begin = index / plan.blocks * plan.span;
-  attend(unit, begin, smaller(begin + plan.span, most_keys));
+  unit.end = smaller(begin + plan.span, most_keys);
+  attend(unit, begin);
 
   for (int64_t i = 0; i < queries.count; ++i) {
     if (split) {

@@ -100,56 +100,82 @@ struct DeltaStep {
   float beta;
 };
 
-// One step of `rows` state rows: 1, or as many as a vector has lanes, so that their sums make a vector.
+// The channels behind the last whole vector: `rows` sums of decayed state times k.
 template <int64_t rows>
-MOEFLUX_INLINE void delta_step(const DeltaStep& step, float* state, int64_t key_dim) {
-  const Floats decay = splat(step.decay);
-  const int64_t whole = key_dim / lanes * lanes;
-  const int64_t rest = key_dim - whole;
+MOEFLUX_COLD Floats held_rest(const DeltaStep& step, const float* state, int64_t key_dim) {
+  float held[lanes] = {};
+  for (int64_t a = 0; a < rows; ++a)
+    for (int64_t c = key_dim / lanes * lanes; c < key_dim; ++c) held[a] += state[a * key_dim + c] * step.decay * step.k[c];
+  return load<Floats>(held);
+}
 
+// The same channels: their update, and `rows` sums of what is read from them.
+template <int64_t rows>
+MOEFLUX_COLD Floats update_rest(const DeltaStep& step, const float* corrections, float* state, int64_t key_dim) {
+  float reads[lanes] = {};
+  for (int64_t a = 0; a < rows; ++a) {
+    for (int64_t c = key_dim / lanes * lanes; c < key_dim; ++c) {
+      float& place = state[a * key_dim + c];
+      place = place * step.decay + corrections[a] * step.k[c];
+      reads[a] += place * step.q[c];
+    }
+  }
+  return load<Floats>(reads);
+}
+
+// What `rows` state rows hold for k, after their decay.
+template <int64_t rows>
+MOEFLUX_INLINE Floats held(const DeltaStep& step, const float* state, int64_t key_dim) {
+  const Floats decay = splat(step.decay);
   Floats products[lanes] = {};
-  for (int64_t c = 0; c < whole; c += lanes) {
+  for (int64_t c = 0; c + lanes <= key_dim; c += lanes) {
     const Floats k = load<Floats>(step.k + c);
     MOEFLUX_UNROLL
     for (int64_t a = 0; a < rows; ++a) products[a] = fma(load<Floats>(state + a * key_dim + c) * decay, k, products[a]);
   }
-  if (rest > 0) {
-    const Floats k = load_part(step.k + whole, rest);
-    for (int64_t a = 0; a < rows; ++a)
-      products[a] = fma(load_part(state + a * key_dim + whole, rest) * decay, k, products[a]);
-  }
-  const Floats held = sums<lanes>(products);
-  float corrections[lanes];
-  store(corrections, (load_part(step.v, rows) - held) * splat(step.beta));
+  const Floats whole = sums<lanes>(products);
+  return key_dim % lanes == 0 ? whole : whole + held_rest<rows>(step, state, key_dim);
+}
 
-  Floats reads[lanes] = {};
-  for (int64_t c = 0; c < whole; c += lanes) {
+// Decays and corrects `rows` state rows, and reads them at q.
+template <int64_t rows>
+MOEFLUX_INLINE Floats update(const DeltaStep& step, const float* corrections, float* state, int64_t key_dim) {
+  const Floats decay = splat(step.decay);
+  Floats products[lanes] = {};
+  for (int64_t c = 0; c + lanes <= key_dim; c += lanes) {
     const Floats k = load<Floats>(step.k + c), q = load<Floats>(step.q + c);
     MOEFLUX_UNROLL
     for (int64_t a = 0; a < rows; ++a) {
       float* place = state + a * key_dim + c;
       const Floats updated = fma(splat(corrections[a]), k, load<Floats>(place) * decay);
       store(place, updated);
-      reads[a] = fma(updated, q, reads[a]);
+      products[a] = fma(updated, q, products[a]);
     }
   }
-  if (rest > 0) {
-    const Floats k = load_part(step.k + whole, rest), q = load_part(step.q + whole, rest);
-    for (int64_t a = 0; a < rows; ++a) {
-      float* place = state + a * key_dim + whole;
-      const Floats updated = fma(splat(corrections[a]), k, load_part(place, rest) * decay);
-      store_part(place, updated, rest);
-      reads[a] = fma(updated, q, reads[a]);
-    }
-  }
-  store_part(step.out, sums<lanes>(reads), rows);
+  const Floats whole = sums<lanes>(products);
+  return key_dim % lanes == 0 ? whole : whole + update_rest<rows>(step, corrections, state, key_dim);
 }
 
-// State rows value_row ... of one head through every row of the task.
+// One step of `rows` state rows: 1, or as many as a vector has lanes, so that their sums make a vector.
 template <int64_t rows>
+MOEFLUX_INLINE void delta_step(const DeltaStep& step, float* state, int64_t key_dim) {
+  const Floats v = rows == lanes ? load<Floats>(step.v) : load_part(step.v, rows);
+  float corrections[lanes];
+  store(corrections, (v - held<rows>(step, state, key_dim)) * splat(step.beta));
+  const Floats read = update<rows>(step, corrections, state, key_dim);
+  if constexpr (rows == lanes)
+    store(step.out, read);
+  else
+    store_part(step.out, read, rows);
+}
+
+// State rows value_row ... of one head through every row of the task. `width` is the key dimension, 0 for any: known when
+// compiling, the places of a tile's rows need no registers.
+template <int64_t rows, int64_t width>
 static void delta_recurrence(const DeltaTask& task, int64_t head, int64_t value_row) {
+  const int64_t key_dim = width > 0 ? width : task.key_dim;
   const int64_t key_head = head / (task.value_heads / task.key_heads);
-  float* state = task.state + (head * task.value_dim + value_row) * task.key_dim;
+  float* state = task.state + (head * task.value_dim + value_row) * key_dim;
   for (int64_t i = 0; i < task.rows; ++i) {
     DeltaStep step;
     step.q = task.q + i * task.q_row_stride + key_head * task.q_head_stride;
@@ -158,7 +184,7 @@ static void delta_recurrence(const DeltaTask& task, int64_t head, int64_t value_
     step.out = task.out + (i * task.value_heads + head) * task.value_dim + value_row;
     step.decay = task.decay[i * task.value_heads + head];
     step.beta = task.beta[i * task.value_heads + head];
-    delta_step<rows>(step, state, task.key_dim);
+    delta_step<rows>(step, state, key_dim);
   }
 }
 
@@ -169,8 +195,13 @@ static void gated_delta(const DeltaTask& task, int64_t unit) {
   const int64_t head = unit / blocks;
   int64_t row = unit % blocks * delta_rows;
   const int64_t end = smaller(row + delta_rows, task.value_dim);
-  for (; row + lanes <= end; row += lanes) delta_recurrence<lanes>(task, head, row);
-  for (; row < end; ++row) delta_recurrence<1>(task, head, row);
+  for (; row + lanes <= end; row += lanes) {
+    if (task.key_dim == 128)
+      delta_recurrence<lanes, 128>(task, head, row);
+    else
+      delta_recurrence<lanes, 0>(task, head, row);
+  }
+  for (; row < end; ++row) delta_recurrence<1, 0>(task, head, row);
 }
 
 constexpr DeltaKernels delta_kernels = {conv1d_units, conv1d, delta_gates_units, delta_gates, gated_delta_units, gated_delta};

@@ -4,12 +4,16 @@
 
 #include "kernels/cpu/simd.h"
 
-// Before a loop of constant length over an array of vectors: unrolled, the array lives in registers.
+// Before a loop of constant length over an array of vectors: unrolled, the array lives in registers, unless its address
+// goes somewhere.
 #if defined(__clang__)
 #define MOEFLUX_UNROLL _Pragma("unroll")
 #else
 #define MOEFLUX_UNROLL _Pragma("GCC unroll 16")
 #endif
+
+// For what seldom happens: kept out of the loops around it.
+#define MOEFLUX_COLD [[gnu::noinline, gnu::cold]] static
 
 namespace moeflux::cpu::MOEFLUX_ISA {
 
@@ -57,7 +61,15 @@ MOEFLUX_INLINE float widen(uint16_t value) {
 
 // A vector of f32 or bf16 elements.
 MOEFLUX_INLINE Floats load_row(const float* from) { return load<Floats>(from); }
-MOEFLUX_INLINE Floats load_row(const uint16_t* from) { return load_bf16(from); }
+MOEFLUX_INLINE Floats load_row(const uint16_t* from) {
+#if defined(__AVX512F__)
+  return (Floats)((Words)_mm512_maskz_cvtepu16_epi32(__mmask16{0xffff}, _mm256_loadu_si256((const __m256i*)from)) << 16);
+#elif defined(__AVX2__)
+  return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16);
+#else
+  return load_bf16(from);
+#endif
+}
 
 // The first `count` lanes, then zeros.
 template <typename Element>

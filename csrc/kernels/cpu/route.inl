@@ -96,7 +96,7 @@ static void route_grouped(const RouteTask& task, int64_t row) {
 
 // ---- Top-k of a vocabulary ----------------------------------------------------------------------------------------------
 
-constexpr int64_t top_k_block = 8192;  // logits of a unit
+constexpr int64_t top_k_block = 16384;  // logits of a unit
 
 MOEFLUX_INLINE bool comes_before(const Candidate& a, const Candidate& b) {
   return better(a.value, b.value) || (a.id < b.id && !better(b.value, a.value));
