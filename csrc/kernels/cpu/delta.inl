@@ -8,7 +8,8 @@ namespace moeflux::cpu::MOEFLUX_ISA {
 
 constexpr int64_t conv_channels = 256;  // of a unit
 constexpr int64_t gate_numbers = 256;   // of a unit
-constexpr int64_t delta_rows = 32;      // of one head's state, of a unit
+constexpr int64_t delta_rows = 64;      // of one head's state, of a unit: what the first cache holds
+constexpr int64_t steps_ahead = 2;      // whose keys and queries are asked for
 
 // ---- Convolution --------------------------------------------------------------------------------------------------------
 
@@ -94,18 +95,16 @@ static void delta_gates(const DeltaGatesTask& task, int64_t unit) {
 struct DeltaStep {
   const float* q;
   const float* k;
-  const float* v;  // of the state rows at hand, as `out`
-  float* out;
   float decay;
   float beta;
 };
 
-// The channels behind the last whole vector: `rows` sums of decayed state times k.
+// The channels behind the last whole vector: `rows` sums of state times k.
 template <int64_t rows>
 MOEFLUX_COLD Floats held_rest(const DeltaStep& step, const float* state, int64_t key_dim) {
   float held[lanes] = {};
   for (int64_t a = 0; a < rows; ++a)
-    for (int64_t c = key_dim / lanes * lanes; c < key_dim; ++c) held[a] += state[a * key_dim + c] * step.decay * step.k[c];
+    for (int64_t c = key_dim / lanes * lanes; c < key_dim; ++c) held[a] += state[a * key_dim + c] * step.k[c];
   return load<Floats>(held);
 }
 
@@ -123,18 +122,18 @@ MOEFLUX_COLD Floats update_rest(const DeltaStep& step, const float* corrections,
   return load<Floats>(reads);
 }
 
-// What `rows` state rows hold for k, after their decay.
+// What `rows` state rows hold for k after their decay: the sum decays as its terms do, with fewer multiplications.
 template <int64_t rows>
 MOEFLUX_INLINE Floats held(const DeltaStep& step, const float* state, int64_t key_dim) {
-  const Floats decay = splat(step.decay);
   Floats products[lanes] = {};
   for (int64_t c = 0; c + lanes <= key_dim; c += lanes) {
     const Floats k = load<Floats>(step.k + c);
     MOEFLUX_UNROLL
-    for (int64_t a = 0; a < rows; ++a) products[a] = fma(load<Floats>(state + a * key_dim + c) * decay, k, products[a]);
+    for (int64_t a = 0; a < rows; ++a) products[a] = fma(load<Floats>(state + a * key_dim + c), k, products[a]);
   }
-  const Floats whole = sums<lanes>(products);
-  return key_dim % lanes == 0 ? whole : whole + held_rest<rows>(step, state, key_dim);
+  Floats whole = sums<lanes>(products);
+  if (key_dim % lanes != 0) whole += held_rest<rows>(step, state, key_dim);
+  return whole * splat(step.decay);
 }
 
 // Decays and corrects `rows` state rows, and reads them at q.
@@ -158,33 +157,46 @@ MOEFLUX_INLINE Floats update(const DeltaStep& step, const float* corrections, fl
 
 // One step of `rows` state rows: 1, or as many as a vector has lanes, so that their sums make a vector.
 template <int64_t rows>
-MOEFLUX_INLINE void delta_step(const DeltaStep& step, float* state, int64_t key_dim) {
-  const Floats v = rows == lanes ? load<Floats>(step.v) : load_part(step.v, rows);
+MOEFLUX_INLINE void delta_step(const DeltaStep& step, const float* v, float* state, float* out, int64_t key_dim) {
+  const Floats wanted = rows == lanes ? load<Floats>(v) : load_part(v, rows);
   float corrections[lanes];
-  store(corrections, (v - held<rows>(step, state, key_dim)) * splat(step.beta));
+  store(corrections, (wanted - held<rows>(step, state, key_dim)) * splat(step.beta));
   const Floats read = update<rows>(step, corrections, state, key_dim);
   if constexpr (rows == lanes)
-    store(step.out, read);
+    store(out, read);
   else
-    store_part(step.out, read, rows);
+    store_part(out, read, rows);
 }
 
-// State rows value_row ... of one head through every row of the task. `width` is the key dimension, 0 for any: known when
-// compiling, the places of a tile's rows need no registers.
-template <int64_t rows, int64_t width>
-static void delta_recurrence(const DeltaTask& task, int64_t head, int64_t value_row) {
+// Rows of the task are too far apart for the hardware to foresee.
+MOEFLUX_INLINE void prefetch_step(const DeltaTask& task, int64_t row, int64_t key_head, int64_t key_dim) {
+  const float* q = task.q + row * task.q_row_stride + key_head * task.q_head_stride;
+  const float* k = task.k + row * task.k_row_stride + key_head * task.k_head_stride;
+  for (int64_t c = 0; c < key_dim; c += 16) {
+    __builtin_prefetch(q + c);
+    __builtin_prefetch(k + c);
+  }
+}
+
+// State rows first ... last - 1 of one head through every row of the task. `width` is the key dimension, 0 for any: known
+// when compiling, the places of a tile's rows need no registers.
+template <int64_t width>
+static void delta_recurrence(const DeltaTask& task, int64_t head, int64_t first, int64_t last) {
   const int64_t key_dim = width > 0 ? width : task.key_dim;
   const int64_t key_head = head / (task.value_heads / task.key_heads);
-  float* state = task.state + (head * task.value_dim + value_row) * key_dim;
+  float* state = task.state + head * task.value_dim * key_dim;
   for (int64_t i = 0; i < task.rows; ++i) {
+    if (i + steps_ahead < task.rows) prefetch_step(task, i + steps_ahead, key_head, key_dim);
     DeltaStep step;
     step.q = task.q + i * task.q_row_stride + key_head * task.q_head_stride;
     step.k = task.k + i * task.k_row_stride + key_head * task.k_head_stride;
-    step.v = task.v + i * task.v_row_stride + head * task.v_head_stride + value_row;
-    step.out = task.out + (i * task.value_heads + head) * task.value_dim + value_row;
     step.decay = task.decay[i * task.value_heads + head];
     step.beta = task.beta[i * task.value_heads + head];
-    delta_step<rows>(step, state, key_dim);
+    const float* v = task.v + i * task.v_row_stride + head * task.v_head_stride;
+    float* out = task.out + (i * task.value_heads + head) * task.value_dim;
+    int64_t row = first;
+    for (; row + lanes <= last; row += lanes) delta_step<lanes>(step, v + row, state + row * key_dim, out + row, key_dim);
+    for (; row < last; ++row) delta_step<1>(step, v + row, state + row * key_dim, out + row, key_dim);
   }
 }
 
@@ -193,15 +205,12 @@ static int64_t gated_delta_units(const DeltaTask& task) { return task.value_head
 static void gated_delta(const DeltaTask& task, int64_t unit) {
   const int64_t blocks = divide_up(task.value_dim, delta_rows);
   const int64_t head = unit / blocks;
-  int64_t row = unit % blocks * delta_rows;
-  const int64_t end = smaller(row + delta_rows, task.value_dim);
-  for (; row + lanes <= end; row += lanes) {
-    if (task.key_dim == 128)
-      delta_recurrence<lanes, 128>(task, head, row);
-    else
-      delta_recurrence<lanes, 0>(task, head, row);
-  }
-  for (; row < end; ++row) delta_recurrence<1, 0>(task, head, row);
+  const int64_t first = unit % blocks * delta_rows;
+  const int64_t last = smaller(first + delta_rows, task.value_dim);
+  if (task.key_dim == 128)
+    delta_recurrence<128>(task, head, first, last);
+  else
+    delta_recurrence<0>(task, head, first, last);
 }
 
 constexpr DeltaKernels delta_kernels = {conv1d_units, conv1d, delta_gates_units, delta_gates, gated_delta_units, gated_delta};
