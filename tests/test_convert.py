@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from golden import checkpoints
-from mlx_folder import TOKENIZER_FILES, write_mlx_folder
+from mlx_folder import TOKENIZER_FILES, dense_tensors, write_mlx_folder
 from moeflux import FormatError, IoError, QuantFormat, StateError
 from moeflux.convert import ConvertFormat, convert
 from moeflux.packed import read_description
@@ -272,7 +272,7 @@ def test_destination_must_be_apart(sources: Path) -> None:
 
 
 def test_full_disk_is_refused_first(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moeflux.convert.free_bytes", lambda path: 1000)
+    monkeypatch.setattr("moeflux.destination.free_bytes", lambda path: 1000)
     with pytest.raises(IoError, match=r"packed: expected \d+ bytes free.*found 1000 "):
         convert(sources / "hf" / "qwen3_moe", tmp_path / "packed")
     assert list(tmp_path.iterdir()) == []
@@ -406,6 +406,44 @@ def test_writes_by_others_are_noticed(sources: Path, tmp_path: Path, monkeypatch
     with pytest.raises(IoError, match=r"layer_00\.bin: expert 15: expected the source's bytes"):
         convert(sources / "hf" / "qwen3_moe", tmp_path / "packed")
     assert not (tmp_path / "packed").exists()
+
+
+def test_a_piece_is_on_disk_before_it_is_journalled(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power failure could leave a journal that speaks of bytes that never arrived."""
+    from moeflux import packer
+    from moeflux.journal import Journal
+
+    synced: set[str] = set()
+    sync, append = packer.sync, Journal.append
+
+    def remembering_sync(path: Path) -> None:
+        synced.add(path.name)
+        sync(path)
+
+    def checking_append(self: Journal, entries: list[dict]) -> None:
+        for entry in entries:
+            if "layer" in entry:
+                assert f"layer_{entry['layer']:02d}.bin" in synced
+            elif "tensors" in entry:
+                assert "model_weights.bin" in synced
+        synced.clear()
+        append(self, entries)
+
+    monkeypatch.setattr(packer, "SYNC_BYTES", 1)
+    monkeypatch.setattr(packer, "sync", remembering_sync)
+    monkeypatch.setattr(Journal, "append", checking_append)
+    convert(sources / "hf" / "qwen3_moe", tmp_path / "packed")
+
+
+def test_fp8_is_rounded_to_bf16_first(sources: Path, tmp_path: Path) -> None:
+    """Whatever is asked for: the products of codes and scales are numbers of bf16, as mlx-lm has them."""
+    for kind in ("bf16", "f32"):
+        convert(sources / "hf" / "deepseek_v3_fp8", tmp_path / kind, format=ConvertFormat.asked(kind))
+    name = "model.layers.1.self_attn.o_proj.weight"
+    narrow, wide = (dense_tensors(tmp_path / kind)[name][1] for kind in ("bf16", "f32"))
+    assert np.array_equal(narrow.astype("<u4") << 16, wide.view("<u4"))
 
 
 def test_two_at_once(sources: Path, tmp_path: Path) -> None:

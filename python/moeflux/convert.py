@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -15,13 +14,23 @@ from moeflux import packed
 from moeflux._core import ExpertFormats, SafetensorsFile, read_json
 from moeflux.checkpoint import source_files
 from moeflux.config import variant_from_config
-from moeflux.errors import Error, FormatError, IoError, StateError
-from moeflux.from_checkpoint import ConvertFormat, content_of_checkpoint
+from moeflux.destination import (
+    JSON_ALLOWANCE,
+    check_destination,
+    check_space,
+    discard,
+    free_bytes,
+    partial_of,
+    replace_store,
+    resumable,
+)
+from moeflux.errors import FormatError, IoError
+from moeflux.from_checkpoint import content_of_checkpoint
 from moeflux.from_mlx import content_of_mlx
-from moeflux.journal import JOURNAL
-from moeflux.packer import JSON_ALLOWANCE, Content, Packer, free_bytes, replace_store
+from moeflux.packer import Content, Packer
 from moeflux.progress import Progress, Silent, size_text, time_text
 from moeflux.spans import SpanReader
+from moeflux.storage import ConvertFormat
 from moeflux.variants import Variant
 
 __all__ = ["ConvertFormat", "ConvertPlan", "ConvertReport", "convert"]
@@ -120,18 +129,14 @@ def convert(
     if check not in CHECKS:
         raise FormatError(f"check: expected {', '.join(CHECKS)}, found {check!r:.40}")
     check_destination(source, dest, force)
-    partial = dest.with_name(f"{dest.name}.partial")
+    partial = partial_of(dest)
     content = content_of(source, format)
     plan = plan_of(content, source, dest, resumable(content, partial, force))
     if dry_run:
         return ConvertReport(plan)
-    if plan.free < plan.needed:
-        raise IoError(
-            f"{dest}: expected {plan.needed} bytes free on this disk ({size_text(plan.needed)}), found {plan.free} "
-            f"({size_text(plan.free)})"
-        )
-    if partial.exists() and not plan.resumed and (partial / JOURNAL).exists() and force:
-        shutil.rmtree(partial)
+    check_space(dest, plan.needed)
+    if not plan.resumed:
+        discard(partial)
     started = time.monotonic()
     packer = Packer(content, partial)
     packer.open()
@@ -152,21 +157,6 @@ def convert(
 
 
 # ---- Before -----------------------------------------------------------------------------------------------------
-
-
-def check_destination(source: Path, dest: Path, force: bool) -> None:
-    """Refuses to write into the source, or over anything that is not asked to be replaced."""
-    if not source.is_dir():
-        raise FormatError(f"{source}: expected a folder, found {'a file' if source.exists() else 'nothing'}")
-    inner, outer = dest.resolve(), source.resolve()
-    if inner == outer or outer in inner.parents or inner in outer.parents:
-        raise StateError(f"{dest}: expected a folder apart from the source {source}")
-    if not dest.exists() or (dest.is_dir() and not any(dest.iterdir())):
-        return
-    if not force:
-        raise StateError(f"{dest}: expected nothing there, found something; use force (--force) to replace a store")
-    if not any((dest / name).is_file() for name in (packed.DESCRIPTION, packed.MANIFEST)):
-        raise StateError(f"{dest}: expected a packed store to replace, found something else, which is left alone")
 
 
 def content_of(source: Path, asked: ConvertFormat | None) -> Content:
@@ -190,18 +180,6 @@ def is_mlx(source: Path, config: dict[str, Any]) -> bool:
     if "quantization" in config:
         return True
     return any(".switch_mlp." in name for path in source_files(source) for name in SafetensorsFile(str(path)).tensors)
-
-
-def resumable(content: Content, partial: Path, force: bool) -> int:
-    """Bytes of this very conversion that `partial` holds. Anything else in it: StateError, unless forced."""
-    if not partial.exists() or not any(partial.iterdir()):
-        return 0
-    try:
-        return Packer(content, partial).peek()
-    except Error:
-        if force and (partial / JOURNAL).exists():
-            return 0
-        raise
 
 
 def plan_of(content: Content, source: Path, dest: Path, resumed: int) -> ConvertPlan:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import threading
 import time
 from collections import deque
@@ -27,12 +26,11 @@ from moeflux.journal import JOURNAL, Journal, check_binding, read_lines
 from moeflux.packed import DenseTensor, Description
 from moeflux.variants import Variant
 
-__all__ = ["Content", "DenseUnit", "Packer", "binding", "companions", "free_bytes", "replace_store", "worker_count"]
+__all__ = ["Content", "DenseUnit", "Packer", "binding", "companions", "sync", "worker_count"]
 
 GROUP_BYTES = 32 << 20  # of experts that are made, hashed and written as one piece
 SYNC_BYTES = 256 << 20  # written between two syncs: what a kill may cost
 SYNC_SECONDS = 5.0
-JSON_ALLOWANCE = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -301,28 +299,9 @@ class Packer:
         self.journal.close()
 
 
-def replace_store(partial: Path, dest: Path) -> None:
-    """Puts the finished folder in its place. A store that is already there goes only once the new one is complete."""
-    old = dest.with_name(f"{dest.name}.replaced-{os.getpid()}")
-    if dest.exists():
-        os.rename(dest, old)
-    os.rename(partial, dest)
-    sync(dest.parent)
-    (dest / JOURNAL).unlink(missing_ok=True)
-    if old.exists():
-        shutil.rmtree(old)
-
-
 def worker_count() -> int:
     """Enough to overlap reading, hashing and writing; more only compete for the disk."""
     return max(2, min(4, os.cpu_count() or 1))
-
-
-def free_bytes(path: Path) -> int:
-    """Free space of the disk where `path` is, or would be."""
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free
 
 
 def sync(path: Path) -> None:
