@@ -328,6 +328,28 @@ def test_a_failed_call_changes_nothing() -> None:
     assert np.allclose(session.step(ids[5]), expected, rtol=1e-9, atol=1e-9)
 
 
+def test_a_failed_read_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An expert of the last layer cannot be read when the layers before it have already run."""
+    variant, weights = reference_weights.load("qwen3_5_moe")
+    ids = token_ids("qwen3_5_moe")[:6]
+    session = oracle.Session(variant, weights, remember=False)
+    expected = session.prefill(ids)[5]
+    session.clear()
+    session.prefill(ids[:5])
+
+    def failing(layer: int, expert: int) -> tuple[reference_weights.Plain, ...]:
+        if layer == 3:
+            raise OSError("unreadable")
+        return reference_weights.ReferenceWeights.expert(weights, layer, expert)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(weights, "expert", failing)
+        with pytest.raises(OSError, match="unreadable"):
+            session.step(ids[5])
+    assert session.position == 5
+    assert np.allclose(session.step(ids[5]), expected, rtol=1e-9, atol=1e-9)
+
+
 def test_nothing_remembered_is_the_same() -> None:
     variant, weights = reference_weights.load("qwen3_5_moe")
     remembering, forgetful = (oracle.Session(variant, weights, remember=keep) for keep in (True, False))
