@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from golden import checkpoints
 from moeflux import PRESETS, FormatError, __version__, cli
 from moeflux.cli import main
 
@@ -199,3 +200,60 @@ def test_convert_switches(calls: list[tuple[tuple, dict]]) -> None:
     assert main(["convert", "a", "b", "--force", "--dry-run", "--verify", "full"]) == 0
     keywords = calls[0][1]
     assert (keywords["force"], keywords["dry_run"], keywords["check"]) == (True, True, "full")
+
+
+# ---- From checkpoint to verified store ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Converted from a tiny checkpoint, by the command."""
+    root = tmp_path_factory.mktemp("cli")
+    checkpoints.write("qwen3_moe", root / "checkpoint")
+    assert main(["convert", str(root / "checkpoint"), str(root / "store"), "--bits", "4"]) == 0
+    return root / "store"
+
+
+def test_a_dry_run_writes_nothing(store: Path, tmp_path: Path, capsys: Output) -> None:
+    assert main(["convert", str(store.parent / "checkpoint"), str(tmp_path / "new"), "--dry-run"]) == 0
+    assert "nothing was written" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_store_is_not_overwritten(store: Path, capsys: Output) -> None:
+    assert main(["convert", str(store.parent / "checkpoint"), str(store)]) == 2
+    assert "--force" in sentence(capsys.readouterr().err, "convert")
+
+
+def test_info_of_a_store(store: Path, capsys: Output) -> None:
+    assert main(["info", str(store), "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    layer_files = sum(file.stat().st_size for file in (store / "packed_experts").glob("*.bin"))
+    assert (info["kind"], info["routed_bytes"]) == ("packed", layer_files)
+    assert main(["info", str(store)]) == 0
+    assert info["fingerprint"] in capsys.readouterr().out
+
+
+def test_verify_finds_the_flipped_bit(store: Path, capsys: Output) -> None:
+    assert main(["verify", str(store)]) == 0
+    assert "every checksum agrees" in capsys.readouterr().out
+    main(["info", str(store), "--json"])
+    expert_bytes = json.loads(capsys.readouterr().out)["expert_bytes"]
+    file = store / "packed_experts" / "layer_01.bin"
+    data = bytearray(file.read_bytes())
+    data[2 * expert_bytes + 5] ^= 1
+    file.write_bytes(data)
+    assert main(["verify", str(store)]) == 1
+    assert "layer_01.bin" in capsys.readouterr().out
+    assert main(["verify", str(store), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    assert [(each["layer"], each["expert"]) for each in report["problems"]] == [(1, 2)]
+    data[2 * expert_bytes + 5] ^= 1
+    file.write_bytes(data)
+    assert main(["verify", str(store)]) == 0
+
+
+def test_verify_of_nothing(tmp_path: Path, capsys: Output) -> None:
+    assert main(["verify", str(tmp_path / "none")]) == 2
+    assert "found nothing" in sentence(capsys.readouterr().err, "verify")

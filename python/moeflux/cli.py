@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -116,6 +117,18 @@ def _asked_format(arguments: argparse.Namespace) -> ConvertFormat | None:
     )
 
 
+def _verify(arguments: argparse.Namespace) -> int:
+    from moeflux.progress import for_terminal
+    from moeflux.verify import verify
+
+    report = verify(arguments.store, experts=arguments.experts, progress=for_terminal())
+    if arguments.json:
+        print(json.dumps({"ok": report.ok, **dataclasses.asdict(report)}, indent=2, default=str))
+    else:
+        print(report)
+    return 0 if report.ok else 1
+
+
 def _print(value: object, as_json: bool) -> None:
     print(json.dumps(value.to_dict(), indent=2) if as_json else value)
 
@@ -131,6 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
     _add_info(_command(commands, "info", _info, INFO_HELP, INFO))
     _add_convert(_command(commands, "convert", _convert, CONVERT_HELP, CONVERT))
+    _add_verify(_command(commands, "verify", _verify, VERIFY_HELP, VERIFY))
     return parser
 
 
@@ -158,6 +172,17 @@ examples:
   moeflux convert ~/models/Qwen3.6-35B-A3B /ssd/a3b --bits 4        a Hugging Face checkpoint, quantised
   moeflux convert ~/models/Qwen3.6-35B-A3B /ssd/a3b --dry-run       only what would be written, and whether it fits
   moeflux convert ~/models/Qwen3.6-35B-A3B /ssd/a3b --bits 3 --dense-bits 6 --group-size 32
+"""
+
+VERIFY_HELP = "read a store again, whole, and compare every checksum"
+VERIFY = """\
+Reads every byte of a packed store and compares it with the checksums in its moeflux.json. Each part that is not what
+was written is named: file, tensor, layer, expert. The exit status is 0 when all agree and 1 when something does not.
+A folder without moeflux.json has no checksums: its names, shapes and sizes are checked, and the report says so.
+
+examples:
+  moeflux verify /ssd/a3b
+  moeflux verify /ssd/a3b --json
 """
 
 
@@ -219,3 +244,11 @@ def _add_format(command: argparse.ArgumentParser) -> None:
         "--group-size", type=int, choices=(32, 64, 128), help="weights that share a scale and a bias; usually 64"
     )
     command.add_argument("--dense-bits", type=_bits, metavar="N|bf16", help="of all but the experts; usually as --bits")
+
+
+def _add_verify(command: argparse.ArgumentParser) -> None:
+    command.add_argument("store", type=Path, metavar="STORE", help="folder of a packed store")
+    command.add_argument(
+        "--experts", type=Path, metavar="FOLDER", help="with the layer files, where it is not the usual one"
+    )
+    command.add_argument("--json", action="store_true", help="everything as JSON, sizes in exact bytes")
