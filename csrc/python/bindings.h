@@ -9,5 +9,6 @@ void register_errors(pybind11::module_& m);
 void register_format(pybind11::module_& m);
 void register_quant_format(pybind11::module_& m);
 void register_quantize(pybind11::module_& m);
+void register_snapshot(pybind11::module_& m);
 
 }  // namespace moeflux::python

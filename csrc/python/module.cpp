@@ -7,5 +7,6 @@ PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
   moeflux::python::register_errors(m);
   moeflux::python::register_quant_format(m);
   moeflux::python::register_quantize(m);
+  moeflux::python::register_snapshot(m);
   moeflux::python::register_format(m);
 }

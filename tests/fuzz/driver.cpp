@@ -86,7 +86,7 @@ Options read_options(int argc, char** argv) {
   return options;
 }
 
-// The file that holds the running input: its size in 8 bytes, then the input.
+// The file that holds the running input: how many ran before it and its size, 8 bytes each, then the input.
 class CurrentInput {
  public:
   explicit CurrentInput(const std::string& path) {
@@ -99,11 +99,12 @@ class CurrentInput {
     memory_ = static_cast<char*>(memory);
   }
 
-  void hold(const std::string& input) {
+  void hold(const std::string& input, uint64_t runs_before) {
     if (!memory_) return;
     const uint64_t size = input.size();
-    std::memcpy(memory_, &size, 8);
-    std::memcpy(memory_ + 8, input.data(), std::min<size_t>(input.size(), bytes - 8));
+    std::memcpy(memory_, &runs_before, 8);
+    std::memcpy(memory_ + 8, &size, 8);
+    std::memcpy(memory_ + 16, input.data(), std::min<size_t>(input.size(), bytes - 16));
   }
 
  private:
@@ -154,7 +155,7 @@ class Fuzzer {
 
   // True when the input went where none went before.
   bool execute(const std::string& input) {
-    current_.hold(input);
+    current_.hold(input, executions_);
     std::memset(hits, 0, sizeof hits);
     previous_place = 0;
     if (executions_ % 64 == 0) alarm(run_limit_seconds);

@@ -137,12 +137,13 @@ def run_driver(programs: Path, target: str, limit: list[str], learn: bool) -> Ou
         command += ["--save", str(learned)]
         folders.append(learned)
     status, output = followed([*command, *map(str, folders)])
-    finding = None
-    if status != 0:
-        record = current.read_bytes()
-        finding = keep_finding(target, record[8 : 8 + int.from_bytes(record[:8], "little")])
     counts = re.findall(r"(\d+) executions, (\d+) edges", output) or [("0", "0")]
-    return Outcome(target, int(counts[-1][0]), int(counts[-1][1]), finding)
+    executions, edges = int(counts[-1][0]), int(counts[-1][1])
+    if status == 0:
+        return Outcome(target, executions, edges, None)
+    record = current.read_bytes()
+    executions, size = (int.from_bytes(record[at : at + 8], "little") for at in (0, 8))
+    return Outcome(target, executions + 1, edges, keep_finding(target, record[16 : 16 + size]))
 
 
 def run_libfuzzer(programs: Path, target: str, seconds: int) -> Outcome:

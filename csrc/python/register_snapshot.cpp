@@ -1,0 +1,83 @@
+#include <pybind11/stl.h>
+
+#include "core/error.h"
+#include "format/snapshot_wire.h"
+#include "format/variant_json.h"
+#include "python/bindings.h"
+
+namespace py = pybind11;
+
+namespace moeflux::python {
+namespace {
+
+// The bytes of a Python object, contiguous, held until the end of the scope.
+class BytesView {
+ public:
+  explicit BytesView(const py::object& object) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw py::error_already_set();
+  }
+  ~BytesView() { PyBuffer_Release(&view_); }
+  BytesView(const BytesView&) = delete;
+  BytesView& operator=(const BytesView&) = delete;
+
+  std::span<const std::byte> bytes() const {
+    return {static_cast<const std::byte*>(view_.buf), static_cast<size_t>(view_.len)};
+  }
+
+ private:
+  Py_buffer view_;
+};
+
+}  // namespace
+
+void register_snapshot(py::module_& m) {
+  py::class_<SnapshotSpan>(m, "SnapshotSpan", "One state of one layer in a snapshot.")
+      .def_readonly("layer", &SnapshotSpan::layer)
+      .def_property_readonly(
+          "part", [](const SnapshotSpan& span) { return std::string(state_part_name(span.part)); },
+          "k, v, latent, rope_k, conv or recurrent")
+      .def_readonly("offset", &SnapshotSpan::offset)
+      .def_readonly("bytes", &SnapshotSpan::bytes)
+      .def(
+          "__eq__", [](const SnapshotSpan& a, const SnapshotSpan& b) { return a == b; }, py::is_operator())
+      .def("__repr__", [](const SnapshotSpan& span) {
+        return concat("SnapshotSpan(layer=", span.layer, ", part=", state_part_name(span.part),
+                      ", offset=", span.offset, ", bytes=", span.bytes, ")");
+      });
+
+  py::class_<SnapshotWire>(m, "SnapshotWire", "Where everything lies in a snapshot of wire format 1 or 2.")
+      .def_readonly("version", &SnapshotWire::version)
+      .def_readonly("positions", &SnapshotWire::positions)
+      .def_readonly("header_bytes", &SnapshotWire::header_bytes)
+      .def_readonly("bytes", &SnapshotWire::bytes)
+      .def_readonly("length_offsets", &SnapshotWire::length_offsets,
+                    "Where each full layer's i32 number of positions lies.")
+      .def_readonly("spans", &SnapshotWire::spans)
+      .def("__eq__", [](const SnapshotWire& a, const SnapshotWire& b) { return a == b; }, py::is_operator());
+
+  m.def(
+      "parse_snapshot_wire",
+      [](const py::object& data, const std::string& variant_json, const std::string& where) {
+        const Variant variant = parse_variant(variant_json);
+        const BytesView view(data);
+        return parse_snapshot_wire(view.bytes(), variant, where);
+      },
+      py::arg("data"), py::arg("variant_json"), py::arg("where") = "snapshot",
+      "The layout of a whole snapshot of wire format 1 or 2, every field of it checked.");
+  m.def(
+      "snapshot_wire_layout",
+      [](const std::string& variant_json, uint32_t version, int64_t positions) {
+        return snapshot_wire_layout(parse_variant(variant_json), version, positions);
+      },
+      py::arg("variant_json"), py::arg("version"), py::arg("positions"),
+      "The layout that a snapshot after so many tokens has.");
+  m.def(
+      "snapshot_wire_header",
+      [](const std::string& variant_json, uint32_t version) {
+        const std::vector<std::byte> header = snapshot_wire_header(parse_variant(variant_json), version);
+        return py::bytes(reinterpret_cast<const char*>(header.data()), header.size());
+      },
+      py::arg("variant_json"), py::arg("version"), "The bytes that such a snapshot starts with.");
+}
+
+}  // namespace moeflux::python
