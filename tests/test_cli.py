@@ -257,3 +257,54 @@ def test_verify_finds_the_flipped_bit(store: Path, capsys: Output) -> None:
 def test_verify_of_nothing(tmp_path: Path, capsys: Output) -> None:
     assert main(["verify", str(tmp_path / "none")]) == 2
     assert "found nothing" in sentence(capsys.readouterr().err, "verify")
+
+
+# ---- synth --------------------------------------------------------------------------------------------------------
+
+
+def test_synth_makes_the_model_that_the_flags_describe(store: Path, tmp_path: Path, capsys: Output) -> None:
+    config = store.parent / "checkpoint" / "config.json"
+    flags = [
+        "--layers",
+        "2",
+        "--vocab",
+        "128",
+        "--experts",
+        "6",
+        "--experts-per-token",
+        "3",
+        "--bits",
+        "3",
+        "--seed",
+        "7",
+    ]
+    assert main(["synth", str(tmp_path / "new"), "--config", str(config), *flags, "--dense-bits", "bf16"]) == 0
+    assert "seed 7" in capsys.readouterr().out
+    assert main(["info", str(tmp_path / "new"), "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    variant = info["variant"]
+    assert (len(variant["layer_kinds"]), variant["vocab_size"]) == (2, 128)
+    assert (variant["num_experts"], variant["experts_per_token"], variant["lossy"]) == (6, 3, [])
+    assert info["expert_format"] == "3-bit g64"
+    assert list(info["formats"]) == ["BF16"]
+    assert main(["verify", str(tmp_path / "new")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--variant", "a3b", "--experts", "4"], "experts_per_token"),
+        (["--variant", "a3b", "--layers", "0"], "layers"),
+        (["--variant", "nothing"], "Qwen3.6-35B-A3B"),
+        (["--config", "/nowhere/config.json"], "/nowhere/config.json"),
+    ],
+)
+def test_synth_refuses_an_impossible_model(flags: list[str], text: str, tmp_path: Path, capsys: Output) -> None:
+    assert main(["synth", str(tmp_path / "new"), *flags]) == 2
+    assert text in sentence(capsys.readouterr().err, "synth")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_synth_needs_one_model() -> None:
+    assert main(["synth", "x"]) == 2
+    assert main(["synth", "x", "--variant", "a3b", "--config", "y"]) == 2

@@ -16,6 +16,7 @@ from moeflux.errors import Error
 
 if TYPE_CHECKING:
     from moeflux.convert import ConvertFormat
+    from moeflux.variants import Variant
 
 __all__ = ["main"]
 
@@ -129,6 +130,43 @@ def _verify(arguments: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
+def _synth(arguments: argparse.Namespace) -> int:
+    from moeflux.convert import ConvertFormat
+    from moeflux.progress import for_terminal
+    from moeflux.synth import synth
+
+    report = synth(
+        arguments.folder,
+        _asked_variant(arguments),
+        seed=arguments.seed,
+        format=ConvertFormat.asked(
+            arguments.bits or 4, arguments.group_size or 64, dense_bits=arguments.dense_bits or arguments.bits
+        ),
+        force=arguments.force,
+        progress=for_terminal(),
+    )
+    print(report)
+    return 0
+
+
+def _asked_variant(arguments: argparse.Namespace) -> Variant:
+    """The model to imitate, with the shape that the flags give it. Its top-k is its own: nothing about it is lossy."""
+    from moeflux.variants import Variant, preset
+
+    model = preset(arguments.variant) if arguments.variant else Variant.from_config(arguments.config)
+    shape = {
+        "vocab_size": arguments.vocab,
+        "num_experts": arguments.experts,
+        "experts_per_token": arguments.experts_per_token,
+    }
+    changes = {field: value for field, value in shape.items() if value is not None}
+    if arguments.layers is not None:
+        model = model.with_layers(arguments.layers)
+    if changes or arguments.layers is not None:
+        model = dataclasses.replace(model, name=f"{model.name}-synthetic", **changes)
+    return model
+
+
 def _print(value: object, as_json: bool) -> None:
     print(json.dumps(value.to_dict(), indent=2) if as_json else value)
 
@@ -145,6 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_info(_command(commands, "info", _info, INFO_HELP, INFO))
     _add_convert(_command(commands, "convert", _convert, CONVERT_HELP, CONVERT))
     _add_verify(_command(commands, "verify", _verify, VERIFY_HELP, VERIFY))
+    _add_synth(_command(commands, "synth", _synth, SYNTH_HELP, SYNTH))
     return parser
 
 
@@ -183,6 +222,19 @@ A folder without moeflux.json has no checksums: its names, shapes and sizes are 
 examples:
   moeflux verify /ssd/a3b
   moeflux verify /ssd/a3b --json
+"""
+
+SYNTH_HELP = "make a random model of any shape"
+SYNTH = """\
+Writes a packed store of random weights in the shape of a preset or of a config.json, cut to fewer layers, tokens and
+experts if asked. Activations and routing behave as in a trained model (some experts are popular); the text it would
+write is noise. The same flags give the same bytes. For tests, for benchmarks, and to see whether a model of some size
+works on a machine before its download.
+
+examples:
+  moeflux synth /tmp/tiny --variant a3b --layers 4 --experts 16 --vocab 1024
+  moeflux synth /ssd/a17b --variant a17b                        the whole of it: 223 GB
+  moeflux synth /tmp/mine --config ~/models/mine/config.json --layers 8 --bits 3 --seed 7
 """
 
 
@@ -252,3 +304,20 @@ def _add_verify(command: argparse.ArgumentParser) -> None:
         "--experts", type=Path, metavar="FOLDER", help="with the layer files, where it is not the usual one"
     )
     command.add_argument("--json", action="store_true", help="everything as JSON, sizes in exact bytes")
+
+
+def _add_synth(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", type=Path, metavar="DIR", help="folder to make")
+    model = command.add_mutually_exclusive_group(required=True)
+    model.add_argument("--variant", metavar="NAME", help="a preset, by name or an unambiguous part of it")
+    model.add_argument("--config", type=Path, metavar="FILE", help="a config.json, or the folder with it")
+    for flag, meaning in (
+        ("--layers", "the first so many; more than the model has repeat its pattern"),
+        ("--vocab", "tokens"),
+        ("--experts", "experts of a layer"),
+        ("--experts-per-token", "how many of them the router picks"),
+    ):
+        command.add_argument(flag, type=int, metavar="N", help=meaning)
+    _add_format(command)
+    command.add_argument("--seed", type=int, default=0, metavar="S", help="another seed, other weights; usually 0")
+    command.add_argument("--force", action="store_true", help="replace a store, or an unfinished one, that is there")
