@@ -146,6 +146,7 @@ REFUSED = [
     (r'"\ud800"', "expected a low surrogate after a high one, found the high one alone"),
     (r'"\ud800\u0041"', "expected a low surrogate after a high one, found another escape"),
     (r'"\ud800\ud800"', "expected a low surrogate"),
+    (r'"\ud800\ue000"', "expected a low surrogate after a high one, found another escape"),
     (r'"\udc00"', "expected a high surrogate before a low one"),
     (b'"\x80"', r"expected valid UTF-8, found '\\x80'"),
     (b'"\xc0\xaf"', r"expected valid UTF-8, found '\\xc0'"),  # overlong
