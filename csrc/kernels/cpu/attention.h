@@ -1,8 +1,9 @@
 // Softmax attention over cached rows: grouped-query attention, and latent attention in its absorbed form.
 //
-// A unit of work is a block of queries (rows, and query heads that share a key head) and a span of the cached rows. Long
-// contexts are cut into spans so that several threads can share one head; a unit then leaves its maximum, its sum and its
-// weighted values in the scratch, and a merge adds the spans in order. How the work is cut depends on the task alone.
+// A unit of work is a block of queries (rows, and query heads that share a key head) and a span of the cached rows.
+// Long contexts are cut into spans so that several threads can share one head; a unit then leaves its maximum, its sum
+// and its weighted values in the scratch, and a merge adds the spans in order. How the work is cut depends on the task
+// alone.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,8 @@ struct AttentionTask {
   const void* k_pe = nullptr;  // [rows in the cache, pe_dim], shared by every head; adds q_pe . k_pe to each score
   bool bf16 = false;
 
-  int64_t rows = 0;      // row i attends to cache rows 0 ... first_position + i
-  int64_t heads = 0;     // a multiple of kv_heads; consecutive ones share a key head
+  int64_t rows = 0;   // row i attends to cache rows 0 ... first_position + i
+  int64_t heads = 0;  // a multiple of kv_heads; consecutive ones share a key head
   int64_t kv_heads = 0;
   int64_t dim = 0;
   int64_t pe_dim = 0;
@@ -42,7 +43,7 @@ struct AttentionKernels {
   int64_t (*scratch)(const AttentionTask& task);  // numbers
   int64_t (*units)(const AttentionTask& task);
   void (*run)(const AttentionTask& task, int64_t unit);
-  int64_t (*merge_units)(const AttentionTask& task);  // 0 when nothing was cut into spans
+  int64_t (*merge_units)(const AttentionTask& task);       // 0 when nothing was cut into spans
   void (*merge)(const AttentionTask& task, int64_t unit);  // after every unit has run
 };
 

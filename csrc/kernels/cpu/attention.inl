@@ -23,7 +23,8 @@ constexpr int64_t tile_scores = 8;
 #endif
 constexpr int64_t tile_queries = tile_scores / 2;
 
-// ---- How a task is cut --------------------------------------------------------------------------------------------------
+// ---- How a task is cut
+// --------------------------------------------------------------------------------------------------
 
 struct AttentionPlan {
   int64_t group;        // query heads that share a key head
@@ -75,11 +76,13 @@ static QueryBlock query_block(const AttentionTask& task, const AttentionPlan& pl
   return queries;
 }
 
-// ---- Scores -------------------------------------------------------------------------------------------------------------
+// ---- Scores
+// -------------------------------------------------------------------------------------------------------------
 
 // products[query * keys + key] += q . k, lane by lane, as far as whole vectors go.
 template <int64_t queries, int64_t keys, typename Element>
-MOEFLUX_INLINE void add_products(const float* const* q, const Element* k, int64_t stride, int64_t dim, Floats* products) {
+MOEFLUX_INLINE void add_products(const float* const* q, const Element* k, int64_t stride, int64_t dim,
+                                 Floats* products) {
   for (int64_t c = 0; c + lanes <= dim; c += lanes) {
     Floats key[keys];
     MOEFLUX_UNROLL
@@ -95,10 +98,12 @@ MOEFLUX_INLINE void add_products(const float* const* q, const Element* k, int64_
 
 // scores[query * keys + key] += q . k * scale for the channels behind the last whole vector.
 template <int64_t queries, int64_t keys, typename Element>
-MOEFLUX_COLD void add_rest(const float* const* q, const Element* k, int64_t stride, int64_t dim, float scale, float* scores) {
+MOEFLUX_COLD void add_rest(const float* const* q, const Element* k, int64_t stride, int64_t dim, float scale,
+                           float* scores) {
   for (int64_t i = 0; i < queries; ++i)
     for (int64_t j = 0; j < keys; ++j)
-      for (int64_t c = dim / lanes * lanes; c < dim; ++c) scores[i * keys + j] += q[i][c] * widen(k[j * stride + c]) * scale;
+      for (int64_t c = dim / lanes * lanes; c < dim; ++c)
+        scores[i * keys + j] += q[i][c] * widen(k[j * stride + c]) * scale;
 }
 
 // Where the keys or values of one key head are.
@@ -118,14 +123,14 @@ struct AttentionUnit {
   CachedRows<Element> k_pe;
   CachedRows<Element> v;
   float scale;
-  int64_t end;                       // of the cached rows that are its own
-  int64_t count;                     // queries
+  int64_t end;    // of the cached rows that are its own
+  int64_t count;  // queries
   const float* q[unit_queries];
   const float* q_pe[unit_queries];
-  float* values[unit_queries];       // weighted so far, [dim] each
-  int64_t keys[unit_queries];        // that a query sees
-  float maximum[unit_queries];       // of its scores so far
-  float total[unit_queries];         // of its weights so far
+  float* values[unit_queries];  // weighted so far, [dim] each
+  int64_t keys[unit_queries];   // that a query sees
+  float maximum[unit_queries];  // of its scores so far
+  float total[unit_queries];    // of its weights so far
   float scores[unit_queries * key_block];
 };
 
@@ -172,9 +177,11 @@ static void score_rows(AttentionUnit<Element>& unit, int64_t query, int64_t bloc
   for (; row < to; ++row) score_tile<queries, 1>(unit, query, row, scores + row);
 }
 
-// ---- Weights ------------------------------------------------------------------------------------------------------------
+// ---- Weights
+// ------------------------------------------------------------------------------------------------------------
 
-// Turns a query's `count` scores into weights relative to the greatest score so far; what came before is brought down to it.
+// Turns a query's `count` scores into weights relative to the greatest score so far; what came before is brought down
+// to it.
 template <typename Element>
 MOEFLUX_INLINE void weigh(AttentionUnit<Element>& unit, int64_t query, int64_t count) {
   float* scores = unit.scores + query * key_block;
@@ -203,11 +210,13 @@ MOEFLUX_INLINE void weigh(AttentionUnit<Element>& unit, int64_t query, int64_t c
   unit.maximum[query] = maximum;
 }
 
-// ---- Values -------------------------------------------------------------------------------------------------------------
+// ---- Values
+// -------------------------------------------------------------------------------------------------------------
 
 // `width` vectors of the tile's values, from channel c on.
 template <int64_t queries, int64_t width, typename Element>
-MOEFLUX_INLINE void add_values(AttentionUnit<Element>& unit, int64_t query, int64_t c, int64_t block, int64_t from, int64_t to) {
+MOEFLUX_INLINE void add_values(AttentionUnit<Element>& unit, int64_t query, int64_t c, int64_t block, int64_t from,
+                               int64_t to) {
   Floats values[queries][width];
   MOEFLUX_UNROLL
   for (int64_t i = 0; i < queries; ++i) {
@@ -246,11 +255,12 @@ static void add_rows(AttentionUnit<Element>& unit, int64_t query, int64_t block,
     Floats added = load_part(values, dim - c);
     for (int64_t row = from; row < to; ++row)
       added = fma(splat(unit.scores[i * key_block + row - block]), load_part(unit.v.row(row) + c, dim - c), added);
-    store_part(values, added, dim - c);
+    store_some(values, added, dim - c);
   }
 }
 
-// ---- A unit -------------------------------------------------------------------------------------------------------------
+// ---- A unit
+// -------------------------------------------------------------------------------------------------------------
 
 // Both passes over rows `from` to `to` for `queries` queries together.
 template <bool scoring, int64_t queries, typename Element>
@@ -276,7 +286,8 @@ static void pass_tile(AttentionUnit<Element>& unit, int64_t query, int64_t block
 template <bool scoring, typename Element>
 static void pass(AttentionUnit<Element>& unit, int64_t block, int64_t end) {
   int64_t query = 0;
-  for (; query + tile_queries <= unit.count; query += tile_queries) pass_tile<scoring, tile_queries>(unit, query, block, end);
+  for (; query + tile_queries <= unit.count; query += tile_queries)
+    pass_tile<scoring, tile_queries>(unit, query, block, end);
   if constexpr (tile_queries > 4)
     for (; query + 4 <= unit.count; query += 4) pass_tile<scoring, 4>(unit, query, block, end);
   for (; query + 2 <= unit.count; query += 2) pass_tile<scoring, 2>(unit, query, block, end);
@@ -344,7 +355,8 @@ static void attention_unit(const AttentionTask& task, int64_t index) {
   }
 }
 
-// ---- The merge of spans -------------------------------------------------------------------------------------------------
+// ---- The merge of spans
+// -------------------------------------------------------------------------------------------------
 
 static void merge_query(const AttentionTask& task, const AttentionPlan& plan, int64_t row, int64_t head) {
   const int64_t dim = task.dim;
@@ -385,7 +397,8 @@ static void merge_query(const AttentionTask& task, const AttentionPlan& plan, in
   }
 }
 
-// ---- The table's entries ------------------------------------------------------------------------------------------------
+// ---- The table's entries
+// ------------------------------------------------------------------------------------------------
 
 static int64_t attention_scratch(const AttentionTask& task) {
   const AttentionPlan plan = attention_plan(task);
@@ -414,7 +427,7 @@ static void attention_merge(const AttentionTask& task, int64_t unit) {
   for (int64_t i = unit * merged_queries; i < end; ++i) merge_query(task, plan, i / task.heads, i % task.heads);
 }
 
-constexpr AttentionKernels attention_kernels = {attention_scratch, attention_units, attention_run, attention_merge_units,
-                                                attention_merge};
+constexpr AttentionKernels attention_kernels = {attention_scratch, attention_units, attention_run,
+                                                attention_merge_units, attention_merge};
 
 }  // namespace moeflux::cpu::MOEFLUX_ISA

@@ -6,8 +6,8 @@
 namespace moeflux::cpu {
 
 struct ConvTask {
-  const float* x = nullptr;  // [rows, channels]
-  float* state = nullptr;    // [taps - 1, channels], the oldest row first; becomes the last rows of the input
+  const float* x = nullptr;       // [rows, channels]
+  float* state = nullptr;         // [taps - 1, channels], the oldest row first; becomes the last rows of the input
   const float* weight = nullptr;  // [channels, taps]; the last tap meets the newest row
   float* out = nullptr;           // [rows, channels], after SiLU; not where x is
   int64_t rows = 0;
@@ -53,7 +53,8 @@ struct DeltaKernels {
   int64_t (*delta_gates_units)(const DeltaGatesTask& task);
   void (*delta_gates)(const DeltaGatesTask& task, int64_t unit);  // some rows
   int64_t (*gated_delta_units)(const DeltaTask& task);
-  void (*gated_delta)(const DeltaTask& task, int64_t unit);  // some rows of one head's state, through all of the task's rows
+  void (*gated_delta)(const DeltaTask& task,
+                      int64_t unit);  // some rows of one head's state, through all of the task's rows
 };
 
 }  // namespace moeflux::cpu

@@ -1,5 +1,5 @@
-// The gated delta-net. Every row of a head's state is a recurrence of its own, so a unit carries a few of them through all
-// the rows of the task, in the order of the definition: decay, memory read, correction, update, read at the query.
+// The gated delta-net. Every row of a head's state is a recurrence of its own, so a unit carries a few of them through
+// all the rows of the task, in the order of the definition: decay, memory read, correction, update, read at the query.
 
 #include "kernels/cpu/delta.h"
 #include "kernels/cpu/lanes.h"
@@ -11,7 +11,8 @@ constexpr int64_t gate_numbers = 256;   // of a unit
 constexpr int64_t delta_rows = 64;      // of one head's state, of a unit: what the first cache holds
 constexpr int64_t steps_ahead = 2;      // whose keys and queries are asked for
 
-// ---- Convolution --------------------------------------------------------------------------------------------------------
+// ---- Convolution
+// --------------------------------------------------------------------------------------------------------
 
 // Row `row` of the state followed by the input.
 MOEFLUX_INLINE const float* conv_input(const ConvTask& task, int64_t row) {
@@ -52,7 +53,7 @@ static void conv_any_taps(const ConvTask& task, int64_t channel, int64_t count) 
       for (int64_t i = 0; i < count; ++i) weight[i] = task.weight[(channel + i) * task.taps + tap];
       y = fma(load_part(conv_input(task, row + tap) + channel, count), load<Floats>(weight), y);
     }
-    store_part(task.out + row * task.channels + channel, silu(y), count);
+    store_some(task.out + row * task.channels + channel, silu(y), count);
   }
 }
 
@@ -71,7 +72,8 @@ static void conv1d(const ConvTask& task, int64_t unit) {
                       static_cast<size_t>(end - begin) * sizeof(float));
 }
 
-// ---- Gates --------------------------------------------------------------------------------------------------------------
+// ---- Gates
+// --------------------------------------------------------------------------------------------------------------
 
 // In double, whose range the exponentials of f32 numbers that occur do not leave: no product of zero and infinity.
 static void delta_gate(const DeltaGatesTask& task, int64_t i) {
@@ -89,7 +91,8 @@ static void delta_gates(const DeltaGatesTask& task, int64_t unit) {
   for (int64_t i = unit * gate_numbers; i < end; ++i) delta_gate(task, i);
 }
 
-// ---- Recurrence ---------------------------------------------------------------------------------------------------------
+// ---- Recurrence
+// ---------------------------------------------------------------------------------------------------------
 
 // What one row of the task gives to one value head.
 struct DeltaStep {
@@ -165,7 +168,7 @@ MOEFLUX_INLINE void delta_step(const DeltaStep& step, const float* v, float* sta
   if constexpr (rows == lanes)
     store(out, read);
   else
-    store_part(out, read, rows);
+    store_some(out, read, rows);
 }
 
 // Rows of the task are too far apart for the hardware to foresee.
@@ -178,8 +181,8 @@ MOEFLUX_INLINE void prefetch_step(const DeltaTask& task, int64_t row, int64_t ke
   }
 }
 
-// State rows first ... last - 1 of one head through every row of the task. `width` is the key dimension, 0 for any: known
-// when compiling, the places of a tile's rows need no registers.
+// State rows first ... last - 1 of one head through every row of the task. `width` is the key dimension, 0 for any:
+// known when compiling, the places of a tile's rows need no registers.
 template <int64_t width>
 static void delta_recurrence(const DeltaTask& task, int64_t head, int64_t first, int64_t last) {
   const int64_t key_dim = width > 0 ? width : task.key_dim;
@@ -195,12 +198,15 @@ static void delta_recurrence(const DeltaTask& task, int64_t head, int64_t first,
     const float* v = task.v + i * task.v_row_stride + head * task.v_head_stride;
     float* out = task.out + (i * task.value_heads + head) * task.value_dim;
     int64_t row = first;
-    for (; row + lanes <= last; row += lanes) delta_step<lanes>(step, v + row, state + row * key_dim, out + row, key_dim);
+    for (; row + lanes <= last; row += lanes)
+      delta_step<lanes>(step, v + row, state + row * key_dim, out + row, key_dim);
     for (; row < last; ++row) delta_step<1>(step, v + row, state + row * key_dim, out + row, key_dim);
   }
 }
 
-static int64_t gated_delta_units(const DeltaTask& task) { return task.value_heads * divide_up(task.value_dim, delta_rows); }
+static int64_t gated_delta_units(const DeltaTask& task) {
+  return task.value_heads * divide_up(task.value_dim, delta_rows);
+}
 
 static void gated_delta(const DeltaTask& task, int64_t unit) {
   const int64_t blocks = divide_up(task.value_dim, delta_rows);
@@ -213,6 +219,7 @@ static void gated_delta(const DeltaTask& task, int64_t unit) {
     delta_recurrence<0>(task, head, first, last);
 }
 
-constexpr DeltaKernels delta_kernels = {conv1d_units, conv1d, delta_gates_units, delta_gates, gated_delta_units, gated_delta};
+constexpr DeltaKernels delta_kernels = {conv1d_units,      conv1d,     delta_gates_units, delta_gates,
+                                        gated_delta_units, gated_delta};
 
 }  // namespace moeflux::cpu::MOEFLUX_ISA

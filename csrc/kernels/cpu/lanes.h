@@ -1,16 +1,8 @@
-// Beside simd.h, for the same translation units: lanes moved between vectors, sums of several vectors at once, and rows that
-// end within a vector.
+// Beside simd.h, for the same translation units: lanes moved between vectors, sums of several vectors at once, and rows
+// that end within a vector.
 #pragma once
 
 #include "kernels/cpu/simd.h"
-
-// Before a loop of constant length over an array of vectors: unrolled, the array lives in registers, unless its address
-// goes somewhere.
-#if defined(__clang__)
-#define MOEFLUX_UNROLL _Pragma("unroll")
-#else
-#define MOEFLUX_UNROLL _Pragma("GCC unroll 16")
-#endif
 
 // For what seldom happens: kept out of the loops around it.
 #define MOEFLUX_COLD [[gnu::noinline, gnu::cold]] static
@@ -61,28 +53,12 @@ MOEFLUX_INLINE float widen(uint16_t value) {
 
 // A vector of f32 or bf16 elements.
 MOEFLUX_INLINE Floats load_row(const float* from) { return load<Floats>(from); }
-MOEFLUX_INLINE Floats load_row(const uint16_t* from) {
-#if defined(__AVX512F__)
-  return (Floats)((Words)_mm512_maskz_cvtepu16_epi32(__mmask16{0xffff}, _mm256_loadu_si256((const __m256i*)from)) << 16);
-#elif defined(__AVX2__)
-  return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16);
-#else
-  return load_bf16(from);
-#endif
-}
+MOEFLUX_INLINE Floats load_row(const uint16_t* from) { return load_bf16(from); }
 
-// The first `count` lanes, then zeros.
-template <typename Element>
-MOEFLUX_INLINE Floats load_part(const Element* from, int64_t count) {
-  float parts[lanes] = {};
-  for (int64_t i = 0; i < count; ++i) parts[i] = widen(from[i]);
-  return load<Floats>(parts);
-}
-
-MOEFLUX_INLINE void store_part(float* to, Floats value, int64_t count) {
-  float parts[lanes];
-  store(parts, value);
-  for (int64_t i = 0; i < count; ++i) to[i] = parts[i];
+// The first `count` lanes of one, then zeros.
+MOEFLUX_INLINE Floats load_part(const float* from, int64_t count) { return load_some<Floats>(from, count); }
+MOEFLUX_INLINE Floats load_part(const uint16_t* from, int64_t count) {
+  return from_bf16(load_some<Halves>(from, count));
 }
 
 }  // namespace moeflux::cpu::MOEFLUX_ISA

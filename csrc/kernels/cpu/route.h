@@ -34,9 +34,9 @@ struct Candidate {
 struct TopKTask {
   const float* logits = nullptr;
   int64_t count = 0;
-  int64_t k = 0;  // at most `count`
-  int32_t* ids = nullptr;         // [k]
-  float* values = nullptr;        // [k]
+  int64_t k = 0;                 // at most `count`
+  int32_t* ids = nullptr;        // [k]
+  float* values = nullptr;       // [k]
   Candidate* scratch = nullptr;  // RouteKernels::top_k_scratch candidates
 };
 
