@@ -2,8 +2,8 @@
 
 namespace moeflux::cpu::MOEFLUX_ISA {
 
-// Calls body(i, load, store) for each vector of `count` numbers; the last may be partial, and its lanes behind the end are
-// zero when loaded and dropped when stored.
+// Calls body(i, load, store) for each vector of `count` numbers; the last may be partial, and its lanes behind the end
+// are zero when loaded and dropped when stored.
 template <typename Body>
 MOEFLUX_INLINE void for_vectors(int64_t count, const Body& body) {
   int64_t i = 0;
@@ -43,21 +43,18 @@ static void gated_rms_norm(float* x, const float* z, const float* weight, int64_
 }
 
 static void swiglu(const float* gate, const float* up, float* out, int64_t count) {
-  for_vectors(count, [&](int64_t i, auto get, auto put) __attribute__((always_inline)) {
-    put(out + i, silu(get(gate + i)) * get(up + i));
-  });
+  for_vectors(count, [&](int64_t i, auto get, auto put)
+                         __attribute__((always_inline)) { put(out + i, silu(get(gate + i)) * get(up + i)); });
 }
 
 static void sigmoid_gate(float* x, const float* gate, int64_t count) {
-  for_vectors(count, [&](int64_t i, auto get, auto put) __attribute__((always_inline)) {
-    put(x + i, get(x + i) * sigmoid(get(gate + i)));
-  });
+  for_vectors(count, [&](int64_t i, auto get, auto put)
+                         __attribute__((always_inline)) { put(x + i, get(x + i) * sigmoid(get(gate + i))); });
 }
 
 static void residual_add(const float* x, const float* y, float* out, int64_t count) {
-  for_vectors(count, [&](int64_t i, auto get, auto put) __attribute__((always_inline)) {
-    put(out + i, get(x + i) + get(y + i));
-  });
+  for_vectors(count, [&](int64_t i, auto get, auto put)
+                         __attribute__((always_inline)) { put(out + i, get(x + i) + get(y + i)); });
 }
 
 static void combine(const float* residual, const float* outputs, const float* weights, int64_t k, int64_t width,

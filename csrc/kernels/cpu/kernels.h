@@ -1,8 +1,8 @@
 // Every kernel of one instruction set. Kernels work on raw memory and one thread; callers divide the work.
 //
-// What a kernel computes for one output element does not depend on how the work was divided, so results are bit-equal for
-// any number of threads. Each family is declared in its header and defined in the .inl beside it, which every instruction
-// set's translation unit compiles anew.
+// What a kernel computes for one output element does not depend on how the work was divided, so results are bit-equal
+// for any number of threads. Each family is declared in its header and defined in the .inl beside it, which every
+// instruction set's translation unit compiles anew.
 #pragma once
 
 #include "kernels/cpu/attention.h"

@@ -1,9 +1,9 @@
 // Matrices as stored, quantised or plain, times rows of f32.
 //
 // A weight is code * scale + bias in f32, rounded as the instruction set's multiply-add rounds, or the plain element
-// widened. An element of a product is one chain of multiply-adds for each lane, in the order of the columns, and the sum
-// of the lanes at the end. So it does not depend on how many rows there are, nor on what they are computed together with:
-// one row or sixty-four at once, the bits are the same.
+// widened. An element of a product is one chain of multiply-adds for each lane, in the order of the columns, and the
+// sum of the lanes at the end. So it does not depend on how many rows there are, nor on what they are computed together
+// with: one row or sixty-four at once, the bits are the same.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct Weights {
   int64_t scale_stride = 0;  // of the scales, and of the biases
   int64_t columns = 0;
   int64_t group_size = 0;
-  int bits = 0;  // 0 for plain
+  int bits = 0;                 // 0 for plain
   DType element = DType::bf16;  // of a plain matrix
   DType scale_type = DType::bf16;
 };
@@ -30,11 +30,12 @@ struct Weights {
 constexpr int64_t max_block = 64;
 
 struct MatmulKernels {
-  // out[i][r] = W[r] . x[i] for matrix rows first ... last - 1 and the n <= max_block rows of x, which may lie anywhere.
+  // out[i][r] = W[r] . x[i] for matrix rows first ... last - 1 and the n <= max_block rows of x, which may lie
+  // anywhere.
   void (*multiply)(const Weights& weights, int64_t first, int64_t last, const float* const* x, float* const* out,
                    int64_t n);
-  // out[i][c] = sum of x[i][r] * W[r][c] over the `rows` rows of W, for columns first ... last - 1; `first` is a multiple
-  // of 32, and so is `last` unless it is the number of columns. n <= max_block.
+  // out[i][c] = sum of x[i][r] * W[r][c] over the `rows` rows of W, for columns first ... last - 1; `first` is a
+  // multiple of 32, and so is `last` unless it is the number of columns. n <= max_block.
   void (*multiply_transposed)(const Weights& weights, int64_t rows, int64_t first, int64_t last, const float* const* x,
                               float* const* out, int64_t n);
   // One row as f32: [columns].

@@ -1,6 +1,6 @@
-// Weights are taken apart 32 columns at a time, a stretch: groups are whole stretches, and 32 codes of any width are whole
-// words. A row at a time (one row of x) the numbers stay in registers; for several rows of x a panel of them is kept in
-// the first-level cache.
+// Weights are taken apart 32 columns at a time, a stretch: groups are whole stretches, and 32 codes of any width are
+// whole words. A row at a time (one row of x) the numbers stay in registers; for several rows of x a panel of them is
+// kept in the first-level cache.
 #include "kernels/cpu/matmul.h"
 
 namespace moeflux::cpu::MOEFLUX_ISA {
@@ -19,7 +19,7 @@ constexpr int64_t x_tile = 4;
 constexpr int64_t x_tile = 2;
 #endif
 
-// ---- Scales -----------------------------------------------------------------------------------------------------------------
+// ---- Scales --------------------------------------------------------------------------------------------------------
 
 MOEFLUX_INLINE Floats widen(DType type, const uint8_t* from) {
   if (type == DType::f32) return load<Floats>(from);
@@ -38,12 +38,12 @@ MOEFLUX_INLINE void widen_all(DType type, const uint8_t* from, int64_t count, fl
 }
 
 MOEFLUX_INLINE float widen_one(DType type, const uint8_t* from) {
-  float value = 0;
-  widen_all(type, from, 1, &value);
-  return value;
+  if (type == DType::f32) return load<float>(from);
+  const Halves half = Halves{} + load<uint16_t>(from);
+  return (type == DType::bf16 ? from_bf16(half) : from_f16(half))[0];
 }
 
-// ---- Formats: 32 columns as f32 ---------------------------------------------------------------------------------------------
+// ---- Formats: 32 columns as f32 ------------------------------------------------------------------------------------
 
 template <DType type>
 struct Plain {
@@ -53,6 +53,7 @@ struct Plain {
 
   MOEFLUX_INLINE Group group(float, float) { return {}; }
   MOEFLUX_INLINE void unpack(const Group&, const uint8_t* from, Floats (&out)[stretch_vectors]) {
+    MOEFLUX_UNROLL
     for (int64_t v = 0; v < stretch_vectors; ++v) out[v] = widen(type, from + v * lanes * (stretch_bytes / stretch));
   }
 };
@@ -60,8 +61,8 @@ struct Plain {
 constexpr uint64_t low_bits(int count) { return (uint64_t{1} << count) - 1; }
 constexpr uint64_t in_both_halves(uint64_t half, int half_bits) { return half | half << half_bits; }
 
-// 32 codes, one a byte. Eight of them are spread over a 64-bit word in three steps, each moving the upper half of what is
-// still together.
+// 32 codes, one a byte. Eight of them are spread over a 64-bit word in three steps, each moving the upper half of what
+// is still together.
 template <int bits>
 MOEFLUX_INLINE void codes_to_bytes(const uint8_t* from, uint8_t (&codes)[stretch]) {
   typedef uint64_t Longs __attribute__((vector_size(lanes >= 8 ? 32 : 16)));
@@ -101,9 +102,9 @@ struct Affine {
       codes_to_bytes<bits>(from, codes);
       from = codes;
     }
+    MOEFLUX_UNROLL
     for (int64_t v = 0; v < stretch_vectors; ++v) {
-      const Ints code = __builtin_convertvector(load<Bytes>(from + v * lanes), Ints);
-      out[v] = fma(__builtin_convertvector(code, Floats), group.scale, group.bias);
+      out[v] = fma(__builtin_convertvector(load_bytes(from + v * lanes), Floats), group.scale, group.bias);
     }
   }
 };
@@ -124,6 +125,7 @@ struct Affine<4> {
   }
   MOEFLUX_INLINE void unpack(const Group& group, const uint8_t* from, Floats (&out)[stretch_vectors]) {
     const Words shifts = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28};
+    MOEFLUX_UNROLL
     for (int64_t v = 0; v < stretch_vectors; ++v) {
       const __m512i low = _mm512_maskz_broadcastd_epi32(all_lanes, _mm_loadu_si32(from + v * 8));
       const __m512i both = _mm512_mask_broadcastd_epi32(low, 0xff00, _mm_loadu_si32(from + v * 8 + 4));
@@ -133,7 +135,7 @@ struct Affine<4> {
 };
 #endif
 
-// ---- One row of x -------------------------------------------------------------------------------------------------------------
+// ---- One row of x --------------------------------------------------------------------------------------------------
 
 // Asks for what comes `prefetch_bytes` later, be it the next rows; an address, because it may lie behind the matrix.
 MOEFLUX_INLINE void prefetch(const uint8_t* codes) {
@@ -146,10 +148,12 @@ MOEFLUX_INLINE void add_plain(const uint8_t* const (&codes)[rows], const float* 
                               Floats (&total)[rows]) {
   for (int64_t column = 0; column < columns; column += stretch) {
     const int64_t at = column / stretch * Format::stretch_bytes;
+    MOEFLUX_UNROLL
     for (int64_t r = 0; r < rows; ++r) {
       prefetch(codes[r] + at);
       Floats numbers[stretch_vectors];
       Format::unpack({}, codes[r] + at, numbers);
+      MOEFLUX_UNROLL
       for (int64_t v = 0; v < stretch_vectors; ++v)
         total[r] = fma(numbers[v], load<Floats>(x + column + v * lanes), total[r]);
     }
@@ -163,12 +167,15 @@ MOEFLUX_INLINE void add_groups(const uint8_t* const (&codes)[rows], const float 
                                Floats (&total)[rows]) {
   constexpr int64_t group_bytes = stretches * Format::stretch_bytes;
   for (int64_t g = 0; g < groups; ++g) {
+    MOEFLUX_UNROLL
     for (int64_t r = 0; r < rows; ++r) {
       prefetch(codes[r] + g * group_bytes);
       const typename Format::Group group = Format::group(scales[r][g], biases[r][g]);
+      MOEFLUX_UNROLL
       for (int64_t s = 0; s < stretches; ++s) {
         Floats numbers[stretch_vectors];
         Format::unpack(group, codes[r] + g * group_bytes + s * Format::stretch_bytes, numbers);
+        MOEFLUX_UNROLL
         for (int64_t v = 0; v < stretch_vectors; ++v)
           total[r] = fma(numbers[v], load<Floats>(x + (g * stretches + s) * stretch + v * lanes), total[r]);
       }
@@ -250,7 +257,7 @@ static void multiply_one(const Weights& w, int64_t row, const float* x, float* o
   for (int64_t r = 0; r < rows; ++r) out[row + r] = sum(total[r]);
 }
 
-// ---- Several rows of x ----------------------------------------------------------------------------------------------------------
+// ---- Several rows of x ---------------------------------------------------------------------------------------------
 
 // Columns column ... column + count - 1 of one row as f32; whole stretches, and whole groups unless it is one stretch.
 template <typename Format>
@@ -269,6 +276,7 @@ MOEFLUX_INLINE void unpack_columns(const Weights& w, int64_t row, int64_t column
     for (; column < stop; column += stretch, codes += Format::stretch_bytes, out += stretch) {
       Floats numbers[stretch_vectors];
       Format::unpack(group, codes, numbers);
+      MOEFLUX_UNROLL
       for (int64_t v = 0; v < stretch_vectors; ++v) store(out + v * lanes, numbers[v]);
     }
   }
@@ -283,18 +291,23 @@ struct Panel {
 template <int64_t count>
 MOEFLUX_INLINE void add_tile(Panel& panel, int64_t columns, const float* const* x, int64_t first_column, int64_t at) {
   Floats total[count][row_tile];
-  for (int64_t i = 0; i < count; ++i)
-    for (int64_t r = 0; r < row_tile; ++r) total[i][r] = load<Floats>(panel.totals[at + i][r]);
+  MOEFLUX_UNROLL
+  for (int64_t i = 0; i < count; ++i) MOEFLUX_UNROLL
+  for (int64_t r = 0; r < row_tile; ++r) total[i][r] = load<Floats>(panel.totals[at + i][r]);
   for (int64_t column = 0; column < columns; column += lanes) {
     Floats numbers[row_tile];
+    MOEFLUX_UNROLL
     for (int64_t r = 0; r < row_tile; ++r) numbers[r] = load<Floats>(panel.numbers[r] + column);
+    MOEFLUX_UNROLL
     for (int64_t i = 0; i < count; ++i) {
       const Floats value = load<Floats>(x[at + i] + first_column + column);
+      MOEFLUX_UNROLL
       for (int64_t r = 0; r < row_tile; ++r) total[i][r] = fma(numbers[r], value, total[i][r]);
     }
   }
-  for (int64_t i = 0; i < count; ++i)
-    for (int64_t r = 0; r < row_tile; ++r) store(panel.totals[at + i][r], total[i][r]);
+  MOEFLUX_UNROLL
+  for (int64_t i = 0; i < count; ++i) MOEFLUX_UNROLL
+  for (int64_t r = 0; r < row_tile; ++r) store(panel.totals[at + i][r], total[i][r]);
 }
 
 static void add_panel(Panel& panel, int64_t columns, const float* const* x, int64_t first_column, int64_t n) {
@@ -332,6 +345,7 @@ static void multiply_block(const Weights& w, int64_t first, int64_t last, const 
       for (int64_t r = 0; r < rows; ++r) {
         Floats numbers[stretch_vectors];
         unpack_stretch<Format>(w, row + r, whole, numbers);
+        MOEFLUX_UNROLL
         for (int64_t v = 0; v < stretch_vectors; ++v) store(panel.numbers[r] + v * lanes, numbers[v]);
       }
       add_panel(panel, stretch, x_tail, 0, n);
@@ -349,11 +363,13 @@ static void multiply_with(const Weights& w, int64_t first, int64_t last, const f
   for (; first < last; ++first) multiply_one<Format, 1>(w, first, *x, *out);
 }
 
-// ---- Transposed, and single rows --------------------------------------------------------------------------------------------------
+// ---- Transposed, and single rows -----------------------------------------------------------------------------------
 
 // The numbers of a stretch, or of what there is of it.
-MOEFLUX_INLINE void store_stretch(const Weights& w, int64_t column, const Floats (&numbers)[stretch_vectors], float* out) {
+MOEFLUX_INLINE void store_stretch(const Weights& w, int64_t column, const Floats (&numbers)[stretch_vectors],
+                                  float* out) {
   const int64_t count = w.columns - column < stretch ? w.columns - column : stretch;
+  MOEFLUX_UNROLL
   for (int64_t v = 0; v < stretch_vectors; ++v) {
     const int64_t left = count - v * lanes;
     if (left >= lanes)
@@ -370,9 +386,11 @@ MOEFLUX_INLINE void transposed_tile(const Weights& w, int64_t rows, int64_t colu
   for (int64_t row = 0; row < rows; ++row) {
     Floats numbers[stretch_vectors];
     unpack_stretch<Format>(w, row, column, numbers);
-    for (int64_t i = 0; i < count; ++i)
-      for (int64_t v = 0; v < stretch_vectors; ++v) total[i][v] = fma(splat(x[i][row]), numbers[v], total[i][v]);
+    MOEFLUX_UNROLL
+    for (int64_t i = 0; i < count; ++i) MOEFLUX_UNROLL
+    for (int64_t v = 0; v < stretch_vectors; ++v) total[i][v] = fma(splat(x[i][row]), numbers[v], total[i][v]);
   }
+  MOEFLUX_UNROLL
   for (int64_t i = 0; i < count; ++i) store_stretch(w, column, total[i], out[i]);
 }
 
@@ -396,25 +414,25 @@ static void dequantize_with(const Weights& w, int64_t row, float* out) {
   }
 }
 
-// ---- Choice of format -------------------------------------------------------------------------------------------------------------
+// ---- Choice of format ----------------------------------------------------------------------------------------------
 
-#define MOEFLUX_FOR_FORMAT(function, ...)                                    \
-  switch (weights.bits) {                                                    \
-    case 2:                                                                  \
-      return function<Affine<2>>(weights, __VA_ARGS__);                      \
-    case 3:                                                                  \
-      return function<Affine<3>>(weights, __VA_ARGS__);                      \
-    case 4:                                                                  \
-      return function<Affine<4>>(weights, __VA_ARGS__);                      \
-    case 5:                                                                  \
-      return function<Affine<5>>(weights, __VA_ARGS__);                      \
-    case 6:                                                                  \
-      return function<Affine<6>>(weights, __VA_ARGS__);                      \
-    case 8:                                                                  \
-      return function<Affine<8>>(weights, __VA_ARGS__);                      \
-    default:                                                                 \
-      break;                                                                 \
-  }                                                                          \
+#define MOEFLUX_FOR_FORMAT(function, ...)                                                        \
+  switch (weights.bits) {                                                                        \
+    case 2:                                                                                      \
+      return function<Affine<2>>(weights, __VA_ARGS__);                                          \
+    case 3:                                                                                      \
+      return function<Affine<3>>(weights, __VA_ARGS__);                                          \
+    case 4:                                                                                      \
+      return function<Affine<4>>(weights, __VA_ARGS__);                                          \
+    case 5:                                                                                      \
+      return function<Affine<5>>(weights, __VA_ARGS__);                                          \
+    case 6:                                                                                      \
+      return function<Affine<6>>(weights, __VA_ARGS__);                                          \
+    case 8:                                                                                      \
+      return function<Affine<8>>(weights, __VA_ARGS__);                                          \
+    default:                                                                                     \
+      break;                                                                                     \
+  }                                                                                              \
   if (weights.element == DType::bf16) return function<Plain<DType::bf16>>(weights, __VA_ARGS__); \
   if (weights.element == DType::f16) return function<Plain<DType::f16>>(weights, __VA_ARGS__);   \
   return function<Plain<DType::f32>>(weights, __VA_ARGS__)

@@ -1,8 +1,8 @@
 // The vector type that kernels are written with: as many f32 as the instruction set has in a register.
 //
-// Included by the translation unit of each instruction set, compiled with its flags, with MOEFLUX_ISA defined as its name.
-// Everything is in a namespace of that name and kept inside the unit: an inline function shared by name between units
-// compiled with different flags would run on machines that lack the instructions.
+// Included by the translation unit of each instruction set, compiled with its flags, with MOEFLUX_ISA defined as its
+// name. Everything is in a namespace of that name and kept inside the unit: an inline function shared by name between
+// units compiled with different flags would run on machines that lack the instructions.
 #pragma once
 
 #ifndef MOEFLUX_ISA
@@ -19,6 +19,13 @@
 #endif
 
 #define MOEFLUX_INLINE [[gnu::always_inline]] static inline
+
+// Before a loop of a few turns over an array of vectors: rolled up, it would keep the array in memory.
+#if defined(__clang__)
+#define MOEFLUX_UNROLL _Pragma("unroll")
+#else
+#define MOEFLUX_UNROLL _Pragma("GCC unroll 16")
+#endif
 
 namespace moeflux::cpu::MOEFLUX_ISA {
 
@@ -103,7 +110,7 @@ MOEFLUX_INLINE float reduce(Floats value) {
 MOEFLUX_INLINE float sum(Floats value) { return reduce<true>(value); }
 MOEFLUX_INLINE float largest(Floats value) { return reduce<false>(value); }
 
-// ---- Parts of a vector: what is left at the end of a row ------------------------------------------------------------------
+// ---- Parts of a vector: what is left at the end of a row -----------------------------------------------------------
 
 // `count` < lanes elements, then zeros.
 template <typename Vector>
@@ -118,9 +125,48 @@ MOEFLUX_INLINE void store_some(void* to, Vector value, int64_t count) {
   __builtin_memcpy(to, &value, static_cast<size_t>(count) * (sizeof value / lanes));
 }
 
-// ---- 16-bit floats --------------------------------------------------------------------------------------------------------
+// ---- Narrow integers -----------------------------------------------------------------------------------------------
+// Written out where GCC takes __builtin_convertvector to pieces.
 
-MOEFLUX_INLINE Floats from_bf16(Halves value) { return (Floats)(__builtin_convertvector(value, Words) << 16); }
+MOEFLUX_INLINE Words widen(Halves value) {
+#if defined(__AVX512F__)
+  return (Words)_mm512_maskz_cvtepu16_epi32(all_lanes, (__m256i)value);
+#elif defined(__AVX2__)
+  return (Words)_mm256_cvtepu16_epi32((__m128i)value);
+#else
+  return __builtin_convertvector(value, Words);
+#endif
+}
+
+// Of numbers below 2^16.
+MOEFLUX_INLINE Halves narrow(Words value) {
+#if defined(__AVX512F__)
+  return (Halves)_mm512_maskz_cvtepi32_epi16(all_lanes, (__m512i)value);
+#else
+  return __builtin_convertvector(value, Halves);
+#endif
+}
+
+// One byte a lane.
+MOEFLUX_INLINE Ints load_bytes(const uint8_t* from) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_maskz_cvtepu8_epi32(all_lanes, _mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtepu8_epi32(_mm_loadu_si64(from));
+#else
+  typedef uint8_t Sixteen __attribute__((vector_size(16)));
+  typedef uint16_t Eight __attribute__((vector_size(16)));
+  const Words word = {load<uint32_t>(from), 0, 0, 0};
+  const Sixteen bytes = (Sixteen)word;
+  const Eight halves =
+      (Eight)__builtin_shufflevector(bytes, Sixteen{}, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  return (Ints)__builtin_shufflevector(halves, Eight{}, 0, 8, 1, 9, 2, 10, 3, 11);
+#endif
+}
+
+// ---- 16-bit floats -------------------------------------------------------------------------------------------------
+
+MOEFLUX_INLINE Floats from_bf16(Halves value) { return (Floats)(widen(value) << 16); }
 MOEFLUX_INLINE Floats load_bf16(const void* from) { return from_bf16(load<Halves>(from)); }
 
 // Nearest bf16, ties to even. A NaN stays one.
@@ -128,7 +174,7 @@ MOEFLUX_INLINE Halves to_bf16(Floats value) {
   const Words bits = (Words)value;
   const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const Words quiet = (bits >> 16) | 0x40u;
-  return __builtin_convertvector((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded, Halves);
+  return narrow((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
 
 MOEFLUX_INLINE void store_bf16(void* to, Floats value) { store(to, to_bf16(value)); }
@@ -139,7 +185,7 @@ MOEFLUX_INLINE Floats from_f16(Halves value) {
 #elif defined(__AVX2__)
   return (Floats)_mm256_cvtph_ps((__m128i)value);
 #else
-  const Words half = __builtin_convertvector(value, Words);
+  const Words half = widen(value);
   const Words sign = (half & 0x8000u) << 16;
   const Words magnitude = half & 0x7fffu;
   const Words normal = (magnitude << 13) + 0x38000000u;  // the exponent's bias goes from 15 to 127
@@ -150,7 +196,7 @@ MOEFLUX_INLINE Floats from_f16(Halves value) {
 #endif
 }
 
-// ---- Functions --------------------------------------------------------------------------------------------------------------
+// ---- Functions -----------------------------------------------------------------------------------------------------
 
 // e^x within 2 units of the last place where that is a normal number; 0 below, infinity above, NaN for NaN.
 MOEFLUX_INLINE Floats exp(Floats x) {

@@ -1,0 +1,176 @@
+#include "python/op_arguments.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace moeflux::python {
+namespace {
+
+constexpr int64_t head_gap = 3;
+constexpr int64_t row_gap = 5;
+constexpr uint32_t gap_bits = 0x7fc12345;  // a NaN: one that is read spoils the result
+
+std::string text_of(const py::handle& object) { return py::str(object).cast<std::string>(); }
+
+std::string shape_text(const Shape& shape) {
+  std::string text;
+  for (const int64_t length : shape) text += (text.empty() ? "" : ", ") + (length < 0 ? "*" : std::to_string(length));
+  return shape.size() == 1 ? "(" + text + ",)" : "(" + text + ")";
+}
+
+template <typename Element>
+py::array_t<Element> array_of(const View& view, const Shape& shape) {
+  py::array_t<Element> array(shape);
+  std::memcpy(array.mutable_data(), view.bytes(), static_cast<size_t>(array.nbytes()));
+  return array;
+}
+
+}  // namespace
+
+void OpArguments::refuse(const char* name, const std::string& expected, const std::string& found) const {
+  throw FormatError(concat("[", op_, "] ", name, ": expected ", expected, ", found ", found));
+}
+
+void OpArguments::require(bool holds, const char* name, const std::string& expected, int64_t found) const {
+  if (!holds) refuse(name, expected, std::to_string(found));
+}
+
+void OpArguments::check(const char* name, const py::array& array, const std::vector<py::dtype>& types,
+                        const Shape& shape) const {
+  bool fits = array.ndim() == static_cast<py::ssize_t>(shape.size()) && (array.flags() & py::array::c_style);
+  for (size_t i = 0; fits && i < shape.size(); ++i)
+    fits = shape[i] < 0 || array.shape(static_cast<py::ssize_t>(i)) == shape[i];
+  bool typed = false;
+  std::string names;
+  for (const py::dtype& type : types) {
+    typed = typed || array.dtype().equal(type);
+    names += (names.empty() ? "" : " or ") + text_of(type);
+  }
+  if (!fits || !typed)
+    refuse(name, concat(names, " ", shape_text(shape), " contiguous"),
+           concat(text_of(array.dtype()), " ", text_of(array.attr("shape"))));
+}
+
+View OpArguments::allocate(int64_t bytes) {
+  buffers_.push_back(backend_.allocate(bytes, op_));
+  return {buffers_.back().get(), 0};
+}
+
+View OpArguments::copy(const py::array& array) {
+  const View view = allocate(array.nbytes());
+  std::memcpy(view.bytes(), array.data(), static_cast<size_t>(array.nbytes()));
+  return view;
+}
+
+View OpArguments::floats(const char* name, const py::array& array, const Shape& shape) {
+  check(name, array, {py::dtype::of<float>()}, shape);
+  return copy(array);
+}
+
+View OpArguments::ints(const char* name, const py::array& array, const Shape& shape) {
+  check(name, array, {py::dtype::of<int32_t>()}, shape);
+  return copy(array);
+}
+
+View OpArguments::maybe_floats(const char* name, const py::object& array, const Shape& shape) {
+  if (array.is_none()) return {};
+  if (!py::isinstance<py::array>(array)) refuse(name, "an array or None", text_of(py::type::of(array)));
+  return floats(name, array, shape);
+}
+
+Heads OpArguments::heads(const char* name, const py::array& array, const Shape& shape) {
+  check(name, array, {py::dtype::of<float>()}, shape);
+  const int64_t n = array.shape(0);
+  const bool flat = array.ndim() == 2;
+  const Heads heads = heads_out(n, flat ? 1 : array.shape(1), array.shape(flat ? 1 : 2));
+  const float* from = static_cast<const float*>(array.data());
+  for (int64_t i = 0; i < n * heads.heads; ++i)
+    std::copy_n(from + i * heads.dim, heads.dim,
+                heads.view.f32() + i / heads.heads * heads.row_stride + i % heads.heads * heads.head_stride);
+  return heads;
+}
+
+Heads OpArguments::heads_out(int64_t n, int64_t heads, int64_t dim) {
+  Heads out;
+  out.heads = heads;
+  out.dim = dim;
+  out.head_stride = dim + head_gap;
+  out.row_stride = heads * out.head_stride + row_gap;
+  out.view = allocate(n * out.row_stride * 4);
+  std::fill_n(reinterpret_cast<uint32_t*>(out.view.bytes()), n * out.row_stride, gap_bits);
+  return out;
+}
+
+py::array_t<float> OpArguments::numbers(const Heads& heads, int64_t n, bool flat) {
+  py::array_t<float> array(flat ? Shape{n, heads.dim} : Shape{n, heads.heads, heads.dim});
+  float* to = array.mutable_data();
+  for (int64_t row = 0; row < n; ++row) {
+    const float* at = heads.view.f32() + row * heads.row_stride;
+    for (int64_t i = 0; i < heads.row_stride; ++i) {
+      const bool number = i % heads.head_stride < heads.dim && i / heads.head_stride < heads.heads;
+      if (number)
+        *to++ = at[i];
+      else if (std::bit_cast<uint32_t>(at[i]) != gap_bits)
+        throw StateError(concat("[", op_, "] wrote outside its output, in row ", row, " at ", i));
+    }
+  }
+  return array;
+}
+
+Cache OpArguments::cache(const char* name, const py::array& array, const Shape& shape) {
+  check(name, array, {py::dtype::of<float>(), py::dtype::of<uint16_t>()}, shape);
+  Cache cache;
+  cache.dtype = array.itemsize() == 4 ? DType::f32 : DType::bf16;
+  cache.width = array.shape(0) ? array.size() / array.shape(0) : 0;
+  cache.view = copy(array);
+  return cache;
+}
+
+Matrix OpArguments::matrix(const char* name, const py::handle& stored) {
+  for (const char* part : {"format", "weight", "scales", "biases"})
+    if (!py::hasattr(stored, part)) refuse(name, concat("an object with ", part), text_of(py::type::of(stored)));
+  const py::object format = stored.attr("format");
+  if (!py::isinstance<QuantFormat>(format)) refuse(name, "a QuantFormat as format", text_of(py::type::of(format)));
+  Matrix matrix;
+  matrix.format = format.cast<QuantFormat>();
+  const auto types = [](DType type) -> std::vector<py::dtype> {
+    if (type == DType::f32) return {py::dtype::of<float>()};
+    if (type == DType::f16) return {py::dtype("float16"), py::dtype::of<uint16_t>()};
+    return {type == DType::bf16 ? py::dtype::of<uint16_t>() : py::dtype::of<uint32_t>()};
+  };
+  const auto part = [&](const char* attribute, DType type, const Shape& shape) {
+    const std::string full = concat(name, ".", attribute);
+    const py::object object = stored.attr(attribute);
+    if (!py::isinstance<py::array>(object)) refuse(full.c_str(), "an array", text_of(py::type::of(object)));
+    const py::array array = object;
+    check(full.c_str(), array, types(type), shape);
+    return array;
+  };
+  const py::array weight = part("weight", matrix.format.element, {-1, -1});
+  matrix.rows = weight.shape(0);
+  matrix.columns = matrix.format.is_affine() ? weight.shape(1) * 32 / matrix.format.bits : weight.shape(1);
+  if (!matrix.format.fits(matrix.columns) ||
+      matrix.format.weight_row_bytes(matrix.columns) != weight.shape(1) * weight.itemsize())
+    refuse(name, concat("rows of whole groups of ", matrix.format.describe()), text_of(weight.attr("shape")));
+  matrix.weight = copy(weight);
+  if (!matrix.format.is_affine()) return matrix;
+  const Shape groups = {matrix.rows, matrix.columns / matrix.format.group_size};
+  matrix.scales = copy(part("scales", matrix.format.scale_type, groups));
+  matrix.biases = copy(part("biases", matrix.format.scale_type, groups));
+  return matrix;
+}
+
+View OpArguments::output(int64_t elements) { return allocate(elements * 4); }
+
+py::array_t<float> OpArguments::floats_of(const View& view, const Shape& shape) const {
+  return array_of<float>(view, shape);
+}
+
+py::array_t<int32_t> OpArguments::ints_of(const View& view, const Shape& shape) const {
+  return array_of<int32_t>(view, shape);
+}
+
+}  // namespace moeflux::python

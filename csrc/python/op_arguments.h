@@ -1,0 +1,70 @@
+// NumPy arrays as the arguments of one op: checked, copied into memory of a backend, and back.
+//
+// Rows and heads are laid out with gaps between them, filled with a number that no op may touch: an op that ignores a
+// stride, reads too far or writes too far shows.
+#pragma once
+
+#include <pybind11/numpy.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+
+namespace moeflux::python {
+
+namespace py = pybind11;
+
+using Shape = std::vector<int64_t>;
+
+class OpArguments {
+ public:
+  OpArguments(Backend& backend, std::string op) : backend_(backend), op_(std::move(op)) {}
+
+  // A contiguous float32 array of this shape; -1 for any length. The FormatError names `name`.
+  View floats(const char* name, const py::array& array, const Shape& shape);
+  View ints(const char* name, const py::array& array, const Shape& shape);
+  // Optional: empty when None.
+  View maybe_floats(const char* name, const py::object& array, const Shape& shape);
+
+  // float32 [n, heads, dim] or [n, width], with gaps.
+  Heads heads(const char* name, const py::array& array, const Shape& shape);
+  Heads heads_out(int64_t n, int64_t heads, int64_t dim);
+  // The numbers without the gaps, which must be as they were: [n, heads, dim], or [n, dim] when `flat`.
+  py::array_t<float> numbers(const Heads& heads, int64_t n, bool flat = false);
+
+  // float32 or uint16 (bf16) rows.
+  Cache cache(const char* name, const py::array& array, const Shape& shape);
+
+  // An object with format, weight, scales and biases: [rows, columns].
+  Matrix matrix(const char* name, const py::handle& stored);
+
+  View output(int64_t elements);  // of four bytes
+  py::array_t<float> floats_of(const View& view, const Shape& shape) const;
+  py::array_t<int32_t> ints_of(const View& view, const Shape& shape) const;
+
+  // The caller's own sentence about an argument: [op] name: expected ..., found ...
+  [[noreturn]] void refuse(const char* name, const std::string& expected, const std::string& found) const;
+  void require(bool holds, const char* name, const std::string& expected, int64_t found) const;
+
+  // Runs what `record` records in one batch, without the interpreter.
+  template <typename Record>
+  void run(const Record& record) {
+    const py::gil_scoped_release release;
+    std::unique_ptr<Commands> commands = backend_.begin();
+    record(*commands);
+    backend_.submit(std::move(commands)).wait();
+  }
+
+ private:
+  View allocate(int64_t bytes);
+  View copy(const py::array& array);
+  void check(const char* name, const py::array& array, const std::vector<py::dtype>& types, const Shape& shape) const;
+
+  Backend& backend_;
+  std::string op_;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+};
+
+}  // namespace moeflux::python

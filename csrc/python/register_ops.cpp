@@ -1,0 +1,436 @@
+// One op at a time on NumPy arrays, for any backend: what tests and the curious call.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "backend/backends.h"
+#include "core/error.h"
+#include "core/thread_pool.h"
+#include "kernels/cpu/isa.h"
+#include "python/bindings.h"
+#include "python/op_arguments.h"
+
+namespace moeflux::python {
+namespace {
+
+using Array = py::array;
+
+struct Ops {
+  std::unique_ptr<Backend> backend;
+
+  OpArguments arguments(const char* op) const { return {*backend, op}; }
+};
+
+// ---- Vectors --------------------------------------------------------------------------------------------------------
+
+py::object embed(const Ops& ops, const py::object& table, const Array& ids) {
+  OpArguments a = ops.arguments("embed");
+  const Matrix matrix = a.matrix("table", table);
+  const View rows = a.ints("ids", ids, {-1});
+  const int64_t n = ids.shape(0);
+  for (int64_t i = 0; i < n; ++i)
+    a.require(rows.i32()[i] >= 0 && rows.i32()[i] < matrix.rows, "ids", concat("0 to ", matrix.rows - 1),
+              rows.i32()[i]);
+  const View out = a.output(n * matrix.columns);
+  a.run([&](Commands& commands) { commands.embed(matrix, rows, out, n); });
+  return a.floats_of(out, {n, matrix.columns});
+}
+
+py::object rms_norm(const Ops& ops, const Array& x, const Array& weight, float eps) {
+  OpArguments a = ops.arguments("rms_norm");
+  const View rows = a.floats("x", x, {-1, -1});
+  const int64_t n = x.shape(0);
+  const int64_t width = x.shape(1);
+  const View factors = a.floats("weight", weight, {width});
+  const View out = a.output(n * width);
+  a.run([&](Commands& commands) { commands.rms_norm(rows, factors, out, n, width, eps); });
+  return a.floats_of(out, {n, width});
+}
+
+py::object rms_norm_heads(const Ops& ops, const Array& x, const py::object& weight, float eps, float scale) {
+  OpArguments a = ops.arguments("rms_norm_heads");
+  const Heads heads = a.heads("x", x, {-1, -1, -1});
+  const View factors = a.maybe_floats("weight", weight, {heads.dim});
+  const int64_t n = x.shape(0);
+  a.run([&](Commands& commands) { commands.rms_norm_heads(heads, factors, n, eps, scale); });
+  return a.numbers(heads, n);
+}
+
+py::object gated_rms_norm(const Ops& ops, const Array& x, const Array& z, const Array& weight, float eps) {
+  OpArguments a = ops.arguments("gated_rms_norm");
+  const Heads heads = a.heads("x", x, {-1, -1, -1});
+  const int64_t n = x.shape(0);
+  const Heads gates = a.heads("z", z, {n, heads.heads, heads.dim});
+  const View factors = a.floats("weight", weight, {heads.dim});
+  a.run([&](Commands& commands) { commands.gated_rms_norm(heads, gates, factors, n, eps); });
+  return a.numbers(heads, n);
+}
+
+py::object rope(const Ops& ops, const Array& x, const Array& angles, bool interleaved) {
+  OpArguments a = ops.arguments("rope");
+  const Heads heads = a.heads("x", x, {-1, -1, -1});
+  const int64_t n = x.shape(0);
+  const View turns = a.floats("angles", angles, {n, -1, 2});
+  const int64_t half = angles.shape(1);
+  a.require(2 * half <= heads.dim, "angles", concat("at most half of ", heads.dim, " channels"), half);
+  a.run([&](Commands& commands) { commands.rope(heads, turns, half, interleaved, n); });
+  return a.numbers(heads, n);
+}
+
+py::object append(const Ops& ops, const Array& x, const Array& cache, int64_t first) {
+  OpArguments a = ops.arguments("append");
+  const Cache kept = a.cache("cache", cache, {-1, -1});
+  const Heads rows = a.heads("x", x, {-1, cache.shape(1)});
+  const int64_t n = x.shape(0);
+  a.require(first >= 0 && first <= cache.shape(0) - n, "first", concat("room for ", n, " rows"), first);
+  a.run([&](Commands& commands) { commands.append(rows.view, rows.row_stride, kept, first, n); });
+  Array out(cache.dtype(), std::vector<py::ssize_t>{cache.shape(0), cache.shape(1)});
+  std::memcpy(out.mutable_data(), kept.view.bytes(), static_cast<size_t>(out.nbytes()));
+  return out;
+}
+
+py::object swiglu(const Ops& ops, const Array& gate, const Array& up) {
+  OpArguments a = ops.arguments("swiglu");
+  const View gates = a.floats("gate", gate, {-1});
+  const int64_t count = gate.shape(0);
+  const View ups = a.floats("up", up, {count});
+  a.run([&](Commands& commands) { commands.swiglu(gates, ups, gates, count); });
+  return a.floats_of(gates, {count});
+}
+
+py::object residual_add(const Ops& ops, const Array& x, const Array& y) {
+  OpArguments a = ops.arguments("residual_add");
+  const View xs = a.floats("x", x, {-1});
+  const int64_t count = x.shape(0);
+  const View ys = a.floats("y", y, {count});
+  a.run([&](Commands& commands) { commands.residual_add(xs, ys, xs, count); });
+  return a.floats_of(xs, {count});
+}
+
+py::object sigmoid_gate(const Ops& ops, const Array& x, const Array& gate) {
+  OpArguments a = ops.arguments("sigmoid_gate");
+  const Heads heads = a.heads("x", x, {-1, -1, -1});
+  const int64_t n = x.shape(0);
+  const Heads gates = a.heads("gate", gate, {n, heads.heads, heads.dim});
+  a.run([&](Commands& commands) { commands.sigmoid_gate(heads, gates, n); });
+  return a.numbers(heads, n);
+}
+
+py::object combine(const Ops& ops, const Array& residual, const Array& outputs, const Array& weights,
+                   const py::object& shared, const py::object& shared_gate) {
+  OpArguments a = ops.arguments("combine");
+  CombineArgs args;
+  args.residual = a.floats("residual", residual, {-1, -1});
+  const int64_t n = residual.shape(0);
+  args.hidden = residual.shape(1);
+  args.outputs = a.floats("outputs", outputs, {n, -1, args.hidden});
+  args.k = outputs.shape(1);
+  args.weights = a.floats("weights", weights, {n, args.k});
+  args.shared = a.maybe_floats("shared", shared, {n, args.hidden});
+  args.shared_gate = a.maybe_floats("shared_gate", shared_gate, {n});
+  args.out = args.residual;
+  a.run([&](Commands& commands) { commands.combine(args, n); });
+  return a.floats_of(args.out, {n, args.hidden});
+}
+
+// ---- Products -------------------------------------------------------------------------------------------------------
+
+// Each of x, matrix and whether it is transposed.
+py::list matmul(const Ops& ops, const std::vector<std::tuple<Array, py::object, bool>>& products) {
+  OpArguments a = ops.arguments("matmul");
+  std::vector<Product> recorded;
+  std::vector<Heads> outs;
+  int64_t n = -1;
+  for (const auto& [x, stored, transposed] : products) {
+    Product product;
+    product.matrix = a.matrix("matrix", stored);
+    product.transposed = transposed;
+    const Heads rows = a.heads("x", x, {n, transposed ? product.matrix.rows : product.matrix.columns});
+    n = x.shape(0);
+    product.x = rows.view;
+    product.x_stride = rows.row_stride;
+    outs.push_back(a.heads_out(n, 1, transposed ? product.matrix.columns : product.matrix.rows));
+    product.out = outs.back().view;
+    product.out_stride = outs.back().row_stride;
+    recorded.push_back(product);
+  }
+  a.run([&](Commands& commands) { commands.matmul(recorded, std::max<int64_t>(n, 0)); });
+  py::list results;
+  for (const Heads& out : outs) results.append(a.numbers(out, n, true));
+  return results;
+}
+
+// experts: (gate, up, down) each; jobs: the number of an expert and its pairs.
+py::object expert_ffn(const Ops& ops, const Array& x,
+                      const std::vector<std::tuple<py::object, py::object, py::object>>& experts,
+                      const std::vector<std::pair<int64_t, std::vector<int32_t>>>& jobs, int64_t k,
+                      int64_t intermediate) {
+  OpArguments a = ops.arguments("expert_ffn");
+  ExpertArgs args;
+  args.x = a.floats("x", x, {-1, -1});
+  const int64_t n = x.shape(0);
+  a.require(k > 0, "k", "at least 1", k);
+  args.hidden = x.shape(1);
+  args.intermediate = intermediate;
+  args.k = k;
+  std::vector<ExpertMatrices> matrices;
+  for (const auto& [gate, up, down] : experts) {
+    const ExpertMatrices expert{a.matrix("gate", gate), a.matrix("up", up), a.matrix("down", down)};
+    for (const Matrix* each : {&expert.gate, &expert.up})
+      a.require(each->rows == intermediate && each->columns == args.hidden, "gate or up",
+                concat(intermediate, " rows of ", args.hidden), each->rows);
+    a.require(expert.down.rows == args.hidden && expert.down.columns == intermediate, "down",
+              concat(args.hidden, " rows of ", intermediate), expert.down.rows);
+    matrices.push_back(expert);
+  }
+  std::vector<ExpertJob> recorded;
+  int64_t pairs = 0;
+  for (const auto& [expert, places] : jobs) {
+    a.require(expert >= 0 && expert < static_cast<int64_t>(matrices.size()), "jobs", "the number of an expert", expert);
+    for (const int32_t place : places)
+      a.require(place >= 0 && place < n * k, "jobs", concat("pairs 0 to ", n * k - 1), place);
+    recorded.push_back({matrices[static_cast<size_t>(expert)], places.data(), static_cast<int64_t>(places.size())});
+    pairs += recorded.back().count;
+  }
+  args.jobs = recorded;
+  args.scratch = a.output(pairs * 2 * intermediate);
+  args.out = a.output(n * k * args.hidden);
+  a.run([&](Commands& commands) { commands.expert_ffn(args); });
+  return a.floats_of(args.out, {n * k, args.hidden});
+}
+
+// ---- Attention and delta net ----------------------------------------------------------------------------------------
+
+py::object attention(const Ops& ops, const Array& q, const Array& k, const Array& v, float scale) {
+  OpArguments a = ops.arguments("attention");
+  AttentionArgs args;
+  args.q = a.heads("q", q, {-1, -1, -1});
+  args.k = a.cache("k", k, {-1, -1, args.q.dim});
+  const int64_t n = q.shape(0);
+  const int64_t rows = k.shape(0);
+  args.kv_heads = k.shape(1);
+  a.require(args.kv_heads > 0 && args.q.heads % args.kv_heads == 0, "k", concat("heads that divide ", args.q.heads),
+            args.kv_heads);
+  a.require(rows >= n, "k", concat("at least ", n, " rows"), rows);
+  args.v = a.cache("v", v, {rows, args.kv_heads, args.q.dim});
+  a.require(args.v.dtype == args.k.dtype, "v", "the type of k, in bytes",
+            static_cast<int64_t>(dtype_bytes(args.v.dtype)));
+  args.first_position = rows - n;
+  args.scale = scale;
+  args.out = a.output(n * args.q.heads * args.q.dim);
+  a.run([&](Commands& commands) { commands.attention(args, n); });
+  return a.floats_of(args.out, {n, args.q.heads, args.q.dim});
+}
+
+py::object mla_attention(const Ops& ops, const Array& q_latent, const Array& q_pe, const Array& latent,
+                         const Array& k_pe, float scale) {
+  OpArguments a = ops.arguments("mla_attention");
+  LatentAttentionArgs args;
+  args.q_latent = a.heads("q_latent", q_latent, {-1, -1, -1});
+  const int64_t n = q_latent.shape(0);
+  args.q_pe = a.heads("q_pe", q_pe, {n, args.q_latent.heads, -1});
+  args.latent = a.cache("latent", latent, {-1, args.q_latent.dim});
+  const int64_t rows = latent.shape(0);
+  args.k_pe = a.cache("k_pe", k_pe, {rows, args.q_pe.dim});
+  a.require(rows >= n, "latent", concat("at least ", n, " rows"), rows);
+  a.require(args.k_pe.dtype == args.latent.dtype, "k_pe", "the type of latent, in bytes",
+            static_cast<int64_t>(dtype_bytes(args.k_pe.dtype)));
+  args.first_position = rows - n;
+  args.scale = scale;
+  args.out = a.output(n * args.q_latent.heads * args.q_latent.dim);
+  a.run([&](Commands& commands) { commands.mla_attention(args, n); });
+  return a.floats_of(args.out, {n, args.q_latent.heads, args.q_latent.dim});
+}
+
+py::tuple conv1d(const Ops& ops, const Array& x, const Array& state, const Array& weight) {
+  OpArguments a = ops.arguments("conv1d");
+  ConvArgs args;
+  args.x = a.floats("x", x, {-1, -1});
+  const int64_t n = x.shape(0);
+  args.channels = x.shape(1);
+  args.weight = a.floats("weight", weight, {args.channels, -1});
+  args.taps = weight.shape(1);
+  a.require(args.taps >= 1, "weight", "at least 1 tap", args.taps);
+  args.state = a.floats("state", state, {args.taps - 1, args.channels});
+  args.out = a.output(n * args.channels);
+  a.run([&](Commands& commands) { commands.conv1d(args, n); });
+  return py::make_tuple(a.floats_of(args.out, {n, args.channels}),
+                        a.floats_of(args.state, {args.taps - 1, args.channels}));
+}
+
+py::tuple delta_gates(const Ops& ops, const Array& alpha, const Array& b, const Array& a_log, const Array& dt_bias) {
+  OpArguments a = ops.arguments("delta_gates");
+  DeltaGatesArgs args;
+  args.alpha = a.floats("alpha", alpha, {-1, -1});
+  const int64_t n = alpha.shape(0);
+  args.heads = alpha.shape(1);
+  args.b = a.floats("b", b, {n, args.heads});
+  args.a_log = a.floats("a_log", a_log, {args.heads});
+  args.dt_bias = a.floats("dt_bias", dt_bias, {args.heads});
+  args.decay = a.output(n * args.heads);
+  args.beta = a.output(n * args.heads);
+  a.run([&](Commands& commands) { commands.delta_gates(args, n); });
+  return py::make_tuple(a.floats_of(args.decay, {n, args.heads}), a.floats_of(args.beta, {n, args.heads}));
+}
+
+py::tuple gated_delta(const Ops& ops, const Array& q, const Array& k, const Array& v, const Array& decay,
+                      const Array& beta, const Array& state) {
+  OpArguments a = ops.arguments("gated_delta");
+  DeltaArgs args;
+  args.q = a.heads("q", q, {-1, -1, -1});
+  const int64_t n = q.shape(0);
+  args.k = a.heads("k", k, {n, args.q.heads, args.q.dim});
+  args.v = a.heads("v", v, {n, -1, -1});
+  a.require(args.k.heads > 0 && args.v.heads % args.k.heads == 0, "v", concat("a multiple of ", args.k.heads, " heads"),
+            args.v.heads);
+  args.decay = a.floats("decay", decay, {n, args.v.heads});
+  args.beta = a.floats("beta", beta, {n, args.v.heads});
+  const Shape shape = {args.v.heads, args.v.dim, args.k.dim};
+  args.state = a.floats("state", state, shape);
+  args.out = a.output(n * args.v.heads * args.v.dim);
+  a.run([&](Commands& commands) { commands.gated_delta(args, n); });
+  return py::make_tuple(a.floats_of(args.out, {n, args.v.heads, args.v.dim}), a.floats_of(args.state, shape));
+}
+
+// ---- Choosing -------------------------------------------------------------------------------------------------------
+
+// The part that both routers share.
+RouteArgs route_args(OpArguments& a, const Array& logits, int64_t k, bool normalize) {
+  RouteArgs args;
+  args.logits = a.floats("logits", logits, {-1, -1});
+  args.experts = logits.shape(1);
+  a.require(k >= 1 && k <= args.experts, "k", concat("1 to ", args.experts), k);
+  args.k = k;
+  args.normalize = normalize;
+  args.ids = a.output(logits.shape(0) * k);
+  args.weights = a.output(logits.shape(0) * k);
+  return args;
+}
+
+py::tuple route_softmax(const Ops& ops, const Array& logits, int64_t k, bool normalize) {
+  OpArguments a = ops.arguments("route_softmax");
+  const RouteArgs args = route_args(a, logits, k, normalize);
+  const int64_t n = logits.shape(0);
+  a.run([&](Commands& commands) { commands.route_softmax(args, n); });
+  return py::make_tuple(a.ints_of(args.ids, {n, k}), a.floats_of(args.weights, {n, k}));
+}
+
+py::tuple route_grouped(const Ops& ops, const Array& logits, const Array& bias, int64_t k, int64_t groups,
+                        int64_t groups_kept, bool normalize, float scaling) {
+  OpArguments a = ops.arguments("route_grouped");
+  RouteArgs args = route_args(a, logits, k, normalize);
+  const int64_t n = logits.shape(0);
+  args.bias = a.floats("bias", bias, {args.experts});
+  a.require(groups >= 1 && args.experts % groups == 0, "groups", concat("a divisor of ", args.experts), groups);
+  a.require(groups_kept >= 1 && groups_kept <= groups, "groups_kept", concat("1 to ", groups), groups_kept);
+  a.require(k <= args.experts / groups * groups_kept, "k", "no more than the groups kept have", k);
+  a.require(args.experts <= 4096, "logits", "at most 4096 experts", args.experts);
+  args.groups = groups;
+  args.groups_kept = groups_kept;
+  args.scaling = scaling;
+  a.run([&](Commands& commands) { commands.route_grouped(args, n); });
+  return py::make_tuple(a.ints_of(args.ids, {n, k}), a.floats_of(args.weights, {n, k}));
+}
+
+py::tuple top_k(const Ops& ops, const Array& logits, int64_t k) {
+  OpArguments a = ops.arguments("top_k");
+  const View numbers = a.floats("logits", logits, {-1});
+  const int64_t count = logits.shape(0);
+  a.require(k >= 1 && k <= count, "k", concat("1 to ", count), k);
+  const View ids = a.output(k);
+  const View values = a.output(k);
+  a.run([&](Commands& commands) { commands.top_k(numbers, count, k, ids, values); });
+  return py::make_tuple(a.ints_of(ids, {k}), a.floats_of(values, {k}));
+}
+
+// ---- Batches --------------------------------------------------------------------------------------------------------
+
+// x doubled `count` times by ops of one batch; then how many errors two waits threw, and the text of the last.
+py::tuple doubled(const Ops& ops, const Array& x, int64_t count) {
+  OpArguments a = ops.arguments("doubled");
+  const View numbers = a.floats("x", x, {-1});
+  const int64_t size = x.shape(0);
+  int errors = 0;
+  std::string text;
+  {
+    const py::gil_scoped_release release;
+    std::unique_ptr<Commands> commands = ops.backend->begin();
+    for (int64_t i = 0; i < count; ++i) commands->residual_add(numbers, numbers, numbers, size);
+    Ticket ticket = ops.backend->submit(std::move(commands));
+    for (int i = 0; i < 2; ++i) {
+      try {
+        ticket.wait();
+      } catch (const Error& error) {
+        ++errors;
+        text = error.what();
+      }
+    }
+  }
+  return py::make_tuple(a.floats_of(numbers, {size}), errors, text);
+}
+
+// How often each unit ran. The unit `fail_at` throws.
+std::vector<int> run_units(ThreadPool& pool, int64_t units, int64_t fail_at) {
+  std::vector<int> runs(static_cast<size_t>(std::max<int64_t>(units, 0)));
+  const py::gil_scoped_release release;
+  pool.parallel(units, [&](int64_t unit) {
+    if (unit == fail_at) throw StateError(concat("unit ", unit, " was told to fail"));
+    ++runs[static_cast<size_t>(unit)];
+  });
+  return runs;
+}
+
+std::vector<std::string> isa_names() {
+  std::vector<std::string> names;
+  for (const cpu::Isa& isa : cpu::available_isas()) names.push_back(isa.name);
+  return names;
+}
+
+}  // namespace
+
+void register_ops(py::module_& m) {
+  m.def("isas", &isa_names, "The instruction sets whose kernels run here, the best first.");
+
+  py::class_<ThreadPool>(m, "ThreadPool", "The pool that ops are divided over, by itself.")
+      .def(py::init<int>(), py::arg("threads"))
+      .def_property_readonly("threads", &ThreadPool::threads)
+      .def("run", &run_units, py::arg("units"), py::arg("fail_at") = -1, "How often each unit ran.");
+
+  py::class_<Ops>(m, "Ops", "The ops of a backend, one at a time. Use moeflux.ops().")
+      .def(py::init([](const std::string& backend, const std::string& isa, int threads, int64_t fail_at_op) {
+             return Ops{make_backend(backend, isa, threads, fail_at_op)};
+           }),
+           py::arg("backend") = "cpu", py::arg("isa") = "", py::arg("threads") = 0, py::arg("fail_at_op") = -1)
+      .def("describe", [](const Ops& ops) { return ops.backend->describe(); })
+      .def("embed", &embed, py::arg("table"), py::arg("ids"))
+      .def("rms_norm", &rms_norm, py::arg("x"), py::arg("weight"), py::arg("eps"))
+      .def("rms_norm_heads", &rms_norm_heads, py::arg("x"), py::arg("weight"), py::arg("eps"), py::arg("scale"))
+      .def("gated_rms_norm", &gated_rms_norm, py::arg("x"), py::arg("z"), py::arg("weight"), py::arg("eps"))
+      .def("rope", &rope, py::arg("x"), py::arg("angles"), py::arg("interleaved"))
+      .def("append", &append, py::arg("x"), py::arg("cache"), py::arg("first"))
+      .def("swiglu", &swiglu, py::arg("gate"), py::arg("up"))
+      .def("residual_add", &residual_add, py::arg("x"), py::arg("y"))
+      .def("sigmoid_gate", &sigmoid_gate, py::arg("x"), py::arg("gate"))
+      .def("combine", &combine, py::arg("residual"), py::arg("outputs"), py::arg("weights"), py::arg("shared"),
+           py::arg("shared_gate"))
+      .def("matmul", &matmul, py::arg("products"))
+      .def("expert_ffn", &expert_ffn, py::arg("x"), py::arg("experts"), py::arg("jobs"), py::arg("k"),
+           py::arg("intermediate"))
+      .def("attention", &attention, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("scale"))
+      .def("mla_attention", &mla_attention, py::arg("q_latent"), py::arg("q_pe"), py::arg("latent"), py::arg("k_pe"),
+           py::arg("scale"))
+      .def("conv1d", &conv1d, py::arg("x"), py::arg("state"), py::arg("weight"))
+      .def("delta_gates", &delta_gates, py::arg("alpha"), py::arg("b"), py::arg("a_log"), py::arg("dt_bias"))
+      .def("gated_delta", &gated_delta, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("decay"), py::arg("beta"),
+           py::arg("state"))
+      .def("route_softmax", &route_softmax, py::arg("logits"), py::arg("k"), py::arg("normalize"))
+      .def("route_grouped", &route_grouped, py::arg("logits"), py::arg("bias"), py::arg("k"), py::arg("groups"),
+           py::arg("groups_kept"), py::arg("normalize"), py::arg("scaling"))
+      .def("top_k", &top_k, py::arg("logits"), py::arg("k"))
+      .def("doubled", &doubled, py::arg("x"), py::arg("count"),
+           "x doubled `count` times in one batch, errors of two waits, and the text of the last.");
+}
+
+}  // namespace moeflux::python

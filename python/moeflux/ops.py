@@ -1,0 +1,163 @@
+"""Every op of a backend as a function of NumPy arrays: what the engine is made of, one piece at a time.
+
+Activations are float32, cached rows float32 or uint16 (bf16 bits). Shapes are those of `moeflux.oracle.ops`; matrices
+are what a store gives (`StoredTensor`), raw. A wrong shape or type is a FormatError that names the argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from moeflux import _core
+from moeflux._core import QuantFormat
+
+__all__ = ["Expert", "Matrix", "Ops", "isas", "ops"]
+
+Array = np.ndarray
+
+
+class Matrix(Protocol):
+    """Affine: `weight` uint32 [rows, columns * bits / 32], `scales` and `biases` [rows, columns / group_size] in the
+    format's scale type, BF16 as uint16. Plain: `weight` [rows, columns] alone."""
+
+    @property
+    def format(self) -> QuantFormat: ...
+    @property
+    def weight(self) -> Array: ...
+    @property
+    def scales(self) -> Array | None: ...
+    @property
+    def biases(self) -> Array | None: ...
+
+
+Expert = tuple[Matrix, Matrix, Matrix]
+"""gate [m, h], up [m, h], down [h, m]"""
+
+
+def isas() -> list[str]:
+    """The instruction sets whose kernels run on this machine, the best first."""
+    return _core.isas()
+
+
+def ops(backend: str = "cpu", isa: str | None = None, threads: int | None = None) -> Ops:
+    """The ops of a backend. `isa`: the kernels of an instruction set, else of MOEFLUX_ISA, else the best."""
+    return Ops(_core.Ops(backend, isa or "", threads or 0))
+
+
+class Ops:
+    """One method an op. Arguments are never changed: what an op does in place comes back as a new array."""
+
+    def __init__(self, core: _core.Ops) -> None:
+        self._core = core
+
+    def __repr__(self) -> str:
+        return f"Ops({self._core.describe()})"
+
+    # ---- Vectors ------------------------------------------------------------------------------------------------
+
+    def embed(self, table: Matrix, ids: Array) -> Array:
+        """ids int32 [n] -> [n, columns]"""
+        return self._core.embed(table, ids)
+
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        """x [n, width], weight [width]"""
+        return self._core.rms_norm(x, weight, eps)
+
+    def rms_norm_heads(self, x: Array, weight: Array | None, eps: float, scale: float = 1.0) -> Array:
+        """x [n, heads, dim], weight [dim]; multiplied by `scale` at the end."""
+        return self._core.rms_norm_heads(x, weight, eps, scale)
+
+    def gated_rms_norm(self, x: Array, z: Array, weight: Array, eps: float) -> Array:
+        """x and z [n, heads, dim], weight [dim]"""
+        return self._core.gated_rms_norm(x, z, weight, eps)
+
+    def rope(self, x: Array, angles: Array, *, interleaved: bool) -> Array:
+        """x [n, heads, dim], angles [n, half, 2]: the cosine and the sine of each pair's angle."""
+        return self._core.rope(x, angles, interleaved)
+
+    def append(self, x: Array, cache: Array, first: int) -> Array:
+        """The cache [rows, width] with x [n, width] in its rows first ... first + n - 1."""
+        return self._core.append(x, cache, first)
+
+    def swiglu(self, gate: Array, up: Array) -> Array:
+        """Any one shape."""
+        return self._core.swiglu(gate.reshape(-1), up.reshape(-1)).reshape(gate.shape)
+
+    def residual_add(self, x: Array, y: Array) -> Array:
+        """Any one shape."""
+        return self._core.residual_add(x.reshape(-1), y.reshape(-1)).reshape(x.shape)
+
+    def sigmoid_gate(self, x: Array, gate: Array) -> Array:
+        """x and gate [n, heads, dim]"""
+        return self._core.sigmoid_gate(x, gate)
+
+    def combine(
+        self,
+        residual: Array,
+        outputs: Array,
+        weights: Array,
+        shared: Array | None = None,
+        shared_gate: Array | None = None,
+    ) -> Array:
+        """residual [n, h], outputs [n, k, h], weights [n, k], shared [n, h] times the sigmoid of shared_gate [n]."""
+        return self._core.combine(residual, outputs, weights, shared, shared_gate)
+
+    # ---- Products -----------------------------------------------------------------------------------------------
+
+    def matmul(self, x: Array, matrix: Matrix, *, transposed: bool = False) -> Array:
+        """x [n, columns] -> [n, rows]; transposed: x [n, rows] -> [n, columns]"""
+        return self.matmuls([(x, matrix, transposed)])[0]
+
+    def matmuls(self, products: Sequence[tuple[Array, Matrix, bool]]) -> list[Array]:
+        """Several products of n rows side by side: x, the matrix, and whether it is transposed."""
+        return self._core.matmul(list(products))
+
+    def expert_ffn(
+        self, x: Array, experts: Sequence[Expert], jobs: Sequence[tuple[int, Sequence[int]]], k: int
+    ) -> Array:
+        """x [n, h]. A job is the index of an expert and the pairs (token * k + place) that go through it.
+        -> [n * k, h], zero for pairs that no job has"""
+        intermediate = len(experts[0][0].weight) if experts else 0
+        return self._core.expert_ffn(x, list(experts), [(e, list(pairs)) for e, pairs in jobs], k, intermediate)
+
+    # ---- Attention and delta net --------------------------------------------------------------------------------
+
+    def attention(self, q: Array, k: Array, v: Array, scale: float) -> Array:
+        """q [n, heads, dim]; k and v [t, kv_heads, dim], whose last n rows are those of q."""
+        return self._core.attention(q, k, v, scale)
+
+    def mla_attention(self, q_latent: Array, q_pe: Array, latent: Array, k_pe: Array, scale: float) -> Array:
+        """q_latent [n, heads, rank], q_pe [n, heads, rope], latent [t, rank], k_pe [t, rope] -> [n, heads, rank]"""
+        return self._core.mla_attention(q_latent, q_pe, latent, k_pe, scale)
+
+    def conv1d(self, x: Array, state: Array, weight: Array) -> tuple[Array, Array]:
+        """x [n, channels], state [taps - 1, channels], weight [channels, taps] -> rows after SiLU, and the new state"""
+        return self._core.conv1d(x, state, weight)
+
+    def delta_gates(self, alpha: Array, b: Array, a_log: Array, dt_bias: Array) -> tuple[Array, Array]:
+        """alpha and b [n, heads], a_log and dt_bias [heads] -> decay and beta [n, heads]"""
+        return self._core.delta_gates(alpha, b, a_log, dt_bias)
+
+    def gated_delta(self, q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array) -> tuple[Array, Array]:
+        """q and k [n, key heads, dk], v [n, value heads, dv], decay and beta [n, value heads]
+        state [value heads, dv, dk] -> [n, value heads, dv] and the new state"""
+        return self._core.gated_delta(q, k, v, decay, beta, state)
+
+    # ---- Choosing -----------------------------------------------------------------------------------------------
+
+    def route_softmax(self, logits: Array, k: int, *, normalize: bool) -> tuple[Array, Array]:
+        """logits [n, experts] -> ids and weights [n, k]"""
+        return self._core.route_softmax(logits, k, normalize)
+
+    def route_grouped(
+        self, logits: Array, bias: Array, k: int, *, groups: int, groups_kept: int, normalize: bool, scaling: float
+    ) -> tuple[Array, Array]:
+        """logits [n, experts], bias [experts] -> ids and weights [n, k]"""
+        return self._core.route_grouped(logits, bias, k, groups, groups_kept, normalize, scaling)
+
+    def top_k(self, logits: Array, k: int) -> tuple[Array, Array]:
+        """logits [count] -> ids and values [k], best first, the lower id on ties"""
+        return self._core.top_k(logits, k)
