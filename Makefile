@@ -10,6 +10,8 @@ READY = $(VENV)/ready
 SECONDS ?= 600
 
 export PYTHON
+# Importing an editable install rebuilds with the cmake and ninja of the environment: a fresh machine has no others.
+export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: help setup demo test lint format tidy stubs asan ubsan tsan fuzz peers wheel clean
 
