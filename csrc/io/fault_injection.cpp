@@ -42,9 +42,12 @@ class FaultyReader final : public FileReader {
       case FaultKind::delay:
         std::this_thread::sleep_for(late);
         return FileReader::read_some(offset, into);
+      case FaultKind::hold:
+        plan_->released.wait(false);
+        return FileReader::read_some(offset, into);
       case FaultKind::wrong_bytes: {
         const int64_t got = FileReader::read_some(offset, into);
-        if (got > 0) into[0] ^= std::byte{1};
+        for (int64_t i = 0; i < got; ++i) into[static_cast<size_t>(i)] ^= std::byte{1};
         return got;
       }
     }

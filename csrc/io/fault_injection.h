@@ -15,7 +15,8 @@ enum class FaultKind {
   short_read,   // half of what was asked for
   end_of_file,  // nothing more
   delay,        // late, but right
-  wrong_bytes,  // one bit of the first byte is another
+  wrong_bytes,  // one bit of every byte is another
+  hold,         // not before `release`
 };
 
 // The `at`-th call of pread, counted over all readers that share the plan, goes wrong; with `lasting`, every later one
@@ -25,6 +26,12 @@ struct FaultPlan {
   int64_t at = 0;  // 0: none does
   bool lasting = false;
   std::atomic<int64_t> calls{0};
+  std::atomic<bool> released{false};
+
+  void release() {
+    released = true;
+    released.notify_all();
+  }
 };
 
 ReaderFactory faulty_readers(std::shared_ptr<FaultPlan> plan);

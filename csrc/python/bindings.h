@@ -7,6 +7,7 @@ namespace moeflux::python {
 
 void register_errors(pybind11::module_& m);
 void register_format(pybind11::module_& m);
+void register_io(pybind11::module_& m);
 void register_quant_format(pybind11::module_& m);
 void register_quantize(pybind11::module_& m);
 void register_snapshot(pybind11::module_& m);

@@ -9,4 +9,5 @@ PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
   moeflux::python::register_quantize(m);
   moeflux::python::register_snapshot(m);
   moeflux::python::register_format(m);
+  moeflux::python::register_io(m);
 }

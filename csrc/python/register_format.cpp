@@ -12,6 +12,7 @@
 #include "format/safetensors.h"
 #include "format/variant_json.h"
 #include "python/bindings.h"
+#include "python/store_object.h"
 
 namespace py = pybind11;
 namespace fs = std::filesystem;
@@ -77,14 +78,6 @@ SafetensorsFile open_safetensors(const std::string& path) {
   }
   return file;
 }
-
-// What Python sees of a store, with its lists and dicts made once.
-struct Store {
-  StoreDirectory directory;
-  py::list files;
-  py::dict tensors;
-  py::dict formats;
-};
 
 // Runs `open` without the interpreter.
 template <typename Open>
