@@ -99,6 +99,7 @@ QWEN3_NEXT: dict[str, Any] = {
     "rope_theta": 10000000,
     "shared_expert_intermediate_size": 512,
     "tie_word_embeddings": False,
+    "use_sliding_window": False,
     "vocab_size": 151936,
 }
 

@@ -5,9 +5,11 @@
 
 namespace moeflux::python {
 
+void register_engine(pybind11::module_& m);
 void register_errors(pybind11::module_& m);
 void register_format(pybind11::module_& m);
 void register_io(pybind11::module_& m);
+void register_ops(pybind11::module_& m);
 void register_quant_format(pybind11::module_& m);
 void register_quantize(pybind11::module_& m);
 void register_snapshot(pybind11::module_& m);

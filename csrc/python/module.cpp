@@ -10,4 +10,6 @@ PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
   moeflux::python::register_snapshot(m);
   moeflux::python::register_format(m);
   moeflux::python::register_io(m);
+  moeflux::python::register_ops(m);
+  moeflux::python::register_engine(m);
 }

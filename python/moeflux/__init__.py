@@ -1,9 +1,22 @@
-"""Mixture-of-Experts language models far larger than memory."""
+"""Mixture-of-Experts language models far larger than memory.
+
+import moeflux
+model = moeflux.load("path/to/store")
+session = model.session()
+logits = session.prefill([1, 2, 3])
+token = logits.argmax()
+"""
 
 from __future__ import annotations
 
-from moeflux._core import QuantFormat, __version__
+from moeflux._core import QuantFormat, StepStats, __version__
+from moeflux._core import isas as available_isas
 from moeflux.errors import BudgetError, DeviceError, Error, FormatError, IoError, StateError
+from moeflux.model import Model, load
+from moeflux.ops import ops
+from moeflux.session import Logits, Session
+from moeflux.snapshot import Snapshot
+from moeflux.store import Store, open_store
 from moeflux.variants import PRESETS, Variant
 
 __all__ = [
@@ -13,8 +26,18 @@ __all__ = [
     "Error",
     "FormatError",
     "IoError",
+    "Logits",
+    "Model",
     "QuantFormat",
+    "Session",
+    "Snapshot",
     "StateError",
+    "StepStats",
+    "Store",
     "Variant",
     "__version__",
+    "available_isas",
+    "load",
+    "open_store",
+    "ops",
 ]

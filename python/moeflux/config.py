@@ -281,9 +281,9 @@ def read_qwen(fields: Fields, architecture: str, name: str) -> Variant:
             "shared_intermediate": fields.count("shared_expert_intermediate_size"),
         }
     else:
-        fields.only("use_sliding_window", False)
-        fields.only("sliding_window", None)
         shape |= {"layer_kinds": ("full",) * layers, "shared_expert": "none"}
+    fields.only("use_sliding_window", False)
+    fields.only("sliding_window", None)
 
     dense = dense_qwen_layers(fields, layers)
     intermediate = fields.count("intermediate_size", 0)

@@ -153,8 +153,9 @@ SAMPLE_BYTES = 4096
 # ---- Opening ----------------------------------------------------------------------------------------------------
 
 
-def open_store(path: str | Path, *, experts: str | Path | None = None) -> Store:
+def open_store(path: str | Path, *, experts: str | Path | None = None, experts_per_token: int | None = None) -> Store:
     """Opens and checks a folder. `experts` is the folder with the layer files where it is not the usual one.
+    `experts_per_token` other than the model's own makes its variant a lossy one.
 
     Raises FormatError, naming file, tensor, expected and found, when anything is missing or does not fit.
     """
@@ -163,21 +164,26 @@ def open_store(path: str | Path, *, experts: str | Path | None = None) -> Store:
         raise FormatError(f"{folder}: expected a folder, found {'a file' if folder.exists() else 'nothing'}")
     if (folder / DESCRIPTION).exists():
         description = read_description(folder)
-        variant, layers = description.variant, Path(experts or folder / description.experts_directory)
+        variant = _adjusted(description.variant, experts_per_token)
+        layers = Path(experts or folder / description.experts_directory)
         directory = _core.open_packed(folder, layers, variant.to_json(), description.experts)
         return _store(folder, "packed", variant, directory, description)
     weights = next((f for f in (folder, folder / "artifacts") if (f / MANIFEST).exists()), None)
     if weights is not None:
-        variant = _older_variant(folder, weights)
+        variant = _adjusted(_older_variant(folder, weights), experts_per_token)
         layers = Path(experts) if experts else _older_experts(folder)
         return _store(folder, "packed", variant, _core.open_packed(weights, layers, variant.to_json()))
     if any(folder.glob("*.safetensors")):
-        variant = variant_from_config(folder)
+        variant = _adjusted(variant_from_config(folder), experts_per_token)
         return _store(folder, "mlx", variant, _core.open_mlx(folder, variant.to_json()))
     raise FormatError(
         f"{folder}: expected a packed store (moeflux.json or model_weights.json) or an MLX folder "
         f"(config.json and *.safetensors), found neither"
     )
+
+
+def _adjusted(variant: Variant, experts_per_token: int | None) -> Variant:
+    return variant if experts_per_token is None else variant.with_experts_per_token(experts_per_token)
 
 
 def _store(

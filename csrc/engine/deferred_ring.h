@@ -1,0 +1,47 @@
+// Expert batches submitted and not yet waited for, oldest first.
+//
+// A batch's leases are given back only when it has completed, so no slot is reused while a batch may read it. Pushing
+// onto a full ring waits for the oldest; the destructor drains. A batch that failed throws where it is waited for; it
+// leaves the ring all the same.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "backend/backend.h"
+#include "io/slot_cache.h"
+
+namespace moeflux {
+
+class DeferredRing {
+ public:
+  explicit DeferredRing(int depth);
+  ~DeferredRing();
+  DeferredRing(const DeferredRing&) = delete;
+  DeferredRing& operator=(const DeferredRing&) = delete;
+
+  // Takes the leases; `leases` comes back empty, with room to be filled again.
+  void push(Ticket ticket, std::vector<Lease>& leases);
+  // Drops the oldest batches that are done, without waiting.
+  void collect();
+  // Waits for the oldest batch and drops it. Nothing to do when the ring is empty.
+  void pop();
+  // Waits for all of them, even when one throws; then throws the first error.
+  void drain();
+
+  bool empty() const { return size_ == 0; }
+  int64_t waits() const { return waits_; }  // of batches, since the ring was made
+
+ private:
+  struct Entry {
+    Ticket ticket;
+    std::vector<Lease> leases;
+  };
+
+  std::vector<Entry> entries_;  // a circle of `depth`
+  size_t oldest_ = 0;
+  size_t size_ = 0;
+  int64_t waits_ = 0;
+};
+
+}  // namespace moeflux

@@ -1,0 +1,170 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+
+#include "backend/backends.h"
+#include "core/error.h"
+#include "engine/attention_side.h"
+#include "engine/rope_angles.h"
+#include "engine/session.h"
+#include "format/described_store.h"
+
+namespace moeflux {
+namespace {
+
+// Long enough that an expert sees many tokens, short enough that the scratch stays a small part of memory.
+constexpr int64_t default_chunk = 512;
+constexpr int64_t longest_chunk = 8192;
+
+EngineOptions checked(EngineOptions options) {
+  const auto require = [](bool holds, const char* what, const char* expected, int64_t found) {
+    if (!holds) throw StateError(concat(what, ": expected ", expected, ", found ", found));
+  };
+  require(options.threads >= 0 && options.threads <= 1024, "threads", "0 to 1024", options.threads);
+  require(options.readers >= 0 && options.readers <= 256, "readers", "0 to 256", options.readers);
+  require(options.expert_slots >= 0, "expert_slots", "0 or more", options.expert_slots);
+  require(options.ring_depth >= 1 && options.ring_depth <= 16, "ring_depth", "1 to 16", options.ring_depth);
+  require(options.chunk >= 0 && options.chunk <= longest_chunk, "chunk", "0 to 8192", options.chunk);
+  return options;
+}
+
+Model load_model(const StoreDirectory& store, Backend& backend) {
+  Model model;
+  model.variant = store.variant;
+  model.weights = load_weights(store, backend);
+  model.frequencies = rope_frequencies(store.variant);
+  model.rope_magnitude = rope_magnitude(store.variant);
+  model.softmax_scale = static_cast<float>(softmax_scale(store.variant));
+  return model;
+}
+
+}  // namespace
+
+std::shared_ptr<Engine> Engine::open(const std::string& folder, const EngineOptions& options) {
+  return open(open_described_store(folder), options);
+}
+
+std::shared_ptr<Engine> Engine::open(StoreDirectory store, const EngineOptions& options) {
+  return std::make_shared<LoadedEngine>(std::move(store), checked(options));
+}
+
+LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options)
+    : backend_(make_backend(options.backend, options.isa, options.threads)),
+      model_(load_model(store, *backend_)),
+      scratch_(make_scratch(store.variant, options.chunk ? options.chunk : default_chunk, *backend_)),
+      picks_(backend_->allocate(most_top_k * 8, "top-k")),
+      experts_(store, *backend_, options, scratch_.rows) {}
+
+std::string LoadedEngine::describe() const {
+  return concat(backend_->describe(), ", ", experts_.slots(), " expert slots, ", experts_.readers(), " readers");
+}
+
+std::unique_ptr<Session> LoadedEngine::session(const SessionOptions& options) {
+  return std::make_unique<EngineSession>(std::static_pointer_cast<LoadedEngine>(shared_from_this()), options);
+}
+
+std::map<std::string, int64_t> LoadedEngine::memory() const {
+  return {{"dense weights", model_.weights.arena->bytes()},
+          {"expert slots", experts_.slot_bytes()},
+          {"scratch", scratch_.arena->bytes()}};
+}
+
+void LoadedEngine::forward(std::span<const int32_t> tokens, int64_t position, const SessionState& state, View logits,
+                           std::span<float> all_logits, StepStats& stats) {
+  const std::lock_guard turn(turn_);
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    run_layers(tokens, position, state, stats);
+    record_logits(static_cast<int64_t>(tokens.size()), logits, all_logits, stats);
+    experts_.finish(stats);
+  } catch (...) {
+    experts_.abandon();
+    throw;
+  }
+  stats.tokens += static_cast<int64_t>(tokens.size());
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  stats.seconds += seconds;
+  stats.compute_seconds += seconds - stats.read_wait_seconds;
+}
+
+void LoadedEngine::run_layers(std::span<const int32_t> tokens, int64_t position, const SessionState& state,
+                              StepStats& stats) {
+  const Variant& v = model_.variant;
+  Scratch& s = scratch_;
+  const Rows rows = {position, static_cast<int64_t>(tokens.size())};
+  std::memcpy(s.tokens.i32(), tokens.data(), tokens.size_bytes());
+  rope_angles(model_.frequencies, model_.rope_magnitude, position, rows.n, s.angles.f32());
+
+  std::unique_ptr<Commands> commands = backend_->begin();
+  commands->embed(model_.weights.embed, s.tokens, s.hidden, rows.n);
+  for (int64_t layer = 0; layer < v.num_layers(); ++layer) {
+    record_attention_side(*commands, model_, layer, state.layer(layer), s, rows);
+    if (v.is_moe(layer)) {
+      experts_.run(commands, model_, layer, s, rows.n, stats);
+      continue;
+    }
+    const LayerWeights& w = model_.weights.layers[static_cast<size_t>(layer)];
+    commands->rms_norm(s.hidden, w.post_norm, s.normed, rows.n, v.hidden_size, model_.eps());
+    record_feed_forward(*commands, w.dense, s.normed, s.out, s, rows.n);
+    commands->residual_add(s.hidden, s.out, s.hidden, rows.n * v.hidden_size);
+  }
+  commands->rms_norm(s.hidden, model_.weights.norm, s.normed, rows.n, v.hidden_size, model_.eps());
+  Ticket ticket = backend_->submit(std::move(commands));
+  ++stats.submissions;
+  ++stats.waits;
+  ticket.wait();
+}
+
+// From scratch.normed: of the last row, and of all rows, some at a time.
+void LoadedEngine::record_logits(int64_t n, View logits, std::span<float> all_logits, StepStats& stats) {
+  const Matrix& head = model_.weights.head;
+  const int64_t h = model_.variant.hidden_size;
+  const auto product = [&](int64_t first, int64_t count, View out) {
+    std::unique_ptr<Commands> commands = backend_->begin();
+    commands->matmul(std::array{Product{scratch_.normed.at(first * h), h, head, out, head.rows}}, count);
+    Ticket ticket = backend_->submit(std::move(commands));
+    ++stats.submissions;
+    ++stats.waits;
+    ticket.wait();
+  };
+  if (all_logits.empty()) {
+    product(n - 1, 1, logits);
+    return;
+  }
+  for (int64_t first = 0; first < n; first += scratch_.logit_rows) {
+    const int64_t count = std::min(scratch_.logit_rows, n - first);
+    product(first, count, scratch_.logits);
+    std::memcpy(all_logits.data() + first * head.rows, scratch_.logits.f32(),
+                static_cast<size_t>(count * head.rows) * 4);
+  }
+  std::memcpy(logits.f32(), all_logits.data() + (n - 1) * head.rows, static_cast<size_t>(head.rows) * 4);
+}
+
+void LoadedEngine::top_k(View logits, std::span<int32_t> ids, std::span<float> values) {
+  const std::lock_guard turn(turn_);
+  const View picked_ids = {picks_.get(), 0};
+  const View picked_values = picked_ids.at(most_top_k);
+  std::unique_ptr<Commands> commands = backend_->begin();
+  commands->top_k(logits, model_.variant.vocab_size, static_cast<int64_t>(ids.size()), picked_ids, picked_values);
+  backend_->submit(std::move(commands)).wait();
+  std::memcpy(ids.data(), picked_ids.i32(), ids.size_bytes());
+  std::memcpy(values.data(), picked_values.f32(), values.size_bytes());
+}
+
+StepStats& StepStats::operator+=(const StepStats& other) {
+  tokens += other.tokens;
+  seconds += other.seconds;
+  compute_seconds += other.compute_seconds;
+  read_wait_seconds += other.read_wait_seconds;
+  bytes_read += other.bytes_read;
+  expert_hits += other.expert_hits;
+  expert_misses += other.expert_misses;
+  submissions += other.submissions;
+  waits += other.waits;
+  return *this;
+}
+
+}  // namespace moeflux

@@ -1,0 +1,55 @@
+// A loaded model: weights, expert slots, scratch, and the turn-taking of its sessions.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+
+#include "backend/backend.h"
+#include "engine/deferred_ring.h"
+#include "engine/expert_side.h"
+#include "engine/layer_state.h"
+#include "engine/model.h"
+#include "engine/scratch.h"
+#include "format/store_directory.h"
+#include "moeflux.h"
+
+namespace moeflux {
+
+class LoadedEngine final : public Engine {
+ public:
+  static constexpr int64_t most_top_k = 1024;
+
+  LoadedEngine(StoreDirectory store, const EngineOptions& options);
+
+  const Variant& variant() const override { return model_.variant; }
+  std::string describe() const override;
+  std::unique_ptr<Session> session(const SessionOptions& options) override;
+  std::map<std::string, int64_t> memory() const override;
+
+  Backend& backend() { return *backend_; }
+  int64_t chunk() const { return scratch_.rows; }  // most tokens of one forward
+
+  // Evaluates tokens (1 to chunk() of them, checked) behind `position`. The last token's logits go to `logits` [vocab],
+  // every token's to `all_logits` [tokens, vocab] unless that is empty. Calls take turns. After an error no batch is
+  // left in flight.
+  void forward(std::span<const int32_t> tokens, int64_t position, const SessionState& state, View logits,
+               std::span<float> all_logits, StepStats& stats);
+
+  void top_k(View logits, std::span<int32_t> ids, std::span<float> values);
+
+ private:
+  void run_layers(std::span<const int32_t> tokens, int64_t position, const SessionState& state, StepStats& stats);
+  void record_logits(int64_t n, View logits, std::span<float> all_logits, StepStats& stats);
+
+  std::unique_ptr<Backend> backend_;
+  Model model_;
+  Scratch scratch_;
+  std::unique_ptr<Buffer> picks_;  // top_k: i32 ids, then values
+  ExpertSide experts_;
+  std::mutex turn_;
+};
+
+}  // namespace moeflux

@@ -1,0 +1,84 @@
+// The second half of a layer: norm, router, and either the experts it picks or one dense MLP.
+//
+// Experts that are in a slot are computed at once, with the shared expert, while those that are not are being read;
+// what is read is computed in waves when the slots are fewer than the experts needed, the next wave being read while
+// this one computes. Outputs land each in its own row and are summed in router order, so neither the order of arrival
+// nor the number of slots changes a bit.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "backend/backend.h"
+#include "engine/deferred_ring.h"
+#include "engine/expert_groups.h"
+#include "engine/model.h"
+#include "engine/scratch.h"
+#include "format/store_directory.h"
+#include "io/expert_store.h"
+#include "io/read_pool.h"
+#include "io/slot_cache.h"
+#include "moeflux.h"
+
+namespace moeflux {
+
+class ExpertSide {
+ public:
+  // `chunk`: the most tokens of a call. BudgetError when the slots are too few for one token of one layer.
+  ExpertSide(const StoreDirectory& store, Backend& backend, const EngineOptions& options, int64_t chunk);
+
+  // scratch.hidden += experts(norm(scratch.hidden)). `commands` hold what was recorded before; they are submitted on
+  // the way and new ones stand in their place. The last batch is in flight when this returns.
+  void run(std::unique_ptr<Commands>& commands, const Model& model, int64_t layer, Scratch& scratch, int64_t n,
+           StepStats& stats);
+
+  // Waits for everything in flight; throws the first error.
+  void finish(StepStats& stats);
+  // The same after a failure elsewhere: waits, and throws nothing.
+  void abandon() noexcept;
+
+  int64_t slots() const { return cache_.shape().slots; }
+  int64_t slot_bytes() const { return memory_->bytes(); }
+  int readers() const { return pool_.threads(); }
+
+ private:
+  // Experts on their way into slots.
+  struct Wave {
+    std::vector<ExpertGroups::Group> groups;
+    std::vector<Lease> leases;  // of the same experts
+    ReadBatch reads;
+  };
+
+  void route(std::unique_ptr<Commands>& commands, const Model& model, int64_t layer, Scratch& scratch, int64_t n,
+             StepStats& stats);
+  void sort_out(int64_t layer, Scratch& scratch, StepStats& stats);
+  void begin_wave(Wave& wave, int64_t layer, StepStats& stats);
+  void end_reads(Wave& wave, StepStats& stats);
+  void add_jobs(Wave& wave);
+  void record_jobs(Commands& commands, Scratch& scratch);
+  void submit(std::unique_ptr<Commands>& commands, StepStats& stats);
+  void abandon(Wave& wave) noexcept;
+  ExpertMatrices matrices(int64_t slot) const;
+
+  Backend& backend_;
+  ExpertStore store_;
+  std::unique_ptr<Buffer> memory_;  // of the slots
+  SlotCache cache_;
+  ReadPool pool_;
+  ExpertGroups groups_;
+  int64_t experts_per_token_;
+
+  // Of the layer under way.
+  std::vector<ExpertGroups::Group> missing_;
+  size_t next_missing_ = 0;
+  std::vector<ExpertJob> jobs_;  // to be recorded next
+  std::vector<Lease> leases_;    // of every job since the last submission
+  Wave waves_[2];                // one computed, the next being read
+  DeferredRing ring_;            // last: drained first, while slots and pool are there
+};
+
+// out = down(silu(gate(x)) * up(x)), n rows.
+void record_feed_forward(Commands& commands, const FeedForwardWeights& weights, View x, View out, Scratch& scratch,
+                         int64_t n);
+
+}  // namespace moeflux

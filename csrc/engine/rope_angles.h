@@ -1,0 +1,24 @@
+// Rotary angles: frequencies once per model, cosines and sines once per call, all in f64 and rounded once.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/variant.h"
+
+namespace moeflux {
+
+// Radians a position of each of the rotary_dim / 2 pairs.
+std::vector<double> rope_frequencies(const Variant& variant);
+
+// What YaRN multiplies rotated vectors by; 1 without it.
+double rope_magnitude(const Variant& variant);
+
+// What attention scores are multiplied by.
+double softmax_scale(const Variant& variant);
+
+// out [n, frequencies, 2]: cosine and sine at positions first ... first + n - 1, times `magnitude`.
+void rope_angles(std::span<const double> frequencies, double magnitude, int64_t first, int64_t n, float* out);
+
+}  // namespace moeflux

@@ -1,0 +1,74 @@
+// One timeline of tokens: state, position, checkpoints, and who may use it now.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/layer_state.h"
+#include "moeflux.h"
+
+namespace moeflux {
+
+class EngineSession final : public Session {
+ public:
+  EngineSession(std::shared_ptr<LoadedEngine> engine, const SessionOptions& options);
+
+  int64_t position() const override { return position_.load(std::memory_order_relaxed); }
+  int64_t max_context() const override { return max_context_; }
+  std::vector<int32_t> tokens() const override;
+  int64_t prefill(std::span<const int32_t> tokens, const Progress& progress, std::span<float> all_logits) override;
+  void step(int32_t token) override;
+  int64_t logits_serial() const override { return logits_serial_.load(std::memory_order_relaxed); }
+  std::span<const float> logits() const override;
+  int32_t argmax() const override;
+  void top_k(std::span<int32_t> ids, std::span<float> values) const override;
+  void clear() override;
+  void checkpoint() override;
+  std::vector<int64_t> checkpoints() const override;
+  void set_max_checkpoints(int64_t count) override;
+  int64_t rewind(int64_t position, bool exact) override;
+  void read_state(const StateVisitor& show) override;
+  void restore(int64_t position, std::span<const int32_t> tokens, const StateVisitor& fill) override;
+  StepStats last() const override;
+  StepStats total() const override;
+
+ private:
+  // Holds the session for one call; a second caller gets StateError.
+  class Use;
+
+  struct Checkpoint {
+    int64_t position;
+    uint64_t used;  // the clock when it was made or gone back to
+    std::vector<std::byte> recurrent;
+  };
+
+  void check_usable() const;
+  void check_logits() const;
+  void check_finite();
+  void drop_logits();
+  void check_tokens(std::span<const int32_t> tokens) const;
+  void evaluate(std::span<const int32_t> tokens, std::span<float> all_logits, StepStats& stats);
+  void forget_after(int64_t position);
+  void evict_checkpoints(int64_t newest);
+
+  std::shared_ptr<LoadedEngine> engine_;
+  int64_t max_context_;
+  SessionState state_;
+  std::unique_ptr<Buffer> logits_;  // [vocab] of the last token, valid when has_logits_
+  bool has_logits_ = false;
+  std::atomic<int64_t> logits_serial_ = 0;
+  std::atomic<int64_t> position_ = 0;
+  std::vector<int32_t> tokens_;          // [position], or empty when not known
+  std::string unusable_;                 // why, when a failure left the state in pieces
+  std::vector<Checkpoint> checkpoints_;  // ascending by position
+  int64_t max_checkpoints_ = 4;
+  uint64_t clock_ = 0;
+  StepStats last_;
+  StepStats total_;
+  mutable std::atomic<bool> busy_ = false;
+};
+
+}  // namespace moeflux

@@ -1,0 +1,205 @@
+#include "engine/weights.h"
+
+#include <cstring>
+#include <map>
+#include <string>
+
+#include "core/checked.h"
+#include "core/file.h"
+#include "core/half.h"
+#include "format/tensor_requirements.h"
+
+namespace moeflux {
+namespace {
+
+constexpr int64_t alignment = 64;  // of a tensor in the arena: a cache line
+
+int64_t stored_bytes(const StoredTensor& tensor) {
+  int64_t total = 0;
+  for (const Span& span : tensor.spans) total += span.bytes;
+  return total;
+}
+
+int64_t elements_of(const StoredTensor& tensor) {
+  int64_t count = 1;
+  for (int64_t extent : tensor.shape) count *= extent;
+  return count;
+}
+
+void widen(DType dtype, const std::vector<std::byte>& stored, std::span<float> out) {
+  if (dtype == DType::f32) {
+    std::memcpy(out.data(), stored.data(), out.size_bytes());
+    return;
+  }
+  for (size_t i = 0; i < out.size(); ++i) {
+    uint16_t half;
+    std::memcpy(&half, stored.data() + 2 * i, sizeof half);
+    out[i] = dtype == DType::bf16 ? bf16_to_f32(half) : f16_to_f32(half);
+  }
+}
+
+// Places every tensor of a store in one arena and fills it.
+class Loader {
+ public:
+  Loader(const StoreDirectory& store, Backend& backend) : store_(store) {
+    int64_t total = 0;
+    for (const auto& [name, tensor] : store.tensors) {
+      offsets_[name] = total;
+      const int64_t bytes = is_vector(name) ? elements_of(tensor) * 4 : stored_bytes(tensor);
+      total = (total + bytes + alignment - 1) / alignment * alignment;
+    }
+    arena_ = backend.allocate(total, "dense weights");
+    for (const std::string& path : store.files) files_.emplace_back(path);
+    for (const auto& [name, tensor] : store.tensors)
+      is_vector(name) ? load_vector(name, tensor) : load_raw(name, tensor);
+    files_.clear();
+  }
+
+  std::unique_ptr<Buffer> take_arena() { return std::move(arena_); }
+
+  View vector(const std::string& name) const { return {arena_.get(), offsets_.at(name)}; }
+
+  bool has(const std::string& base) const { return store_.formats.count(base) != 0; }
+
+  // A stack [heads, rows, columns] becomes one matrix of heads * rows rows.
+  Matrix matrix(const std::string& base) const {
+    Matrix result;
+    result.format = store_.formats.at(base);
+    const StoredTensor& weight = store_.tensors.at(base + ".weight");
+    const int64_t stored_columns = weight.shape.back();
+    result.columns = result.format.is_affine() ? stored_columns * 32 / result.format.bits : stored_columns;
+    result.rows = elements_of(weight) / stored_columns;
+    result.weight = vector(base + ".weight");
+    if (result.format.is_affine()) {
+      result.scales = vector(base + ".scales");
+      result.biases = vector(base + ".biases");
+    }
+    return result;
+  }
+
+  FeedForwardWeights feed_forward(const std::string& at) const {
+    return {matrix(at + "gate_proj"), matrix(at + "up_proj"), matrix(at + "down_proj")};
+  }
+
+ private:
+  // Everything that is no part of a matrix.
+  bool is_vector(const std::string& name) const {
+    const size_t dot = name.rfind('.');
+    return !has(name.substr(0, dot));
+  }
+
+  void load_raw(const std::string& name, const StoredTensor& tensor) {
+    std::byte* out = arena_->data() + offsets_[name];
+    for (const Span& span : tensor.spans) {
+      files_[static_cast<size_t>(span.file)].read_exact(span.offset, {out, static_cast<size_t>(span.bytes)});
+      out += span.bytes;
+    }
+  }
+
+  void load_vector(const std::string& name, const StoredTensor& tensor) {
+    std::vector<std::byte> stored(static_cast<size_t>(stored_bytes(tensor)));
+    size_t at = 0;
+    for (const Span& span : tensor.spans) {
+      files_[static_cast<size_t>(span.file)].read_exact(span.offset,
+                                                        {stored.data() + at, static_cast<size_t>(span.bytes)});
+      at += static_cast<size_t>(span.bytes);
+    }
+    widen(tensor.dtype, stored, {vector(name).f32(), static_cast<size_t>(elements_of(tensor))});
+  }
+
+  const StoreDirectory& store_;
+  std::map<std::string, int64_t> offsets_;
+  std::vector<File> files_;
+  std::unique_ptr<Buffer> arena_;
+};
+
+LinearAttentionWeights linear_attention(const Loader& load, const std::string& at) {
+  return {
+      .qkv = load.matrix(at + "in_proj_qkv"),
+      .z = load.matrix(at + "in_proj_z"),
+      .a = load.matrix(at + "in_proj_a"),
+      .b = load.matrix(at + "in_proj_b"),
+      .out = load.matrix(at + "out_proj"),
+      .conv = load.vector(at + "conv1d.weight"),
+      .a_log = load.vector(at + "A_log"),
+      .dt_bias = load.vector(at + "dt_bias"),
+      .norm = load.vector(at + "norm.weight"),
+  };
+}
+
+FullAttentionWeights full_attention(const Loader& load, const std::string& at) {
+  return {
+      .q = load.matrix(at + "q_proj"),
+      .k = load.matrix(at + "k_proj"),
+      .v = load.matrix(at + "v_proj"),
+      .o = load.matrix(at + "o_proj"),
+      .q_norm = load.vector(at + "q_norm.weight"),
+      .k_norm = load.vector(at + "k_norm.weight"),
+  };
+}
+
+LatentAttentionWeights latent_attention(const Loader& load, const Variant& variant, const std::string& at) {
+  LatentAttentionWeights weights;
+  if (variant.q_lora_rank) {
+    weights.q_a = load.matrix(at + "q_a_proj");
+    weights.q_a_norm = load.vector(at + "q_a_layernorm.weight");
+  }
+  weights.q_b = load.matrix(at + (variant.q_lora_rank ? "q_b_proj" : "q_proj"));
+  weights.kv_a = load.matrix(at + "kv_a_proj_with_mqa");
+  weights.kv_a_norm = load.vector(at + "kv_a_layernorm.weight");
+  if (load.has(at + "kv_b_proj")) {
+    weights.kv_b = load.matrix(at + "kv_b_proj");
+  } else {
+    weights.embed_q = load.matrix(at + "embed_q");
+    weights.unembed_out = load.matrix(at + "unembed_out");
+  }
+  weights.o = load.matrix(at + "o_proj");
+  return weights;
+}
+
+ExpertSideWeights expert_side(const Loader& load, const Variant& variant, const std::string& at) {
+  ExpertSideWeights weights;
+  weights.router = load.matrix(at + "gate");
+  if (variant.router == Router::noaux_tc) weights.bias = load.vector(at + "gate.e_score_correction_bias");
+  if (variant.shared_expert == SharedExpert::gated) {
+    weights.shared = load.feed_forward(at + "shared_expert.");
+    weights.shared_gate = load.matrix(at + "shared_expert_gate");
+  } else if (variant.shared_expert == SharedExpert::plain) {
+    weights.shared = load.feed_forward(at + "shared_experts.");
+  }
+  return weights;
+}
+
+LayerWeights layer_weights(const Loader& load, const Variant& variant, int64_t layer) {
+  const std::string at = layer_prefix(layer);
+  LayerWeights weights;
+  weights.input_norm = load.vector(at + "input_layernorm.weight");
+  weights.post_norm = load.vector(at + "post_attention_layernorm.weight");
+  if (!variant.is_full(layer))
+    weights.linear = linear_attention(load, at + "linear_attn.");
+  else if (variant.attention == Attention::mla)
+    weights.latent = latent_attention(load, variant, at + "self_attn.");
+  else
+    weights.full = full_attention(load, at + "self_attn.");
+  if (variant.is_moe(layer))
+    weights.experts = expert_side(load, variant, at + "mlp.");
+  else
+    weights.dense = load.feed_forward(at + "mlp.");
+  return weights;
+}
+
+}  // namespace
+
+ModelWeights load_weights(const StoreDirectory& store, Backend& backend) {
+  Loader load(store, backend);
+  ModelWeights weights;
+  weights.embed = load.matrix("model.embed_tokens");
+  weights.head = store.variant.tied_embeddings ? weights.embed : load.matrix("lm_head");
+  weights.norm = load.vector("model.norm.weight");
+  for (int64_t layer = 0; layer < store.variant.num_layers(); ++layer)
+    weights.layers.push_back(layer_weights(load, store.variant, layer));
+  weights.arena = load.take_arena();
+  return weights;
+}
+
+}  // namespace moeflux

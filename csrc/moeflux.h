@@ -1,0 +1,134 @@
+// The whole C++ boundary of moeflux.
+//
+// An Engine is a loaded model: immutable, shared by any number of sessions, owner of the expert cache. A Session is one
+// timeline of tokens: where it stands and what its layers remember. It has one caller at a time; a second gets
+// StateError. Calls of sessions of one engine take turns; engines are independent of each other.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/error.h"
+#include "core/variant.h"
+
+namespace moeflux {
+
+struct StoreDirectory;
+
+struct EngineOptions {
+  std::string backend = "auto";  // "cpu", or "auto": the best one there is
+  std::string isa;               // CPU kernels: "portable", "avx2", "avx512", "neon"; empty: the best the machine has
+  int threads = 0;               // that compute; 0: one a core
+  int readers = 0;               // threads that read experts; 0: chosen by the engine
+  int64_t expert_slots = 0;      // experts held in memory; 0: all of them
+  int ring_depth = 2;            // expert batches in flight
+  int64_t chunk = 0;             // most tokens of a prefill chunk; 0: chosen by the engine
+};
+
+struct SessionOptions {
+  int64_t max_context = 0;      // rows of the key-value caches; 0: the model's own limit, at most 32768
+  DType kv_dtype = DType::f32;  // or bf16
+};
+
+// Of the last call that evaluated tokens, or summed since the session was made.
+struct StepStats {
+  int64_t tokens = 0;
+  double seconds = 0;            // of the whole call
+  double compute_seconds = 0;    // recording and running ops
+  double read_wait_seconds = 0;  // the call stood still for expert reads
+  int64_t bytes_read = 0;        // by expert reads
+  int64_t expert_hits = 0;       // experts found in a slot
+  int64_t expert_misses = 0;     // experts that had to be read
+  int64_t submissions = 0;       // batches given to the backend
+  int64_t waits = 0;             // times the host waited for one
+
+  StepStats& operator+=(const StepStats& other);
+};
+
+// A piece of a session's state, in place; only for the length of the call that shows it.
+struct StateTensor {
+  std::string name;  // "k", "v", "latent", "rope_k", "conv" or "recurrent"
+  int64_t layer = 0;
+  DType dtype = DType::f32;
+  std::vector<int64_t> shape;  // k and v [position, kv_heads, dim]; latent, rope_k [position, width]; conv [taps - 1,
+                               // channels]; recurrent [value heads, value dim, key dim]
+  std::byte* data = nullptr;
+  int64_t bytes = 0;
+};
+
+using StateVisitor = std::function<void(const StateTensor&)>;
+
+class Session;
+
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  // A packed store that moeflux wrote.
+  static std::shared_ptr<Engine> open(const std::string& folder, const EngineOptions& options = {});
+  // Any store, opened and checked.
+  static std::shared_ptr<Engine> open(StoreDirectory store, const EngineOptions& options = {});
+
+  virtual ~Engine() = default;
+  virtual const Variant& variant() const = 0;
+  virtual std::string describe() const = 0;  // backend, threads, slots: one line
+  virtual std::unique_ptr<Session> session(const SessionOptions& options = {}) = 0;
+  // Bytes held, by what they are for: "dense weights", "expert slots", "scratch".
+  virtual std::map<std::string, int64_t> memory() const = 0;
+};
+
+// Told after each chunk how many of the tokens are done; false stops the prefill there.
+using Progress = std::function<bool(int64_t done, int64_t total)>;
+
+class Session {
+ public:
+  virtual ~Session() = default;
+
+  virtual int64_t position() const = 0;  // tokens evaluated
+  virtual int64_t max_context() const = 0;
+  // Those tokens; empty when a restore did not say them.
+  virtual std::vector<int32_t> tokens() const = 0;
+
+  // Evaluates tokens behind what is there. The logits are of the last token, or of every one when `all_logits` has room
+  // for [tokens, vocab]. Returns how many were evaluated: fewer when `progress` said to stop, and then at a chunk's
+  // border. An error in the middle leaves the session as it was when it had no recurrent layer or nothing had been
+  // evaluated, else unusable until `clear` or a restore.
+  virtual int64_t prefill(std::span<const int32_t> tokens, const Progress& progress = {},
+                          std::span<float> all_logits = {}) = 0;
+  virtual void step(int32_t token) = 0;
+
+  // Moves whenever the logits are replaced or dropped.
+  virtual int64_t logits_serial() const = 0;
+  // Of the last token evaluated: [vocab], valid until the next evaluation. StateError when there is none.
+  virtual std::span<const float> logits() const = 0;
+  virtual int32_t argmax() const = 0;
+  // The best k, best first.
+  virtual void top_k(std::span<int32_t> ids, std::span<float> values) const = 0;
+
+  virtual void clear() = 0;
+
+  // A checkpoint keeps the recurrent state at the present position; the key-value rows are shared. When there are more
+  // than `max_checkpoints`, the least recently used goes, position 0 and the newest last.
+  virtual void checkpoint() = 0;
+  virtual std::vector<int64_t> checkpoints() const = 0;  // positions, ascending
+  virtual void set_max_checkpoints(int64_t count) = 0;
+  // To the end, to a checkpoint, or anywhere when no layer is recurrent. Elsewhere: StateError naming the newest
+  // checkpoint at or before `position`; with exact = false, goes there. Returns the position reached.
+  virtual int64_t rewind(int64_t position, bool exact = true) = 0;
+
+  // Shows every piece of what the layers remember, in layer order.
+  virtual void read_state(const StateVisitor& show) = 0;
+  // Replaces all of it by the state after `position` tokens (`tokens`, or none when they are not known): `fill` is
+  // given each piece to write. When it throws, the session is unusable until `clear` or another restore. Checkpoints
+  // are dropped; there are no logits until the next evaluation.
+  virtual void restore(int64_t position, std::span<const int32_t> tokens, const StateVisitor& fill) = 0;
+
+  virtual StepStats last() const = 0;
+  virtual StepStats total() const = 0;
+};
+
+}  // namespace moeflux

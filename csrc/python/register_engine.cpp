@@ -1,0 +1,181 @@
+// Engines and sessions. Every long call runs without the interpreter; NumPy arrays are made and checked with it.
+#include <pybind11/functional.h>
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <cstring>
+#include <optional>
+
+#include "core/error.h"
+#include "format/variant_json.h"
+#include "moeflux.h"
+#include "python/bindings.h"
+#include "python/store_object.h"
+
+namespace py = pybind11;
+
+namespace moeflux::python {
+namespace {
+
+using Tokens = py::array_t<int32_t, py::array::c_style>;
+using Floats = py::array_t<float, py::array::c_style>;
+
+std::span<const int32_t> view_of(const Tokens& tokens) {
+  if (tokens.ndim() != 1) throw StateError(concat("tokens: expected one dimension, found ", tokens.ndim()));
+  return {tokens.data(), static_cast<size_t>(tokens.size())};
+}
+
+std::span<float> room_in(const py::array& out, std::vector<py::ssize_t> shape) {
+  const bool fits = py::isinstance<py::array_t<float>>(out) && (out.flags() & py::array::c_style) && out.writeable() &&
+                    std::vector(out.shape(), out.shape() + out.ndim()) == shape;
+  if (!fits)
+    throw StateError(concat("out: expected a writeable, contiguous float32 array of shape ",
+                            std::string(py::str(py::tuple(py::cast(shape)))), ", found ",
+                            std::string(py::str(out.dtype())), " of shape ", std::string(py::str(out.attr("shape")))));
+  return {static_cast<float*>(const_cast<void*>(out.data())), static_cast<size_t>(out.size())};
+}
+
+DType kv_dtype(const std::string& name) {
+  if (name == "f32") return DType::f32;
+  if (name == "bf16") return DType::bf16;
+  throw StateError(concat("kv_dtype: expected f32 or bf16, found ", name));
+}
+
+// Ctrl-C is noticed after each chunk, whether or not the caller wants to hear of progress. What the callback throws
+// passes through; anything it returns but False goes on.
+Progress guarded(const std::optional<py::function>& callback) {
+  return [&callback](int64_t done, int64_t total) {
+    const py::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    return !callback || !(*callback)(done, total).is(py::bool_(false));
+  };
+}
+
+int64_t prefill(Session& session, const Tokens& tokens, const std::optional<py::function>& on_progress,
+                const std::optional<py::array>& all_logits, int64_t vocab) {
+  const std::span<const int32_t> ids = view_of(tokens);
+  std::span<float> room;
+  if (all_logits) room = room_in(*all_logits, {static_cast<py::ssize_t>(ids.size()), vocab});
+  const Progress progress = guarded(on_progress);
+  const py::gil_scoped_release release;
+  return session.prefill(ids, progress, room);
+}
+
+Floats logits(const Session& session, const std::optional<py::array>& out) {
+  const std::span<const float> values = session.logits();
+  const auto size = static_cast<py::ssize_t>(values.size());
+  Floats result = out ? Floats(*out) : Floats(size);
+  const std::span<float> room = room_in(out ? *out : result, {size});
+  std::memcpy(room.data(), values.data(), values.size_bytes());
+  return result;
+}
+
+py::tuple top_k(const Session& session, int64_t k) {
+  if (k < 1) throw StateError(concat("k: expected at least 1, found ", k));
+  py::array_t<int32_t> ids(k);
+  Floats values(k);
+  const std::span<int32_t> id_room = {ids.mutable_data(), static_cast<size_t>(k)};
+  const std::span<float> value_room = {values.mutable_data(), static_cast<size_t>(k)};
+  {
+    const py::gil_scoped_release release;
+    session.top_k(id_room, value_room);
+  }
+  return py::make_tuple(ids, values);
+}
+
+// bf16 is u16 bits.
+py::dtype numpy_type(DType type) { return type == DType::f32 ? py::dtype::of<float>() : py::dtype::of<uint16_t>(); }
+
+py::list read_state(Session& session) {
+  py::list tensors;
+  session.read_state([&](const StateTensor& tensor) {
+    py::array copy(numpy_type(tensor.dtype), tensor.shape);
+    std::memcpy(copy.mutable_data(), tensor.data, static_cast<size_t>(tensor.bytes));
+    tensors.append(py::make_tuple(tensor.layer, tensor.name, copy));
+  });
+  return tensors;
+}
+
+// `given` has been checked by moeflux.snapshot against the session's own shapes; a piece that still does not fit is
+// refused.
+void restore(Session& session, int64_t position, const Tokens& tokens, const std::vector<py::array>& given) {
+  size_t next = 0;
+  session.restore(position, view_of(tokens), [&](const StateTensor& tensor) {
+    if (next == given.size())
+      throw StateError(concat("restore: expected a tensor for layer ", tensor.layer, ", found none"));
+    const py::array& array = given[next++];
+    const bool fits = array.dtype().is(numpy_type(tensor.dtype)) && (array.flags() & py::array::c_style) &&
+                      std::vector<int64_t>(array.shape(), array.shape() + array.ndim()) == tensor.shape;
+    if (!fits) throw StateError(concat("restore: layer ", tensor.layer, ", ", tensor.name, ": the array does not fit"));
+    std::memcpy(tensor.data, array.data(), static_cast<size_t>(tensor.bytes));
+  });
+}
+
+void register_stats(py::module_& m) {
+  py::class_<StepStats>(m, "StepStats", "What evaluating cost: of the last call, or of all since the session was made.")
+      .def_readonly("tokens", &StepStats::tokens)
+      .def_readonly("seconds", &StepStats::seconds, "Of the whole call.")
+      .def_readonly("compute_seconds", &StepStats::compute_seconds, "Recording and running ops.")
+      .def_readonly("read_wait_seconds", &StepStats::read_wait_seconds, "Standing still for expert reads.")
+      .def_readonly("bytes_read", &StepStats::bytes_read, "By expert reads.")
+      .def_readonly("expert_hits", &StepStats::expert_hits, "Experts found in a slot.")
+      .def_readonly("expert_misses", &StepStats::expert_misses, "Experts that had to be read.")
+      .def_readonly("submissions", &StepStats::submissions, "Batches given to the backend.")
+      .def_readonly("waits", &StepStats::waits, "Times the host waited for one.")
+      .def("__repr__", [](const StepStats& s) {
+        return concat("StepStats(tokens=", s.tokens, ", seconds=", s.seconds,
+                      ", read_wait_seconds=", s.read_wait_seconds, ", bytes_read=", s.bytes_read,
+                      ", expert_hits=", s.expert_hits, ", expert_misses=", s.expert_misses, ")");
+      });
+}
+
+std::shared_ptr<Engine> open_engine(const Store& store, const std::string& backend, const std::string& isa, int threads,
+                                    int readers, int64_t expert_slots, int ring_depth, int64_t chunk) {
+  const EngineOptions options = {backend, isa, threads, readers, expert_slots, ring_depth, chunk};
+  const py::gil_scoped_release release;
+  return Engine::open(store.directory, options);
+}
+
+}  // namespace
+
+void register_engine(py::module_& m) {
+  register_stats(m);
+  using release = py::call_guard<py::gil_scoped_release>;
+
+  py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine", "A loaded model. See moeflux.Model.")
+      .def(py::init(&open_engine), py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("isa") = "",
+           py::arg("threads") = 0, py::arg("readers") = 0, py::arg("expert_slots") = 0, py::arg("ring_depth") = 2,
+           py::arg("chunk") = 0)
+      .def("describe", &Engine::describe)
+      .def("memory", &Engine::memory)
+      .def(
+          "session",
+          [](Engine& engine, int64_t max_context, const std::string& kv) {
+            const SessionOptions options = {max_context, kv_dtype(kv)};
+            const py::gil_scoped_release unlocked;
+            return engine.session(options);
+          },
+          py::arg("max_context") = 0, py::arg("kv_dtype") = "f32");
+
+  py::class_<Session>(m, "Session", "One timeline of tokens. See moeflux.Session.")
+      .def_property_readonly("position", &Session::position)
+      .def_property_readonly("max_context", &Session::max_context)
+      .def_property_readonly("tokens", &Session::tokens)
+      .def("prefill", &prefill, py::arg("tokens"), py::arg("on_progress"), py::arg("all_logits"), py::arg("vocab"))
+      .def("step", &Session::step, py::arg("token"), release())
+      .def_property_readonly("logits_serial", &Session::logits_serial)
+      .def("logits", &logits, py::arg("out") = py::none())
+      .def("argmax", &Session::argmax, release())
+      .def("top_k", &top_k, py::arg("k"))
+      .def("clear", &Session::clear, release())
+      .def("checkpoint", &Session::checkpoint, release())
+      .def_property_readonly("checkpoints", &Session::checkpoints)
+      .def("set_max_checkpoints", &Session::set_max_checkpoints, py::arg("count"))
+      .def("rewind", &Session::rewind, py::arg("position"), py::arg("exact") = true, release())
+      .def("read_state", &read_state, "(layer, name, copy) of every piece of state, in layer order.")
+      .def("restore", &restore, py::arg("position"), py::arg("tokens"), py::arg("tensors"))
+      .def_property_readonly("last", &Session::last)
+      .def_property_readonly("total", &Session::total);
+}
+
+}  // namespace moeflux::python

@@ -1,0 +1,201 @@
+"""A session: one timeline of tokens on a model, with its logits, checkpoints and snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
+
+import numpy as np
+
+from moeflux import _core
+from moeflux.errors import StateError
+from moeflux.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from moeflux.model import Model
+
+__all__ = ["Logits", "Session"]
+
+Tokens = Sequence[int] | np.ndarray
+OnProgress = Callable[[int, int], object]
+
+
+class Logits:
+    """The logits of the last token evaluated, still where the engine left them: nothing is copied until asked for.
+
+    Good until the session evaluates again or goes back; then StateError.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._serial = session._core.logits_serial
+
+    def argmax(self) -> int:
+        return self._core().argmax()
+
+    def top_k(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The ids and values of the k best, best first; the lower id wins a tie."""
+        return self._core().top_k(k)
+
+    def numpy(self, out: np.ndarray | None = None) -> np.ndarray:
+        """A copy, float32 [vocab]; in `out` when given."""
+        return self._core().logits(out)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("logits are the engine's memory: an array of them is always a copy")
+        return self.numpy().astype(dtype or np.float32, copy=False)
+
+    def __len__(self) -> int:
+        return self._session.model.variant.vocab_size
+
+    def _core(self) -> _core.Session:
+        if self._serial != self._session._core.logits_serial:
+            raise StateError("logits: expected to be used before the session evaluates again, found used after")
+        return self._session._core
+
+
+class Session:
+    """One timeline. One caller at a time: a second thread gets StateError, whichever of the two came first goes on."""
+
+    def __init__(self, model: Model, core: _core.Session, kv_dtype: str) -> None:
+        self.model = model
+        self.kv_dtype = kv_dtype
+        self._core = core
+
+    # ---- Evaluating ---------------------------------------------------------------------------------------------
+
+    @overload
+    def prefill(
+        self, tokens: Tokens, on_progress: OnProgress | None = None, *, logits: Literal["last"] = "last"
+    ) -> Logits | None: ...
+    @overload
+    def prefill(
+        self,
+        tokens: Tokens,
+        on_progress: OnProgress | None = None,
+        *,
+        logits: Literal["all"],
+        out: np.ndarray | None = None,
+    ) -> np.ndarray: ...
+    def prefill(
+        self,
+        tokens: Tokens,
+        on_progress: OnProgress | None = None,
+        *,
+        logits: str = "last",
+        out: np.ndarray | None = None,
+    ) -> Logits | np.ndarray | None:
+        """Evaluates tokens behind what is there, in chunks.
+
+        `on_progress(done, total)` is called after each chunk; when it returns False the prefill stops there, cleanly,
+        and `position` says how far it came. Returns the logits of the last token evaluated (None when there was none),
+        or with logits="all" those of every token evaluated, float32 [tokens, vocab], in `out` when given.
+        """
+        ids = _token_array(tokens)
+        every = None
+        if logits == "all":
+            every = out if out is not None else np.empty((len(ids), self.model.variant.vocab_size), np.float32)
+        elif logits != "last" or out is not None:
+            raise StateError(f'logits: expected "last", or "all" with or without out, found {logits!r:.40}')
+        done = self._core.prefill(ids, on_progress, every, self.model.variant.vocab_size)
+        if every is not None:
+            return every[:done]
+        return Logits(self) if done else None
+
+    def step(self, token: int) -> Logits:
+        """Evaluates one token behind what is there."""
+        ids = _token_array([token])
+        self._core.step(int(ids[0]))
+        return Logits(self)
+
+    # ---- Where it stands ----------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> int:
+        """How many tokens have been evaluated."""
+        return self._core.position
+
+    @property
+    def max_context(self) -> int:
+        return self._core.max_context
+
+    @property
+    def tokens(self) -> list[int]:
+        """Those tokens; empty after a restore that did not say them."""
+        return self._core.tokens
+
+    @property
+    def stats(self) -> _core.StepStats:
+        """Of the last `prefill` or `step`."""
+        return self._core.last
+
+    @property
+    def total_stats(self) -> _core.StepStats:
+        """Of all of them since the session was made."""
+        return self._core.total
+
+    # ---- Going back ---------------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Back to position 0, without checkpoints; heals a session that a failure left unusable."""
+        self._core.clear()
+
+    def checkpoint(self) -> int:
+        """Remembers the present position, so that `rewind` can come back to it exactly. Returns the position.
+
+        It costs the recurrent state; keys and values are shared. The least recently used of more than
+        `set_max_checkpoints` (4) is dropped, never that of position 0.
+        """
+        self._core.checkpoint()
+        return self._core.position
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """The positions that `rewind` reaches exactly, ascending."""
+        return self._core.checkpoints
+
+    def set_max_checkpoints(self, count: int) -> None:
+        self._core.set_max_checkpoints(count)
+
+    def rewind(self, position: int, exact: bool = True) -> int:
+        """Forgets everything from `position` on; returns the position reached.
+
+        Exact at the end, at 0, at a checkpoint, and anywhere when no layer is recurrent. Elsewhere StateError, which
+        names the newest checkpoint before; with exact=False goes there instead.
+        """
+        return self._core.rewind(position, exact)
+
+    # ---- Saving -------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """A copy of the session's state, to be saved or restored, here or in another process."""
+        return Snapshot.of(self)
+
+    def restore(self, snapshot: Snapshot | str | Path) -> None:
+        """Puts a snapshot (or the file of one) in place of what is there. It must be of the same model.
+
+        A snapshot that does not fit is refused before anything changes.
+        """
+        taken = snapshot if isinstance(snapshot, Snapshot) else Snapshot.load(snapshot, self.model.variant)
+        tensors = taken.tensors_for(self)
+        self._core.restore(taken.position, np.asarray(taken.tokens, np.int32), tensors)
+
+    def __repr__(self) -> str:
+        return f"Session({self.model.variant.name}, position {self.position} of {self.max_context})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Session cannot be pickled: save its snapshot() and restore that in the other process")
+
+
+def _token_array(tokens: Tokens) -> np.ndarray:
+    """As int32, refusing what is not whole numbers: 1.5 is no token, and neither is True."""
+    array = np.asarray(tokens)
+    if array.size == 0 and array.ndim == 1:
+        return np.empty(0, np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise StateError(f"tokens: expected whole numbers in one dimension, found {array.dtype} {array.shape}")
+    if array.min() < -(1 << 31) or array.max() >= 1 << 31:
+        raise StateError(f"tokens: expected ids of the vocabulary, found {array.min()} to {array.max()}")
+    return np.ascontiguousarray(array, np.int32)

@@ -1,0 +1,282 @@
+"""Saved sessions: our own format, and the two wire formats of the older engine, read and written byte for byte.
+
+Ours is a safetensors file: a tensor a piece of state ("layers.3.k"), the token ids ("tokens"), and in its metadata the
+version, the fingerprint of the model, the position and the SHA-256 of every tensor. See docs/formats.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moeflux._core import SafetensorsFile, parse_snapshot_wire, snapshot_wire_header, snapshot_wire_layout
+from moeflux.errors import FormatError, IoError, StateError
+from moeflux.floats import bf16_bits, decode
+from moeflux.variants import MAX_CONTEXT, Variant
+
+if TYPE_CHECKING:
+    from moeflux.session import Session
+
+__all__ = ["Snapshot"]
+
+FORMAT = "moeflux-session"
+VERSION = "1"
+WIRE_MAGIC = b"XLFM"
+TYPES = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "I32": np.dtype("<i4")}
+FIXED = ("conv", "recurrent")
+"""Pieces that do not grow with the position, and are always f32."""
+
+Key = tuple[int, str]  # layer, piece
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a session at one position. Keys and values are f32, or bf16 as u16 bits."""
+
+    variant: Variant
+    position: int
+    tensors: dict[Key, np.ndarray] = field(repr=False)
+    tokens: tuple[int, ...] = ()  # those evaluated; empty when not known
+    fingerprint: str = ""  # of the model; empty when not known
+
+    @classmethod
+    def of(cls, session: Session) -> Snapshot:
+        """A copy of what the session holds now."""
+        model, tokens = session.model, tuple(session.tokens)
+        tensors = {(layer, name): array for layer, name, array in session._core.read_state()}
+        return cls(model.variant, session.position, tensors, tokens, model.fingerprint)
+
+    def tensors_for(self, session: Session) -> list[np.ndarray]:
+        """The pieces in the session's order and types. StateError when they are not of its model or do not fit."""
+        model = session.model
+        if self.fingerprint and self.fingerprint != model.fingerprint:
+            raise StateError(
+                f"restore: expected a snapshot of the model {model.fingerprint[:16]}..., "
+                f"found one of {self.fingerprint[:16]}..."
+            )
+        if self.position > session.max_context:
+            raise StateError(
+                f"restore: expected at most {session.max_context} tokens (max_context), found {self.position}"
+            )
+        expected = dict(pieces(model.variant, self.position))
+        if expected.keys() != self.tensors.keys():
+            odd = min(expected.keys() ^ self.tensors.keys())
+            raise StateError(f"restore: expected the pieces of {model.variant.name}, found another set: {odd}")
+        arrays = []
+        for (layer, name), shape in expected.items():
+            array = self.tensors[layer, name]
+            if array.shape != shape:
+                raise StateError(f"restore: layer {layer}, {name}: expected shape {shape}, found {array.shape}")
+            narrow = session.kv_dtype == "bf16" and name not in FIXED
+            arrays.append(as_bf16(array) if narrow else as_f32(array))
+        return arrays
+
+    # ---- Files --------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, format: str = "moeflux") -> None:
+        """Writes the file in one pass and renames it into place. `format`: "moeflux", "wire-1" or "wire-2"."""
+        writers = {"moeflux": own_chunks, "wire-1": wire_chunks(1), "wire-2": wire_chunks(2)}
+        if format not in writers:
+            raise StateError(f"format: expected {', '.join(writers)}, found {format!r:.40}")
+        write_atomically(Path(path), writers[format](self))
+
+    @classmethod
+    def load(cls, path: str | Path, variant: Variant) -> Snapshot:
+        """Reads a file of any of the formats, checked against the variant. FormatError names what is wrong with it."""
+        path = Path(path)
+        try:
+            with path.open("rb") as file:
+                is_wire = file.read(len(WIRE_MAGIC)) == WIRE_MAGIC
+        except OSError as error:
+            raise IoError(f"{path}: {error.strerror}") from error
+        return load_wire(path, variant) if is_wire else load_own(path, variant)
+
+
+def pieces(variant: Variant, position: int) -> Iterator[tuple[Key, tuple[int, ...]]]:
+    """Every piece of a session's state and its shape, in layer order."""
+    for layer, kind in enumerate(variant.layer_kinds):
+        if kind == "linear":
+            yield (layer, "conv"), (variant.conv_kernel - 1, variant.conv_channels)
+            heads, value, key = variant.linear_value_heads, variant.linear_value_dim, variant.linear_key_dim
+            yield (layer, "recurrent"), (heads, value, key)
+        elif variant.attention == "mla":
+            yield (layer, "latent"), (position, variant.kv_lora_rank)
+            yield (layer, "rope_k"), (position, variant.qk_rope_dim)
+        else:
+            for name in ("k", "v"):
+                yield (layer, name), (position, variant.num_kv_heads, variant.head_dim)
+
+
+def as_f32(array: np.ndarray) -> np.ndarray:
+    if array.dtype == np.float32:
+        return array
+    return decode(np.ascontiguousarray(array).reshape(-1).view(np.uint8), "BF16").reshape(array.shape)
+
+
+def as_bf16(array: np.ndarray) -> np.ndarray:
+    """Nearest, ties to even, as a session with bf16 rows would have rounded them itself."""
+    return array if array.dtype == np.uint16 else bf16_bits(array).reshape(array.shape)
+
+
+def write_atomically(path: Path, chunks: Iterator[bytes | np.ndarray]) -> None:
+    """The whole file or none of it: under another name first, on the disk before it is renamed."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            for chunk in chunks:
+                file.write(chunk if isinstance(chunk, bytes) else memoryview(chunk).cast("B"))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        raise IoError(f"{path}: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+# ---- Our own format ---------------------------------------------------------------------------------------------
+
+
+def own_chunks(snapshot: Snapshot) -> Iterator[bytes | np.ndarray]:
+    arrays = {f"layers.{layer}.{name}": array for (layer, name), array in snapshot.tensors.items()}
+    arrays["tokens"] = np.asarray(snapshot.tokens, "<i4")
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    header: dict[str, Any] = {
+        "__metadata__": {
+            "format": FORMAT,
+            "version": VERSION,
+            "fingerprint": snapshot.fingerprint,
+            "position": str(snapshot.position),
+            "model": snapshot.variant.name,
+            "sha256": json.dumps(checksums(arrays), separators=(",", ":")),
+        }
+    }
+    names = {dtype: name for name, dtype in TYPES.items()}
+    end = 0
+    for name, array in arrays.items():
+        header[name] = {
+            "dtype": names[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [end, end + array.nbytes],
+        }
+        end += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    yield from arrays.values()
+
+
+def checksums(arrays: dict[str, np.ndarray]) -> dict[str, str]:
+    """SHA-256 by name. hashlib lets other threads run, so this goes at memory speed on a few cores."""
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
+        return dict(zip(arrays, threads.map(digest, arrays.values()), strict=True))
+
+
+def digest(array: np.ndarray) -> str:
+    return hashlib.sha256(array.reshape(-1).view(np.uint8)).hexdigest()
+
+
+def load_own(path: Path, variant: Variant) -> Snapshot:
+    file = SafetensorsFile(path)
+    metadata = file.metadata
+    if metadata.get("format") != FORMAT:
+        raise FormatError(f"{path}: format: expected {FORMAT!r}, found {metadata.get('format')!r:.60}")
+    if metadata.get("version") != VERSION:
+        raise FormatError(f"{path}: version: expected {VERSION!r}, found {metadata.get('version')!r:.60}")
+    position = metadata.get("position", "")
+    if not (position.isascii() and position.isdigit() and len(position) < 10 and int(position) <= MAX_CONTEXT):
+        raise FormatError(f"{path}: position: expected 0 to {MAX_CONTEXT}, found {position!r:.60}")
+    expected = {f"layers.{layer}.{name}": shape for (layer, name), shape in pieces(variant, int(position))}
+    for name in sorted(expected.keys() | file.tensors.keys() | {"tokens"}):
+        check_entry(path, name, file.tensors.get(name), expected)
+    arrays = read_arrays(path, file)
+    check_sums(path, metadata, arrays)
+    tokens = tuple(arrays.pop("tokens").tolist())
+    if tokens and len(tokens) != int(position):
+        raise FormatError(f"{path}: tokens: expected {position}, one a position, found {len(tokens)}")
+    tensors = {key: arrays[f"layers.{key[0]}.{key[1]}"] for key, _ in pieces(variant, int(position))}
+    return Snapshot(variant, int(position), tensors, tokens, metadata.get("fingerprint", ""))
+
+
+def check_entry(path: Path, name: str, entry: Any, expected: dict[str, tuple[int, ...]]) -> None:
+    if entry is None:
+        raise FormatError(f'{path}: tensor "{name}" is missing')
+    if name == "tokens":
+        fits = entry.dtype == "I32" and len(entry.shape) == 1
+        wanted = "I32 in one dimension"
+    elif name not in expected:
+        raise FormatError(f'{path}: tensor "{name}": expected a piece of this model\'s state, found something else')
+    else:
+        types = ("F32",) if name.rpartition(".")[2] in FIXED else ("F32", "BF16")
+        fits = entry.dtype in types and entry.shape == expected[name]
+        wanted = f"{' or '.join(types)} {expected[name]}"
+    if not fits:
+        raise FormatError(f'{path}: tensor "{name}": expected {wanted}, found {entry.dtype} {entry.shape}')
+
+
+def read_arrays(path: Path, file: SafetensorsFile) -> dict[str, np.ndarray]:
+    """All tensors in the order of the file: one pass."""
+    arrays = {}
+    with path.open("rb", buffering=0) as data:
+        for name, entry in sorted(file.tensors.items(), key=lambda item: item[1].offset):
+            array = np.empty(entry.shape, TYPES[entry.dtype])
+            view = memoryview(array.reshape(-1).view(np.uint8))
+            data.seek(entry.offset)
+            while len(view):
+                count = data.readinto(view)
+                if not count:
+                    raise IoError(f'{path}: tensor "{name}": expected {entry.bytes} bytes, found the end of the file')
+                view = view[count:]
+            arrays[name] = array
+    return arrays
+
+
+def check_sums(path: Path, metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> None:
+    try:
+        stated = json.loads(metadata.get("sha256", ""))
+    except ValueError:
+        stated = None
+    if not isinstance(stated, dict):
+        raise FormatError(f"{path}: sha256: expected an object of checksums, found {metadata.get('sha256')!r:.60}")
+    for name, found in checksums(arrays).items():
+        if stated.get(name) != found:
+            raise FormatError(f'{path}: tensor "{name}": expected SHA-256 {stated.get(name)!r:.70}, found {found}')
+
+
+# ---- The wire formats -------------------------------------------------------------------------------------------
+
+
+def wire_chunks(version: int) -> Any:
+    def chunks(snapshot: Snapshot) -> Iterator[bytes | np.ndarray]:
+        variant = snapshot.variant.to_json()
+        layout = snapshot_wire_layout(variant, version, snapshot.position)
+        yield snapshot_wire_header(variant, version)
+        lengths, end = set(layout.length_offsets), layout.header_bytes
+        for span in layout.spans:
+            if end in lengths:
+                yield snapshot.position.to_bytes(4, "little")
+                end += 4
+            yield np.ascontiguousarray(as_f32(snapshot.tensors[span.layer, span.part]))
+            end += span.bytes
+
+    return chunks
+
+
+def load_wire(path: Path, variant: Variant) -> Snapshot:
+    data = np.fromfile(path, np.uint8)
+    layout = parse_snapshot_wire(data, variant.to_json(), str(path))
+    shapes = dict(pieces(variant, layout.positions))
+    tensors = {}
+    for span in layout.spans:
+        stored = data[span.offset : span.offset + span.bytes]
+        # Lengths before them put the states at odd places: they are copied to where floats may lie.
+        tensors[span.layer, span.part] = np.frombuffer(stored.tobytes(), "<f4").reshape(shapes[span.layer, span.part])
+    return Snapshot(variant, layout.positions, tensors)

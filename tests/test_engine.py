@@ -1,0 +1,203 @@
+"""The engine against the oracle and the peers' goldens, and against itself: bit-equal whatever the settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from golden import checkpoints
+from mlx_folder import write_mlx_folder
+
+import moeflux
+from moeflux import oracle
+from moeflux.convert import convert
+from moeflux.store import open_store
+
+NAMES = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "kimi")
+COSINE = 0.99999
+"""What the issue of numerics comes down to: the engine's f32 against the oracle's f64 on the same stored weights."""
+
+Folder = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """The packed 4-bit store of a tiny checkpoint, made once."""
+    root = tmp_path_factory.mktemp("engine")
+
+    def make(name: str) -> Path:
+        packed = root / name
+        if not packed.exists():
+            hf = root / f"hf-{name}"
+            checkpoints.write(name, hf)
+            config = (hf / "config.json").read_text()
+            roomy = re.sub(r'"max_position_embeddings": \d+', '"max_position_embeddings": 1024', config)
+            (hf / "config.json").write_text(roomy)
+            convert(hf, packed)
+        return packed
+
+    return make
+
+
+def tokens(count: int, vocab: int, seed: int = 1) -> list[int]:
+    """A fixed walk through the vocabulary."""
+    ids, token = [], seed % vocab
+    for _ in range(count):
+        ids.append(token)
+        token = (31 * token + 7) % vocab
+    return ids
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    a, b = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
+    return float(a @ b / np.sqrt((a @ a) * (b @ b)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prefill_meets_the_oracle(folder: Folder, name: str) -> None:
+    model = moeflux.load(folder(name), threads=2)
+    ids = tokens(80, model.variant.vocab_size)
+    with open_store(folder(name)) as store:
+        expected = oracle.Session(store.variant, store).prefill(ids)
+    found = model.session().prefill(ids, logits="all")
+    worst = min(cosine(a, b) for a, b in zip(found, expected, strict=True))
+    assert worst >= COSINE
+    assert np.abs(found - expected).max() <= 1e-3 * np.ptp(expected)
+    assert (found.argmax(1) == expected.argmax(1)).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_decode_follows_the_oracle(folder: Folder, name: str) -> None:
+    """256 tokens, each the oracle's own choice: the same choice, and logits close, at every one of them."""
+    model = moeflux.load(folder(name), threads=2)
+    session = model.session()
+    with open_store(folder(name)) as store:
+        truth = oracle.Session(store.variant, store)
+        prompt = tokens(8, model.variant.vocab_size)
+        expected = truth.prefill(prompt)[-1]
+        found = session.prefill(prompt)
+        for _ in range(256):
+            assert found is not None
+            assert cosine(found.numpy(), expected) >= COSINE
+            token = int(expected.argmax())
+            assert found.argmax() == token
+            expected, found = truth.step(token), session.step(token)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_token_by_token_is_prefill(folder: Folder, name: str) -> None:
+    """Other kernels and another order of sums, so within the oracle's tolerance, not bit-equal."""
+    model = moeflux.load(folder(name), threads=2, chunk=7)
+    ids = tokens(40, model.variant.vocab_size)
+    session = model.session()
+    stepped = np.stack([session.step(token).numpy() for token in ids])
+    for chunk in (1, 7, 64):
+        at_once = moeflux.load(folder(name), threads=2, chunk=chunk).session().prefill(ids, logits="all")
+        assert min(cosine(a, b) for a, b in zip(at_once, stepped, strict=True)) >= COSINE
+        assert (at_once.argmax(1) == stepped.argmax(1)).all()
+
+
+def run(folder: Path, **settings: object) -> np.ndarray:
+    """Logits of a prefill and some steps, under some settings."""
+    session_settings = {key: settings.pop(key) for key in ("max_context", "kv_dtype") if key in settings}
+    model = moeflux.load(folder, **settings)  # type: ignore[arg-type]
+    session = model.session(**session_settings)  # type: ignore[arg-type]
+    ids = tokens(20, model.variant.vocab_size)
+    rows = [*session.prefill(ids, logits="all")]
+    rows += [session.step(token).numpy() for token in tokens(12, model.variant.vocab_size, seed=5)]
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_change_no_bit(folder: Folder, name: str) -> None:
+    """Threads, slots (down to the fewest), readers and ring depth are about speed alone."""
+    base = run(folder(name), threads=1)
+    fewest = moeflux.load(folder(name)).variant.experts_per_token
+    for settings in (
+        {"threads": 1},
+        {"threads": 2},
+        {"threads": 3},
+        {"threads": 2, "ring_depth": 1},
+        {"threads": 2, "ring_depth": 4, "expert_slots": fewest},
+        {"threads": 1, "readers": 1, "expert_slots": fewest + 1},
+        {"threads": 2, "readers": 3, "expert_slots": 2 * fewest},
+        {"threads": 2, "max_context": 64},
+    ):
+        assert np.array_equal(run(folder(name), **settings), base), settings
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bf16_rows_stay_close(folder: Folder, name: str) -> None:
+    """Not within the oracle's tolerance: these random models are sharp, and a rounded key can change an expert."""
+    base, narrow = run(folder(name)), run(folder(name), kv_dtype="bf16")
+    assert not np.array_equal(base, narrow)
+    assert min(cosine(a, b) for a, b in zip(base, narrow, strict=True)) >= 0.99
+
+
+@pytest.mark.parametrize("name", ("qwen3_next", "deepseek_v3"))
+def test_a_stock_mlx_folder_gives_the_same_bits(folder: Folder, tmp_path: Path, name: str) -> None:
+    write_mlx_folder(folder(name), tmp_path / "mlx")
+    assert np.array_equal(run(tmp_path / "mlx"), run(folder(name)))
+
+
+def test_every_isa_meets_the_oracle(folder: Folder) -> None:
+    with open_store(folder("qwen3_5_moe")) as store:
+        ids = tokens(24, store.variant.vocab_size)
+        expected = oracle.Session(store.variant, store).prefill(ids)
+    for isa in moeflux.available_isas():
+        found = moeflux.load(folder("qwen3_5_moe"), isa=isa).session().prefill(ids, logits="all")
+        assert min(cosine(a, b) for a, b in zip(found, expected, strict=True)) >= COSINE, isa
+
+
+def test_experts_are_read_once_when_all_fit(folder: Folder) -> None:
+    model = moeflux.load(folder("qwen3_5_moe"))
+    session = model.session()
+    ids = tokens(60, model.variant.vocab_size)
+    session.prefill(ids)
+    first = session.stats
+    assert first.expert_misses > 0 and first.bytes_read > 0
+    other = model.session()
+    other.prefill(ids)
+    assert (other.stats.expert_misses, other.stats.bytes_read) == (0, 0)
+    assert other.stats.expert_hits == first.expert_hits + first.expert_misses
+
+
+def test_a_step_waits_and_submits_little(folder: Folder) -> None:
+    """Streaming: at most two submissions and one wait a layer, and one of each for the logits and the end."""
+    model = moeflux.load(folder("qwen3_5_moe"), expert_slots=4)
+    session = model.session()
+    session.prefill(tokens(8, model.variant.vocab_size))
+    session.step(3)
+    layers = model.variant.num_layers
+    assert session.stats.submissions <= 2 * layers + 2
+    assert session.stats.waits <= layers + 2
+
+
+def test_logits_ways(folder: Folder) -> None:
+    session = moeflux.load(folder("qwen3_moe")).session()
+    logits = session.prefill([1, 2, 3])
+    assert logits is not None
+    values = logits.numpy()
+    assert logits.argmax() == values.argmax()
+    ids, best = logits.top_k(5)
+    order = np.argsort(-values, kind="stable")[:5]
+    assert ids.tolist() == order.tolist() and best.tolist() == values[order].tolist()
+    out = np.empty_like(values)
+    assert logits.numpy(out) is not None and np.array_equal(out, values)
+    assert np.array_equal(np.asarray(logits), values)
+    session.step(4)
+    with pytest.raises(moeflux.StateError, match="expected to be used before the session evaluates again"):
+        logits.argmax()
+
+
+def test_all_logits_into_given_memory(folder: Folder) -> None:
+    model = moeflux.load(folder("qwen3_moe"))
+    expected = model.session().prefill([1, 2, 3], logits="all")
+    out = np.empty((3, model.variant.vocab_size), np.float32)
+    assert np.array_equal(model.session().prefill([1, 2, 3], logits="all", out=out), expected)
+    assert np.array_equal(out, expected)
+    with pytest.raises(moeflux.StateError, match="out: expected a writeable, contiguous float32 array"):
+        model.session().prefill([1, 2, 3], logits="all", out=out.astype(np.float64))
