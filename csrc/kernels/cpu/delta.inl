@@ -9,7 +9,7 @@ namespace moeflux::cpu::MOEFLUX_ISA {
 constexpr int64_t conv_channels = 256;  // of a unit
 constexpr int64_t gate_numbers = 256;   // of a unit
 constexpr int64_t delta_rows = 64;      // of one head's state, of a unit: what the first cache holds
-constexpr int64_t steps_ahead = 2;      // whose keys and queries are asked for
+constexpr int64_t steps_ahead = 2;      // whose numbers are asked for
 
 // ---- Convolution
 // --------------------------------------------------------------------------------------------------------
@@ -171,14 +171,17 @@ MOEFLUX_INLINE void delta_step(const DeltaStep& step, const float* v, float* sta
     store_some(out, read, rows);
 }
 
-// Rows of the task are too far apart for the hardware to foresee.
-MOEFLUX_INLINE void prefetch_step(const DeltaTask& task, int64_t row, int64_t key_head, int64_t key_dim) {
-  const float* q = task.q + row * task.q_row_stride + key_head * task.q_head_stride;
-  const float* k = task.k + row * task.k_row_stride + key_head * task.k_head_stride;
-  for (int64_t c = 0; c < key_dim; c += 16) {
-    __builtin_prefetch(q + c);
-    __builtin_prefetch(k + c);
-  }
+MOEFLUX_INLINE void prefetch_numbers(const float* from, int64_t count) {
+  for (int64_t c = 0; c < count; c += 16) __builtin_prefetch(from + c);
+}
+
+// What a unit will read and write at one row of the task: rows are too far apart for the hardware to foresee.
+MOEFLUX_INLINE void prefetch_step(const DeltaTask& task, int64_t row, int64_t head, int64_t key_head, int64_t first,
+                                  int64_t last) {
+  prefetch_numbers(task.q + row * task.q_row_stride + key_head * task.q_head_stride, task.key_dim);
+  prefetch_numbers(task.k + row * task.k_row_stride + key_head * task.k_head_stride, task.key_dim);
+  prefetch_numbers(task.v + row * task.v_row_stride + head * task.v_head_stride + first, last - first);
+  prefetch_numbers(task.out + (row * task.value_heads + head) * task.value_dim + first, last - first);
 }
 
 // State rows first ... last - 1 of one head through every row of the task. `width` is the key dimension, 0 for any:
@@ -189,7 +192,7 @@ static void delta_recurrence(const DeltaTask& task, int64_t head, int64_t first,
   const int64_t key_head = head / (task.value_heads / task.key_heads);
   float* state = task.state + head * task.value_dim * key_dim;
   for (int64_t i = 0; i < task.rows; ++i) {
-    if (i + steps_ahead < task.rows) prefetch_step(task, i + steps_ahead, key_head, key_dim);
+    if (i + steps_ahead < task.rows) prefetch_step(task, i + steps_ahead, head, key_head, first, last);
     DeltaStep step;
     step.q = task.q + i * task.q_row_stride + key_head * task.q_head_stride;
     step.k = task.k + i * task.k_row_stride + key_head * task.k_head_stride;
