@@ -10,6 +10,7 @@
 #include "format/mlx_store.h"
 #include "format/packed_store.h"
 #include "format/safetensors.h"
+#include "format/tensor_requirements.h"
 #include "format/variant_json.h"
 #include "python/bindings.h"
 #include "python/store_object.h"
@@ -189,6 +190,21 @@ void register_stores(py::module_& m) {
           },
           py::arg("layer"), py::arg("expert"), "(file, offset, bytes) of each piece of the expert, in layout order.");
 
+  m.def(
+      "required_tensors",
+      [](const std::string& variant_json) {
+        // Of a store yet to be made: latent attention in stacks, as those that exist today are written.
+        const auto stacked = [](const std::string& name) { return name.find("kv_b_proj") == std::string::npos; };
+        py::list list;
+        for (const TensorRequirement& tensor : tensor_requirements(parse_variant(variant_json), stacked)) {
+          const bool matrix = tensor.kind == TensorKind::matrix || tensor.kind == TensorKind::stack;
+          list.append(py::make_tuple(tensor.name, shape_to_python(tensor.shape), matrix));
+        }
+        return list;
+      },
+      py::arg("variant_json"),
+      "(name, logical shape, whether a matrix) of everything but the routed experts: a matrix by its base name, in "
+      "stacks where latent attention may have either form.");
   m.def(
       "open_packed",
       [](const fs::path& weights_dir, const fs::path& experts_dir, const std::string& variant_json,
