@@ -37,9 +37,8 @@ std::vector<double> rope_frequencies(const Variant& v) {
 
 double rope_magnitude(const Variant& v) {
   if (v.rope == Rope::vanilla) return 1;
-  if (v.yarn_mscale != 0 && v.yarn_mscale_all_dim != 0)
-    return yarn_mscale(v.yarn_factor, v.yarn_mscale) / yarn_mscale(v.yarn_factor, v.yarn_mscale_all_dim);
-  return yarn_mscale(v.yarn_factor, 1);
+  const double numerator = yarn_mscale(v.yarn_factor, v.yarn_mscale != 0 ? v.yarn_mscale : 1);
+  return numerator / yarn_mscale(v.yarn_factor, v.yarn_mscale_all_dim);
 }
 
 double softmax_scale(const Variant& v) {

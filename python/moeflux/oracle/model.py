@@ -35,6 +35,9 @@ from moeflux.variants import Variant
 
 Array = np.ndarray
 
+LATENT_EPS = 1e-6
+"""Of the norms inside latent attention, whatever the model's own."""
+
 
 # ---- State ------------------------------------------------------------------------------------------------------
 
@@ -124,13 +127,13 @@ def latent_attention(
     """x [n, h] -> [n, h]"""
     n = len(x)
     if v.q_lora_rank:
-        q = rms_norm(matmul(x, w(f"{at}q_a_proj")), w(f"{at}q_a_layernorm.weight"), v.rms_norm_eps)
+        q = rms_norm(matmul(x, w(f"{at}q_a_proj")), w(f"{at}q_a_layernorm.weight"), LATENT_EPS)
         q = matmul(q, w(f"{at}q_b_proj"))
     else:
         q = matmul(x, w(f"{at}q_proj"))
     q = q.reshape(n, v.num_heads, v.head_dim)
     kv = matmul(x, w(f"{at}kv_a_proj_with_mqa"))
-    latent = rms_norm(kv[:, : v.kv_lora_rank], w(f"{at}kv_a_layernorm.weight"), v.rms_norm_eps)
+    latent = rms_norm(kv[:, : v.kv_lora_rank], w(f"{at}kv_a_layernorm.weight"), LATENT_EPS)
     turn = {"frequencies": rope_frequencies(v), "interleaved": True, "magnitude": rope_magnitude(v)}
     q_pe = rope(q[..., v.qk_nope_dim :], positions, **turn)
     k_pe = rope(kv[:, None, v.kv_lora_rank :], positions, **turn)[:, 0]
