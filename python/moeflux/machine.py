@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from moeflux._core import __version__
+from moeflux._core import __version__, isas
 from moeflux.info import human
 from moeflux.variants import PRESETS
 
@@ -66,7 +66,7 @@ def this_machine() -> Machine:
         cpus=os.cpu_count() or 1,
         cpu_features=features,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        backend="cpu: the NumPy oracle, exact and slow; this version has no engine",
+        backend=f"cpu, kernels for {', '.join(isas())}",
         metal=_metal(),
     )
 
