@@ -20,7 +20,8 @@ inline float f16_to_f32(uint16_t half) {
   const uint32_t magnitude = half & 0x7fffu;
   uint32_t bits = (magnitude << 13) + 0x38000000u;  // the exponent's bias goes from 15 to 127
   if (magnitude >= 0x7c00u) bits = (magnitude << 13) | 0x7f800000u;
-  if (magnitude < 0x400u) bits = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
+  if (magnitude < 0x400u)
+    bits = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
   return std::bit_cast<float>(sign | bits);
 }
 
