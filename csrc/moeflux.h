@@ -76,9 +76,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   virtual ~Engine() = default;
   virtual const Variant& variant() const = 0;
   virtual std::string describe() const = 0;  // backend, threads, slots: one line
+  virtual std::string isa() const = 0;       // of the CPU kernels; empty where none run
   virtual std::unique_ptr<Session> session(const SessionOptions& options = {}) = 0;
   // Bytes held, by what they are for: "dense weights", "expert slots", "scratch".
   virtual std::map<std::string, int64_t> memory() const = 0;
+  // Of weights, that one step cannot do without: all but the other rows of the embedding and the experts not picked.
+  virtual int64_t step_bytes() const = 0;
 };
 
 // Told after each chunk how many of the tokens are done; false stops the prefill there.

@@ -252,8 +252,9 @@ class Ticket {
 class Backend {
  public:
   virtual ~Backend() = default;
-  virtual std::string name() const = 0;      // "cpu", "metal"
-  virtual std::string describe() const = 0;  // "cpu: avx512, 2 threads"
+  virtual std::string name() const = 0;           // "cpu", "metal"
+  virtual std::string describe() const = 0;       // "cpu: avx512, 2 threads"
+  virtual std::string isa() const { return {}; }  // of the kernels, when they run on the CPU
   // Zeroed, page-aligned memory. `what` names it in errors.
   virtual std::unique_ptr<Buffer> allocate(int64_t bytes, const std::string& what) = 0;
   virtual std::unique_ptr<Commands> begin() = 0;

@@ -18,6 +18,7 @@ class CpuBackend final : public Backend {
 
   std::string name() const override { return "cpu"; }
   std::string describe() const override;
+  std::string isa() const override { return isa_.name; }
   std::unique_ptr<Buffer> allocate(int64_t bytes, const std::string& what) override;
   std::unique_ptr<Commands> begin() override;
   Ticket submit(std::unique_ptr<Commands> commands) override;

@@ -72,6 +72,16 @@ std::map<std::string, int64_t> LoadedEngine::memory() const {
           {"scratch", scratch_.arena->bytes()}};
 }
 
+int64_t LoadedEngine::step_bytes() const {
+  const Variant& v = model_.variant;
+  const Matrix& embed = model_.weights.embed;
+  int64_t bytes = model_.weights.arena->bytes();
+  if (!v.tied_embeddings) bytes -= (embed.rows - 1) * embed.format.row_bytes(embed.columns);
+  for (int64_t layer = 0; layer < v.num_layers(); ++layer)
+    if (v.is_moe(layer)) bytes += v.experts_per_token * experts_.expert_bytes();
+  return bytes;
+}
+
 void LoadedEngine::forward(std::span<const int32_t> tokens, int64_t position, const SessionState& state, View logits,
                            std::span<float> all_logits, StepStats& stats) {
   const std::lock_guard turn(turn_);

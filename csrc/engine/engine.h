@@ -27,7 +27,9 @@ class LoadedEngine final : public Engine {
   const Variant& variant() const override { return model_.variant; }
   std::string describe() const override;
   std::unique_ptr<Session> session(const SessionOptions& options) override;
+  std::string isa() const override { return backend_->isa(); }
   std::map<std::string, int64_t> memory() const override;
+  int64_t step_bytes() const override;
 
   Backend& backend() { return *backend_; }
   int64_t chunk() const { return scratch_.rows; }  // most tokens of one forward

@@ -39,6 +39,7 @@ class ExpertSide {
 
   int64_t slots() const { return cache_.shape().slots; }
   int64_t slot_bytes() const { return memory_->bytes(); }
+  int64_t expert_bytes() const { return store_.experts().bytes; }
   int readers() const { return pool_.threads(); }
 
  private:

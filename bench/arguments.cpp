@@ -1,0 +1,143 @@
+#include "arguments.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <thread>
+
+namespace bench {
+
+using moeflux::concat;
+
+const char* const help_text =
+    R"(usage: moeflux-bench STORE [options]
+
+Measures prefill and decode of the model in the folder STORE, a store that moeflux wrote (`moeflux convert`,
+`moeflux synth`). Prints one JSON object a line for each measurement, and a table for people on stderr.
+
+  --prefill N,N,...  context frontiers, ascending (512)
+  --decode N         steps of the probe at each frontier, 0 for none (32)
+  --threads T,T,...  engines to try, one after another, each with so many threads (one a core)
+  --slots N          experts held in memory, 0 for all of them (0)
+  --reps N           warm walks, after the first (3)
+  --chunk N          most tokens of a prefill chunk, 0 for the engine's choice (0)
+  --isa NAME         kernels: portable, avx2, avx512 or neon (the best the machine has)
+  --kv f32|bf16      key-value rows (f32)
+  --json FILE|-      where the JSON lines go (-, stdout)
+
+How it measures. A walk goes from frontier to frontier over a fixed sequence of tokens. At each one
+  1. only the tokens since the frontier before are prefilled and timed: what == "prefill";
+  2. a checkpoint is made;
+  3. N + 1 steps follow, each taking the likeliest token after the last; the first is thrown away, N are timed, the
+     choice of the token included: what == "decode";
+  4. the session is rewound to the checkpoint, and the walk goes on as if nothing had been decoded.
+The first walk, rep 0, finds no expert in memory and reads what it needs: it is reported and left out of the medians.
+Before each walk the machine's read bandwidth is measured with as many threads by reading a large buffer, and a decode's
+share_of_read_bandwidth is bytes_touched (the weights and the state that its steps cannot do without) / seconds / that.
+
+Ctrl-C ends it after the call under way. Exit code: 0, 1 when something failed, 2 for wrong arguments, 130 after Ctrl-C.
+
+example: moeflux synth /tmp/a3b --variant a3b --layers 8 --vocab 8192
+         moeflux-bench /tmp/a3b --prefill 512,2048 --decode 32 --threads 1,2 --json lines.json
+)";
+
+namespace {
+
+constexpr int64_t most_tokens = moeflux::max_context_limit;
+
+// Digits only, `least` to `most`.
+int64_t integer(const std::string& where, const std::string& text, int64_t least, int64_t most) {
+  const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+  const int64_t value = digits && text.size() <= 18 ? std::stoll(text) : std::numeric_limits<int64_t>::max();
+  if (value < least || value > most)
+    throw ArgumentError(concat(where, ": expected ", least, " to ", most, ", found \"", text, "\""));
+  return value;
+}
+
+std::vector<int64_t> integers(const std::string& where, const std::string& text, int64_t least, int64_t most) {
+  std::vector<int64_t> values;
+  size_t begin = 0;
+  for (;;) {
+    const size_t comma = text.find(',', begin);
+    values.push_back(integer(where, text.substr(begin, comma - begin), least, most));
+    if (comma == std::string::npos) return values;
+    begin = comma + 1;
+  }
+}
+
+std::string one_of(const std::string& where, const std::string& text, const std::vector<std::string>& words) {
+  if (std::find(words.begin(), words.end(), text) != words.end()) return text;
+  std::string expected;
+  for (const std::string& word : words) expected += (expected.empty() ? "" : ", ") + word;
+  throw ArgumentError(concat(where, ": expected one of ", expected, ", found \"", text, "\""));
+}
+
+using Option = void (*)(Arguments&, const std::string& name, const std::string& value);
+
+const std::map<std::string, Option> options = {
+    {"--prefill",
+     [](Arguments& a, const std::string& name, const std::string& value) {
+       a.frontiers = integers(name, value, 1, most_tokens);
+       const auto fall = std::adjacent_find(a.frontiers.begin(), a.frontiers.end(), std::greater_equal<>());
+       if (fall != a.frontiers.end())
+         throw ArgumentError(concat(name, ": expected ascending contexts, found ", fall[1], " after ", fall[0]));
+     }},
+    {"--decode", [](Arguments& a, const std::string& name,
+                    const std::string& value) { a.decode = integer(name, value, 0, most_tokens); }},
+    {"--threads", [](Arguments& a, const std::string& name,
+                     const std::string& value) { a.threads = integers(name, value, 1, 1024); }},
+    {"--slots", [](Arguments& a, const std::string& name,
+                   const std::string& value) { a.slots = integer(name, value, 0, int64_t{1} << 30); }},
+    {"--reps",
+     [](Arguments& a, const std::string& name, const std::string& value) { a.reps = integer(name, value, 1, 1000); }},
+    {"--chunk",
+     [](Arguments& a, const std::string& name, const std::string& value) { a.chunk = integer(name, value, 0, 8192); }},
+    {"--isa", [](Arguments& a, const std::string& name,
+                 const std::string& value) { a.isa = one_of(name, value, {"portable", "avx2", "avx512", "neon"}); }},
+    {"--kv",
+     [](Arguments& a, const std::string& name, const std::string& value) {
+       a.kv = one_of(name, value, {"f32", "bf16"}) == "f32" ? moeflux::DType::f32 : moeflux::DType::bf16;
+     }},
+    {"--json",
+     [](Arguments& a, const std::string& name, const std::string& value) {
+       if (value.empty()) throw ArgumentError(concat(name, ": expected a file or -, found nothing"));
+       a.json = value;
+     }},
+};
+
+void take_store(Arguments& arguments, const std::string& word) {
+  if (word.empty()) throw ArgumentError("STORE: expected a folder, found nothing");
+  if (!arguments.store.empty())
+    throw ArgumentError(concat("STORE: expected one folder, found \"", arguments.store, "\" and \"", word, "\""));
+  arguments.store = word;
+}
+
+}  // namespace
+
+Arguments parse_arguments(const std::vector<std::string>& words) {
+  Arguments arguments;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (word == "--help" || word == "-h") {
+      arguments.help = true;
+      return arguments;
+    }
+    if (word.empty() || word[0] != '-') {
+      take_store(arguments, word);
+      continue;
+    }
+    const size_t equals = word.find('=');
+    const std::string name = word.substr(0, equals);
+    const auto option = options.find(name);
+    if (option == options.end())
+      throw ArgumentError(concat("arguments: expected an option of --help, found \"", name, "\""));
+    if (equals == std::string::npos && i + 1 == words.size())
+      throw ArgumentError(concat(name, ": expected a value, found the end of the arguments"));
+    option->second(arguments, name, equals == std::string::npos ? words[++i] : word.substr(equals + 1));
+  }
+  if (arguments.store.empty()) throw ArgumentError("STORE: expected a folder, found none");
+  if (arguments.threads.empty()) arguments.threads = {std::max(1u, std::thread::hardware_concurrency())};
+  return arguments;
+}
+
+}  // namespace bench

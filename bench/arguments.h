@@ -1,0 +1,36 @@
+// What moeflux-bench is asked to do.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "moeflux.h"
+
+namespace bench {
+
+struct Arguments {
+  std::string store;
+  std::vector<int64_t> frontiers = {512};  // ascending
+  int64_t decode = 32;                     // steps of a probe; 0: none
+  std::vector<int64_t> threads;            // one engine each, one after another
+  int64_t slots = 0;
+  int64_t reps = 3;
+  int64_t chunk = 0;
+  std::string isa;
+  moeflux::DType kv = moeflux::DType::f32;
+  std::string json = "-";
+  bool help = false;
+};
+
+// Says where, what was expected and what was found.
+struct ArgumentError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+Arguments parse_arguments(const std::vector<std::string>& words);
+
+extern const char* const help_text;
+
+}  // namespace bench

@@ -1,0 +1,199 @@
+// moeflux-bench: prefill and decode at context frontiers. `--help` says how it measures.
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <memory>
+
+#include "arguments.h"
+#include "machine.h"
+#include "moeflux.h"
+#include "report.h"
+
+namespace bench {
+namespace {
+
+volatile std::sig_atomic_t interrupted = 0;
+
+// The second Ctrl-C does what it always does.
+void on_interrupt(int) {
+  interrupted = 1;
+  std::signal(SIGINT, SIG_DFL);
+}
+
+struct Interrupted {};
+
+void check_interrupt() {
+  if (interrupted) throw Interrupted{};
+}
+
+// The same tokens in every run of a model: steps of a congruential generator, spread over the vocabulary.
+std::vector<int32_t> prompt_of(int64_t tokens, int64_t vocab) {
+  std::vector<int32_t> prompt;
+  uint64_t random = 1;
+  for (int64_t i = 0; i < tokens; ++i) {
+    random = random * 6364136223846793005u + 1442695040888963407u;
+    prompt.push_back(static_cast<int32_t>((random >> 33) % static_cast<uint64_t>(vocab)));
+  }
+  return prompt;
+}
+
+int64_t state_bytes(moeflux::Session& session) {
+  int64_t bytes = 0;
+  session.read_state([&](const moeflux::StateTensor& tensor) { bytes += tensor.bytes; });
+  return bytes;
+}
+
+// One engine, walked over the frontiers again and again.
+class Bench {
+ public:
+  Bench(const Arguments& arguments, int64_t threads, const ReadBandwidth& bandwidth, Report& report)
+      : arguments_(arguments), threads_(threads), bandwidth_(bandwidth), report_(report) {
+    moeflux::EngineOptions options;
+    options.isa = arguments.isa;
+    options.threads = static_cast<int>(threads);
+    options.expert_slots = arguments.slots;
+    options.chunk = arguments.chunk;
+    engine_ = moeflux::Engine::open(arguments.store, options);
+    moeflux::SessionOptions session;
+    session.max_context = context_needed();
+    session.kv_dtype = arguments.kv;
+    session_ = engine_->session(session);
+    prompt_ = prompt_of(arguments.frontiers.back(), engine_->variant().vocab_size);
+    report_.begin(*engine_);
+  }
+
+  void walk(int64_t rep) {
+    rep_ = rep;
+    read_bandwidth_ = bandwidth_.measure(static_cast<int>(threads_));
+    session_->clear();
+    for (const int64_t frontier : arguments_.frontiers) {
+      prefill_to(frontier);
+      if (arguments_.decode == 0) continue;
+      session_->checkpoint();
+      probe();
+      session_->rewind(frontier);
+    }
+  }
+
+ private:
+  int64_t context_needed() const {
+    const int64_t most = engine_->variant().max_context;
+    const int64_t steps = arguments_.decode ? arguments_.decode + 1 : 0;
+    const int64_t needed = arguments_.frontiers.back() + steps;
+    if (needed > most)
+      throw ArgumentError(moeflux::concat("--prefill: expected contexts that leave room for ", steps, " steps below ",
+                                          most, ", the model's, found ", arguments_.frontiers.back()));
+    return needed;
+  }
+
+  void prefill_to(int64_t frontier) {
+    const int64_t here = session_->position();
+    const auto tokens = static_cast<size_t>(frontier - here);
+    const std::span<const int32_t> interval(prompt_.data() + here, tokens);
+    const moeflux::Progress progress = [](int64_t, int64_t) { return !interrupted; };
+    Measurement m = begin("prefill");
+    session_->prefill(interval, progress);
+    m.sum = session_->last();
+    end(m);
+  }
+
+  void probe() {
+    step();
+    Measurement m = begin("decode");
+    m.bytes_touched = arguments_.decode * (engine_->step_bytes() + state_bytes(*session_));
+    restart(m);
+    for (int64_t i = 0; i < arguments_.decode; ++i) {
+      step();
+      m.sum += session_->last();
+    }
+    m.context = session_->position() - arguments_.decode - 1;
+    end(m);
+  }
+
+  void step() {
+    check_interrupt();
+    session_->step(session_->argmax());
+  }
+
+  Measurement begin(const char* what) {
+    check_interrupt();
+    Measurement m;
+    m.what = what;
+    m.rep = rep_;
+    m.threads = threads_;
+    m.read_bandwidth = read_bandwidth_;
+    restart(m);
+    return m;
+  }
+
+  void restart(Measurement& m) {
+    m.allocations = allocations();
+    start_ = std::chrono::steady_clock::now();
+  }
+
+  void end(Measurement& m) {
+    m.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    m.allocations = allocations() - m.allocations;
+    check_interrupt();  // a prefill that was cut short is no measurement
+    if (!m.context) m.context = session_->position();
+    m.peak_rss_bytes = peak_rss_bytes() - bandwidth_.buffer_bytes();
+    m.load = load_average();
+    report_.add(m);
+  }
+
+  const Arguments& arguments_;
+  int64_t threads_;
+  const ReadBandwidth& bandwidth_;
+  Report& report_;
+  std::shared_ptr<moeflux::Engine> engine_;
+  std::unique_ptr<moeflux::Session> session_;
+  std::vector<int32_t> prompt_;
+  int64_t rep_ = 0;
+  double read_bandwidth_ = 0;
+  std::chrono::steady_clock::time_point start_;
+};
+
+void run(const Arguments& arguments) {
+  Report report(arguments);
+  const int64_t most = *std::max_element(arguments.threads.begin(), arguments.threads.end());
+  const ReadBandwidth bandwidth(static_cast<int>(most));
+  try {
+    for (const int64_t threads : arguments.threads) {
+      Bench bench(arguments, threads, bandwidth, report);
+      for (int64_t rep = 0; rep <= arguments.reps; ++rep) bench.walk(rep);
+    }
+  } catch (const Interrupted&) {
+    report.end();
+    throw;
+  }
+  report.end();
+}
+
+int main(const std::vector<std::string>& words) {
+  try {
+    const Arguments arguments = parse_arguments(words);
+    if (arguments.help) {
+      std::fputs(help_text, stdout);
+      return 0;
+    }
+    std::signal(SIGINT, on_interrupt);
+    run(arguments);
+    return 0;
+  } catch (const ArgumentError& error) {
+    std::fprintf(stderr, "moeflux-bench: %s\n", error.what());
+    return 2;
+  } catch (const Interrupted&) {
+    std::fprintf(stderr, "moeflux-bench: interrupted\n");
+    return 130;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "moeflux-bench: %s\n", error.what());
+    return 1;
+  }
+}
+
+}  // namespace
+}  // namespace bench
+
+int main(int count, char** words) { return bench::main({words + 1, words + count}); }

@@ -1,0 +1,152 @@
+#include "report.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <map>
+#include <tuple>
+
+#include "commit.h"
+#include "machine.h"
+
+namespace bench {
+namespace {
+
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.9g", value);
+  return text;
+}
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    char escaped[8];
+    if (c == '"' || c == '\\')
+      (out += '\\') += c;
+    else if (static_cast<unsigned char>(c) < 0x20)
+      std::snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(c)), out += escaped;
+    else
+      out += c;
+  }
+  return out + '"';
+}
+
+// Members of a JSON object, in the order they were added.
+class Members {
+ public:
+  Members& add(const char* name, const std::string& json) {
+    text_ += moeflux::concat(text_.empty() ? "" : ", ", '"', name, "\": ", json);
+    return *this;
+  }
+  Members& add(const char* name, int64_t value) { return add(name, std::to_string(value)); }
+  Members& add(const char* name, double value) { return add(name, number(value)); }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t half = values.size() / 2;
+  return values.size() % 2 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+std::string share_text(const Measurement& m) {
+  char text[16] = "";
+  if (m.bytes_touched) std::snprintf(text, sizeof text, "%.0f%%", 100 * m.share());
+  return text;
+}
+
+}  // namespace
+
+Report::Report(const Arguments& arguments) : arguments_(arguments), to_stdout_(arguments.json == "-") {
+  if (to_stdout_) return;
+  file_.open(arguments.json, std::ios::trunc);
+  if (!file_)
+    throw ArgumentError(moeflux::concat("--json: expected a file that can be written, found ", quoted(arguments.json)));
+}
+
+void Report::begin(const moeflux::Engine& engine) {
+  Members machine;
+  machine.add("cpu", quoted(cpu_name())).add("cores", int64_t{cores()});
+  Members members;
+  members.add("isa", quoted(engine.isa()))
+      .add("kv", quoted(arguments_.kv == moeflux::DType::f32 ? "f32" : "bf16"))
+      .add("engine", quoted(engine.describe()))
+      .add("variant", quoted(engine.variant().name))
+      .add("store", quoted(arguments_.store))
+      .add("commit", quoted(commit))
+      .add("machine", "{" + machine.text() + "}");
+  constant_ = members.text();
+  std::fprintf(stderr, "%s\n%s\n%-8s %8s %7s %4s %7s %10s %10s %10s %10s %9s %9s %7s %7s\n",
+               engine.variant().name.c_str(), engine.describe().c_str(), "what", "context", "threads", "rep", "tokens",
+               "seconds", "tokens/s", "read wait", "MB read", "hits", "misses", "allocs", "of read");
+}
+
+std::string Report::json(const Measurement& m) const {
+  Members members;
+  members.add("what", quoted(m.what))
+      .add("context", m.context)
+      .add("tokens", m.sum.tokens)
+      .add("seconds", m.seconds)
+      .add("tokens_per_second", m.tokens_per_second())
+      .add("compute_seconds", m.sum.compute_seconds)
+      .add("read_wait_seconds", m.sum.read_wait_seconds)
+      .add("bytes_read", m.sum.bytes_read)
+      .add("expert_hits", m.sum.expert_hits)
+      .add("expert_misses", m.sum.expert_misses)
+      .add("submissions", m.sum.submissions)
+      .add("waits", m.sum.waits)
+      .add("allocations", m.allocations)
+      .add("peak_rss_bytes", m.peak_rss_bytes)
+      .add("read_bandwidth", m.read_bandwidth)
+      .add("bytes_touched", m.bytes_touched ? std::to_string(m.bytes_touched) : "null")
+      .add("share_of_read_bandwidth", m.bytes_touched ? number(m.share()) : "null")
+      .add("rep", m.rep)
+      .add("load", m.load)
+      .add("threads", m.threads);
+  return "{" + members.text() + ", " + constant_ + "}";
+}
+
+// Each line at once: whoever stops us keeps what is done.
+void Report::write_line(const std::string& line) {
+  std::ostream& out = to_stdout_ ? std::cout : file_;
+  out << line << std::endl;
+  if (!out) throw moeflux::IoError(moeflux::concat("--json ", quoted(arguments_.json), ": a line cannot be written"));
+}
+
+void Report::add(const Measurement& m) {
+  all_.push_back(m);
+  write_line(json(m));
+  std::fprintf(stderr, "%-8s %8lld %7lld %4lld %7lld %10.4f %10.2f %10.4f %10.1f %9lld %9lld %7lld %7s\n", m.what,
+               static_cast<long long>(m.context), static_cast<long long>(m.threads), static_cast<long long>(m.rep),
+               static_cast<long long>(m.sum.tokens), m.seconds, m.tokens_per_second(), m.sum.read_wait_seconds,
+               static_cast<double>(m.sum.bytes_read) / 1e6, static_cast<long long>(m.sum.expert_hits),
+               static_cast<long long>(m.sum.expert_misses), static_cast<long long>(m.allocations),
+               share_text(m).c_str());
+}
+
+void Report::end() const {
+  using Key = std::tuple<int64_t, int64_t, std::string>;
+  std::map<Key, std::vector<double>> speeds;
+  std::map<Key, std::vector<double>> shares;
+  for (const Measurement& m : all_) {
+    if (m.rep == 0) continue;
+    speeds[{m.threads, m.context, m.what}].push_back(m.tokens_per_second());
+    if (m.bytes_touched) shares[{m.threads, m.context, m.what}].push_back(100 * m.share());
+  }
+  if (speeds.empty()) return;
+  std::fprintf(stderr, "medians of the warm walks\n");
+  for (const auto& [key, values] : speeds) {
+    const auto& [threads, context, what] = key;
+    std::fprintf(stderr, "%-8s %8lld %7lld threads %10.2f tokens/s", what.c_str(), static_cast<long long>(context),
+                 static_cast<long long>(threads), median(values));
+    if (const auto share = shares.find(key); share != shares.end())
+      std::fprintf(stderr, ", %.0f%% of the read bandwidth", median(share->second));
+    std::fprintf(stderr, "\n");
+  }
+}
+
+}  // namespace bench

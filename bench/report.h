@@ -1,0 +1,52 @@
+// Measurements, as JSON lines for programs and as a table for people.
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "arguments.h"
+#include "moeflux.h"
+
+namespace bench {
+
+struct Measurement {
+  const char* what = "";  // "prefill" or "decode"
+  int64_t context = 0;    // tokens before the first step of a decode, or after the last token of a prefill
+  int64_t rep = 0;        // 0: the cold walk
+  int64_t threads = 0;
+  double seconds = 0;      // of the caller
+  moeflux::StepStats sum;  // of the calls that were timed
+  int64_t allocations = 0;
+  int64_t peak_rss_bytes = 0;
+  double read_bandwidth = 0;  // bytes a second, measured before the walk
+  int64_t bytes_touched = 0;  // decode: by all steps together; 0 for prefill
+  double load = 0;
+
+  double tokens_per_second() const { return static_cast<double>(sum.tokens) / seconds; }
+  double share() const { return static_cast<double>(bytes_touched) / seconds / read_bandwidth; }
+};
+
+class Report {
+ public:
+  explicit Report(const Arguments& arguments);
+
+  // Of the engine that is measured from here on.
+  void begin(const moeflux::Engine& engine);
+  void add(const Measurement& measurement);
+  // The medians of the warm walks.
+  void end() const;
+
+ private:
+  std::string json(const Measurement& m) const;
+  void write_line(const std::string& line);
+
+  const Arguments& arguments_;
+  std::ofstream file_;
+  bool to_stdout_;
+  std::string constant_;  // JSON members that are the same for every measurement of an engine
+  std::vector<Measurement> all_;
+};
+
+}  // namespace bench
