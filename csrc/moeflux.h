@@ -2,7 +2,8 @@
 //
 // An Engine is a loaded model: immutable, shared by any number of sessions, owner of the expert cache. A Session is one
 // timeline of tokens: where it stands and what its layers remember. It has one caller at a time; a second gets
-// StateError. Calls of sessions of one engine take turns; engines are independent of each other.
+// StateError. Calls of sessions of one engine take turns; engines are independent of each other. A child made by fork
+// has none of an engine's threads: there every call of the parent's sessions is a StateError.
 #pragma once
 
 #include <cstdint>
@@ -98,8 +99,8 @@ class Session {
 
   // Evaluates tokens behind what is there. The logits are of the last token, or of every one when `all_logits` has room
   // for [tokens, vocab]. Returns how many were evaluated: fewer when `progress` said to stop, and then at a chunk's
-  // border. An error in the middle leaves the session as it was when it had no recurrent layer or nothing had been
-  // evaluated, else unusable until `clear` or a restore.
+  // border. An error in a chunk leaves the session at the chunk's start when it has no recurrent layer or that start is
+  // position 0, else unusable until `clear` or a restore. So do logits that are not finite, always.
   virtual int64_t prefill(std::span<const int32_t> tokens, const Progress& progress = {},
                           std::span<float> all_logits = {}) = 0;
   virtual void step(int32_t token) = 0;
@@ -108,6 +109,8 @@ class Session {
   virtual int64_t logits_serial() const = 0;
   // Of the last token evaluated: [vocab], valid until the next evaluation. StateError when there is none.
   virtual std::span<const float> logits() const = 0;
+  // A copy of them into [vocab], which no other thread's evaluation can cut in two.
+  virtual void copy_logits(std::span<float> out) const = 0;
   virtual int32_t argmax() const = 0;
   // The best k, best first.
   virtual void top_k(std::span<int32_t> ids, std::span<float> values) const = 0;

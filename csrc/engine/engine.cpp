@@ -1,5 +1,7 @@
 #include "engine/engine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -48,21 +50,37 @@ std::shared_ptr<Engine> Engine::open(const std::string& folder, const EngineOpti
 }
 
 std::shared_ptr<Engine> Engine::open(StoreDirectory store, const EngineOptions& options) {
-  return std::make_shared<LoadedEngine>(std::move(store), checked(options));
+  return open_engine(std::move(store), options, {});
 }
 
-LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options)
-    : backend_(make_backend(options.backend, options.isa, options.threads)),
+std::shared_ptr<Engine> open_engine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults) {
+  // A forked child leaves its copy where it is: its threads are not there to be joined.
+  const auto destroy = [process = getpid()](LoadedEngine* engine) {
+    if (getpid() == process) delete engine;
+  };
+  return std::shared_ptr<LoadedEngine>(new LoadedEngine(std::move(store), checked(options), faults), destroy);
+}
+
+LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults)
+    : process_(getpid()),
+      backend_(make_backend(options.backend, options.isa, options.threads, faults.fail_at_op)),
       model_(load_model(store, *backend_)),
       scratch_(make_scratch(store.variant, options.chunk ? options.chunk : default_chunk, *backend_)),
       picks_(backend_->allocate(most_top_k * 8, "top-k")),
-      experts_(store, *backend_, options, scratch_.rows) {}
+      experts_(store, *backend_, options, scratch_.rows, faults.open) {}
+
+void LoadedEngine::check_process() const {
+  if (getpid() != process_)
+    throw StateError(concat("session: expected the process that loaded the model (", process_,
+                            "), found a child of it (", getpid(), "): load the model there"));
+}
 
 std::string LoadedEngine::describe() const {
   return concat(backend_->describe(), ", ", experts_.slots(), " expert slots, ", experts_.readers(), " readers");
 }
 
 std::unique_ptr<Session> LoadedEngine::session(const SessionOptions& options) {
+  check_process();
   return std::make_unique<EngineSession>(std::static_pointer_cast<LoadedEngine>(shared_from_this()), options);
 }
 

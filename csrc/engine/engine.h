@@ -14,15 +14,25 @@
 #include "engine/model.h"
 #include "engine/scratch.h"
 #include "format/store_directory.h"
+#include "io/reader.h"
 #include "moeflux.h"
 
 namespace moeflux {
+
+// For tests: what goes wrong.
+struct EngineFaults {
+  int64_t fail_at_op = -1;              // as make_backend's
+  ReaderFactory open = file_readers();  // what experts are read with
+};
+
+// As Engine::open.
+std::shared_ptr<Engine> open_engine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults);
 
 class LoadedEngine final : public Engine {
  public:
   static constexpr int64_t most_top_k = 1024;
 
-  LoadedEngine(StoreDirectory store, const EngineOptions& options);
+  LoadedEngine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults);
 
   const Variant& variant() const override { return model_.variant; }
   std::string describe() const override;
@@ -32,6 +42,8 @@ class LoadedEngine final : public Engine {
   int64_t step_bytes() const override;
 
   Backend& backend() { return *backend_; }
+  // StateError in a child made by fork, before anything there can wait for a thread that it has not.
+  void check_process() const;
   int64_t chunk() const { return scratch_.rows; }  // most tokens of one forward
 
   // Evaluates tokens (1 to chunk() of them, checked) behind `position`. The last token's logits go to `logits` [vocab],
@@ -46,6 +58,7 @@ class LoadedEngine final : public Engine {
   void run_layers(std::span<const int32_t> tokens, int64_t position, const SessionState& state, StepStats& stats);
   void record_logits(int64_t n, View logits, std::span<float> all_logits, StepStats& stats);
 
+  int64_t process_;  // that opened it
   std::unique_ptr<Backend> backend_;
   Model model_;
   Scratch scratch_;

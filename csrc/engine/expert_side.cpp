@@ -27,9 +27,10 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 }  // namespace
 
-ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const EngineOptions& options, int64_t chunk)
+ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const EngineOptions& options, int64_t chunk,
+                       const ReaderFactory& open)
     : backend_(backend),
-      store_(store),
+      store_(store, {ReadMode::buffered, open}),
       memory_(backend.allocate(count_of_slots(store.variant, options) * store_.slot().bytes, "expert slots")),
       cache_({memory_->data(), static_cast<size_t>(memory_->bytes())},
              {store.variant.num_layers(), store.variant.num_experts, count_of_slots(store.variant, options),
@@ -147,6 +148,7 @@ void ExpertSide::begin_wave(Wave& wave, int64_t layer, StepStats& stats) {
   const int64_t room = cache_.spare();
   const int64_t count = missing <= room ? missing : (room + 1) / 2;
   if (count == 0) return;
+  unconfirmed_ = true;
   const int64_t parts = std::max<int64_t>(1, pool_.threads() / count);
   for (int64_t i = 0; i < count; ++i) {
     const ExpertGroups::Group& group = missing_[next_missing_++];
@@ -194,6 +196,14 @@ void ExpertSide::finish(StepStats& stats) {
   const int64_t waits = ring_.waits();
   ring_.drain();
   stats.waits += ring_.waits() - waits;
+  if (!unconfirmed_) return;
+  try {
+    store_.check_unchanged();
+  } catch (...) {
+    cache_.drop_all();
+    throw;
+  }
+  unconfirmed_ = false;
 }
 
 void ExpertSide::abandon() noexcept {

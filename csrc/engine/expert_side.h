@@ -25,14 +25,16 @@ namespace moeflux {
 class ExpertSide {
  public:
   // `chunk`: the most tokens of a call. BudgetError when the slots are too few for one token of one layer.
-  ExpertSide(const StoreDirectory& store, Backend& backend, const EngineOptions& options, int64_t chunk);
+  ExpertSide(const StoreDirectory& store, Backend& backend, const EngineOptions& options, int64_t chunk,
+             const ReaderFactory& open);
 
   // scratch.hidden += experts(norm(scratch.hidden)). `commands` hold what was recorded before; they are submitted on
   // the way and new ones stand in their place. The last batch is in flight when this returns.
   void run(std::unique_ptr<Commands>& commands, const Model& model, int64_t layer, Scratch& scratch, int64_t n,
            StepStats& stats);
 
-  // Waits for everything in flight; throws the first error.
+  // Waits for everything in flight; throws the first error. IoError also when experts were read since the last time
+  // and the store is not what was opened: then no expert is kept, for nobody knows which are the old ones.
   void finish(StepStats& stats);
   // The same after a failure elsewhere: waits, and throws nothing.
   void abandon() noexcept;
@@ -74,6 +76,7 @@ class ExpertSide {
   size_t next_missing_ = 0;
   std::vector<ExpertJob> jobs_;  // to be recorded next
   std::vector<Lease> leases_;    // of every job since the last submission
+  bool unconfirmed_ = false;     // experts were read and the store not looked at since
   Wave waves_[2];                // one computed, the next being read
   DeferredRing ring_;            // last: drained first, while slots and pool are there
 };

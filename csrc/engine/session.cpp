@@ -11,6 +11,7 @@ namespace moeflux {
 class EngineSession::Use {
  public:
   explicit Use(const EngineSession& session) : busy_(session.busy_) {
+    session.engine_->check_process();
     if (busy_.exchange(true, std::memory_order_acquire))
       throw StateError("session: expected one caller at a time, found a call under way in another thread");
   }
@@ -71,10 +72,14 @@ void EngineSession::evaluate(std::span<const int32_t> tokens, std::span<float> a
   try {
     engine_->forward(tokens, position(), state_, {logits_.get(), 0}, all_logits, stats);
   } catch (const std::exception& error) {
-    if (state_.has_recurrent()) unusable_ = concat("an evaluation failed half-way (", error.what(), ")");
+    if (position() == 0)
+      state_.clear_recurrent();
+    else if (state_.has_recurrent())
+      unusable_ = concat("an evaluation failed half-way (", error.what(), ")");
     throw;
   }
-  check_finite();
+  const size_t vocab = static_cast<size_t>(engine_->variant().vocab_size);
+  check_finite(all_logits.empty() ? std::span<const float>(View{logits_.get(), 0}.f32(), vocab) : all_logits);
   if (static_cast<int64_t>(tokens_.size()) == position()) tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
   position_.store(position() + static_cast<int64_t>(tokens.size()), std::memory_order_relaxed);
   has_logits_ = true;
@@ -86,13 +91,12 @@ void EngineSession::drop_logits() {
 }
 
 // Damaged weights show here, before anybody samples from them.
-void EngineSession::check_finite() {
-  const std::span<const float> logits = {View{logits_.get(), 0}.f32(),
-                                         static_cast<size_t>(engine_->variant().vocab_size)};
-  for (size_t id = 0; id < logits.size(); ++id) {
-    if (std::isfinite(logits[id])) continue;
+void EngineSession::check_finite(std::span<const float> logits) {
+  const size_t vocab = static_cast<size_t>(engine_->variant().vocab_size);
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (std::isfinite(logits[i])) continue;
     unusable_ = "its logits were not finite";
-    throw Error(concat("logits[", id, "]: expected a finite number, found ", logits[id],
+    throw Error(concat("logits[", i % vocab, "]: expected a finite number, found ", logits[i],
                        ": the weights are damaged (`moeflux verify` tells where) or the state that was restored is"));
   }
 }
@@ -143,6 +147,14 @@ std::span<const float> EngineSession::logits() const {
   const Use use(*this);
   check_logits();
   return {View{logits_.get(), 0}.f32(), static_cast<size_t>(engine_->variant().vocab_size)};
+}
+
+void EngineSession::copy_logits(std::span<float> out) const {
+  const Use use(*this);
+  check_logits();
+  const auto vocab = static_cast<size_t>(engine_->variant().vocab_size);
+  if (out.size() != vocab) throw StateError(concat("logits: expected room for ", vocab, ", found ", out.size()));
+  std::memcpy(out.data(), View{logits_.get(), 0}.f32(), out.size_bytes());
 }
 
 int32_t EngineSession::argmax() const {

@@ -23,6 +23,7 @@ class EngineSession final : public Session {
   void step(int32_t token) override;
   int64_t logits_serial() const override { return logits_serial_.load(std::memory_order_relaxed); }
   std::span<const float> logits() const override;
+  void copy_logits(std::span<float> out) const override;
   int32_t argmax() const override;
   void top_k(std::span<int32_t> ids, std::span<float> values) const override;
   void clear() override;
@@ -47,7 +48,7 @@ class EngineSession final : public Session {
 
   void check_usable() const;
   void check_logits() const;
-  void check_finite();
+  void check_finite(std::span<const float> logits);
   void drop_logits();
   void check_tokens(std::span<const int32_t> tokens) const;
   void evaluate(std::span<const int32_t> tokens, std::span<float> all_logits, StepStats& stats);

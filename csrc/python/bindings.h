@@ -12,6 +12,7 @@ void register_io(pybind11::module_& m);
 void register_ops(pybind11::module_& m);
 void register_quant_format(pybind11::module_& m);
 void register_quantize(pybind11::module_& m);
+void register_ring(pybind11::module_& m);
 void register_snapshot(pybind11::module_& m);
 
 }  // namespace moeflux::python

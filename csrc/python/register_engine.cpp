@@ -7,7 +7,9 @@
 #include <optional>
 
 #include "core/error.h"
+#include "engine/engine.h"
 #include "format/variant_json.h"
+#include "io/fault_injection.h"
 #include "moeflux.h"
 #include "python/bindings.h"
 #include "python/store_object.h"
@@ -19,6 +21,8 @@ namespace {
 
 using Tokens = py::array_t<int32_t, py::array::c_style>;
 using Floats = py::array_t<float, py::array::c_style>;
+
+constexpr int64_t most_picks = int64_t{1} << 24;
 
 std::span<const int32_t> view_of(const Tokens& tokens) {
   if (tokens.ndim() != 1) throw StateError(concat("tokens: expected one dimension, found ", tokens.ndim()));
@@ -61,17 +65,18 @@ int64_t prefill(Session& session, const Tokens& tokens, const std::optional<py::
   return session.prefill(ids, progress, room);
 }
 
-Floats logits(const Session& session, const std::optional<py::array>& out) {
-  const std::span<const float> values = session.logits();
-  const auto size = static_cast<py::ssize_t>(values.size());
+Floats logits(const Session& session, const std::optional<py::array>& out, int64_t vocab) {
+  const auto size = static_cast<py::ssize_t>(vocab);
   Floats result = out ? Floats(*out) : Floats(size);
   const std::span<float> room = room_in(out ? *out : result, {size});
-  std::memcpy(room.data(), values.data(), values.size_bytes());
+  const py::gil_scoped_release release;
+  session.copy_logits(room);
   return result;
 }
 
 py::tuple top_k(const Session& session, int64_t k) {
-  if (k < 1) throw StateError(concat("k: expected at least 1, found ", k));
+  // The session says what it takes; this is what an array may be.
+  if (k < 1 || k > most_picks) throw StateError(concat("k: expected 1 to ", most_picks, ", found ", k));
   py::array_t<int32_t> ids(k);
   Floats values(k);
   const std::span<int32_t> id_room = {ids.mutable_data(), static_cast<size_t>(k)};
@@ -129,11 +134,14 @@ void register_stats(py::module_& m) {
       });
 }
 
-std::shared_ptr<Engine> open_engine(const Store& store, const std::string& backend, const std::string& isa, int threads,
-                                    int readers, int64_t expert_slots, int ring_depth, int64_t chunk) {
+std::shared_ptr<Engine> open(const Store& store, const std::string& backend, const std::string& isa, int threads,
+                             int readers, int64_t expert_slots, int ring_depth, int64_t chunk, int64_t fail_at_op,
+                             const std::shared_ptr<FaultPlan>& fault) {
   const EngineOptions options = {backend, isa, threads, readers, expert_slots, ring_depth, chunk};
+  EngineFaults faults = {.fail_at_op = fail_at_op};
+  if (fault) faults.open = faulty_readers(fault);
   const py::gil_scoped_release release;
-  return Engine::open(store.directory, options);
+  return open_engine(store.directory, options, faults);
 }
 
 }  // namespace
@@ -142,10 +150,14 @@ void register_engine(py::module_& m) {
   register_stats(m);
   using release = py::call_guard<py::gil_scoped_release>;
 
+  // Known before Engine's methods are, so that their signatures can name it.
+  py::class_<Session> session(m, "Session", "One timeline of tokens. See moeflux.Session.");
+
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine", "A loaded model. See moeflux.Model.")
-      .def(py::init(&open_engine), py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("isa") = "",
+      .def(py::init(&open), py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("isa") = "",
            py::arg("threads") = 0, py::arg("readers") = 0, py::arg("expert_slots") = 0, py::arg("ring_depth") = 2,
-           py::arg("chunk") = 0)
+           py::arg("chunk") = 0, py::arg("fail_at_op") = -1, py::arg("fault") = py::none(),
+           "`fail_at_op` and `fault` are for tests: the op that fails, and the expert read that goes wrong.")
       .def("describe", &Engine::describe)
       .def("memory", &Engine::memory)
       .def(
@@ -157,14 +169,13 @@ void register_engine(py::module_& m) {
           },
           py::arg("max_context") = 0, py::arg("kv_dtype") = "f32");
 
-  py::class_<Session>(m, "Session", "One timeline of tokens. See moeflux.Session.")
-      .def_property_readonly("position", &Session::position)
+  session.def_property_readonly("position", &Session::position)
       .def_property_readonly("max_context", &Session::max_context)
       .def_property_readonly("tokens", &Session::tokens)
       .def("prefill", &prefill, py::arg("tokens"), py::arg("on_progress"), py::arg("all_logits"), py::arg("vocab"))
       .def("step", &Session::step, py::arg("token"), release())
       .def_property_readonly("logits_serial", &Session::logits_serial)
-      .def("logits", &logits, py::arg("out") = py::none())
+      .def("logits", &logits, py::arg("out"), py::arg("vocab"))
       .def("argmax", &Session::argmax, release())
       .def("top_k", &top_k, py::arg("k"))
       .def("clear", &Session::clear, release())

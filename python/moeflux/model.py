@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from pathlib import Path
 from typing import NoReturn
 
 from moeflux import _core
+from moeflux.errors import StateError
 from moeflux.session import Session
 from moeflux.store import Store, open_store
 from moeflux.variants import Variant
@@ -27,7 +29,9 @@ class Model:
 
         Without `max_context`: the model's own limit, at most 32768. Memory is taken as positions are used.
         """
-        return Session(self, self._engine.session(max_context or 0, kv_dtype), kv_dtype)
+        if kv_dtype not in ("f32", "bf16"):
+            raise StateError(f'kv_dtype: expected "f32" or "bf16", found {kv_dtype!r:.40}')
+        return Session(self, self._engine.session(_asked("max_context", max_context), kv_dtype), kv_dtype)
 
     @property
     def memory(self) -> dict[str, int]:
@@ -63,16 +67,31 @@ def load(
     ring_depth    expert batches in flight
     chunk         most tokens of a prefill step; 512 by default
     experts_per_token   LOSSY: another number of experts than the model's own
+
+    Of all these only `isa` and `chunk` (and the lossy one) may change a result. The same calls with the same `isa` and
+    `chunk` give the same bits, whatever the rest. A chunk's tokens are evaluated together: their sums are taken in
+    another order than one token's, and the last bits of logits and state may differ between two ways of cutting the
+    same tokens into calls and chunks. Cut at the same places, they are the same bits: a prefill that was stopped at a
+    chunk's border and goes on from there ends where the unbroken one does, and `step` is a prefill of one token.
     """
     with open_store(path, experts_per_token=experts_per_token) as store:
         engine = _core.Engine(
             store.directory,
             backend=backend,
             isa=isa or "",
-            threads=threads or 0,
-            readers=readers or 0,
-            expert_slots=expert_slots or 0,
-            ring_depth=ring_depth,
-            chunk=chunk or 0,
+            threads=_asked("threads", threads),
+            readers=_asked("readers", readers),
+            expert_slots=_asked("expert_slots", expert_slots),
+            ring_depth=_asked("ring_depth", ring_depth),
+            chunk=_asked("chunk", chunk),
         )
         return Model(store, engine)
+
+
+def _asked(name: str, count: int | None) -> int:
+    """A number as the engine wants it: 0 where the choice is left to it. What is too large, it says itself."""
+    if count is None:
+        return 0
+    if isinstance(count, bool) or not hasattr(count, "__index__") or not 1 <= operator.index(count) < 1 << 31:
+        raise StateError(f"{name}: expected a whole number of at least 1, found {count!r:.40}")
+    return operator.index(count)

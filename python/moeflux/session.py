@@ -40,7 +40,7 @@ class Logits:
 
     def numpy(self, out: np.ndarray | None = None) -> np.ndarray:
         """A copy, float32 [vocab]; in `out` when given."""
-        return self._core().logits(out)
+        return self._core().logits(out, len(self))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
@@ -49,6 +49,9 @@ class Logits:
 
     def __len__(self) -> int:
         return self._session.model.variant.vocab_size
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("Logits cannot be pickled: they are the engine's memory; send numpy() of them")
 
     def _core(self) -> _core.Session:
         if self._serial != self._session._core.logits_serial:
@@ -190,12 +193,18 @@ class Session:
 
 
 def _token_array(tokens: Tokens) -> np.ndarray:
-    """As int32, refusing what is not whole numbers: 1.5 is no token, and neither is True."""
-    array = np.asarray(tokens)
+    """A copy as int32, so that nobody changes them under the engine; refuses what is not whole numbers: 1.5 is no
+    token, and neither is True."""
+    try:
+        array = np.asarray(tokens)
+    except (ValueError, OverflowError) as error:
+        raise StateError(f"tokens: expected whole numbers in one dimension, found no array: {error}") from error
     if array.size == 0 and array.ndim == 1:
         return np.empty(0, np.int32)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise StateError(f"tokens: expected whole numbers in one dimension, found {array.dtype} {array.shape}")
+    if not isinstance(tokens, np.ndarray) and any(isinstance(token, (bool, np.bool_)) for token in tokens):
+        raise StateError("tokens: expected whole numbers in one dimension, found True or False among them")
     if array.min() < -(1 << 31) or array.max() >= 1 << 31:
         raise StateError(f"tokens: expected ids of the vocabulary, found {array.min()} to {array.max()}")
-    return np.ascontiguousarray(array, np.int32)
+    return array.astype(np.int32, order="C")

@@ -50,9 +50,13 @@ class Snapshot:
     @classmethod
     def of(cls, session: Session) -> Snapshot:
         """A copy of what the session holds now."""
-        model, tokens = session.model, tuple(session.tokens)
-        tensors = {(layer, name): array for layer, name, array in session._core.read_state()}
-        return cls(model.variant, session.position, tensors, tokens, model.fingerprint)
+        model, core = session.model, session._core
+        before = core.logits_serial
+        position, tokens = core.position, tuple(core.tokens)
+        tensors = {(layer, name): array for layer, name, array in core.read_state()}
+        if core.logits_serial != before:
+            raise StateError("snapshot: expected a session that stands still, found another thread evaluating with it")
+        return cls(model.variant, position, tensors, tokens, model.fingerprint)
 
     def tensors_for(self, session: Session) -> list[np.ndarray]:
         """The pieces in the session's order and types. StateError when they are not of its model or do not fit."""
@@ -73,8 +77,12 @@ class Snapshot:
         arrays = []
         for (layer, name), shape in expected.items():
             array = self.tensors[layer, name]
-            if array.shape != shape:
-                raise StateError(f"restore: layer {layer}, {name}: expected shape {shape}, found {array.shape}")
+            types = (np.float32,) if name in FIXED else (np.float32, np.uint16)
+            if array.shape != shape or array.dtype not in types:
+                names = " or ".join(np.dtype(kind).name for kind in types)
+                raise StateError(
+                    f"restore: layer {layer}, {name}: expected {names} {shape}, found {array.dtype} {array.shape}"
+                )
             narrow = session.kv_dtype == "bf16" and name not in FIXED
             arrays.append(as_bf16(array) if narrow else as_f32(array))
         return arrays

@@ -1,0 +1,104 @@
+// The deferred ring, for tests: batches that end when a test says so. Nothing here is for users.
+#include <pybind11/stl.h>
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+
+#include "core/error.h"
+#include "engine/deferred_ring.h"
+#include "python/bindings.h"
+
+namespace py = pybind11;
+
+namespace moeflux::python {
+namespace {
+
+class Batch {
+ public:
+  // With an error, waiting for the batch throws DeviceError.
+  void finish(const std::string& error) {
+    {
+      const std::lock_guard lock(mutex_);
+      done_ = true;
+      error_ = error;
+    }
+    ended_.notify_all();
+  }
+
+  void wait() {
+    std::unique_lock lock(mutex_);
+    ended_.wait(lock, [this] { return done_; });
+    if (!error_.empty()) throw DeviceError(error_);
+  }
+
+  bool done() const {
+    const std::lock_guard lock(mutex_);
+    return done_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable ended_;
+  bool done_ = false;
+  std::string error_;
+};
+
+class BatchState final : public Ticket::State {
+ public:
+  explicit BatchState(std::shared_ptr<Batch> batch) : batch_(std::move(batch)) {}
+  void wait() override { batch_->wait(); }
+  bool done() const override { return batch_->done(); }
+
+ private:
+  std::shared_ptr<Batch> batch_;
+};
+
+// A ring and the slots of one layer that its batches lease.
+class Ring {
+ public:
+  Ring(int depth, int64_t slots) : cache_({}, {1, slots, slots, 0}), ring_(std::make_unique<DeferredRing>(depth)) {}
+
+  void push(const std::shared_ptr<Batch>& batch, const std::vector<int64_t>& experts) {
+    std::vector<Lease> leases;
+    for (const int64_t expert : experts) leases.push_back(cache_.acquire(0, expert).lease);
+    ring_->push(Ticket(std::make_unique<BatchState>(batch)), leases);
+  }
+
+  DeferredRing& ring() {
+    if (!ring_) throw StateError("[DeferredRing] expected one that was not destroyed");
+    return *ring_;
+  }
+
+  void destroy() { ring_.reset(); }
+  int64_t leased() const { return cache_.leased(); }
+
+ private:
+  SlotCache cache_;
+  std::unique_ptr<DeferredRing> ring_;
+};
+
+}  // namespace
+
+void register_ring(py::module_& m) {
+  using released = py::call_guard<py::gil_scoped_release>;
+  py::class_<Batch, std::shared_ptr<Batch>>(m, "Batch", "For tests: work of a backend that ends when it is told to.")
+      .def(py::init<>())
+      .def("finish", &Batch::finish, py::arg("error") = "", released());
+
+  py::class_<Ring>(m, "DeferredRing", "For tests: batches in flight, and the slots they lease.")
+      .def(py::init<int, int64_t>(), py::arg("depth"), py::arg("slots") = 8)
+      .def("push", &Ring::push, py::arg("batch"), py::arg("experts"), released())
+      .def(
+          "collect", [](Ring& r) { r.ring().collect(); }, released())
+      .def(
+          "pop", [](Ring& r) { r.ring().pop(); }, released())
+      .def(
+          "drain", [](Ring& r) { r.ring().drain(); }, released())
+      .def("destroy", &Ring::destroy, released())
+      .def_property_readonly("empty", [](Ring& r) { return r.ring().empty(); })
+      .def_property_readonly("waits", [](Ring& r) { return r.ring().waits(); })
+      .def_property_readonly("leased", &Ring::leased);
+}
+
+}  // namespace moeflux::python
