@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moeflux import IoError, StateError
+from moeflux import IoError, StateError, _core
 from moeflux._core import FaultPlan, FileReader, ReadBatch, ReadPool
 
 SIZE = 1000
@@ -208,8 +208,8 @@ def test_the_pool_goes_first(path: Path) -> None:
 
 FORKED = """
 import os, sys
-from moeflux import StateError
-from moeflux._core import FileReader, ReadBatch, ReadPool
+sys.path.insert(0, sys.argv[2])  # the module itself: importing moeflux may wait for a rebuild
+from _core import FileReader, ReadBatch, ReadPool, StateError
 pool, reader = ReadPool(2), FileReader(sys.argv[1])
 def batch():
     batch = ReadBatch()
@@ -236,6 +236,6 @@ assert after.wait()
 
 def test_a_fork_has_no_reading_threads(path: Path) -> None:
     """It is told so, and can go away; the parent reads on."""
-    command = [sys.executable, "-W", "ignore", "-c", FORKED, str(path)]
+    command = [sys.executable, "-W", "ignore", "-c", FORKED, str(path), str(Path(_core.__file__).parent)]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert run.returncode == 0, run.stderr
