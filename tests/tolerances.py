@@ -1,7 +1,8 @@
-"""How far an op may be from the oracle: the one table, and the one way to measure.
+"""How far an op may be from the oracle: the one table, and the two ways to measure.
 
-The error is relative to the largest number expected. It is what float32 rounding costs at the sizes that the tests
-have, times two to five. bf16 caches cost nothing more: the oracle gets the rounded rows.
+The error is what float32 rounding costs at the sizes that the tests have, times two to five. It is relative to the
+largest number expected (`assert_agrees`), or element by element to the size of what was added up to make the element,
+because that is what float32 rounds (`assert_close`). bf16 caches cost nothing more: the oracle gets the rounded rows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,21 @@ LARGEST_ERROR = {
     "gated_delta": {"f32": 4e-6},
     "route_softmax": {"f32": 2e-6},
     "route_grouped": {"f32": 2e-6},
+    # Element by element. One rounding is 6e-8.
+    "matmul": {"f32": 1e-6},  # of the weight once or twice, then one chain of multiply-adds a lane
+    "expert_ffn": {"f32": 4e-6},  # two products, one inside the other, and silu between them
+    "embed": {"f32": 2.5e-7},  # code * scale + bias: two roundings without a fused multiply-add
+    "rms_norm": {"f32": 1e-6},  # the sum of squares, a root, a division, two products
+    "rms_norm_heads": {"f32": 1e-6},
+    "gated_rms_norm": {"f32": 2e-6},  # and silu
+    "swiglu": {"f32": 1e-6},  # exp to two units of the last place, a sum, a division, a product
+    "sigmoid_gate": {"f32": 1e-6},
+    "residual_add": {"f32": 6e-8},
+    "combine": {"f32": 1e-6},  # a chain over the experts, two sums, a sigmoid
+    "rope": {"f32": 2e-7},  # two products and a sum
 }
+
+BF16_ROUNDING = 2.0**-8  # of a number: half a unit of the last of eight bits
 
 
 def assert_agrees(op: str, found: np.ndarray, expected: np.ndarray, stored: str = "f32") -> None:
@@ -28,3 +43,20 @@ def assert_agrees(op: str, found: np.ndarray, expected: np.ndarray, stored: str 
     assert error <= limit * scale, (
         f"{op}: error {error / scale:.2e} of the largest number, expected at most {limit:.2e}"
     )
+
+
+def assert_close(op: str, found: np.ndarray, expected: np.ndarray, size: np.ndarray | float | None = None) -> None:
+    """`size` is the size of what was added up, by default the element's own."""
+    assert found.dtype == np.float32
+    assert found.shape == expected.shape, f"{op}: expected shape {expected.shape}, found {found.shape}"
+    size = np.abs(expected) if size is None else size
+    error = np.abs(found.astype(np.float64) - expected)
+    # Below float32's normal numbers an error is a fixed step, not a fraction. NaN is never close.
+    allowed = np.broadcast_to(LARGEST_ERROR[op]["f32"] * size + 1e-37, error.shape)
+    bad = np.argwhere(~(error <= allowed))
+    if len(bad):
+        at = tuple(bad[0].tolist())
+        raise AssertionError(
+            f"{op}: {len(bad)} of {error.size}, first at {at}: expected {expected[at]:.9g}, found {found[at]:.9g}, "
+            f"error {error[at]:.2e}, allowed {allowed[at]:.2e}"
+        )

@@ -47,21 +47,22 @@ ThreadPool::ThreadPool(int threads) : process_(getpid()) {
 ThreadPool::~ThreadPool() { stop(); }
 
 void ThreadPool::stop() {
+  if (process_ != getpid()) {
+    // The threads are in the parent, and what they sleep on cannot be taken down without them.
+    for (std::thread& worker : workers_) worker.detach();
+    (void)sleep_.release();
+    return;
+  }
   {
-    const std::lock_guard lock(sleep_);
+    const std::lock_guard lock(sleep_->mutex);
     ending_ = true;
   }
-  wake_.notify_all();
-  for (std::thread& worker : workers_) {
-    if (process_ == getpid())
-      worker.join();
-    else
-      worker.detach();  // it exists in the parent only
-  }
+  sleep_->wake.notify_all();
+  for (std::thread& worker : workers_) worker.join();
 }
 
 void ThreadPool::run(int64_t units, Unit unit, void* body) {
-  if (units <= 1 || workers_.empty()) {
+  if (units <= 1 || workers_.empty() || process_ != getpid()) {
     for (int64_t i = 0; i < units; ++i) unit(body, i);
     return;
   }
@@ -74,9 +75,9 @@ void ThreadPool::run(int64_t units, Unit unit, void* body) {
   state_.store((task_of(state_.load(std::memory_order_relaxed)) + 1) * one_task | open);
   if (sleeping_.load() > 0) {
     {
-      const std::lock_guard lock(sleep_);
+      const std::lock_guard lock(sleep_->mutex);
     }
-    wake_.notify_all();
+    sleep_->wake.notify_all();
   }
   do_units();
   state_.fetch_and(~open, std::memory_order_acq_rel);
@@ -94,7 +95,7 @@ void ThreadPool::do_units() {
     for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < units_;) unit_(body_, i);
   } catch (...) {
     next_.store(units_, std::memory_order_relaxed);
-    const std::lock_guard lock(sleep_);
+    const std::lock_guard lock(sleep_->mutex);
     if (!error_) error_ = std::current_exception();
   }
 }
@@ -125,9 +126,9 @@ uint64_t ThreadPool::await_task(uint64_t seen) {
       pause();
     }
   } while (std::chrono::steady_clock::now() < until);
-  std::unique_lock lock(sleep_);
+  std::unique_lock lock(sleep_->mutex);
   ++sleeping_;
-  wake_.wait(lock, [&] { return news(state = state_.load()); });
+  sleep_->wake.wait(lock, [&] { return news(state = state_.load()); });
   --sleeping_;
   return state;
 }

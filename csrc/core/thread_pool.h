@@ -51,16 +51,19 @@ class ThreadPool {
   Unit unit_ = nullptr;
   void* body_ = nullptr;
   int64_t units_ = 0;
-  std::exception_ptr error_;  // guarded by sleep_
+  std::exception_ptr error_;  // guarded by sleep_->mutex
   alignas(64) std::atomic<int64_t> next_{0};
 
   // A count of tasks, whether the last one is open, and how many threads of the pool are inside it: one word, so that
   // nobody enters a task that its caller has closed.
   alignas(64) std::atomic<uint64_t> state_{0};
 
-  alignas(64) std::mutex sleep_;
-  std::condition_variable wake_;
-  std::atomic<int> sleeping_{0};
+  struct Sleep {
+    std::mutex mutex;
+    std::condition_variable wake;
+  };
+  std::unique_ptr<Sleep> sleep_ = std::make_unique<Sleep>();
+  alignas(64) std::atomic<int> sleeping_{0};
   std::atomic<bool> ending_{false};
   int64_t process_ = 0;  // that made the threads
   std::vector<std::thread> workers_;

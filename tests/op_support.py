@@ -1,0 +1,73 @@
+"""What tests of ops share: the instruction sets to run, and matrices in every format with their exact numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+
+from moeflux import QuantFormat
+from moeflux.ops import Ops, isas, ops
+from moeflux.oracle.stored import pack_codes
+
+
+@cache
+def ops_of(isa: str, threads: int) -> Ops:
+    return ops(isa=isa, threads=threads)
+
+
+@pytest.fixture(params=isas())
+def isa(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def run(isa: str) -> Ops:
+    """The ops of one instruction set, on two threads."""
+    return ops_of(isa, 2)
+
+
+AFFINE = [
+    QuantFormat.affine(b, g, s) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64, 128) for s in ("BF16", "F16", "F32")
+]
+PLAIN = [QuantFormat.plain(element) for element in ("BF16", "F16", "F32")]
+
+
+@dataclass(frozen=True)
+class StoredMatrix:
+    format: QuantFormat
+    weight: np.ndarray
+    scales: np.ndarray | None
+    biases: np.ndarray | None
+    exact: np.ndarray  # float64 [rows, columns]
+    size: np.ndarray  # |code * scale| + |bias|
+
+
+def numbers(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def narrowed(values: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """As stored, and the exact numbers that are stored."""
+    if dtype == "BF16":
+        bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+        return bits, (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    stored = values.astype(np.float16) if dtype == "F16" else values
+    return stored, stored.astype(np.float64)
+
+
+def random_matrix(rng: np.random.Generator, format: QuantFormat, rows: int, columns: int) -> StoredMatrix:
+    """Codes of every value, scales of both signs."""
+    if not format.is_affine:
+        stored, exact = narrowed(numbers(rng, rows, columns), format.element)
+        return StoredMatrix(format, stored, None, None, exact, np.abs(exact))
+    groups = columns // format.group_size
+    codes = rng.integers(0, 1 << format.bits, (rows, columns))
+    scales, exact_scales = narrowed(numbers(rng, rows, groups) / (1 << format.bits), format.scale_type)
+    biases, exact_biases = narrowed(numbers(rng, rows, groups), format.scale_type)
+    scaled = codes * np.repeat(exact_scales, format.group_size, axis=1)
+    offset = np.repeat(exact_biases, format.group_size, axis=1)
+    words = np.ascontiguousarray(pack_codes(codes, format.bits))
+    return StoredMatrix(format, words, scales, biases, scaled + offset, np.abs(scaled) + np.abs(offset))
