@@ -32,7 +32,7 @@ How it measures. A walk goes from frontier to frontier over a fixed sequence of 
      choice of the token included: what == "decode";
   4. the session is rewound to the checkpoint, and the walk goes on as if nothing had been decoded.
 The first walk, rep 0, finds no expert in memory and reads what it needs: it is reported and left out of the medians.
-Before each walk the machine's read bandwidth is measured with as many threads by reading a large buffer, and a decode's
+Just before each measurement the read bandwidth of as many threads is taken, from a large buffer, and a decode's
 share_of_read_bandwidth is bytes_touched (the weights and the state that its steps cannot do without) / seconds / that.
 
 Ctrl-C ends it after the call under way. Exit code: 0, 1 when something failed, 2 for wrong arguments, 130 after Ctrl-C.

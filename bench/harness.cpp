@@ -66,7 +66,6 @@ class Bench {
 
   void walk(int64_t rep) {
     rep_ = rep;
-    read_bandwidth_ = bandwidth_.measure(static_cast<int>(threads_));
     session_->clear();
     for (const int64_t frontier : arguments_.frontiers) {
       prefill_to(frontier);
@@ -100,8 +99,8 @@ class Bench {
   }
 
   void probe() {
-    step();
     Measurement m = begin("decode");
+    step();
     m.bytes_touched = arguments_.decode * (engine_->step_bytes() + state_bytes(*session_));
     restart(m);
     for (int64_t i = 0; i < arguments_.decode; ++i) {
@@ -123,18 +122,20 @@ class Bench {
     m.what = what;
     m.rep = rep_;
     m.threads = threads_;
-    m.read_bandwidth = read_bandwidth_;
+    m.read_bandwidth = bandwidth_.measure(static_cast<int>(threads_));
     restart(m);
     return m;
   }
 
   void restart(Measurement& m) {
     m.allocations = allocations();
+    m.cpu_seconds = cpu_seconds();
     start_ = std::chrono::steady_clock::now();
   }
 
   void end(Measurement& m) {
     m.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    m.cpu_seconds = cpu_seconds() - m.cpu_seconds;
     m.allocations = allocations() - m.allocations;
     check_interrupt();  // a prefill that was cut short is no measurement
     if (!m.context) m.context = session_->position();
@@ -151,7 +152,6 @@ class Bench {
   std::unique_ptr<moeflux::Session> session_;
   std::vector<int32_t> prompt_;
   int64_t rep_ = 0;
-  double read_bandwidth_ = 0;
   std::chrono::steady_clock::time_point start_;
 };
 

@@ -50,6 +50,15 @@ int64_t peak_rss_bytes() {
 #endif
 }
 
+double cpu_seconds() {
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
 // ---- Read bandwidth ------------------------------------------------------------------------------------------------
 
 namespace {

@@ -13,6 +13,9 @@ double load_average();  // of the last minute; below 0 when the system does not 
 // The most memory this process has had, in bytes.
 int64_t peak_rss_bytes();
 
+// Processor time that this process has used so far, on all threads, in seconds.
+double cpu_seconds();
+
 // Calls of operator new in this process so far, on any thread.
 int64_t allocations();
 

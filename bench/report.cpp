@@ -91,6 +91,7 @@ std::string Report::json(const Measurement& m) const {
       .add("context", m.context)
       .add("tokens", m.sum.tokens)
       .add("seconds", m.seconds)
+      .add("cpu_seconds", m.cpu_seconds)
       .add("tokens_per_second", m.tokens_per_second())
       .add("compute_seconds", m.sum.compute_seconds)
       .add("read_wait_seconds", m.sum.read_wait_seconds)

@@ -17,10 +17,11 @@ struct Measurement {
   int64_t rep = 0;        // 0: the cold walk
   int64_t threads = 0;
   double seconds = 0;      // of the caller
+  double cpu_seconds = 0;  // of all threads: more than seconds * threads is impossible, less means others had the cores
   moeflux::StepStats sum;  // of the calls that were timed
   int64_t allocations = 0;
   int64_t peak_rss_bytes = 0;
-  double read_bandwidth = 0;  // bytes a second, measured before the walk
+  double read_bandwidth = 0;  // bytes a second, measured just before
   int64_t bytes_touched = 0;  // decode: by all steps together; 0 for prefill
   double load = 0;
 

@@ -7,6 +7,7 @@ kind=${1:?asan, ubsan or tsan}
 shift
 folder=build/sanitize-$kind
 compiler=${CXX:-g++}
+report=$PWD/$folder/report # a file: pytest captures what a dying process writes to stderr
 runtime() { "$compiler" -print-file-name="$1"; }
 
 case $kind in
@@ -14,7 +15,7 @@ case $kind in
   asan)
     sanitizers=address,undefined
     preload="$(runtime libasan.so) $(runtime libstdc++.so.6)"
-    export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:strict_string_checks=1:detect_stack_use_after_return=1
+    export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:strict_string_checks=1:detect_stack_use_after_return=1:log_path=$report
     ;;
   ubsan)
     sanitizers=undefined
@@ -23,14 +24,14 @@ case $kind in
   tsan)
     sanitizers=thread
     preload="$(runtime libtsan.so)"
-    export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:ignore_noninstrumented_modules=1
+    export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:ignore_noninstrumented_modules=1:log_path=$report
     ;;
   *)
     echo "sanitize.sh: expected asan, ubsan or tsan, found $kind" >&2
     exit 2
     ;;
 esac
-export UBSAN_OPTIONS=print_stacktrace=1
+export UBSAN_OPTIONS=print_stacktrace=1:log_path=$report
 # numpy's own threads are not what is tested here.
 export OPENBLAS_NUM_THREADS=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
@@ -40,7 +41,12 @@ if [ ! -e "$folder/ready" ]; then
   touch "$folder/ready"
 fi
 CXX=$compiler "$folder/bin/pip" install --quiet --no-build-isolation ".[test]" -Cbuild-dir="$folder/cmake" \
-  -Ccmake.build-type=RelWithDebInfo -Cinstall.strip=false -Ccmake.define.MOEFLUX_SANITIZE="$sanitizers"
+  -Ccmake.build-type=RelWithDebInfo -Cinstall.strip=false -Ccmake.define.MOEFLUX_SANITIZE="$sanitizers" \
+  -Ccmake.define.MOEFLUX_BENCH=ON
 
+rm -f "$report".*
+status=0
 # A fixed address layout: ThreadSanitizer's shadow memory does not fit every random one.
-LD_PRELOAD=$preload setarch -R "$folder/bin/python" -m pytest -q -p no:cacheprovider "$@"
+LD_PRELOAD=$preload setarch -R "$folder/bin/python" -m pytest -q -p no:cacheprovider "$@" || status=$?
+cat "$report".* 2>/dev/null || true
+exit $status

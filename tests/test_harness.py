@@ -1,0 +1,228 @@
+"""moeflux-bench: what its JSON lines say, what it refuses, and that it needs nothing of moeflux but moeflux.h."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moeflux import Variant, _core
+from moeflux.store import open_store
+from moeflux.synth import synth
+from test_synth import DEEPSEEK, QWEN
+
+ROOT = Path(__file__).resolve().parents[1]
+FIELDS = {
+    "what", "context", "tokens", "seconds", "cpu_seconds", "tokens_per_second", "compute_seconds", "read_wait_seconds",
+    "bytes_read", "expert_hits", "expert_misses", "submissions", "waits", "allocations", "peak_rss_bytes",
+    "read_bandwidth", "bytes_touched", "share_of_read_bandwidth", "rep", "load", "threads", "isa", "kv", "engine",
+    "variant", "store", "commit", "machine",
+}  # fmt: skip
+
+Line = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def harness() -> Path:
+    """The program, as the build of the package under test left it."""
+    editable = Path(_core.__file__).resolve().parents[3] / "bench" / "moeflux-bench"
+    sanitized = Path(sys.prefix) / "cmake" / "bench" / "moeflux-bench"
+    for program in (editable, sanitized):
+        if program.exists():
+            return program
+    if ROOT / "build" in editable.parents:
+        pytest.fail("moeflux-bench is not built: `make setup` turns it on in the editable install")
+    pytest.skip("this install has no moeflux-bench: an editable one has")
+
+
+@pytest.fixture(scope="module", params=[QWEN, DEEPSEEK], ids=["qwen3_5_moe", "deepseek_v3"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Variant]:
+    folder = tmp_path_factory.mktemp("harness") / "store"
+    synth(folder, request.param)
+    return folder, request.param
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("harness") / "store"
+    synth(folder, QWEN)
+    return folder
+
+
+def run(harness: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([harness, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+
+
+def lines_of(done: subprocess.CompletedProcess[str]) -> list[Line]:
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+# ---- What is measured -------------------------------------------------------------------------------------------
+
+
+def test_one_line_a_measurement(harness: Path, model: tuple[Path, Variant]) -> None:
+    folder, variant = model
+    done = run(harness, folder, "--prefill", "5,12", "--decode", 3, "--threads", "1,2", "--reps", 2)
+    lines = lines_of(done)
+    assert [(line["threads"], line["rep"], line["what"], line["context"], line["tokens"]) for line in lines] == [
+        (threads, rep, *measured)
+        for threads in (1, 2)
+        for rep in range(3)
+        for measured in (("prefill", 5, 5), ("decode", 5, 3), ("prefill", 12, 7), ("decode", 12, 3))
+    ]
+    with open_store(folder) as opened:
+        expert_bytes = opened.directory.experts.bytes
+    for line in lines:
+        check_line(line, folder, variant, expert_bytes)
+    assert "medians of the warm walks" in done.stderr
+
+
+def check_line(line: Line, folder: Path, variant: Variant, expert_bytes: int) -> None:
+    assert set(line) == FIELDS
+    assert line["tokens_per_second"] == pytest.approx(line["tokens"] / line["seconds"])
+    assert 0 < line["compute_seconds"] + line["read_wait_seconds"] <= line["seconds"]
+    assert line["bytes_read"] == line["expert_misses"] * expert_bytes
+    assert line["rep"] == 0 or line["expert_misses"] == 0
+    assert line["peak_rss_bytes"] > 0 and line["submissions"] >= line["waits"] > 0
+    assert line["variant"] == variant.name and line["store"] == str(folder)
+    assert set(line["machine"]) == {"cpu", "cores"}
+    moe_layers = len(variant.moe_layers)
+    experts = line["expert_hits"] + line["expert_misses"]
+    if line["what"] == "prefill":
+        # Tokens of a chunk share experts.
+        assert variant.experts_per_token * moe_layers <= experts
+        assert experts <= min(variant.num_experts, line["tokens"] * variant.experts_per_token) * moe_layers
+        assert line["bytes_touched"] is None and line["share_of_read_bandwidth"] is None
+        return
+    assert experts == line["tokens"] * variant.experts_per_token * moe_layers
+    assert line["rep"] == 0 or line["allocations"] == 0
+    assert line["share_of_read_bandwidth"] == pytest.approx(
+        line["bytes_touched"] / line["seconds"] / line["read_bandwidth"]
+    )
+
+
+def test_bytes_touched_are_those_of_the_weights(harness: Path, model: tuple[Path, Variant]) -> None:
+    """All dense weights but most of the embedding, the experts of one token, and the state, with some padding."""
+    folder, variant = model
+    [_, cold, *_] = lines_of(run(harness, folder, "--prefill", 1, "--decode", 1, "--threads", 1, "--reps", 1))
+    with open_store(folder) as opened:
+        directory = opened.directory
+        dense = sum(size for tensor in directory.tensors.values() for _, _, size in tensor.spans)
+    embedding = variant.vocab_size * variant.hidden_size * 9 // 16  # 4-bit, group 64
+    picked = len(variant.moe_layers) * variant.experts_per_token * directory.experts.bytes
+    least = dense - embedding + picked
+    state = len(variant.linear_layers) * (variant.recurrent_state_bytes + variant.conv_state_bytes)
+    assert least <= cold["bytes_touched"] <= 1.15 * (least + state)
+
+
+def test_few_slots_are_read_again_and_again(harness: Path, store: Path) -> None:
+    slots = QWEN.experts_per_token
+    lines = lines_of(run(harness, store, "--prefill", 4, "--decode", 4, "--threads", 1, "--reps", 1, "--slots", slots))
+    assert f"{slots} expert slots" in lines[0]["engine"]
+    assert all(line["expert_misses"] > 0 for line in lines)
+
+
+def test_settings_reach_the_engine(harness: Path, store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "lines.json"
+    done = run(
+        harness, store, "--prefill=9", "--decode=0", "--threads=1", "--reps=1", "--chunk=4", "--isa=portable",
+        "--kv=bf16", f"--json={out}",
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout == ""
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(line["what"], line["isa"], line["kv"]) for line in lines] == [("prefill", "portable", "bf16")] * 2
+    in_one_chunk = lines_of(run(harness, store, "--prefill", 9, "--decode", 0, "--threads", 1, "--reps", 1))
+    assert lines[1]["submissions"] == 3 * in_one_chunk[1]["submissions"]
+
+
+def test_help_teaches_the_protocol(harness: Path) -> None:
+    done = run(harness, "--help")
+    assert done.returncode == 0
+    for word in ("frontier", "checkpoint", "rewound", "thrown away", "--json FILE|-", "Ctrl-C"):
+        assert word in done.stdout
+
+
+# ---- What goes wrong --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "STORE: expected a folder, found none"),
+        (["a", "b"], 'STORE: expected one folder, found "a" and "b"'),
+        (["a", "--speed", "9"], 'expected an option of --help, found "--speed"'),
+        (["a", "--reps"], "--reps: expected a value, found the end"),
+        (["a", "--reps", "0"], '--reps: expected 1 to 1000, found "0"'),
+        (["a", "--reps", "-1"], 'found "-1"'),
+        (["a", "--decode", "2x"], '--decode: expected 0 to 1048576, found "2x"'),
+        (["a", "--decode", "99999999999999999999"], 'found "99999999999999999999"'),
+        (["a", "--decode="], 'found ""'),
+        (["a", "--prefill", "8,"], 'found ""'),
+        (["a", "--prefill", "8,8"], "--prefill: expected ascending contexts, found 8 after 8"),
+        (["a", "--threads", "1,0"], '--threads: expected 1 to 1024, found "0"'),
+        (["a", "--chunk", "8193"], '--chunk: expected 0 to 8192, found "8193"'),
+        (["a", "--isa", "sse"], '--isa: expected one of portable, avx2, avx512, neon, found "sse"'),
+        (["a", "--kv", "f16"], '--kv: expected one of f32, bf16, found "f16"'),
+        (["a", "--json", "/nowhere/x"], '--json: expected a file that can be written, found "/nowhere/x"'),
+    ],
+)
+def test_wrong_arguments(harness: Path, arguments: list[str], message: str) -> None:
+    done = run(harness, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr and done.stderr.startswith("moeflux-bench: ")
+    assert done.stdout == ""
+
+
+def test_a_context_beyond_the_model(harness: Path, store: Path) -> None:
+    done = run(harness, store, "--prefill", QWEN.max_context, "--decode", 1, "--threads", 1)
+    assert done.returncode == 2
+    assert f"below {QWEN.max_context}, the model's, found {QWEN.max_context}" in done.stderr
+
+
+def test_no_store(harness: Path, tmp_path: Path) -> None:
+    done = run(harness, tmp_path, "--threads", 1)
+    assert done.returncode == 1
+    assert str(tmp_path) in done.stderr and done.stdout == ""
+
+
+def test_interrupted_after_the_call_under_way(harness: Path, store: Path) -> None:
+    arguments = [harness, store, "--prefill", "4", "--decode", "2", "--threads", "1", "--reps", "1000"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "moeflux-bench: interrupted" in errors
+    for line in [first, *rest.splitlines()]:
+        assert set(json.loads(line)) == FIELDS
+
+
+# ---- What it is made of -----------------------------------------------------------------------------------------
+
+
+def foreign_includes(bench: Path) -> list[str]:
+    sources = sorted([*bench.glob("*.cpp"), *bench.glob("*.h")])
+    own = {source.name for source in sources}
+    quoted = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+    return [
+        f"{source.name}: {name}"
+        for source in sources
+        for name in quoted.findall(source.read_text())
+        if name not in own | {"moeflux.h"}
+    ]
+
+
+def test_no_header_of_moeflux_but_one(tmp_path: Path) -> None:
+    if not (ROOT / "bench").is_dir():
+        pytest.skip("the sources are not here")
+    assert foreign_includes(ROOT / "bench") == []
+    (tmp_path / "planted.cpp").write_text('#include "moeflux.h"\n#include "engine/engine.h"\n')
+    assert foreign_includes(tmp_path) == ["planted.cpp: engine/engine.h"]
