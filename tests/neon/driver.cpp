@@ -1,0 +1,395 @@
+// Runs every NEON kernel and the portable one on the same seeded numbers, in one program, and says where they disagree.
+//
+// Freestanding but for the C library: no C++ library has to be built for the target. The portable kernels are compiled
+// without NEON, so their multiply-adds round twice where NEON's round once; `near` allows for that.
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cpu/kernels.h"
+
+namespace moeflux::cpu {
+
+extern const Kernels neon_kernels;
+extern const Kernels portable_kernels;
+
+namespace {
+
+const Kernels* const both[2] = {&portable_kernels, &neon_kernels};
+
+// ---- Numbers -------------------------------------------------------------------------------------------------------
+
+uint64_t random_state = 1;
+
+uint32_t random_bits() {
+  random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+  return static_cast<uint32_t>(random_state >> 32);
+}
+
+// Between -1 and 1.
+float random_number() { return static_cast<float>(static_cast<int32_t>(random_bits())) * 0x1p-31f; }
+
+// Memory until the program ends; zeroed, and something else behind it.
+template <typename Element>
+Element* room(int64_t count) {
+  const size_t bytes = static_cast<size_t>(count) * sizeof(Element);
+  char* memory = static_cast<char*>(malloc(bytes + 64));
+  if (!memory) abort();
+  memset(memory, 0, bytes);
+  memset(memory + bytes, 0xff, 64);
+  return reinterpret_cast<Element*>(memory);
+}
+
+float* numbers(int64_t count, float scale = 1) {
+  float* values = room<float>(count);
+  for (int64_t i = 0; i < count; ++i) values[i] = random_number() * scale;
+  return values;
+}
+
+float* copy(const float* values, int64_t count) {
+  float* other = room<float>(count);
+  memcpy(other, values, static_cast<size_t>(count) * sizeof(float));
+  return other;
+}
+
+uint16_t* bf16_numbers(int64_t count) {
+  uint16_t* values = room<uint16_t>(count);
+  for (int64_t i = 0; i < count; ++i) {
+    const float value = random_number();
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    values[i] = static_cast<uint16_t>(bits >> 16);
+  }
+  return values;
+}
+
+// ---- Verdicts ------------------------------------------------------------------------------------------------------
+
+int checks = 0;
+int failures = 0;
+
+void report(const char* kernel, bool good, double error) {
+  ++checks;
+  if (good) return;
+  ++failures;
+  printf("%s: NEON and portable are %g apart\n", kernel, error);
+}
+
+void near(const char* kernel, const float* const (&found)[2], int64_t count, double tolerance = 4e-6) {
+  double largest = 0;
+  double error = 0;
+  bool good = true;
+  for (int64_t i = 0; i < count; ++i) {
+    largest = fmax(largest, fabs(static_cast<double>(found[0][i])));
+    const double apart = fabs(static_cast<double>(found[0][i]) - static_cast<double>(found[1][i]));
+    good = good && apart == apart;
+    error = fmax(error, apart);
+  }
+  // Behind the end nothing was written.
+  for (const float* values : found) good = good && memcmp(values + count, "\xff\xff\xff\xff", 4) == 0;
+  report(kernel, good && largest > 0 && error <= tolerance * largest, error);
+}
+
+template <typename Element>
+void equal(const char* kernel, const Element* const (&found)[2], int64_t count) {
+  report(kernel, memcmp(found[0], found[1], static_cast<size_t>(count) * sizeof(Element)) == 0, NAN);
+}
+
+// ---- Matrices ------------------------------------------------------------------------------------------------------
+
+void check_matrix(int bits, int64_t group, DType type, int64_t columns, int64_t n) {
+  const int64_t rows = 37;
+  const bool affine = bits > 0;
+  const int64_t element = static_cast<int64_t>(dtype_bytes(type));
+  Weights weights;
+  weights.bits = bits;
+  weights.group_size = group;
+  weights.columns = columns;
+  weights.element = affine ? DType::u32 : type;
+  weights.scale_type = type;
+  weights.code_stride = affine ? columns * bits / 8 : columns * element;
+  weights.scale_stride = affine ? columns / group * element : 0;
+  uint8_t* parts[3];
+  for (int part = 0; part < 3; ++part) {
+    const int64_t bytes = rows * (part == 0 ? weights.code_stride : weights.scale_stride);
+    parts[part] = room<uint8_t>(bytes);
+    if (part == 0 && affine) {
+      for (int64_t i = 0; i < bytes; ++i) parts[part][i] = static_cast<uint8_t>(random_bits());
+      continue;
+    }
+    // Finite in every type: the exponent's upper bits are those of numbers below 1.
+    for (int64_t i = 0; i < bytes / element; ++i) {
+      const float value = random_number();
+      uint32_t wide;
+      memcpy(&wide, &value, sizeof wide);
+      if (type == DType::bf16) wide >>= 16;
+      if (type == DType::f16) wide = (random_bits() & 0x83ffu) | 0x3400u;
+      memcpy(parts[part] + i * element, &wide, static_cast<size_t>(element));
+    }
+  }
+  weights.codes = parts[0];
+  weights.scales = affine ? parts[1] : nullptr;
+  weights.biases = affine ? parts[2] : nullptr;
+
+  const float* x[max_block];
+  const float* tall[max_block];
+  for (int64_t i = 0; i < n; ++i) x[i] = numbers(columns), tall[i] = numbers(rows);
+  float* products[2];
+  float* transposed[2];
+  float* row[2];
+  for (int side = 0; side < 2; ++side) {
+    const MatmulKernels& kernels = both[side]->matmul;
+    products[side] = room<float>(n * rows);
+    transposed[side] = room<float>(n * columns);
+    row[side] = room<float>(columns);
+    float* out[max_block];
+    for (int64_t i = 0; i < n; ++i) out[i] = products[side] + i * rows;
+    kernels.multiply(weights, 0, rows, x, out, n);
+    for (int64_t i = 0; i < n; ++i) out[i] = transposed[side] + i * columns;
+    kernels.multiply_transposed(weights, rows, 0, columns, tall, out, n);
+    kernels.dequantize(weights, 5, row[side]);
+  }
+  near("multiply", {products[0], products[1]}, n * rows);
+  near("multiply_transposed", {transposed[0], transposed[1]}, n * columns);
+  near("dequantize", {row[0], row[1]}, columns, 1e-6);
+}
+
+void check_matrices() {
+  for (int64_t n : {1, 2, 5, 33}) {
+    for (DType type : {DType::bf16, DType::f16, DType::f32}) {
+      for (int bits : {2, 3, 4, 5, 6, 8})
+        for (int64_t group : {32, 64, 128}) check_matrix(bits, group, type, 384, n);
+      check_matrix(0, 0, type, 100, n);
+    }
+  }
+}
+
+// ---- Elementwise ---------------------------------------------------------------------------------------------------
+
+void check_elementwise(int64_t width) {
+  const float* x = numbers(width, 8);
+  const float* y = numbers(width, 8);
+  const float* weight = numbers(width);
+  const float* outputs = numbers(3 * width);
+  const float* shares = numbers(3);
+  const float* angles = numbers(width);
+  float* found[8][2];
+  uint16_t* narrow[2];
+  for (int side = 0; side < 2; ++side) {
+    const ElementwiseKernels& kernels = both[side]->elementwise;
+    for (auto& each : found) each[side] = copy(x, width);
+    narrow[side] = room<uint16_t>(width);
+    kernels.rms_norm(x, weight, found[0][side], width, 1e-6f, 0.5f);
+    kernels.gated_rms_norm(found[1][side], y, weight, width, 1e-6f);
+    kernels.swiglu(x, y, found[2][side], width);
+    kernels.sigmoid_gate(found[3][side], y, width);
+    kernels.residual_add(x, y, found[4][side], width);
+    kernels.combine(x, outputs, shares, 3, width, y, weight, found[5][side], 0, width);
+    kernels.rope(found[6][side], angles, width / 4, false);
+    kernels.rope(found[7][side], angles, width / 4, true);
+    kernels.to_bf16(x, narrow[side], width);
+  }
+  const char* names[] = {"rms_norm",     "gated_rms_norm", "swiglu", "sigmoid_gate",
+                         "residual_add", "combine",        "rope",   "rope"};
+  for (int i = 0; i < 8; ++i) near(names[i], {found[i][0], found[i][1]}, width);
+  equal("to_bf16", {narrow[0], narrow[1]}, width);
+}
+
+// ---- Attention -----------------------------------------------------------------------------------------------------
+
+void check_attention(int64_t rows, int64_t first, int64_t heads, int64_t kv_heads, int64_t dim, int64_t pe_dim,
+                     bool bf16) {
+  const int64_t keys = (first + rows) * kv_heads * dim;
+  const int64_t pe_keys = (first + rows) * pe_dim;
+  AttentionTask task;
+  task.q = numbers(rows * heads * dim);
+  task.q_row_stride = heads * dim;
+  task.q_head_stride = dim;
+  task.q_pe = numbers(rows * heads * pe_dim);
+  task.q_pe_row_stride = heads * pe_dim;
+  task.q_pe_head_stride = pe_dim;
+  task.k = bf16 ? static_cast<void*>(bf16_numbers(keys)) : numbers(keys);
+  task.v = bf16 ? static_cast<void*>(bf16_numbers(keys)) : numbers(keys);
+  task.k_pe = bf16 ? static_cast<void*>(bf16_numbers(pe_keys)) : numbers(pe_keys);
+  task.bf16 = bf16;
+  task.rows = rows;
+  task.heads = heads;
+  task.kv_heads = kv_heads;
+  task.dim = dim;
+  task.pe_dim = pe_dim;
+  task.first_position = first;
+  task.scale = 0.3f;
+  float* out[2];
+  for (int side = 0; side < 2; ++side) {
+    const AttentionKernels& kernels = both[side]->attention;
+    task.out = out[side] = room<float>(rows * heads * dim);
+    task.scratch = room<float>(kernels.scratch(task));
+    for (int64_t unit = 0; unit < kernels.units(task); ++unit) kernels.run(task, unit);
+    for (int64_t unit = 0; unit < kernels.merge_units(task); ++unit) kernels.merge(task, unit);
+  }
+  near("attention", {out[0], out[1]}, rows * heads * dim);
+}
+
+// ---- Delta net -----------------------------------------------------------------------------------------------------
+
+void check_conv1d(int64_t rows, int64_t channels, int64_t taps) {
+  const float* before = numbers((taps - 1) * channels);
+  ConvTask task;
+  task.x = numbers(rows * channels);
+  task.weight = numbers(channels * taps);
+  task.rows = rows;
+  task.channels = channels;
+  task.taps = taps;
+  float* out[2];
+  float* state[2];
+  for (int side = 0; side < 2; ++side) {
+    const DeltaKernels& kernels = both[side]->delta;
+    task.out = out[side] = room<float>(rows * channels);
+    task.state = state[side] = copy(before, (taps - 1) * channels);
+    for (int64_t unit = 0; unit < kernels.conv1d_units(task); ++unit) kernels.conv1d(task, unit);
+  }
+  near("conv1d", {out[0], out[1]}, rows * channels);
+  equal("conv1d's state", {state[0], state[1]}, (taps - 1) * channels);
+}
+
+void check_delta_gates(int64_t rows, int64_t heads) {
+  DeltaGatesTask task;
+  task.alpha = numbers(rows * heads, 40);
+  task.b = numbers(rows * heads, 40);
+  task.a_log = numbers(heads, 3);
+  task.dt_bias = numbers(heads);
+  task.rows = rows;
+  task.heads = heads;
+  float* decay[2];
+  float* beta[2];
+  for (int side = 0; side < 2; ++side) {
+    const DeltaKernels& kernels = both[side]->delta;
+    task.decay = decay[side] = room<float>(rows * heads);
+    task.beta = beta[side] = room<float>(rows * heads);
+    for (int64_t unit = 0; unit < kernels.delta_gates_units(task); ++unit) kernels.delta_gates(task, unit);
+  }
+  near("delta_gates", {decay[0], decay[1]}, rows * heads);
+  near("delta_gates", {beta[0], beta[1]}, rows * heads);
+}
+
+void check_gated_delta(int64_t rows, int64_t key_dim, int64_t value_dim) {
+  const int64_t key_heads = 2, value_heads = 4;
+  const int64_t state_size = value_heads * value_dim * key_dim;
+  const float* before = numbers(state_size);
+  DeltaTask task;
+  task.q = numbers(rows * key_heads * key_dim, 0.1f);
+  task.k = numbers(rows * key_heads * key_dim, 0.1f);
+  task.v = numbers(rows * value_heads * value_dim);
+  task.q_row_stride = task.k_row_stride = key_heads * key_dim;
+  task.q_head_stride = task.k_head_stride = key_dim;
+  task.v_row_stride = value_heads * value_dim;
+  task.v_head_stride = value_dim;
+  float* decay = numbers(rows * value_heads);
+  float* beta = numbers(rows * value_heads);
+  for (int64_t i = 0; i < rows * value_heads; ++i) decay[i] = fabsf(decay[i]), beta[i] = fabsf(beta[i]);
+  task.decay = decay;
+  task.beta = beta;
+  task.rows = rows;
+  task.key_heads = key_heads;
+  task.value_heads = value_heads;
+  task.key_dim = key_dim;
+  task.value_dim = value_dim;
+  float* out[2];
+  float* state[2];
+  for (int side = 0; side < 2; ++side) {
+    const DeltaKernels& kernels = both[side]->delta;
+    task.out = out[side] = room<float>(rows * value_heads * value_dim);
+    task.state = state[side] = copy(before, state_size);
+    for (int64_t unit = 0; unit < kernels.gated_delta_units(task); ++unit) kernels.gated_delta(task, unit);
+  }
+  near("gated_delta", {out[0], out[1]}, rows * value_heads * value_dim);
+  near("gated_delta's state", {state[0], state[1]}, state_size);
+}
+
+// ---- Choosing ------------------------------------------------------------------------------------------------------
+
+void check_routers(int64_t experts, int64_t k, int64_t groups, int64_t groups_kept) {
+  RouteTask task;
+  task.rows = 5;
+  task.logits = numbers(task.rows * experts, 4);
+  task.bias = numbers(experts);
+  task.experts = experts;
+  task.k = k;
+  task.groups = groups;
+  task.groups_kept = groups_kept;
+  task.scaling = 2.5f;
+  int32_t* ids[2][2];
+  float* weights[2][2];
+  for (int side = 0; side < 2; ++side) {
+    for (int grouped = 0; grouped < 2; ++grouped) {
+      task.ids = ids[grouped][side] = room<int32_t>(task.rows * k);
+      task.weights = weights[grouped][side] = room<float>(task.rows * k);
+      const RouteKernels& kernels = both[side]->route;
+      for (int64_t row = 0; row < task.rows; ++row)
+        (grouped ? kernels.route_grouped : kernels.route_softmax)(task, row);
+    }
+  }
+  const char* names[] = {"route_softmax", "route_grouped"};
+  for (int grouped = 0; grouped < 2; ++grouped) {
+    equal(names[grouped], {ids[grouped][0], ids[grouped][1]}, task.rows * k);
+    near(names[grouped], {weights[grouped][0], weights[grouped][1]}, task.rows * k);
+  }
+}
+
+void check_top_k(int64_t count, int64_t k, bool with_nan) {
+  float* logits = numbers(count);
+  for (int64_t i = 0; with_nan && i < count; i += 3) logits[i] = NAN;
+  TopKTask task;
+  task.logits = logits;
+  task.count = count;
+  task.k = k;
+  int32_t* ids[2];
+  float* values[2];
+  for (int side = 0; side < 2; ++side) {
+    const RouteKernels& kernels = both[side]->route;
+    task.ids = ids[side] = room<int32_t>(k);
+    task.values = values[side] = room<float>(k);
+    task.scratch = room<Candidate>(kernels.top_k_scratch(task));
+    for (int64_t unit = 0; unit < kernels.top_k_units(task); ++unit) kernels.top_k(task, unit);
+    kernels.top_k_merge(task);
+  }
+  equal("top_k's ids", {ids[0], ids[1]}, k);
+  equal("top_k's values", {values[0], values[1]}, k);
+}
+
+void check_all() {
+  check_matrices();
+  for (int64_t width : {4, 36, 100, 256}) check_elementwise(width);
+  for (bool bf16 : {false, true}) {
+    for (int64_t rows : {1, 3, 17}) {
+      check_attention(rows, 70, 6, 2, 40, 0, bf16);
+      check_attention(rows, 1, 16, 2, 128, 0, bf16);
+      check_attention(rows, 9, 5, 1, 64, 12, bf16);
+    }
+    check_attention(2, 1500, 4, 2, 36, 0, bf16);
+  }
+  for (int64_t rows : {1, 2, 9})
+    for (int64_t taps : {2, 4, 5}) check_conv1d(rows, 303, taps);
+  check_delta_gates(9, 33);
+  for (int64_t rows : {1, 9}) {
+    check_gated_delta(rows, 128, 128);
+    check_gated_delta(rows, 36, 21);
+  }
+  check_routers(256, 8, 8, 4);
+  check_routers(6, 3, 6, 3);
+  for (bool with_nan : {false, true}) {
+    check_top_k(7, 7, with_nan);
+    check_top_k(40'001, 100, with_nan);
+  }
+}
+
+}  // namespace
+}  // namespace moeflux::cpu
+
+int main() {
+  moeflux::cpu::check_all();
+  printf("%d checks, %d failures\n", moeflux::cpu::checks, moeflux::cpu::failures);
+  return moeflux::cpu::failures ? 1 : 0;
+}
