@@ -1,0 +1,74 @@
+"""What the engine's tests share: stores of tiny checkpoints, engines that fail on purpose, the oracle at any state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import moeflux
+from golden import checkpoints
+from moeflux import _core, oracle
+from moeflux.convert import convert
+from moeflux.oracle.model import KeyValueState, LatentState, LinearState
+from moeflux.snapshot import Snapshot
+from moeflux.store import Store, open_store
+
+Folder = Callable[[str], Path]
+
+
+def folders(root: Path) -> Folder:
+    """Packed 4-bit stores of tiny checkpoints with room for 1024 tokens, each made when it is first asked for."""
+    return partial(_folder, root)
+
+
+def _folder(root: Path, name: str) -> Path:
+    packed = root / name
+    if not packed.exists():
+        hf = checkpoints.write(name, root / f"hf-{name}")
+        config = (hf / "config.json").read_text()
+        (hf / "config.json").write_text(
+            re.sub(r'"max_position_embeddings": \d+', '"max_position_embeddings": 1024', config)
+        )
+        convert(hf, packed, check="none")
+    return packed
+
+
+def load_faulty(folder: Path, **options: Any) -> moeflux.Model:
+    """As moeflux.load, with `fail_at_op` and `fault`; small, for there are many of them."""
+    with open_store(folder) as store:
+        return moeflux.Model(
+            store, _core.Engine(store.directory, **{"threads": 1, "readers": 1, "chunk": 16} | options)
+        )
+
+
+def tokens(count: int, seed: int = 1, vocab: int = 384) -> list[int]:
+    """A fixed walk through the vocabulary."""
+    ids, token = [], seed % vocab
+    for _ in range(count):
+        ids.append(token)
+        token = (31 * token + 7) % vocab
+    return ids
+
+
+def steps(session: moeflux.Session, ids: list[int]) -> np.ndarray:
+    return np.stack([session.step(token).numpy() for token in ids])
+
+
+def oracle_at(store: Store, snapshot: Snapshot) -> oracle.Session:
+    """The oracle where a session was saved."""
+    session = oracle.Session(store.variant, store)
+    session.position = snapshot.position
+    for layer in range(store.variant.num_layers):
+        piece = {name: array.astype(np.float64) for (at, name), array in snapshot.tensors.items() if at == layer}
+        if "conv" in piece:
+            session.states[layer] = LinearState(piece["conv"], piece["recurrent"])
+        elif "latent" in piece:
+            session.states[layer] = LatentState(piece["latent"], piece["rope_k"])
+        else:
+            session.states[layer] = KeyValueState(piece["k"], piece["v"])
+    return session

@@ -1,0 +1,89 @@
+"""Makes the saved sessions of tests/golden/snapshots: once. They are read for ever; a format that changes gets files
+of its own beside these.
+
+    python tests/golden/make_snapshots.py
+
+Each is a session after TOKENS on a tiny checkpoint, stored plain. logits.npz holds what follows it: the engine's logits
+of NEXT, token by token, which for f32 rows were held to the oracle here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import moeflux
+from engine_support import oracle_at, steps
+from golden.checkpoints import Checkpoint, deepseek_v3, qwen3_next, qwen_hybrid, safetensors_bytes
+from moeflux.convert import convert
+from moeflux.storage import ConvertFormat
+
+FOLDER = Path(__file__).resolve().parent / "snapshots"
+TOKENS = [17, 300, 5, 42, 5]
+NEXT = [1, 99, 350]
+
+
+def hybrid() -> Checkpoint:
+    """Recurrent states of 8 KiB, for files that stay small."""
+    config = qwen3_next().config | {"linear_num_value_heads": 2, "linear_value_head_dim": 32}
+    return qwen_hybrid("qwen3_next", config, prefix="model.", fused=True, a_log="BF16", tied=False)
+
+
+CHECKPOINTS = {"hybrid": hybrid, "latent": deepseek_v3}
+
+
+class Saved(NamedTuple):
+    checkpoint: str
+    format: str
+    kv_dtype: str = "f32"
+
+
+SNAPSHOTS = {
+    "hybrid.wire-1": Saved("hybrid", "wire-1"),
+    "hybrid.wire-2": Saved("hybrid", "wire-2"),
+    "latent.wire-2": Saved("latent", "wire-2"),
+    "hybrid.f32.moeflux-1": Saved("hybrid", "moeflux"),
+    "latent.bf16.moeflux-1": Saved("latent", "moeflux", "bf16"),
+}
+
+
+def write_store(name: str, folder: Path) -> Path:
+    """The plain store of a checkpoint, in folder/name."""
+    checkpoint, source = CHECKPOINTS[name](), folder / f"hf-{name}"
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps(checkpoint.config))
+    (source / "model.safetensors").write_bytes(safetensors_bytes(checkpoint.tensors))
+    convert(source, folder / name, format=ConvertFormat.asked("bf16"), check="none")
+    return folder / name
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    logits = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        for name, saved in SNAPSHOTS.items():
+            store = Path(temporary) / saved.checkpoint
+            if not store.exists():
+                write_store(saved.checkpoint, Path(temporary))
+            session = moeflux.load(store, isa="portable").session(kv_dtype=saved.kv_dtype)
+            session.prefill(TOKENS)
+            snapshot = session.snapshot()
+            snapshot.save(FOLDER / name, format=saved.format)
+            logits[name] = steps(session, NEXT)
+            if saved.kv_dtype == "f32":
+                with moeflux.open_store(store) as weights:
+                    truth = oracle_at(weights, snapshot).prefill(NEXT)
+                assert np.abs(truth - logits[name]).max() < 1e-5 * np.ptp(truth)
+            print(f"{name:24}{(FOLDER / name).stat().st_size:8} bytes")
+    np.savez_compressed(FOLDER / "logits.npz", **logits)
+
+
+if __name__ == "__main__":
+    main()
