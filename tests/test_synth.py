@@ -14,7 +14,7 @@ from golden import checkpoints
 from moeflux import FormatError, QuantFormat, StateError, Variant, oracle
 from moeflux.storage import ConvertFormat
 from moeflux.store import open_store
-from moeflux.synth import noise, stream, synth, values_of
+from moeflux.synth import SPREAD, noise, popularity, stream, synth, values_of
 from moeflux.variants import PRESETS, preset
 from moeflux.verify import verify
 from moeflux.write_config import NOT_IN_CONFIG, config_of
@@ -127,5 +127,8 @@ def test_behaves_like_a_model(variant: Variant, tmp_path: Path, monkeypatch: pyt
         counts = np.bincount(picks.ravel(), minlength=variant.num_experts)
         assert np.count_nonzero(counts) >= 0.8 * variant.num_experts
         assert 1.5 < counts.max() / counts.mean() < 8
+        popular = popularity(variant, 0, layer) > SPREAD
+        assert popular.sum() == variant.num_experts // 8
+        assert counts[popular].mean() > 1.5 * counts[~popular].mean()
         repeated = np.mean([len(set(a) & set(b)) / len(a) for a, b in pairwise(picks)])
         assert 0.1 < repeated < 0.6

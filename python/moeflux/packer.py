@@ -56,7 +56,8 @@ class Content:
     binding: dict[str, Any]  # what a resumed run must have in common with the first
     experts: ExpertFormats
     dense: list[DenseUnit]
-    read_experts: Callable[[int, int, int], np.ndarray]  # (layer, first, count) -> their bytes, 1-D uint8
+    # (layer, first, count) -> their bytes, 1-D uint8, valid until the same thread asks again
+    read_experts: Callable[[int, int, int], np.ndarray]
     layer_position: Callable[[int], tuple[int, int]] = lambda layer: (0, layer)
     copies: list[Path] = field(default_factory=list)  # small files put beside, under their own names
     texts: dict[str, str] = field(default_factory=dict)  # more small files: name -> content

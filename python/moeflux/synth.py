@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moeflux._core import dequantize
+from moeflux._core import ExpertLayout, dequantize
 from moeflux.destination import (
     JSON_ALLOWANCE,
     check_destination,
@@ -42,11 +43,11 @@ BLOCK_ELEMENTS = 4 << 20  # of a dense matrix in memory at a time, per thread
 
 # Sizes (root mean square) of what the parts of a layer yield for input of size 1, measured on random weights.
 SWIGLU = 0.6
-ATTENTION = {"gqa": 0.3, "mla": 0.6}  # gates halve it
+ATTENTION = {"gqa": 0.45, "mla": 0.6}  # gates lower it
 SHARED = 0.4  # the shared direction, against 1 for what is a token's own
-SPREAD, POPULAR = 0.4, 1.1
+SPREAD, POPULAR = 0.4, 0.75
 """In deviations of a router's logits: all experts lie within +-SPREAD, and an eighth of them have POPULAR more."""
-GROWTH = 4.3  # of the residual stream's square over all layers, against the embedding's own: measured
+GROWTH = 1.5  # of the residual stream's square over all layers, against the embedding's own: measured
 
 
 @dataclass(frozen=True)
@@ -108,17 +109,25 @@ def content_of(variant: Variant, asked: ConvertFormat, seed: int) -> Content:
     experts = asked.of_experts(variant)
     config = json.dumps(config_of(variant), indent=2) + "\n"
     binding = {"journal": 1, "seed": str(seed), "format": str(asked), "variant": variant.to_dict()}
+    layout = ExpertLayout(variant.hidden_size, variant.moe_intermediate, experts.gate, experts.up, experts.down)
     sizes = expert_sizes(variant)
     storages = (experts.gate, experts.up, experts.down)
     shapes = ((variant.moe_intermediate, variant.hidden_size),) * 2 + ((variant.hidden_size, variant.moe_intermediate),)
 
+    buffers = threading.local()  # fresh memory for every piece would cost more than the numbers do
+
     def read_experts(layer: int, first: int, count: int) -> np.ndarray:
-        parts = []
+        """Valid until the calling thread asks again."""
+        if getattr(buffers, "data", np.empty(0)).size < count * layout.bytes:
+            buffers.data = np.empty(count * layout.bytes, np.uint8)
+        at = 0
         for expert in range(first, first + count):
             random = stream(seed, "experts", layer, expert)
             for (rows, columns), storage, size in zip(shapes, storages, sizes, strict=True):
-                parts += noise(random, rows, columns, storage, size / columns**0.5)
-        return np.concatenate(parts)
+                for part in noise(random, rows, columns, storage, size / columns**0.5):
+                    buffers.data[at : at + len(part)] = part
+                    at += len(part)
+        return buffers.data[:at]
 
     return Content(
         variant=variant,
@@ -249,7 +258,7 @@ def vector(wanted: DenseShape, variant: Variant, seed: int) -> np.ndarray:
         return flat * np.float32((3 / variant.conv_kernel) ** 0.5)
     if wanted.name.endswith("e_score_correction_bias"):
         layer = int(wanted.name.split(".")[2])
-        return np.float32(0.11) * popularity(variant, seed, layer)  # half of what the scores deviate by
+        return np.float32(0.14) * popularity(variant, seed, layer)  # two thirds of what the scores deviate by
     if wanted.name.endswith(("q_norm.weight", "k_norm.weight")):
         return 1.4 + 0.2 * flat  # attention scores of deviation 2: neither flat nor on one position
     return 1 + 0.2 * flat
