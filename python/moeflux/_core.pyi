@@ -4,32 +4,55 @@ The C++ core of moeflux.
 """
 
 from __future__ import annotations
+import collections.abc
 import numpy
 import numpy.typing
 import os
 import typing
 
 __all__: list[str] = [
+    "Batch",
     "BudgetError",
+    "DeferredRing",
     "DeviceError",
+    "Engine",
     "Error",
     "ExpertFormats",
     "ExpertLayout",
+    "Experts",
+    "FaultPlan",
+    "FileReader",
     "FormatError",
     "IoError",
+    "Lease",
+    "Ops",
     "QuantFormat",
+    "ReadBatch",
+    "ReadPool",
     "SafetensorsFile",
+    "Session",
+    "SlotCache",
+    "SnapshotSpan",
+    "SnapshotWire",
     "StateError",
+    "StepStats",
     "StoreDirectory",
     "Tensor",
     "TensorEntry",
+    "ThreadPool",
     "dequantize",
+    "isas",
     "open_mlx",
     "open_packed",
     "parse_json",
+    "parse_snapshot_wire",
     "parse_variant",
     "quantize",
     "read_json",
+    "required_tensors",
+    "snapshot_wire_header",
+    "snapshot_wire_layout",
+    "supports_direct",
 ]
 
 class Error(RuntimeError):
@@ -76,6 +99,49 @@ class QuantFormat:
     def is_affine(self) -> bool: ...
     @property
     def scale_type(self) -> str: ...
+
+class SnapshotSpan:
+    """
+    One state of one layer in a snapshot.
+    """
+
+    __hash__: typing.ClassVar[None] = None
+    def __eq__(self, arg0: SnapshotSpan) -> bool: ...
+    def __repr__(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def layer(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def part(self) -> str:
+        """
+        k, v, latent, rope_k, conv or recurrent
+        """
+
+class SnapshotWire:
+    """
+    Where everything lies in a snapshot of wire format 1 or 2.
+    """
+
+    __hash__: typing.ClassVar[None] = None
+    def __eq__(self, arg0: SnapshotWire) -> bool: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def header_bytes(self) -> int: ...
+    @property
+    def length_offsets(self) -> list[int]:
+        """
+        Where each full layer's i32 number of positions lies.
+        """
+    @property
+    def positions(self) -> int: ...
+    @property
+    def spans(self) -> list[SnapshotSpan]: ...
+    @property
+    def version(self) -> int: ...
 
 class TensorEntry:
     """
@@ -200,6 +266,359 @@ class StoreDirectory:
         Tensor by canonical name, routed experts aside.
         """
 
+class FaultPlan:
+    """
+    For tests: the read that goes wrong, and how.
+    """
+    def __init__(self, kind: str, at: int, lasting: bool = False) -> None: ...
+    def release(self) -> None:
+        """
+        Lets reads that are held go on.
+        """
+    @property
+    def calls(self) -> int: ...
+
+class FileReader:
+    """
+    For tests: a file that experts are read from.
+    """
+    def __init__(self, path: os.PathLike | str | bytes, mode: str = "buffered", fault: FaultPlan = None) -> None: ...
+    def check_unchanged(self) -> None: ...
+    def read(self, offset: int, bytes: int, misalign: int = 0, bounce: int = 1048576) -> bytes:
+        """
+        To a place `misalign` bytes behind a block's start.
+        """
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def counts(self) -> tuple[int, int]:
+        """
+        (calls, bytes) of the system.
+        """
+
+class ReadPool:
+    """
+    For tests: threads that read.
+    """
+    def __init__(self, threads: int, bounce: int = 0) -> None: ...
+    @property
+    def memory(self) -> int: ...
+    @property
+    def stats(self) -> dict: ...
+
+class ReadBatch:
+    """
+    For tests: reads that are waited for together.
+    """
+    def __init__(self) -> None: ...
+    def add(self, reader: FileReader, offset: int, bytes: int) -> None: ...
+    def cancel(self) -> None: ...
+    def data(self, index: int) -> bytes: ...
+    def promote(self) -> None: ...
+    def submit(self, pool: ReadPool, priority: str = "demand") -> None: ...
+    def wait(self) -> bool: ...
+    @property
+    def done(self) -> bool: ...
+
+class Lease:
+    """
+    For tests: keeps a slot.
+    """
+    def release(self) -> None: ...
+    def write(self, data: str) -> None: ...
+    @property
+    def data(self) -> bytes: ...
+    @property
+    def expert(self) -> int: ...
+    @property
+    def layer(self) -> int: ...
+    @property
+    def slot(self) -> int: ...
+    @property
+    def state(self) -> str: ...
+
+class SlotCache:
+    """
+    For tests: experts in a fixed number of slots.
+    """
+    def __init__(
+        self, layers: int, experts: int, slots: int, slot_bytes: int = 0, policy: str = "lru", ageing_period: int = 0
+    ) -> None: ...
+    def acquire(self, layer: int, expert: int) -> tuple:
+        """
+        (lease, "ready", "loading" or "missing")
+        """
+    def contains(self, layer: int, expert: int) -> bool: ...
+    def drop(self, layer: int, expert: int) -> bool: ...
+    def drop_all(self) -> None: ...
+    def failed(self, lease: Lease) -> None: ...
+    def guess(self, layer: int, expert: int, keep: int = 0) -> typing.Any: ...
+    def loaded(self, lease: Lease) -> None: ...
+    def share(self, lease: Lease) -> typing.Any: ...
+    @property
+    def leased(self) -> int: ...
+    @property
+    def spare(self) -> int: ...
+    @property
+    def stats(self) -> dict: ...
+
+class Experts:
+    """
+    For tests: experts of a store, read into slots.
+    """
+    def __init__(
+        self,
+        store: StoreDirectory,
+        slots: int,
+        threads: int = 2,
+        mode: str = "buffered",
+        policy: str = "lru",
+        fault: FaultPlan = None,
+        check: typing.Any = None,
+    ) -> None: ...
+    def check_unchanged(self) -> None: ...
+    def collect(self) -> None: ...
+    def contains(self, layer: int, expert: int) -> bool: ...
+    def demand(self, layer: int, expert: int, parts: int = 1) -> tuple: ...
+    def done(self, lease: Lease) -> bool: ...
+    def drop_all(self) -> None: ...
+    def give_up(self) -> None: ...
+    def guess(self, layer: int, expert: int, keep: int = 0) -> bool: ...
+    def wait(self, lease: Lease) -> None: ...
+    @property
+    def bounce(self) -> int: ...
+    @property
+    def contiguous(self) -> bool: ...
+    @property
+    def counts(self) -> tuple[int, int]: ...
+    @property
+    def offsets(self) -> list[int]: ...
+    @property
+    def slot_bytes(self) -> int: ...
+    @property
+    def spare(self) -> int: ...
+    @property
+    def stats(self) -> dict: ...
+
+class ThreadPool:
+    """
+    The pool that ops are divided over, by itself.
+    """
+    def __init__(self, threads: int) -> None: ...
+    def run(self, units: int, fail_at: int = -1) -> list[int]:
+        """
+        How often each unit ran.
+        """
+    @property
+    def threads(self) -> int: ...
+
+class Ops:
+    """
+    The ops of a backend, one at a time. Use moeflux.ops().
+    """
+    def __init__(self, backend: str = "cpu", isa: str = "", threads: int = 0, fail_at_op: int = -1) -> None: ...
+    def append(self, x: numpy.ndarray, cache: numpy.ndarray, first: int) -> typing.Any: ...
+    def attention(self, q: numpy.ndarray, k: numpy.ndarray, v: numpy.ndarray, scale: float) -> typing.Any: ...
+    def combine(
+        self,
+        residual: numpy.ndarray,
+        outputs: numpy.ndarray,
+        weights: numpy.ndarray,
+        shared: typing.Any,
+        shared_gate: typing.Any,
+    ) -> typing.Any: ...
+    def conv1d(self, x: numpy.ndarray, state: numpy.ndarray, weight: numpy.ndarray) -> tuple: ...
+    def delta_gates(
+        self, alpha: numpy.ndarray, b: numpy.ndarray, a_log: numpy.ndarray, dt_bias: numpy.ndarray
+    ) -> tuple: ...
+    def describe(self) -> str: ...
+    def doubled(self, x: numpy.ndarray, count: int) -> tuple:
+        """
+        x doubled `count` times in one batch, errors of two waits, and the text of the last.
+        """
+    def embed(self, table: typing.Any, ids: numpy.ndarray) -> typing.Any: ...
+    def expert_ffn(
+        self,
+        x: numpy.ndarray,
+        experts: collections.abc.Sequence[tuple[typing.Any, typing.Any, typing.Any]],
+        jobs: collections.abc.Sequence[tuple[int, collections.abc.Sequence[int]]],
+        k: int,
+        intermediate: int,
+    ) -> typing.Any: ...
+    def gated_delta(
+        self,
+        q: numpy.ndarray,
+        k: numpy.ndarray,
+        v: numpy.ndarray,
+        decay: numpy.ndarray,
+        beta: numpy.ndarray,
+        state: numpy.ndarray,
+    ) -> tuple: ...
+    def gated_rms_norm(self, x: numpy.ndarray, z: numpy.ndarray, weight: numpy.ndarray, eps: float) -> typing.Any: ...
+    def matmul(self, products: collections.abc.Sequence[tuple[numpy.ndarray, typing.Any, bool]]) -> list: ...
+    def mla_attention(
+        self, q_latent: numpy.ndarray, q_pe: numpy.ndarray, latent: numpy.ndarray, k_pe: numpy.ndarray, scale: float
+    ) -> typing.Any: ...
+    def residual_add(self, x: numpy.ndarray, y: numpy.ndarray) -> typing.Any: ...
+    def rms_norm(self, x: numpy.ndarray, weight: numpy.ndarray, eps: float) -> typing.Any: ...
+    def rms_norm_heads(self, x: numpy.ndarray, weight: typing.Any, eps: float, scale: float) -> typing.Any: ...
+    def rope(self, x: numpy.ndarray, angles: numpy.ndarray, interleaved: bool) -> typing.Any: ...
+    def route_grouped(
+        self,
+        logits: numpy.ndarray,
+        bias: numpy.ndarray,
+        k: int,
+        groups: int,
+        groups_kept: int,
+        normalize: bool,
+        scaling: float,
+    ) -> tuple: ...
+    def route_softmax(self, logits: numpy.ndarray, k: int, normalize: bool) -> tuple: ...
+    def sigmoid_gate(self, x: numpy.ndarray, gate: numpy.ndarray) -> typing.Any: ...
+    def swiglu(self, gate: numpy.ndarray, up: numpy.ndarray) -> typing.Any: ...
+    def top_k(self, logits: numpy.ndarray, k: int) -> tuple: ...
+
+class StepStats:
+    """
+    What evaluating cost: of the last call, or of all since the session was made.
+    """
+    def __repr__(self) -> str: ...
+    @property
+    def bytes_read(self) -> int:
+        """
+        By expert reads.
+        """
+    @property
+    def compute_seconds(self) -> float:
+        """
+        Recording and running ops.
+        """
+    @property
+    def expert_hits(self) -> int:
+        """
+        Experts found in a slot.
+        """
+    @property
+    def expert_misses(self) -> int:
+        """
+        Experts that had to be read.
+        """
+    @property
+    def read_wait_seconds(self) -> float:
+        """
+        Standing still for expert reads.
+        """
+    @property
+    def seconds(self) -> float:
+        """
+        Of the whole call.
+        """
+    @property
+    def submissions(self) -> int:
+        """
+        Batches given to the backend.
+        """
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def waits(self) -> int:
+        """
+        Times the host waited for one.
+        """
+
+class Session:
+    """
+    One timeline of tokens. See moeflux.Session.
+    """
+    def argmax(self) -> int: ...
+    def checkpoint(self) -> None: ...
+    def clear(self) -> None: ...
+    def logits(self, out: numpy.ndarray | None, vocab: int) -> numpy.typing.NDArray[numpy.float32]: ...
+    def prefill(
+        self,
+        tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        on_progress: collections.abc.Callable | None,
+        all_logits: numpy.ndarray | None,
+        vocab: int,
+    ) -> int: ...
+    def read_state(self) -> list:
+        """
+        (layer, name, copy) of every piece of state, in layer order.
+        """
+    def restore(
+        self,
+        position: int,
+        tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        tensors: collections.abc.Sequence[numpy.ndarray],
+    ) -> None: ...
+    def rewind(self, position: int, exact: bool = True) -> int: ...
+    def set_max_checkpoints(self, count: int) -> None: ...
+    def step(self, token: int) -> None: ...
+    def top_k(self, k: int) -> tuple: ...
+    @property
+    def checkpoints(self) -> list[int]: ...
+    @property
+    def last(self) -> StepStats: ...
+    @property
+    def logits_serial(self) -> int: ...
+    @property
+    def max_context(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def tokens(self) -> list[int]: ...
+    @property
+    def total(self) -> StepStats: ...
+
+class Engine:
+    """
+    A loaded model. See moeflux.Model.
+    """
+    def __init__(
+        self,
+        store: StoreDirectory,
+        *,
+        backend: str = "auto",
+        isa: str = "",
+        threads: int = 0,
+        readers: int = 0,
+        expert_slots: int = 0,
+        ring_depth: int = 2,
+        chunk: int = 0,
+        fail_at_op: int = -1,
+        fault: FaultPlan = None,
+    ) -> None:
+        """
+        `fail_at_op` and `fault` are for tests: the op that fails, and the expert read that goes wrong.
+        """
+    def describe(self) -> str: ...
+    def memory(self) -> dict[str, int]: ...
+    def session(self, max_context: int = 0, kv_dtype: str = "f32") -> Session: ...
+
+class Batch:
+    """
+    For tests: work of a backend that ends when it is told to.
+    """
+    def __init__(self) -> None: ...
+    def finish(self, error: str = "") -> None: ...
+
+class DeferredRing:
+    """
+    For tests: batches in flight, and the slots they lease.
+    """
+    def __init__(self, depth: int, slots: int = 8) -> None: ...
+    def collect(self) -> None: ...
+    def destroy(self) -> None: ...
+    def drain(self) -> None: ...
+    def pop(self) -> None: ...
+    def push(self, batch: Batch, experts: collections.abc.Sequence[int]) -> None: ...
+    @property
+    def empty(self) -> bool: ...
+    @property
+    def leased(self) -> int: ...
+    @property
+    def waits(self) -> int: ...
+
 def dequantize(
     words: numpy.ndarray,
     scales: numpy.ndarray,
@@ -210,6 +629,11 @@ def dequantize(
 ) -> numpy.typing.NDArray[numpy.float32]:
     """
     The float32 numbers that an affine matrix stands for: code * scale + bias.
+    """
+
+def isas() -> list[str]:
+    """
+    The instruction sets whose kernels run here, the best first.
     """
 
 def open_mlx(folder: os.PathLike | str | bytes, variant_json: str) -> StoreDirectory:
@@ -232,6 +656,11 @@ def parse_json(text: str, where: str = "text") -> typing.Any:
     The value of a JSON text (str or UTF-8 bytes), read strictly.
     """
 
+def parse_snapshot_wire(data: typing.Any, variant_json: str, where: str = "snapshot") -> SnapshotWire:
+    """
+    The layout of a whole snapshot of wire format 1 or 2, every field of it checked.
+    """
+
 def parse_variant(text: str) -> typing.Any:
     """
     The fields of Variant.to_json() as the C++ core understands them.
@@ -245,6 +674,26 @@ def quantize(array: numpy.ndarray, format: QuantFormat, threads: int = 0) -> tup
 def read_json(path: os.PathLike | str | bytes) -> typing.Any:
     """
     The content of a JSON file, read strictly.
+    """
+
+def required_tensors(variant_json: str) -> list:
+    """
+    (name, logical shape, whether a matrix) of everything but the routed experts: a matrix by its base name, in stacks where latent attention may have either form.
+    """
+
+def snapshot_wire_header(variant_json: str, version: int) -> bytes:
+    """
+    The bytes that such a snapshot starts with.
+    """
+
+def snapshot_wire_layout(variant_json: str, version: int, positions: int) -> SnapshotWire:
+    """
+    The layout that a snapshot after so many tokens has.
+    """
+
+def supports_direct(path: os.PathLike | str | bytes) -> bool:
+    """
+    Whether the file's file system has direct reads.
     """
 
 __version__: str
