@@ -41,7 +41,6 @@ typedef float Floats __attribute__((vector_size(lanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(lanes * 4)));
 typedef uint32_t Words __attribute__((vector_size(lanes * 4)));
 typedef uint16_t Halves __attribute__((vector_size(lanes * 2)));
-typedef uint8_t Bytes __attribute__((vector_size(lanes)));
 
 #if defined(__AVX512F__)
 // The unmasked forms of some intrinsics make GCC 12 warn of an uninitialised value.
