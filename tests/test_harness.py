@@ -122,6 +122,14 @@ def test_bytes_touched_are_those_of_the_weights(harness: Path, model: tuple[Path
     assert least <= cold["bytes_touched"] <= 1.15 * (least + state)
 
 
+def test_a_step_allocates_nothing(harness: Path, model: tuple[Path, Variant]) -> None:
+    """From the second step on, though experts are still being read."""
+    done = run(harness, model[0], "--prefill", 1, "--decode", 60, "--threads", 2, "--reps", 1)
+    cold, warm = (line for line in lines_of(done) if line["what"] == "decode")
+    assert cold["expert_misses"] > 0
+    assert (cold["allocations"], warm["allocations"]) == (0, 0)
+
+
 def test_few_slots_are_read_again_and_again(harness: Path, store: Path) -> None:
     slots = QWEN.experts_per_token
     lines = lines_of(run(harness, store, "--prefill", 4, "--decode", 4, "--threads", 1, "--reps", 1, "--slots", slots))

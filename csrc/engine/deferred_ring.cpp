@@ -22,6 +22,7 @@ void DeferredRing::push(Ticket ticket, std::vector<Lease>& leases) {
   Entry& entry = entries_[(oldest_ + size_) % entries_.size()];
   entry.ticket = std::move(ticket);
   std::swap(entry.leases, leases);
+  leases.reserve(entry.leases.capacity());
   ++size_;
 }
 

@@ -46,7 +46,9 @@ EngineSession::EngineSession(std::shared_ptr<LoadedEngine> engine, const Session
     : engine_(std::move(engine)),
       max_context_(context_of(engine_->variant(), options)),
       state_(engine_->variant(), max_context_, kv_dtype_of(options), engine_->backend()),
-      logits_(engine_->backend().allocate(engine_->variant().vocab_size * 4, "logits")) {}
+      logits_(engine_->backend().allocate(engine_->variant().vocab_size * 4, "logits")) {
+  tokens_.reserve(static_cast<size_t>(max_context_));  // a step allocates nothing
+}
 
 // ---- Evaluating
 // ---------------------------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ namespace moeflux {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr size_t usual_requests = 36;  // nine slices of an expert, each read in four parts
+
 // What threads and batches share; lives as long as the last of them.
 struct ReadQueue {
   struct List {
@@ -132,6 +134,7 @@ ReadBatch::~ReadBatch() {
 
 void ReadBatch::add(const ReadRequest& request) {
   if (queue_) throw StateError("[ReadBatch] add: expected a batch that is not submitted, found one that is");
+  if (requests_.capacity() == 0) requests_.reserve(usual_requests);  // so that a later, larger use allocates nothing
   requests_.push_back(request);
 }
 
