@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden import checkpoints
-from mlx_folder import write_mlx_folder
 
 import moeflux
+from golden import checkpoints
+from mlx_folder import write_mlx_folder
 from moeflux import oracle
 from moeflux.convert import convert
 from moeflux.store import open_store

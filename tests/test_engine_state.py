@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden import checkpoints
-from test_engine import tokens
 
 import moeflux
+from golden import checkpoints
 from moeflux import FormatError, StateError
 from moeflux.convert import convert
 from moeflux.snapshot import Snapshot
+from test_engine import tokens
 
 NAMES = ("qwen3_5_moe", "qwen3_moe", "deepseek_v3")
 

@@ -36,6 +36,7 @@ ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const Engi
              {store.variant.num_layers(), store.variant.num_experts, count_of_slots(store.variant, options),
               store_.slot().bytes}),
       pool_(options.readers ? options.readers : default_readers, store_.bounce()),
+      loader_(store_, pool_, cache_),
       groups_(store.variant.num_experts, chunk * store.variant.experts_per_token),
       experts_per_token_(store.variant.experts_per_token),
       ring_(options.ring_depth) {
@@ -64,7 +65,7 @@ void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, in
   const ExpertSideWeights& w = model.weights.layers[static_cast<size_t>(layer)].experts;
   route(commands, model, layer, s, n, stats);
   groups_.assign({s.ids.i32(), static_cast<size_t>(n * experts_per_token_)});
-  sort_out(layer, s, stats);
+  sort_out(layer, stats);
 
   Wave* reading = &waves_[0];
   Wave* computing = &waves_[1];
@@ -123,7 +124,7 @@ void ExpertSide::route(std::unique_ptr<Commands>& commands, const Model& model, 
 }
 
 // Jobs for the experts that are in a slot, a list of those that are not.
-void ExpertSide::sort_out(int64_t layer, Scratch&, StepStats& stats) {
+void ExpertSide::sort_out(int64_t layer, StepStats& stats) {
   missing_.clear();
   next_missing_ = 0;
   jobs_.clear();
@@ -153,17 +154,15 @@ void ExpertSide::begin_wave(Wave& wave, int64_t layer, StepStats& stats) {
   for (int64_t i = 0; i < count; ++i) {
     const ExpertGroups::Group& group = missing_[next_missing_++];
     wave.groups.push_back(group);
-    wave.leases.push_back(cache_.acquire(layer, group.expert).lease);
-    stats.bytes_read += store_.add_reads(layer, group.expert, wave.leases.back().data(), wave.reads, parts);
+    wave.leases.push_back(loader_.demand(layer, group.expert, parts).lease);
+    stats.bytes_read += store_.experts().bytes;
   }
-  pool_.submit(wave.reads);
 }
 
 void ExpertSide::end_reads(Wave& wave, StepStats& stats) {
   const auto start = std::chrono::steady_clock::now();
-  (void)wave.reads.wait();  // nothing cancels a demanded read
+  for (const Lease& lease : wave.leases) loader_.wait(lease);
   stats.read_wait_seconds += seconds_since(start);
-  for (const Lease& lease : wave.leases) cache_.loaded(lease);
 }
 
 void ExpertSide::add_jobs(Wave& wave) {
@@ -207,7 +206,11 @@ void ExpertSide::finish(StepStats& stats) {
 }
 
 void ExpertSide::abandon() noexcept {
-  for (Wave& wave : waves_) abandon(wave);
+  loader_.give_up();
+  for (Wave& wave : waves_) {
+    wave.leases.clear();
+    wave.groups.clear();
+  }
   try {
     ring_.drain();
   } catch (...) {
@@ -215,18 +218,6 @@ void ExpertSide::abandon() noexcept {
   }
   leases_.clear();
   jobs_.clear();
-}
-
-void ExpertSide::abandon(Wave& wave) noexcept {
-  wave.reads.cancel();
-  try {
-    (void)wave.reads.wait();
-  } catch (...) {
-  }
-  for (const Lease& lease : wave.leases)
-    if (lease.state() == SlotState::loading) cache_.failed(lease);
-  wave.leases.clear();
-  wave.groups.clear();
 }
 
 ExpertMatrices ExpertSide::matrices(int64_t slot) const {

@@ -15,6 +15,7 @@
 #include "engine/model.h"
 #include "engine/scratch.h"
 #include "format/store_directory.h"
+#include "io/expert_loader.h"
 #include "io/expert_store.h"
 #include "io/read_pool.h"
 #include "io/slot_cache.h"
@@ -49,18 +50,16 @@ class ExpertSide {
   struct Wave {
     std::vector<ExpertGroups::Group> groups;
     std::vector<Lease> leases;  // of the same experts
-    ReadBatch reads;
   };
 
   void route(std::unique_ptr<Commands>& commands, const Model& model, int64_t layer, Scratch& scratch, int64_t n,
              StepStats& stats);
-  void sort_out(int64_t layer, Scratch& scratch, StepStats& stats);
+  void sort_out(int64_t layer, StepStats& stats);
   void begin_wave(Wave& wave, int64_t layer, StepStats& stats);
   void end_reads(Wave& wave, StepStats& stats);
   void add_jobs(Wave& wave);
   void record_jobs(Commands& commands, Scratch& scratch);
   void submit(std::unique_ptr<Commands>& commands, StepStats& stats);
-  void abandon(Wave& wave) noexcept;
   ExpertMatrices matrices(int64_t slot) const;
 
   Backend& backend_;
@@ -68,6 +67,7 @@ class ExpertSide {
   std::unique_ptr<Buffer> memory_;  // of the slots
   SlotCache cache_;
   ReadPool pool_;
+  ExpertLoader loader_;
   ExpertGroups groups_;
   int64_t experts_per_token_;
 
