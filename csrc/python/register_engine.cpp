@@ -109,7 +109,7 @@ void restore(Session& session, int64_t position, const Tokens& tokens, const std
     if (next == given.size())
       throw StateError(concat("restore: expected a tensor for layer ", tensor.layer, ", found none"));
     const py::array& array = given[next++];
-    const bool fits = array.dtype().is(numpy_type(tensor.dtype)) && (array.flags() & py::array::c_style) &&
+    const bool fits = array.dtype().equal(numpy_type(tensor.dtype)) && (array.flags() & py::array::c_style) &&
                       std::vector<int64_t>(array.shape(), array.shape() + array.ndim()) == tensor.shape;
     if (!fits) throw StateError(concat("restore: layer ", tensor.layer, ", ", tensor.name, ": the array does not fit"));
     std::memcpy(tensor.data, array.data(), static_cast<size_t>(tensor.bytes));

@@ -66,6 +66,8 @@ class Snapshot:
                 f"restore: expected a snapshot of the model {model.fingerprint[:16]}..., "
                 f"found one of {self.fingerprint[:16]}..."
             )
+        if self.position < 0:
+            raise StateError(f"restore: expected a position from 0 on, found {self.position}")
         if self.position > session.max_context:
             raise StateError(
                 f"restore: expected at most {session.max_context} tokens (max_context), found {self.position}"
@@ -84,7 +86,7 @@ class Snapshot:
                     f"restore: layer {layer}, {name}: expected {names} {shape}, found {array.dtype} {array.shape}"
                 )
             narrow = session.kv_dtype == "bf16" and name not in FIXED
-            arrays.append(as_bf16(array) if narrow else as_f32(array))
+            arrays.append(np.ascontiguousarray(as_bf16(array) if narrow else as_f32(array)))
         return arrays
 
     # ---- Files --------------------------------------------------------------------------------------------------
