@@ -20,6 +20,7 @@ namespace {
 // Long enough that an expert sees many tokens, short enough that the scratch stays a small part of memory.
 constexpr int64_t default_chunk = 512;
 constexpr int64_t longest_chunk = 8192;
+constexpr int64_t most_experts = 4096;  // of a layer: what the routers have room for
 
 EngineOptions checked(EngineOptions options) {
   const auto require = [](bool holds, const char* what, const char* expected, int64_t found) {
@@ -54,6 +55,8 @@ std::shared_ptr<Engine> Engine::open(StoreDirectory store, const EngineOptions& 
 }
 
 std::shared_ptr<Engine> open_engine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults) {
+  if (store.variant.num_experts > most_experts)
+    throw FormatError(concat("num_experts: expected at most ", most_experts, ", found ", store.variant.num_experts));
   // A forked child leaves its copy where it is: its threads are not there to be joined.
   const auto destroy = [process = getpid()](LoadedEngine* engine) {
     if (getpid() == process) delete engine;
