@@ -88,7 +88,7 @@ MAY_IMPORT = {
     "cli": {"*", "_core"},
     "__main__": {"cli"},
 }
-NOBODY_IMPORTS = {"cli": {"__main__"}, "__main__": set()}
+NOBODY_IMPORTS = {"cli": {"__main__", "cli"}, "__main__": set()}
 ORACLE_LIBRARIES = {"numpy"}
 
 

@@ -1,0 +1,74 @@
+"""The `moeflux` command: one module a group of sub-commands, everything heavy imported inside their functions."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from moeflux._core import __version__
+from moeflux.cli import look, make
+from moeflux.errors import Error
+
+__all__ = ["main"]
+
+DESCRIPTION = """\
+moeflux is for Mixture-of-Experts language models far larger than memory: what every token needs stays in memory, the
+experts stay on the SSD and are read as the router picks them. This version looks into models and prepares them; it does
+not write text yet. It reads stock MLX folders as they are, converts Hugging Face and MLX checkpoints, checks what lies
+on disk, and makes random models of any shape to try things with.
+"""
+
+EXAMPLES = """\
+examples:
+  moeflux info                                  this machine, and the presets
+  moeflux info Qwen3.6-35B-A3B                  what a known model costs, before any download
+  moeflux info ~/models/Qwen3.6-35B-A3B-4bit    what a folder holds
+  moeflux synth /tmp/tiny --variant a3b --layers 4 --experts 16 --vocab 1024
+  moeflux verify /tmp/tiny
+  moeflux convert ~/models/Qwen3.6-35B-A3B /ssd/a3b --bits 4
+
+units: kB, MB and GB are powers of 1000, as on the label of a disk. --json prints exact bytes.
+exit status: 0 done, 1 verify found a fault, 2 a wrong call or a bad file (one sentence on stderr), 130 Ctrl-C.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit status. User errors are a sentence on stderr, never a traceback."""
+    parser = _parser()
+    if not (sys.argv[1:] if argv is None else argv):
+        parser.print_help(sys.stderr)
+        return 2
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit as stop:  # argparse has printed the help, the version or the error
+        return int(stop.code or 0)
+    try:
+        status = arguments.run(arguments)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return _fail(arguments.command, "interrupted", 130)
+    except BrokenPipeError:
+        # The reader of a pipe has gone, as `head` does. Nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (Error, OSError) as error:
+        return _fail(arguments.command, str(error), 2)
+
+
+def _fail(command: str, sentence: str, status: int) -> int:
+    print(f"moeflux {command}: {' '.join(line.strip() for line in sentence.splitlines())}", file=sys.stderr)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="moeflux", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"moeflux {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    for group in (look, make):
+        group.add(commands)
+    return parser

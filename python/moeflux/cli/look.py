@@ -1,0 +1,83 @@
+"""Commands that look at models: `info`, `verify`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+from moeflux.cli.arguments import Commands, command, print_value
+
+__all__ = ["add"]
+
+INFO_HELP = "what a model is and what it costs; without a target, this machine"
+INFO = """\
+Prints what a model is made of, how it is stored, how many bytes it holds, how many a token touches and what is missing
+from its folder. The target is a folder with weights (packed by moeflux, or MLX safetensors), a config.json, or the name
+of a preset or an unambiguous part of it. Without a target: this machine, and the names of the presets.
+
+examples:
+  moeflux info
+  moeflux info a3b --json
+  moeflux info ~/models/Qwen3.6-35B-A3B-4bit
+"""
+
+VERIFY_HELP = "read a store again, whole, and compare every checksum"
+VERIFY = """\
+Reads every byte of a packed store and compares it with the checksums in its moeflux.json. Each part that is not what
+was written is named: file, tensor, layer, expert. The exit status is 0 when all agree and 1 when something does not.
+A folder without moeflux.json has no checksums: its names, shapes and sizes are checked, and the report says so.
+
+examples:
+  moeflux verify /ssd/a3b
+  moeflux verify /ssd/a3b --json
+"""
+
+
+def add(commands: Commands) -> None:
+    _add_info(command(commands, "info", _info, INFO_HELP, INFO))
+    _add_verify(command(commands, "verify", _verify, VERIFY_HELP, VERIFY))
+
+
+# ---- info -------------------------------------------------------------------------------------------------------
+
+
+def _add_info(command: argparse.ArgumentParser) -> None:
+    command.add_argument("target", nargs="?", metavar="STORE|CONFIG|PRESET")
+    command.add_argument("--json", action="store_true", help="everything as JSON, sizes in exact bytes")
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    if arguments.target is None:
+        from moeflux.machine import this_machine
+
+        print_value(this_machine(), arguments.json)
+        return 0
+    from moeflux.info import describe
+
+    print_value(describe(arguments.target), arguments.json)
+    return 0
+
+
+# ---- verify -----------------------------------------------------------------------------------------------------
+
+
+def _add_verify(command: argparse.ArgumentParser) -> None:
+    command.add_argument("store", type=Path, metavar="STORE", help="folder of a packed store")
+    command.add_argument(
+        "--experts", type=Path, metavar="FOLDER", help="with the layer files, where it is not the usual one"
+    )
+    command.add_argument("--json", action="store_true", help="everything as JSON, sizes in exact bytes")
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from moeflux.progress import for_terminal
+    from moeflux.verify import verify
+
+    report = verify(arguments.store, experts=arguments.experts, progress=for_terminal())
+    if arguments.json:
+        print(json.dumps({"ok": report.ok, **dataclasses.asdict(report)}, indent=2, default=str))
+    else:
+        print(report)
+    return 0 if report.ok else 1

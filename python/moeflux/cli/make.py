@@ -1,0 +1,179 @@
+"""Commands that make stores: `convert`, `synth`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moeflux.cli.arguments import Commands, command
+
+if TYPE_CHECKING:
+    from moeflux.convert import ConvertFormat
+    from moeflux.variants import Variant
+
+__all__ = ["add"]
+
+CONVERT_HELP = "make a packed store of an MLX folder or a Hugging Face checkpoint"
+CONVERT = """\
+Writes DEST, a packed store: the dense weights in one file, the experts of each layer in one more, each expert in one
+piece, so that it is one read. An MLX folder is repacked byte for byte. A Hugging Face checkpoint (bf16, fp16, f32, or
+fp8 with block scales) is quantised, as mlx_lm.convert would. The store grows in DEST.partial and gets its name when it
+is complete and checked; a run that was stopped is continued by the same command. Memory stays below 2 GB.
+
+examples:
+  moeflux convert ~/models/Qwen3.6-35B-A3B-4bit /ssd/a3b            an MLX folder, repacked
+  moeflux convert ~/models/Qwen3.6-35B-A3B /ssd/a3b --bits 4        a Hugging Face checkpoint, quantised
+  moeflux convert ~/models/Qwen3.6-35B-A3B /ssd/a3b --dry-run       only what would be written, and whether it fits
+  moeflux convert ~/models/Qwen3.6-35B-A3B /ssd/a3b --bits 3 --dense-bits 6 --group-size 32
+"""
+
+SYNTH_HELP = "make a random model of any shape"
+SYNTH = """\
+Writes a packed store of random weights in the shape of a preset or of a config.json, cut to fewer layers, tokens and
+experts if asked. Activations and routing behave as in a trained model (some experts are popular); the text it would
+write is noise. The same flags give the same bytes. For tests, for benchmarks, and to see whether a model of some size
+works on a machine before its download.
+
+examples:
+  moeflux synth /tmp/tiny --variant a3b --layers 4 --experts 16 --vocab 1024
+  moeflux synth /ssd/a17b --variant a17b                        the whole of it: 223 GB
+  moeflux synth /tmp/mine --config ~/models/mine/config.json --layers 8 --bits 3 --seed 7
+"""
+
+
+def add(commands: Commands) -> None:
+    _add_convert(command(commands, "convert", _convert, CONVERT_HELP, CONVERT))
+    _add_synth(command(commands, "synth", _synth, SYNTH_HELP, SYNTH))
+
+
+# ---- convert ----------------------------------------------------------------------------------------------------
+
+
+def _add_convert(command: argparse.ArgumentParser) -> None:
+    command.add_argument("source", type=Path, metavar="SRC", help="folder with config.json and *.safetensors")
+    command.add_argument("dest", type=Path, metavar="DEST", help="folder to make")
+    _add_format(command)
+    command.add_argument("--force", action="store_true", help="replace a store, or an unfinished one, that is there")
+    command.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
+    command.add_argument(
+        "--verify",
+        choices=("quick", "full", "none"),
+        default="quick",
+        help="compare the result with the source: four experts of each layer (quick), or everything",
+    )
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    from moeflux.convert import convert
+    from moeflux.progress import for_terminal
+
+    report = convert(
+        arguments.source,
+        arguments.dest,
+        format=_asked_format(arguments),
+        force=arguments.force,
+        dry_run=arguments.dry_run,
+        check=arguments.verify,
+        progress=for_terminal(),
+    )
+    print(report)
+    return 0
+
+
+def _asked_format(arguments: argparse.Namespace) -> ConvertFormat | None:
+    """None unless a format flag was given: what an MLX folder holds is repacked, never changed."""
+    if arguments.bits is None and arguments.group_size is None and arguments.dense_bits is None:
+        return None
+    from moeflux._core import read_json
+    from moeflux.convert import ConvertFormat
+
+    usual = ConvertFormat.default(read_json(str(arguments.source / "config.json")))
+    return ConvertFormat.asked(
+        arguments.bits or usual.experts.bits,
+        arguments.group_size or usual.experts.group_size,
+        dense_bits=arguments.dense_bits,
+        element=usual.element,
+    )
+
+
+# ---- synth ------------------------------------------------------------------------------------------------------
+
+
+def _add_synth(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", type=Path, metavar="DIR", help="folder to make")
+    model = command.add_mutually_exclusive_group(required=True)
+    model.add_argument("--variant", metavar="NAME", help="a preset, by name or an unambiguous part of it")
+    model.add_argument("--config", type=Path, metavar="FILE", help="a config.json, or the folder with it")
+    for flag, meaning in (
+        ("--layers", "the first so many; more than the model has repeat its pattern"),
+        ("--vocab", "tokens"),
+        ("--experts", "experts of a layer"),
+        ("--experts-per-token", "how many of them the router picks"),
+    ):
+        command.add_argument(flag, type=int, metavar="N", help=meaning)
+    _add_format(command)
+    command.add_argument("--seed", type=int, default=0, metavar="S", help="another seed, other weights; usually 0")
+    command.add_argument("--force", action="store_true", help="replace a store, or an unfinished one, that is there")
+
+
+def _synth(arguments: argparse.Namespace) -> int:
+    from moeflux.convert import ConvertFormat
+    from moeflux.progress import for_terminal
+    from moeflux.synth import synth
+
+    report = synth(
+        arguments.folder,
+        _asked_variant(arguments),
+        seed=arguments.seed,
+        format=ConvertFormat.asked(
+            arguments.bits or 4, arguments.group_size or 64, dense_bits=arguments.dense_bits or arguments.bits
+        ),
+        force=arguments.force,
+        progress=for_terminal(),
+    )
+    print(report)
+    return 0
+
+
+def _asked_variant(arguments: argparse.Namespace) -> Variant:
+    """The model to imitate, with the shape that the flags give it. Its top-k is its own: nothing about it is lossy."""
+    from moeflux.variants import Variant, preset
+
+    model = preset(arguments.variant) if arguments.variant else Variant.from_config(arguments.config)
+    shape = {
+        "vocab_size": arguments.vocab,
+        "num_experts": arguments.experts,
+        "experts_per_token": arguments.experts_per_token,
+    }
+    changes = {field: value for field, value in shape.items() if value is not None}
+    if arguments.layers is not None:
+        model = model.with_layers(arguments.layers)
+    if changes or arguments.layers is not None:
+        model = dataclasses.replace(model, name=f"{model.name}-synthetic", **changes)
+    return model
+
+
+# ---- The format of weights --------------------------------------------------------------------------------------
+
+
+BITS = (2, 3, 4, 5, 6, 8)
+
+
+def _bits(text: str) -> int | str:
+    if text.lower() == "bf16":
+        return "bf16"
+    if text.isdecimal() and int(text) in BITS:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected {', '.join(map(str, BITS))} or bf16, found {text!r}")
+
+
+def _add_format(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--bits", type=_bits, metavar="N|bf16", help="of a weight: 2, 3, 4, 5, 6, 8 or bf16; usually 4"
+    )
+    command.add_argument(
+        "--group-size", type=int, choices=(32, 64, 128), help="weights that share a scale and a bias; usually 64"
+    )
+    command.add_argument("--dense-bits", type=_bits, metavar="N|bf16", help="of all but the experts; usually as --bits")
