@@ -89,15 +89,14 @@ def test_greedy_decode_follows_the_oracle(folder: Folder, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_token_by_token_is_prefill(folder: Folder, name: str) -> None:
-    """Other kernels and another order of sums, so within the oracle's tolerance, not bit-equal."""
+    """A row of a chunk is evaluated as if it were alone: the same bits, in chunks of any size."""
     model = moeflux.load(folder(name), threads=2, chunk=7)
     ids = tokens(40, model.variant.vocab_size)
     session = model.session()
     stepped = np.stack([session.step(token).numpy() for token in ids])
     for chunk in (1, 7, 64):
         at_once = moeflux.load(folder(name), threads=2, chunk=chunk).session().prefill(ids, logits="all")
-        assert min(cosine(a, b) for a, b in zip(at_once, stepped, strict=True)) >= COSINE
-        assert (at_once.argmax(1) == stepped.argmax(1)).all()
+        assert np.array_equal(at_once, stepped)
 
 
 def run(folder: Path, **settings: object) -> np.ndarray:

@@ -1,5 +1,5 @@
-"""Bit-equal, whoever else is there: calls made twice, sessions in turn and in threads, engines side by side; and what
-the choice of chunks promises."""
+"""Bit-equal, whoever else is there: calls made twice, sessions in turn and in threads, engines side by side, and the
+same tokens cut into calls and chunks of any size."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import moeflux
 from engine_support import Folder, folders, load_faulty, steps, tokens
 from moeflux import StateError, _core
+from moeflux.ops import isas
 
 NAMES = ("qwen3_5_moe", "qwen3_moe", "deepseek_v3")
 PROMPTS = [tokens(count, seed) for count, seed in ((30, 1), (7, 5), (19, 11), (1, 3))]
@@ -75,35 +76,28 @@ def test_engines_of_other_models_side_by_side(folder: Folder) -> None:
         assert np.array_equal(found[name], alone[name])
 
 
-# ---- Chunks: what load()'s docstring promises -------------------------------------------------------------------
+# ---- However the tokens are cut ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_cut_at_the_same_places_it_is_the_same(folder: Folder, name: str) -> None:
-    """Chunks of 8 or calls of 8; stopped at a border and gone on; a step is a prefill of one."""
-    ids = PROMPTS[0]
-    model = moeflux.load(folder(name), threads=2, chunk=8)
-    whole = model.session()
-    whole.prefill(ids)
-    expected = steps(whole, NEXT)
-    roomy = moeflux.load(folder(name), threads=2, chunk=512).session()
-    for first in range(0, len(ids), 8):
-        roomy.prefill(ids[first : first + 8])
-    assert np.array_equal(steps(roomy, NEXT), expected)
-    stopped = model.session()
-    stopped.prefill(ids, lambda done, total: done < 16)
-    assert stopped.position == 16
-    stopped.prefill(ids[16:])
-    assert np.array_equal(np.concatenate([stopped.prefill([token], logits="all") for token in NEXT]), expected)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_cut_elsewhere_it_is_close(folder: Folder, name: str) -> None:
-    ids = PROMPTS[0]
-    expected = moeflux.load(folder(name), threads=2).session().prefill(ids, logits="all")
-    for chunk in (1, 3, 8, 29):
-        found = moeflux.load(folder(name), threads=2, chunk=chunk).session().prefill(ids, logits="all")
-        assert np.abs(found - expected).max() <= 1e-5 * np.ptp(expected)
+def test_calls_and_chunks_change_no_bit(folder: Folder, name: str) -> None:
+    """Chunks and calls of any size, steps, a prefill that was stopped and goes on; under every set of kernels. Long
+    enough for attention to go through more than one span of its context."""
+    ids = (PROMPTS[0] * 23)[:600]
+    for isa in isas():
+        whole = moeflux.load(folder(name), threads=2, isa=isa).session()
+        logits = whole.prefill(ids, logits="all")
+        expected = steps(whole, NEXT)
+        for chunk, calls in ((3, (29, 600)), (64, (1, 2, 520, 600)), (511, (511, 513, 600))):
+            cut = moeflux.load(folder(name), threads=2, isa=isa, chunk=chunk).session()
+            rows = [cut.prefill(ids[cut.position : end], logits="all") for end in calls]
+            assert np.array_equal(np.concatenate(rows), logits)
+            assert np.array_equal(steps(cut, NEXT), expected)
+        stopped = moeflux.load(folder(name), threads=2, isa=isa, chunk=8).session()
+        stopped.prefill(ids, lambda done, total: done < 16)
+        assert stopped.position == 16
+        stopped.prefill(ids[16:])
+        assert np.array_equal(np.concatenate([stopped.prefill([token], logits="all") for token in NEXT]), expected)
 
 
 # ---- Who may, and when ------------------------------------------------------------------------------------------

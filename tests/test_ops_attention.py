@@ -94,13 +94,15 @@ def test_wide_heads(kernels: Ops, dim: int, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", CACHES)
 @pytest.mark.parametrize("n", [1, 2, 3, 17, 64])
 def test_long_contexts(kernels: Ops, n: int, dtype: str) -> None:
-    """Long enough to be cut into spans that are merged."""
-    check(kernels, n, 5000, heads=8, kv_heads=2, dim=40, dtype=dtype)
+    """Long enough to be cut into spans that are merged, of more than one length."""
+    for first in (5000, 9200):
+        check(kernels, n, first, heads=8, kv_heads=2, dim=40, dtype=dtype)
 
 
 def test_spans_that_early_rows_do_not_see(kernels: Ops) -> None:
-    check(kernels, 300, 0, heads=1, kv_heads=1, dim=32, dtype="f32")
-    check(kernels, 70, 220, heads=2, kv_heads=1, dim=36, dtype="bf16")
+    check(kernels, 600, 0, heads=1, kv_heads=1, dim=32, dtype="f32")
+    check(kernels, 70, 480, heads=2, kv_heads=1, dim=36, dtype="bf16")
+    check(kernels, 140, 8100, heads=40, kv_heads=1, dim=4, dtype="bf16")
 
 
 @pytest.mark.parametrize("dtype", CACHES)
@@ -155,3 +157,28 @@ def test_any_number_of_threads_gives_the_same_bits(n: int, first: int) -> None:
             latent = kernels.mla_attention(q, q_pe, np.ascontiguousarray(k[:, 0]), v[:, 0, :8].copy(), 0.2)
             results.add(plain.tobytes() + latent.tobytes())
         assert len(results) == 1, isa
+
+
+@pytest.mark.parametrize("dtype", CACHES)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 2, 40), (3, 1, 64), (70, 1, 36)])
+def test_a_row_does_not_depend_on_the_rows_beside_it(
+    kernels: Ops, heads: int, kv_heads: int, dim: int, dtype: str
+) -> None:
+    """Contexts cut into calls anywhere: before, at and behind the borders of spans, a few rows or many."""
+    rng = np.random.default_rng(heads)
+    total = 8192 + 1100
+    q = rng.standard_normal((total, heads, dim), dtype=np.float32)
+    k, _ = cached(rng, (total, kv_heads, dim), dtype)
+    v, _ = cached(rng, (total, kv_heads, dim), dtype)
+    q_pe = rng.standard_normal((total, heads, 8), dtype=np.float32)
+    k_pe, _ = cached(rng, (total, 8), dtype)
+
+    def rows(first: int, end: int) -> bytes:
+        plain = kernels.attention(q[first:end], k[:end], v[:end], 0.2)
+        latent = kernels.mla_attention(q[first:end], q_pe[first:end], np.ascontiguousarray(k[:end, 0]), k_pe[:end], 0.2)
+        return b"".join(plain[i].tobytes() + latent[i].tobytes() for i in range(end - first))
+
+    for first, cuts in ((500, (501, 511, 512, 513, 530, 640)), (8180, (8181, 8192, 8193, 8260)), (9214, (9215, 9240))):
+        whole = rows(first, cuts[-1])
+        parts = b"".join(rows(begin, end) for begin, end in zip((first, *cuts[:-1]), cuts, strict=True))
+        assert parts == whole, first

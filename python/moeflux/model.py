@@ -68,11 +68,10 @@ def load(
     chunk         most tokens of a prefill step; 512 by default
     experts_per_token   LOSSY: another number of experts than the model's own
 
-    Of all these only `isa` and `chunk` (and the lossy one) may change a result. The same calls with the same `isa` and
-    `chunk` give the same bits, whatever the rest. A chunk's tokens are evaluated together: their sums are taken in
-    another order than one token's, and the last bits of logits and state may differ between two ways of cutting the
-    same tokens into calls and chunks. Cut at the same places, they are the same bits: a prefill that was stopped at a
-    chunk's border and goes on from there ends where the unbroken one does, and `step` is a prefill of one token.
+    Of all these only `isa` (and the lossy one) may change a result. With the same kernels the same tokens give the same
+    bits, whatever the rest, and however they are cut into calls and chunks: `step` is a prefill of one token, and a
+    prefill that was stopped and goes on ends where the unbroken one does. A large chunk reads an expert once for many
+    tokens; a small one needs less scratch and hears of Ctrl-C sooner.
     """
     with open_store(path, experts_per_token=experts_per_token) as store:
         engine = _core.Engine(

@@ -1,9 +1,9 @@
 // Softmax attention over cached rows: grouped-query attention, and latent attention in its absorbed form.
 //
-// A unit of work is a block of queries (rows, and query heads that share a key head) and a span of the cached rows.
-// Long contexts are cut into spans so that several threads can share one head; a unit then leaves its maximum, its sum
-// and its weighted values in the scratch, and a merge adds the spans in order. How the work is cut depends on the task
-// alone.
+// A unit of work is a block of queries (rows, and query heads that share a key head). When there are few of them, long
+// contexts are cut into spans so that several threads can share one head; a unit then leaves its maximum, its sum and
+// its weighted values in the scratch, and a merge adds the spans in order. What a row yields depends on the rows it
+// sees alone: not on how the work was cut, nor on the rows beside it in the task.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct AttentionTask {
 };
 
 // No task asks for more than this many numbers of scratch, whatever its rows and context.
-[[gnu::always_inline]] constexpr int64_t attention_scratch_bound(int64_t dim) { return 64 * 64 * (dim + 2); }
+[[gnu::always_inline]] constexpr int64_t attention_scratch_bound(int64_t dim) { return 8192 * (dim + 2); }
 
 struct AttentionKernels {
   int64_t (*scratch)(const AttentionTask& task);  // numbers
