@@ -13,7 +13,7 @@ export PYTHON
 # Importing an editable install rebuilds with the cmake and ninja of the environment: a fresh machine has no others.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup demo test lint format tidy stubs asan ubsan tsan fuzz peers wheel clean
+.PHONY: help setup demo test lint format tidy stubs sanitize asan ubsan tsan fuzz peers wheel clean
 
 help:
 	@echo "make demo      set up, make a small model, look into it, check it, run a few tokens"
@@ -22,7 +22,8 @@ help:
 	@echo "make lint      ruff and clang-format, as CI does      make format: let them fix it"
 	@echo "make tidy      clang-tidy over the C++ core"
 	@echo "make stubs     python/moeflux/_core.pyi from the built module"
-	@echo "make asan      the tests under AddressSanitizer + UndefinedBehaviorSanitizer; also make ubsan, make tsan"
+	@echo "make sanitize  engine, ops and reads under AddressSanitizer + UndefinedBehaviorSanitizer, then ThreadSanitizer"
+	@echo "make asan      any tests under the first two: ARGS=...; also make ubsan, make tsan"
 	@echo "make fuzz      hostile files into every reader        SECONDS=600"
 	@echo "make peers     reference answers made anew with transformers and mlx-lm, and compared (large downloads)"
 	@echo "make wheel     sdist and wheel into dist/, then an install of the wheel that must work"
@@ -61,6 +62,14 @@ tidy: $(READY)
 
 stubs: $(READY)
 	$(BIN)/python tools/stubs.py python/moeflux/_core.pyi
+
+# What runs in C++ and in threads. The rest of the tests have their own Python beside the same C++.
+SANITIZED = $(wildcard tests/test_engine*.py tests/test_io_*.py tests/test_ops_*.py tests/test_stream*.py) \
+            tests/test_thread_pool.py tests/test_snapshot_wire.py tests/test_golden_snapshots.py
+
+sanitize: $(READY)
+	@bash tools/sanitize.sh asan $(SANITIZED)
+	@bash tools/sanitize.sh tsan $(SANITIZED)
 
 asan ubsan tsan: $(READY)
 	@bash tools/sanitize.sh $@ $(or $(ARGS),tests)

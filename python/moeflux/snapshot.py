@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,7 +166,7 @@ def own_chunks(snapshot: Snapshot) -> Iterator[bytes | np.ndarray]:
             "fingerprint": snapshot.fingerprint,
             "position": str(snapshot.position),
             "model": snapshot.variant.name,
-            "sha256": json.dumps(checksums(arrays), separators=(",", ":")),
+            "sha256": json.dumps(checksums(arrays.items()), separators=(",", ":")),
         }
     }
     names = {dtype: name for name, dtype in TYPES.items()}
@@ -184,10 +184,11 @@ def own_chunks(snapshot: Snapshot) -> Iterator[bytes | np.ndarray]:
     yield from arrays.values()
 
 
-def checksums(arrays: dict[str, np.ndarray]) -> dict[str, str]:
-    """SHA-256 by name. hashlib lets other threads run, so this goes at memory speed on a few cores."""
+def checksums(arrays: Iterable[tuple[str, np.ndarray]]) -> dict[str, str]:
+    """SHA-256 by name, made while the next arrays come: hashlib lets other threads run."""
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
-        return dict(zip(arrays, threads.map(digest, arrays.values()), strict=True))
+        made = {name: threads.submit(digest, array) for name, array in arrays}
+    return {name: digest.result() for name, digest in made.items()}
 
 
 def digest(array: np.ndarray) -> str:
@@ -207,8 +208,8 @@ def load_own(path: Path, variant: Variant) -> Snapshot:
     expected = {f"layers.{layer}.{name}": shape for (layer, name), shape in pieces(variant, int(position))}
     for name in sorted(expected.keys() | file.tensors.keys() | {"tokens"}):
         check_entry(path, name, file.tensors.get(name), expected)
-    arrays = read_arrays(path, file)
-    check_sums(path, metadata, arrays)
+    arrays: dict[str, np.ndarray] = {}
+    check_sums(path, metadata, checksums(read_arrays(path, file, arrays)))
     tokens = tuple(arrays.pop("tokens").tolist())
     if tokens and len(tokens) != int(position):
         raise FormatError(f"{path}: tokens: expected {position}, one a position, found {len(tokens)}")
@@ -232,9 +233,8 @@ def check_entry(path: Path, name: str, entry: Any, expected: dict[str, tuple[int
         raise FormatError(f'{path}: tensor "{name}": expected {wanted}, found {entry.dtype} {entry.shape}')
 
 
-def read_arrays(path: Path, file: SafetensorsFile) -> dict[str, np.ndarray]:
-    """All tensors in the order of the file: one pass."""
-    arrays = {}
+def read_arrays(path: Path, file: SafetensorsFile, arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """All tensors in the order of the file, one pass; into `arrays` too."""
     with path.open("rb", buffering=0) as data:
         for name, entry in sorted(file.tensors.items(), key=lambda item: item[1].offset):
             array = np.empty(entry.shape, TYPES[entry.dtype])
@@ -246,17 +246,17 @@ def read_arrays(path: Path, file: SafetensorsFile) -> dict[str, np.ndarray]:
                     raise IoError(f'{path}: tensor "{name}": expected {entry.bytes} bytes, found the end of the file')
                 view = view[count:]
             arrays[name] = array
-    return arrays
+            yield name, array
 
 
-def check_sums(path: Path, metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> None:
+def check_sums(path: Path, metadata: dict[str, str], sums: dict[str, str]) -> None:
     try:
         stated = json.loads(metadata.get("sha256", ""))
     except ValueError:
         stated = None
     if not isinstance(stated, dict):
         raise FormatError(f"{path}: sha256: expected an object of checksums, found {metadata.get('sha256')!r:.60}")
-    for name, found in checksums(arrays).items():
+    for name, found in sums.items():
         if stated.get(name) != found:
             raise FormatError(f'{path}: tensor "{name}": expected SHA-256 {stated.get(name)!r:.70}, found {found}')
 
