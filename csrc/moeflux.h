@@ -30,6 +30,12 @@ struct EngineOptions {
   int64_t expert_slots = 0;      // experts held in memory; 0: all of them
   int ring_depth = 2;            // expert batches in flight
   int64_t chunk = 0;             // most tokens of a prefill chunk; 0: chosen by the engine
+  // How experts are read: "direct" past the page cache, "buffered" through it, or "auto": direct where the file system
+  // can, when not every expert has a slot or the experts are larger than half of the memory that is free.
+  std::string reads = "auto";
+  std::string cache = "lru";        // which expert goes when a slot is needed: "lru", "lfu", or "none": nothing is kept
+  std::string look_ahead = "auto";  // read what the next layer may need: "on", "off", or "auto": while it pays
+  bool verify_reads = false;        // every expert against its checksum whenever it is read
 };
 
 struct SessionOptions {
@@ -43,11 +49,19 @@ struct StepStats {
   double seconds = 0;            // of the whole call
   double compute_seconds = 0;    // recording and running ops
   double read_wait_seconds = 0;  // the call stood still for expert reads
-  int64_t bytes_read = 0;        // by expert reads
-  int64_t expert_hits = 0;       // experts found in a slot
-  int64_t expert_misses = 0;     // experts that had to be read
+  double read_busy_seconds = 0;  // at least one expert read was under way; the rest of `seconds` the disk stood idle
+  int64_t bytes_read = 0;        // by expert reads, those of the look-ahead included, wanted or not
+  int64_t expert_hits = 0;       // experts found in a slot, or on their way into one
+  int64_t expert_misses = 0;     // experts that had to be read and were not on their way
   int64_t submissions = 0;       // batches given to the backend
   int64_t waits = 0;             // times the host waited for one
+
+  // Of the look-ahead: experts whose reads it began, those of them that their layer's router then picked, and bytes
+  // read for the others. Of what had to be read, used / (used + expert_misses) was foreseen: its recall; used / reads
+  // of what it read was wanted: its precision.
+  int64_t look_ahead_reads = 0;
+  int64_t look_ahead_used = 0;
+  int64_t look_ahead_wasted_bytes = 0;
 
   StepStats& operator+=(const StepStats& other);
 };

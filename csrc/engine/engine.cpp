@@ -9,6 +9,7 @@
 
 #include "backend/backends.h"
 #include "core/error.h"
+#include "core/text.h"
 #include "engine/attention_side.h"
 #include "engine/rope_angles.h"
 #include "engine/session.h"
@@ -22,6 +23,13 @@ constexpr int64_t default_chunk = 512;
 constexpr int64_t longest_chunk = 8192;
 constexpr int64_t most_experts = 4096;  // of a layer: what the routers have room for
 
+void require_word(const char* what, const std::string& found, std::initializer_list<const char*> words) {
+  if (std::find(words.begin(), words.end(), found) != words.end()) return;
+  std::string expected;
+  for (const char* word : words) expected += concat(expected.empty() ? "" : ", ", word);
+  throw StateError(concat(what, ": expected one of ", expected, ", found ", quoted(found)));
+}
+
 EngineOptions checked(EngineOptions options) {
   const auto require = [](bool holds, const char* what, const char* expected, int64_t found) {
     if (!holds) throw StateError(concat(what, ": expected ", expected, ", found ", found));
@@ -31,6 +39,9 @@ EngineOptions checked(EngineOptions options) {
   require(options.expert_slots >= 0, "expert_slots", "0 or more", options.expert_slots);
   require(options.ring_depth >= 1 && options.ring_depth <= 16, "ring_depth", "1 to 16", options.ring_depth);
   require(options.chunk >= 0 && options.chunk <= longest_chunk, "chunk", "0 to 8192", options.chunk);
+  require_word("reads", options.reads, {"auto", "direct", "buffered"});
+  require_word("cache", options.cache, {"lru", "lfu", "none"});
+  require_word("look_ahead", options.look_ahead, {"auto", "on", "off"});
   return options;
 }
 
@@ -47,7 +58,9 @@ Model load_model(const StoreDirectory& store, Backend& backend) {
 }  // namespace
 
 std::shared_ptr<Engine> Engine::open(const std::string& folder, const EngineOptions& options) {
-  return open(open_described_store(folder), options);
+  StoreDirectory store = open_described_store(folder);
+  if (options.verify_reads) store.expert_checksums = read_expert_checksums(folder, store.variant);
+  return open(std::move(store), options);
 }
 
 std::shared_ptr<Engine> Engine::open(StoreDirectory store, const EngineOptions& options) {
@@ -78,9 +91,7 @@ void LoadedEngine::check_process() const {
                             "), found a child of it (", getpid(), "): load the model there"));
 }
 
-std::string LoadedEngine::describe() const {
-  return concat(backend_->describe(), ", ", experts_.slots(), " expert slots, ", experts_.readers(), " readers");
-}
+std::string LoadedEngine::describe() const { return concat(backend_->describe(), ", ", experts_.describe()); }
 
 std::unique_ptr<Session> LoadedEngine::session(const SessionOptions& options) {
   check_process();
@@ -190,11 +201,15 @@ StepStats& StepStats::operator+=(const StepStats& other) {
   seconds += other.seconds;
   compute_seconds += other.compute_seconds;
   read_wait_seconds += other.read_wait_seconds;
+  read_busy_seconds += other.read_busy_seconds;
   bytes_read += other.bytes_read;
   expert_hits += other.expert_hits;
   expert_misses += other.expert_misses;
   submissions += other.submissions;
   waits += other.waits;
+  look_ahead_reads += other.look_ahead_reads;
+  look_ahead_used += other.look_ahead_used;
+  look_ahead_wasted_bytes += other.look_ahead_wasted_bytes;
   return *this;
 }
 

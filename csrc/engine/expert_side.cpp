@@ -3,22 +3,77 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <utility>
 
 #include "core/error.h"
+#include "core/free_memory.h"
+#include "core/sha256.h"
+#include "core/text.h"
 
 namespace moeflux {
 namespace {
 
 constexpr int default_readers = 4;
 
-int64_t count_of_slots(const Variant& variant, const EngineOptions& options) {
+int64_t all_experts(const Variant& variant) {
   int64_t all = 0;
   for (int64_t layer = 0; layer < variant.num_layers(); ++layer) all += variant.is_moe(layer) ? variant.num_experts : 0;
+  return all;
+}
+
+int64_t count_of_slots(const Variant& variant, const EngineOptions& options) {
+  const int64_t all = all_experts(variant);
   const int64_t slots = options.expert_slots == 0 ? all : std::min(options.expert_slots, all);
   if (slots < variant.experts_per_token)
     throw BudgetError(concat("expert_slots: expected at least ", variant.experts_per_token,
                              ", the experts of one token in one layer, found ", options.expert_slots));
   return slots;
+}
+
+// With a slot for every expert each is read once: through the page cache, which makes the next load of the model fast,
+// unless that would take memory that others need.
+ReadMode read_mode(const StoreDirectory& store, const EngineOptions& options) {
+  if (options.reads == "direct") return ReadMode::direct;
+  if (options.reads == "buffered") return ReadMode::buffered;
+  const int64_t all = all_experts(store.variant);
+  const bool streams = count_of_slots(store.variant, options) < all;
+  if (!streams && all * store.experts.bytes <= free_memory() / 2) return ReadMode::buffered;
+  for (const std::vector<ExpertPlace>& places : store.expert_places)
+    if (!places.empty() && !supports_direct(store.files[static_cast<size_t>(places.front().file)]))
+      return ReadMode::buffered;
+  return ReadMode::direct;
+}
+
+CachePolicy cache_policy(const std::string& word) {
+  if (word == "lfu") return CachePolicy::lfu;
+  return word == "none" ? CachePolicy::none : CachePolicy::lru;
+}
+
+LookAhead look_ahead_mode(const std::string& word) {
+  if (word == "on") return LookAhead::on;
+  return word == "off" ? LookAhead::off : LookAhead::automatic;
+}
+
+// Compares an expert that was read with the store's checksum of it: that of its pieces, one after another.
+ExpertCheck expert_check(const StoreDirectory& store, const ExpertStore& experts, const EngineOptions& options) {
+  if (!options.verify_reads) return {};
+  if (store.expert_checksums.empty())
+    throw StateError(
+        concat("verify_reads: expected a store with a checksum of every expert, one that `moeflux convert` "
+               "or `moeflux synth` wrote, found ",
+               printable(store.listing), " without"));
+  return [&experts, sums = store.expert_checksums](int64_t layer, int64_t expert, std::span<const std::byte> slot) {
+    Sha256 hash;
+    for (size_t i = 0; i < experts.experts().pieces.size(); ++i)
+      hash.add(slot.subspan(static_cast<size_t>(experts.slot().offsets[i]),
+                            static_cast<size_t>(experts.experts().pieces[i].bytes)));
+    const Sha256Sum found = hash.sum();
+    const Sha256Sum& expected = sums.at(static_cast<size_t>(layer)).at(static_cast<size_t>(expert));
+    if (found != expected)
+      throw IoError(concat(printable(experts.path(layer)), ": layer ", layer, " expert ", expert,
+                           ": expected the SHA-256 ", hex(expected), ", found ", hex(found),
+                           ": the file is damaged, or the disk gave other bytes than it holds"));
+  };
 }
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -30,15 +85,20 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const EngineOptions& options, int64_t chunk,
                        const ReaderFactory& open)
     : backend_(backend),
-      store_(store, {ReadMode::buffered, open}),
+      store_(store, {read_mode(store, options), open}),
       memory_(backend.allocate(count_of_slots(store.variant, options) * store_.slot().bytes, "expert slots")),
       cache_({memory_->data(), static_cast<size_t>(memory_->bytes())},
              {store.variant.num_layers(), store.variant.num_experts, count_of_slots(store.variant, options),
-              store_.slot().bytes}),
+              store_.slot().bytes},
+             cache_policy(options.cache)),
       pool_(options.readers ? options.readers : default_readers, store_.bounce()),
-      loader_(store_, pool_, cache_),
+      loader_(store_, pool_, cache_, expert_check(store, store_, options)),
       groups_(store.variant.num_experts, chunk * store.variant.experts_per_token),
       experts_per_token_(store.variant.experts_per_token),
+      prefetcher_(store.variant, look_ahead_mode(options.look_ahead)),
+      describe_(concat(cache_.shape().slots, " expert slots, ", pool_.threads(), " readers, ",
+                       store_.mode() == ReadMode::direct ? "direct" : "buffered", " reads, cache ", options.cache,
+                       ", look-ahead ", options.look_ahead, options.verify_reads ? ", reads verified" : "")),
       ring_(options.ring_depth) {
   const auto experts = static_cast<size_t>(store.variant.num_experts);
   missing_.reserve(experts);
@@ -63,13 +123,19 @@ void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, in
                      StepStats& stats) {
   const Variant& v = model.variant;
   const ExpertSideWeights& w = model.weights.layers[static_cast<size_t>(layer)].experts;
+  begin_call(n);
+  const bool guesses = prefetcher_.looks_ahead(layer, n);
   route(commands, model, layer, s, n, stats);
   groups_.assign({s.ids.i32(), static_cast<size_t>(n * experts_per_token_)});
-  sort_out(layer, stats);
 
   Wave* reading = &waves_[0];
   Wave* computing = &waves_[1];
+  sort_out(*reading, layer, stats);
   begin_wave(*reading, layer, stats);
+  if (guesses) {
+    prefetcher_.begin(loader_, layer, s, stats);
+    unconfirmed_ = true;
+  }
   if (v.shared_expert != SharedExpert::none) record_feed_forward(*commands, w.shared, s.normed, s.shared, s, n);
   record_jobs(*commands, s);
   while (!reading->groups.empty() || next_missing_ < missing_.size()) {
@@ -82,9 +148,7 @@ void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, in
     }
     std::swap(reading, computing);
     begin_wave(*reading, layer, stats);
-    end_reads(*computing, stats);
-    add_jobs(*computing);
-    record_jobs(*commands, s);
+    compute_wave(*computing, *commands, s, stats);
   }
   commands->combine({s.hidden, s.expert_out, s.weights, v.hidden_size, experts_per_token_,
                      w.shared.gate.rows ? s.shared : View{}, w.shared_gate.rows ? s.shared_gate : View{}, s.hidden},
@@ -92,30 +156,53 @@ void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, in
   submit(commands, stats);
 }
 
-// Norm, router logits, choice: the one point of a layer where the host waits.
+void ExpertSide::begin_call(int64_t n) {
+  if (call_.begun) return;
+  call_ = {true, n, std::chrono::steady_clock::now(), pool_.stats().busy_seconds, loader_.dropped_guess_bytes()};
+}
+
+namespace {
+
+void record_choice(Commands& commands, const Variant& v, View bias, View logits, View ids, View weights, int64_t n) {
+  const RouteArgs args = {.logits = logits,
+                          .experts = v.num_experts,
+                          .k = v.experts_per_token,
+                          .normalize = v.normalize_topk,
+                          .scaling = static_cast<float>(v.routed_scaling),
+                          .bias = bias,
+                          .groups = v.num_groups,
+                          .groups_kept = v.groups_per_token,
+                          .ids = ids,
+                          .weights = weights};
+  if (v.router == Router::softmax)
+    commands.route_softmax(args, n);
+  else
+    commands.route_grouped(args, n);
+}
+
+}  // namespace
+
+// Norm, router logits, choice: the one point of a layer where the host waits. With the look-ahead, the same of the next
+// layer, for the hidden state as it is now.
 void ExpertSide::route(std::unique_ptr<Commands>& commands, const Model& model, int64_t layer, Scratch& s, int64_t n,
                        StepStats& stats) {
   const Variant& v = model.variant;
   const LayerWeights& weights = model.weights.layers[static_cast<size_t>(layer)];
   const ExpertSideWeights& w = weights.experts;
+  const bool guesses = prefetcher_.looks_ahead(layer, n);
+  const LayerWeights* next = guesses ? &model.weights.layers[static_cast<size_t>(layer) + 1] : nullptr;
+
   commands->rms_norm(s.hidden, weights.post_norm, s.normed, n, v.hidden_size, model.eps());
-  const std::array products = {Product{s.normed, v.hidden_size, w.router, s.router, v.num_experts},
-                               Product{s.normed, v.hidden_size, w.shared_gate, s.shared_gate, 1}};
-  commands->matmul({products.data(), w.shared_gate.rows ? products.size() : 1}, n);
-  RouteArgs args = {.logits = s.router,
-                    .experts = v.num_experts,
-                    .k = v.experts_per_token,
-                    .normalize = v.normalize_topk,
-                    .scaling = static_cast<float>(v.routed_scaling),
-                    .bias = w.bias,
-                    .groups = v.num_groups,
-                    .groups_kept = v.groups_per_token,
-                    .ids = s.ids,
-                    .weights = s.weights};
-  if (v.router == Router::softmax)
-    commands->route_softmax(args, n);
-  else
-    commands->route_grouped(args, n);
+  if (next) commands->rms_norm(s.hidden, next->post_norm, s.guess_normed, n, v.hidden_size, model.eps());
+  std::array<Product, 3> products;
+  size_t count = 0;
+  products[count++] = {s.normed, v.hidden_size, w.router, s.router, v.num_experts};
+  if (w.shared_gate.rows) products[count++] = {s.normed, v.hidden_size, w.shared_gate, s.shared_gate, 1};
+  if (next) products[count++] = {s.guess_normed, v.hidden_size, next->experts.router, s.guess_router, v.num_experts};
+  commands->matmul({products.data(), count}, n);
+  record_choice(*commands, v, w.bias, s.router, s.ids, s.weights, n);
+  if (next) record_choice(*commands, v, next->experts.bias, s.guess_router, s.guess_ids, s.guess_weights, n);
+
   Ticket ticket = backend_.submit(std::move(commands));
   ++stats.submissions;
   ++stats.waits;
@@ -123,29 +210,38 @@ void ExpertSide::route(std::unique_ptr<Commands>& commands, const Model& model, 
   commands = backend_.begin();
 }
 
-// Jobs for the experts that are in a slot, a list of those that are not.
-void ExpertSide::sort_out(int64_t layer, StepStats& stats) {
+// Jobs for the experts that are in a slot; `wave` has those that are on their way; a list of those that are not.
+void ExpertSide::sort_out(Wave& wave, int64_t layer, StepStats& stats) {
   missing_.clear();
   next_missing_ = 0;
   jobs_.clear();
+  prefetcher_.compare(loader_, layer, groups_.groups(), stats);
+  loader_.collect();
   for (const ExpertGroups::Group& group : groups_.groups()) {
     if (!cache_.contains(layer, group.expert)) {
       missing_.push_back(group);
       continue;
     }
-    leases_.push_back(cache_.acquire(layer, group.expert).lease);
-    jobs_.push_back({matrices(leases_.back().slot()), group.pairs, group.count});
+    SlotCache::Acquired acquired = loader_.demand(layer, group.expert);
+    if (acquired.found == SlotCache::Found::ready) {
+      leases_.push_back(std::move(acquired.lease));
+      jobs_.push_back({matrices(leases_.back().slot()), group.pairs, group.count});
+    } else {
+      wave.leases.push_back(std::move(acquired.lease));
+      wave.groups.push_back(group);
+    }
   }
-  stats.expert_hits += static_cast<int64_t>(jobs_.size());
+  stats.expert_hits += static_cast<int64_t>(groups_.groups().size() - missing_.size());
   stats.expert_misses += static_cast<int64_t>(missing_.size());
 }
 
 // Leases slots for missing experts and has them read. When not all of them have room, half of the room is left to the
 // wave that is read while this one computes.
 void ExpertSide::begin_wave(Wave& wave, int64_t layer, StepStats& stats) {
-  wave.groups.clear();
   const auto missing = static_cast<int64_t>(missing_.size() - next_missing_);
+  if (missing == 0) return;
   if (cache_.spare() < missing) ring_.collect();
+  if (cache_.spare() < missing) loader_.give_up_guesses();
   const int64_t room = cache_.spare();
   const int64_t count = missing <= room ? missing : (room + 1) / 2;
   if (count == 0) return;
@@ -159,19 +255,37 @@ void ExpertSide::begin_wave(Wave& wave, int64_t layer, StepStats& stats) {
   }
 }
 
-void ExpertSide::end_reads(Wave& wave, StepStats& stats) {
-  const auto start = std::chrono::steady_clock::now();
-  for (const Lease& lease : wave.leases) loader_.wait(lease);
-  stats.read_wait_seconds += seconds_since(start);
+// Each expert as it arrives: its products run while the others are still being read.
+void ExpertSide::compute_wave(Wave& wave, Commands& commands, Scratch& s, StepStats& stats) {
+  while (!wave.groups.empty()) {
+    take_arrived(wave);
+    if (jobs_.empty()) {
+      const auto start = std::chrono::steady_clock::now();
+      loader_.wait(wave.leases.front());
+      stats.read_wait_seconds += seconds_since(start);
+    }
+    record_jobs(commands, s);
+  }
 }
 
-void ExpertSide::add_jobs(Wave& wave) {
+// Jobs for the experts of the wave that are there.
+void ExpertSide::take_arrived(Wave& wave) {
+  size_t left = 0;
   for (size_t i = 0; i < wave.groups.size(); ++i) {
+    if (!loader_.done(wave.leases[i])) {
+      if (left != i) {
+        wave.groups[left] = wave.groups[i];
+        wave.leases[left] = std::move(wave.leases[i]);
+      }
+      ++left;
+      continue;
+    }
+    loader_.wait(wave.leases[i]);
     jobs_.push_back({matrices(wave.leases[i].slot()), wave.groups[i].pairs, wave.groups[i].count});
     leases_.push_back(std::move(wave.leases[i]));
   }
-  wave.leases.clear();
-  wave.groups.clear();
+  wave.groups.resize(left);
+  wave.leases.resize(left);
 }
 
 void ExpertSide::record_jobs(Commands& commands, Scratch& s) {
@@ -195,18 +309,34 @@ void ExpertSide::finish(StepStats& stats) {
   const int64_t waits = ring_.waits();
   ring_.drain();
   stats.waits += ring_.waits() - waits;
-  if (!unconfirmed_) return;
-  try {
-    store_.check_unchanged();
-  } catch (...) {
-    cache_.drop_all();
-    throw;
+  loader_.collect();
+  if (unconfirmed_) {
+    try {
+      store_.check_unchanged();
+    } catch (...) {
+      loader_.give_up();
+      cache_.drop_all();
+      throw;
+    }
   }
-  unconfirmed_ = false;
+  unconfirmed_ = !loader_.idle();
+  end_call(stats);
+}
+
+void ExpertSide::end_call(StepStats& stats) {
+  if (!std::exchange(call_.begun, false)) return;
+  const int64_t dropped = loader_.dropped_guess_bytes() - call_.dropped_bytes;
+  stats.bytes_read += stats.look_ahead_reads * store_.experts().bytes - dropped;
+  stats.look_ahead_wasted_bytes += (stats.look_ahead_reads - stats.look_ahead_used) * store_.experts().bytes - dropped;
+  stats.read_busy_seconds += pool_.stats().busy_seconds - call_.busy_seconds;
+  if (call_.tokens == 1)
+    prefetcher_.governor().add({seconds_since(call_.time), stats.read_wait_seconds, stats.read_busy_seconds});
 }
 
 void ExpertSide::abandon() noexcept {
   loader_.give_up();
+  prefetcher_.forget();
+  call_.begun = false;
   for (Wave& wave : waves_) {
     wave.leases.clear();
     wave.groups.clear();

@@ -1,18 +1,21 @@
 // The second half of a layer: norm, router, and either the experts it picks or one dense MLP.
 //
 // Experts that are in a slot are computed at once, with the shared expert, while those that are not are being read;
-// what is read is computed in waves when the slots are fewer than the experts needed, the next wave being read while
-// this one computes. Outputs land each in its own row and are summed in router order, so neither the order of arrival
-// nor the number of slots changes a bit.
+// each of these is computed as it arrives, in waves when the slots are fewer than the experts needed, the next wave
+// being read while this one computes. Outputs land each in its own row and are summed in router order, so neither the
+// order of arrival nor the number of slots changes a bit.
 #pragma once
 
+#include <chrono>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "backend/backend.h"
 #include "engine/deferred_ring.h"
 #include "engine/expert_groups.h"
 #include "engine/model.h"
+#include "engine/prefetcher.h"
 #include "engine/scratch.h"
 #include "format/store_directory.h"
 #include "io/expert_loader.h"
@@ -44,6 +47,9 @@ class ExpertSide {
   int64_t slot_bytes() const { return memory_->bytes(); }
   int64_t expert_bytes() const { return store_.experts().bytes; }
   int readers() const { return pool_.threads(); }
+  const std::string& describe() const {
+    return describe_;
+  }  // "32 expert slots, 4 readers, direct reads, lru, look-ahead auto"
 
  private:
   // Experts on their way into slots.
@@ -52,12 +58,23 @@ class ExpertSide {
     std::vector<Lease> leases;  // of the same experts
   };
 
+  // What a call of the engine is measured from.
+  struct CallStart {
+    bool begun = false;
+    int64_t tokens = 0;
+    std::chrono::steady_clock::time_point time;
+    double busy_seconds = 0;    // of the pool
+    int64_t dropped_bytes = 0;  // of the loader
+  };
+
+  void begin_call(int64_t n);
   void route(std::unique_ptr<Commands>& commands, const Model& model, int64_t layer, Scratch& scratch, int64_t n,
              StepStats& stats);
-  void sort_out(int64_t layer, StepStats& stats);
+  void sort_out(Wave& wave, int64_t layer, StepStats& stats);
   void begin_wave(Wave& wave, int64_t layer, StepStats& stats);
-  void end_reads(Wave& wave, StepStats& stats);
-  void add_jobs(Wave& wave);
+  void compute_wave(Wave& wave, Commands& commands, Scratch& scratch, StepStats& stats);
+  void take_arrived(Wave& wave);
+  void end_call(StepStats& stats);
   void record_jobs(Commands& commands, Scratch& scratch);
   void submit(std::unique_ptr<Commands>& commands, StepStats& stats);
   ExpertMatrices matrices(int64_t slot) const;
@@ -70,6 +87,8 @@ class ExpertSide {
   ExpertLoader loader_;
   ExpertGroups groups_;
   int64_t experts_per_token_;
+  Prefetcher prefetcher_;
+  std::string describe_;
 
   // Of the layer under way.
   std::vector<ExpertGroups::Group> missing_;
@@ -77,8 +96,9 @@ class ExpertSide {
   std::vector<ExpertJob> jobs_;  // to be recorded next
   std::vector<Lease> leases_;    // of every job since the last submission
   bool unconfirmed_ = false;     // experts were read and the store not looked at since
-  Wave waves_[2];                // one computed, the next being read
-  DeferredRing ring_;            // last: drained first, while slots and pool are there
+  CallStart call_;
+  Wave waves_[2];      // one computed, the next being read
+  DeferredRing ring_;  // last: drained first, while slots and pool are there
 };
 
 // out = down(silu(gate(x)) * up(x)), n rows.

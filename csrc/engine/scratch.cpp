@@ -63,6 +63,10 @@ void place_feed_forward(Layout& layout, Scratch& s, const Variant& v, int64_t n)
   layout.place(s.weights, pairs);
   layout.place(s.expert_scratch, pairs * 2 * v.moe_intermediate);
   layout.place(s.expert_out, pairs * v.hidden_size);
+  layout.place(s.guess_normed, v.hidden_size);
+  layout.place(s.guess_router, v.num_experts);
+  layout.place(s.guess_ids, v.experts_per_token);
+  layout.place(s.guess_weights, v.experts_per_token);
 }
 
 }  // namespace

@@ -51,6 +51,12 @@ struct Scratch {
   View expert_scratch;  // [n * k, 2 * moe_intermediate]
   View expert_out;      // [n * k, hidden]
 
+  // The look-ahead, of one row.
+  View guess_normed;   // [hidden]
+  View guess_router;   // [experts]
+  View guess_ids;      // i32 [k]
+  View guess_weights;  // [k]
+
   // Logits of several rows at a time, where all are asked for.
   int64_t logit_rows = 0;
   View logits;  // [logit_rows, vocab]

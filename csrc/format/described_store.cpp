@@ -59,4 +59,24 @@ StoreDirectory open_described_store(const std::string& folder) {
   return open_packed(folder, concat(folder, "/", directory), variant, formats);
 }
 
+ExpertChecksums read_expert_checksums(const std::string& folder, const Variant& variant) {
+  const std::string path = folder + "/moeflux.json";
+  const Json root = read_json(path);
+  const std::string where = path + ": expert_sha256";
+  const Json& layers = member(root, "expert_sha256", path);
+  ExpertChecksums checksums(static_cast<size_t>(variant.num_layers()));
+  for (int64_t layer = 0; layer < variant.num_layers(); ++layer) {
+    if (!variant.is_moe(layer)) continue;
+    const std::string here = concat(where, ".", layer);
+    const Json& sums = member(layers, std::to_string(layer), where);
+    if (!sums.array() || static_cast<int64_t>(sums.array()->size()) != variant.num_experts)
+      wrong_value(here, concat("a list of ", variant.num_experts, ", one for each expert"), &sums);
+    for (const Json& sum : *sums.array()) {
+      if (!sum.string()) wrong_value(here, "64 hexadecimal digits", &sum);
+      checksums[static_cast<size_t>(layer)].push_back(parse_sha256(*sum.string(), here));
+    }
+  }
+  return checksums;
+}
+
 }  // namespace moeflux

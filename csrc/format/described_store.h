@@ -10,4 +10,7 @@ namespace moeflux {
 
 StoreDirectory open_described_store(const std::string& folder);
 
+// The SHA-256 of every expert, [layer][expert], as moeflux.json of that folder has them.
+ExpertChecksums read_expert_checksums(const std::string& folder, const Variant& variant);
+
 }  // namespace moeflux

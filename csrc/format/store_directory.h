@@ -12,6 +12,7 @@
 
 #include "core/dtype.h"
 #include "core/quant_format.h"
+#include "core/sha256.h"
 #include "core/variant.h"
 #include "format/expert_layout.h"
 
@@ -40,6 +41,9 @@ struct ExpertPlace {
   int64_t stride = 0;
 };
 
+// [layer][expert]; a dense layer has none.
+using ExpertChecksums = std::vector<std::vector<Sha256Sum>>;
+
 struct StoreDirectory {
   Variant variant;
   std::string listing;                         // the file that lists the tensors: manifest, index or single shard
@@ -48,6 +52,7 @@ struct StoreDirectory {
   std::map<std::string, QuantFormat> formats;  // of every matrix, by its base name
   ExpertLayout experts;
   std::vector<std::vector<ExpertPlace>> expert_places;  // [layer][piece]; empty for a dense layer
+  ExpertChecksums expert_checksums;                     // empty where nobody needs them, or the store has none
   std::vector<std::string> ignored;                     // tensors that are there and deliberately not used, as stored
 
   // In the order of experts.pieces. std::out_of_range when the layer has no such expert.

@@ -42,11 +42,16 @@ void ExpertLoader::begin(Lease lease, bool guess, int64_t parts) {
   if (idle_.empty()) {
     idle_.reserve(loads_.size() + 1);
     loads_.push_back(std::make_unique<Load>());
-    idle_.push_back(loads_.back().get());
+    Load* load = loads_.back().get();
+    if (check_) load->batch.after_reading([this, load] { check_(load->layer, load->expert, load->slot); });
+    idle_.push_back(load);
   }
   Load& load = *idle_.back();
   load.batch.clear();
-  store_.add_reads(lease.layer(), lease.expert(), lease.data(), load.batch, parts);
+  load.layer = lease.layer();
+  load.expert = lease.expert();
+  load.slot = lease.data();
+  store_.add_reads(load.layer, load.expert, load.slot, load.batch, parts);
   pool_.submit(load.batch, guess ? ReadPriority::look_ahead : ReadPriority::demand);
   idle_.pop_back();
   by_slot_[static_cast<size_t>(lease.slot())] = &load;
@@ -79,7 +84,6 @@ void ExpertLoader::finish(int64_t slot) {
   bool complete = false;
   try {
     complete = load.batch.wait();
-    if (complete && check_) check_(load.lease.layer(), load.lease.expert(), load.lease.data());
   } catch (...) {
     settle(false);
     throw;
@@ -95,6 +99,11 @@ void ExpertLoader::finish_quietly(int64_t slot) {
   }
 }
 
+void ExpertLoader::dismiss(int64_t layer, int64_t expert) {
+  for (const std::unique_ptr<Load>& load : loads_)
+    if (load->lease && load->guess && load->layer == layer && load->expert == expert) dropped_ += load->batch.cancel();
+}
+
 void ExpertLoader::collect() {
   for (const std::unique_ptr<Load>& load : loads_)
     if (load->lease && load->guess && load->batch.done()) finish_quietly(load->lease.slot());
@@ -102,14 +111,17 @@ void ExpertLoader::collect() {
 
 void ExpertLoader::give_up_guesses() {
   for (const std::unique_ptr<Load>& load : loads_)
-    if (load->lease && load->guess) load->batch.cancel();
+    if (load->lease && load->guess) dropped_ += load->batch.cancel();
   for (const std::unique_ptr<Load>& load : loads_)
     if (load->lease && load->guess) finish_quietly(load->lease.slot());
 }
 
 void ExpertLoader::give_up() {
   for (const std::unique_ptr<Load>& load : loads_)
-    if (load->lease) load->batch.cancel();
+    if (load->lease) {
+      const int64_t dropped = load->batch.cancel();
+      if (load->guess) dropped_ += dropped;
+    }
   for (const std::unique_ptr<Load>& load : loads_)
     if (load->lease) finish_quietly(load->lease.slot());
 }

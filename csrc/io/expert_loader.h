@@ -17,7 +17,7 @@
 
 namespace moeflux {
 
-// Looks at an expert that was just read, and throws when it is not what it should be.
+// Looks at an expert that was just read, and throws when it is not what it should be. Called by the threads that read.
 using ExpertCheck = std::function<void(int64_t layer, int64_t expert, std::span<const std::byte> slot)>;
 
 class ExpertLoader {
@@ -37,24 +37,35 @@ class ExpertLoader {
   void wait(const Lease& lease);
   // That `wait` would not stand still.
   bool done(const Lease& lease) const;
+  // A guess that was wrong: what has not begun of its reads is dropped. Nothing to do when it is none.
+  void dismiss(int64_t layer, int64_t expert);
   // Lets go of the guesses whose reads are done, so that their slots can be used or given up. One that failed is
   // forgotten: whoever demands that expert meets the error.
   void collect();
+  // Ends all guesses under way: their slots are spare.
+  void give_up_guesses();
   // Ends everything under way, wanted or not.
   void give_up();
+  bool has(int64_t layer, int64_t expert) const { return cache_.contains(layer, expert); }  // or is bringing it
+  bool idle() const { return idle_.size() == loads_.size(); }                               // nothing is under way
+  // Of guesses, since the loader was made: bytes that were never read.
+  int64_t dropped_guess_bytes() const { return dropped_; }
 
  private:
   struct Load {
-    ReadBatch batch;
+    // What the check looks at, on a thread that reads.
+    int64_t layer = 0;
+    int64_t expert = 0;
+    std::span<std::byte> slot;
     Lease lease;
     bool guess = false;
+    ReadBatch batch;  // last: it goes first
   };
 
   void begin(Lease lease, bool guess, int64_t parts);
   void finish(int64_t slot);
   void finish_quietly(int64_t slot);
   Load* load_of(int64_t slot) const;
-  void give_up_guesses();
 
   const ExpertStore& store_;
   ReadPool& pool_;
@@ -62,7 +73,8 @@ class ExpertLoader {
   ExpertCheck check_;
   std::vector<std::unique_ptr<Load>> loads_;  // as many as were ever under way at once
   std::vector<Load*> idle_;                   // of them
-  std::vector<Load*> by_slot_;                // under way; null for other slots
+  int64_t dropped_ = 0;
+  std::vector<Load*> by_slot_;  // under way; null for other slots
 };
 
 }  // namespace moeflux

@@ -40,7 +40,10 @@ SlotLayout slot_layout(const ExpertLayout& experts, bool contiguous) {
 }  // namespace
 
 ExpertStore::ExpertStore(const StoreDirectory& store, const ExpertStoreOptions& options)
-    : layout_(store.experts), experts_per_layer_(store.variant.num_experts), contiguous_(lies_contiguous(store)) {
+    : layout_(store.experts),
+      experts_per_layer_(store.variant.num_experts),
+      contiguous_(lies_contiguous(store)),
+      mode_(options.mode) {
   slot_ = slot_layout(layout_, contiguous_);
   open_files(store, options);
   for (int64_t layer = 0; layer < static_cast<int64_t>(store.expert_places.size()); ++layer)
@@ -89,6 +92,10 @@ bool ExpertStore::needs_bounce() const {
 
 bool ExpertStore::has_experts(int64_t layer) const {
   return layer >= 0 && layer < layers() && !places_[static_cast<size_t>(layer)].empty();
+}
+
+const std::string& ExpertStore::path(int64_t layer) const {
+  return places_.at(static_cast<size_t>(layer)).at(0).reader->path();
 }
 
 int64_t ExpertStore::add_reads(int64_t layer, int64_t expert, std::span<std::byte> slot, ReadBatch& batch,

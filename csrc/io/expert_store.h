@@ -42,8 +42,10 @@ class ExpertStore {
   const SlotLayout& slot() const { return slot_; }
   int64_t layers() const { return static_cast<int64_t>(places_.size()); }  // of the model, dense ones included
   int64_t experts_per_layer() const { return experts_per_layer_; }
-  bool has_experts(int64_t layer) const;  // of any number
+  bool has_experts(int64_t layer) const;         // of any number
+  const std::string& path(int64_t layer) const;  // of a file that holds its experts, for messages
   bool contiguous() const { return contiguous_; }
+  ReadMode mode() const { return mode_; }
   // What a reading thread must have for this store and mode, 0 when every read goes straight into place.
   int64_t bounce() const { return bounce_; }
 
@@ -77,6 +79,7 @@ class ExpertStore {
   SlotLayout slot_;
   int64_t experts_per_layer_ = 0;
   bool contiguous_ = false;
+  ReadMode mode_;
   int64_t bounce_ = 0;
   std::vector<std::unique_ptr<Reader>> readers_;  // by file of the directory; null where it holds no expert
   std::vector<std::vector<Place>> places_;        // [layer]; of a contiguous expert one, else one a piece

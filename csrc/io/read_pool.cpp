@@ -18,6 +18,16 @@ namespace moeflux {
 
 using Clock = std::chrono::steady_clock;
 
+template <typename Body>
+static std::exception_ptr error_of(const Body& body) {
+  try {
+    body();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return {};
+}
+
 constexpr size_t usual_requests = 36;  // nine slices of an expert, each read in four parts
 
 // What threads and batches share; lives as long as the last of them.
@@ -69,11 +79,15 @@ struct ReadQueue {
     batch.begun_ = batch.requests_.size();
   }
 
-  void cancel(ReadBatch& batch) {
-    if (!batch.queued_) return;
+  int64_t cancel(ReadBatch& batch) {
+    if (!batch.queued_) return 0;
+    int64_t dropped = 0;
+    for (size_t i = batch.begun_; i < batch.requests_.size(); ++i)
+      dropped += static_cast<int64_t>(batch.requests_[i].into.size());
     give_up(batch);
     batch.cancelled_ = true;
     if (over(batch)) finished.notify_all();
+    return dropped;
   }
 
   size_t begin(ReadBatch& batch) {
@@ -101,6 +115,11 @@ struct ReadQueue {
     if (over(batch)) finished.notify_all();
   }
 
+  // Whether the request that is about to end is the batch's last and all went well.
+  static bool complete_but_for_one(const ReadBatch& batch) {
+    return batch.begun_ == batch.requests_.size() && batch.running_ == 1 && !batch.error_ && !batch.cancelled_;
+  }
+
   void run(std::span<std::byte> bounce) {
     std::unique_lock lock(mutex);
     for (;;) {
@@ -110,13 +129,13 @@ struct ReadQueue {
       const size_t index = begin(*batch);
       const ReadRequest request = batch->requests_[index];
       lock.unlock();
-      std::exception_ptr error;
-      try {
-        request.reader->read(request.offset, request.into, bounce);
-      } catch (...) {
-        error = std::current_exception();
-      }
+      std::exception_ptr error = error_of([&] { request.reader->read(request.offset, request.into, bounce); });
       lock.lock();
+      if (!error && batch->after_reading_ && complete_but_for_one(*batch)) {
+        lock.unlock();
+        error = error_of(batch->after_reading_);
+        lock.lock();
+      }
       end(*batch, index, std::move(error));
     }
   }
@@ -167,10 +186,10 @@ bool ReadBatch::done() const {
   return ReadQueue::over(*this);
 }
 
-void ReadBatch::cancel() {
-  if (!queue_ || queue_->forked()) return;
+int64_t ReadBatch::cancel() {
+  if (!queue_ || queue_->forked()) return 0;
   const std::lock_guard lock(queue_->mutex);
-  queue_->cancel(*this);
+  return queue_->cancel(*this);
 }
 
 void ReadBatch::promote() {

@@ -8,9 +8,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "io/reader.h"
@@ -47,6 +49,9 @@ class ReadBatch {
 
   void add(const ReadRequest& request);  // before it is submitted
   void clear();                          // likewise
+  // Called for every use of the batch from now on by the thread that ended its last request, when all was read: what it
+  // throws is the batch's error.
+  void after_reading(std::function<void()> check) { after_reading_ = std::move(check); }
   size_t size() const { return requests_.size(); }
 
   // Returns when no thread touches a destination any more, and empties the batch for its next use. True when everything
@@ -55,8 +60,8 @@ class ReadBatch {
   [[nodiscard]] bool wait();
   // That `wait` would return at once.
   bool done() const;
-  // Drops the requests that have not begun.
-  void cancel();
+  // Drops the requests that have not begun. Returns their bytes.
+  int64_t cancel();
   // From look-ahead to demand, behind what is demanded already.
   void promote();
 
@@ -65,6 +70,7 @@ class ReadBatch {
   friend struct ReadQueue;
 
   std::vector<ReadRequest> requests_;
+  std::function<void()> after_reading_;
   std::shared_ptr<ReadQueue> queue_;  // while submitted
 
   // Under the queue's mutex.

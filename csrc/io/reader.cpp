@@ -157,6 +157,12 @@ ReaderFactory file_readers() {
   return [](const std::string& path, ReadMode mode) { return std::make_unique<FileReader>(path, mode); };
 }
 
-bool supports_direct(const std::string& path) { return set_direct(File(path).descriptor()); }
+// Some file systems take the flag and refuse the read.
+bool supports_direct(const std::string& path) {
+  const File file(path);
+  if (!set_direct(file.descriptor())) return false;
+  alignas(direct_alignment) static thread_local std::byte block[direct_alignment];
+  return ::pread(file.descriptor(), block, sizeof block, 0) >= 0 || errno != EINVAL;
+}
 
 }  // namespace moeflux

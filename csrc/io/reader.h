@@ -85,7 +85,7 @@ class FileReader : public Reader {
 using ReaderFactory = std::function<std::unique_ptr<Reader>(const std::string& path, ReadMode mode)>;
 ReaderFactory file_readers();
 
-// Whether the file system of this file has direct reads. IoError when the file cannot be opened.
+// Whether the file system of this file has direct reads, tried out with one. IoError when the file cannot be opened.
 bool supports_direct(const std::string& path);
 
 }  // namespace moeflux

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <cstring>
+#include <map>
 #include <optional>
 
 #include "core/error.h"
@@ -116,17 +117,33 @@ void restore(Session& session, int64_t position, const Tokens& tokens, const std
   });
 }
 
+double share(int64_t part, int64_t whole) {
+  return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0;
+}
+
 void register_stats(py::module_& m) {
   py::class_<StepStats>(m, "StepStats", "What evaluating cost: of the last call, or of all since the session was made.")
       .def_readonly("tokens", &StepStats::tokens)
       .def_readonly("seconds", &StepStats::seconds, "Of the whole call.")
       .def_readonly("compute_seconds", &StepStats::compute_seconds, "Recording and running ops.")
       .def_readonly("read_wait_seconds", &StepStats::read_wait_seconds, "Standing still for expert reads.")
-      .def_readonly("bytes_read", &StepStats::bytes_read, "By expert reads.")
-      .def_readonly("expert_hits", &StepStats::expert_hits, "Experts found in a slot.")
-      .def_readonly("expert_misses", &StepStats::expert_misses, "Experts that had to be read.")
+      .def_readonly("read_busy_seconds", &StepStats::read_busy_seconds, "With at least one expert read under way.")
+      .def_readonly("bytes_read", &StepStats::bytes_read, "By expert reads, those of the look-ahead included.")
+      .def_readonly("expert_hits", &StepStats::expert_hits, "Experts found in a slot, or on their way into one.")
+      .def_readonly("expert_misses", &StepStats::expert_misses,
+                    "Experts that had to be read and were not on their way.")
       .def_readonly("submissions", &StepStats::submissions, "Batches given to the backend.")
       .def_readonly("waits", &StepStats::waits, "Times the host waited for one.")
+      .def_readonly("look_ahead_reads", &StepStats::look_ahead_reads, "Experts whose reads the look-ahead began.")
+      .def_readonly("look_ahead_used", &StepStats::look_ahead_used, "Those of them that their layer's router picked.")
+      .def_readonly("look_ahead_wasted_bytes", &StepStats::look_ahead_wasted_bytes, "Read for the others.")
+      .def_property_readonly(
+          "look_ahead_recall",
+          [](const StepStats& s) { return share(s.look_ahead_used, s.look_ahead_used + s.expert_misses); },
+          "Of the experts that had to be read, the share that was foreseen; 0 when none had to.")
+      .def_property_readonly(
+          "look_ahead_precision", [](const StepStats& s) { return share(s.look_ahead_used, s.look_ahead_reads); },
+          "Of the experts that the look-ahead read, the share that was wanted; 0 when it read none.")
       .def("__repr__", [](const StepStats& s) {
         return concat("StepStats(tokens=", s.tokens, ", seconds=", s.seconds,
                       ", read_wait_seconds=", s.read_wait_seconds, ", bytes_read=", s.bytes_read,
@@ -134,14 +151,30 @@ void register_stats(py::module_& m) {
       });
 }
 
+// Of each layer with experts, 64 hexadecimal digits an expert; none where the store has none.
+using Checksums = std::map<int64_t, std::vector<std::string>>;
+
+ExpertChecksums parse_checksums(const Checksums& given, const Variant& variant) {
+  ExpertChecksums checksums(given.empty() ? 0 : static_cast<size_t>(variant.num_layers()));
+  for (const auto& [layer, sums] : given)
+    for (const std::string& sum : sums)
+      checksums.at(static_cast<size_t>(layer)).push_back(parse_sha256(sum, concat("checksums of layer ", layer)));
+  return checksums;
+}
+
 std::shared_ptr<Engine> open(const Store& store, const std::string& backend, const std::string& isa, int threads,
-                             int readers, int64_t expert_slots, int ring_depth, int64_t chunk, int64_t fail_at_op,
+                             int readers, int64_t expert_slots, int ring_depth, int64_t chunk, const std::string& reads,
+                             const std::string& cache, const std::string& look_ahead,
+                             const std::optional<Checksums>& checksums, int64_t fail_at_op,
                              const std::shared_ptr<FaultPlan>& fault) {
-  const EngineOptions options = {backend, isa, threads, readers, expert_slots, ring_depth, chunk};
+  const EngineOptions options = {backend, isa,   threads, readers,    expert_slots,         ring_depth,
+                                 chunk,   reads, cache,   look_ahead, checksums.has_value()};
   EngineFaults faults = {.fail_at_op = fail_at_op};
   if (fault) faults.open = faulty_readers(fault);
   const py::gil_scoped_release release;
-  return open_engine(store.directory, options, faults);
+  StoreDirectory directory = store.directory;
+  if (checksums) directory.expert_checksums = parse_checksums(*checksums, directory.variant);
+  return open_engine(std::move(directory), options, faults);
 }
 
 }  // namespace
@@ -156,8 +189,11 @@ void register_engine(py::module_& m) {
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine", "A loaded model. See moeflux.Model.")
       .def(py::init(&open), py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("isa") = "",
            py::arg("threads") = 0, py::arg("readers") = 0, py::arg("expert_slots") = 0, py::arg("ring_depth") = 2,
-           py::arg("chunk") = 0, py::arg("fail_at_op") = -1, py::arg("fault") = py::none(),
-           "`fail_at_op` and `fault` are for tests: the op that fails, and the expert read that goes wrong.")
+           py::arg("chunk") = 0, py::arg("reads") = "auto", py::arg("cache") = "lru", py::arg("look_ahead") = "auto",
+           py::arg("checksums") = py::none(), py::arg("fail_at_op") = -1, py::arg("fault") = py::none(),
+           "With `checksums`, {layer: SHA-256 of each expert}, every expert is verified when it is read. `fail_at_op` "
+           "and"
+           " `fault` are for tests: the op that fails, and the expert read that goes wrong.")
       .def("describe", &Engine::describe)
       .def("memory", &Engine::memory)
       .def(

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "core/error.h"
+#include "core/sha256.h"
 #include "io/expert_loader.h"
 #include "io/fault_injection.h"
 #include "python/bindings.h"
@@ -143,6 +144,17 @@ void register_reading(py::module_& m) {
       .def_property_readonly(
           "counts", [](const Reader& r) { return py::make_tuple(r.counts().calls, r.counts().bytes); },
           "(calls, bytes) of the system.");
+  m.def(
+      "sha256",
+      [](const std::vector<py::bytes>& parts) {
+        Sha256 hash;
+        for (const py::bytes& part : parts) {
+          const std::string_view data = part;
+          hash.add(std::as_bytes(std::span(data)));
+        }
+        return hex(hash.sum());
+      },
+      py::arg("parts"), "For tests: hexadecimal digits.");
   m.def(
       "supports_direct", [](const fs::path& path) { return supports_direct(path.string()); }, py::arg("path"),
       "Whether the file's file system has direct reads.");
@@ -304,8 +316,14 @@ ExpertsObject open_experts(const Store& store, int64_t slots, int threads, const
                            const std::string& policy, const std::shared_ptr<FaultPlan>& fault,
                            const py::object& check) {
   if (slots < 1 || threads < 1) throw py::value_error("expected at least one slot and one thread");
-  return std::make_shared<Experts>(store.directory, ExpertStoreOptions{mode_of(mode), readers(fault)}, slots, threads,
-                                   policy_of(policy), check_of(check));
+  // Its end waits for threads that may be in a check.
+  const auto destroy = [](Experts* experts) {
+    const py::gil_scoped_release release;
+    delete experts;
+  };
+  return {new Experts(store.directory, ExpertStoreOptions{mode_of(mode), readers(fault)}, slots, threads,
+                      policy_of(policy), check_of(check)),
+          destroy};
 }
 
 void register_loading(py::module_& m) {
@@ -317,7 +335,12 @@ void register_loading(py::module_& m) {
           "demand",
           [](const ExpertsObject& o, int64_t layer, int64_t expert, int64_t parts) {
             if (parts < 1) throw py::value_error("expected at least one part");
-            return to_python(o, o->loader.demand(layer, expert, parts));
+            SlotCache::Acquired acquired;
+            {
+              const py::gil_scoped_release release;  // it may wait for a thread that is in a check
+              acquired = o->loader.demand(layer, expert, parts);
+            }
+            return to_python(o, std::move(acquired));
           },
           py::arg("layer"), py::arg("expert"), py::arg("parts") = 1)
       .def(

@@ -50,6 +50,7 @@ __all__: list[str] = [
     "quantize",
     "read_json",
     "required_tensors",
+    "sha256",
     "snapshot_wire_header",
     "snapshot_wire_layout",
     "supports_direct",
@@ -486,7 +487,7 @@ class StepStats:
     @property
     def bytes_read(self) -> int:
         """
-        By expert reads.
+        By expert reads, those of the look-ahead included.
         """
     @property
     def compute_seconds(self) -> float:
@@ -496,12 +497,42 @@ class StepStats:
     @property
     def expert_hits(self) -> int:
         """
-        Experts found in a slot.
+        Experts found in a slot, or on their way into one.
         """
     @property
     def expert_misses(self) -> int:
         """
-        Experts that had to be read.
+        Experts that had to be read and were not on their way.
+        """
+    @property
+    def look_ahead_precision(self) -> float:
+        """
+        Of the experts that the look-ahead read, the share that was wanted; 0 when it read none.
+        """
+    @property
+    def look_ahead_reads(self) -> int:
+        """
+        Experts whose reads the look-ahead began.
+        """
+    @property
+    def look_ahead_recall(self) -> float:
+        """
+        Of the experts that had to be read, the share that was foreseen; 0 when none had to.
+        """
+    @property
+    def look_ahead_used(self) -> int:
+        """
+        Those of them that their layer's router picked.
+        """
+    @property
+    def look_ahead_wasted_bytes(self) -> int:
+        """
+        Read for the others.
+        """
+    @property
+    def read_busy_seconds(self) -> float:
+        """
+        With at least one expert read under way.
         """
     @property
     def read_wait_seconds(self) -> float:
@@ -585,11 +616,15 @@ class Engine:
         expert_slots: int = 0,
         ring_depth: int = 2,
         chunk: int = 0,
+        reads: str = "auto",
+        cache: str = "lru",
+        look_ahead: str = "auto",
+        checksums: collections.abc.Mapping[int, collections.abc.Sequence[str]] | None = None,
         fail_at_op: int = -1,
         fault: FaultPlan = None,
     ) -> None:
         """
-        `fail_at_op` and `fault` are for tests: the op that fails, and the expert read that goes wrong.
+        With `checksums`, {layer: SHA-256 of each expert}, every expert is verified when it is read. `fail_at_op` and `fault` are for tests: the op that fails, and the expert read that goes wrong.
         """
     def describe(self) -> str: ...
     def memory(self) -> dict[str, int]: ...
@@ -679,6 +714,11 @@ def read_json(path: os.PathLike | str | bytes) -> typing.Any:
 def required_tensors(variant_json: str) -> list:
     """
     (name, logical shape, whether a matrix) of everything but the routed experts: a matrix by its base name, in stacks where latent attention may have either form.
+    """
+
+def sha256(parts: collections.abc.Sequence[bytes]) -> str:
+    """
+    For tests: hexadecimal digits.
     """
 
 def snapshot_wire_header(variant_json: str, version: int) -> bytes:

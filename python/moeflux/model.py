@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from moeflux import _core
 from moeflux.errors import StateError
@@ -56,6 +56,10 @@ def load(
     expert_slots: int | None = None,
     ring_depth: int = 2,
     chunk: int | None = None,
+    reads: Literal["auto", "direct", "buffered"] = "auto",
+    cache: Literal["lru", "lfu", "none"] = "lru",
+    look_ahead: Literal["auto", "on", "off"] = "auto",
+    verify_reads: bool = False,
     experts_per_token: int | None = None,
 ) -> Model:
     """Opens the store at `path` (packed, or a stock MLX folder) for evaluation.
@@ -66,6 +70,13 @@ def load(
     expert_slots  experts held in memory; all of them by default. Fewer changes the speed and not one bit of the result
     ring_depth    expert batches in flight
     chunk         most tokens of a prefill step; 512 by default
+    reads         of experts: "direct", past the page cache; "buffered", through it; "auto": direct where the file
+                  system can, when not every expert has a slot or the experts exceed half of the memory that is free
+    cache         which expert goes when a slot is needed: the one unused for longest ("lru"), the one used least
+                  ("lfu"), or every one as soon as it is computed ("none")
+    look_ahead    read what the next layer will likely need while this one computes: "on", "off", or "auto": while
+                  tokens come faster with it than without
+    verify_reads  every expert against the SHA-256 in moeflux.json, whenever it is read: IoError when it differs
     experts_per_token   LOSSY: another number of experts than the model's own
 
     Of all these only `isa` (and the lossy one) may change a result. With the same kernels the same tokens give the same
@@ -83,8 +94,23 @@ def load(
             expert_slots=_asked("expert_slots", expert_slots),
             ring_depth=_asked("ring_depth", ring_depth),
             chunk=_asked("chunk", chunk),
+            reads=_word("reads", reads),
+            cache=_word("cache", cache),
+            look_ahead=_word("look_ahead", look_ahead),
+            checksums=_checksums(store) if verify_reads else None,
         )
         return Model(store, engine)
+
+
+def _word(name: str, word: str) -> str:
+    """Text as the engine wants it, which knows the words there are."""
+    if not isinstance(word, str):
+        raise StateError(f"{name}: expected a word, found {word!r:.40}")
+    return word
+
+
+def _checksums(store: Store) -> dict[int, list[str]]:
+    return store.description.expert_sha256 if store.description else {}
 
 
 def _asked(name: str, count: int | None) -> int:
