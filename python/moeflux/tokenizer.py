@@ -1,0 +1,300 @@
+"""Text to tokens and back, from the files of a checkpoint."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from moeflux._core import read_json
+from moeflux.errors import FormatError, StateError
+
+__all__ = ["TextStream", "Tokenizer", "end_tokens", "shared_length"]
+
+
+class Tokenizer:
+    """The tokenizer of one model; immutable, and shared by any number of threads."""
+
+    def __init__(self, whole: tokenizers.Tokenizer, config: dict[str, Any] | None = None, source: str = "tokenizer"):
+        self.source = source
+        self.config = config or {}
+        whole.no_truncation()
+        whole.no_padding()
+        self._whole = whole
+        # The same model, vocabulary and rules, and no added token: it can only ever make text.
+        self._plain = _without_added_tokens(whole)
+        self._added: dict[int, tokenizers.AddedToken] = whole.get_added_tokens_decoder() | self._configured()
+        self._ids = {token.content: id for id, token in self._added.items()}
+        self._pattern = _pattern_of(self._added.values())
+        self._piece_bytes, self._strips_first_space = _byte_rule(whole, source)
+        self.special_ids = frozenset(id for id, token in self._added.items() if token.special)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Tokenizer:
+        path = Path(folder) / "tokenizer.json"
+        if not path.exists():
+            raise FormatError(f"{path}: expected the tokenizer of the model, found nothing")
+        try:
+            whole = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise FormatError(f"{path}: expected a tokenizer, found a file that cannot be one: {error}") from error
+        return cls(whole, _optional_json(Path(folder) / "tokenizer_config.json"), str(path))
+
+    # ---- Text to tokens -----------------------------------------------------------------------------------------
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text that is only text: `<|im_start|>` in it is twelve characters and no token of its own."""
+        return self._text_ids(text, first=True)
+
+    def encode_marked(self, text: str, barrier: str = "") -> list[int]:
+        """The tokens of a text whose added tokens count, as a chat template writes them.
+
+        An occurrence with a `barrier` in it is none; barriers are taken out of the text between added tokens.
+        """
+        ids: list[int] = []
+        at = 0
+        for match in self._pattern.finditer(text) if self._pattern else ():
+            ids += self._between(text[at : match.start()], barrier, first=at == 0)
+            ids.append(self._ids[match.group("token")])
+            at = match.end()
+        return ids + self._between(text[at:], barrier, first=at == 0)
+
+    def _between(self, text: str, barrier: str, first: bool) -> list[int]:
+        text = text.replace(barrier, "") if barrier else text
+        return self._text_ids(text, first) if text else []
+
+    def _text_ids(self, text: str, first: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # half of a surrogate pair, as a terminal's surrogateescape makes them
+            found = text[error.start]
+            raise StateError(f"text: expected Unicode, found {found!r} at character {error.start}") from error
+        return (self._plain if first else self._later).encode(text, add_special_tokens=False).ids
+
+    @cached_property
+    def _later(self) -> tokenizers.Tokenizer:
+        """For text behind an added token: a space that a tokenizer puts before the first word is not put there."""
+        before = self._plain.pre_tokenizer
+        if not isinstance(before, tokenizers.pre_tokenizers.Metaspace) or before.prepend_scheme != "first":
+            return self._plain
+        later = _without_added_tokens(self._whole)
+        later.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(
+            replacement=before.replacement, prepend_scheme="never", split=before.split
+        )
+        return later
+
+    @cached_property
+    def prefix(self) -> tuple[int, ...]:
+        """Tokens that stand before any text which is not a chat: what the tokenizer's post-processor puts there."""
+        with_all = self._whole.encode("a", add_special_tokens=True).ids
+        text = self._whole.encode("a", add_special_tokens=False).ids
+        count = next((i for i in range(len(with_all)) if with_all[i : i + len(text)] == text), 0)
+        return tuple(with_all[:count])
+
+    # ---- Tokens to text -----------------------------------------------------------------------------------------
+
+    def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
+        """The text of tokens; without special ones when not asked for. Bytes that are no UTF-8 become U+FFFD."""
+        stream = self.stream(special=special, continues=False)
+        return "".join(map(stream.add, ids)) + stream.finish()
+
+    def stream(self, *, special: bool = False, continues: bool = True) -> TextStream:
+        """For tokens that come one by one. `continues`: text stands before them, so a leading space is kept."""
+        return TextStream(self, special, continues)
+
+    def token_bytes(self, id: int) -> bytes:
+        """What a token adds to a text. Ids beyond the vocabulary, as models have for padding, add nothing."""
+        if id in self._added:
+            return self._added[id].content.encode()
+        piece = self._whole.id_to_token(id)
+        return self._piece_bytes(piece) if piece is not None else b""
+
+    # ---- Names --------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """One more than the highest id."""
+        return self._count
+
+    @cached_property
+    def _count(self) -> int:
+        return max([*self._whole.get_vocab(with_added_tokens=True).values(), *self._added], default=-1) + 1
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """The spellings of the added tokens, in the order of their ids."""
+        return tuple(self._added[id].content for id in sorted(self._added))
+
+    def id_of(self, token: str) -> int | None:
+        """Of an added token by its spelling, else of a piece of the vocabulary."""
+        return self._ids.get(token, self._whole.token_to_id(token))
+
+    def named(self, name: str) -> str | None:
+        """A token that tokenizer_config.json names, such as "bos_token"."""
+        value = self.config.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        return value if isinstance(value, str) else None
+
+    def _configured(self) -> dict[int, tokenizers.AddedToken]:
+        """Those that only tokenizer_config.json has."""
+        listed = self.config.get("added_tokens_decoder", {})
+        found = {}
+        for id, entry in listed.items() if isinstance(listed, dict) else ():
+            if not (id.isdecimal() and isinstance(entry, dict) and isinstance(entry.get("content"), str)):
+                raise FormatError(
+                    f"{self.source}: tokenizer_config.json: added_tokens_decoder: expected id and content, "
+                    f"found {id!r:.20}: {entry!r:.60}"
+                )
+            flags = {flag: bool(entry.get(flag, False)) for flag in ("single_word", "lstrip", "rstrip", "special")}
+            found[int(id)] = tokenizers.AddedToken(entry["content"], normalized=False, **flags)
+        return found
+
+
+class TextStream:
+    """Turns tokens into text as they come: never half a character, never a lost space.
+
+    All that `add` returns, and `finish` after it, is what `decode` makes of the same tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, special: bool, continues: bool) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = frozenset() if special else tokenizer.special_ids
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strip = tokenizer._strips_first_space and not continues
+
+    def add(self, id: int) -> str:
+        """The characters that this token completes."""
+        if id in self._hidden:
+            return ""
+        data = self._tokenizer.token_bytes(id)
+        if self._strip and data:
+            self._strip = False
+            data = data.removeprefix(b" ")
+        return self._utf8.decode(data)
+
+    def finish(self) -> str:
+        """What is left when no token comes any more: U+FFFD for a character that was begun."""
+        return self._utf8.decode(b"", final=True)
+
+
+# ---- Which tokens end a text ------------------------------------------------------------------------------------
+
+
+def end_tokens(folder: str | Path, tokenizer: Tokenizer) -> frozenset[int]:
+    """Every token that any file of the checkpoint calls the end: generation_config.json and config.json by their ids,
+    tokenizer_config.json by its spelling. Files disagree often, and always by leaving one out."""
+    ends: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        path = Path(folder) / name
+        config = _optional_json(path)
+        for part in (config, config.get("text_config")):
+            if isinstance(part, dict):
+                ends |= _ids(part.get("eos_token_id"), f"{path}: eos_token_id")
+    spelled = tokenizer.named("eos_token")
+    if spelled is not None and (id := tokenizer.id_of(spelled)) is not None:
+        ends.add(id)
+    return frozenset(ends)
+
+
+def _ids(value: Any, where: str) -> set[int]:
+    listed = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(id, bool) or not isinstance(id, int) or id < 0 for id in listed):
+        raise FormatError(f"{where}: expected a token id or a list of them, found {value!r:.60}")
+    return set(listed)
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    value = read_json(str(path))
+    if not isinstance(value, dict):
+        raise FormatError(f"{path}: expected an object, found {type(value).__name__}")
+    return value
+
+
+# ---- From a tokenizer.json --------------------------------------------------------------------------------------
+
+
+def _without_added_tokens(whole: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Shares the model, which holds nearly all the memory."""
+    plain = tokenizers.Tokenizer(whole.model)
+    if whole.normalizer is not None:
+        plain.normalizer = whole.normalizer
+    if whole.pre_tokenizer is not None:
+        plain.pre_tokenizer = whole.pre_tokenizer
+    return plain
+
+
+def _pattern_of(added: Iterable[tokenizers.AddedToken]) -> re.Pattern[str] | None:
+    """Matches any of them, the longest first; white space at a side where a token asks for it goes with the token."""
+    choices = []
+    for token in sorted(added, key=lambda token: -len(token.content)):
+        text = re.escape(token.content)
+        if token.single_word:
+            text = rf"(?<!\w){text}(?!\w)"
+        choices.append((r"\s*" if token.lstrip else "", text, r"\s*" if token.rstrip else ""))
+    if not choices:
+        return None
+    # One group cannot stand in several branches, so what may stand around a token is looked at separately.
+    before = {text: left for left, text, _ in choices if left}
+    after = {text: right for _, text, right in choices if right}
+    tokens = "|".join(text for _, text, _ in choices)
+    left = rf"(?:\s*(?={'|'.join(before)}))?" if before else ""
+    right = rf"(?:(?:{'|'.join(f'(?<={text})' for text in after)})\s*)?" if after else ""
+    return re.compile(f"{left}(?P<token>{tokens}){right}")
+
+
+def _byte_rule(whole: tokenizers.Tokenizer, source: str) -> tuple[Any, bool]:
+    """How a piece of the vocabulary becomes bytes, and whether a text loses the space it begins with."""
+    decoder = whole.decoder
+    if isinstance(decoder, tokenizers.decoders.ByteLevel):
+        return _byte_level, False
+    if isinstance(decoder, tokenizers.decoders.Metaspace):
+        return _metaspace, decoder.prepend_scheme != "never"
+    if isinstance(decoder, tokenizers.decoders.Sequence):
+        steps = json.loads(decoder.__getstate__())["decoders"]
+        kinds = [step["type"] for step in steps]
+        if kinds == ["ByteLevel"]:
+            return _byte_level, False
+        if "ByteFallback" in kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
+            return _byte_fallback, any(step["type"] == "Strip" and step["start"] for step in steps)
+    found = "nothing" if decoder is None else type(decoder).__name__
+    raise FormatError(f"{source}: decoder: expected ByteLevel, Metaspace or ByteFallback, found {found}")
+
+
+def _byte_characters() -> dict[str, int]:
+    """GPT-2's alphabet: a visible character stands for each byte; its own one where it has one."""
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in own]
+    return {chr(byte): byte for byte in own} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+BYTE_OF = _byte_characters()
+BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_level(piece: str) -> bytes:
+    try:
+        return bytes([BYTE_OF[character] for character in piece])
+    except KeyError:  # not in that alphabet, so it stands for itself
+        return piece.encode()
+
+
+def _metaspace(piece: str) -> bytes:
+    return piece.replace("▁", " ").encode()
+
+
+def _byte_fallback(piece: str) -> bytes:
+    match = BYTE_PIECE.fullmatch(piece)
+    return bytes([int(match[1], 16)]) if match else _metaspace(piece)
+
+
+def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two texts have in common from the beginning."""
+    count = min(len(one), len(other))
+    return next((i for i in range(count) if one[i] != other[i]), count)
