@@ -79,6 +79,11 @@ struct StateTensor {
 
 using StateVisitor = std::function<void(const StateTensor&)>;
 
+// Told which experts the router picked: a call a layer with experts, in order, for every chunk of tokens that any
+// session evaluates. ids [tokens, k] in router order, for the length of the call, within the step: what it throws is an
+// error of the step.
+using RoutingObserver = std::function<void(int64_t layer, std::span<const int32_t> ids)>;
+
 class Session;
 
 class Engine : public std::enable_shared_from_this<Engine> {
@@ -97,6 +102,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   virtual std::map<std::string, int64_t> memory() const = 0;
   // Of weights, that one step cannot do without: all but the other rows of the embedding and the experts not picked.
   virtual int64_t step_bytes() const = 0;
+  // From the next call on; empty: nobody is told. Waits for the call under way.
+  virtual void observe_routing(RoutingObserver observer) = 0;
 };
 
 // Told after each chunk how many of the tokens are done; false stops the prefill there.

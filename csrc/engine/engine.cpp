@@ -114,6 +114,12 @@ int64_t LoadedEngine::step_bytes() const {
   return bytes;
 }
 
+void LoadedEngine::observe_routing(RoutingObserver observer) {
+  check_process();
+  const std::lock_guard turn(turn_);
+  experts_.observe_routing(std::move(observer));
+}
+
 void LoadedEngine::forward(std::span<const int32_t> tokens, int64_t position, const SessionState& state, View logits,
                            std::span<float> all_logits, StepStats& stats) {
   const std::lock_guard turn(turn_);

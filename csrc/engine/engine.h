@@ -40,6 +40,7 @@ class LoadedEngine final : public Engine {
   std::string isa() const override { return backend_->isa(); }
   std::map<std::string, int64_t> memory() const override;
   int64_t step_bytes() const override;
+  void observe_routing(RoutingObserver observer) override;
 
   Backend& backend() { return *backend_; }
   // StateError in a child made by fork, before anything there can wait for a thread that it has not.

@@ -126,7 +126,9 @@ void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, in
   begin_call(n);
   const bool guesses = prefetcher_.looks_ahead(layer, n);
   route(commands, model, layer, s, n, stats);
-  groups_.assign({s.ids.i32(), static_cast<size_t>(n * experts_per_token_)});
+  const std::span<const int32_t> ids(s.ids.i32(), static_cast<size_t>(n * experts_per_token_));
+  if (observer_) observer_(layer, ids);
+  groups_.assign(ids);
 
   Wave* reading = &waves_[0];
   Wave* computing = &waves_[1];

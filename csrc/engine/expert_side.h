@@ -9,6 +9,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -42,6 +43,8 @@ class ExpertSide {
   void finish(StepStats& stats);
   // The same after a failure elsewhere: waits, and throws nothing.
   void abandon() noexcept;
+
+  void observe_routing(RoutingObserver observer) { observer_ = std::move(observer); }
 
   int64_t slots() const { return cache_.shape().slots; }
   int64_t slot_bytes() const { return memory_->bytes(); }
@@ -89,6 +92,7 @@ class ExpertSide {
   int64_t experts_per_token_;
   Prefetcher prefetcher_;
   std::string describe_;
+  RoutingObserver observer_;
 
   // Of the layer under way.
   std::vector<ExpertGroups::Group> missing_;

@@ -10,9 +10,11 @@ void register_errors(pybind11::module_& m);
 void register_format(pybind11::module_& m);
 void register_io(pybind11::module_& m);
 void register_ops(pybind11::module_& m);
+void register_probe(pybind11::module_& m);
 void register_quant_format(pybind11::module_& m);
 void register_quantize(pybind11::module_& m);
 void register_ring(pybind11::module_& m);
 void register_snapshot(pybind11::module_& m);
+void register_trace(pybind11::module_& m);
 
 }  // namespace moeflux::python

@@ -27,8 +27,10 @@ __all__: list[str] = [
     "Lease",
     "Ops",
     "QuantFormat",
+    "ReadBandwidth",
     "ReadBatch",
     "ReadPool",
+    "RoutingTrace",
     "SafetensorsFile",
     "Session",
     "SlotCache",
@@ -47,8 +49,12 @@ __all__: list[str] = [
     "parse_json",
     "parse_snapshot_wire",
     "parse_variant",
+    "probe_expert_reads",
+    "probe_file_reads",
     "quantize",
     "read_json",
+    "record_routing",
+    "replay",
     "required_tensors",
     "sha256",
     "snapshot_wire_header",
@@ -654,6 +660,30 @@ class DeferredRing:
     @property
     def waits(self) -> int: ...
 
+class ReadBandwidth:
+    """
+    A buffer beyond every cache, and how fast it is read.
+    """
+    def __init__(self, most_threads: int, part: int = 268435456) -> None: ...
+    def measure(self, threads: int) -> float:
+        """
+        Bytes a second.
+        """
+
+class RoutingTrace:
+    """
+    Picks of a router. See moeflux.trace.
+    """
+    def __init__(self, engine: Engine) -> None: ...
+    def content(self) -> tuple:
+        """
+        ids, u16 [tokens, layers, k], and the number of tokens of each pass.
+        """
+    @property
+    def layers(self) -> list[int]: ...
+    @property
+    def tokens(self) -> int: ...
+
 def dequantize(
     words: numpy.ndarray,
     scales: numpy.ndarray,
@@ -701,6 +731,20 @@ def parse_variant(text: str) -> typing.Any:
     The fields of Variant.to_json() as the C++ core understands them.
     """
 
+def probe_expert_reads(
+    store: StoreDirectory, mode: str, readers: int, seconds: float, seed: int, skip: int = 0
+) -> tuple:
+    """
+    (reads, bytes, seconds) of random reads of a store's experts.
+    """
+
+def probe_file_reads(
+    path: os.PathLike | str | bytes, piece_bytes: int, mode: str, readers: int, seconds: float, seed: int, skip: int = 0
+) -> tuple:
+    """
+    (reads, bytes, seconds) of random reads of a file's pieces.
+    """
+
 def quantize(array: numpy.ndarray, format: QuantFormat, threads: int = 0) -> tuple:
     """
     MLX's affine quantisation of float32, float16 or uint16 (raw bf16) rows: (words, scales, biases).
@@ -709,6 +753,22 @@ def quantize(array: numpy.ndarray, format: QuantFormat, threads: int = 0) -> tup
 def read_json(path: os.PathLike | str | bytes) -> typing.Any:
     """
     The content of a JSON file, read strictly.
+    """
+
+def record_routing(engine: Engine, trace: RoutingTrace) -> None:
+    """
+    What the engine's router picks goes into `trace`; None: nowhere.
+    """
+
+def replay(
+    ids: typing.Annotated[numpy.typing.ArrayLike, numpy.uint16],
+    experts: int,
+    policy: str,
+    slots: int,
+    ring_depth: int = 2,
+) -> tuple[int, int]:
+    """
+    (hits, misses) of a policy, or of the optimum, when these tokens are decoded.
     """
 
 def required_tensors(variant_json: str) -> list:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -10,6 +11,7 @@ from moeflux import _core
 from moeflux.errors import StateError
 from moeflux.session import Session
 from moeflux.store import Store, open_store
+from moeflux.trace import Recording
 from moeflux.variants import Variant
 
 __all__ = ["Model", "load"]
@@ -22,6 +24,8 @@ class Model:
         self.variant: Variant = store.variant
         self.path: Path = store.path
         self.fingerprint: str = store.fingerprint
+        self.expert_bytes: int = store.directory.experts.bytes
+        self._recorded = threading.Lock()  # while somebody records its routing
         self._engine = engine
 
     def session(self, max_context: int | None = None, kv_dtype: str = "f32") -> Session:
@@ -37,6 +41,10 @@ class Model:
     def memory(self) -> dict[str, int]:
         """Bytes held for the model, by what they are for. Sessions come on top."""
         return self._engine.memory()
+
+    def trace(self) -> Recording:
+        """Records which experts the router picks, for use with `with`. See moeflux.trace."""
+        return Recording(self)
 
     def __repr__(self) -> str:
         lossy = "".join(f", LOSSY: {sentence}" for sentence in self.variant.lossy)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TextIO
 
-__all__ = ["Bars", "Lines", "Progress", "Silent", "Task", "for_terminal", "size_text", "time_text"]
+__all__ = ["Bars", "Lines", "Progress", "Silent", "Task", "counter", "for_terminal", "size_text", "time_text"]
 
 SECONDS_BETWEEN_LINES = 15.0
 
@@ -118,6 +118,19 @@ class _BarTask:
 
     def advance(self, bytes_done: int) -> None:
         self.bars.advance(self.identifier, bytes_done)
+
+
+def counter(progress: Progress, label: str, seconds: float = 5.0) -> Callable[[int, int], None]:
+    """For work that is counted, not measured in bytes: a line at most every few seconds."""
+    last = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= seconds:
+            last = time.monotonic()
+            progress.note(f"{label}: {done} of {total}")
+
+    return tell
 
 
 # ---- Words ------------------------------------------------------------------------------------------------------

@@ -6,11 +6,7 @@ version, the fingerprint of the model, the position and the SHA-256 of every ten
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +16,7 @@ import numpy as np
 from moeflux._core import SafetensorsFile, parse_snapshot_wire, snapshot_wire_header, snapshot_wire_layout
 from moeflux.errors import FormatError, IoError, StateError
 from moeflux.floats import bf16_bits, decode
+from moeflux.tensor_file import check_kind, chunks_of, read_arrays, write_atomically
 from moeflux.variants import MAX_CONTEXT, Variant
 
 if TYPE_CHECKING:
@@ -30,7 +27,6 @@ __all__ = ["Snapshot"]
 FORMAT = "moeflux-session"
 VERSION = "1"
 WIRE_MAGIC = b"XLFM"
-TYPES = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "I32": np.dtype("<i4")}
 FIXED = ("conv", "recurrent")
 """Pieces that do not grow with the position, and are always f32."""
 
@@ -136,80 +132,33 @@ def as_bf16(array: np.ndarray) -> np.ndarray:
     return array if array.dtype == np.uint16 else bf16_bits(array).reshape(array.shape)
 
 
-def write_atomically(path: Path, chunks: Iterator[bytes | np.ndarray]) -> None:
-    """The whole file or none of it: under another name first, on the disk before it is renamed."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            for chunk in chunks:
-                file.write(chunk if isinstance(chunk, bytes) else memoryview(chunk).cast("B"))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        raise IoError(f"{path}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 # ---- Our own format ---------------------------------------------------------------------------------------------
 
 
 def own_chunks(snapshot: Snapshot) -> Iterator[bytes | np.ndarray]:
     arrays = {f"layers.{layer}.{name}": array for (layer, name), array in snapshot.tensors.items()}
     arrays["tokens"] = np.asarray(snapshot.tokens, "<i4")
-    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    header: dict[str, Any] = {
-        "__metadata__": {
-            "format": FORMAT,
-            "version": VERSION,
-            "fingerprint": snapshot.fingerprint,
-            "position": str(snapshot.position),
-            "model": snapshot.variant.name,
-            "sha256": json.dumps(checksums(arrays.items()), separators=(",", ":")),
-        }
+    metadata = {
+        "format": FORMAT,
+        "version": VERSION,
+        "fingerprint": snapshot.fingerprint,
+        "position": str(snapshot.position),
+        "model": snapshot.variant.name,
     }
-    names = {dtype: name for name, dtype in TYPES.items()}
-    end = 0
-    for name, array in arrays.items():
-        header[name] = {
-            "dtype": names[array.dtype],
-            "shape": list(array.shape),
-            "data_offsets": [end, end + array.nbytes],
-        }
-        end += array.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    yield from arrays.values()
-
-
-def checksums(arrays: Iterable[tuple[str, np.ndarray]]) -> dict[str, str]:
-    """SHA-256 by name, made while the next arrays come: hashlib lets other threads run."""
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
-        made = {name: threads.submit(digest, array) for name, array in arrays}
-    return {name: digest.result() for name, digest in made.items()}
-
-
-def digest(array: np.ndarray) -> str:
-    return hashlib.sha256(array.reshape(-1).view(np.uint8)).hexdigest()
+    return chunks_of(metadata, arrays)
 
 
 def load_own(path: Path, variant: Variant) -> Snapshot:
     file = SafetensorsFile(path)
     metadata = file.metadata
-    if metadata.get("format") != FORMAT:
-        raise FormatError(f"{path}: format: expected {FORMAT!r}, found {metadata.get('format')!r:.60}")
-    if metadata.get("version") != VERSION:
-        raise FormatError(f"{path}: version: expected {VERSION!r}, found {metadata.get('version')!r:.60}")
+    check_kind(path, metadata, FORMAT, VERSION)
     position = metadata.get("position", "")
     if not (position.isascii() and position.isdigit() and len(position) < 10 and int(position) <= MAX_CONTEXT):
         raise FormatError(f"{path}: position: expected 0 to {MAX_CONTEXT}, found {position!r:.60}")
     expected = {f"layers.{layer}.{name}": shape for (layer, name), shape in pieces(variant, int(position))}
     for name in sorted(expected.keys() | file.tensors.keys() | {"tokens"}):
         check_entry(path, name, file.tensors.get(name), expected)
-    arrays: dict[str, np.ndarray] = {}
-    check_sums(path, metadata, checksums(read_arrays(path, file, arrays)))
+    arrays = read_arrays(path, file)
     tokens = tuple(arrays.pop("tokens").tolist())
     if tokens and len(tokens) != int(position):
         raise FormatError(f"{path}: tokens: expected {position}, one a position, found {len(tokens)}")
@@ -231,34 +180,6 @@ def check_entry(path: Path, name: str, entry: Any, expected: dict[str, tuple[int
         wanted = f"{' or '.join(types)} {expected[name]}"
     if not fits:
         raise FormatError(f'{path}: tensor "{name}": expected {wanted}, found {entry.dtype} {entry.shape}')
-
-
-def read_arrays(path: Path, file: SafetensorsFile, arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """All tensors in the order of the file, one pass; into `arrays` too."""
-    with path.open("rb", buffering=0) as data:
-        for name, entry in sorted(file.tensors.items(), key=lambda item: item[1].offset):
-            array = np.empty(entry.shape, TYPES[entry.dtype])
-            view = memoryview(array.reshape(-1).view(np.uint8))
-            data.seek(entry.offset)
-            while len(view):
-                count = data.readinto(view)
-                if not count:
-                    raise IoError(f'{path}: tensor "{name}": expected {entry.bytes} bytes, found the end of the file')
-                view = view[count:]
-            arrays[name] = array
-            yield name, array
-
-
-def check_sums(path: Path, metadata: dict[str, str], sums: dict[str, str]) -> None:
-    try:
-        stated = json.loads(metadata.get("sha256", ""))
-    except ValueError:
-        stated = None
-    if not isinstance(stated, dict):
-        raise FormatError(f"{path}: sha256: expected an object of checksums, found {metadata.get('sha256')!r:.60}")
-    for name, found in sums.items():
-        if stated.get(name) != found:
-            raise FormatError(f'{path}: tensor "{name}": expected SHA-256 {stated.get(name)!r:.70}, found {found}')
 
 
 # ---- The wire formats -------------------------------------------------------------------------------------------

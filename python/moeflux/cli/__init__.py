@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from moeflux._core import __version__
-from moeflux.cli import look, make
+from moeflux.cli import look, make, measure
 from moeflux.errors import Error
 
 __all__ = ["main"]
@@ -28,6 +28,8 @@ examples:
   moeflux synth /tmp/tiny --variant a3b --layers 4 --experts 16 --vocab 1024
   moeflux verify /tmp/tiny
   moeflux convert ~/models/Qwen3.6-35B-A3B /ssd/a3b --bits 4
+  moeflux trace /ssd/a3b -o run.trace
+  moeflux replay run.trace
 
 units: kB, MB and GB are powers of 1000, as on the label of a disk. --json prints exact bytes.
 exit status: 0 done, 1 verify found a fault, 2 a wrong call or a bad file (one sentence on stderr), 130 Ctrl-C.
@@ -69,6 +71,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"moeflux {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
-    for group in (look, make):
+    for group in (look, make, measure):
         group.add(commands)
     return parser

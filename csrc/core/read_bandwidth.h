@@ -1,0 +1,29 @@
+// How fast this machine reads memory: the bound of everything that touches each weight once.
+#pragma once
+
+#include <cstdint>
+
+namespace moeflux {
+
+// Reads a buffer much larger than any cache. The buffer stays resident for as long as the object lives.
+class ReadBandwidth {
+ public:
+  static constexpr int64_t usual_part = int64_t{256} << 20;
+
+  // `part`: bytes that each thread reads, a multiple of 128.
+  explicit ReadBandwidth(int most_threads, int64_t part = usual_part);
+  ~ReadBandwidth();
+  ReadBandwidth(const ReadBandwidth&) = delete;
+  ReadBandwidth& operator=(const ReadBandwidth&) = delete;
+
+  // Bytes a second of `threads` threads together, each reading a part of its own: the best of a few passes.
+  double measure(int threads) const;
+  int64_t buffer_bytes() const { return buffer_bytes_; }
+
+ private:
+  void* buffer_ = nullptr;
+  int64_t part_;
+  int64_t buffer_bytes_;
+};
+
+}  // namespace moeflux

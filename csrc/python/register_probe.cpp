@@ -1,0 +1,73 @@
+// What `moeflux doctor` measures with.
+#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
+
+#include "core/read_bandwidth.h"
+#include "io/probe.h"
+#include "python/bindings.h"
+#include "python/store_object.h"
+
+namespace py = pybind11;
+namespace fs = std::filesystem;
+
+namespace moeflux::python {
+namespace {
+
+ReadMode mode_of(const std::string& word) {
+  if (word == "direct") return ReadMode::direct;
+  if (word == "buffered") return ReadMode::buffered;
+  throw py::value_error("expected direct or buffered, found " + word);
+}
+
+void check_signals() {
+  const py::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+py::tuple measure(const ProbeSource& source, int readers, double seconds, uint64_t seed, int64_t skip) {
+  if (readers < 1 || readers > 256 || skip < 0)
+    throw py::value_error("expected 1 to 256 readers, none skipped or more");
+  ProbeRate rate;
+  {
+    const py::gil_scoped_release release;
+    rate = probe_reads(source, readers, seconds, seed, skip, check_signals);
+  }
+  return py::make_tuple(rate.reads, rate.bytes, rate.seconds);
+}
+
+}  // namespace
+
+void register_probe(py::module_& m) {
+  m.def(
+      "probe_file_reads",
+      [](const fs::path& path, int64_t piece_bytes, const std::string& mode, int readers, double seconds, uint64_t seed,
+         int64_t skip) {
+        if (piece_bytes < direct_alignment || piece_bytes % direct_alignment != 0)
+          throw py::value_error("expected pieces of whole blocks");
+        FileReader reader(path.string(), mode_of(mode));
+        return measure(pieces_of(reader, piece_bytes), readers, seconds, seed, skip);
+      },
+      py::arg("path"), py::arg("piece_bytes"), py::arg("mode"), py::arg("readers"), py::arg("seconds"), py::arg("seed"),
+      py::arg("skip") = 0, "(reads, bytes, seconds) of random reads of a file's pieces.");
+  m.def(
+      "probe_expert_reads",
+      [](const Store& store, const std::string& mode, int readers, double seconds, uint64_t seed, int64_t skip) {
+        const ExpertStore experts(store.directory, {.mode = mode_of(mode)});
+        return measure(pieces_of(experts), readers, seconds, seed, skip);
+      },
+      py::arg("store"), py::arg("mode"), py::arg("readers"), py::arg("seconds"), py::arg("seed"), py::arg("skip") = 0,
+      "(reads, bytes, seconds) of random reads of a store's experts.");
+
+  py::class_<ReadBandwidth>(m, "ReadBandwidth", "A buffer beyond every cache, and how fast it is read.")
+      .def(py::init([](int most_threads, int64_t part) {
+             if (most_threads < 1 || most_threads > 1024 || part < 128 || part % 128 != 0)
+               throw py::value_error("expected 1 to 1024 threads, parts that are multiples of 128");
+             return std::make_unique<ReadBandwidth>(most_threads, part);
+           }),
+           py::arg("most_threads"), py::arg("part") = ReadBandwidth::usual_part,
+           py::call_guard<py::gil_scoped_release>())
+      .def("measure", &ReadBandwidth::measure, py::arg("threads"), py::call_guard<py::gil_scoped_release>(),
+           "Bytes a second.");
+}
+
+}  // namespace moeflux::python

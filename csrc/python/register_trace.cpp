@@ -1,0 +1,92 @@
+// Recording which experts a model's router picks, and playing a record against the cache's policies.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "engine/engine.h"
+#include "engine/routing_trace.h"
+#include "io/replay.h"
+#include "python/bindings.h"
+
+namespace py = pybind11;
+
+namespace moeflux::python {
+namespace {
+
+// u16 [tokens, layers, k]
+using Ids = py::array_t<uint16_t, py::array::c_style>;
+
+py::tuple content(const RoutingTrace& trace) {
+  const RoutingTrace::Content content = [&] {
+    const py::gil_scoped_release release;
+    return trace.content();
+  }();
+  const auto layers = static_cast<py::ssize_t>(trace.layers().size());
+  Ids ids({static_cast<py::ssize_t>(content.tokens), layers, static_cast<py::ssize_t>(trace.experts_per_token())});
+  std::ranges::copy(content.ids, ids.mutable_data());
+  return py::make_tuple(ids, py::array_t<int64_t>(py::ssize_t(content.per_pass.size()), content.per_pass.data()));
+}
+
+void record_routing(Engine& engine, std::shared_ptr<RoutingTrace> trace) {
+  RoutingObserver observer;
+  if (trace)
+    observer = [kept = std::move(trace)](int64_t layer, std::span<const int32_t> ids) { kept->add(layer, ids); };
+  engine.observe_routing(std::move(observer));
+}
+
+// The caller has checked the ids; what could lead outside of a table is looked at once more.
+RecordedRouting routing_of(const Ids& ids, int64_t experts, int64_t slots) {
+  constexpr py::ssize_t most_groups = py::ssize_t{1} << 31;
+  if (ids.ndim() != 3 || ids.shape(1) < 1 || ids.shape(2) < 1 || ids.shape(0) * ids.shape(1) > most_groups)
+    throw py::value_error("expected ids [tokens, layers, k]");
+  const std::span<const uint16_t> all(ids.data(), static_cast<size_t>(ids.size()));
+  if (std::ranges::any_of(all, [&](uint16_t id) { return id >= experts; }))
+    throw py::value_error("expected ids below the number of experts");
+  if (slots < ids.shape(2) || slots > experts * ids.shape(1))
+    throw py::value_error("expected slots for the experts of a token in a layer, and at most one for every expert");
+  return {all, ids.shape(1), experts, ids.shape(2)};
+}
+
+void check_signals() {
+  const py::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+ReplayCounts play(const RecordedRouting& routing, const std::string& policy, int64_t slots, int64_t ring_depth) {
+  if (policy == "optimum") return replay_optimum(routing, slots, check_signals);
+  for (const auto& [name, kind] :
+       {std::pair{"lru", CachePolicy::lru}, {"lfu", CachePolicy::lfu}, {"none", CachePolicy::none}})
+    if (policy == name) return replay(routing, kind, slots, ring_depth, check_signals);
+  throw StateError(concat("policy: expected lru, lfu, none or optimum, found ", policy));
+}
+
+}  // namespace
+
+void register_trace(py::module_& m) {
+  py::class_<RoutingTrace, std::shared_ptr<RoutingTrace>>(m, "RoutingTrace", "Picks of a router. See moeflux.trace.")
+      .def(py::init([](const Engine& engine) { return std::make_shared<RoutingTrace>(engine.variant()); }),
+           py::arg("engine"))
+      .def_property_readonly("tokens", &RoutingTrace::tokens)
+      .def_property_readonly("layers", &RoutingTrace::layers)
+      .def("content", &content, "ids, u16 [tokens, layers, k], and the number of tokens of each pass.");
+  m.def("record_routing", &record_routing, py::arg("engine"), py::arg("trace").none(true),
+        py::call_guard<py::gil_scoped_release>(), "What the engine's router picks goes into `trace`; None: nowhere.");
+  m.def(
+      "replay",
+      [](const Ids& ids, int64_t experts, const std::string& policy, int64_t slots, int64_t ring_depth) {
+        if (ring_depth < 1 || ring_depth > 16) throw py::value_error("expected a ring_depth of 1 to 16");
+        const RecordedRouting routing = routing_of(ids, experts, slots);
+        ReplayCounts counts;
+        {
+          const py::gil_scoped_release release;
+          counts = play(routing, policy, slots, ring_depth);
+        }
+        return py::make_tuple(counts.hits, counts.misses);
+      },
+      py::arg("ids"), py::arg("experts"), py::arg("policy"), py::arg("slots"), py::arg("ring_depth") = 2,
+      "(hits, misses) of a policy, or of the optimum, when these tokens are decoded.");
+}
+
+}  // namespace moeflux::python

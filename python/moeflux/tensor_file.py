@@ -1,0 +1,117 @@
+"""Files of our own, saved sessions and traces: safetensors, with metadata and the SHA-256 of every tensor."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeflux._core import SafetensorsFile
+from moeflux.errors import FormatError, IoError
+
+__all__ = ["check_kind", "chunks_of", "read_arrays", "write_atomically"]
+
+TYPES = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "I32": np.dtype("<i4"), "U8": np.dtype("u1")}
+
+
+# ---- Writing ----------------------------------------------------------------------------------------------------
+
+
+def chunks_of(metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> Iterator[bytes | np.ndarray]:
+    """The bytes of the file, in order. The checksums join the metadata as \"sha256\"."""
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    sums = json.dumps(checksums(arrays.items()), separators=(",", ":"))
+    header: dict[str, Any] = {"__metadata__": {**metadata, "sha256": sums}}
+    names = {dtype: name for name, dtype in TYPES.items()}
+    end = 0
+    for name, array in arrays.items():
+        header[name] = {
+            "dtype": names[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [end, end + array.nbytes],
+        }
+        end += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    yield from arrays.values()
+
+
+def write_atomically(path: Path, chunks: Iterator[bytes | np.ndarray]) -> None:
+    """The whole file or none of it: under another name first, on the disk before it is renamed."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            for chunk in chunks:
+                file.write(chunk if isinstance(chunk, bytes) else memoryview(chunk.reshape(-1).view(np.uint8)))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        raise IoError(f"{path}: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+# ---- Reading ----------------------------------------------------------------------------------------------------
+
+
+def check_kind(path: Path, metadata: dict[str, str], format: str, version: str) -> None:
+    for field, expected in (("format", format), ("version", version)):
+        if metadata.get(field) != expected:
+            raise FormatError(f"{path}: {field}: expected {expected!r}, found {metadata.get(field)!r:.60}")
+
+
+def read_arrays(path: Path, file: SafetensorsFile) -> dict[str, np.ndarray]:
+    """All tensors, in one pass, each compared with its checksum."""
+    arrays: dict[str, np.ndarray] = {}
+    check_sums(path, file.metadata, checksums(read_in_order(path, file, arrays)))
+    return arrays
+
+
+def read_in_order(path: Path, file: SafetensorsFile, arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """In the order of the file; into `arrays` too."""
+    with path.open("rb", buffering=0) as data:
+        for name, entry in sorted(file.tensors.items(), key=lambda item: item[1].offset):
+            array = np.empty(entry.shape, TYPES[entry.dtype])
+            view = memoryview(array.reshape(-1).view(np.uint8))
+            data.seek(entry.offset)
+            while len(view):
+                count = data.readinto(view)
+                if not count:
+                    raise IoError(f'{path}: tensor "{name}": expected {entry.bytes} bytes, found the end of the file')
+                view = view[count:]
+            arrays[name] = array
+            yield name, array
+
+
+def check_sums(path: Path, metadata: dict[str, str], sums: dict[str, str]) -> None:
+    try:
+        stated = json.loads(metadata.get("sha256", ""))
+    except ValueError:
+        stated = None
+    if not isinstance(stated, dict):
+        raise FormatError(f"{path}: sha256: expected an object of checksums, found {metadata.get('sha256')!r:.60}")
+    for name, found in sums.items():
+        if stated.get(name) != found:
+            raise FormatError(f'{path}: tensor "{name}": expected SHA-256 {stated.get(name)!r:.70}, found {found}')
+
+
+# ---- Checksums --------------------------------------------------------------------------------------------------
+
+
+def checksums(arrays: Iterable[tuple[str, np.ndarray]]) -> dict[str, str]:
+    """SHA-256 by name, made while the next arrays come: hashlib lets other threads run."""
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
+        made = {name: threads.submit(digest, array) for name, array in arrays}
+    return {name: digest.result() for name, digest in made.items()}
+
+
+def digest(array: np.ndarray) -> str:
+    return hashlib.sha256(array.reshape(-1).view(np.uint8)).hexdigest()
