@@ -88,13 +88,15 @@ $(PEERS)/ready: tests/golden/requirements-peers.txt
 
 peers: $(PEERS)/ready
 	$(PEERS)/bin/python tests/golden/make_goldens.py --check
+	$(PEERS)/bin/python tests/golden/make_builtin.py --check
 
 wheel: $(READY)
 	rm -rf dist build/wheel-check
 	$(BIN)/python -m build --no-isolation --outdir dist .
 	$(BIN)/python -m venv build/wheel-check
 	build/wheel-check/bin/pip install --quiet dist/*.whl
-	cd build/wheel-check && bin/moeflux info
+	cd build/wheel-check && bin/moeflux info && \
+	  bin/moeflux verify "$$(bin/python -c 'from moeflux import builtin; print(builtin.path())')"
 
 clean:
 	rm -rf build dist .venv .venv-peers .pytest_cache .ruff_cache .hypothesis .benchmarks
