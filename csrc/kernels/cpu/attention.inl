@@ -17,6 +17,7 @@ constexpr int64_t unit_queries = 64;    // most queries of a unit
 constexpr int64_t shortest_span = 512;  // cached rows: below it the merge would show
 constexpr int64_t even_spans = 16;      // of that length; then eight of twice it, eight of four times it ...
 constexpr int64_t span_octave = 8;
+constexpr int64_t longest_octave = 3;  // spans of 8192 rows
 constexpr int64_t enough_blocks = 16;  // of queries, to keep the threads busy without cutting the context
 constexpr int64_t most_units = 64;     // of a context that is not cut
 constexpr int64_t rows_ahead = 8;      // that are asked for before they are met
@@ -33,12 +34,12 @@ constexpr int64_t tile_queries = tile_scores / 2;
 // ---- How a task is cut
 // --------------------------------------------------------------------------------------------------
 
-// The first cached row of a span. Longer ones far out: sixty-four of them reach half a million rows.
+// The first cached row of a span. Longer ones further out, but f32 sums over more rows than these would lose bits.
 static int64_t span_begin(int64_t span) {
   if (span < even_spans) return span * shortest_span;
-  const int64_t octave = (span - even_spans) / span_octave;
+  const int64_t octave = smaller((span - even_spans) / span_octave, longest_octave);
   const int64_t length = shortest_span * (even_spans / span_octave) << octave;
-  return shortest_span * even_spans * (int64_t{1} << octave) + (span - even_spans) % span_octave * length;
+  return (shortest_span * even_spans << octave) + (span - even_spans - octave * span_octave) * length;
 }
 
 static int64_t spans_of(int64_t keys) {
