@@ -88,7 +88,9 @@ def check_line(line: Line, folder: Path, variant: Variant, expert_bytes: int) ->
     assert set(line) == FIELDS
     assert line["tokens_per_second"] == pytest.approx(line["tokens"] / line["seconds"])
     assert 0 < line["compute_seconds"] + line["read_wait_seconds"] <= line["seconds"]
-    assert line["bytes_read"] == line["expert_misses"] * expert_bytes
+    # Experts that were demanded and not there, and those that the look-ahead guessed.
+    assert line["bytes_read"] % expert_bytes == 0
+    assert line["bytes_read"] >= line["expert_misses"] * expert_bytes
     assert line["rep"] == 0 or line["expert_misses"] == 0
     assert line["peak_rss_bytes"] > 0 and line["submissions"] >= line["waits"] > 0
     assert line["variant"] == variant.name and line["store"] == str(folder)
