@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -36,11 +35,32 @@ struct EngineOptions {
   std::string cache = "lru";        // which expert goes when a slot is needed: "lru", "lfu", or "none": nothing is kept
   std::string look_ahead = "auto";  // read what the next layer may need: "on", "off", or "auto": while it pays
   bool verify_reads = false;        // every expert against its checksum whenever it is read
+  int64_t session_bytes = 0;        // that sessions may take together, else BudgetError; 0: no limit
 };
 
 struct SessionOptions {
   int64_t max_context = 0;      // rows of the key-value caches; 0: the model's own limit, at most 32768
   DType kv_dtype = DType::f32;  // or bf16
+  int64_t max_checkpoints = 4;  // room is taken for so many; that of position 0 needs none
+};
+
+// Bytes of memory by what they are for: planned, or really held. All of an engine is taken when it is opened, all of a
+// session when it is made; the system gives pages to what is used.
+struct Footprint {
+  int64_t dense_weights = 0;
+  int64_t expert_slots = 0;
+  int64_t scratch = 0;       // intermediate numbers of a chunk, and what the kernels want for themselves
+  int64_t read_buffers = 0;  // of the threads that read, where reads do not go straight into slots
+  // Of sessions.
+  int64_t rows = 0;         // keys and values, or latents, a row a position
+  int64_t recurrent = 0;    // state of linear layers
+  int64_t checkpoints = 0;  // copies of it
+  int64_t tokens = 0;       // the tokens themselves, and logits
+
+  int64_t engine() const { return dense_weights + expert_slots + scratch + read_buffers; }
+  int64_t sessions() const { return rows + recurrent + checkpoints + tokens; }
+  int64_t total() const { return engine() + sessions(); }
+  Footprint& operator+=(const Footprint& other);
 };
 
 // Of the last call that evaluated tokens, or summed since the session was made.
@@ -86,6 +106,10 @@ using RoutingObserver = std::function<void(int64_t layer, std::span<const int32_
 
 class Session;
 
+// What an engine so opened and one such session will hold, exactly. Opens no file and takes no memory. Errors are those
+// of opening.
+Footprint footprint(const StoreDirectory& store, const EngineOptions& options = {}, const SessionOptions& session = {});
+
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   // A packed store that moeflux wrote.
@@ -98,8 +122,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   virtual std::string describe() const = 0;  // backend, threads, slots: one line
   virtual std::string isa() const = 0;       // of the CPU kernels; empty where none run
   virtual std::unique_ptr<Session> session(const SessionOptions& options = {}) = 0;
-  // Bytes held, by what they are for: "dense weights", "expert slots", "scratch".
-  virtual std::map<std::string, int64_t> memory() const = 0;
+  // What is held now, by the engine and by the sessions there are.
+  virtual Footprint memory() const = 0;
+  // As counted where it is given out: the sum of `memory`, or something is missing there.
+  virtual int64_t held() const = 0;
+  virtual int64_t sessions() const = 0;
   // Of weights, that one step cannot do without: all but the other rows of the embedding and the experts not picked.
   virtual int64_t step_bytes() const = 0;
   // From the next call on; empty: nobody is told. Waits for the call under way.

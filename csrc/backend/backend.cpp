@@ -36,10 +36,23 @@ void Ticket::wait() {
   if (state_) state_->wait();
 }
 
+namespace {
+
+void check_name(const std::string& name) {
+  if (name != "cpu" && name != "auto") throw FormatError(concat("backend: expected auto or cpu, found ", quoted(name)));
+}
+
+}  // namespace
+
 std::unique_ptr<Backend> make_backend(const std::string& name, const std::string& isa, int threads,
                                       int64_t fail_at_op) {
-  if (name != "cpu" && name != "auto") throw FormatError(concat("backend: expected auto or cpu, found ", quoted(name)));
+  check_name(name);
   return std::make_unique<CpuBackend>(isa, threads, fail_at_op);
+}
+
+int64_t prepared_bytes(const std::string& name, const WorkSizes& sizes) {
+  check_name(name);
+  return CpuBackend::prepared_bytes(sizes);
 }
 
 }  // namespace moeflux

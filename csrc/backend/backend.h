@@ -249,6 +249,14 @@ class Ticket {
   std::unique_ptr<State> state_;
 };
 
+// The largest pieces of work that batches will bring: what a backend needs to know to have its own room from the start.
+struct WorkSizes {
+  int64_t value_dim = 0;  // numbers of a value row of attention: a head's, or the latent rank
+  int64_t logits = 0;     // that top_k chooses from
+  int64_t picks = 0;      // the most it chooses
+  int64_t products = 0;   // of one matmul, or jobs of one expert_ffn
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -257,6 +265,11 @@ class Backend {
   virtual std::string isa() const { return {}; }  // of the kernels, when they run on the CPU
   // Zeroed, page-aligned memory. `what` names it in errors.
   virtual std::unique_ptr<Buffer> allocate(int64_t bytes, const std::string& what) = 0;
+  // Takes what ops of these sizes need beside their arguments, so that no step allocates. Once, before the first batch.
+  // Returns the bytes.
+  virtual int64_t prepare(const WorkSizes& sizes) = 0;
+  // Bytes taken from the system: buffers that live, and what was prepared.
+  virtual int64_t held() const = 0;
   virtual std::unique_ptr<Commands> begin() = 0;
   virtual Ticket submit(std::unique_ptr<Commands> commands) = 0;
 };

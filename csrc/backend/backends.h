@@ -16,4 +16,7 @@ namespace moeflux {
 std::unique_ptr<Backend> make_backend(const std::string& name, const std::string& isa, int threads,
                                       int64_t fail_at_op = -1);
 
+// What `prepare` takes, known before there is a backend.
+int64_t prepared_bytes(const std::string& name, const WorkSizes& sizes);
+
 }  // namespace moeflux

@@ -12,10 +12,15 @@ namespace {
 
 class CpuBuffer final : public Buffer {
  public:
-  explicit CpuBuffer(std::unique_ptr<Arena> arena) : Buffer(arena->data(), arena->bytes()), arena_(std::move(arena)) {}
+  CpuBuffer(std::unique_ptr<Arena> arena, std::shared_ptr<std::atomic<int64_t>> held)
+      : Buffer(arena->data(), arena->bytes()), arena_(std::move(arena)), held_(std::move(held)) {
+    *held_ += arena_bytes(bytes_);
+  }
+  ~CpuBuffer() override { *held_ -= arena_bytes(bytes_); }
 
  private:
   std::unique_ptr<Arena> arena_;
+  std::shared_ptr<std::atomic<int64_t>> held_;
 };
 
 // A batch that failed. One that did not needs no state: it was done when it was submitted.
@@ -43,7 +48,13 @@ std::string CpuBackend::describe() const {
 }
 
 std::unique_ptr<Buffer> CpuBackend::allocate(int64_t bytes, const std::string& what) {
-  return std::make_unique<CpuBuffer>(std::make_unique<Arena>(bytes, what));
+  return std::make_unique<CpuBuffer>(std::make_unique<Arena>(bytes, what), buffers_);
+}
+
+int64_t CpuBackend::prepared_bytes(const WorkSizes& sizes) { return CpuCommands::Room::of(sizes).bytes(); }
+
+int64_t CpuBackend::prepare(const WorkSizes& sizes) {
+  return prepared_ = std::make_unique<CpuCommands>(*this)->prepare(sizes);
 }
 
 std::unique_ptr<Commands> CpuBackend::begin() {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
+#include <string>
 
 #include "backend/backend.h"
 #include "core/thread_pool.h"
@@ -20,6 +22,9 @@ class CpuBackend final : public Backend {
   std::string describe() const override;
   std::string isa() const override { return isa_.name; }
   std::unique_ptr<Buffer> allocate(int64_t bytes, const std::string& what) override;
+  int64_t prepare(const WorkSizes& sizes) override;
+  int64_t held() const override { return *buffers_ + prepared_; }
+  static int64_t prepared_bytes(const WorkSizes& sizes);
   std::unique_ptr<Commands> begin() override;
   Ticket submit(std::unique_ptr<Commands> commands) override;
 
@@ -30,6 +35,9 @@ class CpuBackend final : public Backend {
   ThreadPool pool_;
   int64_t fail_at_op_;
   std::atomic<int64_t> ops_{0};
+  // Bytes of the buffers that live; theirs too, for they may outlive the backend.
+  std::shared_ptr<std::atomic<int64_t>> buffers_ = std::make_shared<std::atomic<int64_t>>(0);
+  int64_t prepared_ = 0;
   // A batch that has been submitted, kept with its scratch for the next `begin`: steps allocate nothing.
   std::atomic<CpuCommands*> spare_{nullptr};
 };

@@ -27,6 +27,32 @@ void CpuCommands::destroy(CpuCommands* commands) {
   ::operator delete(commands);
 }
 
+CpuCommands::Room CpuCommands::Room::of(const WorkSizes& sizes) {
+  cpu::TopKTask top_k;
+  top_k.count = sizes.logits;
+  top_k.k = std::min(sizes.picks, sizes.logits);
+  // The same for every instruction set.
+  const cpu::Kernels& kernels = *cpu::available_isas().front().kernels;
+  return {sizes.value_dim ? cpu::attention_scratch_bound(sizes.value_dim) : 0, kernels.route.top_k_scratch(top_k),
+          sizes.products};
+}
+
+int64_t CpuCommands::Room::bytes() const {
+  return attention * static_cast<int64_t>(sizeof(float)) + candidates * static_cast<int64_t>(sizeof(cpu::Candidate)) +
+         products * static_cast<int64_t>(2 * sizeof(int64_t));
+}
+
+int64_t CpuCommands::prepare(const WorkSizes& sizes) {
+  const Room room = Room::of(sizes);
+  attention_scratch_.resize(static_cast<size_t>(room.attention));
+  top_k_scratch_.resize(static_cast<size_t>(room.candidates));
+  unit_ends_.reserve(static_cast<size_t>(room.products));
+  pair_starts_.reserve(static_cast<size_t>(room.products));
+  return static_cast<int64_t>(attention_scratch_.capacity() * sizeof(float) +
+                              top_k_scratch_.capacity() * sizeof(cpu::Candidate) +
+                              (unit_ends_.capacity() + pair_starts_.capacity()) * sizeof(int64_t));
+}
+
 // ---- Elementwise ---------------------------------------------------------------------------------------------------
 
 void CpuCommands::embed(const Matrix& table, View ids, View out, int64_t n) {

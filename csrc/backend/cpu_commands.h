@@ -28,6 +28,19 @@ class CpuCommands final : public Commands {
   static void operator delete(CpuCommands* commands, std::destroying_delete_t);
   static void destroy(CpuCommands* commands);
 
+  // How many of each the ops may want beside their arguments.
+  struct Room {
+    int64_t attention = 0;   // numbers
+    int64_t candidates = 0;  // of top_k
+    int64_t products = 0;    // and jobs
+
+    static Room of(const WorkSizes& sizes);
+    int64_t bytes() const;
+  };
+
+  // Returns the bytes it took.
+  int64_t prepare(const WorkSizes& sizes);
+
   std::exception_ptr take_error() { return std::exchange(error_, nullptr); }
 
   void embed(const Matrix& table, View ids, View out, int64_t n) override;
@@ -93,7 +106,7 @@ class CpuCommands final : public Commands {
   const cpu::Kernels& kernels_;
   std::exception_ptr error_;
 
-  // Kept from batch to batch; they grow to what the model needs and stay.
+  // Kept from batch to batch. `prepare` makes room for all that a model needs; without it they grow to that and stay.
   std::vector<float> attention_scratch_;
   std::vector<cpu::Candidate> top_k_scratch_;
   std::vector<int64_t> unit_ends_;    // of each product or job: units up to its end

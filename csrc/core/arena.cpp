@@ -1,6 +1,7 @@
 #include "core/arena.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -12,6 +13,11 @@
 namespace moeflux {
 
 constexpr int64_t huge_page = int64_t{2} << 20;
+
+int64_t arena_bytes(int64_t bytes) {
+  static const int64_t page = sysconf(_SC_PAGESIZE);
+  return (bytes + page - 1) / page * page;
+}
 
 Arena::Arena(int64_t bytes, const std::string& what) : bytes_(bytes) {
   const bool huge = bytes >= huge_page;
@@ -27,8 +33,9 @@ Arena::Arena(int64_t bytes, const std::string& what) : bytes_(bytes) {
   if (huge) std::align(static_cast<size_t>(huge_page), static_cast<size_t>(bytes), start, room);
   data_ = static_cast<std::byte*>(start);
 #if defined(__linux__)
-  // A wish: without huge pages everything works, slower.
-  if (huge) (void)madvise(data_, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+  // A wish: without huge pages everything works, slower. A small one must have none: where the system gives them to
+  // whoever does not ask, one could reach over what was asked for.
+  if (bytes > 0) (void)madvise(data_, static_cast<size_t>(bytes), huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #endif
 }
 

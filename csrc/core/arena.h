@@ -1,5 +1,6 @@
 // Zeroed memory from the system, page-aligned; large ones are aligned to and asked as huge pages, which weights read at
-// memory speed need. Given back when the Arena goes.
+// memory speed need. Given back when the Arena goes. What is resident of one is never more than `arena_bytes` of its
+// size: huge pages lie within it, and are refused where it is small.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +8,9 @@
 #include <string>
 
 namespace moeflux {
+
+// What an Arena of `bytes` takes from the system once all of it has been touched: whole pages.
+int64_t arena_bytes(int64_t bytes);
 
 class Arena {
  public:

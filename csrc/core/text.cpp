@@ -1,5 +1,8 @@
 #include "core/text.h"
 
+#include <cstdio>
+#include <cstdlib>
+
 namespace moeflux {
 
 size_t utf8_sequence(std::string_view text, size_t at) {
@@ -40,5 +43,18 @@ std::string printable(std::string_view text, size_t limit) {
 }
 
 std::string quoted(std::string_view text, size_t limit) { return '"' + printable(text, limit) + '"'; }
+
+std::string sized(int64_t bytes) {
+  const std::string exact = std::to_string(bytes) + " bytes";
+  double size = static_cast<double>(bytes);
+  for (const char* unit : {"kB", "MB", "GB"}) {
+    size /= 1000;
+    if (std::abs(size) >= 1000 && unit[0] != 'G') continue;
+    char text[32];
+    std::snprintf(text, sizeof text, "%.2f %s", size, unit);
+    return std::abs(bytes) < 1000 ? exact : exact + " (" + text + ")";
+  }
+  return exact;
+}
 
 }  // namespace moeflux

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -16,5 +17,8 @@ std::string printable(std::string_view text, size_t limit = 300);
 
 // "text", printable and in quotes.
 std::string quoted(std::string_view text, size_t limit = 300);
+
+// A number of bytes for a message, exact and at a glance: "1234567 bytes (1.23 MB)". Units are powers of 1000.
+std::string sized(int64_t bytes);
 
 }  // namespace moeflux

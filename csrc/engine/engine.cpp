@@ -8,9 +8,11 @@
 #include <cstring>
 
 #include "backend/backends.h"
+#include "core/arena.h"
 #include "core/error.h"
 #include "core/text.h"
 #include "engine/attention_side.h"
+#include "engine/footprint.h"
 #include "engine/rope_angles.h"
 #include "engine/session.h"
 #include "format/described_store.h"
@@ -18,8 +20,6 @@
 namespace moeflux {
 namespace {
 
-// Long enough that an expert sees many tokens, short enough that the scratch stays a small part of memory.
-constexpr int64_t default_chunk = 512;
 constexpr int64_t longest_chunk = 8192;
 constexpr int64_t most_experts = 4096;  // of a layer: what the routers have room for
 
@@ -42,7 +42,13 @@ EngineOptions checked(EngineOptions options) {
   require_word("reads", options.reads, {"auto", "direct", "buffered"});
   require_word("cache", options.cache, {"lru", "lfu", "none"});
   require_word("look_ahead", options.look_ahead, {"auto", "on", "off"});
+  require(options.session_bytes >= 0, "session_bytes", "0 or more", options.session_bytes);
   return options;
+}
+
+void check_experts(const Variant& variant) {
+  if (variant.num_experts > most_experts)
+    throw FormatError(concat("num_experts: expected at most ", most_experts, ", found ", variant.num_experts));
 }
 
 Model load_model(const StoreDirectory& store, Backend& backend) {
@@ -57,6 +63,13 @@ Model load_model(const StoreDirectory& store, Backend& backend) {
 
 }  // namespace
 
+Footprint footprint(const StoreDirectory& store, const EngineOptions& options, const SessionOptions& session) {
+  check_experts(store.variant);
+  Footprint bytes = engine_footprint(store, settled(store.variant, checked(options)));
+  bytes += session_footprint(store.variant, settled(store.variant, session));
+  return bytes;
+}
+
 std::shared_ptr<Engine> Engine::open(const std::string& folder, const EngineOptions& options) {
   StoreDirectory store = open_described_store(folder);
   if (options.verify_reads) store.expert_checksums = read_expert_checksums(folder, store.variant);
@@ -68,21 +81,23 @@ std::shared_ptr<Engine> Engine::open(StoreDirectory store, const EngineOptions& 
 }
 
 std::shared_ptr<Engine> open_engine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults) {
-  if (store.variant.num_experts > most_experts)
-    throw FormatError(concat("num_experts: expected at most ", most_experts, ", found ", store.variant.num_experts));
+  check_experts(store.variant);
   // A forked child leaves its copy where it is: its threads are not there to be joined.
   const auto destroy = [process = getpid()](LoadedEngine* engine) {
     if (getpid() == process) delete engine;
   };
-  return std::shared_ptr<LoadedEngine>(new LoadedEngine(std::move(store), checked(options), faults), destroy);
+  const EngineOptions chosen = settled(store.variant, checked(options));
+  return std::shared_ptr<LoadedEngine>(new LoadedEngine(std::move(store), chosen, faults), destroy);
 }
 
 LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults)
     : process_(getpid()),
+      session_memory_(options.session_bytes),
       backend_(make_backend(options.backend, options.isa, options.threads, faults.fail_at_op)),
       model_(load_model(store, *backend_)),
-      scratch_(make_scratch(store.variant, options.chunk ? options.chunk : default_chunk, *backend_)),
+      scratch_(make_scratch(store.variant, options.chunk, *backend_)),
       picks_(backend_->allocate(most_top_k * 8, "top-k")),
+      prepared_(backend_->prepare(work_sizes(store.variant))),
       experts_(store, *backend_, options, scratch_.rows, faults.open) {}
 
 void LoadedEngine::check_process() const {
@@ -98,10 +113,13 @@ std::unique_ptr<Session> LoadedEngine::session(const SessionOptions& options) {
   return std::make_unique<EngineSession>(std::static_pointer_cast<LoadedEngine>(shared_from_this()), options);
 }
 
-std::map<std::string, int64_t> LoadedEngine::memory() const {
-  return {{"dense weights", model_.weights.arena->bytes()},
-          {"expert slots", experts_.slot_bytes()},
-          {"scratch", scratch_.arena->bytes()}};
+Footprint LoadedEngine::memory() const {
+  Footprint bytes = session_memory_.held();
+  bytes.dense_weights = arena_bytes(model_.weights.arena->bytes());
+  bytes.expert_slots = arena_bytes(experts_.slot_bytes());
+  bytes.scratch = arena_bytes(scratch_.arena->bytes()) + arena_bytes(picks_->bytes()) + prepared_;
+  bytes.read_buffers = experts_.read_buffers();
+  return bytes;
 }
 
 int64_t LoadedEngine::step_bytes() const {

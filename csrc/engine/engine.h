@@ -1,7 +1,6 @@
 // A loaded model: weights, expert slots, scratch, and the turn-taking of its sessions.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -13,6 +12,7 @@
 #include "engine/layer_state.h"
 #include "engine/model.h"
 #include "engine/scratch.h"
+#include "engine/session_memory.h"
 #include "format/store_directory.h"
 #include "io/reader.h"
 #include "moeflux.h"
@@ -30,19 +30,20 @@ std::shared_ptr<Engine> open_engine(StoreDirectory store, const EngineOptions& o
 
 class LoadedEngine final : public Engine {
  public:
-  static constexpr int64_t most_top_k = 1024;
-
   LoadedEngine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults);
 
   const Variant& variant() const override { return model_.variant; }
   std::string describe() const override;
   std::unique_ptr<Session> session(const SessionOptions& options) override;
   std::string isa() const override { return backend_->isa(); }
-  std::map<std::string, int64_t> memory() const override;
+  Footprint memory() const override;
+  int64_t held() const override { return backend_->held() + experts_.read_buffers(); }
+  int64_t sessions() const override { return session_memory_.sessions(); }
   int64_t step_bytes() const override;
   void observe_routing(RoutingObserver observer) override;
 
   Backend& backend() { return *backend_; }
+  SessionMemory& session_memory() { return session_memory_; }
   // StateError in a child made by fork, before anything there can wait for a thread that it has not.
   void check_process() const;
   int64_t chunk() const { return scratch_.rows; }  // most tokens of one forward
@@ -60,10 +61,12 @@ class LoadedEngine final : public Engine {
   void record_logits(int64_t n, View logits, std::span<float> all_logits, StepStats& stats);
 
   int64_t process_;  // that opened it
+  SessionMemory session_memory_;
   std::unique_ptr<Backend> backend_;
   Model model_;
   Scratch scratch_;
   std::unique_ptr<Buffer> picks_;  // top_k: i32 ids, then values
+  int64_t prepared_;               // bytes of the backend's own
   ExpertSide experts_;
   std::mutex turn_;
 };

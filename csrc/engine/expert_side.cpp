@@ -9,26 +9,10 @@
 #include "core/free_memory.h"
 #include "core/sha256.h"
 #include "core/text.h"
+#include "engine/footprint.h"
 
 namespace moeflux {
 namespace {
-
-constexpr int default_readers = 4;
-
-int64_t all_experts(const Variant& variant) {
-  int64_t all = 0;
-  for (int64_t layer = 0; layer < variant.num_layers(); ++layer) all += variant.is_moe(layer) ? variant.num_experts : 0;
-  return all;
-}
-
-int64_t count_of_slots(const Variant& variant, const EngineOptions& options) {
-  const int64_t all = all_experts(variant);
-  const int64_t slots = options.expert_slots == 0 ? all : std::min(options.expert_slots, all);
-  if (slots < variant.experts_per_token)
-    throw BudgetError(concat("expert_slots: expected at least ", variant.experts_per_token,
-                             ", the experts of one token in one layer, found ", options.expert_slots));
-  return slots;
-}
 
 // With a slot for every expert each is read once: through the page cache, which makes the next load of the model fast,
 // unless that would take memory that others need.
@@ -36,7 +20,7 @@ ReadMode read_mode(const StoreDirectory& store, const EngineOptions& options) {
   if (options.reads == "direct") return ReadMode::direct;
   if (options.reads == "buffered") return ReadMode::buffered;
   const int64_t all = all_experts(store.variant);
-  const bool streams = count_of_slots(store.variant, options) < all;
+  const bool streams = options.expert_slots < all;
   if (!streams && all * store.experts.bytes <= free_memory() / 2) return ReadMode::buffered;
   for (const std::vector<ExpertPlace>& places : store.expert_places)
     if (!places.empty() && !supports_direct(store.files[static_cast<size_t>(places.front().file)]))
@@ -86,12 +70,11 @@ ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const Engi
                        const ReaderFactory& open)
     : backend_(backend),
       store_(store, {read_mode(store, options), open}),
-      memory_(backend.allocate(count_of_slots(store.variant, options) * store_.slot().bytes, "expert slots")),
+      memory_(backend.allocate(options.expert_slots * store_.slot().bytes, "expert slots")),
       cache_({memory_->data(), static_cast<size_t>(memory_->bytes())},
-             {store.variant.num_layers(), store.variant.num_experts, count_of_slots(store.variant, options),
-              store_.slot().bytes},
+             {store.variant.num_layers(), store.variant.num_experts, options.expert_slots, store_.slot().bytes},
              cache_policy(options.cache)),
-      pool_(options.readers ? options.readers : default_readers, store_.bounce()),
+      pool_(options.readers, store_.bounce()),
       loader_(store_, pool_, cache_, expert_check(store, store_, options)),
       groups_(store.variant.num_experts, chunk * store.variant.experts_per_token),
       experts_per_token_(store.variant.experts_per_token),

@@ -29,7 +29,7 @@ namespace moeflux {
 
 class ExpertSide {
  public:
-  // `chunk`: the most tokens of a call. BudgetError when the slots are too few for one token of one layer.
+  // `options` are settled; `chunk`: the most tokens of a call.
   ExpertSide(const StoreDirectory& store, Backend& backend, const EngineOptions& options, int64_t chunk,
              const ReaderFactory& open);
 
@@ -49,6 +49,7 @@ class ExpertSide {
   int64_t slots() const { return cache_.shape().slots; }
   int64_t slot_bytes() const { return memory_->bytes(); }
   int64_t expert_bytes() const { return store_.experts().bytes; }
+  int64_t read_buffers() const { return pool_.memory(); }
   int readers() const { return pool_.threads(); }
   const std::string& describe() const {
     return describe_;

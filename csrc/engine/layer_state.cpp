@@ -1,6 +1,7 @@
 #include "engine/layer_state.h"
 
 #include <cstring>
+#include <utility>
 
 #include "core/checked.h"
 
@@ -13,19 +14,19 @@ int64_t aligned(int64_t bytes) { return (bytes + alignment - 1) / alignment * al
 
 }  // namespace
 
-SessionState::SessionState(const Variant& variant, int64_t max_context, DType kv_dtype, Backend& backend)
-    : variant_(variant), layers_(static_cast<size_t>(variant.num_layers())) {
-  int64_t row_bytes = 0;
+StateLayout state_layout(const Variant& variant, int64_t max_context, DType kv_dtype) {
+  StateLayout layout;
   const auto place_rows = [&](Cache& cache, int64_t width) {
-    cache = {{nullptr, row_bytes}, kv_dtype, width};
-    row_bytes += aligned(max_context * width * static_cast<int64_t>(dtype_bytes(kv_dtype)));
+    cache = {{nullptr, layout.row_bytes}, kv_dtype, width};
+    layout.row_bytes += aligned(max_context * width * static_cast<int64_t>(dtype_bytes(kv_dtype)));
   };
   const auto place_state = [&](View& view, int64_t bytes) {
-    view = {nullptr, recurrent_bytes_};
-    recurrent_bytes_ += aligned(bytes);
+    view = {nullptr, layout.recurrent_bytes};
+    layout.recurrent_bytes += aligned(bytes);
   };
+  layout.layers.resize(static_cast<size_t>(variant.num_layers()));
   for (int64_t i = 0; i < variant.num_layers(); ++i) {
-    LayerState& layer = layers_[static_cast<size_t>(i)];
+    LayerState& layer = layout.layers[static_cast<size_t>(i)];
     if (!variant.is_full(i)) {
       place_state(layer.conv, variant.conv_state_bytes());
       place_state(layer.recurrent, variant.recurrent_state_bytes());
@@ -37,7 +38,15 @@ SessionState::SessionState(const Variant& variant, int64_t max_context, DType kv
       place_rows(layer.v, variant.kv_dim());
     }
   }
-  rows_ = backend.allocate(row_bytes, "key-value rows");
+  return layout;
+}
+
+SessionState::SessionState(const Variant& variant, int64_t max_context, DType kv_dtype, Backend& backend)
+    : variant_(variant) {
+  StateLayout layout = state_layout(variant, max_context, kv_dtype);
+  layers_ = std::move(layout.layers);
+  recurrent_bytes_ = layout.recurrent_bytes;
+  rows_ = backend.allocate(layout.row_bytes, "key-value rows");
   recurrent_ = backend.allocate(recurrent_bytes_, "recurrent state");
   for (int64_t i = 0; i < variant.num_layers(); ++i) {
     LayerState& layer = layers_[static_cast<size_t>(i)];

@@ -22,6 +22,15 @@ struct LayerState {
   View recurrent;  // [value heads, value dim, key dim]
 };
 
+// Where each layer's part lies, before there is memory.
+struct StateLayout {
+  std::vector<LayerState> layers;  // views of no buffer
+  int64_t row_bytes = 0;
+  int64_t recurrent_bytes = 0;
+};
+
+StateLayout state_layout(const Variant& variant, int64_t max_context, DType kv_dtype);
+
 class SessionState {
  public:
   // Rows for `max_context` tokens; the system gives memory to those that are used.
@@ -36,8 +45,6 @@ class SessionState {
 
   // Everything, in layer order, with rows for `position` tokens.
   std::vector<StateTensor> tensors(int64_t position) const;
-
-  int64_t bytes() const { return rows_->bytes() + recurrent_->bytes(); }
 
  private:
   const Variant& variant_;  // of the engine, which sessions keep alive

@@ -20,6 +20,8 @@ class Layout {
     end_ += (elements * 4 + alignment - 1) / alignment * alignment;
   }
 
+  int64_t bytes() const { return end_; }
+
   std::unique_ptr<Buffer> allocate(Backend& backend) {
     std::unique_ptr<Buffer> arena = backend.allocate(end_, "scratch");
     for (auto& [view, offset] : places_) *view = {arena.get(), offset};
@@ -69,13 +71,9 @@ void place_feed_forward(Layout& layout, Scratch& s, const Variant& v, int64_t n)
   layout.place(s.guess_weights, v.experts_per_token);
 }
 
-}  // namespace
-
-Scratch make_scratch(const Variant& v, int64_t rows, Backend& backend) {
-  Scratch s;
+void place_all(Layout& layout, Scratch& s, const Variant& v, int64_t rows) {
   s.rows = rows;
   s.logit_rows = std::min(rows, most_logit_rows);
-  Layout layout;
   layout.place(s.tokens, rows);
   layout.place(s.angles, rows * v.rotary_dim);
   for (View* view : {&s.hidden, &s.normed, &s.out}) layout.place(*view, rows * v.hidden_size);
@@ -84,8 +82,23 @@ Scratch make_scratch(const Variant& v, int64_t rows, Backend& backend) {
   place_attention(layout, s, v, rows);
   place_feed_forward(layout, s, v, rows);
   layout.place(s.logits, s.logit_rows * v.vocab_size);
-  s.arena = layout.allocate(backend);
-  return s;
+}
+
+}  // namespace
+
+int64_t scratch_bytes(const Variant& variant, int64_t rows) {
+  Scratch scratch;
+  Layout layout;
+  place_all(layout, scratch, variant, rows);
+  return layout.bytes();
+}
+
+Scratch make_scratch(const Variant& variant, int64_t rows, Backend& backend) {
+  Scratch scratch;
+  Layout layout;
+  place_all(layout, scratch, variant, rows);
+  scratch.arena = layout.allocate(backend);
+  return scratch;
 }
 
 }  // namespace moeflux

@@ -66,6 +66,9 @@ struct Scratch {
   std::unique_ptr<Buffer> arena;
 };
 
+// Bytes of the arena for chunks of `rows` tokens.
+int64_t scratch_bytes(const Variant& variant, int64_t rows);
+
 Scratch make_scratch(const Variant& variant, int64_t rows, Backend& backend);
 
 }  // namespace moeflux

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
+#include <utility>
 
 #include "core/error.h"
+#include "engine/footprint.h"
 
 namespace moeflux {
 
@@ -23,31 +26,20 @@ class EngineSession::Use {
   std::atomic<bool>& busy_;
 };
 
-namespace {
-
-constexpr int64_t default_max_context = 32768;
-
-int64_t context_of(const Variant& variant, const SessionOptions& options) {
-  if (options.max_context == 0) return std::min(variant.max_context, default_max_context);
-  if (options.max_context < 1 || options.max_context > variant.max_context)
-    throw StateError(concat("max_context: expected 1 to ", variant.max_context, ", found ", options.max_context));
-  return options.max_context;
-}
-
-DType kv_dtype_of(const SessionOptions& options) {
-  if (options.kv_dtype != DType::f32 && options.kv_dtype != DType::bf16)
-    throw StateError(concat("kv_dtype: expected F32 or BF16, found ", dtype_name(options.kv_dtype)));
-  return options.kv_dtype;
-}
-
-}  // namespace
-
 EngineSession::EngineSession(std::shared_ptr<LoadedEngine> engine, const SessionOptions& options)
     : engine_(std::move(engine)),
-      max_context_(context_of(engine_->variant(), options)),
-      state_(engine_->variant(), max_context_, kv_dtype_of(options), engine_->backend()),
-      logits_(engine_->backend().allocate(engine_->variant().vocab_size * 4, "logits")) {
-  tokens_.reserve(static_cast<size_t>(max_context_));  // a step allocates nothing
+      options_(settled(engine_->variant(), options)),
+      share_(engine_->session_memory(), session_footprint(engine_->variant(), options_), asked()),
+      state_(engine_->variant(), options_.max_context, options_.kv_dtype, engine_->backend()),
+      logits_(engine_->backend().allocate(engine_->variant().vocab_size * 4, "logits")),
+      token_room_(engine_->backend().allocate(options_.max_context * 4, "tokens")) {
+  add_rooms(options_.max_checkpoints);
+}
+
+// In the words of an error about memory.
+std::string EngineSession::asked() const {
+  return concat("session of ", options_.max_context, " tokens, ", dtype_name(options_.kv_dtype), ", ",
+                options_.max_checkpoints, " checkpoints");
 }
 
 // ---- Evaluating
@@ -63,9 +55,9 @@ void EngineSession::check_tokens(std::span<const int32_t> tokens) const {
     if (tokens[i] < 0 || tokens[i] >= vocab)
       throw StateError(concat("tokens[", i, "]: expected 0 to ", vocab - 1, ", found ", tokens[i]));
   const int64_t end = position() + static_cast<int64_t>(tokens.size());
-  if (end > max_context_)
-    throw StateError(concat("session: expected at most ", max_context_, " tokens (max_context), found ", end, ": ",
-                            position(), " there and ", tokens.size(), " more"));
+  if (end > options_.max_context)
+    throw StateError(concat("session: expected at most ", options_.max_context, " tokens (max_context), found ", end,
+                            ": ", position(), " there and ", tokens.size(), " more"));
 }
 
 // One chunk. When it fails the position stays; rows beyond it are never read, but recurrent state has no way back.
@@ -82,7 +74,7 @@ void EngineSession::evaluate(std::span<const int32_t> tokens, std::span<float> a
   }
   const size_t vocab = static_cast<size_t>(engine_->variant().vocab_size);
   check_finite(all_logits.empty() ? std::span<const float>(View{logits_.get(), 0}.f32(), vocab) : all_logits);
-  if (static_cast<int64_t>(tokens_.size()) == position()) tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+  if (known_tokens_ == position()) add_tokens(tokens);
   position_.store(position() + static_cast<int64_t>(tokens.size()), std::memory_order_relaxed);
   has_logits_ = true;
 }
@@ -103,9 +95,16 @@ void EngineSession::check_finite(std::span<const float> logits) {
   }
 }
 
+// There is room: whoever has this many more positions was checked.
+void EngineSession::add_tokens(std::span<const int32_t> tokens) {
+  if (!tokens.empty()) std::memcpy(View{token_room_.get()}.i32() + known_tokens_, tokens.data(), tokens.size_bytes());
+  known_tokens_ += static_cast<int64_t>(tokens.size());
+}
+
 std::vector<int32_t> EngineSession::tokens() const {
   const Use use(*this);
-  return tokens_;
+  const int32_t* first = View{token_room_.get()}.i32();
+  return {first, first + known_tokens_};
 }
 
 int64_t EngineSession::prefill(std::span<const int32_t> tokens, const Progress& progress, std::span<float> all_logits) {
@@ -170,8 +169,8 @@ void EngineSession::top_k(std::span<int32_t> ids, std::span<float> values) const
   const Use use(*this);
   const int64_t vocab = engine_->variant().vocab_size;
   const auto k = static_cast<int64_t>(ids.size());
-  if (k < 1 || k > std::min(vocab, LoadedEngine::most_top_k))
-    throw StateError(concat("k: expected 1 to ", std::min(vocab, LoadedEngine::most_top_k), ", found ", k));
+  if (k < 1 || k > std::min(vocab, most_top_k))
+    throw StateError(concat("k: expected 1 to ", std::min(vocab, most_top_k), ", found ", k));
   if (values.size() != ids.size()) throw StateError("top_k: expected as many values as ids");
   check_logits();
   engine_->top_k({logits_.get(), 0}, ids, values);
@@ -183,37 +182,55 @@ void EngineSession::top_k(std::span<int32_t> ids, std::span<float> values) const
 void EngineSession::clear() {
   const Use use(*this);
   state_.clear_recurrent();
-  checkpoints_.clear();
-  tokens_.clear();
+  forget_after(-1);
+  known_tokens_ = 0;
   position_.store(0, std::memory_order_relaxed);
   unusable_.clear();
   drop_logits();
 }
 
+// Room for `count` more checkpoints, or for none when the system refuses.
+void EngineSession::add_rooms(int64_t count) {
+  const auto bytes = static_cast<int64_t>(state_.recurrent().size());
+  std::vector<std::unique_ptr<Buffer>> rooms;
+  for (int64_t i = 0; i < count; ++i) rooms.push_back(engine_->backend().allocate(bytes, "checkpoints"));
+  rooms_.insert(rooms_.end(), std::move_iterator(rooms.begin()), std::move_iterator(rooms.end()));
+  checkpoints_.reserve(checkpoints_.size() + rooms_.size() + 1);
+}
+
 void EngineSession::checkpoint() {
   const Use use(*this);
   check_usable();
-  const std::span<const std::byte> recurrent = state_.recurrent();
   const int64_t here = position();
-  const auto at = std::lower_bound(checkpoints_.begin(), checkpoints_.end(), here,
-                                   [](const Checkpoint& c, int64_t p) { return c.position < p; });
-  if (at != checkpoints_.end() && at->position == here) {
+  const auto not_before = [&] {
+    return std::lower_bound(checkpoints_.begin(), checkpoints_.end(), here,
+                            [](const Checkpoint& c, int64_t p) { return c.position < p; });
+  };
+  if (const auto at = not_before(); at != checkpoints_.end() && at->position == here) {
     at->used = ++clock_;  // the state at a position is always the same
     return;
   }
-  checkpoints_.insert(at, {here, ++clock_, {recurrent.begin(), recurrent.end()}});
-  evict_checkpoints(here);
+  keep_checkpoints(options_.max_checkpoints - 1, here);
+  std::unique_ptr<Buffer> room;
+  if (here > 0) {
+    room = std::move(rooms_.back());
+    rooms_.pop_back();
+    const std::span<const std::byte> recurrent = state_.recurrent();
+    if (!recurrent.empty()) std::memcpy(room->data(), recurrent.data(), recurrent.size());
+  }
+  checkpoints_.insert(not_before(), {here, ++clock_, std::move(room)});
 }
 
-// Least recently used first; neither position 0 nor the newest.
-void EngineSession::evict_checkpoints(int64_t newest) {
-  while (static_cast<int64_t>(checkpoints_.size()) > max_checkpoints_) {
+// Down to `most` by dropping the least recently used; neither position 0, which takes no room, nor `newest`.
+void EngineSession::keep_checkpoints(int64_t most, int64_t newest) {
+  while (static_cast<int64_t>(checkpoints_.size()) > most) {
     auto victim = checkpoints_.end();
     for (auto it = checkpoints_.begin(); it != checkpoints_.end(); ++it) {
       if (it->position == 0 || it->position == newest) continue;
       if (victim == checkpoints_.end() || it->used < victim->used) victim = it;
     }
     if (victim == checkpoints_.end()) return;
+    rooms_.push_back(std::move(victim->recurrent));
     checkpoints_.erase(victim);
   }
 }
@@ -227,13 +244,33 @@ std::vector<int64_t> EngineSession::checkpoints() const {
 
 void EngineSession::set_max_checkpoints(int64_t count) {
   const Use use(*this);
-  if (count < 1) throw StateError(concat("max_checkpoints: expected at least 1, found ", count));
-  max_checkpoints_ = count;
+  SessionOptions changed = options_;
+  changed.max_checkpoints = count;
+  changed = settled(engine_->variant(), changed);
+  const int64_t more = count - options_.max_checkpoints;
+  if (more <= 0) {
+    keep_checkpoints(count, checkpoints_.empty() ? 0 : checkpoints_.back().position);
+    rooms_.resize(rooms_.size() - static_cast<size_t>(-more));
+    share_.resize_checkpoints(session_footprint(engine_->variant(), changed).checkpoints);
+  } else {
+    share_.resize_checkpoints(session_footprint(engine_->variant(), changed).checkpoints,
+                              concat("session of ", count, " checkpoints"));
+    try {
+      add_rooms(more);
+    } catch (...) {
+      share_.resize_checkpoints(session_footprint(engine_->variant(), options_).checkpoints);
+      throw;
+    }
+  }
+  options_ = changed;
 }
 
 // Rows after it will be written anew, so what was kept of later positions is of another timeline.
 void EngineSession::forget_after(int64_t position) {
-  std::erase_if(checkpoints_, [&](const Checkpoint& c) { return c.position > position; });
+  while (!checkpoints_.empty() && checkpoints_.back().position > position) {
+    if (checkpoints_.back().recurrent) rooms_.push_back(std::move(checkpoints_.back().recurrent));
+    checkpoints_.pop_back();
+  }
 }
 
 int64_t EngineSession::rewind(int64_t target, bool exact) {
@@ -253,12 +290,13 @@ int64_t EngineSession::rewind(int64_t target, bool exact) {
       throw StateError(concat("rewind: expected a checkpoint at position ", target,
                               " (recurrent layers cannot be cut short), found the newest before it at ", reached));
     if (newest != checkpoints_.end()) {
-      std::memcpy(state_.recurrent().data(), newest->recurrent.data(), newest->recurrent.size());
+      if (newest->recurrent)
+        std::memcpy(state_.recurrent().data(), newest->recurrent->data(), state_.recurrent().size());
       newest->used = ++clock_;
     }
   }
   if (reached == 0) state_.clear_recurrent();
-  if (!tokens_.empty()) tokens_.resize(static_cast<size_t>(reached));
+  known_tokens_ = std::min(known_tokens_, reached);
   position_.store(reached, std::memory_order_relaxed);
   drop_logits();
   forget_after(reached);
@@ -276,15 +314,17 @@ void EngineSession::read_state(const StateVisitor& show) {
 
 void EngineSession::restore(int64_t target, std::span<const int32_t> tokens, const StateVisitor& fill) {
   const Use use(*this);
-  if (target < 0 || target > max_context_)
-    throw StateError(concat("restore: expected a position 0 to ", max_context_, " (max_context), found ", target));
+  if (target < 0 || target > options_.max_context)
+    throw StateError(
+        concat("restore: expected a position 0 to ", options_.max_context, " (max_context), found ", target));
   if (!tokens.empty() && static_cast<int64_t>(tokens.size()) != target)
     throw StateError(concat("restore: expected ", target, " tokens, one a position, found ", tokens.size()));
   unusable_ = "a restore failed half-way";
   drop_logits();
-  checkpoints_.clear();
+  forget_after(-1);
   for (const StateTensor& tensor : state_.tensors(target)) fill(tensor);
-  tokens_.assign(tokens.begin(), tokens.end());
+  known_tokens_ = 0;
+  add_tokens(tokens);
   position_.store(target, std::memory_order_relaxed);
   unusable_.clear();
 }

@@ -17,7 +17,7 @@ class EngineSession final : public Session {
   EngineSession(std::shared_ptr<LoadedEngine> engine, const SessionOptions& options);
 
   int64_t position() const override { return position_.load(std::memory_order_relaxed); }
-  int64_t max_context() const override { return max_context_; }
+  int64_t max_context() const override { return options_.max_context; }
   std::vector<int32_t> tokens() const override;
   int64_t prefill(std::span<const int32_t> tokens, const Progress& progress, std::span<float> all_logits) override;
   void step(int32_t token) override;
@@ -42,8 +42,8 @@ class EngineSession final : public Session {
 
   struct Checkpoint {
     int64_t position;
-    uint64_t used;  // the clock when it was made or gone back to
-    std::vector<std::byte> recurrent;
+    uint64_t used;                      // the clock when it was made or gone back to
+    std::unique_ptr<Buffer> recurrent;  // none at position 0, where it is zero, or without linear layers
   };
 
   void check_usable() const;
@@ -53,19 +53,24 @@ class EngineSession final : public Session {
   void check_tokens(std::span<const int32_t> tokens) const;
   void evaluate(std::span<const int32_t> tokens, std::span<float> all_logits, StepStats& stats);
   void forget_after(int64_t position);
-  void evict_checkpoints(int64_t newest);
+  void keep_checkpoints(int64_t most, int64_t newest);
+  void add_rooms(int64_t count);
+  void add_tokens(std::span<const int32_t> tokens);
+  std::string asked() const;
 
   std::shared_ptr<LoadedEngine> engine_;
-  int64_t max_context_;
+  SessionOptions options_;
+  SessionMemory::Share share_;
   SessionState state_;
   std::unique_ptr<Buffer> logits_;  // [vocab] of the last token, valid when has_logits_
   bool has_logits_ = false;
   std::atomic<int64_t> logits_serial_ = 0;
   std::atomic<int64_t> position_ = 0;
-  std::vector<int32_t> tokens_;          // [position], or empty when not known
-  std::string unusable_;                 // why, when a failure left the state in pieces
-  std::vector<Checkpoint> checkpoints_;  // ascending by position
-  int64_t max_checkpoints_ = 4;
+  std::unique_ptr<Buffer> token_room_;          // i32 [max_context]
+  int64_t known_tokens_ = 0;                    // in it: position, or 0 when they are not known
+  std::string unusable_;                        // why, when a failure left the state in pieces
+  std::vector<Checkpoint> checkpoints_;         // ascending by position
+  std::vector<std::unique_ptr<Buffer>> rooms_;  // free ones, for checkpoints that may still be made
   uint64_t clock_ = 0;
   StepStats last_;
   StepStats total_;

@@ -1,8 +1,6 @@
 #include "engine/weights.h"
 
 #include <cstring>
-#include <map>
-#include <string>
 
 #include "core/checked.h"
 #include "core/file.h"
@@ -26,38 +24,36 @@ int64_t elements_of(const StoredTensor& tensor) {
   return count;
 }
 
-void widen(DType dtype, const std::vector<std::byte>& stored, std::span<float> out) {
-  if (dtype == DType::f32) {
-    std::memcpy(out.data(), stored.data(), out.size_bytes());
-    return;
-  }
-  for (size_t i = 0; i < out.size(); ++i) {
+// Everything that is no part of a matrix.
+bool is_vector(const StoreDirectory& store, const std::string& name) {
+  return store.formats.count(name.substr(0, name.rfind('.'))) == 0;
+}
+
+// In place, so that loading needs no memory beside the arena: `count` halves lie at the end of the room for as many
+// f32, and each is read before a number is written over it.
+void widen(DType dtype, std::byte* room, int64_t count) {
+  const std::byte* halves = room + 2 * count;
+  for (int64_t i = 0; i < count; ++i) {
     uint16_t half;
-    std::memcpy(&half, stored.data() + 2 * i, sizeof half);
-    out[i] = dtype == DType::bf16 ? bf16_to_f32(half) : f16_to_f32(half);
+    std::memcpy(&half, halves + 2 * i, sizeof half);
+    const float number = dtype == DType::bf16 ? bf16_to_f32(half) : f16_to_f32(half);
+    std::memcpy(room + 4 * i, &number, sizeof number);
   }
 }
 
 // Places every tensor of a store in one arena and fills it.
 class Loader {
  public:
-  Loader(const StoreDirectory& store, Backend& backend) : store_(store) {
-    int64_t total = 0;
-    for (const auto& [name, tensor] : store.tensors) {
-      offsets_[name] = total;
-      const int64_t bytes = is_vector(name) ? elements_of(tensor) * 4 : stored_bytes(tensor);
-      total = (total + bytes + alignment - 1) / alignment * alignment;
-    }
-    arena_ = backend.allocate(total, "dense weights");
-    for (const std::string& path : store.files) files_.emplace_back(path);
-    for (const auto& [name, tensor] : store.tensors)
-      is_vector(name) ? load_vector(name, tensor) : load_raw(name, tensor);
-    files_.clear();
+  Loader(const StoreDirectory& store, Backend& backend)
+      : store_(store), layout_(dense_layout(store)), arena_(backend.allocate(layout_.bytes, "dense weights")) {
+    std::vector<File> files;
+    for (const std::string& path : store.files) files.emplace_back(path);
+    for (const auto& [name, tensor] : store.tensors) load(files, name, tensor);
   }
 
   std::unique_ptr<Buffer> take_arena() { return std::move(arena_); }
 
-  View vector(const std::string& name) const { return {arena_.get(), offsets_.at(name)}; }
+  View vector(const std::string& name) const { return {arena_.get(), layout_.offsets.at(name)}; }
 
   bool has(const std::string& base) const { return store_.formats.count(base) != 0; }
 
@@ -82,34 +78,19 @@ class Loader {
   }
 
  private:
-  // Everything that is no part of a matrix.
-  bool is_vector(const std::string& name) const {
-    const size_t dot = name.rfind('.');
-    return !has(name.substr(0, dot));
-  }
-
-  void load_raw(const std::string& name, const StoredTensor& tensor) {
-    std::byte* out = arena_->data() + offsets_[name];
+  void load(const std::vector<File>& files, const std::string& name, const StoredTensor& tensor) {
+    std::byte* const room = arena_->data() + layout_.offsets.at(name);
+    const bool widened = is_vector(store_, name) && tensor.dtype != DType::f32;
+    std::byte* out = widened ? room + stored_bytes(tensor) : room;
     for (const Span& span : tensor.spans) {
-      files_[static_cast<size_t>(span.file)].read_exact(span.offset, {out, static_cast<size_t>(span.bytes)});
+      files[static_cast<size_t>(span.file)].read_exact(span.offset, {out, static_cast<size_t>(span.bytes)});
       out += span.bytes;
     }
-  }
-
-  void load_vector(const std::string& name, const StoredTensor& tensor) {
-    std::vector<std::byte> stored(static_cast<size_t>(stored_bytes(tensor)));
-    size_t at = 0;
-    for (const Span& span : tensor.spans) {
-      files_[static_cast<size_t>(span.file)].read_exact(span.offset,
-                                                        {stored.data() + at, static_cast<size_t>(span.bytes)});
-      at += static_cast<size_t>(span.bytes);
-    }
-    widen(tensor.dtype, stored, {vector(name).f32(), static_cast<size_t>(elements_of(tensor))});
+    if (widened) widen(tensor.dtype, room, elements_of(tensor));
   }
 
   const StoreDirectory& store_;
-  std::map<std::string, int64_t> offsets_;
-  std::vector<File> files_;
+  DenseLayout layout_;
   std::unique_ptr<Buffer> arena_;
 };
 
@@ -189,6 +170,16 @@ LayerWeights layer_weights(const Loader& load, const Variant& variant, int64_t l
 }
 
 }  // namespace
+
+DenseLayout dense_layout(const StoreDirectory& store) {
+  DenseLayout layout;
+  for (const auto& [name, tensor] : store.tensors) {
+    layout.offsets[name] = layout.bytes;
+    const int64_t bytes = is_vector(store, name) ? elements_of(tensor) * 4 : stored_bytes(tensor);
+    layout.bytes = (layout.bytes + bytes + alignment - 1) / alignment * alignment;
+  }
+  return layout;
+}
 
 ModelWeights load_weights(const StoreDirectory& store, Backend& backend) {
   Loader load(store, backend);

@@ -2,7 +2,9 @@
 // a name.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "backend/backend.h"
@@ -76,6 +78,14 @@ struct ModelWeights {
   std::vector<LayerWeights> layers;
   std::unique_ptr<Buffer> arena;
 };
+
+// Where each tensor lies in the arena.
+struct DenseLayout {
+  std::map<std::string, int64_t> offsets;
+  int64_t bytes = 0;
+};
+
+DenseLayout dense_layout(const StoreDirectory& store);
 
 // Reads them into memory of `backend`. Vectors are widened to f32; matrices stay as stored.
 ModelWeights load_weights(const StoreDirectory& store, Backend& backend);

@@ -27,9 +27,12 @@ bool lies_contiguous(const StoreDirectory& store) {
   return true;
 }
 
-SlotLayout slot_layout(const ExpertLayout& experts, bool contiguous) {
+}  // namespace
+
+SlotLayout slot_layout(const StoreDirectory& store) {
+  const bool contiguous = lies_contiguous(store);
   SlotLayout slot;
-  for (const ExpertPiece& piece : experts.pieces) {
+  for (const ExpertPiece& piece : store.experts.pieces) {
     slot.offsets.push_back(contiguous ? piece.offset : round_up(slot.bytes, piece_alignment));
     slot.bytes = slot.offsets.back() + piece.bytes;
   }
@@ -37,19 +40,29 @@ SlotLayout slot_layout(const ExpertLayout& experts, bool contiguous) {
   return slot;
 }
 
-}  // namespace
+int64_t bounce_of(const StoreDirectory& store, ReadMode mode) {
+  if (mode == ReadMode::buffered) return 0;
+  const bool contiguous = lies_contiguous(store);
+  const SlotLayout slot = slot_layout(store);
+  for (const std::vector<ExpertPlace>& places : store.expert_places)
+    for (size_t i = 0; i < (contiguous ? std::min<size_t>(1, places.size()) : places.size()); ++i) {
+      const int64_t bytes = contiguous ? store.experts.bytes : store.experts.pieces[i].bytes;
+      if ((places[i].offset | places[i].stride | slot.offsets[i] | bytes) % direct_alignment != 0) return bounce_bytes;
+    }
+  return 0;
+}
 
 ExpertStore::ExpertStore(const StoreDirectory& store, const ExpertStoreOptions& options)
     : layout_(store.experts),
       experts_per_layer_(store.variant.num_experts),
       contiguous_(lies_contiguous(store)),
       mode_(options.mode) {
-  slot_ = slot_layout(layout_, contiguous_);
+  slot_ = slot_layout(store);
   open_files(store, options);
   for (int64_t layer = 0; layer < static_cast<int64_t>(store.expert_places.size()); ++layer)
     places_.push_back(places_of(store, layer));
   check_lengths();
-  if (options.mode == ReadMode::direct && needs_bounce()) bounce_ = bounce_bytes;
+  bounce_ = bounce_of(store, options.mode);
 }
 
 void ExpertStore::open_files(const StoreDirectory& store, const ExpertStoreOptions& options) {
@@ -81,13 +94,6 @@ void ExpertStore::check_lengths() const {
         throw IoError(concat(printable(place.reader->path()), ": expected at least ", end, " bytes, found ",
                              place.reader->bytes(), ": it changed since the store was opened"));
     }
-}
-
-bool ExpertStore::needs_bounce() const {
-  for (const std::vector<Place>& places : places_)
-    for (const Place& place : places)
-      if ((place.offset | place.stride | place.landing | place.bytes) % direct_alignment != 0) return true;
-  return false;
 }
 
 bool ExpertStore::has_experts(int64_t layer) const {

@@ -27,6 +27,11 @@ struct SlotLayout {
   int64_t bytes = 0;             // of a slot: a multiple of direct_alignment
 };
 
+// That of a store, and what a reading thread must have for it in a mode (0 when every read goes straight into place):
+// known from the directory, no file is opened.
+SlotLayout slot_layout(const StoreDirectory& store);
+int64_t bounce_of(const StoreDirectory& store, ReadMode mode);
+
 struct ExpertStoreOptions {
   ReadMode mode = ReadMode::buffered;
   ReaderFactory open = file_readers();
@@ -73,7 +78,6 @@ class ExpertStore {
   void open_files(const StoreDirectory& store, const ExpertStoreOptions& options);
   std::vector<Place> places_of(const StoreDirectory& store, int64_t layer) const;
   void check_lengths() const;
-  bool needs_bounce() const;
 
   ExpertLayout layout_;
   SlotLayout slot_;

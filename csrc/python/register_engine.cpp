@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "engine/engine.h"
 #include "format/variant_json.h"
+#include "io/expert_store.h"
 #include "io/fault_injection.h"
 #include "moeflux.h"
 #include "python/bindings.h"
@@ -163,12 +164,13 @@ ExpertChecksums parse_checksums(const Checksums& given, const Variant& variant) 
 }
 
 std::shared_ptr<Engine> open(const Store& store, const std::string& backend, const std::string& isa, int threads,
-                             int readers, int64_t expert_slots, int ring_depth, int64_t chunk, const std::string& reads,
-                             const std::string& cache, const std::string& look_ahead,
+                             int readers, int64_t expert_slots, int ring_depth, int64_t chunk, int64_t session_bytes,
+                             const std::string& reads, const std::string& cache, const std::string& look_ahead,
                              const std::optional<Checksums>& checksums, int64_t fail_at_op,
                              const std::shared_ptr<FaultPlan>& fault) {
-  const EngineOptions options = {backend, isa,   threads, readers,    expert_slots,         ring_depth,
-                                 chunk,   reads, cache,   look_ahead, checksums.has_value()};
+  EngineOptions options = {backend, isa,   threads, readers,    expert_slots,         ring_depth,
+                           chunk,   reads, cache,   look_ahead, checksums.has_value()};
+  options.session_bytes = session_bytes;
   EngineFaults faults = {.fail_at_op = fail_at_op};
   if (fault) faults.open = faulty_readers(fault);
   const py::gil_scoped_release release;
@@ -177,10 +179,43 @@ std::shared_ptr<Engine> open(const Store& store, const std::string& backend, con
   return open_engine(std::move(directory), options, faults);
 }
 
+void register_footprint(py::module_& m) {
+  py::class_<Footprint>(m, "Footprint", "Bytes of memory by what they are for: planned, or held. See moeflux.h.")
+      .def_readonly("dense_weights", &Footprint::dense_weights)
+      .def_readonly("expert_slots", &Footprint::expert_slots)
+      .def_readonly("scratch", &Footprint::scratch)
+      .def_readonly("read_buffers", &Footprint::read_buffers)
+      .def_readonly("rows", &Footprint::rows)
+      .def_readonly("recurrent", &Footprint::recurrent)
+      .def_readonly("checkpoints", &Footprint::checkpoints)
+      .def_readonly("tokens", &Footprint::tokens)
+      .def_property_readonly("engine", &Footprint::engine)
+      .def_property_readonly("sessions", &Footprint::sessions)
+      .def_property_readonly("total", &Footprint::total);
+  m.def(
+      "footprint",
+      [](const Store& store, const std::string& backend, int readers, int64_t expert_slots, int64_t chunk,
+         int64_t max_context, const std::string& kv, int64_t max_checkpoints) {
+        EngineOptions options;
+        options.backend = backend;
+        options.readers = readers;
+        options.expert_slots = expert_slots;
+        options.chunk = chunk;
+        return footprint(store.directory, options, {max_context, kv_dtype(kv), max_checkpoints});
+      },
+      py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("readers") = 0, py::arg("expert_slots") = 0,
+      py::arg("chunk") = 0, py::arg("max_context") = 0, py::arg("kv_dtype") = "f32", py::arg("max_checkpoints") = 4,
+      "What an engine so opened and one such session will hold. Takes no memory and opens no file.");
+  m.def(
+      "slot_bytes", [](const Store& store) { return slot_layout(store.directory).bytes; }, py::arg("store"),
+      "What one expert takes in memory.");
+}
+
 }  // namespace
 
 void register_engine(py::module_& m) {
   register_stats(m);
+  register_footprint(m);
   using release = py::call_guard<py::gil_scoped_release>;
 
   // Known before Engine's methods are, so that their signatures can name it.
@@ -189,21 +224,24 @@ void register_engine(py::module_& m) {
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine", "A loaded model. See moeflux.Model.")
       .def(py::init(&open), py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("isa") = "",
            py::arg("threads") = 0, py::arg("readers") = 0, py::arg("expert_slots") = 0, py::arg("ring_depth") = 2,
-           py::arg("chunk") = 0, py::arg("reads") = "auto", py::arg("cache") = "lru", py::arg("look_ahead") = "auto",
-           py::arg("checksums") = py::none(), py::arg("fail_at_op") = -1, py::arg("fault") = py::none(),
+           py::arg("chunk") = 0, py::arg("session_bytes") = 0, py::arg("reads") = "auto", py::arg("cache") = "lru",
+           py::arg("look_ahead") = "auto", py::arg("checksums") = py::none(), py::arg("fail_at_op") = -1,
+           py::arg("fault") = py::none(),
            "With `checksums`, {layer: SHA-256 of each expert}, every expert is verified when it is read. `fail_at_op` "
            "and"
            " `fault` are for tests: the op that fails, and the expert read that goes wrong.")
       .def("describe", &Engine::describe)
-      .def("memory", &Engine::memory)
+      .def_property_readonly("memory", &Engine::memory, "What is held, by what it is for.")
+      .def_property_readonly("held", &Engine::held, "As counted where memory is given out.")
+      .def_property_readonly("sessions", &Engine::sessions)
       .def(
           "session",
-          [](Engine& engine, int64_t max_context, const std::string& kv) {
-            const SessionOptions options = {max_context, kv_dtype(kv)};
+          [](Engine& engine, int64_t max_context, const std::string& kv, int64_t max_checkpoints) {
+            const SessionOptions options = {max_context, kv_dtype(kv), max_checkpoints};
             const py::gil_scoped_release unlocked;
             return engine.session(options);
           },
-          py::arg("max_context") = 0, py::arg("kv_dtype") = "f32");
+          py::arg("max_context") = 0, py::arg("kv_dtype") = "f32", py::arg("max_checkpoints") = 4);
 
   session.def_property_readonly("position", &Session::position)
       .def_property_readonly("max_context", &Session::max_context)

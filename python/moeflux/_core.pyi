@@ -22,6 +22,7 @@ __all__: list[str] = [
     "Experts",
     "FaultPlan",
     "FileReader",
+    "Footprint",
     "FormatError",
     "IoError",
     "Lease",
@@ -43,6 +44,7 @@ __all__: list[str] = [
     "TensorEntry",
     "ThreadPool",
     "dequantize",
+    "footprint",
     "isas",
     "open_mlx",
     "open_packed",
@@ -57,6 +59,7 @@ __all__: list[str] = [
     "replay",
     "required_tensors",
     "sha256",
+    "slot_bytes",
     "snapshot_wire_header",
     "snapshot_wire_layout",
     "supports_direct",
@@ -563,6 +566,33 @@ class StepStats:
         Times the host waited for one.
         """
 
+class Footprint:
+    """
+    Bytes of memory by what they are for: planned, or held. See moeflux.h.
+    """
+    @property
+    def checkpoints(self) -> int: ...
+    @property
+    def dense_weights(self) -> int: ...
+    @property
+    def engine(self) -> int: ...
+    @property
+    def expert_slots(self) -> int: ...
+    @property
+    def read_buffers(self) -> int: ...
+    @property
+    def recurrent(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def scratch(self) -> int: ...
+    @property
+    def sessions(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def total(self) -> int: ...
+
 class Session:
     """
     One timeline of tokens. See moeflux.Session.
@@ -622,6 +652,7 @@ class Engine:
         expert_slots: int = 0,
         ring_depth: int = 2,
         chunk: int = 0,
+        session_bytes: int = 0,
         reads: str = "auto",
         cache: str = "lru",
         look_ahead: str = "auto",
@@ -633,8 +664,19 @@ class Engine:
         With `checksums`, {layer: SHA-256 of each expert}, every expert is verified when it is read. `fail_at_op` and `fault` are for tests: the op that fails, and the expert read that goes wrong.
         """
     def describe(self) -> str: ...
-    def memory(self) -> dict[str, int]: ...
-    def session(self, max_context: int = 0, kv_dtype: str = "f32") -> Session: ...
+    def session(self, max_context: int = 0, kv_dtype: str = "f32", max_checkpoints: int = 4) -> Session: ...
+    @property
+    def held(self) -> int:
+        """
+        As counted where memory is given out.
+        """
+    @property
+    def memory(self) -> Footprint:
+        """
+        What is held, by what it is for.
+        """
+    @property
+    def sessions(self) -> int: ...
 
 class Batch:
     """
@@ -694,6 +736,21 @@ def dequantize(
 ) -> numpy.typing.NDArray[numpy.float32]:
     """
     The float32 numbers that an affine matrix stands for: code * scale + bias.
+    """
+
+def footprint(
+    store: StoreDirectory,
+    *,
+    backend: str = "auto",
+    readers: int = 0,
+    expert_slots: int = 0,
+    chunk: int = 0,
+    max_context: int = 0,
+    kv_dtype: str = "f32",
+    max_checkpoints: int = 4,
+) -> Footprint:
+    """
+    What an engine so opened and one such session will hold. Takes no memory and opens no file.
     """
 
 def isas() -> list[str]:
@@ -779,6 +836,11 @@ def required_tensors(variant_json: str) -> list:
 def sha256(parts: collections.abc.Sequence[bytes]) -> str:
     """
     For tests: hexadecimal digits.
+    """
+
+def slot_bytes(store: StoreDirectory) -> int:
+    """
+    What one expert takes in memory.
     """
 
 def snapshot_wire_header(variant_json: str, version: int) -> bytes:

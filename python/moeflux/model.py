@@ -31,7 +31,7 @@ class Model:
     def session(self, max_context: int | None = None, kv_dtype: str = "f32") -> Session:
         """A new timeline. Keys and values of up to `max_context` tokens are kept, as "f32" or "bf16".
 
-        Without `max_context`: the model's own limit, at most 32768. Memory is taken as positions are used.
+        Without `max_context`: the model's own limit, at most 32768. The system gives memory as positions are used.
         """
         if kv_dtype not in ("f32", "bf16"):
             raise StateError(f'kv_dtype: expected "f32" or "bf16", found {kv_dtype!r:.40}')
@@ -39,8 +39,15 @@ class Model:
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes held for the model, by what they are for. Sessions come on top."""
-        return self._engine.memory()
+        """Bytes held now, by what they are for: by the model, and by the sessions there are."""
+        held = self._engine.memory
+        return {
+            "dense weights": held.dense_weights,
+            "expert slots": held.expert_slots,
+            "scratch": held.scratch,
+            "read buffers": held.read_buffers,
+            "sessions": held.sessions,
+        }
 
     def trace(self) -> Recording:
         """Records which experts the router picks, for use with `with`. See moeflux.trace."""

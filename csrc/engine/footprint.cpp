@@ -1,0 +1,99 @@
+#include "engine/footprint.h"
+
+#include <algorithm>
+
+#include "backend/backends.h"
+#include "core/arena.h"
+#include "core/error.h"
+#include "engine/layer_state.h"
+#include "engine/scratch.h"
+#include "engine/weights.h"
+#include "io/expert_store.h"
+
+namespace moeflux {
+namespace {
+
+// Long enough that an expert sees many tokens, short enough that the scratch stays a small part of memory.
+constexpr int64_t default_chunk = 512;
+constexpr int default_readers = 4;
+constexpr int64_t default_max_context = 32768;
+constexpr int64_t longest_checkpoints = 4096;
+
+}  // namespace
+
+int64_t all_experts(const Variant& variant) {
+  return variant.num_experts * std::count(variant.mlp_kinds.begin(), variant.mlp_kinds.end(), MlpKind::moe);
+}
+
+EngineOptions settled(const Variant& variant, EngineOptions options) {
+  const int64_t all = all_experts(variant);
+  const int64_t slots = options.expert_slots == 0 ? all : std::min(options.expert_slots, all);
+  if (slots < variant.experts_per_token)
+    throw BudgetError(concat("expert_slots: expected at least ", variant.experts_per_token,
+                             ", the experts of one token in one layer, found ", options.expert_slots));
+  options.expert_slots = slots;
+  if (options.chunk == 0) options.chunk = default_chunk;
+  if (options.readers == 0) options.readers = default_readers;
+  return options;
+}
+
+SessionOptions settled(const Variant& variant, SessionOptions options) {
+  const auto require = [](bool holds, const char* what, int64_t most, int64_t found) {
+    if (!holds) throw StateError(concat(what, ": expected 1 to ", most, ", found ", found));
+  };
+  if (options.max_context == 0) options.max_context = std::min(variant.max_context, default_max_context);
+  require(options.max_context >= 1 && options.max_context <= variant.max_context, "max_context", variant.max_context,
+          options.max_context);
+  require(options.max_checkpoints >= 1 && options.max_checkpoints <= longest_checkpoints, "max_checkpoints",
+          longest_checkpoints, options.max_checkpoints);
+  if (options.kv_dtype != DType::f32 && options.kv_dtype != DType::bf16)
+    throw StateError(concat("kv_dtype: expected F32 or BF16, found ", dtype_name(options.kv_dtype)));
+  return options;
+}
+
+WorkSizes work_sizes(const Variant& variant) {
+  WorkSizes sizes;
+  const bool attends = std::count(variant.layer_kinds.begin(), variant.layer_kinds.end(), LayerKind::full) > 0;
+  if (attends) sizes.value_dim = variant.attention == Attention::mla ? variant.kv_lora_rank : variant.head_dim;
+  sizes.logits = variant.vocab_size;
+  sizes.picks = most_top_k;
+  constexpr int64_t projections = 8;  // more than any layer has side by side
+  sizes.products = std::max({projections, variant.num_heads, variant.num_experts});
+  return sizes;
+}
+
+Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& options) {
+  const Variant& v = store.variant;
+  Footprint bytes;
+  bytes.dense_weights = arena_bytes(dense_layout(store).bytes);
+  bytes.expert_slots = arena_bytes(options.expert_slots * slot_layout(store).bytes);
+  bytes.scratch = arena_bytes(scratch_bytes(v, options.chunk)) + arena_bytes(most_top_k * 8) +
+                  prepared_bytes(options.backend, work_sizes(v));
+  // "auto" may turn out buffered, which needs none: what is planned is what direct reads need.
+  bytes.read_buffers = options.reads == "buffered" ? 0 : options.readers * bounce_of(store, ReadMode::direct);
+  return bytes;
+}
+
+Footprint session_footprint(const Variant& variant, const SessionOptions& options) {
+  const StateLayout layout = state_layout(variant, options.max_context, options.kv_dtype);
+  Footprint bytes;
+  bytes.rows = arena_bytes(layout.row_bytes);
+  bytes.recurrent = arena_bytes(layout.recurrent_bytes);
+  bytes.checkpoints = options.max_checkpoints * arena_bytes(layout.recurrent_bytes);
+  bytes.tokens = arena_bytes(options.max_context * 4) + arena_bytes(variant.vocab_size * 4);
+  return bytes;
+}
+
+Footprint& Footprint::operator+=(const Footprint& other) {
+  dense_weights += other.dense_weights;
+  expert_slots += other.expert_slots;
+  scratch += other.scratch;
+  read_buffers += other.read_buffers;
+  rows += other.rows;
+  recurrent += other.recurrent;
+  checkpoints += other.checkpoints;
+  tokens += other.tokens;
+  return *this;
+}
+
+}  // namespace moeflux

@@ -1,0 +1,26 @@
+// How much memory an engine and its sessions take, before any of it is taken: made of the layouts that allocate.
+#pragma once
+
+#include "backend/backend.h"
+#include "format/store_directory.h"
+#include "moeflux.h"
+
+namespace moeflux {
+
+constexpr int64_t most_top_k = 1024;
+
+// The same with every choice made that 0 leaves open. StateError or BudgetError when the model cannot be run so.
+EngineOptions settled(const Variant& variant, EngineOptions options);
+SessionOptions settled(const Variant& variant, SessionOptions options);
+
+// In all layers together.
+int64_t all_experts(const Variant& variant);
+
+// What batches of this model will bring at most.
+WorkSizes work_sizes(const Variant& variant);
+
+// Of settled options.
+Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& options);
+Footprint session_footprint(const Variant& variant, const SessionOptions& options);
+
+}  // namespace moeflux

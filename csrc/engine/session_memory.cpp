@@ -1,0 +1,54 @@
+#include "engine/session_memory.h"
+
+#include "core/error.h"
+#include "core/text.h"
+
+namespace moeflux {
+
+SessionMemory::Share::Share(SessionMemory& memory, const Footprint& bytes, const std::string& asker)
+    : memory_(memory), bytes_(bytes) {
+  memory_.take(bytes_.sessions(), asker);
+  ++memory_.sessions_;
+  memory_.rows_ += bytes_.rows;
+  memory_.recurrent_ += bytes_.recurrent;
+  memory_.checkpoints_ += bytes_.checkpoints;
+  memory_.tokens_ += bytes_.tokens;
+}
+
+SessionMemory::Share::~Share() {
+  memory_.taken_ -= bytes_.sessions();
+  --memory_.sessions_;
+  memory_.rows_ -= bytes_.rows;
+  memory_.recurrent_ -= bytes_.recurrent;
+  memory_.checkpoints_ -= bytes_.checkpoints;
+  memory_.tokens_ -= bytes_.tokens;
+}
+
+void SessionMemory::Share::resize_checkpoints(int64_t bytes, const std::string& asker) {
+  const int64_t more = bytes - bytes_.checkpoints;
+  memory_.take(more, asker);
+  memory_.checkpoints_ += more;
+  bytes_.checkpoints = bytes;
+}
+
+void SessionMemory::take(int64_t bytes, const std::string& asker) {
+  int64_t taken = taken_;
+  do {
+    if (limit_ && bytes > limit_ - taken)
+      throw BudgetError(concat(asker, ": expected at most ", sized(limit_ - taken), ", which is left of ",
+                               sized(limit_), " for sessions, found ", sized(bytes),
+                               ": close a session, ask for less, or load the model with more `memory`, a longer "
+                               "`context` or more `sessions`"));
+  } while (!taken_.compare_exchange_weak(taken, taken + bytes));
+}
+
+Footprint SessionMemory::held() const {
+  Footprint bytes;
+  bytes.rows = rows_;
+  bytes.recurrent = recurrent_;
+  bytes.checkpoints = checkpoints_;
+  bytes.tokens = tokens_;
+  return bytes;
+}
+
+}  // namespace moeflux
