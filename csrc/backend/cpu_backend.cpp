@@ -39,9 +39,7 @@ class Failure final : public Ticket::State {
 CpuBackend::CpuBackend(const std::string& isa, int threads, int64_t fail_at_op)
     : isa_(cpu::choose_isa(isa)), pool_(threads), fail_at_op_(fail_at_op) {}
 
-CpuBackend::~CpuBackend() {
-  if (CpuCommands* spare = spare_.exchange(nullptr)) CpuCommands::destroy(spare);
-}
+CpuBackend::~CpuBackend() { keep(nullptr); }
 
 std::string CpuBackend::describe() const {
   return concat("cpu: ", isa_.name, ", ", pool_.threads(), pool_.threads() == 1 ? " thread" : " threads");
@@ -54,7 +52,10 @@ std::unique_ptr<Buffer> CpuBackend::allocate(int64_t bytes, const std::string& w
 int64_t CpuBackend::prepared_bytes(const WorkSizes& sizes) { return CpuCommands::Room::of(sizes).bytes(); }
 
 int64_t CpuBackend::prepare(const WorkSizes& sizes) {
-  return prepared_ = std::make_unique<CpuCommands>(*this)->prepare(sizes);
+  auto batch = std::make_unique<CpuCommands>(*this);
+  prepared_ = batch->prepare(sizes);
+  keep(std::move(batch));
+  return prepared_;
 }
 
 std::unique_ptr<Commands> CpuBackend::begin() {
@@ -63,8 +64,14 @@ std::unique_ptr<Commands> CpuBackend::begin() {
 }
 
 Ticket CpuBackend::submit(std::unique_ptr<Commands> commands) {
-  std::exception_ptr error = static_cast<CpuCommands&>(*commands).take_error();
+  std::unique_ptr<CpuCommands> batch(static_cast<CpuCommands*>(commands.release()));
+  std::exception_ptr error = batch->take_error();
+  keep(std::move(batch));
   return error ? Ticket(std::make_unique<Failure>(std::move(error))) : Ticket();
+}
+
+void CpuBackend::keep(std::unique_ptr<CpuCommands> batch) {
+  std::unique_ptr<CpuCommands>(spare_.exchange(batch.release()));
 }
 
 }  // namespace moeflux

@@ -31,6 +31,8 @@ class CpuBackend final : public Backend {
  private:
   friend class CpuCommands;
 
+  void keep(std::unique_ptr<CpuCommands> batch);
+
   const cpu::Isa& isa_;
   ThreadPool pool_;
   int64_t fail_at_op_;

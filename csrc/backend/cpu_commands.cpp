@@ -16,17 +16,6 @@ const float* row_of(const View& view, int64_t offset) { return view.f32() + offs
 
 }  // namespace
 
-void CpuCommands::operator delete(CpuCommands* commands, std::destroying_delete_t) {
-  commands->error_ = nullptr;
-  CpuCommands* none = nullptr;
-  if (!commands->backend_.spare_.compare_exchange_strong(none, commands)) destroy(commands);
-}
-
-void CpuCommands::destroy(CpuCommands* commands) {
-  commands->~CpuCommands();
-  ::operator delete(commands);
-}
-
 CpuCommands::Room CpuCommands::Room::of(const WorkSizes& sizes) {
   cpu::TopKTask top_k;
   top_k.count = sizes.logits;

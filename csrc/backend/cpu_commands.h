@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <new>
 #include <utility>
 #include <vector>
 
@@ -23,10 +22,6 @@ class CpuCommands final : public Commands {
  public:
   explicit CpuCommands(CpuBackend& backend)
       : backend_(backend), pool_(backend.pool_), kernels_(*backend.isa_.kernels) {}
-
-  // Instead of being destroyed, the batch goes back to its backend, which keeps one.
-  static void operator delete(CpuCommands* commands, std::destroying_delete_t);
-  static void destroy(CpuCommands* commands);
 
   // How many of each the ops may want beside their arguments.
   struct Room {
