@@ -788,13 +788,15 @@ def parse_variant(text: str) -> typing.Any:
     The fields of Variant.to_json() as the C++ core understands them.
     """
 
-def probe_expert_reads(store: StoreDirectory, mode: str, readers: int, seconds: float, seed: int) -> tuple:
+def probe_expert_reads(
+    store: StoreDirectory, mode: str, readers: int, seconds: float, seed: int, skip: int = 0
+) -> tuple:
     """
     (reads, bytes, seconds) of random reads of a store's experts.
     """
 
 def probe_file_reads(
-    path: os.PathLike | str | bytes, piece_bytes: int, mode: str, readers: int, seconds: float, seed: int
+    path: os.PathLike | str | bytes, piece_bytes: int, mode: str, readers: int, seconds: float, seed: int, skip: int = 0
 ) -> tuple:
     """
     (reads, bytes, seconds) of random reads of a file's pieces.
