@@ -19,6 +19,11 @@ Measures prefill and decode of the model in the folder STORE, a store that moefl
   --decode N         steps of the probe at each frontier, 0 for none (32)
   --threads T,T,...  engines to try, one after another, each with so many threads (one a core)
   --slots N          experts held in memory, 0 for all of them (0)
+  --reads WORD       of experts: direct, buffered or auto (auto)
+  --readers N        threads that read experts, 0 for the engine's choice (0)
+  --cache WORD       which expert goes when a slot is needed: lru, lfu or none (lru)
+  --look-ahead WORD  on, off or auto (auto)
+  --cold             before every walk the system forgets what it has of the layer files
   --reps N           warm walks, after the first (3)
   --chunk N          most tokens of a prefill chunk, 0 for the engine's choice (0)
   --isa NAME         kernels: portable, avx2, avx512 or neon (the best the machine has)
@@ -32,6 +37,11 @@ How it measures. A walk goes from frontier to frontier over a fixed sequence of 
      choice of the token included: what == "decode";
   4. the session is rewound to the checkpoint, and the walk goes on as if nothing had been decoded.
 The first walk, rep 0, finds no expert in memory and reads what it needs: it is reported and left out of the medians.
+With --slots below all, the disk is probed before each decode: as many threads as read experts, reading random experts
+and nothing else: disk_bandwidth. Of a measurement, disk_bytes is what the system says it read from disks for this
+process, hit_rate the share of experts that need not be read or were on their way, wait_share the share of the time spent
+standing still for reads, look_ahead_recall the share of experts to be read that the look-ahead had begun before,
+look_ahead_precision the share of what it read that was wanted; null where there is nothing to share.
 Just before each measurement the read bandwidth of as many threads is taken, from a large buffer, and a decode's
 share_of_read_bandwidth is bytes_touched (the weights and the state that its steps cannot do without) / seconds / that.
 
@@ -88,6 +98,14 @@ const std::map<std::string, Option> options = {
                      const std::string& value) { a.threads = integers(name, value, 1, 1024); }},
     {"--slots", [](Arguments& a, const std::string& name,
                    const std::string& value) { a.slots = integer(name, value, 0, int64_t{1} << 30); }},
+    {"--reads", [](Arguments& a, const std::string& name,
+                   const std::string& value) { a.reads = one_of(name, value, {"auto", "direct", "buffered"}); }},
+    {"--readers",
+     [](Arguments& a, const std::string& name, const std::string& value) { a.readers = integer(name, value, 0, 256); }},
+    {"--cache", [](Arguments& a, const std::string& name,
+                   const std::string& value) { a.cache = one_of(name, value, {"lru", "lfu", "none"}); }},
+    {"--look-ahead", [](Arguments& a, const std::string& name,
+                        const std::string& value) { a.look_ahead = one_of(name, value, {"auto", "on", "off"}); }},
     {"--reps",
      [](Arguments& a, const std::string& name, const std::string& value) { a.reps = integer(name, value, 1, 1000); }},
     {"--chunk",
@@ -124,6 +142,10 @@ Arguments parse_arguments(const std::vector<std::string>& words) {
     }
     if (word.empty() || word[0] != '-') {
       take_store(arguments, word);
+      continue;
+    }
+    if (word == "--cold") {
+      arguments.cold = true;
       continue;
     }
     const size_t equals = word.find('=');

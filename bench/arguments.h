@@ -16,6 +16,11 @@ struct Arguments {
   int64_t decode = 32;                     // steps of a probe; 0: none
   std::vector<int64_t> threads;            // one engine each, one after another
   int64_t slots = 0;
+  std::string reads = "auto";
+  int64_t readers = 0;
+  std::string cache = "lru";
+  std::string look_ahead = "auto";
+  bool cold = false;
   int64_t reps = 3;
   int64_t chunk = 0;
   std::string isa;

@@ -7,12 +7,15 @@
 #include <memory>
 
 #include "arguments.h"
+#include "disk.h"
 #include "machine.h"
 #include "moeflux.h"
 #include "report.h"
 
 namespace bench {
 namespace {
+
+constexpr double probe_seconds = 1;  // of the disk
 
 volatile std::sig_atomic_t interrupted = 0;
 
@@ -53,7 +56,11 @@ class Bench {
     moeflux::EngineOptions options;
     options.isa = arguments.isa;
     options.threads = static_cast<int>(threads);
+    options.readers = static_cast<int>(arguments.readers);
     options.expert_slots = arguments.slots;
+    options.reads = arguments.reads;
+    options.cache = arguments.cache;
+    options.look_ahead = arguments.look_ahead;
     options.chunk = arguments.chunk;
     engine_ = moeflux::Engine::open(arguments.store, options);
     moeflux::SessionOptions session;
@@ -61,11 +68,13 @@ class Bench {
     session.kv_dtype = arguments.kv;
     session_ = engine_->session(session);
     prompt_ = prompt_of(arguments.frontiers.back(), engine_->variant().vocab_size);
+    streams_ = engine_->expert_slots() < engine_->experts();
     report_.begin(*engine_);
   }
 
   void walk(int64_t rep) {
     rep_ = rep;
+    if (arguments_.cold) drop_from_page_cache(arguments_.store);
     session_->clear();
     for (const int64_t frontier : arguments_.frontiers) {
       prefill_to(frontier);
@@ -100,6 +109,7 @@ class Bench {
 
   void probe() {
     Measurement m = begin("decode");
+    if (streams_) m.disk_bandwidth = engine_->read_rate(probe_seconds);
     step();
     m.bytes_touched = arguments_.decode * (engine_->step_bytes() + state_bytes(*session_));
     restart(m);
@@ -130,6 +140,7 @@ class Bench {
   void restart(Measurement& m) {
     m.allocations = allocations();
     m.cpu_seconds = cpu_seconds();
+    m.disk_bytes = bytes_from_disk();
     start_ = std::chrono::steady_clock::now();
   }
 
@@ -137,6 +148,7 @@ class Bench {
     m.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
     m.cpu_seconds = cpu_seconds() - m.cpu_seconds;
     m.allocations = allocations() - m.allocations;
+    if (m.disk_bytes >= 0) m.disk_bytes = bytes_from_disk() - m.disk_bytes;
     check_interrupt();  // a prefill that was cut short is no measurement
     if (!m.context) m.context = session_->position();
     m.peak_rss_bytes = peak_rss_bytes() - bandwidth_.buffer_bytes();
@@ -150,6 +162,7 @@ class Bench {
   Report& report_;
   std::shared_ptr<moeflux::Engine> engine_;
   std::unique_ptr<moeflux::Session> session_;
+  bool streams_ = false;  // fewer slots than experts
   std::vector<int32_t> prompt_;
   int64_t rep_ = 0;
   std::chrono::steady_clock::time_point start_;

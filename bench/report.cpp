@@ -47,15 +47,35 @@ class Members {
   std::string text_;
 };
 
+// part / whole; null when there is no whole.
+std::string share(double part, double whole) { return whole > 0 ? number(part / whole) : "null"; }
+
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const size_t half = values.size() / 2;
   return values.size() % 2 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-std::string share_text(const Measurement& m) {
+struct Experts {
+  double hits;
+  double misses;
+  double used;  // of what the look-ahead read
+};
+
+Experts experts_of(const Measurement& m) {
+  return {static_cast<double>(m.sum.expert_hits), static_cast<double>(m.sum.expert_misses),
+          static_cast<double>(m.sum.look_ahead_used)};
+}
+
+std::string fixed(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f", value);
+  return text;
+}
+
+std::string percent(double part, double whole) {
   char text[16] = "";
-  if (m.bytes_touched) std::snprintf(text, sizeof text, "%.0f%%", 100 * m.share());
+  if (whole > 0) std::snprintf(text, sizeof text, "%.0f%%", 100 * part / whole);
   return text;
 }
 
@@ -80,12 +100,13 @@ void Report::begin(const moeflux::Engine& engine) {
       .add("commit", quoted(commit))
       .add("machine", "{" + machine.text() + "}");
   constant_ = members.text();
-  std::fprintf(stderr, "%s\n%s\n%-8s %8s %7s %4s %7s %10s %10s %10s %10s %9s %9s %7s %7s\n",
+  std::fprintf(stderr, "%s\n%s\n%-8s %8s %7s %4s %7s %9s %9s %6s %8s %8s %6s %6s %7s %7s %7s\n",
                engine.variant().name.c_str(), engine.describe().c_str(), "what", "context", "threads", "rep", "tokens",
-               "seconds", "tokens/s", "read wait", "MB read", "hits", "misses", "allocs", "of read");
+               "seconds", "tokens/s", "wait", "MB read", "MB disk", "hits", "recall", "of disk", "of read", "allocs");
 }
 
 std::string Report::json(const Measurement& m) const {
+  const Experts experts = experts_of(m);
   Members members;
   members.add("what", quoted(m.what))
       .add("context", m.context)
@@ -98,6 +119,17 @@ std::string Report::json(const Measurement& m) const {
       .add("bytes_read", m.sum.bytes_read)
       .add("expert_hits", m.sum.expert_hits)
       .add("expert_misses", m.sum.expert_misses)
+      .add("hit_rate", share(experts.hits, experts.hits + experts.misses))
+      .add("wait_share", share(m.sum.read_wait_seconds, m.seconds))
+      .add("read_busy_seconds", m.sum.read_busy_seconds)
+      .add("disk_bytes", m.disk_bytes >= 0 ? std::to_string(m.disk_bytes) : "null")
+      .add("disk_bandwidth", m.disk_bandwidth > 0 ? number(m.disk_bandwidth) : "null")
+      .add("share_of_disk_bandwidth", share(static_cast<double>(m.sum.bytes_read) / m.seconds, m.disk_bandwidth))
+      .add("look_ahead_reads", m.sum.look_ahead_reads)
+      .add("look_ahead_used", m.sum.look_ahead_used)
+      .add("look_ahead_wasted_bytes", m.sum.look_ahead_wasted_bytes)
+      .add("look_ahead_recall", share(experts.used, experts.used + experts.misses))
+      .add("look_ahead_precision", share(experts.used, static_cast<double>(m.sum.look_ahead_reads)))
       .add("submissions", m.sum.submissions)
       .add("waits", m.sum.waits)
       .add("allocations", m.allocations)
@@ -121,12 +153,17 @@ void Report::write_line(const std::string& line) {
 void Report::add(const Measurement& m) {
   all_.push_back(m);
   write_line(json(m));
-  std::fprintf(stderr, "%-8s %8lld %7lld %4lld %7lld %10.4f %10.2f %10.4f %10.1f %9lld %9lld %7lld %7s\n", m.what,
-               static_cast<long long>(m.context), static_cast<long long>(m.threads), static_cast<long long>(m.rep),
-               static_cast<long long>(m.sum.tokens), m.seconds, m.tokens_per_second(), m.sum.read_wait_seconds,
-               static_cast<double>(m.sum.bytes_read) / 1e6, static_cast<long long>(m.sum.expert_hits),
-               static_cast<long long>(m.sum.expert_misses), static_cast<long long>(m.allocations),
-               share_text(m).c_str());
+  const Experts experts = experts_of(m);
+  const double looked_ahead = m.sum.look_ahead_reads > 0 ? experts.used + experts.misses : 0;
+  std::fprintf(
+      stderr, "%-8s %8lld %7lld %4lld %7lld %9.4f %9.2f %6s %8.1f %8s %6s %6s %7s %7s %7lld\n", m.what,
+      static_cast<long long>(m.context), static_cast<long long>(m.threads), static_cast<long long>(m.rep),
+      static_cast<long long>(m.sum.tokens), m.seconds, m.tokens_per_second(),
+      percent(m.sum.read_wait_seconds, m.seconds).c_str(), static_cast<double>(m.sum.bytes_read) / 1e6,
+      m.disk_bytes >= 0 ? fixed(static_cast<double>(m.disk_bytes) / 1e6).c_str() : "",
+      percent(experts.hits, experts.hits + experts.misses).c_str(), percent(experts.used, looked_ahead).c_str(),
+      percent(static_cast<double>(m.sum.bytes_read) / m.seconds, m.disk_bandwidth).c_str(),
+      percent(m.bytes_touched ? m.share() : 0, m.bytes_touched ? 1 : 0).c_str(), static_cast<long long>(m.allocations));
 }
 
 void Report::end() const {

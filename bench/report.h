@@ -21,6 +21,8 @@ struct Measurement {
   moeflux::StepStats sum;  // of the calls that were timed
   int64_t allocations = 0;
   int64_t peak_rss_bytes = 0;
+  int64_t disk_bytes = -1;    // from disks; below 0 when the system does not say
+  double disk_bandwidth = 0;  // bytes a second, measured just before; 0 when it was not
   double read_bandwidth = 0;  // bytes a second, measured just before
   int64_t bytes_touched = 0;  // decode: by all steps together; 0 for prefill
   double load = 0;

@@ -122,11 +122,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
   virtual std::string describe() const = 0;  // backend, threads, slots: one line
   virtual std::string isa() const = 0;       // of the CPU kernels; empty where none run
   virtual std::unique_ptr<Session> session(const SessionOptions& options = {}) = 0;
+  virtual int64_t experts() const = 0;  // routed ones, of all layers
+  virtual int64_t expert_slots() const = 0;
   // What is held now, by the engine and by the sessions there are.
   virtual Footprint memory() const = 0;
   // As counted where it is given out: the sum of `memory`, or something is missing there.
   virtual int64_t held() const = 0;
   virtual int64_t sessions() const = 0;
+  // What the disk gives when nothing else is done: bytes a second of random experts, read in this engine's way for
+  // about so long. Waits for the call under way.
+  virtual double read_rate(double seconds) = 0;
   // Of weights, that one step cannot do without: all but the other rows of the embedding and the experts not picked.
   virtual int64_t step_bytes() const = 0;
   // From the next call on; empty: nobody is told. Waits for the call under way.

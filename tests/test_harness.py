@@ -20,7 +20,9 @@ from test_synth import DEEPSEEK, QWEN
 ROOT = Path(__file__).resolve().parents[1]
 FIELDS = {
     "what", "context", "tokens", "seconds", "cpu_seconds", "tokens_per_second", "compute_seconds", "read_wait_seconds",
-    "bytes_read", "expert_hits", "expert_misses", "submissions", "waits", "allocations", "peak_rss_bytes",
+    "read_busy_seconds", "wait_share", "bytes_read", "disk_bytes", "disk_bandwidth", "share_of_disk_bandwidth",
+    "expert_hits", "expert_misses", "hit_rate", "look_ahead_reads", "look_ahead_used", "look_ahead_wasted_bytes",
+    "look_ahead_recall", "look_ahead_precision", "submissions", "waits", "allocations", "peak_rss_bytes",
     "read_bandwidth", "bytes_touched", "share_of_read_bandwidth", "rep", "load", "threads", "isa", "kv", "engine",
     "variant", "store", "commit", "machine",
 }  # fmt: skip
@@ -92,6 +94,10 @@ def check_line(line: Line, folder: Path, variant: Variant, expert_bytes: int) ->
     assert line["bytes_read"] % expert_bytes == 0
     assert line["bytes_read"] >= line["expert_misses"] * expert_bytes
     assert line["rep"] == 0 or line["expert_misses"] == 0
+    assert 0 <= line["read_busy_seconds"] <= line["seconds"]
+    assert line["wait_share"] == pytest.approx(line["read_wait_seconds"] / line["seconds"])
+    assert line["hit_rate"] == pytest.approx(line["expert_hits"] / (line["expert_hits"] + line["expert_misses"]))
+    assert line["disk_bandwidth"] is None and line["share_of_disk_bandwidth"] is None  # every expert has a slot
     assert line["peak_rss_bytes"] > 0 and line["submissions"] >= line["waits"] > 0
     assert line["variant"] == variant.name and line["store"] == str(folder)
     assert set(line["machine"]) == {"cpu", "cores"}
@@ -136,18 +142,54 @@ def test_few_slots_are_read_again_and_again(harness: Path, store: Path) -> None:
     slots = QWEN.experts_per_token
     lines = lines_of(run(harness, store, "--prefill", 4, "--decode", 4, "--threads", 1, "--reps", 1, "--slots", slots))
     assert f"{slots} expert slots" in lines[0]["engine"]
-    assert all(line["expert_misses"] > 0 for line in lines)
+    for line in lines:
+        assert line["expert_misses"] > 0
+        assert (line["disk_bandwidth"] is None) == (line["what"] == "prefill")
+        if line["what"] == "decode":
+            assert line["share_of_disk_bandwidth"] == pytest.approx(
+                line["bytes_read"] / line["seconds"] / line["disk_bandwidth"]
+            )
+
+
+def test_what_the_look_ahead_did(harness: Path, store: Path) -> None:
+    """Of the experts that had to be read, those it had begun; of those it read, those that were wanted."""
+    arguments = (harness, store, "--prefill", 4, "--decode", 40, "--threads", 1, "--reps", 1)
+    [*_, off] = lines_of(run(*arguments, "--slots", 12, "--look-ahead", "off"))
+    assert (off["look_ahead_reads"], off["look_ahead_precision"]) == (0, None) and off["look_ahead_recall"] == 0
+    [*_, on] = lines_of(run(*arguments, "--slots", 12, "--look-ahead", "on"))
+    assert on["look_ahead_reads"] > 0
+    assert on["look_ahead_recall"] == pytest.approx(
+        on["look_ahead_used"] / (on["look_ahead_used"] + on["expert_misses"])
+    )
+    assert on["look_ahead_precision"] == pytest.approx(on["look_ahead_used"] / on["look_ahead_reads"])
+
+
+def test_bytes_from_the_disk_itself(harness: Path, store: Path) -> None:
+    """As the system counts them: direct reads all come from the disk; of a file just written nothing else does."""
+    arguments = (harness, store, "--prefill", 4, "--decode", 4, "--threads", 1, "--reps", 1, "--slots", 4)
+    direct = lines_of(run(*arguments, "--reads", "direct"))
+    if direct[0]["disk_bytes"] is None:
+        pytest.skip("the system does not say what it reads from disks")
+    buffered = lines_of(run(*arguments, "--reads", "buffered"))
+    cold = lines_of(run(*arguments, "--reads", "buffered", "--cold"))
+    if not direct[0]["disk_bytes"]:
+        pytest.skip("this folder lies in memory")
+    assert all(line["disk_bytes"] >= line["bytes_read"] > 0 for line in direct)
+    assert sum(line["disk_bytes"] for line in buffered[2:]) == 0
+    assert sum(line["disk_bytes"] for line in cold[2:]) > 0
 
 
 def test_settings_reach_the_engine(harness: Path, store: Path, tmp_path: Path) -> None:
     out = tmp_path / "lines.json"
     done = run(
         harness, store, "--prefill=9", "--decode=0", "--threads=1", "--reps=1", "--chunk=4", "--isa=portable",
-        "--kv=bf16", f"--json={out}",
+        "--kv=bf16", "--readers=3", "--reads=direct", "--cache=lfu", "--look-ahead=on", f"--json={out}",
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout == ""
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [(line["what"], line["isa"], line["kv"]) for line in lines] == [("prefill", "portable", "bf16")] * 2
+    for setting in ("3 readers", "direct reads", "cache lfu", "look-ahead on"):
+        assert setting in lines[0]["engine"]
     in_one_chunk = lines_of(run(harness, store, "--prefill", 9, "--decode", 0, "--threads", 1, "--reps", 1))
     assert lines[1]["submissions"] == 3 * in_one_chunk[1]["submissions"]
 
@@ -180,6 +222,10 @@ def test_help_teaches_the_protocol(harness: Path) -> None:
         (["a", "--chunk", "8193"], '--chunk: expected 0 to 8192, found "8193"'),
         (["a", "--isa", "sse"], '--isa: expected one of portable, avx2, avx512, neon, found "sse"'),
         (["a", "--kv", "f16"], '--kv: expected one of f32, bf16, found "f16"'),
+        (["a", "--readers", "257"], '--readers: expected 0 to 256, found "257"'),
+        (["a", "--reads", "mapped"], '--reads: expected one of auto, direct, buffered, found "mapped"'),
+        (["a", "--cache", "fifo"], '--cache: expected one of lru, lfu, none, found "fifo"'),
+        (["a", "--look-ahead", "yes"], '--look-ahead: expected one of auto, on, off, found "yes"'),
         (["a", "--json", "/nowhere/x"], '--json: expected a file that can be written, found "/nowhere/x"'),
     ],
 )

@@ -4,6 +4,7 @@
 
 #include "backend/backends.h"
 #include "backend/cpu_backend.h"
+#include "backend/deferred_backend.h"
 #include "core/error.h"
 #include "core/text.h"
 
@@ -44,10 +45,12 @@ void check_name(const std::string& name) {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_backend(const std::string& name, const std::string& isa, int threads,
-                                      int64_t fail_at_op) {
+std::unique_ptr<Backend> make_backend(const std::string& name, const std::string& isa, int threads, int64_t fail_at_op,
+                                      bool deferred) {
   check_name(name);
-  return std::make_unique<CpuBackend>(isa, threads, fail_at_op);
+  std::unique_ptr<Backend> backend = std::make_unique<CpuBackend>(isa, threads, fail_at_op);
+  if (deferred) backend = std::make_unique<DeferredBackend>(std::move(backend));
+  return backend;
 }
 
 int64_t prepared_bytes(const std::string& name, const WorkSizes& sizes) {

@@ -12,9 +12,10 @@ namespace moeflux {
 // "cpu", or "auto" for the best one of this machine. `isa` and `threads` are for the CPU: empty and 0 choose.
 // FormatError naming those there are when it is none of them.
 //
-// For tests: the op of number `fail_at_op`, counted from 0 over all batches, fails with DeviceError.
+// For tests: the op of number `fail_at_op`, counted from 0 over all batches, fails with DeviceError; with `deferred`,
+// ops run on another thread some time after their batch was submitted.
 std::unique_ptr<Backend> make_backend(const std::string& name, const std::string& isa, int threads,
-                                      int64_t fail_at_op = -1);
+                                      int64_t fail_at_op = -1, bool deferred = false);
 
 // What `prepare` takes, known before there is a backend.
 int64_t prepared_bytes(const std::string& name, const WorkSizes& sizes);

@@ -93,7 +93,7 @@ std::shared_ptr<Engine> open_engine(StoreDirectory store, const EngineOptions& o
 LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults)
     : process_(getpid()),
       session_memory_(options.session_bytes),
-      backend_(make_backend(options.backend, options.isa, options.threads, faults.fail_at_op)),
+      backend_(make_backend(options.backend, options.isa, options.threads, faults.fail_at_op, faults.deferred)),
       model_(load_model(store, *backend_)),
       scratch_(make_scratch(store.variant, options.chunk, *backend_)),
       picks_(backend_->allocate(most_top_k * 8, "top-k")),
@@ -130,6 +130,12 @@ int64_t LoadedEngine::step_bytes() const {
   for (int64_t layer = 0; layer < v.num_layers(); ++layer)
     if (v.is_moe(layer)) bytes += v.experts_per_token * experts_.expert_bytes();
   return bytes;
+}
+
+double LoadedEngine::read_rate(double seconds) {
+  check_process();
+  const std::lock_guard turn(turn_);
+  return experts_.read_rate(seconds);
 }
 
 void LoadedEngine::observe_routing(RoutingObserver observer) {

@@ -9,6 +9,7 @@
 #include "backend/backend.h"
 #include "engine/deferred_ring.h"
 #include "engine/expert_side.h"
+#include "engine/footprint.h"
 #include "engine/layer_state.h"
 #include "engine/model.h"
 #include "engine/scratch.h"
@@ -22,6 +23,7 @@ namespace moeflux {
 // For tests: what goes wrong.
 struct EngineFaults {
   int64_t fail_at_op = -1;              // as make_backend's
+  bool deferred = false;                // likewise
   ReaderFactory open = file_readers();  // what experts are read with
 };
 
@@ -39,6 +41,9 @@ class LoadedEngine final : public Engine {
   Footprint memory() const override;
   int64_t held() const override { return backend_->held() + experts_.read_buffers(); }
   int64_t sessions() const override { return session_memory_.sessions(); }
+  int64_t experts() const override { return all_experts(model_.variant); }
+  int64_t expert_slots() const override { return experts_.slots(); }
+  double read_rate(double seconds) override;
   int64_t step_bytes() const override;
   void observe_routing(RoutingObserver observer) override;
 

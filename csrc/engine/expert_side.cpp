@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <random>
 #include <utility>
 
 #include "core/error.h"
@@ -10,6 +11,7 @@
 #include "core/sha256.h"
 #include "core/text.h"
 #include "engine/footprint.h"
+#include "io/probe.h"
 
 namespace moeflux {
 namespace {
@@ -288,6 +290,11 @@ void ExpertSide::submit(std::unique_ptr<Commands>& commands, StepStats& stats) {
   const int64_t waits = ring_.waits();
   ring_.push(std::move(ticket), leases_);
   stats.waits += ring_.waits() - waits;
+}
+
+double ExpertSide::read_rate(double seconds) const {
+  const ProbeRate rate = probe_reads(pieces_of(store_), pool_.threads(), seconds, std::random_device()(), 0, [] {});
+  return rate.seconds > 0 ? static_cast<double>(rate.bytes) / rate.seconds : 0;
 }
 
 void ExpertSide::finish(StepStats& stats) {

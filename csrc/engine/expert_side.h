@@ -46,6 +46,9 @@ class ExpertSide {
 
   void observe_routing(RoutingObserver observer) { observer_ = std::move(observer); }
 
+  // Bytes a second of a pool like this one, with nothing to do but read random experts; for about so long.
+  double read_rate(double seconds) const;
+
   int64_t slots() const { return cache_.shape().slots; }
   int64_t slot_bytes() const { return memory_->bytes(); }
   int64_t expert_bytes() const { return store_.experts().bytes; }

@@ -167,11 +167,11 @@ std::shared_ptr<Engine> open(const Store& store, const std::string& backend, con
                              int readers, int64_t expert_slots, int ring_depth, int64_t chunk, int64_t session_bytes,
                              const std::string& reads, const std::string& cache, const std::string& look_ahead,
                              const std::optional<Checksums>& checksums, int64_t fail_at_op,
-                             const std::shared_ptr<FaultPlan>& fault) {
+                             const std::shared_ptr<FaultPlan>& fault, bool deferred) {
   EngineOptions options = {backend, isa,   threads, readers,    expert_slots,         ring_depth,
                            chunk,   reads, cache,   look_ahead, checksums.has_value()};
   options.session_bytes = session_bytes;
-  EngineFaults faults = {.fail_at_op = fail_at_op};
+  EngineFaults faults = {.fail_at_op = fail_at_op, .deferred = deferred};
   if (fault) faults.open = faulty_readers(fault);
   const py::gil_scoped_release release;
   StoreDirectory directory = store.directory;
@@ -226,10 +226,11 @@ void register_engine(py::module_& m) {
            py::arg("threads") = 0, py::arg("readers") = 0, py::arg("expert_slots") = 0, py::arg("ring_depth") = 2,
            py::arg("chunk") = 0, py::arg("session_bytes") = 0, py::arg("reads") = "auto", py::arg("cache") = "lru",
            py::arg("look_ahead") = "auto", py::arg("checksums") = py::none(), py::arg("fail_at_op") = -1,
-           py::arg("fault") = py::none(),
+           py::arg("fault") = py::none(), py::arg("deferred") = false,
            "With `checksums`, {layer: SHA-256 of each expert}, every expert is verified when it is read. `fail_at_op` "
            "and"
-           " `fault` are for tests: the op that fails, and the expert read that goes wrong.")
+           " `fault` are for tests: the op that fails, the expert read that goes wrong, and a device that works "
+           "on a thread of its own.")
       .def("describe", &Engine::describe)
       .def_property_readonly("memory", &Engine::memory, "What is held, by what it is for.")
       .def_property_readonly("held", &Engine::held, "As counted where memory is given out.")

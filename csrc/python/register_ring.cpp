@@ -1,4 +1,5 @@
-// The deferred ring, for tests: batches that end when a test says so. Nothing here is for users.
+// The deferred ring, for tests: batches that end when a test says so; and the look-ahead's governor. Nothing here is
+// for users.
 #include <pybind11/stl.h>
 
 #include <condition_variable>
@@ -7,6 +8,7 @@
 
 #include "core/error.h"
 #include "engine/deferred_ring.h"
+#include "engine/prefetcher.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;
@@ -99,6 +101,16 @@ void register_ring(py::module_& m) {
       .def_property_readonly("empty", [](Ring& r) { return r.ring().empty(); })
       .def_property_readonly("waits", [](Ring& r) { return r.ring().waits(); })
       .def_property_readonly("leased", &Ring::leased);
+
+  py::class_<LookAheadGovernor>(m, "LookAheadGovernor", "For tests: whether to look ahead.")
+      .def(py::init([] { return LookAheadGovernor(LookAhead::automatic); }))
+      .def_property_readonly("on", &LookAheadGovernor::on)
+      .def(
+          "add",
+          [](LookAheadGovernor& governor, double seconds, double wait, double busy) {
+            governor.add({seconds, wait, busy});
+          },
+          py::arg("seconds"), py::arg("wait"), py::arg("busy"));
 }
 
 }  // namespace moeflux::python

@@ -26,6 +26,7 @@ __all__: list[str] = [
     "FormatError",
     "IoError",
     "Lease",
+    "LookAheadGovernor",
     "Ops",
     "QuantFormat",
     "ReadBandwidth",
@@ -659,9 +660,10 @@ class Engine:
         checksums: collections.abc.Mapping[int, collections.abc.Sequence[str]] | None = None,
         fail_at_op: int = -1,
         fault: FaultPlan = None,
+        deferred: bool = False,
     ) -> None:
         """
-        With `checksums`, {layer: SHA-256 of each expert}, every expert is verified when it is read. `fail_at_op` and `fault` are for tests: the op that fails, and the expert read that goes wrong.
+        With `checksums`, {layer: SHA-256 of each expert}, every expert is verified when it is read. `fail_at_op` and `fault` are for tests: the op that fails, the expert read that goes wrong, and a device that works on a thread of its own.
         """
     def describe(self) -> str: ...
     def session(self, max_context: int = 0, kv_dtype: str = "f32", max_checkpoints: int = 4) -> Session: ...
@@ -701,6 +703,15 @@ class DeferredRing:
     def leased(self) -> int: ...
     @property
     def waits(self) -> int: ...
+
+class LookAheadGovernor:
+    """
+    For tests: whether to look ahead.
+    """
+    def __init__(self) -> None: ...
+    def add(self, seconds: float, wait: float, busy: float) -> None: ...
+    @property
+    def on(self) -> bool: ...
 
 class ReadBandwidth:
     """

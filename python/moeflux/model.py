@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import operator
 import threading
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import Literal, NoReturn
 
 from moeflux import _core
 from moeflux.errors import StateError
@@ -14,11 +13,6 @@ from moeflux.session import Session
 from moeflux.store import Store, open_store
 from moeflux.trace import Recording
 from moeflux.variants import Variant
-
-if TYPE_CHECKING:
-    from moeflux.chat import ChatFormat
-    from moeflux.sampling import Sampling
-    from moeflux.tokenizer import Tokenizer
 
 __all__ = ["Model", "load"]
 
@@ -58,34 +52,6 @@ class Model:
     def trace(self) -> Recording:
         """Records which experts the router picks, for use with `with`. See moeflux.trace."""
         return Recording(self)
-
-    # ---- Text: from the other files of the folder, read when they are first asked for ------------------------------
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        from moeflux.tokenizer import Tokenizer
-
-        return Tokenizer.from_folder(self.path)
-
-    @cached_property
-    def chat_format(self) -> ChatFormat | None:
-        """How it wants conversations written; None when it has no template."""
-        from moeflux.chat import ChatFormat
-
-        return ChatFormat.from_folder(self.path, self.tokenizer)
-
-    @cached_property
-    def end_tokens(self) -> frozenset[int]:
-        from moeflux.tokenizer import end_tokens
-
-        return end_tokens(self.path, self.tokenizer)
-
-    @cached_property
-    def usual_sampling(self) -> Sampling:
-        """As those who made the model want its tokens chosen."""
-        from moeflux.sampling import Sampling
-
-        return Sampling.usual(self.path)
 
     def __repr__(self) -> str:
         lossy = "".join(f", LOSSY: {sentence}" for sentence in self.variant.lossy)

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from moeflux.cli.arguments import Commands, add_loading, command, load_options, whole
+from moeflux.cli.arguments import Commands, command
 
 __all__ = ["add"]
 
@@ -42,6 +42,31 @@ def add(commands: Commands) -> None:
     _add_replay(command(commands, "replay", _replay, REPLAY_HELP, REPLAY))
 
 
+def whole(text: str) -> int:
+    if text.isascii() and text.isdigit() and 1 <= int(text) < 1 << 31:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r:.40}")
+
+
+def _add_engine(command: argparse.ArgumentParser) -> None:
+    """What goes to `moeflux.load` as it is."""
+    engine = command.add_argument_group("the engine")
+    engine.add_argument("--threads", type=whole, metavar="N", help="that compute; usually one a core")
+    engine.add_argument("--readers", type=whole, metavar="N", help="threads that read experts")
+    engine.add_argument("--expert-slots", type=whole, metavar="N", help="experts held in memory; usually all")
+    engine.add_argument("--chunk", type=whole, metavar="N", help="most tokens of a prefill step; usually 512")
+    engine.add_argument("--reads", choices=("auto", "direct", "buffered"), help="of experts; usually auto")
+    engine.add_argument("--cache", choices=("lru", "lfu", "none"), help="which expert goes; usually lru")
+    engine.add_argument("--look-ahead", choices=("auto", "on", "off"), help="read what may be needed; usually auto")
+
+
+ENGINE = ("threads", "readers", "expert_slots", "chunk", "reads", "cache", "look_ahead")
+
+
+def _engine_options(arguments: argparse.Namespace) -> dict[str, object]:
+    return {name: value for name in ENGINE if (value := getattr(arguments, name)) is not None}
+
+
 # ---- trace ------------------------------------------------------------------------------------------------------
 
 
@@ -55,7 +80,7 @@ def _add_trace(command: argparse.ArgumentParser) -> None:
     prompt.add_argument("--tokens", type=whole, default=512, metavar="N", help="random tokens instead; usually 512")
     command.add_argument("--seed", type=int, default=0, metavar="S", help="of the random tokens; usually 0")
     command.add_argument("--decode", type=whole, default=0, metavar="N", help="tokens behind the prompt; usually none")
-    add_loading(command)
+    _add_engine(command)
 
 
 def _trace(arguments: argparse.Namespace) -> int:
@@ -65,7 +90,7 @@ def _trace(arguments: argparse.Namespace) -> int:
 
     if not arguments.output.absolute().parent.is_dir():
         raise moeflux.IoError(f"{arguments.output}: expected a folder to write into, found none")
-    model = moeflux.load(arguments.store, **load_options(arguments))
+    model = moeflux.load(arguments.store, **_engine_options(arguments))
     vocab = model.variant.vocab_size
     if arguments.prompt_ids:
         prompt = read_prompt(arguments.prompt_ids, vocab)

@@ -1,0 +1,201 @@
+#include "backend/deferred_backend.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace moeflux {
+namespace {
+
+using Op = std::function<void(Commands&)>;
+
+// What is borrowed for the call is copied; views, matrices and caches are places, which must stay.
+class DeferredCommands final : public Commands {
+ public:
+  std::vector<Op> take() { return std::move(ops_); }
+
+  void embed(const Matrix& table, View ids, View out, int64_t n) override {
+    later([=](Commands& c) { c.embed(table, ids, out, n); });
+  }
+  void rms_norm(View x, View weight, View out, int64_t n, int64_t width, float eps) override {
+    later([=](Commands& c) { c.rms_norm(x, weight, out, n, width, eps); });
+  }
+  void rms_norm_heads(const Heads& x, View weight, int64_t n, float eps, float scale) override {
+    later([=](Commands& c) { c.rms_norm_heads(x, weight, n, eps, scale); });
+  }
+  void gated_rms_norm(const Heads& x, const Heads& z, View weight, int64_t n, float eps) override {
+    later([=](Commands& c) { c.gated_rms_norm(x, z, weight, n, eps); });
+  }
+  void matmul(std::span<const Product> products, int64_t n) override {
+    later([copy = std::vector(products.begin(), products.end()), n](Commands& c) { c.matmul(copy, n); });
+  }
+  void rope(const Heads& x, View angles, int64_t half, bool interleaved, int64_t n) override {
+    later([=](Commands& c) { c.rope(x, angles, half, interleaved, n); });
+  }
+  void append(View x, int64_t x_stride, const Cache& cache, int64_t first, int64_t n) override {
+    later([=](Commands& c) { c.append(x, x_stride, cache, first, n); });
+  }
+  void attention(const AttentionArgs& args, int64_t n) override {
+    later([=](Commands& c) { c.attention(args, n); });
+  }
+  void mla_attention(const LatentAttentionArgs& args, int64_t n) override {
+    later([=](Commands& c) { c.mla_attention(args, n); });
+  }
+  void conv1d(const ConvArgs& args, int64_t n) override {
+    later([=](Commands& c) { c.conv1d(args, n); });
+  }
+  void delta_gates(const DeltaGatesArgs& args, int64_t n) override {
+    later([=](Commands& c) { c.delta_gates(args, n); });
+  }
+  void gated_delta(const DeltaArgs& args, int64_t n) override {
+    later([=](Commands& c) { c.gated_delta(args, n); });
+  }
+  void route_softmax(const RouteArgs& args, int64_t n) override {
+    later([=](Commands& c) { c.route_softmax(args, n); });
+  }
+  void route_grouped(const RouteArgs& args, int64_t n) override {
+    later([=](Commands& c) { c.route_grouped(args, n); });
+  }
+  void expert_ffn(const ExpertArgs& args) override {
+    std::vector<std::vector<int32_t>> pairs;
+    for (const ExpertJob& job : args.jobs) pairs.emplace_back(job.pairs, job.pairs + job.count);
+    later([args, jobs = std::vector(args.jobs.begin(), args.jobs.end()), pairs = std::move(pairs)](Commands& c) {
+      std::vector<ExpertJob> own = jobs;
+      for (size_t i = 0; i < own.size(); ++i) own[i].pairs = pairs[i].data();
+      ExpertArgs with_own = args;
+      with_own.jobs = own;
+      c.expert_ffn(with_own);
+    });
+  }
+  void swiglu(View gate, View up, View out, int64_t count) override {
+    later([=](Commands& c) { c.swiglu(gate, up, out, count); });
+  }
+  void combine(const CombineArgs& args, int64_t n) override {
+    later([=](Commands& c) { c.combine(args, n); });
+  }
+  void residual_add(View x, View y, View out, int64_t count) override {
+    later([=](Commands& c) { c.residual_add(x, y, out, count); });
+  }
+  void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) override {
+    later([=](Commands& c) { c.sigmoid_gate(x, gate, n); });
+  }
+  void top_k(View logits, int64_t count, int64_t k, View ids, View values) override {
+    later([=](Commands& c) { c.top_k(logits, count, k, ids, values); });
+  }
+
+ private:
+  void later(Op op) { ops_.push_back(std::move(op)); }
+
+  std::vector<Op> ops_;
+};
+
+}  // namespace
+
+struct DeferredBackend::Batch {
+  int64_t number = 0;  // from 1
+  std::vector<Op> ops;
+  bool done = false;
+  std::exception_ptr error;
+};
+
+// What the thread and the tickets share; lives as long as the last of them.
+struct DeferredBackend::Queue {
+  std::mutex mutex;
+  std::condition_variable work;
+  std::condition_variable ended;
+  std::deque<std::shared_ptr<Batch>> batches;
+  int64_t submitted = 0;
+  int64_t awaited = 0;  // the highest number that somebody has waited for
+  bool closing = false;
+
+  bool may_run() const {
+    if (batches.empty()) return false;
+    const int64_t number = batches.front()->number;
+    return closing || number <= awaited || number % 3 == 0;
+  }
+};
+
+class DeferredBackend::Completion final : public Ticket::State {
+ public:
+  Completion(std::shared_ptr<Queue> queue, std::shared_ptr<Batch> batch)
+      : queue_(std::move(queue)), batch_(std::move(batch)) {}
+
+  void wait() override {
+    std::unique_lock lock(queue_->mutex);
+    queue_->awaited = std::max(queue_->awaited, batch_->number);
+    queue_->work.notify_all();
+    queue_->ended.wait(lock, [this] { return batch_->done; });
+    if (batch_->error) std::rethrow_exception(batch_->error);
+  }
+
+  bool done() const override {
+    const std::lock_guard lock(queue_->mutex);
+    return batch_->done;
+  }
+
+ private:
+  std::shared_ptr<Queue> queue_;
+  std::shared_ptr<Batch> batch_;
+};
+
+DeferredBackend::DeferredBackend(std::unique_ptr<Backend> inner)
+    : inner_(std::move(inner)), queue_(std::make_shared<Queue>()), thread_([this] { run(); }) {}
+
+DeferredBackend::~DeferredBackend() {
+  {
+    const std::lock_guard lock(queue_->mutex);
+    queue_->closing = true;
+  }
+  queue_->work.notify_all();
+  thread_.join();
+}
+
+std::unique_ptr<Buffer> DeferredBackend::allocate(int64_t bytes, const std::string& what) {
+  return inner_->allocate(bytes, what);
+}
+
+std::unique_ptr<Commands> DeferredBackend::begin() { return std::make_unique<DeferredCommands>(); }
+
+Ticket DeferredBackend::submit(std::unique_ptr<Commands> commands) {
+  auto batch = std::make_shared<Batch>();
+  batch->ops = static_cast<DeferredCommands&>(*commands).take();
+  {
+    const std::lock_guard lock(queue_->mutex);
+    batch->number = ++queue_->submitted;
+    queue_->batches.push_back(batch);
+  }
+  queue_->work.notify_all();
+  return Ticket(std::make_unique<Completion>(queue_, std::move(batch)));
+}
+
+// A batch that fails does not stop those behind it: they run on whatever it left.
+void DeferredBackend::run() {
+  std::unique_lock lock(queue_->mutex);
+  for (;;) {
+    queue_->work.wait(lock, [this] { return queue_->closing || queue_->may_run(); });
+    if (queue_->batches.empty()) return;
+    const std::shared_ptr<Batch> batch = std::move(queue_->batches.front());
+    queue_->batches.pop_front();
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      std::unique_ptr<Commands> commands = inner_->begin();
+      for (const Op& op : batch->ops) op(*commands);
+      inner_->submit(std::move(commands)).wait();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    lock.lock();
+    batch->ops.clear();
+    batch->error = std::move(error);
+    batch->done = true;
+    queue_->ended.notify_all();
+  }
+}
+
+}  // namespace moeflux
