@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import subprocess
 import sys
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import moeflux
 from golden import checkpoints
 from moeflux import PRESETS, FormatError, __version__, cli
-from moeflux.cli import main
+from moeflux.cli import arguments, main
 
 Output = pytest.CaptureFixture[str]
 
@@ -50,6 +52,26 @@ def test_help_of_a_command(name: str, capsys: Output) -> None:
     paragraph = " ".join(text.split("\n\n")[1].split())
     assert len(paragraph) > 150, "a paragraph says what the command does"
     assert f"  moeflux {name}" in text, "examples follow"
+
+
+# ---- Loading ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_given_of_the_loading_options_goes_to_load() -> None:
+    """Every option is one of load's own, so that none is dropped on the way; what is not given is left to it."""
+    parser = argparse.ArgumentParser()
+    arguments.add_loading(parser)
+    assert arguments.load_options(parser.parse_args([])) == {}
+    given = ["--threads", "3", "--look-ahead", "off", "--verify-reads"]
+    assert arguments.load_options(parser.parse_args(given)) == {"threads": 3, "look_ahead": "off", "verify_reads": True}
+    names = {action.dest for action in parser._actions} - {"help"}
+    assert names <= set(inspect.signature(moeflux.load).parameters)
+    every = {"choices": lambda action: action.choices[0], "type": lambda action: "2"}
+    line: list[str] = []
+    for action in parser._actions[1:]:
+        line.append(action.option_strings[0])
+        line += [value(action) for attribute, value in every.items() if getattr(action, attribute)]
+    assert set(arguments.load_options(parser.parse_args(line))) == names
 
 
 # ---- Errors -----------------------------------------------------------------------------------------------------

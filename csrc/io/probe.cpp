@@ -47,7 +47,7 @@ ProbeSource pieces_of(const ExpertStore& store) {
   return {pieces, store.slot().bytes, store.bounce(), add};
 }
 
-ProbeRate probe_reads(const ProbeSource& source, int readers, double seconds, uint64_t seed, int64_t skip,
+ProbeRate probe_reads(const ProbeSource& source, int readers, double seconds, uint64_t seed,
                       const std::function<void()>& interruption) {
   // Two pieces a thread: one being read, one waiting for its turn, so that no thread ever has nothing to do.
   const auto in_flight = static_cast<size_t>(2 * readers);
@@ -56,7 +56,7 @@ ProbeRate probe_reads(const ProbeSource& source, int readers, double seconds, ui
       static_cast<std::byte*>(::operator new(in_flight * room, std::align_val_t{direct_alignment})));
   std::fill_n(memory.get(), in_flight * room, std::byte{0});  // so that the first reads do not pay for the pages
   const std::vector<int64_t> order = shuffled(source.pieces, seed);
-  auto next = static_cast<size_t>(skip);
+  size_t next = 0;
 
   ReadPool pool(readers, source.bounce);
   std::vector<ReadBatch> batches(in_flight);
@@ -64,7 +64,7 @@ ProbeRate probe_reads(const ProbeSource& source, int readers, double seconds, ui
   const auto start = Clock::now();
   const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
   const auto begin = [&](size_t place) {
-    if (next >= order.size() || elapsed() >= seconds) return;
+    if (next == order.size() || (next > 0 && elapsed() >= seconds)) return;
     bytes[place] = source.add(order[next++], {memory.get() + place * room, room}, batches[place]);
     pool.submit(batches[place]);
   };

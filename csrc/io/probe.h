@@ -31,10 +31,9 @@ struct ProbeRate {
   double seconds = 0;
 };
 
-// Reads pieces in the order of a shuffle of all of them, from the `skip`-th on, each once, until the time is up or none
-// is left; `readers` threads are kept at work. `interruption` is called now and then, and what it throws passes
-// through.
-ProbeRate probe_reads(const ProbeSource& source, int readers, double seconds, uint64_t seed, int64_t skip,
+// Reads pieces in the order of a shuffle of all of them, one at least and each once, until the time is up or none is
+// left; `readers` threads are kept at work. `interruption` is called now and then, and what it throws passes through.
+ProbeRate probe_reads(const ProbeSource& source, int readers, double seconds, uint64_t seed,
                       const std::function<void()>& interruption);
 
 }  // namespace moeflux

@@ -24,13 +24,12 @@ void check_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-py::tuple measure(const ProbeSource& source, int readers, double seconds, uint64_t seed, int64_t skip) {
-  if (readers < 1 || readers > 256 || skip < 0)
-    throw py::value_error("expected 1 to 256 readers, none skipped or more");
+py::tuple measure(const ProbeSource& source, int readers, double seconds, uint64_t seed) {
+  if (readers < 1 || readers > 256) throw py::value_error("expected 1 to 256 readers");
   ProbeRate rate;
   {
     const py::gil_scoped_release release;
-    rate = probe_reads(source, readers, seconds, seed, skip, check_signals);
+    rate = probe_reads(source, readers, seconds, seed, check_signals);
   }
   return py::make_tuple(rate.reads, rate.bytes, rate.seconds);
 }
@@ -40,22 +39,22 @@ py::tuple measure(const ProbeSource& source, int readers, double seconds, uint64
 void register_probe(py::module_& m) {
   m.def(
       "probe_file_reads",
-      [](const fs::path& path, int64_t piece_bytes, const std::string& mode, int readers, double seconds, uint64_t seed,
-         int64_t skip) {
+      [](const fs::path& path, int64_t piece_bytes, const std::string& mode, int readers, double seconds,
+         uint64_t seed) {
         if (piece_bytes < direct_alignment || piece_bytes % direct_alignment != 0)
           throw py::value_error("expected pieces of whole blocks");
         FileReader reader(path.string(), mode_of(mode));
-        return measure(pieces_of(reader, piece_bytes), readers, seconds, seed, skip);
+        return measure(pieces_of(reader, piece_bytes), readers, seconds, seed);
       },
       py::arg("path"), py::arg("piece_bytes"), py::arg("mode"), py::arg("readers"), py::arg("seconds"), py::arg("seed"),
-      py::arg("skip") = 0, "(reads, bytes, seconds) of random reads of a file's pieces.");
+      "(reads, bytes, seconds) of random reads of a file's pieces.");
   m.def(
       "probe_expert_reads",
-      [](const Store& store, const std::string& mode, int readers, double seconds, uint64_t seed, int64_t skip) {
+      [](const Store& store, const std::string& mode, int readers, double seconds, uint64_t seed) {
         const ExpertStore experts(store.directory, {.mode = mode_of(mode)});
-        return measure(pieces_of(experts), readers, seconds, seed, skip);
+        return measure(pieces_of(experts), readers, seconds, seed);
       },
-      py::arg("store"), py::arg("mode"), py::arg("readers"), py::arg("seconds"), py::arg("seed"), py::arg("skip") = 0,
+      py::arg("store"), py::arg("mode"), py::arg("readers"), py::arg("seconds"), py::arg("seed"),
       "(reads, bytes, seconds) of random reads of a store's experts.");
 
   py::class_<ReadBandwidth>(m, "ReadBandwidth", "A buffer beyond every cache, and how fast it is read.")

@@ -14,6 +14,7 @@ from moeflux._core import isas as available_isas
 from moeflux.errors import BudgetError, DeviceError, Error, FormatError, IoError, StateError
 from moeflux.model import Model, load
 from moeflux.ops import ops
+from moeflux.sampling import Sampling
 from moeflux.session import Logits, Session
 from moeflux.snapshot import Snapshot
 from moeflux.store import Store, open_store
@@ -29,6 +30,7 @@ __all__ = [
     "Logits",
     "Model",
     "QuantFormat",
+    "Sampling",
     "Session",
     "Snapshot",
     "StateError",

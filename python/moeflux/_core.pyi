@@ -799,15 +799,13 @@ def parse_variant(text: str) -> typing.Any:
     The fields of Variant.to_json() as the C++ core understands them.
     """
 
-def probe_expert_reads(
-    store: StoreDirectory, mode: str, readers: int, seconds: float, seed: int, skip: int = 0
-) -> tuple:
+def probe_expert_reads(store: StoreDirectory, mode: str, readers: int, seconds: float, seed: int) -> tuple:
     """
     (reads, bytes, seconds) of random reads of a store's experts.
     """
 
 def probe_file_reads(
-    path: os.PathLike | str | bytes, piece_bytes: int, mode: str, readers: int, seconds: float, seed: int, skip: int = 0
+    path: os.PathLike | str | bytes, piece_bytes: int, mode: str, readers: int, seconds: float, seed: int
 ) -> tuple:
     """
     (reads, bytes, seconds) of random reads of a file's pieces.

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import operator
 import threading
+from functools import cached_property
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from moeflux import _core
 from moeflux.errors import StateError
+from moeflux.remembered import remembered
 from moeflux.session import Session
 from moeflux.store import Store, open_store
 from moeflux.trace import Recording
 from moeflux.variants import Variant
+
+if TYPE_CHECKING:
+    from moeflux.chat import ChatFormat
+    from moeflux.sampling import Sampling
+    from moeflux.tokenizer import Tokenizer
 
 __all__ = ["Model", "load"]
 
@@ -53,6 +60,34 @@ class Model:
         """Records which experts the router picks, for use with `with`. See moeflux.trace."""
         return Recording(self)
 
+    # ---- Text: from the other files of the folder, read when they are first asked for ------------------------------
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        from moeflux.tokenizer import Tokenizer
+
+        return Tokenizer.from_folder(self.path)
+
+    @cached_property
+    def chat_format(self) -> ChatFormat | None:
+        """How it wants conversations written; None when it has no template."""
+        from moeflux.chat import ChatFormat
+
+        return ChatFormat.from_folder(self.path, self.tokenizer)
+
+    @cached_property
+    def end_tokens(self) -> frozenset[int]:
+        from moeflux.tokenizer import end_tokens
+
+        return end_tokens(self.path, self.tokenizer)
+
+    @cached_property
+    def usual_sampling(self) -> Sampling:
+        """As those who made the model want its tokens chosen."""
+        from moeflux.sampling import Sampling
+
+        return Sampling.usual(self.path)
+
     def __repr__(self) -> str:
         lossy = "".join(f", LOSSY: {sentence}" for sentence in self.variant.lossy)
         return f"Model({self.variant.name}, {self._engine.describe()}{lossy})"
@@ -81,12 +116,13 @@ def load(
 
     threads       that compute; all cores by default
     isa           CPU kernels: "portable", "avx2", "avx512" or "neon"; the best one by default (or MOEFLUX_ISA)
-    readers       threads that read experts from disk
+    readers       threads that read experts from disk; what `moeflux doctor` found best for this disk, else 4
     expert_slots  experts held in memory; all of them by default. Fewer changes the speed and not one bit of the result
     ring_depth    expert batches in flight
     chunk         most tokens of a prefill step; 512 by default
     reads         of experts: "direct", past the page cache; "buffered", through it; "auto": direct where the file
-                  system can, when not every expert has a slot or the experts exceed half of the memory that is free
+                  system can, when not every expert has a slot or the experts exceed half of the memory that is free;
+                  buffered where `moeflux doctor` found that faster
     cache         which expert goes when a slot is needed: the one unused for longest ("lru"), the one used least
                   ("lfu"), or every one as soon as it is computed ("none")
     look_ahead    read what the next layer will likely need while this one computes: "on", "off", or "auto": while
@@ -100,6 +136,11 @@ def load(
     tokens; a small one needs less scratch and hears of Ctrl-C sooner.
     """
     with open_store(path, experts_per_token=experts_per_token) as store:
+        known = remembered(store.expert_files[0])
+        if known and readers is None:
+            readers = known.readers
+        if known and reads == "auto" and known.reads == "buffered":
+            reads = "buffered"  # where direct reads are better "auto" takes them, but when everything has a slot
         engine = _core.Engine(
             store.directory,
             backend=backend,

@@ -13,7 +13,10 @@ from moeflux.errors import StateError
 from moeflux.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from moeflux.chat import Prompt
+    from moeflux.generate import Generation
     from moeflux.model import Model
+    from moeflux.sampling import Sampling
 
 __all__ = ["Logits", "Session"]
 
@@ -96,7 +99,7 @@ class Session:
         and `position` says how far it came. Returns the logits of the last token evaluated (None when there was none),
         or with logits="all" those of every token evaluated, float32 [tokens, vocab], in `out` when given.
         """
-        ids = _token_array(tokens)
+        ids = token_array(tokens)
         every = None
         if logits == "all":
             every = out if out is not None else np.empty((len(ids), self.model.variant.vocab_size), np.float32)
@@ -109,9 +112,56 @@ class Session:
 
     def step(self, token: int) -> Logits:
         """Evaluates one token behind what is there."""
-        ids = _token_array([token])
+        ids = token_array([token])
         self._core.step(int(ids[0]))
         return Logits(self)
+
+    # ---- Text ---------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: str | Tokens | Prompt,
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        stop_tokens: Sequence[int] = (),
+        ignore_end: bool = False,
+        logprobs: int | None = None,
+        continues: bool = True,
+        on_progress: OnProgress | None = None,
+        sampling: Sampling | None = None,
+        **changes: Any,
+    ) -> Generation:
+        """What the model writes behind a prompt, as an iterator of pieces; nothing is evaluated before the first.
+
+        What the session holds is put to use: only what the prompt does not share with it is evaluated, with the same
+        result as from nothing.
+
+        prompt       text, which is only text; tokens; or what `model.chat_format.encode` makes of a conversation
+        max_tokens   at most so many; without it, until the model ends it or the context is full
+        stop         strings that end it, and are not part of it
+        stop_tokens  tokens that end it besides the model's own
+        ignore_end   the model's own do not
+        logprobs     of every token, and of so many alternatives
+        continues    False: the answer is a text of its own, and loses a leading space that the tokenizer puts there
+        on_progress  (done, total) of the prompt; when it returns False the generation ends
+        sampling     in place of `model.usual_sampling`; `changes` are fields of it: temperature=0.7, seed=1
+        """
+        from moeflux.generate import begin
+
+        ends = {*stop_tokens} | (frozenset() if ignore_end else self.model.end_tokens)
+        return begin(
+            self,
+            prompt,
+            sampling,
+            changes,
+            max_tokens=max_tokens,
+            stop=stop,
+            end_tokens=ends,
+            logprobs=logprobs,
+            continues=continues,
+            on_progress=on_progress,
+        )
 
     # ---- Where it stands ----------------------------------------------------------------------------------------
 
@@ -192,7 +242,7 @@ class Session:
         raise TypeError("a Session cannot be pickled: save its snapshot() and restore that in the other process")
 
 
-def _token_array(tokens: Tokens) -> np.ndarray:
+def token_array(tokens: Tokens) -> np.ndarray:
     """A copy as int32, so that nobody changes them under the engine; refuses what is not whole numbers: 1.5 is no
     token, and neither is True."""
     try:

@@ -23,7 +23,7 @@ from moeflux.packed import DESCRIPTION, MANIFEST, Description, read_description
 from moeflux.spans import SpanReader
 from moeflux.variants import Variant
 
-__all__ = ["Store", "StoredTensor", "open_store"]
+__all__ = ["Store", "StoredTensor", "is_store", "open_store"]
 
 EXTRAS = ("config.json", "tokenizer.json", "tokenizer_config.json")
 """Files that turning text into tokens and back needs beside the weights."""
@@ -98,6 +98,13 @@ class Store:
             StoredTensor(formats.up, **arrays["up_proj"]),
             StoredTensor(formats.down, **arrays["down_proj"]),
         )
+
+    @property
+    def expert_files(self) -> list[str]:
+        """Those that routed experts are read from."""
+        directory = self.directory
+        spans = [span for layer in self.variant.moe_layers for span in directory.expert_spans(layer, 0)]
+        return sorted({directory.files[file] for file, _, _ in spans})
 
     def _array(self, name: str) -> np.ndarray:
         tensor = self.directory.tensors[name]
@@ -179,6 +186,14 @@ def open_store(path: str | Path, *, experts: str | Path | None = None, experts_p
     raise FormatError(
         f"{folder}: expected a packed store (moeflux.json or model_weights.json) or an MLX folder "
         f"(config.json and *.safetensors), found neither"
+    )
+
+
+def is_store(folder: Path) -> bool:
+    """Whether there is something that `open_store` would try to open."""
+    packed = [folder / DESCRIPTION, folder / MANIFEST, folder / "artifacts" / MANIFEST]
+    return any(file.exists() for file in packed) or (
+        (folder / "config.json").exists() and any(folder.glob("*.safetensors"))
     )
 
 

@@ -28,6 +28,8 @@ examples:
   moeflux synth /tmp/tiny --variant a3b --layers 4 --experts 16 --vocab 1024
   moeflux verify /tmp/tiny
   moeflux convert ~/models/Qwen3.6-35B-A3B /ssd/a3b --bits 4
+  moeflux doctor /ssd                           what this disk can do, and the settings that follow
+  moeflux bench /ssd/a3b --expert-slots 2560    how fast a model runs here
   moeflux trace /ssd/a3b -o run.trace
   moeflux replay run.trace
 

@@ -1,12 +1,13 @@
-"""What the command groups share: how a command is added, how a value is printed."""
+"""What the command groups share: how a command is added, how a model is loaded, how a value is printed."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Callable
+from typing import Any
 
-__all__ = ["Commands", "command", "print_value"]
+__all__ = ["Commands", "add_loading", "command", "load_options", "print_value", "whole"]
 
 Commands = argparse._SubParsersAction  # of ArgumentParser
 
@@ -29,6 +30,53 @@ def command(
     )
     parser.set_defaults(run=run)
     return parser
+
+
+def whole(text: str) -> int:
+    if text.isascii() and text.isdigit() and 1 <= int(text) < 1 << 31:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r:.40}")
+
+
+# ---- Loading a model --------------------------------------------------------------------------------------------
+
+
+LOADING = """\
+They decide how much memory is taken and how fast it goes. None but the one that says so changes an answer.
+"""
+NUMBERS = {
+    "threads": "that compute; usually one a core",
+    "expert-slots": "experts held in memory; usually all",
+    "readers": "threads that read experts",
+    "chunk": "most tokens of a prefill step; usually 512",
+}
+WORDS = {
+    "reads": (("auto", "direct", "buffered"), "experts past the page cache, or through it; usually auto"),
+    "cache": (("lru", "lfu", "none"), "which expert goes when another needs its place; usually lru"),
+    "look-ahead": (("auto", "on", "off"), "read what the next layer may need; usually auto: while it pays"),
+}
+
+
+def add_loading(parser: argparse.ArgumentParser) -> None:
+    """The options of `moeflux.load` that people touch. What is not given is left to `load`."""
+    group = parser.add_argument_group("how the model is loaded", LOADING)
+    for name, meaning in NUMBERS.items():
+        group.add_argument(f"--{name}", type=whole, metavar="N", help=meaning)
+    for name, (words, meaning) in WORDS.items():
+        group.add_argument(f"--{name}", choices=words, help=meaning)
+    group.add_argument("--verify-reads", action="store_true", help="every expert read against its checksum")
+    group.add_argument(
+        "--experts-per-token", type=whole, metavar="N", help="LOSSY: another number of experts than the model's own"
+    )
+
+
+def load_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What was given of them, for `moeflux.load(store, **load_options(arguments))`."""
+    names = [name.replace("-", "_") for name in (*NUMBERS, *WORDS, "verify-reads", "experts-per-token")]
+    return {name: value for name in names if (value := getattr(arguments, name))}
+
+
+# ---- Printing ---------------------------------------------------------------------------------------------------
 
 
 def print_value(value: object, as_json: bool) -> None:

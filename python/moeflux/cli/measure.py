@@ -1,4 +1,4 @@
-"""Commands that measure: `trace`, `replay`."""
+"""Commands that measure: `doctor`, `trace`, `replay`, `bench`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,23 @@ import argparse
 import json
 from pathlib import Path
 
-from moeflux.cli.arguments import Commands, command
+from moeflux.cli.arguments import Commands, add_loading, command, load_options, print_value, whole
 
 __all__ = ["add"]
+
+DOCTOR_HELP = "what this disk and this machine can do, and the settings that follow"
+DOCTOR = """\
+Reads the disk under DIR as the engine does when it decodes: an expert's bytes at a random place, 1 to 8 at a time, past
+the page cache and through it. When DIR is a store its own experts are read; elsewhere a file of at most 1 GB is written
+and removed again. Measures memory too, and prints what limits there are. What it finds is remembered in the user's
+cache folder ($MOEFLUX_CACHE, else the system's), for this machine and this disk: models are opened with these settings
+from then on, unless others are asked for. Takes about 15 seconds, or 3; close other programs meanwhile.
+
+examples:
+  moeflux doctor /ssd/a3b
+  moeflux doctor /ssd --quick
+  moeflux doctor --json
+"""
 
 TRACE_HELP = "run a model and record which experts its router picks"
 TRACE = """\
@@ -36,35 +50,42 @@ examples:
   moeflux replay run.trace --json
 """
 
+BENCH_HELP = "how fast a model runs here: cold and warm, prefill and decode"
+BENCH = """\
+Measures prefill and decode, cold (opened anew, its files dropped from the page cache, no expert in memory) and warm.
+Columns: tokens a second; bytes a token that the engine asked for, and that the disk gave to this process; experts found
+in memory; the share of the time spent waiting for reads; the share of what had to be read that the look-ahead had
+begun; the most memory. The median of the repetitions. Close other programs: two that compute halve each other.
+
+examples:
+  moeflux bench /ssd/a3b --expert-slots 2560
+  moeflux bench /ssd/a3b --prefill 1024 --decode 64 --reps 5 --json
+  moeflux bench /ssd/a3b --prompt-ids prompt.txt --look-ahead off
+"""
+
 
 def add(commands: Commands) -> None:
+    _add_doctor(command(commands, "doctor", _doctor, DOCTOR_HELP, DOCTOR))
     _add_trace(command(commands, "trace", _trace, TRACE_HELP, TRACE))
     _add_replay(command(commands, "replay", _replay, REPLAY_HELP, REPLAY))
+    _add_bench(command(commands, "bench", _bench, BENCH_HELP, BENCH))
 
 
-def whole(text: str) -> int:
-    if text.isascii() and text.isdigit() and 1 <= int(text) < 1 << 31:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r:.40}")
+# ---- doctor -----------------------------------------------------------------------------------------------------
 
 
-def _add_engine(command: argparse.ArgumentParser) -> None:
-    """What goes to `moeflux.load` as it is."""
-    engine = command.add_argument_group("the engine")
-    engine.add_argument("--threads", type=whole, metavar="N", help="that compute; usually one a core")
-    engine.add_argument("--readers", type=whole, metavar="N", help="threads that read experts")
-    engine.add_argument("--expert-slots", type=whole, metavar="N", help="experts held in memory; usually all")
-    engine.add_argument("--chunk", type=whole, metavar="N", help="most tokens of a prefill step; usually 512")
-    engine.add_argument("--reads", choices=("auto", "direct", "buffered"), help="of experts; usually auto")
-    engine.add_argument("--cache", choices=("lru", "lfu", "none"), help="which expert goes; usually lru")
-    engine.add_argument("--look-ahead", choices=("auto", "on", "off"), help="read what may be needed; usually auto")
+def _add_doctor(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", nargs="?", type=Path, default=Path(), metavar="DIR", help="usually this folder")
+    command.add_argument("--quick", action="store_true", help="3 seconds, less exact")
+    command.add_argument("--json", action="store_true", help="everything as JSON, sizes in exact bytes")
 
 
-ENGINE = ("threads", "readers", "expert_slots", "chunk", "reads", "cache", "look_ahead")
+def _doctor(arguments: argparse.Namespace) -> int:
+    from moeflux.doctor import examine
+    from moeflux.progress import for_terminal
 
-
-def _engine_options(arguments: argparse.Namespace) -> dict[str, object]:
-    return {name: value for name in ENGINE if (value := getattr(arguments, name)) is not None}
+    print_value(examine(arguments.folder, arguments.quick, for_terminal()), arguments.json)
+    return 0
 
 
 # ---- trace ------------------------------------------------------------------------------------------------------
@@ -80,7 +101,7 @@ def _add_trace(command: argparse.ArgumentParser) -> None:
     prompt.add_argument("--tokens", type=whole, default=512, metavar="N", help="random tokens instead; usually 512")
     command.add_argument("--seed", type=int, default=0, metavar="S", help="of the random tokens; usually 0")
     command.add_argument("--decode", type=whole, default=0, metavar="N", help="tokens behind the prompt; usually none")
-    _add_engine(command)
+    add_loading(command)
 
 
 def _trace(arguments: argparse.Namespace) -> int:
@@ -90,7 +111,7 @@ def _trace(arguments: argparse.Namespace) -> int:
 
     if not arguments.output.absolute().parent.is_dir():
         raise moeflux.IoError(f"{arguments.output}: expected a folder to write into, found none")
-    model = moeflux.load(arguments.store, **_engine_options(arguments))
+    model = moeflux.load(arguments.store, **load_options(arguments))
     vocab = model.variant.vocab_size
     if arguments.prompt_ids:
         prompt = read_prompt(arguments.prompt_ids, vocab)
@@ -134,4 +155,52 @@ def _replay(arguments: argparse.Namespace) -> int:
         return 0
     print(result)
     print(f"\n{arguments.plot}: the curves" if arguments.plot else f"\n{text_plot(result)}")
+    return 0
+
+
+# ---- bench ------------------------------------------------------------------------------------------------------
+
+
+def _add_bench(command: argparse.ArgumentParser) -> None:
+    command.add_argument("store", type=Path, metavar="STORE", help="folder with a model")
+    command.add_argument("--prefill", type=whole, default=256, metavar="N", help="random tokens; usually 256")
+    command.add_argument("--prompt-ids", type=Path, metavar="FILE", help="in their place, a text file of token ids")
+    command.add_argument("--decode", type=whole, default=32, metavar="N", help="steps counted; usually 32")
+    command.add_argument(
+        "--random-decode", action="store_true", help="decode random tokens, not the likeliest: no text repeats itself"
+    )
+    command.add_argument("--reps", type=whole, default=1, metavar="N", help="repetitions; usually 1")
+    command.add_argument("--json", action="store_true", help="one JSON object a line for each measurement")
+    add_loading(command)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from moeflux.bench import bench, table
+    from moeflux.progress import for_terminal
+    from moeflux.store import open_store
+    from moeflux.trace import read_prompt
+
+    prompt = None
+    if arguments.prompt_ids:
+        with open_store(arguments.store) as store:
+            prompt = read_prompt(arguments.prompt_ids, store.variant.vocab_size)
+    rows = []
+    for row in bench(
+        arguments.store,
+        prefill=arguments.prefill,
+        decode=arguments.decode,
+        reps=arguments.reps,
+        prompt=prompt,
+        random_decode=arguments.random_decode,
+        note=for_terminal().note,
+        **load_options(arguments),
+    ):
+        rows.append(row)
+        if arguments.json:
+            print(json.dumps(row.to_dict()), flush=True)
+    if not arguments.json:
+        print(rows[0].settings)
+        by_phase = {row.phase: row.tokens for row in rows}
+        print(", ".join(f"{tokens} tokens {phase}" for phase, tokens in by_phase.items()) + "\n")
+        print(table(rows))
     return 0
