@@ -293,7 +293,7 @@ void ExpertSide::submit(std::unique_ptr<Commands>& commands, StepStats& stats) {
 }
 
 double ExpertSide::read_rate(double seconds) const {
-  const ProbeRate rate = probe_reads(pieces_of(store_), pool_.threads(), seconds, std::random_device()(), 0, [] {});
+  const ProbeRate rate = probe_reads(pieces_of(store_), pool_.threads(), seconds, std::random_device()(), [] {});
   return rate.seconds > 0 ? static_cast<double>(rate.bytes) / rate.seconds : 0;
 }
 
