@@ -297,6 +297,18 @@ def test_bad_mlx_tensors(tmp_path: Path, damage: Callable[[MlxFolder], None], me
     assert str(tmp_path / "m") in str(error.value)
 
 
+def test_a_module_that_is_declared_unquantised_may_be_it(tmp_path: Path) -> None:
+    """As mlx_lm.convert says it of what it leaves alone: `"lm_head": false`."""
+    v = hybrid("qwen3_next")
+    folder = MlxFolder(fuse(v, tensors(v)) | expert_stacks(v))
+    drop("lm_head.scales", "lm_head.biases")(folder)
+    put("lm_head.weight", "BF16", (48, 64))(folder)
+    quantization(**{"lm_head": False, Q: True})(folder)
+    store = open_mlx(folder.write(tmp_path / "m"), v.to_json())
+    assert not store.formats["lm_head"].is_affine
+    assert store.formats[Q].is_affine
+
+
 def test_fused_projections_belong_to_qwen3_next(tmp_path: Path) -> None:
     v = hybrid("qwen3_5_moe")
     folder = MlxFolder(fuse(v, tensors(v)) | expert_stacks(v)).write(tmp_path / "m")

@@ -71,11 +71,11 @@ DeclaredFormats declared_by_config(const Json& config, std::string where) {
     const std::string place = concat(here, ": ", quoted(member.key));
     const bool* flag = member.value.boolean();
     if (!flag && !member.value.object()) wrong_value(place, "an object, true or false", &member.value);
-    DeclaredFormat format = *declared.others;
-    if (flag)
-      format.quantized = *flag;
-    else
+    DeclaredFormat format{.quantized = false};
+    if (!flag)
       format = format_of(member.value, place);
+    else if (*flag)
+      format = *declared.others;
     if (!declared.modules.emplace(canonical_name(member.key), format).second)
       throw FormatError(
           concat(place, ": expected one entry a module, found another of the same name with or without prefix"));

@@ -33,7 +33,7 @@ struct DeclaredFormats {
 DeclaredFormats declared_by_manifest(const Manifest& manifest, std::string where);
 
 // From "quantization" (or "quantization_config") of an MLX config.json: bits, group_size and mode for all, and entries
-// for single modules, an object of the same members or false for an unquantised one.
+// for single modules: an object of the same members, true for those of all, false for an unquantised one.
 DeclaredFormats declared_by_config(const Json& config, std::string where);
 
 }  // namespace moeflux
