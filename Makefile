@@ -43,7 +43,8 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -q $(or $(ARGS),tests)
 
-SOURCES = $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp csrc/*/*.mm metal/*.h metal/*.metal)
+SOURCES = $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp csrc/*/*.mm metal/*.h metal/*.metal) \
+          $(wildcard tests/emulator/*/*.h tests/emulator/*/*.cpp)
 
 lint: $(READY)
 	$(BIN)/ruff check .

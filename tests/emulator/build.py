@@ -1,0 +1,113 @@
+"""Kernel libraries from .metal files, kept under build/emulator by the hash of everything that goes into them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from emulator.compilers import BUILD, CompileError, Compiler, compiler
+from emulator.translate import Translation, translate, wrappers
+
+HERE = Path(__file__).resolve().parent
+RUNTIME = HERE / "runtime"
+METAL = HERE.parents[1] / "metal"
+
+DIALECT = ["-std=c++17", "-ffreestanding", "-fno-exceptions", "-fno-rtti", "-DMSL_CPU"]
+# The same bits from both builds and from every compiler: nothing contracted, nothing reordered.
+CODE = ["-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-sanitize=undefined", "-fno-stack-protector"]
+CODE += ["-fPIC", "-fvisibility=hidden", "-g1", "-w"]
+FAST = ["-O2"]
+CHECKED = ["-O1", "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0"]
+CHECKED += ["-mllvm", "-tsan-instrument-read-before-write=1"]  # the first may read what was never written
+RUNTIME_FLAGS = ["-std=c++20", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
+
+
+@dataclass(frozen=True)
+class Source:
+    path: Path
+    translation: Translation
+    text: str  # C++
+
+
+def preprocessed(path: Path, by: Compiler) -> str:
+    macros = ["-D__METAL__=1", "-D__METAL_VERSION__=310"]
+    return by.run(
+        *("-E", "-x", "c++", "-std=c++17", "-nostdinc", "-undef", *macros),
+        *("-isystem", HERE / "include", f"-I{METAL}", path),
+    )
+
+
+def source(path: Path, by: Compiler) -> Source:
+    translation = translate(preprocessed(path, by))
+    text = (
+        f'#include "{RUNTIME}/abi.h"\n#include "{HERE}/shim/keywords.h"\n'
+        f'{translation.body}\n# 1 "wrappers" 3\n{wrappers(translation)}'
+    )
+    return Source(path, translation, text)
+
+
+@functools.cache
+def _shared_hash() -> str:
+    """Of the shim, the runtime and this file."""
+    whole = hashlib.sha256()
+    for file in sorted([*HERE.glob("shim/*.h"), *RUNTIME.iterdir(), HERE / "build.py", HERE / "translate.py"]):
+        whole.update(file.read_bytes())
+    return whole.hexdigest()
+
+
+def _kept(name: str, content: str, make: str, suffix: str) -> tuple[Path, bool]:
+    """Where the result of `make` from `content` belongs, and whether it is there."""
+    key = hashlib.sha256("\0".join((_shared_hash(), content, make)).encode()).hexdigest()[:20]
+    BUILD.mkdir(parents=True, exist_ok=True)
+    path = BUILD / f"{name}-{key}{suffix}"
+    return path, path.exists()
+
+
+@functools.cache
+def _runtime_objects() -> tuple[Path, ...]:
+    """Compiled by the compiler of the project, which has a C++ library."""
+    objects = []
+    for file in sorted(RUNTIME.glob("*.cpp")):
+        path, there = _kept(file.stem, file.read_text(), " ".join(RUNTIME_FLAGS), ".o")
+        if not there:
+            _into_place(path, lambda to, file=file: _host().run(*RUNTIME_FLAGS, "-c", file, "-o", to))
+        objects.append(path)
+    return tuple(objects)
+
+
+def _host() -> Compiler:
+    return Compiler("host", (os.environ.get("CXX", "c++"),), "")
+
+
+def _into_place(path: Path, make) -> None:
+    """So that who comes at the same time never sees half a file."""
+    with tempfile.TemporaryDirectory(dir=BUILD) as folder:
+        unfinished = Path(folder) / path.name
+        make(unfinished)
+        unfinished.rename(path)
+
+
+def library(path: Path, checked: bool, by: Compiler | None = None) -> Path:
+    """The shared library of one .metal file."""
+    by = by or compiler()
+    built = source(path, by)
+    flags = [*DIALECT, *CODE, *(CHECKED if checked else FAST)]
+    kind = "checked" if checked else "fast"
+    result, there = _kept(f"{path.stem}-{kind}", built.text, " ".join((by.version, *flags)), ".so")
+    if there:
+        return result
+    with tempfile.TemporaryDirectory(dir=BUILD) as folder:
+        text, code = Path(folder) / "kernel.cpp", Path(folder) / "kernel.o"
+        text.write_text(built.text)
+        by.run(*flags, "-c", text, "-o", code)
+        # The runtime goes into every library, its names hidden: nothing of it meets a sanitizer's own.
+        link = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", code, *_runtime_objects(), "-lm", "-ldl", "-o"]
+        _into_place(result, lambda to: _host().run(*link, to))
+    return result
+
+
+__all__ = ["METAL", "CompileError", "library", "preprocessed", "source"]

@@ -1,0 +1,92 @@
+"""Kernels by name, dispatched over NumPy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+BUFFERS = 31
+ORDERS = (0, 1, 20, 21)  # ascending, descending, two at random
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("bytes", ctypes.c_uint64)]
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [("order", ctypes.c_uint32), ("check", ctypes.c_bool), ("strict", ctypes.c_bool)]
+
+
+class _Kernel(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("entry", ctypes.c_void_p),
+        ("parameters", ctypes.c_void_p),
+        ("parameter_count", ctypes.c_uint32),
+    ]
+
+
+class Fault(Exception):
+    """What the checker found, a problem a line."""
+
+
+class Library:
+    """One compiled .metal file."""
+
+    def __init__(self, path: Path, checked: bool) -> None:
+        self.path, self.checked = path, checked
+        self._library = ctypes.CDLL(str(path))
+        self._library.msl_report.restype = ctypes.c_char_p
+        self._library.msl_kernels.restype = ctypes.POINTER(_Kernel)
+        count = ctypes.c_uint32()
+        table = self._library.msl_kernels(ctypes.byref(count))
+        self._kernels = {table[i].name.decode(): table[i] for i in range(count.value)}
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._kernels)
+
+    def dispatch(
+        self,
+        name: str,
+        buffers: Sequence[np.ndarray | None],
+        threadgroups: Sequence[int],
+        threads: Sequence[int],
+        *,
+        order: int = 0,
+        strict: bool = True,
+    ) -> None:
+        """Changes the arrays that the kernel writes. Raises Fault."""
+        bound = (_Buffer * BUFFERS)()
+        for place, array in zip(bound, buffers, strict=False):
+            if array is not None:
+                assert array.flags.c_contiguous
+                place.data, place.bytes = array.ctypes.data, array.nbytes
+        options = _Options(order, self.checked, strict and self.checked)
+        problems = self._library.msl_dispatch(
+            ctypes.byref(self._kernels[name]), bound, _extent(threadgroups), _extent(threads), ctypes.byref(options)
+        )
+        if problems:
+            raise Fault(self._with_lines(self._library.msl_report().decode()))
+
+    def _with_lines(self, report: str) -> str:
+        """Places in the code, written @hex, as lines of the .metal file."""
+        return re.sub(r"@([0-9a-f]+)", lambda at: self._line(int(at.group(1), 16)), report)
+
+    def _line(self, offset: int) -> str:
+        # The call, not what it returns to. Inlined functions come innermost first: the shim's are not of interest.
+        command = ["addr2line", "-i", "-s", "-e", str(self.path), hex(offset - 1)]
+        try:
+            found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+        except OSError:
+            found = []
+        return next((line for line in found if ".metal" in line), found[0] if found else hex(offset))
+
+
+def _extent(sizes: Sequence[int]) -> ctypes.Array:
+    return (ctypes.c_uint32 * 3)(*(*sizes, 1, 1)[:3])

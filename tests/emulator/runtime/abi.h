@@ -1,0 +1,62 @@
+// What a kernel library, the runtime and whoever dispatches agree on.
+#pragma once
+#include <stdint.h>
+
+extern "C" {
+
+// Where one thread of the grid is. The fields have the names of Metal's attributes.
+struct MslPlace {
+  uint32_t thread_position_in_grid[3];
+  uint32_t threadgroup_position_in_grid[3];
+  uint32_t thread_position_in_threadgroup[3];
+  uint32_t threads_per_threadgroup[3];
+  uint32_t threads_per_grid[3];
+  uint32_t threadgroups_per_grid[3];
+  uint32_t thread_index_in_threadgroup;
+  uint32_t thread_index_in_simdgroup;
+  uint32_t simdgroup_index_in_threadgroup;
+  uint32_t simdgroups_per_threadgroup;
+};
+
+// A buffer that a kernel takes.
+struct MslParameter {
+  uint32_t index;
+  uint32_t element_bytes;
+  uint32_t alignment;
+  bool read_only;
+  bool is_reference;  // to one element
+  const char* name;
+};
+
+struct MslKernel {
+  const char* name;
+  void (*entry)(const MslPlace* place, void* const* buffers);
+  const MslParameter* parameters;
+  uint32_t parameter_count;
+};
+
+struct MslBuffer {
+  void* data;
+  uint64_t bytes;
+};
+
+constexpr uint32_t msl_buffers = 31;         // that a kernel may have
+constexpr uint32_t msl_most_threads = 1024;  // of a threadgroup
+constexpr uint32_t msl_threadgroup_memory = 32768;
+
+struct MslOptions {
+  uint32_t order;  // of threadgroups, simdgroups and lanes: 0 ascending, 1 descending, else random with this seed
+  bool check;      // every access; the library was compiled for it
+  bool strict;     // also simdgroup operations that not all lanes take part in
+};
+
+// Runs whole threadgroups. Returns the number of problems; their text is the calling thread's until it dispatches
+// again.
+uint32_t msl_dispatch(const MslKernel* kernel, const MslBuffer* buffers, const uint32_t* threadgroups,
+                      const uint32_t* threads, const MslOptions* options);
+const char* msl_report();
+
+// Generated into every library.
+const MslKernel* msl_kernels(uint32_t* count);
+
+}  // extern "C"

@@ -1,0 +1,208 @@
+#include "checker.h"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "execution.h"
+#include "fiber.h"
+
+namespace emulator {
+
+// ---- What there is --------------------------------------------------------------------------------------------------
+
+void Checker::begin_dispatch(Execution& execution) {
+  buffers_.clear();
+  struct Library {
+    const void* base;
+    uintptr_t begin, end;
+  } library = {nullptr, ~uintptr_t{0}, 0};
+  Dl_info info;
+  if (!dladdr(reinterpret_cast<void*>(execution.kernel->entry), &info)) return;
+  library.base = info.dli_fbase;
+  dl_iterate_phdr(
+      [](dl_phdr_info* object, size_t, void* found) {
+        Library& wanted = *static_cast<Library*>(found);
+        if (reinterpret_cast<const void*>(object->dlpi_addr) != wanted.base) return 0;
+        for (int i = 0; i < object->dlpi_phnum; ++i) {
+          const ElfW(Phdr) & segment = object->dlpi_phdr[i];
+          if (segment.p_type != PT_LOAD) continue;
+          wanted.begin = std::min<uintptr_t>(wanted.begin, object->dlpi_addr + segment.p_vaddr);
+          wanted.end = std::max<uintptr_t>(wanted.end, object->dlpi_addr + segment.p_vaddr + segment.p_memsz);
+        }
+        return 1;
+      },
+      &library);
+  library_begin_ = library.begin;
+  library_end_ = library.end;
+}
+
+void Checker::add_buffer(Region region) {
+  if (!region.read_only) region.cells.resize((region.end - region.begin) / region.granule + 1);
+  buffers_.push_back(std::move(region));
+}
+
+void Checker::begin_group() {
+  variable_count_ = 0;
+  ++era_;
+}
+
+void Checker::add_threadgroup_variable(char* place, uint32_t bytes, uint32_t alignment, const char* name) {
+  if (variable_count_ == variables_.size()) variables_.emplace_back();
+  Region& region = variables_[variable_count_++];
+  region.begin = reinterpret_cast<uintptr_t>(place);
+  region.end = region.begin + bytes;
+  region.space = threadgroup_space;
+  region.granule = std::min(4u, alignment);
+  region.name = name;
+  region.cells.resize(bytes / region.granule + 1);
+  region.written.assign(bytes, 0);
+}
+
+Region* Checker::region_of(uintptr_t address) {
+  const auto has = [&](const Region& region) { return address >= region.begin && address < region.end; };
+  for (size_t i = 0; i < variable_count_; ++i)
+    if (has(variables_[i])) return &variables_[i];
+  const auto found = std::find_if(buffers_.begin(), buffers_.end(), has);
+  return found == buffers_.end() ? nullptr : &*found;
+}
+
+// ---- Bounds ---------------------------------------------------------------------------------------------------------
+
+// The thread's own stack, what the runtime tells it, constants of the library.
+bool Checker::is_private(Execution& execution, const Access& access) {
+  const auto within = [&](const void* begin, size_t bytes) {
+    return access.address - reinterpret_cast<uintptr_t>(begin) < bytes;
+  };
+  if (within(execution.stacks, stack_bytes * msl_most_threads)) {
+    if (!within(execution.running->stack, stack_bytes))
+      execution.problem(__LINE__, access.site, "another thread's private memory is used");
+    return true;
+  }
+  if (within(&execution, sizeof execution)) return true;
+  if (access.address < library_begin_ || access.address >= library_end_) return false;
+  if (access.write) execution.problem(__LINE__, access.site, "program-scope memory is written");
+  return true;
+}
+
+void Checker::out_of_bounds(Execution& execution, const Access& access) {
+  const auto distance = [&](const Region& region) {
+    if (access.address < region.begin) return region.begin - access.address;
+    return access.address >= region.end ? access.address - region.end : 0;
+  };
+  const Region* nearest = nullptr;
+  const auto consider = [&](const Region& region) {
+    if (!nearest || distance(region) < distance(*nearest)) nearest = &region;
+  };
+  for (size_t i = 0; i < variable_count_; ++i) consider(variables_[i]);
+  for (const Region& region : buffers_) consider(region);
+  execution.problem(
+      __LINE__, access.site,
+      "out of bounds: %s of %u bytes at byte %ld of %s, which has %lu, by thread %u of threadgroup %u",
+      access.write ? "write" : "read", access.bytes, nearest ? static_cast<long>(access.address - nearest->begin) : 0,
+      nearest ? nearest->name : "nothing", nearest ? static_cast<unsigned long>(nearest->end - nearest->begin) : 0,
+      execution.running->index, execution.group);
+  stop(execution);
+}
+
+// ---- Order ----------------------------------------------------------------------------------------------------------
+
+static bool same_simdgroup(uint32_t a, uint32_t b) { return a / lanes == b / lanes; }
+
+// Whether everything in `earlier` happened before the running thread's access.
+static bool ordered(const Execution& execution, Space space, const Accesses& earlier, bool reads_before_write) {
+  const Thread& thread = *execution.running;
+  if (earlier.several_groups || earlier.group != execution.group) return false;
+  if (earlier.barriers != execution.barriers[space]) return true;
+  if (!earlier.several_threads && earlier.thread == thread.index) return true;
+  if (earlier.several_simdgroups || !same_simdgroup(earlier.thread, thread.index)) return false;
+  if (earlier.simdgroup_barriers != thread.clock.simdgroup_barriers[space]) return true;
+  return reads_before_write && thread.clock.rendezvous > earlier.rendezvous;
+}
+
+static Accesses first_access(const Execution& execution, Space space, const Access& access) {
+  const Thread& thread = *execution.running;
+  Accesses made;
+  made.any = true;
+  made.atomic = access.atomic;
+  made.thread = thread.index;
+  made.group = execution.group;
+  made.barriers = execution.barriers[space];
+  made.simdgroup_barriers = thread.clock.simdgroup_barriers[space];
+  made.rendezvous = thread.clock.rendezvous;
+  made.site = access.site;
+  return made;
+}
+
+static void add_read(Accesses& reads, const Accesses& read) {
+  const bool several_groups = reads.any && (reads.several_groups || reads.group != read.group);
+  // Reads before a barrier of the same group are before whatever follows.
+  if (!reads.any || reads.group != read.group || reads.barriers != read.barriers) {
+    reads = read;
+  } else {
+    reads.atomic = reads.atomic && read.atomic;
+    reads.several_threads = reads.several_threads || reads.thread != read.thread;
+    reads.several_simdgroups = reads.several_simdgroups || !same_simdgroup(reads.thread, read.thread);
+    reads.simdgroup_barriers = std::max(reads.simdgroup_barriers, read.simdgroup_barriers);
+    reads.rendezvous = std::max(reads.rendezvous, read.rendezvous);
+  }
+  reads.several_groups = several_groups;
+}
+
+void Checker::check_cell(Execution& execution, Region& region, Cell& cell, const Access& access) {
+  if (region.space == threadgroup_space && cell.era != era_) {
+    cell = {};
+    cell.era = era_;
+  }
+  const auto race = [&](const Accesses& earlier, const char* what) {
+    execution.problem(
+        __LINE__, access.site,
+        "data race on %s, byte %ld: %s by thread %u of threadgroup %u, and a %s by thread %u of threadgroup %u at @%lx",
+        region.name, static_cast<long>(access.address - region.begin), access.write ? "write" : "read",
+        execution.running->index, execution.group, what, earlier.thread, earlier.group,
+        static_cast<unsigned long>(offset(earlier.site)));
+  };
+  if (cell.write.any && !(access.atomic && cell.write.atomic) && !ordered(execution, region.space, cell.write, false))
+    race(cell.write, "write");
+  else if (access.write && cell.reads.any && !(access.atomic && cell.reads.atomic) &&
+           !ordered(execution, region.space, cell.reads, true))
+    race(cell.reads, "read");
+  const Accesses made = first_access(execution, region.space, access);
+  if (access.write) {
+    cell.write = made;
+    cell.reads = {};
+  } else {
+    add_read(cell.reads, made);
+  }
+}
+
+void Checker::check_written(Execution& execution, Region& region, const Access& access) {
+  const auto first = region.written.begin() + static_cast<ptrdiff_t>(access.address - region.begin);
+  if (access.write) {
+    std::fill_n(first, access.bytes, uint8_t{1});
+  } else if (const auto missing = std::find(first, first + access.bytes, 0); missing != first + access.bytes) {
+    execution.problem(__LINE__, access.site, "uninitialised threadgroup memory is read: %s, byte %ld", region.name,
+                      static_cast<long>(missing - region.written.begin()));
+  }
+}
+
+void Checker::access(Execution& execution, const Access& access) {
+  Region* region = region_of(access.address);
+  if (!region && is_private(execution, access)) return;
+  if (!region || access.address + access.bytes > region->end) return out_of_bounds(execution, access);
+  if (access.write && region->read_only)
+    execution.problem(__LINE__, access.site, "%s is read-only and is written", region->name);
+  if (access.aligned && access.address % access.bytes)
+    execution.problem(__LINE__, access.site, "misaligned %s of %u bytes at byte %ld of %s",
+                      access.write ? "write" : "read", access.bytes, static_cast<long>(access.address - region->begin),
+                      region->name);
+  if (region->space == threadgroup_space) check_written(execution, *region, access);
+  if (region->cells.empty()) return;
+  const uintptr_t first = (access.address - region->begin) / region->granule;
+  const uintptr_t last = (access.address - region->begin + access.bytes - 1) / region->granule;
+  for (uintptr_t i = first; i <= last; ++i) check_cell(execution, *region, region->cells[i], access);
+}
+
+}  // namespace emulator

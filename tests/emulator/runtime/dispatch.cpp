@@ -1,0 +1,118 @@
+// The entry: bindings checked, then every threadgroup in its turn.
+#include <algorithm>
+
+#include "execution.h"
+
+namespace emulator {
+
+static void bind(Execution& execution, const MslBuffer* buffers) {
+  const MslKernel& kernel = *execution.kernel;
+  std::fill(std::begin(execution.buffers), std::end(execution.buffers), nullptr);
+  for (uint32_t i = 0; i < kernel.parameter_count; ++i) {
+    const MslParameter& parameter = kernel.parameters[i];
+    const MslBuffer& buffer = buffers[parameter.index];
+    const auto address = reinterpret_cast<uintptr_t>(buffer.data);
+    execution.buffers[parameter.index] = buffer.data;
+    if (!buffer.data) {
+      execution.problem(__LINE__, &parameter, "buffer %u, %s, is not bound", parameter.index, parameter.name);
+      continue;
+    }
+    if (address % parameter.alignment)
+      execution.problem(__LINE__, &parameter, "buffer %u, %s: its offset breaks the alignment of %u bytes",
+                        parameter.index, parameter.name, parameter.alignment);
+    if (parameter.is_reference && buffer.bytes < parameter.element_bytes)
+      execution.problem(__LINE__, &parameter, "buffer %u, %s: %u bytes are needed, %lu are bound", parameter.index,
+                        parameter.name, parameter.element_bytes, static_cast<unsigned long>(buffer.bytes));
+    for (uint32_t j = 0; j < i; ++j) {
+      const MslParameter& other = kernel.parameters[j];
+      const auto begin = reinterpret_cast<uintptr_t>(buffers[other.index].data);
+      const bool overlap = begin < address + buffer.bytes && address < begin + buffers[other.index].bytes;
+      if (overlap && !(parameter.read_only && other.read_only))
+        execution.problem(__LINE__, &parameter,
+                          "%s and %s overlap and one is written: Apple's compiler takes them to be apart", other.name,
+                          parameter.name);
+    }
+    if (!execution.options.check) continue;
+    Region region;
+    region.begin = address;
+    region.end = address + buffer.bytes;
+    region.read_only = parameter.read_only;
+    region.granule = std::min(4u, parameter.alignment);
+    region.name = parameter.name;
+    execution.checker.add_buffer(std::move(region));
+  }
+}
+
+static void set(uint32_t (&to)[3], const uint32_t (&from)[3]) { std::copy(from, from + 3, to); }
+
+static void place_threads(Execution& execution, const uint32_t (&group)[3], const uint32_t (&groups)[3],
+                          const uint32_t (&threads)[3]) {
+  for (uint32_t i = 0; i < execution.thread_count; ++i) {
+    Thread& thread = execution.threads[i];
+    thread.state = State::ready;
+    thread.index = i;
+    thread.lane = i % lanes;
+    thread.simdgroup = i / lanes;
+    thread.clock = {};
+    MslPlace& place = thread.place;
+    const uint32_t within[3] = {i % threads[0], i / threads[0] % threads[1], i / threads[0] / threads[1]};
+    set(place.threadgroup_position_in_grid, group);
+    set(place.thread_position_in_threadgroup, within);
+    set(place.threads_per_threadgroup, threads);
+    set(place.threadgroups_per_grid, groups);
+    for (int axis = 0; axis < 3; ++axis) {
+      place.thread_position_in_grid[axis] = group[axis] * threads[axis] + within[axis];
+      place.threads_per_grid[axis] = groups[axis] * threads[axis];
+    }
+    place.thread_index_in_threadgroup = i;
+    place.thread_index_in_simdgroup = thread.lane;
+    place.simdgroup_index_in_threadgroup = thread.simdgroup;
+    place.simdgroups_per_threadgroup = (execution.thread_count + lanes - 1) / lanes;
+  }
+}
+
+static void run(Execution& execution, const uint32_t (&groups)[3], const uint32_t (&threads)[3]) {
+  std::vector<uint32_t> order(size_t{groups[0]} * groups[1] * groups[2]);
+  for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
+  execution.arrange(order);
+  for (const uint32_t i : order) {
+    execution.group = i;
+    execution.rendezvous = execution.barriers[device_space] = execution.barriers[threadgroup_space] = 0;
+    execution.variables.clear();
+    execution.threadgroup_bytes = execution.threadgroup_sum = 0;
+    execution.checker.begin_group();
+    place_threads(execution, {i % groups[0], i / groups[0] % groups[1], i / groups[0] / groups[1]}, groups, threads);
+    if (!run_threadgroup(execution)) return reset_stacks(execution);
+  }
+}
+
+}  // namespace emulator
+
+using namespace emulator;
+
+extern "C" {
+
+__attribute__((visibility("default"))) uint32_t msl_dispatch(const MslKernel* kernel, const MslBuffer* buffers,
+                                                             const uint32_t* groups, const uint32_t* threads,
+                                                             const MslOptions* options) {
+  Execution& execution = current();
+  execution.kernel = kernel;
+  execution.options = *options;
+  execution.random.seed(options->order);
+  execution.report.clear();
+  execution.reported.clear();
+  execution.problems = 0;
+  execution.stopped = false;
+  execution.checker.begin_dispatch(execution);
+  bind(execution, buffers);
+  execution.thread_count = threads[0] * threads[1] * threads[2];
+  if (execution.thread_count < 1 || execution.thread_count > msl_most_threads)
+    execution.problem(__LINE__, nullptr, "threads of a threadgroup: 1 to %u, found %u", msl_most_threads,
+                      execution.thread_count);
+  if (!execution.problems) run(execution, {groups[0], groups[1], groups[2]}, {threads[0], threads[1], threads[2]});
+  return execution.problems;
+}
+
+__attribute__((visibility("default"))) const char* msl_report() { return current().report.c_str(); }
+
+}  // extern "C"

@@ -1,0 +1,102 @@
+// The state of one dispatch: threads as fibers, what their simdgroups exchange, threadgroup memory, problems found.
+#pragma once
+#include <cstdint>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "abi.h"
+#include "checker.h"
+
+namespace emulator {
+
+constexpr uint32_t lanes = 32;
+
+enum class State : uint8_t {
+  ready,
+  exchange,           // waits for its simdgroup, with a value
+  simdgroup_barrier,  // waits for its simdgroup
+  barrier,            // waits for its threadgroup
+  finished,
+};
+
+struct Thread {
+  void* stack_pointer = nullptr;
+  char* stack = nullptr;  // stack_bytes of it
+  char* stack_top = nullptr;
+  State state = State::ready;
+  void* site = nullptr;  // the call it waits at
+  uint32_t depth = 0;    // of its stack there
+  uint32_t flags = 0;    // of the barrier it waits at
+  uint32_t index = 0;
+  uint32_t lane = 0;
+  uint32_t simdgroup = 0;
+  Clock clock;
+  char value[16] = {};  // that it brings to an exchange
+  MslPlace place = {};
+};
+
+// What the lanes of a simdgroup see after an exchange. The shim has the same two.
+struct Snapshot {
+  uint32_t mask;
+  char value[lanes][16];
+};
+struct Exchanged {
+  const Snapshot* snapshot;
+  uint64_t lane;
+};
+
+struct ThreadgroupVariable {
+  uint32_t id;
+  char* place;
+};
+
+struct Execution {
+  Thread threads[msl_most_threads];
+  Snapshot snapshots[msl_most_threads / lanes];
+  void* buffers[msl_buffers] = {};
+  void* scheduler_stack = nullptr;
+  Thread* running = nullptr;
+  const MslKernel* kernel = nullptr;
+  MslOptions options = {};
+  std::mt19937 random;
+  uint32_t group = 0;  // that runs
+  uint32_t thread_count = 0;
+  uint32_t rendezvous = 0;    // so far
+  uint32_t barriers[2] = {};  // passed by the group, by Space
+  bool stopped = false;       // a thread did what nothing can follow
+  char* stacks = nullptr;
+  char* threadgroup_memory = nullptr;
+  uint32_t threadgroup_bytes = 0;  // taken, gaps included
+  uint32_t threadgroup_sum = 0;    // taken
+  std::vector<ThreadgroupVariable> variables;
+  Checker checker;
+
+  std::string report;
+  std::set<std::pair<const void*, int>> reported;
+  uint32_t problems = 0;
+
+  Execution();
+  Execution(const Execution&) = delete;
+  ~Execution();
+
+  // Puts items in the order of this dispatch.
+  void arrange(std::vector<uint32_t>& items);
+  // Counts a problem, and writes it down unless this site had one of this kind. `@hex` stands for a place in the
+  // library's code.
+  [[gnu::format(printf, 4, 5)]] void problem(int kind, const void* site, const char* format, ...);
+};
+
+// Of this thread of the host.
+Execution& current();
+
+// Runs the threadgroup that current() holds. False when it was stopped.
+bool run_threadgroup(Execution& execution);
+// Leaves the running thread for good.
+[[noreturn]] void stop(Execution& execution);
+// Every thread at the beginning of its stack.
+void reset_stacks(Execution& execution);
+
+}  // namespace emulator

@@ -1,0 +1,261 @@
+// Runs a threadgroup: lanes one after the other until each waits, then whoever waits together goes on together.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+
+#include "execution.h"
+#include "fiber.h"
+
+namespace emulator {
+
+constexpr uint32_t flag_of[] = {1, 2};  // of a barrier, by Space: metal::mem_flags
+
+Execution& current() {
+  static thread_local Execution execution;
+  return execution;
+}
+
+// ---- Threads --------------------------------------------------------------------------------------------------------
+
+static void to_scheduler(Execution& execution) {
+  msl_switch(&execution.running->stack_pointer, execution.scheduler_stack);
+}
+
+// One thread of the grid after the other, for ever.
+static void thread_main() {
+  for (;;) {
+    Execution& execution = current();
+    execution.kernel->entry(&execution.running->place, execution.buffers);
+    execution.running->state = State::finished;
+    to_scheduler(execution);
+  }
+}
+
+static void resume(Execution& execution, Thread& thread) {
+  execution.running = &thread;
+  msl_switch(&execution.scheduler_stack, thread.stack_pointer);
+  execution.running = nullptr;
+}
+
+void stop(Execution& execution) {
+  execution.stopped = true;
+  to_scheduler(execution);
+  __builtin_unreachable();
+}
+
+void reset_stacks(Execution& execution) {
+  for (Thread& thread : execution.threads) thread.stack_pointer = new_stack(thread.stack_top, thread_main);
+}
+
+Execution::Execution() {
+  const auto pages = [](size_t bytes) {
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) std::perror("emulator: mmap"), std::abort();
+    return static_cast<char*>(memory);
+  };
+  stacks = pages(stack_bytes * msl_most_threads);
+  threadgroup_memory = pages(4 * msl_threadgroup_memory);
+  for (uint32_t i = 0; i < msl_most_threads; ++i) {
+    threads[i].stack = stacks + i * stack_bytes;
+    // Tops at different distances: at one distance all stacks would fight for the same lines of the CPU's cache.
+    threads[i].stack_top = threads[i].stack + stack_bytes - i % 61 * 192;
+  }
+  reset_stacks(*this);
+}
+
+Execution::~Execution() {
+  munmap(stacks, stack_bytes * msl_most_threads);
+  munmap(threadgroup_memory, 4 * msl_threadgroup_memory);
+}
+
+void Execution::arrange(std::vector<uint32_t>& items) {
+  if (options.order == 1) std::reverse(items.begin(), items.end());
+  if (options.order > 1) std::shuffle(items.begin(), items.end(), random);
+}
+
+void Execution::problem(int kind, const void* site, const char* format, ...) {
+  ++problems;
+  if (reported.size() > 40 || !reported.insert({site, kind}).second) return;
+  char text[600];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  char place[32] = "";
+  if (site) snprintf(place, sizeof place, " at @%lx", static_cast<unsigned long>(checker.offset(site)));
+  report += std::string(kernel->name) + place + ": " + text + "\n";
+}
+
+// ---- Rendezvous -----------------------------------------------------------------------------------------------------
+
+static std::vector<uint32_t> counted(uint32_t begin, uint32_t end) {
+  std::vector<uint32_t> items;
+  for (uint32_t i = begin; i < end; ++i) items.push_back(i);
+  return items;
+}
+
+// Of the lanes that wait for their simdgroup, those that wait at one call: the innermost, as hardware comes together
+// again. Empty when none waits.
+static std::vector<Thread*> meeting(Execution& execution, uint32_t begin, uint32_t end) {
+  const auto waits = [](const Thread& thread) {
+    return thread.state == State::exchange || thread.state == State::simdgroup_barrier;
+  };
+  const Thread* leader = nullptr;
+  for (uint32_t i = begin; i < end; ++i) {
+    const Thread& thread = execution.threads[i];
+    if (!waits(thread)) continue;
+    if (!leader || thread.depth > leader->depth || (thread.depth == leader->depth && thread.site < leader->site))
+      leader = &thread;
+  }
+  std::vector<Thread*> met;
+  for (uint32_t i = begin; leader && i < end; ++i) {
+    Thread& thread = execution.threads[i];
+    if (waits(thread) && thread.site == leader->site && thread.depth == leader->depth) met.push_back(&thread);
+  }
+  return met;
+}
+
+static void pass(Execution& execution, const std::vector<Thread*>& met, uint32_t count, uint32_t alive) {
+  const Thread& first = *met.front();
+  Snapshot& snapshot = execution.snapshots[first.simdgroup];
+  if (execution.options.strict && met.size() != count)
+    execution.problem(__LINE__, first.site, "a simdgroup operation with %zu of %u lanes active", met.size(), count);
+  if (first.state == State::simdgroup_barrier && met.size() != alive)
+    execution.problem(__LINE__, first.site, "a simdgroup barrier reached by %zu of %u live lanes", met.size(), alive);
+  const bool exchanges = first.state == State::exchange;
+  if (exchanges) snapshot.mask = 0;
+  ++execution.rendezvous;
+  for (Thread* thread : met) {
+    thread->clock.rendezvous = execution.rendezvous;
+    if (exchanges) {
+      snapshot.mask |= 1u << thread->lane;
+      memcpy(snapshot.value[thread->lane], thread->value, sizeof thread->value);
+    } else {
+      for (const Space space : {device_space, threadgroup_space})
+        if (thread->flags & flag_of[space]) ++thread->clock.simdgroup_barriers[space];
+    }
+    thread->state = State::ready;
+  }
+}
+
+// Until every lane waits for the threadgroup or is done. False when stopped.
+static bool run_simdgroup(Execution& execution, uint32_t simdgroup) {
+  const uint32_t begin = simdgroup * lanes, end = std::min(execution.thread_count, begin + lanes);
+  for (;;) {
+    std::vector<uint32_t> order = counted(begin, end);
+    execution.arrange(order);
+    for (const uint32_t i : order) {
+      if (execution.threads[i].state != State::ready) continue;
+      resume(execution, execution.threads[i]);
+      if (execution.stopped) return false;
+    }
+    const std::vector<Thread*> met = meeting(execution, begin, end);
+    if (met.empty()) return true;
+    const auto alive = std::count_if(execution.threads + begin, execution.threads + end,
+                                     [](const Thread& thread) { return thread.state != State::finished; });
+    pass(execution, met, end - begin, static_cast<uint32_t>(alive));
+  }
+}
+
+// Every live thread waits at a barrier: lets them through. False when none is alive.
+static bool pass_barrier(Execution& execution) {
+  uint32_t finished = 0;
+  const Thread* first = nullptr;
+  bool mixed = false;
+  for (uint32_t i = 0; i < execution.thread_count; ++i) {
+    const Thread& thread = execution.threads[i];
+    if (thread.state == State::finished) {
+      ++finished;
+    } else {
+      if (!first) first = &thread;
+      mixed = mixed || thread.site != first->site || thread.flags != first->flags;
+    }
+  }
+  if (!first) return false;
+  if (finished)
+    execution.problem(__LINE__, first->site, "divergent barrier: %u of %u threads have returned", finished,
+                      execution.thread_count);
+  if (mixed) execution.problem(__LINE__, first->site, "divergent barrier: threads wait at different ones");
+  for (const Space space : {device_space, threadgroup_space})
+    if (first->flags & flag_of[space]) ++execution.barriers[space];
+  for (uint32_t i = 0; i < execution.thread_count; ++i)
+    if (execution.threads[i].state == State::barrier) execution.threads[i].state = State::ready;
+  return true;
+}
+
+bool run_threadgroup(Execution& execution) {
+  do {
+    std::vector<uint32_t> simdgroups = counted(0, (execution.thread_count + lanes - 1) / lanes);
+    execution.arrange(simdgroups);
+    for (const uint32_t simdgroup : simdgroups)
+      if (!run_simdgroup(execution, simdgroup)) return false;
+  } while (pass_barrier(execution));
+  return true;
+}
+
+// ---- What kernels call ----------------------------------------------------------------------------------------------
+
+static void wait(Execution& execution, State state, void* site, void* frame) {
+  Thread& thread = *execution.running;
+  thread.state = state;
+  thread.site = site;
+  thread.depth = static_cast<uint32_t>(thread.stack_top - static_cast<char*>(frame));
+  to_scheduler(execution);
+}
+
+}  // namespace emulator
+
+using namespace emulator;
+
+extern "C" {
+
+#define WAIT_AS(state) wait(execution, state, __builtin_return_address(0), __builtin_frame_address(0))
+
+Exchanged msl_exchange(const void* value, uint32_t bytes) {
+  Execution& execution = current();
+  Thread& thread = *execution.running;
+  memcpy(thread.value, value, bytes);
+  WAIT_AS(State::exchange);
+  return {&execution.snapshots[thread.simdgroup], thread.lane};
+}
+
+void msl_barrier(uint32_t flags) {
+  Execution& execution = current();
+  execution.running->flags = flags;
+  WAIT_AS(State::barrier);
+}
+
+void msl_simdgroup_barrier(uint32_t flags) {
+  Execution& execution = current();
+  execution.running->flags = flags;
+  WAIT_AS(State::simdgroup_barrier);
+}
+
+void msl_undefined(const char* what) { current().problem(__LINE__, __builtin_return_address(0), "%s", what); }
+
+// The same place for every thread of the group. Filled with NaN, so that what was not written shows.
+void* msl_threadgroup_variable(uint32_t id, uint32_t bytes, uint32_t alignment, const char* name) {
+  Execution& execution = current();
+  for (const ThreadgroupVariable& variable : execution.variables)
+    if (variable.id == id) return variable.place;
+  constexpr uint32_t gap = 64;  // so that running over the end meets nothing
+  char* place = execution.threadgroup_memory + execution.threadgroup_bytes + gap;
+  const uint32_t rounded = (bytes + 15) / 16 * 16;
+  execution.threadgroup_bytes += gap + rounded;
+  execution.threadgroup_sum += rounded;
+  if (execution.threadgroup_sum > msl_threadgroup_memory) {
+    execution.problem(__LINE__, __builtin_return_address(0),
+                      "threadgroup memory: %u bytes, over the %u that Apple GPUs have", execution.threadgroup_sum,
+                      msl_threadgroup_memory);
+    stop(execution);
+  }
+  memset(place, 0xFF, bytes);
+  execution.variables.push_back({id, place});
+  if (execution.options.check) execution.checker.add_threadgroup_variable(place, bytes, alignment, name);
+  return place;
+}
+
+}  // extern "C"

@@ -1,0 +1,5 @@
+// Refused: the functions of C are not there.
+#include <metal_stdlib>
+using namespace metal;
+
+kernel void sample(device float* out [[buffer(0)]], uint i [[thread_position_in_grid]]) { out[i] = expf(out[i]); }

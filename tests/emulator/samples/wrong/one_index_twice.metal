@@ -1,0 +1,8 @@
+// Refused: two buffers at one index.
+#include <metal_stdlib>
+using namespace metal;
+
+kernel void sample(device float* out [[buffer(0)]], device float* x [[buffer(0)]],
+                   uint i [[thread_position_in_grid]]) {
+  out[i] = x[i];
+}
