@@ -21,6 +21,9 @@ namespace moeflux {
 
 struct StoreDirectory;
 
+// Told how much of a long call is done: bytes, or tokens after each chunk. False stops it there.
+using Progress = std::function<bool(int64_t done, int64_t total)>;
+
 struct EngineOptions {
   std::string backend = "auto";  // "cpu", or "auto": the best one there is
   std::string isa;               // CPU kernels: "portable", "avx2", "avx512", "neon"; empty: the best the machine has
@@ -36,6 +39,7 @@ struct EngineOptions {
   std::string look_ahead = "auto";  // read what the next layer may need: "on", "off", or "auto": while it pays
   bool verify_reads = false;        // every expert against its checksum whenever it is read
   int64_t session_bytes = 0;        // that sessions may take together, else BudgetError; 0: no limit
+  Progress on_load = {};            // told of the bytes of dense weights; false ends in StateError
 };
 
 struct SessionOptions {
@@ -137,9 +141,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // From the next call on; empty: nobody is told. Waits for the call under way.
   virtual void observe_routing(RoutingObserver observer) = 0;
 };
-
-// Told after each chunk how many of the tokens are done; false stops the prefill there.
-using Progress = std::function<bool(int64_t done, int64_t total)>;
 
 class Session {
  public:

@@ -200,3 +200,19 @@ def test_all_logits_into_given_memory(folder: Folder) -> None:
     assert np.array_equal(out, expected)
     with pytest.raises(moeflux.StateError, match="out: expected a writeable, contiguous float32 array"):
         model.session().prefill([1, 2, 3], logits="all", out=out.astype(np.float64))
+
+
+def test_loading_tells_how_far_it_is_and_can_be_stopped(folder: Folder) -> None:
+    seen: list[tuple[int, int]] = []
+    moeflux.load(folder("qwen3_moe"), threads=1, on_progress=lambda done, total: seen.append((done, total)))
+    with moeflux.open_store(folder("qwen3_moe")) as store:
+        bytes_stored = sum(size for tensor in store.directory.tensors.values() for _, _, size in tensor.spans)
+    assert seen == sorted(seen) and seen[-1] == (bytes_stored, bytes_stored)
+    with pytest.raises(moeflux.StateError, match="load: stopped by its caller after"):
+        moeflux.load(folder("qwen3_moe"), threads=1, on_progress=lambda done, total: False)
+
+    def fail(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        moeflux.load(folder("qwen3_moe"), threads=1, on_progress=fail)

@@ -51,10 +51,10 @@ void check_experts(const Variant& variant) {
     throw FormatError(concat("num_experts: expected at most ", most_experts, ", found ", variant.num_experts));
 }
 
-Model load_model(const StoreDirectory& store, Backend& backend) {
+Model load_model(const StoreDirectory& store, Backend& backend, const Progress& progress) {
   Model model;
   model.variant = store.variant;
-  model.weights = load_weights(store, backend);
+  model.weights = load_weights(store, backend, progress);
   model.frequencies = rope_frequencies(store.variant);
   model.rope_magnitude = rope_magnitude(store.variant);
   model.softmax_scale = static_cast<float>(softmax_scale(store.variant));
@@ -94,7 +94,7 @@ LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, c
     : process_(getpid()),
       session_memory_(options.session_bytes),
       backend_(make_backend(options.backend, options.isa, options.threads, faults.fail_at_op, faults.deferred)),
-      model_(load_model(store, *backend_)),
+      model_(load_model(store, *backend_, options.on_load)),
       scratch_(make_scratch(store.variant, options.chunk, *backend_)),
       picks_(backend_->allocate(most_top_k * 8, "top-k")),
       prepared_(backend_->prepare(work_sizes(store.variant))),

@@ -1,5 +1,6 @@
 #include "engine/weights.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/checked.h"
@@ -10,7 +11,8 @@
 namespace moeflux {
 namespace {
 
-constexpr int64_t alignment = 64;  // of a tensor in the arena: a cache line
+constexpr int64_t alignment = 64;            // of a tensor in the arena: a cache line
+constexpr int64_t piece = int64_t{1} << 26;  // of a read: somebody may want to hear of it, or to stop it
 
 int64_t stored_bytes(const StoredTensor& tensor) {
   int64_t total = 0;
@@ -44,10 +46,14 @@ void widen(DType dtype, std::byte* room, int64_t count) {
 // Places every tensor of a store in one arena and fills it.
 class Loader {
  public:
-  Loader(const StoreDirectory& store, Backend& backend)
-      : store_(store), layout_(dense_layout(store)), arena_(backend.allocate(layout_.bytes, "dense weights")) {
+  Loader(const StoreDirectory& store, Backend& backend, const Progress& progress)
+      : store_(store),
+        progress_(progress),
+        layout_(dense_layout(store)),
+        arena_(backend.allocate(layout_.bytes, "dense weights")) {
     std::vector<File> files;
     for (const std::string& path : store.files) files.emplace_back(path);
+    for (const auto& [name, tensor] : store.tensors) total_ += stored_bytes(tensor);
     for (const auto& [name, tensor] : store.tensors) load(files, name, tensor);
   }
 
@@ -82,14 +88,26 @@ class Loader {
     std::byte* const room = arena_->data() + layout_.offsets.at(name);
     const bool widened = is_vector(store_, name) && tensor.dtype != DType::f32;
     std::byte* out = widened ? room + stored_bytes(tensor) : room;
-    for (const Span& span : tensor.spans) {
-      files[static_cast<size_t>(span.file)].read_exact(span.offset, {out, static_cast<size_t>(span.bytes)});
-      out += span.bytes;
-    }
+    for (const Span& span : tensor.spans)
+      for (int64_t done = 0; done < span.bytes; done += piece) {
+        const int64_t bytes = std::min(piece, span.bytes - done);
+        files[static_cast<size_t>(span.file)].read_exact(span.offset + done, {out, static_cast<size_t>(bytes)});
+        out += bytes;
+        tell(bytes);
+      }
     if (widened) widen(tensor.dtype, room, elements_of(tensor));
   }
 
+  void tell(int64_t bytes) {
+    done_ += bytes;
+    if (progress_ && !progress_(done_, total_))
+      throw StateError(concat("load: stopped by its caller after ", done_, " of ", total_, " bytes"));
+  }
+
   const StoreDirectory& store_;
+  const Progress& progress_;
+  int64_t done_ = 0;
+  int64_t total_ = 0;
   DenseLayout layout_;
   std::unique_ptr<Buffer> arena_;
 };
@@ -181,8 +199,8 @@ DenseLayout dense_layout(const StoreDirectory& store) {
   return layout;
 }
 
-ModelWeights load_weights(const StoreDirectory& store, Backend& backend) {
-  Loader load(store, backend);
+ModelWeights load_weights(const StoreDirectory& store, Backend& backend, const Progress& progress) {
+  Loader load(store, backend, progress);
   ModelWeights weights;
   weights.embed = load.matrix("model.embed_tokens");
   weights.head = store.variant.tied_embeddings ? weights.embed : load.matrix("lm_head");

@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "format/store_directory.h"
+#include "moeflux.h"
 
 namespace moeflux {
 
@@ -87,7 +88,8 @@ struct DenseLayout {
 
 DenseLayout dense_layout(const StoreDirectory& store);
 
-// Reads them into memory of `backend`. Vectors are widened to f32; matrices stay as stored.
-ModelWeights load_weights(const StoreDirectory& store, Backend& backend);
+// Reads them into memory of `backend`. Vectors are widened to f32; matrices stay as stored. `progress` is told after
+// each piece; when it says to stop: StateError.
+ModelWeights load_weights(const StoreDirectory& store, Backend& backend, const Progress& progress = {});
 
 }  // namespace moeflux

@@ -47,8 +47,8 @@ DType kv_dtype(const std::string& name) {
   throw StateError(concat("kv_dtype: expected f32 or bf16, found ", name));
 }
 
-// Ctrl-C is noticed after each chunk, whether or not the caller wants to hear of progress. What the callback throws
-// passes through; anything it returns but False goes on.
+// Ctrl-C is noticed after each chunk of a prefill, or piece of a file, whether or not the caller wants to hear of
+// progress. What the callback throws passes through; anything it returns but False goes on.
 Progress guarded(const std::optional<py::function>& callback) {
   return [&callback](int64_t done, int64_t total) {
     const py::gil_scoped_acquire acquire;
@@ -166,11 +166,12 @@ ExpertChecksums parse_checksums(const Checksums& given, const Variant& variant) 
 std::shared_ptr<Engine> open(const Store& store, const std::string& backend, const std::string& isa, int threads,
                              int readers, int64_t expert_slots, int ring_depth, int64_t chunk, int64_t session_bytes,
                              const std::string& reads, const std::string& cache, const std::string& look_ahead,
-                             const std::optional<Checksums>& checksums, int64_t fail_at_op,
-                             const std::shared_ptr<FaultPlan>& fault, bool deferred) {
+                             const std::optional<Checksums>& checksums, const std::optional<py::function>& on_progress,
+                             int64_t fail_at_op, const std::shared_ptr<FaultPlan>& fault, bool deferred) {
   EngineOptions options = {backend, isa,   threads, readers,    expert_slots,         ring_depth,
                            chunk,   reads, cache,   look_ahead, checksums.has_value()};
   options.session_bytes = session_bytes;
+  options.on_load = guarded(on_progress);
   EngineFaults faults = {.fail_at_op = fail_at_op, .deferred = deferred};
   if (fault) faults.open = faulty_readers(fault);
   const py::gil_scoped_release release;
@@ -225,8 +226,8 @@ void register_engine(py::module_& m) {
       .def(py::init(&open), py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("isa") = "",
            py::arg("threads") = 0, py::arg("readers") = 0, py::arg("expert_slots") = 0, py::arg("ring_depth") = 2,
            py::arg("chunk") = 0, py::arg("session_bytes") = 0, py::arg("reads") = "auto", py::arg("cache") = "lru",
-           py::arg("look_ahead") = "auto", py::arg("checksums") = py::none(), py::arg("fail_at_op") = -1,
-           py::arg("fault") = py::none(), py::arg("deferred") = false,
+           py::arg("look_ahead") = "auto", py::arg("checksums") = py::none(), py::arg("on_progress") = py::none(),
+           py::arg("fail_at_op") = -1, py::arg("fault") = py::none(), py::arg("deferred") = false,
            "With `checksums`, {layer: SHA-256 of each expert}, every expert is verified when it is read. `fail_at_op` "
            "and"
            " `fault` are for tests: the op that fails, the expert read that goes wrong, and a device that works "

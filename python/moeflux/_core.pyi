@@ -658,6 +658,7 @@ class Engine:
         cache: str = "lru",
         look_ahead: str = "auto",
         checksums: collections.abc.Mapping[int, collections.abc.Sequence[str]] | None = None,
+        on_progress: collections.abc.Callable | None = None,
         fail_at_op: int = -1,
         fault: FaultPlan = None,
         deferred: bool = False,

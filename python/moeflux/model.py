@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 import threading
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from moeflux import _core
 from moeflux.errors import StateError
@@ -18,6 +19,7 @@ from moeflux.variants import Variant
 
 if TYPE_CHECKING:
     from moeflux.chat import ChatFormat
+    from moeflux.conversation import Conversation
     from moeflux.sampling import Sampling
     from moeflux.tokenizer import Tokenizer
 
@@ -55,6 +57,13 @@ class Model:
             "read buffers": held.read_buffers,
             "sessions": held.sessions,
         }
+
+    def chat(self, *, system: str | None = None, thinking: bool | None = None, **options: Any) -> Conversation:
+        """A conversation in a session of its own. `thinking`: whether it should think before it answers, where its
+        template lets one choose. `options` are those of moeflux.conversation.Conversation."""
+        from moeflux.conversation import Conversation
+
+        return Conversation(self, system=system, thinking=thinking, **options)
 
     def trace(self) -> Recording:
         """Records which experts the router picks, for use with `with`. See moeflux.trace."""
@@ -111,6 +120,7 @@ def load(
     look_ahead: Literal["auto", "on", "off"] = "auto",
     verify_reads: bool = False,
     experts_per_token: int | None = None,
+    on_progress: Callable[[int, int], object] | None = None,
 ) -> Model:
     """Opens the store at `path` (packed, or a stock MLX folder) for evaluation.
 
@@ -129,6 +139,7 @@ def load(
                   tokens come faster with it than without
     verify_reads  every expert against the SHA-256 in moeflux.json, whenever it is read: IoError when it differs
     experts_per_token   LOSSY: another number of experts than the model's own
+    on_progress   (done, total) of the bytes that are read at once, now and then; when it returns False, StateError
 
     Of all these only `isa` (and the lossy one) may change a result. With the same kernels the same tokens give the same
     bits, whatever the rest, and however they are cut into calls and chunks: `step` is a prefill of one token, and a
@@ -154,6 +165,7 @@ def load(
             cache=_word("cache", cache),
             look_ahead=_word("look_ahead", look_ahead),
             checksums=_checksums(store) if verify_reads else None,
+            on_progress=on_progress,
         )
         return Model(store, engine)
 

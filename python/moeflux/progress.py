@@ -5,22 +5,33 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Protocol, TextIO
 
-__all__ = ["Bars", "Lines", "Progress", "Silent", "Task", "counter", "for_terminal", "size_text", "time_text"]
+__all__ = [
+    "Bars",
+    "Counting",
+    "Lines",
+    "Progress",
+    "Silent",
+    "Task",
+    "counter",
+    "for_terminal",
+    "size_text",
+    "time_text",
+]
 
 SECONDS_BETWEEN_LINES = 15.0
 
 
 class Task(Protocol):
-    def advance(self, bytes_done: int) -> None: ...
+    def advance(self, done: int) -> None: ...
 
 
 class Progress(Protocol):
     """Where a command tells how far it is. One task at a time."""
 
-    def task(self, label: str, total: int) -> ContextManagerOfTask: ...
+    def task(self, label: str, total: int, unit: str = "bytes") -> ContextManagerOfTask: ...
 
     def note(self, sentence: str) -> None: ...
 
@@ -31,20 +42,20 @@ class ContextManagerOfTask(Protocol):
     def __exit__(self, *error: object) -> bool | None: ...
 
 
-def for_terminal(stream: TextIO | None = None) -> Progress:
-    """Bars where a person looks on, lines where a log does."""
+def for_terminal(stream: TextIO | None = None, *, passing: bool = False) -> Progress:
+    """Bars where a person looks on, gone when done if they are `passing`; lines where a log does."""
     stream = stream or sys.stderr
-    return Bars() if stream.isatty() and stream is sys.stderr else Lines(stream)
+    return Bars(passing) if stream.isatty() and stream is sys.stderr else Lines(stream)
 
 
 class Silent:
     """For library use."""
 
     @contextmanager
-    def task(self, label: str, total: int) -> Iterator[Task]:
+    def task(self, label: str, total: int, unit: str = "bytes") -> Iterator[Task]:
         yield self
 
-    def advance(self, bytes_done: int) -> None:
+    def advance(self, done: int) -> None:
         pass
 
     def note(self, sentence: str) -> None:
@@ -59,8 +70,8 @@ class Lines:
         self.seconds = seconds
 
     @contextmanager
-    def task(self, label: str, total: int) -> Iterator[Task]:
-        task = _LineTask(self, label, total)
+    def task(self, label: str, total: int, unit: str = "bytes") -> Iterator[Task]:
+        task = _LineTask(self, label, total, unit)
         yield task
         if task.said_something:
             task.say()
@@ -70,16 +81,17 @@ class Lines:
 
 
 class _LineTask:
-    def __init__(self, owner: Lines, label: str, total: int) -> None:
+    def __init__(self, owner: Lines, label: str, total: int, unit: str) -> None:
         self.owner = owner
         self.label = label
         self.total = total
+        self.unit = unit
         self.done = 0
         self.started = self.last = time.monotonic()
         self.said_something = False
 
-    def advance(self, bytes_done: int) -> None:
-        self.done += bytes_done
+    def advance(self, done: int) -> None:
+        self.done += done
         if time.monotonic() - self.last >= self.owner.seconds:
             self.say()
 
@@ -89,22 +101,32 @@ class _LineTask:
         rate = self.done / max(self.last - self.started, 1e-9)
         share = self.done / self.total if self.total else 1.0
         left = (self.total - self.done) / rate if rate else 0.0
-        self.owner.note(
-            f"{self.label}: {share:.0%} of {size_text(self.total)}, {size_text(rate)}/s, {time_text(left)} left"
-        )
+        total, speed = amount_text(self.total, self.unit), amount_text(rate, self.unit)
+        self.owner.note(f"{self.label}: {share:.0%} of {total}, {speed}/s, {time_text(left)} left")
 
 
 class Bars:
-    """A bar drawn by rich."""
+    """A bar drawn by rich. A `passing` one is gone when its task is done."""
+
+    def __init__(self, passing: bool = False) -> None:
+        self.passing = passing
 
     @contextmanager
-    def task(self, label: str, total: int) -> Iterator[Task]:
+    def task(self, label: str, total: int, unit: str = "bytes") -> Iterator[Task]:
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-        with RichProgress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bars:
+        class Amount(TextColumn):
+            def render(self, task):
+                done = amount_text(task.completed, unit).removesuffix(f" {unit}")
+                self.text_format = f"{done} of {amount_text(task.total, unit)}"
+                if task.speed:
+                    self.text_format += f", {amount_text(task.speed, unit)}/s"
+                return super().render(task)
+
+        columns = (TextColumn("{task.description}"), BarColumn(), Amount(""), TimeRemainingColumn())
+        with RichProgress(*columns, console=Console(stderr=True), transient=self.passing) as bars:
             yield _BarTask(bars, bars.add_task(label, total=total))
 
     def note(self, sentence: str) -> None:
@@ -116,8 +138,8 @@ class _BarTask:
         self.bars = bars
         self.identifier = identifier
 
-    def advance(self, bytes_done: int) -> None:
-        self.bars.advance(self.identifier, bytes_done)
+    def advance(self, done: int) -> None:
+        self.bars.advance(self.identifier, done)
 
 
 def counter(progress: Progress, label: str, seconds: float = 5.0) -> Callable[[int, int], None]:
@@ -133,6 +155,35 @@ def counter(progress: Progress, label: str, seconds: float = 5.0) -> Callable[[i
     return tell
 
 
+class Counting:
+    """For callbacks of (done, total): a task that begins when it is clear that there is something to wait for."""
+
+    def __init__(self, progress: Progress, label: str, unit: str = "bytes", after: float = 0.5) -> None:
+        self._progress = progress
+        self._label = label
+        self._unit = unit
+        self._start = time.monotonic() + after
+        self._shown = ExitStack()
+        self._task: Task | None = None
+        self._done = 0
+
+    def __enter__(self) -> Counting:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._shown.close()
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._task is None and done < total and time.monotonic() > self._start:
+            self._task = self._shown.enter_context(self._progress.task(self._label, total, self._unit))
+        if self._task is not None:
+            self._task.advance(done - self._done)
+            self._done = done
+        if done >= total:
+            self._shown.close()
+            self._task = None
+
+
 # ---- Words ------------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +193,10 @@ def size_text(size: float) -> str:
         if size >= factor:
             return f"{size / factor:.3g} {unit}" if size < 100 * factor else f"{size / factor:.0f} {unit}"
     return f"{size:.0f} bytes"
+
+
+def amount_text(amount: float, unit: str) -> str:
+    return size_text(amount) if unit == "bytes" else f"{amount:.0f} {unit}"
 
 
 def time_text(seconds: float) -> str:

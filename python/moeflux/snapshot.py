@@ -42,6 +42,7 @@ class Snapshot:
     tensors: dict[Key, np.ndarray] = field(repr=False)
     tokens: tuple[int, ...] = ()  # those evaluated; empty when not known
     fingerprint: str = ""  # of the model; empty when not known
+    conversation: str = field(default="", repr=False)  # what was said, as moeflux.conversation writes it
 
     @classmethod
     def of(cls, session: Session) -> Snapshot:
@@ -138,6 +139,8 @@ def as_bf16(array: np.ndarray) -> np.ndarray:
 def own_chunks(snapshot: Snapshot) -> Iterator[bytes | np.ndarray]:
     arrays = {f"layers.{layer}.{name}": array for (layer, name), array in snapshot.tensors.items()}
     arrays["tokens"] = np.asarray(snapshot.tokens, "<i4")
+    if snapshot.conversation:
+        arrays["conversation"] = np.frombuffer(snapshot.conversation.encode(), "u1")
     metadata = {
         "format": FORMAT,
         "version": VERSION,
@@ -162,8 +165,12 @@ def load_own(path: Path, variant: Variant) -> Snapshot:
     tokens = tuple(arrays.pop("tokens").tolist())
     if tokens and len(tokens) != int(position):
         raise FormatError(f"{path}: tokens: expected {position}, one a position, found {len(tokens)}")
+    try:
+        conversation = arrays.pop("conversation", np.empty(0, "u1")).tobytes().decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: conversation: expected UTF-8, found byte {error.start} to be none") from error
     tensors = {key: arrays[f"layers.{key[0]}.{key[1]}"] for key, _ in pieces(variant, int(position))}
-    return Snapshot(variant, int(position), tensors, tokens, metadata.get("fingerprint", ""))
+    return Snapshot(variant, int(position), tensors, tokens, metadata.get("fingerprint", ""), conversation)
 
 
 def check_entry(path: Path, name: str, entry: Any, expected: dict[str, tuple[int, ...]]) -> None:
@@ -172,6 +179,9 @@ def check_entry(path: Path, name: str, entry: Any, expected: dict[str, tuple[int
     if name == "tokens":
         fits = entry.dtype == "I32" and len(entry.shape) == 1
         wanted = "I32 in one dimension"
+    elif name == "conversation":
+        fits = entry.dtype == "U8" and len(entry.shape) == 1
+        wanted = "U8 in one dimension"
     elif name not in expected:
         raise FormatError(f'{path}: tensor "{name}": expected a piece of this model\'s state, found something else')
     else:

@@ -8,20 +8,22 @@ import sys
 from collections.abc import Sequence
 
 from moeflux._core import __version__
-from moeflux.cli import look, make, measure
+from moeflux.cli import look, make, measure, write
 from moeflux.errors import Error
 
 __all__ = ["main"]
 
 DESCRIPTION = """\
 moeflux is for Mixture-of-Experts language models far larger than memory: what every token needs stays in memory, the
-experts stay on the SSD and are read as the router picks them. This version looks into models and prepares them; it does
-not write text yet. It reads stock MLX folders as they are, converts Hugging Face and MLX checkpoints, checks what lies
-on disk, and makes random models of any shape to try things with.
+experts stay on the SSD and are read as the router picks them. A small model comes with it, so `moeflux chat` works at
+once. Stock MLX folders run as they are, Hugging Face checkpoints are converted, and what lies on disk can be looked
+into, checked and measured.
 """
 
 EXAMPLES = """\
 examples:
+  moeflux chat                                  talk with the built-in model
+  moeflux run /ssd/a3b -p "Why is the sky blue?" --stats
   moeflux info                                  this machine, and the presets
   moeflux info Qwen3.6-35B-A3B                  what a known model costs, before any download
   moeflux info ~/models/Qwen3.6-35B-A3B-4bit    what a folder holds
@@ -73,6 +75,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"moeflux {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
-    for group in (look, make, measure):
+    for group in (write, look, make, measure):
         group.add(commands)
     return parser

@@ -1,0 +1,199 @@
+"""Commands that write text: `run`, `chat`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from moeflux.cli.arguments import Commands, add_loading, command, load_options, whole
+
+if TYPE_CHECKING:
+    from moeflux.model import Model
+
+__all__ = ["add"]
+
+MODEL = "a folder (packed store or MLX), a repository as owner/name, or nothing: the built-in model"
+
+RUN_HELP = "answer one prompt; without a model, the built-in one does"
+RUN = """\
+Gives a prompt to a model and prints what it writes, as it comes. A model that knows conversations gets the prompt as a
+message of a user, in the form of its own template; with --raw, and with a model that knows none, it goes on where the
+text stops. The answer goes to stdout, and nothing else; thoughts, progress and figures go to stderr.
+
+examples:
+  moeflux run -p "What is the capital of France?"
+  moeflux run --raw -p "Once upon a time, there was a little fox who" --stats
+  moeflux run /ssd/a3b -f question.txt --temperature 0 > answer.txt
+  git diff | moeflux run /ssd/a3b --system "Write a commit message for this change."
+  moeflux run mlx-community/Qwen3.6-35B-A3B-4bit -p "Why is the sky blue?" --thinking off
+  moeflux run -p "Name two colors." --json
+"""
+
+CHAT_HELP = "talk with a model; without one, with the built-in model"
+CHAT = """\
+A conversation in the terminal. What was said stays evaluated: a question costs its own tokens, not those of the whole
+conversation again. Ctrl-C stops an answer, Ctrl-D ends the program, /help lists what else can be typed; /save keeps
+the conversation with the state of the model, and /load goes on with it at once, on another day. Without a terminal
+each line of the input is a question.
+
+examples:
+  moeflux chat
+  moeflux chat /ssd/a3b --system "Answer in one sentence."
+  moeflux chat /ssd/a3b --load talk.moeflux
+  moeflux chat mlx-community/Qwen3.6-35B-A3B-4bit --thinking off
+"""
+
+
+def add(commands: Commands) -> None:
+    _add_run(command(commands, "run", _run, RUN_HELP, RUN))
+    _add_chat(command(commands, "chat", _chat, CHAT_HELP, CHAT))
+
+
+# ---- What both share --------------------------------------------------------------------------------------------
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, found {text!r:.40}") from None
+
+
+def _count(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= 20:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r:.40}")
+
+
+def _bias(text: str) -> tuple[int, float]:
+    id, _, value = text.partition("=")
+    if not value:
+        raise argparse.ArgumentTypeError(f"expected TOKEN=NUMBER, found {text!r:.40}")
+    return _count(id), _number(value)
+
+
+SAMPLING: dict[str, tuple[Any, str, str]] = {
+    "temperature": (_number, "T", "0: always the likeliest token; 1: as likely as the model says; above: wilder"),
+    "top-k": (_count, "K", "only the K likeliest tokens; 0: all"),
+    "top-p": (_number, "P", "only the likeliest tokens that together have this probability"),
+    "min-p": (_number, "P", "only tokens with this share of the likeliest one's probability"),
+    "repetition-penalty": (_number, "X", "above 1: tokens of prompt and answer become less likely; 1: nothing"),
+    "presence-penalty": (_number, "X", "taken from the logits of tokens that the answer has"),
+    "frequency-penalty": (_number, "X", "taken from them for every time it has them"),
+    "seed": (_count, "N", "the same seed and settings give the same text; usually a new one each time"),
+}
+
+
+def _add_writing(parser: argparse.ArgumentParser, usual_tokens: str) -> None:
+    parser.add_argument("--system", metavar="TEXT", help="instructions that stand before the conversation")
+    parser.add_argument(
+        "--thinking", choices=("on", "off"), help="think before the answer, where the template lets one choose"
+    )
+    parser.add_argument("-n", "--max-tokens", type=whole, metavar="N", help=f"of an answer; usually {usual_tokens}")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends an answer; may be repeated")
+    parser.add_argument("--stats", action="store_true", help="print to stderr what an answer cost")
+    group = parser.add_argument_group(
+        "how tokens are chosen", "What is not given is as the model's generation_config.json has it."
+    )
+    for name, (kind, letter, meaning) in SAMPLING.items():
+        group.add_argument(f"--{name}", type=kind, metavar=letter, help=meaning)
+    group.add_argument(
+        "--logit-bias", type=_bias, action="append", default=[], metavar="TOKEN=X", help="added to the logit of an id"
+    )
+    add_loading(parser)
+
+
+def _sampling(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What was given of it, for `Session.generate`."""
+    names = [name.replace("-", "_") for name in SAMPLING]
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    return given | ({"logit_bias": dict(arguments.logit_bias)} if arguments.logit_bias else {})
+
+
+def _thinking(arguments: argparse.Namespace) -> bool | None:
+    return None if arguments.thinking is None else arguments.thinking == "on"
+
+
+def _load(arguments: argparse.Namespace) -> Model:
+    """With progress where that takes time."""
+    import moeflux
+    from moeflux.hub import find_model
+    from moeflux.progress import Counting, for_terminal
+
+    progress = for_terminal(passing=True)
+    folder = find_model(arguments.model, progress)
+    with Counting(progress, "loading") as counting:
+        return moeflux.load(folder, **load_options(arguments), on_progress=counting)
+
+
+def _utf8() -> None:
+    """Text in pipes is UTF-8, whatever the locale. What a terminal cannot show becomes a question mark there."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="replace")
+    if hasattr(sys.stdin, "reconfigure") and not sys.stdin.isatty():
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+
+
+# ---- run --------------------------------------------------------------------------------------------------------
+
+
+def _add_run(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", nargs="?", metavar="MODEL", help=MODEL)
+    prompt = command.add_mutually_exclusive_group()
+    prompt.add_argument("-p", "--prompt", metavar="TEXT", help="without it and -f: what comes on stdin")
+    prompt.add_argument("-f", "--file", metavar="FILE", help="with the prompt; - is stdin")
+    command.add_argument("--raw", action="store_true", help="go on with the text as it is, without a chat template")
+    command.add_argument(
+        "--json", action="store_true", help="a line of JSON a token, and one with everything at the end"
+    )
+    command.add_argument(
+        "--logprobs", type=_count, metavar="N", help="with --json: of each token and of the N likeliest"
+    )
+    _add_writing(command, "512")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from moeflux.run import Options, read_prompt, run
+
+    _utf8()
+    prompt = read_prompt(arguments.prompt, arguments.file)
+    model = _load(arguments)
+    options = Options(
+        raw=arguments.raw,
+        system=arguments.system,
+        thinking=_thinking(arguments),
+        as_json=arguments.json,
+        stats=arguments.stats,
+    )
+    generation = {
+        "max_tokens": arguments.max_tokens or 512,
+        "stop": arguments.stop,
+        "logprobs": arguments.logprobs,
+        **_sampling(arguments),
+    }
+    return run(model, prompt, options, generation)
+
+
+# ---- chat -------------------------------------------------------------------------------------------------------
+
+
+def _add_chat(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", nargs="?", metavar="MODEL", help=MODEL)
+    command.add_argument("--load", metavar="FILE", help="go on with a conversation that /save kept")
+    _add_writing(command, "until it ends by itself")
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    from moeflux.terminal_chat import TerminalChat
+
+    _utf8()
+    model = _load(arguments)
+    talk = model.chat(system=arguments.system, thinking=_thinking(arguments))
+    settings = {"max_tokens": arguments.max_tokens, "stop": arguments.stop, **_sampling(arguments)}
+    given = {name: value for name, value in settings.items() if value not in (None, [])}
+    chat = TerminalChat(talk, given, arguments.stats)
+    if arguments.load is not None:
+        chat.load(arguments.load)
+    return chat.run()
