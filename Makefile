@@ -13,7 +13,7 @@ export PYTHON
 # Importing an editable install rebuilds with the cmake and ninja of the environment: a fresh machine has no others.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup demo test lint format tidy stubs sanitize asan ubsan tsan fuzz peers wheel clean
+.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan fuzz peers wheel clean
 
 help:
 	@echo "make demo      set up, make a small model, look into it, check it, run a few tokens"
@@ -24,6 +24,7 @@ help:
 	@echo "make stubs     python/moeflux/_core.pyi from the built module"
 	@echo "make sanitize  engine, ops and reads under AddressSanitizer + UndefinedBehaviorSanitizer, then ThreadSanitizer"
 	@echo "make asan      any tests under the first two: ARGS=...; also make ubsan, make tsan"
+	@echo "make soak      sessions for 10,000 tokens at the fewest expert slots: memory flat, bits as in a fresh process"
 	@echo "make fuzz      hostile files into every reader        SECONDS=600"
 	@echo "make peers     reference answers made anew with transformers and mlx-lm, and compared (large downloads)"
 	@echo "make wheel     sdist and wheel into dist/, then an install of the wheel that must work"
@@ -71,6 +72,10 @@ SANITIZED = $(wildcard tests/test_engine*.py tests/test_io_*.py tests/test_ops_*
 sanitize: $(READY)
 	@bash tools/sanitize.sh asan $(SANITIZED)
 	@bash tools/sanitize.sh tsan $(SANITIZED)
+
+# Hours of use in a few minutes; ARGS="--tokens 1000" for less.
+soak: $(READY)
+	$(BIN)/python tests/soak.py $(ARGS)
 
 asan ubsan tsan: $(READY)
 	@bash tools/sanitize.sh $@ $(or $(ARGS),tests)

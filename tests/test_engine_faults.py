@@ -1,4 +1,4 @@
-"""What fails under the engine: every read, every op, a store that changes, weights that are not numbers; and the ring
+"""What fails under the engine: every op, a store that changes, weights that are not numbers; and the ring
 of batches in flight. An error is told, a session is either where it was or says that it is not, nothing wrong stays."""
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ import numpy as np
 import pytest
 
 import moeflux
-from engine_support import Folder, folders, load_faulty, steps, tokens
+from engine_support import FIRST, NEXT, SECOND, Folder, evaluate, folders, load_faulty, steps, survive, tokens
 from moeflux import DeviceError, IoError, StateError, _core
-
-FIRST, SECOND, NEXT = tokens(5), tokens(3, seed=7), tokens(2, seed=9)
 
 
 @pytest.fixture(scope="module")
@@ -26,83 +24,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     return folders(tmp_path_factory.mktemp("faults"))
 
 
-def evaluate(session: moeflux.Session) -> np.ndarray:
-    """Everything that FIRST, SECOND and NEXT yield, in calls that each may fail."""
-    return np.concatenate(
-        [session.prefill(FIRST, logits="all"), session.prefill(SECOND, logits="all"), steps(session, NEXT)]
-    )
+# ---- Every op ---------------------------------------------------------------------------------------------------
 
 
-# ---- Every read, every op ---------------------------------------------------------------------------------------
-
-
-def survive(model: moeflux.Model, error: type[Exception], expected: np.ndarray) -> bool:
-    """Evaluates through one failure; whether there was one. Everything is right afterwards, in every session."""
-    recurrent = bool(model.variant.linear_layers)
-    session = model.session(max_context=32)
-    calls: list[Callable[[], np.ndarray]] = [
-        lambda: session.prefill(FIRST, logits="all"),
-        lambda: session.prefill(SECOND, logits="all"),
-        *(lambda token=token: session.step(token).numpy()[None] for token in NEXT),
-    ]
-    starts = [0, *itertools.accumulate([len(FIRST), len(SECOND), 1, 1])]
-    found, failed = [], False
-    for call, start in zip(calls, starts, strict=False):
-        try:
-            found.append(call())
-            continue
-        except error:
-            failed = True
-        assert session.position == start
-        if recurrent and start:
-            with pytest.raises(StateError, match=r"evaluation failed half-way .*; clear it or restore a state"):
-                session.step(1)
-            with pytest.raises(StateError, match="clear it or restore"):
-                session.snapshot()
-            session.clear()
-            found = [evaluate(session)]
-            break
-        found.append(call())
-    assert np.array_equal(np.concatenate(found), expected)
-    if failed:  # from experts that are still in slots
-        assert np.array_equal(evaluate(model.session(max_context=32)), expected)
-    return failed
-
-
+@pytest.mark.parametrize(("ring_depth", "deferred"), [(1, False), (2, False), (2, True)])
 @pytest.mark.parametrize("name", ("qwen3_5_moe", "qwen3_moe", "deepseek_v3"))
-@pytest.mark.parametrize("kind", ("error", "end_of_file"))
-def test_every_expert_read(folder: Folder, name: str, kind: str) -> None:
-    """With so few slots that most experts are read more than once, by one reader or several."""
-    slots = 5
-    expected = evaluate(load_faulty(folder(name), expert_slots=slots).session())
-    readers = itertools.cycle((1, 3))
-    numbers = itertools.chain(range(1, 12), itertools.count(12, 7)) if kind == "error" else itertools.count(1, 9)
-    for number in numbers:
-        fault = _core.FaultPlan(kind, number)
-        model = load_faulty(folder(name), expert_slots=slots, readers=next(readers), fault=fault)
-        if not survive(model, IoError, expected):
-            assert number > 60 and fault.calls < number + 60
-            break
-
-
-def test_reads_that_are_only_odd(folder: Folder) -> None:
-    """Interrupted, short or late: the same bits."""
-    expected = evaluate(load_faulty(folder("qwen3_moe"), expert_slots=5).session())
-    for kind in ("interrupt", "short_read", "delay"):
-        fault = _core.FaultPlan(kind, 3)
-        model = load_faulty(folder("qwen3_moe"), expert_slots=5, readers=2, fault=fault)
-        assert np.array_equal(evaluate(model.session()), expected)
-    assert not survive(
-        load_faulty(folder("qwen3_moe"), fault=_core.FaultPlan("short_read", 1, lasting=True)), IoError, expected
-    )
-
-
-@pytest.mark.parametrize("ring_depth", (1, 2))
-@pytest.mark.parametrize("name", ("qwen3_5_moe", "qwen3_moe", "deepseek_v3"))
-def test_every_op(folder: Folder, name: str, ring_depth: int) -> None:
+def test_every_op(folder: Folder, name: str, ring_depth: int, deferred: bool) -> None:
+    """At one depth or the other, and on a device that works late."""
     expected = evaluate(load_faulty(folder(name), expert_slots=6).session())
-    for number in itertools.count(ring_depth - 1, 2):  # every one, at one depth or the other
-        model = load_faulty(folder(name), expert_slots=6, ring_depth=ring_depth, fail_at_op=number)
+    for number in itertools.count(0, 7) if deferred else itertools.count(ring_depth - 1, 2):
+        options = {"ring_depth": ring_depth, "deferred": deferred, "fail_at_op": number}
+        model = load_faulty(folder(name), expert_slots=6, **options)
         if not survive(model, DeviceError, expected):
             assert number > 100
             break
@@ -160,6 +92,7 @@ def other_file(path: Path) -> None:
 
 CHANGES = {
     "truncated": (lambda path: os.truncate(path, 100), "expected .* bytes"),
+    "grown": (lambda path: os.truncate(path, path.stat().st_size + 4096), "changed while in use: expected .* bytes"),
     "rewritten": (other_bytes, "changed while in use: expected no write"),
     "replaced": (other_file, "changed while in use: .* found another of the same name"),
     "removed": (Path.unlink, "expected the file that was opened, found none"),

@@ -89,10 +89,8 @@ ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const Engi
   missing_.reserve(experts);
   jobs_.reserve(experts);
   leases_.reserve(experts);
-  for (Wave& wave : waves_) {
-    wave.groups.reserve(experts);
-    wave.leases.reserve(experts);
-  }
+  arriving_.groups.reserve(experts);
+  arriving_.leases.reserve(experts);
 }
 
 void record_feed_forward(Commands& commands, const FeedForwardWeights& w, View x, View out, Scratch& s, int64_t n) {
@@ -115,27 +113,18 @@ void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, in
   if (observer_) observer_(layer, ids);
   groups_.assign(ids);
 
-  Wave* reading = &waves_[0];
-  Wave* computing = &waves_[1];
-  sort_out(*reading, layer, stats);
-  begin_wave(*reading, layer, stats);
+  sort_out(layer, stats);
+  read_missing(layer, stats);
   if (guesses) {
     prefetcher_.begin(loader_, layer, s, stats);
     unconfirmed_ = true;
   }
   if (v.shared_expert != SharedExpert::none) record_feed_forward(*commands, w.shared, s.normed, s.shared, s, n);
   record_jobs(*commands, s);
-  while (!reading->groups.empty() || next_missing_ < missing_.size()) {
-    if (reading->groups.empty()) {
-      // Every slot is in use by what was recorded: let it finish.
-      submit(commands, stats);
-      ring_.pop();
-      begin_wave(*reading, layer, stats);
-      continue;
-    }
-    std::swap(reading, computing);
-    begin_wave(*reading, layer, stats);
-    compute_wave(*computing, *commands, s, stats);
+  while (more_to_read() || !arriving_.groups.empty()) {
+    if (more_to_read()) make_room(commands, layer, stats);
+    take_arrived(stats);
+    record_jobs(*commands, s);
   }
   commands->combine({s.hidden, s.expert_out, s.weights, v.hidden_size, experts_per_token_,
                      w.shared.gate.rows ? s.shared : View{}, w.shared_gate.rows ? s.shared_gate : View{}, s.hidden},
@@ -145,7 +134,8 @@ void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, in
 
 void ExpertSide::begin_call(int64_t n) {
   if (call_.begun) return;
-  call_ = {true, n, std::chrono::steady_clock::now(), pool_.stats().busy_seconds, loader_.dropped_guess_bytes()};
+  call_ = {true,         n, std::chrono::steady_clock::now(), pool_.stats().busy_seconds, loader_.dropped_guess_bytes(),
+           ring_.waits()};
 }
 
 namespace {
@@ -197,8 +187,8 @@ void ExpertSide::route(std::unique_ptr<Commands>& commands, const Model& model, 
   commands = backend_.begin();
 }
 
-// Jobs for the experts that are in a slot; `wave` has those that are on their way; a list of those that are not.
-void ExpertSide::sort_out(Wave& wave, int64_t layer, StepStats& stats) {
+// Jobs for the experts that are in a slot, and lists of those that are on their way and of those that are neither.
+void ExpertSide::sort_out(int64_t layer, StepStats& stats) {
   missing_.clear();
   next_missing_ = 0;
   jobs_.clear();
@@ -214,65 +204,70 @@ void ExpertSide::sort_out(Wave& wave, int64_t layer, StepStats& stats) {
       leases_.push_back(std::move(acquired.lease));
       jobs_.push_back({matrices(leases_.back().slot()), group.pairs, group.count});
     } else {
-      wave.leases.push_back(std::move(acquired.lease));
-      wave.groups.push_back(group);
+      arriving_.leases.push_back(std::move(acquired.lease));
+      arriving_.groups.push_back(group);
     }
   }
   stats.expert_hits += static_cast<int64_t>(groups_.groups().size() - missing_.size());
   stats.expert_misses += static_cast<int64_t>(missing_.size());
 }
 
-// Leases slots for missing experts and has them read. When not all of them have room, half of the room is left to the
-// wave that is read while this one computes.
-void ExpertSide::begin_wave(Wave& wave, int64_t layer, StepStats& stats) {
+// Leases slots for missing experts, as many as have room, and has them read.
+void ExpertSide::read_missing(int64_t layer, StepStats& stats) {
+  if (!more_to_read()) return;
   const auto missing = static_cast<int64_t>(missing_.size() - next_missing_);
-  if (missing == 0) return;
   if (cache_.spare() < missing) ring_.collect();
   if (cache_.spare() < missing) loader_.give_up_guesses();
-  const int64_t room = cache_.spare();
-  const int64_t count = missing <= room ? missing : (room + 1) / 2;
+  const int64_t count = std::min(missing, cache_.spare());
   if (count == 0) return;
   unconfirmed_ = true;
-  const int64_t parts = std::max<int64_t>(1, pool_.threads() / count);
+  const auto under_way = static_cast<int64_t>(arriving_.groups.size()) + count;
+  const int64_t parts = std::max<int64_t>(1, pool_.threads() / under_way);
   for (int64_t i = 0; i < count; ++i) {
     const ExpertGroups::Group& group = missing_[next_missing_++];
-    wave.groups.push_back(group);
-    wave.leases.push_back(loader_.demand(layer, group.expert, parts).lease);
+    arriving_.groups.push_back(group);
+    arriving_.leases.push_back(loader_.demand(layer, group.expert, parts).lease);
     stats.bytes_read += store_.experts().bytes;
   }
 }
 
-// Each expert as it arrives: its products run while the others are still being read.
-void ExpertSide::compute_wave(Wave& wave, Commands& commands, Scratch& s, StepStats& stats) {
-  while (!wave.groups.empty()) {
-    take_arrived(wave);
-    if (jobs_.empty()) {
-      const auto start = std::chrono::steady_clock::now();
-      loader_.wait(wave.leases.front());
-      stats.read_wait_seconds += seconds_since(start);
-    }
-    record_jobs(commands, s);
+// What was recorded goes on its way, so that its slots come back for experts that are still to be read. Waits for it
+// only when nothing else is under way.
+void ExpertSide::make_room(std::unique_ptr<Commands>& commands, int64_t layer, StepStats& stats) {
+  if (!leases_.empty()) submit(commands, stats);
+  read_missing(layer, stats);
+  while (arriving_.groups.empty()) {
+    ring_.pop();
+    read_missing(layer, stats);
   }
 }
 
-// Jobs for the experts of the wave that are there.
-void ExpertSide::take_arrived(Wave& wave) {
+// Jobs for experts that have arrived; waits for one when none has.
+void ExpertSide::take_arrived(StepStats& stats) {
+  const auto arrived = [&](const Lease& lease) { return loader_.done(lease); };
+  if (std::ranges::none_of(arriving_.leases, arrived)) {
+    const auto start = std::chrono::steady_clock::now();
+    loader_.wait(arriving_.leases.front());
+    stats.read_wait_seconds += seconds_since(start);
+  }
+  // All at once would leave the disk nothing to do while they compute.
+  const int64_t most = more_to_read() ? std::max<int64_t>(1, slots() / 4) : slots();
   size_t left = 0;
-  for (size_t i = 0; i < wave.groups.size(); ++i) {
-    if (!loader_.done(wave.leases[i])) {
+  for (size_t i = 0; i < arriving_.groups.size(); ++i) {
+    if (static_cast<int64_t>(jobs_.size()) == most || !arrived(arriving_.leases[i])) {
       if (left != i) {
-        wave.groups[left] = wave.groups[i];
-        wave.leases[left] = std::move(wave.leases[i]);
+        arriving_.groups[left] = arriving_.groups[i];
+        arriving_.leases[left] = std::move(arriving_.leases[i]);
       }
       ++left;
       continue;
     }
-    loader_.wait(wave.leases[i]);
-    jobs_.push_back({matrices(wave.leases[i].slot()), wave.groups[i].pairs, wave.groups[i].count});
-    leases_.push_back(std::move(wave.leases[i]));
+    loader_.wait(arriving_.leases[i]);
+    jobs_.push_back({matrices(arriving_.leases[i].slot()), arriving_.groups[i].pairs, arriving_.groups[i].count});
+    leases_.push_back(std::move(arriving_.leases[i]));
   }
-  wave.groups.resize(left);
-  wave.leases.resize(left);
+  arriving_.groups.resize(left);
+  arriving_.leases.resize(left);
 }
 
 void ExpertSide::record_jobs(Commands& commands, Scratch& s) {
@@ -287,9 +282,7 @@ void ExpertSide::submit(std::unique_ptr<Commands>& commands, StepStats& stats) {
   Ticket ticket = backend_.submit(std::move(commands));
   ++stats.submissions;
   commands = backend_.begin();
-  const int64_t waits = ring_.waits();
   ring_.push(std::move(ticket), leases_);
-  stats.waits += ring_.waits() - waits;
 }
 
 double ExpertSide::read_rate(double seconds) const {
@@ -298,9 +291,7 @@ double ExpertSide::read_rate(double seconds) const {
 }
 
 void ExpertSide::finish(StepStats& stats) {
-  const int64_t waits = ring_.waits();
   ring_.drain();
-  stats.waits += ring_.waits() - waits;
   loader_.collect();
   if (unconfirmed_) {
     try {
@@ -320,6 +311,7 @@ void ExpertSide::end_call(StepStats& stats) {
   const int64_t dropped = loader_.dropped_guess_bytes() - call_.dropped_bytes;
   stats.bytes_read += stats.look_ahead_reads * store_.experts().bytes - dropped;
   stats.look_ahead_wasted_bytes += (stats.look_ahead_reads - stats.look_ahead_used) * store_.experts().bytes - dropped;
+  stats.waits += ring_.waits() - call_.waits;
   stats.read_busy_seconds += pool_.stats().busy_seconds - call_.busy_seconds;
   if (call_.tokens == 1)
     prefetcher_.governor().add({seconds_since(call_.time), stats.read_wait_seconds, stats.read_busy_seconds});
@@ -329,10 +321,8 @@ void ExpertSide::abandon() noexcept {
   loader_.give_up();
   prefetcher_.forget();
   call_.begun = false;
-  for (Wave& wave : waves_) {
-    wave.leases.clear();
-    wave.groups.clear();
-  }
+  arriving_.leases.clear();
+  arriving_.groups.clear();
   try {
     ring_.drain();
   } catch (...) {

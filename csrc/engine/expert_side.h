@@ -1,9 +1,10 @@
 // The second half of a layer: norm, router, and either the experts it picks or one dense MLP.
 //
 // Experts that are in a slot are computed at once, with the shared expert, while those that are not are being read;
-// each of these is computed as it arrives, in waves when the slots are fewer than the experts needed, the next wave
-// being read while this one computes. Outputs land each in its own row and are summed in router order, so neither the
-// order of arrival nor the number of slots changes a bit.
+// each of these is computed as it arrives. When the slots are fewer than the experts needed, what has arrived goes on
+// its way a few experts at a time, and the slots of those that are computed are filled again while the next compute.
+// Outputs land each in its own row and are summed in router order, so neither the order of arrival nor the number of
+// slots changes a bit.
 #pragma once
 
 #include <chrono>
@@ -59,8 +60,8 @@ class ExpertSide {
   }  // "32 expert slots, 4 readers, direct reads, lru, look-ahead auto"
 
  private:
-  // Experts on their way into slots.
-  struct Wave {
+  // Experts of the layer that are on their way into slots.
+  struct Arriving {
     std::vector<ExpertGroups::Group> groups;
     std::vector<Lease> leases;  // of the same experts
   };
@@ -72,15 +73,17 @@ class ExpertSide {
     std::chrono::steady_clock::time_point time;
     double busy_seconds = 0;    // of the pool
     int64_t dropped_bytes = 0;  // of the loader
+    int64_t waits = 0;          // of the ring
   };
 
   void begin_call(int64_t n);
   void route(std::unique_ptr<Commands>& commands, const Model& model, int64_t layer, Scratch& scratch, int64_t n,
              StepStats& stats);
-  void sort_out(Wave& wave, int64_t layer, StepStats& stats);
-  void begin_wave(Wave& wave, int64_t layer, StepStats& stats);
-  void compute_wave(Wave& wave, Commands& commands, Scratch& scratch, StepStats& stats);
-  void take_arrived(Wave& wave);
+  void sort_out(int64_t layer, StepStats& stats);
+  bool more_to_read() const { return next_missing_ < missing_.size(); }
+  void read_missing(int64_t layer, StepStats& stats);
+  void make_room(std::unique_ptr<Commands>& commands, int64_t layer, StepStats& stats);
+  void take_arrived(StepStats& stats);
   void end_call(StepStats& stats);
   void record_jobs(Commands& commands, Scratch& scratch);
   void submit(std::unique_ptr<Commands>& commands, StepStats& stats);
@@ -105,7 +108,7 @@ class ExpertSide {
   std::vector<Lease> leases_;    // of every job since the last submission
   bool unconfirmed_ = false;     // experts were read and the store not looked at since
   CallStart call_;
-  Wave waves_[2];      // one computed, the next being read
+  Arriving arriving_;
   DeferredRing ring_;  // last: drained first, while slots and pool are there
 };
 
