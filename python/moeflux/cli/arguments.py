@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Commands", "add_loading", "command", "load_options", "print_value", "whole"]
+if TYPE_CHECKING:
+    from moeflux.model import Model
+
+__all__ = ["MODEL_HELP", "Commands", "add_loading", "command", "load_model", "load_options", "print_value", "whole"]
 
 Commands = argparse._SubParsersAction  # of ArgumentParser
 
@@ -74,6 +77,21 @@ def load_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What was given of them, for `moeflux.load(store, **load_options(arguments))`."""
     names = [name.replace("-", "_") for name in (*NUMBERS, *WORDS, "verify-reads", "experts-per-token")]
     return {name: value for name in names if (value := getattr(arguments, name))}
+
+
+MODEL_HELP = "a folder (packed store or MLX), a repository as owner/name, or nothing: the built-in model"
+
+
+def load_model(name: str | None, arguments: argparse.Namespace) -> Model:
+    """Of what MODEL_HELP says, with the options that were given, and progress where that takes time."""
+    import moeflux
+    from moeflux.hub import find_model
+    from moeflux.progress import Counting, for_terminal
+
+    progress = for_terminal(passing=True)
+    folder = find_model(name, progress)
+    with Counting(progress, "loading") as counting:
+        return moeflux.load(folder, **load_options(arguments), on_progress=counting)
 
 
 # ---- Printing ---------------------------------------------------------------------------------------------------

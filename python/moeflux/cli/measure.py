@@ -1,4 +1,4 @@
-"""Commands that measure: `doctor`, `trace`, `replay`, `bench`."""
+"""Commands that measure: `doctor`, `trace`, `replay`, `bench`, `eval`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import argparse
 import json
 from pathlib import Path
 
-from moeflux.cli.arguments import Commands, add_loading, command, load_options, print_value, whole
+from moeflux.cli.arguments import (
+    MODEL_HELP,
+    Commands,
+    add_loading,
+    command,
+    load_model,
+    load_options,
+    print_value,
+    whole,
+)
 
 __all__ = ["add"]
 
@@ -64,11 +73,28 @@ examples:
 """
 
 
+EVAL_HELP = "how well a model foretells a text, and how far it is from another one"
+EVAL = """\
+Lets a model read a text in windows, and measures what it expected of each next token: the loss, and perplexity, which
+is exp of it. With --reference, the same text is read by a second model, or by the same one with its own settings, and
+the distance of their expectations is measured too: KL divergence, and how often both have the same first choice. That
+is the price of fewer bits or of fewer experts. Standard errors are over windows. The options of loading are those of
+MODEL; the reference is loaded as it is, and both are in memory at once.
+
+examples:
+  moeflux eval --text book.txt
+  moeflux eval /ssd/a3b-2bit --text book.txt --reference /ssd/a3b
+  moeflux eval /ssd/a3b --text book.txt --reference /ssd/a3b --experts-per-token 4
+  moeflux eval /ssd/a3b --text book.txt --reference /ssd/a3b --kv-dtype bf16 --json
+"""
+
+
 def add(commands: Commands) -> None:
     _add_doctor(command(commands, "doctor", _doctor, DOCTOR_HELP, DOCTOR))
     _add_trace(command(commands, "trace", _trace, TRACE_HELP, TRACE))
     _add_replay(command(commands, "replay", _replay, REPLAY_HELP, REPLAY))
     _add_bench(command(commands, "bench", _bench, BENCH_HELP, BENCH))
+    _add_eval(command(commands, "eval", _eval, EVAL_HELP, EVAL))
 
 
 # ---- doctor -----------------------------------------------------------------------------------------------------
@@ -203,4 +229,49 @@ def _bench(arguments: argparse.Namespace) -> int:
         by_phase = {row.phase: row.tokens for row in rows}
         print(", ".join(f"{tokens} tokens {phase}" for phase, tokens in by_phase.items()) + "\n")
         print(table(rows))
+    return 0
+
+
+# ---- eval -------------------------------------------------------------------------------------------------------
+
+
+def _add_eval(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    command.add_argument("--text", type=Path, required=True, metavar="FILE", help="what is read, UTF-8")
+    command.add_argument("--reference", metavar="MODEL", help="what it is compared with")
+    command.add_argument("--window", type=whole, default=1024, metavar="N", help="tokens of a window; usually 1024")
+    command.add_argument(
+        "--overlap", type=int, default=0, metavar="N", help="of them, from the window before and not counted; usually 0"
+    )
+    command.add_argument("--tokens", type=whole, metavar="N", help="only the first so many of the text")
+    command.add_argument("--kv-dtype", choices=("f32", "bf16"), default="f32", help="of keys and values; usually f32")
+    command.add_argument("--json", action="store_true", help="everything as JSON")
+    add_loading(command)
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    import moeflux
+    from moeflux.evaluate import evaluate, read_text
+    from moeflux.hub import find_model
+    from moeflux.progress import Counting, for_terminal
+
+    text = read_text(arguments.text)
+    model = load_model(arguments.model, arguments)
+    reference = None
+    if arguments.reference is not None:
+        reference = moeflux.load(find_model(arguments.reference, for_terminal()), threads=arguments.threads)
+    tokens = model.tokenizer.encode(text)
+    if reference is not None and reference.tokenizer.encode(text) != tokens:
+        raise moeflux.StateError("reference: expected the model's own tokenizer, found another one")
+    with Counting(for_terminal(passing=True), "reading", "tokens") as counting:
+        result = evaluate(
+            model,
+            tokens[: arguments.tokens],
+            reference=reference,
+            window=arguments.window,
+            overlap=arguments.overlap,
+            on_progress=counting,
+            kv_dtype=arguments.kv_dtype,
+        )
+    print_value(result, arguments.json)
     return 0

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from moeflux.cli.arguments import Commands, add_loading, command, load_options, whole
-
-if TYPE_CHECKING:
-    from moeflux.model import Model
+from moeflux.cli.arguments import MODEL_HELP, Commands, add_loading, command, load_model, whole
 
 __all__ = ["add"]
-
-MODEL = "a folder (packed store or MLX), a repository as owner/name, or nothing: the built-in model"
 
 RUN_HELP = "answer one prompt; without a model, the built-in one does"
 RUN = """\
@@ -115,18 +110,6 @@ def _thinking(arguments: argparse.Namespace) -> bool | None:
     return None if arguments.thinking is None else arguments.thinking == "on"
 
 
-def _load(arguments: argparse.Namespace) -> Model:
-    """With progress where that takes time."""
-    import moeflux
-    from moeflux.hub import find_model
-    from moeflux.progress import Counting, for_terminal
-
-    progress = for_terminal(passing=True)
-    folder = find_model(arguments.model, progress)
-    with Counting(progress, "loading") as counting:
-        return moeflux.load(folder, **load_options(arguments), on_progress=counting)
-
-
 def _utf8() -> None:
     """Text in pipes is UTF-8, whatever the locale. What a terminal cannot show becomes a question mark there."""
     for stream in (sys.stdout, sys.stderr):
@@ -140,7 +123,7 @@ def _utf8() -> None:
 
 
 def _add_run(command: argparse.ArgumentParser) -> None:
-    command.add_argument("model", nargs="?", metavar="MODEL", help=MODEL)
+    command.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     prompt = command.add_mutually_exclusive_group()
     prompt.add_argument("-p", "--prompt", metavar="TEXT", help="without it and -f: what comes on stdin")
     prompt.add_argument("-f", "--file", metavar="FILE", help="with the prompt; - is stdin")
@@ -159,7 +142,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     _utf8()
     prompt = read_prompt(arguments.prompt, arguments.file)
-    model = _load(arguments)
+    model = load_model(arguments.model, arguments)
     options = Options(
         raw=arguments.raw,
         system=arguments.system,
@@ -180,7 +163,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _add_chat(command: argparse.ArgumentParser) -> None:
-    command.add_argument("model", nargs="?", metavar="MODEL", help=MODEL)
+    command.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     command.add_argument("--load", metavar="FILE", help="go on with a conversation that /save kept")
     _add_writing(command, "until it ends by itself")
 
@@ -189,7 +172,7 @@ def _chat(arguments: argparse.Namespace) -> int:
     from moeflux.terminal_chat import TerminalChat
 
     _utf8()
-    model = _load(arguments)
+    model = load_model(arguments.model, arguments)
     talk = model.chat(system=arguments.system, thinking=_thinking(arguments))
     settings = {"max_tokens": arguments.max_tokens, "stop": arguments.stop, **_sampling(arguments)}
     given = {name: value for name, value in settings.items() if value not in (None, [])}
