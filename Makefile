@@ -16,7 +16,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 .PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan fuzz peers wheel clean
 
 help:
-	@echo "make demo      set up, make a small model, look into it, check it, run a few tokens"
+	@echo "make demo      set up, then the built-in model writes with a quarter of its experts in memory"
 	@echo "make test      set up, run all tests                  ARGS=\"tests/test_cli.py -k info\""
 	@echo "make setup     only the environment in $(VENV)           PYTHON=python3.12"
 	@echo "make lint      ruff and clang-format, as CI does      make format: let them fix it"
@@ -39,7 +39,7 @@ $(READY): pyproject.toml tools/setup.sh
 	@touch $@
 
 demo: $(READY)
-	@$(BIN)/python tools/demo.py build/demo
+	@$(BIN)/python tools/demo.py
 
 test: $(READY)
 	$(BIN)/python -m pytest -q $(or $(ARGS),tests)

@@ -34,7 +34,8 @@ def find_model(name: str | Path | None, progress: Progress | None = None) -> Pat
     if folder.exists() or match is None:
         return folder
     try:
-        import huggingface_hub
+        import huggingface_hub.constants
+        import huggingface_hub.errors
     except ImportError:
         raise IoError(
             f"{name}: found no such folder; to download the model of that name from huggingface.co: "
@@ -63,7 +64,8 @@ def _download(hub: ModuleType, repository: str, revision: str | None, progress: 
     if missing:
         _check_space(hub, repository, sum(missing.values()))
         progress.note(f"{repository}: downloading {len(missing)} files, {size_text(sum(missing.values()))}")
-    return Path(hub.snapshot_download(repository, revision=found.sha, allow_patterns=list(wanted)))
+    # By the name of the revision, not by its commit: then it is found by that name without a network too.
+    return Path(hub.snapshot_download(repository, revision=revision, allow_patterns=list(wanted)))
 
 
 def _check_kind(hub: ModuleType, repository: str, revision: str, files: dict[str, int]) -> None:
