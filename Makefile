@@ -13,7 +13,7 @@ export PYTHON
 # Importing an editable install rebuilds with the cmake and ninja of the environment: a fresh machine has no others.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan fuzz peers wheel clean
+.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan fuzz peers bench-peers wheel clean
 
 help:
 	@echo "make demo      set up, then the built-in model writes with a quarter of its experts in memory"
@@ -27,6 +27,7 @@ help:
 	@echo "make soak      sessions for 10,000 tokens at the fewest expert slots: memory flat, bits as in a fresh process"
 	@echo "make fuzz      hostile files into every reader        SECONDS=600"
 	@echo "make peers     reference answers made anew with transformers and mlx-lm, and compared (large downloads)"
+	@echo "make bench-peers  speed beside llama.cpp under one memory limit (half an hour to prepare)  ARGS=\"--rounds 3\""
 	@echo "make wheel     sdist and wheel into dist/, then an install of the wheel that must work"
 	@echo "make clean     remove build/, dist/ and the environments"
 
@@ -95,6 +96,10 @@ $(PEERS)/ready: tests/golden/requirements-peers.txt
 peers: $(PEERS)/ready
 	$(PEERS)/bin/python tests/golden/make_goldens.py --check
 	$(PEERS)/bin/python tests/golden/make_builtin.py --check
+
+bench-peers: $(READY)
+	@bash bench/peers/prepare.sh build/peers
+	$(BIN)/python bench/peers/streaming.py build/peers/model build/peers/model.gguf build/peers/llama/bin/llama-bench $(ARGS)
 
 wheel: $(READY)
 	rm -rf dist build/wheel-check

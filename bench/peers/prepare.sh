@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Puts into folder $1 what streaming.py compares: llama.cpp built for this machine, and one random model in both forms.
+# Takes 8 GB of disk and about half an hour, once; what is there already stays. Needs .venv (make setup).
+set -euo pipefail
+folder=${1:?a folder to work in}
+bin=$(cd .venv/bin && pwd)
+version=0.3.36 # of llama-cpp-python, whose source carries llama.cpp
+llama=$folder/llama_cpp_python-$version/vendor/llama.cpp
+mkdir -p "$folder"
+
+if [ ! -x "$folder/llama/bin/llama-bench" ]; then
+  "$bin/pip" download --quiet --no-deps --no-binary :all: --no-build-isolation --dest "$folder" "llama-cpp-python==$version"
+  tar -xzf "$folder/llama_cpp_python-$version.tar.gz" -C "$folder"
+  # GCC 12 takes the operand of _tile_loadconfig for 8 bytes and drops the stores that fill the other 56.
+  if ! grep -q 'asm volatile("" : : "r"(&tc)' "$llama/ggml/src/ggml-cpu/amx/mmq.cpp"; then
+    sed -i 's|^    _tile_loadconfig(&tc);|    asm volatile("" : : "r"(\&tc) : "memory");\n&|' "$llama/ggml/src/ggml-cpu/amx/mmq.cpp"
+  fi
+  "$bin/cmake" -S "$llama" -B "$folder/llama" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DGGML_OPENMP=ON \
+    -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF \
+    -DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_WEBUI=OFF -DBUILD_SHARED_LIBS=ON -DCMAKE_MAKE_PROGRAM="$bin/ninja"
+  "$bin/cmake" --build "$folder/llama" --target llama-bench
+fi
+
+if [ ! -f "$folder/model/moeflux.json" ]; then
+  "$bin/moeflux" synth "$folder/model" --variant a3b --layers 8 --vocab 8192 --force
+fi
+
+if [ ! -f "$folder/model.gguf" ]; then
+  # Beside our own environment, not in it.
+  "$bin/pip" install --quiet --no-deps --target "$folder/gguf" gguf==0.19.0 tqdm==4.70.1 pyyaml
+  PYTHONPATH=$folder/gguf "$bin/python" bench/peers/to_gguf.py "$folder/model" "$folder/model.gguf"
+fi

@@ -1,0 +1,205 @@
+"""moeflux and llama.cpp under the same memory limit, on the same model, which is three times as large.
+
+    python bench/peers/streaming.py STORE FILE.gguf LLAMA_BENCH [--limit GB] [--rounds 5] [--prefill 512] [--decode 64]
+
+`make bench-peers` builds llama.cpp, makes both forms of the model and runs this. Each measurement is a process of its
+own in a memory control group of its own (version 1 or 2; needs the right to make one, so root as a rule), which counts
+its page cache too; before it, the model's files leave the page cache. The order of a round is turned around in the
+next, A-B-B-A, so that a machine that slows down slows all. llama.cpp streams by mmap, without its repacked copy, which
+would not fit; it runs twice, with threads that spin while they wait, as it comes, and with threads that sleep, which is
+better where other programs run. moeflux gets as many expert slots as fit. All are warm: llama-bench warms up, and of
+`moeflux bench` the warm rows count. All decode random tokens. Prints every sample, medians and ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from moeflux import open_store
+from moeflux.bench import drop_cached
+
+ROOT = Path("/sys/fs/cgroup")
+OURS = "moeflux"
+OUTSIDE_SLOTS = 420_000_000
+"""What moeflux takes beside dense weights and slots: interpreter, scratch of a chunk, caches, and some room."""
+
+
+class MemoryGroup:
+    """A control group that limits memory, page cache included, for the process that `join` is called in."""
+
+    def __init__(self, limit: int) -> None:
+        first = (ROOT / "memory" / "memory.limit_in_bytes").exists()
+        parent = ROOT / "memory" if first else ROOT
+        self.folder = parent / f"moeflux-peers-{os.getpid()}"
+        try:
+            if not first:
+                (parent / "cgroup.subtree_control").write_text("+memory")
+            self.folder.mkdir()
+            (self.folder / ("memory.limit_in_bytes" if first else "memory.max")).write_text(str(limit))
+            if not first:
+                (self.folder / "memory.swap.max").write_text("0")
+        except OSError as error:
+            raise SystemExit(f"{self.folder}: no memory control group can be made here: {error.strerror}") from None
+
+    def join(self) -> None:
+        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    def remove(self) -> None:
+        for _ in range(100):  # the last process may still be on its way out
+            try:
+                self.folder.rmdir()
+                return
+            except OSError:
+                time.sleep(0.05)
+        print(f"{self.folder}: could not be removed", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class Sample:
+    prefill: float  # tokens a second
+    decode: float
+    disk_bytes: int  # of the whole process, with loading and warming up, as the next two
+    cpu_seconds: float
+    others: float  # share of the processors that other programs took meanwhile
+
+    def __str__(self) -> str:
+        return (
+            f"prefill {self.prefill:7.2f}  decode {self.decode:7.2f} tok/s  "
+            f"disk {self.disk_bytes / 1e9:6.1f} GB  cpu {self.cpu_seconds:6.1f} s  others {self.others:4.0%}"
+        )
+
+
+def run_limited(command: list[str], limit: int, files: list[str], **environment: str) -> tuple[str, int, float, float]:
+    """What it printed, and of a sample what the system says."""
+    drop_cached(files)
+    group = MemoryGroup(limit)
+    before, busy_before = resource.getrusage(resource.RUSAGE_CHILDREN), processor_seconds()
+    try:
+        done = subprocess.run(
+            command,
+            preexec_fn=group.join,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **environment},
+        )
+    finally:
+        group.remove()
+    if done.returncode != 0:
+        raise SystemExit(f"{command[0]}: status {done.returncode}\n{done.stderr[-2000:]}")
+    after, busy_after = resource.getrusage(resource.RUSAGE_CHILDREN), processor_seconds()
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    busy, elapsed = (b - a for a, b in zip(busy_before, busy_after, strict=True))
+    return done.stdout, 512 * (after.ru_inblock - before.ru_inblock), cpu, max(0.0, busy - cpu) / elapsed
+
+
+def processor_seconds() -> tuple[float, float]:
+    """All processors together since the start: busy, and in all."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    seconds = [tick / os.sysconf("SC_CLK_TCK") for tick in ticks]
+    return sum(seconds) - seconds[3] - seconds[4], sum(seconds)
+
+
+def ours(arguments: argparse.Namespace, slots: int, files: list[str]) -> Sample:
+    command = [sys.executable, "-m", "moeflux", "bench", str(arguments.store), "--json", "--random-decode"]
+    command += ["--prefill", str(arguments.prefill), "--decode", str(arguments.decode), "--expert-slots", str(slots)]
+    text, *system = run_limited([*command, "--threads", str(arguments.threads)], arguments.limit_bytes, files)
+    rows = [json.loads(line) for line in text.splitlines()]
+    speed = {row["phase"]: row["tokens_per_second"] for row in rows if row["state"] == "warm"}
+    return Sample(speed["prefill"], speed["decode"], *system)
+
+
+def theirs(arguments: argparse.Namespace, files: list[str], sleeping: bool) -> Sample:
+    command = [str(arguments.llama_bench), "-m", str(arguments.gguf), "-t", str(arguments.threads), "-r", "1"]
+    command += ["-p", str(arguments.prefill), "-n", str(arguments.decode), "-lm", "mmap", "--repack", "0", "-o", "json"]
+    if sleeping:
+        command += ["--poll", "0"]
+    policy = {"OMP_WAIT_POLICY": "passive"} if sleeping else {}
+    text, *system = run_limited(command, arguments.limit_bytes, files, **policy)
+    speed = {"prefill" if row["n_prompt"] else "decode": row["avg_ts"] for row in json.loads(text)}
+    return Sample(speed["prefill"], speed["decode"], *system)
+
+
+def slots_below(limit: int, store: Path) -> int:
+    with open_store(store) as opened:
+        directory = opened.directory
+        dense = sum(span[2] for tensor in directory.tensors.values() for span in tensor.spans)
+        experts = opened.variant.num_experts * len(opened.variant.moe_layers)
+        slots = (limit - dense - OUTSIDE_SLOTS) // directory.experts.bytes
+        if slots < opened.variant.experts_per_token:
+            raise SystemExit(f"--limit: expected room for {opened.variant.experts_per_token} slots, found {slots}")
+        return min(slots, experts)
+
+
+def read_ahead(file: Path) -> str:
+    """What the system reads around a page that a mapped file lacks: it decides how mmap does."""
+    device = file.stat().st_dev
+    try:
+        found = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb").read_text().strip()
+    except OSError:
+        return "unknown"
+    return f"{found} kB"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("gguf", type=Path)
+    parser.add_argument("llama_bench", type=Path)
+    parser.add_argument("--limit", type=float, metavar="GB", help="usually a third of the model")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prefill", type=int, default=512)
+    parser.add_argument("--decode", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    arguments = parser.parse_args()
+
+    with open_store(arguments.store) as store:
+        our_files = list(store.directory.files)
+    their_files = [str(arguments.gguf)]
+    size = arguments.gguf.stat().st_size
+    arguments.limit_bytes = round(1e9 * arguments.limit) if arguments.limit else size // 3
+    slots = slots_below(arguments.limit_bytes, arguments.store)
+    print(f"limit {arguments.limit_bytes / 1e9:.2f} GB, model {size / 1e9:.2f} GB, {slots} expert slots for moeflux")
+    print(
+        f"{arguments.threads} threads, {arguments.prefill} tokens prefill, {arguments.decode} decode, "
+        f"read-ahead of the disk {read_ahead(arguments.gguf)}",
+        flush=True,
+    )
+
+    runs: dict[str, Callable[[], Sample]] = {
+        OURS: lambda: ours(arguments, slots, our_files),
+        "llama.cpp": lambda: theirs(arguments, their_files, sleeping=False),
+        "llama.cpp, sleeping": lambda: theirs(arguments, their_files, sleeping=True),
+    }
+    samples: dict[str, list[Sample]] = {name: [] for name in runs}
+    for turn in range(arguments.rounds):
+        for name in list(runs) if turn % 2 == 0 else list(reversed(runs)):
+            samples[name].append(runs[name]())
+            print(f"{name:>20}  {samples[name][-1]}", flush=True)
+    report(samples)
+
+
+def report(samples: dict[str, list[Sample]]) -> None:
+    """Medians, and how many times faster we are than the better of the others."""
+    print()
+    for phase in ("prefill", "decode"):
+        median = {
+            name: statistics.median(getattr(sample, phase) for sample in taken) for name, taken in samples.items()
+        }
+        best = max(value for name, value in median.items() if name != OURS)
+        words = ", ".join(f"{name} {value:.2f}" for name, value in median.items())
+        print(f"{phase}, median tok/s: {words}; ratio {median[OURS] / best:.2f}")
+
+
+if __name__ == "__main__":
+    main()
