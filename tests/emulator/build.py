@@ -74,12 +74,12 @@ def _runtime_objects() -> tuple[Path, ...]:
     for file in sorted(RUNTIME.glob("*.cpp")):
         path, there = _kept(file.stem, file.read_text(), " ".join(RUNTIME_FLAGS), ".o")
         if not there:
-            _into_place(path, lambda to, file=file: _host().run(*RUNTIME_FLAGS, "-c", file, "-o", to))
+            _into_place(path, lambda to, file=file: host_compiler().run(*RUNTIME_FLAGS, "-c", file, "-o", to))
         objects.append(path)
     return tuple(objects)
 
 
-def _host() -> Compiler:
+def host_compiler() -> Compiler:
     return Compiler("host", (os.environ.get("CXX", "c++"),), "")
 
 
@@ -106,8 +106,8 @@ def library(path: Path, checked: bool, by: Compiler | None = None) -> Path:
         by.run(*flags, "-c", text, "-o", code)
         # The runtime goes into every library, its names hidden: nothing of it meets a sanitizer's own.
         link = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", code, *_runtime_objects(), "-lm", "-ldl", "-o"]
-        _into_place(result, lambda to: _host().run(*link, to))
+        _into_place(result, lambda to: host_compiler().run(*link, to))
     return result
 
 
-__all__ = ["METAL", "CompileError", "library", "preprocessed", "source"]
+__all__ = ["METAL", "CompileError", "host_compiler", "library", "preprocessed", "source"]

@@ -48,7 +48,7 @@ def faults(path: Path, by: Compiler | None = None) -> list[str]:
         with tempfile.TemporaryDirectory(dir=BUILD) as folder:
             file = Path(folder) / "kernel.cpp"
             file.write_text(text)
-            flags = [*DIALECT, "-DMSL_ADDRESS_SPACES", "-O1", "-fno-sanitize=undefined", *WARNINGS]
+            flags = [*DIALECT, "-DMSL_ADDRESS_SPACES", "-O0", "-fno-sanitize=undefined", *WARNINGS]
             by.run(*flags, "-c", file, "-o", Path(folder) / "kernel.o")
     except (CompileError, KernelError) as error:
         found.append(str(error))

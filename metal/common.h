@@ -1,0 +1,26 @@
+// What every kernel file begins with.
+#pragma once
+#include <metal_simdgroup_matrix>
+#include <metal_stdlib>
+using namespace metal;
+
+#include "params.h"
+
+// Two instances of one template must round alike, or a row would depend on its neighbours: what is fused says fma.
+#pragma clang fp contract(off)
+
+// A pipeline by its name. The arguments are those of the template.
+#define instantiate_kernel(name, function, ...) \
+  template [[host_name(name)]] kernel decltype(function<__VA_ARGS__>) function<__VA_ARGS__>;
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + precise::exp(-x)); }
+inline float silu(float x) { return x * sigmoid(x); }
+
+// The sum over a threadgroup of whole simdgroups, the same in every thread. `scratch` has room for most_simdgroups; it
+// may be used again only after a barrier that follows the call.
+inline float threadgroup_sum(float value, threadgroup float* scratch, uint lane, uint simdgroup, uint simdgroups) {
+  value = simd_sum(value);
+  if (lane == 0) scratch[simdgroup] = value;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  return simd_sum(lane < simdgroups ? scratch[lane] : 0.0f);
+}

@@ -1,0 +1,157 @@
+// Norms, activations, sums, rotations, copies: what touches each number of a row once or twice.
+#include "common.h"
+
+// ---- Norms ----------------------------------------------------------------------------------------------------------
+
+// A threadgroup a row. The sum of squares is one chain a thread, then the lanes, then the simdgroups.
+inline float inverse_root_mean_square(device const float* x, uint width, float eps, threadgroup float* scratch,
+                                      uint thread_index, uint lane, uint simdgroup, uint simdgroups) {
+  float squares = 0.0f;
+  for (uint i = thread_index; i < width; i += row_threads) squares = fma(x[i], x[i], squares);
+  squares = threadgroup_sum(squares, scratch, lane, simdgroup, simdgroups);
+  return 1.0f / precise::sqrt(squares / float(width) + eps);
+}
+
+// In place is another kernel: no two buffers of one may be the same memory.
+kernel void rms_norm(constant NormParams& params [[buffer(0)]], device const float* x [[buffer(1)]],
+                     device const float* weight [[buffer(2)]], device float* out [[buffer(3)]],
+                     uint row [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+                     uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+                     uint simdgroups [[simdgroups_per_threadgroup]]) {
+  threadgroup float scratch[most_simdgroups];
+  x += ulong(row) * params.width;
+  out += ulong(row) * params.width;
+  const float factor =
+      inverse_root_mean_square(x, params.width, params.eps, scratch, thread_index, lane, simdgroup, simdgroups);
+  for (uint i = thread_index; i < params.width; i += row_threads) out[i] = x[i] * factor * weight[i];
+}
+
+kernel void rms_norm_in_place(constant NormParams& params [[buffer(0)]], device float* x [[buffer(1)]],
+                              device const float* weight [[buffer(2)]], uint row [[threadgroup_position_in_grid]],
+                              uint thread_index [[thread_index_in_threadgroup]],
+                              uint lane [[thread_index_in_simdgroup]],
+                              uint simdgroup [[simdgroup_index_in_threadgroup]],
+                              uint simdgroups [[simdgroups_per_threadgroup]]) {
+  threadgroup float scratch[most_simdgroups];
+  x += ulong(row) * params.width;
+  const float factor =
+      inverse_root_mean_square(x, params.width, params.eps, scratch, thread_index, lane, simdgroup, simdgroups);
+  // No thread waits for another: each writes what only it has read.
+  for (uint i = thread_index; i < params.width; i += row_threads) x[i] = x[i] * factor * weight[i];
+}
+
+// A simdgroup a head, in place.
+inline float head_factor(device const float* x, uint dim, float eps, uint lane) {
+  float squares = 0.0f;
+  for (uint i = lane; i < dim; i += lanes) squares = fma(x[i], x[i], squares);
+  return 1.0f / precise::sqrt(simd_sum(squares) / float(dim) + eps);
+}
+
+kernel void rms_norm_heads(constant HeadNormParams& params [[buffer(0)]], device float* x [[buffer(1)]],
+                           device const float* weight [[buffer(2)]], uint2 at [[threadgroup_position_in_grid]],
+                           uint lane [[thread_index_in_simdgroup]]) {
+  x += ulong(at.y) * params.row_stride + at.x * params.head_stride;
+  const float factor = head_factor(x, params.dim, params.eps, lane);
+  for (uint i = lane; i < params.dim; i += lanes) {
+    const float normed = x[i] * factor;
+    x[i] = (params.has_weight != 0 ? normed * weight[i] : normed) * params.scale;
+  }
+}
+
+kernel void gated_rms_norm(constant HeadNormParams& params [[buffer(0)]], device float* x [[buffer(1)]],
+                           device const float* weight [[buffer(2)]], device const float* gate [[buffer(3)]],
+                           uint2 at [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
+  x += ulong(at.y) * params.row_stride + at.x * params.head_stride;
+  gate += ulong(at.y) * params.gate_row_stride + at.x * params.gate_head_stride;
+  const float factor = head_factor(x, params.dim, params.eps, lane);
+  for (uint i = lane; i < params.dim; i += lanes) x[i] = x[i] * factor * weight[i] * silu(gate[i]);
+}
+
+// ---- A thread a number ----------------------------------------------------------------------------------------------
+
+// out = silu(out) * up, out being the gate
+kernel void swiglu(constant FlatParams& params [[buffer(0)]], device float* out [[buffer(1)]],
+                   device const float* up [[buffer(2)]], uint i [[thread_position_in_grid]]) {
+  if (i < params.count) out[i] = silu(out[i]) * up[i];
+}
+
+kernel void residual_add(constant FlatParams& params [[buffer(0)]], device float* x [[buffer(1)]],
+                         device const float* y [[buffer(2)]], uint i [[thread_position_in_grid]]) {
+  if (i < params.count) x[i] = x[i] + y[i];
+}
+
+// x *= sigmoid(gate), head by head. Grid: numbers of a head, heads, rows.
+kernel void sigmoid_gate(constant HeadGateParams& params [[buffer(0)]], device float* x [[buffer(1)]],
+                         device const float* gate [[buffer(2)]], uint3 at [[thread_position_in_grid]]) {
+  if (at.x >= params.dim) return;
+  const ulong place = ulong(at.z) * params.row_stride + at.y * params.head_stride + at.x;
+  x[place] = x[place] * sigmoid(gate[ulong(at.z) * params.gate_row_stride + at.y * params.gate_head_stride + at.x]);
+}
+
+// Rotates the first 2 * half_dim channels in place. Grid: pairs, heads, rows. angles [n, half_dim, 2]: cosine, sine.
+kernel void rope(constant RopeParams& params [[buffer(0)]], device float* x [[buffer(1)]],
+                 device const float* angles [[buffer(2)]], uint3 at [[thread_position_in_grid]]) {
+  if (at.x >= params.half_dim) return;
+  device const float* angle = angles + (ulong(at.z) * params.half_dim + at.x) * 2;
+  x += ulong(at.z) * params.row_stride + at.y * params.head_stride;
+  const uint first = params.interleaved != 0 ? 2 * at.x : at.x;
+  const uint second = params.interleaved != 0 ? 2 * at.x + 1 : at.x + params.half_dim;
+  const float a = x[first], b = x[second];
+  x[first] = a * angle[0] - b * angle[1];
+  x[second] = a * angle[1] + b * angle[0];
+}
+
+// Rows to a cache, rounded to its type. Grid: numbers of a row, rows.
+template <typename T>
+kernel void append(constant AppendParams& params [[buffer(0)]], device const float* x [[buffer(1)]],
+                   device T* cache [[buffer(2)]], uint2 at [[thread_position_in_grid]]) {
+  if (at.x >= params.width) return;
+  cache[(params.first + at.y) * params.width + at.x] = T(x[ulong(at.y) * params.x_stride + at.x]);
+}
+instantiate_kernel("append_f32", append, float) instantiate_kernel("append_bf16", append, bfloat)
+
+    // ---- Combine
+    // --------------------------------------------------------------------------------------------------------
+
+    // Column i of one row: (residual + the experts in the router's order) + the shared one.
+    inline float combined(constant CombineParams& params, float residual, device const float* outputs,
+                          device const float* weights, device const float* shared, device const float* shared_gate,
+                          ulong row, uint i) {
+  float routed = 0.0f;
+  for (uint j = 0; j < params.k; j++)
+    routed = fma(weights[row * params.k + j], outputs[(row * params.k + j) * params.hidden + i], routed);
+  const float total = residual + routed;
+  if (params.has_shared == 0) return total;
+  const float gate = params.has_gate != 0 ? sigmoid(shared_gate[row]) : 1.0f;
+  return total + shared[row * params.hidden + i] * gate;
+}
+
+// In place with the residual. Grid: columns, rows.
+kernel void combine(constant CombineParams& params [[buffer(0)]], device float* residual [[buffer(1)]],
+                    device const float* outputs [[buffer(2)]], device const float* weights [[buffer(3)]],
+                    device const float* shared [[buffer(4)]], device const float* shared_gate [[buffer(5)]],
+                    uint2 at [[thread_position_in_grid]]) {
+  if (at.x >= params.hidden) return;
+  const ulong place = ulong(at.y) * params.hidden + at.x;
+  residual[place] = combined(params, residual[place], outputs, weights, shared, shared_gate, at.y, at.x);
+}
+
+// And the norm that the next layer begins with. A threadgroup a row.
+kernel void combine_rms_norm(constant CombineParams& params [[buffer(0)]], device float* residual [[buffer(1)]],
+                             device const float* outputs [[buffer(2)]], device const float* weights [[buffer(3)]],
+                             device const float* shared [[buffer(4)]], device const float* shared_gate [[buffer(5)]],
+                             device const float* norm_weight [[buffer(6)]], device float* normed [[buffer(7)]],
+                             uint row [[threadgroup_position_in_grid]],
+                             uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+                             uint simdgroup [[simdgroup_index_in_threadgroup]],
+                             uint simdgroups [[simdgroups_per_threadgroup]]) {
+  threadgroup float scratch[most_simdgroups];
+  device float* x = residual + ulong(row) * params.hidden;
+  normed += ulong(row) * params.hidden;
+  for (uint i = thread_index; i < params.hidden; i += row_threads)
+    x[i] = combined(params, x[i], outputs, weights, shared, shared_gate, row, i);
+  // Each thread reads again what it wrote itself.
+  const float factor =
+      inverse_root_mean_square(x, params.hidden, params.eps, scratch, thread_index, lane, simdgroup, simdgroups);
+  for (uint i = thread_index; i < params.hidden; i += row_threads) normed[i] = x[i] * factor * norm_weight[i];
+}

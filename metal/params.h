@@ -1,0 +1,202 @@
+// Arguments and sizes that shaders and host share: one struct a kernel, the first buffer that it takes.
+//
+// Fixed widths, no bool, no vectors, 64-bit fields first: the same layout everywhere. Counts are u32 to save registers,
+// places in large buffers are u64. A stride counts elements.
+#pragma once
+
+#if defined(__METAL_VERSION__)
+#define MOEFLUX_SHARED constant constexpr
+#else
+#include <cstdint>
+#define MOEFLUX_SHARED constexpr
+#endif
+
+// ---- Sizes ----------------------------------------------------------------------------------------------------------
+
+MOEFLUX_SHARED uint32_t lanes = 32;            // of a simdgroup
+MOEFLUX_SHARED uint32_t row_threads = 256;     // of a threadgroup that goes through one row
+MOEFLUX_SHARED uint32_t most_simdgroups = 32;  // of any threadgroup
+MOEFLUX_SHARED uint32_t flat_threads = 256;    // of a threadgroup where every thread has a number of its own
+MOEFLUX_SHARED uint32_t pack = 8;              // codes that a lane takes at once: as many bytes as a code has bits
+MOEFLUX_SHARED uint32_t outputs_of_simdgroup = 4;
+MOEFLUX_SHARED uint32_t product_simdgroups = 2;  // of a threadgroup
+MOEFLUX_SHARED uint32_t product_rows = 4;        // of x that a simdgroup takes at once when there are several
+// What plain elements, scales and biases are.
+MOEFLUX_SHARED uint32_t number_bf16 = 0;
+MOEFLUX_SHARED uint32_t number_f16 = 1;
+MOEFLUX_SHARED uint32_t number_f32 = 2;
+
+MOEFLUX_SHARED uint32_t tile = 32;              // rows and outputs of a threadgroup of matmul_tiles
+MOEFLUX_SHARED uint32_t tile_simdgroups = 4;    // of that threadgroup
+MOEFLUX_SHARED uint32_t attention_queries = 4;  // that a simdgroup takes through the keys together
+MOEFLUX_SHARED uint32_t attention_span = 256;   // cached rows after which sums begin anew
+MOEFLUX_SHARED uint32_t delta_values = 4;       // rows of the state of a threadgroup, one a simdgroup
+MOEFLUX_SHARED uint32_t most_key_dim = 256;     // of the delta-net
+MOEFLUX_SHARED uint32_t most_attention_dim = 512;
+MOEFLUX_SHARED uint32_t most_experts = 1024;  // that a router chooses from
+MOEFLUX_SHARED uint32_t top_k_block = 2048;   // candidates of a threadgroup; k is at most half of it
+
+// ---- Vectors --------------------------------------------------------------------------------------------------------
+
+struct FlatParams {
+  uint32_t count;
+};
+
+struct NormParams {
+  uint32_t width;
+  float eps;
+};
+
+// Heads side by side in rows: head j of row i begins at i * row_stride + j * head_stride.
+struct HeadNormParams {
+  uint32_t row_stride;
+  uint32_t head_stride;
+  uint32_t gate_row_stride;
+  uint32_t gate_head_stride;
+  uint32_t dim;
+  uint32_t has_weight;
+  float eps;
+  float scale;
+};
+
+struct HeadGateParams {
+  uint32_t row_stride;
+  uint32_t head_stride;
+  uint32_t gate_row_stride;
+  uint32_t gate_head_stride;
+  uint32_t dim;
+};
+
+struct RopeParams {
+  uint32_t row_stride;
+  uint32_t head_stride;
+  uint32_t half_dim;  // pairs
+  uint32_t interleaved;
+};
+
+struct AppendParams {
+  uint64_t first;  // row of the cache
+  uint32_t x_stride;
+  uint32_t width;
+};
+
+struct CombineParams {
+  uint32_t hidden;
+  uint32_t k;
+  uint32_t has_shared;
+  uint32_t has_gate;
+  float eps;  // of the norm that follows
+};
+
+// ---- Products -------------------------------------------------------------------------------------------------------
+
+struct ProductParams {
+  uint64_t x_batch;  // elements from one product of a batch to the next; its matrix is the next `rows` rows
+  uint64_t out_batch;
+  uint32_t rows;  // of the matrix
+  uint32_t columns;
+  uint32_t n;  // rows of x
+  uint32_t x_stride;
+  uint32_t out_stride;
+  uint32_t group_shift;  // log2 of the columns that share a scale
+  uint32_t number;       // one of number_...
+};
+
+struct EmbedParams {
+  uint32_t columns;
+  uint32_t group_shift;
+  uint32_t number;  // one of number_...
+};
+
+// The experts of a batch lie in slots of one buffer; the matrices of each at these bytes from its slot's first.
+struct ExpertParams {
+  uint64_t weight;
+  uint64_t scales;
+  uint64_t biases;
+  uint64_t up_weight;  // the second matrix of gate and up
+  uint64_t up_scales;
+  uint64_t up_biases;
+  uint32_t rows;  // of each matrix
+  uint32_t columns;
+  uint32_t group_shift;
+  uint32_t number;  // one of number_...
+  uint32_t k;       // pairs of a token
+};
+
+// Up to product_rows pairs (token * k + place) that go through one expert: `count` entries of the list from `first` on.
+struct ExpertBlock {
+  uint64_t slot;  // bytes
+  uint32_t first;
+  uint32_t count;
+};
+
+// ---- Attention ------------------------------------------------------------------------------------------------------
+
+struct AttentionParams {
+  uint64_t first_position;  // row i of the call attends to cached rows 0 ... first_position + i
+  uint32_t n;
+  uint32_t heads;
+  uint32_t kv_heads;
+  uint32_t dim;     // of a key, without its positional part
+  uint32_t pe_dim;  // of the positional part that all heads share
+  uint32_t q_row_stride;
+  uint32_t q_head_stride;
+  uint32_t q_pe_row_stride;
+  uint32_t q_pe_head_stride;
+  uint32_t spans;  // of the longest row
+  float scale;
+};
+
+// The older engine's kernels: one query, one step each.
+struct ScoresParams {
+  uint32_t dim;
+  uint32_t kv_dim;  // numbers of a cached row
+  uint32_t length;  // cached rows
+  uint32_t stride;  // of the scores of one head
+  uint32_t heads_per_kv;
+  float scale;
+};
+
+// ---- Delta net ------------------------------------------------------------------------------------------------------
+
+struct ConvParams {
+  uint32_t n;
+  uint32_t channels;
+  uint32_t taps;
+};
+
+struct DeltaGatesParams {
+  uint32_t heads;
+  uint32_t count;  // n * heads
+};
+
+struct DeltaParams {
+  uint32_t n;
+  uint32_t value_heads;
+  uint32_t key_dim;
+  uint32_t value_dim;
+  uint32_t values_per_key;  // value heads that share a key head
+  uint32_t q_row_stride;
+  uint32_t q_head_stride;
+  uint32_t k_row_stride;
+  uint32_t k_head_stride;
+  uint32_t v_row_stride;
+  uint32_t v_head_stride;
+};
+
+// ---- Choosing -------------------------------------------------------------------------------------------------------
+
+struct RouteParams {
+  uint32_t experts;
+  uint32_t k;
+  uint32_t normalize;
+  uint32_t groups;
+  uint32_t groups_kept;
+  float scaling;
+};
+
+struct TopKParams {
+  uint32_t count;
+  uint32_t k;
+  uint32_t has_ids;
+};

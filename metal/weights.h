@@ -1,0 +1,111 @@
+// Matrices as stored, eight columns at a time.
+//
+// An affine weight is code * scale + bias. A product over a pack of columns is taken apart: scale * (codes . x) + bias
+// * sum(x). What one row of x yields is the same chain of operations whatever the rows beside it: packs in the order of
+// the columns, every 32nd to a lane, and the sum of the lanes at the end.
+#pragma once
+#include "common.h"
+
+// The codes of eight columns, each of `bits` bits; `bits` bytes from `codes` on.
+template <int bits>
+inline void unpack(device const uchar* codes, thread float* weights) {
+  ulong word = 0;
+  if (bits == 2) {
+    word = *(device const ushort*)codes;
+  } else if (bits == 4) {
+    word = *(device const uint*)codes;
+  } else if (bits == 8) {
+    word = ulong(*(device const uint*)codes) | ulong(*(device const uint*)(codes + 4)) << 32;
+  } else {
+    for (int i = 0; i < bits; i++) word |= ulong(codes[i]) << (8 * i);
+  }
+  for (uint i = 0; i < pack; i++) weights[i] = float(uint(word >> (bits * i)) & ((1u << bits) - 1u));
+}
+
+inline float number_at(device const uchar* numbers, ulong i, uint type) {
+  if (type == number_bf16) return float(((device const bfloat*)numbers)[i]);
+  if (type == number_f16) return float(((device const half*)numbers)[i]);
+  return ((device const float*)numbers)[i];
+}
+
+inline uint bytes_of(uint type) { return type == number_f32 ? 4 : 2; }
+
+// bits = 0: plain elements.
+template <int bits>
+struct Weights {
+  device const uchar* codes;
+  device const uchar* scales;
+  device const uchar* biases;
+  uint columns;
+  uint group_shift;
+  uint number;  // the type of elements, or of scales and biases
+
+  uint row_bytes() const { return bits == 0 ? columns * bytes_of(number) : columns / pack * bits; }
+  uint row_groups() const { return columns >> group_shift; }
+};
+
+// Eight weights of a row from `column` on are weights[i] * scale + bias.
+template <int bits>
+struct Pack {
+  float weights[pack];
+  float scale;
+  float bias;
+};
+
+template <int bits>
+inline Pack<bits> pack_at(const thread Weights<bits>& matrix, ulong row, uint column) {
+  Pack<bits> result;
+  result.scale = 1.0f;
+  result.bias = 0.0f;
+  device const uchar* codes = matrix.codes + row * matrix.row_bytes();
+  if (bits == 0) {
+    for (uint i = 0; i < pack; i++)
+      result.weights[i] = column + i < matrix.columns ? number_at(codes, column + i, matrix.number) : 0.0f;
+  } else {
+    const ulong group = row * matrix.row_groups() + (column >> matrix.group_shift);
+    unpack<bits>(codes + column / pack * bits, result.weights);
+    result.scale = number_at(matrix.scales, group, matrix.number);
+    result.bias = number_at(matrix.biases, group, matrix.number);
+  }
+  return result;
+}
+
+// Rows of the matrix `first` ..., none beyond `last`, times the rows of x: result[r][o] is the lane's part.
+template <int bits, int rows, int outputs>
+inline void add_products(const thread Weights<bits>& matrix, uint first, uint last,
+                         device const float* thread (&x)[rows], uint lane, thread float (&result)[rows][outputs]) {
+  for (int r = 0; r < rows; r++)
+    for (int o = 0; o < outputs; o++) result[r][o] = 0.0f;
+  for (uint column = lane * pack; column < matrix.columns; column += lanes * pack) {
+    float numbers[rows][pack], sums[rows];
+    for (int r = 0; r < rows; r++) {
+      sums[r] = 0.0f;
+      for (uint i = 0; i < pack; i++) {
+        // Fewer than a pack only at the end of a plain row.
+        numbers[r][i] = bits != 0 || column + i < matrix.columns ? x[r][column + i] : 0.0f;
+        sums[r] += numbers[r][i];
+      }
+    }
+    for (int o = 0; o < outputs; o++) {
+      const Pack<bits> packed = pack_at(matrix, min(first + uint(o), last), column);
+      for (int r = 0; r < rows; r++) {
+        float sum = 0.0f;
+        for (uint i = 0; i < pack; i++) sum = fma(packed.weights[i], numbers[r][i], sum);
+        result[r][o] = bits == 0 ? result[r][o] + sum : fma(packed.bias, sums[r], fma(packed.scale, sum, result[r][o]));
+      }
+    }
+  }
+}
+
+// Every way in which the weights may be stored, for a kernel template <int bits>, or <int bits, ...>.
+#define instantiate_alone(name, function)                                                       \
+  instantiate_kernel(name "_0", function, 0) instantiate_kernel(name "_2", function, 2)         \
+      instantiate_kernel(name "_3", function, 3) instantiate_kernel(name "_4", function, 4)     \
+          instantiate_kernel(name "_5", function, 5) instantiate_kernel(name "_6", function, 6) \
+              instantiate_kernel(name "_8", function, 8)
+#define instantiate_formats(name, function, ...)                                                                      \
+  instantiate_kernel(name "_0", function, 0, __VA_ARGS__) instantiate_kernel(name "_2", function, 2, __VA_ARGS__)     \
+      instantiate_kernel(name "_3", function, 3, __VA_ARGS__) instantiate_kernel(name "_4", function, 4, __VA_ARGS__) \
+          instantiate_kernel(name "_5", function, 5, __VA_ARGS__)                                                     \
+              instantiate_kernel(name "_6", function, 6, __VA_ARGS__)                                                 \
+                  instantiate_kernel(name "_8", function, 8, __VA_ARGS__)

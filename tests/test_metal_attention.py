@@ -1,0 +1,101 @@
+"""Attention of the Metal kernels, on the emulated device, against the oracle and against itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from metal_ops import MetalOps
+from metal_support import needs_device
+from moeflux import oracle
+from moeflux.floats import bf16_bits
+from tolerances import assert_agrees
+
+pytestmark = needs_device
+
+Array = np.ndarray
+metal = MetalOps()
+
+
+def cached(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> tuple[Array, Array]:
+    """Rows as a cache holds them, and what they are."""
+    rows = rng.standard_normal(shape, dtype=np.float32)
+    if dtype == "f32":
+        return rows, rows.astype(np.float64)
+    bits = bf16_bits(rows)
+    return bits, (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("n", "first", "heads", "kv_heads", "dim"),
+    [
+        (1, 0, 1, 1, 1),
+        (1, 40, 6, 2, 40),
+        (5, 30, 6, 2, 33),
+        (3, 255, 2, 1, 128),
+        (2, 511, 1, 1, 200),
+        (33, 0, 3, 3, 16),
+    ],
+)
+def test_attention(n: int, first: int, heads: int, kv_heads: int, dim: int, dtype: str) -> None:
+    rng = np.random.default_rng([n, first, heads, kv_heads, dim])
+    q = rng.standard_normal((n, heads, dim), dtype=np.float32)
+    k, k_numbers = cached(rng, (first + n, kv_heads, dim), dtype)
+    v, v_numbers = cached(rng, (first + n, kv_heads, dim), dtype)
+    expected = oracle.ops.attention(q.astype(np.float64), k_numbers, v_numbers, dim**-0.5)
+    assert_agrees("attention", metal.attention(q, k, v, dim**-0.5), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("n", "first", "heads", "rank", "rope"), [(1, 300, 5, 64, 16), (3, 20, 2, 512, 64), (6, 0, 3, 40, 7)]
+)
+def test_latent_attention(n: int, first: int, heads: int, rank: int, rope: int, dtype: str) -> None:
+    rng = np.random.default_rng([n, first, heads, rank, rope])
+    q_latent = rng.standard_normal((n, heads, rank), dtype=np.float32)
+    q_pe = rng.standard_normal((n, heads, rope), dtype=np.float32)
+    latent, latent_numbers = cached(rng, (first + n, rank), dtype)
+    k_pe, k_pe_numbers = cached(rng, (first + n, rope), dtype)
+    scale = (rank + rope) ** -0.5
+    identity = np.broadcast_to(np.eye(rank), (heads, rank, rank))
+    wide = (q_latent.astype(np.float64), q_pe.astype(np.float64), latent_numbers, k_pe_numbers)
+    expected = oracle.ops.mla_attention(*wide, identity, identity, scale, absorbed=True)
+    assert_agrees("mla_attention", metal.mla_attention(q_latent, q_pe, latent, k_pe, scale), expected, dtype)
+
+
+@pytest.mark.parametrize("scale", [30.0, 1e4])
+def test_scores_far_apart(scale: float) -> None:
+    """One key has all the weight, and may be the last or long past."""
+    rng = np.random.default_rng(4)
+    q, k, v = (rng.standard_normal(shape, dtype=np.float32) for shape in ((2, 2, 16), (600, 1, 16), (600, 1, 16)))
+    expected = oracle.ops.attention(*(a.astype(np.float64) for a in (q, k, v)), scale)
+    # A score of some thousands is rounded by more than its neighbours are apart.
+    assert np.abs(metal.attention(q, k, v, scale) - expected).max() < 1e-6 * scale
+
+
+def test_a_row_depends_on_what_it_sees_alone() -> None:
+    """However the rows are cut into calls, and whatever comes after them in the cache."""
+    rng = np.random.default_rng(5)
+    n, first, end = 9, 250, 259
+    q, q_pe = (rng.standard_normal((n, 3, 8), dtype=np.float32) for _ in range(2))
+    k, v = (rng.standard_normal((end, 1, 8), dtype=np.float32) for _ in range(2))
+    k_pe = rng.standard_normal((end, 8), dtype=np.float32)
+    whole = metal.attention(q, k, v, 0.3)
+    latent = metal.mla_attention(q, q_pe, np.ascontiguousarray(k[:, 0]), k_pe, 0.3)
+    for begin, stop in ((0, 1), (1, 4), (5, 7)):
+        seen, rows = first + stop, slice(begin, stop)
+        assert np.array_equal(metal.attention(q[rows], k[:seen], v[:seen], 0.3), whole[rows])
+        keys = np.ascontiguousarray(k[:seen, 0])
+        assert np.array_equal(metal.mla_attention(q[rows], q_pe[rows], keys, k_pe[:seen], 0.3), latent[rows])
+    k[-1], v[-1] = np.nan, np.nan
+    assert np.array_equal(metal.attention(q, k, v, 0.3)[:-1], whole[:-1])
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "length"), [(4, 2, 64, 300), (3, 3, 33, 1), (2, 1, 256, 40)])
+def test_one_step_at_a_time(heads: int, kv_heads: int, dim: int, length: int) -> None:
+    rng = np.random.default_rng(6)
+    q = rng.standard_normal((heads, dim), dtype=np.float32)
+    k, v = (rng.standard_normal((length, kv_heads, dim), dtype=np.float32) for _ in range(2))
+    expected = oracle.ops.attention(*(a.astype(np.float64) for a in (q[None], k, v)), dim**-0.5)[0]
+    assert_agrees("attention", metal.attention_step_by_step(q, k, v, dim**-0.5), expected)

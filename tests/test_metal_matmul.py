@@ -1,0 +1,130 @@
+"""Products, embeddings and experts of the Metal kernels, on the emulated device, against the oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from metal_ops import MetalOps
+from metal_support import needs_device
+from moeflux import QuantFormat
+from moeflux.oracle import ops as oracle
+from op_support import AFFINE, PLAIN, StoredMatrix, numbers, random_matrix
+from tolerances import assert_close
+
+pytestmark = needs_device
+
+metal = MetalOps()
+FORMATS = [*AFFINE, *PLAIN]
+
+
+def width(format: QuantFormat, groups: int) -> int:
+    return groups * format.group_size if format.is_affine else groups * 32 - 27
+
+
+def check_product(rng: np.random.Generator, matrix: StoredMatrix, n: int) -> None:
+    x = numbers(rng, n, matrix.exact.shape[1])
+    found = metal.matmul(x, matrix)
+    assert_close("matmul", found, oracle.matmul(x.astype(np.float64), matrix.exact), np.abs(x) @ matrix.size.T)
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_products(format: QuantFormat) -> None:
+    rng = np.random.default_rng(1)
+    for rows, groups, n in [(1, 1, 1), (13, 3, 5)]:
+        check_product(rng, random_matrix(rng, format, rows, width(format, groups)), n)
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_products_by_tiles(format: QuantFormat) -> None:
+    rng = np.random.default_rng(9)
+    matrix = random_matrix(rng, format, 37, width(format, 1))
+    x = numbers(rng, 33, matrix.exact.shape[1])
+    found = metal.matmul(x, matrix, kernel="matmul_tiles")
+    assert_close("matmul", found, oracle.matmul(x.astype(np.float64), matrix.exact), np.abs(x) @ matrix.size.T)
+    assert np.array_equal(metal.matmul(x[30:], matrix, kernel="matmul_tiles"), found[30:])
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_transposed_products(format: QuantFormat) -> None:
+    rng = np.random.default_rng(2)
+    matrix = random_matrix(rng, format, 11, width(format, 3))
+    x = numbers(rng, 3, 11)
+    found = metal.matmul(x, matrix, transposed=True)
+    assert_close("matmul", found, x.astype(np.float64) @ matrix.exact, np.abs(x) @ matrix.size)
+
+
+@pytest.mark.parametrize("columns", [4224, 7168])
+def test_wide_rows(columns: int) -> None:
+    """Wider than what the older engine could take."""
+    rng = np.random.default_rng(3)
+    for format in (QuantFormat.affine(4, 128), QuantFormat.affine(3, 64, "F16"), QuantFormat.plain("BF16")):
+        for n in (1, 3):
+            check_product(rng, random_matrix(rng, format, 5, columns), n)
+
+
+def test_products_of_a_batch() -> None:
+    """One product for each head of a stack."""
+    rng = np.random.default_rng(4)
+    matrix = random_matrix(rng, QuantFormat.affine(4, 32), 3 * 10, 96)
+    x, y = numbers(rng, 3, 2, 96), numbers(rng, 3, 2, 10)
+    found, turned = metal.matmul_batch(x, matrix), metal.matmul_batch(y, matrix, transposed=True)
+    for i in range(3):
+        own = slice(10 * i, 10 * i + 10)
+        stored = (array[own].copy() for array in (matrix.weight, matrix.scales, matrix.biases))
+        part = StoredMatrix(matrix.format, *stored, matrix.exact, matrix.size)
+        assert np.array_equal(found[i], metal.matmul(x[i], part))
+        assert np.array_equal(turned[i], metal.matmul(y[i], part, transposed=True))
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_embed(format: QuantFormat) -> None:
+    rng = np.random.default_rng(5)
+    table = random_matrix(rng, format, 9, width(format, 3))
+    ids = np.array([8, 0, 3, 3], np.int32)
+    assert_close("embed", metal.embed(table, ids), oracle.embed(table.exact, list(ids)), table.size[ids])
+
+
+@pytest.mark.parametrize("format", [QuantFormat.affine(b, 64) for b in (2, 3, 4, 5, 6, 8)] + PLAIN, ids=str)
+def test_neighbours_change_no_bit(format: QuantFormat) -> None:
+    """A row alone, by the kernel for one row or by the other, and a row among others."""
+    rng = np.random.default_rng(6)
+    matrix = random_matrix(rng, format, 9, 320 if format.is_affine else 301)
+    x = numbers(rng, 7, matrix.exact.shape[1])
+    whole = metal.matmul(x, matrix)
+    for i in (0, 3, 6):
+        assert np.array_equal(metal.matmul(x[i : i + 1], matrix, kernel="matvec"), whole[i : i + 1])
+        assert np.array_equal(metal.matmul(x[i : i + 1], matrix, kernel="matmul"), whole[i : i + 1])
+    assert np.array_equal(metal.matmul(x[2:5], matrix), whole[2:5])
+
+
+# ---- Experts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", [QuantFormat.affine(b, 32) for b in (2, 3, 4, 5, 6, 8)] + PLAIN, ids=str)
+def test_experts(format: QuantFormat) -> None:
+    """One token, then a prefill: as many dispatches, and the same bits for a token whoever is beside it."""
+    rng = np.random.default_rng(7)
+    hidden, intermediate, count, k = 64, 32, 3, 2
+    shapes = ((intermediate, hidden), (intermediate, hidden), (hidden, intermediate))
+    experts = [tuple(random_matrix(rng, format, *shape) for shape in shapes) for _ in range(count)]
+    x = numbers(rng, 5, hidden) / 8
+    chosen = np.array([rng.permutation(count)[:k] for _ in range(5)])
+    jobs = [(e, np.flatnonzero(chosen.reshape(-1) == e).tolist()) for e in rng.permutation(count)]
+    found = metal.expert_ffn(x, experts, jobs, k)
+    for pair, expert in enumerate(chosen.reshape(-1)):
+        gate, up, down = experts[expert]
+        row = x[pair // k : pair // k + 1].astype(np.float64)
+        expected = oracle.expert_ffn(row, gate.exact, up.exact, down.exact)
+        inner = (np.abs(row) @ gate.size.T) * (np.abs(row) @ up.size.T)
+        assert_close("expert_ffn", found[pair : pair + 1], expected, inner @ down.size.T)
+    alone = metal.expert_ffn(x[:1], experts, [(e, [place]) for place, e in enumerate(chosen[0])], k)
+    assert np.array_equal(alone, found[:k])
+    assert np.array_equal(metal.expert_ffn(x, experts, jobs[::-1], k, block=1), found)
+
+
+def test_pairs_of_no_job_are_left_alone() -> None:
+    rng = np.random.default_rng(8)
+    experts = [tuple(random_matrix(rng, QuantFormat.affine(4, 32), 32, 32) for _ in range(3))]
+    found = metal.expert_ffn(numbers(rng, 2, 32), experts, [(0, [3])], 2)
+    assert found[3].any() and not found[:3].any()
