@@ -33,7 +33,7 @@ struct EngineOptions {
   int ring_depth = 2;            // expert batches in flight
   int64_t chunk = 0;             // most tokens of a prefill chunk; 0: chosen by the engine
   // How experts are read: "direct" past the page cache, "buffered" through it, or "auto": direct where the file system
-  // can, when not every expert has a slot or the experts are larger than half of the memory that is free.
+  // can, when not every expert has a slot.
   std::string reads = "auto";
   std::string cache = "lru";        // which expert goes when a slot is needed: "lru", "lfu", or "none": nothing is kept
   std::string look_ahead = "auto";  // read what the next layer may need: "on", "off", or "auto": while it pays
@@ -55,13 +55,14 @@ struct Footprint {
   int64_t expert_slots = 0;
   int64_t scratch = 0;       // intermediate numbers of a chunk, and what the kernels want for themselves
   int64_t read_buffers = 0;  // of the threads that read, where reads do not go straight into slots
+  int64_t tables = 0;        // which expert is where, what is wanted next, checksums
   // Of sessions.
   int64_t rows = 0;         // keys and values, or latents, a row a position
   int64_t recurrent = 0;    // state of linear layers
   int64_t checkpoints = 0;  // copies of it
   int64_t tokens = 0;       // the tokens themselves, and logits
 
-  int64_t engine() const { return dense_weights + expert_slots + scratch + read_buffers; }
+  int64_t engine() const { return dense_weights + expert_slots + scratch + read_buffers + tables; }
   int64_t sessions() const { return rows + recurrent + checkpoints + tokens; }
   int64_t total() const { return engine() + sessions(); }
   Footprint& operator+=(const Footprint& other);

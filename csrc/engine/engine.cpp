@@ -46,9 +46,11 @@ EngineOptions checked(EngineOptions options) {
   return options;
 }
 
-void check_experts(const Variant& variant) {
-  if (variant.num_experts > most_experts)
-    throw FormatError(concat("num_experts: expected at most ", most_experts, ", found ", variant.num_experts));
+void check_experts(const StoreDirectory& store) {
+  if (store.variant.num_experts > most_experts)
+    throw FormatError(concat(printable(store.listing), ": num_experts: expected at most ", most_experts,
+                             " experts in a layer, which is what this engine can choose from, found ",
+                             store.variant.num_experts));
 }
 
 Model load_model(const StoreDirectory& store, Backend& backend, const Progress& progress) {
@@ -64,7 +66,7 @@ Model load_model(const StoreDirectory& store, Backend& backend, const Progress& 
 }  // namespace
 
 Footprint footprint(const StoreDirectory& store, const EngineOptions& options, const SessionOptions& session) {
-  check_experts(store.variant);
+  check_experts(store);
   Footprint bytes = engine_footprint(store, settled(store.variant, checked(options)));
   bytes += session_footprint(store.variant, settled(store.variant, session));
   return bytes;
@@ -81,7 +83,7 @@ std::shared_ptr<Engine> Engine::open(StoreDirectory store, const EngineOptions& 
 }
 
 std::shared_ptr<Engine> open_engine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults) {
-  check_experts(store.variant);
+  check_experts(store);
   // A forked child leaves its copy where it is: its threads are not there to be joined.
   const auto destroy = [process = getpid()](LoadedEngine* engine) {
     if (getpid() == process) delete engine;
@@ -119,6 +121,7 @@ Footprint LoadedEngine::memory() const {
   bytes.expert_slots = arena_bytes(experts_.slot_bytes());
   bytes.scratch = arena_bytes(scratch_.arena->bytes()) + arena_bytes(picks_->bytes()) + prepared_;
   bytes.read_buffers = experts_.read_buffers();
+  bytes.tables = experts_.tables();
   return bytes;
 }
 

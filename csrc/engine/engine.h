@@ -39,7 +39,7 @@ class LoadedEngine final : public Engine {
   std::unique_ptr<Session> session(const SessionOptions& options) override;
   std::string isa() const override { return backend_->isa(); }
   Footprint memory() const override;
-  int64_t held() const override { return backend_->held() + experts_.read_buffers(); }
+  int64_t held() const override { return backend_->held() + experts_.read_buffers() + experts_.tables(); }
   int64_t sessions() const override { return session_memory_.sessions(); }
   int64_t experts() const override { return all_experts(model_.variant); }
   int64_t expert_slots() const override { return experts_.slots(); }

@@ -9,6 +9,14 @@ ExpertGroups::ExpertGroups(int64_t experts, int64_t most_pairs)
       pairs_(static_cast<size_t>(most_pairs)),
       groups_(static_cast<size_t>(experts)) {}
 
+int64_t ExpertGroups::table_bytes(int64_t experts, int64_t most_pairs) {
+  return (experts + 1 + most_pairs) * 4 + experts * static_cast<int64_t>(sizeof(Group));
+}
+
+int64_t ExpertGroups::tables() const {
+  return static_cast<int64_t>((ends_.capacity() + pairs_.capacity()) * 4 + groups_.capacity() * sizeof(Group));
+}
+
 void ExpertGroups::assign(std::span<const int32_t> ids) {
   std::fill(ends_.begin(), ends_.end(), 0);
   for (const int32_t id : ids) ++ends_[static_cast<size_t>(id) + 1];

@@ -20,6 +20,10 @@ class ExpertGroups {
 
   ExpertGroups(int64_t experts, int64_t most_pairs);
 
+  // Bytes: what it will take, and has.
+  static int64_t table_bytes(int64_t experts, int64_t most_pairs);
+  int64_t tables() const;
+
   // ids [n * k] as the router gave them, each below the number of experts.
   void assign(std::span<const int32_t> ids);
 

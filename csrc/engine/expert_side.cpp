@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/free_memory.h"
 #include "core/sha256.h"
 #include "core/text.h"
 #include "engine/footprint.h"
@@ -16,14 +15,11 @@
 namespace moeflux {
 namespace {
 
-// With a slot for every expert each is read once: through the page cache, which makes the next load of the model fast,
-// unless that would take memory that others need.
+// With a slot for every expert each is read once: through the page cache, which makes the next load of the model fast.
 ReadMode read_mode(const StoreDirectory& store, const EngineOptions& options) {
   if (options.reads == "direct") return ReadMode::direct;
   if (options.reads == "buffered") return ReadMode::buffered;
-  const int64_t all = all_experts(store.variant);
-  const bool streams = options.expert_slots < all;
-  if (!streams && all * store.experts.bytes <= free_memory() / 2) return ReadMode::buffered;
+  if (options.expert_slots == all_experts(store.variant)) return ReadMode::buffered;
   for (const std::vector<ExpertPlace>& places : store.expert_places)
     if (!places.empty() && !supports_direct(store.files[static_cast<size_t>(places.front().file)]))
       return ReadMode::buffered;
@@ -62,6 +58,14 @@ ExpertCheck expert_check(const StoreDirectory& store, const ExpertStore& experts
   };
 }
 
+int64_t checksum_bytes(const StoreDirectory& store, const EngineOptions& options) {
+  return options.verify_reads ? all_experts(store.variant) * static_cast<int64_t>(sizeof(Sha256Sum)) : 0;
+}
+
+SlotCacheShape cache_shape(const StoreDirectory& store, const EngineOptions& options) {
+  return {store.variant.num_layers(), store.variant.num_experts, options.expert_slots, slot_layout(store).bytes};
+}
+
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -73,13 +77,13 @@ ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const Engi
     : backend_(backend),
       store_(store, {read_mode(store, options), open}),
       memory_(backend.allocate(options.expert_slots * store_.slot().bytes, "expert slots")),
-      cache_({memory_->data(), static_cast<size_t>(memory_->bytes())},
-             {store.variant.num_layers(), store.variant.num_experts, options.expert_slots, store_.slot().bytes},
+      cache_({memory_->data(), static_cast<size_t>(memory_->bytes())}, cache_shape(store, options),
              cache_policy(options.cache)),
       pool_(options.readers, store_.bounce()),
       loader_(store_, pool_, cache_, expert_check(store, store_, options)),
       groups_(store.variant.num_experts, chunk * store.variant.experts_per_token),
       experts_per_token_(store.variant.experts_per_token),
+      checksums_(checksum_bytes(store, options)),
       prefetcher_(store.variant, look_ahead_mode(options.look_ahead)),
       describe_(concat(cache_.shape().slots, " expert slots, ", pool_.threads(), " readers, ",
                        store_.mode() == ReadMode::direct ? "direct" : "buffered", " reads, cache ", options.cache,
@@ -91,6 +95,26 @@ ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const Engi
   leases_.reserve(experts);
   arriving_.groups.reserve(experts);
   arriving_.leases.reserve(experts);
+}
+
+int64_t ExpertSide::table_bytes(const StoreDirectory& store, const EngineOptions& options) {
+  const Variant& v = store.variant;
+  const SlotCacheShape shape = cache_shape(store, options);
+  // missing_, jobs_, leases_, and the waves.
+  const auto row = static_cast<int64_t>(3 * (sizeof(ExpertGroups::Group) + sizeof(Lease)) + sizeof(ExpertJob));
+  return SlotCache::table_bytes(shape, cache_policy(options.cache)) +
+         ExpertLoader::table_bytes(
+             {shape.slots, shape.experts, static_cast<int64_t>(store.experts.pieces.size()), options.readers}) +
+         ExpertGroups::table_bytes(v.num_experts, options.chunk * v.experts_per_token) + v.num_experts * row +
+         checksum_bytes(store, options);
+}
+
+int64_t ExpertSide::tables() const {
+  size_t bytes = missing_.capacity() * sizeof(ExpertGroups::Group) + jobs_.capacity() * sizeof(ExpertJob) +
+                 leases_.capacity() * sizeof(Lease);
+  for (const Wave& wave : waves_)
+    bytes += wave.groups.capacity() * sizeof(ExpertGroups::Group) + wave.leases.capacity() * sizeof(Lease);
+  return static_cast<int64_t>(bytes) + cache_.tables() + loader_.tables() + groups_.tables() + checksums_;
 }
 
 void record_feed_forward(Commands& commands, const FeedForwardWeights& w, View x, View out, Scratch& s, int64_t n) {

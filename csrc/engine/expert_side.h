@@ -54,6 +54,9 @@ class ExpertSide {
   int64_t slot_bytes() const { return memory_->bytes(); }
   int64_t expert_bytes() const { return store_.experts().bytes; }
   int64_t read_buffers() const { return pool_.memory(); }
+  // Bytes of lists: what they will be with settled options, and what they are.
+  static int64_t table_bytes(const StoreDirectory& store, const EngineOptions& options);
+  int64_t tables() const;
   int readers() const { return pool_.threads(); }
   const std::string& describe() const {
     return describe_;
@@ -97,6 +100,7 @@ class ExpertSide {
   ExpertLoader loader_;
   ExpertGroups groups_;
   int64_t experts_per_token_;
+  int64_t checksums_;  // bytes
   Prefetcher prefetcher_;
   std::string describe_;
   RoutingObserver observer_;

@@ -5,6 +5,7 @@
 #include "backend/backends.h"
 #include "core/arena.h"
 #include "core/error.h"
+#include "engine/expert_side.h"
 #include "engine/layer_state.h"
 #include "engine/scratch.h"
 #include "engine/weights.h"
@@ -71,6 +72,7 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
                   prepared_bytes(options.backend, work_sizes(v));
   // "auto" may turn out buffered, which needs none: what is planned is what direct reads need.
   bytes.read_buffers = options.reads == "buffered" ? 0 : options.readers * bounce_of(store, ReadMode::direct);
+  bytes.tables = ExpertSide::table_bytes(store, options);
   return bytes;
 }
 
@@ -89,6 +91,7 @@ Footprint& Footprint::operator+=(const Footprint& other) {
   expert_slots += other.expert_slots;
   scratch += other.scratch;
   read_buffers += other.read_buffers;
+  tables += other.tables;
   rows += other.rows;
   recurrent += other.recurrent;
   checkpoints += other.checkpoints;

@@ -13,6 +13,15 @@ EvictionOrder::EvictionOrder(CachePolicy policy, int64_t keys, int64_t slots, in
   for (int32_t level = 0; level < levels; ++level) at(head(level)) = {head(level), head(level)};
 }
 
+int64_t EvictionOrder::table_bytes(CachePolicy policy, int64_t keys, int64_t slots) {
+  const int64_t counts = policy == CachePolicy::lfu ? keys : 0;
+  return counts + (slots + levels) * static_cast<int64_t>(sizeof(Link));
+}
+
+int64_t EvictionOrder::tables() const {
+  return static_cast<int64_t>(counts_.capacity() + links_.capacity() * sizeof(Link));
+}
+
 void EvictionOrder::use(int32_t key) {
   if (policy_ != CachePolicy::lfu) return;
   uint8_t& count = counts_[static_cast<size_t>(key)];

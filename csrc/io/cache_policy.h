@@ -22,6 +22,9 @@ class EvictionOrder {
   EvictionOrder(CachePolicy policy, int64_t keys, int64_t slots, int64_t ageing_period = 0);
 
   CachePolicy policy() const { return policy_; }
+  // Of its lists: what they will take, and what they have taken.
+  static int64_t table_bytes(CachePolicy policy, int64_t keys, int64_t slots);
+  int64_t tables() const;
   // An expert is asked for.
   void use(int32_t key);
   // A slot that nobody holds any more joins, as the last of its level; `unused_guess`: of the lowest.

@@ -1,5 +1,6 @@
 #include "io/expert_loader.h"
 
+#include <algorithm>
 #include <cassert>
 #include <utility>
 
@@ -7,13 +8,46 @@
 
 namespace moeflux {
 
+// All that one layer may demand, while what was guessed for it and is no longer wanted comes to its end.
+int64_t LoaderShape::loads() const { return std::min(slots, 2 * experts); }
+
+// An expert is cut at the borders of its pieces, and into a part for each thread.
+int64_t LoaderShape::requests() const { return threads + pieces; }
+
 ExpertLoader::ExpertLoader(const ExpertStore& store, ReadPool& pool, SlotCache& cache, ExpertCheck check)
     : store_(store),
       pool_(pool),
       cache_(cache),
       check_(std::move(check)),
+      shape_{cache.shape().slots, cache.shape().experts, static_cast<int64_t>(store.experts().pieces.size()),
+             pool.threads()},
       by_slot_(static_cast<size_t>(cache.shape().slots)) {
   assert(cache.shape().slot_bytes >= store.slot().bytes);
+  const auto loads = static_cast<size_t>(shape_.loads());
+  loads_.reserve(loads);
+  idle_.reserve(loads);
+  while (loads_.size() < loads) add_load();
+}
+
+int64_t ExpertLoader::table_bytes(const LoaderShape& shape) {
+  const int64_t load = static_cast<int64_t>(sizeof(Load) + 2 * sizeof(Load*)) +
+                       shape.requests() * static_cast<int64_t>(sizeof(ReadRequest));
+  return shape.loads() * load + shape.slots * static_cast<int64_t>(sizeof(Load*));
+}
+
+int64_t ExpertLoader::tables() const {
+  size_t bytes = (loads_.capacity() + idle_.capacity() + by_slot_.capacity()) * sizeof(Load*);
+  for (const std::unique_ptr<Load>& load : loads_) bytes += sizeof(Load) + load->batch.capacity() * sizeof(ReadRequest);
+  return static_cast<int64_t>(bytes);
+}
+
+void ExpertLoader::add_load() {
+  idle_.reserve(loads_.size() + 1);
+  loads_.push_back(std::make_unique<Load>());
+  Load* load = loads_.back().get();
+  load->batch.reserve(static_cast<size_t>(shape_.requests()));
+  if (check_) load->batch.after_reading([this, load] { check_(load->layer, load->expert, load->slot); });
+  idle_.push_back(load);
 }
 
 ExpertLoader::~ExpertLoader() { give_up(); }
@@ -39,13 +73,7 @@ bool ExpertLoader::guess(int64_t layer, int64_t expert, int64_t keep) {
 
 // Nothing is under way when it throws, and the lease is gone.
 void ExpertLoader::begin(Lease lease, bool guess, int64_t parts) {
-  if (idle_.empty()) {
-    idle_.reserve(loads_.size() + 1);
-    loads_.push_back(std::make_unique<Load>());
-    Load* load = loads_.back().get();
-    if (check_) load->batch.after_reading([this, load] { check_(load->layer, load->expert, load->slot); });
-    idle_.push_back(load);
-  }
+  if (idle_.empty()) add_load();
   Load& load = *idle_.back();
   load.batch.clear();
   load.layer = lease.layer();

@@ -20,6 +20,17 @@ namespace moeflux {
 // Looks at an expert that was just read, and throws when it is not what it should be. Called by the threads that read.
 using ExpertCheck = std::function<void(int64_t layer, int64_t expert, std::span<const std::byte> slot)>;
 
+// What a loader makes room for.
+struct LoaderShape {
+  int64_t slots = 0;
+  int64_t experts = 0;  // of a layer
+  int64_t pieces = 0;   // of an expert
+  int threads = 0;      // that read
+
+  int64_t loads() const;     // under way at once
+  int64_t requests() const;  // of one of them
+};
+
 class ExpertLoader {
  public:
   ExpertLoader(const ExpertStore& store, ReadPool& pool, SlotCache& cache, ExpertCheck check = {});
@@ -48,6 +59,9 @@ class ExpertLoader {
   void give_up();
   bool has(int64_t layer, int64_t expert) const { return cache_.contains(layer, expert); }  // or is bringing it
   bool idle() const { return idle_.size() == loads_.size(); }                               // nothing is under way
+  // Bytes of its lists: what they will be with so many slots, and what they are.
+  static int64_t table_bytes(const LoaderShape& shape);
+  int64_t tables() const;
   // Of guesses, since the loader was made: bytes that were never read.
   int64_t dropped_guess_bytes() const { return dropped_; }
 
@@ -71,7 +85,10 @@ class ExpertLoader {
   ReadPool& pool_;
   SlotCache& cache_;
   ExpertCheck check_;
-  std::vector<std::unique_ptr<Load>> loads_;  // as many as were ever under way at once
+  void add_load();
+
+  LoaderShape shape_;
+  std::vector<std::unique_ptr<Load>> loads_;  // more only when more than that are ever under way
   std::vector<Load*> idle_;                   // of them
   int64_t dropped_ = 0;
   std::vector<Load*> by_slot_;  // under way; null for other slots

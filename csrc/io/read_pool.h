@@ -49,6 +49,8 @@ class ReadBatch {
 
   void add(const ReadRequest& request);  // before it is submitted
   void clear();                          // likewise
+  void reserve(size_t requests) { requests_.reserve(requests); }
+  size_t capacity() const { return requests_.capacity(); }
   // Called for every use of the batch from now on by the thread that ended its last request, when all was read: what it
   // throws is the batch's error.
   void after_reading(std::function<void()> check) { after_reading_ = std::move(check); }

@@ -67,6 +67,17 @@ SlotCache::SlotCache(std::span<std::byte> memory, const SlotCacheShape& shape, C
   for (int32_t slot = static_cast<int32_t>(shape.slots); slot-- > 0;) free_.push_back(slot);
 }
 
+int64_t SlotCache::table_bytes(const SlotCacheShape& shape, CachePolicy policy) {
+  const int64_t keys = shape.layers * shape.experts;
+  return keys * 4 + shape.slots * static_cast<int64_t>(sizeof(Slot) + 4) +
+         EvictionOrder::table_bytes(policy, keys, shape.slots);
+}
+
+int64_t SlotCache::tables() const {
+  return static_cast<int64_t>((table_.capacity() + free_.capacity()) * 4 + slots_.capacity() * sizeof(Slot)) +
+         order_.tables();
+}
+
 SlotCache::~SlotCache() { assert(leased_ == 0); }
 
 size_t SlotCache::key_of(int64_t layer, int64_t expert) const {

@@ -79,6 +79,9 @@ class SlotCache {
 
   const SlotCacheShape& shape() const { return shape_; }
   const SlotCacheStats& stats() const { return stats_; }
+  // Bytes beside the slots: what they will be, and what they are.
+  static int64_t table_bytes(const SlotCacheShape& shape, CachePolicy policy);
+  int64_t tables() const;
   // Slots that a miss could take now.
   int64_t spare() const { return static_cast<int64_t>(free_.size()) + order_.size(); }
   int64_t leased() const { return leased_; }  // slots

@@ -186,6 +186,7 @@ void register_footprint(py::module_& m) {
       .def_readonly("expert_slots", &Footprint::expert_slots)
       .def_readonly("scratch", &Footprint::scratch)
       .def_readonly("read_buffers", &Footprint::read_buffers)
+      .def_readonly("tables", &Footprint::tables)
       .def_readonly("rows", &Footprint::rows)
       .def_readonly("recurrent", &Footprint::recurrent)
       .def_readonly("checkpoints", &Footprint::checkpoints)
@@ -196,16 +197,21 @@ void register_footprint(py::module_& m) {
   m.def(
       "footprint",
       [](const Store& store, const std::string& backend, int readers, int64_t expert_slots, int64_t chunk,
-         int64_t max_context, const std::string& kv, int64_t max_checkpoints) {
+         const std::string& reads, const std::string& cache, bool verify_reads, int64_t max_context,
+         const std::string& kv, int64_t max_checkpoints) {
         EngineOptions options;
         options.backend = backend;
         options.readers = readers;
         options.expert_slots = expert_slots;
         options.chunk = chunk;
+        options.reads = reads;
+        options.cache = cache;
+        options.verify_reads = verify_reads;
         return footprint(store.directory, options, {max_context, kv_dtype(kv), max_checkpoints});
       },
       py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("readers") = 0, py::arg("expert_slots") = 0,
-      py::arg("chunk") = 0, py::arg("max_context") = 0, py::arg("kv_dtype") = "f32", py::arg("max_checkpoints") = 4,
+      py::arg("chunk") = 0, py::arg("reads") = "auto", py::arg("cache") = "lru", py::arg("verify_reads") = false,
+      py::arg("max_context") = 0, py::arg("kv_dtype") = "f32", py::arg("max_checkpoints") = 4,
       "What an engine so opened and one such session will hold. Takes no memory and opens no file.");
   m.def(
       "slot_bytes", [](const Store& store) { return slot_layout(store.directory).bytes; }, py::arg("store"),

@@ -12,8 +12,9 @@ from __future__ import annotations
 from moeflux._core import QuantFormat, StepStats, __version__
 from moeflux._core import isas as available_isas
 from moeflux.errors import BudgetError, DeviceError, Error, FormatError, IoError, StateError
-from moeflux.model import Model, load
+from moeflux.model import Memory, Model, load
 from moeflux.ops import ops
+from moeflux.plan import Plan
 from moeflux.sampling import Sampling
 from moeflux.session import Logits, Session
 from moeflux.snapshot import Snapshot
@@ -28,7 +29,9 @@ __all__ = [
     "FormatError",
     "IoError",
     "Logits",
+    "Memory",
     "Model",
+    "Plan",
     "QuantFormat",
     "Sampling",
     "Session",

@@ -590,6 +590,8 @@ class Footprint:
     @property
     def sessions(self) -> int: ...
     @property
+    def tables(self) -> int: ...
+    @property
     def tokens(self) -> int: ...
     @property
     def total(self) -> int: ...
@@ -757,6 +759,9 @@ def footprint(
     readers: int = 0,
     expert_slots: int = 0,
     chunk: int = 0,
+    reads: str = "auto",
+    cache: str = "lru",
+    verify_reads: bool = False,
     max_context: int = 0,
     kv_dtype: str = "f32",
     max_checkpoints: int = 4,

@@ -113,10 +113,10 @@ class Repetition:
         answers = [self.random(SETTLE + decode, vocab, 2 + part) if random_decode else None for part in range(2)]
 
         if decode:
-            model, seconds = self.open_cold()
+            model, seconds = self.open_cold(context)
             yield self.decoded("cold", model.session(context), prompts[0][0], decode, answers[0], 0, seconds)
             del model
-        model, seconds = self.open_cold()
+        model, seconds = self.open_cold(context)
         session = model.session(context)
         yield self.prefilled("cold", session, prompts[0], seconds)
         session.clear()
@@ -124,10 +124,10 @@ class Repetition:
         if decode:
             yield self.decoded("warm", session, None, decode, answers[1], SETTLE, None)
 
-    def open_cold(self) -> tuple[Model, float]:
+    def open_cold(self, context: int) -> tuple[Model, float]:
         drop_cached(self.files)
         started = time.perf_counter()
-        model = load(self.store, **self.options)
+        model = load(self.store, **{"context": context} | self.options)
         return model, time.perf_counter() - started
 
     def vocab(self) -> int:

@@ -80,7 +80,7 @@ def _from_store(store: Store) -> Info:
     for quantisation in directory.formats.values():
         formats[str(quantisation)] = formats.get(str(quantisation), 0) + 1
     experts = directory.experts.formats
-    sizes = {name: sum(span[2] for span in tensor.spans) for name, tensor in directory.tensors.items()}
+    sizes = _sizes(store)
     return Info(
         target=str(store.path),
         kind=store.kind,
@@ -93,7 +93,7 @@ def _from_store(store: Store) -> Info:
         fingerprint=store.fingerprint,
         ignored=list(directory.ignored),
         missing=store.missing_extras(),
-        **_costs(variant, directory.experts.bytes, sum(sizes.values()), _embedding_bytes(sizes)),
+        **costs(store),
     )
 
 
@@ -127,6 +127,17 @@ def _from_variant(target: str, kind: str, variant: Variant, missing: list[str] |
         missing=missing or [],
         **_costs(variant, layout.bytes, dense, embedding),
     )
+
+
+def costs(store: Store) -> dict[str, int]:
+    sizes = _sizes(store)
+    expert = store.directory.experts.bytes
+    return _costs(store.variant, expert, sum(sizes.values()), _embedding_bytes(sizes))
+
+
+def _sizes(store: Store) -> dict[str, int]:
+    """Of every dense tensor."""
+    return {name: sum(span[2] for span in tensor.spans) for name, tensor in store.directory.tensors.items()}
 
 
 def _costs(variant: Variant, expert_bytes: int, dense_bytes: int, embedding_bytes: int) -> dict[str, int]:

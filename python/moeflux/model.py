@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import operator
 import threading
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from moeflux import _core
 from moeflux.errors import StateError
-from moeflux.remembered import remembered
+from moeflux.info import human
+from moeflux.memory import resident
+from moeflux.plan import ENGINE_PARTS, SESSION_PARTS, Beside, Options, Plan, make_plan, whole
 from moeflux.session import Session
 from moeflux.store import Store, open_store
 from moeflux.trace import Recording
@@ -23,40 +26,90 @@ if TYPE_CHECKING:
     from moeflux.sampling import Sampling
     from moeflux.tokenizer import Tokenizer
 
-__all__ = ["Model", "load"]
+__all__ = ["Memory", "Model", "load"]
+
+LOADED: weakref.WeakSet[Model] = weakref.WeakSet()
+"""The models of this process: the budget of the next one is for all of them."""
+LOADING = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes by what they are for: planned when the model was loaded, and held now, by it and by the sessions there are.
+
+    The system gives pages to what is used, so less than what is held may be in physical memory.
+    """
+
+    planned: dict[str, int]
+    held: dict[str, int]
+    budget: int | None
+    resident: int  # of the whole process, now
+    peak: int  # of the whole process, since it began
+
+    @property
+    def total(self) -> int:
+        """Held by the model and its sessions."""
+        return sum(self.held.values())
+
+    def __str__(self) -> str:
+        lines = [f"{'':<20}{'planned':>12}{'held':>12}"]
+        for name in {**self.planned, **self.held}:
+            planned, held = self.planned.get(name), self.held.get(name)
+            cells = ["" if size is None else human(size) for size in (planned, held)]
+            if planned or held:
+                lines.append(f"{name:<20}{cells[0]:>12}{cells[1]:>12}".rstrip())
+        lines.append(f"{'in all':<20}{human(sum(self.planned.values())):>12}")
+        lines.append(f"{'resident':<20}{'':>12}{human(self.resident):>12}")
+        lines.append(f"{'  at its peak':<20}{'':>12}{human(self.peak):>12}")
+        return "\n".join(lines)
 
 
 class Model:
     """Immutable and shared: any number of sessions, in any threads, may use one model; their calls take turns."""
 
-    def __init__(self, store: Store, engine: _core.Engine) -> None:
+    def __init__(self, store: Store, engine: _core.Engine, plan: Plan | None = None) -> None:
         self.variant: Variant = store.variant
         self.path: Path = store.path
         self.fingerprint: str = store.fingerprint
         self.expert_bytes: int = store.directory.experts.bytes
         self._recorded = threading.Lock()  # while somebody records its routing
         self._engine = engine
-
-    def session(self, max_context: int | None = None, kv_dtype: str = "f32") -> Session:
-        """A new timeline. Keys and values of up to `max_context` tokens are kept, as "f32" or "bf16".
-
-        Without `max_context`: the model's own limit, at most 32768. The system gives memory as positions are used.
-        """
-        if kv_dtype not in ("f32", "bf16"):
-            raise StateError(f'kv_dtype: expected "f32" or "bf16", found {kv_dtype!r:.40}')
-        return Session(self, self._engine.session(_asked("max_context", max_context), kv_dtype), kv_dtype)
+        self._plan = plan
 
     @property
-    def memory(self) -> dict[str, int]:
-        """Bytes held now, by what they are for: by the model, and by the sessions there are."""
+    def plan(self) -> Plan:
+        """Where every byte was to go when the model was loaded."""
+        if self._plan is None:
+            raise StateError("plan: expected a model that moeflux.load made, found one made by hand")
+        return self._plan
+
+    def session(self, max_context: int | None = None, kv_dtype: str | None = None) -> Session:
+        """A new timeline. Keys and values of up to `max_context` tokens are kept, as "f32" or "bf16".
+
+        Without them: as the plan has it. A longer one, or more than were planned, may draw on what the budget has left;
+        BudgetError when that is not enough. The system gives memory as positions are used.
+        """
+        if max_context is None and self._plan:
+            max_context = self._plan.context
+        if kv_dtype is None:
+            kv_dtype = self._plan.kv_dtype if self._plan else "f32"
+        if kv_dtype not in ("f32", "bf16"):
+            raise StateError(f'kv_dtype: expected "f32" or "bf16", found {kv_dtype!r:.40}')
+        rows = whole("max_context", max_context, self.variant.max_context) or 0
+        return Session(self, self._engine.session(rows, kv_dtype), kv_dtype)
+
+    @property
+    def memory(self) -> Memory:
+        """What is really held, beside what was planned."""
         held = self._engine.memory
-        return {
-            "dense weights": held.dense_weights,
-            "expert slots": held.expert_slots,
-            "scratch": held.scratch,
-            "read buffers": held.read_buffers,
-            "sessions": held.sessions,
-        }
+        now = resident()
+        return Memory(
+            planned=dict(self._plan.parts) if self._plan else {},
+            held={name: getattr(held, field) for name, field in (ENGINE_PARTS | SESSION_PARTS).items()},
+            budget=self._plan.budget_bytes if self._plan else None,
+            resident=now.now,
+            peak=now.peak,
+        )
 
     def chat(self, *, system: str | None = None, thinking: bool | None = None, **options: Any) -> Conversation:
         """A conversation in a session of its own. `thinking`: whether it should think before it answers, where its
@@ -108,12 +161,16 @@ class Model:
 def load(
     path: str | Path,
     *,
+    memory: int | str | None = "auto",
+    context: int | None = None,
+    sessions: int = 1,
+    kv_dtype: Literal["f32", "bf16"] = "f32",
     backend: str = "auto",
     threads: int | None = None,
     isa: str | None = None,
     readers: int | None = None,
     expert_slots: int | None = None,
-    ring_depth: int = 2,
+    ring_depth: int | None = None,
     chunk: int | None = None,
     reads: Literal["auto", "direct", "buffered"] = "auto",
     cache: Literal["lru", "lfu", "none"] = "lru",
@@ -124,15 +181,23 @@ def load(
 ) -> Model:
     """Opens the store at `path` (packed, or a stock MLX folder) for evaluation.
 
+    memory        the most that this process may have in physical memory: bytes, or "8GB", "8GiB"; BudgetError below the
+                  floor. "auto": what is free now, less a reserve, within the limits of control groups. None: no limit;
+                  every expert gets a slot
+    context       tokens that a session has room for; the model's own limit by default, at most 32768, and less where
+                  experts need the memory
+    sessions      that the plan has room for; more, or longer ones, may draw on what the budget has left
+    kv_dtype      of keys and values: "f32", or "bf16" at half the memory
     threads       that compute; all cores by default
     isa           CPU kernels: "portable", "avx2", "avx512" or "neon"; the best one by default (or MOEFLUX_ISA)
     readers       threads that read experts from disk; what `moeflux doctor` found best for this disk, else 4
-    expert_slots  experts held in memory; all of them by default. Fewer changes the speed and not one bit of the result
+    expert_slots  experts held in memory; by default as many as the budget has room for. Changes the speed and not one
+                  bit of the result
     ring_depth    expert batches in flight
-    chunk         most tokens of a prefill step; 512 by default
-    reads         of experts: "direct", past the page cache; "buffered", through it; "auto": direct where the file
-                  system can, when not every expert has a slot or the experts exceed half of the memory that is free;
-                  buffered where `moeflux doctor` found that faster
+    chunk         most tokens of a prefill step; by default 512, fewer or more as the budget has it
+    reads         of experts: "direct", past the page cache; "buffered", through it, which is memory that nobody counts
+                  and everybody can have; "auto": direct where the file system can, when not every expert has a slot
+                  (unless doctor found the other one faster) or when the experts would crowd out others
     cache         which expert goes when a slot is needed: the one unused for longest ("lru"), the one used least
                   ("lfu"), or every one as soon as it is computed ("none")
     look_ahead    read what the next layer will likely need while this one computes: "on", "off", or "auto": while
@@ -141,33 +206,62 @@ def load(
     experts_per_token   LOSSY: another number of experts than the model's own
     on_progress   (done, total) of the bytes that are read at once, now and then; when it returns False, StateError
 
-    Of all these only `isa` (and the lossy one) may change a result. With the same kernels the same tokens give the same
-    bits, whatever the rest, and however they are cut into calls and chunks: `step` is a prefill of one token, and a
-    prefill that was stopped and goes on ends where the unbroken one does. A large chunk reads an expert once for many
-    tokens; a small one needs less scratch and hears of Ctrl-C sooner.
+    Of all these only `isa`, `kv_dtype` and the lossy one may change a result. With the same kernels the same tokens
+    give the same bits, whatever the rest, and however they are cut into calls and chunks: `step` is a prefill of one
+    token, and a prefill that was stopped and goes on ends where the unbroken one does. A large chunk reads an expert
+    once for many tokens; a small one needs less scratch and hears of Ctrl-C sooner.
     """
-    with open_store(path, experts_per_token=experts_per_token) as store:
-        known = remembered(store.expert_files[0])
-        if known and readers is None:
-            readers = known.readers
-        if known and reads == "auto" and known.reads == "buffered":
-            reads = "buffered"  # where direct reads are better "auto" takes them, but when everything has a slot
+    options = Options(
+        memory=memory,
+        context=context,
+        sessions=sessions,
+        kv_dtype=kv_dtype,
+        backend=backend,
+        isa=isa,
+        threads=threads,
+        readers=readers,
+        expert_slots=expert_slots,
+        ring_depth=ring_depth,
+        chunk=chunk,
+        reads=_word("reads", reads),
+        cache=_word("cache", cache),
+        look_ahead=_word("look_ahead", look_ahead),
+        verify_reads=bool(verify_reads),
+        experts_per_token=experts_per_token,
+    )
+    with LOADING, open_store(path, experts_per_token=experts_per_token) as store:
+        checksums = _checksums(store) if verify_reads else None
+        plan = make_plan(store, options, _beside())
         engine = _core.Engine(
             store.directory,
             backend=backend,
             isa=isa or "",
-            threads=_asked("threads", threads),
-            readers=_asked("readers", readers),
-            expert_slots=_asked("expert_slots", expert_slots),
-            ring_depth=_asked("ring_depth", ring_depth),
-            chunk=_asked("chunk", chunk),
-            reads=_word("reads", reads),
-            cache=_word("cache", cache),
-            look_ahead=_word("look_ahead", look_ahead),
-            checksums=_checksums(store) if verify_reads else None,
+            threads=plan.threads,
+            readers=plan.readers,
+            expert_slots=plan.slots,
+            ring_depth=whole("ring_depth", ring_depth, 16) or 2,
+            chunk=plan.chunk,
+            session_bytes=plan.session_limit,
+            reads=plan.reads,
+            cache=options.cache,
+            look_ahead=options.look_ahead,
+            checksums=checksums,
             on_progress=on_progress,
         )
-        return Model(store, engine)
+        model = Model(store, engine, plan)
+        LOADED.add(model)
+        return model
+
+
+def _beside() -> Beside | None:
+    models = [model for model in LOADED if model._plan is not None]
+    if not models:
+        return None
+    return Beside(
+        process=max(model.plan.parts["process"] for model in models),
+        planned=sum(model.plan.model_bytes for model in models),
+        held=sum(model._engine.held for model in models),
+    )
 
 
 def _word(name: str, word: str) -> str:
@@ -179,12 +273,3 @@ def _word(name: str, word: str) -> str:
 
 def _checksums(store: Store) -> dict[int, list[str]]:
     return store.description.expert_sha256 if store.description else {}
-
-
-def _asked(name: str, count: int | None) -> int:
-    """A number as the engine wants it: 0 where the choice is left to it. What is too large, it says itself."""
-    if count is None:
-        return 0
-    if isinstance(count, bool) or not hasattr(count, "__index__") or not 1 <= operator.index(count) < 1 << 31:
-        raise StateError(f"{name}: expected a whole number of at least 1, found {count!r:.40}")
-    return operator.index(count)

@@ -27,6 +27,7 @@ examples:
   moeflux info                                  this machine, and the presets
   moeflux info Qwen3.6-35B-A3B                  what a known model costs, before any download
   moeflux info ~/models/Qwen3.6-35B-A3B-4bit    what a folder holds
+  moeflux plan /ssd/a3b --memory 8GB            where every byte would go, and how fast it would be
   moeflux synth /tmp/tiny --variant a3b --layers 4 --experts 16 --vocab 1024
   moeflux verify /tmp/tiny
   moeflux convert ~/models/Qwen3.6-35B-A3B /ssd/a3b --bits 4

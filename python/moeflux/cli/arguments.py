@@ -45,15 +45,21 @@ def whole(text: str) -> int:
 
 
 LOADING = """\
-They decide how much memory is taken and how fast it goes. None but the one that says so changes an answer.
+They decide how much memory is taken and how fast it goes. None but those marked changes an answer.
 """
+MEMORY = {
+    "memory": ("SIZE", "of the whole process: 8GB, 8GiB, bytes, or auto: what is free, less a reserve; usually auto"),
+    "context": ("N", "tokens that a session has room for; usually the model's limit, at most 32768"),
+    "sessions": ("N", "that there is to be room for; usually 1"),
+}
 NUMBERS = {
     "threads": "that compute; usually one a core",
-    "expert-slots": "experts held in memory; usually all",
+    "expert-slots": "experts held in memory; usually as many as fit",
     "readers": "threads that read experts",
-    "chunk": "most tokens of a prefill step; usually 512",
+    "chunk": "most tokens of a prefill step; usually 512, more or less as memory allows",
 }
 WORDS = {
+    "kv-dtype": (("f32", "bf16"), "of keys and values; usually f32. LOSSY: bf16 is half the memory"),
     "reads": (("auto", "direct", "buffered"), "experts past the page cache, or through it; usually auto"),
     "cache": (("lru", "lfu", "none"), "which expert goes when another needs its place; usually lru"),
     "look-ahead": (("auto", "on", "off"), "read what the next layer may need; usually auto: while it pays"),
@@ -63,6 +69,8 @@ WORDS = {
 def add_loading(parser: argparse.ArgumentParser) -> None:
     """The options of `moeflux.load` that people touch. What is not given is left to `load`."""
     group = parser.add_argument_group("how the model is loaded", LOADING)
+    for name, (metavar, meaning) in MEMORY.items():
+        group.add_argument(f"--{name}", type=str if name == "memory" else whole, metavar=metavar, help=meaning)
     for name, meaning in NUMBERS.items():
         group.add_argument(f"--{name}", type=whole, metavar="N", help=meaning)
     for name, (words, meaning) in WORDS.items():
@@ -75,7 +83,7 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
 
 def load_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What was given of them, for `moeflux.load(store, **load_options(arguments))`."""
-    names = [name.replace("-", "_") for name in (*NUMBERS, *WORDS, "verify-reads", "experts-per-token")]
+    names = [name.replace("-", "_") for name in (*MEMORY, *NUMBERS, *WORDS, "verify-reads", "experts-per-token")]
     return {name: value for name in names if (value := getattr(arguments, name))}
 
 

@@ -1,4 +1,4 @@
-"""Commands that look at models: `info`, `verify`."""
+"""Commands that look at models: `info`, `plan`, `verify`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from moeflux.cli.arguments import Commands, command, print_value
+from moeflux.cli.arguments import Commands, add_loading, command, load_options, print_value
 
 __all__ = ["add"]
 
@@ -21,6 +21,22 @@ examples:
   moeflux info
   moeflux info a3b --json
   moeflux info ~/models/Qwen3.6-35B-A3B-4bit
+"""
+
+PLAN_HELP = "where every byte of memory would go if a model were loaded, and how fast it would be"
+PLAN = """\
+Prints what loading a model with these options would take: what stays in memory all the time, what each session takes,
+how many experts have a place, how much of each token must be read from the disk and how long that would take. Nothing
+is loaded. A budget is for the whole process and is never exceeded; one below the floor is refused with the floor in the
+message. Every other command that loads a model takes the same options and goes by the same plan. How often an expert is
+found in memory is known after `moeflux replay` of a trace of this model, how fast its disk is after `moeflux doctor`.
+
+examples:
+  moeflux plan /ssd/a3b                                       with what is free now
+  moeflux plan /ssd/a3b --memory 8GB --context 16384
+  moeflux plan /ssd/a3b --memory 8GB --kv-dtype bf16 --sessions 4
+  moeflux plan /ssd/a3b --memory 8GB --trace run.trace        with the hit rate of a recorded run
+  moeflux plan /ssd/a3b --memory 8GB --json
 """
 
 VERIFY_HELP = "read a store again, whole, and compare every checksum"
@@ -37,6 +53,7 @@ examples:
 
 def add(commands: Commands) -> None:
     _add_info(command(commands, "info", _info, INFO_HELP, INFO))
+    _add_plan(command(commands, "plan", _plan, PLAN_HELP, PLAN))
     _add_verify(command(commands, "verify", _verify, VERIFY_HELP, VERIFY))
 
 
@@ -57,6 +74,25 @@ def _info(arguments: argparse.Namespace) -> int:
     from moeflux.info import describe
 
     print_value(describe(arguments.target), arguments.json)
+    return 0
+
+
+# ---- plan -------------------------------------------------------------------------------------------------------
+
+
+def _add_plan(command: argparse.ArgumentParser) -> None:
+    command.add_argument("store", type=Path, metavar="STORE", help="folder with a model")
+    command.add_argument("--trace", type=Path, metavar="FILE", help="what `moeflux trace` wrote: its hit rate is taken")
+    command.add_argument("--json", action="store_true", help="everything as JSON, sizes in exact bytes")
+    add_loading(command)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from moeflux.plan import plan
+    from moeflux.trace import Trace
+
+    trace = None if arguments.trace is None else Trace.load(arguments.trace)
+    print_value(plan(arguments.store, trace=trace, **load_options(arguments)), arguments.json)
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from pathlib import Path
 
@@ -166,6 +167,8 @@ def _add_replay(command: argparse.ArgumentParser) -> None:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
+    import moeflux
+    from moeflux.hit_rates import remember_replay
     from moeflux.replay import POLICIES, USUAL_SHARES, replay
     from moeflux.replay_plot import svg, text_plot
     from moeflux.tensor_file import write_atomically
@@ -174,6 +177,10 @@ def _replay(arguments: argparse.Namespace) -> int:
     policies = POLICIES if arguments.policy == "all" else [word.strip() for word in arguments.policy.split(",")]
     slots = USUAL_SHARES if arguments.slots is None else arguments.slots.split(",")
     result = replay(Trace.load(arguments.trace), slots, policies, arguments.ring_depth)
+    if arguments.slots is None:
+        # Should it fail, only the next plan's hit rate is the worse for it.
+        with contextlib.suppress(OSError, moeflux.IoError):
+            remember_replay(result)
     if arguments.plot:
         write_atomically(arguments.plot, iter([svg(result).encode()]))
     if arguments.json:
