@@ -26,7 +26,7 @@ Measures prefill and decode of the model in the folder STORE, a store that moefl
   --cold             before every walk the system forgets what it has of the layer files
   --reps N           warm walks, after the first (3)
   --chunk N          most tokens of a prefill chunk, 0 for the engine's choice (0)
-  --isa NAME         kernels: portable, avx2, avx512 or neon (the best the machine has)
+  --isa NAME         kernels: portable, avx2, avx512, avx512vnni or neon (the best the machine has)
   --kv f32|bf16      key-value rows (f32)
   --json FILE|-      where the JSON lines go (-, stdout)
 
@@ -110,8 +110,10 @@ const std::map<std::string, Option> options = {
      [](Arguments& a, const std::string& name, const std::string& value) { a.reps = integer(name, value, 1, 1000); }},
     {"--chunk",
      [](Arguments& a, const std::string& name, const std::string& value) { a.chunk = integer(name, value, 0, 8192); }},
-    {"--isa", [](Arguments& a, const std::string& name,
-                 const std::string& value) { a.isa = one_of(name, value, {"portable", "avx2", "avx512", "neon"}); }},
+    {"--isa",
+     [](Arguments& a, const std::string& name, const std::string& value) {
+       a.isa = one_of(name, value, {"portable", "avx2", "avx512", "avx512vnni", "neon"});
+     }},
     {"--kv",
      [](Arguments& a, const std::string& name, const std::string& value) {
        a.kv = one_of(name, value, {"f32", "bf16"}) == "f32" ? moeflux::DType::f32 : moeflux::DType::bf16;

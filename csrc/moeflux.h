@@ -26,7 +26,7 @@ using Progress = std::function<bool(int64_t done, int64_t total)>;
 
 struct EngineOptions {
   std::string backend = "auto";  // "cpu", or "auto": the best one there is
-  std::string isa;               // CPU kernels: "portable", "avx2", "avx512", "neon"; empty: the best the machine has
+  std::string isa;               // CPU kernels: one of `available_isas`; empty: the best the machine has
   int threads = 0;               // that compute; 0: one a core
   int readers = 0;               // threads that read experts; 0: chosen by the engine
   int64_t expert_slots = 0;      // experts held in memory; 0: all of them

@@ -9,7 +9,7 @@ from moeflux import FormatError, QuantFormat
 from moeflux.ops import Ops
 from moeflux.oracle import ops as oracle
 from op_support import AFFINE, PLAIN, StoredMatrix, isa, numbers, ops_of, random_matrix, run
-from tolerances import assert_close
+from tolerances import DIGIT_ROUNDING_OF_LARGEST, DIGIT_ROUNDING_OF_SUM, LARGEST_ERROR, assert_close
 
 __all__ = ["isa", "run"]
 
@@ -81,6 +81,66 @@ def test_embed(run: Ops, format: QuantFormat) -> None:
         assert_close("embed", run.embed(table, ids), oracle.embed(table.exact, list(ids)), table.size[ids])
 
 
+# ---- Numbers that are hard to write in few digits -------------------------------------------------------------------
+
+
+def rounding_of_digits(x: np.ndarray, matrix: StoredMatrix) -> np.ndarray:
+    """The most that an element of the product can be off because the numbers of x are rounded."""
+    sizes = np.abs(x).reshape(len(x), -1, matrix.format.group_size)
+    weights = np.abs(matrix.exact).reshape(len(matrix.exact), -1, matrix.format.group_size).sum(axis=2)
+    rounding = np.maximum(DIGIT_ROUNDING_OF_LARGEST * sizes.max(axis=2), DIGIT_ROUNDING_OF_SUM * sizes.sum(axis=2))
+    return rounding @ weights.T
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_an_outlier_in_a_group(run: Ops, bits: int, group: int) -> None:
+    """A number a million times the others of its group leaves them few digits."""
+    rng = np.random.default_rng(11)
+    matrix = random_matrix(rng, QuantFormat.affine(bits, group), 37, 3 * group)
+    for n in (1, 5, 33):
+        x = numbers(rng, n, 3 * group)
+        x[np.arange(n), rng.integers(0, 3 * group, n)] *= 1e6
+        found = run.matmul(x, matrix)
+        expected = oracle.matmul(x.astype(np.float64), matrix.exact)
+        rounding = rounding_of_digits(x, matrix) if bits <= 4 else 0
+        error = np.abs(found - expected)
+        assert (error <= LARGEST_ERROR["matmul"]["f32"] * (np.abs(x) @ matrix.size.T) + rounding).all()
+
+
+@pytest.mark.parametrize("format", [QuantFormat.affine(4, 64), QuantFormat.affine(3, 32), QuantFormat.affine(2, 128)])
+@pytest.mark.parametrize("n", [1, 4, 20])
+def test_extreme_rows(run: Ops, format: QuantFormat, n: int) -> None:
+    rng = np.random.default_rng(12)
+    matrix = random_matrix(rng, format, 35, 256)
+    usual = numbers(rng, n, 256)
+    for scale in (1e25, 1e-20):
+        x = usual * np.float32(scale)
+        exact = oracle.matmul(x.astype(np.float64), matrix.exact)
+        assert_close("matmul", run.matmul(x, matrix), exact, np.abs(x) @ matrix.size.T)
+    # Signed zeros, subnormal numbers: nothing but 0, or too small to see.
+    x = np.zeros_like(usual)
+    x[:, ::2] = -0.0
+    assert not run.matmul(x, matrix).any()
+    assert np.abs(run.matmul(usual * np.float32(1e-40), matrix)).max() < 1e-30
+
+
+@pytest.mark.parametrize("format", [QuantFormat.affine(4, 64), QuantFormat.affine(2, 32), QuantFormat.plain("BF16")])
+@pytest.mark.parametrize("n", [1, 2, 18, 70])
+def test_a_row_that_is_not_finite_spoils_itself_alone(run: Ops, format: QuantFormat, n: int) -> None:
+    rng = np.random.default_rng(13)
+    matrix = random_matrix(rng, format, 50, 192)
+    x = numbers(rng, n, 192)
+    before = run.matmul(x, matrix)
+    for value in (np.nan, np.inf, -np.inf):
+        for row in {0, n // 2, n - 1}:
+            spoilt = x.copy()
+            spoilt[row, 100] = value
+            found = run.matmul(spoilt, matrix)
+            assert not np.isfinite(found[row]).any()
+            assert np.array_equal(np.delete(found, row, axis=0), np.delete(before, row, axis=0))
+
+
 # ---- The same thing twice -------------------------------------------------------------------------------------------
 
 MIXED = [*(f for f in AFFINE if f.group_size == 64 and f.scale_type == "BF16"), *PLAIN]
@@ -117,6 +177,16 @@ def test_products_side_by_side_are_the_products_alone(run: Ops) -> None:
         assert np.array_equal(found, run.matmul(x, matrix, transposed=transposed))
 
 
+def test_products_of_the_same_rows(run: Ops) -> None:
+    """Formats and groups of their own, taking turns over one x and part of it."""
+    rng = np.random.default_rng(14)
+    x = numbers(rng, 9, 256)
+    formats = [QuantFormat.affine(b, g) for b, g in [(4, 64), (4, 32), (8, 64), (3, 64), (4, 128), (2, 32), (4, 64)]]
+    matrices = [random_matrix(rng, format, 20 + 7 * i, 256) for i, format in enumerate([*formats, *PLAIN])]
+    for found, matrix in zip(run.matmuls([(x, matrix, False) for matrix in matrices]), matrices, strict=True):
+        assert np.array_equal(found, run.matmul(x, matrix))
+
+
 # ---- Experts --------------------------------------------------------------------------------------------------------
 
 
@@ -148,6 +218,24 @@ def test_expert_ffn(isa: str, n: int, k: int, count: int) -> None:
     for threads in (2, 3):
         again = ops_of(isa, threads).expert_ffn(x, experts, jobs[::-1], k)
         assert np.array_equal(again, found)
+
+
+def test_experts_with_groups_of_their_own(isa: str) -> None:
+    rng = np.random.default_rng(15)
+    formats = [QuantFormat.affine(b, g) for b, g in [(4, 64), (4, 32), (2, 128), (8, 64), (3, 64)]]
+    shapes = ((256, 128), (256, 128), (128, 256))
+    experts = [
+        tuple(random_matrix(rng, formats[(i + 2 * j) % len(formats)], *shape) for j, shape in enumerate(shapes))
+        for i in range(5)
+    ]
+    x = numbers(rng, 6, 128) / 8
+    chosen = np.array([rng.permutation(5)[:3] for _ in range(6)])
+    jobs = [(e, np.flatnonzero(chosen.reshape(-1) == e).tolist()) for e in range(5)]
+    together = ops_of(isa, 2).expert_ffn(x, experts, jobs, 3)
+    for row in range(6):
+        jobs_of_row = [(e, [k]) for k, e in enumerate(chosen[row])]
+        alone = ops_of(isa, 1).expert_ffn(x[row : row + 1], experts, jobs_of_row, 3)
+        assert np.array_equal(alone, together[3 * row : 3 * row + 3])
 
 
 def test_pairs_of_no_job_are_left_alone(run: Ops) -> None:

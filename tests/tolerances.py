@@ -32,6 +32,12 @@ LARGEST_ERROR = {
     "rope": {"f32": 2e-7},  # two products and a sum
 }
 
+# What each number of a group loses where a product takes it as three digits (kernels/cpu/digits.h): the larger of two
+# parts, of the group's largest number and of the sum of their sizes. For numbers of one size it is no more than f32's
+# roundings are; where one is far larger than the rest, `matmul` may be off by this for each of the rest.
+DIGIT_ROUNDING_OF_LARGEST = 1.01 * 2.0**-23
+DIGIT_ROUNDING_OF_SUM = 2.0**-27
+
 BF16_ROUNDING = 2.0**-8  # of a number: half a unit of the last of eight bits
 
 

@@ -255,6 +255,11 @@ struct WorkSizes {
   int64_t logits = 0;     // that top_k chooses from
   int64_t picks = 0;      // the most it chooses
   int64_t products = 0;   // of one matmul, or jobs of one expert_ffn
+  int64_t rows = 0;       // of one call
+  // Of what the products of one matmul, or one of the two stages of expert_ffn, are applied to: how many rows, those of
+  // different x counted one by one, and how many numbers in them.
+  int64_t input_rows = 0;
+  int64_t inputs = 0;
 };
 
 class Backend {

@@ -20,15 +20,16 @@ CpuCommands::Room CpuCommands::Room::of(const WorkSizes& sizes) {
   cpu::TopKTask top_k;
   top_k.count = sizes.logits;
   top_k.k = std::min(sizes.picks, sizes.logits);
-  // The same for every instruction set.
-  const cpu::Kernels& kernels = *cpu::available_isas().front().kernels;
-  return {sizes.value_dim ? cpu::attention_scratch_bound(sizes.value_dim) : 0, kernels.route.top_k_scratch(top_k),
-          sizes.products};
+  // The same for every instruction set, whichever is chosen.
+  const cpu::Isa& isa = cpu::available_isas().front();
+  return {sizes.value_dim ? cpu::attention_scratch_bound(sizes.value_dim) : 0, isa.kernels->route.top_k_scratch(top_k),
+          sizes.products, sizes.rows, isa.digits ? DigitRows::bytes_for(sizes.inputs, sizes.input_rows) : 0};
 }
 
 int64_t CpuCommands::Room::bytes() const {
   return attention * static_cast<int64_t>(sizeof(float)) + candidates * static_cast<int64_t>(sizeof(cpu::Candidate)) +
-         products * static_cast<int64_t>(2 * sizeof(int64_t));
+         products * static_cast<int64_t>(2 * sizeof(int64_t) + 2 * sizeof(Input)) + rows +
+         DigitRows::held_for(digits, products);
 }
 
 int64_t CpuCommands::prepare(const WorkSizes& sizes) {
@@ -37,9 +38,14 @@ int64_t CpuCommands::prepare(const WorkSizes& sizes) {
   top_k_scratch_.resize(static_cast<size_t>(room.candidates));
   unit_ends_.reserve(static_cast<size_t>(room.products));
   pair_starts_.reserve(static_cast<size_t>(room.products));
+  inputs_.reserve(static_cast<size_t>(2 * room.products));
+  wanted_.reserve(static_cast<size_t>(room.rows));
+  digit_rows_.reserve(room.digits, room.products);
   return static_cast<int64_t>(attention_scratch_.capacity() * sizeof(float) +
                               top_k_scratch_.capacity() * sizeof(cpu::Candidate) +
-                              (unit_ends_.capacity() + pair_starts_.capacity()) * sizeof(int64_t));
+                              (unit_ends_.capacity() + pair_starts_.capacity()) * sizeof(int64_t) +
+                              inputs_.capacity() * sizeof(Input) + wanted_.capacity()) +
+         digit_rows_.held();
 }
 
 // ---- Elementwise ---------------------------------------------------------------------------------------------------

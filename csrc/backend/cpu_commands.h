@@ -11,6 +11,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu_backend.h"
+#include "backend/digit_rows.h"
 #include "core/error.h"
 #include "kernels/cpu/kernels.h"
 
@@ -21,13 +22,15 @@ cpu::Weights weights_of(const Matrix& matrix);
 class CpuCommands final : public Commands {
  public:
   explicit CpuCommands(CpuBackend& backend)
-      : backend_(backend), pool_(backend.pool_), kernels_(*backend.isa_.kernels) {}
+      : backend_(backend), pool_(backend.pool_), kernels_(*backend.isa_.kernels), digits_(backend.isa_.digits) {}
 
   // How many of each the ops may want beside their arguments.
   struct Room {
     int64_t attention = 0;   // numbers
     int64_t candidates = 0;  // of top_k
     int64_t products = 0;    // and jobs
+    int64_t rows = 0;        // of x
+    int64_t digits = 0;      // bytes
 
     static Room of(const WorkSizes& sizes);
     int64_t bytes() const;
@@ -92,13 +95,28 @@ class CpuCommands final : public Commands {
   }
 
   void run_attention(cpu::AttentionTask& task);
+  // The rows of x that a matrix meets: row i is at x + i * stride, and row i of `source` where they are digits.
+  struct Input {
+    const float* x;
+    int64_t stride;
+    int64_t source;  // in digit_rows_; -1: the product is of f32
+  };
+
+  Input input_of(const Matrix& matrix, const float* x, int64_t stride, int64_t rows);
+  // Of every source the rows i with wanted[i], all of them without.
+  void convert_to_digits(const uint8_t* wanted);
+  // out[i][r] for matrix rows first ... last - 1 and rows row(0) ... row(n - 1) of the input.
+  template <typename Row>
+  void multiply(const Matrix& matrix, int64_t first, int64_t last, const Input& input, const Row& row,
+                float* const* out, int64_t n) const;
   void gate_and_up(const ExpertArgs& args);
-  void down(const ExpertArgs& args);
+  void down(const ExpertArgs& args, int64_t pairs);
   int64_t unit_outputs(int64_t outputs, int64_t depth, int64_t n) const;
 
   CpuBackend& backend_;
   ThreadPool& pool_;
   const cpu::Kernels& kernels_;
+  const cpu::DigitKernels* digits_;  // null where the instruction set has none
   std::exception_ptr error_;
 
   // Kept from batch to batch. `prepare` makes room for all that a model needs; without it they grow to that and stay.
@@ -106,6 +124,9 @@ class CpuCommands final : public Commands {
   std::vector<cpu::Candidate> top_k_scratch_;
   std::vector<int64_t> unit_ends_;    // of each product or job: units up to its end
   std::vector<int64_t> pair_starts_;  // of each job: pairs before it
+  std::vector<Input> inputs_;         // of each product; of each job's gate and up, or down
+  std::vector<uint8_t> wanted_;       // rows of x that an op uses
+  DigitRows digit_rows_;
 };
 
 }  // namespace moeflux

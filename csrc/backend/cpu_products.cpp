@@ -63,6 +63,42 @@ int64_t CpuCommands::unit_outputs(int64_t outputs, int64_t depth, int64_t n) con
   return std::clamp<int64_t>(round_up(std::max(even, least), output_step), output_step, 4096);
 }
 
+// ---- Rows of x -----------------------------------------------------------------------------------------------------
+
+CpuCommands::Input CpuCommands::input_of(const Matrix& matrix, const float* x, int64_t stride, int64_t rows) {
+  if (!digits_ || !cpu::meets_digits(matrix.format.bits)) return {x, stride, -1};
+  return {x, stride, digit_rows_.add({x, stride, rows, matrix.columns, matrix.format.group_size})};
+}
+
+void CpuCommands::convert_to_digits(const uint8_t* wanted) {
+  digit_rows_.place();
+  for (int64_t source = 0; source < digit_rows_.sources(); ++source) {
+    const DigitRows::Source& from = digit_rows_.source(source);
+    spread(from.rows, from.columns, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i)
+        if (!wanted || wanted[i])
+          digits_->convert(from.x + i * from.stride, from.columns, from.group_size, digit_rows_.row(source, i));
+    });
+  }
+}
+
+template <typename Row>
+void CpuCommands::multiply(const Matrix& matrix, int64_t first, int64_t last, const Input& input, const Row& row,
+                           float* const* out, int64_t n) const {
+  const cpu::Weights weights = weights_of(matrix);
+  if (input.source < 0) {
+    const float* x[cpu::max_block] = {};
+    for (int64_t i = 0; i < n; ++i) x[i] = input.x + row(i) * input.stride;
+    kernels_.matmul.multiply(weights, first, last, x, out, n);
+  } else {
+    const uint8_t* x[cpu::max_block] = {};
+    for (int64_t i = 0; i < n; ++i) x[i] = digit_rows_.row(input.source, row(i));
+    digits_->multiply(weights, first, last, x, out, n);
+  }
+}
+
+// ---- matmul --------------------------------------------------------------------------------------------------------
+
 void CpuCommands::matmul(std::span<const Product> products, int64_t n) {
   op("matmul", [&] {
     const auto extent = [&](size_t i) {
@@ -71,10 +107,16 @@ void CpuCommands::matmul(std::span<const Product> products, int64_t n) {
     const auto rows = [&](size_t) { return n; };
     int64_t outputs = 0;
     int64_t depth = 0;
+    inputs_.clear();
+    digit_rows_.clear();
     for (size_t i = 0; i < products.size(); ++i) {
+      const Product& product = products[i];
       outputs += extent(i);
-      depth = std::max(depth, products[i].transposed ? products[i].matrix.rows : products[i].matrix.columns);
+      depth = std::max(depth, product.transposed ? product.matrix.rows : product.matrix.columns);
+      inputs_.push_back(product.transposed ? Input{product.x.f32(), product.x_stride, -1}
+                                           : input_of(product.matrix, product.x.f32(), product.x_stride, n));
     }
+    convert_to_digits(nullptr);
     const int64_t step = unit_outputs(outputs, depth, n);
     unit_ends_.clear();
     int64_t units = 0;
@@ -83,20 +125,21 @@ void CpuCommands::matmul(std::span<const Product> products, int64_t n) {
     pool_.parallel(units, [&](int64_t unit) {
       const Part part = part_of(unit_ends_, unit, step, extent, rows);
       const Product& product = products[part.of];
-      const float* x[cpu::max_block] = {};
       float* out[cpu::max_block] = {};
-      for (int64_t i = 0; i < part.count; ++i) {
-        x[i] = product.x.f32() + (part.row + i) * product.x_stride;
-        out[i] = product.out.f32() + (part.row + i) * product.out_stride;
+      for (int64_t i = 0; i < part.count; ++i) out[i] = product.out.f32() + (part.row + i) * product.out_stride;
+      if (!product.transposed) {
+        const auto row = [&](int64_t i) { return part.row + i; };
+        return multiply(product.matrix, part.first, part.last, inputs_[part.of], row, out, part.count);
       }
-      const cpu::Weights weights = weights_of(product.matrix);
-      if (product.transposed)
-        kernels_.matmul.multiply_transposed(weights, product.matrix.rows, part.first, part.last, x, out, part.count);
-      else
-        kernels_.matmul.multiply(weights, part.first, part.last, x, out, part.count);
+      const float* x[cpu::max_block] = {};
+      for (int64_t i = 0; i < part.count; ++i) x[i] = product.x.f32() + (part.row + i) * product.x_stride;
+      kernels_.matmul.multiply_transposed(weights_of(product.matrix), product.matrix.rows, part.first, part.last, x,
+                                          out, part.count);
     });
   });
 }
+
+// ---- expert_ffn ----------------------------------------------------------------------------------------------------
 
 void CpuCommands::expert_ffn(const ExpertArgs& args) {
   op("expert_ffn", [&] {
@@ -107,7 +150,7 @@ void CpuCommands::expert_ffn(const ExpertArgs& args) {
       pairs += job.count;
     }
     gate_and_up(args);
-    down(args);
+    down(args, pairs);
   });
 }
 
@@ -116,6 +159,20 @@ void CpuCommands::gate_and_up(const ExpertArgs& args) {
   const int64_t m = args.intermediate;
   const auto extent = [&](size_t) { return m; };
   const auto rows = [&](size_t i) { return args.jobs[i].count; };
+  wanted_.clear();
+  for (const ExpertJob& job : args.jobs) {
+    for (int64_t i = 0; i < job.count; ++i) {
+      const auto token = static_cast<size_t>(job.pairs[i] / args.k);
+      if (token >= wanted_.size()) wanted_.resize(token + 1);
+      wanted_[token] = 1;
+    }
+  }
+  inputs_.clear();
+  digit_rows_.clear();
+  for (const ExpertJob& job : args.jobs)
+    for (const Matrix* matrix : {&job.expert.gate, &job.expert.up})
+      inputs_.push_back(input_of(*matrix, args.x.f32(), args.hidden, static_cast<int64_t>(wanted_.size())));
+  convert_to_digits(wanted_.data());
   const int64_t step = unit_outputs(m * static_cast<int64_t>(args.jobs.size()), args.hidden, 1);
   unit_ends_.clear();
   int64_t units = 0;
@@ -124,26 +181,29 @@ void CpuCommands::gate_and_up(const ExpertArgs& args) {
   pool_.parallel(units, [&](int64_t unit) {
     const Part part = part_of(unit_ends_, unit, step, extent, rows);
     const ExpertJob& job = args.jobs[part.of];
-    const float* x[cpu::max_block] = {};
     float* gate[cpu::max_block] = {};
     float* up[cpu::max_block] = {};
     for (int64_t i = 0; i < part.count; ++i) {
-      x[i] = args.x.f32() + job.pairs[part.row + i] / args.k * args.hidden;
       gate[i] = args.scratch.f32() + (pair_starts_[part.of] + part.row + i) * 2 * m;
       up[i] = gate[i] + m;
     }
-    kernels_.matmul.multiply(weights_of(job.expert.gate), part.first, part.last, x, gate, part.count);
-    kernels_.matmul.multiply(weights_of(job.expert.up), part.first, part.last, x, up, part.count);
+    const auto token = [&](int64_t i) { return job.pairs[part.row + i] / args.k; };
+    multiply(job.expert.gate, part.first, part.last, inputs_[2 * part.of], token, gate, part.count);
+    multiply(job.expert.up, part.first, part.last, inputs_[2 * part.of + 1], token, up, part.count);
     for (int64_t i = 0; i < part.count; ++i)
       kernels_.elementwise.swiglu(gate[i] + part.first, up[i] + part.first, gate[i] + part.first,
                                   part.last - part.first);
   });
 }
 
-void CpuCommands::down(const ExpertArgs& args) {
+void CpuCommands::down(const ExpertArgs& args, int64_t pairs) {
   const int64_t m = args.intermediate;
   const auto extent = [&](size_t) { return args.hidden; };
   const auto rows = [&](size_t i) { return args.jobs[i].count; };
+  inputs_.clear();
+  digit_rows_.clear();
+  for (const ExpertJob& job : args.jobs) inputs_.push_back(input_of(job.expert.down, args.scratch.f32(), 2 * m, pairs));
+  convert_to_digits(nullptr);
   const int64_t step = unit_outputs(args.hidden * static_cast<int64_t>(args.jobs.size()), m, 1);
   unit_ends_.clear();
   int64_t units = 0;
@@ -152,13 +212,10 @@ void CpuCommands::down(const ExpertArgs& args) {
   pool_.parallel(units, [&](int64_t unit) {
     const Part part = part_of(unit_ends_, unit, step, extent, rows);
     const ExpertJob& job = args.jobs[part.of];
-    const float* x[cpu::max_block] = {};
     float* out[cpu::max_block] = {};
-    for (int64_t i = 0; i < part.count; ++i) {
-      x[i] = args.scratch.f32() + (pair_starts_[part.of] + part.row + i) * 2 * m;
-      out[i] = args.out.f32() + job.pairs[part.row + i] * args.hidden;
-    }
-    kernels_.matmul.multiply(weights_of(job.expert.down), part.first, part.last, x, out, part.count);
+    for (int64_t i = 0; i < part.count; ++i) out[i] = args.out.f32() + job.pairs[part.row + i] * args.hidden;
+    const auto row = [&](int64_t i) { return pair_starts_[part.of] + part.row + i; };
+    multiply(job.expert.down, part.first, part.last, inputs_[part.of], row, out, part.count);
   });
 }
 

@@ -99,7 +99,7 @@ LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, c
       model_(load_model(store, *backend_, options.on_load)),
       scratch_(make_scratch(store.variant, options.chunk, *backend_)),
       picks_(backend_->allocate(most_top_k * 8, "top-k")),
-      prepared_(backend_->prepare(work_sizes(store.variant))),
+      prepared_(backend_->prepare(work_sizes(store.variant, options.chunk))),
       experts_(store, *backend_, options, scratch_.rows, faults.open) {}
 
 void LoadedEngine::check_process() const {

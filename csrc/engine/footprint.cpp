@@ -52,7 +52,7 @@ SessionOptions settled(const Variant& variant, SessionOptions options) {
   return options;
 }
 
-WorkSizes work_sizes(const Variant& variant) {
+WorkSizes work_sizes(const Variant& variant, int64_t chunk) {
   WorkSizes sizes;
   const bool attends = std::count(variant.layer_kinds.begin(), variant.layer_kinds.end(), LayerKind::full) > 0;
   if (attends) sizes.value_dim = variant.attention == Attention::mla ? variant.kv_lora_rank : variant.head_dim;
@@ -60,6 +60,14 @@ WorkSizes work_sizes(const Variant& variant) {
   sizes.picks = most_top_k;
   constexpr int64_t projections = 8;  // more than any layer has side by side
   sizes.products = std::max({projections, variant.num_heads, variant.num_experts});
+  sizes.rows = chunk;
+  // The hidden state twice, for the look-ahead, or for an expert's gate and up in groups of different sizes; one of
+  // them for each head, or for each pair of token and expert.
+  sizes.input_rows = chunk * std::max({int64_t{2}, variant.num_heads, variant.experts_per_token});
+  sizes.inputs = chunk * std::max({2 * variant.hidden_size, variant.q_proj_out(), variant.o_proj_in(),
+                                   variant.linear_total_value(), variant.num_heads * variant.kv_lora_rank,
+                                   variant.q_lora_rank, variant.dense_intermediate, variant.shared_intermediate,
+                                   variant.experts_per_token * variant.moe_intermediate});
   return sizes;
 }
 
@@ -69,7 +77,7 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
   bytes.dense_weights = arena_bytes(dense_layout(store).bytes);
   bytes.expert_slots = arena_bytes(options.expert_slots * slot_layout(store).bytes);
   bytes.scratch = arena_bytes(scratch_bytes(v, options.chunk)) + arena_bytes(most_top_k * 8) +
-                  prepared_bytes(options.backend, work_sizes(v));
+                  prepared_bytes(options.backend, work_sizes(v, options.chunk));
   // "auto" may turn out buffered, which needs none: what is planned is what direct reads need.
   bytes.read_buffers = options.reads == "buffered" ? 0 : options.readers * bounce_of(store, ReadMode::direct);
   bytes.tables = ExpertSide::table_bytes(store, options);

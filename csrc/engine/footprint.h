@@ -16,8 +16,8 @@ SessionOptions settled(const Variant& variant, SessionOptions options);
 // In all layers together.
 int64_t all_experts(const Variant& variant);
 
-// What batches of this model will bring at most.
-WorkSizes work_sizes(const Variant& variant);
+// What batches of this model, in chunks of so many tokens, will bring at most.
+WorkSizes work_sizes(const Variant& variant, int64_t chunk);
 
 // Of settled options.
 Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& options);

@@ -189,7 +189,7 @@ def load(
     sessions      that the plan has room for; more, or longer ones, may draw on what the budget has left
     kv_dtype      of keys and values: "f32", or "bf16" at half the memory
     threads       that compute; all cores by default
-    isa           CPU kernels: "portable", "avx2", "avx512" or "neon"; the best one by default (or MOEFLUX_ISA)
+    isa           CPU kernels, one of `moeflux.available_isas()`; the best one by default (or MOEFLUX_ISA)
     readers       threads that read experts from disk; what `moeflux doctor` found best for this disk, else 4
     expert_slots  experts held in memory; by default as many as the budget has room for. Changes the speed and not one
                   bit of the result

@@ -8,6 +8,7 @@
 namespace moeflux::cpu {
 
 #if defined(__x86_64__)
+extern const DigitKernels avx512vnni_digits;
 extern const Kernels avx512_kernels;
 extern const Kernels avx2_kernels;
 #elif defined(__aarch64__)
@@ -25,6 +26,8 @@ std::vector<Isa> detect() {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  if (avx2 && avx512 && __builtin_cpu_supports("avx512vnni"))
+    found.push_back({"avx512vnni", &avx512_kernels, &avx512vnni_digits});
   if (avx2 && avx512) found.push_back({"avx512", &avx512_kernels});
   if (avx2) found.push_back({"avx2", &avx2_kernels});
 #elif defined(__aarch64__)

@@ -7,10 +7,12 @@
 namespace moeflux::cpu {
 
 struct Kernels;
+struct DigitKernels;
 
 struct Isa {
-  std::string name;  // "portable", "avx2", "avx512", "neon"
+  std::string name;  // "portable", "avx2", "avx512", "avx512vnni", "neon"
   const Kernels* kernels;
+  const DigitKernels* digits = nullptr;  // for products that are faster with them; null where none are
 };
 
 // Those that this build has and this machine can run, the best first. Never empty: "portable" runs everywhere.

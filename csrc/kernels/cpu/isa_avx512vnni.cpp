@@ -1,0 +1,18 @@
+// AVX-512 F, BW, VL, DQ and VNNI: what AVX-512 alone does otherwise.
+#if defined(__x86_64__)
+#if !defined(__AVX512F__) || !defined(__AVX512BW__) || !defined(__AVX512VL__) || !defined(__AVX512DQ__) || \
+    !defined(__AVX512VNNI__)
+#error "this file wants the flags that CMakeLists.txt gives it"
+#endif
+
+#define MOEFLUX_ISA avx512vnni
+#include "kernels/cpu/matmul_digits.inl"
+
+namespace moeflux::cpu {
+
+extern const DigitKernels avx512vnni_digits;
+const DigitKernels avx512vnni_digits = avx512vnni::digit_kernels;
+
+}  // namespace moeflux::cpu
+
+#endif
