@@ -13,7 +13,7 @@ export PYTHON
 # Importing an editable install rebuilds with the cmake and ninja of the environment: a fresh machine has no others.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan fuzz peers bench-peers wheel clean
+.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan fuzz peers bench-peers train-test wheel clean
 
 help:
 	@echo "make demo      set up, then the built-in model writes with a quarter of its experts in memory"
@@ -28,6 +28,7 @@ help:
 	@echo "make fuzz      hostile files into every reader        SECONDS=600"
 	@echo "make peers     reference answers made anew with transformers and mlx-lm, and compared (large downloads)"
 	@echo "make bench-peers  speed beside llama.cpp under one memory limit (half an hour to prepare)  ARGS=\"--rounds 3\""
+	@echo "make train-test  tools/train from text to a store at toy size, and against transformers (large downloads)"
 	@echo "make wheel     sdist and wheel into dist/, then an install of the wheel that must work"
 	@echo "make clean     remove build/, dist/ and the environments"
 
@@ -101,6 +102,18 @@ bench-peers: $(READY)
 	@bash bench/peers/prepare.sh build/peers
 	$(BIN)/python bench/peers/streaming.py build/peers/model build/peers/model.gguf build/peers/llama/bin/llama-bench $(ARGS)
 
+TRAIN = .venv-train
+
+$(TRAIN)/ready: pyproject.toml tests/golden/requirements-peers.txt
+	@bash tools/setup.sh $(TRAIN)
+	$(TRAIN)/bin/pip install --quiet torch==2.13.0
+	$(TRAIN)/bin/pip install --quiet --no-build-isolation --editable ".[train]"
+	$(TRAIN)/bin/pip install --quiet $$(grep ^transformers tests/golden/requirements-peers.txt)
+	@touch $@
+
+train-test: $(TRAIN)/ready
+	$(TRAIN)/bin/python -m pytest -q $(or $(ARGS),tools/train/tests)
+
 wheel: $(READY)
 	rm -rf dist build/wheel-check
 	$(BIN)/python -m build --no-isolation --outdir dist .
@@ -110,4 +123,4 @@ wheel: $(READY)
 	  bin/moeflux verify "$$(bin/python -c 'from moeflux import builtin; print(builtin.path())')"
 
 clean:
-	rm -rf build dist .venv .venv-peers .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf build dist .venv .venv-peers .venv-train .pytest_cache .ruff_cache .hypothesis .benchmarks
