@@ -100,8 +100,8 @@ ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const Engi
 int64_t ExpertSide::table_bytes(const StoreDirectory& store, const EngineOptions& options) {
   const Variant& v = store.variant;
   const SlotCacheShape shape = cache_shape(store, options);
-  // missing_, jobs_, leases_, and the waves.
-  const auto row = static_cast<int64_t>(3 * (sizeof(ExpertGroups::Group) + sizeof(Lease)) + sizeof(ExpertJob));
+  // missing_, jobs_, leases_ and what is arriving.
+  const auto row = static_cast<int64_t>(2 * (sizeof(ExpertGroups::Group) + sizeof(Lease)) + sizeof(ExpertJob));
   return SlotCache::table_bytes(shape, cache_policy(options.cache)) +
          ExpertLoader::table_bytes(
              {shape.slots, shape.experts, static_cast<int64_t>(store.experts.pieces.size()), options.readers}) +
@@ -110,10 +110,9 @@ int64_t ExpertSide::table_bytes(const StoreDirectory& store, const EngineOptions
 }
 
 int64_t ExpertSide::tables() const {
-  size_t bytes = missing_.capacity() * sizeof(ExpertGroups::Group) + jobs_.capacity() * sizeof(ExpertJob) +
-                 leases_.capacity() * sizeof(Lease);
-  for (const Wave& wave : waves_)
-    bytes += wave.groups.capacity() * sizeof(ExpertGroups::Group) + wave.leases.capacity() * sizeof(Lease);
+  const size_t bytes = (missing_.capacity() + arriving_.groups.capacity()) * sizeof(ExpertGroups::Group) +
+                       (leases_.capacity() + arriving_.leases.capacity()) * sizeof(Lease) +
+                       jobs_.capacity() * sizeof(ExpertJob);
   return static_cast<int64_t>(bytes) + cache_.tables() + loader_.tables() + groups_.tables() + checksums_;
 }
 
