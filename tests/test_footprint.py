@@ -33,8 +33,8 @@ def said(path: Path, **options: object) -> _core.Footprint:
 @pytest.mark.parametrize(("slots", "chunk", "kv_dtype"), [(None, None, "f32"), (8, 16, "bf16")])
 def test_said_and_held(folder: Folder, name: str, slots: int | None, chunk: int | None, kv_dtype: str) -> None:
     path = folder(name)
-    expected = said(path, expert_slots=slots or 0, chunk=chunk or 0, max_context=100, kv_dtype=kv_dtype)
-    model = moeflux.load(path, expert_slots=slots, chunk=chunk)
+    expected = said(path, expert_slots=slots or 0, chunk=chunk or 0, max_context=100, kv_dtype=kv_dtype, readers=4)
+    model = moeflux.load(path, expert_slots=slots, chunk=chunk, readers=4)
     engine = model._engine
     assert engine.held == engine.memory.total == engine.memory.engine
     session = model.session(max_context=100, kv_dtype=kv_dtype)
