@@ -30,7 +30,7 @@ FRANCE = "What is the capital of France?"
 
 def called(*argv: str, given: str | bytes = "", **options: object) -> subprocess.CompletedProcess[bytes]:
     data = given.encode() if isinstance(given, str) else given
-    return subprocess.run([*MOEFLUX, *argv], input=data, capture_output=True, check=False, timeout=120, **options)
+    return subprocess.run([*MOEFLUX, *argv], input=data, capture_output=True, check=False, timeout=900, **options)
 
 
 def refused(run: subprocess.CompletedProcess[bytes], words: str) -> None:
@@ -241,7 +241,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.file, text.encode())
 
-    def wait_for(self, pattern: str, seconds: float = 30) -> str:
+    def wait_for(self, pattern: str, seconds: float = 600) -> str:
         """Reads until it matches; returns what came until then."""
         until = time.monotonic() + seconds
         while not (match := re.search(pattern, self.seen)):

@@ -56,7 +56,9 @@ def _download(hub: ModuleType, repository: str, revision: str | None, progress: 
         if isinstance(error, hub.errors.HfHubHTTPError):  # it was reached, and said no
             raise
         progress.note(f"{repository}: huggingface.co cannot be reached; looking for an earlier download")
-        return Path(hub.snapshot_download(repository, revision=revision, local_files_only=True))
+        return Path(
+            hub.snapshot_download(repository, revision=revision, allow_patterns=list(FILES), local_files_only=True)
+        )
     sizes = {file.rfilename: file.size or 0 for file in found.siblings}
     wanted = {name: size for name, size in sizes.items() if any(Path(name).match(pattern) for pattern in FILES)}
     _check_kind(hub, repository, found.sha, wanted)
