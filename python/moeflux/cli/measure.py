@@ -251,7 +251,6 @@ def _add_eval(command: argparse.ArgumentParser) -> None:
         "--overlap", type=int, default=0, metavar="N", help="of them, from the window before and not counted; usually 0"
     )
     command.add_argument("--tokens", type=whole, metavar="N", help="only the first so many of the text")
-    command.add_argument("--kv-dtype", choices=("f32", "bf16"), default="f32", help="of keys and values; usually f32")
     command.add_argument("--json", action="store_true", help="everything as JSON")
     add_loading(command)
 
@@ -278,7 +277,6 @@ def _eval(arguments: argparse.Namespace) -> int:
             window=arguments.window,
             overlap=arguments.overlap,
             on_progress=counting,
-            kv_dtype=arguments.kv_dtype,
         )
     print_value(result, arguments.json)
     return 0
