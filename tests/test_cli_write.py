@@ -322,7 +322,10 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(open_chat: Callable[..., Te
     chat.type("\x03")
     chat.wait_for(r"\(stopped\)")
     chat.wait_for(PROMPT)
-    chat.type("half a line\x03")
+    chat.type("half a line")
+    chat.wait_for("half a line")
+    time.sleep(1)  # Python's input() misses a signal between drawing a line and waiting for the next key
+    chat.type("\x03")
     chat.wait_for(r"\(Ctrl-D ends\)")
     chat.wait_for(PROMPT)
     chat.type("/show\n")

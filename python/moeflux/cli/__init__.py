@@ -58,11 +58,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail(arguments.command, "interrupted", 130)
     except BrokenPipeError:
-        # The reader of a pipe has gone, as `head` does. Nothing may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of a pipe has gone, as `head` does.
+        _write_no_more()
         return 141
     except (Error, OSError) as error:
+        try:
+            sys.stdout.flush()
+        except OSError:  # a full disk
+            _write_no_more()
         return _fail(arguments.command, str(error), 2)
+
+
+def _write_no_more() -> None:
+    """What could not be written would be tried again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(command: str, sentence: str, status: int) -> int:
