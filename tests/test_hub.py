@@ -112,7 +112,6 @@ def hub() -> Iterator[Hub]:
 
 
 def called(hub: Hub | None, home: Path, *argv: str) -> subprocess.CompletedProcess[bytes]:
-    pytest.importorskip("huggingface_hub")
     endpoint = f"http://127.0.0.1:{hub.server_port}" if hub is not None else "http://127.0.0.1:9"
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
     command = [sys.executable, "-m", "moeflux", "run", *argv]
