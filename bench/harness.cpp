@@ -51,7 +51,7 @@ int64_t state_bytes(moeflux::Session& session) {
 // One engine, walked over the frontiers again and again.
 class Bench {
  public:
-  Bench(const Arguments& arguments, int64_t threads, const ReadBandwidth& bandwidth, Report& report)
+  Bench(const Arguments& arguments, int64_t threads, const moeflux::ReadBandwidth& bandwidth, Report& report)
       : arguments_(arguments), threads_(threads), bandwidth_(bandwidth), report_(report) {
     moeflux::EngineOptions options;
     options.isa = arguments.isa;
@@ -158,7 +158,7 @@ class Bench {
 
   const Arguments& arguments_;
   int64_t threads_;
-  const ReadBandwidth& bandwidth_;
+  const moeflux::ReadBandwidth& bandwidth_;
   Report& report_;
   std::shared_ptr<moeflux::Engine> engine_;
   std::unique_ptr<moeflux::Session> session_;
@@ -171,7 +171,7 @@ class Bench {
 void run(const Arguments& arguments) {
   Report report(arguments);
   const int64_t most = *std::max_element(arguments.threads.begin(), arguments.threads.end());
-  const ReadBandwidth bandwidth(static_cast<int>(most));
+  const moeflux::ReadBandwidth bandwidth(static_cast<int>(most));
   try {
     for (const int64_t threads : arguments.threads) {
       Bench bench(arguments, threads, bandwidth, report);

@@ -19,21 +19,4 @@ double cpu_seconds();
 // Calls of operator new in this process so far, on any thread.
 int64_t allocations();
 
-// Reads a buffer much larger than any cache. The buffer stays resident for as long as the object lives.
-class ReadBandwidth {
- public:
-  explicit ReadBandwidth(int most_threads);
-  ~ReadBandwidth();
-  ReadBandwidth(const ReadBandwidth&) = delete;
-  ReadBandwidth& operator=(const ReadBandwidth&) = delete;
-
-  // Bytes a second of `threads` threads together, each reading a part of its own: the best of a few passes.
-  double measure(int threads) const;
-  int64_t buffer_bytes() const { return buffer_bytes_; }
-
- private:
-  void* buffer_ = nullptr;
-  int64_t buffer_bytes_ = 0;
-};
-
 }  // namespace bench

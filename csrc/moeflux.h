@@ -15,6 +15,7 @@
 
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/read_bandwidth.h"
 #include "core/variant.h"
 
 namespace moeflux {

@@ -4,9 +4,7 @@ what it must, and what runs is what NumPy says. With every compiler there is."""
 from __future__ import annotations
 
 import functools
-import platform
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +14,11 @@ from emulator import compilers, lint
 from emulator.build import library
 from emulator.compilers import CompileError, Compiler
 from emulator.device import ORDERS, Fault, Library
+from metal_support import needs_device
 
 SAMPLES = Path(__file__).resolve().parent / "emulator" / "samples"
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or platform.machine() != "x86_64", reason="the emulated device runs on Linux x86-64"
-)
+pytestmark = needs_device
 
 
 @pytest.fixture(params=compilers.compilers(), ids=lambda compiler: compiler.name)

@@ -8,22 +8,13 @@ import pytest
 from metal_ops import MetalOps
 from metal_support import needs_device
 from moeflux import oracle
-from moeflux.floats import bf16_bits
+from op_checks import check_attention, check_latent_attention
 from tolerances import assert_agrees
 
 pytestmark = needs_device
 
 Array = np.ndarray
 metal = MetalOps()
-
-
-def cached(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> tuple[Array, Array]:
-    """Rows as a cache holds them, and what they are."""
-    rows = rng.standard_normal(shape, dtype=np.float32)
-    if dtype == "f32":
-        return rows, rows.astype(np.float64)
-    bits = bf16_bits(rows)
-    return bits, (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -39,12 +30,7 @@ def cached(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> tupl
     ],
 )
 def test_attention(n: int, first: int, heads: int, kv_heads: int, dim: int, dtype: str) -> None:
-    rng = np.random.default_rng([n, first, heads, kv_heads, dim])
-    q = rng.standard_normal((n, heads, dim), dtype=np.float32)
-    k, k_numbers = cached(rng, (first + n, kv_heads, dim), dtype)
-    v, v_numbers = cached(rng, (first + n, kv_heads, dim), dtype)
-    expected = oracle.ops.attention(q.astype(np.float64), k_numbers, v_numbers, dim**-0.5)
-    assert_agrees("attention", metal.attention(q, k, v, dim**-0.5), expected, dtype)
+    check_attention(metal, n, first, heads, kv_heads, dim, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -52,16 +38,7 @@ def test_attention(n: int, first: int, heads: int, kv_heads: int, dim: int, dtyp
     ("n", "first", "heads", "rank", "rope"), [(1, 300, 5, 64, 16), (3, 20, 2, 512, 64), (6, 0, 3, 40, 7)]
 )
 def test_latent_attention(n: int, first: int, heads: int, rank: int, rope: int, dtype: str) -> None:
-    rng = np.random.default_rng([n, first, heads, rank, rope])
-    q_latent = rng.standard_normal((n, heads, rank), dtype=np.float32)
-    q_pe = rng.standard_normal((n, heads, rope), dtype=np.float32)
-    latent, latent_numbers = cached(rng, (first + n, rank), dtype)
-    k_pe, k_pe_numbers = cached(rng, (first + n, rope), dtype)
-    scale = (rank + rope) ** -0.5
-    identity = np.broadcast_to(np.eye(rank), (heads, rank, rank))
-    wide = (q_latent.astype(np.float64), q_pe.astype(np.float64), latent_numbers, k_pe_numbers)
-    expected = oracle.ops.mla_attention(*wide, identity, identity, scale, absorbed=True)
-    assert_agrees("mla_attention", metal.mla_attention(q_latent, q_pe, latent, k_pe, scale), expected, dtype)
+    check_latent_attention(metal, n, first, heads, rank, rope, dtype)
 
 
 @pytest.mark.parametrize("scale", [30.0, 1e4])

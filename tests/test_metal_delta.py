@@ -8,6 +8,7 @@ import pytest
 from metal_ops import MetalOps
 from metal_support import needs_device
 from moeflux import oracle
+from op_checks import check_convolution, check_convolution_row_by_row, wide
 from tolerances import assert_agrees
 
 pytestmark = needs_device
@@ -20,21 +21,12 @@ def normal(rng: np.random.Generator, *shape: int) -> Array:
     return rng.standard_normal(shape, dtype=np.float32)
 
 
-def wide(*arrays: Array) -> list[Array]:
-    return [array.astype(np.float64) for array in arrays]
-
-
 @pytest.mark.parametrize("taps", [2, 4, 9])
 @pytest.mark.parametrize("channels", [1, 67, 300])
 def test_convolution(channels: int, taps: int) -> None:
     """Also with fewer rows than the state has: some of the old state stays."""
     for n in (1, 3, 11):
-        rng = np.random.default_rng([channels, taps, n])
-        x, state, weight = normal(rng, n, channels), normal(rng, taps - 1, channels), normal(rng, channels, taps)
-        expected, expected_state = oracle.ops.conv1d(*wide(x, state, weight))
-        found, found_state = metal.conv1d(x, state, weight)
-        assert_agrees("conv1d", found, expected)
-        assert np.array_equal(found_state, expected_state)
+        check_convolution(metal, n, channels, taps)
 
 
 def test_gates_of_any_size() -> None:
@@ -83,10 +75,4 @@ def test_rows_together_and_one_by_one_give_the_same_bits() -> None:
         row, state = metal.gated_delta(*(array[i : i + 1] for array in rows), state)
         assert np.array_equal(row[0], whole[i])
     assert np.array_equal(state, end)
-    rng = np.random.default_rng(1)
-    x, state, weight = normal(rng, 6, 40), normal(rng, 3, 40), normal(rng, 40, 4)
-    whole, end = metal.conv1d(x, state, weight)
-    for i in range(6):
-        row, state = metal.conv1d(x[i : i + 1], state, weight)
-        assert np.array_equal(row[0], whole[i])
-    assert np.array_equal(state, end)
+    check_convolution_row_by_row(metal, np.random.default_rng(1), 6, 40)

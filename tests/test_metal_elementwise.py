@@ -9,6 +9,7 @@ from metal_ops import MetalOps
 from metal_support import needs_device
 from moeflux.floats import bf16_bits
 from moeflux.oracle import ops as oracle
+from op_checks import check_combine, wide
 from op_support import numbers
 from tolerances import assert_close
 
@@ -17,10 +18,6 @@ pytestmark = needs_device
 WIDTHS = (1, 31, 33, 300)
 EPS = 1e-6
 metal = MetalOps()
-
-
-def wide(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    return tuple(array.astype(np.float64) for array in arrays)
 
 
 @pytest.mark.parametrize("width", [*WIDTHS, 2050])
@@ -63,16 +60,7 @@ def test_sigmoid_over_its_whole_range() -> None:
 @pytest.mark.parametrize("hidden", [1, 100, 700])
 @pytest.mark.parametrize(("n", "k"), [(1, 8), (3, 1)])
 def test_combine(hidden: int, n: int, k: int) -> None:
-    rng = np.random.default_rng(4)
-    residual, outputs = numbers(rng, n, hidden), numbers(rng, n, k, hidden)
-    weights, shared, gate = numbers(rng, n, k), numbers(rng, n, hidden), numbers(rng, n)
-    r, o, w, s = wide(residual, outputs, weights, shared)
-    gated = s * oracle.sigmoid(gate.astype(np.float64))[:, None]
-    size = np.abs(r) + np.einsum("nk,nkh->nh", np.abs(w), np.abs(o)) + np.abs(s)
-    assert_close("combine", metal.combine(residual, outputs, weights), oracle.combine(r, o, w, None), size)
-    assert_close("combine", metal.combine(residual, outputs, weights, shared), oracle.combine(r, o, w, s), size)
-    found = metal.combine(residual, outputs, weights, shared, gate)
-    assert_close("combine", found, oracle.combine(r, o, w, gated), size)
+    check_combine(metal, n, hidden, k)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -9,6 +9,7 @@ from metal_ops import MetalOps
 from metal_support import needs_device
 from moeflux import QuantFormat
 from moeflux.oracle import ops as oracle
+from op_checks import check_experts
 from op_support import AFFINE, PLAIN, StoredMatrix, numbers, random_matrix
 from tolerances import assert_close
 
@@ -112,12 +113,7 @@ def test_experts(format: QuantFormat) -> None:
     chosen = np.array([rng.permutation(count)[:k] for _ in range(5)])
     jobs = [(e, np.flatnonzero(chosen.reshape(-1) == e).tolist()) for e in rng.permutation(count)]
     found = metal.expert_ffn(x, experts, jobs, k)
-    for pair, expert in enumerate(chosen.reshape(-1)):
-        gate, up, down = experts[expert]
-        row = x[pair // k : pair // k + 1].astype(np.float64)
-        expected = oracle.expert_ffn(row, gate.exact, up.exact, down.exact)
-        inner = (np.abs(row) @ gate.size.T) * (np.abs(row) @ up.size.T)
-        assert_close("expert_ffn", found[pair : pair + 1], expected, inner @ down.size.T)
+    check_experts(found, x, experts, chosen)
     alone = metal.expert_ffn(x[:1], experts, [(e, [place]) for place, e in enumerate(chosen[0])], k)
     assert np.array_equal(alone, found[:k])
     assert np.array_equal(metal.expert_ffn(x, experts, jobs[::-1], k, block=1), found)

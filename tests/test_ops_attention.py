@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moeflux import oracle
 from moeflux.floats import bf16_bits
 from moeflux.ops import Ops, isas, ops
-from tolerances import assert_agrees
+from op_checks import cached, check_attention, check_latent_attention
 
 Array = np.ndarray
 CACHES = ("f32", "bf16")
@@ -19,53 +18,6 @@ def kernels(request: pytest.FixtureRequest) -> Ops:
     return ops(isa=request.param)
 
 
-def widened(bits: Array) -> Array:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def cached(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> tuple[Array, Array]:
-    """Rows as a cache holds them, and what they are."""
-    rows = rng.standard_normal(shape, dtype=np.float32)
-    if dtype == "f32":
-        return rows, rows.astype(np.float64)
-    bits = bf16_bits(rows)
-    return bits, widened(bits).astype(np.float64)
-
-
-def check(
-    kernels: Ops, n: int, first: int, heads: int, kv_heads: int, dim: int, dtype: str, scale: float = 0.0
-) -> None:
-    rng = np.random.default_rng([n, first, heads, kv_heads, dim])
-    scale = scale or dim**-0.5
-    q = rng.standard_normal((n, heads, dim), dtype=np.float32)
-    k, k_numbers = cached(rng, (first + n, kv_heads, dim), dtype)
-    v, v_numbers = cached(rng, (first + n, kv_heads, dim), dtype)
-    expected = oracle.ops.attention(q.astype(np.float64), k_numbers, v_numbers, scale)
-    assert_agrees("attention", kernels.attention(q, k, v, scale), expected, dtype)
-
-
-def check_latent(kernels: Ops, n: int, first: int, heads: int, rank: int, rope: int, dtype: str) -> None:
-    rng = np.random.default_rng([n, first, heads, rank, rope])
-    q_latent = rng.standard_normal((n, heads, rank), dtype=np.float32)
-    q_pe = rng.standard_normal((n, heads, rope), dtype=np.float32)
-    latent, latent_numbers = cached(rng, (first + n, rank), dtype)
-    k_pe, k_pe_numbers = cached(rng, (first + n, rope), dtype)
-    scale = (rank + rope) ** -0.5
-    # With nothing to take in and nothing to take out, the absorbed form is the weighted latents.
-    identity = np.broadcast_to(np.eye(rank), (heads, rank, rank))
-    expected = oracle.ops.mla_attention(
-        q_latent.astype(np.float64),
-        q_pe.astype(np.float64),
-        latent_numbers,
-        k_pe_numbers,
-        identity,
-        identity,
-        scale,
-        absorbed=True,
-    )
-    assert_agrees("mla_attention", kernels.mla_attention(q_latent, q_pe, latent, k_pe, scale), expected, dtype)
-
-
 # ---- Against the oracle -----------------------------------------------------------------------------------------
 
 
@@ -74,7 +26,7 @@ def check_latent(kernels: Ops, n: int, first: int, heads: int, rank: int, rope: 
 @pytest.mark.parametrize("dim", [4, 32, 36, 40, 64])
 def test_short_contexts(kernels: Ops, n: int, dim: int, dtype: str) -> None:
     for first in (0, 1, 62, 63, 64, 130):
-        check(kernels, n, first, heads=6, kv_heads=2, dim=dim, dtype=dtype)
+        check_attention(kernels, n, first, heads=6, kv_heads=2, dim=dim, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", CACHES)
@@ -82,13 +34,13 @@ def test_short_contexts(kernels: Ops, n: int, dim: int, dtype: str) -> None:
 def test_groups_of_heads(kernels: Ops, heads: int, kv_heads: int, dtype: str) -> None:
     """Groups that are and are not whole tiles, and one that is more than a unit takes."""
     for n in (1, 3, 17):
-        check(kernels, n, 9, heads, kv_heads, 32, dtype)
+        check_attention(kernels, n, 9, heads, kv_heads, 32, dtype)
 
 
 @pytest.mark.parametrize("dtype", CACHES)
 @pytest.mark.parametrize("dim", [96, 128, 192, 256, 512])
 def test_wide_heads(kernels: Ops, dim: int, dtype: str) -> None:
-    check(kernels, 3, 70, heads=8, kv_heads=2, dim=dim, dtype=dtype)
+    check_attention(kernels, 3, 70, heads=8, kv_heads=2, dim=dim, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", CACHES)
@@ -96,13 +48,13 @@ def test_wide_heads(kernels: Ops, dim: int, dtype: str) -> None:
 def test_long_contexts(kernels: Ops, n: int, dtype: str) -> None:
     """Long enough to be cut into spans that are merged, of more than one length."""
     for first in (5000, 9200):
-        check(kernels, n, first, heads=8, kv_heads=2, dim=40, dtype=dtype)
+        check_attention(kernels, n, first, heads=8, kv_heads=2, dim=40, dtype=dtype)
 
 
 def test_spans_that_early_rows_do_not_see(kernels: Ops) -> None:
-    check(kernels, 600, 0, heads=1, kv_heads=1, dim=32, dtype="f32")
-    check(kernels, 70, 480, heads=2, kv_heads=1, dim=36, dtype="bf16")
-    check(kernels, 140, 8100, heads=40, kv_heads=1, dim=4, dtype="bf16")
+    check_attention(kernels, 600, 0, heads=1, kv_heads=1, dim=32, dtype="f32")
+    check_attention(kernels, 70, 480, heads=2, kv_heads=1, dim=36, dtype="bf16")
+    check_attention(kernels, 140, 8100, heads=40, kv_heads=1, dim=4, dtype="bf16")
 
 
 @pytest.mark.parametrize("dtype", CACHES)
@@ -110,12 +62,12 @@ def test_spans_that_early_rows_do_not_see(kernels: Ops) -> None:
 @pytest.mark.parametrize("n", [1, 3, 17])
 def test_latent_attention(kernels: Ops, n: int, rank: int, rope: int, dtype: str) -> None:
     for first, heads in ((0, 1), (5, 5), (63, 16), (130, 70)):
-        check_latent(kernels, n, first, heads if rank < 512 else min(heads, 5), rank, rope, dtype)
+        check_latent_attention(kernels, n, first, heads if rank < 512 else min(heads, 5), rank, rope, dtype)
 
 
 @pytest.mark.parametrize("dtype", CACHES)
 def test_latent_attention_over_a_long_context(kernels: Ops, dtype: str) -> None:
-    check_latent(kernels, 2, 5000, 6, 40, 8, dtype)
+    check_latent_attention(kernels, 2, 5000, 6, 40, 8, dtype)
 
 
 # ---- Numbers at the edges ---------------------------------------------------------------------------------------
@@ -124,7 +76,7 @@ def test_latent_attention_over_a_long_context(kernels: Ops, dtype: str) -> None:
 @pytest.mark.parametrize("first", [3, 900])
 def test_scores_of_any_size(kernels: Ops, first: int) -> None:
     """Thousands apart: the softmax takes one row, and nothing overflows."""
-    check(kernels, 5, first, heads=4, kv_heads=2, dim=32, dtype="bf16", scale=300.0)
+    check_attention(kernels, 5, first, heads=4, kv_heads=2, dim=32, dtype="bf16", scale=300.0)
 
 
 @pytest.mark.parametrize("first", [0, 3, 900])

@@ -7,6 +7,7 @@ import pytest
 
 from moeflux import oracle
 from moeflux.ops import Ops, isas, ops
+from op_checks import check_convolution, check_convolution_row_by_row, wide
 from tolerances import assert_agrees
 
 Array = np.ndarray
@@ -21,10 +22,6 @@ def normal(rng: np.random.Generator, *shape: int) -> Array:
     return rng.standard_normal(shape, dtype=np.float32)
 
 
-def wide(*arrays: Array) -> list[Array]:
-    return [array.astype(np.float64) for array in arrays]
-
-
 # ---- Convolution ------------------------------------------------------------------------------------------------
 
 
@@ -33,22 +30,11 @@ def wide(*arrays: Array) -> list[Array]:
 def test_convolution(kernels: Ops, channels: int, taps: int) -> None:
     """Also with fewer rows than the state has: some of the old state stays."""
     for n in (1, 2, 3, 4, 17):
-        rng = np.random.default_rng([channels, taps, n])
-        x, state, weight = normal(rng, n, channels), normal(rng, taps - 1, channels), normal(rng, channels, taps)
-        expected, expected_state = oracle.ops.conv1d(*wide(x, state, weight))
-        found, found_state = kernels.conv1d(x, state, weight)
-        assert_agrees("conv1d", found, expected)
-        assert np.array_equal(found_state, expected_state)  # copies
+        check_convolution(kernels, n, channels, taps)
 
 
 def test_convolution_row_by_row_is_the_convolution(kernels: Ops) -> None:
-    rng = np.random.default_rng(3)
-    x, state, weight = normal(rng, 9, 67), normal(rng, 3, 67), normal(rng, 67, 4)
-    whole, end = kernels.conv1d(x, state, weight)
-    for i in range(9):
-        row, state = kernels.conv1d(x[i : i + 1], state, weight)
-        assert np.array_equal(row[0], whole[i])
-    assert np.array_equal(state, end)
+    check_convolution_row_by_row(kernels, np.random.default_rng(3), 9, 67)
 
 
 # ---- Gates ------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from moeflux import DeviceError, FormatError, _core
 from moeflux.floats import bf16_bits
 from moeflux.ops import Ops, isas, ops
 from moeflux.oracle import ops as oracle
+from op_checks import check_combine, wide
 from op_support import isa, numbers, ops_of, run
 from tolerances import BF16_ROUNDING, assert_close
 
@@ -16,10 +17,6 @@ __all__ = ["isa", "run"]
 
 WIDTHS = (1, 2, 15, 16, 17, 31, 33, 128, 257)
 EPS = 1e-6
-
-
-def wide(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    return tuple(array.astype(np.float64) for array in arrays)
 
 
 @pytest.mark.parametrize("width", [*WIDTHS, 7168])
@@ -83,16 +80,7 @@ def test_extreme_gates(run: Ops) -> None:
 @pytest.mark.parametrize("hidden", [1, 31, 64, 100, 4100])
 @pytest.mark.parametrize(("n", "k"), [(1, 8), (3, 1), (17, 10)])
 def test_combine(run: Ops, hidden: int, n: int, k: int) -> None:
-    rng = np.random.default_rng(4)
-    residual, outputs = numbers(rng, n, hidden), numbers(rng, n, k, hidden)
-    weights, shared, gate = numbers(rng, n, k), numbers(rng, n, hidden), numbers(rng, n)
-    r, o, w, s = wide(residual, outputs, weights, shared)
-    gated = s * oracle.sigmoid(gate.astype(np.float64))[:, None]
-    size = np.abs(r) + np.einsum("nk,nkh->nh", np.abs(w), np.abs(o)) + np.abs(s)
-    assert_close("combine", run.combine(residual, outputs, weights), oracle.combine(r, o, w, None), size)
-    assert_close("combine", run.combine(residual, outputs, weights, shared), oracle.combine(r, o, w, s), size)
-    found = run.combine(residual, outputs, weights, shared, gate)
-    assert_close("combine", found, oracle.combine(r, o, w, gated), size)
+    check_combine(run, n, hidden, k)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -8,6 +8,7 @@ import pytest
 from moeflux import FormatError, QuantFormat
 from moeflux.ops import Ops
 from moeflux.oracle import ops as oracle
+from op_checks import check_experts
 from op_support import AFFINE, PLAIN, StoredMatrix, isa, numbers, ops_of, random_matrix, run
 from tolerances import DIGIT_ROUNDING_OF_LARGEST, DIGIT_ROUNDING_OF_SUM, LARGEST_ERROR, assert_close
 
@@ -209,12 +210,7 @@ def test_expert_ffn(isa: str, n: int, k: int, count: int) -> None:
     chosen = np.array([rng.permutation(count)[:k] for _ in range(n)])
     jobs = [(e, np.flatnonzero(chosen.reshape(-1) == e).tolist()) for e in rng.permutation(count)]
     found = ops_of(isa, 1).expert_ffn(x, experts, jobs, k)
-    for pair, expert in enumerate(chosen.reshape(-1)):
-        gate, up, down = experts[expert]
-        row = x[pair // k : pair // k + 1].astype(np.float64)
-        expected = oracle.expert_ffn(row, gate.exact, up.exact, down.exact)
-        inner = (np.abs(row) @ gate.size.T) * (np.abs(row) @ up.size.T)
-        assert_close("expert_ffn", found[pair : pair + 1], expected, inner @ down.size.T)
+    check_experts(found, x, experts, chosen)
     for threads in (2, 3):
         again = ops_of(isa, threads).expert_ffn(x, experts, jobs[::-1], k)
         assert np.array_equal(again, found)

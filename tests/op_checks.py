@@ -1,0 +1,126 @@
+"""What every backend's ops are held to: against the oracle, and against themselves. `run` has the methods of Ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from moeflux import oracle
+from moeflux.floats import bf16_bits
+from op_support import StoredMatrix, numbers
+from tolerances import assert_agrees, assert_close
+
+Array = np.ndarray
+
+
+def wide(*arrays: Array) -> list[Array]:
+    return [array.astype(np.float64) for array in arrays]
+
+
+def check_combine(run: Any, n: int, hidden: int, k: int) -> None:
+    rng = np.random.default_rng(4)
+    residual, outputs = numbers(rng, n, hidden), numbers(rng, n, k, hidden)
+    weights, shared, gate = numbers(rng, n, k), numbers(rng, n, hidden), numbers(rng, n)
+    r, o, w, s = wide(residual, outputs, weights, shared)
+    gated = s * oracle.ops.sigmoid(gate.astype(np.float64))[:, None]
+    size = np.abs(r) + np.einsum("nk,nkh->nh", np.abs(w), np.abs(o)) + np.abs(s)
+    assert_close("combine", run.combine(residual, outputs, weights), oracle.ops.combine(r, o, w, None), size)
+    assert_close("combine", run.combine(residual, outputs, weights, shared), oracle.ops.combine(r, o, w, s), size)
+    found = run.combine(residual, outputs, weights, shared, gate)
+    assert_close("combine", found, oracle.ops.combine(r, o, w, gated), size)
+
+
+def check_experts(
+    found: Array, x: Array, experts: Sequence[tuple[StoredMatrix, StoredMatrix, StoredMatrix]], chosen: Array
+) -> None:
+    """`found` has a row for each place of `chosen` [n, k]."""
+    k = chosen.shape[1]
+    for pair, expert in enumerate(chosen.reshape(-1)):
+        gate, up, down = experts[expert]
+        row = x[pair // k : pair // k + 1].astype(np.float64)
+        expected = oracle.ops.expert_ffn(row, gate.exact, up.exact, down.exact)
+        inner = (np.abs(row) @ gate.size.T) * (np.abs(row) @ up.size.T)
+        assert_close("expert_ffn", found[pair : pair + 1], expected, inner @ down.size.T)
+
+
+# ---- The delta-net ----------------------------------------------------------------------------------------------
+
+
+def check_convolution(run: Any, n: int, channels: int, taps: int) -> None:
+    rng = np.random.default_rng([channels, taps, n])
+    x, state, weight = numbers(rng, n, channels), numbers(rng, taps - 1, channels), numbers(rng, channels, taps)
+    expected, expected_state = oracle.ops.conv1d(*wide(x, state, weight))
+    found, found_state = run.conv1d(x, state, weight)
+    assert_agrees("conv1d", found, expected)
+    assert np.array_equal(found_state, expected_state)  # copies
+
+
+def check_convolution_row_by_row(run: Any, rng: np.random.Generator, n: int, channels: int) -> None:
+    x, state, weight = numbers(rng, n, channels), numbers(rng, 3, channels), numbers(rng, channels, 4)
+    whole, end = run.conv1d(x, state, weight)
+    for i in range(n):
+        row, state = run.conv1d(x[i : i + 1], state, weight)
+        assert np.array_equal(row[0], whole[i])
+    assert np.array_equal(state, end)
+
+
+# ---- Attention --------------------------------------------------------------------------------------------------
+
+
+def widened(bits: Array) -> Array:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def cached(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> tuple[Array, Array]:
+    """Rows as a cache holds them, and what they are."""
+    rows = rng.standard_normal(shape, dtype=np.float32)
+    if dtype == "f32":
+        return rows, rows.astype(np.float64)
+    bits = bf16_bits(rows)
+    return bits, widened(bits).astype(np.float64)
+
+
+def check_attention(
+    run: Any, n: int, first: int, heads: int, kv_heads: int, dim: int, dtype: str, scale: float = 0.0
+) -> None:
+    rng = np.random.default_rng([n, first, heads, kv_heads, dim])
+    scale = scale or dim**-0.5
+    q = rng.standard_normal((n, heads, dim), dtype=np.float32)
+    k, k_numbers = cached(rng, (first + n, kv_heads, dim), dtype)
+    v, v_numbers = cached(rng, (first + n, kv_heads, dim), dtype)
+    expected = oracle.ops.attention(q.astype(np.float64), k_numbers, v_numbers, scale)
+    assert_agrees("attention", run.attention(q, k, v, scale), expected, dtype)
+
+
+def check_latent_attention(run: Any, n: int, first: int, heads: int, rank: int, rope: int, dtype: str) -> None:
+    rng = np.random.default_rng([n, first, heads, rank, rope])
+    q_latent = rng.standard_normal((n, heads, rank), dtype=np.float32)
+    q_pe = rng.standard_normal((n, heads, rope), dtype=np.float32)
+    latent, latent_numbers = cached(rng, (first + n, rank), dtype)
+    k_pe, k_pe_numbers = cached(rng, (first + n, rope), dtype)
+    scale = (rank + rope) ** -0.5
+    # With nothing to take in and nothing to take out, the absorbed form is the weighted latents.
+    identity = np.broadcast_to(np.eye(rank), (heads, rank, rank))
+    expected = oracle.ops.mla_attention(
+        *wide(q_latent, q_pe), latent_numbers, k_pe_numbers, identity, identity, scale, absorbed=True
+    )
+    assert_agrees("mla_attention", run.mla_attention(q_latent, q_pe, latent, k_pe, scale), expected, dtype)
+
+
+# ---- Routers ----------------------------------------------------------------------------------------------------
+
+
+def check_softmax_routing(run: Any, logits: Array, k: int, normalize: bool) -> None:
+    expected_ids, expected = oracle.ops.route_softmax(logits.astype(np.float64), k, normalize=normalize)
+    ids, weights = run.route_softmax(logits, k, normalize=normalize)
+    assert np.array_equal(ids, expected_ids)
+    assert_agrees("route_softmax", weights, expected)
+
+
+def check_softmax_routing_far_apart(run: Any) -> None:
+    logits = np.array([[-1e30, 200, 1e4, -1e4, 9e3], [-np.inf, -np.inf, -5, -np.inf, -np.inf]], np.float32)
+    ids, weights = run.route_softmax(logits, 3, normalize=True)
+    assert ids.tolist() == [[2, 4, 1], [2, 0, 1]]
+    assert weights.tolist() == [[1, 0, 0], [1, 0, 0]]
