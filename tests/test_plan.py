@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import weakref
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same process every time: a plan is to be compared with another."""
-    monkeypatch.setattr(planning._Planner, "process_parts", lambda self, beside: {"process": 64 * MIB, "text": 0})
+    monkeypatch.setattr(planning._Planner, "process_parts", lambda self: {"process": 64 * MIB, "text": 0})
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, free: int, limited: bool = False) -> None:
@@ -140,7 +141,10 @@ def test_auto_is_what_is_free_less_a_reserve(store: Path, monkeypatch: pytest.Mo
 
 def test_other_models_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
+    monkeypatch.setattr(planning, "LOADED", weakref.WeakKeyDictionary())  # whatever other tests have left
+    monkeypatch.setattr(moeflux.model, "LOADED", planning.LOADED)
     first = moeflux.load(store, memory="1TB", context=100)
+    assert plan(store, memory="1TB", context=100).parts["other models"] == first.plan.model_bytes
     second = moeflux.load(store, memory="1TB", context=100)
     assert second.plan.parts["other models"] == first.plan.model_bytes
     assert second.plan.total_bytes == first.plan.total_bytes + second.plan.model_bytes

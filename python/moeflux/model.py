@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +13,7 @@ from moeflux import _core
 from moeflux.errors import StateError
 from moeflux.info import human
 from moeflux.memory import resident
-from moeflux.plan import ENGINE_PARTS, SESSION_PARTS, Beside, Options, Plan, make_plan, whole
+from moeflux.plan import ENGINE_PARTS, LOADED, SESSION_PARTS, Options, Plan, make_plan, whole
 from moeflux.session import Session
 from moeflux.store import Store, open_store
 from moeflux.trace import Recording
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Memory", "Model", "load"]
 
-LOADED: weakref.WeakSet[Model] = weakref.WeakSet()
-"""The models of this process: the budget of the next one is for all of them."""
 LOADING = threading.RLock()
 
 
@@ -231,7 +228,7 @@ def load(
     )
     with LOADING, open_store(path, experts_per_token=experts_per_token) as store:
         checksums = _checksums(store) if verify_reads else None
-        plan = make_plan(store, options, _beside())
+        plan = make_plan(store, options)
         engine = _core.Engine(
             store.directory,
             backend=backend,
@@ -248,20 +245,8 @@ def load(
             checksums=checksums,
             on_progress=on_progress,
         )
-        model = Model(store, engine, plan)
-        LOADED.add(model)
-        return model
-
-
-def _beside() -> Beside | None:
-    models = [model for model in LOADED if model._plan is not None]
-    if not models:
-        return None
-    return Beside(
-        process=max(model.plan.parts["process"] for model in models),
-        planned=sum(model.plan.model_bytes for model in models),
-        held=sum(model._engine.held for model in models),
-    )
+        LOADED[engine] = plan
+        return Model(store, engine, plan)
 
 
 def _word(name: str, word: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import os
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from moeflux.remembered import Probe, remembered
 from moeflux.store import Store, open_store
 from moeflux.trace import Trace
 
-__all__ = ["Beside", "Options", "Plan", "make_plan", "plan", "whole"]
+__all__ = ["Options", "Plan", "make_plan", "plan", "whole"]
 
 MIB = 1 << 20
 
@@ -71,15 +72,6 @@ class Options:
     look_ahead: str = "auto"
     verify_reads: bool = False
     experts_per_token: int | None = None
-
-
-@dataclass(frozen=True)
-class Beside:
-    """Other models that this process has loaded."""
-
-    process: int = 0  # what was planned for all but the models
-    planned: int = 0  # for them
-    held: int = 0  # by them
 
 
 @dataclass(frozen=True)
@@ -161,12 +153,16 @@ def plan(path: str | Path, *, trace: Trace | None = None, **options: Any) -> Pla
     """What `moeflux.load` would go by, with the same options. Hit rates are those of `trace`, when one is given."""
     asked = Options(**options)
     with open_store(path, experts_per_token=asked.experts_per_token) as store:
-        return make_plan(store, asked, trace=trace)
+        return make_plan(store, asked, trace)
 
 
-def make_plan(store: Store, options: Options, beside: Beside | None = None, trace: Trace | None = None) -> Plan:
+def make_plan(store: Store, options: Options, trace: Trace | None = None) -> Plan:
     """BudgetError when the budget is below the floor, StateError for what can never be."""
-    return _Planner(store, options, beside or Beside(), trace).plan()
+    return _Planner(store, options, trace).plan()
+
+
+LOADED: weakref.WeakKeyDictionary[_core.Engine, Plan] = weakref.WeakKeyDictionary()
+"""The engines of this process that go by a plan: the budget of the next one is for all of them."""
 
 
 # ---- The arithmetic ---------------------------------------------------------------------------------------------
@@ -183,7 +179,7 @@ class _Choice:
 
 
 class _Planner:
-    def __init__(self, store: Store, options: Options, beside: Beside, trace: Trace | None) -> None:
+    def __init__(self, store: Store, options: Options, trace: Trace | None) -> None:
         self.store, self.options, self.trace, self.variant = store, options, trace, store.variant
         self.experts = self.variant.num_experts * len(self.variant.moe_layers)
         self.probe = remembered(store.expert_files[0])
@@ -197,18 +193,20 @@ class _Planner:
         self.slots = min(slots, self.experts) if slots else None
         if options.kv_dtype not in ("f32", "bf16"):
             raise StateError(f'kv_dtype: expected "f32" or "bf16", found {options.kv_dtype!r:.40}')
-        self.fixed = self.process_parts(beside)
+        self.fixed = self.process_parts()
         self.budget, self.source = self.budget_of(options.memory)
         self.direct_works = all(_core.supports_direct(file) for file in store.expert_files)
 
-    def process_parts(self, beside: Beside) -> dict[str, int]:
+    def process_parts(self) -> dict[str, int]:
         """What is there already, what the libraries may still want, and the stacks of threads: in coarse steps, so that
         a plan printed in one process is that of another. What other models hold of it is counted with them."""
         # A stack is one mapping of megabytes, of which a huge page may be given at the first touch.
         stack = 5 * MIB // 2 if huge_pages_unasked() else MIB // 2
-        process = resident().now - beside.held + 16 * MIB + stack * (self.threads + self.readers)
-        parts = {"process": max(beside.process, _round_up(process, 32 * MIB)), "text": self.text_part()}
-        return parts | {"other models": beside.planned} if beside.planned else parts
+        own = resident().now - sum(engine.held for engine in LOADED)
+        process = _round_up(own + 16 * MIB + stack * (self.threads + self.readers), 32 * MIB)
+        others = list(LOADED.values())
+        parts = {"process": max([process, *(plan.parts["process"] for plan in others)]), "text": self.text_part()}
+        return parts | {"other models": sum(plan.model_bytes for plan in others)} if others else parts
 
     def text_part(self) -> int:
         """The tokenizer is loaded when somebody asks for text. Reading its file takes the most: 10 to 12 times its size
