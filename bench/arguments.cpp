@@ -26,7 +26,7 @@ Measures prefill and decode of the model in the folder STORE, a store that moefl
   --cold             before every walk the system forgets what it has of the layer files
   --reps N           warm walks, after the first (3)
   --chunk N          most tokens of a prefill chunk, 0 for the engine's choice (0)
-  --isa NAME         kernels: portable, avx2, avx512, avx512vnni or neon (the best the machine has)
+  --isa NAME         kernels: portable, avx2, avx512, avx512vnni, amx or neon (the best the machine has)
   --kv f32|bf16      key-value rows (f32)
   --json FILE|-      where the JSON lines go (-, stdout)
 
@@ -112,7 +112,7 @@ const std::map<std::string, Option> options = {
      [](Arguments& a, const std::string& name, const std::string& value) { a.chunk = integer(name, value, 0, 8192); }},
     {"--isa",
      [](Arguments& a, const std::string& name, const std::string& value) {
-       a.isa = one_of(name, value, {"portable", "avx2", "avx512", "avx512vnni", "neon"});
+       a.isa = one_of(name, value, {"portable", "avx2", "avx512", "avx512vnni", "amx", "neon"});
      }},
     {"--kv",
      [](Arguments& a, const std::string& name, const std::string& value) {

@@ -220,7 +220,7 @@ def test_help_teaches_the_protocol(harness: Path) -> None:
         (["a", "--prefill", "8,8"], "--prefill: expected ascending contexts, found 8 after 8"),
         (["a", "--threads", "1,0"], '--threads: expected 1 to 1024, found "0"'),
         (["a", "--chunk", "8193"], '--chunk: expected 0 to 8192, found "8193"'),
-        (["a", "--isa", "sse"], '--isa: expected one of portable, avx2, avx512, avx512vnni, neon, found "sse"'),
+        (["a", "--isa", "sse"], '--isa: expected one of portable, avx2, avx512, avx512vnni, amx, neon, found "sse"'),
         (["a", "--kv", "f16"], '--kv: expected one of f32, bf16, found "f16"'),
         (["a", "--readers", "257"], '--readers: expected 0 to 256, found "257"'),
         (["a", "--reads", "mapped"], '--reads: expected one of auto, direct, buffered, found "mapped"'),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moeflux import FormatError, QuantFormat
-from moeflux.ops import Ops
+from moeflux.ops import Ops, isas
 from moeflux.oracle import ops as oracle
 from op_checks import check_experts
 from op_support import AFFINE, PLAIN, StoredMatrix, isa, numbers, ops_of, random_matrix, run
@@ -161,6 +161,21 @@ def test_threads_and_neighbours_change_no_bit(isa: str, format: QuantFormat) -> 
         for part in (slice(0, 67), slice(0, 1), slice(66, 67), slice(3, 5), slice(8, 15)):
             assert np.array_equal(run.matmul(x[part], matrix), whole[part])
             assert np.array_equal(run.matmul(y[part], matrix, transposed=True), turned[part])
+
+
+WITH_DIGITS = [isa for isa in isas() if isa in ("amx", "avx512vnni")]
+
+
+@pytest.mark.skipif(len(WITH_DIGITS) < 2, reason="fewer than two instruction sets here multiply digits")
+@pytest.mark.parametrize("format", [f for f in AFFINE if f.bits <= 4], ids=str)
+def test_digits_give_the_same_bits_whatever_multiplies_them(format: QuantFormat) -> None:
+    rng = np.random.default_rng(16)
+    for rows, groups, n in [(1, 1, 3), (15, 3, 16), (33, 9, 17), (70, 41, 5), (530, 2, 64), (16, 16, 131)]:
+        matrix = random_matrix(rng, format, rows, groups * format.group_size)
+        x = numbers(rng, n, groups * format.group_size)
+        first, *others = (ops_of(isa, 2).matmul(x, matrix) for isa in WITH_DIGITS)
+        for other in others:
+            assert np.array_equal(first, other)
 
 
 def test_products_side_by_side_are_the_products_alone(run: Ops) -> None:

@@ -2,12 +2,21 @@
 
 #include <cstdlib>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "core/error.h"
 #include "core/text.h"
 
 namespace moeflux::cpu {
 
 #if defined(__x86_64__)
+extern const DigitKernels amx_digits;
 extern const DigitKernels avx512vnni_digits;
 extern const Kernels avx512_kernels;
 extern const Kernels avx2_kernels;
@@ -18,6 +27,25 @@ extern const Kernels portable_kernels;
 
 namespace {
 
+#if defined(__x86_64__)
+// The tiles of AMX are registers that Linux gives to a process that asks for them, once for all its threads.
+bool has_amx() {
+#if defined(__linux__)
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  constexpr unsigned tiles_and_int8 = 3u << 24;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & tiles_and_int8) != tiles_and_int8) return false;
+  constexpr long request_permission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long tile_data = 18;
+  return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
 std::vector<Isa> detect() {
   std::vector<Isa> found;
 #if defined(__x86_64__)
@@ -26,8 +54,9 @@ std::vector<Isa> detect() {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (avx2 && avx512 && __builtin_cpu_supports("avx512vnni"))
-    found.push_back({"avx512vnni", &avx512_kernels, &avx512vnni_digits});
+  const bool vnni = avx2 && avx512 && __builtin_cpu_supports("avx512vnni");
+  if (vnni && has_amx()) found.push_back({"amx", &avx512_kernels, &amx_digits});
+  if (vnni) found.push_back({"avx512vnni", &avx512_kernels, &avx512vnni_digits});
   if (avx2 && avx512) found.push_back({"avx512", &avx512_kernels});
   if (avx2) found.push_back({"avx2", &avx2_kernels});
 #elif defined(__aarch64__)

@@ -10,7 +10,7 @@ struct Kernels;
 struct DigitKernels;
 
 struct Isa {
-  std::string name;  // "portable", "avx2", "avx512", "avx512vnni", "neon"
+  std::string name;  // "portable", "avx2", "avx512", "avx512vnni", "amx", "neon"
   const Kernels* kernels;
   const DigitKernels* digits = nullptr;  // for products that are faster with them; null where none are
 };

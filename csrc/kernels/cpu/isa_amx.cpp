@@ -1,0 +1,18 @@
+// AMX for whole numbers, beside AVX-512 with VNNI: what these do otherwise.
+#if defined(__x86_64__)
+#if !defined(__AVX512F__) || !defined(__AVX512BW__) || !defined(__AVX512VL__) || !defined(__AVX512DQ__) || \
+    !defined(__AVX512VNNI__) || !defined(__AMX_INT8__)
+#error "this file wants the flags that CMakeLists.txt gives it"
+#endif
+
+#define MOEFLUX_ISA amx
+#include "kernels/cpu/matmul_tiles.inl"
+
+namespace moeflux::cpu {
+
+extern const DigitKernels amx_digits;
+const DigitKernels amx_digits = amx::tile_kernels;
+
+}  // namespace moeflux::cpu
+
+#endif

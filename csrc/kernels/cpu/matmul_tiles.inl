@@ -1,0 +1,283 @@
+// Products of digits and codes, see digits.h, for several rows of x: AMX. A tile of codes, 16 matrix rows of 64
+// columns, times a tile of digits, the same columns of 16 rows of x, adds 16 x 16 whole numbers to a third. The few
+// vector instructions for each of those cost as much as the tiles do, so the tiles of the next group are multiplied
+// meanwhile.
+#include "kernels/cpu/lanes.h"
+#include "kernels/cpu/matmul_digits.inl"
+
+namespace moeflux::cpu::MOEFLUX_ISA {
+
+// ---- Instructions --------------------------------------------------------------------------------------------------
+// Written out: GCC 12 does not tell its optimiser all that its own read.
+
+struct TileShapes {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t zeros[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+static_assert(sizeof(TileShapes) == 64);
+
+MOEFLUX_INLINE void shape_tiles(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
+MOEFLUX_INLINE void release_tiles() { asm volatile("tilerelease"); }
+
+template <int tile>
+MOEFLUX_INLINE void zero_tile() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(tile));
+}
+
+template <int tile>
+MOEFLUX_INLINE void load_tile(const void* from, int64_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(tile) : "memory");
+}
+
+template <int tile>
+MOEFLUX_INLINE void store_tile(void* to, int64_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(tile) : "memory");
+}
+
+template <int sums, int codes, int digits>
+MOEFLUX_INLINE void dot_tiles() {
+  asm volatile("tdpbusd %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(digits), "i"(codes), "i"(sums));
+}
+
+// ---- Panels --------------------------------------------------------------------------------------------------------
+
+constexpr int64_t tile_rows = 16;  // of x, and of the matrix
+constexpr int64_t tile_bytes = 1024;
+constexpr int64_t least_tile_rows = 3;  // fewer rows of x are faster without tiles
+constexpr int64_t span_blocks = 8;      // columns that are packed at once
+constexpr int64_t span_columns = span_blocks * digit_block;
+constexpr int64_t span_groups = span_columns / 32;
+constexpr int64_t pass_rows = 512;  // of the matrix, for which rows of x are packed once
+constexpr int64_t x_tiles = max_block / tile_rows;
+
+// Some columns of 16 rows of x: a lane is a row.
+struct DigitSpan {
+  alignas(64) uint8_t digits[span_blocks][3][tile_bytes];
+  alignas(64) float units[span_groups][tile_rows];
+  alignas(64) float sums[span_groups][tile_rows];
+};
+
+// The same columns of 16 rows of the matrix.
+struct CodeSpan {
+  alignas(64) uint8_t codes[span_blocks][tile_rows][digit_block];
+  alignas(64) float scales[tile_rows][span_groups];
+  alignas(64) float biases[tile_rows][span_groups];
+};
+
+// With groups of 32 a block has two: the columns of the first come first, in codes and in digits.
+template <int64_t group_size>
+static void pack_digits(const uint8_t* const* x, int64_t n, int64_t columns, int64_t column, int64_t blocks,
+                        DigitSpan& to) {
+  constexpr int order[16] = {0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15};
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t at = (column / digit_block + b) * digit_block_bytes;
+    for (int64_t digit = 0; digit < 3; ++digit) {
+      __m512i v[16];
+      MOEFLUX_UNROLL
+      for (int64_t i = 0; i < 16; ++i)
+        v[i] = i < n ? load<__m512i>(x[i] + at + digit * digit_block) : _mm512_setzero_si512();
+      turn(v);
+      MOEFLUX_UNROLL
+      for (int64_t i = 0; i < 16; ++i) store(to.digits[b][digit] + (group_size == 32 ? order[i] : i) * 64, v[i]);
+    }
+  }
+  const int64_t first = column / group_size;
+  const int64_t left = columns / group_size - first;
+  const int64_t groups = smaller(left, blocks * digit_block / group_size);
+  for (int64_t i = 0; i < tile_rows; ++i) {
+    const DigitRow row = digit_row(x[i < n ? i : 0], columns, group_size);
+    for (int64_t g = 0; g < groups; ++g) {
+      to.units[g][i] = i < n ? row.units[first + g] : 0;
+      to.sums[g][i] = i < n ? row.sums[first + g] : 0;
+    }
+  }
+}
+
+// `count` <= span_groups numbers as f32, and what lies behind them in `to` overwritten.
+MOEFLUX_INLINE void widen_some(DType type, const uint8_t* from, int64_t count, float (&to)[span_groups]) {
+  const auto there = static_cast<__mmask16>((1u << count) - 1);
+  if (type == DType::f32) return store(to, _mm512_maskz_loadu_ps(there, from));
+  const Halves halves = (Halves)_mm256_maskz_loadu_epi16(there, from);
+  store(to, type == DType::bf16 ? from_bf16(halves) : from_f16(halves));
+}
+
+template <int bits, int64_t group_size>
+static void unpack_span(const Weights& w, int64_t row, int64_t last, int64_t column, int64_t blocks, CodeSpan& to) {
+  const int64_t scale_bytes = w.scale_type == DType::f32 ? 4 : 2;
+  const int64_t first = column / group_size;
+  const int64_t groups = smaller(w.columns / group_size - first, blocks * digit_block / group_size);
+  for (int64_t r = 0; r < tile_rows; ++r) {
+    const int64_t from_row = smaller(row + r, last - 1);
+    const uint8_t* from = w.codes + from_row * w.code_stride + column * bits / 8;
+    for (int64_t b = 0; b < blocks; ++b, from += digit_block * bits / 8) {
+      if constexpr (group_size == 32) {
+        const __m512i order = _mm512_setr_epi64(0, 1, 4, 5, 2, 3, 6, 7);
+        const __m512i codes = codes_of<bits>(from, w.columns - column - b * digit_block);
+        store(to.codes[b][r], _mm512_maskz_permutexvar_epi64(0xff, order, codes));
+      } else {
+        store(to.codes[b][r], codes_of<bits>(from));
+      }
+    }
+    const int64_t at = from_row * w.scale_stride + first * scale_bytes;
+    widen_some(w.scale_type, w.scales + at, groups, to.scales[r]);
+    widen_some(w.scale_type, w.biases + at, groups, to.biases[r]);
+  }
+}
+
+// ---- 16 rows by 16 -------------------------------------------------------------------------------------------------
+
+// The sums of a group, one for each digit.
+struct TileSums {
+  alignas(64) int32_t of[3][tile_rows][tile_rows];
+};
+
+// Group `g` of the span: tiles 3 * set ... are its sums.
+template <int64_t group_size, int set>
+MOEFLUX_INLINE void dot_group(const CodeSpan& codes, const DigitSpan& x, int64_t g, TileSums& sums) {
+  zero_tile<3 * set>();
+  zero_tile<3 * set + 1>();
+  zero_tile<3 * set + 2>();
+  constexpr int64_t blocks = group_size == 128 ? 2 : 1;
+  constexpr int64_t parts = group_size == 32 ? 2 : 1;  // groups a block
+  MOEFLUX_UNROLL
+  for (int64_t i = 0; i < blocks; ++i) {
+    const int64_t b = g * blocks / parts + i;
+    const int64_t part = g % parts;
+    load_tile<6>(codes.codes[b][0] + part * 32, digit_block);
+    load_tile<7>(x.digits[b][0] + part * 512, 64);
+    dot_tiles<3 * set, 6, 7>();
+    load_tile<7>(x.digits[b][1] + part * 512, 64);
+    dot_tiles<3 * set + 1, 6, 7>();
+    load_tile<7>(x.digits[b][2] + part * 512, 64);
+    dot_tiles<3 * set + 2, 6, 7>();
+  }
+  store_tile<3 * set>(sums.of[0], 64);
+  store_tile<3 * set + 1>(sums.of[1], 64);
+  store_tile<3 * set + 2>(sums.of[2], 64);
+}
+
+// As `add_group` of one row, where a lane is a row of the matrix: here it is a row of x.
+MOEFLUX_INLINE void add_sums(const TileSums& sums, const CodeSpan& codes, const DigitSpan& x, int64_t g,
+                             Floats (&total)[tile_rows]) {
+  const Floats unit = load<Floats>(x.units[g]);
+  const Floats x_sum = load<Floats>(x.sums[g]);
+  MOEFLUX_UNROLL
+  for (int64_t r = 0; r < tile_rows; ++r) {
+    __m512i sum = load<__m512i>(sums.of[0][r]);
+    sum = _mm512_add_epi32(_mm512_maskz_slli_epi32(all_lanes, sum, 8), load<__m512i>(sums.of[1][r]));
+    sum = _mm512_add_epi32(_mm512_maskz_slli_epi32(all_lanes, sum, 8), load<__m512i>(sums.of[2][r]));
+    total[r] = add_group(total[r], floats(sum), splat(codes.scales[r][g]), splat(codes.biases[r][g]), unit, x_sum);
+  }
+}
+
+// to += the product over the span's groups.
+template <int64_t group_size>
+static void add_span(const CodeSpan& codes, const DigitSpan& x, int64_t groups, float (&to)[tile_rows][tile_rows]) {
+  Floats total[tile_rows];
+  MOEFLUX_UNROLL
+  for (int64_t r = 0; r < tile_rows; ++r) total[r] = load<Floats>(to[r]);
+  TileSums even;
+  TileSums odd;
+  dot_group<group_size, 0>(codes, x, 0, even);
+  for (int64_t g = 0; g < groups; g += 2) {
+    if (g + 1 < groups) dot_group<group_size, 1>(codes, x, g + 1, odd);
+    add_sums(even, codes, x, g, total);
+    if (g + 1 == groups) break;
+    if (g + 2 < groups) dot_group<group_size, 0>(codes, x, g + 2, even);
+    add_sums(odd, codes, x, g + 1, total);
+  }
+  MOEFLUX_UNROLL
+  for (int64_t r = 0; r < tile_rows; ++r) store(to[r], total[r]);
+}
+
+// ---- Whole products ------------------------------------------------------------------------------------------------
+
+struct TileRoom {
+  DigitSpan x[x_tiles];
+  CodeSpan codes;
+  alignas(64) float totals[pass_rows / tile_rows][x_tiles][tile_rows][tile_rows];
+};
+
+template <int bits, int64_t group_size>
+static void multiply_pass(const Weights& w, int64_t first, int64_t last, const uint8_t* const* x, float* const* out,
+                          int64_t n, TileRoom& room) {
+  const int64_t panels = divide_up(last - first, tile_rows);
+  const int64_t tiles = divide_up(n, tile_rows);
+  for (int64_t p = 0; p < panels; ++p)
+    __builtin_memset(room.totals[p], 0, static_cast<size_t>(tiles) * sizeof room.totals[p][0]);
+  for (int64_t column = 0; column < w.columns; column += span_columns) {
+    const int64_t columns = smaller(w.columns - column, span_columns);
+    const int64_t blocks = digit_blocks(columns);
+    for (int64_t t = 0; t < tiles; ++t)
+      pack_digits<group_size>(x + t * tile_rows, smaller(n - t * tile_rows, tile_rows), w.columns, column, blocks,
+                              room.x[t]);
+    for (int64_t p = 0; p < panels; ++p) {
+      unpack_span<bits, group_size>(w, first + p * tile_rows, last, column, blocks, room.codes);
+      for (int64_t t = 0; t < tiles; ++t)
+        add_span<group_size>(room.codes, room.x[t], columns / group_size, room.totals[p][t]);
+    }
+  }
+  for (int64_t p = 0; p < panels; ++p) {
+    const int64_t row = first + p * tile_rows;
+    for (int64_t t = 0; t < tiles; ++t) {
+      __m512i v[16];
+      MOEFLUX_UNROLL
+      for (int64_t r = 0; r < 16; ++r) v[r] = load<__m512i>(room.totals[p][t][r]);
+      turn(v);
+      for (int64_t i = 0; i < smaller(n - t * tile_rows, tile_rows); ++i) {
+        float* to = out[t * tile_rows + i] + row;
+        if (last - row >= tile_rows)
+          store(to, v[i]);
+        else
+          store_some(to, (Floats)v[i], last - row);
+      }
+    }
+  }
+}
+
+template <int bits, int64_t group_size>
+static void multiply_tiles(const Weights& w, int64_t first, int64_t last, const uint8_t* const* x, float* const* out,
+                           int64_t n) {
+  TileShapes shapes;
+  for (int tile = 0; tile < 8; ++tile) {
+    shapes.row_bytes[tile] = 64;
+    shapes.rows[tile] = tile_rows;
+  }
+  if (group_size == 32) {
+    shapes.row_bytes[6] = 32;
+    shapes.rows[7] = 8;
+  }
+  shape_tiles(shapes);
+  TileRoom room;
+  for (; first < last; first += pass_rows)
+    multiply_pass<bits, group_size>(w, first, smaller(first + pass_rows, last), x, out, n, room);
+  release_tiles();
+}
+
+template <int bits>
+static void multiply_tiles_of(const Weights& w, int64_t first, int64_t last, const uint8_t* const* x, float* const* out,
+                              int64_t n) {
+  if (w.group_size == 32) return multiply_tiles<bits, 32>(w, first, last, x, out, n);
+  if (w.group_size == 64) return multiply_tiles<bits, 64>(w, first, last, x, out, n);
+  return multiply_tiles<bits, 128>(w, first, last, x, out, n);
+}
+
+static void multiply_digits_or_tiles(const Weights& weights, int64_t first, int64_t last, const uint8_t* const* x,
+                                     float* const* out, int64_t n) {
+  if (n < least_tile_rows) return multiply_digits(weights, first, last, x, out, n);
+  switch (weights.bits) {
+    case 2:
+      return multiply_tiles_of<2>(weights, first, last, x, out, n);
+    case 3:
+      return multiply_tiles_of<3>(weights, first, last, x, out, n);
+    default:
+      return multiply_tiles_of<4>(weights, first, last, x, out, n);
+  }
+}
+
+constexpr DigitKernels tile_kernels{convert_to_digits, multiply_digits_or_tiles};
+
+}  // namespace moeflux::cpu::MOEFLUX_ISA
