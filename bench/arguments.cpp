@@ -39,7 +39,10 @@ How it measures. A walk goes from frontier to frontier over a fixed sequence of 
 The first walk, rep 0, finds no expert in memory and reads what it needs: it is reported and left out of the medians.
 With --slots below all, the disk is probed before each decode: as many threads as read experts, reading random experts
 and nothing else: disk_bandwidth. Of a measurement, disk_bytes is what the system says it read from disks for this
-process, hit_rate the share of experts that need not be read or were on their way, wait_share the share of the time spent
+process, over_the_bound the time against the longer of what the probed disk takes for bytes_read and compute_seconds
+(1: reading and computing hide each other wholly). Of compute_seconds, router_seconds go by until the routers have spoken,
+beside_seconds in experts that were in memory and the shared one, beside the reads, arrived_seconds in experts as they
+arrived. hit_rate is the share of experts that need not be read or were on their way, wait_share the share of the time spent
 standing still for reads, look_ahead_recall the share of experts to be read that the look-ahead had begun before,
 look_ahead_precision the share of what it read that was wanted; null where there is nothing to share.
 Just before each measurement the read bandwidth of as many threads is taken, from a large buffer, and a decode's

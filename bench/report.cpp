@@ -115,6 +115,9 @@ std::string Report::json(const Measurement& m) const {
       .add("cpu_seconds", m.cpu_seconds)
       .add("tokens_per_second", m.tokens_per_second())
       .add("compute_seconds", m.sum.compute_seconds)
+      .add("router_seconds", m.sum.router_seconds)
+      .add("beside_seconds", m.sum.beside_seconds)
+      .add("arrived_seconds", m.sum.arrived_seconds)
       .add("read_wait_seconds", m.sum.read_wait_seconds)
       .add("bytes_read", m.sum.bytes_read)
       .add("expert_hits", m.sum.expert_hits)
@@ -125,6 +128,7 @@ std::string Report::json(const Measurement& m) const {
       .add("disk_bytes", m.disk_bytes >= 0 ? std::to_string(m.disk_bytes) : "null")
       .add("disk_bandwidth", m.disk_bandwidth > 0 ? number(m.disk_bandwidth) : "null")
       .add("share_of_disk_bandwidth", share(static_cast<double>(m.sum.bytes_read) / m.seconds, m.disk_bandwidth))
+      .add("over_the_bound", m.disk_bandwidth > 0 ? number(m.over_the_bound()) : "null")
       .add("look_ahead_reads", m.sum.look_ahead_reads)
       .add("look_ahead_used", m.sum.look_ahead_used)
       .add("look_ahead_wasted_bytes", m.sum.look_ahead_wasted_bytes)
@@ -170,10 +174,12 @@ void Report::end() const {
   using Key = std::tuple<int64_t, int64_t, std::string>;
   std::map<Key, std::vector<double>> speeds;
   std::map<Key, std::vector<double>> shares;
+  std::map<Key, std::vector<double>> bounds;
   for (const Measurement& m : all_) {
     if (m.rep == 0) continue;
     speeds[{m.threads, m.context, m.what}].push_back(m.tokens_per_second());
     if (m.bytes_touched) shares[{m.threads, m.context, m.what}].push_back(100 * m.share());
+    if (m.disk_bandwidth > 0) bounds[{m.threads, m.context, m.what}].push_back(m.over_the_bound());
   }
   if (speeds.empty()) return;
   std::fprintf(stderr, "medians of the warm walks\n");
@@ -183,6 +189,8 @@ void Report::end() const {
                  static_cast<long long>(threads), median(values));
     if (const auto share = shares.find(key); share != shares.end())
       std::fprintf(stderr, ", %.0f%% of the read bandwidth", median(share->second));
+    if (const auto bound = bounds.find(key); bound != bounds.end())
+      std::fprintf(stderr, ", %.2f x the slower of disk and processor", median(bound->second));
     std::fprintf(stderr, "\n");
   }
 }

@@ -1,6 +1,7 @@
 // Measurements, as JSON lines for programs and as a table for people.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <fstream>
 #include <string>
@@ -28,6 +29,10 @@ struct Measurement {
   double load = 0;
 
   double tokens_per_second() const { return static_cast<double>(sum.tokens) / seconds; }
+  // Against what the slower of disk and processor takes by itself: 1 when reads and computing hide each other wholly.
+  double over_the_bound() const {
+    return seconds / std::max(static_cast<double>(sum.bytes_read) / disk_bandwidth, sum.compute_seconds);
+  }
   double share() const { return static_cast<double>(bytes_touched) / seconds / read_bandwidth; }
 };
 

@@ -75,6 +75,11 @@ struct StepStats {
   double seconds = 0;            // of the whole call
   double compute_seconds = 0;    // recording and running ops
   double read_wait_seconds = 0;  // the call stood still for expert reads
+  // What compute_seconds went to in layers with experts; the rest is the end of the call: last norm and logits. On a
+  // device that computes by itself these are the host's times, recording and waiting.
+  double router_seconds = 0;     // until the router has spoken: the sum of the layer before, attention, norms
+  double beside_seconds = 0;     // beside the reads: they are begun, then the shared expert and experts in slots
+  double arrived_seconds = 0;    // experts as they arrive
   double read_busy_seconds = 0;  // at least one expert read was under way; the rest of `seconds` the disk stood idle
   int64_t bytes_read = 0;        // by expert reads, those of the look-ahead included, wanted or not
   int64_t expert_hits = 0;       // experts found in a slot, or on their way into one

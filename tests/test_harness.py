@@ -20,7 +20,8 @@ from test_synth import DEEPSEEK, QWEN
 ROOT = Path(__file__).resolve().parents[1]
 FIELDS = {
     "what", "context", "tokens", "seconds", "cpu_seconds", "tokens_per_second", "compute_seconds", "read_wait_seconds",
-    "read_busy_seconds", "wait_share", "bytes_read", "disk_bytes", "disk_bandwidth", "share_of_disk_bandwidth",
+    "router_seconds", "beside_seconds", "arrived_seconds", "read_busy_seconds", "over_the_bound", "wait_share",
+    "bytes_read", "disk_bytes", "disk_bandwidth", "share_of_disk_bandwidth",
     "expert_hits", "expert_misses", "hit_rate", "look_ahead_reads", "look_ahead_used", "look_ahead_wasted_bytes",
     "look_ahead_recall", "look_ahead_precision", "submissions", "waits", "allocations", "peak_rss_bytes",
     "read_bandwidth", "bytes_touched", "share_of_read_bandwidth", "rep", "load", "threads", "isa", "kv", "engine",
@@ -95,6 +96,8 @@ def check_line(line: Line, folder: Path, variant: Variant, expert_bytes: int) ->
     assert line["bytes_read"] >= line["expert_misses"] * expert_bytes
     assert line["rep"] == 0 or line["expert_misses"] == 0
     assert 0 <= line["read_busy_seconds"] <= line["seconds"]
+    parts = [line[part] for part in ("router_seconds", "beside_seconds", "arrived_seconds")]
+    assert min(parts) >= 0 and parts[0] > 0 and parts[1] > 0 and sum(parts) < line["compute_seconds"]
     assert line["wait_share"] == pytest.approx(line["read_wait_seconds"] / line["seconds"])
     assert line["hit_rate"] == pytest.approx(line["expert_hits"] / (line["expert_hits"] + line["expert_misses"]))
     assert line["disk_bandwidth"] is None and line["share_of_disk_bandwidth"] is None  # every expert has a slot
@@ -149,6 +152,8 @@ def test_few_slots_are_read_again_and_again(harness: Path, store: Path) -> None:
             assert line["share_of_disk_bandwidth"] == pytest.approx(
                 line["bytes_read"] / line["seconds"] / line["disk_bandwidth"]
             )
+            bound = max(line["bytes_read"] / line["disk_bandwidth"], line["compute_seconds"])
+            assert line["over_the_bound"] == pytest.approx(line["seconds"] / bound)
 
 
 def test_what_the_look_ahead_did(harness: Path, store: Path) -> None:

@@ -151,6 +151,7 @@ void LoadedEngine::forward(std::span<const int32_t> tokens, int64_t position, co
                            std::span<float> all_logits, StepStats& stats) {
   const std::lock_guard turn(turn_);
   const auto start = std::chrono::steady_clock::now();
+  experts_.begin(static_cast<int64_t>(tokens.size()));
   try {
     run_layers(tokens, position, state, stats);
     record_logits(static_cast<int64_t>(tokens.size()), logits, all_logits, stats);
@@ -233,6 +234,9 @@ StepStats& StepStats::operator+=(const StepStats& other) {
   tokens += other.tokens;
   seconds += other.seconds;
   compute_seconds += other.compute_seconds;
+  router_seconds += other.router_seconds;
+  beside_seconds += other.beside_seconds;
+  arrived_seconds += other.arrived_seconds;
   read_wait_seconds += other.read_wait_seconds;
   read_busy_seconds += other.read_busy_seconds;
   bytes_read += other.bytes_read;

@@ -129,10 +129,10 @@ void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, in
                      StepStats& stats) {
   const Variant& v = model.variant;
   const ExpertSideWeights& w = model.weights.layers[static_cast<size_t>(layer)].experts;
-  begin_call(n);
   const bool guesses = prefetcher_.looks_ahead(layer, n);
   route(commands, model, layer, s, n, stats);
   const std::span<const int32_t> ids(s.ids.i32(), static_cast<size_t>(n * experts_per_token_));
+  stats.router_seconds += lap();
   if (observer_) observer_(layer, ids);
   groups_.assign(ids);
 
@@ -144,21 +144,29 @@ void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, in
   }
   if (v.shared_expert != SharedExpert::none) record_feed_forward(*commands, w.shared, s.normed, s.shared, s, n);
   record_jobs(*commands, s);
+  stats.beside_seconds += lap();
+  const double waited = stats.read_wait_seconds;
   while (more_to_read() || !arriving_.groups.empty()) {
     if (more_to_read()) make_room(commands, layer, stats);
     take_arrived(stats);
     record_jobs(*commands, s);
   }
+  stats.arrived_seconds += lap() - (stats.read_wait_seconds - waited);
   commands->combine({s.hidden, s.expert_out, s.weights, v.hidden_size, experts_per_token_,
                      w.shared.gate.rows ? s.shared : View{}, w.shared_gate.rows ? s.shared_gate : View{}, s.hidden},
                     n);
   submit(commands, stats);
 }
 
-void ExpertSide::begin_call(int64_t n) {
-  if (call_.begun) return;
-  call_ = {true,         n, std::chrono::steady_clock::now(), pool_.stats().busy_seconds, loader_.dropped_guess_bytes(),
-           ring_.waits()};
+void ExpertSide::begin(int64_t n) {
+  lap_ = std::chrono::steady_clock::now();
+  call_ = {n, lap_, pool_.stats().busy_seconds, loader_.dropped_guess_bytes(), ring_.waits()};
+}
+
+// Seconds since it was called last.
+double ExpertSide::lap() {
+  const auto began = std::exchange(lap_, std::chrono::steady_clock::now());
+  return std::chrono::duration<double>(lap_ - began).count();
 }
 
 namespace {
@@ -330,7 +338,6 @@ void ExpertSide::finish(StepStats& stats) {
 }
 
 void ExpertSide::end_call(StepStats& stats) {
-  if (!std::exchange(call_.begun, false)) return;
   const int64_t dropped = loader_.dropped_guess_bytes() - call_.dropped_bytes;
   stats.bytes_read += stats.look_ahead_reads * store_.experts().bytes - dropped;
   stats.look_ahead_wasted_bytes += (stats.look_ahead_reads - stats.look_ahead_used) * store_.experts().bytes - dropped;
@@ -343,7 +350,6 @@ void ExpertSide::end_call(StepStats& stats) {
 void ExpertSide::abandon() noexcept {
   loader_.give_up();
   prefetcher_.forget();
-  call_.begun = false;
   arriving_.leases.clear();
   arriving_.groups.clear();
   try {

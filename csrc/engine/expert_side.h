@@ -34,6 +34,9 @@ class ExpertSide {
   ExpertSide(const StoreDirectory& store, Backend& backend, const EngineOptions& options, int64_t chunk,
              const ReaderFactory& open);
 
+  // A call of n tokens begins; `finish` or `abandon` ends it.
+  void begin(int64_t n);
+
   // scratch.hidden += experts(norm(scratch.hidden)). `commands` hold what was recorded before; they are submitted on
   // the way and new ones stand in their place. The last batch is in flight when this returns.
   void run(std::unique_ptr<Commands>& commands, const Model& model, int64_t layer, Scratch& scratch, int64_t n,
@@ -71,7 +74,6 @@ class ExpertSide {
 
   // What a call of the engine is measured from.
   struct CallStart {
-    bool begun = false;
     int64_t tokens = 0;
     std::chrono::steady_clock::time_point time;
     double busy_seconds = 0;    // of the pool
@@ -79,7 +81,6 @@ class ExpertSide {
     int64_t waits = 0;          // of the ring
   };
 
-  void begin_call(int64_t n);
   void route(std::unique_ptr<Commands>& commands, const Model& model, int64_t layer, Scratch& scratch, int64_t n,
              StepStats& stats);
   void sort_out(int64_t layer, StepStats& stats);
@@ -88,6 +89,7 @@ class ExpertSide {
   void make_room(std::unique_ptr<Commands>& commands, int64_t layer, StepStats& stats);
   void take_arrived(StepStats& stats);
   void end_call(StepStats& stats);
+  double lap();
   void record_jobs(Commands& commands, Scratch& scratch);
   void submit(std::unique_ptr<Commands>& commands, StepStats& stats);
   ExpertMatrices matrices(int64_t slot) const;
@@ -112,6 +114,7 @@ class ExpertSide {
   std::vector<Lease> leases_;    // of every job since the last submission
   bool unconfirmed_ = false;     // experts were read and the store not looked at since
   CallStart call_;
+  std::chrono::steady_clock::time_point lap_;  // began then
   Arriving arriving_;
   DeferredRing ring_;  // last: drained first, while slots and pool are there
 };

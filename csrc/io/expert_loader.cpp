@@ -8,6 +8,9 @@
 
 namespace moeflux {
 
+// A guess that turns out wrong is given up at the end of a part.
+constexpr int64_t guess_parts = 4;
+
 // All that one layer may demand, while what was guessed for it and is no longer wanted comes to its end.
 int64_t LoaderShape::loads() const { return std::min(slots, 2 * experts); }
 
@@ -67,7 +70,7 @@ SlotCache::Acquired ExpertLoader::demand(int64_t layer, int64_t expert, int64_t 
 bool ExpertLoader::guess(int64_t layer, int64_t expert, int64_t keep) {
   Lease lease = cache_.guess(layer, expert, keep);
   if (!lease) return false;
-  begin(std::move(lease), true, 1);
+  begin(std::move(lease), true, std::min<int64_t>(guess_parts, pool_.threads()));
   return true;
 }
 

@@ -128,6 +128,10 @@ void register_stats(py::module_& m) {
       .def_readonly("seconds", &StepStats::seconds, "Of the whole call.")
       .def_readonly("compute_seconds", &StepStats::compute_seconds, "Recording and running ops.")
       .def_readonly("read_wait_seconds", &StepStats::read_wait_seconds, "Standing still for expert reads.")
+      .def_readonly("router_seconds", &StepStats::router_seconds, "Of compute_seconds: until the routers have spoken.")
+      .def_readonly("beside_seconds", &StepStats::beside_seconds,
+                    "Of compute_seconds: the shared expert and experts in slots, beside the reads.")
+      .def_readonly("arrived_seconds", &StepStats::arrived_seconds, "Of compute_seconds: experts as they arrived.")
       .def_readonly("read_busy_seconds", &StepStats::read_busy_seconds, "With at least one expert read under way.")
       .def_readonly("bytes_read", &StepStats::bytes_read, "By expert reads, those of the look-ahead included.")
       .def_readonly("expert_hits", &StepStats::expert_hits, "Experts found in a slot, or on their way into one.")

@@ -495,6 +495,16 @@ class StepStats:
     """
     def __repr__(self) -> str: ...
     @property
+    def arrived_seconds(self) -> float:
+        """
+        Of compute_seconds: experts as they arrived.
+        """
+    @property
+    def beside_seconds(self) -> float:
+        """
+        Of compute_seconds: the shared expert and experts in slots, beside the reads.
+        """
+    @property
     def bytes_read(self) -> int:
         """
         By expert reads, those of the look-ahead included.
@@ -548,6 +558,11 @@ class StepStats:
     def read_wait_seconds(self) -> float:
         """
         Standing still for expert reads.
+        """
+    @property
+    def router_seconds(self) -> float:
+        """
+        Of compute_seconds: until the routers have spoken.
         """
     @property
     def seconds(self) -> float:
