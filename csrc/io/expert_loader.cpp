@@ -29,23 +29,25 @@ ExpertLoader::ExpertLoader(const ExpertStore& store, ReadPool& pool, SlotCache& 
   const auto loads = static_cast<size_t>(shape_.loads());
   loads_.reserve(loads);
   idle_.reserve(loads);
+  guesses_.reserve(loads);
   while (loads_.size() < loads) add_load();
 }
 
 int64_t ExpertLoader::table_bytes(const LoaderShape& shape) {
-  const int64_t load = static_cast<int64_t>(sizeof(Load) + 2 * sizeof(Load*)) +
+  const int64_t load = static_cast<int64_t>(sizeof(Load) + 3 * sizeof(Load*)) +
                        shape.requests() * static_cast<int64_t>(sizeof(ReadRequest));
   return shape.loads() * load + shape.slots * static_cast<int64_t>(sizeof(Load*));
 }
 
 int64_t ExpertLoader::tables() const {
-  size_t bytes = (loads_.capacity() + idle_.capacity() + by_slot_.capacity()) * sizeof(Load*);
+  size_t bytes = (loads_.capacity() + idle_.capacity() + guesses_.capacity() + by_slot_.capacity()) * sizeof(Load*);
   for (const std::unique_ptr<Load>& load : loads_) bytes += sizeof(Load) + load->batch.capacity() * sizeof(ReadRequest);
   return static_cast<int64_t>(bytes);
 }
 
 void ExpertLoader::add_load() {
   idle_.reserve(loads_.size() + 1);
+  guesses_.reserve(loads_.size() + 1);
   loads_.push_back(std::make_unique<Load>());
   Load* load = loads_.back().get();
   load->batch.reserve(static_cast<size_t>(shape_.requests()));
@@ -61,7 +63,7 @@ SlotCache::Acquired ExpertLoader::demand(int64_t layer, int64_t expert, int64_t 
   if (acquired.found == SlotCache::Found::missing) begin(cache_.share(acquired.lease), false, parts);
   if (acquired.found == SlotCache::Found::loading)
     if (Load* load = load_of(acquired.lease.slot())) {
-      load->guess = false;
+      no_guess(*load);
       load->batch.promote();
     }
   return acquired;
@@ -88,6 +90,11 @@ void ExpertLoader::begin(Lease lease, bool guess, int64_t parts) {
   by_slot_[static_cast<size_t>(lease.slot())] = &load;
   load.guess = guess;
   load.lease = std::move(lease);
+  if (guess) guesses_.push_back(&load);
+}
+
+void ExpertLoader::no_guess(Load& load) {
+  if (std::exchange(load.guess, false)) std::erase(guesses_, &load);
 }
 
 ExpertLoader::Load* ExpertLoader::load_of(int64_t slot) const { return by_slot_[static_cast<size_t>(slot)]; }
@@ -107,6 +114,7 @@ bool ExpertLoader::done(const Lease& lease) const {
 void ExpertLoader::finish(int64_t slot) {
   Load& load = *load_of(slot);
   const auto settle = [&](bool complete) {
+    no_guess(load);
     complete ? cache_.loaded(load.lease) : cache_.failed(load.lease);
     by_slot_[static_cast<size_t>(slot)] = nullptr;
     idle_.push_back(&load);
@@ -131,20 +139,18 @@ void ExpertLoader::finish_quietly(int64_t slot) {
 }
 
 void ExpertLoader::dismiss(int64_t layer, int64_t expert) {
-  for (const std::unique_ptr<Load>& load : loads_)
-    if (load->lease && load->guess && load->layer == layer && load->expert == expert) dropped_ += load->batch.cancel();
+  for (Load* load : guesses_)
+    if (load->layer == layer && load->expert == expert) dropped_ += load->batch.cancel();
 }
 
 void ExpertLoader::collect() {
-  for (const std::unique_ptr<Load>& load : loads_)
-    if (load->lease && load->guess && load->batch.done()) finish_quietly(load->lease.slot());
+  for (size_t i = guesses_.size(); i-- > 0;)
+    if (guesses_[i]->batch.done()) finish_quietly(guesses_[i]->lease.slot());
 }
 
 void ExpertLoader::give_up_guesses() {
-  for (const std::unique_ptr<Load>& load : loads_)
-    if (load->lease && load->guess) dropped_ += load->batch.cancel();
-  for (const std::unique_ptr<Load>& load : loads_)
-    if (load->lease && load->guess) finish_quietly(load->lease.slot());
+  for (Load* load : guesses_) dropped_ += load->batch.cancel();
+  while (!guesses_.empty()) finish_quietly(guesses_.back()->lease.slot());
 }
 
 void ExpertLoader::give_up() {

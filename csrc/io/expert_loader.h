@@ -72,11 +72,13 @@ class ExpertLoader {
     int64_t expert = 0;
     std::span<std::byte> slot;
     Lease lease;
-    bool guess = false;
-    ReadBatch batch;  // last: it goes first
+    bool guess = false;  // one of `guesses_`
+    ReadBatch batch;     // last: it goes first
   };
 
+  void add_load();
   void begin(Lease lease, bool guess, int64_t parts);
+  void no_guess(Load& load);
   void finish(int64_t slot);
   void finish_quietly(int64_t slot);
   Load* load_of(int64_t slot) const;
@@ -85,11 +87,10 @@ class ExpertLoader {
   ReadPool& pool_;
   SlotCache& cache_;
   ExpertCheck check_;
-  void add_load();
-
   LoaderShape shape_;
   std::vector<std::unique_ptr<Load>> loads_;  // more only when more than that are ever under way
   std::vector<Load*> idle_;                   // of them
+  std::vector<Load*> guesses_;                // under way that nobody demanded
   int64_t dropped_ = 0;
   std::vector<Load*> by_slot_;  // under way; null for other slots
 };

@@ -61,7 +61,7 @@ class ExpertStore {
                     int64_t parts = 1) const;
 
   // IoError naming a file that is no longer what was opened: truncated, grown, written to, replaced or gone. A stat a
-  // file: for once a call of many tokens, not once a token.
+  // file: for the end of a call that has read, before anybody sees what came of it.
   void check_unchanged() const;
   // Since it was opened, by all threads.
   ReadCounts counts() const;
