@@ -22,6 +22,8 @@ from moeflux import FormatError, IoError, _core, doctor
 from moeflux import remembered as memory_of_doctor
 from moeflux.cli import main
 from moeflux.doctor import QUICK, USUAL_EXPERT, Diagnosis, ReadRate, examine, recommend
+from moeflux.memory import Available
+from moeflux.progress import Silent
 from moeflux.remembered import Probe, remember, remembered
 
 Output = pytest.CaptureFixture[str]
@@ -138,6 +140,24 @@ def test_without_direct_reads_the_reason_is_told(tmp_path: Path, monkeypatch: py
     assert "no direct reads today" in found.reason
     assert found.to_dict()["direct"] is False
     assert " - " in str(found)
+
+
+def test_little_memory_is_not_all_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a control group with a limit, where a large buffer would be the end of the process."""
+    taken: list[int] = []
+
+    class Spy:
+        def __init__(self, threads: int, part: int) -> None:
+            taken.append(threads * part)
+
+        def measure(self, threads: int) -> float:
+            return 1e9 * threads
+
+    monkeypatch.setattr(_core, "ReadBandwidth", Spy)
+    monkeypatch.setattr(doctor, "available", lambda *_: Available(40_000_000, "free below a limit"))
+    doctor.memory_rates(SMALL, Silent())
+    assert taken[0] <= max(10_000_000, (os.cpu_count() or 1) << 20)
+    assert doctor.limits_here()["  to be had"] == "40 MB, free below a limit"
 
 
 def test_no_room_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

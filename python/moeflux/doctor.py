@@ -22,6 +22,7 @@ from moeflux import _core
 from moeflux.bench import drop_cached
 from moeflux.errors import IoError
 from moeflux.machine import Machine, this_machine
+from moeflux.memory import available
 from moeflux.progress import Progress, Silent, size_text
 from moeflux.remembered import Probe, remember, remembered
 from moeflux.store import Store, is_store, open_store
@@ -270,8 +271,8 @@ def memory_rates(effort: Effort, progress: Progress) -> tuple[MemoryRate, ...]:
     cores = os.cpu_count() or 1
     counts = sorted({1, cores} | ({2**n for n in range(1, 12) if 2**n < cores} if effort.all_thread_counts else set()))
     progress.note("reading memory")
-    # Beyond the caches, and not so much that a machine of many cores has none left.
-    part = max(1 << 24, min(1 << 28, (1 << 30) // cores)) // 128 * 128
+    # Beyond the caches, and not so much that a machine of many cores, or a control group with a limit, has none left.
+    part = max(1 << 20, min(1 << 28, (1 << 30) // cores, available().bytes // 4 // cores)) // 128 * 128
     bandwidth = _core.ReadBandwidth(cores, part)
     return tuple(MemoryRate(count, bandwidth.measure(count)) for count in counts)
 
@@ -291,6 +292,8 @@ def limits_here(root: Path = Path("/")) -> dict[str, str]:
     limits["locked memory"] = locked_text if locked == resource.RLIM_INFINITY else size_text(locked)
     limits["open files"] = of(resource.RLIMIT_NOFILE)[1]
     limits["memory"] = size_text(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    to_take = available(root)
+    limits["  to be had"] = f"{size_text(to_take.bytes)}, {to_take.source}"
     return limits
 
 
