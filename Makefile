@@ -47,7 +47,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -q $(or $(ARGS),tests)
 
 SOURCES = $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp csrc/*/*.mm metal/*.h metal/*.metal) \
-          $(wildcard tests/emulator/*/*.h tests/emulator/*/*.cpp)
+          $(wildcard tests/emulator/*/*.h tests/emulator/*/*.cpp tests/emulator/*/*.mm tests/emulator/*/*/*/*.h)
 
 lint: $(READY)
 	$(BIN)/ruff check .

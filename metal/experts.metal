@@ -38,7 +38,7 @@ kernel void expert_gate_up(constant ExpertParams& params [[buffer(0)]], device c
 }
 instantiate_formats("expert_gate_up_1", expert_gate_up, 1) instantiate_formats("expert_gate_up", expert_gate_up, 4)
 
-    // out[p] = down . x[p]. The same grid.
+    // out[p] = W . x[p / k]: down with k = 1; gate or up alone. The same grid.
     template <int bits, int rows>
     kernel void expert_down(constant ExpertParams& params [[buffer(0)]], device const ExpertBlock* blocks [[buffer(1)]],
                             device const uint* pairs [[buffer(2)]], device const uchar* slots [[buffer(3)]],
@@ -51,7 +51,7 @@ instantiate_formats("expert_gate_up_1", expert_gate_up, 1) instantiate_formats("
   const Weights<bits> down = weights_of<bits>(params, slots + block.slot, params.weight, params.scales, params.biases);
   device const float* pointers[rows];
   for (int r = 0; r < rows; r++)
-    pointers[r] = x + ulong(pairs[block.first + min(uint(r), block.count - 1)]) * params.columns;
+    pointers[r] = x + ulong(pairs[block.first + min(uint(r), block.count - 1)] / params.k) * params.columns;
   float result[rows][outputs_of_simdgroup];
   add_products(down, first, params.rows - 1, pointers, lane, result);
   for (int r = 0; r < rows; r++)

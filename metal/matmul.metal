@@ -11,7 +11,7 @@ kernel void matmul(constant ProductParams& params [[buffer(0)]], device const uc
                    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   const uint first = (group.x * product_simdgroups + simdgroup) * outputs_of_simdgroup;
   if (first >= params.rows) return;
-  const uint above = group.z * params.rows;  // rows of the stack that are other products'
+  const uint above = group.z * params.batch_rows;  // rows of the stack that are other products'
   const Weights<bits> matrix = {codes, scales, biases, params.columns, params.group_shift, params.number};
   x += group.z * params.x_batch;
   out += group.z * params.out_batch;
@@ -42,7 +42,7 @@ instantiate_formats("matvec", matmul, 1) instantiate_formats("matmul", matmul, 4
   out += at.z * params.out_batch + ulong(at.y) * params.out_stride;
   float sums[pack] = {};
   for (uint r = 0; r < params.rows; r++) {
-    const Pack<bits> packed = pack_at(matrix, at.z * params.rows + r, column);
+    const Pack<bits> packed = pack_at(matrix, at.z * params.batch_rows + r, column);
     for (uint i = 0; i < pack; i++) sums[i] = fma(x[r], fma(packed.weights[i], packed.scale, packed.bias), sums[i]);
   }
   for (uint i = 0; i < min(pack, params.columns - column); i++) out[column + i] = sums[i];

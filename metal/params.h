@@ -91,9 +91,10 @@ struct CombineParams {
 // ---- Products -------------------------------------------------------------------------------------------------------
 
 struct ProductParams {
-  uint64_t x_batch;  // elements from one product of a batch to the next; its matrix is the next `rows` rows
+  uint64_t x_batch;  // elements from one product of a batch to the next
   uint64_t out_batch;
-  uint32_t rows;  // of the matrix
+  uint32_t batch_rows;  // of the stack, likewise
+  uint32_t rows;        // of the matrix
   uint32_t columns;
   uint32_t n;  // rows of x
   uint32_t x_stride;
@@ -120,7 +121,7 @@ struct ExpertParams {
   uint32_t columns;
   uint32_t group_shift;
   uint32_t number;  // one of number_...
-  uint32_t k;       // pairs of a token
+  uint32_t k;       // pairs that share a row of x
 };
 
 // Up to product_rows pairs (token * k + place) that go through one expert: `count` entries of the list from `first` on.

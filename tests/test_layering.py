@@ -19,11 +19,12 @@ MAY_INCLUDE = {
     "kernels": {"core"},
     "backend": {"core", "kernels"},
     "metal": {"core", "backend"},
-    "engine": {"core", "format", "io", "backend"},
-    "python": {"core", "format", "io", "kernels", "backend", "engine"},
+    "backends": {"core", "backend", "metal"},
+    "engine": {"core", "format", "io", "backend", "backends"},
+    "python": {"core", "format", "io", "kernels", "backend", "metal", "backends", "engine"},
 }
 # The engine knows backends by their interface, and where to get one by its name.
-ENGINE_MAY_INCLUDE_OF_BACKEND = {"backend/backend.h", "backend/backends.h"}
+ENGINE_MAY_INCLUDE_OF_BACKEND = {"backend/backend.h"}
 # moeflux.h, the whole C++ boundary, lies beside the folders.
 BOUNDARY = "moeflux.h"
 BOUNDARY_MAY_INCLUDE = {"core", "engine"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from metal_ops import MetalOps
+from metal_ops import MetalOps, attention_both_ways, attention_step_by_step
 from metal_support import needs_device
 from moeflux import oracle
 from op_checks import check_attention, check_latent_attention
@@ -75,4 +75,16 @@ def test_one_step_at_a_time(heads: int, kv_heads: int, dim: int, length: int) ->
     q = rng.standard_normal((heads, dim), dtype=np.float32)
     k, v = (rng.standard_normal((length, kv_heads, dim), dtype=np.float32) for _ in range(2))
     expected = oracle.ops.attention(*(a.astype(np.float64) for a in (q[None], k, v)), dim**-0.5)[0]
-    assert_agrees("attention", metal.attention_step_by_step(q, k, v, dim**-0.5), expected)
+    assert_agrees("attention", attention_step_by_step(q, k, v, dim**-0.5), expected)
+
+
+@pytest.mark.parametrize(
+    ("n", "length", "heads", "kv_heads", "dim"), [(1, 41, 6, 2, 40), (3, 258, 2, 1, 128), (2, 513, 1, 1, 200)]
+)
+def test_spans_side_by_side_are_spans_one_by_one(n: int, length: int, heads: int, kv_heads: int, dim: int) -> None:
+    rng = np.random.default_rng(7)
+    q = rng.standard_normal((n, heads, dim), dtype=np.float32)
+    k, v = (rng.standard_normal((length, kv_heads, dim), dtype=np.float32) for _ in range(2))
+    found = metal.attention(q, k, v, dim**-0.5)
+    for way in attention_both_ways(q, k, v, dim**-0.5):
+        assert np.array_equal(way, found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from metal_ops import MetalOps
+from metal_ops import MetalOps, combine_rms_norm, rms_norm_in_place
 from metal_support import needs_device
 from moeflux.floats import bf16_bits
 from moeflux.oracle import ops as oracle
@@ -24,7 +24,9 @@ metal = MetalOps()
 def test_rms_norm(width: int) -> None:
     rng = np.random.default_rng(1)
     x, weight = numbers(rng, 3, width) * 5, numbers(rng, width)
-    assert_close("rms_norm", metal.rms_norm(x, weight, EPS), oracle.rms_norm(*wide(x, weight), EPS))
+    found = metal.rms_norm(x, weight, EPS)
+    assert_close("rms_norm", found, oracle.rms_norm(*wide(x, weight), EPS))
+    assert np.array_equal(rms_norm_in_place(x, weight, EPS), found)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -61,6 +63,14 @@ def test_sigmoid_over_its_whole_range() -> None:
 @pytest.mark.parametrize(("n", "k"), [(1, 8), (3, 1)])
 def test_combine(hidden: int, n: int, k: int) -> None:
     check_combine(metal, n, hidden, k)
+
+
+def test_combine_and_the_norm_that_follows() -> None:
+    rng = np.random.default_rng(7)
+    residual, outputs, weights, norm = (numbers(rng, *shape) for shape in ((2, 700), (2, 3, 700), (2, 3), (700,)))
+    found, normed = combine_rms_norm(residual, outputs, weights, norm, EPS)
+    assert np.array_equal(found, metal.combine(residual, outputs, weights))
+    assert np.array_equal(normed, metal.rms_norm(found, norm, EPS))
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from metal_ops import MetalOps
+from metal_ops import MetalOps, product
 from metal_support import needs_device
 from moeflux import QuantFormat
 from moeflux.oracle import ops as oracle
@@ -41,9 +41,9 @@ def test_products_by_tiles(format: QuantFormat) -> None:
     rng = np.random.default_rng(9)
     matrix = random_matrix(rng, format, 37, width(format, 1))
     x = numbers(rng, 33, matrix.exact.shape[1])
-    found = metal.matmul(x, matrix, kernel="matmul_tiles")
+    found = product("matmul_tiles", x[None], matrix)[0]
     assert_close("matmul", found, oracle.matmul(x.astype(np.float64), matrix.exact), np.abs(x) @ matrix.size.T)
-    assert np.array_equal(metal.matmul(x[30:], matrix, kernel="matmul_tiles"), found[30:])
+    assert np.array_equal(product("matmul_tiles", x[None, 30:], matrix)[0], found[30:])
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=str)
@@ -69,7 +69,7 @@ def test_products_of_a_batch() -> None:
     rng = np.random.default_rng(4)
     matrix = random_matrix(rng, QuantFormat.affine(4, 32), 3 * 10, 96)
     x, y = numbers(rng, 3, 2, 96), numbers(rng, 3, 2, 10)
-    found, turned = metal.matmul_batch(x, matrix), metal.matmul_batch(y, matrix, transposed=True)
+    found, turned = product("matmul", x, matrix), product("matmul_transposed", y, matrix)
     for i in range(3):
         own = slice(10 * i, 10 * i + 10)
         stored = (array[own].copy() for array in (matrix.weight, matrix.scales, matrix.biases))
@@ -94,8 +94,8 @@ def test_neighbours_change_no_bit(format: QuantFormat) -> None:
     x = numbers(rng, 7, matrix.exact.shape[1])
     whole = metal.matmul(x, matrix)
     for i in (0, 3, 6):
-        assert np.array_equal(metal.matmul(x[i : i + 1], matrix, kernel="matvec"), whole[i : i + 1])
-        assert np.array_equal(metal.matmul(x[i : i + 1], matrix, kernel="matmul"), whole[i : i + 1])
+        assert np.array_equal(product("matvec", x[None, i : i + 1], matrix)[0], whole[i : i + 1])
+        assert np.array_equal(product("matmul", x[None, i : i + 1], matrix)[0], whole[i : i + 1])
     assert np.array_equal(metal.matmul(x[2:5], matrix), whole[2:5])
 
 
@@ -116,7 +116,24 @@ def test_experts(format: QuantFormat) -> None:
     check_experts(found, x, experts, chosen)
     alone = metal.expert_ffn(x[:1], experts, [(e, [place]) for place, e in enumerate(chosen[0])], k)
     assert np.array_equal(alone, found[:k])
-    assert np.array_equal(metal.expert_ffn(x, experts, jobs[::-1], k, block=1), found)
+    one_by_one = [(e, [pair]) for e, pairs in jobs[::-1] for pair in pairs]
+    assert np.array_equal(metal.expert_ffn(x, experts, one_by_one, k), found)
+
+
+def test_gate_and_up_of_different_formats() -> None:
+    """Each by itself, where others take one dispatch for both."""
+    rng = np.random.default_rng(10)
+    hidden, intermediate, k = 64, 32, 2
+    formats = (QuantFormat.affine(4, 32), QuantFormat.affine(6, 64), QuantFormat.plain("F16"))
+    shapes = ((intermediate, hidden), (intermediate, hidden), (hidden, intermediate))
+    experts = [tuple(random_matrix(rng, f, *s) for f, s in zip(formats, shapes, strict=True)) for _ in range(3)]
+    x = numbers(rng, 3, hidden) / 8
+    jobs = [(0, [0, 2, 5]), (2, [1, 3]), (1, [4])]
+    found = metal.expert_ffn(x, experts, jobs, k)
+    chosen = np.zeros((3, k), int)
+    for expert, pairs in jobs:
+        chosen.reshape(-1)[pairs] = expert
+    check_experts(found, x, experts, chosen)
 
 
 def test_pairs_of_no_job_are_left_alone() -> None:

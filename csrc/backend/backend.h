@@ -76,7 +76,8 @@ struct Cache {
   int64_t width = 0;
 };
 
-// The three matrices of one routed expert, in a slot that is leased until the batch has completed.
+// The three matrices of one routed expert, in a slot that is leased until the batch has completed. Of the experts of
+// one op all matrices lie in one buffer, and each expert's as the others' from its own first byte.
 struct ExpertMatrices {
   Matrix gate;  // [m, h]
   Matrix up;    // [m, h]
@@ -165,12 +166,13 @@ struct ExpertJob {
 };
 
 struct ExpertArgs {
-  View x;  // [n, h]
+  View x;            // [n, h]
+  int64_t rows = 0;  // n
   int64_t hidden = 0;
   int64_t intermediate = 0;
   int64_t k = 0;
   std::span<const ExpertJob> jobs;  // borrowed for the call that records them
-  View scratch;                     // [number of pairs, 2 * m] f32
+  View scratch;                     // [n * k, 2 * m]
   View out;                         // [n * k, h]: the output of pair p in row p, so arrival order changes no bit
 };
 
@@ -182,7 +184,7 @@ struct CombineArgs {
   int64_t k = 0;
   View shared;       // [n, h] or empty
   View shared_gate;  // [n] or empty; shared is multiplied by its sigmoid
-  View out;          // [n, h] = (residual + sum in router order) + shared; in place with residual
+  View out;          // [n, h] = (residual + sum in router order) + shared; in place with residual, always
 };
 
 // ---- Recording
@@ -215,10 +217,10 @@ class Commands {
   virtual void route_softmax(const RouteArgs& args, int64_t n) = 0;
   virtual void route_grouped(const RouteArgs& args, int64_t n) = 0;
   virtual void expert_ffn(const ExpertArgs& args) = 0;
-  // silu(gate) * up, `count` numbers. In place with either.
+  // out = silu(gate) * up, `count` numbers. In place with gate, always.
   virtual void swiglu(View gate, View up, View out, int64_t count) = 0;
   virtual void combine(const CombineArgs& args, int64_t n) = 0;
-  // out = x + y, `count` numbers. In place.
+  // out = x + y, `count` numbers. In place with x, always.
   virtual void residual_add(View x, View y, View out, int64_t count) = 0;
   // x *= sigmoid(gate), head by head. In place, always.
   virtual void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) = 0;
@@ -254,8 +256,10 @@ struct WorkSizes {
   int64_t value_dim = 0;  // numbers of a value row of attention: a head's, or the latent rank
   int64_t logits = 0;     // that top_k chooses from
   int64_t picks = 0;      // the most it chooses
+  int64_t heads = 0;      // of queries
   int64_t products = 0;   // of one matmul, or jobs of one expert_ffn
   int64_t rows = 0;       // of one call
+  int64_t pairs = 0;      // of a row and an expert, in one layer
   // Of what the products of one matmul, or one of the two stages of expert_ffn, are applied to: how many rows, those of
   // different x counted one by one, and how many numbers in them.
   int64_t input_rows = 0;

@@ -7,7 +7,7 @@
 #include <chrono>
 #include <cstring>
 
-#include "backend/backends.h"
+#include "backends/backends.h"
 #include "core/arena.h"
 #include "core/error.h"
 #include "core/text.h"

@@ -143,13 +143,13 @@ void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, in
     unconfirmed_ = true;
   }
   if (v.shared_expert != SharedExpert::none) record_feed_forward(*commands, w.shared, s.normed, s.shared, s, n);
-  record_jobs(*commands, s);
+  record_jobs(*commands, s, n);
   stats.beside_seconds += lap();
   const double waited = stats.read_wait_seconds;
   while (more_to_read() || !arriving_.groups.empty()) {
     if (more_to_read()) make_room(commands, layer, stats);
     take_arrived(stats);
-    record_jobs(*commands, s);
+    record_jobs(*commands, s, n);
   }
   stats.arrived_seconds += lap() - (stats.read_wait_seconds - waited);
   commands->combine({s.hidden, s.expert_out, s.weights, v.hidden_size, experts_per_token_,
@@ -301,9 +301,9 @@ void ExpertSide::take_arrived(StepStats& stats) {
   arriving_.leases.resize(left);
 }
 
-void ExpertSide::record_jobs(Commands& commands, Scratch& s) {
+void ExpertSide::record_jobs(Commands& commands, Scratch& s, int64_t n) {
   if (jobs_.empty()) return;
-  commands.expert_ffn({s.normed, store_.experts().hidden, store_.experts().intermediate, experts_per_token_, jobs_,
+  commands.expert_ffn({s.normed, n, store_.experts().hidden, store_.experts().intermediate, experts_per_token_, jobs_,
                        s.expert_scratch, s.expert_out});
   jobs_.clear();
 }

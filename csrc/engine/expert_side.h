@@ -90,7 +90,7 @@ class ExpertSide {
   void take_arrived(StepStats& stats);
   void end_call(StepStats& stats);
   double lap();
-  void record_jobs(Commands& commands, Scratch& scratch);
+  void record_jobs(Commands& commands, Scratch& scratch, int64_t n);
   void submit(std::unique_ptr<Commands>& commands, StepStats& stats);
   ExpertMatrices matrices(int64_t slot) const;
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "backend/backends.h"
+#include "backends/backends.h"
 #include "core/arena.h"
 #include "core/error.h"
 #include "engine/expert_side.h"
@@ -33,6 +33,7 @@ EngineOptions settled(const Variant& variant, EngineOptions options) {
     throw BudgetError(concat("expert_slots: expected at least ", variant.experts_per_token,
                              ", the experts of one token in one layer, found ", options.expert_slots));
   options.expert_slots = slots;
+  options.backend = chosen_backend(options.backend);
   if (options.chunk == 0) options.chunk = default_chunk;
   if (options.readers == 0) options.readers = default_readers;
   return options;
@@ -56,11 +57,13 @@ WorkSizes work_sizes(const Variant& variant, int64_t chunk) {
   WorkSizes sizes;
   const bool attends = std::count(variant.layer_kinds.begin(), variant.layer_kinds.end(), LayerKind::full) > 0;
   if (attends) sizes.value_dim = variant.attention == Attention::mla ? variant.kv_lora_rank : variant.head_dim;
+  if (attends) sizes.heads = variant.num_heads;
   sizes.logits = variant.vocab_size;
   sizes.picks = most_top_k;
   constexpr int64_t projections = 8;  // more than any layer has side by side
   sizes.products = std::max({projections, variant.num_heads, variant.num_experts});
   sizes.rows = chunk;
+  sizes.pairs = chunk * variant.experts_per_token;
   // The hidden state twice, for the look-ahead, or for an expert's gate and up in groups of different sizes; one of
   // them for each head, or for each pair of token and expert.
   sizes.input_rows = chunk * std::max({int64_t{2}, variant.num_heads, variant.experts_per_token});

@@ -9,6 +9,7 @@ void register_engine(pybind11::module_& m);
 void register_errors(pybind11::module_& m);
 void register_format(pybind11::module_& m);
 void register_io(pybind11::module_& m);
+void register_metal(pybind11::module_& m);
 void register_ops(pybind11::module_& m);
 void register_probe(pybind11::module_& m);
 void register_quant_format(pybind11::module_& m);

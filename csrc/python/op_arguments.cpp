@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 
 #include "core/error.h"
 
@@ -161,6 +162,37 @@ Matrix OpArguments::matrix(const char* name, const py::handle& stored) {
   matrix.scales = copy(part("scales", matrix.format.scale_type, groups));
   matrix.biases = copy(part("biases", matrix.format.scale_type, groups));
   return matrix;
+}
+
+std::vector<ExpertMatrices> OpArguments::in_slots(const char* name, std::vector<ExpertMatrices> experts) {
+  const auto rounded = [](int64_t bytes) { return (bytes + 15) / 16 * 16; };
+  const auto parts_of = [](ExpertMatrices& expert) {
+    std::vector<View*> parts;
+    for (Matrix* matrix : {&expert.gate, &expert.up, &expert.down})
+      for (View* part : {&matrix->weight, &matrix->scales, &matrix->biases})
+        if (*part) parts.push_back(part);
+    return parts;
+  };
+  int64_t total = 0;
+  std::vector<int64_t> first;
+  for (ExpertMatrices& expert : experts) {
+    std::vector<int64_t> sizes;
+    for (const View* part : parts_of(expert)) sizes.push_back(rounded(part->buffer->bytes()));
+    if (first.empty()) first = sizes;
+    if (sizes != first && backend_.name() != "cpu")
+      refuse(name, concat("experts of one shape and format on ", backend_.name()), "others");
+    total += std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  }
+  const View room = allocate(total);
+  int64_t at = 0;
+  for (ExpertMatrices& expert : experts)
+    for (View* part : parts_of(expert)) {
+      const int64_t size = part->buffer->bytes();
+      std::memcpy(room.bytes() + at, part->bytes(), static_cast<size_t>(size));
+      *part = room.at(at, 1);
+      at += rounded(size);
+    }
+  return experts;
 }
 
 View OpArguments::output(int64_t elements) { return allocate(elements * 4); }

@@ -40,6 +40,9 @@ class OpArguments {
   // An object with format, weight, scales and biases: [rows, columns].
   Matrix matrix(const char* name, const py::handle& stored);
 
+  // The same experts, one behind another in slots of one buffer.
+  std::vector<ExpertMatrices> in_slots(const char* name, std::vector<ExpertMatrices> experts);
+
   View output(int64_t elements);  // of four bytes
   py::array_t<float> floats_of(const View& view, const Shape& shape) const;
   py::array_t<int32_t> ints_of(const View& view, const Shape& shape) const;

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "backend/backends.h"
+#include "backends/backends.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
 #include "kernels/cpu/isa.h"
@@ -172,6 +172,7 @@ py::object expert_ffn(const Ops& ops, const Array& x,
   args.x = a.floats("x", x, {-1, -1});
   const int64_t n = x.shape(0);
   a.require(k > 0, "k", "at least 1", k);
+  args.rows = n;
   args.hidden = x.shape(1);
   args.intermediate = intermediate;
   args.k = k;
@@ -185,17 +186,16 @@ py::object expert_ffn(const Ops& ops, const Array& x,
               concat(args.hidden, " rows of ", intermediate), expert.down.rows);
     matrices.push_back(expert);
   }
+  matrices = a.in_slots("experts", std::move(matrices));
   std::vector<ExpertJob> recorded;
-  int64_t pairs = 0;
   for (const auto& [expert, places] : jobs) {
     a.require(expert >= 0 && expert < static_cast<int64_t>(matrices.size()), "jobs", "the number of an expert", expert);
     for (const int32_t place : places)
       a.require(place >= 0 && place < n * k, "jobs", concat("pairs 0 to ", n * k - 1), place);
     recorded.push_back({matrices[static_cast<size_t>(expert)], places.data(), static_cast<int64_t>(places.size())});
-    pairs += recorded.back().count;
   }
   args.jobs = recorded;
-  args.scratch = a.output(pairs * 2 * intermediate);
+  args.scratch = a.output(n * k * 2 * intermediate);
   args.out = a.output(n * k * args.hidden);
   a.run([&](Commands& commands) { commands.expert_ffn(args); });
   return a.floats_of(args.out, {n * k, args.hidden});

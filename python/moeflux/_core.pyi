@@ -44,9 +44,15 @@ __all__: list[str] = [
     "Tensor",
     "TensorEntry",
     "ThreadPool",
+    "chosen_backend",
     "dequantize",
     "footprint",
     "isas",
+    "metal_facts",
+    "metal_failure",
+    "metal_shader",
+    "metal_shader_files",
+    "metal_working_set",
     "open_mlx",
     "open_packed",
     "parse_json",
@@ -59,6 +65,7 @@ __all__: list[str] = [
     "record_routing",
     "replay",
     "required_tensors",
+    "set_metal_device",
     "sha256",
     "slot_bytes",
     "snapshot_wire_header",
@@ -755,6 +762,11 @@ class RoutingTrace:
     @property
     def tokens(self) -> int: ...
 
+def chosen_backend(name: str) -> str:
+    """
+    What `auto` is here; another name as it is.
+    """
+
 def dequantize(
     words: numpy.ndarray,
     scales: numpy.ndarray,
@@ -788,6 +800,27 @@ def footprint(
 def isas() -> list[str]:
     """
     The instruction sets whose kernels run here, the best first.
+    """
+
+def metal_facts() -> tuple[str, list[tuple[str, str]]]:
+    """
+    The name of the GPU, and facts about it as label and text. DeviceError when there is none.
+    """
+
+def metal_failure() -> str:
+    """
+    Why `auto` is not Metal on a machine whose GPU it should be; empty when it is, or when there is none.
+    """
+
+def metal_shader(file: str) -> str:
+    """
+    The text of a shader file as the driver gets it.
+    """
+
+def metal_shader_files() -> list[str]: ...
+def metal_working_set() -> int:
+    """
+    Bytes that the system recommends to keep in use at most.
     """
 
 def open_mlx(folder: os.PathLike | str | bytes, variant_json: str) -> StoreDirectory:
@@ -861,6 +894,11 @@ def replay(
 def required_tensors(variant_json: str) -> list:
     """
     (name, logical shape, whether a matrix) of everything but the routed experts: a matrix by its base name, in stacks where latent attention may have either form.
+    """
+
+def set_metal_device(make: int, preferred: bool = False) -> None:
+    """
+    For tests: the address of a function that makes devices; 0 for the machine's own.
     """
 
 def sha256(parts: collections.abc.Sequence[bytes]) -> str:

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from moeflux import _core
 from moeflux._core import __version__, isas
+from moeflux.errors import DeviceError
 from moeflux.info import human
 from moeflux.variants import PRESETS
 
@@ -36,7 +38,7 @@ class Machine:
     cpu_features: list[str]
     memory_bytes: int
     backend: str
-    metal: str  # why Metal is absent
+    metal: str  # the GPU, or why there is none
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "presets": list(PRESETS)}
@@ -66,15 +68,17 @@ def this_machine() -> Machine:
         cpus=os.cpu_count() or 1,
         cpu_features=features,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        backend=f"cpu, kernels for {', '.join(isas())}",
+        backend=f"{_core.chosen_backend('auto')}; cpu kernels for {', '.join(isas())}",
         metal=_metal(),
     )
 
 
 def _metal() -> str:
-    if sys.platform != "darwin" or platform.machine() != "arm64":
-        return f"absent: needs macOS on Apple silicon, this is {platform.system()} on {platform.machine()}"
-    return "absent: this version has no Metal backend"
+    try:
+        name, _ = _core.metal_facts()
+    except DeviceError as error:
+        return f"absent: {str(error).removeprefix('metal: ')}"
+    return _core.metal_failure() or name
 
 
 def _linux_cpu() -> tuple[str, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -185,7 +186,8 @@ def load(
                   experts need the memory
     sessions      that the plan has room for; more, or longer ones, may draw on what the budget has left
     kv_dtype      of keys and values: "f32", or "bf16" at half the memory
-    threads       that compute; all cores by default
+    backend       "cpu", "metal" (Apple silicon), or "auto": Metal where it works
+    threads       of the CPU that compute; all cores by default
     isa           CPU kernels, one of `moeflux.available_isas()`; the best one by default (or MOEFLUX_ISA)
     readers       threads that read experts from disk; what `moeflux doctor` found best for this disk, else 4
     expert_slots  experts held in memory; by default as many as the budget has room for. Changes the speed and not one
@@ -226,6 +228,8 @@ def load(
         verify_reads=bool(verify_reads),
         experts_per_token=experts_per_token,
     )
+    if backend == "auto" and (failure := _core.metal_failure()):
+        warnings.warn(failure, stacklevel=2)
     with LOADING, open_store(path, experts_per_token=experts_per_token) as store:
         checksums = _checksums(store) if verify_reads else None
         plan = make_plan(store, options)

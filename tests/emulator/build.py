@@ -74,7 +74,7 @@ def _runtime_objects() -> tuple[Path, ...]:
     for file in sorted(RUNTIME.glob("*.cpp")):
         path, there = _kept(file.stem, file.read_text(), " ".join(RUNTIME_FLAGS), ".o")
         if not there:
-            _into_place(path, lambda to, file=file: host_compiler().run(*RUNTIME_FLAGS, "-c", file, "-o", to))
+            into_place(path, lambda to, file=file: host_compiler().run(*RUNTIME_FLAGS, "-c", file, "-o", to))
         objects.append(path)
     return tuple(objects)
 
@@ -83,7 +83,7 @@ def host_compiler() -> Compiler:
     return Compiler("host", (os.environ.get("CXX", "c++"),), "")
 
 
-def _into_place(path: Path, make) -> None:
+def into_place(path: Path, make) -> None:
     """So that who comes at the same time never sees half a file."""
     with tempfile.TemporaryDirectory(dir=BUILD) as folder:
         unfinished = Path(folder) / path.name
@@ -106,7 +106,7 @@ def library(path: Path, checked: bool, by: Compiler | None = None) -> Path:
         by.run(*flags, "-c", text, "-o", code)
         # The runtime goes into every library, its names hidden: nothing of it meets a sanitizer's own.
         link = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", code, *_runtime_objects(), "-lm", "-ldl", "-o"]
-        _into_place(result, lambda to: host_compiler().run(*link, to))
+        into_place(result, lambda to: host_compiler().run(*link, to))
     return result
 
 

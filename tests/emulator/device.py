@@ -19,7 +19,12 @@ class _Buffer(ctypes.Structure):
 
 
 class _Options(ctypes.Structure):
-    _fields_ = [("order", ctypes.c_uint32), ("check", ctypes.c_bool), ("strict", ctypes.c_bool)]
+    _fields_ = [
+        ("order", ctypes.c_uint32),
+        ("check", ctypes.c_bool),
+        ("strict", ctypes.c_bool),
+        ("open_ended", ctypes.c_bool),
+    ]
 
 
 class _Kernel(ctypes.Structure):
@@ -67,7 +72,7 @@ class Library:
             if array is not None:
                 assert array.flags.c_contiguous
                 place.data, place.bytes = array.ctypes.data, array.nbytes
-        options = _Options(order, self.checked, strict and self.checked)
+        options = _Options(order, self.checked, strict and self.checked, False)
         problems = self._library.msl_dispatch(
             ctypes.byref(self._kernels[name]), bound, _extent(threadgroups), _extent(threads), ctypes.byref(options)
         )

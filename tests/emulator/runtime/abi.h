@@ -48,6 +48,9 @@ struct MslOptions {
   uint32_t order;  // of threadgroups, simdgroups and lanes: 0 ascending, 1 descending, else random with this seed
   bool check;      // every access; the library was compiled for it
   bool strict;     // also simdgroup operations that not all lanes take part in
+  // Buffers are bound to the end of their memory, of which a kernel uses a part: where two of them overlap is not
+  // known, unless they begin at one place.
+  bool open_ended;
 };
 
 // Runs whole threadgroups. Returns the number of problems; their text is the calling thread's until it dispatches

@@ -27,7 +27,8 @@ static void bind(Execution& execution, const MslBuffer* buffers) {
       const MslParameter& other = kernel.parameters[j];
       const auto begin = reinterpret_cast<uintptr_t>(buffers[other.index].data);
       const bool overlap = begin < address + buffer.bytes && address < begin + buffers[other.index].bytes;
-      if (overlap && !(parameter.read_only && other.read_only))
+      const bool apart = execution.options.open_ended && begin != address;
+      if (overlap && !apart && !(parameter.read_only && other.read_only))
         execution.problem(__LINE__, &parameter,
                           "%s and %s overlap and one is written: Apple's compiler takes them to be apart", other.name,
                           parameter.name);

@@ -9,8 +9,14 @@
 
 namespace moeflux {
 
-// "cpu", or "auto" for the best one of this machine. `isa` and `threads` are for the CPU: empty and 0 choose.
-// FormatError naming those there are when it is none of them.
+// "cpu" or "metal"; "auto" is the best one that works here. FormatError naming those there are when it is none of them.
+std::string chosen_backend(const std::string& name);
+
+// Why "auto" is not Metal on a machine whose GPU it should be; empty when it is, or when there is none. Told once by
+// whoever talks to the user.
+std::string metal_failure();
+
+// By a chosen name. `isa` and `threads` are for the CPU: empty and 0 choose. DeviceError when it is not to be had.
 //
 // For tests: the op of number `fail_at_op`, counted from 0 over all batches, fails with DeviceError; with `deferred`,
 // ops run on another thread some time after their batch was submitted.

@@ -1,0 +1,40 @@
+#include "backends/backends.h"
+
+#include "backend/cpu_backend.h"
+#include "backend/deferred_backend.h"
+#include "core/error.h"
+#include "core/text.h"
+#include "metal/make_device.h"
+#include "metal/metal_backend.h"
+
+namespace moeflux {
+
+std::string metal_failure() {
+  const std::string reason = metal::failure();
+  return reason.empty() ? "" : concat("Metal does not work here, the CPU does the work: ", reason);
+}
+
+std::string chosen_backend(const std::string& name) {
+  if (name == "auto") return metal::is_preferred() && metal::failure().empty() ? "metal" : "cpu";
+  if (name != "cpu" && name != "metal")
+    throw FormatError(concat("backend: expected auto, cpu or metal, found ", quoted(name)));
+  return name;
+}
+
+std::unique_ptr<Backend> make_backend(const std::string& name, const std::string& isa, int threads, int64_t fail_at_op,
+                                      bool deferred) {
+  std::unique_ptr<Backend> backend;
+  if (chosen_backend(name) == "metal")
+    backend = std::make_unique<metal::MetalBackend>(metal::make_device(), fail_at_op);
+  else
+    backend = std::make_unique<CpuBackend>(isa, threads, fail_at_op);
+  if (deferred) backend = std::make_unique<DeferredBackend>(std::move(backend));
+  return backend;
+}
+
+int64_t prepared_bytes(const std::string& name, const WorkSizes& sizes) {
+  return chosen_backend(name) == "metal" ? metal::MetalBackend::prepared_bytes(sizes)
+                                         : CpuBackend::prepared_bytes(sizes);
+}
+
+}  // namespace moeflux

@@ -1,0 +1,76 @@
+// What the Metal backend asks of a GPU: memory, kernels by name, command buffers that run in order on one queue.
+//
+// Small on purpose. apple_device.mm implements it with Apple's API and is the only Objective-C++; everything that can
+// be decided without the API is decided above it, in plain C++ that every build compiles and tests.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/backend.h"
+
+namespace moeflux::metal {
+
+struct Extent {
+  uint32_t x = 1;
+  uint32_t y = 1;
+  uint32_t z = 1;
+};
+
+// What a device allocates.
+class DeviceBuffer : public Buffer {
+ public:
+  std::shared_ptr<const void> kept;  // by its user, for as long as the memory lives
+
+ protected:
+  using Buffer::Buffer;
+};
+
+// A kernel, ready to run.
+class Pipeline {
+ public:
+  virtual ~Pipeline() = default;
+  uint32_t most_threads = 0;  // of a threadgroup
+};
+
+// Dispatches being encoded. Dropped without a commit, nothing of it runs.
+class CommandBuffer {
+ public:
+  virtual ~CommandBuffer() = default;
+  // Dispatches may run side by side unless a barrier is between them. `params` become the kernel's buffer 0 and are
+  // copied; `buffers` those that follow.
+  virtual void dispatch(const Pipeline& pipeline, std::span<const std::byte> params, std::span<const View> buffers,
+                        Extent threadgroups, Extent threads) = 0;
+  // What follows sees what came before.
+  virtual void barrier() = 0;
+  // Runs it behind all that was committed before. `completed` is called once, on any thread, with the device's own
+  // words when it failed and nothing when it did not.
+  virtual void commit(std::function<void(const std::string& error)> completed) = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual std::string name() const = 0;
+  // Facts for a report, as label and text.
+  virtual std::vector<std::pair<std::string, std::string>> facts() const = 0;
+  // Bytes that the system recommends to keep in use at most.
+  virtual int64_t working_set() const = 0;
+  // Zeroed memory that host and GPU share, of whole pages. DeviceError when there is none.
+  virtual std::unique_ptr<DeviceBuffer> allocate(int64_t bytes, const std::string& what) = 0;
+  // Takes the text of a shader file. DeviceError with the compiler's own words.
+  virtual void compile(const std::string& file, const std::string& text) = 0;
+  // A kernel of a file that was compiled.
+  virtual std::unique_ptr<Pipeline> pipeline(const std::string& file, const std::string& kernel) = 0;
+  virtual std::unique_ptr<CommandBuffer> begin() = 0;
+  // After a fault, when nothing runs: a queue without memory of it.
+  virtual void renew_queue() = 0;
+};
+
+}  // namespace moeflux::metal

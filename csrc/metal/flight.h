@@ -1,0 +1,49 @@
+// Command buffers committed and not yet completed, by number; and what became of those that failed.
+//
+// A command buffer that failed has not made what those behind it read, so all that were committed before somebody
+// noticed fail with it. Shared by the backend, its tickets and the device's completion handlers; the last one frees it.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace moeflux::metal {
+
+class Flight {
+ public:
+  // The number of the next one, from 1.
+  int64_t depart();
+  void arrive(int64_t number, const std::string& error);
+
+  int64_t departed() const;
+  bool arrived(int64_t number) const;  // and all before it
+  // DeviceError when it, or one before it that it built on, failed; on every call.
+  void wait(int64_t number);
+  void wait_for_all();
+
+  // Ends the harm of a failure: what departs from now on builds on nothing that failed. False when there was none, or
+  // when something is still under way.
+  bool heal();
+
+ private:
+  struct Fault {
+    int64_t first;
+    int64_t last;  // that it harmed; 0 while that is open
+    std::string error;
+  };
+
+  const Fault* fault_of(int64_t number) const;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<bool> under_way_;  // has arrived, of numbers arrived_ + 1 ...
+  int64_t departed_ = 0;
+  int64_t arrived_ = 0;  // it and all before it
+  std::vector<Fault> faults_;
+};
+
+}  // namespace moeflux::metal

@@ -1,0 +1,35 @@
+// Room for lists that the host writes and one command buffer reads: taken in a circle, and again when that is over.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "backend/backend.h"
+#include "metal/flight.h"
+
+namespace moeflux::metal {
+
+class ListRing {
+ public:
+  void reserve(Backend& backend, int64_t bytes);
+  int64_t capacity() const { return buffer_ ? buffer_->bytes() : 0; }
+
+  // Room that the command buffer to depart next may read, at 16 bytes. Waits for one that still reads what lies there;
+  // nothing when that is the next one itself, which must depart first.
+  std::optional<View> take(int64_t bytes, Flight& flight);
+
+ private:
+  struct Piece {
+    int64_t begin;
+    int64_t end;
+    int64_t reader;  // number of the command buffer
+  };
+
+  std::unique_ptr<Buffer> buffer_;
+  std::deque<Piece> pieces_;  // the oldest first, which is the next in the circle
+  int64_t next_ = 0;
+};
+
+}  // namespace moeflux::metal

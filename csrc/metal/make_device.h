@@ -1,0 +1,33 @@
+// The GPU of this machine, where there is one that Metal drives.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "metal/device.h"
+
+namespace moeflux::metal {
+
+using MakeDevice = std::unique_ptr<Device> (*)();
+
+// DeviceError saying why there is none.
+std::unique_ptr<Device> make_device();
+// Whether "auto" means it, if it works.
+bool is_preferred();
+// Why it does not work, in the words of whoever refused; nothing when it does or is not preferred. Every kernel file is
+// compiled to find out, once: a model should not find out in the middle of a text.
+std::string failure();
+
+// For tests: another source of devices; null for the machine's own.
+void set_make_device(MakeDevice make, bool preferred);
+
+// The machine's own: apple_device.mm, or nobody's.
+std::unique_ptr<Device> make_own_device();
+constexpr bool has_own_device =
+#if defined(__APPLE__)
+    true;
+#else
+    false;
+#endif
+
+}  // namespace moeflux::metal

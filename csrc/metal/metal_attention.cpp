@@ -1,0 +1,143 @@
+// Attention in both its forms, and the delta-net.
+#include <algorithm>
+
+#include "metal/metal_commands.h"
+
+namespace moeflux::metal {
+namespace {
+
+uint32_t divide_up(int64_t value, int64_t by) { return static_cast<uint32_t>((value + by - 1) / by); }
+
+// With fewer simdgroups than this a GPU is half asleep: then spans of the cache go side by side.
+constexpr int64_t enough_simdgroups = 512;
+constexpr int64_t least_parts = 1 << 20;     // bytes
+constexpr double most_of_a_dispatch = 1e10;  // multiplications
+
+}  // namespace
+
+struct MetalCommands::AttentionTask {
+  Heads q;
+  Heads q_pe;  // empty without a positional part of its own
+  Cache k;
+  Cache v;
+  Cache k_pe;
+  int64_t kv_heads = 1;
+  int64_t first_position = 0;
+  float scale = 0;
+  View out;
+};
+
+void MetalCommands::attention(const AttentionArgs& args, int64_t n) {
+  op("attention", [&] {
+    run_attention({args.q, {}, args.k, args.v, {}, args.kv_heads, args.first_position, args.scale, args.out}, n);
+  });
+}
+
+void MetalCommands::mla_attention(const LatentAttentionArgs& args, int64_t n) {
+  op("mla_attention", [&] {
+    run_attention(
+        {args.q_latent, args.q_pe, args.latent, args.latent, args.k_pe, 1, args.first_position, args.scale, args.out},
+        n);
+  });
+}
+
+// Some rows at a time, so that no dispatch runs long.
+void MetalCommands::run_attention(const AttentionTask& task, int64_t n) {
+  if (task.q.dim > int64_t{most_attention_dim})
+    throw FormatError(concat("metal: expected attention over at most ", most_attention_dim, " dimensions, found ",
+                             task.q.dim, ": load with backend=\"cpu\""));
+  const double row = 2.0 * static_cast<double>(task.q.heads) * static_cast<double>(task.first_position + n) *
+                     static_cast<double>(task.q.dim + task.q_pe.dim);
+  const int64_t most = std::max<int64_t>(1, static_cast<int64_t>(most_of_a_dispatch / row));
+  for (int64_t first = 0; first < n; first += most) {
+    const int64_t count = std::min(most, n - first);
+    attend(task, first, count);
+    did(row * static_cast<double>(count));
+  }
+}
+
+void MetalCommands::attend(const AttentionTask& task, int64_t first, int64_t n) {
+  const int64_t heads = task.q.heads;
+  const int64_t dim = task.q.dim;
+  const int64_t length = task.first_position + first + n;
+  const int64_t spans = divide_up(length, attention_span);
+  const AttentionParams params = {.first_position = static_cast<uint64_t>(task.first_position + first),
+                                  .n = static_cast<uint32_t>(n),
+                                  .heads = static_cast<uint32_t>(heads),
+                                  .kv_heads = static_cast<uint32_t>(task.kv_heads),
+                                  .dim = static_cast<uint32_t>(dim),
+                                  .pe_dim = static_cast<uint32_t>(task.q_pe.dim),
+                                  .q_row_stride = static_cast<uint32_t>(task.q.row_stride),
+                                  .q_head_stride = static_cast<uint32_t>(task.q.head_stride),
+                                  .q_pe_row_stride = static_cast<uint32_t>(task.q_pe.row_stride),
+                                  .q_pe_head_stride = static_cast<uint32_t>(task.q_pe.head_stride),
+                                  .spans = static_cast<uint32_t>(spans),
+                                  .scale = task.scale};
+  const int64_t chunks = dim <= 4 * lanes ? 4 : dim <= 8 * lanes ? 8 : 16;
+  const std::string kind = concat(chunks, task.k.dtype == DType::bf16 ? "_bf16" : "_f32");
+  const View q = task.q.view.at(first * task.q.row_stride);
+  const View q_pe = task.q_pe.dim ? task.q_pe.view.at(first * task.q_pe.row_stride) : or_nothing({});
+  const View out = task.out.at(first * heads * dim);
+  const View k_pe = or_nothing(task.k_pe.view);
+  const uint32_t tiles = divide_up(n * (heads / task.kv_heads), attention_queries);
+  const auto kv_heads = static_cast<uint32_t>(task.kv_heads);
+
+  const int64_t part_bytes = n * heads * spans * (dim + 2) * 4;
+  if (!backend_.parts_) backend_.parts_ = backend_.allocate(least_parts, "attention");
+  if (spans == 1 || int64_t{tiles} * kv_heads >= enough_simdgroups || part_bytes > backend_.parts_->bytes()) {
+    dispatch({"attention", "attention_" + kind}, params, {q, q_pe, task.k.view, task.v.view, k_pe, out},
+             {tiles, kv_heads}, lanes);
+    return;
+  }
+  const View parts = {backend_.parts_.get(), 0};
+  if (first > 0) barrier();  // the rows before these have used the same room
+  dispatch({"attention", "attention_spans_" + kind}, params, {q, q_pe, task.k.view, task.v.view, k_pe, parts},
+           {tiles, kv_heads, static_cast<uint32_t>(spans)}, lanes);
+  barrier();
+  flat({"attention", "attention_merge"}, params, {parts, out}, dim, heads, n);
+}
+
+// ---- Delta net ------------------------------------------------------------------------------------------------------
+
+void MetalCommands::conv1d(const ConvArgs& args, int64_t n) {
+  op("conv1d", [&] {
+    const ConvParams params = {static_cast<uint32_t>(n), static_cast<uint32_t>(args.channels),
+                               static_cast<uint32_t>(args.taps)};
+    const View state = or_nothing(args.state);
+    flat({"delta", "conv1d"}, params, {args.x, state, args.weight, args.out}, args.channels, n);
+    barrier();
+    flat({"delta", "conv1d_state"}, params, {args.x, state}, args.channels);
+  });
+}
+
+void MetalCommands::delta_gates(const DeltaGatesArgs& args, int64_t n) {
+  op("delta_gates", [&] {
+    const DeltaGatesParams params = {static_cast<uint32_t>(args.heads), static_cast<uint32_t>(n * args.heads)};
+    flat({"delta", "delta_gates"}, params, {args.alpha, args.b, args.a_log, args.dt_bias, args.decay, args.beta},
+         n * args.heads);
+  });
+}
+
+void MetalCommands::gated_delta(const DeltaArgs& args, int64_t n) {
+  op("gated_delta", [&] {
+    if (args.k.dim > int64_t{most_key_dim})
+      throw FormatError(concat("metal: expected linear attention over keys of at most ", most_key_dim,
+                               " numbers, found ", args.k.dim, ": load with backend=\"cpu\""));
+    const DeltaParams params = {.n = static_cast<uint32_t>(n),
+                                .value_heads = static_cast<uint32_t>(args.v.heads),
+                                .key_dim = static_cast<uint32_t>(args.k.dim),
+                                .value_dim = static_cast<uint32_t>(args.v.dim),
+                                .values_per_key = static_cast<uint32_t>(args.v.heads / args.k.heads),
+                                .q_row_stride = static_cast<uint32_t>(args.q.row_stride),
+                                .q_head_stride = static_cast<uint32_t>(args.q.head_stride),
+                                .k_row_stride = static_cast<uint32_t>(args.k.row_stride),
+                                .k_head_stride = static_cast<uint32_t>(args.k.head_stride),
+                                .v_row_stride = static_cast<uint32_t>(args.v.row_stride),
+                                .v_head_stride = static_cast<uint32_t>(args.v.head_stride)};
+    dispatch({"delta", "gated_delta"}, params,
+             {args.q.view, args.k.view, args.v.view, args.decay, args.beta, args.state, args.out},
+             {divide_up(args.v.dim, delta_values), static_cast<uint32_t>(args.v.heads)}, lanes * delta_values);
+  });
+}
+
+}  // namespace moeflux::metal

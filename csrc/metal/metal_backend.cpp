@@ -1,0 +1,121 @@
+#include "metal/metal_backend.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "core/arena.h"
+#include "core/error.h"
+#include "core/text.h"
+#include "metal/metal_commands.h"
+#include "metal/shaders.h"
+#include "params.h"
+
+namespace moeflux::metal {
+namespace {
+
+constexpr int64_t nothing_bytes = 16;
+constexpr int64_t most_spans = 128;  // 32768 positions; beyond, spans are taken one after another
+
+// A batch whose command buffers have departed up to `last`; `error`, when recording it failed.
+class Departed final : public Ticket::State {
+ public:
+  Departed(std::shared_ptr<Flight> flight, int64_t last, std::exception_ptr error)
+      : flight_(std::move(flight)), last_(last), error_(std::move(error)) {}
+
+  void wait() override {
+    flight_->wait(last_);
+    if (error_) std::rethrow_exception(error_);
+  }
+  bool done() const override { return flight_->arrived(last_); }
+
+ private:
+  std::shared_ptr<Flight> flight_;
+  int64_t last_;
+  std::exception_ptr error_;
+};
+
+}  // namespace
+
+// ---- Memory ---------------------------------------------------------------------------------------------------------
+
+MetalBackend::Room MetalBackend::Room::of(const WorkSizes& sizes) {
+  Room room;
+  room.parts = sizes.value_dim ? sizes.heads * most_spans * (sizes.value_dim + 2) * 4 : 0;
+  const int64_t blocks = (sizes.logits + top_k_block - 1) / top_k_block;
+  room.picks = blocks > 1 ? blocks * std::min(sizes.picks, sizes.logits) * 4 : 0;
+  // Twice what one batch brings, so that a batch can be recorded while another runs.
+  room.lists = 2 * MetalCommands::list_bytes(sizes.pairs, sizes.products);
+  return room;
+}
+
+int64_t MetalBackend::prepared_bytes(const WorkSizes& sizes) {
+  const Room room = Room::of(sizes);
+  int64_t bytes = 0;
+  for (const int64_t part : {nothing_bytes, room.parts, room.picks, room.picks, room.picks, room.picks, room.lists})
+    if (part > 0) bytes += arena_bytes(part);
+  return bytes;
+}
+
+MetalBackend::MetalBackend(std::unique_ptr<Device> device, int64_t fail_at_op)
+    : device_(std::move(device)), fail_at_op_(fail_at_op), nothing_(allocate(nothing_bytes, "nothing")) {}
+
+MetalBackend::~MetalBackend() { flight_->wait_for_all(); }
+
+std::unique_ptr<Buffer> MetalBackend::allocate(int64_t bytes, const std::string& what) {
+  const int64_t whole = arena_bytes(bytes);
+  const auto most = static_cast<int64_t>(most_of_working_set * static_cast<double>(device_->working_set()));
+  if (whole > most - *held_)
+    throw BudgetError(concat(what, ": expected at most ", sized(std::max<int64_t>(0, most - *held_)),
+                             ", which is left of the ", sized(most), " that ", device_->name(), " may use, found ",
+                             sized(whole), ": load with less `memory` or fewer `expert_slots`, or backend=\"cpu\""));
+  std::unique_ptr<DeviceBuffer> buffer = device_->allocate(bytes, what);
+  *held_ += whole;
+  buffer->kept = std::shared_ptr<const void>(nullptr, [held = held_, whole](const void*) { *held -= whole; });
+  return buffer;
+}
+
+int64_t MetalBackend::prepare(const WorkSizes& sizes) {
+  const int64_t before = held() - arena_bytes(nothing_bytes);
+  const Room room = Room::of(sizes);
+  if (room.parts) parts_ = allocate(room.parts, "attention");
+  for (auto& round : picks_)
+    for (std::unique_ptr<Buffer>& picks : round)
+      if (room.picks) picks = allocate(room.picks, "top-k");
+  if (room.lists) lists_.reserve(*this, room.lists);
+  // Whoever opens a model waits for the compiler, and no step does.
+  for (const std::string& file : shader_files()) compile(file);
+  return held() - before;
+}
+
+// ---- Kernels --------------------------------------------------------------------------------------------------------
+
+void MetalBackend::compile(const std::string& file) {
+  if (compiled_.count(file)) return;
+  device_->compile(file, shader_text(file));
+  compiled_.insert(file);
+}
+
+const Pipeline& MetalBackend::pipeline(const std::string& file, const std::string& kernel) {
+  const auto found = pipelines_.find(kernel);
+  if (found != pipelines_.end()) return *found->second;
+  compile(file);
+  return *pipelines_.emplace(kernel, device_->pipeline(file, kernel)).first->second;
+}
+
+// ---- Batches --------------------------------------------------------------------------------------------------------
+
+std::unique_ptr<Commands> MetalBackend::begin() {
+  if (flight_->heal()) device_->renew_queue();
+  return std::make_unique<MetalCommands>(*this);
+}
+
+Ticket MetalBackend::submit(std::unique_ptr<Commands> commands) {
+  auto& batch = static_cast<MetalCommands&>(*commands);
+  batch.commit();
+  std::exception_ptr error = batch.take_error();
+  if (!error && batch.last() == 0) return {};
+  return Ticket(std::make_unique<Departed>(flight_, batch.last(), std::move(error)));
+}
+
+}  // namespace moeflux::metal

@@ -1,0 +1,221 @@
+#include "metal/metal_commands.h"
+
+#include <algorithm>
+
+namespace moeflux::metal {
+namespace {
+
+// Enough for a fraction of a second on the slowest GPU there is, so that nobody takes it for hanging, and few enough
+// that a step is one command buffer.
+constexpr double most_multiplications = 2e10;
+
+HeadNormParams head_norm(const Heads& x, const Heads& gate, bool has_weight, float eps, float scale) {
+  return {.row_stride = static_cast<uint32_t>(x.row_stride),
+          .head_stride = static_cast<uint32_t>(x.head_stride),
+          .gate_row_stride = static_cast<uint32_t>(gate.row_stride),
+          .gate_head_stride = static_cast<uint32_t>(gate.head_stride),
+          .dim = static_cast<uint32_t>(x.dim),
+          .has_weight = has_weight,
+          .eps = eps,
+          .scale = scale};
+}
+
+bool same(View a, View b) { return a.buffer == b.buffer && a.offset == b.offset; }
+
+void require_in_place(bool holds, const char* op) {
+  if (!holds) throw StateError(concat("[", op, "] expected to be in place, found another output"));
+}
+
+}  // namespace
+
+// ---- Encoding -------------------------------------------------------------------------------------------------------
+
+CommandBuffer& MetalCommands::buffer() {
+  if (!buffer_) buffer_ = backend_.device_->begin();
+  return *buffer_;
+}
+
+void MetalCommands::barrier() {
+  if (buffer_) buffer_->barrier();
+}
+
+void MetalCommands::commit() {
+  if (!buffer_) return;
+  last_ = backend_.flight_->depart();
+  multiplications_ = 0;
+  buffer_->commit(
+      [flight = backend_.flight_, number = last_](const std::string& error) { flight->arrive(number, error); });
+  buffer_.reset();
+}
+
+void MetalCommands::did(double multiplications) {
+  multiplications_ += multiplications;
+  if (multiplications_ >= most_multiplications) commit();
+}
+
+void MetalCommands::dispatch(const Kernel& kernel, std::span<const std::byte> params, std::span<const View> buffers,
+                             Extent threadgroups, uint32_t threads) {
+  if (threadgroups.x == 0 || threadgroups.y == 0 || threadgroups.z == 0) return;
+  const Pipeline& pipeline = backend_.pipeline(kernel.file, kernel.name);
+  if (pipeline.most_threads < threads)
+    throw DeviceError(concat("kernel ", kernel.name, ": expected room for ", threads, " threads in a threadgroup, ",
+                             backend_.device_->name(), " has it for ", pipeline.most_threads));
+  buffer().dispatch(pipeline, params, buffers, threadgroups, {threads});
+}
+
+void MetalCommands::flat(const Kernel& kernel, std::span<const std::byte> params, std::span<const View> buffers,
+                         int64_t x, int64_t y, int64_t z) {
+  const uint32_t most = backend_.pipeline(kernel.file, kernel.name).most_threads / lanes * lanes;
+  const auto whole = static_cast<uint32_t>((x + lanes - 1) / lanes * lanes);
+  const uint32_t threads = std::min({flat_threads, whole, std::max(most, lanes)});
+  dispatch(kernel, params, buffers,
+           {static_cast<uint32_t>((x + threads - 1) / std::max(threads, 1u)), static_cast<uint32_t>(y),
+            static_cast<uint32_t>(z)},
+           threads);
+}
+
+// ---- Vectors --------------------------------------------------------------------------------------------------------
+
+void MetalCommands::rms_norm(View x, View weight, View out, int64_t n, int64_t width, float eps) {
+  op("rms_norm", [&] {
+    const NormParams params = {static_cast<uint32_t>(width), eps};
+    const Extent groups = {static_cast<uint32_t>(n)};
+    if (same(x, out))
+      dispatch({"elementwise", "rms_norm_in_place"}, params, {x, weight}, groups, row_threads);
+    else
+      dispatch({"elementwise", "rms_norm"}, params, {x, weight, out}, groups, row_threads);
+  });
+}
+
+void MetalCommands::rms_norm_heads(const Heads& x, View weight, int64_t n, float eps, float scale) {
+  op("rms_norm_heads", [&] {
+    dispatch({"elementwise", "rms_norm_heads"}, head_norm(x, x, bool(weight), eps, scale), {x.view, or_nothing(weight)},
+             {static_cast<uint32_t>(x.heads), static_cast<uint32_t>(n)}, lanes);
+  });
+}
+
+void MetalCommands::gated_rms_norm(const Heads& x, const Heads& z, View weight, int64_t n, float eps) {
+  op("gated_rms_norm", [&] {
+    dispatch({"elementwise", "gated_rms_norm"}, head_norm(x, z, true, eps, 1), {x.view, weight, z.view},
+             {static_cast<uint32_t>(x.heads), static_cast<uint32_t>(n)}, lanes);
+  });
+}
+
+void MetalCommands::rope(const Heads& x, View angles, int64_t half, bool interleaved, int64_t n) {
+  op("rope", [&] {
+    const RopeParams params = {.row_stride = static_cast<uint32_t>(x.row_stride),
+                               .head_stride = static_cast<uint32_t>(x.head_stride),
+                               .half_dim = static_cast<uint32_t>(half),
+                               .interleaved = interleaved};
+    flat({"elementwise", "rope"}, params, {x.view, angles}, half, x.heads, n);
+  });
+}
+
+void MetalCommands::append(View x, int64_t x_stride, const Cache& cache, int64_t first, int64_t n) {
+  op("append", [&] {
+    const AppendParams params = {.first = static_cast<uint64_t>(first),
+                                 .x_stride = static_cast<uint32_t>(x_stride),
+                                 .width = static_cast<uint32_t>(cache.width)};
+    flat({"elementwise", cache.dtype == DType::bf16 ? "append_bf16" : "append_f32"}, params, {x, cache.view},
+         cache.width, n);
+  });
+}
+
+void MetalCommands::swiglu(View gate, View up, View out, int64_t count) {
+  op("swiglu", [&] {
+    require_in_place(same(gate, out), "swiglu");
+    flat({"elementwise", "swiglu"}, FlatParams{static_cast<uint32_t>(count)}, {gate, up}, count);
+  });
+}
+
+void MetalCommands::residual_add(View x, View y, View out, int64_t count) {
+  op("residual_add", [&] {
+    require_in_place(same(x, out), "residual_add");
+    flat({"elementwise", "residual_add"}, FlatParams{static_cast<uint32_t>(count)}, {x, y}, count);
+  });
+}
+
+void MetalCommands::sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) {
+  op("sigmoid_gate", [&] {
+    const HeadGateParams params = {.row_stride = static_cast<uint32_t>(x.row_stride),
+                                   .head_stride = static_cast<uint32_t>(x.head_stride),
+                                   .gate_row_stride = static_cast<uint32_t>(gate.row_stride),
+                                   .gate_head_stride = static_cast<uint32_t>(gate.head_stride),
+                                   .dim = static_cast<uint32_t>(x.dim)};
+    flat({"elementwise", "sigmoid_gate"}, params, {x.view, gate.view}, x.dim, x.heads, n);
+  });
+}
+
+void MetalCommands::combine(const CombineArgs& args, int64_t n) {
+  op("combine", [&] {
+    require_in_place(same(args.residual, args.out), "combine");
+    const CombineParams params = {.hidden = static_cast<uint32_t>(args.hidden),
+                                  .k = static_cast<uint32_t>(args.k),
+                                  .has_shared = bool(args.shared),
+                                  .has_gate = bool(args.shared_gate),
+                                  .eps = 0};
+    flat({"elementwise", "combine"}, params,
+         {args.residual, args.outputs, args.weights, or_nothing(args.shared), or_nothing(args.shared_gate)},
+         args.hidden, n);
+  });
+}
+
+// ---- Choosing -------------------------------------------------------------------------------------------------------
+
+RouteParams MetalCommands::route_params(const RouteArgs& args) const {
+  if (args.experts > int64_t{most_experts})
+    throw FormatError(concat("metal: expected at most ", most_experts,
+                             " experts in a layer, which is what its routers choose from, found ", args.experts,
+                             ": load with backend=\"cpu\""));
+  return {.experts = static_cast<uint32_t>(args.experts),
+          .k = static_cast<uint32_t>(args.k),
+          .normalize = args.normalize,
+          .groups = static_cast<uint32_t>(std::max<int64_t>(1, args.groups)),
+          .groups_kept = static_cast<uint32_t>(std::max<int64_t>(1, args.groups_kept)),
+          .scaling = args.scaling};
+}
+
+void MetalCommands::route_softmax(const RouteArgs& args, int64_t n) {
+  op("route_softmax", [&] {
+    dispatch({"route", "route_softmax"}, route_params(args), {args.logits, args.ids, args.weights},
+             {static_cast<uint32_t>(n)}, lanes);
+  });
+}
+
+void MetalCommands::route_grouped(const RouteArgs& args, int64_t n) {
+  op("route_grouped", [&] {
+    dispatch({"route", "route_grouped"}, route_params(args), {args.logits, args.bias, args.ids, args.weights},
+             {static_cast<uint32_t>(n)}, lanes);
+  });
+}
+
+// Rounds: each leaves the k best of every block to the next, until one block is left.
+void MetalCommands::top_k(View logits, int64_t count, int64_t k, View ids, View values) {
+  op("top_k", [&] {
+    if (k > int64_t{top_k_block} / 2)
+      throw StateError(concat("[top_k] k: expected at most ", top_k_block / 2, " on Metal, found ", k));
+    View from = logits;
+    View from_ids = or_nothing({});
+    for (uint32_t has_ids = 0, room = 0;; has_ids = 1, room ^= 1) {
+      const int64_t blocks = (count + top_k_block - 1) / top_k_block;
+      const int64_t left = (blocks - 1) * k + std::min(k, count - (blocks - 1) * top_k_block);
+      View to = values;
+      View to_ids = ids;
+      if (blocks > 1) {
+        for (std::unique_ptr<Buffer>& picks : backend_.picks_[room])
+          if (!picks || picks->bytes() < 4 * left) picks = backend_.allocate(4 * left, "top-k");
+        to = {backend_.picks_[room][0].get(), 0};
+        to_ids = {backend_.picks_[room][1].get(), 0};
+      }
+      if (has_ids) barrier();
+      dispatch({"route", "top_k"}, TopKParams{static_cast<uint32_t>(count), static_cast<uint32_t>(k), has_ids},
+               {from, from_ids, to, to_ids}, {static_cast<uint32_t>(blocks)}, row_threads);
+      if (blocks == 1) return;
+      from = to;
+      from_ids = to_ids;
+      count = left;
+    }
+  });
+}
+
+}  // namespace moeflux::metal

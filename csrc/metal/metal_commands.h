@@ -1,0 +1,114 @@
+// A batch for a GPU: which kernel, on which grid, with which arguments. Recording encodes; nothing runs before
+// `commit`, but for a batch so long that part of it departs earlier. The first op that fails ends the batch, and the
+// error is thrown when somebody waits for it.
+#pragma once
+
+#include <exception>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "backend/backend.h"
+#include "core/error.h"
+#include "metal/metal_backend.h"
+#include "params.h"
+
+namespace moeflux::metal {
+
+class MetalCommands final : public Commands {
+ public:
+  explicit MetalCommands(MetalBackend& backend) : backend_(backend) {}
+
+  // What was recorded departs.
+  void commit();
+  int64_t last() const { return last_; }  // command buffer of the batch; 0: none
+  std::exception_ptr take_error() { return std::exchange(error_, nullptr); }
+
+  // Of the pairs of one batch and the blocks they are made into.
+  static int64_t list_bytes(int64_t pairs, int64_t jobs);
+
+  void embed(const Matrix& table, View ids, View out, int64_t n) override;
+  void rms_norm(View x, View weight, View out, int64_t n, int64_t width, float eps) override;
+  void rms_norm_heads(const Heads& x, View weight, int64_t n, float eps, float scale) override;
+  void gated_rms_norm(const Heads& x, const Heads& z, View weight, int64_t n, float eps) override;
+  void matmul(std::span<const Product> products, int64_t n) override;
+  void rope(const Heads& x, View angles, int64_t half, bool interleaved, int64_t n) override;
+  void append(View x, int64_t x_stride, const Cache& cache, int64_t first, int64_t n) override;
+  void attention(const AttentionArgs& args, int64_t n) override;
+  void mla_attention(const LatentAttentionArgs& args, int64_t n) override;
+  void conv1d(const ConvArgs& args, int64_t n) override;
+  void delta_gates(const DeltaGatesArgs& args, int64_t n) override;
+  void gated_delta(const DeltaArgs& args, int64_t n) override;
+  void route_softmax(const RouteArgs& args, int64_t n) override;
+  void route_grouped(const RouteArgs& args, int64_t n) override;
+  void expert_ffn(const ExpertArgs& args) override;
+  void swiglu(View gate, View up, View out, int64_t count) override;
+  void combine(const CombineArgs& args, int64_t n) override;
+  void residual_add(View x, View y, View out, int64_t count) override;
+  void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) override;
+  void top_k(View logits, int64_t count, int64_t k, View ids, View values) override;
+
+ private:
+  struct Kernel {
+    const char* file;
+    std::string name;
+  };
+  struct AttentionTask;
+  struct Lists;
+  struct ExpertStage;
+
+  template <typename Body>
+  void op(const char* name, const Body& body) {
+    if (error_) return;
+    try {
+      if (backend_.ops_++ == backend_.fail_at_op_)
+        throw DeviceError(concat("[", name, "] op ", backend_.fail_at_op_, " was told to fail"));
+      barrier();
+      body();
+    } catch (...) {
+      error_ = std::current_exception();
+      buffer_.reset();
+    }
+  }
+  // The first dispatch of an op stands behind a barrier; more within it only where they read what it wrote.
+  void barrier();
+  CommandBuffer& buffer();
+  template <typename Params>
+  void dispatch(const Kernel& kernel, const Params& params, std::initializer_list<View> buffers, Extent threadgroups,
+                uint32_t threads) {
+    dispatch(kernel, std::as_bytes(std::span(&params, 1)), {buffers.begin(), buffers.size()}, threadgroups, threads);
+  }
+  void dispatch(const Kernel& kernel, std::span<const std::byte> params, std::span<const View> buffers,
+                Extent threadgroups, uint32_t threads);
+  // A thread for each of `extent`, along the first axis in whole threadgroups.
+  template <typename Params>
+  void flat(const Kernel& kernel, const Params& params, std::initializer_list<View> buffers, int64_t x, int64_t y = 1,
+            int64_t z = 1) {
+    flat(kernel, std::as_bytes(std::span(&params, 1)), {buffers.begin(), buffers.size()}, x, y, z);
+  }
+  void flat(const Kernel& kernel, std::span<const std::byte> params, std::span<const View> buffers, int64_t x,
+            int64_t y, int64_t z);
+  // So many multiplications were recorded: departs when the GPU has enough to do for a while.
+  void did(double multiplications);
+  View or_nothing(View view) const { return view ? view : View{backend_.nothing_.get(), 0}; }
+
+  size_t batch_of(std::span<const Product> products) const;
+  void multiply(std::span<const Product> batch, int64_t n);
+  void run_attention(const AttentionTask& task, int64_t n);
+  void attend(const AttentionTask& task, int64_t first, int64_t n);
+  RouteParams route_params(const RouteArgs& args) const;
+  Lists lists_of(const ExpertArgs& args);
+  View room_for(int64_t bytes);
+  void product_of_experts(const char* kernel, const Lists& lists, const ExpertJob& job, const Matrix& matrix,
+                          const Matrix* second, int64_t k, View x, View out);
+
+  MetalBackend& backend_;
+  std::unique_ptr<CommandBuffer> buffer_;
+  int64_t last_ = 0;
+  double multiplications_ = 0;  // in buffer_
+  std::exception_ptr error_;
+};
+
+}  // namespace moeflux::metal

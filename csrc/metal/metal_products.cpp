@@ -1,0 +1,227 @@
+// Products of matrices as stored, and the experts, which are made of them.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "metal/metal_commands.h"
+
+namespace moeflux::metal {
+namespace {
+
+constexpr uint32_t outputs_of_group = outputs_of_simdgroup * product_simdgroups;
+constexpr uint32_t product_threads = lanes * product_simdgroups;
+
+uint32_t divide_up(int64_t value, int64_t by) { return static_cast<uint32_t>((value + by - 1) / by); }
+
+uint32_t number_of(const QuantFormat& format) {
+  const DType type = format.is_affine() ? format.scale_type : format.element;
+  return type == DType::bf16 ? number_bf16 : type == DType::f16 ? number_f16 : number_f32;
+}
+
+uint32_t group_shift_of(const QuantFormat& format) {
+  return format.is_affine() ? static_cast<uint32_t>(std::countr_zero(static_cast<uint32_t>(format.group_size))) : 0;
+}
+
+double multiplications(const Matrix& matrix, int64_t rows) {
+  return static_cast<double>(matrix.rows) * static_cast<double>(matrix.columns) * static_cast<double>(rows);
+}
+
+bool same_shape(const Product& a, const Product& b) {
+  return a.matrix.format == b.matrix.format && a.matrix.rows == b.matrix.rows && a.matrix.columns == b.matrix.columns &&
+         a.transposed == b.transposed && a.x_stride == b.x_stride && a.out_stride == b.out_stride &&
+         a.x.buffer == b.x.buffer && a.out.buffer == b.out.buffer && a.matrix.weight.buffer == b.matrix.weight.buffer;
+}
+
+// How far apart two of one shape are, in bytes; of the matrix in rows, or -1 where that is no whole number.
+struct Step {
+  int64_t x;
+  int64_t out;
+  int64_t rows;
+
+  bool operator==(const Step&) const = default;
+};
+
+Step step_between(const Product& a, const Product& b) {
+  const QuantFormat& format = a.matrix.format;
+  const int64_t row = format.weight_row_bytes(a.matrix.columns);
+  const int64_t weight = b.matrix.weight.offset - a.matrix.weight.offset;
+  const int64_t rows = weight / row;
+  const int64_t scales = rows * format.scale_row_bytes(a.matrix.columns);
+  const bool whole = rows * row == weight && b.matrix.scales.offset - a.matrix.scales.offset == scales &&
+                     b.matrix.biases.offset - a.matrix.biases.offset == scales;
+  return {b.x.offset - a.x.offset, b.out.offset - a.out.offset, whole ? rows : -1};
+}
+
+}  // namespace
+
+void MetalCommands::embed(const Matrix& table, View ids, View out, int64_t n) {
+  op("embed", [&] {
+    const EmbedParams params = {.columns = static_cast<uint32_t>(table.columns),
+                                .group_shift = group_shift_of(table.format),
+                                .number = number_of(table.format)};
+    flat({"matmul", concat("embed_", table.format.bits)}, params,
+         {table.weight, or_nothing(table.scales), or_nothing(table.biases), ids, out}, divide_up(table.columns, pack),
+         n);
+  });
+}
+
+void MetalCommands::matmul(std::span<const Product> products, int64_t n) {
+  op("matmul", [&] {
+    if (n == 0) return;
+    while (!products.empty()) {
+      const size_t count = batch_of(products);
+      multiply(products.first(count), n);
+      products = products.subspan(count);
+    }
+  });
+}
+
+// How many of the first are evenly apart, as those of the heads of a stack are: one dispatch.
+size_t MetalCommands::batch_of(std::span<const Product> products) const {
+  if (products.size() < 2 || !same_shape(products[0], products[1])) return 1;
+  const Step step = step_between(products[0], products[1]);
+  if (step.x < 0 || step.out <= 0 || step.rows < 0) return 1;
+  size_t count = 2;
+  while (count < products.size() && same_shape(products[0], products[count]) &&
+         step_between(products[count - 1], products[count]) == step)
+    ++count;
+  return count;
+}
+
+void MetalCommands::multiply(std::span<const Product> batch, int64_t n) {
+  const Product& first = batch.front();
+  const Matrix& m = first.matrix;
+  const Step step = batch.size() > 1 ? step_between(first, batch[1]) : Step{0, 0, 0};
+  const ProductParams params = {.x_batch = static_cast<uint64_t>(step.x / 4),
+                                .out_batch = static_cast<uint64_t>(step.out / 4),
+                                .batch_rows = static_cast<uint32_t>(step.rows),
+                                .rows = static_cast<uint32_t>(m.rows),
+                                .columns = static_cast<uint32_t>(m.columns),
+                                .n = static_cast<uint32_t>(n),
+                                .x_stride = static_cast<uint32_t>(first.x_stride),
+                                .out_stride = static_cast<uint32_t>(first.out_stride),
+                                .group_shift = group_shift_of(m.format),
+                                .number = number_of(m.format)};
+  const std::initializer_list<View> buffers = {m.weight, or_nothing(m.scales), or_nothing(m.biases), first.x,
+                                               first.out};
+  const auto count = static_cast<int64_t>(batch.size());
+  if (first.transposed) {
+    flat({"matmul", concat("matmul_transposed_", m.format.bits)}, params, buffers, divide_up(m.columns, pack), n,
+         count);
+  } else {
+    const int64_t rows = n == 1 ? 1 : product_rows;
+    dispatch({"matmul", concat(n == 1 ? "matvec_" : "matmul_", m.format.bits)}, params, buffers,
+             {divide_up(m.rows, outputs_of_group), divide_up(n, rows), static_cast<uint32_t>(count)}, product_threads);
+  }
+  did(multiplications(m, n * count));
+}
+
+// ---- Experts --------------------------------------------------------------------------------------------------------
+
+struct MetalCommands::Lists {
+  View blocks;
+  View pairs;
+  int64_t count = 0;  // of blocks
+  int64_t rows = 0;   // of a block: 1, or product_rows
+  int64_t total = 0;  // pairs
+};
+
+int64_t MetalCommands::list_bytes(int64_t pairs, int64_t jobs) {
+  const int64_t blocks = pairs / product_rows + jobs;  // or as many as pairs, when none has more than one
+  return pairs * 4 + std::max(blocks, std::min(pairs, jobs)) * static_cast<int64_t>(sizeof(ExpertBlock)) + 32;
+}
+
+// The first byte of an expert.
+static int64_t base_of(const ExpertMatrices& expert) {
+  int64_t base = expert.gate.weight.offset;
+  for (const Matrix* matrix : {&expert.gate, &expert.up, &expert.down})
+    for (const View& view : {matrix->weight, matrix->scales, matrix->biases})
+      if (view) base = std::min(base, view.offset);
+  return base;
+}
+
+View MetalCommands::room_for(int64_t bytes) {
+  constexpr int64_t least = 1 << 16;
+  if (backend_.lists_.capacity() < 2 * bytes) backend_.lists_.reserve(backend_, std::max(least, 4 * bytes));
+  std::optional<View> room = backend_.lists_.take(bytes, *backend_.flight_);
+  if (!room) {  // this batch itself has it all
+    commit();
+    room = backend_.lists_.take(bytes, *backend_.flight_);
+  }
+  return *room;
+}
+
+MetalCommands::Lists MetalCommands::lists_of(const ExpertArgs& args) {
+  Lists lists;
+  int64_t longest = 0;
+  for (const ExpertJob& job : args.jobs) {
+    lists.total += job.count;
+    longest = std::max(longest, job.count);
+  }
+  lists.rows = longest > 1 ? product_rows : 1;
+  for (const ExpertJob& job : args.jobs) lists.count += divide_up(job.count, lists.rows);
+  if (lists.count == 0) return lists;
+  const int64_t block_bytes = lists.count * static_cast<int64_t>(sizeof(ExpertBlock));
+  lists.blocks = room_for(block_bytes + lists.total * 4);
+  lists.pairs = lists.blocks.at(block_bytes, 1);
+  auto* block = reinterpret_cast<ExpertBlock*>(lists.blocks.bytes());
+  uint32_t written = 0;
+  for (const ExpertJob& job : args.jobs) {
+    const auto slot = static_cast<uint64_t>(base_of(job.expert));
+    for (int64_t at = 0; at < job.count; at += lists.rows)
+      *block++ = {slot, written + static_cast<uint32_t>(at),
+                  static_cast<uint32_t>(std::min(lists.rows, job.count - at))};
+    std::memcpy(lists.pairs.i32() + written, job.pairs, static_cast<size_t>(job.count) * 4);
+    written += static_cast<uint32_t>(job.count);
+  }
+  return lists;
+}
+
+// out[p] = W . x[p / k] for every pair; with a second matrix silu(W . x) * (V . x). All experts are laid out as `job`
+// is.
+void MetalCommands::product_of_experts(const char* kernel, const Lists& lists, const ExpertJob& job,
+                                       const Matrix& matrix, const Matrix* second, int64_t k, View x, View out) {
+  const int64_t base = base_of(job.expert);
+  const auto place = [&](const View& view) { return view ? static_cast<uint64_t>(view.offset - base) : 0; };
+  const Matrix& other = second ? *second : matrix;
+  const ExpertParams params = {.weight = place(matrix.weight),
+                               .scales = place(matrix.scales),
+                               .biases = place(matrix.biases),
+                               .up_weight = place(other.weight),
+                               .up_scales = place(other.scales),
+                               .up_biases = place(other.biases),
+                               .rows = static_cast<uint32_t>(matrix.rows),
+                               .columns = static_cast<uint32_t>(matrix.columns),
+                               .group_shift = group_shift_of(matrix.format),
+                               .number = number_of(matrix.format),
+                               .k = static_cast<uint32_t>(k)};
+  const View slots = {matrix.weight.buffer, 0};
+  dispatch({"experts", concat(kernel, lists.rows == 1 ? "_1_" : "_", matrix.format.bits)}, params,
+           {lists.blocks, lists.pairs, slots, x, out},
+           {divide_up(matrix.rows, outputs_of_group), static_cast<uint32_t>(lists.count)}, product_threads);
+  did(multiplications(matrix, lists.total) * (second ? 2 : 1));
+}
+
+void MetalCommands::expert_ffn(const ExpertArgs& args) {
+  op("expert_ffn", [&] {
+    const Lists lists = lists_of(args);
+    if (lists.count == 0) return;
+    const ExpertJob& job = args.jobs.front();
+    const ExpertMatrices& e = job.expert;
+    if (e.gate.format == e.up.format) {
+      product_of_experts("expert_gate_up", lists, job, e.gate, &e.up, args.k, args.x, args.scratch);
+    } else {  // each by itself; scratch has room for both, a row a pair of the call
+      const int64_t rows = args.rows * args.k;
+      const View up = args.scratch.at(rows * args.intermediate);
+      product_of_experts("expert_down", lists, job, e.gate, nullptr, args.k, args.x, args.scratch);
+      product_of_experts("expert_down", lists, job, e.up, nullptr, args.k, args.x, up);
+      barrier();
+      flat({"elementwise", "swiglu"}, FlatParams{static_cast<uint32_t>(rows * args.intermediate)}, {args.scratch, up},
+           rows * args.intermediate);
+    }
+    barrier();
+    product_of_experts("expert_down", lists, job, e.down, nullptr, 1, args.scratch, args.out);
+  });
+}
+
+}  // namespace moeflux::metal

@@ -1,0 +1,74 @@
+#include "metal/shaders.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "core/error.h"
+#include "core/text.h"
+
+namespace moeflux::metal {
+namespace {
+
+constexpr std::string_view ending = ".metal";
+
+std::string file_text(const std::string& name) {
+  if (const char* folder = std::getenv("MOEFLUX_METAL_DIR")) {
+    const std::string path = concat(folder, "/", name);
+    std::ifstream file(path);
+    std::stringstream text;
+    if (!(text << file.rdbuf()))
+      throw IoError(concat("MOEFLUX_METAL_DIR: ", printable(path), ": expected a shader file, found none"));
+    return text.str();
+  }
+  for (size_t i = 0; i < embedded_file_count; ++i)
+    if (embedded_files[i].name == name) return std::string(embedded_files[i].text);
+  throw DeviceError(concat("shaders: expected a file ", name, ", found none"));
+}
+
+// The name in a line `#include "name"`, or nothing.
+std::string included(const std::string& line) {
+  const std::string start = "#include \"";
+  if (line.rfind(start, 0) != 0) return {};
+  return line.substr(start.size(), line.find('"', start.size()) - start.size());
+}
+
+void add(const std::string& name, std::set<std::string>& seen, std::string& text) {
+  if (!seen.insert(name).second) return;
+  std::istringstream lines(file_text(name));
+  text += concat("#line 1 \"", name, "\"\n");
+  int number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    const std::string other = included(line);
+    if (!other.empty()) {
+      add(other, seen, text);
+      text += concat("#line ", number + 1, " \"", name, "\"\n");
+    } else if (line == "#pragma once") {
+      text += "\n";
+    } else {
+      text += line + "\n";
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> shader_files() {
+  std::vector<std::string> files;
+  for (size_t i = 0; i < embedded_file_count; ++i) {
+    const std::string_view name = embedded_files[i].name;
+    if (name.ends_with(ending)) files.emplace_back(name.substr(0, name.size() - ending.size()));
+  }
+  return files;
+}
+
+std::string shader_text(const std::string& file) {
+  std::set<std::string> seen;
+  std::string text;
+  add(file + std::string(ending), seen, text);
+  return text;
+}
+
+}  // namespace moeflux::metal

@@ -1,0 +1,38 @@
+// What Python sees of Metal: whether it works, its facts, its kernels; and, for tests, another GPU in its place.
+#include <pybind11/stl.h>
+
+#include "backends/backends.h"
+#include "metal/make_device.h"
+#include "metal/shaders.h"
+#include "python/bindings.h"
+
+namespace py = pybind11;
+
+namespace moeflux::python {
+
+void register_metal(py::module_& m) {
+  m.def("chosen_backend", &chosen_backend, py::arg("name"), "What `auto` is here; another name as it is.");
+  m.def("metal_failure", &metal_failure, py::call_guard<py::gil_scoped_release>(),
+        "Why `auto` is not Metal on a machine whose GPU it should be; empty when it is, or when there is none.");
+  m.def("metal_shader", &metal::shader_text, py::arg("file"), "The text of a shader file as the driver gets it.");
+  m.def("metal_shader_files", &metal::shader_files);
+  m.def(
+      "metal_facts",
+      [] {
+        const std::unique_ptr<metal::Device> device = metal::make_device();
+        return std::make_pair(device->name(), device->facts());
+      },
+      "The name of the GPU, and facts about it as label and text. DeviceError when there is none.");
+  m.def(
+      "metal_working_set", [] { return metal::make_device()->working_set(); },
+      "Bytes that the system recommends to keep in use at most.");
+  m.def(
+      "set_metal_device",
+      [](uintptr_t make, bool preferred) {
+        metal::set_make_device(reinterpret_cast<metal::MakeDevice>(make), preferred);
+      },
+      py::arg("make"), py::arg("preferred") = false,
+      "For tests: the address of a function that makes devices; 0 for the machine's own.");
+}
+
+}  // namespace moeflux::python

@@ -1,0 +1,28 @@
+// How the emulated device behaves, and what it has seen: what tests set and ask, by ctypes.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+extern "C" {
+
+// Writes the path of the kernel library made of this text into `answer`, or the compiler's words; true for a path.
+typedef bool (*MetalBuild)(const char* text, bool checked, char* answer, size_t room);
+void metal_build_with(MetalBuild build);
+
+struct MetalEmulation {
+  uint32_t order;         // of threads, and of dispatches between two barriers: MslOptions::order
+  uint32_t delay;         // microseconds before a command buffer runs
+  int64_t fail_at;        // the commit, from 0, that fails half-way; -1: none
+  uint64_t working_set;   // bytes
+  uint32_t most_threads;  // of a threadgroup
+  bool checked;           // every load and store
+};
+// Counts commits from 0 again.
+void metal_emulate(const MetalEmulation* how);
+
+int64_t metal_commits();
+int64_t metal_dispatches();
+// Objects of Metal's that somebody still holds, the device itself aside.
+int64_t metal_live_objects();
+
+}  // extern "C"

@@ -1,0 +1,190 @@
+"""The engine's own Metal backend on the emulated device: csrc/metal/apple_device.mm, compiled as it is against a
+stand-in for Apple's API, in a shared library that the engine is told to take its GPU from.
+
+Objective-C++ is compiled by the compiler for kernels, everything else and the link by the compiler of the project, so
+that library and engine have one C++ library between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+import hashlib
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from emulator.build import HERE, host_compiler, into_place, library
+from emulator.compilers import BUILD, CompileError, Compiler, compiler
+from moeflux import _core
+
+ROOT = HERE.parents[1]
+APPLE = HERE / "apple"
+PRODUCT = ROOT / "csrc" / "metal" / "apple_device.mm"
+
+CPP = ["-std=c++20", "-O1", "-g1", "-fPIC", "-Wall", "-Wextra", "-Werror"]
+OBJECTIVE = ["-x", "objective-c++", "-fobjc-runtime=gnustep-2.1", "-fblocks", "-fno-sanitize=undefined"]
+OBJECTIVE += ["-Wno-unused-parameter", f"-I{ROOT}/csrc", f"-I{APPLE}/include"]
+ARC = "-fobjc-arc"
+SOURCES = {  # file -> its own flags
+    PRODUCT: [*OBJECTIVE, ARC],
+    APPLE / "metal.mm": [*OBJECTIVE, ARC],
+    APPLE / "foundation.mm": OBJECTIVE,
+    APPLE / "objc_runtime.cpp": [],
+    APPLE / "objc_message.cpp": [],
+    APPLE / "blocks.cpp": [],
+}
+MAKE_DEVICE = "_ZN7moeflux5metal15make_own_deviceEv"  # moeflux::metal::make_own_device()
+
+
+class _Emulation(ctypes.Structure):
+    _fields_ = [
+        ("order", ctypes.c_uint32),
+        ("delay", ctypes.c_uint32),
+        ("fail_at", ctypes.c_int64),
+        ("working_set", ctypes.c_uint64),
+        ("most_threads", ctypes.c_uint32),
+        ("checked", ctypes.c_bool),
+    ]
+
+
+_Build = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_char_p, ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t)
+
+
+# ---- Building -------------------------------------------------------------------------------------------------------
+
+
+def _headers_of_the_host() -> list[str]:
+    """Where its C++ library's headers are, for a compiler that would bring its own."""
+    said = subprocess.run(
+        [*host_compiler().command, "-E", "-v", "-x", "c++", "/dev/null"], capture_output=True, text=True, check=True
+    )
+    found = re.search(r"#include <\.\.\.>.*?\n(.*?)End of search list", said.stderr, re.DOTALL)
+    assert found, said.stderr
+    return [f"-I{path}" for path in found.group(1).split() if "c++" in path]
+
+
+def flags_of(by: Compiler) -> list[str]:
+    return ["-nostdinc++", *_headers_of_the_host()] if by.name == "ziglang" else []
+
+
+def _inputs() -> list[Path]:
+    return sorted([*ROOT.glob("csrc/metal/*.h"), *ROOT.glob("csrc/core/*.h"), ROOT / "csrc/backend/backend.h",
+                   *APPLE.rglob("*.*"), HERE / "runtime" / "abi.h", PRODUCT, Path(__file__)])  # fmt: skip
+
+
+@functools.cache
+def device_library(by: Compiler) -> Path:
+    """The shared library that holds product and stand-in, made anew when anything in it has changed."""
+    key = hashlib.sha256("\0".join((by.version, host_compiler().version)).encode())
+    for file in _inputs():
+        key.update(file.read_bytes())
+    result = BUILD / f"gpu-{by.name}-{key.hexdigest()[:20]}.so"
+    if result.exists():
+        return result
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=BUILD) as folder:
+        objects = []
+        for source, flags in SOURCES.items():
+            objects.append(Path(folder) / f"{source.stem}.o")
+            own = by if source.suffix == ".mm" else host_compiler()
+            more = flags_of(by) if source.suffix == ".mm" else []
+            own.run(*CPP, *more, *flags, "-c", source, "-o", objects[-1])
+        link = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", *objects, "-ldl", "-lpthread", "-o"]
+        into_place(result, lambda to: host_compiler().run(*link, to))
+    return result
+
+
+# ---- Using ----------------------------------------------------------------------------------------------------------
+
+
+@_Build
+def _build(text: bytes, checked: bool, answer: int, room: int) -> bool:
+    """A kernel library for the stand-in's compiler."""
+    try:
+        sources = BUILD / "sources"
+        sources.mkdir(parents=True, exist_ok=True)
+        name = re.search(rb'#line 1 "(\w+)\.metal"', text)
+        stem = name.group(1).decode() if name else "text"
+        path = sources / f"{stem}-{hashlib.sha256(text).hexdigest()[:16]}" / f"{stem}.metal"
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists():
+            into_place(path, lambda to: to.write_bytes(text))
+        said, fine = str(library(path, checked)), True
+    except Exception as error:  # anything: there is nobody here to hear of it
+        said, fine = f"{type(error).__name__}: {error}", False
+    encoded = said.encode()[: room - 1] + b"\0"
+    ctypes.memmove(answer, encoded, len(encoded))
+    return fine
+
+
+@functools.cache
+def _gpu() -> ctypes.CDLL:
+    found = ctypes.CDLL(str(device_library(compiler())))
+    found.metal_build_with(_build)
+    for name in ("metal_commits", "metal_dispatches", "metal_live_objects"):
+        getattr(found, name).restype = ctypes.c_int64
+    return found
+
+
+def install(*, preferred: bool = False) -> None:
+    """From now on `backend="metal"` is the emulated device; `preferred`: so is "auto"."""
+    address = ctypes.cast(getattr(_gpu(), MAKE_DEVICE), ctypes.c_void_p).value
+    assert address
+    _core.set_metal_device(address, preferred)
+
+
+def remove() -> None:
+    _core.set_metal_device(0)
+
+
+@contextlib.contextmanager
+def emulating(
+    *,
+    order: int = 0,
+    delay: int = 0,
+    fail_at: int = -1,
+    working_set: int = 12 << 30,
+    most_threads: int = 1024,
+    checked: bool = False,
+) -> Iterator[None]:
+    """How the device behaves within the block; commits are counted from its beginning."""
+    set_emulation(order=order, delay=delay, fail_at=fail_at, working_set=working_set, most_threads=most_threads,
+                  checked=checked)  # fmt: skip
+    try:
+        yield
+    finally:
+        set_emulation()
+
+
+def set_emulation(
+    *,
+    order: int = 0,
+    delay: int = 0,
+    fail_at: int = -1,
+    working_set: int = 12 << 30,
+    most_threads: int = 1024,
+    checked: bool = False,
+) -> None:
+    how = _Emulation(order, delay, fail_at, working_set, most_threads, checked)
+    _gpu().metal_emulate(ctypes.byref(how))
+
+
+def commits() -> int:
+    return _gpu().metal_commits()
+
+
+def dispatches() -> int:
+    return _gpu().metal_dispatches()
+
+
+def live_objects() -> int:
+    gc.collect()
+    return _gpu().metal_live_objects()
+
+
+__all__ = ["CompileError", "commits", "device_library", "dispatches", "emulating", "install", "live_objects", "remove"]
