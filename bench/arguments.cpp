@@ -29,6 +29,8 @@ Measures prefill and decode of the model in the folder STORE, a store that moefl
   --isa NAME         kernels: portable, avx2, avx512, avx512vnni, amx or neon (the best the machine has)
   --kv f32|bf16      key-value rows (f32)
   --json FILE|-      where the JSON lines go (-, stdout)
+  --roofline         also what each kind of op took, against the limits of this machine, measured in the same run
+  --count WORD       nothing is timed: system calls or instructions are counted: calls, instructions (Linux)
 
 How it measures. A walk goes from frontier to frontier over a fixed sequence of tokens. At each one
   1. only the tokens since the frontier before are prefilled and timed: what == "prefill";
@@ -47,6 +49,18 @@ standing still for reads, look_ahead_recall the share of experts to be read that
 look_ahead_precision the share of what it read that was wanted; null where there is nothing to share.
 Just before each measurement the read bandwidth of as many threads is taken, from a large buffer, and a decode's
 share_of_read_bandwidth is bytes_touched (the weights and the state that its steps cannot do without) / seconds / that.
+
+--roofline adds a line what == "limits" for each engine: read_bandwidth of its threads, the peaks of multiply-adds a
+second in registers for each instruction set, disk_bandwidth of expert reads done in its way (through the page cache, if
+that is its way). Behind each measurement follow lines what == "op": seconds, the bytes that ops of the kind cannot leave
+untouched, products (multiply-adds), each also as a rate and as a share of its limit; share_of_roofline is what the
+slower of memory and multiplication takes at least / seconds: over 1 where caches gave what memory would have. A product
+of f32 numbers through int8 instructions takes one multiply-add a digit, so a third of the peak is the most with three.
+Rounds of ops are timed by the host: two looks at the clock an op.
+
+--count prefills the first frontier and takes the steps behind it, twice; the second time every system call, or every
+instruction, is counted, of one thread, with every expert in memory: what == "count". The number is the same on a machine
+that is busy. Only some 50,000 instructions are counted a second: that is for a very small model.
 
 Ctrl-C ends it after the call under way. Exit code: 0, 1 when something failed, 2 for wrong arguments, 130 after Ctrl-C.
 
@@ -121,11 +135,18 @@ const std::map<std::string, Option> options = {
      [](Arguments& a, const std::string& name, const std::string& value) {
        a.kv = one_of(name, value, {"f32", "bf16"}) == "f32" ? moeflux::DType::f32 : moeflux::DType::bf16;
      }},
+    {"--count", [](Arguments& a, const std::string& name,
+                   const std::string& value) { a.count = one_of(name, value, {"calls", "instructions"}); }},
     {"--json",
      [](Arguments& a, const std::string& name, const std::string& value) {
        if (value.empty()) throw ArgumentError(concat(name, ": expected a file or -, found nothing"));
        a.json = value;
      }},
+};
+
+const std::map<std::string, bool Arguments::*> flags = {
+    {"--cold", &Arguments::cold},
+    {"--roofline", &Arguments::roofline},
 };
 
 void take_store(Arguments& arguments, const std::string& word) {
@@ -149,8 +170,8 @@ Arguments parse_arguments(const std::vector<std::string>& words) {
       take_store(arguments, word);
       continue;
     }
-    if (word == "--cold") {
-      arguments.cold = true;
+    if (const auto flag = flags.find(word); flag != flags.end()) {
+      arguments.*flag->second = true;
       continue;
     }
     const size_t equals = word.find('=');

@@ -21,6 +21,8 @@ struct Arguments {
   std::string cache = "lru";
   std::string look_ahead = "auto";
   bool cold = false;
+  bool roofline = false;
+  std::string count;  // "calls", "instructions", or empty: times are measured
   int64_t reps = 3;
   int64_t chunk = 0;
   std::string isa;

@@ -7,8 +7,10 @@
 #include <memory>
 
 #include "arguments.h"
+#include "count.h"
 #include "disk.h"
 #include "machine.h"
+#include "model.h"
 #include "moeflux.h"
 #include "report.h"
 
@@ -31,17 +33,6 @@ void check_interrupt() {
   if (interrupted) throw Interrupted{};
 }
 
-// The same tokens in every run of a model: steps of a congruential generator, spread over the vocabulary.
-std::vector<int32_t> prompt_of(int64_t tokens, int64_t vocab) {
-  std::vector<int32_t> prompt;
-  uint64_t random = 1;
-  for (int64_t i = 0; i < tokens; ++i) {
-    random = random * 6364136223846793005u + 1442695040888963407u;
-    prompt.push_back(static_cast<int32_t>((random >> 33) % static_cast<uint64_t>(vocab)));
-  }
-  return prompt;
-}
-
 int64_t state_bytes(moeflux::Session& session) {
   int64_t bytes = 0;
   session.read_state([&](const moeflux::StateTensor& tensor) { bytes += tensor.bytes; });
@@ -53,23 +44,12 @@ class Bench {
  public:
   Bench(const Arguments& arguments, int64_t threads, const moeflux::ReadBandwidth& bandwidth, Report& report)
       : arguments_(arguments), threads_(threads), bandwidth_(bandwidth), report_(report) {
-    moeflux::EngineOptions options;
-    options.isa = arguments.isa;
-    options.threads = static_cast<int>(threads);
-    options.readers = static_cast<int>(arguments.readers);
-    options.expert_slots = arguments.slots;
-    options.reads = arguments.reads;
-    options.cache = arguments.cache;
-    options.look_ahead = arguments.look_ahead;
-    options.chunk = arguments.chunk;
-    engine_ = moeflux::Engine::open(arguments.store, options);
-    moeflux::SessionOptions session;
-    session.max_context = context_needed();
-    session.kv_dtype = arguments.kv;
-    session_ = engine_->session(session);
+    engine_ = moeflux::Engine::open(arguments.store, engine_options(arguments, threads));
+    session_ = engine_->session(session_options(arguments, engine_->variant()));
     prompt_ = prompt_of(arguments.frontiers.back(), engine_->variant().vocab_size);
     streams_ = engine_->expert_slots() < engine_->experts();
     report_.begin(*engine_);
+    if (arguments.roofline) measure_limits();
   }
 
   void walk(int64_t rep) {
@@ -86,14 +66,13 @@ class Bench {
   }
 
  private:
-  int64_t context_needed() const {
-    const int64_t most = engine_->variant().max_context;
-    const int64_t steps = arguments_.decode ? arguments_.decode + 1 : 0;
-    const int64_t needed = arguments_.frontiers.back() + steps;
-    if (needed > most)
-      throw ArgumentError(moeflux::concat("--prefill: expected contexts that leave room for ", steps, " steps below ",
-                                          most, ", the model's, found ", arguments_.frontiers.back()));
-    return needed;
+  void measure_limits() {
+    Limits limits;
+    limits.threads = threads_;
+    limits.read_bandwidth = bandwidth_.measure(static_cast<int>(threads_));
+    limits.peaks = multiply_peaks(static_cast<int>(threads_));
+    limits.disk_bandwidth = engine_->read_rate(probe_seconds);
+    report_.add(limits);
   }
 
   void prefill_to(int64_t frontier) {
@@ -138,6 +117,7 @@ class Bench {
   }
 
   void restart(Measurement& m) {
+    (void)engine_->take_op_times();
     m.allocations = allocations();
     m.cpu_seconds = cpu_seconds();
     m.disk_bytes = bytes_from_disk();
@@ -150,6 +130,7 @@ class Bench {
     m.allocations = allocations() - m.allocations;
     if (m.disk_bytes >= 0) m.disk_bytes = bytes_from_disk() - m.disk_bytes;
     check_interrupt();  // a prefill that was cut short is no measurement
+    m.ops = engine_->take_op_times();
     if (!m.context) m.context = session_->position();
     m.peak_rss_bytes = peak_rss_bytes() - bandwidth_.buffer_bytes();
     m.load = load_average();
@@ -170,6 +151,10 @@ class Bench {
 
 void run(const Arguments& arguments) {
   Report report(arguments);
+  if (!arguments.count.empty()) {
+    count(arguments, report);
+    return;
+  }
   const int64_t most = *std::max_element(arguments.threads.begin(), arguments.threads.end());
   const moeflux::ReadBandwidth bandwidth(static_cast<int>(most));
   try {

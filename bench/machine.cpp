@@ -28,6 +28,16 @@ std::string cpu_name() {
 #endif
 }
 
+std::string compiler() {
+#if defined(__clang__)
+  return std::string("Clang ") + __clang_version__;
+#elif defined(__GNUC__)
+  return std::string("GCC ") + __VERSION__;
+#else
+  return "unknown";
+#endif
+}
+
 int cores() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
 
 double load_average() {

@@ -7,6 +7,7 @@
 namespace bench {
 
 std::string cpu_name();
+std::string compiler();  // "GCC 12.2.0"
 int cores();
 double load_average();  // of the last minute; below 0 when the system does not say
 

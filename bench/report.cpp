@@ -88,7 +88,7 @@ Report::Report(const Arguments& arguments) : arguments_(arguments), to_stdout_(a
     throw ArgumentError(moeflux::concat("--json: expected a file that can be written, found ", quoted(arguments.json)));
 }
 
-void Report::begin(const moeflux::Engine& engine) {
+void Report::set_constant(const moeflux::Engine& engine) {
   Members machine;
   machine.add("cpu", quoted(cpu_name())).add("cores", int64_t{cores()});
   Members members;
@@ -98,12 +98,145 @@ void Report::begin(const moeflux::Engine& engine) {
       .add("variant", quoted(engine.variant().name))
       .add("store", quoted(arguments_.store))
       .add("commit", quoted(commit))
+      .add("compiler", quoted(compiler()))
       .add("machine", "{" + machine.text() + "}");
   constant_ = members.text();
-  std::fprintf(stderr, "%s\n%s\n%-8s %8s %7s %4s %7s %9s %9s %6s %8s %8s %6s %6s %7s %7s %7s\n",
-               engine.variant().name.c_str(), engine.describe().c_str(), "what", "context", "threads", "rep", "tokens",
-               "seconds", "tokens/s", "wait", "MB read", "MB disk", "hits", "recall", "of disk", "of read", "allocs");
+  isa_ = engine.isa();
+  std::fprintf(stderr, "%s\n%s\n", engine.variant().name.c_str(), engine.describe().c_str());
 }
+
+void Report::begin(const moeflux::Engine& engine) {
+  set_constant(engine);
+  std::fprintf(stderr, "%-8s %8s %7s %4s %7s %9s %9s %6s %8s %8s %6s %6s %7s %7s %7s\n", "what", "context", "threads",
+               "rep", "tokens", "seconds", "tokens/s", "wait", "MB read", "MB disk", "hits", "recall", "of disk",
+               "of read", "allocs");
+}
+
+// ---- Counts -------------------------------------------------------------------------------------------------------
+
+void Report::begin_counts(const moeflux::Engine& engine) {
+  set_constant(engine);
+  std::fprintf(stderr, "%-8s %8s %7s %s a token\n", "what", "context", "tokens",
+               arguments_.count == "calls" ? "system calls" : "instructions");
+}
+
+void Report::add(const Count& c) {
+  Members members;
+  members.add("what", quoted("count"))
+      .add("of", quoted(c.of))
+      .add("context", c.context)
+      .add("tokens", c.tokens)
+      .add(arguments_.count == "calls" ? "system_calls" : "instructions", c.count);
+  write_line("{" + members.text() + ", " + constant_ + "}");
+  std::fprintf(stderr, "%-8s %8lld %7lld %.2f\n", c.of, static_cast<long long>(c.context),
+               static_cast<long long>(c.tokens), static_cast<double>(c.count) / static_cast<double>(c.tokens));
+}
+
+// ---- Limits and ops -----------------------------------------------------------------------------------------------
+
+void Report::add(const Limits& limits) {
+  limits_ = limits;
+  Members peaks;
+  std::string words;
+  for (const Peak& peak : limits.peaks) {
+    peaks.add(peak.isa.c_str(), peak.multiplications);
+    words += moeflux::concat(", ", peak.isa, " ", fixed(peak.multiplications / 1e9), " G ", peak.type);
+  }
+  Members members;
+  members.add("what", quoted("limits"))
+      .add("threads", limits.threads)
+      .add("read_bandwidth", limits.read_bandwidth)
+      .add("multiply_adds", "{" + peaks.text() + "}")
+      .add("disk_bandwidth", limits.disk_bandwidth);
+  write_line("{" + members.text() + ", " + constant_ + "}");
+  std::fprintf(stderr, "limits: memory %.1f GB/s, disk %.2f GB/s; multiply-adds a second%s\n",
+               limits.read_bandwidth / 1e9, limits.disk_bandwidth / 1e9, words.c_str());
+}
+
+double Report::peak() const {
+  for (const Peak& peak : limits_.peaks)
+    if (peak.isa == isa_) return peak.multiplications;
+  return 0;
+}
+
+double Report::shortest(const moeflux::OpTime& op) const {
+  const double moving = static_cast<double>(op.bytes) / limits_.read_bandwidth;
+  return peak() > 0 ? std::max(moving, static_cast<double>(op.products) / peak()) : moving;
+}
+
+std::string Report::json(const moeflux::OpTime& op, const Measurement& m) const {
+  const double bytes_a_second = static_cast<double>(op.bytes) / op.seconds;
+  const double products_a_second = static_cast<double>(op.products) / op.seconds;
+  Members members;
+  members.add("what", quoted("op"))
+      .add("of", quoted(m.what))
+      .add("op", quoted(op.op))
+      .add("shape", quoted(op.shape))
+      .add("context", m.context)
+      .add("tokens", m.sum.tokens)
+      .add("calls", op.calls)
+      .add("rows", op.rows)
+      .add("seconds", op.seconds)
+      .add("bytes", op.bytes)
+      .add("bytes_per_second", bytes_a_second)
+      .add("share_of_read_bandwidth", bytes_a_second / limits_.read_bandwidth)
+      .add("products", op.products)
+      .add("products_per_second", products_a_second)
+      .add("share_of_peak", share(products_a_second, peak()))
+      .add("share_of_roofline", shortest(op) / op.seconds)
+      .add("rep", m.rep)
+      .add("threads", m.threads);
+  return "{" + members.text() + ", " + constant_ + "}";
+}
+
+// Of the warm walks together, the longest first.
+void Report::op_tables() const {
+  using Key = std::tuple<int64_t, int64_t, std::string>;
+  struct Sum {
+    double seconds = 0;
+    int64_t tokens = 0;
+    std::map<std::pair<std::string, std::string>, moeflux::OpTime> ops;
+  };
+  std::map<Key, Sum> sums;
+  for (const Measurement& m : all_) {
+    if (m.rep == 0 || m.ops.empty()) continue;
+    Sum& sum = sums[{m.threads, m.context, m.what}];
+    sum.seconds += m.seconds;
+    sum.tokens += m.sum.tokens;
+    for (const moeflux::OpTime& op : m.ops) {
+      moeflux::OpTime& all = sum.ops.try_emplace({op.op, op.shape}).first->second;
+      all.op = op.op;
+      all.shape = op.shape;
+      all.calls += op.calls;
+      all.seconds += op.seconds;
+      all.bytes += op.bytes;
+      all.products += op.products;
+    }
+  }
+  for (const auto& [key, sum] : sums) {
+    const auto& [threads, context, what] = key;
+    std::vector<moeflux::OpTime> ops;
+    for (const auto& [name, op] : sum.ops) ops.push_back(op);
+    std::sort(ops.begin(), ops.end(), [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
+    std::fprintf(stderr, "%s at %lld, %lld threads\n%-15s %-34s %6s %9s %6s %7s %8s %8s %8s\n", what.c_str(),
+                 static_cast<long long>(context), static_cast<long long>(threads), "op", "", "calls", "us/token",
+                 "share", "GB/s", "of read", "GMAC/s", "roofline");
+    double rest = sum.seconds;
+    for (const moeflux::OpTime& op : ops) {
+      rest -= op.seconds;
+      std::fprintf(stderr, "%-15s %-34s %6lld %9.1f %5.1f%% %7.2f %7.0f%% %8.1f %7.0f%%\n", op.op.c_str(),
+                   op.shape.c_str(), static_cast<long long>(op.calls),
+                   1e6 * op.seconds / static_cast<double>(sum.tokens), 100 * op.seconds / sum.seconds,
+                   static_cast<double>(op.bytes) / op.seconds / 1e9,
+                   100 * static_cast<double>(op.bytes) / op.seconds / limits_.read_bandwidth,
+                   static_cast<double>(op.products) / op.seconds / 1e9, 100 * shortest(op) / op.seconds);
+    }
+    std::fprintf(stderr, "%-15s %-34s %6s %9.1f %5.1f%%\n", "between ops", "", "",
+                 1e6 * rest / static_cast<double>(sum.tokens), 100 * rest / sum.seconds);
+  }
+}
+
+// ---- Measurements -------------------------------------------------------------------------------------------------
 
 std::string Report::json(const Measurement& m) const {
   const Experts experts = experts_of(m);
@@ -157,6 +290,7 @@ void Report::write_line(const std::string& line) {
 void Report::add(const Measurement& m) {
   all_.push_back(m);
   write_line(json(m));
+  for (const moeflux::OpTime& op : m.ops) write_line(json(op, m));
   const Experts experts = experts_of(m);
   const double looked_ahead = m.sum.look_ahead_reads > 0 ? experts.used + experts.misses : 0;
   std::fprintf(
@@ -193,6 +327,7 @@ void Report::end() const {
       std::fprintf(stderr, ", %.2f x the slower of disk and processor", median(bound->second));
     std::fprintf(stderr, "\n");
   }
+  op_tables();
 }
 
 }  // namespace bench

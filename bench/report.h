@@ -9,8 +9,25 @@
 
 #include "arguments.h"
 #include "moeflux.h"
+#include "peak.h"
 
 namespace bench {
+
+// What the machine can do by itself, with so many threads.
+struct Limits {
+  int64_t threads = 0;
+  double read_bandwidth = 0;  // bytes a second
+  std::vector<Peak> peaks;
+  double disk_bandwidth = 0;  // bytes a second of experts, read in the engine's way
+};
+
+// What was counted, not timed.
+struct Count {
+  const char* of = "";  // "prefill" or "decode"
+  int64_t context = 0;  // tokens before the first step, or after the last token of a prefill
+  int64_t tokens = 0;
+  int64_t count = 0;
+};
 
 struct Measurement {
   const char* what = "";  // "prefill" or "decode"
@@ -26,6 +43,7 @@ struct Measurement {
   double disk_bandwidth = 0;  // bytes a second, measured just before; 0 when it was not
   double read_bandwidth = 0;  // bytes a second, measured just before
   int64_t bytes_touched = 0;  // decode: by all steps together; 0 for prefill
+  std::vector<moeflux::OpTime> ops;
   double load = 0;
 
   double tokens_per_second() const { return static_cast<double>(sum.tokens) / seconds; }
@@ -42,18 +60,28 @@ class Report {
 
   // Of the engine that is measured from here on.
   void begin(const moeflux::Engine& engine);
+  void begin_counts(const moeflux::Engine& engine);
+  void add(const Count& count);
+  void add(const Limits& limits);  // that what follows is compared with
   void add(const Measurement& measurement);
   // The medians of the warm walks.
   void end() const;
 
  private:
   std::string json(const Measurement& m) const;
+  std::string json(const moeflux::OpTime& op, const Measurement& m) const;
+  double peak() const;  // of the instruction set in use
+  double shortest(const moeflux::OpTime& op) const;
+  void set_constant(const moeflux::Engine& engine);
+  void op_tables() const;
   void write_line(const std::string& line);
 
   const Arguments& arguments_;
   std::ofstream file_;
   bool to_stdout_;
   std::string constant_;  // JSON members that are the same for every measurement of an engine
+  std::string isa_;
+  Limits limits_;
   std::vector<Measurement> all_;
 };
 

@@ -15,6 +15,7 @@
 
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/op_time.h"
 #include "core/read_bandwidth.h"
 #include "core/variant.h"
 
@@ -40,6 +41,7 @@ struct EngineOptions {
   std::string look_ahead = "auto";  // read what the next layer may need: "on", "off", or "auto": while it pays
   bool verify_reads = false;        // every expert against its checksum whenever it is read
   int64_t session_bytes = 0;        // that sessions may take together, else BudgetError; 0: no limit
+  bool time_ops = false;            // take the time of each op, for `take_op_times`
   Progress on_load = {};            // told of the bytes of dense weights; false ends in StateError
 };
 
@@ -145,6 +147,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   virtual double read_rate(double seconds) = 0;
   // Of weights, that one step cannot do without: all but the other rows of the embedding and the experts not picked.
   virtual int64_t step_bytes() const = 0;
+  // What each kind of op took since this was last asked; nothing without the option `time_ops`. Waits for the call
+  // under way.
+  virtual std::vector<OpTime> take_op_times() = 0;
   // From the next call on; empty: nobody is told. Waits for the call under way.
   virtual void observe_routing(RoutingObserver observer) = 0;
 };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from golden import checkpoints
 from moeflux import Variant, _core
 from moeflux.store import open_store
 from moeflux.synth import synth
@@ -25,10 +27,16 @@ FIELDS = {
     "expert_hits", "expert_misses", "hit_rate", "look_ahead_reads", "look_ahead_used", "look_ahead_wasted_bytes",
     "look_ahead_recall", "look_ahead_precision", "submissions", "waits", "allocations", "peak_rss_bytes",
     "read_bandwidth", "bytes_touched", "share_of_read_bandwidth", "rep", "load", "threads", "isa", "kv", "engine",
-    "variant", "store", "commit", "machine",
+    "variant", "store", "commit", "compiler", "machine",
 }  # fmt: skip
 
 Line = dict[str, Any]
+
+# One layer, for what is counted instruction by instruction.
+SMALLEST = dataclasses.replace(
+    Variant.from_config(checkpoints.CHECKPOINTS["qwen3_moe"]().config).with_layers(1), hidden_size=64, vocab_size=64,
+    num_heads=1, num_kv_heads=1, num_experts=2, experts_per_token=1,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +207,62 @@ def test_settings_reach_the_engine(harness: Path, store: Path, tmp_path: Path) -
     assert lines[1]["submissions"] == 3 * in_one_chunk[1]["submissions"]
 
 
+def test_ops_against_the_limits_of_the_same_run(harness: Path, model: tuple[Path, Variant]) -> None:
+    folder, variant = model
+    done = run(harness, folder, "--prefill", 8, "--decode", 3, "--threads", 1, "--reps", 1, "--roofline")
+    limits, *lines = lines_of(done)
+    assert limits["what"] == "limits" and limits["read_bandwidth"] > 0 and limits["disk_bandwidth"] > 0
+    peaks = limits["multiply_adds"]
+    assert peaks and all(peak > 0 for peak in peaks.values())
+    measured = [line for line in lines if line["what"] != "op"]
+    assert [line["what"] for line in measured] == ["prefill", "decode"] * 2
+    assert [line["allocations"] for line in measured if line["rep"] and line["what"] == "decode"] == [0]
+    for line in measured:
+        ops = [op for op in lines if op["what"] == "op" and (op["of"], op["rep"]) == (line["what"], line["rep"])]
+        assert {"matmul", "expert_ffn", "embed", "rms_norm"} <= {op["op"] for op in ops}
+        assert 0 < sum(op["seconds"] for op in ops) < line["seconds"]
+        for op in ops:
+            assert op["share_of_read_bandwidth"] == pytest.approx(
+                op["bytes"] / op["seconds"] / limits["read_bandwidth"]
+            )
+            shortest = [op["bytes"] / limits["read_bandwidth"]]
+            if line["isa"] in peaks:
+                shortest.append(op["products"] / peaks[line["isa"]])
+                assert op["share_of_peak"] == pytest.approx(op["products"] / op["seconds"] / peaks[line["isa"]])
+            assert op["share_of_roofline"] == pytest.approx(max(shortest) / op["seconds"])
+        [experts] = [op for op in ops if op["op"] == "expert_ffn"]
+        assert experts["rows"] == line["tokens"] * variant.experts_per_token * len(variant.moe_layers)
+    assert "decode at 8, 1 threads" in done.stderr and "between ops" in done.stderr
+
+
+def counted(*arguments: object) -> dict[str, Line]:
+    done = run(*arguments)
+    if sys.platform != "linux" or "cannot be watched" in done.stderr:
+        pytest.skip("no process can be watched here")
+    return {line["of"]: line for line in lines_of(done)}
+
+
+def test_a_step_asks_nothing_of_the_system(harness: Path, model: tuple[Path, Variant]) -> None:
+    """Once its experts are in memory. Reading them is asking."""
+    counts = counted(harness, model[0], "--count", "calls", "--prefill", 8, "--decode", 20)
+    assert [(of, line["tokens"], line["system_calls"]) for of, line in counts.items()] == [
+        ("prefill", 8, 0),
+        ("decode", 20, 0),
+    ]
+
+
+def test_instructions_are_counted(harness: Path, tmp_path: Path) -> None:
+    """Nearly the same number twice, for there are looks at the clock; and more for more tokens."""
+    synth(tmp_path / "store", SMALLEST)
+    one, again, two = (
+        counted(harness, tmp_path / "store", "--count", "instructions", "--prefill", tokens, "--decode", 0)["prefill"]
+        for tokens in (1, 1, 2)
+    )
+    assert one["what"] == "count" and one["instructions"] > 10_000
+    assert again["instructions"] == pytest.approx(one["instructions"], rel=0.005)
+    assert two["instructions"] > 1.02 * one["instructions"]
+
+
 def test_help_teaches_the_protocol(harness: Path) -> None:
     done = run(harness, "--help")
     assert done.returncode == 0
@@ -226,6 +290,7 @@ def test_help_teaches_the_protocol(harness: Path) -> None:
         (["a", "--threads", "1,0"], '--threads: expected 1 to 1024, found "0"'),
         (["a", "--chunk", "8193"], '--chunk: expected 0 to 8192, found "8193"'),
         (["a", "--isa", "sse"], '--isa: expected one of portable, avx2, avx512, avx512vnni, amx, neon, found "sse"'),
+        (["a", "--count", "cycles"], '--count: expected one of calls, instructions, found "cycles"'),
         (["a", "--kv", "f16"], '--kv: expected one of f32, bf16, found "f16"'),
         (["a", "--readers", "257"], '--readers: expected 0 to 256, found "257"'),
         (["a", "--reads", "mapped"], '--reads: expected one of auto, direct, buffered, found "mapped"'),

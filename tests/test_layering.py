@@ -23,8 +23,8 @@ MAY_INCLUDE = {
     "engine": {"core", "format", "io", "backend", "backends"},
     "python": {"core", "format", "io", "kernels", "backend", "metal", "backends", "engine"},
 }
-# The engine knows backends by their interface, and where to get one by its name.
-ENGINE_MAY_INCLUDE_OF_BACKEND = {"backend/backend.h"}
+# The engine knows backends by their interface, and the clock that fits every one.
+ENGINE_MAY_INCLUDE_OF_BACKEND = {"backend/backend.h", "backend/timed_backend.h"}
 # moeflux.h, the whole C++ boundary, lies beside the folders.
 BOUNDARY = "moeflux.h"
 BOUNDARY_MAY_INCLUDE = {"core", "engine"}

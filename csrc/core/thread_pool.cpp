@@ -1,10 +1,10 @@
 #include "core/thread_pool.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <utility>
+
+#include "core/forks.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -32,7 +32,7 @@ void pause() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) : process_(getpid()) {
+ThreadPool::ThreadPool(int threads) : forks_(forks()) {
   if (threads <= 0) threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   threads = std::min(threads, 1024);
   workers_.reserve(static_cast<size_t>(threads - 1));
@@ -47,7 +47,7 @@ ThreadPool::ThreadPool(int threads) : process_(getpid()) {
 ThreadPool::~ThreadPool() { stop(); }
 
 void ThreadPool::stop() {
-  if (process_ != getpid()) {
+  if (forks_ != forks()) {
     // The threads are in the parent, and what they sleep on cannot be taken down without them.
     for (std::thread& worker : workers_) worker.detach();
     (void)sleep_.release();
@@ -62,7 +62,7 @@ void ThreadPool::stop() {
 }
 
 void ThreadPool::run(int64_t units, Unit unit, void* body) {
-  if (units <= 1 || workers_.empty() || process_ != getpid()) {
+  if (units <= 1 || workers_.empty() || forks_ != forks()) {
     for (int64_t i = 0; i < units; ++i) unit(body, i);
     return;
   }

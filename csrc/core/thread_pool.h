@@ -65,7 +65,7 @@ class ThreadPool {
   std::unique_ptr<Sleep> sleep_ = std::make_unique<Sleep>();
   alignas(64) std::atomic<int> sleeping_{0};
   std::atomic<bool> ending_{false};
-  int64_t process_ = 0;  // that made the threads
+  int64_t forks_ = 0;  // when the threads were made
   std::vector<std::thread> workers_;
 };
 

@@ -10,6 +10,7 @@
 #include "backends/backends.h"
 #include "core/arena.h"
 #include "core/error.h"
+#include "core/forks.h"
 #include "core/text.h"
 #include "engine/attention_side.h"
 #include "engine/footprint.h"
@@ -53,6 +54,13 @@ void check_experts(const StoreDirectory& store) {
                              store.variant.num_experts));
 }
 
+std::unique_ptr<Backend> backend_of(const EngineOptions& options, const EngineFaults& faults, OpTimes& times) {
+  std::unique_ptr<Backend> backend =
+      make_backend(options.backend, options.isa, options.threads, faults.fail_at_op, faults.deferred);
+  if (options.time_ops) return std::make_unique<TimedBackend>(std::move(backend), times);
+  return backend;
+}
+
 Model load_model(const StoreDirectory& store, Backend& backend, const Progress& progress) {
   Model model;
   model.variant = store.variant;
@@ -85,8 +93,8 @@ std::shared_ptr<Engine> Engine::open(StoreDirectory store, const EngineOptions& 
 std::shared_ptr<Engine> open_engine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults) {
   check_experts(store);
   // A forked child leaves its copy where it is: its threads are not there to be joined.
-  const auto destroy = [process = getpid()](LoadedEngine* engine) {
-    if (getpid() == process) delete engine;
+  const auto destroy = [before = forks()](LoadedEngine* engine) {
+    if (forks() == before) delete engine;
   };
   const EngineOptions chosen = settled(store.variant, checked(options));
   return std::shared_ptr<LoadedEngine>(new LoadedEngine(std::move(store), chosen, faults), destroy);
@@ -94,8 +102,9 @@ std::shared_ptr<Engine> open_engine(StoreDirectory store, const EngineOptions& o
 
 LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults)
     : process_(getpid()),
+      forks_(forks()),
       session_memory_(options.session_bytes),
-      backend_(make_backend(options.backend, options.isa, options.threads, faults.fail_at_op, faults.deferred)),
+      backend_(backend_of(options, faults, op_times_)),
       model_(load_model(store, *backend_, options.on_load)),
       scratch_(make_scratch(store.variant, options.chunk, *backend_)),
       picks_(backend_->allocate(most_top_k * 8, "top-k")),
@@ -103,7 +112,7 @@ LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, c
       experts_(store, *backend_, options, scratch_.rows, faults.open) {}
 
 void LoadedEngine::check_process() const {
-  if (getpid() != process_)
+  if (forks() != forks_)
     throw StateError(concat("session: expected the process that loaded the model (", process_,
                             "), found a child of it (", getpid(), "): load the model there"));
 }
@@ -139,6 +148,12 @@ double LoadedEngine::read_rate(double seconds) {
   check_process();
   const std::lock_guard turn(turn_);
   return experts_.read_rate(seconds);
+}
+
+std::vector<OpTime> LoadedEngine::take_op_times() {
+  check_process();
+  const std::lock_guard turn(turn_);
+  return op_times_.take();
 }
 
 void LoadedEngine::observe_routing(RoutingObserver observer) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "backend/backend.h"
+#include "backend/timed_backend.h"
 #include "engine/deferred_ring.h"
 #include "engine/expert_side.h"
 #include "engine/footprint.h"
@@ -45,6 +46,7 @@ class LoadedEngine final : public Engine {
   int64_t expert_slots() const override { return experts_.slots(); }
   double read_rate(double seconds) override;
   int64_t step_bytes() const override;
+  std::vector<OpTime> take_op_times() override;
   void observe_routing(RoutingObserver observer) override;
 
   Backend& backend() { return *backend_; }
@@ -65,8 +67,10 @@ class LoadedEngine final : public Engine {
   void run_layers(std::span<const int32_t> tokens, int64_t position, const SessionState& state, StepStats& stats);
   void record_logits(int64_t n, View logits, std::span<float> all_logits, StepStats& stats);
 
-  int64_t process_;  // that opened it
+  int64_t process_;  // that opened it, for messages
+  int64_t forks_;    // before
   SessionMemory session_memory_;
+  OpTimes op_times_;
   std::unique_ptr<Backend> backend_;
   Model model_;
   Scratch scratch_;

@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <cassert>
 #include <chrono>
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/forks.h"
 
 namespace moeflux {
 
@@ -38,7 +38,7 @@ struct ReadQueue {
   };
 
   // Condition variables and threads do not survive a fork: in the child nothing here may be touched.
-  const pid_t process = ::getpid();
+  const int64_t forks_before = forks();
   std::mutex mutex;
   std::condition_variable work;
   std::condition_variable finished;
@@ -48,7 +48,7 @@ struct ReadQueue {
   Clock::time_point busy_since;
   ReadPoolStats stats;
 
-  bool forked() const { return ::getpid() != process; }
+  bool forked() const { return forks() != forks_before; }
 
   List& list_of(const ReadBatch& batch) { return lists[static_cast<size_t>(batch.priority_)]; }
 

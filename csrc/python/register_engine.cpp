@@ -171,10 +171,12 @@ std::shared_ptr<Engine> open(const Store& store, const std::string& backend, con
                              int readers, int64_t expert_slots, int ring_depth, int64_t chunk, int64_t session_bytes,
                              const std::string& reads, const std::string& cache, const std::string& look_ahead,
                              const std::optional<Checksums>& checksums, const std::optional<py::function>& on_progress,
-                             int64_t fail_at_op, const std::shared_ptr<FaultPlan>& fault, bool deferred) {
+                             bool time_ops, int64_t fail_at_op, const std::shared_ptr<FaultPlan>& fault,
+                             bool deferred) {
   EngineOptions options = {backend, isa,   threads, readers,    expert_slots,         ring_depth,
                            chunk,   reads, cache,   look_ahead, checksums.has_value()};
   options.session_bytes = session_bytes;
+  options.time_ops = time_ops;
   options.on_load = guarded(on_progress);
   EngineFaults faults = {.fail_at_op = fail_at_op, .deferred = deferred};
   if (fault) faults.open = faulty_readers(fault);
@@ -237,7 +239,8 @@ void register_engine(py::module_& m) {
            py::arg("threads") = 0, py::arg("readers") = 0, py::arg("expert_slots") = 0, py::arg("ring_depth") = 2,
            py::arg("chunk") = 0, py::arg("session_bytes") = 0, py::arg("reads") = "auto", py::arg("cache") = "lru",
            py::arg("look_ahead") = "auto", py::arg("checksums") = py::none(), py::arg("on_progress") = py::none(),
-           py::arg("fail_at_op") = -1, py::arg("fault") = py::none(), py::arg("deferred") = false,
+           py::arg("time_ops") = false, py::arg("fail_at_op") = -1, py::arg("fault") = py::none(),
+           py::arg("deferred") = false,
            "With `checksums`, {layer: SHA-256 of each expert}, every expert is verified when it is read. `fail_at_op` "
            "and"
            " `fault` are for tests: the op that fails, the expert read that goes wrong, and a device that works "
@@ -246,6 +249,7 @@ void register_engine(py::module_& m) {
       .def_property_readonly("memory", &Engine::memory, "What is held, by what it is for.")
       .def_property_readonly("held", &Engine::held, "As counted where memory is given out.")
       .def_property_readonly("sessions", &Engine::sessions)
+      .def("take_op_times", &Engine::take_op_times, release())
       .def(
           "session",
           [](Engine& engine, int64_t max_context, const std::string& kv, int64_t max_checkpoints) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backend/timed_backend.h"
 #include "backends/backends.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
@@ -18,6 +19,7 @@ namespace {
 using Array = py::array;
 
 struct Ops {
+  std::unique_ptr<OpTimes> times;
   std::unique_ptr<Backend> backend;
 
   OpArguments arguments(const char* op) const { return {*backend, op}; }
@@ -388,9 +390,21 @@ std::vector<std::string> isa_names() {
   return names;
 }
 
+void register_op_time(py::module_& m) {
+  py::class_<OpTime>(m, "OpTime", "What the ops of one kind took together. See core/op_time.h.")
+      .def_readonly("op", &OpTime::op)
+      .def_readonly("shape", &OpTime::shape)
+      .def_readonly("calls", &OpTime::calls)
+      .def_readonly("rows", &OpTime::rows)
+      .def_readonly("seconds", &OpTime::seconds)
+      .def_readonly("bytes", &OpTime::bytes)
+      .def_readonly("products", &OpTime::products);
+}
+
 }  // namespace
 
 void register_ops(py::module_& m) {
+  register_op_time(m);
   m.def("isas", &isa_names, "The instruction sets whose kernels run here, the best first.");
 
   py::class_<ThreadPool>(m, "ThreadPool", "The pool that ops are divided over, by itself.")
@@ -399,11 +413,16 @@ void register_ops(py::module_& m) {
       .def("run", &run_units, py::arg("units"), py::arg("fail_at") = -1, "How often each unit ran.");
 
   py::class_<Ops>(m, "Ops", "The ops of a backend, one at a time. Use moeflux.ops().")
-      .def(py::init([](const std::string& backend, const std::string& isa, int threads, int64_t fail_at_op) {
-             return Ops{make_backend(backend, isa, threads, fail_at_op)};
+      .def(py::init([](const std::string& name, const std::string& isa, int threads, int64_t fail_at_op, bool timed) {
+             Ops ops = {std::make_unique<OpTimes>(), make_backend(name, isa, threads, fail_at_op)};
+             if (timed) ops.backend = std::make_unique<TimedBackend>(std::move(ops.backend), *ops.times);
+             return ops;
            }),
-           py::arg("backend") = "cpu", py::arg("isa") = "", py::arg("threads") = 0, py::arg("fail_at_op") = -1)
+           py::arg("backend") = "cpu", py::arg("isa") = "", py::arg("threads") = 0, py::arg("fail_at_op") = -1,
+           py::arg("timed") = false)
       .def("describe", [](const Ops& ops) { return ops.backend->describe(); })
+      .def(
+          "take_times", [](const Ops& ops) { return ops.times->take(); }, "Of each kind of op since the last time.")
       .def("embed", &embed, py::arg("table"), py::arg("ids"))
       .def("rms_norm", &rms_norm, py::arg("x"), py::arg("weight"), py::arg("eps"))
       .def("rms_norm_heads", &rms_norm_heads, py::arg("x"), py::arg("weight"), py::arg("eps"), py::arg("scale"))

@@ -27,6 +27,7 @@ __all__: list[str] = [
     "IoError",
     "Lease",
     "LookAheadGovernor",
+    "OpTime",
     "Ops",
     "QuantFormat",
     "ReadBandwidth",
@@ -418,6 +419,25 @@ class Experts:
     @property
     def stats(self) -> dict: ...
 
+class OpTime:
+    """
+    What the ops of one kind took together. See core/op_time.h.
+    """
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def calls(self) -> int: ...
+    @property
+    def op(self) -> str: ...
+    @property
+    def products(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def shape(self) -> str: ...
+
 class ThreadPool:
     """
     The pool that ops are divided over, by itself.
@@ -434,7 +454,9 @@ class Ops:
     """
     The ops of a backend, one at a time. Use moeflux.ops().
     """
-    def __init__(self, backend: str = "cpu", isa: str = "", threads: int = 0, fail_at_op: int = -1) -> None: ...
+    def __init__(
+        self, backend: str = "cpu", isa: str = "", threads: int = 0, fail_at_op: int = -1, timed: bool = False
+    ) -> None: ...
     def append(self, x: numpy.ndarray, cache: numpy.ndarray, first: int) -> typing.Any: ...
     def attention(self, q: numpy.ndarray, k: numpy.ndarray, v: numpy.ndarray, scale: float) -> typing.Any: ...
     def combine(
@@ -494,6 +516,10 @@ class Ops:
     def route_softmax(self, logits: numpy.ndarray, k: int, normalize: bool) -> tuple: ...
     def sigmoid_gate(self, x: numpy.ndarray, gate: numpy.ndarray) -> typing.Any: ...
     def swiglu(self, gate: numpy.ndarray, up: numpy.ndarray) -> typing.Any: ...
+    def take_times(self) -> list[OpTime]:
+        """
+        Of each kind of op since the last time.
+        """
     def top_k(self, logits: numpy.ndarray, k: int) -> tuple: ...
 
 class StepStats:
@@ -683,6 +709,7 @@ class Engine:
         look_ahead: str = "auto",
         checksums: collections.abc.Mapping[int, collections.abc.Sequence[str]] | None = None,
         on_progress: collections.abc.Callable | None = None,
+        time_ops: bool = False,
         fail_at_op: int = -1,
         fault: FaultPlan = None,
         deferred: bool = False,
@@ -692,6 +719,7 @@ class Engine:
         """
     def describe(self) -> str: ...
     def session(self, max_context: int = 0, kv_dtype: str = "f32", max_checkpoints: int = 4) -> Session: ...
+    def take_op_times(self) -> list[OpTime]: ...
     @property
     def held(self) -> int:
         """

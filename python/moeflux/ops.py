@@ -42,9 +42,10 @@ def isas() -> list[str]:
     return _core.isas()
 
 
-def ops(backend: str = "cpu", isa: str | None = None, threads: int | None = None) -> Ops:
-    """The ops of a backend. `isa`: the kernels of an instruction set, else of MOEFLUX_ISA, else the best."""
-    return Ops(_core.Ops(backend, isa or "", threads or 0))
+def ops(backend: str = "cpu", isa: str | None = None, threads: int | None = None, timed: bool = False) -> Ops:
+    """The ops of a backend. `isa`: the kernels of an instruction set, else of MOEFLUX_ISA, else the best. With `timed`,
+    `take_times` tells what the ops themselves took, without the copying of arguments."""
+    return Ops(_core.Ops(backend, isa or "", threads or 0, timed=timed))
 
 
 class Ops:
@@ -55,6 +56,10 @@ class Ops:
 
     def __repr__(self) -> str:
         return f"Ops({self._core.describe()})"
+
+    def take_times(self) -> list[_core.OpTime]:
+        """Of each kind of op since the last time; nothing unless `timed`."""
+        return self._core.take_times()
 
     # ---- Vectors ------------------------------------------------------------------------------------------------
 

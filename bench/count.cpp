@@ -1,0 +1,153 @@
+#include "count.h"
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <functional>
+
+#include "model.h"
+
+#if defined(__linux__)
+#include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
+
+namespace bench {
+
+#if defined(__linux__)
+
+namespace {
+
+// What is counted, in this order. The first is nothing: what stopping itself takes.
+enum Part { nothing, prefill, decode, parts };
+using Counts = std::array<int64_t, parts>;
+
+[[noreturn]] void fail(const char* what) {
+  throw moeflux::StateError(moeflux::concat("--count: ", what, ": ", std::strerror(errno)));
+}
+
+// The parent hears of it and counts from there to the next.
+void mark() { raise(SIGSTOP); }
+
+void measure(const std::function<void()>& part) {
+  mark();
+  part();
+  mark();
+}
+
+void work(const Arguments& arguments) {
+  Arguments resident = arguments;
+  resident.slots = 0;
+  const auto engine = moeflux::Engine::open(resident.store, engine_options(resident, 1));
+  const auto session = engine->session(session_options(resident, engine->variant()));
+  const auto prompt = prompt_of(resident.frontiers.front(), engine->variant().vocab_size);
+  const auto steps = [&] {
+    for (int64_t i = 0; i < resident.decode; ++i) session->step(session->argmax());
+  };
+  session->prefill(prompt);  // reads the experts that the same tokens will pick again
+  steps();
+  session->clear();
+  measure([] {});
+  measure([&] { session->prefill(prompt); });
+  measure(steps);
+}
+
+[[noreturn]] void child(const Arguments& arguments) {
+  int status = 1;
+  try {
+    if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) fail("a process cannot be watched here");
+    mark();
+    work(arguments);
+    status = 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "moeflux-bench: %s\n", error.what());
+  }
+  _exit(status);
+}
+
+class Watched {
+ public:
+  explicit Watched(pid_t process) : process_(process) { wait(); }
+  ~Watched() {
+    if (ended_) return;
+    kill(process_, SIGKILL);
+    waitpid(process_, nullptr, 0);
+  }
+
+  void trace(long options) {
+    if (ptrace(PTRACE_SETOPTIONS, process_, nullptr, options) != 0) fail("a process cannot be watched here");
+  }
+
+  // Goes on, in the way of `request`, to the next mark. How often it was stopped before.
+  int64_t run(decltype(PTRACE_CONT) request) {
+    for (int64_t stops = 0;; ++stops) {
+      if (ptrace(request, process_, nullptr, nullptr) != 0) fail("the counted process cannot go on");
+      wait();
+      if (WSTOPSIG(status_) == SIGSTOP) return stops;
+      if ((WSTOPSIG(status_) & 0x7f) != SIGTRAP)
+        throw moeflux::StateError(moeflux::concat("--count: the counted process got signal ", WSTOPSIG(status_)));
+    }
+  }
+
+  void finish() {
+    if (ptrace(PTRACE_CONT, process_, nullptr, nullptr) != 0) fail("the counted process cannot go on");
+    if (waitpid(process_, &status_, 0) != process_) fail("the counted process is gone");
+    ended_ = true;
+  }
+
+ private:
+  void wait() {
+    if (waitpid(process_, &status_, 0) != process_) fail("the counted process is gone");
+    ended_ = WIFEXITED(status_) || WIFSIGNALED(status_);
+    if (ended_) throw moeflux::StateError("--count: the counted process ended early");
+  }
+
+  pid_t process_;
+  int status_ = 0;
+  bool ended_ = false;
+};
+
+Counts stops(const Arguments& arguments, decltype(PTRACE_CONT) request) {
+  const pid_t process = fork();
+  if (process < 0) fail("no process can be made");
+  if (process == 0) child(arguments);
+  Watched watched(process);
+  watched.trace(PTRACE_O_EXITKILL | PTRACE_O_TRACESYSGOOD);
+  Counts counts = {};
+  for (int64_t& count : counts) {
+    watched.run(PTRACE_CONT);
+    count = watched.run(request);
+  }
+  watched.finish();
+  counts[prefill] -= counts[nothing];
+  counts[decode] -= counts[nothing];
+  return counts;
+}
+
+}  // namespace
+
+void count(const Arguments& arguments, Report& report) {
+  const bool calls = arguments.count == "calls";  // whose begins and ends are both stopped at
+  const Counts counts = stops(arguments, calls ? PTRACE_SYSCALL : PTRACE_SINGLESTEP);
+  const int64_t stops_each = calls ? 2 : 1;
+  const int64_t tokens = arguments.frontiers.front();
+  // Opened here only now: a child of a process with threads would not have them.
+  const auto engine = moeflux::Engine::open(arguments.store, engine_options(arguments, 1));
+  report.begin_counts(*engine);
+  report.add(Count{"prefill", tokens, tokens, counts[prefill] / stops_each});
+  if (arguments.decode) report.add(Count{"decode", tokens, arguments.decode, counts[decode] / stops_each});
+}
+
+#else
+
+void count(const Arguments&, Report&) {
+  throw ArgumentError("--count: expected Linux, where a process can be stopped at every instruction, found another");
+}
+
+#endif
+
+}  // namespace bench

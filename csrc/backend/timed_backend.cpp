@@ -1,0 +1,202 @@
+#include "backend/timed_backend.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/error.h"
+
+namespace moeflux {
+namespace {
+
+int64_t bytes_of(const Matrix& matrix) { return matrix.rows * matrix.format.row_bytes(matrix.columns); }
+
+int64_t row_bytes(const Cache& cache) { return cache.width * static_cast<int64_t>(dtype_bytes(cache.dtype)); }
+
+int64_t numbers(const Heads& heads) { return heads.heads * heads.dim; }
+
+bool same_place(const View& a, const View& b) { return a.buffer == b.buffer && a.offset == b.offset; }
+
+// Of n rows behind `first`, each of which meets every row up to its own.
+int64_t meetings(int64_t first, int64_t n) { return n * first + n * (n + 1) / 2; }
+
+std::string shape_of(const OpTimes::Kind& kind) {
+  if (kind.matrices == 0) return {};
+  const std::string several = kind.matrices > 1 ? concat(" in ", kind.matrices) : "";
+  return concat(kind.columns, " -> ", kind.rows, several, ", ", kind.format.describe());
+}
+
+}  // namespace
+
+void OpTimes::add(const Kind& kind, const OpTime& what) {
+  auto found = std::find_if(kinds_.begin(), kinds_.end(), [&](const auto& known) { return known.first == kind; });
+  if (found == kinds_.end()) {
+    OpTime fresh;
+    fresh.op = kind.op;
+    fresh.shape = shape_of(kind);
+    found = kinds_.insert(found, {kind, std::move(fresh)});
+  }
+  OpTime& sum = found->second;
+  ++sum.calls;
+  sum.rows += what.rows;
+  sum.seconds += what.seconds;
+  sum.bytes += what.bytes;
+  sum.products += what.products;
+}
+
+std::vector<OpTime> OpTimes::take() {
+  std::vector<OpTime> taken;
+  for (auto& [kind, time] : kinds_) {
+    if (time.calls == 0) continue;
+    taken.push_back(time);
+    time.calls = time.rows = time.bytes = time.products = 0;
+    time.seconds = 0;
+  }
+  return taken;
+}
+
+class TimedCommands final : public Commands {
+ public:
+  explicit TimedCommands(OpTimes& times) : times_(times) {}
+
+  void begin(std::unique_ptr<Commands> inner) { inner_ = std::move(inner); }
+  std::unique_ptr<Commands> end() { return std::move(inner_); }
+
+  void embed(const Matrix& table, View ids, View out, int64_t n) override {
+    const int64_t row = table.format.row_bytes(table.columns) + table.columns * 4;
+    timed({"embed"}, n, n * row, 0, [&] { inner_->embed(table, ids, out, n); });
+  }
+  void rms_norm(View x, View weight, View out, int64_t n, int64_t width, float eps) override {
+    moves("rms_norm", n, 2 * width, [&] { inner_->rms_norm(x, weight, out, n, width, eps); });
+  }
+  void rms_norm_heads(const Heads& x, View weight, int64_t n, float eps, float scale) override {
+    moves("rms_norm_heads", n, 2 * numbers(x), [&] { inner_->rms_norm_heads(x, weight, n, eps, scale); });
+  }
+  void gated_rms_norm(const Heads& x, const Heads& z, View weight, int64_t n, float eps) override {
+    moves("gated_rms_norm", n, 3 * numbers(x), [&] { inner_->gated_rms_norm(x, z, weight, n, eps); });
+  }
+  void matmul(std::span<const Product> products, int64_t n) override {
+    OpTimes::Kind kind = {"matmul", static_cast<int64_t>(products.size())};
+    int64_t bytes = 0;
+    int64_t multiplied = 0;
+    const View* x = nullptr;
+    for (const Product& product : products) {
+      const Matrix& matrix = product.matrix;
+      if (!x) kind.columns = matrix.columns, kind.format = matrix.format;
+      kind.rows += matrix.rows;
+      const int64_t in = product.transposed ? matrix.rows : matrix.columns;
+      const int64_t out = matrix.rows + matrix.columns - in;
+      bytes += bytes_of(matrix) + n * 4 * (out + (x && same_place(*x, product.x) ? 0 : in));
+      multiplied += n * matrix.rows * matrix.columns;
+      x = &product.x;
+    }
+    timed(kind, n, bytes, multiplied, [&] { inner_->matmul(products, n); });
+  }
+  void rope(const Heads& x, View angles, int64_t half, bool interleaved, int64_t n) override {
+    moves("rope", n, 2 * half * (2 * x.heads + 1), [&] { inner_->rope(x, angles, half, interleaved, n); });
+  }
+  void append(View x, int64_t x_stride, const Cache& cache, int64_t first, int64_t n) override {
+    timed({"append"}, n, n * (cache.width * 4 + row_bytes(cache)), 0,
+          [&] { inner_->append(x, x_stride, cache, first, n); });
+  }
+  void attention(const AttentionArgs& args, int64_t n) override {
+    const int64_t cached = (args.first_position + n) * (row_bytes(args.k) + row_bytes(args.v));
+    timed({"attention"}, n, cached + n * 8 * numbers(args.q), 2 * meetings(args.first_position, n) * numbers(args.q),
+          [&] { inner_->attention(args, n); });
+  }
+  void mla_attention(const LatentAttentionArgs& args, int64_t n) override {
+    const int64_t cached = (args.first_position + n) * (row_bytes(args.latent) + row_bytes(args.k_pe));
+    const int64_t queries = numbers(args.q_latent) + numbers(args.q_pe);
+    const int64_t outputs = numbers(args.q_latent);
+    timed({"mla_attention"}, n, cached + n * 4 * (queries + outputs),
+          meetings(args.first_position, n) * (queries + outputs), [&] { inner_->mla_attention(args, n); });
+  }
+  void conv1d(const ConvArgs& args, int64_t n) override {
+    const int64_t weights_and_state = (3 * args.taps - 2) * args.channels * 4;
+    timed({"conv1d"}, n, weights_and_state + n * 8 * args.channels, 0, [&] { inner_->conv1d(args, n); });
+  }
+  void delta_gates(const DeltaGatesArgs& args, int64_t n) override {
+    moves("delta_gates", n, 4 * args.heads, [&] { inner_->delta_gates(args, n); });
+  }
+  void gated_delta(const DeltaArgs& args, int64_t n) override {
+    const int64_t state = numbers(args.v) * args.k.dim * 4;
+    const int64_t row = numbers(args.q) + numbers(args.k) + 2 * numbers(args.v) + 2 * args.v.heads;
+    timed({"gated_delta"}, n, 2 * state + n * 4 * row, 0, [&] { inner_->gated_delta(args, n); });
+  }
+  void route_softmax(const RouteArgs& args, int64_t n) override {
+    moves("route_softmax", n, args.experts + 2 * args.k, [&] { inner_->route_softmax(args, n); });
+  }
+  void route_grouped(const RouteArgs& args, int64_t n) override {
+    moves("route_grouped", n, 2 * args.experts + 2 * args.k, [&] { inner_->route_grouped(args, n); });
+  }
+  void expert_ffn(const ExpertArgs& args) override {
+    OpTimes::Kind kind = {"expert_ffn", 3};
+    int64_t bytes = 0;
+    int64_t pairs = 0;
+    for (const ExpertJob& job : args.jobs) {
+      const ExpertMatrices& expert = job.expert;
+      kind = {"expert_ffn", 3, args.hidden, 2 * args.intermediate + args.hidden, expert.gate.format};
+      bytes += bytes_of(expert.gate) + bytes_of(expert.up) + bytes_of(expert.down);
+      pairs += job.count;
+    }
+    timed(kind, pairs, bytes + pairs * 8 * args.hidden, 3 * pairs * args.hidden * args.intermediate,
+          [&] { inner_->expert_ffn(args); });
+  }
+  void swiglu(View gate, View up, View out, int64_t count) override {
+    moves("swiglu", 1, 3 * count, [&] { inner_->swiglu(gate, up, out, count); });
+  }
+  void combine(const CombineArgs& args, int64_t n) override {
+    const int64_t row = (args.k + 2 + (args.shared ? 1 : 0)) * args.hidden;
+    moves("combine", n, row, [&] { inner_->combine(args, n); });
+  }
+  void residual_add(View x, View y, View out, int64_t count) override {
+    moves("residual_add", 1, 3 * count, [&] { inner_->residual_add(x, y, out, count); });
+  }
+  void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) override {
+    moves("sigmoid_gate", n, 3 * numbers(x), [&] { inner_->sigmoid_gate(x, gate, n); });
+  }
+  void top_k(View logits, int64_t count, int64_t k, View ids, View values) override {
+    moves("top_k", 1, count + 2 * k, [&] { inner_->top_k(logits, count, k, ids, values); });
+  }
+
+ private:
+  template <typename Run>
+  void timed(const OpTimes::Kind& kind, int64_t rows, int64_t bytes, int64_t products, const Run& run) {
+    const auto start = std::chrono::steady_clock::now();
+    run();
+    OpTime what;
+    what.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    what.rows = rows;
+    what.bytes = bytes;
+    what.products = products;
+    times_.add(kind, what);
+  }
+
+  // An op that does little with numbers of four bytes, `row` of them for each of n rows.
+  template <typename Run>
+  void moves(const char* op, int64_t n, int64_t row, const Run& run) {
+    timed({op}, n, n * row * 4, 0, run);
+  }
+
+  OpTimes& times_;
+  std::unique_ptr<Commands> inner_;
+};
+
+TimedBackend::TimedBackend(std::unique_ptr<Backend> inner, OpTimes& times) : inner_(std::move(inner)), times_(times) {}
+
+TimedBackend::~TimedBackend() = default;
+
+std::unique_ptr<Commands> TimedBackend::begin() {
+  std::unique_ptr<TimedCommands> commands = std::move(spare_);
+  if (!commands) commands = std::make_unique<TimedCommands>(times_);
+  commands->begin(inner_->begin());
+  return commands;
+}
+
+Ticket TimedBackend::submit(std::unique_ptr<Commands> commands) {
+  std::unique_ptr<TimedCommands> batch(static_cast<TimedCommands*>(commands.release()));
+  std::unique_ptr<Commands> inner = batch->end();
+  spare_ = std::move(batch);
+  return inner_->submit(std::move(inner));
+}
+
+}  // namespace moeflux

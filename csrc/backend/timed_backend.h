@@ -1,0 +1,61 @@
+// Any backend, with the time of each op. It costs two looks at the clock an op, and nothing where it is not used.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/backend.h"
+#include "core/op_time.h"
+
+namespace moeflux {
+
+class TimedCommands;
+
+// What the ops of a timed backend took. One thread at a time: whoever records ops, or takes.
+class OpTimes {
+ public:
+  // Ops that are alike: the same op, and the same matrices.
+  struct Kind {
+    const char* op;
+    int64_t matrices = 0;  // side by side
+    int64_t columns = 0;   // of the first
+    int64_t rows = 0;      // of all together
+    QuantFormat format = {};
+    bool operator==(const Kind&) const = default;
+  };
+
+  void add(const Kind& kind, const OpTime& what);  // the numbers of `what`
+  // All since the last time, in the order in which they were first met. Only kinds never met before allocate.
+  std::vector<OpTime> take();
+
+ private:
+  std::vector<std::pair<Kind, OpTime>> kinds_;
+};
+
+class TimedBackend final : public Backend {
+ public:
+  // `times` must outlive it.
+  TimedBackend(std::unique_ptr<Backend> inner, OpTimes& times);
+  ~TimedBackend() override;
+
+  std::string name() const override { return inner_->name(); }
+  std::string describe() const override { return inner_->describe(); }
+  std::string isa() const override { return inner_->isa(); }
+  std::unique_ptr<Buffer> allocate(int64_t bytes, const std::string& what) override {
+    return inner_->allocate(bytes, what);
+  }
+  int64_t prepare(const WorkSizes& sizes) override { return inner_->prepare(sizes); }
+  int64_t held() const override { return inner_->held(); }
+  std::unique_ptr<Commands> begin() override;
+  Ticket submit(std::unique_ptr<Commands> commands) override;
+
+ private:
+  std::unique_ptr<Backend> inner_;
+  OpTimes& times_;
+  std::unique_ptr<TimedCommands> spare_;  // of a batch that was submitted: steps allocate nothing
+};
+
+}  // namespace moeflux
