@@ -47,9 +47,10 @@ MOEFLUX_INLINE void dot_tiles() {
 constexpr int64_t tile_rows = 16;  // of x, and of the matrix
 constexpr int64_t tile_bytes = 1024;
 constexpr int64_t least_tile_rows = 3;  // fewer rows of x are faster without tiles
-constexpr int64_t span_blocks = 8;      // columns that are packed at once
+constexpr int64_t span_blocks = 4;      // packed at once: with more, they leave the first cache
 constexpr int64_t span_columns = span_blocks * digit_block;
 constexpr int64_t span_groups = span_columns / 32;
+static_assert(span_groups <= lanes);
 constexpr int64_t pass_rows = 512;  // of the matrix, for which rows of x are packed once
 constexpr int64_t x_tiles = max_block / tile_rows;
 
@@ -63,8 +64,8 @@ struct DigitSpan {
 // The same columns of 16 rows of the matrix.
 struct CodeSpan {
   alignas(64) uint8_t codes[span_blocks][tile_rows][digit_block];
-  alignas(64) float scales[tile_rows][span_groups];
-  alignas(64) float biases[tile_rows][span_groups];
+  alignas(64) float scales[tile_rows][lanes];  // span_groups of them count
+  alignas(64) float biases[tile_rows][lanes];
 };
 
 // With groups of 32 a block has two: the columns of the first come first, in codes and in digits.
@@ -96,8 +97,8 @@ static void pack_digits(const uint8_t* const* x, int64_t n, int64_t columns, int
   }
 }
 
-// `count` <= span_groups numbers as f32, and what lies behind them in `to` overwritten.
-MOEFLUX_INLINE void widen_some(DType type, const uint8_t* from, int64_t count, float (&to)[span_groups]) {
+// `count` <= span_groups numbers as f32, zeros behind them.
+MOEFLUX_INLINE void widen_some(DType type, const uint8_t* from, int64_t count, float (&to)[lanes]) {
   const auto there = static_cast<__mmask16>((1u << count) - 1);
   if (type == DType::f32) return store(to, _mm512_maskz_loadu_ps(there, from));
   const Halves halves = (Halves)_mm256_maskz_loadu_epi16(there, from);
