@@ -1,6 +1,6 @@
 """Sessions of one model, in threads, for a long time: they prefill, step, are stopped, go back, are saved and restored,
-with the fewest expert slots there can be. Does memory stay flat, and are the logits those of a process that has just
-begun?
+at the least budget of memory there can be. Is the budget kept, does memory stay flat, and are the logits those of a
+process that has just begun?
 
     python tests/soak.py --tokens 10000
 
@@ -25,10 +25,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import moeflux
+import moeflux.plan
 from moeflux import builtin
 from moeflux.session import Logits
 
@@ -65,6 +67,8 @@ class Report:
     """Bytes as the engine counts them, with every session there and nothing evaluated yet."""
     held_after: int
     resident: list[tuple[int, int]]
+    budget: int
+    slots: int
     bytes_read: int
 
     @property
@@ -77,12 +81,18 @@ class Report:
 
         return most(3, 4) - most(1, 2)
 
+    @property
+    def most_resident(self) -> int:
+        return max(size for _, size in self.resident)
+
     def __str__(self) -> str:
         done = ", ".join(f"{count} {what}" for what, count in sorted(self.done.items()))
         return (
             f"{self.tokens} tokens in {self.seconds:.0f} s, {self.bytes_read / 1e9:.1f} GB of experts read\n{done}\n"
             f"logits against a fresh process: {self.compared - self.differing} of {self.compared} equal\n"
             f"memory the engine holds: {self.held_before} bytes before, {self.held_after} after\n"
+            f"budget: {self.budget / 1e6:.1f} MB, the floor, with {self.slots} expert slots; at most "
+            f"{self.most_resident / 1e6:.1f} MB resident\n"
             f"resident: {self.resident[0][1] / 1e6:.1f} MB after the first tokens, {self.resident[-1][1] / 1e6:.1f} MB "
             f"at the end; {self.growth / 1e6:+.2f} MB from the second quarter to the last"
         )
@@ -194,15 +204,29 @@ def digest(logits: np.ndarray) -> str:
     return hashlib.sha256(logits.tobytes()).hexdigest()
 
 
-def load(slots: int | None) -> moeflux.Model:
-    return moeflux.load(builtin.path(), threads=2, readers=2, chunk=CHUNK, expert_slots=slots, reads="direct")
+def load(sessions: int, memory: int | None) -> moeflux.Model:
+    return moeflux.load(builtin.path(), memory=memory, **options(sessions))
+
+
+def options(sessions: int) -> dict[str, Any]:
+    return {"context": MAX_CONTEXT, "sessions": sessions, "threads": 2, "readers": 2, "chunk": CHUNK, "reads": "direct"}
+
+
+def load_at_the_floor(sessions: int) -> moeflux.Model:
+    def once() -> moeflux.Model:
+        return load(sessions, moeflux.plan.plan(builtin.path(), memory="1TB", **options(sessions)).floor_bytes)
+
+    try:
+        return once()
+    except moeflux.BudgetError:  # this process has grown over the border of a step in between; not twice
+        return once()
 
 
 def soak(tokens: int, sessions: int = 3, say: Callable[[str], None] = lambda line: None) -> Report:
     """Raises what a session raised."""
     gc.collect()
     start = time.monotonic()
-    model = load(moeflux.open_store(builtin.path()).variant.experts_per_token)
+    model = load_at_the_floor(sessions)
     tally = Tally()
     with tempfile.TemporaryDirectory() as folder:
         walkers = [Walker(model, seed, tally, tokens, Path(folder)) for seed in range(sessions)]
@@ -227,6 +251,8 @@ def soak(tokens: int, sessions: int = 3, say: Callable[[str], None] = lambda lin
         held_before=held_before,
         held_after=model._engine.held,
         resident=tally.resident,
+        budget=model.plan.floor_bytes,
+        slots=model.plan.slots,
         bytes_read=sum(walker.session.total_stats.bytes_read for walker in walkers),
     )
 
@@ -238,7 +264,7 @@ def differing_in_a_fresh_process(records: list[tuple[list[int], str]], file: Pat
 
 
 def differing_here(file: Path) -> int:
-    session = load(None).session(max_context=MAX_CONTEXT)
+    session = load(1, None).session(max_context=MAX_CONTEXT)
     differing = 0
     for tokens, expected in json.loads(file.read_text()):
         session.clear()
@@ -260,7 +286,7 @@ def main() -> int:
     report = soak(arguments.tokens, arguments.sessions, say=lambda line: print(line, file=sys.stderr, flush=True))
     print(report)
     flat = report.growth <= MOST_GROWTH and report.held_after == report.held_before
-    return 0 if flat and not report.differing else 1
+    return 0 if flat and report.most_resident <= report.budget and not report.differing else 1
 
 
 if __name__ == "__main__":

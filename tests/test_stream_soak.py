@@ -1,4 +1,4 @@
-"""The long test of `make soak`, short: sessions in threads, stopped, restored, at the fewest slots there can be."""
+"""The long test of `make soak`, short: sessions in threads, stopped, restored, at the least budget there can be."""
 
 from __future__ import annotations
 
