@@ -71,6 +71,8 @@ def _quoted_fault(file: Path, folder: str, included: str) -> str:
 
 def _angled_fault(file: Path, folder: str, included: str) -> str:
     library = included.split("/")[0]
+    if included in {"iomanip", "iostream", "locale", "ostream", "sstream"}:
+        return "text is made by concat: streams write numbers as the process's locale does"
     if library in {"pybind11", "Python.h"} and folder != "python":
         return "the Python module alone knows pybind11"
     objective = library in {"Metal", "Foundation", "MetalKit", "QuartzCore", "objc"}

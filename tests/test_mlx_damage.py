@@ -395,6 +395,11 @@ BAD_FOLDERS: list[tuple[str, Callable[[Path], object], str]] = [
         f'expected tensor "ghost" in "{SHARD}", found none',
     ),
     (
+        "a name of two lines",
+        edit_index(lambda w: w.update({"gho\nst": SHARD})),
+        rf'expected tensor "gho\\x0ast" in "{SHARD}", found none',
+    ),
+    (
         "shard name a number",
         shard_named(7),
         'weight_map: "model.norm.weight": expected the plain name .*found the number 7',

@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.metadata
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,14 @@ def test_the_module_runs_as_a_program() -> None:
 def test_it_is_typed() -> None:
     assert (PACKAGE / "py.typed").exists()
     assert (PACKAGE / "_core.pyi").exists()
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="no nm on this machine to look into the module with")
+def test_the_module_shows_its_entry_alone() -> None:
+    """What it shows is merged with what other libraries in the process show under the same names."""
+    show = ["nm", "-gU"] if sys.platform == "darwin" else ["nm", "-D", "--defined-only"]
+    shown = subprocess.run([*show, _core.__file__], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [line.split()[-1].removeprefix("_PyInit").removeprefix("PyInit") for line in shown] == ["__core"]
 
 
 def modules() -> list[str]:

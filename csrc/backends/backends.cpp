@@ -17,7 +17,7 @@ std::string metal_failure() {
 std::string chosen_backend(const std::string& name) {
   if (name == "auto") return metal::is_preferred() && metal::failure().empty() ? "metal" : "cpu";
   if (name != "cpu" && name != "metal")
-    throw FormatError(concat("backend: expected auto, cpu or metal, found ", quoted(name)));
+    throw FormatError(concat("backend: expected auto, cpu or metal, found ", in_quotes(name)));
   return name;
 }
 

@@ -2,9 +2,10 @@
 // A message says where, what was expected and what was found.
 #pragma once
 
-#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <type_traits>
 
 namespace moeflux {
 
@@ -37,12 +38,26 @@ struct BudgetError : Error {
   using Error::Error;
 };
 
-// All parts as one string: the way messages are built.
+// Six significant digits at most, "1e-06" where that is shorter; a point whatever the process's locale writes.
+std::string number_text(double value);
+
+// All parts as one string: the way messages are built. No streams: they would write numbers as the process's locale
+// does, which is not ours to know, and name tensors by it.
 template <typename... Parts>
 std::string concat(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return out.str();
+  std::string out;
+  const auto append = [&out]<typename Part>(const Part& part) {
+    if constexpr (std::is_convertible_v<const Part&, std::string_view>)
+      out += std::string_view(part);
+    else if constexpr (std::is_same_v<Part, char>)
+      out += part;
+    else if constexpr (std::is_floating_point_v<Part>)
+      out += number_text(part);
+    else
+      out += std::to_string(part);
+  };
+  (append(parts), ...);
+  return out;
 }
 
 }  // namespace moeflux

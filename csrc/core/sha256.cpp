@@ -170,7 +170,7 @@ std::string hex(const Sha256Sum& sum) {
 Sha256Sum parse_sha256(std::string_view text, const std::string& where) {
   const auto value = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
   if (text.size() != 64 || text.find_first_not_of("0123456789abcdef") != std::string_view::npos)
-    throw FormatError(concat(where, ": expected 64 hexadecimal digits, found ", quoted(text)));
+    throw FormatError(concat(where, ": expected 64 hexadecimal digits, found ", in_quotes(text)));
   Sha256Sum sum;
   for (size_t i = 0; i < sum.size(); ++i)
     sum[i] = static_cast<uint8_t>(value(text[2 * i]) << 4 | value(text[2 * i + 1]));

@@ -3,7 +3,28 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "core/error.h"
+
 namespace moeflux {
+namespace {
+
+template <typename... Values>
+std::string formatted(const char* format, Values... values) {
+  const locale_t before = uselocale(plain_locale());
+  char text[64];
+  std::snprintf(text, sizeof text, format, values...);
+  uselocale(before);
+  return text;
+}
+
+}  // namespace
+
+locale_t plain_locale() {
+  static const locale_t plain = newlocale(LC_ALL_MASK, "C", static_cast<locale_t>(nullptr));
+  return plain;
+}
+
+std::string number_text(double value) { return formatted("%g", value); }
 
 size_t utf8_sequence(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
@@ -42,7 +63,7 @@ std::string printable(std::string_view text, size_t limit) {
   return out;
 }
 
-std::string quoted(std::string_view text, size_t limit) { return '"' + printable(text, limit) + '"'; }
+std::string in_quotes(std::string_view text, size_t limit) { return '"' + printable(text, limit) + '"'; }
 
 std::string sized(int64_t bytes) {
   const std::string exact = std::to_string(bytes) + " bytes";
@@ -50,9 +71,7 @@ std::string sized(int64_t bytes) {
   for (const char* unit : {"kB", "MB", "GB"}) {
     size /= 1000;
     if (std::abs(size) >= 1000 && unit[0] != 'G') continue;
-    char text[32];
-    std::snprintf(text, sizeof text, "%.2f %s", size, unit);
-    return std::abs(bytes) < 1000 ? exact : exact + " (" + text + ")";
+    return std::abs(bytes) < 1000 ? exact : exact + " (" + formatted("%.2f ", size) + unit + ")";
   }
   return exact;
 }

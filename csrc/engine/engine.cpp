@@ -28,7 +28,7 @@ void require_word(const char* what, const std::string& found, std::initializer_l
   if (std::find(words.begin(), words.end(), found) != words.end()) return;
   std::string expected;
   for (const char* word : words) expected += concat(expected.empty() ? "" : ", ", word);
-  throw StateError(concat(what, ": expected one of ", expected, ", found ", quoted(found)));
+  throw StateError(concat(what, ": expected one of ", expected, ", found ", in_quotes(found)));
 }
 
 EngineOptions checked(EngineOptions options) {

@@ -68,7 +68,7 @@ DeclaredFormats declared_by_config(const Json& config, std::string where) {
   declared.others = format_of(*block, here);
   for (const JsonMember& member : *block->object()) {
     if (member.key == "bits" || member.key == "group_size" || member.key == "mode") continue;
-    const std::string place = concat(here, ": ", quoted(member.key));
+    const std::string place = concat(here, ": ", in_quotes(member.key));
     const bool* flag = member.value.boolean();
     if (!flag && !member.value.object()) wrong_value(place, "an object, true or false", &member.value);
     DeclaredFormat format{.quantized = false};

@@ -11,7 +11,7 @@ namespace {
 
 const Json& member(const Json& object, const std::string& key, const std::string& where) {
   const Json* found = object.find(key);
-  if (!found) throw FormatError(concat(where, ": field ", quoted(key), " is missing"));
+  if (!found) throw FormatError(concat(where, ": field ", in_quotes(key), " is missing"));
   return *found;
 }
 
@@ -44,7 +44,7 @@ StoreDirectory open_described_store(const std::string& folder) {
   const Json root = read_json(path);
   const std::string format = text_member(root, "format", path);
   if (format != "moeflux-packed")
-    throw FormatError(concat(path, ": format: expected moeflux-packed, found ", quoted(format)));
+    throw FormatError(concat(path, ": format: expected moeflux-packed, found ", in_quotes(format)));
   const int version = whole_member(root, "version", path);
   if (version != 1) throw FormatError(concat(path, ": version: expected 1, found ", version));
 
@@ -53,7 +53,7 @@ StoreDirectory open_described_store(const std::string& folder) {
   const Json& experts = member(root, "experts", path);
   const std::string directory = text_member(experts, "directory", where);
   if (directory.empty() || directory.find('/') != std::string::npos || directory == "..")
-    throw FormatError(concat(where, ".directory: expected the name of a folder, found ", quoted(directory)));
+    throw FormatError(concat(where, ".directory: expected the name of a folder, found ", in_quotes(directory)));
   const ExpertFormats formats = {format_member(experts, "gate_proj", where), format_member(experts, "up_proj", where),
                                  format_member(experts, "down_proj", where)};
   return open_packed(folder, concat(folder, "/", directory), variant, formats);

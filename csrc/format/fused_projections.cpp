@@ -62,7 +62,8 @@ class Splitter {
 
  private:
   std::string place(const StoredTensor& tensor, const std::string& name) const {
-    return concat(printable(store_.files[static_cast<size_t>(tensor.spans.front().file)]), ": tensor ", quoted(name));
+    return concat(printable(store_.files[static_cast<size_t>(tensor.spans.front().file)]), ": tensor ",
+                  in_quotes(name));
   }
 
   void check_rows(const std::string& name, const StoredTensor& fused, int64_t rows) const {
@@ -74,7 +75,7 @@ class Splitter {
   void insert(const std::string& name, StoredTensor tensor, const std::string& fused) {
     if (table_.contains(name))
       throw FormatError(
-          concat(place(table_.at(name), name), ": expected either it or ", quoted(fused), ", found both"));
+          concat(place(table_.at(name), name), ": expected either it or ", in_quotes(fused), ", found both"));
     table_.emplace(name, std::move(tensor));
   }
 

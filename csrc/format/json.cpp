@@ -1,10 +1,6 @@
 #include "format/json.h"
 
-#include <locale.h>
 #include <stdlib.h>
-#if defined(__APPLE__)
-#include <xlocale.h>
-#endif
 
 #include <algorithm>
 #include <cmath>
@@ -18,12 +14,7 @@
 namespace moeflux {
 namespace {
 
-// The decimal point of strtod follows the process's locale; a file's does not. The one locale lives as long as the
-// process.
-double decimal_to_double(const std::string& literal) {
-  static const locale_t c_locale = newlocale(LC_ALL_MASK, "C", static_cast<locale_t>(nullptr));
-  return strtod_l(literal.c_str(), nullptr, c_locale);
-}
+double decimal_to_double(const std::string& literal) { return strtod_l(literal.c_str(), nullptr, plain_locale()); }
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
@@ -177,7 +168,7 @@ class Parser {
     });
     for (size_t i = 1; i < order.size(); ++i)
       if (members[order[i]].key == members[order[i - 1]].key)
-        fail_at(places[order[i]], "each key once", concat(quoted(members[order[i]].key), " again"));
+        fail_at(places[order[i]], "each key once", concat(in_quotes(members[order[i]].key), " again"));
   }
 
   Json number() {
@@ -311,7 +302,7 @@ std::string Json::describe() const {
   if (const bool* value = boolean()) return *value ? "true" : "false";
   if (const int64_t* value = integer()) return concat("the number ", *value);
   if (const double* value = real()) return concat("the number ", *value);
-  if (const std::string* value = string()) return concat("the string ", quoted(*value, 80));
+  if (const std::string* value = string()) return concat("the string ", in_quotes(*value, 80));
   if (array()) return "an array";
   if (object()) return "an object";
   return "null";

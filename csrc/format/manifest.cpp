@@ -27,7 +27,7 @@ int bits_of(const Json& entry, DType dtype, std::string_view where) {
 }
 
 ManifestEntry entry_of(const JsonMember& member, int64_t bin_bytes, std::string_view where) {
-  const std::string here = concat(where, ": tensor ", quoted(member.key));
+  const std::string here = concat(where, ": tensor ", in_quotes(member.key));
   const Json& fields = member.value;
   if (!fields.object()) wrong_value(here, "an object", &fields);
   TensorEntry tensor{member.key, dtype_of(fields, here), shape_of(fields, here), 0, 0};

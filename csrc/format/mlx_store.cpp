@@ -45,7 +45,7 @@ Shards shards_of_index(const std::string& path) {
   for (const JsonMember& member : *weights->object()) {
     const std::string* name = member.value.string();
     if (!name || !is_plain_name(*name))
-      wrong_value(concat(printable(shards.index), ": weight_map: ", quoted(member.key)),
+      wrong_value(concat(printable(shards.index), ": weight_map: ", in_quotes(member.key)),
                   "the plain name of a .safetensors file in this folder", &member.value);
     shards.content[*name].insert(member.key);
   }
@@ -75,11 +75,11 @@ void check_index(const Shards& shards, const std::string& shard, const Safetenso
   std::set<std::string> listed = shards.content.at(shard);
   for (const TensorEntry& entry : header.tensors)
     if (listed.erase(entry.name) == 0)
-      throw FormatError(concat(printable(shards.index), ": expected tensor ", quoted(entry.name), " of ", quoted(shard),
-                               " to be listed there, found it missing"));
+      throw FormatError(concat(printable(shards.index), ": expected tensor ", in_quotes(entry.name), " of ",
+                               in_quotes(shard), " to be listed there, found it missing"));
   if (!listed.empty())
-    throw FormatError(concat(printable(shards.index), ": expected tensor ", quoted(*listed.begin()), " in ",
-                             quoted(shard), ", found none there"));
+    throw FormatError(concat(printable(shards.index), ": expected tensor ", in_quotes(*listed.begin()), " in ",
+                             in_quotes(shard), ", found none there"));
 }
 
 TensorTable read_shards(StoreDirectory& store, const std::string& folder) {

@@ -36,19 +36,19 @@ std::map<std::string, std::string> metadata_of(const Json& json, std::string_vie
   std::map<std::string, std::string> metadata;
   for (const JsonMember& member : *members) {
     const std::string* text = member.value.string();
-    if (!text) wrong_value(concat(where, ": __metadata__: ", quoted(member.key)), "a string", &member.value);
+    if (!text) wrong_value(concat(where, ": __metadata__: ", in_quotes(member.key)), "a string", &member.value);
     metadata.emplace(member.key, *text);
   }
   return metadata;
 }
 
 TensorEntry entry_of(const JsonMember& member, int64_t header_bytes, int64_t data_bytes, std::string_view where) {
-  const std::string here = concat(where, ": tensor ", quoted(member.key));
+  const std::string here = concat(where, ": tensor ", in_quotes(member.key));
   const Json::Object* fields = member.value.object();
   if (!fields) wrong_value(here, "an object", &member.value);
   for (const JsonMember& field : *fields)
     if (field.key != "dtype" && field.key != "shape" && field.key != "data_offsets")
-      throw FormatError(concat(here, ": expected only dtype, shape and data_offsets, found ", quoted(field.key)));
+      throw FormatError(concat(here, ": expected only dtype, shape and data_offsets, found ", in_quotes(field.key)));
 
   TensorEntry entry{member.key, dtype_of(member.value, here), shape_of(member.value, here), 0, 0};
   const Json* offsets = member.value.find("data_offsets");
@@ -78,7 +78,7 @@ void check_cover(const SafetensorsHeader& header, int64_t file_bytes, std::strin
   int64_t reached = header.header_bytes;
   for (const TensorEntry* entry : order) {
     if (entry->offset != reached)
-      throw FormatError(concat(where, ": tensor ", quoted(entry->name), ": expected it to start at byte ", reached,
+      throw FormatError(concat(where, ": tensor ", in_quotes(entry->name), ": expected it to start at byte ", reached,
                                ", where the data before it ends, found byte ", entry->offset));
     reached += entry->bytes;
   }
@@ -99,7 +99,7 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> bytes, int
                               static_cast<size_t>(header.header_bytes - prefix_bytes));
   if (text.empty() || text.front() != '{')
     throw FormatError(concat(where, ": header: expected '{' first, found ",
-                             text.empty() ? "nothing" : quoted(text.substr(0, 1)), "; is this a safetensors file?"));
+                             text.empty() ? "nothing" : in_quotes(text.substr(0, 1)), "; is this a safetensors file?"));
   const Json json = parse_json(text, concat(where, ": header"));
   for (const JsonMember& member : *json.object()) {
     if (member.key == "__metadata__")

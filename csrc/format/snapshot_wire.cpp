@@ -1,9 +1,9 @@
 #include "format/snapshot_wire.h"
 
 #include <array>
+#include <cstdio>
 #include <limits>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <utility>
 
@@ -92,9 +92,9 @@ class Cursor {
 };
 
 std::string hex(uint32_t value) {
-  std::ostringstream out;
-  out << "0x" << std::hex << value;
-  return out.str();
+  char text[2 + 2 * sizeof value + 1];
+  std::snprintf(text, sizeof text, "0x%x", value);
+  return text;
 }
 
 // Returns the version.

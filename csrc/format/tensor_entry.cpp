@@ -76,9 +76,10 @@ void check_no_overlap(const std::vector<const TensorEntry*>& entries, std::strin
   const TensorEntry* before = nullptr;
   for (const TensorEntry* entry : entries) {
     if (before && entry->offset < before->offset + before->bytes)
-      throw FormatError(concat(where, ": tensor ", quoted(entry->name), ": expected bytes of its own, found [",
+      throw FormatError(concat(where, ": tensor ", in_quotes(entry->name), ": expected bytes of its own, found [",
                                entry->offset, ", ", entry->offset + entry->bytes, ") overlapping ",
-                               quoted(before->name), " [", before->offset, ", ", before->offset + before->bytes, ")"));
+                               in_quotes(before->name), " [", before->offset, ", ", before->offset + before->bytes,
+                               ")"));
     if (entry->bytes > 0) before = entry;
   }
 }

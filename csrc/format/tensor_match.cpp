@@ -11,13 +11,13 @@ namespace {
 
 std::string place(const StoreDirectory& store, const StoredTensor& tensor, const std::string& name) {
   const std::string& file = store.files[static_cast<size_t>(tensor.spans.front().file)];
-  return concat(printable(file), ": tensor ", quoted(name));
+  return concat(printable(file), ": tensor ", in_quotes(name));
 }
 
 const StoredTensor& needed(const TensorTable& table, const std::string& name, const StoreDirectory& store) {
   const auto found = table.find(name);
   if (found == table.end())
-    throw FormatError(concat(printable(store.listing), ": expected a tensor ", quoted(name), " for ",
+    throw FormatError(concat(printable(store.listing), ": expected a tensor ", in_quotes(name), " for ",
                              printable(store.variant.name), ", found none"));
   return found->second;
 }
@@ -85,7 +85,7 @@ void add_stored_tensor(const TensorEntry& entry, int64_t file, TensorTable& tabl
   const StoredTensor tensor{entry.dtype, entry.shape, {{file, entry.offset, entry.bytes}}};
   const auto [found, inserted] = table.emplace(name, tensor);
   if (!inserted)
-    throw FormatError(concat(place(store, tensor, entry.name), ": expected it once, found ", quoted(name), " in ",
+    throw FormatError(concat(place(store, tensor, entry.name), ": expected it once, found ", in_quotes(name), " in ",
                              printable(store.files[static_cast<size_t>(found->second.spans.front().file)]),
                              " too (with and without the prefix language_model.)"));
 }

@@ -284,11 +284,11 @@ Variant variant_from_json(const Json& json, std::string_view where) {
   each_field(variant, [&](std::string_view name, auto& field) {
     known.insert(name);
     const Json* value = json.find(name);
-    if (!value) throw FormatError(concat(where, ": field ", quoted(name), " is missing"));
+    if (!value) throw FormatError(concat(where, ": field ", in_quotes(name), " is missing"));
     read_value(field, *value, concat(where, ".", name));
   });
   for (const JsonMember& member : *json.object())
-    if (!known.contains(member.key)) throw FormatError(concat(where, ": unknown field ", quoted(member.key)));
+    if (!known.contains(member.key)) throw FormatError(concat(where, ": unknown field ", in_quotes(member.key)));
   check_variant(variant);
   return variant;
 }

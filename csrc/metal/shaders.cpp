@@ -1,27 +1,21 @@
 #include "metal/shaders.h"
 
+#include <algorithm>
 #include <cstdlib>
-#include <fstream>
 #include <set>
-#include <sstream>
 
 #include "core/error.h"
-#include "core/text.h"
+#include "core/file.h"
 
 namespace moeflux::metal {
 namespace {
 
 constexpr std::string_view ending = ".metal";
+constexpr int64_t most_bytes = int64_t{1} << 20;  // of one file
 
 std::string file_text(const std::string& name) {
-  if (const char* folder = std::getenv("MOEFLUX_METAL_DIR")) {
-    const std::string path = concat(folder, "/", name);
-    std::ifstream file(path);
-    std::stringstream text;
-    if (!(text << file.rdbuf()))
-      throw IoError(concat("MOEFLUX_METAL_DIR: ", printable(path), ": expected a shader file, found none"));
-    return text.str();
-  }
+  if (const char* folder = std::getenv("MOEFLUX_METAL_DIR"))
+    return File(concat(folder, "/", name)).read_text(most_bytes);
   for (size_t i = 0; i < embedded_file_count; ++i)
     if (embedded_files[i].name == name) return std::string(embedded_files[i].text);
   throw DeviceError(concat("shaders: expected a file ", name, ", found none"));
@@ -36,10 +30,13 @@ std::string included(const std::string& line) {
 
 void add(const std::string& name, std::set<std::string>& seen, std::string& text) {
   if (!seen.insert(name).second) return;
-  std::istringstream lines(file_text(name));
+  const std::string lines = file_text(name);
   text += concat("#line 1 \"", name, "\"\n");
   int number = 0;
-  for (std::string line; std::getline(lines, line);) {
+  for (size_t at = 0; at < lines.size();) {
+    const size_t end = std::min(lines.find('\n', at), lines.size());
+    const std::string line = lines.substr(at, end - at);
+    at = end + 1;
     ++number;
     const std::string other = included(line);
     if (!other.empty()) {

@@ -3,7 +3,12 @@
 
 #include <pybind11/pybind11.h>
 
+#include <string>
+
 namespace moeflux::python {
+
+// As Python's str(). Through a handle: pybind11 before 3.1 does not know which constructor to take for a dtype.
+inline std::string text_of(const pybind11::handle& object) { return std::string(pybind11::str(object)); }
 
 void register_engine(pybind11::module_& m);
 void register_errors(pybind11::module_& m);

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "python/bindings.h"
 
 namespace moeflux::python {
 namespace {
@@ -13,8 +14,6 @@ namespace {
 constexpr int64_t head_gap = 3;
 constexpr int64_t row_gap = 5;
 constexpr uint32_t gap_bits = 0x7fc12345;  // a NaN: one that is read spoils the result
-
-std::string text_of(const py::handle& object) { return py::str(object).cast<std::string>(); }
 
 std::string shape_text(const Shape& shape) {
   std::string text;

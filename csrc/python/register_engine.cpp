@@ -36,8 +36,8 @@ std::span<float> room_in(const py::array& out, std::vector<py::ssize_t> shape) {
                     std::vector(out.shape(), out.shape() + out.ndim()) == shape;
   if (!fits)
     throw StateError(concat("out: expected a writeable, contiguous float32 array of shape ",
-                            std::string(py::str(py::tuple(py::cast(shape)))), ", found ",
-                            std::string(py::str(out.dtype())), " of shape ", std::string(py::str(out.attr("shape")))));
+                            text_of(py::tuple(py::cast(shape))), ", found ", text_of(out.dtype()), " of shape ",
+                            text_of(out.attr("shape"))));
   return {static_cast<float*>(const_cast<void*>(out.data())), static_cast<size_t>(out.size())};
 }
 

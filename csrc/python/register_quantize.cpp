@@ -9,7 +9,7 @@ namespace py = pybind11;
 namespace moeflux::python {
 namespace {
 
-std::string shape_text(const py::array& array) { return py::str(array.attr("shape")).cast<std::string>(); }
+std::string shape_text(const py::array& array) { return text_of(array.attr("shape")); }
 
 bool contiguous(const py::array& array) { return (array.flags() & py::array::c_style) != 0; }
 
@@ -19,8 +19,7 @@ DType number_type(const py::array& array) {
   if (type.equal(py::dtype::of<float>())) return DType::f32;
   if (type.equal(py::dtype::of<uint16_t>())) return DType::bf16;
   if (type.equal(py::dtype("float16"))) return DType::f16;
-  throw FormatError(concat("[quantize] array: expected float32, float16 or uint16 (raw bf16), found ",
-                           py::str(type).cast<std::string>()));
+  throw FormatError(concat("[quantize] array: expected float32, float16 or uint16 (raw bf16), found ", text_of(type)));
 }
 
 py::array scale_array(const QuantFormat& format, int64_t rows, int64_t groups) {
@@ -53,9 +52,8 @@ const std::byte* checked_part(const char* name, const py::array& array, const py
                               int64_t width) {
   const bool fits = array.ndim() == 2 && array.shape(0) == rows && array.shape(1) == width;
   if (!array.dtype().equal(type) || !fits || !contiguous(array))
-    throw FormatError(concat("[dequantize] ", name, ": expected ", py::str(type).cast<std::string>(), " (", rows, ", ",
-                             width, ") contiguous, found ", py::str(array.dtype()).cast<std::string>(), " ",
-                             shape_text(array)));
+    throw FormatError(concat("[dequantize] ", name, ": expected ", text_of(type), " (", rows, ", ", width,
+                             ") contiguous, found ", text_of(array.dtype()), " ", shape_text(array)));
   return static_cast<const std::byte*>(array.data());
 }
 

@@ -85,7 +85,7 @@ const Isa& choose_isa(const std::string& name) {
     if (wanted.empty() || isa.name == wanted) return isa;
     names += (names.empty() ? "" : ", ") + isa.name;
   }
-  throw FormatError(concat(where, ": expected one that this machine has (", names, "), found ", quoted(wanted)));
+  throw FormatError(concat(where, ": expected one that this machine has (", names, "), found ", in_quotes(wanted)));
 }
 
 }  // namespace moeflux::cpu
