@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moeflux import FormatError, StateError, template
+from moeflux import FormatError, StateError, sandbox
 from moeflux.chat import ChatFormat, ReasoningSplit
 from moeflux.template import Template
 from moeflux.tokenizer import Tokenizer
@@ -135,7 +135,7 @@ def test_steps_are_limited() -> None:
 
 
 def test_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template, "MAX_SECONDS", -1.0)
+    monkeypatch.setattr(sandbox, "MAX_SECONDS", -1.0)
     with pytest.raises(FormatError, match="expected to end within"):
         Template("{% for a in range(9) %}{% endfor %}").render({})
 
