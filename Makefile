@@ -16,7 +16,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 .PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan fuzz peers bench-peers train-test wheel clean
 
 help:
-	@echo "make demo      set up, then the built-in model writes with a quarter of its experts in memory"
+	@echo "make demo      set up, then the built-in model writes, also in memory for a quarter of its experts"
 	@echo "make test      set up, run all tests                  ARGS=\"tests/test_cli.py -k info\""
 	@echo "make setup     only the environment in $(VENV)           PYTHON=python3.12"
 	@echo "make lint      ruff and clang-format, as CI does      make format: let them fix it"
@@ -109,8 +109,7 @@ TRAIN = .venv-train
 $(TRAIN)/ready: pyproject.toml tests/golden/requirements-peers.txt
 	@bash tools/setup.sh $(TRAIN)
 	$(TRAIN)/bin/pip install --quiet torch==2.13.0
-	$(TRAIN)/bin/pip install --quiet --no-build-isolation --editable ".[train]"
-	$(TRAIN)/bin/pip install --quiet $$(grep ^transformers tests/golden/requirements-peers.txt)
+	$(TRAIN)/bin/pip install --quiet safetensors $$(grep ^transformers tests/golden/requirements-peers.txt)
 	@touch $@
 
 train-test: $(TRAIN)/ready

@@ -30,4 +30,7 @@ echo "setting up $venv ($("$venv/bin/python" --version), $compiler); a minute or
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 # The build tools stay in the environment: an editable install rebuilds with them when C++ files change.
 "$venv/bin/pip" install --quiet "scikit-build-core>=1.0" "pybind11>=3.0" "cmake>=3.25" ninja
-"$venv/bin/pip" install --quiet --no-build-isolation --editable ".[dev]"
+# Each environment builds in a folder of its own: two in one would break each other's builds.
+own=()
+[ "$venv" = .venv ] || own=("--config-settings=build-dir=build/${venv#.venv-}/{wheel_tag}")
+"$venv/bin/pip" install --quiet --no-build-isolation ${own[@]+"${own[@]}"} --editable ".[dev]"

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 
 from tools.train.config import Shape
 from tools.train.export import hugging_face_config, read_folder, write_folder
 from tools.train.model import Model, prediction_loss
 from tools.train.tests.tiny import SHAPE
 
-transformers = pytest.importorskip("transformers")
 VOCABULARY = 200
 
 
