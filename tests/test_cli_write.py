@@ -84,6 +84,8 @@ def test_json_for_machines() -> None:
     assert whole["stats"]["prompt_tokens"] == 15 and whole["sampling"]["logit_bias"] == {"5": None}
     assert all(len(token["top"]) == 2 and token["top"][0]["logprob"] <= 0 for token in tokens)
     assert isinstance(whole["sampling"]["seed"], int)
+    rounded = called("run", "-p", FRANCE, "--temperature", "0", "--json", "--kv-dtype", "bf16")
+    assert json.loads(rounded.stdout.splitlines()[-1])["lossy"] == ["keeps keys and values in bf16, not f32"]
 
 
 @pytest.mark.parametrize(

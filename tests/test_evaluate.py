@@ -82,6 +82,12 @@ def test_equal_models_are_no_distance_apart(model: moeflux.Model, tokens: list[i
     assert found.agreement == Mean(1.0, 0.0) and found.worst == 0.0
 
 
+def test_rounded_keys_and_values_are_named(model: moeflux.Model, tokens: list[int]) -> None:
+    found = evaluate(model, tokens[:101], window=50, reference=model, kv_dtype="bf16")
+    assert found.lossy == ("keeps keys and values in bf16, not f32",) and str(found).count("LOSSY") == 1
+    assert found.divergence is not None and 0 < found.divergence.value < 1e-3
+
+
 def test_chunks_change_nothing(model: moeflux.Model, tokens: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     whole = evaluate(model, tokens, window=120, overlap=50)
     monkeypatch.setattr(module, "ROOM", 0)

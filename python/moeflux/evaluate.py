@@ -159,7 +159,7 @@ def evaluate(
     for ids, counted in _windows(tokens, window, overlap):
         scores.append(_read(readers, prefix, ids, counted, lambda count: on_progress(done + count, total)))  # noqa: B023
         done += len(ids)
-    return _summary(model, reference, scores, window, overlap)
+    return _summary(readers, scores, window, overlap)
 
 
 def _windows(tokens: Sequence[int], window: int, overlap: int) -> Iterator[tuple[list[int], int]]:
@@ -233,17 +233,19 @@ def _add(score: _Scores, expected: list[np.ndarray], right: list[int]) -> None:
     score.agreement += int((mine.argmax(axis=-1) == theirs.argmax(axis=-1)).sum())
 
 
-def _summary(model: Model, reference: Model | None, scores: list[_Scores], window: int, overlap: int) -> Evaluation:
+def _summary(readers: list[Session], scores: list[_Scores], window: int, overlap: int) -> Evaluation:
+    name = readers[0].model.variant.name
     counts = [score.tokens for score in scores]
 
     def mean(figure: Callable[[_Scores], float]) -> Mean:
         return Mean.of([figure(score) for score in scores], counts)
 
-    common = (model.variant.name, tuple(model.variant.lossy), sum(counts), len(scores), window, overlap)
+    common = (name, readers[0].lossy, sum(counts), len(scores), window, overlap)
     loss = mean(lambda score: score.loss)
-    if reference is None:
+    if len(readers) == 1:
         return Evaluation(*common, loss)
-    lossy = "".join(f", LOSSY: {sentence}" for sentence in reference.variant.lossy)
+    reference = readers[1].model
+    lossy = "".join(f", LOSSY: {sentence}" for sentence in readers[1].lossy)
     return Evaluation(
         *common,
         loss,

@@ -165,7 +165,7 @@ class JsonPrinter(Printer):
             "tokens": answer.tokens,
             "model": model.variant.name,
             "fingerprint": model.fingerprint,
-            "lossy": list(model.variant.lossy),
+            "lossy": list(answer.session.lossy),
             "sampling": {**asdict(answer.sampling), "logit_bias": biases},
             "stats": answer.stats.to_dict(),
         }

@@ -70,6 +70,12 @@ class Session:
         self.kv_dtype = kv_dtype
         self._core = core
 
+    @property
+    def lossy(self) -> tuple[str, ...]:
+        """What makes its answers others than the model as published would give, a sentence each; usually nothing."""
+        rounded = ("keeps keys and values in bf16, not f32",) if self.kv_dtype == "bf16" else ()
+        return (*self.model.variant.lossy, *rounded)
+
     # ---- Evaluating ---------------------------------------------------------------------------------------------
 
     @overload
