@@ -120,7 +120,8 @@ def fetch(folder: Path, package: str, version: str, file: str, binary: bool) -> 
     """Once; by pip, so that its index and its checks are used."""
     if not (folder / file).exists():
         kind = "--only-binary" if binary else "--no-binary"
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", kind, ":all:"]
+        # Of this package alone: what pip wants to look into a source archive with may be binary.
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", kind, package]
         subprocess.run([*command, "--dest", str(folder), f"{package}=={version}"], check=True)
     return folder / file
 
