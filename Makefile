@@ -13,7 +13,7 @@ export PYTHON
 # Importing an editable install rebuilds with the cmake and ninja of the environment: a fresh machine has no others.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan fuzz peers bench-peers train-test wheel clean
+.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan fuzz peers bench-peers bench-streaming bench-ops track track-trips train-test wheel clean
 
 help:
 	@echo "make demo      set up, then the built-in model writes, also in memory for a quarter of its experts"
@@ -27,7 +27,11 @@ help:
 	@echo "make soak      sessions for 10,000 tokens at the fewest expert slots: memory flat, bits as in a fresh process"
 	@echo "make fuzz      hostile files into every reader        SECONDS=600"
 	@echo "make peers     reference answers made anew with transformers and mlx-lm, and compared (large downloads)"
-	@echo "make bench-peers  speed beside llama.cpp under one memory limit (half an hour to prepare)  ARGS=\"--rounds 3\""
+	@echo "make bench-peers  speed beside llama.cpp, in memory (half an hour to prepare)  ARGS=\"--rounds 3 --rows decode-2\""
+	@echo "make bench-streaming  the same under one memory limit, as root  ARGS=\"--rounds 3\""
+	@echo "make bench-ops  every op and way of reading beside NumPy and a bare loop  ARGS=\"bench/test_ops.py -k matmul\""
+	@echo "make track     instructions, system calls, allocations and the like against bench/expected.json  ARGS=--update"
+	@echo "make track-trips  would track notice a kernel that is a tenth slower?"
 	@echo "make train-test  tools/train from text to a store at toy size, and against transformers (large downloads)"
 	@echo "make wheel     sdist and wheel into dist/, then an install of the wheel that must work"
 	@echo "make clean     remove build/, dist/ and the environments"
@@ -47,6 +51,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -q $(or $(ARGS),tests)
 
 SOURCES = $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp csrc/*/*.mm metal/*.h metal/*.metal) \
+          $(wildcard bench/*.h bench/*.cpp bench/*/*.cpp) \
           $(wildcard tests/emulator/*/*.h tests/emulator/*/*.cpp tests/emulator/*/*.mm tests/emulator/*/*/*/*.h)
 
 lint: $(READY)
@@ -102,7 +107,21 @@ peers: $(PEERS)/ready
 
 bench-peers: $(READY)
 	@bash bench/peers/prepare.sh build/peers
-	$(BIN)/python bench/peers/streaming.py build/peers/model build/peers/model.gguf build/peers/llama/bin/llama-bench $(ARGS)
+	$(BIN)/python bench/peers.py build/peers $(ARGS)
+
+bench-streaming: $(READY)
+	@bash bench/peers/prepare.sh build/peers a3b
+	$(BIN)/python bench/peers/streaming.py build/peers/a3b build/peers/a3b.gguf build/peers/llama/bin/llama-bench $(ARGS)
+
+bench-ops: $(READY)
+	$(BIN)/python -m pytest -q --benchmark-columns=min,median,iqr --benchmark-sort=name $(or $(ARGS),bench)
+
+# Numbers that noise does not move, held to bench/expected.json; and whether a loss in a kernel would be noticed.
+track: $(READY)
+	$(BIN)/python bench/track.py $(ARGS)
+
+track-trips: $(READY)
+	$(BIN)/python bench/trip/trip.py
 
 TRAIN = .venv-train
 

@@ -24,13 +24,13 @@ Measures prefill and decode of the model in the folder STORE, a store that moefl
   --cache WORD       which expert goes when a slot is needed: lru, lfu or none (lru)
   --look-ahead WORD  on, off or auto (auto)
   --cold             before every walk the system forgets what it has of the layer files
-  --reps N           warm walks, after the first (3)
+  --reps N           warm walks after the first, 0 for none (3)
   --chunk N          most tokens of a prefill chunk, 0 for the engine's choice (0)
   --isa NAME         kernels: portable, avx2, avx512, avx512vnni, amx or neon (the best the machine has)
   --kv f32|bf16      key-value rows (f32)
   --json FILE|-      where the JSON lines go (-, stdout)
   --roofline         also what each kind of op took, against the limits of this machine, measured in the same run
-  --count WORD       nothing is timed: system calls or instructions are counted: calls, instructions (Linux)
+  --count WORD       nothing is timed: calls (of the system) or instructions are counted, or nothing (Linux)
 
 How it measures. A walk goes from frontier to frontier over a fixed sequence of tokens. At each one
   1. only the tokens since the frontier before are prefilled and timed: what == "prefill";
@@ -60,7 +60,8 @@ Rounds of ops are timed by the host: two looks at the clock an op.
 
 --count prefills the first frontier and takes the steps behind it, twice; the second time every system call, or every
 instruction, is counted, of one thread, with every expert in memory: what == "count". The number is the same on a machine
-that is busy. Only some 50,000 instructions are counted a second: that is for a very small model.
+that is busy. Only some 50,000 instructions are counted a second: that is for a very small model. --count nothing does the
+same work, for a profiler that counts.
 
 Ctrl-C ends it after the call under way. Exit code: 0, 1 when something failed, 2 for wrong arguments, 130 after Ctrl-C.
 
@@ -124,7 +125,7 @@ const std::map<std::string, Option> options = {
     {"--look-ahead", [](Arguments& a, const std::string& name,
                         const std::string& value) { a.look_ahead = one_of(name, value, {"auto", "on", "off"}); }},
     {"--reps",
-     [](Arguments& a, const std::string& name, const std::string& value) { a.reps = integer(name, value, 1, 1000); }},
+     [](Arguments& a, const std::string& name, const std::string& value) { a.reps = integer(name, value, 0, 1000); }},
     {"--chunk",
      [](Arguments& a, const std::string& name, const std::string& value) { a.chunk = integer(name, value, 0, 8192); }},
     {"--isa",
@@ -136,7 +137,7 @@ const std::map<std::string, Option> options = {
        a.kv = one_of(name, value, {"f32", "bf16"}) == "f32" ? moeflux::DType::f32 : moeflux::DType::bf16;
      }},
     {"--count", [](Arguments& a, const std::string& name,
-                   const std::string& value) { a.count = one_of(name, value, {"calls", "instructions"}); }},
+                   const std::string& value) { a.count = one_of(name, value, {"calls", "instructions", "nothing"}); }},
     {"--json",
      [](Arguments& a, const std::string& name, const std::string& value) {
        if (value.empty()) throw ArgumentError(concat(name, ": expected a file or -, found nothing"));

@@ -10,10 +10,37 @@
 #include "model.h"
 
 #if defined(__linux__)
+#include <dlfcn.h>
 #include <signal.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
+
+#include <atomic>
+#endif
+
+#if defined(__linux__)
+
+namespace {
+
+std::atomic<int64_t> counted_clock{0};  // nanoseconds; 0: time is that of the system
+
+}  // namespace
+
+// The system's clock is read again whenever it was moved on meanwhile. It is, over and over, while the reader is
+// stopped after every instruction: so in the counted process each look is a microsecond after the one before.
+extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
+  if (counted_clock.load(std::memory_order_relaxed) == 0) {
+    static const auto of_the_system =
+        reinterpret_cast<int (*)(clockid_t, timespec*)>(dlsym(RTLD_NEXT, "clock_gettime"));
+    return of_the_system(clock, time);
+  }
+  const int64_t now = counted_clock.fetch_add(1000, std::memory_order_relaxed);
+  *time = {static_cast<time_t>(now / 1'000'000'000), static_cast<long>(now % 1'000'000'000)};
+  return 0;
+}
+
 #endif
 
 namespace bench {
@@ -33,15 +60,19 @@ using Counts = std::array<int64_t, parts>;
 // The parent hears of it and counts from there to the next.
 void mark() { raise(SIGSTOP); }
 
-void measure(const std::function<void()>& part) {
+using Work = std::function<void()>;
+
+void counted(const Work& part) {
   mark();
   part();
   mark();
 }
 
-void work(const Arguments& arguments) {
+// `run` is given the parts of the work that count, one after another.
+void work(const Arguments& arguments, const std::function<void(const Work&)>& run) {
   Arguments resident = arguments;
   resident.slots = 0;
+  resident.look_ahead = "off";  // it would read experts that were not picked yet
   const auto engine = moeflux::Engine::open(resident.store, engine_options(resident, 1));
   const auto session = engine->session(session_options(resident, engine->variant()));
   const auto prompt = prompt_of(resident.frontiers.front(), engine->variant().vocab_size);
@@ -51,17 +82,18 @@ void work(const Arguments& arguments) {
   session->prefill(prompt);  // reads the experts that the same tokens will pick again
   steps();
   session->clear();
-  measure([] {});
-  measure([&] { session->prefill(prompt); });
-  measure(steps);
+  run([] {});
+  run([&] { session->prefill(prompt); });
+  run(steps);
 }
 
 [[noreturn]] void child(const Arguments& arguments) {
   int status = 1;
+  counted_clock = 1'000'000'000;
   try {
     if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) fail("a process cannot be watched here");
     mark();
-    work(arguments);
+    work(arguments, counted);
     status = 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "moeflux-bench: %s\n", error.what());
@@ -131,6 +163,10 @@ Counts stops(const Arguments& arguments, decltype(PTRACE_CONT) request) {
 }  // namespace
 
 void count(const Arguments& arguments, Report& report) {
+  if (arguments.count == "nothing") {
+    work(arguments, [](const Work& part) { part(); });
+    return;
+  }
   const bool calls = arguments.count == "calls";  // whose begins and ends are both stopped at
   const Counts counts = stops(arguments, calls ? PTRACE_SYSCALL : PTRACE_SINGLESTEP);
   const int64_t stops_each = calls ? 2 : 1;

@@ -252,14 +252,14 @@ def test_a_step_asks_nothing_of_the_system(harness: Path, model: tuple[Path, Var
 
 
 def test_instructions_are_counted(harness: Path, tmp_path: Path) -> None:
-    """Nearly the same number twice, for there are looks at the clock; and more for more tokens."""
+    """The same number twice, but for where things lie in memory; and more for more tokens."""
     synth(tmp_path / "store", SMALLEST)
     one, again, two = (
         counted(harness, tmp_path / "store", "--count", "instructions", "--prefill", tokens, "--decode", 0)["prefill"]
         for tokens in (1, 1, 2)
     )
     assert one["what"] == "count" and one["instructions"] > 10_000
-    assert again["instructions"] == pytest.approx(one["instructions"], rel=0.005)
+    assert again["instructions"] == pytest.approx(one["instructions"], rel=0.001)
     assert two["instructions"] > 1.02 * one["instructions"]
 
 
@@ -280,7 +280,7 @@ def test_help_teaches_the_protocol(harness: Path) -> None:
         (["a", "b"], 'STORE: expected one folder, found "a" and "b"'),
         (["a", "--speed", "9"], 'expected an option of --help, found "--speed"'),
         (["a", "--reps"], "--reps: expected a value, found the end"),
-        (["a", "--reps", "0"], '--reps: expected 1 to 1000, found "0"'),
+        (["a", "--reps", "1001"], '--reps: expected 0 to 1000, found "1001"'),
         (["a", "--reps", "-1"], 'found "-1"'),
         (["a", "--decode", "2x"], '--decode: expected 0 to 1048576, found "2x"'),
         (["a", "--decode", "99999999999999999999"], 'found "99999999999999999999"'),
@@ -290,7 +290,7 @@ def test_help_teaches_the_protocol(harness: Path) -> None:
         (["a", "--threads", "1,0"], '--threads: expected 1 to 1024, found "0"'),
         (["a", "--chunk", "8193"], '--chunk: expected 0 to 8192, found "8193"'),
         (["a", "--isa", "sse"], '--isa: expected one of portable, avx2, avx512, avx512vnni, amx, neon, found "sse"'),
-        (["a", "--count", "cycles"], '--count: expected one of calls, instructions, found "cycles"'),
+        (["a", "--count", "cycles"], '--count: expected one of calls, instructions, nothing, found "cycles"'),
         (["a", "--kv", "f16"], '--kv: expected one of f32, bf16, found "f16"'),
         (["a", "--readers", "257"], '--readers: expected 0 to 256, found "257"'),
         (["a", "--reads", "mapped"], '--reads: expected one of auto, direct, buffered, found "mapped"'),

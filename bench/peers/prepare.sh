@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Puts into folder $1 what streaming.py compares: llama.cpp built for this machine, and one random model in both forms.
-# Takes 8 GB of disk and about half an hour, once; what is there already stays. Needs .venv (make setup).
+# Puts into folder $1 what peers.py and streaming.py compare: llama.cpp built for this machine, and the random models named
+# behind it (models.py has them; usually all) in both forms. Takes 14 GB of disk and about half an hour, once; what is there
+# already stays. Needs .venv (make setup).
 set -euo pipefail
 folder=${1:?a folder to work in}
 bin=$(cd .venv/bin && pwd)
 version=0.3.36 # of llama-cpp-python, whose source carries llama.cpp
 llama=$folder/llama_cpp_python-$version/vendor/llama.cpp
+shift
+models=${*:-a3b deepseek}
 mkdir -p "$folder"
 
 if [ ! -x "$folder/llama/bin/llama-bench" ]; then
@@ -21,12 +24,10 @@ if [ ! -x "$folder/llama/bin/llama-bench" ]; then
   "$bin/cmake" --build "$folder/llama" --target llama-bench
 fi
 
-if [ ! -f "$folder/model/moeflux.json" ]; then
-  "$bin/moeflux" synth "$folder/model" --variant a3b --layers 8 --vocab 8192 --force
-fi
-
-if [ ! -f "$folder/model.gguf" ]; then
-  # Beside our own environment, not in it.
-  "$bin/pip" install --quiet --no-deps --target "$folder/gguf" gguf==0.19.0 tqdm==4.70.1 pyyaml
-  PYTHONPATH=$folder/gguf "$bin/python" bench/peers/to_gguf.py "$folder/model" "$folder/model.gguf"
-fi
+# Beside our own environment, not in it.
+[ -d "$folder/gguf" ] || "$bin/pip" install --quiet --no-deps --target "$folder/gguf" gguf==0.19.0 tqdm==4.70.1 pyyaml
+for model in $models; do
+  [ -f "$folder/$model/moeflux.json" ] || "$bin/python" bench/peers/models.py "$model" "$folder/$model"
+  [ -f "$folder/$model.gguf" ] || \
+    PYTHONPATH=$folder/gguf "$bin/python" bench/peers/to_gguf.py "$folder/$model" "$folder/$model.gguf"
+done

@@ -2,13 +2,13 @@
 
     python bench/peers/streaming.py STORE FILE.gguf LLAMA_BENCH [--limit GB] [--rounds 5] [--prefill 512] [--decode 64]
 
-`make bench-peers` builds llama.cpp, makes both forms of the model and runs this. Each measurement is a process of its
-own in a memory control group of its own (version 1 or 2; needs the right to make one, so root as a rule), which counts
-its page cache too; before it, the model's files leave the page cache. The order of a round is turned around in the
-next, A-B-B-A, so that a machine that slows down slows all. llama.cpp streams by mmap, without its repacked copy, which
-would not fit; it runs twice, with threads that spin while they wait, as it comes, and with threads that sleep, which is
-better where other programs run. moeflux gets as many expert slots as fit. All are warm: llama-bench warms up, and of
-`moeflux bench` the warm rows count. All decode random tokens. Prints every sample, medians and ratios.
+`make bench-streaming` builds llama.cpp, makes both forms of the model and runs this. Each measurement is a process of
+its own in a memory control group of its own (version 1 or 2; needs the right to make one, so root as a rule), which
+counts its page cache too; before it, the model's files leave the page cache. The order of a round is turned around in
+the next, A-B-B-A, so that a machine that slows down slows all. llama.cpp streams by mmap, without its repacked copy,
+which would not fit; it runs twice, with threads that spin while they wait, as it comes, and with threads that sleep,
+which is better where other programs run. moeflux is told the limit (--memory). All are warm: llama-bench warms up, and
+of `moeflux bench` the warm rows count. All decode random tokens. Prints every sample, medians and ratios.
 """
 
 from __future__ import annotations
@@ -16,22 +16,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from turns import Ran, run, take_turns
+
 from moeflux import open_store
 from moeflux.bench import drop_cached
 
 ROOT = Path("/sys/fs/cgroup")
 OURS = "moeflux"
-OUTSIDE_SLOTS = 420_000_000
-"""What moeflux takes beside dense weights and slots: interpreter, scratch of a chunk, caches, and some room."""
 
 
 class MemoryGroup:
@@ -68,55 +66,29 @@ class MemoryGroup:
 class Sample:
     prefill: float  # tokens a second
     decode: float
-    disk_bytes: int  # of the whole process, with loading and warming up, as the next two
-    cpu_seconds: float
-    others: float  # share of the processors that other programs took meanwhile
+    ran: Ran  # the whole process, with loading and warming up
 
     def __str__(self) -> str:
-        return (
-            f"prefill {self.prefill:7.2f}  decode {self.decode:7.2f} tok/s  "
-            f"disk {self.disk_bytes / 1e9:6.1f} GB  cpu {self.cpu_seconds:6.1f} s  others {self.others:4.0%}"
-        )
+        return f"prefill {self.prefill:7.2f}  decode {self.decode:7.2f} tok/s  {self.ran}"
 
 
-def run_limited(command: list[str], limit: int, files: list[str], **environment: str) -> tuple[str, int, float, float]:
-    """What it printed, and of a sample what the system says."""
+def run_limited(command: list[str], limit: int, files: list[str], **environment: str) -> Ran:
     drop_cached(files)
     group = MemoryGroup(limit)
-    before, busy_before = resource.getrusage(resource.RUSAGE_CHILDREN), processor_seconds()
     try:
-        done = subprocess.run(
-            command,
-            preexec_fn=group.join,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, **environment},
-        )
+        return run(command, group.join, **environment)
     finally:
         group.remove()
-    if done.returncode != 0:
-        raise SystemExit(f"{command[0]}: status {done.returncode}\n{done.stderr[-2000:]}")
-    after, busy_after = resource.getrusage(resource.RUSAGE_CHILDREN), processor_seconds()
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    busy, elapsed = (b - a for a, b in zip(busy_before, busy_after, strict=True))
-    return done.stdout, 512 * (after.ru_inblock - before.ru_inblock), cpu, max(0.0, busy - cpu) / elapsed
 
 
-def processor_seconds() -> tuple[float, float]:
-    """All processors together since the start: busy, and in all."""
-    ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    seconds = [tick / os.sysconf("SC_CLK_TCK") for tick in ticks]
-    return sum(seconds) - seconds[3] - seconds[4], sum(seconds)
-
-
-def ours(arguments: argparse.Namespace, slots: int, files: list[str]) -> Sample:
+def ours(arguments: argparse.Namespace, files: list[str]) -> Sample:
     command = [sys.executable, "-m", "moeflux", "bench", str(arguments.store), "--json", "--random-decode"]
-    command += ["--prefill", str(arguments.prefill), "--decode", str(arguments.decode), "--expert-slots", str(slots)]
-    text, *system = run_limited([*command, "--threads", str(arguments.threads)], arguments.limit_bytes, files)
-    rows = [json.loads(line) for line in text.splitlines()]
+    command += ["--prefill", str(arguments.prefill), "--decode", str(arguments.decode)]
+    command += ["--memory", str(arguments.limit_bytes), "--threads", str(arguments.threads)]
+    ran = run_limited(command, arguments.limit_bytes, files)
+    rows = [json.loads(line) for line in ran.text.splitlines()]
     speed = {row["phase"]: row["tokens_per_second"] for row in rows if row["state"] == "warm"}
-    return Sample(speed["prefill"], speed["decode"], *system)
+    return Sample(speed["prefill"], speed["decode"], ran)
 
 
 def theirs(arguments: argparse.Namespace, files: list[str], sleeping: bool) -> Sample:
@@ -125,20 +97,9 @@ def theirs(arguments: argparse.Namespace, files: list[str], sleeping: bool) -> S
     if sleeping:
         command += ["--poll", "0"]
     policy = {"OMP_WAIT_POLICY": "passive"} if sleeping else {}
-    text, *system = run_limited(command, arguments.limit_bytes, files, **policy)
-    speed = {"prefill" if row["n_prompt"] else "decode": row["avg_ts"] for row in json.loads(text)}
-    return Sample(speed["prefill"], speed["decode"], *system)
-
-
-def slots_below(limit: int, store: Path) -> int:
-    with open_store(store) as opened:
-        directory = opened.directory
-        dense = sum(span[2] for tensor in directory.tensors.values() for span in tensor.spans)
-        experts = opened.variant.num_experts * len(opened.variant.moe_layers)
-        slots = (limit - dense - OUTSIDE_SLOTS) // directory.experts.bytes
-        if slots < opened.variant.experts_per_token:
-            raise SystemExit(f"--limit: expected room for {opened.variant.experts_per_token} slots, found {slots}")
-        return min(slots, experts)
+    ran = run_limited(command, arguments.limit_bytes, files, **policy)
+    speed = {"prefill" if row["n_prompt"] else "decode": row["avg_ts"] for row in json.loads(ran.text)}
+    return Sample(speed["prefill"], speed["decode"], ran)
 
 
 def read_ahead(file: Path) -> str:
@@ -168,8 +129,7 @@ def main() -> None:
     their_files = [str(arguments.gguf)]
     size = arguments.gguf.stat().st_size
     arguments.limit_bytes = round(1e9 * arguments.limit) if arguments.limit else size // 3
-    slots = slots_below(arguments.limit_bytes, arguments.store)
-    print(f"limit {arguments.limit_bytes / 1e9:.2f} GB, model {size / 1e9:.2f} GB, {slots} expert slots for moeflux")
+    print(f"limit {arguments.limit_bytes / 1e9:.2f} GB, model {size / 1e9:.2f} GB")
     print(
         f"{arguments.threads} threads, {arguments.prefill} tokens prefill, {arguments.decode} decode, "
         f"read-ahead of the disk {read_ahead(arguments.gguf)}",
@@ -177,15 +137,14 @@ def main() -> None:
     )
 
     runs: dict[str, Callable[[], Sample]] = {
-        OURS: lambda: ours(arguments, slots, our_files),
+        OURS: lambda: ours(arguments, our_files),
         "llama.cpp": lambda: theirs(arguments, their_files, sleeping=False),
         "llama.cpp, sleeping": lambda: theirs(arguments, their_files, sleeping=True),
     }
     samples: dict[str, list[Sample]] = {name: [] for name in runs}
-    for turn in range(arguments.rounds):
-        for name in list(runs) if turn % 2 == 0 else list(reversed(runs)):
-            samples[name].append(runs[name]())
-            print(f"{name:>20}  {samples[name][-1]}", flush=True)
+    for name, sample in take_turns(runs, arguments.rounds):
+        samples[name].append(sample)
+        print(f"{name:>20}  {sample}", flush=True)
     report(samples)
 
 

@@ -1,4 +1,6 @@
-"""A qwen3_5_moe store as GGUF, so that llama.cpp runs the same model: python bench/peers/to_gguf.py STORE FILE.gguf
+"""A qwen3_5_moe or deepseek_v3 store as GGUF, so that llama.cpp runs the same model:
+
+    python bench/peers/to_gguf.py STORE FILE.gguf
 
 Matrices become Q4_0, which has as many bytes as 4 bits with a scale and a bias for every 64 weights. That rounds the
 weights a second time: good for comparing speed, not for comparing text.
@@ -18,32 +20,40 @@ from moeflux.floats import decode
 from moeflux.store import StoredTensor
 
 QUANTISED = gguf.GGMLQuantizationType.Q4_0
+UNPACKED = gguf.GGMLQuantizationType.Q5_0
+"""For stacks of a matrix a head: the forms of Q4_0 and its like that llama.cpp makes at loading cannot be multiplied so
+(GGML_ASSERT in ggml-backend.cpp), this has no such form."""
 
 
 def values(stored: StoredTensor) -> np.ndarray:
     if stored.format.is_affine:
         columns = stored.scales.shape[-1] * stored.format.group_size
-        return dequantize(stored.weight, stored.scales, stored.biases, stored.format, columns)
+        stack = stored.weight.shape[:-1]  # rows, or heads and rows
+        parts = (each.reshape(-1, each.shape[-1]) for each in (stored.weight, stored.scales, stored.biases))
+        return dequantize(*parts, stored.format, columns).reshape(*stack, columns)
     flat = np.ascontiguousarray(stored.weight).reshape(-1).view(np.uint8)
     return decode(flat, stored.format.element).reshape(stored.weight.shape)
 
 
 class Converter:
+    """What both kinds of models have."""
+
+    architecture: str
+
     def __init__(self, store: Store, path: Path) -> None:
         self.store = store
         self.variant: Variant = store.variant
-        self.writer = gguf.GGUFWriter(path, "qwen35moe")
+        self.writer = gguf.GGUFWriter(path, self.architecture)
 
     def vector(self, name: str, array: np.ndarray) -> None:
         self.writer.add_tensor(name, np.ascontiguousarray(array, np.float32))
 
     def matrix(self, name: str, array: np.ndarray) -> None:
-        self.writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(array), QUANTISED), raw_dtype=QUANTISED)
+        kind = QUANTISED if array.ndim == 2 else UNPACKED
+        self.writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(array), kind), raw_dtype=kind)
 
     def get(self, name: str) -> np.ndarray:
         return values(self.store.tensor(name))
-
-    # ---- Header -------------------------------------------------------------------------------------------------
 
     def header(self) -> None:
         v, w = self.variant, self.writer
@@ -52,23 +62,12 @@ class Converter:
         w.add_context_length(v.max_context)
         w.add_embedding_length(v.hidden_size)
         w.add_head_count(v.num_heads)
-        w.add_head_count_kv(v.num_kv_heads)
-        w.add_key_length(v.head_dim)
-        w.add_value_length(v.head_dim)
         w.add_rope_freq_base(float(v.rope_theta))
         w.add_rope_dimension_count(v.rotary_dim)
-        w.add_rope_dimension_sections([11, 11, 10, 0])
         w.add_layer_norm_rms_eps(v.rms_norm_eps)
         w.add_expert_count(v.num_experts)
         w.add_expert_used_count(v.experts_per_token)
         w.add_expert_feed_forward_length(v.moe_intermediate)
-        w.add_expert_shared_feed_forward_length(v.shared_intermediate)
-        w.add_ssm_conv_kernel(v.conv_kernel)
-        w.add_ssm_state_size(v.linear_key_dim)
-        w.add_ssm_group_count(v.linear_key_heads)
-        w.add_ssm_time_step_rank(v.linear_value_heads)
-        w.add_ssm_inner_size(v.linear_value_heads * v.linear_value_dim)
-        w.add_full_attention_interval(v.full_layers[0] + 1)
         # llama.cpp opens nothing without a vocabulary.
         w.add_tokenizer_model("gpt2")
         w.add_tokenizer_pre("qwen2")
@@ -79,16 +78,64 @@ class Converter:
         w.add_eos_token_id(0)
         w.add_add_bos_token(False)
 
-    # ---- Tensors ------------------------------------------------------------------------------------------------
+    def layer(self, index: int, source: str, target: str) -> None:
+        raise NotImplementedError
 
-    def layer(self, index: int) -> None:
-        source, target = f"model.layers.{index}", f"blk.{index}"
-        self.vector(f"{target}.attn_norm.weight", self.get(f"{source}.input_layernorm.weight"))
+    def feed_forward(self, source: str, target: str, suffix: str) -> None:
+        for name in ("gate", "up", "down"):
+            self.matrix(f"{target}.ffn_{name}{suffix}.weight", self.get(f"{source}.{name}_proj"))
+
+    def experts(self, index: int, source: str, target: str) -> None:
+        self.vector(f"{target}.ffn_gate_inp.weight", self.get(f"{source}.gate"))
+        stacks: dict[str, list[np.ndarray]] = {"gate": [], "up": [], "down": []}
+        for expert in range(self.variant.num_experts):
+            for name, stored in zip(stacks, self.store.expert(index, expert), strict=True):
+                stacks[name].append(gguf.quants.quantize(values(stored), QUANTISED))
+        for name, stack in stacks.items():
+            self.writer.add_tensor(f"{target}.ffn_{name}_exps.weight", np.stack(stack), raw_dtype=QUANTISED)
+
+    def run(self) -> None:
+        self.header()
+        self.matrix("token_embd.weight", self.get("model.embed_tokens"))
+        self.matrix("output.weight", self.get("lm_head"))
+        self.vector("output_norm.weight", self.get("model.norm.weight"))
+        for index in range(self.variant.num_layers):
+            print(f"layer {index} of {self.variant.num_layers}", file=sys.stderr)
+            source, target = f"model.layers.{index}", f"blk.{index}"
+            self.vector(f"{target}.attn_norm.weight", self.get(f"{source}.input_layernorm.weight"))
+            self.layer(index, source, target)
+        self.writer.write_header_to_file()
+        self.writer.write_kv_data_to_file()
+        self.writer.write_tensors_to_file()
+        self.writer.close()
+
+
+class Qwen(Converter):
+    architecture = "qwen35moe"
+
+    def header(self) -> None:
+        super().header()
+        v, w = self.variant, self.writer
+        w.add_head_count_kv(v.num_kv_heads)
+        w.add_key_length(v.head_dim)
+        w.add_value_length(v.head_dim)
+        w.add_rope_dimension_sections([11, 11, 10, 0])
+        w.add_expert_shared_feed_forward_length(v.shared_intermediate)
+        w.add_ssm_conv_kernel(v.conv_kernel)
+        w.add_ssm_state_size(v.linear_key_dim)
+        w.add_ssm_group_count(v.linear_key_heads)
+        w.add_ssm_time_step_rank(v.linear_value_heads)
+        w.add_ssm_inner_size(v.linear_value_heads * v.linear_value_dim)
+        w.add_full_attention_interval(v.full_layers[0] + 1)
+
+    def layer(self, index: int, source: str, target: str) -> None:
         self.vector(f"{target}.post_attention_norm.weight", self.get(f"{source}.post_attention_layernorm.weight"))
         if index in self.variant.full_layers:
             self.full_attention(f"{source}.self_attn", target)
         else:
             self.delta_net(f"{source}.linear_attn", target)
+        self.vector(f"{target}.ffn_gate_inp_shexp.weight", self.get(f"{source}.mlp.shared_expert_gate").reshape(-1))
+        self.feed_forward(f"{source}.mlp.shared_expert", target, "_shexp")
         self.experts(index, f"{source}.mlp", target)
 
     def full_attention(self, source: str, target: str) -> None:
@@ -114,38 +161,66 @@ class Converter:
         self.vector(f"{target}.ssm_dt.bias", self.get(f"{source}.dt_bias")[heads])
         self.vector(f"{target}.ssm_norm.weight", self.get(f"{source}.norm.weight"))
 
-    def experts(self, index: int, source: str, target: str) -> None:
-        self.vector(f"{target}.ffn_gate_inp.weight", self.get(f"{source}.gate"))
-        self.vector(f"{target}.ffn_gate_inp_shexp.weight", self.get(f"{source}.shared_expert_gate").reshape(-1))
-        for name in ("gate", "up", "down"):
-            self.matrix(f"{target}.ffn_{name}_shexp.weight", self.get(f"{source}.shared_expert.{name}_proj"))
-        stacks: dict[str, list[np.ndarray]] = {"gate": [], "up": [], "down": []}
-        for expert in range(self.variant.num_experts):
-            for name, stored in zip(stacks, self.store.expert(index, expert), strict=True):
-                stacks[name].append(gguf.quants.quantize(values(stored), QUANTISED))
-        for name, stack in stacks.items():
-            self.writer.add_tensor(f"{target}.ffn_{name}_exps.weight", np.stack(stack), raw_dtype=QUANTISED)
 
-    def run(self) -> None:
-        self.header()
-        self.matrix("token_embd.weight", self.get("model.embed_tokens"))
-        self.matrix("output.weight", self.get("lm_head"))
-        self.vector("output_norm.weight", self.get("model.norm.weight"))
-        for index in range(self.variant.num_layers):
-            print(f"layer {index} of {self.variant.num_layers}", file=sys.stderr)
-            self.layer(index)
-        self.writer.write_header_to_file()
-        self.writer.write_kv_data_to_file()
-        self.writer.write_tensors_to_file()
-        self.writer.close()
+class DeepSeek(Converter):
+    """Attention in the latent space: the two halves of kv_b stand by themselves, as in the store."""
+
+    architecture = "deepseek2"
+
+    def header(self) -> None:
+        super().header()
+        v, w = self.variant, self.writer
+        w.add_head_count_kv(1)
+        w.add_key_length(v.kv_lora_rank + v.qk_rope_dim)
+        w.add_value_length(v.kv_lora_rank)
+        w.add_key_length_mla(v.qk_nope_dim + v.qk_rope_dim)
+        w.add_value_length_mla(v.v_head_dim)
+        w.add_q_lora_rank(v.q_lora_rank)
+        w.add_kv_lora_rank(v.kv_lora_rank)
+        w.add_leading_dense_block_count(v.moe_layers[0])
+        w.add_feed_forward_length(v.dense_intermediate)
+        w.add_expert_shared_count(v.shared_intermediate // v.moe_intermediate)
+        w.add_expert_weights_scale(v.routed_scaling)
+        w.add_expert_weights_norm(v.normalize_topk)
+        w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        w.add_expert_group_count(v.num_groups)
+        w.add_expert_group_used_count(v.groups_per_token)
+        w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        w.add_rope_scaling_factor(v.yarn_factor)
+        w.add_rope_scaling_orig_ctx_len(v.yarn_original_context)
+        w.add_rope_scaling_yarn_log_mul(0.1 * v.yarn_mscale_all_dim)
+
+    def layer(self, index: int, source: str, target: str) -> None:
+        attention = f"{source}.self_attn"
+        for theirs, ours in (
+            ("attn_q_a", "q_a_proj"),
+            ("attn_q_b", "q_b_proj"),
+            ("attn_kv_a_mqa", "kv_a_proj_with_mqa"),
+            ("attn_k_b", "embed_q"),
+            ("attn_v_b", "unembed_out"),
+            ("attn_output", "o_proj"),
+        ):
+            self.matrix(f"{target}.{theirs}.weight", self.get(f"{attention}.{ours}"))
+        for norm in ("q_a", "kv_a"):
+            self.vector(f"{target}.attn_{norm}_norm.weight", self.get(f"{attention}.{norm}_layernorm.weight"))
+        self.vector(f"{target}.ffn_norm.weight", self.get(f"{source}.post_attention_layernorm.weight"))
+        if index not in self.variant.moe_layers:
+            self.feed_forward(f"{source}.mlp", target, "")
+            return
+        self.vector(f"{target}.exp_probs_b.bias", self.get(f"{source}.mlp.gate.e_score_correction_bias"))
+        self.feed_forward(f"{source}.mlp.shared_experts", target, "_shexp")
+        self.experts(index, f"{source}.mlp", target)
+
+
+CONVERTERS = {"qwen3_5_moe": Qwen, "deepseek_v3": DeepSeek}
 
 
 def convert(folder: Path, path: Path) -> None:
     with open_store(folder) as store:
-        if store.variant.model_type != "qwen3_5_moe":
-            raise SystemExit(f"{folder}: expected a qwen3_5_moe model, found {store.variant.model_type}")
+        if store.variant.model_type not in CONVERTERS:
+            raise SystemExit(f"{folder}: expected {' or '.join(CONVERTERS)}, found {store.variant.model_type}")
         partial = path.with_name(f"{path.name}.partial")
-        Converter(store, partial).run()
+        CONVERTERS[store.variant.model_type](store, partial).run()
         partial.rename(path)
 
 

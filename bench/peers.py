@@ -1,0 +1,229 @@
+"""moeflux beside llama.cpp, everything in memory: the same shapes, threads and contexts, turn about.
+
+    python bench/peers.py FOLDER [--rounds 5] [--rows NAME,NAME] [--json FILE] [--plot FILE.svg]
+
+FOLDER is what bench/peers/prepare.sh made (`make bench-peers` does both): llama.cpp, and each model as a store and as
+GGUF with as many bytes. A measurement is a process of its own, and the order of a round is turned around in the next,
+A-B-B-A. Both are warm: llama-bench warms up, and of moeflux-bench the first walk, or a first frontier, does not count.
+moeflux decodes the likeliest tokens, llama.cpp random ones, so both pick experts all over a random model. Prints every
+sample, then medians and ratios; a row's target is that of its ratio. `others` is the share of the processors that other
+programs took: a comparison is worth nothing where it is not near zero.
+
+rows: decode-1, decode-2         one and two threads, behind 512 tokens, layers of Qwen3.6-35B-A3B
+      prefill-512, prefill-4096  two threads, the same model
+      deepseek-1, deepseek-2     decode of layers with latent attention, of the width of Cogito-V2-671B
+      context                    decode at 32768 tokens beside that at 1024, keys and values of 16 bits: long
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "bench" / "peers"))
+
+from turns import Ran, run, take_turns  # noqa: E402
+
+OURS, LLAMA = "moeflux", "llama.cpp"
+
+
+@dataclass(frozen=True)
+class Row:
+    model: str
+    what: str  # "prefill" or "decode"
+    threads: int
+    context: int  # of a decode: tokens before it; of a prefill: tokens in all
+    target: float | None = None  # of our speed over the best of the others
+    beside: int | None = None  # a context to compare with, in place of another engine
+
+
+ROWS = {
+    "decode-1": Row("a3b", "decode", 1, 512, 2.0),
+    "decode-2": Row("a3b", "decode", 2, 512, 2.0),
+    "prefill-512": Row("a3b", "prefill", 2, 512, 4.0),
+    "prefill-4096": Row("a3b", "prefill", 2, 4096, 4.0),
+    "deepseek-1": Row("deepseek", "decode", 1, 512, 1.5),
+    "deepseek-2": Row("deepseek", "decode", 2, 512, 1.5),
+    "context": Row("a3b", "decode", 2, 32768, 0.7, 1024),
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    speed: float  # tokens a second
+    ran: Ran
+    details: dict[str, Any]
+
+    def __str__(self) -> str:
+        share = self.details.get("share_of_read_bandwidth")
+        return f"{self.speed:9.2f} tok/s  {self.ran}" + (f"  {share:.0%} of the read bandwidth" if share else "")
+
+
+class Engines:
+    def __init__(self, folder: Path, harness: Path, decode: int) -> None:
+        self.folder = folder
+        self.harness = harness
+        self.decode = decode
+
+    def ours(self, row: Row, context: int) -> Sample:
+        command = [str(self.harness), str(self.folder / row.model), "--threads", str(row.threads)]
+        if context > 8192:
+            # One walk: everything has been read long before the end.
+            command += ["--prefill", str(context), "--reps", "0", "--kv", "bf16"]
+        else:
+            command += ["--prefill", str(context), "--reps", "1"] + (["--kv", "bf16"] if row.beside else [])
+        command += ["--decode", str(self.decode if row.what == "decode" else 0)]
+        ran = run(command)
+        last = [line for line in map(json.loads, ran.text.splitlines()) if line["what"] == row.what][-1]
+        return Sample(last["tokens_per_second"], ran, last)
+
+    def llama(self, row: Row, context: int) -> Sample:
+        command = [str(self.folder / "llama" / "bin" / "llama-bench"), "-m", str(self.folder / f"{row.model}.gguf")]
+        command += ["-t", str(row.threads), "-r", "1", "-o", "json"]
+        if row.what == "prefill":
+            command += ["-p", str(context), "-n", "0"]
+        else:
+            command += ["-p", "0", "-n", str(self.decode), "-d", str(context)]
+        ran = run(command)
+        [line] = json.loads(ran.text)
+        return Sample(line["avg_ts"], ran, line)
+
+
+def contenders(row: Row, engines: Engines) -> dict[str, Callable[[], Sample]]:
+    """Ours first."""
+    if row.beside:
+        return {
+            f"{name}, {context} tokens": lambda engine=engine, context=context: engine(row, context)
+            for name, engine in ((OURS, engines.ours), (LLAMA, engines.llama))
+            for context in (row.context, row.beside)
+        }
+    return {
+        OURS: lambda: engines.ours(row, row.context),
+        LLAMA: lambda: engines.llama(row, row.context),
+    }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    row: str
+    medians: dict[str, float]
+    ratio: float
+    others: float  # the most that other programs took
+    rounds: int
+
+    def __str__(self) -> str:
+        target = ROWS[self.row].target
+        words = ", ".join(f"{name} {speed:.2f}" for name, speed in self.medians.items())
+        against = f" (target {target})" if target else ""
+        return f"{self.row:<13} ratio {self.ratio:5.2f}{against}   {words} tok/s   others up to {self.others:.0%}"
+
+
+def compare(name: str, engines: Engines, rounds: int) -> tuple[Outcome, list[dict[str, Any]]]:
+    row = ROWS[name]
+    runs = contenders(row, engines)
+    samples: dict[str, list[Sample]] = {contender: [] for contender in runs}
+    lines = []
+    for contender, sample in take_turns(runs, rounds):
+        samples[contender].append(sample)
+        print(f"{name:<13} {contender:<28} {sample}", flush=True)
+        system = {"cpu_seconds": sample.ran.cpu_seconds, "others": sample.ran.others}
+        lines.append(
+            {"row": name, "contender": contender, "tokens_per_second": sample.speed, **system, "run": sample.details}
+        )
+    medians = {contender: statistics.median(each.speed for each in taken) for contender, taken in samples.items()}
+    ours, *rest = medians.values()
+    best = rest[0] if row.beside else max(rest)
+    others = max(sample.ran.others for taken in samples.values() for sample in taken)
+    return Outcome(name, medians, ours / best, others, rounds), lines
+
+
+# ---- Plot -------------------------------------------------------------------------------------------------------
+
+COLOURS = {OURS: "#0072b2", LLAMA: "#d55e00"}
+WIDTH, LEFT, BAR = 760, 300, 16
+
+
+def svg(outcomes: list[Outcome]) -> str:
+    """A bar for every contender of a row, the fastest of the row as long as the picture is wide."""
+    parts, y = [], 40
+    for outcome in outcomes:
+        parts.append(f'<text x="16" y="{y}" font-weight="600">{outcome.row}: {outcome.ratio:.2f}</text>')
+        fastest = max(outcome.medians.values())
+        for name, speed in outcome.medians.items():
+            y += BAR + 4
+            length = (WIDTH - LEFT - 110) * speed / fastest
+            colour = COLOURS[name.partition(",")[0]]
+            parts += [
+                f'<text x="{LEFT - 8}" y="{y}" text-anchor="end">{escape(name)}</text>',
+                f'<rect x="{LEFT}" y="{y - BAR + 4}" width="{length:.1f}" height="{BAR - 2}" fill="{colour}"/>',
+                f'<text x="{LEFT + length + 8:.1f}" y="{y}">{speed:.1f} tok/s</text>',
+            ]
+        y += 34
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}" '
+        f'font-family="system-ui, sans-serif" font-size="13" fill="#222222">'
+    )
+    title = "Tokens a second, medians of interleaved runs"
+    frame = [head, f"<title>{title}</title>", '<rect width="100%" height="100%" fill="#ffffff"/>']
+    return "\n".join([*frame, *parts, "</svg>", ""])
+
+
+# ---- Command line -----------------------------------------------------------------------------------------------
+
+
+def rows(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in ROWS:
+            raise argparse.ArgumentTypeError(f"expected rows among {', '.join(ROWS)}, found {name!r}")
+    return names
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=rows, default=list(ROWS), metavar="NAME,...", help="usually all")
+    parser.add_argument("--decode", type=int, default=64, metavar="N", help="steps that are timed; usually 64")
+    parser.add_argument("--harness", type=Path, help="moeflux-bench; usually the newest under build/")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="every sample, a JSON object a line")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse()
+    harness = arguments.harness
+    if harness is None:
+        found = sorted(ROOT.glob("build/*/bench/moeflux-bench"), key=lambda path: path.stat().st_mtime)
+        if not found:
+            raise SystemExit("moeflux-bench: expected under build/, found none: make setup builds it")
+        harness = found[-1]
+    commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    engines = Engines(arguments.folder, harness, arguments.decode)
+    outcomes = []
+    for name in arguments.rows:
+        outcome, lines = compare(name, engines, arguments.rounds)
+        outcomes.append(outcome)
+        if arguments.json:
+            with arguments.json.open("a") as out:
+                for line in lines:
+                    out.write(json.dumps({"commit": commit.stdout.strip(), **line}) + "\n")
+    print(f"\nmedians of {arguments.rounds} rounds")
+    for outcome in outcomes:
+        print(outcome)
+    if arguments.plot:
+        arguments.plot.write_text(svg(outcomes))
+
+
+if __name__ == "__main__":
+    main()

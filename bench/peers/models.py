@@ -1,0 +1,29 @@
+"""The models that engines are compared on: python bench/peers/models.py NAME FOLDER
+
+Random weights of the layers of known models, fewer of them: speed is that of the real shape, text is not. Routing
+spreads over all experts, which is the worst that can happen to a cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+from moeflux import Variant
+from moeflux.synth import synth
+from moeflux.variants import preset
+
+MODELS: dict[str, Variant] = {
+    "a3b": dataclasses.replace(preset("a3b").with_layers(8), vocab_size=8192),
+    # One dense layer and three with experts, each of full width; 32 experts instead of 256, to fit in memory.
+    "deepseek": dataclasses.replace(
+        preset("cogito").with_layers(4), mlp_kinds=("dense", "moe", "moe", "moe"), num_experts=32, vocab_size=8192
+    ),
+}
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] not in MODELS:
+        raise SystemExit(f"{__doc__}\nNAME is one of {', '.join(MODELS)}")
+    synth(Path(sys.argv[2]), MODELS[sys.argv[1]], force=True)
