@@ -46,7 +46,7 @@ session = model.session()
 session.step(1).argmax()
 stats = session.stats
 print(json.dumps({"load_seconds": loaded - imported, "token_seconds": time.perf_counter() - loaded,
-                  "expert_bytes": stats.bytes_read, "dense_bytes": model._core.memory.dense_weights}))
+                  "expert_bytes": stats.bytes_read, "dense_bytes": model._engine.memory.dense_weights}))
 """
 
 
