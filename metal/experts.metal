@@ -4,6 +4,17 @@
 // product_rows in a prefill. The output of a pair goes to its own row, so the order of the blocks changes no bit.
 #include "weights.h"
 
+// The blocks of pairs whose experts were chosen here: one each. Grid of threads: pairs.
+kernel void expert_blocks(constant ExpertBlocksParams& params [[buffer(0)]], device const int* ids [[buffer(1)]],
+                          device const ulong* slots [[buffer(2)]], device ExpertBlock* blocks [[buffer(3)]],
+                          device uint* pairs [[buffer(4)]], uint i [[thread_position_in_grid]]) {
+  if (i >= params.count) return;
+  blocks[i].slot = slots[ids[i]];
+  blocks[i].first = i;
+  blocks[i].count = 1;
+  pairs[i] = i;
+}
+
 template <int bits>
 inline Weights<bits> weights_of(constant ExpertParams& params, device const uchar* expert, ulong weight, ulong scales,
                                 ulong biases) {

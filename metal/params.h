@@ -131,6 +131,10 @@ struct ExpertBlock {
   uint32_t count;
 };
 
+struct ExpertBlocksParams {
+  uint32_t count;  // pairs
+};
+
 // ---- Attention ------------------------------------------------------------------------------------------------------
 
 struct AttentionParams {

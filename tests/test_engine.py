@@ -15,6 +15,8 @@ from mlx_folder import write_mlx_folder
 from moeflux import oracle
 from moeflux.convert import convert
 from moeflux.store import open_store
+from moeflux.synth import synth
+from tiny_stores import hybrid, latent
 
 NAMES = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "kimi")
 COSINE = 0.99999
@@ -173,6 +175,21 @@ def test_a_step_waits_and_submits_little(folder: Folder) -> None:
     layers = model.variant.num_layers
     assert session.stats.submissions <= 2 * layers + 2
     assert session.stats.waits <= layers + 2
+
+
+@pytest.mark.parametrize("variant", [hybrid(num_experts=3), latent()], ids=lambda variant: variant.model_type)
+def test_a_step_with_every_expert_in_memory_submits_once(tmp_path: Path, variant: moeflux.Variant) -> None:
+    """Once each has been read: nobody is asked which the router picked. The same bits."""
+    synth(tmp_path / "store", variant)
+    ids = tokens(100, variant.vocab_size)
+    streaming = moeflux.load(tmp_path / "store", threads=2, expert_slots=variant.experts_per_token).session()
+    resident = moeflux.load(tmp_path / "store", threads=2).session()
+    streaming.prefill(ids)
+    resident.prefill(ids)
+    for token in tokens(8, variant.vocab_size, seed=3):
+        assert np.array_equal(resident.step(token).numpy(), streaming.step(token).numpy())
+        assert (resident.stats.submissions, resident.stats.waits) == (1, 1)
+        assert resident.stats.expert_hits == len(variant.moe_layers) * variant.experts_per_token
 
 
 def test_logits_ways(folder: Folder) -> None:

@@ -27,6 +27,8 @@ metal = MetalOps()
         (3, 255, 2, 1, 128),
         (2, 511, 1, 1, 200),
         (33, 0, 3, 3, 16),
+        (1, 300, 2, 1, 400),
+        (2, 9, 1, 1, 200),
     ],
 )
 def test_attention(n: int, first: int, heads: int, kv_heads: int, dim: int, dtype: str) -> None:

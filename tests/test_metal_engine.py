@@ -3,6 +3,7 @@ command buffers fail. Objects of Metal's are counted after every test."""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import itertools
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from emulator import gpu
 from engine_support import FIRST, NEXT, SECOND, evaluate, load_faulty, steps, survive, tokens
 from metal_support import needs_device
 from moeflux import BudgetError, DeviceError, FormatError, IoError, StateError, _core, oracle
+from moeflux.plan import plan
 from moeflux.store import open_store
 from moeflux.synth import synth
 from tiny_stores import hybrid, latent
@@ -165,6 +167,23 @@ def test_a_narrow_gpu_changes_no_bit(store: Stores) -> None:
         assert np.array_equal(everything(store("hybrid")), expected)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_long_batches_depart_in_parts(store: Stores, name: str) -> None:
+    """So that no command buffer runs long. The same bits, and one that fails is the batch's failure."""
+    ids = tokens(40, vocab=VOCAB)
+    expected = load(store(name), chunk=40).session(max_context=64).prefill(ids, logits="all")
+    gpu.install(most_work=30_000)
+    try:
+        with gpu.emulating(order=21, delay=100):
+            session = load(store(name), chunk=40).session(max_context=64)
+            assert np.array_equal(session.prefill(ids, logits="all"), expected)
+            assert gpu.commits() > 3 * session.stats.submissions
+        with gpu.emulating(fail_at=3), pytest.raises(DeviceError, match="told to fail"):
+            load(store(name), chunk=40).session(max_context=64).prefill(ids)
+    finally:
+        gpu.install()
+
+
 @pytest.mark.parametrize("kv_dtype", ("f32", "bf16"))
 @pytest.mark.parametrize("name", NAMES)
 def test_going_back_and_going_on(store: Stores, tmp_path: Path, name: str, kv_dtype: str) -> None:
@@ -220,7 +239,7 @@ def test_every_command_buffer_that_fails(store: Stores, name: str, ring_depth: i
 @pytest.mark.parametrize("name", NAMES)
 def test_every_op_that_fails(store: Stores, name: str) -> None:
     expected = everything(store(name))
-    for number in itertools.count(1, 11):
+    for number in itertools.count(1, 23):
         if not survive(load(store(name), expert_slots=4, fail_at_op=number), DeviceError, expected):
             assert number > 100
             break
@@ -264,6 +283,16 @@ def test_the_working_set_is_a_limit(store: Stores) -> None:
         load(store("rows"))
 
 
+def test_a_plan_keeps_within_the_working_set(store: Stores) -> None:
+    whole = plan(store("rows"), memory="20GB", backend="metal", context=100)
+    device = sum(whole.parts[part] for part in ("dense weights", "expert slots", "scratch"))
+    with gpu.emulating(working_set=int(device / 0.8)):
+        held = plan(store("rows"), memory="20GB", backend="metal", context=100)
+    assert held.budget_bytes < whole.budget_bytes and held.budget_source.endswith("less what the GPU may not use")
+    assert sum(bytes for part, bytes in held.parts.items() if part not in ("process", "text")) <= device
+    assert plan(store("rows"), memory="20GB", backend="cpu", context=100).budget_bytes == 20_000_000_000
+
+
 def test_models_that_no_kernel_can_run(tmp_path: Path) -> None:
     synth(tmp_path / "wide", hybrid(layer_kinds=("full",), mlp_kinds=("moe",), head_dim=544, vocab_size=VOCAB))
     session = load(tmp_path / "wide").session(max_context=32)
@@ -298,6 +327,23 @@ def test_a_streaming_step_submits_twice_and_waits_once_a_layer(store: Stores) ->
         layers = model.variant.num_layers
         assert session.stats.submissions <= 2 * layers + 2
         assert session.stats.waits <= layers + 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_with_every_expert_in_memory_is_one_submission(tmp_path: Path, name: str) -> None:
+    """The GPU looks up itself what its router picked; the same bits as when the host does."""
+    few = {"num_experts": 4, "num_groups": 2} if name == "latent" else {"num_experts": 3}
+    synth(tmp_path / "few", dataclasses.replace(VARIANTS[name], **few))
+    ids = tokens(60, vocab=VOCAB)  # every expert is picked for one of them
+    streaming, resident = (load(tmp_path / "few", expert_slots=slots).session(max_context=64) for slots in (2, 0))
+    streaming.prefill(ids)
+    resident.prefill(ids)
+    with gpu.emulating(delay=2000):
+        for token in NEXT:
+            assert np.array_equal(resident.step(token).numpy(), streaming.step(token).numpy())
+            assert (resident.stats.submissions, resident.stats.waits) == (1, 1)
+            assert resident.stats.expert_hits == streaming.stats.expert_hits + streaming.stats.expert_misses
+            assert streaming.stats.submissions > 1
 
 
 # ---- Choosing -------------------------------------------------------------------------------------------------------

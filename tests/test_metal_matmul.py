@@ -114,6 +114,7 @@ def test_experts(format: QuantFormat) -> None:
     jobs = [(e, np.flatnonzero(chosen.reshape(-1) == e).tolist()) for e in rng.permutation(count)]
     found = metal.expert_ffn(x, experts, jobs, k)
     check_experts(found, x, experts, chosen)
+    assert np.array_equal(metal.chosen_expert_ffn(x, experts, chosen.astype(np.int32)), found)
     alone = metal.expert_ffn(x[:1], experts, [(e, [place]) for place, e in enumerate(chosen[0])], k)
     assert np.array_equal(alone, found[:k])
     one_by_one = [(e, [pair]) for e, pairs in jobs[::-1] for pair in pairs]

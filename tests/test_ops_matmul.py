@@ -249,6 +249,22 @@ def test_experts_with_groups_of_their_own(isa: str) -> None:
         assert np.array_equal(alone, together[3 * row : 3 * row + 3])
 
 
+@pytest.mark.parametrize(("n", "k"), [(1, 3), (4, 2)])
+def test_experts_chosen_by_ids(isa: str, n: int, k: int) -> None:
+    """The bits of expert_ffn, which is told of jobs."""
+    rng = np.random.default_rng(16)
+    formats = (QuantFormat.affine(4, 32), QuantFormat.affine(3, 32), QuantFormat.plain("BF16"))
+    shapes = ((64, 96), (64, 96), (96, 64))
+    experts = [tuple(random_matrix(rng, f, *s) for f, s in zip(formats, shapes, strict=True)) for _ in range(5)]
+    x = numbers(rng, n, 96) / 8
+    ids = np.array([rng.permutation(5)[:k] for _ in range(n)], np.int32)
+    jobs = [(e, np.flatnonzero(ids.reshape(-1) == e).tolist()) for e in range(5)]
+    found = ops_of(isa, 2).chosen_expert_ffn(x, experts, ids)
+    assert np.array_equal(found, ops_of(isa, 2).expert_ffn(x, experts, jobs, k))
+    with pytest.raises(FormatError, match=r"\[chosen_expert_ffn\] ids: expected 0 to 4, found 5"):
+        ops_of(isa, 1).chosen_expert_ffn(x, experts, np.full_like(ids, 5))
+
+
 def test_pairs_of_no_job_are_left_alone(run: Ops) -> None:
     rng = np.random.default_rng(9)
     experts = random_experts(rng, 2, 32, 32)

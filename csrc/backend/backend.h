@@ -176,6 +176,20 @@ struct ExpertArgs {
   View out;                         // [n * k, h]: the output of pair p in row p, so arrival order changes no bit
 };
 
+// The same where the host has not been told which experts: those that a router chose, in slots that nobody else gets
+// meanwhile.
+struct ChosenExpertArgs {
+  View x;  // [n, h]
+  int64_t hidden = 0;
+  int64_t intermediate = 0;
+  int64_t k = 0;
+  View ids;              // i32 [n, k]
+  View slots;            // u64 [experts]: the first byte of each, in the buffer of its matrices
+  ExpertMatrices first;  // the matrices of a slot that begins at byte 0
+  View scratch;          // [n * k, 2 * m]
+  View out;              // [n * k, h]
+};
+
 struct CombineArgs {
   View residual;  // [n, h]
   View outputs;   // [n, k, h]
@@ -217,6 +231,7 @@ class Commands {
   virtual void route_softmax(const RouteArgs& args, int64_t n) = 0;
   virtual void route_grouped(const RouteArgs& args, int64_t n) = 0;
   virtual void expert_ffn(const ExpertArgs& args) = 0;
+  virtual void chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) = 0;
   // out = silu(gate) * up, `count` numbers. In place with gate, always.
   virtual void swiglu(View gate, View up, View out, int64_t count) = 0;
   virtual void combine(const CombineArgs& args, int64_t n) = 0;

@@ -22,14 +22,18 @@ CpuCommands::Room CpuCommands::Room::of(const WorkSizes& sizes) {
   top_k.k = std::min(sizes.picks, sizes.logits);
   // The same for every instruction set, whichever is chosen.
   const cpu::Isa& isa = cpu::available_isas().front();
-  return {sizes.value_dim ? cpu::attention_scratch_bound(sizes.value_dim) : 0, isa.kernels->route.top_k_scratch(top_k),
-          sizes.products, sizes.rows, isa.digits ? DigitRows::bytes_for(sizes.inputs, sizes.input_rows) : 0};
+  return {sizes.value_dim ? cpu::attention_scratch_bound(sizes.value_dim) : 0,
+          isa.kernels->route.top_k_scratch(top_k),
+          sizes.products,
+          sizes.rows,
+          isa.digits ? DigitRows::bytes_for(sizes.inputs, sizes.input_rows) : 0,
+          sizes.rows ? sizes.pairs / sizes.rows : 0};
 }
 
 int64_t CpuCommands::Room::bytes() const {
   return attention * static_cast<int64_t>(sizeof(float)) + candidates * static_cast<int64_t>(sizeof(cpu::Candidate)) +
          products * static_cast<int64_t>(2 * sizeof(int64_t) + 2 * sizeof(Input)) + rows +
-         DigitRows::held_for(digits, products);
+         chosen * static_cast<int64_t>(sizeof(ExpertJob) + sizeof(int32_t)) + DigitRows::held_for(digits, products);
 }
 
 int64_t CpuCommands::prepare(const WorkSizes& sizes) {
@@ -40,11 +44,13 @@ int64_t CpuCommands::prepare(const WorkSizes& sizes) {
   pair_starts_.reserve(static_cast<size_t>(room.products));
   inputs_.reserve(static_cast<size_t>(2 * room.products));
   wanted_.reserve(static_cast<size_t>(room.rows));
+  chosen_.reserve(static_cast<size_t>(room.chosen));
+  pairs_.reserve(static_cast<size_t>(room.chosen));
   digit_rows_.reserve(room.digits, room.products);
-  return static_cast<int64_t>(attention_scratch_.capacity() * sizeof(float) +
-                              top_k_scratch_.capacity() * sizeof(cpu::Candidate) +
-                              (unit_ends_.capacity() + pair_starts_.capacity()) * sizeof(int64_t) +
-                              inputs_.capacity() * sizeof(Input) + wanted_.capacity()) +
+  return static_cast<int64_t>(
+             attention_scratch_.capacity() * sizeof(float) + top_k_scratch_.capacity() * sizeof(cpu::Candidate) +
+             (unit_ends_.capacity() + pair_starts_.capacity()) * sizeof(int64_t) + inputs_.capacity() * sizeof(Input) +
+             wanted_.capacity() + chosen_.capacity() * sizeof(ExpertJob) + pairs_.capacity() * sizeof(int32_t)) +
          digit_rows_.held();
 }
 

@@ -31,6 +31,7 @@ class CpuCommands final : public Commands {
     int64_t products = 0;    // and jobs
     int64_t rows = 0;        // of x
     int64_t digits = 0;      // bytes
+    int64_t chosen = 0;      // pairs of a row
 
     static Room of(const WorkSizes& sizes);
     int64_t bytes() const;
@@ -56,6 +57,7 @@ class CpuCommands final : public Commands {
   void route_softmax(const RouteArgs& args, int64_t n) override;
   void route_grouped(const RouteArgs& args, int64_t n) override;
   void expert_ffn(const ExpertArgs& args) override;
+  void chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) override;
   void swiglu(View gate, View up, View out, int64_t count) override;
   void combine(const CombineArgs& args, int64_t n) override;
   void residual_add(View x, View y, View out, int64_t count) override;
@@ -124,6 +126,8 @@ class CpuCommands final : public Commands {
   std::vector<cpu::Candidate> top_k_scratch_;
   std::vector<int64_t> unit_ends_;    // of each product or job: units up to its end
   std::vector<int64_t> pair_starts_;  // of each job: pairs before it
+  std::vector<ExpertJob> chosen_;     // of chosen_expert_ffn: a job a pair
+  std::vector<int32_t> pairs_;        // its numbers
   std::vector<Input> inputs_;         // of each product; of each job's gate and up, or down
   std::vector<uint8_t> wanted_;       // rows of x that an op uses
   DigitRows digit_rows_;

@@ -154,6 +154,25 @@ void CpuCommands::expert_ffn(const ExpertArgs& args) {
   });
 }
 
+// The ids are there: earlier ops have run.
+void CpuCommands::chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) {
+  chosen_.clear();
+  pairs_.resize(static_cast<size_t>(n * args.k));
+  const auto* slots = reinterpret_cast<const uint64_t*>(args.slots.bytes());
+  for (int64_t pair = 0; pair < n * args.k; ++pair) {
+    const auto slot = static_cast<int64_t>(slots[args.ids.i32()[pair]]);
+    const auto at = [&](const Matrix& first) {
+      Matrix matrix = first;
+      for (View* view : {&matrix.weight, &matrix.scales, &matrix.biases}) view->offset += slot;
+      return matrix;
+    };
+    pairs_[static_cast<size_t>(pair)] = static_cast<int32_t>(pair);
+    chosen_.push_back(
+        {{at(args.first.gate), at(args.first.up), at(args.first.down)}, &pairs_[static_cast<size_t>(pair)], 1});
+  }
+  expert_ffn({args.x, n, args.hidden, args.intermediate, args.k, chosen_, args.scratch, args.out});
+}
+
 // A unit makes the same few columns of gate and up, and then of silu(gate) * up, which takes the place of gate.
 void CpuCommands::gate_and_up(const ExpertArgs& args) {
   const int64_t m = args.intermediate;

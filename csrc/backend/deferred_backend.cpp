@@ -72,6 +72,9 @@ class DeferredCommands final : public Commands {
       c.expert_ffn(with_own);
     });
   }
+  void chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) override {
+    later([=](Commands& c) { c.chosen_expert_ffn(args, n); });
+  }
   void swiglu(View gate, View up, View out, int64_t count) override {
     later([=](Commands& c) { c.swiglu(gate, up, out, count); });
   }

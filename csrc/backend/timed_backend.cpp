@@ -141,6 +141,15 @@ class TimedCommands final : public Commands {
     timed(kind, pairs, bytes + pairs * 8 * args.hidden, 3 * pairs * args.hidden * args.intermediate,
           [&] { inner_->expert_ffn(args); });
   }
+  // Told as expert_ffn, whoever knows which experts they are: a pair, an expert.
+  void chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) override {
+    const ExpertMatrices& expert = args.first;
+    const OpTimes::Kind kind = {"expert_ffn", 3, args.hidden, 2 * args.intermediate + args.hidden, expert.gate.format};
+    const int64_t pairs = n * args.k;
+    const int64_t bytes = bytes_of(expert.gate) + bytes_of(expert.up) + bytes_of(expert.down);
+    timed(kind, pairs, pairs * (bytes + 8 * args.hidden), pairs * 3 * args.intermediate * args.hidden,
+          [&] { inner_->chosen_expert_ffn(args, n); });
+  }
   void swiglu(View gate, View up, View out, int64_t count) override {
     moves("swiglu", 1, 3 * count, [&] { inner_->swiglu(gate, up, out, count); });
   }

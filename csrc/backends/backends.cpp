@@ -25,7 +25,7 @@ std::unique_ptr<Backend> make_backend(const std::string& name, const std::string
                                       bool deferred) {
   std::unique_ptr<Backend> backend;
   if (chosen_backend(name) == "metal")
-    backend = std::make_unique<metal::MetalBackend>(metal::make_device(), fail_at_op);
+    backend = std::make_unique<metal::MetalBackend>(metal::make_device(), metal::most_work(), fail_at_op);
   else
     backend = std::make_unique<CpuBackend>(isa, threads, fail_at_op);
   if (deferred) backend = std::make_unique<DeferredBackend>(std::move(backend));

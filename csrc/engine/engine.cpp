@@ -168,8 +168,8 @@ void LoadedEngine::forward(std::span<const int32_t> tokens, int64_t position, co
   const auto start = std::chrono::steady_clock::now();
   experts_.begin(static_cast<int64_t>(tokens.size()));
   try {
-    run_layers(tokens, position, state, stats);
-    record_logits(static_cast<int64_t>(tokens.size()), logits, all_logits, stats);
+    run_layers(tokens, position, state, all_logits.empty() ? logits : View{}, stats);
+    if (!all_logits.empty()) every_logit(static_cast<int64_t>(tokens.size()), logits, all_logits, stats);
     experts_.finish(stats);
   } catch (...) {
     experts_.abandon();
@@ -181,7 +181,8 @@ void LoadedEngine::forward(std::span<const int32_t> tokens, int64_t position, co
   stats.compute_seconds += seconds - stats.read_wait_seconds;
 }
 
-void LoadedEngine::run_layers(std::span<const int32_t> tokens, int64_t position, const SessionState& state,
+// With `logits`, those of the last row.
+void LoadedEngine::run_layers(std::span<const int32_t> tokens, int64_t position, const SessionState& state, View logits,
                               StepStats& stats) {
   const Variant& v = model_.variant;
   Scratch& s = scratch_;
@@ -203,35 +204,35 @@ void LoadedEngine::run_layers(std::span<const int32_t> tokens, int64_t position,
     commands->residual_add(s.hidden, s.out, s.hidden, rows.n * v.hidden_size);
   }
   commands->rms_norm(s.hidden, model_.weights.norm, s.normed, rows.n, v.hidden_size, model_.eps());
+  if (logits) record_logits(*commands, rows.n - 1, 1, logits);
+  finish(std::move(commands), stats);
+}
+
+void LoadedEngine::finish(std::unique_ptr<Commands> commands, StepStats& stats) {
   Ticket ticket = backend_->submit(std::move(commands));
   ++stats.submissions;
   ++stats.waits;
   ticket.wait();
 }
 
-// From scratch.normed: of the last row, and of all rows, some at a time.
-void LoadedEngine::record_logits(int64_t n, View logits, std::span<float> all_logits, StepStats& stats) {
+// Of `count` rows of scratch.normed.
+void LoadedEngine::record_logits(Commands& commands, int64_t first, int64_t count, View out) {
   const Matrix& head = model_.weights.head;
   const int64_t h = model_.variant.hidden_size;
-  const auto product = [&](int64_t first, int64_t count, View out) {
-    std::unique_ptr<Commands> commands = backend_->begin();
-    commands->matmul(std::array{Product{scratch_.normed.at(first * h), h, head, out, head.rows}}, count);
-    Ticket ticket = backend_->submit(std::move(commands));
-    ++stats.submissions;
-    ++stats.waits;
-    ticket.wait();
-  };
-  if (all_logits.empty()) {
-    product(n - 1, 1, logits);
-    return;
-  }
+  commands.matmul(std::array{Product{scratch_.normed.at(first * h), h, head, out, head.rows}}, count);
+}
+
+// Of all rows, some at a time; those of the last one also to `logits`.
+void LoadedEngine::every_logit(int64_t n, View logits, std::span<float> all_logits, StepStats& stats) {
+  const int64_t vocab = model_.weights.head.rows;
   for (int64_t first = 0; first < n; first += scratch_.logit_rows) {
     const int64_t count = std::min(scratch_.logit_rows, n - first);
-    product(first, count, scratch_.logits);
-    std::memcpy(all_logits.data() + first * head.rows, scratch_.logits.f32(),
-                static_cast<size_t>(count * head.rows) * 4);
+    std::unique_ptr<Commands> commands = backend_->begin();
+    record_logits(*commands, first, count, scratch_.logits);
+    finish(std::move(commands), stats);
+    std::memcpy(all_logits.data() + first * vocab, scratch_.logits.f32(), static_cast<size_t>(count * vocab) * 4);
   }
-  std::memcpy(logits.f32(), all_logits.data() + (n - 1) * head.rows, static_cast<size_t>(head.rows) * 4);
+  std::memcpy(logits.f32(), all_logits.data() + (n - 1) * vocab, static_cast<size_t>(vocab) * 4);
 }
 
 void LoadedEngine::top_k(View logits, std::span<int32_t> ids, std::span<float> values) {

@@ -64,8 +64,11 @@ class LoadedEngine final : public Engine {
   void top_k(View logits, std::span<int32_t> ids, std::span<float> values);
 
  private:
-  void run_layers(std::span<const int32_t> tokens, int64_t position, const SessionState& state, StepStats& stats);
-  void record_logits(int64_t n, View logits, std::span<float> all_logits, StepStats& stats);
+  void run_layers(std::span<const int32_t> tokens, int64_t position, const SessionState& state, View logits,
+                  StepStats& stats);
+  void finish(std::unique_ptr<Commands> commands, StepStats& stats);
+  void record_logits(Commands& commands, int64_t first, int64_t count, View out);
+  void every_logit(int64_t n, View logits, std::span<float> all_logits, StepStats& stats);
 
   int64_t process_;  // that opened it, for messages
   int64_t forks_;    // before

@@ -66,6 +66,10 @@ SlotCacheShape cache_shape(const StoreDirectory& store, const EngineOptions& opt
   return {store.variant.num_layers(), store.variant.num_experts, options.expert_slots, slot_layout(store).bytes};
 }
 
+bool has_slots_for_all(const StoreDirectory& store, const EngineOptions& options) {
+  return options.expert_slots == all_experts(store.variant);
+}
+
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -76,9 +80,9 @@ ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const Engi
                        const ReaderFactory& open)
     : backend_(backend),
       store_(store, {read_mode(store, options), open}),
-      memory_(backend.allocate(options.expert_slots * store_.slot().bytes, "expert slots")),
-      cache_({memory_->data(), static_cast<size_t>(memory_->bytes())}, cache_shape(store, options),
-             cache_policy(options.cache)),
+      memory_(backend.allocate(slot_memory(store, options), "expert slots")),
+      cache_({memory_->data(), static_cast<size_t>(options.expert_slots * store_.slot().bytes)},
+             cache_shape(store, options), cache_policy(options.cache)),
       pool_(options.readers, store_.bounce()),
       loader_(store_, pool_, cache_, expert_check(store, store_, options)),
       groups_(store.variant.num_experts, chunk * store.variant.experts_per_token),
@@ -88,6 +92,8 @@ ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const Engi
       describe_(concat(cache_.shape().slots, " expert slots, ", pool_.threads(), " readers, ",
                        store_.mode() == ReadMode::direct ? "direct" : "buffered", " reads, cache ", options.cache,
                        ", look-ahead ", options.look_ahead, options.verify_reads ? ", reads verified" : "")),
+      stays_(has_slots_for_all(store, options) && cache_policy(options.cache) != CachePolicy::none),
+      settled_(static_cast<size_t>(store.variant.num_layers())),
       ring_(options.ring_depth) {
   const auto experts = static_cast<size_t>(store.variant.num_experts);
   missing_.reserve(experts);
@@ -95,6 +101,12 @@ ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const Engi
   leases_.reserve(experts);
   arriving_.groups.reserve(experts);
   arriving_.leases.reserve(experts);
+}
+
+int64_t ExpertSide::slot_memory(const StoreDirectory& store, const EngineOptions& options) {
+  const Variant& v = store.variant;
+  const int64_t table = has_slots_for_all(store, options) ? v.num_layers() * v.num_experts * 8 : 0;
+  return options.expert_slots * slot_layout(store).bytes + table;
 }
 
 int64_t ExpertSide::table_bytes(const StoreDirectory& store, const EngineOptions& options) {
@@ -125,12 +137,42 @@ void record_feed_forward(Commands& commands, const FeedForwardWeights& w, View x
   commands.matmul(std::array{Product{s.gate, width, w.down, out, w.down.rows}}, n);
 }
 
+namespace {
+
+const ExpertSideWeights& weights_of(const Model& model, int64_t layer) {
+  return model.weights.layers[static_cast<size_t>(layer)].experts;
+}
+
+void record_shared(Commands& commands, const Model& model, int64_t layer, Scratch& s, int64_t n) {
+  if (model.variant.shared_expert == SharedExpert::none) return;
+  record_feed_forward(commands, weights_of(model, layer).shared, s.normed, s.shared, s, n);
+}
+
+void record_sum(Commands& commands, const Model& model, int64_t layer, const Scratch& s, int64_t n) {
+  const Variant& v = model.variant;
+  const ExpertSideWeights& w = weights_of(model, layer);
+  commands.combine({s.hidden, s.expert_out, s.weights, v.hidden_size, v.experts_per_token,
+                    w.shared.gate.rows ? s.shared : View{}, w.shared_gate.rows ? s.shared_gate : View{}, s.hidden},
+                   n);
+}
+
+}  // namespace
+
 void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, int64_t layer, Scratch& s, int64_t n,
                      StepStats& stats) {
-  const Variant& v = model.variant;
-  const ExpertSideWeights& w = model.weights.layers[static_cast<size_t>(layer)].experts;
+  if (n == 1 && !observer_ && is_resident(layer)) {
+    run_resident(*commands, model, layer, s);
+    stats.expert_hits += experts_per_token_;
+    stats.beside_seconds += lap();
+    return;
+  }
   const bool guesses = prefetcher_.looks_ahead(layer, n);
-  route(commands, model, layer, s, n, stats);
+  record_route(*commands, model, layer, s, n);
+  Ticket ticket = backend_.submit(std::move(commands));
+  ++stats.submissions;
+  ++stats.waits;
+  ticket.wait();
+  commands = backend_.begin();
   const std::span<const int32_t> ids(s.ids.i32(), static_cast<size_t>(n * experts_per_token_));
   stats.router_seconds += lap();
   if (observer_) observer_(layer, ids);
@@ -142,7 +184,7 @@ void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, in
     prefetcher_.begin(loader_, layer, s, stats);
     unconfirmed_ = true;
   }
-  if (v.shared_expert != SharedExpert::none) record_feed_forward(*commands, w.shared, s.normed, s.shared, s, n);
+  record_shared(*commands, model, layer, s, n);
   record_jobs(*commands, s, n);
   stats.beside_seconds += lap();
   const double waited = stats.read_wait_seconds;
@@ -152,9 +194,7 @@ void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, in
     record_jobs(*commands, s, n);
   }
   stats.arrived_seconds += lap() - (stats.read_wait_seconds - waited);
-  commands->combine({s.hidden, s.expert_out, s.weights, v.hidden_size, experts_per_token_,
-                     w.shared.gate.rows ? s.shared : View{}, w.shared_gate.rows ? s.shared_gate : View{}, s.hidden},
-                    n);
+  record_sum(*commands, model, layer, s, n);
   submit(commands, stats);
 }
 
@@ -190,33 +230,60 @@ void record_choice(Commands& commands, const Variant& v, View bias, View logits,
 
 }  // namespace
 
-// Norm, router logits, choice: the one point of a layer where the host waits. With the look-ahead, the same of the next
-// layer, for the hidden state as it is now.
-void ExpertSide::route(std::unique_ptr<Commands>& commands, const Model& model, int64_t layer, Scratch& s, int64_t n,
-                       StepStats& stats) {
+// Norm, router logits, choice. With the look-ahead, the same of the next layer, for the hidden state as it is now.
+void ExpertSide::record_route(Commands& commands, const Model& model, int64_t layer, Scratch& s, int64_t n) const {
   const Variant& v = model.variant;
   const LayerWeights& weights = model.weights.layers[static_cast<size_t>(layer)];
   const ExpertSideWeights& w = weights.experts;
   const bool guesses = prefetcher_.looks_ahead(layer, n);
   const LayerWeights* next = guesses ? &model.weights.layers[static_cast<size_t>(layer) + 1] : nullptr;
 
-  commands->rms_norm(s.hidden, weights.post_norm, s.normed, n, v.hidden_size, model.eps());
-  if (next) commands->rms_norm(s.hidden, next->post_norm, s.guess_normed, n, v.hidden_size, model.eps());
+  commands.rms_norm(s.hidden, weights.post_norm, s.normed, n, v.hidden_size, model.eps());
+  if (next) commands.rms_norm(s.hidden, next->post_norm, s.guess_normed, n, v.hidden_size, model.eps());
   std::array<Product, 3> products;
   size_t count = 0;
   products[count++] = {s.normed, v.hidden_size, w.router, s.router, v.num_experts};
   if (w.shared_gate.rows) products[count++] = {s.normed, v.hidden_size, w.shared_gate, s.shared_gate, 1};
   if (next) products[count++] = {s.guess_normed, v.hidden_size, next->experts.router, s.guess_router, v.num_experts};
-  commands->matmul({products.data(), count}, n);
-  record_choice(*commands, v, w.bias, s.router, s.ids, s.weights, n);
-  if (next) record_choice(*commands, v, next->experts.bias, s.guess_router, s.guess_ids, s.guess_weights, n);
-
-  Ticket ticket = backend_.submit(std::move(commands));
-  ++stats.submissions;
-  ++stats.waits;
-  ticket.wait();
-  commands = backend_.begin();
+  commands.matmul({products.data(), count}, n);
+  record_choice(commands, v, w.bias, s.router, s.ids, s.weights, n);
+  if (next) record_choice(commands, v, next->experts.bias, s.guess_router, s.guess_ids, s.guess_weights, n);
 }
+
+// ---- Layers whose experts are all there ----------------------------------------------------------------------------
+
+View ExpertSide::slots_of(int64_t layer) const {
+  const SlotCacheShape& shape = cache_.shape();
+  return {memory_.get(), shape.slots * shape.slot_bytes + layer * shape.experts * 8};
+}
+
+// Every expert is looked at until it is there, and then no more.
+bool ExpertSide::is_resident(int64_t layer) {
+  if (!stays_) return false;
+  if (const int64_t evictions = cache_.stats().evictions; evictions != evictions_) {  // where a read had failed
+    evictions_ = evictions;
+    std::ranges::fill(settled_, 0);
+  }
+  int64_t& settled = settled_[static_cast<size_t>(layer)];
+  auto* slots = reinterpret_cast<uint64_t*>(slots_of(layer).bytes());
+  for (; settled < cache_.shape().experts; ++settled) {
+    const int64_t slot = cache_.ready_slot(layer, settled);
+    if (slot < 0) return false;
+    slots[settled] = static_cast<uint64_t>(slot * cache_.shape().slot_bytes);
+  }
+  return true;
+}
+
+void ExpertSide::run_resident(Commands& commands, const Model& model, int64_t layer, Scratch& s) {
+  record_route(commands, model, layer, s, 1);
+  record_shared(commands, model, layer, s, 1);
+  commands.chosen_expert_ffn({s.normed, store_.experts().hidden, store_.experts().intermediate, experts_per_token_,
+                              s.ids, slots_of(layer), matrices(0), s.expert_scratch, s.expert_out},
+                             1);
+  record_sum(commands, model, layer, s, 1);
+}
+
+// ---- The others -----------------------------------------------------------------------------------------------------
 
 // Jobs for the experts that are in a slot, and lists of those that are on their way and of those that are neither.
 void ExpertSide::sort_out(int64_t layer, StepStats& stats) {
@@ -330,6 +397,7 @@ void ExpertSide::finish(StepStats& stats) {
     } catch (...) {
       loader_.give_up();
       cache_.drop_all();
+      std::ranges::fill(settled_, 0);
       throw;
     }
   }

@@ -3,6 +3,9 @@
 // Experts that are in a slot are computed at once, with the shared expert, while those that are not are being read;
 // each of these is computed as it arrives. When the slots are fewer than the experts needed, what has arrived goes on
 // its way a few experts at a time, and the slots of those that are computed are filled again while the next compute.
+// In a step, a layer whose experts are all in slots for good does without the host: the device looks up what its router
+// picked, and nothing is submitted or waited for.
+//
 // Outputs land each in its own row and are summed in router order, so neither the order of arrival nor the number of
 // slots changes a bit.
 #pragma once
@@ -58,6 +61,7 @@ class ExpertSide {
   int64_t expert_bytes() const { return store_.experts().bytes; }
   int64_t read_buffers() const { return pool_.memory(); }
   // Bytes of lists: what they will be with settled options, and what they are.
+  static int64_t slot_memory(const StoreDirectory& store, const EngineOptions& options);
   static int64_t table_bytes(const StoreDirectory& store, const EngineOptions& options);
   int64_t tables() const;
   int readers() const { return pool_.threads(); }
@@ -81,8 +85,10 @@ class ExpertSide {
     int64_t waits = 0;          // of the ring
   };
 
-  void route(std::unique_ptr<Commands>& commands, const Model& model, int64_t layer, Scratch& scratch, int64_t n,
-             StepStats& stats);
+  bool is_resident(int64_t layer);
+  void run_resident(Commands& commands, const Model& model, int64_t layer, Scratch& scratch);
+  View slots_of(int64_t layer) const;
+  void record_route(Commands& commands, const Model& model, int64_t layer, Scratch& scratch, int64_t n) const;
   void sort_out(int64_t layer, StepStats& stats);
   bool more_to_read() const { return next_missing_ < missing_.size(); }
   void read_missing(int64_t layer, StepStats& stats);
@@ -96,7 +102,8 @@ class ExpertSide {
 
   Backend& backend_;
   ExpertStore store_;
-  std::unique_ptr<Buffer> memory_;  // of the slots
+  std::unique_ptr<Buffer> memory_;  // of the slots; behind them, where there is one for every expert, a table of u64
+                                    // [layer, expert]: the first byte of its slot
   SlotCache cache_;
   ReadPool pool_;
   ExpertLoader loader_;
@@ -106,6 +113,9 @@ class ExpertSide {
   Prefetcher prefetcher_;
   std::string describe_;
   RoutingObserver observer_;
+  bool stays_;                    // an expert, once in its slot
+  std::vector<int64_t> settled_;  // [layer]: experts 0 ... are in slots, and those in the table
+  int64_t evictions_ = 0;         // that were known when the table was filled
 
   // Of the layer under way.
   std::vector<ExpertGroups::Group> missing_;

@@ -78,7 +78,7 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
   const Variant& v = store.variant;
   Footprint bytes;
   bytes.dense_weights = arena_bytes(dense_layout(store).bytes);
-  bytes.expert_slots = arena_bytes(options.expert_slots * slot_layout(store).bytes);
+  bytes.expert_slots = arena_bytes(ExpertSide::slot_memory(store, options));
   bytes.scratch = arena_bytes(scratch_bytes(v, options.chunk)) + arena_bytes(most_top_k * 8) +
                   prepared_bytes(options.backend, work_sizes(v, options.chunk));
   // "auto" may turn out buffered, which needs none: what is planned is what direct reads need.

@@ -87,6 +87,11 @@ size_t SlotCache::key_of(int64_t layer, int64_t expert) const {
   return static_cast<size_t>(layer * shape_.experts + expert);
 }
 
+int64_t SlotCache::ready_slot(int64_t layer, int64_t expert) const {
+  const int32_t slot = table_[key_of(layer, expert)];
+  return slot >= 0 && at(slot).state == SlotState::ready ? slot : -1;
+}
+
 SlotCache::Acquired SlotCache::acquire(int64_t layer, int64_t expert) {
   const size_t key = key_of(layer, expert);
   int32_t slot = table_[key];

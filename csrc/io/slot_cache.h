@@ -88,6 +88,9 @@ class SlotCache {
   // std::out_of_range in these when there is no such layer or expert.
   bool contains(int64_t layer, int64_t expert) const { return table_[key_of(layer, expert)] >= 0; }
 
+  // Of an expert that is in a slot and may be used; -1 when it is not.
+  int64_t ready_slot(int64_t layer, int64_t expert) const;
+
   // The expert's slot. When it was missing the slot is loading and the caller's to fill. StateError when it is missing
   // and every slot is leased; nothing has changed then.
   Acquired acquire(int64_t layer, int64_t expert);

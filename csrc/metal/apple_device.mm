@@ -247,6 +247,15 @@ class AppleDevice final : public Device {
     }
   }
 
+  std::vector<std::string> kernels(const std::string& file) override {
+    @autoreleasepool {
+      NSArray<NSString*>* names = libraries_[file].functionNames;
+      std::vector<std::string> found;
+      for (NSUInteger i = 0; i < names.count; ++i) found.push_back(text_of([names objectAtIndex:i]));
+      return found;
+    }
+  }
+
   std::unique_ptr<Pipeline> pipeline(const std::string& file, const std::string& kernel) override {
     @autoreleasepool {
       id<MTLFunction> function = [libraries_[file] newFunctionWithName:string_of(kernel)];

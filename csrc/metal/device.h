@@ -66,7 +66,8 @@ class Device {
   virtual std::unique_ptr<DeviceBuffer> allocate(int64_t bytes, const std::string& what) = 0;
   // Takes the text of a shader file. DeviceError with the compiler's own words.
   virtual void compile(const std::string& file, const std::string& text) = 0;
-  // A kernel of a file that was compiled.
+  // Of a file that was compiled: the names of its kernels, and one of them.
+  virtual std::vector<std::string> kernels(const std::string& file) = 0;
   virtual std::unique_ptr<Pipeline> pipeline(const std::string& file, const std::string& kernel) = 0;
   virtual std::unique_ptr<CommandBuffer> begin() = 0;
   // After a fault, when nothing runs: a queue without memory of it.

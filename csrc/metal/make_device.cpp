@@ -11,6 +11,7 @@ namespace {
 
 MakeDevice make = make_own_device;
 bool preferred = has_own_device;
+double work = usual_work;
 std::mutex mutex;
 std::optional<std::string> tried;
 
@@ -35,11 +36,14 @@ std::string failure() {
   return *tried;
 }
 
-void set_make_device(MakeDevice other, bool is_preferred) {
+double most_work() { return work; }
+
+void set_make_device(MakeDevice other, bool is_preferred, double most_work) {
   const std::lock_guard lock(mutex);
   tried.reset();
   make = other ? other : make_own_device;
   preferred = other ? is_preferred : has_own_device;
+  work = other ? most_work : usual_work;
 }
 
 #if !defined(__APPLE__)

@@ -10,8 +10,7 @@ uint32_t divide_up(int64_t value, int64_t by) { return static_cast<uint32_t>((va
 
 // With fewer simdgroups than this a GPU is half asleep: then spans of the cache go side by side.
 constexpr int64_t enough_simdgroups = 512;
-constexpr int64_t least_parts = 1 << 20;     // bytes
-constexpr double most_of_a_dispatch = 1e10;  // multiplications
+constexpr int64_t least_parts = 1 << 20;  // bytes
 
 }  // namespace
 
@@ -48,7 +47,7 @@ void MetalCommands::run_attention(const AttentionTask& task, int64_t n) {
                              task.q.dim, ": load with backend=\"cpu\""));
   const double row = 2.0 * static_cast<double>(task.q.heads) * static_cast<double>(task.first_position + n) *
                      static_cast<double>(task.q.dim + task.q_pe.dim);
-  const int64_t most = std::max<int64_t>(1, static_cast<int64_t>(most_of_a_dispatch / row));
+  const int64_t most = std::max<int64_t>(1, static_cast<int64_t>(backend_.most_work_ / 2 / row));
   for (int64_t first = 0; first < n; first += most) {
     const int64_t count = std::min(most, n - first);
     attend(task, first, count);

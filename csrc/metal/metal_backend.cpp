@@ -46,25 +46,34 @@ MetalBackend::Room MetalBackend::Room::of(const WorkSizes& sizes) {
   room.picks = blocks > 1 ? blocks * std::min(sizes.picks, sizes.logits) * 4 : 0;
   // Twice what one batch brings, so that a batch can be recorded while another runs.
   room.lists = 2 * MetalCommands::list_bytes(sizes.pairs, sizes.products);
+  room.chosen = sizes.rows ? sizes.pairs / sizes.rows : 0;
   return room;
 }
 
 int64_t MetalBackend::prepared_bytes(const WorkSizes& sizes) {
   const Room room = Room::of(sizes);
   int64_t bytes = 0;
-  for (const int64_t part : {nothing_bytes, room.parts, room.picks, room.picks, room.picks, room.picks, room.lists})
+  for (const int64_t part : {nothing_bytes, room.parts, room.picks, room.picks, room.picks, room.picks, room.lists,
+                             room.chosen * int64_t{sizeof(ExpertBlock)}, room.chosen * 4})
     if (part > 0) bytes += arena_bytes(part);
   return bytes;
 }
 
-MetalBackend::MetalBackend(std::unique_ptr<Device> device, int64_t fail_at_op)
-    : device_(std::move(device)), fail_at_op_(fail_at_op), nothing_(allocate(nothing_bytes, "nothing")) {}
+MetalBackend::MetalBackend(std::unique_ptr<Device> device, double most_work, int64_t fail_at_op)
+    : device_(std::move(device)),
+      most_work_(most_work),
+      fail_at_op_(fail_at_op),
+      nothing_(allocate(nothing_bytes, "nothing")) {}
 
 MetalBackend::~MetalBackend() { flight_->wait_for_all(); }
 
+int64_t MetalBackend::most_bytes(const Device& device) {
+  return static_cast<int64_t>(0.8 * static_cast<double>(device.working_set()));
+}
+
 std::unique_ptr<Buffer> MetalBackend::allocate(int64_t bytes, const std::string& what) {
   const int64_t whole = arena_bytes(bytes);
-  const auto most = static_cast<int64_t>(most_of_working_set * static_cast<double>(device_->working_set()));
+  const int64_t most = most_bytes(*device_);
   if (whole > most - *held_)
     throw BudgetError(concat(what, ": expected at most ", sized(std::max<int64_t>(0, most - *held_)),
                              ", which is left of the ", sized(most), " that ", device_->name(), " may use, found ",
@@ -83,6 +92,10 @@ int64_t MetalBackend::prepare(const WorkSizes& sizes) {
     for (std::unique_ptr<Buffer>& picks : round)
       if (room.picks) picks = allocate(room.picks, "top-k");
   if (room.lists) lists_.reserve(*this, room.lists);
+  if (room.chosen) {
+    chosen_blocks_ = allocate(room.chosen * int64_t{sizeof(ExpertBlock)}, "chosen experts");
+    chosen_pairs_ = allocate(room.chosen * 4, "chosen experts");
+  }
   // Whoever opens a model waits for the compiler, and no step does.
   for (const std::string& file : shader_files()) compile(file);
   return held() - before;

@@ -19,12 +19,13 @@ namespace moeflux::metal {
 
 class MetalBackend final : public Backend {
  public:
-  explicit MetalBackend(std::unique_ptr<Device> device, int64_t fail_at_op = -1);
+  // `most_work`: multiplications after which a command buffer departs.
+  MetalBackend(std::unique_ptr<Device> device, double most_work, int64_t fail_at_op = -1);
   ~MetalBackend() override;
 
   std::string name() const override { return "metal"; }
   std::string describe() const override { return "metal: " + device_->name(); }
-  // BudgetError when that would be more than most_of_working_set of what the system recommends.
+  // BudgetError when all together would be more than `most_bytes`.
   std::unique_ptr<Buffer> allocate(int64_t bytes, const std::string& what) override;
   int64_t prepare(const WorkSizes& sizes) override;
   int64_t held() const override { return *held_; }
@@ -32,16 +33,18 @@ class MetalBackend final : public Backend {
   std::unique_ptr<Commands> begin() override;
   Ticket submit(std::unique_ptr<Commands> commands) override;
 
-  static constexpr double most_of_working_set = 0.8;
+  // Bytes that buffers may have: of what the system recommends to keep in use a part, for others use the GPU too.
+  static int64_t most_bytes(const Device& device);
 
  private:
   friend class MetalCommands;
 
   // What ops want beside their arguments, in bytes.
   struct Room {
-    int64_t parts = 0;  // sums of spans of attention
-    int64_t picks = 0;  // of top_k: values, or ids, that one round leaves to the next
-    int64_t lists = 0;  // of pairs and their blocks
+    int64_t parts = 0;   // sums of spans of attention
+    int64_t picks = 0;   // of top_k: values, or ids, that one round leaves to the next
+    int64_t lists = 0;   // of pairs and their blocks
+    int64_t chosen = 0;  // pairs of a row
 
     static Room of(const WorkSizes& sizes);
   };
@@ -53,13 +56,16 @@ class MetalBackend final : public Backend {
   std::unique_ptr<Device> device_;
   std::unordered_set<std::string> compiled_;  // files
   std::unordered_map<std::string, std::unique_ptr<Pipeline>> pipelines_;
+  double most_work_;
   int64_t fail_at_op_;
   int64_t ops_ = 0;
   std::shared_ptr<std::atomic<int64_t>> held_ = std::make_shared<std::atomic<int64_t>>(0);
   std::shared_ptr<Flight> flight_ = std::make_shared<Flight>();
   std::unique_ptr<Buffer> nothing_;  // stands where a kernel has an argument that is not given
   std::unique_ptr<Buffer> parts_;
-  std::unique_ptr<Buffer> picks_[2][2];  // by round, odd or even: values, and ids
+  std::unique_ptr<Buffer> picks_[2][2];    // by round, odd or even: values, and ids
+  std::unique_ptr<Buffer> chosen_blocks_;  // of experts that the GPU chose itself
+  std::unique_ptr<Buffer> chosen_pairs_;
   ListRing lists_;
 };
 

@@ -5,10 +5,6 @@
 namespace moeflux::metal {
 namespace {
 
-// Enough for a fraction of a second on the slowest GPU there is, so that nobody takes it for hanging, and few enough
-// that a step is one command buffer.
-constexpr double most_multiplications = 2e10;
-
 HeadNormParams head_norm(const Heads& x, const Heads& gate, bool has_weight, float eps, float scale) {
   return {.row_stride = static_cast<uint32_t>(x.row_stride),
           .head_stride = static_cast<uint32_t>(x.head_stride),
@@ -50,7 +46,7 @@ void MetalCommands::commit() {
 
 void MetalCommands::did(double multiplications) {
   multiplications_ += multiplications;
-  if (multiplications_ >= most_multiplications) commit();
+  if (multiplications_ >= backend_.most_work_) commit();
 }
 
 void MetalCommands::dispatch(const Kernel& kernel, std::span<const std::byte> params, std::span<const View> buffers,

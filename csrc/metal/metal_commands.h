@@ -44,6 +44,7 @@ class MetalCommands final : public Commands {
   void route_softmax(const RouteArgs& args, int64_t n) override;
   void route_grouped(const RouteArgs& args, int64_t n) override;
   void expert_ffn(const ExpertArgs& args) override;
+  void chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) override;
   void swiglu(View gate, View up, View out, int64_t count) override;
   void combine(const CombineArgs& args, int64_t n) override;
   void residual_add(View x, View y, View out, int64_t count) override;
@@ -57,7 +58,6 @@ class MetalCommands final : public Commands {
   };
   struct AttentionTask;
   struct Lists;
-  struct ExpertStage;
 
   template <typename Body>
   void op(const char* name, const Body& body) {
@@ -101,7 +101,8 @@ class MetalCommands final : public Commands {
   RouteParams route_params(const RouteArgs& args) const;
   Lists lists_of(const ExpertArgs& args);
   View room_for(int64_t bytes);
-  void product_of_experts(const char* kernel, const Lists& lists, const ExpertJob& job, const Matrix& matrix,
+  void feed_forward(const Lists& lists, const ExpertMatrices& expert, int64_t base, const ExpertArgs& args);
+  void product_of_experts(const char* kernel, const Lists& lists, int64_t base, const Matrix& matrix,
                           const Matrix* second, int64_t k, View x, View out);
 
   MetalBackend& backend_;

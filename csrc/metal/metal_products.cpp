@@ -177,11 +177,10 @@ MetalCommands::Lists MetalCommands::lists_of(const ExpertArgs& args) {
   return lists;
 }
 
-// out[p] = W . x[p / k] for every pair; with a second matrix silu(W . x) * (V . x). All experts are laid out as `job`
-// is.
-void MetalCommands::product_of_experts(const char* kernel, const Lists& lists, const ExpertJob& job,
-                                       const Matrix& matrix, const Matrix* second, int64_t k, View x, View out) {
-  const int64_t base = base_of(job.expert);
+// out[p] = W . x[p / k] for every pair; with a second matrix silu(W . x) * (V . x). `base`: the first byte of the
+// expert that these matrices are of; all are laid out as it is.
+void MetalCommands::product_of_experts(const char* kernel, const Lists& lists, int64_t base, const Matrix& matrix,
+                                       const Matrix* second, int64_t k, View x, View out) {
   const auto place = [&](const View& view) { return view ? static_cast<uint64_t>(view.offset - base) : 0; };
   const Matrix& other = second ? *second : matrix;
   const ExpertParams params = {.weight = place(matrix.weight),
@@ -202,25 +201,44 @@ void MetalCommands::product_of_experts(const char* kernel, const Lists& lists, c
   did(multiplications(matrix, lists.total) * (second ? 2 : 1));
 }
 
+void MetalCommands::feed_forward(const Lists& lists, const ExpertMatrices& e, int64_t base, const ExpertArgs& args) {
+  if (e.gate.format == e.up.format) {
+    product_of_experts("expert_gate_up", lists, base, e.gate, &e.up, args.k, args.x, args.scratch);
+  } else {  // each by itself; scratch has room for both, a row a pair of the call
+    const int64_t count = args.rows * args.k * args.intermediate;
+    const View up = args.scratch.at(count);
+    product_of_experts("expert_down", lists, base, e.gate, nullptr, args.k, args.x, args.scratch);
+    product_of_experts("expert_down", lists, base, e.up, nullptr, args.k, args.x, up);
+    barrier();
+    flat({"elementwise", "swiglu"}, FlatParams{static_cast<uint32_t>(count)}, {args.scratch, up}, count);
+  }
+  barrier();
+  product_of_experts("expert_down", lists, base, e.down, nullptr, 1, args.scratch, args.out);
+}
+
 void MetalCommands::expert_ffn(const ExpertArgs& args) {
   op("expert_ffn", [&] {
     const Lists lists = lists_of(args);
     if (lists.count == 0) return;
-    const ExpertJob& job = args.jobs.front();
-    const ExpertMatrices& e = job.expert;
-    if (e.gate.format == e.up.format) {
-      product_of_experts("expert_gate_up", lists, job, e.gate, &e.up, args.k, args.x, args.scratch);
-    } else {  // each by itself; scratch has room for both, a row a pair of the call
-      const int64_t rows = args.rows * args.k;
-      const View up = args.scratch.at(rows * args.intermediate);
-      product_of_experts("expert_down", lists, job, e.gate, nullptr, args.k, args.x, args.scratch);
-      product_of_experts("expert_down", lists, job, e.up, nullptr, args.k, args.x, up);
-      barrier();
-      flat({"elementwise", "swiglu"}, FlatParams{static_cast<uint32_t>(rows * args.intermediate)}, {args.scratch, up},
-           rows * args.intermediate);
-    }
+    const ExpertMatrices& expert = args.jobs.front().expert;
+    feed_forward(lists, expert, base_of(expert), args);
+  });
+}
+
+// The GPU makes the lists itself.
+void MetalCommands::chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) {
+  op("chosen_expert_ffn", [&] {
+    const int64_t pairs = n * args.k;
+    if (pairs == 0) return;
+    constexpr auto block_bytes = static_cast<int64_t>(sizeof(ExpertBlock));
+    for (auto& [buffer, bytes] :
+         {std::pair{&backend_.chosen_blocks_, pairs * block_bytes}, std::pair{&backend_.chosen_pairs_, pairs * 4}})
+      if (!*buffer || (*buffer)->bytes() < bytes) *buffer = backend_.allocate(bytes, "chosen experts");
+    const Lists lists = {{backend_.chosen_blocks_.get(), 0}, {backend_.chosen_pairs_.get(), 0}, pairs, 1, pairs};
+    flat({"experts", "expert_blocks"}, ExpertBlocksParams{static_cast<uint32_t>(pairs)},
+         {args.ids, args.slots, lists.blocks, lists.pairs}, pairs);
     barrier();
-    product_of_experts("expert_down", lists, job, e.down, nullptr, 1, args.scratch, args.out);
+    feed_forward(lists, args.first, 0, {args.x, n, args.hidden, args.intermediate, args.k, {}, args.scratch, args.out});
   });
 }
 

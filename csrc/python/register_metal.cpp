@@ -3,6 +3,7 @@
 
 #include "backends/backends.h"
 #include "metal/make_device.h"
+#include "metal/metal_backend.h"
 #include "metal/shaders.h"
 #include "python/bindings.h"
 
@@ -24,14 +25,25 @@ void register_metal(py::module_& m) {
       },
       "The name of the GPU, and facts about it as label and text. DeviceError when there is none.");
   m.def(
-      "metal_working_set", [] { return metal::make_device()->working_set(); },
-      "Bytes that the system recommends to keep in use at most.");
+      "metal_compile",
+      [](const std::string& file) {
+        const std::unique_ptr<metal::Device> device = metal::make_device();
+        device->compile(file, metal::shader_text(file));
+        const std::vector<std::string> kernels = device->kernels(file);
+        for (const std::string& kernel : kernels) device->pipeline(file, kernel);
+        return kernels.size();
+      },
+      py::arg("file"), py::call_guard<py::gil_scoped_release>(),
+      "Compiles a shader file and makes every kernel ready; how many there are.");
+  m.def(
+      "metal_memory", [] { return metal::MetalBackend::most_bytes(*metal::make_device()); },
+      "Bytes that the buffers of a model may have on this GPU.");
   m.def(
       "set_metal_device",
-      [](uintptr_t make, bool preferred) {
-        metal::set_make_device(reinterpret_cast<metal::MakeDevice>(make), preferred);
+      [](uintptr_t make, bool preferred, double most_work) {
+        metal::set_make_device(reinterpret_cast<metal::MakeDevice>(make), preferred, most_work);
       },
-      py::arg("make"), py::arg("preferred") = false,
+      py::arg("make"), py::arg("preferred") = false, py::arg("most_work") = metal::usual_work,
       "For tests: the address of a function that makes devices; 0 for the machine's own.");
 }
 

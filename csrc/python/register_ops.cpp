@@ -164,9 +164,26 @@ py::list matmul(const Ops& ops, const std::vector<std::tuple<Array, py::object, 
   return results;
 }
 
-// experts: (gate, up, down) each; jobs: the number of an expert and its pairs.
-py::object expert_ffn(const Ops& ops, const Array& x,
-                      const std::vector<std::tuple<py::object, py::object, py::object>>& experts,
+using StoredExperts = std::vector<std::tuple<py::object, py::object, py::object>>;
+
+// (gate, up, down) each, in slots.
+std::vector<ExpertMatrices> experts_of(OpArguments& a, const StoredExperts& experts, int64_t hidden,
+                                       int64_t intermediate) {
+  std::vector<ExpertMatrices> matrices;
+  for (const auto& [gate, up, down] : experts) {
+    const ExpertMatrices expert{a.matrix("gate", gate), a.matrix("up", up), a.matrix("down", down)};
+    for (const Matrix* each : {&expert.gate, &expert.up})
+      a.require(each->rows == intermediate && each->columns == hidden, "gate or up",
+                concat(intermediate, " rows of ", hidden), each->rows);
+    a.require(expert.down.rows == hidden && expert.down.columns == intermediate, "down",
+              concat(hidden, " rows of ", intermediate), expert.down.rows);
+    matrices.push_back(expert);
+  }
+  return a.in_slots("experts", std::move(matrices));
+}
+
+// jobs: the number of an expert and its pairs.
+py::object expert_ffn(const Ops& ops, const Array& x, const StoredExperts& experts,
                       const std::vector<std::pair<int64_t, std::vector<int32_t>>>& jobs, int64_t k,
                       int64_t intermediate) {
   OpArguments a = ops.arguments("expert_ffn");
@@ -178,17 +195,7 @@ py::object expert_ffn(const Ops& ops, const Array& x,
   args.hidden = x.shape(1);
   args.intermediate = intermediate;
   args.k = k;
-  std::vector<ExpertMatrices> matrices;
-  for (const auto& [gate, up, down] : experts) {
-    const ExpertMatrices expert{a.matrix("gate", gate), a.matrix("up", up), a.matrix("down", down)};
-    for (const Matrix* each : {&expert.gate, &expert.up})
-      a.require(each->rows == intermediate && each->columns == args.hidden, "gate or up",
-                concat(intermediate, " rows of ", args.hidden), each->rows);
-    a.require(expert.down.rows == args.hidden && expert.down.columns == intermediate, "down",
-              concat(args.hidden, " rows of ", intermediate), expert.down.rows);
-    matrices.push_back(expert);
-  }
-  matrices = a.in_slots("experts", std::move(matrices));
+  const std::vector<ExpertMatrices> matrices = experts_of(a, experts, args.hidden, intermediate);
   std::vector<ExpertJob> recorded;
   for (const auto& [expert, places] : jobs) {
     a.require(expert >= 0 && expert < static_cast<int64_t>(matrices.size()), "jobs", "the number of an expert", expert);
@@ -201,6 +208,34 @@ py::object expert_ffn(const Ops& ops, const Array& x,
   args.out = a.output(n * k * args.hidden);
   a.run([&](Commands& commands) { commands.expert_ffn(args); });
   return a.floats_of(args.out, {n * k, args.hidden});
+}
+
+py::object chosen_expert_ffn(const Ops& ops, const Array& x, const StoredExperts& experts, const Array& ids,
+                             int64_t intermediate) {
+  OpArguments a = ops.arguments("chosen_expert_ffn");
+  ChosenExpertArgs args;
+  args.x = a.floats("x", x, {-1, -1});
+  const int64_t n = x.shape(0);
+  args.hidden = x.shape(1);
+  args.intermediate = intermediate;
+  args.ids = a.ints("ids", ids, {n, -1});
+  args.k = ids.shape(1);
+  const std::vector<ExpertMatrices> matrices = experts_of(a, experts, args.hidden, intermediate);
+  a.require(!matrices.empty(), "experts", "at least 1", 0);
+  const auto count = static_cast<int64_t>(matrices.size());
+  args.slots = a.output(2 * count);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto slot = static_cast<uint64_t>(matrices[static_cast<size_t>(i)].gate.weight.offset);
+    std::memcpy(args.slots.bytes() + i * 8, &slot, sizeof slot);
+  }
+  for (int64_t pair = 0; pair < n * args.k; ++pair)
+    a.require(args.ids.i32()[pair] >= 0 && args.ids.i32()[pair] < count, "ids", concat("0 to ", count - 1),
+              args.ids.i32()[pair]);
+  args.first = matrices.front();
+  args.scratch = a.output(n * args.k * 2 * intermediate);
+  args.out = a.output(n * args.k * args.hidden);
+  a.run([&](Commands& commands) { commands.chosen_expert_ffn(args, n); });
+  return a.floats_of(args.out, {n * args.k, args.hidden});
 }
 
 // ---- Attention and delta net ----------------------------------------------------------------------------------------
@@ -436,6 +471,8 @@ void register_ops(py::module_& m) {
            py::arg("shared_gate"))
       .def("matmul", &matmul, py::arg("products"))
       .def("expert_ffn", &expert_ffn, py::arg("x"), py::arg("experts"), py::arg("jobs"), py::arg("k"),
+           py::arg("intermediate"))
+      .def("chosen_expert_ffn", &chosen_expert_ffn, py::arg("x"), py::arg("experts"), py::arg("ids"),
            py::arg("intermediate"))
       .def("attention", &attention, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("scale"))
       .def("mla_attention", &mla_attention, py::arg("q_latent"), py::arg("q_pe"), py::arg("latent"), py::arg("k_pe"),

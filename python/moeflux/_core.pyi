@@ -49,11 +49,12 @@ __all__: list[str] = [
     "dequantize",
     "footprint",
     "isas",
+    "metal_compile",
     "metal_facts",
     "metal_failure",
+    "metal_memory",
     "metal_shader",
     "metal_shader_files",
-    "metal_working_set",
     "open_mlx",
     "open_packed",
     "parse_json",
@@ -459,6 +460,13 @@ class Ops:
     ) -> None: ...
     def append(self, x: numpy.ndarray, cache: numpy.ndarray, first: int) -> typing.Any: ...
     def attention(self, q: numpy.ndarray, k: numpy.ndarray, v: numpy.ndarray, scale: float) -> typing.Any: ...
+    def chosen_expert_ffn(
+        self,
+        x: numpy.ndarray,
+        experts: collections.abc.Sequence[tuple[typing.Any, typing.Any, typing.Any]],
+        ids: numpy.ndarray,
+        intermediate: int,
+    ) -> typing.Any: ...
     def combine(
         self,
         residual: numpy.ndarray,
@@ -830,6 +838,11 @@ def isas() -> list[str]:
     The instruction sets whose kernels run here, the best first.
     """
 
+def metal_compile(file: str) -> int:
+    """
+    Compiles a shader file and makes every kernel ready; how many there are.
+    """
+
 def metal_facts() -> tuple[str, list[tuple[str, str]]]:
     """
     The name of the GPU, and facts about it as label and text. DeviceError when there is none.
@@ -840,17 +853,17 @@ def metal_failure() -> str:
     Why `auto` is not Metal on a machine whose GPU it should be; empty when it is, or when there is none.
     """
 
+def metal_memory() -> int:
+    """
+    Bytes that the buffers of a model may have on this GPU.
+    """
+
 def metal_shader(file: str) -> str:
     """
     The text of a shader file as the driver gets it.
     """
 
 def metal_shader_files() -> list[str]: ...
-def metal_working_set() -> int:
-    """
-    Bytes that the system recommends to keep in use at most.
-    """
-
 def open_mlx(folder: os.PathLike | str | bytes, variant_json: str) -> StoreDirectory:
     """
     A folder of MLX safetensors, in place.
@@ -924,7 +937,7 @@ def required_tensors(variant_json: str) -> list:
     (name, logical shape, whether a matrix) of everything but the routed experts: a matrix by its base name, in stacks where latent attention may have either form.
     """
 
-def set_metal_device(make: int, preferred: bool = False) -> None:
+def set_metal_device(make: int, preferred: bool = False, most_work: float = 20000000000.0) -> None:
     """
     For tests: the address of a function that makes devices; 0 for the machine's own.
     """

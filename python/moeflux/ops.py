@@ -128,6 +128,11 @@ class Ops:
         intermediate = len(experts[0][0].weight) if experts else 0
         return self._core.expert_ffn(x, list(experts), [(e, list(pairs)) for e, pairs in jobs], k, intermediate)
 
+    def chosen_expert_ffn(self, x: Array, experts: Sequence[Expert], ids: Array) -> Array:
+        """x [n, h], ids int32 [n, k]: of experts of one shape and format -> [n * k, h]"""
+        intermediate = len(experts[0][0].weight) if experts else 0
+        return self._core.chosen_expert_ffn(x, list(experts), ids, intermediate)
+
     # ---- Attention and delta net --------------------------------------------------------------------------------
 
     def attention(self, q: Array, k: Array, v: Array, scale: float) -> Array:

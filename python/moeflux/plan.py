@@ -194,7 +194,7 @@ class _Planner:
         if options.kv_dtype not in ("f32", "bf16"):
             raise StateError(f'kv_dtype: expected "f32" or "bf16", found {options.kv_dtype!r:.40}')
         self.fixed = self.process_parts()
-        self.budget, self.source = self.budget_of(options.memory)
+        self.budget, self.source = self.within_gpu(*self.budget_of(options.memory))
         self.direct_works = all(_core.supports_direct(file) for file in store.expert_files)
 
     def process_parts(self) -> dict[str, int]:
@@ -226,6 +226,13 @@ class _Planner:
         reserve = min(max(self.free.bytes // 10, 64 * MIB), 2048 * MIB)
         source = f"auto: {human(self.free.bytes)} {self.free.source}, and {human(own)} that this process has"
         return max(1, self.free.bytes + own - reserve), f"{source}, less a reserve of {human(reserve)}"
+
+    def within_gpu(self, budget: int | None, source: str) -> tuple[int | None, str]:
+        """A GPU that shares the memory may use a part of it: what the model holds is to lie within that."""
+        if budget is None or _core.chosen_backend(self.options.backend) != "metal":
+            return budget, source
+        most = _core.metal_memory() + sum(self.fixed.values())
+        return (most, f"{source}, less what the GPU may not use") if most < budget else (budget, source)
 
     # ---- Sizes ----
 

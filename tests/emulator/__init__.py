@@ -4,4 +4,7 @@
 for speed and once with every load and store announced; `device` runs kernels with one fiber a GPU thread, true barriers
 and simdgroups of 32 (runtime/), in any order, and reports what the checker found. `lint` refuses what Apple's compiler
 would refuse, as far as clang can tell, and what this emulator could not verify.
+
+`gpu` is the same device as Apple's API has it: apple/ holds a small Objective-C runtime and a stand-in for Metal, which
+are compiled together with csrc/metal/apple_device.mm, as it is, so that the engine runs on it.
 """

@@ -14,7 +14,7 @@ BUFFERS = 31
 ORDERS = (0, 1, 20, 21)  # ascending, descending, two at random
 
 
-class _Buffer(ctypes.Structure):
+class Buffer(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("bytes", ctypes.c_uint64)]
 
 
@@ -67,7 +67,7 @@ class Library:
         strict: bool = True,
     ) -> None:
         """Changes the arrays that the kernel writes. Raises Fault."""
-        bound = (_Buffer * BUFFERS)()
+        bound = (Buffer * BUFFERS)()
         for place, array in zip(bound, buffers, strict=False):
             if array is not None:
                 assert array.flags.c_contiguous

@@ -15,11 +15,14 @@ import hashlib
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import numpy as np
 
 from emulator.build import HERE, host_compiler, into_place, library
 from emulator.compilers import BUILD, CompileError, Compiler, compiler
+from emulator.device import BUFFERS, Buffer
 from moeflux import _core
 
 ROOT = HERE.parents[1]
@@ -131,11 +134,12 @@ def _gpu() -> ctypes.CDLL:
     return found
 
 
-def install(*, preferred: bool = False) -> None:
-    """From now on `backend="metal"` is the emulated device; `preferred`: so is "auto"."""
+def install(*, preferred: bool = False, most_work: float = 2e10) -> None:
+    """From now on `backend="metal"` is the emulated device; `preferred`: so is "auto". `most_work`: multiplications
+    after which a command buffer departs."""
     address = ctypes.cast(getattr(_gpu(), MAKE_DEVICE), ctypes.c_void_p).value
     assert address
-    _core.set_metal_device(address, preferred)
+    _core.set_metal_device(address, preferred, most_work)
 
 
 def remove() -> None:
@@ -174,6 +178,36 @@ def set_emulation(
     _gpu().metal_emulate(ctypes.byref(how))
 
 
+_Witness = ctypes.CFUNCTYPE(
+    None, ctypes.c_char_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint32), ctypes.POINTER(ctypes.c_uint32),
+    ctypes.c_bool,
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def watching(
+    told: Callable[[str, list[np.ndarray | None], tuple[int, ...], tuple[int, ...], bool], None],
+) -> Iterator[None]:
+    """Within the block `told(kernel, buffers, threadgroups, threads, after)` is called around every dispatch. The
+    buffers are bytes, in place."""
+
+    @_Witness
+    def witness(kernel, buffers, groups, threads, after):  # type: ignore[no-untyped-def]
+        given = ctypes.cast(buffers, ctypes.POINTER(Buffer))
+        arrays = [
+            np.ctypeslib.as_array(ctypes.cast(given[i].data, ctypes.POINTER(ctypes.c_uint8)), (given[i].bytes,))
+            if given[i].data else None
+            for i in range(BUFFERS)
+        ]  # fmt: skip
+        told(kernel.decode(), arrays, tuple(groups[:3]), tuple(threads[:3]), after)
+
+    _gpu().metal_show(witness)
+    try:
+        yield
+    finally:
+        _gpu().metal_show(None)
+
+
 def commits() -> int:
     return _gpu().metal_commits()
 
@@ -187,4 +221,14 @@ def live_objects() -> int:
     return _gpu().metal_live_objects()
 
 
-__all__ = ["CompileError", "commits", "device_library", "dispatches", "emulating", "install", "live_objects", "remove"]
+__all__ = [
+    "CompileError",
+    "commits",
+    "device_library",
+    "dispatches",
+    "emulating",
+    "install",
+    "live_objects",
+    "remove",
+    "watching",
+]

@@ -28,10 +28,14 @@ and removed again. Measures memory too, and prints what limits there are. What i
 cache folder ($MOEFLUX_CACHE, else the system's), for this machine and this disk: models are opened with these settings
 from then on, unless others are asked for. Takes about 15 seconds, or 3; close other programs meanwhile.
 
+With --metal it looks at the GPU of a Mac instead: compiles every kernel, runs every op on small numbers there and on
+the CPU, then a whole model, and prints a table for an issue if something fails. The status is 1 then.
+
 examples:
   moeflux doctor /ssd/a3b
   moeflux doctor /ssd --quick
   moeflux doctor --json
+  moeflux doctor --metal
 """
 
 TRACE_HELP = "run a model and record which experts its router picks"
@@ -104,13 +108,19 @@ def add(commands: Commands) -> None:
 def _add_doctor(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", nargs="?", type=Path, default=Path(), metavar="DIR", help="usually this folder")
     command.add_argument("--quick", action="store_true", help="3 seconds, less exact")
+    command.add_argument("--metal", action="store_true", help="the GPU of a Mac, held to the CPU, instead of the disk")
     command.add_argument("--json", action="store_true", help="everything as JSON, sizes in exact bytes")
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
     from moeflux.doctor import examine
+    from moeflux.metal_check import check_metal
     from moeflux.progress import for_terminal
 
+    if arguments.metal:
+        report = check_metal(for_terminal())
+        print_value(report, arguments.json)
+        return 1 if report.failures else 0
     print_value(examine(arguments.folder, arguments.quick, for_terminal()), arguments.json)
     return 0
 

@@ -20,6 +20,11 @@ struct MetalEmulation {
 // Counts commits from 0 again.
 void metal_emulate(const MetalEmulation* how);
 
+// Told of every dispatch before it runs and after; null: nobody is.
+typedef void (*MetalWitness)(const char* kernel, const struct MslBuffer* buffers, const uint32_t* groups,
+                             const uint32_t* threads, bool after);
+void metal_show(MetalWitness witness);
+
 int64_t metal_commits();
 int64_t metal_dispatches();
 // Objects of Metal's that somebody still holds, the device itself aside.

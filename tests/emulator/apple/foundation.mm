@@ -114,6 +114,16 @@ const char* class_getName(Class of);
 }
 @end
 
+// Others make it.
+@implementation NSArray
+- (NSUInteger)count {
+  return 0;
+}
+- (id)objectAtIndex:(NSUInteger)index {
+  return nil;
+}
+@end
+
 @implementation NSError {
   NSInteger code_;
   NSString* domain_;

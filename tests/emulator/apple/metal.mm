@@ -34,6 +34,7 @@ constexpr size_t page = 16384;  // Apple silicon's
 constexpr NSUInteger most_bytes_of_set_bytes = 4096;
 
 MetalBuild build = nullptr;
+MetalWitness witness = nullptr;
 MetalEmulation emulation = {0, 0, -1, uint64_t{12} << 30, 1024, false};
 std::mutex emulation_mutex;
 std::atomic<int64_t> commits{0};
@@ -113,6 +114,12 @@ const KernelLibrary* library_of(const std::string& text, bool checked, std::stri
 }
 @end
 
+@interface EmulatedNames : NSArray {
+ @public
+  std::vector<NSString*> names_;
+}
+@end
+
 @interface EmulatedFunction : NSObject <MTLFunction> {
  @public
   std::string name_;
@@ -170,7 +177,8 @@ std::string run(const Dispatch& dispatch, const MetalEmulation& emulation) {
   if (!library) invalid("%s", words.c_str());
   const MslKernel* kernel = library->kernels.at(dispatch.pipeline->name_);
   MslBuffer buffers[msl_buffers] = {};
-  for (uint32_t i = 0; i < msl_buffers; ++i) {
+  for (uint32_t p = 0; p < kernel->parameter_count; ++p) {
+    const uint32_t i = kernel->parameters[p].index;
     const Binding& binding = dispatch.bindings[i];
     if (binding.is_bytes)
       buffers[i] = {const_cast<char*>(binding.bytes.data()), binding.bytes.size()};
@@ -179,7 +187,10 @@ std::string run(const Dispatch& dispatch, const MetalEmulation& emulation) {
   }
   const MslOptions options = {emulation.order, emulation.checked, emulation.checked, true};
   ++dispatches;
-  return library->dispatch(kernel, buffers, dispatch.groups, dispatch.threads, &options) ? library->report() : "";
+  if (witness) witness(kernel->name, buffers, dispatch.groups, dispatch.threads, false);
+  const uint32_t problems = library->dispatch(kernel, buffers, dispatch.groups, dispatch.threads, &options);
+  if (witness) witness(kernel->name, buffers, dispatch.groups, dispatch.threads, true);
+  return problems ? library->report() : "";
 }
 
 std::string run_all(std::vector<Dispatch>& dispatches, const MetalEmulation& emulation) {
@@ -235,7 +246,22 @@ std::string run_all(std::vector<Dispatch>& dispatches, const MetalEmulation& emu
 @implementation MTLResidencySetDescriptor
 @end
 
+@implementation EmulatedNames
+- (NSUInteger)count {
+  return names_.size();
+}
+- (id)objectAtIndex:(NSUInteger)index {
+  return names_.at(index);
+}
+@end
+
 @implementation EmulatedLibrary
+- (NSArray<NSString*>*)functionNames {
+  std::string words;
+  EmulatedNames* names = [EmulatedNames new];
+  for (const auto& [name, kernel] : library_of(text_, false, words)->kernels) names->names_.push_back(string_of(name));
+  return names;
+}
 - (id<MTLFunction>)newFunctionWithName:(NSString*)name {
   std::string words;
   if (!library_of(text_, false, words)->kernels.count(name.UTF8String)) return nil;
@@ -516,6 +542,8 @@ __attribute__((visibility("default"))) void metal_emulate(const MetalEmulation* 
   emulation = *given;
   commits = 0;
 }
+
+__attribute__((visibility("default"))) void metal_show(MetalWitness given) { witness = given; }
 
 __attribute__((visibility("default"))) int64_t metal_commits() { return commits; }
 __attribute__((visibility("default"))) int64_t metal_dispatches() { return dispatches; }

@@ -59,6 +59,11 @@ __attribute__((objc_root_class))
 @interface NSTinyString : NSString
 @end
 
+@interface NSArray<ObjectType> : NSObject
+@property(readonly) NSUInteger count;
+- (ObjectType)objectAtIndex:(NSUInteger)index;
+@end
+
 @interface NSError : NSObject
 + (instancetype)errorWithDomain:(NSString*)domain code:(NSInteger)code userInfo:(id)userInfo;
 @property(readonly) NSInteger code;

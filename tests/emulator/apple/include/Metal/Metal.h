@@ -84,6 +84,7 @@ typedef NS_ENUM(NSInteger, MTLGPUFamily) {
 @end
 
 @protocol MTLLibrary <NSObject>
+@property(readonly) NSArray<NSString*>* functionNames;
 - (nullable id<MTLFunction>)newFunctionWithName:(NSString*)functionName;
 @end
 
