@@ -170,7 +170,7 @@ def test_isa_is_chosen_by_name_and_environment(monkeypatch: pytest.MonkeyPatch) 
     assert "portable" in repr(ops(isa="portable"))
     with pytest.raises(FormatError, match=r'isa: expected one .*\(.*portable\), found "mmx"'):
         ops(isa="mmx")
-    with pytest.raises(FormatError, match=r'backend: expected auto or cpu, found "tpu"'):
+    with pytest.raises(FormatError, match=r'backend: expected auto, cpu or metal, found "tpu"'):
         ops("tpu")
 
 
