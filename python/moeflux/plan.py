@@ -299,7 +299,7 @@ class _Planner:
         return least if fitting is None else _with(least, context=fitting * CONTEXT_STEP)
 
     def with_chunk(self, choice: _Choice) -> _Choice:
-        """A large one reads each expert once for many tokens, but takes room from experts: an eighth of it at most."""
+        """A large one reads each expert once for many tokens, but takes room from experts: a quarter of it at most."""
         if self.chunk:
             return choice
         parts = self.parts(choice)
@@ -307,7 +307,7 @@ class _Planner:
         chunk = LARGEST_CHUNK
         while chunk > choice.chunk:
             larger = _with(choice, chunk=chunk)
-            if self.parts(larger)["scratch"] <= room // 8 and self.total(larger) <= self.budget:
+            if self.parts(larger)["scratch"] <= room // 4 and self.total(larger) <= self.budget:
                 return larger
             chunk //= 2
         return choice
