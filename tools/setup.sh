@@ -26,7 +26,7 @@ printf '#include <bit>\n#include <concepts>\n#include <span>\nint main() { retur
 [ -x "$venv/bin/pip" ] || "$python" -m venv "$venv" ||
   stop "$python cannot make environments. Debian, Ubuntu: apt install python3-venv"
 
-echo "setting up $venv ($("$venv/bin/python" --version), $compiler); a minute or two the first time"
+echo "setting up $venv ($("$venv/bin/python" --version), $compiler); two to three minutes the first time"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 # The build tools stay in the environment: an editable install rebuilds with them when C++ files change.
 "$venv/bin/pip" install --quiet "scikit-build-core>=1.0" "pybind11>=3.0" "cmake>=3.25" ninja
