@@ -126,7 +126,8 @@ kernel void attention(constant AttentionParams& params [[buffer(0)]], device con
     }
 }
 
-// A simdgroup a span: its sums into parts [n * heads, spans, dim + 2]. Grid: tiles of queries, key heads, spans.
+// A simdgroup a span, from first_span on: its sums into parts [n * heads, spans, dim + 2]. Grid: tiles of queries, key
+// heads, spans.
 template <typename T, int chunks>
 kernel void attention_spans(constant AttentionParams& params [[buffer(0)]], device const float* q [[buffer(1)]],
                             device const float* q_pe [[buffer(2)]], device const T* k [[buffer(3)]],
@@ -136,7 +137,7 @@ kernel void attention_spans(constant AttentionParams& params [[buffer(0)]], devi
   threadgroup float weights[attention_queries][lanes];
   const Queries queries = queries_of(params, q, q_pe, at.x, at.y);
   Sums<chunks> sums[attention_queries];
-  const uint begin = at.z * attention_span;
+  const uint begin = (params.first_span + at.z) * attention_span;
   attend(params, queries, k, v, k_pe, at.y, begin, min(begin + attention_span, queries.longest), weights, lane, sums);
   for (uint r = 0; r < queries.count; r++) {
     device float* part = parts + (ulong(queries.index[r]) * params.spans + at.z) * (params.dim + 2);
@@ -149,13 +150,22 @@ kernel void attention_spans(constant AttentionParams& params [[buffer(0)]], devi
   }
 }
 
-// The spans of each query, in their order. Grid of threads: numbers of a value, heads, rows.
+// The spans of each query, in their order, behind what an earlier round left in `before` [n * heads, dim + 2], if they
+// are not the first. The last round makes the result, each other one what the next begins with. Grid of threads:
+// numbers of a value, heads, rows.
 kernel void attention_merge(constant AttentionParams& params [[buffer(0)]], device const float* parts [[buffer(1)]],
-                            device float* out [[buffer(2)]], uint3 at [[thread_position_in_grid]]) {
+                            device const float* before [[buffer(2)]], device float* out [[buffer(3)]],
+                            uint3 at [[thread_position_in_grid]]) {
   if (at.x >= params.dim) return;
   const ulong query = ulong(at.z) * params.heads + at.y;
   Sums<1> sums, more;
   clear(sums);
+  if (params.first_span > 0) {
+    device const float* part = before + query * (params.dim + 2);
+    sums.highest = part[0];
+    sums.total = part[1];
+    sums.values[0] = part[2 + at.x];
+  }
   for (uint span = 0; span < params.spans; span++) {
     device const float* part = parts + (query * params.spans + span) * (params.dim + 2);
     more.highest = part[0];
@@ -163,7 +173,14 @@ kernel void attention_merge(constant AttentionParams& params [[buffer(0)]], devi
     more.values[0] = part[2 + at.x];
     add_sums(sums, more);
   }
-  out[query * params.dim + at.x] = sums.values[0] / sums.total;
+  if (params.is_last != 0) {
+    out[query * params.dim + at.x] = sums.values[0] / sums.total;
+    return;
+  }
+  device float* part = out + query * (params.dim + 2);
+  if (at.x == 0) part[0] = sums.highest;
+  if (at.x == 0) part[1] = sums.total;
+  part[2 + at.x] = sums.values[0];
 }
 
 #define instantiate_attention(type, T)                                                                              \

@@ -148,7 +148,10 @@ struct AttentionParams {
   uint32_t q_head_stride;
   uint32_t q_pe_row_stride;
   uint32_t q_pe_head_stride;
-  uint32_t spans;  // of the longest row
+  // Where spans are side by side, those of one round.
+  uint32_t first_span;
+  uint32_t spans;
+  uint32_t is_last;
   float scale;
 };
 

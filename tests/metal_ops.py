@@ -182,7 +182,9 @@ def attention_both_ways(q: Array, k: Array, v: Array, scale: float) -> tuple[Arr
         q_head_stride=dim,
         q_pe_row_stride=0,
         q_pe_head_stride=0,
+        first_span=0,
         spans=spans,
+        is_last=1,
         scale=scale,
     )
     chunks = next(c for c in (4, 8, 16) if dim <= c * LANES)
@@ -193,7 +195,7 @@ def attention_both_ways(q: Array, k: Array, v: Array, scale: float) -> tuple[Arr
     parts = np.empty((n * heads, spans, dim + 2), np.float32)
     grid = (tiles, kv_heads, spans), (LANES,)
     (parts,) = dispatch("attention", f"attention_spans_{chunks}_f32", [*inputs, parts], [6], *grid)
-    (merged,) = flat("attention", "attention_merge", [arguments, parts, out], [2], dim, heads, n)
+    (merged,) = flat("attention", "attention_merge", [arguments, parts, nothing(), out], [3], dim, heads, n)
     return whole, merged
 
 

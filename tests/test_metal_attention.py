@@ -81,7 +81,15 @@ def test_one_step_at_a_time(heads: int, kv_heads: int, dim: int, length: int) ->
 
 
 @pytest.mark.parametrize(
-    ("n", "length", "heads", "kv_heads", "dim"), [(1, 41, 6, 2, 40), (3, 258, 2, 1, 128), (2, 513, 1, 1, 200)]
+    ("n", "length", "heads", "kv_heads", "dim"),
+    [
+        (1, 41, 6, 2, 40),
+        (3, 258, 2, 1, 128),
+        (2, 513, 1, 1, 200),
+        (1, 2100, 8, 2, 64),  # more spans than there is room for at a time: two rounds of seven
+        (3, 1600, 2, 1, 200),  # three
+        (17, 600, 2, 2, 60),  # of too many rows: one by one
+    ],
 )
 def test_spans_side_by_side_are_spans_one_by_one(n: int, length: int, heads: int, kv_heads: int, dim: int) -> None:
     rng = np.random.default_rng(7)

@@ -10,7 +10,7 @@ uint32_t divide_up(int64_t value, int64_t by) { return static_cast<uint32_t>((va
 
 // With fewer simdgroups than this a GPU is half asleep: then spans of the cache go side by side.
 constexpr int64_t enough_simdgroups = 512;
-constexpr int64_t least_parts = 1 << 20;  // bytes
+constexpr int64_t least_parts = 1 << 14;  // bytes
 
 }  // namespace
 
@@ -60,18 +60,20 @@ void MetalCommands::attend(const AttentionTask& task, int64_t first, int64_t n) 
   const int64_t dim = task.q.dim;
   const int64_t length = task.first_position + first + n;
   const int64_t spans = divide_up(length, attention_span);
-  const AttentionParams params = {.first_position = static_cast<uint64_t>(task.first_position + first),
-                                  .n = static_cast<uint32_t>(n),
-                                  .heads = static_cast<uint32_t>(heads),
-                                  .kv_heads = static_cast<uint32_t>(task.kv_heads),
-                                  .dim = static_cast<uint32_t>(dim),
-                                  .pe_dim = static_cast<uint32_t>(task.q_pe.dim),
-                                  .q_row_stride = static_cast<uint32_t>(task.q.row_stride),
-                                  .q_head_stride = static_cast<uint32_t>(task.q.head_stride),
-                                  .q_pe_row_stride = static_cast<uint32_t>(task.q_pe.row_stride),
-                                  .q_pe_head_stride = static_cast<uint32_t>(task.q_pe.head_stride),
-                                  .spans = static_cast<uint32_t>(spans),
-                                  .scale = task.scale};
+  AttentionParams params = {.first_position = static_cast<uint64_t>(task.first_position + first),
+                            .n = static_cast<uint32_t>(n),
+                            .heads = static_cast<uint32_t>(heads),
+                            .kv_heads = static_cast<uint32_t>(task.kv_heads),
+                            .dim = static_cast<uint32_t>(dim),
+                            .pe_dim = static_cast<uint32_t>(task.q_pe.dim),
+                            .q_row_stride = static_cast<uint32_t>(task.q.row_stride),
+                            .q_head_stride = static_cast<uint32_t>(task.q.head_stride),
+                            .q_pe_row_stride = static_cast<uint32_t>(task.q_pe.row_stride),
+                            .q_pe_head_stride = static_cast<uint32_t>(task.q_pe.head_stride),
+                            .first_span = 0,
+                            .spans = static_cast<uint32_t>(spans),
+                            .is_last = true,
+                            .scale = task.scale};
   const int64_t chunks = dim <= 4 * lanes ? 4 : dim <= 8 * lanes ? 8 : 16;
   const std::string kind = concat(chunks, task.k.dtype == DType::bf16 ? "_bf16" : "_f32");
   const View q = task.q.view.at(first * task.q.row_stride);
@@ -81,19 +83,31 @@ void MetalCommands::attend(const AttentionTask& task, int64_t first, int64_t n) 
   const uint32_t tiles = divide_up(n * (heads / task.kv_heads), attention_queries);
   const auto kv_heads = static_cast<uint32_t>(task.kv_heads);
 
-  const int64_t part_bytes = n * heads * spans * (dim + 2) * 4;
   if (!backend_.parts_) backend_.parts_ = backend_.allocate(least_parts, "attention");
-  if (spans == 1 || int64_t{tiles} * kv_heads >= enough_simdgroups || part_bytes > backend_.parts_->bytes()) {
+  const int64_t query_bytes = (dim + 2) * 4;
+  const int64_t side_by_side = std::min(spans, backend_.parts_->bytes() / (n * heads * query_bytes));
+  const bool in_one_round = side_by_side == spans;
+  if (spans == 1 || side_by_side == 0 || (!in_one_round && n > MetalBackend::most_carried) ||
+      int64_t{tiles} * kv_heads >= enough_simdgroups) {
     dispatch({"attention", "attention_" + kind}, params, {q, q_pe, task.k.view, task.v.view, k_pe, out},
              {tiles, kv_heads}, lanes);
     return;
   }
+  if (!in_one_round) backend_.reserve_carried(n * heads * query_bytes);
   const View parts = {backend_.parts_.get(), 0};
-  if (first > 0) barrier();  // the rows before these have used the same room
-  dispatch({"attention", "attention_spans_" + kind}, params, {q, q_pe, task.k.view, task.v.view, k_pe, parts},
-           {tiles, kv_heads, static_cast<uint32_t>(spans)}, lanes);
-  barrier();
-  flat({"attention", "attention_merge"}, params, {parts, out}, dim, heads, n);
+  for (int64_t begin = 0, round = 0; begin < spans; begin += side_by_side, ++round) {
+    const int64_t count = std::min(side_by_side, spans - begin);
+    params.first_span = static_cast<uint32_t>(begin);
+    params.spans = static_cast<uint32_t>(count);
+    params.is_last = begin + count == spans;
+    if (first + begin > 0) barrier();  // rows or spans before these have used the same room
+    dispatch({"attention", "attention_spans_" + kind}, params, {q, q_pe, task.k.view, task.v.view, k_pe, parts},
+             {tiles, kv_heads, static_cast<uint32_t>(count)}, lanes);
+    barrier();
+    const View before = begin > 0 ? View{backend_.carried_[round % 2].get(), 0} : or_nothing({});
+    const View after = params.is_last ? out : View{backend_.carried_[(round + 1) % 2].get(), 0};
+    flat({"attention", "attention_merge"}, params, {parts, before, after}, dim, heads, n);
+  }
 }
 
 // ---- Delta net ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ namespace moeflux::metal {
 namespace {
 
 constexpr int64_t nothing_bytes = 16;
-constexpr int64_t most_spans = 128;  // 32768 positions; beyond, spans are taken one after another
+constexpr int64_t most_spans = 128;  // of one row side by side: 32768 positions; those beyond come in further rounds
 
 // A batch whose command buffers have departed up to `last`; `error`, when recording it failed.
 class Departed final : public Ticket::State {
@@ -41,7 +41,9 @@ class Departed final : public Ticket::State {
 
 MetalBackend::Room MetalBackend::Room::of(const WorkSizes& sizes) {
   Room room;
-  room.parts = sizes.value_dim ? sizes.heads * most_spans * (sizes.value_dim + 2) * 4 : 0;
+  const int64_t row = sizes.value_dim ? sizes.heads * (sizes.value_dim + 2) * 4 : 0;
+  room.parts = row * most_spans;
+  room.carried = row * std::min(most_carried, sizes.rows);
   const int64_t blocks = (sizes.logits + top_k_block - 1) / top_k_block;
   room.picks = blocks > 1 ? blocks * std::min(sizes.picks, sizes.logits) * 4 : 0;
   // Twice what one batch brings, so that a batch can be recorded while another runs.
@@ -53,8 +55,8 @@ MetalBackend::Room MetalBackend::Room::of(const WorkSizes& sizes) {
 int64_t MetalBackend::prepared_bytes(const WorkSizes& sizes) {
   const Room room = Room::of(sizes);
   int64_t bytes = 0;
-  for (const int64_t part : {nothing_bytes, room.parts, room.picks, room.picks, room.picks, room.picks, room.lists,
-                             room.chosen * int64_t{sizeof(ExpertBlock)}, room.chosen * 4})
+  for (const int64_t part : {nothing_bytes, room.parts, room.carried, room.carried, room.picks, room.picks, room.picks,
+                             room.picks, room.lists, room.chosen * int64_t{sizeof(ExpertBlock)}, room.chosen * 4})
     if (part > 0) bytes += arena_bytes(part);
   return bytes;
 }
@@ -88,6 +90,7 @@ int64_t MetalBackend::prepare(const WorkSizes& sizes) {
   const int64_t before = held() - arena_bytes(nothing_bytes);
   const Room room = Room::of(sizes);
   if (room.parts) parts_ = allocate(room.parts, "attention");
+  reserve_carried(room.carried);
   for (auto& round : picks_)
     for (std::unique_ptr<Buffer>& picks : round)
       if (room.picks) picks = allocate(room.picks, "top-k");
@@ -99,6 +102,11 @@ int64_t MetalBackend::prepare(const WorkSizes& sizes) {
   // Whoever opens a model waits for the compiler, and no step does.
   for (const std::string& file : shader_files()) compile(file);
   return held() - before;
+}
+
+void MetalBackend::reserve_carried(int64_t bytes) {
+  for (std::unique_ptr<Buffer>& carried : carried_)
+    if (bytes > (carried ? carried->bytes() : 0)) carried = allocate(bytes, "attention");
 }
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------

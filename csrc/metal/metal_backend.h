@@ -39,12 +39,15 @@ class MetalBackend final : public Backend {
  private:
   friend class MetalCommands;
 
+  static constexpr int64_t most_carried = 16;  // rows of a call whose spans come in rounds
+
   // What ops want beside their arguments, in bytes.
   struct Room {
-    int64_t parts = 0;   // sums of spans of attention
-    int64_t picks = 0;   // of top_k: values, or ids, that one round leaves to the next
-    int64_t lists = 0;   // of pairs and their blocks
-    int64_t chosen = 0;  // pairs of a row
+    int64_t parts = 0;    // sums of spans of attention
+    int64_t carried = 0;  // what one round of spans leaves to the next
+    int64_t picks = 0;    // of top_k: values, or ids, that one round leaves to the next
+    int64_t lists = 0;    // of pairs and their blocks
+    int64_t chosen = 0;   // pairs of a row
 
     static Room of(const WorkSizes& sizes);
   };
@@ -52,6 +55,7 @@ class MetalBackend final : public Backend {
   // Made when it is first asked for, its file compiled before.
   const Pipeline& pipeline(const std::string& file, const std::string& kernel);
   void compile(const std::string& file);
+  void reserve_carried(int64_t bytes);
 
   std::unique_ptr<Device> device_;
   std::unordered_set<std::string> compiled_;  // files
@@ -63,6 +67,7 @@ class MetalBackend final : public Backend {
   std::shared_ptr<Flight> flight_ = std::make_shared<Flight>();
   std::unique_ptr<Buffer> nothing_;  // stands where a kernel has an argument that is not given
   std::unique_ptr<Buffer> parts_;
+  std::unique_ptr<Buffer> carried_[2];     // by round, odd or even
   std::unique_ptr<Buffer> picks_[2][2];    // by round, odd or even: values, and ids
   std::unique_ptr<Buffer> chosen_blocks_;  // of experts that the GPU chose itself
   std::unique_ptr<Buffer> chosen_pairs_;

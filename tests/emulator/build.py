@@ -23,6 +23,7 @@ CODE += ["-fPIC", "-fvisibility=hidden", "-g1", "-w"]
 FAST = ["-O2"]
 CHECKED = ["-O1", "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0"]
 CHECKED += ["-mllvm", "-tsan-instrument-read-before-write=1"]  # the first may read what was never written
+CHECKED += ["-fno-vectorize", "-fno-slp-vectorize"]  # accesses of 32 bytes or more would be announced to nobody
 RUNTIME_FLAGS = ["-std=c++20", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
 
 
