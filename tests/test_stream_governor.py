@@ -3,7 +3,7 @@ still for reads, how much of it the disk is busy."""
 
 from __future__ import annotations
 
-from moeflux._core import LookAheadGovernor
+from moeflux._core import LookAheadGovernor, PrefillGovernor
 
 WINDOW, KEPT, REST, LONGEST_REST = 16, 512, 64, 4096
 """Steps: of a comparison, of the look-ahead once it has won, of the pause after its first loss and after many."""
@@ -86,3 +86,38 @@ def test_one_slow_step_at_a_change_is_not_held_against_it() -> None:
     feed(governor, WINDOW, seconds=0.8)
     feed(governor, 100, seconds=0.8)
     assert governor.on
+
+
+def rests(governor: PrefillGovernor, misses: int) -> int:
+    """How many calls do without before the next that looks ahead."""
+    for count in range(1000):
+        if governor.on:
+            return count
+        governor.add(misses, guesses=0, used=0)
+    return 1000
+
+
+def test_a_prefill_looks_ahead_while_it_guesses_right() -> None:
+    governor = PrefillGovernor()
+    for _ in range(100):
+        assert governor.on
+        governor.add(misses=10, guesses=100, used=75)
+
+
+def test_wrong_guesses_rest_it_each_time_longer_until_one_is_right() -> None:
+    governor = PrefillGovernor()
+    found = []
+    for _ in range(8):
+        governor.add(misses=10, guesses=100, used=74)
+        found.append(rests(governor, misses=10))
+    assert found == [1, 2, 4, 8, 16, 32, 64, 64]
+    governor.add(misses=10, guesses=100, used=100)
+    governor.add(misses=10, guesses=100, used=0)
+    assert rests(governor, misses=10) == 1
+
+
+def test_a_prefill_that_reads_nothing_need_not_guess() -> None:
+    governor = PrefillGovernor()
+    for _ in range(3):
+        governor.add(misses=0, guesses=0, used=0)
+        assert rests(governor, misses=0) == 4

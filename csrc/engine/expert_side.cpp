@@ -118,14 +118,15 @@ int64_t ExpertSide::table_bytes(const StoreDirectory& store, const EngineOptions
          ExpertLoader::table_bytes(
              {shape.slots, shape.experts, static_cast<int64_t>(store.experts.pieces.size()), options.readers}) +
          ExpertGroups::table_bytes(v.num_experts, options.chunk * v.experts_per_token) + v.num_experts * row +
-         checksum_bytes(store, options);
+         Prefetcher::table_bytes(v) + checksum_bytes(store, options);
 }
 
 int64_t ExpertSide::tables() const {
   const size_t bytes = (missing_.capacity() + arriving_.groups.capacity()) * sizeof(ExpertGroups::Group) +
                        (leases_.capacity() + arriving_.leases.capacity()) * sizeof(Lease) +
                        jobs_.capacity() * sizeof(ExpertJob);
-  return static_cast<int64_t>(bytes) + cache_.tables() + loader_.tables() + groups_.tables() + checksums_;
+  return static_cast<int64_t>(bytes) + cache_.tables() + loader_.tables() + groups_.tables() + prefetcher_.tables() +
+         checksums_;
 }
 
 void record_feed_forward(Commands& commands, const FeedForwardWeights& w, View x, View out, Scratch& s, int64_t n) {
@@ -166,8 +167,8 @@ void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, in
     stats.beside_seconds += lap();
     return;
   }
-  const bool guesses = prefetcher_.looks_ahead(layer, n);
-  record_route(*commands, model, layer, s, n);
+  const int64_t guess_rows = prefetcher_.rows(layer, n);
+  record_route(*commands, model, layer, s, n, guess_rows);
   Ticket ticket = backend_.submit(std::move(commands));
   ++stats.submissions;
   ++stats.waits;
@@ -180,16 +181,14 @@ void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, in
 
   sort_out(layer, stats);
   read_missing(layer, stats);
-  if (guesses) {
-    prefetcher_.begin(loader_, layer, s, stats);
-    unconfirmed_ = true;
-  }
+  if (guess_rows > 0) prefetcher_.propose(s, guess_rows);
+  read_ahead(layer, stats);
   record_shared(*commands, model, layer, s, n);
   record_jobs(*commands, s, n);
   stats.beside_seconds += lap();
   const double waited = stats.read_wait_seconds;
   while (more_to_read() || !arriving_.groups.empty()) {
-    if (more_to_read()) make_room(commands, layer, stats);
+    if (more_to_read() || prefetcher_.wants_more()) make_room(commands, layer, stats);
     take_arrived(stats);
     record_jobs(*commands, s, n);
   }
@@ -230,24 +229,28 @@ void record_choice(Commands& commands, const Variant& v, View bias, View logits,
 
 }  // namespace
 
-// Norm, router logits, choice. With the look-ahead, the same of the next layer, for the hidden state as it is now.
-void ExpertSide::record_route(Commands& commands, const Model& model, int64_t layer, Scratch& s, int64_t n) const {
+// Norm, router logits, choice. With the look-ahead, the same of the next layer, for `guess_rows` of the hidden states
+// as they are now.
+void ExpertSide::record_route(Commands& commands, const Model& model, int64_t layer, Scratch& s, int64_t n,
+                              int64_t guess_rows) const {
   const Variant& v = model.variant;
   const LayerWeights& weights = model.weights.layers[static_cast<size_t>(layer)];
   const ExpertSideWeights& w = weights.experts;
-  const bool guesses = prefetcher_.looks_ahead(layer, n);
-  const LayerWeights* next = guesses ? &model.weights.layers[static_cast<size_t>(layer) + 1] : nullptr;
+  const LayerWeights* next = guess_rows > 0 ? &model.weights.layers[static_cast<size_t>(layer) + 1] : nullptr;
 
   commands.rms_norm(s.hidden, weights.post_norm, s.normed, n, v.hidden_size, model.eps());
-  if (next) commands.rms_norm(s.hidden, next->post_norm, s.guess_normed, n, v.hidden_size, model.eps());
+  if (next) commands.rms_norm(s.hidden, next->post_norm, s.guess_normed, guess_rows, v.hidden_size, model.eps());
   std::array<Product, 3> products;
   size_t count = 0;
   products[count++] = {s.normed, v.hidden_size, w.router, s.router, v.num_experts};
   if (w.shared_gate.rows) products[count++] = {s.normed, v.hidden_size, w.shared_gate, s.shared_gate, 1};
-  if (next) products[count++] = {s.guess_normed, v.hidden_size, next->experts.router, s.guess_router, v.num_experts};
+  std::array<Product, 1> guess;
+  if (next) guess = {Product{s.guess_normed, v.hidden_size, next->experts.router, s.guess_router, v.num_experts}};
+  if (next && guess_rows == n) products[count++] = guess[0];
   commands.matmul({products.data(), count}, n);
+  if (next && guess_rows < n) commands.matmul(guess, guess_rows);
   record_choice(commands, v, w.bias, s.router, s.ids, s.weights, n);
-  if (next) record_choice(commands, v, next->experts.bias, s.guess_router, s.guess_ids, s.guess_weights, n);
+  if (next) record_choice(commands, v, next->experts.bias, s.guess_router, s.guess_ids, s.guess_weights, guess_rows);
 }
 
 // ---- Layers whose experts are all there ----------------------------------------------------------------------------
@@ -275,7 +278,7 @@ bool ExpertSide::is_resident(int64_t layer) {
 }
 
 void ExpertSide::run_resident(Commands& commands, const Model& model, int64_t layer, Scratch& s) {
-  record_route(commands, model, layer, s, 1);
+  record_route(commands, model, layer, s, 1, 0);
   record_shared(commands, model, layer, s, 1);
   commands.chosen_expert_ffn({s.normed, store_.experts().hidden, store_.experts().intermediate, experts_per_token_,
                               s.ids, slots_of(layer), matrices(0), s.expert_scratch, s.expert_out},
@@ -329,8 +332,15 @@ void ExpertSide::read_missing(int64_t layer, StepStats& stats) {
   }
 }
 
-// What was recorded goes on its way, so that its slots come back for experts that are still to be read. Waits for it
-// only when nothing else is under way.
+// Of the next layer, what slots are left for: none are while this one has more to read, for that takes all.
+void ExpertSide::read_ahead(int64_t layer, StepStats& stats) {
+  const int64_t before = stats.look_ahead_reads;
+  prefetcher_.begin(loader_, layer, stats);
+  if (stats.look_ahead_reads > before) unconfirmed_ = true;
+}
+
+// What was recorded goes on its way, so that its slots come back for experts that are still to be read, or read ahead.
+// Waits for it only when nothing else is under way.
 void ExpertSide::make_room(std::unique_ptr<Commands>& commands, int64_t layer, StepStats& stats) {
   if (!leases_.empty()) submit(commands, stats);
   read_missing(layer, stats);
@@ -338,6 +348,8 @@ void ExpertSide::make_room(std::unique_ptr<Commands>& commands, int64_t layer, S
     ring_.pop();
     read_missing(layer, stats);
   }
+  ring_.collect();
+  read_ahead(layer, stats);
 }
 
 // Jobs for experts that have arrived; waits for one when none has.
@@ -349,7 +361,8 @@ void ExpertSide::take_arrived(StepStats& stats) {
     stats.read_wait_seconds += seconds_since(start);
   }
   // All at once would leave the disk nothing to do while they compute.
-  const int64_t most = more_to_read() ? std::max<int64_t>(1, slots() / 4) : slots();
+  const bool room_is_wanted = more_to_read() || prefetcher_.wants_more();
+  const int64_t most = room_is_wanted ? std::max<int64_t>(1, slots() / 4) : slots();
   size_t left = 0;
   for (size_t i = 0; i < arriving_.groups.size(); ++i) {
     if (static_cast<int64_t>(jobs_.size()) == most || !arrived(arriving_.leases[i])) {
@@ -411,8 +424,7 @@ void ExpertSide::end_call(StepStats& stats) {
   stats.look_ahead_wasted_bytes += (stats.look_ahead_reads - stats.look_ahead_used) * store_.experts().bytes - dropped;
   stats.waits += ring_.waits() - call_.waits;
   stats.read_busy_seconds += pool_.stats().busy_seconds - call_.busy_seconds;
-  if (call_.tokens == 1)
-    prefetcher_.governor().add({seconds_since(call_.time), stats.read_wait_seconds, stats.read_busy_seconds});
+  prefetcher_.add(call_.tokens, {seconds_since(call_.time), stats.read_wait_seconds, stats.read_busy_seconds}, stats);
 }
 
 void ExpertSide::abandon() noexcept {

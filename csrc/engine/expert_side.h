@@ -88,10 +88,12 @@ class ExpertSide {
   bool is_resident(int64_t layer);
   void run_resident(Commands& commands, const Model& model, int64_t layer, Scratch& scratch);
   View slots_of(int64_t layer) const;
-  void record_route(Commands& commands, const Model& model, int64_t layer, Scratch& scratch, int64_t n) const;
+  void record_route(Commands& commands, const Model& model, int64_t layer, Scratch& scratch, int64_t n,
+                    int64_t guess_rows) const;
   void sort_out(int64_t layer, StepStats& stats);
   bool more_to_read() const { return next_missing_ < missing_.size(); }
   void read_missing(int64_t layer, StepStats& stats);
+  void read_ahead(int64_t layer, StepStats& stats);
   void make_room(std::unique_ptr<Commands>& commands, int64_t layer, StepStats& stats);
   void take_arrived(StepStats& stats);
   void end_call(StepStats& stats);

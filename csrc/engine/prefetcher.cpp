@@ -1,6 +1,7 @@
 #include "engine/prefetcher.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace moeflux {
 
@@ -59,42 +60,110 @@ void LookAheadGovernor::enter(State state) {
   sum_ = {};
 }
 
+// ---- PrefillGovernor ------------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr int64_t rest_without_reads = 4;  // calls
+constexpr int64_t longest_prefill_rest = 64;
+
+}  // namespace
+
+void PrefillGovernor::add(const Call& call) {
+  if (rest_ > 0) {
+    --rest_;
+    return;
+  }
+  if (call.misses + call.guesses == 0) {
+    rest_ = rest_without_reads;
+  } else if (4 * call.guesses_used < 3 * call.guesses) {
+    rest_ = last_rest_ = std::clamp<int64_t>(2 * last_rest_, 1, longest_prefill_rest);
+  } else {
+    last_rest_ = 0;
+  }
+}
+
 // ---- Prefetcher -----------------------------------------------------------------------------------------------------
 
+// A guess for one token is often wrong: it is given up at the end of a part.
+constexpr int64_t single_parts = 4;
+
 Prefetcher::Prefetcher(const Variant& variant, LookAhead mode)
-    : governor_(mode), experts_per_token_(variant.experts_per_token) {
+    : governor_(mode),
+      prefill_governor_(mode),
+      experts_per_token_(variant.experts_per_token),
+      seen_(static_cast<size_t>(variant.num_experts)) {
   for (int64_t layer = 0; layer < variant.num_layers(); ++layer) has_experts_.push_back(variant.is_moe(layer));
-  guessed_.reserve(static_cast<size_t>(experts_per_token_));
+  proposed_.reserve(seen_.size());
+  guessed_.reserve(seen_.size());
 }
 
-bool Prefetcher::looks_ahead(int64_t layer, int64_t n) const {
+int64_t Prefetcher::table_bytes(const Variant& variant) {
+  return variant.num_experts * static_cast<int64_t>(sizeof(uint8_t) + 2 * sizeof(int32_t));
+}
+
+int64_t Prefetcher::tables() const {
+  return static_cast<int64_t>(seen_.capacity() + (proposed_.capacity() + guessed_.capacity()) * sizeof(int32_t));
+}
+
+int64_t Prefetcher::rows(int64_t layer, int64_t n) const {
   const auto next = static_cast<size_t>(layer) + 1;
-  return n == 1 && governor_.on() && next < has_experts_.size() && has_experts_[next];
+  if (next == has_experts_.size() || !has_experts_[next]) return 0;
+  if (n == 1) return governor_.on() ? 1 : 0;
+  return prefill_governor_.on() ? std::min(n, most_guess_rows) : 0;
 }
 
-void Prefetcher::begin(ExpertLoader& loader, int64_t layer, const Scratch& scratch, StepStats& stats) {
-  // A layer's demand may need so many slots; a guess takes none of them.
+void Prefetcher::propose(const Scratch& scratch, int64_t rows) {
+  forget();
+  rows_ = rows;
+  std::ranges::fill(seen_, uint8_t{0});
+  const int32_t* ids = scratch.guess_ids.i32();
+  for (int64_t place = 0; place < experts_per_token_; ++place)
+    for (int64_t row = 0; row < rows; ++row) {
+      const int32_t expert = ids[row * experts_per_token_ + place];
+      if (!std::exchange(seen_[static_cast<size_t>(expert)], uint8_t{1})) proposed_.push_back(expert);
+    }
+}
+
+void Prefetcher::begin(ExpertLoader& loader, int64_t layer, StepStats& stats) {
+  // The next layer demands at least so many slots for one token; a guess takes none of them.
   const int64_t keep = experts_per_token_;
-  guessed_.clear();
-  for (int64_t i = 0; i < experts_per_token_; ++i) {
-    const int32_t expert = scratch.guess_ids.i32()[i];
-    if (loader.guess(layer + 1, expert, keep)) guessed_.push_back(expert);
+  const int64_t parts = rows_ == 1 ? single_parts : 1;
+  const size_t before = guessed_.size();
+  for (; wants_more(); ++next_) {
+    const int32_t expert = proposed_[next_];
+    if (loader.has(layer + 1, expert)) continue;
+    if (!loader.guess(layer + 1, expert, keep, parts)) break;
+    guessed_.push_back(expert);
   }
-  stats.look_ahead_reads += static_cast<int64_t>(guessed_.size());
+  if (rows_ == 1) next_ = proposed_.size();
+  stats.look_ahead_reads += static_cast<int64_t>(guessed_.size() - before);
 }
 
 void Prefetcher::compare(ExpertLoader& loader, int64_t layer, std::span<const ExpertGroups::Group> picked,
                          StepStats& stats) {
   for (const int32_t expert : guessed_) {
-    const bool right = std::any_of(picked.begin(), picked.end(),
-                                   [&](const ExpertGroups::Group& group) { return group.expert == expert; });
+    const bool right = std::ranges::binary_search(picked, expert, {}, &ExpertGroups::Group::expert);
     // A right one may have been given up meanwhile, for its slot.
     if (right && loader.has(layer, expert))
       ++stats.look_ahead_used;
     else
       loader.dismiss(layer, expert);
   }
+  forget();
+}
+
+void Prefetcher::forget() {
+  proposed_.clear();
+  next_ = 0;
   guessed_.clear();
+}
+
+void Prefetcher::add(int64_t n, const LookAheadGovernor::Step& step, const StepStats& stats) {
+  if (n == 1)
+    governor_.add(step);
+  else
+    prefill_governor_.add({stats.expert_misses, stats.look_ahead_reads, stats.look_ahead_used});
 }
 
 }  // namespace moeflux

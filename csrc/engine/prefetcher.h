@@ -6,7 +6,9 @@
 // layer's router has spoken, its choice is compared with the guess as a set. A guess changes what lies in which slot
 // and when: not one bit of a result.
 //
-// For steps of one token. Prefill needs most experts of a layer anyway.
+// A call of many tokens asks the next router for the first of them only (`most_guess_rows`): what these pick, others
+// pick too, and nearly nothing of it is read for nothing. Its guesses begin as this layer's experts leave their slots,
+// so that the disk works on while the next layer attends.
 #pragma once
 
 #include <cstdint>
@@ -55,27 +57,62 @@ class LookAheadGovernor {
   int64_t rest_ = 0;    // steps; how long the next one is
 };
 
+// The same for calls of several tokens, which differ too much in length to be compared. They look ahead unless the last
+// one read nothing, or a quarter of what it guessed was wrong; then some calls do without, more after each further
+// failure.
+class PrefillGovernor {
+ public:
+  struct Call {
+    int64_t misses = 0;
+    int64_t guesses = 0;
+    int64_t guesses_used = 0;
+  };
+
+  explicit PrefillGovernor(LookAhead mode) : mode_(mode) {}
+
+  bool on() const { return mode_ == LookAhead::automatic ? rest_ == 0 : mode_ == LookAhead::on; }
+  // A call has ended, made with `on()` as it is.
+  void add(const Call& call);
+
+ private:
+  LookAhead mode_;
+  int64_t rest_ = 0;  // calls still to do without
+  int64_t last_rest_ = 0;
+};
+
 class Prefetcher {
  public:
   Prefetcher(const Variant& variant, LookAhead mode);
+  static int64_t table_bytes(const Variant& variant);
+  int64_t tables() const;
 
-  // Whether a call of n tokens looks ahead from `layer`.
-  bool looks_ahead(int64_t layer, int64_t n) const;
+  // Of a call of n tokens, how many the guess for layer + 1 is made from; 0 where there is none.
+  int64_t rows(int64_t layer, int64_t n) const;
 
-  // Reads what scratch.guess_ids name for layer + 1.
-  void begin(ExpertLoader& loader, int64_t layer, const Scratch& scratch, StepStats& stats);
+  // scratch.guess_ids name what `rows` tokens would pick in layer + 1.
+  void propose(const Scratch& scratch, int64_t rows);
+  // Reads of it what there are slots for. What a single token is thought to need begins at once or never.
+  void begin(ExpertLoader& loader, int64_t layer, StepStats& stats);
+  // There is more to begin, once there are slots.
+  bool wants_more() const { return next_ < proposed_.size(); }
   // The router of `layer` has spoken: what was guessed and not picked is no longer wanted.
   void compare(ExpertLoader& loader, int64_t layer, std::span<const ExpertGroups::Group> picked, StepStats& stats);
   // A call failed: nothing is guessed any more.
-  void forget() { guessed_.clear(); }
+  void forget();
 
-  LookAheadGovernor& governor() { return governor_; }
+  // A call of n tokens has ended.
+  void add(int64_t n, const LookAheadGovernor::Step& step, const StepStats& stats);
 
  private:
   LookAheadGovernor governor_;
+  PrefillGovernor prefill_governor_;
   std::vector<bool> has_experts_;  // [layer]
   int64_t experts_per_token_;
-  std::vector<int32_t> guessed_;  // experts of the next layer whose reads were begun
+  int64_t rows_ = 0;               // that the proposal was made from
+  std::vector<uint8_t> seen_;      // [expert]: proposed
+  std::vector<int32_t> proposed_;  // experts of the next layer, the likeliest first
+  size_t next_ = 0;                // of them to be begun
+  std::vector<int32_t> guessed_;   // whose reads were begun
 };
 
 }  // namespace moeflux

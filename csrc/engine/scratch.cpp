@@ -65,10 +65,11 @@ void place_feed_forward(Layout& layout, Scratch& s, const Variant& v, int64_t n)
   layout.place(s.weights, pairs);
   layout.place(s.expert_scratch, pairs * 2 * v.moe_intermediate);
   layout.place(s.expert_out, pairs * v.hidden_size);
-  layout.place(s.guess_normed, v.hidden_size);
-  layout.place(s.guess_router, v.num_experts);
-  layout.place(s.guess_ids, v.experts_per_token);
-  layout.place(s.guess_weights, v.experts_per_token);
+  const int64_t guess_rows = std::min(n, most_guess_rows);
+  layout.place(s.guess_normed, guess_rows * v.hidden_size);
+  layout.place(s.guess_router, guess_rows * v.num_experts);
+  layout.place(s.guess_ids, guess_rows * v.experts_per_token);
+  layout.place(s.guess_weights, guess_rows * v.experts_per_token);
 }
 
 void place_all(Layout& layout, Scratch& s, const Variant& v, int64_t rows) {

@@ -10,6 +10,9 @@
 
 namespace moeflux {
 
+// Tokens of a call whose picks of the next layer are guessed.
+constexpr int64_t most_guess_rows = 64;
+
 struct Scratch {
   int64_t rows = 0;  // the largest chunk
 
@@ -51,11 +54,11 @@ struct Scratch {
   View expert_scratch;  // [n * k, 2 * moe_intermediate]
   View expert_out;      // [n * k, hidden]
 
-  // The look-ahead, of one row.
-  View guess_normed;   // [hidden]
-  View guess_router;   // [experts]
-  View guess_ids;      // i32 [k]
-  View guess_weights;  // [k]
+  // The look-ahead, of the first m rows, at most most_guess_rows.
+  View guess_normed;   // [m, hidden]
+  View guess_router;   // [m, experts]
+  View guess_ids;      // i32 [m, k]
+  View guess_weights;  // [m, k]
 
   // Logits of several rows at a time, where all are asked for.
   int64_t logit_rows = 0;

@@ -8,9 +8,6 @@
 
 namespace moeflux {
 
-// A guess that turns out wrong is given up at the end of a part.
-constexpr int64_t guess_parts = 4;
-
 // All that one layer may demand, while what was guessed for it and is no longer wanted comes to its end.
 int64_t LoaderShape::loads() const { return std::min(slots, 2 * experts); }
 
@@ -69,10 +66,10 @@ SlotCache::Acquired ExpertLoader::demand(int64_t layer, int64_t expert, int64_t 
   return acquired;
 }
 
-bool ExpertLoader::guess(int64_t layer, int64_t expert, int64_t keep) {
+bool ExpertLoader::guess(int64_t layer, int64_t expert, int64_t keep, int64_t parts) {
   Lease lease = cache_.guess(layer, expert, keep);
   if (!lease) return false;
-  begin(std::move(lease), true, std::min<int64_t>(guess_parts, pool_.threads()));
+  begin(std::move(lease), true, std::min<int64_t>(parts, pool_.threads()));
   return true;
 }
 

@@ -41,8 +41,9 @@ class ExpertLoader {
   // A lease on the expert's slot, its read begun if it was not there; `parts` as ExpertStore::add_reads. Guesses under
   // way are given up when no slot is spare without them.
   SlotCache::Acquired demand(int64_t layer, int64_t expert, int64_t parts = 1);
-  // Begins to read an expert that may be demanded soon, when more than `keep` slots are spare. False when it did not.
-  bool guess(int64_t layer, int64_t expert, int64_t keep);
+  // Begins to read an expert that may be demanded soon, when more than `keep` slots are spare, in at most so many
+  // parts: a wrong one is given up at the end of a part. False when it did not.
+  bool guess(int64_t layer, int64_t expert, int64_t keep, int64_t parts);
 
   // The slot holds the expert, and has for all who look from now on. Throws what went wrong with its read.
   void wait(const Lease& lease);

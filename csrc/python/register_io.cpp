@@ -345,10 +345,10 @@ void register_loading(py::module_& m) {
           py::arg("layer"), py::arg("expert"), py::arg("parts") = 1)
       .def(
           "guess",
-          [](const ExpertsObject& o, int64_t layer, int64_t expert, int64_t keep) {
-            return o->loader.guess(layer, expert, keep);
+          [](const ExpertsObject& o, int64_t layer, int64_t expert, int64_t keep, int64_t parts) {
+            return o->loader.guess(layer, expert, keep, parts);
           },
-          py::arg("layer"), py::arg("expert"), py::arg("keep") = 0)
+          py::arg("layer"), py::arg("expert"), py::arg("keep") = 0, py::arg("parts") = 1)
       .def(
           "wait", [](const ExpertsObject& o, LeaseObject& lease) { o->loader.wait(lease.held()); }, py::arg("lease"),
           released())

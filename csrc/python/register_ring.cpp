@@ -111,6 +111,15 @@ void register_ring(py::module_& m) {
             governor.add({seconds, wait, busy});
           },
           py::arg("seconds"), py::arg("wait"), py::arg("busy"));
+  py::class_<PrefillGovernor>(m, "PrefillGovernor", "For tests: whether a call of several tokens looks ahead.")
+      .def(py::init([] { return PrefillGovernor(LookAhead::automatic); }))
+      .def_property_readonly("on", &PrefillGovernor::on)
+      .def(
+          "add",
+          [](PrefillGovernor& governor, int64_t misses, int64_t guesses, int64_t used) {
+            governor.add({misses, guesses, used});
+          },
+          py::arg("misses"), py::arg("guesses"), py::arg("used"));
 }
 
 }  // namespace moeflux::python
