@@ -5,6 +5,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+PACKAGE = $(VENV)/package
 READY = $(VENV)/ready
 # Time for `make fuzz`, in seconds.
 SECONDS ?= 600
@@ -40,13 +41,18 @@ help:
 
 setup: $(READY)
 
-# The stamp lies inside the environment, so removing the environment is enough to start over. New Python and C++ files
-# need no set-up: the editable install sees them and rebuilds when moeflux is imported.
-$(READY): pyproject.toml tools/setup.sh
+# In two steps: what runs a model, then what a developer needs. The stamps lie inside the environment, so removing the
+# environment is enough to start over. New Python and C++ files need no set-up: the editable install sees them and rebuilds
+# when moeflux is imported.
+$(PACKAGE): pyproject.toml tools/setup.sh
 	@bash tools/setup.sh $(VENV)
 	@touch $@
 
-demo: $(READY)
+$(READY): $(PACKAGE)
+	@bash tools/setup.sh $(VENV) dev
+	@touch $@
+
+demo: $(PACKAGE)
 	@$(BIN)/python tools/demo.py
 
 test: $(READY)
@@ -130,7 +136,7 @@ TRAIN = .venv-train
 $(TRAIN)/ready: pyproject.toml tests/golden/requirements-peers.txt
 	@bash tools/setup.sh $(TRAIN)
 	$(TRAIN)/bin/pip install --quiet torch==2.13.0
-	$(TRAIN)/bin/pip install --quiet safetensors $$(grep ^transformers tests/golden/requirements-peers.txt)
+	$(TRAIN)/bin/pip install --quiet pytest safetensors $$(grep ^transformers tests/golden/requirements-peers.txt)
 	@touch $@
 
 train-test: $(TRAIN)/ready

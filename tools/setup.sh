@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Makes the environment $1 with $PYTHON and installs moeflux in it, editable, with everything a developer needs.
+# Makes the environment $1 with $PYTHON and installs moeflux in it, editable. With `dev` behind it, once that is done:
+# everything a developer needs beside it, and moeflux-bench.
 # Needs a Python >= 3.10 and a C++20 compiler; says so when one is missing. cmake and ninja come from PyPI.
 set -euo pipefail
 venv=${1:?the folder of the environment}
 python=${PYTHON:-python3}
+export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 stop() {
   printf 'moeflux: %s\n' "$@" >&2
@@ -21,16 +23,20 @@ printf '#include <bit>\n#include <concepts>\n#include <span>\nint main() { retur
   $compiler -std=c++20 -fsyntax-only -x c++ - ||
   stop "$compiler cannot compile C++20 (GCC 11, Clang 15 or Xcode 15 can). Another one: make CXX=g++-12"
 
+# Each environment builds in a folder of its own: two in one would break each other's builds. The build tools stay in it:
+# an editable install rebuilds with them when C++ files change.
+install=("$venv/bin/pip" install --quiet --no-build-isolation)
+[ "$venv" = .venv ] || install+=("--config-settings=build-dir=build/${venv#.venv-}/{wheel_tag}")
+
+if [ "${2:-}" = dev ]; then
+  exec "${install[@]}" --config-settings=cmake.define.MOEFLUX_BENCH=ON --editable ".[dev]"
+fi
+
 # An interrupted set-up leaves a half-made folder; it has no stamp, so it is made again.
 [ -x "$venv/bin/python" ] || rm -rf "$venv"
 [ -x "$venv/bin/pip" ] || "$python" -m venv "$venv" ||
   stop "$python cannot make environments. Debian, Ubuntu: apt install python3-venv"
 
-echo "setting up $venv ($("$venv/bin/python" --version), $compiler); two to three minutes the first time"
-export PIP_DISABLE_PIP_VERSION_CHECK=1
-# The build tools stay in the environment: an editable install rebuilds with them when C++ files change.
+echo "setting up $venv ($("$venv/bin/python" --version), $compiler); a minute or two the first time"
 "$venv/bin/pip" install --quiet "scikit-build-core>=1.0" "pybind11>=3.0" "cmake>=3.25" ninja
-# Each environment builds in a folder of its own: two in one would break each other's builds.
-own=()
-[ "$venv" = .venv ] || own=("--config-settings=build-dir=build/${venv#.venv-}/{wheel_tag}")
-"$venv/bin/pip" install --quiet --no-build-isolation ${own[@]+"${own[@]}"} --editable ".[dev]"
+"${install[@]}" --editable .

@@ -2,15 +2,13 @@
 #include <algorithm>
 
 #include "backend/cpu_commands.h"
+#include "core/rounding.h"
 
 namespace moeflux {
 namespace {
 
 constexpr int64_t units_per_thread = 8;
 constexpr int64_t output_step = 32;  // whole tiles of every kernel, and what transposed products ask for
-
-int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
-int64_t round_up(int64_t value, int64_t step) { return divide_up(value, step) * step; }
 
 // Part of the work on one product or job: an extent of its outputs for a block of its rows of x.
 struct Part {

@@ -15,8 +15,6 @@
 namespace moeflux {
 namespace {
 
-std::string reason(int code) { return std::generic_category().message(code); }
-
 const char* kind_name(mode_t mode) {
   if (S_ISDIR(mode)) return "a directory";
   if (S_ISFIFO(mode)) return "a pipe";
@@ -28,6 +26,8 @@ const char* kind_name(mode_t mode) {
 constexpr size_t largest_read = size_t{1} << 30;
 
 }  // namespace
+
+std::string reason(int code) { return std::generic_category().message(code); }
 
 File::File(std::string path) : path_(std::move(path)) {
   if (path_.find('\0') != std::string::npos)

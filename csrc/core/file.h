@@ -8,6 +8,9 @@
 
 namespace moeflux {
 
+// What the system calls an errno: "No such file or directory".
+std::string reason(int code);
+
 class File {
  public:
   // Follows symbolic links. IoError when it cannot be opened, FormatError when it is no regular file.

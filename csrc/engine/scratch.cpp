@@ -5,11 +5,12 @@
 #include <vector>
 
 #include "core/checked.h"
+#include "core/rounding.h"
 
 namespace moeflux {
 namespace {
 
-constexpr int64_t alignment = 64;
+constexpr int64_t view_alignment = 64;
 constexpr int64_t most_logit_rows = 16;
 
 // Hands out places first, memory when the sum is known.
@@ -17,7 +18,7 @@ class Layout {
  public:
   void place(View& view, int64_t elements) {
     places_.emplace_back(&view, end_);
-    end_ += (elements * 4 + alignment - 1) / alignment * alignment;
+    end_ += round_up(elements * 4, view_alignment);
   }
 
   int64_t bytes() const { return end_; }

@@ -6,12 +6,13 @@
 #include "core/checked.h"
 #include "core/file.h"
 #include "core/half.h"
+#include "core/rounding.h"
 #include "format/tensor_requirements.h"
 
 namespace moeflux {
 namespace {
 
-constexpr int64_t alignment = 64;            // of a tensor in the arena: a cache line
+constexpr int64_t tensor_alignment = 64;     // in the arena: a cache line
 constexpr int64_t piece = int64_t{1} << 26;  // of a read: somebody may want to hear of it, or to stop it
 
 int64_t stored_bytes(const StoredTensor& tensor) {
@@ -194,7 +195,7 @@ DenseLayout dense_layout(const StoreDirectory& store) {
   for (const auto& [name, tensor] : store.tensors) {
     layout.offsets[name] = layout.bytes;
     const int64_t bytes = is_vector(store, name) ? elements_of(tensor) * 4 : stored_bytes(tensor);
-    layout.bytes = (layout.bytes + bytes + alignment - 1) / alignment * alignment;
+    layout.bytes = round_up(layout.bytes + bytes, tensor_alignment);
   }
   return layout;
 }

@@ -135,7 +135,7 @@ void encode(const float* values, int64_t count, const Line& line, float top, uin
 }
 
 template <int bits>
-void pack(const uint32_t* codes, int64_t count, std::byte* out) {
+void pack_codes(const uint32_t* codes, int64_t count, std::byte* out) {
   for (int64_t start = 0; start < count; start += codes_per_pack, out += bits) {
     uint64_t packed = 0;
     for (int i = 0; i < codes_per_pack; ++i) packed |= static_cast<uint64_t>(codes[start + i]) << (i * bits);
@@ -244,7 +244,7 @@ void quantize(const MatrixView& matrix, const QuantFormat& format, const AffineP
           return failure.report(row, concat(place(row, column, group), ": expected scale and bias within ",
                                             dtype_name(format.scale_type), ", found ", line.scale, " and ", line.bias));
         encode(values, group, line, top, codes);
-        pack<bits>(codes, group, words + column * bits / 8);
+        pack_codes<bits>(codes, group, words + column * bits / 8);
       }
     }
   };

@@ -5,12 +5,11 @@
 #include <stdexcept>
 
 #include "core/error.h"
+#include "core/rounding.h"
 #include "core/text.h"
 
 namespace moeflux {
 namespace {
-
-int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 // One read can bring an expert when its pieces lie in one file behind each other as ExpertLayout has them, and land
 // where kernels want them when they are simply put down like that.

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/rounding.h"
 #include "core/text.h"
 
 namespace moeflux {
@@ -19,8 +20,6 @@ namespace {
 
 // macOS refuses a single read of 2 GiB or more.
 constexpr size_t largest_call = size_t{1} << 30;
-
-std::string reason(int code) { return std::generic_category().message(code); }
 
 FileStamp stamp_of(const struct stat& status) {
 #ifdef __APPLE__
@@ -50,8 +49,6 @@ bool aligned(int64_t offset, std::span<const std::byte> into) {
   const auto address = reinterpret_cast<uintptr_t>(into.data());
   return (static_cast<uint64_t>(offset) | into.size() | address) % direct_alignment == 0;
 }
-
-int64_t round_up(int64_t value) { return (value + direct_alignment - 1) / direct_alignment * direct_alignment; }
 
 }  // namespace
 
@@ -113,7 +110,7 @@ int64_t FileReader::read_through(int64_t offset, std::span<std::byte> into, std:
   while (done < wanted) {
     const int64_t skip = (offset + done) % direct_alignment;
     const int64_t part = std::min(wanted - done, room - skip);
-    const auto blocks = bounce.first(static_cast<size_t>(round_up(skip + part)));
+    const auto blocks = bounce.first(static_cast<size_t>(round_up(skip + part, direct_alignment)));
     const int64_t reached = fill(offset + done - skip, blocks, skip + part);
     const int64_t usable = std::clamp<int64_t>(reached - skip, 0, part);
     if (usable > 0) std::memcpy(into.data() + done, bounce.data() + skip, static_cast<size_t>(usable));

@@ -6,8 +6,6 @@
 namespace moeflux::metal {
 namespace {
 
-uint32_t divide_up(int64_t value, int64_t by) { return static_cast<uint32_t>((value + by - 1) / by); }
-
 // With fewer simdgroups than this a GPU is half asleep: then spans of the cache go side by side.
 constexpr int64_t enough_simdgroups = 512;
 constexpr int64_t least_parts = 1 << 14;  // bytes

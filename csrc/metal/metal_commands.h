@@ -3,6 +3,7 @@
 // error is thrown when somebody waits for it.
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <initializer_list>
 #include <memory>
@@ -16,6 +17,9 @@
 #include "params.h"
 
 namespace moeflux::metal {
+
+// Of a grid.
+inline uint32_t divide_up(int64_t value, int64_t by) { return static_cast<uint32_t>((value + by - 1) / by); }
 
 class MetalCommands final : public Commands {
  public:

@@ -11,8 +11,6 @@ namespace {
 constexpr uint32_t outputs_of_group = outputs_of_simdgroup * product_simdgroups;
 constexpr uint32_t product_threads = lanes * product_simdgroups;
 
-uint32_t divide_up(int64_t value, int64_t by) { return static_cast<uint32_t>((value + by - 1) / by); }
-
 uint32_t number_of(const QuantFormat& format) {
   const DType type = format.is_affine() ? format.scale_type : format.element;
   return type == DType::bf16 ? number_bf16 : type == DType::f16 ? number_f16 : number_f32;

@@ -10,6 +10,13 @@ namespace moeflux::python {
 // As Python's str(). Through a handle: pybind11 before 3.1 does not know which constructor to take for a dtype.
 inline std::string text_of(const pybind11::handle& object) { return std::string(pybind11::str(object)); }
 
+// Ctrl-C, noticed in the middle of long work that runs without the interpreter: throws KeyboardInterrupt, or what the
+// handler of a signal raised.
+inline void check_signals() {
+  const pybind11::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+}
+
 void register_engine(pybind11::module_& m);
 void register_errors(pybind11::module_& m);
 void register_format(pybind11::module_& m);

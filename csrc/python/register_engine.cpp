@@ -76,7 +76,7 @@ Floats logits(const Session& session, const std::optional<py::array>& out, int64
   return result;
 }
 
-py::tuple top_k(const Session& session, int64_t k) {
+py::tuple likeliest(const Session& session, int64_t k) {
   // The session says what it takes; this is what an array may be.
   if (k < 1 || k > most_picks) throw StateError(concat("k: expected 1 to ", most_picks, ", found ", k));
   py::array_t<int32_t> ids(k);
@@ -267,7 +267,7 @@ void register_engine(py::module_& m) {
       .def_property_readonly("logits_serial", &Session::logits_serial)
       .def("logits", &logits, py::arg("out"), py::arg("vocab"))
       .def("argmax", &Session::argmax, release())
-      .def("top_k", &top_k, py::arg("k"))
+      .def("top_k", &likeliest, py::arg("k"))
       .def("clear", &Session::clear, release())
       .def("checkpoint", &Session::checkpoint, release())
       .def_property_readonly("checkpoints", &Session::checkpoints)

@@ -13,15 +13,10 @@ namespace fs = std::filesystem;
 namespace moeflux::python {
 namespace {
 
-ReadMode mode_of(const std::string& word) {
+ReadMode read_mode(const std::string& word) {
   if (word == "direct") return ReadMode::direct;
   if (word == "buffered") return ReadMode::buffered;
   throw py::value_error("expected direct or buffered, found " + word);
-}
-
-void check_signals() {
-  const py::gil_scoped_acquire acquire;
-  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
 py::tuple measure(const ProbeSource& source, int readers, double seconds, uint64_t seed) {
@@ -43,7 +38,7 @@ void register_probe(py::module_& m) {
          uint64_t seed) {
         if (piece_bytes < direct_alignment || piece_bytes % direct_alignment != 0)
           throw py::value_error("expected pieces of whole blocks");
-        FileReader reader(path.string(), mode_of(mode));
+        FileReader reader(path.string(), read_mode(mode));
         return measure(pieces_of(reader, piece_bytes), readers, seconds, seed);
       },
       py::arg("path"), py::arg("piece_bytes"), py::arg("mode"), py::arg("readers"), py::arg("seconds"), py::arg("seed"),
@@ -51,7 +46,7 @@ void register_probe(py::module_& m) {
   m.def(
       "probe_expert_reads",
       [](const Store& store, const std::string& mode, int readers, double seconds, uint64_t seed) {
-        const ExpertStore experts(store.directory, {.mode = mode_of(mode)});
+        const ExpertStore experts(store.directory, {.mode = read_mode(mode)});
         return measure(pieces_of(experts), readers, seconds, seed);
       },
       py::arg("store"), py::arg("mode"), py::arg("readers"), py::arg("seconds"), py::arg("seed"),

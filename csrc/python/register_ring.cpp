@@ -16,7 +16,7 @@ namespace py = pybind11;
 namespace moeflux::python {
 namespace {
 
-class Batch {
+class HeldBatch {
  public:
   // With an error, waiting for the batch throws DeviceError.
   void finish(const std::string& error) {
@@ -48,12 +48,12 @@ class Batch {
 
 class BatchState final : public Ticket::State {
  public:
-  explicit BatchState(std::shared_ptr<Batch> batch) : batch_(std::move(batch)) {}
+  explicit BatchState(std::shared_ptr<HeldBatch> batch) : batch_(std::move(batch)) {}
   void wait() override { batch_->wait(); }
   bool done() const override { return batch_->done(); }
 
  private:
-  std::shared_ptr<Batch> batch_;
+  std::shared_ptr<HeldBatch> batch_;
 };
 
 // A ring and the slots of one layer that its batches lease.
@@ -61,7 +61,7 @@ class Ring {
  public:
   Ring(int depth, int64_t slots) : cache_({}, {1, slots, slots, 0}), ring_(std::make_unique<DeferredRing>(depth)) {}
 
-  void push(const std::shared_ptr<Batch>& batch, const std::vector<int64_t>& experts) {
+  void push(const std::shared_ptr<HeldBatch>& batch, const std::vector<int64_t>& experts) {
     std::vector<Lease> leases;
     for (const int64_t expert : experts) leases.push_back(cache_.acquire(0, expert).lease);
     ring_->push(Ticket(std::make_unique<BatchState>(batch)), leases);
@@ -84,9 +84,10 @@ class Ring {
 
 void register_ring(py::module_& m) {
   using released = py::call_guard<py::gil_scoped_release>;
-  py::class_<Batch, std::shared_ptr<Batch>>(m, "Batch", "For tests: work of a backend that ends when it is told to.")
+  py::class_<HeldBatch, std::shared_ptr<HeldBatch>>(m, "Batch",
+                                                    "For tests: work of a backend that ends when it is told to.")
       .def(py::init<>())
-      .def("finish", &Batch::finish, py::arg("error") = "", released());
+      .def("finish", &HeldBatch::finish, py::arg("error") = "", released());
 
   py::class_<Ring>(m, "DeferredRing", "For tests: batches in flight, and the slots they lease.")
       .def(py::init<int, int64_t>(), py::arg("depth"), py::arg("slots") = 8)

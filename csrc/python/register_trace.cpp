@@ -49,11 +49,6 @@ RecordedRouting routing_of(const Ids& ids, int64_t experts, int64_t slots) {
   return {all, ids.shape(1), experts, ids.shape(2)};
 }
 
-void check_signals() {
-  const py::gil_scoped_acquire acquire;
-  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-}
-
 ReplayCounts play(const RecordedRouting& routing, const std::string& policy, int64_t slots, int64_t ring_depth) {
   if (policy == "optimum") return replay_optimum(routing, slots, check_signals);
   for (const auto& [name, kind] :
