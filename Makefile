@@ -14,7 +14,7 @@ export PYTHON
 # Importing an editable install rebuilds with the cmake and ninja of the environment: a fresh machine has no others.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan fuzz peers bench-peers bench-streaming bench-ops track track-trips train-test macos cuda wheel clean
+.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan fuzz peers bench-peers bench-streaming bench-resident bench-ops track track-trips train-test macos cuda wheel clean
 
 help:
 	@echo "make demo      set up, then the built-in model writes, also in memory for a quarter of its experts"
@@ -30,6 +30,7 @@ help:
 	@echo "make peers     reference answers made anew with transformers and mlx-lm, and compared (large downloads)"
 	@echo "make bench-peers  speed beside llama.cpp, in memory (half an hour to prepare)  ARGS=\"--rounds 3 --rows decode-2\""
 	@echo "make bench-streaming  the same under one memory limit, as root  ARGS=\"--rounds 3\""
+	@echo "make bench-resident  a model in memory beside an engine that cannot stream  ARGS=\"--rounds 3\""
 	@echo "make bench-ops  every op and way of reading beside NumPy and a bare loop  ARGS=\"bench/test_ops.py -k matmul\""
 	@echo "make track     instructions, system calls, allocations and the like against bench/expected.json  ARGS=--update"
 	@echo "make track-trips  would track notice a kernel that is a tenth slower?"
@@ -120,6 +121,10 @@ bench-peers: $(READY)
 bench-streaming: $(READY)
 	@bash bench/peers/prepare.sh build/peers a3b
 	$(BIN)/python bench/peers/streaming.py build/peers/a3b build/peers/a3b.gguf build/peers/llama/bin/llama-bench $(ARGS)
+
+bench-resident: $(READY)
+	@[ -f build/peers/a3b/moeflux.json ] || $(BIN)/python bench/peers/models.py a3b build/peers/a3b
+	$(BIN)/python bench/unstreamed/unstreamed.py build/peers/a3b $(ARGS)
 
 bench-ops: $(READY)
 	$(BIN)/python -m pytest -q --benchmark-columns=min,median,iqr --benchmark-sort=name $(or $(ARGS),bench)

@@ -7,8 +7,6 @@ counts a moment later (so a gate that trips always is found out too), and the sl
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -17,28 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
 import track  # noqa: E402
+from relink import relink  # noqa: E402
 
 SYMBOL = "_ZN7moeflux3cpu10choose_isaERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
-
-
-def link_slower(harness: Path, folder: Path) -> Path:
-    compiler = os.environ.get("CXX", "c++")
-    build = harness.parents[1]
-    planted, program = folder / "slower.o", folder / "moeflux-bench"
-    source = ["-std=c++20", "-O2", f"-I{ROOT / 'csrc'}", "-c", str(ROOT / "bench" / "trip" / "slower.cpp")]
-    subprocess.run([compiler, *source, "-o", str(planted)], check=True)
-    objects = sorted(map(str, (build / "bench" / "CMakeFiles" / "moeflux-bench.dir").glob("*.o")))
-    command = [
-        compiler,
-        *objects,
-        str(planted),
-        str(build / "libmoeflux_core.a"),
-        "-pthread",
-        "-ldl",
-        f"-Wl,--wrap={SYMBOL}",
-    ]
-    subprocess.run([*command, "-o", str(program)], check=True)
-    return program
 
 
 def main() -> int:
@@ -50,7 +29,8 @@ def main() -> int:
         expected = track.updated(track.measure(bench, "instructions"), {})
         without = track.compare(track.measure(bench, "instructions"), expected)
         print("products with matrices a tenth slower")
-        slower = track.Bench(link_slower(harness, folder), folder)
+        source = ROOT / "bench" / "trip" / "slower.cpp"
+        slower = track.Bench(relink(harness, [source], folder / "slower", link=f"-Wl,--wrap={SYMBOL}"), folder)
         planted = track.compare(track.measure(slower, "instructions"), expected)
     for fault in planted:
         print(f"noticed: {fault}")

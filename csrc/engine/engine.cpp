@@ -13,6 +13,7 @@
 #include "core/forks.h"
 #include "core/text.h"
 #include "engine/attention_side.h"
+#include "engine/feed_forward.h"
 #include "engine/footprint.h"
 #include "engine/rope_angles.h"
 #include "engine/session.h"

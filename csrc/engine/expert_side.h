@@ -88,8 +88,6 @@ class ExpertSide {
   bool is_resident(int64_t layer);
   void run_resident(Commands& commands, const Model& model, int64_t layer, Scratch& scratch);
   View slots_of(int64_t layer) const;
-  void record_route(Commands& commands, const Model& model, int64_t layer, Scratch& scratch, int64_t n,
-                    int64_t guess_rows) const;
   void sort_out(int64_t layer, StepStats& stats);
   bool more_to_read() const { return next_missing_ < missing_.size(); }
   void read_missing(int64_t layer, StepStats& stats);
@@ -130,9 +128,5 @@ class ExpertSide {
   Arriving arriving_;
   DeferredRing ring_;  // last: drained first, while slots and pool are there
 };
-
-// out = down(silu(gate(x)) * up(x)), n rows.
-void record_feed_forward(Commands& commands, const FeedForwardWeights& weights, View x, View out, Scratch& scratch,
-                         int64_t n);
 
 }  // namespace moeflux

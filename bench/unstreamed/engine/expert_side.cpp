@@ -1,0 +1,66 @@
+#include "engine/expert_side.h"
+
+#include "engine/feed_forward.h"
+#include "io/read_pool.h"
+
+namespace moeflux {
+
+ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const EngineOptions& options, int64_t chunk,
+                       const ReaderFactory& open)
+    : store_(store, {ReadMode::buffered, open}),
+      layers_(store.variant.num_layers()),
+      experts_(store.variant.num_experts),
+      experts_per_token_(store.variant.experts_per_token),
+      memory_(backend.allocate(slot_memory(store, options), "experts")),
+      groups_(experts_, chunk * experts_per_token_) {
+  jobs_.reserve(static_cast<size_t>(experts_));
+  read_all(options.readers);
+}
+
+int64_t ExpertSide::slot_memory(const StoreDirectory& store, const EngineOptions&) {
+  return store.variant.num_layers() * store.variant.num_experts * (slot_layout(store).bytes + 8);
+}
+
+View ExpertSide::place_of(int64_t layer, int64_t expert) const {
+  return {memory_.get(), (layer * experts_ + expert) * store_.slot().bytes};
+}
+
+void ExpertSide::read_all(int64_t readers) {
+  auto* places = reinterpret_cast<uint64_t*>(View{memory_.get(), slots() * store_.slot().bytes}.bytes());
+  ReadPool pool(static_cast<int>(readers), store_.bounce());
+  for (int64_t layer = 0; layer < layers_; ++layer) {
+    if (!store_.has_experts(layer)) continue;
+    for (int64_t expert = 0; expert < experts_; ++expert) {
+      const View place = place_of(layer, expert);
+      places[layer * experts_ + expert] = static_cast<uint64_t>(place.offset);
+      ReadBatch batch;
+      store_.add_reads(layer, expert, {place.bytes(), static_cast<size_t>(store_.slot().bytes)}, batch);
+      pool.submit(batch, ReadPriority::demand);
+      batch.wait();
+    }
+  }
+}
+
+void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, int64_t layer, Scratch& s, int64_t n,
+                     StepStats& stats) {
+  record_route(*commands, model, layer, s, n, 0);
+  record_shared(*commands, model, layer, s, n);
+  const ExpertLayout& layout = store_.experts();
+  if (n == 1) {
+    const View places = {memory_.get(), slots() * store_.slot().bytes + layer * experts_ * 8};
+    commands->chosen_expert_ffn({s.normed, layout.hidden, layout.intermediate, experts_per_token_, s.ids, places,
+                                 expert_matrices(store_, {memory_.get(), 0}), s.expert_scratch, s.expert_out},
+                                1);
+  } else {
+    groups_.assign({s.ids.i32(), static_cast<size_t>(n * experts_per_token_)});
+    jobs_.clear();
+    for (const ExpertGroups::Group& group : groups_.groups())
+      jobs_.push_back({expert_matrices(store_, place_of(layer, group.expert)), group.pairs, group.count});
+    commands->expert_ffn(
+        {s.normed, n, layout.hidden, layout.intermediate, experts_per_token_, jobs_, s.expert_scratch, s.expert_out});
+  }
+  record_sum(*commands, model, layer, s, n);
+  stats.expert_hits += n == 1 ? experts_per_token_ : static_cast<int64_t>(groups_.groups().size());
+}
+
+}  // namespace moeflux
