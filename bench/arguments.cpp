@@ -27,6 +27,7 @@ Measures prefill and decode of the model in the folder STORE, a store that moefl
   --reps N           warm walks after the first, 0 for none (3)
   --chunk N          most tokens of a prefill chunk, 0 for the engine's choice (0)
   --isa NAME         kernels: portable, avx2, avx512, avx512vnni, amx or neon (the best the machine has)
+  --precision WORD   of activations: auto, 16 bits where that is faster, or exact, f32 (auto)
   --kv f32|bf16      key-value rows (f32)
   --json FILE|-      where the JSON lines go (-, stdout)
   --roofline         also what each kind of op took, against the limits of this machine, measured in the same run
@@ -55,7 +56,7 @@ second in registers for each instruction set, disk_bandwidth of expert reads don
 that is its way). Behind each measurement follow lines what == "op": seconds, the bytes that ops of the kind cannot leave
 untouched, products (multiply-adds), each also as a rate and as a share of its limit; share_of_roofline is what the
 slower of memory and multiplication takes at least / seconds: over 1 where caches gave what memory would have. A product
-of f32 numbers through int8 instructions takes one multiply-add a digit, so a third of the peak is the most with three.
+through int8 instructions takes one multiply-add a digit of the activations, so half the peak is the most with two.
 Rounds of ops are timed by the host: two looks at the clock an op.
 
 --count prefills the first frontier and takes the steps behind it, twice; the second time every system call, or every
@@ -132,6 +133,8 @@ const std::map<std::string, Option> options = {
      [](Arguments& a, const std::string& name, const std::string& value) {
        a.isa = one_of(name, value, {"portable", "avx2", "avx512", "avx512vnni", "amx", "neon"});
      }},
+    {"--precision", [](Arguments& a, const std::string& name,
+                       const std::string& value) { a.precision = one_of(name, value, {"auto", "exact"}); }},
     {"--kv",
      [](Arguments& a, const std::string& name, const std::string& value) {
        a.kv = one_of(name, value, {"f32", "bf16"}) == "f32" ? moeflux::DType::f32 : moeflux::DType::bf16;

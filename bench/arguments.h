@@ -26,6 +26,7 @@ struct Arguments {
   int64_t reps = 3;
   int64_t chunk = 0;
   std::string isa;
+  std::string precision = "auto";
   moeflux::DType kv = moeflux::DType::f32;
   std::string json = "-";
   bool help = false;

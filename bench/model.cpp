@@ -5,6 +5,7 @@ namespace bench {
 moeflux::EngineOptions engine_options(const Arguments& arguments, int64_t threads) {
   moeflux::EngineOptions options;
   options.isa = arguments.isa;
+  options.precision = arguments.precision;
   options.threads = static_cast<int>(threads);
   options.readers = static_cast<int>(arguments.readers);
   options.expert_slots = arguments.slots;

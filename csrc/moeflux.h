@@ -29,11 +29,14 @@ using Progress = std::function<bool(int64_t done, int64_t total)>;
 struct EngineOptions {
   std::string backend = "auto";  // "cpu", or "auto": the best one there is
   std::string isa;               // CPU kernels: one of `available_isas`; empty: the best the machine has
-  int threads = 0;               // that compute; 0: one a core
-  int readers = 0;               // threads that read experts; 0: chosen by the engine
-  int64_t expert_slots = 0;      // experts held in memory; 0: all of them
-  int ring_depth = 2;            // expert batches in flight
-  int64_t chunk = 0;             // most tokens of a prefill chunk; 0: chosen by the engine
+  // Of activations where matrices are quantised. "auto": 16 bits, with a unit of their own for each group of columns
+  // that shares a scale, where the CPU has instructions for that, f32 elsewhere; "exact": f32 everywhere.
+  std::string precision = "auto";
+  int threads = 0;           // that compute; 0: one a core
+  int readers = 0;           // threads that read experts; 0: chosen by the engine
+  int64_t expert_slots = 0;  // experts held in memory; 0: all of them
+  int ring_depth = 2;        // expert batches in flight
+  int64_t chunk = 0;         // most tokens of a prefill chunk; 0: chosen by the engine
   // How experts are read: "direct" past the page cache, "buffered" through it, or "auto": direct where the file system
   // can, when not every expert has a slot.
   std::string reads = "auto";

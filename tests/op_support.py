@@ -29,6 +29,9 @@ def run(isa: str) -> Ops:
     return ops_of(isa, 2)
 
 
+WITH_DIGITS = [isa for isa in isas() if isa in ("amx", "avx512vnni")]
+"""The instruction sets that multiply quantised matrices with rows of whole numbers, two digits each."""
+
 AFFINE = [
     QuantFormat.affine(b, g, s) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64, 128) for s in ("BF16", "F16", "F32")
 ]

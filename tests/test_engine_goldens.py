@@ -23,6 +23,8 @@ LARGEST_ERROR = 1e-3
 """Of the range of the logits: what the engine may differ by from a peer, which computes in its own float32."""
 LARGEST_ORACLE_ERROR = 1e-5
 """The same against the oracle, which has the very weights. Measured: up to 1.3e-6."""
+LARGEST_DIGIT_ERROR = 4e-3
+"""And with activations of 16 bits. Measured: up to 1.4e-3, mostly 1e-4 to 4e-4."""
 
 
 def assert_meets(found: np.ndarray, expected: np.ndarray, largest: float = LARGEST_ERROR) -> None:
@@ -31,7 +33,8 @@ def assert_meets(found: np.ndarray, expected: np.ndarray, largest: float = LARGE
     lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
     assert ((found * expected).sum(axis=1) / lengths).min() >= LEAST_COSINE
     assert np.abs(found - expected).max() <= largest * np.ptp(expected)
-    assert (found.argmax(axis=1) == expected.argmax(axis=1)).all()
+    if largest <= LARGEST_ERROR:
+        assert (found.argmax(axis=1) == expected.argmax(axis=1)).all()
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def engine_logits(store: Path, name: str) -> np.ndarray:
-    return moeflux.load(store, threads=2).session().prefill(token_ids(name), logits="all")
+    return moeflux.load(store, threads=2, precision="exact").session().prefill(token_ids(name), logits="all")
 
 
 def put_whole_norms(store: Path, name: str) -> None:
@@ -89,7 +92,8 @@ def test_every_width_and_group_meets_the_oracle(
         gate = store.directory.experts.formats.gate
         assert (gate.bits, gate.group_size) == (bits, group_size)
         expected = oracle.Session(store.variant, store).prefill(ids)
-    session = moeflux.load(tmp_path / "q", threads=2).session()
-    found = session.prefill(ids[:20], logits="all")
-    found = np.concatenate([found, np.stack([session.step(token).numpy() for token in ids[20:]])])
-    assert_meets(found, expected, LARGEST_ORACLE_ERROR)
+    for precision, largest in (("exact", LARGEST_ORACLE_ERROR), ("auto", LARGEST_DIGIT_ERROR)):
+        session = moeflux.load(tmp_path / "q", threads=2, precision=precision).session()
+        found = session.prefill(ids[:20], logits="all")
+        found = np.concatenate([found, np.stack([session.step(token).numpy() for token in ids[20:]])])
+        assert_meets(found, expected, largest)

@@ -82,6 +82,13 @@ def test_equal_models_are_no_distance_apart(model: moeflux.Model, tokens: list[i
     assert found.agreement == Mean(1.0, 0.0) and found.worst == 0.0
 
 
+def test_sixteen_bits_cost_a_thousandth_of_perplexity_at_most(tokens: list[int]) -> None:
+    fast, exact = (moeflux.load(builtin.path(), precision=precision) for precision in ("auto", "exact"))
+    found = evaluate(fast, tokens, window=64, reference=exact)
+    assert abs(math.expm1(found.difference.value)) < 1e-3
+    assert found.divergence.value < 1e-6
+
+
 def test_rounded_keys_and_values_are_named(model: moeflux.Model, tokens: list[int]) -> None:
     found = evaluate(model, tokens[:101], window=50, reference=model, kv_dtype="bf16")
     assert found.lossy == ("keeps keys and values in bf16, not f32",) and str(found).count("LOSSY") == 1

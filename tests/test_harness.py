@@ -26,8 +26,8 @@ FIELDS = {
     "bytes_read", "disk_bytes", "disk_bandwidth", "share_of_disk_bandwidth",
     "expert_hits", "expert_misses", "hit_rate", "look_ahead_reads", "look_ahead_used", "look_ahead_wasted_bytes",
     "look_ahead_recall", "look_ahead_precision", "submissions", "waits", "allocations", "peak_rss_bytes",
-    "read_bandwidth", "bytes_touched", "share_of_read_bandwidth", "rep", "load", "threads", "isa", "kv", "engine",
-    "variant", "store", "commit", "compiler", "machine",
+    "read_bandwidth", "bytes_touched", "share_of_read_bandwidth", "rep", "load", "threads", "isa", "precision", "kv",
+    "engine", "variant", "store", "commit", "compiler", "machine",
 }  # fmt: skip
 
 Line = dict[str, Any]

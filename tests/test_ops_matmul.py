@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from moeflux import FormatError, QuantFormat
-from moeflux.ops import Ops, isas
+from moeflux.ops import Ops, ops
 from moeflux.oracle import ops as oracle
-from op_checks import check_experts
-from op_support import AFFINE, PLAIN, StoredMatrix, isa, numbers, ops_of, random_matrix, run
-from tolerances import DIGIT_ROUNDING_OF_LARGEST, DIGIT_ROUNDING_OF_SUM, LARGEST_ERROR, assert_close
+from op_checks import check_experts, rounding_of_digits
+from op_support import AFFINE, PLAIN, WITH_DIGITS, StoredMatrix, isa, numbers, ops_of, random_matrix, run
+from tolerances import DIGIT_ERROR, assert_close
 
 __all__ = ["isa", "run"]
 
@@ -18,9 +18,14 @@ ROWS = (1, 2, 3, 5, 17, 64, 65)
 
 
 def check_product(run: Ops, rng: np.random.Generator, matrix: StoredMatrix, n: int) -> None:
-    x = numbers(rng, n, matrix.exact.shape[1])
-    found = run.matmul(x, matrix)
-    assert_close("matmul", found, oracle.matmul(x.astype(np.float64), matrix.exact), np.abs(x) @ matrix.size.T)
+    check_product_of(run, numbers(rng, n, matrix.exact.shape[1]), matrix)
+
+
+def check_product_of(run: Ops, x: np.ndarray, matrix: StoredMatrix) -> None:
+    expected = oracle.matmul(x.astype(np.float64), matrix.exact)
+    sizes = np.abs(x.astype(np.float64))
+    rounding = rounding_of_digits(sizes, matrix) if run.isa in WITH_DIGITS else 0.0
+    assert_close("matmul", run.matmul(x, matrix), expected, sizes @ matrix.size.T, rounding)
 
 
 def check_transposed(run: Ops, rng: np.random.Generator, matrix: StoredMatrix, n: int) -> None:
@@ -85,12 +90,30 @@ def test_embed(run: Ops, format: QuantFormat) -> None:
 # ---- Numbers that are hard to write in few digits -------------------------------------------------------------------
 
 
-def rounding_of_digits(x: np.ndarray, matrix: StoredMatrix) -> np.ndarray:
-    """The most that an element of the product can be off because the numbers of x are rounded."""
-    sizes = np.abs(x).reshape(len(x), -1, matrix.format.group_size)
-    weights = np.abs(matrix.exact).reshape(len(matrix.exact), -1, matrix.format.group_size).sum(axis=2)
-    rounding = np.maximum(DIGIT_ROUNDING_OF_LARGEST * sizes.max(axis=2), DIGIT_ROUNDING_OF_SUM * sizes.sum(axis=2))
-    return rounding @ weights.T
+@pytest.mark.parametrize("format", [f for f in AFFINE if f.scale_type == "BF16"], ids=str)
+def test_two_digits_are_a_hundred_times_finer_than_bf16(run: Ops, format: QuantFormat) -> None:
+    """And products of float32 numbers as fine as those."""
+    rng = np.random.default_rng(17)
+    matrix = random_matrix(rng, format, 64, 12 * format.group_size)
+    for n in (1, 24):
+        x = numbers(rng, n, 12 * format.group_size)
+        exact = oracle.matmul(x.astype(np.float64), matrix.exact)
+        error = np.sqrt(np.mean((run.matmul(x, matrix) - exact) ** 2) / np.mean(exact**2))
+        assert error < (DIGIT_ERROR if run.isa in WITH_DIGITS else 1e-6)
+
+
+@pytest.mark.parametrize("isa", WITH_DIGITS)
+def test_exact_products_are_those_of_float32_numbers(isa: str) -> None:
+    rng = np.random.default_rng(18)
+    exact = ops(isa=isa, threads=2, exact=True)
+    assert exact.isa == "avx512"
+    for bits in (4, 8):
+        matrix = random_matrix(rng, QuantFormat.affine(bits, 64), 40, 192)
+        for n in (1, 20):
+            x = numbers(rng, n, 192)
+            found = exact.matmul(x, matrix)
+            assert np.array_equal(found, ops_of("avx512", 2).matmul(x, matrix))
+            assert not np.array_equal(found, ops_of(isa, 2).matmul(x, matrix))
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
@@ -102,11 +125,7 @@ def test_an_outlier_in_a_group(run: Ops, bits: int, group: int) -> None:
     for n in (1, 5, 33):
         x = numbers(rng, n, 3 * group)
         x[np.arange(n), rng.integers(0, 3 * group, n)] *= 1e6
-        found = run.matmul(x, matrix)
-        expected = oracle.matmul(x.astype(np.float64), matrix.exact)
-        rounding = rounding_of_digits(x, matrix) if bits <= 4 else 0
-        error = np.abs(found - expected)
-        assert (error <= LARGEST_ERROR["matmul"]["f32"] * (np.abs(x) @ matrix.size.T) + rounding).all()
+        check_product_of(run, x, matrix)
 
 
 @pytest.mark.parametrize("format", [QuantFormat.affine(4, 64), QuantFormat.affine(3, 32), QuantFormat.affine(2, 128)])
@@ -116,9 +135,7 @@ def test_extreme_rows(run: Ops, format: QuantFormat, n: int) -> None:
     matrix = random_matrix(rng, format, 35, 256)
     usual = numbers(rng, n, 256)
     for scale in (1e25, 1e-20):
-        x = usual * np.float32(scale)
-        exact = oracle.matmul(x.astype(np.float64), matrix.exact)
-        assert_close("matmul", run.matmul(x, matrix), exact, np.abs(x) @ matrix.size.T)
+        check_product_of(run, usual * np.float32(scale), matrix)
     # Signed zeros, subnormal numbers: nothing but 0, or too small to see.
     x = np.zeros_like(usual)
     x[:, ::2] = -0.0
@@ -163,11 +180,8 @@ def test_threads_and_neighbours_change_no_bit(isa: str, format: QuantFormat) -> 
             assert np.array_equal(run.matmul(y[part], matrix, transposed=True), turned[part])
 
 
-WITH_DIGITS = [isa for isa in isas() if isa in ("amx", "avx512vnni")]
-
-
 @pytest.mark.skipif(len(WITH_DIGITS) < 2, reason="fewer than two instruction sets here multiply digits")
-@pytest.mark.parametrize("format", [f for f in AFFINE if f.bits <= 4], ids=str)
+@pytest.mark.parametrize("format", AFFINE, ids=str)
 def test_digits_give_the_same_bits_whatever_multiplies_them(format: QuantFormat) -> None:
     rng = np.random.default_rng(16)
     for rows, groups, n in [(1, 1, 3), (15, 3, 16), (33, 9, 17), (70, 41, 5), (530, 2, 64), (16, 16, 131)]:
@@ -225,7 +239,7 @@ def test_expert_ffn(isa: str, n: int, k: int, count: int) -> None:
     chosen = np.array([rng.permutation(count)[:k] for _ in range(n)])
     jobs = [(e, np.flatnonzero(chosen.reshape(-1) == e).tolist()) for e in rng.permutation(count)]
     found = ops_of(isa, 1).expert_ffn(x, experts, jobs, k)
-    check_experts(found, x, experts, chosen)
+    check_experts(found, x, experts, chosen, digits=isa in WITH_DIGITS)
     for threads in (2, 3):
         again = ops_of(isa, threads).expert_ffn(x, experts, jobs[::-1], k)
         assert np.array_equal(again, found)

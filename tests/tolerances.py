@@ -32,11 +32,14 @@ LARGEST_ERROR = {
     "rope": {"f32": 2e-7},  # two products and a sum
 }
 
-# What each number of a group loses where a product takes it as three digits (kernels/cpu/digits.h): the larger of two
-# parts, of the group's largest number and of the sum of their sizes. For numbers of one size it is no more than f32's
-# roundings are; where one is far larger than the rest, `matmul` may be off by this for each of the rest.
-DIGIT_ROUNDING_OF_LARGEST = 1.01 * 2.0**-23
-DIGIT_ROUNDING_OF_SUM = 2.0**-27
+# What each number of a group may lose where a product takes it as two digits (kernels/cpu/digits.h), as a part of the
+# group's largest: half a unit, of which there are 127 * 256 + 127. A product may be off by this for each of its
+# weights, beside the roundings of float32.
+DIGIT_ROUNDING = 0.501 / (127 * 256 + 127)
+
+# And what products of normal numbers are off by, root mean square over root mean square: a rounding's is its unit over
+# the root of 12, the largest of 32, 64 or 128 normal numbers is about 2.2, 2.5 or 2.8. A hundredth of bf16's 1.7e-3.
+DIGIT_ERROR = 3e-5
 
 BF16_ROUNDING = 2.0**-8  # of a number: half a unit of the last of eight bits
 
@@ -51,14 +54,21 @@ def assert_agrees(op: str, found: np.ndarray, expected: np.ndarray, stored: str 
     )
 
 
-def assert_close(op: str, found: np.ndarray, expected: np.ndarray, size: np.ndarray | float | None = None) -> None:
-    """`size` is the size of what was added up, by default the element's own."""
+def assert_close(
+    op: str,
+    found: np.ndarray,
+    expected: np.ndarray,
+    size: np.ndarray | float | None = None,
+    rounding: np.ndarray | float = 0.0,
+) -> None:
+    """`size` is the size of what was added up, by default the element's own. `rounding` is what the element may be off
+    by beside float32's roundings."""
     assert found.dtype == np.float32
     assert found.shape == expected.shape, f"{op}: expected shape {expected.shape}, found {found.shape}"
     size = np.abs(expected) if size is None else size
     error = np.abs(found.astype(np.float64) - expected)
     # Below float32's normal numbers an error is a fixed step, not a fraction. NaN is never close.
-    allowed = np.broadcast_to(LARGEST_ERROR[op]["f32"] * size + 1e-37, error.shape)
+    allowed = np.broadcast_to(LARGEST_ERROR[op]["f32"] * size + rounding + 1e-37, error.shape)
     bad = np.argwhere(~(error <= allowed))
     if len(bad):
         at = tuple(bad[0].tolist())

@@ -15,7 +15,8 @@ class CpuCommands;
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const std::string& isa, int threads, int64_t fail_at_op);
+  // With `exact` every product is one of f32 numbers.
+  CpuBackend(const std::string& isa, bool exact, int threads, int64_t fail_at_op);
   ~CpuBackend() override;
 
   std::string name() const override { return "cpu"; }

@@ -64,7 +64,7 @@ int64_t CpuCommands::unit_outputs(int64_t outputs, int64_t depth, int64_t n) con
 // ---- Rows of x -----------------------------------------------------------------------------------------------------
 
 CpuCommands::Input CpuCommands::input_of(const Matrix& matrix, const float* x, int64_t stride, int64_t rows) {
-  if (!digits_ || !cpu::meets_digits(matrix.format.bits)) return {x, stride, -1};
+  if (!digits_ || !matrix.format.is_affine()) return {x, stride, -1};
   return {x, stride, digit_rows_.add({x, stride, rows, matrix.columns, matrix.format.group_size})};
 }
 

@@ -6,7 +6,7 @@ namespace moeflux {
 
 // A row's digits are whole blocks; its groups, 32 numbers or more each, have two floats; the row is whole cache lines.
 int64_t DigitRows::bytes_for(int64_t numbers, int64_t rows) {
-  return numbers * 3 + numbers / 32 * 8 + rows * (cpu::digit_block_bytes + 2 * 8 + 64);
+  return numbers * 2 + numbers / 32 * 8 + rows * (cpu::digit_block_bytes + 3 * 8 + 64);
 }
 
 int64_t DigitRows::held_for(int64_t bytes, int64_t sources) {

@@ -21,13 +21,13 @@ std::string chosen_backend(const std::string& name) {
   return name;
 }
 
-std::unique_ptr<Backend> make_backend(const std::string& name, const std::string& isa, int threads, int64_t fail_at_op,
-                                      bool deferred) {
+std::unique_ptr<Backend> make_backend(const std::string& name, const std::string& isa, bool exact, int threads,
+                                      int64_t fail_at_op, bool deferred) {
   std::unique_ptr<Backend> backend;
   if (chosen_backend(name) == "metal")
     backend = std::make_unique<metal::MetalBackend>(metal::make_device(), metal::most_work(), fail_at_op);
   else
-    backend = std::make_unique<CpuBackend>(isa, threads, fail_at_op);
+    backend = std::make_unique<CpuBackend>(isa, exact, threads, fail_at_op);
   if (deferred) backend = std::make_unique<DeferredBackend>(std::move(backend));
   return backend;
 }

@@ -16,11 +16,12 @@ std::string chosen_backend(const std::string& name);
 // whoever talks to the user.
 std::string metal_failure();
 
-// By a chosen name. `isa` and `threads` are for the CPU: empty and 0 choose. DeviceError when it is not to be had.
+// By a chosen name. `isa`, `exact` and `threads` are for the CPU: empty and 0 choose, and with `exact` every product is
+// one of f32 numbers. DeviceError when it is not to be had.
 //
 // For tests: the op of number `fail_at_op`, counted from 0 over all batches, fails with DeviceError; with `deferred`,
 // ops run on another thread some time after their batch was submitted.
-std::unique_ptr<Backend> make_backend(const std::string& name, const std::string& isa, int threads,
+std::unique_ptr<Backend> make_backend(const std::string& name, const std::string& isa, bool exact, int threads,
                                       int64_t fail_at_op = -1, bool deferred = false);
 
 // What `prepare` takes, known before there is a backend.

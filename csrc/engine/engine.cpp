@@ -41,6 +41,7 @@ EngineOptions checked(EngineOptions options) {
   require(options.expert_slots >= 0, "expert_slots", "0 or more", options.expert_slots);
   require(options.ring_depth >= 1 && options.ring_depth <= 16, "ring_depth", "1 to 16", options.ring_depth);
   require(options.chunk >= 0 && options.chunk <= longest_chunk, "chunk", "0 to 8192", options.chunk);
+  require_word("precision", options.precision, {"auto", "exact"});
   require_word("reads", options.reads, {"auto", "direct", "buffered"});
   require_word("cache", options.cache, {"lru", "lfu", "none"});
   require_word("look_ahead", options.look_ahead, {"auto", "on", "off"});
@@ -56,8 +57,8 @@ void check_experts(const StoreDirectory& store) {
 }
 
 std::unique_ptr<Backend> backend_of(const EngineOptions& options, const EngineFaults& faults, OpTimes& times) {
-  std::unique_ptr<Backend> backend =
-      make_backend(options.backend, options.isa, options.threads, faults.fail_at_op, faults.deferred);
+  std::unique_ptr<Backend> backend = make_backend(options.backend, options.isa, options.precision == "exact",
+                                                  options.threads, faults.fail_at_op, faults.deferred);
   if (options.time_ops) return std::make_unique<TimedBackend>(std::move(backend), times);
   return backend;
 }

@@ -167,14 +167,15 @@ ExpertChecksums parse_checksums(const Checksums& given, const Variant& variant) 
   return checksums;
 }
 
-std::shared_ptr<Engine> open(const Store& store, const std::string& backend, const std::string& isa, int threads,
-                             int readers, int64_t expert_slots, int ring_depth, int64_t chunk, int64_t session_bytes,
-                             const std::string& reads, const std::string& cache, const std::string& look_ahead,
+std::shared_ptr<Engine> open(const Store& store, const std::string& backend, const std::string& isa,
+                             const std::string& precision, int threads, int readers, int64_t expert_slots,
+                             int ring_depth, int64_t chunk, int64_t session_bytes, const std::string& reads,
+                             const std::string& cache, const std::string& look_ahead,
                              const std::optional<Checksums>& checksums, const std::optional<py::function>& on_progress,
                              bool time_ops, int64_t fail_at_op, const std::shared_ptr<FaultPlan>& fault,
                              bool deferred) {
-  EngineOptions options = {backend, isa,   threads, readers,    expert_slots,         ring_depth,
-                           chunk,   reads, cache,   look_ahead, checksums.has_value()};
+  EngineOptions options = {backend,    isa,   precision, threads, readers,    expert_slots,
+                           ring_depth, chunk, reads,     cache,   look_ahead, checksums.has_value()};
   options.session_bytes = session_bytes;
   options.time_ops = time_ops;
   options.on_load = guarded(on_progress);
@@ -236,11 +237,11 @@ void register_engine(py::module_& m) {
 
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine", "A loaded model. See moeflux.Model.")
       .def(py::init(&open), py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("isa") = "",
-           py::arg("threads") = 0, py::arg("readers") = 0, py::arg("expert_slots") = 0, py::arg("ring_depth") = 2,
-           py::arg("chunk") = 0, py::arg("session_bytes") = 0, py::arg("reads") = "auto", py::arg("cache") = "lru",
-           py::arg("look_ahead") = "auto", py::arg("checksums") = py::none(), py::arg("on_progress") = py::none(),
-           py::arg("time_ops") = false, py::arg("fail_at_op") = -1, py::arg("fault") = py::none(),
-           py::arg("deferred") = false,
+           py::arg("precision") = "auto", py::arg("threads") = 0, py::arg("readers") = 0, py::arg("expert_slots") = 0,
+           py::arg("ring_depth") = 2, py::arg("chunk") = 0, py::arg("session_bytes") = 0, py::arg("reads") = "auto",
+           py::arg("cache") = "lru", py::arg("look_ahead") = "auto", py::arg("checksums") = py::none(),
+           py::arg("on_progress") = py::none(), py::arg("time_ops") = false, py::arg("fail_at_op") = -1,
+           py::arg("fault") = py::none(), py::arg("deferred") = false,
            "With `checksums`, {layer: SHA-256 of each expert}, every expert is verified when it is read. `fail_at_op` "
            "and"
            " `fault` are for tests: the op that fails, the expert read that goes wrong, and a device that works "

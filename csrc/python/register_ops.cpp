@@ -448,14 +448,17 @@ void register_ops(py::module_& m) {
       .def("run", &run_units, py::arg("units"), py::arg("fail_at") = -1, "How often each unit ran.");
 
   py::class_<Ops>(m, "Ops", "The ops of a backend, one at a time. Use moeflux.ops().")
-      .def(py::init([](const std::string& name, const std::string& isa, int threads, int64_t fail_at_op, bool timed) {
-             Ops ops = {std::make_unique<OpTimes>(), make_backend(name, isa, threads, fail_at_op)};
+      .def(py::init([](const std::string& name, const std::string& isa, int threads, int64_t fail_at_op, bool timed,
+                       bool exact) {
+             Ops ops = {std::make_unique<OpTimes>(), make_backend(name, isa, exact, threads, fail_at_op)};
              if (timed) ops.backend = std::make_unique<TimedBackend>(std::move(ops.backend), *ops.times);
              return ops;
            }),
            py::arg("backend") = "cpu", py::arg("isa") = "", py::arg("threads") = 0, py::arg("fail_at_op") = -1,
-           py::arg("timed") = false)
+           py::arg("timed") = false, py::arg("exact") = false)
       .def("describe", [](const Ops& ops) { return ops.backend->describe(); })
+      .def_property_readonly(
+          "isa", [](const Ops& ops) { return ops.backend->isa(); }, "Of the CPU kernels; empty where none run.")
       .def(
           "take_times", [](const Ops& ops) { return ops.times->take(); }, "Of each kind of op since the last time.")
       .def("embed", &embed, py::arg("table"), py::arg("ids"))

@@ -457,7 +457,13 @@ class Ops:
     The ops of a backend, one at a time. Use moeflux.ops().
     """
     def __init__(
-        self, backend: str = "cpu", isa: str = "", threads: int = 0, fail_at_op: int = -1, timed: bool = False
+        self,
+        backend: str = "cpu",
+        isa: str = "",
+        threads: int = 0,
+        fail_at_op: int = -1,
+        timed: bool = False,
+        exact: bool = False,
     ) -> None: ...
     def append(self, x: numpy.ndarray, cache: numpy.ndarray, first: int) -> typing.Any: ...
     def attention(self, q: numpy.ndarray, k: numpy.ndarray, v: numpy.ndarray, scale: float) -> typing.Any: ...
@@ -530,6 +536,11 @@ class Ops:
         Of each kind of op since the last time.
         """
     def top_k(self, logits: numpy.ndarray, k: int) -> tuple: ...
+    @property
+    def isa(self) -> str:
+        """
+        Of the CPU kernels; empty where none run.
+        """
 
 class StepStats:
     """
@@ -707,6 +718,7 @@ class Engine:
         *,
         backend: str = "auto",
         isa: str = "",
+        precision: str = "auto",
         threads: int = 0,
         readers: int = 0,
         expert_slots: int = 0,

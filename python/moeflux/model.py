@@ -166,6 +166,7 @@ def load(
     backend: str = "auto",
     threads: int | None = None,
     isa: str | None = None,
+    precision: Literal["auto", "exact"] = "auto",
     readers: int | None = None,
     expert_slots: int | None = None,
     ring_depth: int | None = None,
@@ -189,6 +190,9 @@ def load(
     backend       "cpu", "metal" (Apple silicon), or "auto": Metal where it works
     threads       of the CPU that compute; all cores by default
     isa           CPU kernels, one of `moeflux.available_isas()`; the best one by default (or MOEFLUX_ISA)
+    precision     of activations that meet quantised matrices. "auto": whole numbers of 16 bits, with a unit for each
+                  group of columns that shares a scale, where the CPU multiplies such (AVX-512 VNNI, AMX), which is some
+                  eighty times finer than bf16; float32 elsewhere. "exact": float32 everywhere
     readers       threads that read experts from disk; what `moeflux doctor` found best for this disk, else 4
     expert_slots  experts held in memory; by default as many as the budget has room for. Changes the speed and not one
                   bit of the result
@@ -205,10 +209,10 @@ def load(
     experts_per_token   LOSSY: another number of experts than the model's own
     on_progress   (done, total) of the bytes that are read at once, now and then; when it returns False, StateError
 
-    Of all these only `isa`, `kv_dtype` and the lossy one may change a result. With the same kernels the same tokens
-    give the same bits, whatever the rest, and however they are cut into calls and chunks: `step` is a prefill of one
-    token, and a prefill that was stopped and goes on ends where the unbroken one does. A large chunk reads an expert
-    once for many tokens; a small one needs less scratch and hears of Ctrl-C sooner.
+    Of all these only `isa`, `precision`, `kv_dtype` and the lossy one may change a result. With these the same, the
+    same tokens give the same bits, whatever the rest, and however they are cut into calls and chunks: `step` is a
+    prefill of one token, and a prefill that was stopped and goes on ends where the unbroken one does. A large chunk
+    reads an expert once for many tokens; a small one needs less scratch and hears of Ctrl-C sooner.
     """
     options = Options(
         memory=memory,
@@ -217,6 +221,7 @@ def load(
         kv_dtype=kv_dtype,
         backend=backend,
         isa=isa,
+        precision=_word("precision", precision),
         threads=threads,
         readers=readers,
         expert_slots=expert_slots,
@@ -237,6 +242,7 @@ def load(
             store.directory,
             backend=backend,
             isa=isa or "",
+            precision=options.precision,
             threads=plan.threads,
             readers=plan.readers,
             expert_slots=plan.slots,

@@ -42,10 +42,17 @@ def isas() -> list[str]:
     return _core.isas()
 
 
-def ops(backend: str = "cpu", isa: str | None = None, threads: int | None = None, timed: bool = False) -> Ops:
+def ops(
+    backend: str = "cpu",
+    isa: str | None = None,
+    threads: int | None = None,
+    timed: bool = False,
+    exact: bool = False,
+) -> Ops:
     """The ops of a backend. `isa`: the kernels of an instruction set, else of MOEFLUX_ISA, else the best. With `timed`,
-    `take_times` tells what the ops themselves took, without the copying of arguments."""
-    return Ops(_core.Ops(backend, isa or "", threads or 0, timed=timed))
+    `take_times` tells what the ops themselves took, without the copying of arguments. With `exact`, products are of
+    float32 numbers where they would be of 16 bits."""
+    return Ops(_core.Ops(backend, isa or "", threads or 0, timed=timed, exact=exact))
 
 
 class Ops:
@@ -56,6 +63,11 @@ class Ops:
 
     def __repr__(self) -> str:
         return f"Ops({self._core.describe()})"
+
+    @property
+    def isa(self) -> str:
+        """Whose kernels run; empty on a device other than the CPU."""
+        return self._core.isa
 
     def take_times(self) -> list[_core.OpTime]:
         """Of each kind of op since the last time; nothing unless `timed`."""

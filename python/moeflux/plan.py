@@ -62,6 +62,7 @@ class Options:
     kv_dtype: str = "f32"
     backend: str = "auto"
     isa: str | None = None
+    precision: str = "auto"
     threads: int | None = None
     readers: int | None = None
     expert_slots: int | None = None

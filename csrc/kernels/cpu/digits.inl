@@ -4,11 +4,24 @@
 
 namespace moeflux::cpu::MOEFLUX_ISA {
 
-// The two halves of the bytes of a block: even places, then odd ones.
-MOEFLUX_INLINE __m512i even_then_odd(__m512i bytes) {
-  const __m512i within = _mm512_set4_epi32(0x0f0d0b09, 0x07050301, 0x0e0c0a08, 0x06040200);
-  const __m512i across = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
-  return _mm512_maskz_permutexvar_epi64(0xff, across, _mm512_shuffle_epi8(bytes, within));
+// ---- Lanes ---------------------------------------------------------------------------------------------------------
+
+// Quarters of two vectors, as _mm512_shuffle_i32x4 chooses them.
+template <int choice>
+MOEFLUX_INLINE __m512i quarters(__m512i a, __m512i b) {
+  return _mm512_maskz_shuffle_i32x4(all_lanes, a, b, choice);
+}
+
+// Of 4 vectors of 4 quarters, quarter q of vector i becomes quarter i of vector q.
+MOEFLUX_INLINE void turn_quarters(__m512i (&v)[4]) {
+  const __m512i first_low = quarters<0x44>(v[0], v[1]);
+  const __m512i first_high = quarters<0xee>(v[0], v[1]);
+  const __m512i second_low = quarters<0x44>(v[2], v[3]);
+  const __m512i second_high = quarters<0xee>(v[2], v[3]);
+  v[0] = quarters<0x88>(first_low, second_low);
+  v[1] = quarters<0xdd>(first_low, second_low);
+  v[2] = quarters<0x88>(first_high, second_high);
+  v[3] = quarters<0xdd>(first_high, second_high);
 }
 
 // ---- Rows of x -----------------------------------------------------------------------------------------------------
@@ -35,80 +48,78 @@ MOEFLUX_INLINE int32_t reduce_whole(__m512i value) {
   return v[0];
 }
 
-// Of the unit of a group, as the bits of an f32 have it: the least with which the largest number is below 2^23 units,
-// by a margin that leaves the high digit room for what the others hand up, and all of them together below 2^27 units.
-MOEFLUX_INLINE int exponent_of_unit(int largest_bits, float sum_of_sizes) {
-  float largest;
-  __builtin_memcpy(&largest, &largest_bits, sizeof largest);
-  const auto exponent = [](float value) __attribute__((always_inline)) {
-    int bits;
-    __builtin_memcpy(&bits, &value, sizeof bits);
-    return bits >> 23;
-  };
-  int of_sum = exponent(sum_of_sizes);
-  if (of_sum == 255) of_sum += 7;  // it has overflown; no sum of 128 numbers is larger
-  const int for_largest = exponent(largest * 0x1.02p0f) - 22;
-  const int for_sum = of_sum - 26;
-  const int least = for_largest > for_sum ? for_largest : for_sum;
-  return least < 1 ? 1 : least > 236 ? 236 : least;
-}
-
-// One group of `size` numbers to digits in the order of the columns, `digit_stride` bytes between high, middle and low.
-template <int64_t size>
-MOEFLUX_INLINE void convert_group(const float* x, uint8_t* digits, int64_t digit_stride, float* unit, float* x_sum) {
-  constexpr int64_t vectors = size / 16;
-  __m512 numbers[vectors];
-  __m512 sizes = _mm512_setzero_ps();
+// The numbers of a group, `vectors` times 16, to whole numbers of units.
+template <int64_t vectors>
+MOEFLUX_INLINE void convert_group(const __m512* numbers, __m512i* whole, float* unit, float* x_sum) {
   __m512i largest = _mm512_setzero_si512();
   MOEFLUX_UNROLL
   for (int64_t v = 0; v < vectors; ++v) {
-    numbers[v] = _mm512_loadu_ps(x + v * 16);
     const __m512i bits = _mm512_and_si512((__m512i)numbers[v], _mm512_set1_epi32(0x7fffffff));
     largest = _mm512_maskz_max_epi32(all_lanes, largest, bits);
-    sizes = _mm512_add_ps(sizes, (__m512)bits);
   }
+  constexpr int least_bits = 27 << 23;  // 2^-100, so that neither the unit nor its inverse leaves the normal numbers
   const int largest_bits = reduce_whole<false>(largest);
-  const int unit_exponent = exponent_of_unit(largest_bits, sum((Floats)sizes));
-  const int unit_bits = unit_exponent << 23;
-  const __m512 inverse = (__m512)_mm512_set1_epi32((254 - unit_exponent) << 23);
+  const int bits = largest_bits > least_bits ? largest_bits : least_bits;
+  float size;
+  __builtin_memcpy(&size, &bits, sizeof size);
+  // The two roundings are too small for the largest number to become more than it should.
+  const __m512 inverse = _mm512_set1_ps(static_cast<float>(largest_digits) / size);
   __m512i total = _mm512_setzero_si512();
   MOEFLUX_UNROLL
   for (int64_t v = 0; v < vectors; ++v) {
-    const __m512i q = _mm512_maskz_cvtps_epi32(all_lanes, _mm512_mul_ps(numbers[v], inverse));
-    total = _mm512_add_epi32(total, q);
-    // What is kept of each is its low byte, as a number of -128 ... 127; half of the base goes to the next digit.
-    const __m512i half = _mm512_set1_epi32(128);
-    const __m512i upper = _mm512_maskz_srai_epi32(all_lanes, _mm512_add_epi32(q, half), 8);
-    const __m512i high = _mm512_maskz_srai_epi32(all_lanes, _mm512_add_epi32(upper, half), 8);
-    store(digits + v * 16, _mm512_maskz_cvtepi32_epi8(all_lanes, high));
-    store(digits + v * 16 + digit_stride, _mm512_maskz_cvtepi32_epi8(all_lanes, upper));
-    store(digits + v * 16 + 2 * digit_stride, _mm512_maskz_cvtepi32_epi8(all_lanes, q));
+    whole[v] = _mm512_maskz_cvtps_epi32(all_lanes, _mm512_mul_ps(numbers[v], inverse));
+    total = _mm512_add_epi32(total, whole[v]);
   }
-  __builtin_memcpy(unit, &unit_bits, sizeof *unit);
-  if (largest_bits >= 0x7f800000) *unit = __builtin_nanf("");
+  *unit = largest_bits >= 0x7f800000 ? __builtin_nanf("") : size / static_cast<float>(largest_digits);
   *x_sum = *unit * static_cast<float>(reduce_whole<true>(total));
 }
 
-template <int64_t size>
+// The whole numbers of a block to its digits.
+MOEFLUX_INLINE void store_digits(const __m512i (&whole)[8], uint8_t* block) {
+  // In each quarter 8 columns of a stretch, 4i ... 4i + 3 and those 16 behind them: their high digits, even ones and
+  // odd ones, then the low.
+  const __m512i by_digit =
+      _mm512_maskz_broadcast_i32x4(all_lanes, _mm_setr_epi8(1, 5, 9, 13, 3, 7, 11, 15, 0, 4, 8, 12, 2, 6, 10, 14));
+  // Digits of a kind come together, in the order of the columns.
+  alignas(64) static constexpr uint16_t by_column[32] = {0, 8,  16, 24, 1, 9,  17, 25, 2, 10, 18, 26, 3, 11, 19, 27,
+                                                         4, 12, 20, 28, 5, 13, 21, 29, 6, 14, 22, 30, 7, 15, 23, 31};
+  __m512i stretches[4];
+  MOEFLUX_UNROLL
+  for (int s = 0; s < 4; ++s) {
+    const __m512i q = _mm512_packs_epi32(whole[2 * s], whole[2 * s + 1]);
+    // What is kept of each is its low byte, as a number of -128 ... 127; half of the base goes to the high one.
+    const __m512i upper = _mm512_add_epi16(q, _mm512_set1_epi16(128));
+    const __m512i bytes = _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, q, upper);
+    stretches[s] =
+        _mm512_maskz_permutexvar_epi16(0xffffffff, load<__m512i>(by_column), _mm512_shuffle_epi8(bytes, by_digit));
+  }
+  turn_quarters(stretches);
+  MOEFLUX_UNROLL
+  for (int i = 0; i < 4; ++i) store(block + i * 64, stretches[i]);
+}
+
+template <int64_t group_size>
 static void convert_row(const float* x, int64_t columns, uint8_t* row) {
-  constexpr int64_t span = size < digit_block ? digit_block : size;  // whole groups and whole blocks
-  const DigitRow to = digit_row(row, columns, size);
+  constexpr int64_t vectors = group_size / 16;
+  const DigitRow to = digit_row(row, columns, group_size);
   float* units = const_cast<float*>(to.units);
   float* sums = const_cast<float*>(to.sums);
-  const int64_t groups = columns / size;
-  for (int64_t g = groups; g < digit_groups(columns, size); ++g) units[g] = sums[g] = 0;
-  for (int64_t column = 0; column < columns; column += span) {
-    alignas(64) uint8_t digits[3][span];
-    if (columns - column < span) __builtin_memset(digits, 0, sizeof digits);
-    for (int64_t at = 0; at < span && column + at < columns; at += size) {
-      const int64_t g = (column + at) / size;
-      convert_group<size>(x + column + at, digits[0] + at, span, units + g, sums + g);
+  for (int64_t column = 0; column < columns; column += digit_block, row += digit_block_bytes) {
+    __m512i whole[8];
+    MOEFLUX_UNROLL
+    for (int64_t at = 0; at < 8; at += vectors) {
+      if (column + at * 16 < columns) {
+        __m512 numbers[vectors];
+        MOEFLUX_UNROLL
+        for (int64_t v = 0; v < vectors; ++v) numbers[v] = _mm512_loadu_ps(x + column + (at + v) * 16);
+        convert_group<vectors>(numbers, whole + at, units++, sums++);
+      } else {
+        MOEFLUX_UNROLL
+        for (int64_t v = 0; v < vectors; ++v) whole[at + v] = _mm512_setzero_si512();
+        *units++ = *sums++ = 0;
+      }
     }
-    uint8_t* block = row + column / digit_block * digit_block_bytes;
-    for (int64_t at = 0; at < span; at += digit_block, block += digit_block_bytes) {
-      for (int64_t digit = 0; digit < 3; ++digit)
-        store(block + digit * digit_block, even_then_odd(load<__m512i>(digits[digit] + at)));
-    }
+    store_digits(whole, row);
   }
 }
 
@@ -120,33 +131,54 @@ static void convert_to_digits(const float* x, int64_t columns, int64_t group_siz
 
 // ---- Codes ---------------------------------------------------------------------------------------------------------
 
-// The codes of a block as bytes; reads 8 * bits bytes.
+// Of a block, as bytes: the 16 even columns of each stretch, and the odd ones.
+struct BlockCodes {
+  __m512i even;
+  __m512i odd;
+};
+
+// Codes that are bytes already, in the order of the columns.
+MOEFLUX_INLINE BlockCodes even_and_odd(__m512i first, __m512i second) {
+  const __m512i within =
+      _mm512_maskz_broadcast_i32x4(all_lanes, _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+  first = _mm512_shuffle_epi8(first, within);
+  second = _mm512_shuffle_epi8(second, within);
+  return {_mm512_maskz_permutex2var_epi64(0xff, first, _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14), second),
+          _mm512_maskz_permutex2var_epi64(0xff, first, _mm512_setr_epi64(1, 3, 5, 7, 9, 11, 13, 15), second)};
+}
+
+// Reads 16 * bits bytes.
 template <int bits>
-MOEFLUX_INLINE __m512i codes_of(const uint8_t* from) {
+MOEFLUX_INLINE BlockCodes codes_of(const uint8_t* from) {
   if constexpr (bits == 4) {
-    const __m512i twice = _mm512_maskz_broadcast_i64x4(0xff, load<__m256i>(from));
-    const __m512i shifts = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4);
-    return _mm512_and_si512(_mm512_maskz_srlv_epi32(all_lanes, twice, shifts), _mm512_set1_epi8(15));
+    const __m512i both = load<__m512i>(from);
+    const __m512i low = _mm512_set1_epi8(15);
+    return {_mm512_and_si512(both, low), _mm512_and_si512(_mm512_maskz_srli_epi32(all_lanes, both, 4), low)};
   } else if constexpr (bits == 2) {
-    // A byte a word holds the columns 4i ... 4i + 3: the even ones are taken from it, from it shifted by 2 the odd
-    // ones.
-    const __m512i twice = _mm512_maskz_broadcast_i64x4(0xff, _mm256_cvtepu8_epi16(load<__m128i>(from)));
-    const __m512i shifts = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2);
-    const __m512i first = _mm512_maskz_srlv_epi32(all_lanes, twice, shifts);
-    const __m512i second = _mm512_maskz_slli_epi32(all_lanes, first, 4);
-    return _mm512_and_si512(_mm512_or_si512(first, second), _mm512_set1_epi8(3));
+    // A byte a word holds 4 columns: the third goes to the upper byte, beside the first.
+    const __m512i four = _mm512_cvtepu8_epi16(load<__m256i>(from));
+    const __m512i both = _mm512_or_si512(four, _mm512_maskz_slli_epi32(all_lanes, four, 4));
+    const __m512i low = _mm512_set1_epi8(3);
+    return {_mm512_and_si512(both, low), _mm512_and_si512(_mm512_maskz_srli_epi32(all_lanes, both, 2), low)};
+  } else if constexpr (bits == 8) {
+    return even_and_odd(load<__m512i>(from), load<__m512i>(from + 64));
   } else {
-    uint8_t halves[2][stretch];
-    codes_to_bytes<bits>(from, halves[0]);
-    codes_to_bytes<bits>(from + stretch * bits / 8, halves[1]);
-    const __m512i low = _mm512_castsi256_si512(load<__m256i>(halves[0]));
-    return even_then_odd(_mm512_maskz_inserti64x4(0xff, low, load<__m256i>(halves[1]), 1));
+    __m512i halves[2];
+    MOEFLUX_UNROLL
+    for (int half = 0; half < 2; ++half, from += 8 * bits) {
+      uint8_t codes[2][stretch];
+      codes_to_bytes<bits>(from, codes[0]);
+      codes_to_bytes<bits>(from + 4 * bits, codes[1]);
+      halves[half] =
+          _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(load<__m256i>(codes[0])), load<__m256i>(codes[1]), 1);
+    }
+    return even_and_odd(halves[0], halves[1]);
   }
 }
 
 // The same where only the first `columns` of the block are there: zeros behind them.
 template <int bits>
-MOEFLUX_INLINE __m512i codes_of(const uint8_t* from, int64_t columns) {
+MOEFLUX_INLINE BlockCodes codes_of(const uint8_t* from, int64_t columns) {
   if (columns >= digit_block) return codes_of<bits>(from);
   uint8_t rest[digit_block * bits / 8] = {};
   __builtin_memcpy(rest, from, static_cast<size_t>(columns * bits / 8));

@@ -88,4 +88,10 @@ const Isa& choose_isa(const std::string& name) {
   throw FormatError(concat(where, ": expected one that this machine has (", names, "), found ", in_quotes(wanted)));
 }
 
+const Isa& without_digits(const Isa& isa) {
+  for (const Isa& other : available_isas())
+    if (other.kernels == isa.kernels && !other.digits) return other;
+  return isa;
+}
+
 }  // namespace moeflux::cpu

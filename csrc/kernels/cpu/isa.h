@@ -22,4 +22,7 @@ const std::vector<Isa>& available_isas();
 // FormatError naming those available when it is none of them.
 const Isa& choose_isa(const std::string& name);
 
+// The one that computes everything as this one does, but for products with digits: those it makes of f32 numbers.
+const Isa& without_digits(const Isa& isa);
+
 }  // namespace moeflux::cpu

@@ -99,16 +99,14 @@ static void load_scales(const Weights& w, int64_t row, int64_t last, int64_t fir
 
 // ---- Sums of 16 matrix rows ----------------------------------------------------------------------------------------
 
-// What each row's vector adds up to, a row a lane; for groups of 32 what the columns of the first and of the second
-// half of the block add up to.
-struct RowSums {
-  __m512i first;
-  __m512i second;
-};
-
+// Of a block: a vector a group, a lane a matrix row.
 template <int64_t group_size>
-MOEFLUX_INLINE RowSums sums_of_rows(__m512i (&v)[16]) {
-  // Neighbouring lanes twice: then a lane of 128 bits has a quarter of the sums of 4 rows.
+using BlockSums = __m512i[digit_block / group_size];
+
+// A quarter of v[r] has parts of row r's sum over a stretch of the block.
+template <int64_t group_size>
+MOEFLUX_INLINE void sums_of_rows(__m512i (&v)[code_rows], BlockSums<group_size>& sums) {
+  // Neighbouring lanes twice: then a quarter has the sums of 4 rows over its stretch.
   MOEFLUX_UNROLL
   for (int i = 0; i < 8; ++i)
     v[i] = _mm512_add_epi32(_mm512_maskz_unpacklo_epi32(all_lanes, v[2 * i], v[2 * i + 1]),
@@ -117,125 +115,133 @@ MOEFLUX_INLINE RowSums sums_of_rows(__m512i (&v)[16]) {
   for (int i = 0; i < 4; ++i)
     v[i] = _mm512_add_epi32(_mm512_maskz_unpacklo_epi64(0xff, v[2 * i], v[2 * i + 1]),
                             _mm512_maskz_unpackhi_epi64(0xff, v[2 * i], v[2 * i + 1]));
-  // Even columns below 32, even ones above, odd ones below, odd ones above: the same half of the block comes together.
-  MOEFLUX_UNROLL
-  for (int i = 0; i < 2; ++i)
-    v[i] = _mm512_add_epi32(_mm512_maskz_shuffle_i32x4(all_lanes, v[2 * i], v[2 * i + 1], 0x44),
-                            _mm512_maskz_shuffle_i32x4(all_lanes, v[2 * i], v[2 * i + 1], 0xee));
-  const __m512i below = _mm512_maskz_shuffle_i32x4(all_lanes, v[0], v[1], 0x88);
-  const __m512i above = _mm512_maskz_shuffle_i32x4(all_lanes, v[0], v[1], 0xdd);
-  if constexpr (group_size == 32) return {below, above};
-  return {_mm512_add_epi32(below, above), _mm512_setzero_si512()};
+  if constexpr (group_size == 32) {
+    __m512i of_groups[4] = {v[0], v[1], v[2], v[3]};
+    turn_quarters(of_groups);
+    MOEFLUX_UNROLL
+    for (int i = 0; i < 4; ++i) sums[i] = of_groups[i];
+  } else {
+    const __m512i first = _mm512_add_epi32(quarters<0x88>(v[0], v[1]), quarters<0xdd>(v[0], v[1]));
+    const __m512i second = _mm512_add_epi32(quarters<0x88>(v[2], v[3]), quarters<0xdd>(v[2], v[3]));
+    const __m512i low = quarters<0x88>(first, second);
+    const __m512i high = quarters<0xdd>(first, second);
+    if constexpr (group_size == 64) {
+      sums[0] = low;
+      sums[1] = high;
+    } else {
+      sums[0] = _mm512_add_epi32(low, high);
+    }
+  }
 }
-
-constexpr int64_t panel_blocks = 4;
-
-// Codes of 16 matrix rows, a block after the other.
-struct CodePanel {
-  alignas(64) uint8_t codes[panel_blocks][code_rows][digit_block];
-};
 
 MOEFLUX_INLINE __m512i dot(__m512i sum, __m512i codes, __m512i digits) {
   return _mm512_dpbusd_epi32(sum, codes, digits);
 }
 
-// Sums of code * q over a step's blocks, as f32: exact but for one rounding.
-struct GroupSums {
-  Floats first;
-  Floats second;
-};
-
-MOEFLUX_INLINE Floats floats(__m512i sums) { return (Floats)_mm512_maskz_cvtepi32_ps(all_lanes, sums); }
-
-template <int64_t group_size, int64_t blocks>
-MOEFLUX_INLINE GroupSums sums_of_group(const uint8_t (*codes)[code_rows][digit_block], const uint8_t* digits) {
-  __m512i high[blocks], middle[blocks], low[blocks];
-  MOEFLUX_UNROLL
-  for (int64_t b = 0; b < blocks; ++b) {
-    high[b] = load<__m512i>(digits + b * digit_block_bytes);
-    middle[b] = load<__m512i>(digits + b * digit_block_bytes + digit_block);
-    low[b] = load<__m512i>(digits + b * digit_block_bytes + 2 * digit_block);
-  }
+// Sums of code * q over a block; codes_of_row(r) are those of matrix row r.
+template <int64_t group_size, typename CodesOfRow>
+MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const CodesOfRow& codes_of_row, BlockSums<group_size>& sums) {
+  const __m512i high_even = load<__m512i>(digits);
+  const __m512i high_odd = load<__m512i>(digits + 64);
+  const __m512i low_even = load<__m512i>(digits + 128);
+  const __m512i low_odd = load<__m512i>(digits + 192);
   __m512i v[code_rows];
-  const auto add = [&](int64_t r, __m512i sum, const __m512i(&of)[blocks]) __attribute__((always_inline)) {
-    MOEFLUX_UNROLL
-    for (int64_t b = 0; b < blocks; ++b) sum = dot(sum, load<__m512i>(codes[b][r]), of[b]);
-    return sum;
-  };
-  const auto one_up = [](__m512i sum)
-                          __attribute__((always_inline)) { return _mm512_maskz_slli_epi32(all_lanes, sum, 8); };
   MOEFLUX_UNROLL
-  for (int64_t r = 0; r < code_rows; ++r)
-    v[r] = add(r, one_up(add(r, one_up(add(r, _mm512_setzero_si512(), high)), middle)), low);
-  const RowSums sums = sums_of_rows<group_size>(v);
-  return {floats(sums.first), floats(sums.second)};
+  for (int64_t r = 0; r < code_rows; ++r) {
+    const BlockCodes codes = codes_of_row(r);
+    const __m512i high = dot(dot(_mm512_setzero_si512(), codes.even, high_even), codes.odd, high_odd);
+    v[r] = dot(dot(_mm512_maskz_slli_epi32(all_lanes, high, 8), codes.even, low_even), codes.odd, low_odd);
+  }
+  sums_of_rows<group_size>(v, sums);
 }
 
 // ---- Sixteen rows of the matrix ------------------------------------------------------------------------------------
+
+MOEFLUX_INLINE Floats floats(__m512i sums) { return (Floats)_mm512_maskz_cvtepi32_ps(all_lanes, sums); }
 
 // total + a group's part of the product: the one place that rounds.
 MOEFLUX_INLINE Floats add_group(Floats total, Floats sum, Floats scale, Floats bias, Floats unit, Floats x_sum) {
   return fma(bias, x_sum, fma(sum, scale * unit, total));
 }
 
-// The codes of columns column ... column + 64 * blocks - 1 of 16 rows; rows behind `last` are the row before it.
-template <int bits, int64_t group_size>
-MOEFLUX_INLINE void unpack_panel(const Weights& w, int64_t row, int64_t last, int64_t column, int64_t blocks,
-                                 CodePanel& panel) {
-  for (int64_t r = 0; r < code_rows; ++r) {
-    const uint8_t* from = w.codes + (row + r < last ? row + r : last - 1) * w.code_stride + column * bits / 8;
-    for (int64_t b = 0; b < blocks; ++b, from += digit_block * bits / 8) {
-      store(panel.codes[b][r],
-            group_size == 32 ? codes_of<bits>(from, w.columns - column - b * digit_block) : codes_of<bits>(from));
-    }
-  }
-}
-
-// Asks for `lines` cache lines from an address that may lie behind the matrix.
-template <int64_t lines>
-MOEFLUX_INLINE void prefetch_lines(const uint8_t* from, int64_t offset) {
+// total + a block's part, for the groups from `g` on; those behind the last have units and sums of 0.
+template <int64_t group_size>
+MOEFLUX_INLINE Floats add_block(Floats total, const BlockSums<group_size>& sums, const Scales& scales,
+                                const DigitRow& x, int64_t g) {
   MOEFLUX_UNROLL
-  for (int64_t i = 0; i < lines; ++i)
-    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(from) + offset + i * 64));
+  for (int64_t i = 0; i < digit_block / group_size; ++i)
+    total = add_group(total, floats(sums[i]), load<Floats>(scales.scales[(g + i) % scale_groups]),
+                      load<Floats>(scales.biases[(g + i) % scale_groups]), splat(x.units[g + i]), splat(x.sums[g + i]));
+  return total;
 }
 
-template <int bits, int64_t group_size, int64_t fixed_n>
-static void multiply_few(const Weights& w, int64_t row, int64_t last, const uint8_t* const* x, float* const* out,
-                         int64_t any_n) {
-  constexpr int64_t step_blocks = group_size == 128 ? 2 : 1;
-  constexpr int64_t step_groups = step_blocks * digit_block / group_size;
-  const int64_t n = fixed_n ? fixed_n : any_n;
+// Asks for a cache line of an address that may lie behind the matrix.
+MOEFLUX_INLINE void prefetch_line(const uint8_t* from, int64_t offset) {
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(from) + offset));
+}
+
+// Calls add(b, g, codes_of_row) for the blocks of 16 matrix rows, rows behind `last` being the row before it, and asks
+// for what comes in memory behind these rows meanwhile.
+template <int bits, int64_t group_size, typename Add>
+MOEFLUX_INLINE void for_blocks(const Weights& w, int64_t row, int64_t last, Scales& scales, const Add& add) {
+  constexpr int64_t block_bytes = digit_block * bits / 8;  // of one row
+  constexpr int64_t block_groups = digit_block / group_size;
   const int64_t groups = w.columns / group_size;
-  Floats total[fixed_n ? fixed_n : max_block] = {};
-  Scales scales;
-  CodePanel panel;
-  for (int64_t g = 0; g < groups;) {
+  const int64_t blocks = digit_blocks(w.columns);
+  const int64_t scale_step = code_rows * w.scale_stride / blocks;
+  const uint8_t* rows[code_rows];
+  for (int64_t r = 0; r < code_rows; ++r) rows[r] = w.codes + (row + r < last ? row + r : last - 1) * w.code_stride;
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t g = b * block_groups;
     if (g % scale_groups == 0)
       load_scales(w, row, last, g, groups - g < scale_groups ? groups - g : scale_groups, scales);
-    const int64_t column = g * group_size;
-    const int64_t left = digit_blocks(w.columns - column);
-    const int64_t blocks = left < panel_blocks ? left : panel_blocks;
-    unpack_panel<bits, group_size>(w, row, last, column, blocks, panel);
-    for (int64_t b = 0; b < blocks; b += step_blocks, g += step_groups) {
-      const int64_t done = column / digit_block + b;
-      prefetch_lines<2 * bits * step_blocks>(w.codes, (row + code_rows) * w.code_stride + done * 128 * bits);
-      const int64_t ss = code_rows * w.scale_stride * step_blocks / digit_blocks(w.columns);
-      prefetch_lines<1>(w.scales, (row + code_rows) * w.scale_stride + done * ss);
-      prefetch_lines<1>(w.biases, (row + code_rows) * w.scale_stride + done * ss);
-      const float* scale = scales.scales[g % scale_groups];
-      const float* bias = scales.biases[g % scale_groups];
-      for (int64_t i = 0; i < n; ++i) {
-        const DigitRow from = digit_row(x[i], w.columns, group_size);
-        const GroupSums sums = sums_of_group<group_size, step_blocks>(
-            panel.codes + b, from.digits + (column / digit_block + b) * digit_block_bytes);
-        total[i] = add_group(total[i], sums.first, load<Floats>(scale), load<Floats>(bias), splat(from.units[g]),
-                             splat(from.sums[g]));
-        if (group_size == 32 && g + 1 < groups)
-          total[i] = add_group(total[i], sums.second, load<Floats>(scale + code_rows), load<Floats>(bias + code_rows),
-                               splat(from.units[g + 1]), splat(from.sums[g + 1]));
-      }
-    }
+    prefetch_line(w.scales, (row + code_rows) * w.scale_stride + b * scale_step);
+    prefetch_line(w.biases, (row + code_rows) * w.scale_stride + b * scale_step);
+    const int64_t next = (row + code_rows) * w.code_stride + b * code_rows * block_bytes;
+    const int64_t left = w.columns - b * digit_block;
+    add(b, g, [&](int64_t r) __attribute__((always_inline)) {
+      for (int64_t i = r * bits / 4; i < (r + 1) * bits / 4; ++i) prefetch_line(w.codes, next + i * 64);
+      return codes_of<bits>(rows[r] + b * block_bytes, left);
+    });
   }
+}
+
+template <int bits, int64_t group_size>
+static void multiply_one_row(const Weights& w, int64_t row, int64_t last, const uint8_t* x, float* out) {
+  const DigitRow from = digit_row(x, w.columns, group_size);
+  Floats total = {};
+  Scales scales;
+  for_blocks<bits, group_size>(w, row, last, scales,
+                               [&](int64_t b, int64_t g, const auto& codes_of_row) __attribute__((always_inline)) {
+                                 BlockSums<group_size> sums;
+                                 sums_of_block<group_size>(from.digits + b * digit_block_bytes, codes_of_row, sums);
+                                 total = add_block<group_size>(total, sums, scales, from, g);
+                               });
+  if (last - row >= code_rows)
+    store(out + row, total);
+  else
+    store_some(out + row, total, last - row);
+}
+
+// For several rows of x, the codes of a block are unpacked once.
+template <int bits, int64_t group_size>
+static void multiply_few(const Weights& w, int64_t row, int64_t last, const uint8_t* const* x, float* const* out,
+                         int64_t n) {
+  Floats total[max_block];
+  for (int64_t i = 0; i < n; ++i) total[i] = Floats{};
+  Scales scales;
+  for_blocks<bits, group_size>(w, row, last, scales, [&](int64_t b, int64_t g, const auto& codes_of_row) {
+    BlockCodes codes[code_rows];
+    for (int64_t r = 0; r < code_rows; ++r) codes[r] = codes_of_row(r);
+    for (int64_t i = 0; i < n; ++i) {
+      const DigitRow from = digit_row(x[i], w.columns, group_size);
+      BlockSums<group_size> sums;
+      sums_of_block<group_size>(
+          from.digits + b * digit_block_bytes, [&](int64_t r) __attribute__((always_inline)) { return codes[r]; },
+          sums);
+      total[i] = add_block<group_size>(total[i], sums, scales, from, g);
+    }
+  });
   for (int64_t i = 0; i < n; ++i) {
     if (last - row >= code_rows)
       store(out[i] + row, total[i]);
@@ -249,9 +255,9 @@ static void multiply_groups(const Weights& w, int64_t first, int64_t last, const
                             int64_t n) {
   for (; first < last; first += code_rows) {
     if (n == 1)
-      multiply_few<bits, group_size, 1>(w, first, last, x, out, n);
+      multiply_one_row<bits, group_size>(w, first, last, *x, *out);
     else
-      multiply_few<bits, group_size, 0>(w, first, last, x, out, n);
+      multiply_few<bits, group_size>(w, first, last, x, out, n);
   }
 }
 
@@ -270,8 +276,14 @@ static void multiply_digits(const Weights& weights, int64_t first, int64_t last,
       return multiply_codes<2>(weights, first, last, x, out, n);
     case 3:
       return multiply_codes<3>(weights, first, last, x, out, n);
-    default:
+    case 4:
       return multiply_codes<4>(weights, first, last, x, out, n);
+    case 5:
+      return multiply_codes<5>(weights, first, last, x, out, n);
+    case 6:
+      return multiply_codes<6>(weights, first, last, x, out, n);
+    default:
+      return multiply_codes<8>(weights, first, last, x, out, n);
   }
 }
 

@@ -47,47 +47,51 @@ MOEFLUX_INLINE void dot_tiles() {
 constexpr int64_t tile_rows = 16;  // of x, and of the matrix
 constexpr int64_t tile_bytes = 1024;
 constexpr int64_t least_tile_rows = 3;  // fewer rows of x are faster without tiles
-constexpr int64_t span_blocks = 4;      // packed at once: with more, they leave the first cache
-constexpr int64_t span_columns = span_blocks * digit_block;
+constexpr int64_t tile_columns = 64;    // of codes and digits, or twice 32
+constexpr int64_t span_columns = 256;   // packed at once: with more, they leave the first cache
+constexpr int64_t span_tiles = span_columns / tile_columns;
 constexpr int64_t span_groups = span_columns / 32;
-static_assert(span_groups <= lanes);
+static_assert(span_groups <= lanes && span_columns % digit_block == 0);
 constexpr int64_t pass_rows = 512;  // of the matrix, for which rows of x are packed once
 constexpr int64_t x_tiles = max_block / tile_rows;
 
-// Some columns of 16 rows of x: a lane is a row.
+// Some columns of 16 rows of x: a lane is a row. The high digits of a tile, then the low.
 struct DigitSpan {
-  alignas(64) uint8_t digits[span_blocks][3][tile_bytes];
+  alignas(64) uint8_t digits[span_tiles][2][tile_bytes];
   alignas(64) float units[span_groups][tile_rows];
   alignas(64) float sums[span_groups][tile_rows];
 };
 
 // The same columns of 16 rows of the matrix.
 struct CodeSpan {
-  alignas(64) uint8_t codes[span_blocks][tile_rows][digit_block];
+  alignas(64) uint8_t codes[span_tiles][tile_rows][tile_columns];
   alignas(64) float scales[tile_rows][lanes];  // span_groups of them count
   alignas(64) float biases[tile_rows][lanes];
 };
 
-// With groups of 32 a block has two: the columns of the first come first, in codes and in digits.
+// In a tile stand the even columns, then the odd ones: of its two stretches together, or, where each is a group, of the
+// first and then of the second.
 template <int64_t group_size>
 static void pack_digits(const uint8_t* const* x, int64_t n, int64_t columns, int64_t column, int64_t blocks,
                         DigitSpan& to) {
-  constexpr int order[16] = {0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15};
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t at = (column / digit_block + b) * digit_block_bytes;
-    for (int64_t digit = 0; digit < 3; ++digit) {
+    for (int64_t part = 0; part < 4; ++part) {
       __m512i v[16];
       MOEFLUX_UNROLL
-      for (int64_t i = 0; i < 16; ++i)
-        v[i] = i < n ? load<__m512i>(x[i] + at + digit * digit_block) : _mm512_setzero_si512();
+      for (int64_t i = 0; i < 16; ++i) v[i] = i < n ? load<__m512i>(x[i] + at + part * 64) : _mm512_setzero_si512();
       turn(v);
+      const int64_t digit = part / 2;
+      const int64_t odd = part % 2;
       MOEFLUX_UNROLL
-      for (int64_t i = 0; i < 16; ++i) store(to.digits[b][digit] + (group_size == 32 ? order[i] : i) * 64, v[i]);
+      for (int64_t i = 0; i < 16; ++i) {
+        const int64_t row = group_size == 32 ? i % 8 / 4 * 8 + odd * 4 + i % 4 : odd * 8 + i % 8;
+        store(to.digits[2 * b + i / 8][digit] + row * 64, v[i]);
+      }
     }
   }
   const int64_t first = column / group_size;
-  const int64_t left = columns / group_size - first;
-  const int64_t groups = smaller(left, blocks * digit_block / group_size);
+  const int64_t groups = blocks * digit_block / group_size;
   for (int64_t i = 0; i < tile_rows; ++i) {
     const DigitRow row = digit_row(x[i < n ? i : 0], columns, group_size);
     for (int64_t g = 0; g < groups; ++g) {
@@ -114,13 +118,15 @@ static void unpack_span(const Weights& w, int64_t row, int64_t last, int64_t col
     const int64_t from_row = smaller(row + r, last - 1);
     const uint8_t* from = w.codes + from_row * w.code_stride + column * bits / 8;
     for (int64_t b = 0; b < blocks; ++b, from += digit_block * bits / 8) {
+      const BlockCodes codes = codes_of<bits>(from, w.columns - column - b * digit_block);
+      __m512i first_tile = quarters<0x44>(codes.even, codes.odd);
+      __m512i second_tile = quarters<0xee>(codes.even, codes.odd);
       if constexpr (group_size == 32) {
-        const __m512i order = _mm512_setr_epi64(0, 1, 4, 5, 2, 3, 6, 7);
-        const __m512i codes = codes_of<bits>(from, w.columns - column - b * digit_block);
-        store(to.codes[b][r], _mm512_maskz_permutexvar_epi64(0xff, order, codes));
-      } else {
-        store(to.codes[b][r], codes_of<bits>(from));
+        first_tile = quarters<0xd8>(first_tile, first_tile);
+        second_tile = quarters<0xd8>(second_tile, second_tile);
       }
+      store(to.codes[2 * b][r], first_tile);
+      store(to.codes[2 * b + 1][r], second_tile);
     }
     const int64_t at = from_row * w.scale_stride + first * scale_bytes;
     widen_some(w.scale_type, w.scales + at, groups, to.scales[r]);
@@ -132,32 +138,29 @@ static void unpack_span(const Weights& w, int64_t row, int64_t last, int64_t col
 
 // The sums of a group, one for each digit.
 struct TileSums {
-  alignas(64) int32_t of[3][tile_rows][tile_rows];
+  alignas(64) int32_t high[tile_rows][tile_rows];
+  alignas(64) int32_t low[tile_rows][tile_rows];
 };
 
-// Group `g` of the span: tiles 3 * set ... are its sums.
+// Group `g` of the span: tiles 2 * set and 2 * set + 1 are its sums.
 template <int64_t group_size, int set>
 MOEFLUX_INLINE void dot_group(const CodeSpan& codes, const DigitSpan& x, int64_t g, TileSums& sums) {
-  zero_tile<3 * set>();
-  zero_tile<3 * set + 1>();
-  zero_tile<3 * set + 2>();
-  constexpr int64_t blocks = group_size == 128 ? 2 : 1;
-  constexpr int64_t parts = group_size == 32 ? 2 : 1;  // groups a block
+  zero_tile<2 * set>();
+  zero_tile<2 * set + 1>();
+  constexpr int64_t tiles = group_size == 128 ? 2 : 1;
+  constexpr int64_t parts = group_size == 32 ? 2 : 1;  // groups a tile
   MOEFLUX_UNROLL
-  for (int64_t i = 0; i < blocks; ++i) {
-    const int64_t b = g * blocks / parts + i;
+  for (int64_t i = 0; i < tiles; ++i) {
+    const int64_t t = g * tiles / parts + i;
     const int64_t part = g % parts;
-    load_tile<6>(codes.codes[b][0] + part * 32, digit_block);
-    load_tile<7>(x.digits[b][0] + part * 512, 64);
-    dot_tiles<3 * set, 6, 7>();
-    load_tile<7>(x.digits[b][1] + part * 512, 64);
-    dot_tiles<3 * set + 1, 6, 7>();
-    load_tile<7>(x.digits[b][2] + part * 512, 64);
-    dot_tiles<3 * set + 2, 6, 7>();
+    load_tile<6>(codes.codes[t][0] + part * 32, tile_columns);
+    load_tile<7>(x.digits[t][0] + part * 512, 64);
+    dot_tiles<2 * set, 6, 7>();
+    load_tile<7>(x.digits[t][1] + part * 512, 64);
+    dot_tiles<2 * set + 1, 6, 7>();
   }
-  store_tile<3 * set>(sums.of[0], 64);
-  store_tile<3 * set + 1>(sums.of[1], 64);
-  store_tile<3 * set + 2>(sums.of[2], 64);
+  store_tile<2 * set>(sums.high, 64);
+  store_tile<2 * set + 1>(sums.low, 64);
 }
 
 // As `add_group` of one row, where a lane is a row of the matrix: here it is a row of x.
@@ -167,9 +170,8 @@ MOEFLUX_INLINE void add_sums(const TileSums& sums, const CodeSpan& codes, const 
   const Floats x_sum = load<Floats>(x.sums[g]);
   MOEFLUX_UNROLL
   for (int64_t r = 0; r < tile_rows; ++r) {
-    __m512i sum = load<__m512i>(sums.of[0][r]);
-    sum = _mm512_add_epi32(_mm512_maskz_slli_epi32(all_lanes, sum, 8), load<__m512i>(sums.of[1][r]));
-    sum = _mm512_add_epi32(_mm512_maskz_slli_epi32(all_lanes, sum, 8), load<__m512i>(sums.of[2][r]));
+    const __m512i high = _mm512_maskz_slli_epi32(all_lanes, load<__m512i>(sums.high[r]), 8);
+    const __m512i sum = _mm512_add_epi32(high, load<__m512i>(sums.low[r]));
     total[r] = add_group(total[r], floats(sum), splat(codes.scales[r][g]), splat(codes.biases[r][g]), unit, x_sum);
   }
 }
@@ -274,8 +276,14 @@ static void multiply_digits_or_tiles(const Weights& weights, int64_t first, int6
       return multiply_tiles_of<2>(weights, first, last, x, out, n);
     case 3:
       return multiply_tiles_of<3>(weights, first, last, x, out, n);
-    default:
+    case 4:
       return multiply_tiles_of<4>(weights, first, last, x, out, n);
+    case 5:
+      return multiply_tiles_of<5>(weights, first, last, x, out, n);
+    case 6:
+      return multiply_tiles_of<6>(weights, first, last, x, out, n);
+    default:
+      return multiply_tiles_of<8>(weights, first, last, x, out, n);
   }
 }
 

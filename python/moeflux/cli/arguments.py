@@ -59,6 +59,7 @@ NUMBERS = {
     "chunk": "most tokens of a prefill step; usually 512, more or less as memory allows",
 }
 WORDS = {
+    "precision": (("auto", "exact"), "of activations; usually auto: 16 bits where that is faster. exact is float32"),
     "kv-dtype": (("f32", "bf16"), "of keys and values; usually f32. LOSSY: bf16 is half the memory"),
     "reads": (("auto", "direct", "buffered"), "experts past the page cache, or through it; usually auto"),
     "cache": (("lru", "lfu", "none"), "which expert goes when another needs its place; usually lru"),
