@@ -6,6 +6,11 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +22,7 @@ import moeflux
 from emulator import gpu
 from engine_support import FIRST, NEXT, SECOND, evaluate, load_faulty, steps, survive, tokens
 from metal_support import needs_device
+from mlx_folder import write_mlx_folder
 from moeflux import BudgetError, DeviceError, FormatError, IoError, StateError, _core, oracle
 from moeflux.plan import plan
 from moeflux.store import open_store
@@ -248,12 +254,41 @@ def test_every_op_that_fails(store: Stores, name: str) -> None:
 @pytest.mark.parametrize("kind", ("error", "end_of_file", "short_read"))
 def test_reads_that_fail(store: Stores, kind: str) -> None:
     expected = everything(store("hybrid"))
-    failed = 0
-    for number in range(1, 26, 4):
-        fault = _core.FaultPlan(kind, number)
-        with gpu.emulating(delay=200):
-            failed += survive(load(store("hybrid"), expert_slots=3, fault=fault), IoError, expected)
-    assert failed > 3 if kind != "short_read" else failed == 0
+    for slots in (3, 5):  # in a step, too few for two layers at a time, and enough
+        failed = 0
+        for number in range(1, 26, 4):
+            fault = _core.FaultPlan(kind, number)
+            with gpu.emulating(delay=200):
+                failed += survive(load(store("hybrid"), expert_slots=slots, fault=fault), IoError, expected)
+        assert failed > 3 if kind != "short_read" else failed == 0
+
+
+def test_reads_that_fail_where_nobody_asked(store: Stores) -> None:
+    """Whoever needs the expert meets the error; nobody else does."""
+    expected = everything(store("hybrid"))
+    failed = [
+        survive(load(store("hybrid"), fault=_core.FaultPlan("error", n)), IoError, expected) for n in range(1, 13)
+    ]
+    assert True in failed and False in failed
+
+
+def test_a_batch_that_nobody_lets_go_on_is_found(store: Stores) -> None:
+    """The emulated device does not hang: whoever forgets to raise an event is told."""
+    program = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from emulator import gpu
+from engine_support import load_faulty, Path
+gpu.install()
+session = load_faulty(Path({str(store("hybrid"))!r}), backend="metal", expert_slots=2).session(max_context=32)
+session.prefill([1, 2, 3])
+with gpu.emulating(deaf=True, patience=500):
+    for token in range(8):
+        session.step(token)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGABRT
+    assert "a deadlock: a command buffer waits for 1 of an event that stays at 0" in done.stderr
 
 
 def test_what_the_gpu_says_is_told(store: Stores) -> None:
@@ -319,15 +354,77 @@ def test_memory_is_what_was_said(store: Stores, name: str) -> None:
     assert engine.held == before == engine.memory.total
 
 
-def test_a_streaming_step_submits_twice_and_waits_once_a_layer(store: Stores) -> None:
-    model = load(store("hybrid"), expert_slots=2)
+@pytest.mark.parametrize("slots", (2, 5))
+@pytest.mark.parametrize("name", NAMES)
+def test_a_streaming_step_submits_and_waits_once_a_layer(store: Stores, name: str, slots: int) -> None:
+    """And once for the end."""
+    model = load(store(name), expert_slots=slots)
     session = model.session(max_context=32)
     session.prefill(FIRST)
-    for token in SECOND:
-        session.step(token)
-        layers = model.variant.num_layers
-        assert session.stats.submissions <= 2 * layers + 2
-        assert session.stats.waits <= layers + 2
+    layers = len(model.variant.moe_layers)
+    with gpu.emulating(delay=500):
+        for token in (*SECOND, *NEXT):
+            before = gpu.commits()
+            session.step(token)
+            assert (session.stats.submissions, session.stats.waits) == (layers + 1, layers + 1)
+            assert gpu.commits() - before == layers + 1
+    assert session.total_stats.expert_misses > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_expert_is_soon_in_memory(store: Stores, name: str) -> None:
+    """Where each has a slot, those that nobody asks for are read behind the others: soon a step is one submission,
+    whatever was picked before."""
+    model = load(store(name))
+    session = model.session(max_context=32)
+    for _ in range(1000):
+        session.clear()
+        session.prefill([1])
+        session.step(2)
+        if session.stats.submissions == 1:
+            break
+        time.sleep(0.005)
+    assert (session.stats.submissions, session.stats.waits) == (1, 1)
+    with open_store(store(name)) as opened:
+        experts = model.variant.num_experts * len(model.variant.moe_layers)
+        assert session.total_stats.bytes_read == experts * opened.directory.experts.bytes
+
+
+def is_mapped(file: Path) -> bool:
+    return str(file) in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_are_used_where_they_lie(store: Stores, name: str) -> None:
+    """The same bits where the device would not have it."""
+    weights = store(name) / "model_weights.bin"
+    model = load(store(name), expert_slots=4)
+    assert is_mapped(weights)
+    in_place = evaluate(model.session(max_context=32))
+    del model
+    gc.collect()
+    assert not is_mapped(weights)
+    with gpu.emulating(wraps=False):
+        model = load(store(name), expert_slots=4)
+        assert not is_mapped(weights) and model._engine.held == model._engine.memory.total
+        assert np.array_equal(evaluate(model.session(max_context=32)), in_place)
+
+
+def test_weights_beside_experts_are_copied(store: Stores, tmp_path: Path) -> None:
+    """A file that holds both is not mapped for the little that is wanted of it."""
+    write_mlx_folder(store("rows"), tmp_path / "mlx")
+    model = load(tmp_path / "mlx")
+    assert not is_mapped(tmp_path / "mlx")
+    assert np.array_equal(evaluate(model.session(max_context=32)), everything(store("rows")))
+
+
+def test_weights_that_change_are_noticed(store: Stores, tmp_path: Path) -> None:
+    shutil.copytree(store("rows"), tmp_path / "mine")
+    session = load(tmp_path / "mine").session(max_context=32)
+    session.prefill(FIRST)
+    (tmp_path / "mine" / "model_weights.bin").touch()
+    with pytest.raises(IoError, match=r"model_weights\.bin"):
+        session.prefill(SECOND)
 
 
 @pytest.mark.parametrize("name", NAMES)

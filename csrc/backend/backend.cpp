@@ -1,5 +1,6 @@
 #include "backend/backend.h"
 
+#include <stdexcept>
 #include <utility>
 
 namespace moeflux {
@@ -29,6 +30,17 @@ Ticket::~Ticket() {
 
 void Ticket::wait() {
   if (state_) state_->wait();
+}
+
+void Ticket::reach() {
+  if (state_) state_->reach();
+}
+
+int64_t Commands::hold() { throw std::logic_error("hold: these ops run when they are recorded"); }
+
+std::unique_ptr<Buffer> Backend::map(const File& /*file*/, int64_t /*begin*/, int64_t /*bytes*/,
+                                     const std::string& /*what*/) {
+  return nullptr;
 }
 
 }  // namespace moeflux

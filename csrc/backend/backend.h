@@ -15,6 +15,7 @@
 #include <string>
 
 #include "core/dtype.h"
+#include "core/file.h"
 #include "core/quant_format.h"
 
 namespace moeflux {
@@ -241,6 +242,14 @@ class Commands {
   virtual void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) = 0;
   // The k best of `count` logits: ids i32 [k] and values [k], best first, the lower id on ties.
   virtual void top_k(View logits, int64_t count, int64_t k, View ids, View values) = 0;
+
+  // What was recorded so far is what `Ticket::reach` waits for. Once a batch at most; a backend may not care, and then
+  // it is the whole batch.
+  virtual void mark() {}
+  // What is recorded from here on begins when the host has said so: `Backend::release` of the number that this returns.
+  // Only where ops run ahead of the host. Whoever holds a batch releases it after its submission, whatever fails: a
+  // batch that nobody releases never ends.
+  virtual int64_t hold();
 };
 
 // The promise that a batch completes. Movable; dropping one that was not waited for waits and swallows its error.
@@ -250,6 +259,7 @@ class Ticket {
    public:
     virtual ~State() = default;
     virtual void wait() = 0;  // throws the batch's error, DeviceError for a device's own; again on every call
+    virtual void reach() { wait(); }
     virtual bool done() const = 0;
   };
 
@@ -260,6 +270,8 @@ class Ticket {
   ~Ticket();
 
   void wait();
+  // For what was recorded before the mark. Of what failed behind it, `wait` tells.
+  void reach();
   bool done() const { return !state_ || state_->done(); }
 
  private:
@@ -289,6 +301,9 @@ class Backend {
   virtual std::string isa() const { return {}; }  // of the kernels, when they run on the CPU
   // Zeroed, page-aligned memory. `what` names it in errors.
   virtual std::unique_ptr<Buffer> allocate(int64_t bytes, const std::string& what) = 0;
+  // `bytes` of a file from `begin` on, the start of a page, where they lie: nothing is copied, and nobody may write.
+  // Null where the device computes faster, or at all, from memory of its own.
+  virtual std::unique_ptr<Buffer> map(const File& file, int64_t begin, int64_t bytes, const std::string& what);
   // Takes what ops of these sizes need beside their arguments, so that no step allocates. Once, before the first batch.
   // Returns the bytes.
   virtual int64_t prepare(const WorkSizes& sizes) = 0;
@@ -296,6 +311,10 @@ class Backend {
   virtual int64_t held() const = 0;
   virtual std::unique_ptr<Commands> begin() = 0;
   virtual Ticket submit(std::unique_ptr<Commands> commands) = 0;
+  // Whether ops run when their batch was submitted, and not when they are recorded: then a batch can be told to hold.
+  virtual bool runs_ahead() const { return false; }
+  // Batches that hold at this number, or an earlier one, go on.
+  virtual void release(int64_t /*number*/) {}
 };
 
 }  // namespace moeflux

@@ -14,9 +14,45 @@ namespace {
 
 using Op = std::function<void(Commands&)>;
 
+}  // namespace
+
+struct DeferredBackend::Batch {
+  int64_t number = 0;  // from 1
+  std::vector<Op> ops;
+  bool done = false;
+  std::exception_ptr error;
+};
+
+// What the thread and the tickets share; lives as long as the last of them.
+struct DeferredBackend::Queue {
+  std::mutex mutex;
+  std::condition_variable work;
+  std::condition_variable ended;
+  std::condition_variable let_go;
+  std::deque<std::shared_ptr<Batch>> batches;
+  int64_t submitted = 0;
+  int64_t awaited = 0;   // the highest number that somebody has waited for
+  int64_t holds = 0;     // that were recorded
+  int64_t released = 0;  // of them, up to this one
+  bool closing = false;
+
+  bool may_run() const {
+    if (batches.empty()) return false;
+    const int64_t number = batches.front()->number;
+    return closing || number <= awaited || number % 3 == 0;
+  }
+
+  void hold(int64_t number) {
+    std::unique_lock lock(mutex);
+    let_go.wait(lock, [&] { return closing || released >= number; });
+  }
+};
+
 // What is borrowed for the call is copied; views, matrices and caches are places, which must stay.
 class DeferredCommands final : public Commands {
  public:
+  explicit DeferredCommands(std::shared_ptr<DeferredBackend::Queue> queue) : queue_(std::move(queue)) {}
+
   std::vector<Op> take() { return std::move(ops_); }
 
   void embed(const Matrix& table, View ids, View out, int64_t n) override {
@@ -90,37 +126,21 @@ class DeferredCommands final : public Commands {
   void top_k(View logits, int64_t count, int64_t k, View ids, View values) override {
     later([=](Commands& c) { c.top_k(logits, count, k, ids, values); });
   }
+  int64_t hold() override {
+    int64_t number = 0;
+    {
+      const std::lock_guard lock(queue_->mutex);
+      number = ++queue_->holds;
+    }
+    later([queue = queue_, number](Commands&) { queue->hold(number); });
+    return number;
+  }
 
  private:
   void later(Op op) { ops_.push_back(std::move(op)); }
 
+  std::shared_ptr<DeferredBackend::Queue> queue_;
   std::vector<Op> ops_;
-};
-
-}  // namespace
-
-struct DeferredBackend::Batch {
-  int64_t number = 0;  // from 1
-  std::vector<Op> ops;
-  bool done = false;
-  std::exception_ptr error;
-};
-
-// What the thread and the tickets share; lives as long as the last of them.
-struct DeferredBackend::Queue {
-  std::mutex mutex;
-  std::condition_variable work;
-  std::condition_variable ended;
-  std::deque<std::shared_ptr<Batch>> batches;
-  int64_t submitted = 0;
-  int64_t awaited = 0;  // the highest number that somebody has waited for
-  bool closing = false;
-
-  bool may_run() const {
-    if (batches.empty()) return false;
-    const int64_t number = batches.front()->number;
-    return closing || number <= awaited || number % 3 == 0;
-  }
 };
 
 class DeferredBackend::Completion final : public Ticket::State {
@@ -155,6 +175,7 @@ DeferredBackend::~DeferredBackend() {
     queue_->closing = true;
   }
   queue_->work.notify_all();
+  queue_->let_go.notify_all();
   thread_.join();
 }
 
@@ -162,7 +183,15 @@ std::unique_ptr<Buffer> DeferredBackend::allocate(int64_t bytes, const std::stri
   return inner_->allocate(bytes, what);
 }
 
-std::unique_ptr<Commands> DeferredBackend::begin() { return std::make_unique<DeferredCommands>(); }
+std::unique_ptr<Commands> DeferredBackend::begin() { return std::make_unique<DeferredCommands>(queue_); }
+
+void DeferredBackend::release(int64_t number) {
+  {
+    const std::lock_guard lock(queue_->mutex);
+    queue_->released = std::max(queue_->released, number);
+  }
+  queue_->let_go.notify_all();
+}
 
 Ticket DeferredBackend::submit(std::unique_ptr<Commands> commands) {
   auto batch = std::make_shared<Batch>();

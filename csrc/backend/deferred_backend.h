@@ -26,10 +26,16 @@ class DeferredBackend final : public Backend {
   std::unique_ptr<Buffer> allocate(int64_t bytes, const std::string& what) override;
   int64_t prepare(const WorkSizes& sizes) override { return inner_->prepare(sizes); }
   int64_t held() const override { return inner_->held(); }
+  std::unique_ptr<Buffer> map(const File& file, int64_t begin, int64_t bytes, const std::string& what) override {
+    return inner_->map(file, begin, bytes, what);
+  }
+  bool runs_ahead() const override { return true; }
+  void release(int64_t number) override;
   std::unique_ptr<Commands> begin() override;
   Ticket submit(std::unique_ptr<Commands> commands) override;
 
  private:
+  friend class DeferredCommands;
   struct Batch;
   struct Queue;
   class Completion;

@@ -166,6 +166,8 @@ class TimedCommands final : public Commands {
   void top_k(View logits, int64_t count, int64_t k, View ids, View values) override {
     moves("top_k", 1, count + 2 * k, [&] { inner_->top_k(logits, count, k, ids, values); });
   }
+  void mark() override { inner_->mark(); }
+  int64_t hold() override { return inner_->hold(); }
 
  private:
   template <typename Run>

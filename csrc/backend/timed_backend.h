@@ -49,6 +49,11 @@ class TimedBackend final : public Backend {
   }
   int64_t prepare(const WorkSizes& sizes) override { return inner_->prepare(sizes); }
   int64_t held() const override { return inner_->held(); }
+  std::unique_ptr<Buffer> map(const File& file, int64_t begin, int64_t bytes, const std::string& what) override {
+    return inner_->map(file, begin, bytes, what);
+  }
+  bool runs_ahead() const override { return inner_->runs_ahead(); }
+  void release(int64_t number) override { inner_->release(number); }
   std::unique_ptr<Commands> begin() override;
   Ticket submit(std::unique_ptr<Commands> commands) override;
 

@@ -32,6 +32,8 @@ std::unique_ptr<Backend> make_backend(const std::string& name, const std::string
   return backend;
 }
 
+bool maps_files(const std::string& name) { return chosen_backend(name) == "metal"; }
+
 int64_t prepared_bytes(const std::string& name, const WorkSizes& sizes) {
   return chosen_backend(name) == "metal" ? metal::MetalBackend::prepared_bytes(sizes)
                                          : CpuBackend::prepared_bytes(sizes);

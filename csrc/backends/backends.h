@@ -24,6 +24,9 @@ std::string metal_failure();
 std::unique_ptr<Backend> make_backend(const std::string& name, const std::string& isa, bool exact, int threads,
                                       int64_t fail_at_op = -1, bool deferred = false);
 
+// Whether weights are used where their file lies in memory (Backend::map), known before there is a backend.
+bool maps_files(const std::string& name);
+
 // What `prepare` takes, known before there is a backend.
 int64_t prepared_bytes(const std::string& name, const WorkSizes& sizes);
 

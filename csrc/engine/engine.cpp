@@ -128,7 +128,7 @@ std::unique_ptr<Session> LoadedEngine::session(const SessionOptions& options) {
 
 Footprint LoadedEngine::memory() const {
   Footprint bytes = session_memory_.held();
-  bytes.dense_weights = arena_bytes(model_.weights.arena->bytes());
+  bytes.dense_weights = model_.weights.bytes();
   bytes.expert_slots = arena_bytes(experts_.slot_bytes());
   bytes.scratch = arena_bytes(scratch_.arena->bytes()) + arena_bytes(picks_->bytes()) + prepared_;
   bytes.read_buffers = experts_.read_buffers();
@@ -139,7 +139,7 @@ Footprint LoadedEngine::memory() const {
 int64_t LoadedEngine::step_bytes() const {
   const Variant& v = model_.variant;
   const Matrix& embed = model_.weights.embed;
-  int64_t bytes = model_.weights.arena->bytes();
+  int64_t bytes = model_.weights.bytes();
   if (!v.tied_embeddings) bytes -= (embed.rows - 1) * embed.format.row_bytes(embed.columns);
   for (int64_t layer = 0; layer < v.num_layers(); ++layer)
     if (v.is_moe(layer)) bytes += v.experts_per_token * experts_.expert_bytes();
@@ -173,6 +173,7 @@ void LoadedEngine::forward(std::span<const int32_t> tokens, int64_t position, co
     run_layers(tokens, position, state, all_logits.empty() ? logits : View{}, stats);
     if (!all_logits.empty()) every_logit(static_cast<int64_t>(tokens.size()), logits, all_logits, stats);
     experts_.finish(stats);
+    model_.weights.check_unchanged();
   } catch (...) {
     experts_.abandon();
     throw;
@@ -213,6 +214,7 @@ void LoadedEngine::run_layers(std::span<const int32_t> tokens, int64_t position,
 void LoadedEngine::finish(std::unique_ptr<Commands> commands, StepStats& stats) {
   Ticket ticket = backend_->submit(std::move(commands));
   ++stats.submissions;
+  experts_.let_go(stats);
   ++stats.waits;
   ticket.wait();
 }

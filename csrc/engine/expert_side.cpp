@@ -1,8 +1,8 @@
 #include "engine/expert_side.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
+#include <exception>
 #include <random>
 #include <utility>
 
@@ -139,14 +139,14 @@ void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, in
     return;
   }
   const int64_t guess_rows = prefetcher_.rows(layer, n);
+  const bool ahead = n == 1 && backend_.runs_ahead();
   record_route(*commands, model, layer, s, n, guess_rows);
-  Ticket ticket = backend_.submit(std::move(commands));
-  ++stats.submissions;
-  ++stats.waits;
-  ticket.wait();
-  commands = backend_.begin();
+  if (ahead) {
+    commands->mark();
+    record_shared(*commands, model, layer, s, n);
+  }
+  await_choice(commands, ahead, stats);
   const std::span<const int32_t> ids(s.ids.i32(), static_cast<size_t>(n * experts_per_token_));
-  stats.router_seconds += lap();
   if (observer_) observer_(layer, ids);
   groups_.assign(ids);
 
@@ -154,6 +154,12 @@ void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, in
   read_missing(layer, stats);
   if (guess_rows > 0) prefetcher_.propose(s, guess_rows);
   read_ahead(layer, stats);
+  if (ahead) {
+    record_held(*commands, layer, s, stats);
+    record_sum(*commands, model, layer, s, n);
+    stats.beside_seconds += lap();
+    return;
+  }
   record_shared(*commands, model, layer, s, n);
   record_jobs(*commands, s, n);
   stats.beside_seconds += lap();
@@ -210,6 +216,76 @@ void ExpertSide::run_resident(Commands& commands, const Model& model, int64_t la
                               s.ids, slots_of(layer), matrices(0), s.expert_scratch, s.expert_out},
                              1);
   record_sum(commands, model, layer, s, 1);
+}
+
+// Where every expert has a slot: some more of those that nobody has asked for, so that soon all are there. Not again
+// after a read has failed, for it would fail again and again.
+void ExpertSide::fill_slots(StepStats& stats) {
+  if (!stays_ || !backend_.runs_ahead() || cache_.stats().failures > 0) return;
+  const int64_t experts = cache_.shape().experts;
+  for (int64_t layer = 0; layer < store_.layers(); ++layer) {
+    if (!store_.has_experts(layer) || is_resident(layer)) continue;
+    for (int64_t expert = settled_[static_cast<size_t>(layer)]; expert < experts; ++expert) {
+      if (cache_.contains(layer, expert)) continue;
+      if (loader_.under_way() >= experts || !loader_.guess(layer, expert, 0, 1)) return;
+      stats.bytes_read += store_.experts().bytes;
+    }
+  }
+}
+
+// ---- A device that runs ahead -------------------------------------------------------------------------------------
+
+// The router has spoken: its choice is in scratch.ids, and new commands begin.
+void ExpertSide::await_choice(std::unique_ptr<Commands>& commands, bool ahead, StepStats& stats) {
+  Ticket ticket = backend_.submit(std::move(commands));
+  ++stats.submissions;
+  const double waited = stats.read_wait_seconds;
+  let_go(stats);
+  ++stats.waits;
+  // What the batch has leased must not be what this layer needs.
+  if (ahead && slots() >= 2 * experts_per_token_) {
+    ticket.reach();
+    ring_.push(std::move(ticket), leases_);
+  } else {
+    ticket.wait();
+    leases_.clear();
+  }
+  commands = backend_.begin();
+  stats.router_seconds += lap() - (stats.read_wait_seconds - waited);
+}
+
+// Jobs for the experts that are there, and behind a hold for those that are on their way.
+void ExpertSide::record_held(Commands& commands, int64_t layer, Scratch& s, StepStats& stats) {
+  while (more_to_read()) {
+    ring_.pop();
+    read_missing(layer, stats);
+  }
+  read_ahead(layer, stats);
+  record_jobs(commands, s, 1);
+  if (arriving_.groups.empty()) return;
+  held_ = commands.hold();
+  for (size_t i = 0; i < arriving_.groups.size(); ++i) {
+    const Lease& lease = arriving_.leases[i];
+    jobs_.push_back({matrices(lease.slot()), arriving_.groups[i].pairs, arriving_.groups[i].count});
+    leases_.push_back(cache_.share(lease));
+  }
+  record_jobs(commands, s, 1);
+}
+
+void ExpertSide::let_go(StepStats& stats) {
+  if (held_ == 0) return;
+  const auto start = std::chrono::steady_clock::now();
+  std::exception_ptr failure;
+  try {
+    for (const Lease& lease : arriving_.leases) loader_.wait(lease);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  backend_.release(std::exchange(held_, 0));
+  stats.read_wait_seconds += seconds_since(start);
+  if (failure) std::rethrow_exception(failure);
+  arriving_.leases.clear();
+  arriving_.groups.clear();
 }
 
 // ---- The others -----------------------------------------------------------------------------------------------------
@@ -329,6 +405,7 @@ double ExpertSide::read_rate(double seconds) const {
 
 void ExpertSide::finish(StepStats& stats) {
   ring_.drain();
+  leases_.clear();
   loader_.collect();
   if (unconfirmed_) {
     try {
@@ -340,6 +417,7 @@ void ExpertSide::finish(StepStats& stats) {
       throw;
     }
   }
+  fill_slots(stats);
   unconfirmed_ = !loader_.idle();
   end_call(stats);
 }
@@ -354,6 +432,7 @@ void ExpertSide::end_call(StepStats& stats) {
 }
 
 void ExpertSide::abandon() noexcept {
+  backend_.release(std::exchange(held_, 0));
   loader_.give_up();
   prefetcher_.forget();
   arriving_.leases.clear();

@@ -4,7 +4,12 @@
 // each of these is computed as it arrives. When the slots are fewer than the experts needed, what has arrived goes on
 // its way a few experts at a time, and the slots of those that are computed are filled again while the next compute.
 // In a step, a layer whose experts are all in slots for good does without the host: the device looks up what its router
-// picked, and nothing is submitted or waited for.
+// picked, and nothing is submitted or waited for. Where every expert has a slot and the device could do so, the experts
+// that nobody has asked for are read behind the others.
+//
+// On a device that runs ahead of the host a step submits once a layer. The host waits for the router's choice only,
+// while the shared expert computes; experts that are on their way are recorded at once, behind a hold, and with them
+// the next layer up to its router's choice: the device goes on by itself when they have arrived.
 //
 // Outputs land each in its own row and are summed in router order, so neither the order of arrival nor the number of
 // slots changes a bit.
@@ -44,6 +49,10 @@ class ExpertSide {
   // the way and new ones stand in their place. The last batch is in flight when this returns.
   void run(std::unique_ptr<Commands>& commands, const Model& model, int64_t layer, Scratch& scratch, int64_t n,
            StepStats& stats);
+
+  // After the submission of `commands`: waits for the reads that these hold for, and lets them go on. IoError when one
+  // failed.
+  void let_go(StepStats& stats);
 
   // Waits for everything in flight; throws the first error. IoError also when experts were read since the last time
   // and the store is not what was opened: then no expert is kept, for nobody knows which are the old ones.
@@ -88,6 +97,9 @@ class ExpertSide {
   bool is_resident(int64_t layer);
   void run_resident(Commands& commands, const Model& model, int64_t layer, Scratch& scratch);
   View slots_of(int64_t layer) const;
+  void await_choice(std::unique_ptr<Commands>& commands, bool ahead, StepStats& stats);
+  void record_held(Commands& commands, int64_t layer, Scratch& scratch, StepStats& stats);
+  void fill_slots(StepStats& stats);
   void sort_out(int64_t layer, StepStats& stats);
   bool more_to_read() const { return next_missing_ < missing_.size(); }
   void read_missing(int64_t layer, StepStats& stats);
@@ -122,6 +134,7 @@ class ExpertSide {
   size_t next_missing_ = 0;
   std::vector<ExpertJob> jobs_;  // to be recorded next
   std::vector<Lease> leases_;    // of every job since the last submission
+  int64_t held_ = 0;             // what the commands hold for; 0: nothing
   bool unconfirmed_ = false;     // experts were read and the store not looked at since
   CallStart call_;
   std::chrono::steady_clock::time_point lap_;  // began then

@@ -77,7 +77,7 @@ WorkSizes work_sizes(const Variant& variant, int64_t chunk) {
 Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& options) {
   const Variant& v = store.variant;
   Footprint bytes;
-  bytes.dense_weights = arena_bytes(dense_layout(store).bytes);
+  bytes.dense_weights = dense_layout(store, maps_files(options.backend)).bytes();
   bytes.expert_slots = arena_bytes(ExpertSide::slot_memory(store, options));
   bytes.scratch = arena_bytes(scratch_bytes(v, options.chunk)) + arena_bytes(most_top_k * 8) +
                   prepared_bytes(options.backend, work_sizes(v, options.chunk));

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
+#include "core/arena.h"
 #include "core/checked.h"
 #include "core/file.h"
 #include "core/half.h"
@@ -32,6 +34,12 @@ bool is_vector(const StoreDirectory& store, const std::string& name) {
   return store.formats.count(name.substr(0, name.rfind('.'))) == 0;
 }
 
+// As it is stored, and where a kernel may load it.
+bool stays_in_place(const StoreDirectory& store, const std::string& name, const StoredTensor& tensor) {
+  return tensor.spans.size() == 1 && tensor.spans.front().offset % tensor_alignment == 0 &&
+         (!is_vector(store, name) || tensor.dtype == DType::f32);
+}
+
 // In place, so that loading needs no memory beside the arena: `count` halves lie at the end of the room for as many
 // f32, and each is read before a number is written over it.
 void widen(DType dtype, std::byte* room, int64_t count) {
@@ -44,23 +52,31 @@ void widen(DType dtype, std::byte* room, int64_t count) {
   }
 }
 
-// Places every tensor of a store in one arena and fills it.
+// Finds every tensor of a store its place, and fills the arena.
 class Loader {
  public:
   Loader(const StoreDirectory& store, Backend& backend, const Progress& progress)
-      : store_(store),
-        progress_(progress),
-        layout_(dense_layout(store)),
-        arena_(backend.allocate(layout_.bytes, "dense weights")) {
+      : store_(store), progress_(progress), layout_(dense_layout(store, true)) {
     std::vector<File> files;
     for (const std::string& path : store.files) files.emplace_back(path);
-    for (const auto& [name, tensor] : store.tensors) total_ += stored_bytes(tensor);
-    for (const auto& [name, tensor] : store.tensors) load(files, name, tensor);
+    if (!map(files, backend)) layout_ = dense_layout(store, false);
+    if (layout_.arena) arena_ = backend.allocate(layout_.arena, "dense weights");
+    for (const auto& [name, tensor] : store.tensors)
+      if (place_of(name).map < 0) total_ += stored_bytes(tensor);
+    for (const auto& [name, tensor] : store.tensors)
+      if (place_of(name).map < 0) load(files, name, tensor);
   }
 
-  std::unique_ptr<Buffer> take_arena() { return std::move(arena_); }
+  void move_to(ModelWeights& weights) {
+    weights.arena = std::move(arena_);
+    weights.maps = std::move(maps_);
+    weights.mapped = std::move(mapped_);
+  }
 
-  View vector(const std::string& name) const { return {arena_.get(), layout_.offsets.at(name)}; }
+  View vector(const std::string& name) const {
+    const DenseLayout::Place& place = place_of(name);
+    return {(place.map < 0 ? arena_ : maps_[static_cast<size_t>(place.map)]).get(), place.offset};
+  }
 
   bool has(const std::string& base) const { return store_.formats.count(base) != 0; }
 
@@ -85,8 +101,26 @@ class Loader {
   }
 
  private:
+  const DenseLayout::Place& place_of(const std::string& name) const { return layout_.places.at(name); }
+
+  // False when the device would rather have all of it in memory of its own.
+  bool map(const std::vector<File>& files, Backend& backend) {
+    for (const DenseLayout::Map& each : layout_.maps) {
+      const File& file = files[static_cast<size_t>(each.file)];
+      const int64_t bytes = std::min(each.bytes, file.bytes() - each.begin);  // the last page may be less
+      maps_.push_back(backend.map(file, each.begin, bytes, "dense weights"));
+      if (!maps_.back()) {
+        maps_.clear();
+        return false;
+      }
+    }
+    for (const DenseLayout::Map& each : layout_.maps)
+      mapped_.push_back(file_readers()(store_.files[static_cast<size_t>(each.file)], ReadMode::buffered));
+    return true;
+  }
+
   void load(const std::vector<File>& files, const std::string& name, const StoredTensor& tensor) {
-    std::byte* const room = arena_->data() + layout_.offsets.at(name);
+    std::byte* const room = arena_->data() + place_of(name).offset;
     const bool widened = is_vector(store_, name) && tensor.dtype != DType::f32;
     std::byte* out = widened ? room + stored_bytes(tensor) : room;
     for (const Span& span : tensor.spans)
@@ -111,6 +145,8 @@ class Loader {
   int64_t total_ = 0;
   DenseLayout layout_;
   std::unique_ptr<Buffer> arena_;
+  std::vector<std::unique_ptr<Buffer>> maps_;
+  std::vector<std::unique_ptr<Reader>> mapped_;
 };
 
 LinearAttentionWeights linear_attention(const Loader& load, const std::string& at) {
@@ -190,14 +226,63 @@ LayerWeights layer_weights(const Loader& load, const Variant& variant, int64_t l
 
 }  // namespace
 
-DenseLayout dense_layout(const StoreDirectory& store) {
-  DenseLayout layout;
+// The part of each file that could be mapped, by file: from the first tensor that may stay where it is to the last.
+static std::map<int64_t, DenseLayout::Map> maps_of(const StoreDirectory& store) {
+  std::map<int64_t, DenseLayout::Map> maps;
+  std::map<int64_t, int64_t> used;
+  const int64_t page = arena_bytes(1);
   for (const auto& [name, tensor] : store.tensors) {
-    layout.offsets[name] = layout.bytes;
+    if (!stays_in_place(store, name, tensor)) continue;
+    const Span& span = tensor.spans.front();
+    const int64_t begin = span.offset / page * page;
+    const int64_t end = arena_bytes(span.offset + span.bytes);
+    DenseLayout::Map& map = maps.try_emplace(span.file, DenseLayout::Map{span.file, begin, 0}).first->second;
+    const int64_t last = std::max(map.begin + map.bytes, end);
+    map.begin = std::min(map.begin, begin);
+    map.bytes = last - map.begin;
+    used[span.file] += span.bytes;
+  }
+  // Memory for what is nobody's, experts say, would be wasted.
+  std::erase_if(maps, [&](const auto& each) { return used[each.first] < each.second.bytes / 16 * 15; });
+  return maps;
+}
+
+DenseLayout dense_layout(const StoreDirectory& store, bool maps) {
+  DenseLayout layout;
+  std::map<int64_t, int64_t> by_file;
+  if (maps)
+    for (const auto& [file, map] : maps_of(store)) {
+      by_file[file] = static_cast<int64_t>(layout.maps.size());
+      layout.maps.push_back(map);
+    }
+  for (const auto& [name, tensor] : store.tensors) {
+    if (stays_in_place(store, name, tensor)) {
+      const Span& span = tensor.spans.front();
+      if (const auto found = by_file.find(span.file); found != by_file.end()) {
+        const DenseLayout::Map& map = layout.maps[static_cast<size_t>(found->second)];
+        layout.places[name] = {found->second, span.offset - map.begin};
+        continue;
+      }
+    }
+    layout.places[name] = {-1, layout.arena};
     const int64_t bytes = is_vector(store, name) ? elements_of(tensor) * 4 : stored_bytes(tensor);
-    layout.bytes = round_up(layout.bytes + bytes, tensor_alignment);
+    layout.arena = round_up(layout.arena + bytes, tensor_alignment);
   }
   return layout;
+}
+
+int64_t DenseLayout::bytes() const {
+  return std::accumulate(maps.begin(), maps.end(), arena_bytes(arena),
+                         [](int64_t sum, const Map& map) { return sum + map.bytes; });
+}
+
+int64_t ModelWeights::bytes() const {
+  return std::accumulate(maps.begin(), maps.end(), arena ? arena_bytes(arena->bytes()) : 0,
+                         [](int64_t sum, const auto& map) { return sum + map->bytes(); });
+}
+
+void ModelWeights::check_unchanged() const {
+  for (const std::unique_ptr<Reader>& file : mapped) file->check_unchanged();
 }
 
 ModelWeights load_weights(const StoreDirectory& store, Backend& backend, const Progress& progress) {
@@ -208,7 +293,7 @@ ModelWeights load_weights(const StoreDirectory& store, Backend& backend, const P
   weights.norm = load.vector("model.norm.weight");
   for (int64_t layer = 0; layer < store.variant.num_layers(); ++layer)
     weights.layers.push_back(layer_weights(load, store.variant, layer));
-  weights.arena = load.take_arena();
+  load.move_to(weights);
   return weights;
 }
 

@@ -1,5 +1,5 @@
-// The weights that stay: everything but the routed experts, in one arena, resolved to members so that no step looks up
-// a name.
+// The weights that stay: everything but the routed experts, resolved to members so that no step looks up a name. They
+// are in one arena; where the device reads files in place, matrices stay where a file of hardly anything else has them.
 #pragma once
 
 #include <map>
@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "format/store_directory.h"
+#include "io/reader.h"
 #include "moeflux.h"
 
 namespace moeflux {
@@ -78,15 +79,36 @@ struct ModelWeights {
   View norm;     // [hidden]
   std::vector<LayerWeights> layers;
   std::unique_ptr<Buffer> arena;
+  std::vector<std::unique_ptr<Buffer>> maps;
+  std::vector<std::unique_ptr<Reader>> mapped;  // their files
+
+  int64_t bytes() const;  // of memory
+  // IoError naming a file that is mapped and no longer what it was.
+  void check_unchanged() const;
 };
 
-// Where each tensor lies in the arena.
 struct DenseLayout {
-  std::map<std::string, int64_t> offsets;
-  int64_t bytes = 0;
+  // A part of a file that is mapped: whole pages.
+  struct Map {
+    int64_t file = 0;
+    int64_t begin = 0;
+    int64_t bytes = 0;
+  };
+  // Of a tensor, in the arena or in one of the maps.
+  struct Place {
+    int64_t map = -1;
+    int64_t offset = 0;
+  };
+
+  std::map<std::string, Place> places;
+  std::vector<Map> maps;
+  int64_t arena = 0;
+
+  int64_t bytes() const;  // of memory
 };
 
-DenseLayout dense_layout(const StoreDirectory& store);
+// With `maps`: what can be used in place is, where it fills nearly all of what would be mapped.
+DenseLayout dense_layout(const StoreDirectory& store, bool maps);
 
 // Reads them into memory of `backend`. Vectors are widened to f32; matrices stay as stored. `progress` is told after
 // each piece; when it says to stop: StateError.

@@ -59,7 +59,8 @@ class ExpertLoader {
   // Ends everything under way, wanted or not.
   void give_up();
   bool has(int64_t layer, int64_t expert) const { return cache_.contains(layer, expert); }  // or is bringing it
-  bool idle() const { return idle_.size() == loads_.size(); }                               // nothing is under way
+  bool idle() const { return under_way() == 0; }
+  int64_t under_way() const { return static_cast<int64_t>(loads_.size() - idle_.size()); }  // wanted or guessed
   // Bytes of its lists: what they will be with so many slots, and what they are.
   static int64_t table_bytes(const LoaderShape& shape);
   int64_t tables() const;

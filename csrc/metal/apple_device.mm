@@ -60,34 +60,27 @@ class Residency {
 #endif
   }
 
-  void add(id<MTLBuffer> memory) {
-#if MOEFLUX_MACOS_15
-    if (@available(macOS 15.0, *)) {
-      const std::lock_guard lock(mutex_);
-      const id<MTLResidencySet> set = set_;
-      [set addAllocation:memory];
-      [set commit];
-      [set requestResidency];
-    }
-#else
-    (void)memory;
-#endif
-  }
-
-  void remove(id<MTLBuffer> memory) {
-#if MOEFLUX_MACOS_15
-    if (@available(macOS 15.0, *)) {
-      const std::lock_guard lock(mutex_);
-      const id<MTLResidencySet> set = set_;
-      [set removeAllocation:memory];
-      [set commit];
-    }
-#else
-    (void)memory;
-#endif
-  }
+  void add(id<MTLBuffer> memory) { change(memory, true); }
+  void remove(id<MTLBuffer> memory) { change(memory, false); }
 
  private:
+  void change(id<MTLBuffer> memory, bool stays) {
+#if MOEFLUX_MACOS_15
+    if (@available(macOS 15.0, *)) {
+      const std::lock_guard lock(mutex_);
+      const id<MTLResidencySet> set = set_;
+      if (stays)
+        [set addAllocation:memory];
+      else
+        [set removeAllocation:memory];
+      [set commit];
+      if (stays) [set requestResidency];
+    }
+#else
+    (void)memory, (void)stays;
+#endif
+  }
+
 #if MOEFLUX_MACOS_15
   id set_ = nil;  // an MTLResidencySet, which older systems do not know
   std::mutex mutex_;
@@ -113,6 +106,29 @@ class AppleBuffer final : public DeviceBuffer {
   std::shared_ptr<Residency> residency_;
 };
 
+class AppleEvent final : public Event {
+ public:
+  explicit AppleEvent(id<MTLSharedEvent> event) : event_(event) {}
+  ~AppleEvent() override {
+    @autoreleasepool {
+      event_ = nil;
+    }
+  }
+
+  void raise(uint64_t value) override {
+    const std::lock_guard lock(mutex_);
+    if (event_.signaledValue < value) event_.signaledValue = value;
+  }
+  void wait(uint64_t value) override {
+    if (event_.signaledValue < value) [event_ waitUntilSignaledValue:value timeoutMS:UINT64_MAX];
+  }
+  id<MTLSharedEvent> event() const { return event_; }
+
+ private:
+  id<MTLSharedEvent> event_;
+  std::mutex mutex_;
+};
+
 // ---- Running --------------------------------------------------------------------------------------------------------
 
 class ApplePipeline final : public Pipeline {
@@ -128,14 +144,10 @@ class ApplePipeline final : public Pipeline {
 
 class AppleCommandBuffer final : public CommandBuffer {
  public:
-  explicit AppleCommandBuffer(id<MTLCommandBuffer> buffer) : buffer_(buffer) {
-    encoder_ = [buffer_ computeCommandEncoderWithDispatchType:MTLDispatchTypeConcurrent];
-    if (!encoder_) throw DeviceError("metal: expected an encoder for a command buffer, found none");
-  }
+  explicit AppleCommandBuffer(id<MTLCommandBuffer> buffer) : buffer_(buffer) {}
   ~AppleCommandBuffer() override {
     @autoreleasepool {
-      [encoder_ endEncoding];  // Metal insists, also where nothing will run
-      encoder_ = nil;
+      end_encoding();  // Metal insists, also where nothing will run
       buffer_ = nil;
     }
   }
@@ -143,6 +155,7 @@ class AppleCommandBuffer final : public CommandBuffer {
   void dispatch(const Pipeline& pipeline, std::span<const std::byte> params, std::span<const View> buffers,
                 Extent threadgroups, Extent threads) override {
     @autoreleasepool {
+      if (!encoder_) begin_encoding();
       if (&pipeline != pipeline_)
         [encoder_ setComputePipelineState:static_cast<const ApplePipeline&>(pipeline).state()];
       pipeline_ = &pipeline;
@@ -158,10 +171,23 @@ class AppleCommandBuffer final : public CommandBuffer {
 
   void barrier() override { [encoder_ memoryBarrierWithScope:MTLBarrierScopeBuffers]; }
 
+  void raise(const Event& event, uint64_t value) override {
+    @autoreleasepool {
+      end_encoding();
+      [buffer_ encodeSignalEvent:static_cast<const AppleEvent&>(event).event() value:value];
+    }
+  }
+
+  void wait(const Event& event, uint64_t value) override {
+    @autoreleasepool {
+      end_encoding();
+      [buffer_ encodeWaitForEvent:static_cast<const AppleEvent&>(event).event() value:value];
+    }
+  }
+
   void commit(std::function<void(const std::string& error)> completed) override {
     @autoreleasepool {
-      [encoder_ endEncoding];
-      encoder_ = nil;
+      end_encoding();
       [buffer_ addCompletedHandler:^(id<MTLCommandBuffer> done) {
         const bool failed = done.status != MTLCommandBufferStatusCompleted;
         completed(failed ? concat("the GPU failed: ", words_of(done.error)) : std::string());
@@ -172,6 +198,17 @@ class AppleCommandBuffer final : public CommandBuffer {
   }
 
  private:
+  // What one encoder holds is done before what the next one does to the same buffers.
+  void begin_encoding() {
+    encoder_ = [buffer_ computeCommandEncoderWithDispatchType:MTLDispatchTypeConcurrent];
+    if (!encoder_) throw DeviceError("metal: expected an encoder for a command buffer, found none");
+  }
+  void end_encoding() {
+    [encoder_ endEncoding];
+    encoder_ = nil;
+    pipeline_ = nullptr;
+  }
+
   id<MTLCommandBuffer> buffer_;
   id<MTLComputeCommandEncoder> encoder_;
   const Pipeline* pipeline_ = nullptr;
@@ -232,6 +269,29 @@ class AppleDevice final : public Device {
       if (!memory) throw DeviceError(concat(what, ": expected ", bytes, " bytes of ", name(), ", found none left"));
       memory.label = string_of(what);
       return std::make_unique<AppleBuffer>(memory, bytes, residency_);
+    }
+  }
+
+  std::unique_ptr<DeviceBuffer> wrap(std::span<std::byte> memory, std::shared_ptr<const void> owner,
+                                     const std::string& what) override {
+    @autoreleasepool {
+      id<MTLBuffer> pages = [device_ newBufferWithBytesNoCopy:memory.data()
+                                                       length:memory.size()
+                                                      options:MTLResourceStorageModeShared
+                                                  deallocator:^(void*, NSUInteger) {
+                                                    (void)owner;  // goes with this block
+                                                  }];
+      if (!pages) return nullptr;
+      pages.label = string_of(what);
+      return std::make_unique<AppleBuffer>(pages, static_cast<int64_t>(memory.size()), residency_);
+    }
+  }
+
+  std::unique_ptr<Event> make_event() override {
+    @autoreleasepool {
+      id<MTLSharedEvent> event = [device_ newSharedEvent];
+      if (!event) throw DeviceError(concat("metal: expected a shared event of ", name(), ", found none"));
+      return std::make_unique<AppleEvent>(event);
     }
   }
 

@@ -32,6 +32,15 @@ class DeviceBuffer : public Buffer {
   using Buffer::Buffer;
 };
 
+// A number that host and GPU both see and both raise; it never falls. From 0.
+class Event {
+ public:
+  virtual ~Event() = default;
+  virtual void raise(uint64_t value) = 0;
+  // Returns when it has this value, or more.
+  virtual void wait(uint64_t value) = 0;
+};
+
 // A kernel, ready to run.
 class Pipeline {
  public:
@@ -49,6 +58,9 @@ class CommandBuffer {
                         Extent threadgroups, Extent threads) = 0;
   // What follows sees what came before.
   virtual void barrier() = 0;
+  // By the GPU: raises it when all that was encoded before is done; waits for it before anything that follows.
+  virtual void raise(const Event& event, uint64_t value) = 0;
+  virtual void wait(const Event& event, uint64_t value) = 0;
   // Runs it behind all that was committed before. `completed` is called once, on any thread, with the device's own
   // words when it failed and nothing when it did not.
   virtual void commit(std::function<void(const std::string& error)> completed) = 0;
@@ -64,6 +76,11 @@ class Device {
   virtual int64_t working_set() const = 0;
   // Zeroed memory that host and GPU share, of whole pages. DeviceError when there is none.
   virtual std::unique_ptr<DeviceBuffer> allocate(int64_t bytes, const std::string& what) = 0;
+  // Whole pages that are there already, read-only, for the GPU too; `owner` is let go when nobody uses them any more.
+  // Null when the system does not take them.
+  virtual std::unique_ptr<DeviceBuffer> wrap(std::span<std::byte> memory, std::shared_ptr<const void> owner,
+                                             const std::string& what) = 0;
+  virtual std::unique_ptr<Event> make_event() = 0;
   // Takes the text of a shader file. DeviceError with the compiler's own words.
   virtual void compile(const std::string& file, const std::string& text) = 0;
   // Of a file that was compiled: the names of its kernels, and one of them.

@@ -44,6 +44,11 @@ void Flight::wait(int64_t number) {
   if (const Fault* fault = fault_of(number)) throw DeviceError(fault->error);
 }
 
+void Flight::check(int64_t number) const {
+  const std::lock_guard lock(mutex_);
+  if (const Fault* fault = fault_of(number)) throw DeviceError(fault->error);
+}
+
 void Flight::wait_for_all() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return arrived_ == departed_; });

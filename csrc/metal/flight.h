@@ -23,6 +23,8 @@ class Flight {
   bool arrived(int64_t number) const;  // and all before it
   // DeviceError when it, or one before it that it built on, failed; on every call.
   void wait(int64_t number);
+  // The same of what is known now, without waiting.
+  void check(int64_t number) const;
   void wait_for_all();
 
   // Ends the harm of a failure: what departs from now on builds on nothing that failed. False when there was none, or

@@ -6,6 +6,7 @@
 
 #include "core/arena.h"
 #include "core/error.h"
+#include "core/mapping.h"
 #include "core/text.h"
 #include "metal/metal_commands.h"
 #include "metal/shaders.h"
@@ -17,21 +18,29 @@ namespace {
 constexpr int64_t nothing_bytes = 16;
 constexpr int64_t most_spans = 128;  // of one row side by side: 32768 positions; those beyond come in further rounds
 
-// A batch whose command buffers have departed up to `last`; `error`, when recording it failed.
+// A batch whose command buffers have departed up to `last`; `error`, when recording it failed. `mark`: 0 without one.
 class Departed final : public Ticket::State {
  public:
-  Departed(std::shared_ptr<Flight> flight, int64_t last, std::exception_ptr error)
-      : flight_(std::move(flight)), last_(last), error_(std::move(error)) {}
+  Departed(std::shared_ptr<Flight> flight, int64_t last, std::shared_ptr<Event> marks, int64_t mark,
+           std::exception_ptr error)
+      : flight_(std::move(flight)), last_(last), marks_(std::move(marks)), mark_(mark), error_(std::move(error)) {}
 
   void wait() override {
     flight_->wait(last_);
     if (error_) std::rethrow_exception(error_);
+  }
+  void reach() override {
+    if (mark_ == 0 || error_) return wait();
+    marks_->wait(static_cast<uint64_t>(mark_));
+    flight_->check(last_);
   }
   bool done() const override { return flight_->arrived(last_); }
 
  private:
   std::shared_ptr<Flight> flight_;
   int64_t last_;
+  std::shared_ptr<Event> marks_;
+  int64_t mark_;
   std::exception_ptr error_;
 };
 
@@ -65,24 +74,43 @@ MetalBackend::MetalBackend(std::unique_ptr<Device> device, double most_work, int
     : device_(std::move(device)),
       most_work_(most_work),
       fail_at_op_(fail_at_op),
+      marks_(device_->make_event()),
+      released_(device_->make_event()),
       nothing_(allocate(nothing_bytes, "nothing")) {}
 
-MetalBackend::~MetalBackend() { flight_->wait_for_all(); }
+MetalBackend::~MetalBackend() {
+  release(last_hold_);
+  flight_->wait_for_all();
+}
 
 int64_t MetalBackend::most_bytes(const Device& device) {
   return static_cast<int64_t>(0.8 * static_cast<double>(device.working_set()));
 }
 
-std::unique_ptr<Buffer> MetalBackend::allocate(int64_t bytes, const std::string& what) {
+std::shared_ptr<const void> MetalBackend::take(int64_t bytes, const std::string& what) {
   const int64_t whole = arena_bytes(bytes);
   const int64_t most = most_bytes(*device_);
   if (whole > most - *held_)
     throw BudgetError(concat(what, ": expected at most ", sized(std::max<int64_t>(0, most - *held_)),
                              ", which is left of the ", sized(most), " that ", device_->name(), " may use, found ",
                              sized(whole), ": load with less `memory` or fewer `expert_slots`, or backend=\"cpu\""));
-  std::unique_ptr<DeviceBuffer> buffer = device_->allocate(bytes, what);
   *held_ += whole;
-  buffer->kept = std::shared_ptr<const void>(nullptr, [held = held_, whole](const void*) { *held -= whole; });
+  return {nullptr, [held = held_, whole](const void*) { *held -= whole; }};
+}
+
+std::unique_ptr<Buffer> MetalBackend::allocate(int64_t bytes, const std::string& what) {
+  std::shared_ptr<const void> taken = take(bytes, what);
+  std::unique_ptr<DeviceBuffer> buffer = device_->allocate(bytes, what);
+  buffer->kept = std::move(taken);
+  return buffer;
+}
+
+std::unique_ptr<Buffer> MetalBackend::map(const File& file, int64_t begin, int64_t bytes, const std::string& what) {
+  std::shared_ptr<const void> taken = take(bytes, what);
+  const auto pages = std::make_shared<Mapping>(file, begin, bytes);
+  std::unique_ptr<DeviceBuffer> buffer =
+      device_->wrap({pages->data(), static_cast<size_t>(pages->bytes())}, pages, what);
+  if (buffer) buffer->kept = std::move(taken);
   return buffer;
 }
 
@@ -136,7 +164,7 @@ Ticket MetalBackend::submit(std::unique_ptr<Commands> commands) {
   batch.commit();
   std::exception_ptr error = batch.take_error();
   if (!error && batch.last() == 0) return {};
-  return Ticket(std::make_unique<Departed>(flight_, batch.last(), std::move(error)));
+  return Ticket(std::make_unique<Departed>(flight_, batch.last(), marks_, batch.marked(), std::move(error)));
 }
 
 }  // namespace moeflux::metal

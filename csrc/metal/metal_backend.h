@@ -27,11 +27,14 @@ class MetalBackend final : public Backend {
   std::string describe() const override { return "metal: " + device_->name(); }
   // BudgetError when all together would be more than `most_bytes`.
   std::unique_ptr<Buffer> allocate(int64_t bytes, const std::string& what) override;
+  std::unique_ptr<Buffer> map(const File& file, int64_t begin, int64_t bytes, const std::string& what) override;
   int64_t prepare(const WorkSizes& sizes) override;
   int64_t held() const override { return *held_; }
   static int64_t prepared_bytes(const WorkSizes& sizes);
   std::unique_ptr<Commands> begin() override;
   Ticket submit(std::unique_ptr<Commands> commands) override;
+  bool runs_ahead() const override { return true; }
+  void release(int64_t number) override { released_->raise(static_cast<uint64_t>(number)); }
 
   // Bytes that buffers may have: of what the system recommends to keep in use a part, for others use the GPU too.
   static int64_t most_bytes(const Device& device);
@@ -52,6 +55,8 @@ class MetalBackend final : public Backend {
     static Room of(const WorkSizes& sizes);
   };
 
+  // So many bytes more, until what is returned goes.
+  std::shared_ptr<const void> take(int64_t bytes, const std::string& what);
   // Made when it is first asked for, its file compiled before.
   const Pipeline& pipeline(const std::string& file, const std::string& kernel);
   void compile(const std::string& file);
@@ -65,6 +70,10 @@ class MetalBackend final : public Backend {
   int64_t ops_ = 0;
   std::shared_ptr<std::atomic<int64_t>> held_ = std::make_shared<std::atomic<int64_t>>(0);
   std::shared_ptr<Flight> flight_ = std::make_shared<Flight>();
+  std::shared_ptr<Event> marks_;     // reached, by number
+  std::shared_ptr<Event> released_;  // holds that batches need not wait for any more, by number
+  int64_t last_mark_ = 0;
+  int64_t last_hold_ = 0;
   std::unique_ptr<Buffer> nothing_;  // stands where a kernel has an argument that is not given
   std::unique_ptr<Buffer> parts_;
   std::unique_ptr<Buffer> carried_[2];     // by round, odd or even

@@ -1,6 +1,7 @@
 #include "metal/metal_commands.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace moeflux::metal {
 namespace {
@@ -39,14 +40,36 @@ void MetalCommands::commit() {
   if (!buffer_) return;
   last_ = backend_.flight_->depart();
   multiplications_ = 0;
-  buffer_->commit(
-      [flight = backend_.flight_, number = last_](const std::string& error) { flight->arrive(number, error); });
+  holds_ = false;
+  const auto mark = static_cast<uint64_t>(std::exchange(mark_to_raise_, 0));
+  buffer_->commit([flight = backend_.flight_, number = last_, marks = backend_.marks_, mark](const std::string& error) {
+    flight->arrive(number, error);
+    if (!error.empty() && mark) marks->raise(mark);  // nobody else will, and somebody may wait for it
+  });
   buffer_.reset();
 }
 
+// One that holds departs as a whole: whoever releases it does so when the batch was submitted, and until then recording
+// may wait for nothing of it.
 void MetalCommands::did(double multiplications) {
   multiplications_ += multiplications;
-  if (multiplications_ >= backend_.most_work_) commit();
+  if (multiplications_ >= backend_.most_work_ && !holds_) commit();
+}
+
+void MetalCommands::mark() {
+  encode([&] {
+    mark_ = mark_to_raise_ = ++backend_.last_mark_;
+    buffer().raise(*backend_.marks_, static_cast<uint64_t>(mark_));
+  });
+}
+
+int64_t MetalCommands::hold() {
+  const int64_t number = ++backend_.last_hold_;
+  encode([&] {
+    buffer().wait(*backend_.released_, static_cast<uint64_t>(number));
+    holds_ = true;
+  });
+  return number;
 }
 
 void MetalCommands::dispatch(const Kernel& kernel, std::span<const std::byte> params, std::span<const View> buffers,

@@ -27,7 +27,8 @@ class MetalCommands final : public Commands {
 
   // What was recorded departs.
   void commit();
-  int64_t last() const { return last_; }  // command buffer of the batch; 0: none
+  int64_t last() const { return last_; }    // command buffer of the batch; 0: none
+  int64_t marked() const { return mark_; }  // number of its mark; 0: none
   std::exception_ptr take_error() { return std::exchange(error_, nullptr); }
 
   // Of the pairs of one batch and the blocks they are made into.
@@ -54,6 +55,8 @@ class MetalCommands final : public Commands {
   void residual_add(View x, View y, View out, int64_t count) override;
   void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) override;
   void top_k(View logits, int64_t count, int64_t k, View ids, View values) override;
+  void mark() override;
+  int64_t hold() override;
 
  private:
   struct Kernel {
@@ -65,11 +68,17 @@ class MetalCommands final : public Commands {
 
   template <typename Body>
   void op(const char* name, const Body& body) {
-    if (error_) return;
-    try {
+    encode([&] {
       if (backend_.ops_++ == backend_.fail_at_op_)
         throw DeviceError(concat("[", name, "] op ", backend_.fail_at_op_, " was told to fail"));
       barrier();
+      body();
+    });
+  }
+  template <typename Body>
+  void encode(const Body& body) {
+    if (error_) return;
+    try {
       body();
     } catch (...) {
       error_ = std::current_exception();
@@ -112,6 +121,9 @@ class MetalCommands final : public Commands {
   MetalBackend& backend_;
   std::unique_ptr<CommandBuffer> buffer_;
   int64_t last_ = 0;
+  int64_t mark_ = 0;
+  int64_t mark_to_raise_ = 0;   // of buffer_, when it fails
+  bool holds_ = false;          // buffer_ does
   double multiplications_ = 0;  // in buffer_
   std::exception_ptr error_;
 };

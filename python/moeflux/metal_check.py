@@ -90,7 +90,7 @@ def check_metal(progress: Progress | None = None) -> MetalReport:
 def _checks(files: list[str], cases: list[tuple[str, Callable[[Ops], Any]]]) -> Iterator[Check]:
     for file in files:
         yield _timed(f"compile {file}", lambda file=file: f"{_core.metal_compile(file)} kernels", times=1)
-    metal, cpu = ops("metal"), ops("cpu", threads=1)
+    metal, cpu = ops("metal"), ops("cpu", threads=1, exact=True)
     for name, run in cases:
         yield _compared(name, metal, cpu, run)
     yield _timed("a whole model", _whole_model, times=1)
@@ -146,7 +146,8 @@ def _whole_model() -> str:
     prompt, tokens = [1, 100, 50, 10, 42, 7, 300, 12], [5, 9, 200, 77]
     rows, seconds = [], []
     for backend in ("metal", "cpu"):
-        session = load(builtin.path(), memory=None, backend=backend, context=64, chunk=16).session()
+        model = load(builtin.path(), memory=None, backend=backend, precision="exact", context=64, chunk=16)
+        session = model.session()
         found = [*session.prefill(prompt, logits="all")]
         start = time.perf_counter()
         found += [session.step(token).numpy() for token in tokens]

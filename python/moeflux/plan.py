@@ -436,7 +436,7 @@ def _lines(plan: Plan) -> list[str]:
     meanings = {
         "process": f"Python, libraries, what this process has already, {plan.threads + plan.readers} threads",
         "text": "tokenizer and chat template, once they are asked for",
-        "dense weights": "all but the routed experts, read once into memory of our own",
+        "dense weights": "all but the routed experts, read once",
         "expert slots": f"{plan.slots} of {plan.experts} experts ({plan.slots / plan.experts:.1%}), "
         f"{human(plan.slot_bytes)} each",
         "scratch": f"prefill in chunks of {plan.chunk} tokens",

@@ -16,7 +16,9 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +37,8 @@ OBJECTIVE += ["-Wno-unused-parameter", f"-I{ROOT}/csrc", f"-I{APPLE}/include"]
 ARC = "-fobjc-arc"
 SOURCES = {  # file -> its own flags
     PRODUCT: [*OBJECTIVE, ARC],
-    APPLE / "metal.mm": [*OBJECTIVE, ARC],
+    APPLE / "device.mm": [*OBJECTIVE, ARC],
+    APPLE / "commands.mm": [*OBJECTIVE, ARC],
     APPLE / "foundation.mm": OBJECTIVE,
     APPLE / "objc_runtime.cpp": [],
     APPLE / "objc_message.cpp": [],
@@ -52,7 +55,25 @@ class _Emulation(ctypes.Structure):
         ("working_set", ctypes.c_uint64),
         ("most_threads", ctypes.c_uint32),
         ("checked", ctypes.c_bool),
+        ("wraps", ctypes.c_bool),
+        ("deaf", ctypes.c_bool),
+        ("patience", ctypes.c_uint32),
     ]
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """How the device behaves."""
+
+    order: int = 0  # of threads, and of dispatches between two barriers
+    delay: int = 0  # microseconds before a command buffer runs, and when it has met an event
+    fail_at: int = -1  # the commit, from 0, that fails half-way
+    working_set: int = 12 << 30
+    most_threads: int = 1024  # of a threadgroup
+    checked: bool = False  # every load and store
+    wraps: bool = True  # memory that is there already
+    deaf: bool = False  # to events that the host raises
+    patience: int = 60_000  # milliseconds, after which a wait for an event is a deadlock
 
 
 _Build = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_char_p, ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t)
@@ -147,35 +168,17 @@ def remove() -> None:
 
 
 @contextlib.contextmanager
-def emulating(
-    *,
-    order: int = 0,
-    delay: int = 0,
-    fail_at: int = -1,
-    working_set: int = 12 << 30,
-    most_threads: int = 1024,
-    checked: bool = False,
-) -> Iterator[None]:
-    """How the device behaves within the block; commits are counted from its beginning."""
-    set_emulation(order=order, delay=delay, fail_at=fail_at, working_set=working_set, most_threads=most_threads,
-                  checked=checked)  # fmt: skip
+def emulating(**how: Any) -> Iterator[None]:
+    """How the device behaves within the block, see Emulation; commits are counted from its beginning."""
+    _emulate(Emulation(**how))
     try:
         yield
     finally:
-        set_emulation()
+        _emulate(Emulation())
 
 
-def set_emulation(
-    *,
-    order: int = 0,
-    delay: int = 0,
-    fail_at: int = -1,
-    working_set: int = 12 << 30,
-    most_threads: int = 1024,
-    checked: bool = False,
-) -> None:
-    how = _Emulation(order, delay, fail_at, working_set, most_threads, checked)
-    _gpu().metal_emulate(ctypes.byref(how))
+def _emulate(how: Emulation) -> None:
+    _gpu().metal_emulate(ctypes.byref(_Emulation(*astuple(how))))
 
 
 _Witness = ctypes.CFUNCTYPE(

@@ -25,6 +25,7 @@ class ExpertSide {
   void begin(int64_t) {}
   void run(std::unique_ptr<Commands>& commands, const Model& model, int64_t layer, Scratch& scratch, int64_t n,
            StepStats& stats);
+  void let_go(StepStats&) {}
   void finish(StepStats&) {}
   void abandon() noexcept {}
   void observe_routing(const RoutingObserver&) {}

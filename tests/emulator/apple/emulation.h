@@ -16,6 +16,9 @@ struct MetalEmulation {
   uint64_t working_set;   // bytes
   uint32_t most_threads;  // of a threadgroup
   bool checked;           // every load and store
+  bool wraps;             // memory that is there already
+  bool deaf;              // to events that the host raises
+  uint32_t patience;      // milliseconds, after which a wait for an event is a deadlock
 };
 // Counts commits from 0 again.
 void metal_emulate(const MetalEmulation* how);

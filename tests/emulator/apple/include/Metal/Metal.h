@@ -60,6 +60,15 @@ typedef NS_ENUM(NSInteger, MTLGPUFamily) {
 @protocol MTLFunction;
 @protocol MTLLibrary;
 @protocol MTLResidencySet;
+@protocol MTLSharedEvent;
+
+@protocol MTLEvent <NSObject>
+@end
+
+@protocol MTLSharedEvent <MTLEvent>
+@property(readwrite) uint64_t signaledValue;
+- (BOOL)waitUntilSignaledValue:(uint64_t)value timeoutMS:(uint64_t)milliseconds;
+@end
 
 @protocol MTLAllocation <NSObject>
 @end
@@ -109,6 +118,8 @@ typedef void (^MTLCommandBufferHandler)(id<MTLCommandBuffer>);
 @property(nullable, readonly) NSError* error;
 - (void)addCompletedHandler:(MTLCommandBufferHandler)block;
 - (void)commit;
+- (void)encodeSignalEvent:(id<MTLEvent>)event value:(uint64_t)value;
+- (void)encodeWaitForEvent:(id<MTLEvent>)event value:(uint64_t)value;
 - (nullable id<MTLComputeCommandEncoder>)computeCommandEncoderWithDispatchType:(MTLDispatchType)dispatchType;
 @end
 
@@ -138,6 +149,11 @@ typedef void (^MTLCommandBufferHandler)(id<MTLCommandBuffer>);
 - (BOOL)supportsFamily:(MTLGPUFamily)gpuFamily;
 - (nullable id<MTLCommandQueue>)newCommandQueue;
 - (nullable id<MTLBuffer>)newBufferWithLength:(NSUInteger)length options:(MTLResourceOptions)options;
+- (nullable id<MTLBuffer>)newBufferWithBytesNoCopy:(void*)pointer
+                                            length:(NSUInteger)length
+                                           options:(MTLResourceOptions)options
+                                       deallocator:(void (^_Nullable)(void* pointer, NSUInteger length))deallocator;
+- (nullable id<MTLSharedEvent>)newSharedEvent;
 - (nullable id<MTLLibrary>)newLibraryWithSource:(NSString*)source
                                         options:(nullable MTLCompileOptions*)options
                                           error:(NSError* _Nullable __autoreleasing* _Nullable)error;
