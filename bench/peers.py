@@ -1,24 +1,32 @@
-"""moeflux beside llama.cpp, everything in memory: the same shapes, threads and contexts, turn about.
+"""moeflux beside llama.cpp and mlx-lm, everything in memory: the same shapes, threads and contexts, turn about.
 
     python bench/peers.py FOLDER [--rounds 5] [--rows NAME,NAME] [--json FILE] [--plot FILE.svg]
 
-FOLDER is what bench/peers/prepare.sh made (`make bench-peers` does both): llama.cpp, and each model as a store and as
-GGUF with as many bytes. A measurement is a process of its own, and the order of a round is turned around in the next,
-A-B-B-A. Both are warm: llama-bench warms up, and of moeflux-bench the first walk, or a first frontier, does not count.
-moeflux decodes the likeliest tokens, llama.cpp random ones, so both pick experts all over a random model. Prints every
-sample, then medians and ratios; a row's target is that of its ratio. `others` is the share of the processors that other
-programs took: a comparison is worth nothing where it is not near zero.
+FOLDER is what bench/peers/prepare.sh made (`make bench-peers` does both): the engines, and each model as a store, which
+mlx-lm is given too, and as GGUF with as many bytes. A measurement is a process of its own, and the order of a round is
+turned around in the next, A-B-B-A. All are warm: llama-bench warms up, and of moeflux-bench the first walk, or a first
+frontier, does not count. moeflux decodes the likeliest tokens, the others random ones, so all pick experts all over a
+random model. Prints every sample, then medians and ratios to the best of the others; a row's target is that of its
+ratio. `others` is the share of the processors that other programs took: a comparison is worth nothing where it is not
+near zero.
+
+Who needs minutes for a sample takes part in fewer rounds. mlx-lm computes with one thread on a CPU: it is in rows
+decode-1, deepseek-1 and prefill-512, in two rounds, with 32 tokens and 8 steps behind them. 32768 tokens are read in
+two rounds by moeflux, which then decodes five times, and in one by llama.cpp. Nor does llama-bench warm up for a prompt
+of 4096, which would double it. How long each round took is said on stderr.
 
 rows: decode-1, decode-2         one and two threads, behind 512 tokens, layers of Qwen3.6-35B-A3B
       prefill-512, prefill-4096  two threads, the same model
       deepseek-1, deepseek-2     decode of layers with latent attention, of the width of Cogito-V2-671B
-      context                    decode at 32768 tokens beside that at 1024, keys and values of 16 bits: long
+      context                    decode at 32768 tokens beside that at 1024, keys and values of 16 bits
+      context-llama              the same of llama.cpp; only when it is asked for
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -33,7 +41,7 @@ sys.path.insert(0, str(ROOT / "bench" / "peers"))
 
 from turns import Ran, run, take_turns  # noqa: E402
 
-OURS, LLAMA = "moeflux", "llama.cpp"
+OURS, LLAMA, MLX = "moeflux", "llama.cpp", "mlx-lm"
 
 
 @dataclass(frozen=True)
@@ -44,17 +52,22 @@ class Row:
     context: int  # of a decode: tokens before it; of a prefill: tokens in all
     target: float | None = None  # of our speed over the best of the others
     beside: int | None = None  # a context to compare with, in place of another engine
+    engine: str = OURS  # whose contexts are compared
+    mlx: bool = False
 
 
 ROWS = {
-    "decode-1": Row("a3b", "decode", 1, 512, 2.0),
+    "decode-1": Row("a3b", "decode", 1, 512, 2.0, mlx=True),
     "decode-2": Row("a3b", "decode", 2, 512, 2.0),
-    "prefill-512": Row("a3b", "prefill", 2, 512, 4.0),
+    "prefill-512": Row("a3b", "prefill", 2, 512, 4.0, mlx=True),
     "prefill-4096": Row("a3b", "prefill", 2, 4096, 4.0),
-    "deepseek-1": Row("deepseek", "decode", 1, 512, 1.5),
+    "deepseek-1": Row("deepseek", "decode", 1, 512, 1.5, mlx=True),
     "deepseek-2": Row("deepseek", "decode", 2, 512, 1.5),
     "context": Row("a3b", "decode", 2, 32768, 0.7, 1024),
+    "context-llama": Row("a3b", "decode", 2, 32768, None, 1024, LLAMA),
 }
+USUAL = [name for name, row in ROWS.items() if row.engine == OURS]
+LONG = 8192  # tokens that are read once a process
 
 
 @dataclass(frozen=True)
@@ -76,40 +89,56 @@ class Engines:
 
     def ours(self, row: Row, context: int) -> Sample:
         command = [str(self.harness), str(self.folder / row.model), "--threads", str(row.threads)]
-        if context > 8192:
-            # One walk: everything has been read long before the end.
-            command += ["--prefill", str(context), "--reps", "0", "--kv", "bf16"]
+        if context > LONG:
+            # One walk: everything has been read long before the end. A frontier more is a few tokens.
+            frontiers = ",".join(str(context + 8 * i) for i in range(5))
+            command += ["--prefill", frontiers, "--reps", "0", "--kv", "bf16"]
         else:
             command += ["--prefill", str(context), "--reps", "1"] + (["--kv", "bf16"] if row.beside else [])
         command += ["--decode", str(self.decode if row.what == "decode" else 0)]
         ran = run(command)
-        last = [line for line in map(json.loads, ran.text.splitlines()) if line["what"] == row.what][-1]
-        return Sample(last["tokens_per_second"], ran, last)
+        lines = [line for line in map(json.loads, ran.text.splitlines()) if line["what"] == row.what]
+        if context <= LONG:
+            lines = lines[-1:]  # warm
+        middle = sorted(lines, key=lambda line: line["tokens_per_second"])[len(lines) // 2]
+        return Sample(middle["tokens_per_second"], ran, middle)
 
     def llama(self, row: Row, context: int) -> Sample:
         command = [str(self.folder / "llama" / "bin" / "llama-bench"), "-m", str(self.folder / f"{row.model}.gguf")]
         command += ["-t", str(row.threads), "-r", "1", "-o", "json"]
         if row.what == "prefill":
-            command += ["-p", str(context), "-n", "0"]
+            command += ["-p", str(context), "-n", "0"] + (["--no-warmup"] if context > 1024 else [])
         else:
             command += ["-p", "0", "-n", str(self.decode), "-d", str(context)]
         ran = run(command)
         [line] = json.loads(ran.text)
         return Sample(line["avg_ts"], ran, line)
 
+    def mlx(self, row: Row) -> Sample:
+        packages = os.pathsep.join(str((self.folder / name).resolve()) for name in ("mlx", "gguf"))
+        command = [sys.executable, str(ROOT / "bench" / "peers" / "run_mlx.py"), str(self.folder / row.model)]
+        ran = run(command, PYTHONPATH=packages)
+        line = json.loads(ran.text.splitlines()[-1])
+        return Sample(line["speed"][row.what], ran, line)
+
 
 def contenders(row: Row, engines: Engines) -> dict[str, Callable[[], Sample]]:
-    """Ours first."""
+    """Whose ratio is asked for first."""
     if row.beside:
+        engine = engines.ours if row.engine == OURS else engines.llama
         return {
-            f"{name}, {context} tokens": lambda engine=engine, context=context: engine(row, context)
-            for name, engine in ((OURS, engines.ours), (LLAMA, engines.llama))
+            f"{row.engine}, {context} tokens": lambda context=context: engine(row, context)
             for context in (row.context, row.beside)
         }
     return {
         OURS: lambda: engines.ours(row, row.context),
         LLAMA: lambda: engines.llama(row, row.context),
-    }
+    } | ({MLX: lambda: engines.mlx(row)} if row.mlx else {})
+
+
+def fewer_rounds(row: Row) -> dict[str, int]:
+    """Of those that need minutes for a sample."""
+    return {MLX: 2, f"{row.engine}, {row.context} tokens": 2 if row.engine == OURS else 1}
 
 
 @dataclass(frozen=True)
@@ -132,7 +161,7 @@ def compare(name: str, engines: Engines, rounds: int) -> tuple[Outcome, list[dic
     runs = contenders(row, engines)
     samples: dict[str, list[Sample]] = {contender: [] for contender in runs}
     lines = []
-    for contender, sample in take_turns(runs, rounds):
+    for contender, sample in take_turns(runs, rounds, fewer_rounds(row)):
         samples[contender].append(sample)
         print(f"{name:<13} {contender:<28} {sample}", flush=True)
         system = {"cpu_seconds": sample.ran.cpu_seconds, "others": sample.ran.others}
@@ -141,14 +170,14 @@ def compare(name: str, engines: Engines, rounds: int) -> tuple[Outcome, list[dic
         )
     medians = {contender: statistics.median(each.speed for each in taken) for contender, taken in samples.items()}
     ours, *rest = medians.values()
-    best = rest[0] if row.beside else max(rest)
+    best = max(rest)
     others = max(sample.ran.others for taken in samples.values() for sample in taken)
     return Outcome(name, medians, ours / best, others, rounds), lines
 
 
 # ---- Plot -------------------------------------------------------------------------------------------------------
 
-COLOURS = {OURS: "#0072b2", LLAMA: "#d55e00"}
+COLOURS = {OURS: "#0072b2", LLAMA: "#d55e00", MLX: "#009e73"}
 WIDTH, LEFT, BAR = 760, 300, 16
 
 
@@ -192,7 +221,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rows", type=rows, default=list(ROWS), metavar="NAME,...", help="usually all")
+    parser.add_argument("--rows", type=rows, default=USUAL, metavar="NAME,...", help="usually all but the last")
     parser.add_argument("--decode", type=int, default=64, metavar="N", help="steps that are timed; usually 64")
     parser.add_argument("--harness", type=Path, help="moeflux-bench; usually the newest under build/")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every sample, a JSON object a line")

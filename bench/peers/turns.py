@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +49,14 @@ def processor_seconds() -> tuple[float, float]:
     return sum(seconds) - seconds[3] - seconds[4], sum(seconds)
 
 
-def take_turns(runs: Mapping[str, Callable[[], Result]], rounds: int) -> Iterator[tuple[str, Result]]:
-    """A-B-B-A: the order of a round is turned around in the next, so that a machine that slows down slows all."""
+def take_turns(
+    runs: Mapping[str, Callable[[], Result]], rounds: int, fewer: Mapping[str, int] | None = None
+) -> Iterator[tuple[str, Result]]:
+    """A-B-B-A: the order of a round is turned around in the next, so that a machine that slows down slows all.
+    Who is named in `fewer` takes part in so many rounds only."""
     for turn in range(rounds):
+        began = time.monotonic()
         for name in list(runs) if turn % 2 == 0 else list(reversed(runs)):
-            yield name, runs[name]()
+            if turn < (fewer or {}).get(name, rounds):
+                yield name, runs[name]()
+        print(f"round {turn + 1} of {rounds}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
