@@ -28,9 +28,9 @@ void multiply(const Weights& weights, int64_t first, int64_t last, const float* 
 }
 
 void multiply_digits(const Weights& weights, int64_t first, int64_t last, const uint8_t* const* x, float* const* out,
-                     int64_t n) {
-  true_digits->multiply(weights, first, last, x, out, n);
-  if (again(last - first)) true_digits->multiply(weights, first, last, x, out, n);
+                     int64_t n, const ReadNext& next) {
+  true_digits->multiply(weights, first, last, x, out, n, next);
+  if (again(last - first)) true_digits->multiply(weights, first, last, x, out, n, next);
 }
 
 }  // namespace

@@ -110,7 +110,7 @@ class CpuCommands final : public Commands {
   // out[i][r] for matrix rows first ... last - 1 and rows row(0) ... row(n - 1) of the input.
   template <typename Row>
   void multiply(const Matrix& matrix, int64_t first, int64_t last, const Input& input, const Row& row,
-                float* const* out, int64_t n) const;
+                float* const* out, int64_t n, const cpu::ReadNext& next) const;
   void gate_and_up(const ExpertArgs& args);
   void down(const ExpertArgs& args, int64_t pairs);
   int64_t unit_outputs(int64_t outputs, int64_t depth, int64_t n) const;

@@ -61,6 +61,12 @@ int64_t CpuCommands::unit_outputs(int64_t outputs, int64_t depth, int64_t n) con
   return std::clamp<int64_t>(round_up(std::max(even, least), output_step), output_step, 4096);
 }
 
+// Of a matrix that is read from row `first` on.
+cpu::ReadNext read_next(const Matrix& matrix, int64_t first) {
+  const cpu::Weights w = weights_of(matrix);
+  return {w.codes + first * w.code_stride, w.scales + first * w.scale_stride, w.biases + first * w.scale_stride};
+}
+
 // ---- Rows of x -----------------------------------------------------------------------------------------------------
 
 CpuCommands::Input CpuCommands::input_of(const Matrix& matrix, const float* x, int64_t stride, int64_t rows) {
@@ -82,7 +88,7 @@ void CpuCommands::convert_to_digits(const uint8_t* wanted) {
 
 template <typename Row>
 void CpuCommands::multiply(const Matrix& matrix, int64_t first, int64_t last, const Input& input, const Row& row,
-                           float* const* out, int64_t n) const {
+                           float* const* out, int64_t n, const cpu::ReadNext& next) const {
   const cpu::Weights weights = weights_of(matrix);
   if (input.source < 0) {
     const float* x[cpu::max_block] = {};
@@ -91,7 +97,7 @@ void CpuCommands::multiply(const Matrix& matrix, int64_t first, int64_t last, co
   } else {
     const uint8_t* x[cpu::max_block] = {};
     for (int64_t i = 0; i < n; ++i) x[i] = digit_rows_.row(input.source, row(i));
-    digits_->multiply(weights, first, last, x, out, n);
+    digits_->multiply(weights, first, last, x, out, n, next);
   }
 }
 
@@ -123,11 +129,18 @@ void CpuCommands::matmul(std::span<const Product> products, int64_t n) {
     pool_.parallel(units, [&](int64_t unit) {
       const Part part = part_of(unit_ends_, unit, step, extent, rows);
       const Product& product = products[part.of];
+      // Threads take turns, as far as anybody can know.
+      const int64_t coming = unit + pool_.threads();
+      cpu::ReadNext next;
+      if (coming < units) {
+        const Part then = part_of(unit_ends_, coming, step, extent, rows);
+        next = read_next(products[then.of].matrix, then.first);
+      }
       float* out[cpu::max_block] = {};
       for (int64_t i = 0; i < part.count; ++i) out[i] = product.out.f32() + (part.row + i) * product.out_stride;
       if (!product.transposed) {
         const auto row = [&](int64_t i) { return part.row + i; };
-        return multiply(product.matrix, part.first, part.last, inputs_[part.of], row, out, part.count);
+        return multiply(product.matrix, part.first, part.last, inputs_[part.of], row, out, part.count, next);
       }
       const float* x[cpu::max_block] = {};
       for (int64_t i = 0; i < part.count; ++i) x[i] = product.x.f32() + (part.row + i) * product.x_stride;
@@ -198,6 +211,12 @@ void CpuCommands::gate_and_up(const ExpertArgs& args) {
   pool_.parallel(units, [&](int64_t unit) {
     const Part part = part_of(unit_ends_, unit, step, extent, rows);
     const ExpertJob& job = args.jobs[part.of];
+    const int64_t coming = unit + pool_.threads();
+    cpu::ReadNext next;
+    if (coming < units) {
+      const Part then = part_of(unit_ends_, coming, step, extent, rows);
+      next = read_next(args.jobs[then.of].expert.gate, then.first);
+    }
     float* gate[cpu::max_block] = {};
     float* up[cpu::max_block] = {};
     for (int64_t i = 0; i < part.count; ++i) {
@@ -205,8 +224,9 @@ void CpuCommands::gate_and_up(const ExpertArgs& args) {
       up[i] = gate[i] + m;
     }
     const auto token = [&](int64_t i) { return job.pairs[part.row + i] / args.k; };
-    multiply(job.expert.gate, part.first, part.last, inputs_[2 * part.of], token, gate, part.count);
-    multiply(job.expert.up, part.first, part.last, inputs_[2 * part.of + 1], token, up, part.count);
+    multiply(job.expert.gate, part.first, part.last, inputs_[2 * part.of], token, gate, part.count,
+             read_next(job.expert.up, part.first));
+    multiply(job.expert.up, part.first, part.last, inputs_[2 * part.of + 1], token, up, part.count, next);
     for (int64_t i = 0; i < part.count; ++i)
       kernels_.elementwise.swiglu(gate[i] + part.first, up[i] + part.first, gate[i] + part.first,
                                   part.last - part.first);
@@ -229,10 +249,16 @@ void CpuCommands::down(const ExpertArgs& args, int64_t pairs) {
   pool_.parallel(units, [&](int64_t unit) {
     const Part part = part_of(unit_ends_, unit, step, extent, rows);
     const ExpertJob& job = args.jobs[part.of];
+    const int64_t coming = unit + pool_.threads();
+    cpu::ReadNext next;
+    if (coming < units) {
+      const Part then = part_of(unit_ends_, coming, step, extent, rows);
+      next = read_next(args.jobs[then.of].expert.down, then.first);
+    }
     float* out[cpu::max_block] = {};
     for (int64_t i = 0; i < part.count; ++i) out[i] = args.out.f32() + job.pairs[part.row + i] * args.hidden;
     const auto row = [&](int64_t i) { return pair_starts_[part.of] + part.row + i; };
-    multiply(job.expert.down, part.first, part.last, inputs_[part.of], row, out, part.count);
+    multiply(job.expert.down, part.first, part.last, inputs_[part.of], row, out, part.count, next);
   });
 }
 

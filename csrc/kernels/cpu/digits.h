@@ -42,12 +42,19 @@ constexpr int64_t digit_row_bytes(int64_t columns, int64_t group_size) {
   return (bytes + 63) / 64 * 64;
 }
 
+// What the same thread reads next, as far as is known: asked for from memory while the last rows are computed.
+struct ReadNext {
+  const uint8_t* codes = nullptr;  // null: what lies behind those rows
+  const uint8_t* scales = nullptr;
+  const uint8_t* biases = nullptr;
+};
+
 struct DigitKernels {
   // x [columns] to digits, on a cache line.
   void (*convert)(const float* x, int64_t columns, int64_t group_size, uint8_t* digits);
   // As `MatmulKernels::multiply`, for an affine matrix and rows of x converted with its group size.
   void (*multiply)(const Weights& weights, int64_t first, int64_t last, const uint8_t* const* x, float* const* out,
-                   int64_t n);
+                   int64_t n, const ReadNext& next);
 };
 
 }  // namespace moeflux::cpu

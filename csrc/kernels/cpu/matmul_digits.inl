@@ -3,6 +3,7 @@
 // A vector holds parts of one matrix row's sum. Those of sixteen rows are added up together, so that lanes become rows,
 // and a group's scales are turned the same way.
 #include "kernels/cpu/digits.inl"
+#include "kernels/cpu/lanes.h"
 
 namespace moeflux::cpu::MOEFLUX_ISA {
 
@@ -138,9 +139,12 @@ MOEFLUX_INLINE __m512i dot(__m512i sum, __m512i codes, __m512i digits) {
   return _mm512_dpbusd_epi32(sum, codes, digits);
 }
 
-// Sums of code * q over a block; codes_of_row(r) are those of matrix row r.
-template <int64_t group_size, typename CodesOfRow>
-MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const CodesOfRow& codes_of_row, BlockSums<group_size>& sums) {
+// Sums of code * q over a block; codes_of_row(r) are those of matrix row r. `ahead` points to what is asked for from
+// memory meanwhile, some lines a row: one after the other, for all at once would wait for each other, and what is
+// multiplied with them. So each is tied to the numbers that are in work.
+template <int64_t group_size, int64_t lines, typename CodesOfRow>
+MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const CodesOfRow& codes_of_row, const uint8_t* ahead,
+                                  BlockSums<group_size>& sums) {
   const __m512i high_even = load<__m512i>(digits);
   const __m512i high_odd = load<__m512i>(digits + 64);
   const __m512i low_even = load<__m512i>(digits + 128);
@@ -149,7 +153,10 @@ MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const CodesOfRow& codes
   MOEFLUX_UNROLL
   for (int64_t r = 0; r < code_rows; ++r) {
     const BlockCodes codes = codes_of_row(r);
-    const __m512i high = dot(dot(_mm512_setzero_si512(), codes.even, high_even), codes.odd, high_odd);
+    __m512i high = dot(dot(_mm512_setzero_si512(), codes.even, high_even), codes.odd, high_odd);
+    MOEFLUX_UNROLL
+    for (int64_t i = r * lines / code_rows; i < (r + 1) * lines / code_rows; ++i)
+      asm volatile("prefetcht0 %1" : "+v"(high) : "m"(ahead[i * 64]));
     v[r] = dot(dot(_mm512_maskz_slli_epi32(all_lanes, high, 8), codes.even, low_even), codes.odd, low_odd);
   }
   sums_of_rows<group_size>(v, sums);
@@ -180,43 +187,57 @@ MOEFLUX_INLINE void prefetch_line(const uint8_t* from, int64_t offset) {
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(from) + offset));
 }
 
-// Calls add(b, g, codes_of_row) for the blocks of 16 matrix rows, rows behind `last` being the row before it, and asks
-// for what comes in memory behind these rows meanwhile.
+constexpr int64_t least_ahead = 16384;  // bytes of codes between what is asked for and what is multiplied
+
+// Where the memory lies that is asked for while 16 rows from `row` on are computed: some rows further on, or behind the
+// last of them what is read next.
+MOEFLUX_INLINE ReadNext ahead_of(const Weights& w, int64_t row, int64_t last, const ReadNext& next) {
+  const int64_t ahead = divide_up(least_ahead, code_rows * w.code_stride) * code_rows;
+  const auto at = [&](const ReadNext& from, int64_t rows) {
+    return ReadNext{from.codes + rows * w.code_stride, from.scales + rows * w.scale_stride,
+                    from.biases + rows * w.scale_stride};
+  };
+  const int64_t to = row + ahead;
+  return to < last || !next.codes ? at({w.codes, w.scales, w.biases}, to) : at(next, to - last);
+}
+
+// Calls add(b, g, ahead, codes_of_row) for the blocks of 16 matrix rows, rows behind `last` being the row before it.
 template <int bits, int64_t group_size, typename Add>
-MOEFLUX_INLINE void for_blocks(const Weights& w, int64_t row, int64_t last, Scales& scales, const Add& add) {
+MOEFLUX_INLINE void for_blocks(const Weights& w, int64_t row, int64_t last, const ReadNext& next, Scales& scales,
+                               const Add& add) {
   constexpr int64_t block_bytes = digit_block * bits / 8;  // of one row
   constexpr int64_t block_groups = digit_block / group_size;
   const int64_t groups = w.columns / group_size;
   const int64_t blocks = digit_blocks(w.columns);
   const int64_t scale_step = code_rows * w.scale_stride / blocks;
+  const ReadNext ahead = ahead_of(w, row, last, next);
   const uint8_t* rows[code_rows];
   for (int64_t r = 0; r < code_rows; ++r) rows[r] = w.codes + (row + r < last ? row + r : last - 1) * w.code_stride;
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t g = b * block_groups;
     if (g % scale_groups == 0)
       load_scales(w, row, last, g, groups - g < scale_groups ? groups - g : scale_groups, scales);
-    prefetch_line(w.scales, (row + code_rows) * w.scale_stride + b * scale_step);
-    prefetch_line(w.biases, (row + code_rows) * w.scale_stride + b * scale_step);
-    const int64_t next = (row + code_rows) * w.code_stride + b * code_rows * block_bytes;
+    prefetch_line(ahead.scales, b * scale_step);
+    prefetch_line(ahead.biases, b * scale_step);
     const int64_t left = w.columns - b * digit_block;
-    add(b, g, [&](int64_t r) __attribute__((always_inline)) {
-      for (int64_t i = r * bits / 4; i < (r + 1) * bits / 4; ++i) prefetch_line(w.codes, next + i * 64);
-      return codes_of<bits>(rows[r] + b * block_bytes, left);
-    });
+    add(b, g, ahead.codes + b * code_rows * block_bytes,
+        [&](int64_t r) __attribute__((always_inline)) { return codes_of<bits>(rows[r] + b * block_bytes, left); });
   }
 }
 
 template <int bits, int64_t group_size>
-static void multiply_one_row(const Weights& w, int64_t row, int64_t last, const uint8_t* x, float* out) {
+static void multiply_one_row(const Weights& w, int64_t row, int64_t last, const uint8_t* x, float* out,
+                             const ReadNext& next) {
   const DigitRow from = digit_row(x, w.columns, group_size);
   Floats total = {};
   Scales scales;
-  for_blocks<bits, group_size>(w, row, last, scales,
-                               [&](int64_t b, int64_t g, const auto& codes_of_row) __attribute__((always_inline)) {
-                                 BlockSums<group_size> sums;
-                                 sums_of_block<group_size>(from.digits + b * digit_block_bytes, codes_of_row, sums);
-                                 total = add_block<group_size>(total, sums, scales, from, g);
-                               });
+  for_blocks<bits, group_size>(
+      w, row, last, next, scales,
+      [&](int64_t b, int64_t g, const uint8_t* ahead, const auto& codes_of_row) __attribute__((always_inline)) {
+        BlockSums<group_size> sums;
+        sums_of_block<group_size, 4 * bits>(from.digits + b * digit_block_bytes, codes_of_row, ahead, sums);
+        total = add_block<group_size>(total, sums, scales, from, g);
+      });
   if (last - row >= code_rows)
     store(out + row, total);
   else
@@ -226,22 +247,24 @@ static void multiply_one_row(const Weights& w, int64_t row, int64_t last, const 
 // For several rows of x, the codes of a block are unpacked once.
 template <int bits, int64_t group_size>
 static void multiply_few(const Weights& w, int64_t row, int64_t last, const uint8_t* const* x, float* const* out,
-                         int64_t n) {
+                         int64_t n, const ReadNext& next) {
   Floats total[max_block];
   for (int64_t i = 0; i < n; ++i) total[i] = Floats{};
   Scales scales;
-  for_blocks<bits, group_size>(w, row, last, scales, [&](int64_t b, int64_t g, const auto& codes_of_row) {
-    BlockCodes codes[code_rows];
-    for (int64_t r = 0; r < code_rows; ++r) codes[r] = codes_of_row(r);
-    for (int64_t i = 0; i < n; ++i) {
-      const DigitRow from = digit_row(x[i], w.columns, group_size);
-      BlockSums<group_size> sums;
-      sums_of_block<group_size>(
-          from.digits + b * digit_block_bytes, [&](int64_t r) __attribute__((always_inline)) { return codes[r]; },
-          sums);
-      total[i] = add_block<group_size>(total[i], sums, scales, from, g);
-    }
-  });
+  for_blocks<bits, group_size>(
+      w, row, last, next, scales, [&](int64_t b, int64_t g, const uint8_t* ahead, const auto& codes_of_row) {
+        BlockCodes codes[code_rows];
+        for (int64_t r = 0; r < code_rows; ++r) codes[r] = codes_of_row(r);
+        for (int64_t line = 0; line < 4 * bits; ++line) prefetch_line(ahead, line * 64);
+        for (int64_t i = 0; i < n; ++i) {
+          const DigitRow from = digit_row(x[i], w.columns, group_size);
+          BlockSums<group_size> sums;
+          sums_of_block<group_size, 0>(
+              from.digits + b * digit_block_bytes, [&](int64_t r) __attribute__((always_inline)) { return codes[r]; },
+              nullptr, sums);
+          total[i] = add_block<group_size>(total[i], sums, scales, from, g);
+        }
+      });
   for (int64_t i = 0; i < n; ++i) {
     if (last - row >= code_rows)
       store(out[i] + row, total[i]);
@@ -252,38 +275,38 @@ static void multiply_few(const Weights& w, int64_t row, int64_t last, const uint
 
 template <int bits, int64_t group_size>
 static void multiply_groups(const Weights& w, int64_t first, int64_t last, const uint8_t* const* x, float* const* out,
-                            int64_t n) {
+                            int64_t n, const ReadNext& next) {
   for (; first < last; first += code_rows) {
     if (n == 1)
-      multiply_one_row<bits, group_size>(w, first, last, *x, *out);
+      multiply_one_row<bits, group_size>(w, first, last, *x, *out, next);
     else
-      multiply_few<bits, group_size>(w, first, last, x, out, n);
+      multiply_few<bits, group_size>(w, first, last, x, out, n, next);
   }
 }
 
 template <int bits>
 static void multiply_codes(const Weights& w, int64_t first, int64_t last, const uint8_t* const* x, float* const* out,
-                           int64_t n) {
-  if (w.group_size == 32) return multiply_groups<bits, 32>(w, first, last, x, out, n);
-  if (w.group_size == 64) return multiply_groups<bits, 64>(w, first, last, x, out, n);
-  return multiply_groups<bits, 128>(w, first, last, x, out, n);
+                           int64_t n, const ReadNext& next) {
+  if (w.group_size == 32) return multiply_groups<bits, 32>(w, first, last, x, out, n, next);
+  if (w.group_size == 64) return multiply_groups<bits, 64>(w, first, last, x, out, n, next);
+  return multiply_groups<bits, 128>(w, first, last, x, out, n, next);
 }
 
 static void multiply_digits(const Weights& weights, int64_t first, int64_t last, const uint8_t* const* x,
-                            float* const* out, int64_t n) {
+                            float* const* out, int64_t n, const ReadNext& next) {
   switch (weights.bits) {
     case 2:
-      return multiply_codes<2>(weights, first, last, x, out, n);
+      return multiply_codes<2>(weights, first, last, x, out, n, next);
     case 3:
-      return multiply_codes<3>(weights, first, last, x, out, n);
+      return multiply_codes<3>(weights, first, last, x, out, n, next);
     case 4:
-      return multiply_codes<4>(weights, first, last, x, out, n);
+      return multiply_codes<4>(weights, first, last, x, out, n, next);
     case 5:
-      return multiply_codes<5>(weights, first, last, x, out, n);
+      return multiply_codes<5>(weights, first, last, x, out, n, next);
     case 6:
-      return multiply_codes<6>(weights, first, last, x, out, n);
+      return multiply_codes<6>(weights, first, last, x, out, n, next);
     default:
-      return multiply_codes<8>(weights, first, last, x, out, n);
+      return multiply_codes<8>(weights, first, last, x, out, n, next);
   }
 }
 

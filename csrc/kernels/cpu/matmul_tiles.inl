@@ -109,8 +109,16 @@ MOEFLUX_INLINE void widen_some(DType type, const uint8_t* from, int64_t count, f
   store(to, type == DType::bf16 ? from_bf16(halves) : from_f16(halves));
 }
 
+// Where codes are unpacked next: 16 rows of the matrix, from a column on.
+struct SpanPlace {
+  int64_t row;
+  int64_t column;
+};
+
+// Asks for what is unpacked next meanwhile.
 template <int bits, int64_t group_size>
-static void unpack_span(const Weights& w, int64_t row, int64_t last, int64_t column, int64_t blocks, CodeSpan& to) {
+static void unpack_span(const Weights& w, int64_t row, int64_t last, int64_t column, int64_t blocks, SpanPlace next,
+                        CodeSpan& to) {
   const int64_t scale_bytes = w.scale_type == DType::f32 ? 4 : 2;
   const int64_t first = column / group_size;
   const int64_t groups = smaller(w.columns / group_size - first, blocks * digit_block / group_size);
@@ -128,6 +136,12 @@ static void unpack_span(const Weights& w, int64_t row, int64_t last, int64_t col
       store(to.codes[2 * b][r], first_tile);
       store(to.codes[2 * b + 1][r], second_tile);
     }
+    const int64_t next_codes = (next.row + r) * w.code_stride + next.column * bits / 8;
+    MOEFLUX_UNROLL
+    for (int64_t line = 0; line < span_columns * bits / 8; line += 64) prefetch_line(w.codes, next_codes + line);
+    const int64_t next_scales = (next.row + r) * w.scale_stride + next.column / group_size * scale_bytes;
+    prefetch_line(w.scales, next_scales);
+    prefetch_line(w.biases, next_scales);
     const int64_t at = from_row * w.scale_stride + first * scale_bytes;
     widen_some(w.scale_type, w.scales + at, groups, to.scales[r]);
     widen_some(w.scale_type, w.biases + at, groups, to.biases[r]);
@@ -218,7 +232,9 @@ static void multiply_pass(const Weights& w, int64_t first, int64_t last, const u
       pack_digits<group_size>(x + t * tile_rows, smaller(n - t * tile_rows, tile_rows), w.columns, column, blocks,
                               room.x[t]);
     for (int64_t p = 0; p < panels; ++p) {
-      unpack_span<bits, group_size>(w, first + p * tile_rows, last, column, blocks, room.codes);
+      const SpanPlace next =
+          p + 1 < panels ? SpanPlace{first + (p + 1) * tile_rows, column} : SpanPlace{first, column + span_columns};
+      unpack_span<bits, group_size>(w, first + p * tile_rows, last, column, blocks, next, room.codes);
       for (int64_t t = 0; t < tiles; ++t)
         add_span<group_size>(room.codes, room.x[t], columns / group_size, room.totals[p][t]);
     }
@@ -269,8 +285,8 @@ static void multiply_tiles_of(const Weights& w, int64_t first, int64_t last, con
 }
 
 static void multiply_digits_or_tiles(const Weights& weights, int64_t first, int64_t last, const uint8_t* const* x,
-                                     float* const* out, int64_t n) {
-  if (n < least_tile_rows) return multiply_digits(weights, first, last, x, out, n);
+                                     float* const* out, int64_t n, const ReadNext& next) {
+  if (n < least_tile_rows) return multiply_digits(weights, first, last, x, out, n, next);
   switch (weights.bits) {
     case 2:
       return multiply_tiles_of<2>(weights, first, last, x, out, n);
