@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 
+import pytest
+
+from metal_support import needs_device
 from moeflux.machine import this_machine
 
 
@@ -17,6 +22,26 @@ def pytest_report_header() -> str:
 def pytest_configure() -> None:
     """What doctor once found on this machine changes no test."""
     os.environ["MOEFLUX_CACHE"] = tempfile.mkdtemp(prefix="moeflux-tests-")
+
+
+unsanitized = pytest.mark.skipif(
+    "san.so" in os.environ.get("LD_PRELOAD", ""), reason="sanitizers do not follow the fibers of the emulated GPU"
+)
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("metal", marks=[needs_device, unsanitized])])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """For tests that hold on both: what "auto" is meanwhile. Of Metal's objects none is left behind."""
+    if request.param == "cpu":
+        yield "cpu"
+        return
+    from emulator import gpu
+
+    gpu.install(preferred=True)
+    yield "metal"
+    gpu.install()
+    gc.collect()
+    assert gpu.live_objects() == 0
 
 
 # A shell starts what runs in its background with Ctrl-C ignored, and every program started from there inherits that.

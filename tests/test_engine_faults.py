@@ -40,6 +40,7 @@ def test_every_op(folder: Folder, name: str, ring_depth: int, deferred: bool) ->
             break
 
 
+@pytest.mark.usefixtures("backend")
 def test_a_restore_heals(folder: Folder) -> None:
     model = load_faulty(folder("qwen3_5_moe"))
     healthy = model.session()
@@ -57,6 +58,7 @@ def test_a_restore_heals(folder: Folder) -> None:
     assert np.array_equal(steps(session, NEXT), expected)
 
 
+@pytest.mark.usefixtures("backend")
 def test_checkpoints_do_not_hide_a_failure(folder: Folder) -> None:
     session = load_faulty(folder("qwen3_5_moe"), fail_at_op=150).session()
     with pytest.raises(DeviceError):
@@ -100,6 +102,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("slots", (5, None))
 @pytest.mark.parametrize("name", ("qwen3_moe", "qwen3_5_moe"))
 @pytest.mark.parametrize("change", CHANGES)
@@ -152,6 +155,7 @@ def plant_nan(store: Path, tensor: str, element: int) -> None:
         file.write(nan)
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize(
     ("name", "tensor"),
     [
@@ -180,6 +184,7 @@ def test_nan_weights(mine: Callable[[str], Path], name: str, tensor: str) -> Non
     assert session.position == 0
 
 
+@pytest.mark.usefixtures("backend")
 def test_nan_harms_one_session(mine: Callable[[str], Path], folder: Folder) -> None:
     """In the embedding of a token: who never says it never notices."""
     expected = evaluate(moeflux.load(folder("qwen3_5_moe"), threads=2).session())

@@ -121,6 +121,7 @@ def held(folder: Folder) -> Iterator[tuple[moeflux.Session, Callable[[], np.ndar
         fault.release()
 
 
+@pytest.mark.usefixtures("backend")
 def test_a_second_caller_is_refused(folder: Folder, held: tuple[moeflux.Session, Callable[[], np.ndarray]]) -> None:
     session, release = held
     assert session.position == 0
@@ -146,6 +147,7 @@ def test_a_second_caller_is_refused(folder: Folder, held: tuple[moeflux.Session,
     assert session.position == len(PROMPTS[0]) + len(NEXT)
 
 
+@pytest.mark.usefixtures("backend")
 def test_another_session_waits_its_turn(folder: Folder, held: tuple[moeflux.Session, Callable[[], np.ndarray]]) -> None:
     session, release = held
     other = session.model.session()
@@ -154,6 +156,7 @@ def test_another_session_waits_its_turn(folder: Folder, held: tuple[moeflux.Sess
         assert np.array_equal(release(), result.result(timeout=60))
 
 
+@pytest.mark.usefixtures("backend")
 def test_dropped_in_any_order(folder: Folder) -> None:
     """The model before its sessions, sessions while others run, the last reference from another thread."""
     model = moeflux.load(folder("qwen3_5_moe"), threads=2, expert_slots=6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +19,16 @@ NAMES = ("qwen3_5_moe", "qwen3_moe", "deepseek_v3")
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, moeflux.Model]:
+def models(tmp_path_factory: pytest.TempPathFactory, backend: str) -> Iterator[dict[str, moeflux.Model]]:
     root = tmp_path_factory.mktemp("state")
     made = {}
     for name in NAMES:
         checkpoints.write(name, root / f"hf-{name}")
         convert(root / f"hf-{name}", root / name)
         made[name] = moeflux.load(root / name, threads=2)
-    return made
+        assert repr(made[name]).count(backend)
+    yield made
+    made.clear()
 
 
 def steps(session: moeflux.Session, ids: list[int]) -> np.ndarray:

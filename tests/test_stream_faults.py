@@ -107,6 +107,7 @@ def test_reads_of_a_stock_folder(folder: Folder, tmp_path: Path, kind: str) -> N
     assert failed > 0 if kind in ("error", "end_of_file") else failed == 0
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("kind", ("error", "end_of_file", "wrong_bytes"))
 def test_a_disk_that_stays_broken(folder: Folder, kind: str) -> None:
     """From the 30th read on nothing comes: every call is an error, and every call returns."""

@@ -63,8 +63,10 @@ void _Block_release(const void* given) {
 }
 
 // Of what blocks capture: objects and blocks.
-void _Block_object_assign(void* place, const void* object, int) {
-  *static_cast<Id*>(place) = objc_retain(static_cast<Id>(const_cast<void*>(object)));
+void _Block_object_assign(void* place, const void* object, int kind) {
+  constexpr int block = 7;  // else an object: 3
+  const auto retained = static_cast<Id>(const_cast<void*>(object));
+  *static_cast<Id*>(place) = (kind & block) == block ? static_cast<Id>(_Block_copy(object)) : objc_retain(retained);
 }
 void _Block_object_dispose(const void* object, int) { objc_release(static_cast<Id>(const_cast<void*>(object))); }
 
@@ -74,3 +76,5 @@ bool objc::is_block(Id object) {
   const void* isa = object->isa;
   return isa == _NSConcreteStackBlock || isa == _NSConcreteGlobalBlock || isa == _NSConcreteMallocBlock;
 }
+
+bool objc::is_on_stack(Id block) { return block->isa == reinterpret_cast<ObjcClass*>(_NSConcreteStackBlock); }

@@ -209,7 +209,8 @@ void object_dispose(Id object) {
 
 Id objc_retain(Id object) {
   if (!object || is_tagged(object)) return object;
-  if (objc::is_block(object)) return static_cast<Id>(_Block_copy(object));
+  // One on the stack is moved by objc_retainBlock alone.
+  if (objc::is_block(object)) return objc::is_on_stack(object) ? object : static_cast<Id>(_Block_copy(object));
   if (is_for_ever(object)) return object;
   if (count_of(object)++ <= 0) objc::fail("a %s was used after it was gone", object->isa->name);
   return object;

@@ -103,6 +103,7 @@ long objc_rt_live(const char* prefix);
 namespace objc {
 
 bool is_block(Id object);
+bool is_on_stack(Id block);
 [[noreturn, gnu::format(printf, 1, 2)]] void fail(const char* format, ...);
 
 }  // namespace objc
