@@ -61,11 +61,15 @@ int64_t CpuCommands::unit_outputs(int64_t outputs, int64_t depth, int64_t n) con
   return std::clamp<int64_t>(round_up(std::max(even, least), output_step), output_step, 4096);
 }
 
+namespace {
+
 // Of a matrix that is read from row `first` on.
 cpu::ReadNext read_next(const Matrix& matrix, int64_t first) {
   const cpu::Weights w = weights_of(matrix);
   return {w.codes + first * w.code_stride, w.scales + first * w.scale_stride, w.biases + first * w.scale_stride};
 }
+
+}  // namespace
 
 // ---- Rows of x -----------------------------------------------------------------------------------------------------
 
