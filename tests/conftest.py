@@ -24,12 +24,7 @@ def pytest_configure() -> None:
     os.environ["MOEFLUX_CACHE"] = tempfile.mkdtemp(prefix="moeflux-tests-")
 
 
-unsanitized = pytest.mark.skipif(
-    "san.so" in os.environ.get("LD_PRELOAD", ""), reason="sanitizers do not follow the fibers of the emulated GPU"
-)
-
-
-@pytest.fixture(scope="module", params=["cpu", pytest.param("metal", marks=[needs_device, unsanitized])])
+@pytest.fixture(scope="module", params=["cpu", pytest.param("metal", marks=needs_device)])
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """For tests that hold on both: what "auto" is meanwhile. Of Metal's objects none is left behind."""
     if request.param == "cpu":
