@@ -14,7 +14,7 @@ export PYTHON
 # Importing an editable install rebuilds with the cmake and ninja of the environment: a fresh machine has no others.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan fuzz peers bench-peers bench-streaming bench-resident bench-ops track track-trips train-test macos cuda wheel clean
+.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan fuzz peers bench-peers bench-streaming bench-resident bench-ops track track-trips train-test metal-engine macos cuda wheel clean
 
 help:
 	@echo "make demo      set up, then the built-in model writes, also in memory for a quarter of its experts"
@@ -35,6 +35,7 @@ help:
 	@echo "make track     instructions, system calls, allocations and the like against bench/expected.json  ARGS=--update"
 	@echo "make track-trips  would track notice a kernel that is a tenth slower?"
 	@echo "make train-test  tools/train from text to a store at toy size, and against transformers (large downloads)"
+	@echo "make metal-engine  all tests of the engine and of streaming on the emulated GPU  ARGS=tests/test_engine.py"
 	@echo "make macos     what runs on Macs, compiled for them; the stand-in for Apple's headers against Apple's data"
 	@echo "make cuda      the Metal kernels for an NVIDIA GPU and what to run there, into build/cuda (needs CUDA's toolkit)"
 	@echo "make wheel     sdist and wheel into dist/, then an install of the wheel that must work"
@@ -146,6 +147,10 @@ $(TRAIN)/ready: pyproject.toml tests/golden/requirements-peers.txt
 
 train-test: $(TRAIN)/ready
 	$(TRAIN)/bin/python -m pytest -q $(or $(ARGS),tools/train/tests)
+
+# Those tests of the engine that choose no backend themselves, on the emulated GPU.
+metal-engine: $(READY)
+	$(BIN)/python -m pytest -q --on-metal $(or $(ARGS),$(wildcard tests/test_engine*.py tests/test_stream*.py))
 
 macos: $(READY)
 	$(BIN)/python tools/macos.py compile

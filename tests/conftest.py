@@ -19,13 +19,30 @@ def pytest_report_header() -> str:
     return f"moeflux {machine.version}, numpy {machine.numpy}, {machine.cpus} x {machine.cpu}"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--on-metal", action="store_true", help="what chooses a backend itself runs on the emulated GPU")
+
+
 def pytest_configure() -> None:
     """What doctor once found on this machine changes no test."""
     os.environ["MOEFLUX_CACHE"] = tempfile.mkdtemp(prefix="moeflux-tests-")
 
 
+@pytest.fixture(scope="session")
+def on_metal(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--on-metal"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def preferred_backend(on_metal: bool) -> None:
+    if on_metal:
+        from emulator import gpu
+
+        gpu.install(preferred=True)
+
+
 @pytest.fixture(scope="module", params=["cpu", pytest.param("metal", marks=needs_device)])
-def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+def backend(request: pytest.FixtureRequest, on_metal: bool) -> Iterator[str]:
     """For tests that hold on both: what "auto" is meanwhile. Of Metal's objects none is left behind."""
     if request.param == "cpu":
         yield "cpu"
@@ -34,7 +51,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
     gpu.install(preferred=True)
     yield "metal"
-    gpu.install()
+    gpu.install(preferred=on_metal)
     gc.collect()
     assert gpu.live_objects() == 0
 

@@ -106,7 +106,7 @@ def test_an_answer_that_is_stopped_stays_as_far_as_it_came(model: moeflux.Model)
 
 def test_a_failure_leaves_what_was_said(model: moeflux.Model) -> None:
     plan = _core.FaultPlan("error", 100)
-    faulty = load_faulty(builtin.path(), fault=plan, expert_slots=64)
+    faulty = load_faulty(builtin.path(), fault=plan, expert_slots=64, look_ahead="off")
     talk = faulty.chat()
     with pytest.raises(IoError):
         greedy(talk, "What is 3 plus 4?")

@@ -25,6 +25,7 @@ from metal_support import needs_device
 from mlx_folder import write_mlx_folder
 from moeflux import BudgetError, DeviceError, FormatError, IoError, StateError, _core, oracle
 from moeflux.plan import plan
+from moeflux.sampling import Sampler, Sampling
 from moeflux.store import open_store
 from moeflux.synth import synth
 from tiny_stores import hybrid, latent
@@ -110,6 +111,24 @@ def test_long_contexts_meet_the_oracle(store: Stores, name: str) -> None:
     session = load(store(name)).session(max_context=600)
     session.restore(cpu.snapshot())
     assert cosine(session.step(3).numpy(), expected) >= COSINE
+
+
+def sampled(folder: Path, seed: int, **options: Any) -> list[int]:
+    """What a model writes behind FIRST, with a warm temperature."""
+    session = load_faulty(folder, **options).session(max_context=64)
+    sampler = Sampler(Sampling(temperature=1.0, top_k=50, seed=seed), VOCAB, FIRST)
+    logits, found = session.prefill(FIRST), []
+    for _ in range(24):
+        found.append(sampler.pick(logits))
+        logits = session.step(found[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_seed_gives_the_same_text_as_on_the_cpu(store: Stores, name: str) -> None:
+    texts = [sampled(store(name), seed, backend="metal") for seed in (1, 2)]
+    assert texts == [sampled(store(name), seed, backend="cpu") for seed in (1, 2)]
+    assert texts[0] != texts[1]
 
 
 def test_top_k_and_argmax(store: Stores) -> None:

@@ -1,5 +1,7 @@
 #include "engine/expert_side.h"
 
+#include <stdexcept>
+
 #include "engine/feed_forward.h"
 #include "io/read_pool.h"
 
@@ -36,7 +38,7 @@ void ExpertSide::read_all(int64_t readers) {
       ReadBatch batch;
       store_.add_reads(layer, expert, {place.bytes(), static_cast<size_t>(store_.slot().bytes)}, batch);
       pool.submit(batch, ReadPriority::demand);
-      batch.wait();
+      if (!batch.wait()) throw std::logic_error("nobody dropped a read");
     }
   }
 }
