@@ -163,7 +163,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], type[Error], str]] = [
     ({"context": 0}, StateError, "context: expected a whole number"),
     ({"sessions": 0}, StateError, "sessions: expected a whole number"),
     ({"kv_dtype": "f16"}, StateError, 'kv_dtype: expected "f32" or "bf16", found'),
-    ({"isa": "sse9"}, FormatError, "sse9"),
+    ({"backend": "cpu", "isa": "sse9"}, FormatError, "sse9"),
     ({"backend": "cuda"}, FormatError, "backend: expected auto, cpu or metal, found"),
     ({"experts_per_token": 0}, Error, "experts_per_token"),
 ]

@@ -260,7 +260,6 @@ void ExpertSide::record_held(Commands& commands, int64_t layer, Scratch& s, Step
     ring_.pop();
     read_missing(layer, stats);
   }
-  read_ahead(layer, stats);
   record_jobs(commands, s, 1);
   if (arriving_.groups.empty()) return;
   held_ = commands.hold();

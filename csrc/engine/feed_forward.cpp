@@ -50,11 +50,12 @@ void record_route(Commands& commands, const Model& model, int64_t layer, Scratch
   size_t count = 0;
   products[count++] = {s.normed, v.hidden_size, w.router, s.router, v.num_experts};
   if (w.shared_gate.rows) products[count++] = {s.normed, v.hidden_size, w.shared_gate, s.shared_gate, 1};
-  std::array<Product, 1> guess;
-  if (next) guess = {Product{s.guess_normed, v.hidden_size, next->experts.router, s.guess_router, v.num_experts}};
-  if (next && guess_rows == n) products[count++] = guess[0];
-  commands.matmul({products.data(), count}, n);
-  if (next && guess_rows < n) commands.matmul(guess, guess_rows);
+  const size_t own = count;
+  if (next) products[count++] = {s.guess_normed, v.hidden_size, next->experts.router, s.guess_router, v.num_experts};
+  // All at once where they have as many rows.
+  const size_t together = guess_rows == n ? count : own;
+  commands.matmul({products.data(), together}, n);
+  if (together < count) commands.matmul({&products[own], 1}, guess_rows);
   record_choice(commands, v, w.bias, s.router, s.ids, s.weights, n);
   if (next) record_choice(commands, v, next->experts.bias, s.guess_router, s.guess_ids, s.guess_weights, guess_rows);
 }
