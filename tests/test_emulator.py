@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import functools
 import re
+import signal
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from emulator import compilers, lint
+from emulator import compilers, gpu, lint
 from emulator.build import library
 from emulator.compilers import CompileError, Compiler
 from emulator.device import ORDERS, Fault, Library
@@ -248,6 +250,28 @@ def test_wrong_samples_are_refused(compiler: Compiler, name: str) -> None:
 @pytest.mark.parametrize("name", ["bugs", "fine", "features"])
 def test_samples_are_refused_for_nothing_else(compiler: Compiler, name: str) -> None:
     assert lint.faults(SAMPLES / f"{name}.metal", compiler) == []
+
+
+# ---- Objects --------------------------------------------------------------------------------------------------------
+
+OBJECTS = {
+    # how: (what it prints, what ends it)
+    "balanced": ("0", ""),
+    "captured": ("0", ""),
+    "leaked": ("1", ""),
+    "released too often": ("", "a Sample was released too often"),
+    "retained when gone": ("", "a Sample was used after it was gone"),
+    "told when gone": ("", "a Sample was told to work after it was gone"),
+    "block released too often": ("", "a block was released too often"),
+}
+
+
+@pytest.mark.parametrize("how", OBJECTS)
+def test_objects_let_go_of_wrongly_are_found(compiler: Compiler, how: str) -> None:
+    done = subprocess.run([gpu.objects_program(compiler), how], capture_output=True, text=True, check=False)
+    printed, said = OBJECTS[how]
+    assert done.stdout.strip() == printed and said in done.stderr
+    assert done.returncode == (-signal.SIGABRT if said else 0)
 
 
 # ---- No compiler ----------------------------------------------------------------------------------------------------

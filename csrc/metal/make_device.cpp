@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "core/error.h"
-#include "metal/shaders.h"
+#include "metal/pipelines.h"
 
 namespace moeflux::metal {
 namespace {
@@ -28,7 +28,7 @@ std::string failure() {
     try {
       if (!preferred) return *tried;
       const std::unique_ptr<Device> device = make();
-      for (const std::string& file : shader_files()) device->compile(file, shader_text(file));
+      Pipelines(*device).make_all();
     } catch (const Error& error) {
       tried = error.what();
     }

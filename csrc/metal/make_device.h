@@ -14,8 +14,8 @@ using MakeDevice = std::unique_ptr<Device> (*)();
 std::unique_ptr<Device> make_device();
 // Whether "auto" means it, if it works.
 bool is_preferred();
-// Why it does not work, in the words of whoever refused; nothing when it does or is not preferred. Every kernel file is
-// compiled to find out, once: a model should not find out in the middle of a text.
+// Why it does not work, in the words of whoever refused; nothing when it does or is not preferred. Every kernel is made
+// ready to find out, once: a model should not find out in the middle of a text.
 std::string failure();
 
 // Multiplications of one command buffer: enough for a fraction of a second on the slowest GPU there is, so that nobody

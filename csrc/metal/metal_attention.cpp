@@ -88,7 +88,7 @@ void MetalCommands::attend(const AttentionTask& task, int64_t first, int64_t n) 
   if (spans == 1 || side_by_side == 0 || (!in_one_round && n > MetalBackend::most_carried) ||
       int64_t{tiles} * kv_heads >= enough_simdgroups) {
     dispatch({"attention", "attention_" + kind}, params, {q, q_pe, task.k.view, task.v.view, k_pe, out},
-             {tiles, kv_heads}, lanes);
+             {tiles, kv_heads});
     return;
   }
   if (!in_one_round) backend_.reserve_carried(n * heads * query_bytes);
@@ -100,7 +100,7 @@ void MetalCommands::attend(const AttentionTask& task, int64_t first, int64_t n) 
     params.is_last = begin + count == spans;
     if (first + begin > 0) barrier();  // rows or spans before these have used the same room
     dispatch({"attention", "attention_spans_" + kind}, params, {q, q_pe, task.k.view, task.v.view, k_pe, parts},
-             {tiles, kv_heads, static_cast<uint32_t>(count)}, lanes);
+             {tiles, kv_heads, static_cast<uint32_t>(count)});
     barrier();
     const View before = begin > 0 ? View{backend_.carried_[round % 2].get(), 0} : or_nothing({});
     const View after = params.is_last ? out : View{backend_.carried_[(round + 1) % 2].get(), 0};
@@ -147,7 +147,7 @@ void MetalCommands::gated_delta(const DeltaArgs& args, int64_t n) {
                                 .v_head_stride = static_cast<uint32_t>(args.v.head_stride)};
     dispatch({"delta", "gated_delta"}, params,
              {args.q.view, args.k.view, args.v.view, args.decay, args.beta, args.state, args.out},
-             {divide_up(args.v.dim, delta_values), static_cast<uint32_t>(args.v.heads)}, lanes * delta_values);
+             {divide_up(args.v.dim, delta_values), static_cast<uint32_t>(args.v.heads)});
   });
 }
 

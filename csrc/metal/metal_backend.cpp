@@ -9,7 +9,6 @@
 #include "core/mapping.h"
 #include "core/text.h"
 #include "metal/metal_commands.h"
-#include "metal/shaders.h"
 #include "params.h"
 
 namespace moeflux::metal {
@@ -72,6 +71,7 @@ int64_t MetalBackend::prepared_bytes(const WorkSizes& sizes) {
 
 MetalBackend::MetalBackend(std::unique_ptr<Device> device, double most_work, int64_t fail_at_op)
     : device_(std::move(device)),
+      pipelines_(*device_),
       most_work_(most_work),
       fail_at_op_(fail_at_op),
       marks_(device_->make_event()),
@@ -128,28 +128,13 @@ int64_t MetalBackend::prepare(const WorkSizes& sizes) {
     chosen_pairs_ = allocate(room.chosen * 4, "chosen experts");
   }
   // Whoever opens a model waits for the compiler, and no step does.
-  for (const std::string& file : shader_files()) compile(file);
+  pipelines_.make_all();
   return held() - before;
 }
 
 void MetalBackend::reserve_carried(int64_t bytes) {
   for (std::unique_ptr<Buffer>& carried : carried_)
     if (bytes > (carried ? carried->bytes() : 0)) carried = allocate(bytes, "attention");
-}
-
-// ---- Kernels --------------------------------------------------------------------------------------------------------
-
-void MetalBackend::compile(const std::string& file) {
-  if (compiled_.count(file)) return;
-  device_->compile(file, shader_text(file));
-  compiled_.insert(file);
-}
-
-const Pipeline& MetalBackend::pipeline(const std::string& file, const std::string& kernel) {
-  const auto found = pipelines_.find(kernel);
-  if (found != pipelines_.end()) return *found->second;
-  compile(file);
-  return *pipelines_.emplace(kernel, device_->pipeline(file, kernel)).first->second;
 }
 
 // ---- Batches --------------------------------------------------------------------------------------------------------

@@ -7,13 +7,12 @@
 #include <atomic>
 #include <memory>
 #include <string>
-#include <unordered_map>
-#include <unordered_set>
 
 #include "backend/backend.h"
 #include "metal/device.h"
 #include "metal/flight.h"
 #include "metal/list_ring.h"
+#include "metal/pipelines.h"
 
 namespace moeflux::metal {
 
@@ -57,14 +56,10 @@ class MetalBackend final : public Backend {
 
   // So many bytes more, until what is returned goes.
   std::shared_ptr<const void> take(int64_t bytes, const std::string& what);
-  // Made when it is first asked for, its file compiled before.
-  const Pipeline& pipeline(const std::string& file, const std::string& kernel);
-  void compile(const std::string& file);
   void reserve_carried(int64_t bytes);
 
   std::unique_ptr<Device> device_;
-  std::unordered_set<std::string> compiled_;  // files
-  std::unordered_map<std::string, std::unique_ptr<Pipeline>> pipelines_;
+  Pipelines pipelines_;
   double most_work_;
   int64_t fail_at_op_;
   int64_t ops_ = 0;

@@ -73,24 +73,19 @@ int64_t MetalCommands::hold() {
 }
 
 void MetalCommands::dispatch(const Kernel& kernel, std::span<const std::byte> params, std::span<const View> buffers,
-                             Extent threadgroups, uint32_t threads) {
+                             Extent threadgroups) {
   if (threadgroups.x == 0 || threadgroups.y == 0 || threadgroups.z == 0) return;
-  const Pipeline& pipeline = backend_.pipeline(kernel.file, kernel.name);
-  if (pipeline.most_threads < threads)
-    throw DeviceError(concat("kernel ", kernel.name, ": expected room for ", threads, " threads in a threadgroup, ",
-                             backend_.device_->name(), " has it for ", pipeline.most_threads));
-  buffer().dispatch(pipeline, params, buffers, threadgroups, {threads});
+  const Pipelines::Ready& ready = backend_.pipelines_.get(kernel.file, kernel.name);
+  buffer().dispatch(*ready.pipeline, params, buffers, threadgroups, {ready.threads});
 }
 
 void MetalCommands::flat(const Kernel& kernel, std::span<const std::byte> params, std::span<const View> buffers,
                          int64_t x, int64_t y, int64_t z) {
-  const uint32_t most = backend_.pipeline(kernel.file, kernel.name).most_threads / lanes * lanes;
-  const auto whole = static_cast<uint32_t>((x + lanes - 1) / lanes * lanes);
-  const uint32_t threads = std::min({flat_threads, whole, std::max(most, lanes)});
-  dispatch(kernel, params, buffers,
-           {static_cast<uint32_t>((x + threads - 1) / std::max(threads, 1u)), static_cast<uint32_t>(y),
-            static_cast<uint32_t>(z)},
-           threads);
+  if (x == 0 || y == 0 || z == 0) return;
+  const Pipeline& pipeline = *backend_.pipelines_.get(kernel.file, kernel.name).pipeline;
+  const uint32_t threads = std::min({flat_threads, divide_up(x, lanes) * lanes, pipeline.most_threads / lanes * lanes});
+  buffer().dispatch(pipeline, params, buffers,
+                    {divide_up(x, threads), static_cast<uint32_t>(y), static_cast<uint32_t>(z)}, {threads});
 }
 
 // ---- Vectors --------------------------------------------------------------------------------------------------------
@@ -100,23 +95,23 @@ void MetalCommands::rms_norm(View x, View weight, View out, int64_t n, int64_t w
     const NormParams params = {static_cast<uint32_t>(width), eps};
     const Extent groups = {static_cast<uint32_t>(n)};
     if (same(x, out))
-      dispatch({"elementwise", "rms_norm_in_place"}, params, {x, weight}, groups, row_threads);
+      dispatch({"elementwise", "rms_norm_in_place"}, params, {x, weight}, groups);
     else
-      dispatch({"elementwise", "rms_norm"}, params, {x, weight, out}, groups, row_threads);
+      dispatch({"elementwise", "rms_norm"}, params, {x, weight, out}, groups);
   });
 }
 
 void MetalCommands::rms_norm_heads(const Heads& x, View weight, int64_t n, float eps, float scale) {
   op("rms_norm_heads", [&] {
     dispatch({"elementwise", "rms_norm_heads"}, head_norm(x, x, bool(weight), eps, scale), {x.view, or_nothing(weight)},
-             {static_cast<uint32_t>(x.heads), static_cast<uint32_t>(n)}, lanes);
+             {static_cast<uint32_t>(x.heads), static_cast<uint32_t>(n)});
   });
 }
 
 void MetalCommands::gated_rms_norm(const Heads& x, const Heads& z, View weight, int64_t n, float eps) {
   op("gated_rms_norm", [&] {
     dispatch({"elementwise", "gated_rms_norm"}, head_norm(x, z, true, eps, 1), {x.view, weight, z.view},
-             {static_cast<uint32_t>(x.heads), static_cast<uint32_t>(n)}, lanes);
+             {static_cast<uint32_t>(x.heads), static_cast<uint32_t>(n)});
   });
 }
 
@@ -197,14 +192,14 @@ RouteParams MetalCommands::route_params(const RouteArgs& args) const {
 void MetalCommands::route_softmax(const RouteArgs& args, int64_t n) {
   op("route_softmax", [&] {
     dispatch({"route", "route_softmax"}, route_params(args), {args.logits, args.ids, args.weights},
-             {static_cast<uint32_t>(n)}, lanes);
+             {static_cast<uint32_t>(n)});
   });
 }
 
 void MetalCommands::route_grouped(const RouteArgs& args, int64_t n) {
   op("route_grouped", [&] {
     dispatch({"route", "route_grouped"}, route_params(args), {args.logits, args.bias, args.ids, args.weights},
-             {static_cast<uint32_t>(n)}, lanes);
+             {static_cast<uint32_t>(n)});
   });
 }
 
@@ -228,7 +223,7 @@ void MetalCommands::top_k(View logits, int64_t count, int64_t k, View ids, View 
       }
       if (has_ids) barrier();
       dispatch({"route", "top_k"}, TopKParams{static_cast<uint32_t>(count), static_cast<uint32_t>(k), has_ids},
-               {from, from_ids, to, to_ids}, {static_cast<uint32_t>(blocks)}, row_threads);
+               {from, from_ids, to, to_ids}, {static_cast<uint32_t>(blocks)});
       if (blocks == 1) return;
       from = to;
       from_ids = to_ids;

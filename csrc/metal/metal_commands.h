@@ -89,12 +89,11 @@ class MetalCommands final : public Commands {
   void barrier();
   CommandBuffer& buffer();
   template <typename Params>
-  void dispatch(const Kernel& kernel, const Params& params, std::initializer_list<View> buffers, Extent threadgroups,
-                uint32_t threads) {
-    dispatch(kernel, std::as_bytes(std::span(&params, 1)), {buffers.begin(), buffers.size()}, threadgroups, threads);
+  void dispatch(const Kernel& kernel, const Params& params, std::initializer_list<View> buffers, Extent threadgroups) {
+    dispatch(kernel, std::as_bytes(std::span(&params, 1)), {buffers.begin(), buffers.size()}, threadgroups);
   }
   void dispatch(const Kernel& kernel, std::span<const std::byte> params, std::span<const View> buffers,
-                Extent threadgroups, uint32_t threads);
+                Extent threadgroups);
   // A thread for each of `extent`, along the first axis in whole threadgroups.
   template <typename Params>
   void flat(const Kernel& kernel, const Params& params, std::initializer_list<View> buffers, int64_t x, int64_t y = 1,

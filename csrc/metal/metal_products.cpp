@@ -9,7 +9,6 @@ namespace moeflux::metal {
 namespace {
 
 constexpr uint32_t outputs_of_group = outputs_of_simdgroup * product_simdgroups;
-constexpr uint32_t product_threads = lanes * product_simdgroups;
 
 uint32_t number_of(const QuantFormat& format) {
   const DType type = format.is_affine() ? format.scale_type : format.element;
@@ -109,7 +108,7 @@ void MetalCommands::multiply(std::span<const Product> batch, int64_t n) {
   } else {
     const int64_t rows = n == 1 ? 1 : product_rows;
     dispatch({"matmul", concat(n == 1 ? "matvec_" : "matmul_", m.format.bits)}, params, buffers,
-             {divide_up(m.rows, outputs_of_group), divide_up(n, rows), static_cast<uint32_t>(count)}, product_threads);
+             {divide_up(m.rows, outputs_of_group), divide_up(n, rows), static_cast<uint32_t>(count)});
   }
   did(multiplications(m, n * count));
 }
@@ -195,7 +194,7 @@ void MetalCommands::product_of_experts(const char* kernel, const Lists& lists, i
   const View slots = {matrix.weight.buffer, 0};
   dispatch({"experts", concat(kernel, lists.rows == 1 ? "_1_" : "_", matrix.format.bits)}, params,
            {lists.blocks, lists.pairs, slots, x, out},
-           {divide_up(matrix.rows, outputs_of_group), static_cast<uint32_t>(lists.count)}, product_threads);
+           {divide_up(matrix.rows, outputs_of_group), static_cast<uint32_t>(lists.count)});
   did(multiplications(matrix, lists.total) * (second ? 2 : 1));
 }
 

@@ -4,6 +4,7 @@
 #include "backends/backends.h"
 #include "metal/make_device.h"
 #include "metal/metal_backend.h"
+#include "metal/pipelines.h"
 #include "metal/shaders.h"
 #include "python/bindings.h"
 
@@ -28,10 +29,7 @@ void register_metal(py::module_& m) {
       "metal_compile",
       [](const std::string& file) {
         const std::unique_ptr<metal::Device> device = metal::make_device();
-        device->compile(file, metal::shader_text(file));
-        const std::vector<std::string> kernels = device->kernels(file);
-        for (const std::string& kernel : kernels) device->pipeline(file, kernel);
-        return kernels.size();
+        return metal::Pipelines(*device).make_all(file);
       },
       py::arg("file"), py::call_guard<py::gil_scoped_release>(),
       "Compiles a shader file and makes every kernel ready; how many there are.");

@@ -59,6 +59,7 @@ class _Emulation(ctypes.Structure):
         ("wraps", ctypes.c_bool),
         ("deaf", ctypes.c_bool),
         ("patience", ctypes.c_uint32),
+        ("refused", ctypes.c_char * 64),
     ]
 
 
@@ -75,6 +76,7 @@ class Emulation:
     wraps: bool = True  # memory that is there already
     deaf: bool = False  # to events that the host raises
     patience: int = 60_000  # milliseconds, after which a wait for an event is a deadlock
+    refused: bytes = b""  # the kernel that makes no pipeline
 
 
 _Build = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_char_p, ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t)
@@ -111,17 +113,34 @@ def device_library(by: Compiler) -> Path:
     result = BUILD / f"gpu-{by.name}-{key.hexdigest()[:20]}.so"
     if result.exists():
         return result
+    _link(by, SOURCES, ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs"], result)
+    return result
+
+
+@functools.cache
+def objects_program(by: Compiler) -> Path:
+    """samples/objects.mm on the runtime of the stand-in, by itself."""
+    sample = HERE / "samples" / "objects.mm"
+    key = hashlib.sha256("\0".join((by.version, host_compiler().version)).encode())
+    for file in [*_inputs(), sample]:
+        key.update(file.read_bytes())
+    result = BUILD / f"objects-{by.name}-{key.hexdigest()[:20]}"
+    if not result.exists():
+        runtime = [file for file in SOURCES if file.suffix == ".cpp" or file.stem == "foundation"]
+        _link(by, {file: SOURCES[file] for file in runtime} | {sample: OBJECTIVE}, [], result)
+    return result
+
+
+def _link(by: Compiler, sources: dict[Path, list[str]], flags: list[str], result: Path) -> None:
     BUILD.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILD) as folder:
         objects = []
-        for source, flags in SOURCES.items():
+        for source, own_flags in sources.items():
             objects.append(Path(folder) / f"{source.stem}.o")
             own = by if source.suffix == ".mm" else host_compiler()
             more = flags_of(by) if source.suffix == ".mm" else []
-            own.run(*CPP, *more, *flags, "-c", source, "-o", objects[-1])
-        link = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", *objects, "-ldl", "-lpthread", "-o"]
-        into_place(result, lambda to: host_compiler().run(*link, to))
-    return result
+            own.run(*CPP, *more, *own_flags, "-c", source, "-o", objects[-1])
+        into_place(result, lambda to: host_compiler().run(*flags, *objects, "-ldl", "-lpthread", "-o", to))
 
 
 # ---- Using ----------------------------------------------------------------------------------------------------------
@@ -238,6 +257,7 @@ __all__ = [
     "emulating",
     "install",
     "live_objects",
+    "objects_program",
     "remove",
     "watching",
 ]

@@ -58,8 +58,7 @@ void _Block_release(const void* given) {
   const int left = --count_of(block);
   if (left < 0) objc::fail("a block was released too often");
   if (left > 0) return;
-  if (block->flags & has_helpers) block->descriptor->destroy(block);
-  free(block);
+  if (block->flags & has_helpers) block->descriptor->destroy(block);  // its memory stays, as that of objects does
 }
 
 // Of what blocks capture: objects and blocks.

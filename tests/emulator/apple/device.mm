@@ -22,7 +22,7 @@ constexpr size_t page = 16384;  // Apple silicon's
 
 MetalBuild build = nullptr;
 MetalWitness witness = nullptr;
-MetalEmulation emulation = {0, 0, -1, uint64_t{12} << 30, 1024, false, true, false, 60000};
+MetalEmulation emulation = {0, 0, -1, uint64_t{12} << 30, 1024, false, true, false, 60000, ""};
 std::mutex emulation_mutex;
 std::atomic<int64_t> commits{0};
 std::atomic<int64_t> dispatches{0};
@@ -235,6 +235,10 @@ using namespace emulated;
 - (id<MTLComputePipelineState>)newComputePipelineStateWithFunction:(id<MTLFunction>)function
                                                              error:(NSError* __autoreleasing*)error {
   if (!function) invalid("newComputePipelineStateWithFunction: nil");
+  if (((EmulatedFunction*)function)->name_ == how().refused) {
+    if (error) *error = error_of(@"AGXMetalG13X", 3, "told to refuse");
+    return nil;
+  }
   EmulatedPipeline* pipeline = [EmulatedPipeline new];
   pipeline->name_ = ((EmulatedFunction*)function)->name_;
   pipeline->text_ = ((EmulatedFunction*)function)->text_;

@@ -64,6 +64,8 @@ bool is_for_ever(Id object) {
   return is_tagged(object) || object->isa == runtime().constant_string || object->isa->info & metaclass;
 }
 
+bool is_gone(Id object) { return !is_for_ever(object) && !objc::is_block(object) && count_of(object) < dead / 2; }
+
 void intern_methods(ObjcMethodList* list) {
   for (; list; list = list->next)
     for (int i = 0; i < list->count; ++i) list->methods[i].selector->name = interned(list->methods[i].selector->name);
@@ -150,6 +152,7 @@ void __objc_load(ObjcImage* image) {
 Implementation objc_rt_lookup(Id self, ObjcSelector* selector) {
   Runtime& all = runtime();
   ObjcClass* of = class_of(self);
+  if (is_gone(self)) objc::fail("a %s was told to %s after it was gone", of->name, selector->name);
   {
     const std::shared_lock lock(all.mutex);
     const auto known = all.found.find({of, selector->name});

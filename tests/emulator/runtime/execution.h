@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,9 +43,11 @@ struct Thread {
 struct Snapshot {
   uint32_t mask;
   char value[lanes][16];
+  const void* folded_by;  // what has made one value of all of them; null: nothing yet
+  char folded[16];
 };
 struct Exchanged {
-  const Snapshot* snapshot;
+  Snapshot* snapshot;
   uint64_t lane;
 };
 
@@ -59,6 +62,9 @@ struct Execution {
   void* buffers[msl_buffers] = {};
   void* scheduler_stack = nullptr;
   Thread* running = nullptr;
+  uint32_t round[lanes] = {};  // of a simdgroup, who goes on one after the other
+  uint32_t round_count = 0;
+  uint32_t round_at = 0;  // of those that had no turn yet, the first
   const MslKernel* kernel = nullptr;
   MslOptions options = {};
   std::mt19937 random;
@@ -83,7 +89,7 @@ struct Execution {
   ~Execution();
 
   // Puts items in the order of this dispatch.
-  void arrange(std::vector<uint32_t>& items);
+  void arrange(std::span<uint32_t> items);
   // Counts a problem, and writes it down unless this site had one of this kind. `@hex` stands for a place in the
   // library's code.
   [[gnu::format(printf, 4, 5)]] void problem(int kind, const void* site, const char* format, ...);

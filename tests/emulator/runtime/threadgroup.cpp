@@ -2,9 +2,12 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 
 #include "execution.h"
 #include "fiber.h"
@@ -20,8 +23,28 @@ Execution& current() {
 
 // ---- Threads --------------------------------------------------------------------------------------------------------
 
-static void to_scheduler(Execution& execution) {
-  msl_switch(&execution.running->stack_pointer, execution.scheduler_stack);
+// Of the round, the next that can go on; null when none can.
+static Thread* next_turn(Execution& execution) {
+  while (execution.round_at < execution.round_count) {
+    Thread& thread = execution.threads[execution.round[execution.round_at++]];
+    if (thread.state == State::ready) return &thread;
+  }
+  return nullptr;
+}
+
+// From a thread that waits or is done to the next; behind the last, to the scheduler.
+static void hand_on(Execution& execution) {
+  Thread& from = *execution.running;
+  Thread* next = next_turn(execution);
+  execution.running = next;
+  msl_switch(&from.stack_pointer, next ? next->stack_pointer : execution.scheduler_stack);
+}
+
+static void run_round(Execution& execution, uint32_t count) {
+  execution.round_at = 0;
+  execution.round_count = count;
+  execution.running = next_turn(execution);
+  if (execution.running) msl_switch(&execution.scheduler_stack, execution.running->stack_pointer);
 }
 
 // One thread of the grid after the other, for ever.
@@ -30,19 +53,14 @@ static void thread_main() {
     Execution& execution = current();
     execution.kernel->entry(&execution.running->place, execution.buffers);
     execution.running->state = State::finished;
-    to_scheduler(execution);
+    hand_on(execution);
   }
-}
-
-static void resume(Execution& execution, Thread& thread) {
-  execution.running = &thread;
-  msl_switch(&execution.scheduler_stack, thread.stack_pointer);
-  execution.running = nullptr;
 }
 
 void stop(Execution& execution) {
   execution.stopped = true;
-  to_scheduler(execution);
+  execution.round_at = execution.round_count;
+  hand_on(execution);
   __builtin_unreachable();
 }
 
@@ -71,7 +89,7 @@ Execution::~Execution() {
   munmap(threadgroup_memory, 4 * msl_threadgroup_memory);
 }
 
-void Execution::arrange(std::vector<uint32_t>& items) {
+void Execution::arrange(std::span<uint32_t> items) {
   if (options.order == 1) std::reverse(items.begin(), items.end());
   if (options.order > 1) std::shuffle(items.begin(), items.end(), random);
 }
@@ -91,72 +109,70 @@ void Execution::problem(int kind, const void* site, const char* format, ...) {
 
 // ---- Rendezvous -----------------------------------------------------------------------------------------------------
 
-static std::vector<uint32_t> counted(uint32_t begin, uint32_t end) {
-  std::vector<uint32_t> items;
-  for (uint32_t i = begin; i < end; ++i) items.push_back(i);
-  return items;
-}
-
-// Of the lanes that wait for their simdgroup, those that wait at one call: the innermost, as hardware comes together
-// again. Empty when none waits.
-static std::vector<Thread*> meeting(Execution& execution, uint32_t begin, uint32_t end) {
+// Of the lanes that wait for their simdgroup, those that wait at one call, a bit for each: the innermost, as hardware
+// comes together again. 0 when none waits.
+static uint32_t meeting(const Execution& execution, uint32_t begin, uint32_t end) {
   const auto waits = [](const Thread& thread) {
     return thread.state == State::exchange || thread.state == State::simdgroup_barrier;
   };
   const Thread* leader = nullptr;
+  uint32_t met = 0;
   for (uint32_t i = begin; i < end; ++i) {
     const Thread& thread = execution.threads[i];
     if (!waits(thread)) continue;
-    if (!leader || thread.depth > leader->depth || (thread.depth == leader->depth && thread.site < leader->site))
+    if (leader && thread.site == leader->site && thread.depth == leader->depth) {
+      met |= 1u << (i - begin);
+    } else if (!leader || thread.depth > leader->depth ||
+               (thread.depth == leader->depth && thread.site < leader->site)) {
       leader = &thread;
-  }
-  std::vector<Thread*> met;
-  for (uint32_t i = begin; leader && i < end; ++i) {
-    Thread& thread = execution.threads[i];
-    if (waits(thread) && thread.site == leader->site && thread.depth == leader->depth) met.push_back(&thread);
+      met = 1u << (i - begin);
+    }
   }
   return met;
 }
 
-static void pass(Execution& execution, const std::vector<Thread*>& met, uint32_t count, uint32_t alive) {
-  const Thread& first = *met.front();
+static void pass(Execution& execution, uint32_t begin, uint32_t met, uint32_t count, uint32_t alive) {
+  const auto found = static_cast<uint32_t>(std::popcount(met));
+  const Thread& first = execution.threads[begin + static_cast<uint32_t>(std::countr_zero(met))];
   Snapshot& snapshot = execution.snapshots[first.simdgroup];
-  if (execution.options.strict && met.size() != count)
-    execution.problem(__LINE__, first.site, "a simdgroup operation with %zu of %u lanes active", met.size(), count);
-  if (first.state == State::simdgroup_barrier && met.size() != alive)
-    execution.problem(__LINE__, first.site, "a simdgroup barrier reached by %zu of %u live lanes", met.size(), alive);
+  if (execution.options.strict && found != count)
+    execution.problem(__LINE__, first.site, "a simdgroup operation with %u of %u lanes active", found, count);
+  if (first.state == State::simdgroup_barrier && found != alive)
+    execution.problem(__LINE__, first.site, "a simdgroup barrier reached by %u of %u live lanes", found, alive);
   const bool exchanges = first.state == State::exchange;
-  if (exchanges) snapshot.mask = 0;
+  if (exchanges) {
+    snapshot.mask = met;
+    snapshot.folded_by = nullptr;
+  }
   ++execution.rendezvous;
-  for (Thread* thread : met) {
-    thread->clock.rendezvous = execution.rendezvous;
+  for (; met; met &= met - 1) {
+    const auto lane = static_cast<uint32_t>(std::countr_zero(met));
+    Thread& thread = execution.threads[begin + lane];
+    thread.clock.rendezvous = execution.rendezvous;
     if (exchanges) {
-      snapshot.mask |= 1u << thread->lane;
-      memcpy(snapshot.value[thread->lane], thread->value, sizeof thread->value);
+      memcpy(snapshot.value[lane], thread.value, sizeof thread.value);
     } else {
       for (const Space space : {device_space, threadgroup_space})
-        if (thread->flags & flag_of[space]) ++thread->clock.simdgroup_barriers[space];
+        if (thread.flags & flag_of[space]) ++thread.clock.simdgroup_barriers[space];
     }
-    thread->state = State::ready;
+    thread.state = State::ready;
   }
 }
 
 // Until every lane waits for the threadgroup or is done. False when stopped.
 static bool run_simdgroup(Execution& execution, uint32_t simdgroup) {
   const uint32_t begin = simdgroup * lanes, end = std::min(execution.thread_count, begin + lanes);
+  const std::span<uint32_t> round(execution.round, end - begin);
   for (;;) {
-    std::vector<uint32_t> order = counted(begin, end);
-    execution.arrange(order);
-    for (const uint32_t i : order) {
-      if (execution.threads[i].state != State::ready) continue;
-      resume(execution, execution.threads[i]);
-      if (execution.stopped) return false;
-    }
-    const std::vector<Thread*> met = meeting(execution, begin, end);
-    if (met.empty()) return true;
+    std::iota(round.begin(), round.end(), begin);
+    execution.arrange(round);
+    run_round(execution, end - begin);
+    if (execution.stopped) return false;
+    const uint32_t met = meeting(execution, begin, end);
+    if (!met) return true;
     const auto alive = std::count_if(execution.threads + begin, execution.threads + end,
                                      [](const Thread& thread) { return thread.state != State::finished; });
-    pass(execution, met, end - begin, static_cast<uint32_t>(alive));
+    pass(execution, begin, met, end - begin, static_cast<uint32_t>(alive));
   }
 }
 
@@ -187,8 +203,10 @@ static bool pass_barrier(Execution& execution) {
 }
 
 bool run_threadgroup(Execution& execution) {
+  std::array<uint32_t, msl_most_threads / lanes> room;
+  const std::span<uint32_t> simdgroups(room.data(), (execution.thread_count + lanes - 1) / lanes);
   do {
-    std::vector<uint32_t> simdgroups = counted(0, (execution.thread_count + lanes - 1) / lanes);
+    std::iota(simdgroups.begin(), simdgroups.end(), 0u);
     execution.arrange(simdgroups);
     for (const uint32_t simdgroup : simdgroups)
       if (!run_simdgroup(execution, simdgroup)) return false;
@@ -203,7 +221,7 @@ static void wait(Execution& execution, State state, void* site, void* frame) {
   thread.state = state;
   thread.site = site;
   thread.depth = static_cast<uint32_t>(thread.stack_top - static_cast<char*>(frame));
-  to_scheduler(execution);
+  hand_on(execution);
 }
 
 }  // namespace emulator

@@ -5,9 +5,11 @@
 struct msl_snapshot {
   uint32_t mask;  // of the lanes that took part
   char value[32][16];
+  const void* folded_by;  // the function that has made one value of all of them; null: none yet
+  char folded[16];
 };
 struct msl_exchanged {
-  const msl_snapshot* snapshot;
+  msl_snapshot* snapshot;
   uint64_t lane;  // of the caller
 };
 extern "C" {
@@ -26,7 +28,7 @@ MSL_INLINE void simdgroup_barrier(mem_flags flags) { msl_simdgroup_barrier(uint(
 
 template <typename T>
 struct simd_exchange {
-  const msl_snapshot* snapshot;
+  msl_snapshot* snapshot;
   uint own;
 
   MSL_INLINE simd_exchange of(T value) {
@@ -79,19 +81,35 @@ MSL_INLINE T simd_broadcast_first(T value) {
 
 // In the order of a butterfly; lanes that are not active are left out.
 template <typename Op, typename T>
-MSL_INLINE T simd_fold(T value) {
-  static_assert(is_exchanged<T>, "lanes exchange float, int and uint");
-  auto met = simd_exchange<T>::of(value);
+__attribute__((noinline)) void simd_butterfly(msl_snapshot* snapshot) {
   T part[32];
   bool there[32];
-  for (uint i = 0; i < 32; i++) there[i] = met.active(i), part[i] = met.at(i);
+  for (uint i = 0; i < 32; i++) {
+    there[i] = snapshot->mask >> i & 1;
+    __builtin_memcpy(&part[i], snapshot->value[i], sizeof(T));
+  }
   for (uint half_width = 16; half_width; half_width >>= 1)
     for (uint i = 0; i < half_width; i++) {
       if (!there[i + half_width]) continue;
       part[i] = there[i] ? Op::apply(part[i], part[i + half_width]) : part[i + half_width];
       there[i] = true;
     }
-  return part[0];
+  __builtin_memcpy(snapshot->folded, &part[0], sizeof(T));
+}
+
+// The first lane to go on does it for all.
+template <typename Op, typename T>
+MSL_INLINE T simd_fold(T value) {
+  static_assert(is_exchanged<T>, "lanes exchange float, int and uint");
+  msl_snapshot* snapshot = simd_exchange<T>::of(value).snapshot;
+  const void* mine = (const void*)&simd_butterfly<Op, T>;
+  if (snapshot->folded_by != mine) {
+    simd_butterfly<Op, T>(snapshot);
+    snapshot->folded_by = mine;
+  }
+  T folded;
+  __builtin_memcpy(&folded, snapshot->folded, sizeof(T));
+  return folded;
 }
 
 template <typename T>
