@@ -149,8 +149,11 @@ train-test: $(TRAIN)/ready
 	$(TRAIN)/bin/python -m pytest -q $(or $(ARGS),tools/train/tests)
 
 # Those tests of the engine that choose no backend themselves, on the emulated GPU.
+ON_METAL = $(wildcard tests/test_engine*.py tests/test_stream*.py) tests/test_footprint.py tests/test_golden_snapshots.py \
+           tests/test_op_times.py
+
 metal-engine: $(READY)
-	$(BIN)/python -m pytest -q --on-metal $(or $(ARGS),$(wildcard tests/test_engine*.py tests/test_stream*.py))
+	$(BIN)/python -m pytest -q --on-metal $(or $(ARGS),$(ON_METAL))
 
 macos: $(READY)
 	$(BIN)/python tools/macos.py compile

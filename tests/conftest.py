@@ -23,6 +23,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--on-metal", action="store_true", help="what chooses a backend itself runs on the emulated GPU")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On Metal, tests that hold on both run once."""
+
+    def is_of_the_cpu(item: pytest.Item) -> bool:
+        call = getattr(item, "callspec", None)
+        return call is not None and call.params.get("backend") == "cpu"
+
+    if config.getoption("--on-metal"):
+        config.hook.pytest_deselected(items=[item for item in items if is_of_the_cpu(item)])
+        items[:] = [item for item in items if not is_of_the_cpu(item)]
+
+
 def pytest_configure() -> None:
     """What doctor once found on this machine changes no test."""
     os.environ["MOEFLUX_CACHE"] = tempfile.mkdtemp(prefix="moeflux-tests-")

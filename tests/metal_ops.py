@@ -197,19 +197,3 @@ def attention_both_ways(q: Array, k: Array, v: Array, scale: float) -> tuple[Arr
     (parts,) = dispatch("attention", f"attention_spans_{chunks}_f32", [*inputs, parts], [6], *grid)
     (merged,) = flat("attention", "attention_merge", [arguments, parts, nothing(), out], [3], dim, heads, n)
     return whole, merged
-
-
-def attention_step_by_step(q: Array, k: Array, v: Array, scale: float) -> Array:
-    """One query [heads, dim] by three kernels, the scores in memory between them."""
-    heads, dim = q.shape
-    length, kv_heads, _ = k.shape
-    stride = length + 3
-    shape = {"dim": dim, "kv_dim": kv_heads * dim, "length": length, "stride": stride}
-    arguments = params("ScoresParams", **shape, heads_per_kv=heads // kv_heads, scale=scale)
-    scores = np.zeros((heads, stride), np.float32)
-    grid = (length, heads), (LANES,)
-    (scores,) = dispatch("attention", "attention_scores", [arguments, q, k, scores], [3], *grid)
-    grid = (heads,), (sizes()["row_threads"],)
-    (scores,) = dispatch("attention", "attention_softmax", [arguments, scores], [1], *grid)
-    buffers = [arguments, scores, v, np.empty_like(q)]
-    return flat("attention", "attention_values", buffers, [3], dim, heads)[0]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from metal_ops import MetalOps, attention_both_ways, attention_step_by_step
+from metal_ops import MetalOps, attention_both_ways
 from metal_support import needs_device
-from moeflux import oracle
+from moeflux import StateError, oracle
+from moeflux.ops import ops
 from op_checks import check_attention, check_latent_attention
 from tolerances import assert_agrees
 
@@ -73,11 +74,27 @@ def test_a_row_depends_on_what_it_sees_alone() -> None:
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "length"), [(4, 2, 64, 300), (3, 3, 33, 1), (2, 1, 256, 40)])
 def test_one_step_at_a_time(heads: int, kv_heads: int, dim: int, length: int) -> None:
-    rng = np.random.default_rng(6)
-    q = rng.standard_normal((heads, dim), dtype=np.float32)
+    """Scores, softmax, values, gate: each an op, each held to its definition."""
+    rng, metal = np.random.default_rng(6), MetalOps()
+    q, gate = (rng.standard_normal((heads, dim), dtype=np.float32) for _ in range(2))
     k, v = (rng.standard_normal((length, kv_heads, dim), dtype=np.float32) for _ in range(2))
-    expected = oracle.ops.attention(*(a.astype(np.float64) for a in (q[None], k, v)), dim**-0.5)[0]
-    assert_agrees("attention", attention_step_by_step(q, k, v, dim**-0.5), expected)
+    wide_k, wide_v = (np.repeat(a.astype(np.float64), heads // kv_heads, axis=1) for a in (k, v))
+    scores = metal.attention_scores(q, k, dim**-0.5)
+    assert_agrees("attention", scores[0], np.einsum("hd,thd->ht", q.astype(np.float64), wide_k) * dim**-0.5)
+    weights = metal.attention_softmax(scores)
+    powers = np.exp(scores[0].astype(np.float64) - scores[0].max(axis=1, keepdims=True))
+    assert_agrees("attention", weights[0], powers / powers.sum(axis=1, keepdims=True))
+    values = metal.attention_values(weights, v)
+    assert_agrees("attention", values, np.einsum("ht,thd->hd", weights[0].astype(np.float64), wide_v))
+    whole = oracle.ops.attention(*(a.astype(np.float64) for a in (q[None], k, v)), dim**-0.5)
+    assert_agrees("attention", values, whole[0])
+    gated = metal.sigmoid_gate(values[None], gate[None])
+    assert_agrees("attention", gated, whole / (1 + np.exp(-gate.astype(np.float64))))
+
+
+def test_steps_are_of_metal_alone() -> None:
+    with pytest.raises(StateError, match=r"\[attention_softmax\] backend: expected metal, found another"):
+        ops("cpu").attention_softmax(np.zeros((1, 2, 3), np.float32))
 
 
 @pytest.mark.parametrize(

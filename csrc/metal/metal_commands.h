@@ -13,6 +13,7 @@
 
 #include "backend/backend.h"
 #include "core/error.h"
+#include "metal/attention_steps.h"
 #include "metal/metal_backend.h"
 #include "params.h"
 
@@ -59,6 +60,10 @@ class MetalCommands final : public Commands {
   int64_t hold() override;
 
  private:
+  friend void attention_scores(Commands& commands, const AttentionSteps& args);
+  friend void attention_softmax(Commands& commands, const AttentionSteps& args);
+  friend void attention_values(Commands& commands, const AttentionSteps& args);
+
   struct Kernel {
     const char* file;
     std::string name;

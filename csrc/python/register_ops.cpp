@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/thread_pool.h"
 #include "kernels/cpu/isa.h"
+#include "metal/attention_steps.h"
 #include "python/bindings.h"
 #include "python/op_arguments.h"
 
@@ -261,6 +262,44 @@ py::object attention(const Ops& ops, const Array& q, const Array& k, const Array
   return a.floats_of(args.out, {n, args.q.heads, args.q.dim});
 }
 
+// One query in the older engine's steps; scores [1, heads, rows].
+py::object attention_scores(const Ops& ops, const Array& q, const Array& k, float scale) {
+  OpArguments a = ops.arguments("attention_scores");
+  metal::AttentionSteps args;
+  args.q = a.floats("q", q, {-1, -1});
+  args.dim = q.shape(1);
+  args.k = a.floats("k", k, {-1, -1, args.dim});
+  args.kv_heads = k.shape(1);
+  a.require(args.kv_heads > 0 && q.shape(0) % args.kv_heads == 0, "k", concat("heads that divide ", q.shape(0)),
+            args.kv_heads);
+  args.scale = scale;
+  args.scores = a.heads_out(1, q.shape(0), k.shape(0));
+  a.run([&](Commands& commands) { metal::attention_scores(commands, args); });
+  return a.numbers(args.scores, 1);
+}
+
+py::object attention_softmax(const Ops& ops, const Array& scores) {
+  OpArguments a = ops.arguments("attention_softmax");
+  metal::AttentionSteps args;
+  args.scores = a.heads("scores", scores, {1, -1, -1});
+  a.run([&](Commands& commands) { metal::attention_softmax(commands, args); });
+  return a.numbers(args.scores, 1);
+}
+
+py::object attention_values(const Ops& ops, const Array& scores, const Array& v) {
+  OpArguments a = ops.arguments("attention_values");
+  metal::AttentionSteps args;
+  args.scores = a.heads("scores", scores, {1, -1, -1});
+  args.v = a.floats("v", v, {args.scores.dim, -1, -1});
+  args.kv_heads = v.shape(1);
+  a.require(args.kv_heads > 0 && args.scores.heads % args.kv_heads == 0, "v",
+            concat("heads that divide ", args.scores.heads), args.kv_heads);
+  args.dim = v.shape(2);
+  args.out = a.output(args.scores.heads * args.dim);
+  a.run([&](Commands& commands) { metal::attention_values(commands, args); });
+  return a.floats_of(args.out, {args.scores.heads, args.dim});
+}
+
 py::object mla_attention(const Ops& ops, const Array& q_latent, const Array& q_pe, const Array& latent,
                          const Array& k_pe, float scale) {
   OpArguments a = ops.arguments("mla_attention");
@@ -478,6 +517,9 @@ void register_ops(py::module_& m) {
       .def("chosen_expert_ffn", &chosen_expert_ffn, py::arg("x"), py::arg("experts"), py::arg("ids"),
            py::arg("intermediate"))
       .def("attention", &attention, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("scale"))
+      .def("attention_scores", &attention_scores, py::arg("q"), py::arg("k"), py::arg("scale"))
+      .def("attention_softmax", &attention_softmax, py::arg("scores"))
+      .def("attention_values", &attention_values, py::arg("scores"), py::arg("v"))
       .def("mla_attention", &mla_attention, py::arg("q_latent"), py::arg("q_pe"), py::arg("latent"), py::arg("k_pe"),
            py::arg("scale"))
       .def("conv1d", &conv1d, py::arg("x"), py::arg("state"), py::arg("weight"))

@@ -179,6 +179,13 @@ def _matrix(rng: np.random.Generator, format: QuantFormat, rows: int, columns: i
     return _Matrix(format, stored)
 
 
+def _in_steps(o: Ops, q: Array, k: Array, v: Array) -> Array:
+    """The older engine's kernels; on the CPU attention is one op."""
+    if o.isa:
+        return o.attention(q[None], k, v, q.shape[1] ** -0.5)[0]
+    return o.attention_values(o.attention_softmax(o.attention_scores(q, k, q.shape[1] ** -0.5)), v)
+
+
 def _cases(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[Ops], Any]]]:
     """Awkward sizes, each op at least once, matrices in every width."""
 
@@ -220,6 +227,8 @@ def _cases(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[Ops], Any]
             yield f"attention {dim} {name}", lambda o, q=q, k=k, v=v: o.attention(q, k, v, q.shape[2] ** -0.5)
         latent, k_pe, q, q_pe = store(normal(270, 64)), store(normal(270, 16)), normal(2, 5, 64), normal(2, 5, 16)
         yield f"mla_attention {name}", lambda o, a=(q, q_pe, latent, k_pe): o.mla_attention(*a, 0.1)
+    query, k, v = normal(4, 64), normal(300, 2, 64), normal(300, 2, 64)
+    yield "attention in steps", lambda o: _in_steps(o, query, k, v)
     rows, before, taps = normal(5, 67), normal(3, 67), normal(67, 4)
     yield "conv1d", lambda o: o.conv1d(rows, before, taps)
     alpha, b, a_log, dt_bias = normal(3, 5), normal(3, 5), normal(5), normal(5)

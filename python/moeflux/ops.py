@@ -151,6 +151,17 @@ class Ops:
         """q [n, heads, dim]; k and v [t, kv_heads, dim], whose last n rows are those of q."""
         return self._core.attention(q, k, v, scale)
 
+    def attention_scores(self, q: Array, k: Array, scale: float) -> Array:
+        """One query in steps, on Metal alone: q [heads, dim], k [t, kv_heads, dim] -> [1, heads, t]"""
+        return self._core.attention_scores(q, k, scale)
+
+    def attention_softmax(self, scores: Array) -> Array:
+        return self._core.attention_softmax(scores)
+
+    def attention_values(self, scores: Array, v: Array) -> Array:
+        """scores [1, heads, t], v [t, kv_heads, dim] -> [heads, dim]; the gate is `sigmoid_gate`."""
+        return self._core.attention_values(scores, v)
+
     def mla_attention(self, q_latent: Array, q_pe: Array, latent: Array, k_pe: Array, scale: float) -> Array:
         """q_latent [n, heads, rank], q_pe [n, heads, rope], latent [t, rank], k_pe [t, rope] -> [n, heads, rank]"""
         return self._core.mla_attention(q_latent, q_pe, latent, k_pe, scale)

@@ -127,9 +127,12 @@ std::string run_all(std::vector<Command>& commands, const MetalEmulation& emulat
   changed_.notify_all();
 }
 - (void)stand:(uint64_t)value patience:(uint64_t)milliseconds who:(const char*)who {
+  constexpr int64_t turns = 50;  // so that a process that was stopped meanwhile has not waited all the while
+  const std::chrono::microseconds turn(static_cast<int64_t>(milliseconds) * 1000 / turns);
   std::unique_lock<std::mutex> lock(mutex_);
-  const bool reached =
-      changed_.wait_for(lock, std::chrono::milliseconds(milliseconds), [&] { return value_ >= value; });
+  bool reached = false;
+  for (int64_t i = 0; i < turns && !reached; ++i)
+    reached = changed_.wait_for(lock, turn, [&] { return value_ >= value; });
   if (!reached) invalid("a deadlock: %s waits for %lu of an event that stays at %lu", who, value, value_);
 }
 - (BOOL)waitUntilSignaledValue:(uint64_t)value timeoutMS:(uint64_t)milliseconds {
