@@ -88,7 +88,7 @@ SANITIZED = $(wildcard tests/test_engine*.py tests/test_io_*.py tests/test_strea
 
 # Op by op, under TSan, would take hours: of threads an op knows the pool only, and with that the engine runs them all.
 sanitize: $(READY)
-	@bash tools/sanitize.sh asan $(SANITIZED) $(wildcard tests/test_ops_*.py)
+	@bash tools/sanitize.sh asan $(SANITIZED) $(wildcard tests/test_ops_*.py) tests/test_metal_engine.py
 	@bash tools/sanitize.sh tsan $(SANITIZED)
 
 # Hours of use in a few minutes; ARGS="--tokens 1000" for less.

@@ -9,6 +9,6 @@ import sys
 import pytest
 
 needs_device = pytest.mark.skipif(
-    sys.platform != "linux" or platform.machine() != "x86_64" or "san.so" in os.environ.get("LD_PRELOAD", ""),
-    reason="the emulated device runs on Linux x86-64, and sanitizers do not follow its fibers",
+    sys.platform != "linux" or platform.machine() != "x86_64" or "libtsan.so" in os.environ.get("LD_PRELOAD", ""),
+    reason="the emulated device runs on Linux x86-64, and ThreadSanitizer does not follow its fibers",
 )
