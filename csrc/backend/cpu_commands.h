@@ -113,7 +113,7 @@ class CpuCommands final : public Commands {
                 float* const* out, int64_t n, const cpu::ReadNext& next) const;
   void gate_and_up(const ExpertArgs& args);
   void down(const ExpertArgs& args, int64_t pairs);
-  int64_t unit_outputs(int64_t outputs, int64_t depth, int64_t n) const;
+  int64_t unit_outputs(int64_t outputs, int64_t depth, int64_t n, int64_t per_thread) const;
 
   CpuBackend& backend_;
   ThreadPool& pool_;

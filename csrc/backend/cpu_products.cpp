@@ -7,6 +7,9 @@
 namespace moeflux {
 namespace {
 
+// Small units let threads end together. But for several rows of x each turns them to tiles anew, and one of an expert
+// goes from matrix to matrix.
+constexpr int64_t step_units_per_thread = 16;
 constexpr int64_t units_per_thread = 8;
 constexpr int64_t output_step = 32;  // whole tiles of every kernel, and what transposed products ask for
 
@@ -54,9 +57,9 @@ cpu::Weights weights_of(const Matrix& matrix) {
 }
 
 // How many outputs of n rows a unit makes, when there are `outputs` in all, each of `depth` multiply-adds.
-int64_t CpuCommands::unit_outputs(int64_t outputs, int64_t depth, int64_t n) const {
+int64_t CpuCommands::unit_outputs(int64_t outputs, int64_t depth, int64_t n, int64_t per_thread) const {
   const int64_t blocks = divide_up(n, cpu::max_block);
-  const int64_t even = outputs * blocks / (pool_.threads() * units_per_thread);
+  const int64_t even = outputs * blocks / (pool_.threads() * per_thread);
   const int64_t least = worthwhile / std::max<int64_t>(1, depth * std::min(n, cpu::max_block));
   return std::clamp<int64_t>(round_up(std::max(even, least), output_step), output_step, 4096);
 }
@@ -125,7 +128,7 @@ void CpuCommands::matmul(std::span<const Product> products, int64_t n) {
                                            : input_of(product.matrix, product.x.f32(), product.x_stride, n));
     }
     convert_to_digits(nullptr);
-    const int64_t step = unit_outputs(outputs, depth, n);
+    const int64_t step = unit_outputs(outputs, depth, n, n == 1 ? step_units_per_thread : units_per_thread);
     unit_ends_.clear();
     int64_t units = 0;
     for (size_t i = 0; i < products.size(); ++i)
@@ -133,8 +136,7 @@ void CpuCommands::matmul(std::span<const Product> products, int64_t n) {
     pool_.parallel(units, [&](int64_t unit) {
       const Part part = part_of(unit_ends_, unit, step, extent, rows);
       const Product& product = products[part.of];
-      // Threads take turns, as far as anybody can know.
-      const int64_t coming = unit + pool_.threads();
+      const int64_t coming = unit + 1;
       cpu::ReadNext next;
       if (coming < units) {
         const Part then = part_of(unit_ends_, coming, step, extent, rows);
@@ -207,7 +209,7 @@ void CpuCommands::gate_and_up(const ExpertArgs& args) {
     for (const Matrix* matrix : {&job.expert.gate, &job.expert.up})
       inputs_.push_back(input_of(*matrix, args.x.f32(), args.hidden, static_cast<int64_t>(wanted_.size())));
   convert_to_digits(wanted_.data());
-  const int64_t step = unit_outputs(m * static_cast<int64_t>(args.jobs.size()), args.hidden, 1);
+  const int64_t step = unit_outputs(m * static_cast<int64_t>(args.jobs.size()), args.hidden, 1, units_per_thread);
   unit_ends_.clear();
   int64_t units = 0;
   for (const ExpertJob& job : args.jobs)
@@ -215,7 +217,7 @@ void CpuCommands::gate_and_up(const ExpertArgs& args) {
   pool_.parallel(units, [&](int64_t unit) {
     const Part part = part_of(unit_ends_, unit, step, extent, rows);
     const ExpertJob& job = args.jobs[part.of];
-    const int64_t coming = unit + pool_.threads();
+    const int64_t coming = unit + 1;
     cpu::ReadNext next;
     if (coming < units) {
       const Part then = part_of(unit_ends_, coming, step, extent, rows);
@@ -245,7 +247,7 @@ void CpuCommands::down(const ExpertArgs& args, int64_t pairs) {
   digit_rows_.clear();
   for (const ExpertJob& job : args.jobs) inputs_.push_back(input_of(job.expert.down, args.scratch.f32(), 2 * m, pairs));
   convert_to_digits(nullptr);
-  const int64_t step = unit_outputs(args.hidden * static_cast<int64_t>(args.jobs.size()), m, 1);
+  const int64_t step = unit_outputs(args.hidden * static_cast<int64_t>(args.jobs.size()), m, 1, units_per_thread);
   unit_ends_.clear();
   int64_t units = 0;
   for (const ExpertJob& job : args.jobs)
@@ -253,7 +255,7 @@ void CpuCommands::down(const ExpertArgs& args, int64_t pairs) {
   pool_.parallel(units, [&](int64_t unit) {
     const Part part = part_of(unit_ends_, unit, step, extent, rows);
     const ExpertJob& job = args.jobs[part.of];
-    const int64_t coming = unit + pool_.threads();
+    const int64_t coming = unit + 1;
     cpu::ReadNext next;
     if (coming < units) {
       const Part then = part_of(unit_ends_, coming, step, extent, rows);

@@ -20,6 +20,10 @@ constexpr uint64_t one_task = 0x20000;
 
 constexpr auto lookout = std::chrono::microseconds(50);  // longer than from one op of a step to the next
 
+constexpr uint64_t stretch_of(uint64_t first, uint64_t last) { return first << 32 | last; }
+constexpr uint64_t first_of(uint64_t stretch) { return stretch >> 32; }
+constexpr uint64_t last_of(uint64_t stretch) { return stretch & 0xffffffff; }
+
 constexpr uint64_t task_of(uint64_t state) { return state / one_task; }
 
 void pause() {
@@ -35,9 +39,10 @@ void pause() {
 ThreadPool::ThreadPool(int threads) : forks_(forks()) {
   if (threads <= 0) threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   threads = std::min(threads, 1024);
+  stretches_ = std::make_unique<Stretch[]>(static_cast<size_t>(threads));
   workers_.reserve(static_cast<size_t>(threads - 1));
   try {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+    for (size_t i = 1; i < static_cast<size_t>(threads); ++i) workers_.emplace_back([this, i] { work(i); });
   } catch (...) {  // the system has no more threads
     stop();
     throw;
@@ -69,8 +74,10 @@ void ThreadPool::run(int64_t units, Unit unit, void* body) {
   const std::lock_guard turn(callers_);
   unit_ = unit;
   body_ = body;
-  units_ = units;
-  next_.store(0, std::memory_order_relaxed);
+  const auto all = static_cast<uint64_t>(units);
+  const auto threads = static_cast<uint64_t>(workers_.size() + 1);
+  for (uint64_t i = 0; i < threads; ++i)
+    stretches_[i].units.store(stretch_of(all * i / threads, all * (i + 1) / threads), std::memory_order_relaxed);
   // In one order with the announcement of a sleeper, who looks at the state once more after announcing itself.
   state_.store((task_of(state_.load(std::memory_order_relaxed)) + 1) * one_task | open);
   if (sleeping_.load() > 0) {
@@ -79,7 +86,7 @@ void ThreadPool::run(int64_t units, Unit unit, void* body) {
     }
     sleep_->wake.notify_all();
   }
-  do_units();
+  do_units(0);
   state_.fetch_and(~open, std::memory_order_acq_rel);
   for (int spins = 0; state_.load(std::memory_order_acquire) & inside; ++spins) {
     if (spins < 1000)
@@ -90,17 +97,40 @@ void ThreadPool::run(int64_t units, Unit unit, void* body) {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-void ThreadPool::do_units() {
+void ThreadPool::do_units(size_t thread) {
+  std::atomic<uint64_t>& own = stretches_[thread].units;
   try {
-    for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < units_;) unit_(body_, i);
+    do {
+      uint64_t units = own.load(std::memory_order_relaxed);
+      while (first_of(units) < last_of(units)) {
+        if (!own.compare_exchange_weak(units, units + stretch_of(1, 0), std::memory_order_relaxed)) continue;
+        unit_(body_, static_cast<int64_t>(first_of(units)));
+        units = own.load(std::memory_order_relaxed);
+      }
+    } while (take_over(thread));
   } catch (...) {
-    next_.store(units_, std::memory_order_relaxed);
+    for (size_t i = 0; i <= workers_.size(); ++i) stretches_[i].units.store(0, std::memory_order_relaxed);
     const std::lock_guard lock(sleep_->mutex);
     if (!error_) error_ = std::current_exception();
   }
 }
 
-void ThreadPool::work() {
+bool ThreadPool::take_over(size_t thread) {
+  const size_t threads = workers_.size() + 1;
+  for (size_t i = 1; i < threads; ++i) {
+    std::atomic<uint64_t>& other = stretches_[(thread + i) % threads].units;
+    uint64_t units = other.load(std::memory_order_relaxed);
+    while (first_of(units) < last_of(units)) {
+      const uint64_t middle = first_of(units) + (last_of(units) - first_of(units)) / 2;
+      if (!other.compare_exchange_weak(units, stretch_of(first_of(units), middle), std::memory_order_relaxed)) continue;
+      stretches_[thread].units.store(stretch_of(middle, last_of(units)), std::memory_order_relaxed);
+      return true;
+    }
+  }
+  return false;
+}
+
+void ThreadPool::work(size_t thread) {
   uint64_t seen = 0;
   for (;;) {
     uint64_t state = await_task(seen);
@@ -108,7 +138,7 @@ void ThreadPool::work() {
     seen = task_of(state);
     while (state & open && task_of(state) == seen) {
       if (!state_.compare_exchange_weak(state, state + one_inside, std::memory_order_acquire)) continue;
-      do_units();
+      do_units(thread);
       state_.fetch_sub(one_inside, std::memory_order_release);
       break;
     }

@@ -1,6 +1,9 @@
 // Threads that divide one task at a time into units. They are kept between tasks: they look out for the next for some
 // tens of microseconds, then sleep. The caller is one of them.
 //
+// Each thread begins with a stretch of units of its own and goes through it in order, so that what it does next is
+// known: it can be asked for from memory. A thread that has none left takes over the second half of another's.
+//
 // Callers on several host threads take turns. A thread of the pool that comes too late for a task has no part in it, so
 // a sleeping or absent thread (a child made by fork has none) delays nobody.
 #pragma once
@@ -27,8 +30,9 @@ class ThreadPool {
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls body(unit) once for each unit 0 ... units - 1, in no order, and returns when all have returned. An exception
-  // stops the handing out of units and is rethrown, the first of them. A body must not call `parallel` of its own pool.
+  // Calls body(unit) once for each unit 0 ... units - 1, fewer than 2^32, and returns when all have returned. Behind
+  // `unit` a thread mostly does `unit` + 1. An exception stops the handing out of units and is rethrown, the first of
+  // them. A body must not call `parallel` of its own pool.
   template <typename Body>
   void parallel(int64_t units, Body&& body) {
     run(
@@ -39,10 +43,16 @@ class ThreadPool {
  private:
   using Unit = void (*)(void* body, int64_t unit);
 
+  // Units first ... last - 1 in one word, for others may take from its end what its owner takes from its beginning.
+  struct alignas(64) Stretch {
+    std::atomic<uint64_t> units{0};  // first * 2^32 + last
+  };
+
   void run(int64_t units, Unit unit, void* body);
   void stop();
-  void work();                         // of one thread of the pool, until the end
-  void do_units();                     // of the open task, until none is left
+  void work(size_t thread);            // of one thread of the pool, until the end
+  void do_units(size_t thread);        // of the open task, until none is left
+  bool take_over(size_t thread);       // units of another thread, to be the stretch of this one
   uint64_t await_task(uint64_t seen);  // the state that has a task newer than `seen`, or is the last
 
   std::mutex callers_;
@@ -50,9 +60,8 @@ class ThreadPool {
   // The task. Written by the caller while it is closed and nobody is inside.
   Unit unit_ = nullptr;
   void* body_ = nullptr;
-  int64_t units_ = 0;
-  std::exception_ptr error_;  // guarded by sleep_->mutex
-  alignas(64) std::atomic<int64_t> next_{0};
+  std::exception_ptr error_;              // guarded by sleep_->mutex
+  std::unique_ptr<Stretch[]> stretches_;  // of each thread; the caller's is the first
 
   // A count of tasks, whether the last one is open, and how many threads of the pool are inside it: one word, so that
   // nobody enters a task that its caller has closed.

@@ -42,11 +42,53 @@ MOEFLUX_INLINE void turn(__m512i (&v)[16]) {
   }
 }
 
-// Scales, or biases, of `count` <= scale_groups groups of 16 rows: out[g][r]. from[r] is the first group's of row r.
+// A lane of 16 rows' scales to those of its groups: two halves that stand side by side are turned as one lane.
+template <DType type>
+constexpr int64_t groups_a_lane = type == DType::f32 ? 1 : 2;
+
+template <DType type>
+MOEFLUX_INLINE void store_lane(__m512i lane, float (*to)[code_rows]) {
+  if constexpr (type == DType::f32) {
+    store(to[0], lane);
+  } else if constexpr (type == DType::bf16) {
+    store(to[0], _mm512_maskz_slli_epi32(all_lanes, lane, 16));
+    store(to[1], _mm512_and_si512(lane, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+  } else {
+    store(to[0], from_f16(narrow((Words)lane & 0xffffu)));
+    store(to[1], from_f16(narrow((Words)lane >> 16)));
+  }
+}
+
+// Scales, or biases, of `count` groups of 16 rows: out[g][r]. from[r] is the first group's of row r. At most a quarter
+// of a vector of each row: then a quarter of v[i] has row 4 * quarter + i.
+template <DType type>
+MOEFLUX_INLINE void turn_few_scales(const uint8_t* const (&from)[code_rows], int64_t count,
+                                    float (&out)[scale_groups][code_rows]) {
+  const auto there = static_cast<__mmask16>((1u << count * (4 / groups_a_lane<type>)) - 1);
+  __m512i v[4];
+  MOEFLUX_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    v[i] = _mm512_zextsi128_si512(_mm_maskz_loadu_epi8(there, from[i]));
+    MOEFLUX_UNROLL
+    for (int quarter = 1; quarter < 4; ++quarter)
+      v[i] = _mm512_mask_broadcast_i32x4(v[i], static_cast<__mmask16>(0xf << 4 * quarter),
+                                         _mm_maskz_loadu_epi8(there, from[4 * quarter + i]));
+  }
+  const __m512i low[2] = {_mm512_maskz_unpacklo_epi32(all_lanes, v[0], v[1]),
+                          _mm512_maskz_unpacklo_epi32(all_lanes, v[2], v[3])};
+  const __m512i high[2] = {_mm512_maskz_unpackhi_epi32(all_lanes, v[0], v[1]),
+                           _mm512_maskz_unpackhi_epi32(all_lanes, v[2], v[3])};
+  store_lane<type>(_mm512_maskz_unpacklo_epi64(0xff, low[0], low[1]), out);
+  store_lane<type>(_mm512_maskz_unpackhi_epi64(0xff, low[0], low[1]), out + groups_a_lane<type>);
+  store_lane<type>(_mm512_maskz_unpacklo_epi64(0xff, high[0], high[1]), out + 2 * groups_a_lane<type>);
+  store_lane<type>(_mm512_maskz_unpackhi_epi64(0xff, high[0], high[1]), out + 3 * groups_a_lane<type>);
+}
+
+// The same for count <= scale_groups.
 template <DType type>
 static void turn_scales(const uint8_t* const (&from)[code_rows], int64_t count, float (&out)[scale_groups][code_rows]) {
-  // Two halves that stand side by side are turned as one lane.
-  constexpr int64_t a_lane = type == DType::f32 ? 1 : 2;
+  constexpr int64_t a_lane = groups_a_lane<type>;
+  if (count <= 4 * a_lane) return turn_few_scales<type>(from, count, out);
   for (int64_t first = 0; first < count; first += 16 * a_lane) {
     const int64_t bytes = (count - first < 16 * a_lane ? count - first : 16 * a_lane) * (4 / a_lane);
     const __mmask64 there = bytes == 64 ? ~__mmask64{0} : (__mmask64{1} << bytes) - 1;
@@ -54,19 +96,8 @@ static void turn_scales(const uint8_t* const (&from)[code_rows], int64_t count, 
     MOEFLUX_UNROLL
     for (int r = 0; r < 16; ++r) v[r] = _mm512_maskz_loadu_epi8(there, from[r] + first * (4 / a_lane));
     turn(v);
-    float (*to)[code_rows] = out + first;
     MOEFLUX_UNROLL
-    for (int c = 0; c < 16; ++c) {
-      if constexpr (type == DType::f32) {
-        store(to[c], v[c]);
-      } else if constexpr (type == DType::bf16) {
-        store(to[2 * c], _mm512_maskz_slli_epi32(all_lanes, v[c], 16));
-        store(to[2 * c + 1], _mm512_and_si512(v[c], _mm512_set1_epi32(static_cast<int>(0xffff0000))));
-      } else {
-        store(to[2 * c], from_f16(narrow((Words)v[c] & 0xffffu)));
-        store(to[2 * c + 1], from_f16(narrow((Words)v[c] >> 16)));
-      }
-    }
+    for (int c = 0; c < 16; ++c) store_lane<type>(v[c], out + first + a_lane * c);
   }
 }
 
