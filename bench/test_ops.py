@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from moeflux import QuantFormat, _core
+from moeflux.floats import bf16_bits
 from moeflux.ops import Ops, ops
 from moeflux.oracle import ops as oracle
 
@@ -98,15 +99,17 @@ def experts(n: int, k: int) -> Case:
     return Case(lambda o: o.expert_ffn(x, pool, jobs, k), reference)
 
 
-def attention(n: int) -> Case:
-    q, k, v = numbers(n, 16, 256), numbers(CONTEXT, 2, 256), numbers(CONTEXT, 2, 256)
+def attention(n: int, context: int = CONTEXT, narrow: bool = False) -> Case:
+    """`narrow`: rows of bf16, for NumPy of f32."""
+    q, k, v = numbers(n, 16, 256), numbers(context, 2, 256), numbers(context, 2, 256)
+    cached = (bf16_bits(k), bf16_bits(v)) if narrow else (k, v)
 
     def reference() -> np.ndarray:
         scores = np.einsum("nghd,tgd->nght", q.reshape(n, 2, 8, 256), k, optimize=True) / 16
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         return np.einsum("nght,tgd->nghd", weights / weights.sum(axis=-1, keepdims=True), v, optimize=True)
 
-    return Case(lambda o: o.attention(q, k, v, 1 / 16), reference)
+    return Case(lambda o: o.attention(q, *cached, 1 / 16), reference)
 
 
 def latent_attention(n: int) -> Case:
@@ -204,6 +207,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "expert_ffn 64 tokens, 8 experts": lambda: experts(64, 8),
     "attention 1 of 4096": lambda: attention(1),
     "attention 64 of 4096": lambda: attention(64),
+    "attention 1 of 32768, bf16": lambda: attention(1, 32768, narrow=True),
+    "attention 64 of 4096, bf16": lambda: attention(64, narrow=True),
     "mla_attention 1 of 4096": lambda: latent_attention(1),
     "conv1d": convolution,
     "gated_delta": delta,

@@ -30,7 +30,8 @@ struct EngineOptions {
   std::string backend = "auto";  // "cpu", or "auto": the best one there is
   std::string isa;               // CPU kernels: one of `available_isas`; empty: the best the machine has
   // Of activations where matrices are quantised. "auto": 16 bits, with a unit of their own for each group of columns
-  // that shares a scale, where the CPU has instructions for that, f32 elsewhere; "exact": f32 everywhere.
+  // that shares a scale, where the CPU has instructions for that, f32 elsewhere. And of attention over rows of bf16:
+  // queries and weights as two digits of bf16 where the CPU has AMX. "exact": f32 everywhere.
   std::string precision = "auto";
   int threads = 0;           // that compute; 0: one a core
   int readers = 0;           // threads that read experts; 0: chosen by the engine

@@ -10,7 +10,7 @@ import numpy as np
 from moeflux import oracle
 from moeflux.floats import bf16_bits
 from op_support import StoredMatrix, numbers
-from tolerances import DIGIT_ROUNDING, assert_agrees, assert_close
+from tolerances import DIGIT_ROUNDING, TILE_ROUNDING, assert_agrees, assert_close
 
 Array = np.ndarray
 
@@ -109,6 +109,24 @@ def cached(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> tupl
     return bits, widened(bits).astype(np.float64)
 
 
+def rounding_of_tiles(run: Any, dtype: str, q: Array, k: Array, v: Array, scale: float) -> Array | float:
+    """The most that attention over k [rows, kv_heads, ...] and v can be off where it takes digits of bf16.
+
+    Scores are off by that part of what is added up to make them, and so weights, before and after they are divided by
+    their sum, by e to twice the most of that; then they are written in digits too.
+    """
+    if run.isa != "amx" or dtype != "bf16":
+        return 0.0
+    n, group = len(q), q.shape[1] // k.shape[1]
+    seen = np.tri(n, len(k), len(k) - n, dtype=bool)[:, None]
+    k, v = (np.repeat(rows, group, axis=1) for rows in (k, v))
+    scores = np.where(seen, np.einsum("nhd,thd->nht", q, k) * scale, -np.inf)
+    off = TILE_ROUNDING * np.where(seen, np.einsum("nhd,thd->nht", np.abs(q), np.abs(k)) * scale, 0).max(axis=-1)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    size = np.einsum("nht,thd->nhd", weights / weights.sum(axis=-1, keepdims=True), np.abs(v))
+    return (np.expm1(2 * off) + TILE_ROUNDING)[..., None] * size
+
+
 def check_attention(
     run: Any, n: int, first: int, heads: int, kv_heads: int, dim: int, dtype: str, scale: float = 0.0
 ) -> None:
@@ -118,7 +136,8 @@ def check_attention(
     k, k_numbers = cached(rng, (first + n, kv_heads, dim), dtype)
     v, v_numbers = cached(rng, (first + n, kv_heads, dim), dtype)
     expected = oracle.ops.attention(q.astype(np.float64), k_numbers, v_numbers, scale)
-    assert_agrees("attention", run.attention(q, k, v, scale), expected, dtype)
+    rounding = rounding_of_tiles(run, dtype, q.astype(np.float64), k_numbers, v_numbers, scale)
+    assert_agrees("attention", run.attention(q, k, v, scale), expected, dtype, rounding)
 
 
 def check_latent_attention(run: Any, n: int, first: int, heads: int, rank: int, rope: int, dtype: str) -> None:
@@ -133,7 +152,11 @@ def check_latent_attention(run: Any, n: int, first: int, heads: int, rank: int, 
     expected = oracle.ops.mla_attention(
         *wide(q_latent, q_pe), latent_numbers, k_pe_numbers, identity, identity, scale, absorbed=True
     )
-    assert_agrees("mla_attention", run.mla_attention(q_latent, q_pe, latent, k_pe, scale), expected, dtype)
+    keys = np.concatenate([latent_numbers, k_pe_numbers], axis=-1)[:, None]
+    rounding = rounding_of_tiles(
+        run, dtype, np.concatenate(wide(q_latent, q_pe), axis=-1), keys, latent_numbers[:, None], scale
+    )
+    assert_agrees("mla_attention", run.mla_attention(q_latent, q_pe, latent, k_pe, scale), expected, dtype, rounding)
 
 
 # ---- Routers ----------------------------------------------------------------------------------------------------

@@ -79,42 +79,74 @@ def test_scores_of_any_size(kernels: Ops, first: int) -> None:
     check_attention(kernels, 5, first, heads=4, kv_heads=2, dim=32, dtype="bf16", scale=300.0)
 
 
+@pytest.mark.parametrize("dtype", CACHES)
 @pytest.mark.parametrize("first", [0, 3, 900])
-def test_nothing_comes_from_rows_behind(kernels: Ops, first: int) -> None:
+def test_nothing_comes_from_rows_behind(kernels: Ops, first: int, dtype: str) -> None:
     """NaN in a row of the call reaches that row and later ones only."""
     rng = np.random.default_rng(first)
     q = rng.standard_normal((20, 6, 32), dtype=np.float32)
-    k, v = (rng.standard_normal((first + 20, 2, 32), dtype=np.float32) for _ in range(2))
+    k, v = (cached(rng, (first + 20, 2, 32), dtype)[0] for _ in range(2))
     whole = kernels.attention(q, k, v, 0.2)
-    k[first + 7], v[first + 7] = np.nan, np.nan
+    nan = np.nan if dtype == "f32" else bf16_bits(np.float32([np.nan]))[0]
+    k[first + 7], v[first + 7] = nan, nan
     spoilt = kernels.attention(q, k, v, 0.2)
     assert np.array_equal(spoilt[:7], whole[:7])
     assert np.isnan(spoilt[7:]).all()
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_rows_that_nothing_sees_may_hold_anything(kernels: Ops, value: float) -> None:
+    """As memory of a cache does that was never written: rows of another call, taken as this one's."""
+    rng = np.random.default_rng(5)
+    q = rng.standard_normal((40, 16, 64), dtype=np.float32)
+    k, v = (cached(rng, (340, 2, 64), "bf16")[0] for _ in range(2))
+    whole = kernels.attention(q, k, v, 0.2)
+    for seen in (1, 31, 32, 33):
+        spoilt_k, spoilt_v = k.copy(), v.copy()
+        spoilt_k[300 + seen :], spoilt_v[300 + seen :] = (bf16_bits(np.float32([value]))[0],) * 2
+        spoilt = kernels.attention(q, spoilt_k, spoilt_v, 0.2)
+        assert np.array_equal(spoilt[:seen], whole[:seen])
+
+
+@pytest.mark.parametrize("dtype", CACHES)
+def test_exact_attention_is_that_of_f32(dtype: str) -> None:
+    rng = np.random.default_rng(6)
+    q = rng.standard_normal((3, 16, 64), dtype=np.float32)
+    k, v = (cached(rng, (600, 2, 64), dtype)[0] for _ in range(2))
+    if "amx" not in isas():
+        pytest.skip("this machine has no tiles")
+    exact = ops(isa="amx", exact=True).attention(q, k, v, 0.2)
+    assert np.array_equal(exact, ops(isa="avx512").attention(q, k, v, 0.2))
+    assert np.array_equal(exact, ops(isa="amx").attention(q, k, v, 0.2)) == (dtype == "f32")
+
+
 # ---- The same bits ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("dim", "rope"), [(40, 8), (64, 32)])
 @pytest.mark.parametrize(("n", "first"), [(1, 5000), (17, 700), (64, 0)])
-def test_any_number_of_threads_gives_the_same_bits(n: int, first: int) -> None:
+def test_any_number_of_threads_gives_the_same_bits(n: int, first: int, dim: int, rope: int) -> None:
     rng = np.random.default_rng(n)
-    q = rng.standard_normal((n, 8, 40), dtype=np.float32)
-    k, v = (bf16_bits(rng.standard_normal((first + n, 2, 40), dtype=np.float32)) for _ in range(2))
-    q_pe = rng.standard_normal((n, 8, 8), dtype=np.float32)
+    q = rng.standard_normal((n, 8, dim), dtype=np.float32)
+    k, v = (bf16_bits(rng.standard_normal((first + n, 2, dim), dtype=np.float32)) for _ in range(2))
+    q_pe = rng.standard_normal((n, 8, rope), dtype=np.float32)
     for isa in isas():
         results = set()
         for threads in (1, 2, 3, 2):
             kernels = ops(isa=isa, threads=threads)
             plain = kernels.attention(q, k, v, 0.2)
-            latent = kernels.mla_attention(q, q_pe, np.ascontiguousarray(k[:, 0]), v[:, 0, :8].copy(), 0.2)
+            latent = kernels.mla_attention(q, q_pe, np.ascontiguousarray(k[:, 0]), v[:, 0, :rope].copy(), 0.2)
             results.add(plain.tobytes() + latent.tobytes())
         assert len(results) == 1, isa
 
 
 @pytest.mark.parametrize("dtype", CACHES)
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 2, 40), (3, 1, 64), (70, 1, 36)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "rope"),
+    [(8, 2, 40, 8), (3, 1, 64, 8), (70, 1, 36, 8), (16, 2, 64, 32), (70, 1, 32, 32)],
+)
 def test_a_row_does_not_depend_on_the_rows_beside_it(
-    kernels: Ops, heads: int, kv_heads: int, dim: int, dtype: str
+    kernels: Ops, heads: int, kv_heads: int, dim: int, rope: int, dtype: str
 ) -> None:
     """Contexts cut into calls anywhere: before, at and behind the borders of spans, a few rows or many."""
     rng = np.random.default_rng(heads)
@@ -122,8 +154,8 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
     q = rng.standard_normal((total, heads, dim), dtype=np.float32)
     k, _ = cached(rng, (total, kv_heads, dim), dtype)
     v, _ = cached(rng, (total, kv_heads, dim), dtype)
-    q_pe = rng.standard_normal((total, heads, 8), dtype=np.float32)
-    k_pe, _ = cached(rng, (total, 8), dtype)
+    q_pe = rng.standard_normal((total, heads, rope), dtype=np.float32)
+    k_pe, _ = cached(rng, (total, rope), dtype)
 
     def rows(first: int, end: int) -> bytes:
         plain = kernels.attention(q[first:end], k[:end], v[:end], 0.2)

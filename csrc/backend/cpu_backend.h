@@ -15,7 +15,7 @@ class CpuCommands;
 
 class CpuBackend final : public Backend {
  public:
-  // With `exact` every product is one of f32 numbers.
+  // With `exact` every product, and attention, is one of f32 numbers.
   CpuBackend(const std::string& isa, bool exact, int threads, int64_t fail_at_op);
   ~CpuBackend() override;
 

@@ -164,7 +164,8 @@ void CpuCommands::combine(const CombineArgs& args, int64_t n) {
 // ---- Attention, delta net, routing ---------------------------------------------------------------------------------
 
 void CpuCommands::run_attention(cpu::AttentionTask& task) {
-  const cpu::AttentionKernels& kernels = kernels_.attention;
+  const bool tiled = tiled_attention_ && cpu::fits_tiles(task);
+  const cpu::AttentionKernels& kernels = tiled ? *tiled_attention_ : kernels_.attention;
   if (kernels.scratch(task) > static_cast<int64_t>(attention_scratch_.size()))
     attention_scratch_.resize(static_cast<size_t>(cpu::attention_scratch_bound(task.dim)));
   task.scratch = attention_scratch_.data();

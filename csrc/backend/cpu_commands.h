@@ -22,7 +22,11 @@ cpu::Weights weights_of(const Matrix& matrix);
 class CpuCommands final : public Commands {
  public:
   explicit CpuCommands(CpuBackend& backend)
-      : backend_(backend), pool_(backend.pool_), kernels_(*backend.isa_.kernels), digits_(backend.isa_.digits) {}
+      : backend_(backend),
+        pool_(backend.pool_),
+        kernels_(*backend.isa_.kernels),
+        digits_(backend.isa_.digits),
+        tiled_attention_(backend.isa_.tiled_attention) {}
 
   // How many of each the ops may want beside their arguments.
   struct Room {
@@ -118,7 +122,8 @@ class CpuCommands final : public Commands {
   CpuBackend& backend_;
   ThreadPool& pool_;
   const cpu::Kernels& kernels_;
-  const cpu::DigitKernels* digits_;  // null where the instruction set has none
+  const cpu::DigitKernels* digits_;               // null where the instruction set has none
+  const cpu::AttentionKernels* tiled_attention_;  // likewise
   std::exception_ptr error_;
 
   // Kept from batch to batch. `prepare` makes room for all that a model needs; without it they grow to that and stay.

@@ -16,8 +16,8 @@ std::string chosen_backend(const std::string& name);
 // whoever talks to the user.
 std::string metal_failure();
 
-// By a chosen name. `isa`, `exact` and `threads` are for the CPU: empty and 0 choose, and with `exact` every product is
-// one of f32 numbers. DeviceError when it is not to be had.
+// By a chosen name. `isa`, `exact` and `threads` are for the CPU: empty and 0 choose, and with `exact` every product,
+// and attention, is one of f32 numbers. DeviceError when it is not to be had.
 //
 // For tests: the op of number `fail_at_op`, counted from 0 over all batches, fails with DeviceError; with `deferred`,
 // ops run on another thread some time after their batch was submitted.

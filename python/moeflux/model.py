@@ -192,7 +192,8 @@ def load(
     isa           CPU kernels, one of `moeflux.available_isas()`; the best one by default (or MOEFLUX_ISA)
     precision     of activations that meet quantised matrices. "auto": whole numbers of 16 bits, with a unit for each
                   group of columns that shares a scale, where the CPU multiplies such (AVX-512 VNNI, AMX), which is some
-                  eighty times finer than bf16; float32 elsewhere. "exact": float32 everywhere
+                  eighty times finer than bf16; float32 elsewhere. Attention over bf16 rows takes two digits of
+                  bf16, 16 bits, where there is AMX. "exact": float32 everywhere
     readers       threads that read experts from disk; what `moeflux doctor` found best for this disk, else 4
     expert_slots  experts held in memory; by default as many as the budget has room for. Changes the speed and not one
                   bit of the result

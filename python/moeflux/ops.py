@@ -50,8 +50,8 @@ def ops(
     exact: bool = False,
 ) -> Ops:
     """The ops of a backend. `isa`: the kernels of an instruction set, else of MOEFLUX_ISA, else the best. With `timed`,
-    `take_times` tells what the ops themselves took, without the copying of arguments. With `exact`, products are of
-    float32 numbers where they would be of 16 bits."""
+    `take_times` tells what the ops themselves took, without the copying of arguments. With `exact`, products and
+    attention are of float32 numbers where they would be of 16 bits."""
     return Ops(_core.Ops(backend, isa or "", threads or 0, timed=timed, exact=exact))
 
 

@@ -39,6 +39,17 @@ struct AttentionTask {
 // No task asks for more than this many numbers of scratch, whatever its rows and context.
 [[gnu::always_inline]] constexpr int64_t attention_scratch_bound(int64_t dim) { return 8192 * (dim + 2); }
 
+// Whether AMX takes a task, see attention_tiles.inl: rows of bf16 of whole steps, and heads enough to be worth a tile.
+constexpr int64_t tile_step = 32;
+constexpr int64_t most_tiled_dim = 512;
+constexpr int64_t most_tiled_channels = most_tiled_dim + 64;
+constexpr int64_t least_tiled_heads = 3;  // that share a key head
+
+[[gnu::always_inline]] constexpr bool fits_tiles(const AttentionTask& task) {
+  return task.bf16 && task.dim % tile_step == 0 && task.dim <= most_tiled_dim && task.pe_dim % tile_step == 0 &&
+         task.dim + task.pe_dim <= most_tiled_channels && task.heads >= least_tiled_heads * task.kv_heads;
+}
+
 struct AttentionKernels {
   int64_t (*scratch)(const AttentionTask& task);  // numbers
   int64_t (*units)(const AttentionTask& task);

@@ -16,6 +16,7 @@
 namespace moeflux::cpu {
 
 #if defined(__x86_64__)
+extern const AttentionKernels amx_attention;
 extern const DigitKernels amx_digits;
 extern const DigitKernels avx512vnni_digits;
 extern const Kernels avx512_kernels;
@@ -35,8 +36,8 @@ bool has_amx() {
   unsigned b = 0;
   unsigned c = 0;
   unsigned d = 0;
-  constexpr unsigned tiles_and_int8 = 3u << 24;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & tiles_and_int8) != tiles_and_int8) return false;
+  constexpr unsigned bf16_tiles_int8 = 1u << 22 | 3u << 24;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & bf16_tiles_int8) != bf16_tiles_int8) return false;
   constexpr long request_permission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long tile_data = 18;
   return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
@@ -55,7 +56,7 @@ std::vector<Isa> detect() {
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   const bool vnni = avx2 && avx512 && __builtin_cpu_supports("avx512vnni");
-  if (vnni && has_amx()) found.push_back({"amx", &avx512_kernels, &amx_digits});
+  if (vnni && has_amx()) found.push_back({"amx", &avx512_kernels, &amx_digits, &amx_attention});
   if (vnni) found.push_back({"avx512vnni", &avx512_kernels, &avx512vnni_digits});
   if (avx2 && avx512) found.push_back({"avx512", &avx512_kernels});
   if (avx2) found.push_back({"avx2", &avx2_kernels});

@@ -6,13 +6,15 @@
 
 namespace moeflux::cpu {
 
-struct Kernels;
+struct AttentionKernels;
 struct DigitKernels;
+struct Kernels;
 
 struct Isa {
   std::string name;  // "portable", "avx2", "avx512", "avx512vnni", "amx", "neon"
   const Kernels* kernels;
-  const DigitKernels* digits = nullptr;  // for products that are faster with them; null where none are
+  const DigitKernels* digits = nullptr;               // for products that are faster with them; null where none are
+  const AttentionKernels* tiled_attention = nullptr;  // for tasks that fit; null where there are no tiles
 };
 
 // Those that this build has and this machine can run, the best first. Never empty: "portable" runs everywhere.
@@ -22,7 +24,7 @@ const std::vector<Isa>& available_isas();
 // FormatError naming those available when it is none of them.
 const Isa& choose_isa(const std::string& name);
 
-// The one that computes everything as this one does, but for products with digits: those it makes of f32 numbers.
+// The one that computes everything as this one does, but what takes digits: that it computes with f32 numbers.
 const Isa& without_digits(const Isa& isa);
 
 }  // namespace moeflux::cpu

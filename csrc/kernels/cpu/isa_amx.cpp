@@ -1,4 +1,4 @@
-// AMX for whole numbers, beside AVX-512 with VNNI: what these do otherwise.
+// AMX for whole numbers and bf16, beside AVX-512 with VNNI: what these do otherwise.
 #if defined(__x86_64__)
 #if !defined(__AVX512F__) || !defined(__AVX512BW__) || !defined(__AVX512VL__) || !defined(__AVX512DQ__) || \
     !defined(__AVX512VNNI__) || !defined(__AMX_INT8__)
@@ -6,12 +6,16 @@
 #endif
 
 #define MOEFLUX_ISA amx
+#include "kernels/cpu/attention_tiles.inl"
+
 #include "kernels/cpu/matmul_tiles.inl"
 
 namespace moeflux::cpu {
 
 extern const DigitKernels amx_digits;
 const DigitKernels amx_digits = amx::tile_kernels;
+extern const AttentionKernels amx_attention;
+const AttentionKernels amx_attention = amx::tile_attention;
 
 }  // namespace moeflux::cpu
 

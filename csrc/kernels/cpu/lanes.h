@@ -43,6 +43,38 @@ MOEFLUX_INLINE Floats sums(const Floats* vectors) {
   }
 }
 
+#if defined(__AVX512F__)
+// Of 16 vectors of 16 lanes, lane c of vector r becomes lane r of vector c.
+MOEFLUX_INLINE void turn(__m512i (&v)[16]) {
+  __m512i t[16];
+  MOEFLUX_UNROLL
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_maskz_unpacklo_epi32(all_lanes, v[i], v[i + 1]);
+    t[i + 1] = _mm512_maskz_unpackhi_epi32(all_lanes, v[i], v[i + 1]);
+  }
+  MOEFLUX_UNROLL
+  for (int i = 0; i < 16; i += 4) {
+    v[i] = _mm512_maskz_unpacklo_epi64(0xff, t[i], t[i + 2]);
+    v[i + 1] = _mm512_maskz_unpackhi_epi64(0xff, t[i], t[i + 2]);
+    v[i + 2] = _mm512_maskz_unpacklo_epi64(0xff, t[i + 1], t[i + 3]);
+    v[i + 3] = _mm512_maskz_unpackhi_epi64(0xff, t[i + 1], t[i + 3]);
+  }
+  MOEFLUX_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    MOEFLUX_UNROLL
+    for (int half = 0; half < 16; half += 8) {
+      t[half + i] = _mm512_maskz_shuffle_i32x4(all_lanes, v[half + i], v[half + i + 4], 0x88);
+      t[half + i + 4] = _mm512_maskz_shuffle_i32x4(all_lanes, v[half + i], v[half + i + 4], 0xdd);
+    }
+  }
+  MOEFLUX_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    v[i] = _mm512_maskz_shuffle_i32x4(all_lanes, t[i], t[i + 8], 0x88);
+    v[i + 8] = _mm512_maskz_shuffle_i32x4(all_lanes, t[i], t[i + 8], 0xdd);
+  }
+}
+#endif
+
 MOEFLUX_INLINE float widen(float value) { return value; }
 MOEFLUX_INLINE float widen(uint16_t value) {
   const uint32_t bits = static_cast<uint32_t>(value) << 16;

@@ -4,48 +4,12 @@
 // meanwhile.
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/matmul_digits.inl"
+#include "kernels/cpu/tiles.h"
 
 namespace moeflux::cpu::MOEFLUX_ISA {
 
-// ---- Instructions --------------------------------------------------------------------------------------------------
-// Written out: GCC 12 does not tell its optimiser all that its own read.
-
-struct TileShapes {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t zeros[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-static_assert(sizeof(TileShapes) == 64);
-
-MOEFLUX_INLINE void shape_tiles(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
-MOEFLUX_INLINE void release_tiles() { asm volatile("tilerelease"); }
-
-template <int tile>
-MOEFLUX_INLINE void zero_tile() {
-  asm volatile("tilezero %%tmm%c0" ::"i"(tile));
-}
-
-template <int tile>
-MOEFLUX_INLINE void load_tile(const void* from, int64_t stride) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(tile) : "memory");
-}
-
-template <int tile>
-MOEFLUX_INLINE void store_tile(void* to, int64_t stride) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(tile) : "memory");
-}
-
-template <int sums, int codes, int digits>
-MOEFLUX_INLINE void dot_tiles() {
-  asm volatile("tdpbusd %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(digits), "i"(codes), "i"(sums));
-}
-
 // ---- Panels --------------------------------------------------------------------------------------------------------
 
-constexpr int64_t tile_rows = 16;  // of x, and of the matrix
-constexpr int64_t tile_bytes = 1024;
 constexpr int64_t least_tile_rows = 3;  // fewer rows of x are faster without tiles
 constexpr int64_t tile_columns = 64;    // of codes and digits, or twice 32
 constexpr int64_t span_columns = 256;   // packed at once: with more, they leave the first cache

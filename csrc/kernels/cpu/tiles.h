@@ -1,0 +1,51 @@
+// The tiles of AMX: eight registers of up to 16 rows of 64 bytes.
+//
+// Written out: GCC 12 does not tell its optimiser all that its own read.
+#pragma once
+
+#include "kernels/cpu/simd.h"
+
+namespace moeflux::cpu::MOEFLUX_ISA {
+
+constexpr int64_t tile_rows = 16;
+constexpr int64_t tile_bytes = 1024;
+
+struct TileShapes {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t zeros[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+static_assert(sizeof(TileShapes) == 64);
+
+MOEFLUX_INLINE void shape_tiles(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
+MOEFLUX_INLINE void release_tiles() { asm volatile("tilerelease"); }
+
+template <int tile>
+MOEFLUX_INLINE void zero_tile() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(tile));
+}
+
+template <int tile>
+MOEFLUX_INLINE void load_tile(const void* from, int64_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(tile) : "memory");
+}
+
+template <int tile>
+MOEFLUX_INLINE void store_tile(void* to, int64_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(tile) : "memory");
+}
+
+template <int sums, int codes, int digits>
+MOEFLUX_INLINE void dot_tiles() {
+  asm volatile("tdpbusd %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(digits), "i"(codes), "i"(sums));
+}
+
+// sums += a times b, where b holds pairs of rows: numbers of bf16, sums of f32. Numbers too small to be normal are 0.
+template <int sums, int a, int b>
+MOEFLUX_INLINE void dot_tiles_bf16() {
+  asm volatile("tdpbf16ps %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(b), "i"(a), "i"(sums));
+}
+
+}  // namespace moeflux::cpu::MOEFLUX_ISA
