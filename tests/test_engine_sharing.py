@@ -84,7 +84,7 @@ def test_calls_and_chunks_change_no_bit(folder: Folder, name: str) -> None:
     """Chunks and calls of any size, steps, a prefill that was stopped and goes on; under every set of kernels. Long
     enough for attention to go through more than one span of its context."""
     ids = (PROMPTS[0] * 23)[:600]
-    for isa in isas():
+    for isa in isas() if _core.chosen_backend("auto") == "cpu" else [""]:
         whole = moeflux.load(folder(name), threads=2, isa=isa).session()
         logits = whole.prefill(ids, logits="all")
         expected = steps(whole, NEXT)
