@@ -183,9 +183,13 @@ MOEFLUX_INLINE Floats add_block(Floats total, const BlockSums<group_size>& sums,
   return total;
 }
 
+constexpr int first_cache = 3;  // as __builtin_prefetch has it
+constexpr int second_cache = 2;
+
 // Asks for a cache line of an address that may lie behind the matrix.
+template <int cache = first_cache>
 MOEFLUX_INLINE void prefetch_line(const uint8_t* from, int64_t offset) {
-  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(from) + offset));
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(from) + offset), 0, cache);
 }
 
 constexpr int64_t least_ahead = 16384;  // bytes of codes between what is asked for and what is multiplied

@@ -10,34 +10,47 @@ namespace moeflux::cpu::MOEFLUX_ISA {
 
 // ---- Panels --------------------------------------------------------------------------------------------------------
 
-constexpr int64_t least_tile_rows = 3;  // fewer rows of x are faster without tiles
-constexpr int64_t tile_columns = 64;    // of codes and digits, or twice 32
-constexpr int64_t span_columns = 256;   // packed at once: with more, they leave the first cache
-constexpr int64_t span_tiles = span_columns / tile_columns;
-constexpr int64_t span_groups = span_columns / 32;
-static_assert(span_groups <= lanes && span_columns % digit_block == 0);
-constexpr int64_t pass_rows = 512;  // of the matrix, for which rows of x are packed once
+constexpr int64_t least_tile_rows = 3;    // fewer rows of x are faster without tiles
+constexpr int64_t tile_columns = 64;      // of codes and digits, or twice 32
+constexpr int64_t chunk_columns = 256;    // unpacked at once: they stay in the first cache
+constexpr int64_t packed_columns = 8192;  // of 16 rows of x, packed at once: they stay in the second cache
+constexpr int64_t panels_together = 2;    // of 16 matrix rows, for which a chunk of x comes into the first cache once
+constexpr int64_t pass_rows = 512;        // of the matrix, for which rows of x are packed once
 constexpr int64_t x_tiles = max_block / tile_rows;
+constexpr int64_t least_group = 32;
+static_assert(chunk_columns % digit_block == 0 && packed_columns / x_tiles % chunk_columns == 0);
 
-// Some columns of 16 rows of x: a lane is a row. The high digits of a tile, then the low.
-struct DigitSpan {
-  alignas(64) uint8_t digits[span_tiles][2][tile_bytes];
-  alignas(64) float units[span_groups][tile_rows];
-  alignas(64) float sums[span_groups][tile_rows];
+// 64 columns of 16 rows of x, the high digits and the low.
+using DigitTile = uint8_t[2][tile_bytes];
+
+// Of a group of 16 rows of x: a lane is a row.
+struct DigitScales {
+  float units[tile_rows];
+  float sums[tile_rows];
 };
 
-// The same columns of 16 rows of the matrix.
-struct CodeSpan {
-  alignas(64) uint8_t codes[span_tiles][tile_rows][tile_columns];
-  alignas(64) float scales[tile_rows][lanes];  // span_groups of them count
-  alignas(64) float biases[tile_rows][lanes];
+// Some columns of 16 rows of x.
+struct DigitPanel {
+  DigitTile* tiles;
+  DigitScales* scales;
+};
+
+// A chunk of 16 rows of the matrix.
+struct CodeChunk {
+  alignas(64) uint8_t codes[chunk_columns / tile_columns][tile_rows][tile_columns];
+};
+
+// Scales of 16 rows of the matrix. Rows are a cache line further apart than they need be, lest all fall on each other.
+struct PanelScales {
+  alignas(64) float scales[tile_rows][packed_columns / least_group + lanes];
+  alignas(64) float biases[tile_rows][packed_columns / least_group + lanes];
 };
 
 // In a tile stand the even columns, then the odd ones: of its two stretches together, or, where each is a group, of the
 // first and then of the second.
 template <int64_t group_size>
 static void pack_digits(const uint8_t* const* x, int64_t n, int64_t columns, int64_t column, int64_t blocks,
-                        DigitSpan& to) {
+                        const DigitPanel& to) {
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t at = (column / digit_block + b) * digit_block_bytes;
     for (int64_t part = 0; part < 4; ++part) {
@@ -50,7 +63,7 @@ static void pack_digits(const uint8_t* const* x, int64_t n, int64_t columns, int
       MOEFLUX_UNROLL
       for (int64_t i = 0; i < 16; ++i) {
         const int64_t row = group_size == 32 ? i % 8 / 4 * 8 + odd * 4 + i % 4 : odd * 8 + i % 8;
-        store(to.digits[2 * b + i / 8][digit] + row * 64, v[i]);
+        store(to.tiles[2 * b + i / 8][digit] + row * 64, v[i]);
       }
     }
   }
@@ -59,36 +72,41 @@ static void pack_digits(const uint8_t* const* x, int64_t n, int64_t columns, int
   for (int64_t i = 0; i < tile_rows; ++i) {
     const DigitRow row = digit_row(x[i < n ? i : 0], columns, group_size);
     for (int64_t g = 0; g < groups; ++g) {
-      to.units[g][i] = i < n ? row.units[first + g] : 0;
-      to.sums[g][i] = i < n ? row.sums[first + g] : 0;
+      to.scales[g].units[i] = i < n ? row.units[first + g] : 0;
+      to.scales[g].sums[i] = i < n ? row.sums[first + g] : 0;
     }
   }
 }
 
-// `count` <= span_groups numbers as f32, zeros behind them.
-MOEFLUX_INLINE void widen_some(DType type, const uint8_t* from, int64_t count, float (&to)[lanes]) {
-  const auto there = static_cast<__mmask16>((1u << count) - 1);
-  if (type == DType::f32) return store(to, _mm512_maskz_loadu_ps(there, from));
-  const Halves halves = (Halves)_mm256_maskz_loadu_epi16(there, from);
-  store(to, type == DType::bf16 ? from_bf16(halves) : from_f16(halves));
+// `count` numbers as f32, and up to 15 zeros behind them; asks for those that lie `ahead` bytes further on.
+MOEFLUX_INLINE void widen(DType type, const uint8_t* from, int64_t count, int64_t ahead, float* to) {
+  const int64_t size = type == DType::f32 ? 4 : 2;
+  for (int64_t i = 0; i < count; i += lanes) {
+    const auto there = static_cast<__mmask16>(count - i < lanes ? (1u << (count - i)) - 1 : 0xffff);
+    prefetch_line(from, ahead + i * size);
+    if (type == DType::f32) {
+      store(to + i, _mm512_maskz_loadu_ps(there, from + i * size));
+    } else {
+      const Halves halves = (Halves)_mm256_maskz_loadu_epi16(there, from + i * size);
+      store(to + i, type == DType::bf16 ? from_bf16(halves) : from_f16(halves));
+    }
+  }
 }
 
-// Where codes are unpacked next: 16 rows of the matrix, from a column on.
-struct SpanPlace {
-  int64_t row;
-  int64_t column;
-};
-
-// Asks for what is unpacked next meanwhile.
-template <int bits, int64_t group_size>
-static void unpack_span(const Weights& w, int64_t row, int64_t last, int64_t column, int64_t blocks, SpanPlace next,
-                        CodeSpan& to) {
-  const int64_t scale_bytes = w.scale_type == DType::f32 ? 4 : 2;
-  const int64_t first = column / group_size;
-  const int64_t groups = smaller(w.columns / group_size - first, blocks * digit_block / group_size);
+// Of `groups` groups from `first` on of 16 rows of the matrix.
+static void widen_scales(const Weights& w, int64_t row, int64_t last, int64_t first, int64_t groups, PanelScales& to) {
+  const int64_t ahead = panels_together * tile_rows * w.scale_stride;
   for (int64_t r = 0; r < tile_rows; ++r) {
-    const int64_t from_row = smaller(row + r, last - 1);
-    const uint8_t* from = w.codes + from_row * w.code_stride + column * bits / 8;
+    const int64_t at = smaller(row + r, last - 1) * w.scale_stride + first * (w.scale_type == DType::f32 ? 4 : 2);
+    widen(w.scale_type, w.scales + at, groups, ahead, to.scales[r]);
+    widen(w.scale_type, w.biases + at, groups, ahead, to.biases[r]);
+  }
+}
+
+template <int bits, int64_t group_size>
+static void unpack_chunk(const Weights& w, int64_t row, int64_t last, int64_t column, int64_t blocks, CodeChunk& to) {
+  for (int64_t r = 0; r < tile_rows; ++r) {
+    const uint8_t* from = w.codes + smaller(row + r, last - 1) * w.code_stride + column * bits / 8;
     for (int64_t b = 0; b < blocks; ++b, from += digit_block * bits / 8) {
       const BlockCodes codes = codes_of<bits>(from, w.columns - column - b * digit_block);
       __m512i first_tile = quarters<0x44>(codes.even, codes.odd);
@@ -100,15 +118,6 @@ static void unpack_span(const Weights& w, int64_t row, int64_t last, int64_t col
       store(to.codes[2 * b][r], first_tile);
       store(to.codes[2 * b + 1][r], second_tile);
     }
-    const int64_t next_codes = (next.row + r) * w.code_stride + next.column * bits / 8;
-    MOEFLUX_UNROLL
-    for (int64_t line = 0; line < span_columns * bits / 8; line += 64) prefetch_line(w.codes, next_codes + line);
-    const int64_t next_scales = (next.row + r) * w.scale_stride + next.column / group_size * scale_bytes;
-    prefetch_line(w.scales, next_scales);
-    prefetch_line(w.biases, next_scales);
-    const int64_t at = from_row * w.scale_stride + first * scale_bytes;
-    widen_some(w.scale_type, w.scales + at, groups, to.scales[r]);
-    widen_some(w.scale_type, w.biases + at, groups, to.biases[r]);
   }
 }
 
@@ -120,9 +129,9 @@ struct TileSums {
   alignas(64) int32_t low[tile_rows][tile_rows];
 };
 
-// Group `g` of the span: tiles 2 * set and 2 * set + 1 are its sums.
+// Group `g` of the chunk: tiles 2 * set and 2 * set + 1 become its sums.
 template <int64_t group_size, int set>
-MOEFLUX_INLINE void dot_group(const CodeSpan& codes, const DigitSpan& x, int64_t g, TileSums& sums) {
+MOEFLUX_INLINE void dot_group(const CodeChunk& chunk, const DigitTile* x, int64_t g) {
   zero_tile<2 * set>();
   zero_tile<2 * set + 1>();
   constexpr int64_t tiles = group_size == 128 ? 2 : 1;
@@ -131,44 +140,60 @@ MOEFLUX_INLINE void dot_group(const CodeSpan& codes, const DigitSpan& x, int64_t
   for (int64_t i = 0; i < tiles; ++i) {
     const int64_t t = g * tiles / parts + i;
     const int64_t part = g % parts;
-    load_tile<6>(codes.codes[t][0] + part * 32, tile_columns);
-    load_tile<7>(x.digits[t][0] + part * 512, 64);
+    load_tile<6>(chunk.codes[t][0] + part * 32, tile_columns);
+    load_tile<7>(x[t][0] + part * 512, 64);
     dot_tiles<2 * set, 6, 7>();
-    load_tile<7>(x.digits[t][1] + part * 512, 64);
+    load_tile<7>(x[t][1] + part * 512, 64);
     dot_tiles<2 * set + 1, 6, 7>();
   }
+}
+
+template <int set>
+MOEFLUX_INLINE void store_sums(TileSums& sums) {
   store_tile<2 * set>(sums.high, 64);
   store_tile<2 * set + 1>(sums.low, 64);
 }
 
 // As `add_group` of one row, where a lane is a row of the matrix: here it is a row of x.
-MOEFLUX_INLINE void add_sums(const TileSums& sums, const CodeSpan& codes, const DigitSpan& x, int64_t g,
+MOEFLUX_INLINE void add_sums(const TileSums& sums, const PanelScales& panel, int64_t g, const DigitScales& x,
                              Floats (&total)[tile_rows]) {
-  const Floats unit = load<Floats>(x.units[g]);
-  const Floats x_sum = load<Floats>(x.sums[g]);
+  const Floats unit = load<Floats>(x.units);
+  const Floats x_sum = load<Floats>(x.sums);
   MOEFLUX_UNROLL
   for (int64_t r = 0; r < tile_rows; ++r) {
     const __m512i high = _mm512_maskz_slli_epi32(all_lanes, load<__m512i>(sums.high[r]), 8);
     const __m512i sum = _mm512_add_epi32(high, load<__m512i>(sums.low[r]));
-    total[r] = add_group(total[r], floats(sum), splat(codes.scales[r][g]), splat(codes.biases[r][g]), unit, x_sum);
+    total[r] = add_group(total[r], floats(sum), splat(panel.scales[r][g]), splat(panel.biases[r][g]), unit, x_sum);
   }
 }
 
-// to += the product over the span's groups.
-template <int64_t group_size>
-static void add_span(const CodeSpan& codes, const DigitSpan& x, int64_t groups, float (&to)[tile_rows][tile_rows]) {
+// to += the product over the chunk's groups, the first of which is group `first` of what is packed. For each, asks for
+// `lines` cache lines of `ahead`. The tiles of a group are multiplied before the sums of the group before are added,
+// and stored behind them, so that neither waits for the other.
+template <int64_t group_size, int64_t lines>
+static void add_chunk(const CodeChunk& chunk, const PanelScales& panel, const DigitPanel& x, int64_t first,
+                      int64_t groups, const uint8_t* ahead, float (&to)[tile_rows][tile_rows]) {
   Floats total[tile_rows];
   MOEFLUX_UNROLL
   for (int64_t r = 0; r < tile_rows; ++r) total[r] = load<Floats>(to[r]);
+  const DigitTile* tiles = x.tiles + first * group_size / tile_columns;
   TileSums even;
   TileSums odd;
-  dot_group<group_size, 0>(codes, x, 0, even);
+  const auto add = [&](const TileSums& sums, int64_t g) __attribute__((always_inline)) {
+    MOEFLUX_UNROLL
+    for (int64_t line = 0; line < lines; ++line) prefetch_line<second_cache>(ahead, (g * lines + line) * 64);
+    add_sums(sums, panel, first + g, x.scales[first + g], total);
+  };
+  dot_group<group_size, 0>(chunk, tiles, 0);
+  store_sums<0>(even);
   for (int64_t g = 0; g < groups; g += 2) {
-    if (g + 1 < groups) dot_group<group_size, 1>(codes, x, g + 1, odd);
-    add_sums(even, codes, x, g, total);
+    if (g + 1 < groups) dot_group<group_size, 1>(chunk, tiles, g + 1);
+    add(even, g);
     if (g + 1 == groups) break;
-    if (g + 2 < groups) dot_group<group_size, 0>(codes, x, g + 2, even);
-    add_sums(odd, codes, x, g + 1, total);
+    store_sums<1>(odd);
+    if (g + 2 < groups) dot_group<group_size, 0>(chunk, tiles, g + 2);
+    add(odd, g + 1);
+    if (g + 2 < groups) store_sums<0>(even);
   }
   MOEFLUX_UNROLL
   for (int64_t r = 0; r < tile_rows; ++r) store(to[r], total[r]);
@@ -177,10 +202,39 @@ static void add_span(const CodeSpan& codes, const DigitSpan& x, int64_t groups, 
 // ---- Whole products ------------------------------------------------------------------------------------------------
 
 struct TileRoom {
-  DigitSpan x[x_tiles];
-  CodeSpan codes;
+  alignas(64) DigitTile tiles[packed_columns / tile_columns];
+  alignas(64) DigitScales scales[packed_columns / least_group];
+  PanelScales panels[panels_together];
+  CodeChunk chunk;
   alignas(64) float totals[pass_rows / tile_rows][x_tiles][tile_rows][tile_rows];
 };
+
+// Totals += the product over columns begin ... end - 1, for which rows of x are packed. What lies behind the panels in
+// memory is asked for meanwhile, in its own order.
+template <int bits, int64_t group_size>
+static void multiply_panels(const Weights& w, int64_t first, int64_t last, int64_t begin, int64_t end,
+                            const DigitPanel (&x)[x_tiles], int64_t tiles, TileRoom& room) {
+  constexpr int64_t group_bytes = tile_rows * group_size * bits / 8;  // of a group of 16 rows
+  for (int64_t row = first; row < last; row += panels_together * tile_rows) {
+    const int64_t panels = smaller(divide_up(last - row, tile_rows), panels_together);
+    for (int64_t p = 0; p < panels; ++p)
+      widen_scales(w, row + p * tile_rows, last, begin / group_size, (end - begin) / group_size, room.panels[p]);
+    const uint8_t* ahead = w.codes + (row + panels_together * tile_rows) * w.code_stride +
+                           begin / group_size * group_bytes * panels_together;
+    float (*totals)[x_tiles][tile_rows][tile_rows] = room.totals + (row - first) / tile_rows;
+    for (int64_t column = begin; column < end; column += chunk_columns) {
+      const int64_t columns = smaller(end - column, chunk_columns);
+      const int64_t groups = columns / group_size;
+      const int64_t group = (column - begin) / group_size;
+      for (int64_t p = 0; p < panels; ++p, ahead += groups * group_bytes) {
+        unpack_chunk<bits, group_size>(w, row + p * tile_rows, last, column, digit_blocks(columns), room.chunk);
+        add_chunk<group_size, group_bytes / 64>(room.chunk, room.panels[p], x[0], group, groups, ahead, totals[p][0]);
+        for (int64_t t = 1; t < tiles; ++t)
+          add_chunk<group_size, 0>(room.chunk, room.panels[p], x[t], group, groups, ahead, totals[p][t]);
+      }
+    }
+  }
+}
 
 template <int bits, int64_t group_size>
 static void multiply_pass(const Weights& w, int64_t first, int64_t last, const uint8_t* const* x, float* const* out,
@@ -189,19 +243,16 @@ static void multiply_pass(const Weights& w, int64_t first, int64_t last, const u
   const int64_t tiles = divide_up(n, tile_rows);
   for (int64_t p = 0; p < panels; ++p)
     __builtin_memset(room.totals[p], 0, static_cast<size_t>(tiles) * sizeof room.totals[p][0]);
-  for (int64_t column = 0; column < w.columns; column += span_columns) {
-    const int64_t columns = smaller(w.columns - column, span_columns);
-    const int64_t blocks = digit_blocks(columns);
-    for (int64_t t = 0; t < tiles; ++t)
-      pack_digits<group_size>(x + t * tile_rows, smaller(n - t * tile_rows, tile_rows), w.columns, column, blocks,
-                              room.x[t]);
-    for (int64_t p = 0; p < panels; ++p) {
-      const SpanPlace next =
-          p + 1 < panels ? SpanPlace{first + (p + 1) * tile_rows, column} : SpanPlace{first, column + span_columns};
-      unpack_span<bits, group_size>(w, first + p * tile_rows, last, column, blocks, next, room.codes);
-      for (int64_t t = 0; t < tiles; ++t)
-        add_span<group_size>(room.codes, room.x[t], columns / group_size, room.totals[p][t]);
+  const int64_t span = packed_columns / (tiles < 3 ? tiles : x_tiles);
+  for (int64_t begin = 0; begin < w.columns; begin += span) {
+    const int64_t end = smaller(begin + span, w.columns);
+    DigitPanel packed[x_tiles];
+    for (int64_t t = 0; t < tiles; ++t) {
+      packed[t] = {room.tiles + t * (span / tile_columns), room.scales + t * (span / group_size)};
+      pack_digits<group_size>(x + t * tile_rows, smaller(n - t * tile_rows, tile_rows), w.columns, begin,
+                              digit_blocks(end - begin), packed[t]);
     }
+    multiply_panels<bits, group_size>(w, first, last, begin, end, packed, tiles, room);
   }
   for (int64_t p = 0; p < panels; ++p) {
     const int64_t row = first + p * tile_rows;
