@@ -6,9 +6,9 @@ FOLDER is what bench/peers/prepare.sh made (`make bench-peers` does both): the e
 mlx-lm is given too, and as GGUF with as many bytes. A measurement is a process of its own, and the order of a round is
 turned around in the next, A-B-B-A. All are warm: llama-bench warms up, and of moeflux-bench the first walk, or a first
 frontier, does not count. moeflux decodes the likeliest tokens, the others random ones, so all pick experts all over a
-random model. Prints every sample, then medians and ratios to the best of the others; a row's target is that of its
-ratio. `others` is the share of the processors that other programs took: a comparison is worth nothing where it is not
-near zero.
+random model. Keys and values have 16 bits in both. Prints every sample, then medians and ratios to the best of the
+others; a row's target is that of its ratio. `others` is the share of the processors that other programs took: a
+comparison is worth nothing where it is not near zero.
 
 Who needs minutes for a sample takes part in fewer rounds. mlx-lm computes with one thread on a CPU: it is in rows
 decode-1, deepseek-1 and prefill-512, in two rounds, with 32 tokens and 8 steps behind them. 32768 tokens are read in
@@ -18,7 +18,7 @@ of 4096, which would double it. How long each round took is said on stderr.
 rows: decode-1, decode-2         one and two threads, behind 512 tokens, layers of Qwen3.6-35B-A3B
       prefill-512, prefill-4096  two threads, the same model
       deepseek-1, deepseek-2     decode of layers with latent attention, of the width of Cogito-V2-671B
-      context                    decode at 32768 tokens beside that at 1024, keys and values of 16 bits
+      context                    decode at 32768 tokens beside that at 1024
       context-llama              the same of llama.cpp; only when it is asked for
 """
 
@@ -89,12 +89,13 @@ class Engines:
 
     def ours(self, row: Row, context: int) -> Sample:
         command = [str(self.harness), str(self.folder / row.model), "--threads", str(row.threads)]
+        command += ["--kv", "bf16"]
         if context > LONG:
             # One walk: everything has been read long before the end. A frontier more is a few tokens.
             frontiers = ",".join(str(context + 8 * i) for i in range(5))
-            command += ["--prefill", frontiers, "--reps", "0", "--kv", "bf16"]
+            command += ["--prefill", frontiers, "--reps", "0"]
         else:
-            command += ["--prefill", str(context), "--reps", "1"] + (["--kv", "bf16"] if row.beside else [])
+            command += ["--prefill", str(context), "--reps", "1"]
         command += ["--decode", str(self.decode if row.what == "decode" else 0)]
         ran = run(command)
         lines = [line for line in map(json.loads, ran.text.splitlines()) if line["what"] == row.what]

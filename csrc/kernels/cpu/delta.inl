@@ -30,17 +30,24 @@ MOEFLUX_INLINE void four_taps(const float* weight, Floats (&taps)[4]) {
   taps[3] = odds(odd_low, odd_high);
 }
 
-static void conv_four_taps(const ConvTask& task, int64_t channel) {
-  Floats taps[4];
-  four_taps(task.weight + channel * 4, taps);
-  Floats oldest = load<Floats>(conv_input(task, 0) + channel);
-  Floats older = load<Floats>(conv_input(task, 1) + channel);
-  Floats old = load<Floats>(conv_input(task, 2) + channel);
+// Row after row, so that memory is read in runs as long as a unit's channels; the rows before are still in the cache.
+static void conv_four_taps(const ConvTask& task, int64_t begin, int64_t end) {
+  float taps[conv_channels / lanes][4][lanes];
+  for (int64_t c = begin; c < end; c += lanes) {
+    Floats own[4];
+    four_taps(task.weight + c * 4, own);
+    for (int64_t tap = 0; tap < 4; ++tap) store(taps[(c - begin) / lanes][tap], own[tap]);
+  }
   for (int64_t row = 0; row < task.rows; ++row) {
-    const Floats newest = load<Floats>(task.x + row * task.channels + channel);
-    const Floats y = fma(newest, taps[3], fma(old, taps[2], fma(older, taps[1], oldest * taps[0])));
-    store(task.out + row * task.channels + channel, silu(y));
-    oldest = older, older = old, old = newest;
+    const float* inputs[4];
+    for (int64_t tap = 0; tap < 4; ++tap) inputs[tap] = conv_input(task, row + tap);
+    for (int64_t c = begin; c < end; c += lanes) {
+      const float (&own)[4][lanes] = taps[(c - begin) / lanes];
+      Floats y = load<Floats>(inputs[0] + c) * load<Floats>(own[0]);
+      MOEFLUX_UNROLL
+      for (int64_t tap = 1; tap < 4; ++tap) y = fma(load<Floats>(inputs[tap] + c), load<Floats>(own[tap]), y);
+      store(task.out + row * task.channels + c, silu(y));
+    }
   }
 }
 
@@ -62,9 +69,8 @@ static int64_t conv1d_units(const ConvTask& task) { return divide_up(task.channe
 static void conv1d(const ConvTask& task, int64_t unit) {
   const int64_t begin = unit * conv_channels;
   const int64_t end = smaller(begin + conv_channels, task.channels);
-  int64_t channel = begin;
-  if (task.taps == 4)
-    for (; channel + lanes <= end; channel += lanes) conv_four_taps(task, channel);
+  int64_t channel = task.taps == 4 ? begin + (end - begin) / lanes * lanes : begin;
+  if (channel > begin) conv_four_taps(task, begin, channel);
   for (; channel < end; channel += lanes) conv_any_taps(task, channel, smaller(lanes, end - channel));
   // Ascending: with fewer rows than the state has, a state row moves up before it is overwritten.
   for (int64_t row = 0; row < task.taps - 1; ++row)
