@@ -19,7 +19,9 @@ rows: decode-1, decode-2         one and two threads, behind 512 tokens, layers 
       prefill-512, prefill-4096  two threads, the same model
       deepseek-1, deepseek-2     decode of layers with latent attention, of the width of Cogito-V2-671B
       context                    decode at 32768 tokens beside that at 1024
-      context-llama              the same of llama.cpp; only when it is asked for
+only when they are asked for:
+      prefill-vnni               512 tokens, without AMX on our side
+      context-llama              contexts of llama.cpp
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ class Row:
     beside: int | None = None  # a context to compare with, in place of another engine
     engine: str = OURS  # whose contexts are compared
     mlx: bool = False
+    isa: str | None = None  # our kernels, usually the best that the machine has
 
 
 ROWS = {
@@ -61,12 +64,13 @@ ROWS = {
     "decode-2": Row("a3b", "decode", 2, 512, 2.0),
     "prefill-512": Row("a3b", "prefill", 2, 512, 4.0, mlx=True),
     "prefill-4096": Row("a3b", "prefill", 2, 4096, 4.0),
+    "prefill-vnni": Row("a3b", "prefill", 2, 512, 1.5, isa="avx512vnni"),
     "deepseek-1": Row("deepseek", "decode", 1, 512, 1.5, mlx=True),
     "deepseek-2": Row("deepseek", "decode", 2, 512, 1.5),
     "context": Row("a3b", "decode", 2, 32768, 0.7, 1024),
     "context-llama": Row("a3b", "decode", 2, 32768, None, 1024, LLAMA),
 }
-USUAL = [name for name, row in ROWS.items() if row.engine == OURS]
+USUAL = [name for name, row in ROWS.items() if row.engine == OURS and not row.isa]
 LONG = 8192  # tokens that are read once a process
 
 
@@ -89,7 +93,7 @@ class Engines:
 
     def ours(self, row: Row, context: int) -> Sample:
         command = [str(self.harness), str(self.folder / row.model), "--threads", str(row.threads)]
-        command += ["--kv", "bf16"]
+        command += ["--kv", "bf16"] + (["--isa", row.isa] if row.isa else [])
         if context > LONG:
             # One walk: everything has been read long before the end. A frontier more is a few tokens.
             frontiers = ",".join(str(context + 8 * i) for i in range(5))
@@ -222,7 +226,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rows", type=rows, default=USUAL, metavar="NAME,...", help="usually all but the last")
+    parser.add_argument("--rows", type=rows, default=USUAL, metavar="NAME,...", help="usually all but the last two")
     parser.add_argument("--decode", type=int, default=64, metavar="N", help="steps that are timed; usually 64")
     parser.add_argument("--harness", type=Path, help="moeflux-bench; usually the newest under build/")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every sample, a JSON object a line")
