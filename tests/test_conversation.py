@@ -104,6 +104,25 @@ def test_an_answer_that_is_stopped_stays_as_far_as_it_came(model: moeflux.Model)
     assert talk.messages[4]["content"] == "What?" and len(talk.messages) == 5
 
 
+def test_an_answer_does_not_go_on_in_a_session_that_was_used_otherwise(model: moeflux.Model) -> None:
+    talk = model.chat()
+    reply = talk.ask("Tell me a story about a rabbit named Daisy.", temperature=0)
+    for _ in zip(range(6), reply):  # noqa: B905
+        pass
+    talk.session.step(5)
+    with pytest.raises(StateError, match="expected the session as its last piece left it"):
+        next(reply)
+    assert talk.messages[-1] == {"role": "assistant", "content": reply.text} and reply.text
+    assert greedy(talk, "Why?") == greedy(restarted(talk), "Why?")
+
+
+def restarted(talk: Conversation) -> Conversation:
+    """The same messages but for the last question and its answer, in a session that holds nothing."""
+    other = Conversation(talk.session.model)
+    other.messages = talk.messages[:-2]
+    return other
+
+
 def test_a_failure_leaves_what_was_said(model: moeflux.Model) -> None:
     plan = _core.FaultPlan("error", 100)
     faulty = load_faulty(builtin.path(), fault=plan, expert_slots=64, look_ahead="off")

@@ -189,6 +189,44 @@ def test_cancelling_a_prompt(model: moeflux.Model) -> None:
     )
 
 
+MEDDLING = {
+    "another generation": lambda session: list(session.generate("My dog is called", max_tokens=3, temperature=0)),
+    "a step": lambda session: session.step(5),
+    "a prefill": lambda session: session.prefill([5, 6], logits="all"),
+    "a rewind": lambda session: session.rewind(3, exact=False),
+    "a new start": lambda session: session.clear(),
+    "a restore": lambda session: session.restore(session.snapshot()),
+}
+
+
+@pytest.mark.parametrize("what", MEDDLING)
+def test_an_answer_that_was_left_goes_on_where_it_was_or_not_at_all(model: moeflux.Model, what: str) -> None:
+    session = model.session()
+    left = session.generate(STORY, max_tokens=12, temperature=0)
+    for _ in range(4):
+        next(left)
+    MEDDLING[what](session)
+    tokens, text = session.tokens, left.text
+    with pytest.raises(StateError, match="expected the session as its last piece left it, found it used otherwise"):
+        next(left)
+    assert (session.tokens, left.text, len(left.tokens)) == (tokens, text, 4)
+    assert list(left) == []
+    whole = session.generate(STORY, max_tokens=12, temperature=0)
+    assert text_of(whole) == text_of(model.session().generate(STORY, max_tokens=12, temperature=0))
+
+
+def test_an_answer_that_was_left_goes_on_after_looking_around(model: moeflux.Model) -> None:
+    session = model.session()
+    left = session.generate(STORY, max_tokens=12, temperature=0)
+    parts = [next(left).text for _ in range(4)]
+    session.checkpoint()
+    assert session.snapshot().position == session.rewind(session.position) == session.position
+    session.prefill([])
+    model.session().step(5)
+    parts += [piece.text for piece in left]
+    assert "".join(parts) == text_of(model.session().generate(STORY, max_tokens=12, temperature=0))
+
+
 def test_stats_add_up() -> None:
     few = moeflux.load(builtin.path(), threads=2, expert_slots=128)
     session = few.session()

@@ -108,7 +108,8 @@ class Generation:
     """An answer as it comes: an iterator of pieces, once through. Made by `Session.generate`.
 
     The session is at work whenever a piece is asked for, and at rest in between. When it is over, or left in the midst,
-    the session holds the prompt and the answer, but for the last token.
+    the session holds the prompt and the answer, but for the last token. Once the session has been used otherwise, a
+    generation that was left cannot go on: StateError.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ class Generation:
             if self.finish is not None:
                 return
             if not self._cancelled:
-                logits = self._step(token)
+                logits = self._step(token, logits)
         self.finish = "cancelled"
         rest = self._rest()
         if rest:
@@ -238,7 +239,9 @@ class Generation:
             return False
         return self._on_progress(done, total) if self._on_progress is not None else None
 
-    def _step(self, token: int) -> Logits:
+    def _step(self, token: int, before: Logits) -> Logits:
+        if not before.current:  # the token continues what the session held then, and nothing else
+            raise StateError("generation: expected the session as its last piece left it, found it used otherwise")
         started = time.perf_counter()
         try:
             return self.session.step(token)

@@ -56,8 +56,13 @@ class Logits:
     def __reduce__(self) -> NoReturn:
         raise TypeError("Logits cannot be pickled: they are the engine's memory; send numpy() of them")
 
+    @property
+    def current(self) -> bool:
+        """Does the session still stand where these were computed?"""
+        return self._serial == self._session._core.logits_serial
+
     def _core(self) -> _core.Session:
-        if self._serial != self._session._core.logits_serial:
+        if not self.current:
             raise StateError("logits: expected to be used before the session evaluates again, found used after")
         return self._session._core
 
