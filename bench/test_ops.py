@@ -19,7 +19,7 @@ import pytest
 
 from moeflux import QuantFormat, _core
 from moeflux.floats import bf16_bits
-from moeflux.ops import Ops, ops
+from moeflux.ops import Ops
 from moeflux.oracle import ops as oracle
 
 HIDDEN, CONTEXT = 2048, 4096
@@ -229,7 +229,7 @@ class OpClock:
         return self.seconds
 
 
-CLOCK = OpClock(ops(threads=1, timed=True))
+CLOCK = OpClock(Ops(threads=1, timed=True))
 
 
 @pytest.fixture(scope="module")
@@ -286,5 +286,5 @@ def test_numpy_computes_the_same() -> None:
     """Of the products, whose NumPy is written here; the rest are short enough to read."""
     for name in ("matmul 64 x 2048 -> 8192", "expert_ffn 1 token, 8 experts", "attention 1 of 4096"):
         case = CASES[name]()
-        mine, theirs = (np.asarray(each, np.float64).reshape(-1) for each in (case.ours(ops()), case.numpy()))
+        mine, theirs = (np.asarray(each, np.float64).reshape(-1) for each in (case.ours(Ops()), case.numpy()))
         assert np.linalg.norm(mine - theirs) < 1e-4 * np.linalg.norm(theirs), name

@@ -17,7 +17,7 @@ from emulator import gpu
 from emulator.build import METAL, library
 from emulator.device import ORDERS, Library
 from emulator.params import params, sizes
-from moeflux.ops import ops
+from moeflux.ops import Ops
 
 Array = np.ndarray
 LANES = 32
@@ -35,7 +35,7 @@ class MetalOps:
 
 def _in_every_order(name: str, *arguments: Any, **settings: Any) -> Any:
     gpu.install()
-    method = getattr(ops("metal"), name)
+    method = getattr(Ops("metal"), name)
     results = []
     for checked in (False, True):
         for order in ORDERS:

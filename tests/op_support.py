@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from moeflux import QuantFormat
-from moeflux.ops import Ops, isas, ops
+from moeflux.ops import Ops, isas
 from moeflux.oracle.stored import pack_codes
 
 
 @cache
 def ops_of(isa: str, threads: int) -> Ops:
-    return ops(isa=isa, threads=threads)
+    return Ops(isa=isa, threads=threads)
 
 
 @pytest.fixture(params=isas())

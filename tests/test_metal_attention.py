@@ -8,7 +8,7 @@ import pytest
 from metal_ops import MetalOps, attention_both_ways
 from metal_support import needs_device
 from moeflux import StateError, oracle
-from moeflux.ops import ops
+from moeflux.ops import Ops
 from op_checks import check_attention, check_latent_attention
 from tolerances import assert_agrees
 
@@ -94,7 +94,7 @@ def test_one_step_at_a_time(heads: int, kv_heads: int, dim: int, length: int) ->
 
 def test_steps_are_of_metal_alone() -> None:
     with pytest.raises(StateError, match=r"\[attention_softmax\] backend: expected metal, found another"):
-        ops("cpu").attention_softmax(np.zeros((1, 2, 3), np.float32))
+        Ops("cpu").attention_softmax(np.zeros((1, 2, 3), np.float32))
 
 
 @pytest.mark.parametrize(

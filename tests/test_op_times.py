@@ -11,7 +11,7 @@ import moeflux
 from engine_support import evaluate, folders
 from golden import checkpoints
 from moeflux import _core
-from moeflux.ops import ops
+from moeflux.ops import Ops
 from moeflux.store import Store, open_store
 
 NAMES = list(checkpoints.CHECKPOINTS)
@@ -74,7 +74,7 @@ def test_nothing_where_nobody_asked(store: Store) -> None:
 
 
 def test_single_ops(tmp_path: Path) -> None:
-    timed = ops(threads=1, timed=True)
+    timed = Ops(threads=1, timed=True)
     x = np.ones((3, 64), np.float32)
     for _ in range(2):
         timed.residual_add(x, x)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moeflux.floats import bf16_bits
-from moeflux.ops import Ops, isas, ops
+from moeflux.ops import Ops, isas
 from op_checks import cached, check_attention, check_latent_attention
 
 Array = np.ndarray
@@ -15,7 +15,7 @@ CACHES = ("f32", "bf16")
 
 @pytest.fixture(params=isas())
 def kernels(request: pytest.FixtureRequest) -> Ops:
-    return ops(isa=request.param)
+    return Ops(isa=request.param)
 
 
 # ---- Against the oracle -----------------------------------------------------------------------------------------
@@ -115,9 +115,9 @@ def test_exact_attention_is_that_of_f32(dtype: str) -> None:
     k, v = (cached(rng, (600, 2, 64), dtype)[0] for _ in range(2))
     if "amx" not in isas():
         pytest.skip("this machine has no tiles")
-    exact = ops(isa="amx", exact=True).attention(q, k, v, 0.2)
-    assert np.array_equal(exact, ops(isa="avx512").attention(q, k, v, 0.2))
-    assert np.array_equal(exact, ops(isa="amx").attention(q, k, v, 0.2)) == (dtype == "f32")
+    exact = Ops(isa="amx", exact=True).attention(q, k, v, 0.2)
+    assert np.array_equal(exact, Ops(isa="avx512").attention(q, k, v, 0.2))
+    assert np.array_equal(exact, Ops(isa="amx").attention(q, k, v, 0.2)) == (dtype == "f32")
 
 
 # ---- The same bits ----------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_any_number_of_threads_gives_the_same_bits(n: int, first: int, dim: int,
     for isa in isas():
         results = set()
         for threads in (1, 2, 3, 2):
-            kernels = ops(isa=isa, threads=threads)
+            kernels = Ops(isa=isa, threads=threads)
             plain = kernels.attention(q, k, v, 0.2)
             latent = kernels.mla_attention(q, q_pe, np.ascontiguousarray(k[:, 0]), v[:, 0, :rope].copy(), 0.2)
             results.add(plain.tobytes() + latent.tobytes())

@@ -7,7 +7,7 @@ import pytest
 
 from moeflux import DeviceError, FormatError, _core
 from moeflux.floats import bf16_bits
-from moeflux.ops import Ops, isas, ops
+from moeflux.ops import Ops, isas
 from moeflux.oracle import ops as oracle
 from op_checks import check_combine, wide
 from op_support import isa, numbers, ops_of, run
@@ -161,17 +161,17 @@ def test_threads_change_no_bit(isa: str) -> None:
 def test_isa_is_chosen_by_name_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isas()[-1] == "portable"
     for name in isas():
-        assert f"cpu: {name}, 2 threads" in repr(ops(isa=name, threads=2))
+        assert f"cpu: {name}, 2 threads" in repr(Ops(isa=name, threads=2))
         monkeypatch.setenv("MOEFLUX_ISA", name)
-        assert f"cpu: {name}, 1 thread" in repr(ops(threads=1))
+        assert f"cpu: {name}, 1 thread" in repr(Ops(threads=1))
     monkeypatch.setenv("MOEFLUX_ISA", "altivec")
     with pytest.raises(FormatError, match=r'MOEFLUX_ISA: expected one .*\(.*portable\), found "altivec"'):
-        ops()
-    assert "portable" in repr(ops(isa="portable"))
+        Ops()
+    assert "portable" in repr(Ops(isa="portable"))
     with pytest.raises(FormatError, match=r'isa: expected one .*\(.*portable\), found "mmx"'):
-        ops(isa="mmx")
+        Ops(isa="mmx")
     with pytest.raises(FormatError, match=r'backend: expected auto, cpu or metal, found "tpu"'):
-        ops("tpu")
+        Ops("tpu")
 
 
 def test_a_failed_op_ends_its_batch_and_no_other() -> None:

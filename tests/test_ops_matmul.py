@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moeflux import FormatError, QuantFormat
-from moeflux.ops import Ops, ops
+from moeflux.ops import Ops
 from moeflux.oracle import ops as oracle
 from op_checks import check_experts, rounding_of_digits
 from op_support import AFFINE, PLAIN, WITH_DIGITS, StoredMatrix, isa, numbers, ops_of, random_matrix, run
@@ -105,7 +105,7 @@ def test_two_digits_are_a_hundred_times_finer_than_bf16(run: Ops, format: QuantF
 @pytest.mark.parametrize("isa", WITH_DIGITS)
 def test_exact_products_are_those_of_float32_numbers(isa: str) -> None:
     rng = np.random.default_rng(18)
-    exact = ops(isa=isa, threads=2, exact=True)
+    exact = Ops(isa=isa, threads=2, exact=True)
     assert exact.isa == "avx512"
     for bits in (4, 8):
         matrix = random_matrix(rng, QuantFormat.affine(bits, 64), 40, 192)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moeflux import oracle
-from moeflux.ops import Ops, isas, ops
+from moeflux.ops import Ops, isas
 from op_checks import check_softmax_routing, check_softmax_routing_far_apart
 from tolerances import assert_agrees
 
@@ -15,7 +15,7 @@ Array = np.ndarray
 
 @pytest.fixture(params=isas())
 def kernels(request: pytest.FixtureRequest) -> Ops:
-    return ops(isa=request.param)
+    return Ops(isa=request.param)
 
 
 def normal(seed: int, *shape: int) -> Array:
@@ -161,7 +161,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
     for isa in isas():
         results = set()
         for threads in (1, 2, 3, 2):
-            kernels = ops(isa=isa, threads=threads)
+            kernels = Ops(isa=isa, threads=threads)
             found = [
                 *kernels.top_k(logits, 40),
                 *kernels.route_softmax(rows, 8, normalize=True),

@@ -44,6 +44,12 @@ def test_the_module_shows_its_entry_alone() -> None:
     assert [line.split()[-1].removeprefix("_PyInit").removeprefix("PyInit") for line in shown] == ["__core"]
 
 
+def test_what_is_named_beside_the_classes_is_a_module() -> None:
+    program = "import moeflux; print(moeflux.builtin.path().name, moeflux.ops.Ops(isa='portable', threads=1))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (run.stdout, run.stderr) == ("builtin_model Ops(cpu: portable, 1 thread)\n", "")
+
+
 def modules() -> list[str]:
     files = (file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py"))
     names = (".".join(("moeflux", *file.with_suffix("").parts)) for file in files)

@@ -486,7 +486,7 @@ void register_ops(py::module_& m) {
       .def_property_readonly("threads", &ThreadPool::threads)
       .def("run", &run_units, py::arg("units"), py::arg("fail_at") = -1, "How often each unit ran.");
 
-  py::class_<Ops>(m, "Ops", "The ops of a backend, one at a time. Use moeflux.ops().")
+  py::class_<Ops>(m, "Ops", "The ops of a backend, one at a time. See moeflux.ops.Ops.")
       .def(py::init([](const std::string& name, const std::string& isa, int threads, int64_t fail_at_op, bool timed,
                        bool exact) {
              Ops ops = {std::make_unique<OpTimes>(), make_backend(name, isa, exact, threads, fail_at_op)};

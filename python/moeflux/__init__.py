@@ -9,11 +9,11 @@ token = logits.argmax()
 
 from __future__ import annotations
 
+from moeflux import builtin, ops
 from moeflux._core import QuantFormat, StepStats, __version__
 from moeflux._core import isas as available_isas
 from moeflux.errors import BudgetError, DeviceError, Error, FormatError, IoError, StateError
 from moeflux.model import Memory, Model, load
-from moeflux.ops import ops
 from moeflux.plan import Plan
 from moeflux.sampling import Sampling
 from moeflux.session import Logits, Session
@@ -42,6 +42,7 @@ __all__ = [
     "Variant",
     "__version__",
     "available_isas",
+    "builtin",
     "load",
     "open_store",
     "ops",

@@ -454,7 +454,7 @@ class ThreadPool:
 
 class Ops:
     """
-    The ops of a backend, one at a time. Use moeflux.ops().
+    The ops of a backend, one at a time. See moeflux.ops.Ops.
     """
     def __init__(
         self,

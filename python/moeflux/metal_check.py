@@ -15,7 +15,7 @@ from moeflux._core import QuantFormat
 from moeflux.errors import Error
 from moeflux.machine import Machine, this_machine
 from moeflux.model import load
-from moeflux.ops import Ops, ops
+from moeflux.ops import Ops
 from moeflux.oracle.stored import float_to_bf16
 from moeflux.progress import Progress, Silent
 
@@ -90,7 +90,7 @@ def check_metal(progress: Progress | None = None) -> MetalReport:
 def _checks(files: list[str], cases: list[tuple[str, Callable[[Ops], Any]]]) -> Iterator[Check]:
     for file in files:
         yield _timed(f"compile {file}", lambda file=file: f"{_core.metal_compile(file)} kernels", times=1)
-    metal, cpu = ops("metal"), ops("cpu", threads=1, exact=True)
+    metal, cpu = Ops("metal"), Ops("cpu", threads=1, exact=True)
     for name, run in cases:
         yield _compared(name, metal, cpu, run)
     yield _timed("a whole model", _whole_model, times=1)

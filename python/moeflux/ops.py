@@ -14,7 +14,7 @@ import numpy as np
 from moeflux import _core
 from moeflux._core import QuantFormat
 
-__all__ = ["Expert", "Matrix", "Ops", "isas", "ops"]
+__all__ = ["Expert", "Matrix", "Ops", "isas"]
 
 Array = np.ndarray
 
@@ -42,24 +42,24 @@ def isas() -> list[str]:
     return _core.isas()
 
 
-def ops(
-    backend: str = "cpu",
-    isa: str | None = None,
-    threads: int | None = None,
-    timed: bool = False,
-    exact: bool = False,
-) -> Ops:
-    """The ops of a backend. `isa`: the kernels of an instruction set, else of MOEFLUX_ISA, else the best. With `timed`,
-    `take_times` tells what the ops themselves took, without the copying of arguments. With `exact`, products and
-    attention are of float32 numbers where they would be of 16 bits."""
-    return Ops(_core.Ops(backend, isa or "", threads or 0, timed=timed, exact=exact))
-
-
 class Ops:
-    """One method an op. Arguments are never changed: what an op does in place comes back as a new array."""
+    """The ops of a backend, a method each. Arguments are never changed: what an op does in place comes back as a new
+    array.
 
-    def __init__(self, core: _core.Ops) -> None:
-        self._core = core
+    isa     the kernels of an instruction set, else of MOEFLUX_ISA, else the best
+    timed   `take_times` tells what the ops themselves took, without the copying of arguments
+    exact   products and attention are of float32 numbers where they would be of 16 bits
+    """
+
+    def __init__(
+        self,
+        backend: str = "cpu",
+        isa: str | None = None,
+        threads: int | None = None,
+        timed: bool = False,
+        exact: bool = False,
+    ) -> None:
+        self._core = _core.Ops(backend, isa or "", threads or 0, timed=timed, exact=exact)
 
     def __repr__(self) -> str:
         return f"Ops({self._core.describe()})"
