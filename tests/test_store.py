@@ -13,7 +13,7 @@ from golden import checkpoints
 from mlx_folder import write_mlx_folder
 from moeflux import FormatError, QuantFormat, oracle
 from moeflux.convert import convert
-from moeflux.store import open_store
+from moeflux.store import Store, open_store
 
 IDS = [1, 100, 50, 10, 42, 3, 77, 9]
 NAMES = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3")
@@ -67,6 +67,33 @@ def test_mlx_fingerprint_sees_changed_weights(folders: Path, tmp_path: Path) -> 
     path.write_bytes(data)
     with open_store(copy) as store:
         assert store.fingerprint != before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mlx_fingerprint_covers_every_vector(
+    folders: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moeflux.store.SAMPLES", 1)
+    monkeypatch.setattr("moeflux.store.SAMPLE_BYTES", 1)
+    copy = tmp_path / "mlx"
+    shutil.copytree(folders / f"mlx-{name}", copy)
+    with open_store(copy) as store:
+        files, seen = store.directory.files, {store.fingerprint}
+        vectors = [t.spans[0] for name, t in store.directory.tensors.items() if name not in parts_of_matrices(store)]
+    assert len(vectors) > 10
+    for file, offset, _ in vectors:
+        with Path(files[file]).open("r+b") as data:
+            data.seek(offset)
+            byte = data.read(1)[0]
+            data.seek(offset)
+            data.write(bytes([byte ^ 1]))
+        with open_store(copy) as store:
+            assert store.fingerprint not in seen
+            seen.add(store.fingerprint)
+
+
+def parts_of_matrices(store: Store) -> set[str]:
+    return {f"{base}.{part}" for base in store.directory.formats for part in ("weight", "scales", "biases")}
 
 
 def test_tensors_and_experts(folders: Path) -> None:

@@ -198,6 +198,8 @@ def fuse(v: Variant, stored: dict[str, Raw]) -> dict[str, Raw]:
     for i in v.linear_layers:
         for part in ("weight", "scales", "biases"):
             at = f"model.layers.{i}.linear_attn.in_proj_"
+            if f"{at}qkv.{part}" not in out:
+                continue
             qkv, z, b, a = (out.pop(f"{at}{x}.{part}") for x in ("qkv", "z", "b", "a"))
 
             def rows(tensor: Raw) -> np.ndarray:

@@ -29,15 +29,12 @@ int64_t elements_of(const StoredTensor& tensor) {
   return count;
 }
 
-// Everything that is no part of a matrix.
-bool is_vector(const StoreDirectory& store, const std::string& name) {
-  return store.formats.count(name.substr(0, name.rfind('.'))) == 0;
-}
+// Kernels take vectors in f32.
+bool is_widened(const StoredTensor& tensor) { return is_vector(tensor.kind) && tensor.dtype != DType::f32; }
 
 // As it is stored, and where a kernel may load it.
-bool stays_in_place(const StoreDirectory& store, const std::string& name, const StoredTensor& tensor) {
-  return tensor.spans.size() == 1 && tensor.spans.front().offset % tensor_alignment == 0 &&
-         (!is_vector(store, name) || tensor.dtype == DType::f32);
+bool stays_in_place(const StoredTensor& tensor) {
+  return tensor.spans.size() == 1 && tensor.spans.front().offset % tensor_alignment == 0 && !is_widened(tensor);
 }
 
 // In place, so that loading needs no memory beside the arena: `count` halves lie at the end of the room for as many
@@ -121,8 +118,7 @@ class Loader {
 
   void load(const std::vector<File>& files, const std::string& name, const StoredTensor& tensor) {
     std::byte* const room = arena_->data() + place_of(name).offset;
-    const bool widened = is_vector(store_, name) && tensor.dtype != DType::f32;
-    std::byte* out = widened ? room + stored_bytes(tensor) : room;
+    std::byte* out = is_widened(tensor) ? room + stored_bytes(tensor) : room;
     for (const Span& span : tensor.spans)
       for (int64_t done = 0; done < span.bytes; done += piece) {
         const int64_t bytes = std::min(piece, span.bytes - done);
@@ -130,7 +126,7 @@ class Loader {
         out += bytes;
         tell(bytes);
       }
-    if (widened) widen(tensor.dtype, room, elements_of(tensor));
+    if (is_widened(tensor)) widen(tensor.dtype, room, elements_of(tensor));
   }
 
   void tell(int64_t bytes) {
@@ -232,7 +228,7 @@ static std::map<int64_t, DenseLayout::Map> maps_of(const StoreDirectory& store) 
   std::map<int64_t, int64_t> used;
   const int64_t page = arena_bytes(1);
   for (const auto& [name, tensor] : store.tensors) {
-    if (!stays_in_place(store, name, tensor)) continue;
+    if (!stays_in_place(tensor)) continue;
     const Span& span = tensor.spans.front();
     const int64_t begin = span.offset / page * page;
     const int64_t end = arena_bytes(span.offset + span.bytes);
@@ -256,7 +252,7 @@ DenseLayout dense_layout(const StoreDirectory& store, bool maps) {
       layout.maps.push_back(map);
     }
   for (const auto& [name, tensor] : store.tensors) {
-    if (stays_in_place(store, name, tensor)) {
+    if (stays_in_place(tensor)) {
       const Span& span = tensor.spans.front();
       if (const auto found = by_file.find(span.file); found != by_file.end()) {
         const DenseLayout::Map& map = layout.maps[static_cast<size_t>(found->second)];
@@ -265,7 +261,7 @@ DenseLayout dense_layout(const StoreDirectory& store, bool maps) {
       }
     }
     layout.places[name] = {-1, layout.arena};
-    const int64_t bytes = is_vector(store, name) ? elements_of(tensor) * 4 : stored_bytes(tensor);
+    const int64_t bytes = is_widened(tensor) ? elements_of(tensor) * 4 : stored_bytes(tensor);
     layout.arena = round_up(layout.arena + bytes, tensor_alignment);
   }
   return layout;

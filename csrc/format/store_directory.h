@@ -15,6 +15,7 @@
 #include "core/sha256.h"
 #include "core/variant.h"
 #include "format/expert_layout.h"
+#include "format/tensor_requirements.h"
 
 namespace moeflux {
 
@@ -28,8 +29,9 @@ struct Span {
 
 struct StoredTensor {
   DType dtype = DType::u8;
-  std::vector<int64_t> shape;  // as stored: packed words for codes
-  std::vector<Span> spans;     // in order; together the tensor, row-major
+  std::vector<int64_t> shape;            // as stored: packed words for codes
+  std::vector<Span> spans;               // in order; together the tensor, row-major
+  TensorKind kind = TensorKind::matrix;  // of what the variant requires: it, or what it is a part of
 };
 
 using TensorTable = std::map<std::string, StoredTensor>;

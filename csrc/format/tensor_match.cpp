@@ -69,9 +69,11 @@ QuantFormat affine_format(const std::string& base, const std::vector<int64_t>& s
   }
 }
 
-void take(const std::string& name, TensorTable& table, StoreDirectory& store) {
+void take(const std::string& name, TensorKind kind, TensorTable& table, StoreDirectory& store) {
   auto node = table.extract(name);
-  if (!node.empty()) store.tensors.insert(std::move(node));
+  if (node.empty()) return;
+  node.mapped().kind = kind;
+  store.tensors.insert(std::move(node));
 }
 
 }  // namespace
@@ -111,18 +113,18 @@ QuantFormat matrix_format(const std::string& base, const std::vector<int64_t>& s
 void match_tensors(TensorTable table, const DeclaredFormats& declared, StoreDirectory& store) {
   const auto has = [&](const std::string& name) { return table.contains(name); };
   for (const TensorRequirement& wanted : tensor_requirements(store.variant, has)) {
-    if (wanted.kind == TensorKind::vector || wanted.kind == TensorKind::conv) {
+    if (is_vector(wanted.kind)) {
       const StoredTensor& tensor = needed(table, wanted.name, store);
       check_float(tensor, wanted.shape, place(store, tensor, wanted.name));
-      take(wanted.name, table, store);
+      take(wanted.name, wanted.kind, table, store);
       continue;
     }
     const QuantFormat format = matrix_format(wanted.name, wanted.shape, table, declared, store);
     store.formats.emplace(wanted.name, format);
-    take(wanted.name + ".weight", table, store);
+    take(wanted.name + ".weight", wanted.kind, table, store);
     if (!format.is_affine()) continue;
-    take(wanted.name + ".scales", table, store);
-    take(wanted.name + ".biases", table, store);
+    take(wanted.name + ".scales", wanted.kind, table, store);
+    take(wanted.name + ".biases", wanted.kind, table, store);
   }
   if (!table.empty()) {
     const auto& [name, tensor] = *table.begin();

@@ -18,6 +18,9 @@ enum class TensorKind {
   conv,    // one float tensor [channels, taps, 1]
 };
 
+// Whether it is one tensor, and no part of a matrix.
+constexpr bool is_vector(TensorKind kind) { return kind == TensorKind::vector || kind == TensorKind::conv; }
+
 struct TensorRequirement {
   std::string name;  // a base name for matrix and stack, else the whole name
   TensorKind kind;

@@ -171,6 +171,8 @@ void register_stores(py::module_& m) {
       .def_property_readonly(
           "spans", [](const StoredTensor& t) { return spans_to_python(t.spans); },
           "(file, offset, bytes) of each range.")
+      .def_property_readonly(
+          "is_vector", [](const StoredTensor& t) { return is_vector(t.kind); }, "Whether it is no part of a matrix.")
       .def("__repr__", [](const StoredTensor& t) {
         return concat("Tensor(", describe_shape(t.dtype, t.shape), ", ", t.spans.size(), " spans)");
       });
@@ -197,8 +199,7 @@ void register_stores(py::module_& m) {
         const auto stacked = [](const std::string& name) { return name.find("kv_b_proj") == std::string::npos; };
         py::list list;
         for (const TensorRequirement& tensor : tensor_requirements(parse_variant(variant_json), stacked)) {
-          const bool matrix = tensor.kind == TensorKind::matrix || tensor.kind == TensorKind::stack;
-          list.append(py::make_tuple(tensor.name, shape_to_python(tensor.shape), matrix));
+          list.append(py::make_tuple(tensor.name, shape_to_python(tensor.shape), !is_vector(tensor.kind)));
         }
         return list;
       },

@@ -249,6 +249,11 @@ class Tensor:
     @property
     def dtype(self) -> str: ...
     @property
+    def is_vector(self) -> bool:
+        """
+        Whether it is no part of a matrix.
+        """
+    @property
     def shape(self) -> tuple: ...
     @property
     def spans(self) -> list:

@@ -31,6 +31,7 @@ from moeflux.packer import Content, Packer
 from moeflux.progress import Progress, Silent, size_text, time_text
 from moeflux.spans import SpanReader
 from moeflux.storage import ConvertFormat
+from moeflux.tensors import dense_shapes
 from moeflux.variants import Variant
 
 __all__ = ["ConvertFormat", "ConvertPlan", "ConvertReport", "convert"]
@@ -208,13 +209,14 @@ def describe(formats: ExpertFormats) -> str:
 
 def matrix_formats(content: Content) -> list[str]:
     """ "4-bit g64" or "BF16", one entry a matrix."""
+    vectors = {shape.name for shape in dense_shapes(content.variant) if not shape.is_matrix}
     formats = []
     for name, tensor in content.placed.items():
         if tensor.dtype == "U32":
             columns = tensor.shape[-1] * 32 // tensor.bits
             groups = content.placed[f"{name.removesuffix('.weight')}.scales"].shape[-1]
             formats.append(f"{tensor.bits}-bit g{columns // groups}")
-        elif name.endswith(".weight") and len(tensor.shape) > 1 and "conv1d" not in name:
+        elif name.endswith(".weight") and name not in vectors:
             formats.append(tensor.dtype)
     return formats
 

@@ -137,7 +137,7 @@ class Store:
         places = sorted((name, t.dtype, t.shape, t.spans) for name, t in tensors.items())
         digest.update(json.dumps(places).encode())
         for name in sorted(tensors):
-            if name.rpartition(".")[0] not in self.directory.formats:
+            if tensors[name].is_vector:
                 digest.update(self._read(tensors[name].spans))
         for index, file in enumerate(self.directory.files):
             size = Path(file).stat().st_size

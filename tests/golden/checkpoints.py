@@ -279,7 +279,8 @@ def qwen3_moe_tied() -> Checkpoint:
     )  # fmt: skip
 
 
-def deepseek_v3(name: str = "deepseek_v3", *, fp8: bool = False, **changes: Any) -> Checkpoint:
+def deepseek_v3(name: str = "deepseek_v3", *, fp8: bool = False, bias: str = "F32", **changes: Any) -> Checkpoint:
+    """`bias` is the type of the bias for choosing, which published models have in several."""
     config = {
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "attention_bias": False,
         "attention_dropout": 0.0, "bos_token_id": 257, "eos_token_id": 256, "ep_size": 1, "first_k_dense_replace": 1,
@@ -319,8 +320,8 @@ def deepseek_v3(name: str = "deepseek_v3", *, fp8: bool = False, **changes: Any)
             continue
         experts = config["n_routed_experts"]
         c.matrix(f"{at}mlp.gate.weight", experts, hidden)
-        bias = f"{at}mlp.gate.e_score_correction_bias"
-        c.add(bias, normal(f"{name}/{bias}", (experts,), 0.2), "F32")
+        correction = f"{at}mlp.gate.e_score_correction_bias"
+        c.add(correction, normal(f"{name}/{correction}", (experts,), 0.2), bias)
         c.swiglu(f"{at}mlp.shared_experts.", hidden, config["n_shared_experts"] * config["moe_intermediate_size"])
         for expert in range(experts):
             c.swiglu(f"{at}mlp.experts.{expert}.", hidden, config["moe_intermediate_size"])
@@ -349,14 +350,15 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
     "qwen3_moe_tied": qwen3_moe_tied,
     "deepseek_v3": deepseek_v3,
     "deepseek_v3_fp8": lambda: deepseek_v3(fp8=True),
-    # Shaped like Kimi-K2: one group, no YaRN.
+    # Shaped like Kimi-K2: one group, no YaRN, its bias in bf16.
     "kimi": lambda: deepseek_v3(
-        "kimi", n_group=1, topk_group=1, rope_scaling=None, rope_theta=50000.0, routed_scaling_factor=2.827,
-        num_experts_per_tok=3, n_routed_experts=12,
+        "kimi", bias="BF16", n_group=1, topk_group=1, rope_scaling=None, rope_theta=50000.0,
+        routed_scaling_factor=2.827, num_experts_per_tok=3, n_routed_experts=12,
     ),
-    # Queries from one matrix, two shared experts, YaRN whose two coefficients differ, m a multiple of 128.
+    # Queries from one matrix, two shared experts, a bias in fp16, YaRN whose two coefficients differ, m a multiple of
+    # 128.
     "kimi_plain_q": lambda: deepseek_v3(
-        "kimi_plain_q", n_group=1, topk_group=1, q_lora_rank=None, n_shared_experts=2, n_routed_experts=8,
+        "kimi_plain_q", bias="F16", n_group=1, topk_group=1, q_lora_rank=None, n_shared_experts=2, n_routed_experts=8,
         moe_intermediate_size=128, num_experts_per_tok=2,
         rope_scaling={"beta_fast": 8, "beta_slow": 1, "factor": 8, "mscale": 1.0, "mscale_all_dim": 0.5,
                       "original_max_position_embeddings": 32, "type": "yarn"},
