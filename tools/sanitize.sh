@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds moeflux with a sanitizer into an environment of its own and runs pytest there.
 #   tools/sanitize.sh asan|ubsan|tsan [pytest arguments]
+#   tools/sanitize.sh asan|ubsan|tsan --script SCRIPT [arguments]   another script in place of pytest
 # The interpreter is not instrumented, so the sanitizer's runtime is loaded before it. GCC on Linux.
 set -euo pipefail
 kind=${1:?asan, ubsan or tsan}
@@ -8,6 +9,11 @@ shift
 folder=build/sanitize-$kind
 compiler=${CXX:-g++}
 report=$PWD/$folder/report # a file: pytest captures what a dying process writes to stderr
+command="-m pytest -q -p no:cacheprovider"
+if [ "${1-}" = --script ]; then
+  shift
+  command=""
+fi
 runtime() { "$compiler" -print-file-name="$1"; }
 
 case $kind in
@@ -25,7 +31,7 @@ case $kind in
     sanitizers=thread
     preload="$(runtime libtsan.so)"
     # It gives up in a child of fork that starts threads: "not supported". AddressSanitizer runs that test.
-    set -- --deselect tests/test_engine_robustness.py::test_fork "$@"
+    [ -z "$command" ] || set -- --deselect tests/test_engine_robustness.py::test_fork "$@"
     export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:ignore_noninstrumented_modules=1:log_path=$report
     ;;
   *)
@@ -51,6 +57,6 @@ CXX=$compiler "$folder/bin/pip" install --quiet --no-build-isolation ".[test]" -
 rm -f "$report".*
 status=0
 # A fixed address layout: ThreadSanitizer's shadow memory does not fit every random one.
-LD_PRELOAD=$preload setarch -R "$folder/bin/python" -m pytest -q -p no:cacheprovider "$@" || status=$?
+LD_PRELOAD=$preload setarch -R "$folder/bin/python" $command "$@" || status=$?
 cat "$report".* 2>/dev/null || true
 exit $status

@@ -5,10 +5,15 @@
     python tests/fuzz/run.py --corpus-only                 seeds, regressions and a fixed series of mutations
 
 A clang++ with libFuzzer is used when there is one, else the C++ compiler at hand with our driver.cpp; --corpus-only
-always takes the latter, so that it does the same everywhere. Seeds lie in tests/fuzz/corpus/TARGET, inputs that once
-failed in tests/fuzz/regressions/TARGET; what a run learns is kept in build/fuzz/corpus/TARGET for the next. An input
-that crashes, hangs or breaks a promise of a target is a finding: it is written to build/fuzz/findings/TARGET, and the
-exit status is 1. Fix the reader and move the input to the regressions.
+always takes the latter, so that it does the same everywhere. Targets of readers that are written in Python lie in
+python_targets: python_driver.py runs them. Seeds lie in tests/fuzz/corpus/TARGET (those of a Python target in its
+module), inputs that once failed in tests/fuzz/regressions/TARGET; what a run learns is kept in build/fuzz/corpus/TARGET
+for the next. An input that crashes, hangs or breaks a promise of a target is a finding: it is written to
+build/fuzz/findings/TARGET, and the exit status is 1. Fix the reader and move the input to the regressions.
+
+Python targets with the C++ below them under AddressSanitizer and UndefinedBehaviorSanitizer:
+
+    tools/sanitize.sh asan --script tests/fuzz/run.py --seconds 600 --target chat_template
 """
 
 from __future__ import annotations
@@ -28,7 +33,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "fuzz"
 TARGETS = ("json", "manifest", "safetensors", "snapshot", "variant")
+PYTHON_TARGETS = tuple(sorted(path.stem for path in (HERE / "python_targets").glob("*.py")))
+PYTHON_DRIVER = [sys.executable, str(HERE / "python_driver.py")]
 CORPUS_ONLY_MUTATIONS = 4000
+CORPUS_ONLY_PYTHON_MUTATIONS = 400
 MAX_INPUT_BYTES = 1 << 14
 
 
@@ -96,7 +104,8 @@ def environment() -> dict[str, str]:
     """Without the sanitizers' limits an allocation of terabytes would only be an exception."""
     return {
         **os.environ,
-        "ASAN_OPTIONS": "max_allocation_size_mb=2048:allocator_may_return_null=0:handle_abort=1",
+        "ASAN_OPTIONS": f"{os.environ.get('ASAN_OPTIONS', '')}:max_allocation_size_mb=2048"
+        ":allocator_may_return_null=0:handle_abort=1:quarantine_size_mb=32",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
 
@@ -126,9 +135,10 @@ def keep_finding(target: str, content: bytes) -> Path:
     return path
 
 
-def run_driver(programs: Path, target: str, limit: list[str], learn: bool) -> Outcome:
+def run_driver(program: list[str], target: str, limit: list[str], learn: bool) -> Outcome:
+    BUILD.mkdir(parents=True, exist_ok=True)
     current = BUILD / f"{target}.current"
-    command = [str(programs / f"fuzz_{target}"), *limit, "--current", str(current)]
+    command = [*program, *limit, "--current", str(current)]
     command += ["--dictionary", str(HERE / f"{target}.dict")]
     folders = seeds(target)
     if learn:
@@ -136,7 +146,10 @@ def run_driver(programs: Path, target: str, limit: list[str], learn: bool) -> Ou
         learned.mkdir(parents=True, exist_ok=True)
         command += ["--save", str(learned)]
         folders.append(learned)
+    current.unlink(missing_ok=True)
     status, output = followed([*command, *map(str, folders)])
+    if status != 0 and not current.exists():
+        raise SystemExit(f"{' '.join(command)}: expected it to run inputs, found that it ended before: {status}")
     counts = re.findall(r"(\d+) executions, (\d+) edges", output) or [("0", "0")]
     executions, edges = int(counts[-1][0]), int(counts[-1][1])
     if status == 0:
@@ -146,12 +159,12 @@ def run_driver(programs: Path, target: str, limit: list[str], learn: bool) -> Ou
     return Outcome(target, executions + 1, edges, keep_finding(target, record[16 : 16 + size]))
 
 
-def run_libfuzzer(programs: Path, target: str, seconds: int) -> Outcome:
+def run_libfuzzer(program: list[str], target: str, seconds: int) -> Outcome:
     learned = BUILD / "corpus" / target
     learned.mkdir(parents=True, exist_ok=True)
     artifacts = BUILD / "artifacts" / target
     artifacts.mkdir(parents=True, exist_ok=True)
-    command = [str(programs / f"fuzz_{target}"), f"-max_total_time={seconds}", f"-dict={HERE / f'{target}.dict'}"]
+    command = [*program, f"-max_total_time={seconds}", f"-dict={HERE / f'{target}.dict'}"]
     command += [f"-max_len={MAX_INPUT_BYTES}", f"-artifact_prefix={artifacts}/", "-print_final_stats=1", "-timeout=20"]
     status, output = followed([*command, str(learned), *map(str, seeds(target))])
     finding = None
@@ -163,31 +176,38 @@ def run_libfuzzer(programs: Path, target: str, seconds: int) -> Outcome:
     return Outcome(target, int(executions[-1]), int(edges[-1]), finding)
 
 
+def run(target: str, programs: Path, libfuzzer: str | None, options: argparse.Namespace, seconds: int) -> Outcome:
+    compiled = target in TARGETS
+    program = [str(programs / f"fuzz_{target}")] if compiled else [*PYTHON_DRIVER, target]
+    if compiled and libfuzzer:
+        return run_libfuzzer(program, target, seconds)
+    mutations = CORPUS_ONLY_MUTATIONS if compiled else CORPUS_ONLY_PYTHON_MUTATIONS
+    limit = ["--runs", str(mutations)] if options.corpus_only else ["--seconds", str(seconds)]
+    return run_driver(program, target, limit, learn=not options.corpus_only)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=int, default=600, help="for all targets together")
-    parser.add_argument("--target", choices=TARGETS, action="append", help="one of them; may be repeated")
+    parser.add_argument("--target", choices=TARGETS + PYTHON_TARGETS, action="append", help="one; may be repeated")
     parser.add_argument("--corpus-only", action="store_true", help="seeds, regressions and a fixed series of mutations")
     parser.add_argument("--driver", action="store_true", help="our driver even where there is libFuzzer")
     options = parser.parse_args()
 
-    targets = tuple(options.target or TARGETS)
-    libfuzzer = None if options.corpus_only or options.driver else clang_with_libfuzzer()
-    programs = build(libfuzzer, targets)
+    targets = tuple(options.target or TARGETS + PYTHON_TARGETS)
+    compiled = tuple(target for target in targets if target in TARGETS)
+    libfuzzer = None if options.corpus_only or options.driver or not compiled else clang_with_libfuzzer()
+    programs = build(libfuzzer, compiled) if compiled else BUILD
     seconds = max(1, options.seconds // len(targets))
-    limit = ["--runs", str(CORPUS_ONLY_MUTATIONS)] if options.corpus_only else ["--seconds", str(seconds)]
     outcomes = []
     for target in targets:
         print(f"{target}:", flush=True)
-        if libfuzzer:
-            outcomes.append(run_libfuzzer(programs, target, seconds))
-        else:
-            outcomes.append(run_driver(programs, target, limit, learn=not options.corpus_only))
+        outcomes.append(run(target, programs, libfuzzer, options, seconds))
 
-    print(f"\nwith {libfuzzer or 'our driver'}")
+    print(f"\nC++ with {libfuzzer or 'our driver'}")
     for outcome in outcomes:
         found = f"FINDING {outcome.finding}" if outcome.finding else "no finding"
-        print(f"{outcome.target:12} {outcome.executions:>12,} executions {outcome.edges:>8,} edges   {found}")
+        print(f"{outcome.target:20} {outcome.executions:>12,} executions {outcome.edges:>8,} edges   {found}")
     return 1 if any(outcome.finding for outcome in outcomes) else 0
 
 
