@@ -50,6 +50,24 @@ def test_what_is_named_beside_the_classes_is_a_module() -> None:
     assert (run.stdout, run.stderr) == ("builtin_model Ops(cpu: portable, 1 thread)\n", "")
 
 
+def test_type_checkers_know_the_names_that_there_are() -> None:
+    text = (PACKAGE / "__init__.pyi").read_text()
+    space: dict[str, object] = {}
+    exec(text, space)
+    imports = [node for node in ast.parse(text).body if isinstance(node, ast.ImportFrom)]
+    assert {alias.asname or alias.name for node in imports for alias in node.names} == set(moeflux.__all__)
+    assert space["__all__"] == moeflux.__all__ and set(moeflux.__all__) <= set(dir(moeflux))
+    assert all(space[name] is getattr(moeflux, name) for name in moeflux.__all__)
+    with pytest.raises(AttributeError, match="module 'moeflux' has no attribute 'nothing'"):
+        moeflux.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("home", sorted({home.rpartition(".")[0] for home in moeflux._HOMES.values()}))
+def test_any_module_may_be_the_first(home: str) -> None:
+    """None needs another to have been imported before it."""
+    subprocess.run([sys.executable, "-c", f"import {home}"], check=True)
+
+
 def modules() -> list[str]:
     files = (file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py"))
     names = (".".join(("moeflux", *file.with_suffix("").parts)) for file in files)

@@ -9,41 +9,49 @@ token = logits.argmax()
 
 from __future__ import annotations
 
-from moeflux import builtin, ops
-from moeflux._core import QuantFormat, StepStats, __version__
-from moeflux._core import isas as available_isas
-from moeflux.errors import BudgetError, DeviceError, Error, FormatError, IoError, StateError
-from moeflux.model import Memory, Model, load
-from moeflux.plan import Plan
-from moeflux.sampling import Sampling
-from moeflux.session import Logits, Session
-from moeflux.snapshot import Snapshot
-from moeflux.store import Store, open_store
-from moeflux.variants import PRESETS, Variant
+from importlib import import_module
+from typing import Any
 
-__all__ = [
-    "PRESETS",
-    "BudgetError",
-    "DeviceError",
-    "Error",
-    "FormatError",
-    "IoError",
-    "Logits",
-    "Memory",
-    "Model",
-    "Plan",
-    "QuantFormat",
-    "Sampling",
-    "Session",
-    "Snapshot",
-    "StateError",
-    "StepStats",
-    "Store",
-    "Variant",
-    "__version__",
-    "available_isas",
-    "builtin",
-    "load",
-    "open_store",
-    "ops",
-]
+# The public names, and where each is made. One is imported when it is first asked for: the command `moeflux` comes
+# through here before it can catch a Ctrl-C, and before it is known whether NumPy and the core are needed. Type checkers
+# read __init__.pyi; a test holds the two to each other.
+_HOMES = {
+    "PRESETS": "moeflux.variants.PRESETS",
+    "BudgetError": "moeflux.errors.BudgetError",
+    "DeviceError": "moeflux.errors.DeviceError",
+    "Error": "moeflux.errors.Error",
+    "FormatError": "moeflux.errors.FormatError",
+    "IoError": "moeflux.errors.IoError",
+    "Logits": "moeflux.session.Logits",
+    "Memory": "moeflux.model.Memory",
+    "Model": "moeflux.model.Model",
+    "Plan": "moeflux.plan.Plan",
+    "QuantFormat": "moeflux._core.QuantFormat",
+    "Sampling": "moeflux.sampling.Sampling",
+    "Session": "moeflux.session.Session",
+    "Snapshot": "moeflux.snapshot.Snapshot",
+    "StateError": "moeflux.errors.StateError",
+    "StepStats": "moeflux._core.StepStats",
+    "Store": "moeflux.store.Store",
+    "Variant": "moeflux.variants.Variant",
+    "__version__": "moeflux._core.__version__",
+    "available_isas": "moeflux._core.isas",
+    "builtin": "moeflux.builtin",
+    "load": "moeflux.model.load",
+    "open_store": "moeflux.store.open_store",
+    "ops": "moeflux.ops",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home, _, original = _HOMES[name].rpartition(".")
+    value = import_module(_HOMES[name]) if home == __name__ else getattr(import_module(home), original)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from moeflux.conversation import Conversation, Reply
-from moeflux.errors import Error, StateError
+from moeflux.errors import Error, IoError, StateError
 from moeflux.progress import Counting, for_terminal
 from moeflux.remembered import cache_folder
 from moeflux.run import Printer, cancelled_by_ctrl_c
@@ -233,7 +233,10 @@ def _path(text: str, command: str) -> Path:
 
 
 def _next_line() -> str:
-    line = sys.stdin.readline()
+    try:
+        line = sys.stdin.readline()
+    except OSError as error:
+        raise IoError(f"stdin: {error.strerror}") from error
     if not line:
         raise EOFError
     return line.removesuffix("\n").removesuffix("\r")

@@ -43,30 +43,43 @@ exit status: 0 done, 1 verify found a fault, 2 a wrong call or a bad file (one s
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit status. User errors are a sentence on stderr, never a traceback."""
-    parser = _parser()
-    if not (sys.argv[1:] if argv is None else argv):
-        parser.print_help(sys.stderr)
-        return 2
+    command = ""
     try:
-        arguments = parser.parse_args(argv)
-    except SystemExit as stop:  # argparse has printed the help, the version or the error
-        return int(stop.code or 0)
-    try:
-        status = arguments.run(arguments)
+        parser = _parser()
+        if not (sys.argv[1:] if argv is None else argv):
+            parser.print_help(sys.stderr)
+            return 2
+        try:
+            arguments = parser.parse_args(argv)
+            command = arguments.command
+            status = arguments.run(arguments)
+        except SystemExit as stop:  # argparse has printed the help, the version or the error
+            status = int(stop.code or 0)
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
-        return _fail(arguments.command, "interrupted", 130)
+        return _fail(command, "interrupted", 130)
     except BrokenPipeError:
         # The reader of a pipe has gone, as `head` does.
         _write_no_more()
         return 141
-    except (Error, OSError) as error:
-        try:
-            sys.stdout.flush()
-        except OSError:  # a full disk
-            _write_no_more()
-        return _fail(arguments.command, str(error), 2)
+    except Error as error:
+        _stdout_failure()
+        return _fail(command, str(error), 2)
+    except OSError as error:
+        lost = _stdout_failure()
+        nameless = lost or error.strerror or str(error)
+        return _fail(command, nameless if error.filename is None else str(error), 2)
+
+
+def _stdout_failure() -> str:
+    """Why what was printed cannot be written: a full disk, a closed descriptor. Nothing more is written then."""
+    try:
+        sys.stdout.flush()
+        return ""
+    except OSError as error:
+        _write_no_more()
+        return f"stdout: {error.strerror}"
 
 
 def _write_no_more() -> None:
@@ -75,7 +88,8 @@ def _write_no_more() -> None:
 
 
 def _fail(command: str, sentence: str, status: int) -> int:
-    print(f"moeflux {command}: {' '.join(line.strip() for line in sentence.splitlines())}", file=sys.stderr)
+    name = f"moeflux {command}".rstrip()
+    print(f"{name}: {' '.join(line.strip() for line in sentence.splitlines())}", file=sys.stderr)
     return status
 
 
