@@ -195,6 +195,15 @@ def test_borders_are_where_messages_end(form: ChatFormat) -> None:
     assert not form.encode(said, enable_thinking=False).thinking
 
 
+def test_a_key_that_is_none_is_not_there(form: ChatFormat) -> None:
+    """As in transformers: clients send them, and templates ask for them with `in` and `is defined`."""
+    asks = "{% for m in messages %}{{ 'content' in m }} {{ m.tool_calls is defined }} {{ m.f is mapping }}|{% endfor %}"
+    said = [turn("assistant", None, tool_calls=None, f={"a": None}), turn("user", "a", tool_calls=[])]
+    assert ChatFormat(form.tokenizer, {"default": asks}).render(said) == "False False True|True True False|"
+    given = ChatFormat(form.tokenizer, {"default": "{{ messages[0].f.a is none }} {{ tools is none }}"})
+    assert given.render(said) == "True True"
+
+
 @pytest.mark.parametrize(
     ("messages", "words"),
     [

@@ -164,7 +164,8 @@ def _named_templates(template: Any, where: str) -> dict[str, str]:
 
 
 def check_messages(messages: Sequence[Message]) -> list[Message]:
-    """A copy of plain values. StateError names the message that is none."""
+    """A copy of plain values. StateError names the message that is none. Keys whose value is None are left out, as
+    transformers does it: clients send `content` and `tool_calls` as null, and templates ask whether they are there."""
     if isinstance(messages, (str, bytes, dict)) or not isinstance(messages, Sequence):
         raise StateError(f"messages: expected a list of role and content, found {type(messages).__name__}")
     if not messages:
@@ -179,9 +180,9 @@ def check_messages(messages: Sequence[Message]) -> list[Message]:
             raise StateError(f'{where}: role: expected a word such as "user", found {role!r:.60}')
         if content is not None and not isinstance(content, (str, list)):
             raise StateError(f"{where}: content: expected text, found {type(content).__name__}")
-        plain = _plain(message, where)
+        plain = _plain({name: value for name, value in message.items() if value is not None}, where)
         names = ("reasoning_content", "thinking", "reasoning")
-        reasoning = next((plain[name] for name in names if plain.get(name) is not None), None)
+        reasoning = next((plain[name] for name in names if name in plain), None)
         if reasoning is not None:  # clients and templates call it by three names
             plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
         checked.append(plain)

@@ -160,7 +160,7 @@ class Conversation:
     def system(self) -> str | None:
         """The instructions that stand before everything."""
         first = self.messages[0] if self.messages else None
-        return first["content"] if first is not None and first["role"] == "system" else None
+        return first.get("content") if first is not None and first["role"] == "system" else None
 
     def set_system(self, text: str | None) -> None:
         self._close()
