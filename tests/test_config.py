@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moeflux import PRESETS, FormatError, Variant
+from moeflux import PRESETS, FormatError, Variant, oracle
 
 QWEN35_TEXT: dict[str, Any] = {
     "attention_bias": False,
@@ -263,14 +264,82 @@ def test_kimi_shaped() -> None:
     assert variant.first_dense_layers == 1
 
 
-def test_no_query_compression() -> None:
+def test_query_compression() -> None:
     assert Variant.from_config({**DEEPSEEK, "q_lora_rank": None}).q_lora_rank == 0
+    unsaid = {key: value for key, value in DEEPSEEK.items() if key != "q_lora_rank"}
+    assert Variant.from_config(unsaid).q_lora_rank == 1536
 
 
 def test_yarn_on_the_qwen_family() -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     variant = Variant.from_config({**QWEN3_MOE, "rope_scaling": scaling})
     assert (variant.rope, variant.yarn_beta_fast, variant.yarn_beta_slow, variant.yarn_mscale) == ("yarn", 32, 1, 0)
+
+
+def scaled(base: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """With those changes of its YaRN; None takes a field away."""
+    scaling = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, **changes}
+    return {**base, "rope_scaling": {key: value for key, value in scaling.items() if value is not None}}
+
+
+YARN = 0.1 * math.log(40) + 1
+HALF_YARN = 0.05 * math.log(40) + 1
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "magnitude", "scale"),
+    [
+        ({}, YARN, 1.0),
+        ({"mscale": 1.0, "mscale_all_dim": 1.0}, 1.0, YARN**2),
+        ({"mscale": 1.0, "mscale_all_dim": 0.5}, YARN / HALF_YARN, HALF_YARN**2),
+        # What is alone, and what is 0, where it makes no difference whether it is heeded.
+        ({"mscale": 1.0}, YARN, 1.0),
+        ({"mscale": 1.0, "mscale_all_dim": 0.0}, YARN, 1.0),
+        ({"mscale_all_dim": 0.0}, YARN, 1.0),
+        ({"mscale": 0.5, "factor": 1.0}, 1.0, 1.0),
+    ],
+)
+def test_yarn_coefficients_that_mean_one_thing(coefficients: dict[str, Any], magnitude: float, scale: float) -> None:
+    variant = Variant.from_config(scaled(DEEPSEEK, **coefficients))
+    assert oracle.rope_magnitude(variant) == pytest.approx(magnitude)
+    assert variant.softmax_scale == pytest.approx(scale * 192**-0.5)
+
+
+@pytest.mark.parametrize("base", [QWEN3_MOE, DEEPSEEK], ids=["qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize(
+    ("coefficients", "message"),
+    [
+        ({"mscale": 0.5}, "mscale_all_dim: expected both mscale and mscale_all_dim above 0, .* found nothing"),
+        ({"mscale_all_dim": 1.0}, "mscale: expected both mscale and mscale_all_dim above 0, .* found nothing"),
+        ({"mscale": 0.0, "mscale_all_dim": 1.0}, "mscale: expected both .* found 0.0"),
+        ({"mscale": 0.0, "mscale_all_dim": 0.0}, "mscale: expected both .* found 0.0"),
+        ({"mscale": 1.0, "mscale_all_dim": -1.0}, "mscale_all_dim: expected a number of at least 0, found -1.0"),
+        ({"mscale": -1.0, "mscale_all_dim": 1.0}, "mscale: expected a number of at least 0, found -1.0"),
+        ({"attention_factor": 1.0}, "attention_factor: expected None, found 1.0"),
+        ({"truncate": False}, "truncate: expected True, found False"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1 with YaRN, .* found 0.5"),
+    ],
+)
+def test_yarn_about_which_implementations_differ(
+    base: dict[str, Any], coefficients: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(FormatError, match=message):
+        Variant.from_config(scaled(base, **coefficients))
+
+
+@pytest.mark.parametrize("base", [QWEN3_MOE, {**DEEPSEEK, "rope_scaling": None}], ids=["qwen3_moe", "deepseek_v3"])
+def test_partial_rotary_factor_that_nobody_heeds(base: dict[str, Any]) -> None:
+    assert Variant.from_config({**base, "partial_rotary_factor": 0.5}) == Variant.from_config(base)
+
+
+UNSAID = [(DEEPSEEK, field) for field in ("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts")]
+UNSAID += [(QWEN3_NEXT, "norm_topk_prob")]
+
+
+@pytest.mark.parametrize(("base", "field"), UNSAID, ids=[field for _, field in UNSAID])
+def test_defaults_about_which_implementations_differ(base: dict[str, Any], field: str) -> None:
+    with pytest.raises(FormatError, match=f"{field}: expected a value, for implementations differ .* found nothing"):
+        Variant.from_config({key: value for key, value in base.items() if key != field})
 
 
 def test_from_path_names_the_file(tmp_path: Path) -> None:
@@ -316,6 +385,8 @@ REFUSED = [
     (DEEPSEEK, {"topk_method": "greedy"}, "topk_method: expected 'noaux_tc', found 'greedy'"),
     (DEEPSEEK, {"scoring_func": "softmax"}, "scoring_func: expected 'sigmoid'"),
     (DEEPSEEK, {"rope_interleave": False}, "rope_interleave: expected True"),
+    (DEEPSEEK, {"moe_layer_freq": 2}, "moe_layer_freq: expected 1, found 2"),
+    (DEEPSEEK, {"num_experts_per_tok": 1}, "norm_topk_prob: expected false with one expert a token"),
     (DEEPSEEK, {"n_group": 7}, r"num_groups: expected a divisor of num_experts \(256\), found 7"),
     (DEEPSEEK, {"topk_group": 9}, r"groups_per_token: expected at most num_groups \(8\), found 9"),
 ]

@@ -45,6 +45,8 @@ def test_every_variant_field_is_needed() -> None:
             parse_variant(json.dumps(fields))
 
 
+YARN = latent(rope="yarn", yarn_factor=4.0, yarn_original_context=64, yarn_beta_fast=32.0, yarn_beta_slow=1.0)
+
 BAD_VARIANTS: list[tuple[Variant, str, Any, str]] = [
     (hybrid(), "surprise", 1, 'unknown field "surprise"'),
     (hybrid(), "hidden_size", "64", r'variant\.hidden_size: expected a whole number, found the string "64"'),
@@ -97,6 +99,8 @@ BAD_VARIANTS: list[tuple[Variant, str, Any, str]] = [
     (latent(), "groups_per_token", 3, "groups_per_token: expected 1 to 2"),
     (latent(), "experts_per_token", 3, "experts_per_token: expected at most the 2 experts of the kept groups"),
     (latent(), "rope", "yarn", "yarn_factor: expected a positive number"),
+    (YARN, "yarn_mscale", -0.5, "yarn_mscale: expected 0 or a positive number, found -0.5"),
+    (YARN, "yarn_mscale_all_dim", -0.5, "yarn_mscale_all_dim: expected 0 or a positive number, found -0.5"),
 ]
 
 

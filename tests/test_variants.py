@@ -171,6 +171,11 @@ def test_frozen() -> None:
         A3B.hidden_size = 1  # type: ignore[misc]
 
 
+YARN = {
+    "rope": "yarn", "yarn_factor": 4.0, "yarn_original_context": 64, "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -187,6 +192,8 @@ def test_frozen() -> None:
         ({"layer_kinds": ("sliding",) * 40}, "layer_kinds: expected only linear, full"),
         ({"router": "noaux_tc"}, "num_groups: expected a positive number, found 0"),
         ({"rope": "yarn"}, "yarn_factor: expected a positive number"),
+        ({**YARN, "yarn_mscale": -1.0}, "yarn_mscale: expected 0 or a positive number, found -1.0"),
+        ({**YARN, "yarn_mscale_all_dim": -1.0}, "yarn_mscale_all_dim: expected 0 or a positive number"),
         ({"attention": "mla"}, "kv_lora_rank: expected a positive number"),
         ({"max_context": MAX_CONTEXT + 1}, "max_context: expected at most 1048576"),
     ],

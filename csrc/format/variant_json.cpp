@@ -248,6 +248,8 @@ void check_attention(const Variant& v) {
     check_positive(v, "yarn_original_context", static_cast<double>(v.yarn_original_context));
     check_positive(v, "yarn_beta_fast", v.yarn_beta_fast);
     check_positive(v, "yarn_beta_slow", v.yarn_beta_slow);
+    require(v, v.yarn_mscale >= 0, "yarn_mscale", "0 or a positive number", v.yarn_mscale);
+    require(v, v.yarn_mscale_all_dim >= 0, "yarn_mscale_all_dim", "0 or a positive number", v.yarn_mscale_all_dim);
   }
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from moeflux._core import read_json
 from moeflux.errors import FormatError
-from moeflux.variants import MAX_CONTEXT, Variant, interval_kinds
+from moeflux.variants import MAX_CONTEXT, Variant, interval_kinds, yarn_mscale
 
 ARCHITECTURES = {
     "qwen3_5_moe": "qwen3_5_moe",
@@ -103,6 +103,12 @@ class Fields:
         self.seen.add(field)
         if self.values.get(field, supported[0]) not in supported:
             raise self.fail(field, " or ".join(repr(value) for value in supported))
+
+    def said(self, *fields: str) -> None:
+        """They are there, if only as null: implementations differ in what they take where they are not."""
+        for field in fields:
+            if field not in self.values:
+                raise self.fail(field, "a value, for implementations differ about its default")
 
     def finish(self, irrelevant: frozenset[str]) -> None:
         unknown = sorted(self.values.keys() - self.seen - irrelevant)
@@ -209,18 +215,45 @@ def rope(fields: Fields) -> tuple[Fields, dict[str, Any]]:
     # Sections of image positions; text has the same position in all of them.
     parameters.seen |= {"mrope_section", "mrope_interleaved"}
     if kind == "yarn":
-        parameters.only("attention_factor", None)
-        parameters.only("truncate", True)
-        shape |= {
-            "rope": "yarn",
-            "yarn_factor": parameters.number("factor"),
-            "yarn_original_context": parameters.count("original_max_position_embeddings"),
-            "yarn_beta_fast": parameters.number("beta_fast", 32.0),
-            "yarn_beta_slow": parameters.number("beta_slow", 1.0),
-            "yarn_mscale": parameters.number("mscale", 0.0),
-            "yarn_mscale_all_dim": parameters.number("mscale_all_dim", 0.0),
-        }
+        shape |= yarn(parameters)
     return parameters, shape
+
+
+def yarn(parameters: Fields) -> dict[str, Any]:
+    """The variant's YaRN. transformers ignores a coefficient that is alone or 0; mlx-lm and DeepSeek's own code take 1
+    and 0 for absent ones. Where that makes another magnitude, nobody knows what the model was trained with."""
+    parameters.only("attention_factor", None)
+    parameters.only("truncate", True)
+    factor = parameters.number("factor")
+    given = {key: parameters.number(key, None) for key in ("mscale", "mscale_all_dim")}
+    for key, value in given.items():
+        if value is not None and value < 0:
+            raise parameters.fail(key, "a number of at least 0")
+    mscale, all_dim = given["mscale"], given["mscale_all_dim"]
+    own = yarn_mscale(factor, 1.0 if mscale is None else mscale) / yarn_mscale(factor, all_dim or 0.0)
+    both = mscale and all_dim
+    if own != (yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim) if both else yarn_mscale(factor, 1.0)):
+        alone = next(key for key, value in given.items() if not value)
+        raise parameters.fail(
+            alone, "both mscale and mscale_all_dim above 0, for implementations differ about one alone"
+        )
+    return {
+        "rope": "yarn",
+        "yarn_factor": factor,
+        "yarn_original_context": parameters.count("original_max_position_embeddings"),
+        "yarn_beta_fast": parameters.number("beta_fast", 32.0),
+        "yarn_beta_slow": parameters.number("beta_slow", 1.0),
+        "yarn_mscale": mscale or 0.0,
+        "yarn_mscale_all_dim": all_dim or 0.0,
+    }
+
+
+def whole_head_rotates(parameters: Fields, rope: str) -> None:
+    """Of architectures that rotate all that can be rotated, whatever partial_rotary_factor says: only with YaRN does
+    transformers heed it, and then fails."""
+    factor = parameters.number("partial_rotary_factor", 1.0)
+    if rope == "yarn" and factor != 1.0:
+        raise parameters.fail("partial_rotary_factor", "1 with YaRN, for implementations differ about others")
 
 
 def attention_kinds(fields: Fields, layers: int) -> tuple[str, ...]:
@@ -261,13 +294,11 @@ def read_qwen(fields: Fields, architecture: str, name: str) -> Variant:
 
     parameters, rope_shape = rope(fields)
     shape |= rope_shape
-    factor = parameters.number("partial_rotary_factor", _REQUIRED if hybrid else 1.0)
-    if not 0 < factor <= 1:
-        raise parameters.fail("partial_rotary_factor", "a number above 0 and up to 1")
-    shape["rotary_dim"] = int(shape["head_dim"] * factor)
-    parameters.finish(frozenset())
-
     if hybrid:
+        factor = parameters.number("partial_rotary_factor")
+        if not 0 < factor <= 1:
+            raise parameters.fail("partial_rotary_factor", "a number above 0 and up to 1")
+        shape["rotary_dim"] = int(shape["head_dim"] * factor)
         fields.only("attn_output_gate", True)
         shape |= {
             "attention_gate": True,
@@ -281,7 +312,9 @@ def read_qwen(fields: Fields, architecture: str, name: str) -> Variant:
             "shared_intermediate": fields.count("shared_expert_intermediate_size"),
         }
     else:
-        shape |= {"layer_kinds": ("full",) * layers, "shared_expert": "none"}
+        whole_head_rotates(parameters, shape["rope"])
+        shape |= {"rotary_dim": shape["head_dim"], "layer_kinds": ("full",) * layers, "shared_expert": "none"}
+    parameters.finish(frozenset())
     fields.only("use_sliding_window", False)
     fields.only("sliding_window", None)
 
@@ -289,6 +322,8 @@ def read_qwen(fields: Fields, architecture: str, name: str) -> Variant:
     intermediate = fields.count("intermediate_size", 0)
     shape["mlp_kinds"] = tuple("dense" if i in dense else "moe" for i in range(layers))
     shape["dense_intermediate"] = intermediate if dense else 0
+    if architecture == "qwen3_next":
+        fields.said("norm_topk_prob")
     # qwen3_5_moe has no such switch: its weights are always normalised.
     shape["normalize_topk"] = fields.flag("norm_topk_prob", hybrid)
     if architecture == "qwen3_5_moe":
@@ -310,10 +345,11 @@ def read_deepseek(fields: Fields, architecture: str, name: str) -> Variant:
     shape = common(fields, architecture, name)
     for field, value in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid"), ("rope_interleave", True)):
         fields.only(field, value)
+    fields.said("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts")
     fields.seen.add("head_dim")  # some tools write the rope part here, some the whole; the parts below decide
     shape |= {
         "num_kv_heads": fields.count("num_key_value_heads", shape["num_heads"]),
-        "q_lora_rank": fields.count("q_lora_rank", 0),
+        "q_lora_rank": fields.count("q_lora_rank", 0 if "q_lora_rank" in fields.values else 1536, least=0),
         "kv_lora_rank": fields.count("kv_lora_rank"),
         "qk_nope_dim": fields.count("qk_nope_head_dim"),
         "qk_rope_dim": fields.count("qk_rope_head_dim"),
@@ -324,18 +360,20 @@ def read_deepseek(fields: Fields, architecture: str, name: str) -> Variant:
         "routed_scaling": fields.number("routed_scaling_factor"),
         "normalize_topk": fields.flag("norm_topk_prob", True),
     }
+    if shape["experts_per_token"] == 1 and shape["normalize_topk"]:
+        raise fields.fail("norm_topk_prob", "false with one expert a token, for implementations differ about true")
     shape["head_dim"] = shape["qk_nope_dim"] + shape["qk_rope_dim"]
     shape["rotary_dim"] = shape["qk_rope_dim"]
 
     parameters, rope_shape = rope(fields)
     shape |= rope_shape
-    parameters.only("partial_rotary_factor", 1.0)
+    whole_head_rotates(parameters, shape["rope"])
     parameters.finish(frozenset())
 
     first_dense = fields.count("first_k_dense_replace", 0, least=0)
-    frequency = fields.count("moe_layer_freq", 1)
+    fields.only("moe_layer_freq", 1)  # transformers takes no notice of another
     shape["layer_kinds"] = ("full",) * layers
-    shape["mlp_kinds"] = tuple("moe" if i >= first_dense and i % frequency == 0 else "dense" for i in range(layers))
+    shape["mlp_kinds"] = ("dense",) * min(first_dense, layers) + ("moe",) * max(layers - first_dense, 0)
     shape["dense_intermediate"] = fields.count("intermediate_size", 0) if "dense" in shape["mlp_kinds"] else 0
     fields.seen.add("intermediate_size")
 

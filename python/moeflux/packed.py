@@ -148,9 +148,9 @@ def _legacy_config(v: Variant, storage: QuantFormat) -> dict[str, Any]:
                 "original_max_position_embeddings": v.yarn_original_context,
                 "beta_fast": v.yarn_beta_fast,
                 "beta_slow": v.yarn_beta_slow,
-                "mscale": v.yarn_mscale,
-                "mscale_all_dim": v.yarn_mscale_all_dim,
             }
+            scales = {"mscale": v.yarn_mscale, "mscale_all_dim": v.yarn_mscale_all_dim}
+            scaling |= {key: value for key, value in scales.items() if value}
         return config | {
             "n_routed_experts": v.num_experts,
             "n_shared_experts": v.shared_intermediate // v.moe_intermediate,

@@ -328,6 +328,8 @@ def _check(v: Variant) -> None:
         require(v.experts_per_token <= reach, "experts_per_token", f"at most the {reach} experts of the kept groups")
     if v.rope == "yarn":
         positive("yarn_factor", "yarn_original_context", "yarn_beta_fast", "yarn_beta_slow")
+        for coefficient in ("yarn_mscale", "yarn_mscale_all_dim"):
+            require(getattr(v, coefficient) >= 0, coefficient, "0 or a positive number")
 
 
 # ---- Presets ----------------------------------------------------------------------------------------------------

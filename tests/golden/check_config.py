@@ -1,0 +1,153 @@
+"""What transformers and mlx-lm make of config.json where one could read it in several ways (`make peers`).
+
+    python tests/golden/check_config.py
+
+Where both give an answer, and the same one, moeflux gives it too. Where they differ, or one of them fails, moeflux
+refuses: nobody knows what the model was trained with. mlx-lm knows no YaRN for qwen3_moe; there transformers decides,
+and what is refused for deepseek_v3 is refused too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import checkpoints
+import mlx.core as mx
+import numpy as np
+import torch
+import transformers
+from mlx_lm.models import deepseek_v3 as mlx_deepseek
+from mlx_lm.models import qwen3_moe as mlx_qwen
+from transformers.models.deepseek_v3 import modeling_deepseek_v3 as hf_deepseek
+from transformers.models.qwen3_moe import modeling_qwen3_moe as hf_qwen
+
+from moeflux import FormatError, Variant, oracle
+
+Answer = np.ndarray
+Config = dict[str, Any]
+
+# ---- What YaRN and the rotary factor come to: frequencies times positions, magnitude, softmax scale --------------
+
+
+def rotated(turn: Callable[[np.ndarray, np.ndarray], np.ndarray], scale: float) -> Answer:
+    """How a row of ones at position 37 comes out, and the scale of the scores."""
+    return np.concatenate([turn(np.ones(32, np.float32), np.array([37])), [scale]])
+
+
+def rope_of_transformers(config: Config) -> Answer:
+    parsed = transformers.AutoConfig.for_model(**config)
+    modeling = hf_deepseek if config["model_type"] == "deepseek_v3" else hf_qwen
+    rotary = getattr(modeling, f"{'DeepseekV3' if modeling is hf_deepseek else 'Qwen3Moe'}RotaryEmbedding")(parsed)
+    attention = (modeling.DeepseekV3Attention if modeling is hf_deepseek else modeling.Qwen3MoeAttention)(parsed, 0)
+    apply = modeling.apply_rotary_pos_emb_interleave if modeling is hf_deepseek else modeling.apply_rotary_pos_emb
+
+    def turn(row: np.ndarray, position: np.ndarray) -> np.ndarray:
+        x = torch.tensor(row)[None, None, None]
+        cos, sin = rotary(x, torch.tensor(position)[None])
+        return apply(x, x, cos, sin)[0].numpy().reshape(-1)
+
+    with torch.no_grad():
+        return rotated(turn, attention.scaling)
+
+
+def rope_of_mlx(config: Config) -> Answer:
+    model = mlx_deepseek if config["model_type"] == "deepseek_v3" else mlx_qwen
+    arguments = model.ModelArgs.from_dict(config)
+    latent = model is mlx_deepseek
+    attention = model.DeepseekV3Attention(arguments) if latent else model.Attention(arguments, 0)
+
+    def turn(row: np.ndarray, position: np.ndarray) -> np.ndarray:
+        out = np.array(attention.rope(mx.array(row)[None, None, None], int(position[0])), np.float32).reshape(-1)
+        return np.concatenate([out[0::2], out[1::2]]) if latent else out  # as transformers orders the pairs
+
+    return rotated(turn, attention.scale)
+
+
+def rope_of_moeflux(config: Config) -> Answer:
+    variant = Variant.from_config(config)
+    latent = variant.attention == "mla"
+
+    def turn(row: np.ndarray, position: np.ndarray) -> np.ndarray:
+        frequencies, magnitude = oracle.rope_frequencies(variant), oracle.rope_magnitude(variant)
+        out = oracle.rope(row[None, None], position, frequencies, interleaved=latent, magnitude=magnitude).reshape(-1)
+        return np.concatenate([out[0::2], out[1::2]]) if latent else out
+
+    return rotated(turn, variant.softmax_scale)
+
+
+YARN = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 64}
+COEFFICIENTS: list[Config] = [{"factor": 1}, {"factor": 1, "mscale": 0.5}, {"partial_rotary_factor": 0.5}]
+COEFFICIENTS += [
+    {key: value for key, value in (("mscale", mscale), ("mscale_all_dim", all_dim)) if value is not None}
+    for mscale in (None, 0.0, 0.5, 1.0)
+    for all_dim in (None, 0.0, 0.5, 1.0)
+]
+
+
+def rope_cases() -> list[tuple[str, Config]]:
+    deepseek, qwen = checkpoints.deepseek_v3().config, checkpoints.qwen3_moe(head_dim=32).config
+    cases = [(f"deepseek_v3, {each}", {**deepseek, "rope_scaling": YARN | each}) for each in COEFFICIENTS]
+    unmistakable = [each for each in COEFFICIENTS if len(each) != 1 and 0.0 not in each.values()]
+    cases += [(f"qwen3_moe, {each}", {**qwen, "rope_scaling": YARN | each}) for each in unmistakable]
+    half: Config = {"rope_scaling": None, "partial_rotary_factor": 0.5}
+    return [*cases, ("deepseek_v3 without YaRN, half", deepseek | half), ("qwen3_moe without YaRN, half", qwen | half)]
+
+
+# ---- What is taken for a field that is not there -----------------------------------------------------------------
+
+DEFAULTS = ("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts", "q_lora_rank", "norm_topk_prob")
+
+
+def default_cases() -> list[tuple[str, Config]]:
+    config = checkpoints.deepseek_v3().config
+    return [(field, {key: value for key, value in config.items() if key != field}) for field in DEFAULTS]
+
+
+def default_of(field: str) -> list[Callable[[Config], Answer]]:
+    names = {"n_group": "num_groups", "topk_group": "groups_per_token", "norm_topk_prob": "normalize_topk"}
+    names |= {"first_k_dense_replace": "first_dense_layers", "n_shared_experts": "shared_intermediate"}
+    return [
+        lambda config: np.array([float(getattr(transformers.AutoConfig.for_model(**config), field))]),
+        lambda config: np.array([float(getattr(mlx_deepseek.ModelArgs.from_dict(config), field))]),
+        lambda config: np.array([float(getattr(Variant.from_config(config), names.get(field, field)))]),
+    ]
+
+
+# ---- Comparing ---------------------------------------------------------------------------------------------------
+
+
+def answer(ask: Callable[[Config], Answer], config: Config) -> Answer | None:
+    try:
+        return ask(dict(config))
+    except (FormatError, RuntimeError, TypeError, ValueError, ZeroDivisionError):
+        return None
+
+
+def same(a: Answer | None, b: Answer | None) -> bool:
+    return a is not None and b is not None and bool(np.allclose(a, b, rtol=1e-5, atol=1e-5))
+
+
+def check(what: str, config: Config, asked: list[Callable[[Config], Answer]]) -> None:
+    first, *others, ours = (answer(ask, config) for ask in asked)
+    agreed = first is not None and all(same(first, other) for other in others)
+    expected = "the answer of both" if agreed else "a refusal, for they differ"
+    print(f"{what}: {expected}")
+    assert same(first, ours) if agreed else ours is None, f"{what}: expected {expected}, found {ours}"
+
+
+def main() -> None:
+    transformers.logging.set_verbosity_error()
+    for what, config in rope_cases():
+        scaled = config["model_type"] == "qwen3_moe" and config["rope_scaling"]
+        check(what, config, [rope_of_transformers, *([] if scaled else [rope_of_mlx]), rope_of_moeflux])
+    for field, config in default_cases():
+        check(f"deepseek_v3 without {field}", config, default_of(field))
+
+
+if __name__ == "__main__":
+    main()
