@@ -1,6 +1,6 @@
 # Every target sets up what it needs. `make` alone lists them.
 #   PYTHON=python3.12   the interpreter that makes the environments (3.10 or newer)
-#   ARGS=...            what `make test` gives to pytest, e.g. make test ARGS="tests/test_cli.py -k info"
+#   ARGS=...            what `make test` gives to pytest, e.g. make test ARGS="tests/commands/test_cli.py -k info"
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -18,7 +18,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 help:
 	@echo "make demo      set up, then the built-in model writes, also in memory for a quarter of its experts"
-	@echo "make test      set up, run all tests                  ARGS=\"tests/test_cli.py -k info\""
+	@echo "make test      set up, run all tests                  ARGS=\"tests/commands/test_cli.py -k info\""
 	@echo "make setup     only the environment in $(VENV)           PYTHON=python3.12"
 	@echo "make lint      ruff and clang-format, as CI does      make format: let them fix it"
 	@echo "make tidy      clang-tidy over the C++ core"
@@ -31,11 +31,11 @@ help:
 	@echo "make bench-peers  speed beside llama.cpp and mlx-lm, in memory (half an hour to prepare)  ARGS=\"--rounds 3 --rows decode-2\""
 	@echo "make bench-streaming  the same under one memory limit, as root  ARGS=\"--rounds 3\""
 	@echo "make bench-resident  a model in memory beside an engine that cannot stream  ARGS=\"--rounds 3\""
-	@echo "make bench-ops  every op and way of reading beside NumPy and a bare loop  ARGS=\"bench/test_ops.py -k matmul\""
-	@echo "make track     instructions, system calls, allocations and the like against bench/expected.json  ARGS=--update"
+	@echo "make bench-ops  every op and way of reading beside NumPy and a bare loop  ARGS=\"bench/ops/test_ops.py -k matmul\""
+	@echo "make track     instructions, system calls, allocations and the like against bench/gate/expected.json  ARGS=--update"
 	@echo "make track-trips  would track notice a kernel that is a tenth slower?"
 	@echo "make train-test  tools/train from text to a store at toy size, and against transformers (large downloads)"
-	@echo "make metal-engine  all tests of the engine and of streaming on the emulated GPU  ARGS=tests/test_engine.py"
+	@echo "make metal-engine  all tests of the engine and of streaming on the emulated GPU  ARGS=tests/engine/test_engine.py"
 	@echo "make macos     what runs on Macs, compiled for them; the stand-in for Apple's headers against Apple's data"
 	@echo "make cuda      the Metal kernels for an NVIDIA GPU and what to run there, into build/cuda (needs CUDA's toolkit)"
 	@echo "make wheel     sdist and wheel into dist/, then an install of the wheel that must work"
@@ -61,7 +61,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -q $(or $(ARGS),tests)
 
 SOURCES = $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp csrc/*/*.mm metal/*.h metal/*.metal) \
-          $(wildcard bench/*.h bench/*.cpp bench/*/*.cpp) \
+          $(wildcard bench/*/*.h bench/*/*.cpp bench/*/*/*/*.h bench/*/*/*/*.cpp) \
           $(wildcard tests/emulator/*/*.h tests/emulator/*/*.cpp tests/emulator/*/*.mm tests/emulator/*/*/*/*.h)
 
 lint: $(READY)
@@ -83,17 +83,16 @@ stubs: $(READY)
 	$(BIN)/python tools/stubs.py python/moeflux/_core.pyi
 
 # What runs in C++ and in threads. The rest of the tests have their own Python beside the same C++.
-SANITIZED = $(wildcard tests/test_engine*.py tests/test_io_*.py tests/test_stream*.py) \
-            tests/test_thread_pool.py tests/test_snapshot_wire.py tests/test_golden_snapshots.py
+SANITIZED = tests/engine tests/io tests/formats/test_snapshot_wire.py
 
 # Op by op, under TSan, would take hours: of threads an op knows the pool only, and with that the engine runs them all.
 sanitize: $(READY)
-	@bash tools/sanitize.sh asan $(SANITIZED) $(wildcard tests/test_ops_*.py) tests/test_metal_engine.py
+	@bash tools/sanitize.sh asan $(SANITIZED) $(wildcard tests/ops/test_ops_*.py) tests/metal/test_metal_engine.py
 	@bash tools/sanitize.sh tsan $(SANITIZED)
 
 # Hours of use in a few minutes; ARGS="--tokens 1000" for less.
 soak: $(READY)
-	$(BIN)/python tests/soak.py $(ARGS)
+	$(BIN)/python tests/support/soak.py $(ARGS)
 
 asan ubsan tsan: $(READY)
 	@bash tools/sanitize.sh $@ $(or $(ARGS),tests)
@@ -118,7 +117,7 @@ peers: $(PEERS)/ready
 
 bench-peers: $(READY)
 	@bash bench/peers/prepare.sh build/peers
-	$(BIN)/python bench/peers.py build/peers $(ARGS)
+	$(BIN)/python bench/peers/peers.py build/peers $(ARGS)
 
 bench-streaming: $(READY)
 	@bash bench/peers/prepare.sh build/peers a3b
@@ -126,17 +125,17 @@ bench-streaming: $(READY)
 
 bench-resident: $(READY)
 	@[ -f build/peers/a3b/moeflux.json ] || $(BIN)/python bench/peers/models.py a3b build/peers/a3b
-	$(BIN)/python bench/unstreamed/unstreamed.py build/peers/a3b $(ARGS)
+	$(BIN)/python bench/peers/unstreamed/unstreamed.py build/peers/a3b $(ARGS)
 
 bench-ops: $(READY)
 	$(BIN)/python -m pytest -q --benchmark-columns=min,median,iqr --benchmark-sort=name $(or $(ARGS),bench)
 
-# Numbers that noise does not move, held to bench/expected.json; and whether a loss in a kernel would be noticed.
+# Numbers that noise does not move, held to bench/gate/expected.json; and whether a loss in a kernel would be noticed.
 track: $(READY)
-	$(BIN)/python bench/track.py $(ARGS)
+	$(BIN)/python bench/gate/track.py $(ARGS)
 
 track-trips: $(READY)
-	$(BIN)/python bench/trip/trip.py
+	$(BIN)/python bench/gate/trip.py
 
 TRAIN = .venv-train
 
@@ -151,8 +150,7 @@ train-test: $(TRAIN)/ready
 
 # Those tests of the engine that choose no backend themselves, on the emulated GPU.
 # The soak compares with a fresh process, which has no such GPU.
-ON_METAL = $(filter-out tests/test_stream_soak.py,$(wildcard tests/test_engine*.py tests/test_stream*.py)) tests/test_footprint.py tests/test_golden_snapshots.py \
-           tests/test_op_times.py
+ON_METAL = $(filter-out tests/engine/test_stream_soak.py,$(wildcard tests/engine/test_*.py))
 
 metal-engine: $(READY)
 	$(BIN)/python -m pytest -q --on-metal $(or $(ARGS),$(ON_METAL))

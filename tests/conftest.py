@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from metal_support import needs_device
-from moeflux.machine import this_machine
+from moeflux.machine.machine import this_machine
+from support.metal import needs_device
 
 
 def pytest_report_header() -> str:

@@ -10,8 +10,8 @@ import shlex
 import sys
 
 from moeflux import builtin, cli
-from moeflux.info import human
-from moeflux.plan import Plan, plan
+from moeflux.measure.info import human
+from moeflux.runtime.plan import Plan, plan
 
 STORY = "run --raw -p 'Once upon a time, there was a little fox who' --temperature 0 -n 69 --stats"
 QUESTION = "run -p 'What is the capital of France?' --temperature 0 --stats"

@@ -19,14 +19,14 @@ from pathlib import Path
 import numpy as np
 
 from moeflux import _core
-from moeflux.config import read_config
-from moeflux.convert import convert
-from moeflux.floats import decode
-from moeflux.packed import DESCRIPTION
-from moeflux.storage import ConvertFormat
-from moeflux.store import open_store
-from moeflux.tensors import dense_shapes
-from moeflux.variants import QuantFormat, Variant
+from moeflux.conversion.convert import convert
+from moeflux.models.config import read_config
+from moeflux.models.tensors import dense_shapes
+from moeflux.models.variants import QuantFormat, Variant
+from moeflux.stores.floats import decode
+from moeflux.stores.packed import DESCRIPTION
+from moeflux.stores.storage import ConvertFormat
+from moeflux.stores.store import open_store
 
 NAME = "moeflux-48m"
 GROUP = 64

@@ -31,7 +31,7 @@ case $kind in
     sanitizers=thread
     preload="$(runtime libtsan.so)"
     # It gives up in a child of fork that starts threads: "not supported". AddressSanitizer runs that test.
-    [ -z "$command" ] || set -- --deselect tests/test_engine_robustness.py::test_fork "$@"
+    [ -z "$command" ] || set -- --deselect tests/engine/test_engine_robustness.py::test_fork "$@"
     export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:ignore_noninstrumented_modules=1:log_path=$report
     ;;
   *)

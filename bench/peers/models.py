@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from moeflux import Variant
-from moeflux.synth import synth
-from moeflux.variants import preset
+from moeflux.conversion.synth import synth
+from moeflux.models.variants import preset
 
 MODELS: dict[str, Variant] = {
     "a3b": dataclasses.replace(preset("a3b").with_layers(8), vocab_size=8192),

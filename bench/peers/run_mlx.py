@@ -22,7 +22,7 @@ from mlx_lm.utils import _get_classes
 from to_gguf import values
 
 from moeflux import open_store
-from moeflux.store import Store
+from moeflux.stores.store import Store
 
 # Of the names in mlx-lm's model before ours.
 PREFIX = {"qwen3_5_moe": "language_model.", "deepseek_v3": ""}

@@ -26,7 +26,7 @@ from pathlib import Path
 from turns import Ran, run, take_turns
 
 from moeflux import open_store
-from moeflux.bench import drop_cached
+from moeflux.measure.bench import drop_cached
 
 ROOT = Path("/sys/fs/cgroup")
 OURS = "moeflux"

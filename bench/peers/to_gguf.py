@@ -16,8 +16,8 @@ import numpy as np
 
 from moeflux import Store, Variant, open_store
 from moeflux._core import dequantize
-from moeflux.floats import decode
-from moeflux.store import StoredTensor
+from moeflux.stores.floats import decode
+from moeflux.stores.store import StoredTensor
 
 QUANTISED = gguf.GGMLQuantizationType.Q4_0
 UNPACKED = gguf.GGMLQuantizationType.Q5_0

@@ -1,4 +1,4 @@
-// The shape and flavours of one model: the twin of moeflux.variants.Variant, field for field. Meanings are documented
+// The shape and flavours of one model: the twin of moeflux.Variant, field for field. Meanings are documented
 // there. A Variant that comes from format/variant_json.h obeys every rule of `check_variant`.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Variant <-> the JSON text of moeflux.variants.Variant.to_json().
+// Variant <-> the JSON text of moeflux.Variant.to_json().
 #pragma once
 
 #include <string_view>

@@ -103,7 +103,7 @@ py::list read_state(Session& session) {
   return tensors;
 }
 
-// `given` has been checked by moeflux.snapshot against the session's own shapes; a piece that still does not fit is
+// `given` has been checked by moeflux.Snapshot against the session's own shapes; a piece that still does not fit is
 // refused.
 void restore(Session& session, int64_t position, const Tokens& tokens, const std::vector<py::array>& given) {
   size_t next = 0;

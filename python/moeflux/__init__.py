@@ -12,34 +12,40 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-# The public names, and where each is made. One is imported when it is first asked for: the command `moeflux` comes
-# through here before it can catch a Ctrl-C, and before it is known whether NumPy and the core are needed. Type checkers
-# read __init__.pyi; a test holds the two to each other.
+# The public names, and where each is made: `module:name`, or the module itself. One is imported when it is first asked
+# for: the command `moeflux` comes through here before it can catch a Ctrl-C, and before it is known whether NumPy and
+# the core are needed. Type checkers read __init__.pyi; a test holds the two to each other.
 _HOMES = {
-    "PRESETS": "moeflux.variants.PRESETS",
-    "BudgetError": "moeflux.errors.BudgetError",
-    "DeviceError": "moeflux.errors.DeviceError",
-    "Error": "moeflux.errors.Error",
-    "FormatError": "moeflux.errors.FormatError",
-    "IoError": "moeflux.errors.IoError",
-    "Logits": "moeflux.session.Logits",
-    "Memory": "moeflux.model.Memory",
-    "Model": "moeflux.model.Model",
-    "Plan": "moeflux.plan.Plan",
-    "QuantFormat": "moeflux._core.QuantFormat",
-    "Sampling": "moeflux.sampling.Sampling",
-    "Session": "moeflux.session.Session",
-    "Snapshot": "moeflux.snapshot.Snapshot",
-    "StateError": "moeflux.errors.StateError",
-    "StepStats": "moeflux._core.StepStats",
-    "Store": "moeflux.store.Store",
-    "Variant": "moeflux.variants.Variant",
-    "__version__": "moeflux._core.__version__",
-    "available_isas": "moeflux._core.isas",
-    "builtin": "moeflux.builtin",
-    "load": "moeflux.model.load",
-    "open_store": "moeflux.store.open_store",
+    "PRESETS": "moeflux.models.variants:PRESETS",
+    "BudgetError": "moeflux.errors:BudgetError",
+    "ConvertFormat": "moeflux.stores.storage:ConvertFormat",
+    "DeviceError": "moeflux.errors:DeviceError",
+    "Error": "moeflux.errors:Error",
+    "FormatError": "moeflux.errors:FormatError",
+    "IoError": "moeflux.errors:IoError",
+    "Logits": "moeflux.session:Logits",
+    "Memory": "moeflux.model:Memory",
+    "Model": "moeflux.model:Model",
+    "Plan": "moeflux.runtime.plan:Plan",
+    "QuantFormat": "moeflux._core:QuantFormat",
+    "Sampling": "moeflux.text.sampling:Sampling",
+    "Session": "moeflux.session:Session",
+    "Snapshot": "moeflux.runtime.snapshot:Snapshot",
+    "StateError": "moeflux.errors:StateError",
+    "StepStats": "moeflux._core:StepStats",
+    "Store": "moeflux.stores.store:Store",
+    "Variant": "moeflux.models.variants:Variant",
+    "__version__": "moeflux._core:__version__",
+    "available_isas": "moeflux._core:isas",
+    "builtin": "moeflux.models.builtin",
+    "convert": "moeflux.conversion.convert:convert",
+    "load": "moeflux.model:load",
+    "open_store": "moeflux.stores.store:open_store",
     "ops": "moeflux.ops",
+    "oracle": "moeflux.oracle",
+    "plan": "moeflux.runtime.plan:plan",
+    "synth": "moeflux.conversion.synth:synth",
+    "verify": "moeflux.conversion.verify:verify",
 }
 __all__ = list(_HOMES)
 
@@ -47,8 +53,8 @@ __all__ = list(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home, _, original = _HOMES[name].rpartition(".")
-    value = import_module(_HOMES[name]) if home == __name__ else getattr(import_module(home), original)
+    home, _, original = _HOMES[name].partition(":")
+    value = getattr(import_module(home), original) if original else import_module(home)
     globals()[name] = value
     return value
 

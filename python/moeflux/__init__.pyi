@@ -1,20 +1,26 @@
 # What type checkers know of `import moeflux`; at run time __init__.py imports the same names when they are asked for.
 
-from moeflux import builtin, ops
+from moeflux import ops, oracle
 from moeflux._core import QuantFormat, StepStats, __version__
 from moeflux._core import isas as available_isas
+from moeflux.conversion.convert import convert
+from moeflux.conversion.synth import synth
+from moeflux.conversion.verify import verify
 from moeflux.errors import BudgetError, DeviceError, Error, FormatError, IoError, StateError
 from moeflux.model import Memory, Model, load
-from moeflux.plan import Plan
-from moeflux.sampling import Sampling
+from moeflux.models import builtin
+from moeflux.models.variants import PRESETS, Variant
+from moeflux.runtime.plan import Plan, plan
+from moeflux.runtime.snapshot import Snapshot
 from moeflux.session import Logits, Session
-from moeflux.snapshot import Snapshot
-from moeflux.store import Store, open_store
-from moeflux.variants import PRESETS, Variant
+from moeflux.stores.storage import ConvertFormat
+from moeflux.stores.store import Store, open_store
+from moeflux.text.sampling import Sampling
 
 __all__ = [
     "PRESETS",
     "BudgetError",
+    "ConvertFormat",
     "DeviceError",
     "Error",
     "FormatError",
@@ -34,7 +40,12 @@ __all__ = [
     "__version__",
     "available_isas",
     "builtin",
+    "convert",
     "load",
     "open_store",
     "ops",
+    "oracle",
+    "plan",
+    "synth",
+    "verify",
 ]

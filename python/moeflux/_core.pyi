@@ -816,7 +816,7 @@ class ReadBandwidth:
 
 class RoutingTrace:
     """
-    Picks of a router. See moeflux.trace.
+    Picks of a router. See moeflux.Model.trace.
     """
     def __init__(self, engine: Engine) -> None: ...
     def content(self) -> tuple:

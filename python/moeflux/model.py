@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from moeflux import _core
 from moeflux.errors import StateError
-from moeflux.info import human
-from moeflux.memory import resident
-from moeflux.plan import ENGINE_PARTS, LOADED, SESSION_PARTS, Options, Plan, make_plan, whole
+from moeflux.machine.memory import resident
+from moeflux.measure.info import human
+from moeflux.models.variants import Variant
+from moeflux.routing.trace import Recording
+from moeflux.runtime.plan import ENGINE_PARTS, LOADED, SESSION_PARTS, Options, Plan, make_plan, whole
 from moeflux.session import Session
-from moeflux.store import Store, open_store
-from moeflux.trace import Recording
-from moeflux.variants import Variant
+from moeflux.stores.store import Store, open_store
 
 if TYPE_CHECKING:
-    from moeflux.chat import ChatFormat
-    from moeflux.conversation import Conversation
-    from moeflux.sampling import Sampling
-    from moeflux.tokenizer import Tokenizer
+    from moeflux.text.chat import ChatFormat
+    from moeflux.text.conversation import Conversation
+    from moeflux.text.sampling import Sampling
+    from moeflux.text.tokenizer import Tokenizer
 
 __all__ = ["Memory", "Model", "load"]
 
@@ -111,40 +111,40 @@ class Model:
 
     def chat(self, *, system: str | None = None, thinking: bool | None = None, **options: Any) -> Conversation:
         """A conversation in a session of its own. `thinking`: whether it should think before it answers, where its
-        template lets one choose. `options` are those of moeflux.conversation.Conversation."""
-        from moeflux.conversation import Conversation
+        template lets one choose. `options` are those of moeflux.text.conversation.Conversation."""
+        from moeflux.text.conversation import Conversation
 
         return Conversation(self, system=system, thinking=thinking, **options)
 
     def trace(self) -> Recording:
-        """Records which experts the router picks, for use with `with`. See moeflux.trace."""
+        """Records which experts the router picks, for use with `with`. See moeflux.routing.trace."""
         return Recording(self)
 
     # ---- Text: from the other files of the folder, read when they are first asked for ------------------------------
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        from moeflux.tokenizer import Tokenizer
+        from moeflux.text.tokenizer import Tokenizer
 
         return Tokenizer.from_folder(self.path)
 
     @cached_property
     def chat_format(self) -> ChatFormat | None:
         """How it wants conversations written; None when it has no template."""
-        from moeflux.chat import ChatFormat
+        from moeflux.text.chat import ChatFormat
 
         return ChatFormat.from_folder(self.path, self.tokenizer)
 
     @cached_property
     def end_tokens(self) -> frozenset[int]:
-        from moeflux.tokenizer import end_tokens
+        from moeflux.text.tokenizer import end_tokens
 
         return end_tokens(self.path, self.tokenizer)
 
     @cached_property
     def usual_sampling(self) -> Sampling:
         """As those who made the model want its tokens chosen."""
-        from moeflux.sampling import Sampling
+        from moeflux.text.sampling import Sampling
 
         return Sampling.usual(self.path)
 

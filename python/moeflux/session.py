@@ -10,13 +10,13 @@ import numpy as np
 
 from moeflux import _core
 from moeflux.errors import StateError
-from moeflux.snapshot import Snapshot
+from moeflux.runtime.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from moeflux.chat import Prompt
-    from moeflux.generate import Generation
     from moeflux.model import Model
-    from moeflux.sampling import Sampling
+    from moeflux.text.chat import Prompt
+    from moeflux.text.generate import Generation
+    from moeflux.text.sampling import Sampling
 
 __all__ = ["Logits", "Session"]
 
@@ -158,7 +158,7 @@ class Session:
         on_progress  (done, total) of the prompt; when it returns False the generation ends
         sampling     in place of `model.usual_sampling`; `changes` are fields of it: temperature=0.7, seed=1
         """
-        from moeflux.generate import begin
+        from moeflux.text.generate import begin
 
         ends = {*stop_tokens} | (frozenset() if ignore_end else self.model.end_tokens)
         return begin(

@@ -26,9 +26,9 @@ import tokenizers
 import transformers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from moeflux.chat import ChatFormat
 from moeflux.errors import Error
-from moeflux.tokenizer import Tokenizer
+from moeflux.text.chat import ChatFormat
+from moeflux.text.tokenizer import Tokenizer
 
 TEMPLATES = 70
 SOURCES = ("llama-cpp-python", "0.3.36", "llama_cpp_python-0.3.36.tar.gz")

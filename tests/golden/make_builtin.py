@@ -16,8 +16,8 @@ import torch
 import transformers
 
 from moeflux import _core, builtin, open_store
-from moeflux.floats import decode
-from moeflux.store import Store
+from moeflux.stores.floats import decode
+from moeflux.stores.store import Store
 
 GOLDEN = Path(__file__).with_name("builtin.npz")
 TOLERANCE = 1e-4  # of the range of the logits: what one machine and another may differ by

@@ -20,10 +20,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import moeflux
-from engine_support import oracle_at, steps
 from golden.checkpoints import Checkpoint, deepseek_v3, qwen3_next, qwen_hybrid, safetensors_bytes
-from moeflux.convert import convert
-from moeflux.storage import ConvertFormat
+from moeflux.conversion.convert import convert
+from moeflux.stores.storage import ConvertFormat
+from support.engine import oracle_at, steps
 
 FOLDER = Path(__file__).resolve().parent / "snapshots"
 TOKENS = [17, 300, 5, 42, 5]

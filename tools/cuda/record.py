@@ -85,7 +85,7 @@ def main() -> None:
 
     Library.dispatch = recorded  # type: ignore[method-assign]
     with gpu.watching(recorder.told):
-        status = pytest.main(["-q", "-x", *(str(ROOT / "tests" / f"test_metal_{name}.py") for name in TESTS)])
+        status = pytest.main(["-q", "-x", *(str(ROOT / "tests" / "metal" / f"test_metal_{name}.py") for name in TESTS)])
     if status:
         raise SystemExit(f"record.py: the tests failed with status {status}: nothing was written")
     np.savez_compressed(arguments.file, **recorder.arrays)

@@ -94,7 +94,7 @@ MODEL_HELP = "a folder (packed store or MLX), a repository as owner/name, or not
 def load_model(name: str | None, arguments: argparse.Namespace) -> Model:
     """Of what MODEL_HELP says, with the options that were given, and progress where that takes time."""
     import moeflux
-    from moeflux.hub import find_model
+    from moeflux.models.hub import find_model
     from moeflux.progress import Counting, for_terminal
 
     progress = for_terminal(passing=True)

@@ -67,11 +67,11 @@ def _add_info(command: argparse.ArgumentParser) -> None:
 
 def _info(arguments: argparse.Namespace) -> int:
     if arguments.target is None:
-        from moeflux.machine import this_machine
+        from moeflux.machine.machine import this_machine
 
         print_value(this_machine(), arguments.json)
         return 0
-    from moeflux.info import describe
+    from moeflux.measure.info import describe
 
     print_value(describe(arguments.target), arguments.json)
     return 0
@@ -88,8 +88,8 @@ def _add_plan(command: argparse.ArgumentParser) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from moeflux.plan import plan
-    from moeflux.trace import Trace
+    from moeflux.routing.trace import Trace
+    from moeflux.runtime.plan import plan
 
     trace = None if arguments.trace is None else Trace.load(arguments.trace)
     print_value(plan(arguments.store, trace=trace, **load_options(arguments)), arguments.json)
@@ -108,8 +108,8 @@ def _add_verify(command: argparse.ArgumentParser) -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
+    from moeflux.conversion.verify import verify
     from moeflux.progress import for_terminal
-    from moeflux.verify import verify
 
     report = verify(arguments.store, experts=arguments.experts, progress=for_terminal())
     if arguments.json:

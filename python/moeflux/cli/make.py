@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from moeflux.cli.arguments import Commands, command
 
 if TYPE_CHECKING:
-    from moeflux.convert import ConvertFormat
-    from moeflux.variants import Variant
+    from moeflux.conversion.convert import ConvertFormat
+    from moeflux.models.variants import Variant
 
 __all__ = ["add"]
 
@@ -66,7 +66,7 @@ def _add_convert(command: argparse.ArgumentParser) -> None:
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    from moeflux.convert import convert
+    from moeflux.conversion.convert import convert
     from moeflux.progress import for_terminal
 
     report = convert(
@@ -87,7 +87,7 @@ def _asked_format(arguments: argparse.Namespace) -> ConvertFormat | None:
     if arguments.bits is None and arguments.group_size is None and arguments.dense_bits is None:
         return None
     from moeflux._core import read_json
-    from moeflux.convert import ConvertFormat
+    from moeflux.conversion.convert import ConvertFormat
 
     usual = ConvertFormat.default(read_json(str(arguments.source / "config.json")))
     return ConvertFormat.asked(
@@ -119,9 +119,9 @@ def _add_synth(command: argparse.ArgumentParser) -> None:
 
 
 def _synth(arguments: argparse.Namespace) -> int:
-    from moeflux.convert import ConvertFormat
+    from moeflux.conversion.convert import ConvertFormat
+    from moeflux.conversion.synth import synth
     from moeflux.progress import for_terminal
-    from moeflux.synth import synth
 
     report = synth(
         arguments.folder,
@@ -139,7 +139,7 @@ def _synth(arguments: argparse.Namespace) -> int:
 
 def _asked_variant(arguments: argparse.Namespace) -> Variant:
     """The model to imitate, with the shape that the flags give it. Its top-k is its own: nothing about it is lossy."""
-    from moeflux.variants import Variant, preset
+    from moeflux.models.variants import Variant, preset
 
     model = preset(arguments.variant) if arguments.variant else Variant.from_config(arguments.config)
     shape = {

@@ -113,8 +113,8 @@ def _add_doctor(command: argparse.ArgumentParser) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from moeflux.doctor import examine
-    from moeflux.metal_check import check_metal
+    from moeflux.measure.doctor import examine
+    from moeflux.measure.metal_check import check_metal
     from moeflux.progress import for_terminal
 
     if arguments.metal:
@@ -144,7 +144,7 @@ def _add_trace(command: argparse.ArgumentParser) -> None:
 def _trace(arguments: argparse.Namespace) -> int:
     import moeflux
     from moeflux.progress import counter, for_terminal
-    from moeflux.trace import random_prompt, read_prompt, record
+    from moeflux.routing.trace import random_prompt, read_prompt, record
 
     if not arguments.output.absolute().parent.is_dir():
         raise moeflux.IoError(f"{arguments.output}: expected a folder to write into, found none")
@@ -178,11 +178,11 @@ def _add_replay(command: argparse.ArgumentParser) -> None:
 
 def _replay(arguments: argparse.Namespace) -> int:
     import moeflux
-    from moeflux.hit_rates import remember_replay
-    from moeflux.replay import POLICIES, USUAL_SHARES, replay
-    from moeflux.replay_plot import svg, text_plot
-    from moeflux.tensor_file import write_atomically
-    from moeflux.trace import Trace
+    from moeflux.measure.replay_plot import svg, text_plot
+    from moeflux.routing.hit_rates import remember_replay
+    from moeflux.routing.replay import POLICIES, USUAL_SHARES, replay
+    from moeflux.routing.trace import Trace
+    from moeflux.stores.tensor_file import write_atomically
 
     policies = POLICIES if arguments.policy == "all" else [word.strip() for word in arguments.policy.split(",")]
     slots = USUAL_SHARES if arguments.slots is None else arguments.slots.split(",")
@@ -218,10 +218,10 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from moeflux.bench import bench, table
+    from moeflux.measure.bench import bench, table
     from moeflux.progress import for_terminal
-    from moeflux.store import open_store
-    from moeflux.trace import read_prompt
+    from moeflux.routing.trace import read_prompt
+    from moeflux.stores.store import open_store
 
     prompt = None
     if arguments.prompt_ids:
@@ -267,8 +267,8 @@ def _add_eval(command: argparse.ArgumentParser) -> None:
 
 def _eval(arguments: argparse.Namespace) -> int:
     import moeflux
-    from moeflux.evaluate import evaluate, read_text
-    from moeflux.hub import find_model
+    from moeflux.measure.evaluate import evaluate, read_text
+    from moeflux.models.hub import find_model
     from moeflux.progress import Counting, for_terminal
 
     text = read_text(arguments.text)

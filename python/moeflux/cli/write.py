@@ -138,7 +138,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from moeflux.run import Options, read_prompt, run
+    from moeflux.cli.run import Options, read_prompt, run
 
     _utf8()
     prompt = read_prompt(arguments.prompt, arguments.file)
@@ -169,7 +169,7 @@ def _add_chat(command: argparse.ArgumentParser) -> None:
 
 
 def _chat(arguments: argparse.Namespace) -> int:
-    from moeflux.terminal_chat import TerminalChat
+    from moeflux.cli.terminal_chat import TerminalChat
 
     _utf8()
     model = load_model(arguments.model, arguments)

@@ -1,7 +1,7 @@
 """The definition of the mathematics: every op, layer and whole step, in NumPy and float64.
 
 Written to be read, not to be fast. Everything that computes logits elsewhere (CPU and Metal kernels, the engine) is
-held to it within a stated tolerance; it is held to transformers and mlx-lm. It imports NumPy and `moeflux.variants` and
+held to it within a stated tolerance; it is held to transformers and mlx-lm. It imports NumPy and `moeflux.models` and
 nothing else of moeflux, so that it stays an independent opinion: it even unpacks quantised weights itself.
 
 stored.py   tensors as they lie in a store, and their numbers

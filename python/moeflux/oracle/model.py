@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from moeflux.models.variants import Variant
 from moeflux.oracle.ops import (
     attention,
     combine,
@@ -31,7 +32,6 @@ from moeflux.oracle.ops import (
     sigmoid_gate,
 )
 from moeflux.oracle.stored import Weights, widen
-from moeflux.variants import Variant
 
 Array = np.ndarray
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moeflux.variants import Variant, yarn_mscale
+from moeflux.models.variants import Variant, yarn_mscale
 
 Array = np.ndarray
 

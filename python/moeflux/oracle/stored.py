@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from moeflux.variants import QuantFormat
+from moeflux.models.variants import QuantFormat
 
 Array = np.ndarray
 

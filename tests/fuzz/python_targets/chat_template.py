@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moeflux.template import Template
+from moeflux.text.template import Template
 
 CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}
 MESSAGES: list[dict[str, Any]] = [

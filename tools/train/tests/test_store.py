@@ -10,10 +10,10 @@ import torch
 
 import moeflux
 from moeflux import _core
-from moeflux.chat import ChatFormat
-from moeflux.convert import convert
-from moeflux.storage import ConvertFormat
-from moeflux.tokenizer import Tokenizer
+from moeflux.conversion.convert import convert
+from moeflux.stores.storage import ConvertFormat
+from moeflux.text.chat import ChatFormat
+from moeflux.text.tokenizer import Tokenizer
 from tools.train import checkpoint
 from tools.train.export import read_folder
 from tools.train.grid import on_grid

@@ -1,0 +1,59 @@
+// A loss planted on purpose: linked before the true choice of kernels, products with matrices do every tenth piece of
+// their work twice. bench/gate/trip.py sees whether anybody notices.
+#include <string>
+
+#include "kernels/cpu/digits.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/kernels.h"
+
+namespace moeflux::cpu {
+namespace {
+
+const Kernels* true_kernels = nullptr;
+const DigitKernels* true_digits = nullptr;
+
+// Whether this piece of so many outputs is one of those that are done again.
+bool again(int64_t outputs) {
+  static thread_local int64_t owed = 0;
+  owed += outputs;
+  if (owed < 10 * outputs) return false;
+  owed -= 10 * outputs;
+  return true;
+}
+
+void multiply(const Weights& weights, int64_t first, int64_t last, const float* const* x, float* const* out,
+              int64_t n) {
+  true_kernels->matmul.multiply(weights, first, last, x, out, n);
+  if (again(last - first)) true_kernels->matmul.multiply(weights, first, last, x, out, n);
+}
+
+void multiply_digits(const Weights& weights, int64_t first, int64_t last, const uint8_t* const* x, float* const* out,
+                     int64_t n, const ReadNext& next) {
+  true_digits->multiply(weights, first, last, x, out, n, next);
+  if (again(last - first)) true_digits->multiply(weights, first, last, x, out, n, next);
+}
+
+}  // namespace
+
+// The linker's names for choose_isa as everybody calls it, and as it is.
+#define CHOOSE_ISA _ZN7moeflux3cpu10choose_isaERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE
+#define JOIN(a, b) a##b
+#define NAMED(prefix, name) JOIN(prefix, name)
+extern "C" const Isa& NAMED(__real_, CHOOSE_ISA)(const std::string& name);
+
+extern "C" const Isa& NAMED(__wrap_, CHOOSE_ISA)(const std::string& name) {
+  static Isa slower = NAMED(__real_, CHOOSE_ISA)(name);
+  static Kernels kernels = *slower.kernels;
+  static DigitKernels digits;
+  true_kernels = NAMED(__real_, CHOOSE_ISA)(name).kernels;
+  true_digits = NAMED(__real_, CHOOSE_ISA)(name).digits;
+  kernels.matmul.multiply = multiply;
+  slower.kernels = &kernels;
+  if (true_digits) {
+    digits = {true_digits->convert, multiply_digits};
+    slower.digits = &digits;
+  }
+  return slower;
+}
+
+}  // namespace moeflux::cpu

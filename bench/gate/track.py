@@ -1,0 +1,324 @@
+"""Numbers that say the same on a busy machine as on an idle one, held to those of bench/gate/expected.json.
+
+    python bench/gate/track.py                 measures, prints, exit status 1 when something got worse
+    python bench/gate/track.py --update        the same, and what was found is what is expected from now on
+    python bench/gate/track.py --history lines.jsonl --plot history.svg
+
+What gates, on small models made here from fixed seeds:
+  counts      bytes read, allocations, system calls, submissions and waits a step: exactly what is expected
+  instructions  of a step by callgrind (AVX2, which it knows; op by op), and of a step and a prefill with the best
+              instruction set of this machine by `moeflux-bench --count`: at most 2% more
+  ratios      bytes a second of a decode over the read bandwidth of the same run, multiply-adds of a prefill over the
+              peak of the same run: at least 0.7 of what is expected; for gross losses alone, for the two meet noise
+              at different times
+Instructions are expected for one compiler and instruction set, ratios for one processor: where bench/gate/expected.json
+has none, they are printed and recorded, and nothing is compared. Speeds in tokens a second are recorded and never gate.
+System calls are counted with every expert in memory: reading experts is made of system calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import history_plot
+
+from moeflux import Variant
+from moeflux.conversion.synth import synth
+from moeflux.models.variants import preset
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPECTED = ROOT / "bench" / "gate" / "expected.json"
+EVERYWHERE = "everywhere"
+MORE_INSTRUCTIONS = 1.02
+LOWEST_RATIO = 0.7
+
+SMALL = {"hidden_size": 128, "vocab_size": 512, "moe_intermediate": 64, "shared_intermediate": 64, "num_experts": 32}
+QWEN = dataclasses.replace(
+    preset("a3b").with_layers(4), **SMALL, num_heads=4, num_kv_heads=2, head_dim=64, rotary_dim=16, linear_key_heads=2,
+    linear_value_heads=4, linear_key_dim=32, linear_value_dim=32, experts_per_token=4,
+)  # fmt: skip
+MODELS = {
+    "qwen3_5_moe": QWEN,
+    "deepseek_v3": dataclasses.replace(
+        preset("cogito").with_layers(5), **SMALL, num_heads=4, num_kv_heads=4, head_dim=96, rotary_dim=32,
+        qk_nope_dim=64, qk_rope_dim=32, v_head_dim=64, q_lora_rank=64, kv_lora_rank=64, dense_intermediate=128,
+        experts_per_token=4,
+    ),
+    # Counted instruction by instruction: a hundred thousand a step.
+    "smallest": dataclasses.replace(
+        QWEN.with_layers(1), model_type="qwen3_moe", shared_expert="none", shared_intermediate=0, attention_gate=False,
+        layer_kinds=("full",), linear_key_heads=0, linear_value_heads=0, linear_key_dim=0, linear_value_dim=0,
+        conv_kernel=0, vocab_size=64, num_experts=2, experts_per_token=1, num_heads=1, num_kv_heads=1,
+    ),
+    # Of true width, more than caches hold.
+    "a3b": dataclasses.replace(preset("a3b").with_layers(4), vocab_size=8192, num_experts=32),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Number:
+    group: str  # where it is expected to be the same
+    name: str
+    value: float
+    kind: str  # "count", "instructions", "ratio" or "time"
+
+    def fault(self, expected: float) -> str | None:
+        """What is wrong with it."""
+        if self.kind == "count" and self.value != expected:
+            return f"expected exactly {expected:g}"
+        if self.kind == "instructions" and self.value > MORE_INSTRUCTIONS * expected:
+            return f"expected at most {MORE_INSTRUCTIONS:g} x {expected:.0f}, {self.value / expected - 1:+.1%}"
+        if self.kind == "ratio" and self.value < LOWEST_RATIO * expected:
+            return f"expected at least {LOWEST_RATIO:g} x {expected:.2f}"
+        return None
+
+
+# ---- Measuring --------------------------------------------------------------------------------------------------
+
+Line = dict[str, Any]
+
+
+def output_of(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}: status {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
+class Bench:
+    """moeflux-bench on models that are made when they are first asked for."""
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        self.program = program
+        self.folder = folder
+
+    def store(self, model: str) -> Path:
+        variant: Variant = MODELS[model]
+        if not (self.folder / model).exists():
+            synth(self.folder / model, variant)
+        return self.folder / model
+
+    def command(self, model: str, *arguments: object) -> list[str]:
+        return [str(self.program), str(self.store(model)), *map(str, arguments)]
+
+    def run(self, model: str, *arguments: object) -> list[Line]:
+        return [json.loads(line) for line in output_of(self.command(model, *arguments)).splitlines()]
+
+
+def compiler_of(line: Line) -> str:
+    """GCC 12, Clang 19: what makes about the same instructions of the same source."""
+    return re.sub(r"^(\w+) (\d+).*$", r"\1 \2", line["compiler"])
+
+
+def counts(bench: Bench) -> Iterator[Number]:
+    for model in ("qwen3_5_moe", "deepseek_v3"):
+        # A look-ahead may still read what no router has picked.
+        common = ("--prefill", 16, "--decode", 32, "--reps", 1, "--look-ahead", "off")
+        [*_, warm] = bench.run(model, *common, "--threads", 2)
+        yield from per_step(f"{model}, resident", warm)
+        # The portable kernels make the same bits, so the same choices of experts, on every machine.
+        streamed = ("--threads", 1, "--isa", "portable", "--slots", 48, "--reads", "buffered")
+        [*_, warm] = bench.run(model, *common, *streamed)
+        yield Number(EVERYWHERE, f"{model}, 48 slots: bytes read a token", warm["bytes_read"] / warm["tokens"], "count")
+        yield Number(EVERYWHERE, f"{model}, 48 slots: allocations a step", warm["allocations"] / 32, "count")
+        if sys.platform == "linux":
+            for line in bench.run(model, "--count", "calls", "--prefill", 16, "--decode", 32):
+                calls = line["system_calls"] / line["tokens"]
+                yield Number(EVERYWHERE, f"{model}, resident: system calls a token of {line['of']}", calls, "count")
+
+
+def per_step(what: str, line: Line) -> Iterator[Number]:
+    for name, member in (
+        ("bytes read a token", "bytes_read"),
+        ("allocations a step", "allocations"),
+        ("submissions a step", "submissions"),
+        ("waits a step", "waits"),
+    ):
+        yield Number(EVERYWHERE, f"{what}: {name}", line[member] / line["tokens"], "count")
+
+
+OPS = re.compile(r"^\s*([\d,]+) \([^)]*\)\s+\S+?:moeflux::(?:CpuCommands::(\w+)|EngineSession::(step))\(")
+NOT_OPS = {"convert_to_digits", "input_of", "unit_outputs", "gate_and_up", "down", "prepare", "run_attention"}
+
+
+def instructions_by_callgrind(bench: Bench) -> Iterator[Number]:
+    steps, walks = 4, 2
+    for model in ("qwen3_5_moe", "deepseek_v3"):
+        [line, *_] = bench.run(model, "--prefill", 1, "--decode", 0, "--threads", 1, "--reps", 1, "--isa", "avx2")
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "callgrind.out"
+            command = ["valgrind", "--quiet", "--tool=callgrind", f"--callgrind-out-file={out}"]
+            command += ["--collect-atstart=no", "--toggle-collect=moeflux::EngineSession::step*"]
+            arguments = ("--count", "nothing", "--prefill", 16, "--decode", steps, "--isa", "avx2")
+            output_of([*command, *bench.command(model, *arguments)])
+            annotate = ["callgrind_annotate", "--inclusive=yes", "--threshold=100", "--auto=no", str(out)]
+            text = output_of(annotate)
+        found: dict[str, int] = {}
+        for row in text.splitlines():
+            if match := OPS.match(row):
+                name = match[2] or match[3]
+                found[name] = max(found.get(name, 0), int(match[1].replace(",", "")))
+        if "step" not in found or "matmul" not in found:
+            raise SystemExit("callgrind_annotate: expected EngineSession::step and CpuCommands::matmul, found neither")
+        for name, total in found.items():
+            if name not in NOT_OPS:
+                what = f"{model}: instructions of {'a step' if name == 'step' else f'{name} in a step'}"
+                yield Number(f"{compiler_of(line)}, avx2", what, total / (steps * walks), "instructions")
+
+
+def instructions_by_stepping(bench: Bench) -> Iterator[Number]:
+    for line in bench.run("smallest", "--count", "instructions", "--prefill", 8, "--decode", 1):
+        what = {"prefill": "a prefill of 8", "decode": "a step"}[line["of"]]
+        group = f"{compiler_of(line)}, {line['isa']}"
+        yield Number(group, f"smallest: instructions of {what}", line["instructions"], "instructions")
+
+
+def ratios_and_times(bench: Bench) -> Iterator[Number]:
+    """The best of some walks: what other programs take away shows least there."""
+    lines = bench.run("a3b", "--prefill", 256, "--decode", 16, "--threads", 1, "--reps", 4, "--roofline")
+    limits = lines[0]
+    machine = f"{limits['machine']['cpu']}, {limits['isa']}"
+    warm = [line for line in lines if line.get("rep")]
+    decode = [line for line in warm if line["what"] == "decode"]
+    share = max(line["share_of_read_bandwidth"] for line in decode)
+    yield Number(machine, "a3b: decode, share of the read bandwidth", share, "ratio")
+    peak = limits["multiply_adds"].get(limits["isa"])
+    products = [line for line in warm if line["what"] == "op" and line["of"] == "prefill" and line["products"]]
+    if peak:
+        for op in ("matmul", "expert_ffn"):
+            rates = {}
+            for rep in {line["rep"] for line in products}:
+                chosen = [line for line in products if line["rep"] == rep and line["op"] == op]
+                rates[rep] = sum(line["products"] for line in chosen) / sum(line["seconds"] for line in chosen)
+            yield Number(machine, f"a3b: prefill, {op}, share of the peak", max(rates.values()) / peak, "ratio")
+    for what in ("prefill", "decode"):
+        speed = max(line["tokens_per_second"] for line in warm if line["what"] == what)
+        yield Number(machine, f"a3b: {what}, tokens a second", speed, "time")
+    yield Number(machine, "read bandwidth, GB/s", limits["read_bandwidth"] / 1e9, "time")
+
+
+def measure(bench: Bench, only: str) -> list[Number]:
+    numbers: list[Number] = []
+    if only in ("all", "counts"):
+        numbers += counts(bench)
+    if only in ("all", "instructions"):
+        if shutil.which("valgrind") and shutil.which("callgrind_annotate"):
+            numbers += instructions_by_callgrind(bench)
+        else:
+            print("no valgrind here: no instructions with AVX2, op by op", file=sys.stderr)
+        if sys.platform == "linux":
+            numbers += instructions_by_stepping(bench)
+    if only in ("all", "ratios"):
+        numbers += ratios_and_times(bench)
+    return numbers
+
+
+# ---- Comparing --------------------------------------------------------------------------------------------------
+
+Expected = dict[str, dict[str, float]]
+
+
+def compare(numbers: Iterable[Number], expected: Expected) -> list[str]:
+    """Prints every number; the sentences of those that are not as expected."""
+    faults = []
+    for number in numbers:
+        known = expected.get(number.group, {}).get(number.name)
+        verdict = ""
+        if number.kind != "time":
+            verdict = "nothing expected here" if known is None else number.fault(known) or "as expected"
+            if known is not None and (fault := number.fault(known)):
+                faults.append(f"{number.group}: {number.name}: {fault}, found {shown(number.value)}")
+        print(f"{number.group:>24}  {number.name:<62} {shown(number.value):>14}  {verdict}")
+    measured = {(number.group, number.name) for number in numbers}
+    groups = {number.group for number in numbers}
+    kinds = {number.group: number.kind for number in numbers}
+    for group in sorted(groups & set(expected)):
+        if kinds[group] in ("count", "instructions"):
+            faults += [
+                f"{group}: {name}: was not measured" for name in expected[group] if (group, name) not in measured
+            ]
+    return faults
+
+
+def shown(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 or value == int(value) else f"{value:.3f}"
+
+
+def updated(numbers: Iterable[Number], expected: Expected) -> Expected:
+    """Groups that were measured are replaced by what was found, the others stay."""
+    found: Expected = {}
+    for number in numbers:
+        if number.kind != "time":
+            digits = 4 if number.kind == "ratio" else 0 if number.kind == "instructions" else 6
+            found.setdefault(number.group, {})[number.name] = round(number.value, digits)
+    return {group: found.get(group, expected.get(group, {})) for group in sorted({*expected, *found})}
+
+
+def record(numbers: Iterable[Number], file: Path) -> None:
+    """One JSON line: this commit, and everything that was measured."""
+    commit = subprocess.run(
+        ["git", "log", "-1", "--format=%h %cI"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.split()
+    line = {
+        "commit": commit[0] if commit else "unknown",
+        "committed": commit[1] if commit else None,
+        "measured": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "numbers": [dataclasses.asdict(number) for number in numbers],
+    }
+    with file.open("a") as out:
+        out.write(json.dumps(line) + "\n")
+
+
+def find_harness() -> Path:
+    found = sorted(ROOT.glob("build/*/bench/moeflux-bench"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise SystemExit("moeflux-bench: expected under build/, found none: make setup builds it")
+    return found[-1]
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--harness", type=Path, help="moeflux-bench; usually the newest under build/")
+    parser.add_argument("--only", choices=["all", "counts", "instructions", "ratios"], default="all")
+    parser.add_argument("--update", action="store_true", help="write what was found into bench/gate/expected.json")
+    parser.add_argument("--history", type=Path, metavar="FILE", help="JSON lines, one a run, to append to")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="every number of the history over its commits")
+    arguments = parser.parse_args(words)
+    if arguments.plot and not arguments.history:
+        parser.error("--plot: expected --history too, whose numbers it draws")
+    return arguments
+
+
+def main(words: list[str] | None = None) -> int:
+    arguments = parse(words)
+    expected: Expected = json.loads(EXPECTED.read_text()) if EXPECTED.exists() else {}
+    with tempfile.TemporaryDirectory(prefix="moeflux-track-") as folder:
+        numbers = measure(Bench(arguments.harness or find_harness(), Path(folder)), arguments.only)
+    faults = compare(numbers, expected)
+    if arguments.history:
+        record(numbers, arguments.history)
+    if arguments.plot:
+        arguments.plot.write_text(history_plot.svg(arguments.history.read_text().splitlines()))
+    if arguments.update:
+        EXPECTED.write_text(json.dumps(updated(numbers, expected), indent=2) + "\n")
+        print(f"{EXPECTED.relative_to(ROOT)}: written")
+        return 0
+    for fault in faults:
+        print(f"worse: {fault}", file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,384 @@
+"""A Hugging Face checkpoint seen as the canonical tensors of its variant: naming, splitting, reordering, fp8.
+
+Nothing is read before it is asked for, and then in blocks of rows, so memory does not depend on the size of a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeflux._core import SafetensorsFile, read_json
+from moeflux.errors import FormatError
+from moeflux.models.tensors import DenseShape, dense_shapes
+from moeflux.models.variants import Variant
+from moeflux.stores.floats import FLOAT_BYTES, decode, encode, rounded
+from moeflux.stores.spans import SpanReader
+
+__all__ = ["Checkpoint", "Matrix", "Vector", "source_files"]
+
+BLOCK_ELEMENTS = 4 << 20  # of a matrix in memory at a time, per thread
+INDEX = "model.safetensors.index.json"
+STORAGE = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
+"""How NumPy holds elements of each type; bf16 as its bits."""
+
+QWEN_FOLDED_NORMS = ("input_layernorm", "post_attention_layernorm", "model.norm", "q_norm", "k_norm")
+"""Published as w - 1 by qwen3_5_moe and qwen3_next. linear_attn.norm is not."""
+
+
+def source_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint, those that its index names, or all where it has none."""
+    index = folder / INDEX
+    if not index.exists():
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise FormatError(f"{folder}: expected *.safetensors files, found none")
+        return files
+    weight_map = read_json(str(index))
+    weight_map = weight_map.get("weight_map") if isinstance(weight_map, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise FormatError(f"{index}: weight_map: expected an object of file names")
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        if "/" in name or not name.endswith(".safetensors"):
+            raise FormatError(f"{index}: weight_map: expected names of safetensors files, found {name!r:.120}")
+        if not (folder / name).is_file():
+            raise FormatError(f"{folder / name}: named in {INDEX}, expected a file, found nothing")
+    return [folder / name for name in names]
+
+
+# ---- What is stored ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a shard, flattened to rows of its last dimension. fp8 has one scale for each block of a matrix."""
+
+    name: str
+    file: int
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+    scale: Stored | None = None
+    block: tuple[int, int] = (0, 0)
+
+    @property
+    def rows(self) -> int:
+        return int(np.prod(self.shape[:-1], dtype=np.int64))
+
+    @property
+    def columns(self) -> int:
+        return self.shape[-1]
+
+    def read(self, reader: SpanReader, start: int, stop: int, element: str) -> np.ndarray:
+        """Rows [start, stop) as `element` holds them, an array of its STORAGE type."""
+        width = self.columns * FLOAT_BYTES[self.dtype]
+        raw = reader.read(self.file, self.offset + start * width, (stop - start) * width)
+        if self.dtype == element:
+            values = raw.view(STORAGE[element]).reshape(stop - start, self.columns)
+        else:
+            wide = decode(raw, self.dtype).reshape(stop - start, self.columns)
+            if self.scale is not None:
+                wide = rounded(wide * self._scales(reader, start, stop), "BF16")
+            values = encode(wide, element).view(STORAGE[element]).reshape(wide.shape)
+        if not _all_finite(values, element):
+            raise FormatError(
+                f'{reader.files[self.file]}: tensor "{self.name}": expected finite numbers that fit {element}, found '
+                f"infinite ones or NaN in rows {start} to {stop - 1}"
+            )
+        return values
+
+    def _scales(self, reader: SpanReader, start: int, stop: int) -> np.ndarray:
+        """The scale of every element of the rows."""
+        rows_of_matrix = self.shape[-2]
+        blocks_of_matrix = -(-rows_of_matrix // self.block[0])
+        row = np.arange(start, stop)
+        block_row = row // rows_of_matrix * blocks_of_matrix + row % rows_of_matrix // self.block[0]
+        first, last = int(block_row[0]), int(block_row[-1])
+        scales = self.scale.read(reader, first, last + 1, "F32")
+        wide = np.repeat(scales, self.block[1], axis=1)[:, : self.columns]
+        return wide[block_row - first]
+
+
+def _all_finite(values: np.ndarray, element: str) -> bool:
+    if element == "BF16":
+        return not bool(((values & 0x7F80) == 0x7F80).any())
+    return bool(np.isfinite(values).all())
+
+
+# ---- What is asked for ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A canonical matrix: its rows in order, as runs of rows of stored tensors; or, `transposed`, a stack of them where
+    each run is one matrix to be transposed."""
+
+    shape: tuple[int, ...]
+    runs: tuple[tuple[Stored, int, int], ...]
+    transposed: bool = False
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return self.runs[0][0].file, self.runs[0][0].offset
+
+    def blocks(self, reader: SpanReader, element: str) -> Iterator[np.ndarray]:
+        """The rows as `element` holds them, some at a time: arrays [rows, columns] of its STORAGE type."""
+        if self.transposed:
+            for stored, start, stop in self.runs:
+                yield np.ascontiguousarray(stored.read(reader, start, stop, element).T)
+            return
+        limit = max(1, BLOCK_ELEMENTS // self.shape[-1])
+        for group in _groups_of_rows(self.runs, limit):
+            parts = [stored.read(reader, start, stop, element) for stored, start, stop in group]
+            yield parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _groups_of_rows(runs, limit: int) -> Iterator[list[tuple[Stored, int, int]]]:
+    """The same rows in the same order, cut and gathered into groups of at most `limit` rows."""
+    group, count = [], 0
+    for stored, start, stop in runs:
+        while start < stop:
+            end = min(stop, start + limit - count)
+            group.append((stored, start, end))
+            count += end - start
+            start = end
+            if count == limit:
+                yield group
+                group, count = [], 0
+    if group:
+        yield group
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A tensor that is never quantised: a norm, a decay, the convolution's taps."""
+
+    shape: tuple[int, ...]
+    stored: Stored
+    element: str | None = None  # its type in the store where that is not the type of the whole conversion
+    add_one: bool = False
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return self.stored.file, self.stored.offset
+
+    def read(self, reader: SpanReader, element: str) -> np.ndarray:
+        """1-D uint8. The one is added in the tensor's own type, as its publisher's code would."""
+        stored = self.stored
+        if self.add_one:
+            values = decode(stored.read(reader, 0, stored.rows, stored.dtype).reshape(-1).view(np.uint8), stored.dtype)
+            return encode(rounded(values + np.float32(1), stored.dtype), element)
+        return stored.read(reader, 0, stored.rows, element).reshape(-1).view(np.uint8)
+
+
+class Checkpoint:
+    """The canonical tensors of a Hugging Face folder. Opening it reads headers only and refuses what has no place."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], variant: Variant) -> None:
+        self.folder = folder
+        self.variant = variant
+        self.files = source_files(folder)
+        self.reader = SpanReader(self.files)
+        self.dropped: list[str] = []
+        self.dense: dict[str, Matrix | Vector] = {}
+        self._block = _fp8_block(folder, config)
+        self._free: dict[str, Stored] = {}  # by canonical spelling; those not placed yet
+        self._shared: dict[str, Stored] = {}  # those placed that more canonical tensors are made of
+        self._collect()
+        for shape in dense_shapes(variant):
+            self.dense[shape.name] = self._place(shape)
+        self.experts = {layer: self._expert_source(layer) for layer in variant.moe_layers}
+        self._drop()
+        if self._free:
+            name = min(self._free)
+            stored = self._free[name]
+            raise FormatError(
+                f'{self.files[stored.file]}: tensor "{stored.name}" {stored.dtype} {list(stored.shape)}: expected '
+                f"only tensors of a {variant.model_type} model with {variant.num_layers} layers"
+            )
+
+    def expert(self, layer: int, expert: int) -> tuple[Matrix, Matrix, Matrix]:
+        """The gate, up and down matrices of one expert."""
+        gate, up, down = self.experts[layer](expert)
+        return gate, up, down
+
+    # ---- Names ----------------------------------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        for index, path in enumerate(self.files):
+            for name, entry in SafetensorsFile(str(path)).tensors.items():
+                spelling = _canonical(name)
+                if spelling in self._free:
+                    raise FormatError(
+                        f'{path}: tensor "{name}": expected once, found also as "{self._free[spelling].name}"'
+                    )
+                shape = tuple(entry.shape) or (1,)
+                self._free[spelling] = Stored(name, index, entry.offset, entry.dtype, shape)
+
+    def _drop(self) -> None:
+        """Sets aside the parts that a text model without speculation does not use."""
+        layers = self.variant.num_layers
+        kinds: list[tuple[str, Callable[[str], bool]]] = [
+            ("the vision tower", lambda name: name.startswith(("model.visual.", "visual.", "vision_tower."))),
+            ("multi-token prediction", lambda name: name.startswith(("mtp.", "model.mtp."))),
+            ("multi-token prediction", lambda name: _layer_of(name) >= layers),
+            ("precomputed rotary tables", lambda name: name.endswith(".rotary_emb.inv_freq")),
+        ]
+        if self.variant.tied_embeddings:
+            kinds.append(("an output matrix equal to the embedding", lambda name: name == "lm_head.weight"))
+        sizes: dict[str, list[int]] = {}
+        for name in sorted(self._free):
+            what = next((kind for kind, belongs in kinds if belongs(name)), None)
+            if what:
+                stored = self._free.pop(name)
+                size = stored.rows * stored.columns * FLOAT_BYTES.get(stored.dtype, 1)
+                sizes.setdefault(what, []).append(size)
+        self.dropped = [f"{what}: {len(each)} tensors, {sum(each)} bytes" for what, each in sizes.items()]
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> Stored:
+        stored = self._free.pop(name, None)
+        if stored is None:
+            raise FormatError(f'{self.folder}: tensor "{name}" {list(shape)}: expected, found nothing')
+        where = f'{self.files[stored.file]}: tensor "{stored.name}"'
+        if stored.dtype not in FLOAT_BYTES:
+            raise FormatError(f"{where}: expected {', '.join(FLOAT_BYTES)}, found {stored.dtype}")
+        if stored.shape != shape:
+            raise FormatError(f"{where}: expected shape {list(shape)}, found {list(stored.shape)}")
+        if stored.dtype != "F8_E4M3":
+            return stored
+        if self._block is None or len(shape) < 2:
+            raise FormatError(f"{where}: expected a matrix and quantization_config.weight_block_size, for it is fp8")
+        blocks = tuple(-(-size // block) for size, block in zip(shape[-2:], self._block, strict=True))
+        scale = self._take(f"{name}_scale_inv", (*shape[:-2], *blocks))
+        return Stored(stored.name, stored.file, stored.offset, stored.dtype, shape, scale, self._block)
+
+    # ---- Dense tensors --------------------------------------------------------------------------------------
+
+    def _place(self, wanted: DenseShape) -> Matrix | Vector:
+        if not wanted.is_matrix:
+            return self._vector(wanted)
+        owner, _, part = wanted.name.rpartition(".")
+        if part in ("embed_q", "unembed_out"):
+            return self._split_kv_b(owner, part, wanted.shape)
+        if part in ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b") and self._is_fused(owner):
+            return self._unfused(owner, part, wanted.shape)
+        stored = self._take(wanted.tensor, wanted.shape)
+        return Matrix(wanted.shape, ((stored, 0, stored.rows),))
+
+    def _vector(self, wanted: DenseShape) -> Vector:
+        name, shape = wanted.name, wanted.shape
+        if name.endswith("conv1d.weight"):
+            channels, taps, _ = shape  # published [channels, 1, taps]: the same bytes
+            return Vector(shape, self._take(name, (channels, 1, taps)))
+        stored = self._take(name, shape)
+        if name.endswith("A_log"):
+            return Vector(shape, stored, element="F32")
+        if name.endswith("e_score_correction_bias"):
+            return Vector(shape, stored, element=stored.dtype)
+        hybrid = self.variant.model_type in ("qwen3_5_moe", "qwen3_next")
+        owner = name.removesuffix(".weight")
+        return Vector(shape, stored, add_one=hybrid and owner.endswith(QWEN_FOLDED_NORMS))
+
+    def _split_kv_b(self, owner: str, part: str, shape: tuple[int, ...]) -> Matrix:
+        """kv_b_proj holds for each head the rows of keys, then those of values."""
+        v = self.variant
+        stored = self._take_shared(f"{owner}.kv_b_proj.weight", (v.kv_b_out, v.kv_lora_rank))
+        head = v.qk_nope_dim + v.v_head_dim
+        starts = range(0, v.kv_b_out, head)
+        if part == "embed_q":
+            return Matrix(shape, tuple((stored, at, at + v.qk_nope_dim) for at in starts), transposed=True)
+        return Matrix(shape, tuple((stored, at + v.qk_nope_dim, at + head) for at in starts))
+
+    def _is_fused(self, owner: str) -> bool:
+        names = (f"{owner}.in_proj_qkvz.weight", f"{owner}.in_proj_ba.weight")
+        return any(name in self._free or name in self._shared for name in names)
+
+    def _unfused(self, owner: str, part: str, shape: tuple[int, ...]) -> Matrix:
+        """One of four projections kept in two matrices, whose rows are grouped by key head: q, k, v, z and b, a."""
+        v = self.variant
+        ratio = v.linear_value_heads // v.linear_key_heads
+        values = ratio * v.linear_value_dim
+        if part in ("in_proj_qkv", "in_proj_z"):
+            name, sizes = "in_proj_qkvz", {"q": v.linear_key_dim, "k": v.linear_key_dim, "v": values, "z": values}
+        else:
+            name, sizes = "in_proj_ba", {"b": ratio, "a": ratio}
+        begins = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+        group = sum(sizes.values())
+        rows = group * v.linear_key_heads
+        stored = self._take_shared(f"{owner}.{name}.weight", (rows, v.hidden_size))
+        runs = []
+        for wanted in part.removeprefix("in_proj_"):
+            starts = range(begins[wanted], rows, group)
+            runs += [(stored, start, start + sizes[wanted]) for start in starts]
+        return Matrix(shape, tuple(runs))
+
+    def _take_shared(self, name: str, shape: tuple[int, ...]) -> Stored:
+        """A stored tensor that several canonical ones are made of."""
+        if name not in self._shared:
+            self._shared[name] = self._take(name, shape)
+        return self._shared[name]
+
+    # ---- Experts --------------------------------------------------------------------------------------------
+
+    def _expert_source(self, layer: int) -> Callable[[int], list[Matrix]]:
+        """Published stacked, gate and up in one tensor, or each expert for itself."""
+        v = self.variant
+        m, h = v.moe_intermediate, v.hidden_size
+        prefix = f"model.layers.{layer}.mlp.experts"
+        shapes = ((m, h), (m, h), (h, m))
+        if f"{prefix}.gate_up_proj" in self._free:
+            both = self._take(f"{prefix}.gate_up_proj", (v.num_experts, 2 * m, h))
+            down = self._take(f"{prefix}.down_proj", (v.num_experts, h, m))
+
+            def stacked(expert: int) -> list[Matrix]:
+                at = expert * 2 * m
+                runs = ((both, at, at + m), (both, at + m, at + 2 * m), (down, expert * h, expert * h + h))
+                return [Matrix(shape, (run,)) for shape, run in zip(shapes, runs, strict=True)]
+
+            return stacked
+        names = ("gate_proj", "up_proj", "down_proj")
+        each = [
+            [self._take(f"{prefix}.{expert}.{name}.weight", shape) for name, shape in zip(names, shapes, strict=True)]
+            for expert in range(v.num_experts)
+        ]
+        return lambda expert: [Matrix(stored.shape, ((stored, 0, stored.rows),)) for stored in each[expert]]
+
+
+def _canonical(name: str) -> str:
+    for prefix, spelling in (("model.language_model.", "model."), ("language_model.", "")):
+        if name.startswith(prefix):
+            return spelling + name.removeprefix(prefix)
+    return name
+
+
+def _layer_of(name: str) -> int:
+    """The layer that a tensor belongs to; -1 outside of the layers."""
+    parts = name.split(".")
+    inside = len(parts) > 3 and parts[:2] == ["model", "layers"] and parts[2].isdigit() and len(parts[2]) < 6
+    return int(parts[2]) if inside else -1
+
+
+def _fp8_block(folder: Path, config: dict[str, Any]) -> tuple[int, int] | None:
+    """Rows and columns that share a scale, where the checkpoint is fp8; None where it is not quantised."""
+    text = config.get("text_config")
+    quantisation = config.get("quantization_config") or (text or {}).get("quantization_config")
+    if quantisation is None:
+        return None
+    where = f"{folder / 'config.json'}: quantization_config"
+    if not isinstance(quantisation, dict):
+        raise FormatError(f"{where}: expected an object, found {type(quantisation).__name__}")
+    method, block = quantisation.get("quant_method"), quantisation.get("weight_block_size")
+    if method != "fp8":
+        raise FormatError(
+            f"{where}.quant_method: expected 'fp8', found {method!r:.60}. Supported are checkpoints in bf16, fp16, f32 "
+            f"and fp8 with block scales, and MLX folders with affine quantisation"
+        )
+    if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
+        raise FormatError(f"{where}.weight_block_size: expected two sizes such as [128, 128], found {block!r:.60}")
+    return block[0], block[1]

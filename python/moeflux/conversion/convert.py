@@ -1,0 +1,258 @@
+"""Turns an MLX folder or a Hugging Face checkpoint into a packed store: what to do, doing it, and checking it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeflux._core import ExpertFormats, SafetensorsFile, read_json
+from moeflux.conversion.checkpoint import source_files
+from moeflux.conversion.destination import (
+    JSON_ALLOWANCE,
+    check_destination,
+    check_space,
+    discard,
+    free_bytes,
+    partial_of,
+    replace_store,
+    resumable,
+)
+from moeflux.conversion.from_checkpoint import content_of_checkpoint
+from moeflux.conversion.from_mlx import content_of_mlx
+from moeflux.conversion.packer import Content, Packer
+from moeflux.errors import FormatError, IoError
+from moeflux.models.config import variant_from_config
+from moeflux.models.tensors import dense_shapes
+from moeflux.models.variants import Variant
+from moeflux.progress import Progress, Silent, size_text, time_text
+from moeflux.stores import packed
+from moeflux.stores.spans import SpanReader
+from moeflux.stores.storage import ConvertFormat
+
+__all__ = ["ConvertFormat", "ConvertPlan", "ConvertReport", "convert"]
+
+CHECKS = ("none", "quick", "full")
+
+
+@dataclass(frozen=True)
+class ConvertPlan:
+    """What a conversion will read and write. Sizes are bytes."""
+
+    source: Path
+    dest: Path
+    kind: str  # "mlx" or "hf"
+    variant: Variant
+    expert_format: str
+    dense_formats: dict[str, int]  # "4-bit g64" -> how many dense matrices
+    dense_tensors: int
+    dense_bytes: int
+    expert_bytes: int  # of one expert
+    layer_bytes: int  # of one layer file
+    copied: tuple[str, ...]
+    dropped: tuple[str, ...]
+    resumed: int  # bytes that an earlier run left
+    free: int
+
+    @property
+    def total(self) -> int:
+        return self.dense_bytes + self.layer_bytes * len(self.variant.moe_layers)
+
+    @property
+    def needed(self) -> int:
+        return self.total - self.resumed + JSON_ALLOWANCE
+
+    def __str__(self) -> str:
+        v = self.variant
+        kinds = {"mlx": "MLX folder, repacked byte for byte", "hf": "Hugging Face checkpoint"}
+        formats = ", ".join(f"{count} {name}" for name, count in sorted(self.dense_formats.items()))
+        layers = len(v.moe_layers)
+        lines = [
+            f"source    {self.source} ({kinds[self.kind]})",
+            f"model     {v.name}: {v.model_type}, {v.num_layers} layers, {v.num_experts} experts",
+            f"dense     {size_text(self.dense_bytes)} in {self.dense_tensors} tensors (matrices: {formats})",
+            f"experts   {size_text(layers * self.layer_bytes)} in {layers} files of {size_text(self.layer_bytes)}, "
+            f"{size_text(self.expert_bytes)} each ({self.expert_format})",
+            f"beside    {', '.join(self.copied) or 'no tokenizer and no config.json'}",
+            *(f"dropped   {sentence}" for sentence in self.dropped),
+            f"into      {self.dest}: needs {size_text(self.needed)}, {size_text(self.free)} free",
+        ]
+        if self.resumed:
+            lines.append(f"resumes   {size_text(self.resumed)} of {size_text(self.total)} are there already")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class ConvertReport:
+    """What was done. After a dry run `fingerprint` is empty and nothing was written."""
+
+    plan: ConvertPlan
+    fingerprint: str = ""
+    written: int = 0
+    seconds: float = 0.0
+    checked_experts: int = 0  # compared with the source once more, byte for byte
+
+    def __str__(self) -> str:
+        if not self.fingerprint:
+            return f"{self.plan}\ndry run: nothing was written"
+        rate = self.written / max(self.seconds, 1e-9)
+        return "\n".join(
+            [
+                str(self.plan),
+                f"wrote     {size_text(self.written)} in {time_text(self.seconds)} ({size_text(rate)}/s)",
+                f"checked   {self.checked_experts} experts against the source, equal",
+                f"finger    {self.fingerprint}",
+            ]
+        )
+
+
+def convert(
+    source: str | Path,
+    dest: str | Path,
+    *,
+    format: ConvertFormat | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    check: str = "quick",
+    progress: Progress | None = None,
+) -> ConvertReport:
+    """Writes the packed store `dest`, growing it in `dest`.partial. A run that was stopped is continued by the next.
+
+    `format` is for Hugging Face checkpoints only; None takes `ConvertFormat.default`. `check` compares the result with
+    the source: "quick" four experts of every layer, "full" everything, "none". `force` replaces a store that is there,
+    and discards an unfinished conversion that was another one.
+    """
+    source, dest, progress = Path(source), Path(dest), progress or Silent()
+    if check not in CHECKS:
+        raise FormatError(f"check: expected {', '.join(CHECKS)}, found {check!r:.40}")
+    check_destination(source, dest, force)
+    partial = partial_of(dest)
+    content = content_of(source, format)
+    plan = plan_of(content, source, dest, resumable(content, partial, force))
+    if dry_run:
+        return ConvertReport(plan)
+    check_space(dest, plan.needed)
+    if not plan.resumed:
+        discard(partial)
+    started = time.monotonic()
+    packer = Packer(content, partial)
+    packer.open()
+    try:
+        with progress.task("convert", plan.total) as task:
+            packer.write(task)
+        checked = compare(content, partial, check, progress)
+        description = packer.describe()
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            progress.note(f"stopped; {partial} keeps what is done, the same command goes on from there")
+        raise
+    finally:
+        packer.close()
+    replace_store(partial, dest)
+    seconds = time.monotonic() - started
+    return ConvertReport(plan, description.fingerprint, plan.total - plan.resumed, seconds, checked)
+
+
+# ---- Before -----------------------------------------------------------------------------------------------------
+
+
+def content_of(source: Path, asked: ConvertFormat | None) -> Content:
+    """Headers only. Which kind of folder it is, its tensor names say."""
+    if (source / packed.DESCRIPTION).exists():
+        raise FormatError(f"{source}: expected an MLX folder or a Hugging Face checkpoint, found a packed store")
+    config = read_json(str(source / "config.json"))
+    variant = variant_from_config(source)
+    if is_mlx(source, config):
+        if asked is not None:
+            raise FormatError(
+                f"{source}: found an MLX folder, which is repacked as it is; expected no format. To change the bits, "
+                "convert the original checkpoint"
+            )
+        return content_of_mlx(source, variant)
+    return content_of_checkpoint(source, config, variant, asked or ConvertFormat.default(config))
+
+
+def is_mlx(source: Path, config: dict[str, Any]) -> bool:
+    """MLX stacks experts as switch_mlp, and says "quantization" where Hugging Face says "quantization_config"."""
+    if "quantization" in config:
+        return True
+    return any(".switch_mlp." in name for path in source_files(source) for name in SafetensorsFile(str(path)).tensors)
+
+
+def plan_of(content: Content, source: Path, dest: Path, resumed: int) -> ConvertPlan:
+    return ConvertPlan(
+        source=source,
+        dest=dest,
+        kind=content.source["kind"],
+        variant=content.variant,
+        expert_format=describe(content.experts),
+        dense_formats=dict(Counter(matrix_formats(content))),
+        dense_tensors=len(content.placed),
+        dense_bytes=content.dense_bytes,
+        expert_bytes=content.layout.bytes,
+        layer_bytes=content.layer_bytes,
+        copied=tuple(path.name for path in content.copies),
+        dropped=tuple(content.source["dropped"]),
+        resumed=resumed,
+        free=free_bytes(dest),
+    )
+
+
+def describe(formats: ExpertFormats) -> str:
+    each = [str(formats.gate), str(formats.up), str(formats.down)]
+    return each[0] if len(set(each)) == 1 else "gate {}, up {}, down {}".format(*each)
+
+
+def matrix_formats(content: Content) -> list[str]:
+    """ "4-bit g64" or "BF16", one entry a matrix."""
+    vectors = {shape.name for shape in dense_shapes(content.variant) if not shape.is_matrix}
+    formats = []
+    for name, tensor in content.placed.items():
+        if tensor.dtype == "U32":
+            columns = tensor.shape[-1] * 32 // tensor.bits
+            groups = content.placed[f"{name.removesuffix('.weight')}.scales"].shape[-1]
+            formats.append(f"{tensor.bits}-bit g{columns // groups}")
+        elif name.endswith(".weight") and name not in vectors:
+            formats.append(tensor.dtype)
+    return formats
+
+
+# ---- After ------------------------------------------------------------------------------------------------------
+
+
+def compare(content: Content, partial: Path, check: str, progress: Progress) -> int:
+    """Makes experts (and for "full" dense tensors) once more from the source and compares bytes. Returns how many."""
+    if check == "none":
+        return 0
+    last = content.variant.num_experts - 1
+    chosen = range(last + 1) if check == "full" else sorted({0, min(1, last), (last + 1) // 2, last})
+    size = content.layout.bytes
+    layers = content.variant.moe_layers
+    files = [partial / packed.WEIGHTS]
+    files += [partial / packed.EXPERTS_DIRECTORY / packed.layer_file(layer) for layer in layers]
+    total = len(chosen) * size * len(layers) + (content.dense_bytes if check == "full" else 0)
+    with SpanReader(files) as reader, progress.task("check", total) as task:
+        for file, layer in enumerate(layers, start=1):
+            for expert in chosen:
+                expected = content.read_experts(layer, expert, 1)
+                equal(reader, file, expert * size, expected, f"expert {expert}")
+                task.advance(size)
+        for unit in content.dense if check == "full" else ():
+            offsets = [content.placed[tensor.name].offset for tensor in unit.tensors]
+            for parts in unit.produce():
+                for i, part in enumerate(parts):
+                    equal(reader, 0, offsets[i], part, unit.tensors[i].name)
+                    offsets[i] += len(part)
+                    task.advance(len(part))
+    return len(chosen) * len(layers)
+
+
+def equal(reader: SpanReader, file: int, offset: int, expected: np.ndarray, what: str) -> None:
+    found = reader.read(file, offset, len(expected))
+    if not np.array_equal(found, expected):
+        at = offset + int(np.flatnonzero(found != expected)[0])
+        raise IoError(f"{reader.files[file]}: {what}: expected the source's bytes, found others from byte {at} on")

@@ -1,0 +1,77 @@
+"""A Hugging Face checkpoint as the content of a packed store, quantised as mlx_lm.convert would, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeflux import _core
+from moeflux._core import ExpertFormats, ExpertLayout
+from moeflux.conversion.checkpoint import Checkpoint, Matrix, Vector
+from moeflux.conversion.packer import Content, DenseUnit, binding, companions
+from moeflux.models.variants import QuantFormat, Variant
+from moeflux.stores.floats import FLOAT_BYTES
+from moeflux.stores.packed import DenseTensor
+from moeflux.stores.storage import ConvertFormat, element_of, matrix_tensors
+
+__all__ = ["content_of_checkpoint"]
+
+
+def content_of_checkpoint(folder: Path, config: dict[str, Any], variant: Variant, asked: ConvertFormat) -> Content:
+    source = Checkpoint(folder, config, variant)
+    experts = asked.of_experts(variant)
+    layout = ExpertLayout(variant.hidden_size, variant.moe_intermediate, experts.gate, experts.up, experts.down)
+
+    def read_experts(layer: int, first: int, count: int) -> np.ndarray:
+        data = np.empty(count * layout.bytes, np.uint8)
+        for i in range(count):
+            _fill_expert(source, layer, first + i, experts, data[i * layout.bytes : (i + 1) * layout.bytes])
+        return data
+
+    return Content(
+        variant=variant,
+        source={"kind": "hf", "path": str(folder.resolve()), "dropped": source.dropped},
+        binding=binding(folder, source.files, str(asked)),
+        experts=experts,
+        dense=[_unit(name, tensor, source, asked) for name, tensor in source.dense.items()],
+        read_experts=read_experts,
+        layer_position=lambda layer: source.expert(layer, 0)[0].position,
+        copies=companions(folder),
+    )
+
+
+def _unit(name: str, tensor: Matrix | Vector, source: Checkpoint, asked: ConvertFormat) -> DenseUnit:
+    if isinstance(tensor, Vector):
+        element = tensor.element or asked.element
+        size = int(np.prod(tensor.shape)) * FLOAT_BYTES[element]
+        place = DenseTensor(name, element, tensor.shape, size)
+        return DenseUnit(name, (place,), lambda: iter([(tensor.read(source.reader, element),)]), tensor.position)
+    storage = asked.of_matrix(name, tensor.shape[-1], source.variant)
+    places = matrix_tensors(name, tensor.shape, storage)
+    return DenseUnit(name, places, lambda: _stored_parts(tensor, source, storage), tensor.position)
+
+
+def _stored_parts(matrix: Matrix, source: Checkpoint, storage: QuantFormat) -> Iterator[tuple[np.ndarray, ...]]:
+    """The next bytes of the weight, or of weight, scales and biases, block of rows by block of rows."""
+    for block in matrix.blocks(source.reader, element_of(storage)):
+        parts = _core.quantize(block, storage, threads=1) if storage.is_affine else (block,)
+        yield tuple(part.reshape(-1).view(np.uint8) for part in parts)
+
+
+def _fill_expert(source: Checkpoint, layer: int, expert: int, formats: ExpertFormats, out: np.ndarray) -> None:
+    at = 0
+    storages = (formats.gate, formats.up, formats.down)
+    for matrix, storage in zip(source.expert(layer, expert), storages, strict=True):
+        rows, columns = matrix.shape
+        sizes = [storage.weight_row_bytes(columns) * rows]
+        sizes += [storage.scale_row_bytes(columns) * rows] * (2 if storage.is_affine else 0)
+        ends = np.cumsum([at, *sizes]).tolist()
+        begins = ends[:-1]
+        for parts in _stored_parts(matrix, source, storage):
+            for i, part in enumerate(parts):
+                out[begins[i] : begins[i] + len(part)] = part
+                begins[i] += len(part)
+        at = ends[-1]

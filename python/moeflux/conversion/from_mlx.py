@@ -1,0 +1,92 @@
+"""A stock MLX folder as the content of a packed store: the same bytes at other places. Nothing is requantised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from moeflux import _core
+from moeflux.conversion.packer import Content, DenseUnit, binding, companions
+from moeflux.models.variants import Variant
+from moeflux.stores.floats import decode, encode, is_float
+from moeflux.stores.packed import DenseTensor
+from moeflux.stores.spans import SpanReader
+
+__all__ = ["content_of_mlx"]
+
+PART_BYTES = 8 << 20
+Span = tuple[int, int, int]  # file, offset, bytes
+
+
+def content_of_mlx(folder: Path, variant: Variant) -> Content:
+    directory = _core.open_mlx(str(folder), variant.to_json())
+    reader = SpanReader(directory.files)
+    layout = directory.experts
+    units = [_unit(name, tensor, directory.formats, reader) for name, tensor in directory.tensors.items()]
+
+    def read_experts(layer: int, first: int, count: int) -> np.ndarray:
+        data = np.empty(count * layout.bytes, np.uint8)
+        view, at, requests = memoryview(data), 0, []
+        for expert in range(first, first + count):
+            for file, offset, size in directory.expert_spans(layer, expert):
+                requests.append((file, offset, view[at : at + size]))
+                at += size
+        reader.read_all(requests)
+        return data
+
+    dropped = [f"{len(directory.ignored)} tensors that a text model does not use"] if directory.ignored else []
+    return Content(
+        variant=variant,
+        source={"kind": "mlx", "path": str(folder.resolve()), "dropped": dropped},
+        binding=binding(folder, directory.files, "as stored"),
+        experts=layout.formats,
+        dense=units,
+        read_experts=read_experts,
+        layer_position=lambda layer: min((file, offset) for file, offset, _ in directory.expert_spans(layer, 0)),
+        copies=companions(folder),
+    )
+
+
+def _unit(name: str, tensor: _core.Tensor, formats: dict[str, _core.QuantFormat], reader: SpanReader) -> DenseUnit:
+    spans = list(tensor.spans)
+    dtype, size = tensor.dtype, sum(bytes for _, _, bytes in spans)
+    if name.endswith(".A_log") and is_float(dtype) and dtype != "F32":
+        # Every reader of a packed store may rely on f32 here; bf16 and f16 widen exactly.
+        place = DenseTensor(name, "F32", tuple(tensor.shape), int(np.prod(tensor.shape)) * 4)
+        return DenseUnit(name, (place,), lambda: _promoted(spans, dtype, reader), spans[0][:2])
+    bits = formats[name.removesuffix(".weight")].bits if dtype == "U32" else 0
+    place = DenseTensor(name, dtype, tuple(tensor.shape), size, bits)
+    return DenseUnit(name, (place,), lambda: _parts(spans, reader), spans[0][:2])
+
+
+def _promoted(spans: list[Span], dtype: str, reader: SpanReader) -> Iterator[tuple[np.ndarray]]:
+    for (raw,) in _parts(spans, reader):
+        yield (encode(decode(raw, dtype), "F32"),)
+
+
+def _parts(spans: list[Span], reader: SpanReader) -> Iterator[tuple[np.ndarray]]:
+    """The bytes of the spans in order, several short spans or a part of a long one at a time."""
+    gathered: list[Span] = []
+    total = 0
+    for file, offset, size in spans:
+        while size:
+            take = min(size, PART_BYTES - total)
+            gathered.append((file, offset, take))
+            offset, size, total = offset + take, size - take, total + take
+            if total == PART_BYTES:
+                yield (_read(gathered, total, reader),)
+                gathered, total = [], 0
+    if total:
+        yield (_read(gathered, total, reader),)
+
+
+def _read(spans: list[Span], total: int, reader: SpanReader) -> np.ndarray:
+    data = np.empty(total, np.uint8)
+    view, at, requests = memoryview(data), 0, []
+    for file, offset, size in spans:
+        requests.append((file, offset, view[at : at + size]))
+        at += size
+    reader.read_all(requests)
+    return data

@@ -1,0 +1,306 @@
+"""A random packed store of any shape: for tests, benchmarks and trying things out without a download.
+
+The numbers are noise with the statistics of a working model. Every matrix maps input of size 1 to output of a chosen
+size (`output_size`), small where it is added to the residual stream, so activations neither grow nor vanish. The
+embedding holds a direction that all tokens share; a softmax router looks at it with another strength for each expert,
+and a noaux_tc router has its bias: some experts are popular, as in trained models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from moeflux._core import ExpertLayout, dequantize
+from moeflux.conversion.destination import (
+    JSON_ALLOWANCE,
+    check_destination,
+    check_space,
+    discard,
+    partial_of,
+    replace_store,
+    resumable,
+)
+from moeflux.conversion.packer import Content, DenseUnit, Packer
+from moeflux.models.tensors import DenseShape, dense_shapes
+from moeflux.models.variants import QuantFormat, Variant
+from moeflux.models.write_config import config_of
+from moeflux.progress import Progress, Silent, size_text, time_text
+from moeflux.stores.floats import FLOAT_BYTES, decode, encode
+from moeflux.stores.packed import DenseTensor
+from moeflux.stores.storage import ConvertFormat, matrix_tensors
+
+__all__ = ["SynthReport", "synth"]
+
+BLOCK_ELEMENTS = 4 << 20  # of a dense matrix in memory at a time, per thread
+
+# Sizes (root mean square) of what the parts of a layer yield for input of size 1, measured on random weights.
+SWIGLU = 0.6
+ATTENTION = {"gqa": 0.45, "mla": 0.6}  # gates lower it
+SHARED = 0.4  # the shared direction, against 1 for what is a token's own
+SPREAD, POPULAR = 0.4, 0.75
+"""In deviations of a router's logits: all experts lie within +-SPREAD, and an eighth of them have POPULAR more."""
+GROWTH = 1.5  # of the residual stream's square over all layers, against the embedding's own: measured
+
+
+@dataclass(frozen=True)
+class SynthReport:
+    path: Path
+    variant: Variant
+    format: ConvertFormat
+    seed: int
+    bytes: int
+    seconds: float
+    fingerprint: str
+
+    def __str__(self) -> str:
+        rate = self.bytes / max(self.seconds, 1e-9)
+        v = self.variant
+        return "\n".join(
+            [
+                f"model     {v.name}: {v.model_type}, {v.num_layers} layers, {v.num_experts} experts, seed {self.seed}",
+                f"format    {self.format}",
+                f"wrote     {size_text(self.bytes)} in {time_text(self.seconds)} ({size_text(rate)}/s) to {self.path}",
+                f"finger    {self.fingerprint}",
+            ]
+        )
+
+
+def synth(
+    dest: str | Path,
+    variant: Variant,
+    *,
+    seed: int = 0,
+    format: ConvertFormat | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> SynthReport:
+    """Writes a random store; the same variant, format and seed give the same bytes. 4-bit g64 unless said otherwise."""
+    dest, asked = Path(dest), format or ConvertFormat.asked()
+    check_destination(None, dest, force)
+    content = content_of(variant, asked, seed)
+    partial = partial_of(dest)
+    resumed = resumable(content, partial, force)
+    total = content.dense_bytes + content.expert_bytes
+    check_space(dest, total - resumed + JSON_ALLOWANCE)
+    if not resumed:
+        discard(partial)
+    started = time.monotonic()
+    packer = Packer(content, partial)
+    packer.open()
+    try:
+        with (progress or Silent()).task("synth", total) as task:
+            packer.write(task)
+        description = packer.describe()
+    finally:
+        packer.close()
+    replace_store(partial, dest)
+    return SynthReport(dest, variant, asked, seed, total - resumed, time.monotonic() - started, description.fingerprint)
+
+
+def content_of(variant: Variant, asked: ConvertFormat, seed: int) -> Content:
+    experts = asked.of_experts(variant)
+    config = json.dumps(config_of(variant), indent=2) + "\n"
+    binding = {"journal": 1, "seed": str(seed), "format": str(asked), "variant": variant.to_dict()}
+    layout = ExpertLayout(variant.hidden_size, variant.moe_intermediate, experts.gate, experts.up, experts.down)
+    sizes = expert_sizes(variant)
+    storages = (experts.gate, experts.up, experts.down)
+    shapes = ((variant.moe_intermediate, variant.hidden_size),) * 2 + ((variant.hidden_size, variant.moe_intermediate),)
+
+    buffers = threading.local()  # fresh memory for every piece would cost more than the numbers do
+
+    def read_experts(layer: int, first: int, count: int) -> np.ndarray:
+        """Valid until the calling thread asks again."""
+        if getattr(buffers, "data", np.empty(0)).size < count * layout.bytes:
+            buffers.data = np.empty(count * layout.bytes, np.uint8)
+        at = 0
+        for expert in range(first, first + count):
+            random = stream(seed, "experts", layer, expert)
+            for (rows, columns), storage, size in zip(shapes, storages, sizes, strict=True):
+                for part in noise(random, rows, columns, storage, size / columns**0.5):
+                    buffers.data[at : at + len(part)] = part
+                    at += len(part)
+        return buffers.data[:at]
+
+    return Content(
+        variant=variant,
+        source={"kind": "synthetic", "path": f"seed {seed}", "dropped": []},
+        binding=binding,
+        experts=experts,
+        dense=[unit(shape, variant, asked, seed) for shape in dense_shapes(variant)],
+        read_experts=read_experts,
+        texts={"config.json": config},
+    )
+
+
+# ---- Numbers ----------------------------------------------------------------------------------------------------
+
+
+def stream(seed: int, *key: str | int) -> np.random.SFC64:
+    """Random bits that depend on nothing but the seed and the key: the order of work is free."""
+    text = json.dumps([seed, *key]).encode()
+    return np.random.SFC64(np.random.SeedSequence(int.from_bytes(hashlib.sha256(text).digest()[:16], "little")))
+
+
+def raw_bytes(random: np.random.SFC64, size: int) -> np.ndarray:
+    return random.random_raw(-(-size // 8)).view(np.uint8)[:size]
+
+
+def uniform(random: np.random.SFC64, count: int) -> np.ndarray:
+    """float32 in [-1, 1): 16 random bits each."""
+    return raw_bytes(random, 2 * count).view("<i2").astype(np.float32) / np.float32(32768)
+
+
+def noise(
+    random: np.random.SFC64,
+    rows: int,
+    columns: int,
+    storage: QuantFormat,
+    deviation: float,
+    shift: np.ndarray | None = None,
+) -> list[np.ndarray]:
+    """The bytes of a matrix of zero-mean noise, plus `shift` [rows or 1, columns in groups of 32] where given.
+
+    Quantised: codes are random bits, scales vary by an eighth and in sign, each bias puts its group's middle on zero.
+    """
+    count = rows * columns
+    if not storage.is_affine:
+        values = uniform(random, count).reshape(rows, columns) * np.float32(deviation * 3**0.5)
+        if shift is not None:
+            values = values + np.repeat(shift, 32, axis=1)[:, :columns]
+        return [encode(values, storage.element)]
+    top = (1 << storage.bits) - 1
+    code_deviation = ((4**storage.bits - 1) / 12) ** 0.5
+    groups = columns // storage.group_size
+    wobble = uniform(random, rows * groups).reshape(rows, groups)
+    scales = (np.copysign(np.float32(0.875), wobble) + wobble / 4) * np.float32(deviation / code_deviation)
+    scales = encode(scales, storage.scale_type)
+    biases = decode(scales, storage.scale_type).reshape(rows, groups) * np.float32(-top / 2)
+    if shift is not None:
+        biases = biases + shift[:, :: storage.group_size // 32]
+    words = raw_bytes(random, storage.weight_row_bytes(columns) * rows)
+    return [words, scales, encode(biases, storage.scale_type)]
+
+
+def shared_direction(variant: Variant, seed: int) -> np.ndarray:
+    """One sign for each 128 columns (so that any group size can hold it), an entry for each 32: [1, hidden / 32]."""
+    signs = np.where(raw_bytes(stream(seed, "direction"), variant.hidden_size // 128 + 1) & 1, 1, -1)
+    return np.repeat(signs, 4)[None, : -(-variant.hidden_size // 32)].astype(np.float32)
+
+
+def popularity(variant: Variant, seed: int, layer: int) -> np.ndarray:
+    """Each expert's advantage in deviations of the logits: in random order, and alike in every group of experts."""
+    random, groups = stream(seed, "popularity", layer), max(1, variant.num_groups)
+    levels = np.linspace(-1, 1, variant.num_experts, dtype=np.float32).reshape(-1, groups)
+    for _ in range(2):  # neighbours over the groups, then the levels of each group
+        order = np.argsort(random.random_raw(levels.size).reshape(levels.shape), axis=1)
+        levels = np.take_along_axis(levels, order, axis=1).T
+    levels = levels.T.reshape(-1)
+    return SPREAD * levels + np.float32(POPULAR) * (levels > 0.75)
+
+
+# ---- Sizes ------------------------------------------------------------------------------------------------------
+
+
+def residual_size(variant: Variant) -> float:
+    """What each of a layer's two halves should add to the residual stream, of which the embedding makes size 1."""
+    return (2 * variant.num_layers) ** -0.5
+
+
+def expert_sizes(variant: Variant) -> tuple[float, float, float]:
+    """Of gate, up and down. Outputs of K experts with weights that add up to one partly cancel: about K ** -0.5."""
+    mixed = SWIGLU * variant.experts_per_token**-0.5 * variant.routed_scaling
+    return 1.0, 1.0, residual_size(variant) / mixed
+
+
+def output_size(name: str, variant: Variant) -> float:
+    """Root mean square of a matrix's output for input of size 1."""
+    if name == "lm_head":
+        return 2.0
+    if name.endswith(".down_proj"):
+        return residual_size(variant) / SWIGLU
+    if name.endswith((".o_proj", ".out_proj")):
+        return residual_size(variant) / ATTENTION[variant.attention]
+    return 1.0
+
+
+# ---- Dense tensors ----------------------------------------------------------------------------------------------
+
+
+def unit(wanted: DenseShape, variant: Variant, asked: ConvertFormat, seed: int) -> DenseUnit:
+    if not wanted.is_matrix:
+        element = "F32" if wanted.name.endswith(("A_log", "e_score_correction_bias")) else asked.element
+        size = int(np.prod(wanted.shape)) * FLOAT_BYTES[element]
+        place = DenseTensor(wanted.name, element, wanted.shape, size)
+        return DenseUnit(wanted.name, (place,), lambda: iter([(encode(vector(wanted, variant, seed), element),)]))
+    storage = asked.of_matrix(wanted.name, wanted.shape[-1], variant)
+    places = matrix_tensors(wanted.name, wanted.shape, storage)
+    return DenseUnit(wanted.name, places, lambda: matrix(wanted, variant, storage, seed))
+
+
+def vector(wanted: DenseShape, variant: Variant, seed: int) -> np.ndarray:
+    random = stream(seed, wanted.name)
+    count = int(np.prod(wanted.shape))
+    flat = uniform(random, count)
+    if wanted.name.endswith("A_log"):
+        return np.log(8.5 + 7.5 * flat)  # decay rates from 1 to 16
+    if wanted.name.endswith("dt_bias"):
+        step = np.exp(np.log(0.01) + np.log(10) * flat)  # time steps from 0.001 to 0.1
+        return np.log(np.expm1(step))
+    if wanted.name.endswith("conv1d.weight"):
+        return flat * np.float32((3 / variant.conv_kernel) ** 0.5)
+    if wanted.name.endswith("e_score_correction_bias"):
+        layer = int(wanted.name.split(".")[2])
+        return np.float32(0.14) * popularity(variant, seed, layer)  # two thirds of what the scores deviate by
+    if wanted.name.endswith(("q_norm.weight", "k_norm.weight")):
+        return 1.4 + 0.2 * flat  # attention scores of deviation 2: neither flat nor on one position
+    return 1 + 0.2 * flat
+
+
+def matrix(wanted: DenseShape, variant: Variant, storage: QuantFormat, seed: int) -> Iterator[tuple[np.ndarray, ...]]:
+    name, columns = wanted.name, wanted.shape[-1]
+    rows = int(np.prod(wanted.shape[:-1]))
+    # The input of embed_q is what kv_b_proj would yield, so its fan-in is the rank; an embedding row is its own output.
+    fan_in = wanted.shape[1] if name.endswith(".embed_q") else 1 if name == "model.embed_tokens" else columns
+    deviation = output_size(name, variant) / fan_in**0.5
+    shift = None
+    if name == "model.embed_tokens" and variant.router == "softmax":
+        shift = SHARED * shared_direction(variant, seed)
+    elif name.endswith(".mlp.gate") and variant.router == "softmax":
+        yield router(name, variant, storage, seed)
+        return
+    limit = max(1, BLOCK_ELEMENTS // columns)
+    for start in range(0, rows, limit):
+        count = min(limit, rows - start)
+        yield tuple(noise(stream(seed, name, start), count, columns, storage, deviation, shift))
+
+
+def router(name: str, variant: Variant, storage: QuantFormat, seed: int) -> tuple[np.ndarray, ...]:
+    """Noise that is blind to the direction that all tokens share, and as much of that as makes an expert popular."""
+    rows, columns = variant.num_experts, variant.hidden_size
+    layer = int(name.split(".")[2])
+    direction = shared_direction(variant, seed)
+    blind = noise(stream(seed, name), rows, columns, storage, columns**-0.5)
+    seen = values_of(blind, storage, columns) @ np.repeat(direction[0], 32)[:columns] / columns
+    # The share of the direction in the router's input shrinks as the residual stream grows.
+    size = (SHARED**2 + 1 + GROWTH * (layer + 0.5) / variant.num_layers) ** 0.5
+    wanted = popularity(variant, seed, layer) * np.float32(size / SHARED / columns)
+    shift = (wanted - seen)[:, None] * direction
+    return tuple(noise(stream(seed, name), rows, columns, storage, columns**-0.5, shift))
+
+
+def values_of(parts: list[np.ndarray], storage: QuantFormat, columns: int) -> np.ndarray:
+    """The numbers that the bytes of a matrix stand for."""
+    if not storage.is_affine:
+        return decode(parts[0], storage.element).reshape(-1, columns)
+    words = parts[0].view(np.uint32).reshape(-1, storage.weight_row_bytes(columns) // 4)
+    kind = np.float32 if storage.scale_type == "F32" else np.uint16
+    scales, biases = (part.view(kind).reshape(len(words), -1) for part in parts[1:])
+    return dequantize(words, scales, biases, storage, columns, threads=1)

@@ -1,0 +1,1 @@
+"""What a model and a machine are, can do and need."""

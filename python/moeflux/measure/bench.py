@@ -1,0 +1,308 @@
+"""How fast a model runs here, cold and warm: the content of `moeflux bench`.
+
+Cold: opened anew, its files dropped from the page cache, no expert in a slot. Warm: the same model again, with whatever
+the cold run left in its slots; other tokens, so that nothing is known but what the model itself makes common. Decoding
+evaluates tokens one at a time, each the likeliest behind the last, or random ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from moeflux import _core
+from moeflux.errors import StateError
+from moeflux.model import Model, load
+from moeflux.progress import size_text
+from moeflux.routing.trace import random_prompt
+from moeflux.session import Session
+from moeflux.stores.store import open_store
+
+__all__ = ["Row", "bench", "drop_cached", "table"]
+
+SETTLE = 4
+"""Steps before warm decoding is counted: the first find slots full of what the prefill left."""
+
+
+@dataclass(frozen=True)
+class Row:
+    phase: str  # "prefill" or "decode"
+    state: str  # "cold" or "warm"
+    rep: int
+    context: int  # tokens before the first one counted
+    tokens: int
+    seconds: float
+    bytes_read: int  # that the engine asked for
+    physical_bytes: int | None  # that the disk gave to this process, where the system counts them
+    hits: int
+    misses: int
+    read_wait_seconds: float
+    look_ahead_reads: int
+    look_ahead_used: int
+    peak_bytes: int  # resident, of this process: in this row where the system can say that, else so far
+    load_seconds: float | None  # of the opening before a cold row
+    settings: str
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def hit_rate(self) -> float | None:
+        asked = self.hits + self.misses
+        return self.hits / asked if asked else None
+
+    @property
+    def wait_share(self) -> float:
+        """Of the time, what the call stood still for reads."""
+        return self.read_wait_seconds / self.seconds
+
+    @property
+    def look_ahead_recall(self) -> float | None:
+        """Of the experts that had to be read, those that the look-ahead had begun to."""
+        needed = self.look_ahead_used + self.misses
+        return self.look_ahead_used / needed if self.look_ahead_reads and needed else None
+
+    def to_dict(self) -> dict[str, Any]:
+        derived = ("tokens_per_second", "hit_rate", "wait_share", "look_ahead_recall")
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
+
+
+def bench(
+    store: str | Path,
+    *,
+    prefill: int = 256,
+    decode: int = 32,
+    reps: int = 1,
+    prompt: Sequence[int] | None = None,
+    random_decode: bool = False,
+    note: Callable[[str], object] = lambda sentence: None,
+    **options: Any,
+) -> Iterator[Row]:
+    """A row at a time. `prompt` in place of `prefill` random tokens; `options` as moeflux.load."""
+    if prompt is not None and len(prompt) < 2:
+        raise StateError(f"prompt: expected at least 2 tokens, found {len(prompt)}")
+    files = files_of(store)
+    for rep in range(reps):
+        yield from Repetition(Path(store), files, options, rep, note).rows(prefill, decode, prompt, random_decode)
+
+
+class Repetition:
+    def __init__(
+        self, store: Path, files: list[str], options: dict[str, Any], rep: int, note: Callable[[str], object]
+    ) -> None:
+        self.store = store
+        self.files = files
+        self.options = options
+        self.rep = rep
+        self.note = note
+
+    def rows(self, prefill: int, decode: int, prompt: Sequence[int] | None, random_decode: bool) -> Iterator[Row]:
+        """Cold decoding first: the model it opens goes before the next is opened, so that there is never a second."""
+        vocab = self.vocab()
+        prompts = [list(prompt), list(prompt)] if prompt else [self.random(prefill, vocab, part) for part in range(2)]
+        context = len(prompts[0]) + SETTLE + decode + 1
+        answers = [self.random(SETTLE + decode, vocab, 2 + part) if random_decode else None for part in range(2)]
+
+        if decode:
+            model, seconds = self.open_cold(context)
+            yield self.decoded("cold", model.session(context), prompts[0][0], decode, answers[0], 0, seconds)
+            del model
+        model, seconds = self.open_cold(context)
+        session = model.session(context)
+        yield self.prefilled("cold", session, prompts[0], seconds)
+        session.clear()
+        yield self.prefilled("warm", session, prompts[1], None)
+        if decode:
+            yield self.decoded("warm", session, None, decode, answers[1], SETTLE, None)
+
+    def open_cold(self, context: int) -> tuple[Model, float]:
+        drop_cached(self.files)
+        started = time.perf_counter()
+        model = load(self.store, **{"context": context} | self.options)
+        return model, time.perf_counter() - started
+
+    def vocab(self) -> int:
+        with open_store(self.store) as store:
+            return store.variant.vocab_size
+
+    def random(self, tokens: int, vocab: int, part: int) -> list[int]:
+        return random_prompt(tokens, vocab, seed=4 * self.rep + part)
+
+    # ---- Measuring ----------------------------------------------------------------------------------------------
+
+    def prefilled(self, state: str, session: Session, prompt: list[int], load_seconds: float | None) -> Row:
+        self.note(f"prefill, {state}")
+        counted = Counted(self, "prefill", state, session, load_seconds)
+        session.prefill(prompt)
+        return counted.row(len(prompt), [session.stats])
+
+    def decoded(
+        self,
+        state: str,
+        session: Session,
+        first: int | None,
+        decode: int,
+        answer: list[int] | None,
+        settle: int,
+        load_seconds: float | None,
+    ) -> Row:
+        """`first`: the token to begin with, else the likeliest behind what is there. `settle` steps are not counted."""
+        self.note(f"decode, {state}")
+        # A session that stands at a prefill's end has the logits of its last token.
+        token = session._core.argmax() if first is None else first
+        for step in range(settle):
+            token = following(session, token, answer, step)
+        counted = Counted(self, "decode", state, session, load_seconds)
+        stats = []
+        for step in range(settle, settle + decode):
+            token = following(session, token, answer, step)
+            stats.append(session.stats)
+        return counted.row(decode, stats)
+
+
+def following(session: Session, token: int, answer: list[int] | None, step: int) -> int:
+    """Evaluates a token and gives the one behind it."""
+    likeliest = session.step(token).argmax()
+    return likeliest if answer is None else answer[step]
+
+
+class Counted:
+    """What the clock and the system say between here and `row`."""
+
+    def __init__(self, owner: Repetition, phase: str, state: str, session: Session, load_seconds: float | None) -> None:
+        self.owner = owner
+        self.phase = phase
+        self.state = state
+        self.session = session
+        self.load_seconds = load_seconds
+        self.context = session.position
+        forget_peak()
+        self.physical = physical_bytes()
+        self.started = time.perf_counter()
+
+    def row(self, tokens: int, stats: list[_core.StepStats]) -> Row:
+        seconds = time.perf_counter() - self.started
+        after = physical_bytes()
+
+        def total(name: str) -> Any:
+            return sum(getattr(each, name) for each in stats)
+
+        return Row(
+            phase=self.phase,
+            state=self.state,
+            rep=self.owner.rep,
+            context=self.context,
+            tokens=tokens,
+            seconds=seconds,
+            bytes_read=total("bytes_read"),
+            physical_bytes=None if after is None or self.physical is None else after - self.physical,
+            hits=total("expert_hits"),
+            misses=total("expert_misses"),
+            read_wait_seconds=total("read_wait_seconds"),
+            look_ahead_reads=total("look_ahead_reads"),
+            look_ahead_used=total("look_ahead_used"),
+            peak_bytes=peak_bytes(),
+            load_seconds=self.load_seconds,
+            settings=repr(self.session.model),
+        )
+
+
+# ---- The system -------------------------------------------------------------------------------------------------
+
+
+def files_of(store: str | Path) -> list[str]:
+    with open_store(store) as opened:
+        return list(opened.directory.files)
+
+
+def drop_cached(files: Sequence[str | Path]) -> bool:
+    """Out of the page cache with what lies there of these files; False where the system has no call for it."""
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    for file in files:
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+    return True
+
+
+def physical_bytes() -> int | None:
+    """What disks have given to this process since it began."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), None)
+
+
+def forget_peak() -> None:
+    """The peak of memory counts from here on, where the system can forget it."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_bytes() -> int:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+# ---- As text ----------------------------------------------------------------------------------------------------
+
+
+ORDER = [("prefill", "cold"), ("prefill", "warm"), ("decode", "cold"), ("decode", "warm")]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line for each phase and state, medians where there are several repetitions. Fit for pasting."""
+    columns = "phase state tok/s read/token disk/token hits waiting foreseen peak".split()
+    lines = [columns]
+    for phase, state in sorted({(row.phase, row.state) for row in rows}, key=ORDER.index):
+        group = [row for row in rows if (row.phase, row.state) == (phase, state)]
+        lines.append([phase, state, *cells(group)])
+    widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
+    text = [
+        "  ".join(
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    return "\n".join(text)
+
+
+def cells(group: list[Row]) -> list[str]:
+    def median(value: Callable[[Row], float | None]) -> float | None:
+        present = [each for row in group if (each := value(row)) is not None]
+        return statistics.median(present) if present else None
+
+    def share(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1%}"
+
+    def size(value: float | None) -> str:
+        return "-" if value is None else size_text(value)
+
+    speed = median(lambda row: row.tokens_per_second)
+    assert speed is not None
+    return [
+        f"{speed:.3g}" if speed < 1000 else f"{speed:.0f}",
+        size(median(lambda row: row.bytes_read / row.tokens)),
+        size(median(lambda row: None if row.physical_bytes is None else row.physical_bytes / row.tokens)),
+        share(median(lambda row: row.hit_rate)),
+        share(median(lambda row: row.wait_share)),
+        share(median(lambda row: row.look_ahead_recall)),
+        size(max(row.peak_bytes for row in group)),
+    ]

@@ -1,0 +1,326 @@
+"""What this disk and this machine can do, measured with the engine's own reads: the content of `moeflux doctor`.
+
+The disk is read as decoding reads it: pieces of an expert's size in random order, no piece twice, with 1 to 8 threads,
+past the page cache and through it. In a store its own experts are read; elsewhere a file is written for it and removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from moeflux import _core
+from moeflux.errors import IoError
+from moeflux.machine.machine import Machine, this_machine
+from moeflux.machine.memory import available
+from moeflux.machine.remembered import Probe, remember, remembered
+from moeflux.measure.bench import drop_cached
+from moeflux.progress import Progress, Silent, size_text
+from moeflux.stores.store import Store, is_store, open_store
+
+__all__ = ["Diagnosis", "MemoryRate", "Probe", "ReadRate", "examine", "recommend", "remembered"]
+
+USUAL_EXPERT = 1_769_472
+"""Bytes: one of Qwen3.6-35B-A3B in 4 bits, and 432 blocks."""
+READERS = (1, 2, 4, 8)
+NAMELESS = Path("/proc/self/fd")
+CLOSE = 0.95
+"""Rates within this share of the best count as equal: then fewer threads win, and direct reads, which leave the memory
+to others."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    seconds: float  # of a turn; each way of reading has `turns`, there and back, so that a slow spell hits all
+    turns: int
+    file_bytes: int
+    write_seconds: float  # after which the file is as long as it is
+    all_thread_counts: bool
+
+
+FULL = Effort(seconds=0.55, turns=2, file_bytes=1_000_000_000, write_seconds=4, all_thread_counts=True)
+QUICK = Effort(seconds=0.2, turns=1, file_bytes=300_000_000, write_seconds=1, all_thread_counts=False)
+
+
+@dataclass(frozen=True)
+class ReadRate:
+    reads: str  # "direct" or "buffered"
+    readers: int
+    count: int  # of experts read
+    bytes: int
+    seconds: float
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.bytes / self.seconds
+
+
+@dataclass(frozen=True)
+class MemoryRate:
+    threads: int
+    bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    path: Path
+    what: str  # was read
+    direct: str  # "" when direct reads work, else why not
+    disk: tuple[ReadRate, ...]
+    memory: tuple[MemoryRate, ...]
+    machine: Machine
+    limits: dict[str, str]
+    probe: Probe
+    reason: str  # of the recommended settings
+    kept: str = field(default="")  # where the probe is remembered, or why it is not
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "path": str(self.path),
+            "what": self.what,
+            "direct": not self.direct,
+            "disk": [{**asdict(rate), "bytes_per_second": rate.bytes_per_second} for rate in self.disk],
+            "memory": [asdict(rate) for rate in self.memory],
+            "machine": self.machine.to_dict(),
+            "limits": self.limits,
+            "recommended": {**asdict(self.probe), "when": self.probe.when.isoformat(), "reason": self.reason},
+            "kept": self.kept,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(lines_of(self))
+
+
+def examine(path: str | Path = ".", quick: bool = False, progress: Progress | None = None) -> Diagnosis:
+    """Measures, recommends, and remembers for everything on the same disk."""
+    progress = progress or Silent()
+    effort = QUICK if quick else FULL
+    with source_at(Path(path), effort, progress) as source:
+        why_not = no_direct(source)
+        ways = [("direct", n) for n in READERS if not why_not] + [("buffered", n) for n in READERS]
+        disk = disk_rates(source, ways, effort, progress)
+        memory = memory_rates(effort, progress)
+        best, reason = recommend(disk, why_not)
+        probe = Probe(
+            disk_bytes_per_second=best.bytes_per_second,
+            memory_bytes_per_second=max(rate.bytes_per_second for rate in memory),
+            reads=best.reads,
+            readers=best.readers,
+            read_bytes=source.piece_bytes,
+            when=datetime.now(timezone.utc).replace(microsecond=0),
+        )
+        try:
+            kept = str(remember(source.place, probe))
+        except (OSError, RuntimeError) as error:
+            kept = f"not remembered: {error}"
+        return Diagnosis(
+            Path(path), source.what, why_not, disk, memory, this_machine(), limits_here(), probe, reason, kept
+        )
+
+
+# ---- What is read -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    what: str
+    place: Path  # on the disk in question
+    files: list[str]
+    piece_bytes: int
+    read: Callable[
+        [str, int, float, int], tuple[int, int, float]
+    ]  # mode, readers, seconds, seed: reads, bytes, seconds
+
+
+@contextlib.contextmanager
+def source_at(path: Path, effort: Effort, progress: Progress) -> Iterator[Source]:
+    if not path.is_dir():
+        raise IoError(f"{path}: expected a folder, found {'a file' if path.exists() else 'nothing'}")
+    if is_store(path):
+        with open_store(path) as store:
+            yield of_store(store)
+        return
+    with written_file(path, effort, progress) as file:
+
+        def read(mode: str, readers: int, seconds: float, seed: int) -> tuple[int, int, float]:
+            return _core.probe_file_reads(file, USUAL_EXPERT, mode, readers, seconds, seed)
+
+        size = file.stat().st_size
+        what = f"a file of {size_text(size)}, removed again"
+        yield Source(what, path, [str(file)], USUAL_EXPERT, read)
+
+
+def of_store(store: Store) -> Source:
+    def read(mode: str, readers: int, seconds: float, seed: int) -> tuple[int, int, float]:
+        return _core.probe_expert_reads(store.directory, mode, readers, seconds, seed)
+
+    return Source(
+        what=f"the experts of {store.variant.name}",
+        place=Path(store.expert_files[0]),
+        files=store.expert_files,
+        piece_bytes=store.directory.experts.bytes,
+        read=read,
+    )
+
+
+@contextlib.contextmanager
+def written_file(folder: Path, effort: Effort, progress: Progress) -> Iterator[Path]:
+    """A file of random bytes, which no file system can make smaller; gone at the end, however that comes.
+
+    Where there is /proc the file has no name from the start, and not even `kill -9` leaves it behind.
+    """
+    free = shutil.disk_usage(folder).free
+    needed = effort.file_bytes + 100_000_000
+    if free < needed:
+        raise IoError(
+            f"{folder}: expected {size_text(needed)} free for a file to read, found {size_text(free)}; "
+            "name a folder on another disk, or one with a store, which is read as it is"
+        )
+    try:
+        progress.note(f"writing {size_text(effort.file_bytes)} to {folder}")
+        if NAMELESS.is_dir():
+            file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        else:
+            file = tempfile.NamedTemporaryFile(dir=folder, buffering=0, prefix="moeflux-doctor-")  # noqa: SIM115
+    except OSError as error:
+        raise IoError(f"{folder}: no file can be written here: {error.strerror}") from None
+    with file:
+        try:
+            fill(file, effort)
+        except OSError as error:
+            raise IoError(f"{folder}: a file to read could not be written: {error.strerror}") from None
+        yield NAMELESS / str(file.fileno()) if NAMELESS.is_dir() else Path(file.name)
+
+
+def fill(file: Any, effort: Effort) -> None:
+    """As long as asked for, or as far as the time goes, but room for a hundred reads at least."""
+    block = os.urandom(1 << 24)
+    started, written = time.monotonic(), 0
+    while written < effort.file_bytes:
+        if time.monotonic() - started > effort.write_seconds and written >= 100 * USUAL_EXPERT:
+            break
+        written += file.write(block[: effort.file_bytes - written])
+        if written % (4 * len(block)) == 0:
+            os.fsync(file.fileno())  # or memory would take it all at once, and the disk its time afterwards
+    os.fsync(file.fileno())
+
+
+# ---- The disk ---------------------------------------------------------------------------------------------------
+
+
+def no_direct(source: Source) -> str:
+    """Why direct reads do not work there, as one of them says; empty when they do."""
+    try:
+        source.read("direct", 1, 0.0, 0)  # one read
+    except IoError as error:
+        return str(error).replace(source.files[0], str(source.place))  # a file of our own has no name to speak of
+    return ""
+
+
+def disk_rates(source: Source, ways: list[tuple[str, int]], effort: Effort, progress: Progress) -> tuple[ReadRate, ...]:
+    """Each way of reading in turn, and once more in the opposite order: no order favours one."""
+    found: dict[tuple[str, int], list[tuple[int, int, float]]] = {way: [] for way in ways}
+    for turn in range(effort.turns):
+        for number, (reads, readers) in enumerate(ways if turn % 2 == 0 else reversed(ways)):
+            progress.note(f"reading {source.what}: {reads}, {readers} at a time")
+            drop_cached(source.files)
+            seed = turn * len(ways) + number
+            found[reads, readers].append(source.read(reads, readers, effort.seconds, seed))
+    rates = []
+    for (reads, readers), turns in found.items():
+        count, size, seconds = (sum(each) for each in zip(*turns, strict=True))
+        rates.append(ReadRate(reads, readers, int(count), int(size), seconds))
+    return tuple(rates)
+
+
+def recommend(disk: tuple[ReadRate, ...], why_not: str = "") -> tuple[ReadRate, str]:
+    """The settings to read with, and why."""
+    fastest = max(disk, key=lambda rate: rate.bytes_per_second)
+    close = [rate for rate in disk if rate.bytes_per_second >= CLOSE * fastest.bytes_per_second]
+    best = min(close, key=lambda rate: (rate.reads != "direct", rate.readers))
+
+    def said(rate: ReadRate) -> str:
+        return f"{rate.reads} reads, {rate.readers} at a time ({size_text(rate.bytes_per_second)}/s)"
+
+    if best is fastest:
+        reason = f"{said(best)}: nothing was faster"
+    else:
+        reason = f"{said(best)}: as fast as {said(fastest)} within 5%"
+        reason += ", with fewer threads" if best.reads == fastest.reads else ", and the memory is left to the slots"
+    others = [rate for rate in disk if rate.reads != best.reads]
+    if others:
+        reason += f"; best otherwise: {said(max(others, key=lambda rate: rate.bytes_per_second))}"
+    if why_not:
+        reason += f"; no direct reads here: {why_not}"
+    return best, reason
+
+
+# ---- Memory and limits ------------------------------------------------------------------------------------------
+
+
+def memory_rates(effort: Effort, progress: Progress) -> tuple[MemoryRate, ...]:
+    cores = os.cpu_count() or 1
+    counts = sorted({1, cores} | ({2**n for n in range(1, 12) if 2**n < cores} if effort.all_thread_counts else set()))
+    progress.note("reading memory")
+    # Beyond the caches, and not so much that a machine of many cores, or a control group with a limit, has none left.
+    part = max(1 << 20, min(1 << 28, (1 << 30) // cores, available().bytes // 4 // cores)) // 128 * 128
+    bandwidth = _core.ReadBandwidth(cores, part)
+    return tuple(MemoryRate(count, bandwidth.measure(count)) for count in counts)
+
+
+def limits_here(root: Path = Path("/")) -> dict[str, str]:
+    """What the system allows, in words."""
+
+    def of(limit: int) -> tuple[int, str]:
+        soft, _ = resource.getrlimit(limit)
+        return soft, "no limit" if soft == resource.RLIM_INFINITY else str(soft)
+
+    locked, locked_text = of(resource.RLIMIT_MEMLOCK)
+    limits = {"page size": f"{os.sysconf('SC_PAGE_SIZE')} bytes"}
+    with contextlib.suppress(OSError):
+        text = (root / "sys/kernel/mm/transparent_hugepage/enabled").read_text()
+        limits["huge pages"] = text.partition("[")[2].partition("]")[0] or text.strip()
+    limits["locked memory"] = locked_text if locked == resource.RLIM_INFINITY else size_text(locked)
+    limits["open files"] = of(resource.RLIMIT_NOFILE)[1]
+    limits["memory"] = size_text(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    to_take = available(root)
+    limits["  to be had"] = f"{size_text(to_take.bytes)}, {to_take.source}"
+    return limits
+
+
+# ---- As text ----------------------------------------------------------------------------------------------------
+
+
+def lines_of(d: Diagnosis) -> list[str]:
+    machine = d.machine
+    rows = [
+        ("cpu", f"{machine.cpus} x {machine.cpu}"),
+        ("  features", " ".join(machine.cpu_features) or "unknown"),
+        ("kernels", machine.backend),
+        *((name, text) for name, text in d.limits.items()),
+        *((threads_text(rate.threads), f"{size_text(rate.bytes_per_second)}/s read") for rate in d.memory),
+        ("disk", f"{d.path}: {d.what}, {size_text(d.probe.read_bytes)} a read, in random order"),
+    ]
+    lines = [f"{label:<20}{text}" for label, text in rows]
+    lines.append(f"{'':<20}{'at a time':<10}" + "".join(f"{readers:>12}" for readers in READERS))
+    for reads in ("direct", "buffered"):
+        found = {rate.readers: rate for rate in d.disk if rate.reads == reads}
+        cells = "".join(f"{size_text(found[n].bytes_per_second) + '/s' if found else '-':>12}" for n in READERS)
+        lines.append(f"{'':<20}{reads:<10}{cells}")
+    lines.append(f"{'recommended':<20}reads={d.probe.reads!r}, readers={d.probe.readers}")
+    lines.append(f"{'  because':<20}{d.reason}")
+    lines.append(f"{'  remembered':<20}{d.kept}")
+    return lines
+
+
+def threads_text(count: int) -> str:
+    return f"memory, {count} thread{'s' if count > 1 else ''}"

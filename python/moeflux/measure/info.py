@@ -1,0 +1,200 @@
+"""What a model is and what it costs, from a store, a config.json or a preset: the content of `moeflux info`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moeflux._core import ExpertLayout
+from moeflux.errors import FormatError
+from moeflux.models.config import variant_from_config
+from moeflux.models.tensors import dense_shapes
+from moeflux.models.variants import PRESETS, QuantFormat, Variant, preset
+from moeflux.stores.store import Store, open_store
+
+DEFAULT_FORMAT = QuantFormat.affine(4, 64)
+
+
+@dataclass(frozen=True)
+class Info:
+    """Sizes are bytes. For a config or a preset they are those of a conversion with the default format."""
+
+    target: str
+    kind: str  # "packed", "mlx", "config" or "preset"
+    variant: Variant
+    formats: dict[str, int]  # "4-bit g64" -> how many dense matrices have it
+    expert_format: str
+    dense_tensors: int
+    dense_bytes: int
+    expert_bytes: int  # one expert
+    experts: int  # in all layers together
+    dense_bytes_per_token: int
+    expert_bytes_per_token: int
+    state_bytes: int  # recurrent and convolution state of one session
+    kv_bytes_per_position: int  # f32
+    fingerprint: str = ""
+    ignored: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def routed_bytes(self) -> int:
+        return self.expert_bytes * self.experts
+
+    def to_dict(self) -> dict[str, Any]:
+        values = asdict(self)
+        values["variant"] = self.variant.to_dict()
+        values["routed_bytes"] = self.routed_bytes
+        return values
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def describe(target: str | Path) -> Info:
+    """A folder with weights, a config.json (or a folder with nothing else), or the name of a preset."""
+    path = Path(target)
+    if not path.exists():
+        try:
+            return _from_variant(str(target), "preset", preset(str(target)))
+        except FormatError:
+            raise FormatError(
+                f"{target}: no such file or folder, and no preset; presets are {', '.join(PRESETS)}"
+            ) from None
+    if path.is_file():
+        return _from_variant(str(target), "config", variant_from_config(path))
+    if not _has_weights(path) and (path / "config.json").exists():
+        missing = ["weights: the folder holds a config.json but neither model_weights.bin nor *.safetensors"]
+        return _from_variant(str(target), "config", variant_from_config(path), missing)
+    return _from_store(open_store(path))
+
+
+def _has_weights(folder: Path) -> bool:
+    packed = any((folder / part / "model_weights.bin").exists() for part in ("", "artifacts"))
+    return packed or any(folder.glob("*.safetensors"))
+
+
+def _from_store(store: Store) -> Info:
+    directory, variant = store.directory, store.variant
+    formats: dict[str, int] = {}
+    for quantisation in directory.formats.values():
+        formats[str(quantisation)] = formats.get(str(quantisation), 0) + 1
+    experts = directory.experts.formats
+    sizes = _sizes(store)
+    return Info(
+        target=str(store.path),
+        kind=store.kind,
+        variant=variant,
+        formats=formats,
+        expert_format=" / ".join(dict.fromkeys(map(str, (experts.gate, experts.up, experts.down)))),
+        dense_tensors=len(sizes),
+        dense_bytes=sum(sizes.values()),
+        expert_bytes=directory.experts.bytes,
+        fingerprint=store.fingerprint,
+        ignored=list(directory.ignored),
+        missing=store.missing_extras(),
+        **costs(store),
+    )
+
+
+def _embedding_bytes(sizes: dict[str, int]) -> int:
+    return sum(size for name, size in sizes.items() if name.startswith("model.embed_tokens."))
+
+
+def _from_variant(target: str, kind: str, variant: Variant, missing: list[str] | None = None) -> Info:
+    """Sizes as a conversion with the default format would have them."""
+    tensors = dense = embedding = matrices = 0
+    for tensor in dense_shapes(variant):
+        rows = 1
+        for extent in tensor.shape[:-1]:
+            rows *= extent
+        quantised = tensor.is_matrix and DEFAULT_FORMAT.fits(tensor.shape[-1])
+        size = rows * (DEFAULT_FORMAT.row_bytes(tensor.shape[-1]) if quantised else 2 * tensor.shape[-1])
+        tensors += 3 if quantised else 1
+        matrices += quantised
+        dense += size
+        embedding += size if tensor.name.startswith("model.embed_tokens") else 0
+    layout = ExpertLayout(variant.hidden_size, variant.moe_intermediate, *(DEFAULT_FORMAT,) * 3)
+    return Info(
+        target=target,
+        kind=kind,
+        variant=variant,
+        formats={str(DEFAULT_FORMAT): matrices},
+        expert_format=str(DEFAULT_FORMAT),
+        dense_tensors=tensors,
+        dense_bytes=dense,
+        expert_bytes=layout.bytes,
+        missing=missing or [],
+        **_costs(variant, layout.bytes, dense, embedding),
+    )
+
+
+def costs(store: Store) -> dict[str, int]:
+    sizes = _sizes(store)
+    expert = store.directory.experts.bytes
+    return _costs(store.variant, expert, sum(sizes.values()), _embedding_bytes(sizes))
+
+
+def _sizes(store: Store) -> dict[str, int]:
+    """Of every dense tensor."""
+    return {name: sum(span[2] for span in tensor.spans) for name, tensor in store.directory.tensors.items()}
+
+
+def _costs(variant: Variant, expert_bytes: int, dense_bytes: int, embedding_bytes: int) -> dict[str, int]:
+    """What follows from the shape. A token reads one row of the embedding, unless that is the output matrix too."""
+    row = embedding_bytes // variant.vocab_size
+    touched = dense_bytes - (0 if variant.tied_embeddings else embedding_bytes - row)
+    layer_state = variant.conv_state_bytes + variant.recurrent_state_bytes
+    return {
+        "experts": variant.num_experts * len(variant.moe_layers),
+        "dense_bytes_per_token": touched,
+        "expert_bytes_per_token": expert_bytes * variant.experts_per_token * len(variant.moe_layers),
+        "state_bytes": layer_state * len(variant.linear_layers),
+        "kv_bytes_per_position": variant.kv_row_bytes() * len(variant.full_layers),
+    }
+
+
+# ---- As text ----------------------------------------------------------------------------------------------------
+
+
+def human(count: int) -> str:
+    """Bytes in decimal units, as disks and the tables of models count them."""
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1000
+    return f"{size:.2f} GB"
+
+
+def _lines(info: Info) -> list[str]:
+    v = info.variant
+    attention = f"{v.num_heads} heads x {v.head_dim}"
+    latent = f", latent {v.kv_lora_rank} + {v.qk_rope_dim}"
+    attention += latent if v.attention == "mla" else f", {v.num_kv_heads} kv heads"
+    layers = f"{v.num_layers} ({len(v.full_layers)} full attention, {len(v.linear_layers)} gated delta-net)"
+    dense_layers = v.num_layers - len(v.moe_layers)
+    rows = [
+        ("model", f"{v.name} ({v.model_type}), {info.kind}"),
+        ("layers", layers + (f", {dense_layers} dense" if dense_layers else "")),
+        ("hidden, vocabulary", f"{v.hidden_size}, {v.vocab_size}" + (", tied" if v.tied_embeddings else "")),
+        ("attention", attention),
+        ("experts", f"{v.experts_per_token} of {v.num_experts} a layer, width {v.moe_intermediate}, {v.router} router"),
+        ("shared expert", v.shared_expert + (f", width {v.shared_intermediate}" if v.shared_intermediate else "")),
+        ("rope", f"{v.rope}, theta {v.rope_theta:g}, {v.rotary_dim} of {v.head_dim} dimensions"),
+        ("dense weights", f"{human(info.dense_bytes)} in {info.dense_tensors} tensors"),
+        ("  formats", ", ".join(f"{name} x {count}" for name, count in info.formats.items())),
+        ("routed experts", f"{human(info.routed_bytes)}: {info.experts} x {human(info.expert_bytes)}"),
+        ("  format", info.expert_format),
+        ("read per token", f"{human(info.dense_bytes_per_token)} dense + {human(info.expert_bytes_per_token)} experts"),
+        ("session state", f"{human(info.state_bytes)} + {human(info.kv_bytes_per_position)} a position (f32)"),
+    ]
+    if info.fingerprint:
+        rows.append(("fingerprint", info.fingerprint))
+    rows += [("LOSSY", sentence) for sentence in v.lossy]
+    rows += [("missing", sentence) for sentence in info.missing]
+    if info.ignored:
+        rows.append(("not used", f"{len(info.ignored)} tensors, first {info.ignored[0]}"))
+    if info.kind in ("config", "preset"):
+        rows.append(("note", f"sizes are those of a conversion with every matrix {DEFAULT_FORMAT}"))
+    return [f"{label:<20}{text}" for label, text in rows]

@@ -1,0 +1,249 @@
+"""Metal held to the CPU on this machine: every kernel made ready, every op on small numbers by both, then a whole
+model. The content of `moeflux doctor --metal`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from moeflux import _core
+from moeflux._core import QuantFormat
+from moeflux.errors import Error
+from moeflux.machine.machine import Machine, this_machine
+from moeflux.model import load
+from moeflux.models import builtin
+from moeflux.ops import Ops
+from moeflux.oracle.stored import float_to_bf16
+from moeflux.progress import Progress, Silent
+
+__all__ = ["Check", "MetalReport", "check_metal"]
+
+LARGEST_ERROR = 2e-5
+"""Of the largest number of a result. Both add in f32, each in an order of its own."""
+LEAST_COSINE = 0.99999
+TIMES = 5
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    failure: str  # nothing when it passed
+    note: str
+    seconds: float
+
+    def __str__(self) -> str:
+        result = f"FAILED  {self.failure}" if self.failure else f"ok      {self.note}"
+        return f"  {self.name:<28}{1000 * self.seconds:9.2f} ms  {result}"
+
+
+@dataclass(frozen=True)
+class MetalReport:
+    machine: Machine
+    device: str
+    facts: tuple[tuple[str, str], ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def failures(self) -> int:
+        return sum(bool(check.failure) for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "facts": dict(self.facts),
+            "failures": self.failures,
+            "checks": [asdict(check) for check in self.checks],
+            "machine": self.machine.to_dict(),
+        }
+
+    def __str__(self) -> str:
+        rows = [
+            ("moeflux", self.machine.version),
+            ("platform", self.machine.platform),
+            ("gpu", self.device),
+            *self.facts,
+        ]
+        lines = [f"{label:<24}{text}" for label, text in rows]
+        lines += ["", *(str(check) for check in self.checks), ""]
+        total = len(self.checks)
+        lines.append(f"{total - self.failures} of {total} passed" if self.failures else f"all {total} passed")
+        return "\n".join(lines)
+
+
+def check_metal(progress: Progress | None = None) -> MetalReport:
+    """DeviceError when there is no GPU that Metal drives; what does not work on it is in the report."""
+    device, facts = _core.metal_facts()
+    files, cases = _core.metal_shader_files(), list(_cases(np.random.default_rng(1)))
+    checks = []
+    with (progress or Silent()).task("Metal", len(files) + len(cases) + 1, "checks") as task:
+        for check in _checks(files, cases):
+            checks.append(check)
+            task.advance(1)
+    return MetalReport(this_machine(), device, tuple(facts), tuple(checks))
+
+
+def _checks(files: list[str], cases: list[tuple[str, Callable[[Ops], Any]]]) -> Iterator[Check]:
+    for file in files:
+        yield _timed(f"compile {file}", lambda file=file: f"{_core.metal_compile(file)} kernels", times=1)
+    metal, cpu = Ops("metal"), Ops("cpu", threads=1, exact=True)
+    for name, run in cases:
+        yield _compared(name, metal, cpu, run)
+    yield _timed("a whole model", _whole_model, times=1)
+
+
+def _timed(name: str, run: Callable[[], str], times: int) -> Check:
+    """The fastest of so many times; what it says is the note."""
+    best, note = float("inf"), ""
+    for _ in range(times):
+        start = time.perf_counter()
+        try:
+            note = run()
+        except Error as error:
+            return Check(name, str(error).replace("\n", " ")[:300], "", time.perf_counter() - start)
+        best = min(best, time.perf_counter() - start)
+    return Check(name, "", note, best)
+
+
+def _compared(name: str, metal: Ops, cpu: Ops, run: Callable[[Ops], Any]) -> Check:
+    found: list[Any] = []
+
+    def on_metal() -> str:
+        found.append(run(metal))
+        return ""
+
+    check = _timed(name, on_metal, TIMES)
+    if check.failure:
+        return check
+    error = max(map(_error, _arrays(found[0]), _arrays(run(cpu))))
+    if any(_error(a, b) for again in found[1:] for a, b in zip(_arrays(again), _arrays(found[0]), strict=True)):
+        return Check(name, "twice the same gave other bits", "", check.seconds)
+    if error > LARGEST_ERROR:
+        return Check(name, f"off by {error:.1e} of the largest number", "", check.seconds)
+    return Check(name, "", f"off by {error:.0e}" if error else "bit-equal", check.seconds)
+
+
+def _arrays(result: Any) -> tuple[Array, ...]:
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def _error(found: Array, expected: Array) -> float:
+    """Of the largest number; of numbers that are no floats, whether any differs."""
+    if found.dtype != np.float32:
+        return float("inf") if not np.array_equal(found, expected) else 0.0
+    if not np.isfinite(found).all():
+        return float("inf")
+    scale = float(np.abs(expected).max(initial=0.0)) or 1.0
+    return float(np.abs(found - expected).max(initial=0.0)) / scale
+
+
+def _whole_model() -> str:
+    """The model in the package: a prompt and some tokens, on both."""
+    prompt, tokens = [1, 100, 50, 10, 42, 7, 300, 12], [5, 9, 200, 77]
+    rows, seconds = [], []
+    for backend in ("metal", "cpu"):
+        model = load(builtin.path(), memory=None, backend=backend, precision="exact", context=64, chunk=16)
+        session = model.session()
+        found = [*session.prefill(prompt, logits="all")]
+        start = time.perf_counter()
+        found += [session.step(token).numpy() for token in tokens]
+        seconds.append((time.perf_counter() - start) / len(tokens))
+        rows.append(np.stack(found).astype(np.float64))
+    a, b = rows
+    cosines = (a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))
+    if not cosines.min() >= LEAST_COSINE or (a.argmax(1) != b.argmax(1)).any():
+        raise Error(f"expected the CPU's logits, found a cosine of {cosines.min():.6f} between the two")
+    return f"cosine {cosines.min():.7f}, {1000 * seconds[0]:.1f} ms a token (CPU {1000 * seconds[1]:.1f})"
+
+
+# ---- Small data -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    format: QuantFormat
+    weight: Array
+    scales: Array | None = None
+    biases: Array | None = None
+
+
+def _matrix(rng: np.random.Generator, format: QuantFormat, rows: int, columns: int) -> _Matrix:
+    numbers = rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(np.sqrt(columns))
+    if format.is_affine:
+        return _Matrix(format, *_core.quantize(numbers, format, 1))
+    stored = {"BF16": float_to_bf16, "F16": lambda x: x.astype(np.float16), "F32": lambda x: x}[format.element](numbers)
+    return _Matrix(format, stored)
+
+
+def _in_steps(o: Ops, q: Array, k: Array, v: Array) -> Array:
+    """The older engine's kernels; on the CPU attention is one op."""
+    if o.isa:
+        return o.attention(q[None], k, v, q.shape[1] ** -0.5)[0]
+    return o.attention_values(o.attention_softmax(o.attention_scores(q, k, q.shape[1] ** -0.5)), v)
+
+
+def _cases(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[Ops], Any]]]:
+    """Awkward sizes, each op at least once, matrices in every width."""
+
+    def normal(*shape: int) -> Array:
+        return rng.standard_normal(shape, dtype=np.float32)
+
+    formats = [QuantFormat.affine(bits, 32) for bits in (2, 3, 4, 5, 6, 8)]
+    formats += [QuantFormat.plain(element) for element in ("BF16", "F16", "F32")]
+    ids = np.array([8, 0, 3], np.int32)
+    for format in formats:
+        table, x, y = _matrix(rng, format, 37, 352), normal(5, 352), normal(3, 37)
+        yield f"matvec {format}", lambda o, x=x, m=table: o.matmul(x[:1], m)
+        yield f"matmul {format}", lambda o, x=x, m=table: o.matmul(x, m)
+        yield f"matmul transposed {format}", lambda o, y=y, m=table: o.matmul(y, m, transposed=True)
+        yield f"embed {format}", lambda o, m=table: o.embed(m, ids)
+        experts = [tuple(_matrix(rng, format, *shape) for shape in ((64, 96), (64, 96), (96, 64))) for _ in range(3)]
+        jobs, tokens = [(0, [0, 3, 4, 7, 9, 8]), (2, [1, 2]), (1, [5, 6])], normal(5, 96)
+        yield f"experts {format}", lambda o, e=experts, j=jobs, t=tokens: o.expert_ffn(t, e, j, 2)
+
+    x, heads, gates, weight = normal(3, 700), normal(3, 5, 40), normal(3, 5, 40), normal(700)
+    yield "rms_norm", lambda o: o.rms_norm(x, weight, 1e-6)
+    yield "rms_norm_heads", lambda o: o.rms_norm_heads(heads, weight[:40], 1e-6)
+    yield "gated_rms_norm", lambda o: o.gated_rms_norm(heads, gates, weight[:40], 1e-6)
+    yield "swiglu", lambda o: o.swiglu(x, x[::-1].copy())
+    yield "residual_add", lambda o: o.residual_add(x, x[::-1].copy())
+    yield "sigmoid_gate", lambda o: o.sigmoid_gate(heads, gates)
+    outputs, shares, gate = normal(3, 4, 700), normal(3, 4), normal(3)
+    yield "combine", lambda o: o.combine(x, outputs, shares, x[::-1].copy(), gate)
+    turns = rng.uniform(-3, 3, (3, 10))
+    angles = np.stack([np.cos(turns), np.sin(turns)], axis=-1).astype(np.float32)
+    for interleaved in (False, True):
+        yield f"rope{' interleaved' * interleaved}", lambda o, i=interleaved: o.rope(heads, angles, interleaved=i)
+    for name, kept in (("f32", normal(9, 700)), ("bf16", float_to_bf16(normal(9, 700)))):
+        yield f"append {name}", lambda o, kept=kept: o.append(x, kept, 4)
+
+    for name, store in (("f32", lambda a: a), ("bf16", float_to_bf16)):
+        for dim, length in ((64, 300), (200, 40), (512, 20)):
+            q, k, v = normal(3, 4, dim), store(normal(length, 2, dim)), store(normal(length, 2, dim))
+            yield f"attention {dim} {name}", lambda o, q=q, k=k, v=v: o.attention(q, k, v, q.shape[2] ** -0.5)
+        latent, k_pe, q, q_pe = store(normal(270, 64)), store(normal(270, 16)), normal(2, 5, 64), normal(2, 5, 16)
+        yield f"mla_attention {name}", lambda o, a=(q, q_pe, latent, k_pe): o.mla_attention(*a, 0.1)
+    query, k, v = normal(4, 64), normal(300, 2, 64), normal(300, 2, 64)
+    yield "attention in steps", lambda o: _in_steps(o, query, k, v)
+    rows, before, taps = normal(5, 67), normal(3, 67), normal(67, 4)
+    yield "conv1d", lambda o: o.conv1d(rows, before, taps)
+    alpha, b, a_log, dt_bias = normal(3, 5), normal(3, 5), normal(5), normal(5)
+    yield "delta_gates", lambda o: o.delta_gates(alpha, b, a_log, dt_bias)
+    unit = normal(5, 2, 64) / 8
+    gated = (unit, unit[::-1].copy(), normal(5, 4, 33), rng.uniform(0, 1, (5, 4)).astype(np.float32))
+    beta, state = rng.uniform(0, 1, (5, 4)).astype(np.float32), normal(4, 33, 64)
+    yield "gated_delta", lambda o: o.gated_delta(*gated, beta, state)
+
+    logits, bias = 3 * normal(3, 256), normal(256) / 3
+    yield "route_softmax", lambda o: o.route_softmax(logits, 8, normalize=True)
+    yield (
+        "route_grouped",
+        lambda o: o.route_grouped(logits, bias, 8, groups=8, groups_kept=4, normalize=True, scaling=2.5),
+    )
+    vocabulary = normal(9000)
+    yield "top_k", lambda o: o.top_k(vocabulary, 40)

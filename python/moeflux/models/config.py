@@ -1,0 +1,383 @@
+"""config.json -> Variant. Every field is either used, known not to matter here, or refused by name; nothing is guessed.
+
+A field that selects behaviour moeflux has only one form of (an activation, a bias) must have that one value.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from moeflux._core import read_json
+from moeflux.errors import FormatError
+from moeflux.models.variants import MAX_CONTEXT, Variant, interval_kinds, yarn_mscale
+
+ARCHITECTURES = {
+    "qwen3_5_moe": "qwen3_5_moe",
+    "qwen3_5_moe_text": "qwen3_5_moe",
+    "qwen3_next": "qwen3_next",
+    "qwen3_moe": "qwen3_moe",
+    "deepseek_v3": "deepseek_v3",
+    "kimi_k2": "deepseek_v3",
+}
+"""`model_type` of config.json -> `model_type` of the variant."""
+
+# Fields that say how a model was trained, saved or sampled, not what it computes.
+IRRELEVANT = frozenset(
+    """
+    _name_or_path architectures attention_dropout auto_map aux_loss_alpha bad_words_ids begin_suppress_tokens
+    chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype
+    early_stopping encoder_no_repeat_ngram_size ep_size exponential_decay_length_penalty finetuning_task
+    forced_bos_token_id forced_eos_token_id id2label initializer_range is_decoder is_encoder_decoder label2id
+    language_model_only length_penalty mamba_ssm_dtype max_length max_window_layers min_length mtp_num_hidden_layers
+    mtp_use_dedicated_embeddings no_repeat_ngram_size num_beam_groups num_beams num_mtp_layers
+    num_nextn_predict_layers num_return_sequences output_attentions output_hidden_states output_router_logits
+    output_scores pad_token_id prefix pretraining_tp problem_type pruned_heads qk_head_dim quantization
+    quantization_config remove_invalid_values repetition_penalty return_dict return_dict_in_generate
+    router_aux_loss_coef sep_token_id seq_aux suppress_tokens task_specific_params temperature tf_legacy_loss
+    tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p unsloth_fixed
+    unsloth_version use_bfloat16 use_cache
+    """.split()
+)
+
+# Of a model with a vision tower: what its text part does not need.
+IRRELEVANT_BESIDE_TEXT = IRRELEVANT | frozenset(
+    """
+    bos_token_id eos_token_id image_token_id tie_word_embeddings video_token_id vision_config vision_end_token_id
+    vision_start_token_id
+    """.split()
+)
+
+ATTENTION_KINDS = {"full_attention": "full", "linear_attention": "linear"}
+
+_REQUIRED = object()
+
+
+class Fields:
+    """One JSON object being read: remembers which fields were asked for, so that `finish` can refuse the rest."""
+
+    def __init__(self, values: Any, where: str) -> None:
+        if not isinstance(values, dict):
+            raise FormatError(f"{where}: expected an object, found {type(values).__name__}")
+        self.values = values
+        self.where = where
+        self.seen: set[str] = set()
+
+    def fail(self, field: str, expected: str) -> FormatError:
+        found = repr(self.values[field]) if field in self.values else "nothing"
+        return FormatError(f"{self.where}: {field}: expected {expected}, found {found[:120]}")
+
+    def get(self, field: str, kind: type | tuple[type, ...], expected: str, default: Any) -> Any:
+        """The field's value; the default when it is absent or null."""
+        self.seen.add(field)
+        value = self.values.get(field)
+        if value is None:
+            if default is _REQUIRED:
+                raise self.fail(field, expected)
+            return default
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise self.fail(field, expected)
+        return value
+
+    def count(self, field: str, default: Any = _REQUIRED, least: int = 1) -> int:
+        value = self.get(field, int, f"a whole number of at least {least}", default)
+        if value is not default and not least <= value < 1 << 31:
+            raise self.fail(field, f"a whole number of at least {least}")
+        return value
+
+    def number(self, field: str, default: Any = _REQUIRED) -> float:
+        value = self.get(field, (int, float), "a number", default)
+        return value if value is None else float(value)
+
+    def flag(self, field: str, default: bool) -> bool:
+        return self.get(field, bool, "true or false", default)
+
+    def counts(self, field: str) -> list[int]:
+        values = self.get(field, list, "a list of layer numbers", [])
+        if not all(type(value) is int and value >= 0 for value in values):
+            raise self.fail(field, "a list of layer numbers")
+        return values
+
+    def only(self, field: str, *supported: Any) -> None:
+        """The field, when it is there at all, has one of the values that moeflux supports."""
+        self.seen.add(field)
+        if self.values.get(field, supported[0]) not in supported:
+            raise self.fail(field, " or ".join(repr(value) for value in supported))
+
+    def said(self, *fields: str) -> None:
+        """They are there, if only as null: implementations differ in what they take where they are not."""
+        for field in fields:
+            if field not in self.values:
+                raise self.fail(field, "a value, for implementations differ about its default")
+
+    def finish(self, irrelevant: frozenset[str]) -> None:
+        unknown = sorted(self.values.keys() - self.seen - irrelevant)
+        if unknown:
+            raise FormatError(
+                f'{self.where}: field "{unknown[0]}" is not one that moeflux knows for this architecture; '
+                f"supported: {', '.join(sorted(self.seen))}"
+            )
+
+
+def variant_from_config(config: str | Path | dict[str, Any]) -> Variant:
+    """The variant of a parsed config, of a config.json, or of the folder that holds one."""
+    if isinstance(config, dict):
+        return read_config(config, "config.json", str(config.get("_name_or_path") or ""))
+    path = Path(config)
+    if path.is_dir():
+        path = path / "config.json"
+    return read_config(read_json(str(path)), str(path), path.resolve().parent.name)
+
+
+def variant_from_manifest(manifest: Any, where: str, name: str) -> Variant:
+    """The variant behind a model_weights.json whose `config` block an older tool filled in.
+
+    Those tools knew two architectures, which differ in their fields, and one context length.
+    """
+    block = Fields(manifest, where).get("config", dict, "an object", _REQUIRED)
+    architecture = "deepseek_v3" if "kv_lora_rank" in block else "qwen3_5_moe"
+    config = {key: value for key, value in block.items() if key not in ("default_bits", "default_group_size")}
+    config |= {"model_type": architecture, "max_position_embeddings": MAX_CONTEXT}
+    return read_config(config, f"{where}: config", name)
+
+
+def read_config(config: Any, where: str, name: str) -> Variant:
+    root = Fields(config, where)
+    declared = root.get("model_type", str, "a string", _REQUIRED)
+    if declared not in ARCHITECTURES:
+        raise root.fail("model_type", " or ".join(ARCHITECTURES))
+    architecture = ARCHITECTURES[declared]
+    if "text_config" in config and architecture == "qwen3_5_moe":
+        fields = Fields(root.get("text_config", dict, "an object", _REQUIRED), f"{where}: text_config")
+        fields.only("model_type", "qwen3_5_moe_text", "qwen3_5_moe")
+        if "tie_word_embeddings" in config:
+            fields.only("tie_word_embeddings", config["tie_word_embeddings"])
+            fields.values = {**fields.values, "tie_word_embeddings": config["tie_word_embeddings"]}
+        if fields.values.get("eos_token_id") is None:
+            fields.values = {**fields.values, "eos_token_id": config.get("eos_token_id")}
+        root.finish(IRRELEVANT_BESIDE_TEXT)
+    else:
+        fields = root
+    read = read_deepseek if architecture == "deepseek_v3" else read_qwen
+    variant = read(fields, architecture, name or architecture)
+    fields.finish(IRRELEVANT)
+    return variant
+
+
+# ---- Parts that several architectures share ---------------------------------------------------------------------
+
+
+def common(fields: Fields, architecture: str, name: str) -> dict[str, Any]:
+    fields.only("hidden_act", "silu")
+    fields.only("attention_bias", False)
+    eos = fields.get("eos_token_id", (int, list), "a token id or a list of them", [])
+    eos_ids = tuple(eos) if isinstance(eos, list) else (eos,)
+    if not all(type(token) is int and token >= 0 for token in eos_ids):
+        raise fields.fail("eos_token_id", "a token id or a list of them")
+    return {
+        "name": name,
+        "model_type": architecture,
+        "hidden_size": fields.count("hidden_size"),
+        "vocab_size": fields.count("vocab_size"),
+        "rms_norm_eps": fields.number("rms_norm_eps"),
+        "max_context": fields.count("max_position_embeddings"),
+        "tied_embeddings": fields.flag("tie_word_embeddings", False),
+        "num_heads": fields.count("num_attention_heads"),
+        "experts_per_token": fields.count("num_experts_per_tok"),
+        "moe_intermediate": fields.count("moe_intermediate_size"),
+        "eos_ids": eos_ids,
+        "bos_id": fields.count("bos_token_id", -1, least=0),
+    }
+
+
+def rope(fields: Fields) -> tuple[Fields, dict[str, Any]]:
+    """The rope parameters, wherever the config keeps them, and the variant's fields that follow from them alone.
+
+    Either one object `rope_parameters`, or `rope_theta` and `partial_rotary_factor` beside an object `rope_scaling`
+    that is absent or null where nothing is scaled. Where a config has both, they must agree.
+    """
+    merged: dict[str, Any] = {}
+    for group in ("rope_parameters", "rope_scaling"):
+        values = fields.get(group, dict, "an object", {})
+        for key, value in values.items():
+            key = "rope_type" if key == "type" else key
+            if merged.setdefault(key, value) != value:
+                raise fields.fail(group, f"{key} {merged[key]!r} as elsewhere in this file")
+    for key in ("rope_theta", "partial_rotary_factor"):
+        value = fields.number(key, None)
+        if value is not None and merged.setdefault(key, value) != value:
+            raise fields.fail(key, f"{merged[key]!r} as elsewhere in this file")
+    parameters = Fields(merged, f"{fields.where}: rope parameters")
+    kind = parameters.get("rope_type", str, "a string", "default")
+    if kind not in ("default", "mrope", "yarn"):
+        raise parameters.fail("rope_type", "'default' or 'yarn'")
+    shape: dict[str, Any] = {"rope": "vanilla", "rope_theta": parameters.number("rope_theta")}
+    # Sections of image positions; text has the same position in all of them.
+    parameters.seen |= {"mrope_section", "mrope_interleaved"}
+    if kind == "yarn":
+        shape |= yarn(parameters)
+    return parameters, shape
+
+
+def yarn(parameters: Fields) -> dict[str, Any]:
+    """The variant's YaRN. transformers ignores a coefficient that is alone or 0; mlx-lm and DeepSeek's own code take 1
+    and 0 for absent ones. Where that makes another magnitude, nobody knows what the model was trained with."""
+    parameters.only("attention_factor", None)
+    parameters.only("truncate", True)
+    factor = parameters.number("factor")
+    given = {key: parameters.number(key, None) for key in ("mscale", "mscale_all_dim")}
+    for key, value in given.items():
+        if value is not None and value < 0:
+            raise parameters.fail(key, "a number of at least 0")
+    mscale, all_dim = given["mscale"], given["mscale_all_dim"]
+    own = yarn_mscale(factor, 1.0 if mscale is None else mscale) / yarn_mscale(factor, all_dim or 0.0)
+    both = mscale and all_dim
+    if own != (yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim) if both else yarn_mscale(factor, 1.0)):
+        alone = next(key for key, value in given.items() if not value)
+        raise parameters.fail(
+            alone, "both mscale and mscale_all_dim above 0, for implementations differ about one alone"
+        )
+    return {
+        "rope": "yarn",
+        "yarn_factor": factor,
+        "yarn_original_context": parameters.count("original_max_position_embeddings"),
+        "yarn_beta_fast": parameters.number("beta_fast", 32.0),
+        "yarn_beta_slow": parameters.number("beta_slow", 1.0),
+        "yarn_mscale": mscale or 0.0,
+        "yarn_mscale_all_dim": all_dim or 0.0,
+    }
+
+
+def whole_head_rotates(parameters: Fields, rope: str) -> None:
+    """Of architectures that rotate all that can be rotated, whatever partial_rotary_factor says: only with YaRN does
+    transformers heed it, and then fails."""
+    factor = parameters.number("partial_rotary_factor", 1.0)
+    if rope == "yarn" and factor != 1.0:
+        raise parameters.fail("partial_rotary_factor", "1 with YaRN, for implementations differ about others")
+
+
+def attention_kinds(fields: Fields, layers: int) -> tuple[str, ...]:
+    """From `layer_types`, from `full_attention_interval`, or from both where they agree."""
+    names = fields.get("layer_types", list, "a list", None)
+    interval = fields.count("full_attention_interval", None)
+    if names is None and interval is None:
+        raise fields.fail("layer_types", f"{layers} layer types, or a full_attention_interval")
+    if names is None:
+        return interval_kinds(layers, interval)
+    if len(names) != layers or not all(isinstance(kind, str) and kind in ATTENTION_KINDS for kind in names):
+        raise fields.fail("layer_types", f"{layers} entries of {' or '.join(ATTENTION_KINDS)}")
+    kinds = tuple(ATTENTION_KINDS[kind] for kind in names)
+    if interval is not None and kinds != interval_kinds(layers, interval):
+        raise fields.fail("full_attention_interval", "the interval that layer_types shows")
+    return kinds
+
+
+def layer_count(fields: Fields) -> int:
+    layers = fields.count("num_hidden_layers")
+    if layers > 4096:
+        raise fields.fail("num_hidden_layers", "at most 4096")
+    return layers
+
+
+# ---- Architectures ----------------------------------------------------------------------------------------------
+
+
+def read_qwen(fields: Fields, architecture: str, name: str) -> Variant:
+    """qwen3_5_moe, qwen3_next (both with gated delta-net layers) and qwen3_moe (full attention only)."""
+    hybrid = architecture != "qwen3_moe"
+    layers = layer_count(fields)
+    shape = common(fields, architecture, name)
+    shape["num_kv_heads"] = fields.count("num_key_value_heads")
+    shape["head_dim"] = fields.count("head_dim")
+    experts_field = "num_local_experts" if "num_local_experts" in fields.values else "num_experts"
+    shape["num_experts"] = fields.count(experts_field)
+
+    parameters, rope_shape = rope(fields)
+    shape |= rope_shape
+    if hybrid:
+        factor = parameters.number("partial_rotary_factor")
+        if not 0 < factor <= 1:
+            raise parameters.fail("partial_rotary_factor", "a number above 0 and up to 1")
+        shape["rotary_dim"] = int(shape["head_dim"] * factor)
+        fields.only("attn_output_gate", True)
+        shape |= {
+            "attention_gate": True,
+            "layer_kinds": attention_kinds(fields, layers),
+            "linear_key_heads": fields.count("linear_num_key_heads"),
+            "linear_value_heads": fields.count("linear_num_value_heads"),
+            "linear_key_dim": fields.count("linear_key_head_dim"),
+            "linear_value_dim": fields.count("linear_value_head_dim"),
+            "conv_kernel": fields.count("linear_conv_kernel_dim"),
+            "shared_expert": "gated",
+            "shared_intermediate": fields.count("shared_expert_intermediate_size"),
+        }
+    else:
+        whole_head_rotates(parameters, shape["rope"])
+        shape |= {"rotary_dim": shape["head_dim"], "layer_kinds": ("full",) * layers, "shared_expert": "none"}
+    parameters.finish(frozenset())
+    fields.only("use_sliding_window", False)
+    fields.only("sliding_window", None)
+
+    dense = dense_qwen_layers(fields, layers)
+    intermediate = fields.count("intermediate_size", 0)
+    shape["mlp_kinds"] = tuple("dense" if i in dense else "moe" for i in range(layers))
+    shape["dense_intermediate"] = intermediate if dense else 0
+    if architecture == "qwen3_next":
+        fields.said("norm_topk_prob")
+    # qwen3_5_moe has no such switch: its weights are always normalised.
+    shape["normalize_topk"] = fields.flag("norm_topk_prob", hybrid)
+    if architecture == "qwen3_5_moe":
+        fields.only("norm_topk_prob", True)
+    return Variant(attention="gqa", router="softmax", **shape)
+
+
+def dense_qwen_layers(fields: Fields, layers: int) -> set[int]:
+    """Layers named in `mlp_only_layers`, and those that `decoder_sparse_step` leaves without experts."""
+    step = fields.count("decoder_sparse_step", 1)
+    named = set(fields.counts("mlp_only_layers"))
+    if any(layer >= layers for layer in named):
+        raise fields.fail("mlp_only_layers", f"layers below {layers}")
+    return named | {i for i in range(layers) if (i + 1) % step != 0}
+
+
+def read_deepseek(fields: Fields, architecture: str, name: str) -> Variant:
+    layers = layer_count(fields)
+    shape = common(fields, architecture, name)
+    for field, value in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid"), ("rope_interleave", True)):
+        fields.only(field, value)
+    fields.said("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts")
+    fields.seen.add("head_dim")  # some tools write the rope part here, some the whole; the parts below decide
+    shape |= {
+        "num_kv_heads": fields.count("num_key_value_heads", shape["num_heads"]),
+        "q_lora_rank": fields.count("q_lora_rank", 0 if "q_lora_rank" in fields.values else 1536, least=0),
+        "kv_lora_rank": fields.count("kv_lora_rank"),
+        "qk_nope_dim": fields.count("qk_nope_head_dim"),
+        "qk_rope_dim": fields.count("qk_rope_head_dim"),
+        "v_head_dim": fields.count("v_head_dim"),
+        "num_experts": fields.count("n_routed_experts"),
+        "num_groups": fields.count("n_group", 1),
+        "groups_per_token": fields.count("topk_group", 1),
+        "routed_scaling": fields.number("routed_scaling_factor"),
+        "normalize_topk": fields.flag("norm_topk_prob", True),
+    }
+    if shape["experts_per_token"] == 1 and shape["normalize_topk"]:
+        raise fields.fail("norm_topk_prob", "false with one expert a token, for implementations differ about true")
+    shape["head_dim"] = shape["qk_nope_dim"] + shape["qk_rope_dim"]
+    shape["rotary_dim"] = shape["qk_rope_dim"]
+
+    parameters, rope_shape = rope(fields)
+    shape |= rope_shape
+    whole_head_rotates(parameters, shape["rope"])
+    parameters.finish(frozenset())
+
+    first_dense = fields.count("first_k_dense_replace", 0, least=0)
+    fields.only("moe_layer_freq", 1)  # transformers takes no notice of another
+    shape["layer_kinds"] = ("full",) * layers
+    shape["mlp_kinds"] = ("dense",) * min(first_dense, layers) + ("moe",) * max(layers - first_dense, 0)
+    shape["dense_intermediate"] = fields.count("intermediate_size", 0) if "dense" in shape["mlp_kinds"] else 0
+    fields.seen.add("intermediate_size")
+
+    shared = fields.count("n_shared_experts", 0, least=0)
+    shape["shared_expert"] = "plain" if shared else "none"
+    shape["shared_intermediate"] = shared * shape["moe_intermediate"]
+    return Variant(attention="mla", router="noaux_tc", **shape)

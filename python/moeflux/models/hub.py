@@ -1,0 +1,129 @@
+"""Models by name: a folder, a repository of huggingface.co that is downloaded once, or nothing for the built-in one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from moeflux.errors import Error, FormatError, IoError
+from moeflux.models import builtin
+from moeflux.models.config import variant_from_config
+from moeflux.progress import Progress, Silent, size_text
+
+__all__ = ["find_model"]
+
+REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
+# What a model here consists of. Repositories hold the same weights in other formats too.
+FILES = ("*.json", "*.jinja", "*.safetensors", "*.md", "model_weights.bin", "packed_experts/*")
+
+
+def find_model(name: str | Path | None, progress: Progress | None = None) -> Path:
+    """The folder of a model: a path, `owner/name` or `owner/name@revision` of a repository, None for the built-in one.
+
+    What is on the disk wins over a repository of that name. A download goes to the cache of huggingface_hub, where
+    other programs find it too, and goes on where it was stopped.
+    """
+    if name is None:
+        return builtin.path()
+    folder = Path(name).expanduser()
+    match = REPOSITORY.fullmatch(str(name))
+    if folder.exists() or match is None:
+        return folder
+    try:
+        import huggingface_hub.constants
+        import huggingface_hub.errors
+    except ImportError:
+        raise IoError(
+            f"{name}: found no such folder; to download the model of that name from huggingface.co: "
+            f'pip install "moeflux[hub]"'
+        ) from None
+    try:
+        return _download(huggingface_hub, match[1], match[2], progress or Silent())
+    except (Error, KeyboardInterrupt):
+        raise
+    except Exception as error:  # of the library, of its HTTP client, of the system: of many kinds
+        raise IoError(f"{name}: {_sentence(huggingface_hub, error)}") from error
+
+
+def _download(hub: ModuleType, repository: str, revision: str | None, progress: Progress) -> Path:
+    try:
+        found = hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
+    except Exception as error:
+        if isinstance(error, hub.errors.HfHubHTTPError):  # it was reached, and said no
+            raise
+        progress.note(f"{repository}: huggingface.co cannot be reached; looking for an earlier download")
+        return Path(
+            hub.snapshot_download(repository, revision=revision, allow_patterns=list(FILES), local_files_only=True)
+        )
+    sizes = {file.rfilename: file.size or 0 for file in found.siblings}
+    wanted = {name: size for name, size in sizes.items() if any(Path(name).match(pattern) for pattern in FILES)}
+    _check_kind(hub, repository, found.sha, wanted)
+    missing = {name: size for name, size in wanted.items() if not _is_there(hub, repository, name, found.sha)}
+    if missing:
+        _check_space(hub, repository, sum(missing.values()))
+        progress.note(f"{repository}: downloading {len(missing)} files, {size_text(sum(missing.values()))}")
+    # By the name of the revision, not by its commit: then it is found by that name without a network too.
+    return Path(hub.snapshot_download(repository, revision=revision, allow_patterns=list(wanted)))
+
+
+def _check_kind(hub: ModuleType, repository: str, revision: str, files: dict[str, int]) -> None:
+    """Before gigabytes are fetched: is it a model that runs here as it is?"""
+    if "moeflux.json" in files:
+        return
+    weights = [name for name in files if name.endswith(".safetensors")]
+    if not weights or "config.json" not in files:
+        raise FormatError(
+            f"{repository}: expected MLX weights (config.json and *.safetensors) or a packed store (moeflux.json), "
+            f"found neither"
+        )
+    config = Path(hub.hf_hub_download(repository, "config.json", revision=revision))
+    variant_from_config(config)  # FormatError where the architecture is another
+    if "quantization" not in _json(config):
+        raise FormatError(
+            f"{repository}: expected weights that are quantised for MLX, found a checkpoint in full precision "
+            f"({size_text(sum(files[name] for name in weights))}): download it (hf download {repository}), "
+            f"then `moeflux convert` makes a store of it"
+        )
+
+
+def _json(path: Path) -> Any:
+    from moeflux._core import read_json
+
+    return read_json(str(path))
+
+
+def _is_there(hub: ModuleType, repository: str, name: str, revision: str) -> bool:
+    return isinstance(hub.try_to_load_from_cache(repository, name, revision=revision), str)
+
+
+def _check_space(hub: ModuleType, repository: str, needed: int) -> None:
+    folder = Path(hub.constants.HF_HUB_CACHE)
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise IoError(
+            f"{repository}: needs {size_text(needed)} in {hub.constants.HF_HUB_CACHE}, found {size_text(free)} free "
+            f"(HF_HOME sets another place)"
+        )
+
+
+def _sentence(hub: ModuleType, error: Exception) -> str:
+    """The library's messages are paragraphs; the kind of error says it shorter."""
+    errors = hub.errors
+    if isinstance(error, errors.GatedRepoError):
+        return "its owner must be asked first: accept the licence on its page, then `hf auth login`"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "found neither such a folder nor such a repository on huggingface.co"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "found the repository on huggingface.co, but not that revision of it"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return "found no earlier download of it, and huggingface.co cannot be reached"
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno)
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0]

@@ -1,0 +1,245 @@
+"""Which experts a router picked, token by token: recorded from a model, kept in a file, played by `moeflux replay`.
+
+with model.trace() as trace:
+    session.prefill(prompt)
+trace.save("run.trace")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moeflux import _core
+from moeflux.errors import FormatError, IoError, StateError
+from moeflux.stores.tensor_file import check_kind, chunks_of, read_arrays, write_atomically
+
+if TYPE_CHECKING:
+    from moeflux.model import Model
+
+__all__ = ["Recording", "Trace", "read_prompt", "record"]
+
+FORMAT = "moeflux-trace"
+VERSION = "1"
+MOST_EXPERTS = 4096
+BYTE_IDS = 256
+"""With at most so many experts in a layer, an id is one byte in the file; else two."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What was picked, and by what. Checked when it is read."""
+
+    model: str
+    fingerprint: str
+    num_experts: int  # of a layer
+    expert_bytes: int  # that reading one brings
+    layers: tuple[int, ...]  # of the model, those with experts
+    experts: np.ndarray = field(repr=False)  # uint16 [tokens, layers, k], in router order
+    passes: np.ndarray = field(repr=False)  # tokens that were evaluated together; they add up to `tokens`
+
+    @property
+    def tokens(self) -> int:
+        return self.experts.shape[0]
+
+    @property
+    def experts_per_token(self) -> int:
+        return self.experts.shape[2]
+
+    @property
+    def all_experts(self) -> int:
+        """Of all layers together: the slots that hold everything."""
+        return len(self.layers) * self.num_experts
+
+    @property
+    def experts_used(self) -> int:
+        """Of all experts, those that were picked at least once."""
+        places = np.arange(len(self.layers))[None, :, None] * self.num_experts + self.experts
+        return len(np.unique(places))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tokens} tokens of {self.model}: {self.experts_per_token} of {self.num_experts} experts in "
+            f"{len(self.layers)} layers, {self.experts_used} of {self.all_experts} picked at least once"
+        )
+
+    # ---- Files --------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        metadata = {
+            "format": FORMAT,
+            "version": VERSION,
+            "model": self.model,
+            "fingerprint": self.fingerprint,
+            "num_experts": str(self.num_experts),
+            "expert_bytes": str(self.expert_bytes),
+        }
+        ids = self.experts.astype("<u2")
+        narrow = ids.astype("u1") if self.num_experts <= BYTE_IDS else ids[..., None].view("u1")
+        arrays = {
+            "experts": narrow,
+            "layers": np.asarray(self.layers, "<i4"),
+            "passes": np.asarray(self.passes, "<i4"),
+        }
+        write_atomically(Path(path), chunks_of(metadata, arrays))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Trace:
+        path = Path(path)
+        if not path.is_file():
+            raise IoError(f"{path}: expected a trace, found {'no file' if path.exists() else 'nothing'}")
+        file = _core.SafetensorsFile(path)
+        metadata = file.metadata
+        check_kind(path, metadata, FORMAT, VERSION)
+        num_experts = count(path, metadata, "num_experts", MOST_EXPERTS)
+        expert_bytes = count(path, metadata, "expert_bytes", 1 << 40)
+        check_entries(path, file, num_experts)
+        arrays = read_arrays(path, file)
+        ids = arrays["experts"]
+        if ids.ndim == 4:
+            ids = ids.view("<u2")[..., 0]
+        trace = cls(
+            metadata.get("model", ""),
+            metadata.get("fingerprint", ""),
+            num_experts,
+            expert_bytes,
+            tuple(arrays["layers"].tolist()),
+            ids.astype(np.uint16),
+            arrays["passes"],
+        )
+        check_content(path, trace)
+        return trace
+
+
+def count(path: Path, metadata: dict[str, str], name: str, most: int) -> int:
+    text = metadata.get(name, "")
+    if not (text.isascii() and text.isdigit() and len(text) < 15 and 1 <= int(text) <= most):
+        raise FormatError(f"{path}: {name}: expected 1 to {most}, found {text!r:.40}")
+    return int(text)
+
+
+def check_entries(path: Path, file: _core.SafetensorsFile, num_experts: int) -> None:
+    dimensions = {"experts": ("U8", 3 if num_experts <= BYTE_IDS else 4), "layers": ("I32", 1), "passes": ("I32", 1)}
+    for name in sorted(dimensions.keys() | file.tensors.keys()):
+        entry = file.tensors.get(name)
+        if name not in dimensions or entry is None:
+            wanted = f"expected {', '.join(dimensions)}"
+            raise FormatError(
+                f'{path}: tensor "{name}": {wanted}, found it {"missing" if entry is None else "besides"}'
+            )
+        dtype, rank = dimensions[name]
+        if entry.dtype != dtype or len(entry.shape) != rank or (rank == 4 and entry.shape[3] != 2):
+            found = f"{entry.dtype} {tuple(entry.shape)}"
+            raise FormatError(f'{path}: tensor "{name}": expected {dtype} in {rank} dimensions, found {found}')
+
+
+def check_content(path: Path, trace: Trace) -> None:
+    def require(holds: Any, what: str) -> None:
+        if not holds:
+            raise FormatError(f"{path}: {what}")
+
+    _, layers, k = trace.experts.shape
+    require(layers == len(trace.layers) > 0, f"layers: expected {layers}, found {len(trace.layers)}")
+    ascending = trace.layers[0] >= 0 and all(a < b for a, b in zip(trace.layers, trace.layers[1:], strict=False))
+    require(ascending, f"layers: expected ascending numbers from 0 on, found {list(trace.layers)!s:.60}")
+    require(1 <= k <= trace.num_experts, f"experts: expected 1 to {trace.num_experts} of a token, found {k}")
+    total = int(trace.passes.sum(dtype=np.int64))
+    whole = (trace.passes > 0).all() and total == trace.tokens
+    require(whole, f"passes: expected positive numbers that add up to {trace.tokens}, found {total}")
+    if trace.tokens == 0:
+        return
+    largest = int(trace.experts.max())
+    require(largest < trace.num_experts, f"experts: expected 0 to {trace.num_experts - 1}, found {largest}")
+    ordered = np.sort(trace.experts, axis=-1)
+    twice = np.argwhere(ordered[..., 1:] == ordered[..., :-1])
+    if len(twice):
+        token, layer, _ = twice[0]
+        require(False, f"experts: token {token}, layer {trace.layers[layer]}: expected {k} experts, found one twice")
+
+
+# ---- Recording --------------------------------------------------------------------------------------------------
+
+
+class Recording:
+    """What `model.trace()` gives: in its `with`, every token that any session of the model evaluates is recorded."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._core = _core.RoutingTrace(model._engine)
+
+    def __enter__(self) -> Recording:
+        if not self._model._recorded.acquire(blocking=False):
+            raise StateError("trace: expected a model that is not recorded yet, found another recording under way")
+        try:
+            self._core = _core.RoutingTrace(self._model._engine)
+            _core.record_routing(self._model._engine, self._core)
+        except BaseException:
+            self._model._recorded.release()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            _core.record_routing(self._model._engine, None)
+        finally:
+            self._model._recorded.release()
+
+    @property
+    def tokens(self) -> int:
+        """How many are recorded so far."""
+        return self._core.tokens
+
+    def trace(self) -> Trace:
+        """A copy of what is recorded so far."""
+        experts, passes = self._core.content()
+        model = self._model
+        return Trace(
+            model.variant.name,
+            model.fingerprint,
+            model.variant.num_experts,
+            model.expert_bytes,
+            tuple(self._core.layers),
+            experts,
+            passes,
+        )
+
+    def save(self, path: str | Path) -> None:
+        self.trace().save(path)
+
+
+def record(
+    model: Model, prompt: list[int], decode: int = 0, on_token: Callable[[int, int], object] = lambda done, total: True
+) -> Trace:
+    """Evaluates the prompt, then `decode` tokens more, each the likeliest; `on_token(done, total)` now and then."""
+    total = len(prompt) + decode
+    session = model.session(max_context=total)
+    with model.trace() as recording:
+        logits = session.prefill(prompt, on_progress=lambda done, _: on_token(done, total))
+        for done in range(len(prompt), total):
+            assert logits is not None
+            logits = session.step(logits.argmax())
+            on_token(done + 1, total)
+    return recording.trace()
+
+
+def read_prompt(path: str | Path, vocab: int) -> list[int]:
+    """Token ids from a text file: numbers, between them white space, commas or the brackets of a JSON list."""
+    path = Path(path)
+    try:
+        words = path.read_text().replace(",", " ").replace("[", " ").replace("]", " ").split()
+    except UnicodeDecodeError:
+        raise FormatError(f"{path}: expected a text file of token ids, found something else") from None
+    if not words:
+        raise FormatError(f"{path}: expected token ids, found none")
+    for place, word in enumerate(words):
+        if not (word.isascii() and word.isdigit() and len(word) < 10 and int(word) < vocab):
+            raise FormatError(f"{path}: token {place}: expected 0 to {vocab - 1}, found {word!r:.40}")
+    return [int(word) for word in words]
+
+
+def random_prompt(tokens: int, vocab: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(vocab, size=tokens).tolist()

@@ -1,0 +1,483 @@
+"""Where every byte of a loaded model goes, before any is taken: the content of `moeflux plan`, and what `load` goes by.
+
+A budget is for the whole process. What is left of it beside the process itself, the dense weights and the sessions that
+were asked for goes to expert slots; nothing is taken later that is not in the plan.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from moeflux import _core
+from moeflux.errors import BudgetError, StateError
+from moeflux.machine.memory import available, huge_pages_unasked, parse_size, resident
+from moeflux.machine.remembered import Probe, remembered
+from moeflux.measure.info import costs, human
+from moeflux.routing.hit_rates import HitRate, hit_rate, hit_rate_of
+from moeflux.routing.trace import Trace
+from moeflux.stores.store import Store, open_store
+
+__all__ = ["Options", "Plan", "make_plan", "plan", "whole"]
+
+MIB = 1 << 20
+
+ENGINE_PARTS = {
+    "dense weights": "dense_weights",
+    "expert slots": "expert_slots",
+    "scratch": "scratch",
+    "read buffers": "read_buffers",
+    "tables": "tables",
+}
+SESSION_PARTS = {
+    "keys and values": "rows",
+    "recurrent state": "recurrent",
+    "checkpoints": "checkpoints",
+    "tokens and logits": "tokens",
+}
+"""Names for people, and those of `_core.Footprint`."""
+
+USUAL_CHUNK = 512
+LARGEST_CHUNK = 1024  # a larger one would let Ctrl-C and progress wait for too long
+SMALLEST_CHUNK = 32
+USUAL_READERS = 4
+USUAL_CONTEXT = 32768
+SMALLEST_CONTEXT = 1024
+CONTEXT_STEP = 256
+MOST_SESSIONS = 4096
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a model is to be loaded with: the arguments of `moeflux.load`. None: chosen by the plan, or the engine."""
+
+    memory: int | str | None = "auto"
+    context: int | None = None
+    sessions: int = 1
+    kv_dtype: str = "f32"
+    backend: str = "auto"
+    isa: str | None = None
+    precision: str = "auto"
+    threads: int | None = None
+    readers: int | None = None
+    expert_slots: int | None = None
+    ring_depth: int | None = None
+    chunk: int | None = None
+    reads: str = "auto"
+    cache: str = "lru"
+    look_ahead: str = "auto"
+    verify_reads: bool = False
+    experts_per_token: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes are bytes."""
+
+    model: str
+    parts: dict[str, int]  # in physical memory once everything is in use; their sum is total_bytes
+    budget_bytes: int | None  # None: no limit was asked for
+    budget_source: str
+    floor_bytes: int  # the least budget for this context and so many sessions
+
+    slots: int
+    experts: int  # of all layers
+    slot_bytes: int
+    context: int  # of each session
+    sessions: int
+    kv_dtype: str
+    chunk: int
+    threads: int
+    readers: int
+    reads: Literal["direct", "buffered"]
+    reads_reason: str
+
+    hit_rate: float
+    hit_rate_source: str
+    bytes_touched_per_token: int  # dense weights and experts
+    expert_bytes_per_token: int  # of them, those of experts
+    bytes_read_per_token: float  # of these, what is not in a slot
+    read_seconds: float | None  # of a token; None when nobody has measured this disk
+    compute_seconds: float | None
+    probe: Probe | None
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def model_bytes(self) -> int:
+        """Of the total, this model's, its sessions' and its tokenizer's."""
+        return self.parts["text"] + sum(self.parts[name] for name in ENGINE_PARTS | SESSION_PARTS)
+
+    @property
+    def unspent_bytes(self) -> int:
+        """Of the budget: more sessions, or longer ones, may have it."""
+        return 0 if self.budget_bytes is None else self.budget_bytes - self.total_bytes
+
+    @property
+    def session_bytes(self) -> int:
+        return sum(self.parts[name] for name in SESSION_PARTS)
+
+    @property
+    def session_limit(self) -> int:
+        """What all sessions may take together; 0 when there is no limit."""
+        return 0 if self.budget_bytes is None else self.session_bytes + self.unspent_bytes
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        if self.read_seconds is None or self.compute_seconds is None:
+            return None
+        return 1 / (self.read_seconds + self.compute_seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        values = asdict(self)
+        values["parts"] = {name.replace(" ", "_"): size for name, size in self.parts.items()}
+        values["probe"] = asdict(self.probe) | {"when": self.probe.when.isoformat()} if self.probe else None
+        return {
+            "total_bytes": self.total_bytes,
+            "unspent_bytes": self.unspent_bytes,
+            **values,
+            "tokens_per_second": self.tokens_per_second,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def plan(path: str | Path, *, trace: Trace | None = None, **options: Any) -> Plan:
+    """What `moeflux.load` would go by, with the same options. Hit rates are those of `trace`, when one is given."""
+    asked = Options(**options)
+    with open_store(path, experts_per_token=asked.experts_per_token) as store:
+        return make_plan(store, asked, trace)
+
+
+def make_plan(store: Store, options: Options, trace: Trace | None = None) -> Plan:
+    """BudgetError when the budget is below the floor, StateError for what can never be."""
+    return _Planner(store, options, trace).plan()
+
+
+LOADED: weakref.WeakKeyDictionary[_core.Engine, Plan] = weakref.WeakKeyDictionary()
+"""The engines of this process that go by a plan: the budget of the next one is for all of them."""
+
+
+# ---- The arithmetic ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What decides sizes."""
+
+    slots: int
+    chunk: int
+    context: int
+    reads: Literal["direct", "buffered"]
+
+
+class _Planner:
+    def __init__(self, store: Store, options: Options, trace: Trace | None) -> None:
+        self.store, self.options, self.trace, self.variant = store, options, trace, store.variant
+        self.experts = self.variant.num_experts * len(self.variant.moe_layers)
+        self.probe = remembered(store.expert_files[0])
+        self.free = available()
+        self.threads = whole("threads", options.threads, 1024) or _cores()
+        self.readers = whole("readers", options.readers, 256) or (self.probe.readers if self.probe else USUAL_READERS)
+        self.sessions = whole("sessions", options.sessions, MOST_SESSIONS) or 1
+        self.context = whole("context", options.context, self.variant.max_context)
+        self.chunk = whole("chunk", options.chunk, 8192)
+        slots = whole("expert_slots", options.expert_slots, 1 << 31)
+        self.slots = min(slots, self.experts) if slots else None
+        if options.kv_dtype not in ("f32", "bf16"):
+            raise StateError(f'kv_dtype: expected "f32" or "bf16", found {options.kv_dtype!r:.40}')
+        self.fixed = self.process_parts()
+        self.budget, self.source = self.within_gpu(*self.budget_of(options.memory))
+        self.direct_works = all(_core.supports_direct(file) for file in store.expert_files)
+
+    def process_parts(self) -> dict[str, int]:
+        """What is there already, what the libraries may still want, and the stacks of threads: in coarse steps, so that
+        a plan printed in one process is that of another. What other models hold of it is counted with them."""
+        # A stack is one mapping of megabytes, of which a huge page may be given at the first touch.
+        stack = 5 * MIB // 2 if huge_pages_unasked() else MIB // 2
+        own = resident().now - sum(engine.held for engine in LOADED)
+        process = _round_up(own + 16 * MIB + stack * (self.threads + self.readers), 32 * MIB)
+        others = list(LOADED.values())
+        parts = {"process": max([process, *(plan.parts["process"] for plan in others)]), "text": self.text_part()}
+        return parts | {"other models": sum(plan.model_bytes for plan in others)} if others else parts
+
+    def text_part(self) -> int:
+        """The tokenizer is loaded when somebody asks for text. Reading its file takes the most: 10 to 12 times its size
+        were measured on vocabularies of 150,000 tokens and more."""
+        try:
+            return 8 * MIB + 16 * (self.store.path / "tokenizer.json").stat().st_size
+        except OSError:
+            return 0
+
+    def budget_of(self, memory: int | str | None) -> tuple[int | None, str]:
+        if memory is None:
+            return None, "no limit"
+        if memory != "auto":
+            return parse_size("memory", memory), "asked for"
+        own = resident().anonymous
+        # For everybody else's next moves: a tenth, but neither nothing nor gigabytes.
+        reserve = min(max(self.free.bytes // 10, 64 * MIB), 2048 * MIB)
+        source = f"auto: {human(self.free.bytes)} {self.free.source}, and {human(own)} that this process has"
+        return max(1, self.free.bytes + own - reserve), f"{source}, less a reserve of {human(reserve)}"
+
+    def within_gpu(self, budget: int | None, source: str) -> tuple[int | None, str]:
+        """A GPU that shares the memory may use a part of it: what the model holds is to lie within that."""
+        if budget is None or _core.chosen_backend(self.options.backend) != "metal":
+            return budget, source
+        most = _core.metal_memory() + sum(self.fixed.values())
+        return (most, f"{source}, less what the GPU may not use") if most < budget else (budget, source)
+
+    # ---- Sizes ----
+
+    def parts(self, choice: _Choice) -> dict[str, int]:
+        options = self.options
+        sizes = _core.footprint(
+            self.store.directory,
+            backend=options.backend,
+            readers=self.readers,
+            expert_slots=choice.slots,
+            chunk=choice.chunk,
+            reads=choice.reads,
+            cache=options.cache,
+            verify_reads=options.verify_reads,
+            max_context=choice.context,
+            kv_dtype=options.kv_dtype,
+        )
+        engine = {name: getattr(sizes, field) for name, field in ENGINE_PARTS.items()}
+        return self.fixed | engine | {k: self.sessions * getattr(sizes, field) for k, field in SESSION_PARTS.items()}
+
+    def total(self, choice: _Choice) -> int:
+        return sum(self.parts(choice).values())
+
+    def session_part(self, choice: _Choice) -> int:
+        parts = self.parts(choice)
+        return sum(parts[name] for name in SESSION_PARTS)
+
+    # ---- Choosing ----
+
+    def plan(self) -> Plan:
+        usual_context = self.context or min(self.variant.max_context, USUAL_CONTEXT)
+        whole = self.choice(self.slots or self.experts, self.chunk or USUAL_CHUNK, usual_context)
+        chunk, context = self.chunk or SMALLEST_CHUNK, self.context or min(usual_context, SMALLEST_CONTEXT)
+        least = self.choice(self.slots or min(self.experts, 2 * self.variant.experts_per_token), chunk, context)
+        # Where a model is small its experts may take less than the buffers that reading them again and again needs.
+        small = self.choice(whole.slots, chunk, context)
+        floor = min(self.total(least), self.total(small))
+        if self.budget is not None and self.budget < floor:
+            raise BudgetError(self.too_little(min(least, small, key=self.total), floor))
+        if self.budget is None:
+            return self.finished(whole, floor)
+        while not self.chunk and whole.chunk > SMALLEST_CHUNK and self.total(whole) > self.budget:
+            whole = _with(whole, chunk=whole.chunk // 2)
+        if self.total(whole) <= self.budget:
+            return self.finished(whole, floor)
+        if self.total(least) > self.budget:
+            least = small
+        choice = self.with_chunk(self.with_context(least, usual_context))
+        return self.finished(self.with_slots(choice), floor)
+
+    def choice(self, slots: int, chunk: int, context: int) -> _Choice:
+        return _Choice(slots, chunk, context, self.reads(slots < self.experts)[0])
+
+    def with_context(self, least: _Choice, usual: int) -> _Choice:
+        """The longest that leaves half of what there is to experts, and the least of them their slots."""
+        if self.context:
+            return least
+        spare = self.budget - self.total(least)
+        without = self.parts(least)
+        room = spare + without["expert slots"] + self.session_part(least)
+        limit = min(room // 2, room - without["expert slots"])
+        steps = range(least.context // CONTEXT_STEP + 1, usual // CONTEXT_STEP + 1)
+        fitting = _last(steps, lambda step: self.session_part(_with(least, context=step * CONTEXT_STEP)) <= limit)
+        return least if fitting is None else _with(least, context=fitting * CONTEXT_STEP)
+
+    def with_chunk(self, choice: _Choice) -> _Choice:
+        """A large one reads each expert once for many tokens, but takes room from experts: a quarter of it at most."""
+        if self.chunk:
+            return choice
+        parts = self.parts(choice)
+        room = self.budget - sum(parts.values()) + parts["scratch"] + parts["expert slots"]
+        chunk = LARGEST_CHUNK
+        while chunk > choice.chunk:
+            larger = _with(choice, chunk=chunk)
+            if self.parts(larger)["scratch"] <= room // 4 and self.total(larger) <= self.budget:
+                return larger
+            chunk //= 2
+        return choice
+
+    def with_slots(self, choice: _Choice) -> _Choice:
+        if self.slots:
+            return choice
+        counts = range(choice.slots + 1, self.experts + 1)
+        most = _last(counts, lambda slots: self.total(_with(choice, slots=slots)) <= self.budget)
+        return choice if most is None else _with(choice, slots=most)
+
+    def reads(self, streams: bool) -> tuple[Literal["direct", "buffered"], str]:
+        """How experts are read, and why."""
+        asked = self.options.reads
+        if asked not in ("auto", "direct", "buffered"):
+            raise StateError(f"reads: expected one of auto, direct, buffered, found {asked!r:.40}")
+        if asked != "auto":
+            return asked, "asked for"
+        if not self.direct_works:
+            return "buffered", "this file system has no direct reads"
+        if streams:
+            if self.probe and self.probe.reads == "buffered" and not self.free.limited:
+                return "buffered", "faster on this disk, says doctor"
+            return "direct", "not every expert has a slot"
+        if self.experts * self.store.directory.experts.bytes > self.free.bytes // 4:
+            return "direct", "each expert is read once, and the page cache would take memory that others need"
+        return "buffered", "each expert is read once, and the next load finds it in the page cache"
+
+    # ---- What comes out ----
+
+    def hit_rate(self, slots: int) -> HitRate:
+        fingerprint = self.store.fingerprint
+        if self.trace is not None:
+            return hit_rate_of(self.trace, fingerprint, self.options.cache, slots)
+        return hit_rate(fingerprint, self.options.cache, slots, self.experts)
+
+    def finished(self, choice: _Choice, floor: int) -> Plan:
+        options, probe = self.options, self.probe
+        reads, reason = self.reads(choice.slots < self.experts)
+        choice = _with(choice, reads=reads)
+        cost = costs(self.store)
+        touched = cost["expert_bytes_per_token"]
+        rate = self.hit_rate(choice.slots)
+        read = (1 - rate.value) * touched
+        everything = cost["dense_bytes_per_token"] + touched
+        return Plan(
+            model=self.variant.name,
+            parts=self.parts(choice),
+            budget_bytes=self.budget,
+            budget_source=self.source,
+            floor_bytes=floor,
+            slots=choice.slots,
+            experts=self.experts,
+            slot_bytes=_core.slot_bytes(self.store.directory),
+            context=choice.context,
+            sessions=self.sessions,
+            kv_dtype=options.kv_dtype,
+            chunk=choice.chunk,
+            threads=self.threads,
+            readers=self.readers,
+            reads=reads,
+            reads_reason=reason,
+            hit_rate=rate.value,
+            hit_rate_source=rate.source,
+            bytes_touched_per_token=everything,
+            expert_bytes_per_token=touched,
+            bytes_read_per_token=read,
+            read_seconds=read / probe.disk_bytes_per_second if probe else None,
+            compute_seconds=everything / probe.memory_bytes_per_second if probe else None,
+            probe=probe,
+        )
+
+    def too_little(self, least: _Choice, floor: int) -> str:
+        parts = ", ".join(f"{human(size)} {name}" for name, size in self.parts(least).items() if size)
+        found = human(self.budget or 0)
+        hint = "a shorter context, fewer sessions or bf16 keys and values need less" if self.context else ""
+        return (
+            f"memory: expected at least {floor} bytes ({human(floor)}), the floor of {self.variant.name} with "
+            f"{self.sessions} x {least.context} tokens: {parts}; found {self.budget} bytes ({found}), {self.source}"
+            f"{'; ' if hint else ''}{hint}"
+        )
+
+
+def _with(choice: _Choice, **changes: Any) -> _Choice:
+    return _Choice(**(asdict(choice) | changes))
+
+
+def _last(candidates: range, fits: Callable[[int], bool]) -> int | None:
+    """The last of them that fits, when all before it do too."""
+    low, high = 0, len(candidates)
+    while low < high:
+        middle = (low + high) // 2
+        if fits(candidates[middle]):
+            low = middle + 1
+        else:
+            high = middle
+    return candidates[low - 1] if low else None
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _cores() -> int:
+    """Those that this process may use: as many threads as the engine makes when it is not told."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def whole(name: str, count: int | None, most: int) -> int | None:
+    """A number from outside, checked."""
+    if count is None:
+        return None
+    if isinstance(count, bool) or not hasattr(count, "__index__") or operator.index(count) < 1:
+        raise StateError(f"{name}: expected a whole number of at least 1, found {count!r:.40}")
+    if operator.index(count) > most:
+        raise StateError(f"{name}: expected 1 to {most}, found {count!r:.40}")
+    return operator.index(count)
+
+
+# ---- As text ----------------------------------------------------------------------------------------------------
+
+
+def _lines(plan: Plan) -> list[str]:
+    per_session = f"{plan.sessions} x {plan.context} tokens, {plan.kv_dtype}"
+    meanings = {
+        "process": f"Python, libraries, what this process has already, {plan.threads + plan.readers} threads",
+        "text": "tokenizer and chat template, once they are asked for",
+        "dense weights": "all but the routed experts, read once",
+        "expert slots": f"{plan.slots} of {plan.experts} experts ({plan.slots / plan.experts:.1%}), "
+        f"{human(plan.slot_bytes)} each",
+        "scratch": f"prefill in chunks of {plan.chunk} tokens",
+        "read buffers": f"{plan.readers} threads that read",
+        "tables": "which expert is where",
+        "keys and values": per_session,
+        "checkpoints": "copies of the recurrent state, to go back to",
+    }
+    rows = [("model", plan.model, "")]
+    if plan.budget_bytes is not None:
+        rows.append(("budget", human(plan.budget_bytes), plan.budget_source))
+    rows.append(("floor", human(plan.floor_bytes), "less is refused"))
+    rows += [(f"  {name}", human(size), meanings.get(name, "")) for name, size in plan.parts.items() if size]
+    rows.append(("total", human(plan.total_bytes), "the most in physical memory"))
+    if plan.budget_bytes is not None:
+        rows.append(("unspent", human(plan.unspent_bytes), "for more sessions, or longer ones"))
+    lines = [f"{label:<20}{size:>12}  {meaning}".rstrip() for label, size, meaning in rows[1:]]
+    return [f"{'model':<20}{plan.model}", *lines, "", *_speed_lines(plan)]
+
+
+def _speed_lines(plan: Plan) -> list[str]:
+    cached = "past the page cache" if plan.reads == "direct" else "through the page cache, which is not counted here"
+    rows = [
+        ("reads", f"{plan.reads}, {plan.readers} readers: {cached} ({plan.reads_reason})"),
+        ("hit rate", f"{plan.hit_rate:.1%}, {plan.hit_rate_source}"),
+        (
+            "read per token",
+            f"{human(round(plan.bytes_read_per_token))} of the {human(plan.expert_bytes_per_token)} "
+            "that its experts have",
+        ),
+    ]
+    if plan.probe is None or plan.tokens_per_second is None:
+        rows.append(("speed", "unknown: this disk was never measured; `moeflux doctor` on its folder does"))
+    else:
+        rate, when = plan.probe.disk_bytes_per_second, plan.probe.when.date().isoformat()
+        rows.append(
+            (
+                "speed",
+                f"about {plan.tokens_per_second:.3g} tokens/s: {1000 * plan.read_seconds:.3g} ms reading at "
+                f"{human(round(rate))}/s, {1000 * plan.compute_seconds:.3g} ms computing at memory speed "
+                f"(doctor, {when})",
+            )
+        )
+    return [f"{label:<20}{text}" for label, text in rows]

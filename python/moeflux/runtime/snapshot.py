@@ -1,0 +1,223 @@
+"""Saved sessions: our own format, and the two wire formats of the older engine, read and written byte for byte.
+
+Ours is a safetensors file: a tensor a piece of state ("layers.3.k"), the token ids ("tokens"), and in its metadata the
+version, the fingerprint of the model, the position and the SHA-256 of every tensor. See docs/formats.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moeflux._core import SafetensorsFile, parse_snapshot_wire, snapshot_wire_header, snapshot_wire_layout
+from moeflux.errors import FormatError, IoError, StateError
+from moeflux.models.variants import MAX_CONTEXT, Variant
+from moeflux.stores.floats import bf16_bits, decode
+from moeflux.stores.tensor_file import check_kind, chunks_of, read_arrays, write_atomically
+
+if TYPE_CHECKING:
+    from moeflux.session import Session
+
+__all__ = ["Snapshot"]
+
+FORMAT = "moeflux-session"
+VERSION = "1"
+WIRE_MAGIC = b"XLFM"
+FIXED = ("conv", "recurrent")
+"""Pieces that do not grow with the position, and are always f32."""
+
+Key = tuple[int, str]  # layer, piece
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a session at one position. Keys and values are f32, or bf16 as u16 bits."""
+
+    variant: Variant
+    position: int
+    tensors: dict[Key, np.ndarray] = field(repr=False)
+    tokens: tuple[int, ...] = ()  # those evaluated; empty when not known
+    fingerprint: str = ""  # of the model; empty when not known
+    conversation: str = field(default="", repr=False)  # what was said, as moeflux.text.conversation writes it
+
+    @classmethod
+    def of(cls, session: Session) -> Snapshot:
+        """A copy of what the session holds now."""
+        model, core = session.model, session._core
+        before = core.logits_serial
+        position, tokens = core.position, tuple(core.tokens)
+        tensors = {(layer, name): array for layer, name, array in core.read_state()}
+        if core.logits_serial != before:
+            raise StateError("snapshot: expected a session that stands still, found another thread evaluating with it")
+        return cls(model.variant, position, tensors, tokens, model.fingerprint)
+
+    def tensors_for(self, session: Session) -> list[np.ndarray]:
+        """The pieces in the session's order and types. StateError when they are not of its model or do not fit."""
+        model = session.model
+        if self.fingerprint and self.fingerprint != model.fingerprint:
+            raise StateError(
+                f"restore: expected a snapshot of the model {model.fingerprint[:16]}..., "
+                f"found one of {self.fingerprint[:16]}..."
+            )
+        if self.position < 0:
+            raise StateError(f"restore: expected a position from 0 on, found {self.position}")
+        if self.position > session.max_context:
+            raise StateError(
+                f"restore: expected at most {session.max_context} tokens (max_context), found {self.position}"
+            )
+        expected = dict(pieces(model.variant, self.position))
+        if expected.keys() != self.tensors.keys():
+            odd = min(expected.keys() ^ self.tensors.keys())
+            raise StateError(f"restore: expected the pieces of {model.variant.name}, found another set: {odd}")
+        arrays = []
+        for (layer, name), shape in expected.items():
+            array = self.tensors[layer, name]
+            types = (np.float32,) if name in FIXED else (np.float32, np.uint16)
+            if array.shape != shape or array.dtype not in types:
+                names = " or ".join(np.dtype(kind).name for kind in types)
+                raise StateError(
+                    f"restore: layer {layer}, {name}: expected {names} {shape}, found {array.dtype} {array.shape}"
+                )
+            narrow = session.kv_dtype == "bf16" and name not in FIXED
+            arrays.append(np.ascontiguousarray(as_bf16(array) if narrow else as_f32(array)))
+        return arrays
+
+    # ---- Files --------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, format: str = "moeflux") -> None:
+        """Writes the file in one pass and renames it into place. `format`: "moeflux", "wire-1" or "wire-2"."""
+        writers = {"moeflux": own_chunks, "wire-1": wire_chunks(1), "wire-2": wire_chunks(2)}
+        if format not in writers:
+            raise StateError(f"format: expected {', '.join(writers)}, found {format!r:.40}")
+        write_atomically(Path(path), writers[format](self))
+
+    @classmethod
+    def load(cls, path: str | Path, variant: Variant) -> Snapshot:
+        """Reads a file of any of the formats, checked against the variant. FormatError names what is wrong with it."""
+        path = Path(path)
+        try:
+            with path.open("rb") as file:
+                is_wire = file.read(len(WIRE_MAGIC)) == WIRE_MAGIC
+        except OSError as error:
+            raise IoError(f"{path}: {error.strerror}") from error
+        return load_wire(path, variant) if is_wire else load_own(path, variant)
+
+
+def pieces(variant: Variant, position: int) -> Iterator[tuple[Key, tuple[int, ...]]]:
+    """Every piece of a session's state and its shape, in layer order."""
+    for layer, kind in enumerate(variant.layer_kinds):
+        if kind == "linear":
+            yield (layer, "conv"), (variant.conv_kernel - 1, variant.conv_channels)
+            heads, value, key = variant.linear_value_heads, variant.linear_value_dim, variant.linear_key_dim
+            yield (layer, "recurrent"), (heads, value, key)
+        elif variant.attention == "mla":
+            yield (layer, "latent"), (position, variant.kv_lora_rank)
+            yield (layer, "rope_k"), (position, variant.qk_rope_dim)
+        else:
+            for name in ("k", "v"):
+                yield (layer, name), (position, variant.num_kv_heads, variant.head_dim)
+
+
+def as_f32(array: np.ndarray) -> np.ndarray:
+    if array.dtype == np.float32:
+        return array
+    return decode(np.ascontiguousarray(array).reshape(-1).view(np.uint8), "BF16").reshape(array.shape)
+
+
+def as_bf16(array: np.ndarray) -> np.ndarray:
+    """Nearest, ties to even, as a session with bf16 rows would have rounded them itself."""
+    return array if array.dtype == np.uint16 else bf16_bits(array).reshape(array.shape)
+
+
+# ---- Our own format ---------------------------------------------------------------------------------------------
+
+
+def own_chunks(snapshot: Snapshot) -> Iterator[bytes | np.ndarray]:
+    arrays = {f"layers.{layer}.{name}": array for (layer, name), array in snapshot.tensors.items()}
+    arrays["tokens"] = np.asarray(snapshot.tokens, "<i4")
+    if snapshot.conversation:
+        arrays["conversation"] = np.frombuffer(snapshot.conversation.encode(), "u1")
+    metadata = {
+        "format": FORMAT,
+        "version": VERSION,
+        "fingerprint": snapshot.fingerprint,
+        "position": str(snapshot.position),
+        "model": snapshot.variant.name,
+    }
+    return chunks_of(metadata, arrays)
+
+
+def load_own(path: Path, variant: Variant) -> Snapshot:
+    file = SafetensorsFile(path)
+    metadata = file.metadata
+    check_kind(path, metadata, FORMAT, VERSION)
+    position = metadata.get("position", "")
+    if not (position.isascii() and position.isdigit() and len(position) < 10 and int(position) <= MAX_CONTEXT):
+        raise FormatError(f"{path}: position: expected 0 to {MAX_CONTEXT}, found {position!r:.60}")
+    expected = {f"layers.{layer}.{name}": shape for (layer, name), shape in pieces(variant, int(position))}
+    for name in sorted(expected.keys() | file.tensors.keys() | {"tokens"}):
+        check_entry(path, name, file.tensors.get(name), expected)
+    arrays = read_arrays(path, file)
+    tokens = tuple(arrays.pop("tokens").tolist())
+    if tokens and len(tokens) != int(position):
+        raise FormatError(f"{path}: tokens: expected {position}, one a position, found {len(tokens)}")
+    try:
+        conversation = arrays.pop("conversation", np.empty(0, "u1")).tobytes().decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: conversation: expected UTF-8, found byte {error.start} to be none") from error
+    tensors = {key: arrays[f"layers.{key[0]}.{key[1]}"] for key, _ in pieces(variant, int(position))}
+    return Snapshot(variant, int(position), tensors, tokens, metadata.get("fingerprint", ""), conversation)
+
+
+def check_entry(path: Path, name: str, entry: Any, expected: dict[str, tuple[int, ...]]) -> None:
+    if entry is None:
+        raise FormatError(f'{path}: tensor "{name}" is missing')
+    if name == "tokens":
+        fits = entry.dtype == "I32" and len(entry.shape) == 1
+        wanted = "I32 in one dimension"
+    elif name == "conversation":
+        fits = entry.dtype == "U8" and len(entry.shape) == 1
+        wanted = "U8 in one dimension"
+    elif name not in expected:
+        raise FormatError(f'{path}: tensor "{name}": expected a piece of this model\'s state, found something else')
+    else:
+        types = ("F32",) if name.rpartition(".")[2] in FIXED else ("F32", "BF16")
+        fits = entry.dtype in types and entry.shape == expected[name]
+        wanted = f"{' or '.join(types)} {expected[name]}"
+    if not fits:
+        raise FormatError(f'{path}: tensor "{name}": expected {wanted}, found {entry.dtype} {entry.shape}')
+
+
+# ---- The wire formats -------------------------------------------------------------------------------------------
+
+
+def wire_chunks(version: int) -> Any:
+    def chunks(snapshot: Snapshot) -> Iterator[bytes | np.ndarray]:
+        variant = snapshot.variant.to_json()
+        layout = snapshot_wire_layout(variant, version, snapshot.position)
+        yield snapshot_wire_header(variant, version)
+        lengths, end = set(layout.length_offsets), layout.header_bytes
+        for span in layout.spans:
+            if end in lengths:
+                yield snapshot.position.to_bytes(4, "little")
+                end += 4
+            yield np.ascontiguousarray(as_f32(snapshot.tensors[span.layer, span.part]))
+            end += span.bytes
+
+    return chunks
+
+
+def load_wire(path: Path, variant: Variant) -> Snapshot:
+    data = np.fromfile(path, np.uint8)
+    layout = parse_snapshot_wire(data, variant.to_json(), str(path))
+    shapes = dict(pieces(variant, layout.positions))
+    tensors = {}
+    for span in layout.spans:
+        stored = data[span.offset : span.offset + span.bytes]
+        # Lengths before them put the states at odd places: they are copied to where floats may lie.
+        tensors[span.layer, span.part] = np.frombuffer(stored.tobytes(), "<f4").reshape(shapes[span.layer, span.part])
+    return Snapshot(variant, layout.positions, tensors)

@@ -1,0 +1,99 @@
+"""How the matrices of a packed store are stored: which format for which, and what tensors that makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from moeflux._core import ExpertFormats
+from moeflux.errors import FormatError
+from moeflux.models.variants import QuantFormat, Variant
+from moeflux.stores.packed import DenseTensor
+
+__all__ = ["ConvertFormat", "element_of", "matrix_tensors"]
+
+ELEMENTS = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
+DECLARED = {"bfloat16": "BF16", "float16": "F16"}
+"""A checkpoint's own type -> that of everything plain and of the scales. An f32 checkpoint is rounded to bf16 first."""
+
+
+@dataclass(frozen=True)
+class ConvertFormat:
+    """How to store matrices: the routed experts, and all others. Where groups do not fit a matrix it stays plain."""
+
+    experts: QuantFormat
+    dense: QuantFormat
+
+    @classmethod
+    def asked(
+        cls, bits: int | str = 4, group_size: int = 64, *, dense_bits: int | str | None = None, element: str = "BF16"
+    ) -> ConvertFormat:
+        """`bits` is 2, 3, 4, 5, 6 or 8, or "bf16", "f16" or "f32" for none; `dense_bits` that of all but experts."""
+        dense_bits = bits if dense_bits is None else dense_bits
+        return cls(_storage(bits, group_size, element), _storage(dense_bits, group_size, element))
+
+    @classmethod
+    def default(cls, config: dict[str, Any]) -> ConvertFormat:
+        """4 bits in groups of 64. Scales and plain tensors in the type that config.json declares."""
+        text = config.get("text_config")
+        layers = [config, text] if isinstance(text, dict) else [config]
+        declared = [layer.get(key) for layer in layers for key in ("torch_dtype", "dtype")]
+        element = next((DECLARED[name] for name in declared if isinstance(name, str) and name in DECLARED), "BF16")
+        return cls.asked(element=element)
+
+    @property
+    def element(self) -> str:
+        """The type of the tensors that are never quantised."""
+        return element_of(self.dense)
+
+    def of_experts(self, variant: Variant) -> ExpertFormats:
+        plain = QuantFormat.plain(element_of(self.experts))
+        widths = (variant.hidden_size, variant.moe_intermediate)
+        wide, tall = (self.experts if self.experts.fits(columns) else plain for columns in widths)
+        return ExpertFormats(gate=wide, up=wide, down=tall)
+
+    def of_matrix(self, name: str, columns: int, variant: Variant) -> QuantFormat:
+        """For a dense matrix. Routers are small and decide much: 8 bits for softmax, plain for noaux_tc."""
+        asked, plain = self.dense, QuantFormat.plain(self.element)
+        if not asked.fits(columns):
+            return plain
+        is_router = name.endswith(".mlp.gate")
+        if is_router and variant.router == "noaux_tc":
+            return plain
+        if asked.is_affine and (is_router or name.endswith(".shared_expert_gate")):
+            router = QuantFormat.affine(8, 64, asked.scale_type)
+            return router if router.fits(columns) else plain
+        return asked
+
+    def __str__(self) -> str:
+        return f"experts {self.experts}, others {self.dense}"
+
+
+def _storage(bits: int | str, group_size: int, element: str) -> QuantFormat:
+    if isinstance(bits, str) and bits.lower() in ELEMENTS:
+        return QuantFormat.plain(ELEMENTS[bits.lower()])
+    try:
+        return QuantFormat.affine(int(bits), group_size, element)
+    except ValueError:
+        raise FormatError(f"bits: expected 2, 3, 4, 5, 6, 8, bf16, f16 or f32, found {bits!r:.40}") from None
+
+
+def element_of(storage: QuantFormat) -> str:
+    return storage.scale_type if storage.is_affine else storage.element
+
+
+def matrix_tensors(name: str, shape: tuple[int, ...], storage: QuantFormat) -> tuple[DenseTensor, ...]:
+    """The tensors of a matrix (or a stack of them) of that logical shape: one, or weight, scales and biases."""
+    rows, columns = int(np.prod(shape[:-1])), shape[-1]
+    words = storage.weight_row_bytes(columns) * rows
+    if not storage.is_affine:
+        return (DenseTensor(f"{name}.weight", storage.element, shape, words),)
+    groups = (*shape[:-1], columns // storage.group_size)
+    scales = storage.scale_row_bytes(columns) * rows
+    return (
+        DenseTensor(f"{name}.weight", "U32", (*shape[:-1], columns * storage.bits // 32), words, storage.bits),
+        DenseTensor(f"{name}.scales", storage.scale_type, groups, scales),
+        DenseTensor(f"{name}.biases", storage.scale_type, groups, scales),
+    )

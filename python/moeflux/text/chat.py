@@ -1,0 +1,307 @@
+"""Conversations: messages to tokens through the model's own template, and the model's words to thoughts and answer.
+
+Nothing that stands in a message becomes a token of its own, whatever it spells, with one exception: a marker that the
+template itself looks for inside a message (`</think>` in what the model said) keeps the meaning the template gives it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moeflux._core import read_json
+from moeflux.errors import FormatError, StateError
+from moeflux.text.template import Template
+from moeflux.text.tokenizer import Tokenizer, shared_length
+
+__all__ = ["ChatFormat", "Prompt", "ReasoningSplit", "check_messages"]
+
+Message = dict[str, Any]
+ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A conversation as the model reads it."""
+
+    text: str
+    tokens: list[int]
+    borders: tuple[int, ...]  # positions where a later prompt may leave this one, ascending
+    thinking: bool  # the template has begun a thought, which the model goes on with
+
+
+class ChatFormat:
+    """How one model wants conversations written."""
+
+    def __init__(self, tokenizer: Tokenizer, templates: dict[str, str], source: str = "chat template") -> None:
+        self.tokenizer = tokenizer
+        self._templates = {name: Template(text, source) for name, text in templates.items()}
+        self._named = {name: tokenizer.named(name) for name in NAMED_TOKENS if tokenizer.named(name) is not None}
+
+    @classmethod
+    def from_folder(cls, folder: str | Path, tokenizer: Tokenizer) -> ChatFormat | None:
+        """From chat_template.jinja, else tokenizer_config.json; None when the model has no template."""
+        folder = Path(folder)
+        file = folder / "chat_template.jinja"
+        if file.exists():
+            try:
+                return cls(tokenizer, {"default": file.read_text(encoding="utf-8")}, str(file))
+            except UnicodeDecodeError as error:
+                raise FormatError(f"{file}: expected UTF-8, found byte {error.start} to be none") from error
+        for name in ("chat_template.json", "tokenizer_config.json"):
+            file = folder / name
+            found = read_json(str(file)) if file.exists() else None
+            template = found.get("chat_template") if isinstance(found, dict) else None
+            if template is not None:
+                return cls(tokenizer, _named_templates(template, f"{file}: chat_template"), str(file))
+        return None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        enable_thinking: bool | None = None,
+        **variables: Any,
+    ) -> str:
+        """The conversation as text. `variables` are whatever else the template knows."""
+        return self._render(
+            check_messages(messages), _variables(tools, add_generation_prompt, enable_thinking, variables)
+        )
+
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        enable_thinking: bool | None = None,
+        **variables: Any,
+    ) -> Prompt:
+        """The conversation as tokens, and where its messages end."""
+        checked = check_messages(messages)
+        given = _variables(tools, add_generation_prompt, enable_thinking, variables)
+        text, tokens = self._tokens(checked, given)
+        opened, closed = text.rfind("<think>"), text.rfind("</think>")
+        thinking = add_generation_prompt and opened > closed and not text[opened + len("<think>") :].strip()
+        return Prompt(text, tokens, self._borders(checked, given, tokens), thinking)
+
+    # ---- Tokens of the template's own only ----------------------------------------------------------------------
+
+    def _tokens(self, messages: list[Message], given: dict[str, Any]) -> tuple[str, list[int]]:
+        """Renders; and where a message spells an added token, again with a barrier inside the spelling."""
+        text = self._render(messages, given)
+        spelled = _Spellings(self.tokenizer.added, messages, given)
+        if not spelled.found:
+            return text, self.tokenizer.encode_marked(text)
+        barrier = _unused_character(text)
+        barred = spelled.found
+        marked = self._render_barred(spelled, barred, barrier)
+        if marked.replace(barrier, "") != text:
+            # The template looked for one of them. Those that it looks for stay as they are, unless they are special.
+            special = {self.tokenizer._added[id].content for id in self.tokenizer.special_ids}
+            barred = {
+                each
+                for each in spelled.found
+                if each[1] in special or self._render_barred(spelled, {each}, barrier).replace(barrier, "") == text
+            }
+            marked = self._render_barred(spelled, barred, barrier)
+        return marked.replace(barrier, ""), self.tokenizer.encode_marked(marked, barrier)
+
+    def _render_barred(self, spelled: _Spellings, barred: set[tuple[str, str]], barrier: str) -> str:
+        messages, given = spelled.with_barriers(barred, barrier)
+        return self._render(messages, given, barrier)
+
+    def _borders(self, messages: list[Message], given: dict[str, Any], tokens: list[int]) -> tuple[int, ...]:
+        """Ends of the instructions, of the message before the last, of the last; and one token before the end, from
+        where the same prompt can be answered again."""
+        borders = {len(tokens) - 1}
+        without = given | {"add_generation_prompt": False}
+        counts = {len(messages), len(messages) - 1, 1 if messages[0]["role"] in ("system", "developer") else 0}
+        for count in counts - {0}:
+            try:
+                shorter = self._tokens(messages[:count], without)[1]
+            except StateError:  # a template may refuse the beginning of a conversation
+                continue
+            borders.add(shared_length(shorter, tokens))
+        return tuple(sorted(border for border in borders if 0 < border < len(tokens)))
+
+    def _render(self, messages: list[Message], given: dict[str, Any], barrier: str = "") -> str:
+        named = "tool_use" if given.get("tools") and "tool_use" in self._templates else "default"
+        return self._templates[named].render({**self._named, **given, "messages": messages}, barrier)
+
+
+def _variables(
+    tools: Any, add_generation_prompt: bool, enable_thinking: bool | None, variables: dict[str, Any]
+) -> dict[str, Any]:
+    given = {"tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt, **variables}
+    if enable_thinking is not None:
+        given["enable_thinking"] = enable_thinking
+    return _plain(given, "variables")
+
+
+def _named_templates(template: Any, where: str) -> dict[str, str]:
+    if isinstance(template, str):
+        return {"default": template}
+    listed = template if isinstance(template, list) else [template]
+    named = {}
+    for each in listed:
+        fits = isinstance(each, dict) and isinstance(each.get("name"), str) and isinstance(each.get("template"), str)
+        if not fits:
+            raise FormatError(f"{where}: expected a template, or a list of name and template, found {each!r:.60}")
+        named[each["name"]] = each["template"]
+    if "default" not in named:
+        raise FormatError(f'{where}: expected one named "default", found {", ".join(named) or "none"}')
+    return named
+
+
+# ---- Messages ---------------------------------------------------------------------------------------------------
+
+
+def check_messages(messages: Sequence[Message]) -> list[Message]:
+    """A copy of plain values. StateError names the message that is none. Keys whose value is None are left out, as
+    transformers does it: clients send `content` and `tool_calls` as null, and templates ask whether they are there."""
+    if isinstance(messages, (str, bytes, dict)) or not isinstance(messages, Sequence):
+        raise StateError(f"messages: expected a list of role and content, found {type(messages).__name__}")
+    if not messages:
+        raise StateError("messages: expected at least one, found none")
+    checked = []
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise StateError(f"{where}: expected role and content, found {type(message).__name__}")
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or not ROLE.fullmatch(role):
+            raise StateError(f'{where}: role: expected a word such as "user", found {role!r:.60}')
+        if content is not None and not isinstance(content, (str, list)):
+            raise StateError(f"{where}: content: expected text, found {type(content).__name__}")
+        plain = _plain({name: value for name, value in message.items() if value is not None}, where)
+        names = ("reasoning_content", "thinking", "reasoning")
+        reasoning = next((plain[name] for name in names if name in plain), None)
+        if reasoning is not None:  # clients and templates call it by three names
+            plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+        checked.append(plain)
+    return checked
+
+
+def _plain(value: Any, where: str) -> Any:
+    """JSON values only: a template could call the methods of anything else."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {str(key): _plain(each, where) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each, where) for each in value]
+    raise StateError(f"{where}: expected what JSON can hold, found {type(value).__name__}")
+
+
+class _Spellings:
+    """Where messages and variables spell added tokens, whole or at an edge where another text could complete them."""
+
+    def __init__(self, added: Sequence[str], messages: list[Message], given: dict[str, Any]) -> None:
+        self._added = added
+        self._messages = messages
+        self._given = given
+        self.found: set[tuple[str, str]] = set()  # role (or "") and token
+        self._each_text(lambda role, text: self.found.update((role, token) for token in self._in(text)) or text)
+
+    def with_barriers(self, barred: set[tuple[str, str]], barrier: str) -> tuple[list[Message], dict[str, Any]]:
+        def bar(role: str, text: str) -> str:
+            places = {place for token, at in self._in(text).items() if (role, token) in barred for place in at}
+            for place in sorted(places, reverse=True):
+                text = text[:place] + barrier + text[place:]
+            return text
+
+        return self._each_text(bar)
+
+    def _each_text(self, change: Any) -> tuple[list[Message], dict[str, Any]]:
+        def walk(role: str, value: Any) -> Any:
+            if isinstance(value, str):
+                return change(role, value)
+            if isinstance(value, dict):
+                return {change(role, key): walk(role, each) for key, each in value.items()}
+            return [walk(role, each) for each in value] if isinstance(value, list) else value
+
+        messages = []
+        for message in self._messages:
+            rest = {name: value for name, value in message.items() if name != "role"}
+            messages.append({"role": message["role"], **walk(message["role"], rest)})
+        return messages, walk("", self._given)
+
+    def _in(self, text: str) -> dict[str, list[int]]:
+        """Token -> places inside its spellings. Templates trim, so an edge is where white space ends."""
+        left, right = len(text) - len(text.lstrip()), len(text.rstrip())
+        found: dict[str, list[int]] = {}
+        for token in self._added:
+            places = [match.start() + 1 for match in re.finditer(f"(?={re.escape(token)})", text)]
+            for size in range(1, min(len(token), right - left + 1)):
+                if text.startswith(token[-size:], left):
+                    places += [left + size - 1] if size > 1 else [left]
+                if text.endswith(token[:size], 0, right):
+                    places.append(right - size + 1)
+            if places:
+                found[token] = places
+        return found
+
+
+def _unused_character(text: str) -> str:
+    """One for private use that the text does not have; it is in what is rendered for a moment only."""
+    return next(chr(code) for code in range(0xF0000, 0xFFFFE) if chr(code) not in text)
+
+
+# ---- Thoughts and answer ----------------------------------------------------------------------------------------
+
+
+class ReasoningSplit:
+    """Parts what a model says into thoughts and answer as it comes. Markers and the lines around are neither."""
+
+    def __init__(self, thinking: bool, start: str = "<think>", end: str = "</think>") -> None:
+        self._thinking = thinking
+        self._start = start
+        self._end = end
+        self._held = ""
+        self._fresh = True  # nothing of this part has been said yet
+
+    def add(self, text: str) -> Iterator[tuple[bool, str]]:
+        """(is it a thought, text) as far as it is certain."""
+        self._held += text
+        while True:
+            marker = self._end if self._thinking else self._start
+            at = self._held.find(marker)
+            # A thought is begun at the beginning of an answer, not in its midst.
+            if at < 0 or (not self._thinking and not (self._fresh and not self._held[:at].strip())):
+                break
+            before = self._held[:at].rstrip("\n") if self._thinking else ""
+            yield from self._say(before)
+            self._held = self._held[at + len(marker) :]
+            self._thinking = not self._thinking
+            self._fresh = True
+        keep = self._uncertain(marker)
+        ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        yield from self._say(ready)
+
+    def finish(self) -> Iterator[tuple[bool, str]]:
+        yield from self._say(self._held.rstrip("\n") if self._thinking else self._held)
+        self._held = ""
+
+    def _uncertain(self, marker: str) -> int:
+        """How much at the end may be the beginning of the marker, or line ends before it."""
+        if not self._thinking and not self._fresh:
+            return 0
+        longest = next(
+            (n for n in range(min(len(marker) - 1, len(self._held)), 0, -1) if self._held.endswith(marker[:n])), 0
+        )
+        rest = self._held[: len(self._held) - longest]
+        return longest + len(rest) - len(rest.rstrip("\n"))
+
+    def _say(self, text: str) -> Iterator[tuple[bool, str]]:
+        if self._fresh:
+            text = text.lstrip("\n")
+        if text:
+            self._fresh = False
+            yield self._thinking, text

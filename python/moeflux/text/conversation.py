@@ -1,0 +1,241 @@
+"""Talking with a model: messages in, answers as they come, and a session that keeps what was said evaluated.
+
+talk = model.chat(system="Be brief.")
+for part in talk.ask("What is the capital of France?"):
+    print(part.text, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moeflux.errors import FormatError, StateError
+from moeflux.runtime.snapshot import Snapshot
+from moeflux.text.chat import Message, Prompt, ReasoningSplit, check_messages
+from moeflux.text.generate import Generation, Piece
+from moeflux.text.reuse import reach
+from moeflux.text.tokenizer import shared_length
+
+if TYPE_CHECKING:
+    from moeflux.model import Model
+    from moeflux.session import Session
+
+__all__ = ["Conversation", "Part", "Reply"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of an answer, or of the thoughts before it. The text may be empty: then it is only the token's."""
+
+    text: str
+    thought: bool
+    piece: Piece
+
+
+class Reply:
+    """An answer as it comes: an iterator of parts, once through. When it ends, however that is, the conversation has
+    what was said; an answer of nothing leaves the conversation as it was before the question."""
+
+    def __init__(self, generation: Generation, prompt: Prompt, done: Callable[[Reply], None]) -> None:
+        self.generation = generation
+        self.prompt = prompt
+        self.text = ""
+        self.thoughts = ""
+        self._done = done
+        self._parts = self._run()
+        self._begun = False
+
+    def __iter__(self) -> Iterator[Part]:
+        return self
+
+    def __next__(self) -> Part:
+        self._begun = True
+        return next(self._parts)
+
+    def cancel(self) -> None:
+        """As Generation.cancel: what has been said stays said."""
+        self.generation.cancel()
+
+    def close(self) -> None:
+        """Ends it here."""
+        self._parts.close()
+        if not self._begun:
+            self._begun = True
+            self._done(self)
+
+    def _run(self) -> Iterator[Part]:
+        split = ReasoningSplit(self.prompt.thinking)
+        try:
+            for piece in self.generation:
+                parts = list(split.add(piece.text))
+                if self.generation.finish is not None:
+                    parts += split.finish()
+                for thought, text in parts or [(False, "")]:
+                    self._keep(thought, text)
+                    yield Part(text, thought, piece)
+        finally:
+            for thought, text in split.finish():
+                self._keep(thought, text)
+            self._done(self)
+
+    def _keep(self, thought: bool, text: str) -> None:
+        if thought:
+            self.thoughts += text
+        else:
+            self.text += text
+
+
+class Conversation:
+    """Messages, and a session that holds as much of them as it can. One caller at a time."""
+
+    def __init__(
+        self,
+        model: Model,
+        session: Session | None = None,
+        *,
+        system: str | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+        thinking: bool | None = None,
+        **variables: Any,
+    ) -> None:
+        if model.chat_format is None:
+            raise StateError(f"{model.path}: expected a model with a chat template, found none: it only continues text")
+        self._form = model.chat_format
+        self.session = session if session is not None else model.session()
+        self.messages: list[Message] = []
+        self.tools = tools
+        self.thinking = thinking
+        self.variables = variables
+        self._open: Reply | None = None
+        if system is not None:
+            self.set_system(system)
+
+    # ---- Saying -------------------------------------------------------------------------------------------------
+
+    def ask(self, content: Any, **options: Any) -> Reply:
+        """Says something as the user. `options` are those of `Session.generate`."""
+        self._close()
+        self.messages.append({"role": "user", "content": content})
+        try:
+            return self._answer(options, lambda: self.messages.pop())
+        except BaseException:
+            self.messages.pop()
+            raise
+
+    def answer(self, **options: Any) -> Reply:
+        """An answer to the messages as they are."""
+        self._close()
+        return self._answer(options, lambda: None)
+
+    def retry(self, **options: Any) -> Reply:
+        """Another answer in place of the last one."""
+        self._close()
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            raise StateError("retry: expected an answer that can be given again, found none")
+        last = self.messages.pop()
+        try:
+            return self._answer(options, lambda: self.messages.append(last))
+        except BaseException:
+            self.messages.append(last)
+            raise
+
+    def undo(self) -> None:
+        """Takes back the last question and its answer."""
+        self._close()
+        asked = [place for place, message in enumerate(self.messages) if message["role"] == "user"]
+        if not asked:
+            raise StateError("undo: expected a question to take back, found none")
+        del self.messages[asked[-1] :]
+
+    def clear(self) -> None:
+        """Forgets all but the instructions."""
+        self._close()
+        del self.messages[1 if self.system is not None else 0 :]
+
+    @property
+    def system(self) -> str | None:
+        """The instructions that stand before everything."""
+        first = self.messages[0] if self.messages else None
+        return first.get("content") if first is not None and first["role"] == "system" else None
+
+    def set_system(self, text: str | None) -> None:
+        self._close()
+        rest = self.messages[1 if self.system is not None else 0 :]
+        self.messages = ([{"role": "system", "content": text}] if text else []) + rest
+
+    def prompt(self, messages: Sequence[Message] | None = None) -> Prompt:
+        """What the model will read."""
+        return self._form.encode(
+            self.messages if messages is None else messages,
+            tools=self.tools,
+            enable_thinking=self.thinking,
+            **self.variables,
+        )
+
+    def _answer(self, options: dict[str, Any], take_back: Callable[[], object]) -> Reply:
+        def done(reply: Reply) -> None:
+            self._open = None
+            if not reply.text and not reply.thoughts:
+                take_back()
+                return
+            thoughts = {"reasoning_content": reply.thoughts} if reply.thoughts else {}
+            self.messages.append({"role": "assistant", "content": reply.text, **thoughts})
+
+        prompt = self.prompt()
+        self._open = Reply(self.session.generate(prompt, **{"continues": False, **options}), prompt, done)
+        return self._open
+
+    def _close(self) -> None:
+        """An answer that nobody listened to until its end is ended."""
+        if self._open is not None:
+            self._open.close()
+
+    # ---- Files --------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, on_progress: Callable[[int, int], object] | None = None) -> None:
+        """What was said, and the session's state with it, so that going on needs no evaluation of it."""
+        self._close()
+        self._settle(on_progress)
+        said = {"messages": self.messages, "tools": self.tools, "thinking": self.thinking, "variables": self.variables}
+        replace(self.session.snapshot(), conversation=json.dumps(said)).save(path)
+
+    def load(self, path: str | Path) -> None:
+        """Goes on where `save` was called. What does not fit is refused before anything changes."""
+        self._close()
+        snapshot = Snapshot.load(path, self.session.model.variant)
+        said = _parse(snapshot.conversation, str(path))
+        self.session.restore(snapshot)
+        self.messages, self.tools = said["messages"], said["tools"]
+        self.thinking, self.variables = said["thinking"], said["variables"]
+
+    def _settle(self, on_progress: Callable[[int, int], object] | None) -> None:
+        """Brings the session to where every later prompt leaves what was said: templates close the last answer, and
+        some take its thoughts out. What is evaluated here the next prompt would have to."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            return
+        one, other = (
+            self.prompt([*self.messages, {"role": "user", "content": text}]).tokens for text in ("one", "two")
+        )
+        certain = one[: shared_length(one, other)]
+        if certain and len(certain) <= self.session.max_context and self.session.tokens != certain:
+            reach(self.session, certain, on_progress=on_progress)
+
+
+def _parse(text: str, where: str) -> dict[str, Any]:
+    if not text:
+        raise FormatError(f"{where}: expected a saved conversation, found a session without one")
+    try:
+        said = json.loads(text)
+        if not isinstance(said, dict):
+            raise ValueError(f"found {type(said).__name__}")
+        messages = check_messages(said["messages"]) if said["messages"] else []
+        variables = said["variables"]
+        if not isinstance(variables, dict) or said["thinking"] not in (None, True, False):
+            raise ValueError("found other variables")
+        return {"messages": messages, "tools": said["tools"], "thinking": said["thinking"], "variables": variables}
+    except (ValueError, KeyError, RecursionError, StateError) as error:
+        raise FormatError(f"{where}: conversation: expected messages and variables, {error}") from error

@@ -1,0 +1,267 @@
+"""Text from a model, token by token.
+
+for piece in session.generate("Once upon a time", temperature=0.7, seed=1):
+    print(piece.text, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from moeflux._core import StepStats
+from moeflux.errors import StateError
+from moeflux.progress import size_text, time_text
+from moeflux.text.chat import Prompt
+from moeflux.text.reuse import reach
+from moeflux.text.sampling import Sampler, Sampling, log_probabilities
+from moeflux.text.stop_text import StopText
+
+if TYPE_CHECKING:
+    from moeflux.session import Logits, Session
+
+__all__ = ["Generation", "GenerationStats", "Piece", "begin"]
+
+Finish = Literal["end", "stop", "length", "context", "cancelled"]
+MOST_LOGPROBS = 1024
+
+
+def begin(
+    session: Session, prompt: Any, sampling: Sampling | None, changes: dict[str, Any], **options: Any
+) -> Generation:
+    """`Session.generate`, whose words these are."""
+    borders: Sequence[int] = ()
+    if isinstance(prompt, Prompt):
+        prompt, borders = prompt.tokens, prompt.borders
+    elif isinstance(prompt, str):
+        tokenizer = session.model.tokenizer
+        if not prompt:
+            raise StateError("prompt: expected some text, found none")
+        prompt = [*tokenizer.prefix, *tokenizer.encode(prompt)]
+    else:
+        from moeflux.session import token_array
+
+        prompt = token_array(prompt).tolist()
+    usual = session.model.usual_sampling if sampling is None else sampling
+    unknown = changes.keys() - {field.name for field in fields(Sampling)}
+    if unknown:
+        raise StateError(f"generate: expected {', '.join(f.name for f in fields(Sampling))}, found {min(unknown)}")
+    return Generation(session, prompt, sampling=replace(usual, **changes), borders=borders, **options)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One token of an answer, and the text that became certain with it."""
+
+    text: str  # empty while a character is unfinished, or while it may become a stop string
+    token: int | None  # None: only text that had been held back, when an answer is cancelled
+    stats: StepStats  # of the engine's last call before the token was chosen
+    logprob: float | None = None  # of the token, by the model alone; only when asked for
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens and their logprobs, best first
+
+
+@dataclass(frozen=True)
+class GenerationStats:
+    """What an answer cost. Its tokens are counted from the second on: the first comes with the prompt."""
+
+    prompt_tokens: int
+    reused_tokens: int  # of the prompt, that were evaluated already
+    prompt_seconds: float  # to the first token
+    tokens: int  # of the answer
+    seconds: float  # of the answer behind its first token, the caller's own time not counted
+    bytes_read: int  # of experts, prompt and answer together
+    read_wait_seconds: float
+    expert_hits: int
+    expert_misses: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        return (self.tokens - 1) / self.seconds if self.seconds > 0 and self.tokens > 1 else 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Of the experts needed, the share that was in memory or on its way there."""
+        return self.expert_hits / max(self.expert_hits + self.expert_misses, 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "tokens_per_second": self.tokens_per_second, "hit_rate": self.hit_rate}
+
+    def __str__(self) -> str:
+        new = self.prompt_tokens - self.reused_tokens
+        rate = f", {new / self.prompt_seconds:.1f} tokens/s" if self.prompt_seconds > 0 else ""
+        reused = f" ({self.reused_tokens} were there already)" if self.reused_tokens else ""
+        return (
+            f"prompt {self.prompt_tokens} tokens{reused} in {_seconds(self.prompt_seconds)}{rate}; "
+            f"answer {self.tokens} tokens in {_seconds(self.seconds)}, {self.tokens_per_second:.1f} tokens/s; "
+            f"experts: {size_text(self.bytes_read)} read, {self.hit_rate:.1%} found in memory, "
+            f"{_seconds(self.read_wait_seconds)} waited for reads"
+        )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds < 10 else time_text(seconds)
+
+
+class Generation:
+    """An answer as it comes: an iterator of pieces, once through. Made by `Session.generate`.
+
+    The session is at work whenever a piece is asked for, and at rest in between. When it is over, or left in the midst,
+    the session holds the prompt and the answer, but for the last token. Once the session has been used otherwise, a
+    generation that was left cannot go on: StateError.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        prompt: Sequence[int],
+        *,
+        sampling: Sampling,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        end_tokens: Collection[int] = (),
+        logprobs: int | None = None,
+        borders: Sequence[int] = (),
+        continues: bool = True,
+        on_progress: Callable[[int, int], object] | None = None,
+    ) -> None:
+        self.session = session
+        self.prompt = list(prompt)
+        self.tokens: list[int] = []  # of the answer; one that ended it is the last
+        self.text = ""
+        self.finish: Finish | None = None  # None: it goes on
+        self.stop_string: str | None = None  # that was found
+        vocab = session.model.variant.vocab_size
+        if logprobs is not None and not 0 <= logprobs <= min(vocab, MOST_LOGPROBS):
+            raise StateError(f"logprobs: expected 0 to {min(vocab, MOST_LOGPROBS)}, found {logprobs}")
+        if max_tokens is not None and max_tokens < 1:
+            raise StateError(f"max_tokens: expected at least 1, found {max_tokens}")
+        for id in self.prompt:
+            if not 0 <= id < vocab:
+                raise StateError(f"prompt: expected tokens 0 to {vocab - 1}, found {id}")
+        self._sampler = Sampler(sampling, vocab, self.prompt)
+        self._ends = frozenset(end_tokens)
+        self._max_tokens = max_tokens
+        self._logprobs = logprobs
+        self._borders = borders
+        self._on_progress = on_progress
+        self._stream = session.model.tokenizer.stream(continues=continues)
+        self._stops = StopText(stop)
+        self._cancelled = False
+        self._reused = 0
+        self._prompt_seconds = self._seconds = 0.0
+        self._before = session.total_stats
+        self._after = self._before
+        self._pieces = self._run()
+
+    @property
+    def sampling(self) -> Sampling:
+        """With the seed that was used."""
+        return self._sampler.sampling
+
+    def cancel(self) -> None:
+        """Ends it before its next token, or at the next chunk of the prompt. May be called from another thread, or from
+        a signal handler."""
+        self._cancelled = True
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
+    @property
+    def stats(self) -> GenerationStats:
+        """So far."""
+        before, after = self._before, self._after
+        return GenerationStats(
+            len(self.prompt),
+            self._reused,
+            self._prompt_seconds,
+            len(self.tokens),
+            self._seconds,
+            after.bytes_read - before.bytes_read,
+            after.read_wait_seconds - before.read_wait_seconds,
+            after.expert_hits - before.expert_hits,
+            after.expert_misses - before.expert_misses,
+        )
+
+    # ---- One token after the other ------------------------------------------------------------------------------
+
+    def _run(self) -> Iterator[Piece]:
+        logits = self._prefill()
+        most = self.session.max_context - len(self.prompt) + 1  # the last token needs no place in the context
+        limit: Finish = "context"
+        if self._max_tokens is not None and self._max_tokens <= most:
+            most, limit = self._max_tokens, "length"
+        while logits is not None and not self._cancelled:
+            started = time.perf_counter()
+            token = self._sampler.pick(logits)
+            self.tokens.append(token)
+            logprob, top = self._logprob(logits, token)
+            ends = token in self._ends
+            text, self.stop_string = self._stops.add("" if ends else self._stream.add(token))
+            if self.stop_string is not None:
+                self.finish = "stop"
+            elif ends:
+                self.finish = "end"
+            elif len(self.tokens) == most:
+                self.finish = limit
+            if self.finish in ("end", limit):
+                text += self._rest()
+            self.text += text
+            piece = Piece(text, token, self.session.stats, logprob, top)
+            self._seconds += time.perf_counter() - started
+            yield piece
+            if self.finish is not None:
+                return
+            if not self._cancelled:
+                logits = self._step(token, logits)
+        self.finish = "cancelled"
+        rest = self._rest()
+        if rest:
+            self.text += rest
+            yield Piece(rest, None, self.session.stats)
+
+    def _prefill(self) -> Logits | None:
+        started = time.perf_counter()
+        self._before = self._after = self.session.total_stats
+        try:
+            logits, self._reused = reach(self.session, self.prompt, self._borders, self._tell)
+        finally:
+            self._after = self.session.total_stats
+            self._prompt_seconds = time.perf_counter() - started
+        return logits
+
+    def _tell(self, done: int, total: int) -> object:
+        if self._cancelled:
+            return False
+        return self._on_progress(done, total) if self._on_progress is not None else None
+
+    def _step(self, token: int, before: Logits) -> Logits:
+        if not before.current:  # the token continues what the session held then, and nothing else
+            raise StateError("generation: expected the session as its last piece left it, found it used otherwise")
+        started = time.perf_counter()
+        try:
+            return self.session.step(token)
+        finally:
+            self._after = self.session.total_stats
+            self._seconds += time.perf_counter() - started
+
+    def _rest(self) -> str:
+        """Text that was held back, now that nothing follows."""
+        text, self.stop_string = self._stops.add(self._stream.finish())
+        if self.stop_string is not None:
+            self.finish = "stop"
+            return text
+        return text + self._stops.finish()
+
+    def _logprob(self, logits: Logits, token: int) -> tuple[float | None, tuple[tuple[int, float], ...]]:
+        if self._logprobs is None:
+            return None, ()
+        all_of_them = log_probabilities(logits.numpy())
+        if not self._logprobs:
+            return float(all_of_them[token]), ()
+        best = logits.top_k(self._logprobs)[0].tolist()
+        return float(all_of_them[token]), tuple((id, float(all_of_them[id])) for id in best)

@@ -1,0 +1,73 @@
+"""Bringing a session to a new text while evaluating only what it must.
+
+What a session has evaluated stays good as far as the new text begins with the same tokens. Attention can be cut short
+anywhere; a recurrent layer only goes back to a checkpoint. So checkpoints are made on the way, where later texts are
+likely to leave this one. Nothing of it changes a result: a state depends on the tokens alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from moeflux.errors import StateError
+from moeflux.text.tokenizer import shared_length
+
+if TYPE_CHECKING:
+    from moeflux.session import Logits, Session
+
+__all__ = ["reach"]
+
+NEAR = 16
+"""A border this near behind a checkpoint gets none of its own: each cuts the prefill, and a cut costs reads."""
+
+
+def reach(
+    session: Session,
+    tokens: Sequence[int],
+    borders: Iterable[int] = (),
+    on_progress: Callable[[int, int], object] | None = None,
+) -> tuple[Logits | None, int]:
+    """Goes to the end of `tokens` and leaves checkpoints near `borders`. Returns the logits there, and how many tokens
+    needed no evaluation.
+
+    `on_progress(done, total)` hears of the others; when it returns False this stops, the logits are None, and the
+    session stands where it came to.
+    """
+    if not tokens:
+        raise StateError("prompt: expected at least one token, found none")
+    if len(tokens) > session.max_context:
+        raise StateError(f"prompt: expected at most {session.max_context} tokens (the context), found {len(tokens)}")
+    # The last one is evaluated in any case: its logits are wanted.
+    reused = session.rewind(min(shared_length(session.tokens, tokens), len(tokens) - 1), exact=False)
+    total = len(tokens) - reused
+    places = checkpoint_places(borders, reused, len(tokens)) if is_recurrent(session) else []
+    if places:
+        session.checkpoint()
+
+    def tell(done: int, _: int) -> object:
+        return on_progress(start - reused + done, total) if on_progress is not None else None
+
+    logits, start = None, reused
+    for end in (*places, len(tokens)):
+        logits = session.prefill(tokens[start:end], tell)
+        if session.position < end:
+            return None, reused
+        if end < len(tokens):
+            session.checkpoint()
+        start = end
+    return logits, reused
+
+
+def is_recurrent(session: Session) -> bool:
+    return "linear" in session.model.variant.layer_kinds
+
+
+def checkpoint_places(borders: Iterable[int], start: int, end: int) -> list[int]:
+    """Those of the borders that are worth it; there is a checkpoint at `start`."""
+    places, last = [], start
+    for border in sorted(borders):
+        if last + NEAR <= border < end:
+            places.append(border)
+            last = border
+    return places

@@ -1,0 +1,148 @@
+"""`moeflux bench`: its counters against the engine's and the system's, its rows, its refusals. No time decides."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import moeflux
+from moeflux.cli import main
+from moeflux.measure import bench as module
+from moeflux.measure.bench import Row, bench, drop_cached, files_of, table
+from support.engine import Folder, folders, tokens
+
+Output = pytest.CaptureFixture[str]
+WAYS = [("decode", "cold"), ("prefill", "cold"), ("prefill", "warm"), ("decode", "warm")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    return folders(tmp_path_factory.mktemp("stores"))
+
+
+@pytest.fixture(scope="module")
+def rows(folder: Folder) -> list[Row]:
+    options = {"threads": 1, "expert_slots": 12, "look_ahead": "off"}
+    return list(bench(folder("qwen3_5_moe"), prefill=20, decode=6, reps=2, **options))
+
+
+def test_four_rows_a_repetition(rows: list[Row]) -> None:
+    assert [(row.rep, row.phase, row.state) for row in rows] == [(rep, *way) for rep in (0, 1) for way in WAYS]
+    for row in rows:
+        assert row.tokens == (20 if row.phase == "prefill" else 6)
+        assert row.context == (24 if (row.phase, row.state) == ("decode", "warm") else 0)
+        assert (row.load_seconds is not None) == (row.state == "cold")
+        assert "12 expert slots" in row.settings
+        assert row.peak_bytes > 1 << 20
+        assert 0 <= row.wait_share <= 1
+
+
+def test_counters_add_up(rows: list[Row], folder: Folder) -> None:
+    with moeflux.open_store(folder("qwen3_5_moe")) as store:
+        v, expert_bytes = store.variant, store.directory.experts.bytes
+    for row in rows:
+        assert row.bytes_read == row.misses * expert_bytes
+        asked = row.hits + row.misses
+        if row.phase == "decode":
+            assert asked == row.tokens * len(v.moe_layers) * v.experts_per_token
+        else:
+            assert v.experts_per_token * len(v.moe_layers) <= asked <= v.num_experts * len(v.moe_layers)
+        assert row.hit_rate == row.hits / asked
+        assert row.look_ahead_reads == row.look_ahead_used == 0
+        assert row.look_ahead_recall is None
+
+
+def test_direct_reads_are_what_the_disk_gives(folder: Folder) -> None:
+    """By the kernel's own count. A file system without direct reads, or without a count, has nothing to compare."""
+    store = folder("qwen3_5_moe")
+    with moeflux.open_store(store) as opened:
+        direct = moeflux._core.supports_direct(opened.expert_files[0])
+    for row in (
+        bench(store, prefill=10, decode=4, threads=1, expert_slots=12, reads="direct", look_ahead="off")
+        if direct
+        else []
+    ):
+        if row.physical_bytes is None or (row.physical_bytes == 0 and row.bytes_read > 0):
+            pytest.skip("the system does not count what this disk gives")
+        assert row.bytes_read <= row.physical_bytes <= row.bytes_read + (1 << 20)
+
+
+def test_the_same_prompt_when_asked_for(folder: Folder) -> None:
+    kept = list(bench(folder("qwen3_5_moe"), prompt=tokens(9), decode=2, threads=1, look_ahead="off"))
+    assert [row.tokens for row in kept] == [2, 9, 9, 2]
+    warm = kept[2]
+    assert (warm.misses, warm.bytes_read) == (0, 0)  # a slot for every expert, and the same experts again
+
+
+def test_without_decoding_there_is_none(folder: Folder) -> None:
+    assert [row.phase for row in bench(folder("qwen3_5_moe"), prefill=4, decode=0, threads=1)] == ["prefill"] * 2
+
+
+def test_random_decoding_follows_its_own_tokens(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    step = moeflux.Session.step
+
+    def spy(session: moeflux.Session, token: int) -> moeflux.Logits:
+        seen.append(token)
+        return step(session, token)
+
+    monkeypatch.setattr(moeflux.Session, "step", spy)
+    runs = []
+    for _ in range(2):
+        seen.clear()
+        list(bench(folder("qwen3_5_moe"), prefill=5, decode=8, random_decode=True, threads=1))
+        runs.append(list(seen))
+    assert runs[0] == runs[1]
+    assert len(set(runs[0])) > 10
+    assert len(runs[0]) == 8 + 8 + module.SETTLE
+
+
+def test_the_page_cache_is_dropped_before_a_cold_run(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = folder("qwen3_5_moe")
+    dropped: list[list[str]] = []
+    monkeypatch.setattr(module, "drop_cached", lambda files: dropped.append(list(files)))
+    list(bench(store, prefill=4, decode=1, threads=1))
+    assert dropped == [files_of(store)] * 2
+    assert any(file.endswith("model_weights.bin") for file in dropped[0])
+    monkeypatch.undo()
+    assert drop_cached(files_of(store)) in (True, False)
+
+
+def test_a_table_has_the_medians(rows: list[Row]) -> None:
+    lines = table(rows).splitlines()
+    assert lines[0].split() == "phase state tok/s read/token disk/token hits waiting foreseen peak".split()
+    assert [tuple(line.split()[:2]) for line in lines[1:]] == module.ORDER
+    (only,) = [row for row in rows if (row.rep, row.phase, row.state) == (0, "decode", "cold")]
+    assert f"{only.tokens_per_second:.3g}" in table([only])
+
+
+def test_the_command(folder: Folder, capsys: Output) -> None:
+    store = str(folder("qwen3_5_moe"))
+    options = ["--prefill", "6", "--decode", "3", "--threads", "1", "--expert-slots", "12", "--reads", "buffered"]
+    assert main(["bench", store, *options]) == 0
+    out = capsys.readouterr().out
+    assert "12 expert slots" in out
+    assert "6 tokens prefill" in out
+    assert main(["bench", store, *options, "--json", "--reps", "2"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["phase"], line["state"]) for line in lines] == WAYS * 2
+    assert all(line["tokens_per_second"] == line["tokens"] / line["seconds"] for line in lines)
+
+
+def test_the_command_refuses(folder: Folder, tmp_path: Path, capsys: Output) -> None:
+    store = str(folder("qwen3_5_moe"))
+    (tmp_path / "one").write_text("5")
+    for argv, words in [
+        ([str(tmp_path / "none")], "expected a folder, found nothing"),
+        ([store, "--expert-slots", "1"], "expert_slots: expected at least"),
+        ([store, "--prefill", "2000"], "expected 1 to 1024"),
+        ([store, "--prompt-ids", str(tmp_path / "one")], "expected at least 2 tokens, found 1"),
+    ]:
+        assert main(["bench", *argv]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert words in err.splitlines()[-1]
+    for wrong in (["--decode", "no"], ["--cache", "fifo"], ["--reps", "0"]):
+        assert main(["bench", store, *wrong]) == 2

@@ -1,0 +1,334 @@
+"""The command line: what it prints, where, and with which exit status."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import moeflux
+from golden import checkpoints
+from moeflux import PRESETS, FormatError, __version__, cli
+from moeflux.cli import arguments, main
+
+Output = pytest.CaptureFixture[str]
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    (action,) = (each for each in cli._parser()._actions if isinstance(each, argparse._SubParsersAction))
+    return dict(action.choices)
+
+
+# ---- Help and versions ------------------------------------------------------------------------------------------
+
+
+def test_version(capsys: Output) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"moeflux {__version__}\n"
+
+
+def test_help_teaches(capsys: Output) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(part in text for part in ("examples:", "powers of 1000", "exit status", *commands()))
+
+
+def test_a_call_without_a_command_gets_the_help(capsys: Output) -> None:
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "examples:" in err
+
+
+@pytest.mark.parametrize("name", commands())
+def test_help_of_a_command(name: str, capsys: Output) -> None:
+    assert main([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    paragraph = " ".join(text.split("\n\n")[1].split())
+    assert len(paragraph) > 150, "a paragraph says what the command does"
+    assert f"  moeflux {name}" in text, "examples follow"
+
+
+# ---- Loading ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_given_of_the_loading_options_goes_to_load() -> None:
+    """Every option is one of load's own, so that none is dropped on the way; what is not given is left to it."""
+    parser = argparse.ArgumentParser()
+    arguments.add_loading(parser)
+    assert arguments.load_options(parser.parse_args([])) == {}
+    given = ["--threads", "3", "--look-ahead", "off", "--verify-reads"]
+    assert arguments.load_options(parser.parse_args(given)) == {"threads": 3, "look_ahead": "off", "verify_reads": True}
+    names = {action.dest for action in parser._actions} - {"help"}
+    assert names <= set(inspect.signature(moeflux.load).parameters)
+    every = {"choices": lambda action: action.choices[0], "type": lambda action: "2"}
+    line: list[str] = []
+    for action in parser._actions[1:]:
+        line.append(action.option_strings[0])
+        line += [value(action) for attribute, value in every.items() if getattr(action, attribute)]
+    assert set(arguments.load_options(parser.parse_args(line))) == names
+
+
+# ---- Errors -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "argv", [["nonsense"], ["info", "--nonsense"], ["convert", "one"], ["convert", "a", "b", "--bits", "7"]]
+)
+def test_a_wrong_call_is_status_2(argv: list[str], capsys: Output) -> None:
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "error:" in err
+
+
+def sentence(err: str, command: str) -> str:
+    """The one line that an error is."""
+    assert err.startswith(f"moeflux {command}: ")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    return err
+
+
+def test_a_missing_target_is_one_sentence(capsys: Output) -> None:
+    assert main(["info", "nowhere"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "nowhere" in sentence(err, "info")
+    assert all(name in err for name in PRESETS)
+
+
+def test_a_bad_config_names_file_and_field(tmp_path: Path, capsys: Output) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "qwen3_5_moe"}')
+    assert main(["info", str(config)]) == 2
+    assert str(config) in sentence(capsys.readouterr().err, "info")
+    config.write_text('{"model_type": ')
+    assert main(["info", str(config)]) == 2
+    assert "line 1" in sentence(capsys.readouterr().err, "info")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (PermissionError(13, "Permission denied", "/x"), 2, "[Errno 13] Permission denied: '/x'"),
+        (FormatError("a.bin: expected 2,\nfound 3"), 2, "a.bin: expected 2, found 3"),
+    ],
+)
+def test_errors_of_the_user_and_the_system(
+    error: BaseException, status: int, text: str, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(target: str) -> None:
+        raise error
+
+    monkeypatch.setattr("moeflux.measure.info.describe", fail)
+    assert main(["info", "x"]) == status
+    assert sentence(capsys.readouterr().err, "info") == f"moeflux info: {text}\n"
+
+
+def test_a_defect_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moeflux.measure.info.describe", lambda target: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["info", "x"])
+
+
+def test_a_closed_pipe_is_silent() -> None:
+    program = "import sys; from moeflux.cli import main; sys.stdin.read(); sys.exit(main(['info', '--json']))"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as run:
+        assert run.stdin is not None
+        assert run.stdout is not None
+        assert run.stderr is not None
+        run.stdout.close()  # before the program writes: it waits for the end of its input
+        run.stdin.close()
+        assert run.stderr.read() == b""
+    assert run.returncode == 141
+
+
+# ---- info -------------------------------------------------------------------------------------------------------
+
+
+def test_info_of_this_machine(capsys: Output) -> None:
+    assert main(["info"]) == 0
+    text = capsys.readouterr().out
+    assert __version__ in text
+    assert "metal               absent: " in text
+    assert main(["info", "--json"]) == 0
+    machine = json.loads(capsys.readouterr().out)
+    assert machine["version"] == __version__
+    assert machine["memory_bytes"] > 2**28
+    assert machine["cpus"] >= 1
+    assert machine["presets"] == list(PRESETS)
+
+
+def test_info_of_a_preset(capsys: Output) -> None:
+    """The published figures of the model, in words and in exact bytes."""
+    assert main(["info", "a17b"]) == 0
+    text = capsys.readouterr().out
+    assert "217.43 GB: 30720 x 7.08 MB" in text
+    assert main(["info", "a17b", "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    assert (info["expert_bytes"], info["routed_bytes"]) == (7_077_888, 217_432_719_360)
+    assert info["expert_bytes_per_token"] == 7_077_888 * 10 * 60
+    assert info["variant"]["num_experts"] == 512
+
+
+# ---- convert ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple, dict]]:
+    """What `moeflux.conversion.convert.convert` was called with."""
+    seen: list[tuple[tuple, dict]] = []
+    monkeypatch.setattr(
+        "moeflux.conversion.convert.convert", lambda *args, **keywords: seen.append((args, keywords)) or "done"
+    )
+    return seen
+
+
+def test_convert_without_flags(calls: list[tuple[tuple, dict]], capsys: Output) -> None:
+    assert main(["convert", "a", "b"]) == 0
+    assert capsys.readouterr().out == "done\n"
+    (((source, dest), keywords),) = calls
+    assert (source, dest) == (Path("a"), Path("b"))
+    assert keywords["format"] is None
+    assert (keywords["force"], keywords["dry_run"], keywords["check"]) == (False, False, "quick")
+
+
+@pytest.mark.parametrize(
+    ("flags", "declared", "expected"),
+    [
+        (["--bits", "4"], "bfloat16", "experts 4-bit g64, others 4-bit g64"),
+        (["--bits", "3", "--dense-bits", "6", "--group-size", "32"], "bfloat16", "experts 3-bit g32, others 6-bit g32"),
+        (["--bits", "bf16"], "bfloat16", "experts BF16, others BF16"),
+        (["--group-size", "128"], "float16", "experts 4-bit g128 F16 scales, others 4-bit g128 F16 scales"),
+        (["--dense-bits", "BF16"], "bfloat16", "experts 4-bit g64, others BF16"),
+    ],
+)
+def test_convert_formats(
+    flags: list[str], declared: str, expected: str, calls: list[tuple[tuple, dict]], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": declared}))
+    assert main(["convert", str(tmp_path), "b", *flags]) == 0
+    assert str(calls[0][1]["format"]) == expected
+
+
+def test_convert_switches(calls: list[tuple[tuple, dict]]) -> None:
+    assert main(["convert", "a", "b", "--force", "--dry-run", "--verify", "full"]) == 0
+    keywords = calls[0][1]
+    assert (keywords["force"], keywords["dry_run"], keywords["check"]) == (True, True, "full")
+
+
+# ---- From checkpoint to verified store ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Converted from a tiny checkpoint, by the command."""
+    root = tmp_path_factory.mktemp("cli")
+    checkpoints.write("qwen3_moe", root / "checkpoint")
+    assert main(["convert", str(root / "checkpoint"), str(root / "store"), "--bits", "4"]) == 0
+    return root / "store"
+
+
+def test_a_dry_run_writes_nothing(store: Path, tmp_path: Path, capsys: Output) -> None:
+    assert main(["convert", str(store.parent / "checkpoint"), str(tmp_path / "new"), "--dry-run"]) == 0
+    assert "nothing was written" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_store_is_not_overwritten(store: Path, capsys: Output) -> None:
+    assert main(["convert", str(store.parent / "checkpoint"), str(store)]) == 2
+    assert "--force" in sentence(capsys.readouterr().err, "convert")
+
+
+def test_info_of_a_store(store: Path, capsys: Output) -> None:
+    assert main(["info", str(store), "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    layer_files = sum(file.stat().st_size for file in (store / "packed_experts").glob("*.bin"))
+    assert (info["kind"], info["routed_bytes"]) == ("packed", layer_files)
+    assert main(["info", str(store)]) == 0
+    assert info["fingerprint"] in capsys.readouterr().out
+
+
+def test_verify_finds_the_flipped_bit(store: Path, capsys: Output) -> None:
+    assert main(["verify", str(store)]) == 0
+    assert "every checksum agrees" in capsys.readouterr().out
+    main(["info", str(store), "--json"])
+    expert_bytes = json.loads(capsys.readouterr().out)["expert_bytes"]
+    file = store / "packed_experts" / "layer_01.bin"
+    data = bytearray(file.read_bytes())
+    data[2 * expert_bytes + 5] ^= 1
+    file.write_bytes(data)
+    assert main(["verify", str(store)]) == 1
+    assert "layer_01.bin" in capsys.readouterr().out
+    assert main(["verify", str(store), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    assert [(each["layer"], each["expert"]) for each in report["problems"]] == [(1, 2)]
+    data[2 * expert_bytes + 5] ^= 1
+    file.write_bytes(data)
+    assert main(["verify", str(store)]) == 0
+
+
+def test_verify_of_nothing(tmp_path: Path, capsys: Output) -> None:
+    assert main(["verify", str(tmp_path / "none")]) == 2
+    assert "found nothing" in sentence(capsys.readouterr().err, "verify")
+
+
+# ---- synth --------------------------------------------------------------------------------------------------------
+
+
+def test_synth_makes_the_model_that_the_flags_describe(store: Path, tmp_path: Path, capsys: Output) -> None:
+    config = store.parent / "checkpoint" / "config.json"
+    flags = [
+        "--layers",
+        "2",
+        "--vocab",
+        "128",
+        "--experts",
+        "6",
+        "--experts-per-token",
+        "3",
+        "--bits",
+        "3",
+        "--seed",
+        "7",
+    ]
+    assert main(["synth", str(tmp_path / "new"), "--config", str(config), *flags, "--dense-bits", "bf16"]) == 0
+    assert "seed 7" in capsys.readouterr().out
+    assert main(["info", str(tmp_path / "new"), "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    variant = info["variant"]
+    assert (len(variant["layer_kinds"]), variant["vocab_size"]) == (2, 128)
+    assert (variant["num_experts"], variant["experts_per_token"], variant["lossy"]) == (6, 3, [])
+    assert info["expert_format"] == "3-bit g64"
+    assert list(info["formats"]) == ["BF16"]
+    assert main(["verify", str(tmp_path / "new")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--variant", "a3b", "--experts", "4"], "experts_per_token"),
+        (["--variant", "a3b", "--layers", "0"], "layers"),
+        (["--variant", "nothing"], "Qwen3.6-35B-A3B"),
+        (["--config", "/nowhere/config.json"], "/nowhere/config.json"),
+    ],
+)
+def test_synth_refuses_an_impossible_model(flags: list[str], text: str, tmp_path: Path, capsys: Output) -> None:
+    assert main(["synth", str(tmp_path / "new"), *flags]) == 2
+    assert text in sentence(capsys.readouterr().err, "synth")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_synth_needs_one_model() -> None:
+    assert main(["synth", "x"]) == 2
+    assert main(["synth", "x", "--variant", "a3b", "--config", "y"]) == 2

@@ -1,0 +1,330 @@
+"""What fails under the engine: every op, a store that changes, weights that are not numbers; and the ring
+of batches in flight. An error is told, a session is either where it was or says that it is not, nothing wrong stays."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import moeflux
+from moeflux import DeviceError, IoError, StateError, _core
+from support.engine import FIRST, NEXT, SECOND, Folder, evaluate, folders, load_faulty, steps, survive, tokens
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    return folders(tmp_path_factory.mktemp("faults"))
+
+
+# ---- Every op ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ring_depth", "deferred"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize("name", ("qwen3_5_moe", "qwen3_moe", "deepseek_v3"))
+def test_every_op(folder: Folder, name: str, ring_depth: int, deferred: bool) -> None:
+    """At one depth or the other, and on a device that works late."""
+    expected = evaluate(load_faulty(folder(name), expert_slots=6).session())
+    for number in itertools.count(0, 7) if deferred else itertools.count(ring_depth - 1, 2):
+        options = {"ring_depth": ring_depth, "deferred": deferred, "fail_at_op": number}
+        model = load_faulty(folder(name), expert_slots=6, **options)
+        if not survive(model, DeviceError, expected):
+            assert number > 100
+            break
+
+
+@pytest.mark.usefixtures("backend")
+def test_a_restore_heals(folder: Folder) -> None:
+    model = load_faulty(folder("qwen3_5_moe"))
+    healthy = model.session()
+    healthy.prefill(FIRST)
+    snapshot = healthy.snapshot()
+    expected = steps(healthy, NEXT)
+    faulty = load_faulty(folder("qwen3_5_moe"), fail_at_op=150)
+    session = faulty.session()
+    with pytest.raises(DeviceError):
+        for token in tokens(20):
+            session.step(token)
+    with pytest.raises(StateError, match="clear it or restore"):
+        session.step(1)
+    session.restore(snapshot)
+    assert np.array_equal(steps(session, NEXT), expected)
+
+
+@pytest.mark.usefixtures("backend")
+def test_checkpoints_do_not_hide_a_failure(folder: Folder) -> None:
+    session = load_faulty(folder("qwen3_5_moe"), fail_at_op=150).session()
+    with pytest.raises(DeviceError):
+        for token in tokens(20):
+            session.step(token)
+            session.checkpoint()
+    for call in (lambda: session.rewind(1), session.checkpoint, session.snapshot):
+        with pytest.raises(StateError, match="clear it or restore"):
+            call()
+
+
+# ---- A store that changes ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mine(folder: Folder, tmp_path: Path) -> Callable[[str], Path]:
+    return lambda name: Path(shutil.copytree(folder(name), tmp_path / name))
+
+
+def layer_file(store: Path, layer: int) -> Path:
+    return store / "packed_experts" / f"layer_{layer:02d}.bin"
+
+
+def other_bytes(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+
+
+def other_file(path: Path) -> None:
+    shutil.copy(path, path.with_name("new"))
+    os.replace(path.with_name("new"), path)
+
+
+CHANGES = {
+    # A read comes to the end of the file, or the file is looked at after a guess that nobody needed.
+    "truncated": (lambda path: os.truncate(path, 100), "(changed while in use: )?expected .* bytes"),
+    "grown": (lambda path: os.truncate(path, path.stat().st_size + 4096), "changed while in use: expected .* bytes"),
+    "rewritten": (other_bytes, "changed while in use: expected no write"),
+    "replaced": (other_file, "changed while in use: .* found another of the same name"),
+    "removed": (Path.unlink, "expected the file that was opened, found none"),
+}
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("slots", (5, None))
+@pytest.mark.parametrize("name", ("qwen3_moe", "qwen3_5_moe"))
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_store_that_changes(mine: Callable[[str], Path], name: str, change: str, slots: int | None) -> None:
+    """The call that read from it fails, naming the file; what it brought is forgotten. Put back, all is well."""
+    store = mine(name)
+    path = layer_file(store, 2)
+    expected = evaluate(moeflux.load(store, threads=2).session())
+    model = moeflux.load(store, threads=2, expert_slots=slots)
+    good, times = path.read_bytes(), (path.stat().st_atime_ns, path.stat().st_mtime_ns)
+    session = model.session()
+    session.prefill(FIRST)
+    alter, message = CHANGES[change]
+    kept = path.with_name("kept")
+    os.link(path, kept)
+    alter(path)
+    for _ in range(2):
+        with pytest.raises(IoError, match=f"layer_02.bin: {message}"):
+            session.prefill(SECOND)
+        assert session.position == len(FIRST)
+        if model.variant.linear_layers:
+            with pytest.raises(StateError, match=r"layer_02\.bin.*clear it or restore"):
+                session.step(1)
+            break
+    os.replace(kept, path)
+    if path.read_bytes() != good:
+        path.write_bytes(good)
+    os.utime(path, ns=times)
+    session.clear()
+    assert np.array_equal(evaluate(session), expected)
+
+
+def test_what_was_read_before_a_change_serves_on(mine: Callable[[str], Path]) -> None:
+    store = mine("qwen3_moe")
+    model = moeflux.load(store, threads=2)
+    expected = evaluate(model.session())
+    for layer in range(4):
+        other_bytes(layer_file(store, layer))
+    assert np.array_equal(evaluate(model.session()), expected)
+
+
+# ---- Weights that are not numbers -------------------------------------------------------------------------------
+
+
+def plant_nan(store: Path, tensor: str, element: int) -> None:
+    entry = json.loads((store / "model_weights.json").read_text())["tensors"][tensor]
+    width, nan = (4, b"\x00\x00\xc0\x7f") if entry["dtype"] == "F32" else (2, b"\xc0\x7f")
+    with (store / "model_weights.bin").open("r+b") as file:
+        file.seek(entry["offset"] + width * element)
+        file.write(nan)
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("qwen3_moe", "model.norm.weight"),
+        ("qwen3_5_moe", "model.layers.0.input_layernorm.weight"),
+        ("qwen3_5_moe", "model.layers.1.linear_attn.dt_bias"),
+        ("qwen3_moe", "model.layers.1.mlp.gate.scales"),
+        ("qwen3_moe", "model.layers.1.self_attn.k_norm.weight"),
+        ("deepseek_v3", "model.layers.1.mlp.gate.e_score_correction_bias"),
+        ("deepseek_v3", "model.layers.0.mlp.down_proj.scales"),
+        ("deepseek_v3", "model.layers.3.self_attn.kv_a_layernorm.weight"),
+    ],
+)
+def test_nan_weights(mine: Callable[[str], Path], name: str, tensor: str) -> None:
+    store = mine(name)
+    plant_nan(store, tensor, 3)
+    session = moeflux.load(store, threads=2).session()
+    if tensor.endswith("e_score_correction_bias"):  # the expert it speaks for is never chosen: a NaN is worse than all
+        assert np.isfinite(session.prefill(FIRST, logits="all")).all()
+        return
+    with pytest.raises(moeflux.Error, match=r"expected a finite number, found -?nan: the weights are damaged"):
+        session.prefill(FIRST)
+    with pytest.raises(StateError, match="its logits were not finite; clear it"):
+        session.step(1)
+    session.clear()
+    assert session.position == 0
+
+
+@pytest.mark.usefixtures("backend")
+def test_nan_harms_one_session(mine: Callable[[str], Path], folder: Folder) -> None:
+    """In the embedding of a token: who never says it never notices."""
+    expected = evaluate(moeflux.load(folder("qwen3_5_moe"), threads=2).session())
+    store, bad = mine("qwen3_5_moe"), 200
+    assert bad not in FIRST + SECOND + NEXT
+    plant_nan(store, "model.embed_tokens.scales", bad * 2)
+    model = moeflux.load(store, threads=2, expert_slots=5)
+    harmed, other = model.session(), model.session()
+    found = [other.prefill(FIRST, logits="all")]
+    with pytest.raises(moeflux.Error, match="expected a finite number"):
+        harmed.prefill([1, bad, 2])
+    found += [other.prefill(SECOND, logits="all"), steps(other, NEXT)]
+    assert np.array_equal(np.concatenate(found), expected)
+    harmed.clear()
+    assert np.array_equal(evaluate(harmed), expected)
+
+
+def test_nan_in_a_middle_row_is_told_when_it_is_asked_for(mine: Callable[[str], Path]) -> None:
+    """A row that nothing after it looks at: the last layer's expert. Its logits are nan, those of the last row not."""
+    store = mine("qwen3_moe")
+    path, session = layer_file(store, 3), moeflux.load(store).session()
+    expected = session.prefill(FIRST, logits="all")
+    size = path.stat().st_size // 16
+    layout = json.loads((store / "packed_experts" / "layout.json").read_text())
+    scales = next(piece for piece in layout["components"] if piece["name"] == "down_proj.scales")
+    seen = False
+    for expert in range(16):
+        good = path.read_bytes()
+        with path.open("r+b") as file:
+            file.seek(expert * size + scales["offset"])
+            file.write(b"\xc0\x7f")
+        session = moeflux.load(store).session()
+        try:
+            last = session.prefill(FIRST).numpy()
+        except moeflux.Error:
+            path.write_bytes(good)
+            continue
+        assert np.allclose(last, expected[-1], atol=1e-4)
+        session.clear()
+        try:
+            every = session.prefill(FIRST, logits="all")
+            assert np.isfinite(every).all()
+        except moeflux.Error as error:
+            assert "expected a finite number" in str(error)
+            seen = True
+        path.write_bytes(good)
+    assert seen
+
+
+# ---- Batches in flight ------------------------------------------------------------------------------------------
+
+
+def in_background(call: Callable[[], object]) -> tuple[threading.Thread, list[BaseException]]:
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            call()
+        except moeflux.Error as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, errors
+
+
+@pytest.fixture(params=(1, 2))
+def full(request: pytest.FixtureRequest) -> Iterator[tuple[_core.DeferredRing, list[_core.Batch]]]:
+    """A ring of depth 1 or 2 with as many batches, batch i leasing expert i."""
+    ring, batches = _core.DeferredRing(request.param), [_core.Batch() for _ in range(request.param)]
+    for i, batch in enumerate(batches):
+        ring.push(batch, [i])
+    yield ring, batches
+    for batch in batches:
+        batch.finish()
+
+
+Full = tuple[_core.DeferredRing, list[_core.Batch]]
+
+
+def test_push_waits_for_the_oldest_when_full(full: Full) -> None:
+    ring, batches = full
+    assert (ring.leased, ring.waits) == (len(batches), 0)
+    last = _core.Batch()
+    thread, errors = in_background(lambda: ring.push(last, [7]))
+    thread.join(0.05)
+    assert thread.is_alive()
+    batches[0].finish()
+    thread.join(20)
+    assert not thread.is_alive() and not errors
+    assert (ring.leased, ring.waits) == (len(batches), 1)
+    last.finish()
+    for batch in batches:
+        batch.finish()
+    ring.drain()
+    assert ring.empty and ring.leased == 0
+
+
+def test_a_failed_batch_throws_where_it_is_waited_for(full: Full) -> None:
+    ring, batches = full
+    batches[0].finish("broken")
+    last = _core.Batch()
+    last.finish()  # a batch that is not taken is waited for, like any that is dropped
+    with pytest.raises(DeviceError, match="broken"):
+        ring.push(last, [7])
+    assert ring.leased == len(batches) - 1  # neither the failed one's nor that of the batch that was not taken
+    for batch in batches:
+        batch.finish()
+    ring.drain()
+    assert ring.leased == 0
+
+
+def test_drain_ends_all_and_throws_the_first(full: Full) -> None:
+    ring, batches = full
+    for i, batch in enumerate(batches):
+        batch.finish(f"broken {i}")
+    with pytest.raises(DeviceError, match="broken 0"):
+        ring.drain()
+    assert ring.empty and ring.leased == 0
+    ring.drain()
+
+
+def test_the_destructor_drains(full: Full) -> None:
+    ring, batches = full
+    thread, errors = in_background(ring.destroy)
+    thread.join(0.05)
+    assert thread.is_alive() and ring.leased > 0
+    for batch in batches:
+        batch.finish("nobody cares")
+    thread.join(20)
+    assert not thread.is_alive() and not errors and ring.leased == 0
+
+
+def test_collect_does_not_wait(full: Full) -> None:
+    ring, batches = full
+    ring.collect()
+    assert ring.leased == len(batches)
+    batches[-1].finish()
+    ring.collect()
+    assert ring.leased == (0 if len(batches) == 1 else 2)
+    batches[0].finish()
+    ring.collect()
+    assert ring.empty and ring.leased == 0 and ring.waits == 0

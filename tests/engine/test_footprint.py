@@ -1,0 +1,71 @@
+"""What an engine and its sessions hold is what was said before they took it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import moeflux
+from golden.checkpoints import CHECKPOINTS
+from moeflux import BudgetError, _core
+from moeflux.stores.store import open_store
+from support.engine import Folder, folders, tokens
+
+PARTS = ("dense_weights", "expert_slots", "scratch", "tables", "rows", "recurrent", "checkpoints", "tokens")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    return folders(tmp_path_factory.mktemp("footprint"))
+
+
+def parts(footprint: _core.Footprint) -> dict[str, int]:
+    return {part: getattr(footprint, part) for part in PARTS}
+
+
+def said(path: Path, **options: object) -> _core.Footprint:
+    with open_store(path) as store:
+        return _core.footprint(store.directory, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize(("slots", "chunk", "kv_dtype"), [(None, None, "f32"), (8, 16, "bf16")])
+def test_said_and_held(folder: Folder, name: str, slots: int | None, chunk: int | None, kv_dtype: str) -> None:
+    path = folder(name)
+    expected = said(path, expert_slots=slots or 0, chunk=chunk or 0, max_context=100, kv_dtype=kv_dtype, readers=4)
+    model = moeflux.load(path, expert_slots=slots, chunk=chunk, readers=4)
+    engine = model._engine
+    assert engine.held == engine.memory.total == engine.memory.engine
+    session = model.session(max_context=100, kv_dtype=kv_dtype)
+    assert parts(engine.memory) == parts(expected)
+    assert engine.memory.read_buffers <= expected.read_buffers  # where reads turn out to be buffered, none
+    assert engine.held == engine.memory.total == model.memory.total
+
+    # Evaluating, going back and saving take no more.
+    before = engine.held
+    session.prefill(tokens(40))
+    session.checkpoint()
+    session.step(1)
+    session.rewind(40)
+    session.restore(session.snapshot())
+    assert engine.held == before
+
+    del session
+    assert engine.sessions == 0 and engine.memory.sessions == 0 and engine.held == engine.memory.engine
+
+
+def test_sessions_draw_from_a_limit(folder: Folder) -> None:
+    path = folder("qwen3_5_moe")
+    one = said(path, max_context=100).sessions
+    with open_store(path) as store:
+        engine = _core.Engine(store.directory, session_bytes=2 * one)
+    held = [engine.session(100, "f32") for _ in range(2)]
+    with pytest.raises(BudgetError, match="session"):
+        engine.session(100, "f32")
+    assert engine.sessions == 2
+    held.pop()
+    held.append(engine.session(100, "f32"))
+    with pytest.raises(BudgetError):
+        held[0].set_max_checkpoints(50)
+    assert engine.memory.sessions == 2 * one

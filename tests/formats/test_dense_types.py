@@ -1,0 +1,155 @@
+"""Every dense tensor of every architecture, in every type in which a store may have it, meets the oracle."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import moeflux
+from moeflux import QuantFormat, Variant, oracle
+from moeflux.conversion.convert import convert
+from moeflux.models.write_config import config_of
+from moeflux.stores.floats import decode, encode
+from moeflux.stores.store import open_store
+from support.engine_logits import LARGEST_ORACLE_ERROR, assert_meets
+from support.tiny_stores import MlxFolder, Raw, fuse, hybrid, latent, shapes
+
+IDS = [1, 40, 17, 33, 8]
+FLOATS = ("F32", "F16", "BF16")
+F32 = QuantFormat.plain("F32")
+FORMATS = [*map(QuantFormat.plain, FLOATS), *(QuantFormat.affine(4, 32, scales) for scales in FLOATS)]
+
+HYBRID: dict[str, Any] = {
+    "layer_kinds": ("linear", "full"), "mlp_kinds": ("moe",) * 2, "linear_value_heads": 4, "head_dim": 32,
+}  # fmt: skip
+GROUPED: dict[str, Any] = {
+    "attention_gate": False, "layer_kinds": ("full",) * 2, "mlp_kinds": ("moe", "dense"), "dense_intermediate": 96,
+    "head_dim": 32, "rotary_dim": 32, "shared_expert": "none", "shared_intermediate": 0, "linear_key_heads": 0,
+    "linear_value_heads": 0, "linear_key_dim": 0, "linear_value_dim": 0, "conv_kernel": 0,
+}  # fmt: skip
+LATENT: dict[str, Any] = {"layer_kinds": ("full",) * 2, "mlp_kinds": ("dense", "moe")}
+
+# A variant, and whether its latent attention is stored as embed_q and unembed_out.
+ARCHITECTURES: dict[str, tuple[Variant, bool]] = {
+    "qwen3_5_moe": (hybrid("qwen3_5_moe", **HYBRID), False),
+    "qwen3_next": (hybrid("qwen3_next", **HYBRID), False),
+    "qwen3_moe": (hybrid("qwen3_moe", **GROUPED), False),
+    "deepseek_v3": (latent(**LATENT), False),
+    "deepseek_v3-stacks": (latent(**LATENT), True),
+    "deepseek_v3-plain_q": (latent(**LATENT, q_lora_rank=0), False),
+}
+
+
+# ---- Tensors ----------------------------------------------------------------------------------------------------
+
+
+def numbers(name: str, shape: tuple[int, ...], deviation: float, centre: float = 0.0) -> np.ndarray:
+    random = np.random.default_rng(zlib.crc32(name.encode()))
+    return (centre + deviation * random.standard_normal(shape)).astype(np.float32)
+
+
+def vector(name: str, shape: tuple[int, ...], element: str) -> dict[str, Raw]:
+    return {name: Raw(element, shape, encode(numbers(name, shape, 0.5, 1.0), element).tobytes())}
+
+
+def matrix(name: str, shape: tuple[int, ...], format: QuantFormat) -> dict[str, Raw]:
+    """Its output is half as large again as its input."""
+    *rows, columns = shape
+    if not format.is_affine:
+        values = encode(numbers(name, shape, 1.5 * columns**-0.5), format.element)
+        return {f"{name}.weight": Raw(format.element, shape, values.tobytes())}
+    words = np.random.default_rng(zlib.crc32(name.encode())).bytes(int(np.prod(shape)) * format.bits // 8)
+    groups = (*rows, columns // format.group_size)
+    scales = encode(numbers(name, groups, 0.3 * columns**-0.5), format.scale_type)
+    biases = encode(decode(scales, format.scale_type) * np.float32(-7.5), format.scale_type)
+    return {
+        f"{name}.weight": Raw("U32", (*rows, columns * format.bits // 32), words),
+        f"{name}.scales": Raw(format.scale_type, groups, scales.tobytes()),
+        f"{name}.biases": Raw(format.scale_type, groups, biases.tobytes()),
+    }
+
+
+@cache
+def tensors(architecture: str, format: QuantFormat = F32) -> dict[str, Raw]:
+    """All of them: matrices and experts in that format, vectors in the type of its floats."""
+    variant, split_kv = ARCHITECTURES[architecture]
+    matrices, vectors = shapes(variant, split_kv)
+    e, m, h = variant.num_experts, variant.moe_intermediate, variant.hidden_size
+    for layer in variant.moe_layers:
+        at = f"model.layers.{layer}.mlp.switch_mlp"
+        matrices |= {f"{at}.gate_proj": (e, m, h), f"{at}.up_proj": (e, m, h), f"{at}.down_proj": (e, h, m)}
+    element = format.scale_type if format.is_affine else format.element
+    out: dict[str, Raw] = {}
+    for name, shape in vectors.items():
+        out |= vector(name, shape, element)
+    for name, shape in matrices.items():
+        out |= matrix(name, shape, format)
+    return out
+
+
+def write(folder: Path, architecture: str, stored: dict[str, Raw]) -> Path:
+    config = config_of(ARCHITECTURES[architecture][0]) | {"quantization": {"bits": 4, "group_size": 32}}
+    return MlxFolder(stored, shards=1, config=config).write(folder)
+
+
+# ---- Tests ------------------------------------------------------------------------------------------------------
+
+
+def engine_logits(folder: Path) -> np.ndarray:
+    return moeflux.load(folder, threads=1, precision="exact").session().prefill(IDS, logits="all")
+
+
+def oracle_logits(folder: Path) -> np.ndarray:
+    with open_store(folder) as store:
+        return oracle.Session(store.variant, store).prefill(IDS)
+
+
+def one_a_kind(names: Iterable[str]) -> list[str]:
+    """Of those that differ in nothing but their layer, the first."""
+    return list({re.sub(r"layers\.\d+", "layers", name): name for name in reversed(list(names))}.values())
+
+
+def cases() -> list[Any]:
+    out = []
+    for architecture, (variant, split_kv) in ARCHITECTURES.items():
+        matrices, vectors = shapes(variant, split_kv)
+        each = [(name, format) for name in one_a_kind(matrices) for format in FORMATS[1:]]
+        each += [(name, QuantFormat.plain(element)) for name in one_a_kind(vectors) for element in FLOATS[1:]]
+        out += [pytest.param(architecture, name, form, id=f"{architecture}-{name}-{form}") for name, form in each]
+    return out
+
+
+@pytest.mark.parametrize(("architecture", "name", "format"), cases())
+def test_one_tensor(tmp_path: Path, architecture: str, name: str, format: QuantFormat) -> None:
+    """One tensor in that type, all others in f32."""
+    matrices, vectors = shapes(*ARCHITECTURES[architecture])
+    stored = dict(tensors(architecture))
+    if name in vectors:
+        stored |= vector(name, vectors[name], format.element)
+    else:
+        del stored[f"{name}.weight"]
+        stored |= matrix(name, matrices[name], format)
+    folder = write(tmp_path / "mlx", architecture, stored)
+    assert_meets(engine_logits(folder), oracle_logits(folder), LARGEST_ORACLE_ERROR)
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_all_tensors(tmp_path: Path, architecture: str, format: QuantFormat) -> None:
+    """All in that type, routed experts too. Packed, where a device may use them in place, they give the same bits."""
+    stored = tensors(architecture, format)
+    variant = ARCHITECTURES[architecture][0]
+    if variant.model_type == "qwen3_next":
+        stored = fuse(variant, stored)
+    folder = write(tmp_path / "mlx", architecture, stored)
+    convert(folder, tmp_path / "packed", check="none")
+    found = engine_logits(folder)
+    assert_meets(found, oracle_logits(folder), LARGEST_ORACLE_ERROR)
+    assert np.array_equal(engine_logits(tmp_path / "packed"), found)

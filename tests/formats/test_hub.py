@@ -1,0 +1,191 @@
+"""Models by the name of a repository: downloaded once, gone on with where it stopped, refused before gigabytes come.
+
+The real library talks to a server here that answers as the hub does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from moeflux import IoError, builtin
+from moeflux.models.hub import find_model
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+QUESTION = ["-p", "What is the capital of France?", "--temperature", "0"]
+ANSWER = b"The capital of France is Paris.\n"
+
+
+class Hub(ThreadingHTTPServer):
+    """Repositories by name, each a folder."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.repositories: dict[str, Path] = {}
+        self.breaks: dict[str, int] = {}  # file: bytes after which its connection is lost
+        self.fetched: list[tuple[str, str]] = []  # file, range asked for
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Hub
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path, _, _ = self.path.partition("?")
+        parts = path.strip("/").split("/")
+        if parts[:2] == ["api", "models"] and parts[4:5] == ["tree"]:
+            files = self._files("/".join(parts[2:4]))
+            tree = [{"type": "file", "oid": "0" * 40, "path": name, "size": size} for name, size in files]
+            self._answer(200, json.dumps(tree).encode())
+        elif parts[:2] == ["api", "models"]:
+            self._info("/".join(parts[2:4]))
+        elif parts[2:3] == ["resolve"]:
+            self._file("/".join(parts[:2]), "/".join(parts[4:]))
+        else:
+            self._answer(404, b"{}")
+
+    def _info(self, name: str) -> None:
+        folder = self.server.repositories.get(name)
+        if folder is None:
+            self._answer(404 if name != "private/model" else 403, b"{}", {
+                "X-Error-Code": "RepoNotFound" if name != "private/model" else "GatedRepo"
+            })  # fmt: skip
+            return
+        siblings = [{"rfilename": file, "size": size} for file, size in self._files(name)]
+        info = {"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings, "private": False, "tags": []}
+        self._answer(200, json.dumps(info).encode())
+
+    def _files(self, name: str) -> list[tuple[str, int]]:
+        folder = self.server.repositories[name]
+        files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+        return [(str(file.relative_to(folder)), file.stat().st_size) for file in files]
+
+    def _file(self, name: str, file: str) -> None:
+        data = (self.server.repositories[name] / file).read_bytes()
+        etag = hashlib.sha256(data).hexdigest()
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        asked = self.headers.get("Range", "")
+        if self.command == "HEAD":
+            self._answer(200, data, headers)
+            return
+        self.server.fetched.append((file, asked))
+        start = int(asked.removeprefix("bytes=").split("-")[0]) if asked else 0
+        if asked:
+            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        self._answer(206 if asked else 200, data[start:], headers, self.server.breaks.pop(file, None))
+
+    def _answer(self, status: int, data: bytes, headers: dict[str, str] | None = None, most: int | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data[:most])
+        if most is not None:
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    server = Hub()
+    server.repositories["test/model"] = builtin.path()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def called(hub: Hub | None, home: Path, *argv: str) -> subprocess.CompletedProcess[bytes]:
+    endpoint = f"http://127.0.0.1:{hub.server_port}" if hub is not None else "http://127.0.0.1:9"
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-m", "moeflux", "run", *argv]
+    return subprocess.run(command, env=environment, capture_output=True, check=False, timeout=900)
+
+
+def refused(run: subprocess.CompletedProcess[bytes], words: str) -> None:
+    error = run.stderr.decode()
+    assert run.returncode == 2, error
+    assert words in error.splitlines()[-1] and "Traceback" not in error, error
+
+
+def test_a_repository_is_downloaded_once_and_found_without_a_network(hub: Hub, tmp_path: Path) -> None:
+    first = called(hub, tmp_path, "test/model", *QUESTION)
+    assert (first.stdout, first.returncode) == (ANSWER, 0), first.stderr.decode()
+    assert "test/model: downloading" in first.stderr.decode()
+    count = len(hub.fetched)
+    assert count == sum(file.is_file() for file in builtin.path().rglob("*")) - 1  # all but the list of sources
+    again = called(hub, tmp_path, "test/model", *QUESTION)
+    assert again.stdout == ANSWER and len(hub.fetched) == count and b"downloading" not in again.stderr
+    alone = called(None, tmp_path, "test/model", *QUESTION)
+    assert alone.stdout == ANSWER and "looking for an earlier download" in alone.stderr.decode()
+
+
+def test_a_download_goes_on_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "large"
+    shutil.copytree(builtin.path(), folder)
+    (folder / "large.safetensors").write_bytes(bytes(24 << 20))  # the library keeps pieces of 10 MiB
+    hub.repositories["test/large"] = folder
+    hub.breaks["large.safetensors"] = 15 << 20
+    called(hub, tmp_path, "test/large", *QUESTION)
+    run = called(hub, tmp_path, "test/large", *QUESTION)
+    assert run.stdout == ANSWER
+    asked = [asked for file, asked in hub.fetched if file == "large.safetensors"]
+    assert len(asked) == 2 and asked[0] == ""
+    assert asked[1].startswith("bytes=") and int(asked[1][6:].split("-")[0]) > 0
+
+
+def test_what_does_not_run_here_is_refused_before_it_is_fetched(hub: Hub, tmp_path: Path) -> None:
+    for name, config, words in (
+        ("full", {"model_type": "qwen3_moe"}, "config.json"),
+        ("dense", {"model_type": "llama"}, "llama"),
+        ("gguf", None, "expected MLX weights (config.json and *.safetensors) or a packed store"),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(bytes(1000))
+        if config is not None:
+            (folder / "config.json").write_text(json.dumps(config))
+        hub.repositories[f"test/{name}"] = folder
+        refused(called(hub, tmp_path / "home", f"test/{name}", *QUESTION), words)
+    config = json.loads((builtin.path() / "config.json").read_text())
+    del config["quantization"]
+    (tmp_path / "full" / "config.json").write_text(json.dumps(config))
+    refused(called(hub, tmp_path / "home 2", "test/full", *QUESTION), "`moeflux convert`")
+    assert {file for file, _ in hub.fetched} == {"config.json"}
+
+
+def test_names_of_nothing(hub: Hub, tmp_path: Path) -> None:
+    refused(called(hub, tmp_path, "test/none", *QUESTION), "found neither such a folder nor such a repository")
+    refused(called(hub, tmp_path, "private/model", *QUESTION), "its owner must be asked first")
+    refused(called(None, tmp_path, "test/model", *QUESTION), "huggingface.co cannot be reached")
+
+
+def test_folders_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    assert find_model("owner/name") == Path("owner/name")
+    assert find_model(None) == builtin.path()
+    assert find_model("nowhere") == Path("nowhere")
+    assert find_model("./some/where") == Path("some/where")
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(IoError, match=r'owner/name: found no such folder; .*: pip install "moeflux\[hub\]"'):
+        find_model("owner/name")

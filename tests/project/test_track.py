@@ -1,0 +1,112 @@
+"""track.py of bench/gate: what it calls worse, what it writes down; that both are what the numbers say. Nothing is
+measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+@pytest.fixture(scope="module")
+def track() -> ModuleType:
+    if not BENCH.is_dir():
+        pytest.skip("the sources are not here")
+    sys.path[:0] = [str(BENCH / "gate"), str(BENCH / "peers")]
+    import track
+
+    return track
+
+
+@pytest.fixture
+def numbers(track: ModuleType) -> list:
+    return [
+        track.Number("everywhere", "calls", 0, "count"),
+        track.Number("GCC 12, amx", "a step", 1000, "instructions"),
+        track.Number("a processor", "share", 0.8, "ratio"),
+        track.Number("a processor", "speed", 20, "time"),
+    ]
+
+
+def with_value(numbers: list, name: str, value: float) -> list:
+    return [dataclasses.replace(each, value=value) if each.name == name else each for each in numbers]
+
+
+def test_what_is_found_is_as_expected(track: ModuleType, numbers: list) -> None:
+    assert track.compare(numbers, track.updated(numbers, {})) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad", "words"),
+    [
+        ("calls", 0, 1, "everywhere: calls: expected exactly 0, found 1"),
+        ("a step", 1019, 1021, "GCC 12, amx: a step: expected at most 1.02 x 1000, +2.1%, found 1021"),
+        ("share", 0.57, 0.55, "a processor: share: expected at least 0.7 x 0.80, found 0.550"),
+        ("speed", 1, None, ""),
+    ],
+)
+def test_what_is_worse(track: ModuleType, numbers: list, name: str, good: float, bad: float | None, words: str) -> None:
+    expected = track.updated(numbers, {})
+    assert track.compare(with_value(numbers, name, good), expected) == []
+    if bad is not None:
+        assert track.compare(with_value(numbers, name, bad), expected) == [words]
+
+
+def test_what_was_left_out_is_a_fault_where_it_gates(track: ModuleType, numbers: list) -> None:
+    more = [*numbers, track.Number("everywhere", "allocations", 0, "count")]
+    assert track.compare(numbers, track.updated(more, {})) == ["everywhere: allocations: was not measured"]
+
+
+def test_nothing_is_expected_of_another_machine(track: ModuleType, numbers: list) -> None:
+    """And an update leaves what this machine did not measure."""
+    other = {"GCC 13, avx2": {"a step": 1.0}}
+    assert track.compare(numbers, other) == []
+    assert track.updated(numbers, other)["GCC 13, avx2"] == {"a step": 1.0}
+
+
+def test_the_committed_numbers_gate(track: ModuleType) -> None:
+    expected = json.loads(track.EXPECTED.read_text())
+    everywhere = expected.pop("everywhere")
+    for ending in ("system calls a token of decode", "allocations a step"):
+        assert [value for name, value in everywhere.items() if name.endswith(ending)] == [0] * (
+            2 if "calls" in ending else 4
+        )
+    assert any(group.endswith("avx2") and len(names) > 4 for group, names in expected.items())
+
+
+def test_ops_are_found_in_what_callgrind_prints(track: ModuleType) -> None:
+    text = """
+55,573,589 (100.0%)  /a/csrc/engine/session.cpp:moeflux::EngineSession::step(int) [/a/moeflux-bench]
+28,192,554 (50.73%)  /a/csrc/backend/cpu_products.cpp:moeflux::CpuCommands::matmul(std::span<moeflux::Product>)
+   387,666 ( 0.70%)  /a/b/../csrc/backend/cpu_commands.cpp:moeflux::CpuCommands::gated_delta(moeflux::DeltaArgs const&)
+ 8,206,002 (14.77%)  => /a/csrc/backend/cpu_products.cpp:moeflux::CpuCommands::conv1d(std::span<moeflux::Product>)
+"""
+    found = [match[2] or match[3] for line in text.splitlines() if (match := track.OPS.match(line))]
+    assert found == ["step", "matmul", "gated_delta"]
+
+
+def test_history_and_its_picture(track: ModuleType, numbers: list, tmp_path: Path) -> None:
+    history = tmp_path / "history.jsonl"
+    for value in (20, 25):
+        track.record(with_value(numbers, "speed", value), history)
+    lines = history.read_text().splitlines()
+    assert [json.loads(line)["numbers"][3]["value"] for line in lines] == [20, 25]
+    picture = ElementTree.fromstring(track.history_plot.svg(lines))
+    space = "{http://www.w3.org/2000/svg}"
+    assert len(picture.findall(f".//{space}polyline")) == len(numbers)
+    texts = [text.text for text in picture.iter(f"{space}text")]
+    assert {"calls", "a step", "share", "speed", "25"} <= set(texts)
+
+
+def test_the_order_of_a_round_is_turned_around(track: ModuleType) -> None:
+    from turns import take_turns
+
+    runs = {name: lambda name=name: name for name in "AB"}
+    assert "".join(name for name, _ in take_turns(runs, 3)) == "ABBAAB"

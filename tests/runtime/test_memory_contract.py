@@ -1,0 +1,165 @@
+"""A process with a memory budget stays below it: measured from outside, by its peak and by a control group's limit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moeflux
+from golden.checkpoints import CHECKPOINTS
+from moeflux import BudgetError, builtin
+from moeflux.conversion.convert import ConvertFormat
+from moeflux.conversion.synth import synth
+from moeflux.models.variants import PRESETS
+from moeflux.runtime.plan import plan
+from support.engine import Folder, folders
+from support.memory_group import MemoryGroup, memory_group
+
+CHILD = Path(__file__).parents[1] / "support" / "contract_child.py"
+BUDGETS = ("floor", "third", "all")
+A3B = "A3B of 4 layers"  # with few and narrow experts: a test reads each many times
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    made = folders(tmp_path_factory.mktemp("contract"))
+    large = tmp_path_factory.mktemp("contract") / "a3b"
+
+    def of(name: str) -> Path:
+        if name != A3B:
+            return made(name)
+        if not large.exists():
+            shape = PRESETS["Qwen3.6-35B-A3B"].with_layers(4)
+            shape = dataclasses.replace(shape, vocab_size=2048, num_experts=32, moe_intermediate=128)
+            synth(large, shape, format=ConvertFormat.asked(4, 64))
+        return large
+
+    return of
+
+
+@dataclass
+class Ran:
+    result: dict[str, Any]
+    peak: int  # of its resident memory
+
+
+def run(
+    path: Path, budget: str, tokens: int = 20, group: MemoryGroup | None = None, excess: int = 0, **options: Any
+) -> Ran:
+    argv = [sys.executable, str(CHILD), str(path), budget, str(tokens), json.dumps(options), str(excess)]
+    if group:
+        argv = group.command(argv)
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            total = child.stdout.readline()
+            if group:
+                group.limit(int(total) + 64_000_000)
+            child.stdin.write("\n")
+            child.stdin.flush()
+            line = child.stdout.readline()
+            status = Path(f"/proc/{child.pid}/status").read_text() if line else ""
+            child.communicate("\n", timeout=60)
+        except BaseException:
+            child.kill()
+            raise
+    if not line or child.returncode != 0:
+        raise ChildProcessError(f"it ended with {child.returncode}")
+    return Ran(json.loads(line), 1024 * int(re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)[1]))
+
+
+# ---- The peak ---------------------------------------------------------------------------------------------------
+
+
+@linux
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("name", [*CHECKPOINTS, A3B])
+def test_the_peak_is_within_the_plan(folder: Folder, name: str, budget: str) -> None:
+    found = run(folder(name), budget, context=200, reads="direct" if budget != "all" else "auto")
+    result = found.result
+    assert found.peak <= result["total"] <= result["budget"]
+    share = result["slots"] / result["experts"]
+    assert {"floor": share < 0.5, "third": 0.1 < share < 0.6, "all": share == 1}[budget]
+
+
+@linux
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sessions": 3, "kv_dtype": "bf16", "context": 100},
+        {"cache": "lfu", "verify_reads": True, "readers": 16, "context": 100},
+        {"reads": "buffered", "threads": 1, "chunk": 60, "context": 150},
+    ],
+    ids=str,
+)
+def test_whatever_the_options(folder: Folder, options: dict[str, Any]) -> None:
+    found = run(folder(A3B), "third", 5, **options)
+    assert found.peak <= found.result["total"]
+
+
+@linux
+def test_a_tokenizer_is_in_the_plan() -> None:
+    found = run(builtin.path(), "floor", context=400, reads="direct")
+    assert found.peak <= found.result["total"]
+
+
+@linux
+def test_one_that_takes_more_would_be_seen(folder: Folder) -> None:
+    found = run(folder("qwen3_5_moe"), "floor", 2, excess=100_000_000)
+    assert found.peak > found.result["total"]
+
+
+# ---- In a control group -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def group() -> Iterator[MemoryGroup]:
+    with memory_group() as made:
+        if isinstance(made, str):
+            pytest.skip(made)
+        yield made
+
+
+@pytest.mark.parametrize("budget", ["floor", "third"])
+def test_it_survives_in_a_control_group(folder: Folder, group: MemoryGroup, budget: str) -> None:
+    """Plan and 64 MB: reads, page tables and the page cache of the weights have to get on with that."""
+    run(folder(A3B), budget, 500, group, context=600)
+    assert group.killed() == 0
+
+
+def test_one_that_takes_more_is_killed(folder: Folder, group: MemoryGroup) -> None:
+    with pytest.raises(ChildProcessError):
+        run(folder("qwen3_5_moe"), "floor", 2, group, excess=400_000_000)
+
+
+# ---- The floor --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_moe", "deepseek_v3"])
+def test_just_below_the_floor(folder: Folder, name: str) -> None:
+    path = folder(name)
+    options = {"context": 300, "kv_dtype": "bf16"}
+
+    def at_the_floor() -> moeflux.Model:
+        return moeflux.load(path, memory=plan(path, memory="1TB", **options).floor_bytes, **options)
+
+    try:
+        model = at_the_floor()
+    except BudgetError:  # this process has grown over the border of a step in between; not twice
+        model = at_the_floor()
+    floor = model.plan.floor_bytes
+    assert model.plan.total_bytes == floor
+    model.session().prefill([1, 2, 3])
+    del model
+    with pytest.raises(BudgetError, match=rf"memory: expected at least \d+ bytes .* found {floor - 1} bytes"):
+        moeflux.load(path, memory=floor - 1, **options)

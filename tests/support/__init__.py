@@ -1,0 +1,1 @@
+"""What tests share: models to run, folders to read, checks, tolerances."""

@@ -1,0 +1,40 @@
+"""When two sets of logits are the same answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from golden.checkpoints import CHECKPOINTS
+
+# What a float32 implementation may be off by, of the range of the logits. The peers' own float32 costs 3e-6.
+LARGEST_ERROR = 1e-5
+LEAST_COSINE = 0.99999
+
+GOLDEN_LOGITS = Path(__file__).resolve().parents[1] / "golden" / "logits.npz"
+# transformers misreads fp8 matrices with a partial block, see make_goldens.py.
+FULL_PRECISION = [name for name in CHECKPOINTS if name != "deepseek_v3_fp8"]
+
+
+def disagreement(found: np.ndarray, expected: np.ndarray) -> str:
+    """What is wrong with `found` [positions, vocab]; empty when nothing is."""
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    if found.shape != expected.shape:
+        return f"shape: expected {expected.shape}, found {found.shape}"
+    lengths = np.linalg.norm(found, axis=-1) * np.linalg.norm(expected, axis=-1)
+    cosine = ((found * expected).sum(axis=-1) / lengths).min()
+    if not cosine >= LEAST_COSINE:
+        return f"cosine: expected at least {LEAST_COSINE}, found {cosine:.8f}"
+    error = np.abs(found - expected).max() / np.ptp(expected)
+    if not error <= LARGEST_ERROR:
+        return f"largest error: expected at most {LARGEST_ERROR} of the range, found {error:.2e}"
+    others = np.flatnonzero(found.argmax(axis=-1) != expected.argmax(axis=-1))
+    if len(others):
+        return f"argmax: another token at positions {others.tolist()}"
+    return ""
+
+
+def golden_logits(name: str) -> np.ndarray:
+    with np.load(GOLDEN_LOGITS) as golden:
+        return golden[name]

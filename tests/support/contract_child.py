@@ -1,0 +1,94 @@
+"""A process that loads a model by a plan and works with it, for tests that measure it from outside.
+
+Talks in lines: prints the plan's total, waits for a line, works, prints what it found as JSON, and waits again so that
+its status can still be read.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import moeflux
+from moeflux import BudgetError
+from moeflux.runtime.plan import Plan, plan
+
+PLENTY = "1TB"
+
+
+def budget_of(path: Path, share: str, options: dict[str, Any]) -> int:
+    """floor; third: room for a third of the experts; all: room for everything."""
+    whole = plan(path, memory=PLENTY, **options)
+    if share == "all":
+        return whole.total_bytes
+    third = whole.experts // 3 * whole.slot_bytes if share == "third" else 0
+    return whole.floor_bytes + third
+
+
+def load(path: Path, budget: int, share: str, options: dict[str, Any]) -> moeflux.Model:
+    """At the floor. It moves by a step when the process grows over the border of one; then it is asked for again."""
+    for _ in range(3):
+        try:
+            return moeflux.load(path, memory=budget, **options)
+        except BudgetError:
+            budget = budget_of(path, share, options)
+    return moeflux.load(path, memory=budget, **options)
+
+
+def work(model: moeflux.Model, tokens: int) -> int:
+    """Everything that takes memory in a session's life; returns the last token."""
+    plan = model.plan
+    sessions = [model.session() for _ in range(plan.sessions)]
+    vocab = model.variant.vocab_size
+    for session in sessions:
+        prompt = [(31 * i + 7) % vocab for i in range(max(1, plan.context - tokens - 1))]
+        half = len(prompt) // 2
+        session.prefill(prompt[:half])
+        session.checkpoint()
+        token = session.prefill(prompt[half:]).argmax()
+        for _ in range(min(tokens, plan.context - session.position)):
+            logits = session.step(token)
+            token = logits.argmax()
+        logits.top_k(5)
+        session.rewind(half)
+        session.step(token)
+    check_held(model, plan)
+    return token
+
+
+def check_held(model: moeflux.Model, plan: Plan) -> None:
+    """With as many sessions as planned, what is held is the plan, to the byte."""
+    held = model.memory.held
+    assert {name: plan.parts[name] for name in held} == held, (plan.parts, held)
+    assert model._engine.held == plan.model_bytes - plan.parts["text"]
+
+
+def main() -> None:
+    path, share, tokens, options = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
+    plan(path, memory=PLENTY, **options)  # what planning itself takes is there now
+    budget = budget_of(path, share, options)
+    print(budget, flush=True)
+    sys.stdin.readline()
+    model = load(path, budget, share, options)
+    token = work(model, tokens)
+    if model.plan.parts["text"]:
+        model.tokenizer.decode(model.tokenizer.encode("how many bytes does a tokenizer take? " * 50))
+    excess = bytearray(int(sys.argv[5]))
+    excess[::4096] = b"x" * len(excess[::4096])
+    result = {
+        "total": model.plan.total_bytes,
+        "floor": model.plan.floor_bytes,
+        "budget": model.plan.budget_bytes,
+        "slots": model.plan.slots,
+        "experts": model.plan.experts,
+        "reads": model.plan.reads,
+        "token": token,
+    }
+    print(json.dumps(result), flush=True)
+    sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""What the engine's tests share: stores of tiny checkpoints, engines that fail on purpose, the oracle at any state."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import moeflux
+from golden import checkpoints
+from moeflux import StateError, _core, oracle
+from moeflux.conversion.convert import convert
+from moeflux.oracle.model import KeyValueState, LatentState, LinearState
+from moeflux.runtime.snapshot import Snapshot
+from moeflux.stores.store import Store, open_store
+
+Folder = Callable[[str], Path]
+
+
+def folders(root: Path) -> Folder:
+    """Packed 4-bit stores of tiny checkpoints with room for 1024 tokens, each made when it is first asked for."""
+    return partial(_folder, root)
+
+
+def _folder(root: Path, name: str) -> Path:
+    packed = root / name
+    if not packed.exists():
+        hf = checkpoints.write(name, root / f"hf-{name}")
+        config = (hf / "config.json").read_text()
+        (hf / "config.json").write_text(
+            re.sub(r'"max_position_embeddings": \d+', '"max_position_embeddings": 1024', config)
+        )
+        convert(hf, packed, check="none")
+    return packed
+
+
+def load_faulty(folder: Path, **options: Any) -> moeflux.Model:
+    """As moeflux.load, with `fail_at_op`, `fault` and `deferred`; small, for there are many of them."""
+    with open_store(folder) as store:
+        if options.pop("verify_reads", False):
+            options["checksums"] = store.description.expert_sha256
+        return moeflux.Model(
+            store, _core.Engine(store.directory, **{"threads": 1, "readers": 1, "chunk": 16} | options)
+        )
+
+
+def tokens(count: int, seed: int = 1, vocab: int = 384) -> list[int]:
+    """A fixed walk through the vocabulary."""
+    ids, token = [], seed % vocab
+    for _ in range(count):
+        ids.append(token)
+        token = (31 * token + 7) % vocab
+    return ids
+
+
+def steps(session: moeflux.Session, ids: list[int]) -> np.ndarray:
+    return np.stack([session.step(token).numpy() for token in ids])
+
+
+FIRST, SECOND, NEXT = tokens(5), tokens(3, seed=7), tokens(2, seed=9)
+
+
+def evaluate(session: moeflux.Session) -> np.ndarray:
+    """Everything that FIRST, SECOND and NEXT yield, in calls that each may fail."""
+    return np.concatenate(
+        [session.prefill(FIRST, logits="all"), session.prefill(SECOND, logits="all"), steps(session, NEXT)]
+    )
+
+
+def survive(model: moeflux.Model, error: type[Exception], expected: np.ndarray) -> bool:
+    """Evaluates through one failure; whether there was one. Everything is right afterwards, in every session."""
+    recurrent = bool(model.variant.linear_layers)
+    session = model.session(max_context=32)
+    calls: list[Callable[[], np.ndarray]] = [
+        lambda: session.prefill(FIRST, logits="all"),
+        lambda: session.prefill(SECOND, logits="all"),
+        *(lambda token=token: session.step(token).numpy()[None] for token in NEXT),
+    ]
+    starts = [0, *itertools.accumulate([len(FIRST), len(SECOND), 1, 1])]
+    found, failed = [], False
+    for call, start in zip(calls, starts, strict=False):
+        try:
+            found.append(call())
+            continue
+        except error:
+            failed = True
+        assert session.position == start
+        if recurrent and start:
+            with pytest.raises(StateError, match=r"evaluation failed half-way .*; clear it or restore a state"):
+                session.step(1)
+            with pytest.raises(StateError, match="clear it or restore"):
+                session.snapshot()
+            session.clear()
+            found = [evaluate(session)]
+            break
+        found.append(call())
+    assert np.array_equal(np.concatenate(found), expected)
+    if failed:  # from experts that are still in slots
+        assert np.array_equal(evaluate(model.session(max_context=32)), expected)
+    return failed
+
+
+def oracle_at(store: Store, snapshot: Snapshot) -> oracle.Session:
+    """The oracle where a session was saved."""
+    session = oracle.Session(store.variant, store)
+    session.position = snapshot.position
+    for layer in range(store.variant.num_layers):
+        piece = {name: array.astype(np.float64) for (at, name), array in snapshot.tensors.items() if at == layer}
+        if "conv" in piece:
+            session.states[layer] = LinearState(piece["conv"], piece["recurrent"])
+        elif "latent" in piece:
+            session.states[layer] = LatentState(piece["latent"], piece["rope_k"])
+        else:
+            session.states[layer] = KeyValueState(piece["k"], piece["v"])
+    return session

@@ -1,0 +1,176 @@
+"""What every backend's ops are held to: against the oracle, and against themselves. `run` has the methods of Ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from moeflux import oracle
+from moeflux.stores.floats import bf16_bits
+from support.ops import StoredMatrix, numbers
+from support.tolerances import DIGIT_ROUNDING, TILE_ROUNDING, assert_agrees, assert_close
+
+Array = np.ndarray
+
+
+def wide(*arrays: Array) -> list[Array]:
+    return [array.astype(np.float64) for array in arrays]
+
+
+# ---- Products ---------------------------------------------------------------------------------------------------
+
+
+def rounding_of_digits(sizes: Array, matrix: StoredMatrix) -> Array:
+    """The most that elements of a product can be off because numbers of these sizes are written in two digits."""
+    if not matrix.format.is_affine:
+        return np.zeros((len(sizes), len(matrix.exact)))
+    largest = sizes.reshape(len(sizes), -1, matrix.format.group_size).max(axis=2)
+    weights = np.abs(matrix.exact).reshape(len(matrix.exact), -1, matrix.format.group_size).sum(axis=2)
+    return DIGIT_ROUNDING * largest @ weights.T
+
+
+def check_combine(run: Any, n: int, hidden: int, k: int) -> None:
+    rng = np.random.default_rng(4)
+    residual, outputs = numbers(rng, n, hidden), numbers(rng, n, k, hidden)
+    weights, shared, gate = numbers(rng, n, k), numbers(rng, n, hidden), numbers(rng, n)
+    r, o, w, s = wide(residual, outputs, weights, shared)
+    gated = s * oracle.ops.sigmoid(gate.astype(np.float64))[:, None]
+    size = np.abs(r) + np.einsum("nk,nkh->nh", np.abs(w), np.abs(o)) + np.abs(s)
+    assert_close("combine", run.combine(residual, outputs, weights), oracle.ops.combine(r, o, w, None), size)
+    assert_close("combine", run.combine(residual, outputs, weights, shared), oracle.ops.combine(r, o, w, s), size)
+    found = run.combine(residual, outputs, weights, shared, gate)
+    assert_close("combine", found, oracle.ops.combine(r, o, w, gated), size)
+
+
+def check_experts(
+    found: Array,
+    x: Array,
+    experts: Sequence[tuple[StoredMatrix, StoredMatrix, StoredMatrix]],
+    chosen: Array,
+    digits: bool = False,
+) -> None:
+    """`found` has a row for each place of `chosen` [n, k]; with `digits`, products were of such."""
+    k = chosen.shape[1]
+    for pair, expert in enumerate(chosen.reshape(-1)):
+        gate, up, down = experts[expert]
+        row = x[pair // k : pair // k + 1].astype(np.float64)
+        expected = oracle.ops.expert_ffn(row, gate.exact, up.exact, down.exact)
+        inner = (np.abs(row) @ gate.size.T) * (np.abs(row) @ up.size.T)
+        rounding = rounding_of_expert(row, gate, up, down) if digits else 0.0
+        assert_close("expert_ffn", found[pair : pair + 1], expected, inner @ down.size.T, rounding)
+
+
+def rounding_of_expert(row: Array, gate: StoredMatrix, up: StoredMatrix, down: StoredMatrix) -> Array:
+    """What it can be off by for the digits of x, and for those of silu(gate) * up."""
+    g, u = row @ gate.exact.T, row @ up.exact.T
+    of_g, of_u = rounding_of_digits(np.abs(row), gate), rounding_of_digits(np.abs(row), up)
+    steepest = 1.1  # silu
+    h = np.abs(oracle.ops.silu(g) * u)
+    of_h = steepest * of_g * (np.abs(u) + of_u) + np.abs(oracle.ops.silu(g)) * of_u
+    return of_h @ np.abs(down.exact).T + rounding_of_digits(h + of_h, down)
+
+
+# ---- The delta-net ----------------------------------------------------------------------------------------------
+
+
+def check_convolution(run: Any, n: int, channels: int, taps: int) -> None:
+    rng = np.random.default_rng([channels, taps, n])
+    x, state, weight = numbers(rng, n, channels), numbers(rng, taps - 1, channels), numbers(rng, channels, taps)
+    expected, expected_state = oracle.ops.conv1d(*wide(x, state, weight))
+    found, found_state = run.conv1d(x, state, weight)
+    assert_agrees("conv1d", found, expected)
+    assert np.array_equal(found_state, expected_state)  # copies
+
+
+def check_convolution_row_by_row(run: Any, rng: np.random.Generator, n: int, channels: int) -> None:
+    x, state, weight = numbers(rng, n, channels), numbers(rng, 3, channels), numbers(rng, channels, 4)
+    whole, end = run.conv1d(x, state, weight)
+    for i in range(n):
+        row, state = run.conv1d(x[i : i + 1], state, weight)
+        assert np.array_equal(row[0], whole[i])
+    assert np.array_equal(state, end)
+
+
+# ---- Attention --------------------------------------------------------------------------------------------------
+
+
+def widened(bits: Array) -> Array:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def cached(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> tuple[Array, Array]:
+    """Rows as a cache holds them, and what they are."""
+    rows = rng.standard_normal(shape, dtype=np.float32)
+    if dtype == "f32":
+        return rows, rows.astype(np.float64)
+    bits = bf16_bits(rows)
+    return bits, widened(bits).astype(np.float64)
+
+
+def rounding_of_tiles(run: Any, dtype: str, q: Array, k: Array, v: Array, scale: float) -> Array | float:
+    """The most that attention over k [rows, kv_heads, ...] and v can be off where it takes digits of bf16.
+
+    Scores are off by that part of what is added up to make them, and so weights, before and after they are divided by
+    their sum, by e to twice the most of that; then they are written in digits too.
+    """
+    if run.isa != "amx" or dtype != "bf16":
+        return 0.0
+    n, group = len(q), q.shape[1] // k.shape[1]
+    seen = np.tri(n, len(k), len(k) - n, dtype=bool)[:, None]
+    k, v = (np.repeat(rows, group, axis=1) for rows in (k, v))
+    scores = np.where(seen, np.einsum("nhd,thd->nht", q, k) * scale, -np.inf)
+    off = TILE_ROUNDING * np.where(seen, np.einsum("nhd,thd->nht", np.abs(q), np.abs(k)) * scale, 0).max(axis=-1)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    size = np.einsum("nht,thd->nhd", weights / weights.sum(axis=-1, keepdims=True), np.abs(v))
+    return (np.expm1(2 * off) + TILE_ROUNDING)[..., None] * size
+
+
+def check_attention(
+    run: Any, n: int, first: int, heads: int, kv_heads: int, dim: int, dtype: str, scale: float = 0.0
+) -> None:
+    rng = np.random.default_rng([n, first, heads, kv_heads, dim])
+    scale = scale or dim**-0.5
+    q = rng.standard_normal((n, heads, dim), dtype=np.float32)
+    k, k_numbers = cached(rng, (first + n, kv_heads, dim), dtype)
+    v, v_numbers = cached(rng, (first + n, kv_heads, dim), dtype)
+    expected = oracle.ops.attention(q.astype(np.float64), k_numbers, v_numbers, scale)
+    rounding = rounding_of_tiles(run, dtype, q.astype(np.float64), k_numbers, v_numbers, scale)
+    assert_agrees("attention", run.attention(q, k, v, scale), expected, dtype, rounding)
+
+
+def check_latent_attention(run: Any, n: int, first: int, heads: int, rank: int, rope: int, dtype: str) -> None:
+    rng = np.random.default_rng([n, first, heads, rank, rope])
+    q_latent = rng.standard_normal((n, heads, rank), dtype=np.float32)
+    q_pe = rng.standard_normal((n, heads, rope), dtype=np.float32)
+    latent, latent_numbers = cached(rng, (first + n, rank), dtype)
+    k_pe, k_pe_numbers = cached(rng, (first + n, rope), dtype)
+    scale = (rank + rope) ** -0.5
+    # With nothing to take in and nothing to take out, the absorbed form is the weighted latents.
+    identity = np.broadcast_to(np.eye(rank), (heads, rank, rank))
+    expected = oracle.ops.mla_attention(
+        *wide(q_latent, q_pe), latent_numbers, k_pe_numbers, identity, identity, scale, absorbed=True
+    )
+    keys = np.concatenate([latent_numbers, k_pe_numbers], axis=-1)[:, None]
+    rounding = rounding_of_tiles(
+        run, dtype, np.concatenate(wide(q_latent, q_pe), axis=-1), keys, latent_numbers[:, None], scale
+    )
+    assert_agrees("mla_attention", run.mla_attention(q_latent, q_pe, latent, k_pe, scale), expected, dtype, rounding)
+
+
+# ---- Routers ----------------------------------------------------------------------------------------------------
+
+
+def check_softmax_routing(run: Any, logits: Array, k: int, normalize: bool) -> None:
+    expected_ids, expected = oracle.ops.route_softmax(logits.astype(np.float64), k, normalize=normalize)
+    ids, weights = run.route_softmax(logits, k, normalize=normalize)
+    assert np.array_equal(ids, expected_ids)
+    assert_agrees("route_softmax", weights, expected)
+
+
+def check_softmax_routing_far_apart(run: Any) -> None:
+    logits = np.array([[-1e30, 200, 1e4, -1e4, 9e3], [-np.inf, -np.inf, -5, -np.inf, -np.inf]], np.float32)
+    ids, weights = run.route_softmax(logits, 3, normalize=True)
+    assert ids.tolist() == [[2, 4, 1], [2, 0, 1]]
+    assert weights.tolist() == [[1, 0, 0], [1, 0, 0]]

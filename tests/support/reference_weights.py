@@ -1,0 +1,84 @@
+"""Canonical weights straight from a tiny published checkpoint, for the oracle: a second opinion on what conversion and
+the stores do, in NumPy alone and in full precision (norms keep 1 + w unrounded, nothing is quantised)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from golden.checkpoints import CHECKPOINTS, from_bf16
+from moeflux import QuantFormat
+from moeflux.models.variants import Variant
+
+PLAIN = QuantFormat.plain("F32")
+FOLDED_NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight", "q_norm.weight", "k_norm.weight")
+
+
+class Plain(NamedTuple):
+    weight: np.ndarray
+    format: QuantFormat = PLAIN
+    scales: np.ndarray | None = None
+    biases: np.ndarray | None = None
+
+
+@dataclass
+class ReferenceWeights:
+    """What the oracle's `Weights` asks for."""
+
+    tensors: dict[str, np.ndarray]  # by canonical name, matrices by their base name
+    experts: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
+    def tensor(self, name: str) -> Plain:
+        return Plain(self.tensors[name])
+
+    def expert(self, layer: int, expert: int) -> tuple[Plain, Plain, Plain]:
+        gate, up, down = self.experts[layer, expert]
+        return Plain(gate), Plain(up), Plain(down)
+
+
+def load(name: str) -> tuple[Variant, ReferenceWeights]:
+    checkpoint = CHECKPOINTS[name]()
+    variant = Variant.from_config(checkpoint.config)
+    tensors: dict[str, np.ndarray] = {}
+    for key in checkpoint.tensors:
+        canonical = key.replace("model.language_model.", "model.", 1)
+        if not key.startswith(("mtp.", "model.visual.", "model.layers.61.")):
+            dtype, raw = checkpoint.tensors[key]
+            tensors[canonical] = from_bf16(raw) if dtype == "BF16" else raw.astype(np.float32)
+    if variant.attention_gate:
+        for key in tensors:
+            if key.endswith(FOLDED_NORMS) or key == "model.norm.weight":
+                tensors[key] = tensors[key] + np.float32(1)
+    experts = {}
+    for layer in range(variant.num_layers):
+        at = f"model.layers.{layer}."
+        if f"{at}linear_attn.in_proj_qkvz.weight" in tensors:
+            tensors |= unfuse(variant, tensors, f"{at}linear_attn.")
+        if f"{at}mlp.experts.gate_up_proj" in tensors:
+            both, down = tensors[f"{at}mlp.experts.gate_up_proj"], tensors[f"{at}mlp.experts.down_proj"]
+            half = variant.moe_intermediate
+            experts |= {(layer, e): (both[e, :half], both[e, half:], down[e]) for e in range(variant.num_experts)}
+        elif variant.mlp_kinds[layer] == "moe":
+            for e in range(variant.num_experts):
+                parts = ("gate_proj", "up_proj", "down_proj")
+                experts[layer, e] = tuple(tensors[f"{at}mlp.experts.{e}.{part}.weight"] for part in parts)
+    vectors = ("norm.weight", "conv1d.weight")
+    named = {k if k.endswith(vectors) else k.removesuffix(".weight"): tensors[k] for k in tensors}
+    return variant, ReferenceWeights(named, experts)
+
+
+def unfuse(v: Variant, tensors: dict[str, np.ndarray], at: str) -> dict[str, np.ndarray]:
+    """qwen3_next fuses its inputs by key head: [q | k | v of its value heads | z of them], [b of them | a of them]."""
+    shared_by = v.linear_value_heads // v.linear_key_heads
+    cuts = np.cumsum([v.linear_key_dim, v.linear_key_dim, shared_by * v.linear_value_dim])
+    by_head = tensors[f"{at}in_proj_qkvz.weight"].reshape(v.linear_key_heads, -1, v.hidden_size)
+    q, k, value, z = (part.reshape(-1, v.hidden_size) for part in np.split(by_head, cuts, axis=1))
+    by_head = tensors[f"{at}in_proj_ba.weight"].reshape(v.linear_key_heads, -1, v.hidden_size)
+    b, a = (part.reshape(-1, v.hidden_size) for part in np.split(by_head, 2, axis=1))
+    parts = {"in_proj_qkv": np.concatenate([q, k, value]), "in_proj_z": z, "in_proj_b": b, "in_proj_a": a}
+    return {f"{at}{name}.weight": matrix for name, matrix in parts.items()}

@@ -1,0 +1,293 @@
+"""Sessions of one model, in threads, for a long time: they prefill, step, are stopped, go back, are saved and restored,
+at the least budget of memory there can be. Is the budget kept, does memory stay flat, and are the logits those of a
+process that has just begun?
+
+    python tests/support/soak.py --tokens 10000
+
+What every session does follows from a seed; which of them is served first does not, and must not matter. Now and then a
+session's logits are put aside with its tokens. In the end another process evaluates the same tokens, with every expert
+in memory, and compares bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import moeflux
+from moeflux import builtin
+from moeflux.runtime.plan import plan
+from moeflux.session import Logits
+
+MAX_CONTEXT = 256
+CHUNK = 16
+RECORDS = 60
+"""Logits that are put aside, spread evenly over the run."""
+
+MOST_GROWTH = 4 << 20
+"""Bytes that the process may grow by from the second quarter to the last: what Python's and malloc's memory goes up and
+down by. Half of the tokens lie between: one that lost a kilobyte would show."""
+
+
+@dataclass
+class Tally:
+    """What was done, by all sessions together; under the lock."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    tokens: int = 0
+    done: dict[str, int] = field(default_factory=dict)
+    records: list[tuple[list[int], str]] = field(default_factory=list)  # tokens, SHA-256 of the logits after them
+    resident: list[tuple[int, int]] = field(default_factory=list)  # tokens so far, bytes
+    errors: list[BaseException] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    tokens: int
+    seconds: float
+    done: dict[str, int]
+    compared: int
+    differing: int
+    held_before: int
+    """Bytes as the engine counts them, with every session there and nothing evaluated yet."""
+    held_after: int
+    resident: list[tuple[int, int]]
+    budget: int
+    slots: int
+    bytes_read: int
+
+    @property
+    def growth(self) -> int:
+        """Bytes by which the resident memory at its largest in the last quarter exceeds that of the second quarter."""
+        quarter = self.resident[-1][0] / 4
+
+        def most(first: float, last: float) -> int:
+            return max(size for tokens, size in self.resident if first * quarter <= tokens <= last * quarter)
+
+        return most(3, 4) - most(1, 2)
+
+    @property
+    def most_resident(self) -> int:
+        return max(size for _, size in self.resident)
+
+    def __str__(self) -> str:
+        done = ", ".join(f"{count} {what}" for what, count in sorted(self.done.items()))
+        return (
+            f"{self.tokens} tokens in {self.seconds:.0f} s, {self.bytes_read / 1e9:.1f} GB of experts read\n{done}\n"
+            f"logits against a fresh process: {self.compared - self.differing} of {self.compared} equal\n"
+            f"memory the engine holds: {self.held_before} bytes before, {self.held_after} after\n"
+            f"budget: {self.budget / 1e6:.1f} MB, the floor, with {self.slots} expert slots; at most "
+            f"{self.most_resident / 1e6:.1f} MB resident\n"
+            f"resident: {self.resident[0][1] / 1e6:.1f} MB after the first tokens, {self.resident[-1][1] / 1e6:.1f} MB "
+            f"at the end; {self.growth / 1e6:+.2f} MB from the second quarter to the last"
+        )
+
+
+def resident_bytes() -> int:
+    """0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class Walker:
+    """One session and what happens to it."""
+
+    def __init__(self, model: moeflux.Model, seed: int, tally: Tally, tokens: int, folder: Path) -> None:
+        self.session = model.session(max_context=MAX_CONTEXT)
+        self.vocab = model.variant.vocab_size
+        self.random = random.Random(seed)
+        self.tally = tally
+        self.most = tokens  # of all sessions together
+        self.file = folder / f"session-{seed}.moeflux"
+        self.saved: moeflux.Snapshot | None = None
+
+    def run(self) -> None:
+        try:
+            self.prefill(stop_after=1)
+            self.save_or_restore()
+            self.steps()
+            self.save_or_restore()
+            while self.tally.tokens < self.most and not self.tally.errors:
+                self.act()
+        except BaseException as error:
+            self.tally.errors.append(error)
+
+    def act(self) -> None:
+        choice = self.random.random()
+        room = MAX_CONTEXT - self.session.position
+        if room < 64:
+            self.go_back()
+        elif choice < 0.15:
+            self.prefill()
+        elif choice < 0.3:
+            self.prefill(stop_after=self.random.randint(1, 3))
+        elif choice < 0.4:
+            self.save_or_restore()
+        elif choice < 0.45:
+            self.go_back()
+        else:
+            self.steps()
+
+    def prefill(self, stop_after: int = 0) -> None:
+        """Stopped after so many chunks; 0: not at all."""
+        ids = [self.random.randrange(self.vocab) for _ in range(self.random.randint(17, 60))]
+        chunks = 0
+
+        def go_on(done: int, total: int) -> bool:
+            nonlocal chunks
+            chunks += 1
+            return chunks != stop_after
+
+        before = self.session.position
+        logits = self.session.prefill(ids, go_on)
+        done = self.session.position - before
+        self.count("prefills stopped" if done < len(ids) else "prefills", done, logits)
+
+    def steps(self) -> None:
+        count = self.random.randint(1, 20)
+        for _ in range(count):
+            logits = self.session.step(self.random.randrange(self.vocab))
+        self.count("runs of steps", count, logits)
+
+    def save_or_restore(self) -> None:
+        if self.saved is None:
+            self.saved = self.session.snapshot()
+            self.saved.save(self.file)
+            self.count("snapshots")
+        else:
+            self.session.restore(self.file if self.random.random() < 0.5 else self.saved)
+            self.saved = None
+            self.count("restores")
+
+    def go_back(self) -> None:
+        """To a checkpoint, or to the start; a little further on, a checkpoint for the next time."""
+        if self.session.checkpoints and self.random.random() < 0.5:
+            self.session.rewind(self.random.choice(self.session.checkpoints))
+            self.count("rewinds")
+        else:
+            self.session.clear()
+            self.count("clears")
+        if self.session.position < MAX_CONTEXT // 2:
+            self.prefill()
+            self.session.checkpoint()
+            self.count("checkpoints")
+
+    def count(self, what: str, tokens: int = 0, logits: Logits | None = None) -> None:
+        with self.tally.lock:
+            before = self.tally.tokens * RECORDS // self.most
+            self.tally.tokens += tokens
+            self.tally.done[what] = self.tally.done.get(what, 0) + 1
+            if before != self.tally.tokens * RECORDS // self.most and logits is not None:
+                self.tally.records.append((self.session.tokens, digest(logits.numpy())))
+                self.tally.resident.append((self.tally.tokens, resident_bytes()))
+
+
+def digest(logits: np.ndarray) -> str:
+    return hashlib.sha256(logits.tobytes()).hexdigest()
+
+
+def load(sessions: int, memory: int | None) -> moeflux.Model:
+    return moeflux.load(builtin.path(), memory=memory, **options(sessions))
+
+
+def options(sessions: int) -> dict[str, Any]:
+    return {"context": MAX_CONTEXT, "sessions": sessions, "threads": 2, "readers": 2, "chunk": CHUNK, "reads": "direct"}
+
+
+def load_at_the_floor(sessions: int) -> moeflux.Model:
+    def once() -> moeflux.Model:
+        return load(sessions, plan(builtin.path(), memory="1TB", **options(sessions)).floor_bytes)
+
+    try:
+        return once()
+    except moeflux.BudgetError:  # this process has grown over the border of a step in between; not twice
+        return once()
+
+
+def soak(tokens: int, sessions: int = 3, say: Callable[[str], None] = lambda line: None) -> Report:
+    """Raises what a session raised."""
+    gc.collect()
+    start = time.monotonic()
+    model = load_at_the_floor(sessions)
+    tally = Tally()
+    with tempfile.TemporaryDirectory() as folder:
+        walkers = [Walker(model, seed, tally, tokens, Path(folder)) for seed in range(sessions)]
+        held_before = model._engine.held
+        threads = [threading.Thread(target=walker.run) for walker in walkers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(10)
+                say(f"{tally.tokens} of {tokens} tokens, {resident_bytes() / 1e6:.1f} MB resident")
+        if tally.errors:
+            raise tally.errors[0]
+        say(f"comparing {len(tally.records)} logits with those of a fresh process")
+        differing = differing_in_a_fresh_process(tally.records, Path(folder) / "records.json")
+    return Report(
+        tokens=tally.tokens,
+        seconds=time.monotonic() - start,
+        done=tally.done,
+        compared=len(tally.records),
+        differing=differing,
+        held_before=held_before,
+        held_after=model._engine.held,
+        resident=tally.resident,
+        budget=model.plan.floor_bytes,
+        slots=model.plan.slots,
+        bytes_read=sum(walker.session.total_stats.bytes_read for walker in walkers),
+    )
+
+
+def differing_in_a_fresh_process(records: list[tuple[list[int], str]], file: Path) -> int:
+    file.write_text(json.dumps(records))
+    command = [sys.executable, __file__, "--compare", str(file)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def differing_here(file: Path) -> int:
+    session = load(1, None).session(max_context=MAX_CONTEXT)
+    differing = 0
+    for tokens, expected in json.loads(file.read_text()):
+        session.clear()
+        logits = session.prefill(tokens)
+        assert logits is not None
+        differing += digest(logits.numpy()) != expected
+    return differing
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=10_000, help="of all sessions together; 10000")
+    parser.add_argument("--sessions", type=int, default=3, help="one a thread; 3")
+    parser.add_argument("--compare", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.compare:
+        print(differing_here(arguments.compare))
+        return 0
+    report = soak(arguments.tokens, arguments.sessions, say=lambda line: print(line, file=sys.stderr, flush=True))
+    print(report)
+    flat = report.growth <= MOST_GROWTH and report.held_after == report.held_before
+    return 0 if flat and report.most_resident <= report.budget and not report.differing else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""Text to tokens and back: streams equal the whole, and what a user types never becomes a token of the model's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeflux import FormatError, StateError
+from moeflux.text.tokenizer import Tokenizer, end_tokens
+from support.vocabularies import CORPUS, MARKERS, SPECIAL, byte_fallback, byte_level, with_added
+
+
+@pytest.fixture(scope="module", params=[byte_level, byte_fallback], ids=["byte-level", "byte-fallback"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return request.param()
+
+
+# ---- There and back ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", CORPUS)
+def test_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer._whole.decode(ids, skip_special_tokens=False) == text
+
+
+def streamed(tokenizer: Tokenizer, ids: list[int]) -> str:
+    stream = tokenizer.stream(special=True, continues=False)
+    parts = [stream.add(id) for id in ids] + [stream.finish()]
+    return "".join(parts)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_any_tokens_stream_as_the_whole(data: st.DataObject) -> None:
+    """Random ids are mostly no UTF-8. The library decodes the whole in one piece."""
+    made = _BYTE_LEVEL
+    ids = data.draw(st.lists(st.integers(0, len(made) - 1), max_size=40))
+    assert streamed(made, ids) == made.decode(ids) == made._whole.decode(ids, skip_special_tokens=False)
+
+
+_BYTE_LEVEL = byte_level()
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
+def test_any_text_comes_back(text: str) -> None:
+    assert streamed(_BYTE_LEVEL, _BYTE_LEVEL.encode(text)) == text
+
+
+def test_a_character_waits_for_its_last_byte(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("🧿")
+    stream = tokenizer.stream()
+    parts = [stream.add(id) for id in ids]
+    assert len(ids) >= 3
+    assert "".join(parts).strip() == parts[-1] == "🧿"
+    stream = tokenizer.stream()
+    for id in ids[:-1]:
+        stream.add(id)
+    assert stream.finish() == "\ufffd"
+
+
+def test_a_stream_that_continues_keeps_its_first_space() -> None:
+    made = byte_fallback()
+    ids = made.encode("Hello Hello")
+    half = len(ids) // 2
+    stream = made.stream()
+    rest = "".join(stream.add(id) for id in ids[half:]) + stream.finish()
+    assert made.decode(ids[:half]) + rest == "Hello Hello"
+    assert rest == " Hello"
+
+
+def test_special_tokens_are_not_streamed() -> None:
+    stream = _BYTE_LEVEL.stream()
+    ids = _BYTE_LEVEL.encode_marked("a<|im_end|>b</think>")
+    assert "".join(map(stream.add, ids)) == "ab</think>"
+
+
+# ---- Added tokens -----------------------------------------------------------------------------------------------
+
+
+def test_user_text_is_text(tokenizer: Tokenizer) -> None:
+    for text in (*SPECIAL, *MARKERS, "a<|im_start|>b"):
+        assert not set(tokenizer.encode(text)) & set(tokenizer._added)
+
+
+def test_marked_text_is_what_the_library_makes_of_it(tokenizer: Tokenizer) -> None:
+    for text in (*CORPUS, "<|im_start|>user\na b<|im_end|>\n<think> x</think>"):
+        assert tokenizer.encode_marked(text) == tokenizer._whole.encode(text, add_special_tokens=False).ids
+
+
+def test_a_barrier_keeps_a_spelling_from_being_a_token() -> None:
+    ids = _BYTE_LEVEL.encode_marked("<|im_start|>a <\ue000|im_end|><|im_end|>", "\ue000")
+    assert _BYTE_LEVEL.decode(ids) == "<|im_start|>a <|im_end|><|im_end|>"
+    assert [id for id in ids if id in _BYTE_LEVEL._added] == [_BYTE_LEVEL.id_of(token) for token in SPECIAL]
+
+
+def test_half_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(StateError, match=r"'\\udcff' at character 1"):
+        _BYTE_LEVEL.encode("a\udcff")
+
+
+# ---- Files ------------------------------------------------------------------------------------------------------
+
+
+def test_end_tokens_of_every_file(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
+    (tmp_path / "config.json").write_text('{"eos_token_id": null, "text_config": {"eos_token_id": 5}}')
+    made = Tokenizer(with_added(byte_level()._whole), {"eos_token": {"content": "<|im_end|>"}})
+    assert end_tokens(tmp_path, made) == {3, 4, 5, made.id_of("<|im_end|>")}
+    (tmp_path / "config.json").write_text('{"eos_token_id": "x"}')
+    with pytest.raises(FormatError, match=r"config.json: eos_token_id: expected a token id"):
+        end_tokens(tmp_path, made)
+
+
+def test_bad_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"tokenizer.json: expected the tokenizer"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(FormatError, match=r"tokenizer.json: expected a tokenizer"):
+        Tokenizer.from_folder(tmp_path)
+    made = json.loads(byte_level()._whole.to_str())
+    made["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(made))
+    with pytest.raises(FormatError, match=r"decoder: expected ByteLevel.*found WordPiece"):
+        Tokenizer.from_folder(tmp_path)
