@@ -62,6 +62,7 @@ test: $(READY)
 
 SOURCES = $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp csrc/*/*.mm metal/*.h metal/*.metal) \
           $(wildcard bench/*/*.h bench/*/*.cpp bench/*/*/*/*.h bench/*/*/*/*.cpp) \
+          $(wildcard tests/refusing/*.cpp) \
           $(wildcard tests/emulator/*/*.h tests/emulator/*/*.cpp tests/emulator/*/*.mm tests/emulator/*/*/*/*.h)
 
 lint: $(READY)

@@ -56,13 +56,17 @@ int64_t CpuBackend::prepared_bytes(const WorkSizes& sizes) { return CpuCommands:
 int64_t CpuBackend::prepare(const WorkSizes& sizes) {
   auto batch = std::make_unique<CpuCommands>(*this);
   prepared_ = batch->prepare(sizes);
+  sizes_ = sizes;
   keep(std::move(batch));
   return prepared_;
 }
 
 std::unique_ptr<Commands> CpuBackend::begin() {
   if (CpuCommands* spare = spare_.exchange(nullptr)) return std::unique_ptr<Commands>(spare);
-  return std::make_unique<CpuCommands>(*this);
+  // The last one was recorded in part and dropped.
+  auto batch = std::make_unique<CpuCommands>(*this);
+  batch->prepare(sizes_);
+  return batch;
 }
 
 Ticket CpuBackend::submit(std::unique_ptr<Commands> commands) {

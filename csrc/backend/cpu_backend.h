@@ -40,6 +40,7 @@ class CpuBackend final : public Backend {
   std::atomic<int64_t> ops_{0};
   // Bytes of the buffers that live; theirs too, for they may outlive the backend.
   std::shared_ptr<std::atomic<int64_t>> buffers_ = std::make_shared<std::atomic<int64_t>>(0);
+  WorkSizes sizes_;  // that were prepared
   int64_t prepared_ = 0;
   // A batch that has been submitted, kept with its scratch for the next `begin`: steps allocate nothing.
   std::atomic<CpuCommands*> spare_{nullptr};

@@ -196,13 +196,14 @@ void DeferredBackend::release(int64_t number) {
 Ticket DeferredBackend::submit(std::unique_ptr<Commands> commands) {
   auto batch = std::make_shared<Batch>();
   batch->ops = static_cast<DeferredCommands&>(*commands).take();
+  auto completion = std::make_unique<Completion>(queue_, batch);
   {
     const std::lock_guard lock(queue_->mutex);
-    batch->number = ++queue_->submitted;
     queue_->batches.push_back(batch);
+    batch->number = ++queue_->submitted;
   }
   queue_->work.notify_all();
-  return Ticket(std::make_unique<Completion>(queue_, std::move(batch)));
+  return Ticket(std::move(completion));
 }
 
 // A batch that fails does not stop those behind it: they run on whatever it left.

@@ -7,7 +7,9 @@
 
 namespace moeflux {
 
-DeferredRing::DeferredRing(int depth) : entries_(static_cast<size_t>(depth)) {}
+DeferredRing::DeferredRing(int depth, size_t most_leases) : entries_(static_cast<size_t>(depth)) {
+  for (Entry& entry : entries_) entry.leases.reserve(most_leases);
+}
 
 DeferredRing::~DeferredRing() {
   try {
@@ -17,12 +19,21 @@ DeferredRing::~DeferredRing() {
   }
 }
 
+int64_t DeferredRing::table_bytes(int depth, int64_t most_leases) {
+  return depth * most_leases * static_cast<int64_t>(sizeof(Lease));
+}
+
+int64_t DeferredRing::tables() const {
+  size_t leases = 0;
+  for (const Entry& entry : entries_) leases += entry.leases.capacity();
+  return static_cast<int64_t>(leases * sizeof(Lease));
+}
+
 void DeferredRing::push(Ticket ticket, std::vector<Lease>& leases) {
   if (size_ == entries_.size()) pop();
   Entry& entry = entries_[(oldest_ + size_) % entries_.size()];
   entry.ticket = std::move(ticket);
   std::swap(entry.leases, leases);
-  leases.reserve(entry.leases.capacity());
   ++size_;
 }
 

@@ -2,7 +2,7 @@
 //
 // A batch's leases are given back only when it has completed, so no slot is reused while a batch may read it. Pushing
 // onto a full ring waits for the oldest; the destructor drains. A batch that failed throws where it is waited for; it
-// leaves the ring all the same.
+// leaves the ring all the same. A batch that was submitted gets in whatever happens: pushing allocates nothing.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,17 @@ namespace moeflux {
 
 class DeferredRing {
  public:
-  explicit DeferredRing(int depth);
+  // `most_leases`: of one batch.
+  DeferredRing(int depth, size_t most_leases);
   ~DeferredRing();
   DeferredRing(const DeferredRing&) = delete;
   DeferredRing& operator=(const DeferredRing&) = delete;
 
-  // Takes the leases; `leases` comes back empty, with room to be filled again.
+  // Bytes of its lists: what they will be, and what they are.
+  static int64_t table_bytes(int depth, int64_t most_leases);
+  int64_t tables() const;
+
+  // Takes the leases; `leases`, which had room for the most, comes back empty with that room.
   void push(Ticket ticket, std::vector<Lease>& leases);
   // Drops the oldest batches that are done, without waiting.
   void collect();

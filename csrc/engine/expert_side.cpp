@@ -95,7 +95,7 @@ ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const Engi
                        ", look-ahead ", options.look_ahead, options.verify_reads ? ", reads verified" : "")),
       stays_(has_slots_for_all(store, options) && cache_policy(options.cache) != CachePolicy::none),
       settled_(static_cast<size_t>(store.variant.num_layers())),
-      ring_(options.ring_depth) {
+      ring_(options.ring_depth, static_cast<size_t>(store.variant.num_experts)) {
   const auto experts = static_cast<size_t>(store.variant.num_experts);
   missing_.reserve(experts);
   jobs_.reserve(experts);
@@ -119,15 +119,16 @@ int64_t ExpertSide::table_bytes(const StoreDirectory& store, const EngineOptions
          ExpertLoader::table_bytes(
              {shape.slots, shape.experts, static_cast<int64_t>(store.experts.pieces.size()), options.readers}) +
          ExpertGroups::table_bytes(v.num_experts, options.chunk * v.experts_per_token) + v.num_experts * row +
-         Prefetcher::table_bytes(v) + checksum_bytes(store, options);
+         DeferredRing::table_bytes(options.ring_depth, v.num_experts) + Prefetcher::table_bytes(v) +
+         checksum_bytes(store, options);
 }
 
 int64_t ExpertSide::tables() const {
   const size_t bytes = (missing_.capacity() + arriving_.groups.capacity()) * sizeof(ExpertGroups::Group) +
                        (leases_.capacity() + arriving_.leases.capacity()) * sizeof(Lease) +
                        jobs_.capacity() * sizeof(ExpertJob);
-  return static_cast<int64_t>(bytes) + cache_.tables() + loader_.tables() + groups_.tables() + prefetcher_.tables() +
-         checksums_;
+  return static_cast<int64_t>(bytes) + cache_.tables() + loader_.tables() + groups_.tables() + ring_.tables() +
+         prefetcher_.tables() + checksums_;
 }
 
 void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, int64_t layer, Scratch& s, int64_t n,
@@ -153,7 +154,7 @@ void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, in
   sort_out(layer, stats);
   read_missing(layer, stats);
   if (guess_rows > 0) prefetcher_.propose(s, guess_rows);
-  read_ahead(layer, stats);
+  prefetcher_.begin(loader_, layer, stats);
   if (ahead) {
     record_held(*commands, layer, s, stats);
     record_sum(*commands, model, layer, s, n);
@@ -256,10 +257,7 @@ void ExpertSide::await_choice(std::unique_ptr<Commands>& commands, bool ahead, S
 
 // Jobs for the experts that are there, and behind a hold for those that are on their way.
 void ExpertSide::record_held(Commands& commands, int64_t layer, Scratch& s, StepStats& stats) {
-  while (more_to_read()) {
-    ring_.pop();
-    read_missing(layer, stats);
-  }
+  while (more_to_read()) await_slots(layer, stats);
   record_jobs(commands, s, 1);
   if (arriving_.groups.empty()) return;
   held_ = commands.hold();
@@ -322,7 +320,6 @@ void ExpertSide::read_missing(int64_t layer, StepStats& stats) {
   if (cache_.spare() < missing) loader_.give_up_guesses();
   const int64_t count = std::min(missing, cache_.spare());
   if (count == 0) return;
-  unconfirmed_ = true;
   const auto under_way = static_cast<int64_t>(arriving_.groups.size()) + count;
   const int64_t parts = std::max<int64_t>(1, pool_.threads() / under_way);
   for (int64_t i = 0; i < count; ++i) {
@@ -333,11 +330,13 @@ void ExpertSide::read_missing(int64_t layer, StepStats& stats) {
   }
 }
 
-// Of the next layer, what slots are left for: none are while this one has more to read, for that takes all.
-void ExpertSide::read_ahead(int64_t layer, StepStats& stats) {
-  const int64_t before = stats.look_ahead_reads;
-  prefetcher_.begin(loader_, layer, stats);
-  if (stats.look_ahead_reads > before) unconfirmed_ = true;
+// The oldest batch in flight gives its slots back, and they are read into.
+void ExpertSide::await_slots(int64_t layer, StepStats& stats) {
+  if (ring_.empty())
+    throw StateError(concat("layer ", layer, ": expected a slot for an expert, found all ", slots(),
+                            " leased and no batch in flight"));
+  ring_.pop();
+  read_missing(layer, stats);
 }
 
 // What was recorded goes on its way, so that its slots come back for experts that are still to be read, or read ahead.
@@ -345,12 +344,9 @@ void ExpertSide::read_ahead(int64_t layer, StepStats& stats) {
 void ExpertSide::make_room(std::unique_ptr<Commands>& commands, int64_t layer, StepStats& stats) {
   if (!leases_.empty()) submit(commands, stats);
   read_missing(layer, stats);
-  while (arriving_.groups.empty()) {
-    ring_.pop();
-    read_missing(layer, stats);
-  }
+  while (arriving_.groups.empty()) await_slots(layer, stats);
   ring_.collect();
-  read_ahead(layer, stats);
+  prefetcher_.begin(loader_, layer, stats);
 }
 
 // Jobs for experts that have arrived; waits for one when none has.
@@ -406,7 +402,7 @@ void ExpertSide::finish(StepStats& stats) {
   ring_.drain();
   leases_.clear();
   loader_.collect();
-  if (unconfirmed_) {
+  if (loader_.begun() > confirmed_) {
     try {
       store_.check_unchanged();
     } catch (...) {
@@ -417,7 +413,7 @@ void ExpertSide::finish(StepStats& stats) {
     }
   }
   fill_slots(stats);
-  unconfirmed_ = !loader_.idle();
+  confirmed_ = loader_.begun() - loader_.under_way();
   end_call(stats);
 }
 

@@ -103,7 +103,7 @@ class ExpertSide {
   void sort_out(int64_t layer, StepStats& stats);
   bool more_to_read() const { return next_missing_ < missing_.size(); }
   void read_missing(int64_t layer, StepStats& stats);
-  void read_ahead(int64_t layer, StepStats& stats);
+  void await_slots(int64_t layer, StepStats& stats);
   void make_room(std::unique_ptr<Commands>& commands, int64_t layer, StepStats& stats);
   void take_arrived(StepStats& stats);
   void end_call(StepStats& stats);
@@ -135,7 +135,7 @@ class ExpertSide {
   std::vector<ExpertJob> jobs_;  // to be recorded next
   std::vector<Lease> leases_;    // of every job since the last submission
   int64_t held_ = 0;             // what the commands hold for; 0: nothing
-  bool unconfirmed_ = false;     // experts were read and the store not looked at since
+  int64_t confirmed_ = 0;        // of the loader's reads: over when the store was last looked at
   CallStart call_;
   std::chrono::steady_clock::time_point lap_;  // began then
   Arriving arriving_;

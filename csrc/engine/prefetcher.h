@@ -91,7 +91,8 @@ class Prefetcher {
 
   // scratch.guess_ids name what `rows` tokens would pick in layer + 1.
   void propose(const Scratch& scratch, int64_t rows);
-  // Reads of it what there are slots for. What a single token is thought to need begins at once or never.
+  // Reads of it what there are slots for: none while `layer` has more to read, for that takes all. What a single token
+  // is thought to need begins at once or never.
   void begin(ExpertLoader& loader, int64_t layer, StepStats& stats);
   // There is more to begin, once there are slots.
   bool wants_more() const { return next_ < proposed_.size(); }

@@ -46,7 +46,19 @@ std::string EngineSession::asked() const {
 // ---------------------------------------------------------------------------------------------------------
 
 void EngineSession::check_usable() const {
-  if (!unusable_.empty()) throw StateError(concat("session: ", unusable_, "; clear it or restore a state"));
+  if (unusable_)
+    throw StateError(
+        concat("session: ", why_.empty() ? "a call failed half-way" : why_, "; clear it or restore a state"));
+}
+
+// What broke it may have been that there is no more memory.
+void EngineSession::break_off(const char* what, const std::exception* cause) noexcept {
+  unusable_ = true;
+  try {
+    why_ = cause ? concat(what, " (", cause->what(), ")") : what;
+  } catch (const std::bad_alloc&) {
+    why_.clear();
+  }
 }
 
 void EngineSession::check_tokens(std::span<const int32_t> tokens) const {
@@ -69,7 +81,7 @@ void EngineSession::evaluate(std::span<const int32_t> tokens, std::span<float> a
     if (position() == 0)
       state_.clear_recurrent();
     else if (state_.has_recurrent())
-      unusable_ = concat("an evaluation failed half-way (", error.what(), ")");
+      break_off("an evaluation failed half-way", &error);
     throw;
   }
   const size_t vocab = static_cast<size_t>(engine_->variant().vocab_size);
@@ -89,7 +101,7 @@ void EngineSession::check_finite(std::span<const float> logits) {
   const size_t vocab = static_cast<size_t>(engine_->variant().vocab_size);
   for (size_t i = 0; i < logits.size(); ++i) {
     if (std::isfinite(logits[i])) continue;
-    unusable_ = "its logits were not finite";
+    break_off("its logits were not finite");
     throw Error(concat("logits[", i % vocab, "]: expected a finite number, found ", logits[i],
                        ": the weights are damaged (`moeflux verify` tells where) or the state that was restored is"));
   }
@@ -185,7 +197,7 @@ void EngineSession::clear() {
   forget_after(-1);
   known_tokens_ = 0;
   position_.store(0, std::memory_order_relaxed);
-  unusable_.clear();
+  unusable_ = false;
   drop_logits();
 }
 
@@ -194,8 +206,10 @@ void EngineSession::add_rooms(int64_t count) {
   const auto bytes = static_cast<int64_t>(state_.recurrent().size());
   std::vector<std::unique_ptr<Buffer>> rooms;
   for (int64_t i = 0; i < count; ++i) rooms.push_back(engine_->backend().allocate(bytes, "checkpoints"));
+  const size_t all = checkpoints_.size() + rooms_.size() + rooms.size();
+  rooms_.reserve(all);  // for those of checkpoints come back
+  checkpoints_.reserve(all + 1);
   rooms_.insert(rooms_.end(), std::move_iterator(rooms.begin()), std::move_iterator(rooms.end()));
-  checkpoints_.reserve(checkpoints_.size() + rooms_.size() + 1);
 }
 
 void EngineSession::checkpoint() {
@@ -248,17 +262,18 @@ void EngineSession::set_max_checkpoints(int64_t count) {
   changed.max_checkpoints = count;
   changed = settled(engine_->variant(), changed);
   const int64_t more = count - options_.max_checkpoints;
+  const int64_t bytes_before = session_footprint(engine_->variant(), options_).checkpoints;
+  const int64_t bytes = session_footprint(engine_->variant(), changed).checkpoints;
   if (more <= 0) {
     keep_checkpoints(count, checkpoints_.empty() ? 0 : checkpoints_.back().position);
     rooms_.resize(rooms_.size() - static_cast<size_t>(-more));
-    share_.resize_checkpoints(session_footprint(engine_->variant(), changed).checkpoints);
+    share_.resize_checkpoints(bytes);
   } else {
-    share_.resize_checkpoints(session_footprint(engine_->variant(), changed).checkpoints,
-                              concat("session of ", count, " checkpoints"));
+    share_.resize_checkpoints(bytes, concat("session of ", count, " checkpoints"));
     try {
       add_rooms(more);
     } catch (...) {
-      share_.resize_checkpoints(session_footprint(engine_->variant(), options_).checkpoints);
+      share_.resize_checkpoints(bytes_before);
       throw;
     }
   }
@@ -319,14 +334,15 @@ void EngineSession::restore(int64_t target, std::span<const int32_t> tokens, con
         concat("restore: expected a position 0 to ", options_.max_context, " (max_context), found ", target));
   if (!tokens.empty() && static_cast<int64_t>(tokens.size()) != target)
     throw StateError(concat("restore: expected ", target, " tokens, one a position, found ", tokens.size()));
-  unusable_ = "a restore failed half-way";
+  const std::vector<StateTensor> tensors = state_.tensors(target);
+  break_off("a restore failed half-way");
   drop_logits();
   forget_after(-1);
-  for (const StateTensor& tensor : state_.tensors(target)) fill(tensor);
+  for (const StateTensor& tensor : tensors) fill(tensor);
   known_tokens_ = 0;
   add_tokens(tokens);
   position_.store(target, std::memory_order_relaxed);
-  unusable_.clear();
+  unusable_ = false;
 }
 
 StepStats EngineSession::last() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -50,6 +51,7 @@ class EngineSession final : public Session {
   void check_logits() const;
   void check_finite(std::span<const float> logits);
   void drop_logits();
+  void break_off(const char* what, const std::exception* cause = nullptr) noexcept;
   void check_tokens(std::span<const int32_t> tokens) const;
   void evaluate(std::span<const int32_t> tokens, std::span<float> all_logits, StepStats& stats);
   void forget_after(int64_t position);
@@ -68,7 +70,8 @@ class EngineSession final : public Session {
   std::atomic<int64_t> position_ = 0;
   std::unique_ptr<Buffer> token_room_;          // i32 [max_context]
   int64_t known_tokens_ = 0;                    // in it: position, or 0 when they are not known
-  std::string unusable_;                        // why, when a failure left the state in pieces
+  bool unusable_ = false;                       // a failure left the state in pieces
+  std::string why_;                             // it did, when there was memory to say so
   std::vector<Checkpoint> checkpoints_;         // ascending by position
   std::vector<std::unique_ptr<Buffer>> rooms_;  // free ones, for checkpoints that may still be made
   uint64_t clock_ = 0;

@@ -43,13 +43,13 @@ int64_t ExpertLoader::tables() const {
 }
 
 void ExpertLoader::add_load() {
+  auto load = std::make_unique<Load>();
+  load->batch.reserve(static_cast<size_t>(shape_.requests()));
+  if (check_) load->batch.after_reading([this, load = load.get()] { check_(load->layer, load->expert, load->slot); });
   idle_.reserve(loads_.size() + 1);
   guesses_.reserve(loads_.size() + 1);
-  loads_.push_back(std::make_unique<Load>());
-  Load* load = loads_.back().get();
-  load->batch.reserve(static_cast<size_t>(shape_.requests()));
-  if (check_) load->batch.after_reading([this, load] { check_(load->layer, load->expert, load->slot); });
-  idle_.push_back(load);
+  loads_.push_back(std::move(load));
+  idle_.push_back(loads_.back().get());
 }
 
 ExpertLoader::~ExpertLoader() { give_up(); }
@@ -83,6 +83,7 @@ void ExpertLoader::begin(Lease lease, bool guess, int64_t parts) {
   load.slot = lease.data();
   store_.add_reads(load.layer, load.expert, load.slot, load.batch, parts);
   pool_.submit(load.batch, guess ? ReadPriority::look_ahead : ReadPriority::demand);
+  ++begun_;
   idle_.pop_back();
   by_slot_[static_cast<size_t>(lease.slot())] = &load;
   load.guess = guess;

@@ -59,13 +59,13 @@ class ExpertLoader {
   // Ends everything under way, wanted or not.
   void give_up();
   bool has(int64_t layer, int64_t expert) const { return cache_.contains(layer, expert); }  // or is bringing it
-  bool idle() const { return under_way() == 0; }
   int64_t under_way() const { return static_cast<int64_t>(loads_.size() - idle_.size()); }  // wanted or guessed
   // Bytes of its lists: what they will be with so many slots, and what they are.
   static int64_t table_bytes(const LoaderShape& shape);
   int64_t tables() const;
   // Of guesses, since the loader was made: bytes that were never read.
   int64_t dropped_guess_bytes() const { return dropped_; }
+  int64_t begun() const { return begun_; }  // since the loader was made: experts whose reads have begun
 
  private:
   struct Load {
@@ -94,6 +94,7 @@ class ExpertLoader {
   std::vector<Load*> idle_;                   // of them
   std::vector<Load*> guesses_;                // under way that nobody demanded
   int64_t dropped_ = 0;
+  int64_t begun_ = 0;
   std::vector<Load*> by_slot_;  // under way; null for other slots
 };
 

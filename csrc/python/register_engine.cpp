@@ -203,13 +203,14 @@ void register_footprint(py::module_& m) {
       .def_property_readonly("total", &Footprint::total);
   m.def(
       "footprint",
-      [](const Store& store, const std::string& backend, int readers, int64_t expert_slots, int64_t chunk,
-         const std::string& reads, const std::string& cache, bool verify_reads, int64_t max_context,
+      [](const Store& store, const std::string& backend, int readers, int64_t expert_slots, int ring_depth,
+         int64_t chunk, const std::string& reads, const std::string& cache, bool verify_reads, int64_t max_context,
          const std::string& kv, int64_t max_checkpoints) {
         EngineOptions options;
         options.backend = backend;
         options.readers = readers;
         options.expert_slots = expert_slots;
+        options.ring_depth = ring_depth;
         options.chunk = chunk;
         options.reads = reads;
         options.cache = cache;
@@ -217,8 +218,9 @@ void register_footprint(py::module_& m) {
         return footprint(store.directory, options, {max_context, kv_dtype(kv), max_checkpoints});
       },
       py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("readers") = 0, py::arg("expert_slots") = 0,
-      py::arg("chunk") = 0, py::arg("reads") = "auto", py::arg("cache") = "lru", py::arg("verify_reads") = false,
-      py::arg("max_context") = 0, py::arg("kv_dtype") = "f32", py::arg("max_checkpoints") = 4,
+      py::arg("ring_depth") = 2, py::arg("chunk") = 0, py::arg("reads") = "auto", py::arg("cache") = "lru",
+      py::arg("verify_reads") = false, py::arg("max_context") = 0, py::arg("kv_dtype") = "f32",
+      py::arg("max_checkpoints") = 4,
       "What an engine so opened and one such session will hold. Takes no memory and opens no file.");
   m.def(
       "slot_bytes", [](const Store& store) { return slot_layout(store.directory).bytes; }, py::arg("store"),

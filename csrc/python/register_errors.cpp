@@ -1,3 +1,5 @@
+#include <new>
+
 #include "core/error.h"
 #include "python/bindings.h"
 
@@ -13,6 +15,14 @@ void register_errors(py::module_& m) {
   py::register_exception<DeviceError>(m, "DeviceError", base.ptr());
   py::register_exception<StateError>(m, "StateError", base.ptr());
   py::register_exception<BudgetError>(m, "BudgetError", base.ptr());
+  // One of ours, which a translator above makes Python's.
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    try {
+      std::rethrow_exception(std::move(thrown));
+    } catch (const std::bad_alloc&) {
+      throw IoError("memory: expected more from the system, which has none left");
+    }
+  });
 }
 
 }  // namespace moeflux::python

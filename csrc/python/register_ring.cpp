@@ -59,7 +59,8 @@ class BatchState final : public Ticket::State {
 // A ring and the slots of one layer that its batches lease.
 class Ring {
  public:
-  Ring(int depth, int64_t slots) : cache_({}, {1, slots, slots, 0}), ring_(std::make_unique<DeferredRing>(depth)) {}
+  Ring(int depth, int64_t slots)
+      : cache_({}, {1, slots, slots, 0}), ring_(std::make_unique<DeferredRing>(depth, static_cast<size_t>(slots))) {}
 
   void push(const std::shared_ptr<HeldBatch>& batch, const std::vector<int64_t>& experts) {
     std::vector<Lease> leases;

@@ -851,6 +851,7 @@ def footprint(
     backend: str = "auto",
     readers: int = 0,
     expert_slots: int = 0,
+    ring_depth: int = 2,
     chunk: int = 0,
     reads: str = "auto",
     cache: str = "lru",

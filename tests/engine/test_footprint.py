@@ -30,12 +30,23 @@ def said(path: Path, **options: object) -> _core.Footprint:
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-@pytest.mark.parametrize(("slots", "chunk", "kv_dtype"), [(None, None, "f32"), (8, 16, "bf16")])
-def test_said_and_held(folder: Folder, name: str, slots: int | None, chunk: int | None, kv_dtype: str) -> None:
+@pytest.mark.parametrize(("slots", "chunk", "kv_dtype", "depth"), [(None, None, "f32", 2), (8, 16, "bf16", 3)])
+def test_said_and_held(
+    folder: Folder, name: str, slots: int | None, chunk: int | None, kv_dtype: str, depth: int
+) -> None:
     path = folder(name)
-    expected = said(path, expert_slots=slots or 0, chunk=chunk or 0, max_context=100, kv_dtype=kv_dtype, readers=4)
-    model = moeflux.load(path, expert_slots=slots, chunk=chunk, readers=4)
+    expected = said(
+        path,
+        expert_slots=slots or 0,
+        ring_depth=depth,
+        chunk=chunk or 0,
+        max_context=100,
+        kv_dtype=kv_dtype,
+        readers=4,
+    )
+    model = moeflux.load(path, expert_slots=slots, ring_depth=depth, chunk=chunk, readers=4)
     engine = model._engine
+    assert model.plan.parts["tables"] == engine.memory.tables
     assert engine.held == engine.memory.total == engine.memory.engine
     session = model.session(max_context=100, kv_dtype=kv_dtype)
     assert parts(engine.memory) == parts(expected)

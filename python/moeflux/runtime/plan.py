@@ -190,6 +190,7 @@ class _Planner:
         self.sessions = whole("sessions", options.sessions, MOST_SESSIONS) or 1
         self.context = whole("context", options.context, self.variant.max_context)
         self.chunk = whole("chunk", options.chunk, 8192)
+        self.ring_depth = whole("ring_depth", options.ring_depth, 16) or 2
         slots = whole("expert_slots", options.expert_slots, 1 << 31)
         self.slots = min(slots, self.experts) if slots else None
         if options.kv_dtype not in ("f32", "bf16"):
@@ -244,6 +245,7 @@ class _Planner:
             backend=options.backend,
             readers=self.readers,
             expert_slots=choice.slots,
+            ring_depth=self.ring_depth,
             chunk=choice.chunk,
             reads=choice.reads,
             cache=options.cache,
