@@ -17,7 +17,7 @@
 #include "core/error.h"
 #include "core/op_time.h"
 #include "core/read_bandwidth.h"
-#include "core/variant.h"
+#include "models/variant.h"
 
 namespace moeflux {
 

@@ -12,8 +12,6 @@
 #include "core/error.h"
 #include "core/forks.h"
 #include "core/text.h"
-#include "engine/attention_side.h"
-#include "engine/feed_forward.h"
 #include "engine/footprint.h"
 #include "engine/rope_angles.h"
 #include "engine/session.h"
@@ -63,14 +61,12 @@ std::unique_ptr<Backend> backend_of(const EngineOptions& options, const EngineFa
   return backend;
 }
 
-Model load_model(const StoreDirectory& store, Backend& backend, const Progress& progress) {
-  Model model;
-  model.variant = store.variant;
-  model.weights = load_weights(store, backend, progress);
-  model.frequencies = rope_frequencies(store.variant);
-  model.rope_magnitude = rope_magnitude(store.variant);
-  model.softmax_scale = static_cast<float>(softmax_scale(store.variant));
-  return model;
+Scratch make_scratch(Model& model, int64_t chunk, Backend& backend) {
+  Scratch scratch;
+  const ScratchLayout layout = scratch_layout(model.variant, model.layers, chunk, scratch);
+  scratch.arena = layout.allocate(backend);
+  scratch.angles = layout.angles();
+  return scratch;
 }
 
 }  // namespace
@@ -108,9 +104,9 @@ LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, c
       session_memory_(options.session_bytes),
       backend_(backend_of(options, faults, op_times_)),
       model_(load_model(store, *backend_, options.on_load)),
-      scratch_(make_scratch(store.variant, options.chunk, *backend_)),
+      scratch_(make_scratch(model_, options.chunk, *backend_)),
       picks_(backend_->allocate(most_top_k * 8, "top-k")),
-      prepared_(backend_->prepare(work_sizes(store.variant, options.chunk))),
+      prepared_(backend_->prepare(work_sizes(store.variant, model_.layers, options.chunk))),
       experts_(store, *backend_, options, scratch_.rows, faults.open) {}
 
 void LoadedEngine::check_process() const {
@@ -138,7 +134,7 @@ Footprint LoadedEngine::memory() const {
 
 int64_t LoadedEngine::step_bytes() const {
   const Variant& v = model_.variant;
-  const Matrix& embed = model_.weights.embed;
+  const Matrix& embed = model_.embed;
   int64_t bytes = model_.weights.bytes();
   if (!v.tied_embeddings) bytes -= (embed.rows - 1) * embed.format.row_bytes(embed.columns);
   for (int64_t layer = 0; layer < v.num_layers(); ++layer)
@@ -187,26 +183,23 @@ void LoadedEngine::forward(std::span<const int32_t> tokens, int64_t position, co
 // With `logits`, those of the last row.
 void LoadedEngine::run_layers(std::span<const int32_t> tokens, int64_t position, const SessionState& state, View logits,
                               StepStats& stats) {
-  const Variant& v = model_.variant;
+  const int64_t width = model_.variant.hidden_size;
   Scratch& s = scratch_;
   const Rows rows = {position, static_cast<int64_t>(tokens.size())};
   std::memcpy(s.tokens.i32(), tokens.data(), tokens.size_bytes());
-  rope_angles(model_.frequencies, model_.rope_magnitude, position, rows.n, s.angles.f32());
+  for (const Angles& angles : s.angles)
+    rope_angles(angles.frequencies, angles.magnitude, position, rows.n, angles.view.f32());
 
   std::unique_ptr<Commands> commands = backend_->begin();
-  commands->embed(model_.weights.embed, s.tokens, s.hidden, rows.n);
-  for (int64_t layer = 0; layer < v.num_layers(); ++layer) {
-    record_attention_side(*commands, model_, layer, state.layer(layer), s, rows);
-    if (v.is_moe(layer)) {
-      experts_.run(commands, model_, layer, s, rows.n, stats);
-      continue;
-    }
-    const LayerWeights& w = model_.weights.layers[static_cast<size_t>(layer)];
-    commands->rms_norm(s.hidden, w.post_norm, s.normed, rows.n, v.hidden_size, model_.eps());
-    record_feed_forward(*commands, w.dense, s.normed, s.out, s, rows.n);
-    commands->residual_add(s.hidden, s.out, s.hidden, rows.n * v.hidden_size);
+  commands->embed(model_.embed, s.tokens, s.hidden, rows.n);
+  for (size_t i = 0; i < model_.layers.size(); ++i) {
+    const LayerBlocks& layer = model_.layers[i];
+    commands->rms_norm(s.hidden, layer.input_norm, s.normed, rows.n, width, model_.eps());
+    layer.mixer->record(*commands, s, state.layer(i), rows);
+    commands->residual_add(s.hidden, s.out, s.hidden, rows.n * width);
+    layer.feed_forward->run(commands, experts_, s, rows.n, stats);
   }
-  commands->rms_norm(s.hidden, model_.weights.norm, s.normed, rows.n, v.hidden_size, model_.eps());
+  commands->rms_norm(s.hidden, model_.norm, s.normed, rows.n, width, model_.eps());
   if (logits) record_logits(*commands, rows.n - 1, 1, logits);
   finish(std::move(commands), stats);
 }
@@ -221,14 +214,14 @@ void LoadedEngine::finish(std::unique_ptr<Commands> commands, StepStats& stats) 
 
 // Of `count` rows of scratch.normed.
 void LoadedEngine::record_logits(Commands& commands, int64_t first, int64_t count, View out) {
-  const Matrix& head = model_.weights.head;
+  const Matrix& head = model_.head;
   const int64_t h = model_.variant.hidden_size;
   commands.matmul(std::array{Product{scratch_.normed.at(first * h), h, head, out, head.rows}}, count);
 }
 
 // Of all rows, some at a time; those of the last one also to `logits`.
 void LoadedEngine::every_logit(int64_t n, View logits, std::span<float> all_logits, StepStats& stats) {
-  const int64_t vocab = model_.weights.head.rows;
+  const int64_t vocab = model_.head.rows;
   for (int64_t first = 0; first < n; first += scratch_.logit_rows) {
     const int64_t count = std::min(scratch_.logit_rows, n - first);
     std::unique_ptr<Commands> commands = backend_->begin();

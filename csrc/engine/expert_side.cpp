@@ -9,7 +9,7 @@
 #include "core/error.h"
 #include "core/sha256.h"
 #include "core/text.h"
-#include "engine/feed_forward.h"
+#include "engine/expert_matrices.h"
 #include "engine/footprint.h"
 #include "io/probe.h"
 
@@ -87,7 +87,6 @@ ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const Engi
       pool_(options.readers, store_.bounce()),
       loader_(store_, pool_, cache_, expert_check(store, store_, options)),
       groups_(store.variant.num_experts, chunk * store.variant.experts_per_token),
-      experts_per_token_(store.variant.experts_per_token),
       checksums_(checksum_bytes(store, options)),
       prefetcher_(store.variant, look_ahead_mode(options.look_ahead)),
       describe_(concat(cache_.shape().slots, " expert slots, ", pool_.threads(), " readers, ",
@@ -131,47 +130,48 @@ int64_t ExpertSide::tables() const {
          prefetcher_.tables() + checksums_;
 }
 
-void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, int64_t layer, Scratch& s, int64_t n,
+void ExpertSide::run(std::unique_ptr<Commands>& commands, const RoutedExpertsBlock& block, const Scratch& s, int64_t n,
                      StepStats& stats) {
+  const int64_t layer = block.layer();
   if (n == 1 && !observer_ && is_resident(layer)) {
-    run_resident(*commands, model, layer, s);
-    stats.expert_hits += experts_per_token_;
+    run_resident(*commands, block, s);
+    stats.expert_hits += block.per_token();
     stats.beside_seconds += lap();
     return;
   }
   const int64_t guess_rows = prefetcher_.rows(layer, n);
   const bool ahead = n == 1 && backend_.runs_ahead();
-  record_route(*commands, model, layer, s, n, guess_rows);
+  block.record_route(*commands, s, n, guess_rows);
   if (ahead) {
     commands->mark();
-    record_shared(*commands, model, layer, s, n);
+    block.record_shared(*commands, s, n);
   }
-  await_choice(commands, ahead, stats);
-  const std::span<const int32_t> ids(s.ids.i32(), static_cast<size_t>(n * experts_per_token_));
+  await_choice(commands, block, ahead, stats);
+  const std::span<const int32_t> ids(block.room().ids.i32(), static_cast<size_t>(n * block.per_token()));
   if (observer_) observer_(layer, ids);
   groups_.assign(ids);
 
   sort_out(layer, stats);
   read_missing(layer, stats);
-  if (guess_rows > 0) prefetcher_.propose(s, guess_rows);
+  if (guess_rows > 0) prefetcher_.propose(*block.next(), guess_rows);
   prefetcher_.begin(loader_, layer, stats);
   if (ahead) {
-    record_held(*commands, layer, s, stats);
-    record_sum(*commands, model, layer, s, n);
+    record_held(*commands, block, s, stats);
+    block.record_sum(*commands, s, n);
     stats.beside_seconds += lap();
     return;
   }
-  record_shared(*commands, model, layer, s, n);
-  record_jobs(*commands, s, n);
+  block.record_shared(*commands, s, n);
+  record_jobs(*commands, block, s, n);
   stats.beside_seconds += lap();
   const double waited = stats.read_wait_seconds;
   while (more_to_read() || !arriving_.groups.empty()) {
     if (more_to_read() || prefetcher_.wants_more()) make_room(commands, layer, stats);
     take_arrived(stats);
-    record_jobs(*commands, s, n);
+    record_jobs(*commands, block, s, n);
   }
   stats.arrived_seconds += lap() - (stats.read_wait_seconds - waited);
-  record_sum(*commands, model, layer, s, n);
+  block.record_sum(*commands, s, n);
   submit(commands, stats);
 }
 
@@ -210,13 +210,14 @@ bool ExpertSide::is_resident(int64_t layer) {
   return true;
 }
 
-void ExpertSide::run_resident(Commands& commands, const Model& model, int64_t layer, Scratch& s) {
-  record_route(commands, model, layer, s, 1, 0);
-  record_shared(commands, model, layer, s, 1);
-  commands.chosen_expert_ffn({s.normed, store_.experts().hidden, store_.experts().intermediate, experts_per_token_,
-                              s.ids, slots_of(layer), matrices(0), s.expert_scratch, s.expert_out},
+void ExpertSide::run_resident(Commands& commands, const RoutedExpertsBlock& block, const Scratch& s) {
+  const RoutedExpertsBlock::Room& room = block.room();
+  block.record_route(commands, s, 1, 0);
+  block.record_shared(commands, s, 1);
+  commands.chosen_expert_ffn({s.normed, store_.experts().hidden, store_.experts().intermediate, block.per_token(),
+                              room.ids, slots_of(block.layer()), matrices(0), room.expert_scratch, room.expert_out},
                              1);
-  record_sum(commands, model, layer, s, 1);
+  block.record_sum(commands, s, 1);
 }
 
 // Where every expert has a slot: some more of those that nobody has asked for, so that soon all are there. Not again
@@ -236,15 +237,16 @@ void ExpertSide::fill_slots(StepStats& stats) {
 
 // ---- A device that runs ahead -------------------------------------------------------------------------------------
 
-// The router has spoken: its choice is in scratch.ids, and new commands begin.
-void ExpertSide::await_choice(std::unique_ptr<Commands>& commands, bool ahead, StepStats& stats) {
+// The router has spoken: its choice is in the room for ids, and new commands begin.
+void ExpertSide::await_choice(std::unique_ptr<Commands>& commands, const RoutedExpertsBlock& block, bool ahead,
+                              StepStats& stats) {
   Ticket ticket = backend_.submit(std::move(commands));
   ++stats.submissions;
   const double waited = stats.read_wait_seconds;
   let_go(stats);
   ++stats.waits;
   // What the batch has leased must not be what this layer needs.
-  if (ahead && slots() >= 2 * experts_per_token_) {
+  if (ahead && slots() >= 2 * block.per_token()) {
     ticket.reach();
     ring_.push(std::move(ticket), leases_);
   } else {
@@ -256,9 +258,9 @@ void ExpertSide::await_choice(std::unique_ptr<Commands>& commands, bool ahead, S
 }
 
 // Jobs for the experts that are there, and behind a hold for those that are on their way.
-void ExpertSide::record_held(Commands& commands, int64_t layer, Scratch& s, StepStats& stats) {
-  while (more_to_read()) await_slots(layer, stats);
-  record_jobs(commands, s, 1);
+void ExpertSide::record_held(Commands& commands, const RoutedExpertsBlock& block, const Scratch& s, StepStats& stats) {
+  while (more_to_read()) await_slots(block.layer(), stats);
+  record_jobs(commands, block, s, 1);
   if (arriving_.groups.empty()) return;
   held_ = commands.hold();
   for (size_t i = 0; i < arriving_.groups.size(); ++i) {
@@ -266,7 +268,7 @@ void ExpertSide::record_held(Commands& commands, int64_t layer, Scratch& s, Step
     jobs_.push_back({matrices(lease.slot()), arriving_.groups[i].pairs, arriving_.groups[i].count});
     leases_.push_back(cache_.share(lease));
   }
-  record_jobs(commands, s, 1);
+  record_jobs(commands, block, s, 1);
 }
 
 void ExpertSide::let_go(StepStats& stats) {
@@ -378,10 +380,10 @@ void ExpertSide::take_arrived(StepStats& stats) {
   arriving_.leases.resize(left);
 }
 
-void ExpertSide::record_jobs(Commands& commands, Scratch& s, int64_t n) {
+void ExpertSide::record_jobs(Commands& commands, const RoutedExpertsBlock& block, const Scratch& s, int64_t n) {
   if (jobs_.empty()) return;
-  commands.expert_ffn({s.normed, n, store_.experts().hidden, store_.experts().intermediate, experts_per_token_, jobs_,
-                       s.expert_scratch, s.expert_out});
+  commands.expert_ffn({s.normed, n, store_.experts().hidden, store_.experts().intermediate, block.per_token(), jobs_,
+                       block.room().expert_scratch, block.room().expert_out});
   jobs_.clear();
 }
 

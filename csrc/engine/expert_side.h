@@ -22,9 +22,9 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "engine/blocks/routed_experts.h"
 #include "engine/deferred_ring.h"
 #include "engine/expert_groups.h"
-#include "engine/model.h"
 #include "engine/prefetcher.h"
 #include "engine/scratch.h"
 #include "format/store_directory.h"
@@ -47,7 +47,7 @@ class ExpertSide {
 
   // scratch.hidden += experts(norm(scratch.hidden)). `commands` hold what was recorded before; they are submitted on
   // the way and new ones stand in their place. The last batch is in flight when this returns.
-  void run(std::unique_ptr<Commands>& commands, const Model& model, int64_t layer, Scratch& scratch, int64_t n,
+  void run(std::unique_ptr<Commands>& commands, const RoutedExpertsBlock& block, const Scratch& scratch, int64_t n,
            StepStats& stats);
 
   // After the submission of `commands`: waits for the reads that these hold for, and lets them go on. IoError when one
@@ -95,10 +95,10 @@ class ExpertSide {
   };
 
   bool is_resident(int64_t layer);
-  void run_resident(Commands& commands, const Model& model, int64_t layer, Scratch& scratch);
+  void run_resident(Commands& commands, const RoutedExpertsBlock& block, const Scratch& scratch);
   View slots_of(int64_t layer) const;
-  void await_choice(std::unique_ptr<Commands>& commands, bool ahead, StepStats& stats);
-  void record_held(Commands& commands, int64_t layer, Scratch& scratch, StepStats& stats);
+  void await_choice(std::unique_ptr<Commands>& commands, const RoutedExpertsBlock& block, bool ahead, StepStats& stats);
+  void record_held(Commands& commands, const RoutedExpertsBlock& block, const Scratch& scratch, StepStats& stats);
   void fill_slots(StepStats& stats);
   void sort_out(int64_t layer, StepStats& stats);
   bool more_to_read() const { return next_missing_ < missing_.size(); }
@@ -108,7 +108,7 @@ class ExpertSide {
   void take_arrived(StepStats& stats);
   void end_call(StepStats& stats);
   double lap();
-  void record_jobs(Commands& commands, Scratch& scratch, int64_t n);
+  void record_jobs(Commands& commands, const RoutedExpertsBlock& block, const Scratch& scratch, int64_t n);
   void submit(std::unique_ptr<Commands>& commands, StepStats& stats);
   ExpertMatrices matrices(int64_t slot) const;
 
@@ -120,7 +120,6 @@ class ExpertSide {
   ReadPool pool_;
   ExpertLoader loader_;
   ExpertGroups groups_;
-  int64_t experts_per_token_;
   int64_t checksums_;  // bytes
   Prefetcher prefetcher_;
   std::string describe_;

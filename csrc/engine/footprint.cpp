@@ -53,34 +53,41 @@ SessionOptions settled(const Variant& variant, SessionOptions options) {
   return options;
 }
 
-WorkSizes work_sizes(const Variant& variant, int64_t chunk) {
+WorkSizes work_sizes(const Variant& variant, const std::vector<LayerBlocks>& layers, int64_t chunk) {
   WorkSizes sizes;
-  const bool attends = std::count(variant.layer_kinds.begin(), variant.layer_kinds.end(), LayerKind::full) > 0;
-  if (attends) sizes.value_dim = variant.attention == Attention::mla ? variant.kv_lora_rank : variant.head_dim;
-  if (attends) sizes.heads = variant.num_heads;
   sizes.logits = variant.vocab_size;
   sizes.picks = most_top_k;
-  constexpr int64_t projections = 8;  // more than any layer has side by side
-  sizes.products = std::max({projections, variant.num_heads, variant.num_experts});
+  sizes.products = 8;  // more than any layer has side by side, but where it says so
   sizes.rows = chunk;
-  sizes.pairs = chunk * variant.experts_per_token;
-  // The hidden state twice, for the look-ahead, or for an expert's gate and up in groups of different sizes; one of
-  // them for each head, or for each pair of token and expert.
-  sizes.input_rows = chunk * std::max({int64_t{2}, variant.num_heads, variant.experts_per_token});
-  sizes.inputs = chunk * std::max({2 * variant.hidden_size, variant.q_proj_out(), variant.o_proj_in(),
-                                   variant.linear_total_value(), variant.num_heads * variant.kv_lora_rank,
-                                   variant.q_lora_rank, variant.dense_intermediate, variant.shared_intermediate,
-                                   variant.experts_per_token * variant.moe_intermediate});
+  sizes.input_rows = chunk;
+  sizes.inputs = chunk * variant.hidden_size;
+  for (const LayerBlocks& layer : layers) {
+    layer.mixer->want(sizes, chunk);
+    layer.feed_forward->want(sizes, chunk);
+  }
   return sizes;
+}
+
+ScratchLayout scratch_layout(const Variant& variant, std::vector<LayerBlocks>& layers, int64_t chunk,
+                             Scratch& scratch) {
+  ScratchLayout layout(chunk);
+  scratch.place(layout, variant.hidden_size, variant.vocab_size);
+  for (LayerBlocks& layer : layers) {
+    layer.mixer->place(layout);
+    layer.feed_forward->place(layout);
+  }
+  return layout;
 }
 
 Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& options) {
   const Variant& v = store.variant;
+  std::vector<LayerBlocks> layers = make_blocks(v);
+  Scratch scratch;
   Footprint bytes;
   bytes.dense_weights = dense_layout(store, maps_files(options.backend)).bytes();
   bytes.expert_slots = arena_bytes(ExpertSide::slot_memory(store, options));
-  bytes.scratch = arena_bytes(scratch_bytes(v, options.chunk)) + arena_bytes(most_top_k * 8) +
-                  prepared_bytes(options.backend, work_sizes(v, options.chunk));
+  bytes.scratch = arena_bytes(scratch_layout(v, layers, options.chunk, scratch).bytes()) + arena_bytes(most_top_k * 8) +
+                  prepared_bytes(options.backend, work_sizes(v, layers, options.chunk));
   // "auto" may turn out buffered, which needs none: what is planned is what direct reads need.
   bytes.read_buffers = options.reads == "buffered" ? 0 : options.readers * bounce_of(store, ReadMode::direct);
   bytes.tables = ExpertSide::table_bytes(store, options);

@@ -1,7 +1,10 @@
 // How much memory an engine and its sessions take, before any of it is taken: made of the layouts that allocate.
 #pragma once
 
+#include <vector>
+
 #include "backend/backend.h"
+#include "engine/blocks/make_blocks.h"
 #include "format/store_directory.h"
 #include "moeflux.h"
 
@@ -17,7 +20,10 @@ SessionOptions settled(const Variant& variant, SessionOptions options);
 int64_t all_experts(const Variant& variant);
 
 // What batches of this model, in chunks of so many tokens, will bring at most.
-WorkSizes work_sizes(const Variant& variant, int64_t chunk);
+WorkSizes work_sizes(const Variant& variant, const std::vector<LayerBlocks>& layers, int64_t chunk);
+
+// Room for all that is computed on the way, in chunks of so many tokens. Its views lie in `scratch` and `layers`.
+ScratchLayout scratch_layout(const Variant& variant, std::vector<LayerBlocks>& layers, int64_t chunk, Scratch& scratch);
 
 // Of settled options.
 Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& options);

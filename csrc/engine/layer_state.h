@@ -1,4 +1,4 @@
-// What the layers of one session remember: key-value rows, latent rows, recurrent state.
+// What the layers of one session remember: rows that grow with it, and state of one size.
 #pragma once
 
 #include <cstddef>
@@ -7,22 +7,21 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "core/variant.h"
+#include "models/layers.h"
 #include "moeflux.h"
 
 namespace moeflux {
 
-// Of one layer; what its kind does not have is empty.
-struct LayerState {
-  Cache k;  // rows [kv_heads * dim]
-  Cache v;
-  Cache latent;    // rows [rank]
-  Cache rope_k;    // rows [rope]
-  View conv;       // [taps - 1, conv_channels]
-  View recurrent;  // [value heads, value dim, key dim]
+// A piece and where it lies: rows of the session's type, or f32 of one size.
+struct PlacedPiece {
+  StatePiece piece;
+  Cache cache;
 };
 
-// Where each layer's part lies, before there is memory.
+// Of one layer, in the order in which its shape lists them.
+using LayerState = std::vector<PlacedPiece>;
+
+// Where each layer's pieces lie, before there is memory.
 struct StateLayout {
   std::vector<LayerState> layers;  // views of no buffer
   int64_t row_bytes = 0;
@@ -36,10 +35,10 @@ class SessionState {
   // Rows for `max_context` tokens; the system gives memory to those that are used.
   SessionState(const Variant& variant, int64_t max_context, DType kv_dtype, Backend& backend);
 
-  const LayerState& layer(int64_t index) const { return layers_[static_cast<size_t>(index)]; }
+  const LayerState& layer(size_t index) const { return layers_[index]; }
   bool has_recurrent() const { return recurrent_bytes_ > 0; }
 
-  // The fixed-size part, of all linear layers together.
+  // The fixed-size part, of all layers together.
   std::span<std::byte> recurrent() const;
   void clear_recurrent() const;
 
@@ -47,7 +46,6 @@ class SessionState {
   std::vector<StateTensor> tensors(int64_t position) const;
 
  private:
-  const Variant& variant_;  // of the engine, which sessions keep alive
   std::vector<LayerState> layers_;
   std::unique_ptr<Buffer> rows_;
   std::unique_ptr<Buffer> recurrent_;

@@ -1,22 +1,26 @@
 // What every step of an engine reads and none changes.
 #pragma once
 
-#include <cstdint>
 #include <vector>
 
-#include "core/variant.h"
+#include "engine/blocks/make_blocks.h"
 #include "engine/weights.h"
+#include "models/variant.h"
 
 namespace moeflux {
 
 struct Model {
   Variant variant;
-  ModelWeights weights;
-  std::vector<double> frequencies;  // rope, radians a position
-  double rope_magnitude = 1;
-  float softmax_scale = 1;
+  Matrix embed;  // [vocab, hidden]
+  Matrix head;   // [vocab, hidden]; the embedding itself when tied
+  View norm;     // [hidden]
+  std::vector<LayerBlocks> layers;
+  DenseWeights weights;  // the memory of all these
 
   float eps() const { return static_cast<float>(variant.rms_norm_eps); }
 };
+
+// `progress` is told after each piece; when it says to stop: StateError.
+Model load_model(const StoreDirectory& store, Backend& backend, const Progress& progress = {});
 
 }  // namespace moeflux

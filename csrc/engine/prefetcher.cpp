@@ -113,14 +113,14 @@ int64_t Prefetcher::rows(int64_t layer, int64_t n) const {
   return prefill_governor_.on() ? std::min(n, most_guess_rows) : 0;
 }
 
-void Prefetcher::propose(const Scratch& scratch, int64_t rows) {
+void Prefetcher::propose(const RoutedExpertsBlock& next, int64_t rows) {
   forget();
   rows_ = rows;
   std::ranges::fill(seen_, uint8_t{0});
-  const int32_t* ids = scratch.guess_ids.i32();
-  for (int64_t place = 0; place < experts_per_token_; ++place)
+  const int32_t* ids = next.room().guess_ids.i32();
+  for (int64_t place = 0; place < next.per_token(); ++place)
     for (int64_t row = 0; row < rows; ++row) {
-      const int32_t expert = ids[row * experts_per_token_ + place];
+      const int32_t expert = ids[row * next.per_token() + place];
       if (!std::exchange(seen_[static_cast<size_t>(expert)], uint8_t{1})) proposed_.push_back(expert);
     }
 }

@@ -15,10 +15,10 @@
 #include <span>
 #include <vector>
 
-#include "core/variant.h"
+#include "engine/blocks/routed_experts.h"
 #include "engine/expert_groups.h"
-#include "engine/scratch.h"
 #include "io/expert_loader.h"
+#include "models/variant.h"
 #include "moeflux.h"
 
 namespace moeflux {
@@ -89,8 +89,8 @@ class Prefetcher {
   // Of a call of n tokens, how many the guess for layer + 1 is made from; 0 where there is none.
   int64_t rows(int64_t layer, int64_t n) const;
 
-  // scratch.guess_ids name what `rows` tokens would pick in layer + 1.
-  void propose(const Scratch& scratch, int64_t rows);
+  // What `rows` tokens would pick of the next layer's experts is in that block's room.
+  void propose(const RoutedExpertsBlock& next, int64_t rows);
   // Reads of it what there are slots for: none while `layer` has more to read, for that takes all. What a single token
   // is thought to need begins at once or never.
   void begin(ExpertLoader& loader, int64_t layer, StepStats& stats);

@@ -5,18 +5,18 @@
 #include <span>
 #include <vector>
 
-#include "core/variant.h"
+#include "models/rope.h"
 
 namespace moeflux {
 
-// Radians a position of each of the rotary_dim / 2 pairs.
-std::vector<double> rope_frequencies(const Variant& variant);
+// Radians a position of each of the dim / 2 pairs.
+std::vector<double> rope_frequencies(const Rope& rope);
 
 // What YaRN multiplies rotated vectors by; 1 without it.
-double rope_magnitude(const Variant& variant);
+double rope_magnitude(const Rope& rope);
 
-// What attention scores are multiplied by.
-double softmax_scale(const Variant& variant);
+// What DeepSeek's YaRN multiplies queries and keys by, before the scores of attention; 1 without it.
+double rope_score_magnitude(const Rope& rope);
 
 // out [n, frequencies, 2]: cosine and sine at positions first ... first + n - 1, times `magnitude`.
 void rope_angles(std::span<const double> frequencies, double magnitude, int64_t first, int64_t n, float* out);

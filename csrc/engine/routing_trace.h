@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "core/variant.h"
+#include "models/variant.h"
 
 namespace moeflux {
 

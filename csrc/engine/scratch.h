@@ -1,77 +1,74 @@
 // Where a call's intermediate numbers lie: fixed at open for the largest chunk, shared by all sessions of an engine,
-// which take turns. n is the rows of the call, at most `rows`. f32 unless said.
+// which take turns, and by all layers, which follow each other. n is the rows of the call. f32 unless said.
 #pragma once
 
 #include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
-#include "core/variant.h"
+#include "models/rope.h"
 
 namespace moeflux {
 
-// Tokens of a call whose picks of the next layer are guessed.
-constexpr int64_t most_guess_rows = 64;
+// Cosines and sines of a call's positions, for the layers that turn alike.
+struct Angles {
+  Rope rope;
+  std::vector<double> frequencies;  // radians a position
+  double magnitude = 1;
+  View view;  // [n, rope.dim / 2, 2]
+};
 
+// Who asks for which room: the one description, of how much it is and of where it lies. Those who ask by one name share
+// it, one after another.
+class ScratchLayout {
+ public:
+  // `rows`: the largest chunk.
+  explicit ScratchLayout(int64_t rows) : rows_(rows) {}
+
+  int64_t rows() const { return rows_; }
+  // `view` is told where its numbers lie when there is memory; until then it must stay where it is.
+  void place(View& view, std::string_view name, int64_t elements);
+  void place_angles(View& view, const Rope& rope);
+
+  int64_t bytes() const;
+  std::unique_ptr<Buffer> allocate(Backend& backend) const;
+  // Of all that were asked for, when there is memory.
+  std::vector<Angles> angles() const;
+
+ private:
+  struct Area {
+    std::string name;
+    int64_t elements = 0;  // the most that anybody asked for
+    std::vector<View*> views;
+  };
+
+  int64_t rows_;
+  std::vector<Area> areas_;
+  std::vector<std::pair<Rope, std::string>> ropes_;  // and the names of their areas
+};
+
+// What no block has for itself.
 struct Scratch {
   int64_t rows = 0;  // the largest chunk
 
   View tokens;  // i32 [n]
-  View angles;  // [n, rotary_dim / 2, 2]
   View hidden;  // [n, hidden]: the residual stream
-  View normed;  // [n, hidden]
-  View mixed;   // [n, widest input of an out projection]: what attention yields
-  View out;     // [n, hidden]
-
-  // Gated delta-net.
-  View qkv;        // [n, conv_channels]
-  View convolved;  // [n, conv_channels]
-  View z;          // [n, value heads * value dim]
-  View alpha;      // [n, value heads]
-  View b;          // [n, value heads]
-  View decay;      // [n, value heads]
-  View beta;       // [n, value heads]
-
-  // Full attention; k and v for grouped queries, the others for latent attention.
-  View q;         // [n, heads * dim, or twice that with a gate]
-  View k;         // [n, kv_heads * dim]
-  View v;         // [n, kv_heads * dim]
-  View q_low;     // [n, q_lora_rank]
-  View kv;        // [n, rank + rope]
-  View q_latent;  // [n, heads, rank]
-  View latents;   // [n, heads, rank]
-
-  // Feed-forward: dense layers and the shared expert.
-  View gate;         // [n, widest intermediate]
-  View up;           // [n, widest intermediate]
-  View shared;       // [n, hidden]
-  View shared_gate;  // [n]
-
-  // Routed experts.
-  View router;          // [n, experts]
-  View ids;             // i32 [n, k]
-  View weights;         // [n, k]
-  View expert_scratch;  // [n * k, 2 * moe_intermediate]
-  View expert_out;      // [n * k, hidden]
-
-  // The look-ahead, of the first m rows, at most most_guess_rows.
-  View guess_normed;   // [m, hidden]
-  View guess_router;   // [m, experts]
-  View guess_ids;      // i32 [m, k]
-  View guess_weights;  // [m, k]
+  View normed;  // [n, hidden]: what a layer's half is applied to
+  View out;     // [n, hidden]: what it yields
 
   // Logits of several rows at a time, where all are asked for.
   int64_t logit_rows = 0;
   View logits;  // [logit_rows, vocab]
 
-  std::vector<Product> products;  // on the host: one a head of latent attention, kept to be reused
+  std::vector<Angles> angles;
+  std::vector<Product> products;  // on the host: of a layer that has one a head, kept to be reused
 
   std::unique_ptr<Buffer> arena;
+
+  void place(ScratchLayout& layout, int64_t hidden_size, int64_t vocab_size);
 };
-
-// Bytes of the arena for chunks of `rows` tokens.
-int64_t scratch_bytes(const Variant& variant, int64_t rows);
-
-Scratch make_scratch(const Variant& variant, int64_t rows, Backend& backend);
 
 }  // namespace moeflux

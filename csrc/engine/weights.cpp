@@ -5,11 +5,10 @@
 #include <numeric>
 
 #include "core/arena.h"
-#include "core/checked.h"
+#include "core/error.h"
 #include "core/file.h"
 #include "core/half.h"
 #include "core/rounding.h"
-#include "format/tensor_requirements.h"
 
 namespace moeflux {
 namespace {
@@ -49,178 +48,78 @@ void widen(DType dtype, std::byte* room, int64_t count) {
   }
 }
 
-// Finds every tensor of a store its place, and fills the arena.
-class Loader {
- public:
-  Loader(const StoreDirectory& store, Backend& backend, const Progress& progress)
-      : store_(store), progress_(progress), layout_(dense_layout(store, true)) {
-    std::vector<File> files;
-    for (const std::string& path : store.files) files.emplace_back(path);
-    if (!map(files, backend)) layout_ = dense_layout(store, false);
-    if (layout_.arena) arena_ = backend.allocate(layout_.arena, "dense weights");
-    for (const auto& [name, tensor] : store.tensors)
-      if (place_of(name).map < 0) total_ += stored_bytes(tensor);
-    for (const auto& [name, tensor] : store.tensors)
-      if (place_of(name).map < 0) load(files, name, tensor);
-  }
-
-  void move_to(ModelWeights& weights) {
-    weights.arena = std::move(arena_);
-    weights.maps = std::move(maps_);
-    weights.mapped = std::move(mapped_);
-  }
-
-  View vector(const std::string& name) const {
-    const DenseLayout::Place& place = place_of(name);
-    return {(place.map < 0 ? arena_ : maps_[static_cast<size_t>(place.map)]).get(), place.offset};
-  }
-
-  bool has(const std::string& base) const { return store_.formats.count(base) != 0; }
-
-  // A stack [heads, rows, columns] becomes one matrix of heads * rows rows.
-  Matrix matrix(const std::string& base) const {
-    Matrix result;
-    result.format = store_.formats.at(base);
-    const StoredTensor& weight = store_.tensors.at(base + ".weight");
-    const int64_t stored_columns = weight.shape.back();
-    result.columns = result.format.is_affine() ? stored_columns * 32 / result.format.bits : stored_columns;
-    result.rows = elements_of(weight) / stored_columns;
-    result.weight = vector(base + ".weight");
-    if (result.format.is_affine()) {
-      result.scales = vector(base + ".scales");
-      result.biases = vector(base + ".biases");
-    }
-    return result;
-  }
-
-  FeedForwardWeights feed_forward(const std::string& at) const {
-    return {matrix(at + "gate_proj"), matrix(at + "up_proj"), matrix(at + "down_proj")};
-  }
-
- private:
-  const DenseLayout::Place& place_of(const std::string& name) const { return layout_.places.at(name); }
-
-  // False when the device would rather have all of it in memory of its own.
-  bool map(const std::vector<File>& files, Backend& backend) {
-    for (const DenseLayout::Map& each : layout_.maps) {
-      const File& file = files[static_cast<size_t>(each.file)];
-      const int64_t bytes = std::min(each.bytes, file.bytes() - each.begin);  // the last page may be less
-      maps_.push_back(backend.map(file, each.begin, bytes, "dense weights"));
-      if (!maps_.back()) {
-        maps_.clear();
-        return false;
-      }
-    }
-    for (const DenseLayout::Map& each : layout_.maps)
-      mapped_.push_back(file_readers()(store_.files[static_cast<size_t>(each.file)], ReadMode::buffered));
-    return true;
-  }
-
-  void load(const std::vector<File>& files, const std::string& name, const StoredTensor& tensor) {
-    std::byte* const room = arena_->data() + place_of(name).offset;
-    std::byte* out = is_widened(tensor) ? room + stored_bytes(tensor) : room;
-    for (const Span& span : tensor.spans)
-      for (int64_t done = 0; done < span.bytes; done += piece) {
-        const int64_t bytes = std::min(piece, span.bytes - done);
-        files[static_cast<size_t>(span.file)].read_exact(span.offset + done, {out, static_cast<size_t>(bytes)});
-        out += bytes;
-        tell(bytes);
-      }
-    if (is_widened(tensor)) widen(tensor.dtype, room, elements_of(tensor));
-  }
-
-  void tell(int64_t bytes) {
-    done_ += bytes;
-    if (progress_ && !progress_(done_, total_))
-      throw StateError(concat("load: stopped by its caller after ", done_, " of ", total_, " bytes"));
-  }
-
-  const StoreDirectory& store_;
-  const Progress& progress_;
-  int64_t done_ = 0;
-  int64_t total_ = 0;
-  DenseLayout layout_;
-  std::unique_ptr<Buffer> arena_;
-  std::vector<std::unique_ptr<Buffer>> maps_;
-  std::vector<std::unique_ptr<Reader>> mapped_;
-};
-
-LinearAttentionWeights linear_attention(const Loader& load, const std::string& at) {
-  return {
-      .qkv = load.matrix(at + "in_proj_qkv"),
-      .z = load.matrix(at + "in_proj_z"),
-      .a = load.matrix(at + "in_proj_a"),
-      .b = load.matrix(at + "in_proj_b"),
-      .out = load.matrix(at + "out_proj"),
-      .conv = load.vector(at + "conv1d.weight"),
-      .a_log = load.vector(at + "A_log"),
-      .dt_bias = load.vector(at + "dt_bias"),
-      .norm = load.vector(at + "norm.weight"),
-  };
-}
-
-FullAttentionWeights full_attention(const Loader& load, const std::string& at) {
-  return {
-      .q = load.matrix(at + "q_proj"),
-      .k = load.matrix(at + "k_proj"),
-      .v = load.matrix(at + "v_proj"),
-      .o = load.matrix(at + "o_proj"),
-      .q_norm = load.vector(at + "q_norm.weight"),
-      .k_norm = load.vector(at + "k_norm.weight"),
-  };
-}
-
-LatentAttentionWeights latent_attention(const Loader& load, const Variant& variant, const std::string& at) {
-  LatentAttentionWeights weights;
-  if (variant.q_lora_rank) {
-    weights.q_a = load.matrix(at + "q_a_proj");
-    weights.q_a_norm = load.vector(at + "q_a_layernorm.weight");
-  }
-  weights.q_b = load.matrix(at + (variant.q_lora_rank ? "q_b_proj" : "q_proj"));
-  weights.kv_a = load.matrix(at + "kv_a_proj_with_mqa");
-  weights.kv_a_norm = load.vector(at + "kv_a_layernorm.weight");
-  if (load.has(at + "kv_b_proj")) {
-    weights.kv_b = load.matrix(at + "kv_b_proj");
-  } else {
-    weights.embed_q = load.matrix(at + "embed_q");
-    weights.unembed_out = load.matrix(at + "unembed_out");
-  }
-  weights.o = load.matrix(at + "o_proj");
-  return weights;
-}
-
-ExpertSideWeights expert_side(const Loader& load, const Variant& variant, const std::string& at) {
-  ExpertSideWeights weights;
-  weights.router = load.matrix(at + "gate");
-  if (variant.router == Router::noaux_tc) weights.bias = load.vector(at + "gate.e_score_correction_bias");
-  if (variant.shared_expert == SharedExpert::gated) {
-    weights.shared = load.feed_forward(at + "shared_expert.");
-    weights.shared_gate = load.matrix(at + "shared_expert_gate");
-  } else if (variant.shared_expert == SharedExpert::plain) {
-    weights.shared = load.feed_forward(at + "shared_experts.");
-  }
-  return weights;
-}
-
-LayerWeights layer_weights(const Loader& load, const Variant& variant, int64_t layer) {
-  const std::string at = layer_prefix(layer);
-  LayerWeights weights;
-  weights.input_norm = load.vector(at + "input_layernorm.weight");
-  weights.post_norm = load.vector(at + "post_attention_layernorm.weight");
-  if (!variant.is_full(layer))
-    weights.linear = linear_attention(load, at + "linear_attn.");
-  else if (variant.attention == Attention::mla)
-    weights.latent = latent_attention(load, variant, at + "self_attn.");
-  else
-    weights.full = full_attention(load, at + "self_attn.");
-  if (variant.is_moe(layer))
-    weights.experts = expert_side(load, variant, at + "mlp.");
-  else
-    weights.dense = load.feed_forward(at + "mlp.");
-  return weights;
-}
-
 }  // namespace
+
+// ---- WeightLoader ---------------------------------------------------------------------------------------------------
+
+WeightLoader::WeightLoader(const StoreDirectory& store, Backend& backend, const Progress& progress)
+    : store_(store), progress_(progress), layout_(dense_layout(store, true)) {
+  std::vector<File> files;
+  for (const std::string& path : store.files) files.emplace_back(path);
+  if (!map(files, backend)) layout_ = dense_layout(store, false);
+  if (layout_.arena) weights_.arena = backend.allocate(layout_.arena, "dense weights");
+  for (const auto& [name, tensor] : store.tensors)
+    if (place_of(name).map < 0) total_ += stored_bytes(tensor);
+  for (const auto& [name, tensor] : store.tensors)
+    if (place_of(name).map < 0) load(files, name, tensor);
+}
+
+View WeightLoader::vector(const std::string& name) const {
+  const DenseLayout::Place& place = place_of(name);
+  return {(place.map < 0 ? weights_.arena : weights_.maps[static_cast<size_t>(place.map)]).get(), place.offset};
+}
+
+Matrix WeightLoader::matrix(const std::string& base) const {
+  Matrix result;
+  result.format = store_.formats.at(base);
+  const StoredTensor& weight = store_.tensors.at(base + ".weight");
+  const int64_t stored_columns = weight.shape.back();
+  result.columns = result.format.is_affine() ? stored_columns * 32 / result.format.bits : stored_columns;
+  result.rows = elements_of(weight) / stored_columns;
+  result.weight = vector(base + ".weight");
+  if (result.format.is_affine()) {
+    result.scales = vector(base + ".scales");
+    result.biases = vector(base + ".biases");
+  }
+  return result;
+}
+
+// False when the device would rather have all of it in memory of its own.
+bool WeightLoader::map(const std::vector<File>& files, Backend& backend) {
+  for (const DenseLayout::Map& each : layout_.maps) {
+    const File& file = files[static_cast<size_t>(each.file)];
+    const int64_t bytes = std::min(each.bytes, file.bytes() - each.begin);  // the last page may be less
+    weights_.maps.push_back(backend.map(file, each.begin, bytes, "dense weights"));
+    if (!weights_.maps.back()) {
+      weights_.maps.clear();
+      return false;
+    }
+  }
+  for (const DenseLayout::Map& each : layout_.maps)
+    weights_.mapped.push_back(file_readers()(store_.files[static_cast<size_t>(each.file)], ReadMode::buffered));
+  return true;
+}
+
+void WeightLoader::load(const std::vector<File>& files, const std::string& name, const StoredTensor& tensor) {
+  std::byte* const room = weights_.arena->data() + place_of(name).offset;
+  std::byte* out = is_widened(tensor) ? room + stored_bytes(tensor) : room;
+  for (const Span& span : tensor.spans)
+    for (int64_t done = 0; done < span.bytes; done += piece) {
+      const int64_t bytes = std::min(piece, span.bytes - done);
+      files[static_cast<size_t>(span.file)].read_exact(span.offset + done, {out, static_cast<size_t>(bytes)});
+      out += bytes;
+      tell(bytes);
+    }
+  if (is_widened(tensor)) widen(tensor.dtype, room, elements_of(tensor));
+}
+
+void WeightLoader::tell(int64_t bytes) {
+  done_ += bytes;
+  if (progress_ && !progress_(done_, total_))
+    throw StateError(concat("load: stopped by its caller after ", done_, " of ", total_, " bytes"));
+}
+
+// ---- DenseLayout ----------------------------------------------------------------------------------------------------
 
 // The part of each file that could be mapped, by file: from the first tensor that may stay where it is to the last.
 static std::map<int64_t, DenseLayout::Map> maps_of(const StoreDirectory& store) {
@@ -272,25 +171,15 @@ int64_t DenseLayout::bytes() const {
                          [](int64_t sum, const Map& map) { return sum + map.bytes; });
 }
 
-int64_t ModelWeights::bytes() const {
+// ---- DenseWeights ---------------------------------------------------------------------------------------------------
+
+int64_t DenseWeights::bytes() const {
   return std::accumulate(maps.begin(), maps.end(), arena ? arena_bytes(arena->bytes()) : 0,
                          [](int64_t sum, const auto& map) { return sum + map->bytes(); });
 }
 
-void ModelWeights::check_unchanged() const {
+void DenseWeights::check_unchanged() const {
   for (const std::unique_ptr<Reader>& file : mapped) file->check_unchanged();
-}
-
-ModelWeights load_weights(const StoreDirectory& store, Backend& backend, const Progress& progress) {
-  Loader load(store, backend, progress);
-  ModelWeights weights;
-  weights.embed = load.matrix("model.embed_tokens");
-  weights.head = store.variant.tied_embeddings ? weights.embed : load.matrix("lm_head");
-  weights.norm = load.vector("model.norm.weight");
-  for (int64_t layer = 0; layer < store.variant.num_layers(); ++layer)
-    weights.layers.push_back(layer_weights(load, store.variant, layer));
-  load.move_to(weights);
-  return weights;
 }
 
 }  // namespace moeflux

@@ -1,13 +1,12 @@
 #include "format/snapshot_wire.h"
 
-#include <array>
 #include <cstdio>
 #include <limits>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "core/error.h"
+#include "models/layers.h"
 
 namespace moeflux {
 namespace {
@@ -50,16 +49,13 @@ int64_t header_bytes_of(const std::vector<ShapeWord>& words) {
   return static_cast<int64_t>(words.size() + 2) * word_bytes;
 }
 
-// Part and bytes of the two states of a layer. A variant's limits and max_context_limit keep all sums within int64.
-std::array<std::pair<StatePart, int64_t>, 2> layer_parts(const Variant& variant, int64_t layer, int64_t positions) {
-  if (!variant.is_full(layer))
-    return {{{StatePart::conv, variant.conv_state_bytes()}, {StatePart::recurrent, variant.recurrent_state_bytes()}}};
-  const int64_t column_bytes = positions * f32_bytes;
-  if (variant.attention == Attention::mla)
-    return {{{StatePart::latent, column_bytes * variant.kv_lora_rank},
-             {StatePart::rope_k, column_bytes * variant.qk_rope_dim}}};
-  return {{{StatePart::k, column_bytes * variant.kv_dim()}, {StatePart::v, column_bytes * variant.kv_dim()}}};
+// A variant's limits and max_context_limit keep all sums within int64.
+int64_t bytes_of(const StatePiece& piece, int64_t positions) {
+  return (piece.rows ? positions : 1) * piece.width() * f32_bytes;
 }
+
+// Of a layer whose state grows: only these have a length.
+bool has_rows(const StatePieces& pieces) { return pieces.front().rows; }
 
 // The snapshot's bytes from first to last; each taken once.
 class Cursor {
@@ -128,24 +124,6 @@ void check_length(int32_t found, int64_t layer, std::optional<int64_t> others, s
 
 }  // namespace
 
-std::string_view state_part_name(StatePart part) {
-  switch (part) {
-    case StatePart::k:
-      return "k";
-    case StatePart::v:
-      return "v";
-    case StatePart::latent:
-      return "latent";
-    case StatePart::rope_k:
-      return "rope_k";
-    case StatePart::conv:
-      return "conv";
-    case StatePart::recurrent:
-      return "recurrent";
-  }
-  return "";
-}
-
 std::vector<std::byte> snapshot_wire_header(const Variant& variant, uint32_t version) {
   std::vector<std::byte> header;
   const auto put = [&](uint32_t value) {
@@ -163,15 +141,19 @@ SnapshotWire snapshot_wire_layout(const Variant& variant, uint32_t version, int6
     throw FormatError(concat("snapshot layout: positions: expected 0 to ", max_context_limit, ", found ", positions));
   const int64_t header_bytes = header_bytes_of(shape_words(variant, version, "snapshot layout"));
   SnapshotWire wire{version, positions, header_bytes, header_bytes, {}, {}};
-  for (int64_t layer = 0; layer < variant.num_layers(); ++layer) {
-    if (variant.is_full(layer)) {
+  int64_t index = 0;
+  for (const Layer& layer : layers_of(variant)) {
+    const StatePieces pieces = layer.state();
+    if (has_rows(pieces)) {
       wire.length_offsets.push_back(wire.bytes);
       wire.bytes += word_bytes;
     }
-    for (const auto& [part, bytes] : layer_parts(variant, layer, positions)) {
-      wire.spans.push_back({layer, part, wire.bytes, bytes});
+    for (const StatePiece& piece : pieces) {
+      const int64_t bytes = bytes_of(piece, positions);
+      wire.spans.push_back({index, piece.name, wire.bytes, bytes});
       wire.bytes += bytes;
     }
+    ++index;
   }
   return wire;
 }
@@ -181,17 +163,21 @@ SnapshotWire parse_snapshot_wire(std::span<const std::byte> bytes, const Variant
   const uint32_t version = check_header(cursor, variant, where);
   SnapshotWire wire{version, 0, cursor.offset(), static_cast<int64_t>(bytes.size()), {}, {}};
   std::optional<int64_t> positions;
-  for (int64_t layer = 0; layer < variant.num_layers(); ++layer) {
-    if (variant.is_full(layer)) {
+  int64_t index = 0;
+  for (const Layer& layer : layers_of(variant)) {
+    const StatePieces pieces = layer.state();
+    if (has_rows(pieces)) {
       wire.length_offsets.push_back(cursor.offset());
-      const auto length = static_cast<int32_t>(cursor.take_word(concat("layer ", layer, ", length")));
-      check_length(length, layer, positions, where);
+      const auto length = static_cast<int32_t>(cursor.take_word(concat("layer ", index, ", length")));
+      check_length(length, index, positions, where);
       positions = length;
     }
-    for (const auto& [part, part_bytes] : layer_parts(variant, layer, positions.value_or(0))) {
-      const int64_t offset = cursor.take(part_bytes, concat("layer ", layer, ", ", state_part_name(part)));
-      wire.spans.push_back({layer, part, offset, part_bytes});
+    for (const StatePiece& piece : pieces) {
+      const int64_t piece_bytes = bytes_of(piece, positions.value_or(0));
+      const int64_t offset = cursor.take(piece_bytes, concat("layer ", index, ", ", piece.name));
+      wire.spans.push_back({index, piece.name, offset, piece_bytes});
     }
+    ++index;
   }
   if (cursor.left() > 0)
     throw FormatError(concat(where, ": TrailingBytes: expected the end at byte ", cursor.offset(), ", found ",

@@ -21,22 +21,18 @@
 #include <string_view>
 #include <vector>
 
-#include "core/variant.h"
+#include "models/variant.h"
 
 namespace moeflux {
 
 // Bytes 58 4C 46 4D on disk.
 constexpr uint32_t snapshot_magic = 0x4D464C58;
 
-enum class StatePart { k, v, latent, rope_k, conv, recurrent };
-
-std::string_view state_part_name(StatePart part);
-
 struct SnapshotSpan {
   int64_t layer;
-  StatePart part;
-  int64_t offset;  // from the start of the snapshot
-  int64_t bytes;   // 0 for k, v, latent and rope_k of an empty session
+  std::string_view part;  // a name of StatePiece
+  int64_t offset;         // from the start of the snapshot
+  int64_t bytes;          // 0 for k, v, latent and rope_k of an empty session
 
   bool operator==(const SnapshotSpan&) const = default;
 };

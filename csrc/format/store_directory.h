@@ -13,9 +13,9 @@
 #include "core/dtype.h"
 #include "core/quant_format.h"
 #include "core/sha256.h"
-#include "core/variant.h"
 #include "format/expert_layout.h"
-#include "format/tensor_requirements.h"
+#include "models/tensor_list.h"
+#include "models/variant.h"
 
 namespace moeflux {
 

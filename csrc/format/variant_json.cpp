@@ -17,9 +17,9 @@ constexpr std::array<std::string_view, 4> names_of(ModelType) {
   return {"qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3"};
 }
 constexpr std::array<std::string_view, 2> names_of(Attention) { return {"gqa", "mla"}; }
-constexpr std::array<std::string_view, 2> names_of(Rope) { return {"vanilla", "yarn"}; }
-constexpr std::array<std::string_view, 2> names_of(Router) { return {"softmax", "noaux_tc"}; }
-constexpr std::array<std::string_view, 3> names_of(SharedExpert) { return {"none", "gated", "plain"}; }
+constexpr std::array<std::string_view, 2> names_of(RopeKind) { return {"vanilla", "yarn"}; }
+constexpr std::array<std::string_view, 2> names_of(RouterKind) { return {"softmax", "noaux_tc"}; }
+constexpr std::array<std::string_view, 3> names_of(SharedExpertKind) { return {"none", "gated", "plain"}; }
 constexpr std::array<std::string_view, 2> names_of(LayerKind) { return {"linear", "full"}; }
 constexpr std::array<std::string_view, 2> names_of(MlpKind) { return {"dense", "moe"}; }
 
@@ -243,7 +243,7 @@ void check_attention(const Variant& v) {
     check_divides(v, "linear_value_heads", v.linear_value_heads, "linear_key_heads", v.linear_key_heads);
     break;
   }
-  if (v.rope == Rope::yarn) {
+  if (v.rope == RopeKind::yarn) {
     check_positive(v, "yarn_factor", v.yarn_factor);
     check_positive(v, "yarn_original_context", static_cast<double>(v.yarn_original_context));
     check_positive(v, "yarn_beta_fast", v.yarn_beta_fast);
@@ -259,10 +259,10 @@ void check_feed_forward(const Variant& v) {
   int64_t moe = 0;
   for (MlpKind kind : v.mlp_kinds) moe += kind == MlpKind::moe;
   require(v, moe > 0, "mlp_kinds", "at least one layer with experts", "none");
-  if (v.shared_expert != SharedExpert::none)
+  if (v.shared_expert != SharedExpertKind::none)
     check_limits(v, {{"shared_intermediate", v.shared_intermediate, 1, max_width}});
   if (moe < v.num_layers()) check_limits(v, {{"dense_intermediate", v.dense_intermediate, 1, max_width}});
-  if (v.router == Router::noaux_tc) {
+  if (v.router == RouterKind::noaux_tc) {
     check_limits(
         v, {{"num_groups", v.num_groups, 1, v.num_experts}, {"groups_per_token", v.groups_per_token, 1, v.num_groups}});
     require(v, v.num_experts % v.num_groups == 0, "num_groups",

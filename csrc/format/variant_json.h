@@ -3,8 +3,8 @@
 
 #include <string_view>
 
-#include "core/variant.h"
 #include "format/json.h"
+#include "models/variant.h"
 
 namespace moeflux {
 

@@ -34,15 +34,15 @@ void register_snapshot(py::module_& m) {
   py::class_<SnapshotSpan>(m, "SnapshotSpan", "One state of one layer in a snapshot.")
       .def_readonly("layer", &SnapshotSpan::layer)
       .def_property_readonly(
-          "part", [](const SnapshotSpan& span) { return std::string(state_part_name(span.part)); },
+          "part", [](const SnapshotSpan& span) { return std::string(span.part); },
           "k, v, latent, rope_k, conv or recurrent")
       .def_readonly("offset", &SnapshotSpan::offset)
       .def_readonly("bytes", &SnapshotSpan::bytes)
       .def(
           "__eq__", [](const SnapshotSpan& a, const SnapshotSpan& b) { return a == b; }, py::is_operator())
       .def("__repr__", [](const SnapshotSpan& span) {
-        return concat("SnapshotSpan(layer=", span.layer, ", part=", state_part_name(span.part),
-                      ", offset=", span.offset, ", bytes=", span.bytes, ")");
+        return concat("SnapshotSpan(layer=", span.layer, ", part=", span.part, ", offset=", span.offset,
+                      ", bytes=", span.bytes, ")");
       });
 
   py::class_<SnapshotWire>(m, "SnapshotWire", "Where everything lies in a snapshot of wire format 1 or 2.")

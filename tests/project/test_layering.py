@@ -14,20 +14,21 @@ ROOT = Path(__file__).resolve().parents[2]
 # folder of csrc -> the folders whose headers it may include, besides its own.
 MAY_INCLUDE = {
     "core": set(),
-    "format": {"core"},
-    "io": {"core", "format"},
+    "models": {"core"},
+    "format": {"core", "models"},
+    "io": {"core", "models", "format"},
     "kernels": {"core"},
     "backend": {"core", "kernels"},
     "metal": {"core", "backend"},
     "backends": {"core", "backend", "metal"},
-    "engine": {"core", "format", "io", "backend", "backends"},
-    "python": {"core", "format", "io", "kernels", "backend", "metal", "backends", "engine"},
+    "engine": {"core", "models", "format", "io", "backend", "backends"},
+    "python": {"core", "models", "format", "io", "kernels", "backend", "metal", "backends", "engine"},
 }
 # The engine knows backends by their interface, and the clock that fits every one.
 ENGINE_MAY_INCLUDE_OF_BACKEND = {"backend/backend.h", "backend/timed_backend.h"}
 # moeflux.h, the whole C++ boundary, lies beside the folders.
 BOUNDARY = "moeflux.h"
-BOUNDARY_MAY_INCLUDE = {"core", "engine"}
+BOUNDARY_MAY_INCLUDE = {"core", "models", "engine"}
 MAY_INCLUDE_BOUNDARY = {"engine", "python"}
 # Kernel argument structs and sizes that shaders and host share.
 SHADER_HEADERS = {"params.h"}
@@ -169,7 +170,7 @@ def test_the_table_has_no_circles() -> None:
     ("path", "line", "fault"),
     [
         ("core/x.h", '#include "format/json.h"', "core may lean on nothing"),
-        ("format/x.cpp", '#include "engine/engine.h"', "format may lean on core"),
+        ("format/x.cpp", '#include "engine/engine.h"', "format may lean on core, models"),
         ("format/x.cpp", "#include <pybind11/pybind11.h>", "alone knows pybind11"),
         ("engine/x.cpp", "#  include <Python.h>", "alone knows pybind11"),
         ("engine/x.cpp", '#include "metal/device.h"', "engine may lean on"),

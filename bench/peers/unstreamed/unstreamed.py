@@ -42,7 +42,7 @@ def main() -> int:
 def compare(arguments: argparse.Namespace, folder: Path) -> int:
     harness = track.find_harness()
     ours = HERE
-    rest = [path for path in (ROOT / "csrc" / "engine").glob("*.cpp") if path.name != "expert_side.cpp"]
+    rest = [path for path in (ROOT / "csrc" / "engine").rglob("*.cpp") if path.name != "expert_side.cpp"]
     other = relink(harness, [ours / "engine" / "expert_side.cpp", *rest], folder / "unstreamed", before=ours)
 
     def speeds(program: Path) -> dict[str, float]:

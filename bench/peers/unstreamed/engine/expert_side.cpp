@@ -2,7 +2,7 @@
 
 #include <stdexcept>
 
-#include "engine/feed_forward.h"
+#include "engine/expert_matrices.h"
 #include "io/read_pool.h"
 
 namespace moeflux {
@@ -12,9 +12,8 @@ ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const Engi
     : store_(store, {ReadMode::buffered, open}),
       layers_(store.variant.num_layers()),
       experts_(store.variant.num_experts),
-      experts_per_token_(store.variant.experts_per_token),
       memory_(backend.allocate(slot_memory(store, options), "experts")),
-      groups_(experts_, chunk * experts_per_token_) {
+      groups_(experts_, chunk * store.variant.experts_per_token) {
   jobs_.reserve(static_cast<size_t>(experts_));
   read_all(options.readers);
 }
@@ -43,26 +42,28 @@ void ExpertSide::read_all(int64_t readers) {
   }
 }
 
-void ExpertSide::run(std::unique_ptr<Commands>& commands, const Model& model, int64_t layer, Scratch& s, int64_t n,
+void ExpertSide::run(std::unique_ptr<Commands>& commands, const RoutedExpertsBlock& block, const Scratch& s, int64_t n,
                      StepStats& stats) {
-  record_route(*commands, model, layer, s, n, 0);
-  record_shared(*commands, model, layer, s, n);
+  const RoutedExpertsBlock::Room& room = block.room();
   const ExpertLayout& layout = store_.experts();
+  const int64_t k = block.per_token();
+  block.record_route(*commands, s, n, 0);
+  block.record_shared(*commands, s, n);
   if (n == 1) {
-    const View places = {memory_.get(), slots() * store_.slot().bytes + layer * experts_ * 8};
-    commands->chosen_expert_ffn({s.normed, layout.hidden, layout.intermediate, experts_per_token_, s.ids, places,
-                                 expert_matrices(store_, {memory_.get(), 0}), s.expert_scratch, s.expert_out},
+    const View places = {memory_.get(), slots() * store_.slot().bytes + block.layer() * experts_ * 8};
+    commands->chosen_expert_ffn({s.normed, layout.hidden, layout.intermediate, k, room.ids, places,
+                                 expert_matrices(store_, {memory_.get(), 0}), room.expert_scratch, room.expert_out},
                                 1);
   } else {
-    groups_.assign({s.ids.i32(), static_cast<size_t>(n * experts_per_token_)});
+    groups_.assign({room.ids.i32(), static_cast<size_t>(n * k)});
     jobs_.clear();
     for (const ExpertGroups::Group& group : groups_.groups())
-      jobs_.push_back({expert_matrices(store_, place_of(layer, group.expert)), group.pairs, group.count});
+      jobs_.push_back({expert_matrices(store_, place_of(block.layer(), group.expert)), group.pairs, group.count});
     commands->expert_ffn(
-        {s.normed, n, layout.hidden, layout.intermediate, experts_per_token_, jobs_, s.expert_scratch, s.expert_out});
+        {s.normed, n, layout.hidden, layout.intermediate, k, jobs_, room.expert_scratch, room.expert_out});
   }
-  record_sum(*commands, model, layer, s, n);
-  stats.expert_hits += n == 1 ? experts_per_token_ : static_cast<int64_t>(groups_.groups().size());
+  block.record_sum(*commands, s, n);
+  stats.expert_hits += n == 1 ? k : static_cast<int64_t>(groups_.groups().size());
 }
 
 }  // namespace moeflux

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "engine/blocks/routed_experts.h"
 #include "engine/expert_groups.h"
-#include "engine/model.h"
 #include "engine/scratch.h"
 #include "format/store_directory.h"
 #include "io/expert_store.h"
@@ -23,7 +23,7 @@ class ExpertSide {
              const ReaderFactory& open);
 
   void begin(int64_t) {}
-  void run(std::unique_ptr<Commands>& commands, const Model& model, int64_t layer, Scratch& scratch, int64_t n,
+  void run(std::unique_ptr<Commands>& commands, const RoutedExpertsBlock& block, const Scratch& scratch, int64_t n,
            StepStats& stats);
   void let_go(StepStats&) {}
   void finish(StepStats&) {}
@@ -47,8 +47,7 @@ class ExpertSide {
 
   ExpertStore store_;
   int64_t layers_;
-  int64_t experts_;  // a layer
-  int64_t experts_per_token_;
+  int64_t experts_;                 // a layer
   std::unique_ptr<Buffer> memory_;  // the experts, then u64 [layer, expert]: the first byte of each
   ExpertGroups groups_;
   std::vector<ExpertJob> jobs_;

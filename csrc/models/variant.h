@@ -10,9 +10,9 @@ namespace moeflux {
 
 enum class ModelType { qwen3_5_moe, qwen3_next, qwen3_moe, deepseek_v3 };
 enum class Attention { gqa, mla };
-enum class Rope { vanilla, yarn };
-enum class Router { softmax, noaux_tc };
-enum class SharedExpert { none, gated, plain };
+enum class RopeKind { vanilla, yarn };
+enum class RouterKind { softmax, noaux_tc };
+enum class SharedExpertKind { none, gated, plain };
 enum class LayerKind { linear, full };
 enum class MlpKind { dense, moe };
 
@@ -23,9 +23,9 @@ struct Variant {
   ModelType model_type = ModelType::qwen3_5_moe;
 
   Attention attention = Attention::gqa;
-  Rope rope = Rope::vanilla;
-  Router router = Router::softmax;
-  SharedExpert shared_expert = SharedExpert::none;
+  RopeKind rope = RopeKind::vanilla;
+  RouterKind router = RouterKind::softmax;
+  SharedExpertKind shared_expert = SharedExpertKind::none;
   bool attention_gate = false;
   bool tied_embeddings = false;
 

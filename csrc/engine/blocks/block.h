@@ -1,0 +1,64 @@
+// What the engine knows of a layer's two halves, whatever they are. A block is made of its shape, is asked what memory
+// it wants, takes its weights, and from then on records its ops; nobody else knows what kind it is.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "backend/backend.h"
+#include "engine/layer_state.h"
+#include "engine/scratch.h"
+#include "engine/weights.h"
+#include "moeflux.h"
+
+namespace moeflux {
+
+class ExpertSide;
+
+// The rows of a call, and where they stand in their session.
+struct Rows {
+  int64_t position = 0;  // of the first
+  int64_t n = 0;
+};
+
+// The residual stream, and the eps of the norms that read it.
+struct Stream {
+  int64_t width = 0;
+  float eps = 0;
+};
+
+class Block {
+ public:
+  virtual ~Block() = default;
+  // Its room in the scratch: asks for it, and learns where it is when there is memory.
+  virtual void place(ScratchLayout& layout) = 0;
+  // The largest pieces of work that it will bring in chunks of so many rows; raises what is there.
+  virtual void want(WorkSizes& sizes, int64_t rows) const = 0;
+  virtual void load(const LayerTensors& tensors) = 0;
+};
+
+// The first half of a layer: what tokens take from those before them.
+class MixerBlock : public Block {
+ public:
+  // scratch.out = mixer(scratch.normed); `state` takes up the rows. Angles hold those of the rows.
+  virtual void record(Commands& commands, Scratch& scratch, const LayerState& state, Rows rows) const = 0;
+};
+
+// The second half: what each token does by itself. The norm before it is its own, for a layer may ask the next one's.
+class FeedForwardBlock : public Block {
+ public:
+  // scratch.hidden += feed_forward(norm(scratch.hidden)), n rows. `commands` hold what was recorded before; where
+  // experts are read they are submitted on the way, and new ones stand in their place.
+  virtual void run(std::unique_ptr<Commands>& commands, ExpertSide& experts, Scratch& scratch, int64_t n,
+                   StepStats& stats) const = 0;
+};
+
+// ---- For those who record -------------------------------------------------------------------------------------------
+
+// Heads that stand side by side with nothing between.
+inline Heads dense_heads(View view, int64_t heads, int64_t dim) { return {view, heads, dim, heads * dim, dim}; }
+
+// Rows without gaps.
+inline Product project(View x, const Matrix& matrix, View out) { return {x, matrix.columns, matrix, out, matrix.rows}; }
+
+}  // namespace moeflux

@@ -1,0 +1,67 @@
+#include "engine/blocks/gated_delta.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace moeflux {
+
+void GatedDeltaBlock::place(ScratchLayout& layout) {
+  const int64_t n = layout.rows();
+  layout.place(room_.qkv, "qkv", n * shape_.channels());
+  layout.place(room_.convolved, "convolved", n * shape_.channels());
+  layout.place(room_.z, "z", n * shape_.value_width());
+  layout.place(room_.alpha, "alpha", n * shape_.value_heads);
+  layout.place(room_.b, "b", n * shape_.value_heads);
+  layout.place(room_.decay, "decay", n * shape_.value_heads);
+  layout.place(room_.beta, "beta", n * shape_.value_heads);
+  layout.place(room_.mixed, "mixed", n * shape_.value_width());
+}
+
+void GatedDeltaBlock::want(WorkSizes& sizes, int64_t rows) const {
+  sizes.inputs = std::max(sizes.inputs, rows * shape_.value_width());
+}
+
+void GatedDeltaBlock::load(const LayerTensors& tensors) {
+  weights_ = {
+      .qkv = tensors.matrix("linear_attn.in_proj_qkv"),
+      .z = tensors.matrix("linear_attn.in_proj_z"),
+      .a = tensors.matrix("linear_attn.in_proj_a"),
+      .b = tensors.matrix("linear_attn.in_proj_b"),
+      .out = tensors.matrix("linear_attn.out_proj"),
+      .conv = tensors.vector("linear_attn.conv1d.weight"),
+      .a_log = tensors.vector("linear_attn.A_log"),
+      .dt_bias = tensors.vector("linear_attn.dt_bias"),
+      .norm = tensors.vector("linear_attn.norm.weight"),
+  };
+}
+
+void GatedDeltaBlock::record(Commands& commands, Scratch& scratch, const LayerState& state, Rows rows) const {
+  const GatedDelta& d = shape_;
+  const Weights& w = weights_;
+  const Room& s = room_;
+  const View conv_state = state[0].cache.view;
+  const View recurrent = state[1].cache.view;
+  commands.matmul(std::array{project(scratch.normed, w.qkv, s.qkv), project(scratch.normed, w.z, s.z),
+                             project(scratch.normed, w.a, s.alpha), project(scratch.normed, w.b, s.b)},
+                  rows.n);
+  commands.conv1d({s.qkv, d.channels(), d.taps, conv_state, w.conv, s.convolved}, rows.n);
+
+  // The convolved row is [query heads | key heads | value heads]. Query and key to length 1, the query also by
+  // 1/sqrt(dim); the 1e-6 is added to the sum of squares, whatever the model's own eps.
+  const auto dim = static_cast<float>(d.key_dim);
+  const int64_t stride = d.channels();
+  const Heads q = {s.convolved, d.key_heads, d.key_dim, stride, d.key_dim};
+  const Heads k = {s.convolved.at(d.key_width()), d.key_heads, d.key_dim, stride, d.key_dim};
+  const Heads value = {s.convolved.at(2 * d.key_width()), d.value_heads, d.value_dim, stride, d.value_dim};
+  commands.rms_norm_heads(q, {}, rows.n, 1e-6f / dim, 1 / dim);
+  commands.rms_norm_heads(k, {}, rows.n, 1e-6f / dim, 1 / std::sqrt(dim));
+
+  commands.delta_gates({s.alpha, s.b, w.a_log, w.dt_bias, d.value_heads, s.decay, s.beta}, rows.n);
+  commands.gated_delta({q, k, value, s.decay, s.beta, recurrent, s.mixed}, rows.n);
+  commands.gated_rms_norm(dense_heads(s.mixed, d.value_heads, d.value_dim),
+                          dense_heads(s.z, d.value_heads, d.value_dim), w.norm, rows.n, stream_.eps);
+  commands.matmul(std::array{project(s.mixed, w.out, scratch.out)}, rows.n);
+}
+
+}  // namespace moeflux

@@ -1,0 +1,40 @@
+#pragma once
+
+#include "engine/blocks/block.h"
+#include "models/grouped_attention.h"
+
+namespace moeflux {
+
+class GroupedAttentionBlock final : public MixerBlock {
+ public:
+  GroupedAttentionBlock(const GroupedAttention& shape, const Stream& stream) : shape_(shape), stream_(stream) {}
+
+  void place(ScratchLayout& layout) override;
+  void want(WorkSizes& sizes, int64_t rows) const override;
+  void load(const LayerTensors& tensors) override;
+  void record(Commands& commands, Scratch& scratch, const LayerState& state, Rows rows) const override;
+
+ private:
+  struct Weights {
+    Matrix q;     // [heads * dim, or twice that with a gate, hidden]
+    Matrix k;     // [kv_heads * dim, hidden]
+    Matrix v;     // [kv_heads * dim, hidden]
+    Matrix o;     // [hidden, heads * dim]
+    View q_norm;  // [dim]
+    View k_norm;  // [dim]
+  };
+  struct Room {
+    View angles;
+    View q;      // [n, heads * dim, or twice that with a gate]
+    View k;      // [n, kv_heads * dim]
+    View v;      // [n, kv_heads * dim]
+    View mixed;  // [n, heads * dim]
+  };
+
+  GroupedAttention shape_;
+  Stream stream_;
+  Weights weights_;
+  Room room_;
+};
+
+}  // namespace moeflux

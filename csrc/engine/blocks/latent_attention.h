@@ -1,0 +1,49 @@
+#pragma once
+
+#include "engine/blocks/block.h"
+#include "models/latent_attention.h"
+
+namespace moeflux {
+
+class LatentAttentionBlock final : public MixerBlock {
+ public:
+  LatentAttentionBlock(const LatentAttention& shape, const Stream&) : shape_(shape) {}
+
+  void place(ScratchLayout& layout) override;
+  void want(WorkSizes& sizes, int64_t rows) const override;
+  void load(const LayerTensors& tensors) override;
+  void record(Commands& commands, Scratch& scratch, const LayerState& state, Rows rows) const override;
+
+ private:
+  // The way from latents to keys and values is kept either as kv_b or as embed_q and unembed_out; the other is empty.
+  struct Weights {
+    Matrix q_a;          // [q_rank, hidden]; empty when queries are not compressed
+    View q_a_norm;       // [q_rank]
+    Matrix q_b;          // [heads * (nope + rope), q_rank or hidden]
+    Matrix kv_a;         // [rank + rope, hidden]
+    View kv_a_norm;      // [rank]
+    Matrix kv_b;         // [heads * (nope + v), rank]
+    Matrix embed_q;      // [heads * rank, nope]: a stack, one matrix a head
+    Matrix unembed_out;  // [heads * v, rank]: likewise
+    Matrix o;            // [hidden, heads * v]
+  };
+  struct Room {
+    View angles;
+    View q;         // [n, heads * (nope + rope)]
+    View q_low;     // [n, q_rank]
+    View kv;        // [n, rank + rope]
+    View q_latent;  // [n, heads, rank]
+    View latents;   // [n, heads, rank]
+    View mixed;     // [n, heads * v]
+  };
+
+  void record_queries_and_latent(Commands& commands, const Scratch& scratch, int64_t n) const;
+  Product into_latent(int64_t head) const;
+  Product out_of_latent(int64_t head) const;
+
+  LatentAttention shape_;
+  Weights weights_;
+  Room room_;
+};
+
+}  // namespace moeflux

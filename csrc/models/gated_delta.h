@@ -1,0 +1,26 @@
+// Gated delta-net: a short convolution and a recurrent state in place of attention.
+#pragma once
+
+#include "models/state_piece.h"
+#include "models/tensor_list.h"
+
+namespace moeflux {
+
+struct GatedDelta {
+  int64_t key_heads = 0;
+  int64_t value_heads = 0;
+  int64_t key_dim = 0;
+  int64_t value_dim = 0;
+  int64_t taps = 0;  // of the convolution
+
+  int64_t key_width() const { return key_heads * key_dim; }
+  int64_t value_width() const { return value_heads * value_dim; }
+  int64_t channels() const { return 2 * key_width() + value_width(); }  // of the convolution: q, k and v
+
+  void add_tensors(TensorList& list) const;
+  StatePieces state() const;
+
+  bool operator==(const GatedDelta&) const = default;
+};
+
+}  // namespace moeflux

@@ -1,0 +1,18 @@
+#include "models/grouped_attention.h"
+
+namespace moeflux {
+
+void GroupedAttention::add_tensors(TensorList& list) const {
+  list.matrix("self_attn.q_proj", q_width(), list.hidden());
+  list.matrix("self_attn.k_proj", kv_width(), list.hidden());
+  list.matrix("self_attn.v_proj", kv_width(), list.hidden());
+  list.matrix("self_attn.o_proj", list.hidden(), out_width());
+  list.vector("self_attn.q_norm.weight", head_dim);
+  list.vector("self_attn.k_norm.weight", head_dim);
+}
+
+StatePieces GroupedAttention::state() const {
+  return {{"k", true, {kv_heads, head_dim}}, {"v", true, {kv_heads, head_dim}}};
+}
+
+}  // namespace moeflux

@@ -1,0 +1,28 @@
+// Attention in which groups of query heads share a key and a value head; each q and k head is normed.
+#pragma once
+
+#include "models/rope.h"
+#include "models/state_piece.h"
+#include "models/tensor_list.h"
+
+namespace moeflux {
+
+struct GroupedAttention {
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  Rope rope;
+  bool gate = false;  // q_proj yields [query | gate] a head; the output is multiplied by the gate's sigmoid
+
+  int64_t kv_width() const { return kv_heads * head_dim; }
+  int64_t q_head() const { return head_dim * (gate ? 2 : 1); }  // numbers that q_proj yields a head
+  int64_t q_width() const { return heads * q_head(); }
+  int64_t out_width() const { return heads * head_dim; }  // what o_proj takes
+
+  void add_tensors(TensorList& list) const;
+  StatePieces state() const;
+
+  bool operator==(const GroupedAttention&) const = default;
+};
+
+}  // namespace moeflux

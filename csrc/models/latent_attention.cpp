@@ -1,0 +1,26 @@
+#include "models/latent_attention.h"
+
+namespace moeflux {
+
+void LatentAttention::add_tensors(TensorList& list) const {
+  if (q_rank > 0) {
+    list.matrix("self_attn.q_a_proj", q_rank, list.hidden());
+    list.vector("self_attn.q_a_layernorm.weight", q_rank);
+    list.matrix("self_attn.q_b_proj", q_width(), q_rank);
+  } else {
+    list.matrix("self_attn.q_proj", q_width(), list.hidden());
+  }
+  list.matrix("self_attn.kv_a_proj_with_mqa", kv_a_width(), list.hidden());
+  list.vector("self_attn.kv_a_layernorm.weight", kv_rank);
+  if (list.has("self_attn.embed_q.weight") || list.has("self_attn.unembed_out.weight")) {
+    list.stack("self_attn.embed_q", heads, kv_rank, nope_dim);
+    list.stack("self_attn.unembed_out", heads, v_dim, kv_rank);
+  } else {
+    list.matrix("self_attn.kv_b_proj", heads * kv_b_head(), kv_rank);
+  }
+  list.matrix("self_attn.o_proj", list.hidden(), out_width());
+}
+
+StatePieces LatentAttention::state() const { return {{"latent", true, {kv_rank}}, {"rope_k", true, {rope.dim}}}; }
+
+}  // namespace moeflux

@@ -1,0 +1,30 @@
+// Attention over one latent row and one rotated row a position, which all heads share.
+#pragma once
+
+#include "models/rope.h"
+#include "models/state_piece.h"
+#include "models/tensor_list.h"
+
+namespace moeflux {
+
+struct LatentAttention {
+  int64_t heads = 0;
+  int64_t q_rank = 0;  // 0: queries come from one q_proj
+  int64_t kv_rank = 0;
+  int64_t nope_dim = 0;  // of a head's query and key, what does not turn
+  int64_t v_dim = 0;
+  Rope rope;  // of the rest of them, all of it
+
+  int64_t head_dim() const { return nope_dim + rope.dim; }
+  int64_t q_width() const { return heads * head_dim(); }
+  int64_t kv_a_width() const { return kv_rank + rope.dim; }
+  int64_t kv_b_head() const { return nope_dim + v_dim; }  // rows of kv_b a head
+  int64_t out_width() const { return heads * v_dim; }     // what o_proj takes
+
+  void add_tensors(TensorList& list) const;
+  StatePieces state() const;
+
+  bool operator==(const LatentAttention&) const = default;
+};
+
+}  // namespace moeflux

@@ -1,0 +1,26 @@
+// One piece of what a layer remembers of a session.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace moeflux {
+
+struct StatePiece {
+  std::string_view name;       // "k": the word of snapshots
+  bool rows = false;           // a row a position, in the session's type; otherwise of one size, f32, and zero at first
+  std::vector<int64_t> shape;  // of a row, or of all of it
+
+  // Numbers of a row, or of all of it.
+  int64_t width() const {
+    int64_t count = 1;
+    for (const int64_t extent : shape) count *= extent;
+    return count;
+  }
+};
+
+// In a fixed order, that of the layer's own.
+using StatePieces = std::vector<StatePiece>;
+
+}  // namespace moeflux
