@@ -86,7 +86,7 @@ class Session:
     @overload
     def prefill(
         self, tokens: Tokens, on_progress: OnProgress | None = None, *, logits: Literal["last"] = "last"
-    ) -> Logits | None: ...
+    ) -> Logits: ...
     @overload
     def prefill(
         self,
@@ -103,12 +103,13 @@ class Session:
         *,
         logits: str = "last",
         out: np.ndarray | None = None,
-    ) -> Logits | np.ndarray | None:
+    ) -> Logits | np.ndarray:
         """Evaluates tokens behind what is there, in chunks.
 
         `on_progress(done, total)` is called after each chunk; when it returns False the prefill stops there, cleanly,
-        and `position` says how far it came. Returns the logits of the last token evaluated (None when there was none),
-        or with logits="all" those of every token evaluated, float32 [tokens, vocab], in `out` when given.
+        and `position` says how far it came. Returns the logits of the last token evaluated (without a token those that
+        there were, if any), or with logits="all" those of every token evaluated, float32 [tokens, vocab], in `out` when
+        given.
         """
         ids = token_array(tokens)
         every = None
@@ -117,9 +118,7 @@ class Session:
         elif logits != "last" or out is not None:
             raise StateError(f'logits: expected "last", or "all" with or without out, found {logits!r:.40}')
         done = self._core.prefill(ids, on_progress, every, self.model.variant.vocab_size)
-        if every is not None:
-            return every[:done]
-        return Logits(self) if done else None
+        return Logits(self) if every is None else every[:done]
 
     def step(self, token: int) -> Logits:
         """Evaluates one token behind what is there."""

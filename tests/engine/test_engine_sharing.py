@@ -163,7 +163,6 @@ def test_dropped_in_any_order(folder: Folder) -> None:
     expected = evaluate(model.session(), PROMPTS[1])
     sessions = [model.session() for _ in range(4)]
     logits = sessions[3].prefill(PROMPTS[1])
-    assert logits is not None
     last = logits.numpy()
     del model
     del sessions[3]

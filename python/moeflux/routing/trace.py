@@ -220,7 +220,6 @@ def record(
     with model.trace() as recording:
         logits = session.prefill(prompt, on_progress=lambda done, _: on_token(done, total))
         for done in range(len(prompt), total):
-            assert logits is not None
             logits = session.step(logits.argmax())
             on_token(done + 1, total)
     return recording.trace()
