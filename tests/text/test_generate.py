@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +178,38 @@ def test_cancelling(model: moeflux.Model) -> None:
     assert text_of(whole) == text_of(model.session().generate(STORY, max_tokens=20, temperature=0))
 
 
+def test_ctrl_c_ends_it_as_cancelled(model: moeflux.Model) -> None:
+    generation = model.session().generate(STORY, on_progress=lambda done, total: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        next(generation)
+    assert generation.finish == "cancelled" and list(generation) == []
+    reply = model.chat().ask("Hello!", on_progress=lambda done, total: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        list(reply)
+    assert reply.generation.finish == "cancelled"
+
+
+def test_a_failure_is_no_end(model: moeflux.Model) -> None:
+    generation = model.session(max_context=4).generate(STORY)
+    with pytest.raises(StateError):
+        next(generation)
+    assert generation.finish == "failed" and list(generation) == []
+
+
+def test_closing(model: moeflux.Model) -> None:
+    session = model.session()
+    generation = session.generate(STORY, temperature=0, stop=[" lived in a villages"])
+    for _ in zip(range(3), generation):  # noqa: B905
+        pass
+    generation.close()
+    generation.close()
+    assert (generation.text, generation.finish) == (" lived in a", "cancelled")
+    never = session.generate(STORY)
+    tokens = session.tokens
+    never.close()
+    assert (never.text, never.finish, session.tokens) == ("", "cancelled", tokens)
+
+
 def test_cancelling_a_prompt(model: moeflux.Model) -> None:
     small = moeflux.load(builtin.path(), threads=2, chunk=4)
     session = small.session()
@@ -269,9 +302,7 @@ def test_prompts_that_are_none(model: moeflux.Model, prompt: object) -> None:
 
 
 def from_nothing(model: moeflux.Model, tokens: list[int]) -> np.ndarray:
-    logits = model.session().prefill(tokens)
-    assert logits is not None
-    return logits.numpy()
+    return model.session().prefill(tokens).numpy()
 
 
 def walk(count: int, seed: int) -> list[int]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Generation", "GenerationStats", "Piece", "begin"]
 
-Finish = Literal["end", "stop", "length", "context", "cancelled"]
+Finish = Literal["end", "stop", "length", "context", "cancelled", "failed"]
 MOST_LOGPROBS = 1024
 
 
@@ -169,7 +169,20 @@ class Generation:
         return self
 
     def __next__(self) -> Piece:
-        return next(self._pieces)
+        try:
+            return next(self._pieces)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            # Ctrl-C and the like are no fault of anything.
+            self.finish = "failed" if isinstance(error, Exception) else "cancelled"
+            raise
+
+    def close(self) -> None:
+        """Ends it here, as `cancel` does; what was held back is the rest of `text`."""
+        self.cancel()
+        for _ in self:
+            pass
 
     @property
     def stats(self) -> GenerationStats:
@@ -190,7 +203,7 @@ class Generation:
     # ---- One token after the other ------------------------------------------------------------------------------
 
     def _run(self) -> Iterator[Piece]:
-        logits = self._prefill()
+        logits = None if self._cancelled else self._prefill()
         most = self.session.max_context - len(self.prompt) + 1  # the last token needs no place in the context
         limit: Finish = "context"
         if self._max_tokens is not None and self._max_tokens <= most:
