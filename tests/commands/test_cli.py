@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,13 +81,80 @@ def test_what_is_given_of_the_loading_options_goes_to_load() -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [["nonsense"], ["info", "--nonsense"], ["convert", "one"], ["convert", "a", "b", "--bits", "7"]]
+    ("line", "said"),
+    [
+        ("inof", "moeflux: COMMAND: expected run, .*, found 'inof'; did you mean info\\?"),
+        ("--verson info", "moeflux: expected a flag that --help lists, found --verson; did you mean --version\\?"),
+        ("info --jsn", "moeflux info: expected a flag that --help lists, found --jsn; did you mean --json\\?"),
+        ("trace --ouput=x", "moeflux trace: expected a flag .* found --ouput; did you mean --output\\?"),
+        ("info --zebra", "moeflux info: expected a flag that --help lists, found --zebra"),
+        ("info a b", "moeflux info: expected no more words, found 'b'"),
+        ("info -- a -b", "moeflux info: expected no more words, found '-b'"),
+        ("run What is this?", "moeflux run: expected no more words, found 'is'; a prompt stands behind -p"),
+        ("convert one", "moeflux convert: the following arguments are required: DEST"),
+        ("convert a b --bits 7", "moeflux convert: --bits: expected 2, 3, 4, 5, 6, 8 or bf16, found '7'"),
+        ("convert a b --group-size 63", "moeflux convert: --group-size: expected 32, 64, 128, found 63"),
+        ("run --cache lur", "moeflux run: --cache: expected lru, lfu, none, found 'lur'; did you mean lru\\?"),
+        ("run --seed -1", "moeflux run: --seed: expected a whole number of at least 0, found -1"),
+        ("run --seed 1.5", "moeflux run: --seed: expected a whole number, found '1.5'"),
+        (
+            "run --seed 18446744073709551616",
+            "moeflux run: --seed: .* of at most 18446744073709551615, found \\d+",
+        ),
+        (
+            f"run --top-k {'9' * 5000}",
+            "moeflux run: --top-k: .* of at most 2147483647, found 9{40}",
+        ),
+        ("run --threads 0", "moeflux run: --threads: expected a whole number of at least 1, found 0"),
+        ("run --temperature hot", "moeflux run: --temperature: expected a number, found 'hot'"),
+        ("run --logit-bias=-3=1", "moeflux run: --logit-bias: expected a whole number of at least 0, found -3"),
+        ("trace x -o y --seed -1", "moeflux trace: --seed: expected a whole number of at least 0, found -1"),
+        (
+            "synth x --variant a3b --layers -2",
+            "moeflux synth: --layers: .* of at least 1, found -2",
+        ),
+        ("eval --text x --overlap -1", "moeflux eval: --overlap: expected a whole number of at least 0, found -1"),
+        ("run -p", "moeflux run: -p/--prompt: expected one argument"),
+        ("doctor --quick --metal", "moeflux doctor: --metal: not allowed with argument --quick"),
+        ("bench x --prefill 3 --prompt-ids y", "moeflux bench: --prompt-ids: not allowed with argument --prefill"),
+    ],
 )
-def test_a_wrong_call_is_status_2(argv: list[str], capsys: Output) -> None:
-    assert main(argv) == 2
+def test_a_wrong_call_is_a_line_that_says_why(line: str, said: str, capsys: Output) -> None:
+    assert main(line.split()) == 2
     out, err = capsys.readouterr()
-    assert out == ""
-    assert "error:" in err
+    assert out == "" and re.fullmatch(f"{said}\n", err), err
+
+
+def test_every_flag_that_takes_a_number_says_what_it_takes(capsys: Output) -> None:
+    """Not what Python calls it."""
+    flags = [
+        (name, action.option_strings[0])
+        for name, parser in commands().items()
+        for action in parser._actions
+        if action.option_strings and action.nargs is None and action.type not in (None, str, Path)
+    ]
+    assert len(flags) > 60
+    for name, flag in flags:
+        assert main([name, flag, "many"]) == 2
+        err = capsys.readouterr().err
+        assert re.fullmatch(rf"moeflux {name}: (-\w/)?{flag}(/--[\w-]+)?: expected .*, found 'many'\n", err), err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("run -p x --logprobs 2", "--logprobs: expected --json with it"),
+        ("run -p x --thinking on", "thinking: expected a template that lets one choose, found .* never thinks"),
+        ("run -p x --raw --thinking off", "--thinking: expected a model with a chat template and no --raw"),
+        ("chat --thinking on", "thinking: expected a template that lets one choose"),
+        ("trace x -o y --prompt-ids z --seed 3", "--seed: expected random tokens, found --prompt-ids"),
+        ("doctor --metal /", "--metal: expected no folder with it, found /"),
+    ],
+)
+def test_no_flag_is_passed_over_in_silence(line: str, said: str, capsys: Output) -> None:
+    words = line.split()
+    assert main(words) == 2
+    assert re.search(said, sentence(capsys.readouterr().err, words[0]))
 
 
 def sentence(err: str, command: str) -> str:
@@ -187,8 +257,15 @@ def test_info_of_a_preset(capsys: Output) -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple, dict]]:
     """What `moeflux.conversion.convert.convert` was called with."""
     seen: list[tuple[tuple, dict]] = []
+
+    class Done:
+        plan = SimpleNamespace(needed=0)
+
+        def __str__(self) -> str:
+            return "done"
+
     monkeypatch.setattr(
-        "moeflux.conversion.convert.convert", lambda *args, **keywords: seen.append((args, keywords)) or "done"
+        "moeflux.conversion.convert.convert", lambda *args, **keywords: seen.append((args, keywords)) or Done()
     )
     return seen
 
@@ -240,8 +317,41 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_dry_run_writes_nothing(store: Path, tmp_path: Path, capsys: Output) -> None:
     assert main(["convert", str(store.parent / "checkpoint"), str(tmp_path / "new"), "--dry-run"]) == 0
-    assert "nothing was written" in capsys.readouterr().out
+    assert capsys.readouterr().out.endswith("\ndry run: nothing was written\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_says_what_does_not_fit(
+    store: Path, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    assert main(["convert", str(store.parent / "checkpoint"), str(tmp_path / "new"), "--dry-run"]) == 2
+    out, err = capsys.readouterr()
+    assert out.endswith("\ndry run: nothing was written, and it would not fit\n")
+    assert re.search(r"new: expected \d+ bytes free on this disk \(.*\), found 1000 ", sentence(err, "convert"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["convert", "synth"])
+def test_an_interrupted_command_names_what_is_kept(
+    command: str, store: Path, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = ["--config", str(store.parent / "checkpoint")] if command == "synth" else []
+    argv = [command, *([] if source else [str(store.parent / "checkpoint")]), str(tmp_path / "new"), *source]
+    with monkeypatch.context() as patch:
+
+        def press(*ignored: object) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr("moeflux.conversion.packer.Packer.describe", press)
+        assert main(argv) == 130
+    err = capsys.readouterr().err
+    kept = tmp_path / "new.partial"
+    assert err == f"{kept} keeps what is done; the same command goes on from there\nmoeflux {command}: interrupted\n"
+    assert kept.is_dir()
+    assert main(argv) == 0
+    assert main(["verify", str(tmp_path / "new")]) == 0
 
 
 def test_an_existing_store_is_not_overwritten(store: Path, capsys: Output) -> None:

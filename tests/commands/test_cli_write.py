@@ -95,12 +95,14 @@ def test_json_for_machines() -> None:
         (["-p", " \n "], "prompt: expected some text, found none"),
         (["-f", "/nowhere"], "/nowhere: No such file"),
         (["-f", "/"], "Is a directory"),
-        (["/nowhere", "-p", "x"], "/nowhere: expected a folder, found nothing"),
+        (["/nowhere", "-p", "x"], "/nowhere: expected a folder, or a repository as owner/name, found nothing"),
+        (["What is it?"], r"What is it\?: expected a folder, .* found nothing of that name; a prompt stands behind -p"),
+        (["why? " * 200], "why.*; a prompt stands behind -p"),
         (["-p", "x", "--temperature", "-1"], "temperature: expected at least 0"),
         (["-p", "x", "--top-p", "2"], "top_p: expected more than 0 to 1, found 2"),
         (["-p", "x", "--stop", ""], "stop: expected"),
         (["-p", "x", "--logit-bias", "9999=1"], "logit_bias: expected tokens 0 to 8191, found 9999"),
-        (["-p", "x", "--logprobs", "5000"], "logprobs: expected 0 to 1024"),
+        (["-p", "x", "--json", "--logprobs", "5000"], "logprobs: expected 0 to 1024"),
         (["-p", "x " * 5000], "prompt: expected at most 4096 tokens"),
         (["-p", "x", "--raw", "--system", "y"], "--system: expected"),
     ],
@@ -113,8 +115,20 @@ def test_what_is_wrong_is_said_in_a_line(argv: list[str], words: str, capsys: py
     "argv", [["--nonsense"], ["-p", "x", "-f", "y"], ["-p", "x", "--seed", "one"], ["-p", "x", "--logit-bias", "3"]]
 )
 def test_wrong_flags(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", *argv]) == 2
-    assert "error:" in capsys.readouterr().err
+    one_line(main(["run", *argv]), capsys.readouterr().err, "expected|not allowed")
+
+
+def test_the_model_is_there_before_a_prompt_is_asked_for() -> None:
+    """The writer of a prompt waits for nobody: nothing is read from stdin."""
+    read, write = os.pipe()
+    run = subprocess.run([*MOEFLUX, "run", "/nowhere"], stdin=read, capture_output=True, check=False, timeout=900)
+    os.close(write)
+    os.close(read)
+    refused(run, "/nowhere: expected a folder")
+    opened = subprocess.run(
+        [*MOEFLUX, "run", "--context", "9999999"], stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    refused(opened, "context: expected 1 to")
 
 
 def test_input_that_is_no_text() -> None:

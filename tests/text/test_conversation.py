@@ -100,6 +100,7 @@ def test_an_answer_that_is_stopped_stays_as_far_as_it_came(model: moeflux.Model)
     talk.ask("Why?", temperature=0)
     assert [message["role"] for message in talk.messages] == ["user", "assistant", "user", "assistant", "user"]
     assert talk.messages[3]["content"] == left.text
+    assert left.generation.finish == "cancelled"
     talk.ask("What?", temperature=0)
     assert talk.messages[4]["content"] == "What?" and len(talk.messages) == 5
 

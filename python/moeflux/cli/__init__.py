@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 
 from moeflux._core import __version__
 from moeflux.cli import look, make, measure, write
+from moeflux.cli.arguments import Parser
 from moeflux.errors import Error
 
 __all__ = ["main"]
@@ -93,12 +93,11 @@ def _fail(command: str, sentence: str, status: int) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="moeflux", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser() -> Parser:
+    parser = Parser(prog="moeflux", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"moeflux {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
     for group in (write, look, make, measure):
         group.add(commands)
+    parser.commands = commands.choices
     return parser

@@ -3,16 +3,80 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable, Iterable
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from moeflux.model import Model
 
-__all__ = ["MODEL_HELP", "Commands", "add_loading", "command", "load_model", "load_options", "print_value", "whole"]
+__all__ = [
+    "MODEL_HELP",
+    "MOST_SEED",
+    "PROMPT_HINT",
+    "Commands",
+    "Parser",
+    "add_loading",
+    "command",
+    "load_model",
+    "load_options",
+    "print_value",
+    "whole",
+]
 
-Commands = argparse._SubParsersAction  # of ArgumentParser
+Commands = argparse._SubParsersAction  # of Parser
+
+
+# ---- Command lines ----------------------------------------------------------------------------------------------
+
+
+class Parser(argparse.ArgumentParser):
+    """Of the program, or of one command. What is wrong with a call is a line, not the usage of everything."""
+
+    surplus = ""  # what to say of a word too many
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        self.commands: dict[str, Parser] = {}
+
+    def parse_args(self, args=None, namespace=None):  # type: ignore[override]
+        arguments, rest = self.parse_known_args(args, namespace)
+        if rest:
+            command = self.commands[arguments.command]
+            command.error(f"expected no more words, found {rest[0]!r:.60}{command.surplus}")
+        return arguments
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
+        words = sys.argv[1:] if args is None else list(args)
+        # The program's own flags stand before the command; there may be a required word behind one that is wrong.
+        own = takewhile(lambda word: word.startswith("-"), words) if self.commands else words
+        for word in takewhile(lambda word: word != "--", own):
+            flag, known = word.partition("=")[0], self._option_string_actions
+            if flag.startswith("--") and " " not in flag and not any(name.startswith(flag) for name in known):
+                self.error(f"expected a flag that --help lists, found {flag}{_nearest(flag, known)}")
+        return super().parse_known_args(words, namespace)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            words = [str(choice) for choice in action.choices]
+            expected = f"expected {', '.join(words)}, found {value!r:.60}{_nearest(str(value), words)}"
+            if isinstance(action, argparse._SubParsersAction):
+                self.error(f"COMMAND: {expected}")
+            raise argparse.ArgumentError(action, expected)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stderr).write(message)  # where that fails, so does the command
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
+
+
+def _nearest(word: str, words: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(words), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def command(
@@ -21,24 +85,31 @@ def command(
     run: Callable[[argparse.Namespace], int],
     summary: str,
     text: str,
-) -> argparse.ArgumentParser:
+) -> Parser:
     """Adds a command. `text` is a paragraph, and after a blank line the examples."""
     paragraph, _, examples = text.partition("\n\n")
-    parser = commands.add_parser(
-        name,
-        help=summary,
-        description=paragraph,
-        epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser: Parser = commands.add_parser(name, help=summary, description=paragraph, epilog=examples)
     parser.set_defaults(run=run)
     return parser
 
 
-def whole(text: str) -> int:
-    if text.isascii() and text.isdigit() and 1 <= int(text) < 1 << 31:
+MOST_SEED = (1 << 63) - 1
+
+
+def whole(least: int = 1, most: int = (1 << 31) - 1) -> Callable[[str], int]:
+    """The kind of an argument that is a whole number."""
+
+    def kind(text: str) -> int:
+        digits = text.removeprefix("-")
+        if not (digits.isascii() and digits.isdigit()):
+            raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r:.40}")
+        if (text.startswith("-") and digits.strip("0")) or (len(digits) <= 20 and int(text) < least):
+            raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, found {text:.40}")
+        if len(digits) > 20 or int(text) > most:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at most {most}, found {text:.40}")
         return int(text)
-    raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r:.40}")
+
+    return kind
 
 
 # ---- Loading a model --------------------------------------------------------------------------------------------
@@ -71,14 +142,14 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
     """The options of `moeflux.load` that people touch. What is not given is left to `load`."""
     group = parser.add_argument_group("how the model is loaded", LOADING)
     for name, (metavar, meaning) in MEMORY.items():
-        group.add_argument(f"--{name}", type=str if name == "memory" else whole, metavar=metavar, help=meaning)
+        group.add_argument(f"--{name}", type=str if name == "memory" else whole(), metavar=metavar, help=meaning)
     for name, meaning in NUMBERS.items():
-        group.add_argument(f"--{name}", type=whole, metavar="N", help=meaning)
+        group.add_argument(f"--{name}", type=whole(), metavar="N", help=meaning)
     for name, (words, meaning) in WORDS.items():
         group.add_argument(f"--{name}", choices=words, help=meaning)
     group.add_argument("--verify-reads", action="store_true", help="every expert read against its checksum")
     group.add_argument(
-        "--experts-per-token", type=whole, metavar="N", help="LOSSY: another number of experts than the model's own"
+        "--experts-per-token", type=whole(), metavar="N", help="LOSSY: another number of experts than the model's own"
     )
 
 
@@ -89,6 +160,7 @@ def load_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 MODEL_HELP = "a folder (packed store or MLX), a repository as owner/name, or nothing: the built-in model"
+PROMPT_HINT = "; a prompt stands behind -p"
 
 
 def load_model(name: str | None, arguments: argparse.Namespace) -> Model:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from moeflux.cli.arguments import Commands, add_loading, command, load_options, print_value
+from moeflux.cli.arguments import Commands, Parser, add_loading, command, load_options, print_value
 
 __all__ = ["add"]
 
@@ -60,7 +60,7 @@ def add(commands: Commands) -> None:
 # ---- info -------------------------------------------------------------------------------------------------------
 
 
-def _add_info(command: argparse.ArgumentParser) -> None:
+def _add_info(command: Parser) -> None:
     command.add_argument("target", nargs="?", metavar="STORE|CONFIG|PRESET")
     command.add_argument("--json", action="store_true", help="everything as JSON, sizes in exact bytes")
 
@@ -80,7 +80,7 @@ def _info(arguments: argparse.Namespace) -> int:
 # ---- plan -------------------------------------------------------------------------------------------------------
 
 
-def _add_plan(command: argparse.ArgumentParser) -> None:
+def _add_plan(command: Parser) -> None:
     command.add_argument("store", type=Path, metavar="STORE", help="folder with a model")
     command.add_argument("--trace", type=Path, metavar="FILE", help="what `moeflux trace` wrote: its hit rate is taken")
     command.add_argument("--json", action="store_true", help="everything as JSON, sizes in exact bytes")
@@ -99,7 +99,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 # ---- verify -----------------------------------------------------------------------------------------------------
 
 
-def _add_verify(command: argparse.ArgumentParser) -> None:
+def _add_verify(command: Parser) -> None:
     command.add_argument("store", type=Path, metavar="STORE", help="folder of a packed store")
     command.add_argument(
         "--experts", type=Path, metavar="FOLDER", help="with the layer files, where it is not the usual one"

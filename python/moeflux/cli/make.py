@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moeflux.cli.arguments import Commands, command
+from moeflux.cli.arguments import MOST_SEED, Commands, Parser, command, whole
 
 if TYPE_CHECKING:
     from moeflux.conversion.convert import ConvertFormat
@@ -51,7 +51,7 @@ def add(commands: Commands) -> None:
 # ---- convert ----------------------------------------------------------------------------------------------------
 
 
-def _add_convert(command: argparse.ArgumentParser) -> None:
+def _add_convert(command: Parser) -> None:
     command.add_argument("source", type=Path, metavar="SRC", help="folder with config.json and *.safetensors")
     command.add_argument("dest", type=Path, metavar="DEST", help="folder to make")
     _add_format(command)
@@ -67,6 +67,7 @@ def _add_convert(command: argparse.ArgumentParser) -> None:
 
 def _convert(arguments: argparse.Namespace) -> int:
     from moeflux.conversion.convert import convert
+    from moeflux.conversion.destination import check_space
     from moeflux.progress import for_terminal
 
     report = convert(
@@ -79,6 +80,8 @@ def _convert(arguments: argparse.Namespace) -> int:
         progress=for_terminal(),
     )
     print(report)
+    if arguments.dry_run:
+        check_space(arguments.dest, report.plan.needed)
     return 0
 
 
@@ -101,7 +104,7 @@ def _asked_format(arguments: argparse.Namespace) -> ConvertFormat | None:
 # ---- synth ------------------------------------------------------------------------------------------------------
 
 
-def _add_synth(command: argparse.ArgumentParser) -> None:
+def _add_synth(command: Parser) -> None:
     command.add_argument("folder", type=Path, metavar="DIR", help="folder to make")
     model = command.add_mutually_exclusive_group(required=True)
     model.add_argument("--variant", metavar="NAME", help="a preset, by name or an unambiguous part of it")
@@ -112,9 +115,11 @@ def _add_synth(command: argparse.ArgumentParser) -> None:
         ("--experts", "experts of a layer"),
         ("--experts-per-token", "how many of them the router picks"),
     ):
-        command.add_argument(flag, type=int, metavar="N", help=meaning)
+        command.add_argument(flag, type=whole(), metavar="N", help=meaning)
     _add_format(command)
-    command.add_argument("--seed", type=int, default=0, metavar="S", help="another seed, other weights; usually 0")
+    command.add_argument(
+        "--seed", type=whole(0, MOST_SEED), default=0, metavar="S", help="another seed, other weights; usually 0"
+    )
     command.add_argument("--force", action="store_true", help="replace a store, or an unfinished one, that is there")
 
 
@@ -169,11 +174,11 @@ def _bits(text: str) -> int | str:
     raise argparse.ArgumentTypeError(f"expected {', '.join(map(str, BITS))} or bf16, found {text!r}")
 
 
-def _add_format(command: argparse.ArgumentParser) -> None:
+def _add_format(command: Parser) -> None:
     command.add_argument(
         "--bits", type=_bits, metavar="N|bf16", help="of a weight: 2, 3, 4, 5, 6, 8 or bf16; usually 4"
     )
     command.add_argument(
-        "--group-size", type=int, choices=(32, 64, 128), help="weights that share a scale and a bias; usually 64"
+        "--group-size", type=whole(), choices=(32, 64, 128), help="weights that share a scale and a bias; usually 64"
     )
     command.add_argument("--dense-bits", type=_bits, metavar="N|bf16", help="of all but the experts; usually as --bits")

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from moeflux.cli.arguments import (
     MODEL_HELP,
+    MOST_SEED,
     Commands,
+    Parser,
     add_loading,
     command,
     load_model,
@@ -105,39 +107,43 @@ def add(commands: Commands) -> None:
 # ---- doctor -----------------------------------------------------------------------------------------------------
 
 
-def _add_doctor(command: argparse.ArgumentParser) -> None:
-    command.add_argument("folder", nargs="?", type=Path, default=Path(), metavar="DIR", help="usually this folder")
-    command.add_argument("--quick", action="store_true", help="3 seconds, less exact")
-    command.add_argument("--metal", action="store_true", help="the GPU of a Mac, held to the CPU, instead of the disk")
+def _add_doctor(command: Parser) -> None:
+    command.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="usually this folder")
+    kind = command.add_mutually_exclusive_group()
+    kind.add_argument("--quick", action="store_true", help="3 seconds, less exact")
+    kind.add_argument("--metal", action="store_true", help="the GPU of a Mac, held to the CPU, instead of the disk")
     command.add_argument("--json", action="store_true", help="everything as JSON, sizes in exact bytes")
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    from moeflux.errors import StateError
     from moeflux.measure.doctor import examine
     from moeflux.measure.metal_check import check_metal
     from moeflux.progress import for_terminal
 
     if arguments.metal:
+        if arguments.folder is not None:
+            raise StateError(f"--metal: expected no folder with it, found {arguments.folder}")
         report = check_metal(for_terminal())
         print_value(report, arguments.json)
         return 1 if report.failures else 0
-    print_value(examine(arguments.folder, arguments.quick, for_terminal()), arguments.json)
+    print_value(examine(arguments.folder or Path(), arguments.quick, for_terminal()), arguments.json)
     return 0
 
 
 # ---- trace ------------------------------------------------------------------------------------------------------
 
 
-def _add_trace(command: argparse.ArgumentParser) -> None:
+def _add_trace(command: Parser) -> None:
     command.add_argument("store", type=Path, metavar="STORE", help="folder with a model")
     command.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
     prompt = command.add_mutually_exclusive_group()
     prompt.add_argument(
         "--prompt-ids", type=Path, metavar="FILE", help="a text file of token ids: white space or commas between them"
     )
-    prompt.add_argument("--tokens", type=whole, default=512, metavar="N", help="random tokens instead; usually 512")
-    command.add_argument("--seed", type=int, default=0, metavar="S", help="of the random tokens; usually 0")
-    command.add_argument("--decode", type=whole, default=0, metavar="N", help="tokens behind the prompt; usually none")
+    prompt.add_argument("--tokens", type=whole(), default=512, metavar="N", help="random tokens instead; usually 512")
+    command.add_argument("--seed", type=whole(0, MOST_SEED), metavar="S", help="of the random tokens; usually 0")
+    command.add_argument("--decode", type=whole(0), default=0, metavar="N", help="tokens behind it; usually none")
     add_loading(command)
 
 
@@ -148,12 +154,14 @@ def _trace(arguments: argparse.Namespace) -> int:
 
     if not arguments.output.absolute().parent.is_dir():
         raise moeflux.IoError(f"{arguments.output}: expected a folder to write into, found none")
+    if arguments.prompt_ids and arguments.seed is not None:
+        raise moeflux.StateError("--seed: expected random tokens, found --prompt-ids")
     model = moeflux.load(arguments.store, **load_options(arguments))
     vocab = model.variant.vocab_size
     if arguments.prompt_ids:
         prompt = read_prompt(arguments.prompt_ids, vocab)
     else:
-        prompt = random_prompt(arguments.tokens, vocab, arguments.seed)
+        prompt = random_prompt(arguments.tokens, vocab, arguments.seed or 0)
     trace = record(model, prompt, arguments.decode, counter(for_terminal(), "tokens"))
     trace.save(arguments.output)
     print(f"{arguments.output}: {trace}")
@@ -163,7 +171,7 @@ def _trace(arguments: argparse.Namespace) -> int:
 # ---- replay -----------------------------------------------------------------------------------------------------
 
 
-def _add_replay(command: argparse.ArgumentParser) -> None:
+def _add_replay(command: Parser) -> None:
     command.add_argument("trace", type=Path, metavar="FILE", help="what `moeflux trace` wrote")
     command.add_argument(
         "--slots", metavar="LIST", help="experts held: numbers, or shares of all as 25%%, with commas between them"
@@ -171,7 +179,7 @@ def _add_replay(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--policy", default="all", metavar="LIST", help="lru, lfu and none, with commas between them; usually all"
     )
-    command.add_argument("--ring-depth", type=whole, default=2, metavar="N", help="as the engine's; usually 2")
+    command.add_argument("--ring-depth", type=whole(), default=2, metavar="N", help="as the engine's; usually 2")
     command.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the curves there, not below the table")
     command.add_argument("--json", action="store_true", help="every point as JSON, sizes in exact bytes")
 
@@ -204,15 +212,16 @@ def _replay(arguments: argparse.Namespace) -> int:
 # ---- bench ------------------------------------------------------------------------------------------------------
 
 
-def _add_bench(command: argparse.ArgumentParser) -> None:
+def _add_bench(command: Parser) -> None:
     command.add_argument("store", type=Path, metavar="STORE", help="folder with a model")
-    command.add_argument("--prefill", type=whole, default=256, metavar="N", help="random tokens; usually 256")
-    command.add_argument("--prompt-ids", type=Path, metavar="FILE", help="in their place, a text file of token ids")
-    command.add_argument("--decode", type=whole, default=32, metavar="N", help="steps counted; usually 32")
+    prompt = command.add_mutually_exclusive_group()
+    prompt.add_argument("--prefill", type=whole(), default=256, metavar="N", help="random tokens; usually 256")
+    prompt.add_argument("--prompt-ids", type=Path, metavar="FILE", help="in their place, a text file of token ids")
+    command.add_argument("--decode", type=whole(0), default=32, metavar="N", help="steps counted; usually 32")
     command.add_argument(
         "--random-decode", action="store_true", help="decode random tokens, not the likeliest: no text repeats itself"
     )
-    command.add_argument("--reps", type=whole, default=1, metavar="N", help="repetitions; usually 1")
+    command.add_argument("--reps", type=whole(), default=1, metavar="N", help="repetitions; usually 1")
     command.add_argument("--json", action="store_true", help="one JSON object a line for each measurement")
     add_loading(command)
 
@@ -252,15 +261,19 @@ def _bench(arguments: argparse.Namespace) -> int:
 # ---- eval -------------------------------------------------------------------------------------------------------
 
 
-def _add_eval(command: argparse.ArgumentParser) -> None:
+def _add_eval(command: Parser) -> None:
     command.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     command.add_argument("--text", type=Path, required=True, metavar="FILE", help="what is read, UTF-8")
     command.add_argument("--reference", metavar="MODEL", help="what it is compared with")
-    command.add_argument("--window", type=whole, default=1024, metavar="N", help="tokens of a window; usually 1024")
+    command.add_argument("--window", type=whole(), default=1024, metavar="N", help="tokens of a window; usually 1024")
     command.add_argument(
-        "--overlap", type=int, default=0, metavar="N", help="of them, from the window before and not counted; usually 0"
+        "--overlap",
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help="of them, from the window before, not counted; usually 0",
     )
-    command.add_argument("--tokens", type=whole, metavar="N", help="only the first so many of the text")
+    command.add_argument("--tokens", type=whole(), metavar="N", help="only the first so many of the text")
     command.add_argument("--json", action="store_true", help="everything as JSON")
     add_loading(command)
 

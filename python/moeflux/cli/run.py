@@ -77,8 +77,9 @@ def _begin(
     model: Model, prompt: str, options: Options, generation: dict[str, Any]
 ) -> tuple[Generation, Iterator[tuple[str, bool, Piece]]]:
     if options.raw or model.chat_format is None:
-        if options.system is not None:
-            raise StateError("--system: expected a model with a chat template and no --raw")
+        for flag in ("system", "thinking"):
+            if getattr(options, flag) is not None:
+                raise StateError(f"--{flag}: expected a model with a chat template and no --raw")
         answer = model.session().generate(prompt, **generation)
         return answer, ((piece.text, False, piece) for piece in answer)
     talk = model.chat(system=options.system, thinking=options.thinking)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from moeflux.cli.arguments import MODEL_HELP, Commands, add_loading, command, load_model, whole
+from moeflux.cli.arguments import MODEL_HELP, PROMPT_HINT, Commands, Parser, add_loading, command, load_model, whole
 
 __all__ = ["add"]
 
@@ -55,37 +55,32 @@ def _number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"expected a number, found {text!r:.40}") from None
 
 
-def _count(text: str) -> int:
-    if text.isascii() and text.isdigit() and len(text) <= 20:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r:.40}")
-
-
 def _bias(text: str) -> tuple[int, float]:
     id, _, value = text.partition("=")
     if not value:
         raise argparse.ArgumentTypeError(f"expected TOKEN=NUMBER, found {text!r:.40}")
-    return _count(id), _number(value)
+    return COUNT(id), _number(value)
 
 
+COUNT, SEED = whole(0), whole(0, (1 << 64) - 1)
 SAMPLING: dict[str, tuple[Any, str, str]] = {
     "temperature": (_number, "T", "0: always the likeliest token; 1: as likely as the model says; above: wilder"),
-    "top-k": (_count, "K", "only the K likeliest tokens; 0: all"),
+    "top-k": (COUNT, "K", "only the K likeliest tokens; 0: all"),
     "top-p": (_number, "P", "only the likeliest tokens that together have this probability"),
     "min-p": (_number, "P", "only tokens with this share of the likeliest one's probability"),
     "repetition-penalty": (_number, "X", "above 1: tokens of prompt and answer become less likely; 1: nothing"),
     "presence-penalty": (_number, "X", "taken from the logits of tokens that the answer has"),
     "frequency-penalty": (_number, "X", "taken from them for every time it has them"),
-    "seed": (_count, "N", "the same seed and settings give the same text; usually a new one each time"),
+    "seed": (SEED, "N", "the same seed and settings give the same text; usually a new one each time"),
 }
 
 
-def _add_writing(parser: argparse.ArgumentParser, usual_tokens: str) -> None:
+def _add_writing(parser: Parser, usual_tokens: str) -> None:
     parser.add_argument("--system", metavar="TEXT", help="instructions that stand before the conversation")
     parser.add_argument(
         "--thinking", choices=("on", "off"), help="think before the answer, where the template lets one choose"
     )
-    parser.add_argument("-n", "--max-tokens", type=whole, metavar="N", help=f"of an answer; usually {usual_tokens}")
+    parser.add_argument("-n", "--max-tokens", type=whole(), metavar="N", help=f"of an answer; usually {usual_tokens}")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends an answer; may be repeated")
     parser.add_argument("--stats", action="store_true", help="print to stderr what an answer cost")
     group = parser.add_argument_group(
@@ -122,7 +117,8 @@ def _utf8() -> None:
 # ---- run --------------------------------------------------------------------------------------------------------
 
 
-def _add_run(command: argparse.ArgumentParser) -> None:
+def _add_run(command: Parser) -> None:
+    command.surplus = PROMPT_HINT
     command.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     prompt = command.add_mutually_exclusive_group()
     prompt.add_argument("-p", "--prompt", metavar="TEXT", help="without it and -f: what comes on stdin")
@@ -132,7 +128,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="a line of JSON a token, and one with everything at the end"
     )
     command.add_argument(
-        "--logprobs", type=_count, metavar="N", help="with --json: of each token and of the N likeliest"
+        "--logprobs", type=COUNT, metavar="N", help="with --json: of each token and of the N likeliest"
     )
     _add_writing(command, "512")
 
@@ -141,8 +137,13 @@ def _run(arguments: argparse.Namespace) -> int:
     from moeflux.cli.run import Options, read_prompt, run
 
     _utf8()
-    prompt = read_prompt(arguments.prompt, arguments.file)
+    _check_run(arguments)
+    # What is typed or piped comes last: nobody writes a prompt for a model that cannot be loaded.
+    comes_later = arguments.prompt is None and arguments.file in (None, "-")
+    prompt = None if comes_later else read_prompt(arguments.prompt, arguments.file)
     model = load_model(arguments.model, arguments)
+    if prompt is None:
+        prompt = read_prompt(None, arguments.file)
     options = Options(
         raw=arguments.raw,
         system=arguments.system,
@@ -159,10 +160,23 @@ def _run(arguments: argparse.Namespace) -> int:
     return run(model, prompt, options, generation)
 
 
+def _check_run(arguments: argparse.Namespace) -> None:
+    """What can be known to be wrong before anything is read."""
+    from moeflux.errors import IoError, StateError
+    from moeflux.models.hub import check_name
+
+    try:
+        check_name(arguments.model)
+    except IoError as error:
+        raise IoError(f"{error}{PROMPT_HINT}") from error
+    if arguments.logprobs is not None and not arguments.json:
+        raise StateError("--logprobs: expected --json with it, which prints them")
+
+
 # ---- chat -------------------------------------------------------------------------------------------------------
 
 
-def _add_chat(command: argparse.ArgumentParser) -> None:
+def _add_chat(command: Parser) -> None:
     command.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     command.add_argument("--load", metavar="FILE", help="go on with a conversation that /save kept")
     _add_writing(command, "until it ends by itself")

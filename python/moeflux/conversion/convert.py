@@ -18,6 +18,7 @@ from moeflux.conversion.destination import (
     check_space,
     discard,
     free_bytes,
+    kept_when_interrupted,
     partial_of,
     replace_store,
     resumable,
@@ -66,6 +67,10 @@ class ConvertPlan:
     def needed(self) -> int:
         return self.total - self.resumed + JSON_ALLOWANCE
 
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.free
+
     def __str__(self) -> str:
         v = self.variant
         kinds = {"mlx": "MLX folder, repacked byte for byte", "hf": "Hugging Face checkpoint"}
@@ -98,7 +103,8 @@ class ConvertReport:
 
     def __str__(self) -> str:
         if not self.fingerprint:
-            return f"{self.plan}\ndry run: nothing was written"
+            fits = "" if self.plan.fits else ", and it would not fit"
+            return f"{self.plan}\ndry run: nothing was written{fits}"
         rate = self.written / max(self.seconds, 1e-9)
         return "\n".join(
             [
@@ -140,18 +146,15 @@ def convert(
         discard(partial)
     started = time.monotonic()
     packer = Packer(content, partial)
-    packer.open()
-    try:
-        with progress.task("convert", plan.total) as task:
-            packer.write(task)
-        checked = compare(content, partial, check, progress)
-        description = packer.describe()
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            progress.note(f"stopped; {partial} keeps what is done, the same command goes on from there")
-        raise
-    finally:
-        packer.close()
+    with kept_when_interrupted(partial, progress):
+        packer.open()
+        try:
+            with progress.task("convert", plan.total) as task:
+                packer.write(task)
+            checked = compare(content, partial, check, progress)
+            description = packer.describe()
+        finally:
+            packer.close()
     replace_store(partial, dest)
     seconds = time.monotonic() - started
     return ConvertReport(plan, description.fingerprint, plan.total - plan.resumed, seconds, checked)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from moeflux.conversion.journal import JOURNAL
 from moeflux.conversion.packer import Content, Packer, sync
 from moeflux.errors import Error, FormatError, IoError, StateError
-from moeflux.progress import size_text
+from moeflux.progress import Progress, size_text
 from moeflux.stores import packed
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "check_space",
     "discard",
     "free_bytes",
+    "kept_when_interrupted",
     "partial_of",
     "replace_store",
     "resumable",
@@ -65,6 +68,17 @@ def discard(partial: Path) -> None:
     """Removes an unfinished store of which nothing can be used. Only what is one."""
     if (partial / JOURNAL).exists():
         shutil.rmtree(partial)
+
+
+@contextmanager
+def kept_when_interrupted(partial: Path, progress: Progress) -> Iterator[None]:
+    """Ctrl-C within it says what there is to go on from."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if partial.exists():
+            progress.note(f"{partial} keeps what is done; the same command goes on from there")
+        raise
 
 
 def check_space(dest: Path, needed: int) -> None:

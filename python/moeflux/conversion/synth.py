@@ -24,6 +24,7 @@ from moeflux.conversion.destination import (
     check_destination,
     check_space,
     discard,
+    kept_when_interrupted,
     partial_of,
     replace_store,
     resumable,
@@ -93,14 +94,15 @@ def synth(
     if not resumed:
         discard(partial)
     started = time.monotonic()
-    packer = Packer(content, partial)
-    packer.open()
-    try:
-        with (progress or Silent()).task("synth", total) as task:
-            packer.write(task)
-        description = packer.describe()
-    finally:
-        packer.close()
+    packer, progress = Packer(content, partial), progress or Silent()
+    with kept_when_interrupted(partial, progress):
+        packer.open()
+        try:
+            with progress.task("synth", total) as task:
+                packer.write(task)
+            description = packer.describe()
+        finally:
+            packer.close()
     replace_store(partial, dest)
     return SynthReport(dest, variant, asked, seed, total - resumed, time.monotonic() - started, description.fingerprint)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +15,7 @@ from moeflux.models import builtin
 from moeflux.models.config import variant_from_config
 from moeflux.progress import Progress, Silent, size_text
 
-__all__ = ["find_model"]
+__all__ = ["check_name", "find_model"]
 
 REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 # What a model here consists of. Repositories hold the same weights in other formats too.
@@ -27,26 +28,44 @@ def find_model(name: str | Path | None, progress: Progress | None = None) -> Pat
     What is on the disk wins over a repository of that name. A download goes to the cache of huggingface_hub, where
     other programs find it too, and goes on where it was stopped.
     """
+    check_name(name)
     if name is None:
         return builtin.path()
-    folder = Path(name).expanduser()
     match = REPOSITORY.fullmatch(str(name))
-    if folder.exists() or match is None:
-        return folder
+    if _is_there(name) or match is None:
+        return Path(os.path.expanduser(name))
+    import huggingface_hub.constants
+    import huggingface_hub.errors
+
+    progress = progress or Silent()
     try:
-        import huggingface_hub.constants
-        import huggingface_hub.errors
-    except ImportError:
-        raise IoError(
-            f"{name}: found no such folder; to download the model of that name from huggingface.co: "
-            f'pip install "moeflux[hub]"'
-        ) from None
-    try:
-        return _download(huggingface_hub, match[1], match[2], progress or Silent())
-    except (Error, KeyboardInterrupt):
+        return _download(huggingface_hub, match[1], match[2], progress)
+    except Error:
+        raise
+    except KeyboardInterrupt:
+        progress.note(f"{name}: what is downloaded is kept; the same command goes on from there")
         raise
     except Exception as error:  # of the library, of its HTTP client, of the system: of many kinds
         raise IoError(f"{name}: {_sentence(huggingface_hub, error)}") from error
+
+
+def check_name(name: str | Path | None) -> None:
+    """Is there such a folder, or could it be downloaded? Says why not before anything is read or fetched."""
+    if name is None or _is_there(name):
+        return
+    if REPOSITORY.fullmatch(str(name)) is None:
+        raise IoError(
+            f"{str(name)!s:.200}: expected a folder, or a repository as owner/name, found nothing of that name"
+        )
+    if find_spec("huggingface_hub") is None:
+        raise IoError(
+            f"{name}: found no such folder; to download the model of that name from huggingface.co: "
+            f'pip install "moeflux[hub]"'
+        )
+
+
+def _is_there(name: str | Path) -> bool:
+    return os.path.exists(os.path.expanduser(name))
 
 
 def _download(hub: ModuleType, repository: str, revision: str | None, progress: Progress) -> Path:
@@ -62,7 +81,7 @@ def _download(hub: ModuleType, repository: str, revision: str | None, progress: 
     sizes = {file.rfilename: file.size or 0 for file in found.siblings}
     wanted = {name: size for name, size in sizes.items() if any(Path(name).match(pattern) for pattern in FILES)}
     _check_kind(hub, repository, found.sha, wanted)
-    missing = {name: size for name, size in wanted.items() if not _is_there(hub, repository, name, found.sha)}
+    missing = {name: size for name, size in wanted.items() if not _is_cached(hub, repository, name, found.sha)}
     if missing:
         _check_space(hub, repository, sum(missing.values()))
         progress.note(f"{repository}: downloading {len(missing)} files, {size_text(sum(missing.values()))}")
@@ -96,7 +115,7 @@ def _json(path: Path) -> Any:
     return read_json(str(path))
 
 
-def _is_there(hub: ModuleType, repository: str, name: str, revision: str) -> bool:
+def _is_cached(hub: ModuleType, repository: str, name: str, revision: str) -> bool:
     return isinstance(hub.try_to_load_from_cache(repository, name, revision=revision), str)
 
 

@@ -40,6 +40,7 @@ class ChatFormat:
     def __init__(self, tokenizer: Tokenizer, templates: dict[str, str], source: str = "chat template") -> None:
         self.tokenizer = tokenizer
         self._templates = {name: Template(text, source) for name, text in templates.items()}
+        self._text = "".join(templates.values())
         self._named = {name: tokenizer.named(name) for name in NAMED_TOKENS if tokenizer.named(name) is not None}
 
     @classmethod
@@ -59,6 +60,17 @@ class ChatFormat:
             if template is not None:
                 return cls(tokenizer, _named_templates(template, f"{file}: chat_template"), str(file))
         return None
+
+    def check_thinking(self, wanted: bool | None) -> None:
+        """StateError where the template cannot have it so: without a choice a model always thinks, or never does."""
+        if wanted is None or "enable_thinking" in self._text:
+            return
+        always = "<think>" in self._text
+        if wanted is not always:
+            raise StateError(
+                f"thinking: expected a template that lets one choose, found one with which the model "
+                f"{'always' if always else 'never'} thinks"
+            )
 
     def render(
         self,

@@ -47,13 +47,11 @@ class Reply:
         self.thoughts = ""
         self._done = done
         self._parts = self._run()
-        self._begun = False
 
     def __iter__(self) -> Iterator[Part]:
         return self
 
     def __next__(self) -> Part:
-        self._begun = True
         return next(self._parts)
 
     def cancel(self) -> None:
@@ -61,11 +59,10 @@ class Reply:
         self.generation.cancel()
 
     def close(self) -> None:
-        """Ends it here."""
-        self._parts.close()
-        if not self._begun:
-            self._begun = True
-            self._done(self)
+        """Ends it here, as `cancel` does."""
+        self.cancel()
+        for _ in self:
+            pass
 
     def _run(self) -> Iterator[Part]:
         split = ReasoningSplit(self.prompt.thinking)
@@ -162,6 +159,16 @@ class Conversation:
         first = self.messages[0] if self.messages else None
         return first.get("content") if first is not None and first["role"] == "system" else None
 
+    @property
+    def thinking(self) -> bool | None:
+        """Should it think before it answers? None: as its template has it."""
+        return self._thinking
+
+    @thinking.setter
+    def thinking(self, wanted: bool | None) -> None:
+        self._form.check_thinking(wanted)
+        self._thinking = wanted
+
     def set_system(self, text: str | None) -> None:
         self._close()
         rest = self.messages[1 if self.system is not None else 0 :]
@@ -208,6 +215,7 @@ class Conversation:
         self._close()
         snapshot = Snapshot.load(path, self.session.model.variant)
         said = _parse(snapshot.conversation, str(path))
+        self._form.check_thinking(said["thinking"])
         self.session.restore(snapshot)
         self.messages, self.tools = said["messages"], said["tools"]
         self.thinking, self.variables = said["thinking"], said["variables"]
