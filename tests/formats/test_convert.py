@@ -18,6 +18,7 @@ from golden import checkpoints
 from moeflux import FormatError, IoError, QuantFormat, StateError
 from moeflux.conversion.convert import ConvertFormat, convert
 from moeflux.stores.packed import read_description
+from support import reference_weights
 from support.mlx_folder import TOKENIZER_FILES, dense_tensors, write_mlx_folder
 
 HERE = Path(__file__).resolve().parents[1]
@@ -85,8 +86,8 @@ def rewrite(folder: Path, change: object) -> None:
 
 @pytest.mark.parametrize("case", sorted(GOLDEN))
 def test_equals_mlx_lm_convert(case: str, sources: Path, tmp_path: Path) -> None:
-    """Every tensor has the very bits that mlx_lm.convert gave it; so norms are folded, fp8 is widened, heads are split,
-    and codes, scales and biases are those of MLX."""
+    """Every tensor has the very bits that mlx_lm.convert gave it, norms once they are rounded as it rounds them; so
+    they are folded, fp8 is widened, heads are split, and codes, scales and biases are those of MLX."""
     name, bits, group = case.split("/")
     usual = ConvertFormat.default(json.loads((sources / "hf" / name / "config.json").read_text()))
     convert(
@@ -95,7 +96,7 @@ def test_equals_mlx_lm_convert(case: str, sources: Path, tmp_path: Path) -> None
         format=ConvertFormat.asked(bits, int(group), element=usual.element),
         check="none",
     )
-    found = tensor_hashes(write_mlx_folder(tmp_path / "packed", tmp_path / "mlx"))
+    found = tensor_hashes(write_mlx_folder(tmp_path / "packed", tmp_path / "mlx", rounded=True))
     assert found == GOLDEN[case]["sha256"]
 
 
@@ -137,6 +138,20 @@ def test_plain_formats_keep_every_number(sources: Path, tmp_path: Path) -> None:
     for tensor, (_, values) in checkpoints.CHECKPOINTS[name]().tensors.items():
         if ".mlp.experts." not in tensor:
             assert description.tensor_sha256[tensor] == hashlib.sha256(values.tobytes()).hexdigest(), tensor
+
+
+@pytest.mark.parametrize("name", checkpoints.CHECKPOINTS)
+def test_vectors_keep_every_bit(name: str, sources: Path, tmp_path: Path) -> None:
+    """Whatever the bits, each is as it was published, or f32 that says exactly that, or exactly one more."""
+    convert(sources / "hf" / name, tmp_path / "packed", format=ConvertFormat.asked(4, 64, element="F16"), check="none")
+    stored = dense_tensors(tmp_path / "packed")
+    whole = reference_weights.load(name)[1].tensors
+    vectors = [tensor for tensor in stored if tensor in whole and whole[tensor].ndim != 2]
+    assert len(vectors) > 10
+    for tensor in vectors:
+        dtype, values = stored[tensor]
+        found = checkpoints.from_bf16(values) if dtype == "BF16" else values.astype(np.float32)
+        assert np.array_equal(found.reshape(-1), whole[tensor].reshape(-1)), tensor
 
 
 def test_large_matrices_go_through_in_blocks(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

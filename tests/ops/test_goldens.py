@@ -10,9 +10,11 @@ import pytest
 from golden.checkpoints import CHECKPOINTS, token_ids, write
 from moeflux import oracle
 from moeflux.conversion.convert import convert
+from moeflux.stores.storage import ConvertFormat
 from moeflux.stores.store import open_store
 from support import reference_weights
 from support.agreement import FULL_PRECISION, GOLDEN_LOGITS, disagreement, golden_logits
+from support.mlx_folder import write_mlx_folder
 
 
 @pytest.mark.parametrize("name", FULL_PRECISION)
@@ -22,11 +24,22 @@ def test_full_precision_is_transformers(name: str) -> None:
     assert disagreement(logits, golden_logits(f"{name}/hf")) == ""
 
 
+@pytest.mark.parametrize("name", FULL_PRECISION)
+def test_conversion_to_its_own_type_is_transformers(name: str, tmp_path: Path) -> None:
+    """As near as the weights themselves: not a bit of them is lost on the way."""
+    own = ConvertFormat.asked(ConvertFormat.default(CHECKPOINTS[name]().config).element)
+    convert(write(name, tmp_path / "hf"), tmp_path / "packed", format=own, check="none")
+    with open_store(tmp_path / "packed") as store:
+        logits = oracle.Session(store.variant, store).prefill(token_ids(name))
+    assert disagreement(logits, golden_logits(f"{name}/hf")) == ""
+
+
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_four_bit_is_mlx(name: str, tmp_path: Path) -> None:
-    """Through conversion and store: codes, scales, names and layout are in this too."""
+    """Through conversion, MLX folder and store: codes, scales, names and layout are in this too."""
     convert(write(name, tmp_path / "hf"), tmp_path / "packed", check="none")
-    with open_store(tmp_path / "packed") as store:
+    folder = write_mlx_folder(tmp_path / "packed", tmp_path / "mlx", rounded=True)
+    with open_store(folder) as store:
         logits = oracle.Session(store.variant, store).prefill(token_ids(name))
     assert disagreement(logits, golden_logits(f"{name}/mlx")) == ""
 

@@ -13,15 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from golden.checkpoints import safetensors_bytes
+from golden.checkpoints import safetensors_bytes, to_bf16
 
 STORED = {"U32": "<u4", "BF16": "<u2", "F16": "<f2", "F32": "<f4"}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 Tensors = dict[str, tuple[str, np.ndarray]]
 
 
-def write_mlx_folder(packed: Path, folder: Path, shards: int = 2) -> Path:
-    """The store `packed` as an MLX folder with that many safetensors files."""
+NORMS = ("norm.weight", "layernorm.weight")
+
+
+def write_mlx_folder(packed: Path, folder: Path, shards: int = 2, *, rounded: bool = False) -> Path:
+    """The store `packed` as an MLX folder with that many safetensors files. `rounded`: with norms in bf16, as mlx-lm
+    writes those to which it adds one; else they keep the bits that they have."""
     description = json.loads((packed / "moeflux.json").read_text())
     variant = description["variant"]
     tensors = dense_tensors(packed)
@@ -35,6 +39,8 @@ def write_mlx_folder(packed: Path, folder: Path, shards: int = 2) -> Path:
         values = tensors[name][1].view(np.uint32)
         if not (values & 0xFFFF).any():
             tensors[name] = ("BF16", (values >> 16).astype("<u2"))
+    for name in [name for name in tensors if rounded and name.endswith(NORMS) and tensors[name][0] == "F32"]:
+        tensors[name] = ("BF16", to_bf16(tensors[name][1]))
     prefix = "language_model." if variant["model_type"] == "qwen3_5_moe" else ""
     write_shards(folder, {prefix + name: tensors[name] for name in sorted(tensors)}, shards)
     config = json.loads((packed / "config.json").read_text())

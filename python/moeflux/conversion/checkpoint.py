@@ -157,24 +157,21 @@ def _groups_of_rows(runs, limit: int) -> Iterator[list[tuple[Stored, int, int]]]
 
 @dataclass(frozen=True)
 class Vector:
-    """A tensor that is never quantised: a norm, a decay, the convolution's taps."""
+    """A tensor that is never quantised nor narrowed: a norm, a decay, the convolution's taps."""
 
     shape: tuple[int, ...]
     stored: Stored
-    element: str | None = None  # its type in the store where that is not the type of the whole conversion
-    add_one: bool = False
+    element: str  # its type in the store
+    add_one: bool = False  # in f32: 1 + w has more bits than a bf16 w, and a norm that lost them chooses other experts
 
     @property
     def position(self) -> tuple[int, int]:
         return self.stored.file, self.stored.offset
 
-    def read(self, reader: SpanReader, element: str) -> np.ndarray:
-        """1-D uint8. The one is added in the tensor's own type, as its publisher's code would."""
-        stored = self.stored
-        if self.add_one:
-            values = decode(stored.read(reader, 0, stored.rows, stored.dtype).reshape(-1).view(np.uint8), stored.dtype)
-            return encode(rounded(values + np.float32(1), stored.dtype), element)
-        return stored.read(reader, 0, stored.rows, element).reshape(-1).view(np.uint8)
+    def read(self, reader: SpanReader) -> np.ndarray:
+        """1-D uint8."""
+        values = self.stored.read(reader, 0, self.stored.rows, self.element).reshape(-1)
+        return (values + np.float32(1) if self.add_one else values).view(np.uint8)
 
 
 class Checkpoint:
@@ -275,15 +272,13 @@ class Checkpoint:
         name, shape = wanted.name, wanted.shape
         if name.endswith("conv1d.weight"):
             channels, taps, _ = shape  # published [channels, 1, taps]: the same bytes
-            return Vector(shape, self._take(name, (channels, 1, taps)))
+            stored = self._take(name, (channels, 1, taps))
+            return Vector(shape, stored, stored.dtype)
         stored = self._take(name, shape)
-        if name.endswith("A_log"):
-            return Vector(shape, stored, element="F32")
-        if name.endswith("e_score_correction_bias"):
-            return Vector(shape, stored, element=stored.dtype)
         hybrid = self.variant.model_type in ("qwen3_5_moe", "qwen3_next")
-        owner = name.removesuffix(".weight")
-        return Vector(shape, stored, add_one=hybrid and owner.endswith(QWEN_FOLDED_NORMS))
+        folded = hybrid and name.removesuffix(".weight").endswith(QWEN_FOLDED_NORMS)
+        f32 = folded or name.endswith("A_log")
+        return Vector(shape, stored, "F32" if f32 else stored.dtype, add_one=folded)
 
     def _split_kv_b(self, owner: str, part: str, shape: tuple[int, ...]) -> Matrix:
         """kv_b_proj holds for each head the rows of keys, then those of values."""

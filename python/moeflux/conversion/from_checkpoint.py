@@ -1,4 +1,5 @@
-"""A Hugging Face checkpoint as the content of a packed store, quantised as mlx_lm.convert would, bit for bit."""
+"""A Hugging Face checkpoint as the content of a packed store, its matrices quantised as mlx_lm.convert would, bit for
+bit. Vectors keep every bit: mlx-lm rounds norms to which it adds one, we store those in f32."""
 
 from __future__ import annotations
 
@@ -45,10 +46,9 @@ def content_of_checkpoint(folder: Path, config: dict[str, Any], variant: Variant
 
 def _unit(name: str, tensor: Matrix | Vector, source: Checkpoint, asked: ConvertFormat) -> DenseUnit:
     if isinstance(tensor, Vector):
-        element = tensor.element or asked.element
-        size = int(np.prod(tensor.shape)) * FLOAT_BYTES[element]
-        place = DenseTensor(name, element, tensor.shape, size)
-        return DenseUnit(name, (place,), lambda: iter([(tensor.read(source.reader, element),)]), tensor.position)
+        size = int(np.prod(tensor.shape)) * FLOAT_BYTES[tensor.element]
+        place = DenseTensor(name, tensor.element, tensor.shape, size)
+        return DenseUnit(name, (place,), lambda: iter([(tensor.read(source.reader),)]), tensor.position)
     storage = asked.of_matrix(name, tensor.shape[-1], source.variant)
     places = matrix_tensors(name, tensor.shape, storage)
     return DenseUnit(name, places, lambda: _stored_parts(tensor, source, storage), tensor.position)

@@ -107,7 +107,7 @@ def binding(folder: Path, files: Sequence[str | Path], storage: str) -> dict[str
     """What identifies a conversion: the source's files by name, size and time (not place), and the asked format."""
     config = folder / "config.json"
     return {
-        "journal": 1,
+        "journal": 2,  # another number wherever the same source would give other tensors
         "format": storage,
         "config.json": hashlib.sha256(config.read_bytes()).hexdigest(),
         "files": [[Path(file).name, os.stat(file).st_size, os.stat(file).st_mtime_ns] for file in files],

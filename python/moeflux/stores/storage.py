@@ -16,7 +16,7 @@ __all__ = ["ConvertFormat", "element_of", "matrix_tensors"]
 
 ELEMENTS = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
 DECLARED = {"bfloat16": "BF16", "float16": "F16"}
-"""A checkpoint's own type -> that of everything plain and of the scales. An f32 checkpoint is rounded to bf16 first."""
+"""A checkpoint's own type -> that of plain matrices and of the scales. An f32 checkpoint is rounded to bf16 first."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ConvertFormat:
 
     @classmethod
     def default(cls, config: dict[str, Any]) -> ConvertFormat:
-        """4 bits in groups of 64. Scales and plain tensors in the type that config.json declares."""
+        """4 bits in groups of 64. Scales and plain matrices in the type that config.json declares."""
         text = config.get("text_config")
         layers = [config, text] if isinstance(text, dict) else [config]
         declared = [layer.get(key) for layer in layers for key in ("torch_dtype", "dtype")]
@@ -45,7 +45,7 @@ class ConvertFormat:
 
     @property
     def element(self) -> str:
-        """The type of the tensors that are never quantised."""
+        """The type of the matrices that are not quantised."""
         return element_of(self.dense)
 
     def of_experts(self, variant: Variant) -> ExpertFormats:
