@@ -45,6 +45,7 @@ _HOMES = {
     "oracle": "moeflux.oracle",
     "plan": "moeflux.runtime.plan:plan",
     "synth": "moeflux.conversion.synth:synth",
+    "variant_from_config": "moeflux.models.config:variant_from_config",
     "verify": "moeflux.conversion.verify:verify",
 }
 __all__ = list(_HOMES)

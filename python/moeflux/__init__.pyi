@@ -9,6 +9,7 @@ from moeflux.conversion.verify import verify
 from moeflux.errors import BudgetError, DeviceError, Error, FormatError, IoError, StateError
 from moeflux.model import Memory, Model, load
 from moeflux.models import builtin
+from moeflux.models.config import variant_from_config
 from moeflux.models.variants import PRESETS, Variant
 from moeflux.runtime.plan import Plan, plan
 from moeflux.runtime.snapshot import Snapshot
@@ -47,5 +48,6 @@ __all__ = [
     "oracle",
     "plan",
     "synth",
+    "variant_from_config",
     "verify",
 ]

@@ -16,6 +16,7 @@ import pytest
 from golden import checkpoints
 from moeflux import Variant, _core
 from moeflux.conversion.synth import synth
+from moeflux.models.config import variant_from_config
 from moeflux.stores.store import open_store
 from support.small_variants import DEEPSEEK, QWEN
 
@@ -34,7 +35,7 @@ Line = dict[str, Any]
 
 # One layer, for what is counted instruction by instruction.
 SMALLEST = dataclasses.replace(
-    Variant.from_config(checkpoints.CHECKPOINTS["qwen3_moe"]().config).with_layers(1), hidden_size=64, vocab_size=64,
+    variant_from_config(checkpoints.CHECKPOINTS["qwen3_moe"]().config).with_layers(1), hidden_size=64, vocab_size=64,
     num_heads=1, num_kv_heads=1, num_experts=2, experts_per_token=1,
 )  # fmt: skip
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from moeflux import PRESETS, FormatError, Variant, oracle
+from moeflux.models.config import variant_from_config
 
 QWEN35_TEXT: dict[str, Any] = {
     "attention_bias": False,
@@ -193,41 +194,41 @@ def shape(variant: Variant) -> Variant:
 
 
 def test_published_configs_equal_the_presets() -> None:
-    assert shape(Variant.from_config(QWEN35)) == shape(PRESETS["Qwen3.6-35B-A3B"])
-    assert shape(Variant.from_config(DEEPSEEK)) == shape(PRESETS["Cogito-V2-671B"])
+    assert shape(variant_from_config(QWEN35)) == shape(PRESETS["Qwen3.6-35B-A3B"])
+    assert shape(variant_from_config(DEEPSEEK)) == shape(PRESETS["Cogito-V2-671B"])
 
 
 def test_text_model_alone() -> None:
-    alone = Variant.from_config(QWEN35_TEXT)
-    assert shape(alone) == shape(Variant.from_config(QWEN35))
+    alone = variant_from_config(QWEN35_TEXT)
+    assert shape(alone) == shape(variant_from_config(QWEN35))
     assert alone.eos_ids == (248044,)
     assert alone.max_context == 262144
 
 
 def test_qwen3_next() -> None:
-    variant = Variant.from_config(QWEN3_NEXT)
+    variant = variant_from_config(QWEN3_NEXT)
     assert variant.full_layers[:2] == (3, 7) and variant.num_layers == 48
     assert (variant.rotary_dim, variant.shared_expert, variant.attention_gate) == (64, "gated", True)
     assert (variant.bos_id, variant.eos_ids) == (151643, (151645,))
 
 
 def test_qwen3_moe() -> None:
-    variant = Variant.from_config(QWEN3_MOE)
+    variant = variant_from_config(QWEN3_MOE)
     assert variant.tied_embeddings and variant.normalize_topk and not variant.attention_gate
     assert (variant.rotary_dim, variant.shared_expert, variant.linear_layers) == (128, "none", ())
     assert variant.eos_ids == (151645, 151643)
-    assert not Variant.from_config({**QWEN3_MOE, "norm_topk_prob": False}).normalize_topk
+    assert not variant_from_config({**QWEN3_MOE, "norm_topk_prob": False}).normalize_topk
 
 
 def test_qwen3_moe_with_dense_layers() -> None:
-    variant = Variant.from_config({**QWEN3_MOE, "mlp_only_layers": [0], "decoder_sparse_step": 2})
+    variant = variant_from_config({**QWEN3_MOE, "mlp_only_layers": [0], "decoder_sparse_step": 2})
     assert variant.mlp_kinds[:4] == ("dense", "moe", "dense", "moe")
     assert variant.dense_intermediate == 6144
 
 
 def test_dimensions_are_the_configs_own() -> None:
     small = {"hidden_size": 384, "head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 96}
-    variant = Variant.from_config({**QWEN35_TEXT, **small, "num_attention_heads": 6})
+    variant = variant_from_config({**QWEN35_TEXT, **small, "num_attention_heads": 6})
     assert (variant.head_dim, variant.rotary_dim, variant.linear_key_dim, variant.linear_value_dim) == (64, 16, 64, 96)
 
 
@@ -235,8 +236,8 @@ def test_rope_of_a_newer_transformers() -> None:
     moved = {key: value for key, value in DEEPSEEK.items() if key not in ("rope_theta", "rope_scaling")}
     parameters = {**DEEPSEEK["rope_scaling"], "rope_theta": 10000.0, "rope_type": "yarn"}
     del parameters["type"]
-    assert shape(Variant.from_config({**moved, "rope_parameters": parameters})) == shape(Variant.from_config(DEEPSEEK))
-    assert Variant.from_config({**DEEPSEEK, "rope_parameters": parameters}).yarn_factor == 40.0
+    assert shape(variant_from_config({**moved, "rope_parameters": parameters})) == shape(variant_from_config(DEEPSEEK))
+    assert variant_from_config({**DEEPSEEK, "rope_parameters": parameters}).yarn_factor == 40.0
 
 
 def test_kimi_shaped() -> None:
@@ -253,7 +254,7 @@ def test_kimi_shaped() -> None:
         "rope_theta": 50000.0,
         "routed_scaling_factor": 2.827,
     }
-    variant = Variant.from_config(kimi)
+    variant = variant_from_config(kimi)
     assert (variant.model_type, variant.num_groups, variant.rope, variant.num_experts) == (
         "deepseek_v3",
         1,
@@ -265,14 +266,14 @@ def test_kimi_shaped() -> None:
 
 
 def test_query_compression() -> None:
-    assert Variant.from_config({**DEEPSEEK, "q_lora_rank": None}).q_lora_rank == 0
+    assert variant_from_config({**DEEPSEEK, "q_lora_rank": None}).q_lora_rank == 0
     unsaid = {key: value for key, value in DEEPSEEK.items() if key != "q_lora_rank"}
-    assert Variant.from_config(unsaid).q_lora_rank == 1536
+    assert variant_from_config(unsaid).q_lora_rank == 1536
 
 
 def test_yarn_on_the_qwen_family() -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
-    variant = Variant.from_config({**QWEN3_MOE, "rope_scaling": scaling})
+    variant = variant_from_config({**QWEN3_MOE, "rope_scaling": scaling})
     assert (variant.rope, variant.yarn_beta_fast, variant.yarn_beta_slow, variant.yarn_mscale) == ("yarn", 32, 1, 0)
 
 
@@ -300,7 +301,7 @@ HALF_YARN = 0.05 * math.log(40) + 1
     ],
 )
 def test_yarn_coefficients_that_mean_one_thing(coefficients: dict[str, Any], magnitude: float, scale: float) -> None:
-    variant = Variant.from_config(scaled(DEEPSEEK, **coefficients))
+    variant = variant_from_config(scaled(DEEPSEEK, **coefficients))
     assert oracle.rope_magnitude(variant) == pytest.approx(magnitude)
     assert variant.softmax_scale == pytest.approx(scale * 192**-0.5)
 
@@ -324,12 +325,12 @@ def test_yarn_about_which_implementations_differ(
     base: dict[str, Any], coefficients: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(FormatError, match=message):
-        Variant.from_config(scaled(base, **coefficients))
+        variant_from_config(scaled(base, **coefficients))
 
 
 @pytest.mark.parametrize("base", [QWEN3_MOE, {**DEEPSEEK, "rope_scaling": None}], ids=["qwen3_moe", "deepseek_v3"])
 def test_partial_rotary_factor_that_nobody_heeds(base: dict[str, Any]) -> None:
-    assert Variant.from_config({**base, "partial_rotary_factor": 0.5}) == Variant.from_config(base)
+    assert variant_from_config({**base, "partial_rotary_factor": 0.5}) == variant_from_config(base)
 
 
 UNSAID = [(DEEPSEEK, field) for field in ("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts")]
@@ -339,20 +340,20 @@ UNSAID += [(QWEN3_NEXT, "norm_topk_prob")]
 @pytest.mark.parametrize(("base", "field"), UNSAID, ids=[field for _, field in UNSAID])
 def test_defaults_about_which_implementations_differ(base: dict[str, Any], field: str) -> None:
     with pytest.raises(FormatError, match=f"{field}: expected a value, for implementations differ .* found nothing"):
-        Variant.from_config({key: value for key, value in base.items() if key != field})
+        variant_from_config({key: value for key, value in base.items() if key != field})
 
 
 def test_from_path_names_the_file(tmp_path: Path) -> None:
     folder = tmp_path / "My-Model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(QWEN3_MOE))
-    assert Variant.from_config(folder).name == "My-Model"
-    assert Variant.from_config(folder / "config.json").name == "My-Model"
+    assert variant_from_config(folder).name == "My-Model"
+    assert variant_from_config(folder / "config.json").name == "My-Model"
     (folder / "config.json").write_text(json.dumps({**QWEN3_MOE, "hidden_size": "wide"}))
     with pytest.raises(
         FormatError, match=r"My-Model/config\.json: hidden_size: expected a whole number .* found 'wide'"
     ):
-        Variant.from_config(folder)
+        variant_from_config(folder)
 
 
 REFUSED = [
@@ -395,10 +396,10 @@ REFUSED = [
 @pytest.mark.parametrize(("base", "changes", "message"), REFUSED)
 def test_refused(base: dict, changes: dict, message: str) -> None:
     with pytest.raises(FormatError, match=message):
-        Variant.from_config({**base, **changes})
+        variant_from_config({**base, **changes})
 
 
 @pytest.mark.parametrize("field", ["num_experts", "rope_theta", "num_experts_per_tok", "moe_intermediate_size"])
 def test_missing_field(field: str) -> None:
     with pytest.raises(FormatError, match=f"{field}: expected .* found nothing"):
-        Variant.from_config({key: value for key, value in QWEN3_MOE.items() if key != field})
+        variant_from_config({key: value for key, value in QWEN3_MOE.items() if key != field})

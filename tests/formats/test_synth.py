@@ -14,6 +14,7 @@ from golden import checkpoints
 from moeflux import FormatError, QuantFormat, StateError, Variant, oracle
 from moeflux.conversion.synth import SPREAD, noise, popularity, stream, synth, values_of
 from moeflux.conversion.verify import verify
+from moeflux.models.config import variant_from_config
 from moeflux.models.variants import PRESETS
 from moeflux.models.write_config import NOT_IN_CONFIG, config_of
 from moeflux.stores.storage import ConvertFormat
@@ -26,7 +27,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def tiny_variants() -> list[Variant]:
-    return [Variant.from_config(checkpoints.CHECKPOINTS[name]().config) for name in checkpoints.CHECKPOINTS]
+    return [variant_from_config(checkpoints.CHECKPOINTS[name]().config) for name in checkpoints.CHECKPOINTS]
 
 
 def same_shape(variant: Variant) -> dict[str, object]:
@@ -36,7 +37,7 @@ def same_shape(variant: Variant) -> dict[str, object]:
 @pytest.mark.parametrize("variant", [*PRESETS.values(), *tiny_variants()], ids=lambda variant: variant.name or "tiny")
 def test_config_reads_back(variant: Variant) -> None:
     config = json.loads(json.dumps(config_of(variant)))
-    assert same_shape(Variant.from_config(config)) == same_shape(variant)
+    assert same_shape(variant_from_config(config)) == same_shape(variant)
 
 
 def test_inexpressible_variant_is_refused() -> None:
@@ -56,7 +57,7 @@ def test_deterministic_and_sound(variant: Variant, tmp_path: Path, monkeypatch: 
     assert verify(tmp_path / "first").ok
     with open_store(tmp_path / "first") as store:
         assert store.variant == variant
-    assert same_shape(Variant.from_config(tmp_path / "first")) == same_shape(variant)
+    assert same_shape(variant_from_config(tmp_path / "first")) == same_shape(variant)
 
 
 def test_experts_differ(tmp_path: Path) -> None:

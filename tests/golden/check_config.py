@@ -26,7 +26,8 @@ from mlx_lm.models import qwen3_moe as mlx_qwen
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as hf_deepseek
 from transformers.models.qwen3_moe import modeling_qwen3_moe as hf_qwen
 
-from moeflux import FormatError, Variant, oracle
+from moeflux import FormatError, oracle
+from moeflux.models.config import variant_from_config
 
 Answer = np.ndarray
 Config = dict[str, Any]
@@ -69,7 +70,7 @@ def rope_of_mlx(config: Config) -> Answer:
 
 
 def rope_of_moeflux(config: Config) -> Answer:
-    variant = Variant.from_config(config)
+    variant = variant_from_config(config)
     latent = variant.attention == "mla"
 
     def turn(row: np.ndarray, position: np.ndarray) -> np.ndarray:
@@ -114,7 +115,7 @@ def default_of(field: str) -> list[Callable[[Config], Answer]]:
     return [
         lambda config: np.array([float(getattr(transformers.AutoConfig.for_model(**config), field))]),
         lambda config: np.array([float(getattr(mlx_deepseek.ModelArgs.from_dict(config), field))]),
-        lambda config: np.array([float(getattr(Variant.from_config(config), names.get(field, field)))]),
+        lambda config: np.array([float(getattr(variant_from_config(config), names.get(field, field)))]),
     ]
 
 

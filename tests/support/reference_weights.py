@@ -10,6 +10,7 @@ import numpy as np
 
 from golden.checkpoints import CHECKPOINTS, from_bf16
 from moeflux import QuantFormat
+from moeflux.models.config import variant_from_config
 from moeflux.models.variants import Variant
 
 PLAIN = QuantFormat.plain("F32")
@@ -43,7 +44,7 @@ class ReferenceWeights:
 
 def load(name: str) -> tuple[Variant, ReferenceWeights]:
     checkpoint = CHECKPOINTS[name]()
-    variant = Variant.from_config(checkpoint.config)
+    variant = variant_from_config(checkpoint.config)
     tensors: dict[str, np.ndarray] = {}
     for key in checkpoint.tensors:
         canonical = key.replace("model.language_model.", "model.", 1)

@@ -144,9 +144,10 @@ def _synth(arguments: argparse.Namespace) -> int:
 
 def _asked_variant(arguments: argparse.Namespace) -> Variant:
     """The model to imitate, with the shape that the flags give it. Its top-k is its own: nothing about it is lossy."""
-    from moeflux.models.variants import Variant, preset
+    from moeflux.models.config import variant_from_config
+    from moeflux.models.variants import preset
 
-    model = preset(arguments.variant) if arguments.variant else Variant.from_config(arguments.config)
+    model = preset(arguments.variant) if arguments.variant else variant_from_config(arguments.config)
     shape = {
         "vocab_size": arguments.vocab,
         "num_experts": arguments.experts,

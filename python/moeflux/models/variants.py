@@ -1,6 +1,6 @@
 """What a model is made of: `Variant`, the shape and flavours of one model, and the presets of the known ones.
 
-A variant is a frozen value. It is read from a checkpoint's config.json (`Variant.from_config`), from a store's
+A variant is a frozen value. It is read from a checkpoint's config.json (`variant_from_config`), from a store's
 moeflux.json (`Variant.from_dict`) or taken from `PRESETS`. Everything that needs a dimension takes it from here.
 """
 
@@ -10,7 +10,6 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from moeflux._core import QuantFormat
@@ -196,13 +195,6 @@ class Variant:
         return width * dtype_bytes
 
     # ---- Making variants ----------------------------------------------------------------------------------------
-
-    @classmethod
-    def from_config(cls, config: str | Path | dict[str, Any]) -> Variant:
-        """The variant that a Hugging Face or MLX config.json (its path, folder or parsed content) describes."""
-        from moeflux.models.config import variant_from_config
-
-        return variant_from_config(config)
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any], where: str = "variant") -> Variant:
