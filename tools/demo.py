@@ -10,8 +10,8 @@ import shlex
 import sys
 
 from moeflux import builtin, cli
-from moeflux.measure.info import human
 from moeflux.runtime.plan import Plan, plan
+from moeflux.sizes import size_text
 
 STORY = "run --raw -p 'Once upon a time, there was a little fox who' --temperature 0 -n 69 --stats"
 QUESTION = "run -p 'What is the capital of France?' --temperature 0 --stats"
@@ -28,9 +28,9 @@ def main() -> int:
         few = with_few_experts()
         memory = f"{few.budget_bytes // 10**6} MB"
         print(
-            f"Now with {memory} for the whole process; {human(few.floor_bytes)} is the least. Beside Python and what\n"
-            f"every token needs there is room for {few.slots} of the {few.experts} experts: the others are read when\n"
-            "the router picks them.\n"
+            f"Now with {memory} for the whole process; {size_text(few.floor_bytes)} is the least. Beside Python\n"
+            f"and what every token needs there is room for {few.slots} of the {few.experts} experts: the others are\n"
+            "read when the router picks them.\n"
         )
         for line in (STORY, QUESTION):
             show(f"{line} --memory '{memory}'")

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from moeflux import _core
 from moeflux.errors import StateError
 from moeflux.machine.memory import resident
-from moeflux.measure.info import human
 from moeflux.models.variants import Variant
 from moeflux.routing.trace import Recording
 from moeflux.runtime.plan import ENGINE_PARTS, LOADED, SESSION_PARTS, Options, Plan, make_plan, whole
 from moeflux.session import Session
+from moeflux.sizes import size_text
 from moeflux.stores.store import Store, open_store
 
 if TYPE_CHECKING:
@@ -53,12 +53,12 @@ class Memory:
         lines = [f"{'':<20}{'planned':>12}{'held':>12}"]
         for name in {**self.planned, **self.held}:
             planned, held = self.planned.get(name), self.held.get(name)
-            cells = ["" if size is None else human(size) for size in (planned, held)]
+            cells = ["" if size is None else size_text(size) for size in (planned, held)]
             if planned or held:
                 lines.append(f"{name:<20}{cells[0]:>12}{cells[1]:>12}".rstrip())
-        lines.append(f"{'in all':<20}{human(sum(self.planned.values())):>12}")
-        lines.append(f"{'resident':<20}{'':>12}{human(self.resident):>12}")
-        lines.append(f"{'  at its peak':<20}{'':>12}{human(self.peak):>12}")
+        lines.append(f"{'in all':<20}{size_text(sum(self.planned.values())):>12}")
+        lines.append(f"{'resident':<20}{'':>12}{size_text(self.resident):>12}")
+        lines.append(f"{'  at its peak':<20}{'':>12}{size_text(self.peak):>12}")
         return "\n".join(lines)
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Protocol, TextIO
 
+from moeflux.sizes import size_text
+
 __all__ = [
     "Bars",
     "Counting",
@@ -17,7 +19,6 @@ __all__ = [
     "Task",
     "counter",
     "for_terminal",
-    "size_text",
     "time_text",
 ]
 
@@ -185,14 +186,6 @@ class Counting:
 
 
 # ---- Words ------------------------------------------------------------------------------------------------------
-
-
-def size_text(size: float) -> str:
-    """Decimal units, as disks are sold: 17.4 GB."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:.3g} {unit}" if size < 100 * factor else f"{size / factor:.0f} {unit}"
-    return f"{size:.0f} bytes"
 
 
 def amount_text(amount: float, unit: str) -> str:

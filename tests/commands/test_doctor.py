@@ -158,13 +158,13 @@ def test_little_memory_is_not_all_taken(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(doctor, "available", lambda *_: Available(40_000_000, "free below a limit"))
     doctor.memory_rates(SMALL, Silent())
     assert taken[0] <= max(10_000_000, (os.cpu_count() or 1) << 20)
-    assert doctor.limits_here()["  to be had"] == "40 MB, free below a limit"
+    assert doctor.limits_here()["  to be had"] == "40.00 MB, free below a limit"
 
 
 def test_no_room_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 90, 10_000_000))
-    with pytest.raises(IoError, match=r"expected 135 MB free for a file to read, found 10 MB; name a folder"):
+    with pytest.raises(IoError, match=r"expected 135\.39 MB free for a file to read, found 10\.00 MB; name a folder"):
         examine(tmp_path / "disk")
     assert list((tmp_path / "disk").iterdir()) == []
 

@@ -12,7 +12,8 @@ import sys
 
 import pytest
 
-from moeflux.progress import Bars, Counting, Lines, for_terminal, size_text, time_text
+from moeflux.progress import Bars, Counting, Lines, for_terminal, time_text
+from moeflux.sizes import size_text
 
 BAR = """
 from moeflux.progress import Counting, for_terminal
@@ -69,5 +70,6 @@ def test_a_log_has_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_words() -> None:
-    assert [size_text(size) for size in (999, 17.4e9, 123e6)] == ["999 bytes", "17.4 GB", "123 MB"]
+    sizes = {999: "999 B", 1000: "1.00 kB", 123e6: "123.00 MB", 17.4e9: "17.40 GB", 1.5e12: "1.50 TB"}
+    assert {size: size_text(size) for size in sizes} == sizes
     assert [time_text(seconds) for seconds in (9, 61, 3661)] == ["9 s", "1 min 01 s", "1 h 01 min"]

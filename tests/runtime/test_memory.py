@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from moeflux import StateError
-from moeflux.machine.memory import available, free_pages, huge_pages_unasked, parse_size, resident
+from moeflux.machine.memory import available, free_pages, huge_pages_unasked, resident
+from moeflux.sizes import parse_size
 
 MIB = 1 << 20
 V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate"

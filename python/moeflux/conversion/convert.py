@@ -30,7 +30,8 @@ from moeflux.errors import FormatError, IoError
 from moeflux.models.config import variant_from_config
 from moeflux.models.tensors import dense_shapes
 from moeflux.models.variants import Variant
-from moeflux.progress import Progress, Silent, size_text, time_text
+from moeflux.progress import Progress, Silent, time_text
+from moeflux.sizes import size_text
 from moeflux.stores import packed
 from moeflux.stores.spans import SpanReader
 from moeflux.stores.storage import ConvertFormat

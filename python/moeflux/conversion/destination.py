@@ -14,7 +14,8 @@ from pathlib import Path
 from moeflux.conversion.journal import JOURNAL
 from moeflux.conversion.packer import Content, Packer, sync
 from moeflux.errors import Error, FormatError, IoError, StateError
-from moeflux.progress import Progress, size_text
+from moeflux.progress import Progress
+from moeflux.sizes import size_text
 from moeflux.stores import packed
 
 __all__ = [

@@ -33,7 +33,8 @@ from moeflux.conversion.packer import Content, DenseUnit, Packer
 from moeflux.models.tensors import DenseShape, dense_shapes
 from moeflux.models.variants import QuantFormat, Variant
 from moeflux.models.write_config import config_of
-from moeflux.progress import Progress, Silent, size_text, time_text
+from moeflux.progress import Progress, Silent, time_text
+from moeflux.sizes import size_text
 from moeflux.stores.floats import FLOAT_BYTES, decode, encode
 from moeflux.stores.packed import DenseTensor
 from moeflux.stores.storage import ConvertFormat, matrix_tensors

@@ -12,7 +12,8 @@ from pathlib import Path
 from moeflux._core import ExpertLayout, read_json
 from moeflux.conversion.packer import worker_count
 from moeflux.errors import Error, FormatError, IoError
-from moeflux.progress import Progress, Silent, size_text, time_text
+from moeflux.progress import Progress, Silent, time_text
+from moeflux.sizes import size_text
 from moeflux.stores import packed
 from moeflux.stores.packed import Description, read_description
 from moeflux.stores.spans import SpanReader

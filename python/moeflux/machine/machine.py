@@ -15,8 +15,8 @@ import numpy as np
 from moeflux import _core
 from moeflux._core import __version__, isas
 from moeflux.errors import DeviceError
-from moeflux.measure.info import human
 from moeflux.models.variants import PRESETS
+from moeflux.sizes import size_text
 
 __all__ = ["Machine", "this_machine"]
 
@@ -49,7 +49,7 @@ class Machine:
             ("platform", self.platform),
             ("cpu", f"{self.cpus} x {self.cpu}"),
             ("  features", " ".join(self.cpu_features) or "unknown"),
-            ("memory", human(self.memory_bytes)),
+            ("memory", size_text(self.memory_bytes)),
             ("backend", self.backend),
             ("metal", self.metal),
             ("presets", ", ".join(PRESETS)),

@@ -1,8 +1,7 @@
-"""How much memory there is: sizes as people write them, what this process holds, and what it may still take."""
+"""How much memory there is: what this process holds, and what it may still take."""
 
 from __future__ import annotations
 
-import operator
 import os
 import re
 import resource
@@ -12,28 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from moeflux.errors import StateError
+__all__ = ["Available", "Resident", "available", "huge_pages_unasked", "resident"]
 
-__all__ = ["Available", "Resident", "available", "huge_pages_unasked", "parse_size", "resident"]
-
-UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(i?)b?)\s*", re.IGNORECASE)
 NO_LIMIT = 1 << 60
 """The first version of control groups says "no limit" with a number near 2^63."""
-
-
-def parse_size(name: str, value: object) -> int:
-    """Bytes: a whole number, or text as "8GB", "1.5 GB" (powers of 1000) or "8GiB" (powers of 1024)."""
-    size = 0
-    if isinstance(value, str):
-        match = SIZE.fullmatch(value)
-        if match and not (match[3] and not match[2]):
-            size = round(float(match[1]) * (1024 if match[3] else 1000) ** UNITS[match[2].lower()])
-    elif hasattr(value, "__index__") and not isinstance(value, bool):
-        size = operator.index(value)
-    if not 1 <= size < NO_LIMIT:
-        raise StateError(f'{name}: expected bytes, or a size as "8GB" or "8GiB", found {value!r:.40}')
-    return size
 
 
 # ---- This process -----------------------------------------------------------------------------------------------

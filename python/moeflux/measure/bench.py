@@ -21,9 +21,9 @@ from typing import Any
 from moeflux import _core
 from moeflux.errors import StateError
 from moeflux.model import Model, load
-from moeflux.progress import size_text
 from moeflux.routing.trace import random_prompt
 from moeflux.session import Session
+from moeflux.sizes import size_text
 from moeflux.stores.store import open_store
 
 __all__ = ["Row", "bench", "drop_cached", "table"]

@@ -24,7 +24,8 @@ from moeflux.machine.machine import Machine, this_machine
 from moeflux.machine.memory import available
 from moeflux.machine.remembered import Probe, remember, remembered
 from moeflux.measure.bench import drop_cached
-from moeflux.progress import Progress, Silent, size_text
+from moeflux.progress import Progress, Silent
+from moeflux.sizes import size_text
 from moeflux.stores.store import Store, is_store, open_store
 
 __all__ = ["Diagnosis", "MemoryRate", "Probe", "ReadRate", "examine", "recommend", "remembered"]

@@ -11,6 +11,7 @@ from moeflux.errors import FormatError
 from moeflux.models.config import variant_from_config
 from moeflux.models.tensors import dense_shapes
 from moeflux.models.variants import PRESETS, QuantFormat, Variant, preset
+from moeflux.sizes import size_text
 from moeflux.stores.store import Store, open_store
 
 DEFAULT_FORMAT = QuantFormat.affine(4, 64)
@@ -157,16 +158,6 @@ def _costs(variant: Variant, expert_bytes: int, dense_bytes: int, embedding_byte
 # ---- As text ----------------------------------------------------------------------------------------------------
 
 
-def human(count: int) -> str:
-    """Bytes in decimal units, as disks and the tables of models count them."""
-    size = float(count)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
-        size /= 1000
-    return f"{size:.2f} GB"
-
-
 def _lines(info: Info) -> list[str]:
     v = info.variant
     attention = f"{v.num_heads} heads x {v.head_dim}"
@@ -182,12 +173,15 @@ def _lines(info: Info) -> list[str]:
         ("experts", f"{v.experts_per_token} of {v.num_experts} a layer, width {v.moe_intermediate}, {v.router} router"),
         ("shared expert", v.shared_expert + (f", width {v.shared_intermediate}" if v.shared_intermediate else "")),
         ("rope", f"{v.rope}, theta {v.rope_theta:g}, {v.rotary_dim} of {v.head_dim} dimensions"),
-        ("dense weights", f"{human(info.dense_bytes)} in {info.dense_tensors} tensors"),
+        ("dense weights", f"{size_text(info.dense_bytes)} in {info.dense_tensors} tensors"),
         ("  formats", ", ".join(f"{name} x {count}" for name, count in info.formats.items())),
-        ("routed experts", f"{human(info.routed_bytes)}: {info.experts} x {human(info.expert_bytes)}"),
+        ("routed experts", f"{size_text(info.routed_bytes)}: {info.experts} x {size_text(info.expert_bytes)}"),
         ("  format", info.expert_format),
-        ("read per token", f"{human(info.dense_bytes_per_token)} dense + {human(info.expert_bytes_per_token)} experts"),
-        ("session state", f"{human(info.state_bytes)} + {human(info.kv_bytes_per_position)} a position (f32)"),
+        (
+            "read per token",
+            f"{size_text(info.dense_bytes_per_token)} dense + {size_text(info.expert_bytes_per_token)} experts",
+        ),
+        ("session state", f"{size_text(info.state_bytes)} + {size_text(info.kv_bytes_per_position)} a position (f32)"),
     ]
     if info.fingerprint:
         rows.append(("fingerprint", info.fingerprint))

@@ -13,7 +13,8 @@ from typing import Any
 from moeflux.errors import Error, FormatError, IoError
 from moeflux.models import builtin
 from moeflux.models.config import variant_from_config
-from moeflux.progress import Progress, Silent, size_text
+from moeflux.progress import Progress, Silent
+from moeflux.sizes import size_text
 
 __all__ = ["check_name", "find_model"]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from moeflux import _core
 from moeflux.errors import StateError
-from moeflux.progress import size_text
 from moeflux.routing.trace import Trace
+from moeflux.sizes import size_text
 
 __all__ = ["OPTIMUM", "POLICIES", "Point", "Replay", "replay", "slot_counts"]
 

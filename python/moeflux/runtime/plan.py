@@ -16,11 +16,12 @@ from typing import Any, Literal
 
 from moeflux import _core
 from moeflux.errors import BudgetError, StateError
-from moeflux.machine.memory import available, huge_pages_unasked, parse_size, resident
+from moeflux.machine.memory import available, huge_pages_unasked, resident
 from moeflux.machine.remembered import Probe, remembered
-from moeflux.measure.info import costs, human
+from moeflux.measure.info import costs
 from moeflux.routing.hit_rates import HitRate, hit_rate, hit_rate_of
 from moeflux.routing.trace import Trace
+from moeflux.sizes import parse_size, size_text
 from moeflux.stores.store import Store, open_store
 
 __all__ = ["Options", "Plan", "make_plan", "plan", "whole"]
@@ -226,8 +227,8 @@ class _Planner:
         own = resident().anonymous
         # For everybody else's next moves: a tenth, but neither nothing nor gigabytes.
         reserve = min(max(self.free.bytes // 10, 64 * MIB), 2048 * MIB)
-        source = f"auto: {human(self.free.bytes)} {self.free.source}, and {human(own)} that this process has"
-        return max(1, self.free.bytes + own - reserve), f"{source}, less a reserve of {human(reserve)}"
+        source = f"auto: {size_text(self.free.bytes)} {self.free.source}, and {size_text(own)} that this process has"
+        return max(1, self.free.bytes + own - reserve), f"{source}, less a reserve of {size_text(reserve)}"
 
     def within_gpu(self, budget: int | None, source: str) -> tuple[int | None, str]:
         """A GPU that shares the memory may use a part of it: what the model holds is to lie within that."""
@@ -384,11 +385,11 @@ class _Planner:
         )
 
     def too_little(self, least: _Choice, floor: int) -> str:
-        parts = ", ".join(f"{human(size)} {name}" for name, size in self.parts(least).items() if size)
-        found = human(self.budget or 0)
+        parts = ", ".join(f"{size_text(size)} {name}" for name, size in self.parts(least).items() if size)
+        found = size_text(self.budget or 0)
         hint = "a shorter context, fewer sessions or bf16 keys and values need less" if self.context else ""
         return (
-            f"memory: expected at least {floor} bytes ({human(floor)}), the floor of {self.variant.name} with "
+            f"memory: expected at least {floor} bytes ({size_text(floor)}), the floor of {self.variant.name} with "
             f"{self.sessions} x {least.context} tokens: {parts}; found {self.budget} bytes ({found}), {self.source}"
             f"{'; ' if hint else ''}{hint}"
         )
@@ -440,7 +441,7 @@ def _lines(plan: Plan) -> list[str]:
         "text": "tokenizer and chat template, once they are asked for",
         "dense weights": "all but the routed experts, read once",
         "expert slots": f"{plan.slots} of {plan.experts} experts ({plan.slots / plan.experts:.1%}), "
-        f"{human(plan.slot_bytes)} each",
+        f"{size_text(plan.slot_bytes)} each",
         "scratch": f"prefill in chunks of {plan.chunk} tokens",
         "read buffers": f"{plan.readers} threads that read",
         "tables": "which expert is where",
@@ -449,12 +450,12 @@ def _lines(plan: Plan) -> list[str]:
     }
     rows = [("model", plan.model, "")]
     if plan.budget_bytes is not None:
-        rows.append(("budget", human(plan.budget_bytes), plan.budget_source))
-    rows.append(("floor", human(plan.floor_bytes), "less is refused"))
-    rows += [(f"  {name}", human(size), meanings.get(name, "")) for name, size in plan.parts.items() if size]
-    rows.append(("total", human(plan.total_bytes), "the most in physical memory"))
+        rows.append(("budget", size_text(plan.budget_bytes), plan.budget_source))
+    rows.append(("floor", size_text(plan.floor_bytes), "less is refused"))
+    rows += [(f"  {name}", size_text(size), meanings.get(name, "")) for name, size in plan.parts.items() if size]
+    rows.append(("total", size_text(plan.total_bytes), "the most in physical memory"))
     if plan.budget_bytes is not None:
-        rows.append(("unspent", human(plan.unspent_bytes), "for more sessions, or longer ones"))
+        rows.append(("unspent", size_text(plan.unspent_bytes), "for more sessions, or longer ones"))
     lines = [f"{label:<20}{size:>12}  {meaning}".rstrip() for label, size, meaning in rows[1:]]
     return [f"{'model':<20}{plan.model}", *lines, "", *_speed_lines(plan)]
 
@@ -466,7 +467,7 @@ def _speed_lines(plan: Plan) -> list[str]:
         ("hit rate", f"{plan.hit_rate:.1%}, {plan.hit_rate_source}"),
         (
             "read per token",
-            f"{human(round(plan.bytes_read_per_token))} of the {human(plan.expert_bytes_per_token)} "
+            f"{size_text(round(plan.bytes_read_per_token))} of the {size_text(plan.expert_bytes_per_token)} "
             "that its experts have",
         ),
     ]
@@ -478,7 +479,7 @@ def _speed_lines(plan: Plan) -> list[str]:
             (
                 "speed",
                 f"about {plan.tokens_per_second:.3g} tokens/s: {1000 * plan.read_seconds:.3g} ms reading at "
-                f"{human(round(rate))}/s, {1000 * plan.compute_seconds:.3g} ms computing at memory speed "
+                f"{size_text(round(rate))}/s, {1000 * plan.compute_seconds:.3g} ms computing at memory speed "
                 f"(doctor, {when})",
             )
         )

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from moeflux._core import StepStats
 from moeflux.errors import StateError
-from moeflux.progress import size_text, time_text
+from moeflux.progress import time_text
+from moeflux.sizes import size_text
 from moeflux.text.chat import Prompt
 from moeflux.text.reuse import reach
 from moeflux.text.sampling import Sampler, Sampling, log_probabilities
