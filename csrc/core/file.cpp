@@ -32,9 +32,9 @@ std::string reason(int code) { return std::generic_category().message(code); }
 File::File(std::string path) : path_(std::move(path)) {
   if (path_.find('\0') != std::string::npos)
     throw FormatError(concat(printable(path_), ": a path cannot hold a NUL byte"));
-  // Without O_NONBLOCK the opening of a pipe waits for its writer.
+  // Without O_NONBLOCK the opening of a pipe waits for its writer; a terminal must not become the process's own.
   do {
-    descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   } while (descriptor_ < 0 && errno == EINTR);
   if (descriptor_ < 0) throw IoError(concat(printable(path_), ": cannot be opened: ", reason(errno)));
   struct stat status{};

@@ -241,7 +241,11 @@ class Session:
 
         A snapshot that does not fit is refused before anything changes.
         """
-        taken = snapshot if isinstance(snapshot, Snapshot) else Snapshot.load(snapshot, self.model.variant)
+        taken = (
+            snapshot
+            if isinstance(snapshot, Snapshot)
+            else Snapshot.load(snapshot, self.model.variant, self.max_context)
+        )
         tensors = taken.tensors_for(self)
         self._core.restore(taken.position, np.asarray(taken.tokens, np.int32), tensors)
 

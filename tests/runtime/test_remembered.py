@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from moeflux import IoError
 from moeflux.machine import remembered as module
 from moeflux.machine.remembered import Probe, cache_folder, identity, remember, remembered
 from moeflux.measure import doctor
@@ -77,7 +78,8 @@ def without(name: str) -> Any:
         (lambda values: {**values, "readers": 0}, "readers: expected a whole number from 1 to 256, found 0"),
         (lambda values: {**values, "readers": 2.0}, "readers: expected a whole number"),
         (lambda values: {**values, "readers": True}, "readers: expected a whole number"),
-        (lambda values: {**values, "disk_bytes_per_second": float("nan")}, "disk_bytes_per_second: expected"),
+        (lambda values: {**values, "disk_bytes_per_second": float("nan")}, "expected a value"),
+        (lambda values: {**values, "disk_bytes_per_second": 1e16}, "disk_bytes_per_second: expected"),
         (lambda values: {**values, "memory_bytes_per_second": "fast"}, "memory_bytes_per_second: expected"),
         (lambda values: {**values, "when": "yesterday"}, "yesterday"),
         (lambda values: {**values, "when": 7}, "not used"),
@@ -124,7 +126,7 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path, cache: Pat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(IoError, match="No space left on device; the file that was there is kept"):
         remember(tmp_path, replace(PROBE, readers=3))
     assert len(list(cache.iterdir())) == 1
     assert remembered(tmp_path) == PROBE

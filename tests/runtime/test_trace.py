@@ -329,7 +329,7 @@ def test_damage_anywhere_is_noticed(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(IoError, match="expected a trace, found nothing"):
         Trace.load(tmp_path / "none")
-    with pytest.raises(IoError, match="found no file"):
+    with pytest.raises(FormatError, match="expected a regular file, found a directory"):
         Trace.load(tmp_path)
     with pytest.raises(IoError, match="No such file"):
         made().save(tmp_path / "none" / "run.trace")
@@ -361,7 +361,7 @@ def test_prompts_from_files(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match=re.escape(f"{path}: {message}")):
             read_prompt(path, 40)
     path.write_bytes(b"\xff\xfe1")
-    with pytest.raises(FormatError, match="expected a text file"):
+    with pytest.raises(FormatError, match="expected UTF-8, found byte 0 to be none"):
         read_prompt(path, 40)
 
 

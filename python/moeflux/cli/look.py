@@ -42,7 +42,8 @@ examples:
 VERIFY_HELP = "read a store again, whole, and compare every checksum"
 VERIFY = """\
 Reads every byte of a packed store and compares it with the checksums in its moeflux.json. Each part that is not what
-was written is named: file, tensor, layer, expert. The exit status is 0 when all agree and 1 when something does not.
+was written is named: file, tensor, layer, expert. Where a file is missing or of a wrong length that is all that is
+said, and nothing is read. The exit status is 0 when all agree and 1 when something does not.
 A folder without moeflux.json has no checksums: its names, shapes and sizes are checked, and the report says so.
 
 examples:

@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moeflux import files
 from moeflux.cli.arguments import MOST_SEED, Commands, Parser, command, whole
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ CONVERT = """\
 Writes DEST, a packed store: the dense weights in one file, the experts of each layer in one more, each expert in one
 piece, so that it is one read. An MLX folder is repacked byte for byte. A Hugging Face checkpoint (bf16, fp16, f32, or
 fp8 with block scales) is quantised, as mlx_lm.convert would. The store grows in DEST.partial and gets its name when it
-is complete and checked; a run that was stopped is continued by the same command. Memory stays below 2 GB.
+is complete and checked; a run that was stopped is continued by the same command. Only one run at a time writes to a
+DEST. Memory stays below 2 GB.
 
 examples:
   moeflux convert ~/models/Qwen3.6-35B-A3B-4bit /ssd/a3b            an MLX folder, repacked
@@ -89,10 +91,9 @@ def _asked_format(arguments: argparse.Namespace) -> ConvertFormat | None:
     """None unless a format flag was given: what an MLX folder holds is repacked, never changed."""
     if arguments.bits is None and arguments.group_size is None and arguments.dense_bits is None:
         return None
-    from moeflux._core import read_json
     from moeflux.conversion.convert import ConvertFormat
 
-    usual = ConvertFormat.default(read_json(str(arguments.source / "config.json")))
+    usual = ConvertFormat.default(files.read_json(arguments.source / "config.json"))
     return ConvertFormat.asked(
         arguments.bits or usual.experts.bits,
         arguments.group_size or usual.experts.group_size,

@@ -7,6 +7,7 @@ import contextlib
 import json
 from pathlib import Path
 
+from moeflux import files
 from moeflux.cli.arguments import (
     MODEL_HELP,
     MOST_SEED,
@@ -149,10 +150,11 @@ def _add_trace(command: Parser) -> None:
 
 def _trace(arguments: argparse.Namespace) -> int:
     import moeflux
+    from moeflux import files
     from moeflux.progress import counter, for_terminal
     from moeflux.routing.trace import random_prompt, read_prompt, record
 
-    if not arguments.output.absolute().parent.is_dir():
+    if not files.is_folder(arguments.output.absolute().parent):
         raise moeflux.IoError(f"{arguments.output}: expected a folder to write into, found none")
     if arguments.prompt_ids and arguments.seed is not None:
         raise moeflux.StateError("--seed: expected random tokens, found --prompt-ids")
@@ -190,7 +192,6 @@ def _replay(arguments: argparse.Namespace) -> int:
     from moeflux.routing.hit_rates import remember_replay
     from moeflux.routing.replay import POLICIES, USUAL_SHARES, replay
     from moeflux.routing.trace import Trace
-    from moeflux.stores.tensor_file import write_atomically
 
     policies = POLICIES if arguments.policy == "all" else [word.strip() for word in arguments.policy.split(",")]
     slots = USUAL_SHARES if arguments.slots is None else arguments.slots.split(",")
@@ -200,7 +201,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         with contextlib.suppress(OSError, moeflux.IoError):
             remember_replay(result)
     if arguments.plot:
-        write_atomically(arguments.plot, iter([svg(result).encode()]))
+        files.write_atomically(arguments.plot, [svg(result).encode()])
     if arguments.json:
         print(json.dumps(result.to_dict(), indent=2))
         return 0

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moeflux.errors import FormatError, IoError, StateError
+from moeflux import files
+from moeflux.errors import StateError
 from moeflux.progress import Counting, for_terminal
 from moeflux.text.generate import Generation, Piece
 
@@ -42,18 +42,11 @@ def read_prompt(text: str | None, file: str | None) -> str:
 
 def _read(file: str | None) -> str:
     where = "stdin" if file in (None, "-") else str(file)
-    try:
-        if where != "stdin":
-            data = Path(where).read_bytes()
-        else:
-            if sys.stdin.isatty():
-                print("the prompt, and Ctrl-D at its end:", file=sys.stderr)
-            data = sys.stdin.buffer.read()
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{where}: expected UTF-8, found byte {error.start} to be none") from error
-    except OSError as error:
-        raise IoError(f"{where}: {error.strerror}") from error
+    if where != "stdin":
+        return files.read_text(where)
+    if sys.stdin.isatty():
+        print("the prompt, and Ctrl-D at its end:", file=sys.stderr)
+    return files.stdin_text()
 
 
 def run(model: Model, prompt: str, options: Options, generation: dict[str, Any]) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from moeflux import files
 from moeflux.cli.run import Printer, cancelled_by_ctrl_c
 from moeflux.errors import Error, IoError, StateError
 from moeflux.machine.remembered import cache_folder
@@ -38,6 +39,7 @@ HELP = """\
 Several lines: end a line with \\, or put \"\"\" before the first and after the last of them.
 Ctrl-C stops an answer; what was said of it stays. A message that begins with / begins with // here."""
 HISTORY_LINES = 1000
+HISTORY_BYTES = 16 << 20
 BLOCK = '"""'
 
 
@@ -229,7 +231,7 @@ def _path(text: str, command: str) -> Path:
         words = [text]
     if len(words) != 1:
         raise StateError(f"{command}: expected the name of one file, found {text or 'nothing'!r}")
-    return Path(words[0]).expanduser()
+    return files.expanded(words[0])
 
 
 def _next_line() -> str:
@@ -252,17 +254,24 @@ def _line_editing(wanted: bool) -> Iterator[None]:
     if library is None:
         yield
         return
-    with contextlib.suppress(OSError, RuntimeError):  # of having no home
-        library.read_history_file(cache_folder() / "chat_history")
-    library.set_history_length(HISTORY_LINES)
+    # Not by the library's own functions, which open whatever lies there.
+    with contextlib.suppress(RuntimeError):  # of having no home, and errors of ours
+        for line in files.read_text(_history(), HISTORY_BYTES).replace("\0", "").split("\n")[-HISTORY_LINES:]:
+            if line:
+                library.add_history(line)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError, RuntimeError):
-            file = cache_folder() / "chat_history"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.touch(mode=0o600)  # for its owner's eyes
-            library.write_history_file(file)
+        with contextlib.suppress(RuntimeError):
+            count = library.get_current_history_length()
+            items = (library.get_history_item(place) for place in range(max(1, count - HISTORY_LINES + 1), count + 1))
+            text = "".join(f"{item}\n" for item in items if item)
+            files.make_folder(_history().parent)
+            files.write_atomically(_history(), [text.encode(errors="replace")], private=True)
+
+
+def _history() -> Path:
+    return cache_folder() / "chat_history"
 
 
 def _readline() -> ModuleType | None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from moeflux._core import SafetensorsFile, read_json
+from moeflux import files
+from moeflux._core import SafetensorsFile
 from moeflux.errors import FormatError
 from moeflux.models.tensors import DenseShape, dense_shapes
 from moeflux.models.variants import Variant
@@ -34,12 +35,12 @@ QWEN_FOLDED_NORMS = ("input_layernorm", "post_attention_layernorm", "model.norm"
 def source_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint, those that its index names, or all where it has none."""
     index = folder / INDEX
-    if not index.exists():
-        files = sorted(folder.glob("*.safetensors"))
-        if not files:
+    if not files.exists(index):
+        shards = files.listed(folder, "*.safetensors")
+        if not shards:
             raise FormatError(f"{folder}: expected *.safetensors files, found none")
-        return files
-    weight_map = read_json(str(index))
+        return shards
+    weight_map = files.read_json(index)
     weight_map = weight_map.get("weight_map") if isinstance(weight_map, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise FormatError(f"{index}: weight_map: expected an object of file names")
@@ -47,8 +48,9 @@ def source_files(folder: Path) -> list[Path]:
     for name in names:
         if "/" in name or not name.endswith(".safetensors"):
             raise FormatError(f"{index}: weight_map: expected names of safetensors files, found {name!r:.120}")
-        if not (folder / name).is_file():
-            raise FormatError(f"{folder / name}: named in {INDEX}, expected a file, found nothing")
+        kind = files.kind_of(folder / name)
+        if kind != "a file":
+            raise FormatError(f"{folder / name}: named in {INDEX}, expected a file, found {kind}")
     return [folder / name for name in names]
 
 

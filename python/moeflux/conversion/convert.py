@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -10,22 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from moeflux._core import ExpertFormats, SafetensorsFile, read_json
+from moeflux import files
+from moeflux._core import ExpertFormats, SafetensorsFile
 from moeflux.conversion.checkpoint import source_files
 from moeflux.conversion.destination import (
     JSON_ALLOWANCE,
     check_destination,
     check_space,
-    discard,
-    free_bytes,
-    kept_when_interrupted,
+    destination,
+    growing,
     partial_of,
-    replace_store,
+    reserved,
     resumable,
 )
 from moeflux.conversion.from_checkpoint import content_of_checkpoint
 from moeflux.conversion.from_mlx import content_of_mlx
-from moeflux.conversion.packer import Content, Packer
+from moeflux.conversion.packer import Content
 from moeflux.errors import FormatError, IoError
 from moeflux.models.config import variant_from_config
 from moeflux.models.tensors import dense_shapes
@@ -133,30 +134,23 @@ def convert(
     the source: "quick" four experts of every layer, "full" everything, "none". `force` replaces a store that is there,
     and discards an unfinished conversion that was another one.
     """
-    source, dest, progress = Path(source), Path(dest), progress or Silent()
+    source, dest, progress = files.path_of(source), destination(dest), progress or Silent()
     if check not in CHECKS:
         raise FormatError(f"check: expected {', '.join(CHECKS)}, found {check!r:.40}")
     check_destination(source, dest, force)
-    partial = partial_of(dest)
-    content = content_of(source, format)
-    plan = plan_of(content, source, dest, resumable(content, partial, force))
-    if dry_run:
-        return ConvertReport(plan)
-    check_space(dest, plan.needed)
-    if not plan.resumed:
-        discard(partial)
-    started = time.monotonic()
-    packer = Packer(content, partial)
-    with kept_when_interrupted(partial, progress):
-        packer.open()
-        try:
-            with progress.task("convert", plan.total) as task:
-                packer.write(task)
-            checked = compare(content, partial, check, progress)
-            description = packer.describe()
-        finally:
-            packer.close()
-    replace_store(partial, dest)
+    with contextlib.closing(content_of(source, format)) as content:
+        if dry_run:
+            return ConvertReport(plan_of(content, source, dest, resumable(content, partial_of(dest), force)))
+        with reserved(dest):
+            check_destination(source, dest, force)  # what another has put there meanwhile too
+            plan = plan_of(content, source, dest, resumable(content, partial_of(dest), force))
+            check_space(dest, plan.needed)
+            started = time.monotonic()
+            with growing(content, dest, plan.resumed, progress) as packer:
+                with progress.task("convert", plan.total) as task:
+                    packer.write(task)
+                checked = compare(content, packer.folder, check, progress)
+                description = packer.describe()
     seconds = time.monotonic() - started
     return ConvertReport(plan, description.fingerprint, plan.total - plan.resumed, seconds, checked)
 
@@ -166,9 +160,9 @@ def convert(
 
 def content_of(source: Path, asked: ConvertFormat | None) -> Content:
     """Headers only. Which kind of folder it is, its tensor names say."""
-    if (source / packed.DESCRIPTION).exists():
+    if files.exists(source / packed.DESCRIPTION):
         raise FormatError(f"{source}: expected an MLX folder or a Hugging Face checkpoint, found a packed store")
-    config = read_json(str(source / "config.json"))
+    config = files.read_json(source / "config.json")
     variant = variant_from_config(source)
     if is_mlx(source, config):
         if asked is not None:
@@ -202,7 +196,7 @@ def plan_of(content: Content, source: Path, dest: Path, resumed: int) -> Convert
         copied=tuple(path.name for path in content.copies),
         dropped=tuple(content.source["dropped"]),
         resumed=resumed,
-        free=free_bytes(dest),
+        free=files.free_bytes(dest),
     )
 
 
@@ -236,10 +230,10 @@ def compare(content: Content, partial: Path, check: str, progress: Progress) -> 
     chosen = range(last + 1) if check == "full" else sorted({0, min(1, last), (last + 1) // 2, last})
     size = content.layout.bytes
     layers = content.variant.moe_layers
-    files = [partial / packed.WEIGHTS]
-    files += [partial / packed.EXPERTS_DIRECTORY / packed.layer_file(layer) for layer in layers]
+    written = [partial / packed.WEIGHTS]
+    written += [partial / packed.EXPERTS_DIRECTORY / packed.layer_file(layer) for layer in layers]
     total = len(chosen) * size * len(layers) + (content.dense_bytes if check == "full" else 0)
-    with SpanReader(files) as reader, progress.task("check", total) as task:
+    with SpanReader(written) as reader, progress.task("check", total) as task:
         for file, layer in enumerate(layers, start=1):
             for expert in chosen:
                 expected = content.read_experts(layer, expert, 1)

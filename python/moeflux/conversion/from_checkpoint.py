@@ -13,6 +13,7 @@ from moeflux import _core
 from moeflux._core import ExpertFormats, ExpertLayout
 from moeflux.conversion.checkpoint import Checkpoint, Matrix, Vector
 from moeflux.conversion.packer import Content, DenseUnit, binding, companions
+from moeflux.files import resolved
 from moeflux.models.variants import QuantFormat, Variant
 from moeflux.stores.floats import FLOAT_BYTES
 from moeflux.stores.packed import DenseTensor
@@ -34,13 +35,14 @@ def content_of_checkpoint(folder: Path, config: dict[str, Any], variant: Variant
 
     return Content(
         variant=variant,
-        source={"kind": "hf", "path": str(folder.resolve()), "dropped": source.dropped},
+        source={"kind": "hf", "path": str(resolved(folder)), "dropped": source.dropped},
         binding=binding(folder, source.files, str(asked)),
         experts=experts,
         dense=[_unit(name, tensor, source, asked) for name, tensor in source.dense.items()],
         read_experts=read_experts,
         layer_position=lambda layer: source.expert(layer, 0)[0].position,
         copies=companions(folder),
+        close=source.reader.close,
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from moeflux import _core
 from moeflux.conversion.packer import Content, DenseUnit, binding, companions
+from moeflux.files import resolved
 from moeflux.models.variants import Variant
 from moeflux.stores.floats import decode, encode, is_float
 from moeflux.stores.packed import DenseTensor
@@ -39,13 +40,14 @@ def content_of_mlx(folder: Path, variant: Variant) -> Content:
     dropped = [f"{len(directory.ignored)} tensors that a text model does not use"] if directory.ignored else []
     return Content(
         variant=variant,
-        source={"kind": "mlx", "path": str(folder.resolve()), "dropped": dropped},
+        source={"kind": "mlx", "path": str(resolved(folder)), "dropped": dropped},
         binding=binding(folder, directory.files, "as stored"),
         experts=layout.formats,
         dense=units,
         read_experts=read_experts,
         layer_position=lambda layer: min((file, offset) for file, offset, _ in directory.expert_spans(layer, 0)),
         copies=companions(folder),
+        close=reader.close,
     )
 
 

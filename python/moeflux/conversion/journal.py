@@ -7,17 +7,19 @@ a kill left behind and counts as absent.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+from moeflux import files
 from moeflux.errors import FormatError, StateError
 
 __all__ = ["JOURNAL", "Journal", "check_binding", "read_lines"]
 
 JOURNAL = "journal.jsonl"
+MOST_BYTES = 1 << 30
+"""A line of checksums for each matrix and each run of experts: hundreds of megabytes are of a model beyond reason."""
 
 
 class Journal:
@@ -27,16 +29,12 @@ class Journal:
         """Starts the journal, or takes up the one that is there. Another source or other options: StateError."""
         self.path = folder / JOURNAL
         self.done: list[dict[str, Any]] = []
-        lines, length = read_lines(self.path) if self.path.exists() else ([], 0)
+        lines, length = read_lines(self.path) if files.exists(self.path) else ([], 0)
         check_binding(folder, lines, binding)
         self.done = lines[1:]
-        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.close()
-            raise StateError(f"{folder}: another process is writing here") from None
-        os.ftruncate(self._descriptor, length)
+        self._descriptor = files.open_to_write(self.path, append=True)
+        with files.system_errors(self.path):
+            os.ftruncate(self._descriptor, length)
         if not lines:
             self.append([binding])
 
@@ -44,9 +42,10 @@ class Journal:
         """Adds entries whose pieces are on disk already."""
         text = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in entries)
         data = text.encode()
-        while data:
-            data = data[os.write(self._descriptor, data) :]
-        os.fsync(self._descriptor)
+        with files.system_errors(self.path):
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+            os.fsync(self._descriptor)
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -54,16 +53,15 @@ class Journal:
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The whole lines of a journal, and their length in bytes."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise StateError(f"{path}: expected the journal of an unfinished conversion, found: {error.strerror}") from None
+    if not files.exists(path):
+        raise StateError(f"{path}: expected the journal of an unfinished conversion, found nothing")
+    data = files.read_bytes(path, MOST_BYTES)
     length = data.rfind(b"\n") + 1
     lines = []
     for number, line in enumerate(data[:length].splitlines(), start=1):
         try:
-            entry = json.loads(line)
-        except ValueError:
+            entry = files.parse_json(line, "")
+        except FormatError:
             entry = None
         if not isinstance(entry, dict):
             raise FormatError(

@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,19 +20,20 @@ from typing import Any
 
 import numpy as np
 
-from moeflux import progress
+from moeflux import files, progress
 from moeflux._core import ExpertFormats, ExpertLayout
 from moeflux.conversion.journal import JOURNAL, Journal, check_binding, read_lines
-from moeflux.errors import IoError, StateError
+from moeflux.errors import FormatError, IoError, StateError
 from moeflux.models.variants import Variant
 from moeflux.stores import packed
 from moeflux.stores.packed import DenseTensor, Description
 
-__all__ = ["Content", "DenseUnit", "Packer", "binding", "companions", "sync", "worker_count"]
+__all__ = ["Content", "DenseUnit", "Packer", "binding", "companions", "worker_count"]
 
 GROUP_BYTES = 32 << 20  # of experts that are made, hashed and written as one piece
 SYNC_BYTES = 256 << 20  # written between two syncs: what a kill may cost
 SYNC_SECONDS = 5.0
+SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Content:
     layer_position: Callable[[int], tuple[int, int]] = lambda layer: (0, layer)
     copies: list[Path] = field(default_factory=list)  # small files put beside, under their own names
     texts: dict[str, str] = field(default_factory=dict)  # more small files: name -> content
+    close: Callable[[], None] = lambda: None  # gives back what reading holds
     layout: ExpertLayout = field(init=False)
     placed: dict[str, DenseTensor] = field(init=False)  # by name, in the order of model_weights.bin
 
@@ -86,10 +89,10 @@ class Content:
 
     def data_files(self) -> dict[str, int]:
         """The large files of the store and their lengths."""
-        files = {packed.WEIGHTS: self.dense_bytes}
+        lengths = {packed.WEIGHTS: self.dense_bytes}
         for layer in self.variant.moe_layers:
-            files[f"{packed.EXPERTS_DIRECTORY}/{packed.layer_file(layer)}"] = self.layer_bytes
-        return files
+            lengths[f"{packed.EXPERTS_DIRECTORY}/{packed.layer_file(layer)}"] = self.layer_bytes
+        return lengths
 
 
 COMPANIONS = (
@@ -100,17 +103,17 @@ COMPANIONS = (
 
 def companions(folder: Path) -> list[Path]:
     """The small files of a model folder that belong beside the weights."""
-    return [folder / name for name in COMPANIONS if (folder / name).is_file()]
+    return [folder / name for name in COMPANIONS if files.is_file(folder / name)]
 
 
-def binding(folder: Path, files: Sequence[str | Path], storage: str) -> dict[str, Any]:
+def binding(folder: Path, shards: Sequence[str | Path], storage: str) -> dict[str, Any]:
     """What identifies a conversion: the source's files by name, size and time (not place), and the asked format."""
     config = folder / "config.json"
     return {
         "journal": 2,  # another number wherever the same source would give other tensors
         "format": storage,
-        "config.json": hashlib.sha256(config.read_bytes()).hexdigest(),
-        "files": [[Path(file).name, os.stat(file).st_size, os.stat(file).st_mtime_ns] for file in files],
+        "config.json": hashlib.sha256(files.read_bytes(config)).hexdigest(),
+        "files": [[Path(shard).name, *files.size_and_time(shard)] for shard in shards],
     }
 
 
@@ -137,26 +140,27 @@ class Packer:
         self.tensor_sums: dict[str, str] = {}
         self.expert_sums: dict[int, dict[int, str]] = {layer: {} for layer in content.variant.moe_layers}
         self.resumed = 0
+        self.journal: Journal | None = None
         self._stop = threading.Event()
         self._unsynced: list[Piece] = []
         self._last_sync = time.monotonic()
 
     # ---- Before ---------------------------------------------------------------------------------------------
 
-    def open(self) -> None:
+    def begin(self) -> None:
         """Creates the folder and its files at their full length, or takes up what an earlier run left."""
         content = self.content
         experts = self.folder / packed.EXPERTS_DIRECTORY
-        experts.mkdir(parents=True, exist_ok=True)
+        files.make_folder(experts)
         self.journal = Journal(self.folder, content.binding)
         for entry in self.journal.done:
             self.resumed += self._recall(entry)
         for name, size in content.data_files().items():
             path = self.folder / name
-            if self.resumed and path.exists() and path.stat().st_size != size:
-                raise StateError(f"{path}: expected {size} bytes, found {path.stat().st_size}; use force to start over")
-            with open(path, "ab") as file:
-                file.truncate(size)
+            if self.resumed and files.exists(path) and (found := files.size_of(path)) != size:
+                raise StateError(f"{path}: expected {size} bytes, found {found}; use force to start over")
+            with _Writing(path) as descriptor:
+                os.ftruncate(descriptor, size)
 
     def peek(self) -> int:
         """Bytes that an earlier run of this conversion left, without touching anything."""
@@ -165,12 +169,18 @@ class Packer:
         return sum(self._recall(entry) for entry in lines[1:])
 
     def _recall(self, entry: dict[str, Any]) -> int:
-        if "tensors" in entry:
-            self.tensor_sums |= entry["tensors"]
-            return sum(self.content.placed[name].bytes for name in entry["tensors"])
-        sums = dict(enumerate(entry["sha256"], start=entry["first"]))
-        self.expert_sums[entry["layer"]] |= sums
-        return len(sums) * self.content.layout.bytes
+        """Takes a line of the journal for done. Bytes of its piece."""
+        tensors, layer, first, sums = (entry.get(name) for name in ("tensors", "layer", "first", "sha256"))
+        if isinstance(tensors, dict) and tensors.keys() <= self.content.placed.keys() and _are_sums(tensors.values()):
+            self.tensor_sums |= tensors
+            return sum(self.content.placed[name].bytes for name in tensors)
+        known = type(layer) is int and type(first) is int and layer in self.expert_sums and isinstance(sums, list)
+        if known and _are_sums(sums) and 0 <= first <= self.content.variant.num_experts - len(sums):
+            self.expert_sums[layer] |= dict(enumerate(sums, start=first))
+            return len(sums) * self.content.layout.bytes
+        raise FormatError(
+            f"{self.folder / JOURNAL}: expected pieces of this model, found {entry!r:.80}; use force to start over"
+        )
 
     # ---- Writing --------------------------------------------------------------------------------------------
 
@@ -256,8 +266,9 @@ class Packer:
     def _sync(self) -> None:
         """Brings the bytes of the kept pieces to the disk, then says so in the journal."""
         for name in {piece.file for piece in self._unsynced}:
-            sync(self.folder / name)
+            files.sync(self.folder / name)
         if self._unsynced:
+            assert self.journal is not None
             self.journal.append([piece.entry for piece in self._unsynced])
         self._unsynced = []
         self._last_sync = time.monotonic()
@@ -274,18 +285,18 @@ class Packer:
             ),
             f"{packed.EXPERTS_DIRECTORY}/{packed.LAYOUT}": _json(packed.layout(content.variant, content.layout)),
             **{name: text.encode() for name, text in content.texts.items()},
-            **{path.name: path.read_bytes() for path in content.copies},
+            **{path.name: files.read_bytes(path) for path in content.copies},
         }
-        files: dict[str, dict[str, Any]] = {name: {"bytes": size} for name, size in content.data_files().items()}
+        listed: dict[str, dict[str, Any]] = {name: {"bytes": size} for name, size in content.data_files().items()}
         for name, data in small.items():
-            files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            listed[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         description = Description(
             variant=content.variant,
             source=content.source,
             experts=content.experts,
             expert_sha256=experts,
             tensor_sha256=self.tensor_sums,
-            files=dict(sorted(files.items())),
+            files=dict(sorted(listed.items())),
         )
         small[packed.DESCRIPTION] = _json(description.to_json())
         for name, data in small.items():
@@ -293,27 +304,22 @@ class Packer:
                 os.ftruncate(descriptor, 0)
                 _write_all(descriptor, np.frombuffer(data, np.uint8), 0)
                 os.fsync(descriptor)
-        sync(self.folder / packed.EXPERTS_DIRECTORY)
-        sync(self.folder)
+        files.sync(self.folder / packed.EXPERTS_DIRECTORY)
+        files.sync(self.folder)
         return description
 
     def close(self) -> None:
-        self.journal.close()
+        if self.journal is not None:
+            self.journal.close()
+
+
+def _are_sums(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, str) and SHA256.fullmatch(value) for value in values)
 
 
 def worker_count() -> int:
     """Enough to overlap reading, hashing and writing; more only compete for the disk."""
     return max(2, min(4, os.cpu_count() or 1))
-
-
-def sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        raise IoError(f"{path}: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
 
 
 class _Writing:
@@ -323,10 +329,7 @@ class _Writing:
         self.path = path
 
     def __enter__(self) -> int:
-        try:
-            self.descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise IoError(f"{self.path}: {error.strerror}") from error
+        self.descriptor = files.open_to_write(self.path)
         return self.descriptor
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

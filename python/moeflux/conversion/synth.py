@@ -23,13 +23,13 @@ from moeflux.conversion.destination import (
     JSON_ALLOWANCE,
     check_destination,
     check_space,
-    discard,
-    kept_when_interrupted,
+    destination,
+    growing,
     partial_of,
-    replace_store,
+    reserved,
     resumable,
 )
-from moeflux.conversion.packer import Content, DenseUnit, Packer
+from moeflux.conversion.packer import Content, DenseUnit
 from moeflux.models.tensors import DenseShape, dense_shapes
 from moeflux.models.variants import QuantFormat, Variant
 from moeflux.models.write_config import config_of
@@ -85,26 +85,19 @@ def synth(
     progress: Progress | None = None,
 ) -> SynthReport:
     """Writes a random store; the same variant, format and seed give the same bytes. 4-bit g64 unless said otherwise."""
-    dest, asked = Path(dest), format or ConvertFormat.asked()
+    dest, asked, progress = destination(dest), format or ConvertFormat.asked(), progress or Silent()
     check_destination(None, dest, force)
     content = content_of(variant, asked, seed)
-    partial = partial_of(dest)
-    resumed = resumable(content, partial, force)
     total = content.dense_bytes + content.expert_bytes
-    check_space(dest, total - resumed + JSON_ALLOWANCE)
-    if not resumed:
-        discard(partial)
-    started = time.monotonic()
-    packer, progress = Packer(content, partial), progress or Silent()
-    with kept_when_interrupted(partial, progress):
-        packer.open()
-        try:
+    with reserved(dest):
+        check_destination(None, dest, force)  # what another has put there meanwhile too
+        resumed = resumable(content, partial_of(dest), force)
+        check_space(dest, total - resumed + JSON_ALLOWANCE)
+        started = time.monotonic()
+        with growing(content, dest, resumed, progress) as packer:
             with progress.task("synth", total) as task:
                 packer.write(task)
             description = packer.describe()
-        finally:
-            packer.close()
-    replace_store(partial, dest)
     return SynthReport(dest, variant, asked, seed, total - resumed, time.monotonic() - started, description.fingerprint)
 
 

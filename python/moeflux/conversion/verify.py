@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from moeflux._core import ExpertLayout, read_json
+from moeflux import files
+from moeflux._core import ExpertLayout
 from moeflux.conversion.packer import worker_count
 from moeflux.errors import Error, FormatError, IoError
 from moeflux.progress import Progress, Silent, time_text
@@ -75,10 +76,8 @@ def verify(path: str | Path, *, experts: str | Path | None = None, progress: Pro
 
     `experts` is the folder with the layer files of an older store where it is not the usual one.
     """
-    folder = Path(path)
-    if not folder.is_dir():
-        raise FormatError(f"{folder}: expected a folder, found {'a file' if folder.exists() else 'nothing'}")
-    if not (folder / packed.DESCRIPTION).exists():
+    folder = files.expect_folder(path)
+    if not files.exists(folder / packed.DESCRIPTION):
         note = f"no {packed.DESCRIPTION}, so no checksums: names, shapes and sizes were checked, contents were not"
         return VerifyReport(folder, False, tuple(structure(folder, experts)), (note,))
     try:
@@ -90,13 +89,17 @@ def verify(path: str | Path, *, experts: str | Path | None = None, progress: Pro
     sizes = file_sizes(folder, description, problems)
     tensors = tensor_ranges(folder, description, sizes, problems)
     experts_of_all = expert_ranges(description, sizes, problems)
+    notes = [f"{name}: no part of the store" for name in strangers(folder, description)]
     ranges = [*small_files(description, sizes), *tensors, *experts_of_all]
+    if problems:  # of names and sizes, which cost nothing to see: hours of reading would not mend the store
+        ranges, tensors, experts_of_all = [], [], []
+        notes.append("contents were not read, for names and sizes are wrong already")
     problems += compare(folder, ranges, progress or Silent())
     return VerifyReport(
         path=folder,
         has_checksums=True,
         problems=tuple(problems or structure(folder, None)),
-        notes=tuple(f"{name}: no part of the store" for name in strangers(folder, description)),
+        notes=tuple(notes),
         tensors=sum(1 for each in tensors if each.sha256),
         experts=len(experts_of_all),
         bytes=sum(each.size for each in ranges),
@@ -137,10 +140,11 @@ def file_sizes(folder: Path, description: Description, problems: list[Problem]) 
     sizes = {}
     for name, entry in description.files.items():
         path = folder / name
-        if not path.is_file():
-            problems.append(Problem(name, "expected a file, found nothing"))
+        kind = files.kind_of(path)
+        if kind != "a file":
+            problems.append(Problem(name, f"expected a file, found {kind}"))
             continue
-        sizes[name] = path.stat().st_size
+        sizes[name] = files.size_of(path)
         if sizes[name] != entry["bytes"]:
             what = "truncated" if sizes[name] < entry["bytes"] else "too long"
             problems.append(Problem(name, f"expected {entry['bytes']} bytes, found {sizes[name]} ({what})"))
@@ -148,14 +152,15 @@ def file_sizes(folder: Path, description: Description, problems: list[Problem]) 
 
 
 def strangers(folder: Path, description: Description) -> list[str]:
-    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    names = {path.relative_to(folder).as_posix() for path in files.listed(folder, "**/*") if files.is_file(path)}
     return sorted(names - {*description.files, packed.DESCRIPTION})
 
 
 def small_files(description: Description, sizes: dict[str, int]) -> list[Range]:
-    files = description.files.items()
     return [
-        Range(name, 0, sizes[name], entry["sha256"]) for name, entry in files if "sha256" in entry and name in sizes
+        Range(name, 0, sizes[name], entry["sha256"])
+        for name, entry in description.files.items()
+        if "sha256" in entry and name in sizes
     ]
 
 
@@ -191,7 +196,7 @@ def tensor_ranges(
 
 def manifest_places(path: Path) -> list[tuple[int, int, str]]:
     """(offset, size, name) of every tensor, in file order."""
-    root = read_json(str(path))
+    root = files.read_json(path)
     entries = root.get("tensors") if isinstance(root, dict) else None
     if not isinstance(entries, dict):
         raise FormatError(f"{path}: tensors: expected an object")

@@ -15,6 +15,7 @@ import numpy as np
 from moeflux import _core
 from moeflux._core import __version__, isas
 from moeflux.errors import DeviceError
+from moeflux.files import system_text
 from moeflux.models.variants import PRESETS
 from moeflux.sizes import size_text
 
@@ -83,7 +84,7 @@ def _metal() -> str:
 
 def _linux_cpu() -> tuple[str, list[str]]:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = system_text(Path("/proc/cpuinfo")).splitlines()
     except OSError:
         return "", []
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines) if key.strip()}

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from moeflux.files import system_text
+
 __all__ = ["Available", "Resident", "available", "huge_pages_unasked", "resident"]
 
 NO_LIMIT = 1 << 60
@@ -31,7 +33,7 @@ class Resident:
 
 def resident(root: Path = Path("/")) -> Resident:
     try:
-        fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", (root / "proc/self/status").read_text(), re.MULTILINE))
+        fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", system_text(root / "proc/self/status"), re.MULTILINE))
         now, peak = 1024 * int(fields["VmRSS"]), 1024 * int(fields["VmHWM"])
         return Resident(now, max(now, peak), 1024 * int(fields.get("RssAnon", fields["VmRSS"])))
     except (OSError, KeyError):
@@ -46,7 +48,7 @@ def resident(root: Path = Path("/")) -> Resident:
 def huge_pages_unasked(root: Path = Path("/")) -> bool:
     """That the system gives huge pages to whoever does not ask for them, stacks of threads included."""
     try:
-        return "[always]" in (root / "sys/kernel/mm/transparent_hugepage/enabled").read_text()
+        return "[always]" in system_text(root / "sys/kernel/mm/transparent_hugepage/enabled")
     except OSError:
         return False
 
@@ -68,7 +70,7 @@ def available(root: Path = Path("/")) -> Available:
 
 def _free(root: Path) -> Available:
     try:
-        match = re.search(r"^MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", system_text(root / "proc/meminfo"), re.MULTILINE)
     except OSError:
         match = None
     if match:
@@ -90,8 +92,8 @@ def free_pages(vm_stat: str) -> int | None:
 def _groups(root: Path) -> Iterator[Available]:
     """One for each group with a limit, from this process's own up to the outermost that can be seen."""
     try:
-        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        mounts = system_text(root / "proc/self/mountinfo").splitlines()
+        lines = system_text(root / "proc/self/cgroup").splitlines()
     except OSError:
         return
     memberships = [line.split(":", 2) for line in lines if line.count(":") >= 2]
@@ -124,7 +126,7 @@ def _levels(
         used = _number(folder / usage, 0)
         # The page cache counts as used and goes when the room is wanted.
         try:
-            stat = dict(line.split(" ", 1) for line in (folder / "memory.stat").read_text().splitlines())
+            stat = dict(line.split(" ", 1) for line in system_text(folder / "memory.stat").splitlines())
             cache = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("inactive", "active"))
         except (OSError, ValueError):
             cache = 0
@@ -150,7 +152,7 @@ def _plain(field: str) -> str:
 
 def _number(file: Path, otherwise: int = NO_LIMIT) -> int:
     try:
-        return int(file.read_text())
+        return int(system_text(file))
     except (OSError, ValueError):  # "max", or no such file in the outermost group
         return otherwise
 

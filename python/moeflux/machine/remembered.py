@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,12 +16,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from moeflux import files
+from moeflux.errors import Error
 from moeflux.machine.machine import this_machine
 
 __all__ = ["Probe", "cache_folder", "remember", "remembered"]
 
 VERSION = 1
 MOST_READERS = 256
+MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,13 @@ def remembered(path: str | Path) -> Probe | None:
     try:
         place = identity(Path(path))
         file = file_of(place)
-        text = file.read_bytes()
+        if not files.exists(file):
+            return None
     except (OSError, RuntimeError):
         return None
     try:
-        return parse(json.loads(text), place)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        return parse(files.parse_json(files.read_bytes(file, MOST_BYTES), file.name), place)
+    except (ValueError, TypeError, KeyError, Error) as error:
         warn_once(file, error)
         return None
 
@@ -57,15 +60,8 @@ def remember(path: str | Path, probe: Probe) -> Path:
     place = identity(Path(path))
     file = file_of(place)
     values = {"version": VERSION, **place, **asdict(probe), "when": probe.when.isoformat()}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(dir=file.parent, prefix=f"{file.name}.", suffix=".partial")
-    try:
-        with open(descriptor, "w") as stream:
-            json.dump(values, stream, indent=2)
-        os.replace(partial, file)
-    except BaseException:
-        os.unlink(partial)
-        raise
+    files.make_folder(file.parent)
+    files.write_atomically(file, [json.dumps(values, indent=2).encode()])
     return file
 
 
@@ -85,11 +81,11 @@ def cache_folder(environment: Mapping[str, str] = os.environ, platform: str = sy
 def identity(path: Path) -> dict[str, str]:
     """The machine and the disk. A machine is what its processor is: another one of the kind would give the same.
     A disk is its file system's own number, which outlives a reboot where a device's does not; else the device."""
-    while not path.exists() and path != path.parent:
+    while not files.exists(path) and path != path.parent:
         path = path.parent
     machine = this_machine()
-    system = os.statvfs(path).f_fsid
-    disk = f"filesystem {system:x}" if system else f"device {os.stat(path).st_dev:x}"
+    system, device = files.disk_of(path)
+    disk = f"filesystem {system:x}" if system else f"device {device:x}"
     return {"machine": f"{machine.cpus} x {machine.cpu}", "disk": disk}
 
 

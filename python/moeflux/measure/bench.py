@@ -20,6 +20,7 @@ from typing import Any
 
 from moeflux import _core
 from moeflux.errors import StateError
+from moeflux.files import open_file, system_errors, system_text, tell_system
 from moeflux.model import Model, load
 from moeflux.routing.trace import random_prompt
 from moeflux.session import Session
@@ -229,18 +230,15 @@ def drop_cached(files: Sequence[str | Path]) -> bool:
     if not hasattr(os, "posix_fadvise"):
         return False
     for file in files:
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+        with open_file(file) as opened, system_errors(file):
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return True
 
 
 def physical_bytes() -> int | None:
     """What disks have given to this process since it began."""
     try:
-        lines = Path("/proc/self/io").read_text().splitlines()
+        lines = system_text(Path("/proc/self/io")).splitlines()
     except OSError:
         return None
     return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), None)
@@ -249,12 +247,12 @@ def physical_bytes() -> int | None:
 def forget_peak() -> None:
     """The peak of memory counts from here on, where the system can forget it."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+        tell_system(Path("/proc/self/clear_refs"), "5")
 
 
 def peak_bytes() -> int:
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = system_text(Path("/proc/self/status")).splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from moeflux import _core
+from moeflux import _core, files
 from moeflux.errors import IoError
 from moeflux.machine.machine import Machine, this_machine
 from moeflux.machine.memory import available
@@ -144,8 +143,7 @@ class Source:
 
 @contextlib.contextmanager
 def source_at(path: Path, effort: Effort, progress: Progress) -> Iterator[Source]:
-    if not path.is_dir():
-        raise IoError(f"{path}: expected a folder, found {'a file' if path.exists() else 'nothing'}")
+    files.expect_folder(path)
     if is_store(path):
         with open_store(path) as store:
             yield of_store(store)
@@ -155,7 +153,7 @@ def source_at(path: Path, effort: Effort, progress: Progress) -> Iterator[Source
         def read(mode: str, readers: int, seconds: float, seed: int) -> tuple[int, int, float]:
             return _core.probe_file_reads(file, USUAL_EXPERT, mode, readers, seconds, seed)
 
-        size = file.stat().st_size
+        size = files.size_of(file)
         what = f"a file of {size_text(size)}, removed again"
         yield Source(what, path, [str(file)], USUAL_EXPERT, read)
 
@@ -179,7 +177,7 @@ def written_file(folder: Path, effort: Effort, progress: Progress) -> Iterator[P
 
     Where there is /proc the file has no name from the start, and not even `kill -9` leaves it behind.
     """
-    free = shutil.disk_usage(folder).free
+    free = files.free_bytes(folder)
     needed = effort.file_bytes + 100_000_000
     if free < needed:
         raise IoError(
@@ -188,7 +186,7 @@ def written_file(folder: Path, effort: Effort, progress: Progress) -> Iterator[P
         )
     try:
         progress.note(f"writing {size_text(effort.file_bytes)} to {folder}")
-        if NAMELESS.is_dir():
+        if files.is_folder(NAMELESS):
             file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         else:
             file = tempfile.NamedTemporaryFile(dir=folder, buffering=0, prefix="moeflux-doctor-")  # noqa: SIM115
@@ -199,7 +197,7 @@ def written_file(folder: Path, effort: Effort, progress: Progress) -> Iterator[P
             fill(file, effort)
         except OSError as error:
             raise IoError(f"{folder}: a file to read could not be written: {error.strerror}") from None
-        yield NAMELESS / str(file.fileno()) if NAMELESS.is_dir() else Path(file.name)
+        yield NAMELESS / str(file.fileno()) if files.is_folder(NAMELESS) else Path(file.name)
 
 
 def fill(file: Any, effort: Effort) -> None:
@@ -288,7 +286,7 @@ def limits_here(root: Path = Path("/")) -> dict[str, str]:
     locked, locked_text = of(resource.RLIMIT_MEMLOCK)
     limits = {"page size": f"{os.sysconf('SC_PAGE_SIZE')} bytes"}
     with contextlib.suppress(OSError):
-        text = (root / "sys/kernel/mm/transparent_hugepage/enabled").read_text()
+        text = files.system_text(root / "sys/kernel/mm/transparent_hugepage/enabled")
         limits["huge pages"] = text.partition("[")[2].partition("]")[0] or text.strip()
     limits["locked memory"] = locked_text if locked == resource.RLIM_INFINITY else size_text(locked)
     limits["open files"] = of(resource.RLIMIT_NOFILE)[1]

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moeflux.errors import FormatError, IoError, StateError
+from moeflux import files
+from moeflux.errors import FormatError, StateError
 from moeflux.text.sampling import log_probabilities
 
 if TYPE_CHECKING:
@@ -259,12 +260,7 @@ def _summary(readers: list[Session], scores: list[_Scores], window: int, overlap
 
 
 def read_text(path: str | Path) -> str:
-    try:
-        text = Path(path).read_bytes().decode("utf-8")
-    except OSError as error:
-        raise IoError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: expected UTF-8, found byte {error.start} to be none") from error
+    text = files.read_text(path)
     if not text.strip():
         raise FormatError(f"{path}: expected some text, found none")
     return text

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from moeflux import files
 from moeflux._core import ExpertLayout
 from moeflux.errors import FormatError
 from moeflux.models.config import variant_from_config
@@ -54,25 +55,25 @@ class Info:
 
 def describe(target: str | Path) -> Info:
     """A folder with weights, a config.json (or a folder with nothing else), or the name of a preset."""
-    path = Path(target)
-    if not path.exists():
+    path = files.path_of(target)
+    if not files.exists(path):
         try:
             return _from_variant(str(target), "preset", preset(str(target)))
         except FormatError:
             raise FormatError(
                 f"{target}: no such file or folder, and no preset; presets are {', '.join(PRESETS)}"
             ) from None
-    if path.is_file():
+    if not files.is_folder(path):
         return _from_variant(str(target), "config", variant_from_config(path))
-    if not _has_weights(path) and (path / "config.json").exists():
+    if not _has_weights(path) and files.exists(path / "config.json"):
         missing = ["weights: the folder holds a config.json but neither model_weights.bin nor *.safetensors"]
         return _from_variant(str(target), "config", variant_from_config(path), missing)
     return _from_store(open_store(path))
 
 
 def _has_weights(folder: Path) -> bool:
-    packed = any((folder / part / "model_weights.bin").exists() for part in ("", "artifacts"))
-    return packed or any(folder.glob("*.safetensors"))
+    packed = any(files.exists(folder / part / "model_weights.bin") for part in ("", "artifacts"))
+    return packed or bool(files.listed(folder, "*.safetensors"))
 
 
 def _from_store(store: Store) -> Info:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from moeflux._core import read_json
+from moeflux import files
 from moeflux.errors import FormatError
 from moeflux.models.variants import MAX_CONTEXT, Variant, interval_kinds, yarn_mscale
 
@@ -123,10 +123,10 @@ def variant_from_config(config: str | Path | dict[str, Any]) -> Variant:
     """The variant of a parsed config, of a config.json, or of the folder that holds one."""
     if isinstance(config, dict):
         return read_config(config, "config.json", str(config.get("_name_or_path") or ""))
-    path = Path(config)
-    if path.is_dir():
+    path = files.path_of(config)
+    if files.is_folder(path):
         path = path / "config.json"
-    return read_config(read_json(str(path)), str(path), path.resolve().parent.name)
+    return read_config(files.read_json(path), str(path), files.resolved(path).parent.name)
 
 
 def variant_from_manifest(manifest: Any, where: str, name: str) -> Variant:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
+from moeflux import files
 from moeflux.errors import Error, FormatError, IoError
 from moeflux.models import builtin
 from moeflux.models.config import variant_from_config
@@ -34,7 +33,7 @@ def find_model(name: str | Path | None, progress: Progress | None = None) -> Pat
         return builtin.path()
     match = REPOSITORY.fullmatch(str(name))
     if _is_there(name) or match is None:
-        return Path(os.path.expanduser(name))
+        return files.expanded(name)
     import huggingface_hub.constants
     import huggingface_hub.errors
 
@@ -66,7 +65,10 @@ def check_name(name: str | Path | None) -> None:
 
 
 def _is_there(name: str | Path) -> bool:
-    return os.path.exists(os.path.expanduser(name))
+    try:
+        return files.exists(files.expanded(name))
+    except Error:  # it can be the name of nothing
+        return False
 
 
 def _download(hub: ModuleType, repository: str, revision: str | None, progress: Progress) -> Path:
@@ -90,30 +92,24 @@ def _download(hub: ModuleType, repository: str, revision: str | None, progress: 
     return Path(hub.snapshot_download(repository, revision=revision, allow_patterns=list(wanted)))
 
 
-def _check_kind(hub: ModuleType, repository: str, revision: str, files: dict[str, int]) -> None:
+def _check_kind(hub: ModuleType, repository: str, revision: str, sizes: dict[str, int]) -> None:
     """Before gigabytes are fetched: is it a model that runs here as it is?"""
-    if "moeflux.json" in files:
+    if "moeflux.json" in sizes:
         return
-    weights = [name for name in files if name.endswith(".safetensors")]
-    if not weights or "config.json" not in files:
+    weights = [name for name in sizes if name.endswith(".safetensors")]
+    if not weights or "config.json" not in sizes:
         raise FormatError(
             f"{repository}: expected MLX weights (config.json and *.safetensors) or a packed store (moeflux.json), "
             f"found neither"
         )
     config = Path(hub.hf_hub_download(repository, "config.json", revision=revision))
     variant_from_config(config)  # FormatError where the architecture is another
-    if "quantization" not in _json(config):
+    if "quantization" not in files.read_json(config):
         raise FormatError(
             f"{repository}: expected weights that are quantised for MLX, found a checkpoint in full precision "
-            f"({size_text(sum(files[name] for name in weights))}): download it (hf download {repository}), "
+            f"({size_text(sum(sizes[name] for name in weights))}): download it (hf download {repository}), "
             f"then `moeflux convert` makes a store of it"
         )
-
-
-def _json(path: Path) -> Any:
-    from moeflux._core import read_json
-
-    return read_json(str(path))
 
 
 def _is_cached(hub: ModuleType, repository: str, name: str, revision: str) -> bool:
@@ -121,10 +117,7 @@ def _is_cached(hub: ModuleType, repository: str, name: str, revision: str) -> bo
 
 
 def _check_space(hub: ModuleType, repository: str, needed: int) -> None:
-    folder = Path(hub.constants.HF_HUB_CACHE)
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
+    free = files.free_bytes(hub.constants.HF_HUB_CACHE)
     if needed > free:
         raise IoError(
             f"{repository}: needs {size_text(needed)} in {hub.constants.HF_HUB_CACHE}, found {size_text(free)} free "

@@ -12,15 +12,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from moeflux import files
 from moeflux.errors import FormatError
 from moeflux.machine.remembered import cache_folder
 from moeflux.routing.replay import Replay, replay
 from moeflux.routing.trace import Trace
-from moeflux.stores.tensor_file import write_atomically
 
 __all__ = ["HitRate", "hit_rate", "hit_rate_of", "remember_replay"]
 
 VERSION = 1
+MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,8 @@ def remember_replay(replay: Replay) -> Path | None:
     if before is not None and before["tokens"] > trace.tokens:
         return None
     values = {"version": VERSION, "fingerprint": trace.fingerprint, "tokens": trace.tokens, "policies": policies}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, iter([json.dumps(values, indent=2).encode()]))
+    files.make_folder(file.parent)
+    files.write_atomically(file, [json.dumps(values, indent=2).encode()])
     return file
 
 
@@ -84,7 +85,7 @@ def _file(fingerprint: str) -> Path:
 
 def _read(fingerprint: str) -> dict[str, Any] | None:
     try:
-        values = json.loads(_file(fingerprint).read_bytes())
+        values = files.parse_json(files.read_bytes(_file(fingerprint), MOST_BYTES), "hits")
         fits = values["version"] == VERSION and values["fingerprint"] == fingerprint and int(values["tokens"]) > 0
         for curve in values["policies"].values():
             ascending = all(a[0] < b[0] for a, b in pairwise(curve))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moeflux import _core
+from moeflux import _core, files
 from moeflux.errors import FormatError, IoError, StateError
-from moeflux.stores.tensor_file import check_kind, chunks_of, read_arrays, write_atomically
+from moeflux.stores.tensor_file import check_kind, chunks_of, read_arrays
 
 if TYPE_CHECKING:
     from moeflux.model import Model
@@ -26,6 +26,7 @@ __all__ = ["Recording", "Trace", "read_prompt", "record"]
 FORMAT = "moeflux-trace"
 VERSION = "1"
 MOST_EXPERTS = 4096
+MOST_BYTES = 4 << 30
 BYTE_IDS = 256
 """With at most so many experts in a layer, an id is one byte in the file; else two."""
 
@@ -85,19 +86,22 @@ class Trace:
             "layers": np.asarray(self.layers, "<i4"),
             "passes": np.asarray(self.passes, "<i4"),
         }
-        write_atomically(Path(path), chunks_of(metadata, arrays))
+        files.write_atomically(path, chunks_of(metadata, arrays))
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
-        path = Path(path)
-        if not path.is_file():
-            raise IoError(f"{path}: expected a trace, found {'no file' if path.exists() else 'nothing'}")
+        path = files.path_of(path)
+        if not files.exists(path):
+            raise IoError(f"{path}: expected a trace, found nothing")
         file = _core.SafetensorsFile(path)
         metadata = file.metadata
         check_kind(path, metadata, FORMAT, VERSION)
         num_experts = count(path, metadata, "num_experts", MOST_EXPERTS)
         expert_bytes = count(path, metadata, "expert_bytes", 1 << 40)
         check_entries(path, file, num_experts)
+        size = sum(entry.bytes for entry in file.tensors.values())
+        if size > MOST_BYTES:
+            raise FormatError(f"{path}: expected at most {MOST_BYTES} bytes of picks, found {size}")
         arrays = read_arrays(path, file)
         ids = arrays["experts"]
         if ids.ndim == 4:
@@ -227,11 +231,7 @@ def record(
 
 def read_prompt(path: str | Path, vocab: int) -> list[int]:
     """Token ids from a text file: numbers, between them white space, commas or the brackets of a JSON list."""
-    path = Path(path)
-    try:
-        words = path.read_text().replace(",", " ").replace("[", " ").replace("]", " ").split()
-    except UnicodeDecodeError:
-        raise FormatError(f"{path}: expected a text file of token ids, found something else") from None
+    words = files.read_text(path).replace(",", " ").replace("[", " ").replace("]", " ").split()
     if not words:
         raise FormatError(f"{path}: expected token ids, found none")
     for place, word in enumerate(words):

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from moeflux import _core
+from moeflux import _core, files
 from moeflux.errors import BudgetError, StateError
 from moeflux.machine.memory import available, huge_pages_unasked, resident
 from moeflux.machine.remembered import Probe, remembered
@@ -214,10 +214,8 @@ class _Planner:
     def text_part(self) -> int:
         """The tokenizer is loaded when somebody asks for text. Reading its file takes the most: 10 to 12 times its size
         were measured on vocabularies of 150,000 tokens and more."""
-        try:
-            return 8 * MIB + 16 * (self.store.path / "tokenizer.json").stat().st_size
-        except OSError:
-            return 0
+        status = files.status_of(self.store.path / "tokenizer.json")
+        return 0 if status is None else 8 * MIB + 16 * status.st_size
 
     def budget_of(self, memory: int | str | None) -> tuple[int | None, str]:
         if memory is None:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moeflux import files
 from moeflux._core import SafetensorsFile, parse_snapshot_wire, snapshot_wire_header, snapshot_wire_layout
-from moeflux.errors import FormatError, IoError, StateError
+from moeflux.errors import FormatError, StateError
 from moeflux.models.variants import MAX_CONTEXT, Variant
 from moeflux.stores.floats import bf16_bits, decode
-from moeflux.stores.tensor_file import check_kind, chunks_of, read_arrays, write_atomically
+from moeflux.stores.tensor_file import check_kind, chunks_of, read_arrays
 
 if TYPE_CHECKING:
     from moeflux.session import Session
@@ -65,10 +66,7 @@ class Snapshot:
             )
         if self.position < 0:
             raise StateError(f"restore: expected a position from 0 on, found {self.position}")
-        if self.position > session.max_context:
-            raise StateError(
-                f"restore: expected at most {session.max_context} tokens (max_context), found {self.position}"
-            )
+        check_length(self.position, session.max_context)
         expected = dict(pieces(model.variant, self.position))
         if expected.keys() != self.tensors.keys():
             odd = min(expected.keys() ^ self.tensors.keys())
@@ -93,18 +91,21 @@ class Snapshot:
         writers = {"moeflux": own_chunks, "wire-1": wire_chunks(1), "wire-2": wire_chunks(2)}
         if format not in writers:
             raise StateError(f"format: expected {', '.join(writers)}, found {format!r:.40}")
-        write_atomically(Path(path), writers[format](self))
+        files.write_atomically(path, writers[format](self), private=True)
 
     @classmethod
-    def load(cls, path: str | Path, variant: Variant) -> Snapshot:
-        """Reads a file of any of the formats, checked against the variant. FormatError names what is wrong with it."""
-        path = Path(path)
-        try:
-            with path.open("rb") as file:
-                is_wire = file.read(len(WIRE_MAGIC)) == WIRE_MAGIC
-        except OSError as error:
-            raise IoError(f"{path}: {error.strerror}") from error
-        return load_wire(path, variant) if is_wire else load_own(path, variant)
+    def load(cls, path: str | Path, variant: Variant, most: int = MAX_CONTEXT) -> Snapshot:
+        """Reads a file of any of the formats, checked against the variant. FormatError names what is wrong with it;
+        StateError when it holds more than `most` tokens, which are not read."""
+        path = files.path_of(path)
+        with files.open_file(path) as file, files.system_errors(path):
+            is_wire = file.read(len(WIRE_MAGIC)) == WIRE_MAGIC
+        return load_wire(path, variant, most) if is_wire else load_own(path, variant, most)
+
+
+def check_length(position: int, most: int) -> None:
+    if position > most:
+        raise StateError(f"restore: expected at most {most} tokens (max_context), found {position}")
 
 
 def pieces(variant: Variant, position: int) -> Iterator[tuple[Key, tuple[int, ...]]]:
@@ -151,13 +152,14 @@ def own_chunks(snapshot: Snapshot) -> Iterator[bytes | np.ndarray]:
     return chunks_of(metadata, arrays)
 
 
-def load_own(path: Path, variant: Variant) -> Snapshot:
+def load_own(path: Path, variant: Variant, most: int) -> Snapshot:
     file = SafetensorsFile(path)
     metadata = file.metadata
     check_kind(path, metadata, FORMAT, VERSION)
     position = metadata.get("position", "")
     if not (position.isascii() and position.isdigit() and len(position) < 10 and int(position) <= MAX_CONTEXT):
         raise FormatError(f"{path}: position: expected 0 to {MAX_CONTEXT}, found {position!r:.60}")
+    check_length(int(position), most)
     expected = {f"layers.{layer}.{name}": shape for (layer, name), shape in pieces(variant, int(position))}
     for name in sorted(expected.keys() | file.tensors.keys() | {"tokens"}):
         check_entry(path, name, file.tensors.get(name), expected)
@@ -177,11 +179,11 @@ def check_entry(path: Path, name: str, entry: Any, expected: dict[str, tuple[int
     if entry is None:
         raise FormatError(f'{path}: tensor "{name}" is missing')
     if name == "tokens":
-        fits = entry.dtype == "I32" and len(entry.shape) == 1
-        wanted = "I32 in one dimension"
+        fits = entry.dtype == "I32" and len(entry.shape) == 1 and entry.shape[0] <= MAX_CONTEXT
+        wanted = f"I32 in one dimension, at most {MAX_CONTEXT}"
     elif name == "conversation":
-        fits = entry.dtype == "U8" and len(entry.shape) == 1
-        wanted = "U8 in one dimension"
+        fits = entry.dtype == "U8" and len(entry.shape) == 1 and entry.shape[0] <= files.JSON_LIMIT
+        wanted = f"U8 in one dimension, at most {files.JSON_LIMIT}"
     elif name not in expected:
         raise FormatError(f'{path}: tensor "{name}": expected a piece of this model\'s state, found something else')
     else:
@@ -211,8 +213,11 @@ def wire_chunks(version: int) -> Any:
     return chunks
 
 
-def load_wire(path: Path, variant: Variant) -> Snapshot:
-    data = np.fromfile(path, np.uint8)
+def load_wire(path: Path, variant: Variant, most: int) -> Snapshot:
+    limit = snapshot_wire_layout(variant.to_json(), 2, most).bytes  # version 1 has a shorter header
+    if (size := files.size_of(path)) > limit:
+        raise StateError(f"{path}: expected at most {most} tokens (max_context), {limit} bytes, found {size} bytes")
+    data = np.frombuffer(files.read_bytes(path, limit), np.uint8)
     layout = parse_snapshot_wire(data, variant.to_json(), str(path))
     shapes = dict(pieces(variant, layout.positions))
     tensors = {}

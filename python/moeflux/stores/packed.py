@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moeflux._core import ExpertFormats, ExpertLayout, QuantFormat, read_json
+from moeflux import files
+from moeflux._core import ExpertFormats, ExpertLayout, QuantFormat
 from moeflux.errors import FormatError
 from moeflux.models.variants import Variant
 
@@ -247,7 +248,7 @@ class Description:
 def read_description(folder: Path) -> Description:
     """moeflux.json of a folder, checked: a wrong or inconsistent field is a FormatError that names it."""
     path = folder / DESCRIPTION
-    root = _object(read_json(str(path)), str(path))
+    root = _object(files.read_json(path), str(path))
     if root.get("format") != "moeflux-packed":
         raise FormatError(f'{path}: format: expected "moeflux-packed", found {root.get("format")!r:.60}')
     if type(root.get("version")) is not int or root["version"] != 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,7 @@ from types import TracebackType
 import numpy as np
 
 from moeflux.errors import IoError
+from moeflux.files import open_file
 
 __all__ = ["Request", "SpanReader"]
 
@@ -23,7 +25,7 @@ class SpanReader:
 
     def __init__(self, files: Sequence[str | os.PathLike[str]]) -> None:
         self.files = [os.fspath(file) for file in files]
-        self._descriptors: dict[int, int] = {}
+        self._opened: dict[int, io.FileIO] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> SpanReader:
@@ -34,9 +36,9 @@ class SpanReader:
 
     def close(self) -> None:
         with self._lock:
-            for descriptor in self._descriptors.values():
-                os.close(descriptor)
-            self._descriptors.clear()
+            for opened in self._opened.values():
+                opened.close()
+            self._opened.clear()
 
     def read(self, file: int, offset: int, size: int) -> np.ndarray:
         """`size` bytes as 1-D uint8."""
@@ -76,12 +78,9 @@ class SpanReader:
 
     def _descriptor(self, file: int) -> int:
         with self._lock:
-            if file not in self._descriptors:
-                try:
-                    self._descriptors[file] = os.open(self.files[file], os.O_RDONLY | os.O_CLOEXEC)
-                except OSError as error:
-                    raise IoError(f"{self.files[file]}: {error.strerror}") from error
-            return self._descriptors[file]
+            if file not in self._opened:
+                self._opened[file] = open_file(self.files[file])
+            return self._opened[file].fileno()
 
 
 def _touch(before: Request, after: Request) -> bool:

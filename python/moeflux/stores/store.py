@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moeflux import _core
+from moeflux import _core, files
 from moeflux._core import QuantFormat, StoreDirectory
 from moeflux.errors import FormatError
 from moeflux.models.config import variant_from_config, variant_from_manifest
@@ -140,7 +140,7 @@ class Store:
             if tensors[name].is_vector:
                 digest.update(self._read(tensors[name].spans))
         for index, file in enumerate(self.directory.files):
-            size = Path(file).stat().st_size
+            size = files.size_of(file)
             digest.update(f"{Path(file).name}:{size}".encode())
             for offset in range(0, size, max(size // SAMPLES, SAMPLE_BYTES)):
                 digest.update(self.reader.read(index, offset, min(SAMPLE_BYTES, size - offset)))
@@ -148,7 +148,7 @@ class Store:
 
     def missing_extras(self) -> list[str]:
         """What a user would miss beside the weights, a sentence each."""
-        return [f"{name}: not in the folder" for name in EXTRAS if not (self.path / name).exists()]
+        return [f"{name}: not in the folder" for name in EXTRAS if not files.exists(self.path / name)]
 
 
 PARTS = ("weight", "scales", "biases")
@@ -166,21 +166,19 @@ def open_store(path: str | Path, *, experts: str | Path | None = None, experts_p
 
     Raises FormatError, naming file, tensor, expected and found, when anything is missing or does not fit.
     """
-    folder = Path(path)
-    if not folder.is_dir():
-        raise FormatError(f"{folder}: expected a folder, found {'a file' if folder.exists() else 'nothing'}")
-    if (folder / DESCRIPTION).exists():
+    folder = files.expect_folder(path)
+    if files.exists(folder / DESCRIPTION):
         description = read_description(folder)
         variant = _adjusted(description.variant, experts_per_token)
         layers = Path(experts or folder / description.experts_directory)
         directory = _core.open_packed(folder, layers, variant.to_json(), description.experts)
         return _store(folder, "packed", variant, directory, description)
-    weights = next((f for f in (folder, folder / "artifacts") if (f / MANIFEST).exists()), None)
+    weights = next((f for f in (folder, folder / "artifacts") if files.exists(f / MANIFEST)), None)
     if weights is not None:
         variant = _adjusted(_older_variant(folder, weights), experts_per_token)
         layers = Path(experts) if experts else _older_experts(folder)
         return _store(folder, "packed", variant, _core.open_packed(weights, layers, variant.to_json()))
-    if any(folder.glob("*.safetensors")):
+    if files.listed(folder, "*.safetensors"):
         variant = _adjusted(variant_from_config(folder), experts_per_token)
         return _store(folder, "mlx", variant, _core.open_mlx(folder, variant.to_json()))
     raise FormatError(
@@ -192,8 +190,8 @@ def open_store(path: str | Path, *, experts: str | Path | None = None, experts_p
 def is_store(folder: Path) -> bool:
     """Whether there is something that `open_store` would try to open."""
     packed = [folder / DESCRIPTION, folder / MANIFEST, folder / "artifacts" / MANIFEST]
-    return any(file.exists() for file in packed) or (
-        (folder / "config.json").exists() and any(folder.glob("*.safetensors"))
+    return any(map(files.exists, packed)) or (
+        files.exists(folder / "config.json") and bool(files.listed(folder, "*.safetensors"))
     )
 
 
@@ -210,17 +208,17 @@ def _store(
 def _older_variant(folder: Path, weights: Path) -> Variant:
     """From config.json where the older tools left one, else from the manifest's own `config`."""
     for config in (folder / "config.json", folder / "mlx" / "config.json"):
-        if config.exists():
+        if files.exists(config):
             return variant_from_config(config)
     manifest = weights / MANIFEST
-    return variant_from_manifest(_core.read_json(str(manifest)), str(manifest), folder.resolve().name)
+    return variant_from_manifest(files.read_json(manifest), str(manifest), files.resolved(folder).name)
 
 
 def _older_experts(folder: Path) -> Path:
     candidates = [
         folder / parent / name for parent in ("", "root") for name in ("packed_experts", "packed_experts_2bit")
     ]
-    found = [candidate for candidate in candidates if candidate.is_dir()]
+    found = [candidate for candidate in candidates if files.is_folder(candidate)]
     if not found:
         raise FormatError(f"{folder}: expected a folder packed_experts or packed_experts_2bit, found neither")
     return found[0]

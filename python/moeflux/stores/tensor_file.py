@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from moeflux import files
 from moeflux._core import SafetensorsFile
 from moeflux.errors import FormatError, IoError
 
-__all__ = ["check_kind", "chunks_of", "read_arrays", "write_atomically"]
+__all__ = ["check_kind", "chunks_of", "read_arrays"]
 
 TYPES = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "I32": np.dtype("<i4"), "U8": np.dtype("u1")}
 
@@ -43,22 +44,6 @@ def chunks_of(metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> Iterat
     yield from arrays.values()
 
 
-def write_atomically(path: Path, chunks: Iterator[bytes | np.ndarray]) -> None:
-    """The whole file or none of it: under another name first, on the disk before it is renamed."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            for chunk in chunks:
-                file.write(chunk if isinstance(chunk, bytes) else memoryview(chunk.reshape(-1).view(np.uint8)))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        raise IoError(f"{path}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 # ---- Reading ----------------------------------------------------------------------------------------------------
 
 
@@ -69,7 +54,7 @@ def check_kind(path: Path, metadata: dict[str, str], format: str, version: str) 
 
 
 def read_arrays(path: Path, file: SafetensorsFile) -> dict[str, np.ndarray]:
-    """All tensors, in one pass, each compared with its checksum."""
+    """All tensors, in one pass, each compared with its checksum. Their sizes are the caller's to check."""
     arrays: dict[str, np.ndarray] = {}
     check_sums(path, file.metadata, checksums(read_in_order(path, file, arrays)))
     return arrays
@@ -77,7 +62,7 @@ def read_arrays(path: Path, file: SafetensorsFile) -> dict[str, np.ndarray]:
 
 def read_in_order(path: Path, file: SafetensorsFile, arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     """In the order of the file; into `arrays` too."""
-    with path.open("rb", buffering=0) as data:
+    with files.open_file(path) as data, files.system_errors(path):
         for name, entry in sorted(file.tensors.items(), key=lambda item: item[1].offset):
             array = np.empty(entry.shape, TYPES[entry.dtype])
             view = memoryview(array.reshape(-1).view(np.uint8))
@@ -93,8 +78,8 @@ def read_in_order(path: Path, file: SafetensorsFile, arrays: dict[str, np.ndarra
 
 def check_sums(path: Path, metadata: dict[str, str], sums: dict[str, str]) -> None:
     try:
-        stated = json.loads(metadata.get("sha256", ""))
-    except ValueError:
+        stated = files.parse_json(metadata.get("sha256", ""), "sha256")
+    except FormatError:
         stated = None
     if not isinstance(stated, dict):
         raise FormatError(f"{path}: sha256: expected an object of checksums, found {metadata.get('sha256')!r:.60}")

@@ -6,13 +6,14 @@ template itself looks for inside a message (`</think>` in what the model said) k
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moeflux._core import read_json
+from moeflux import files
 from moeflux.errors import FormatError, StateError
 from moeflux.text.template import Template
 from moeflux.text.tokenizer import Tokenizer, shared_length
@@ -21,6 +22,7 @@ __all__ = ["ChatFormat", "Prompt", "ReasoningSplit", "check_messages"]
 
 Message = dict[str, Any]
 ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+MOST_DEPTH = 32  # of lists and objects in a message
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -48,14 +50,11 @@ class ChatFormat:
         """From chat_template.jinja, else tokenizer_config.json; None when the model has no template."""
         folder = Path(folder)
         file = folder / "chat_template.jinja"
-        if file.exists():
-            try:
-                return cls(tokenizer, {"default": file.read_text(encoding="utf-8")}, str(file))
-            except UnicodeDecodeError as error:
-                raise FormatError(f"{file}: expected UTF-8, found byte {error.start} to be none") from error
+        if files.exists(file):
+            return cls(tokenizer, {"default": files.read_text(file)}, str(file))
         for name in ("chat_template.json", "tokenizer_config.json"):
             file = folder / name
-            found = read_json(str(file)) if file.exists() else None
+            found = files.read_json(file) if files.exists(file) else None
             template = found.get("chat_template") if isinstance(found, dict) else None
             if template is not None:
                 return cls(tokenizer, _named_templates(template, f"{file}: chat_template"), str(file))
@@ -201,15 +200,34 @@ def check_messages(messages: Sequence[Message]) -> list[Message]:
     return checked
 
 
-def _plain(value: Any, where: str) -> Any:
-    """JSON values only: a template could call the methods of anything else."""
-    if value is None or type(value) in (str, int, float, bool):
+def _plain(value: Any, where: str, depth: int = 0) -> Any:
+    """JSON values only, and such as come back from a file: a template could call the methods of anything else."""
+    if value is None or type(value) is bool:
         return value
+    if type(value) is str:
+        return _unicode(value, where)
+    if type(value) is int and -(1 << 63) <= value < 1 << 63:
+        return value
+    if type(value) is float and math.isfinite(value):
+        return value
+    if depth == MOST_DEPTH:
+        raise StateError(f"{where}: expected values nested {MOST_DEPTH} deep at most, found more")
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {str(key): _plain(each, where) for key, each in value.items()}
+        return {_unicode(str(key), where): _plain(each, where, depth + 1) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each, where) for each in value]
-    raise StateError(f"{where}: expected what JSON can hold, found {type(value).__name__}")
+        return [_plain(each, where, depth + 1) for each in value]
+    found = {int: "a whole number beyond 64 bits", float: "a number that is not finite"}
+    raise StateError(f"{where}: expected what JSON can hold, found {found.get(type(value), type(value).__name__)}")
+
+
+def _unicode(text: str, where: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # half of a surrogate pair, as a terminal's surrogateescape makes them
+        raise StateError(
+            f"{where}: expected Unicode, found {text[error.start]!r} at character {error.start}"
+        ) from error
+    return text
 
 
 class _Spellings:

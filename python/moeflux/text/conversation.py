@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moeflux.errors import FormatError, StateError
+from moeflux.files import parse_json
 from moeflux.runtime.snapshot import Snapshot
 from moeflux.text.chat import Message, Prompt, ReasoningSplit, check_messages
 from moeflux.text.generate import Generation, Piece
@@ -213,7 +214,7 @@ class Conversation:
     def load(self, path: str | Path) -> None:
         """Goes on where `save` was called. What does not fit is refused before anything changes."""
         self._close()
-        snapshot = Snapshot.load(path, self.session.model.variant)
+        snapshot = Snapshot.load(path, self.session.model.variant, self.session.max_context)
         said = _parse(snapshot.conversation, str(path))
         self._form.check_thinking(said["thinking"])
         self.session.restore(snapshot)
@@ -236,8 +237,8 @@ class Conversation:
 def _parse(text: str, where: str) -> dict[str, Any]:
     if not text:
         raise FormatError(f"{where}: expected a saved conversation, found a session without one")
+    said = parse_json(text, f"{where}: conversation")
     try:
-        said = json.loads(text)
         if not isinstance(said, dict):
             raise ValueError(f"found {type(said).__name__}")
         messages = check_messages(said["messages"]) if said["messages"] else []
@@ -245,5 +246,5 @@ def _parse(text: str, where: str) -> dict[str, Any]:
         if not isinstance(variables, dict) or said["thinking"] not in (None, True, False):
             raise ValueError("found other variables")
         return {"messages": messages, "tools": said["tools"], "thinking": said["thinking"], "variables": variables}
-    except (ValueError, KeyError, RecursionError, StateError) as error:
+    except (ValueError, KeyError, StateError) as error:
         raise FormatError(f"{where}: conversation: expected messages and variables, {error}") from error

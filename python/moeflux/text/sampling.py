@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moeflux._core import read_json
+from moeflux import files
 from moeflux.errors import FormatError, StateError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Sampling:
     def usual(cls, folder: str | Path) -> Sampling:
         """What generation_config.json of a model's folder asks for; the likeliest token where it asks for nothing."""
         path = Path(folder) / "generation_config.json"
-        config = read_json(str(path)) if path.exists() else {}
+        config = files.read_json(path) if files.exists(path) else {}
         if not isinstance(config, dict):
             raise FormatError(f"{path}: expected an object, found {type(config).__name__}")
         known = {each.name for each in fields(cls)} - {"logit_bias", "seed"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import json
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -12,7 +11,7 @@ from typing import Any
 
 import tokenizers
 
-from moeflux._core import read_json
+from moeflux import files
 from moeflux.errors import FormatError, StateError
 
 __all__ = ["TextStream", "Tokenizer", "end_tokens", "shared_length"]
@@ -38,10 +37,10 @@ class Tokenizer:
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
         path = Path(folder) / "tokenizer.json"
-        if not path.exists():
+        if not files.exists(path):
             raise FormatError(f"{path}: expected the tokenizer of the model, found nothing")
         try:
-            whole = tokenizers.Tokenizer.from_file(str(path))
+            whole = tokenizers.Tokenizer.from_buffer(files.read_bytes(path))
         except Exception as error:  # the library raises nothing narrower
             raise FormatError(f"{path}: expected a tokenizer, found a file that cannot be one: {error}") from error
         return cls(whole, _optional_json(Path(folder) / "tokenizer_config.json"), str(path))
@@ -209,9 +208,9 @@ def _ids(value: Any, where: str) -> set[int]:
 
 
 def _optional_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
+    if not files.exists(path):
         return {}
-    value = read_json(str(path))
+    value = files.read_json(path)
     if not isinstance(value, dict):
         raise FormatError(f"{path}: expected an object, found {type(value).__name__}")
     return value
@@ -257,7 +256,7 @@ def _byte_rule(whole: tokenizers.Tokenizer, source: str) -> tuple[Any, bool]:
     if isinstance(decoder, tokenizers.decoders.Metaspace):
         return _metaspace, decoder.prepend_scheme != "never"
     if isinstance(decoder, tokenizers.decoders.Sequence):
-        steps = json.loads(decoder.__getstate__())["decoders"]
+        steps = files.parse_json(decoder.__getstate__(), source)["decoders"]
         kinds = [step["type"] for step in steps]
         if kinds == ["ByteLevel"]:
             return _byte_level, False
