@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import namedtuple
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,9 @@ def test_little_memory_is_not_all_taken(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(doctor, "available", lambda *_: Available(40_000_000, "free below a limit"))
     doctor.memory_rates(SMALL, Silent())
     assert taken[0] <= max(10_000_000, (os.cpu_count() or 1) << 20)
-    assert doctor.limits_here()["  to be had"] == "40.00 MB, free below a limit"
+    limits = doctor.limits_here()
+    assert (limits.available_bytes, limits.available_source) == (40_000_000, "free below a limit")
+    assert ("  to be had", "40.00 MB, free below a limit") in limits.rows()
 
 
 def test_no_room_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,6 +299,14 @@ def test_the_command_as_json(folder: Folder, capsys: Output) -> None:
     assert Path(values["kept"]).is_file()
     for rate in values["disk"]:
         assert rate["bytes_per_second"] == rate["bytes"] / rate["seconds"]
+
+
+def test_the_limits_as_json_are_numbers_by_plain_names() -> None:
+    limits = asdict(doctor.limits_here())
+    assert all(re.fullmatch("[a-z_]+", name) for name in limits)
+    assert limits.keys() - {"huge_pages", "available_source"} == {
+        name for name, value in limits.items() if value is None or isinstance(value, int)
+    }
 
 
 @pytest.mark.parametrize("place", ["none", "file"])

@@ -287,7 +287,7 @@ def test_destination_must_be_apart(sources: Path) -> None:
 
 
 def test_full_disk_is_refused_first(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moeflux.conversion.destination.free_bytes", lambda path: 1000)
+    monkeypatch.setattr("moeflux.files.free_bytes", lambda path: 1000)
     with pytest.raises(IoError, match=r"packed: expected \d+ bytes free.*found 1000 "):
         convert(sources / "hf" / "qwen3_moe", tmp_path / "packed")
     assert list(tmp_path.iterdir()) == []

@@ -71,6 +71,30 @@ class MemoryRate:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What the system allows. None: no limit."""
+
+    page_bytes: int
+    huge_pages: str  # "always", "madvise" or "never"; empty where nobody knows
+    locked_memory_bytes: int | None
+    open_files: int | None
+    memory_bytes: int
+    available_bytes: int  # that this process may take beside what it has
+    available_source: str
+
+    def rows(self) -> list[tuple[str, str]]:
+        locked = self.locked_memory_bytes
+        return [
+            ("page size", f"{self.page_bytes} bytes"),
+            *([("huge pages", self.huge_pages)] if self.huge_pages else []),
+            ("locked memory", "no limit" if locked is None else size_text(locked)),
+            ("open files", "no limit" if self.open_files is None else str(self.open_files)),
+            ("memory", size_text(self.memory_bytes)),
+            ("  to be had", f"{size_text(self.available_bytes)}, {self.available_source}"),
+        ]
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     path: Path
     what: str  # was read
@@ -78,7 +102,7 @@ class Diagnosis:
     disk: tuple[ReadRate, ...]
     memory: tuple[MemoryRate, ...]
     machine: Machine
-    limits: dict[str, str]
+    limits: Limits
     probe: Probe
     reason: str  # of the recommended settings
     kept: str = field(default="")  # where the probe is remembered, or why it is not
@@ -91,7 +115,7 @@ class Diagnosis:
             "disk": [{**asdict(rate), "bytes_per_second": rate.bytes_per_second} for rate in self.disk],
             "memory": [asdict(rate) for rate in self.memory],
             "machine": self.machine.to_dict(),
-            "limits": self.limits,
+            "limits": asdict(self.limits),
             "recommended": {**asdict(self.probe), "when": self.probe.when.isoformat(), "reason": self.reason},
             "kept": self.kept,
         }
@@ -276,24 +300,25 @@ def memory_rates(effort: Effort, progress: Progress) -> tuple[MemoryRate, ...]:
     return tuple(MemoryRate(count, bandwidth.measure(count)) for count in counts)
 
 
-def limits_here(root: Path = Path("/")) -> dict[str, str]:
-    """What the system allows, in words."""
-
-    def of(limit: int) -> tuple[int, str]:
+def limits_here(root: Path = Path("/")) -> Limits:
+    def of(limit: int) -> int | None:
         soft, _ = resource.getrlimit(limit)
-        return soft, "no limit" if soft == resource.RLIM_INFINITY else str(soft)
+        return None if soft == resource.RLIM_INFINITY else soft
 
-    locked, locked_text = of(resource.RLIMIT_MEMLOCK)
-    limits = {"page size": f"{os.sysconf('SC_PAGE_SIZE')} bytes"}
+    huge_pages = ""
     with contextlib.suppress(OSError):
         text = files.system_text(root / "sys/kernel/mm/transparent_hugepage/enabled")
-        limits["huge pages"] = text.partition("[")[2].partition("]")[0] or text.strip()
-    limits["locked memory"] = locked_text if locked == resource.RLIM_INFINITY else size_text(locked)
-    limits["open files"] = of(resource.RLIMIT_NOFILE)[1]
-    limits["memory"] = size_text(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    to_take = available(root)
-    limits["  to be had"] = f"{size_text(to_take.bytes)}, {to_take.source}"
-    return limits
+        huge_pages = text.partition("[")[2].partition("]")[0] or text.strip()
+    page, to_take = os.sysconf("SC_PAGE_SIZE"), available(root)
+    return Limits(
+        page_bytes=page,
+        huge_pages=huge_pages,
+        locked_memory_bytes=of(resource.RLIMIT_MEMLOCK),
+        open_files=of(resource.RLIMIT_NOFILE),
+        memory_bytes=page * os.sysconf("SC_PHYS_PAGES"),
+        available_bytes=to_take.bytes,
+        available_source=to_take.source,
+    )
 
 
 # ---- As text ----------------------------------------------------------------------------------------------------
@@ -305,7 +330,7 @@ def lines_of(d: Diagnosis) -> list[str]:
         ("cpu", f"{machine.cpus} x {machine.cpu}"),
         ("  features", " ".join(machine.cpu_features) or "unknown"),
         ("kernels", machine.backend),
-        *((name, text) for name, text in d.limits.items()),
+        *d.limits.rows(),
         *((threads_text(rate.threads), f"{size_text(rate.bytes_per_second)}/s read") for rate in d.memory),
         ("disk", f"{d.path}: {d.what}, {size_text(d.probe.read_bytes)} a read, in random order"),
     ]
