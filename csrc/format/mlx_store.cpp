@@ -157,9 +157,9 @@ StoreDirectory open_mlx(const std::string& folder_path, const Variant& variant) 
   store.variant = variant;
   const std::string folder = absolute_path(folder_path);
   TensorTable table = read_shards(store, folder);
+  require_experts(table, folder);  // before what a checkpoint that needs converting says of its formats
   const std::string config = required_file(folder, "config.json");
   DeclaredFormats declared = declared_by_config(read_json(config), printable(config));
-  require_experts(table, folder);
   if (variant.model_type == ModelType::qwen3_next) split_fused_projections(table, declared, store);
   take_experts(table, declared, store);
   match_tensors(std::move(table), declared, store);

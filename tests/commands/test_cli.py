@@ -250,6 +250,28 @@ def test_info_of_a_preset(capsys: Output) -> None:
     assert info["variant"]["num_experts"] == 512
 
 
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v3_fp8", "qwen3_5_moe"])
+def test_info_of_a_checkpoint_is_that_of_its_conversion(name: str, tmp_path: Path, capsys: Output) -> None:
+    source, packed = checkpoints.write(name, tmp_path / "hf"), tmp_path / "packed"
+    assert main(["convert", str(source), str(packed), "--verify", "none"]) == 0
+    capsys.readouterr()
+    infos = []
+    for folder in (source, packed):
+        assert main(["info", str(folder), "--json"]) == 0
+        infos.append(json.loads(capsys.readouterr().out))
+    before, after = infos
+    assert (before["kind"], after["kind"]) == ("hf", "packed")
+    own = ("target", "kind", "fingerprint", "dropped", "missing")
+    shape = {key: value for key, value in after["variant"].items() if key != "name"}
+    assert {key: value for key, value in before["variant"].items() if key != "name"} == shape
+    for key in before.keys() - {*own, "variant"}:
+        assert before[key] == after[key], key
+    assert main(["info", str(source)]) == 0
+    text = capsys.readouterr().out
+    assert "missing             a conversion: `moeflux convert` makes a store" in text
+    assert "not used            multi-token prediction: " in text
+
+
 # ---- convert ----------------------------------------------------------------------------------------------------
 
 

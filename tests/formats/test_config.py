@@ -226,6 +226,43 @@ def test_qwen3_moe_with_dense_layers() -> None:
     assert variant.dense_intermediate == 6144
 
 
+QWEN3_CODER: dict[str, Any] = {
+    **QWEN3_MOE, "max_window_layers": 28, "qkv_bias": False, "shared_expert_intermediate_size": 0,
+    "use_qk_norm": True, "rope_theta": 10000000, "router_aux_loss_coef": 0.0, "max_position_embeddings": 262144,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("base", "changes"),
+    [
+        (QWEN3_MOE, {key: QWEN3_CODER[key] for key in ("qkv_bias", "shared_expert_intermediate_size", "use_qk_norm")}),
+        (QWEN3_MOE, {"sliding_window": 4096}),
+        (QWEN3_MOE, {"num_local_experts": 128}),
+        (QWEN3_MOE, {"layer_types": ["full_attention"] * 48}),
+        (QWEN3_MOE, {"add_cross_attention": False, "tie_encoder_decoder": False}),
+        (DEEPSEEK, {"num_local_experts": 256}),
+    ],
+)
+def test_fields_that_change_nothing(base: dict[str, Any], changes: dict[str, Any]) -> None:
+    assert variant_from_config({**base, **changes}) == variant_from_config(base)
+
+
+def test_qwen3_coder() -> None:
+    variant = variant_from_config(QWEN3_CODER)
+    assert (variant.max_context, variant.rope_theta, variant.shared_expert) == (262144, 1e7, "none")
+
+
+@pytest.mark.parametrize("unsaid", [{}, {"head_dim": None}])
+def test_a_head_is_a_part_of_the_hidden_state_unless_it_is_said(unsaid: dict[str, Any]) -> None:
+    config = {key: value for key, value in QWEN3_MOE.items() if key != "head_dim"}
+    assert variant_from_config({**config, **unsaid}).head_dim == 2048 // 32
+
+
+def test_experts_under_either_name() -> None:
+    config = {key: value for key, value in QWEN3_MOE.items() if key != "num_experts"}
+    assert variant_from_config({**config, "num_local_experts": 64}).num_experts == 64
+
+
 def test_dimensions_are_the_configs_own() -> None:
     small = {"hidden_size": 384, "head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 96}
     variant = variant_from_config({**QWEN35_TEXT, **small, "num_attention_heads": 6})
@@ -363,8 +400,13 @@ REFUSED = [
     (QWEN3_MOE, {"hidden_act": "gelu"}, "hidden_act: expected 'silu', found 'gelu'"),
     (QWEN3_MOE, {"attention_bias": True}, "attention_bias: expected False, found True"),
     (QWEN3_MOE, {"use_sliding_window": True}, "use_sliding_window: expected False"),
-    (QWEN3_MOE, {"sliding_window": 4096}, "sliding_window: expected None, found 4096"),
-    (QWEN3_MOE, {"head_dim": None}, "head_dim: expected a whole number of at least 1, found None"),
+    (QWEN3_MOE, {"qkv_bias": True}, "qkv_bias: expected False, found True"),
+    (QWEN3_MOE, {"use_qk_norm": False}, "use_qk_norm: expected True, found False"),
+    (QWEN3_MOE, {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size: expected 0, found 512"),
+    (QWEN3_MOE, {"num_local_experts": 64}, "num_local_experts: expected 128, which is num_experts, found 64"),
+    (QWEN3_MOE, {"layer_types": ["sliding_attention"] * 48}, "layer_types: expected None or .*full_attention"),
+    (QWEN3_MOE, {"add_cross_attention": True}, "add_cross_attention: expected False, found True"),
+    (QWEN35_TEXT, {"head_dim": None}, "head_dim: expected a whole number of at least 1, found None"),
     (QWEN3_MOE, {"hidden_size": True}, "hidden_size: expected a whole number"),
     (QWEN3_MOE, {"hidden_size": -2048}, "hidden_size: expected a whole number of at least 1, found -2048"),
     (QWEN3_MOE, {"hidden_size": 1 << 40}, "hidden_size: expected a whole number"),

@@ -142,6 +142,13 @@ def test_the_artifacts_and_root_layout(folders: Path, tmp_path: Path) -> None:
     assert np.array_equal(logits(tmp_path), logits(source))
 
 
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3_fp8"])
+def test_a_checkpoint_needs_converting(tmp_path: Path, name: str) -> None:
+    folder = checkpoints.write(name, tmp_path / "hf")
+    with pytest.raises(FormatError, match="experts as Hugging Face lays them out, which need converting"):
+        open_store(folder)
+
+
 def test_no_store(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"nowhere: expected a folder, found nothing"):
         open_store(tmp_path / "nowhere")

@@ -14,8 +14,9 @@ __all__ = ["add"]
 INFO_HELP = "what a model is and what it costs; without a target, this machine"
 INFO = """\
 Prints what a model is made of, how it is stored, how many bytes it holds, how many a token touches and what is missing
-from its folder. The target is a folder with weights (packed by moeflux, or MLX safetensors), a config.json, or the name
-of a preset or an unambiguous part of it. Without a target: this machine, and the names of the presets.
+from its folder. The target is a folder with weights (packed by moeflux, MLX safetensors, or a Hugging Face checkpoint,
+of which it prints what converting makes of it), a config.json, or the name of a preset or an unambiguous part of it.
+Without a target: this machine, and the names of the presets.
 
 examples:
   moeflux info

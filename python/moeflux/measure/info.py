@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from moeflux import files
-from moeflux._core import ExpertLayout
+from moeflux._core import ExpertFormats, ExpertLayout
+from moeflux.conversion.convert import content_of, is_mlx, matrix_formats
 from moeflux.errors import FormatError
 from moeflux.models.config import variant_from_config
 from moeflux.models.tensors import dense_shapes
 from moeflux.models.variants import PRESETS, QuantFormat, Variant, preset
 from moeflux.sizes import size_text
-from moeflux.stores.store import Store, open_store
+from moeflux.stores.store import Store, is_packed, open_store
 
 DEFAULT_FORMAT = QuantFormat.affine(4, 64)
 
 
 @dataclass(frozen=True)
 class Info:
-    """Sizes are bytes. For a config or a preset they are those of a conversion with the default format."""
+    """Sizes are bytes. For what is not converted yet they are those of a conversion with the default format."""
 
     target: str
-    kind: str  # "packed", "mlx", "config" or "preset"
+    kind: str  # "packed", "mlx", "hf", "config" or "preset"
     variant: Variant
     formats: dict[str, int]  # "4-bit g64" -> how many dense matrices have it
     expert_format: str
@@ -37,6 +39,7 @@ class Info:
     kv_bytes_per_position: int  # f32
     fingerprint: str = ""
     ignored: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)  # by a conversion, a sentence each
     missing: list[str] = field(default_factory=list)
 
     @property
@@ -68,6 +71,8 @@ def describe(target: str | Path) -> Info:
     if not _has_weights(path) and files.exists(path / "config.json"):
         missing = ["weights: the folder holds a config.json but neither model_weights.bin nor *.safetensors"]
         return _from_variant(str(target), "config", variant_from_config(path), missing)
+    if _needs_converting(path):
+        return _from_checkpoint(path)
     return _from_store(open_store(path))
 
 
@@ -76,19 +81,49 @@ def _has_weights(folder: Path) -> bool:
     return packed or bool(files.listed(folder, "*.safetensors"))
 
 
+def _needs_converting(folder: Path) -> bool:
+    """Whether it is a checkpoint as Hugging Face lays it out."""
+    config = folder / "config.json"
+    if is_packed(folder) or not files.exists(config) or not files.listed(folder, "*.safetensors"):
+        return False
+    fields = files.read_json(config)
+    return isinstance(fields, dict) and not is_mlx(folder, fields)
+
+
+def _from_checkpoint(folder: Path) -> Info:
+    content = content_of(folder, None)
+    sizes = {name: tensor.bytes for name, tensor in content.placed.items()}
+    return Info(
+        target=str(folder),
+        kind="hf",
+        variant=content.variant,
+        formats=dict(Counter(matrix_formats(content))),
+        expert_format=_of_all(content.experts),
+        dense_tensors=len(sizes),
+        dense_bytes=sum(sizes.values()),
+        expert_bytes=content.layout.bytes,
+        dropped=list(content.source["dropped"]),
+        missing=["a conversion: `moeflux convert` makes a store of this checkpoint, which can be run"],
+        **_costs(content.variant, content.layout.bytes, sum(sizes.values()), _embedding_bytes(sizes)),
+    )
+
+
+def _of_all(experts: ExpertFormats) -> str:
+    return " / ".join(dict.fromkeys(map(str, (experts.gate, experts.up, experts.down))))
+
+
 def _from_store(store: Store) -> Info:
     directory, variant = store.directory, store.variant
     formats: dict[str, int] = {}
     for quantisation in directory.formats.values():
         formats[str(quantisation)] = formats.get(str(quantisation), 0) + 1
-    experts = directory.experts.formats
     sizes = _sizes(store)
     return Info(
         target=str(store.path),
         kind=store.kind,
         variant=variant,
         formats=formats,
-        expert_format=" / ".join(dict.fromkeys(map(str, (experts.gate, experts.up, experts.down)))),
+        expert_format=_of_all(directory.experts.formats),
         dense_tensors=len(sizes),
         dense_bytes=sum(sizes.values()),
         expert_bytes=directory.experts.bytes,
@@ -190,6 +225,9 @@ def _lines(info: Info) -> list[str]:
     rows += [("missing", sentence) for sentence in info.missing]
     if info.ignored:
         rows.append(("not used", f"{len(info.ignored)} tensors, first {info.ignored[0]}"))
+    rows += [("not used", sentence) for sentence in info.dropped]
+    if info.kind == "hf":
+        rows.append(("note", "sizes are those of a conversion as `moeflux convert` does it without flags"))
     if info.kind in ("config", "preset"):
         rows.append(("note", f"sizes are those of a conversion with every matrix {DEFAULT_FORMAT}"))
     return [f"{label:<20}{text}" for label, text in rows]

@@ -169,7 +169,8 @@ def read_config(config: Any, where: str, name: str) -> Variant:
 
 def common(fields: Fields, architecture: str, name: str) -> dict[str, Any]:
     fields.only("hidden_act", "silu")
-    fields.only("attention_bias", False)
+    for field in ("attention_bias", "add_cross_attention", "tie_encoder_decoder"):
+        fields.only(field, False)
     eos = fields.get("eos_token_id", (int, list), "a token id or a list of them", [])
     eos_ids = tuple(eos) if isinstance(eos, list) else (eos,)
     if not all(type(token) is int and token >= 0 for token in eos_ids):
@@ -188,6 +189,16 @@ def common(fields: Fields, architecture: str, name: str) -> dict[str, Any]:
         "eos_ids": eos_ids,
         "bos_id": fields.count("bos_token_id", -1, least=0),
     }
+
+
+def expert_count(fields: Fields, *names: str) -> int:
+    """The number that has any of these names; where it has several, they agree."""
+    present = [name for name in names if fields.values.get(name) is not None] or names[:1]
+    count = fields.count(present[0])
+    for name in present[1:]:
+        if fields.count(name) != count:
+            raise fields.fail(name, f"{count}, which is {present[0]}")
+    return count
 
 
 def rope(fields: Fields) -> tuple[Fields, dict[str, Any]]:
@@ -288,9 +299,8 @@ def read_qwen(fields: Fields, architecture: str, name: str) -> Variant:
     layers = layer_count(fields)
     shape = common(fields, architecture, name)
     shape["num_kv_heads"] = fields.count("num_key_value_heads")
-    shape["head_dim"] = fields.count("head_dim")
-    experts_field = "num_local_experts" if "num_local_experts" in fields.values else "num_experts"
-    shape["num_experts"] = fields.count(experts_field)
+    shape["head_dim"] = fields.count("head_dim", _REQUIRED if hybrid else shape["hidden_size"] // shape["num_heads"])
+    shape["num_experts"] = expert_count(fields, "num_experts", "num_local_experts")
 
     parameters, rope_shape = rope(fields)
     shape |= rope_shape
@@ -313,10 +323,14 @@ def read_qwen(fields: Fields, architecture: str, name: str) -> Variant:
         }
     else:
         whole_head_rotates(parameters, shape["rope"])
+        # What these would add or leave out, this architecture does not have; some checkpoints say so.
+        for field, value in (("qkv_bias", False), ("use_qk_norm", True), ("shared_expert_intermediate_size", 0)):
+            fields.only(field, value)
+        fields.only("layer_types", None, ["full_attention"] * layers)
         shape |= {"rotary_dim": shape["head_dim"], "layer_kinds": ("full",) * layers, "shared_expert": "none"}
     parameters.finish(frozenset())
     fields.only("use_sliding_window", False)
-    fields.only("sliding_window", None)
+    fields.seen.add("sliding_window")  # its size, were it used
 
     dense = dense_qwen_layers(fields, layers)
     intermediate = fields.count("intermediate_size", 0)
@@ -354,7 +368,7 @@ def read_deepseek(fields: Fields, architecture: str, name: str) -> Variant:
         "qk_nope_dim": fields.count("qk_nope_head_dim"),
         "qk_rope_dim": fields.count("qk_rope_head_dim"),
         "v_head_dim": fields.count("v_head_dim"),
-        "num_experts": fields.count("n_routed_experts"),
+        "num_experts": expert_count(fields, "n_routed_experts", "num_experts", "num_local_experts"),
         "num_groups": fields.count("n_group", 1),
         "groups_per_token": fields.count("topk_group", 1),
         "routed_scaling": fields.number("routed_scaling_factor"),

@@ -23,7 +23,7 @@ from moeflux.models.variants import Variant
 from moeflux.stores.packed import DESCRIPTION, MANIFEST, Description, read_description
 from moeflux.stores.spans import SpanReader
 
-__all__ = ["Store", "StoredTensor", "is_store", "open_store"]
+__all__ = ["Store", "StoredTensor", "is_packed", "is_store", "open_store"]
 
 EXTRAS = ("config.json", "tokenizer.json", "tokenizer_config.json")
 """Files that turning text into tokens and back needs beside the weights."""
@@ -189,10 +189,12 @@ def open_store(path: str | Path, *, experts: str | Path | None = None, experts_p
 
 def is_store(folder: Path) -> bool:
     """Whether there is something that `open_store` would try to open."""
-    packed = [folder / DESCRIPTION, folder / MANIFEST, folder / "artifacts" / MANIFEST]
-    return any(map(files.exists, packed)) or (
-        files.exists(folder / "config.json") and bool(files.listed(folder, "*.safetensors"))
-    )
+    weights = files.exists(folder / "config.json") and bool(files.listed(folder, "*.safetensors"))
+    return weights or is_packed(folder)
+
+
+def is_packed(folder: Path) -> bool:
+    return any(files.exists(folder / file) for file in (DESCRIPTION, MANIFEST, f"artifacts/{MANIFEST}"))
 
 
 def _adjusted(variant: Variant, experts_per_token: int | None) -> Variant:
