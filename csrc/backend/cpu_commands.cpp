@@ -30,28 +30,15 @@ CpuCommands::Room CpuCommands::Room::of(const WorkSizes& sizes) {
           sizes.rows ? sizes.pairs / sizes.rows : 0};
 }
 
-int64_t CpuCommands::Room::bytes() const {
-  return attention * static_cast<int64_t>(sizeof(float)) + candidates * static_cast<int64_t>(sizeof(cpu::Candidate)) +
-         products * static_cast<int64_t>(2 * sizeof(int64_t) + 2 * sizeof(Input)) + rows +
-         chosen * static_cast<int64_t>(sizeof(ExpertJob) + sizeof(int32_t)) + DigitRows::held_for(digits, products);
-}
+int64_t CpuCommands::Room::bytes() const { return planned_bytes<Lists>(*this) + DigitRows::held_for(digits, products); }
 
 int64_t CpuCommands::prepare(const WorkSizes& sizes) {
   const Room room = Room::of(sizes);
-  attention_scratch_.resize(static_cast<size_t>(room.attention));
-  top_k_scratch_.resize(static_cast<size_t>(room.candidates));
-  unit_ends_.reserve(static_cast<size_t>(room.products));
-  pair_starts_.reserve(static_cast<size_t>(room.products));
-  inputs_.reserve(static_cast<size_t>(2 * room.products));
-  wanted_.reserve(static_cast<size_t>(room.rows));
-  chosen_.reserve(static_cast<size_t>(room.chosen));
-  pairs_.reserve(static_cast<size_t>(room.chosen));
+  reserve_lists(lists_, room);
+  lists_.attention.resize(static_cast<size_t>(room.attention));
+  lists_.candidates.resize(static_cast<size_t>(room.candidates));
   digit_rows_.reserve(room.digits, room.products);
-  return static_cast<int64_t>(
-             attention_scratch_.capacity() * sizeof(float) + top_k_scratch_.capacity() * sizeof(cpu::Candidate) +
-             (unit_ends_.capacity() + pair_starts_.capacity()) * sizeof(int64_t) + inputs_.capacity() * sizeof(Input) +
-             wanted_.capacity() + chosen_.capacity() * sizeof(ExpertJob) + pairs_.capacity() * sizeof(int32_t)) +
-         digit_rows_.held();
+  return held_bytes(lists_, room) + digit_rows_.held();
 }
 
 // ---- Elementwise ---------------------------------------------------------------------------------------------------
@@ -166,9 +153,9 @@ void CpuCommands::combine(const CombineArgs& args, int64_t n) {
 void CpuCommands::run_attention(cpu::AttentionTask& task) {
   const bool tiled = tiled_attention_ && cpu::fits_tiles(task);
   const cpu::AttentionKernels& kernels = tiled ? *tiled_attention_ : kernels_.attention;
-  if (kernels.scratch(task) > static_cast<int64_t>(attention_scratch_.size()))
-    attention_scratch_.resize(static_cast<size_t>(cpu::attention_scratch_bound(task.dim)));
-  task.scratch = attention_scratch_.data();
+  if (kernels.scratch(task) > static_cast<int64_t>(lists_.attention.size()))
+    lists_.attention.resize(static_cast<size_t>(cpu::attention_scratch_bound(task.dim)));
+  task.scratch = lists_.attention.data();
   pool_.parallel(kernels.units(task), [&](int64_t unit) { kernels.run(task, unit); });
   pool_.parallel(kernels.merge_units(task), [&](int64_t unit) { kernels.merge(task, unit); });
 }
@@ -309,8 +296,8 @@ void CpuCommands::top_k(View logits, int64_t count, int64_t k, View ids, View va
     task.ids = ids.i32();
     task.values = values.f32();
     const size_t needed = static_cast<size_t>(kernels_.route.top_k_scratch(task));
-    if (needed > top_k_scratch_.size()) top_k_scratch_.resize(needed);
-    task.scratch = top_k_scratch_.data();
+    if (needed > lists_.candidates.size()) lists_.candidates.resize(needed);
+    task.scratch = lists_.candidates.data();
     pool_.parallel(kernels_.route.top_k_units(task), [&](int64_t unit) { kernels_.route.top_k(task, unit); });
     kernels_.route.top_k_merge(task);
   });

@@ -13,6 +13,7 @@
 #include "backend/cpu_backend.h"
 #include "backend/digit_rows.h"
 #include "core/error.h"
+#include "core/lists.h"
 #include "kernels/cpu/kernels.h"
 
 namespace moeflux {
@@ -127,14 +128,29 @@ class CpuCommands final : public Commands {
   std::exception_ptr error_;
 
   // Kept from batch to batch. `prepare` makes room for all that a model needs; without it they grow to that and stay.
-  std::vector<float> attention_scratch_;
-  std::vector<cpu::Candidate> top_k_scratch_;
-  std::vector<int64_t> unit_ends_;    // of each product or job: units up to its end
-  std::vector<int64_t> pair_starts_;  // of each job: pairs before it
-  std::vector<ExpertJob> chosen_;     // of chosen_expert_ffn: a job a pair
-  std::vector<int32_t> pairs_;        // its numbers
-  std::vector<Input> inputs_;         // of each product; of each job's gate and up, or down
-  std::vector<uint8_t> wanted_;       // rows of x that an op uses
+  struct Lists {
+    std::vector<float> attention;
+    std::vector<cpu::Candidate> candidates;
+    std::vector<int64_t> unit_ends;    // of each product or job: units up to its end
+    std::vector<int64_t> pair_starts;  // of each job: pairs before it
+    std::vector<Input> inputs;         // of each product; of each job's gate and up, or down
+    std::vector<uint8_t> wanted;       // rows of x that an op uses
+    std::vector<ExpertJob> chosen;     // of chosen_expert_ffn: a job a pair
+    std::vector<int32_t> pairs;        // its numbers
+
+    template <typename Self, typename Visit>
+    static void each(Self& lists, const Room& room, const Visit& visit) {
+      visit(lists.attention, room.attention);
+      visit(lists.candidates, room.candidates);
+      visit(lists.unit_ends, room.products);
+      visit(lists.pair_starts, room.products);
+      visit(lists.inputs, 2 * room.products);
+      visit(lists.wanted, room.rows);
+      visit(lists.chosen, room.chosen);
+      visit(lists.pairs, room.chosen);
+    }
+  };
+  Lists lists_;
   DigitRows digit_rows_;
 };
 

@@ -118,35 +118,35 @@ void CpuCommands::matmul(std::span<const Product> products, int64_t n) {
     const auto rows = [&](size_t) { return n; };
     int64_t outputs = 0;
     int64_t depth = 0;
-    inputs_.clear();
+    lists_.inputs.clear();
     digit_rows_.clear();
     for (size_t i = 0; i < products.size(); ++i) {
       const Product& product = products[i];
       outputs += extent(i);
       depth = std::max(depth, product.transposed ? product.matrix.rows : product.matrix.columns);
-      inputs_.push_back(product.transposed ? Input{product.x.f32(), product.x_stride, -1}
-                                           : input_of(product.matrix, product.x.f32(), product.x_stride, n));
+      lists_.inputs.push_back(product.transposed ? Input{product.x.f32(), product.x_stride, -1}
+                                                 : input_of(product.matrix, product.x.f32(), product.x_stride, n));
     }
     convert_to_digits(nullptr);
     const int64_t step = unit_outputs(outputs, depth, n, n == 1 ? step_units_per_thread : units_per_thread);
-    unit_ends_.clear();
+    lists_.unit_ends.clear();
     int64_t units = 0;
     for (size_t i = 0; i < products.size(); ++i)
-      unit_ends_.push_back(units += divide_up(extent(i), step) * divide_up(n, cpu::max_block));
+      lists_.unit_ends.push_back(units += divide_up(extent(i), step) * divide_up(n, cpu::max_block));
     pool_.parallel(units, [&](int64_t unit) {
-      const Part part = part_of(unit_ends_, unit, step, extent, rows);
+      const Part part = part_of(lists_.unit_ends, unit, step, extent, rows);
       const Product& product = products[part.of];
       const int64_t coming = unit + 1;
       cpu::ReadNext next;
       if (coming < units) {
-        const Part then = part_of(unit_ends_, coming, step, extent, rows);
+        const Part then = part_of(lists_.unit_ends, coming, step, extent, rows);
         next = read_next(products[then.of].matrix, then.first);
       }
       float* out[cpu::max_block] = {};
       for (int64_t i = 0; i < part.count; ++i) out[i] = product.out.f32() + (part.row + i) * product.out_stride;
       if (!product.transposed) {
         const auto row = [&](int64_t i) { return part.row + i; };
-        return multiply(product.matrix, part.first, part.last, inputs_[part.of], row, out, part.count, next);
+        return multiply(product.matrix, part.first, part.last, lists_.inputs[part.of], row, out, part.count, next);
       }
       const float* x[cpu::max_block] = {};
       for (int64_t i = 0; i < part.count; ++i) x[i] = product.x.f32() + (part.row + i) * product.x_stride;
@@ -160,10 +160,10 @@ void CpuCommands::matmul(std::span<const Product> products, int64_t n) {
 
 void CpuCommands::expert_ffn(const ExpertArgs& args) {
   op("expert_ffn", [&] {
-    pair_starts_.clear();
+    lists_.pair_starts.clear();
     int64_t pairs = 0;
     for (const ExpertJob& job : args.jobs) {
-      pair_starts_.push_back(pairs);
+      lists_.pair_starts.push_back(pairs);
       pairs += job.count;
     }
     gate_and_up(args);
@@ -173,8 +173,8 @@ void CpuCommands::expert_ffn(const ExpertArgs& args) {
 
 // The ids are there: earlier ops have run.
 void CpuCommands::chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) {
-  chosen_.clear();
-  pairs_.resize(static_cast<size_t>(n * args.k));
+  lists_.chosen.clear();
+  lists_.pairs.resize(static_cast<size_t>(n * args.k));
   const auto* slots = reinterpret_cast<const uint64_t*>(args.slots.bytes());
   for (int64_t pair = 0; pair < n * args.k; ++pair) {
     const auto slot = static_cast<int64_t>(slots[args.ids.i32()[pair]]);
@@ -183,11 +183,11 @@ void CpuCommands::chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) {
       for (View* view : {&matrix.weight, &matrix.scales, &matrix.biases}) view->offset += slot;
       return matrix;
     };
-    pairs_[static_cast<size_t>(pair)] = static_cast<int32_t>(pair);
-    chosen_.push_back(
-        {{at(args.first.gate), at(args.first.up), at(args.first.down)}, &pairs_[static_cast<size_t>(pair)], 1});
+    lists_.pairs[static_cast<size_t>(pair)] = static_cast<int32_t>(pair);
+    lists_.chosen.push_back(
+        {{at(args.first.gate), at(args.first.up), at(args.first.down)}, &lists_.pairs[static_cast<size_t>(pair)], 1});
   }
-  expert_ffn({args.x, n, args.hidden, args.intermediate, args.k, chosen_, args.scratch, args.out});
+  expert_ffn({args.x, n, args.hidden, args.intermediate, args.k, lists_.chosen, args.scratch, args.out});
 }
 
 // A unit makes the same few columns of gate and up, and then of silu(gate) * up, which takes the place of gate.
@@ -195,44 +195,44 @@ void CpuCommands::gate_and_up(const ExpertArgs& args) {
   const int64_t m = args.intermediate;
   const auto extent = [&](size_t) { return m; };
   const auto rows = [&](size_t i) { return args.jobs[i].count; };
-  wanted_.clear();
+  lists_.wanted.clear();
   for (const ExpertJob& job : args.jobs) {
     for (int64_t i = 0; i < job.count; ++i) {
       const auto token = static_cast<size_t>(job.pairs[i] / args.k);
-      if (token >= wanted_.size()) wanted_.resize(token + 1);
-      wanted_[token] = 1;
+      if (token >= lists_.wanted.size()) lists_.wanted.resize(token + 1);
+      lists_.wanted[token] = 1;
     }
   }
-  inputs_.clear();
+  lists_.inputs.clear();
   digit_rows_.clear();
   for (const ExpertJob& job : args.jobs)
     for (const Matrix* matrix : {&job.expert.gate, &job.expert.up})
-      inputs_.push_back(input_of(*matrix, args.x.f32(), args.hidden, static_cast<int64_t>(wanted_.size())));
-  convert_to_digits(wanted_.data());
+      lists_.inputs.push_back(input_of(*matrix, args.x.f32(), args.hidden, static_cast<int64_t>(lists_.wanted.size())));
+  convert_to_digits(lists_.wanted.data());
   const int64_t step = unit_outputs(m * static_cast<int64_t>(args.jobs.size()), args.hidden, 1, units_per_thread);
-  unit_ends_.clear();
+  lists_.unit_ends.clear();
   int64_t units = 0;
   for (const ExpertJob& job : args.jobs)
-    unit_ends_.push_back(units += divide_up(m, step) * divide_up(job.count, cpu::max_block));
+    lists_.unit_ends.push_back(units += divide_up(m, step) * divide_up(job.count, cpu::max_block));
   pool_.parallel(units, [&](int64_t unit) {
-    const Part part = part_of(unit_ends_, unit, step, extent, rows);
+    const Part part = part_of(lists_.unit_ends, unit, step, extent, rows);
     const ExpertJob& job = args.jobs[part.of];
     const int64_t coming = unit + 1;
     cpu::ReadNext next;
     if (coming < units) {
-      const Part then = part_of(unit_ends_, coming, step, extent, rows);
+      const Part then = part_of(lists_.unit_ends, coming, step, extent, rows);
       next = read_next(args.jobs[then.of].expert.gate, then.first);
     }
     float* gate[cpu::max_block] = {};
     float* up[cpu::max_block] = {};
     for (int64_t i = 0; i < part.count; ++i) {
-      gate[i] = args.scratch.f32() + (pair_starts_[part.of] + part.row + i) * 2 * m;
+      gate[i] = args.scratch.f32() + (lists_.pair_starts[part.of] + part.row + i) * 2 * m;
       up[i] = gate[i] + m;
     }
     const auto token = [&](int64_t i) { return job.pairs[part.row + i] / args.k; };
-    multiply(job.expert.gate, part.first, part.last, inputs_[2 * part.of], token, gate, part.count,
+    multiply(job.expert.gate, part.first, part.last, lists_.inputs[2 * part.of], token, gate, part.count,
              read_next(job.expert.up, part.first));
-    multiply(job.expert.up, part.first, part.last, inputs_[2 * part.of + 1], token, up, part.count, next);
+    multiply(job.expert.up, part.first, part.last, lists_.inputs[2 * part.of + 1], token, up, part.count, next);
     for (int64_t i = 0; i < part.count; ++i)
       kernels_.elementwise.swiglu(gate[i] + part.first, up[i] + part.first, gate[i] + part.first,
                                   part.last - part.first);
@@ -243,28 +243,29 @@ void CpuCommands::down(const ExpertArgs& args, int64_t pairs) {
   const int64_t m = args.intermediate;
   const auto extent = [&](size_t) { return args.hidden; };
   const auto rows = [&](size_t i) { return args.jobs[i].count; };
-  inputs_.clear();
+  lists_.inputs.clear();
   digit_rows_.clear();
-  for (const ExpertJob& job : args.jobs) inputs_.push_back(input_of(job.expert.down, args.scratch.f32(), 2 * m, pairs));
+  for (const ExpertJob& job : args.jobs)
+    lists_.inputs.push_back(input_of(job.expert.down, args.scratch.f32(), 2 * m, pairs));
   convert_to_digits(nullptr);
   const int64_t step = unit_outputs(args.hidden * static_cast<int64_t>(args.jobs.size()), m, 1, units_per_thread);
-  unit_ends_.clear();
+  lists_.unit_ends.clear();
   int64_t units = 0;
   for (const ExpertJob& job : args.jobs)
-    unit_ends_.push_back(units += divide_up(args.hidden, step) * divide_up(job.count, cpu::max_block));
+    lists_.unit_ends.push_back(units += divide_up(args.hidden, step) * divide_up(job.count, cpu::max_block));
   pool_.parallel(units, [&](int64_t unit) {
-    const Part part = part_of(unit_ends_, unit, step, extent, rows);
+    const Part part = part_of(lists_.unit_ends, unit, step, extent, rows);
     const ExpertJob& job = args.jobs[part.of];
     const int64_t coming = unit + 1;
     cpu::ReadNext next;
     if (coming < units) {
-      const Part then = part_of(unit_ends_, coming, step, extent, rows);
+      const Part then = part_of(lists_.unit_ends, coming, step, extent, rows);
       next = read_next(args.jobs[then.of].expert.down, then.first);
     }
     float* out[cpu::max_block] = {};
     for (int64_t i = 0; i < part.count; ++i) out[i] = args.out.f32() + job.pairs[part.row + i] * args.hidden;
-    const auto row = [&](int64_t i) { return pair_starts_[part.of] + part.row + i; };
-    multiply(job.expert.down, part.first, part.last, inputs_[part.of], row, out, part.count, next);
+    const auto row = [&](int64_t i) { return lists_.pair_starts[part.of] + part.row + i; };
+    multiply(job.expert.down, part.first, part.last, lists_.inputs[part.of], row, out, part.count, next);
   });
 }
 

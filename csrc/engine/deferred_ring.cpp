@@ -8,7 +8,7 @@
 namespace moeflux {
 
 DeferredRing::DeferredRing(int depth, size_t most_leases) : entries_(static_cast<size_t>(depth)) {
-  for (Entry& entry : entries_) entry.leases.reserve(most_leases);
+  for (Entry& entry : entries_) reserve_lists(entry, static_cast<int64_t>(most_leases));
 }
 
 DeferredRing::~DeferredRing() {
@@ -19,14 +19,10 @@ DeferredRing::~DeferredRing() {
   }
 }
 
-int64_t DeferredRing::table_bytes(int depth, int64_t most_leases) {
-  return depth * most_leases * static_cast<int64_t>(sizeof(Lease));
-}
-
 int64_t DeferredRing::tables() const {
-  size_t leases = 0;
-  for (const Entry& entry : entries_) leases += entry.leases.capacity();
-  return static_cast<int64_t>(leases * sizeof(Lease));
+  int64_t bytes = 0;
+  for (const Entry& entry : entries_) bytes += held_bytes(entry);
+  return bytes;
 }
 
 void DeferredRing::push(Ticket ticket, std::vector<Lease>& leases) {

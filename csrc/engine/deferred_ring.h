@@ -9,11 +9,22 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "core/lists.h"
 #include "io/slot_cache.h"
 
 namespace moeflux {
 
 class DeferredRing {
+  struct Entry {
+    Ticket ticket;
+    std::vector<Lease> leases;
+
+    template <typename Self, typename Visit>
+    static void each(Self& entry, int64_t most_leases, const Visit& visit) {
+      visit(entry.leases, most_leases);
+    }
+  };
+
  public:
   // `most_leases`: of one batch.
   DeferredRing(int depth, size_t most_leases);
@@ -22,7 +33,7 @@ class DeferredRing {
   DeferredRing& operator=(const DeferredRing&) = delete;
 
   // Bytes of its lists: what they will be, and what they are.
-  static int64_t table_bytes(int depth, int64_t most_leases);
+  static int64_t planned_tables(int depth, int64_t most_leases) { return depth * planned_bytes<Entry>(most_leases); }
   int64_t tables() const;
 
   // Takes the leases; `leases`, which had room for the most, comes back empty with that room.
@@ -38,11 +49,6 @@ class DeferredRing {
   int64_t waits() const { return waits_; }  // of batches, since the ring was made
 
  private:
-  struct Entry {
-    Ticket ticket;
-    std::vector<Lease> leases;
-  };
-
   std::vector<Entry> entries_;  // a circle of `depth`
   size_t oldest_ = 0;
   size_t size_ = 0;

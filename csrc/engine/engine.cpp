@@ -107,7 +107,8 @@ LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, c
       scratch_(make_scratch(model_, options.chunk, *backend_)),
       picks_(backend_->allocate(most_top_k * 8, "top-k")),
       prepared_(backend_->prepare(work_sizes(store.variant, model_.layers, options.chunk))),
-      experts_(store, *backend_, options, scratch_.rows, faults.open) {}
+      experts_(store, *backend_, options, faults.open),
+      recorder_(*backend_, options.ring_depth, store.variant.num_experts) {}
 
 void LoadedEngine::check_process() const {
   if (forks() != forks_)
@@ -128,7 +129,7 @@ Footprint LoadedEngine::memory() const {
   bytes.expert_slots = arena_bytes(experts_.slot_bytes());
   bytes.scratch = arena_bytes(scratch_.arena->bytes()) + arena_bytes(picks_->bytes()) + prepared_;
   bytes.read_buffers = experts_.read_buffers();
-  bytes.tables = experts_.tables();
+  bytes.tables = tables();
   return bytes;
 }
 
@@ -164,13 +165,16 @@ void LoadedEngine::forward(std::span<const int32_t> tokens, int64_t position, co
                            std::span<float> all_logits, StepStats& stats) {
   const std::lock_guard turn(turn_);
   const auto start = std::chrono::steady_clock::now();
+  recorder_.begin(stats);
   experts_.begin(static_cast<int64_t>(tokens.size()));
   try {
     run_layers(tokens, position, state, all_logits.empty() ? logits : View{}, stats);
     if (!all_logits.empty()) every_logit(static_cast<int64_t>(tokens.size()), logits, all_logits, stats);
+    recorder_.finish();
     experts_.finish(stats);
     model_.weights.check_unchanged();
   } catch (...) {
+    recorder_.abandon();
     experts_.abandon();
     throw;
   }
@@ -190,26 +194,25 @@ void LoadedEngine::run_layers(std::span<const int32_t> tokens, int64_t position,
   for (const Angles& angles : s.angles)
     rope_angles(angles.frequencies, angles.magnitude, position, rows.n, angles.view.f32());
 
-  std::unique_ptr<Commands> commands = backend_->begin();
-  commands->embed(model_.embed, s.tokens, s.hidden, rows.n);
+  recorder_.current().embed(model_.embed, s.tokens, s.hidden, rows.n);
   for (size_t i = 0; i < model_.layers.size(); ++i) {
     const LayerBlocks& layer = model_.layers[i];
-    commands->rms_norm(s.hidden, layer.input_norm, s.normed, rows.n, width, model_.eps());
-    layer.mixer->record(*commands, s, state.layer(i), rows);
-    commands->residual_add(s.hidden, s.out, s.hidden, rows.n * width);
-    layer.feed_forward->run(commands, experts_, s, rows.n, stats);
+    Commands& commands = recorder_.current();
+    commands.rms_norm(s.hidden, layer.input_norm, s.normed, rows.n, width, model_.eps());
+    layer.mixer->record(commands, s, state.layer(i), rows);
+    commands.residual_add(s.hidden, s.out, s.hidden, rows.n * width);
+    layer.feed_forward->run(recorder_, experts_, s, rows.n, stats);
   }
-  commands->rms_norm(s.hidden, model_.norm, s.normed, rows.n, width, model_.eps());
-  if (logits) record_logits(*commands, rows.n - 1, 1, logits);
-  finish(std::move(commands), stats);
+  recorder_.current().rms_norm(s.hidden, model_.norm, s.normed, rows.n, width, model_.eps());
+  if (logits) record_logits(recorder_.current(), rows.n - 1, 1, logits);
+  await(stats);
 }
 
-void LoadedEngine::finish(std::unique_ptr<Commands> commands, StepStats& stats) {
-  Ticket ticket = backend_->submit(std::move(commands));
-  ++stats.submissions;
-  experts_.let_go(stats);
-  ++stats.waits;
-  ticket.wait();
+// The batch at hand, and what it holds for.
+void LoadedEngine::await(StepStats& stats) {
+  Ticket ticket = recorder_.submit();
+  experts_.let_go(recorder_, stats);
+  recorder_.await(std::move(ticket));
 }
 
 // Of `count` rows of scratch.normed.
@@ -224,9 +227,8 @@ void LoadedEngine::every_logit(int64_t n, View logits, std::span<float> all_logi
   const int64_t vocab = model_.head.rows;
   for (int64_t first = 0; first < n; first += scratch_.logit_rows) {
     const int64_t count = std::min(scratch_.logit_rows, n - first);
-    std::unique_ptr<Commands> commands = backend_->begin();
-    record_logits(*commands, first, count, scratch_.logits);
-    finish(std::move(commands), stats);
+    record_logits(recorder_.current(), first, count, scratch_.logits);
+    await(stats);
     std::memcpy(all_logits.data() + first * vocab, scratch_.logits.f32(), static_cast<size_t>(count * vocab) * 4);
   }
   std::memcpy(logits.f32(), all_logits.data() + (n - 1) * vocab, static_cast<size_t>(vocab) * 4);

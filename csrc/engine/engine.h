@@ -8,11 +8,11 @@
 
 #include "backend/backend.h"
 #include "backend/timed_backend.h"
-#include "engine/deferred_ring.h"
-#include "engine/expert_side.h"
+#include "engine/experts/expert_side.h"
 #include "engine/footprint.h"
 #include "engine/layer_state.h"
 #include "engine/model.h"
+#include "engine/recorder.h"
 #include "engine/scratch.h"
 #include "engine/session_memory.h"
 #include "format/store_directory.h"
@@ -40,7 +40,7 @@ class LoadedEngine final : public Engine {
   std::unique_ptr<Session> session(const SessionOptions& options) override;
   std::string isa() const override { return backend_->isa(); }
   Footprint memory() const override;
-  int64_t held() const override { return backend_->held() + experts_.read_buffers() + experts_.tables(); }
+  int64_t held() const override { return backend_->held() + experts_.read_buffers() + tables(); }
   int64_t sessions() const override { return session_memory_.sessions(); }
   int64_t experts() const override { return all_experts(model_.variant); }
   int64_t expert_slots() const override { return experts_.slots(); }
@@ -66,7 +66,8 @@ class LoadedEngine final : public Engine {
  private:
   void run_layers(std::span<const int32_t> tokens, int64_t position, const SessionState& state, View logits,
                   StepStats& stats);
-  void finish(std::unique_ptr<Commands> commands, StepStats& stats);
+  void await(StepStats& stats);
+  int64_t tables() const { return experts_.tables() + recorder_.tables(); }
   void record_logits(Commands& commands, int64_t first, int64_t count, View out);
   void every_logit(int64_t n, View logits, std::span<float> all_logits, StepStats& stats);
 
@@ -80,6 +81,7 @@ class LoadedEngine final : public Engine {
   std::unique_ptr<Buffer> picks_;  // top_k: i32 ids, then values
   int64_t prepared_;               // bytes of the backend's own
   ExpertSide experts_;
+  Recorder recorder_;  // behind what its batches use
   std::mutex turn_;
 };
 

@@ -5,8 +5,9 @@
 #include "backends/backends.h"
 #include "core/arena.h"
 #include "core/error.h"
-#include "engine/expert_side.h"
+#include "engine/experts/expert_side.h"
 #include "engine/layer_state.h"
+#include "engine/recorder.h"
 #include "engine/scratch.h"
 #include "engine/weights.h"
 #include "io/expert_store.h"
@@ -85,12 +86,13 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
   Scratch scratch;
   Footprint bytes;
   bytes.dense_weights = dense_layout(store, maps_files(options.backend)).bytes();
-  bytes.expert_slots = arena_bytes(ExpertSide::slot_memory(store, options));
+  bytes.expert_slots = arena_bytes(ExpertSide::planned_slots(store, options));
   bytes.scratch = arena_bytes(scratch_layout(v, layers, options.chunk, scratch).bytes()) + arena_bytes(most_top_k * 8) +
                   prepared_bytes(options.backend, work_sizes(v, layers, options.chunk));
   // "auto" may turn out buffered, which needs none: what is planned is what direct reads need.
   bytes.read_buffers = options.reads == "buffered" ? 0 : options.readers * bounce_of(store, ReadMode::direct);
-  bytes.tables = ExpertSide::table_bytes(store, options);
+  bytes.tables =
+      ExpertSide::planned_tables(store, options) + Recorder::planned_tables(options.ring_depth, v.num_experts);
   return bytes;
 }
 

@@ -7,24 +7,14 @@ namespace moeflux {
 EvictionOrder::EvictionOrder(CachePolicy policy, int64_t keys, int64_t slots, int64_t ageing_period)
     : policy_(policy),
       slots_(static_cast<int32_t>(slots)),
-      ageing_period_(ageing_period > 0 ? ageing_period : 10 * slots),
-      counts_(policy == CachePolicy::lfu ? static_cast<size_t>(keys) : 0),
-      links_(static_cast<size_t>(slots + levels)) {
+      ageing_period_(ageing_period > 0 ? ageing_period : 10 * slots) {
+  make_lists(lists_, Shape{policy, keys, slots});
   for (int32_t level = 0; level < levels; ++level) at(head(level)) = {head(level), head(level)};
-}
-
-int64_t EvictionOrder::table_bytes(CachePolicy policy, int64_t keys, int64_t slots) {
-  const int64_t counts = policy == CachePolicy::lfu ? keys : 0;
-  return counts + (slots + levels) * static_cast<int64_t>(sizeof(Link));
-}
-
-int64_t EvictionOrder::tables() const {
-  return static_cast<int64_t>(counts_.capacity() + links_.capacity() * sizeof(Link));
 }
 
 void EvictionOrder::use(int32_t key) {
   if (policy_ != CachePolicy::lfu) return;
-  uint8_t& count = counts_[static_cast<size_t>(key)];
+  uint8_t& count = lists_.counts[static_cast<size_t>(key)];
   if (count < levels - 1) ++count;
   if (++uses_ == ageing_period_) halve();
 }
@@ -34,7 +24,7 @@ void EvictionOrder::join(int32_t slot, int32_t key, bool unused_guess) {
   if (unused_guess)
     level = 0;
   else if (policy_ == CachePolicy::lfu)
-    level = std::max<int32_t>(1, counts_[static_cast<size_t>(key)]);
+    level = std::max<int32_t>(1, lists_.counts[static_cast<size_t>(key)]);
   const int32_t last = at(head(level)).before;
   at(slot) = {last, head(level)};
   at(last).after = slot;
@@ -58,7 +48,7 @@ int32_t EvictionOrder::first() const {
 // Counts of 2n and 2n + 1 become n: what was used less goes first.
 void EvictionOrder::halve() {
   uses_ = 0;
-  for (uint8_t& count : counts_) count /= 2;
+  for (uint8_t& count : lists_.counts) count /= 2;
   for (int32_t level = 2; level < levels; ++level) append_list(level, level / 2);
 }
 

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/lists.h"
+
 namespace moeflux {
 
 enum class CachePolicy { lru, lfu, none };
@@ -22,9 +24,11 @@ class EvictionOrder {
   EvictionOrder(CachePolicy policy, int64_t keys, int64_t slots, int64_t ageing_period = 0);
 
   CachePolicy policy() const { return policy_; }
-  // Of its lists: what they will take, and what they have taken.
-  static int64_t table_bytes(CachePolicy policy, int64_t keys, int64_t slots);
-  int64_t tables() const;
+  // Bytes of its lists: what they will take, and what they have taken.
+  static int64_t planned_tables(CachePolicy policy, int64_t keys, int64_t slots) {
+    return planned_bytes<Lists>(Shape{policy, keys, slots});
+  }
+  int64_t tables() const { return held_bytes(lists_, Shape{}); }
   // An expert is asked for.
   void use(int32_t key);
   // A slot that nobody holds any more joins, as the last of its level; `unused_guess`: of the lowest.
@@ -43,9 +47,25 @@ class EvictionOrder {
     int32_t after = 0;
   };
 
+  struct Shape {
+    CachePolicy policy = CachePolicy::lru;
+    int64_t keys = 0;
+    int64_t slots = 0;
+  };
+  struct Lists {
+    std::vector<uint8_t> counts;  // [key], LFU only; at most levels - 1
+    std::vector<Link> links;      // [slot], then the heads of the levels: rings
+
+    template <typename Self, typename Visit>
+    static void each(Self& lists, const Shape& shape, const Visit& visit) {
+      visit(lists.counts, shape.policy == CachePolicy::lfu ? shape.keys : 0);
+      visit(lists.links, shape.slots + levels);
+    }
+  };
+
   int32_t head(int32_t level) const { return slots_ + level; }
-  Link& at(int32_t node) { return links_[static_cast<size_t>(node)]; }
-  const Link& at(int32_t node) const { return links_[static_cast<size_t>(node)]; }
+  Link& at(int32_t node) { return lists_.links[static_cast<size_t>(node)]; }
+  const Link& at(int32_t node) const { return lists_.links[static_cast<size_t>(node)]; }
   void halve();
   void append_list(int32_t from, int32_t to);
 
@@ -53,9 +73,8 @@ class EvictionOrder {
   int32_t slots_;
   int64_t size_ = 0;
   int64_t ageing_period_;
-  int64_t uses_ = 0;             // since the last halving
-  std::vector<uint8_t> counts_;  // [key], LFU only; at most levels - 1
-  std::vector<Link> links_;      // [slot], then the heads of the levels: rings
+  int64_t uses_ = 0;  // since the last halving
+  Lists lists_;
 };
 
 }  // namespace moeflux

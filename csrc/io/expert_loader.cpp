@@ -20,36 +20,31 @@ ExpertLoader::ExpertLoader(const ExpertStore& store, ReadPool& pool, SlotCache& 
       cache_(cache),
       check_(std::move(check)),
       shape_{cache.shape().slots, cache.shape().experts, static_cast<int64_t>(store.experts().pieces.size()),
-             pool.threads()},
-      by_slot_(static_cast<size_t>(cache.shape().slots)) {
+             pool.threads()} {
   assert(cache.shape().slot_bytes >= store.slot().bytes);
-  const auto loads = static_cast<size_t>(shape_.loads());
-  loads_.reserve(loads);
-  idle_.reserve(loads);
-  guesses_.reserve(loads);
-  while (loads_.size() < loads) add_load();
+  reserve_lists(lists_, shape_);
+  lists_.by_slot.resize(static_cast<size_t>(shape_.slots));
+  for (int64_t i = 0; i < shape_.loads(); ++i) add_load();
 }
 
-int64_t ExpertLoader::table_bytes(const LoaderShape& shape) {
-  const int64_t load = static_cast<int64_t>(sizeof(Load) + 3 * sizeof(Load*)) +
-                       shape.requests() * static_cast<int64_t>(sizeof(ReadRequest));
-  return shape.loads() * load + shape.slots * static_cast<int64_t>(sizeof(Load*));
+int64_t ExpertLoader::planned_tables(const LoaderShape& shape) {
+  return planned_bytes<Lists>(shape) + shape.loads() * load_bytes(static_cast<size_t>(shape.requests()));
 }
 
 int64_t ExpertLoader::tables() const {
-  size_t bytes = (loads_.capacity() + idle_.capacity() + guesses_.capacity() + by_slot_.capacity()) * sizeof(Load*);
-  for (const std::unique_ptr<Load>& load : loads_) bytes += sizeof(Load) + load->batch.capacity() * sizeof(ReadRequest);
-  return static_cast<int64_t>(bytes);
+  int64_t bytes = held_bytes(lists_, shape_);
+  for (const std::unique_ptr<Load>& load : lists_.loads) bytes += load_bytes(load->batch.capacity());
+  return bytes;
 }
 
 void ExpertLoader::add_load() {
   auto load = std::make_unique<Load>();
   load->batch.reserve(static_cast<size_t>(shape_.requests()));
   if (check_) load->batch.after_reading([this, load = load.get()] { check_(load->layer, load->expert, load->slot); });
-  idle_.reserve(loads_.size() + 1);
-  guesses_.reserve(loads_.size() + 1);
-  loads_.push_back(std::move(load));
-  idle_.push_back(loads_.back().get());
+  lists_.idle.reserve(lists_.loads.size() + 1);
+  lists_.guesses.reserve(lists_.loads.size() + 1);
+  lists_.loads.push_back(std::move(load));
+  lists_.idle.push_back(lists_.loads.back().get());
 }
 
 ExpertLoader::~ExpertLoader() { give_up(); }
@@ -75,8 +70,8 @@ bool ExpertLoader::guess(int64_t layer, int64_t expert, int64_t keep, int64_t pa
 
 // Nothing is under way when it throws, and the lease is gone.
 void ExpertLoader::begin(Lease lease, bool guess, int64_t parts) {
-  if (idle_.empty()) add_load();
-  Load& load = *idle_.back();
+  if (lists_.idle.empty()) add_load();
+  Load& load = *lists_.idle.back();
   load.batch.clear();
   load.layer = lease.layer();
   load.expert = lease.expert();
@@ -84,18 +79,18 @@ void ExpertLoader::begin(Lease lease, bool guess, int64_t parts) {
   store_.add_reads(load.layer, load.expert, load.slot, load.batch, parts);
   pool_.submit(load.batch, guess ? ReadPriority::look_ahead : ReadPriority::demand);
   ++begun_;
-  idle_.pop_back();
-  by_slot_[static_cast<size_t>(lease.slot())] = &load;
+  lists_.idle.pop_back();
+  lists_.by_slot[static_cast<size_t>(lease.slot())] = &load;
   load.guess = guess;
   load.lease = std::move(lease);
-  if (guess) guesses_.push_back(&load);
+  if (guess) lists_.guesses.push_back(&load);
 }
 
 void ExpertLoader::no_guess(Load& load) {
-  if (std::exchange(load.guess, false)) std::erase(guesses_, &load);
+  if (std::exchange(load.guess, false)) std::erase(lists_.guesses, &load);
 }
 
-ExpertLoader::Load* ExpertLoader::load_of(int64_t slot) const { return by_slot_[static_cast<size_t>(slot)]; }
+ExpertLoader::Load* ExpertLoader::load_of(int64_t slot) const { return lists_.by_slot[static_cast<size_t>(slot)]; }
 
 void ExpertLoader::wait(const Lease& lease) {
   if (load_of(lease.slot())) finish(lease.slot());
@@ -114,8 +109,8 @@ void ExpertLoader::finish(int64_t slot) {
   const auto settle = [&](bool complete) {
     no_guess(load);
     complete ? cache_.loaded(load.lease) : cache_.failed(load.lease);
-    by_slot_[static_cast<size_t>(slot)] = nullptr;
-    idle_.push_back(&load);
+    lists_.by_slot[static_cast<size_t>(slot)] = nullptr;
+    lists_.idle.push_back(&load);
     load.lease.release();
   };
   bool complete = false;
@@ -137,27 +132,27 @@ void ExpertLoader::finish_quietly(int64_t slot) {
 }
 
 void ExpertLoader::dismiss(int64_t layer, int64_t expert) {
-  for (Load* load : guesses_)
+  for (Load* load : lists_.guesses)
     if (load->layer == layer && load->expert == expert) dropped_ += load->batch.cancel();
 }
 
 void ExpertLoader::collect() {
-  for (size_t i = guesses_.size(); i-- > 0;)
-    if (guesses_[i]->batch.done()) finish_quietly(guesses_[i]->lease.slot());
+  for (size_t i = lists_.guesses.size(); i-- > 0;)
+    if (lists_.guesses[i]->batch.done()) finish_quietly(lists_.guesses[i]->lease.slot());
 }
 
 void ExpertLoader::give_up_guesses() {
-  for (Load* load : guesses_) dropped_ += load->batch.cancel();
-  while (!guesses_.empty()) finish_quietly(guesses_.back()->lease.slot());
+  for (Load* load : lists_.guesses) dropped_ += load->batch.cancel();
+  while (!lists_.guesses.empty()) finish_quietly(lists_.guesses.back()->lease.slot());
 }
 
 void ExpertLoader::give_up() {
-  for (const std::unique_ptr<Load>& load : loads_)
+  for (const std::unique_ptr<Load>& load : lists_.loads)
     if (load->lease) {
       const int64_t dropped = load->batch.cancel();
       if (load->guess) dropped_ += dropped;
     }
-  for (const std::unique_ptr<Load>& load : loads_)
+  for (const std::unique_ptr<Load>& load : lists_.loads)
     if (load->lease) finish_quietly(load->lease.slot());
 }
 

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "core/lists.h"
 #include "io/expert_store.h"
 #include "io/read_pool.h"
 #include "io/slot_cache.h"
@@ -59,9 +60,11 @@ class ExpertLoader {
   // Ends everything under way, wanted or not.
   void give_up();
   bool has(int64_t layer, int64_t expert) const { return cache_.contains(layer, expert); }  // or is bringing it
-  int64_t under_way() const { return static_cast<int64_t>(loads_.size() - idle_.size()); }  // wanted or guessed
+  int64_t under_way() const {
+    return static_cast<int64_t>(lists_.loads.size() - lists_.idle.size());
+  }  // wanted or guessed
   // Bytes of its lists: what they will be with so many slots, and what they are.
-  static int64_t table_bytes(const LoaderShape& shape);
+  static int64_t planned_tables(const LoaderShape& shape);
   int64_t tables() const;
   // Of guesses, since the loader was made: bytes that were never read.
   int64_t dropped_guess_bytes() const { return dropped_; }
@@ -78,6 +81,25 @@ class ExpertLoader {
     ReadBatch batch;     // last: it goes first
   };
 
+  struct Lists {
+    std::vector<std::unique_ptr<Load>> loads;  // more only when more than that are ever under way
+    std::vector<Load*> idle;                   // of them
+    std::vector<Load*> guesses;                // under way that nobody demanded
+    std::vector<Load*> by_slot;                // under way; null for other slots
+
+    template <typename Self, typename Visit>
+    static void each(Self& lists, const LoaderShape& shape, const Visit& visit) {
+      visit(lists.loads, shape.loads());
+      visit(lists.idle, shape.loads());
+      visit(lists.guesses, shape.loads());
+      visit(lists.by_slot, shape.slots);
+    }
+  };
+
+  // Bytes of a load with room for so many requests.
+  static int64_t load_bytes(size_t requests) {
+    return static_cast<int64_t>(sizeof(Load) + requests * sizeof(ReadRequest));
+  }
   void add_load();
   void begin(Lease lease, bool guess, int64_t parts);
   void no_guess(Load& load);
@@ -90,12 +112,9 @@ class ExpertLoader {
   SlotCache& cache_;
   ExpertCheck check_;
   LoaderShape shape_;
-  std::vector<std::unique_ptr<Load>> loads_;  // more only when more than that are ever under way
-  std::vector<Load*> idle_;                   // of them
-  std::vector<Load*> guesses_;                // under way that nobody demanded
+  Lists lists_;
   int64_t dropped_ = 0;
   int64_t begun_ = 0;
-  std::vector<Load*> by_slot_;  // under way; null for other slots
 };
 
 }  // namespace moeflux

@@ -1,7 +1,9 @@
 #include "io/slot_cache.h"
 
+#include <algorithm>
 #include <cassert>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -60,22 +62,14 @@ SlotCache::SlotCache(std::span<std::byte> memory, const SlotCacheShape& shape, C
                      int64_t ageing_period)
     : memory_(memory),
       shape_((check_shape(shape, memory.size()), shape)),
-      order_(policy, shape.layers * shape.experts, shape.slots, ageing_period),
-      table_(static_cast<size_t>(shape.layers * shape.experts), -1),
-      slots_(static_cast<size_t>(shape.slots)) {
-  free_.reserve(slots_.size());
-  for (int32_t slot = static_cast<int32_t>(shape.slots); slot-- > 0;) free_.push_back(slot);
+      order_(policy, shape.layers * shape.experts, shape.slots, ageing_period) {
+  make_lists(lists_, shape);
+  std::ranges::fill(lists_.table, -1);
+  std::iota(lists_.free.rbegin(), lists_.free.rend(), 0);
 }
 
-int64_t SlotCache::table_bytes(const SlotCacheShape& shape, CachePolicy policy) {
-  const int64_t keys = shape.layers * shape.experts;
-  return keys * 4 + shape.slots * static_cast<int64_t>(sizeof(Slot) + 4) +
-         EvictionOrder::table_bytes(policy, keys, shape.slots);
-}
-
-int64_t SlotCache::tables() const {
-  return static_cast<int64_t>((table_.capacity() + free_.capacity()) * 4 + slots_.capacity() * sizeof(Slot)) +
-         order_.tables();
+int64_t SlotCache::planned_tables(const SlotCacheShape& shape, CachePolicy policy) {
+  return planned_bytes<Lists>(shape) + EvictionOrder::planned_tables(policy, shape.layers * shape.experts, shape.slots);
 }
 
 SlotCache::~SlotCache() { assert(leased_ == 0); }
@@ -88,13 +82,13 @@ size_t SlotCache::key_of(int64_t layer, int64_t expert) const {
 }
 
 int64_t SlotCache::ready_slot(int64_t layer, int64_t expert) const {
-  const int32_t slot = table_[key_of(layer, expert)];
+  const int32_t slot = lists_.table[key_of(layer, expert)];
   return slot >= 0 && at(slot).state == SlotState::ready ? slot : -1;
 }
 
 SlotCache::Acquired SlotCache::acquire(int64_t layer, int64_t expert) {
   const size_t key = key_of(layer, expert);
-  int32_t slot = table_[key];
+  int32_t slot = lists_.table[key];
   const bool missing = slot < 0;
   if (missing) {
     slot = take_slot();
@@ -116,7 +110,7 @@ SlotCache::Acquired SlotCache::acquire(int64_t layer, int64_t expert) {
 
 Lease SlotCache::guess(int64_t layer, int64_t expert, int64_t keep) {
   const size_t key = key_of(layer, expert);
-  if (table_[key] >= 0 || spare() <= keep) return {};
+  if (lists_.table[key] >= 0 || spare() <= keep) return {};
   const int32_t slot = take_slot();
   if (slot < 0) return {};
   ++stats_.guesses;
@@ -140,11 +134,11 @@ void SlotCache::failed(const Lease& lease) {
 }
 
 bool SlotCache::drop(int64_t layer, int64_t expert) {
-  const int32_t slot = table_[key_of(layer, expert)];
+  const int32_t slot = lists_.table[key_of(layer, expert)];
   if (slot < 0 || at(slot).leases > 0) return false;
   order_.leave(slot);
   forget(slot);
-  free_.push_back(slot);
+  lists_.free.push_back(slot);
   return true;
 }
 
@@ -152,15 +146,15 @@ void SlotCache::drop_all() {
   for (int32_t slot = order_.first(); slot >= 0; slot = order_.first()) {
     order_.leave(slot);
     forget(slot);
-    free_.push_back(slot);
+    lists_.free.push_back(slot);
   }
 }
 
 // An empty slot, or the one that goes next; -1 when there is neither.
 int32_t SlotCache::take_slot() {
-  if (!free_.empty()) {
-    const int32_t slot = free_.back();
-    free_.pop_back();
+  if (!lists_.free.empty()) {
+    const int32_t slot = lists_.free.back();
+    lists_.free.pop_back();
     return slot;
   }
   const int32_t slot = order_.first();
@@ -173,7 +167,7 @@ int32_t SlotCache::take_slot() {
 }
 
 void SlotCache::begin_loading(int32_t slot, size_t key, bool guess) {
-  table_[key] = slot;
+  lists_.table[key] = slot;
   at(slot) = {static_cast<int32_t>(key), 0, SlotState::loading, guess};
 }
 
@@ -197,17 +191,17 @@ void SlotCache::release(int32_t slot) {
     return;
   }
   if (held.state == SlotState::ready) forget(slot);
-  free_.push_back(slot);
+  lists_.free.push_back(slot);
 }
 
 void SlotCache::forget(int32_t slot) {
-  table_[static_cast<size_t>(at(slot).key)] = -1;
+  lists_.table[static_cast<size_t>(at(slot).key)] = -1;
   at(slot).state = SlotState::empty;
 }
 
 void SlotCache::fail(Slot& slot) {
   ++stats_.failures;
-  table_[static_cast<size_t>(slot.key)] = -1;
+  lists_.table[static_cast<size_t>(slot.key)] = -1;
   slot.state = SlotState::empty;
 }
 

@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "core/lists.h"
 #include "io/cache_policy.h"
 
 namespace moeflux {
@@ -80,13 +81,13 @@ class SlotCache {
   const SlotCacheShape& shape() const { return shape_; }
   const SlotCacheStats& stats() const { return stats_; }
   // Bytes beside the slots: what they will be, and what they are.
-  static int64_t table_bytes(const SlotCacheShape& shape, CachePolicy policy);
-  int64_t tables() const;
+  static int64_t planned_tables(const SlotCacheShape& shape, CachePolicy policy);
+  int64_t tables() const { return held_bytes(lists_, shape_) + order_.tables(); }
   // Slots that a miss could take now.
-  int64_t spare() const { return static_cast<int64_t>(free_.size()) + order_.size(); }
+  int64_t spare() const { return static_cast<int64_t>(lists_.free.size()) + order_.size(); }
   int64_t leased() const { return leased_; }  // slots
   // std::out_of_range in these when there is no such layer or expert.
-  bool contains(int64_t layer, int64_t expert) const { return table_[key_of(layer, expert)] >= 0; }
+  bool contains(int64_t layer, int64_t expert) const { return lists_.table[key_of(layer, expert)] >= 0; }
 
   // Of an expert that is in a slot and may be used; -1 when it is not.
   int64_t ready_slot(int64_t layer, int64_t expert) const;
@@ -118,9 +119,22 @@ class SlotCache {
     bool unused_guess = false;
   };
 
+  struct Lists {
+    std::vector<int32_t> table;  // [layer, expert]: its slot, or -1
+    std::vector<Slot> slots;
+    std::vector<int32_t> free;  // a stack; room for every slot from the start
+
+    template <typename Self, typename Visit>
+    static void each(Self& lists, const SlotCacheShape& shape, const Visit& visit) {
+      visit(lists.table, shape.layers * shape.experts);
+      visit(lists.slots, shape.slots);
+      visit(lists.free, shape.slots);
+    }
+  };
+
   size_t key_of(int64_t layer, int64_t expert) const;
-  Slot& at(int32_t slot) { return slots_[static_cast<size_t>(slot)]; }
-  const Slot& at(int32_t slot) const { return slots_[static_cast<size_t>(slot)]; }
+  Slot& at(int32_t slot) { return lists_.slots[static_cast<size_t>(slot)]; }
+  const Slot& at(int32_t slot) const { return lists_.slots[static_cast<size_t>(slot)]; }
   int32_t take_slot();
   void begin_loading(int32_t slot, size_t key, bool guess);
   Lease hold(int32_t slot);
@@ -131,9 +145,7 @@ class SlotCache {
   std::span<std::byte> memory_;
   SlotCacheShape shape_;
   EvictionOrder order_;
-  std::vector<int32_t> table_;  // [layer, expert]: its slot, or -1
-  std::vector<Slot> slots_;
-  std::vector<int32_t> free_;  // a stack; room for every slot from the start
+  Lists lists_;
   int64_t leased_ = 0;
   SlotCacheStats stats_;
 };

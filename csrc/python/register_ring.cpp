@@ -8,7 +8,7 @@
 
 #include "core/error.h"
 #include "engine/deferred_ring.h"
-#include "engine/prefetcher.h"
+#include "engine/experts/prefetcher.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;

@@ -43,7 +43,8 @@ def compare(arguments: argparse.Namespace, folder: Path) -> int:
     harness = track.find_harness()
     ours = HERE
     rest = [path for path in (ROOT / "csrc" / "engine").rglob("*.cpp") if path.name != "expert_side.cpp"]
-    other = relink(harness, [ours / "engine" / "expert_side.cpp", *rest], folder / "unstreamed", before=ours)
+    mine = ours / "engine" / "experts" / "expert_side.cpp"
+    other = relink(harness, [mine, *rest], folder / "unstreamed", before=ours)
 
     def speeds(program: Path) -> dict[str, float]:
         """Medians of the warm walks, in tokens a second."""

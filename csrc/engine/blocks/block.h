@@ -14,6 +14,7 @@
 namespace moeflux {
 
 class ExpertSide;
+class Recorder;
 
 // The rows of a call, and where they stand in their session.
 struct Rows {
@@ -47,10 +48,9 @@ class MixerBlock : public Block {
 // The second half: what each token does by itself. The norm before it is its own, for a layer may ask the next one's.
 class FeedForwardBlock : public Block {
  public:
-  // scratch.hidden += feed_forward(norm(scratch.hidden)), n rows. `commands` hold what was recorded before; where
-  // experts are read they are submitted on the way, and new ones stand in their place.
-  virtual void run(std::unique_ptr<Commands>& commands, ExpertSide& experts, Scratch& scratch, int64_t n,
-                   StepStats& stats) const = 0;
+  // scratch.hidden += feed_forward(norm(scratch.hidden)), n rows, behind what was recorded before. Where experts are
+  // read, batches are submitted on the way.
+  virtual void run(Recorder& recorder, ExpertSide& experts, Scratch& scratch, int64_t n, StepStats& stats) const = 0;
 };
 
 // ---- For those who record -------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 #include "engine/blocks/dense.h"
 
+#include "engine/recorder.h"
+
 namespace moeflux {
 
 void DenseBlock::load(const LayerTensors& tensors) {
@@ -7,10 +9,11 @@ void DenseBlock::load(const LayerTensors& tensors) {
   mlp_.load(tensors, "mlp.");
 }
 
-void DenseBlock::run(std::unique_ptr<Commands>& commands, ExpertSide&, Scratch& s, int64_t n, StepStats&) const {
-  commands->rms_norm(s.hidden, norm_, s.normed, n, stream_.width, stream_.eps);
-  mlp_.record(*commands, s.normed, s.out, n);
-  commands->residual_add(s.hidden, s.out, s.hidden, n * stream_.width);
+void DenseBlock::run(Recorder& recorder, ExpertSide&, Scratch& s, int64_t n, StepStats&) const {
+  Commands& commands = recorder.current();
+  commands.rms_norm(s.hidden, norm_, s.normed, n, stream_.width, stream_.eps);
+  mlp_.record(commands, s.normed, s.out, n);
+  commands.residual_add(s.hidden, s.out, s.hidden, n * stream_.width);
 }
 
 }  // namespace moeflux

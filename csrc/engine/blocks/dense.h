@@ -12,8 +12,7 @@ class DenseBlock final : public FeedForwardBlock {
   void place(ScratchLayout& layout) override { mlp_.place(layout); }
   void want(WorkSizes& sizes, int64_t rows) const override { mlp_.want(sizes, rows); }
   void load(const LayerTensors& tensors) override;
-  void run(std::unique_ptr<Commands>& commands, ExpertSide& experts, Scratch& scratch, int64_t n,
-           StepStats& stats) const override;
+  void run(Recorder& recorder, ExpertSide& experts, Scratch& scratch, int64_t n, StepStats& stats) const override;
 
  private:
   Stream stream_;

@@ -1,24 +1,24 @@
-#include "engine/expert_side.h"
+#include "engine/experts/expert_side.h"
 
 #include <stdexcept>
 
-#include "engine/expert_matrices.h"
+#include "engine/experts/expert_matrices.h"
 #include "io/read_pool.h"
 
 namespace moeflux {
 
-ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const EngineOptions& options, int64_t chunk,
+ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const EngineOptions& options,
                        const ReaderFactory& open)
     : store_(store, {ReadMode::buffered, open}),
       layers_(store.variant.num_layers()),
       experts_(store.variant.num_experts),
-      memory_(backend.allocate(slot_memory(store, options), "experts")),
-      groups_(experts_, chunk * store.variant.experts_per_token) {
+      memory_(backend.allocate(planned_slots(store, options), "experts")),
+      groups_({experts_, options.chunk * store.variant.experts_per_token}) {
   jobs_.reserve(static_cast<size_t>(experts_));
   read_all(options.readers);
 }
 
-int64_t ExpertSide::slot_memory(const StoreDirectory& store, const EngineOptions&) {
+int64_t ExpertSide::planned_slots(const StoreDirectory& store, const EngineOptions&) {
   return store.variant.num_layers() * store.variant.num_experts * (slot_layout(store).bytes + 8);
 }
 
@@ -42,28 +42,24 @@ void ExpertSide::read_all(int64_t readers) {
   }
 }
 
-void ExpertSide::run(std::unique_ptr<Commands>& commands, const RoutedExpertsBlock& block, const Scratch& s, int64_t n,
+void ExpertSide::run(Recorder& recorder, const RoutedExpertsBlock& block, const Scratch& scratch, int64_t n,
                      StepStats& stats) {
-  const RoutedExpertsBlock::Room& room = block.room();
-  const ExpertLayout& layout = store_.experts();
-  const int64_t k = block.per_token();
-  block.record_route(*commands, s, n, 0);
-  block.record_shared(*commands, s, n);
+  Commands& commands = recorder.current();
+  block.record_route(commands, scratch, n, 0);
+  block.record_shared(commands, scratch, n);
   if (n == 1) {
     const View places = {memory_.get(), slots() * store_.slot().bytes + block.layer() * experts_ * 8};
-    commands->chosen_expert_ffn({s.normed, layout.hidden, layout.intermediate, k, room.ids, places,
-                                 expert_matrices(store_, {memory_.get(), 0}), room.expert_scratch, room.expert_out},
-                                1);
+    block.record_chosen(commands, scratch, store_.experts(), places, expert_matrices(store_, {memory_.get(), 0}));
+    stats.expert_hits += block.per_token();
   } else {
-    groups_.assign({room.ids.i32(), static_cast<size_t>(n * k)});
+    groups_.assign({block.router().ids().i32(), static_cast<size_t>(n * block.per_token())});
     jobs_.clear();
     for (const ExpertGroups::Group& group : groups_.groups())
       jobs_.push_back({expert_matrices(store_, place_of(block.layer(), group.expert)), group.pairs, group.count});
-    commands->expert_ffn(
-        {s.normed, n, layout.hidden, layout.intermediate, k, jobs_, room.expert_scratch, room.expert_out});
+    block.record_experts(commands, scratch, n, store_.experts(), jobs_);
+    stats.expert_hits += static_cast<int64_t>(groups_.groups().size());
   }
-  block.record_sum(*commands, s, n);
-  stats.expert_hits += n == 1 ? k : static_cast<int64_t>(groups_.groups().size());
+  block.record_sum(commands, scratch, n);
 }
 
 }  // namespace moeflux

@@ -15,8 +15,9 @@
 #include <span>
 #include <vector>
 
+#include "core/lists.h"
 #include "engine/blocks/routed_experts.h"
-#include "engine/expert_groups.h"
+#include "engine/experts/expert_groups.h"
 #include "io/expert_loader.h"
 #include "models/variant.h"
 #include "moeflux.h"
@@ -83,19 +84,19 @@ class PrefillGovernor {
 class Prefetcher {
  public:
   Prefetcher(const Variant& variant, LookAhead mode);
-  static int64_t table_bytes(const Variant& variant);
-  int64_t tables() const;
+  static int64_t planned_tables(int64_t experts) { return planned_bytes<Lists>(experts); }
+  int64_t tables() const { return held_bytes(lists_); }
 
   // Of a call of n tokens, how many the guess for layer + 1 is made from; 0 where there is none.
   int64_t rows(int64_t layer, int64_t n) const;
 
-  // What `rows` tokens would pick of the next layer's experts is in that block's room.
+  // What `rows` tokens would pick of the next layer's experts, its router has guessed.
   void propose(const RoutedExpertsBlock& next, int64_t rows);
   // Reads of it what there are slots for: none while `layer` has more to read, for that takes all. What a single token
   // is thought to need begins at once or never.
   void begin(ExpertLoader& loader, int64_t layer, StepStats& stats);
   // There is more to begin, once there are slots.
-  bool wants_more() const { return next_ < proposed_.size(); }
+  bool wants_more() const { return next_ < lists_.proposed.size(); }
   // The router of `layer` has spoken: what was guessed and not picked is no longer wanted.
   void compare(ExpertLoader& loader, int64_t layer, std::span<const ExpertGroups::Group> picked, StepStats& stats);
   // A call failed: nothing is guessed any more.
@@ -105,15 +106,26 @@ class Prefetcher {
   void add(int64_t n, const LookAheadGovernor::Step& step, const StepStats& stats);
 
  private:
+  struct Lists {
+    std::vector<uint8_t> seen;      // [expert]: proposed
+    std::vector<int32_t> proposed;  // experts of the next layer, the likeliest first
+    std::vector<int32_t> guessed;   // whose reads were begun
+
+    template <typename Self, typename Visit>
+    static void each(Self& lists, int64_t experts, const Visit& visit) {
+      visit(lists.seen, experts);
+      visit(lists.proposed, experts);
+      visit(lists.guessed, experts);
+    }
+  };
+
   LookAheadGovernor governor_;
   PrefillGovernor prefill_governor_;
   std::vector<bool> has_experts_;  // [layer]
   int64_t experts_per_token_;
-  int64_t rows_ = 0;               // that the proposal was made from
-  std::vector<uint8_t> seen_;      // [expert]: proposed
-  std::vector<int32_t> proposed_;  // experts of the next layer, the likeliest first
-  size_t next_ = 0;                // of them to be begun
-  std::vector<int32_t> guessed_;   // whose reads were begun
+  Lists lists_;
+  int64_t rows_ = 0;  // that the proposal was made from
+  size_t next_ = 0;   // of what was proposed, to be begun
 };
 
 }  // namespace moeflux

@@ -1,4 +1,4 @@
-#include "engine/expert_matrices.h"
+#include "engine/experts/expert_matrices.h"
 
 namespace moeflux {
 

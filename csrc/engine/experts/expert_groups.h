@@ -8,6 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "core/lists.h"
+
 namespace moeflux {
 
 class ExpertGroups {
@@ -18,22 +20,35 @@ class ExpertGroups {
     int64_t count;
   };
 
-  ExpertGroups(int64_t experts, int64_t most_pairs);
+  struct Shape {
+    int64_t experts = 0;
+    int64_t most_pairs = 0;
+  };
+  explicit ExpertGroups(const Shape& shape);
 
   // Bytes: what it will take, and has.
-  static int64_t table_bytes(int64_t experts, int64_t most_pairs);
-  int64_t tables() const;
+  static int64_t planned_tables(const Shape& shape) { return planned_bytes<Lists>(shape); }
+  int64_t tables() const { return held_bytes(lists_, Shape{}); }
 
   // ids [n * k] as the router gave them, each below the number of experts.
   void assign(std::span<const int32_t> ids);
 
-  std::span<const Group> groups() const { return {groups_.data(), size_}; }
+  std::span<const Group> groups() const { return lists_.groups; }
 
  private:
-  std::vector<int32_t> ends_;   // [experts + 1]
-  std::vector<int32_t> pairs_;  // [most_pairs]
-  std::vector<Group> groups_;   // [experts]
-  size_t size_ = 0;
+  struct Lists {
+    std::vector<int32_t> ends;
+    std::vector<int32_t> pairs;
+    std::vector<Group> groups;
+
+    template <typename Self, typename Visit>
+    static void each(Self& lists, const Shape& shape, const Visit& visit) {
+      visit(lists.ends, shape.experts + 1);
+      visit(lists.pairs, shape.most_pairs);
+      visit(lists.groups, shape.experts);
+    }
+  };
+  Lists lists_;
 };
 
 }  // namespace moeflux

@@ -9,8 +9,8 @@
 
 #include "backend/backend.h"
 #include "engine/blocks/routed_experts.h"
-#include "engine/expert_groups.h"
-#include "engine/scratch.h"
+#include "engine/experts/expert_groups.h"
+#include "engine/recorder.h"
 #include "format/store_directory.h"
 #include "io/expert_store.h"
 #include "moeflux.h"
@@ -19,13 +19,11 @@ namespace moeflux {
 
 class ExpertSide {
  public:
-  ExpertSide(const StoreDirectory& store, Backend& backend, const EngineOptions& options, int64_t chunk,
-             const ReaderFactory& open);
+  ExpertSide(const StoreDirectory& store, Backend& backend, const EngineOptions& options, const ReaderFactory& open);
 
   void begin(int64_t) {}
-  void run(std::unique_ptr<Commands>& commands, const RoutedExpertsBlock& block, const Scratch& scratch, int64_t n,
-           StepStats& stats);
-  void let_go(StepStats&) {}
+  void run(Recorder& recorder, const RoutedExpertsBlock& block, const Scratch& scratch, int64_t n, StepStats& stats);
+  void let_go(Recorder&, StepStats&) {}
   void finish(StepStats&) {}
   void abandon() noexcept {}
   void observe_routing(const RoutingObserver&) {}
@@ -35,10 +33,9 @@ class ExpertSide {
   int64_t slot_bytes() const { return memory_->bytes(); }
   int64_t expert_bytes() const { return store_.experts().bytes; }
   int64_t read_buffers() const { return 0; }
-  static int64_t slot_memory(const StoreDirectory& store, const EngineOptions& options);
-  static int64_t table_bytes(const StoreDirectory&, const EngineOptions&) { return 0; }
+  static int64_t planned_slots(const StoreDirectory& store, const EngineOptions& options);
+  static int64_t planned_tables(const StoreDirectory&, const EngineOptions&) { return 0; }
   int64_t tables() const { return 0; }
-  int readers() const { return 0; }
   std::string describe() const { return "every expert in memory, no streaming"; }
 
  private:

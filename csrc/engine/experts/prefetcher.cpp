@@ -1,4 +1,4 @@
-#include "engine/prefetcher.h"
+#include "engine/experts/prefetcher.h"
 
 #include <algorithm>
 #include <utility>
@@ -89,21 +89,10 @@ void PrefillGovernor::add(const Call& call) {
 constexpr int64_t single_parts = 4;
 
 Prefetcher::Prefetcher(const Variant& variant, LookAhead mode)
-    : governor_(mode),
-      prefill_governor_(mode),
-      experts_per_token_(variant.experts_per_token),
-      seen_(static_cast<size_t>(variant.num_experts)) {
+    : governor_(mode), prefill_governor_(mode), experts_per_token_(variant.experts_per_token) {
   for (int64_t layer = 0; layer < variant.num_layers(); ++layer) has_experts_.push_back(variant.is_moe(layer));
-  proposed_.reserve(seen_.size());
-  guessed_.reserve(seen_.size());
-}
-
-int64_t Prefetcher::table_bytes(const Variant& variant) {
-  return variant.num_experts * static_cast<int64_t>(sizeof(uint8_t) + 2 * sizeof(int32_t));
-}
-
-int64_t Prefetcher::tables() const {
-  return static_cast<int64_t>(seen_.capacity() + (proposed_.capacity() + guessed_.capacity()) * sizeof(int32_t));
+  reserve_lists(lists_, variant.num_experts);
+  lists_.seen.resize(static_cast<size_t>(variant.num_experts));
 }
 
 int64_t Prefetcher::rows(int64_t layer, int64_t n) const {
@@ -116,12 +105,12 @@ int64_t Prefetcher::rows(int64_t layer, int64_t n) const {
 void Prefetcher::propose(const RoutedExpertsBlock& next, int64_t rows) {
   forget();
   rows_ = rows;
-  std::ranges::fill(seen_, uint8_t{0});
-  const int32_t* ids = next.room().guess_ids.i32();
+  std::ranges::fill(lists_.seen, uint8_t{0});
+  const int32_t* ids = next.router().guessed_ids().i32();
   for (int64_t place = 0; place < next.per_token(); ++place)
     for (int64_t row = 0; row < rows; ++row) {
       const int32_t expert = ids[row * next.per_token() + place];
-      if (!std::exchange(seen_[static_cast<size_t>(expert)], uint8_t{1})) proposed_.push_back(expert);
+      if (!std::exchange(lists_.seen[static_cast<size_t>(expert)], uint8_t{1})) lists_.proposed.push_back(expert);
     }
 }
 
@@ -129,20 +118,20 @@ void Prefetcher::begin(ExpertLoader& loader, int64_t layer, StepStats& stats) {
   // The next layer demands at least so many slots for one token; a guess takes none of them.
   const int64_t keep = experts_per_token_;
   const int64_t parts = rows_ == 1 ? single_parts : 1;
-  const size_t before = guessed_.size();
+  const size_t before = lists_.guessed.size();
   for (; wants_more(); ++next_) {
-    const int32_t expert = proposed_[next_];
+    const int32_t expert = lists_.proposed[next_];
     if (loader.has(layer + 1, expert)) continue;
     if (!loader.guess(layer + 1, expert, keep, parts)) break;
-    guessed_.push_back(expert);
+    lists_.guessed.push_back(expert);
   }
-  if (rows_ == 1) next_ = proposed_.size();
-  stats.look_ahead_reads += static_cast<int64_t>(guessed_.size() - before);
+  if (rows_ == 1) next_ = lists_.proposed.size();
+  stats.look_ahead_reads += static_cast<int64_t>(lists_.guessed.size() - before);
 }
 
 void Prefetcher::compare(ExpertLoader& loader, int64_t layer, std::span<const ExpertGroups::Group> picked,
                          StepStats& stats) {
-  for (const int32_t expert : guessed_) {
+  for (const int32_t expert : lists_.guessed) {
     const bool right = std::ranges::binary_search(picked, expert, {}, &ExpertGroups::Group::expert);
     // A right one may have been given up meanwhile, for its slot.
     if (right && loader.has(layer, expert))
@@ -154,9 +143,9 @@ void Prefetcher::compare(ExpertLoader& loader, int64_t layer, std::span<const Ex
 }
 
 void Prefetcher::forget() {
-  proposed_.clear();
+  lists_.proposed.clear();
   next_ = 0;
-  guessed_.clear();
+  lists_.guessed.clear();
 }
 
 void Prefetcher::add(int64_t n, const LookAheadGovernor::Step& step, const StepStats& stats) {

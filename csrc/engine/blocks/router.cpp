@@ -1,0 +1,63 @@
+#include "engine/blocks/router.h"
+
+#include <algorithm>
+#include <array>
+
+namespace moeflux {
+
+void ExpertRouter::place(ScratchLayout& layout) {
+  const int64_t n = layout.rows();
+  const int64_t m = std::min(n, most_guess_rows);
+  layout.place(own_.logits, "router", n * shape_.experts);
+  layout.place(own_.ids, "ids", n * shape_.per_token);
+  layout.place(own_.weights, "weights", n * shape_.per_token);
+  layout.place(guessed_normed_, "guessed normed", m * stream_.width);
+  layout.place(guessed_.logits, "guessed router", m * shape_.experts);
+  layout.place(guessed_.ids, "guessed ids", m * shape_.per_token);
+  layout.place(guessed_.weights, "guessed weights", m * shape_.per_token);
+}
+
+void ExpertRouter::load(const LayerTensors& tensors) {
+  norm_ = tensors.vector("post_attention_layernorm.weight");
+  matrix_ = tensors.matrix("mlp.gate");
+  if (shape_.router.scoring == Scoring::noaux_tc) bias_ = tensors.vector("mlp.gate.e_score_correction_bias");
+}
+
+void ExpertRouter::record(Commands& commands, const Scratch& s, const std::optional<Product>& beside, int64_t n,
+                          const ExpertRouter* next, int64_t guess_rows) const {
+  if (guess_rows == 0) next = nullptr;
+  commands.rms_norm(s.hidden, norm_, s.normed, n, stream_.width, stream_.eps);
+  if (next) commands.rms_norm(s.hidden, next->norm_, next->guessed_normed_, guess_rows, stream_.width, stream_.eps);
+  std::array<Product, 3> products;
+  size_t count = 0;
+  products[count++] = project(s.normed, matrix_, own_.logits);
+  if (beside) products[count++] = *beside;
+  const size_t own = count;
+  if (next) products[count++] = project(next->guessed_normed_, next->matrix_, next->guessed_.logits);
+  // All at once where they have as many rows.
+  const size_t together = guess_rows == n ? count : own;
+  commands.matmul({products.data(), together}, n);
+  if (together < count) commands.matmul({&products[own], 1}, guess_rows);
+  record_choice(commands, own_, n);
+  if (next) next->record_choice(commands, next->guessed_, guess_rows);
+}
+
+void ExpertRouter::record_choice(Commands& commands, const Choice& choice, int64_t n) const {
+  const Router& router = shape_.router;
+  const RouteArgs args = {.logits = choice.logits,
+                          .experts = shape_.experts,
+                          .k = shape_.per_token,
+                          .normalize = router.normalize,
+                          .scaling = static_cast<float>(router.scaling),
+                          .bias = bias_,
+                          .groups = router.groups,
+                          .groups_kept = router.groups_kept,
+                          .ids = choice.ids,
+                          .weights = choice.weights};
+  if (router.scoring == Scoring::softmax)
+    commands.route_softmax(args, n);
+  else
+    commands.route_grouped(args, n);
+}
+
+}  // namespace moeflux

@@ -1,0 +1,49 @@
+// Which experts a token goes through, and how much of each.
+#pragma once
+
+#include <optional>
+
+#include "engine/blocks/block.h"
+#include "models/routed_experts.h"
+
+namespace moeflux {
+
+// Tokens of a call whose picks of the next layer are guessed.
+constexpr int64_t most_guess_rows = 64;
+
+class ExpertRouter {
+ public:
+  ExpertRouter(const RoutedExperts& shape, const Stream& stream) : shape_(shape), stream_(stream) {}
+
+  void place(ScratchLayout& layout);
+  void load(const LayerTensors& tensors);
+
+  // Norm, logits, choice of n tokens; `beside`: one more product of what was normed. With `guess_rows`, the same of the
+  // next layer's router for the first of the hidden states, as they are before this layer's experts have added theirs.
+  void record(Commands& commands, const Scratch& scratch, const std::optional<Product>& beside, int64_t n,
+              const ExpertRouter* next, int64_t guess_rows) const;
+
+  View ids() const { return own_.ids; }              // i32 [n, k]
+  View weights() const { return own_.weights; }      // [n, k]
+  View guessed_ids() const { return guessed_.ids; }  // i32 [m, k], where the layer before guesses
+
+ private:
+  struct Choice {
+    View logits;   // [n, experts]
+    View ids;      // i32 [n, k]
+    View weights;  // [n, k]
+  };
+
+  void record_choice(Commands& commands, const Choice& choice, int64_t n) const;
+
+  RoutedExperts shape_;
+  Stream stream_;
+  View norm_;      // [hidden]
+  Matrix matrix_;  // [experts, hidden]
+  View bias_;      // [experts]; noaux_tc only
+  Choice own_;
+  Choice guessed_;       // of at most most_guess_rows
+  View guessed_normed_;  // [m, hidden]
+};
+
+}  // namespace moeflux

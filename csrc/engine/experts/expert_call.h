@@ -1,0 +1,23 @@
+// A layer's experts in one call of the engine: what every way of computing them is given.
+#pragma once
+
+#include "engine/blocks/routed_experts.h"
+#include "engine/experts/stopwatch.h"
+#include "engine/recorder.h"
+
+namespace moeflux {
+
+struct ExpertCall {
+  Recorder& recorder;
+  const RoutedExpertsBlock& block;
+  const Scratch& scratch;
+  int64_t n;           // rows
+  int64_t guess_rows;  // of them, whose choice in the next layer is guessed
+  StepStats& stats;
+  Stopwatch& laps;  // of the whole call: what took how long
+
+  Commands& commands() const { return recorder.current(); }
+  int64_t layer() const { return block.layer(); }
+};
+
+}  // namespace moeflux

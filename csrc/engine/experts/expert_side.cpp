@@ -1,0 +1,98 @@
+#include "engine/experts/expert_side.h"
+
+#include "core/error.h"
+#include "engine/experts/overlapped_step.h"
+#include "engine/experts/streamed_chunk.h"
+
+namespace moeflux {
+namespace {
+
+LookAhead look_ahead_mode(const std::string& word) {
+  if (word == "on") return LookAhead::on;
+  return word == "off" ? LookAhead::off : LookAhead::automatic;
+}
+
+ExpertGroups::Shape groups_shape(const Variant& v, const EngineOptions& options) {
+  return {v.num_experts, options.chunk * v.experts_per_token};
+}
+
+}  // namespace
+
+ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const EngineOptions& options,
+                       const ReaderFactory& open)
+    : backend_(backend),
+      slots_(store, backend, options, open),
+      prefetcher_(store.variant, look_ahead_mode(options.look_ahead)),
+      feed_(slots_, prefetcher_, store.variant.num_experts),
+      picks_(groups_shape(store.variant, options)),
+      resident_(slots_, store.variant.num_layers(), backend.runs_ahead()),
+      describe_(concat(slots_.describe(), ", cache ", options.cache, ", look-ahead ", options.look_ahead,
+                       options.verify_reads ? ", reads verified" : "")) {}
+
+int64_t ExpertSide::planned_slots(const StoreDirectory& store, const EngineOptions& options) {
+  return ExpertSlots::planned_bytes(store, options);
+}
+
+int64_t ExpertSide::planned_tables(const StoreDirectory& store, const EngineOptions& options) {
+  const Variant& v = store.variant;
+  return ExpertSlots::planned_tables(store, options) + Prefetcher::planned_tables(v.num_experts) +
+         ExpertFeed::planned_tables(v.num_experts) + Picks::planned_tables(groups_shape(v, options));
+}
+
+int64_t ExpertSide::tables() const { return slots_.tables() + prefetcher_.tables() + feed_.tables() + picks_.tables(); }
+
+void ExpertSide::run(Recorder& recorder, const RoutedExpertsBlock& block, const Scratch& scratch, int64_t n,
+                     StepStats& stats) {
+  const bool step = n == 1;
+  ExpertCall call = {recorder, block, scratch, n, 0, stats, laps_};
+  // Whoever wants to know what was picked makes the host look.
+  if (step && !picks_.observed() && resident_.ready(block.layer())) {
+    resident_.run(call);
+    return;
+  }
+  call.guess_rows = prefetcher_.rows(block.layer(), n);
+  if (step && backend_.runs_ahead())
+    run_overlapped_step(call, picks_, feed_, slots_.count());
+  else
+    run_streamed_chunk(call, picks_, feed_);
+}
+
+void ExpertSide::begin(int64_t n) {
+  laps_ = {};
+  call_ = {n, laps_, slots_.pool().stats().busy_seconds, slots_.loader().dropped_guess_bytes()};
+}
+
+void ExpertSide::finish(StepStats& stats) {
+  ExpertLoader& loader = slots_.loader();
+  loader.collect();
+  if (loader.begun() > confirmed_) check_unchanged();
+  resident_.fill(stats);
+  confirmed_ = loader.begun() - loader.under_way();
+  end_call(stats);
+}
+
+void ExpertSide::check_unchanged() {
+  try {
+    slots_.store().check_unchanged();
+  } catch (...) {
+    slots_.loader().give_up();
+    slots_.cache().drop_all();
+    resident_.forget();
+    throw;
+  }
+}
+
+void ExpertSide::end_call(StepStats& stats) {
+  const int64_t dropped = slots_.loader().dropped_guess_bytes() - call_.dropped_bytes;
+  stats.bytes_read += stats.look_ahead_reads * expert_bytes() - dropped;
+  stats.look_ahead_wasted_bytes += (stats.look_ahead_reads - stats.look_ahead_used) * expert_bytes() - dropped;
+  stats.read_busy_seconds += slots_.pool().stats().busy_seconds - call_.busy_seconds;
+  prefetcher_.add(call_.tokens, {call_.time.seconds(), stats.read_wait_seconds, stats.read_busy_seconds}, stats);
+}
+
+void ExpertSide::abandon() noexcept {
+  slots_.loader().give_up();
+  feed_.abandon();
+}
+
+}  // namespace moeflux

@@ -1,0 +1,78 @@
+// What becomes of the experts that routers pick, layer by layer, in one of three ways:
+//
+// - the resident step: one token, all experts of the layer in slots for good. The host has no part in it.
+// - the overlapped step: one token, on a device that runs ahead of the host. One submission a layer.
+// - the streamed chunk: any number of tokens. What is there is computed while the rest is read.
+//
+// Outputs land each in its own row and are summed in router order, so neither the order of arrival nor the number of
+// slots changes a bit.
+#pragma once
+
+#include <string>
+
+#include "engine/experts/expert_slots.h"
+#include "engine/experts/feed.h"
+#include "engine/experts/picks.h"
+#include "engine/experts/prefetcher.h"
+#include "engine/experts/resident_step.h"
+
+namespace moeflux {
+
+class ExpertSide {
+ public:
+  // `options` are settled.
+  ExpertSide(const StoreDirectory& store, Backend& backend, const EngineOptions& options, const ReaderFactory& open);
+
+  // A call of n tokens begins; `finish` or `abandon` ends it.
+  void begin(int64_t n);
+
+  // scratch.hidden += experts(norm(scratch.hidden)), behind what was recorded before.
+  void run(Recorder& recorder, const RoutedExpertsBlock& block, const Scratch& scratch, int64_t n, StepStats& stats);
+
+  // After a submission: what it holds for is waited for, and goes on. IoError when a read failed.
+  void let_go(Recorder& recorder, StepStats& stats) { feed_.let_go(recorder, stats); }
+
+  // When nothing is in flight. IoError when experts were read since the last time and the store is not what was opened:
+  // then no expert is kept, for nobody knows which are the old ones.
+  void finish(StepStats& stats);
+  // The same after a failure elsewhere; throws nothing.
+  void abandon() noexcept;
+
+  void observe_routing(RoutingObserver observer) { picks_.observe(std::move(observer)); }
+  double read_rate(double seconds) const { return slots_.read_rate(seconds); }
+
+  int64_t slots() const { return slots_.count(); }
+  int64_t expert_bytes() const { return slots_.store().experts().bytes; }
+  int64_t read_buffers() const { return slots_.pool().memory(); }
+  // Bytes of slots and of lists: what they will be with settled options, and what they are.
+  static int64_t planned_slots(const StoreDirectory& store, const EngineOptions& options);
+  static int64_t planned_tables(const StoreDirectory& store, const EngineOptions& options);
+  int64_t slot_bytes() const { return slots_.bytes(); }
+  int64_t tables() const;
+  const std::string& describe() const { return describe_; }  // "32 expert slots, ..., lru, look-ahead auto"
+
+ private:
+  // What a call of the engine is measured from.
+  struct CallStart {
+    int64_t tokens = 0;
+    Stopwatch time;
+    double busy_seconds = 0;    // of the pool
+    int64_t dropped_bytes = 0;  // of the loader
+  };
+
+  void check_unchanged();
+  void end_call(StepStats& stats);
+
+  Backend& backend_;
+  ExpertSlots slots_;
+  Prefetcher prefetcher_;
+  ExpertFeed feed_;
+  Picks picks_;
+  ResidentStep resident_;
+  std::string describe_;
+  CallStart call_;
+  Stopwatch laps_;
+  int64_t confirmed_ = 0;  // of the loader's reads: over when the store was last looked at
+};
+
+}  // namespace moeflux

@@ -1,0 +1,110 @@
+#include "engine/experts/expert_slots.h"
+
+#include <random>
+
+#include "core/error.h"
+#include "core/sha256.h"
+#include "core/text.h"
+#include "engine/footprint.h"
+#include "io/probe.h"
+
+namespace moeflux {
+namespace {
+
+// With a slot for every expert each is read once: through the page cache, which makes the next load of the model fast.
+ReadMode read_mode(const StoreDirectory& store, const EngineOptions& options) {
+  if (options.reads == "direct") return ReadMode::direct;
+  if (options.reads == "buffered") return ReadMode::buffered;
+  if (options.expert_slots == all_experts(store.variant)) return ReadMode::buffered;
+  for (const std::vector<ExpertPlace>& places : store.expert_places)
+    if (!places.empty() && !supports_direct(store.files[static_cast<size_t>(places.front().file)]))
+      return ReadMode::buffered;
+  return ReadMode::direct;
+}
+
+CachePolicy cache_policy(const std::string& word) {
+  if (word == "lfu") return CachePolicy::lfu;
+  return word == "none" ? CachePolicy::none : CachePolicy::lru;
+}
+
+// Compares an expert that was read with the store's checksum of it: that of its pieces, one after another.
+ExpertCheck expert_check(const StoreDirectory& store, const ExpertStore& experts, const EngineOptions& options) {
+  if (!options.verify_reads) return {};
+  if (store.expert_checksums.empty())
+    throw StateError(
+        concat("verify_reads: expected a store with a checksum of every expert, one that `moeflux convert` "
+               "or `moeflux synth` wrote, found ",
+               printable(store.listing), " without"));
+  return [&experts, sums = store.expert_checksums](int64_t layer, int64_t expert, std::span<const std::byte> slot) {
+    Sha256 hash;
+    for (size_t i = 0; i < experts.experts().pieces.size(); ++i)
+      hash.add(slot.subspan(static_cast<size_t>(experts.slot().offsets[i]),
+                            static_cast<size_t>(experts.experts().pieces[i].bytes)));
+    const Sha256Sum found = hash.sum();
+    const Sha256Sum& expected = sums.at(static_cast<size_t>(layer)).at(static_cast<size_t>(expert));
+    if (found != expected)
+      throw IoError(concat(printable(experts.path(layer)), ": layer ", layer, " expert ", expert,
+                           ": expected the SHA-256 ", hex(expected), ", found ", hex(found),
+                           ": the file is damaged, or the disk gave other bytes than it holds"));
+  };
+}
+
+int64_t checksum_bytes(const StoreDirectory& store, const EngineOptions& options) {
+  return options.verify_reads ? all_experts(store.variant) * static_cast<int64_t>(sizeof(Sha256Sum)) : 0;
+}
+
+SlotCacheShape cache_shape(const StoreDirectory& store, const EngineOptions& options) {
+  return {store.variant.num_layers(), store.variant.num_experts, options.expert_slots, slot_layout(store).bytes};
+}
+
+bool has_slots_for_all(const StoreDirectory& store, const EngineOptions& options) {
+  return options.expert_slots == all_experts(store.variant);
+}
+
+}  // namespace
+
+ExpertSlots::ExpertSlots(const StoreDirectory& store, Backend& backend, const EngineOptions& options,
+                         const ReaderFactory& open)
+    : store_(store, {read_mode(store, options), open}),
+      memory_(backend.allocate(planned_bytes(store, options), "expert slots")),
+      cache_({memory_->data(), static_cast<size_t>(options.expert_slots * store_.slot().bytes)},
+             cache_shape(store, options), cache_policy(options.cache)),
+      pool_(options.readers, store_.bounce()),
+      loader_(store_, pool_, cache_, expert_check(store, store_, options)),
+      checksums_(checksum_bytes(store, options)),
+      stay_(has_slots_for_all(store, options) && cache_policy(options.cache) != CachePolicy::none) {}
+
+int64_t ExpertSlots::planned_bytes(const StoreDirectory& store, const EngineOptions& options) {
+  const SlotCacheShape shape = cache_shape(store, options);
+  const int64_t table = has_slots_for_all(store, options) ? shape.layers * shape.experts * 8 : 0;
+  return shape.slots * shape.slot_bytes + table;
+}
+
+int64_t ExpertSlots::planned_tables(const StoreDirectory& store, const EngineOptions& options) {
+  const SlotCacheShape shape = cache_shape(store, options);
+  const auto pieces = static_cast<int64_t>(store.experts.pieces.size());
+  return SlotCache::planned_tables(shape, cache_policy(options.cache)) +
+         ExpertLoader::planned_tables({shape.slots, shape.experts, pieces, options.readers}) +
+         checksum_bytes(store, options);
+}
+
+View ExpertSlots::table(int64_t layer) const {
+  const SlotCacheShape& shape = cache_.shape();
+  return {memory_.get(), shape.slots * shape.slot_bytes + layer * shape.experts * 8};
+}
+
+ExpertMatrices ExpertSlots::matrices(int64_t slot) const {
+  return expert_matrices(store_, {memory_.get(), slot * store_.slot().bytes});
+}
+
+double ExpertSlots::read_rate(double seconds) const {
+  const ProbeRate rate = probe_reads(pieces_of(store_), pool_.threads(), seconds, std::random_device()(), [] {});
+  return rate.seconds > 0 ? static_cast<double>(rate.bytes) / rate.seconds : 0;
+}
+
+std::string ExpertSlots::describe() const {
+  return concat(count(), " expert slots, ", pool_.threads(), " readers, ",
+                store_.mode() == ReadMode::direct ? "direct" : "buffered", " reads");
+}
+
+}  // namespace moeflux

@@ -1,0 +1,57 @@
+// The memory that experts are read into: slots, which expert is in which, the threads that read, and what they read.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "backend/backend.h"
+#include "engine/experts/expert_matrices.h"
+#include "format/store_directory.h"
+#include "io/expert_loader.h"
+#include "io/expert_store.h"
+#include "io/read_pool.h"
+#include "io/slot_cache.h"
+#include "moeflux.h"
+
+namespace moeflux {
+
+class ExpertSlots {
+ public:
+  // `options` are settled.
+  ExpertSlots(const StoreDirectory& store, Backend& backend, const EngineOptions& options, const ReaderFactory& open);
+
+  // Bytes of the slots with settled options, and what they are.
+  static int64_t planned_bytes(const StoreDirectory& store, const EngineOptions& options);
+  int64_t bytes() const { return memory_->bytes(); }
+  // Bytes of lists, likewise.
+  static int64_t planned_tables(const StoreDirectory& store, const EngineOptions& options);
+  int64_t tables() const { return cache_.tables() + loader_.tables() + checksums_; }
+
+  const ExpertStore& store() const { return store_; }
+  SlotCache& cache() { return cache_; }
+  const SlotCache& cache() const { return cache_; }
+  const ReadPool& pool() const { return pool_; }
+  ExpertLoader& loader() { return loader_; }
+
+  int64_t count() const { return cache_.shape().slots; }
+  // Whether an expert is in its slot for good, once it is there.
+  bool stay() const { return stay_; }
+  // Where there is a slot for every expert, behind them: u64 [experts], for the first byte of each of a layer.
+  View table(int64_t layer) const;
+  ExpertMatrices matrices(int64_t slot) const;
+
+  // Bytes a second of a pool like this one, with nothing to do but read random experts; for about so long.
+  double read_rate(double seconds) const;
+  std::string describe() const;  // "32 expert slots, 4 readers, direct reads"
+
+ private:
+  ExpertStore store_;
+  std::unique_ptr<Buffer> memory_;
+  SlotCache cache_;
+  ReadPool pool_;
+  ExpertLoader loader_;
+  int64_t checksums_;  // bytes
+  bool stay_;
+};
+
+}  // namespace moeflux

@@ -1,0 +1,142 @@
+#include "engine/experts/feed.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "core/error.h"
+
+namespace moeflux {
+
+ExpertFeed::ExpertFeed(ExpertSlots& slots, Prefetcher& ahead, int64_t experts) : slots_(slots), ahead_(ahead) {
+  reserve_lists(lists_, experts);
+}
+
+void ExpertFeed::begin(const ExpertCall& call, std::span<const ExpertGroups::Group> picked) {
+  sort_out(call, picked);
+  read_missing(call);
+  if (call.guess_rows > 0) ahead_.propose(*call.block.next(), call.guess_rows);
+  ahead_.begin(slots_.loader(), call.layer(), call.stats);
+}
+
+void ExpertFeed::sort_out(const ExpertCall& call, std::span<const ExpertGroups::Group> picked) {
+  const int64_t layer = call.layer();
+  lists_.missing.clear();
+  next_missing_ = 0;
+  lists_.jobs.clear();
+  ahead_.compare(slots_.loader(), layer, picked, call.stats);
+  slots_.loader().collect();
+  for (const ExpertGroups::Group& group : picked) {
+    if (!slots_.cache().contains(layer, group.expert)) {
+      lists_.missing.push_back(group);
+      continue;
+    }
+    SlotCache::Acquired acquired = slots_.loader().demand(layer, group.expert);
+    if (acquired.found == SlotCache::Found::ready)
+      take(call, group, std::move(acquired.lease));
+    else
+      lists_.arriving.push_back({group, std::move(acquired.lease)});
+  }
+  call.stats.expert_hits += static_cast<int64_t>(picked.size() - lists_.missing.size());
+  call.stats.expert_misses += static_cast<int64_t>(lists_.missing.size());
+}
+
+void ExpertFeed::take(const ExpertCall& call, const ExpertGroups::Group& group, Lease lease) {
+  lists_.jobs.push_back({slots_.matrices(lease.slot()), group.pairs, group.count});
+  call.recorder.keep(std::move(lease));
+}
+
+// Leases slots for missing experts, as many as have room, and has them read.
+void ExpertFeed::read_missing(const ExpertCall& call) {
+  if (!more_to_read()) return;
+  SlotCache& cache = slots_.cache();
+  const auto missing = static_cast<int64_t>(lists_.missing.size() - next_missing_);
+  if (cache.spare() < missing) call.recorder.collect();
+  if (cache.spare() < missing) slots_.loader().give_up_guesses();
+  const int64_t count = std::min(missing, cache.spare());
+  if (count == 0) return;
+  const auto under_way = static_cast<int64_t>(lists_.arriving.size()) + count;
+  const int64_t parts = std::max<int64_t>(1, slots_.pool().threads() / under_way);
+  for (int64_t i = 0; i < count; ++i) {
+    const ExpertGroups::Group& group = lists_.missing[next_missing_++];
+    lists_.arriving.push_back({group, slots_.loader().demand(call.layer(), group.expert, parts).lease});
+    call.stats.bytes_read += slots_.store().experts().bytes;
+  }
+}
+
+// The oldest batch in flight gives its slots back, and they are read into.
+void ExpertFeed::await_slots(const ExpertCall& call) {
+  if (!call.recorder.in_flight())
+    throw StateError(concat("layer ", call.layer(), ": expected a slot for an expert, found all ", slots_.count(),
+                            " leased and no batch in flight"));
+  call.recorder.pop();
+  read_missing(call);
+}
+
+void ExpertFeed::make_room(const ExpertCall& call) {
+  if (call.recorder.keeps_any()) call.recorder.defer(call.recorder.submit());
+  read_missing(call);
+  while (lists_.arriving.empty()) await_slots(call);
+  call.recorder.collect();
+  ahead_.begin(slots_.loader(), call.layer(), call.stats);
+}
+
+void ExpertFeed::ask_for_all(const ExpertCall& call) {
+  while (more_to_read()) await_slots(call);
+}
+
+void ExpertFeed::take_arrived(const ExpertCall& call) {
+  const auto arrived = [&](const Arriving& each) { return slots_.loader().done(each.lease); };
+  if (std::ranges::none_of(lists_.arriving, arrived)) {
+    const Stopwatch watch;
+    slots_.loader().wait(lists_.arriving.front().lease);
+    call.stats.read_wait_seconds += watch.seconds();
+  }
+  // All at once would leave the disk nothing to do while they compute.
+  const int64_t most = wants_room() ? std::max<int64_t>(1, slots_.count() / 4) : slots_.count();
+  size_t left = 0;
+  for (size_t i = 0; i < lists_.arriving.size(); ++i) {
+    Arriving& each = lists_.arriving[i];
+    if (static_cast<int64_t>(lists_.jobs.size()) == most || !arrived(each)) {
+      if (left != i) lists_.arriving[left] = std::move(each);
+      ++left;
+      continue;
+    }
+    slots_.loader().wait(each.lease);
+    take(call, each.group, std::move(each.lease));
+  }
+  lists_.arriving.resize(left);
+}
+
+void ExpertFeed::take_promised(const ExpertCall& call) {
+  for (const Arriving& each : lists_.arriving) take(call, each.group, slots_.cache().share(each.lease));
+}
+
+void ExpertFeed::let_go(Recorder& recorder, StepStats& stats) {
+  if (!recorder.holds()) return;
+  const Stopwatch watch;
+  std::exception_ptr failure;
+  try {
+    for (const Arriving& each : lists_.arriving) slots_.loader().wait(each.lease);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  recorder.release();
+  stats.read_wait_seconds += watch.seconds();
+  if (failure) std::rethrow_exception(failure);
+  lists_.arriving.clear();
+}
+
+void ExpertFeed::record_experts(const ExpertCall& call) {
+  if (lists_.jobs.empty()) return;
+  call.block.record_experts(call.commands(), call.scratch, call.n, slots_.store().experts(), lists_.jobs);
+  lists_.jobs.clear();
+}
+
+void ExpertFeed::abandon() {
+  ahead_.forget();
+  lists_.arriving.clear();
+  lists_.jobs.clear();
+}
+
+}  // namespace moeflux

@@ -1,0 +1,81 @@
+// The feed of a layer's experts: which are there to be computed, which are on their way into a slot, which have still
+// to be asked for. Whoever computes the layer takes what is there, and the feed reads on meanwhile, for this layer and,
+// as the look-ahead guesses, for the next.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "core/lists.h"
+#include "engine/experts/expert_call.h"
+#include "engine/experts/expert_groups.h"
+#include "engine/experts/expert_slots.h"
+#include "engine/experts/prefetcher.h"
+
+namespace moeflux {
+
+class ExpertFeed {
+ public:
+  // `experts`: of a layer.
+  ExpertFeed(ExpertSlots& slots, Prefetcher& ahead, int64_t experts);
+  static int64_t planned_tables(int64_t experts) { return planned_bytes<Lists>(experts); }
+  int64_t tables() const { return held_bytes(lists_); }
+
+  // The router has spoken: some experts are there, some are asked of the readers, as many as have room, and then what
+  // the next layer is thought to pick.
+  void begin(const ExpertCall& call, std::span<const ExpertGroups::Group> picked);
+
+  bool arriving() const { return !lists_.arriving.empty(); }
+  bool more_to_read() const { return next_missing_ < lists_.missing.size(); }
+  // Slots are wanted, for this layer or the next.
+  bool wants_room() const { return more_to_read() || ahead_.wants_more(); }
+
+  // What was recorded goes on its way, so that its slots come back for experts that are still to be read, or read
+  // ahead. Waits for it only when nothing else is under way.
+  void make_room(const ExpertCall& call);
+  // Waits for batches in flight until every expert is at least on its way.
+  void ask_for_all(const ExpertCall& call);
+
+  // Experts that have arrived are there; waits for one when none has.
+  void take_arrived(const ExpertCall& call);
+  // Those on their way are taken as if they were there, for a batch that holds until `let_go`.
+  void take_promised(const ExpertCall& call);
+
+  // The experts that are there, once each. Their slots are kept until the batch at hand is done.
+  void record_experts(const ExpertCall& call);
+
+  // After a submission: what it holds for is waited for, and goes on. IoError when a read failed.
+  void let_go(Recorder& recorder, StepStats& stats);
+  void abandon();
+
+ private:
+  // An expert on its way into a slot.
+  struct Arriving {
+    ExpertGroups::Group group;
+    Lease lease;
+  };
+  struct Lists {
+    std::vector<ExpertGroups::Group> missing;
+    std::vector<Arriving> arriving;
+    std::vector<ExpertJob> jobs;  // there, to be recorded next
+
+    template <typename Self, typename Visit>
+    static void each(Self& lists, int64_t experts, const Visit& visit) {
+      visit(lists.missing, experts);
+      visit(lists.arriving, experts);
+      visit(lists.jobs, experts);
+    }
+  };
+
+  void sort_out(const ExpertCall& call, std::span<const ExpertGroups::Group> picked);
+  void read_missing(const ExpertCall& call);
+  void await_slots(const ExpertCall& call);
+  void take(const ExpertCall& call, const ExpertGroups::Group& group, Lease lease);
+
+  ExpertSlots& slots_;
+  Prefetcher& ahead_;
+  Lists lists_;
+  size_t next_missing_ = 0;
+};
+
+}  // namespace moeflux

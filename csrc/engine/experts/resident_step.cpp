@@ -1,0 +1,57 @@
+#include "engine/experts/resident_step.h"
+
+#include <algorithm>
+
+namespace moeflux {
+
+ResidentStep::ResidentStep(ExpertSlots& slots, int64_t layers, bool fills)
+    : slots_(slots), fills_(fills && slots.stay()), found_(static_cast<size_t>(layers)) {}
+
+bool ResidentStep::ready(int64_t layer) {
+  if (!slots_.stay()) return false;
+  const SlotCache& cache = slots_.cache();
+  if (const int64_t evictions = cache.stats().evictions; evictions != evictions_) {  // where a read had failed
+    evictions_ = evictions;
+    forget();
+  }
+  int64_t& found = found_[static_cast<size_t>(layer)];
+  auto* table = reinterpret_cast<uint64_t*>(slots_.table(layer).bytes());
+  for (; found < cache.shape().experts; ++found) {
+    const int64_t slot = cache.ready_slot(layer, found);
+    if (slot < 0) return false;
+    table[found] = static_cast<uint64_t>(slot * cache.shape().slot_bytes);
+  }
+  return true;
+}
+
+void ResidentStep::forget() { std::ranges::fill(found_, 0); }
+
+void ResidentStep::run(const ExpertCall& call) {
+  Commands& commands = call.commands();
+  call.block.record_route(commands, call.scratch, 1, 0);
+  call.block.record_shared(commands, call.scratch, 1);
+  call.block.record_chosen(commands, call.scratch, slots_.store().experts(), slots_.table(call.layer()),
+                           slots_.matrices(0));
+  call.block.record_sum(commands, call.scratch, 1);
+  call.stats.expert_hits += call.block.per_token();
+  call.stats.beside_seconds += call.laps.lap();
+}
+
+void ResidentStep::fill(StepStats& stats) {
+  if (!fills_ || slots_.cache().stats().failures > 0) return;
+  for (int64_t layer = 0; layer < slots_.store().layers(); ++layer)
+    if (slots_.store().has_experts(layer) && !ready(layer) && !fill_layer(layer, stats)) return;
+}
+
+// False when enough is under way.
+bool ResidentStep::fill_layer(int64_t layer, StepStats& stats) {
+  const int64_t experts = slots_.cache().shape().experts;
+  for (int64_t expert = found_[static_cast<size_t>(layer)]; expert < experts; ++expert) {
+    if (slots_.cache().contains(layer, expert)) continue;
+    if (slots_.loader().under_way() >= experts || !slots_.loader().guess(layer, expert, 0, 1)) return false;
+    stats.bytes_read += slots_.store().experts().bytes;
+  }
+  return true;
+}
+
+}  // namespace moeflux

@@ -1,0 +1,62 @@
+// Who records ops holds a recorder: the batch at hand, and the one place that knows what is in flight: batches that
+// were submitted and not waited for, the leases of the experts that they read, and what the batch at hand holds for.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "backend/backend.h"
+#include "engine/deferred_ring.h"
+#include "io/slot_cache.h"
+#include "moeflux.h"
+
+namespace moeflux {
+
+class Recorder {
+ public:
+  // `ring_depth`: batches in flight at most; `leases`: of one of them at most.
+  Recorder(Backend& backend, int ring_depth, int64_t leases);
+  // Bytes of its lists: what they will be, and what they are.
+  static int64_t planned_tables(int ring_depth, int64_t leases);
+  int64_t tables() const;
+
+  // A call begins: what is submitted and waited for is counted in `stats`. `finish` or `abandon`
+  // ends it.
+  void begin(StepStats& stats);
+  // Waits for everything in flight; throws the first error.
+  void finish();
+  // The same after a failure elsewhere, without what was not submitted: waits, and throws nothing.
+  void abandon() noexcept;
+
+  Commands& current();
+  // The slot is nobody else's until the batch at hand is done.
+  void keep(Lease lease) { leases_.push_back(std::move(lease)); }
+  bool keeps_any() const { return !leases_.empty(); }
+
+  // What is recorded from here on waits until `release`.
+  void hold() { held_ = current().hold(); }
+  bool holds() const { return held_ != 0; }
+  void release() noexcept { backend_.release(std::exchange(held_, 0)); }
+
+  // The batch at hand goes on its way; a new one begins with the next op. Of the ticket one of these becomes:
+  Ticket submit();
+  void defer(Ticket ticket);  // it stays in flight with its leases; waits for the oldest when too many are
+  void await(Ticket ticket);  // it is waited for, and its leases are given back
+
+  // Gives back the leases of batches that are done; of the oldest, done or not, waiting for it.
+  void collect() { ring_.collect(); }
+  void pop() { ring_.pop(); }
+  bool in_flight() const { return !ring_.empty(); }
+
+ private:
+  Backend& backend_;
+  StepStats* stats_ = nullptr;
+  int64_t ring_waits_ = 0;  // when the call began
+  std::unique_ptr<Commands> commands_;
+  std::vector<Lease> leases_;  // of the batch at hand
+  int64_t held_ = 0;           // what it holds at; 0: nothing
+  DeferredRing ring_;
+};
+
+}  // namespace moeflux
