@@ -60,7 +60,7 @@ MODELS = {
     "smallest": dataclasses.replace(
         QWEN.with_layers(1), model_type="qwen3_moe", shared_expert="none", shared_intermediate=0, attention_gate=False,
         layer_kinds=("full",), linear_key_heads=0, linear_value_heads=0, linear_key_dim=0, linear_value_dim=0,
-        conv_kernel=0, vocab_size=64, num_experts=2, experts_per_token=1, num_heads=1, num_kv_heads=1,
+        conv_kernel=0, rotary_dim=64, vocab_size=64, num_experts=2, experts_per_token=1, num_heads=1, num_kv_heads=1,
     ),
     # Of true width, more than caches hold.
     "a3b": dataclasses.replace(preset("a3b").with_layers(4), vocab_size=8192, num_experts=32),
