@@ -23,7 +23,7 @@ _HOMES = {
     "Error": "moeflux.errors:Error",
     "FormatError": "moeflux.errors:FormatError",
     "IoError": "moeflux.errors:IoError",
-    "Logits": "moeflux.session:Logits",
+    "Logits": "moeflux.runtime.logits:Logits",
     "Memory": "moeflux.model:Memory",
     "Model": "moeflux.model:Model",
     "Plan": "moeflux.runtime.plan:Plan",

@@ -11,9 +11,10 @@ from moeflux.model import Memory, Model, load
 from moeflux.models import builtin
 from moeflux.models.config import variant_from_config
 from moeflux.models.variants import PRESETS, Variant
+from moeflux.runtime.logits import Logits
 from moeflux.runtime.plan import Plan, plan
 from moeflux.runtime.snapshot import Snapshot
-from moeflux.session import Logits, Session
+from moeflux.session import Session
 from moeflux.stores.storage import ConvertFormat
 from moeflux.stores.store import Store, open_store
 from moeflux.text.sampling import Sampling

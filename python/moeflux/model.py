@@ -14,8 +14,8 @@ from moeflux import _core
 from moeflux.errors import StateError
 from moeflux.machine.memory import resident
 from moeflux.models.variants import Variant
-from moeflux.routing.trace import Recording
 from moeflux.runtime.plan import ENGINE_PARTS, LOADED, SESSION_PARTS, Options, Plan, make_plan, whole
+from moeflux.runtime.recording import Recording
 from moeflux.session import Session
 from moeflux.sizes import size_text
 from moeflux.stores.store import Store, open_store
@@ -117,8 +117,8 @@ class Model:
         return Conversation(self, system=system, thinking=thinking, **options)
 
     def trace(self) -> Recording:
-        """Records which experts the router picks, for use with `with`. See moeflux.routing.trace."""
-        return Recording(self)
+        """Records which experts the router picks, for use with `with`. See moeflux.runtime.recording."""
+        return Recording(self._engine, self._recorded, self.variant, self.fingerprint, self.expert_bytes)
 
     # ---- Text: from the other files of the folder, read when they are first asked for ------------------------------
 

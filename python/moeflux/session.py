@@ -1,4 +1,4 @@
-"""A session: one timeline of tokens on a model, with its logits, checkpoints and snapshots."""
+"""A session: one timeline of tokens on a model, with its checkpoints and snapshots."""
 
 from __future__ import annotations
 
@@ -10,67 +10,25 @@ import numpy as np
 
 from moeflux import _core
 from moeflux.errors import StateError
+from moeflux.runtime.logits import Logits
 from moeflux.runtime.snapshot import Snapshot
+from moeflux.runtime.tokens import Tokens, token_array
 
 if TYPE_CHECKING:
-    from moeflux.model import Model
     from moeflux.text.chat import Prompt
     from moeflux.text.generate import Generation
+    from moeflux.text.protocols import TextModel
     from moeflux.text.sampling import Sampling
 
-__all__ = ["Logits", "Session"]
+__all__ = ["Session"]
 
-Tokens = Sequence[int] | np.ndarray
 OnProgress = Callable[[int, int], object]
-
-
-class Logits:
-    """The logits of the last token evaluated, still where the engine left them: nothing is copied until asked for.
-
-    Good until the session evaluates again or goes back; then StateError.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._serial = session._core.logits_serial
-
-    def argmax(self) -> int:
-        return self._core().argmax()
-
-    def top_k(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The ids and values of the k best, best first; the lower id wins a tie."""
-        return self._core().top_k(k)
-
-    def numpy(self, out: np.ndarray | None = None) -> np.ndarray:
-        """A copy, float32 [vocab]; in `out` when given."""
-        return self._core().logits(out, len(self))
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("logits are the engine's memory: an array of them is always a copy")
-        return self.numpy().astype(dtype or np.float32, copy=False)
-
-    def __len__(self) -> int:
-        return self._session.model.variant.vocab_size
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("Logits cannot be pickled: they are the engine's memory; send numpy() of them")
-
-    @property
-    def current(self) -> bool:
-        """Does the session still stand where these were computed?"""
-        return self._serial == self._session._core.logits_serial
-
-    def _core(self) -> _core.Session:
-        if not self.current:
-            raise StateError("logits: expected to be used before the session evaluates again, found used after")
-        return self._session._core
 
 
 class Session:
     """One timeline. One caller at a time: a second thread gets StateError, whichever of the two came first goes on."""
 
-    def __init__(self, model: Model, core: _core.Session, kv_dtype: str) -> None:
+    def __init__(self, model: TextModel, core: _core.Session, kv_dtype: str) -> None:
         self.model = model
         self.kv_dtype = kv_dtype
         self._core = core
@@ -118,13 +76,16 @@ class Session:
         elif logits != "last" or out is not None:
             raise StateError(f'logits: expected "last", or "all" with or without out, found {logits!r:.40}')
         done = self._core.prefill(ids, on_progress, every, self.model.variant.vocab_size)
-        return Logits(self) if every is None else every[:done]
+        return self._logits() if every is None else every[:done]
 
     def step(self, token: int) -> Logits:
         """Evaluates one token behind what is there."""
         ids = token_array([token])
         self._core.step(int(ids[0]))
-        return Logits(self)
+        return self._logits()
+
+    def _logits(self) -> Logits:
+        return Logits(self._core, self.model.variant.vocab_size)
 
     # ---- Text ---------------------------------------------------------------------------------------------------
 
@@ -159,18 +120,18 @@ class Session:
         """
         from moeflux.text.generate import begin
 
-        ends = {*stop_tokens} | (frozenset() if ignore_end else self.model.end_tokens)
         return begin(
             self,
             prompt,
-            sampling,
-            changes,
+            stop_tokens=stop_tokens,
+            ignore_end=ignore_end,
+            sampling=sampling,
             max_tokens=max_tokens,
             stop=stop,
-            end_tokens=ends,
             logprobs=logprobs,
             continues=continues,
             on_progress=on_progress,
+            **changes,
         )
 
     # ---- Where it stands ----------------------------------------------------------------------------------------
@@ -234,19 +195,16 @@ class Session:
 
     def snapshot(self) -> Snapshot:
         """A copy of the session's state, to be saved or restored, here or in another process."""
-        return Snapshot.of(self)
+        return Snapshot.of(self._core, self.model.variant, self.model.fingerprint)
 
     def restore(self, snapshot: Snapshot | str | Path) -> None:
         """Puts a snapshot (or the file of one) in place of what is there. It must be of the same model.
 
         A snapshot that does not fit is refused before anything changes.
         """
-        taken = (
-            snapshot
-            if isinstance(snapshot, Snapshot)
-            else Snapshot.load(snapshot, self.model.variant, self.max_context)
-        )
-        tensors = taken.tensors_for(self)
+        model = self.model
+        taken = snapshot if isinstance(snapshot, Snapshot) else Snapshot.load(snapshot, model.variant, self.max_context)
+        tensors = taken.tensors_for(model.variant, model.fingerprint, self.max_context, self.kv_dtype)
         self._core.restore(taken.position, np.asarray(taken.tokens, np.int32), tensors)
 
     def __repr__(self) -> str:
@@ -254,21 +212,3 @@ class Session:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Session cannot be pickled: save its snapshot() and restore that in the other process")
-
-
-def token_array(tokens: Tokens) -> np.ndarray:
-    """A copy as int32, so that nobody changes them under the engine; refuses what is not whole numbers: 1.5 is no
-    token, and neither is True."""
-    try:
-        array = np.asarray(tokens)
-    except (ValueError, OverflowError) as error:
-        raise StateError(f"tokens: expected whole numbers in one dimension, found no array: {error}") from error
-    if array.size == 0 and array.ndim == 1:
-        return np.empty(0, np.int32)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise StateError(f"tokens: expected whole numbers in one dimension, found {array.dtype} {array.shape}")
-    if not isinstance(tokens, np.ndarray) and any(isinstance(token, (bool, np.bool_)) for token in tokens):
-        raise StateError("tokens: expected whole numbers in one dimension, found True or False among them")
-    if array.min() < -(1 << 31) or array.max() >= 1 << 31:
-        raise StateError(f"tokens: expected ids of the vocabulary, found {array.min()} to {array.max()}")
-    return array.astype(np.int32, order="C")

@@ -1,10 +1,8 @@
-"""Who may lean on whom: the includes of csrc and the imports of the package, none of which may point up."""
+"""Who may lean on whom in csrc: no include may point up. test_rooms.py is the same for the package."""
 
 from __future__ import annotations
 
-import ast
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -82,76 +80,12 @@ def _angled_fault(file: Path, folder: str, included: str) -> str:
     return ""
 
 
-# ---- Python -----------------------------------------------------------------------------------------------------
-
-# room of the package, or module beside the rooms -> those that it may import. `*`: all that are not named here.
-MAY_IMPORT = {
-    "errors": {"_core"},
-    "files": {"_core", "errors"},
-    "models": {"_core", "errors", "files", "progress", "sizes", "models"},
-    "oracle": {"models", "oracle"},
-    "cli": {"*", "_core"},
-    "__main__": {"cli"},
-}
-NOBODY_IMPORTS = {"cli": {"__main__", "cli"}, "__main__": set()}
-ORACLE_LIBRARIES = {"numpy"}
-
-
-def import_faults(package: Path) -> list[str]:
-    faults = []
-    for file in sorted(package.rglob("*.py")):
-        relative = file.relative_to(package)
-        module = relative.parts[0].removesuffix(".py")
-        for imported in sorted(_imports(file, package)):
-            reason = _import_fault(module, imported)
-            if reason:
-                faults.append(f"{relative}: imports {imported}: {reason}")
-    return faults
-
-
-def _import_fault(module: str, imported: str) -> str:
-    parts = imported.split(".")
-    if parts[0] != "moeflux":
-        foreign = parts[0] not in sys.stdlib_module_names and parts[0] not in ORACLE_LIBRARIES
-        return "the oracle is an independent opinion" if module == "oracle" and foreign else ""
-    target = parts[1] if len(parts) > 1 else "__init__"
-    if target in NOBODY_IMPORTS and module not in NOBODY_IMPORTS[target]:
-        return "nothing leans on the command line"
-    if module == "__init__" or "*" in MAY_IMPORT.get(module, {"*"}):
-        return ""
-    allowed = MAY_IMPORT[module]
-    return "" if target in allowed else f"{module} may lean on {', '.join(sorted(allowed))}"
-
-
-def _imports(file: Path, package: Path) -> set[str]:
-    """Dotted names, `moeflux.x` for modules of the package however they are written."""
-    modules = {path.stem for path in package.iterdir() if path.suffix in {".py", ".pyi"} or path.is_dir()} | {"_core"}
-    here = ("moeflux", *file.relative_to(package).parts[:-1])
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join(here[: len(here) - node.level + 1]) if node.level else ""
-            name = ".".join(part for part in (base, node.module) if part)
-            if name == "moeflux":
-                names = {alias.name for alias in node.names}
-                found |= {f"moeflux.{each}" if each in modules else "moeflux" for each in names}
-            else:
-                found.add(name)
-    return found
-
-
 # ---- The tests --------------------------------------------------------------------------------------------------
 
 
 def test_includes_point_down() -> None:
     assert (ROOT / "csrc" / "core").is_dir()
     assert include_faults(ROOT / "csrc") == []
-
-
-def test_imports_point_down() -> None:
-    assert import_faults(ROOT / "python" / "moeflux") == []
 
 
 def test_the_table_has_no_circles() -> None:
@@ -210,40 +144,3 @@ def test_a_lawful_include_passes(tmp_path: Path, path: str, line: str) -> None:
     (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / path).write_text(f"{line}\n")
     assert include_faults(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("path", "line", "fault"),
-    [
-        ("oracle/ops.py", "import torch", "independent opinion"),
-        ("oracle/ops.py", "from moeflux._core import quantize", "oracle may lean on"),
-        ("oracle/ops.py", "from ..stores.store import open_store", "oracle may lean on"),
-        ("oracle/ops.py", "def f():\n    from moeflux import stores", "oracle may lean on"),
-        ("oracle.py", "from moeflux import Variant", "oracle may lean on"),
-        ("models/variants.py", "from moeflux.stores.store import Store", "models may lean on"),
-        ("errors.py", "from moeflux.models.variants import Variant", "errors may lean on"),
-        ("stores/store.py", "from moeflux.cli import main", "nothing leans on the command line"),
-        ("stores/store.py", "from .. import cli", "nothing leans on the command line"),
-    ],
-)
-def test_a_planted_import_is_found(tmp_path: Path, path: str, line: str, fault: str) -> None:
-    for room in ("stores", "cli", "models"):
-        (tmp_path / room).mkdir()
-    (tmp_path / "errors.py").touch()
-    (tmp_path / path).parent.mkdir(exist_ok=True)
-    (tmp_path / path).write_text(f"{line}\n")
-    (found,) = import_faults(tmp_path)
-    assert fault in found
-
-
-def test_lawful_imports_pass(tmp_path: Path) -> None:
-    (tmp_path / "oracle").mkdir()
-    (tmp_path / "oracle" / "rope.py").write_text(
-        "import math\nimport numpy as np\nfrom moeflux.models.variants import Variant\nfrom moeflux.oracle import ops\n"
-    )
-    (tmp_path / "__main__.py").write_text("from moeflux.cli import main\n")
-    (tmp_path / "stores").mkdir()
-    (tmp_path / "stores" / "store.py").write_text(
-        "from moeflux import _core\nfrom moeflux.models.variants import Variant\n"
-    )
-    assert import_faults(tmp_path) == []

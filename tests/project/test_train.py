@@ -19,7 +19,8 @@ from moeflux.text.chat import ChatFormat
 from moeflux.text.tokenizer import Tokenizer
 from tools.train import config, schedule
 from tools.train.config import PRESETS, Course
-from tools.train.corpus import Document, prepare, read_documents, survey, text_files
+from tools.train.corpus import prepare, survey
+from tools.train.documents import Document, read_documents, text_files
 from tools.train.errors import TrainingError
 from tools.train.generate import Generator, write_corpus
 from tools.train.tokenizer import Encoder, save_tokenizer, train_tokenizer

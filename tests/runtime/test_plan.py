@@ -17,10 +17,11 @@ from moeflux.cli import main
 from moeflux.conversion.synth import synth
 from moeflux.machine.memory import Available
 from moeflux.machine.remembered import Probe, remember
+from moeflux.measure.record import record
 from moeflux.models.variants import PRESETS
 from moeflux.routing.hit_rates import hit_rate, remember_replay
 from moeflux.routing.replay import replay
-from moeflux.routing.trace import Trace, record
+from moeflux.routing.trace import Trace
 from moeflux.runtime import plan as planning
 from moeflux.runtime.plan import plan
 from moeflux.stores.store import open_store

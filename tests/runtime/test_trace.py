@@ -14,8 +14,11 @@ import pytest
 
 import moeflux
 from moeflux import FormatError, IoError, StateError, _core
-from moeflux.routing.trace import Trace, random_prompt, read_prompt, record
-from moeflux.stores.tensor_file import chunks_of, write_atomically
+from moeflux.files import write_atomically
+from moeflux.measure.record import record
+from moeflux.routing.trace import Trace
+from moeflux.runtime.tokens import random_prompt, read_prompt
+from moeflux.stores.tensor_file import chunks_of
 from support.engine import Folder, folders, load_faulty, steps, tokens
 
 NAMES = ["qwen3_5_moe", "deepseek_v3"]

@@ -31,8 +31,8 @@ import numpy as np
 
 import moeflux
 from moeflux import builtin
+from moeflux.runtime.logits import Logits
 from moeflux.runtime.plan import plan
-from moeflux.session import Logits
 
 MAX_CONTEXT = 256
 CHUNK = 16

@@ -140,7 +140,7 @@ def _generate(asked: argparse.Namespace) -> int:
 
 def _tokenizer(asked: argparse.Namespace) -> int:
     from tools.train.config import Shape
-    from tools.train.corpus import read_documents, text_files
+    from tools.train.documents import read_documents, text_files
     from tools.train.tokenizer import save_tokenizer, train_tokenizer
 
     documents = read_documents(text_files(asked.corpus))
@@ -151,7 +151,8 @@ def _tokenizer(asked: argparse.Namespace) -> int:
 
 
 def _prepare(asked: argparse.Namespace) -> int:
-    from tools.train.corpus import KINDS, prepare
+    from tools.train.corpus import prepare
+    from tools.train.documents import KINDS
 
     found = prepare(asked.corpus, asked.tokenizer, asked.out, asked.held_out)
     for kind in KINDS:
@@ -211,7 +212,7 @@ def _export(asked: argparse.Namespace) -> int:
 def _evaluate(asked: argparse.Namespace) -> int:
     import json
 
-    from tools.train.corpus import KINDS
+    from tools.train.documents import KINDS
     from tools.train.evaluate import evaluation, table
     from tools.train.export import read_folder
     from tools.train.loop import default_device

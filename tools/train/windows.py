@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tools.train.corpus import DESCRIPTION, KINDS, tokens_file
+from tools.train.corpus import DESCRIPTION, tokens_file
+from tools.train.documents import KINDS
 from tools.train.errors import TrainingError
 
 

@@ -151,8 +151,9 @@ def _add_trace(command: Parser) -> None:
 def _trace(arguments: argparse.Namespace) -> int:
     import moeflux
     from moeflux import files
+    from moeflux.measure.record import record
     from moeflux.progress import counter, for_terminal
-    from moeflux.routing.trace import random_prompt, read_prompt, record
+    from moeflux.runtime.tokens import random_prompt, read_prompt
 
     if not files.is_folder(arguments.output.absolute().parent):
         raise moeflux.IoError(f"{arguments.output}: expected a folder to write into, found none")
@@ -230,7 +231,7 @@ def _add_bench(command: Parser) -> None:
 def _bench(arguments: argparse.Namespace) -> int:
     from moeflux.measure.bench import bench, table
     from moeflux.progress import for_terminal
-    from moeflux.routing.trace import read_prompt
+    from moeflux.runtime.tokens import read_prompt
     from moeflux.stores.store import open_store
 
     prompt = None

@@ -22,7 +22,7 @@ from moeflux import _core
 from moeflux.errors import StateError
 from moeflux.files import open_file, system_errors, system_text, tell_system
 from moeflux.model import Model, load
-from moeflux.routing.trace import random_prompt
+from moeflux.runtime.tokens import random_prompt
 from moeflux.session import Session
 from moeflux.sizes import size_text
 from moeflux.stores.store import open_store

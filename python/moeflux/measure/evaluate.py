@@ -10,17 +10,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from moeflux import files
 from moeflux.errors import FormatError, StateError
+from moeflux.model import Model
+from moeflux.session import Session
 from moeflux.text.sampling import log_probabilities
-
-if TYPE_CHECKING:
-    from moeflux.model import Model
-    from moeflux.session import Session
 
 __all__ = ["Evaluation", "Mean", "evaluate", "read_text"]
 

@@ -15,6 +15,7 @@ from moeflux.models.config import variant_from_config
 from moeflux.models.tensors import dense_shapes
 from moeflux.models.variants import PRESETS, QuantFormat, Variant, preset
 from moeflux.sizes import size_text
+from moeflux.stores.costs import costs, costs_of_shape, dense_sizes, embedding_bytes
 from moeflux.stores.store import Store, is_packed, open_store
 
 DEFAULT_FORMAT = QuantFormat.affine(4, 64)
@@ -104,7 +105,7 @@ def _from_checkpoint(folder: Path) -> Info:
         expert_bytes=content.layout.bytes,
         dropped=list(content.source["dropped"]),
         missing=["a conversion: `moeflux convert` makes a store of this checkpoint, which can be run"],
-        **_costs(content.variant, content.layout.bytes, sum(sizes.values()), _embedding_bytes(sizes)),
+        **costs_of_shape(content.variant, content.layout.bytes, sum(sizes.values()), embedding_bytes(sizes)),
     )
 
 
@@ -117,7 +118,7 @@ def _from_store(store: Store) -> Info:
     formats: dict[str, int] = {}
     for quantisation in directory.formats.values():
         formats[str(quantisation)] = formats.get(str(quantisation), 0) + 1
-    sizes = _sizes(store)
+    sizes = dense_sizes(store)
     return Info(
         target=str(store.path),
         kind=store.kind,
@@ -132,10 +133,6 @@ def _from_store(store: Store) -> Info:
         missing=store.missing_extras(),
         **costs(store),
     )
-
-
-def _embedding_bytes(sizes: dict[str, int]) -> int:
-    return sum(size for name, size in sizes.items() if name.startswith("model.embed_tokens."))
 
 
 def _from_variant(target: str, kind: str, variant: Variant, missing: list[str] | None = None) -> Info:
@@ -162,33 +159,8 @@ def _from_variant(target: str, kind: str, variant: Variant, missing: list[str] |
         dense_bytes=dense,
         expert_bytes=layout.bytes,
         missing=missing or [],
-        **_costs(variant, layout.bytes, dense, embedding),
+        **costs_of_shape(variant, layout.bytes, dense, embedding),
     )
-
-
-def costs(store: Store) -> dict[str, int]:
-    sizes = _sizes(store)
-    expert = store.directory.experts.bytes
-    return _costs(store.variant, expert, sum(sizes.values()), _embedding_bytes(sizes))
-
-
-def _sizes(store: Store) -> dict[str, int]:
-    """Of every dense tensor."""
-    return {name: sum(span[2] for span in tensor.spans) for name, tensor in store.directory.tensors.items()}
-
-
-def _costs(variant: Variant, expert_bytes: int, dense_bytes: int, embedding_bytes: int) -> dict[str, int]:
-    """What follows from the shape. A token reads one row of the embedding, unless that is the output matrix too."""
-    row = embedding_bytes // variant.vocab_size
-    touched = dense_bytes - (0 if variant.tied_embeddings else embedding_bytes - row)
-    layer_state = variant.conv_state_bytes + variant.recurrent_state_bytes
-    return {
-        "experts": variant.num_experts * len(variant.moe_layers),
-        "dense_bytes_per_token": touched,
-        "expert_bytes_per_token": expert_bytes * variant.experts_per_token * len(variant.moe_layers),
-        "state_bytes": layer_state * len(variant.linear_layers),
-        "kv_bytes_per_position": variant.kv_row_bytes() * len(variant.full_layers),
-    }
 
 
 # ---- As text ----------------------------------------------------------------------------------------------------

@@ -1,27 +1,19 @@
-"""Which experts a router picked, token by token: recorded from a model, kept in a file, played by `moeflux replay`.
-
-with model.trace() as trace:
-    session.prefill(prompt)
-trace.save("run.trace")
-"""
+"""Which experts a router picked, token by token: recorded from a model (`Model.trace`), kept in a file, played by
+`moeflux replay`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from moeflux import _core, files
-from moeflux.errors import FormatError, IoError, StateError
+from moeflux.errors import FormatError, IoError
 from moeflux.stores.tensor_file import check_kind, chunks_of, read_arrays
 
-if TYPE_CHECKING:
-    from moeflux.model import Model
-
-__all__ = ["Recording", "Trace", "read_prompt", "record"]
+__all__ = ["Trace"]
 
 FORMAT = "moeflux-trace"
 VERSION = "1"
@@ -163,82 +155,3 @@ def check_content(path: Path, trace: Trace) -> None:
     if len(twice):
         token, layer, _ = twice[0]
         require(False, f"experts: token {token}, layer {trace.layers[layer]}: expected {k} experts, found one twice")
-
-
-# ---- Recording --------------------------------------------------------------------------------------------------
-
-
-class Recording:
-    """What `model.trace()` gives: in its `with`, every token that any session of the model evaluates is recorded."""
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        self._core = _core.RoutingTrace(model._engine)
-
-    def __enter__(self) -> Recording:
-        if not self._model._recorded.acquire(blocking=False):
-            raise StateError("trace: expected a model that is not recorded yet, found another recording under way")
-        try:
-            self._core = _core.RoutingTrace(self._model._engine)
-            _core.record_routing(self._model._engine, self._core)
-        except BaseException:
-            self._model._recorded.release()
-            raise
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        try:
-            _core.record_routing(self._model._engine, None)
-        finally:
-            self._model._recorded.release()
-
-    @property
-    def tokens(self) -> int:
-        """How many are recorded so far."""
-        return self._core.tokens
-
-    def trace(self) -> Trace:
-        """A copy of what is recorded so far."""
-        experts, passes = self._core.content()
-        model = self._model
-        return Trace(
-            model.variant.name,
-            model.fingerprint,
-            model.variant.num_experts,
-            model.expert_bytes,
-            tuple(self._core.layers),
-            experts,
-            passes,
-        )
-
-    def save(self, path: str | Path) -> None:
-        self.trace().save(path)
-
-
-def record(
-    model: Model, prompt: list[int], decode: int = 0, on_token: Callable[[int, int], object] = lambda done, total: True
-) -> Trace:
-    """Evaluates the prompt, then `decode` tokens more, each the likeliest; `on_token(done, total)` now and then."""
-    total = len(prompt) + decode
-    session = model.session(max_context=total)
-    with model.trace() as recording:
-        logits = session.prefill(prompt, on_progress=lambda done, _: on_token(done, total))
-        for done in range(len(prompt), total):
-            logits = session.step(logits.argmax())
-            on_token(done + 1, total)
-    return recording.trace()
-
-
-def read_prompt(path: str | Path, vocab: int) -> list[int]:
-    """Token ids from a text file: numbers, between them white space, commas or the brackets of a JSON list."""
-    words = files.read_text(path).replace(",", " ").replace("[", " ").replace("]", " ").split()
-    if not words:
-        raise FormatError(f"{path}: expected token ids, found none")
-    for place, word in enumerate(words):
-        if not (word.isascii() and word.isdigit() and len(word) < 10 and int(word) < vocab):
-            raise FormatError(f"{path}: token {place}: expected 0 to {vocab - 1}, found {word!r:.40}")
-    return [int(word) for word in words]
-
-
-def random_prompt(tokens: int, vocab: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).integers(vocab, size=tokens).tolist()

@@ -18,10 +18,10 @@ from moeflux import _core, files
 from moeflux.errors import BudgetError, StateError
 from moeflux.machine.memory import available, huge_pages_unasked, resident
 from moeflux.machine.remembered import Probe, remembered
-from moeflux.measure.info import costs
 from moeflux.routing.hit_rates import HitRate, hit_rate, hit_rate_of
 from moeflux.routing.trace import Trace
 from moeflux.sizes import parse_size, size_text
+from moeflux.stores.costs import costs
 from moeflux.stores.store import Store, open_store
 
 __all__ = ["Options", "Plan", "make_plan", "plan", "whole"]

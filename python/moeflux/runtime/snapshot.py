@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from moeflux import files
+from moeflux import _core, files
 from moeflux._core import SafetensorsFile, parse_snapshot_wire, snapshot_wire_header, snapshot_wire_layout
 from moeflux.errors import FormatError, StateError
 from moeflux.models.variants import MAX_CONTEXT, Variant
 from moeflux.stores.floats import bf16_bits, decode
 from moeflux.stores.tensor_file import check_kind, chunks_of, read_arrays
-
-if TYPE_CHECKING:
-    from moeflux.session import Session
 
 __all__ = ["Snapshot"]
 
@@ -46,31 +43,30 @@ class Snapshot:
     conversation: str = field(default="", repr=False)  # what was said, as moeflux.text.conversation writes it
 
     @classmethod
-    def of(cls, session: Session) -> Snapshot:
-        """A copy of what the session holds now."""
-        model, core = session.model, session._core
+    def of(cls, core: _core.Session, variant: Variant, fingerprint: str) -> Snapshot:
+        """A copy of what a session of a model with this fingerprint holds now."""
         before = core.logits_serial
         position, tokens = core.position, tuple(core.tokens)
         tensors = {(layer, name): array for layer, name, array in core.read_state()}
         if core.logits_serial != before:
             raise StateError("snapshot: expected a session that stands still, found another thread evaluating with it")
-        return cls(model.variant, position, tensors, tokens, model.fingerprint)
+        return cls(variant, position, tensors, tokens, fingerprint)
 
-    def tensors_for(self, session: Session) -> list[np.ndarray]:
-        """The pieces in the session's order and types. StateError when they are not of its model or do not fit."""
-        model = session.model
-        if self.fingerprint and self.fingerprint != model.fingerprint:
+    def tensors_for(self, variant: Variant, fingerprint: str, max_context: int, kv_dtype: str) -> list[np.ndarray]:
+        """The pieces in the order and the types of a session. StateError when they are not of its model, or do not fit
+        into it."""
+        if self.fingerprint and self.fingerprint != fingerprint:
             raise StateError(
-                f"restore: expected a snapshot of the model {model.fingerprint[:16]}..., "
+                f"restore: expected a snapshot of the model {fingerprint[:16]}..., "
                 f"found one of {self.fingerprint[:16]}..."
             )
         if self.position < 0:
             raise StateError(f"restore: expected a position from 0 on, found {self.position}")
-        check_length(self.position, session.max_context)
-        expected = dict(pieces(model.variant, self.position))
+        check_length(self.position, max_context)
+        expected = dict(pieces(variant, self.position))
         if expected.keys() != self.tensors.keys():
             odd = min(expected.keys() ^ self.tensors.keys())
-            raise StateError(f"restore: expected the pieces of {model.variant.name}, found another set: {odd}")
+            raise StateError(f"restore: expected the pieces of {variant.name}, found another set: {odd}")
         arrays = []
         for (layer, name), shape in expected.items():
             array = self.tensors[layer, name]
@@ -80,7 +76,7 @@ class Snapshot:
                 raise StateError(
                     f"restore: layer {layer}, {name}: expected {names} {shape}, found {array.dtype} {array.shape}"
                 )
-            narrow = session.kv_dtype == "bf16" and name not in FIXED
+            narrow = kv_dtype == "bf16" and name not in FIXED
             arrays.append(np.ascontiguousarray(as_bf16(array) if narrow else as_f32(array)))
         return arrays
 

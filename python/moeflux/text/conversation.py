@@ -11,19 +11,16 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moeflux.errors import FormatError, StateError
 from moeflux.files import parse_json
 from moeflux.runtime.snapshot import Snapshot
 from moeflux.text.chat import Message, Prompt, ReasoningSplit, check_messages
-from moeflux.text.generate import Generation, Piece
+from moeflux.text.generate import Generation, Piece, begin
+from moeflux.text.protocols import TextModel, TextSession
 from moeflux.text.reuse import reach
 from moeflux.text.tokenizer import shared_length
-
-if TYPE_CHECKING:
-    from moeflux.model import Model
-    from moeflux.session import Session
 
 __all__ = ["Conversation", "Part", "Reply"]
 
@@ -92,8 +89,8 @@ class Conversation:
 
     def __init__(
         self,
-        model: Model,
-        session: Session | None = None,
+        model: TextModel,
+        session: TextSession | None = None,
         *,
         system: str | None = None,
         tools: Sequence[dict[str, Any]] | None = None,
@@ -194,7 +191,7 @@ class Conversation:
             self.messages.append({"role": "assistant", "content": reply.text, **thoughts})
 
         prompt = self.prompt()
-        self._open = Reply(self.session.generate(prompt, **{"continues": False, **options}), prompt, done)
+        self._open = Reply(begin(self.session, prompt, **{"continues": False, **options}), prompt, done)
         return self._open
 
     def _close(self) -> None:

@@ -9,19 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from moeflux._core import StepStats
 from moeflux.errors import StateError
 from moeflux.progress import time_text
+from moeflux.runtime.logits import Logits
+from moeflux.runtime.tokens import Tokens, token_array
 from moeflux.sizes import size_text
 from moeflux.text.chat import Prompt
+from moeflux.text.protocols import TextSession
 from moeflux.text.reuse import reach
 from moeflux.text.sampling import Sampler, Sampling, log_probabilities
 from moeflux.text.stop_text import StopText
-
-if TYPE_CHECKING:
-    from moeflux.session import Logits, Session
 
 __all__ = ["Generation", "GenerationStats", "Piece", "begin"]
 
@@ -30,26 +30,46 @@ MOST_LOGPROBS = 1024
 
 
 def begin(
-    session: Session, prompt: Any, sampling: Sampling | None, changes: dict[str, Any], **options: Any
+    session: TextSession,
+    prompt: str | Tokens | Prompt,
+    *,
+    stop_tokens: Collection[int] = (),
+    ignore_end: bool = False,
+    sampling: Sampling | None = None,
+    max_tokens: int | None = None,
+    stop: Sequence[str] = (),
+    logprobs: int | None = None,
+    continues: bool = True,
+    on_progress: Callable[[int, int], object] | None = None,
+    **changes: Any,
 ) -> Generation:
     """`Session.generate`, whose words these are."""
     borders: Sequence[int] = ()
     if isinstance(prompt, Prompt):
-        prompt, borders = prompt.tokens, prompt.borders
+        tokens, borders = prompt.tokens, prompt.borders
     elif isinstance(prompt, str):
         tokenizer = session.model.tokenizer
         if not prompt:
             raise StateError("prompt: expected some text, found none")
-        prompt = [*tokenizer.prefix, *tokenizer.encode(prompt)]
+        tokens = [*tokenizer.prefix, *tokenizer.encode(prompt)]
     else:
-        from moeflux.session import token_array
-
-        prompt = token_array(prompt).tolist()
+        tokens = token_array(prompt).tolist()
     usual = session.model.usual_sampling if sampling is None else sampling
     unknown = changes.keys() - {field.name for field in fields(Sampling)}
     if unknown:
         raise StateError(f"generate: expected {', '.join(f.name for f in fields(Sampling))}, found {min(unknown)}")
-    return Generation(session, prompt, sampling=replace(usual, **changes), borders=borders, **options)
+    return Generation(
+        session,
+        tokens,
+        sampling=replace(usual, **changes),
+        max_tokens=max_tokens,
+        stop=stop,
+        end_tokens={*stop_tokens} | (frozenset() if ignore_end else session.model.end_tokens),
+        logprobs=logprobs,
+        borders=borders,
+        continues=continues,
+        on_progress=on_progress,
+    )
 
 
 @dataclass(frozen=True)
@@ -115,7 +135,7 @@ class Generation:
 
     def __init__(
         self,
-        session: Session,
+        session: TextSession,
         prompt: Sequence[int],
         *,
         sampling: Sampling,

@@ -8,13 +8,11 @@ likely to leave this one. Nothing of it changes a result: a state depends on the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from moeflux.errors import StateError
+from moeflux.runtime.logits import Logits
+from moeflux.text.protocols import TextSession
 from moeflux.text.tokenizer import shared_length
-
-if TYPE_CHECKING:
-    from moeflux.session import Logits, Session
 
 __all__ = ["reach"]
 
@@ -23,7 +21,7 @@ NEAR = 16
 
 
 def reach(
-    session: Session,
+    session: TextSession,
     tokens: Sequence[int],
     borders: Iterable[int] = (),
     on_progress: Callable[[int, int], object] | None = None,
@@ -59,7 +57,7 @@ def reach(
     return logits, reused
 
 
-def is_recurrent(session: Session) -> bool:
+def is_recurrent(session: TextSession) -> bool:
     return "linear" in session.model.variant.layer_kinds
 
 

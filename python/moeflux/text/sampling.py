@@ -13,15 +13,13 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from moeflux import files
 from moeflux.errors import FormatError, StateError
-
-if TYPE_CHECKING:
-    from moeflux.session import Logits
+from moeflux.runtime.logits import Logits
 
 __all__ = ["Sampler", "Sampling", "log_probabilities", "weights"]
 

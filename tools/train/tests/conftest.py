@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools.train.corpus import prepare, read_documents, text_files
+from tools.train.corpus import prepare
+from tools.train.documents import read_documents, text_files
 from tools.train.export import export
 from tools.train.generate import write_corpus
 from tools.train.loop import Training

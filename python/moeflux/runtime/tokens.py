@@ -1,0 +1,48 @@
+"""Token ids as callers have them: arrays and lists, files of numbers, random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from moeflux import files
+from moeflux.errors import FormatError, StateError
+
+__all__ = ["Tokens", "random_prompt", "read_prompt", "token_array"]
+
+Tokens = Sequence[int] | np.ndarray
+
+
+def token_array(tokens: Tokens) -> np.ndarray:
+    """A copy as int32, so that nobody changes them under the engine; refuses what is not whole numbers: 1.5 is no
+    token, and neither is True."""
+    try:
+        array = np.asarray(tokens)
+    except (ValueError, OverflowError) as error:
+        raise StateError(f"tokens: expected whole numbers in one dimension, found no array: {error}") from error
+    if array.size == 0 and array.ndim == 1:
+        return np.empty(0, np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise StateError(f"tokens: expected whole numbers in one dimension, found {array.dtype} {array.shape}")
+    if not isinstance(tokens, np.ndarray) and any(isinstance(token, (bool, np.bool_)) for token in tokens):
+        raise StateError("tokens: expected whole numbers in one dimension, found True or False among them")
+    if array.min() < -(1 << 31) or array.max() >= 1 << 31:
+        raise StateError(f"tokens: expected ids of the vocabulary, found {array.min()} to {array.max()}")
+    return array.astype(np.int32, order="C")
+
+
+def read_prompt(path: str | Path, vocab: int) -> list[int]:
+    """Token ids from a text file: numbers, between them white space, commas or the brackets of a JSON list."""
+    words = files.read_text(path).replace(",", " ").replace("[", " ").replace("]", " ").split()
+    if not words:
+        raise FormatError(f"{path}: expected token ids, found none")
+    for place, word in enumerate(words):
+        if not (word.isascii() and word.isdigit() and len(word) < 10 and int(word) < vocab):
+            raise FormatError(f"{path}: token {place}: expected 0 to {vocab - 1}, found {word!r:.40}")
+    return [int(word) for word in words]
+
+
+def random_prompt(tokens: int, vocab: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(vocab, size=tokens).tolist()

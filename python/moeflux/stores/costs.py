@@ -1,0 +1,37 @@
+"""What a token of a model costs: bytes that are read, and kept."""
+
+from __future__ import annotations
+
+from moeflux.models.variants import Variant
+from moeflux.stores.store import Store
+
+__all__ = ["costs", "costs_of_shape", "dense_sizes", "embedding_bytes"]
+
+
+def costs(store: Store) -> dict[str, int]:
+    sizes = dense_sizes(store)
+    expert = store.directory.experts.bytes
+    return costs_of_shape(store.variant, expert, sum(sizes.values()), embedding_bytes(sizes))
+
+
+def dense_sizes(store: Store) -> dict[str, int]:
+    """Of every dense tensor."""
+    return {name: sum(span[2] for span in tensor.spans) for name, tensor in store.directory.tensors.items()}
+
+
+def embedding_bytes(sizes: dict[str, int]) -> int:
+    return sum(size for name, size in sizes.items() if name.startswith("model.embed_tokens."))
+
+
+def costs_of_shape(variant: Variant, expert_bytes: int, dense_bytes: int, embedding_bytes: int) -> dict[str, int]:
+    """A token reads one row of the embedding, unless that is the output matrix too."""
+    row = embedding_bytes // variant.vocab_size
+    touched = dense_bytes - (0 if variant.tied_embeddings else embedding_bytes - row)
+    layer_state = variant.conv_state_bytes + variant.recurrent_state_bytes
+    return {
+        "experts": variant.num_experts * len(variant.moe_layers),
+        "dense_bytes_per_token": touched,
+        "expert_bytes_per_token": expert_bytes * variant.experts_per_token * len(variant.moe_layers),
+        "state_bytes": layer_state * len(variant.linear_layers),
+        "kv_bytes_per_position": variant.kv_row_bytes() * len(variant.full_layers),
+    }
