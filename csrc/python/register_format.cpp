@@ -22,19 +22,22 @@ namespace moeflux::python {
 namespace {
 
 // The document is at most json_max_depth deep.
-py::object to_python(const Json& json) {
+// `without`: members of these names are None, however large they are.
+py::object to_python(const Json& json, const std::set<std::string>& without = {}) {
   if (const bool* value = json.boolean()) return py::bool_(*value);
   if (const int64_t* value = json.integer()) return py::int_(*value);
   if (const double* value = json.real()) return py::float_(*value);
   if (const std::string* value = json.string()) return py::str(*value);
   if (const Json::Array* items = json.array()) {
     py::list list;
-    for (const Json& item : *items) list.append(to_python(item));
+    for (const Json& item : *items) list.append(to_python(item, without));
     return list;
   }
   if (const Json::Object* members = json.object()) {
     py::dict dict;
-    for (const JsonMember& member : *members) dict[py::str(member.key)] = to_python(member.value);
+    for (const JsonMember& member : *members)
+      dict[py::str(member.key)] =
+          without.contains(member.key) ? py::object(py::none()) : to_python(member.value, without);
     return dict;
   }
   return py::none();
@@ -108,8 +111,16 @@ void register_readers(py::module_& m) {
       py::arg("path"), "The content of a JSON file, read strictly.");
   m.def(
       "parse_json",
-      [](const std::string& text, const std::string& where) { return to_python(parse_json(text, where)); },
-      py::arg("text"), py::arg("where") = "text", "The value of a JSON text (str or UTF-8 bytes), read strictly.");
+      [](const std::string& text, const std::string& where, const std::set<std::string>& without) {
+        Json json;
+        {
+          const py::gil_scoped_release release;
+          json = parse_json(text, where);
+        }
+        return to_python(json, without);
+      },
+      py::arg("text"), py::arg("where") = "text", py::arg("without") = std::set<std::string>(),
+      "The value of a JSON text (str or UTF-8 bytes), read strictly; members named in `without` are checked and None.");
   m.def(
       "parse_variant", [](const std::string& text) { return to_python(variant_to_json(parse_variant(text))); },
       py::arg("text"), "The fields of Variant.to_json() as the C++ core understands them.");

@@ -910,9 +910,9 @@ def open_packed(
     A packed store. `experts_dir` holds the layer files; without `experts` it is one of the older tools.
     """
 
-def parse_json(text: str, where: str = "text") -> typing.Any:
+def parse_json(text: str, where: str = "text", without: collections.abc.Set[str] = set()) -> typing.Any:
     """
-    The value of a JSON text (str or UTF-8 bytes), read strictly.
+    The value of a JSON text (str or UTF-8 bytes), read strictly; members named in `without` are checked and None.
     """
 
 def parse_snapshot_wire(data: typing.Any, variant_json: str, where: str = "snapshot") -> SnapshotWire:

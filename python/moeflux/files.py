@@ -274,9 +274,10 @@ def read_json(path: StrPath) -> Any:
     return _core.read_json(path_of(path))
 
 
-def parse_json(text: str | bytes, where: str) -> Any:
-    """The value of a JSON text, read strictly: neither its depth nor the digits of a number can do harm."""
-    return _core.parse_json(text, where)
+def parse_json(text: str | bytes, where: str, without: frozenset[str] = frozenset()) -> Any:
+    """The value of a JSON text, read strictly: neither its depth nor the digits of a number can do harm. Members named
+    in `without` are checked and then None, for they are large."""
+    return _core.parse_json(text, where, without)
 
 
 def stdin_text(limit: int = TEXT_LIMIT) -> str:

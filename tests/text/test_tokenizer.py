@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from moeflux import FormatError, StateError
-from moeflux.text.tokenizer import Tokenizer, end_tokens
+from moeflux.models import builtin
+from moeflux.text.tokenizer import AddedTokens, Tokenizer, end_tokens
+from moeflux.text.tokenizer_rules import is_proportional
 from support.vocabularies import CORPUS, MARKERS, SPECIAL, byte_fallback, byte_level, with_added
 
 
@@ -129,3 +133,113 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(made))
     with pytest.raises(FormatError, match=r"decoder: expected ByteLevel.*found WordPiece"):
         Tokenizer.from_folder(tmp_path)
+
+
+# ---- Files that would take for ever -----------------------------------------------------------------------------
+
+FLAGS = ("lstrip", "rstrip", "single_word")
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_added_tokens_are_found_where_the_library_finds_them(data: st.DataObject) -> None:
+    whole = byte_level()._whole
+    for content in ("ab", "abc", "b<", "<c>"):
+        flags = {flag: data.draw(st.booleans()) for flag in FLAGS}
+        whole.add_tokens([AddedToken(content, normalized=False, **flags)])
+    text = data.draw(st.text("abc< >\n\t", max_size=24))
+    assert Tokenizer(whole).encode_marked(text) == whole.encode(text, add_special_tokens=False).ids
+
+
+def test_each_place_of_a_text_is_looked_at_once() -> None:
+    """A pattern for white space before a token looked again at every space: 40,000 of them took seven seconds."""
+    looked: list[str] = []
+
+    class Counting(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            looked.append(key)
+            return super().get(key, default)
+
+    tokens = {1: AddedToken("<a>", lstrip=True, rstrip=True), 2: AddedToken("<ab>", lstrip=True), 3: AddedToken("<")}
+    search = AddedTokens(tokens)
+    search._by_content = Counting(search._by_content)
+    text = " " * 40_000 + "<a>" + " " * 40_000 + "x<" + " " * 40_000
+    assert list(search.in_text(text)) == [(0, 80_003, 1), (80_004, 80_005, 3)]
+    assert len(looked) == 5
+
+
+def changed(**values: Any) -> dict[str, Any]:
+    made = json.loads(byte_level()._whole.to_str())
+    model = values.pop("model", {})
+    return {**made, **values, "model": {**made["model"], **model}}
+
+
+def bomb(times: int = 4) -> dict[str, Any]:
+    step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
+    return {"type": "Sequence", "normalizers": [step] * times}
+
+
+def split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": {"dropout": 0.5}}, "model.dropout: expected none, .* found 0.5"),
+        ({"model": None}, "expected a tokenizer with a model"),
+        ({"added_tokens": {"a": 1}}, "added_tokens: expected a list, found dict"),
+        ({"added_tokens": [3]}, "added_tokens: expected texts of 1 to 128 characters, found None"),
+        ({"added_tokens": [{"content": "a" * 129}]}, "added_tokens: expected texts of 1 to 128 characters"),
+        ({"added_tokens": [{"content": ""}]}, "added_tokens: expected texts of 1 to 128 characters"),
+        ({"added_tokens": [{"content": "a"}] * 16385}, "added_tokens: expected at most 16384, found 16385"),
+        ({"pre_tokenizer": split("(")}, "expected a tokenizer, found a file that cannot be one"),
+        ({"padding": "9" * 5000}, "expected a tokenizer, found a file that cannot be one"),
+    ],
+)
+def test_what_no_tokenizer_has(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    values = changed(**change) if change.get("model", {}) is not None else {"model": None}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values))
+    with pytest.raises(FormatError, match=rf"tokenizer\.json: {words}"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("text", ['{"model": ' + "[" * 5000, '{"model": {"vocab": {"a": ' + "9" * 5000 + "}}}"])
+def test_json_that_is_none_is_refused_before_the_library_sees_it(text: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(FormatError, match=r"tokenizer\.json: line 1"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_the_tokenizers_there_are_take_time_in_proportion() -> None:
+    built_in = json.loads((builtin.path() / "tokenizer.json").read_text())
+    assert is_proportional(built_in)
+    assert is_proportional(changed())
+    assert is_proportional(json.loads(byte_fallback()._whole.to_str()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": bomb()},
+        {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [{"type": "NFC"}]}]}},
+        {"pre_tokenizer": split("(a+)+$")},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split("a*a*a*b|.")]}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}] * 9}},
+        {"model": {"type": "Unigram"}},
+        {"model": {"type": "WordPiece"}},
+        {"model": {"continuing_subword_prefix": "#" * 1000}},
+        {"decoder": {"type": "Replace", "pattern": {"Regex": "a"}, "content": ""}},
+        {"pre_tokenizer": "text"},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "a", "String": "b"}}},
+    ],
+)
+def test_what_may_take_longer(change: dict[str, Any]) -> None:
+    assert not is_proportional(changed(**change))
+
+
+def test_a_text_without_end_is_refused() -> None:
+    with pytest.raises(StateError, match="text: expected at most 8388608 characters, found 8388609"):
+        _BYTE_LEVEL.encode("a" * 8388609)

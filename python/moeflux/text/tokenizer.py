@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,28 @@ from typing import Any
 import tokenizers
 
 from moeflux import files
-from moeflux.errors import FormatError, StateError
+from moeflux.errors import Error, FormatError, StateError
+from moeflux.text.tokenizer_rules import check_added, check_shape
 
 __all__ = ["TextStream", "Tokenizer", "end_tokens", "shared_length"]
+
+LONGEST_TEXT = 8 << 20  # characters that are made tokens at a time
+WORD, SPACES = re.compile(r"\w"), re.compile(r"\s*")
+
+
+@contextmanager
+def _library(what: str) -> Iterator[None]:
+    """Errors of the library in its `with` are of ours; it raises nothing narrower, and a panic is no Exception."""
+    try:
+        yield
+    except Error:
+        raise
+    except Exception as error:
+        raise FormatError(f"{what}: {str(error)!s:.300}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise FormatError(f"{what}: the library gave up: {str(error)!s:.300}") from error
 
 
 class Tokenizer:
@@ -30,7 +50,8 @@ class Tokenizer:
         self._plain = _without_added_tokens(whole)
         self._added: dict[int, tokenizers.AddedToken] = whole.get_added_tokens_decoder() | self._configured()
         self._ids = {token.content: id for id, token in self._added.items()}
-        self._pattern = _pattern_of(self._added.values())
+        check_added(list(self._ids), source)
+        self._search = AddedTokens(self._added)
         self._piece_bytes, self._strips_first_space = _byte_rule(whole, source)
         self.special_ids = frozenset(id for id, token in self._added.items() if token.special)
 
@@ -39,11 +60,12 @@ class Tokenizer:
         path = Path(folder) / "tokenizer.json"
         if not files.exists(path):
             raise FormatError(f"{path}: expected the tokenizer of the model, found nothing")
-        try:
-            whole = tokenizers.Tokenizer.from_buffer(files.read_bytes(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise FormatError(f"{path}: expected a tokenizer, found a file that cannot be one: {error}") from error
-        return cls(whole, _optional_json(Path(folder) / "tokenizer_config.json"), str(path))
+        data = files.read_bytes(path)
+        values = files.parse_json(data, str(path), without=frozenset(("vocab", "merges")))
+        check_shape(values, str(path))
+        with _library(f"{path}: expected a tokenizer, found a file that cannot be one"):
+            whole = tokenizers.Tokenizer.from_buffer(data)
+            return cls(whole, _optional_json(Path(folder) / "tokenizer_config.json"), str(path))
 
     # ---- Text to tokens -----------------------------------------------------------------------------------------
 
@@ -58,10 +80,10 @@ class Tokenizer:
         """
         ids: list[int] = []
         at = 0
-        for match in self._pattern.finditer(text) if self._pattern else ():
-            ids += self._between(text[at : match.start()], barrier, first=at == 0)
-            ids.append(self._ids[match.group("token")])
-            at = match.end()
+        for start, end, id in self._search.in_text(text):
+            ids += self._between(text[at:start], barrier, first=at == 0)
+            ids.append(id)
+            at = end
         return ids + self._between(text[at:], barrier, first=at == 0)
 
     def _between(self, text: str, barrier: str, first: bool) -> list[int]:
@@ -74,7 +96,10 @@ class Tokenizer:
         except UnicodeEncodeError as error:  # half of a surrogate pair, as a terminal's surrogateescape makes them
             found = text[error.start]
             raise StateError(f"text: expected Unicode, found {found!r} at character {error.start}") from error
-        return (self._plain if first else self._later).encode(text, add_special_tokens=False).ids
+        if len(text) > LONGEST_TEXT:
+            raise StateError(f"text: expected at most {LONGEST_TEXT} characters, found {len(text)}")
+        with _library(f"{self.source}: expected tokens of a text of {len(text)} characters, found"):
+            return (self._plain if first else self._later).encode(text, add_special_tokens=False).ids
 
     @cached_property
     def _later(self) -> tokenizers.Tokenizer:
@@ -91,8 +116,9 @@ class Tokenizer:
     @cached_property
     def prefix(self) -> tuple[int, ...]:
         """Tokens that stand before any text which is not a chat: what the tokenizer's post-processor puts there."""
-        with_all = self._whole.encode("a", add_special_tokens=True).ids
-        text = self._whole.encode("a", add_special_tokens=False).ids
+        with _library(f"{self.source}: expected tokens of a letter, found"):
+            with_all = self._whole.encode("a", add_special_tokens=True).ids
+            text = self._whole.encode("a", add_special_tokens=False).ids
         count = next((i for i in range(len(with_all)) if with_all[i : i + len(text)] == text), 0)
         return tuple(with_all[:count])
 
@@ -152,6 +178,50 @@ class Tokenizer:
             flags = {flag: bool(entry.get(flag, False)) for flag in ("single_word", "lstrip", "rstrip", "special")}
             found[int(id)] = tokenizers.AddedToken(entry["content"], normalized=False, **flags)
         return found
+
+
+class AddedTokens:
+    """Finds added tokens in a text, in time that is in proportion to it: each place is looked at once for each length
+    that a token beginning with its character has."""
+
+    def __init__(self, added: dict[int, tokenizers.AddedToken]) -> None:
+        self._by_content = {token.content: (id, token) for id, token in added.items()}
+        lengths: dict[str, set[int]] = {}
+        for content in self._by_content:
+            lengths.setdefault(content[0], set()).add(len(content))
+        self._lengths = {first: sorted(each, reverse=True) for first, each in lengths.items()}
+        self._first = re.compile("[" + "".join(map(re.escape, lengths)) + "]") if lengths else None
+
+    def in_text(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """(start, end, id) from left to right, of those that begin at one place the longest, as the library has it.
+        White space at a side where a token asks for it goes with the token."""
+        at = seen = 0
+        for first in self._first.finditer(text) if self._first else ():
+            place = first.start()
+            found = self._longest(text, place) if place >= seen else None
+            if found is None:
+                continue
+            id, token = found
+            seen = place + len(token.content)
+            if not self._stands(token, text, place):
+                continue
+            start = at + len(text[at:place].rstrip()) if token.lstrip else place
+            at = SPACES.match(text, seen).end() if token.rstrip else seen  # type: ignore[union-attr]
+            seen = at
+            yield start, at, id
+
+    def _longest(self, text: str, place: int) -> tuple[int, tokenizers.AddedToken] | None:
+        for length in self._lengths[text[place]]:
+            found = self._by_content.get(text[place : place + length])
+            if found is not None:
+                return found
+        return None
+
+    @staticmethod
+    def _stands(token: tokenizers.AddedToken, text: str, place: int) -> bool:
+        """By itself, where it must be a word of its own."""
+        end = place + len(token.content)
+        return not token.single_word or not (WORD.match(text[place - 1 : place]) or WORD.match(text[end : end + 1]))
 
 
 class TextStream:
@@ -227,25 +297,6 @@ def _without_added_tokens(whole: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     if whole.pre_tokenizer is not None:
         plain.pre_tokenizer = whole.pre_tokenizer
     return plain
-
-
-def _pattern_of(added: Iterable[tokenizers.AddedToken]) -> re.Pattern[str] | None:
-    """Matches any of them, the longest first; white space at a side where a token asks for it goes with the token."""
-    choices = []
-    for token in sorted(added, key=lambda token: -len(token.content)):
-        text = re.escape(token.content)
-        if token.single_word:
-            text = rf"(?<!\w){text}(?!\w)"
-        choices.append((r"\s*" if token.lstrip else "", text, r"\s*" if token.rstrip else ""))
-    if not choices:
-        return None
-    # One group cannot stand in several branches, so what may stand around a token is looked at separately.
-    before = {text: left for left, text, _ in choices if left}
-    after = {text: right for _, text, right in choices if right}
-    tokens = "|".join(text for _, text, _ in choices)
-    left = rf"(?:\s*(?={'|'.join(before)}))?" if before else ""
-    right = rf"(?:(?:{'|'.join(f'(?<={text})' for text in after)})\s*)?" if after else ""
-    return re.compile(f"{left}(?P<token>{tokens}){right}")
 
 
 def _byte_rule(whole: tokenizers.Tokenizer, source: str) -> tuple[Any, bool]:
