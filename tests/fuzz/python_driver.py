@@ -4,7 +4,8 @@
 
 A target is a module of tests/fuzz/python_targets with `seeds() -> list[bytes]` and `one(data: bytes) -> None`. An error
 of moeflux's own is how a reader refuses; any other exception, a broken `assert`, a death, more than SECONDS of the
-processor or more than MEMORY beyond what the seeds took is a finding. A target may set these two for itself.
+processor or more than MEMORY beyond what the seeds took is a finding. A target may set these two for itself, and
+COVERED, folders whose lines guide it beside moeflux's.
 
 First the seeds and every file of the given directories are run, then mutations of them. The lines of moeflux that an
 input reaches are counted by pairs of lines one after the other; an input that reaches a new pair is kept and mutated
@@ -154,9 +155,10 @@ def read_dictionary(path: Path) -> list[bytes]:
 
 
 class Lines:
-    """Which pairs of moeflux's lines came one after the other, in the thread of the driver."""
+    """Which pairs of lines of these folders came one after the other, in the thread of the driver."""
 
-    def __init__(self) -> None:
+    def __init__(self, folders: tuple[str, ...]) -> None:
+        self._folders = folders
         self.seen: set[tuple[int, int, int]] = set()
         self._ours: dict[Any, bool] = {}  # of each code object
         self._last = 0
@@ -176,7 +178,7 @@ class Lines:
         code = frame.f_code
         ours = self._ours.get(code)
         if ours is None:
-            ours = self._ours[code] = code.co_filename.startswith(PACKAGE)
+            ours = self._ours[code] = code.co_filename.startswith(self._folders)
         return self._line if ours else None
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
@@ -230,7 +232,7 @@ class Fuzzer:
         self._save: Path | None = options.save
         files = [file for folder in options.folders for file in sorted(folder.iterdir())]
         self._corpus = target.seeds() + [file.read_bytes() for file in files]
-        self._lines = Lines()
+        self._lines = Lines((PACKAGE, *getattr(target, "COVERED", ())))
         self._executions = 0
         self._most = 0
 

@@ -108,9 +108,10 @@ def test_whatever_the_options(folder: Folder, options: dict[str, Any]) -> None:
 
 
 @linux
-def test_a_tokenizer_is_in_the_plan() -> None:
+def test_a_tokenizer_and_a_chat_template_are_in_the_plan() -> None:
     found = run(builtin.path(), "floor", context=400, reads="direct")
-    assert found.peak <= found.result["total"]
+    assert 0 < found.result["renderer"] <= found.result["planned renderer"]
+    assert found.peak + found.result["planned renderer"] <= found.result["total"]
 
 
 @linux

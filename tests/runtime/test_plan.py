@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 import moeflux
-from moeflux import BudgetError, FormatError, Plan, StateError, _core
+from moeflux import BudgetError, FormatError, Plan, StateError, _core, model
 from moeflux.cli import main
 from moeflux.conversion.synth import synth
 from moeflux.machine.memory import Available
 from moeflux.machine.remembered import Probe, remember
+from moeflux.machine.sandbox import RENDERING
 from moeflux.measure.record import record
 from moeflux.models.variants import PRESETS
 from moeflux.routing.hit_rates import hit_rate, remember_replay
@@ -143,7 +144,7 @@ def test_auto_is_what_is_free_less_a_reserve(store: Path, monkeypatch: pytest.Mo
 def test_other_models_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(planning, "LOADED", weakref.WeakKeyDictionary())  # whatever other tests have left
-    monkeypatch.setattr(moeflux.model, "LOADED", planning.LOADED)
+    monkeypatch.setattr(model, "LOADED", planning.LOADED)
     first = moeflux.load(store, memory="1TB", context=100)
     assert plan(store, memory="1TB", context=100).parts["other models"] == first.plan.model_bytes
     second = moeflux.load(store, memory="1TB", context=100)
@@ -153,6 +154,20 @@ def test_other_models_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) 
     assert third.plan.parts["other models"] == 2 * first.plan.model_bytes
     del first, second, third
     assert "other models" not in moeflux.load(store, memory="1TB", context=100).plan.parts
+
+
+def test_a_process_has_one_renderer(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(planning, "LOADED", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(model, "LOADED", planning.LOADED)
+    assert plan(store, memory="1TB", context=100).parts["renderer"] == 0
+    first = moeflux.load(moeflux.builtin.path(), memory="1TB", context=100)
+    assert first.plan.parts["renderer"] == RENDERING.most
+    assert "\n  renderer " in str(first.plan)
+    for path in (moeflux.builtin.path(), store):
+        both = plan(path, memory="1TB", context=100)
+        assert both.parts["renderer"] == RENDERING.most, "it is there already"
+        assert both.parts["other models"] == first.plan.model_bytes
 
 
 # ---- How experts are read ---------------------------------------------------------------------------------------

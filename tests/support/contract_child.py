@@ -7,6 +7,7 @@ its status can still be read.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import moeflux
 from moeflux import BudgetError
 from moeflux.runtime.plan import Plan, plan
+from moeflux.text.template import RENDERER
 
 PLENTY = "1TB"
 
@@ -65,6 +67,12 @@ def check_held(model: moeflux.Model, plan: Plan) -> None:
     assert model._engine.held == plan.model_bytes - plan.parts["text"]
 
 
+def peak_of(pid: int) -> int:
+    """Bytes that a process had in physical memory at most."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)[1])
+
+
 def main() -> None:
     path, share, tokens, options = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
     plan(path, memory=PLENTY, **options)  # what planning itself takes is there now
@@ -75,6 +83,10 @@ def main() -> None:
     token = work(model, tokens)
     if model.plan.parts["text"]:
         model.tokenizer.decode(model.tokenizer.encode("how many bytes does a tokenizer take? " * 50))
+    renderer = 0
+    if model.chat_format is not None:
+        model.chat_format.render([{"role": "user", "content": "how much does a text take? " * 20_000}])
+        renderer = peak_of(RENDERER.pid)
     excess = bytearray(int(sys.argv[5]))
     excess[::4096] = b"x" * len(excess[::4096])
     result = {
@@ -85,6 +97,8 @@ def main() -> None:
         "experts": model.plan.experts,
         "reads": model.plan.reads,
         "token": token,
+        "renderer": renderer,
+        "planned renderer": model.plan.parts["renderer"],
     }
     print(json.dumps(result), flush=True)
     sys.stdin.readline()

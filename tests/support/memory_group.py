@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,5 +71,7 @@ def memory_group() -> Iterator[MemoryGroup | str]:
             yield MemoryGroup(folder, limit_file)
             return
         finally:
+            while (folder / "cgroup.procs").read_text():  # children of what was ended there see it in a moment
+                time.sleep(0.01)
             folder.rmdir()
     yield reason

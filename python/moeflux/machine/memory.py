@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from moeflux.files import system_text
 
-__all__ = ["Available", "Resident", "available", "huge_pages_unasked", "resident"]
+__all__ = ["Available", "Resident", "available", "huge_pages_unasked", "resident", "resident_of"]
 
 NO_LIMIT = 1 << 60
 """The first version of control groups says "no limit" with a number near 2^63."""
@@ -40,9 +40,14 @@ def resident(root: Path = Path("/")) -> Resident:
         pass
     # No /proc, so not Linux. macOS counts the peak in bytes, others in kB.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    found = re.match(r"\s*(\d+)", _output("ps", "-o", "rss=", "-p", str(os.getpid())))
-    now = 1024 * int(found[1]) if found else peak
+    now = resident_of(os.getpid()) or peak
     return Resident(now, max(now, peak), now)
+
+
+def resident_of(pid: int) -> int:
+    """Bytes of a process in physical memory, where there is no /proc; 0 when nobody can say."""
+    found = re.match(r"\s*(\d+)", _output("ps", "-o", "rss=", "-p", str(pid)))
+    return 1024 * int(found[1]) if found else 0
 
 
 def huge_pages_unasked(root: Path = Path("/")) -> bool:

@@ -18,6 +18,7 @@ from moeflux import _core, files
 from moeflux.errors import BudgetError, StateError
 from moeflux.machine.memory import available, huge_pages_unasked, resident
 from moeflux.machine.remembered import Probe, remembered
+from moeflux.machine.sandbox import RENDERING
 from moeflux.routing.hit_rates import HitRate, hit_rate, hit_rate_of
 from moeflux.routing.trace import Trace
 from moeflux.sizes import parse_size, size_text
@@ -42,6 +43,8 @@ SESSION_PARTS = {
     "tokens and logits": "tokens",
 }
 """Names for people, and those of `_core.Footprint`."""
+
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 
 USUAL_CHUNK = 512
 LARGEST_CHUNK = 1024  # a larger one would let Ctrl-C and progress wait for too long
@@ -209,6 +212,7 @@ class _Planner:
         process = _round_up(own + 16 * MIB + stack * (self.threads + self.readers), 32 * MIB)
         others = list(LOADED.values())
         parts = {"process": max([process, *(plan.parts["process"] for plan in others)]), "text": self.text_part()}
+        parts["renderer"] = max([self.renderer_part(), *(plan.parts.get("renderer", 0) for plan in others)])
         return parts | {"other models": sum(plan.model_bytes for plan in others)} if others else parts
 
     def text_part(self) -> int:
@@ -216,6 +220,11 @@ class _Planner:
         were measured on vocabularies of 150,000 tokens and more."""
         status = files.status_of(self.store.path / "tokenizer.json")
         return 0 if status is None else 8 * MIB + 16 * status.st_size
+
+    def renderer_part(self) -> int:
+        """A process of its own that renders the chat templates of all models of this process."""
+        found = any(files.status_of(self.store.path / file) is not None for file in TEMPLATE_FILES)
+        return RENDERING.most if found else 0
 
     def budget_of(self, memory: int | str | None) -> tuple[int | None, str]:
         if memory is None:
@@ -436,7 +445,8 @@ def _lines(plan: Plan) -> list[str]:
     per_session = f"{plan.sessions} x {plan.context} tokens, {plan.kv_dtype}"
     meanings = {
         "process": f"Python, libraries, what this process has already, {plan.threads + plan.readers} threads",
-        "text": "tokenizer and chat template, once they are asked for",
+        "text": "the tokenizer, once it is asked for",
+        "renderer": "a process of its own for the chat template, once it is asked for; never more",
         "dense weights": "all but the routed experts, read once",
         "expert slots": f"{plan.slots} of {plan.experts} experts ({plan.slots / plan.experts:.1%}), "
         f"{size_text(plan.slot_bytes)} each",

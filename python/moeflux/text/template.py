@@ -1,140 +1,67 @@
-"""Chat templates: jinja as transformers runs it, with the same names for a template to find."""
+"""Chat templates: jinja as transformers runs it, in a process of its own."""
 
 from __future__ import annotations
 
-import functools
 import json
-import re
-from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.utils import Namespace
-
 from moeflux.errors import FormatError, StateError
-from moeflux.text.sandbox import Sandbox, current, rendering
+from moeflux.machine.sandbox import RENDERING, Overrun, Sandbox
 
-__all__ = ["Template"]
+__all__ = ["RENDERER", "Template"]
 
-MAX_SOURCE = 4_000_000  # characters of the template itself
+MAX_SOURCE = 1_000_000  # characters of the template itself
+PROGRAM = Path(__file__).absolute().with_name("renderer.py")
+PACKAGES = ("jinja2", "markupsafe")
+
+RENDERER = Sandbox(PROGRAM, PACKAGES, RENDERING)
+"""The process of all templates."""
 
 
 class Template:
-    """A compiled template; immutable, shared by any number of threads."""
+    """A template that compiles; immutable, shared by any number of threads."""
 
-    def __init__(self, text: str, source: str = "chat template") -> None:
+    def __init__(self, text: str, source: str = "chat template", sandbox: Sandbox = RENDERER) -> None:
         self.source = source
         if len(text) > MAX_SOURCE:
             raise FormatError(f"{source}: expected at most {MAX_SOURCE} characters, found {len(text)}")
-        try:
-            self._template = _environment().from_string(text)
-        except TemplateSyntaxError as error:
-            raise FormatError(f"{source}: line {error.lineno}: expected a template, found: {error.message}") from error
-        except (RecursionError, SyntaxError, MemoryError) as error:  # nested deeper than Python compiles
-            raise FormatError(f"{source}: expected a template, found one that nests too deep: {error}") from error
+        self._text = text
+        self._sandbox = sandbox
+        self._ask(None, "")
 
     def render(self, variables: dict[str, Any], barrier: str = "") -> str:
         """The text for these variables, which must be plain JSON values. FormatError when it passes a limit,
         StateError with the template's own words when it refuses them. `barrier` is never escaped by `tojson`."""
-        with rendering(self.source, barrier):
-            try:
-                return "".join(self._template.generate(variables))
-            except _Refused as error:
-                raise StateError(f"{self.source}: the template refuses this conversation: {error.message}") from error
-            except SecurityError as error:
-                raise FormatError(f"{self.source}: expected to touch only what it is given, found: {error}") from error
-            except RecursionError as error:
-                raise FormatError(
-                    f"{self.source}: expected to end, found a macro that calls itself for ever"
-                ) from error
-            except (FormatError, MemoryError, KeyboardInterrupt):
-                raise
-            except Exception as error:  # the template is a program, and may fail in any way
-                raise StateError(f"{self.source}: {_line_of(error)}{type(error).__name__}: {error}") from error
+        return self._ask(variables, barrier)
 
-
-class _Refused(TemplateError):
-    """raise_exception was called."""
-
-
-def _line_of(error: BaseException) -> str:
-    """Where in the template, as jinja left it in the traceback."""
-    line, frame = None, error.__traceback__
-    while frame is not None:
-        if frame.tb_frame.f_code.co_filename == "<template>":
-            line = frame.tb_lineno
-        frame = frame.tb_next
-    return f"line {line}: " if line is not None else ""
-
-
-# ---- What a template finds --------------------------------------------------------------------------------------
-
-
-class _Generation(Extension):
-    """{% generation %} marks what a model says, for training. Here it is only text."""
-
-    tags = frozenset(("generation",))
-
-    def parse(self, parser: Any) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Namespace(Namespace):
-    """Without attributes that lead into Python."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:  # so that `namespace(self=...)` works, as in jinja
-        self, *values = args
-        attributes = dict(*values, **kwargs)
-        for name in attributes:
-            _Namespace._check(name)
-        Namespace.__init__(self, attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _Namespace._check(name)
-        super().__setitem__(name, value)
-
-    @staticmethod
-    def _check(name: Any) -> None:
-        if isinstance(name, str) and name.startswith("_"):
-            raise SecurityError(f"a namespace's attribute {name!r}")
-
-
-def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    """Not the class, whose attributes lead into Python."""
-    return dict(*args, **kwargs)
-
-
-def _raise_exception(message: Any = "") -> None:
-    raise _Refused(str(message))
-
-
-def _strftime_now(format: str) -> str:
-    if re.search(r"\d{3,}", format) or len(format) > 1000:  # a width, which some systems honour
-        raise SecurityError(f"a time's format {format!r:.60}")
-    return datetime.now().strftime(format)
-
-
-def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    """As Python writes JSON: jinja's own would escape < and >, which models never saw escaped."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
-    if not ensure_ascii:
-        return text
-    barrier = current().barrier
-    return "".join(c if c < "\x80" or c == barrier else json.dumps(c)[1:-1] for c in text)
-
-
-@functools.cache
-def _environment() -> Sandbox:
-    names = {
-        "dict": _dict,
-        "namespace": _Namespace,
-        "raise_exception": _raise_exception,
-        "strftime_now": _strftime_now,
-    }
-    extensions = [_Generation, loopcontrols]
-    return Sandbox({"tojson": _tojson}, names, trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    def _ask(self, variables: dict[str, Any] | None, barrier: str) -> str:
+        source, limits = self.source, self._sandbox.limits
+        request = {"template": self._text, "variables": variables, "barrier": barrier}
+        try:
+            encoded = json.dumps(request, ensure_ascii=False).encode()
+        except (ValueError, RecursionError) as error:
+            raise StateError(f"messages and variables: expected what JSON can hold, found: {error}") from error
+        if len(encoded) > limits.longest:
+            raise StateError(f"messages and variables: expected at most {limits.longest} bytes, found {len(encoded)}")
+        try:
+            head, text = self._sandbox.ask(encoded)
+        except Overrun as error:
+            raise FormatError(f"{source}: expected to be rendered with {limits}, found {error}") from error
+        kind, words, line = head.get("error"), head.get("message"), head.get("line")
+        where = f"{source}: line {line}" if line else source
+        if kind is None:
+            return text
+        if kind == "memory":
+            raise FormatError(f"{source}: expected to be rendered with {limits}, found it to want more memory")
+        if kind == "recursion":
+            raise FormatError(f"{source}: expected to end, found what calls itself for ever, or nests as deep")
+        if kind == "long":
+            raise FormatError(f"{source}: expected a text of at most {limits.longest} bytes, found a longer one")
+        if kind == "security":
+            raise FormatError(f"{source}: expected to touch only what it is given, found: {words}")
+        if kind == "refused":
+            raise StateError(f"{source}: the template refuses this conversation: {words}")
+        if kind == "syntax" or variables is None:
+            raise FormatError(f"{where}: expected a template, found: {words}")
+        raise StateError(f"{where}: {words}")

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from moeflux.text.template import Template
+import jinja2
+
+from moeflux.errors import Error, FormatError, StateError
+from moeflux.machine.sandbox import RENDERING, Sandbox
+from moeflux.text import renderer
+from moeflux.text.template import PACKAGES, PROGRAM, Template
 
 CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}
 MESSAGES: list[dict[str, Any]] = [
@@ -35,6 +43,21 @@ def seeds() -> list[bytes]:
     return [seed.encode() for seed in SEEDS]
 
 
+SECONDS = 60.0  # what follows a template line by line is slower than the process that has a limit
+COVERED = (str(Path(jinja2.__file__).parent),)
+SANDBOX = Sandbox(PROGRAM, PACKAGES, replace(RENDERING, seconds=0.2))
+
+
 def one(data: bytes) -> None:
-    text = Template(data.decode(errors="replace"), "t").render(VARIABLES)
-    assert isinstance(text, str)
+    text = data.decode(errors="replace")
+    try:
+        rendered = Template(text, "t", SANDBOX).render(VARIABLES)
+        assert len(rendered) <= RENDERING.longest
+    except Error as error:
+        assert type(error) in (FormatError, StateError)
+        assert str(error).startswith("t: ")
+        assert "process ended" not in str(error)
+        if "expected to be rendered with" in str(error):
+            return
+    # It is within the limits, so that it can be done here too, where the lines that it reaches are seen.
+    renderer.answer(json.dumps({"template": text, "variables": VARIABLES, "barrier": ""}).encode())

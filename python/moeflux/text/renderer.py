@@ -1,0 +1,260 @@
+"""The program that compiles and renders chat templates, in a process of its own: sandbox.py starts it and talks to it.
+
+A template is a program that comes with a download. Jinja's sandbox keeps it away from Python; that it ends, and leaves
+the memory alone, is the system's to enforce, on this process. So nothing here counts what a template does. It is
+started by its file and without site-packages, and has nothing of moeflux's.
+
+Requests come in and answers go out on standard input, which is a socket: a length in four bytes, then JSON. The text
+of a rendering follows its answer as UTF-8. Template and variables come with every request; the last templates stay
+compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, NoReturn
+
+if __name__ == "__main__":
+    sys.path += sys.argv[2:]  # where jinja2 and what it needs are installed
+
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+for module in "encodings.unicode_escape html.entities jinja2.constants jinja2.debug pprint textwrap".split():
+    importlib.import_module(module)  # where they are needed first, no file can be opened any more
+
+CHANNEL = 0
+LONGEST_MESSAGE = 2000  # characters of an error's own words
+
+
+# ---- What a template finds --------------------------------------------------------------------------------------
+
+
+class Refused(TemplateError):
+    """raise_exception was called."""
+
+
+class _Generation(Extension):
+    """{% generation %} marks what a model says, for training. Here it is only text, with its own variables."""
+
+    tags = frozenset(("generation",))
+
+    def parse(self, parser: Any) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class _Namespace(Namespace):
+    """Without attributes that lead into Python."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # so that `namespace(self=...)` works, as in jinja
+        self, *values = args
+        attributes = dict(*values, **kwargs)
+        for name in attributes:
+            _Namespace._check(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _Namespace._check(name)
+        super().__setitem__(name, value)
+
+    @staticmethod
+    def _check(name: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise SecurityError(f"a namespace's attribute {name!r}")
+
+
+class _Dict:
+    """Not the class, whose attributes lead into Python."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _raise_exception(message: Any) -> NoReturn:
+    raise Refused(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """As transformers sets it up, with the same names for a template to find."""
+
+    def __init__(self) -> None:
+        super().__init__(cache_size=0, trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+        self.barrier = ""
+        self.filters["tojson"] = self._tojson
+        self.globals["dict"] = _Dict()
+        self.globals["namespace"] = _Namespace
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
+
+    def _tojson(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: Any = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """As Python writes JSON: jinja's own would escape < and >, which models never saw escaped."""
+        text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+        if not ensure_ascii:
+            return text
+        return "".join(c if c < "\x80" or c == self.barrier else json.dumps(c)[1:-1] for c in text)
+
+
+ENVIRONMENT = _Environment()
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(text: str) -> Template:
+    return ENVIRONMENT.from_string(text)
+
+
+# ---- A request --------------------------------------------------------------------------------------------------
+
+
+def answer(request: bytes) -> tuple[dict[str, Any], bytes]:
+    """What to say of it, and the text."""
+    try:
+        return {}, _render(**json.loads(request)).encode()
+    except TemplateSyntaxError as error:
+        return failure("syntax", error.message, error.lineno), b""
+    except Refused as error:
+        return failure("refused", error.message), b""
+    except SecurityError as error:
+        return failure("security", str(error)), b""
+    except RecursionError:
+        return failure("recursion"), b""
+    except MemoryError:
+        return failure("memory"), b""
+    except Exception as error:  # a template is a program, and may fail in any way
+        return failure("failed", f"{type(error).__name__}: {error}", _line_of(error)), b""
+
+
+def failure(kind: str, message: str | None = None, line: int | None = None) -> dict[str, Any]:
+    words = (message or "")[:LONGEST_MESSAGE].encode(errors="backslashreplace").decode()
+    return {"error": kind, "message": words, "line": line}
+
+
+def _render(template: str, variables: dict[str, Any] | None, barrier: str) -> str:
+    """Without variables it is only compiled. `barrier` is never escaped by `tojson`."""
+    try:
+        compiled = _compiled(template)
+    except (RecursionError, SyntaxError) as error:
+        raise TemplateSyntaxError(f"one that nests deeper than Python compiles: {error}", 1) from error
+    ENVIRONMENT.barrier = barrier
+    return "" if variables is None else "".join(compiled.generate(variables))
+
+
+def _line_of(error: BaseException) -> int | None:
+    """Where in the template, as jinja left it in the traceback."""
+    line, frame = None, error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == "<template>":
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    return line
+
+
+# ---- The process ------------------------------------------------------------------------------------------------
+
+
+def limit_process(memory: int) -> None:
+    """From here on it may have `memory` more, opens nothing, and leaves no image of itself behind."""
+    datetime.now().astimezone()  # the system reads its time zone now
+    sys.stdout = sys.stderr = None  # type: ignore[assignment]
+    os.closerange(CHANNEL + 1, 3)
+    # Its parent may have had them blocked, or ignored.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    _limit_memory(memory)
+    for limit in (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE):
+        resource.setrlimit(limit, (0, 0))
+
+
+def _limit_memory(more: int) -> None:
+    """What is mapped is limited, for that cannot be less than what is used."""
+    if sys.platform == "darwin":
+        _limit_memory_of_macos(more)
+        return
+    with open("/proc/self/statm") as file:
+        most = int(file.read().split()[0]) * resource.getpagesize() + more
+    _, before = resource.getrlimit(resource.RLIMIT_AS)
+    if before != resource.RLIM_INFINITY:
+        most = min(most, before)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _limit_memory_of_macos(more: int) -> None:
+    """Its allocator maps a hundred times what it uses, so this only bounds what can be taken until the parent looks.
+    A limit below what is mapped is refused there, and nothing else tells how much that is."""
+    least, most = 0, 1 << 48
+    with suppress(OSError, ValueError):
+        while most - least > 1 << 20:
+            middle = (least + most) // 2
+            try:
+                resource.setrlimit(resource.RLIMIT_AS, (middle, resource.RLIM_INFINITY))
+                most = middle
+            except ValueError:
+                least = middle
+        resource.setrlimit(resource.RLIMIT_AS, (most + (1 << 30) + more,) * 2)
+
+
+def serve(seconds: float, longest: int) -> NoReturn:
+    """Until its parent is gone. What takes more than `seconds` of the processor is ended by the system."""
+    while True:
+        size = int.from_bytes(receive(4), "little")
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        head, text = answer(receive(size))
+        if len(text) > longest:
+            head, text = failure("long"), b""
+        send({"size": len(text), **head})
+        write(text)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def receive(size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        piece = os.read(CHANNEL, size - len(data))
+        if not piece:
+            os._exit(0)
+        data += piece
+    return bytes(data)
+
+
+def send(head: dict[str, Any]) -> None:
+    encoded = json.dumps(head).encode()
+    write(len(encoded).to_bytes(4, "little") + encoded)
+
+
+def write(data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(CHANNEL, left) :]
+
+
+if __name__ == "__main__":
+    limits = json.loads(sys.argv[1])
+    limit_process(limits["memory"])
+    send({"ready": True})
+    serve(limits["seconds"], limits["longest"])
