@@ -59,6 +59,7 @@ __all__ = [
     "system_errors",
     "system_text",
     "tell_system",
+    "text_of",
     "write_atomically",
 ]
 
@@ -259,10 +260,10 @@ def read_bytes(path: StrPath, limit: int = JSON_LIMIT) -> bytes:
 
 def read_text(path: StrPath, limit: int = TEXT_LIMIT) -> str:
     """The whole file, which is UTF-8."""
-    return _utf8(read_bytes(path, limit), shown(path))
+    return text_of(read_bytes(path, limit), shown(path))
 
 
-def _utf8(data: bytes, where: str) -> str:
+def text_of(data: bytes, where: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -286,7 +287,7 @@ def stdin_text(limit: int = TEXT_LIMIT) -> str:
         data = sys.stdin.buffer.read(limit + 1)
     if len(data) > limit:
         raise FormatError(f"stdin: expected at most {limit} bytes, found more")
-    return _utf8(data, "stdin")
+    return text_of(data, "stdin")
 
 
 def system_text(path: Path) -> str:

@@ -18,6 +18,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, NoReturn
@@ -35,6 +36,7 @@ for module in "encodings.unicode_escape html.entities jinja2.constants jinja2.de
     importlib.import_module(module)  # where they are needed first, no file can be opened any more
 
 CHANNEL = 0
+Answer = Callable[[bytes], tuple[dict[str, Any], bytes]]
 LONGEST_MESSAGE = 2000  # characters of an error's own words
 
 
@@ -219,7 +221,7 @@ def _limit_memory_of_macos(more: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most + (1 << 30) + more,) * 2)
 
 
-def serve(seconds: float, longest: int) -> NoReturn:
+def serve(answer: Answer, seconds: float, longest: int) -> NoReturn:
     """Until its parent is gone. What takes more than `seconds` of the processor is ended by the system."""
     while True:
         size = int.from_bytes(receive(4), "little")
@@ -257,4 +259,4 @@ if __name__ == "__main__":
     limits = json.loads(sys.argv[1])
     limit_process(limits["memory"])
     send({"ready": True})
-    serve(limits["seconds"], limits["longest"])
+    serve(answer, limits["seconds"], limits["longest"])

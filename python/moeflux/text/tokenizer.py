@@ -14,7 +14,8 @@ import tokenizers
 
 from moeflux import files
 from moeflux.errors import Error, FormatError, StateError
-from moeflux.text.tokenizer_rules import check_added, check_shape
+from moeflux.text.guarded import Guarded
+from moeflux.text.tokenizer_rules import check_added, check_shape, is_proportional
 
 __all__ = ["TextStream", "Tokenizer", "end_tokens", "shared_length"]
 
@@ -40,8 +41,16 @@ def _library(what: str) -> Iterator[None]:
 class Tokenizer:
     """The tokenizer of one model; immutable, and shared by any number of threads."""
 
-    def __init__(self, whole: tokenizers.Tokenizer, config: dict[str, Any] | None = None, source: str = "tokenizer"):
+    def __init__(
+        self,
+        whole: tokenizers.Tokenizer,
+        config: dict[str, Any] | None = None,
+        source: str = "tokenizer",
+        guard: Guarded | None = None,
+    ) -> None:
+        """`guard` makes the tokens where `whole` might take any time for it."""
         self.source = source
+        self._guard = guard
         self.config = config or {}
         whole.no_truncation()
         whole.no_padding()
@@ -63,43 +72,59 @@ class Tokenizer:
         data = files.read_bytes(path)
         values = files.parse_json(data, str(path), without=frozenset(("vocab", "merges")))
         check_shape(values, str(path))
+        # What loads within limits there loads here too: loading depends on nothing but the file.
+        guard = None if is_proportional(values) else Guarded(data, str(path))
         with _library(f"{path}: expected a tokenizer, found a file that cannot be one"):
             whole = tokenizers.Tokenizer.from_buffer(data)
-            return cls(whole, _optional_json(Path(folder) / "tokenizer_config.json"), str(path))
+            return cls(whole, _optional_json(Path(folder) / "tokenizer_config.json"), str(path), guard)
 
     # ---- Text to tokens -----------------------------------------------------------------------------------------
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text that is only text: `<|im_start|>` in it is twelve characters and no token of its own."""
-        return self._text_ids(text, first=True)
+        return self._text_ids([text])[0]
 
     def encode_marked(self, text: str, barrier: str = "") -> list[int]:
         """The tokens of a text whose added tokens count, as a chat template writes them.
 
         An occurrence with a `barrier` in it is none; barriers are taken out of the text between added tokens.
         """
-        ids: list[int] = []
-        at = 0
+        texts, found, at = [], [], 0
         for start, end, id in self._search.in_text(text):
-            ids += self._between(text[at:start], barrier, first=at == 0)
-            ids.append(id)
+            texts.append(text[at:start])
+            found.append(id)
             at = end
-        return ids + self._between(text[at:], barrier, first=at == 0)
+        texts.append(text[at:])
+        between = self._text_ids([each.replace(barrier, "") if barrier else each for each in texts])
+        ids = between[0]
+        for id, rest in zip(found, between[1:], strict=True):
+            ids += [id, *rest]
+        return ids
 
-    def _between(self, text: str, barrier: str, first: bool) -> list[int]:
-        text = text.replace(barrier, "") if barrier else text
-        return self._text_ids(text, first) if text else []
+    def _text_ids(self, texts: list[str]) -> list[list[int]]:
+        """The tokens of texts between added tokens, the first of which begins the whole."""
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:  # half of a surrogate pair, as a terminal's surrogateescape makes them
+                found = text[error.start]
+                raise StateError(f"text: expected Unicode, found {found!r} at character {error.start}") from error
+        size = sum(map(len, texts))
+        if size > LONGEST_TEXT:
+            raise StateError(f"text: expected at most {LONGEST_TEXT} characters, found {size}")
+        return self._encode("plain", texts[:1]) + (self._encode("later", texts[1:]) if texts[1:] else [])
 
-    def _text_ids(self, text: str, first: bool) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:  # half of a surrogate pair, as a terminal's surrogateescape makes them
-            found = text[error.start]
-            raise StateError(f"text: expected Unicode, found {found!r} at character {error.start}") from error
-        if len(text) > LONGEST_TEXT:
-            raise StateError(f"text: expected at most {LONGEST_TEXT} characters, found {len(text)}")
-        with _library(f"{self.source}: expected tokens of a text of {len(text)} characters, found"):
-            return (self._plain if first else self._later).encode(text, add_special_tokens=False).ids
+    def _encode(self, which: str, texts: list[str], special: bool = False) -> list[list[int]]:
+        """By one of the tokenizers that there are of this one."""
+        which = "plain" if which == "later" and self._later is self._plain else which
+        whole = {"whole": self._whole, "plain": self._plain, "later": self._later}[which]
+        if self._guard is not None:
+            if which != "whole":
+                state = whole.pre_tokenizer and whole.pre_tokenizer.__getstate__()
+                self._guard.add(which, files.parse_json(state, self.source) if state else None)
+            return self._guard.encode(which, texts, special)
+        with _library(f"{self.source}: expected tokens of {sum(map(len, texts))} characters, found"):
+            return [whole.encode(text, add_special_tokens=special).ids if text else [] for text in texts]
 
     @cached_property
     def _later(self) -> tokenizers.Tokenizer:
@@ -116,9 +141,7 @@ class Tokenizer:
     @cached_property
     def prefix(self) -> tuple[int, ...]:
         """Tokens that stand before any text which is not a chat: what the tokenizer's post-processor puts there."""
-        with _library(f"{self.source}: expected tokens of a letter, found"):
-            with_all = self._whole.encode("a", add_special_tokens=True).ids
-            text = self._whole.encode("a", add_special_tokens=False).ids
+        with_all, text = (self._encode("whole", ["a"], special)[0] for special in (True, False))
         count = next((i for i in range(len(with_all)) if with_all[i : i + len(text)] == text), 0)
         return tuple(with_all[:count])
 

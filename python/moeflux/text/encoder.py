@@ -1,0 +1,47 @@
+"""The program that makes tokens with a tokenizer that may take any time and memory, in a process of its own.
+
+sandbox.py starts it and talks to it, as it does to renderer.py, whose process this is but for the answers. A request
+names a tokenizer and has texts; the content of its tokenizer.json comes with the first one only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path += [*sys.argv[2:], os.path.dirname(os.path.abspath(__file__))]
+
+import renderer
+import tokenizers
+
+KNOWN: dict[str, tokenizers.Tokenizer] = {}
+
+
+def answer(request: bytes) -> tuple[dict[str, Any], bytes]:
+    """A list of ids for each text, as JSON."""
+    try:
+        return _tokens(**json.loads(request))
+    except MemoryError:
+        return renderer.failure("memory"), b""
+    except BaseException as error:  # the library raises nothing narrower, and a panic is no Exception
+        return renderer.failure("failed", f"{type(error).__name__}: {error}"), b""
+
+
+def _tokens(name: str, content: str | None, texts: list[str], special: bool) -> tuple[dict[str, Any], bytes]:
+    if content is not None:
+        KNOWN[name] = tokenizers.Tokenizer.from_str(content)
+        KNOWN[name].no_truncation()
+        KNOWN[name].no_padding()
+    if name not in KNOWN:
+        return renderer.failure("unknown"), b""
+    return {}, json.dumps([KNOWN[name].encode(text, add_special_tokens=special).ids for text in texts]).encode()
+
+
+if __name__ == "__main__":
+    limits = json.loads(sys.argv[1])
+    renderer.limit_process(limits["memory"])
+    renderer.send({"ready": True})
+    renderer.serve(answer, limits["seconds"], limits["longest"])
