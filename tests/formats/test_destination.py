@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from moeflux import PRESETS, IoError, StateError
+from moeflux import PRESETS, IoError, StateError, files
 from moeflux.conversion.convert import ConvertFormat, convert
 from moeflux.conversion.destination import destination, reserved
 from moeflux.conversion.synth import synth
@@ -150,30 +150,22 @@ def test_threads_of_one_process(tmp_path: Path) -> None:
     assert verify(dest).ok
 
 
-def test_nobody_waits_for_a_lock_that_was_taken_away(tmp_path: Path) -> None:
-    """Each takes its file away at the end; the lock of a file that has lost its name would keep nobody out."""
-    dest, inside, most = tmp_path / "store", 0, 0
-    guard = threading.Lock()
+def test_the_lock_of_a_file_that_lost_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its holder took the file away between the opening and the locking here: such a lock would keep nobody out."""
+    opened, lost = files.open_to_write, []
 
-    def enter() -> None:
-        nonlocal inside, most
-        for _ in range(200):
-            try:
-                with reserved(dest):
-                    with guard:
-                        inside += 1
-                        most = max(most, inside)
-                    with guard:
-                        inside -= 1
-            except StateError:
-                pass
+    def loses_its_name(path: Path) -> int:
+        descriptor = opened(path)
+        if not lost:
+            lost.append(path)
+            path.unlink()
+        return descriptor
 
-    threads = [threading.Thread(target=enter) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == 1
+    monkeypatch.setattr(files, "open_to_write", loses_its_name)
+    with reserved(tmp_path / "store"):
+        with pytest.raises(StateError, match="expected nobody else"), reserved(tmp_path / "store"):
+            pass
+        assert lost
     assert list(tmp_path.iterdir()) == []
 
 
