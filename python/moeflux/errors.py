@@ -4,4 +4,12 @@ from __future__ import annotations
 
 from moeflux._core import BudgetError, DeviceError, Error, FormatError, IoError, StateError
 
-__all__ = ["BudgetError", "DeviceError", "Error", "FormatError", "IoError", "StateError"]
+__all__ = ["BudgetError", "DeviceError", "Error", "FormatError", "IoError", "StateError", "found"]
+
+
+def found(value: object, most: int = 40) -> str:
+    """A value as a message shows it: what Python writes of it, so far as it does and a line has room."""
+    try:
+        return repr(value)[:most]
+    except ValueError:  # a number of thousands of digits
+        return "a number too long to be written"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 import numpy as np
 
 from moeflux import _core
-from moeflux.errors import StateError
+from moeflux.errors import StateError, found
 from moeflux.runtime.logits import Logits
 from moeflux.runtime.snapshot import Snapshot
 from moeflux.runtime.tokens import Tokens, token_array
@@ -181,7 +181,7 @@ class Session:
         return self._core.checkpoints
 
     def set_max_checkpoints(self, count: int) -> None:
-        self._core.set_max_checkpoints(count)
+        self._core.set_max_checkpoints(_count("count", count))
 
     def rewind(self, position: int, exact: bool = True) -> int:
         """Forgets everything from `position` on; returns the position reached.
@@ -189,7 +189,7 @@ class Session:
         Exact at the end, at 0, at a checkpoint, and anywhere when no layer is recurrent. Elsewhere StateError, which
         names the newest checkpoint before; with exact=False goes there instead.
         """
-        return self._core.rewind(position, exact)
+        return self._core.rewind(_count("position", position), exact)
 
     # ---- Saving -------------------------------------------------------------------------------------------------
 
@@ -212,3 +212,10 @@ class Session:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Session cannot be pickled: save its snapshot() and restore that in the other process")
+
+
+def _count(name: str, value: int) -> int:
+    """Not so large that the engine could not be asked."""
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise StateError(f"{name}: expected a whole number of 64 bits, found {found(value)}")
+    return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 
-from moeflux.errors import StateError
+from moeflux.errors import StateError, found
 
 __all__ = ["parse_size", "size_text"]
 
@@ -20,11 +20,11 @@ def parse_size(name: str, value: object) -> int:
     if isinstance(value, str):
         match = SIZE.fullmatch(value)
         if match and not (match[3] and not match[2]):
-            size = round(float(match[1]) * (1024 if match[3] else 1000) ** UNITS[match[2].lower()])
+            size = round(min(float(match[1]) * (1024 if match[3] else 1000) ** UNITS[match[2].lower()], LARGEST))
     elif hasattr(value, "__index__") and not isinstance(value, bool):
         size = operator.index(value)
     if not 1 <= size < LARGEST:
-        raise StateError(f'{name}: expected bytes, or a size as "8GB" or "8GiB", found {value!r:.40}')
+        raise StateError(f'{name}: expected bytes, or a size as "8GB" or "8GiB", found {found(value)}')
     return size
 
 

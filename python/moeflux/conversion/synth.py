@@ -30,6 +30,7 @@ from moeflux.conversion.destination import (
     resumable,
 )
 from moeflux.conversion.packer import Content, DenseUnit
+from moeflux.errors import StateError, found
 from moeflux.models.tensors import DenseShape, dense_shapes
 from moeflux.models.variants import QuantFormat, Variant
 from moeflux.models.write_config import config_of
@@ -86,6 +87,8 @@ def synth(
 ) -> SynthReport:
     """Writes a random store; the same variant, format and seed give the same bytes. 4-bit g64 unless said otherwise."""
     dest, asked, progress = destination(dest), format or ConvertFormat.asked(), progress or Silent()
+    if not -(1 << 63) <= seed < 1 << 63:
+        raise StateError(f"seed: expected a whole number of 64 bits, found {found(seed)}")
     check_destination(None, dest, force)
     content = content_of(variant, asked, seed)
     total = content.dense_bytes + content.expert_bytes

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moeflux._core import QuantFormat
-from moeflux.errors import FormatError
+from moeflux.errors import FormatError, found
 
 __all__ = ["MAX_CONTEXT", "PRESETS", "QuantFormat", "Variant", "preset"]
 
@@ -228,6 +228,11 @@ class Variant:
         """Fewer or more experts than the model was trained with. Lossy, and says so wherever the variant shows."""
         if experts == self.experts_per_token:
             return self
+        if not 1 <= experts <= self.num_experts:
+            raise FormatError(
+                f"experts_per_token: expected at most num_experts, {self.num_experts}, and at least 1, "
+                f"found {found(experts)}"
+            )
         note = f"uses {experts} experts per token, the model's own number is {self.experts_per_token}"
         return dataclasses.replace(self, experts_per_token=experts, lossy=(*self.lossy, note))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from moeflux import _core, files
-from moeflux.errors import BudgetError, StateError
+from moeflux.errors import BudgetError, StateError, found
 from moeflux.machine.memory import available, huge_pages_unasked, resident
 from moeflux.machine.remembered import Probe, remembered
 from moeflux.machine.sandbox import RENDERING
@@ -432,9 +432,9 @@ def whole(name: str, count: int | None, most: int) -> int | None:
     if count is None:
         return None
     if isinstance(count, bool) or not hasattr(count, "__index__") or operator.index(count) < 1:
-        raise StateError(f"{name}: expected a whole number of at least 1, found {count!r:.40}")
+        raise StateError(f"{name}: expected a whole number of at least 1, found {found(count)}")
     if operator.index(count) > most:
-        raise StateError(f"{name}: expected 1 to {most}, found {count!r:.40}")
+        raise StateError(f"{name}: expected 1 to {most}, found {found(count)}")
     return operator.index(count)
 
 

@@ -18,7 +18,7 @@ from moeflux.errors import FormatError, StateError
 from moeflux.text.template import Template
 from moeflux.text.tokenizer import Tokenizer, shared_length
 
-__all__ = ["ChatFormat", "Prompt", "ReasoningSplit", "check_messages"]
+__all__ = ["ChatFormat", "Prompt", "ReasoningSplit", "check_messages", "plain_value"]
 
 Message = dict[str, Any]
 ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
@@ -153,7 +153,7 @@ def _variables(
     given = {"tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt, **variables}
     if enable_thinking is not None:
         given["enable_thinking"] = enable_thinking
-    return _plain(given, "variables")
+    return plain_value(given, "variables")
 
 
 def _named_templates(template: Any, where: str) -> dict[str, str]:
@@ -191,7 +191,7 @@ def check_messages(messages: Sequence[Message]) -> list[Message]:
             raise StateError(f'{where}: role: expected a word such as "user", found {role!r:.60}')
         if content is not None and not isinstance(content, (str, list)):
             raise StateError(f"{where}: content: expected text, found {type(content).__name__}")
-        plain = _plain({name: value for name, value in message.items() if value is not None}, where)
+        plain = plain_value({name: value for name, value in message.items() if value is not None}, where)
         names = ("reasoning_content", "thinking", "reasoning")
         reasoning = next((plain[name] for name in names if name in plain), None)
         if reasoning is not None:  # clients and templates call it by three names
@@ -200,7 +200,7 @@ def check_messages(messages: Sequence[Message]) -> list[Message]:
     return checked
 
 
-def _plain(value: Any, where: str, depth: int = 0) -> Any:
+def plain_value(value: Any, where: str, depth: int = 0) -> Any:
     """JSON values only, and such as come back from a file: a template could call the methods of anything else."""
     if value is None or type(value) is bool:
         return value
@@ -213,9 +213,9 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:
     if depth == MOST_DEPTH:
         raise StateError(f"{where}: expected values nested {MOST_DEPTH} deep at most, found more")
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {_unicode(str(key), where): _plain(each, where, depth + 1) for key, each in value.items()}
+        return {_unicode(str(key), where): plain_value(each, where, depth + 1) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each, where, depth + 1) for each in value]
+        return [plain_value(each, where, depth + 1) for each in value]
     found = {int: "a whole number beyond 64 bits", float: "a number that is not finite"}
     raise StateError(f"{where}: expected what JSON can hold, found {found.get(type(value), type(value).__name__)}")
 

@@ -16,7 +16,7 @@ from typing import Any
 from moeflux.errors import FormatError, StateError
 from moeflux.files import parse_json
 from moeflux.runtime.snapshot import Snapshot
-from moeflux.text.chat import Message, Prompt, ReasoningSplit, check_messages
+from moeflux.text.chat import Message, Prompt, ReasoningSplit, check_messages, plain_value
 from moeflux.text.generate import Generation, Piece, begin
 from moeflux.text.protocols import TextModel, TextSession
 from moeflux.text.reuse import reach
@@ -206,7 +206,7 @@ class Conversation:
         self._close()
         self._settle(on_progress)
         said = {"messages": self.messages, "tools": self.tools, "thinking": self.thinking, "variables": self.variables}
-        replace(self.session.snapshot(), conversation=json.dumps(said)).save(path)
+        replace(self.session.snapshot(), conversation=json.dumps(plain_value(said, "conversation", -3))).save(path)
 
     def load(self, path: str | Path) -> None:
         """Goes on where `save` was called. What does not fit is refused before anything changes."""

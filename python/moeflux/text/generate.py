@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from moeflux._core import StepStats
-from moeflux.errors import StateError
+from moeflux.errors import StateError, found
 from moeflux.progress import time_text
 from moeflux.runtime.logits import Logits
 from moeflux.runtime.tokens import Tokens, token_array
@@ -155,9 +155,9 @@ class Generation:
         self.stop_string: str | None = None  # that was found
         vocab = session.model.variant.vocab_size
         if logprobs is not None and not 0 <= logprobs <= min(vocab, MOST_LOGPROBS):
-            raise StateError(f"logprobs: expected 0 to {min(vocab, MOST_LOGPROBS)}, found {logprobs}")
+            raise StateError(f"logprobs: expected 0 to {min(vocab, MOST_LOGPROBS)}, found {found(logprobs)}")
         if max_tokens is not None and max_tokens < 1:
-            raise StateError(f"max_tokens: expected at least 1, found {max_tokens}")
+            raise StateError(f"max_tokens: expected at least 1, found {found(max_tokens)}")
         for id in self.prompt:
             if not 0 <= id < vocab:
                 raise StateError(f"prompt: expected tokens 0 to {vocab - 1}, found {id}")

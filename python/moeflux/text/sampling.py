@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from moeflux import files
-from moeflux.errors import FormatError, StateError
+from moeflux.errors import FormatError, StateError, found
 from moeflux.runtime.logits import Logits
 
 __all__ = ["Sampler", "Sampling", "log_probabilities", "weights"]
@@ -201,12 +202,16 @@ def _range(name: str, least: float, most: float) -> str:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating)) or not math.isfinite(value):
-        raise StateError(f"{name}: expected a number, found {value!r:.40}")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, np.floating))
+        or not abs(value) <= sys.float_info.max
+    ):
+        raise StateError(f"{name}: expected a number, found {found(value)}")
     return float(value)
 
 
 def _whole(name: str, value: Any, most: int) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= operator.index(value) <= most:
-        raise StateError(f"{name}: expected a whole number from 0 to {most}, found {value!r:.40}")
+        raise StateError(f"{name}: expected a whole number from 0 to {most}, found {found(value)}")
     return operator.index(value)

@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 
 from moeflux import files
-from moeflux.errors import Error, FormatError, StateError
+from moeflux.errors import Error, FormatError, StateError, found
 from moeflux.text.guarded import Guarded
 from moeflux.text.tokenizer_rules import check_added, check_shape, is_proportional
 
@@ -160,7 +160,10 @@ class Tokenizer:
         """What a token adds to a text. Ids beyond the vocabulary, as models have for padding, add nothing."""
         if id in self._added:
             return self._added[id].content.encode()
-        piece = self._whole.id_to_token(id)
+        try:
+            piece = self._whole.id_to_token(id)
+        except OverflowError as error:
+            raise StateError(f"token: expected 0 to {len(self) - 1}, found {found(id)}") from error
         return self._piece_bytes(piece) if piece is not None else b""
 
     # ---- Names --------------------------------------------------------------------------------------------------
