@@ -15,6 +15,7 @@
 
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/interruption.h"
 #include "core/op_time.h"
 #include "core/read_bandwidth.h"
 #include "models/variant.h"
@@ -169,11 +170,18 @@ class Session {
 
   // Evaluates tokens behind what is there. The logits are of the last token, or of every one when `all_logits` has room
   // for [tokens, vocab]. Returns how many were evaluated: fewer when `progress` said to stop, and then at a chunk's
-  // border. An error in a chunk leaves the session at the chunk's start when it has no recurrent layer or that start is
-  // position 0, else unusable until `clear` or a restore. So do logits that are not finite, always.
+  // border.
+  //
+  // An error in a chunk leaves the session at the chunk's start where that is known: at position 0, without recurrent
+  // layers, with a checkpoint there, and, of several tokens, with room for a checkpoint that is not made yet. Else it
+  // is unusable until `clear` or a restore. So it is after logits that are not finite, always.
+  //
+  // `interruption` is asked while the call waits for its turn, before a chunk, and where the chunk's start is known
+  // also between its layers and between reads: a call that is given up leaves the session at a chunk's start, with the
+  // logits that it had there.
   virtual int64_t prefill(std::span<const int32_t> tokens, const Progress& progress = {},
-                          std::span<float> all_logits = {}) = 0;
-  virtual void step(int32_t token) = 0;
+                          std::span<float> all_logits = {}, const Interruption& interruption = {}) = 0;
+  virtual void step(int32_t token, const Interruption& interruption = {}) = 0;
 
   // Moves whenever the logits are replaced or dropped.
   virtual int64_t logits_serial() const = 0;

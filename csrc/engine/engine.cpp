@@ -145,27 +145,27 @@ int64_t LoadedEngine::step_bytes() const {
 
 double LoadedEngine::read_rate(double seconds) {
   check_process();
-  const std::lock_guard turn(turn_);
+  const std::unique_lock turn = take_turn();
   return experts_.read_rate(seconds);
 }
 
 std::vector<OpTime> LoadedEngine::take_op_times() {
   check_process();
-  const std::lock_guard turn(turn_);
+  const std::unique_lock turn = take_turn();
   return op_times_.take();
 }
 
 void LoadedEngine::observe_routing(RoutingObserver observer) {
   check_process();
-  const std::lock_guard turn(turn_);
+  const std::unique_lock turn = take_turn();
   experts_.observe_routing(std::move(observer));
 }
 
 void LoadedEngine::forward(std::span<const int32_t> tokens, int64_t position, const SessionState& state, View logits,
-                           std::span<float> all_logits, StepStats& stats) {
-  const std::lock_guard turn(turn_);
+                           std::span<float> all_logits, const Interruptions& interruptions, StepStats& stats) {
+  const std::unique_lock turn = take_turn(interruptions.waiting);
   const auto start = std::chrono::steady_clock::now();
-  recorder_.begin(stats);
+  recorder_.begin(stats, interruptions.halfway);
   experts_.begin(static_cast<int64_t>(tokens.size()));
   try {
     run_layers(tokens, position, state, all_logits.empty() ? logits : View{}, stats);
@@ -184,6 +184,14 @@ void LoadedEngine::forward(std::span<const int32_t> tokens, int64_t position, co
   stats.compute_seconds += seconds - stats.read_wait_seconds;
 }
 
+std::unique_lock<std::timed_mutex> LoadedEngine::take_turn(const Interruption& interruption) {
+  constexpr auto patience = std::chrono::milliseconds(50);
+  std::unique_lock turn(turn_, std::try_to_lock);
+  if (!interruption && !turn) turn.lock();
+  while (!turn && !turn.try_lock_for(patience)) interruption();
+  return turn;
+}
+
 // With `logits`, those of the last row.
 void LoadedEngine::run_layers(std::span<const int32_t> tokens, int64_t position, const SessionState& state, View logits,
                               StepStats& stats) {
@@ -196,6 +204,7 @@ void LoadedEngine::run_layers(std::span<const int32_t> tokens, int64_t position,
 
   recorder_.current().embed(model_.embed, s.tokens, s.hidden, rows.n);
   for (size_t i = 0; i < model_.layers.size(); ++i) {
+    recorder_.look_around();
     const LayerBlocks& layer = model_.layers[i];
     Commands& commands = recorder_.current();
     commands.rms_norm(s.hidden, layer.input_norm, s.normed, rows.n, width, model_.eps());
@@ -226,6 +235,7 @@ void LoadedEngine::record_logits(Commands& commands, int64_t first, int64_t coun
 void LoadedEngine::every_logit(int64_t n, View logits, std::span<float> all_logits, StepStats& stats) {
   const int64_t vocab = model_.head.rows;
   for (int64_t first = 0; first < n; first += scratch_.logit_rows) {
+    recorder_.look_around();
     const int64_t count = std::min(scratch_.logit_rows, n - first);
     record_logits(recorder_.current(), first, count, scratch_.logits);
     await(stats);
@@ -235,7 +245,7 @@ void LoadedEngine::every_logit(int64_t n, View logits, std::span<float> all_logi
 }
 
 void LoadedEngine::top_k(View logits, std::span<int32_t> ids, std::span<float> values) {
-  const std::lock_guard turn(turn_);
+  const std::unique_lock turn = take_turn();
   const View picked_ids = {picks_.get(), 0};
   const View picked_values = picked_ids.at(most_top_k);
   std::unique_ptr<Commands> commands = backend_->begin();

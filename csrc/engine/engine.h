@@ -31,6 +31,12 @@ struct EngineFaults {
 // As Engine::open.
 std::shared_ptr<Engine> open_engine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults);
 
+// When an evaluation is asked whether to go on.
+struct Interruptions {
+  Interruption waiting;  // for its turn: nothing has changed then
+  Interruption halfway;  // between layers and between reads
+};
+
 class LoadedEngine final : public Engine {
  public:
   LoadedEngine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults);
@@ -57,13 +63,14 @@ class LoadedEngine final : public Engine {
 
   // Evaluates tokens (1 to chunk() of them, checked) behind `position`. The last token's logits go to `logits` [vocab],
   // every token's to `all_logits` [tokens, vocab] unless that is empty. Calls take turns. After an error no batch is
-  // left in flight.
+  // left in flight; one that was given up has not touched `logits`.
   void forward(std::span<const int32_t> tokens, int64_t position, const SessionState& state, View logits,
-               std::span<float> all_logits, StepStats& stats);
+               std::span<float> all_logits, const Interruptions& interruptions, StepStats& stats);
 
   void top_k(View logits, std::span<int32_t> ids, std::span<float> values);
 
  private:
+  std::unique_lock<std::timed_mutex> take_turn(const Interruption& interruption = {});
   void run_layers(std::span<const int32_t> tokens, int64_t position, const SessionState& state, View logits,
                   StepStats& stats);
   void await(StepStats& stats);
@@ -82,7 +89,7 @@ class LoadedEngine final : public Engine {
   int64_t prepared_;               // bytes of the backend's own
   ExpertSide experts_;
   Recorder recorder_;  // behind what its batches use
-  std::mutex turn_;
+  std::timed_mutex turn_;
 };
 
 }  // namespace moeflux

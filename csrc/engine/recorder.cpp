@@ -17,8 +17,9 @@ int64_t Recorder::tables() const {
   return static_cast<int64_t>(leases_.capacity()) * entry_bytes<std::vector<Lease>> + ring_.tables();
 }
 
-void Recorder::begin(StepStats& stats) {
+void Recorder::begin(StepStats& stats, const Interruption& interruption) {
   stats_ = &stats;
+  interruption_ = &interruption;
   ring_waits_ = ring_.waits();
 }
 

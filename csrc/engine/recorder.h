@@ -22,12 +22,16 @@ class Recorder {
   int64_t tables() const;
 
   // A call begins: what is submitted and waited for is counted in `stats`. `finish` or `abandon`
-  // ends it.
-  void begin(StepStats& stats);
+  // ends it. Both arguments are used until then.
+  void begin(StepStats& stats, const Interruption& interruption);
   // Waits for everything in flight; throws the first error.
   void finish();
   // The same after a failure elsewhere, without what was not submitted: waits, and throws nothing.
   void abandon() noexcept;
+  // For long work, between its pieces: throws when the call is given up.
+  void look_around() const {
+    if (*interruption_) (*interruption_)();
+  }
 
   Commands& current();
   // The slot is nobody else's until the batch at hand is done.
@@ -52,6 +56,7 @@ class Recorder {
  private:
   Backend& backend_;
   StepStats* stats_ = nullptr;
+  const Interruption* interruption_ = nullptr;
   int64_t ring_waits_ = 0;  // when the call began
   std::unique_ptr<Commands> commands_;
   std::vector<Lease> leases_;  // of the batch at hand

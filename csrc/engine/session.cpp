@@ -72,18 +72,46 @@ void EngineSession::check_tokens(std::span<const int32_t> tokens) const {
                             ": ", position(), " there and ", tokens.size(), " more"));
 }
 
-// One chunk. When it fails the position stays; rows beyond it are never read, but recurrent state has no way back.
-void EngineSession::evaluate(std::span<const int32_t> tokens, std::span<float> all_logits, StepStats& stats) {
-  drop_logits();
+// Of the recurrent state here: a checkpoint's, or, with `make`, one in the room of a checkpoint that is still to come.
+const Buffer* EngineSession::recurrent_copy(bool make) {
+  for (const Checkpoint& checkpoint : checkpoints_)
+    if (checkpoint.position == position() && checkpoint.recurrent) return checkpoint.recurrent.get();
+  if (!make || rooms_.empty()) return nullptr;
+  const std::span<const std::byte> recurrent = state_.recurrent();
+  std::memcpy(rooms_.back()->data(), recurrent.data(), recurrent.size());
+  return rooms_.back().get();
+}
+
+// One chunk. When it fails the position stays. Rows beyond it are never read; recurrent state needs a way back. A copy
+// for it is little beside the work for several tokens, and much beside that for one.
+void EngineSession::evaluate(std::span<const int32_t> tokens, std::span<float> all_logits,
+                             const Interruption& interruption, StepStats& stats) {
+  bool given_up = false;
+  Interruption asked;
+  if (interruption)
+    asked = [&] {
+      given_up = true;
+      interruption();
+      given_up = false;
+    };
+  if (asked) asked();
+  const bool needs_copy = state_.has_recurrent() && position() > 0;
+  const Buffer* copy = needs_copy ? recurrent_copy(tokens.size() > 1) : nullptr;
+  const bool has_way_back = copy || !needs_copy;
   try {
-    engine_->forward(tokens, position(), state_, {logits_.get(), 0}, all_logits, stats);
+    engine_->forward(tokens, position(), state_, {logits_.get(), 0}, all_logits,
+                     {asked, has_way_back ? asked : Interruption{}}, stats);
   } catch (const std::exception& error) {
     if (position() == 0)
       state_.clear_recurrent();
-    else if (state_.has_recurrent())
+    else if (copy)
+      std::memcpy(state_.recurrent().data(), copy->data(), state_.recurrent().size());
+    else if (state_.has_recurrent() && !given_up)
       break_off("an evaluation failed half-way", &error);
+    if (!given_up) drop_logits();
     throw;
   }
+  drop_logits();
   const size_t vocab = static_cast<size_t>(engine_->variant().vocab_size);
   check_finite(all_logits.empty() ? std::span<const float>(View{logits_.get(), 0}.f32(), vocab) : all_logits);
   if (known_tokens_ == position()) add_tokens(tokens);
@@ -119,7 +147,8 @@ std::vector<int32_t> EngineSession::tokens() const {
   return {first, first + known_tokens_};
 }
 
-int64_t EngineSession::prefill(std::span<const int32_t> tokens, const Progress& progress, std::span<float> all_logits) {
+int64_t EngineSession::prefill(std::span<const int32_t> tokens, const Progress& progress, std::span<float> all_logits,
+                               const Interruption& interruption) {
   const Use use(*this);
   check_usable();
   check_tokens(tokens);
@@ -133,7 +162,7 @@ int64_t EngineSession::prefill(std::span<const int32_t> tokens, const Progress& 
     const size_t n = std::min(chunk, tokens.size() - done);
     const std::span<float> rows = all_logits.empty() ? all_logits : all_logits.subspan(done * vocab, n * vocab);
     StepStats stats;
-    evaluate(tokens.subspan(done, n), rows, stats);
+    evaluate(tokens.subspan(done, n), rows, interruption, stats);
     done += n;
     last_ += stats;
     total_ += stats;
@@ -142,12 +171,12 @@ int64_t EngineSession::prefill(std::span<const int32_t> tokens, const Progress& 
   return static_cast<int64_t>(done);
 }
 
-void EngineSession::step(int32_t token) {
+void EngineSession::step(int32_t token, const Interruption& interruption) {
   const Use use(*this);
   check_usable();
   check_tokens({&token, 1});
   last_ = {};
-  evaluate({&token, 1}, {}, last_);
+  evaluate({&token, 1}, {}, interruption, last_);
   total_ += last_;
 }
 

@@ -20,8 +20,9 @@ class EngineSession final : public Session {
   int64_t position() const override { return position_.load(std::memory_order_relaxed); }
   int64_t max_context() const override { return options_.max_context; }
   std::vector<int32_t> tokens() const override;
-  int64_t prefill(std::span<const int32_t> tokens, const Progress& progress, std::span<float> all_logits) override;
-  void step(int32_t token) override;
+  int64_t prefill(std::span<const int32_t> tokens, const Progress& progress, std::span<float> all_logits,
+                  const Interruption& interruption) override;
+  void step(int32_t token, const Interruption& interruption) override;
   int64_t logits_serial() const override { return logits_serial_.load(std::memory_order_relaxed); }
   std::span<const float> logits() const override;
   void copy_logits(std::span<float> out) const override;
@@ -53,7 +54,9 @@ class EngineSession final : public Session {
   void drop_logits();
   void break_off(const char* what, const std::exception* cause = nullptr) noexcept;
   void check_tokens(std::span<const int32_t> tokens) const;
-  void evaluate(std::span<const int32_t> tokens, std::span<float> all_logits, StepStats& stats);
+  void evaluate(std::span<const int32_t> tokens, std::span<float> all_logits, const Interruption& interruption,
+                StepStats& stats);
+  const Buffer* recurrent_copy(bool make);
   void forget_after(int64_t position);
   void keep_checkpoints(int64_t most, int64_t newest);
   void add_rooms(int64_t count);

@@ -7,9 +7,9 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 
+#include "core/interruption.h"
 #include "io/cache_policy.h"
 
 namespace moeflux {
@@ -28,10 +28,7 @@ struct ReplayCounts {
   int64_t misses = 0;
 };
 
-// Called every few thousand groups; what it throws passes through.
-using Interruption = std::function<void()>;
-
-// `slots`: at least k. `ring_depth`: as EngineOptions.
+// `slots`: at least k. `ring_depth`: as EngineOptions. The interruption is asked every few thousand groups.
 ReplayCounts replay(const RecordedRouting& routing, CachePolicy policy, int64_t slots, int64_t ring_depth,
                     const Interruption& interruption);
 

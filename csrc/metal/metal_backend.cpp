@@ -20,9 +20,14 @@ constexpr int64_t most_spans = 128;  // of one row side by side: 32768 positions
 // A batch whose command buffers have departed up to `last`; `error`, when recording it failed. `mark`: 0 without one.
 class Departed final : public Ticket::State {
  public:
-  Departed(std::shared_ptr<Flight> flight, int64_t last, std::shared_ptr<Event> marks, int64_t mark,
-           std::exception_ptr error)
-      : flight_(std::move(flight)), last_(last), marks_(std::move(marks)), mark_(mark), error_(std::move(error)) {}
+  Departed(std::shared_ptr<Flight> flight, std::shared_ptr<Event> marks)
+      : flight_(std::move(flight)), marks_(std::move(marks)) {}
+
+  void become(int64_t last, int64_t mark, std::exception_ptr error) {
+    last_ = last;
+    mark_ = mark;
+    error_ = std::move(error);
+  }
 
   void wait() override {
     flight_->wait(last_);
@@ -37,9 +42,9 @@ class Departed final : public Ticket::State {
 
  private:
   std::shared_ptr<Flight> flight_;
-  int64_t last_;
+  int64_t last_ = 0;
   std::shared_ptr<Event> marks_;
-  int64_t mark_;
+  int64_t mark_ = 0;
   std::exception_ptr error_;
 };
 
@@ -146,10 +151,13 @@ std::unique_ptr<Commands> MetalBackend::begin() {
 
 Ticket MetalBackend::submit(std::unique_ptr<Commands> commands) {
   auto& batch = static_cast<MetalCommands&>(*commands);
+  auto departed = std::make_unique<Departed>(flight_, marks_);  // what departs has its ticket, whatever fails
   batch.commit();
   std::exception_ptr error = batch.take_error();
   if (!error && batch.last() == 0) return {};
-  return Ticket(std::make_unique<Departed>(flight_, batch.last(), marks_, batch.marked(), std::move(error)));
+  departed->become(batch.last(), batch.marked(), std::move(error));
+  batch.submitted();
+  return Ticket(std::move(departed));
 }
 
 }  // namespace moeflux::metal

@@ -36,16 +36,30 @@ void MetalCommands::barrier() {
   if (buffer_) buffer_->barrier();
 }
 
+MetalCommands::~MetalCommands() {
+  if (submitted_ || last_ == 0) return;
+  try {
+    backend_.flight_->wait(last_);
+  } catch (const DeviceError&) {
+  }
+}
+
 void MetalCommands::commit() {
   if (!buffer_) return;
   last_ = backend_.flight_->depart();
   multiplications_ = 0;
   holds_ = false;
   const auto mark = static_cast<uint64_t>(std::exchange(mark_to_raise_, 0));
-  buffer_->commit([flight = backend_.flight_, number = last_, marks = backend_.marks_, mark](const std::string& error) {
-    flight->arrive(number, error);
-    if (!error.empty() && mark) marks->raise(mark);  // nobody else will, and somebody may wait for it
-  });
+  try {
+    buffer_->commit(
+        [flight = backend_.flight_, number = last_, marks = backend_.marks_, mark](const std::string& error) {
+          flight->arrive(number, error);
+          if (!error.empty() && mark) marks->raise(mark);  // nobody else will, and somebody may wait for it
+        });
+  } catch (...) {  // it stayed here
+    backend_.flight_->arrive(last_, "a command buffer could not depart");
+    throw;
+  }
   buffer_.reset();
 }
 

@@ -25,9 +25,12 @@ inline uint32_t divide_up(int64_t value, int64_t by) { return static_cast<uint32
 class MetalCommands final : public Commands {
  public:
   explicit MetalCommands(MetalBackend& backend) : backend_(backend) {}
+  ~MetalCommands() override;
 
   // What was recorded departs.
   void commit();
+  // There is a ticket for what departed. Without one, whoever drops the batch waits for that.
+  void submitted() { submitted_ = true; }
   int64_t last() const { return last_; }    // command buffer of the batch; 0: none
   int64_t marked() const { return mark_; }  // number of its mark; 0: none
   std::exception_ptr take_error() { return std::exchange(error_, nullptr); }
@@ -125,6 +128,7 @@ class MetalCommands final : public Commands {
   MetalBackend& backend_;
   std::unique_ptr<CommandBuffer> buffer_;
   int64_t last_ = 0;
+  bool submitted_ = false;
   int64_t mark_ = 0;
   int64_t mark_to_raise_ = 0;   // of buffer_, when it fails
   bool holds_ = false;          // buffer_ does

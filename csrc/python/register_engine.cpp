@@ -3,7 +3,10 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <optional>
 
@@ -47,6 +50,40 @@ DType kv_dtype(const std::string& name) {
   throw StateError(concat("kv_dtype: expected f32 or bf16, found ", name));
 }
 
+// Set by any thread.
+class Cancel {
+ public:
+  void set() { set_.store(true, std::memory_order_relaxed); }
+  bool is_set() const { return set_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<bool> set_ = false;
+};
+
+// Whether an evaluation is to go on: asked a hundred times a second and more, and so without the interpreter, but for a
+// look at Ctrl-C now and then. That is the main thread's; others need not stand in the queue for the interpreter.
+class Watch {
+ public:
+  explicit Watch(const Cancel* cancel) : cancel_(cancel) {}
+
+  void operator()() {
+    if (cancel_ && cancel_->is_set()) throw Cancelled("evaluation: given up, for its Cancel was set");
+    const Clock::time_point now = Clock::now();
+    if (now < next_look_) return;
+    next_look_ = now + std::chrono::milliseconds(100);
+    const py::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    const py::object main = py::module_::import("threading").attr("main_thread")().attr("ident");
+    if (!main.equal(py::int_(PyThread_get_thread_ident()))) next_look_ = Clock::time_point::max();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  const Cancel* cancel_;
+  Clock::time_point next_look_ = Clock::now() + std::chrono::milliseconds(100);
+};
+
 // Ctrl-C is noticed after each chunk of a prefill, or piece of a file, whether or not the caller wants to hear of
 // progress. What the callback throws passes through; anything it returns but False goes on.
 Progress guarded(const std::optional<py::function>& callback) {
@@ -58,13 +95,20 @@ Progress guarded(const std::optional<py::function>& callback) {
 }
 
 int64_t prefill(Session& session, const Tokens& tokens, const std::optional<py::function>& on_progress,
-                const std::optional<py::array>& all_logits, int64_t vocab) {
+                const std::optional<py::array>& all_logits, int64_t vocab, const Cancel* cancel) {
   const std::span<const int32_t> ids = view_of(tokens);
   std::span<float> room;
   if (all_logits) room = room_in(*all_logits, {static_cast<py::ssize_t>(ids.size()), vocab});
   const Progress progress = guarded(on_progress);
+  Watch watch(cancel);
   const py::gil_scoped_release release;
-  return session.prefill(ids, progress, room);
+  return session.prefill(ids, progress, room, std::ref(watch));
+}
+
+void step(Session& session, int32_t token, const Cancel* cancel) {
+  Watch watch(cancel);
+  const py::gil_scoped_release release;
+  session.step(token, std::ref(watch));
 }
 
 Floats logits(const Session& session, const std::optional<py::array>& out, int64_t vocab) {
@@ -234,6 +278,14 @@ void register_engine(py::module_& m) {
   register_footprint(m);
   using release = py::call_guard<py::gil_scoped_release>;
 
+  py::class_<Cancel>(
+      m, "Cancel",
+      "Gives up a call that it was given to: `prefill`, `step`. Once set it stays so. `set` may be called "
+      "from any thread, or from a signal handler.")
+      .def(py::init())
+      .def("set", &Cancel::set)
+      .def("is_set", &Cancel::is_set);
+
   // Known before Engine's methods are, so that their signatures can name it.
   py::class_<Session> session(m, "Session", "One timeline of tokens. See moeflux.Session.");
 
@@ -265,8 +317,9 @@ void register_engine(py::module_& m) {
   session.def_property_readonly("position", &Session::position)
       .def_property_readonly("max_context", &Session::max_context)
       .def_property_readonly("tokens", &Session::tokens)
-      .def("prefill", &prefill, py::arg("tokens"), py::arg("on_progress"), py::arg("all_logits"), py::arg("vocab"))
-      .def("step", &Session::step, py::arg("token"), release())
+      .def("prefill", &prefill, py::arg("tokens"), py::arg("on_progress"), py::arg("all_logits"), py::arg("vocab"),
+           py::arg("cancel") = py::none())
+      .def("step", &step, py::arg("token"), py::arg("cancel") = py::none())
       .def_property_readonly("logits_serial", &Session::logits_serial)
       .def("logits", &logits, py::arg("out"), py::arg("vocab"))
       .def("argmax", &Session::argmax, release())

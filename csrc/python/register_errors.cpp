@@ -1,6 +1,7 @@
 #include <new>
 
 #include "core/error.h"
+#include "core/interruption.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;
@@ -15,6 +16,7 @@ void register_errors(py::module_& m) {
   py::register_exception<DeviceError>(m, "DeviceError", base.ptr());
   py::register_exception<StateError>(m, "StateError", base.ptr());
   py::register_exception<BudgetError>(m, "BudgetError", base.ptr());
+  py::register_exception<Cancelled>(m, "Cancelled", base.ptr());
   // One of ours, which a translator above makes Python's.
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {

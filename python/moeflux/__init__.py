@@ -18,6 +18,8 @@ from typing import Any
 _HOMES = {
     "PRESETS": "moeflux.models.variants:PRESETS",
     "BudgetError": "moeflux.errors:BudgetError",
+    "Cancel": "moeflux._core:Cancel",
+    "Cancelled": "moeflux.errors:Cancelled",
     "ConvertFormat": "moeflux.stores.storage:ConvertFormat",
     "DeviceError": "moeflux.errors:DeviceError",
     "Error": "moeflux.errors:Error",

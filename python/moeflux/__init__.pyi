@@ -1,12 +1,12 @@
 # What type checkers know of `import moeflux`; at run time __init__.py imports the same names when they are asked for.
 
 from moeflux import ops, oracle
-from moeflux._core import QuantFormat, StepStats, __version__
+from moeflux._core import Cancel, QuantFormat, StepStats, __version__
 from moeflux._core import isas as available_isas
 from moeflux.conversion.convert import convert
 from moeflux.conversion.synth import synth
 from moeflux.conversion.verify import verify
-from moeflux.errors import BudgetError, DeviceError, Error, FormatError, IoError, StateError
+from moeflux.errors import BudgetError, Cancelled, DeviceError, Error, FormatError, IoError, StateError
 from moeflux.model import Memory, Model, load
 from moeflux.models import builtin
 from moeflux.models.config import variant_from_config
@@ -22,6 +22,8 @@ from moeflux.text.sampling import Sampling
 __all__ = [
     "PRESETS",
     "BudgetError",
+    "Cancel",
+    "Cancelled",
     "ConvertFormat",
     "DeviceError",
     "Error",

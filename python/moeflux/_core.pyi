@@ -13,6 +13,8 @@ import typing
 __all__: list[str] = [
     "Batch",
     "BudgetError",
+    "Cancel",
+    "Cancelled",
     "DeferredRing",
     "DeviceError",
     "Engine",
@@ -92,6 +94,9 @@ class StateError(Error):
     pass
 
 class BudgetError(Error):
+    pass
+
+class Cancelled(Error):
     pass
 
 class QuantFormat:
@@ -672,6 +677,14 @@ class Footprint:
     @property
     def total(self) -> int: ...
 
+class Cancel:
+    """
+    Gives up a call that it was given to: `prefill`, `step`. Once set it stays so. `set` may be called from any thread, or from a signal handler.
+    """
+    def __init__(self) -> None: ...
+    def is_set(self) -> bool: ...
+    def set(self) -> None: ...
+
 class Session:
     """
     One timeline of tokens. See moeflux.Session.
@@ -686,6 +699,7 @@ class Session:
         on_progress: collections.abc.Callable | None,
         all_logits: numpy.ndarray | None,
         vocab: int,
+        cancel: Cancel = None,
     ) -> int: ...
     def read_state(self) -> list:
         """
@@ -699,7 +713,7 @@ class Session:
     ) -> None: ...
     def rewind(self, position: int, exact: bool = True) -> int: ...
     def set_max_checkpoints(self, count: int) -> None: ...
-    def step(self, token: int) -> None: ...
+    def step(self, token: int, cancel: Cancel = None) -> None: ...
     def top_k(self, k: int) -> tuple: ...
     @property
     def checkpoints(self) -> list[int]: ...

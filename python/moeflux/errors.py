@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from moeflux._core import BudgetError, DeviceError, Error, FormatError, IoError, StateError
+from moeflux._core import BudgetError, Cancelled, DeviceError, Error, FormatError, IoError, StateError
 
-__all__ = ["BudgetError", "DeviceError", "Error", "FormatError", "IoError", "StateError", "found"]
+__all__ = ["BudgetError", "Cancelled", "DeviceError", "Error", "FormatError", "IoError", "StateError", "found"]
 
 
 def found(value: object, most: int = 40) -> str:

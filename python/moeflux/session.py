@@ -43,7 +43,12 @@ class Session:
 
     @overload
     def prefill(
-        self, tokens: Tokens, on_progress: OnProgress | None = None, *, logits: Literal["last"] = "last"
+        self,
+        tokens: Tokens,
+        on_progress: OnProgress | None = None,
+        *,
+        logits: Literal["last"] = "last",
+        cancel: _core.Cancel | None = None,
     ) -> Logits: ...
     @overload
     def prefill(
@@ -53,6 +58,7 @@ class Session:
         *,
         logits: Literal["all"],
         out: np.ndarray | None = None,
+        cancel: _core.Cancel | None = None,
     ) -> np.ndarray: ...
     def prefill(
         self,
@@ -61,6 +67,7 @@ class Session:
         *,
         logits: str = "last",
         out: np.ndarray | None = None,
+        cancel: _core.Cancel | None = None,
     ) -> Logits | np.ndarray:
         """Evaluates tokens behind what is there, in chunks.
 
@@ -68,6 +75,10 @@ class Session:
         and `position` says how far it came. Returns the logits of the last token evaluated (without a token those that
         there were, if any), or with logits="all" those of every token evaluated, float32 [tokens, vocab], in `out` when
         given.
+
+        Cancelled once `cancel` is set, within a layer's time, and a Ctrl-C likewise; the session is then at a chunk's
+        start. With recurrent layers that takes a checkpoint there, or fewer of them than `set_max_checkpoints` allows:
+        else the chunk comes to its end first.
         """
         ids = token_array(tokens)
         every = None
@@ -75,13 +86,17 @@ class Session:
             every = out if out is not None else np.empty((len(ids), self.model.variant.vocab_size), np.float32)
         elif logits != "last" or out is not None:
             raise StateError(f'logits: expected "last", or "all" with or without out, found {logits!r:.40}')
-        done = self._core.prefill(ids, on_progress, every, self.model.variant.vocab_size)
+        done = self._core.prefill(ids, on_progress, every, self.model.variant.vocab_size, cancel)
         return self._logits() if every is None else every[:done]
 
-    def step(self, token: int) -> Logits:
-        """Evaluates one token behind what is there."""
+    def step(self, token: int, *, cancel: _core.Cancel | None = None) -> Logits:
+        """Evaluates one token behind what is there.
+
+        Cancelled once `cancel` is set, within a layer's time, and a Ctrl-C likewise; then nothing has changed. With
+        recurrent layers, and no checkpoint here, a step that has begun comes to its end first.
+        """
         ids = token_array([token])
-        self._core.step(int(ids[0]))
+        self._core.step(int(ids[0]), cancel)
         return self._logits()
 
     def _logits(self) -> Logits:

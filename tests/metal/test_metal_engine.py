@@ -319,7 +319,7 @@ def test_what_the_gpu_says_is_told(store: Stores) -> None:
     session.prefill(FIRST)
     with gpu.emulating(fail_at=2):
         with pytest.raises(DeviceError, match=r"the GPU failed: told to fail \(MTLCommandBufferErrorDomain 3\)"):
-            session.prefill(SECOND)
+            session.step(1)
         with pytest.raises(StateError, match=r"the GPU failed.*clear it or restore"):
             session.step(1)
 

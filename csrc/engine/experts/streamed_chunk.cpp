@@ -11,6 +11,7 @@ void run_streamed_chunk(const ExpertCall& call, Picks& picks, ExpertFeed& feed) 
 
   const double waited = call.stats.read_wait_seconds;
   while (feed.more_to_read() || feed.arriving()) {
+    call.recorder.look_around();
     if (feed.wants_room()) feed.make_room(call);
     feed.take_arrived(call);
     feed.record_experts(call);

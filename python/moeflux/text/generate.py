@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
-from moeflux._core import StepStats
-from moeflux.errors import StateError, found
+from moeflux._core import Cancel, StepStats
+from moeflux.errors import Cancelled, StateError, found
 from moeflux.progress import time_text
 from moeflux.runtime.logits import Logits
 from moeflux.runtime.tokens import Tokens, token_array
@@ -169,7 +169,7 @@ class Generation:
         self._on_progress = on_progress
         self._stream = session.model.tokenizer.stream(continues=continues)
         self._stops = StopText(stop)
-        self._cancelled = False
+        self._cancel = Cancel()
         self._reused = 0
         self._prompt_seconds = self._seconds = 0.0
         self._before = session.total_stats
@@ -182,9 +182,9 @@ class Generation:
         return self._sampler.sampling
 
     def cancel(self) -> None:
-        """Ends it before its next token, or at the next chunk of the prompt. May be called from another thread, or from
-        a signal handler."""
-        self._cancelled = True
+        """Ends it within the time of a layer, as `Session.prefill` and `step` are cancelled. May be called from another
+        thread, or from a signal handler."""
+        self._cancel.set()
 
     def __iter__(self) -> Iterator[Piece]:
         return self
@@ -224,12 +224,12 @@ class Generation:
     # ---- One token after the other ------------------------------------------------------------------------------
 
     def _run(self) -> Iterator[Piece]:
-        logits = None if self._cancelled else self._prefill()
+        logits = None if self._cancel.is_set() else self._prefill()
         most = self.session.max_context - len(self.prompt) + 1  # the last token needs no place in the context
         limit: Finish = "context"
         if self._max_tokens is not None and self._max_tokens <= most:
             most, limit = self._max_tokens, "length"
-        while logits is not None and not self._cancelled:
+        while logits is not None and not self._cancel.is_set():
             started = time.perf_counter()
             token = self._sampler.pick(logits)
             self.tokens.append(token)
@@ -250,7 +250,7 @@ class Generation:
             yield piece
             if self.finish is not None:
                 return
-            if not self._cancelled:
+            if not self._cancel.is_set():
                 logits = self._step(token, logits)
         self.finish = "cancelled"
         rest = self._rest()
@@ -262,23 +262,20 @@ class Generation:
         started = time.perf_counter()
         self._before = self._after = self.session.total_stats
         try:
-            logits, self._reused = reach(self.session, self.prompt, self._borders, self._tell)
+            logits, self._reused = reach(self.session, self.prompt, self._borders, self._on_progress, self._cancel)
         finally:
             self._after = self.session.total_stats
             self._prompt_seconds = time.perf_counter() - started
         return logits
 
-    def _tell(self, done: int, total: int) -> object:
-        if self._cancelled:
-            return False
-        return self._on_progress(done, total) if self._on_progress is not None else None
-
-    def _step(self, token: int, before: Logits) -> Logits:
+    def _step(self, token: int, before: Logits) -> Logits | None:
         if not before.current:  # the token continues what the session held then, and nothing else
             raise StateError("generation: expected the session as its last piece left it, found it used otherwise")
         started = time.perf_counter()
         try:
-            return self.session.step(token)
+            return self.session.step(token, cancel=self._cancel)
+        except Cancelled:
+            return None
         finally:
             self._after = self.session.total_stats
             self._seconds += time.perf_counter() - started

@@ -8,8 +8,10 @@ likely to leave this one. Nothing of it changes a result: a state depends on the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
-from moeflux.errors import StateError
+from moeflux._core import Cancel
+from moeflux.errors import Cancelled, StateError
 from moeflux.runtime.logits import Logits
 from moeflux.text.protocols import TextSession
 from moeflux.text.tokenizer import shared_length
@@ -25,12 +27,13 @@ def reach(
     tokens: Sequence[int],
     borders: Iterable[int] = (),
     on_progress: Callable[[int, int], object] | None = None,
+    cancel: Cancel | None = None,
 ) -> tuple[Logits | None, int]:
     """Goes to the end of `tokens` and leaves checkpoints near `borders`. Returns the logits there, and how many tokens
     needed no evaluation.
 
-    `on_progress(done, total)` hears of the others; when it returns False this stops, the logits are None, and the
-    session stands where it came to.
+    `on_progress(done, total)` hears of the others; when it returns False, or `cancel` is set, this stops, the logits
+    are None, and the session stands where it came to.
     """
     if not tokens:
         raise StateError("prompt: expected at least one token, found none")
@@ -48,7 +51,8 @@ def reach(
 
     logits, start = None, reused
     for end in (*places, len(tokens)):
-        logits = session.prefill(tokens[start:end], tell)
+        with suppress(Cancelled):
+            logits = session.prefill(tokens[start:end], tell, cancel=cancel)
         if session.position < end:
             return None, reused
         if end < len(tokens):
