@@ -13,8 +13,10 @@ from typing import Any
 
 if __name__ == "__main__":
     sys.path += [*sys.argv[2:], os.path.dirname(os.path.abspath(__file__))]
+    import renderer
+else:
+    from moeflux.text import renderer
 
-import renderer
 import tokenizers
 
 KNOWN: dict[str, tokenizers.Tokenizer] = {}
