@@ -84,7 +84,7 @@ def main() -> None:
     if model.plan.parts["text"]:
         model.tokenizer.decode(model.tokenizer.encode("how many bytes does a tokenizer take? " * 50))
     renderer = 0
-    if model.chat_format is not None:
+    if model.plan.parts["text"] and model.chat_format is not None:
         model.chat_format.render([{"role": "user", "content": "how much does a text take? " * 20_000}])
         renderer = peak_of(RENDERER.pid)
     excess = bytearray(int(sys.argv[5]))
