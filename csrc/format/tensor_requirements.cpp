@@ -53,8 +53,9 @@ std::string canonical_name(std::string_view stored) {
 }
 
 bool is_unused_tensor(const Variant& variant, std::string_view canonical) {
-  for (std::string_view start : {"vision_tower", "model.visual", "visual.", "mtp.", "model.mtp."})
-    if (canonical.starts_with(start)) return true;
+  const std::string_view part = canonical.starts_with("model.") ? canonical.substr(6) : canonical;
+  for (std::string_view start : {"vision_tower.", "visual.", "mm_projector.", "multi_modal_projector.", "mtp."})
+    if (part.starts_with(start)) return true;
   if (canonical.ends_with(".rotary_emb.inv_freq")) return true;
   if (variant.tied_embeddings && canonical.starts_with("lm_head.")) return true;
   // DeepSeek numbers its multi-token prediction layers after the others.

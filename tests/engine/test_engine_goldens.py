@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import moeflux
-from golden.checkpoints import CHECKPOINTS, token_ids, write
+from golden.checkpoints import CHECKPOINTS, MLX, TRANSFORMERS, token_ids, write
 from moeflux import oracle
 from moeflux.conversion.convert import convert
 from moeflux.stores.storage import ConvertFormat
 from moeflux.stores.store import open_store
-from support.agreement import FULL_PRECISION, golden_logits
+from support.agreement import golden_logits, own_type
 from support.engine_logits import LARGEST_DIGIT_ERROR, LARGEST_ORACLE_ERROR, assert_meets
 from support.mlx_folder import write_mlx_folder
 
@@ -28,18 +28,17 @@ def engine_logits(store: Path, name: str) -> np.ndarray:
     return moeflux.load(store, threads=2, precision="exact").session().prefill(token_ids(name), logits="all")
 
 
-@pytest.mark.parametrize("name", FULL_PRECISION)
+@pytest.mark.parametrize("name", TRANSFORMERS)
 def test_plain_weights_are_transformers(checkpoint: dict[str, Path], tmp_path: Path, name: str) -> None:
     """Nothing is quantised: stored in the checkpoint's own type."""
-    own = ConvertFormat.asked(ConvertFormat.default(CHECKPOINTS[name]().config).element)
-    convert(checkpoint[name], tmp_path / "plain", format=own, check="none")
+    convert(checkpoint[name], tmp_path / "plain", format=own_type(name), check="none")
     found = engine_logits(tmp_path / "plain", name)
     with open_store(tmp_path / "plain") as store:
         assert_meets(found, oracle.Session(store.variant, store).prefill(token_ids(name)), LARGEST_ORACLE_ERROR)
     assert_meets(found, golden_logits(f"{name}/hf"))
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("name", MLX)
 def test_four_bits_are_mlx(checkpoint: dict[str, Path], tmp_path: Path, name: str) -> None:
     convert(checkpoint[name], tmp_path / "packed", check="none")
     folder = write_mlx_folder(tmp_path / "packed", tmp_path / "mlx", rounded=True)

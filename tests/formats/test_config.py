@@ -12,178 +12,18 @@ import pytest
 
 from moeflux import PRESETS, FormatError, Variant, oracle
 from moeflux.models.config import variant_from_config
-
-QWEN35_TEXT: dict[str, Any] = {
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "attn_output_gate": True,
-    "dtype": "bfloat16",
-    "eos_token_id": 248044,
-    "full_attention_interval": 4,
-    "head_dim": 256,
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "initializer_range": 0.02,
-    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 10,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_value_head_dim": 128,
-    "mamba_ssm_dtype": "float32",
-    "max_position_embeddings": 262144,
-    "mlp_only_layers": [],
-    "model_type": "qwen3_5_moe_text",
-    "moe_intermediate_size": 512,
-    "mtp_num_hidden_layers": 1,
-    "mtp_use_dedicated_embeddings": False,
-    "num_attention_heads": 16,
-    "num_experts": 256,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 40,
-    "num_key_value_heads": 2,
-    "output_router_logits": False,
-    "rms_norm_eps": 1e-06,
-    "rope_parameters": {
-        "mrope_interleaved": True,
-        "mrope_section": [11, 11, 10],
-        "partial_rotary_factor": 0.25,
-        "rope_theta": 10000000,
-        "rope_type": "default",
-    },
-    "router_aux_loss_coef": 0.001,
-    "shared_expert_intermediate_size": 512,
-    "use_cache": True,
-    "vocab_size": 248320,
-}
-
-QWEN35: dict[str, Any] = {
-    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
-    "image_token_id": 248056,
-    "model_type": "qwen3_5_moe",
-    "text_config": QWEN35_TEXT,
-    "tie_word_embeddings": False,
-    "transformers_version": "5.2.0",
-    "video_token_id": 248057,
-    "vision_config": {"depth": 27},
-    "vision_end_token_id": 248054,
-    "vision_start_token_id": 248053,
-}
-
-QWEN3_NEXT: dict[str, Any] = {
-    "model_type": "qwen3_next",
-    "attention_bias": False,
-    "bos_token_id": 151643,
-    "decoder_sparse_step": 1,
-    "eos_token_id": 151645,
-    "full_attention_interval": 4,
-    "head_dim": 256,
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "intermediate_size": 5120,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_value_head_dim": 128,
-    "max_position_embeddings": 262144,
-    "mlp_only_layers": [],
-    "moe_intermediate_size": 512,
-    "norm_topk_prob": True,
-    "num_attention_heads": 16,
-    "num_experts": 512,
-    "num_experts_per_tok": 10,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 2,
-    "partial_rotary_factor": 0.25,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": None,
-    "rope_theta": 10000000,
-    "shared_expert_intermediate_size": 512,
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
-    "vocab_size": 151936,
-}
-
-QWEN3_MOE: dict[str, Any] = {
-    "model_type": "qwen3_moe",
-    "attention_bias": False,
-    "decoder_sparse_step": 1,
-    "eos_token_id": [151645, 151643],
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "max_position_embeddings": 40960,
-    "max_window_layers": 48,
-    "mlp_only_layers": [],
-    "moe_intermediate_size": 768,
-    "norm_topk_prob": True,
-    "num_attention_heads": 32,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": None,
-    "rope_theta": 1000000.0,
-    "sliding_window": None,
-    "tie_word_embeddings": True,
-    "use_sliding_window": False,
-    "vocab_size": 151936,
-}
-
-DEEPSEEK: dict[str, Any] = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "attention_bias": False,
-    "aux_loss_alpha": 0.001,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "ep_size": 1,
-    "first_k_dense_replace": 3,
-    "hidden_act": "silu",
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "kv_lora_rank": 512,
-    "max_position_embeddings": 163840,
-    "model_type": "deepseek_v3",
-    "moe_intermediate_size": 2048,
-    "moe_layer_freq": 1,
-    "n_group": 8,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "norm_topk_prob": True,
-    "num_attention_heads": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 61,
-    "num_key_value_heads": 128,
-    "num_nextn_predict_layers": 1,
-    "pretraining_tp": 1,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": {
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "factor": 40,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "original_max_position_embeddings": 4096,
-        "type": "yarn",
-    },
-    "rope_theta": 10000,
-    "routed_scaling_factor": 2.5,
-    "scoring_func": "sigmoid",
-    "seq_aux": True,
-    "tie_word_embeddings": False,
-    "topk_group": 4,
-    "topk_method": "noaux_tc",
-    "torch_dtype": "bfloat16",
-    "v_head_dim": 128,
-    "vocab_size": 128815,
-}
+from support.published_configs import (
+    DEEPSEEK,
+    GLM_47_FLASH,
+    KIMI_K25,
+    KIMI_K25_TEXT,
+    QWEN3_CODER,
+    QWEN3_MOE,
+    QWEN3_NEXT,
+    QWEN3_VL,
+    QWEN35,
+    QWEN35_TEXT,
+)
 
 
 def shape(variant: Variant) -> Variant:
@@ -224,12 +64,6 @@ def test_qwen3_moe_with_dense_layers() -> None:
     variant = variant_from_config({**QWEN3_MOE, "mlp_only_layers": [0], "decoder_sparse_step": 2})
     assert variant.mlp_kinds[:4] == ("dense", "moe", "dense", "moe")
     assert variant.dense_intermediate == 6144
-
-
-QWEN3_CODER: dict[str, Any] = {
-    **QWEN3_MOE, "max_window_layers": 28, "qkv_bias": False, "shared_expert_intermediate_size": 0,
-    "use_qk_norm": True, "rope_theta": 10000000, "router_aux_loss_coef": 0.0, "max_position_embeddings": 262144,
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -312,6 +146,91 @@ def test_yarn_on_the_qwen_family() -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     variant = variant_from_config({**QWEN3_MOE, "rope_scaling": scaling})
     assert (variant.rope, variant.yarn_beta_fast, variant.yarn_beta_slow, variant.yarn_mscale) == ("yarn", 32, 1, 0)
+
+
+# ---- The same models by other names -----------------------------------------------------------------------------
+
+
+def test_glm_is_deepseek() -> None:
+    """What it says of itself makes a deepseek_v3, which says more."""
+    same = {
+        **GLM_47_FLASH, "model_type": "deepseek_v3", "moe_layer_freq": 1, "scoring_func": "sigmoid",
+        "rope_interleave": True,
+    }  # fmt: skip
+    variant = variant_from_config(GLM_47_FLASH)
+    assert shape(variant) == shape(variant_from_config(same))
+    assert (variant.model_type, variant.first_dense_layers, variant.v_head_dim, variant.head_dim) == (
+        "deepseek_v3", 1, 256, 256,
+    )  # fmt: skip
+    assert variant.eos_ids == (154820, 154827, 154829)
+
+
+@pytest.mark.parametrize(
+    "unsaid", ["n_group", "topk_group", "first_k_dense_replace", "n_shared_experts", "q_lora_rank", "norm_topk_prob"]
+)
+def test_defaults_of_glm_are_agreed(unsaid: str) -> None:
+    config = {key: value for key, value in GLM_47_FLASH.items() if key != unsaid}
+    assert variant_from_config(config) == variant_from_config(GLM_47_FLASH)
+
+
+def test_layers_of_glm_under_their_newer_name() -> None:
+    types = ["dense", *["sparse"] * 46]
+    assert variant_from_config({**GLM_47_FLASH, "mlp_layer_types": types}) == variant_from_config(GLM_47_FLASH)
+
+
+def test_kimi_k25_is_kimi_k2() -> None:
+    text = {key: value for key, value in KIMI_K25_TEXT.items() if key not in ("add_cross_attention", "_name_or_path")}
+    assert shape(variant_from_config(KIMI_K25)) == shape(variant_from_config(text))
+    variant = variant_from_config(KIMI_K25)
+    assert (variant.model_type, variant.num_experts, variant.yarn_factor) == ("deepseek_v3", 384, 64.0)
+    assert (variant.bos_id, variant.eos_ids, variant.max_context) == (163584, (163585,), 262144)
+
+
+def test_qwen3_vl_is_qwen3_moe() -> None:
+    variant = variant_from_config(QWEN3_VL)
+    same = {**QWEN3_MOE, "rope_theta": 5000000, "tie_word_embeddings": False}
+    assert shape(variant) == shape(variant_from_config(same))
+    assert (variant.model_type, variant.rope, variant.rotary_dim) == ("qwen3_moe", "vanilla", 128)
+    assert (variant.bos_id, variant.eos_ids, variant.max_context) == (151643, (151645,), 262144)
+
+
+def without_text(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key != "text_config"}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (without_text(QWEN3_VL), "text_config: expected an object, found nothing"),
+        (without_text(KIMI_K25), "text_config: expected an object, found nothing"),
+        ({**QWEN3_NEXT, "text_config": {}}, "text_config: expected none in a qwen3_next model"),
+        ({**QWEN3_VL, "text_config": QWEN35_TEXT}, "text_config: model_type: expected 'qwen3_vl_moe_text'"),
+        ({**KIMI_K25, "surprise": 1}, 'config.json: field "surprise" is not one that moeflux knows'),
+        (
+            {**KIMI_K25, "text_config": {**KIMI_K25_TEXT, "add_cross_attention": True}},
+            "add_cross_attention: expected F",
+        ),
+        ({**KIMI_K25, "tie_word_embeddings": True}, "tie_word_embeddings: expected True, found False"),
+        (
+            {key: value for key, value in KIMI_K25.items() if key != "tie_word_embeddings"},
+            "tie_word_embeddings: expected a value, for implementations differ",
+        ),
+        (
+            {**QWEN3_VL, "text_config": {**QWEN3_VL["text_config"], "norm_topk_prob": False}},
+            "norm_topk_prob: expected True, found False",
+        ),
+        ({**GLM_47_FLASH, "partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1.0, found 0.5"),
+        ({**GLM_47_FLASH, "first_k_dense_replace": 2}, "mlp_layer_types: expected 2 dense layers, as first_k_dense_"),
+        ({**GLM_47_FLASH, "mlp_layer_types": ["sparse"] * 47}, "mlp_layer_types: expected 1 dense layers"),
+        ({**GLM_47_FLASH, "rope_interleave": False}, "rope_interleave: expected True"),
+    ],
+)
+def test_refused_of_the_same_models_by_other_names(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        variant_from_config(config)
+
+
+# ---- Where implementations differ -------------------------------------------------------------------------------
 
 
 def scaled(base: dict[str, Any], **changes: Any) -> dict[str, Any]:

@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 from golden import checkpoints
+from golden.elements import from_bf16
 from moeflux import FormatError, IoError, QuantFormat, StateError, files
 from moeflux.conversion.convert import ConvertFormat, convert
 from moeflux.stores.packed import read_description
 from support import reference_weights
+from support.checkpoint_folder import edit_config, rewrite
 from support.mlx_folder import TOKENIZER_FILES, dense_tensors, write_mlx_folder
 
 HERE = Path(__file__).resolve().parents[1]
@@ -54,31 +56,6 @@ def tensor_hashes(folder: Path) -> dict[str, str]:
 
 def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def edit_config(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def rewrite(folder: Path, change: object) -> None:
-    """Applies `change` to the tensors {name: (dtype, array bytes as uint8, shape)} of a checkpoint, in one shard."""
-    tensors = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        data = file.read_bytes()
-        start = 8 + int.from_bytes(data[:8], "little")
-        for name, entry in json.loads(data[8:start]).items():
-            if name != "__metadata__":
-                begin, end = entry["data_offsets"]
-                words = np.dtype(
-                    {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "U32": "<u4", "F8_E4M3": "u1"}[entry["dtype"]]
-                )
-                array = np.frombuffer(data[start + begin : start + end], words).reshape(entry["shape"])
-                tensors[name] = (entry["dtype"], array.copy())
-        file.unlink()
-    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
-    change(tensors)
-    (folder / "model.safetensors").write_bytes(checkpoints.safetensors_bytes(tensors))
 
 
 # ---- The right numbers ------------------------------------------------------------------------------------------
@@ -150,7 +127,7 @@ def test_vectors_keep_every_bit(name: str, sources: Path, tmp_path: Path) -> Non
     assert len(vectors) > 10
     for tensor in vectors:
         dtype, values = stored[tensor]
-        found = checkpoints.from_bf16(values) if dtype == "BF16" else values.astype(np.float32)
+        found = from_bf16(values) if dtype == "BF16" else values.astype(np.float32)
         assert np.array_equal(found.reshape(-1), whole[tensor].reshape(-1)), tensor
 
 
@@ -224,7 +201,7 @@ def test_fp8_without_scales(sources: Path, tmp_path: Path) -> None:
         convert(folder, tmp_path / "packed")
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors"])
+@pytest.mark.parametrize("method", ["gptq", "awq", "modelopt"])
 def test_other_quantisations_are_refused(method: str, sources: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(sources / "hf" / "qwen3_moe", tmp_path / "hf"))
     edit_config(folder, quantization_config={"quant_method": method, "bits": 4})

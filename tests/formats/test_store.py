@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from golden import checkpoints
+from golden.checkpoints import safetensors_bytes
 from moeflux import FormatError, QuantFormat, oracle
 from moeflux.conversion.convert import convert
 from moeflux.stores.store import Store, open_store
@@ -147,6 +148,31 @@ def test_a_checkpoint_needs_converting(tmp_path: Path, name: str) -> None:
     folder = checkpoints.write(name, tmp_path / "hf")
     with pytest.raises(FormatError, match="experts as Hugging Face lays them out, which need converting"):
         open_store(folder)
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl_moe", "kimi_k25", "glm4_moe_lite"])
+def test_a_model_that_sees_three_ways(tmp_path: Path, name: str) -> None:
+    """As published, in MLX's layout and repacked from there: the same bits. What sees is passed over everywhere."""
+    hf, direct, mlx, packed = (tmp_path / kind for kind in ("hf", "direct", "mlx", "packed"))
+    convert(checkpoints.write(name, hf), direct)
+    write_mlx_folder(direct, mlx)
+    add_what_sees(mlx)
+    convert(mlx, packed)
+    expected = logits(direct)
+    assert np.ptp(expected) > 1
+    assert np.array_equal(logits(mlx), expected) and np.array_equal(logits(packed), expected)
+
+
+def add_what_sees(mlx: Path) -> None:
+    """A shard of tensors under the names that MLX folders of such models have beside the language model's."""
+    names = ("vision_tower.blocks.0.norm1.weight", "mm_projector.pre_norm.weight", "model.visual.merger.norm.weight")
+    names += ("multi_modal_projector.linear_1.weight", "language_model.vision_tower.patch_embed.proj.bias")
+    shard = safetensors_bytes({name: ("BF16", np.ones(4, np.uint16)) for name in names})
+    (mlx / "model-vision.safetensors").write_bytes(shard)
+    index = mlx / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"] |= dict.fromkeys(names, "model-vision.safetensors")
+    index.write_text(json.dumps(content))
 
 
 def test_no_store(tmp_path: Path) -> None:

@@ -14,19 +14,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import checkpoints
+
 import mlx.core as mx
 import numpy as np
 import torch
 import transformers
 from mlx_lm.models import deepseek_v3 as mlx_deepseek
+from mlx_lm.models import glm4_moe_lite as mlx_lite
 from mlx_lm.models import qwen3_moe as mlx_qwen
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as hf_deepseek
 from transformers.models.qwen3_moe import modeling_qwen3_moe as hf_qwen
 
-from moeflux import FormatError, oracle
+from golden import checkpoints
+from moeflux import FormatError, Variant, oracle
 from moeflux.models.config import variant_from_config
 
 Answer = np.ndarray
@@ -101,22 +103,33 @@ def rope_cases() -> list[tuple[str, Config]]:
 
 # ---- What is taken for a field that is not there -----------------------------------------------------------------
 
-DEFAULTS = ("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts", "q_lora_rank", "norm_topk_prob")
+DEFAULTS = ("n_group", "topk_group", "n_shared_experts", "q_lora_rank", "norm_topk_prob")
 
 
 def default_cases() -> list[tuple[str, Config]]:
-    config = checkpoints.deepseek_v3().config
-    return [(field, {key: value for key, value in config.items() if key != field}) for field in DEFAULTS]
+    deepseek, lite = checkpoints.deepseek_v3().config, checkpoints.glm4_moe_lite().config
+    cases = [(field, without(deepseek, field)) for field in (*DEFAULTS, "first_k_dense_replace")]
+    return cases + [(field, without(lite, field)) for field in DEFAULTS]
 
 
-def default_of(field: str) -> list[Callable[[Config], Answer]]:
+def without(config: Config, field: str) -> Config:
+    return {key: value for key, value in config.items() if key != field}
+
+
+def default_of(field: str, declared: str) -> list[Callable[[Config], Answer]]:
+    mlx = mlx_deepseek if declared == "deepseek_v3" else mlx_lite
     names = {"n_group": "num_groups", "topk_group": "groups_per_token", "norm_topk_prob": "normalize_topk"}
-    names |= {"first_k_dense_replace": "first_dense_layers", "n_shared_experts": "shared_intermediate"}
+    names |= {"first_k_dense_replace": "first_dense_layers"}
     return [
         lambda config: np.array([float(getattr(transformers.AutoConfig.for_model(**config), field))]),
-        lambda config: np.array([float(getattr(mlx_deepseek.ModelArgs.from_dict(config), field))]),
-        lambda config: np.array([float(getattr(variant_from_config(config), names.get(field, field)))]),
+        lambda config: np.array([float(getattr(mlx.ModelArgs.from_dict(config), field))]),
+        lambda config: np.array([float(of_moeflux(variant_from_config(config), names.get(field, field)))]),
     ]
+
+
+def of_moeflux(variant: Variant, field: str) -> float:
+    shared = field == "n_shared_experts"
+    return variant.shared_intermediate / variant.moe_intermediate if shared else getattr(variant, field)
 
 
 # ---- Comparing ---------------------------------------------------------------------------------------------------
@@ -147,7 +160,8 @@ def main() -> None:
         scaled = config["model_type"] == "qwen3_moe" and config["rope_scaling"]
         check(what, config, [rope_of_transformers, *([] if scaled else [rope_of_mlx]), rope_of_moeflux])
     for field, config in default_cases():
-        check(f"deepseek_v3 without {field}", config, default_of(field))
+        declared = config["model_type"]
+        check(f"{declared} without {field}", config, default_of(field, declared))
 
 
 if __name__ == "__main__":

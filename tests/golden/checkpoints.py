@@ -1,6 +1,6 @@
 """Tiny checkpoints of every supported architecture, in the layout and under the names that Hugging Face publishes.
 
-    python tests/golden/checkpoints.py FOLDER [NAME ...]
+    PYTHONPATH=tests python -m golden.checkpoints FOLDER [NAME ...]
 
 NumPy only, and deterministic for ever: the numbers come from a counter-based generator through exact arithmetic alone,
 so the golden files stay valid whatever the machine or the version of NumPy. `write(name, folder)` writes config.json,
@@ -12,7 +12,6 @@ moves the logits by whole units, not by the last digit.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Callable
@@ -22,74 +21,17 @@ from typing import Any
 
 import numpy as np
 
-# ---- Numbers ----------------------------------------------------------------------------------------------------
-
-
-def splitmix64(seed: int, count: int) -> np.ndarray:
-    """`count` u64 of the splitmix64 sequence that starts at `seed`."""
-    with np.errstate(over="ignore"):
-        z = np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
-
-
-def name_seed(name: str) -> int:
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-
-
-def uniform(name: str, shape: tuple[int, ...], low: float, high: float) -> np.ndarray:
-    bits = splitmix64(name_seed(name), int(np.prod(shape))) >> np.uint64(32)
-    return (low + (high - low) * (bits.astype(np.float64) / 2.0**32)).reshape(shape)
-
-
-def normal(name: str, shape: tuple[int, ...], deviation: float) -> np.ndarray:
-    """Nearly normal: a sum of eight 16-bit uniforms. No logarithm, no cosine: their last bit depends on the machine."""
-    count = int(np.prod(shape))
-    parts = splitmix64(name_seed(name), 2 * count).view(np.uint16).reshape(count, 8).astype(np.int64)
-    centred = parts.sum(axis=1) - 8 * 32768 + 4
-    return (centred.astype(np.float64) * (deviation / (65536 * np.sqrt(8 / 12)))).reshape(shape)
-
-
-def to_bf16(values: np.ndarray) -> np.ndarray:
-    """Nearest bf16, ties to even, as its u16 bits."""
-    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
-    return ((bits + np.uint64(0x7FFF) + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)).astype(np.uint16)
-
-
-def from_bf16(bits: np.ndarray) -> np.ndarray:
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def fp8_values() -> np.ndarray:
-    """Value of every e4m3 code without its sign, 0 ... 126 (127 is not a number): ascending."""
-    code = np.arange(127)
-    exponent, mantissa = code >> 3, (code & 7).astype(np.float64)
-    return np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7))
-
-
-def to_fp8(values: np.ndarray) -> np.ndarray:
-    """Nearest e4m3 code, ties to the even code, saturating at 448."""
-    table = fp8_values()
-    size = np.minimum(np.abs(values), table[-1])
-    upper = np.clip(np.searchsorted(table, size), 1, len(table) - 1)
-    below, above = size - table[upper - 1], table[upper] - size
-    take_upper = (above < below) | ((above == below) & (upper % 2 == 0))
-    return (np.where(take_upper, upper, upper - 1) | np.where(np.signbit(values), 0x80, 0)).astype(np.uint8)
-
-
-def fp8_blocks(values: np.ndarray, block: int = 128) -> tuple[np.ndarray, np.ndarray]:
-    """A matrix as e4m3 codes and one f32 `scale_inv` a block; the blocks at the right and lower edge may be partial."""
-    rows, columns = values.shape
-    codes = np.empty(values.shape, np.uint8)
-    scales = np.empty((-(-rows // block), -(-columns // block)), np.float32)
-    for i in range(scales.shape[0]):
-        for j in range(scales.shape[1]):
-            part = np.s_[i * block : (i + 1) * block, j * block : (j + 1) * block]
-            scales[i, j] = np.float32(np.abs(values[part]).max() / 448.0)
-            codes[part] = to_fp8(values[part] / np.float64(scales[i, j]))
-    return codes, scales
-
+from golden.elements import (
+    fp8_blocks,
+    from_bf16,
+    from_int4,
+    int4_groups,
+    name_seed,
+    normal,
+    splitmix64,
+    to_bf16,
+    uniform,
+)
 
 # ---- Checkpoints ------------------------------------------------------------------------------------------------
 
@@ -113,6 +55,17 @@ class Checkpoint:
 
     def norm(self, tensor: str, width: int, centre: float) -> None:
         self.add(tensor, centre + normal(f"{self.name}/{tensor}", (width,), 0.25))
+
+    def decoded(self) -> Checkpoint:
+        """The same with the numbers that its int4 stands for, in f32."""
+        config = {key: value for key, value in self.config.items() if key != "quantization_config"}
+        plain = Checkpoint(self.name, config, dict(self.tensors))
+        for key in [key for key in self.tensors if key.endswith("weight_packed")]:
+            at = key.removesuffix("_packed")
+            (_, words), (_, scales) = plain.tensors.pop(key), plain.tensors.pop(f"{at}_scale")
+            del plain.tensors[f"{at}_shape"]
+            plain.tensors[at] = ("F32", from_int4(words, scales))
+        return plain
 
     def swiglu(self, prefix: str, hidden: int, intermediate: int) -> None:
         self.matrix(f"{prefix}gate_proj.weight", intermediate, hidden, gain=1.5)
@@ -235,8 +188,9 @@ def qwen3_next() -> Checkpoint:
     return qwen_hybrid("qwen3_next", config, prefix="model.", fused=True, a_log="BF16", tied=False)
 
 
-def qwen3_moe(name: str = "qwen3_moe", **changes: Any) -> Checkpoint:
-    """Full attention without a gate in every layer, no shared expert; one layer may be dense. Norms are w itself."""
+def qwen3_moe(name: str = "qwen3_moe", *, prefix: str = "model.", stacked: bool = False, **changes: Any) -> Checkpoint:
+    """Full attention without a gate in every layer, no shared expert; one layer may be dense. Norms are w itself.
+    `stacked`: experts in two tensors, their rows the input."""
     config = {
         **QWEN_MOE, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "decoder_sparse_step": 1,
         "mlp_only_layers": [], "intermediate_size": 256, "norm_topk_prob": True, "rope_scaling": None,
@@ -244,11 +198,14 @@ def qwen3_moe(name: str = "qwen3_moe", **changes: Any) -> Checkpoint:
         "tie_word_embeddings": False, "torch_dtype": "bfloat16", **changes,
     }  # fmt: skip
     c = Checkpoint(name, config)
-    hidden, head_dim = config["hidden_size"], config["head_dim"]
+    hidden, head_dim = (
+        config["hidden_size"],
+        config["head_dim"],
+    )
     element = {"bfloat16": "BF16", "float16": "F16"}[config["torch_dtype"]]
-    c.matrix("model.embed_tokens.weight", config["vocab_size"], hidden, gain=float(np.sqrt(hidden)))
+    c.matrix(f"{prefix}embed_tokens.weight", config["vocab_size"], hidden, gain=float(np.sqrt(hidden)))
     for layer in range(config["num_hidden_layers"]):
-        at = f"model.layers.{layer}."
+        at = f"{prefix}layers.{layer}."
         c.norm(f"{at}input_layernorm.weight", hidden, 1.0)
         c.norm(f"{at}post_attention_layernorm.weight", hidden, 1.0)
         c.matrix(f"{at}self_attn.q_proj.weight", config["num_attention_heads"] * head_dim, hidden)
@@ -261,9 +218,15 @@ def qwen3_moe(name: str = "qwen3_moe", **changes: Any) -> Checkpoint:
             c.swiglu(f"{at}mlp.", hidden, config["intermediate_size"])
             continue
         c.matrix(f"{at}mlp.gate.weight", config["num_experts"], hidden, gain=2.0)
+        if stacked:
+            experts, intermediate = config["num_experts"], config["moe_intermediate_size"]
+            wide, narrow = float(np.sqrt(2 * intermediate / hidden)), float(np.sqrt(hidden / intermediate))
+            c.matrix(f"{at}mlp.experts.gate_up_proj", experts, hidden, 2 * intermediate, gain=1.5 * wide)
+            c.matrix(f"{at}mlp.experts.down_proj", experts, intermediate, hidden, gain=narrow)
+            continue
         for expert in range(config["num_experts"]):
             c.swiglu(f"{at}mlp.experts.{expert}.", hidden, config["moe_intermediate_size"])
-    c.norm("model.norm.weight", hidden, 1.0)
+    c.norm(f"{prefix}norm.weight", hidden, 1.0)
     if not config["tie_word_embeddings"]:
         c.matrix("lm_head.weight", config["vocab_size"], hidden, gain=2.0)
     if element == "F16":
@@ -279,8 +242,43 @@ def qwen3_moe_tied() -> Checkpoint:
     )  # fmt: skip
 
 
-def deepseek_v3(name: str = "deepseek_v3", *, fp8: bool = False, bias: str = "F32", **changes: Any) -> Checkpoint:
-    """`bias` is the type of the bias for choosing, which published models have in several."""
+def qwen3_moe_coder() -> Checkpoint:
+    """YaRN, heads as large as they must be, and the fields of Qwen3-Coder that change nothing."""
+    c = qwen3_moe(
+        "qwen3_moe_coder", head_dim=32, qkv_bias=False, use_qk_norm=True, shared_expert_intermediate_size=0,
+        sliding_window=4096, num_local_experts=16, num_experts_per_tok=3,
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    )  # fmt: skip
+    del c.config["head_dim"]
+    return c
+
+
+def qwen3_vl_moe() -> Checkpoint:
+    """The text part of a model that sees: nested, and its experts stacked the other way round."""
+    c = qwen3_moe(
+        "qwen3_vl_moe", prefix="model.language_model.", stacked=True, model_type="qwen3_vl_moe_text", num_experts=8,
+        num_experts_per_tok=3, moe_intermediate_size=192, rope_theta=5000000,
+        rope_scaling={"mrope_interleaved": True, "mrope_section": [12, 10, 10], "rope_type": "default"},
+    )  # fmt: skip
+    for key in ("architectures", "max_window_layers", "sliding_window", "tie_word_embeddings", "use_sliding_window"):
+        del c.config[key]
+    c.config = {
+        "architectures": ["Qwen3VLMoeForConditionalGeneration"], "image_token_id": 400, "model_type": "qwen3_vl_moe",
+        "text_config": c.config, "tie_word_embeddings": False, "video_token_id": 401, "vision_end_token_id": 403,
+        "vision_start_token_id": 402,
+        "vision_config": {"model_type": "qwen3_vl_moe", "depth": 1, "hidden_size": 64, "intermediate_size": 64,
+                          "num_heads": 2, "out_hidden_size": HIDDEN, "deepstack_visual_indexes": [0]},
+    }  # fmt: skip
+    c.matrix("model.visual.patch_embed.proj.bias", 64)
+    return c
+
+
+def deepseek_v3(
+    name: str = "deepseek_v3", *, prefix: str = "", fp8: bool = False, int4: bool = False, bias: str = "F32",
+    mtp_layer: int = 61, **changes: Any
+) -> Checkpoint:  # fmt: skip
+    """`bias` is the type of the bias for choosing, which published models have in several; `mtp_layer` the number that
+    the next-token-prediction layer has in the published model, by which the peers know it."""
     config = {
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "attention_bias": False,
         "attention_dropout": 0.0, "bos_token_id": 257, "eos_token_id": 256, "ep_size": 1, "first_k_dense_replace": 1,
@@ -300,9 +298,9 @@ def deepseek_v3(name: str = "deepseek_v3", *, fp8: bool = False, bias: str = "F3
     c = Checkpoint(name, config)
     hidden, heads, rank = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
     nope, rope, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
-    c.matrix("model.embed_tokens.weight", config["vocab_size"], hidden, gain=float(np.sqrt(hidden)))
+    c.matrix(f"{prefix}model.embed_tokens.weight", config["vocab_size"], hidden, gain=float(np.sqrt(hidden)))
     for layer in range(config["num_hidden_layers"]):
-        at = f"model.layers.{layer}."
+        at = f"{prefix}model.layers.{layer}."
         c.norm(f"{at}input_layernorm.weight", hidden, 1.0)
         c.norm(f"{at}post_attention_layernorm.weight", hidden, 1.0)
         if config["q_lora_rank"]:
@@ -325,12 +323,12 @@ def deepseek_v3(name: str = "deepseek_v3", *, fp8: bool = False, bias: str = "F3
         c.swiglu(f"{at}mlp.shared_experts.", hidden, config["n_shared_experts"] * config["moe_intermediate_size"])
         for expert in range(experts):
             c.swiglu(f"{at}mlp.experts.{expert}.", hidden, config["moe_intermediate_size"])
-    c.norm("model.norm.weight", hidden, 1.0)
-    c.matrix("lm_head.weight", config["vocab_size"], hidden, gain=2.0)
-    # Parts that must be dropped: the next-token-prediction layer (both peers know it by the number it has in the
-    # published model) and old rotary tables.
-    c.matrix("model.layers.61.eh_proj.weight", hidden, 2 * hidden)
-    c.add("model.layers.0.self_attn.rotary_emb.inv_freq", np.ones(rope // 2), "F32")
+    c.norm(f"{prefix}model.norm.weight", hidden, 1.0)
+    c.matrix(f"{prefix}lm_head.weight", config["vocab_size"], hidden, gain=2.0)
+    if config["num_nextn_predict_layers"]:  # that layer, and old rotary tables, must be dropped
+        c.matrix(f"{prefix}model.layers.{mtp_layer}.eh_proj.weight", hidden, 2 * hidden)
+    if mtp_layer == 61:
+        c.add(f"{prefix}model.layers.0.self_attn.rotary_emb.inv_freq", np.ones(rope // 2), "F32")
     if fp8:
         c.config["quantization_config"] = {
             "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128],
@@ -339,6 +337,56 @@ def deepseek_v3(name: str = "deepseek_v3", *, fp8: bool = False, bias: str = "F3
             codes, scales = fp8_blocks(from_bf16(c.tensors[key][1]).astype(np.float64))
             c.tensors[key] = ("F8_E4M3", codes)
             c.tensors[f"{key}_scale_inv"] = ("F32", scales)
+    for key in [key for key in c.tensors if int4 and ".mlp.experts." in key]:
+        values = from_bf16(c.tensors.pop(key)[1]).astype(np.float64)
+        words, group_scales = int4_groups(values)
+        c.tensors[f"{key}_packed"], c.tensors[f"{key}_scale"] = ("I32", words), ("BF16", group_scales)
+        c.tensors[f"{key}_shape"] = ("I32", np.array(values.shape, np.int32))
+    return c
+
+
+def glm4_moe_lite() -> Checkpoint:
+    """deepseek_v3 by another name, with fewer fields, values wider than keys and another epsilon."""
+    c = deepseek_v3(
+        "glm4_moe_lite", mtp_layer=47, n_group=1, topk_group=1, rope_scaling=None, rope_theta=1000000,
+        routed_scaling_factor=1.8, v_head_dim=96, num_key_value_heads=4, rms_norm_eps=1e-5, n_routed_experts=8,
+        num_experts_per_tok=2, partial_rotary_factor=1.0, pad_token_id=256, eos_token_id=[256, 257], dtype="bfloat16",
+        architectures=["Glm4MoeLiteForCausalLM"], model_type="glm4_moe_lite",
+    )  # fmt: skip
+    for key in ("bos_token_id", "ep_size", "moe_layer_freq", "scoring_func", "torch_dtype", "use_cache"):
+        del c.config[key]
+    return c
+
+
+def kimi_k25() -> Checkpoint:
+    """The text part of a model that sees, its experts int4 as published; every scale of YaRN differs from 1."""
+    c = deepseek_v3(
+        "kimi_k25", prefix="language_model.", int4=True, n_group=1, topk_group=1, n_routed_experts=12,
+        num_experts_per_tok=3, rms_norm_eps=1e-5, rope_theta=50000.0, routed_scaling_factor=2.827,
+        num_nextn_predict_layers=0, add_cross_attention=False, tie_encoder_decoder=False, model_type="kimi_k2",
+        rope_scaling={"beta_fast": 32.0, "beta_slow": 1.0, "factor": 64.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                      "original_max_position_embeddings": 32, "type": "yarn"},
+    )  # fmt: skip
+    weights = {
+        "actorder": None, "block_structure": None, "dynamic": False, "group_size": 32, "num_bits": 4,
+        "observer": "minmax", "observer_kwargs": {}, "strategy": "group", "symmetric": True, "type": "int",
+    }  # fmt: skip
+    group = {"input_activations": None, "output_activations": None, "targets": ["Linear"], "weights": weights}
+    c.config = {
+        "architectures": ["KimiK25ForConditionalGeneration"], "bos_token_id": 257, "dtype": "bfloat16",
+        "eos_token_id": 256, "ignore_index": -100, "media_placeholder_token_id": 400, "model_type": "kimi_k25",
+        "pad_token_id": 256, "text_config": c.config, "tie_word_embeddings": False, "use_unified_vision_chunk": True,
+        "video_placeholder": "<|kimi_k25_video_placeholder|>",
+        "quantization_config": {"config_groups": {"group_0": group}, "format": "pack-quantized",
+                                "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*",
+                                           "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"],
+                                "kv_cache_scheme": None, "quant_method": "compressed-tensors",
+                                "quantization_status": "compressed"},
+        "vision_config": {"patch_size": 14, "num_attention_heads": 2, "num_hidden_layers": 1, "hidden_size": 64,
+                          "intermediate_size": 64, "text_hidden_size": HIDDEN},
+    }  # fmt: skip
+    c.matrix("vision_tower.patch_embed.proj.bias", 64)
+    c.matrix("mm_projector.pre_norm.bias", 1152)
     return c
 
 
@@ -348,6 +396,8 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
     "qwen3_next": qwen3_next,
     "qwen3_moe": qwen3_moe,
     "qwen3_moe_tied": qwen3_moe_tied,
+    "qwen3_moe_coder": qwen3_moe_coder,
+    "qwen3_vl_moe": qwen3_vl_moe,
     "deepseek_v3": deepseek_v3,
     "deepseek_v3_fp8": lambda: deepseek_v3(fp8=True),
     # Shaped like Kimi-K2: one group, no YaRN, its bias in bf16.
@@ -363,7 +413,15 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
         rope_scaling={"beta_fast": 8, "beta_slow": 1, "factor": 8, "mscale": 1.0, "mscale_all_dim": 0.5,
                       "original_max_position_embeddings": 32, "type": "yarn"},
     ),
+    "glm4_moe_lite": glm4_moe_lite,
+    "kimi_k25": kimi_k25,
 }  # fmt: skip
+
+
+# What each peer answers for, and why not for others: make_goldens.py.
+TRANSFORMERS = [name for name in CHECKPOINTS if name != "deepseek_v3_fp8"]
+MLX_CONVERTS = [name for name in CHECKPOINTS if name != "qwen3_moe_coder"]
+MLX = [name for name in MLX_CONVERTS if name != "glm4_moe_lite"]
 
 
 def token_ids(name: str) -> list[int]:
@@ -407,9 +465,11 @@ def tokenizer_files() -> dict[str, str]:
     return {"tokenizer.json": json.dumps(tokenizer), "tokenizer_config.json": json.dumps(settings, indent=2)}
 
 
-def write(name: str, folder: str | Path, shards: int = 2) -> Path:
+def write(name: str, folder: str | Path, shards: int = 2, *, decoded: bool = False) -> Path:
     """The checkpoint as a folder, its tensors spread over `shards` files without regard to layers."""
     checkpoint = CHECKPOINTS[name]()
+    if decoded:
+        checkpoint = checkpoint.decoded()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(checkpoint.config, indent=2))

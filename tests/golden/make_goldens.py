@@ -14,10 +14,15 @@ tensor, and the config.json it wrote.
 
 What each peer covers:
   transformers  every checkpoint but the fp8 one: it takes the block size from the ratio of shapes, which is wrong for a
-                matrix of 160 rows in blocks of 128 (and the published models have such matrices).
-  mlx-lm        every checkpoint. It does not know the model type qwen3_5_moe_text and gets that one as qwen3_5_moe, of
-                which it reads flat configs too. Token by token it must agree with its own single pass, which for
-                deepseek_v3 is another formula (absorbed or not): that is checked here and not stored.
+                matrix of 160 rows in blocks of 128 (and the published models have such matrices). int4 it gets decoded,
+                in f32, for it needs another package to read that. Vision towers are random and see nothing.
+  mlx-lm        every checkpoint but qwen3_moe_coder, for it needs a head_dim and has no YaRN there. Of glm4_moe_lite it
+                converts the tensors, but its logits are others: in latent attention's norms it takes the model's
+                epsilon, as vLLM and SGLang do, where transformers, which we follow, takes DeepSeek's 1e-6. It does not
+                know the model type qwen3_5_moe_text and gets that one as qwen3_5_moe, of which it reads flat configs
+                too, and wants to be told in qwen3_vl_moe's text_config that the embeddings are not tied. Token by token
+                it must agree with its own single pass, which for deepseek_v3 is another formula (absorbed or not): that
+                is checked here and not stored.
 Only logits in float32 are an oracle: in bf16 either peer is off by whole units on such models.
 """
 
@@ -32,18 +37,21 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from golden import checkpoints
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-import checkpoints  # noqa: E402
-import numpy as np  # noqa: E402
-
 LOGITS, TENSORS = HERE / "logits.npz", HERE / "tensors.json"
-TRANSFORMERS = [name for name in checkpoints.CHECKPOINTS if name != "deepseek_v3_fp8"]
-CONVERSIONS = [(name, 4, 64) for name in checkpoints.CHECKPOINTS]
+CONVERSIONS = [(name, 4, 64) for name in checkpoints.MLX_CONVERTS]
 # One model of each layout in other formats too; at group 128 some of the first one's matrices stay unquantised.
 CONVERSIONS += [("qwen3_5_moe", bits, group) for bits, group in ((2, 128), (3, 64), (5, 64), (6, 64), (8, 32))]
 CONVERSIONS += [("deepseek_v3", 8, 128), ("qwen3_next", 4, 128)]
+
+# Of a model that sees: what no text needs.
+VISION = ("model.visual.", "model.vision_tower.", "model.mm_projector.")
 
 # What one machine and another may differ by, of the range of the logits.
 TOLERANCE = 1e-4
@@ -58,10 +66,13 @@ def run_transformers(root: Path) -> None:
     import transformers
 
     transformers.logging.set_verbosity_error()
-    for name in TRANSFORMERS:
-        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+    for name in checkpoints.TRANSFORMERS:
+        sees = name in ("qwen3_vl_moe", "kimi_k25")
+        kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+        model, report = kind.from_pretrained(
             root / name / "hf", dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )
+        report["missing_keys"] = [key for key in report["missing_keys"] if not (sees and key.startswith(VISION))]
         wrong = {kind: keys for kind, keys in report.items() if keys}
         assert not wrong, f"{name}: transformers does not take the checkpoint as it is: {wrong}"
         with torch.no_grad():
@@ -80,7 +91,7 @@ def run_mlx(root: Path) -> None:
     for name, bits, group in CONVERSIONS:
         folder = root / name / f"mlx-{bits}-{group}"
         convert(str(root / name / "hf-for-mlx"), folder, quantize=True, q_bits=bits, q_group_size=group)
-        if (bits, group) != (4, 64):
+        if (bits, group) != (4, 64) or name not in checkpoints.MLX:
             continue
         model, _ = load_model(folder)
         model.set_dtype(mx.float32)
@@ -120,17 +131,20 @@ def tensor_hashes(folder: Path) -> dict[str, str]:
 def write_checkpoints(root: Path) -> None:
     for name in checkpoints.CHECKPOINTS:
         for_mlx = checkpoints.write(name, root / name / "hf-for-mlx")
-        checkpoints.write(name, root / name / "hf")
+        checkpoints.write(name, root / name / "hf", decoded=True)
         config = json.loads((for_mlx / "config.json").read_text())
         if config["model_type"] == "qwen3_5_moe_text":
-            (for_mlx / "config.json").write_text(json.dumps({**config, "model_type": "qwen3_5_moe"}))
+            config["model_type"] = "qwen3_5_moe"
+        if config["model_type"] == "qwen3_vl_moe":
+            config["text_config"]["tie_word_embeddings"] = False
+        (for_mlx / "config.json").write_text(json.dumps(config, indent=2))
 
 
 def make(root: Path, hf_python: str, mlx_python: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     write_checkpoints(root)
     for python, peer in ((hf_python, "transformers"), (mlx_python, "mlx")):
         subprocess.run([python, __file__, "--inside", peer, str(root)], check=True)
-    names = [f"{name}/hf" for name in TRANSFORMERS] + [f"{name}/mlx" for name in checkpoints.CHECKPOINTS]
+    names = [f"{name}/hf" for name in checkpoints.TRANSFORMERS] + [f"{name}/mlx" for name in checkpoints.MLX]
     logits = {name: np.load(root / f"{name}.npy") for name in names}
     tensors = {}
     for name, bits, group in CONVERSIONS:

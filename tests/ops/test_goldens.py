@@ -7,34 +7,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from golden.checkpoints import CHECKPOINTS, token_ids, write
+from golden.checkpoints import CHECKPOINTS, MLX, TRANSFORMERS, token_ids, write
 from moeflux import oracle
 from moeflux.conversion.convert import convert
-from moeflux.stores.storage import ConvertFormat
 from moeflux.stores.store import open_store
 from support import reference_weights
-from support.agreement import FULL_PRECISION, GOLDEN_LOGITS, disagreement, golden_logits
+from support.agreement import GOLDEN_LOGITS, disagreement, golden_logits, own_type
 from support.mlx_folder import write_mlx_folder
 
 
-@pytest.mark.parametrize("name", FULL_PRECISION)
+@pytest.mark.parametrize("name", TRANSFORMERS)
 def test_full_precision_is_transformers(name: str) -> None:
     variant, weights = reference_weights.load(name)
     logits = oracle.Session(variant, weights).prefill(token_ids(name))
     assert disagreement(logits, golden_logits(f"{name}/hf")) == ""
 
 
-@pytest.mark.parametrize("name", FULL_PRECISION)
+@pytest.mark.parametrize("name", TRANSFORMERS)
 def test_conversion_to_its_own_type_is_transformers(name: str, tmp_path: Path) -> None:
     """As near as the weights themselves: not a bit of them is lost on the way."""
-    own = ConvertFormat.asked(ConvertFormat.default(CHECKPOINTS[name]().config).element)
-    convert(write(name, tmp_path / "hf"), tmp_path / "packed", format=own, check="none")
+    convert(write(name, tmp_path / "hf"), tmp_path / "packed", format=own_type(name), check="none")
     with open_store(tmp_path / "packed") as store:
         logits = oracle.Session(store.variant, store).prefill(token_ids(name))
     assert disagreement(logits, golden_logits(f"{name}/hf")) == ""
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("name", MLX)
 def test_four_bit_is_mlx(name: str, tmp_path: Path) -> None:
     """Through conversion, MLX folder and store: codes, scales, names and layout are in this too."""
     convert(write(name, tmp_path / "hf"), tmp_path / "packed", check="none")
@@ -46,7 +44,7 @@ def test_four_bit_is_mlx(name: str, tmp_path: Path) -> None:
 
 def test_every_golden_is_used() -> None:
     with np.load(GOLDEN_LOGITS) as golden:
-        names = {f"{name}/hf" for name in FULL_PRECISION} | {f"{name}/mlx" for name in CHECKPOINTS}
+        names = {f"{name}/hf" for name in TRANSFORMERS} | {f"{name}/mlx" for name in MLX}
         assert set(golden.files) == names
 
 
@@ -54,6 +52,7 @@ def test_inputs_reach_what_matters() -> None:
     """Positions beyond 64, and beyond the original context where YaRN is on; golden tokens told apart with room."""
     for name in CHECKPOINTS:
         config = CHECKPOINTS[name]().config
+        config = config.get("text_config", config)
         scaling = config.get("rope_scaling") or {}
         assert len(token_ids(name)) > max(64, scaling.get("original_max_position_embeddings", 0))
     with np.load(GOLDEN_LOGITS) as golden:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from golden.checkpoints import normal, token_ids, uniform
+from golden.checkpoints import token_ids
+from golden.elements import normal, uniform
 from moeflux import QuantFormat, oracle
 from support import reference_weights
 

@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from golden.checkpoints import CHECKPOINTS
+from moeflux.stores.storage import ConvertFormat
 
 # What a float32 implementation may be off by, of the range of the logits. The peers' own float32 costs 3e-6.
 LARGEST_ERROR = 1e-5
 LEAST_COSINE = 0.99999
 
 GOLDEN_LOGITS = Path(__file__).resolve().parents[1] / "golden" / "logits.npz"
-# transformers misreads fp8 matrices with a partial block, see make_goldens.py.
-FULL_PRECISION = [name for name in CHECKPOINTS if name != "deepseek_v3_fp8"]
 
 
 def disagreement(found: np.ndarray, expected: np.ndarray) -> str:
@@ -38,3 +37,11 @@ def disagreement(found: np.ndarray, expected: np.ndarray) -> str:
 def golden_logits(name: str) -> np.ndarray:
     with np.load(GOLDEN_LOGITS) as golden:
         return golden[name]
+
+
+def own_type(name: str) -> ConvertFormat:
+    """That of a checkpoint: nothing is quantised but what is already."""
+    element = ConvertFormat.default(CHECKPOINTS[name]().config).element
+    if name == "kimi_k25":
+        return ConvertFormat.asked(4, 32, dense_bits=element, element=element)
+    return ConvertFormat.asked(element)

@@ -1,5 +1,5 @@
 """A stock MLX folder made of a packed store, in mlx_lm.convert's layout: experts stacked as switch_mlp, qwen3_next's
-input projections fused, `language_model.` before the names of qwen3_5_moe, A_log in bf16 where that loses nothing.
+input projections fused, `language_model.` before the names of models that see, A_log in bf16 where that loses nothing.
 
 NumPy only. test_convert.py holds it to the tensors that mlx_lm.convert itself wrote.
 """
@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from golden.checkpoints import safetensors_bytes, to_bf16
+from golden.checkpoints import safetensors_bytes
+from golden.elements import to_bf16
 
 STORED = {"U32": "<u4", "BF16": "<u2", "F16": "<f2", "F32": "<f4"}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -41,9 +42,10 @@ def write_mlx_folder(packed: Path, folder: Path, shards: int = 2, *, rounded: bo
             tensors[name] = ("BF16", (values >> 16).astype("<u2"))
     for name in [name for name in tensors if rounded and name.endswith(NORMS) and tensors[name][0] == "F32"]:
         tensors[name] = ("BF16", to_bf16(tensors[name][1]))
-    prefix = "language_model." if variant["model_type"] == "qwen3_5_moe" else ""
-    write_shards(folder, {prefix + name: tensors[name] for name in sorted(tensors)}, shards)
     config = json.loads((packed / "config.json").read_text())
+    nested = variant["model_type"] == "qwen3_5_moe" or "text_config" in config
+    prefix = "language_model." if nested else ""
+    write_shards(folder, {prefix + name: tensors[name] for name in sorted(tensors)}, shards)
     config.pop("quantization_config", None)
     config["quantization"] = declared(packed, tensors, description, prefix)
     (folder / "config.json").write_text(json.dumps(config, indent=2))

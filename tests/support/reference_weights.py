@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from golden.checkpoints import CHECKPOINTS, from_bf16
+from golden.checkpoints import CHECKPOINTS
+from golden.elements import from_bf16
 from moeflux import QuantFormat
 from moeflux.models.config import variant_from_config
 from moeflux.models.variants import Variant
 
 PLAIN = QuantFormat.plain("F32")
+UNUSED = ("mtp.", "model.visual.", "vision_tower.", "mm_projector.", "model.layers.61.", "model.layers.47.")
 FOLDED_NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight", "q_norm.weight", "k_norm.weight")
 
 
@@ -43,13 +45,12 @@ class ReferenceWeights:
 
 
 def load(name: str) -> tuple[Variant, ReferenceWeights]:
-    checkpoint = CHECKPOINTS[name]()
+    checkpoint = CHECKPOINTS[name]().decoded()
     variant = variant_from_config(checkpoint.config)
     tensors: dict[str, np.ndarray] = {}
-    for key in checkpoint.tensors:
-        canonical = key.replace("model.language_model.", "model.", 1)
-        if not key.startswith(("mtp.", "model.visual.", "model.layers.61.")):
-            dtype, raw = checkpoint.tensors[key]
+    for key, (dtype, raw) in checkpoint.tensors.items():
+        canonical = key.replace("model.language_model.", "model.", 1).removeprefix("language_model.")
+        if not key.startswith(UNUSED):
             tensors[canonical] = from_bf16(raw) if dtype == "BF16" else raw.astype(np.float32)
     if variant.attention_gate:
         for key in tensors:
@@ -63,6 +64,8 @@ def load(name: str) -> tuple[Variant, ReferenceWeights]:
         if f"{at}mlp.experts.gate_up_proj" in tensors:
             both, down = tensors[f"{at}mlp.experts.gate_up_proj"], tensors[f"{at}mlp.experts.down_proj"]
             half = variant.moe_intermediate
+            if both.shape[1] != 2 * half:
+                both, down = both.swapaxes(1, 2), down.swapaxes(1, 2)
             experts |= {(layer, e): (both[e, :half], both[e, half:], down[e]) for e in range(variant.num_experts)}
         elif variant.mlp_kinds[layer] == "moe":
             for e in range(variant.num_experts):

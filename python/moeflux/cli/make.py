@@ -20,9 +20,9 @@ CONVERT_HELP = "make a packed store of an MLX folder or a Hugging Face checkpoin
 CONVERT = """\
 Writes DEST, a packed store: the dense weights in one file, the experts of each layer in one more, each expert in one
 piece, so that it is one read. An MLX folder is repacked byte for byte. A Hugging Face checkpoint (bf16, fp16, f32, or
-fp8 with block scales) is quantised, as mlx_lm.convert would. The store grows in DEST.partial and gets its name when it
-is complete and checked; a run that was stopped is continued by the same command. Only one run at a time writes to a
-DEST. Memory stays below 2 GB.
+fp8 with block scales) is quantised, as mlx_lm.convert would; experts that are int4 already (compressed-tensors) are
+taken as they are. The store grows in DEST.partial and gets its name when it is complete and checked; a run that was
+stopped is continued by the same command. Only one run at a time writes to a DEST. Memory stays below 2 GB.
 
 examples:
   moeflux convert ~/models/Qwen3.6-35B-A3B-4bit /ssd/a3b            an MLX folder, repacked

@@ -15,18 +15,21 @@ import numpy as np
 
 from moeflux import files
 from moeflux._core import SafetensorsFile
+from moeflux.conversion.quantised import Fp8, Int4, quantisation_of
 from moeflux.errors import FormatError
 from moeflux.models.tensors import DenseShape, dense_shapes
-from moeflux.models.variants import Variant
+from moeflux.models.variants import QuantFormat, Variant
 from moeflux.stores.floats import FLOAT_BYTES, decode, encode, rounded
 from moeflux.stores.spans import SpanReader
 
-__all__ = ["Checkpoint", "Matrix", "Vector", "source_files"]
+__all__ = ["Checkpoint", "Matrix", "Packed", "Vector", "source_files"]
 
 BLOCK_ELEMENTS = 4 << 20  # of a matrix in memory at a time, per thread
 INDEX = "model.safetensors.index.json"
 STORAGE = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 """How NumPy holds elements of each type; bf16 as its bits."""
+
+VISION = ("visual.", "vision_tower.", "mm_projector.", "multi_modal_projector.")
 
 QWEN_FOLDED_NORMS = ("input_layernorm", "post_attention_layernorm", "model.norm", "q_norm", "k_norm")
 """Published as w - 1 by qwen3_5_moe and qwen3_next. linear_attn.norm is not."""
@@ -124,6 +127,7 @@ class Matrix:
     shape: tuple[int, ...]
     runs: tuple[tuple[Stored, int, int], ...]
     transposed: bool = False
+    columns: tuple[int, int] | None = None  # of the stored rows, where a transposed one is not all of them
 
     @property
     def position(self) -> tuple[int, int]:
@@ -133,7 +137,8 @@ class Matrix:
         """The rows as `element` holds them, some at a time: arrays [rows, columns] of its STORAGE type."""
         if self.transposed:
             for stored, start, stop in self.runs:
-                yield np.ascontiguousarray(stored.read(reader, start, stop, element).T)
+                rows = stored.read(reader, start, stop, element)
+                yield np.ascontiguousarray(rows[:, slice(*self.columns)].T if self.columns else rows.T)
             return
         limit = max(1, BLOCK_ELEMENTS // self.shape[-1])
         for group in _groups_of_rows(self.runs, limit):
@@ -155,6 +160,26 @@ def _groups_of_rows(runs, limit: int) -> Iterator[list[tuple[Stored, int, int]]]
                 group, count = [], 0
     if group:
         yield group
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A matrix in int4. It is MLX's affine form as it is, when each bias is -8 scales: nothing is quantised again."""
+
+    shape: tuple[int, ...]
+    words: Stored  # eight codes each, 8 more than what they stand for
+    scales: Stored
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return self.words.file, self.words.offset
+
+    def parts(self, reader: SpanReader) -> tuple[np.ndarray, ...]:
+        """Codes, scales and biases, 1-D uint8."""
+        words = reader.read(self.words.file, self.words.offset, self.words.rows * self.words.columns * 4)
+        kind = self.scales.dtype
+        scales = self.scales.read(reader, 0, self.scales.rows, kind).reshape(-1).view(np.uint8)
+        return words, scales, encode(decode(scales, kind) * np.float32(-8), kind)
 
 
 @dataclass(frozen=True)
@@ -186,7 +211,8 @@ class Checkpoint:
         self.reader = SpanReader(self.files)
         self.dropped: list[str] = []
         self.dense: dict[str, Matrix | Vector] = {}
-        self._block = _fp8_block(folder, config)
+        self.expert_format: QuantFormat | None = None  # that of routed experts which are quantised already
+        self._quantised = quantisation_of(folder, config)
         self._free: dict[str, Stored] = {}  # by canonical spelling; those not placed yet
         self._shared: dict[str, Stored] = {}  # those placed that more canonical tensors are made of
         self._collect()
@@ -202,10 +228,9 @@ class Checkpoint:
                 f"only tensors of a {variant.model_type} model with {variant.num_layers} layers"
             )
 
-    def expert(self, layer: int, expert: int) -> tuple[Matrix, Matrix, Matrix]:
+    def expert(self, layer: int, expert: int) -> tuple[Matrix | Packed, ...]:
         """The gate, up and down matrices of one expert."""
-        gate, up, down = self.experts[layer](expert)
-        return gate, up, down
+        return tuple(self.experts[layer](expert))
 
     # ---- Names ----------------------------------------------------------------------------------------------
 
@@ -224,7 +249,7 @@ class Checkpoint:
         """Sets aside the parts that a text model without speculation does not use."""
         layers = self.variant.num_layers
         kinds: list[tuple[str, Callable[[str], bool]]] = [
-            ("the vision tower", lambda name: name.startswith(("model.visual.", "visual.", "vision_tower."))),
+            ("the vision tower", lambda name: name.removeprefix("model.").startswith(VISION)),
             ("multi-token prediction", lambda name: name.startswith(("mtp.", "model.mtp."))),
             ("multi-token prediction", lambda name: _layer_of(name) >= layers),
             ("precomputed rotary tables", lambda name: name.endswith(".rotary_emb.inv_freq")),
@@ -241,21 +266,26 @@ class Checkpoint:
         self.dropped = [f"{what}: {len(each)} tensors, {sum(each)} bytes" for what, each in sizes.items()]
 
     def _take(self, name: str, shape: tuple[int, ...]) -> Stored:
+        stored = self._take_as(name, shape, tuple(FLOAT_BYTES))
+        if stored.dtype != "F8_E4M3":
+            return stored
+        if not isinstance(self._quantised, Fp8) or len(shape) < 2:
+            where = f'{self.files[stored.file]}: tensor "{stored.name}"'
+            raise FormatError(f"{where}: expected a matrix and quantization_config.weight_block_size, for it is fp8")
+        blocks = tuple(-(-size // block) for size, block in zip(shape[-2:], self._quantised, strict=True))
+        scale = self._take(f"{name}_scale_inv", (*shape[:-2], *blocks))
+        return Stored(stored.name, stored.file, stored.offset, stored.dtype, shape, scale, tuple(self._quantised))
+
+    def _take_as(self, name: str, shape: tuple[int, ...], types: tuple[str, ...]) -> Stored:
         stored = self._free.pop(name, None)
         if stored is None:
             raise FormatError(f'{self.folder}: tensor "{name}" {list(shape)}: expected, found nothing')
         where = f'{self.files[stored.file]}: tensor "{stored.name}"'
-        if stored.dtype not in FLOAT_BYTES:
-            raise FormatError(f"{where}: expected {', '.join(FLOAT_BYTES)}, found {stored.dtype}")
+        if stored.dtype not in types:
+            raise FormatError(f"{where}: expected {', '.join(types)}, found {stored.dtype}")
         if stored.shape != shape:
             raise FormatError(f"{where}: expected shape {list(shape)}, found {list(stored.shape)}")
-        if stored.dtype != "F8_E4M3":
-            return stored
-        if self._block is None or len(shape) < 2:
-            raise FormatError(f"{where}: expected a matrix and quantization_config.weight_block_size, for it is fp8")
-        blocks = tuple(-(-size // block) for size, block in zip(shape[-2:], self._block, strict=True))
-        scale = self._take(f"{name}_scale_inv", (*shape[:-2], *blocks))
-        return Stored(stored.name, stored.file, stored.offset, stored.dtype, shape, scale, self._block)
+        return stored
 
     # ---- Dense tensors --------------------------------------------------------------------------------------
 
@@ -323,28 +353,62 @@ class Checkpoint:
 
     # ---- Experts --------------------------------------------------------------------------------------------
 
-    def _expert_source(self, layer: int) -> Callable[[int], list[Matrix]]:
+    def _expert_source(self, layer: int) -> Callable[[int], list[Matrix | Packed]]:
         """Published stacked, gate and up in one tensor, or each expert for itself."""
         v = self.variant
-        m, h = v.moe_intermediate, v.hidden_size
         prefix = f"model.layers.{layer}.mlp.experts"
-        shapes = ((m, h), (m, h), (h, m))
         if f"{prefix}.gate_up_proj" in self._free:
-            both = self._take(f"{prefix}.gate_up_proj", (v.num_experts, 2 * m, h))
-            down = self._take(f"{prefix}.down_proj", (v.num_experts, h, m))
-
-            def stacked(expert: int) -> list[Matrix]:
-                at = expert * 2 * m
-                runs = ((both, at, at + m), (both, at + m, at + 2 * m), (down, expert * h, expert * h + h))
-                return [Matrix(shape, (run,)) for shape, run in zip(shapes, runs, strict=True)]
-
-            return stacked
-        names = ("gate_proj", "up_proj", "down_proj")
+            return self._stacked(prefix)
+        shapes = {"gate_proj": (v.moe_intermediate, v.hidden_size), "up_proj": (v.moe_intermediate, v.hidden_size)}
+        shapes["down_proj"] = (v.hidden_size, v.moe_intermediate)
+        take = self._packed if isinstance(self._quantised, Int4) else self._whole
         each = [
-            [self._take(f"{prefix}.{expert}.{name}.weight", shape) for name, shape in zip(names, shapes, strict=True)]
+            [take(f"{prefix}.{expert}.{name}.weight", shape) for name, shape in shapes.items()]
             for expert in range(v.num_experts)
         ]
-        return lambda expert: [Matrix(stored.shape, ((stored, 0, stored.rows),)) for stored in each[expert]]
+        return lambda expert: each[expert]
+
+    def _whole(self, name: str, shape: tuple[int, ...]) -> Matrix:
+        stored = self._take(name, shape)
+        return Matrix(shape, ((stored, 0, stored.rows),))
+
+    def _packed(self, name: str, shape: tuple[int, ...]) -> Packed:
+        rows, columns = shape
+        self._take_as(f"{name}_shape", (2,), ("I32", "I64"))
+        words = self._take_as(f"{name}_packed", (rows, columns // 8), ("I32",))
+        scales = self._take_as(f"{name}_scale", (rows, columns // self._quantised.group_size), tuple(STORAGE))
+        format = QuantFormat.affine(4, self._quantised.group_size, scales.dtype)
+        self.expert_format = self.expert_format or format
+        if format != self.expert_format:
+            raise FormatError(
+                f'{self.files[scales.file]}: tensor "{scales.name}": expected {self.expert_format.scale_type} as those '
+                f"before, found {scales.dtype}"
+            )
+        return Packed(shape, words, scales)
+
+    def _stacked(self, prefix: str) -> Callable[[int], list[Matrix | Packed]]:
+        """[experts, output, input] each, or both the other way round: with experts in a model that sees."""
+        v = self.variant
+        e, m, h = v.num_experts, v.moe_intermediate, v.hidden_size
+        names = (f"{prefix}.gate_up_proj", f"{prefix}.down_proj")
+        shapes, turned = ((e, 2 * m, h), (e, h, m)), ((e, h, 2 * m), (e, m, h))
+        if tuple(self._free[name].shape if name in self._free else () for name in names) == turned:
+            both, down = map(self._take, names, turned)
+
+            def across(expert: int) -> list[Matrix | Packed]:
+                rows = (both, expert * h, expert * h + h)
+                gate, up = (Matrix((m, h), (rows,), transposed=True, columns=part) for part in ((0, m), (m, 2 * m)))
+                return [gate, up, Matrix((h, m), ((down, expert * m, expert * m + m),), transposed=True)]
+
+            return across
+        both, down = map(self._take, names, shapes)
+
+        def along(expert: int) -> list[Matrix | Packed]:
+            at = expert * 2 * m
+            gate, up = (Matrix((m, h), ((both, start, start + m),)) for start in (at, at + m))
+            return [gate, up, Matrix((h, m), ((down, expert * h, expert * h + h),))]
+
+        return along
 
 
 def _canonical(name: str) -> str:
@@ -359,23 +423,3 @@ def _layer_of(name: str) -> int:
     parts = name.split(".")
     inside = len(parts) > 3 and parts[:2] == ["model", "layers"] and parts[2].isdigit() and len(parts[2]) < 6
     return int(parts[2]) if inside else -1
-
-
-def _fp8_block(folder: Path, config: dict[str, Any]) -> tuple[int, int] | None:
-    """Rows and columns that share a scale, where the checkpoint is fp8; None where it is not quantised."""
-    text = config.get("text_config")
-    quantisation = config.get("quantization_config") or (text or {}).get("quantization_config")
-    if quantisation is None:
-        return None
-    where = f"{folder / 'config.json'}: quantization_config"
-    if not isinstance(quantisation, dict):
-        raise FormatError(f"{where}: expected an object, found {type(quantisation).__name__}")
-    method, block = quantisation.get("quant_method"), quantisation.get("weight_block_size")
-    if method != "fp8":
-        raise FormatError(
-            f"{where}.quant_method: expected 'fp8', found {method!r:.60}. Supported are checkpoints in bf16, fp16, f32 "
-            f"and fp8 with block scales, and MLX folders with affine quantisation"
-        )
-    if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
-        raise FormatError(f"{where}.weight_block_size: expected two sizes such as [128, 128], found {block!r:.60}")
-    return block[0], block[1]

@@ -11,8 +11,9 @@ import numpy as np
 
 from moeflux import _core
 from moeflux._core import ExpertFormats, ExpertLayout
-from moeflux.conversion.checkpoint import Checkpoint, Matrix, Vector
+from moeflux.conversion.checkpoint import Checkpoint, Matrix, Packed, Vector
 from moeflux.conversion.packer import Content, DenseUnit, binding, companions
+from moeflux.errors import FormatError
 from moeflux.files import resolved
 from moeflux.models.variants import QuantFormat, Variant
 from moeflux.stores.floats import FLOAT_BYTES
@@ -24,7 +25,7 @@ __all__ = ["content_of_checkpoint"]
 
 def content_of_checkpoint(folder: Path, config: dict[str, Any], variant: Variant, asked: ConvertFormat) -> Content:
     source = Checkpoint(folder, config, variant)
-    experts = asked.of_experts(variant)
+    experts = _experts(source, asked)
     layout = ExpertLayout(variant.hidden_size, variant.moe_intermediate, experts.gate, experts.up, experts.down)
 
     def read_experts(layer: int, first: int, count: int) -> np.ndarray:
@@ -56,8 +57,25 @@ def _unit(name: str, tensor: Matrix | Vector, source: Checkpoint, asked: Convert
     return DenseUnit(name, places, lambda: _stored_parts(tensor, source, storage), tensor.position)
 
 
-def _stored_parts(matrix: Matrix, source: Checkpoint, storage: QuantFormat) -> Iterator[tuple[np.ndarray, ...]]:
+def _experts(source: Checkpoint, asked: ConvertFormat) -> ExpertFormats:
+    own = source.expert_format
+    if own is None:
+        return asked.of_experts(source.variant)
+    if asked.experts.bits != own.bits:
+        raise FormatError(
+            f"{source.folder}: found experts in {own}, which are taken as they are; expected {own.bits} bits, found "
+            f"{asked.experts}. The other matrices have bits of their own: --dense-bits"
+        )
+    return ExpertFormats(own, own, own)
+
+
+def _stored_parts(
+    matrix: Matrix | Packed, source: Checkpoint, storage: QuantFormat
+) -> Iterator[tuple[np.ndarray, ...]]:
     """The next bytes of the weight, or of weight, scales and biases, block of rows by block of rows."""
+    if isinstance(matrix, Packed):
+        yield matrix.parts(source.reader)
+        return
     for block in matrix.blocks(source.reader, element_of(storage)):
         parts = _core.quantize(block, storage, threads=1) if storage.is_affine else (block,)
         yield tuple(part.reshape(-1).view(np.uint8) for part in parts)

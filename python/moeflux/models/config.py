@@ -17,10 +17,21 @@ ARCHITECTURES = {
     "qwen3_5_moe_text": "qwen3_5_moe",
     "qwen3_next": "qwen3_next",
     "qwen3_moe": "qwen3_moe",
+    "qwen3_vl_moe": "qwen3_moe",
+    "qwen3_vl_moe_text": "qwen3_moe",
     "deepseek_v3": "deepseek_v3",
     "kimi_k2": "deepseek_v3",
+    "kimi_k25": "deepseek_v3",
+    "glm4_moe_lite": "deepseek_v3",
 }
 """`model_type` of config.json -> `model_type` of the variant."""
+
+TEXT_PARTS = {
+    "qwen3_5_moe": ("qwen3_5_moe_text", "qwen3_5_moe"),
+    "qwen3_vl_moe": ("qwen3_vl_moe_text",),
+    "kimi_k25": ("kimi_k2", "deepseek_v3"),
+}
+"""`model_type` of a model that sees -> those of its text_config, which is all that is read of it."""
 
 # Fields that say how a model was trained, saved or sampled, not what it computes.
 IRRELEVANT = frozenset(
@@ -43,8 +54,9 @@ IRRELEVANT = frozenset(
 # Of a model with a vision tower: what its text part does not need.
 IRRELEVANT_BESIDE_TEXT = IRRELEVANT | frozenset(
     """
-    bos_token_id eos_token_id image_token_id tie_word_embeddings video_token_id vision_config vision_end_token_id
-    vision_start_token_id
+    bos_token_id eos_token_id ignore_index image_token_id media_placeholder_token_id projection_hidden_size
+    projection_layer_norm_eps tie_word_embeddings use_unified_vision_chunk video_placeholder video_token_id
+    vision_config vision_end_token_id vision_start_token_id
     """.split()
 )
 
@@ -146,28 +158,37 @@ def read_config(config: Any, where: str, name: str) -> Variant:
     declared = root.get("model_type", str, "a string", _REQUIRED)
     if declared not in ARCHITECTURES:
         raise root.fail("model_type", " or ".join(ARCHITECTURES))
-    architecture = ARCHITECTURES[declared]
-    if "text_config" in config and architecture == "qwen3_5_moe":
-        fields = Fields(root.get("text_config", dict, "an object", _REQUIRED), f"{where}: text_config")
-        fields.only("model_type", "qwen3_5_moe_text", "qwen3_5_moe")
-        if "tie_word_embeddings" in config:
-            fields.only("tie_word_embeddings", config["tie_word_embeddings"])
-            fields.values = {**fields.values, "tie_word_embeddings": config["tie_word_embeddings"]}
-        if fields.values.get("eos_token_id") is None:
-            fields.values = {**fields.values, "eos_token_id": config.get("eos_token_id")}
-        root.finish(IRRELEVANT_BESIDE_TEXT)
-    else:
-        fields = root
-    read = read_deepseek if architecture == "deepseek_v3" else read_qwen
-    variant = read(fields, architecture, name or architecture)
+    fields = root
+    if "text_config" in config or declared in ("qwen3_vl_moe", "kimi_k25"):
+        fields = text_part(root, declared)
+    read = read_deepseek if ARCHITECTURES[declared] == "deepseek_v3" else read_qwen
+    variant = read(fields, declared, name or declared)
     fields.finish(IRRELEVANT)
     return variant
+
+
+def text_part(root: Fields, declared: str) -> Fields:
+    """The text_config of a model that sees, with what the whole says for it."""
+    if declared not in TEXT_PARTS:
+        raise root.fail("text_config", f"none in a {declared} model")
+    fields = Fields(root.get("text_config", dict, "an object", _REQUIRED), f"{root.where}: text_config")
+    fields.only("model_type", *TEXT_PARTS[declared])
+    whole = root.values
+    if declared == "kimi_k25":
+        root.said("tie_word_embeddings")
+    if "tie_word_embeddings" in whole:
+        fields.only("tie_word_embeddings", whole["tie_word_embeddings"])
+        fields.values = {**fields.values, "tie_word_embeddings": whole["tie_word_embeddings"]}
+    if fields.values.get("eos_token_id") is None:
+        fields.values = {**fields.values, "eos_token_id": whole.get("eos_token_id")}
+    root.finish(IRRELEVANT_BESIDE_TEXT)
+    return fields
 
 
 # ---- Parts that several architectures share ---------------------------------------------------------------------
 
 
-def common(fields: Fields, architecture: str, name: str) -> dict[str, Any]:
+def common(fields: Fields, declared: str, name: str) -> dict[str, Any]:
     fields.only("hidden_act", "silu")
     for field in ("attention_bias", "add_cross_attention", "tie_encoder_decoder"):
         fields.only(field, False)
@@ -177,7 +198,7 @@ def common(fields: Fields, architecture: str, name: str) -> dict[str, Any]:
         raise fields.fail("eos_token_id", "a token id or a list of them")
     return {
         "name": name,
-        "model_type": architecture,
+        "model_type": ARCHITECTURES[declared],
         "hidden_size": fields.count("hidden_size"),
         "vocab_size": fields.count("vocab_size"),
         "rms_norm_eps": fields.number("rms_norm_eps"),
@@ -293,11 +314,11 @@ def layer_count(fields: Fields) -> int:
 # ---- Architectures ----------------------------------------------------------------------------------------------
 
 
-def read_qwen(fields: Fields, architecture: str, name: str) -> Variant:
+def read_qwen(fields: Fields, declared: str, name: str) -> Variant:
     """qwen3_5_moe, qwen3_next (both with gated delta-net layers) and qwen3_moe (full attention only)."""
-    hybrid = architecture != "qwen3_moe"
+    hybrid = ARCHITECTURES[declared] != "qwen3_moe"
     layers = layer_count(fields)
-    shape = common(fields, architecture, name)
+    shape = common(fields, declared, name)
     shape["num_kv_heads"] = fields.count("num_key_value_heads")
     shape["head_dim"] = fields.count("head_dim", _REQUIRED if hybrid else shape["hidden_size"] // shape["num_heads"])
     shape["num_experts"] = expert_count(fields, "num_experts", "num_local_experts")
@@ -336,11 +357,12 @@ def read_qwen(fields: Fields, architecture: str, name: str) -> Variant:
     intermediate = fields.count("intermediate_size", 0)
     shape["mlp_kinds"] = tuple("dense" if i in dense else "moe" for i in range(layers))
     shape["dense_intermediate"] = intermediate if dense else 0
-    if architecture == "qwen3_next":
+    if declared == "qwen3_next":
         fields.said("norm_topk_prob")
-    # qwen3_5_moe has no such switch: its weights are always normalised.
-    shape["normalize_topk"] = fields.flag("norm_topk_prob", hybrid)
-    if architecture == "qwen3_5_moe":
+    # In models that see there is no such switch: their weights are always normalised.
+    always = declared not in ("qwen3_next", "qwen3_moe")
+    shape["normalize_topk"] = fields.flag("norm_topk_prob", hybrid or always)
+    if always:
         fields.only("norm_topk_prob", True)
     return Variant(attention="gqa", router="softmax", **shape)
 
@@ -354,16 +376,20 @@ def dense_qwen_layers(fields: Fields, layers: int) -> set[int]:
     return named | {i for i in range(layers) if (i + 1) % step != 0}
 
 
-def read_deepseek(fields: Fields, architecture: str, name: str) -> Variant:
+def read_deepseek(fields: Fields, declared: str, name: str) -> Variant:
+    """deepseek_v3, kimi_k2, and glm4_moe_lite, of which less need be said."""
+    lite = declared == "glm4_moe_lite"
     layers = layer_count(fields)
-    shape = common(fields, architecture, name)
+    shape = common(fields, declared, name)
     for field, value in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid"), ("rope_interleave", True)):
         fields.only(field, value)
-    fields.said("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts")
+    if not lite:
+        fields.said("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts")
+    q_lora_rank = 0 if "q_lora_rank" in fields.values else 768 if lite else 1536
     fields.seen.add("head_dim")  # some tools write the rope part here, some the whole; the parts below decide
     shape |= {
         "num_kv_heads": fields.count("num_key_value_heads", shape["num_heads"]),
-        "q_lora_rank": fields.count("q_lora_rank", 0 if "q_lora_rank" in fields.values else 1536, least=0),
+        "q_lora_rank": fields.count("q_lora_rank", q_lora_rank, least=0),
         "kv_lora_rank": fields.count("kv_lora_rank"),
         "qk_nope_dim": fields.count("qk_nope_head_dim"),
         "qk_rope_dim": fields.count("qk_rope_head_dim"),
@@ -381,17 +407,31 @@ def read_deepseek(fields: Fields, architecture: str, name: str) -> Variant:
 
     parameters, rope_shape = rope(fields)
     shape |= rope_shape
+    if lite:
+        parameters.only("partial_rotary_factor", 1.0)
     whole_head_rotates(parameters, shape["rope"])
     parameters.finish(frozenset())
 
-    first_dense = fields.count("first_k_dense_replace", 0, least=0)
-    fields.only("moe_layer_freq", 1)  # transformers takes no notice of another
     shape["layer_kinds"] = ("full",) * layers
-    shape["mlp_kinds"] = ("dense",) * min(first_dense, layers) + ("moe",) * max(layers - first_dense, 0)
+    shape["mlp_kinds"] = dense_first(fields, layers, lite)
     shape["dense_intermediate"] = fields.count("intermediate_size", 0) if "dense" in shape["mlp_kinds"] else 0
     fields.seen.add("intermediate_size")
 
-    shared = fields.count("n_shared_experts", 0, least=0)
+    shared = fields.count("n_shared_experts", 1 if lite else 0, least=0)
     shape["shared_expert"] = "plain" if shared else "none"
     shape["shared_intermediate"] = shared * shape["moe_intermediate"]
     return Variant(attention="mla", router="noaux_tc", **shape)
+
+
+def dense_first(fields: Fields, layers: int, lite: bool) -> tuple[str, ...]:
+    """So many dense layers, then those with experts. Of glm4_moe_lite, transformers reads `mlp_layer_types` alone and
+    mlx-lm `first_k_dense_replace` alone: what is not there means one dense layer, and they must agree."""
+    dense = min(fields.count("first_k_dense_replace", 1 if lite else 0, least=0), layers)
+    fields.only("moe_layer_freq", 1)  # transformers takes no notice of another
+    if lite:
+        one = ["dense", *["sparse"] * (layers - 1)]
+        if fields.get("mlp_layer_types", list, "a list", one) != ["dense"] * dense + ["sparse"] * (layers - dense):
+            raise fields.fail(
+                "mlp_layer_types", f"{dense} dense layers, as first_k_dense_replace says, then sparse ones"
+            )
+    return ("dense",) * dense + ("moe",) * (layers - dense)
