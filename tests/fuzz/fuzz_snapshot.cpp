@@ -14,6 +14,7 @@ Variant hybrid() {
   Variant variant;
   variant.name = "hybrid";
   variant.layer_kinds = {LayerKind::linear, LayerKind::full, LayerKind::linear, LayerKind::full};
+  variant.mlp_kinds.assign(4, MlpKind::moe);
   variant.num_kv_heads = 1;
   variant.head_dim = 2;
   variant.linear_key_heads = variant.linear_value_heads = variant.linear_key_dim = variant.linear_value_dim = 1;
@@ -25,6 +26,7 @@ Variant grouped() {
   Variant variant = hybrid();
   variant.name = "grouped";
   variant.layer_kinds = {LayerKind::full, LayerKind::full};
+  variant.mlp_kinds.assign(2, MlpKind::moe);
   variant.linear_key_heads = variant.linear_value_heads = variant.linear_key_dim = variant.linear_value_dim = 0;
   variant.conv_kernel = 0;
   return variant;
