@@ -31,8 +31,9 @@ from moeflux.models import builtin
 from moeflux.models.config import variant_from_config
 from moeflux.models.hub import find_model
 from moeflux.routing import hit_rates
-from moeflux.routing.trace import Trace, read_prompt
+from moeflux.routing.trace import Trace
 from moeflux.runtime.snapshot import Snapshot
+from moeflux.runtime.tokens import read_prompt
 from moeflux.stores.store import open_store
 from moeflux.text.chat import ChatFormat
 from moeflux.text.sampling import Sampling
