@@ -183,22 +183,23 @@ kernel void attention_merge(constant AttentionParams& params [[buffer(0)]], devi
   part[2 + at.x] = sums.values[0];
 }
 
-#define instantiate_attention(type, T)                                                                              \
-  instantiate_kernel("attention_4_" type, attention, T, 4) instantiate_kernel("attention_8_" type, attention, T, 8) \
-      instantiate_kernel("attention_16_" type, attention, T, 16)                                                    \
-          instantiate_kernel("attention_spans_4_" type, attention_spans, T, 4)                                      \
-              instantiate_kernel("attention_spans_8_" type, attention_spans, T, 8)                                  \
-                  instantiate_kernel("attention_spans_16_" type, attention_spans, T, 16)
-instantiate_attention("f32", float) instantiate_attention("bf16", bfloat)
+#define instantiate_attention(type, T)                                 \
+  instantiate_kernel("attention_4_" type, attention, T, 4)             \
+  instantiate_kernel("attention_8_" type, attention, T, 8)             \
+  instantiate_kernel("attention_16_" type, attention, T, 16)           \
+  instantiate_kernel("attention_spans_4_" type, attention_spans, T, 4) \
+  instantiate_kernel("attention_spans_8_" type, attention_spans, T, 8) \
+  instantiate_kernel("attention_spans_16_" type, attention_spans, T, 16)
+instantiate_attention("f32", float)
+instantiate_attention("bf16", bfloat)
 
-    // ---- One step at a time
-    // --------------------------------------------------------------------------------------------- One query's
-    // attention as three kernels, the scores in memory between them.
+// ---- One step at a time ----------------------------------------------------------------------------------------
+// One query's attention as three kernels, the scores in memory between them.
 
-    // scores[head][position] = q . k * scale. A simdgroup each; grid of threadgroups: positions, heads.
-    kernel void attention_scores(constant ScoresParams& params [[buffer(0)]], device const float* q [[buffer(1)]],
-                                 device const float* k [[buffer(2)]], device float* scores [[buffer(3)]],
-                                 uint2 at [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
+// scores[head][position] = q . k * scale. A simdgroup each; grid of threadgroups: positions, heads.
+kernel void attention_scores(constant ScoresParams& params [[buffer(0)]], device const float* q [[buffer(1)]],
+                             device const float* k [[buffer(2)]], device float* scores [[buffer(3)]],
+                             uint2 at [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
   device const float* query = q + at.y * params.dim;
   device const float* key = k + ulong(at.x) * params.kv_dim + at.y / params.heads_per_kv * params.dim;
   float sum = 0.0f;

@@ -108,15 +108,15 @@ kernel void append(constant AppendParams& params [[buffer(0)]], device const flo
   if (at.x >= params.width) return;
   cache[(params.first + at.y) * params.width + at.x] = T(x[ulong(at.y) * params.x_stride + at.x]);
 }
-instantiate_kernel("append_f32", append, float) instantiate_kernel("append_bf16", append, bfloat)
+instantiate_kernel("append_f32", append, float)
+instantiate_kernel("append_bf16", append, bfloat)
 
-    // ---- Combine
-    // --------------------------------------------------------------------------------------------------------
+// ---- Combine ---------------------------------------------------------------------------------------------------
 
-    // Column i of one row: (residual + the experts in the router's order) + the shared one.
-    inline float combined(constant CombineParams& params, float residual, device const float* outputs,
-                          device const float* weights, device const float* shared, device const float* shared_gate,
-                          ulong row, uint i) {
+// Column i of one row: (residual + the experts in the router's order) + the shared one.
+inline float combined(constant CombineParams& params, float residual, device const float* outputs,
+                      device const float* weights, device const float* shared, device const float* shared_gate,
+                      ulong row, uint i) {
   float routed = 0.0f;
   for (uint j = 0; j < params.k; j++)
     routed = fma(weights[row * params.k + j], outputs[(row * params.k + j) * params.hidden + i], routed);

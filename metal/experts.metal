@@ -47,15 +47,16 @@ kernel void expert_gate_up(constant ExpertParams& params [[buffer(0)]], device c
         out[ulong(pairs[block.first + uint(r)]) * params.rows + first + o] = result;
     }
 }
-instantiate_formats("expert_gate_up_1", expert_gate_up, 1) instantiate_formats("expert_gate_up", expert_gate_up, 4)
+instantiate_formats("expert_gate_up_1", expert_gate_up, 1)
+instantiate_formats("expert_gate_up", expert_gate_up, 4)
 
-    // out[p] = W . x[p / k]: down with k = 1; gate or up alone. The same grid.
-    template <int bits, int rows>
-    kernel void expert_down(constant ExpertParams& params [[buffer(0)]], device const ExpertBlock* blocks [[buffer(1)]],
-                            device const uint* pairs [[buffer(2)]], device const uchar* slots [[buffer(3)]],
-                            device const float* x [[buffer(4)]], device float* out [[buffer(5)]],
-                            uint2 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
-                            uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+// out[p] = W . x[p / k]: down with k = 1; gate or up alone. The same grid.
+template <int bits, int rows>
+kernel void expert_down(constant ExpertParams& params [[buffer(0)]], device const ExpertBlock* blocks [[buffer(1)]],
+                        device const uint* pairs [[buffer(2)]], device const uchar* slots [[buffer(3)]],
+                        device const float* x [[buffer(4)]], device float* out [[buffer(5)]],
+                        uint2 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+                        uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   const uint first = (group.x * product_simdgroups + simdgroup) * outputs_of_simdgroup;
   if (first >= params.rows) return;
   device const ExpertBlock& block = blocks[group.y];
@@ -72,4 +73,5 @@ instantiate_formats("expert_gate_up_1", expert_gate_up, 1) instantiate_formats("
         out[ulong(pairs[block.first + uint(r)]) * params.rows + first + o] = sum;
     }
 }
-instantiate_formats("expert_down_1", expert_down, 1) instantiate_formats("expert_down", expert_down, 4)
+instantiate_formats("expert_down_1", expert_down, 1)
+instantiate_formats("expert_down", expert_down, 4)

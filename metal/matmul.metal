@@ -26,15 +26,16 @@ kernel void matmul(constant ProductParams& params [[buffer(0)]], device const uc
       if (lane == 0 && row < params.n && first + o < params.rows) out[ulong(row) * params.out_stride + first + o] = sum;
     }
 }
-instantiate_formats("matvec", matmul, 1) instantiate_formats("matmul", matmul, 4)
+instantiate_formats("matvec", matmul, 1)
+instantiate_formats("matmul", matmul, 4)
 
-    // out[i][c] = sum over the rows r of x[i][r] * W[r][c]: one chain an output. A thread has eight columns of one row
-    // of x. Grid of threads: packs of columns, rows of x, the products of a batch.
-    template <int bits>
-    kernel void matmul_transposed(constant ProductParams& params [[buffer(0)]], device const uchar* codes [[buffer(1)]],
-                                  device const uchar* scales [[buffer(2)]], device const uchar* biases [[buffer(3)]],
-                                  device const float* x [[buffer(4)]], device float* out [[buffer(5)]],
-                                  uint3 at [[thread_position_in_grid]]) {
+// out[i][c] = sum over the rows r of x[i][r] * W[r][c]: one chain an output. A thread has eight columns of one row
+// of x. Grid of threads: packs of columns, rows of x, the products of a batch.
+template <int bits>
+kernel void matmul_transposed(constant ProductParams& params [[buffer(0)]], device const uchar* codes [[buffer(1)]],
+                              device const uchar* scales [[buffer(2)]], device const uchar* biases [[buffer(3)]],
+                              device const float* x [[buffer(4)]], device float* out [[buffer(5)]],
+                              uint3 at [[thread_position_in_grid]]) {
   const uint column = at.x * pack;
   if (column >= params.columns) return;
   const Weights<bits> matrix = {codes, scales, biases, params.columns, params.group_shift, params.number};
@@ -63,4 +64,5 @@ kernel void embed(constant EmbedParams& params [[buffer(0)]], device const uchar
     out[i] = fma(packed.weights[i], packed.scale, packed.bias);
 }
 
-instantiate_alone("matmul_transposed", matmul_transposed) instantiate_alone("embed", embed)
+instantiate_alone("matmul_transposed", matmul_transposed)
+instantiate_alone("embed", embed)

@@ -98,14 +98,19 @@ inline void add_products(const thread Weights<bits>& matrix, uint first, uint la
 }
 
 // Every way in which the weights may be stored, for a kernel template <int bits>, or <int bits, ...>.
-#define instantiate_alone(name, function)                                                       \
-  instantiate_kernel(name "_0", function, 0) instantiate_kernel(name "_2", function, 2)         \
-      instantiate_kernel(name "_3", function, 3) instantiate_kernel(name "_4", function, 4)     \
-          instantiate_kernel(name "_5", function, 5) instantiate_kernel(name "_6", function, 6) \
-              instantiate_kernel(name "_8", function, 8)
-#define instantiate_formats(name, function, ...)                                                                      \
-  instantiate_kernel(name "_0", function, 0, __VA_ARGS__) instantiate_kernel(name "_2", function, 2, __VA_ARGS__)     \
-      instantiate_kernel(name "_3", function, 3, __VA_ARGS__) instantiate_kernel(name "_4", function, 4, __VA_ARGS__) \
-          instantiate_kernel(name "_5", function, 5, __VA_ARGS__)                                                     \
-              instantiate_kernel(name "_6", function, 6, __VA_ARGS__)                                                 \
-                  instantiate_kernel(name "_8", function, 8, __VA_ARGS__)
+#define instantiate_alone(name, function)    \
+  instantiate_kernel(name "_0", function, 0) \
+  instantiate_kernel(name "_2", function, 2) \
+  instantiate_kernel(name "_3", function, 3) \
+  instantiate_kernel(name "_4", function, 4) \
+  instantiate_kernel(name "_5", function, 5) \
+  instantiate_kernel(name "_6", function, 6) \
+  instantiate_kernel(name "_8", function, 8)
+#define instantiate_formats(name, function, ...)          \
+  instantiate_kernel(name "_0", function, 0, __VA_ARGS__) \
+  instantiate_kernel(name "_2", function, 2, __VA_ARGS__) \
+  instantiate_kernel(name "_3", function, 3, __VA_ARGS__) \
+  instantiate_kernel(name "_4", function, 4, __VA_ARGS__) \
+  instantiate_kernel(name "_5", function, 5, __VA_ARGS__) \
+  instantiate_kernel(name "_6", function, 6, __VA_ARGS__) \
+  instantiate_kernel(name "_8", function, 8, __VA_ARGS__)

@@ -85,8 +85,7 @@ struct ExpertMatrices {
   Matrix down;  // [h, m]
 };
 
-// ---- Arguments of the ops
-// -----------------------------------------------------------------------------------------------
+// ---- Arguments of the ops --------------------------------------------------------------------------------------
 
 struct Product {
   View x;  // n rows of matrix.columns
@@ -202,8 +201,7 @@ struct CombineArgs {
   View out;          // [n, h] = (residual + sum in router order) + shared; in place with residual, always
 };
 
-// ---- Recording
-// ----------------------------------------------------------------------------------------------------------
+// ---- Recording -------------------------------------------------------------------------------------------------
 
 // A batch of ops being recorded. Op names are the words that the oracle, the kernels, the tests and the benches use.
 class Commands {

@@ -42,8 +42,7 @@ std::string EngineSession::asked() const {
                 options_.max_checkpoints, " checkpoints");
 }
 
-// ---- Evaluating
-// ---------------------------------------------------------------------------------------------------------
+// ---- Evaluating ------------------------------------------------------------------------------------------------
 
 void EngineSession::check_usable() const {
   if (unusable_)
@@ -217,8 +216,7 @@ void EngineSession::top_k(std::span<int32_t> ids, std::span<float> values) const
   engine_->top_k({logits_.get(), 0}, ids, values);
 }
 
-// ---- Going back
-// ---------------------------------------------------------------------------------------------------------
+// ---- Going back ------------------------------------------------------------------------------------------------
 
 void EngineSession::clear() {
   const Use use(*this);
@@ -347,8 +345,7 @@ int64_t EngineSession::rewind(int64_t target, bool exact) {
   return reached;
 }
 
-// ---- Giving and taking state
-// ----------------------------------------------------------------------------------------------
+// ---- Giving and taking state -----------------------------------------------------------------------------------
 
 void EngineSession::read_state(const StateVisitor& show) {
   const Use use(*this);

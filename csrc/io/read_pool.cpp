@@ -141,8 +141,7 @@ struct ReadQueue {
   }
 };
 
-// ---- ReadBatch
-// --------------------------------------------------------------------------------------------------------
+// ---- ReadBatch -------------------------------------------------------------------------------------------------
 
 ReadBatch::~ReadBatch() {
   if (!queue_ || queue_->forked()) return;
@@ -201,8 +200,7 @@ void ReadBatch::promote() {
   if (begun_ < requests_.size()) queue_->link(*this);
 }
 
-// ---- ReadPool
-// ---------------------------------------------------------------------------------------------------------
+// ---- ReadPool --------------------------------------------------------------------------------------------------
 
 void ReadPool::FreeAligned::operator()(std::byte* memory) const {
   ::operator delete(memory, std::align_val_t{direct_alignment});

@@ -26,8 +26,7 @@ void check_shape(const SlotCacheShape& shape, size_t memory) {
 
 }  // namespace
 
-// ---- Lease
-// ------------------------------------------------------------------------------------------------------------
+// ---- Lease -----------------------------------------------------------------------------------------------------
 
 Lease::Lease(Lease&& other) noexcept : cache_(std::exchange(other.cache_, nullptr)), slot_(other.slot_) {}
 
@@ -55,8 +54,7 @@ std::span<std::byte> Lease::data() const {
   return cache_->memory_.subspan(static_cast<size_t>(slot_) * bytes, bytes);
 }
 
-// ---- SlotCache
-// --------------------------------------------------------------------------------------------------------
+// ---- SlotCache -------------------------------------------------------------------------------------------------
 
 SlotCache::SlotCache(std::span<std::byte> memory, const SlotCacheShape& shape, CachePolicy policy,
                      int64_t ageing_period)

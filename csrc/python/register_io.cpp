@@ -85,8 +85,7 @@ ReaderFactory readers(const std::shared_ptr<FaultPlan>& fault) {
   return fault ? faulty_readers(fault) : file_readers();
 }
 
-// ---- Reading
-// ----------------------------------------------------------------------------------------------------------
+// ---- Reading ---------------------------------------------------------------------------------------------------
 
 py::bytes read_here(Reader& reader, int64_t offset, int64_t bytes, int64_t misalign, int64_t bounce) {
   if (offset < 0 || bytes < 0 || misalign < 0) throw py::value_error("expected no negative number");
@@ -184,8 +183,7 @@ void register_reading(py::module_& m) {
       .def("data", &Batch::data, py::arg("index"));
 }
 
-// ---- Cache
-// ------------------------------------------------------------------------------------------------------------
+// ---- Cache -----------------------------------------------------------------------------------------------------
 
 py::dict to_python(const SlotCacheStats& s) {
   return py::dict(py::arg("hits") = s.hits, py::arg("joined") = s.joined, py::arg("misses") = s.misses,
@@ -275,8 +273,7 @@ void register_cache(py::module_& m) {
       .def_property_readonly("stats", [](const Object& o) { return to_python(o->cache.stats()); });
 }
 
-// ---- Experts
-// ----------------------------------------------------------------------------------------------------------
+// ---- Experts ---------------------------------------------------------------------------------------------------
 
 // The whole path from a store to slots. Members go in reverse: the loader first, which waits for what is under way.
 struct Experts {

@@ -20,8 +20,7 @@ constexpr int64_t tile_scores = 8;
 #endif
 constexpr int64_t tile_queries = tile_scores / 2;
 
-// ---- Scores
-// -------------------------------------------------------------------------------------------------------------
+// ---- Scores ----------------------------------------------------------------------------------------------------
 
 // products[query * keys + key] += q . k, lane by lane, as far as whole vectors go.
 template <int64_t queries, int64_t keys, typename Element>
@@ -115,8 +114,7 @@ static void score_rows(AttentionUnit<Element>& unit, int64_t query, int64_t bloc
   for (; row < to; ++row) score_tile<queries, 1>(unit, query, row, scores + row);
 }
 
-// ---- Weights
-// ------------------------------------------------------------------------------------------------------------
+// ---- Weights ---------------------------------------------------------------------------------------------------
 
 // Turns a query's `count` scores into weights relative to the greatest score so far; what came before is brought down
 // to it.
@@ -148,8 +146,7 @@ MOEFLUX_INLINE void weigh(AttentionUnit<Element>& unit, int64_t query, int64_t c
   ends = {maximum, ends.total * kept + sum(total)};
 }
 
-// ---- Values
-// -------------------------------------------------------------------------------------------------------------
+// ---- Values ----------------------------------------------------------------------------------------------------
 
 // `width` vectors of the tile's values, from channel c on.
 template <int64_t queries, int64_t width, typename Element>
@@ -197,8 +194,7 @@ static void add_rows(AttentionUnit<Element>& unit, int64_t query, int64_t block,
   }
 }
 
-// ---- A span
-// -------------------------------------------------------------------------------------------------------------
+// ---- A span ----------------------------------------------------------------------------------------------------
 
 // Both passes over rows `from` to `to` for `queries` queries together.
 template <bool scoring, int64_t queries, typename Element>

@@ -19,8 +19,7 @@ constexpr int64_t enough_blocks = 16;  // of queries, to keep the threads busy w
 constexpr int64_t most_units = 64;     // of a context that is not cut
 constexpr int64_t merged_queries = 4;  // of a unit of the merge
 
-// ---- How a task is cut
-// --------------------------------------------------------------------------------------------------
+// ---- How a task is cut -----------------------------------------------------------------------------------------
 
 // The first cached row of a span. Longer ones further out, but f32 sums over more rows than these would lose bits.
 static int64_t span_begin(int64_t span) {
@@ -105,8 +104,7 @@ struct SpanEnds {
   float total;
 };
 
-// ---- Spans
-// --------------------------------------------------------------------------------------------------------------
+// ---- Spans -----------------------------------------------------------------------------------------------------
 
 // Adds what a span gave to what the ones before it gave. Not inline: wherever it is called from, the same roundings.
 [[gnu::noinline]] static void merge_span(float* values, SpanEnds& ends, const float* more, const SpanEnds& more_ends,
@@ -139,8 +137,7 @@ static SpanRegion span_region(const AttentionTask& task, const AttentionPlan& pl
   return {region, reinterpret_cast<SpanEnds*>(region + plan.unit_rows * plan.unit_heads * task.dim)};
 }
 
-// ---- A unit
-// -------------------------------------------------------------------------------------------------------------
+// ---- A unit ----------------------------------------------------------------------------------------------------
 // A Unit is a block of queries at a span:
 //   begin(task, queries)  takes the block;
 //   attend(first)         goes through cached rows first ... end - 1;
@@ -215,8 +212,7 @@ static void merge_query(const AttentionTask& task, const AttentionPlan& plan, in
   finish_query(out, ends, task.dim);
 }
 
-// ---- The table's entries
-// ------------------------------------------------------------------------------------------------
+// ---- The table's entries ---------------------------------------------------------------------------------------
 
 template <int64_t together>
 static int64_t attention_scratch(const AttentionTask& task) {

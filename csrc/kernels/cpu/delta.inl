@@ -11,8 +11,7 @@ constexpr int64_t gate_numbers = 256;   // of a unit
 constexpr int64_t delta_rows = 64;      // of one head's state, of a unit: what the first cache holds
 constexpr int64_t steps_ahead = 2;      // whose numbers are asked for
 
-// ---- Convolution
-// --------------------------------------------------------------------------------------------------------
+// ---- Convolution -----------------------------------------------------------------------------------------------
 
 // Row `row` of the state followed by the input.
 MOEFLUX_INLINE const float* conv_input(const ConvTask& task, int64_t row) {
@@ -78,8 +77,7 @@ static void conv1d(const ConvTask& task, int64_t unit) {
                       static_cast<size_t>(end - begin) * sizeof(float));
 }
 
-// ---- Gates
-// --------------------------------------------------------------------------------------------------------------
+// ---- Gates -----------------------------------------------------------------------------------------------------
 
 // In double, whose range the exponentials of f32 numbers that occur do not leave: no product of zero and infinity.
 static void delta_gate(const DeltaGatesTask& task, int64_t i) {
@@ -97,8 +95,7 @@ static void delta_gates(const DeltaGatesTask& task, int64_t unit) {
   for (int64_t i = unit * gate_numbers; i < end; ++i) delta_gate(task, i);
 }
 
-// ---- Recurrence
-// ---------------------------------------------------------------------------------------------------------
+// ---- Recurrence ------------------------------------------------------------------------------------------------
 
 // What one row of the task gives to one value head.
 struct DeltaStep {

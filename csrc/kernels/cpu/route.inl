@@ -6,8 +6,7 @@
 
 namespace moeflux::cpu::MOEFLUX_ISA {
 
-// ---- The few best, in order
-// ---------------------------------------------------------------------------------------------
+// ---- The few best, in order ------------------------------------------------------------------------------------
 
 // A NaN is worse than every number and as good as another NaN.
 MOEFLUX_INLINE bool better(float a, float b) { return a > b || (b != b && a == a); }
@@ -32,8 +31,7 @@ MOEFLUX_INLINE void offer(BestFew& best, int32_t id, float value) {
   best.values[place] = value;
 }
 
-// ---- Routers
-// ------------------------------------------------------------------------------------------------------------
+// ---- Routers ---------------------------------------------------------------------------------------------------
 
 // To sum 1 when asked to and when that is more than 0, then times the scaling.
 MOEFLUX_INLINE void finish_weights(const RouteTask& task, float* weights) {
@@ -97,8 +95,7 @@ static void route_grouped(const RouteTask& task, int64_t row) {
   finish_weights(task, weights);
 }
 
-// ---- Top-k of a vocabulary
-// ----------------------------------------------------------------------------------------------
+// ---- Top-k of a vocabulary -------------------------------------------------------------------------------------
 
 constexpr int64_t top_k_block = 16384;  // logits of a unit
 

@@ -1,0 +1,29 @@
+"""Comments as a reader sees them: a section has a banner of one line, which no formatter has cut in two."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("bench", "csrc", "metal", "python", "tests", "tools")
+SUFFIXES = {".cpp", ".h", ".inl", ".metal", ".mm", ".py"}
+ALONE = re.compile(r"^[ \t]*(?://|#) -{20,}", re.MULTILINE)
+
+
+def cut_banners(text: str) -> list[str]:
+    """The lines that are the rest of a banner."""
+    return [text[match.start() :].split("\n", 1)[0] for match in ALONE.finditer(text)]
+
+
+def test_banners_are_one_line() -> None:
+    files = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*") if file.suffix in SUFFIXES]
+    assert len(files) > 300 or not (ROOT / "bench").is_dir()
+    assert {str(file): found for file in files if (found := cut_banners(file.read_text()))} == {}
+
+
+def test_a_cut_banner_is_found() -> None:
+    dashes = "-" * 90
+    assert cut_banners(f"// ---- Recording\n// {dashes}\n") == [f"// {dashes}"]
+    assert cut_banners(f"    // ---- Combine\n    // {dashes} One query's\n") == [f"    // {dashes} One query's"]
+    assert cut_banners(f"// ---- Recording {dashes}\n# ---- Text {dashes}\n") == []
