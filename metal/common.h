@@ -1,6 +1,5 @@
 // What every kernel file begins with.
 #pragma once
-#include <metal_simdgroup_matrix>
 #include <metal_stdlib>
 using namespace metal;
 

@@ -26,8 +26,6 @@ MOEFLUX_SHARED uint32_t number_bf16 = 0;
 MOEFLUX_SHARED uint32_t number_f16 = 1;
 MOEFLUX_SHARED uint32_t number_f32 = 2;
 
-MOEFLUX_SHARED uint32_t tile = 32;              // rows and outputs of a threadgroup of matmul_tiles
-MOEFLUX_SHARED uint32_t tile_simdgroups = 4;    // of that threadgroup
 MOEFLUX_SHARED uint32_t attention_queries = 4;  // that a simdgroup takes through the keys together
 MOEFLUX_SHARED uint32_t attention_span = 256;   // cached rows after which sums begin anew
 MOEFLUX_SHARED uint32_t delta_values = 4;       // rows of the state of a threadgroup, one a simdgroup

@@ -14,7 +14,6 @@ uint32_t threads_of(const std::string& kernel) {
   const auto begins = [&](const char* words) { return kernel.rfind(words, 0) == 0; };
   if (kernel == "rms_norm" || kernel == "rms_norm_in_place" || kernel == "attention_softmax" || kernel == "top_k")
     return row_threads;
-  if (begins("matmul_tiles_")) return lanes * tile_simdgroups;
   if (begins("matvec_") || (begins("matmul_") && !begins("matmul_transposed_")) || begins("expert_gate_up_") ||
       begins("expert_down_"))
     return lanes * product_simdgroups;

@@ -37,16 +37,6 @@ def test_products(format: QuantFormat) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=str)
-def test_products_by_tiles(format: QuantFormat) -> None:
-    rng = np.random.default_rng(9)
-    matrix = random_matrix(rng, format, 37, width(format, 1))
-    x = numbers(rng, 33, matrix.exact.shape[1])
-    found = product("matmul_tiles", x[None], matrix)[0]
-    assert_close("matmul", found, oracle.matmul(x.astype(np.float64), matrix.exact), np.abs(x) @ matrix.size.T)
-    assert np.array_equal(product("matmul_tiles", x[None, 30:], matrix)[0], found[30:])
-
-
-@pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_transposed_products(format: QuantFormat) -> None:
     rng = np.random.default_rng(2)
     matrix = random_matrix(rng, format, 11, width(format, 3))

@@ -156,9 +156,6 @@ def product(kernel: str, x: Array, matrix) -> Array:
     name = f"{kernel}_{matrix.format.bits}"
     if turned:
         return flat("matmul", name, buffers, [5], divide_up(columns, sizes()["pack"]), n, batch)[0]
-    if kernel == "matmul_tiles":
-        groups = (divide_up(rows, sizes()["tile"]), divide_up(n, sizes()["tile"]))
-        return dispatch("matmul_tiles", name, buffers, [5], groups, (LANES * sizes()["tile_simdgroups"],))[0]
     block = 1 if kernel == "matvec" else sizes()["product_rows"]
     outputs_of_group = sizes()["outputs_of_simdgroup"] * sizes()["product_simdgroups"]
     groups = (divide_up(rows, outputs_of_group), divide_up(n, block), batch)
