@@ -18,12 +18,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from moeflux import _core
 from moeflux.errors import FormatError, IoError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = [
     "JSON_LIMIT",
@@ -332,7 +333,7 @@ def write_atomically(path: StrPath, chunks: Iterable[bytes | np.ndarray], *, pri
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return memoryview(array.reshape(-1).view("u1"))
 
 
 def open_to_write(path: StrPath, *, append: bool = False) -> int:

@@ -7,7 +7,6 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moeflux import files
 from moeflux.cli.arguments import MOST_SEED, Commands, Parser, command, whole
 
 if TYPE_CHECKING:
@@ -91,6 +90,7 @@ def _asked_format(arguments: argparse.Namespace) -> ConvertFormat | None:
     """None unless a format flag was given: what an MLX folder holds is repacked, never changed."""
     if arguments.bits is None and arguments.group_size is None and arguments.dense_bits is None:
         return None
+    from moeflux import files
     from moeflux.conversion.convert import ConvertFormat
 
     usual = ConvertFormat.default(files.read_json(arguments.source / "config.json"))
