@@ -100,12 +100,13 @@ def build(libfuzzer: str | None, targets: tuple[str, ...]) -> Path:
 # ---- Running ----------------------------------------------------------------------------------------------------
 
 
-def environment() -> dict[str, str]:
-    """Without the sanitizers' limits an allocation of terabytes would only be an exception."""
+def environment(python: bool) -> dict[str, str]:
+    """Without the sanitizers' limits an allocation of terabytes would only be an exception. To Python it is one, and
+    the driver of its targets looks at what comes of that."""
     return {
         **os.environ,
         "ASAN_OPTIONS": f"{os.environ.get('ASAN_OPTIONS', '')}:max_allocation_size_mb=2048"
-        ":allocator_may_return_null=0:handle_abort=1:quarantine_size_mb=32",
+        f":allocator_may_return_null={int(python)}:handle_abort=1:quarantine_size_mb=32",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
 
@@ -116,8 +117,9 @@ def seeds(target: str) -> list[Path]:
 
 def followed(command: list[str]) -> tuple[int, str]:
     """Runs the command, its output shown as it comes; exit status and the last of it."""
+    given = environment(python=command[0] == sys.executable)
     process = subprocess.Popen(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
     lines: list[str] = []
     assert process.stdout is not None

@@ -267,7 +267,7 @@ print(ask(SPIN, sandbox))
 def test_a_process_that_is_killed(sandbox: Sandbox, kind: signal.Signals) -> None:
     template = Template("{{ n }}", "t", sandbox)
     os.kill(sandbox.pid, kind)
-    os.waitid(os.P_PID, sandbox.pid, os.WEXITED | os.WNOWAIT)
+    sandbox._process._child.wait()
     assert template.render({"n": 7}) == "7", "nobody was waiting for it"
     sandbox.limits = replace(QUICK, seconds=60)
     sandbox.end()

@@ -148,13 +148,13 @@ _SANDBOXES: weakref.WeakSet[Sandbox] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
-    for sandbox in _SANDBOXES:
+    for sandbox in list(_SANDBOXES):
         sandbox._forget()
 
 
 @atexit.register
 def _end_all() -> None:
-    for sandbox in _SANDBOXES:
+    for sandbox in list(_SANDBOXES):
         sandbox._end_at_exit()
 
 
