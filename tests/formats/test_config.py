@@ -74,6 +74,7 @@ def test_qwen3_moe_with_dense_layers() -> None:
         (QWEN3_MOE, {"num_local_experts": 128}),
         (QWEN3_MOE, {"layer_types": ["full_attention"] * 48}),
         (QWEN3_MOE, {"add_cross_attention": False, "tie_encoder_decoder": False}),
+        (QWEN3_MOE, {"_attn_implementation_autoset": True, "attn_implementation": "sdpa"}),
         (DEEPSEEK, {"num_local_experts": 256}),
     ],
 )

@@ -10,15 +10,17 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from golden import checkpoints
-from golden.elements import from_bf16
+from golden.elements import fp8_blocks, fp8_values, from_bf16, to_bf16
 from moeflux import FormatError, IoError, QuantFormat, StateError, files
 from moeflux.conversion.convert import ConvertFormat, convert
 from moeflux.stores.packed import read_description
+from moeflux.stores.store import open_store
 from support import reference_weights
 from support.checkpoint_folder import edit_config, rewrite
 from support.mlx_folder import TOKENIZER_FILES, dense_tensors, write_mlx_folder
@@ -436,3 +438,28 @@ def test_fp8_is_rounded_to_bf16_first(sources: Path, tmp_path: Path) -> None:
     name = "model.layers.1.self_attn.o_proj.weight"
     narrow, wide = (dense_tensors(tmp_path / kind)[name][1] for kind in ("bf16", "f32"))
     assert np.array_equal(narrow.astype("<u4") << 16, wide.view("<u4"))
+
+
+def test_fp8_experts_that_are_stacked_the_other_way_round(sources: Path, tmp_path: Path) -> None:
+    """A scale is of the rows and columns that lie there, not of those that are asked for."""
+    folder = Path(shutil.copytree(sources / "hf" / "qwen3_vl_moe", tmp_path / "hf"))
+    meant: dict[str, np.ndarray] = {}
+
+    def narrow(tensors: dict[str, Any]) -> None:
+        for name in [name for name in tensors if ".mlp.experts." in name]:
+            each = [fp8_blocks(from_bf16(values).astype(np.float64)) for values in tensors[name][1]]
+            codes, scales = (np.stack(parts) for parts in zip(*each, strict=True))
+            tensors[name], tensors[f"{name}_scale_inv"] = ("F8_E4M3", codes), ("F32", scales)
+            size = fp8_values()[codes & 127] * np.where(codes & 128, -1, 1)
+            spread = scales.repeat(128, axis=1).repeat(128, axis=2)[:, : codes.shape[1], : codes.shape[2]]
+            meant[name.rpartition("layers.")[2]] = to_bf16(size.astype(np.float32) * spread)
+
+    rewrite(folder, narrow)
+    edit_config(folder, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    convert(folder, tmp_path / "packed", format=ConvertFormat.asked("bf16"), check="none")
+    with open_store(tmp_path / "packed") as store:
+        for layer, expert in ((0, 0), (3, 7)):
+            both, down = (meant[f"{layer}.mlp.experts.{name}"][expert].T for name in ("gate_up_proj", "down_proj"))
+            expected = (*np.split(both, 2), down)
+            for found, wanted in zip(store.expert(layer, expert), expected, strict=True):
+                assert np.array_equal(found.weight, wanted)

@@ -36,7 +36,8 @@ TEXT_PARTS = {
 # Fields that say how a model was trained, saved or sampled, not what it computes.
 IRRELEVANT = frozenset(
     """
-    _name_or_path architectures attention_dropout auto_map aux_loss_alpha bad_words_ids begin_suppress_tokens
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures attention_dropout
+    attn_implementation auto_map aux_loss_alpha bad_words_ids begin_suppress_tokens
     chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype
     early_stopping encoder_no_repeat_ngram_size ep_size exponential_decay_length_penalty finetuning_task
     forced_bos_token_id forced_eos_token_id id2label initializer_range is_decoder is_encoder_decoder label2id
