@@ -152,8 +152,8 @@ def test_a_template_that_never_ends(tmp_path: Path) -> None:
     shutil.copytree(builtin.path(), tmp_path / "model")
     template = tmp_path / "model" / "chat_template.jinja"
     template.write_text("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
-    refused(called("run", str(tmp_path / "model"), "-p", "x"), "chat_template.jinja: expected to end within")
-    refused(called("chat", str(tmp_path / "model"), given="x\n"), "chat_template.jinja: expected to end within")
+    refused(called("run", str(tmp_path / "model"), "-p", "x"), "chat_template.jinja: expected to be rendered with")
+    refused(called("chat", str(tmp_path / "model"), given="x\n"), "chat_template.jinja: expected to be rendered with")
     template.write_text("{{ raise_exception('I only know silence') }}")
     refused(called("run", str(tmp_path / "model"), "-p", "x"), "refuses this conversation: I only know silence")
 

@@ -112,7 +112,7 @@ def test_progress_counts_tokens(model: moeflux.Model, tokens: list[int]) -> None
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"window": 1}, "window"), ({"overlap": 1023}, "overlap of at most 1022"), ({"overlap": -1}, "overlap")],
+    [({"window": 1}, "window"), ({"overlap": 1023}, "overlap of at most two less"), ({"overlap": -1}, "overlap")],
 )
 def test_windows_that_cannot_be(model: moeflux.Model, tokens: list[int], options: dict, words: str) -> None:
     with pytest.raises(StateError, match=words):
