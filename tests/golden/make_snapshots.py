@@ -24,6 +24,7 @@ from golden.checkpoints import Checkpoint, deepseek_v3, qwen3_next, qwen_hybrid,
 from moeflux.conversion.convert import convert
 from moeflux.stores.storage import ConvertFormat
 from support.engine import oracle_at, steps
+from support.mlx_folder import write_mlx_folder
 
 FOLDER = Path(__file__).resolve().parent / "snapshots"
 TOKENS = [17, 300, 5, 42, 5]
@@ -55,23 +56,29 @@ SNAPSHOTS = {
 
 
 def write_store(name: str, folder: Path) -> Path:
-    """The plain store of a checkpoint, in folder/name."""
+    """The plain store of a checkpoint, in folder/name. Its norms are those of the model that the sessions were saved
+    with: rounded to bf16 where one is added to them, as mlx-lm still does it."""
     checkpoint, source = CHECKPOINTS[name](), folder / f"hf-{name}"
     source.mkdir()
     (source / "config.json").write_text(json.dumps(checkpoint.config))
     (source / "model.safetensors").write_bytes(safetensors_bytes(checkpoint.tensors))
-    convert(source, folder / name, format=ConvertFormat.asked("bf16"), check="none")
+    exact, rounded = folder / f"exact-{name}", folder / "mlx" / source.name
+    convert(source, exact, format=ConvertFormat.asked("bf16"), check="none")
+    if checkpoint.config["model_type"] != "qwen3_next":
+        return exact
+    convert(write_mlx_folder(exact, rounded, rounded=True), folder / name, check="none")
     return folder / name
 
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     logits = {}
+    stores: dict[str, Path] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for name, saved in SNAPSHOTS.items():
-            store = Path(temporary) / saved.checkpoint
-            if not store.exists():
-                write_store(saved.checkpoint, Path(temporary))
+            if saved.checkpoint not in stores:
+                stores[saved.checkpoint] = write_store(saved.checkpoint, Path(temporary))
+            store = stores[saved.checkpoint]
             session = moeflux.load(store, isa="portable").session(kv_dtype=saved.kv_dtype)
             session.prefill(TOKENS)
             snapshot = session.snapshot()

@@ -47,7 +47,8 @@ def write_mlx_folder(packed: Path, folder: Path, shards: int = 2, *, rounded: bo
     prefix = "language_model." if nested else ""
     write_shards(folder, {prefix + name: tensors[name] for name in sorted(tensors)}, shards)
     config.pop("quantization_config", None)
-    config["quantization"] = declared(packed, tensors, description, prefix)
+    if any(dtype == "U32" for dtype, _ in tensors.values()):
+        config["quantization"] = declared(packed, tensors, description, prefix)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     for name in TOKENIZER_FILES:
         if (packed / name).exists():
