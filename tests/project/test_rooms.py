@@ -64,6 +64,7 @@ LATE: dict[str, dict[str, str]] = {
     "cli": {"*": STARTS_AT_ONCE},
     "model": {"text": WITHOUT_TEXT},
     "session": {"text": WITHOUT_TEXT},
+    "files": {"numpy": STARTS_AT_ONCE},
     "progress": {"rich": ONLY_WHEN_USED},
     "models": {"huggingface_hub": ONLY_WHEN_USED},
     "text": {"renderer": A_PROCESS, "text.renderer": A_PROCESS},
