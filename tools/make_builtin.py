@@ -168,7 +168,7 @@ def check_experts(export: dict[str, Tensor], folder: Path) -> int:
                 shape = export[f"{at}.scale"][1].shape
                 values = codes.astype(np.float32) * scale.reshape(shape)[..., None] + least.reshape(shape)[..., None]
                 trained[matrix] = values.reshape(*packed.shape[:-1], -1)
-            for expert in range(store.variant.num_experts):
+            for expert in range(store.variant.experts.count):
                 gate, up = np.split(trained["gate_up_proj"][expert], 2)
                 for wanted, found in zip(
                     (gate, up, trained["down_proj"][expert]), store.expert(layer, expert), strict=True

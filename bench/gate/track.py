@@ -36,7 +36,18 @@ import history_plot
 
 from moeflux import Variant
 from moeflux.conversion.synth import synth
-from moeflux.models.variants import preset
+from moeflux.models.layers import (
+    DenseMlp,
+    GatedDelta,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+    Rope,
+    RoutedExperts,
+    Router,
+    SharedExpert,
+)
+from moeflux.models.presets import preset
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = ROOT / "bench" / "gate" / "expected.json"
@@ -44,27 +55,45 @@ EVERYWHERE = "everywhere"
 MORE_INSTRUCTIONS = 1.02
 LOWEST_RATIO = 0.7
 
-SMALL = {"hidden_size": 128, "vocab_size": 512, "moe_intermediate": 64, "shared_intermediate": 64, "num_experts": 32}
+SMALL = {"hidden_size": 128, "vocab_size": 512}
+EXPERTS = {"count": 32, "per_token": 4, "intermediate": 64}
 QWEN = dataclasses.replace(
-    preset("a3b").with_layers(4), **SMALL, num_heads=4, num_kv_heads=2, head_dim=64, rotary_dim=16, linear_key_heads=2,
-    linear_value_heads=4, linear_key_dim=32, linear_value_dim=32, experts_per_token=4,
-)  # fmt: skip
+    preset("a3b")
+    .with_layers(4)
+    .with_parts(GroupedAttention, heads=4, kv_heads=2, head_dim=64)
+    .with_parts(Rope, dim=16)
+    .with_parts(GatedDelta, key_heads=2, value_heads=4, key_dim=32, value_dim=32)
+    .with_parts(RoutedExperts, **EXPERTS)
+    .with_parts(SharedExpert, intermediate=64),
+    **SMALL,
+)
 MODELS = {
     "qwen3_5_moe": QWEN,
     "deepseek_v3": dataclasses.replace(
-        preset("cogito").with_layers(5), **SMALL, num_heads=4, num_kv_heads=4, head_dim=96, rotary_dim=32,
-        qk_nope_dim=64, qk_rope_dim=32, v_head_dim=64, q_lora_rank=64, kv_lora_rank=64, dense_intermediate=128,
-        experts_per_token=4,
+        preset("cogito")
+        .with_layers(5)
+        .with_parts(LatentAttention, heads=4, q_rank=64, kv_rank=64, nope_dim=64, v_dim=64)
+        .with_parts(Rope, dim=32)
+        .with_parts(DenseMlp, intermediate=128)
+        .with_parts(RoutedExperts, **EXPERTS)
+        .with_parts(SharedExpert, intermediate=64),
+        **SMALL,
     ),
     # Counted instruction by instruction: a hundred thousand a step.
     "smallest": dataclasses.replace(
-        QWEN.with_layers(1), model_type="qwen3_moe", shared_expert="none", shared_intermediate=0, attention_gate=False,
-        layer_kinds=("full",), linear_key_heads=0, linear_value_heads=0, linear_key_dim=0, linear_value_dim=0,
-        conv_kernel=0, rotary_dim=64, vocab_size=64, num_experts=2, experts_per_token=1, num_heads=1, num_kv_heads=1,
+        QWEN,
+        model_type="qwen3_moe",
+        layers=(
+            Layer(
+                GroupedAttention(heads=1, kv_heads=1, head_dim=64, rope=Rope(dim=64, theta=1e7)),
+                RoutedExperts(count=2, per_token=1, intermediate=64, router=Router(scoring="softmax")),
+            ),
+        ),
+        vocab_size=64,
     ),
     # Of true width, more than caches hold.
-    "a3b": dataclasses.replace(preset("a3b").with_layers(4), vocab_size=8192, num_experts=32),
-}  # fmt: skip
+    "a3b": dataclasses.replace(preset("a3b").with_layers(4).with_parts(RoutedExperts, count=32), vocab_size=8192),
+}
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,15 @@ from pathlib import Path
 
 from moeflux import Variant
 from moeflux.conversion.synth import synth
-from moeflux.models.variants import preset
+from moeflux.models.layers import RoutedExperts
+from moeflux.models.presets import preset
 
+COGITO = preset("cogito")
 MODELS: dict[str, Variant] = {
     "a3b": dataclasses.replace(preset("a3b").with_layers(8), vocab_size=8192),
     # One dense layer and three with experts, each of full width; 32 experts instead of 256, to fit in memory.
-    "deepseek": dataclasses.replace(
-        preset("cogito").with_layers(4), mlp_kinds=("dense", "moe", "moe", "moe"), num_experts=32, vocab_size=8192
+    "deepseek": dataclasses.replace(COGITO, layers=(COGITO.layers[0], *COGITO.layers[3:6]), vocab_size=8192).with_parts(
+        RoutedExperts, count=32
     ),
 }
 

@@ -51,7 +51,7 @@ def weights_of(store: Store) -> Iterator[tuple[str, mx.array]]:
         if name.rpartition(".")[0] not in matrices:
             yield name, mx.array(values(store.tensor(name)))
     for layer in store.variant.moe_layers:
-        experts = [store.expert(layer, expert) for expert in range(store.variant.num_experts)]
+        experts = [store.expert(layer, expert) for expert in range(store.variant.experts.count)]
         for part, kind in enumerate(("gate", "up", "down")):
             name = f"model.layers.{layer}.mlp.switch_mlp.{kind}_proj"
             yield from named(name, [expert[part] for expert in experts])

@@ -34,7 +34,8 @@ from turns import run, take_turns  # noqa: E402
 
 from moeflux import Variant  # noqa: E402
 from moeflux.conversion.synth import synth  # noqa: E402
-from moeflux.models.variants import preset  # noqa: E402
+from moeflux.models.layers import RoutedExperts  # noqa: E402
+from moeflux.models.presets import preset  # noqa: E402
 from moeflux.stores.store import open_store  # noqa: E402
 
 A3B = preset("a3b")
@@ -88,7 +89,7 @@ def read_seconds(path: Path, size: int) -> float:
 
 def start(folder: Path, rounds: int) -> None:
     path = store(folder / "start", A3B)
-    slots = A3B.num_experts * A3B.num_layers // 4
+    slots = A3B.experts.count * A3B.num_layers // 4
     with open_store(path) as opened:
         size = sum(Path(file).stat().st_size for file in opened.directory.files)
         dense = next(Path(file) for file in opened.directory.files if "packed_experts" not in str(file))
@@ -117,8 +118,8 @@ def start(folder: Path, rounds: int) -> None:
 
 def growth(folder: Path, rounds: int) -> None:
     shape = dataclasses.replace(A3B.with_layers(4), vocab_size=8192)
-    by_bytes = {k: dataclasses.replace(shape, num_experts=64, experts_per_token=k) for k in (2, 4, 8, 16)}
-    by_number = {e: dataclasses.replace(shape, num_experts=e) for e in (32, 64, 128, 256)}
+    by_bytes = {k: shape.with_parts(RoutedExperts, count=64, per_token=k) for k in (2, 4, 8, 16)}
+    by_number = {e: shape.with_parts(RoutedExperts, count=e) for e in (32, 64, 128, 256)}
     harness = find_harness()
 
     def measured(path: Path) -> dict[str, float]:

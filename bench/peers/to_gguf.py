@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 
 from moeflux import Store, Variant, open_store
 from moeflux._core import dequantize
+from moeflux.models.layers import DenseMlp, GatedDelta, GroupedAttention, LatentAttention
 from moeflux.stores.floats import decode
 from moeflux.stores.store import StoredTensor
 
@@ -43,6 +45,7 @@ class Converter:
     def __init__(self, store: Store, path: Path) -> None:
         self.store = store
         self.variant: Variant = store.variant
+        self.full = self.first(GroupedAttention, LatentAttention)
         self.writer = gguf.GGUFWriter(path, self.architecture)
 
     def vector(self, name: str, array: np.ndarray) -> None:
@@ -55,19 +58,24 @@ class Converter:
     def get(self, name: str) -> np.ndarray:
         return values(self.store.tensor(name))
 
+    def first(self, *kinds: type) -> Any:
+        """The first part of one of these kinds: all layers that have such a part have the same."""
+        layer = self.variant.layers[self.variant.layers_with(*kinds)[0]]
+        return layer.mixer if isinstance(layer.mixer, kinds) else layer.feed_forward
+
     def header(self) -> None:
         v, w = self.variant, self.writer
         w.add_name(v.name)
         w.add_block_count(v.num_layers)
         w.add_context_length(v.max_context)
         w.add_embedding_length(v.hidden_size)
-        w.add_head_count(v.num_heads)
-        w.add_rope_freq_base(float(v.rope_theta))
-        w.add_rope_dimension_count(v.rotary_dim)
+        w.add_head_count(self.full.heads)
+        w.add_rope_freq_base(self.full.rope.theta)
+        w.add_rope_dimension_count(self.full.rope.dim)
         w.add_layer_norm_rms_eps(v.rms_norm_eps)
-        w.add_expert_count(v.num_experts)
-        w.add_expert_used_count(v.experts_per_token)
-        w.add_expert_feed_forward_length(v.moe_intermediate)
+        w.add_expert_count(v.experts.count)
+        w.add_expert_used_count(v.experts.per_token)
+        w.add_expert_feed_forward_length(v.experts.intermediate)
         # llama.cpp opens nothing without a vocabulary.
         w.add_tokenizer_model("gpt2")
         w.add_tokenizer_pre("qwen2")
@@ -88,7 +96,7 @@ class Converter:
     def experts(self, index: int, source: str, target: str) -> None:
         self.vector(f"{target}.ffn_gate_inp.weight", self.get(f"{source}.gate"))
         stacks: dict[str, list[np.ndarray]] = {"gate": [], "up": [], "down": []}
-        for expert in range(self.variant.num_experts):
+        for expert in range(self.variant.experts.count):
             for name, stored in zip(stacks, self.store.expert(index, expert), strict=True):
                 stacks[name].append(gguf.quants.quantize(values(stored), QUANTISED))
         for name, stack in stacks.items():
@@ -115,22 +123,22 @@ class Qwen(Converter):
 
     def header(self) -> None:
         super().header()
-        v, w = self.variant, self.writer
-        w.add_head_count_kv(v.num_kv_heads)
-        w.add_key_length(v.head_dim)
-        w.add_value_length(v.head_dim)
+        w, delta = self.writer, self.first(GatedDelta)
+        w.add_head_count_kv(self.full.kv_heads)
+        w.add_key_length(self.full.head_dim)
+        w.add_value_length(self.full.head_dim)
         w.add_rope_dimension_sections([11, 11, 10, 0])
-        w.add_expert_shared_feed_forward_length(v.shared_intermediate)
-        w.add_ssm_conv_kernel(v.conv_kernel)
-        w.add_ssm_state_size(v.linear_key_dim)
-        w.add_ssm_group_count(v.linear_key_heads)
-        w.add_ssm_time_step_rank(v.linear_value_heads)
-        w.add_ssm_inner_size(v.linear_value_heads * v.linear_value_dim)
-        w.add_full_attention_interval(v.full_layers[0] + 1)
+        w.add_expert_shared_feed_forward_length(self.variant.experts.shared.intermediate)
+        w.add_ssm_conv_kernel(delta.taps)
+        w.add_ssm_state_size(delta.key_dim)
+        w.add_ssm_group_count(delta.key_heads)
+        w.add_ssm_time_step_rank(delta.value_heads)
+        w.add_ssm_inner_size(delta.value_width)
+        w.add_full_attention_interval(self.variant.layers_with(GroupedAttention)[0] + 1)
 
     def layer(self, index: int, source: str, target: str) -> None:
         self.vector(f"{target}.post_attention_norm.weight", self.get(f"{source}.post_attention_layernorm.weight"))
-        if index in self.variant.full_layers:
+        if index in self.variant.layers_with(GroupedAttention):
             self.full_attention(f"{source}.self_attn", target)
         else:
             self.delta_net(f"{source}.linear_attn", target)
@@ -146,10 +154,10 @@ class Qwen(Converter):
 
     def delta_net(self, source: str, target: str) -> None:
         """The value heads of one key head stand together here; there, the first of every key head, then the second."""
-        v = self.variant
-        heads = np.arange(v.linear_value_heads).reshape(v.linear_key_heads, -1).T.reshape(-1)
-        channels = (heads[:, None] * v.linear_value_dim + np.arange(v.linear_value_dim)).reshape(-1)
-        keys = 2 * v.linear_key_heads * v.linear_key_dim  # queries and keys come first and keep their places
+        d = self.first(GatedDelta)
+        heads = np.arange(d.value_heads).reshape(d.key_heads, -1).T.reshape(-1)
+        channels = (heads[:, None] * d.value_dim + np.arange(d.value_dim)).reshape(-1)
+        keys = 2 * d.key_width  # queries and keys come first and keep their places
         mixed = np.concatenate([np.arange(keys), keys + channels])
         self.matrix(f"{target}.attn_qkv.weight", self.get(f"{source}.in_proj_qkv")[mixed])
         self.matrix(f"{target}.attn_gate.weight", self.get(f"{source}.in_proj_z")[channels])
@@ -169,26 +177,27 @@ class DeepSeek(Converter):
 
     def header(self) -> None:
         super().header()
-        v, w = self.variant, self.writer
+        v, w, a = self.variant, self.writer, self.full
+        experts, router, yarn = v.experts, v.experts.router, a.rope.yarn
         w.add_head_count_kv(1)
-        w.add_key_length(v.kv_lora_rank + v.qk_rope_dim)
-        w.add_value_length(v.kv_lora_rank)
-        w.add_key_length_mla(v.qk_nope_dim + v.qk_rope_dim)
-        w.add_value_length_mla(v.v_head_dim)
-        w.add_q_lora_rank(v.q_lora_rank)
-        w.add_kv_lora_rank(v.kv_lora_rank)
+        w.add_key_length(a.kv_rank + a.rope.dim)
+        w.add_value_length(a.kv_rank)
+        w.add_key_length_mla(a.head_dim)
+        w.add_value_length_mla(a.v_dim)
+        w.add_q_lora_rank(a.q_rank)
+        w.add_kv_lora_rank(a.kv_rank)
         w.add_leading_dense_block_count(v.moe_layers[0])
-        w.add_feed_forward_length(v.dense_intermediate)
-        w.add_expert_shared_count(v.shared_intermediate // v.moe_intermediate)
-        w.add_expert_weights_scale(v.routed_scaling)
-        w.add_expert_weights_norm(v.normalize_topk)
+        w.add_feed_forward_length(self.first(DenseMlp).intermediate)
+        w.add_expert_shared_count(experts.shared.intermediate // experts.intermediate)
+        w.add_expert_weights_scale(router.scaling)
+        w.add_expert_weights_norm(router.normalize)
         w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-        w.add_expert_group_count(v.num_groups)
-        w.add_expert_group_used_count(v.groups_per_token)
+        w.add_expert_group_count(router.groups)
+        w.add_expert_group_used_count(router.groups_kept)
         w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        w.add_rope_scaling_factor(v.yarn_factor)
-        w.add_rope_scaling_orig_ctx_len(v.yarn_original_context)
-        w.add_rope_scaling_yarn_log_mul(0.1 * v.yarn_mscale_all_dim)
+        w.add_rope_scaling_factor(yarn.factor)
+        w.add_rope_scaling_orig_ctx_len(yarn.original_context)
+        w.add_rope_scaling_yarn_log_mul(0.1 * yarn.mscale_all_dim)
 
     def layer(self, index: int, source: str, target: str) -> None:
         attention = f"{source}.self_attn"

@@ -48,10 +48,10 @@ EngineOptions checked(EngineOptions options) {
 }
 
 void check_experts(const StoreDirectory& store) {
-  if (store.variant.num_experts > most_experts)
+  if (store.variant.experts().count > most_experts)
     throw FormatError(concat(printable(store.listing), ": num_experts: expected at most ", most_experts,
                              " experts in a layer, which is what this engine can choose from, found ",
-                             store.variant.num_experts));
+                             store.variant.experts().count));
 }
 
 std::unique_ptr<Backend> backend_of(const EngineOptions& options, const EngineFaults& faults, OpTimes& times) {
@@ -108,7 +108,7 @@ LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, c
       picks_(backend_->allocate(most_top_k * 8, "top-k")),
       prepared_(backend_->prepare(work_sizes(store.variant, model_.layers, options.chunk))),
       experts_(store, *backend_, options, faults.open),
-      recorder_(*backend_, options.ring_depth, store.variant.num_experts) {}
+      recorder_(*backend_, options.ring_depth, store.variant.experts().count) {}
 
 void LoadedEngine::check_process() const {
   if (forks() != forks_)
@@ -139,7 +139,7 @@ int64_t LoadedEngine::step_bytes() const {
   int64_t bytes = model_.weights.bytes();
   if (!v.tied_embeddings) bytes -= (embed.rows - 1) * embed.format.row_bytes(embed.columns);
   for (int64_t layer = 0; layer < v.num_layers(); ++layer)
-    if (v.is_moe(layer)) bytes += v.experts_per_token * experts_.expert_bytes();
+    if (v.is_moe(layer)) bytes += v.experts().per_token * experts_.expert_bytes();
   return bytes;
 }
 

@@ -23,15 +23,13 @@ constexpr int64_t longest_checkpoints = 4096;
 
 }  // namespace
 
-int64_t all_experts(const Variant& variant) {
-  return variant.num_experts * std::count(variant.mlp_kinds.begin(), variant.mlp_kinds.end(), MlpKind::moe);
-}
+int64_t all_experts(const Variant& variant) { return variant.experts().count * variant.moe_layers(); }
 
 EngineOptions settled(const Variant& variant, EngineOptions options) {
   const int64_t all = all_experts(variant);
   const int64_t slots = options.expert_slots == 0 ? all : std::min(options.expert_slots, all);
-  if (slots < variant.experts_per_token)
-    throw BudgetError(concat("expert_slots: expected at least ", variant.experts_per_token,
+  if (slots < variant.experts().per_token)
+    throw BudgetError(concat("expert_slots: expected at least ", variant.experts().per_token,
                              ", the experts of one token in one layer, found ", options.expert_slots));
   options.expert_slots = slots;
   options.backend = chosen_backend(options.backend);
@@ -92,7 +90,7 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
   // "auto" may turn out buffered, which needs none: what is planned is what direct reads need.
   bytes.read_buffers = options.reads == "buffered" ? 0 : options.readers * bounce_of(store, ReadMode::direct);
   bytes.tables =
-      ExpertSide::planned_tables(store, options) + Recorder::planned_tables(options.ring_depth, v.num_experts);
+      ExpertSide::planned_tables(store, options) + Recorder::planned_tables(options.ring_depth, v.experts().count);
   return bytes;
 }
 

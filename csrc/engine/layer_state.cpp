@@ -14,7 +14,7 @@ constexpr int64_t alignment = 64;
 
 StateLayout state_layout(const Variant& variant, int64_t max_context, DType kv_dtype) {
   StateLayout layout;
-  for (const Layer& layer : layers_of(variant)) {
+  for (const Layer& layer : variant.layers) {
     LayerState& placed = layout.layers.emplace_back();
     for (StatePiece& piece : layer.state()) {
       int64_t& end = piece.rows ? layout.row_bytes : layout.recurrent_bytes;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "models/layers.h"
+#include "models/variant.h"
 #include "moeflux.h"
 
 namespace moeflux {

@@ -10,7 +10,7 @@ constexpr size_t usual_blocks = 4096;  // 4 GiB: the list itself is not moved be
 }  // namespace
 
 RoutingTrace::RoutingTrace(const Variant& variant)
-    : experts_(variant.num_experts), experts_per_token_(variant.experts_per_token) {
+    : experts_(variant.experts().count), experts_per_token_(variant.experts().per_token) {
   for (int64_t layer = 0; layer < variant.num_layers(); ++layer)
     if (variant.is_moe(layer)) layers_.push_back(layer);
   blocks_.reserve(usual_blocks);

@@ -46,9 +46,10 @@ StoreDirectory open_described_store(const std::string& folder) {
   if (format != "moeflux-packed")
     throw FormatError(concat(path, ": format: expected moeflux-packed, found ", in_quotes(format)));
   const int version = whole_member(root, "version", path);
-  if (version != 1) throw FormatError(concat(path, ": version: expected 1, found ", version));
+  if (version < 1 || version > variant_version)
+    throw FormatError(concat(path, ": version: expected 1 to ", variant_version, ", found ", version));
 
-  const Variant variant = variant_from_json(member(root, "variant", path), path + ": variant");
+  const Variant variant = variant_from_json(member(root, "variant", path), path + ": variant", version);
   const std::string where = path + ": experts";
   const Json& experts = member(root, "experts", path);
   const std::string directory = text_member(experts, "directory", where);
@@ -69,8 +70,8 @@ ExpertChecksums read_expert_checksums(const std::string& folder, const Variant& 
     if (!variant.is_moe(layer)) continue;
     const std::string here = concat(where, ".", layer);
     const Json& sums = member(layers, std::to_string(layer), where);
-    if (!sums.array() || static_cast<int64_t>(sums.array()->size()) != variant.num_experts)
-      wrong_value(here, concat("a list of ", variant.num_experts, ", one for each expert"), &sums);
+    if (!sums.array() || static_cast<int64_t>(sums.array()->size()) != variant.experts().count)
+      wrong_value(here, concat("a list of ", variant.experts().count, ", one for each expert"), &sums);
     for (const Json& sum : *sums.array()) {
       if (!sum.string()) wrong_value(here, "64 hexadecimal digits", &sum);
       checksums[static_cast<size_t>(layer)].push_back(parse_sha256(*sum.string(), here));

@@ -1,7 +1,7 @@
 #include "format/expert_layout.h"
 
 #include "core/error.h"
-#include "format/variant_json.h"
+#include "models/check.h"
 
 namespace moeflux {
 namespace {

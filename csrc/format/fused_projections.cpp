@@ -37,19 +37,19 @@ class Splitter {
   Splitter(TensorTable& table, DeclaredFormats& declared, const StoreDirectory& store)
       : table_(table), declared_(declared), store_(store) {}
 
-  // `slices` divide the rows of one key head; those of one projection stand together, in its row order.
-  void split(const std::string& prefix, const std::string& fused, const std::vector<Slice>& slices) {
+  // `slices` divide the rows of each of `heads`; those of one projection stand together, in its row order.
+  void split(const std::string& prefix, const std::string& fused, int64_t heads, const std::vector<Slice>& slices) {
     int64_t head_rows = 0;
     for (const Slice& slice : slices) head_rows += slice.rows;
     for (const char* part : {".weight", ".scales", ".biases"}) {
       const auto node = table_.extract(prefix + fused + part);
       if (node.empty()) continue;
-      check_rows(node.key(), node.mapped(), head_rows * store_.variant.linear_key_heads);
+      check_rows(node.key(), node.mapped(), head_rows * heads);
       for (size_t i = 0; i < slices.size();) {
         const std::string projection = slices[i].projection;
         std::vector<std::pair<int64_t, int64_t>> ranges;
         for (; i < slices.size() && slices[i].projection == projection; ++i)
-          for (int64_t head = 0; head < store_.variant.linear_key_heads; ++head)
+          for (int64_t head = 0; head < heads; ++head)
             ranges.emplace_back(head * head_rows + slices[i].first, slices[i].rows);
         insert(prefix + projection + part, take_rows(node.mapped(), ranges), node.key());
       }
@@ -90,15 +90,16 @@ void split_fused_projections(TensorTable& table, DeclaredFormats& declared, cons
   const Variant& v = store.variant;
   Splitter splitter(table, declared, store);
   for (int64_t layer = 0; layer < v.num_layers(); ++layer) {
-    if (v.is_full(layer)) continue;
+    const auto* delta = std::get_if<GatedDelta>(&v.layer(layer).mixer);
+    if (!delta) continue;
     const std::string prefix = layer_prefix(layer) + "linear_attn.";
-    const int64_t values = v.linear_value_heads / v.linear_key_heads;
-    const int64_t dk = v.linear_key_dim;
-    const int64_t dv = values * v.linear_value_dim;
+    const int64_t values = delta->value_heads / delta->key_heads;
+    const int64_t dk = delta->key_dim;
+    const int64_t dv = values * delta->value_dim;
     splitter.split(
-        prefix, "in_proj_qkvz",
+        prefix, "in_proj_qkvz", delta->key_heads,
         {{"in_proj_qkv", 0, dk}, {"in_proj_qkv", dk, dk}, {"in_proj_qkv", 2 * dk, dv}, {"in_proj_z", 2 * dk + dv, dv}});
-    splitter.split(prefix, "in_proj_ba", {{"in_proj_b", 0, values}, {"in_proj_a", values, values}});
+    splitter.split(prefix, "in_proj_ba", delta->key_heads, {{"in_proj_b", 0, values}, {"in_proj_a", values, values}});
   }
 }
 

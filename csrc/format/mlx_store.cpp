@@ -120,10 +120,11 @@ ExpertFormats formats_of_layer(int64_t layer, const TensorTable& table, const De
                                const StoreDirectory& store) {
   const Variant& v = store.variant;
   const auto format = [&](std::string_view projection, int64_t rows, int64_t columns) {
-    return matrix_format(expert_base(layer, projection), {v.num_experts, rows, columns}, table, declared, store);
+    return matrix_format(expert_base(layer, projection), {v.experts().count, rows, columns}, table, declared, store);
   };
-  return {format("gate_proj", v.moe_intermediate, v.hidden_size), format("up_proj", v.moe_intermediate, v.hidden_size),
-          format("down_proj", v.hidden_size, v.moe_intermediate)};
+  return {format("gate_proj", v.experts().intermediate, v.hidden_size),
+          format("up_proj", v.experts().intermediate, v.hidden_size),
+          format("down_proj", v.hidden_size, v.experts().intermediate)};
 }
 
 // Moves the stacked tensors out of `table` into store.expert_places.
@@ -135,7 +136,7 @@ void take_experts(TensorTable& table, const DeclaredFormats& declared, StoreDire
     if (!v.is_moe(layer)) continue;
     const ExpertFormats formats = formats_of_layer(layer, table, declared, store);
     if (first < 0) {
-      store.experts = ExpertLayout(v.hidden_size, v.moe_intermediate, formats);
+      store.experts = ExpertLayout(v.hidden_size, v.experts().intermediate, formats);
       first = layer;
     }
     if (!(formats == store.experts.formats))

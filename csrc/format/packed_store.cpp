@@ -24,7 +24,7 @@ bool is_expert_copy(std::string_view name) { return name.find(".mlp.switch_mlp."
 
 ExpertLayout older_layout(const Variant& v, int bits) {
   const QuantFormat format = QuantFormat::affine(bits, older_group_size);
-  return ExpertLayout(v.hidden_size, v.moe_intermediate, {format, format, format});
+  return ExpertLayout(v.hidden_size, v.experts().intermediate, {format, format, format});
 }
 
 ExpertLayout guess_layout(const Variant& v, const std::string& folder, int64_t layer_bytes) {
@@ -32,14 +32,16 @@ ExpertLayout guess_layout(const Variant& v, const std::string& folder, int64_t l
   if (name == "packed_experts") return older_layout(v, 4);
   if (name == "packed_experts_2bit") return older_layout(v, 2);
   for (int bits : {4, 2})
-    if (ExpertLayout layout = older_layout(v, bits); layout.bytes * v.num_experts == layer_bytes) return layout;
-  throw FormatError(concat(printable(folder), ": expected layer files of ", older_layout(v, 4).bytes * v.num_experts,
-                           " bytes (4-bit) or ", older_layout(v, 2).bytes * v.num_experts, " (2-bit) for ",
-                           printable(v.name), ", found ", layer_bytes));
+    if (ExpertLayout layout = older_layout(v, bits); layout.bytes * v.experts().count == layer_bytes) return layout;
+  throw FormatError(concat(printable(folder), ": expected layer files of ",
+                           older_layout(v, 4).bytes * v.experts().count, " bytes (4-bit) or ",
+                           older_layout(v, 2).bytes * v.experts().count, " (2-bit) for ", printable(v.name), ", found ",
+                           layer_bytes));
 }
 
 int64_t first_moe_layer(const Variant& v) {
-  return std::find(v.mlp_kinds.begin(), v.mlp_kinds.end(), MlpKind::moe) - v.mlp_kinds.begin();
+  return std::ranges::find_if(v.layers, [](const Layer& layer) { return layer.experts() != nullptr; }) -
+         v.layers.begin();
 }
 
 // A layer file for a layer that has no experts means that the store is of another model.
@@ -61,16 +63,16 @@ void add_experts(StoreDirectory& store, const std::string& folder, const std::op
   const Variant& v = store.variant;
   require_folder(folder);
   const auto length_of = [&](int64_t layer) { return File(required_file(folder, layer_file_name(layer))).bytes(); };
-  store.experts = formats ? ExpertLayout(v.hidden_size, v.moe_intermediate, *formats)
+  store.experts = formats ? ExpertLayout(v.hidden_size, v.experts().intermediate, *formats)
                           : guess_layout(v, folder, length_of(first_moe_layer(v)));
   store.expert_places.resize(static_cast<size_t>(v.num_layers()));
-  const int64_t expected = store.experts.bytes * v.num_experts;
+  const int64_t expected = store.experts.bytes * v.experts().count;
   for (int64_t layer = 0; layer < v.num_layers(); ++layer) {
     if (!v.is_moe(layer)) continue;
     const std::string path = required_file(folder, layer_file_name(layer));
     const int64_t found = length_of(layer);
     if (found != expected)
-      throw FormatError(concat(printable(path), ": expected ", expected, " bytes (", v.num_experts, " experts of ",
+      throw FormatError(concat(printable(path), ": expected ", expected, " bytes (", v.experts().count, " experts of ",
                                store.experts.bytes, ": ", store.experts.formats.describe(), "), found ", found));
     const auto file = static_cast<int64_t>(store.files.size());
     store.files.push_back(path);

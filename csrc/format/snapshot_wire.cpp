@@ -6,7 +6,7 @@
 #include <string>
 
 #include "core/error.h"
-#include "models/layers.h"
+#include "models/variant.h"
 
 namespace moeflux {
 namespace {
@@ -20,23 +20,52 @@ struct ShapeWord {
   int64_t value;
 };
 
+// Of a layer whose state grows: only these have a length.
+bool has_rows(const Layer& layer) { return layer.state().front().rows; }
+
+// n when exactly the layers n-1, 2n-1, ... have rows, all alike, and so have the others; 0 when the pattern is another.
+int64_t row_interval(const Variant& variant) {
+  int64_t interval = 0;
+  while (interval < variant.num_layers() && !has_rows(variant.layer(interval))) ++interval;
+  if (interval++ == variant.num_layers()) return 0;
+  for (int64_t i = 0; i < variant.num_layers(); ++i) {
+    const bool full = (i + 1) % interval == 0;
+    const Mixer& alike = variant.layer(full ? interval - 1 : 0).mixer;
+    if (has_rows(variant.layer(i)) != full || variant.layer(i).mixer != alike) return 0;
+  }
+  return interval;
+}
+
+// A layer of that kind, or one of no size where there is none.
+template <typename Kind>
+Kind first_of(const Variant& variant) {
+  for (const Layer& layer : variant.layers)
+    if (const Kind* found = std::get_if<Kind>(&layer.mixer)) return *found;
+  return {};
+}
+
 std::vector<ShapeWord> shape_words(const Variant& variant, uint32_t version, std::string_view where) {
+  const auto full = first_of<GroupedAttention>(variant);
+  const auto latent = first_of<LatentAttention>(variant);
   if (version != 1 && version != 2) throw FormatError(concat(where, ": BadVersion: expected 1 or 2, found ", version));
-  if (version == 1 && variant.attention == Attention::mla)
+  if (version == 1 && latent.heads > 0)
     throw FormatError(concat(where, ": BadVersion: expected 2 for latent attention, found 1"));
-  if (variant.full_attention_interval() == 0)
+  const int64_t interval = row_interval(variant);
+  if (interval == 0)
     throw FormatError(concat(where, ": NoInterval: expected full attention in every n-th layer of ", variant.name,
                              ", found another pattern, which this format cannot say"));
 
+  const auto delta = first_of<GatedDelta>(variant);
+  const StatePieces fixed = delta.state();
   std::vector<ShapeWord> words = {{"num_layers", variant.num_layers()},
-                                  {"full_attn_interval", variant.full_attention_interval()},
-                                  {"num_kv_heads", variant.num_kv_heads},
-                                  {"head_dim", variant.head_dim},
-                                  {"linear_conv_bytes", variant.conv_state_bytes()},
-                                  {"linear_ssm_bytes", variant.recurrent_state_bytes()}};
+                                  {"full_attn_interval", interval},
+                                  {"num_kv_heads", full.kv_heads + latent.heads},
+                                  {"head_dim", full.head_dim + latent.head_dim()},
+                                  {"linear_conv_bytes", delta.taps ? fixed[0].width() * f32_bytes : 0},
+                                  {"linear_ssm_bytes", fixed[1].width() * f32_bytes}};
   if (version == 2) {
-    words.push_back({"kv_lora_rank", variant.kv_lora_rank});
-    words.push_back({"qk_rope_head_dim", variant.qk_rope_dim});
+    words.push_back({"kv_lora_rank", latent.kv_rank});
+    words.push_back({"qk_rope_head_dim", latent.rope.dim});
   }
   for (const ShapeWord& word : words)
     if (word.value < 0 || word.value > std::numeric_limits<uint32_t>::max())
@@ -53,9 +82,6 @@ int64_t header_bytes_of(const std::vector<ShapeWord>& words) {
 int64_t bytes_of(const StatePiece& piece, int64_t positions) {
   return (piece.rows ? positions : 1) * piece.width() * f32_bytes;
 }
-
-// Of a layer whose state grows: only these have a length.
-bool has_rows(const StatePieces& pieces) { return pieces.front().rows; }
 
 // The snapshot's bytes from first to last; each taken once.
 class Cursor {
@@ -142,9 +168,9 @@ SnapshotWire snapshot_wire_layout(const Variant& variant, uint32_t version, int6
   const int64_t header_bytes = header_bytes_of(shape_words(variant, version, "snapshot layout"));
   SnapshotWire wire{version, positions, header_bytes, header_bytes, {}, {}};
   int64_t index = 0;
-  for (const Layer& layer : layers_of(variant)) {
+  for (const Layer& layer : variant.layers) {
     const StatePieces pieces = layer.state();
-    if (has_rows(pieces)) {
+    if (pieces.front().rows) {
       wire.length_offsets.push_back(wire.bytes);
       wire.bytes += word_bytes;
     }
@@ -164,9 +190,9 @@ SnapshotWire parse_snapshot_wire(std::span<const std::byte> bytes, const Variant
   SnapshotWire wire{version, 0, cursor.offset(), static_cast<int64_t>(bytes.size()), {}, {}};
   std::optional<int64_t> positions;
   int64_t index = 0;
-  for (const Layer& layer : layers_of(variant)) {
+  for (const Layer& layer : variant.layers) {
     const StatePieces pieces = layer.state();
-    if (has_rows(pieces)) {
+    if (pieces.front().rows) {
       wire.length_offsets.push_back(cursor.offset());
       const auto length = static_cast<int32_t>(cursor.take_word(concat("layer ", index, ", length")));
       check_length(length, index, positions, where);

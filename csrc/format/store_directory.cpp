@@ -9,9 +9,9 @@ namespace moeflux {
 std::vector<Span> StoreDirectory::expert_spans(int64_t layer, int64_t expert) const {
   if (layer < 0 || layer >= variant.num_layers() || !variant.is_moe(layer))
     throw std::out_of_range(concat("expert_spans: expected a layer with experts, found layer ", layer));
-  if (expert < 0 || expert >= variant.num_experts)
+  if (expert < 0 || expert >= variant.experts().count)
     throw std::out_of_range(
-        concat("expert_spans: expected an expert from 0 to ", variant.num_experts - 1, ", found ", expert));
+        concat("expert_spans: expected an expert from 0 to ", variant.experts().count - 1, ", found ", expert));
   const std::vector<ExpertPlace>& places = expert_places[static_cast<size_t>(layer)];
   std::vector<Span> spans;
   for (size_t i = 0; i < places.size(); ++i)

@@ -3,7 +3,7 @@
 #include <variant>
 
 #include "core/error.h"
-#include "models/layers.h"
+#include "models/variant.h"
 
 namespace moeflux {
 namespace {
@@ -30,7 +30,7 @@ std::vector<TensorRequirement> tensor_requirements(const Variant& variant, const
   const int64_t hidden = variant.hidden_size;
   TensorList list(hidden, has);
   list.matrix("model.embed_tokens", variant.vocab_size, hidden);
-  const std::vector<Layer> layers = layers_of(variant);
+  const std::vector<Layer> layers = variant.layers;
   for (size_t i = 0; i < layers.size(); ++i) {
     list.at(layer_prefix(static_cast<int64_t>(i)));
     list.vector("input_layernorm.weight", hidden);

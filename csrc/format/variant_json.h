@@ -1,6 +1,7 @@
-// Variant <-> the JSON text of moeflux.Variant.to_json().
+// Variant <-> the JSON text of moeflux.models.variants.Variant.to_json(), and to the forms that older files have it in.
 #pragma once
 
+#include <optional>
 #include <string_view>
 
 #include "format/json.h"
@@ -8,22 +9,16 @@
 
 namespace moeflux {
 
-// No single width may be larger, the vocabulary aside: products of two widths, an element size and a count then stay
-// within int64.
-constexpr int64_t max_width = int64_t{1} << 20;
-constexpr int64_t max_vocab = int64_t{1} << 24;
-constexpr int64_t max_product_width = int64_t{1} << 26;  // heads * head_dim and its like
-constexpr int64_t max_experts = int64_t{1} << 16;
-constexpr int64_t max_layers = 4096;
+// Of moeflux.json. Each is read for ever: 1 says a model in one list of fields, with a word for what kinds of layers
+// there are; 2, which is written, says the parts that are different and of which each layer is made.
+constexpr int variant_version = 2;
 
-// Every field must be there, of its own type, and none besides.
+// FormatErrors name the field, or the rule that is broken.
 Variant parse_variant(std::string_view text, std::string_view where = "variant");
-Variant variant_from_json(const Json& json, std::string_view where);
-
-// An object with every field, in the order of the struct.
+Variant variant_from_json(const Json& json, std::string_view where, int version = variant_version);
 Json variant_to_json(const Variant& variant);
 
-// Throws a FormatError naming the field that breaks a rule.
-void check_variant(const Variant& variant);
+// As version 1 has it, where that can say it.
+std::optional<Json> variant_to_json_1(const Variant& variant);
 
 }  // namespace moeflux

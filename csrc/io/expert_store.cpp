@@ -53,7 +53,7 @@ int64_t bounce_of(const StoreDirectory& store, ReadMode mode) {
 
 ExpertStore::ExpertStore(const StoreDirectory& store, const ExpertStoreOptions& options)
     : layout_(store.experts),
-      experts_per_layer_(store.variant.num_experts),
+      experts_per_layer_(store.variant.experts().count),
       contiguous_(lies_contiguous(store)),
       mode_(options.mode) {
   slot_ = slot_layout(store);

@@ -14,6 +14,16 @@ void GatedDelta::add_tensors(TensorList& list) const {
   list.vector("linear_attn.norm.weight", value_dim);
 }
 
+void GatedDelta::check(const Check& check) const {
+  check.limits({{"key_heads", key_heads, 1, max_width},
+                {"value_heads", value_heads, 1, max_width},
+                {"key_dim", key_dim, 1, max_width},
+                {"value_dim", value_dim, 1, max_width},
+                {"taps", taps, 2, 16}});
+  check.limits({{"heads * dims (conv channels)", channels(), 1, max_product_width}});
+  check.divides("value_heads", value_heads, "key_heads", key_heads);
+}
+
 StatePieces GatedDelta::state() const {
   return {{"conv", false, {taps - 1, channels()}}, {"recurrent", false, {value_heads, value_dim, key_dim}}};
 }

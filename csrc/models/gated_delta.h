@@ -1,6 +1,7 @@
 // Gated delta-net: a short convolution and a recurrent state in place of attention.
 #pragma once
 
+#include "models/check.h"
 #include "models/state_piece.h"
 #include "models/tensor_list.h"
 
@@ -16,6 +17,17 @@ struct GatedDelta {
   int64_t key_width() const { return key_heads * key_dim; }
   int64_t value_width() const { return value_heads * value_dim; }
   int64_t channels() const { return 2 * key_width() + value_width(); }  // of the convolution: q, k and v
+
+  static constexpr std::string_view kind = "gated_delta";
+  template <typename Self, typename Visit>
+  static void each_field(Self& self, const Visit& visit) {
+    visit("key_heads", self.key_heads);
+    visit("value_heads", self.value_heads);
+    visit("key_dim", self.key_dim);
+    visit("value_dim", self.value_dim);
+    visit("taps", self.taps);
+  }
+  void check(const Check& check) const;
 
   void add_tensors(TensorList& list) const;
   StatePieces state() const;

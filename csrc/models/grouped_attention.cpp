@@ -11,6 +11,15 @@ void GroupedAttention::add_tensors(TensorList& list) const {
   list.vector("self_attn.k_norm.weight", head_dim);
 }
 
+void GroupedAttention::check(const Check& check) const {
+  check.limits(
+      {{"heads", heads, 1, max_width}, {"kv_heads", kv_heads, 1, max_width}, {"head_dim", head_dim, 1, max_width}});
+  check.limits({{"heads * head_dim (q_proj)", q_width(), 1, max_product_width},
+                {"kv_heads * head_dim", kv_width(), 1, max_product_width}});
+  check.divides("heads", heads, "kv_heads", kv_heads);
+  rope.check(check, head_dim);
+}
+
 StatePieces GroupedAttention::state() const {
   return {{"k", true, {kv_heads, head_dim}}, {"v", true, {kv_heads, head_dim}}};
 }

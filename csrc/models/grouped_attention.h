@@ -19,6 +19,17 @@ struct GroupedAttention {
   int64_t q_width() const { return heads * q_head(); }
   int64_t out_width() const { return heads * head_dim; }  // what o_proj takes
 
+  static constexpr std::string_view kind = "grouped_attention";
+  template <typename Self, typename Visit>
+  static void each_field(Self& self, const Visit& visit) {
+    visit("heads", self.heads);
+    visit("kv_heads", self.kv_heads);
+    visit("head_dim", self.head_dim);
+    visit("rope", self.rope);
+    visit("gate", self.gate, false);
+  }
+  void check(const Check& check) const;
+
   void add_tensors(TensorList& list) const;
   StatePieces state() const;
 

@@ -21,6 +21,19 @@ void LatentAttention::add_tensors(TensorList& list) const {
   list.matrix("self_attn.o_proj", list.hidden(), out_width());
 }
 
+void LatentAttention::check(const Check& check) const {
+  check.limits({{"heads", heads, 1, max_width},
+                {"q_rank", q_rank, 0, max_width},
+                {"kv_rank", kv_rank, 1, max_width},
+                {"nope_dim", nope_dim, 1, max_width},
+                {"v_dim", v_dim, 1, max_width}});
+  rope.check(check, max_width);
+  check.limits({{"heads * (nope_dim + rope.dim) (q_proj)", q_width(), 1, max_product_width},
+                {"heads * v_dim (o_proj)", out_width(), 1, max_product_width},
+                {"heads * (nope_dim + v_dim)", heads * kv_b_head(), 1, max_product_width},
+                {"heads * kv_rank", heads * kv_rank, 1, max_product_width}});
+}
+
 StatePieces LatentAttention::state() const { return {{"latent", true, {kv_rank}}, {"rope_k", true, {rope.dim}}}; }
 
 }  // namespace moeflux

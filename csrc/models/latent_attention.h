@@ -21,6 +21,18 @@ struct LatentAttention {
   int64_t kv_b_head() const { return nope_dim + v_dim; }  // rows of kv_b a head
   int64_t out_width() const { return heads * v_dim; }     // what o_proj takes
 
+  static constexpr std::string_view kind = "latent_attention";
+  template <typename Self, typename Visit>
+  static void each_field(Self& self, const Visit& visit) {
+    visit("heads", self.heads);
+    visit("q_rank", self.q_rank, 0);
+    visit("kv_rank", self.kv_rank);
+    visit("nope_dim", self.nope_dim);
+    visit("v_dim", self.v_dim);
+    visit("rope", self.rope);
+  }
+  void check(const Check& check) const;
+
   void add_tensors(TensorList& list) const;
   StatePieces state() const;
 

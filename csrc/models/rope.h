@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "models/check.h"
+
 namespace moeflux {
 
 // How frequencies are stretched beyond the context that the model was first trained with. A mscale of 0 is absent.
@@ -15,6 +17,15 @@ struct Yarn {
   double mscale = 0;
   double mscale_all_dim = 0;
 
+  template <typename Self, typename Visit>
+  static void each_field(Self& self, const Visit& visit) {
+    visit("factor", self.factor);
+    visit("original_context", self.original_context);
+    visit("beta_fast", self.beta_fast);
+    visit("beta_slow", self.beta_slow);
+    visit("mscale", self.mscale, 0.0);
+    visit("mscale_all_dim", self.mscale_all_dim, 0.0);
+  }
   bool operator==(const Yarn&) const = default;
 };
 
@@ -22,6 +33,15 @@ struct Rope {
   int64_t dim = 0;  // channels that turn, in pairs
   double theta = 0;
   std::optional<Yarn> yarn;
+
+  template <typename Self, typename Visit>
+  static void each_field(Self& self, const Visit& visit) {
+    visit("dim", self.dim);
+    visit("theta", self.theta);
+    visit("yarn", self.yarn, std::nullopt);
+  }
+  // `most`: channels there are.
+  void check(const Check& check, int64_t most) const;
 
   bool operator==(const Rope&) const = default;
 };

@@ -2,9 +2,28 @@
 
 namespace moeflux {
 
+void RoutedExperts::check(const Check& check) const {
+  check.limits({{"count", count, 1, max_experts},
+                {"per_token", per_token, 1, count},
+                {"intermediate", intermediate, 1, max_width}});
+  check.whole_groups("intermediate", intermediate);
+  check.positive("router.scaling", router.scaling);
+  if (shared) check.limits({{"shared.intermediate", shared->intermediate, 1, max_width}});
+  if (router.scoring != Scoring::noaux_tc) {
+    check.limits({{"router.groups", router.groups, 0, 0}, {"router.groups_kept", router.groups_kept, 0, 0}});
+    return;
+  }
+  check.limits(
+      {{"router.groups", router.groups, 1, count}, {"router.groups_kept", router.groups_kept, 1, router.groups}});
+  check.require(count % router.groups == 0, "router.groups", concat("a divisor of count (", count, ")"), router.groups);
+  const int64_t reach = router.groups_kept * (count / router.groups);
+  check.require(per_token <= reach, "per_token", concat("at most the ", reach, " experts of the kept groups"),
+                per_token);
+}
+
 void RoutedExperts::add_tensors(TensorList& list) const {
-  list.matrix("mlp.gate", experts, list.hidden());
-  if (router.scoring == Scoring::noaux_tc) list.vector("mlp.gate.e_score_correction_bias", experts);
+  list.matrix("mlp.gate", count, list.hidden());
+  if (router.scoring == Scoring::noaux_tc) list.vector("mlp.gate.e_score_correction_bias", count);
   if (!shared) return;
   if (shared->gated) list.matrix("mlp.shared_expert_gate", 1, list.hidden());
   list.gated_mlp(shared->gated ? "mlp.shared_expert." : "mlp.shared_experts.", shared->intermediate);

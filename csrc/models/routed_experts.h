@@ -1,8 +1,11 @@
 // A router, the experts it chooses from, and an expert that every token goes through.
 #pragma once
 
+#include <array>
 #include <optional>
+#include <string_view>
 
+#include "models/check.h"
 #include "models/tensor_list.h"
 
 namespace moeflux {
@@ -12,6 +15,8 @@ enum class Scoring {
   noaux_tc,  // sigmoid scores, a bias for choosing only, groups
 };
 
+constexpr std::array<std::string_view, 2> names_of(Scoring) { return {"softmax", "noaux_tc"}; }
+
 struct Router {
   Scoring scoring = Scoring::softmax;
   bool normalize = true;    // the weights of the chosen add up to 1, before scaling
@@ -19,6 +24,14 @@ struct Router {
   int64_t groups = 0;       // noaux_tc: experts stand in so many groups
   int64_t groups_kept = 0;  // noaux_tc: of which a token keeps so many
 
+  template <typename Self, typename Visit>
+  static void each_field(Self& self, const Visit& visit) {
+    visit("scoring", self.scoring);
+    visit("normalize", self.normalize, true);
+    visit("scaling", self.scaling, 1.0);
+    visit("groups", self.groups, 0);
+    visit("groups_kept", self.groups_kept, 0);
+  }
   bool operator==(const Router&) const = default;
 };
 
@@ -26,15 +39,31 @@ struct SharedExpert {
   int64_t intermediate = 0;
   bool gated = false;  // multiplied by sigmoid(gate . x); otherwise added as it is
 
+  template <typename Self, typename Visit>
+  static void each_field(Self& self, const Visit& visit) {
+    visit("intermediate", self.intermediate);
+    visit("gated", self.gated, false);
+  }
   bool operator==(const SharedExpert&) const = default;
 };
 
 struct RoutedExperts {
-  int64_t experts = 0;
+  int64_t count = 0;  // of experts
   int64_t per_token = 0;
   int64_t intermediate = 0;
   Router router;
   std::optional<SharedExpert> shared;
+
+  static constexpr std::string_view kind = "routed_experts";
+  template <typename Self, typename Visit>
+  static void each_field(Self& self, const Visit& visit) {
+    visit("count", self.count);
+    visit("per_token", self.per_token);
+    visit("intermediate", self.intermediate);
+    visit("router", self.router);
+    visit("shared", self.shared, std::nullopt);
+  }
+  void check(const Check& check) const;
 
   void add_tensors(TensorList& list) const;
 

@@ -122,8 +122,32 @@ void register_readers(py::module_& m) {
       py::arg("text"), py::arg("where") = "text", py::arg("without") = std::set<std::string>(),
       "The value of a JSON text (str or UTF-8 bytes), read strictly; members named in `without` are checked and None.");
   m.def(
-      "parse_variant", [](const std::string& text) { return to_python(variant_to_json(parse_variant(text))); },
-      py::arg("text"), "The fields of Variant.to_json() as the C++ core understands them.");
+      "read_variant",
+      [](const std::string& text, const std::string& where, int version) {
+        return to_python(variant_to_json(variant_from_json(parse_json(text, where), where, version)));
+      },
+      py::arg("text"), py::arg("where") = "variant", py::arg("version") = variant_version,
+      "The fields of Variant.to_json(), read and checked; `version` is that of moeflux.json.");
+  m.def(
+      "variant_identity",
+      [](const std::string& text) {
+        const Variant variant = parse_variant(text);
+        return to_python(variant_to_json_1(variant).value_or(variant_to_json(variant)));
+      },
+      py::arg("text"), "The fields that fingerprints are made of: those of version 1 where it can say the variant.");
+  m.def(
+      "state_pieces",
+      [](const std::string& text) {
+        py::list list;
+        int64_t index = 0;
+        for (const Layer& layer : parse_variant(text).layers) {
+          for (const StatePiece& piece : layer.state())
+            list.append(py::make_tuple(index, std::string(piece.name), piece.rows, shape_to_python(piece.shape)));
+          ++index;
+        }
+        return list;
+      },
+      py::arg("text"), "(layer, name, whether a row a position, shape of a row or of all of it) of a session's state.");
 
   py::class_<TensorEntry>(m, "TensorEntry", "Where one tensor lies in its file.")
       .def_property_readonly("dtype", [](const TensorEntry& e) { return std::string(dtype_name(e.dtype)); })

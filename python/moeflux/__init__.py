@@ -16,7 +16,7 @@ from typing import Any
 # for: the command `moeflux` comes through here before it can catch a Ctrl-C, and before it is known whether NumPy and
 # the core are needed. Type checkers read __init__.pyi; a test holds the two to each other.
 _HOMES = {
-    "PRESETS": "moeflux.models.variants:PRESETS",
+    "PRESETS": "moeflux.models.presets:PRESETS",
     "BudgetError": "moeflux.errors:BudgetError",
     "Cancel": "moeflux._core:Cancel",
     "Cancelled": "moeflux.errors:Cancelled",
@@ -41,6 +41,7 @@ _HOMES = {
     "available_isas": "moeflux._core:isas",
     "builtin": "moeflux.models.builtin",
     "convert": "moeflux.conversion.convert:convert",
+    "layers": "moeflux.models.layers",
     "load": "moeflux.model:load",
     "open_store": "moeflux.stores.store:open_store",
     "ops": "moeflux.ops",

@@ -8,9 +8,10 @@ from moeflux.conversion.synth import synth
 from moeflux.conversion.verify import verify
 from moeflux.errors import BudgetError, Cancelled, DeviceError, Error, FormatError, IoError, StateError
 from moeflux.model import Memory, Model, load
-from moeflux.models import builtin
+from moeflux.models import builtin, layers
 from moeflux.models.config import variant_from_config
-from moeflux.models.variants import PRESETS, Variant
+from moeflux.models.presets import PRESETS
+from moeflux.models.variants import Variant
 from moeflux.runtime.logits import Logits
 from moeflux.runtime.plan import Plan, plan
 from moeflux.runtime.snapshot import Snapshot
@@ -45,6 +46,7 @@ __all__ = [
     "available_isas",
     "builtin",
     "convert",
+    "layers",
     "load",
     "open_store",
     "ops",

@@ -62,11 +62,11 @@ __all__: list[str] = [
     "open_packed",
     "parse_json",
     "parse_snapshot_wire",
-    "parse_variant",
     "probe_expert_reads",
     "probe_file_reads",
     "quantize",
     "read_json",
+    "read_variant",
     "record_routing",
     "replay",
     "required_tensors",
@@ -75,7 +75,9 @@ __all__: list[str] = [
     "slot_bytes",
     "snapshot_wire_header",
     "snapshot_wire_layout",
+    "state_pieces",
     "supports_direct",
+    "variant_identity",
 ]
 
 class Error(RuntimeError):
@@ -934,11 +936,6 @@ def parse_snapshot_wire(data: typing.Any, variant_json: str, where: str = "snaps
     The layout of a whole snapshot of wire format 1 or 2, every field of it checked.
     """
 
-def parse_variant(text: str) -> typing.Any:
-    """
-    The fields of Variant.to_json() as the C++ core understands them.
-    """
-
 def probe_expert_reads(store: StoreDirectory, mode: str, readers: int, seconds: float, seed: int) -> tuple:
     """
     (reads, bytes, seconds) of random reads of a store's experts.
@@ -959,6 +956,11 @@ def quantize(array: numpy.ndarray, format: QuantFormat, threads: int = 0) -> tup
 def read_json(path: os.PathLike | str | bytes) -> typing.Any:
     """
     The content of a JSON file, read strictly.
+    """
+
+def read_variant(text: str, where: str = "variant", version: int = 2) -> typing.Any:
+    """
+    The fields of Variant.to_json(), read and checked; `version` is that of moeflux.json.
     """
 
 def record_routing(engine: Engine, trace: RoutingTrace) -> None:
@@ -1007,9 +1009,19 @@ def snapshot_wire_layout(variant_json: str, version: int, positions: int) -> Sna
     The layout that a snapshot after so many tokens has.
     """
 
+def state_pieces(text: str) -> list:
+    """
+    (layer, name, whether a row a position, shape of a row or of all of it) of a session's state.
+    """
+
 def supports_direct(path: os.PathLike | str | bytes) -> bool:
     """
     Whether the file's file system has direct reads.
+    """
+
+def variant_identity(text: str) -> typing.Any:
+    """
+    The fields that fingerprints are made of: those of version 1 where it can say the variant.
     """
 
 __version__: str

@@ -46,9 +46,9 @@ def test_counters_add_up(rows: list[Row], folder: Folder) -> None:
         assert row.bytes_read == row.misses * expert_bytes
         asked = row.hits + row.misses
         if row.phase == "decode":
-            assert asked == row.tokens * len(v.moe_layers) * v.experts_per_token
+            assert asked == row.tokens * len(v.moe_layers) * v.experts.per_token
         else:
-            assert v.experts_per_token * len(v.moe_layers) <= asked <= v.num_experts * len(v.moe_layers)
+            assert v.experts.per_token * len(v.moe_layers) <= asked <= v.experts.count * len(v.moe_layers)
         assert row.hit_rate == row.hits / asked
         assert row.look_ahead_reads == row.look_ahead_used == 0
         assert row.look_ahead_recall is None

@@ -247,7 +247,7 @@ def test_info_of_a_preset(capsys: Output) -> None:
     info = json.loads(capsys.readouterr().out)
     assert (info["expert_bytes"], info["routed_bytes"]) == (7_077_888, 217_432_719_360)
     assert info["expert_bytes_per_token"] == 7_077_888 * 10 * 60
-    assert info["variant"]["num_experts"] == 512
+    assert info["variant"]["feed_forwards"][0]["count"] == 512
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v3_fp8", "qwen3_5_moe", "kimi_k25"])
@@ -439,8 +439,9 @@ def test_synth_makes_the_model_that_the_flags_describe(store: Path, tmp_path: Pa
     assert main(["info", str(tmp_path / "new"), "--json"]) == 0
     info = json.loads(capsys.readouterr().out)
     variant = info["variant"]
-    assert (len(variant["layer_kinds"]), variant["vocab_size"]) == (2, 128)
-    assert (variant["num_experts"], variant["experts_per_token"], variant["lossy"]) == (6, 3, [])
+    assert (len(variant["layers"]), variant["vocab_size"]) == (2, 128)
+    (experts,) = variant["feed_forwards"]
+    assert (experts["count"], experts["per_token"]) == (6, 3) and "lossy" not in variant
     assert info["expert_format"] == "3-bit g64"
     assert list(info["formats"]) == ["BF16"]
     assert main(["verify", str(tmp_path / "new")]) == 0
@@ -449,7 +450,7 @@ def test_synth_makes_the_model_that_the_flags_describe(store: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--variant", "a3b", "--experts", "4"], "experts_per_token"),
+        (["--variant", "a3b", "--experts", "4"], "per_token"),
         (["--variant", "a3b", "--layers", "0"], "layers"),
         (["--variant", "nothing"], "Qwen3.6-35B-A3B"),
         (["--config", "/nowhere/config.json"], "/nowhere/config.json"),

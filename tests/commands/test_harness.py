@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import signal
@@ -18,6 +17,7 @@ from moeflux import Variant, _core
 from moeflux.conversion.synth import synth
 from moeflux.models.config import variant_from_config
 from moeflux.stores.store import open_store
+from support.flat import changed
 from support.small_variants import DEEPSEEK, QWEN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ FIELDS = {
 Line = dict[str, Any]
 
 # One layer, for what is counted instruction by instruction.
-SMALLEST = dataclasses.replace(
+SMALLEST = changed(
     variant_from_config(checkpoints.CHECKPOINTS["qwen3_moe"]().config).with_layers(1), hidden_size=64, vocab_size=64,
     num_heads=1, num_kv_heads=1, num_experts=2, experts_per_token=1,
 )  # fmt: skip
@@ -120,11 +120,11 @@ def check_line(line: Line, folder: Path, variant: Variant, expert_bytes: int) ->
     experts = line["expert_hits"] + line["expert_misses"]
     if line["what"] == "prefill":
         # Tokens of a chunk share experts.
-        assert variant.experts_per_token * moe_layers <= experts
-        assert experts <= min(variant.num_experts, line["tokens"] * variant.experts_per_token) * moe_layers
+        assert variant.experts.per_token * moe_layers <= experts
+        assert experts <= min(variant.experts.count, line["tokens"] * variant.experts.per_token) * moe_layers
         assert line["bytes_touched"] is None and line["share_of_read_bandwidth"] is None
         return
-    assert experts == line["tokens"] * variant.experts_per_token * moe_layers
+    assert experts == line["tokens"] * variant.experts.per_token * moe_layers
     assert line["rep"] == 0 or line["allocations"] == 0
     assert line["share_of_read_bandwidth"] == pytest.approx(
         line["bytes_touched"] / line["seconds"] / line["read_bandwidth"]
@@ -139,9 +139,9 @@ def test_bytes_touched_are_those_of_the_weights(harness: Path, model: tuple[Path
         directory = opened.directory
         dense = sum(size for tensor in directory.tensors.values() for _, _, size in tensor.spans)
     embedding = variant.vocab_size * variant.hidden_size * 9 // 16  # 4-bit, group 64
-    picked = len(variant.moe_layers) * variant.experts_per_token * directory.experts.bytes
+    picked = len(variant.moe_layers) * variant.experts.per_token * directory.experts.bytes
     least = dense - embedding + picked
-    state = len(variant.linear_layers) * (variant.recurrent_state_bytes + variant.conv_state_bytes)
+    state = 4 * variant.state_numbers()[0]
     assert least <= cold["bytes_touched"] <= 1.15 * (least + state)
 
 
@@ -154,7 +154,7 @@ def test_a_step_allocates_nothing(harness: Path, model: tuple[Path, Variant]) ->
 
 
 def test_few_slots_are_read_again_and_again(harness: Path, store: Path) -> None:
-    slots = QWEN.experts_per_token
+    slots = QWEN.experts.per_token
     lines = lines_of(run(harness, store, "--prefill", 4, "--decode", 4, "--threads", 1, "--reps", 1, "--slots", slots))
     assert f"{slots} expert slots" in lines[0]["engine"]
     for line in lines:
@@ -235,7 +235,7 @@ def test_ops_against_the_limits_of_the_same_run(harness: Path, model: tuple[Path
                 assert op["share_of_peak"] == pytest.approx(op["products"] / op["seconds"] / peaks[line["isa"]])
             assert op["share_of_roofline"] == pytest.approx(max(shortest) / op["seconds"])
         [experts] = [op for op in ops if op["op"] == "expert_ffn"]
-        assert experts["rows"] == line["tokens"] * variant.experts_per_token * len(variant.moe_layers)
+        assert experts["rows"] == line["tokens"] * variant.experts.per_token * len(variant.moe_layers)
     assert "decode at 8, 1 threads" in done.stderr and "between ops" in done.stderr
 
 

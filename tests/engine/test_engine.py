@@ -151,7 +151,7 @@ def run(folder: Path, **settings: object) -> np.ndarray:
 def test_settings_change_no_bit(folder: Folder, name: str) -> None:
     """Threads, slots (down to the fewest), readers and ring depth are about speed alone."""
     base = run(folder(name), threads=1)
-    fewest = moeflux.load(folder(name)).variant.experts_per_token
+    fewest = moeflux.load(folder(name)).variant.experts.per_token
     for settings in (
         {"threads": 1},
         {"threads": 2},
@@ -217,14 +217,14 @@ def test_a_step_with_every_expert_in_memory_submits_once(tmp_path: Path, variant
     """Once each has been read: nobody is asked which the router picked. The same bits."""
     synth(tmp_path / "store", variant)
     ids = tokens(100, vocab=variant.vocab_size)
-    streaming = moeflux.load(tmp_path / "store", threads=2, expert_slots=variant.experts_per_token).session()
+    streaming = moeflux.load(tmp_path / "store", threads=2, expert_slots=variant.experts.per_token).session()
     resident = moeflux.load(tmp_path / "store", threads=2).session()
     streaming.prefill(ids)
     resident.prefill(ids)
     for token in tokens(8, vocab=variant.vocab_size, seed=3):
         assert np.array_equal(resident.step(token).numpy(), streaming.step(token).numpy())
         assert (resident.stats.submissions, resident.stats.waits) == (1, 1)
-        assert resident.stats.expert_hits == len(variant.moe_layers) * variant.experts_per_token
+        assert resident.stats.expert_hits == len(variant.moe_layers) * variant.experts.per_token
 
 
 def test_logits_ways(folder: Folder) -> None:

@@ -12,7 +12,7 @@ import moeflux
 from golden.checkpoints import Checkpoint, deepseek_v3, qwen3_moe, safetensors_bytes
 from moeflux.conversion.convert import convert
 from moeflux.models.variants import MAX_CONTEXT
-from moeflux.runtime.snapshot import Snapshot, pieces
+from moeflux.runtime.snapshot import Snapshot
 from moeflux.stores.storage import ConvertFormat
 from moeflux.stores.store import open_store
 from support.engine import oracle_at, steps, tokens
@@ -51,7 +51,7 @@ def late_state(model: moeflux.Model, position: int) -> Snapshot:
     random = np.random.default_rng(position)
     at = np.unique([*random.integers(0, position, SHARP), *range(position - SHARP, position)])
     tensors: dict[tuple[int, str], np.ndarray] = {}
-    for key, shape in pieces(model.variant, position):
+    for key, shape in model.variant.state(position).items():
         tensors[key] = np.zeros(shape, np.float32)
         strength = 5.0 if key[1] in ("k", "rope_k") else 1.0
         tensors[key][at] = strength * random.standard_normal((len(at), *shape[1:]))

@@ -10,6 +10,7 @@ import pytest
 import moeflux
 from golden import checkpoints
 from moeflux import _core
+from moeflux.models.layers import GroupedAttention, LatentAttention
 from moeflux.ops import Ops
 from moeflux.stores.store import Store, open_store
 from support.engine import evaluate, folders
@@ -45,19 +46,20 @@ def test_a_step_multiplies_every_matrix_once(store: Store) -> None:
     times = engine.take_op_times()
     assert engine.take_op_times() == []
     v = store.variant
-    experts = len(v.moe_layers) * v.experts_per_token * 3 * v.hidden_size * v.moe_intermediate
+    experts = len(v.moe_layers) * v.experts.per_token * 3 * v.hidden_size * v.experts.intermediate
     ffn = [time for time in times if time.op == "expert_ffn"]
     assert sum(time.products for time in ffn) == experts
-    assert sum(time.rows for time in ffn) == len(v.moe_layers) * v.experts_per_token
+    assert sum(time.rows for time in ffn) == len(v.moe_layers) * v.experts.per_token
     matmuls = [time for time in times if time.op == "matmul"]
     matrices = {name: format for name, format in store.directory.formats.items() if name != "model.embed_tokens"}
     assert sum(time.products for time in matmuls) == sum(elements(store, name) for name in matrices) + (
         v.vocab_size * v.hidden_size if v.tied_embeddings else 0
     )
     assert all(time.shape and time.bytes > 0 and time.seconds > 0 and time.rows == time.calls for time in matmuls)
-    assert sum(time.bytes for time in ffn) > len(v.moe_layers) * v.experts_per_token * store.directory.experts.bytes
-    attending = {"gqa": "attention", "mla": "mla_attention"}[v.attention]
-    assert [time.calls for time in times if time.op == attending] == [len(v.full_layers)]
+    assert sum(time.bytes for time in ffn) > len(v.moe_layers) * v.experts.per_token * store.directory.experts.bytes
+    full, latent = v.layers_with(GroupedAttention), v.layers_with(LatentAttention)
+    attending = "mla_attention" if latent else "attention"
+    assert [time.calls for time in times if time.op == attending] == [len(full + latent)]
 
 
 def elements(store: Store, name: str) -> int:

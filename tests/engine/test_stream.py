@@ -3,7 +3,6 @@ how and by how many threads they are read, what is guessed, where they lie, or w
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,12 +13,13 @@ import pytest
 
 import moeflux
 from moeflux.conversion.synth import synth
-from moeflux.models.variants import preset
+from moeflux.models.presets import preset
 from support.engine import folders, load_faulty, steps, tokens
+from support.flat import changed
 from support.mlx_folder import write_mlx_folder
 
 NAMES = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "kimi")
-A3B = dataclasses.replace(preset("a3b").with_layers(4), vocab_size=512, num_experts=32)
+A3B = changed(preset("a3b").with_layers(4), vocab_size=512, num_experts=32)
 
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "slots": ("least", "third", "all"),
@@ -88,8 +88,8 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
 def load(stores: Stores, name: str, settings: Settings) -> moeflux.Model:
     folder = stores(name, settings["store"])
     variant = moeflux.open_store(folder).variant
-    every = len(variant.moe_layers) * variant.num_experts
-    slots = {"least": variant.experts_per_token, "third": every // 3, "all": every}[settings["slots"]]
+    every = len(variant.moe_layers) * variant.experts.count
+    slots = {"least": variant.experts.per_token, "third": every // 3, "all": every}[settings["slots"]]
     engine = {key: value for key, value in settings.items() if key not in ("slots", "store")}
     return load_faulty(folder, expert_slots=slots, **engine)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,13 @@ import pytest
 
 from moeflux import _core, open_store
 from moeflux.conversion.synth import synth
-from moeflux.models.variants import preset
+from moeflux.models.presets import preset
 from support.engine import load_faulty, tokens
+from support.flat import changed
 
 LAYERS, EXPERTS = 4, 32
-A3B = dataclasses.replace(preset("a3b").with_layers(LAYERS), vocab_size=512, num_experts=EXPERTS)
-K = A3B.experts_per_token
+A3B = changed(preset("a3b").with_layers(LAYERS), vocab_size=512, num_experts=EXPERTS)
+K = A3B.experts.per_token
 PROMPT = tokens(16, vocab=512)  # one chunk, in which nearly every expert is picked
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from moeflux import PRESETS, FormatError, Variant, oracle
 from moeflux.models.config import variant_from_config
+from moeflux.models.layers import GatedDelta, GroupedAttention
+from support.flat import words
 from support.published_configs import (
     DEEPSEEK,
     GLM_47_FLASH,
@@ -47,23 +49,31 @@ def test_text_model_alone() -> None:
 
 def test_qwen3_next() -> None:
     variant = variant_from_config(QWEN3_NEXT)
-    assert variant.full_layers[:2] == (3, 7) and variant.num_layers == 48
-    assert (variant.rotary_dim, variant.shared_expert, variant.attention_gate) == (64, "gated", True)
+    assert variant.layers_with(GroupedAttention)[:2] == (3, 7) and variant.num_layers == 48
+    assert (words(variant).rotary_dim, words(variant).shared_expert, words(variant).attention_gate) == (
+        64,
+        "gated",
+        True,
+    )
     assert (variant.bos_id, variant.eos_ids) == (151643, (151645,))
 
 
 def test_qwen3_moe() -> None:
     variant = variant_from_config(QWEN3_MOE)
-    assert variant.tied_embeddings and variant.normalize_topk and not variant.attention_gate
-    assert (variant.rotary_dim, variant.shared_expert, variant.linear_layers) == (128, "none", ())
+    assert variant.tied_embeddings and words(variant).normalize_topk and not words(variant).attention_gate
+    assert (words(variant).rotary_dim, words(variant).shared_expert, variant.layers_with(GatedDelta)) == (
+        128,
+        "none",
+        (),
+    )
     assert variant.eos_ids == (151645, 151643)
-    assert not variant_from_config({**QWEN3_MOE, "norm_topk_prob": False}).normalize_topk
+    assert not words(variant_from_config({**QWEN3_MOE, "norm_topk_prob": False})).normalize_topk
 
 
 def test_qwen3_moe_with_dense_layers() -> None:
     variant = variant_from_config({**QWEN3_MOE, "mlp_only_layers": [0], "decoder_sparse_step": 2})
-    assert variant.mlp_kinds[:4] == ("dense", "moe", "dense", "moe")
-    assert variant.dense_intermediate == 6144
+    assert words(variant).mlp_kinds[:4] == ["dense", "moe", "dense", "moe"]
+    assert words(variant).dense_intermediate == 6144
 
 
 @pytest.mark.parametrize(
@@ -84,24 +94,29 @@ def test_fields_that_change_nothing(base: dict[str, Any], changes: dict[str, Any
 
 def test_qwen3_coder() -> None:
     variant = variant_from_config(QWEN3_CODER)
-    assert (variant.max_context, variant.rope_theta, variant.shared_expert) == (262144, 1e7, "none")
+    assert (variant.max_context, words(variant).rope_theta, words(variant).shared_expert) == (262144, 1e7, "none")
 
 
 @pytest.mark.parametrize("unsaid", [{}, {"head_dim": None}])
 def test_a_head_is_a_part_of_the_hidden_state_unless_it_is_said(unsaid: dict[str, Any]) -> None:
     config = {key: value for key, value in QWEN3_MOE.items() if key != "head_dim"}
-    assert variant_from_config({**config, **unsaid}).head_dim == 2048 // 32
+    assert words(variant_from_config({**config, **unsaid})).head_dim == 2048 // 32
 
 
 def test_experts_under_either_name() -> None:
     config = {key: value for key, value in QWEN3_MOE.items() if key != "num_experts"}
-    assert variant_from_config({**config, "num_local_experts": 64}).num_experts == 64
+    assert words(variant_from_config({**config, "num_local_experts": 64})).num_experts == 64
 
 
 def test_dimensions_are_the_configs_own() -> None:
     small = {"hidden_size": 384, "head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 96}
-    variant = variant_from_config({**QWEN35_TEXT, **small, "num_attention_heads": 6})
-    assert (variant.head_dim, variant.rotary_dim, variant.linear_key_dim, variant.linear_value_dim) == (64, 16, 64, 96)
+    said = words(variant_from_config({**QWEN35_TEXT, **small, "num_attention_heads": 6}))
+    assert (
+        said.head_dim,
+        said.rotary_dim,
+        said.linear_key_dim,
+        said.linear_value_dim,
+    ) == (64, 16, 64, 96)
 
 
 def test_rope_of_a_newer_transformers() -> None:
@@ -109,7 +124,7 @@ def test_rope_of_a_newer_transformers() -> None:
     parameters = {**DEEPSEEK["rope_scaling"], "rope_theta": 10000.0, "rope_type": "yarn"}
     del parameters["type"]
     assert shape(variant_from_config({**moved, "rope_parameters": parameters})) == shape(variant_from_config(DEEPSEEK))
-    assert variant_from_config({**DEEPSEEK, "rope_parameters": parameters}).yarn_factor == 40.0
+    assert words(variant_from_config({**DEEPSEEK, "rope_parameters": parameters})).yarn_factor == 40.0
 
 
 def test_kimi_shaped() -> None:
@@ -127,26 +142,31 @@ def test_kimi_shaped() -> None:
         "routed_scaling_factor": 2.827,
     }
     variant = variant_from_config(kimi)
-    assert (variant.model_type, variant.num_groups, variant.rope, variant.num_experts) == (
+    assert (variant.model_type, words(variant).num_groups, words(variant).rope, variant.experts.count) == (
         "deepseek_v3",
         1,
         "vanilla",
         384,
     )
-    assert variant.softmax_scale == pytest.approx(192**-0.5)
-    assert variant.first_dense_layers == 1
+    assert oracle.latent_scale(192, variant.layers[0].mixer.rope) == pytest.approx(192**-0.5)
+    assert variant.moe_layers[0] == 1
 
 
 def test_query_compression() -> None:
-    assert variant_from_config({**DEEPSEEK, "q_lora_rank": None}).q_lora_rank == 0
+    assert words(variant_from_config({**DEEPSEEK, "q_lora_rank": None})).q_lora_rank == 0
     unsaid = {key: value for key, value in DEEPSEEK.items() if key != "q_lora_rank"}
-    assert variant_from_config(unsaid).q_lora_rank == 1536
+    assert words(variant_from_config(unsaid)).q_lora_rank == 1536
 
 
 def test_yarn_on_the_qwen_family() -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
-    variant = variant_from_config({**QWEN3_MOE, "rope_scaling": scaling})
-    assert (variant.rope, variant.yarn_beta_fast, variant.yarn_beta_slow, variant.yarn_mscale) == ("yarn", 32, 1, 0)
+    said = words(variant_from_config({**QWEN3_MOE, "rope_scaling": scaling}))
+    assert (
+        said.rope,
+        said.yarn_beta_fast,
+        said.yarn_beta_slow,
+        said.yarn_mscale,
+    ) == ("yarn", 32, 1, 0)
 
 
 # ---- The same models by other names -----------------------------------------------------------------------------
@@ -160,7 +180,7 @@ def test_glm_is_deepseek() -> None:
     }  # fmt: skip
     variant = variant_from_config(GLM_47_FLASH)
     assert shape(variant) == shape(variant_from_config(same))
-    assert (variant.model_type, variant.first_dense_layers, variant.v_head_dim, variant.head_dim) == (
+    assert (variant.model_type, variant.moe_layers[0], words(variant).v_head_dim, words(variant).head_dim) == (
         "deepseek_v3", 1, 256, 256,
     )  # fmt: skip
     assert variant.eos_ids == (154820, 154827, 154829)
@@ -183,7 +203,7 @@ def test_kimi_k25_is_kimi_k2() -> None:
     text = {key: value for key, value in KIMI_K25_TEXT.items() if key not in ("add_cross_attention", "_name_or_path")}
     assert shape(variant_from_config(KIMI_K25)) == shape(variant_from_config(text))
     variant = variant_from_config(KIMI_K25)
-    assert (variant.model_type, variant.num_experts, variant.yarn_factor) == ("deepseek_v3", 384, 64.0)
+    assert (variant.model_type, variant.experts.count, words(variant).yarn_factor) == ("deepseek_v3", 384, 64.0)
     assert (variant.bos_id, variant.eos_ids, variant.max_context) == (163584, (163585,), 262144)
 
 
@@ -191,7 +211,7 @@ def test_qwen3_vl_is_qwen3_moe() -> None:
     variant = variant_from_config(QWEN3_VL)
     same = {**QWEN3_MOE, "rope_theta": 5000000, "tie_word_embeddings": False}
     assert shape(variant) == shape(variant_from_config(same))
-    assert (variant.model_type, variant.rope, variant.rotary_dim) == ("qwen3_moe", "vanilla", 128)
+    assert (variant.model_type, words(variant).rope, words(variant).rotary_dim) == ("qwen3_moe", "vanilla", 128)
     assert (variant.bos_id, variant.eos_ids, variant.max_context) == (151643, (151645,), 262144)
 
 
@@ -259,8 +279,8 @@ HALF_YARN = 0.05 * math.log(40) + 1
 )
 def test_yarn_coefficients_that_mean_one_thing(coefficients: dict[str, Any], magnitude: float, scale: float) -> None:
     variant = variant_from_config(scaled(DEEPSEEK, **coefficients))
-    assert oracle.rope_magnitude(variant) == pytest.approx(magnitude)
-    assert variant.softmax_scale == pytest.approx(scale * 192**-0.5)
+    assert oracle.rope_magnitude(variant.layers[0].mixer.rope) == pytest.approx(magnitude)
+    assert oracle.latent_scale(192, variant.layers[0].mixer.rope) == pytest.approx(scale * 192**-0.5)
 
 
 @pytest.mark.parametrize("base", [QWEN3_MOE, DEEPSEEK], ids=["qwen3_moe", "deepseek_v3"])
@@ -350,8 +370,8 @@ REFUSED = [
     (DEEPSEEK, {"rope_interleave": False}, "rope_interleave: expected True"),
     (DEEPSEEK, {"moe_layer_freq": 2}, "moe_layer_freq: expected 1, found 2"),
     (DEEPSEEK, {"num_experts_per_tok": 1}, "norm_topk_prob: expected false with one expert a token"),
-    (DEEPSEEK, {"n_group": 7}, r"num_groups: expected a divisor of num_experts \(256\), found 7"),
-    (DEEPSEEK, {"topk_group": 9}, r"groups_per_token: expected at most num_groups \(8\), found 9"),
+    (DEEPSEEK, {"n_group": 7}, r"router.groups: expected a divisor of count \(256\), found 7"),
+    (DEEPSEEK, {"topk_group": 9}, r"router.groups_kept: expected 1 to 8, found 9"),
 ]
 
 

@@ -81,7 +81,7 @@ def tensors(architecture: str, format: QuantFormat = F32) -> dict[str, Raw]:
     """All of them: matrices and experts in that format, vectors in the type of its floats."""
     variant, split_kv = ARCHITECTURES[architecture]
     matrices, vectors = shapes(variant, split_kv)
-    e, m, h = variant.num_experts, variant.moe_intermediate, variant.hidden_size
+    e, m, h = variant.experts.count, variant.experts.intermediate, variant.hidden_size
     for layer in variant.moe_layers:
         at = f"model.layers.{layer}.mlp.switch_mlp"
         matrices |= {f"{at}.gate_proj": (e, m, h), f"{at}.up_proj": (e, m, h), f"{at}.down_proj": (e, h, m)}

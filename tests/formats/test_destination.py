@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -23,10 +22,11 @@ from moeflux.conversion.synth import synth
 from moeflux.conversion.verify import verify
 from moeflux.stores.packed import read_description
 from moeflux.stores.store import is_store
+from support.flat import changed
 
 HERE = Path(__file__).parent
 MOEFLUX = [sys.executable, "-m", "moeflux"]
-SMALL = replace(
+SMALL = changed(
     PRESETS["Qwen3.6-35B-A3B"].with_layers(2),
     hidden_size=128, vocab_size=512, moe_intermediate=64, shared_intermediate=64, num_experts=8, experts_per_token=2,
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import struct
 
@@ -10,16 +9,18 @@ import pytest
 
 from moeflux import _core
 from moeflux.errors import FormatError
-from moeflux.models.variants import PRESETS, Variant, interval_kinds
+from moeflux.models.presets import PRESETS
+from moeflux.models.variants import Variant
+from support.flat import changed
 
 MAGIC = 0x4D464C58
 POSITIONS = 3
 MAX_POSITIONS = 1 << 20
 
 # Two linear and two full layers; the widths are chosen so that no two states have the same size.
-HYBRID = dataclasses.replace(
+HYBRID = changed(
     PRESETS["Qwen3.6-35B-A3B"].with_layers(4),
-    layer_kinds=interval_kinds(4, 2),
+    layer_kinds=("linear", "full") * 2,
     num_heads=2,
     num_kv_heads=1,
     head_dim=6,
@@ -38,7 +39,7 @@ HYBRID_WORDS = {
     "linear_conv_bytes": 3 * (2 * 3 + 2 * 5) * 4,
     "linear_ssm_bytes": 2 * 5 * 3 * 4,
 }
-LATENT = dataclasses.replace(
+LATENT = changed(
     PRESETS["Cogito-V2-671B"].with_layers(4), kv_lora_rank=5, qk_rope_dim=2, rotary_dim=2, qk_nope_dim=4, head_dim=6
 )
 LATENT_WORDS = {
@@ -217,7 +218,7 @@ def test_the_longest_snapshot_is_laid_out() -> None:
     ],
 )
 def test_a_pattern_without_interval_has_no_snapshot(kinds: tuple[str, ...]) -> None:
-    variant = dataclasses.replace(HYBRID, layer_kinds=kinds)
+    variant = changed(HYBRID, layer_kinds=kinds)
     refused(hybrid(2), variant, "NoInterval: expected full attention in every n-th layer")
     for write in (
         lambda text: _core.snapshot_wire_header(text, 2),
@@ -236,9 +237,7 @@ def test_versions_that_cannot_be_written(variant: Variant, version: int) -> None
 
 
 def test_a_state_beyond_the_header_word_is_refused() -> None:
-    wide = dataclasses.replace(
-        HYBRID, linear_key_heads=512, linear_value_heads=512, linear_key_dim=2048, linear_value_dim=2048
-    )
+    wide = changed(HYBRID, linear_key_heads=512, linear_value_heads=512, linear_key_dim=2048, linear_value_dim=2048)
     with pytest.raises(
         FormatError, match="ShapeMismatch: linear_ssm_bytes: expected a number of 32 bits, found 8589934592"
     ):

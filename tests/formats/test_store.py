@@ -106,8 +106,11 @@ def test_tensors_and_experts(folders: Path) -> None:
         assert head.format == QuantFormat.affine(4, 64)
         assert head.weight.shape == (variant.vocab_size, variant.hidden_size // 8)
         gate, up, down = store.expert(1, 3)
-        assert gate.weight.shape == up.weight.shape == (variant.moe_intermediate, variant.hidden_size // 8)
-        assert down.scales is not None and down.scales.shape == (variant.hidden_size, variant.moe_intermediate // 64)
+        assert gate.weight.shape == up.weight.shape == (variant.experts.intermediate, variant.hidden_size // 8)
+        assert down.scales is not None and down.scales.shape == (
+            variant.hidden_size,
+            variant.experts.intermediate // 64,
+        )
         with pytest.raises(FormatError, match="found expert 99 of layer 1"):
             store.expert(1, 99)
         with pytest.raises(FormatError, match='tensor "nothing": expected to be in the store'):
@@ -182,15 +185,33 @@ def test_no_store(tmp_path: Path) -> None:
         open_store(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3"])
+def test_a_store_of_version_1_is_the_same_model(folders: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(folders / f"packed-{name}", tmp_path / "store")
+    path = tmp_path / "store" / "moeflux.json"
+    content = json.loads(path.read_text())
+    assert content["version"] == 2
+    with open_store(tmp_path / "store") as store:
+        variant, fingerprint = store.variant, store.fingerprint
+    path.write_text(json.dumps({**content, "version": 1, "variant": variant.identity()}))
+    with open_store(tmp_path / "store") as store:
+        assert (store.variant, store.fingerprint) == (variant, fingerprint)
+    path.write_text(json.dumps({**content, "version": 1}))
+    with pytest.raises(FormatError, match='variant: field "attention" is missing'):
+        open_store(tmp_path / "store")
+
+
 def test_a_tampered_description_is_refused(folders: Path, tmp_path: Path) -> None:
     copy = tmp_path / "store"
     shutil.copytree(folders / "packed-qwen3_moe", copy)
     path = copy / "moeflux.json"
     content = json.loads(path.read_text())
+    variant = content["variant"]
+    fewer = [{**part, "count": 4} if "count" in part else part for part in variant["feed_forwards"]]
     for change, message in [
-        ({"version": 2}, "version: expected 1, found 2"),
+        ({"version": 3}, "version: expected 1 to 2, found 3"),
         ({"format": "other"}, 'format: expected "moeflux-packed"'),
-        ({"variant": {**content["variant"], "num_experts": 4}}, "moeflux.json"),
+        ({"variant": {**variant, "feed_forwards": fewer}}, "moeflux.json"),
         ({"experts": {**content["experts"], "directory": "../elsewhere"}}, "experts.directory: expected the name"),
         ({"fingerprint": "0" * 64}, "fingerprint: expected"),
     ]:

@@ -46,13 +46,13 @@ def check_holds(store: StoreDirectory, expected: dict[str, Raw]) -> None:
 
 def check_experts(store: StoreDirectory, v: Variant, stacks: dict[str, Raw]) -> None:
     for layer in v.moe_layers:
-        for expert in range(v.num_experts):
+        for expert in range(v.experts.count):
             spans = store.expert_spans(layer, expert)
             assert len(spans) == len(store.experts.pieces)
             for (name, _, size, dtype, shape), span in zip(store.experts.pieces, spans, strict=True):
                 stack = stacks[f"model.layers.{layer}.mlp.switch_mlp.{name}"]
                 assert (dtype, shape) == (stack.dtype, stack.shape[1:])
-                assert span[2] == size == len(stack.data) // v.num_experts
+                assert span[2] == size == len(stack.data) // v.experts.count
                 assert content(store, [span]) == stack.data[expert * size : (expert + 1) * size]
 
 
@@ -72,7 +72,7 @@ def check_experts(store: StoreDirectory, v: Variant, stacks: dict[str, Raw]) -> 
 )
 def test_expert_layout(name: str, bits: int, total: int, block: int, scales: int) -> None:
     v, q = PRESETS[name], QuantFormat.affine(bits, 64)
-    layout = ExpertLayout(v.hidden_size, v.moe_intermediate, q, q, q)
+    layout = ExpertLayout(v.hidden_size, v.experts.intermediate, q, q, q)
     assert layout.bytes == total
     each = (block - scales) // 2
     starts = [start + part for start in (0, block, 2 * block) for part in (0, scales, scales + each)]
@@ -153,8 +153,8 @@ def test_fused_projections_are_seen_in_canonical_order(tmp_path: Path) -> None:
     assert "model.layers.0.linear_attn.in_proj_z.weight" not in fused
     store = open_mlx(MlxFolder(fused | stacks).write(tmp_path / "m"), v.to_json())
     check_holds(store, stored)  # spans put together give the rows of the canonical tensors
-    assert len(store.tensors["model.layers.0.linear_attn.in_proj_qkv.weight"].spans) == 3 * v.linear_key_heads
-    assert len(store.tensors["model.layers.0.linear_attn.in_proj_z.scales"].spans) == v.linear_key_heads
+    assert len(store.tensors["model.layers.0.linear_attn.in_proj_qkv.weight"].spans) == 3 * v.layers[0].mixer.key_heads
+    assert len(store.tensors["model.layers.0.linear_attn.in_proj_z.scales"].spans) == v.layers[0].mixer.key_heads
     assert store.formats["model.layers.2.linear_attn.in_proj_b"] == QuantFormat.affine(4, 32)
 
 
@@ -263,8 +263,8 @@ def test_packed_folder_of_the_older_tools(tmp_path: Path) -> None:
 def test_packed_folder_with_formats(tmp_path: Path) -> None:
     formats = ExpertFormats(QuantFormat.affine(3, 32), QuantFormat.plain("BF16"), QuantFormat.affine(8, 32, "F16"))
     v = hybrid("qwen3_5_moe")
-    size = ExpertLayout(v.hidden_size, v.moe_intermediate, formats.gate, formats.up, formats.down).bytes
-    folder = write_packed(tmp_path / "p", v, tensors(v), size * v.num_experts, {})
+    size = ExpertLayout(v.hidden_size, v.experts.intermediate, formats.gate, formats.up, formats.down).bytes
+    folder = write_packed(tmp_path / "p", v, tensors(v), size * v.experts.count, {})
     store = open_packed(folder, folder / "packed_experts", v.to_json(), formats)
     assert store.experts.formats == formats
     assert [span[2] for span in store.expert_spans(1, 3)] == [piece[2] for piece in store.experts.pieces]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -15,10 +14,12 @@ from moeflux import FormatError, QuantFormat, StateError, Variant, oracle
 from moeflux.conversion.synth import SPREAD, noise, popularity, stream, synth, values_of
 from moeflux.conversion.verify import verify
 from moeflux.models.config import variant_from_config
-from moeflux.models.variants import PRESETS
+from moeflux.models.layers import RoutedExperts
+from moeflux.models.presets import PRESETS
 from moeflux.models.write_config import NOT_IN_CONFIG, config_of
 from moeflux.stores.storage import ConvertFormat
 from moeflux.stores.store import open_store
+from support.flat import changed
 from support.small_variants import DEEPSEEK, QWEN
 
 
@@ -41,8 +42,8 @@ def test_config_reads_back(variant: Variant) -> None:
 
 
 def test_inexpressible_variant_is_refused() -> None:
-    with pytest.raises(FormatError, match="mlp_kinds"):
-        config_of(dataclasses.replace(DEEPSEEK, mlp_kinds=("moe", "dense", "moe", "moe", "moe")))
+    with pytest.raises(FormatError, match=r"layers\[1\].feed_forward"):
+        config_of(changed(DEEPSEEK, mlp_kinds=("moe", "dense", "moe", "moe", "moe")))
 
 
 @pytest.mark.parametrize("variant", [QWEN, DEEPSEEK], ids=["qwen", "deepseek"])
@@ -102,9 +103,9 @@ def test_behaves_like_a_model(variant: Variant, tmp_path: Path, monkeypatch: pyt
     chosen: dict[int, list[np.ndarray]] = {}
     route = oracle.model.route
 
-    def watching(v: Variant, weights: object, layer: int, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        ids, shares = route(v, weights, layer, x)
-        chosen.setdefault(layer, []).append(np.atleast_2d(ids))
+    def watching(e: RoutedExperts, weights: object, at: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        ids, shares = route(e, weights, at, x)
+        chosen.setdefault(int(at.split(".")[2]), []).append(np.atleast_2d(ids))
         assert 0.5 < np.sqrt((np.asarray(x) ** 2).mean()) < 2
         return ids, shares
 
@@ -116,11 +117,11 @@ def test_behaves_like_a_model(variant: Variant, tmp_path: Path, monkeypatch: pyt
     assert sorted(chosen) == list(variant.moe_layers)
     for layer in chosen:
         picks = np.concatenate(chosen[layer])
-        counts = np.bincount(picks.ravel(), minlength=variant.num_experts)
-        assert np.count_nonzero(counts) >= 0.8 * variant.num_experts
+        counts = np.bincount(picks.ravel(), minlength=variant.experts.count)
+        assert np.count_nonzero(counts) >= 0.8 * variant.experts.count
         assert 1.5 < counts.max() / counts.mean() < 8
         popular = popularity(variant, 0, layer) > SPREAD
-        assert popular.sum() == variant.num_experts // 8
+        assert popular.sum() == variant.experts.count // 8
         assert counts[popular].mean() > 1.5 * counts[~popular].mean()
         repeated = np.mean([len(set(a) & set(b)) / len(a) for a, b in pairwise(picks)])
         assert 0.1 < repeated < 0.6

@@ -9,14 +9,27 @@ import pytest
 
 from moeflux import PRESETS, FormatError, QuantFormat, Variant
 from moeflux._core import ExpertLayout
-from moeflux.models.variants import MAX_CONTEXT, preset
+from moeflux.models.layers import (
+    DenseMlp,
+    GatedDelta,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+    Rope,
+    RoutedExperts,
+    Router,
+    SharedExpert,
+    Yarn,
+)
+from moeflux.models.presets import preset
+from moeflux.models.variants import MAX_CONTEXT
 
 A17B = PRESETS["Qwen3.5-397B-A17B"]
 A3B = PRESETS["Qwen3.6-35B-A3B"]
 COGITO = PRESETS["Cogito-V2-671B"]
 KNOWN = (A17B, A3B, COGITO)
 
-# field or property: (A17B, A3B, Cogito)
+# In the words of version 1 of moeflux.json: (A17B, A3B, Cogito)
 TABLE = {
     "model_type": ("qwen3_5_moe", "qwen3_5_moe", "deepseek_v3"),
     "attention": ("gqa", "gqa", "mla"),
@@ -26,8 +39,6 @@ TABLE = {
     "attention_gate": (True, True, False),
     "tied_embeddings": (False, False, False),
     "hidden_size": (4096, 2048, 7168),
-    "num_layers": (60, 40, 61),
-    "full_attention_interval": (4, 4, 1),
     "num_heads": (32, 16, 128),
     "num_kv_heads": (2, 2, 128),
     "head_dim": (256, 256, 192),
@@ -56,7 +67,6 @@ TABLE = {
     "num_groups": (0, 0, 8),
     "groups_per_token": (0, 0, 4),
     "routed_scaling": (1.0, 1.0, 2.5),
-    "first_dense_layers": (0, 0, 3),
     "dense_intermediate": (0, 0, 18_432),
     "yarn_factor": (0.0, 0.0, 40.0),
     "yarn_original_context": (0, 0, 4096),
@@ -65,37 +75,30 @@ TABLE = {
     "yarn_mscale": (0.0, 0.0, 1.0),
     "yarn_mscale_all_dim": (0.0, 0.0, 1.0),
     "max_context": (1_048_576,) * 3,
-    # derived
-    "linear_total_key": (2048, 2048, 0),
-    "linear_total_value": (8192, 4096, 0),
-    "conv_channels": (12_288, 8192, 0),
-    "conv_state_bytes": (147_456, 98_304, 0),
-    "recurrent_state_bytes": (4_194_304, 2_097_152, 0),
-    "q_proj_out": (16_384, 8192, 24_576),
-    "o_proj_in": (8192, 4096, 16_384),
-    "kv_a_out": (0, 0, 576),
-    "kv_b_out": (0, 0, 32_768),
 }
 
 
 @pytest.mark.parametrize("field", TABLE)
 def test_table(field: str) -> None:
-    assert tuple(getattr(variant, field) for variant in KNOWN) == TABLE[field]
+    found = [variant.identity()[field] for variant in KNOWN]
+    assert [tuple(value) if isinstance(value, list) else value for value in found] == list(TABLE[field])
 
 
 def test_derived_beyond_the_table() -> None:
-    assert (A17B.kv_dim, A3B.kv_dim) == (512, 512)
-    assert (len(A17B.full_layers), len(A17B.linear_layers)) == (15, 45)
-    assert (len(A3B.full_layers), len(A3B.linear_layers)) == (10, 30)
-    assert A3B.full_layers[:3] == (3, 7, 11)
+    assert [variant.num_layers for variant in KNOWN] == [60, 40, 61]
+    full = [variant.layers_with(GroupedAttention, LatentAttention) for variant in KNOWN]
+    assert full == [tuple(range(3, 60, 4)), tuple(range(3, 40, 4)), tuple(range(61))]
+    assert [len(variant.layers_with(GatedDelta)) for variant in KNOWN] == [45, 30, 0]
     assert COGITO.moe_layers == tuple(range(3, 61))
-    assert COGITO.softmax_scale == pytest.approx(0.1352338, abs=5e-8)
-    assert A3B.softmax_scale == 1 / 16
-    assert [variant.kv_row_bytes() for variant in KNOWN] == [4096, 4096, 2304]
-    assert A17B.kv_row_bytes() * len(A17B.full_layers) == 61_440
-    assert COGITO.kv_row_bytes() * COGITO.num_layers == 140_544
-    state = [len(v.linear_layers) * (v.conv_state_bytes + v.recurrent_state_bytes) for v in (A17B, A3B)]
-    assert [round(total / 1e6, 2) for total in state] == [195.38, 65.86]
+    delta = [variant.layers[0].mixer for variant in (A17B, A3B)]
+    assert [(d.key_width, d.value_width, d.channels) for d in delta] == [(2048, 8192, 12_288), (2048, 4096, 8192)]
+    grouped = A3B.layers[3].mixer
+    assert grouped.kv_width == 512
+    latent = COGITO.layers[0].mixer
+    assert latent.head_dim == 192
+    fixed, rows = zip(*(variant.state_numbers() for variant in KNOWN), strict=True)
+    assert [4 * count for count in rows] == [61_440, 40_960, 140_544]
+    assert [4 * count for count in fixed] == [45 * (147_456 + 4_194_304), 30 * (98_304 + 2_097_152), 0]
 
 
 # bits: model: (bytes of an expert, offset of each of the nine blocks)
@@ -124,7 +127,7 @@ EXPERTS = {
 @pytest.mark.parametrize(("bits", "name"), EXPERTS)
 def test_expert_layout(bits: int, name: str) -> None:
     variant, fmt = PRESETS[name], QuantFormat.affine(bits, 64)
-    layout = ExpertLayout(variant.hidden_size, variant.moe_intermediate, fmt, fmt, fmt)
+    layout = ExpertLayout(variant.hidden_size, variant.experts.intermediate, fmt, fmt, fmt)
     size, offsets = EXPERTS[bits, name]
     assert layout.bytes == size
     assert tuple(offset for _, offset, *_ in layout.pieces) == offsets
@@ -134,13 +137,13 @@ def test_expert_layout(bits: int, name: str) -> None:
 
 def test_expert_totals() -> None:
     fmt = QuantFormat.affine(4, 64)
-    layouts = [ExpertLayout(v.hidden_size, v.moe_intermediate, fmt, fmt, fmt) for v in KNOWN]
-    layer_files = [layout.bytes * variant.num_experts for layout, variant in zip(layouts, KNOWN, strict=True)]
+    layouts = [ExpertLayout(v.hidden_size, v.experts.intermediate, fmt, fmt, fmt) for v in KNOWN]
+    layer_files = [layout.bytes * variant.experts.count for layout, variant in zip(layouts, KNOWN, strict=True)]
     assert layer_files == [3_623_878_656, 452_984_832, 6_341_787_648]
     totals = [size * len(variant.moe_layers) for size, variant in zip(layer_files, KNOWN, strict=True)]
     assert [round(total / 1e9, 2) for total in totals] == [217.43, 18.12, 367.82]
     per_token = [
-        layout.bytes * variant.experts_per_token * len(variant.moe_layers)
+        layout.bytes * variant.experts.per_token * len(variant.moe_layers)
         for layout, variant in zip(layouts, KNOWN, strict=True)
     ]
     assert [round(total / 1e9, 3) for total in per_token] == [4.247, 0.566, 11.494]
@@ -158,12 +161,45 @@ def test_from_dict_is_strict() -> None:
         Variant.from_dict({**fields, "colour": 1})
     with pytest.raises(FormatError, match='field "hidden_size" is missing'):
         Variant.from_dict({key: value for key, value in fields.items() if key != "hidden_size"})
-    with pytest.raises(FormatError, match=r"variant\.hidden_size: expected int, found str"):
+    with pytest.raises(FormatError, match=r'variant\.hidden_size: expected a whole number, found the string "2048"'):
         Variant.from_dict({**fields, "hidden_size": "2048"})
-    with pytest.raises(FormatError, match=r"variant\.hidden_size: expected int, found bool"):
+    with pytest.raises(FormatError, match=r"variant\.hidden_size: expected a whole number"):
         Variant.from_dict({**fields, "hidden_size": True})
-    with pytest.raises(FormatError, match=r"variant\.eos_ids\[1\]: expected int, found float"):
+    with pytest.raises(FormatError, match=r"variant\.eos_ids\[1\]: expected a whole number"):
         Variant.from_dict({**fields, "eos_ids": [1, 2.0]})
+
+
+def test_layers_that_are_alike_are_said_once() -> None:
+    fields = A17B.to_dict()
+    assert (len(fields["mixers"]), len(fields["feed_forwards"]), len(fields["layers"])) == (2, 1, 60)
+    assert fields["layers"][:4] == [[0, 0], [0, 0], [0, 0], [1, 0]]
+    assert "tied_embeddings" not in fields and "lossy" not in fields  # what has its default
+    assert len(A17B.to_json()) < 2000
+
+
+def test_layers_may_differ_in_anything_that_no_slot_depends_on() -> None:
+    rope = Rope(dim=8, theta=1e6)
+    layers = tuple(
+        Layer(dataclasses.replace(mixer, heads=heads, rope=rope), rest)
+        for heads, (mixer, rest) in zip(
+            (2, 4, 8), ((A3B.layers[3].mixer, A3B.layers[3].feed_forward),) * 3, strict=True
+        )
+    )
+    mixed = dataclasses.replace(A3B, layers=(*layers, *A3B.layers[:2]))
+    assert Variant.from_dict(json.loads(mixed.to_json())) == mixed
+    assert len(mixed.to_dict()["mixers"]) == 4
+    assert mixed.identity() == mixed.to_dict()  # version 1 cannot say it
+    with pytest.raises(
+        FormatError, match=r"layer 1: count: expected 256 as in the layers with experts before, found 8"
+    ):
+        experts = dataclasses.replace(A3B.experts, count=8)
+        dataclasses.replace(A3B, layers=(A3B.layers[0], Layer(A3B.layers[1].mixer, experts)))
+
+
+@pytest.mark.parametrize("variant", [*KNOWN, A3B.with_layers(5), COGITO.with_layers(4)], ids=lambda v: v.name)
+def test_version_1_is_read_for_ever(variant: Variant) -> None:
+    assert "layer_kinds" in variant.identity()
+    assert Variant.from_dict(variant.identity(), version=1) == variant
 
 
 def test_frozen() -> None:
@@ -171,57 +207,49 @@ def test_frozen() -> None:
         A3B.hidden_size = 1  # type: ignore[misc]
 
 
-YARN = {
-    "rope": "yarn", "yarn_factor": 4.0, "yarn_original_context": 64, "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0,
-}  # fmt: skip
+YARN = Yarn(factor=4.0, original_context=64, beta_fast=32.0, beta_slow=1.0)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("part", "changes", "message"),
     [
-        ({"hidden_size": 0}, "hidden_size: expected a positive number, found 0"),
-        ({"hidden_size": 100}, "hidden_size: expected a multiple of 32, found 100"),
-        ({"experts_per_token": 257}, r"experts_per_token: expected at most num_experts \(256\), found 257"),
-        ({"num_heads": 15}, r"num_heads: expected a multiple of num_kv_heads \(2\), found 15"),
-        ({"linear_value_heads": 17}, r"linear_value_heads: expected a multiple of linear_key_heads \(16\), found 17"),
-        ({"rotary_dim": 63}, "rotary_dim: expected an even number, found 63"),
-        ({"rotary_dim": 512}, r"rotary_dim: expected at most head_dim \(256\), found 512"),
-        ({"router": "random"}, "router: expected softmax or noaux_tc, found 'random'"),
-        ({"mlp_kinds": ("moe",)}, "mlp_kinds: expected 40 entries, one a layer"),
-        ({"mlp_kinds": ("dense",) * 40}, "mlp_kinds: expected at least one layer with experts"),
-        ({"layer_kinds": ("sliding",) * 40}, "layer_kinds: expected only linear, full"),
-        ({"router": "noaux_tc"}, "num_groups: expected a positive number, found 0"),
-        ({"rope": "yarn"}, "yarn_factor: expected a positive number"),
-        ({**YARN, "yarn_mscale": -1.0}, "yarn_mscale: expected 0 or a positive number, found -1.0"),
-        ({**YARN, "yarn_mscale_all_dim": -1.0}, "yarn_mscale_all_dim: expected 0 or a positive number"),
-        ({"attention": "mla"}, "kv_lora_rank: expected a positive number"),
-        ({"max_context": MAX_CONTEXT + 1}, "max_context: expected at most 1048576"),
+        (None, {"hidden_size": 0}, "hidden_size: expected 1 to 1048576, found 0"),
+        (None, {"hidden_size": 100}, "hidden_size: expected a multiple of 32, found 100"),
+        (None, {"layers": ()}, "layers: expected 1 to 4096, found 0"),
+        (None, {"max_context": MAX_CONTEXT + 1}, "max_context: expected 1 to 1048576"),
+        (None, {"layers": (Layer(A3B.layers[0].mixer, DenseMlp(intermediate=4)),)}, "at least one layer with experts"),
+        (RoutedExperts, {"per_token": 257}, "layer 0: per_token: expected 1 to 256, found 257"),
+        (GroupedAttention, {"heads": 15}, r"layer 3: heads: expected a multiple of kv_heads \(2\), found 15"),
+        (GatedDelta, {"value_heads": 17}, r"layer 0: value_heads: expected a multiple of key_heads \(16\), found 17"),
+        (Rope, {"dim": 63}, r"layer 3: rope\.dim: expected an even number, found 63"),
+        (Rope, {"dim": 512}, r"rope\.dim: expected 1 to 256, found 512"),
+        (Rope, {"yarn": dataclasses.replace(YARN, factor=0.0)}, r"rope\.yarn\.factor: expected a positive number"),
+        (Rope, {"yarn": dataclasses.replace(YARN, mscale=-1.0)}, r"mscale: expected 0 or a positive number, found -1"),
+        (Router, {"scoring": "random"}, 'scoring: expected softmax or noaux_tc, found the string "random"'),
+        (Router, {"scoring": "noaux_tc"}, r"router\.groups: expected 1 to 256, found 0"),
+        (SharedExpert, {"intermediate": "512"}, "intermediate: expected a whole number, found the string"),
     ],
 )
-def test_inconsistent_variant(changes: dict, message: str) -> None:
+def test_inconsistent_variant(part: type | None, changes: dict, message: str) -> None:
     with pytest.raises(FormatError, match=message):
-        dataclasses.replace(A3B, **changes)
+        A3B.with_parts(part, **changes) if part else dataclasses.replace(A3B, **changes)
 
 
 def test_experts_per_token_is_marked_lossy() -> None:
     assert A17B.lossy == ()
     assert A17B.with_experts_per_token(10) is A17B
     fewer = A17B.with_experts_per_token(4)
-    assert fewer.experts_per_token == 4
+    assert fewer.experts.per_token == 4
     assert fewer.lossy == ("uses 4 experts per token, the model's own number is 10",)
-    with pytest.raises(FormatError, match="experts_per_token: expected at most num_experts"):
+    with pytest.raises(FormatError, match="at most num_experts, 512, and at least 1, found 513"):
         A17B.with_experts_per_token(513)
 
 
 def test_with_layers_keeps_the_pattern() -> None:
-    assert A3B.with_layers(8).layer_kinds == A3B.layer_kinds[:8]
-    assert A3B.with_layers(44).full_layers == (*A3B.full_layers, 43)
-    assert COGITO.with_layers(5).mlp_kinds == ("dense",) * 3 + ("moe",) * 2
-
-
-def test_irregular_layers_have_no_interval() -> None:
-    kinds = ("full", "linear", "linear", "full")
-    assert dataclasses.replace(A3B, layer_kinds=kinds, mlp_kinds=("moe",) * 4).full_attention_interval == 0
+    assert A3B.with_layers(8).layers == A3B.layers[:8]
+    assert A3B.with_layers(44).layers_with(GroupedAttention) == tuple(range(3, 44, 4))
+    assert COGITO.with_layers(5).layers == COGITO.layers[:5]
+    assert COGITO.with_layers(70).moe_layers == tuple(range(3, 70))
 
 
 def test_preset_names() -> None:

@@ -1,32 +1,47 @@
-// The JSON of a Variant: what is accepted comes back from its own JSON, and all sizes made of it stay numbers.
+// The JSON of a Variant, of either version: what is accepted comes back from its own JSON, and all sizes made of it
+// stay numbers.
+#include <optional>
+
 #include "format/snapshot_wire.h"
+#include "format/tensor_requirements.h"
 #include "format/variant_json.h"
 #include "json_text.h"
 #include "target.h"
 
 using namespace moeflux;
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  Variant variant;
+namespace {
+
+std::optional<Variant> read(std::string_view text, int version) {
   try {
-    variant = parse_variant(fuzz::as_text(data, size), "input");
+    return variant_from_json(parse_json(text, "input"), "input", version);
   } catch (const FormatError& error) {
     fuzz::require(std::string_view(error.what()) != "", "a message is not empty");
-    return 0;
+    return {};
   }
-  fuzz::require(parse_variant(fuzz::json_text(variant_to_json(variant)), "rewritten") == variant,
-                "a variant is unchanged when written and read again");
+}
 
-  // Products of widths: the sanitizer objects when one leaves int64.
-  int64_t least = variant.q_proj_out();
-  for (int64_t width : {variant.o_proj_in(), variant.kv_dim(), variant.kv_a_out(), variant.kv_b_out(),
-                        variant.conv_channels(), variant.conv_state_bytes(), variant.recurrent_state_bytes()})
-    least = width < least ? width : least;
-  fuzz::require(least >= 0, "widths are not negative");
-  try {
-    const SnapshotWire wire = snapshot_wire_layout(variant, 2, max_context_limit);
-    fuzz::require(wire.bytes > 0, "a snapshot has bytes");
-  } catch (const FormatError&) {  // a pattern or a size that the wire format cannot say
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  for (int version = 1; version <= variant_version; ++version) {
+    const std::optional<Variant> variant = read(fuzz::as_text(data, size), version);
+    if (!variant) continue;
+    fuzz::require(parse_variant(fuzz::json_text(variant_to_json(*variant)), "rewritten") == *variant,
+                  "a variant is unchanged when written and read again");
+    if (const std::optional<Json> before = variant_to_json_1(*variant))
+      fuzz::require(variant_from_json(*before, "rewritten", 1) == *variant, "version 1 says the same");
+
+    // Products of widths: the sanitizer objects when one leaves int64.
+    for (const TensorRequirement& tensor : tensor_requirements(*variant, [](const std::string&) { return false; }))
+      for (const int64_t extent : tensor.shape) fuzz::require(extent > 0, "tensors have numbers");
+    for (const Layer& layer : variant->layers)
+      for (const StatePiece& piece : layer.state()) fuzz::require(piece.width() > 0, "states have numbers");
+    try {
+      const SnapshotWire wire = snapshot_wire_layout(*variant, 2, max_context_limit);
+      fuzz::require(wire.bytes > 0, "a snapshot has bytes");
+    } catch (const FormatError&) {  // a pattern or a size that the wire format cannot say
+    }
   }
   return 0;
 }

@@ -6,7 +6,7 @@ import json
 import struct
 from pathlib import Path
 
-from moeflux.models.variants import PRESETS
+from moeflux.models.presets import PRESETS
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
 

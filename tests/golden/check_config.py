@@ -30,6 +30,7 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe as hf_qwen
 from golden import checkpoints
 from moeflux import FormatError, Variant, oracle
 from moeflux.models.config import variant_from_config
+from moeflux.models.layers import GatedDelta, LatentAttention
 
 Answer = np.ndarray
 Config = dict[str, Any]
@@ -73,14 +74,16 @@ def rope_of_mlx(config: Config) -> Answer:
 
 def rope_of_moeflux(config: Config) -> Answer:
     variant = variant_from_config(config)
-    latent = variant.attention == "mla"
+    mixer = next(layer.mixer for layer in variant.layers if not isinstance(layer.mixer, GatedDelta))
+    latent = isinstance(mixer, LatentAttention)
+    scale = oracle.latent_scale(mixer.head_dim, mixer.rope) if latent else mixer.head_dim**-0.5
 
     def turn(row: np.ndarray, position: np.ndarray) -> np.ndarray:
-        frequencies, magnitude = oracle.rope_frequencies(variant), oracle.rope_magnitude(variant)
+        frequencies, magnitude = oracle.rope_frequencies(mixer.rope), oracle.rope_magnitude(mixer.rope)
         out = oracle.rope(row[None, None], position, frequencies, interleaved=latent, magnitude=magnitude).reshape(-1)
         return np.concatenate([out[0::2], out[1::2]]) if latent else out
 
-    return rotated(turn, variant.softmax_scale)
+    return rotated(turn, scale)
 
 
 YARN = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 64}
@@ -119,7 +122,6 @@ def without(config: Config, field: str) -> Config:
 def default_of(field: str, declared: str) -> list[Callable[[Config], Answer]]:
     mlx = mlx_deepseek if declared == "deepseek_v3" else mlx_lite
     names = {"n_group": "num_groups", "topk_group": "groups_per_token", "norm_topk_prob": "normalize_topk"}
-    names |= {"first_k_dense_replace": "first_dense_layers"}
     return [
         lambda config: np.array([float(getattr(transformers.AutoConfig.for_model(**config), field))]),
         lambda config: np.array([float(getattr(mlx.ModelArgs.from_dict(config), field))]),
@@ -128,8 +130,10 @@ def default_of(field: str, declared: str) -> list[Callable[[Config], Answer]]:
 
 
 def of_moeflux(variant: Variant, field: str) -> float:
-    shared = field == "n_shared_experts"
-    return variant.shared_intermediate / variant.moe_intermediate if shared else getattr(variant, field)
+    said = variant.identity()
+    if field == "n_shared_experts":
+        return said["shared_intermediate"] / said["moe_intermediate"]
+    return variant.moe_layers[0] if field == "first_k_dense_replace" else said[field]
 
 
 # ---- Comparing ---------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def published(store: Store, empty: dict[str, torch.Tensor]) -> dict[str, torch.T
             continue  # tied to the embedding
         if ".experts." in name:
             layer = int(name.split(".")[2])
-            each = [store.expert(layer, expert) for expert in range(store.variant.num_experts)]
+            each = [store.expert(layer, expert) for expert in range(store.variant.experts.count)]
             parts = (0, 1) if name.endswith("gate_up_proj") else (2,)
             matrices = [torch.cat([numbers(expert[part], wanted.shape[-1]) for part in parts]) for expert in each]
             state[name] = torch.stack(matrices)

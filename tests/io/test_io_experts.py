@@ -41,9 +41,9 @@ def open_store(kind: str, folder: Path) -> StoreDirectory:
         "blocks": hybrid(moe_intermediate=256, hidden_size=256),
         "dense": latent(moe_intermediate=64),
     }[kind]
-    size = packed_bytes(v.hidden_size, v.moe_intermediate)
+    size = packed_bytes(v.hidden_size, v.experts.intermediate)
     assert (size % BLOCK == 0) == (kind == "blocks")
-    write_packed(folder, v, tensors(v), size * v.num_experts, {})
+    write_packed(folder, v, tensors(v), size * v.experts.count, {})
     return open_packed(folder, folder / "packed_experts", v.to_json())
 
 

@@ -3,7 +3,6 @@ command buffers fail. Objects of Metal's are counted after every test."""
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import itertools
 import shutil
@@ -26,6 +25,7 @@ from moeflux.runtime.plan import plan
 from moeflux.stores.store import open_store
 from moeflux.text.sampling import Sampler, Sampling
 from support.engine import FIRST, NEXT, SECOND, evaluate, load_faulty, steps, survive, tokens
+from support.flat import changed
 from support.metal import needs_device
 from support.mlx_folder import write_mlx_folder
 from support.tiny_stores import hybrid, latent
@@ -429,7 +429,7 @@ def test_every_expert_is_soon_in_memory(store: Stores, name: str) -> None:
         time.sleep(0.005)
     assert (session.stats.submissions, session.stats.waits) == (1, 1)
     with open_store(store(name)) as opened:
-        experts = model.variant.num_experts * len(model.variant.moe_layers)
+        experts = model.variant.experts.count * len(model.variant.moe_layers)
         assert session.total_stats.bytes_read == experts * opened.directory.experts.bytes
 
 
@@ -474,7 +474,7 @@ def test_weights_that_change_are_noticed(store: Stores, tmp_path: Path) -> None:
 def test_a_step_with_every_expert_in_memory_is_one_submission(tmp_path: Path, name: str) -> None:
     """The GPU looks up itself what its router picked; the same bits as when the host does."""
     few = {"num_experts": 4, "num_groups": 2} if name == "latent" else {"num_experts": 3}
-    synth(tmp_path / "few", dataclasses.replace(VARIANTS[name], **few))
+    synth(tmp_path / "few", changed(VARIANTS[name], **few))
     ids = tokens(60, vocab=VOCAB)  # every expert is picked for one of them
     streaming, resident = (load(tmp_path / "few", expert_slots=slots).session(max_context=64) for slots in (2, 0))
     streaming.prefill(ids)

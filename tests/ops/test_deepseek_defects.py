@@ -13,8 +13,8 @@ import pytest
 
 from golden.checkpoints import token_ids
 from moeflux import oracle
-from moeflux.models.variants import Variant, preset
-from moeflux.oracle import ops
+from moeflux.models.presets import preset
+from moeflux.oracle import model, ops
 from support import reference_weights
 from support.agreement import disagreement, golden_logits
 
@@ -32,7 +32,7 @@ def old_interpolated_frequencies(rotary_dim: int, theta: float, factor: float) -
 
 def scale_without_mscale(patch: pytest.MonkeyPatch) -> None:
     """Softmax scale as 1 / sqrt(d) without m(factor, mscale_all_dim) squared."""
-    patch.setattr(Variant, "softmax_scale", property(lambda v: 1.0 / math.sqrt(v.head_dim)))
+    patch.setattr(model, "latent_scale", lambda head_dim, turn: 1.0 / math.sqrt(head_dim))
 
 
 def split_halves(patch: pytest.MonkeyPatch) -> None:
@@ -69,26 +69,26 @@ INVERSE_FREQUENCIES = {
 
 
 def test_frequencies_of_the_published_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    variant = preset("Cogito-V2-671B")
-    right = oracle.rope_frequencies(variant)
+    turn = preset("Cogito-V2-671B").layers[0].mixer.rope
+    right = oracle.rope_frequencies(turn)
     factor_inside_the_power(monkeypatch)
-    old = oracle.rope_frequencies(variant)
+    old = oracle.rope_frequencies(turn)
     assert right.shape == old.shape == (32,)
     for i, expected in INVERSE_FREQUENCIES.items():
         assert (right[i], old[i]) == pytest.approx(expected, rel=6e-6), i
 
 
 def test_scales_of_the_published_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    variant = preset("Cogito-V2-671B")
-    assert variant.softmax_scale == pytest.approx(0.1352338, rel=1e-6)
-    assert oracle.rope_magnitude(variant) == 1.0
+    mixer = preset("Cogito-V2-671B").layers[0].mixer
+    assert model.latent_scale(mixer.head_dim, mixer.rope) == pytest.approx(0.1352338, rel=1e-6)
+    assert oracle.rope_magnitude(mixer.rope) == 1.0
     scale_without_mscale(monkeypatch)
-    assert variant.softmax_scale == pytest.approx(0.0721688, rel=1e-6)
+    assert model.latent_scale(mixer.head_dim, mixer.rope) == pytest.approx(0.0721688, rel=1e-6)
 
 
 def test_pairs_of_neighbours() -> None:
     """One pair at a time: channels 2i and 2i + 1 turn together by position * frequency i, and no other moves."""
-    frequencies = oracle.rope_frequencies(preset("Cogito-V2-671B"))
+    frequencies = oracle.rope_frequencies(preset("Cogito-V2-671B").layers[0].mixer.rope)
     positions = np.array([4097])
     for i in (0, 11, 31):
         x = np.zeros((1, 1, 64))

@@ -23,6 +23,7 @@ system = System(Path(LIBRARY))
 
 import moeflux  # noqa: E402
 from moeflux import StateError  # noqa: E402
+from moeflux.models.layers import GatedDelta  # noqa: E402
 from support.engine import FIRST, NEXT, SECOND, evaluate, load_faulty  # noqa: E402
 
 refused: dict[str, int] = {}
@@ -76,7 +77,7 @@ class Calls:
                 try:
                     found = call()
                 except StateError as error:
-                    assert self.model.variant.linear_layers and start and "clear it or restore" in str(error)
+                    assert self.model.variant.layers_with(GatedDelta) and start and "clear it or restore" in str(error)
                     self.session.clear()
                     for prompt in prompts:
                         self.session.prefill(prompt)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import subprocess
@@ -19,9 +18,10 @@ from golden.checkpoints import CHECKPOINTS
 from moeflux import BudgetError, builtin
 from moeflux.conversion.convert import ConvertFormat
 from moeflux.conversion.synth import synth
-from moeflux.models.variants import PRESETS
+from moeflux.models.presets import PRESETS
 from moeflux.runtime.plan import plan
 from support.engine import Folder, folders
+from support.flat import changed
 from support.memory_group import MemoryGroup, memory_group
 
 CHILD = Path(__file__).parents[1] / "support" / "contract_child.py"
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
             return made(name)
         if not large.exists():
             shape = PRESETS["Qwen3.6-35B-A3B"].with_layers(4)
-            shape = dataclasses.replace(shape, vocab_size=2048, num_experts=32, moe_intermediate=128)
+            shape = changed(shape, vocab_size=2048, num_experts=32, moe_intermediate=128)
             synth(large, shape, format=ConvertFormat.asked(4, 64))
         return large
 

@@ -19,7 +19,7 @@ from moeflux.machine.memory import Available
 from moeflux.machine.remembered import Probe, remember
 from moeflux.machine.sandbox import RENDERING
 from moeflux.measure.record import record
-from moeflux.models.variants import PRESETS
+from moeflux.models.presets import PRESETS
 from moeflux.routing.hit_rates import hit_rate, remember_replay
 from moeflux.routing.replay import replay
 from moeflux.routing.trace import Trace
@@ -27,6 +27,7 @@ from moeflux.runtime import plan as planning
 from moeflux.runtime.plan import plan
 from moeflux.stores.store import open_store
 from support.engine import Folder, folders, tokens
+from support.flat import changed
 
 MIB = 1 << 20
 Output = pytest.CaptureFixture[str]
@@ -42,7 +43,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A3B in everything but the number of layers, experts and tokens."""
     path = tmp_path_factory.mktemp("plan") / "a3b"
     shape = PRESETS["Qwen3.6-35B-A3B"].with_layers(4)
-    synth(path, dataclasses.replace(shape, vocab_size=512, num_experts=24))
+    synth(path, changed(shape, vocab_size=512, num_experts=24))
     return path
 
 
@@ -305,7 +306,7 @@ def test_a_budget_changes_no_bit(store: Path) -> None:
 
 def test_more_experts_than_the_engine_can_choose_from(tmp_path: Path) -> None:
     shape = PRESETS["Qwen3.6-35B-A3B"].with_layers(1)
-    small = dataclasses.replace(
+    small = changed(
         shape, name="wide", vocab_size=64, hidden_size=64, num_experts=4097, moe_intermediate=64, num_heads=2
     )
     synth(tmp_path / "wide", small)

@@ -46,7 +46,7 @@ def test_a_prefill_picks_what_steps_pick(folder: Folder, name: str) -> None:
     ids = tokens(21)
     stepped = recorded(model, lambda session: steps(session, ids))
     at_once = recorded(model, lambda session: session.prefill(ids))
-    assert stepped.experts.shape == (21, len(model.variant.moe_layers), model.variant.experts_per_token)
+    assert stepped.experts.shape == (21, len(model.variant.moe_layers), model.variant.experts.per_token)
     assert (stepped.experts == at_once.experts).all()
     assert stepped.layers == tuple(model.variant.moe_layers)
     assert stepped.passes.tolist() == [1] * 21
@@ -82,7 +82,7 @@ def test_the_picks_are_the_oracles(folder: Folder) -> None:
 def test_replayed_hits_are_the_engines_own(folder: Folder, name: str, share: float, policy: str) -> None:
     with moeflux.open_store(folder(name)) as store:
         v = store.variant
-    slots = max(v.experts_per_token, int(share * v.num_experts * len(v.moe_layers)))
+    slots = max(v.experts.per_token, int(share * v.experts.count * len(v.moe_layers)))
     # One reader: with more, the order in which a layer's experts arrive, and so the order in which they go, is chance.
     model = moeflux.load(folder(name), threads=1, readers=1, expert_slots=slots, cache=policy, look_ahead="off")
     session = model.session(max_context=256)
@@ -181,7 +181,7 @@ def test_it_is_read_while_another_thread_evaluates(folder: Folder) -> None:
 def test_long_traces_cross_blocks(folder: Folder) -> None:
     """A block holds 2 ** 19 ids; steps and chunks alike run over its border."""
     model = moeflux.load(folder("qwen3_5_moe"), threads=2, chunk=512)
-    row = len(model.variant.moe_layers) * model.variant.experts_per_token
+    row = len(model.variant.moe_layers) * model.variant.experts.per_token
     chunks = (1 << 19) // (row * 512) + 2
     session = model.session(max_context=512)
     ids = tokens(512)

@@ -16,6 +16,7 @@ import moeflux
 from golden import checkpoints
 from moeflux import StateError, _core, oracle
 from moeflux.conversion.convert import convert
+from moeflux.models.layers import GatedDelta
 from moeflux.oracle.model import KeyValueState, LatentState, LinearState
 from moeflux.runtime.snapshot import Snapshot
 from moeflux.stores.store import Store, open_store
@@ -75,7 +76,7 @@ def evaluate(session: moeflux.Session) -> np.ndarray:
 
 def survive(model: moeflux.Model, error: type[Exception], expected: np.ndarray) -> bool:
     """Evaluates through one failure; whether there was one. Everything is right afterwards, in every session."""
-    recurrent = bool(model.variant.linear_layers)
+    recurrent = bool(model.variant.layers_with(GatedDelta))
     session = model.session(max_context=32)
     calls: list[Callable[[], np.ndarray]] = [
         lambda: session.prefill(FIRST, logits="all"),

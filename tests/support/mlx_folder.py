@@ -15,6 +15,8 @@ import numpy as np
 
 from golden.checkpoints import safetensors_bytes
 from golden.elements import to_bf16
+from moeflux import Variant
+from moeflux.models.layers import GatedDelta
 
 STORED = {"U32": "<u4", "BF16": "<u2", "F16": "<f2", "F32": "<f4"}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -28,14 +30,13 @@ def write_mlx_folder(packed: Path, folder: Path, shards: int = 2, *, rounded: bo
     """The store `packed` as an MLX folder with that many safetensors files. `rounded`: with norms in bf16, as mlx-lm
     writes those to which it adds one; else they keep the bits that they have."""
     description = json.loads((packed / "moeflux.json").read_text())
-    variant = description["variant"]
+    variant = Variant.from_dict(description["variant"], version=description["version"])
     tensors = dense_tensors(packed)
-    if variant["model_type"] == "qwen3_next":
+    if variant.model_type == "qwen3_next":
         tensors = fused(variant, tensors)
-    for layer, kind in enumerate(variant["mlp_kinds"]):
-        if kind == "moe":
-            at = f"model.layers.{layer}.mlp.switch_mlp."
-            tensors |= {at + name: value for name, value in stacked_experts(packed, variant, layer).items()}
+    for layer in variant.moe_layers:
+        at = f"model.layers.{layer}.mlp.switch_mlp."
+        tensors |= {at + name: value for name, value in stacked_experts(packed, variant, layer).items()}
     for name in [name for name in tensors if name.endswith("A_log")]:
         values = tensors[name][1].view(np.uint32)
         if not (values & 0xFFFF).any():
@@ -43,7 +44,7 @@ def write_mlx_folder(packed: Path, folder: Path, shards: int = 2, *, rounded: bo
     for name in [name for name in tensors if rounded and name.endswith(NORMS) and tensors[name][0] == "F32"]:
         tensors[name] = ("BF16", to_bf16(tensors[name][1]))
     config = json.loads((packed / "config.json").read_text())
-    nested = variant["model_type"] == "qwen3_5_moe" or "text_config" in config
+    nested = variant.model_type == "qwen3_5_moe" or "text_config" in config
     prefix = "language_model." if nested else ""
     write_shards(folder, {prefix + name: tensors[name] for name in sorted(tensors)}, shards)
     config.pop("quantization_config", None)
@@ -69,10 +70,10 @@ def array(data: bytes, dtype: str, shape: list[int], offset: int) -> np.ndarray:
     return np.frombuffer(data, STORED[dtype], int(np.prod(shape)), offset).reshape(shape)
 
 
-def stacked_experts(packed: Path, variant: dict[str, Any], layer: int) -> Tensors:
+def stacked_experts(packed: Path, variant: Variant, layer: int) -> Tensors:
     layout = json.loads((packed / "packed_experts" / "layout.json").read_text())
     data = (packed / "packed_experts" / f"layer_{layer:02d}.bin").read_bytes()
-    size, count = layout["expert_size"], variant["num_experts"]
+    size, count = layout["expert_size"], variant.experts.count
     assert len(data) == size * count
     return {
         piece["name"]: (
@@ -83,10 +84,12 @@ def stacked_experts(packed: Path, variant: dict[str, Any], layer: int) -> Tensor
     }
 
 
-def fused(variant: dict[str, Any], tensors: Tensors) -> Tensors:
+def fused(variant: Variant, tensors: Tensors) -> Tensors:
     """Rows of qkv and z gathered by key head into in_proj_qkvz, those of b and a into in_proj_ba."""
-    heads, ratio = variant["linear_key_heads"], variant["linear_value_heads"] // variant["linear_key_heads"]
-    key, value = variant["linear_key_dim"], ratio * variant["linear_value_dim"]
+    delta = variant.layers[variant.layers_with(GatedDelta)[0]].mixer
+    heads, key = delta.key_heads, delta.key_dim
+    ratio = delta.value_heads // heads
+    value = ratio * delta.value_dim
     result = {}
     for name, (dtype, rows) in tensors.items():
         owner, _, part = name.rpartition(".")

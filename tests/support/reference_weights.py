@@ -12,6 +12,7 @@ from golden.checkpoints import CHECKPOINTS
 from golden.elements import from_bf16
 from moeflux import QuantFormat
 from moeflux.models.config import variant_from_config
+from moeflux.models.layers import GatedDelta
 from moeflux.models.variants import Variant
 
 PLAIN = QuantFormat.plain("F32")
@@ -52,7 +53,7 @@ def load(name: str) -> tuple[Variant, ReferenceWeights]:
         canonical = key.replace("model.language_model.", "model.", 1).removeprefix("language_model.")
         if not key.startswith(UNUSED):
             tensors[canonical] = from_bf16(raw) if dtype == "BF16" else raw.astype(np.float32)
-    if variant.attention_gate:
+    if variant.model_type in ("qwen3_5_moe", "qwen3_next"):
         for key in tensors:
             if key.endswith(FOLDED_NORMS) or key == "model.norm.weight":
                 tensors[key] = tensors[key] + np.float32(1)
@@ -60,15 +61,15 @@ def load(name: str) -> tuple[Variant, ReferenceWeights]:
     for layer in range(variant.num_layers):
         at = f"model.layers.{layer}."
         if f"{at}linear_attn.in_proj_qkvz.weight" in tensors:
-            tensors |= unfuse(variant, tensors, f"{at}linear_attn.")
+            tensors |= unfuse(variant.layers[layer].mixer, variant.hidden_size, tensors, f"{at}linear_attn.")
         if f"{at}mlp.experts.gate_up_proj" in tensors:
             both, down = tensors[f"{at}mlp.experts.gate_up_proj"], tensors[f"{at}mlp.experts.down_proj"]
-            half = variant.moe_intermediate
+            half = variant.experts.intermediate
             if both.shape[1] != 2 * half:
                 both, down = both.swapaxes(1, 2), down.swapaxes(1, 2)
-            experts |= {(layer, e): (both[e, :half], both[e, half:], down[e]) for e in range(variant.num_experts)}
-        elif variant.mlp_kinds[layer] == "moe":
-            for e in range(variant.num_experts):
+            experts |= {(layer, e): (both[e, :half], both[e, half:], down[e]) for e in range(variant.experts.count)}
+        elif layer in variant.moe_layers:
+            for e in range(variant.experts.count):
                 parts = ("gate_proj", "up_proj", "down_proj")
                 experts[layer, e] = tuple(tensors[f"{at}mlp.experts.{e}.{part}.weight"] for part in parts)
     vectors = ("norm.weight", "conv1d.weight")
@@ -76,13 +77,13 @@ def load(name: str) -> tuple[Variant, ReferenceWeights]:
     return variant, ReferenceWeights(named, experts)
 
 
-def unfuse(v: Variant, tensors: dict[str, np.ndarray], at: str) -> dict[str, np.ndarray]:
+def unfuse(d: GatedDelta, hidden: int, tensors: dict[str, np.ndarray], at: str) -> dict[str, np.ndarray]:
     """qwen3_next fuses its inputs by key head: [q | k | v of its value heads | z of them], [b of them | a of them]."""
-    shared_by = v.linear_value_heads // v.linear_key_heads
-    cuts = np.cumsum([v.linear_key_dim, v.linear_key_dim, shared_by * v.linear_value_dim])
-    by_head = tensors[f"{at}in_proj_qkvz.weight"].reshape(v.linear_key_heads, -1, v.hidden_size)
-    q, k, value, z = (part.reshape(-1, v.hidden_size) for part in np.split(by_head, cuts, axis=1))
-    by_head = tensors[f"{at}in_proj_ba.weight"].reshape(v.linear_key_heads, -1, v.hidden_size)
-    b, a = (part.reshape(-1, v.hidden_size) for part in np.split(by_head, 2, axis=1))
+    shared_by = d.value_heads // d.key_heads
+    cuts = np.cumsum([d.key_dim, d.key_dim, shared_by * d.value_dim])
+    by_head = tensors[f"{at}in_proj_qkvz.weight"].reshape(d.key_heads, -1, hidden)
+    q, k, value, z = (part.reshape(-1, hidden) for part in np.split(by_head, cuts, axis=1))
+    by_head = tensors[f"{at}in_proj_ba.weight"].reshape(d.key_heads, -1, hidden)
+    b, a = (part.reshape(-1, hidden) for part in np.split(by_head, 2, axis=1))
     parts = {"in_proj_qkv": np.concatenate([q, k, value]), "in_proj_z": z, "in_proj_b": b, "in_proj_a": a}
     return {f"{at}{name}.weight": matrix for name, matrix in parts.items()}

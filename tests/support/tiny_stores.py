@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moeflux import Variant
+from moeflux.models.layers import DenseMlp, GatedDelta, GroupedAttention
+from support.flat import flat
 
 BYTES = {"U8": 1, "U32": 4, "BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I32": 4, "I64": 8}
 
@@ -74,7 +76,7 @@ def hybrid(model_type: str = "qwen3_next", **changes: Any) -> Variant:
         "moe_intermediate": 32,
         "shared_intermediate": 96,
     }
-    return Variant(**(fields | changes))
+    return flat(**(fields | changes))
 
 
 def latent(**changes: Any) -> Variant:
@@ -108,7 +110,7 @@ def latent(**changes: Any) -> Variant:
         "num_groups": 2,
         "groups_per_token": 1,
     }
-    return Variant(**(fields | changes))
+    return flat(**(fields | changes))
 
 
 # ---- Tensors ----------------------------------------------------------------------------------------------------
@@ -121,54 +123,54 @@ def shapes(v: Variant, split_kv: bool = False) -> tuple[dict[str, tuple[int, ...
     plain: dict[str, tuple[int, ...]] = {"model.norm.weight": (h,)}
     if not v.tied_embeddings:
         matrices["lm_head"] = (v.vocab_size, h)
-    for i, (kind, mlp) in enumerate(zip(v.layer_kinds, v.mlp_kinds, strict=True)):
-        at = f"model.layers.{i}"
+    for i, layer in enumerate(v.layers):
+        at, mixer, rest = f"model.layers.{i}", layer.mixer, layer.feed_forward
         plain |= {f"{at}.input_layernorm.weight": (h,), f"{at}.post_attention_layernorm.weight": (h,)}
-        if kind == "linear":
-            key, value = v.linear_key_heads * v.linear_key_dim, v.linear_value_heads * v.linear_value_dim
+        if isinstance(mixer, GatedDelta):
+            key, value = mixer.key_heads * mixer.key_dim, mixer.value_heads * mixer.value_dim
             la = f"{at}.linear_attn"
             matrices |= {f"{la}.in_proj_qkv": (2 * key + value, h), f"{la}.in_proj_z": (value, h)}
-            matrices |= {f"{la}.in_proj_{x}": (v.linear_value_heads, h) for x in "ab"}
+            matrices |= {f"{la}.in_proj_{x}": (mixer.value_heads, h) for x in "ab"}
             matrices[f"{la}.out_proj"] = (h, value)
-            plain[f"{la}.conv1d.weight"] = (2 * key + value, v.conv_kernel, 1)
-            plain |= {f"{la}.{x}": (v.linear_value_heads,) for x in ("A_log", "dt_bias")}
-            plain[f"{la}.norm.weight"] = (v.linear_value_dim,)
-        elif v.attention == "gqa":
-            sa, kv = f"{at}.self_attn", v.num_kv_heads * v.head_dim
-            heads = v.num_heads * v.head_dim
-            matrices |= {f"{sa}.q_proj": (heads * (1 + v.attention_gate), h), f"{sa}.o_proj": (h, heads)}
+            plain[f"{la}.conv1d.weight"] = (2 * key + value, mixer.taps, 1)
+            plain |= {f"{la}.{x}": (mixer.value_heads,) for x in ("A_log", "dt_bias")}
+            plain[f"{la}.norm.weight"] = (mixer.value_dim,)
+        elif isinstance(mixer, GroupedAttention):
+            sa, kv = f"{at}.self_attn", mixer.kv_heads * mixer.head_dim
+            heads = mixer.heads * mixer.head_dim
+            matrices |= {f"{sa}.q_proj": (heads * (1 + mixer.gate), h), f"{sa}.o_proj": (h, heads)}
             matrices |= {f"{sa}.{x}_proj": (kv, h) for x in "kv"}
-            plain |= {f"{sa}.{x}_norm.weight": (v.head_dim,) for x in "qk"}
+            plain |= {f"{sa}.{x}_norm.weight": (mixer.head_dim,) for x in "qk"}
         else:
-            sa, q_out = f"{at}.self_attn", v.num_heads * (v.qk_nope_dim + v.qk_rope_dim)
-            if v.q_lora_rank:
-                matrices |= {f"{sa}.q_a_proj": (v.q_lora_rank, h), f"{sa}.q_b_proj": (q_out, v.q_lora_rank)}
-                plain[f"{sa}.q_a_layernorm.weight"] = (v.q_lora_rank,)
+            sa, q_out = f"{at}.self_attn", mixer.heads * (mixer.nope_dim + mixer.rope.dim)
+            if mixer.q_rank:
+                matrices |= {f"{sa}.q_a_proj": (mixer.q_rank, h), f"{sa}.q_b_proj": (q_out, mixer.q_rank)}
+                plain[f"{sa}.q_a_layernorm.weight"] = (mixer.q_rank,)
             else:
                 matrices[f"{sa}.q_proj"] = (q_out, h)
-            matrices[f"{sa}.kv_a_proj_with_mqa"] = (v.kv_lora_rank + v.qk_rope_dim, h)
-            plain[f"{sa}.kv_a_layernorm.weight"] = (v.kv_lora_rank,)
+            matrices[f"{sa}.kv_a_proj_with_mqa"] = (mixer.kv_rank + mixer.rope.dim, h)
+            plain[f"{sa}.kv_a_layernorm.weight"] = (mixer.kv_rank,)
             if split_kv:
-                matrices[f"{sa}.embed_q"] = (v.num_heads, v.kv_lora_rank, v.qk_nope_dim)
-                matrices[f"{sa}.unembed_out"] = (v.num_heads, v.v_head_dim, v.kv_lora_rank)
+                matrices[f"{sa}.embed_q"] = (mixer.heads, mixer.kv_rank, mixer.nope_dim)
+                matrices[f"{sa}.unembed_out"] = (mixer.heads, mixer.v_dim, mixer.kv_rank)
             else:
-                matrices[f"{sa}.kv_b_proj"] = (v.num_heads * (v.qk_nope_dim + v.v_head_dim), v.kv_lora_rank)
-            matrices[f"{sa}.o_proj"] = (h, v.num_heads * v.v_head_dim)
+                matrices[f"{sa}.kv_b_proj"] = (mixer.heads * (mixer.nope_dim + mixer.v_dim), mixer.kv_rank)
+            matrices[f"{sa}.o_proj"] = (h, mixer.heads * mixer.v_dim)
 
         def mlp_matrices(name: str, m: int) -> dict[str, tuple[int, ...]]:
             return {f"{name}.gate_proj": (m, h), f"{name}.up_proj": (m, h), f"{name}.down_proj": (h, m)}
 
-        if mlp == "dense":
-            matrices |= mlp_matrices(f"{at}.mlp", v.dense_intermediate)
+        if isinstance(rest, DenseMlp):
+            matrices |= mlp_matrices(f"{at}.mlp", rest.intermediate)
             continue
-        matrices[f"{at}.mlp.gate"] = (v.num_experts, h)
-        if v.router == "noaux_tc":
-            plain[f"{at}.mlp.gate.e_score_correction_bias"] = (v.num_experts,)
-        if v.shared_expert == "gated":
+        matrices[f"{at}.mlp.gate"] = (rest.count, h)
+        if rest.router.scoring == "noaux_tc":
+            plain[f"{at}.mlp.gate.e_score_correction_bias"] = (rest.count,)
+        if rest.shared and rest.shared.gated:
             matrices[f"{at}.mlp.shared_expert_gate"] = (1, h)
-            matrices |= mlp_matrices(f"{at}.mlp.shared_expert", v.shared_intermediate)
-        if v.shared_expert == "plain":
-            matrices |= mlp_matrices(f"{at}.mlp.shared_experts", v.shared_intermediate)
+            matrices |= mlp_matrices(f"{at}.mlp.shared_expert", rest.shared.intermediate)
+        elif rest.shared:
+            matrices |= mlp_matrices(f"{at}.mlp.shared_experts", rest.shared.intermediate)
     return matrices, plain
 
 
@@ -184,7 +186,7 @@ def tensors(v: Variant, split_kv: bool = False) -> dict[str, Raw]:
 def expert_stacks(v: Variant) -> dict[str, Raw]:
     out: dict[str, Raw] = {}
     for i in v.moe_layers:
-        at, e, m, h = f"model.layers.{i}.mlp.switch_mlp", v.num_experts, v.moe_intermediate, v.hidden_size
+        at, e, m, h = f"model.layers.{i}.mlp.switch_mlp", v.experts.count, v.experts.intermediate, v.hidden_size
         for name, shape in (("gate_proj", (e, m, h)), ("up_proj", (e, m, h)), ("down_proj", (e, h, m))):
             out |= quantised(f"{at}.{name}", shape)
     return out
@@ -193,9 +195,10 @@ def expert_stacks(v: Variant) -> dict[str, Raw]:
 def fuse(v: Variant, stored: dict[str, Raw]) -> dict[str, Raw]:
     """The four input projections of linear layers as qwen3_next keeps them: two matrices, rows grouped by key head."""
     out = dict(stored)
-    heads, dk, r = v.linear_key_heads, v.linear_key_dim, v.linear_value_heads // v.linear_key_heads
-    dv, key = r * v.linear_value_dim, v.linear_key_heads * v.linear_key_dim
-    for i in v.linear_layers:
+    for i in v.layers_with(GatedDelta):
+        mixer = v.layers[i].mixer
+        heads, dk, r = mixer.key_heads, mixer.key_dim, mixer.value_heads // mixer.key_heads
+        dv, key = r * mixer.value_dim, heads * dk
         for part in ("weight", "scales", "biases"):
             at = f"model.layers.{i}.linear_attn.in_proj_"
             if f"{at}qkv.{part}" not in out:

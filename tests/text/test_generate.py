@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import moeflux
 from golden import checkpoints
 from moeflux import StateError, builtin
+from moeflux.models.layers import GatedDelta
 from moeflux.text.generate import Generation
 from moeflux.text.reuse import NEAR, checkpoint_places, reach
 from moeflux.text.sampling import log_probabilities
@@ -313,7 +314,7 @@ def walk(count: int, seed: int) -> list[int]:
 def test_reuse_is_exact(models: dict[str, moeflux.Model], name: str) -> None:
     model = models[name]
     session = model.session(max_context=512)
-    recurrent = "linear" in model.variant.layer_kinds
+    recurrent = bool(model.variant.layers_with(GatedDelta))
     system, first, answer, second = (walk(count, seed) for seed, count in enumerate((30, 25, 12, 40)))
     opened = [*system, *first, 7]
 

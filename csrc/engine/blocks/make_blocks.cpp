@@ -33,7 +33,7 @@ std::vector<LayerBlocks> make_blocks(const Variant& variant) {
   const Stream stream = {variant.hidden_size, static_cast<float>(variant.rms_norm_eps)};
   std::vector<LayerBlocks> blocks;
   RoutedExpertsBlock* before = nullptr;  // of the layer before
-  for (const Layer& layer : layers_of(variant)) {
+  for (const Layer& layer : variant.layers) {
     LayerBlocks& made = blocks.emplace_back();
     made.mixer = mixer_block(layer.mixer, stream);
     if (const RoutedExperts* experts = layer.experts()) {

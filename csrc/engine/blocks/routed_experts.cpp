@@ -27,7 +27,7 @@ void RoutedExpertsBlock::place(ScratchLayout& layout) {
 
 void RoutedExpertsBlock::want(WorkSizes& sizes, int64_t rows) const {
   const int64_t k = shape_.per_token;
-  sizes.products = std::max(sizes.products, shape_.experts);
+  sizes.products = std::max(sizes.products, shape_.count);
   sizes.pairs = std::max(sizes.pairs, rows * k);
   // A row for each pair of token and expert; the hidden state twice for the look-ahead, or for an expert's gate and up
   // in groups of different sizes.

@@ -8,11 +8,11 @@ namespace moeflux {
 void ExpertRouter::place(ScratchLayout& layout) {
   const int64_t n = layout.rows();
   const int64_t m = std::min(n, most_guess_rows);
-  layout.place(own_.logits, "router", n * shape_.experts);
+  layout.place(own_.logits, "router", n * shape_.count);
   layout.place(own_.ids, "ids", n * shape_.per_token);
   layout.place(own_.weights, "weights", n * shape_.per_token);
   layout.place(guessed_normed_, "guessed normed", m * stream_.width);
-  layout.place(guessed_.logits, "guessed router", m * shape_.experts);
+  layout.place(guessed_.logits, "guessed router", m * shape_.count);
   layout.place(guessed_.ids, "guessed ids", m * shape_.per_token);
   layout.place(guessed_.weights, "guessed weights", m * shape_.per_token);
 }
@@ -45,7 +45,7 @@ void ExpertRouter::record(Commands& commands, const Scratch& s, const std::optio
 void ExpertRouter::record_choice(Commands& commands, const Choice& choice, int64_t n) const {
   const Router& router = shape_.router;
   const RouteArgs args = {.logits = choice.logits,
-                          .experts = shape_.experts,
+                          .experts = shape_.count,
                           .k = shape_.per_token,
                           .normalize = router.normalize,
                           .scaling = static_cast<float>(router.scaling),

@@ -13,7 +13,7 @@ LookAhead look_ahead_mode(const std::string& word) {
 }
 
 ExpertGroups::Shape groups_shape(const Variant& v, const EngineOptions& options) {
-  return {v.num_experts, options.chunk * v.experts_per_token};
+  return {v.experts().count, options.chunk * v.experts().per_token};
 }
 
 }  // namespace
@@ -23,7 +23,7 @@ ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const Engi
     : backend_(backend),
       slots_(store, backend, options, open),
       prefetcher_(store.variant, look_ahead_mode(options.look_ahead)),
-      feed_(slots_, prefetcher_, store.variant.num_experts),
+      feed_(slots_, prefetcher_, store.variant.experts().count),
       picks_(groups_shape(store.variant, options)),
       resident_(slots_, store.variant.num_layers(), backend.runs_ahead()),
       describe_(concat(slots_.describe(), ", cache ", options.cache, ", look-ahead ", options.look_ahead,
@@ -35,8 +35,8 @@ int64_t ExpertSide::planned_slots(const StoreDirectory& store, const EngineOptio
 
 int64_t ExpertSide::planned_tables(const StoreDirectory& store, const EngineOptions& options) {
   const Variant& v = store.variant;
-  return ExpertSlots::planned_tables(store, options) + Prefetcher::planned_tables(v.num_experts) +
-         ExpertFeed::planned_tables(v.num_experts) + Picks::planned_tables(groups_shape(v, options));
+  return ExpertSlots::planned_tables(store, options) + Prefetcher::planned_tables(v.experts().count) +
+         ExpertFeed::planned_tables(v.experts().count) + Picks::planned_tables(groups_shape(v, options));
 }
 
 int64_t ExpertSide::tables() const { return slots_.tables() + prefetcher_.tables() + feed_.tables() + picks_.tables(); }

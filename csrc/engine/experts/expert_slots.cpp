@@ -54,7 +54,7 @@ int64_t checksum_bytes(const StoreDirectory& store, const EngineOptions& options
 }
 
 SlotCacheShape cache_shape(const StoreDirectory& store, const EngineOptions& options) {
-  return {store.variant.num_layers(), store.variant.num_experts, options.expert_slots, slot_layout(store).bytes};
+  return {store.variant.num_layers(), store.variant.experts().count, options.expert_slots, slot_layout(store).bytes};
 }
 
 bool has_slots_for_all(const StoreDirectory& store, const EngineOptions& options) {

@@ -89,10 +89,10 @@ void PrefillGovernor::add(const Call& call) {
 constexpr int64_t single_parts = 4;
 
 Prefetcher::Prefetcher(const Variant& variant, LookAhead mode)
-    : governor_(mode), prefill_governor_(mode), experts_per_token_(variant.experts_per_token) {
+    : governor_(mode), prefill_governor_(mode), experts_per_token_(variant.experts().per_token) {
   for (int64_t layer = 0; layer < variant.num_layers(); ++layer) has_experts_.push_back(variant.is_moe(layer));
-  reserve_lists(lists_, variant.num_experts);
-  lists_.seen.resize(static_cast<size_t>(variant.num_experts));
+  reserve_lists(lists_, variant.experts().count);
+  lists_.seen.resize(static_cast<size_t>(variant.experts().count));
 }
 
 int64_t Prefetcher::rows(int64_t layer, int64_t n) const {

@@ -146,19 +146,19 @@ def _synth(arguments: argparse.Namespace) -> int:
 def _asked_variant(arguments: argparse.Namespace) -> Variant:
     """The model to imitate, with the shape that the flags give it. Its top-k is its own: nothing about it is lossy."""
     from moeflux.models.config import variant_from_config
-    from moeflux.models.variants import preset
+    from moeflux.models.layers import RoutedExperts
+    from moeflux.models.presets import preset
 
     model = preset(arguments.variant) if arguments.variant else variant_from_config(arguments.config)
-    shape = {
-        "vocab_size": arguments.vocab,
-        "num_experts": arguments.experts,
-        "experts_per_token": arguments.experts_per_token,
-    }
-    changes = {field: value for field, value in shape.items() if value is not None}
+    asked = {"count": arguments.experts, "per_token": arguments.experts_per_token}
+    experts = {field: value for field, value in asked.items() if value is not None}
+    shape = {} if arguments.vocab is None else {"vocab_size": arguments.vocab}
     if arguments.layers is not None:
         model = model.with_layers(arguments.layers)
-    if changes or arguments.layers is not None:
-        model = dataclasses.replace(model, name=f"{model.name}-synthetic", **changes)
+    if experts:
+        model = model.with_parts(RoutedExperts, **experts)
+    if shape or experts or arguments.layers is not None:
+        model = dataclasses.replace(model, name=f"{model.name}-synthetic", **shape)
     return model
 
 

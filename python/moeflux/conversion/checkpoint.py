@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from moeflux import files
 from moeflux._core import SafetensorsFile
 from moeflux.conversion.quantised import Fp8, Int4, quantisation_of
 from moeflux.errors import FormatError
+from moeflux.models.layers import GatedDelta, LatentAttention
 from moeflux.models.tensors import DenseShape, dense_shapes
 from moeflux.models.variants import QuantFormat, Variant
 from moeflux.stores.floats import FLOAT_BYTES, decode, encode, rounded
@@ -30,6 +31,8 @@ STORAGE = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4
 """How NumPy holds elements of each type; bf16 as its bits."""
 
 VISION = ("visual.", "vision_tower.", "mm_projector.", "multi_modal_projector.")
+
+T = TypeVar("T")
 
 QWEN_FOLDED_NORMS = ("input_layernorm", "post_attention_layernorm", "model.norm", "q_norm", "k_norm")
 """Published as w - 1 by qwen3_5_moe and qwen3_next. linear_attn.norm is not."""
@@ -314,13 +317,19 @@ class Checkpoint:
 
     def _split_kv_b(self, owner: str, part: str, shape: tuple[int, ...]) -> Matrix:
         """kv_b_proj holds for each head the rows of keys, then those of values."""
-        v = self.variant
-        stored = self._take_shared(f"{owner}.kv_b_proj.weight", (v.kv_b_out, v.kv_lora_rank))
-        head = v.qk_nope_dim + v.v_head_dim
-        starts = range(0, v.kv_b_out, head)
+        mixer = self._mixer(owner, LatentAttention)
+        head = mixer.nope_dim + mixer.v_dim
+        stored = self._take_shared(f"{owner}.kv_b_proj.weight", (mixer.heads * head, mixer.kv_rank))
+        starts = range(0, mixer.heads * head, head)
         if part == "embed_q":
-            return Matrix(shape, tuple((stored, at, at + v.qk_nope_dim) for at in starts), transposed=True)
-        return Matrix(shape, tuple((stored, at + v.qk_nope_dim, at + head) for at in starts))
+            return Matrix(shape, tuple((stored, at, at + mixer.nope_dim) for at in starts), transposed=True)
+        return Matrix(shape, tuple((stored, at + mixer.nope_dim, at + head) for at in starts))
+
+    def _mixer(self, owner: str, kind: type[T]) -> T:
+        """Of the layer that a tensor's owner belongs to."""
+        mixer = self.variant.layers[_layer_of(owner)].mixer
+        assert isinstance(mixer, kind)
+        return mixer
 
     def _is_fused(self, owner: str) -> bool:
         names = (f"{owner}.in_proj_qkvz.weight", f"{owner}.in_proj_ba.weight")
@@ -328,17 +337,17 @@ class Checkpoint:
 
     def _unfused(self, owner: str, part: str, shape: tuple[int, ...]) -> Matrix:
         """One of four projections kept in two matrices, whose rows are grouped by key head: q, k, v, z and b, a."""
-        v = self.variant
-        ratio = v.linear_value_heads // v.linear_key_heads
-        values = ratio * v.linear_value_dim
+        mixer = self._mixer(owner, GatedDelta)
+        ratio = mixer.value_heads // mixer.key_heads
+        values = ratio * mixer.value_dim
         if part in ("in_proj_qkv", "in_proj_z"):
-            name, sizes = "in_proj_qkvz", {"q": v.linear_key_dim, "k": v.linear_key_dim, "v": values, "z": values}
+            name, sizes = "in_proj_qkvz", {"q": mixer.key_dim, "k": mixer.key_dim, "v": values, "z": values}
         else:
             name, sizes = "in_proj_ba", {"b": ratio, "a": ratio}
         begins = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
         group = sum(sizes.values())
-        rows = group * v.linear_key_heads
-        stored = self._take_shared(f"{owner}.{name}.weight", (rows, v.hidden_size))
+        rows = group * mixer.key_heads
+        stored = self._take_shared(f"{owner}.{name}.weight", (rows, self.variant.hidden_size))
         runs = []
         for wanted in part.removeprefix("in_proj_"):
             starts = range(begins[wanted], rows, group)
@@ -359,12 +368,12 @@ class Checkpoint:
         prefix = f"model.layers.{layer}.mlp.experts"
         if f"{prefix}.gate_up_proj" in self._free:
             return self._stacked(prefix)
-        shapes = {"gate_proj": (v.moe_intermediate, v.hidden_size), "up_proj": (v.moe_intermediate, v.hidden_size)}
-        shapes["down_proj"] = (v.hidden_size, v.moe_intermediate)
+        m, h = v.experts.intermediate, v.hidden_size
+        shapes = {"gate_proj": (m, h), "up_proj": (m, h), "down_proj": (h, m)}
         take = self._packed if isinstance(self._quantised, Int4) else self._whole
         each = [
             [take(f"{prefix}.{expert}.{name}.weight", shape) for name, shape in shapes.items()]
-            for expert in range(v.num_experts)
+            for expert in range(v.experts.count)
         ]
         return lambda expert: each[expert]
 
@@ -389,7 +398,7 @@ class Checkpoint:
     def _stacked(self, prefix: str) -> Callable[[int], list[Matrix | Packed]]:
         """[experts, output, input] each, or both the other way round: with experts in a model that sees."""
         v = self.variant
-        e, m, h = v.num_experts, v.moe_intermediate, v.hidden_size
+        e, m, h = v.experts.count, v.experts.intermediate, v.hidden_size
         names = (f"{prefix}.gate_up_proj", f"{prefix}.down_proj")
         shapes, turned = ((e, 2 * m, h), (e, h, m)), ((e, h, 2 * m), (e, m, h))
         if tuple(self._free[name].shape if name in self._free else () for name in names) == turned:

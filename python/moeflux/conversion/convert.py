@@ -80,7 +80,7 @@ class ConvertPlan:
         layers = len(v.moe_layers)
         lines = [
             f"source    {self.source} ({kinds[self.kind]})",
-            f"model     {v.name}: {v.model_type}, {v.num_layers} layers, {v.num_experts} experts",
+            f"model     {v.name}: {v.model_type}, {v.num_layers} layers, {v.experts.count} experts",
             f"dense     {size_text(self.dense_bytes)} in {self.dense_tensors} tensors (matrices: {formats})",
             f"experts   {size_text(layers * self.layer_bytes)} in {layers} files of {size_text(self.layer_bytes)}, "
             f"{size_text(self.expert_bytes)} each ({self.expert_format})",
@@ -226,7 +226,7 @@ def compare(content: Content, partial: Path, check: str, progress: Progress) -> 
     """Makes experts (and for "full" dense tensors) once more from the source and compares bytes. Returns how many."""
     if check == "none":
         return 0
-    last = content.variant.num_experts - 1
+    last = content.variant.experts.count - 1
     chosen = range(last + 1) if check == "full" else sorted({0, min(1, last), (last + 1) // 2, last})
     size = content.layout.bytes
     layers = content.variant.moe_layers

@@ -26,7 +26,7 @@ __all__ = ["content_of_checkpoint"]
 def content_of_checkpoint(folder: Path, config: dict[str, Any], variant: Variant, asked: ConvertFormat) -> Content:
     source = Checkpoint(folder, config, variant)
     experts = _experts(source, asked)
-    layout = ExpertLayout(variant.hidden_size, variant.moe_intermediate, experts.gate, experts.up, experts.down)
+    layout = ExpertLayout(variant.hidden_size, variant.experts.intermediate, experts.gate, experts.up, experts.down)
 
     def read_experts(layer: int, first: int, count: int) -> np.ndarray:
         data = np.empty(count * layout.bytes, np.uint8)

@@ -70,14 +70,14 @@ class Content:
 
     def __post_init__(self) -> None:
         v, formats = self.variant, self.experts
-        layout = ExpertLayout(v.hidden_size, v.moe_intermediate, formats.gate, formats.up, formats.down)
+        layout = ExpertLayout(v.hidden_size, v.experts.intermediate, formats.gate, formats.up, formats.down)
         object.__setattr__(self, "layout", layout)
         tensors = [tensor for unit in self.dense for tensor in unit.tensors]
         object.__setattr__(self, "placed", packed.place_tensors(tensors))
 
     @property
     def layer_bytes(self) -> int:
-        return self.layout.bytes * self.variant.num_experts
+        return self.layout.bytes * self.variant.experts.count
 
     @property
     def dense_bytes(self) -> int:
@@ -175,7 +175,7 @@ class Packer:
             self.tensor_sums |= tensors
             return sum(self.content.placed[name].bytes for name in tensors)
         known = type(layer) is int and type(first) is int and layer in self.expert_sums and isinstance(sums, list)
-        if known and _are_sums(sums) and 0 <= first <= self.content.variant.num_experts - len(sums):
+        if known and _are_sums(sums) and 0 <= first <= self.content.variant.experts.count - len(sums):
             self.expert_sums[layer] |= dict(enumerate(sums, start=first))
             return len(sums) * self.content.layout.bytes
         raise FormatError(
@@ -218,8 +218,8 @@ class Packer:
     def _missing(self, layer: int, most: int) -> Iterator[tuple[int, int]]:
         """Runs (first, count) of at most `most` experts that are not on disk."""
         run: list[int] = []
-        for expert in range(self.content.variant.num_experts + 1):
-            absent = expert < self.content.variant.num_experts and expert not in self.expert_sums[layer]
+        for expert in range(self.content.variant.experts.count + 1):
+            absent = expert < self.content.variant.experts.count and expert not in self.expert_sums[layer]
             if run and (not absent or len(run) == most):
                 yield run[0], len(run)
                 run = []

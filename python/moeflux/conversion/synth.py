@@ -31,6 +31,7 @@ from moeflux.conversion.destination import (
 )
 from moeflux.conversion.packer import Content, DenseUnit
 from moeflux.errors import StateError, found
+from moeflux.models.layers import LatentAttention
 from moeflux.models.tensors import DenseShape, dense_shapes
 from moeflux.models.variants import QuantFormat, Variant
 from moeflux.models.write_config import config_of
@@ -46,7 +47,7 @@ BLOCK_ELEMENTS = 4 << 20  # of a dense matrix in memory at a time, per thread
 
 # Sizes (root mean square) of what the parts of a layer yield for input of size 1, measured on random weights.
 SWIGLU = 0.6
-ATTENTION = {"gqa": 0.45, "mla": 0.6}  # gates lower it
+LATENT, GATED = 0.6, 0.45
 SHARED = 0.4  # the shared direction, against 1 for what is a token's own
 SPREAD, POPULAR = 0.4, 0.75
 """In deviations of a router's logits: all experts lie within +-SPREAD, and an eighth of them have POPULAR more."""
@@ -65,10 +66,10 @@ class SynthReport:
 
     def __str__(self) -> str:
         rate = self.bytes / max(self.seconds, 1e-9)
-        v = self.variant
+        v, experts = self.variant, self.variant.experts.count
         return "\n".join(
             [
-                f"model     {v.name}: {v.model_type}, {v.num_layers} layers, {v.num_experts} experts, seed {self.seed}",
+                f"model     {v.name}: {v.model_type}, {v.num_layers} layers, {experts} experts, seed {self.seed}",
                 f"format    {self.format}",
                 f"wrote     {size_text(self.bytes)} in {time_text(self.seconds)} ({size_text(rate)}/s) to {self.path}",
                 f"finger    {self.fingerprint}",
@@ -108,10 +109,13 @@ def content_of(variant: Variant, asked: ConvertFormat, seed: int) -> Content:
     experts = asked.of_experts(variant)
     config = json.dumps(config_of(variant), indent=2) + "\n"
     binding = {"journal": 1, "seed": str(seed), "format": str(asked), "variant": variant.to_dict()}
-    layout = ExpertLayout(variant.hidden_size, variant.moe_intermediate, experts.gate, experts.up, experts.down)
+    hidden, intermediate = variant.hidden_size, variant.experts.intermediate
+    layout = ExpertLayout(hidden, intermediate, experts.gate, experts.up, experts.down)
     sizes = expert_sizes(variant)
     storages = (experts.gate, experts.up, experts.down)
-    shapes = ((variant.moe_intermediate, variant.hidden_size),) * 2 + ((variant.hidden_size, variant.moe_intermediate),)
+    shapes = ((variant.experts.intermediate, variant.hidden_size),) * 2 + (
+        (variant.hidden_size, variant.experts.intermediate),
+    )
 
     buffers = threading.local()  # fresh memory for every piece would cost more than the numbers do
 
@@ -196,8 +200,8 @@ def shared_direction(variant: Variant, seed: int) -> np.ndarray:
 
 def popularity(variant: Variant, seed: int, layer: int) -> np.ndarray:
     """Each expert's advantage in deviations of the logits: in random order, and alike in every group of experts."""
-    random, groups = stream(seed, "popularity", layer), max(1, variant.num_groups)
-    levels = np.linspace(-1, 1, variant.num_experts, dtype=np.float32).reshape(-1, groups)
+    random, groups = stream(seed, "popularity", layer), max(1, variant.experts.router.groups)
+    levels = np.linspace(-1, 1, variant.experts.count, dtype=np.float32).reshape(-1, groups)
     for _ in range(2):  # neighbours over the groups, then the levels of each group
         order = np.argsort(random.random_raw(levels.size).reshape(levels.shape), axis=1)
         levels = np.take_along_axis(levels, order, axis=1).T
@@ -215,7 +219,7 @@ def residual_size(variant: Variant) -> float:
 
 def expert_sizes(variant: Variant) -> tuple[float, float, float]:
     """Of gate, up and down. Outputs of K experts with weights that add up to one partly cancel: about K ** -0.5."""
-    mixed = SWIGLU * variant.experts_per_token**-0.5 * variant.routed_scaling
+    mixed = SWIGLU * variant.experts.per_token**-0.5 * variant.experts.router.scaling
     return 1.0, 1.0, residual_size(variant) / mixed
 
 
@@ -226,7 +230,8 @@ def output_size(name: str, variant: Variant) -> float:
     if name.endswith(".down_proj"):
         return residual_size(variant) / SWIGLU
     if name.endswith((".o_proj", ".out_proj")):
-        return residual_size(variant) / ATTENTION[variant.attention]
+        mixer = variant.layers[int(name.split(".")[2])].mixer
+        return residual_size(variant) / (LATENT if isinstance(mixer, LatentAttention) else GATED)
     return 1.0
 
 
@@ -254,7 +259,7 @@ def vector(wanted: DenseShape, variant: Variant, seed: int) -> np.ndarray:
         step = np.exp(np.log(0.01) + np.log(10) * flat)  # time steps from 0.001 to 0.1
         return np.log(np.expm1(step))
     if wanted.name.endswith("conv1d.weight"):
-        return flat * np.float32((3 / variant.conv_kernel) ** 0.5)
+        return flat * np.float32((3 / wanted.shape[1]) ** 0.5)
     if wanted.name.endswith("e_score_correction_bias"):
         layer = int(wanted.name.split(".")[2])
         return np.float32(0.14) * popularity(variant, seed, layer)  # two thirds of what the scores deviate by
@@ -270,9 +275,9 @@ def matrix(wanted: DenseShape, variant: Variant, storage: QuantFormat, seed: int
     fan_in = wanted.shape[1] if name.endswith(".embed_q") else 1 if name == "model.embed_tokens" else columns
     deviation = output_size(name, variant) / fan_in**0.5
     shift = None
-    if name == "model.embed_tokens" and variant.router == "softmax":
+    if name == "model.embed_tokens" and variant.experts.router.scoring == "softmax":
         shift = SHARED * shared_direction(variant, seed)
-    elif name.endswith(".mlp.gate") and variant.router == "softmax":
+    elif name.endswith(".mlp.gate") and variant.experts.router.scoring == "softmax":
         yield router(name, variant, storage, seed)
         return
     limit = max(1, BLOCK_ELEMENTS // columns)
@@ -283,7 +288,7 @@ def matrix(wanted: DenseShape, variant: Variant, storage: QuantFormat, seed: int
 
 def router(name: str, variant: Variant, storage: QuantFormat, seed: int) -> tuple[np.ndarray, ...]:
     """Noise that is blind to the direction that all tokens share, and as much of that as makes an expert popular."""
-    rows, columns = variant.num_experts, variant.hidden_size
+    rows, columns = variant.experts.count, variant.hidden_size
     layer = int(name.split(".")[2])
     direction = shared_direction(variant, seed)
     blind = noise(stream(seed, name), rows, columns, storage, columns**-0.5)

@@ -211,7 +211,7 @@ def manifest_places(path: Path) -> list[tuple[int, int, str]]:
 
 def expert_ranges(description: Description, sizes: dict[str, int], problems: list[Problem]) -> list[Range]:
     v, formats = description.variant, description.experts
-    size = ExpertLayout(v.hidden_size, v.moe_intermediate, formats.gate, formats.up, formats.down).bytes
+    size = ExpertLayout(v.hidden_size, v.experts.intermediate, formats.gate, formats.up, formats.down).bytes
     ranges = []
     for layer, sums in description.expert_sha256.items():
         name = f"{description.experts_directory}/{packed.layer_file(layer)}"

@@ -16,7 +16,7 @@ from moeflux import _core
 from moeflux._core import __version__, isas
 from moeflux.errors import DeviceError
 from moeflux.files import system_text
-from moeflux.models.variants import PRESETS
+from moeflux.models.presets import PRESETS
 from moeflux.sizes import size_text
 
 __all__ = ["Machine", "this_machine"]

@@ -12,8 +12,10 @@ from moeflux._core import ExpertFormats, ExpertLayout
 from moeflux.conversion.convert import content_of, is_mlx, matrix_formats
 from moeflux.errors import FormatError
 from moeflux.models.config import variant_from_config
+from moeflux.models.layers import GatedDelta, GroupedAttention, LatentAttention, SharedExpert
+from moeflux.models.presets import PRESETS, preset
 from moeflux.models.tensors import dense_shapes
-from moeflux.models.variants import PRESETS, QuantFormat, Variant, preset
+from moeflux.models.variants import QuantFormat, Variant
 from moeflux.sizes import size_text
 from moeflux.stores.costs import costs, costs_of_shape, dense_sizes, embedding_bytes
 from moeflux.stores.store import Store, is_packed, open_store
@@ -148,7 +150,7 @@ def _from_variant(target: str, kind: str, variant: Variant, missing: list[str] |
         matrices += quantised
         dense += size
         embedding += size if tensor.name.startswith("model.embed_tokens") else 0
-    layout = ExpertLayout(variant.hidden_size, variant.moe_intermediate, *(DEFAULT_FORMAT,) * 3)
+    layout = ExpertLayout(variant.hidden_size, variant.experts.intermediate, *(DEFAULT_FORMAT,) * 3)
     return Info(
         target=target,
         kind=kind,
@@ -167,20 +169,19 @@ def _from_variant(target: str, kind: str, variant: Variant, missing: list[str] |
 
 
 def _lines(info: Info) -> list[str]:
-    v = info.variant
-    attention = f"{v.num_heads} heads x {v.head_dim}"
-    latent = f", latent {v.kv_lora_rank} + {v.qk_rope_dim}"
-    attention += latent if v.attention == "mla" else f", {v.num_kv_heads} kv heads"
-    layers = f"{v.num_layers} ({len(v.full_layers)} full attention, {len(v.linear_layers)} gated delta-net)"
+    v, e = info.variant, info.variant.experts
+    full = v.layers_with(GroupedAttention, LatentAttention)
+    attends = list(dict.fromkeys(v.layers[layer].mixer for layer in full))
+    layers = f"{v.num_layers} ({len(full)} full attention, {len(v.layers_with(GatedDelta))} gated delta-net)"
     dense_layers = v.num_layers - len(v.moe_layers)
     rows = [
         ("model", f"{v.name} ({v.model_type}), {info.kind}"),
         ("layers", layers + (f", {dense_layers} dense" if dense_layers else "")),
         ("hidden, vocabulary", f"{v.hidden_size}, {v.vocab_size}" + (", tied" if v.tied_embeddings else "")),
-        ("attention", attention),
-        ("experts", f"{v.experts_per_token} of {v.num_experts} a layer, width {v.moe_intermediate}, {v.router} router"),
-        ("shared expert", v.shared_expert + (f", width {v.shared_intermediate}" if v.shared_intermediate else "")),
-        ("rope", f"{v.rope}, theta {v.rope_theta:g}, {v.rotary_dim} of {v.head_dim} dimensions"),
+        *[("attention", _attention(mixer)) for mixer in attends],
+        ("experts", f"{e.per_token} of {e.count} a layer, width {e.intermediate}, {e.router.scoring} router"),
+        ("shared expert", _shared(e.shared)),
+        *[("rope", text) for text in dict.fromkeys(map(_rope, attends))],
         ("dense weights", f"{size_text(info.dense_bytes)} in {info.dense_tensors} tensors"),
         ("  formats", ", ".join(f"{name} x {count}" for name, count in info.formats.items())),
         ("routed experts", f"{size_text(info.routed_bytes)}: {info.experts} x {size_text(info.expert_bytes)}"),
@@ -203,3 +204,22 @@ def _lines(info: Info) -> list[str]:
     if info.kind in ("config", "preset"):
         rows.append(("note", f"sizes are those of a conversion with every matrix {DEFAULT_FORMAT}"))
     return [f"{label:<20}{text}" for label, text in rows]
+
+
+def _attention(mixer: GroupedAttention | LatentAttention) -> str:
+    rest = f"{mixer.kv_heads} kv heads" if isinstance(mixer, GroupedAttention) else _latent(mixer)
+    return f"{mixer.heads} heads x {mixer.head_dim}, {rest}"
+
+
+def _latent(mixer: LatentAttention) -> str:
+    return f"latent {mixer.kv_rank} + {mixer.rope.dim}"
+
+
+def _rope(mixer: GroupedAttention | LatentAttention) -> str:
+    turn = mixer.rope
+    kind = "yarn" if turn.yarn else "vanilla"
+    return f"{kind}, theta {turn.theta:g}, {turn.dim} of {mixer.head_dim} dimensions"
+
+
+def _shared(shared: SharedExpert | None) -> str:
+    return f"{'gated' if shared.gated else 'plain'}, width {shared.intermediate}" if shared else "none"

@@ -10,7 +10,22 @@ from typing import Any
 
 from moeflux import files
 from moeflux.errors import FormatError
-from moeflux.models.variants import MAX_CONTEXT, Variant, interval_kinds, yarn_mscale
+from moeflux.models.layers import (
+    DenseMlp,
+    FeedForward,
+    GatedDelta,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+    Mixer,
+    Rope,
+    RoutedExperts,
+    Router,
+    SharedExpert,
+    Yarn,
+    yarn_mscale,
+)
+from moeflux.models.variants import MAX_CONTEXT, Variant
 
 ARCHITECTURES = {
     "qwen3_5_moe": "qwen3_5_moe",
@@ -61,7 +76,7 @@ IRRELEVANT_BESIDE_TEXT = IRRELEVANT | frozenset(
     """.split()
 )
 
-ATTENTION_KINDS = {"full_attention": "full", "linear_attention": "linear"}
+ATTENTION_KINDS = ("full_attention", "linear_attention")
 
 _REQUIRED = object()
 
@@ -205,9 +220,6 @@ def common(fields: Fields, declared: str, name: str) -> dict[str, Any]:
         "rms_norm_eps": fields.number("rms_norm_eps"),
         "max_context": fields.count("max_position_embeddings"),
         "tied_embeddings": fields.flag("tie_word_embeddings", False),
-        "num_heads": fields.count("num_attention_heads"),
-        "experts_per_token": fields.count("num_experts_per_tok"),
-        "moe_intermediate": fields.count("moe_intermediate_size"),
         "eos_ids": eos_ids,
         "bos_id": fields.count("bos_token_id", -1, least=0),
     }
@@ -223,8 +235,37 @@ def expert_count(fields: Fields, *names: str) -> int:
     return count
 
 
-def rope(fields: Fields) -> tuple[Fields, dict[str, Any]]:
-    """The rope parameters, wherever the config keeps them, and the variant's fields that follow from them alone.
+def rope(fields: Fields, dim: int, *, heeds_factor: bool = False) -> Rope:
+    """Of architectures that rotate all `dim` channels that can be rotated, whatever partial_rotary_factor says: only
+    with YaRN does transformers heed it, and then fails. `heeds_factor`: of one that would rotate a part."""
+    parameters, yarn = rope_parameters(fields)
+    if heeds_factor:
+        parameters.only("partial_rotary_factor", 1.0)
+    if yarn:
+        factor = parameters.number("partial_rotary_factor", 1.0)
+        if factor != 1.0:
+            raise parameters.fail("partial_rotary_factor", "1 with YaRN, for implementations differ about others")
+    parameters.seen.add("partial_rotary_factor")
+    return finished(parameters, dim, yarn)
+
+
+def partial_rope(fields: Fields, head_dim: int) -> Rope:
+    """Of architectures that rotate a part of each head."""
+    parameters, yarn = rope_parameters(fields)
+    factor = parameters.number("partial_rotary_factor")
+    if not 0 < factor <= 1:
+        raise parameters.fail("partial_rotary_factor", "a number above 0 and up to 1")
+    return finished(parameters, int(head_dim * factor), yarn)
+
+
+def finished(parameters: Fields, dim: int, yarn: Yarn | None) -> Rope:
+    made = Rope(dim=dim, theta=parameters.number("rope_theta"), yarn=yarn)
+    parameters.finish(frozenset())
+    return made
+
+
+def rope_parameters(fields: Fields) -> tuple[Fields, Yarn | None]:
+    """The rope parameters, wherever the config keeps them.
 
     Either one object `rope_parameters`, or `rope_theta` and `partial_rotary_factor` beside an object `rope_scaling`
     that is absent or null where nothing is scaled. Where a config has both, they must agree.
@@ -244,16 +285,13 @@ def rope(fields: Fields) -> tuple[Fields, dict[str, Any]]:
     kind = parameters.get("rope_type", str, "a string", "default")
     if kind not in ("default", "mrope", "yarn"):
         raise parameters.fail("rope_type", "'default' or 'yarn'")
-    shape: dict[str, Any] = {"rope": "vanilla", "rope_theta": parameters.number("rope_theta")}
     # Sections of image positions; text has the same position in all of them.
     parameters.seen |= {"mrope_section", "mrope_interleaved"}
-    if kind == "yarn":
-        shape |= yarn(parameters)
-    return parameters, shape
+    return parameters, read_yarn(parameters) if kind == "yarn" else None
 
 
-def yarn(parameters: Fields) -> dict[str, Any]:
-    """The variant's YaRN. transformers ignores a coefficient that is alone or 0; mlx-lm and DeepSeek's own code take 1
+def read_yarn(parameters: Fields) -> Yarn:
+    """transformers ignores a coefficient that is alone or 0; mlx-lm and DeepSeek's own code take 1
     and 0 for absent ones. Where that makes another magnitude, nobody knows what the model was trained with."""
     parameters.only("attention_factor", None)
     parameters.only("truncate", True)
@@ -270,39 +308,31 @@ def yarn(parameters: Fields) -> dict[str, Any]:
         raise parameters.fail(
             alone, "both mscale and mscale_all_dim above 0, for implementations differ about one alone"
         )
-    return {
-        "rope": "yarn",
-        "yarn_factor": factor,
-        "yarn_original_context": parameters.count("original_max_position_embeddings"),
-        "yarn_beta_fast": parameters.number("beta_fast", 32.0),
-        "yarn_beta_slow": parameters.number("beta_slow", 1.0),
-        "yarn_mscale": mscale or 0.0,
-        "yarn_mscale_all_dim": all_dim or 0.0,
-    }
+    return Yarn(
+        factor=factor,
+        original_context=parameters.count("original_max_position_embeddings"),
+        beta_fast=parameters.number("beta_fast", 32.0),
+        beta_slow=parameters.number("beta_slow", 1.0),
+        mscale=mscale or 0.0,
+        mscale_all_dim=all_dim or 0.0,
+    )
 
 
-def whole_head_rotates(parameters: Fields, rope: str) -> None:
-    """Of architectures that rotate all that can be rotated, whatever partial_rotary_factor says: only with YaRN does
-    transformers heed it, and then fails."""
-    factor = parameters.number("partial_rotary_factor", 1.0)
-    if rope == "yarn" and factor != 1.0:
-        raise parameters.fail("partial_rotary_factor", "1 with YaRN, for implementations differ about others")
-
-
-def attention_kinds(fields: Fields, layers: int) -> tuple[str, ...]:
-    """From `layer_types`, from `full_attention_interval`, or from both where they agree."""
+def full_layers(fields: Fields, layers: int) -> list[bool]:
+    """Which attend in full: from `layer_types`, from `full_attention_interval`, or from both where they agree."""
     names = fields.get("layer_types", list, "a list", None)
     interval = fields.count("full_attention_interval", None)
     if names is None and interval is None:
         raise fields.fail("layer_types", f"{layers} layer types, or a full_attention_interval")
+    regular = [interval is not None and (i + 1) % interval == 0 for i in range(layers)]
     if names is None:
-        return interval_kinds(layers, interval)
+        return regular
     if len(names) != layers or not all(isinstance(kind, str) and kind in ATTENTION_KINDS for kind in names):
         raise fields.fail("layer_types", f"{layers} entries of {' or '.join(ATTENTION_KINDS)}")
-    kinds = tuple(ATTENTION_KINDS[kind] for kind in names)
-    if interval is not None and kinds != interval_kinds(layers, interval):
+    full = [kind == "full_attention" for kind in names]
+    if interval is not None and full != regular:
         raise fields.fail("full_attention_interval", "the interval that layer_types shows")
-    return kinds
+    return full
 
 
 def layer_count(fields: Fields) -> int:
@@ -319,53 +349,64 @@ def read_qwen(fields: Fields, declared: str, name: str) -> Variant:
     """qwen3_5_moe, qwen3_next (both with gated delta-net layers) and qwen3_moe (full attention only)."""
     hybrid = ARCHITECTURES[declared] != "qwen3_moe"
     layers = layer_count(fields)
-    shape = common(fields, declared, name)
-    shape["num_kv_heads"] = fields.count("num_key_value_heads")
-    shape["head_dim"] = fields.count("head_dim", _REQUIRED if hybrid else shape["hidden_size"] // shape["num_heads"])
-    shape["num_experts"] = expert_count(fields, "num_experts", "num_local_experts")
-
-    parameters, rope_shape = rope(fields)
-    shape |= rope_shape
+    shared = common(fields, declared, name)
     if hybrid:
-        factor = parameters.number("partial_rotary_factor")
-        if not 0 < factor <= 1:
-            raise parameters.fail("partial_rotary_factor", "a number above 0 and up to 1")
-        shape["rotary_dim"] = int(shape["head_dim"] * factor)
-        fields.only("attn_output_gate", True)
-        shape |= {
-            "attention_gate": True,
-            "layer_kinds": attention_kinds(fields, layers),
-            "linear_key_heads": fields.count("linear_num_key_heads"),
-            "linear_value_heads": fields.count("linear_num_value_heads"),
-            "linear_key_dim": fields.count("linear_key_head_dim"),
-            "linear_value_dim": fields.count("linear_value_head_dim"),
-            "conv_kernel": fields.count("linear_conv_kernel_dim"),
-            "shared_expert": "gated",
-            "shared_intermediate": fields.count("shared_expert_intermediate_size"),
-        }
+        mixers = hybrid_mixers(fields, layers)
     else:
-        whole_head_rotates(parameters, shape["rope"])
+        heads = fields.count("num_attention_heads")
+        head_dim = fields.count("head_dim", shared["hidden_size"] // heads)
+        mixers = [grouped(fields, heads, head_dim, rope(fields, head_dim))] * layers
         # What these would add or leave out, this architecture does not have; some checkpoints say so.
         for field, value in (("qkv_bias", False), ("use_qk_norm", True), ("shared_expert_intermediate_size", 0)):
             fields.only(field, value)
         fields.only("layer_types", None, ["full_attention"] * layers)
-        shape |= {"rotary_dim": shape["head_dim"], "layer_kinds": ("full",) * layers, "shared_expert": "none"}
-    parameters.finish(frozenset())
     fields.only("use_sliding_window", False)
     fields.seen.add("sliding_window")  # its size, were it used
 
-    dense = dense_qwen_layers(fields, layers)
-    intermediate = fields.count("intermediate_size", 0)
-    shape["mlp_kinds"] = tuple("dense" if i in dense else "moe" for i in range(layers))
-    shape["dense_intermediate"] = intermediate if dense else 0
+    rest = qwen_feed_forwards(fields, declared, layers)
+    return Variant(layers=tuple(map(Layer, mixers, rest)), **shared)
+
+
+def grouped(fields: Fields, heads: int, head_dim: int, turn: Rope, *, gate: bool = False) -> GroupedAttention:
+    kv_heads = fields.count("num_key_value_heads")
+    return GroupedAttention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope=turn, gate=gate)
+
+
+def hybrid_mixers(fields: Fields, layers: int) -> list[Mixer]:
+    fields.only("attn_output_gate", True)
+    heads, head_dim = fields.count("num_attention_heads"), fields.count("head_dim")
+    full = grouped(fields, heads, head_dim, partial_rope(fields, head_dim), gate=True)
+    delta = GatedDelta(
+        key_heads=fields.count("linear_num_key_heads"),
+        value_heads=fields.count("linear_num_value_heads"),
+        key_dim=fields.count("linear_key_head_dim"),
+        value_dim=fields.count("linear_value_head_dim"),
+        taps=fields.count("linear_conv_kernel_dim"),
+    )
+    return [full if attends else delta for attends in full_layers(fields, layers)]
+
+
+def qwen_feed_forwards(fields: Fields, declared: str, layers: int) -> list[FeedForward]:
+    hybrid = ARCHITECTURES[declared] != "qwen3_moe"
     if declared == "qwen3_next":
         fields.said("norm_topk_prob")
     # In models that see there is no such switch: their weights are always normalised.
     always = declared not in ("qwen3_next", "qwen3_moe")
-    shape["normalize_topk"] = fields.flag("norm_topk_prob", hybrid or always)
+    normalize = fields.flag("norm_topk_prob", hybrid or always)
     if always:
         fields.only("norm_topk_prob", True)
-    return Variant(attention="gqa", router="softmax", **shape)
+    experts = RoutedExperts(
+        count=expert_count(fields, "num_experts", "num_local_experts"),
+        per_token=fields.count("num_experts_per_tok"),
+        intermediate=fields.count("moe_intermediate_size"),
+        router=Router(scoring="softmax", normalize=normalize),
+        shared=SharedExpert(intermediate=fields.count("shared_expert_intermediate_size"), gated=True)
+        if hybrid
+        else None,
+    )
+    dense = dense_qwen_layers(fields, layers)
+    mlp = DenseMlp(intermediate=fields.count("intermediate_size", 0))
+    return [mlp if layer in dense else experts for layer in range(layers)]
 
 
 def dense_qwen_layers(fields: Fields, layers: int) -> set[int]:
@@ -381,52 +422,31 @@ def read_deepseek(fields: Fields, declared: str, name: str) -> Variant:
     """deepseek_v3, kimi_k2, and glm4_moe_lite, of which less need be said."""
     lite = declared == "glm4_moe_lite"
     layers = layer_count(fields)
-    shape = common(fields, declared, name)
     for field, value in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid"), ("rope_interleave", True)):
         fields.only(field, value)
     if not lite:
         fields.said("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts")
-    q_lora_rank = 0 if "q_lora_rank" in fields.values else 768 if lite else 1536
-    fields.seen.add("head_dim")  # some tools write the rope part here, some the whole; the parts below decide
-    shape |= {
-        "num_kv_heads": fields.count("num_key_value_heads", shape["num_heads"]),
-        "q_lora_rank": fields.count("q_lora_rank", q_lora_rank, least=0),
-        "kv_lora_rank": fields.count("kv_lora_rank"),
-        "qk_nope_dim": fields.count("qk_nope_head_dim"),
-        "qk_rope_dim": fields.count("qk_rope_head_dim"),
-        "v_head_dim": fields.count("v_head_dim"),
-        "num_experts": expert_count(fields, "n_routed_experts", "num_experts", "num_local_experts"),
-        "num_groups": fields.count("n_group", 1),
-        "groups_per_token": fields.count("topk_group", 1),
-        "routed_scaling": fields.number("routed_scaling_factor"),
-        "normalize_topk": fields.flag("norm_topk_prob", True),
-    }
-    if shape["experts_per_token"] == 1 and shape["normalize_topk"]:
-        raise fields.fail("norm_topk_prob", "false with one expert a token, for implementations differ about true")
-    shape["head_dim"] = shape["qk_nope_dim"] + shape["qk_rope_dim"]
-    shape["rotary_dim"] = shape["qk_rope_dim"]
-
-    parameters, rope_shape = rope(fields)
-    shape |= rope_shape
-    if lite:
-        parameters.only("partial_rotary_factor", 1.0)
-    whole_head_rotates(parameters, shape["rope"])
-    parameters.finish(frozenset())
-
-    shape["layer_kinds"] = ("full",) * layers
-    shape["mlp_kinds"] = dense_first(fields, layers, lite)
-    shape["dense_intermediate"] = fields.count("intermediate_size", 0) if "dense" in shape["mlp_kinds"] else 0
+    q_rank = 0 if "q_lora_rank" in fields.values else 768 if lite else 1536
+    # Some tools write the rope part in head_dim, some the whole; every head has its own key, whatever is said of them.
+    fields.seen |= {"head_dim", "num_key_value_heads"}
+    mixer = LatentAttention(
+        heads=fields.count("num_attention_heads"),
+        q_rank=fields.count("q_lora_rank", q_rank, least=0),
+        kv_rank=fields.count("kv_lora_rank"),
+        nope_dim=fields.count("qk_nope_head_dim"),
+        v_dim=fields.count("v_head_dim"),
+        rope=rope(fields, fields.count("qk_rope_head_dim"), heeds_factor=lite),
+    )
+    dense = dense_first(fields, layers, lite)
+    rest = [DenseMlp(intermediate=fields.count("intermediate_size", 0))] * dense
+    rest += [deepseek_experts(fields, lite)] * (layers - dense)
     fields.seen.add("intermediate_size")
-
-    shared = fields.count("n_shared_experts", 1 if lite else 0, least=0)
-    shape["shared_expert"] = "plain" if shared else "none"
-    shape["shared_intermediate"] = shared * shape["moe_intermediate"]
-    return Variant(attention="mla", router="noaux_tc", **shape)
+    return Variant(layers=tuple(Layer(mixer, part) for part in rest), **common(fields, declared, name))
 
 
-def dense_first(fields: Fields, layers: int, lite: bool) -> tuple[str, ...]:
-    """So many dense layers, then those with experts. Of glm4_moe_lite, transformers reads `mlp_layer_types` alone and
-    mlx-lm `first_k_dense_replace` alone: what is not there means one dense layer, and they must agree."""
+def dense_first(fields: Fields, layers: int, lite: bool) -> int:
+    """How many dense layers come before those with experts. Of glm4_moe_lite, transformers reads `mlp_layer_types`
+    alone and mlx-lm `first_k_dense_replace` alone: what is not there means one dense layer, and they must agree."""
     dense = min(fields.count("first_k_dense_replace", 1 if lite else 0, least=0), layers)
     fields.only("moe_layer_freq", 1)  # transformers takes no notice of another
     if lite:
@@ -435,4 +455,25 @@ def dense_first(fields: Fields, layers: int, lite: bool) -> tuple[str, ...]:
             raise fields.fail(
                 "mlp_layer_types", f"{dense} dense layers, as first_k_dense_replace says, then sparse ones"
             )
-    return ("dense",) * dense + ("moe",) * (layers - dense)
+    return dense
+
+
+def deepseek_experts(fields: Fields, lite: bool) -> RoutedExperts:
+    per_token, intermediate = fields.count("num_experts_per_tok"), fields.count("moe_intermediate_size")
+    normalize = fields.flag("norm_topk_prob", True)
+    if per_token == 1 and normalize:
+        raise fields.fail("norm_topk_prob", "false with one expert a token, for implementations differ about true")
+    shared = fields.count("n_shared_experts", 1 if lite else 0, least=0)
+    return RoutedExperts(
+        count=expert_count(fields, "n_routed_experts", "num_experts", "num_local_experts"),
+        per_token=per_token,
+        intermediate=intermediate,
+        router=Router(
+            scoring="noaux_tc",
+            normalize=normalize,
+            scaling=fields.number("routed_scaling_factor"),
+            groups=fields.count("n_group", 1),
+            groups_kept=fields.count("topk_group", 1),
+        ),
+        shared=SharedExpert(intermediate=shared * intermediate) if shared else None,
+    )

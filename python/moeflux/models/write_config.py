@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 from moeflux.errors import FormatError
 from moeflux.models.config import read_config
+from moeflux.models.layers import DenseMlp, GatedDelta, GroupedAttention, LatentAttention, Rope
 from moeflux.models.variants import Variant
 
 __all__ = ["config_of"]
+
+T = TypeVar("T")
 
 NOT_IN_CONFIG = ("name", "think_start_id", "think_end_id", "lossy")
 """What a config.json cannot say."""
@@ -17,6 +21,7 @@ NOT_IN_CONFIG = ("name", "think_start_id", "think_end_id", "lossy")
 
 def config_of(variant: Variant) -> dict[str, Any]:
     """FormatError where a config.json of that architecture cannot express the variant."""
+    experts = variant.experts
     config = {
         "model_type": variant.model_type,
         "hidden_act": "silu",
@@ -26,83 +31,117 @@ def config_of(variant: Variant) -> dict[str, Any]:
         "rms_norm_eps": variant.rms_norm_eps,
         "max_position_embeddings": variant.max_context,
         "tie_word_embeddings": variant.tied_embeddings,
-        "num_attention_heads": variant.num_heads,
-        "num_key_value_heads": variant.num_kv_heads,
-        "num_experts_per_tok": variant.experts_per_token,
-        "moe_intermediate_size": variant.moe_intermediate,
-        "norm_topk_prob": variant.normalize_topk,
-        "rope_parameters": _rope(variant),
+        "num_experts_per_tok": experts.per_token,
+        "moe_intermediate_size": experts.intermediate,
+        "norm_topk_prob": experts.router.normalize,
         "eos_token_id": list(variant.eos_ids),
         "bos_token_id": variant.bos_id if variant.bos_id >= 0 else None,
         "torch_dtype": "bfloat16",
     }
-    config |= _deepseek(variant) if variant.attention == "mla" else _qwen(variant)
+    config |= _deepseek(variant) if variant.model_type == "deepseek_v3" else _qwen(variant)
     unspoken = {key: getattr(variant, key) for key in NOT_IN_CONFIG}
     found = dataclasses.replace(read_config(config, "config.json", variant.name), **unspoken)
-    for field in dataclasses.fields(Variant):
-        wanted, got = getattr(variant, field.name), getattr(found, field.name)
-        if wanted != got:
-            raise FormatError(
-                f"{variant.name}: {field.name}: expected a value that a {variant.model_type} config.json can express, "
-                f"found {wanted!r:.80}, which would read back as {got!r:.80}"
-            )
+    for wanted, got, field in _differences(variant, found):
+        raise FormatError(
+            f"{variant.name}: {field}: expected a value that a {variant.model_type} config.json can express, "
+            f"found {wanted!r:.80}, which would read back as {got!r:.80}"
+        )
     return config
 
 
-def _rope(v: Variant) -> dict[str, Any]:
-    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": v.rope_theta}
-    if (v.attention == "gqa" and v.rotary_dim != v.head_dim) or v.attention_gate:
-        parameters["partial_rotary_factor"] = v.rotary_dim / v.head_dim
-    if v.rope == "yarn":
+def _differences(wanted: Any, got: Any, at: str = "") -> Iterator[tuple[Any, Any, str]]:
+    """(one, the other, where) of values that are not alike, each as deep down as can be said."""
+    if type(wanted) is type(got) and dataclasses.is_dataclass(wanted):
+        for field in dataclasses.fields(wanted):
+            where = f"{at}.{field.name}" if at else field.name
+            yield from _differences(getattr(wanted, field.name), getattr(got, field.name), where)
+    elif isinstance(wanted, tuple) and isinstance(got, tuple) and len(wanted) == len(got):
+        for i, pair in enumerate(zip(wanted, got, strict=True)):
+            yield from _differences(*pair, f"{at}[{i}]")
+    elif wanted != got:
+        yield wanted, got, at
+
+
+def _first(variant: Variant, kind: type[T]) -> T | None:
+    """The first part of that kind."""
+    parts = (part for layer in variant.layers for part in (layer.mixer, layer.feed_forward))
+    return next((part for part in parts if isinstance(part, kind)), None)
+
+
+def _rope(rope: Rope, head_dim: int | None) -> dict[str, Any]:
+    """`head_dim`: where a part of it may turn."""
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.theta}
+    if head_dim:
+        parameters["partial_rotary_factor"] = rope.dim / head_dim
+    if rope.yarn:
         parameters |= {
             "rope_type": "yarn",
-            "factor": v.yarn_factor,
-            "original_max_position_embeddings": v.yarn_original_context,
-            "beta_fast": v.yarn_beta_fast,
-            "beta_slow": v.yarn_beta_slow,
+            "factor": rope.yarn.factor,
+            "original_max_position_embeddings": rope.yarn.original_context,
+            "beta_fast": rope.yarn.beta_fast,
+            "beta_slow": rope.yarn.beta_slow,
         }
         # An absent coefficient is 0 in a variant, and only there.
-        scales = {"mscale": v.yarn_mscale, "mscale_all_dim": v.yarn_mscale_all_dim}
+        scales = {"mscale": rope.yarn.mscale, "mscale_all_dim": rope.yarn.mscale_all_dim}
         parameters |= {key: value for key, value in scales.items() if value}
-    return parameters
+    return {"rope_parameters": parameters}
+
+
+def _dense_intermediate(variant: Variant) -> int | None:
+    dense = _first(variant, DenseMlp)
+    return dense.intermediate if dense else None
 
 
 def _qwen(v: Variant) -> dict[str, Any]:
+    hybrid = v.model_type != "qwen3_moe"
+    # Of a kind that no layer is of, a config.json says the sizes all the same.
+    full = _first(v, GroupedAttention) or GroupedAttention(heads=1, kv_heads=1, head_dim=2, rope=Rope(dim=2, theta=1.0))
     config: dict[str, Any] = {
-        "head_dim": v.head_dim,
-        "num_experts": v.num_experts,
+        "num_attention_heads": full.heads,
+        "num_key_value_heads": full.kv_heads,
+        "head_dim": full.head_dim,
+        "num_experts": v.experts.count,
         "decoder_sparse_step": 1,
-        "mlp_only_layers": [layer for layer, kind in enumerate(v.mlp_kinds) if kind == "dense"],
-        "intermediate_size": v.dense_intermediate or None,
+        "mlp_only_layers": list(v.layers_with(DenseMlp)),
+        "intermediate_size": _dense_intermediate(v),
+        **_rope(full.rope, full.head_dim if hybrid else None),
     }
-    if v.model_type == "qwen3_moe":
+    if not hybrid:
         return config
+    delta = _first(v, GatedDelta) or GatedDelta(key_heads=1, value_heads=1, key_dim=1, value_dim=1, taps=2)
+    kinds = {GroupedAttention: "full_attention", GatedDelta: "linear_attention"}
     return config | {
-        "layer_types": [f"{kind}_attention" for kind in v.layer_kinds],
-        "linear_num_key_heads": v.linear_key_heads,
-        "linear_num_value_heads": v.linear_value_heads,
-        "linear_key_head_dim": v.linear_key_dim,
-        "linear_value_head_dim": v.linear_value_dim,
-        "linear_conv_kernel_dim": v.conv_kernel,
-        "shared_expert_intermediate_size": v.shared_intermediate,
+        "layer_types": [kinds.get(type(layer.mixer), "?") for layer in v.layers],
+        "linear_num_key_heads": delta.key_heads,
+        "linear_num_value_heads": delta.value_heads,
+        "linear_key_head_dim": delta.key_dim,
+        "linear_value_head_dim": delta.value_dim,
+        "linear_conv_kernel_dim": delta.taps,
+        "shared_expert_intermediate_size": v.experts.shared.intermediate if v.experts.shared else None,
     }
 
 
 def _deepseek(v: Variant) -> dict[str, Any]:
+    mixer, experts = _first(v, LatentAttention), v.experts
+    if mixer is None:
+        raise FormatError(f"{v.name}: layers: expected latent attention, which a {v.model_type} config.json describes")
     return {
+        "num_attention_heads": mixer.heads,
+        "num_key_value_heads": mixer.heads,
         "topk_method": "noaux_tc",
         "scoring_func": "sigmoid",
-        "q_lora_rank": v.q_lora_rank or None,
-        "kv_lora_rank": v.kv_lora_rank,
-        "qk_nope_head_dim": v.qk_nope_dim,
-        "qk_rope_head_dim": v.qk_rope_dim,
-        "v_head_dim": v.v_head_dim,
-        "n_routed_experts": v.num_experts,
-        "n_shared_experts": v.shared_intermediate // v.moe_intermediate,
-        "n_group": v.num_groups,
-        "topk_group": v.groups_per_token,
-        "routed_scaling_factor": v.routed_scaling,
-        "first_k_dense_replace": v.first_dense_layers,
+        "q_lora_rank": mixer.q_rank or None,
+        "kv_lora_rank": mixer.kv_rank,
+        "qk_nope_head_dim": mixer.nope_dim,
+        "qk_rope_head_dim": mixer.rope.dim,
+        "v_head_dim": mixer.v_dim,
+        "n_routed_experts": experts.count,
+        "n_shared_experts": experts.shared.intermediate // experts.intermediate if experts.shared else 0,
+        "n_group": experts.router.groups,
+        "topk_group": experts.router.groups_kept,
+        "routed_scaling_factor": experts.router.scaling,
+        "first_k_dense_replace": v.moe_layers[0],
         "moe_layer_freq": 1,
-        "intermediate_size": v.dense_intermediate or None,
+        "intermediate_size": _dense_intermediate(v),
+        **_rope(mixer.rope, None),
     }

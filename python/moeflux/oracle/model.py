@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from moeflux.models.layers import DenseMlp, GatedDelta, GroupedAttention, LatentAttention, Mixer, RoutedExperts
 from moeflux.models.variants import Variant
 from moeflux.oracle.ops import (
     attention,
@@ -19,6 +20,7 @@ from moeflux.oracle.ops import (
     expert_ffn,
     gated_delta,
     gated_rms_norm,
+    latent_scale,
     matmul,
     mla_attention,
     residual_add,
@@ -60,13 +62,13 @@ class LinearState(NamedTuple):
 State = KeyValueState | LatentState | LinearState
 
 
-def empty_state(variant: Variant, layer: int) -> State:
-    if variant.layer_kinds[layer] == "linear":
-        heads, dv, dk = variant.linear_value_heads, variant.linear_value_dim, variant.linear_key_dim
-        return LinearState(np.zeros((variant.conv_kernel - 1, variant.conv_channels)), np.zeros((heads, dv, dk)))
-    if variant.attention == "mla":
-        return LatentState(np.zeros((0, variant.kv_lora_rank)), np.zeros((0, variant.qk_rope_dim)))
-    rows = np.zeros((0, variant.num_kv_heads, variant.head_dim))
+def empty_state(mixer: Mixer) -> State:
+    if isinstance(mixer, GatedDelta):
+        recurrent = (mixer.value_heads, mixer.value_dim, mixer.key_dim)
+        return LinearState(np.zeros((mixer.taps - 1, mixer.channels)), np.zeros(recurrent))
+    if isinstance(mixer, LatentAttention):
+        return LatentState(np.zeros((0, mixer.kv_rank)), np.zeros((0, mixer.rope.dim)))
+    rows = np.zeros((0, mixer.kv_heads, mixer.head_dim))
     return KeyValueState(rows, rows)
 
 
@@ -100,71 +102,74 @@ class Widened:
 
 
 def full_attention(
-    v: Variant, w: Widened, at: str, x: Array, positions: Array, state: KeyValueState
+    a: GroupedAttention, eps: float, w: Widened, at: str, x: Array, positions: Array, state: KeyValueState
 ) -> tuple[Array, KeyValueState]:
-    """Grouped-query attention with q/k norm, and an output gate where the variant has one. x [n, h] -> [n, h]"""
+    """Grouped-query attention with q/k norm, and an output gate where the model has one. x [n, h] -> [n, h]"""
     n = len(x)
-    q = matmul(x, w(f"{at}q_proj")).reshape(n, v.num_heads, -1)
+    q = matmul(x, w(f"{at}q_proj")).reshape(n, a.heads, -1)
     gate = None
-    if v.attention_gate:
-        q, gate = q[..., : v.head_dim], q[..., v.head_dim :]
-    k = matmul(x, w(f"{at}k_proj")).reshape(n, v.num_kv_heads, v.head_dim)
-    value = matmul(x, w(f"{at}v_proj")).reshape(n, v.num_kv_heads, v.head_dim)
-    q = rms_norm_heads(q, w(f"{at}q_norm.weight"), v.rms_norm_eps)
-    k = rms_norm_heads(k, w(f"{at}k_norm.weight"), v.rms_norm_eps)
-    turn = {"frequencies": rope_frequencies(v), "interleaved": False, "magnitude": rope_magnitude(v)}
+    if a.gate:
+        q, gate = q[..., : a.head_dim], q[..., a.head_dim :]
+    k = matmul(x, w(f"{at}k_proj")).reshape(n, a.kv_heads, a.head_dim)
+    value = matmul(x, w(f"{at}v_proj")).reshape(n, a.kv_heads, a.head_dim)
+    q = rms_norm_heads(q, w(f"{at}q_norm.weight"), eps)
+    k = rms_norm_heads(k, w(f"{at}k_norm.weight"), eps)
+    turn = {"frequencies": rope_frequencies(a.rope), "interleaved": False, "magnitude": rope_magnitude(a.rope)}
     q, k = rope(q, positions, **turn), rope(k, positions, **turn)
     state = KeyValueState(np.concatenate([state.k, k]), np.concatenate([state.v, value]))
-    out = attention(q, state.k, state.v, v.softmax_scale)
+    out = attention(q, state.k, state.v, a.head_dim**-0.5)
     if gate is not None:
         out = sigmoid_gate(out, gate)
     return matmul(out.reshape(n, -1), w(f"{at}o_proj")), state
 
 
 def latent_attention(
-    v: Variant, w: Widened, at: str, x: Array, positions: Array, state: LatentState, absorbed: bool
+    a: LatentAttention, w: Widened, at: str, x: Array, positions: Array, state: LatentState, absorbed: bool
 ) -> tuple[Array, LatentState]:
     """x [n, h] -> [n, h]"""
     n = len(x)
-    if v.q_lora_rank:
+    if a.q_rank:
         q = rms_norm(matmul(x, w(f"{at}q_a_proj")), w(f"{at}q_a_layernorm.weight"), LATENT_EPS)
         q = matmul(q, w(f"{at}q_b_proj"))
     else:
         q = matmul(x, w(f"{at}q_proj"))
-    q = q.reshape(n, v.num_heads, v.head_dim)
+    q = q.reshape(n, a.heads, a.head_dim)
     kv = matmul(x, w(f"{at}kv_a_proj_with_mqa"))
-    latent = rms_norm(kv[:, : v.kv_lora_rank], w(f"{at}kv_a_layernorm.weight"), LATENT_EPS)
-    turn = {"frequencies": rope_frequencies(v), "interleaved": True, "magnitude": rope_magnitude(v)}
-    q_pe = rope(q[..., v.qk_nope_dim :], positions, **turn)
-    k_pe = rope(kv[:, None, v.kv_lora_rank :], positions, **turn)[:, 0]
+    latent = rms_norm(kv[:, : a.kv_rank], w(f"{at}kv_a_layernorm.weight"), LATENT_EPS)
+    turn = {"frequencies": rope_frequencies(a.rope), "interleaved": True, "magnitude": rope_magnitude(a.rope)}
+    q_pe = rope(q[..., a.nope_dim :], positions, **turn)
+    k_pe = rope(kv[:, None, a.kv_rank :], positions, **turn)[:, 0]
     state = LatentState(np.concatenate([state.latent, latent]), np.concatenate([state.k_pe, k_pe]))
-    keys, values = latent_matrices(v, w, at)
-    q_nope = q[..., : v.qk_nope_dim]
-    out = mla_attention(q_nope, q_pe, state.latent, state.k_pe, keys, values, v.softmax_scale, absorbed=absorbed)
+    keys, values = latent_matrices(a, w, at)
+    scale = latent_scale(a.head_dim, a.rope)
+    q_nope = q[..., : a.nope_dim]
+    out = mla_attention(q_nope, q_pe, state.latent, state.k_pe, keys, values, scale, absorbed=absorbed)
     return matmul(out.reshape(n, -1), w(f"{at}o_proj")), state
 
 
-def latent_matrices(v: Variant, w: Widened, at: str) -> tuple[Array, Array]:
+def latent_matrices(a: LatentAttention, w: Widened, at: str) -> tuple[Array, Array]:
     """The matrices from latent to keys [heads, nope, rank] and to values [heads, v, rank], stored together or apart."""
     if w.has(f"{at}kv_b_proj"):
-        both = w(f"{at}kv_b_proj").reshape(v.num_heads, v.qk_nope_dim + v.v_head_dim, v.kv_lora_rank)
-        return both[:, : v.qk_nope_dim], both[:, v.qk_nope_dim :]
+        both = w(f"{at}kv_b_proj").reshape(a.heads, a.nope_dim + a.v_dim, a.kv_rank)
+        return both[:, : a.nope_dim], both[:, a.nope_dim :]
     return w(f"{at}embed_q").transpose(0, 2, 1), w(f"{at}unembed_out")
 
 
-def linear_attention(v: Variant, w: Widened, at: str, x: Array, state: LinearState) -> tuple[Array, LinearState]:
-    """Gated delta-net. x [n, h] -> [n, h]"""
+def gated_delta_net(
+    d: GatedDelta, eps: float, w: Widened, at: str, x: Array, state: LinearState
+) -> tuple[Array, LinearState]:
+    """x [n, h] -> [n, h]"""
     n = len(x)
     qkv = matmul(x, w(f"{at}in_proj_qkv"))
-    z = matmul(x, w(f"{at}in_proj_z")).reshape(n, v.linear_value_heads, v.linear_value_dim)
+    z = matmul(x, w(f"{at}in_proj_z")).reshape(n, d.value_heads, d.value_dim)
     alpha, b = matmul(x, w(f"{at}in_proj_a")), matmul(x, w(f"{at}in_proj_b"))
-    mixed, conv_state = conv1d(qkv, state.conv, w(f"{at}conv1d.weight").reshape(v.conv_channels, v.conv_kernel))
-    q, k, value = np.split(mixed, [v.linear_total_key, 2 * v.linear_total_key], axis=-1)
-    keys = (n, v.linear_key_heads, v.linear_key_dim)
+    mixed, conv_state = conv1d(qkv, state.conv, w(f"{at}conv1d.weight").reshape(d.channels, d.taps))
+    q, k, value = np.split(mixed, [d.key_width, 2 * d.key_width], axis=-1)
+    keys = (n, d.key_heads, d.key_dim)
     q, k = delta_net_query_key(q.reshape(keys), k.reshape(keys))
     decay, beta = delta_net_gates(alpha, b, w(f"{at}A_log"), w(f"{at}dt_bias"))
     out, recurrent = gated_delta(q, k, value.reshape(z.shape), decay, beta, state.recurrent)
-    out = gated_rms_norm(out, z, w(f"{at}norm.weight"), v.rms_norm_eps)
+    out = gated_rms_norm(out, z, w(f"{at}norm.weight"), eps)
     return matmul(out.reshape(n, -1), w(f"{at}out_proj")), LinearState(conv_state, recurrent)
 
 
@@ -173,35 +178,33 @@ def feed_forward(w: Widened, at: str, x: Array) -> Array:
     return expert_ffn(x, w(f"{at}gate_proj"), w(f"{at}up_proj"), w(f"{at}down_proj"))
 
 
-def route(v: Variant, w: Widened, layer: int, x: Array) -> tuple[Array, Array]:
+def route(e: RoutedExperts, w: Widened, at: str, x: Array) -> tuple[Array, Array]:
     """Which experts, and how much of each. x [n, h] -> ids [n, K], weights [n, K]"""
-    at = f"model.layers.{layer}.mlp.gate"
-    logits = matmul(x, w(at))
-    if v.router == "softmax":
-        return route_softmax(logits, v.experts_per_token, normalize=v.normalize_topk)
+    logits = matmul(x, w(f"{at}gate"))
+    if e.router.scoring == "softmax":
+        return route_softmax(logits, e.per_token, normalize=e.router.normalize)
     return route_grouped(
         logits,
-        w(f"{at}.e_score_correction_bias"),
-        v.experts_per_token,
-        groups=v.num_groups,
-        groups_kept=v.groups_per_token,
-        normalize=v.normalize_topk,
-        scaling=v.routed_scaling,
+        w(f"{at}gate.e_score_correction_bias"),
+        e.per_token,
+        groups=e.router.groups,
+        groups_kept=e.router.groups_kept,
+        normalize=e.router.normalize,
+        scaling=e.router.scaling,
     )
 
 
-def expert_block(v: Variant, w: Widened, layer: int, x: Array, residual: Array) -> Array:
+def expert_block(e: RoutedExperts, w: Widened, index: int, at: str, x: Array, residual: Array) -> Array:
     """residual + routed experts + shared expert. x and residual [n, h] -> [n, h]"""
-    at = f"model.layers.{layer}.mlp."
-    ids, weights = route(v, w, layer, x)
+    ids, weights = route(e, w, at, x)
     outputs = np.empty((*ids.shape, x.shape[1]))
     for expert in np.unique(ids):
         rows, slots = np.nonzero(ids == expert)
-        outputs[rows, slots] = expert_ffn(x[rows], *w.expert(layer, int(expert)))
+        outputs[rows, slots] = expert_ffn(x[rows], *w.expert(index, int(expert)))
     shared = None
-    if v.shared_expert == "gated":
+    if e.shared and e.shared.gated:
         shared = sigmoid_gate(feed_forward(w, f"{at}shared_expert.", x), matmul(x, w(f"{at}shared_expert_gate")))
-    elif v.shared_expert == "plain":
+    elif e.shared:
         shared = feed_forward(w, f"{at}shared_experts.", x)
     return combine(residual, outputs, weights, shared)
 
@@ -210,19 +213,20 @@ def layer(
     v: Variant, w: Widened, index: int, x: Array, positions: Array, state: State, *, absorbed: bool = True
 ) -> tuple[Array, State]:
     """One whole layer. x [n, h], positions [n] -> [n, h] and the state after it."""
-    at = f"model.layers.{index}."
-    normed = rms_norm(x, w(f"{at}input_layernorm.weight"), v.rms_norm_eps)
-    if v.layer_kinds[index] == "linear":
-        mixed, state = linear_attention(v, w, f"{at}linear_attn.", normed, state)
-    elif v.attention == "mla":
-        mixed, state = latent_attention(v, w, f"{at}self_attn.", normed, positions, state, absorbed)
+    at, eps = f"model.layers.{index}.", v.rms_norm_eps
+    mixer, rest = v.layers[index].mixer, v.layers[index].feed_forward
+    normed = rms_norm(x, w(f"{at}input_layernorm.weight"), eps)
+    if isinstance(mixer, GatedDelta):
+        mixed, state = gated_delta_net(mixer, eps, w, f"{at}linear_attn.", normed, state)
+    elif isinstance(mixer, LatentAttention):
+        mixed, state = latent_attention(mixer, w, f"{at}self_attn.", normed, positions, state, absorbed)
     else:
-        mixed, state = full_attention(v, w, f"{at}self_attn.", normed, positions, state)
+        mixed, state = full_attention(mixer, eps, w, f"{at}self_attn.", normed, positions, state)
     x = residual_add(x, mixed)
-    normed = rms_norm(x, w(f"{at}post_attention_layernorm.weight"), v.rms_norm_eps)
-    if v.mlp_kinds[index] == "dense":
+    normed = rms_norm(x, w(f"{at}post_attention_layernorm.weight"), eps)
+    if isinstance(rest, DenseMlp):
         return residual_add(x, feed_forward(w, f"{at}mlp.", normed)), state
-    return expert_block(v, w, index, normed, x), state
+    return expert_block(rest, w, index, f"{at}mlp.", normed, x), state
 
 
 # ---- Whole model ------------------------------------------------------------------------------------------------
@@ -242,7 +246,7 @@ class Session:
 
     def clear(self) -> None:
         self.position = 0
-        self.states = [empty_state(self.variant, i) for i in range(self.variant.num_layers)]
+        self.states = [empty_state(layer.mixer) for layer in self.variant.layers]
 
     def prefill(self, ids: Sequence[int]) -> Array:
         """Tokens [n] that follow what the session has seen -> logits [n, vocab]"""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moeflux.models.variants import Variant, yarn_mscale
+from moeflux.models.layers import Rope, yarn_mscale
 
 Array = np.ndarray
 
@@ -120,25 +120,27 @@ def interpolated_frequencies(rotary_dim: int, theta: float, factor: float) -> Ar
     return vanilla_frequencies(rotary_dim, theta) / factor
 
 
-def rope_frequencies(variant: Variant) -> Array:
-    if variant.rope == "vanilla":
-        return vanilla_frequencies(variant.rotary_dim, variant.rope_theta)
-    return yarn_frequencies(
-        variant.rotary_dim,
-        variant.rope_theta,
-        variant.yarn_factor,
-        variant.yarn_original_context,
-        variant.yarn_beta_fast,
-        variant.yarn_beta_slow,
-    )
+def rope_frequencies(turn: Rope) -> Array:
+    if turn.yarn is None:
+        return vanilla_frequencies(turn.dim, turn.theta)
+    yarn = turn.yarn
+    return yarn_frequencies(turn.dim, turn.theta, yarn.factor, yarn.original_context, yarn.beta_fast, yarn.beta_slow)
 
 
-def rope_magnitude(variant: Variant) -> float:
+def rope_magnitude(turn: Rope) -> float:
     """What YaRN multiplies the rotated vectors by. 1 where its two coefficients are equal."""
-    if variant.rope == "vanilla":
+    if turn.yarn is None:
         return 1.0
-    numerator = yarn_mscale(variant.yarn_factor, variant.yarn_mscale or 1.0)
-    return numerator / yarn_mscale(variant.yarn_factor, variant.yarn_mscale_all_dim)
+    numerator = yarn_mscale(turn.yarn.factor, turn.yarn.mscale or 1.0)
+    return numerator / yarn_mscale(turn.yarn.factor, turn.yarn.mscale_all_dim)
+
+
+def latent_scale(head_dim: int, turn: Rope) -> float:
+    """What latent attention's scores are multiplied by: DeepSeek's YaRN scales it by m(factor, mscale_all_dim)^2."""
+    scale = 1.0 / math.sqrt(head_dim)
+    if turn.yarn and turn.yarn.mscale_all_dim:
+        scale *= yarn_mscale(turn.yarn.factor, turn.yarn.mscale_all_dim) ** 2
+    return scale
 
 
 def rope(x: Array, positions: Array, frequencies: Array, *, interleaved: bool, magnitude: float = 1.0) -> Array:

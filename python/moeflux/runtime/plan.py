@@ -186,7 +186,7 @@ class _Choice:
 class _Planner:
     def __init__(self, store: Store, options: Options, trace: Trace | None) -> None:
         self.store, self.options, self.trace, self.variant = store, options, trace, store.variant
-        self.experts = self.variant.num_experts * len(self.variant.moe_layers)
+        self.experts = self.variant.experts.count * len(self.variant.moe_layers)
         self.probe = remembered(store.expert_files[0])
         self.free = available()
         self.threads = whole("threads", options.threads, 1024) or _cores()
@@ -277,7 +277,7 @@ class _Planner:
         usual_context = self.context or min(self.variant.max_context, USUAL_CONTEXT)
         whole = self.choice(self.slots or self.experts, self.chunk or USUAL_CHUNK, usual_context)
         chunk, context = self.chunk or SMALLEST_CHUNK, self.context or min(usual_context, SMALLEST_CONTEXT)
-        least = self.choice(self.slots or min(self.experts, 2 * self.variant.experts_per_token), chunk, context)
+        least = self.choice(self.slots or min(self.experts, 2 * self.variant.experts.per_token), chunk, context)
         # Where a model is small its experts may take less than the buffers that reading them again and again needs.
         small = self.choice(whole.slots, chunk, context)
         floor = min(self.total(least), self.total(small))

@@ -59,7 +59,7 @@ class Recording:
         return Trace(
             self._variant.name,
             self._fingerprint,
-            self._variant.num_experts,
+            self._variant.experts.count,
             self._expert_bytes,
             tuple(self._core.layers),
             experts,

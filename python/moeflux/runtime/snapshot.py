@@ -63,7 +63,7 @@ class Snapshot:
         if self.position < 0:
             raise StateError(f"restore: expected a position from 0 on, found {self.position}")
         check_length(self.position, max_context)
-        expected = dict(pieces(variant, self.position))
+        expected = variant.state(self.position)
         if expected.keys() != self.tensors.keys():
             odd = min(expected.keys() ^ self.tensors.keys())
             raise StateError(f"restore: expected the pieces of {variant.name}, found another set: {odd}")
@@ -104,21 +104,6 @@ def check_length(position: int, most: int) -> None:
         raise StateError(f"restore: expected at most {most} tokens (max_context), found {position}")
 
 
-def pieces(variant: Variant, position: int) -> Iterator[tuple[Key, tuple[int, ...]]]:
-    """Every piece of a session's state and its shape, in layer order."""
-    for layer, kind in enumerate(variant.layer_kinds):
-        if kind == "linear":
-            yield (layer, "conv"), (variant.conv_kernel - 1, variant.conv_channels)
-            heads, value, key = variant.linear_value_heads, variant.linear_value_dim, variant.linear_key_dim
-            yield (layer, "recurrent"), (heads, value, key)
-        elif variant.attention == "mla":
-            yield (layer, "latent"), (position, variant.kv_lora_rank)
-            yield (layer, "rope_k"), (position, variant.qk_rope_dim)
-        else:
-            for name in ("k", "v"):
-                yield (layer, name), (position, variant.num_kv_heads, variant.head_dim)
-
-
 def as_f32(array: np.ndarray) -> np.ndarray:
     if array.dtype == np.float32:
         return array
@@ -156,7 +141,7 @@ def load_own(path: Path, variant: Variant, most: int) -> Snapshot:
     if not (position.isascii() and position.isdigit() and len(position) < 10 and int(position) <= MAX_CONTEXT):
         raise FormatError(f"{path}: position: expected 0 to {MAX_CONTEXT}, found {position!r:.60}")
     check_length(int(position), most)
-    expected = {f"layers.{layer}.{name}": shape for (layer, name), shape in pieces(variant, int(position))}
+    expected = {f"layers.{layer}.{name}": shape for (layer, name), shape in variant.state(int(position)).items()}
     for name in sorted(expected.keys() | file.tensors.keys() | {"tokens"}):
         check_entry(path, name, file.tensors.get(name), expected)
     arrays = read_arrays(path, file)
@@ -167,7 +152,7 @@ def load_own(path: Path, variant: Variant, most: int) -> Snapshot:
         conversation = arrays.pop("conversation", np.empty(0, "u1")).tobytes().decode()
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: conversation: expected UTF-8, found byte {error.start} to be none") from error
-    tensors = {key: arrays[f"layers.{key[0]}.{key[1]}"] for key, _ in pieces(variant, int(position))}
+    tensors = {key: arrays[f"layers.{key[0]}.{key[1]}"] for key in variant.state(int(position))}
     return Snapshot(variant, int(position), tensors, tokens, metadata.get("fingerprint", ""), conversation)
 
 
@@ -215,7 +200,7 @@ def load_wire(path: Path, variant: Variant, most: int) -> Snapshot:
         raise StateError(f"{path}: expected at most {most} tokens (max_context), {limit} bytes, found {size} bytes")
     data = np.frombuffer(files.read_bytes(path, limit), np.uint8)
     layout = parse_snapshot_wire(data, variant.to_json(), str(path))
-    shapes = dict(pieces(variant, layout.positions))
+    shapes = variant.state(layout.positions)
     tensors = {}
     for span in layout.spans:
         stored = data[span.offset : span.offset + span.bytes]

@@ -27,11 +27,11 @@ def costs_of_shape(variant: Variant, expert_bytes: int, dense_bytes: int, embedd
     """A token reads one row of the embedding, unless that is the output matrix too."""
     row = embedding_bytes // variant.vocab_size
     touched = dense_bytes - (0 if variant.tied_embeddings else embedding_bytes - row)
-    layer_state = variant.conv_state_bytes + variant.recurrent_state_bytes
+    fixed, growing = variant.state_numbers()
     return {
-        "experts": variant.num_experts * len(variant.moe_layers),
+        "experts": variant.experts.count * len(variant.moe_layers),
         "dense_bytes_per_token": touched,
-        "expert_bytes_per_token": expert_bytes * variant.experts_per_token * len(variant.moe_layers),
-        "state_bytes": layer_state * len(variant.linear_layers),
-        "kv_bytes_per_position": variant.kv_row_bytes() * len(variant.full_layers),
+        "expert_bytes_per_token": expert_bytes * variant.experts.per_token * len(variant.moe_layers),
+        "state_bytes": 4 * fixed,
+        "kv_bytes_per_position": 4 * growing,
     }

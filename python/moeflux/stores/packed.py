@@ -18,6 +18,16 @@ from typing import Any
 from moeflux import files
 from moeflux._core import ExpertFormats, ExpertLayout, QuantFormat
 from moeflux.errors import FormatError
+from moeflux.models.layers import (
+    DenseMlp,
+    FeedForward,
+    GatedDelta,
+    GroupedAttention,
+    LatentAttention,
+    Mixer,
+    RoutedExperts,
+    Yarn,
+)
 from moeflux.models.variants import Variant
 
 __all__ = [
@@ -42,6 +52,9 @@ LAYOUT = "layout.json"
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 ALIGNMENT = 64
 """Each dense tensor begins at a multiple of this; the gap before it is zeros."""
+
+VERSION = 2
+"""Of moeflux.json. Version 1 said the variant in one list of fields for all layers; it is read for ever."""
 
 NOT_WEIGHTS = ("name", "max_context", "eos_ids", "bos_id", "think_start_id", "think_end_id")
 """Fields of a variant that do not change what the weights are, and so are no part of the fingerprint."""
@@ -127,59 +140,83 @@ def manifest(
 
 
 def _legacy_config(v: Variant, storage: QuantFormat) -> dict[str, Any]:
-    """What the older tools print about a model. Nothing of it is read by moeflux."""
-    config: dict[str, Any] = {
+    """What the older tools print about a model, of the two kinds that they know. Nothing of it is read by moeflux."""
+    common: dict[str, Any] = {
         "hidden_size": v.hidden_size,
         "num_hidden_layers": v.num_layers,
-        "num_attention_heads": v.num_heads,
         "vocab_size": v.vocab_size,
         "rms_norm_eps": v.rms_norm_eps,
-        "num_experts_per_tok": v.experts_per_token,
-        "moe_intermediate_size": v.moe_intermediate,
-        "rope_theta": v.rope_theta,
+        "num_experts_per_tok": v.experts.per_token,
+        "moe_intermediate_size": v.experts.intermediate,
         "default_bits": storage.bits or 4,
         "default_group_size": storage.group_size or 64,
     }
-    if v.attention == "mla":
-        scaling = None
-        if v.rope == "yarn":
-            scaling = {
-                "type": "yarn",
-                "factor": v.yarn_factor,
-                "original_max_position_embeddings": v.yarn_original_context,
-                "beta_fast": v.yarn_beta_fast,
-                "beta_slow": v.yarn_beta_slow,
+    parts: dict[str, Any] = {}
+    for layer in v.layers:
+        for part in (layer.mixer, layer.feed_forward):
+            parts |= _legacy_part(part)
+    if v.layers_with(LatentAttention):
+        return common | parts | {"first_k_dense_replace": v.moe_layers[0]}
+    full = v.layers_with(GroupedAttention)
+    interval = full[0] + 1 if full else 0
+    regular = interval and full == tuple(range(interval - 1, v.num_layers, interval))
+    kinds = ["full_attention" if i in full else "linear_attention" for i in range(v.num_layers)]
+    return common | parts | {"full_attention_interval": interval if regular else 0, "layer_types": kinds}
+
+
+def _legacy_part(part: Mixer | FeedForward) -> dict[str, Any]:
+    match part:
+        case GroupedAttention():
+            return {
+                "num_attention_heads": part.heads,
+                "num_key_value_heads": part.kv_heads,
+                "head_dim": part.head_dim,
+                "rope_theta": part.rope.theta,
+                "partial_rotary_factor": part.rope.dim / part.head_dim,
             }
-            scales = {"mscale": v.yarn_mscale, "mscale_all_dim": v.yarn_mscale_all_dim}
-            scaling |= {key: value for key, value in scales.items() if value}
-        return config | {
-            "n_routed_experts": v.num_experts,
-            "n_shared_experts": v.shared_intermediate // v.moe_intermediate,
-            "n_group": v.num_groups,
-            "topk_group": v.groups_per_token,
-            "first_k_dense_replace": v.first_dense_layers,
-            "intermediate_size": v.dense_intermediate,
-            "qk_nope_head_dim": v.qk_nope_dim,
-            "qk_rope_head_dim": v.qk_rope_dim,
-            "v_head_dim": v.v_head_dim,
-            "q_lora_rank": v.q_lora_rank,
-            "kv_lora_rank": v.kv_lora_rank,
-            "rope_scaling": scaling,
-            "routed_scaling_factor": v.routed_scaling,
-        }
-    return config | {
-        "num_key_value_heads": v.num_kv_heads,
-        "head_dim": v.head_dim,
-        "num_experts": v.num_experts,
-        "shared_expert_intermediate_size": v.shared_intermediate,
-        "full_attention_interval": v.full_attention_interval,
-        "linear_num_value_heads": v.linear_value_heads,
-        "linear_num_key_heads": v.linear_key_heads,
-        "linear_key_head_dim": v.linear_key_dim,
-        "linear_value_head_dim": v.linear_value_dim,
-        "linear_conv_kernel_dim": v.conv_kernel,
-        "partial_rotary_factor": v.rotary_dim / v.head_dim,
-        "layer_types": [f"{kind}_attention" for kind in v.layer_kinds],
+        case LatentAttention():
+            return {
+                "num_attention_heads": part.heads,
+                "qk_nope_head_dim": part.nope_dim,
+                "qk_rope_head_dim": part.rope.dim,
+                "v_head_dim": part.v_dim,
+                "q_lora_rank": part.q_rank,
+                "kv_lora_rank": part.kv_rank,
+                "rope_theta": part.rope.theta,
+                "rope_scaling": _legacy_yarn(part.rope.yarn) if part.rope.yarn else None,
+            }
+        case GatedDelta():
+            return {
+                "linear_num_value_heads": part.value_heads,
+                "linear_num_key_heads": part.key_heads,
+                "linear_key_head_dim": part.key_dim,
+                "linear_value_head_dim": part.value_dim,
+                "linear_conv_kernel_dim": part.taps,
+            }
+        case RoutedExperts() if part.router.scoring == "noaux_tc":
+            return {
+                "n_routed_experts": part.count,
+                "n_shared_experts": part.shared.intermediate // part.intermediate if part.shared else 0,
+                "n_group": part.router.groups,
+                "topk_group": part.router.groups_kept,
+                "routed_scaling_factor": part.router.scaling,
+            }
+        case RoutedExperts():
+            shared = part.shared.intermediate if part.shared else 0
+            return {"num_experts": part.count, "shared_expert_intermediate_size": shared}
+        case DenseMlp():
+            return {"intermediate_size": part.intermediate}
+
+
+def _legacy_yarn(yarn: Yarn) -> dict[str, Any]:
+    scales = {"mscale": yarn.mscale, "mscale_all_dim": yarn.mscale_all_dim}
+    return {
+        "type": "yarn",
+        "factor": yarn.factor,
+        "original_max_position_embeddings": yarn.original_context,
+        "beta_fast": yarn.beta_fast,
+        "beta_slow": yarn.beta_slow,
+        **{key: value for key, value in scales.items() if value},
     }
 
 
@@ -188,7 +225,7 @@ def layout(variant: Variant, experts: ExpertLayout) -> dict[str, Any]:
     result: dict[str, Any] = {
         "expert_size": experts.bytes,
         "num_layers": variant.num_layers,
-        "num_experts": variant.num_experts,
+        "num_experts": variant.experts.count,
         "components": [
             {"name": name, "offset": offset, "size": size, "dtype": dtype, "shape": list(shape)}
             for name, offset, size, dtype, shape in experts.pieces
@@ -215,10 +252,12 @@ class Description:
     tensor_sha256: dict[str, str]
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path in the folder -> bytes, sha256 of small ones
     experts_directory: str = EXPERTS_DIRECTORY
+    said_before: dict[str, Any] | None = None  # the variant in the words of version 1, where that was read
 
     @property
     def fingerprint(self) -> str:
-        shape = {key: value for key, value in self.variant.to_dict().items() if key not in NOT_WEIGHTS}
+        said = self.said_before or self.variant.identity()
+        shape = {key: value for key, value in said.items() if key not in NOT_WEIGHTS}
         content = {
             "variant": shape,
             "experts": expert_formats_to_json(self.experts),
@@ -231,7 +270,7 @@ class Description:
     def to_json(self) -> dict[str, Any]:
         return {
             "format": "moeflux-packed",
-            "version": 1,
+            "version": VERSION,
             "variant": self.variant.to_dict(),
             "fingerprint": self.fingerprint,
             "source": self.source,
@@ -251,9 +290,10 @@ def read_description(folder: Path) -> Description:
     root = _object(files.read_json(path), str(path))
     if root.get("format") != "moeflux-packed":
         raise FormatError(f'{path}: format: expected "moeflux-packed", found {root.get("format")!r:.60}')
-    if type(root.get("version")) is not int or root["version"] != 1:
-        raise FormatError(f"{path}: version: expected 1, found {root.get('version')!r:.60}")
-    variant = Variant.from_dict(root.get("variant"), f"{path}: variant")
+    version = root.get("version")
+    if type(version) is not int or not 1 <= version <= VERSION:
+        raise FormatError(f"{path}: version: expected 1 to {VERSION}, found {version!r:.60}")
+    variant = Variant.from_dict(root.get("variant"), f"{path}: variant", version)
     experts = _object(root.get("experts"), f"{path}: experts")
     directory = experts.get("directory")
     if type(directory) is not str or not _is_inside(directory) or "/" in directory:
@@ -267,6 +307,7 @@ def read_description(folder: Path) -> Description:
         tensor_sha256=_checksums(root.get("tensor_sha256"), f"{path}: tensor_sha256"),
         files=_files(root.get("files"), f"{path}: files"),
         experts_directory=directory,
+        said_before=root["variant"] if version == 1 else None,
     )
     if root.get("fingerprint") != description.fingerprint:
         raise FormatError(
@@ -301,8 +342,8 @@ def _expert_checksums(value: Any, variant: Variant, where: str) -> dict[int, lis
     result = {}
     for layer in variant.moe_layers:
         sums = value[str(layer)]
-        if not isinstance(sums, list) or len(sums) != variant.num_experts:
-            raise FormatError(f"{where}.{layer}: expected a list of {variant.num_experts}, one for each expert")
+        if not isinstance(sums, list) or len(sums) != variant.experts.count:
+            raise FormatError(f"{where}.{layer}: expected a list of {variant.experts.count}, one for each expert")
         result[layer] = [_checksum(item, f"{where}.{layer}[{e}]") for e, item in enumerate(sums)]
     return result
 

@@ -50,7 +50,7 @@ class ConvertFormat:
 
     def of_experts(self, variant: Variant) -> ExpertFormats:
         plain = QuantFormat.plain(element_of(self.experts))
-        widths = (variant.hidden_size, variant.moe_intermediate)
+        widths = (variant.hidden_size, variant.experts.intermediate)
         wide, tall = (self.experts if self.experts.fits(columns) else plain for columns in widths)
         return ExpertFormats(gate=wide, up=wide, down=tall)
 
@@ -60,7 +60,7 @@ class ConvertFormat:
         if not asked.fits(columns):
             return plain
         is_router = name.endswith(".mlp.gate")
-        if is_router and variant.router == "noaux_tc":
+        if is_router and variant.experts.router.scoring == "noaux_tc":
             return plain
         if asked.is_affine and (is_router or name.endswith(".shared_expert_gate")):
             router = QuantFormat.affine(8, 64, asked.scale_type)

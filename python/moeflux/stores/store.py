@@ -81,9 +81,9 @@ class Store:
     def expert(self, layer: int, expert: int) -> tuple[StoredTensor, StoredTensor, StoredTensor]:
         """The gate, up and down matrices of one routed expert."""
         variant, layout = self.variant, self.directory.experts
-        if layer not in variant.moe_layers or not 0 <= expert < variant.num_experts:
+        if layer not in variant.moe_layers or not 0 <= expert < variant.experts.count:
             raise FormatError(
-                f"{self.path}: expected an expert 0 to {variant.num_experts - 1} of a layer with experts, "
+                f"{self.path}: expected an expert 0 to {variant.experts.count - 1} of a layer with experts, "
                 f"found expert {expert} of layer {layer}"
             )
         data = self._read(self.directory.expert_spans(layer, expert))
@@ -132,7 +132,7 @@ class Store:
         """
         if self.description is not None:
             return self.description.fingerprint
-        digest = hashlib.sha256(self.variant.to_json().encode())
+        digest = hashlib.sha256(json.dumps(self.variant.identity(), separators=(",", ":")).encode())
         tensors = self.directory.tensors
         places = sorted((name, t.dtype, t.shape, t.spans) for name, t in tensors.items())
         digest.update(json.dumps(places).encode())

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from moeflux._core import Cancel
 from moeflux.errors import Cancelled, StateError
+from moeflux.models.layers import GatedDelta
 from moeflux.runtime.logits import Logits
 from moeflux.text.protocols import TextSession
 from moeflux.text.tokenizer import shared_length
@@ -62,7 +63,7 @@ def reach(
 
 
 def is_recurrent(session: TextSession) -> bool:
-    return "linear" in session.model.variant.layer_kinds
+    return bool(session.model.variant.layers_with(GatedDelta))
 
 
 def checkpoint_places(borders: Iterable[int], start: int, end: int) -> list[int]:

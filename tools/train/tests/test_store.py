@@ -35,7 +35,7 @@ def test_converted_experts_are_to_the_bit_those_that_were_trained(trained: Path,
         for layer in opened.variant.moe_layers:
             at = f"model.layers.{layer}.mlp.experts"
             seen = [on_grid(weights[f"{at}.{matrix}"], *GRID).numpy() for matrix in ("gate_up_proj", "down_proj")]
-            for expert in range(opened.variant.num_experts):
+            for expert in range(opened.variant.experts.count):
                 gate, up = np.split(seen[0][expert], 2)
                 for wanted, found in zip((gate, up, seen[1][expert]), opened.expert(layer, expert), strict=True):
                     values = _core.dequantize(found.weight, found.scales, found.biases, found.format, wanted.shape[-1])

@@ -11,15 +11,15 @@ ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const Engi
                        const ReaderFactory& open)
     : store_(store, {ReadMode::buffered, open}),
       layers_(store.variant.num_layers()),
-      experts_(store.variant.num_experts),
+      experts_(store.variant.experts().count),
       memory_(backend.allocate(planned_slots(store, options), "experts")),
-      groups_({experts_, options.chunk * store.variant.experts_per_token}) {
+      groups_({experts_, options.chunk * store.variant.experts().per_token}) {
   jobs_.reserve(static_cast<size_t>(experts_));
   read_all(options.readers);
 }
 
 int64_t ExpertSide::planned_slots(const StoreDirectory& store, const EngineOptions&) {
-  return store.variant.num_layers() * store.variant.num_experts * (slot_layout(store).bytes + 8);
+  return store.variant.num_layers() * store.variant.experts().count * (slot_layout(store).bytes + 8);
 }
 
 View ExpertSide::place_of(int64_t layer, int64_t expert) const {

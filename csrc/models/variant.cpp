@@ -1,0 +1,42 @@
+#include "models/variant.h"
+
+#include <algorithm>
+
+#include "core/text.h"
+
+namespace moeflux {
+
+const RoutedExperts& Variant::experts() const {
+  return *std::ranges::find_if(layers, [](const Layer& each) { return each.experts() != nullptr; })->experts();
+}
+
+int64_t Variant::moe_layers() const {
+  return std::ranges::count_if(layers, [](const Layer& each) { return each.experts() != nullptr; });
+}
+
+void check_variant(const Variant& v) {
+  const Check check(printable(v.name));
+  check.limits({{"layers", v.num_layers(), 1, max_layers},
+                {"hidden_size", v.hidden_size, 1, max_width},
+                {"vocab_size", v.vocab_size, 1, max_vocab},
+                {"max_context", v.max_context, 1, max_context_limit}});
+  check.positive("rms_norm_eps", v.rms_norm_eps);
+  check.whole_groups("hidden_size", v.hidden_size);
+  check.require(v.moe_layers() > 0, "layers", "at least one layer with experts", "none");
+  for (int64_t index = 0; index < v.num_layers(); ++index) {
+    const Layer& layer = v.layer(index);
+    const Check here(concat(printable(v.name), ": layer ", index));
+    std::visit([&](const auto& mixer) { mixer.check(here); }, layer.mixer);
+    std::visit([&](const auto& feed_forward) { feed_forward.check(here); }, layer.feed_forward);
+    if (!layer.experts()) continue;
+    const RoutedExperts& first = v.experts();
+    const auto same = [&](std::string_view field, int64_t wanted, int64_t found) {
+      here.require(found == wanted, field, concat(wanted, " as in the layers with experts before"), found);
+    };
+    same("count", first.count, layer.experts()->count);
+    same("per_token", first.per_token, layer.experts()->per_token);
+    same("intermediate", first.intermediate, layer.experts()->intermediate);
+  }
+}
+
+}  // namespace moeflux

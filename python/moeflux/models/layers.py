@@ -1,0 +1,158 @@
+"""The parts that a model's layers are made of: small frozen values, each with its own sizes and flavours.
+
+A layer is a mixer (what tokens take from those before them) and a feed-forward part (what each does by itself). What a
+part's fields may be is checked where a `Variant` is made of it, by its twin in csrc/models.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = [
+    "DenseMlp",
+    "FeedForward",
+    "GatedDelta",
+    "GroupedAttention",
+    "LatentAttention",
+    "Layer",
+    "Mixer",
+    "Rope",
+    "RoutedExperts",
+    "Router",
+    "SharedExpert",
+    "Yarn",
+    "yarn_mscale",
+]
+
+
+# ---- Positions --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Yarn:
+    """How frequencies are stretched beyond the context that a model was first trained with. A mscale of 0 is absent."""
+
+    factor: float
+    original_context: int
+    beta_fast: float
+    beta_slow: float
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rope:
+    dim: int  # channels that turn, in pairs
+    theta: float
+    yarn: Yarn | None = None
+
+
+def yarn_mscale(factor: float, coefficient: float) -> float:
+    return 0.1 * coefficient * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+
+# ---- Mixers -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupedAttention:
+    """Groups of query heads share a key and a value head; each q and k head is normed."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: Rope
+    gate: bool = False  # q_proj yields [query | gate] a head; the output is multiplied by the gate's sigmoid
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentAttention:
+    """One latent row and one rotated row a position, which all heads share."""
+
+    heads: int
+    q_rank: int = 0  # 0: queries come from one q_proj
+    kv_rank: int
+    nope_dim: int  # of a head's query and key, what does not turn
+    v_dim: int
+    rope: Rope  # of the rest of them, all of it
+
+    @property
+    def head_dim(self) -> int:
+        return self.nope_dim + self.rope.dim
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatedDelta:
+    """Gated delta-net: a short convolution and a recurrent state in place of attention."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int  # of the convolution
+
+    @property
+    def key_width(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_width(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: q, k and v."""
+        return 2 * self.key_width + self.value_width
+
+
+Mixer = GroupedAttention | LatentAttention | GatedDelta
+
+
+# ---- Feed-forward parts -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Router:
+    scoring: str  # "softmax", or "noaux_tc": sigmoid scores, a bias for choosing only, groups
+    normalize: bool = True  # the weights of the chosen add up to 1, before scaling
+    scaling: float = 1.0  # of the weights
+    groups: int = 0  # noaux_tc: experts stand in so many groups
+    groups_kept: int = 0  # noaux_tc: of which a token keeps so many
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedExpert:
+    intermediate: int
+    gated: bool = False  # multiplied by sigmoid(gate . x); otherwise added as it is
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoutedExperts:
+    """A router, the experts it chooses from, and an expert that every token goes through."""
+
+    count: int
+    per_token: int
+    intermediate: int
+    router: Router
+    shared: SharedExpert | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DenseMlp:
+    """One feed-forward part for all tokens."""
+
+    intermediate: int
+
+
+FeedForward = RoutedExperts | DenseMlp
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    mixer: Mixer
+    feed_forward: FeedForward
