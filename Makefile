@@ -29,7 +29,7 @@ help:
 	@echo "make fuzz      hostile files into every reader        SECONDS=600"
 	@echo "make peers     reference answers made anew with transformers and mlx-lm, and compared (large downloads)"
 	@echo "make bench-peers  speed beside llama.cpp and mlx-lm, in memory (half an hour to prepare)  ARGS=\"--rounds 3 --rows decode-2\""
-	@echo "make bench-streaming  the same under one memory limit, as root  ARGS=\"--rounds 3\""
+	@echo "make bench-streaming  the same under one memory limit, at two read-aheads of the disk, as root  ARGS=\"--rounds 3\""
 	@echo "make bench-resident  a model in memory beside an engine that cannot stream  ARGS=\"--rounds 3\""
 	@echo "make bench-ops  every op and way of reading beside NumPy and a bare loop  ARGS=\"bench/ops/test_ops.py -k matmul\""
 	@echo "make track     instructions, system calls, allocations and the like against bench/gate/expected.json  ARGS=--update"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+Name = TypeVar("Name")
 Result = TypeVar("Result")
 
 
@@ -50,8 +51,8 @@ def processor_seconds() -> tuple[float, float]:
 
 
 def take_turns(
-    runs: Mapping[str, Callable[[], Result]], rounds: int, fewer: Mapping[str, int] | None = None
-) -> Iterator[tuple[str, Result]]:
+    runs: Mapping[Name, Callable[[], Result]], rounds: int, fewer: Mapping[Name, int] | None = None
+) -> Iterator[tuple[Name, Result]]:
     """A-B-B-A: the order of a round is turned around in the next, so that a machine that slows down slows all.
     Who is named in `fewer` takes part in so many rounds only."""
     for turn in range(rounds):
