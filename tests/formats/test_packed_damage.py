@@ -30,7 +30,7 @@ OLD = hybrid("qwen3_5_moe", moe_intermediate=64)
 
 
 def packed(folder: Path, **bits: int) -> Path:
-    return write_packed(folder, OLD, tensors(OLD), OLD_EXPERT * OLD.num_experts, bits)
+    return write_packed(folder, OLD, tensors(OLD), OLD_EXPERT * OLD.experts.count, bits)
 
 
 MANIFEST = "model_weights.json"
