@@ -317,7 +317,7 @@ with gpu.emulating(deaf=True, patience=500):
 def test_what_the_gpu_says_is_told(store: Stores) -> None:
     session = load(store("hybrid")).session(max_context=32)
     session.prefill(FIRST)
-    with gpu.emulating(fail_at=0):  # a step has as many commits as layers whose experts are not all in memory, and one
+    with gpu.emulating(fail_at=1):  # the second of two: one layer's experts are all in memory, the other's are not
         with pytest.raises(DeviceError, match=r"the GPU failed: told to fail \(MTLCommandBufferErrorDomain 3\)"):
             session.step(1)
         with pytest.raises(StateError, match=r"the GPU failed.*clear it or restore"):
