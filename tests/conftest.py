@@ -36,8 +36,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure() -> None:
-    """What doctor once found on this machine changes no test."""
+    """What doctor once found on this machine changes no test, and neither does its GPU."""
     os.environ["MOEFLUX_CACHE"] = tempfile.mkdtemp(prefix="moeflux-tests-")
+    os.environ["MOEFLUX_BACKEND"] = "cpu"
 
 
 @pytest.fixture(scope="session")

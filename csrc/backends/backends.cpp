@@ -1,5 +1,7 @@
 #include "backends/backends.h"
 
+#include <cstdlib>
+
 #include "backend/cpu_backend.h"
 #include "backend/deferred_backend.h"
 #include "core/error.h"
@@ -9,13 +11,30 @@
 
 namespace moeflux {
 
+namespace {
+
+// What "auto" is told to be; "auto" where nobody says.
+std::string wanted_backend() {
+  const char* forced = std::getenv("MOEFLUX_BACKEND");
+  const std::string name = forced ? forced : "auto";
+  if (name != "auto" && name != "cpu" && name != "metal")
+    throw FormatError(concat("MOEFLUX_BACKEND: expected auto, cpu or metal, found ", in_quotes(name)));
+  return name;
+}
+
+}  // namespace
+
 std::string metal_failure() {
+  if (wanted_backend() != "auto") return "";
   const std::string reason = metal::failure();
   return reason.empty() ? "" : concat("Metal does not work here, the CPU does the work: ", reason);
 }
 
 std::string chosen_backend(const std::string& name) {
-  if (name == "auto") return metal::is_preferred() && metal::failure().empty() ? "metal" : "cpu";
+  if (name == "auto") {
+    const std::string wanted = wanted_backend();
+    return wanted != "auto" ? wanted : metal::is_chosen() ? "metal" : "cpu";
+  }
   if (name != "cpu" && name != "metal")
     throw FormatError(concat("backend: expected auto, cpu or metal, found ", in_quotes(name)));
   return name;

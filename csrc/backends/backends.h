@@ -9,11 +9,12 @@
 
 namespace moeflux {
 
-// "cpu" or "metal"; "auto" is the best one that works here. FormatError naming those there are when it is none of them.
+// "cpu" or "metal"; "auto" is what the environment variable MOEFLUX_BACKEND says, else the best one that works here.
+// FormatError naming those there are when it is none of them.
 std::string chosen_backend(const std::string& name);
 
-// Why "auto" is not Metal on a machine whose GPU it should be; empty when it is, or when there is none. Told once by
-// whoever talks to the user.
+// Why "auto" is not Metal on a machine whose GPU it should be; empty when it is, or when there is no such GPU. Told
+// once by whoever talks to the user.
 std::string metal_failure();
 
 // By a chosen name. `isa`, `exact` and `threads` are for the CPU: empty and 0 choose, and with `exact` every product,

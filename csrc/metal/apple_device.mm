@@ -221,9 +221,9 @@ class AppleDevice final : public Device {
   AppleDevice() {
     @autoreleasepool {
       device_ = MTLCreateSystemDefaultDevice();
-      if (!device_) throw DeviceError("metal: expected a GPU that Metal drives, found none");
+      if (!device_) throw NoSuchDevice("metal: expected a GPU that Metal drives, found none");
       if (![device_ supportsFamily:MTLGPUFamilyApple7] || !device_.hasUnifiedMemory)
-        throw DeviceError(concat("metal: expected an Apple GPU (M1 or newer), found ", name()));
+        throw NoSuchDevice(concat("metal: expected an Apple GPU (M1 or newer), found ", name()));
       residency_ = std::make_shared<Residency>(device_);
       make_queue();
     }

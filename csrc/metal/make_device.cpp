@@ -3,7 +3,6 @@
 #include <mutex>
 #include <optional>
 
-#include "core/error.h"
 #include "metal/pipelines.h"
 
 namespace moeflux::metal {
@@ -13,28 +12,39 @@ MakeDevice make = make_own_device;
 bool preferred = has_own_device;
 double work = usual_work;
 std::mutex mutex;
-std::optional<std::string> tried;
+
+struct Trial {
+  bool works = false;
+  std::string failure;
+};
+std::optional<Trial> tried;
+
+Trial try_device() {
+  if (!preferred) return {};
+  try {
+    const std::unique_ptr<Device> device = make();
+    Pipelines(*device).make_all();
+    return {true, ""};
+  } catch (const NoSuchDevice&) {
+    return {};
+  } catch (const Error& error) {
+    return {false, error.what()};
+  }
+}
+
+Trial trial() {
+  const std::lock_guard lock(mutex);
+  if (!tried) tried = try_device();
+  return *tried;
+}
 
 }  // namespace
 
 std::unique_ptr<Device> make_device() { return make(); }
 
-bool is_preferred() { return preferred; }
+bool is_chosen() { return trial().works; }
 
-std::string failure() {
-  const std::lock_guard lock(mutex);
-  if (!tried) {
-    tried = "";
-    try {
-      if (!preferred) return *tried;
-      const std::unique_ptr<Device> device = make();
-      Pipelines(*device).make_all();
-    } catch (const Error& error) {
-      tried = error.what();
-    }
-  }
-  return *tried;
-}
+std::string failure() { return trial().failure; }
 
 double most_work() { return work; }
 
@@ -48,7 +58,7 @@ void set_make_device(MakeDevice other, bool is_preferred, double most_work) {
 
 #if !defined(__APPLE__)
 std::unique_ptr<Device> make_own_device() {
-  throw DeviceError("metal: expected macOS on Apple silicon, found another system");
+  throw NoSuchDevice("metal: expected macOS on Apple silicon, found another system");
 }
 #endif
 

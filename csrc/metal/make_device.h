@@ -4,18 +4,25 @@
 #include <memory>
 #include <string>
 
+#include "core/error.h"
 #include "metal/device.h"
 
 namespace moeflux::metal {
 
 using MakeDevice = std::unique_ptr<Device> (*)();
 
-// DeviceError saying why there is none.
+// The machine has no GPU of the kind that the kernels are written for. Nothing is wrong with it.
+struct NoSuchDevice : DeviceError {
+  using DeviceError::DeviceError;
+};
+
+// DeviceError saying why there is none; NoSuchDevice where there cannot be one.
 std::unique_ptr<Device> make_device();
-// Whether "auto" means it, if it works.
-bool is_preferred();
-// Why it does not work, in the words of whoever refused; nothing when it does or is not preferred. Every kernel is made
-// ready to find out, once: a model should not find out in the middle of a text.
+// Whether "auto" means it: it is preferred, and works. Every kernel is made ready to find out, once: a model should not
+// find out in the middle of a text.
+bool is_chosen();
+// Why a GPU that should work does not, in the words of whoever refused; nothing when it does, when "auto" does not mean
+// it or when there is no such GPU.
 std::string failure();
 
 // Multiplications of one command buffer: enough for a fraction of a second on the slowest GPU there is, so that nobody

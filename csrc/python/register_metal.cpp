@@ -15,7 +15,7 @@ namespace moeflux::python {
 void register_metal(py::module_& m) {
   m.def("chosen_backend", &chosen_backend, py::arg("name"), "What `auto` is here; another name as it is.");
   m.def("metal_failure", &metal_failure, py::call_guard<py::gil_scoped_release>(),
-        "Why `auto` is not Metal on a machine whose GPU it should be; empty when it is, or when there is none.");
+        "Why `auto` is not Metal on a machine whose GPU it should be; empty when it is, or when there is no such GPU.");
   m.def("metal_shader", &metal::shader_text, py::arg("file"), "The text of a shader file as the driver gets it.");
   m.def("metal_shader_files", &metal::shader_files);
   m.def(

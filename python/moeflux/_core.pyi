@@ -897,7 +897,7 @@ def metal_facts() -> tuple[str, list[tuple[str, str]]]:
 
 def metal_failure() -> str:
     """
-    Why `auto` is not Metal on a machine whose GPU it should be; empty when it is, or when there is none.
+    Why `auto` is not Metal on a machine whose GPU it should be; empty when it is, or when there is no such GPU.
     """
 
 def metal_memory() -> int:

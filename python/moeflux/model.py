@@ -187,7 +187,7 @@ def load(
                   experts need the memory
     sessions      that the plan has room for; more, or longer ones, may draw on what the budget has left
     kv_dtype      of keys and values: "f32", or "bf16" at half the memory
-    backend       "cpu", "metal" (Apple silicon), or "auto": Metal where it works
+    backend       "cpu", "metal" (Apple silicon), or "auto": what MOEFLUX_BACKEND says, else Metal where it works
     threads       of the CPU that compute; all cores by default
     isa           CPU kernels, one of `moeflux.available_isas()`; the best one by default (or MOEFLUX_ISA)
     precision     of activations that meet quantised matrices. "auto": whole numbers of 16 bits, with a unit for each

@@ -12,6 +12,7 @@ import ctypes
 import functools
 import gc
 import hashlib
+import os
 import re
 import subprocess
 import tempfile
@@ -59,6 +60,7 @@ class _Emulation(ctypes.Structure):
         ("wraps", ctypes.c_bool),
         ("deaf", ctypes.c_bool),
         ("patience", ctypes.c_uint32),
+        ("family", ctypes.c_uint32),
         ("refused", ctypes.c_char * 64),
     ]
 
@@ -76,6 +78,7 @@ class Emulation:
     wraps: bool = True  # memory that is there already
     deaf: bool = False  # to events that the host raises
     patience: int = 60_000  # milliseconds, after which a wait for an event is a deadlock
+    family: int = 7  # Apple's number of it; 0: there is no GPU
     refused: bytes = b""  # the kernel that makes no pipeline
 
 
@@ -180,10 +183,12 @@ def install(*, preferred: bool = False, most_work: float = 2e10) -> None:
     after which a command buffer departs."""
     address = ctypes.cast(getattr(_gpu(), MAKE_DEVICE), ctypes.c_void_p).value
     assert address
+    os.environ["MOEFLUX_BACKEND"] = "auto" if preferred else "cpu"
     _core.set_metal_device(address, preferred, most_work)
 
 
 def remove() -> None:
+    os.environ["MOEFLUX_BACKEND"] = "cpu"
     _core.set_metal_device(0)
 
 

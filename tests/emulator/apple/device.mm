@@ -22,7 +22,7 @@ constexpr size_t page = 16384;  // Apple silicon's
 
 MetalBuild build = nullptr;
 MetalWitness witness = nullptr;
-MetalEmulation emulation = {0, 0, -1, uint64_t{12} << 30, 1024, false, true, false, 60000, ""};
+MetalEmulation emulation = {0, 0, -1, uint64_t{12} << 30, 1024, false, true, false, 60000, 7, ""};
 std::mutex emulation_mutex;
 std::atomic<int64_t> commits{0};
 std::atomic<int64_t> dispatches{0};
@@ -183,7 +183,7 @@ using namespace emulated;
   return MTLSizeMake(1024, 1024, 1024);
 }
 - (BOOL)supportsFamily:(MTLGPUFamily)family {
-  return family <= MTLGPUFamilyApple7;
+  return family < MTLGPUFamilyApple1 + how().family;
 }
 - (id<MTLCommandQueue>)newCommandQueue {
   EmulatedQueue* queue = [EmulatedQueue new];
@@ -254,7 +254,7 @@ extern "C" {
 
 id<MTLDevice> MTLCreateSystemDefaultDevice(void) {
   static EmulatedDevice* device = [EmulatedDevice new];
-  return device;
+  return how().family ? device : nil;
 }
 
 __attribute__((visibility("default"))) void metal_build_with(MetalBuild given) { build = given; }

@@ -19,6 +19,7 @@ struct MetalEmulation {
   bool wraps;             // memory that is there already
   bool deaf;              // to events that the host raises
   uint32_t patience;      // milliseconds, after which a wait for an event is a deadlock
+  uint32_t family;        // Apple's number of it; 0: there is no GPU
   char refused[64];       // the kernel that makes no pipeline; empty: none
 };
 // Counts commits from 0 again.

@@ -47,6 +47,7 @@ typedef NS_ENUM(NSInteger, MTLMathMode) {
   MTLMathModeFast = 2,
 };
 typedef NS_ENUM(NSInteger, MTLGPUFamily) {
+  MTLGPUFamilyApple1 = 1001,
   MTLGPUFamilyApple7 = 1007,
   MTLGPUFamilyApple8 = 1008,
 };
