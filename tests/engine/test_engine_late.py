@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import moeflux
-from golden.checkpoints import Checkpoint, deepseek_v3, qwen3_moe, safetensors_bytes
+from golden.checkpoint import Checkpoint, safetensors_bytes
+from golden.checkpoints import deepseek_v3, qwen3_moe
 from moeflux.conversion.convert import convert
 from moeflux.models.variants import MAX_CONTEXT
 from moeflux.runtime.snapshot import Snapshot

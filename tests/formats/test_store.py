@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from golden import checkpoints
-from golden.checkpoints import safetensors_bytes
+from golden.checkpoint import safetensors_bytes
 from moeflux import FormatError, QuantFormat, oracle
 from moeflux.conversion.convert import convert
 from moeflux.stores.store import Store, open_store

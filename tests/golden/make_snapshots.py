@@ -20,7 +20,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import moeflux
-from golden.checkpoints import Checkpoint, deepseek_v3, qwen3_next, qwen_hybrid, safetensors_bytes
+from golden.checkpoint import Checkpoint, safetensors_bytes
+from golden.checkpoints import deepseek_v3, qwen3_next, qwen_hybrid
 from moeflux.conversion.convert import convert
 from moeflux.stores.storage import ConvertFormat
 from support.engine import oracle_at, steps

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from golden.checkpoints import safetensors_bytes
+from golden.checkpoint import safetensors_bytes
 
 WORDS = {"I32": "<i4", "U32": "<u4", "BF16": "<u2", "F16": "<f2", "F32": "<f4", "F8_E4M3": "u1"}
 

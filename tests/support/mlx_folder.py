@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from golden.checkpoints import safetensors_bytes
+from golden.checkpoint import safetensors_bytes
 from golden.elements import to_bf16
 from moeflux import Variant
 from moeflux.models.layers import GatedDelta
