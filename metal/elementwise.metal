@@ -80,6 +80,14 @@ kernel void residual_add(constant FlatParams& params [[buffer(0)]], device float
   if (i < params.count) x[i] = x[i] + y[i];
 }
 
+// The same bias to every row. Grid: numbers of a row, rows.
+kernel void bias_add(constant BiasParams& params [[buffer(0)]], device float* x [[buffer(1)]],
+                     device const float* bias [[buffer(2)]], uint2 at [[thread_position_in_grid]]) {
+  if (at.x >= params.width) return;
+  const ulong place = ulong(at.y) * params.width + at.x;
+  x[place] = x[place] + bias[at.x];
+}
+
 // x *= sigmoid(gate), head by head. Grid: numbers of a head, heads, rows.
 kernel void sigmoid_gate(constant HeadGateParams& params [[buffer(0)]], device float* x [[buffer(1)]],
                          device const float* gate [[buffer(2)]], uint3 at [[thread_position_in_grid]]) {

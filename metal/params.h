@@ -40,6 +40,10 @@ struct FlatParams {
   uint32_t count;
 };
 
+struct BiasParams {
+  uint32_t width;
+};
+
 struct NormParams {
   uint32_t width;
   float eps;

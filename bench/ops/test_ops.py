@@ -185,6 +185,7 @@ def simple() -> dict[str, Case]:
         "append": Case(lambda o: o.append(rows, cache, 0), append),
         "swiglu": Case(lambda o: o.swiglu(x, y), lambda: silu(x) * y),
         "residual_add": Case(lambda o: o.residual_add(x, y), lambda: x + y),
+        "bias_add": Case(lambda o: o.bias_add(x, weight), lambda: x + weight),
         "sigmoid_gate": Case(lambda o: o.sigmoid_gate(heads, gates), lambda: heads * sigmoid(gates)),
         "combine": Case(
             lambda o: o.combine(x, outputs, weights), lambda: x + np.einsum("nk,nkh->nh", weights, outputs)

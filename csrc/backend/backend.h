@@ -236,6 +236,8 @@ class Commands {
   virtual void combine(const CombineArgs& args, int64_t n) = 0;
   // out = x + y, `count` numbers. In place with x, always.
   virtual void residual_add(View x, View y, View out, int64_t count) = 0;
+  // x += bias [width], in each of n rows. In place, always.
+  virtual void bias_add(View x, View bias, int64_t n, int64_t width) = 0;
   // x *= sigmoid(gate), head by head. In place, always.
   virtual void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) = 0;
   // The k best of `count` logits: ids i32 [k] and values [k], best first, the lower id on ties.

@@ -120,6 +120,15 @@ void CpuCommands::residual_add(View x, View y, View out, int64_t count) {
   });
 }
 
+void CpuCommands::bias_add(View x, View bias, int64_t n, int64_t width) {
+  op("bias_add", [&] {
+    spread(n, width, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i)
+        kernels_.elementwise.residual_add(x.f32() + i * width, bias.f32(), x.f32() + i * width, width);
+    });
+  });
+}
+
 void CpuCommands::sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) {
   op("sigmoid_gate", [&] {
     for_heads(x, n, 4 * x.dim, [&](int64_t row, int64_t head) {

@@ -120,6 +120,9 @@ class DeferredCommands final : public Commands {
   void residual_add(View x, View y, View out, int64_t count) override {
     later([=](Commands& c) { c.residual_add(x, y, out, count); });
   }
+  void bias_add(View x, View bias, int64_t n, int64_t width) override {
+    later([=](Commands& c) { c.bias_add(x, bias, n, width); });
+  }
   void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) override {
     later([=](Commands& c) { c.sigmoid_gate(x, gate, n); });
   }

@@ -160,6 +160,9 @@ class TimedCommands final : public Commands {
   void residual_add(View x, View y, View out, int64_t count) override {
     moves("residual_add", 1, 3 * count, [&] { inner_->residual_add(x, y, out, count); });
   }
+  void bias_add(View x, View bias, int64_t n, int64_t width) override {
+    moves("bias_add", n, 2 * width, [&] { inner_->bias_add(x, bias, n, width); });
+  }
   void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) override {
     moves("sigmoid_gate", n, 3 * numbers(x), [&] { inner_->sigmoid_gate(x, gate, n); });
   }

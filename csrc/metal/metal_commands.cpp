@@ -163,6 +163,11 @@ void MetalCommands::residual_add(View x, View y, View out, int64_t count) {
   });
 }
 
+void MetalCommands::bias_add(View x, View bias, int64_t n, int64_t width) {
+  op("bias_add",
+     [&] { flat({"elementwise", "bias_add"}, BiasParams{static_cast<uint32_t>(width)}, {x, bias}, width, n); });
+}
+
 void MetalCommands::sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) {
   op("sigmoid_gate", [&] {
     const HeadGateParams params = {.row_stride = static_cast<uint32_t>(x.row_stride),

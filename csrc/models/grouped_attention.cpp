@@ -7,8 +7,15 @@ void GroupedAttention::add_tensors(TensorList& list) const {
   list.matrix("self_attn.k_proj", kv_width(), list.hidden());
   list.matrix("self_attn.v_proj", kv_width(), list.hidden());
   list.matrix("self_attn.o_proj", list.hidden(), out_width());
-  list.vector("self_attn.q_norm.weight", head_dim);
-  list.vector("self_attn.k_norm.weight", head_dim);
+  if (qk_norm) {
+    list.vector("self_attn.q_norm.weight", head_dim);
+    list.vector("self_attn.k_norm.weight", head_dim);
+  }
+  if (bias) {
+    list.vector("self_attn.q_proj.bias", q_width());
+    list.vector("self_attn.k_proj.bias", kv_width());
+    list.vector("self_attn.v_proj.bias", kv_width());
+  }
 }
 
 void GroupedAttention::check(const Check& check) const {

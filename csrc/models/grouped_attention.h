@@ -1,4 +1,4 @@
-// Attention in which groups of query heads share a key and a value head; each q and k head is normed.
+// Attention in which groups of query heads share a key and a value head; each q and k head may be normed.
 #pragma once
 
 #include "models/rope.h"
@@ -12,7 +12,9 @@ struct GroupedAttention {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   Rope rope;
-  bool gate = false;  // q_proj yields [query | gate] a head; the output is multiplied by the gate's sigmoid
+  bool gate = false;    // q_proj yields [query | gate] a head; the output is multiplied by the gate's sigmoid
+  bool qk_norm = true;  // each q and k head by itself
+  bool bias = false;    // q_proj, k_proj and v_proj add one to what they yield
 
   int64_t kv_width() const { return kv_heads * head_dim; }
   int64_t q_head() const { return head_dim * (gate ? 2 : 1); }  // numbers that q_proj yields a head
@@ -27,6 +29,8 @@ struct GroupedAttention {
     visit("head_dim", self.head_dim);
     visit("rope", self.rope);
     visit("gate", self.gate, false);
+    visit("qk_norm", self.qk_norm, true);
+    visit("bias", self.bias, false);
   }
   void check(const Check& check) const;
 

@@ -112,6 +112,16 @@ py::object residual_add(const Ops& ops, const Array& x, const Array& y) {
   return a.floats_of(xs, {count});
 }
 
+py::object bias_add(const Ops& ops, const Array& x, const Array& bias) {
+  OpArguments a = ops.arguments("bias_add");
+  const View rows = a.floats("x", x, {-1, -1});
+  const int64_t n = x.shape(0);
+  const int64_t width = x.shape(1);
+  const View added = a.floats("bias", bias, {width});
+  a.run([&](Commands& commands) { commands.bias_add(rows, added, n, width); });
+  return a.floats_of(rows, {n, width});
+}
+
 py::object sigmoid_gate(const Ops& ops, const Array& x, const Array& gate) {
   OpArguments a = ops.arguments("sigmoid_gate");
   const Heads heads = a.heads("x", x, {-1, -1, -1});
@@ -508,6 +518,7 @@ void register_ops(py::module_& m) {
       .def("append", &append, py::arg("x"), py::arg("cache"), py::arg("first"))
       .def("swiglu", &swiglu, py::arg("gate"), py::arg("up"))
       .def("residual_add", &residual_add, py::arg("x"), py::arg("y"))
+      .def("bias_add", &bias_add, py::arg("x"), py::arg("bias"))
       .def("sigmoid_gate", &sigmoid_gate, py::arg("x"), py::arg("gate"))
       .def("combine", &combine, py::arg("residual"), py::arg("outputs"), py::arg("weights"), py::arg("shared"),
            py::arg("shared_gate"))

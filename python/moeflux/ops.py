@@ -107,6 +107,10 @@ class Ops:
         """Any one shape."""
         return self._core.residual_add(x.reshape(-1), y.reshape(-1)).reshape(x.shape)
 
+    def bias_add(self, x: Array, bias: Array) -> Array:
+        """x [n, width], bias [width]"""
+        return self._core.bias_add(x, bias)
+
     def sigmoid_gate(self, x: Array, gate: Array) -> Array:
         """x and gate [n, heads, dim]"""
         return self._core.sigmoid_gate(x, gate)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +14,12 @@ import moeflux
 from moeflux import QuantFormat, Variant, oracle
 from moeflux.conversion.convert import convert
 from moeflux.models.write_config import config_of
-from moeflux.stores.floats import decode, encode
 from moeflux.stores.store import open_store
 from support.engine_logits import LARGEST_ORACLE_ERROR, assert_meets
+from support.numbered_tensors import FLOATS, matrix, tensors, vector
 from support.tiny_stores import MlxFolder, Raw, fuse, hybrid, latent, shapes
 
 IDS = [1, 40, 17, 33, 8]
-FLOATS = ("F32", "F16", "BF16")
-F32 = QuantFormat.plain("F32")
 FORMATS = [*map(QuantFormat.plain, FLOATS), *(QuantFormat.affine(4, 32, scales) for scales in FLOATS)]
 
 HYBRID: dict[str, Any] = {
@@ -47,51 +43,7 @@ ARCHITECTURES: dict[str, tuple[Variant, bool]] = {
 }
 
 
-# ---- Tensors ----------------------------------------------------------------------------------------------------
-
-
-def numbers(name: str, shape: tuple[int, ...], deviation: float, centre: float = 0.0) -> np.ndarray:
-    random = np.random.default_rng(zlib.crc32(name.encode()))
-    return (centre + deviation * random.standard_normal(shape)).astype(np.float32)
-
-
-def vector(name: str, shape: tuple[int, ...], element: str) -> dict[str, Raw]:
-    return {name: Raw(element, shape, encode(numbers(name, shape, 0.5, 1.0), element).tobytes())}
-
-
-def matrix(name: str, shape: tuple[int, ...], format: QuantFormat) -> dict[str, Raw]:
-    """Its output is half as large again as its input."""
-    *rows, columns = shape
-    if not format.is_affine:
-        values = encode(numbers(name, shape, 1.5 * columns**-0.5), format.element)
-        return {f"{name}.weight": Raw(format.element, shape, values.tobytes())}
-    words = np.random.default_rng(zlib.crc32(name.encode())).bytes(int(np.prod(shape)) * format.bits // 8)
-    groups = (*rows, columns // format.group_size)
-    scales = encode(numbers(name, groups, 0.3 * columns**-0.5), format.scale_type)
-    biases = encode(decode(scales, format.scale_type) * np.float32(-7.5), format.scale_type)
-    return {
-        f"{name}.weight": Raw("U32", (*rows, columns * format.bits // 32), words),
-        f"{name}.scales": Raw(format.scale_type, groups, scales.tobytes()),
-        f"{name}.biases": Raw(format.scale_type, groups, biases.tobytes()),
-    }
-
-
-@cache
-def tensors(architecture: str, format: QuantFormat = F32) -> dict[str, Raw]:
-    """All of them: matrices and experts in that format, vectors in the type of its floats."""
-    variant, split_kv = ARCHITECTURES[architecture]
-    matrices, vectors = shapes(variant, split_kv)
-    e, m, h = variant.experts.count, variant.experts.intermediate, variant.hidden_size
-    for layer in variant.moe_layers:
-        at = f"model.layers.{layer}.mlp.switch_mlp"
-        matrices |= {f"{at}.gate_proj": (e, m, h), f"{at}.up_proj": (e, m, h), f"{at}.down_proj": (e, h, m)}
-    element = format.scale_type if format.is_affine else format.element
-    out: dict[str, Raw] = {}
-    for name, shape in vectors.items():
-        out |= vector(name, shape, element)
-    for name, shape in matrices.items():
-        out |= matrix(name, shape, format)
-    return out
+# ---- Stores -----------------------------------------------------------------------------------------------------
 
 
 def write(folder: Path, architecture: str, stored: dict[str, Raw]) -> Path:
@@ -130,7 +82,7 @@ def cases() -> list[Any]:
 def test_one_tensor(tmp_path: Path, architecture: str, name: str, format: QuantFormat) -> None:
     """One tensor in that type, all others in f32."""
     matrices, vectors = shapes(*ARCHITECTURES[architecture])
-    stored = dict(tensors(architecture))
+    stored = dict(tensors(*ARCHITECTURES[architecture]))
     if name in vectors:
         stored |= vector(name, vectors[name], format.element)
     else:
@@ -144,8 +96,8 @@ def test_one_tensor(tmp_path: Path, architecture: str, name: str, format: QuantF
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_all_tensors(tmp_path: Path, architecture: str, format: QuantFormat) -> None:
     """All in that type, routed experts too. Packed, where a device may use them in place, they give the same bits."""
-    stored = tensors(architecture, format)
-    variant = ARCHITECTURES[architecture][0]
+    variant, split_kv = ARCHITECTURES[architecture]
+    stored = tensors(variant, split_kv, format)
     if variant.model_type == "qwen3_next":
         stored = fuse(variant, stored)
     folder = write(tmp_path / "mlx", architecture, stored)

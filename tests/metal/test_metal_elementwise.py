@@ -47,6 +47,8 @@ def test_activations_and_sums(width: int) -> None:
     x, y = numbers(rng, width) * 3, numbers(rng, width)
     assert_close("swiglu", metal.swiglu(x, y), oracle.swiglu(*wide(x, y)))
     assert_close("residual_add", metal.residual_add(x, y), oracle.residual_add(*wide(x, y)))
+    rows = numbers(rng, 3, width)
+    assert_close("bias_add", metal.bias_add(rows, y), oracle.bias_add(*wide(rows, y)))
     heads, gates = numbers(rng, 3, 2, width), numbers(rng, 3, 2, width) * 3
     assert_close("sigmoid_gate", metal.sigmoid_gate(heads, gates), oracle.sigmoid_gate(*wide(heads, gates)))
 

@@ -54,6 +54,8 @@ def test_activations_and_sums(run: Ops, width: int) -> None:
     x, y = numbers(rng, width) * 3, numbers(rng, width)
     assert_close("swiglu", run.swiglu(x, y), oracle.swiglu(*wide(x, y)))
     assert_close("residual_add", run.residual_add(x, y), oracle.residual_add(*wide(x, y)))
+    rows = numbers(rng, 3, width)
+    assert_close("bias_add", run.bias_add(rows, y), oracle.bias_add(*wide(rows, y)))
     heads = numbers(rng, 3, 2, min(width, 300))
     gates = numbers(rng, 3, 2, min(width, 300)) * 3
     assert_close("sigmoid_gate", run.sigmoid_gate(heads, gates), oracle.sigmoid_gate(*wide(heads, gates)))
@@ -146,6 +148,7 @@ def test_threads_change_no_bit(isa: str) -> None:
                 run.gated_rms_norm(x, z, weight, EPS),
                 run.swiglu(x, z),
                 run.residual_add(x, z),
+                run.bias_add(x.reshape(-1, 130), weight),
                 run.sigmoid_gate(x, z),
                 run.combine(outputs[:, 0].copy(), outputs, weights, outputs[:, 1].copy(), weights[:, 0].copy()),
                 run.rope(x, numbers(np.random.default_rng(8), 70, 20, 2), interleaved=True),
@@ -199,6 +202,7 @@ def test_refusals_name_the_argument(run: Ops) -> None:
         (lambda: run.append(row, np.ones((3, 8), np.float32), 2), "first"),
         (lambda: run.append(row, np.ones((3, 8), np.int8), 0), "cache"),
         (lambda: run.residual_add(row, row[:1]), "y"),
+        (lambda: run.bias_add(row, row[0, :7].copy()), "bias"),
         (lambda: run.combine(row, x, np.ones((2, 2), np.float32)), "weights"),
         (lambda: run.combine(row, x, np.ones((2, 3), np.float32), row[:1]), "shared"),
         (lambda: run.sigmoid_gate(x, row), "gate"),

@@ -106,6 +106,11 @@ def test_matvec_is_a_row_of_matmul() -> None:
     assert oracle.matvec(x[1], matrix)[4] == pytest.approx(sum(matrix[4, i] * x[1, i] for i in range(8)))
 
 
+def test_bias_add() -> None:
+    rows = oracle.bias_add(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([10.0, 20.0]))
+    assert rows.tolist() == [[11.0, 22.0], [13.0, 24.0]]
+
+
 def test_sigmoid_gate() -> None:
     assert oracle.sigmoid_gate(np.array([4.0, 4.0]), np.array([0.0, math.log(3)])) == pytest.approx([2.0, 3.0])
 

@@ -140,7 +140,10 @@ def shapes(v: Variant, split_kv: bool = False) -> tuple[dict[str, tuple[int, ...
             heads = mixer.heads * mixer.head_dim
             matrices |= {f"{sa}.q_proj": (heads * (1 + mixer.gate), h), f"{sa}.o_proj": (h, heads)}
             matrices |= {f"{sa}.{x}_proj": (kv, h) for x in "kv"}
-            plain |= {f"{sa}.{x}_norm.weight": (mixer.head_dim,) for x in "qk"}
+            if mixer.qk_norm:
+                plain |= {f"{sa}.{x}_norm.weight": (mixer.head_dim,) for x in "qk"}
+            if mixer.bias:
+                plain |= {f"{sa}.{x}_proj.bias": matrices[f"{sa}.{x}_proj"][:1] for x in "qkv"}
         else:
             sa, q_out = f"{at}.self_attn", mixer.heads * (mixer.nope_dim + mixer.rope.dim)
             if mixer.q_rank:

@@ -28,6 +28,7 @@ LARGEST_ERROR = {
     "swiglu": {"f32": 1e-6},  # exp to two units of the last place, a sum, a division, a product
     "sigmoid_gate": {"f32": 1e-6},
     "residual_add": {"f32": 6e-8},
+    "bias_add": {"f32": 6e-8},
     "combine": {"f32": 1e-6},  # a chain over the experts, two sums, a sigmoid
     "rope": {"f32": 2e-7},  # two products and a sum
 }

@@ -22,14 +22,20 @@ void GroupedAttentionBlock::want(WorkSizes& sizes, int64_t rows) const {
 }
 
 void GroupedAttentionBlock::load(const LayerTensors& tensors) {
-  weights_ = {
-      .q = tensors.matrix("self_attn.q_proj"),
-      .k = tensors.matrix("self_attn.k_proj"),
-      .v = tensors.matrix("self_attn.v_proj"),
-      .o = tensors.matrix("self_attn.o_proj"),
-      .q_norm = tensors.vector("self_attn.q_norm.weight"),
-      .k_norm = tensors.vector("self_attn.k_norm.weight"),
-  };
+  Weights& w = weights_;
+  w.q = tensors.matrix("self_attn.q_proj");
+  w.k = tensors.matrix("self_attn.k_proj");
+  w.v = tensors.matrix("self_attn.v_proj");
+  w.o = tensors.matrix("self_attn.o_proj");
+  if (shape_.qk_norm) {
+    w.q_norm = tensors.vector("self_attn.q_norm.weight");
+    w.k_norm = tensors.vector("self_attn.k_norm.weight");
+  }
+  if (shape_.bias) {
+    w.q_bias = tensors.vector("self_attn.q_proj.bias");
+    w.k_bias = tensors.vector("self_attn.k_proj.bias");
+    w.v_bias = tensors.vector("self_attn.v_proj.bias");
+  }
 }
 
 void GroupedAttentionBlock::record(Commands& commands, Scratch& scratch, const LayerState& state, Rows rows) const {
@@ -41,12 +47,19 @@ void GroupedAttentionBlock::record(Commands& commands, Scratch& scratch, const L
   commands.matmul(std::array{project(scratch.normed, w.q, s.q), project(scratch.normed, w.k, s.k),
                              project(scratch.normed, w.v, s.v)},
                   rows.n);
+  if (a.bias) {
+    commands.bias_add(s.q, w.q_bias, rows.n, a.q_width());
+    commands.bias_add(s.k, w.k_bias, rows.n, a.kv_width());
+    commands.bias_add(s.v, w.v_bias, rows.n, a.kv_width());
+  }
 
   // With a gate a head of q is [query | gate].
   const Heads q = {s.q, a.heads, a.head_dim, a.q_width(), a.q_head()};
   const Heads k = dense_heads(s.k, a.kv_heads, a.head_dim);
-  commands.rms_norm_heads(q, w.q_norm, rows.n, stream_.eps, 1);
-  commands.rms_norm_heads(k, w.k_norm, rows.n, stream_.eps, 1);
+  if (a.qk_norm) {
+    commands.rms_norm_heads(q, w.q_norm, rows.n, stream_.eps, 1);
+    commands.rms_norm_heads(k, w.k_norm, rows.n, stream_.eps, 1);
+  }
   commands.rope(q, s.angles, a.rope.dim / 2, false, rows.n);
   commands.rope(k, s.angles, a.rope.dim / 2, false, rows.n);
   commands.append(s.k, a.kv_width(), keys, rows.position, rows.n);

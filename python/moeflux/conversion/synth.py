@@ -265,6 +265,8 @@ def vector(wanted: DenseShape, variant: Variant, seed: int) -> np.ndarray:
         return np.float32(0.14) * popularity(variant, seed, layer)  # two thirds of what the scores deviate by
     if wanted.name.endswith(("q_norm.weight", "k_norm.weight")):
         return 1.4 + 0.2 * flat  # attention scores of deviation 2: neither flat nor on one position
+    if wanted.name.endswith("_proj.bias"):
+        return 0.5 * flat  # beside products of size 1
     return 1 + 0.2 * flat
 
 

@@ -212,6 +212,7 @@ def _cases(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[Ops], Any]
     yield "gated_rms_norm", lambda o: o.gated_rms_norm(heads, gates, weight[:40], 1e-6)
     yield "swiglu", lambda o: o.swiglu(x, x[::-1].copy())
     yield "residual_add", lambda o: o.residual_add(x, x[::-1].copy())
+    yield "bias_add", lambda o: o.bias_add(x, weight)
     yield "sigmoid_gate", lambda o: o.sigmoid_gate(heads, gates)
     outputs, shares, gate = normal(3, 4, 700), normal(3, 4), normal(3)
     yield "combine", lambda o: o.combine(x, outputs, shares, x[::-1].copy(), gate)

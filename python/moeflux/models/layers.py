@@ -57,13 +57,15 @@ def yarn_mscale(factor: float, coefficient: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupedAttention:
-    """Groups of query heads share a key and a value head; each q and k head is normed."""
+    """Groups of query heads share a key and a value head."""
 
     heads: int
     kv_heads: int
     head_dim: int
     rope: Rope
     gate: bool = False  # q_proj yields [query | gate] a head; the output is multiplied by the gate's sigmoid
+    qk_norm: bool = True  # each q and k head by itself
+    bias: bool = False  # q_proj, k_proj and v_proj add one to what they yield
 
     @property
     def kv_width(self) -> int:

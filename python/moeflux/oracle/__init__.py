@@ -12,6 +12,7 @@ model.py    layers, state, `Session`
 from moeflux.oracle.model import KeyValueState, LatentState, LinearState, Session, Widened, empty_state, layer
 from moeflux.oracle.ops import (
     attention,
+    bias_add,
     combine,
     conv1d,
     delta_net_gates,
@@ -59,6 +60,7 @@ __all__ = [
     "Widened",
     "attention",
     "bf16_to_float",
+    "bias_add",
     "combine",
     "conv1d",
     "delta_net_gates",

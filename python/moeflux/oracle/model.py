@@ -12,6 +12,7 @@ from moeflux.models.layers import DenseMlp, GatedDelta, GroupedAttention, Latent
 from moeflux.models.variants import Variant
 from moeflux.oracle.ops import (
     attention,
+    bias_add,
     combine,
     conv1d,
     delta_net_gates,
@@ -104,16 +105,18 @@ class Widened:
 def full_attention(
     a: GroupedAttention, eps: float, w: Widened, at: str, x: Array, positions: Array, state: KeyValueState
 ) -> tuple[Array, KeyValueState]:
-    """Grouped-query attention with q/k norm, and an output gate where the model has one. x [n, h] -> [n, h]"""
+    """Grouped-query attention; its biases, q/k norm and output gate where the model has them. x [n, h] -> [n, h]"""
     n = len(x)
-    q = matmul(x, w(f"{at}q_proj")).reshape(n, a.heads, -1)
+    q, k, value = (matmul(x, w(f"{at}{name}_proj")) for name in "qkv")
+    if a.bias:
+        q, k, value = (bias_add(y, w(f"{at}{name}_proj.bias")) for y, name in zip((q, k, value), "qkv", strict=True))
+    q, k, value = q.reshape(n, a.heads, -1), k.reshape(n, a.kv_heads, -1), value.reshape(n, a.kv_heads, -1)
     gate = None
     if a.gate:
         q, gate = q[..., : a.head_dim], q[..., a.head_dim :]
-    k = matmul(x, w(f"{at}k_proj")).reshape(n, a.kv_heads, a.head_dim)
-    value = matmul(x, w(f"{at}v_proj")).reshape(n, a.kv_heads, a.head_dim)
-    q = rms_norm_heads(q, w(f"{at}q_norm.weight"), eps)
-    k = rms_norm_heads(k, w(f"{at}k_norm.weight"), eps)
+    if a.qk_norm:
+        q = rms_norm_heads(q, w(f"{at}q_norm.weight"), eps)
+        k = rms_norm_heads(k, w(f"{at}k_norm.weight"), eps)
     turn = {"frequencies": rope_frequencies(a.rope), "interleaved": False, "magnitude": rope_magnitude(a.rope)}
     q, k = rope(q, positions, **turn), rope(k, positions, **turn)
     state = KeyValueState(np.concatenate([state.k, k]), np.concatenate([state.v, value]))

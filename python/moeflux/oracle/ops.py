@@ -89,6 +89,11 @@ def residual_add(x: Array, y: Array) -> Array:
     return x + y
 
 
+def bias_add(x: Array, bias: Array) -> Array:
+    """x [n, width], bias [width]"""
+    return x + bias
+
+
 # ---- Ops: rotary embedding --------------------------------------------------------------------------------------
 
 
