@@ -14,10 +14,10 @@ from moeflux.errors import Error
 __all__ = ["main"]
 
 DESCRIPTION = """\
-moeflux is for Mixture-of-Experts language models far larger than memory: what every token needs stays in memory, the
-experts stay on the SSD and are read as the router picks them. A small model comes with it, so `moeflux chat` works at
-once. Stock MLX folders run as they are, Hugging Face checkpoints are converted, and what lies on disk can be looked
-into, checked and measured.
+moeflux runs Mixture-of-Experts language models that are far larger than memory. What every token needs stays in memory.
+The experts stay on the SSD and are read as the router picks them. A small model comes with moeflux, so `moeflux chat`
+works at once. Stock MLX folders run as they are, and Hugging Face checkpoints can be converted. There are commands to
+inspect, check and measure models too.
 """
 
 EXAMPLES = """\
@@ -27,7 +27,7 @@ examples:
   moeflux info                                  this machine, and the presets
   moeflux info Qwen3.6-35B-A3B                  what a known model costs, before any download
   moeflux info ~/models/Qwen3.6-35B-A3B-4bit    what a folder holds
-  moeflux plan /ssd/a3b --memory 8GB            where every byte would go, and how fast it would be
+  moeflux plan /ssd/a3b --memory 8GB            where every byte would go, and how fast it would run
   moeflux synth /tmp/tiny --variant a3b --layers 4 --experts 16 --vocab 1024
   moeflux verify /tmp/tiny
   moeflux convert ~/models/Qwen3.6-35B-A3B /ssd/a3b --bits 4

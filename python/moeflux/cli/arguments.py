@@ -116,25 +116,26 @@ def whole(least: int = 1, most: int = (1 << 31) - 1) -> Callable[[str], int]:
 
 
 LOADING = """\
-They decide how much memory is taken and how fast it goes. None but those marked changes an answer.
+These options decide how much memory the model takes and how fast it runs. Only --precision and those marked LOSSY may
+change an answer.
 """
 MEMORY = {
-    "memory": ("SIZE", "of the whole process: 8GB, 8GiB, bytes, or auto: what is free, less a reserve; usually auto"),
-    "context": ("N", "tokens that a session has room for; usually the model's limit, at most 32768"),
-    "sessions": ("N", "that there is to be room for; usually 1"),
+    "memory": ("SIZE", "budget of the whole process: 8GB, 8GiB, bytes; default: auto, what is free less a reserve"),
+    "context": ("N", "tokens that a session has room for; default: the model's limit, at most 32768"),
+    "sessions": ("N", "sessions to plan room for; default: 1"),
 }
 NUMBERS = {
-    "threads": "that compute; usually one a core",
-    "expert-slots": "experts held in memory; usually as many as fit",
+    "threads": "threads that compute; default: one per core",
+    "expert-slots": "experts held in memory; default: as many as fit",
     "readers": "threads that read experts",
-    "chunk": "most tokens of a prefill step; usually 512, more or less as memory allows",
+    "chunk": "most tokens of a prefill step; default: 512, more or less as memory allows",
 }
 WORDS = {
-    "precision": (("auto", "exact"), "of activations; usually auto: 16 bits where that is faster. exact is float32"),
-    "kv-dtype": (("f32", "bf16"), "of keys and values; usually f32. LOSSY: bf16 is half the memory"),
-    "reads": (("auto", "direct", "buffered"), "experts past the page cache, or through it; usually auto"),
-    "cache": (("lru", "lfu", "none"), "which expert goes when another needs its place; usually lru"),
-    "look-ahead": (("auto", "on", "off"), "read what the next layer may need; usually auto: while it pays"),
+    "precision": (("auto", "exact"), "of activations; auto, the default: 16 bits where that is faster; exact: float32"),
+    "kv-dtype": (("f32", "bf16"), "of keys and values; default: f32. LOSSY: bf16, at half the memory"),
+    "reads": (("auto", "direct", "buffered"), "of experts, past the page cache or through it; default: auto"),
+    "cache": (("lru", "lfu", "none"), "which expert goes when another needs its place; default: lru"),
+    "look-ahead": (("auto", "on", "off"), "read ahead what the next layer may need; auto, the default: while it pays"),
 }
 
 
@@ -147,7 +148,9 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name}", type=whole(), metavar="N", help=meaning)
     for name, (words, meaning) in WORDS.items():
         group.add_argument(f"--{name}", choices=words, help=meaning)
-    group.add_argument("--verify-reads", action="store_true", help="every expert read against its checksum")
+    group.add_argument(
+        "--verify-reads", action="store_true", help="compare every expert that is read with its checksum"
+    )
     group.add_argument(
         "--experts-per-token", type=whole(), metavar="N", help="LOSSY: another number of experts than the model's own"
     )
@@ -159,8 +162,8 @@ def load_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(arguments, name))}
 
 
-MODEL_HELP = "a folder (packed store or MLX), a repository as owner/name, or nothing: the built-in model"
-PROMPT_HINT = "; a prompt stands behind -p"
+MODEL_HELP = "a folder (packed store or MLX) or a repository as owner/name; default: the built-in model"
+PROMPT_HINT = "; give a prompt with -p"
 
 
 def load_model(name: str | None, arguments: argparse.Namespace) -> Model:

@@ -14,9 +14,9 @@ __all__ = ["add"]
 INFO_HELP = "what a model is and what it costs; without a target, this machine"
 INFO = """\
 Prints what a model is made of, how it is stored, how many bytes it holds, how many a token touches and what is missing
-from its folder. The target is a folder with weights (packed by moeflux, MLX safetensors, or a Hugging Face checkpoint,
-of which it prints what converting makes of it), a config.json, or the name of a preset or an unambiguous part of it.
-Without a target: this machine, and the names of the presets.
+from its folder. The target is a folder with weights, a config.json, or the name of a preset or an unambiguous part of
+it. The weights are packed by moeflux, MLX safetensors, or a Hugging Face checkpoint. Of a checkpoint, it prints what
+converting would make of it. Without a target, it prints this machine and the names of the presets.
 
 examples:
   moeflux info
@@ -24,13 +24,14 @@ examples:
   moeflux info ~/models/Qwen3.6-35B-A3B-4bit
 """
 
-PLAN_HELP = "where every byte of memory would go if a model were loaded, and how fast it would be"
+PLAN_HELP = "where every byte of memory would go if a model were loaded, and how fast it would run"
 PLAN = """\
 Prints what loading a model with these options would take: what stays in memory all the time, what each session takes,
-how many experts have a place, how much of each token must be read from the disk and how long that would take. Nothing
-is loaded. A budget is for the whole process and is never exceeded; one below the floor is refused with the floor in the
-message. Every other command that loads a model takes the same options and goes by the same plan. How often an expert is
-found in memory is known after `moeflux replay` of a trace of this model, how fast its disk is after `moeflux doctor`.
+how many experts have a place, how many bytes each token must read from the disk and how long that would take. Nothing
+is loaded. A budget is for the whole process and is never exceeded. A budget below the floor is refused, and the message
+says what the floor is. Every other command that loads a model takes the same options and goes by the same plan. After
+`moeflux replay` of a trace of this model, the plan knows how often an expert is found in memory. After `moeflux
+doctor`, it knows how fast the disk is.
 
 examples:
   moeflux plan /ssd/a3b                                       with what is free now
@@ -40,12 +41,12 @@ examples:
   moeflux plan /ssd/a3b --memory 8GB --json
 """
 
-VERIFY_HELP = "read a store again, whole, and compare every checksum"
+VERIFY_HELP = "read a whole store again and compare every checksum"
 VERIFY = """\
-Reads every byte of a packed store and compares it with the checksums in its moeflux.json. Each part that is not what
-was written is named: file, tensor, layer, expert. Where a file is missing or of a wrong length that is all that is
-said, and nothing is read. The exit status is 0 when all agree and 1 when something does not.
-A folder without moeflux.json has no checksums: its names, shapes and sizes are checked, and the report says so.
+Reads every byte of a packed store and compares it with the checksums in its moeflux.json. It names each part that is
+not what was written: file, tensor, layer, expert. If a file is missing or has a wrong length, it says only that, and
+reads nothing. The exit status is 0 if everything agrees and 1 if something does not. A folder without moeflux.json has
+no checksums. Then the command checks names, shapes and sizes, and the report says so.
 
 examples:
   moeflux verify /ssd/a3b
@@ -84,7 +85,9 @@ def _info(arguments: argparse.Namespace) -> int:
 
 def _add_plan(command: Parser) -> None:
     command.add_argument("store", type=Path, metavar="STORE", help="folder with a model")
-    command.add_argument("--trace", type=Path, metavar="FILE", help="what `moeflux trace` wrote: its hit rate is taken")
+    command.add_argument(
+        "--trace", type=Path, metavar="FILE", help="a trace that `moeflux trace` wrote; the plan takes its hit rate"
+    )
     command.add_argument("--json", action="store_true", help="everything as JSON, sizes in exact bytes")
     add_loading(command)
 
@@ -104,7 +107,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _add_verify(command: Parser) -> None:
     command.add_argument("store", type=Path, metavar="STORE", help="folder of a packed store")
     command.add_argument(
-        "--experts", type=Path, metavar="FOLDER", help="with the layer files, where it is not the usual one"
+        "--experts", type=Path, metavar="FOLDER", help="folder with the layer files, if it is not the usual one"
     )
     command.add_argument("--json", action="store_true", help="everything as JSON, sizes in exact bytes")
 

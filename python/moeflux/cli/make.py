@@ -17,11 +17,11 @@ __all__ = ["add"]
 
 CONVERT_HELP = "make a packed store of an MLX folder or a Hugging Face checkpoint"
 CONVERT = """\
-Writes DEST, a packed store: the dense weights in one file, the experts of each layer in one more, each expert in one
-piece, so that it is one read. An MLX folder is repacked byte for byte. A Hugging Face checkpoint (bf16, fp16, f32, or
-fp8 with block scales) is quantised, as mlx_lm.convert would; experts that are int4 already (compressed-tensors) are
-taken as they are. The store grows in DEST.partial and gets its name when it is complete and checked; a run that was
-stopped is continued by the same command. Only one run at a time writes to a DEST. Memory stays below 2 GB.
+Writes DEST, a packed store. One file holds the dense weights, and one file per layer holds its experts, each in one
+piece, so that it takes one read. An MLX folder is repacked byte for byte. A Hugging Face checkpoint (bf16, fp16, f32,
+or fp8 with block scales) is quantised as mlx_lm.convert would do it. Experts that are int4 already (compressed-tensors)
+are taken as they are. The store grows in DEST.partial and gets its name when it is complete and checked. To continue a
+run that was stopped, give the same command again. Only one run at a time writes to a DEST. Memory stays below 2 GB.
 
 examples:
   moeflux convert ~/models/Qwen3.6-35B-A3B-4bit /ssd/a3b            an MLX folder, repacked
@@ -32,14 +32,14 @@ examples:
 
 SYNTH_HELP = "make a random model of any shape"
 SYNTH = """\
-Writes a packed store of random weights in the shape of a preset or of a config.json, cut to fewer layers, tokens and
-experts if asked. Activations and routing behave as in a trained model (some experts are popular); the text it would
-write is noise. The same flags give the same bytes. For tests, for benchmarks, and to see whether a model of some size
-works on a machine before its download.
+Writes a packed store of random weights in the shape of a preset or of a config.json, with fewer layers, tokens and
+experts if asked. Activations and routing behave as in a trained model (some experts are popular), but the text that it
+writes is noise. The same flags give the same bytes. Such a model is good for tests and benchmarks, and shows before a
+download whether a model of that size works on a machine.
 
 examples:
   moeflux synth /tmp/tiny --variant a3b --layers 4 --experts 16 --vocab 1024
-  moeflux synth /ssd/a17b --variant a17b                        the whole of it: 223 GB
+  moeflux synth /ssd/a17b --variant a17b                        all of it: 223 GB
   moeflux synth /tmp/mine --config ~/models/mine/config.json --layers 8 --bits 3 --seed 7
 """
 
@@ -56,13 +56,13 @@ def _add_convert(command: Parser) -> None:
     command.add_argument("source", type=Path, metavar="SRC", help="folder with config.json and *.safetensors")
     command.add_argument("dest", type=Path, metavar="DEST", help="folder to make")
     _add_format(command)
-    command.add_argument("--force", action="store_true", help="replace a store, or an unfinished one, that is there")
+    command.add_argument("--force", action="store_true", help="replace an existing store, finished or not")
     command.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
     command.add_argument(
         "--verify",
         choices=("quick", "full", "none"),
         default="quick",
-        help="compare the result with the source: four experts of each layer (quick), or everything",
+        help="compare with the source: four experts of each layer (quick, the default), everything, or nothing",
     )
 
 
@@ -111,17 +111,17 @@ def _add_synth(command: Parser) -> None:
     model.add_argument("--variant", metavar="NAME", help="a preset, by name or an unambiguous part of it")
     model.add_argument("--config", type=Path, metavar="FILE", help="a config.json, or the folder with it")
     for flag, meaning in (
-        ("--layers", "the first so many; more than the model has repeat its pattern"),
-        ("--vocab", "tokens"),
-        ("--experts", "experts of a layer"),
+        ("--layers", "number of layers; more than the model has repeat its pattern"),
+        ("--vocab", "tokens of the vocabulary"),
+        ("--experts", "experts per layer"),
         ("--experts-per-token", "how many of them the router picks"),
     ):
         command.add_argument(flag, type=whole(), metavar="N", help=meaning)
     _add_format(command)
     command.add_argument(
-        "--seed", type=whole(0, MOST_SEED), default=0, metavar="S", help="another seed, other weights; usually 0"
+        "--seed", type=whole(0, MOST_SEED), default=0, metavar="S", help="another seed gives other weights; default: 0"
     )
-    command.add_argument("--force", action="store_true", help="replace a store, or an unfinished one, that is there")
+    command.add_argument("--force", action="store_true", help="replace an existing store, finished or not")
 
 
 def _synth(arguments: argparse.Namespace) -> int:
@@ -178,9 +178,11 @@ def _bits(text: str) -> int | str:
 
 def _add_format(command: Parser) -> None:
     command.add_argument(
-        "--bits", type=_bits, metavar="N|bf16", help="of a weight: 2, 3, 4, 5, 6, 8 or bf16; usually 4"
+        "--bits", type=_bits, metavar="N|bf16", help="bits of a weight: 2, 3, 4, 5, 6, 8 or bf16; default: 4"
     )
     command.add_argument(
-        "--group-size", type=whole(), choices=(32, 64, 128), help="weights that share a scale and a bias; usually 64"
+        "--group-size", type=whole(), choices=(32, 64, 128), help="weights that share a scale and a bias; default: 64"
     )
-    command.add_argument("--dense-bits", type=_bits, metavar="N|bf16", help="of all but the experts; usually as --bits")
+    command.add_argument(
+        "--dense-bits", type=_bits, metavar="N|bf16", help="bits of all but the experts; default: as --bits"
+    )

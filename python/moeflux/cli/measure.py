@@ -26,13 +26,13 @@ __all__ = ["add"]
 DOCTOR_HELP = "what this disk and this machine can do, and the settings that follow"
 DOCTOR = """\
 Reads the disk under DIR as the engine does when it decodes: an expert's bytes at a random place, 1 to 8 at a time, past
-the page cache and through it. When DIR is a store its own experts are read; elsewhere a file of at most 1 GB is written
-and removed again. Measures memory too, and prints what limits there are. What it finds is remembered in the user's
-cache folder ($MOEFLUX_CACHE, else the system's), for this machine and this disk: models are opened with these settings
-from then on, unless others are asked for. Takes about 15 seconds, or 3; close other programs meanwhile.
+the page cache and through it. If DIR is a store, it reads the store's own experts. Otherwise it writes a file of at
+most 1 GB and removes it again. It also measures memory, and prints what limits there are. It remembers the results in
+the user's cache folder ($MOEFLUX_CACHE, else the system's), for this machine and this disk. From then on, models are
+opened with these settings unless you ask for others. It takes about 15 seconds, or 3; close other programs meanwhile.
 
-With --metal it looks at the GPU of a Mac instead: compiles every kernel, runs every op on small numbers there and on
-the CPU, then a whole model, and prints a table for an issue if something fails. The status is 1 then.
+With --metal it looks at the GPU of a Mac instead. It compiles every kernel, runs every op on small numbers there and on
+the CPU, then runs a whole model. It prints a table for an issue if something fails, and the status is then 1.
 
 examples:
   moeflux doctor /ssd/a3b
@@ -43,22 +43,22 @@ examples:
 
 TRACE_HELP = "run a model and record which experts its router picks"
 TRACE = """\
-Evaluates a prompt, and as many tokens behind it as asked for, each the likeliest, and writes down which experts the
-router picked for every token in every layer. The file is small: one byte a pick, two with more than 256 experts. What
-is picked depends on the model and the tokens alone, not on memory, cache or threads. Without a prompt the tokens are
-random: then, and with a synthetic model, the picks spread more evenly than those of text.
+Evaluates a prompt, and then as many of the likeliest tokens as you ask for. It records which experts the router picked
+for every token in every layer. The file is small: one byte per pick, or two with more than 256 experts. The picks
+depend on the model and the tokens alone, not on memory, cache or threads. Without a prompt, the tokens are random.
+Then, and with a synthetic model, the picks spread more evenly than those of text.
 
 examples:
   moeflux trace /ssd/a3b -o run.trace --prompt-ids prompt.txt --decode 200
   moeflux trace /tmp/tiny -o tiny.trace --tokens 1000 --seed 3
 """
 
-REPLAY_HELP = "what other caches would have done with a recorded run: hit rates over policies and sizes"
+REPLAY_HELP = "how other caches would have done in a recorded run: hit rates by policy and size"
 REPLAY = """\
-Plays a trace against the engine's own slot cache, with each policy at each size, and against the optimum, which knows
-the future and which no policy can beat. Counted are the trace's tokens as if each were decoded behind the one before
-it, from an empty cache, however the run evaluated them: a prefill picks the same experts, but reads each once a chunk,
-so its hits would say little. Prints hit rates and bytes read a token, as a table and as a plot.
+Plays a trace against the engine's own slot cache, with each policy at each size. It also plays it against the optimum,
+which knows the future and which no policy can beat. It counts the tokens as if they were decoded one after the other
+from an empty cache, however the run evaluated them. A prefill picks the same experts but reads each once per chunk, so
+its hits would say little. Prints hit rates and bytes read per token, as a table and as a plot.
 
 examples:
   moeflux replay run.trace
@@ -69,10 +69,11 @@ examples:
 
 BENCH_HELP = "how fast a model runs here: cold and warm, prefill and decode"
 BENCH = """\
-Measures prefill and decode, cold (opened anew, its files dropped from the page cache, no expert in memory) and warm.
-Columns: tokens a second; bytes a token that the engine asked for, and that the disk gave to this process; experts found
-in memory; the share of the time spent waiting for reads; the share of what had to be read that the look-ahead had
-begun; the most memory. The median of the repetitions. Close other programs: two that compute halve each other.
+Measures prefill and decode, cold and warm. Cold means that the model is opened anew, with its files dropped from the
+page cache and no expert in memory. The columns are tokens a second; bytes per token that the engine asked for, and that
+the disk gave to this process; experts found in memory; the share of the time spent waiting for reads; the share of the
+necessary reads that look-ahead had begun; and peak memory. They are medians of the repetitions. Close other programs:
+two that compute at the same time halve each other's speed.
 
 examples:
   moeflux bench /ssd/a3b --expert-slots 2560
@@ -81,13 +82,13 @@ examples:
 """
 
 
-EVAL_HELP = "how well a model foretells a text, and how far it is from another one"
+EVAL_HELP = "how well a model predicts a text, and how far it is from another model"
 EVAL = """\
-Lets a model read a text in windows, and measures what it expected of each next token: the loss, and perplexity, which
-is exp of it. With --reference, the same text is read by a second model, or by the same one with its own settings, and
-the distance of their expectations is measured too: KL divergence, and how often both have the same first choice. That
-is the price of fewer bits or of fewer experts. Standard errors are over windows. The options of loading are those of
-MODEL; the reference is loaded as it is, and both are in memory at once.
+Lets a model read a text in windows, and measures how well it predicts each next token: the loss, and perplexity, which
+is exp of the loss. With --reference, a second model, or the same one with its own settings, reads the same text. Then
+the command also measures how far apart their predictions are: the KL divergence, and how often both have the same first
+choice. That is the price of fewer bits or fewer experts. Standard errors are over windows. The loading options apply to
+MODEL. The reference is loaded as it is, and both are in memory at once.
 
 examples:
   moeflux eval --text book.txt
@@ -109,10 +110,10 @@ def add(commands: Commands) -> None:
 
 
 def _add_doctor(command: Parser) -> None:
-    command.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="usually this folder")
+    command.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="a folder on the disk; default: this one")
     kind = command.add_mutually_exclusive_group()
     kind.add_argument("--quick", action="store_true", help="3 seconds, less exact")
-    kind.add_argument("--metal", action="store_true", help="the GPU of a Mac, held to the CPU, instead of the disk")
+    kind.add_argument("--metal", action="store_true", help="compare the GPU of a Mac with the CPU, instead")
     command.add_argument("--json", action="store_true", help="everything as JSON, sizes in exact bytes")
 
 
@@ -140,11 +141,13 @@ def _add_trace(command: Parser) -> None:
     command.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
     prompt = command.add_mutually_exclusive_group()
     prompt.add_argument(
-        "--prompt-ids", type=Path, metavar="FILE", help="a text file of token ids: white space or commas between them"
+        "--prompt-ids", type=Path, metavar="FILE", help="a text file of token ids, separated by white space or commas"
     )
-    prompt.add_argument("--tokens", type=whole(), default=512, metavar="N", help="random tokens instead; usually 512")
-    command.add_argument("--seed", type=whole(0, MOST_SEED), metavar="S", help="of the random tokens; usually 0")
-    command.add_argument("--decode", type=whole(0), default=0, metavar="N", help="tokens behind it; usually none")
+    prompt.add_argument("--tokens", type=whole(), default=512, metavar="N", help="random tokens instead; default: 512")
+    command.add_argument("--seed", type=whole(0, MOST_SEED), metavar="S", help="seed of the random tokens; default: 0")
+    command.add_argument(
+        "--decode", type=whole(0), default=0, metavar="N", help="tokens to decode after the prompt; default: none"
+    )
     add_loading(command)
 
 
@@ -175,15 +178,23 @@ def _trace(arguments: argparse.Namespace) -> int:
 
 
 def _add_replay(command: Parser) -> None:
-    command.add_argument("trace", type=Path, metavar="FILE", help="what `moeflux trace` wrote")
+    command.add_argument("trace", type=Path, metavar="FILE", help="a trace that `moeflux trace` wrote")
     command.add_argument(
-        "--slots", metavar="LIST", help="experts held: numbers, or shares of all as 25%%, with commas between them"
+        "--slots", metavar="LIST", help="experts held: numbers, or shares of all such as 25%%, separated by commas"
     )
     command.add_argument(
-        "--policy", default="all", metavar="LIST", help="lru, lfu and none, with commas between them; usually all"
+        "--policy", default="all", metavar="LIST", help="lru, lfu and none, separated by commas; default: all"
     )
-    command.add_argument("--ring-depth", type=whole(), default=2, metavar="N", help="as the engine's; usually 2")
-    command.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the curves there, not below the table")
+    command.add_argument(
+        "--ring-depth",
+        type=whole(),
+        default=2,
+        metavar="N",
+        help="expert batches in flight, as in the engine; default: 2",
+    )
+    command.add_argument(
+        "--plot", type=Path, metavar="FILE.svg", help="draw the curves there instead of below the table"
+    )
     command.add_argument("--json", action="store_true", help="every point as JSON, sizes in exact bytes")
 
 
@@ -217,14 +228,18 @@ def _replay(arguments: argparse.Namespace) -> int:
 def _add_bench(command: Parser) -> None:
     command.add_argument("store", type=Path, metavar="STORE", help="folder with a model")
     prompt = command.add_mutually_exclusive_group()
-    prompt.add_argument("--prefill", type=whole(), default=256, metavar="N", help="random tokens; usually 256")
-    prompt.add_argument("--prompt-ids", type=Path, metavar="FILE", help="in their place, a text file of token ids")
-    command.add_argument("--decode", type=whole(0), default=32, metavar="N", help="steps counted; usually 32")
-    command.add_argument(
-        "--random-decode", action="store_true", help="decode random tokens, not the likeliest: no text repeats itself"
+    prompt.add_argument("--prefill", type=whole(), default=256, metavar="N", help="random tokens; default: 256")
+    prompt.add_argument(
+        "--prompt-ids", type=Path, metavar="FILE", help="a text file of token ids, instead of random tokens"
     )
-    command.add_argument("--reps", type=whole(), default=1, metavar="N", help="repetitions; usually 1")
-    command.add_argument("--json", action="store_true", help="one JSON object a line for each measurement")
+    command.add_argument("--decode", type=whole(0), default=32, metavar="N", help="steps to measure; default: 32")
+    command.add_argument(
+        "--random-decode",
+        action="store_true",
+        help="decode random tokens instead of the likeliest, so that no text repeats itself",
+    )
+    command.add_argument("--reps", type=whole(), default=1, metavar="N", help="repetitions; default: 1")
+    command.add_argument("--json", action="store_true", help="one line of JSON for each measurement")
     add_loading(command)
 
 
@@ -265,17 +280,17 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 def _add_eval(command: Parser) -> None:
     command.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
-    command.add_argument("--text", type=Path, required=True, metavar="FILE", help="what is read, UTF-8")
-    command.add_argument("--reference", metavar="MODEL", help="what it is compared with")
-    command.add_argument("--window", type=whole(), default=1024, metavar="N", help="tokens of a window; usually 1024")
+    command.add_argument("--text", type=Path, required=True, metavar="FILE", help="the text to read, in UTF-8")
+    command.add_argument("--reference", metavar="MODEL", help="the model to compare with")
+    command.add_argument("--window", type=whole(), default=1024, metavar="N", help="tokens per window; default: 1024")
     command.add_argument(
         "--overlap",
         type=whole(0),
         default=0,
         metavar="N",
-        help="of them, from the window before, not counted; usually 0",
+        help="tokens of a window that repeat the one before and are not counted; default: 0",
     )
-    command.add_argument("--tokens", type=whole(), metavar="N", help="only the first so many of the text")
+    command.add_argument("--tokens", type=whole(), metavar="N", help="only the first N tokens of the text")
     command.add_argument("--json", action="store_true", help="everything as JSON")
     add_loading(command)
 

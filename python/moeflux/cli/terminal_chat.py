@@ -22,22 +22,22 @@ from moeflux.text.sampling import Sampling
 __all__ = ["TerminalChat"]
 
 HELP = """\
-/help                this list
-/clear               begin anew; instructions stay
-/retry               another answer to the last question
+/help                show this list
+/clear               start again; instructions stay
+/retry               get another answer to the last question
 /undo                take back the last question and its answer
-/system [TEXT]       instructions before everything; without a text: none
-/show                what was said
-/set                 what can be set, and to what it is set
-/set NAME VALUE      temperature, top_k, seed, max_tokens ...; "usual" in place of a value: as the model has it
+/system [TEXT]       set the instructions; without TEXT, remove them
+/show                show what was said
+/set                 show the settings
+/set NAME VALUE      change temperature, top_k, seed, max_tokens ...; the value "usual" restores the model's own
 /thinking on|off     think before the answer, where the model's template lets one choose
-/stats               what the last answer cost
-/save FILE           keep the conversation, and the model's state with it
-/load FILE           go on with one that was kept
-/quit                end, as Ctrl-D does
+/stats               show what the last answer cost
+/save FILE           save the conversation and the model's state
+/load FILE           continue a saved conversation
+/quit                end the program, as Ctrl-D does
 
-Several lines: end a line with \\, or put \"\"\" before the first and after the last of them.
-Ctrl-C stops an answer; what was said of it stays. A message that begins with / begins with // here."""
+To write several lines, end a line with \\, or put \"\"\" before the first and after the last.
+Ctrl-C stops an answer and keeps what was said. To begin a message with /, type //."""
 HISTORY_LINES = 1000
 HISTORY_BYTES = 16 << 20
 BLOCK = '"""'
@@ -76,9 +76,7 @@ class TerminalChat:
     def run(self) -> int:
         """Until the input ends. Returns the exit status."""
         if self.interactive:
-            print(
-                f"{self.talk.session.model.variant.name}. /help says what can be typed, Ctrl-D ends.", file=sys.stderr
-            )
+            print(f"{self.talk.session.model.variant.name}. /help lists the commands, Ctrl-D ends.", file=sys.stderr)
         with _line_editing(self.interactive):
             while True:
                 try:

@@ -10,11 +10,11 @@ from moeflux.cli.arguments import MODEL_HELP, PROMPT_HINT, Commands, Parser, add
 
 __all__ = ["add"]
 
-RUN_HELP = "answer one prompt; without a model, the built-in one does"
+RUN_HELP = "answer one prompt, with the built-in model if none is given"
 RUN = """\
-Gives a prompt to a model and prints what it writes, as it comes. A model that knows conversations gets the prompt as a
-message of a user, in the form of its own template; with --raw, and with a model that knows none, it goes on where the
-text stops. The answer goes to stdout, and nothing else; thoughts, progress and figures go to stderr.
+Gives a prompt to a model and prints what it writes, as it comes. A model with a chat template gets the prompt as a
+user's message, in the form of the template. With --raw, or without a template, the model continues the text where it
+stops. Only the answer goes to stdout; thoughts, progress and figures go to stderr.
 
 examples:
   moeflux run -p "What is the capital of France?"
@@ -25,12 +25,12 @@ examples:
   moeflux run -p "Name two colors." --json
 """
 
-CHAT_HELP = "talk with a model; without one, with the built-in model"
+CHAT_HELP = "talk with a model, the built-in one if none is given"
 CHAT = """\
-A conversation in the terminal. What was said stays evaluated: a question costs its own tokens, not those of the whole
-conversation again. Ctrl-C stops an answer, Ctrl-D ends the program, /help lists what else can be typed; /save keeps
-the conversation with the state of the model, and /load goes on with it at once, on another day. Without a terminal
-each line of the input is a question.
+Holds a conversation in the terminal. What was said stays evaluated, so a question costs only its own tokens, not those
+of the whole conversation. Ctrl-C stops an answer, Ctrl-D ends the program, and /help lists what else you can type.
+/save keeps the conversation with the state of the model, and /load continues it at once, even on another day. Without a
+terminal, each line of the input is a question.
 
 examples:
   moeflux chat
@@ -64,32 +64,41 @@ def _bias(text: str) -> tuple[int, float]:
 
 COUNT, SEED = whole(0), whole(0, (1 << 64) - 1)
 SAMPLING: dict[str, tuple[Any, str, str]] = {
-    "temperature": (_number, "T", "0: always the likeliest token; 1: as likely as the model says; above: wilder"),
+    "temperature": (_number, "T", "0: always the likeliest token; 1: as likely as the model says; above 1: wilder"),
     "top-k": (COUNT, "K", "only the K likeliest tokens; 0: all"),
     "top-p": (_number, "P", "only the likeliest tokens that together have this probability"),
-    "min-p": (_number, "P", "only tokens with this share of the likeliest one's probability"),
-    "repetition-penalty": (_number, "X", "above 1: tokens of prompt and answer become less likely; 1: nothing"),
-    "presence-penalty": (_number, "X", "taken from the logits of tokens that the answer has"),
-    "frequency-penalty": (_number, "X", "taken from them for every time it has them"),
-    "seed": (SEED, "N", "the same seed and settings give the same text; usually a new one each time"),
+    "min-p": (_number, "P", "only tokens with at least this share of the likeliest one's probability"),
+    "repetition-penalty": (_number, "X", "above 1: tokens of prompt and answer become less likely; 1: no change"),
+    "presence-penalty": (_number, "X", "subtracted from the logits of tokens that the answer already has"),
+    "frequency-penalty": (_number, "X", "subtracted from them once for each time it has them"),
+    "seed": (SEED, "N", "the same seed and settings give the same text; default: a new seed each time"),
 }
 
 
 def _add_writing(parser: Parser, usual_tokens: str) -> None:
-    parser.add_argument("--system", metavar="TEXT", help="instructions that stand before the conversation")
+    parser.add_argument("--system", metavar="TEXT", help="instructions that precede the conversation")
     parser.add_argument(
         "--thinking", choices=("on", "off"), help="think before the answer, where the template lets one choose"
     )
-    parser.add_argument("-n", "--max-tokens", type=whole(), metavar="N", help=f"of an answer; usually {usual_tokens}")
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends an answer; may be repeated")
+    parser.add_argument(
+        "-n", "--max-tokens", type=whole(), metavar="N", help=f"tokens of an answer; default: {usual_tokens}"
+    )
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="text that ends an answer; may be repeated"
+    )
     parser.add_argument("--stats", action="store_true", help="print to stderr what an answer cost")
     group = parser.add_argument_group(
-        "how tokens are chosen", "What is not given is as the model's generation_config.json has it."
+        "how tokens are chosen", "Defaults are those of the model's generation_config.json."
     )
     for name, (kind, letter, meaning) in SAMPLING.items():
         group.add_argument(f"--{name}", type=kind, metavar=letter, help=meaning)
     group.add_argument(
-        "--logit-bias", type=_bias, action="append", default=[], metavar="TOKEN=X", help="added to the logit of an id"
+        "--logit-bias",
+        type=_bias,
+        action="append",
+        default=[],
+        metavar="TOKEN=X",
+        help="add X to the logit of a token id",
     )
     add_loading(parser)
 
@@ -121,14 +130,17 @@ def _add_run(command: Parser) -> None:
     command.surplus = PROMPT_HINT
     command.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     prompt = command.add_mutually_exclusive_group()
-    prompt.add_argument("-p", "--prompt", metavar="TEXT", help="without it and -f: what comes on stdin")
-    prompt.add_argument("-f", "--file", metavar="FILE", help="with the prompt; - is stdin")
-    command.add_argument("--raw", action="store_true", help="go on with the text as it is, without a chat template")
+    prompt.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt; without -p and -f it comes from stdin")
+    prompt.add_argument("-f", "--file", metavar="FILE", help="file with the prompt; - is stdin")
+    command.add_argument("--raw", action="store_true", help="continue the text as it is, without a chat template")
     command.add_argument(
-        "--json", action="store_true", help="a line of JSON a token, and one with everything at the end"
+        "--json", action="store_true", help="one line of JSON per token, and one with everything at the end"
     )
     command.add_argument(
-        "--logprobs", type=COUNT, metavar="N", help="with --json: of each token and of the N likeliest"
+        "--logprobs",
+        type=COUNT,
+        metavar="N",
+        help="with --json: log-probabilities of each token and of the N likeliest",
     )
     _add_writing(command, "512")
 
@@ -178,7 +190,7 @@ def _check_run(arguments: argparse.Namespace) -> None:
 
 def _add_chat(command: Parser) -> None:
     command.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
-    command.add_argument("--load", metavar="FILE", help="go on with a conversation that /save kept")
+    command.add_argument("--load", metavar="FILE", help="continue a conversation that /save kept")
     _add_writing(command, "until it ends by itself")
 
 
