@@ -19,6 +19,7 @@
 #include "core/op_time.h"
 #include "core/read_bandwidth.h"
 #include "models/variant.h"
+#include "sampling/sampler.h"
 
 namespace moeflux {
 
@@ -122,6 +123,8 @@ using StateVisitor = std::function<void(const StateTensor&)>;
 // error of the step.
 using RoutingObserver = std::function<void(int64_t layer, std::span<const int32_t> ids)>;
 
+using LogitsReader = std::function<void(std::span<const float>)>;
+
 class Session;
 
 // What an engine so opened and one such session will hold, exactly. Opens no file and takes no memory. Errors are those
@@ -187,8 +190,8 @@ class Session {
   virtual int64_t logits_serial() const = 0;
   // Of the last token evaluated: [vocab], valid until the next evaluation. StateError when there is none.
   virtual std::span<const float> logits() const = 0;
-  // A copy of them into [vocab], which no other thread's evaluation can cut in two.
-  virtual void copy_logits(std::span<float> out) const = 0;
+  // Shows them where they lie: no other thread can evaluate meanwhile.
+  virtual void read_logits(const LogitsReader& read) const = 0;
   virtual int32_t argmax() const = 0;
   // The best k, best first.
   virtual void top_k(std::span<int32_t> ids, std::span<float> values) const = 0;

@@ -190,12 +190,10 @@ std::span<const float> EngineSession::logits() const {
   return {View{logits_.get(), 0}.f32(), static_cast<size_t>(engine_->variant().vocab_size)};
 }
 
-void EngineSession::copy_logits(std::span<float> out) const {
+void EngineSession::read_logits(const LogitsReader& read) const {
   const Use use(*this);
   check_logits();
-  const auto vocab = static_cast<size_t>(engine_->variant().vocab_size);
-  if (out.size() != vocab) throw StateError(concat("logits: expected room for ", vocab, ", found ", out.size()));
-  std::memcpy(out.data(), View{logits_.get(), 0}.f32(), out.size_bytes());
+  read({View{logits_.get(), 0}.f32(), static_cast<size_t>(engine_->variant().vocab_size)});
 }
 
 int32_t EngineSession::argmax() const {

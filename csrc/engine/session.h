@@ -25,7 +25,7 @@ class EngineSession final : public Session {
   void step(int32_t token, const Interruption& interruption) override;
   int64_t logits_serial() const override { return logits_serial_.load(std::memory_order_relaxed); }
   std::span<const float> logits() const override;
-  void copy_logits(std::span<float> out) const override;
+  void read_logits(const LogitsReader& read) const override;
   int32_t argmax() const override;
   void top_k(std::span<int32_t> ids, std::span<float> values) const override;
   void clear() override;

@@ -27,6 +27,7 @@ void register_probe(pybind11::module_& m);
 void register_quant_format(pybind11::module_& m);
 void register_quantize(pybind11::module_& m);
 void register_ring(pybind11::module_& m);
+void register_sampling(pybind11::module_& m);
 void register_snapshot(pybind11::module_& m);
 void register_trace(pybind11::module_& m);
 

@@ -3,6 +3,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -116,7 +117,7 @@ Floats logits(const Session& session, const std::optional<py::array>& out, int64
   Floats result = out ? Floats(*out) : Floats(size);
   const std::span<float> room = room_in(out ? *out : result, {size});
   const py::gil_scoped_release release;
-  session.copy_logits(room);
+  session.read_logits([&](std::span<const float> all) { std::copy(all.begin(), all.end(), room.begin()); });
   return result;
 }
 

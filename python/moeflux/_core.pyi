@@ -38,6 +38,7 @@ __all__: list[str] = [
     "ReadPool",
     "RoutingTrace",
     "SafetensorsFile",
+    "Sampler",
     "Session",
     "SlotCache",
     "SnapshotSpan",
@@ -70,6 +71,7 @@ __all__: list[str] = [
     "record_routing",
     "replay",
     "required_tensors",
+    "sampler_bytes",
     "set_metal_device",
     "sha256",
     "slot_bytes",
@@ -779,6 +781,39 @@ class Engine:
     @property
     def sessions(self) -> int: ...
 
+class Sampler:
+    """
+    Chooses the tokens of one answer. See moeflux.sampling.
+    """
+    def __init__(
+        self,
+        *,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        repetition_penalty: float,
+        presence_penalty: float,
+        frequency_penalty: float,
+        logit_bias: collections.abc.Mapping[int, float],
+        seed: int,
+        vocab_size: int,
+        prompt: numpy.ndarray,
+        isa: str = "",
+    ) -> None: ...
+    def choose(
+        self, logits: numpy.ndarray, allowed: numpy.ndarray | None = None, log_probabilities: int | None = None
+    ) -> tuple:
+        """
+        (token, its log probability, those of the likeliest): from logits that lie anywhere.
+        """
+    def choose_of(
+        self, session: Session, allowed: numpy.ndarray | None = None, log_probabilities: int | None = None
+    ) -> tuple:
+        """
+        The same from a session's, where the engine left them.
+        """
+
 class Batch:
     """
     For tests: work of a backend that ends when it is told to.
@@ -983,6 +1018,11 @@ def replay(
 def required_tensors(variant_json: str) -> list:
     """
     (name, logical shape, whether a matrix) of everything but the routed experts: a matrix by its base name, in stacks where latent attention may have either form.
+    """
+
+def sampler_bytes(vocab_size: int) -> int:
+    """
+    The most memory that a Sampler of such a vocabulary has.
     """
 
 def set_metal_device(make: int, preferred: bool = False, most_work: float = 20000000000.0) -> None:

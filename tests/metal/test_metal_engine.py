@@ -119,7 +119,7 @@ def sampled(folder: Path, seed: int, **options: Any) -> list[int]:
     sampler = Sampler(Sampling(temperature=1.0, top_k=50, seed=seed), VOCAB, FIRST)
     logits, found = session.prefill(FIRST), []
     for _ in range(24):
-        found.append(sampler.pick(logits))
+        found.append(sampler.choose(logits).token)
         logits = session.step(found[-1])
     return found
 

@@ -15,6 +15,7 @@ from typing import Any
 import moeflux
 from moeflux import BudgetError
 from moeflux.runtime.plan import Plan, plan
+from moeflux.text.sampling import Sampler, Sampling
 from moeflux.text.template import RENDERER
 
 PLENTY = "1TB"
@@ -44,7 +45,9 @@ def work(model: moeflux.Model, tokens: int) -> int:
     plan = model.plan
     sessions = [model.session() for _ in range(plan.sessions)]
     vocab = model.variant.vocab_size
-    for session in sessions:
+    asked = Sampling(temperature=2.0, top_p=0.999, repetition_penalty=1.1, frequency_penalty=0.1, seed=1)
+    samplers = [Sampler(asked, vocab, []) for _ in sessions]
+    for session, sampler in zip(sessions, samplers, strict=True):
         prompt = [(31 * i + 7) % vocab for i in range(max(1, plan.context - tokens - 1))]
         half = len(prompt) // 2
         session.prefill(prompt[:half])
@@ -52,7 +55,7 @@ def work(model: moeflux.Model, tokens: int) -> int:
         token = session.prefill(prompt[half:]).argmax()
         for _ in range(min(tokens, plan.context - session.position)):
             logits = session.step(token)
-            token = logits.argmax()
+            token = sampler.choose(logits, logprobs=20).token
         logits.top_k(5)
         session.rewind(half)
         session.step(token)
@@ -64,7 +67,7 @@ def check_held(model: moeflux.Model, plan: Plan) -> None:
     """With as many sessions as planned, what is held is the plan, to the byte."""
     held = model.memory.held
     assert {name: plan.parts[name] for name in held} == held, (plan.parts, held)
-    assert model._engine.held == plan.model_bytes - plan.parts["text"]
+    assert model._engine.held == plan.model_bytes - plan.parts["text"] - plan.parts["choosing"]
 
 
 def peak_of(pid: int) -> int:

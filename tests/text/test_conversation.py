@@ -13,6 +13,7 @@ from moeflux import FormatError, IoError, StateError, _core, builtin
 from moeflux.runtime.snapshot import Snapshot
 from moeflux.text.chat import ChatFormat
 from moeflux.text.conversation import Conversation, Reply
+from moeflux.text.sampling import Choice, Sampler
 from support.engine import load_faulty
 
 THINKING = """\
@@ -147,7 +148,7 @@ def test_thoughts_are_kept_apart(model: moeflux.Model, monkeypatch: pytest.Monke
     reply = talk.ask("Hello!", max_tokens=30)
     words = model.tokenizer.encode("<think>\nlet me see\n</think>\n\nYes, of course.")
     forced = iter(words)
-    monkeypatch.setattr(reply.generation._sampler, "pick", lambda logits: next(forced, 8178))
+    monkeypatch.setattr(Sampler, "choose", lambda *_, **__: Choice(next(forced, 8178), None, []))
     parts = [(part.thought, part.text) for part in reply]
     assert "".join(text for thought, text in parts if thought) == reply.thoughts == "let me see"
     assert "".join(text for thought, text in parts if not thought) == reply.text == "Yes, of course."

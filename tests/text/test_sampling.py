@@ -17,27 +17,6 @@ from moeflux import FormatError, StateError
 from moeflux.text.sampling import Sampler, Sampling, log_probabilities
 
 
-class Given:
-    """Logits of a test, with what `Sampler` uses of the engine's."""
-
-    def __init__(self, values: np.ndarray) -> None:
-        self.values = values.astype(np.float32)
-
-    def argmax(self) -> int:
-        return int(self.values.argmax())
-
-    def numpy(self, out: np.ndarray) -> np.ndarray:
-        out[:] = self.values
-        return out
-
-    def top_k(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        order = np.argsort(-self.values, kind="stable")[:k]
-        return order.astype(np.int32), self.values[order]
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-
 def definition(logits: np.ndarray, asked: Sampling, prompt: list[int], answer: list[int]) -> dict[int, float]:
     """Probabilities as the words of `Sampling` say, one token after the other."""
     values = {id: float(value) for id, value in enumerate(logits.astype(np.float32))}
@@ -66,7 +45,7 @@ def definition(logits: np.ndarray, asked: Sampling, prompt: list[int], answer: l
 
 def drawn(logits: np.ndarray, asked: Sampling, count: int, prompt: list[int] = []) -> list[int]:  # noqa: B006
     sampler = Sampler(asked, len(logits), prompt)
-    return [sampler.pick(Given(logits)) for _ in range(count)]  # type: ignore[arg-type]
+    return [sampler.choose(logits.astype(np.float32)).token for _ in range(count)]
 
 
 def uniform(seed: int, count: int) -> list[float]:
@@ -152,8 +131,8 @@ def test_a_nucleus_larger_than_what_is_sorted_first() -> None:
     assert drawn(logits, asked, 5) == by_definition(logits, asked, 5, [])
 
 
-def test_the_engines_own_top_k_changes_nothing() -> None:
-    """Below 1024 the engine picks the k best; a bias of 0 goes the other way."""
+def test_changes_that_change_nothing() -> None:
+    """Logits that are changed are read in another way."""
     quick, slow = (
         {"temperature": 1.0, "top_k": 50, "top_p": 0.9, "seed": 8, **more} for more in ({}, {"logit_bias": {0: 0.0}})
     )

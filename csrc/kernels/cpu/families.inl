@@ -13,8 +13,11 @@
 
 #include "kernels/cpu/route.inl"
 
+#include "kernels/cpu/choice.inl"
+
 namespace moeflux::cpu::MOEFLUX_ISA {
 
-constexpr Kernels kernels{matmul_kernels, elementwise_kernels, attention_kernels, delta_kernels, route_kernels};
+constexpr Kernels kernels{matmul_kernels, elementwise_kernels, attention_kernels,
+                          delta_kernels,  route_kernels,       choice_kernels};
 
 }  // namespace moeflux::cpu::MOEFLUX_ISA

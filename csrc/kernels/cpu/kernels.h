@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/cpu/attention.h"
+#include "kernels/cpu/choice.h"
 #include "kernels/cpu/delta.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/matmul.h"
@@ -19,6 +20,7 @@ struct Kernels {
   AttentionKernels attention;      // attention.h: grouped-query and latent attention
   DeltaKernels delta;              // delta.h: conv1d, gates, gated delta
   RouteKernels route;              // route.h: both routers, top-k
+  ChoiceKernels choice;            // choice.h: choosing a token, the same bits with every instruction set
 };
 
 }  // namespace moeflux::cpu

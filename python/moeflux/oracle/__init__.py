@@ -7,6 +7,7 @@ nothing else of moeflux, so that it stays an independent opinion: it even unpack
 stored.py   tensors as they lie in a store, and their numbers
 ops.py      the ops, each a function of arrays
 model.py    layers, state, `Session`
+sampling.py which token comes next
 """
 
 from moeflux.oracle.model import KeyValueState, LatentState, LinearState, Session, Widened, empty_state, layer

@@ -30,6 +30,12 @@ class Logits:
         """The ids and values of the k best, best first; the lower id wins a tie."""
         return self._core().top_k(k)
 
+    def choose(
+        self, sampler: _core.Sampler, allowed: np.ndarray | None = None, logprobs: int | None = None
+    ) -> tuple[int, float | None, list[tuple[int, float]]]:
+        """What a sampler chooses: a token, its log probability and those of the likeliest, where they are asked for."""
+        return sampler.choose_of(self._core(), allowed, logprobs)
+
     def numpy(self, out: np.ndarray | None = None) -> np.ndarray:
         """A copy, float32 [vocab]; in `out` when given."""
         return self._core().logits(out, len(self))

@@ -116,8 +116,9 @@ class Plan:
 
     @property
     def model_bytes(self) -> int:
-        """Of the total, this model's, its sessions' and its tokenizer's."""
-        return self.parts["text"] + sum(self.parts[name] for name in ENGINE_PARTS | SESSION_PARTS)
+        """Of the total, this model's, its sessions' and answers', and its tokenizer's."""
+        own = ("text", "choosing", *ENGINE_PARTS, *SESSION_PARTS)
+        return sum(self.parts[name] for name in own)
 
     @property
     def unspent_bytes(self) -> int:
@@ -199,7 +200,8 @@ class _Planner:
         self.slots = min(slots, self.experts) if slots else None
         if options.kv_dtype not in ("f32", "bf16"):
             raise StateError(f'kv_dtype: expected "f32" or "bf16", found {options.kv_dtype!r:.40}')
-        self.fixed = self.process_parts()
+        choosing = self.sessions * _core.sampler_bytes(self.variant.vocab_size)
+        self.fixed = self.process_parts() | {"choosing": choosing}
         self.budget, self.source = self.within_gpu(*self.budget_of(options.memory))
         self.direct_works = all(_core.supports_direct(file) for file in store.expert_files)
 
@@ -446,6 +448,7 @@ def _lines(plan: Plan) -> list[str]:
     meanings = {
         "process": f"Python, libraries, what this process has already, {plan.threads + plan.readers} threads",
         "text": "the tokenizer, once it is asked for",
+        "choosing": "which token comes next, for an answer in each session",
         "renderer": "a process of its own for the chat template, once it is asked for; never more",
         "dense weights": "all but the routed experts, read once",
         "expert slots": f"{plan.slots} of {plan.experts} experts ({plan.slots / plan.experts:.1%}), "

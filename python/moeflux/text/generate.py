@@ -20,7 +20,7 @@ from moeflux.sizes import size_text
 from moeflux.text.chat import Prompt
 from moeflux.text.protocols import TextSession
 from moeflux.text.reuse import reach
-from moeflux.text.sampling import Sampler, Sampling, log_probabilities
+from moeflux.text.sampling import Sampler, Sampling
 from moeflux.text.stop_text import StopText
 
 __all__ = ["Generation", "GenerationStats", "Piece", "begin"]
@@ -161,7 +161,8 @@ class Generation:
         for id in self.prompt:
             if not 0 <= id < vocab:
                 raise StateError(f"prompt: expected tokens 0 to {vocab - 1}, found {id}")
-        self._sampler = Sampler(sampling, vocab, self.prompt)
+        sampler = Sampler(sampling, vocab, self.prompt)
+        self.sampling = sampler.sampling  # with the seed that is used
         self._ends = frozenset(end_tokens)
         self._max_tokens = max_tokens
         self._logprobs = logprobs
@@ -174,12 +175,7 @@ class Generation:
         self._prompt_seconds = self._seconds = 0.0
         self._before = session.total_stats
         self._after = self._before
-        self._pieces = self._run()
-
-    @property
-    def sampling(self) -> Sampling:
-        """With the seed that was used."""
-        return self._sampler.sampling
+        self._pieces = self._run(sampler)  # which goes with the last piece: it has megabytes
 
     def cancel(self) -> None:
         """Ends it within the time of a layer, as `Session.prefill` and `step` are cancelled. May be called from another
@@ -223,7 +219,7 @@ class Generation:
 
     # ---- One token after the other ------------------------------------------------------------------------------
 
-    def _run(self) -> Iterator[Piece]:
+    def _run(self, sampler: Sampler) -> Iterator[Piece]:
         logits = None if self._cancel.is_set() else self._prefill()
         most = self.session.max_context - len(self.prompt) + 1  # the last token needs no place in the context
         limit: Finish = "context"
@@ -231,9 +227,8 @@ class Generation:
             most, limit = self._max_tokens, "length"
         while logits is not None and not self._cancel.is_set():
             started = time.perf_counter()
-            token = self._sampler.pick(logits)
+            token, logprob, top = sampler.choose(logits, logprobs=self._logprobs)
             self.tokens.append(token)
-            logprob, top = self._logprob(logits, token)
             ends = token in self._ends
             text, self.stop_string = self._stops.add("" if ends else self._stream.add(token))
             if self.stop_string is not None:
@@ -245,7 +240,7 @@ class Generation:
             if self.finish in ("end", limit):
                 text += self._rest()
             self.text += text
-            piece = Piece(text, token, self.session.stats, logprob, top)
+            piece = Piece(text, token, self.session.stats, logprob, tuple(top))
             self._seconds += time.perf_counter() - started
             yield piece
             if self.finish is not None:
@@ -287,12 +282,3 @@ class Generation:
             self.finish = "stop"
             return text
         return text + self._stops.finish()
-
-    def _logprob(self, logits: Logits, token: int) -> tuple[float | None, tuple[tuple[int, float], ...]]:
-        if self._logprobs is None:
-            return None, ()
-        all_of_them = log_probabilities(logits.numpy())
-        if not self._logprobs:
-            return float(all_of_them[token]), ()
-        best = logits.top_k(self._logprobs)[0].tolist()
-        return float(all_of_them[token]), tuple((id, float(all_of_them[id])) for id in best)

@@ -1,8 +1,9 @@
 """Which token comes next: the model's logits, changed as asked, and one random number a token.
 
-The order never varies: bias, penalties, temperature, top-k, top-p, min-p. What is left is summed up in the order of the
-ids, and the first token whose sum exceeds the random number is taken. So the same seed gives the same text wherever
-the logits are the same, and last bits that differ between backends move a border between two tokens by as little.
+The order never varies: bias, penalties, what is allowed, temperature, top-k, top-p, min-p. What is left is summed up in
+the order of the ids, and the first token whose sum exceeds the random number is taken. So the same seed gives the same
+text wherever the logits are the same, and last bits that differ between backends move a border between two tokens by as
+little. `moeflux.oracle.sampling` is the definition.
 """
 
 from __future__ import annotations
@@ -14,17 +15,15 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from moeflux import files
+from moeflux import _core, files
 from moeflux.errors import FormatError, StateError, found
 from moeflux.runtime.logits import Logits
 
-__all__ = ["Sampler", "Sampling", "log_probabilities", "weights"]
-
-ENGINE_TOP_K = 1024  # the engine picks so many best without a copy of the logits
+__all__ = ["Choice", "Sampler", "Sampling", "log_probabilities"]
 
 
 @dataclass(frozen=True)
@@ -86,102 +85,47 @@ class Sampling:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return Sampling(**(values | {"seed": int.from_bytes(os.urandom(4), "little")}))
 
-    @property
-    def changes_logits(self) -> bool:
-        """Is there anything to do before the temperature?"""
-        neutral = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) == (1.0, 0.0, 0.0)
-        return bool(self.logit_bias) or not neutral
+
+class Choice(NamedTuple):
+    """A token, and what the model itself says of it: nothing that Sampling asks for is in log probabilities."""
+
+    token: int
+    logprob: float | None  # None: it was not asked for
+    top: list[tuple[int, float]]  # the likeliest tokens and their log probabilities, best first
 
 
 class Sampler:
-    """Chooses the tokens of one answer, and counts them for the penalties."""
+    """Chooses the tokens of one answer, and counts them for the penalties. The core does it, where the logits lie."""
 
-    def __init__(self, sampling: Sampling, vocab_size: int, prompt: Iterable[int]) -> None:
-        self.sampling = sampling.settled()
-        for id in self.sampling.logit_bias:
-            if id >= vocab_size:
-                raise StateError(f"logit_bias: expected tokens 0 to {vocab_size - 1}, found {id}")
-        self._random = np.random.Philox(key=self.sampling.seed)
-        self._room = np.empty(vocab_size, np.float32)
-        self._answered = np.zeros(vocab_size, np.int64)
-        self._seen = np.zeros(vocab_size, bool)
-        self._seen[np.asarray(list(prompt), np.int64)] = True
-        self._bias = np.array(list(self.sampling.logit_bias.values()), np.float64)
-        self._biased = np.array(list(self.sampling.logit_bias), np.int64)
+    def __init__(self, sampling: Sampling, vocab_size: int, prompt: Iterable[int], *, isa: str = "") -> None:
+        self.sampling = asked = sampling.settled()
+        assert asked.seed is not None
+        self._core = _core.Sampler(
+            temperature=asked.temperature,
+            top_k=asked.top_k,
+            top_p=asked.top_p,
+            min_p=asked.min_p,
+            repetition_penalty=asked.repetition_penalty,
+            presence_penalty=asked.presence_penalty,
+            frequency_penalty=asked.frequency_penalty,
+            logit_bias=dict(asked.logit_bias),
+            seed=asked.seed,
+            vocab_size=vocab_size,
+            prompt=np.asarray(list(prompt), np.int32),
+            isa=isa,
+        )
 
-    def pick(self, logits: Logits) -> int:
-        """The next token."""
-        token = self._pick(logits)
-        self._seen[token] = True
-        self._answered[token] += 1
-        return token
+    def choose(
+        self, logits: Logits | np.ndarray, *, allowed: np.ndarray | None = None, logprobs: int | None = None
+    ) -> Choice:
+        """The next token, from a session's logits or float32 [vocab], where -inf forbids one.
 
-    def _pick(self, logits: Logits) -> int:
-        asked = self.sampling
-        if asked.changes_logits:
-            values = self._changed(logits.numpy(self._room))
-            if asked.temperature == 0:
-                return int(values.argmax())
-            ids, found = weights(values, asked)
-        elif asked.temperature == 0:
-            return logits.argmax()  # nothing is copied
-        elif 0 < asked.top_k <= min(ENGINE_TOP_K, len(logits)):
-            best, values = logits.top_k(asked.top_k)
-            order = np.argsort(best)
-            kept, found = weights(values[order].astype(np.float64), asked)
-            ids = best[order][kept]
-        else:
-            ids, found = weights(logits.numpy(self._room).astype(np.float64), asked)
-        sums = np.cumsum(found)
-        # One double in [0, 1) a token, made of the top 53 bits: the same in every version of NumPy.
-        at = (self._random.random_raw() >> 11) * 2.0**-53 * sums[-1]
-        return int(ids[min(np.searchsorted(sums, at, side="right"), len(ids) - 1)])
-
-    def _changed(self, logits: np.ndarray) -> np.ndarray:
-        asked, values = self.sampling, logits.astype(np.float64)
-        values[self._biased] += self._bias
-        if asked.repetition_penalty != 1:
-            seen = values[self._seen]
-            values[self._seen] = np.where(seen > 0, seen / asked.repetition_penalty, seen * asked.repetition_penalty)
-        if asked.presence_penalty or asked.frequency_penalty:
-            answered = np.flatnonzero(self._answered)
-            values[answered] -= asked.presence_penalty + asked.frequency_penalty * self._answered[answered]
-        if values.max() == -np.inf:
-            raise StateError("logit_bias: expected to leave at least one token, found all of them forbidden")
-        return values
-
-
-def weights(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
-    """What may be drawn, ascending, and its probabilities up to a factor. float64 [vocab] in. The lower id wins a
-    tie for a place."""
-    ids = np.arange(len(logits))
-    if 0 < sampling.top_k < len(logits):
-        least = np.partition(logits, -sampling.top_k)[-sampling.top_k]
-        above = np.flatnonzero(logits > least)
-        ids = np.sort(np.concatenate([above, np.flatnonzero(logits == least)[: sampling.top_k - len(above)]]))
-    with np.errstate(over="ignore"):  # at the coldest temperatures all but the best become -inf, as they should
-        found = np.exp((logits[ids] - logits.max()) / sampling.temperature)
-    if sampling.top_p < 1:
-        kept = _nucleus(found, sampling.top_p)
-        ids, found = ids[kept], found[kept]
-    if sampling.min_p > 0:
-        likely = found >= sampling.min_p * found.max()
-        ids, found = ids[likely], found[likely]
-    return ids, found
-
-
-def _nucleus(found: np.ndarray, top_p: float) -> np.ndarray:
-    """Places of the fewest that together reach `top_p`, ascending."""
-    goal = top_p * found.sum()
-    for most in (ENGINE_TOP_K, len(found)):  # nearly always a few are enough, and sorting all is slow
-        places = np.arange(len(found))
-        if most < len(found):
-            places = np.flatnonzero(found >= np.partition(found, -most)[-most])
-        places = places[np.argsort(-found[places], kind="stable")]
-        sums = np.cumsum(found[places])
-        if sums[-1] >= goal or most >= len(found):
-            break
-    return np.sort(places[: np.searchsorted(sums, goal) + 1])
+        allowed   uint32 [ceil(vocab / 32)], bit i of word w for token 32 * w + i: where it is 0, not this time
+        logprobs  of the token, and of so many alternatives
+        """
+        if isinstance(logits, np.ndarray):
+            return Choice(*self._core.choose(logits, allowed, logprobs))
+        return Choice(*logits.choose(self._core, allowed, logprobs))
 
 
 def log_probabilities(logits: np.ndarray) -> np.ndarray:

@@ -1,0 +1,117 @@
+// Choosing tokens. What is asked for has been checked by moeflux.sampling.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "moeflux.h"
+#include "python/bindings.h"
+
+namespace py = pybind11;
+
+namespace moeflux::python {
+namespace {
+
+using Allowed = std::optional<py::array>;
+
+template <typename Element>
+std::span<const Element> view_of(const char* what, const py::array& array) {
+  if (!py::isinstance<py::array_t<Element>>(array) || array.ndim() != 1 || !(array.flags() & py::array::c_style))
+    throw StateError(concat(what, ": expected a contiguous array of ", text_of(py::dtype::of<Element>()),
+                            " in one dimension, found ", text_of(array.dtype()), " of shape ",
+                            text_of(array.attr("shape"))));
+  return {static_cast<const Element*>(array.data()), static_cast<size_t>(array.size())};
+}
+
+std::span<const uint32_t> view_of(const Allowed& allowed) {
+  return allowed ? view_of<uint32_t>("allowed", *allowed) : std::span<const uint32_t>();
+}
+
+// (token, its log probability, [(token, log probability)] of the likeliest). Unless they are asked for, None and [].
+class Choice {
+ public:
+  explicit Choice(const std::optional<int64_t>& log_probabilities) : asked_(log_probabilities) {
+    if (!asked_) return;
+    if (*asked_ < 0 || *asked_ > most_log_probabilities)
+      throw StateError(concat("log_probabilities: expected 0 to ", most_log_probabilities, ", found ", *asked_));
+    found_.best.resize(static_cast<size_t>(*asked_));
+  }
+
+  void make(Sampler& sampler, std::span<const float> logits, std::span<const uint32_t> allowed) {
+    token_ = sampler.choose(logits, allowed, asked_ ? &found_ : nullptr);
+  }
+
+  py::tuple tuple() const {
+    if (!asked_) return py::make_tuple(token_, py::none(), py::list());
+    py::list best;
+    for (const LogProbability& each : found_.best) best.append(py::make_tuple(each.token, each.value));
+    return py::make_tuple(token_, found_.of_token, best);
+  }
+
+ private:
+  std::optional<int64_t> asked_;
+  int32_t token_ = 0;
+  LogProbabilities found_;
+};
+
+}  // namespace
+
+void register_sampling(py::module_& m) {
+  m.def("sampler_bytes", &Sampler::most_bytes, py::arg("vocab_size"),
+        "The most memory that a Sampler of such a vocabulary has.");
+  py::class_<Sampler>(m, "Sampler", "Chooses the tokens of one answer. See moeflux.sampling.")
+      .def(py::init([](double temperature, int64_t top_k, double top_p, double min_p, double repetition_penalty,
+                       double presence_penalty, double frequency_penalty, const std::map<int32_t, double>& logit_bias,
+                       uint64_t seed, int64_t vocab_size, const py::array& prompt, const std::string& isa) {
+             const Sampling sampling = {temperature,
+                                        top_k,
+                                        top_p,
+                                        min_p,
+                                        repetition_penalty,
+                                        presence_penalty,
+                                        frequency_penalty,
+                                        {logit_bias.begin(), logit_bias.end()},
+                                        seed};
+             return std::make_unique<Sampler>(sampling, vocab_size, view_of<int32_t>("prompt", prompt), isa);
+           }),
+           py::kw_only(), py::arg("temperature"), py::arg("top_k"), py::arg("top_p"), py::arg("min_p"),
+           py::arg("repetition_penalty"), py::arg("presence_penalty"), py::arg("frequency_penalty"),
+           py::arg("logit_bias"), py::arg("seed"), py::arg("vocab_size"), py::arg("prompt"), py::arg("isa") = "")
+      .def(
+          "choose",
+          [](Sampler& sampler, const py::array& logits, const Allowed& allowed,
+             const std::optional<int64_t>& log_probabilities) {
+            Choice choice(log_probabilities);
+            const std::span<const float> values = view_of<float>("logits", logits);
+            const std::span<const uint32_t> words = view_of(allowed);
+            {
+              const py::gil_scoped_release release;
+              choice.make(sampler, values, words);
+            }
+            return choice.tuple();
+          },
+          py::arg("logits"), py::arg("allowed") = py::none(), py::arg("log_probabilities") = py::none(),
+          "(token, its log probability, those of the likeliest): from logits that lie anywhere.")
+      .def(
+          "choose_of",
+          [](Sampler& sampler, const Session& session, const Allowed& allowed,
+             const std::optional<int64_t>& log_probabilities) {
+            Choice choice(log_probabilities);
+            const std::span<const uint32_t> words = view_of(allowed);
+            {
+              const py::gil_scoped_release release;
+              session.read_logits([&](std::span<const float> logits) { choice.make(sampler, logits, words); });
+            }
+            return choice.tuple();
+          },
+          py::arg("session"), py::arg("allowed") = py::none(), py::arg("log_probabilities") = py::none(),
+          "The same from a session's, where the engine left them.");
+}
+
+}  // namespace moeflux::python

@@ -1,0 +1,254 @@
+#include "sampling/chooser.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+namespace moeflux {
+
+using cpu::choice_block;
+
+namespace {
+
+constexpr double lowest = std::numeric_limits<double>::lowest();
+constexpr double log2_e = 1.4426950408889634;
+constexpr int64_t few_blocks = 2;  // where guesses and rough weights save nothing
+
+}  // namespace
+
+Chooser::Chooser(const cpu::ChoiceKernels& kernels, int64_t vocab_size)
+    : vocab_size_(vocab_size),
+      blocks_(kernels, vocab_size),
+      guess_(static_cast<int64_t>(blocks_.tops().size())),
+      worths_(blocks_.tops().size() + blocks_.samples().size()),
+      kept_(static_cast<size_t>(cpu::choice_blocks(vocab_size))),
+      within_(kept_.size()),
+      entries_(new Entry[static_cast<size_t>(vocab_size)]) {}
+
+int64_t Chooser::bytes() const {
+  const int64_t entries = vocab_size_ * static_cast<int64_t>(sizeof(Entry));
+  return blocks_.bytes() + guess_.bytes() + bytes_of(worths_, kept_, within_) + entries;
+}
+
+void Chooser::take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed) {
+  blocks_.take(logits, changes, allowed);
+  best_ = {};
+}
+
+int32_t Chooser::draw(const Sampling& sampling, double uniform) {
+  set_temperature(sampling.temperature);
+  if (sampling.top_k > 0 && sampling.top_k < vocab_size_) keep_best(sampling.top_k);
+  const double floor =
+      sampling.min_p > 0 ? std::max(blocks_.greatest() + std::log2(sampling.min_p) / scale_.factor, lowest) : lowest;
+  rough_ = blocks_.count() > few_blocks;
+  for (;; rough_ = false) {
+    sure_ = true;
+    const Cut cut = sampling.top_p < 1 ? find({Goal::sum, sampling.top_p}, floor) : keep_above(floor);
+    const int32_t token = at(uniform, cut);
+    if (sure_ || !rough_) return token;
+  }
+}
+
+double Chooser::log_sum() {
+  set_temperature(1);
+  rough_ = blocks_.count() > few_blocks;
+  double sum = 0;
+  for (int64_t block = 0; block < blocks_.count(); ++block) {
+    blocks_.open(block);
+    sum += blocks_.weigh(scale_, rough_, infinity).all;
+  }
+  return std::log(sum);
+}
+
+std::span<const Entry> Chooser::best(int64_t count) {
+  blocks_.keep(find({Goal::number, static_cast<double>(count)}, lowest));
+  blocks_.keep_all();
+  return blocks_.kept();
+}
+
+void Chooser::set_temperature(double temperature) {
+  // At the coldest temperatures all but the likeliest weigh nothing, as they should.
+  scale_ = {blocks_.greatest(), std::min(log2_e / temperature, std::numeric_limits<double>::max())};
+}
+
+void Chooser::keep_best(int64_t count) {
+  const Cut cut = find({Goal::number, static_cast<double>(count)}, lowest);
+  if (count <= LogitBlocks::most_kept)
+    blocks_.keep(cut);
+  else
+    best_ = cut;
+}
+
+// Two sums of which one has to be the greater: near each other, rough weights do not tell which.
+void Chooser::compare_sums(double less, double more, double total) {
+  sure_ &= more - less > 3 * cpu::rough_choice_error * total;
+}
+
+// ---- The draw -------------------------------------------------------------------------------------------------------
+
+// All values from `floor` on that top-k left. Leaves in `kept_` what they are worth, as `find` does.
+Cut Chooser::keep_above(double floor) {
+  const Cut cut = best_.value >= floor ? best_ : Cut{floor};
+  const bool every = cut.value == lowest;
+  for (int64_t block = 0; block < blocks_.count(); ++block) {
+    double& kept = kept_[static_cast<size_t>(block)];
+    kept = 0;
+    if (blocks_.greatest(block) < cut.value) continue;
+    blocks_.open(block);
+    // Values equal to the cut's stay up to a place: in all blocks before it, in none behind it.
+    const int64_t first = block * choice_block;
+    const bool all_ties = first + choice_block - 1 <= cut.last;
+    const double most = every ? infinity : all_ties ? std::nextafter(cut.value, -infinity) : cut.value;
+    const cpu::ChoiceSums sums = blocks_.weigh(scale_, rough_, most);
+    kept = every ? sums.all : sums.above;
+    if (every || all_ties || first > cut.last) continue;
+    for (int64_t i = 0; i <= cut.last - first; ++i)
+      if (blocks_.value(i) == cut.value) kept += blocks_.weights()[i];
+  }
+  return cut;
+}
+
+// The first token at which the sum of what is kept exceeds its share of it all; the last one where rounding hides it.
+int32_t Chooser::at(double share, const Cut& cut) {
+  const auto count = static_cast<size_t>(blocks_.count());
+  const double total = std::accumulate(kept_.data(), kept_.data() + count, 0.0);
+  const double goal = share * total;
+  size_t chosen = 0;
+  double before = 0;
+  double sum = 0;
+  for (size_t block = 0; block < count && sum <= goal; ++block) {
+    if (kept_[block] == 0) continue;
+    chosen = block;
+    before = sum;
+    sum += kept_[block];
+  }
+  blocks_.open(static_cast<int64_t>(chosen));
+  blocks_.weigh(scale_, rough_, infinity);
+  sum = before;
+  int64_t place = 0;
+  for (int64_t i = 0; i < choice_block && sum <= goal; ++i) {
+    const double weight = blocks_.weights()[i];
+    if (weight == 0 || !cut.keeps(blocks_.value(i), static_cast<int64_t>(chosen) * choice_block + i)) continue;
+    place = i;
+    before = sum;
+    sum += weight;
+  }
+  compare_sums(before, goal, total);
+  compare_sums(goal, sum, total);
+  return blocks_.token(place);
+}
+
+// ---- Cuts -----------------------------------------------------------------------------------------------------------
+
+// Nothing below `floor` is kept. Leaves in `kept_` what the kept values are worth, block by block.
+Cut Chooser::find(const Goal& goal, double floor) {
+  const bool weighed = goal.measure == Goal::sum;
+  Bracket bracket = guess(goal);
+  for (int turn = 0;; ++turn) {
+    bracket = {std::max(bracket.least, floor), std::max(bracket.most, floor)};
+    const bool listed = bracket.least < bracket.most;
+    Entry* end = entries_.get();
+    double above = 0;
+    double within = 0;
+    double all = 0;
+    double tie_worth = 1;
+    for (int64_t block = 0; block < blocks_.count(); ++block) {
+      double& own_above = kept_[static_cast<size_t>(block)];
+      double& own_within = within_[static_cast<size_t>(block)];
+      own_above = own_within = 0;
+      if (blocks_.greatest(block) < (weighed ? best_.value : bracket.least)) continue;
+      blocks_.open(block);
+      if (best_.value > -infinity) blocks_.drop(best_);
+      if (weighed) {
+        const cpu::ChoiceSums sums = blocks_.weigh(scale_, rough_, bracket.most);
+        own_above = sums.above;
+        all += sums.all;
+      } else {
+        own_above = static_cast<double>(blocks_.count_above(bracket.most));
+      }
+      blocks_.find(bracket);
+      if (listed) {
+        const Entry* first = end;
+        end = blocks_.list_found(end, weighed);
+        for (const Entry* entry = first; entry < end; ++entry) own_within += entry->worth;
+      } else if (const int64_t count = blocks_.count_found(); count > 0) {
+        if (weighed) tie_worth = blocks_.weights()[blocks_.first_found()];
+        own_within = tie_worth * static_cast<double>(count);
+      }
+      above += own_above;
+      within += own_within;
+    }
+    const double amount = goal.of(all);
+    if (above >= amount) {
+      bracket = {std::nextafter(bracket.most, infinity), blocks_.greatest()};
+    } else if (above + within >= amount) {
+      const EntriesCut found = listed ? cut_entries({entries_.get(), end}, bracket, amount - above, kept_)
+                                      : cut_ties(bracket.most, tie_worth, amount - above);
+      const bool all_equal = !listed && above == 0 && within == all;  // and so are their errors
+      if (weighed && !all_equal) {
+        compare_sums(above + found.before, amount, all);
+        compare_sums(amount, above + found.through, all);
+      }
+      return found.cut;
+    } else if (bracket.least > floor) {
+      bracket = {least_value(goal, all), std::nextafter(bracket.least, -infinity)};
+    } else {
+      if (weighed) compare_sums(above + within, amount, all);
+      for (size_t block = 0; block < kept_.size(); ++block) kept_[block] += within_[block];
+      return best_.value >= floor ? best_ : Cut{floor};
+    }
+    if (turn > 0) bracket = {floor, blocks_.greatest()};  // where nothing can be missed
+  }
+}
+
+// The first of those with this value that are worth `amount` together, `worth` each.
+EntriesCut Chooser::cut_ties(double value, double worth, double amount) {
+  EntriesCut found = {{value, -1}, 0, 0};
+  for (int64_t block = 0; block < blocks_.count() && found.through < amount; ++block) {
+    const double within = within_[static_cast<size_t>(block)];
+    double& kept = kept_[static_cast<size_t>(block)];
+    if (found.through + within < amount) {
+      found.through += within;
+      kept += within;
+      continue;
+    }
+    blocks_.open(block);
+    for (int64_t i = 0; i < choice_block && found.through < amount; ++i) {
+      if (blocks_.value(i) != value) continue;
+      found = {{value, block * choice_block + i}, found.through, found.through + worth};
+      kept += worth;
+    }
+  }
+  return found;
+}
+
+Bracket Chooser::guess(const Goal& goal) {
+  const Bracket all = {lowest, blocks_.greatest()};
+  if (blocks_.count() <= few_blocks) return all;
+  const double least = std::max(lowest, best_.value);
+  const std::span<const float> tops = blocks_.tops();
+  const std::span<const float> samples = blocks_.samples();
+  double* worths_of_samples = worths_.data() + tops.size();
+  if (goal.measure == Goal::sum) {
+    blocks_.weigh(tops, scale_, worths_.data());
+    blocks_.weigh(samples, scale_, worths_of_samples);
+  }
+  const auto worth = [&](float value, double weight) {
+    return value < least ? 0 : goal.measure == Goal::sum ? weight : 1;
+  };
+  std::transform(tops.begin(), tops.end(), worths_.begin(), worths_.begin(), worth);
+  std::transform(samples.begin(), samples.end(), worths_of_samples, worths_of_samples, worth);
+  const Bracket found = guess_.bracket(tops, samples, worths_, blocks_.greatest(), goal);
+  return {found.least > -infinity ? found.least : least_value(goal, guess_.total() / 2), found.most};
+}
+
+// Of all values, worth `total`, none below this is before the cut: together those are worth less than what it leaves.
+double Chooser::least_value(const Goal& goal, double total) const {
+  if (goal.measure == Goal::number) return lowest;
+  const double weight = (total - goal.of(total)) / static_cast<double>(blocks_.count() * choice_block);
+  const double value = blocks_.greatest() + (std::log2(weight) - 1) / scale_.factor;
+  return value >= lowest ? value : lowest;
+}
+
+}  // namespace moeflux

@@ -1,0 +1,63 @@
+// One choice: the cuts, the weights of what is left, and the draw.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "sampling/blocks.h"
+#include "sampling/cut.h"
+#include "sampling/sampler.h"
+
+namespace moeflux {
+
+class Chooser {
+ public:
+  Chooser(const cpu::ChoiceKernels& kernels, int64_t vocab_size);
+
+  // The logits of a choice, as for LogitBlocks::take. What follows is of them.
+  void take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed);
+
+  double greatest() const { return blocks_.greatest(); }
+  // The logarithm of the sum of exp(value - greatest), within `rough_choice_error`.
+  double log_sum();
+  // The `count` greatest values and their tokens, in the order of the tokens; at most LogitBlocks::most_kept. Good
+  // until the next call.
+  std::span<const Entry> best(int64_t count);
+
+  // The first of the likeliest.
+  int32_t likeliest() { return blocks_.first_greatest(); }
+  // Or one that chance picks, `uniform` in [0, 1); the temperature is above 0. The last that can be asked of these
+  // logits.
+  int32_t draw(const Sampling& sampling, double uniform);
+
+  int64_t bytes() const;
+
+ private:
+  void set_temperature(double temperature);
+  void keep_best(int64_t count);
+  Cut keep_above(double floor);
+  int32_t at(double share, const Cut& cut);
+  void compare_sums(double less, double more, double total);
+
+  Cut find(const Goal& goal, double floor);
+  EntriesCut cut_ties(double value, double worth, double amount);
+  Bracket guess(const Goal& goal);
+  double least_value(const Goal& goal, double total) const;
+
+  int64_t vocab_size_;
+  LogitBlocks blocks_;
+  cpu::ChoiceScale scale_;
+  // A draw by rough weights may be in doubt; it is made again with exact ones then.
+  bool rough_ = false;
+  bool sure_ = true;
+  Cut best_;  // what top-k left, where that is more than `most_kept`
+  Guess guess_;
+  std::vector<double> worths_;        // of the probes
+  std::vector<double> kept_;          // of each block, what the values that are kept are worth
+  std::vector<double> within_;        // and those in a bracket of one value
+  std::unique_ptr<Entry[]> entries_;  // in the bracket; memory is touched as far as there are some
+};
+
+}  // namespace moeflux

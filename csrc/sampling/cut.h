@@ -1,0 +1,121 @@
+// Cutting a vocabulary: its values go from the greatest down until their number, or the sum of their weights, is what
+// was asked for. The lower place wins a tie.
+//
+// A vocabulary is not sorted. Where the cut will be is guessed from a few of the values; one pass sums up what is above
+// that bracket and lists what is within; the list is cut. A wrong guess costs another pass and changes nothing.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+namespace moeflux {
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+// What lists take of memory.
+template <typename... Lists>
+int64_t bytes_of(const Lists&... lists) {
+  return static_cast<int64_t>(((lists.capacity() * sizeof(lists.front())) + ...));
+}
+
+struct Cut {
+  double value = -infinity;
+  int64_t last = std::numeric_limits<int64_t>::max();  // of those equal to the value, the last that stays
+
+  bool keeps(double other, int64_t place) const { return other > value || (other == value && place <= last); }
+};
+
+struct Goal {
+  enum Measure { number, sum };
+  Measure measure;
+  double amount;  // how many values, or the share of their weights in all weights' sum
+
+  double of(double total) const { return measure == number ? amount : amount * total; }
+};
+
+// Values in which a cut lies, ends included.
+struct Bracket {
+  double least;
+  double most;
+};
+
+struct Entry {
+  double value;
+  double worth;  // 1, or its weight
+  int64_t place;
+};
+
+struct EntriesCut {
+  Cut cut;
+  double before = 0;  // what those before the last one are worth
+  double through = 0;
+};
+
+// The first entries, the greatest first, that are worth `amount` or just more; all of them when that is not reached.
+// They are in the order of their places and within the bracket, and are left in pieces. What the kept ones are worth is
+// added to `kept`, for each block of choice_block places.
+EntriesCut cut_entries(std::span<Entry> entries, const Bracket& bracket, double amount, std::span<double> kept);
+
+// Guesses brackets from probes: the greatest of each column of a block, its top, and samples of the other elements.
+//
+// Of the greatest values nearly all are tops. Where elements lie at random, -log(1 - c) of them a column are above a
+// value when the share c of all columns has its top above it; the samples tell of the rest.
+class Guess {
+ public:
+  explicit Guess(int64_t columns);
+
+  // The probes' values, as ChoiceKernels give them, and what each is worth: the tops', then the samples'. `greatest` is
+  // the greatest of all values. -inf is an end that nothing is known of.
+  Bracket bracket(std::span<const float> tops, std::span<const float> samples, std::span<const double> worths,
+                  double greatest, const Goal& goal);
+  // What all values are worth, by the last guess.
+  double total() const { return total_; }
+  int64_t bytes() const { return bytes_of(ranks_, buckets_, sums_); }
+
+ private:
+  // Values that are about the same.
+  struct Bucket {
+    double tops = 0;
+    double worth_of_tops = 0;
+    double squares_of_tops = 0;  // of what each is worth
+    double worth_of_samples = 0;
+    double squares_of_samples = 0;
+
+    // About what one of them is worth.
+    double worth() const {
+      const double all = worth_of_tops + worth_of_samples;
+      return all > 0 ? (squares_of_tops + squares_of_samples) / all : 0;
+    }
+  };
+  // What they stand for.
+  struct Estimate {
+    double tops = 0;
+    double hidden = 0;  // other elements as great
+    double worth = 0;
+    double variance = 0;
+  };
+  // Of the distance to the greatest value, as an integer: the greater the value, the lower.
+  struct Ranks {
+    uint32_t low;
+    uint32_t high;
+    int shift;  // to the number of a bucket
+
+    bool has(uint32_t rank) const { return rank - low <= high - low; }
+    size_t bucket(uint32_t rank) const { return (rank - low) >> shift; }
+    uint32_t first_of(size_t bucket) const { return low + (static_cast<uint32_t>(bucket) << shift); }
+  };
+
+  void fill(std::span<const double> worths, const Ranks& ranks);
+  void estimate(Estimate sum);
+  size_t bucket_at(double worth, size_t last) const;
+
+  size_t columns_;
+  double total_ = 0;
+  std::vector<uint32_t> ranks_;  // of the probes
+  std::vector<Bucket> buckets_;
+  std::vector<Estimate> sums_;  // through each bucket
+};
+
+}  // namespace moeflux

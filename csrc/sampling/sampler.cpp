@@ -1,0 +1,140 @@
+#include "sampling/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+#include "core/error.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/kernels.h"
+#include "sampling/changes.h"
+#include "sampling/chooser.h"
+
+namespace moeflux {
+
+namespace {
+
+void check_number(const char* name, double value, double least, double most) {
+  if (value >= least && value <= most && std::isfinite(value)) return;
+  const std::string range = most < infinity ? concat(least, " to ", most) : concat("at least ", least);
+  throw StateError(concat(name, ": expected ", range, ", found ", value));
+}
+
+void check_above_0(const char* name, double value, double most) {
+  check_number(name, value, 0, most);
+  if (value == 0) throw StateError(concat(name, ": expected more than 0, found 0"));
+}
+
+void check_token(const char* name, int32_t token, int64_t vocab_size) {
+  if (token < 0 || token >= vocab_size)
+    throw StateError(concat(name, ": expected tokens 0 to ", vocab_size - 1, ", found ", token));
+}
+
+const Sampling& checked(const Sampling& sampling, int64_t vocab_size, std::span<const int32_t> prompt) {
+  constexpr int64_t most = std::numeric_limits<int32_t>::max();
+  if (vocab_size < 1 || vocab_size > most)
+    throw StateError(concat("vocabulary: expected 1 to ", most, " tokens, found ", vocab_size));
+  check_number("temperature", sampling.temperature, 0, infinity);
+  check_number("top_k", static_cast<double>(sampling.top_k), 0, infinity);
+  check_above_0("top_p", sampling.top_p, 1);
+  check_number("min_p", sampling.min_p, 0, 1);
+  check_above_0("repetition_penalty", sampling.repetition_penalty, infinity);
+  check_number("presence_penalty", sampling.presence_penalty, -infinity, infinity);
+  check_number("frequency_penalty", sampling.frequency_penalty, -infinity, infinity);
+  for (const auto& [token, bias] : sampling.logit_bias) {
+    check_token("logit_bias", token, vocab_size);
+    if (bias != -infinity) check_number("logit_bias", bias, -infinity, infinity);
+  }
+  for (const int32_t token : prompt) check_token("prompt", token, vocab_size);
+  return sampling;
+}
+
+}  // namespace
+
+Sampler::Sampler(const Sampling& sampling, int64_t vocab_size, std::span<const int32_t> prompt, const std::string& isa)
+    : sampling_(checked(sampling, vocab_size, prompt)),
+      vocab_size_(vocab_size),
+      changes_(std::make_unique<Changes>(sampling, vocab_size, prompt)),
+      chooser_(std::make_unique<Chooser>(cpu::choose_isa(isa).kernels->choice, vocab_size)),
+      random_(sampling.seed) {}
+
+Sampler::~Sampler() = default;
+
+// Holds the sampler for one call.
+class Sampler::Use {
+ public:
+  explicit Use(std::atomic<bool>& busy) : busy_(busy) {
+    if (busy_.exchange(true, std::memory_order_acquire))
+      throw StateError("sampler: expected one caller at a time, found a call under way in another thread");
+  }
+  ~Use() { busy_.store(false, std::memory_order_release); }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+ private:
+  std::atomic<bool>& busy_;
+};
+
+int32_t Sampler::choose(std::span<const float> logits, std::span<const uint32_t> allowed,
+                        LogProbabilities* log_probabilities) {
+  const Use use(busy_);
+  check(logits, allowed, log_probabilities);
+  const bool as_they_are = changes_->none() && allowed.empty();
+  double all = 0;  // the logarithm of the sum of their exponentials
+  if (log_probabilities) {
+    take(logits, nullptr, {});
+    all = find_likeliest(*log_probabilities);
+  }
+  if (!log_probabilities || !as_they_are) take(logits, changes_->none() ? nullptr : changes_.get(), allowed);
+  const int32_t token =
+      sampling_.temperature == 0 ? chooser_->likeliest() : chooser_->draw(sampling_, random_.uniform());
+  changes_->count(token);
+  if (log_probabilities) log_probabilities->of_token = logits[static_cast<size_t>(token)] - all;
+  return token;
+}
+
+int64_t Sampler::bytes() const { return changes_->bytes() + chooser_->bytes(); }
+
+int64_t Sampler::most_bytes(int64_t vocab_size) {
+  Sampling everything;
+  everything.repetition_penalty = 2;
+  everything.presence_penalty = 1;
+  return Sampler(everything, vocab_size, {}).bytes();
+}
+
+void Sampler::check(std::span<const float> logits, std::span<const uint32_t> allowed,
+                    const LogProbabilities* log_probabilities) const {
+  if (static_cast<int64_t>(logits.size()) != vocab_size_)
+    throw StateError(concat("logits: expected ", vocab_size_, ", found ", logits.size()));
+  const auto words = static_cast<size_t>((vocab_size_ + 31) / 32);
+  if (!allowed.empty() && allowed.size() != words)
+    throw StateError(concat("allowed: expected ", words, " words of 32 bits, found ", allowed.size()));
+  const int64_t most = std::min(most_log_probabilities, vocab_size_);
+  if (log_probabilities && static_cast<int64_t>(log_probabilities->best.size()) > most)
+    throw StateError(concat("log_probabilities: expected at most ", most, " of the likeliest, found ",
+                            log_probabilities->best.size()));
+}
+
+void Sampler::take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed) {
+  chooser_->take(logits, changes, allowed);
+  if (chooser_->greatest() == -infinity)
+    throw StateError("choosing: expected to leave at least one token, found all of them forbidden");
+}
+
+// Returns what is to be taken from a logit.
+double Sampler::find_likeliest(LogProbabilities& wanted) {
+  const double all = chooser_->greatest() + chooser_->log_sum();
+  if (wanted.best.empty()) return all;
+  const std::span<const Entry> found = chooser_->best(static_cast<int64_t>(wanted.best.size()));
+  wanted.best.resize(found.size());
+  std::transform(found.begin(), found.end(), wanted.best.begin(), [&](const Entry& entry) {
+    return LogProbability{static_cast<int32_t>(entry.place), entry.value - all};
+  });
+  std::sort(wanted.best.begin(), wanted.best.end(), [](const auto& a, const auto& b) {
+    return a.value > b.value || (a.value == b.value && a.token < b.token);
+  });
+  return all;
+}
+
+}  // namespace moeflux

@@ -1,0 +1,97 @@
+"""Choosing the next token, as a function of float64 arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+Array = np.ndarray
+
+
+class Asked(Protocol):
+    """The fields of `moeflux.Sampling`."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def min_p(self) -> float: ...
+    @property
+    def repetition_penalty(self) -> float: ...
+    @property
+    def presence_penalty(self) -> float: ...
+    @property
+    def frequency_penalty(self) -> float: ...
+    @property
+    def logit_bias(self) -> Mapping[int, float]: ...
+    @property
+    def seed(self) -> int | None: ...
+
+
+def changed_logits(
+    logits: Array, asked: Asked, prompt: Sequence[int], answer: Sequence[int], allowed: Array | None = None
+) -> Array:
+    """Biases and penalties, then -inf where bool [vocab] `allowed` is False."""
+    values = logits.astype(np.float64)
+    for id, bias in asked.logit_bias.items():
+        values[id] += bias
+    if asked.repetition_penalty != 1:
+        ids = np.unique([*prompt, *answer]).astype(np.int64)
+        seen = values[ids]
+        values[ids] = np.where(seen > 0, seen / asked.repetition_penalty, seen * asked.repetition_penalty)
+    ids, times = np.unique(np.asarray(answer, np.int64), return_counts=True)
+    values[ids] -= asked.presence_penalty + asked.frequency_penalty * times
+    return values if allowed is None else np.where(allowed, values, -np.inf)
+
+
+def token_weights(values: Array, asked: Asked) -> tuple[Array, Array]:
+    """What may be drawn, ascending, and its probabilities up to a factor: temperature, top-k, top-p, min-p. The greater
+    value is the likelier, and of equal ones that with the lower id."""
+    ids = np.arange(len(values))
+    if 0 < asked.top_k < len(values):
+        ids = np.sort(np.argsort(-values, kind="stable")[: asked.top_k])
+    with np.errstate(over="ignore"):  # at the coldest temperatures all but the best become -inf, as they should
+        weights = np.exp((values[ids] - values.max()) / asked.temperature)
+    if asked.top_p < 1:
+        order = np.argsort(-values[ids], kind="stable")
+        sums = np.cumsum(weights[order])
+        kept = np.sort(order[: np.searchsorted(sums, asked.top_p * sums[-1]) + 1])
+        ids, weights = ids[kept], weights[kept]
+    kept = weights >= asked.min_p * weights.max()
+    return ids[kept], weights[kept]
+
+
+def choose_token(values: Array, asked: Asked, number: float) -> int:
+    """The likeliest at temperature 0, else that at which the sum of the weights, ascending by id, exceeds `number`, in
+    [0, 1), of it all."""
+    if asked.temperature == 0:
+        return int(values.argmax())
+    ids, weights = token_weights(values, asked)
+    sums = np.cumsum(weights)
+    return int(ids[min(np.searchsorted(sums, number * sums[-1], side="right"), len(ids) - 1)])
+
+
+def random_numbers(seed: int, count: int) -> list[float]:
+    """One double in [0, 1) a token, made of the top 53 bits: the same in every version of NumPy."""
+    return ((np.random.Philox(key=seed).random_raw(count) >> 11) * 2.0**-53).tolist()
+
+
+def choose_tokens(logits: Sequence[Array], asked: Asked, prompt: Sequence[int] = ()) -> list[int]:
+    """An answer, from the logits of each of its tokens."""
+    answer: list[int] = []
+    for row, number in zip(logits, random_numbers(asked.seed or 0, len(logits)), strict=True):
+        answer.append(choose_token(changed_logits(row, asked, prompt, answer), asked, number))
+    return answer
+
+
+def log_probability(logits: Array, id: int) -> float:
+    """Of a token, by the model alone."""
+    values = logits.astype(np.float64)
+    values -= values.max()
+    return float(values[id]) - math.log(math.fsum(np.exp(values)))

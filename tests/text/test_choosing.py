@@ -1,0 +1,320 @@
+"""The core's choice of a token: that of `moeflux.oracle.sampling`, from any logits, with every instruction set."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moeflux import StateError
+from moeflux.ops import isas
+from moeflux.oracle import sampling as oracle
+from moeflux.text.sampling import Choice, Sampler, Sampling
+
+BLOCK = 2048  # of csrc/kernels/cpu/choice.h
+SOME_BLOCKS = 9 * BLOCK + 700
+VOCABULARY = 248_320
+LOG_PROBABILITY = 1e-9  # weights that are added up for it are rough: rough_choice_error
+
+Rng = np.random.Generator
+
+
+def chosen(rows: list[np.ndarray], asked: Sampling, prompt: list[int], **options: Any) -> list[int]:
+    sampler = Sampler(asked, len(rows[0]), prompt, **options)
+    return [sampler.choose(row.astype(np.float32)).token for row in rows]
+
+
+# ---- Logits of all kinds ----------------------------------------------------------------------------------------
+
+
+def peaked(rng: Rng, size: int) -> np.ndarray:
+    """As of a language model: a few likely ones, far above a floor."""
+    logits = rng.normal(0, 1.5, size)
+    places = rng.permutation(size)[: max(size // 100, 1)]
+    logits[places] = 18 - rng.uniform(0.5, 3) * np.log1p(np.arange(len(places))) + rng.normal(0, 0.3, len(places))
+    return logits
+
+
+def in_one_column(rng: Rng, size: int) -> np.ndarray:
+    """The likely ones are where the columns that guesses are made from do not show them."""
+    return rng.normal(0, 0.3, size) + np.where(np.arange(size) % 16 == 5, 4.0, 0.0)
+
+
+def in_one_block(rng: Rng, size: int) -> np.ndarray:
+    return rng.normal(0, 0.3, size) + np.where(np.arange(size) // BLOCK == 1, 5.0, 0.0)
+
+
+def some_forbidden(rng: Rng, size: int) -> np.ndarray:
+    logits = np.where(rng.random(size) < rng.choice([0.01, 0.5, 0.99]), -np.inf, rng.normal(0, 2, size))
+    logits[rng.integers(size)] = 1.0
+    return logits
+
+
+KINDS: dict[str, Callable[[Rng, int], np.ndarray]] = {
+    "flat": lambda rng, size: rng.normal(0, rng.choice([0.01, 0.1, 1.0, 3.0, 10.0]), size),
+    "equal": lambda rng, size: np.full(size, rng.normal()),
+    "few values": lambda rng, size: rng.choice(rng.normal(0, 3, rng.integers(1, 5)), size),
+    "16 bits": lambda rng, size: np.round(rng.normal(0, 3, size) * 32) / 32,
+    "peaked": peaked,
+    "in one column": in_one_column,
+    "in one block": in_one_block,
+    "ascending": lambda rng, size: np.sort(rng.normal(0, 2, size)),
+    "descending": lambda rng, size: -np.sort(rng.normal(0, 2, size)),
+    "outliers": lambda rng, size: np.where(rng.random(size) < 0.02, -1e30, rng.normal(0, 1, size)),
+    "forbidden": some_forbidden,
+}
+
+
+def some_settings(rng: Rng, size: int) -> Sampling:
+    def mostly(neutral: Any, other: Any) -> Any:
+        return neutral if rng.random() < 0.6 else other
+
+    biased = rng.integers(size, size=rng.choice([1, 5, 200]))
+    biases = {int(id): float(rng.choice([-math.inf, -2.0, 0.5, 1e4])) for id in biased[:-1]}
+    return Sampling(
+        temperature=float(rng.choice([0.0, 0.3, 0.7, 1.0, 1.0, 1.0, 2.0, 50.0])),
+        top_k=int(mostly(0, rng.choice([1, 2, 20, 1000, 4096, 4097, 9000, size - 1 if size > 1 else 1]))),
+        top_p=float(mostly(1.0, rng.choice([1e-6, 0.1, 0.5, 0.8, 0.95, 0.999, 1 - 1e-12]))),
+        min_p=float(mostly(0.0, rng.choice([1e-9, 0.01, 0.05, 0.5, 1.0]))),
+        repetition_penalty=float(mostly(1.0, rng.choice([0.5, 1.1, 2.0]))),
+        presence_penalty=float(mostly(0.0, rng.choice([-1.0, 0.5, 3.0]))),
+        frequency_penalty=float(mostly(0.0, rng.choice([-0.5, 0.3]))),
+        logit_bias=mostly({}, biases),
+        seed=int(rng.integers(1 << 60)),
+    )
+
+
+def check(seed: int, size: int, tokens: int) -> None:
+    rng = np.random.default_rng(seed)
+    kind = list(KINDS)[seed % len(KINDS)]
+    rows = [KINDS[kind](rng, size).astype(np.float32) for _ in range(tokens)]
+    asked = some_settings(rng, size)
+    if any(np.all(np.isneginf([row[id] + asked.logit_bias.get(id, 0) for id in range(size)])) for row in rows[:size]):
+        return  # nothing is left
+    prompt = rng.integers(size, size=rng.choice([0, 1, 50, 3000])).tolist()
+    expected = oracle.choose_tokens(rows, asked, prompt)
+    assert chosen(rows, asked, prompt) == expected, f"seed {seed}, {kind}: {asked}"
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_settings_and_logits(part: int) -> None:
+    rng = np.random.default_rng(part)
+    for seed in range(part * 600, (part + 1) * 600):
+        check(seed, int(rng.choice([1, 2, 3, 31, 64, 300, 1000, BLOCK, BLOCK + 1, 2 * BLOCK])), 3)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_settings_and_logits_of_many_blocks(part: int) -> None:
+    for seed in range(part * 110, (part + 1) * 110):
+        check(seed, SOME_BLOCKS, 2)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": 1.0},
+        {"temperature": 1.0, "top_p": 0.95},
+        {"temperature": 0.8, "top_p": 0.5, "min_p": 1e-3},
+        {"temperature": 1.0, "min_p": 0.05},
+        {"temperature": 1.0, "top_k": 20, "top_p": 0.9},
+        {"temperature": 1.0, "top_k": 100_000, "top_p": 0.9},
+        {"temperature": 1.0, "repetition_penalty": 1.2, "frequency_penalty": 0.1},
+        {"temperature": 0.0, "presence_penalty": 0.1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["flat", "peaked", "equal"])
+def test_a_large_vocabulary(kind: str, asked: dict[str, Any]) -> None:
+    rng = np.random.default_rng(7)
+    rows = [KINDS[kind](rng, VOCABULARY).astype(np.float32) for _ in range(2)]
+    prompt = rng.integers(VOCABULARY, size=5000).tolist()
+    sampling = Sampling(seed=5, **asked)
+    assert chosen(rows, sampling, prompt) == oracle.choose_tokens(rows, sampling, prompt)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_instruction_set_gives_the_same_bits(kind: str) -> None:
+    """Tokens, and log probabilities: sums over all weights, to the last bit."""
+    rng = np.random.default_rng(3)
+    rows = [KINDS[kind](rng, SOME_BLOCKS).astype(np.float32) for _ in range(3)]
+    for case in range(4):
+        asked = some_settings(np.random.default_rng(case), SOME_BLOCKS)
+        found = []
+        for isa in isas():
+            sampler = Sampler(asked, SOME_BLOCKS, [5, 6, 7], isa=isa)
+            found.append([sampler.choose(row, logprobs=30) for row in rows])
+        assert all(each == found[0] for each in found), asked
+
+
+# ---- What is allowed --------------------------------------------------------------------------------------------
+
+
+def as_bits(allowed: np.ndarray) -> np.ndarray:
+    padded = np.zeros(-(-len(allowed) // 32) * 32, bool)
+    padded[: len(allowed)] = allowed
+    return np.packbits(padded, bitorder="little").view("<u4").astype(np.uint32)
+
+
+@pytest.mark.parametrize("size", [1, 33, 700, SOME_BLOCKS])
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
+def test_only_what_is_allowed_is_chosen(size: int, share: float) -> None:
+    rng = np.random.default_rng(size)
+    for seed in range(20):
+        logits = KINDS[list(KINDS)[seed % 6]](rng, size).astype(np.float32)
+        allowed = rng.random(size) < share
+        allowed[rng.integers(size)] = True
+        asked = some_settings(np.random.default_rng(seed), size)
+        values = oracle.changed_logits(logits, asked, [0], [], allowed)
+        if np.all(np.isneginf(values)):
+            continue
+        (number,) = oracle.random_numbers(asked.seed or 0, 1)
+        sampler = Sampler(asked, size, [0])
+        assert sampler.choose(logits, allowed=as_bits(allowed)).token == oracle.choose_token(values, asked, number)
+
+
+def test_what_is_allowed_is_so_once() -> None:
+    logits = np.array([0.0, 9.0, 0.0], np.float32)
+    sampler = Sampler(Sampling(), 3, [])
+    assert sampler.choose(logits, allowed=as_bits(np.array([False, False, True]))).token == 2
+    assert sampler.choose(logits).token == 1
+
+
+def test_bits_behind_the_vocabulary_count_for_nothing() -> None:
+    logits = np.zeros(40, np.float32)
+    bits = np.array([0, 0xFFFFFF02], np.uint32)
+    assert Sampler(Sampling(temperature=1.0, seed=1), 40, []).choose(logits, allowed=bits).token == 33
+
+
+@pytest.mark.parametrize(
+    ("allowed", "words"),
+    [
+        (np.zeros(2, np.uint32), "at least one token, found all of them forbidden"),
+        (np.zeros(3, np.uint32), "allowed: expected 2 words of 32 bits, found 3"),
+        (np.zeros(2, np.int64), "allowed: expected a contiguous array of uint32"),
+        (np.zeros((1, 2), np.uint32), "allowed: expected a contiguous array of uint32"),
+    ],
+)
+def test_masks_that_cannot_be(allowed: np.ndarray, words: str) -> None:
+    with pytest.raises(StateError, match=words):
+        Sampler(Sampling(), 40, []).choose(np.zeros(40, np.float32), allowed=allowed)
+
+
+# ---- Logits that are no numbers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 17, BLOCK - 1, BLOCK, SOME_BLOCKS - 1])
+@pytest.mark.parametrize("bias", [{}, {3: 1.0}])
+def test_a_logit_that_is_no_number_is_named(bad: float, place: int, bias: dict[int, float]) -> None:
+    logits = np.zeros(SOME_BLOCKS, np.float32)
+    logits[place] = bad
+    sampler = Sampler(Sampling(temperature=1.0, logit_bias=bias, seed=1), SOME_BLOCKS, [])
+    with pytest.raises(StateError, match=rf"logits\[{place}\]: expected a number or -inf, found {bad}"):
+        sampler.choose(logits)
+    with pytest.raises(StateError, match="at least one token"):
+        sampler.choose(np.full(SOME_BLOCKS, -np.inf, np.float32))
+    logits[place] = 0
+    expected = oracle.choose_tokens([logits], Sampling(temperature=1.0, logit_bias=bias, seed=1))
+    assert [sampler.choose(logits).token] == expected, "what was refused took a random number"
+
+
+@pytest.mark.parametrize(
+    ("asked", "logit", "found"),
+    [
+        ({"repetition_penalty": 1e-300}, 1e20, "inf"),
+        ({"frequency_penalty": -1e308, "presence_penalty": -1e308}, 0.0, "inf"),
+    ],
+)
+def test_penalties_beyond_all_numbers_are_refused(asked: dict[str, Any], logit: float, found: str) -> None:
+    logits = np.zeros(100, np.float32)
+    logits[7] = logit
+    sampler = Sampler(Sampling(**asked, logit_bias={7: 1.0}), 100, [7])
+    with pytest.raises(StateError, match=rf"penalties: expected numbers, found {found} made of logits\[7\]"):
+        for _ in range(3):
+            sampler.choose(logits)
+
+
+def test_huge_biases() -> None:
+    logits = np.random.default_rng(1).normal(0, 1, 500)
+    for bias in (1e30, 1e300, -1e300, -math.inf):
+        asked = Sampling(temperature=1.0, logit_bias=dict.fromkeys(range(200, 400), bias), top_p=0.9, seed=9)
+        assert chosen([logits] * 5, asked, []) == oracle.choose_tokens([logits.astype(np.float32)] * 5, asked)
+
+
+# ---- Log probabilities ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1, 300, SOME_BLOCKS])
+def test_log_probabilities(kind: str, size: int) -> None:
+    rng = np.random.default_rng(size)
+    logits = KINDS[kind](rng, size).astype(np.float32)
+    sampler = Sampler(Sampling(temperature=0.5, top_k=3, logit_bias={0: 5.0}, seed=2), size, [0])
+    count = min(40, size)
+    token, logprob, top = sampler.choose(logits, logprobs=count)
+    assert logprob is not None
+    finite = min(count, int(np.isfinite(logits).sum()))
+    assert [id for id, _ in top] == np.argsort(-logits, kind="stable")[:finite].tolist()
+    for id, value in [(token, logprob), *top]:
+        assert math.isclose(value, oracle.log_probability(logits, id), rel_tol=0, abs_tol=LOG_PROBABILITY)
+
+
+def test_none_are_given_unasked() -> None:
+    logits = np.zeros(5, np.float32)
+    assert Sampler(Sampling(), 5, []).choose(logits) == Choice(0, None, [])
+    assert Sampler(Sampling(), 5, []).choose(logits, logprobs=0) == Choice(0, -math.log(5), [])
+    for wrong in (-1, 6, 1025):
+        with pytest.raises(StateError, match="log_probabilit"):
+            Sampler(Sampling(), 5, []).choose(logits, logprobs=wrong)
+
+
+# ---- Callers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("logits", "words"),
+    [
+        (np.zeros(4, np.float32), "logits: expected 5, found 4"),
+        (np.zeros(5), "logits: expected a contiguous array of float32"),
+        (np.zeros(10, np.float32)[::2], "logits: expected a contiguous array of float32"),
+    ],
+)
+def test_arrays_that_cannot_be(logits: np.ndarray, words: str) -> None:
+    with pytest.raises(StateError, match=words):
+        Sampler(Sampling(), 5, []).choose(logits)
+
+
+def test_tokens_of_the_prompt_are_of_the_vocabulary() -> None:
+    for token in (-1, 5):
+        with pytest.raises(StateError, match=f"prompt: expected tokens 0 to 4, found {token}"):
+            Sampler(Sampling(), 5, [token])
+
+
+def test_two_threads_do_not_share_a_sampler() -> None:
+    """One of them is told, or they took turns: never anything else."""
+    logits = np.random.default_rng(1).normal(0, 1, VOCABULARY).astype(np.float32)
+    sampler = Sampler(Sampling(temperature=1.0, seed=1), VOCABULARY, [])
+    expected = {choice.token for choice in [sampler.choose(logits) for _ in range(60)]}
+    sampler = Sampler(Sampling(temperature=1.0, seed=1), VOCABULARY, [])
+    tokens: list[int] = []
+    errors: list[Exception] = []
+
+    def work() -> None:
+        for _ in range(30):
+            try:
+                tokens.append(sampler.choose(logits).token)
+            except StateError as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(tokens) + len(errors) == 60
+    assert set(tokens) <= expected
+    assert all("one caller at a time" in str(error) for error in errors)
