@@ -1,6 +1,6 @@
 """A Hugging Face checkpoint seen as the canonical tensors of its variant: naming, splitting, reordering, fp8.
 
-Nothing is read before it is asked for, and then in blocks of rows, so memory does not depend on the size of a tensor.
+Nothing is read before it is asked for. Reads come in blocks of rows, so memory does not depend on the size of a tensor.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ QWEN_FOLDED_NORMS = ("input_layernorm", "post_attention_layernorm", "model.norm"
 
 
 def source_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, those that its index names, or all where it has none."""
+    """The safetensors files of a checkpoint: those that its index names, or all of them if it has no index."""
     index = folder / INDEX
     if not files.exists(index):
         shards = files.listed(folder, "*.safetensors")
@@ -124,13 +124,13 @@ def _all_finite(values: np.ndarray, element: str) -> bool:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A canonical matrix: its rows in order, as runs of rows of stored tensors; or, `transposed`, a stack of them where
-    each run is one matrix to be transposed."""
+    """A canonical matrix: its rows in order, as runs of rows of stored tensors. With `transposed` it is a stack of
+    matrices, where each run is one matrix to be transposed."""
 
     shape: tuple[int, ...]
     runs: tuple[tuple[Stored, int, int], ...]
     transposed: bool = False
-    columns: tuple[int, int] | None = None  # of the stored rows, where a transposed one is not all of them
+    columns: tuple[int, int] | None = None  # the part of the stored rows that a transposed matrix takes, if not all
 
     @property
     def position(self) -> tuple[int, int]:
@@ -167,10 +167,10 @@ def _groups_of_rows(runs, limit: int) -> Iterator[list[tuple[Stored, int, int]]]
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix in int4. It is MLX's affine form as it is, when each bias is -8 scales: nothing is quantised again."""
+    """A matrix in int4. With a bias of -8 scales it is in MLX's affine form already, so nothing is quantised again."""
 
     shape: tuple[int, ...]
-    words: Stored  # eight codes each, 8 more than what they stand for
+    words: Stored  # eight codes each; a code is 8 more than the number that it stands for
     scales: Stored
 
     @property
@@ -187,7 +187,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Vector:
-    """A tensor that is never quantised nor narrowed: a norm, a decay, the convolution's taps."""
+    """A tensor that is neither quantised nor narrowed: a norm, a decay, the convolution's taps."""
 
     shape: tuple[int, ...]
     stored: Stored
@@ -205,7 +205,7 @@ class Vector:
 
 
 class Checkpoint:
-    """The canonical tensors of a Hugging Face folder. Opening it reads headers only and refuses what has no place."""
+    """The canonical tensors of a Hugging Face folder. Opening it reads headers only, and refuses unknown tensors."""
 
     def __init__(self, folder: Path, config: dict[str, Any], variant: Variant) -> None:
         self.folder = folder
@@ -214,10 +214,10 @@ class Checkpoint:
         self.reader = SpanReader(self.files)
         self.dropped: list[str] = []
         self.dense: dict[str, Matrix | Vector] = {}
-        self.expert_format: QuantFormat | None = None  # that of routed experts which are quantised already
+        self.expert_format: QuantFormat | None = None  # of routed experts, if they are quantised already
         self._quantised = quantisation_of(folder, config)
-        self._free: dict[str, Stored] = {}  # by canonical spelling; those not placed yet
-        self._shared: dict[str, Stored] = {}  # those placed that more canonical tensors are made of
+        self._free: dict[str, Stored] = {}  # tensors that are not placed yet, by canonical spelling
+        self._shared: dict[str, Stored] = {}  # placed tensors of which more canonical tensors are made
         self._collect()
         for shape in dense_shapes(variant):
             self.dense[shape.name] = self._place(shape)
@@ -326,7 +326,7 @@ class Checkpoint:
         return Matrix(shape, tuple((stored, at + mixer.nope_dim, at + head) for at in starts))
 
     def _mixer(self, owner: str, kind: type[T]) -> T:
-        """Of the layer that a tensor's owner belongs to."""
+        """The mixer of the layer that a tensor's owner belongs to."""
         mixer = self.variant.layers[_layer_of(owner)].mixer
         assert isinstance(mixer, kind)
         return mixer
@@ -336,7 +336,7 @@ class Checkpoint:
         return any(name in self._free or name in self._shared for name in names)
 
     def _unfused(self, owner: str, part: str, shape: tuple[int, ...]) -> Matrix:
-        """One of four projections kept in two matrices, whose rows are grouped by key head: q, k, v, z and b, a."""
+        """One of the four projections that two matrices hold, with rows grouped by key head: q, k, v, z and b, a."""
         mixer = self._mixer(owner, GatedDelta)
         ratio = mixer.value_heads // mixer.key_heads
         values = ratio * mixer.value_dim
@@ -363,7 +363,8 @@ class Checkpoint:
     # ---- Experts --------------------------------------------------------------------------------------------
 
     def _expert_source(self, layer: int) -> Callable[[int], list[Matrix | Packed]]:
-        """Published stacked, gate and up in one tensor, or each expert for itself."""
+        """Where the experts of a layer come from. They are published stacked, with gate and up in one tensor, or one by
+        one."""
         v = self.variant
         prefix = f"model.layers.{layer}.mlp.experts"
         if f"{prefix}.gate_up_proj" in self._free:
@@ -396,7 +397,8 @@ class Checkpoint:
         return Packed(shape, words, scales)
 
     def _stacked(self, prefix: str) -> Callable[[int], list[Matrix | Packed]]:
-        """[experts, output, input] each, or both the other way round: with experts in a model that sees."""
+        """Stacked experts, each tensor [experts, output, input]. Some models with a vision tower have both tensors the
+        other way round."""
         v = self.variant
         e, m, h = v.experts.count, v.experts.intermediate, v.hidden_size
         names = (f"{prefix}.gate_up_proj", f"{prefix}.down_proj")

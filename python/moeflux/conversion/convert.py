@@ -128,11 +128,11 @@ def convert(
     check: str = "quick",
     progress: Progress | None = None,
 ) -> ConvertReport:
-    """Writes the packed store `dest`, growing it in `dest`.partial. A run that was stopped is continued by the next.
+    """Writes the packed store `dest`, growing it in `dest`.partial. If a run is stopped, the next one continues it.
 
     `format` is for Hugging Face checkpoints only; None takes `ConvertFormat.default`. `check` compares the result with
-    the source: "quick" four experts of every layer, "full" everything, "none". `force` replaces a store that is there,
-    and discards an unfinished conversion that was another one.
+    the source: "quick" compares four experts of every layer, "full" everything, "none" nothing. `force` replaces an
+    existing store, and discards an unfinished conversion of another source or with other options.
     """
     source, dest, progress = files.path_of(source), destination(dest), progress or Silent()
     if check not in CHECKS:
@@ -142,7 +142,7 @@ def convert(
         if dry_run:
             return ConvertReport(plan_of(content, source, dest, resumable(content, partial_of(dest), force)))
         with reserved(dest):
-            check_destination(source, dest, force)  # what another has put there meanwhile too
+            check_destination(source, dest, force)  # again: another process may have put something there meanwhile
             plan = plan_of(content, source, dest, resumable(content, partial_of(dest), force))
             check_space(dest, plan.needed)
             started = time.monotonic()
@@ -159,7 +159,7 @@ def convert(
 
 
 def content_of(source: Path, asked: ConvertFormat | None) -> Content:
-    """Headers only. Which kind of folder it is, its tensor names say."""
+    """What the store will hold, from headers alone. The names of the tensors tell which kind of folder it is."""
     if files.exists(source / packed.DESCRIPTION):
         raise FormatError(f"{source}: expected an MLX folder or a Hugging Face checkpoint, found a packed store")
     config = files.read_json(source / "config.json")
@@ -223,7 +223,8 @@ def matrix_formats(content: Content) -> list[str]:
 
 
 def compare(content: Content, partial: Path, check: str, progress: Progress) -> int:
-    """Makes experts (and for "full" dense tensors) once more from the source and compares bytes. Returns how many."""
+    """Makes experts (and for "full" dense tensors) once more from the source and compares bytes. Returns how many
+    experts it compared."""
     if check == "none":
         return 0
     last = content.variant.experts.count - 1

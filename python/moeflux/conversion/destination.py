@@ -1,5 +1,5 @@
-"""Where a new store goes: whose turn it is, what may be replaced, whether it fits, what an earlier run left, putting it
-in place.
+"""Where a new store goes. This module decides who may write, what may be replaced, whether the store fits and what an
+earlier run left, and it puts the store in place.
 
 A store grows in DEST.partial and gets its name when it is complete. Whoever makes it holds the lock of DEST.lock, which
 the system takes from a process that ends, however it ends.
@@ -41,7 +41,7 @@ MOST_WORDS = 4096  # bytes of a lock's file
 
 
 def destination(dest: str | Path) -> Path:
-    """Where DEST really is: a link to a folder stays, and "." has a name."""
+    """Where DEST really is. A link is followed, so that it stays, and "." gets a name."""
     path = files.path_of(dest)
     status = files.status_of(path, follow=False)
     return path if path.name and (status is None or not files.is_link(status)) else files.resolved(path)
@@ -56,7 +56,7 @@ def partial_of(dest: Path) -> Path:
 
 @contextmanager
 def reserved(dest: Path) -> Iterator[None]:
-    """Only one at a time makes DEST, of all processes and threads. StateError tells the others who does."""
+    """Lets only one of all processes and threads make DEST at a time. A StateError tells the others who does."""
     path = dest.with_name(f"{dest.name}.lock")
     files.make_folder(path.parent)
     descriptor = _locked(path, dest)
@@ -86,14 +86,14 @@ def _locked(path: Path, dest: Path) -> int:
         except OSError as error:
             os.close(descriptor)
             raise IoError(f"{path}: cannot be locked: {error.strerror}") from error
-        os.close(descriptor)  # of one who was done and took the file away before it was locked here
+        os.close(descriptor)  # another process was done, and removed the file before it was locked here
 
 
 def _holder(path: Path) -> str:
     try:
         words = files.parse_json(files.read_bytes(path, MOST_WORDS), str(path))
         return f"process {words['pid']:d} on {words['host']!s:.100} at it since {words['since']!s:.40}"
-    except (Error, ValueError, TypeError, KeyError):  # it has not said so yet
+    except (Error, ValueError, TypeError, KeyError):  # the other process has not written it yet
         return "another process at it"
 
 
@@ -101,7 +101,7 @@ def _holder(path: Path) -> str:
 
 
 def check_destination(source: Path | None, dest: Path, force: bool) -> None:
-    """Refuses to write into the source, or over anything that is not asked to be replaced."""
+    """Refuses to write into the source, or over anything that the caller did not ask to replace."""
     if source:
         files.expect_folder(source)
         inner, outer = files.resolved(dest), files.resolved(source)
@@ -120,7 +120,7 @@ def _is_store(folder: Path) -> bool:
 
 
 def resumable(content: Content, partial: Path, force: bool) -> int:
-    """Bytes of this very conversion that `partial` holds. Anything else in it: StateError, unless forced."""
+    """Bytes of this very conversion that `partial` holds. StateError if it holds anything else, unless forced."""
     if not files.exists(partial) or not files.listed(partial):
         return 0
     try:
@@ -144,7 +144,8 @@ def check_space(dest: Path, needed: int) -> None:
 
 @contextmanager
 def growing(content: Content, dest: Path, resumed: int, progress: Progress) -> Iterator[Packer]:
-    """Of DEST, which is reserved: the packer that fills DEST.partial, put in its place at the end of the `with`."""
+    """Gives the packer that fills DEST.partial, and puts the store in its place at the end of the `with`. DEST must be
+    reserved."""
     partial = partial_of(dest)
     if not resumed:
         _discard(partial)
@@ -167,7 +168,7 @@ def growing(content: Content, dest: Path, resumed: int, progress: Progress) -> I
 
 
 def _discard(partial: Path) -> None:
-    """Removes an unfinished store of which nothing can be used. Only what is one."""
+    """Removes an unfinished store of which nothing can be used, and only if it is one."""
     if files.exists(partial / JOURNAL):
         files.remove_folder(partial)
 
@@ -175,7 +176,7 @@ def _discard(partial: Path) -> None:
 def _replace_store(partial: Path, dest: Path) -> None:
     """Puts the finished folder in its place. A store that is already there goes only once the new one is complete."""
     old = dest.with_name(f"{dest.name}.replaced")
-    _remove_store(old)  # of a run that was killed between the two renames
+    _remove_store(old)  # left by a run that was killed between the two renames
     if files.exists(dest):
         files.rename(dest, old)
     files.rename(partial, dest)

@@ -1,5 +1,5 @@
-"""A Hugging Face checkpoint as the content of a packed store, its matrices quantised as mlx_lm.convert would, bit for
-bit. Vectors keep every bit: mlx-lm rounds norms to which it adds one, we store those in f32."""
+"""A Hugging Face checkpoint as the content of a packed store. Its matrices are quantised as mlx_lm.convert would do it,
+bit for bit. Vectors keep every bit: mlx-lm rounds norms to which it adds one, and we store those in f32."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _experts(source: Checkpoint, asked: ConvertFormat) -> ExpertFormats:
 def _stored_parts(
     matrix: Matrix | Packed, source: Checkpoint, storage: QuantFormat
 ) -> Iterator[tuple[np.ndarray, ...]]:
-    """The next bytes of the weight, or of weight, scales and biases, block of rows by block of rows."""
+    """The bytes of the weight, or of weight, scales and biases, one block of rows after the other."""
     if isinstance(matrix, Packed):
         yield matrix.parts(source.reader)
         return

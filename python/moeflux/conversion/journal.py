@@ -1,8 +1,8 @@
-"""What of an unfinished store is safely on disk, so that a later run can go on from there.
+"""The journal of an unfinished store: which pieces are safely on disk, so that a later run can go on from there.
 
-A text file of JSON lines. The first binds the folder to its source and options; each further one names a finished piece
-and its checksums, and is written only after the piece's bytes have been synced. A last line without its newline is what
-a kill left behind and counts as absent.
+It is a text file of JSON lines. The first binds the folder to its source and options. Each further line names a
+finished piece and its checksums, and is written only after the piece's bytes have been synced. A last line without its
+newline is what a kill left behind, and counts as absent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Journal:
     """The journal of one folder, open for appending until `close`. `done` is what earlier runs finished."""
 
     def __init__(self, folder: Path, binding: dict[str, Any]) -> None:
-        """Starts the journal, or takes up the one that is there. Another source or other options: StateError."""
+        """Starts the journal, or takes up the one that is there. StateError if that has another source or options."""
         self.path = folder / JOURNAL
         self.done: list[dict[str, Any]] = []
         lines, length = read_lines(self.path) if files.exists(self.path) else ([], 0)

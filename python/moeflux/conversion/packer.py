@@ -1,4 +1,4 @@
-"""Writes a packed store: pieces made by several threads, checksummed on the way, journalled, renamed into place.
+"""Writes a packed store. Several threads make its pieces, which are checksummed on the way and entered in a journal.
 
 The store grows in DEST.partial. A piece is a dense matrix or a run of experts; each is written once, where it stays.
 """
@@ -31,7 +31,7 @@ from moeflux.stores.packed import DenseTensor, Description
 __all__ = ["Content", "DenseUnit", "Packer", "binding", "companions", "worker_count"]
 
 GROUP_BYTES = 32 << 20  # of experts that are made, hashed and written as one piece
-SYNC_BYTES = 256 << 20  # written between two syncs: what a kill may cost
+SYNC_BYTES = 256 << 20  # written between two syncs: the most that a kill may cost
 SYNC_SECONDS = 5.0
 SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -55,14 +55,14 @@ class Content:
     """All that a packed store will hold, and how to get it."""
 
     variant: Variant
-    source: dict[str, Any]  # kind, path, dropped: as moeflux.json tells it
+    source: dict[str, Any]  # kind, path, dropped, as in moeflux.json
     binding: dict[str, Any]  # what a resumed run must have in common with the first
     experts: ExpertFormats
     dense: list[DenseUnit]
     # (layer, first, count) -> their bytes, 1-D uint8, valid until the same thread asks again
     read_experts: Callable[[int, int, int], np.ndarray]
     layer_position: Callable[[int], tuple[int, int]] = lambda layer: (0, layer)
-    copies: list[Path] = field(default_factory=list)  # small files put beside, under their own names
+    copies: list[Path] = field(default_factory=list)  # small files to copy beside the weights, under their own names
     texts: dict[str, str] = field(default_factory=dict)  # more small files: name -> content
     close: Callable[[], None] = lambda: None  # gives back what reading holds
     layout: ExpertLayout = field(init=False)
@@ -107,10 +107,10 @@ def companions(folder: Path) -> list[Path]:
 
 
 def binding(folder: Path, shards: Sequence[str | Path], storage: str) -> dict[str, Any]:
-    """What identifies a conversion: the source's files by name, size and time (not place), and the asked format."""
+    """What identifies a conversion: the format, and the source's files by name, size and time (not place)."""
     config = folder / "config.json"
     return {
-        "journal": 2,  # another number wherever the same source would give other tensors
+        "journal": 2,  # changes whenever the same source would give other tensors
         "format": storage,
         "config.json": hashlib.sha256(files.read_bytes(config)).hexdigest(),
         "files": [[Path(shard).name, *files.size_and_time(shard)] for shard in shards],
@@ -119,7 +119,7 @@ def binding(folder: Path, shards: Sequence[str | Path], storage: str) -> dict[st
 
 @dataclass
 class Piece:
-    """A finished piece: what its journal entry says, and the files that must be synced before it may be said."""
+    """A finished piece: its journal entry, and the files that must be synced before the entry may be written."""
 
     entry: dict[str, Any]
     bytes: int
@@ -169,7 +169,7 @@ class Packer:
         return sum(self._recall(entry) for entry in lines[1:])
 
     def _recall(self, entry: dict[str, Any]) -> int:
-        """Takes a line of the journal for done. Bytes of its piece."""
+        """Counts the piece of a journal line as done. Returns its bytes."""
         tensors, layer, first, sums = (entry.get(name) for name in ("tensors", "layer", "first", "sha256"))
         if isinstance(tensors, dict) and tensors.keys() <= self.content.placed.keys() and _are_sums(tensors.values()):
             self.tensor_sums |= tensors
@@ -185,7 +185,7 @@ class Packer:
     # ---- Writing --------------------------------------------------------------------------------------------
 
     def write(self, task: progress.Task) -> None:
-        """Makes every piece that is not there yet. However it ends, finished pieces are journalled."""
+        """Makes every piece that is not there yet. However it ends, finished pieces are in the journal."""
         task.advance(self.resumed)
         waiting: deque[Future[Piece]] = deque()
         with ThreadPoolExecutor(self.workers, thread_name_prefix="moeflux-pack") as pool:
@@ -264,7 +264,7 @@ class Packer:
             self._sync()
 
     def _sync(self) -> None:
-        """Brings the bytes of the kept pieces to the disk, then says so in the journal."""
+        """Syncs the bytes of the kept pieces to the disk, then writes their journal entries."""
         for name in {piece.file for piece in self._unsynced}:
             files.sync(self.folder / name)
         if self._unsynced:
@@ -323,7 +323,7 @@ def worker_count() -> int:
 
 
 class _Writing:
-    """A descriptor for writing at offsets; errors of the system inside the `with` become IoError with the path."""
+    """A descriptor for writing at offsets. System errors inside the `with` become an IoError that names the path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

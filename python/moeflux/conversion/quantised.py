@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says of weights that are quantised already: fp8 in blocks, int4 in groups."""
+"""What a checkpoint's config.json says about weights that are quantised already: fp8 in blocks, int4 in groups."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["Fp8", "Int4", "quantisation_of"]
 
 
 class Fp8(NamedTuple):
-    """e4m3, of which a block of a matrix shares a scale."""
+    """e4m3, where a block of a matrix shares a scale."""
 
     rows: int
     columns: int
 
 
 class Int4(NamedTuple):
-    """Four bits, symmetric, as compressed-tensors packs the experts of a model; a group of a row shares a scale."""
+    """Four bits, symmetric, as compressed-tensors packs the experts of a model. A group of a row shares a scale."""
 
     group_size: int
 
 
 def quantisation_of(folder: Path, config: dict[str, Any]) -> Fp8 | Int4 | None:
-    """None where nothing is quantised, FormatError where it is in a way that we cannot read."""
+    """None if nothing is quantised. FormatError if something is quantised in a way that we cannot read."""
     text = config.get("text_config")
     found = config.get("quantization_config") or (text if isinstance(text, dict) else {}).get("quantization_config")
     if found is None:

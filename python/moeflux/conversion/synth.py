@@ -48,10 +48,10 @@ BLOCK_ELEMENTS = 4 << 20  # of a dense matrix in memory at a time, per thread
 # Sizes (root mean square) of what the parts of a layer yield for input of size 1, measured on random weights.
 SWIGLU = 0.6
 LATENT, GATED = 0.6, 0.45
-SHARED = 0.4  # the shared direction, against 1 for what is a token's own
+SHARED = 0.4  # size of the shared direction, where the part that is a token's own has size 1
 SPREAD, POPULAR = 0.4, 0.75
 """In deviations of a router's logits: all experts lie within +-SPREAD, and an eighth of them have POPULAR more."""
-GROWTH = 1.5  # of the residual stream's square over all layers, against the embedding's own: measured
+GROWTH = 1.5  # measured: how much the square of the residual stream grows over all layers, in squares of the embedding
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def synth(
     force: bool = False,
     progress: Progress | None = None,
 ) -> SynthReport:
-    """Writes a random store; the same variant, format and seed give the same bytes. 4-bit g64 unless said otherwise."""
+    """Writes a random store. The same variant, format and seed give the same bytes. The default format is 4-bit g64."""
     dest, asked, progress = destination(dest), format or ConvertFormat.asked(), progress or Silent()
     if not -(1 << 63) <= seed < 1 << 63:
         raise StateError(f"seed: expected a whole number of 64 bits, found {found(seed)}")
@@ -94,7 +94,7 @@ def synth(
     content = content_of(variant, asked, seed)
     total = content.dense_bytes + content.expert_bytes
     with reserved(dest):
-        check_destination(None, dest, force)  # what another has put there meanwhile too
+        check_destination(None, dest, force)  # again: another process may have put something there meanwhile
         resumed = resumable(content, partial_of(dest), force)
         check_space(dest, total - resumed + JSON_ALLOWANCE)
         started = time.monotonic()
@@ -147,7 +147,7 @@ def content_of(variant: Variant, asked: ConvertFormat, seed: int) -> Content:
 
 
 def stream(seed: int, *key: str | int) -> np.random.SFC64:
-    """Random bits that depend on nothing but the seed and the key: the order of work is free."""
+    """Random bits that depend on nothing but the seed and the key, so work may be done in any order."""
     text = json.dumps([seed, *key]).encode()
     return np.random.SFC64(np.random.SeedSequence(int.from_bytes(hashlib.sha256(text).digest()[:16], "little")))
 
@@ -199,7 +199,8 @@ def shared_direction(variant: Variant, seed: int) -> np.ndarray:
 
 
 def popularity(variant: Variant, seed: int, layer: int) -> np.ndarray:
-    """Each expert's advantage in deviations of the logits: in random order, and alike in every group of experts."""
+    """Each expert's advantage, in standard deviations of the logits. It is in random order, and equally distributed in
+    every group of experts."""
     random, groups = stream(seed, "popularity", layer), max(1, variant.experts.router.groups)
     levels = np.linspace(-1, 1, variant.experts.count, dtype=np.float32).reshape(-1, groups)
     for _ in range(2):  # neighbours over the groups, then the levels of each group
@@ -213,12 +214,13 @@ def popularity(variant: Variant, seed: int, layer: int) -> np.ndarray:
 
 
 def residual_size(variant: Variant) -> float:
-    """What each of a layer's two halves should add to the residual stream, of which the embedding makes size 1."""
+    """The size of what each half of a layer should add to the residual stream. The embedding begins it with size 1."""
     return (2 * variant.num_layers) ** -0.5
 
 
 def expert_sizes(variant: Variant) -> tuple[float, float, float]:
-    """Of gate, up and down. Outputs of K experts with weights that add up to one partly cancel: about K ** -0.5."""
+    """Output sizes of gate, up and down. The outputs of K experts whose weights add up to one partly cancel, to about
+    K ** -0.5."""
     mixed = SWIGLU * variant.experts.per_token**-0.5 * variant.experts.router.scaling
     return 1.0, 1.0, residual_size(variant) / mixed
 
@@ -273,7 +275,7 @@ def vector(wanted: DenseShape, variant: Variant, seed: int) -> np.ndarray:
 def matrix(wanted: DenseShape, variant: Variant, storage: QuantFormat, seed: int) -> Iterator[tuple[np.ndarray, ...]]:
     name, columns = wanted.name, wanted.shape[-1]
     rows = int(np.prod(wanted.shape[:-1]))
-    # The input of embed_q is what kv_b_proj would yield, so its fan-in is the rank; an embedding row is its own output.
+    # embed_q replaces a part of kv_b_proj, so its fan-in is the rank. An embedding row is its own output.
     fan_in = wanted.shape[1] if name.endswith(".embed_q") else 1 if name == "model.embed_tokens" else columns
     deviation = output_size(name, variant) / fan_in**0.5
     shift = None
@@ -289,7 +291,8 @@ def matrix(wanted: DenseShape, variant: Variant, storage: QuantFormat, seed: int
 
 
 def router(name: str, variant: Variant, storage: QuantFormat, seed: int) -> tuple[np.ndarray, ...]:
-    """Noise that is blind to the direction that all tokens share, and as much of that as makes an expert popular."""
+    """Noise that is blind to the direction that all tokens share, plus as much of that direction as makes each expert
+    popular."""
     rows, columns = variant.experts.count, variant.hidden_size
     layer = int(name.split(".")[2])
     direction = shared_direction(variant, seed)

@@ -1,4 +1,4 @@
-"""Is a store on disk what was written? Reads every byte again, compares checksums, names each part that is not."""
+"""Is a store on disk what was written? This reads every byte again, compares checksums and names each wrong part."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SHOWN = 40  # problems that the report prints
 
 @dataclass(frozen=True)
 class Problem:
-    """One part that is not as it should be. `layer` and `expert` are -1 where the fault is not in an expert."""
+    """One part that is not as it should be. `layer` and `expert` are -1 if the fault is not in an expert."""
 
-    file: str  # its path in the store; empty where the message names it
+    file: str  # its path in the store; empty if the message names it
     message: str  # expected and found
     layer: int = -1
     expert: int = -1
@@ -72,9 +72,9 @@ class VerifyReport:
 
 
 def verify(path: str | Path, *, experts: str | Path | None = None, progress: Progress | None = None) -> VerifyReport:
-    """Checks a store. One without moeflux.json has no checksums: its structure is checked, and the report says so.
+    """Checks a store. One without moeflux.json has no checksums: only its structure is checked, and the report says so.
 
-    `experts` is the folder with the layer files of an older store where it is not the usual one.
+    `experts` is the folder with the layer files of an older store, if it is not the usual one.
     """
     folder = files.expect_folder(path)
     if not files.exists(folder / packed.DESCRIPTION):
@@ -91,7 +91,7 @@ def verify(path: str | Path, *, experts: str | Path | None = None, progress: Pro
     experts_of_all = expert_ranges(description, sizes, problems)
     notes = [f"{name}: no part of the store" for name in strangers(folder, description)]
     ranges = [*small_files(description, sizes), *tensors, *experts_of_all]
-    if problems:  # of names and sizes, which cost nothing to see: hours of reading would not mend the store
+    if problems:  # with names and sizes, which are quick to see; hours of reading would not mend the store
         ranges, tensors, experts_of_all = [], [], []
         notes.append("contents were not read, for names and sizes are wrong already")
     problems += compare(folder, ranges, progress or Silent())
@@ -108,7 +108,7 @@ def verify(path: str | Path, *, experts: str | Path | None = None, progress: Pro
 
 
 def structure(folder: Path, experts: str | Path | None) -> list[Problem]:
-    """What opening the store finds."""
+    """The problem that opening the store finds, if any."""
     try:
         with open_store(folder, experts=experts):
             return []
@@ -121,7 +121,7 @@ def structure(folder: Path, experts: str | Path | None) -> list[Problem]:
 
 @dataclass(frozen=True)
 class Range:
-    """Bytes of a file and what they must be: of that checksum, or zeros where it is empty."""
+    """Bytes of a file, with the checksum that they must have. An empty checksum means that they must be zeros."""
 
     file: str
     offset: int

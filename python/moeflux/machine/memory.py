@@ -28,7 +28,7 @@ class Resident:
 
     now: int
     peak: int  # since it began
-    anonymous: int  # of `now`: what is no part of a file, so that nothing but the process itself can give it back
+    anonymous: int  # the part of `now` that belongs to no file, so only the process itself can give it back
 
 
 def resident(root: Path = Path("/")) -> Resident:
@@ -51,7 +51,7 @@ def resident_of(pid: int) -> int:
 
 
 def huge_pages_unasked(root: Path = Path("/")) -> bool:
-    """That the system gives huge pages to whoever does not ask for them, stacks of threads included."""
+    """Whether the system gives huge pages to those who do not ask for them, including stacks of threads."""
     try:
         return "[always]" in system_text(root / "sys/kernel/mm/transparent_hugepage/enabled")
     except OSError:
@@ -63,13 +63,13 @@ def huge_pages_unasked(root: Path = Path("/")) -> bool:
 
 @dataclass(frozen=True)
 class Available:
-    bytes: int  # that this process may take beside what it has, without anything being swapped out or killed
+    bytes: int  # that this process may take beyond what it has, without anything being swapped out or killed
     source: str  # what sets the limit
     limited: bool = False  # by a control group, which counts the page cache as well
 
 
 def available(root: Path = Path("/")) -> Available:
-    """What is free on this machine, or in the control group around this process that is nearest to its limit."""
+    """What is free on this machine, or in the control group of this process that is nearest to its limit."""
     return min([_free(root), *_groups(root)], key=lambda found: found.bytes)
 
 
@@ -95,7 +95,7 @@ def free_pages(vm_stat: str) -> int | None:
 
 
 def _groups(root: Path) -> Iterator[Available]:
-    """One for each group with a limit, from this process's own up to the outermost that can be seen."""
+    """One for each control group with a limit, from this process's own up to the outermost that can be seen."""
     try:
         mounts = system_text(root / "proc/self/mountinfo").splitlines()
         lines = system_text(root / "proc/self/cgroup").splitlines()
@@ -122,14 +122,14 @@ def _groups(root: Path) -> Iterator[Available]:
 def _levels(
     root: Path, mount: str, group: PurePosixPath, usage: str, limits: tuple[str, ...], prefix: str
 ) -> Iterator[Available]:
-    """`prefix`: of the fields of memory.stat that count the groups below too."""
+    """`prefix` begins those fields of memory.stat that count the groups below too."""
     for level in (group, *group.parents):
         folder = root / mount.lstrip("/") / level
         limit = min((_number(folder / name) for name in limits), default=NO_LIMIT)
         if limit >= NO_LIMIT:
             continue
         used = _number(folder / usage, 0)
-        # The page cache counts as used and goes when the room is wanted.
+        # The page cache counts as used, but the system drops it when memory is wanted.
         try:
             stat = dict(line.split(" ", 1) for line in system_text(folder / "memory.stat").splitlines())
             cache = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("inactive", "active"))
@@ -140,7 +140,7 @@ def _levels(
 
 
 def _within(mount_root: str, group: str) -> PurePosixPath:
-    """Where below its mount a group lies. A container may see its own group as the mount's root."""
+    """The path of a group below its mount. A container may see its own group as the root of the mount."""
     path = PurePosixPath(group)
     if ".." in path.parts:
         return PurePosixPath()

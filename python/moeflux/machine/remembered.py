@@ -29,7 +29,7 @@ MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Probe:
-    """What one disk and one machine gave, and the settings it was given with."""
+    """What one disk and one machine delivered, and with which settings."""
 
     disk_bytes_per_second: float  # random reads of read_bytes, with `reads` and `readers`
     memory_bytes_per_second: float  # read by all cores
@@ -56,7 +56,7 @@ def remembered(path: str | Path) -> Probe | None:
 
 
 def remember(path: str | Path, probe: Probe) -> Path:
-    """Keeps `probe` for the disk of `path`, in place of what was known. Returns the file."""
+    """Keeps `probe` for the disk of `path`, and replaces what was known. Returns the file."""
     place = identity(Path(path))
     file = file_of(place)
     values = {"version": VERSION, **place, **asdict(probe), "when": probe.when.isoformat()}
@@ -66,7 +66,7 @@ def remember(path: str | Path, probe: Probe) -> Path:
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ, platform: str = sys.platform) -> Path:
-    """Where things go that can be found out again. RuntimeError when there is no home folder."""
+    """The folder for what can be found out again. RuntimeError when there is no home folder."""
     if environment.get("MOEFLUX_CACHE"):
         return Path(environment["MOEFLUX_CACHE"])
     # The specification of XDG_CACHE_HOME says that a relative path counts as none.
@@ -79,8 +79,9 @@ def cache_folder(environment: Mapping[str, str] = os.environ, platform: str = sy
 
 
 def identity(path: Path) -> dict[str, str]:
-    """The machine and the disk. A machine is what its processor is: another one of the kind would give the same.
-    A disk is its file system's own number, which outlives a reboot where a device's does not; else the device."""
+    """What names the machine and the disk. A machine is named by its processor: another one of the kind would measure
+    the same. A disk is named by the number of its file system, which survives a reboot, or else by its device number,
+    which may not."""
     while not files.exists(path) and path != path.parent:
         path = path.parent
     machine = this_machine()
@@ -119,7 +120,7 @@ def parse(values: Any, place: dict[str, str]) -> Probe:
 def number(values: dict[str, Any], name: str, whole: bool = False, most: float = 1e15) -> Any:
     value = values[name]
     kind = int if whole else int | float
-    # Not a number is not in any range.
+    # NaN is in no range.
     if isinstance(value, bool) or not isinstance(value, kind) or not 1 <= value <= most:
         what = "a whole number" if whole else "a number"
         raise ValueError(f"{name}: expected {what} from 1 to {most:.0f}, found {value!r:.40}")

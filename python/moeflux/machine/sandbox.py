@@ -1,8 +1,9 @@
-"""A process of its own for a program that comes with a download: it ends, and leaves the memory alone.
+"""A process of its own for a program that comes with a download, so that the program cannot take unlimited time and
+memory.
 
-What can take time and memory in ways that nobody can list is bounded from outside: the system holds the process to its
-limits, and its parent waits so long for an answer and no longer. It is started when it is first needed, kept between
-requests, and gone with its parent, however that ends: its input is closed then.
+Such a program can take time and memory in ways that nobody can list, so it is bounded from outside. The system holds
+the process to its limits, and its parent waits only so long for an answer. The process is started when it is first
+needed and is kept between requests. It ends with its parent, however the parent ends, because its input is then closed.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from moeflux.machine.memory import resident_of
 __all__ = ["RENDERING", "Limits", "Overrun", "Sandbox"]
 
 MIB = 1 << 20
-STARTED = 32 * MIB  # of Python and its libraries; 26 MiB of address space were measured, 21 of them in memory
-START_SECONDS = 60.0  # of a clock: the machine may be busy, and the disk slow
+STARTED = 32 * MIB  # for Python and its libraries; 26 MiB of address space were measured, 21 of them in memory
+START_SECONDS = 60.0  # by the clock: the machine may be busy, and the disk slow
 LONGEST_HEAD = 1 << 16
 MARK = "MOEFLUX_SANDBOX"
 """In the environment of the process: a program that takes itself for Python must not start itself for ever."""
@@ -44,9 +45,9 @@ INHERITED = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")
 
 @dataclass(frozen=True)
 class Limits:
-    memory: int = 40 * MIB  # beside what it has when it has started
-    seconds: float = 5.0  # of the processor, for a request
-    wait: float = 20.0  # of a clock, for a request
+    memory: int = 40 * MIB  # beyond what it has when it has started
+    seconds: float = 5.0  # of processor time, for a request
+    wait: float = 20.0  # by the clock, for a request
     longest: int = 8 * MIB  # bytes of a request, and of a text
 
     @property
@@ -64,14 +65,14 @@ for one of five million letters."""
 
 
 class Overrun(Exception):
-    """The process passed a limit and was ended, or ended by itself. The text says what was found."""
+    """The process passed a limit and was ended, or it ended by itself. The text says what was found."""
 
 
 class Sandbox:
     """Shared by any number of threads, which take turns."""
 
     def __init__(self, program: Path, packages: tuple[str, ...], limits: Limits) -> None:
-        """`program` speaks as renderer.py does; `packages` are all that it finds beside what comes with Python."""
+        """`program` speaks as renderer.py does. It finds `packages` and what comes with Python, and nothing else."""
         self.limits = limits
         self._program = program
         self._packages = packages
@@ -84,12 +85,12 @@ class Sandbox:
         with self._lock:
             kept = self._process is not None and self._process.alive()
             head, text = self._exchange(request)
-            if kept and head.get("error") == "memory":  # what earlier requests left there may have taken it
+            if kept and head.get("error") == "memory":  # leftovers of earlier requests may have taken it
                 head, text = self._exchange(request)
             return head, text
 
     def end(self) -> None:
-        """Until it is needed again."""
+        """Ends the process; the next request starts another."""
         with self._lock:
             self._end()
 
@@ -107,7 +108,7 @@ class Sandbox:
             self._process = _Process(self._command(), self.limits.most)
         try:
             head, text = self._process.exchange(request, self.limits)
-        except BaseException:  # what is under way would be taken for the next answer
+        except BaseException:  # the answer to this request would be taken for that to the next one
             self._end()
             raise
         if head.get("error") == "memory":
@@ -120,7 +121,7 @@ class Sandbox:
             self._process = None
 
     def _command(self) -> list[str]:
-        """Python without site-packages, and without what the environment says of it."""
+        """Python without site-packages, and without what the environment says about it."""
         if not sys.executable or getattr(sys, "frozen", False) or MARK in os.environ:
             raise StateError(
                 f"sys.executable: expected a Python that chat templates can be rendered with, found "
@@ -130,14 +131,14 @@ class Sandbox:
         return [os.path.abspath(sys.executable), *flags, *_folders(self._packages)]
 
     def _forget(self) -> None:
-        """In the child of a fork: the process is the parent's, and a thread that is not here may hold the lock."""
+        """Runs in the child of a fork. The process is the parent's, and a thread that is not here may hold the lock."""
         self._lock = threading.Lock()
         if self._process is not None:
             self._process.forget()
             self._process = None
 
     def _end_at_exit(self) -> None:
-        """A daemon thread may be in there: it gets a moment to come out."""
+        """Ends the process at exit. A daemon thread may be waiting for it: it gets a moment to finish."""
         taken = self._lock.acquire(timeout=1)
         self._end()
         if taken:
@@ -198,7 +199,7 @@ class _Process:
         return self._child.poll() is None
 
     def exchange(self, request: bytes, limits: Limits) -> tuple[dict[str, Any], str]:
-        """What comes back is checked: whatever is in there could be speaking."""
+        """The answer to a request. It is checked, because whatever runs in there could be speaking."""
         deadline = time.monotonic() + limits.wait
         try:
             self._socket.settimeout(limits.wait)
@@ -260,19 +261,20 @@ class _Process:
         self._child.wait()
 
     def forget(self) -> None:
-        """It is another process's child."""
+        """Lets go of the process without ending it: it is another process's child."""
         self._socket.close()
         self._child.returncode = 0
 
 
 def _beside_standard_streams(end: socket.socket) -> socket.socket:
-    """Where these are closed their numbers are free, and what others print would go to the process."""
+    """The same socket under a number above 2. If standard streams are closed, their numbers are free, and what others
+    print would go to the process."""
     with end:
         return socket.socket(fileno=fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
 
 
 def _folders(packages: tuple[str, ...]) -> list[str]:
-    """Where they are installed."""
+    """The folders where the packages are installed."""
     folders = []
     for package in packages:
         spec = importlib.util.find_spec(package)

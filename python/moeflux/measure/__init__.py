@@ -1,1 +1,1 @@
-"""What a model and a machine are, can do and need."""
+"""Measures models and machines: what they are, what they can do, what they need."""

@@ -1,8 +1,9 @@
 """How fast a model runs here, cold and warm: the content of `moeflux bench`.
 
-Cold: opened anew, its files dropped from the page cache, no expert in a slot. Warm: the same model again, with whatever
-the cold run left in its slots; other tokens, so that nothing is known but what the model itself makes common. Decoding
-evaluates tokens one at a time, each the likeliest behind the last, or random ones.
+Cold means that the model is opened anew, with its files dropped from the page cache and no expert in a slot. Warm means
+the same model again, with whatever the cold run left in its slots. It gets other tokens, so it profits only from
+experts that the model itself makes common. Decoding evaluates tokens one at a time: always the likeliest next one, or
+random ones.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Row:
     read_wait_seconds: float
     look_ahead_reads: int
     look_ahead_used: int
-    peak_bytes: int  # resident, of this process: in this row where the system can say that, else so far
-    load_seconds: float | None  # of the opening before a cold row
+    peak_bytes: int  # resident, of this process: in this row if the system can tell, else so far
+    load_seconds: float | None  # of opening the model before a cold row
     settings: str
 
     @property
@@ -63,12 +64,12 @@ class Row:
 
     @property
     def wait_share(self) -> float:
-        """Of the time, what the call stood still for reads."""
+        """The share of the time in which the call stood still for reads."""
         return self.read_wait_seconds / self.seconds
 
     @property
     def look_ahead_recall(self) -> float | None:
-        """Of the experts that had to be read, those that the look-ahead had begun to."""
+        """The share of the experts to read whose reads the look-ahead had begun."""
         needed = self.look_ahead_used + self.misses
         return self.look_ahead_used / needed if self.look_ahead_reads and needed else None
 
@@ -88,7 +89,7 @@ def bench(
     note: Callable[[str], object] = lambda sentence: None,
     **options: Any,
 ) -> Iterator[Row]:
-    """A row at a time. `prompt` in place of `prefill` random tokens; `options` as moeflux.load."""
+    """Yields row by row. A `prompt` replaces the `prefill` random tokens; `options` are those of moeflux.load."""
     if prompt is not None and len(prompt) < 2:
         raise StateError(f"prompt: expected at least 2 tokens, found {len(prompt)}")
     files = files_of(store)
@@ -107,7 +108,7 @@ class Repetition:
         self.note = note
 
     def rows(self, prefill: int, decode: int, prompt: Sequence[int] | None, random_decode: bool) -> Iterator[Row]:
-        """Cold decoding first: the model it opens goes before the next is opened, so that there is never a second."""
+        """Cold decoding comes first. Its model is closed before the next is opened, so there are never two."""
         vocab = self.vocab()
         prompts = [list(prompt), list(prompt)] if prompt else [self.random(prefill, vocab, part) for part in range(2)]
         context = len(prompts[0]) + SETTLE + decode + 1
@@ -156,7 +157,7 @@ class Repetition:
         settle: int,
         load_seconds: float | None,
     ) -> Row:
-        """`first`: the token to begin with, else the likeliest behind what is there. `settle` steps are not counted."""
+        """`first` is the token to begin with, by default the likeliest next one. `settle` steps are not counted."""
         self.note(f"decode, {state}")
         # A session that stands at a prefill's end has the logits of its last token.
         token = session._core.argmax() if first is None else first
@@ -171,13 +172,13 @@ class Repetition:
 
 
 def following(session: Session, token: int, answer: list[int] | None, step: int) -> int:
-    """Evaluates a token and gives the one behind it."""
+    """Evaluates a token and returns the next one."""
     likeliest = session.step(token).argmax()
     return likeliest if answer is None else answer[step]
 
 
 class Counted:
-    """What the clock and the system say between here and `row`."""
+    """What the clock and the system count between its making and `row`."""
 
     def __init__(self, owner: Repetition, phase: str, state: str, session: Session, load_seconds: float | None) -> None:
         self.owner = owner
@@ -226,7 +227,7 @@ def files_of(store: str | Path) -> list[str]:
 
 
 def drop_cached(files: Sequence[str | Path]) -> bool:
-    """Out of the page cache with what lies there of these files; False where the system has no call for it."""
+    """Drops these files from the page cache. False if the system has no call for that."""
     if not hasattr(os, "posix_fadvise"):
         return False
     for file in files:
@@ -236,7 +237,7 @@ def drop_cached(files: Sequence[str | Path]) -> bool:
 
 
 def physical_bytes() -> int | None:
-    """What disks have given to this process since it began."""
+    """The bytes that disks have given to this process since it began."""
     try:
         lines = system_text(Path("/proc/self/io")).splitlines()
     except OSError:
@@ -245,7 +246,7 @@ def physical_bytes() -> int | None:
 
 
 def forget_peak() -> None:
-    """The peak of memory counts from here on, where the system can forget it."""
+    """Makes the peak of memory count from here on, if the system can forget it."""
     with contextlib.suppress(OSError):
         tell_system(Path("/proc/self/clear_refs"), "5")
 

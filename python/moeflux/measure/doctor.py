@@ -1,7 +1,8 @@
 """What this disk and this machine can do, measured with the engine's own reads: the content of `moeflux doctor`.
 
 The disk is read as decoding reads it: pieces of an expert's size in random order, no piece twice, with 1 to 8 threads,
-past the page cache and through it. In a store its own experts are read; elsewhere a file is written for it and removed.
+past the page cache and through it. In a store, its own experts are read. Elsewhere, a file is written for this and
+removed again.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ to others."""
 
 @dataclass(frozen=True)
 class Effort:
-    seconds: float  # of a turn; each way of reading has `turns`, there and back, so that a slow spell hits all
+    seconds: float  # of a turn; each way of reading has `turns` of them, there and back: a slow spell hits all ways
     turns: int
     file_bytes: int
-    write_seconds: float  # after which the file is as long as it is
+    write_seconds: float  # the file stays as long as it is after this time
     all_thread_counts: bool
 
 
@@ -79,7 +80,7 @@ class Limits:
     locked_memory_bytes: int | None
     open_files: int | None
     memory_bytes: int
-    available_bytes: int  # that this process may take beside what it has
+    available_bytes: int  # that this process may take beyond what it has
     available_source: str
 
     def rows(self) -> list[tuple[str, str]]:
@@ -97,7 +98,7 @@ class Limits:
 @dataclass(frozen=True)
 class Diagnosis:
     path: Path
-    what: str  # was read
+    what: str  # what was read
     direct: str  # "" when direct reads work, else why not
     disk: tuple[ReadRate, ...]
     memory: tuple[MemoryRate, ...]
@@ -125,7 +126,7 @@ class Diagnosis:
 
 
 def examine(path: str | Path = ".", quick: bool = False, progress: Progress | None = None) -> Diagnosis:
-    """Measures, recommends, and remembers for everything on the same disk."""
+    """Measures, recommends settings, and remembers them for everything on the same disk."""
     progress = progress or Silent()
     effort = QUICK if quick else FULL
     with source_at(Path(path), effort, progress) as source:
@@ -197,9 +198,9 @@ def of_store(store: Store) -> Source:
 
 @contextlib.contextmanager
 def written_file(folder: Path, effort: Effort, progress: Progress) -> Iterator[Path]:
-    """A file of random bytes, which no file system can make smaller; gone at the end, however that comes.
+    """A file of random bytes, which no file system can make smaller. It is gone at the end, however the end comes.
 
-    Where there is /proc the file has no name from the start, and not even `kill -9` leaves it behind.
+    Where there is /proc, the file has no name from the start, so not even `kill -9` leaves it behind.
     """
     free = files.free_bytes(folder)
     needed = effort.file_bytes + 100_000_000
@@ -225,7 +226,7 @@ def written_file(folder: Path, effort: Effort, progress: Progress) -> Iterator[P
 
 
 def fill(file: Any, effort: Effort) -> None:
-    """As long as asked for, or as far as the time goes, but room for a hundred reads at least."""
+    """Fills the file to the length asked for, or as far as the time goes, but at least for a hundred reads."""
     block = os.urandom(1 << 24)
     started, written = time.monotonic(), 0
     while written < effort.file_bytes:
@@ -233,7 +234,7 @@ def fill(file: Any, effort: Effort) -> None:
             break
         written += file.write(block[: effort.file_bytes - written])
         if written % (4 * len(block)) == 0:
-            os.fsync(file.fileno())  # or memory would take it all at once, and the disk its time afterwards
+            os.fsync(file.fileno())  # otherwise memory would take it all at once, and the disk would write later
     os.fsync(file.fileno())
 
 
@@ -241,7 +242,7 @@ def fill(file: Any, effort: Effort) -> None:
 
 
 def no_direct(source: Source) -> str:
-    """Why direct reads do not work there, as one of them says; empty when they do."""
+    """Why direct reads do not work there, in the words of a failed one; empty when they do."""
     try:
         source.read("direct", 1, 0.0, 0)  # one read
     except IoError as error:
@@ -250,7 +251,7 @@ def no_direct(source: Source) -> str:
 
 
 def disk_rates(source: Source, ways: list[tuple[str, int]], effort: Effort, progress: Progress) -> tuple[ReadRate, ...]:
-    """Each way of reading in turn, and once more in the opposite order: no order favours one."""
+    """Measures each way of reading in turn, and then in the opposite order, so that the order favours none."""
     found: dict[tuple[str, int], list[tuple[int, int, float]]] = {way: [] for way in ways}
     for turn in range(effort.turns):
         for number, (reads, readers) in enumerate(ways if turn % 2 == 0 else reversed(ways)):
@@ -294,7 +295,7 @@ def memory_rates(effort: Effort, progress: Progress) -> tuple[MemoryRate, ...]:
     cores = os.cpu_count() or 1
     counts = sorted({1, cores} | ({2**n for n in range(1, 12) if 2**n < cores} if effort.all_thread_counts else set()))
     progress.note("reading memory")
-    # Beyond the caches, and not so much that a machine of many cores, or a control group with a limit, has none left.
+    # Large enough to exceed the caches, and small enough for a machine of many cores or a limited control group.
     part = max(1 << 20, min(1 << 28, (1 << 30) // cores, available().bytes // 4 // cores)) // 128 * 128
     bandwidth = _core.ReadBandwidth(cores, part)
     return tuple(MemoryRate(count, bandwidth.measure(count)) for count in counts)

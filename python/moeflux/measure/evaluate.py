@@ -1,7 +1,7 @@
-"""How well a model foretells a text, and how far it is from another one.
+"""How well a model predicts a text, and how far it is from another model.
 
 Perplexity is exp of the mean of -log p over tokens; divergence is the mean of KL(reference || model), in nats a token.
-Both come with standard errors over windows: tokens of one window are not independent of each other.
+Both come with standard errors over windows, because tokens of one window are not independent of each other.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ ROWS = 32
 
 @dataclass(frozen=True)
 class Mean:
-    """Of a figure a token, over windows of a text."""
+    """The mean of a figure per token, over windows of a text."""
 
     value: float
     error: float | None  # standard error; None: one window is not enough to tell
 
     @classmethod
     def of(cls, sums: Sequence[float], counts: Sequence[int]) -> Mean:
-        """Windows are drawn, tokens are not: the error of a ratio of sums over windows."""
+        """The error is that of a ratio of sums over windows: windows are independent samples, tokens are not."""
         total, tokens, windows = math.fsum(sums), sum(counts), len(sums)
         value = total / tokens
         if windows < 2:
@@ -48,7 +48,7 @@ class Mean:
         return cls(value, math.sqrt(squares * windows / (windows - 1)) / tokens)
 
     def __str__(self) -> str:
-        """As many digits as the error lets one trust: two of its own."""
+        """The mean with as many digits as the error lets one trust: two digits of the error."""
         if self.error is None:
             return f"{self.value:.4g}"
         digits = min(max(1 - math.floor(math.log10(self.error)), 0), 9) if self.error > 0 else 4
@@ -57,11 +57,11 @@ class Mean:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Of one text. What has no reference is None."""
+    """The result for one text. Without a reference, figures that need one are None."""
 
     model: str
     lossy: tuple[str, ...]
-    tokens: int  # that were foretold
+    tokens: int  # that were predicted
     windows: int
     window: int
     overlap: int
@@ -134,11 +134,11 @@ def evaluate(
     on_progress: OnProgress = lambda done, total: None,
     **session: Any,
 ) -> Evaluation:
-    """Reads `tokens` in windows, each from an empty context, and looks at what the model expected of each token.
+    """Reads `tokens` in windows, each from an empty context, and measures how well the model predicted each token.
 
-    `overlap` tokens at the beginning of each window but the first are those at the end of the one before: context, and
-    not counted again. With a `reference`, both read the same and their expectations are compared. `session` are options
-    of `Model.session` for the model: kv_dtype; the reference has its own usual ones.
+    Each window but the first begins with the last `overlap` tokens of the one before. They are context and are not
+    counted again. With a `reference`, both models read the same text and their predictions are compared. `session` has
+    options of `Model.session` for the model, such as kv_dtype. The reference has its own defaults.
     """
     prefix = list(model.tokenizer.prefix)
     if window < 2 or not 0 <= overlap < window - 1:
@@ -165,8 +165,8 @@ def evaluate(
 
 
 def _windows(tokens: Sequence[int], window: int, overlap: int) -> Iterator[tuple[list[int], int]]:
-    """(tokens of a window, how many at its end are foretold): every token of the text but the first, exactly once,
-    but for those that begin a window with no overlap."""
+    """(tokens of a window, how many at its end are predicted). Every token of the text is predicted exactly once,
+    except the first and, without an overlap, those that begin a window."""
     start = 0
     while start + 1 < len(tokens):
         ids = list(tokens[start : start + window])
@@ -193,7 +193,7 @@ class _Scores:
 def _read(
     sessions: Sequence[Session], prefix: list[int], ids: list[int], counted: int, tell: Callable[[int], object]
 ) -> _Scores:
-    """Chunk by chunk, so that the logits of a few tokens are there at a time; their bits do not depend on it."""
+    """Reads chunk by chunk, so that only a few tokens' logits are there at a time. Their bits do not depend on it."""
     for session in sessions:
         session.clear()
         if prefix:
@@ -201,7 +201,7 @@ def _read(
     vocab = sessions[0].model.variant.vocab_size
     chunk = max(ROWS, ROOM // (4 * vocab * len(sessions)))
     score = _Scores()
-    first = len(ids) - counted - 1  # its logits are the first that are looked at
+    first = len(ids) - counted - 1  # the logits of this token are the first that count
     for start in range(0, len(ids) - 1, chunk):
         piece = ids[start : min(start + chunk, len(ids) - 1)]
         skip = max(first - start, 0)
@@ -220,7 +220,7 @@ def _read(
 
 
 def _add(score: _Scores, expected: list[np.ndarray], right: list[int]) -> None:
-    """float64 [tokens, vocab] of the model, and of the reference if there is one."""
+    """`expected` is float64 [tokens, vocab] of the model, and of the reference if there is one."""
     mine, places = expected[0], np.arange(len(right))
     score.tokens += len(right)
     score.loss -= float(mine[places, right].sum())
@@ -228,7 +228,7 @@ def _add(score: _Scores, expected: list[np.ndarray], right: list[int]) -> None:
         return
     theirs = expected[1]
     score.reference_loss -= float(theirs[places, right].sum())
-    # Never below 0 but for rounding.
+    # Only rounding can bring it below 0.
     apart = np.maximum((np.exp(theirs) * (theirs - mine)).sum(axis=-1), 0.0)
     score.divergence += float(apart.sum())
     score.worst = max(score.worst, float(apart.max()))

@@ -25,7 +25,7 @@ DEFAULT_FORMAT = QuantFormat.affine(4, 64)
 
 @dataclass(frozen=True)
 class Info:
-    """Sizes are bytes. For what is not converted yet they are those of a conversion with the default format."""
+    """Sizes are bytes. If a model is not converted yet, they are those of a conversion with the default format."""
 
     target: str
     kind: str  # "packed", "mlx", "hf", "config" or "preset"
@@ -42,7 +42,7 @@ class Info:
     kv_bytes_per_position: int  # f32
     fingerprint: str = ""
     ignored: list[str] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)  # by a conversion, a sentence each
+    dropped: list[str] = field(default_factory=list)  # one sentence for each part that a conversion leaves out
     missing: list[str] = field(default_factory=list)
 
     @property

@@ -1,5 +1,5 @@
-"""Metal held to the CPU on this machine: every kernel made ready, every op on small numbers by both, then a whole
-model. The content of `moeflux doctor --metal`."""
+"""Compares Metal with the CPU on this machine: it makes every kernel ready, runs every op on small numbers on both,
+then a whole model. This is the content of `moeflux doctor --metal`."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _checks(files: list[str], cases: list[tuple[str, Callable[[Ops], Any]]]) -> 
 
 
 def _timed(name: str, run: Callable[[], str], times: int) -> Check:
-    """The fastest of so many times; what it says is the note."""
+    """Takes the fastest of so many runs. The note is what a run returns."""
     best, note = float("inf"), ""
     for _ in range(times):
         start = time.perf_counter()
@@ -133,7 +133,7 @@ def _arrays(result: Any) -> tuple[Array, ...]:
 
 
 def _error(found: Array, expected: Array) -> float:
-    """Of the largest number; of numbers that are no floats, whether any differs."""
+    """The error as a share of the largest number. For numbers that are no floats, it tells whether any differs."""
     if found.dtype != np.float32:
         return float("inf") if not np.array_equal(found, expected) else 0.0
     if not np.isfinite(found).all():
@@ -143,7 +143,7 @@ def _error(found: Array, expected: Array) -> float:
 
 
 def _whole_model() -> str:
-    """The model in the package: a prompt and some tokens, on both."""
+    """Runs the model in the package on both: a prompt and some tokens."""
     prompt, tokens = [1, 100, 50, 10, 42, 7, 300, 12], [5, 9, 200, 77]
     rows, seconds = [], []
     for backend in ("metal", "cpu"):
@@ -181,14 +181,14 @@ def _matrix(rng: np.random.Generator, format: QuantFormat, rows: int, columns: i
 
 
 def _in_steps(o: Ops, q: Array, k: Array, v: Array) -> Array:
-    """The older engine's kernels; on the CPU attention is one op."""
+    """Attention by the older engine's kernels. On the CPU, attention is one op."""
     if o.isa:
         return o.attention(q[None], k, v, q.shape[1] ** -0.5)[0]
     return o.attention_values(o.attention_softmax(o.attention_scores(q, k, q.shape[1] ** -0.5)), v)
 
 
 def _cases(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[Ops], Any]]]:
-    """Awkward sizes, each op at least once, matrices in every width."""
+    """Cases of awkward sizes: each op at least once, and matrices of every width."""
 
     def normal(*shape: int) -> Array:
         return rng.standard_normal(shape, dtype=np.float32)

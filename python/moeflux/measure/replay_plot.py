@@ -27,7 +27,7 @@ def curves(replay: Replay) -> dict[str, Curve]:
 
 
 def text_plot(replay: Replay, width: int = 72, height: int = 20) -> str:
-    """Hit rate over the share of experts held; straight lines between the sizes that were played."""
+    """Draws the hit rate over the share of experts held, with straight lines between the sizes that were played."""
     canvas = [[" "] * (width + 1) for _ in range(height + 1)]
     for policy, curve in reversed(curves(replay).items()):  # the policies over the optimum where they meet
         for column in range(width + 1):
@@ -47,7 +47,7 @@ def text_plot(replay: Replay, width: int = 72, height: int = 20) -> str:
 
 
 def value_at(curve: Curve, x: float) -> float | None:
-    """None outside of what was played. A lone point is drawn where it is."""
+    """The value of a curve, or None outside of what was played. A lone point is drawn where it is."""
     for (x0, y0), (x1, y1) in pairwise(curve):
         if x0 <= x <= x1:
             return y0 + (y1 - y0) * (x - x0) / (x1 - x0)

@@ -1,4 +1,4 @@
-"""Models by name: a folder, a repository of huggingface.co that is downloaded once, or nothing for the built-in one."""
+"""Models by name: a folder, a repository on huggingface.co that is downloaded once, or none for the built-in one."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from moeflux.sizes import size_text
 __all__ = ["check_name", "find_model"]
 
 REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
-# What a model here consists of. Repositories hold the same weights in other formats too.
+# The files that a model needs here. Repositories hold the same weights in other formats too.
 FILES = ("*.json", "*.jinja", "*.safetensors", "*.md", "model_weights.bin", "packed_experts/*")
 
 
 def find_model(name: str | Path | None, progress: Progress | None = None) -> Path:
     """The folder of a model: a path, `owner/name` or `owner/name@revision` of a repository, None for the built-in one.
 
-    What is on the disk wins over a repository of that name. A download goes to the cache of huggingface_hub, where
-    other programs find it too, and goes on where it was stopped.
+    A folder on the disk wins over a repository of the same name. A download goes to the cache of huggingface_hub, where
+    other programs find it too. If it is stopped, the next one continues it.
     """
     check_name(name)
     if name is None:
@@ -50,7 +50,7 @@ def find_model(name: str | Path | None, progress: Progress | None = None) -> Pat
 
 
 def check_name(name: str | Path | None) -> None:
-    """Is there such a folder, or could it be downloaded? Says why not before anything is read or fetched."""
+    """Raises the reason if there is no such folder and nothing to download, before anything is read or fetched."""
     if name is None or _is_there(name):
         return
     if REPOSITORY.fullmatch(str(name)) is None:
@@ -75,7 +75,7 @@ def _download(hub: ModuleType, repository: str, revision: str | None, progress: 
     try:
         found = hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
     except Exception as error:
-        if isinstance(error, hub.errors.HfHubHTTPError):  # it was reached, and said no
+        if isinstance(error, hub.errors.HfHubHTTPError):  # the server was reached, and said no
             raise
         progress.note(f"{repository}: huggingface.co cannot be reached; looking for an earlier download")
         return Path(
@@ -88,12 +88,12 @@ def _download(hub: ModuleType, repository: str, revision: str | None, progress: 
     if missing:
         _check_space(hub, repository, sum(missing.values()))
         progress.note(f"{repository}: downloading {len(missing)} files, {size_text(sum(missing.values()))}")
-    # By the name of the revision, not by its commit: then it is found by that name without a network too.
+    # Ask by the name of the revision, not by its commit: then it is found by that name without a network too.
     return Path(hub.snapshot_download(repository, revision=revision, allow_patterns=list(wanted)))
 
 
 def _check_kind(hub: ModuleType, repository: str, revision: str, sizes: dict[str, int]) -> None:
-    """Before gigabytes are fetched: is it a model that runs here as it is?"""
+    """Refuses, before gigabytes are fetched, a model that does not run here as it is."""
     if "moeflux.json" in sizes:
         return
     weights = [name for name in sizes if name.endswith(".safetensors")]
@@ -126,7 +126,7 @@ def _check_space(hub: ModuleType, repository: str, needed: int) -> None:
 
 
 def _sentence(hub: ModuleType, error: Exception) -> str:
-    """The library's messages are paragraphs; the kind of error says it shorter."""
+    """One sentence for the kind of error: the library's own messages are paragraphs."""
     errors = hub.errors
     if isinstance(error, errors.GatedRepoError):
         return "its owner must be asked first: accept the licence on its page, then `hf auth login`"

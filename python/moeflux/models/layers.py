@@ -1,7 +1,7 @@
 """The parts that a model's layers are made of: small frozen values, each with its own sizes and flavours.
 
-A layer is a mixer (what tokens take from those before them) and a feed-forward part (what each does by itself). What a
-part's fields may be is checked where a `Variant` is made of it, by its twin in csrc/models.
+A layer has a mixer, in which tokens take from those before them, and a feed-forward part, which each token goes through
+by itself. When a `Variant` is made of the parts, their twins in csrc/models check the values of the fields.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class LatentAttention:
     heads: int
     q_rank: int = 0  # 0: queries come from one q_proj
     kv_rank: int
-    nope_dim: int  # of a head's query and key, what does not turn
+    nope_dim: int  # channels of a head's query and key that do not turn
     v_dim: int
-    rope: Rope  # of the rest of them, all of it
+    rope: Rope  # turns all other channels of them
 
     @property
     def head_dim(self) -> int:
@@ -123,8 +123,8 @@ class Router:
     scoring: str  # "softmax", or "noaux_tc": sigmoid scores, a bias for choosing only, groups
     normalize: bool = True  # the weights of the chosen add up to 1, before scaling
     scaling: float = 1.0  # of the weights
-    groups: int = 0  # noaux_tc: experts stand in so many groups
-    groups_kept: int = 0  # noaux_tc: of which a token keeps so many
+    groups: int = 0  # noaux_tc: how many groups the experts form
+    groups_kept: int = 0  # noaux_tc: how many of these groups a token keeps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

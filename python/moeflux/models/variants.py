@@ -64,7 +64,7 @@ class Variant:
     think_start_id: int = -1
     think_end_id: int = -1
 
-    # Sentences naming each departure from the model as published; empty for a faithful one.
+    # One sentence for each departure from the model as published; empty for a faithful one.
     lossy: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class Variant:
 
     @property
     def experts(self) -> RoutedExperts:
-        """Of the first layer that has any: their count, width and how many a token takes are the same in all."""
+        """The experts of the first layer that has any. Their count, width and number per token are the same in all."""
         return next(layer.feed_forward for layer in self.layers if isinstance(layer.feed_forward, RoutedExperts))
 
     def state(self, position: int) -> dict[tuple[int, str], tuple[int, ...]]:
@@ -109,7 +109,7 @@ class Variant:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any], where: str = "variant", version: int = 2) -> Variant:
-        """Inverse of `to_dict`; `version` 1 is what older stores say a model in."""
+        """Inverse of `to_dict`. Older stores describe their model in `version` 1."""
         if not isinstance(fields, dict):
             raise FormatError(f"{where}: expected an object, found {type(fields).__name__}")
         try:
@@ -123,7 +123,7 @@ class Variant:
         return cls(layers=layers, **(values | lists))
 
     def to_dict(self) -> dict[str, Any]:
-        """Parts that are alike are said once, fields that have their default not at all."""
+        """Equal parts are written once, and fields that have their default are left out."""
         values = _fields(self)
         mixers: list[Mixer] = list(dict.fromkeys(layer.mixer for layer in self.layers))
         rest: list[FeedForward] = list(dict.fromkeys(layer.feed_forward for layer in self.layers))
@@ -136,7 +136,8 @@ class Variant:
         return json.dumps(self.to_dict(), separators=(",", ":"))
 
     def identity(self) -> dict[str, Any]:
-        """What fingerprints are made of: as version 1 says it where that can, so that they are what they were."""
+        """What fingerprints are made of. It is in version 1 where that can describe the model, so that older
+        fingerprints stay the same."""
         return variant_identity(self.to_json())
 
     def with_layers(self, layers: int) -> Variant:
@@ -154,17 +155,18 @@ class Variant:
         return dataclasses.replace(self, layers=made)
 
     def _period(self) -> int:
-        """After how many layers the mixers begin anew."""
+        """After how many layers the pattern of mixers repeats."""
         mixers = [layer.mixer for layer in self.layers]
         fits = (n for n in range(1, self.num_layers) if all(a == b for a, b in zip(mixers, mixers[n:], strict=False)))
         return next(fits, self.num_layers)
 
     def with_parts(self, part: type, **changes: Any) -> Variant:
-        """Every part of that type, wherever it is (a mixer, a router, a rope), with other values."""
+        """The same model with other values in every part of that type, wherever it is (a mixer, a router, a rope)."""
         return dataclasses.replace(self, layers=tuple(_changed(layer, part, changes) for layer in self.layers))
 
     def with_experts_per_token(self, experts: int) -> Variant:
-        """Fewer or more experts than the model was trained with. Lossy, and says so wherever the variant shows."""
+        """The same model with fewer or more experts per token than it was trained with. This is lossy, and the variant
+        says so wherever it is shown."""
         if experts == self.experts.per_token:
             return self
         if not 1 <= experts <= self.experts.count:
@@ -185,7 +187,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Those that do not have their default; numbers as their type has them."""
+    """The fields that do not have their default, with numbers in the type of the field."""
     values = {}
     for field in dataclasses.fields(value):
         item = getattr(value, field.name)
@@ -206,7 +208,7 @@ def _said(part: Any) -> dict[str, Any]:
 
 
 def _made(values: dict[str, Any]) -> Any:
-    """A part of what the core has checked."""
+    """The part that these values describe; the core has checked them."""
     kind = KINDS[values["kind"]]
     return _of(kind, {key: value for key, value in values.items() if key != "kind"})
 

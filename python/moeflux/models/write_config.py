@@ -50,7 +50,7 @@ def config_of(variant: Variant) -> dict[str, Any]:
 
 
 def _differences(wanted: Any, got: Any, at: str = "") -> Iterator[tuple[Any, Any, str]]:
-    """(one, the other, where) of values that are not alike, each as deep down as can be said."""
+    """(one, the other, where) for each pair of values that differ, as deep down as possible."""
     if type(wanted) is type(got) and dataclasses.is_dataclass(wanted):
         for field in dataclasses.fields(wanted):
             where = f"{at}.{field.name}" if at else field.name
@@ -69,7 +69,7 @@ def _first(variant: Variant, kind: type[T]) -> T | None:
 
 
 def _rope(rope: Rope, head_dim: int | None) -> dict[str, Any]:
-    """`head_dim`: where a part of it may turn."""
+    """`head_dim` is given where only a part of a head may turn."""
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.theta}
     if head_dim:
         parameters["partial_rotary_factor"] = rope.dim / head_dim
@@ -94,7 +94,7 @@ def _dense_intermediate(variant: Variant) -> int | None:
 
 def _qwen(v: Variant) -> dict[str, Any]:
     hybrid = v.model_type != "qwen3_moe"
-    # Of a kind that no layer is of, a config.json says the sizes all the same.
+    # A config.json has the sizes even of a kind that no layer has.
     full = _first(v, GroupedAttention) or GroupedAttention(heads=1, kv_heads=1, head_dim=2, rope=Rope(dim=2, theta=1.0))
     config: dict[str, Any] = {
         "num_attention_heads": full.heads,

@@ -1,8 +1,9 @@
 """The definition of the mathematics: every op, layer and whole step, in NumPy and float64.
 
-Written to be read, not to be fast. Everything that computes logits elsewhere (CPU and Metal kernels, the engine) is
-held to it within a stated tolerance; it is held to transformers and mlx-lm. It imports NumPy and `moeflux.models` and
-nothing else of moeflux, so that it stays an independent opinion: it even unpacks quantised weights itself.
+The oracle is written to be read, not to be fast. Everything that computes logits elsewhere (CPU and Metal kernels, the
+engine) is held to it within a stated tolerance. The oracle itself is held to transformers and mlx-lm. It imports NumPy
+and `moeflux.models` and nothing else of moeflux, so that it stays an independent opinion: it even unpacks quantised
+weights itself.
 
 stored.py   tensors as they lie in a store, and their numbers
 ops.py      the ops, each a function of arrays

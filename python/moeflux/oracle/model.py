@@ -1,4 +1,4 @@
-"""How the ops make a layer, and the layers a model: state, one layer, `Session`. Shapes as in ops.py."""
+"""How the ops make a layer and the layers make a model: state, one layer, `Session`. Shapes are those of ops.py."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def empty_state(mixer: Mixer) -> State:
 
 @dataclass
 class Widened:
-    """The weights as float64. `remember` keeps every tensor it has made: quick for small models, 8 bytes a weight."""
+    """The weights as float64. With `remember` it keeps every tensor it has made, which is quick for small models and
+    takes 8 bytes per weight."""
 
     weights: Weights
     remember: bool = True
@@ -151,7 +152,8 @@ def latent_attention(
 
 
 def latent_matrices(a: LatentAttention, w: Widened, at: str) -> tuple[Array, Array]:
-    """The matrices from latent to keys [heads, nope, rank] and to values [heads, v, rank], stored together or apart."""
+    """The matrices from latent to keys [heads, nope, rank] and to values [heads, v, rank]. A store has them together or
+    apart."""
     if w.has(f"{at}kv_b_proj"):
         both = w(f"{at}kv_b_proj").reshape(a.heads, a.nope_dim + a.v_dim, a.kv_rank)
         return both[:, : a.nope_dim], both[:, a.nope_dim :]
@@ -182,7 +184,7 @@ def feed_forward(w: Widened, at: str, x: Array) -> Array:
 
 
 def route(e: RoutedExperts, w: Widened, at: str, x: Array) -> tuple[Array, Array]:
-    """Which experts, and how much of each. x [n, h] -> ids [n, K], weights [n, K]"""
+    """Which experts each token takes, and with what weights. x [n, h] -> ids [n, K], weights [n, K]"""
     logits = matmul(x, w(f"{at}gate"))
     if e.router.scoring == "softmax":
         return route_softmax(logits, e.per_token, normalize=e.router.normalize)

@@ -121,7 +121,7 @@ def yarn_frequencies(
 
 
 def interpolated_frequencies(rotary_dim: int, theta: float, factor: float) -> Array:
-    """The frequencies of positions squeezed by `factor`: it divides the result, it is not part of the base."""
+    """The frequencies of positions squeezed by `factor`. The factor divides the result and is not part of the base."""
     return vanilla_frequencies(rotary_dim, theta) / factor
 
 
@@ -141,7 +141,7 @@ def rope_magnitude(turn: Rope) -> float:
 
 
 def latent_scale(head_dim: int, turn: Rope) -> float:
-    """What latent attention's scores are multiplied by: DeepSeek's YaRN scales it by m(factor, mscale_all_dim)^2."""
+    """The factor of latent attention's scores. DeepSeek's YaRN scales it by m(factor, mscale_all_dim)^2."""
     scale = 1.0 / math.sqrt(head_dim)
     if turn.yarn and turn.yarn.mscale_all_dim:
         scale *= yarn_mscale(turn.yarn.factor, turn.yarn.mscale_all_dim) ** 2
@@ -231,8 +231,8 @@ def conv1d(x: Array, state: Array, weight: Array) -> tuple[Array, Array]:
 
 
 def delta_net_query_key(q: Array, k: Array) -> tuple[Array, Array]:
-    """Both to length 1, the query then by 1 / sqrt(d). q, k [n, key_heads, d]. The 1e-6 is added to the sum of squares,
-    whatever the model's own eps."""
+    """Scales both to length 1, and then the query by 1 / sqrt(d). q, k [n, key_heads, d]. The 1e-6 is added to the sum
+    of squares, whatever the model's own eps is."""
     d = q.shape[-1]
     return rms_norm_heads(q, None, 1e-6 / d) / d, rms_norm_heads(k, None, 1e-6 / d) / math.sqrt(d)
 
@@ -246,8 +246,8 @@ def gated_delta(q: Array, k: Array, v: Array, decay: Array, beta: Array, state: 
     """q, k [n, key_heads, dk]; v [n, value_heads, dv]; decay, beta [n, value_heads]; state [value_heads, dv, dk]
     -> [n, value_heads, dv] and the new state.
 
-    The state is a linear map from keys to values. Each row lets it fade, asks what it holds for k, corrects that
-    towards v by beta, and reads it at q. Consecutive value heads share a key head.
+    The state is a linear map from keys to values. Each row lets the state fade, looks up what it holds for k, corrects
+    that towards v by beta, and reads the state at q. Consecutive value heads share a key head.
     """
     shared_by = v.shape[1] // q.shape[1]
     q, k = np.repeat(q, shared_by, axis=1), np.repeat(k, shared_by, axis=1)
@@ -277,7 +277,7 @@ def normalized(weights: Array) -> Array:
 def route_softmax(logits: Array, k: int, *, normalize: bool) -> tuple[Array, Array]:
     """logits [n, E] -> ids [n, k] and weights [n, k]: probabilities among all experts, then made to sum to 1.
 
-    Chosen by logit, not by probability, where small ones all round to 0 and would tie.
+    Experts are chosen by logit. By probability, small ones would all round to 0 and tie.
     """
     ids = top_k(logits, k)
     weights = np.take_along_axis(softmax(logits), ids, axis=-1)
@@ -310,7 +310,7 @@ def expert_ffn(x: Array, gate: Array, up: Array, down: Array) -> Array:
 def combine(residual: Array, outputs: Array, weights: Array, shared: Array | None) -> Array:
     """residual [n, h], outputs [n, K, h] and weights [n, K] in router order, shared [n, h] already gated -> [n, h]
 
-    Summed in this order: experts as the router names them, the residual, the shared expert.
+    The order of the sum is: experts as the router names them, the residual, the shared expert.
     """
     routed = np.zeros(residual.shape)
     for slot in range(weights.shape[1]):

@@ -86,9 +86,9 @@ def dequantize(words: Array, scales: Array, biases: Array, format: QuantFormat) 
 def quantize(values: Array, bits: int, group_size: int) -> tuple[Array, Array, Array]:
     """MLX's affine algorithm, for values exact in f32 -> u32 words, and scales and biases still in f32.
 
-    In f32, unlike all else here, because every rounding is part of the format. The end of the range that is larger
-    in size is met exactly, so the scale is negative where that is the maximum; codes are taken before the scale and
-    the bias are rounded to the type they are stored in.
+    This is in f32, unlike all else here, because every rounding is part of the format. The end of the range that is
+    larger in size is met exactly, so the scale is negative where that end is the maximum. Codes are taken before the
+    scale and the bias are rounded to the type that they are stored in.
     """
     groups = values.astype(np.float32).reshape(*values.shape[:-1], -1, group_size)
     low, high = groups.min(axis=-1, keepdims=True), groups.max(axis=-1, keepdims=True)

@@ -31,7 +31,7 @@ class HitRate:
 
 
 def hit_rate(fingerprint: str, cache: str, slots: int, experts: int) -> HitRate:
-    """Of a model with so many of its experts in slots, chosen by a cache policy."""
+    """The hit rate of a model with so many of its experts in slots, chosen by a cache policy."""
     if slots >= experts:
         return HitRate(1.0, "every expert has a slot")
     if cache == "none":
@@ -47,7 +47,7 @@ def hit_rate(fingerprint: str, cache: str, slots: int, experts: int) -> HitRate:
 
 
 def hit_rate_of(trace: Trace, fingerprint: str, cache: str, slots: int) -> HitRate:
-    """Of a trace, which must be of this model."""
+    """The hit rate in a trace, which must be of this model."""
     if trace.fingerprint != fingerprint:
         raise FormatError(
             f"trace: expected one of the model {fingerprint[:16]}, found one of {trace.model} {trace.fingerprint[:16]}"
@@ -59,7 +59,7 @@ def hit_rate_of(trace: Trace, fingerprint: str, cache: str, slots: int) -> HitRa
 
 
 def remember_replay(replay: Replay) -> Path | None:
-    """Keeps the curves in place of what was known of the model. None when the trace does not say of which."""
+    """Keeps the curves, and replaces what was known of the model. None when the trace does not name its model."""
     trace = replay.trace
     if not trace.fingerprint:
         return None
@@ -70,7 +70,7 @@ def remember_replay(replay: Replay) -> Path | None:
     }
     file = _file(trace.fingerprint)
     before = _read(trace.fingerprint)
-    # A few tokens say little, and mostly that the cache began empty.
+    # A few tokens show little but that the cache began empty.
     if before is not None and before["tokens"] > trace.tokens:
         return None
     values = {"version": VERSION, "fingerprint": trace.fingerprint, "tokens": trace.tokens, "policies": policies}
@@ -96,7 +96,7 @@ def _read(fingerprint: str) -> dict[str, Any] | None:
 
 
 def _between(curve: list[list[float]], slots: int) -> float:
-    """On the straight line between two points; beyond the last, as at the last."""
+    """The value on the straight line between two points. Beyond the last point it is that of the last."""
     place = bisect_left(curve, slots, key=lambda point: point[0])
     if place == len(curve):
         return curve[-1][1]

@@ -1,8 +1,8 @@
 """A trace played against cache policies and sizes: the content of `moeflux replay`.
 
-What is counted: the tokens of the trace as if each were decoded after the one before it, whether the run evaluated them
-so or as a prefill (the router picks the same). A prefill itself groups a chunk's tokens by expert and reads each expert
-once a chunk; its hits say little about decoding, and are not what is asked here. The cache starts empty.
+A replay counts the tokens of the trace as if they were decoded one after the other, whether the run evaluated them so
+or as a prefill (the router picks the same). A prefill itself groups a chunk's tokens by expert and reads each expert
+once per chunk. So its hits say little about decoding, and they are not the question here. The cache starts empty.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Replay:
     curves: dict[str, tuple[Point, ...]]  # by policy, the optimum last; a point for each of `slots`
 
     def bytes_per_token(self, point: Point) -> float:
-        """Of expert reads, on average."""
+        """The average bytes of expert reads per token."""
         return point.misses * self.trace.expert_bytes / max(self.trace.tokens, 1)
 
     def share(self, slots: int) -> float:
@@ -85,8 +85,8 @@ def replay(
     ring_depth: int = 2,
     on_point: Callable[[Point], object] = lambda point: None,
 ) -> Replay:
-    """`slots`: numbers of experts held, or shares of all of them ("25%"). The optimum, which knows the future and which
-    no policy can beat, is always there."""
+    """`slots` are numbers of experts held, or shares of all of them ("25%"). The result always includes the optimum,
+    which knows the future and which no policy can beat."""
     if trace.tokens == 0:
         raise StateError("replay: expected a trace of at least one token, found an empty one")
     for policy in policies:
@@ -105,7 +105,8 @@ def replay(
 
 
 def slot_counts(trace: Trace, asked: Sequence[int | str]) -> tuple[int, ...]:
-    """Ascending, each once. A share too small for the experts of one token in one layer is raised to that."""
+    """The numbers of slots, ascending, each once. A share too small for one token's experts in one layer is raised to
+    them."""
     least, most = trace.experts_per_token, trace.all_experts
     counts = set()
     for each in asked:
@@ -136,7 +137,7 @@ def heading(replay: Replay) -> list[str]:
 
 
 def table(replay: Replay) -> list[str]:
-    """Hit rate and bytes read a token, of each policy at each number of slots."""
+    """Hit rate and bytes read per token, for each policy at each number of slots."""
     names = list(replay.curves)
     lines = [f"{'slots':>7} {'of all':>7} {'memory':>9}" + "".join(f"  {name:^18}" for name in names)]
     lines.append(" " * 25 + f"  {'hits':>7} {'per token':>10}" * len(names))

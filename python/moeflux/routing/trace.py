@@ -1,5 +1,5 @@
-"""Which experts a router picked, token by token: recorded from a model (`Model.trace`), kept in a file, played by
-`moeflux replay`."""
+"""Which experts a router picked, token by token. A trace is recorded from a model (`Model.trace`), kept in a file, and
+played by `moeflux replay`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Trace:
     model: str
     fingerprint: str
     num_experts: int  # of a layer
-    expert_bytes: int  # that reading one brings
+    expert_bytes: int  # of one read
     layers: tuple[int, ...]  # of the model, those with experts
     experts: np.ndarray = field(repr=False)  # uint16 [tokens, layers, k], in router order
     passes: np.ndarray = field(repr=False)  # tokens that were evaluated together; they add up to `tokens`
@@ -45,12 +45,12 @@ class Trace:
 
     @property
     def all_experts(self) -> int:
-        """Of all layers together: the slots that hold everything."""
+        """How many experts all layers have together: that many slots hold everything."""
         return len(self.layers) * self.num_experts
 
     @property
     def experts_used(self) -> int:
-        """Of all experts, those that were picked at least once."""
+        """How many experts were picked at least once."""
         places = np.arange(len(self.layers))[None, :, None] * self.num_experts + self.experts
         return len(np.unique(places))
 

@@ -15,7 +15,7 @@ def costs(store: Store) -> dict[str, int]:
 
 
 def dense_sizes(store: Store) -> dict[str, int]:
-    """Of every dense tensor."""
+    """The size of every dense tensor."""
     return {name: sum(span[2] for span in tensor.spans) for name, tensor in store.directory.tensors.items()}
 
 
@@ -24,7 +24,7 @@ def embedding_bytes(sizes: dict[str, int]) -> int:
 
 
 def costs_of_shape(variant: Variant, expert_bytes: int, dense_bytes: int, embedding_bytes: int) -> dict[str, int]:
-    """A token reads one row of the embedding, unless that is the output matrix too."""
+    """A token reads only one row of the embedding, unless the embedding is the output matrix too."""
     row = embedding_bytes // variant.vocab_size
     touched = dense_bytes - (0 if variant.tied_embeddings else embedding_bytes - row)
     fixed, growing = variant.state_numbers()

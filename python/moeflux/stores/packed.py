@@ -140,7 +140,7 @@ def manifest(
 
 
 def _legacy_config(v: Variant, storage: QuantFormat) -> dict[str, Any]:
-    """What the older tools print about a model, of the two kinds that they know. Nothing of it is read by moeflux."""
+    """What the older tools print about a model of the two kinds that they know. moeflux reads none of it."""
     common: dict[str, Any] = {
         "hidden_size": v.hidden_size,
         "num_hidden_layers": v.num_layers,
@@ -252,7 +252,7 @@ class Description:
     tensor_sha256: dict[str, str]
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path in the folder -> bytes, sha256 of small ones
     experts_directory: str = EXPERTS_DIRECTORY
-    said_before: dict[str, Any] | None = None  # the variant in the words of version 1, where that was read
+    said_before: dict[str, Any] | None = None  # the variant as the file says it, if the file has version 1
 
     @property
     def fingerprint(self) -> str:

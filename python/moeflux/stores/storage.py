@@ -1,4 +1,4 @@
-"""How the matrices of a packed store are stored: which format for which, and what tensors that makes."""
+"""How the matrices of a packed store are stored: the format of each, and the tensors that it makes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DECLARED = {"bfloat16": "BF16", "float16": "F16"}
 
 @dataclass(frozen=True)
 class ConvertFormat:
-    """How to store matrices: the routed experts, and all others. Where groups do not fit a matrix it stays plain."""
+    """How to store the routed experts and all other matrices. A matrix that groups do not fit stays plain."""
 
     experts: QuantFormat
     dense: QuantFormat
@@ -30,7 +30,8 @@ class ConvertFormat:
     def asked(
         cls, bits: int | str = 4, group_size: int = 64, *, dense_bits: int | str | None = None, element: str = "BF16"
     ) -> ConvertFormat:
-        """`bits` is 2, 3, 4, 5, 6 or 8, or "bf16", "f16" or "f32" for none; `dense_bits` that of all but experts."""
+        """`bits` is 2, 3, 4, 5, 6 or 8, or "bf16", "f16" or "f32" for no quantisation. `dense_bits` is the same for all
+        matrices but the experts."""
         dense_bits = bits if dense_bits is None else dense_bits
         return cls(_storage(bits, group_size, element), _storage(dense_bits, group_size, element))
 
@@ -55,7 +56,8 @@ class ConvertFormat:
         return ExpertFormats(gate=wide, up=wide, down=tall)
 
     def of_matrix(self, name: str, columns: int, variant: Variant) -> QuantFormat:
-        """For a dense matrix. Routers are small and decide much: 8 bits for softmax, plain for noaux_tc."""
+        """The format of a dense matrix. Routers are small and decide much: softmax ones get 8 bits, noaux_tc ones stay
+        plain."""
         asked, plain = self.dense, QuantFormat.plain(self.element)
         if not asked.fits(columns):
             return plain

@@ -101,7 +101,7 @@ class Store:
 
     @property
     def expert_files(self) -> list[str]:
-        """Those that routed experts are read from."""
+        """The files that routed experts are read from."""
         directory = self.directory
         spans = [span for layer in self.variant.moe_layers for span in directory.expert_spans(layer, 0)]
         return sorted({directory.files[file] for file, _, _ in spans})
@@ -126,9 +126,9 @@ class Store:
     def fingerprint(self) -> str:
         """64 hex digits that differ whenever the model does.
 
-        A packed store carries it: a hash over every tensor and expert. A folder without checksums would have to be
-        read whole for that, so there it covers the variant, where every tensor lies, all vectors (norms differ between
-        any two trainings), and a sample of each file.
+        A packed store carries it: a hash over every tensor and expert. A folder without checksums would have to be read
+        whole for that. So its fingerprint covers the variant, the place of every tensor, all vectors (norms differ
+        between any two trainings), and a sample of each file.
         """
         if self.description is not None:
             return self.description.fingerprint
@@ -161,8 +161,8 @@ SAMPLE_BYTES = 4096
 
 
 def open_store(path: str | Path, *, experts: str | Path | None = None, experts_per_token: int | None = None) -> Store:
-    """Opens and checks a folder. `experts` is the folder with the layer files where it is not the usual one.
-    `experts_per_token` other than the model's own makes its variant a lossy one.
+    """Opens and checks a folder. `experts` is the folder with the layer files if it is not the usual one. An
+    `experts_per_token` other than the model's own makes its variant lossy.
 
     Raises FormatError, naming file, tensor, expected and found, when anything is missing or does not fit.
     """
@@ -208,7 +208,7 @@ def _store(
 
 
 def _older_variant(folder: Path, weights: Path) -> Variant:
-    """From config.json where the older tools left one, else from the manifest's own `config`."""
+    """The variant, from config.json if the older tools left one, else from the manifest's own `config`."""
     for config in (folder / "config.json", folder / "mlx" / "config.json"):
         if files.exists(config):
             return variant_from_config(config)

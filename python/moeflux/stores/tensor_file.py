@@ -1,4 +1,4 @@
-"""Files of our own, saved sessions and traces: safetensors, with metadata and the SHA-256 of every tensor."""
+"""The form of saved sessions and traces: safetensors, with metadata and the SHA-256 of every tensor."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def check_kind(path: Path, metadata: dict[str, str], format: str, version: str) 
 
 
 def read_arrays(path: Path, file: SafetensorsFile) -> dict[str, np.ndarray]:
-    """All tensors, in one pass, each compared with its checksum. Their sizes are the caller's to check."""
+    """All tensors, in one pass, each compared with its checksum. The caller must have checked their sizes."""
     arrays: dict[str, np.ndarray] = {}
     check_sums(path, file.metadata, checksums(read_in_order(path, file, arrays)))
     return arrays
 
 
 def read_in_order(path: Path, file: SafetensorsFile, arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """In the order of the file; into `arrays` too."""
+    """Yields the tensors in the order of the file, and puts them into `arrays` too."""
     with files.open_file(path) as data, files.system_errors(path):
         for name, entry in sorted(file.tensors.items(), key=lambda item: item[1].offset):
             array = np.empty(entry.shape, TYPES[entry.dtype])
@@ -92,7 +92,7 @@ def check_sums(path: Path, metadata: dict[str, str], sums: dict[str, str]) -> No
 
 
 def checksums(arrays: Iterable[tuple[str, np.ndarray]]) -> dict[str, str]:
-    """SHA-256 by name, made while the next arrays come: hashlib lets other threads run."""
+    """SHA-256 by name, computed while the next arrays arrive: hashlib lets other threads run."""
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
         made = {name: threads.submit(digest, array) for name, array in arrays}
     return {name: digest.result() for name, digest in made.items()}
