@@ -1,4 +1,4 @@
-"""Mixture-of-Experts language models far larger than memory.
+"""Runs Mixture-of-Experts language models that are far larger than memory.
 
 import moeflux
 model = moeflux.load("path/to/store")

@@ -8,7 +8,7 @@ __all__ = ["BudgetError", "Cancelled", "DeviceError", "Error", "FormatError", "I
 
 
 def found(value: object, most: int = 40) -> str:
-    """A value as a message shows it: what Python writes of it, so far as it does and a line has room."""
+    """A value as a message shows it: what Python writes for it, cut to `most` characters."""
     try:
         return repr(value)[:most]
     except ValueError:  # a number of thousands of digits

@@ -1,9 +1,9 @@
-"""Files from outside, and files of our own: the one way to look at a path, to open what lies there, and to write.
+"""The one way to look at a path, to open what lies there, and to write.
 
 Paths come from users, from folders that somebody else filled and from a cache that others may write to. Anything may
-lie there: a pipe without a writer, a device without an end, a sparse file of terabytes. So nothing is opened but
-regular files, nothing is read beyond a limit, and what the system says becomes an error of ours that names the path.
-No other module of the package touches the file system; tests/test_files.py holds them to it.
+lie there: a pipe without a writer, a device without an end, a sparse file of terabytes. So only regular files are
+opened, nothing is read beyond a limit, and system errors become errors of ours that name the path. No other module of
+the package touches the file system; tests/formats/test_files.py holds them to it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ LONGEST_SHOWN = 200
 
 
 def path_of(path: StrPath) -> Path:
-    """A path as given, or FormatError when none can be."""
+    """The path as given, or FormatError when it can be no path."""
     try:
         found = os.fspath(path)
     except TypeError:
@@ -92,14 +92,14 @@ def path_of(path: StrPath) -> Path:
 
 
 def shown(path: StrPath) -> str:
-    """For a message, which a path of a megabyte would drown."""
+    """The path as a message shows it. A path of a megabyte would drown the message."""
     text = str(path).replace("\0", "\\0")
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN // 2]}...{text[-LONGEST_SHOWN // 2 :]}"
 
 
 @contextmanager
 def system_errors(path: StrPath, kept: str = "") -> Iterator[None]:
-    """Errors of the system in its `with` are IoErrors that name the path. `kept`: what a full disk leaves."""
+    """Turns system errors inside the `with` into IoErrors that name the path. `kept`: what a full disk leaves."""
     try:
         yield
     except MemoryError as error:
@@ -115,7 +115,7 @@ def system_errors(path: StrPath, kept: str = "") -> Iterator[None]:
 
 
 def status_of(path: StrPath, *, follow: bool = True) -> os.stat_result | None:
-    """None when there is nothing."""
+    """The status of what lies there; None when there is nothing."""
     path = path_of(path)
     with system_errors(path):
         try:
@@ -172,19 +172,19 @@ def expect_folder(path: StrPath) -> Path:
 
 
 def size_of(path: StrPath) -> int:
-    """Of a file that is there."""
+    """The bytes of a file that exists."""
     return size_and_time(path)[0]
 
 
 def size_and_time(path: StrPath) -> tuple[int, int]:
-    """Of a file that is there: its bytes, and when it was changed, in nanoseconds."""
+    """The bytes of a file that exists, and the time of its last change in nanoseconds."""
     with system_errors(path):
         status = os.stat(path_of(path))
     return status.st_size, status.st_mtime_ns
 
 
 def listed(folder: StrPath, pattern: str = "*") -> list[Path]:
-    """What lies in a folder and fits the pattern, in order; with "**" in it, at any depth."""
+    """The paths in a folder that fit the pattern, sorted; with "**" in the pattern, at any depth."""
     folder = path_of(folder)
     with system_errors(folder):
         return sorted(folder.glob(pattern))
@@ -203,11 +203,11 @@ def resolved(path: StrPath) -> Path:
 
 
 def expanded(path: StrPath) -> Path:
-    """With the user's home folder in place of a leading "~"."""
+    """The path with the user's home folder in place of a leading "~"."""
     path = path_of(path)
     try:
         return path.expanduser()
-    except RuntimeError as error:  # nobody of that name, or no home
+    except RuntimeError as error:  # no user of that name, or no home folder
         raise FormatError(f"{shown(path)}: expected a path, found {error}") from error
 
 
@@ -221,7 +221,7 @@ def free_bytes(path: StrPath) -> int:
 
 
 def disk_of(path: StrPath) -> tuple[int, int]:
-    """The numbers of its file system (0 where it has none) and of its device."""
+    """The number of the path's file system (0 if it has none) and that of its device."""
     with system_errors(path):
         return os.statvfs(path).f_fsid, os.stat(path).st_dev
 
@@ -230,10 +230,10 @@ def disk_of(path: StrPath) -> tuple[int, int]:
 
 
 def open_file(path: StrPath) -> io.FileIO:
-    """A regular file for reading, unbuffered; links are followed."""
+    """Opens a regular file for reading, unbuffered. Links are followed."""
     path = path_of(path)
     try:
-        # Without O_NONBLOCK the opening of a pipe waits for its writer; a terminal must not become the process's own.
+        # Without O_NONBLOCK, opening a pipe waits for its writer. A terminal must not become that of this process.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         raise IoError(f"{shown(path)}: cannot be opened: {error.strerror}") from error
@@ -241,7 +241,7 @@ def open_file(path: StrPath) -> io.FileIO:
 
 
 def _regular(path: Path, descriptor: int) -> int:
-    """The descriptor, closed when it is of anything but a regular file."""
+    """Returns the descriptor of a regular file. Closes any other and raises."""
     kind = _kind(os.fstat(descriptor).st_mode)
     if kind != "a file":
         os.close(descriptor)
@@ -278,12 +278,12 @@ def read_json(path: StrPath) -> Any:
 
 def parse_json(text: str | bytes, where: str, without: frozenset[str] = frozenset()) -> Any:
     """The value of a JSON text, read strictly: neither its depth nor the digits of a number can do harm. Members named
-    in `without` are checked and then None, for they are large."""
+    in `without` are large. They are checked, and their values are None."""
     return _core.parse_json(text, where, without)
 
 
 def stdin_text(limit: int = TEXT_LIMIT) -> str:
-    """What comes on stdin, to its end. UTF-8."""
+    """The text on stdin, to its end, which must be UTF-8."""
     with system_errors("stdin"):
         data = sys.stdin.buffer.read(limit + 1)
     if len(data) > limit:
@@ -292,13 +292,12 @@ def stdin_text(limit: int = TEXT_LIMIT) -> str:
 
 
 def system_text(path: Path) -> str:
-    """What the kernel says in a file of /proc or /sys. OSError when it says nothing, to which every caller has an
-    answer."""
+    """The text of a file in /proc or /sys. OSError when the kernel gives none; every caller can do without it."""
     return path.read_text()
 
 
 def tell_system(path: Path, text: str) -> None:
-    """To a file of /proc. OSError when it will not listen."""
+    """Writes to a file in /proc. OSError when the kernel refuses."""
     path.write_text(text)
 
 
@@ -306,8 +305,8 @@ def tell_system(path: Path, text: str) -> None:
 
 
 def write_atomically(path: StrPath, chunks: Iterable[bytes | np.ndarray], *, private: bool = False) -> None:
-    """The whole file or none of it, whoever else writes there: under a name of its own first, on the disk before it
-    takes the place of what was there. `private`: for its owner's eyes only."""
+    """Writes the whole file or nothing, whoever else writes there. The file is written and synced under a name of its
+    own, and then replaces what was there. `private`: only its owner may read it."""
     path = path_of(path)
     kind = kind_of(path)
     if kind not in ("nothing", "a file"):
@@ -324,7 +323,7 @@ def write_atomically(path: StrPath, chunks: Iterable[bytes | np.ndarray], *, pri
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(partial, path)
-            except OSError as error:  # the name that is the caller's, not this one
+            except OSError as error:  # name the caller's path, not the temporary one
                 raise OSError(error.errno, error.strerror) from error
         sync(path.parent)
     finally:
@@ -337,7 +336,7 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 
 
 def open_to_write(path: StrPath, *, append: bool = False) -> int:
-    """A descriptor of a regular file, made where there is none. No link is followed: what is written lies here."""
+    """A descriptor of a regular file, which is made if there is none. No link is followed, so the text stays here."""
     path = path_of(path)
     status = status_of(path, follow=False)
     if status is not None and (kind := _kind(status.st_mode)) != "a file":
@@ -348,7 +347,7 @@ def open_to_write(path: StrPath, *, append: bool = False) -> int:
 
 
 def sync(path: StrPath) -> None:
-    """Brings a file, or the names in a folder, to the disk."""
+    """Syncs a file, or the names in a folder, to the disk."""
     with system_errors(path):
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         try:
@@ -372,12 +371,12 @@ def rename(path: StrPath, to: StrPath) -> None:
 
 
 def remove(path: StrPath) -> None:
-    """A file, if it is there."""
+    """Removes a file, if it exists."""
     with system_errors(path), suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def remove_folder(path: StrPath) -> None:
-    """With all that is in it; a link itself, and not what it leads to."""
+    """Removes a folder with all that is in it. Of a link it removes the link, not what it leads to."""
     with system_errors(path):
         shutil.rmtree(path)

@@ -33,9 +33,9 @@ LOADING = threading.RLock()
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes by what they are for: planned when the model was loaded, and held now, by it and by the sessions there are.
+    """Bytes by their purpose: planned when the model was loaded, and held now by the model and its sessions.
 
-    The system gives pages to what is used, so less than what is held may be in physical memory.
+    The system gives pages only to what is used, so physical memory may have less than what is held.
     """
 
     planned: dict[str, int]
@@ -63,7 +63,7 @@ class Memory:
 
 
 class Model:
-    """Immutable and shared: any number of sessions, in any threads, may use one model; their calls take turns."""
+    """A model is immutable and shared. Any number of sessions, in any threads, may use it; their calls take turns."""
 
     def __init__(self, store: Store, engine: _core.Engine, plan: Plan | None = None) -> None:
         self.variant: Variant = store.variant
@@ -76,15 +76,15 @@ class Model:
 
     @property
     def plan(self) -> Plan:
-        """Where every byte was to go when the model was loaded."""
+        """The plan that the model was loaded by: where every byte goes."""
         if self._plan is None:
             raise StateError("plan: expected a model that moeflux.load made, found one made by hand")
         return self._plan
 
     def session(self, max_context: int | None = None, kv_dtype: str | None = None) -> Session:
-        """A new timeline. Keys and values of up to `max_context` tokens are kept, as "f32" or "bf16".
+        """A new timeline. It keeps keys and values of up to `max_context` tokens, as "f32" or "bf16".
 
-        Without them: as the plan has it. A longer one, or more than were planned, may draw on what the budget has left;
+        Both default to what the plan has. More sessions than planned, or longer ones, take what the budget has left;
         BudgetError when that is not enough. The system gives memory as positions are used.
         """
         if max_context is None and self._plan:
@@ -110,8 +110,8 @@ class Model:
         )
 
     def chat(self, *, system: str | None = None, thinking: bool | None = None, **options: Any) -> Conversation:
-        """A conversation in a session of its own. `thinking`: whether it should think before it answers, where its
-        template lets one choose. `options` are those of moeflux.text.conversation.Conversation."""
+        """A conversation in a session of its own. `thinking` says whether the model should think before it answers, if
+        its template lets one choose. `options` are those of moeflux.text.conversation.Conversation."""
         from moeflux.text.conversation import Conversation
 
         return Conversation(self, system=system, thinking=thinking, **options)
@@ -130,7 +130,7 @@ class Model:
 
     @cached_property
     def chat_format(self) -> ChatFormat | None:
-        """How it wants conversations written; None when it has no template."""
+        """How the model wants conversations written; None when it has no template."""
         from moeflux.text.chat import ChatFormat
 
         return ChatFormat.from_folder(self.path, self.tokenizer)
@@ -143,7 +143,7 @@ class Model:
 
     @cached_property
     def usual_sampling(self) -> Sampling:
-        """As those who made the model want its tokens chosen."""
+        """How the makers of the model want its tokens chosen."""
         from moeflux.text.sampling import Sampling
 
         return Sampling.usual(self.path)
@@ -183,37 +183,39 @@ def load(
     memory        the most that this process may have in physical memory: bytes, or "8GB", "8GiB"; BudgetError below the
                   floor. "auto": what is free now, less a reserve, within the limits of control groups. None: no limit;
                   every expert gets a slot
-    context       tokens that a session has room for; the model's own limit by default, at most 32768, and less where
+    context       tokens that a session has room for; by default the model's own limit, at most 32768, and less if
                   experts need the memory
-    sessions      that the plan has room for; more, or longer ones, may draw on what the budget has left
-    kv_dtype      of keys and values: "f32", or "bf16" at half the memory
+    sessions      how many sessions the plan has room for; more, or longer ones, take what the budget has left
+    kv_dtype      type of keys and values: "f32", or "bf16" at half the memory
     backend       "cpu", "metal" (Apple silicon), or "auto": what MOEFLUX_BACKEND says, else Metal where it works
-    threads       of the CPU that compute; all cores by default
-    isa           CPU kernels, one of `moeflux.available_isas()`; the best one by default (or MOEFLUX_ISA)
-    precision     of activations that meet quantised matrices. "auto": whole numbers of 16 bits, with a unit for each
-                  group of columns that shares a scale, where the CPU multiplies such (AVX-512 VNNI, AMX), which is some
-                  eighty times finer than bf16; float32 elsewhere. Attention over bf16 rows takes two digits of
-                  bf16, 16 bits, where there is AMX. "exact": float32 everywhere
-    readers       threads that read experts from disk; what `moeflux doctor` found best for this disk, else 4
-    expert_slots  experts held in memory; by default as many as the budget has room for. Changes the speed and not one
-                  bit of the result
+    threads       CPU threads that compute; by default one per core
+    isa           instruction set of the CPU kernels, one of `moeflux.available_isas()`; by default MOEFLUX_ISA, else
+                  the best
+    precision     of activations that meet quantised matrices. "auto": where the CPU multiplies whole numbers of 16 bits
+                  (AVX-512 VNNI, AMX), activations become such numbers, with a unit for each group of columns that
+                  shares a scale. That is some eighty times finer than bf16. Elsewhere they are float32. Where there is
+                  AMX, attention over bf16 rows takes two digits of bf16, 16 bits. "exact": float32 everywhere
+    readers       threads that read experts from disk; by default what `moeflux doctor` found best for it, else 4
+    expert_slots  experts held in memory; by default as many as the budget has room for. This changes the speed and not
+                  one bit of the result
     ring_depth    expert batches in flight
     chunk         most tokens of a prefill step; by default 512, fewer or more as the budget has it
-    reads         of experts: "direct", past the page cache; "buffered", through it, which is memory that nobody counts
-                  and everybody can have; "auto": direct where the file system can, when not every expert has a slot
-                  (unless doctor found the other one faster) or when the experts would crowd out others
+    reads         how experts are read: "direct", past the page cache; "buffered", through it, which is memory that
+                  nobody counts and everybody can have. "auto": direct, if the file system can, when not every expert
+                  has a slot (unless doctor found buffered reads faster) or when the experts would crowd out others
     cache         which expert goes when a slot is needed: the one unused for longest ("lru"), the one used least
                   ("lfu"), or every one as soon as it is computed ("none")
     look_ahead    read what the next layer will likely need while this one computes: "on", "off", or "auto": while
                   tokens come faster with it than without
-    verify_reads  every expert against the SHA-256 in moeflux.json, whenever it is read: IoError when it differs
+    verify_reads  compare every expert with the SHA-256 in moeflux.json whenever it is read: IoError when it differs
     experts_per_token   LOSSY: another number of experts than the model's own
-    on_progress   (done, total) of the bytes that are read at once, now and then; when it returns False, StateError
+    on_progress   called now and then with (done, total) of the bytes that loading reads; when it returns False, loading
+                  ends with a StateError
 
-    Of all these only `isa`, `precision`, `kv_dtype` and the lossy one may change a result. With these the same, the
-    same tokens give the same bits, whatever the rest, and however they are cut into calls and chunks: `step` is a
+    Only `isa`, `precision`, `kv_dtype` and the lossy option may change a result. With these the same, the same tokens
+    give the same bits, whatever the other options are and however the tokens are cut into calls and chunks: `step` is a
     prefill of one token, and a prefill that was stopped and goes on ends where the unbroken one does. A large chunk
-    reads an expert once for many tokens; a small one needs less scratch and hears of Ctrl-C sooner.
+    reads an expert once for many tokens. A small chunk needs less scratch and notices Ctrl-C sooner.
     """
     options = Options(
         memory=memory,
@@ -261,7 +263,7 @@ def load(
 
 
 def _word(name: str, word: str) -> str:
-    """Text as the engine wants it, which knows the words there are."""
+    """Checks that it is text. The engine knows which words there are."""
     if not isinstance(word, str):
         raise StateError(f"{name}: expected a word, found {word!r:.40}")
     return word

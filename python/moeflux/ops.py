@@ -1,4 +1,4 @@
-"""Every op of a backend as a function of NumPy arrays: what the engine is made of, one piece at a time.
+"""Every op of a backend as a function of NumPy arrays: the pieces that the engine is made of, one at a time.
 
 Activations are float32, cached rows float32 or uint16 (bf16 bits). Shapes are those of `moeflux.oracle.ops`; matrices
 are what a store gives (`StoredTensor`), raw. A wrong shape or type is a FormatError that names the argument.
@@ -43,12 +43,12 @@ def isas() -> list[str]:
 
 
 class Ops:
-    """The ops of a backend, a method each. Arguments are never changed: what an op does in place comes back as a new
+    """The ops of a backend, one method each. Arguments are never changed: what an op does in place comes back as a new
     array.
 
-    isa     the kernels of an instruction set, else of MOEFLUX_ISA, else the best
-    timed   `take_times` tells what the ops themselves took, without the copying of arguments
-    exact   products and attention are of float32 numbers where they would be of 16 bits
+    isa     the instruction set whose kernels run; by default MOEFLUX_ISA, else the best
+    timed   `take_times` tells how long the ops themselves took, without the copying of arguments
+    exact   products and attention take float32 numbers where they would otherwise take 16 bits
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Ops:
 
     @property
     def isa(self) -> str:
-        """Whose kernels run; empty on a device other than the CPU."""
+        """The instruction set whose kernels run; empty on a device other than the CPU."""
         return self._core.isa
 
     def take_times(self) -> list[_core.OpTime]:
-        """Of each kind of op since the last time; nothing unless `timed`."""
+        """The times of each kind of op since the last call; empty unless `timed`."""
         return self._core.take_times()
 
     # ---- Vectors ------------------------------------------------------------------------------------------------
@@ -100,11 +100,11 @@ class Ops:
         return self._core.append(x, cache, first)
 
     def swiglu(self, gate: Array, up: Array) -> Array:
-        """Any one shape."""
+        """Both arguments have the same shape, which may be any."""
         return self._core.swiglu(gate.reshape(-1), up.reshape(-1)).reshape(gate.shape)
 
     def residual_add(self, x: Array, y: Array) -> Array:
-        """Any one shape."""
+        """Both arguments have the same shape, which may be any."""
         return self._core.residual_add(x.reshape(-1), y.reshape(-1)).reshape(x.shape)
 
     def bias_add(self, x: Array, bias: Array) -> Array:

@@ -26,7 +26,7 @@ OnProgress = Callable[[int, int], object]
 
 
 class Session:
-    """One timeline. One caller at a time: a second thread gets StateError, whichever of the two came first goes on."""
+    """One timeline. It takes one caller at a time: a second thread gets StateError, and the first one goes on."""
 
     def __init__(self, model: TextModel, core: _core.Session, kv_dtype: str) -> None:
         self.model = model
@@ -35,7 +35,7 @@ class Session:
 
     @property
     def lossy(self) -> tuple[str, ...]:
-        """What makes its answers others than the model as published would give, a sentence each; usually nothing."""
+        """One sentence for each departure from the model as published; usually none."""
         rounded = ("keeps keys and values in bf16, not f32",) if self.kv_dtype == "bf16" else ()
         return (*self.model.variant.lossy, *rounded)
 
@@ -69,16 +69,16 @@ class Session:
         out: np.ndarray | None = None,
         cancel: _core.Cancel | None = None,
     ) -> Logits | np.ndarray:
-        """Evaluates tokens behind what is there, in chunks.
+        """Evaluates tokens after those that the session holds, in chunks.
 
-        `on_progress(done, total)` is called after each chunk; when it returns False the prefill stops there, cleanly,
-        and `position` says how far it came. Returns the logits of the last token evaluated (without a token those that
-        there were, if any), or with logits="all" those of every token evaluated, float32 [tokens, vocab], in `out` when
-        given.
+        `on_progress(done, total)` is called after each chunk. When it returns False, the prefill stops there, cleanly,
+        and `position` says how far it came. The result is the logits of the last token evaluated; without any token,
+        those that there were. With logits="all" it is those of every token evaluated, float32 [tokens, vocab], in `out`
+        if given.
 
-        Cancelled once `cancel` is set, within a layer's time, and a Ctrl-C likewise; the session is then at a chunk's
-        start. With recurrent layers that takes a checkpoint there, or fewer of them than `set_max_checkpoints` allows:
-        else the chunk comes to its end first.
+        Setting `cancel`, or Ctrl-C, cancels the call within the time of a layer. The session is then back where the
+        chunk began. With recurrent layers, going back takes a checkpoint there, or room for one more within
+        `set_max_checkpoints`. Otherwise the chunk is finished first.
         """
         ids = token_array(tokens)
         every = None
@@ -90,10 +90,10 @@ class Session:
         return self._logits() if every is None else every[:done]
 
     def step(self, token: int, *, cancel: _core.Cancel | None = None) -> Logits:
-        """Evaluates one token behind what is there.
+        """Evaluates one token after those that the session holds.
 
-        Cancelled once `cancel` is set, within a layer's time, and a Ctrl-C likewise; then nothing has changed. With
-        recurrent layers, and no checkpoint here, a step that has begun comes to its end first.
+        Setting `cancel`, or Ctrl-C, cancels the call within the time of a layer, and nothing has changed. With
+        recurrent layers and no checkpoint here, a step that has begun is finished first.
         """
         ids = token_array([token])
         self._core.step(int(ids[0]), cancel)
@@ -118,20 +118,20 @@ class Session:
         sampling: Sampling | None = None,
         **changes: Any,
     ) -> Generation:
-        """What the model writes behind a prompt, as an iterator of pieces; nothing is evaluated before the first.
+        """What the model writes after a prompt, as an iterator of pieces. Nothing is evaluated before the first.
 
-        What the session holds is put to use: only what the prompt does not share with it is evaluated, with the same
-        result as from nothing.
+        The session's own tokens are used: only the part of the prompt that it does not hold is evaluated. The result is
+        the same as from a new session.
 
         prompt       text, which is only text; tokens; or what `model.chat_format.encode` makes of a conversation
-        max_tokens   at most so many; without it, until the model ends it or the context is full
-        stop         strings that end it, and are not part of it
-        stop_tokens  tokens that end it besides the model's own
-        ignore_end   the model's own do not
-        logprobs     of every token, and of so many alternatives
+        max_tokens   the most tokens; without it, the model ends the answer, or the full context does
+        stop         strings that end the answer and are not part of it
+        stop_tokens  tokens that end the answer besides the model's own
+        ignore_end   the model's own end tokens do not end the answer
+        logprobs     give the logprob of every token, and of so many alternatives
         continues    False: the answer is a text of its own, and loses a leading space that the tokenizer puts there
-        on_progress  (done, total) of the prompt; when it returns False the generation ends
-        sampling     in place of `model.usual_sampling`; `changes` are fields of it: temperature=0.7, seed=1
+        on_progress  called with (done, total) of the prompt; when it returns False the generation ends
+        sampling     replaces `model.usual_sampling`; `changes` are fields of it: temperature=0.7, seed=1
         """
         from moeflux.text.generate import begin
 
@@ -162,7 +162,7 @@ class Session:
 
     @property
     def tokens(self) -> list[int]:
-        """Those tokens; empty after a restore that did not say them."""
+        """The tokens that have been evaluated; empty after a restore from a file that does not have them."""
         return self._core.tokens
 
     @property
@@ -178,14 +178,14 @@ class Session:
     # ---- Going back ---------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Back to position 0, without checkpoints; heals a session that a failure left unusable."""
+        """Goes back to position 0, without checkpoints. This also heals a session that a failure left unusable."""
         self._core.clear()
 
     def checkpoint(self) -> int:
         """Remembers the present position, so that `rewind` can come back to it exactly. Returns the position.
 
-        It costs the recurrent state; keys and values are shared. The least recently used of more than
-        `set_max_checkpoints` (4) is dropped, never that of position 0.
+        A checkpoint costs a copy of the recurrent state; keys and values are shared. Beyond `set_max_checkpoints` (4),
+        the least recently used one is dropped, but never that of position 0.
         """
         self._core.checkpoint()
         return self._core.position
@@ -201,19 +201,19 @@ class Session:
     def rewind(self, position: int, exact: bool = True) -> int:
         """Forgets everything from `position` on; returns the position reached.
 
-        Exact at the end, at 0, at a checkpoint, and anywhere when no layer is recurrent. Elsewhere StateError, which
-        names the newest checkpoint before; with exact=False goes there instead.
+        Rewinding is exact at the end, at 0, at a checkpoint, and anywhere if no layer is recurrent. Elsewhere it is a
+        StateError that names the last checkpoint before `position`. With exact=False it goes there instead.
         """
         return self._core.rewind(_count("position", position), exact)
 
     # ---- Saving -------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """A copy of the session's state, to be saved or restored, here or in another process."""
+        """A copy of the session's state. It can be saved, and restored here or in another process."""
         return Snapshot.of(self._core, self.model.variant, self.model.fingerprint)
 
     def restore(self, snapshot: Snapshot | str | Path) -> None:
-        """Puts a snapshot (or the file of one) in place of what is there. It must be of the same model.
+        """Replaces the session's state by that of a snapshot, or of a file of one. It must be of the same model.
 
         A snapshot that does not fit is refused before anything changes.
         """
@@ -230,7 +230,7 @@ class Session:
 
 
 def _count(name: str, value: int) -> int:
-    """Not so large that the engine could not be asked."""
+    """Checks that a number fits into 64 bits, as the engine takes it."""
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
         raise StateError(f"{name}: expected a whole number of 64 bits, found {found(value)}")
     return value

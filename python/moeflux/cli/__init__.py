@@ -1,4 +1,4 @@
-"""The `moeflux` command: one module a group of sub-commands, everything heavy imported inside their functions."""
+"""The `moeflux` command. Each group of sub-commands has a module, and imports everything heavy inside its functions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail(command, "interrupted", 130)
     except BrokenPipeError:
-        # The reader of a pipe has gone, as `head` does.
+        # The reader of the pipe has closed it, as `head` does.
         _write_no_more()
         return 141
     except Error as error:
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _stdout_failure() -> str:
-    """Why what was printed cannot be written: a full disk, a closed descriptor. Nothing more is written then."""
+    """Why printed text cannot be written: a full disk, a closed descriptor. After that, nothing more is written."""
     try:
         sys.stdout.flush()
         return ""
@@ -83,7 +83,7 @@ def _stdout_failure() -> str:
 
 
 def _write_no_more() -> None:
-    """What could not be written would be tried again at exit."""
+    """Without this, Python would try again at exit to write what it could not."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

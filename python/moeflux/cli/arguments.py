@@ -34,9 +34,9 @@ Commands = argparse._SubParsersAction  # of Parser
 
 
 class Parser(argparse.ArgumentParser):
-    """Of the program, or of one command. What is wrong with a call is a line, not the usage of everything."""
+    """The parser of the program, or of one command. It reports a wrong call in one line, without the whole usage."""
 
-    surplus = ""  # what to say of a word too many
+    surplus = ""  # what to add to the error about a word too many
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
@@ -51,7 +51,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
         words = sys.argv[1:] if args is None else list(args)
-        # The program's own flags stand before the command; there may be a required word behind one that is wrong.
+        # The program's own flags stand before the command. argparse would complain of a missing word before it names a
+        # wrong flag.
         own = takewhile(lambda word: word.startswith("-"), words) if self.commands else words
         for word in takewhile(lambda word: word != "--", own):
             flag, known = word.partition("=")[0], self._option_string_actions
@@ -68,7 +69,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, expected)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        (file or sys.stderr).write(message)  # where that fails, so does the command
+        (file or sys.stderr).write(message)  # if that fails, so does the command
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
@@ -97,7 +98,7 @@ MOST_SEED = (1 << 63) - 1
 
 
 def whole(least: int = 1, most: int = (1 << 31) - 1) -> Callable[[str], int]:
-    """The kind of an argument that is a whole number."""
+    """The argument type of whole numbers from `least` to `most`."""
 
     def kind(text: str) -> int:
         digits = text.removeprefix("-")
@@ -140,7 +141,7 @@ WORDS = {
 
 
 def add_loading(parser: argparse.ArgumentParser) -> None:
-    """The options of `moeflux.load` that people touch. What is not given is left to `load`."""
+    """Adds the options of `moeflux.load` that people touch. Those that are not given are left to `load`."""
     group = parser.add_argument_group("how the model is loaded", LOADING)
     for name, (metavar, meaning) in MEMORY.items():
         group.add_argument(f"--{name}", type=str if name == "memory" else whole(), metavar=metavar, help=meaning)
@@ -157,7 +158,7 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
 
 
 def load_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What was given of them, for `moeflux.load(store, **load_options(arguments))`."""
+    """The options that were given, for `moeflux.load(store, **load_options(arguments))`."""
     names = [name.replace("-", "_") for name in (*MEMORY, *NUMBERS, *WORDS, "verify-reads", "experts-per-token")]
     return {name: value for name in names if (value := getattr(arguments, name))}
 
@@ -167,7 +168,7 @@ PROMPT_HINT = "; give a prompt with -p"
 
 
 def load_model(name: str | None, arguments: argparse.Namespace) -> Model:
-    """Of what MODEL_HELP says, with the options that were given, and progress where that takes time."""
+    """Loads a model, named as MODEL_HELP says, with the options that were given. Shows progress if it takes time."""
     import moeflux
     from moeflux.models.hub import find_model
     from moeflux.progress import Counting, for_terminal

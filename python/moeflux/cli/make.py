@@ -87,7 +87,7 @@ def _convert(arguments: argparse.Namespace) -> int:
 
 
 def _asked_format(arguments: argparse.Namespace) -> ConvertFormat | None:
-    """None unless a format flag was given: what an MLX folder holds is repacked, never changed."""
+    """The format, or None if no format flag was given: an MLX folder is then repacked and not changed."""
     if arguments.bits is None and arguments.group_size is None and arguments.dense_bits is None:
         return None
     from moeflux import files
@@ -144,7 +144,7 @@ def _synth(arguments: argparse.Namespace) -> int:
 
 
 def _asked_variant(arguments: argparse.Namespace) -> Variant:
-    """The model to imitate, with the shape that the flags give it. Its top-k is its own: nothing about it is lossy."""
+    """The model to imitate, in the shape that the flags give it. A top-k from a flag is its own, and so not lossy."""
     from moeflux.models.config import variant_from_config
     from moeflux.models.layers import RoutedExperts
     from moeflux.models.presets import preset

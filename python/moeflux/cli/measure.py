@@ -209,7 +209,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     slots = USUAL_SHARES if arguments.slots is None else arguments.slots.split(",")
     result = replay(Trace.load(arguments.trace), slots, policies, arguments.ring_depth)
     if arguments.slots is None:
-        # Should it fail, only the next plan's hit rate is the worse for it.
+        # If it fails, only the hit rate of the next plan is less exact.
         with contextlib.suppress(OSError, moeflux.IoError):
             remember_replay(result)
     if arguments.plot:

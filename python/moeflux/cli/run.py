@@ -32,7 +32,7 @@ class Options:
 
 
 def read_prompt(text: str | None, file: str | None) -> str:
-    """From the command line, a file, or stdin. A line end at the very end is the file's, not the prompt's."""
+    """The prompt, from the command line, a file, or stdin. A line end at the very end belongs to the file."""
     if text is None:
         text = _read(file).removesuffix("\n").removesuffix("\r")
     if not text.strip():
@@ -82,7 +82,7 @@ def _begin(
 
 @contextmanager
 def cancelled_by_ctrl_c(answer: Generation) -> Iterator[None]:
-    """Within it the first Ctrl-C ends the answer cleanly; a second one is a KeyboardInterrupt."""
+    """Inside the `with`, the first Ctrl-C ends the answer cleanly, and a second one is a KeyboardInterrupt."""
     pressed = False
 
     def stop(number: int, frame: object) -> None:
@@ -100,11 +100,11 @@ def cancelled_by_ctrl_c(answer: Generation) -> Iterator[None]:
 
 
 class Printer:
-    """Answers on stdout, thoughts on stderr, dim where that is a terminal."""
+    """Prints answers to stdout and thoughts to stderr, where they are dim on a terminal."""
 
     def __init__(self) -> None:
         self._thinking = False
-        self._last = "\n"  # character of the answer
+        self._last = "\n"  # the last character of the answer
         dim = sys.stderr.isatty()
         self._dim, self._plain = ("\x1b[2m", "\x1b[0m") if dim else ("", "")
 
@@ -131,7 +131,7 @@ class Printer:
 
 
 class JsonPrinter(Printer):
-    """A line a token, as it comes, and at the end one with everything."""
+    """Prints one line per token as it comes, and one with everything at the end."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -74,7 +74,7 @@ class TerminalChat:
         }
 
     def run(self) -> int:
-        """Until the input ends. Returns the exit status."""
+        """Runs until the input ends. Returns the exit status."""
         if self.interactive:
             print(f"{self.talk.session.model.variant.name}. /help lists the commands, Ctrl-D ends.", file=sys.stderr)
         with _line_editing(self.interactive):
@@ -97,7 +97,7 @@ class TerminalChat:
     # ---- Reading ------------------------------------------------------------------------------------------------
 
     def _read(self) -> str | None:
-        """A message or a command, of one line or of several; None for nothing."""
+        """A message or a command, of one line or several; None if there is none."""
         line = self._line("> ")
         lines = [line]
         if line.lstrip().startswith(BLOCK):
@@ -247,7 +247,7 @@ def _next_line() -> str:
 
 @contextlib.contextmanager
 def _line_editing(wanted: bool) -> Iterator[None]:
-    """Arrow keys, and the lines of earlier conversations; without the library, without both."""
+    """Makes arrow keys work, and brings back the lines of earlier conversations, if the library is there."""
     library = _readline() if wanted else None
     if library is None:
         yield

@@ -104,7 +104,7 @@ def _add_writing(parser: Parser, usual_tokens: str) -> None:
 
 
 def _sampling(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What was given of it, for `Session.generate`."""
+    """The options of sampling that were given, for `Session.generate`."""
     names = [name.replace("-", "_") for name in SAMPLING]
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     return given | ({"logit_bias": dict(arguments.logit_bias)} if arguments.logit_bias else {})
@@ -173,7 +173,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _check_run(arguments: argparse.Namespace) -> None:
-    """What can be known to be wrong before anything is read."""
+    """Refuses what can be known to be wrong before anything is read."""
     from moeflux.errors import IoError, StateError
     from moeflux.models.hub import check_name
 

@@ -93,7 +93,7 @@ class Evaluation:
         rows = [
             ("model", self.model),
             *(("LOSSY", sentence) for sentence in self.lossy),
-            ("text", f"{self.tokens} tokens foretold, {self.windows} windows of {self.window}"),
+            ("text", f"{self.tokens} tokens predicted, {self.windows} windows of {self.window}"),
             ("loss", f"{self.loss} nats a token"),
             ("perplexity", str(self.perplexity)),
         ]

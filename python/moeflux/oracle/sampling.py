@@ -51,8 +51,8 @@ def changed_logits(
 
 
 def token_weights(values: Array, asked: Asked) -> tuple[Array, Array]:
-    """What may be drawn, ascending, and its probabilities up to a factor: temperature, top-k, top-p, min-p. The greater
-    value is the likelier, and of equal ones that with the lower id."""
+    """The ids that may be drawn, ascending, and their probabilities up to a factor, by temperature, top-k, top-p and
+    min-p. A greater value is likelier, and of equal ones the lower id."""
     ids = np.arange(len(values))
     if 0 < asked.top_k < len(values):
         ids = np.sort(np.argsort(-values, kind="stable")[: asked.top_k])
@@ -68,8 +68,8 @@ def token_weights(values: Array, asked: Asked) -> tuple[Array, Array]:
 
 
 def choose_token(values: Array, asked: Asked, number: float) -> int:
-    """The likeliest at temperature 0, else that at which the sum of the weights, ascending by id, exceeds `number`, in
-    [0, 1), of it all."""
+    """The likeliest token at temperature 0. Otherwise the weights are summed up by ascending id, and the first token is
+    taken where the sum exceeds the share `number`, in [0, 1), of the total."""
     if asked.temperature == 0:
         return int(values.argmax())
     ids, weights = token_weights(values, asked)
@@ -91,7 +91,7 @@ def choose_tokens(logits: Sequence[Array], asked: Asked, prompt: Sequence[int] =
 
 
 def log_probability(logits: Array, id: int) -> float:
-    """Of a token, by the model alone."""
+    """The log-probability of a token by the model alone."""
     values = logits.astype(np.float64)
     values -= values.max()
     return float(values[id]) - math.log(math.fsum(np.exp(values)))

@@ -1,1 +1,1 @@
-"""What a loaded model is given and keeps: the plan of its memory, saved sessions."""
+"""What a loaded model needs at run time: the plan of its memory, saved sessions, logits, recording."""

@@ -1,4 +1,4 @@
-"""What a token of a session said of the next one."""
+"""The logits that a session's last token gives for the next one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Logits"]
 class Logits:
     """The logits of the last token evaluated, still where the engine left them: nothing is copied until asked for.
 
-    Good until the session evaluates again or goes back; then StateError.
+    They are valid until the session evaluates again or goes back. After that, using them is a StateError.
     """
 
     def __init__(self, core: _core.Session, vocab_size: int) -> None:

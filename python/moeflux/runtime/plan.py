@@ -1,7 +1,7 @@
-"""Where every byte of a loaded model goes, before any is taken: the content of `moeflux plan`, and what `load` goes by.
+"""The plan of a model's memory, made before any is taken. `moeflux plan` prints it, and `load` goes by it.
 
-A budget is for the whole process. What is left of it beside the process itself, the dense weights and the sessions that
-were asked for goes to expert slots; nothing is taken later that is not in the plan.
+A budget is for the whole process. The process itself, the dense weights and the sessions that were asked for take their
+parts. The rest goes to expert slots. Nothing is taken later that is not in the plan.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ MOST_SESSIONS = 4096
 
 @dataclass(frozen=True)
 class Options:
-    """What a model is to be loaded with: the arguments of `moeflux.load`. None: chosen by the plan, or the engine."""
+    """The arguments of `moeflux.load`. None leaves the choice to the plan, or to the engine."""
 
     memory: int | str | None = "auto"
     context: int | None = None
@@ -104,9 +104,9 @@ class Plan:
     hit_rate: float
     hit_rate_source: str
     bytes_touched_per_token: int  # dense weights and experts
-    expert_bytes_per_token: int  # of them, those of experts
-    bytes_read_per_token: float  # of these, what is not in a slot
-    read_seconds: float | None  # of a token; None when nobody has measured this disk
+    expert_bytes_per_token: int  # the part of them that belongs to experts
+    bytes_read_per_token: float  # the part of those that is in no slot
+    read_seconds: float | None  # per token; None when nobody has measured this disk
     compute_seconds: float | None
     probe: Probe | None
 
@@ -116,13 +116,13 @@ class Plan:
 
     @property
     def model_bytes(self) -> int:
-        """Of the total, this model's, its sessions' and answers', and its tokenizer's."""
+        """The part of the total that belongs to this model, its sessions and answers, and its tokenizer."""
         own = ("text", "choosing", *ENGINE_PARTS, *SESSION_PARTS)
         return sum(self.parts[name] for name in own)
 
     @property
     def unspent_bytes(self) -> int:
-        """Of the budget: more sessions, or longer ones, may have it."""
+        """The rest of the budget. More sessions, or longer ones, may have it."""
         return 0 if self.budget_bytes is None else self.budget_bytes - self.total_bytes
 
     @property
@@ -156,7 +156,7 @@ class Plan:
 
 
 def plan(path: str | Path, *, trace: Trace | None = None, **options: Any) -> Plan:
-    """What `moeflux.load` would go by, with the same options. Hit rates are those of `trace`, when one is given."""
+    """The plan that `moeflux.load` would go by with the same options. Hit rates come from `trace`, if one is given."""
     asked = Options(**options)
     with open_store(path, experts_per_token=asked.experts_per_token) as store:
         return make_plan(store, asked, trace)
@@ -176,7 +176,7 @@ LOADED: weakref.WeakKeyDictionary[_core.Engine, Plan] = weakref.WeakKeyDictionar
 
 @dataclass(frozen=True)
 class _Choice:
-    """What decides sizes."""
+    """The sizes that the plan chooses."""
 
     slots: int
     chunk: int
@@ -206,9 +206,9 @@ class _Planner:
         self.direct_works = all(_core.supports_direct(file) for file in store.expert_files)
 
     def process_parts(self) -> dict[str, int]:
-        """What is there already, what the libraries may still want, and the stacks of threads: in coarse steps, so that
-        a plan printed in one process is that of another. What other models hold of it is counted with them."""
-        # A stack is one mapping of megabytes, of which a huge page may be given at the first touch.
+        """What the process holds already, what libraries may still take, and the stacks of threads. It grows in coarse
+        steps, so that a plan printed in one process holds in another. The part of other models is counted with them."""
+        # A stack is one mapping of megabytes. Its first touch may bring a huge page.
         stack = 5 * MIB // 2 if huge_pages_unasked() else MIB // 2
         own = resident().now - sum(engine.held for engine in LOADED)
         process = _round_up(own + 16 * MIB + stack * (self.threads + self.readers), 32 * MIB)
@@ -234,13 +234,13 @@ class _Planner:
         if memory != "auto":
             return parse_size("memory", memory), "asked for"
         own = resident().anonymous
-        # For everybody else's next moves: a tenth, but neither nothing nor gigabytes.
+        # A reserve for everybody else's next needs: a tenth, but neither nothing nor gigabytes.
         reserve = min(max(self.free.bytes // 10, 64 * MIB), 2048 * MIB)
         source = f"auto: {size_text(self.free.bytes)} {self.free.source}, and {size_text(own)} that this process has"
         return max(1, self.free.bytes + own - reserve), f"{source}, less a reserve of {size_text(reserve)}"
 
     def within_gpu(self, budget: int | None, source: str) -> tuple[int | None, str]:
-        """A GPU that shares the memory may use a part of it: what the model holds is to lie within that."""
+        """A GPU that shares the memory may use only a part of it. What the model holds must lie within that part."""
         if budget is None or _core.chosen_backend(self.options.backend) != "metal":
             return budget, source
         most = _core.metal_memory() + sum(self.fixed.values())
@@ -280,7 +280,7 @@ class _Planner:
         whole = self.choice(self.slots or self.experts, self.chunk or USUAL_CHUNK, usual_context)
         chunk, context = self.chunk or SMALLEST_CHUNK, self.context or min(usual_context, SMALLEST_CONTEXT)
         least = self.choice(self.slots or min(self.experts, 2 * self.variant.experts.per_token), chunk, context)
-        # Where a model is small its experts may take less than the buffers that reading them again and again needs.
+        # The experts of a small model may take less memory than the buffers for reading them again and again.
         small = self.choice(whole.slots, chunk, context)
         floor = min(self.total(least), self.total(small))
         if self.budget is not None and self.budget < floor:
@@ -300,7 +300,7 @@ class _Planner:
         return _Choice(slots, chunk, context, self.reads(slots < self.experts)[0])
 
     def with_context(self, least: _Choice, usual: int) -> _Choice:
-        """The longest that leaves half of what there is to experts, and the least of them their slots."""
+        """The longest context that leaves half of the memory to experts, and enough for the fewest slots."""
         if self.context:
             return least
         spare = self.budget - self.total(least)
@@ -312,7 +312,8 @@ class _Planner:
         return least if fitting is None else _with(least, context=fitting * CONTEXT_STEP)
 
     def with_chunk(self, choice: _Choice) -> _Choice:
-        """A large one reads each expert once for many tokens, but takes room from experts: a quarter of it at most."""
+        """The largest chunk whose scratch takes at most a quarter of what it shares with the experts: a large chunk
+        reads each expert once for many tokens, but takes room from experts."""
         if self.chunk:
             return choice
         parts = self.parts(choice)
@@ -409,7 +410,7 @@ def _with(choice: _Choice, **changes: Any) -> _Choice:
 
 
 def _last(candidates: range, fits: Callable[[int], bool]) -> int | None:
-    """The last of them that fits, when all before it do too."""
+    """The last candidate that fits, if all before it fit too."""
     low, high = 0, len(candidates)
     while low < high:
         middle = (low + high) // 2
@@ -425,7 +426,7 @@ def _round_up(value: int, unit: int) -> int:
 
 
 def _cores() -> int:
-    """Those that this process may use: as many threads as the engine makes when it is not told."""
+    """The cores that this process may use: the engine makes as many threads unless it is told otherwise."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -19,7 +19,7 @@ __all__ = ["Recording"]
 
 
 class Recording:
-    """What `model.trace()` gives: in its `with`, every token that any session of the model evaluates is recorded."""
+    """What `model.trace()` returns. In its `with`, every token that any session of the model evaluates is recorded."""
 
     def __init__(
         self, engine: _core.Engine, one_at_a_time: Lock, variant: Variant, fingerprint: str, expert_bytes: int
@@ -50,7 +50,7 @@ class Recording:
 
     @property
     def tokens(self) -> int:
-        """How many are recorded so far."""
+        """How many tokens are recorded so far."""
         return self._core.tokens
 
     def trace(self) -> Trace:

@@ -1,7 +1,8 @@
 """Saved sessions: our own format, and the two wire formats of the older engine, read and written byte for byte.
 
-Ours is a safetensors file: a tensor a piece of state ("layers.3.k"), the token ids ("tokens"), and in its metadata the
-version, the fingerprint of the model, the position and the SHA-256 of every tensor. See docs/formats.md.
+Ours is a safetensors file. It has one tensor for each piece of state ("layers.3.k") and one for the token ids
+("tokens"). Its metadata have the version, the fingerprint of the model, the position and the SHA-256 of every tensor.
+See docs/formats.md.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class Snapshot:
         return cls(variant, position, tensors, tokens, fingerprint)
 
     def tensors_for(self, variant: Variant, fingerprint: str, max_context: int, kv_dtype: str) -> list[np.ndarray]:
-        """The pieces in the order and the types of a session. StateError when they are not of its model, or do not fit
-        into it."""
+        """The pieces in the order and the types of a session. StateError when they belong to another model, or do not
+        fit into the session."""
         if self.fingerprint and self.fingerprint != fingerprint:
             raise StateError(
                 f"restore: expected a snapshot of the model {fingerprint[:16]}..., "
@@ -111,7 +112,7 @@ def as_f32(array: np.ndarray) -> np.ndarray:
 
 
 def as_bf16(array: np.ndarray) -> np.ndarray:
-    """Nearest, ties to even, as a session with bf16 rows would have rounded them itself."""
+    """Rounds to nearest, ties to even, as a session with bf16 rows would have rounded them itself."""
     return array if array.dtype == np.uint16 else bf16_bits(array).reshape(array.shape)
 
 
@@ -204,6 +205,6 @@ def load_wire(path: Path, variant: Variant, most: int) -> Snapshot:
     tensors = {}
     for span in layout.spans:
         stored = data[span.offset : span.offset + span.bytes]
-        # Lengths before them put the states at odd places: they are copied to where floats may lie.
+        # The lengths before them put the states at odd places, so they are copied to where floats may lie.
         tensors[span.layer, span.part] = np.frombuffer(stored.tobytes(), "<f4").reshape(shapes[span.layer, span.part])
     return Snapshot(variant, layout.positions, tensors)

@@ -16,8 +16,8 @@ Tokens = Sequence[int] | np.ndarray
 
 
 def token_array(tokens: Tokens) -> np.ndarray:
-    """A copy as int32, so that nobody changes them under the engine; refuses what is not whole numbers: 1.5 is no
-    token, and neither is True."""
+    """A copy as int32, so that nobody changes the tokens while the engine reads them. It refuses what is no whole
+    number: 1.5 is no token, and neither is True."""
     try:
         array = np.asarray(tokens)
     except (ValueError, OverflowError) as error:
@@ -34,7 +34,7 @@ def token_array(tokens: Tokens) -> np.ndarray:
 
 
 def read_prompt(path: str | Path, vocab: int) -> list[int]:
-    """Token ids from a text file: numbers, between them white space, commas or the brackets of a JSON list."""
+    """Token ids from a text file of numbers. White space, commas or the brackets of a JSON list may separate them."""
     words = files.read_text(path).replace(",", " ").replace("[", " ").replace("]", " ").split()
     if not words:
         raise FormatError(f"{path}: expected token ids, found none")

@@ -1,7 +1,8 @@
-"""Conversations: messages to tokens through the model's own template, and the model's words to thoughts and answer.
+"""Conversations. The model's own template turns messages into tokens, and what the model says is split into thoughts
+and answer.
 
-Nothing that stands in a message becomes a token of its own, whatever it spells, with one exception: a marker that the
-template itself looks for inside a message (`</think>` in what the model said) keeps the meaning the template gives it.
+Nothing in a message becomes a token of its own, whatever it spells, with one exception: a marker that the template
+itself looks for inside a message (`</think>` in what the model said) keeps the meaning that the template gives it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Prompt:
     text: str
     tokens: list[int]
     borders: tuple[int, ...]  # positions where a later prompt may leave this one, ascending
-    thinking: bool  # the template has begun a thought, which the model goes on with
+    thinking: bool  # the template has begun a thought, and the model continues it
 
 
 class ChatFormat:
@@ -61,7 +62,7 @@ class ChatFormat:
         return None
 
     def check_thinking(self, wanted: bool | None) -> None:
-        """StateError where the template cannot have it so: without a choice a model always thinks, or never does."""
+        """StateError if the template does not allow it: without a choice, a model always thinks or never does."""
         if wanted is None or "enable_thinking" in self._text:
             return
         always = "<think>" in self._text
@@ -80,7 +81,7 @@ class ChatFormat:
         enable_thinking: bool | None = None,
         **variables: Any,
     ) -> str:
-        """The conversation as text. `variables` are whatever else the template knows."""
+        """The conversation as text. `variables` are any others that the template knows."""
         return self._render(
             check_messages(messages), _variables(tools, add_generation_prompt, enable_thinking, variables)
         )
@@ -105,7 +106,7 @@ class ChatFormat:
     # ---- Tokens of the template's own only ----------------------------------------------------------------------
 
     def _tokens(self, messages: list[Message], given: dict[str, Any]) -> tuple[str, list[int]]:
-        """Renders; and where a message spells an added token, again with a barrier inside the spelling."""
+        """Renders the text. If a message spells an added token, renders again with a barrier inside the spelling."""
         text = self._render(messages, given)
         spelled = _Spellings(self.tokenizer.added, messages, given)
         if not spelled.found:
@@ -114,7 +115,7 @@ class ChatFormat:
         barred = spelled.found
         marked = self._render_barred(spelled, barred, barrier)
         if marked.replace(barrier, "") != text:
-            # The template looked for one of them. Those that it looks for stay as they are, unless they are special.
+            # The template looked for one of the spellings. Those that it looks for stay, unless they are special.
             special = {self.tokenizer._added[id].content for id in self.tokenizer.special_ids}
             barred = {
                 each
@@ -129,8 +130,8 @@ class ChatFormat:
         return self._render(messages, given, barrier)
 
     def _borders(self, messages: list[Message], given: dict[str, Any], tokens: list[int]) -> tuple[int, ...]:
-        """Ends of the instructions, of the message before the last, of the last; and one token before the end, from
-        where the same prompt can be answered again."""
+        """The ends of the instructions, of the message before the last and of the last. One more border is one token
+        before the end, from where the same prompt can be answered again."""
         borders = {len(tokens) - 1}
         without = given | {"add_generation_prompt": False}
         counts = {len(messages), len(messages) - 1, 1 if messages[0]["role"] in ("system", "developer") else 0}
@@ -175,8 +176,9 @@ def _named_templates(template: Any, where: str) -> dict[str, str]:
 
 
 def check_messages(messages: Sequence[Message]) -> list[Message]:
-    """A copy of plain values. StateError names the message that is none. Keys whose value is None are left out, as
-    transformers does it: clients send `content` and `tool_calls` as null, and templates ask whether they are there."""
+    """A copy of the messages in plain values. A StateError names what is no message. Keys whose value is None are left
+    out, as transformers does it: clients send `content` and `tool_calls` as null, and templates ask whether they are
+    there."""
     if isinstance(messages, (str, bytes, dict)) or not isinstance(messages, Sequence):
         raise StateError(f"messages: expected a list of role and content, found {type(messages).__name__}")
     if not messages:
@@ -201,7 +203,7 @@ def check_messages(messages: Sequence[Message]) -> list[Message]:
 
 
 def plain_value(value: Any, where: str, depth: int = 0) -> Any:
-    """JSON values only, and such as come back from a file: a template could call the methods of anything else."""
+    """The value, which must be one of JSON: a template could call the methods of anything else."""
     if value is None or type(value) is bool:
         return value
     if type(value) is str:
@@ -231,7 +233,7 @@ def _unicode(text: str, where: str) -> str:
 
 
 class _Spellings:
-    """Where messages and variables spell added tokens, whole or at an edge where another text could complete them."""
+    """Where messages and variables spell added tokens: whole, or at an edge where another text could complete them."""
 
     def __init__(self, added: Sequence[str], messages: list[Message], given: dict[str, Any]) -> None:
         self._added = added
@@ -280,7 +282,7 @@ class _Spellings:
 
 
 def _unused_character(text: str) -> str:
-    """One for private use that the text does not have; it is in what is rendered for a moment only."""
+    """A private-use character that the text does not have. It is in the rendered text for a moment only."""
     return next(chr(code) for code in range(0xF0000, 0xFFFFE) if chr(code) not in text)
 
 
@@ -288,7 +290,7 @@ def _unused_character(text: str) -> str:
 
 
 class ReasoningSplit:
-    """Parts what a model says into thoughts and answer as it comes. Markers and the lines around are neither."""
+    """Splits what a model says into thoughts and answer as it comes. Markers and line ends around them are neither."""
 
     def __init__(self, thinking: bool, start: str = "<think>", end: str = "</think>") -> None:
         self._thinking = thinking
@@ -303,7 +305,7 @@ class ReasoningSplit:
         while True:
             marker = self._end if self._thinking else self._start
             at = self._held.find(marker)
-            # A thought is begun at the beginning of an answer, not in its midst.
+            # A thought begins at the start of an answer, not in the middle of it.
             if at < 0 or (not self._thinking and not (self._fresh and not self._held[:at].strip())):
                 break
             before = self._held[:at].rstrip("\n") if self._thinking else ""
@@ -320,7 +322,7 @@ class ReasoningSplit:
         self._held = ""
 
     def _uncertain(self, marker: str) -> int:
-        """How much at the end may be the beginning of the marker, or line ends before it."""
+        """How many characters at the end may be the beginning of the marker, or line ends before it."""
         if not self._thinking and not self._fresh:
             return 0
         longest = next(

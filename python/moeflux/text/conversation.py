@@ -27,7 +27,7 @@ __all__ = ["Conversation", "Part", "Reply"]
 
 @dataclass(frozen=True)
 class Part:
-    """Some of an answer, or of the thoughts before it. The text may be empty: then it is only the token's."""
+    """A part of an answer, or of the thoughts before it. The text may be empty: then the part is only a token."""
 
     text: str
     thought: bool
@@ -53,7 +53,7 @@ class Reply:
         return next(self._parts)
 
     def cancel(self) -> None:
-        """As Generation.cancel: what has been said stays said."""
+        """Cancels as Generation.cancel does. The conversation keeps what has been said."""
         self.generation.cancel()
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class Conversation:
         return self._answer(options, lambda: None)
 
     def retry(self, **options: Any) -> Reply:
-        """Another answer in place of the last one."""
+        """Gives another answer in place of the last one."""
         self._close()
         if not self.messages or self.messages[-1]["role"] != "assistant":
             raise StateError("retry: expected an answer that can be given again, found none")
@@ -153,13 +153,13 @@ class Conversation:
 
     @property
     def system(self) -> str | None:
-        """The instructions that stand before everything."""
+        """The instructions that precede the conversation."""
         first = self.messages[0] if self.messages else None
         return first.get("content") if first is not None and first["role"] == "system" else None
 
     @property
     def thinking(self) -> bool | None:
-        """Should it think before it answers? None: as its template has it."""
+        """Whether the model should think before it answers. None leaves it to the template."""
         return self._thinking
 
     @thinking.setter
@@ -173,7 +173,7 @@ class Conversation:
         self.messages = ([{"role": "system", "content": text}] if text else []) + rest
 
     def prompt(self, messages: Sequence[Message] | None = None) -> Prompt:
-        """What the model will read."""
+        """The prompt that the model will read."""
         return self._form.encode(
             self.messages if messages is None else messages,
             tools=self.tools,
@@ -195,21 +195,21 @@ class Conversation:
         return self._open
 
     def _close(self) -> None:
-        """An answer that nobody listened to until its end is ended."""
+        """Ends an answer that nobody read to its end."""
         if self._open is not None:
             self._open.close()
 
     # ---- Files --------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, on_progress: Callable[[int, int], object] | None = None) -> None:
-        """What was said, and the session's state with it, so that going on needs no evaluation of it."""
+        """Saves what was said and the session's state, so that going on needs no evaluation of it."""
         self._close()
         self._settle(on_progress)
         said = {"messages": self.messages, "tools": self.tools, "thinking": self.thinking, "variables": self.variables}
         replace(self.session.snapshot(), conversation=json.dumps(plain_value(said, "conversation", -3))).save(path)
 
     def load(self, path: str | Path) -> None:
-        """Goes on where `save` was called. What does not fit is refused before anything changes."""
+        """Continues where `save` was called. A file that does not fit is refused before anything changes."""
         self._close()
         snapshot = Snapshot.load(path, self.session.model.variant, self.session.max_context)
         said = _parse(snapshot.conversation, str(path))
@@ -219,8 +219,8 @@ class Conversation:
         self.thinking, self.variables = said["thinking"], said["variables"]
 
     def _settle(self, on_progress: Callable[[int, int], object] | None) -> None:
-        """Brings the session to where every later prompt leaves what was said: templates close the last answer, and
-        some take its thoughts out. What is evaluated here the next prompt would have to."""
+        """Brings the session to the last position that every later prompt shares: templates close the last answer, and
+        some take its thoughts out. The next prompt would have to evaluate the same tokens."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             return
         one, other = (

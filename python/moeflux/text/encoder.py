@@ -1,7 +1,7 @@
-"""The program that makes tokens with a tokenizer that may take any time and memory, in a process of its own.
+"""The program that makes tokens, in a process of its own, with a tokenizer that may take unlimited time and memory.
 
-sandbox.py starts it and talks to it, as it does to renderer.py, whose process this is but for the answers. A request
-names a tokenizer and has texts; the content of its tokenizer.json comes with the first one only.
+sandbox.py starts it and talks to it as it does to renderer.py; the two differ only in their answers. A request names a
+tokenizer and has texts. Only the first one brings the content of its tokenizer.json.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KNOWN: dict[str, tokenizers.Tokenizer] = {}
 
 
 def answer(request: bytes) -> tuple[dict[str, Any], bytes]:
-    """A list of ids for each text, as JSON."""
+    """The answer is a list of ids for each text, as JSON."""
     try:
         return _tokens(**json.loads(request))
     except MemoryError:

@@ -43,7 +43,7 @@ def begin(
     on_progress: Callable[[int, int], object] | None = None,
     **changes: Any,
 ) -> Generation:
-    """`Session.generate`, whose words these are."""
+    """Does what `Session.generate` says."""
     borders: Sequence[int] = ()
     if isinstance(prompt, Prompt):
         tokens, borders = prompt.tokens, prompt.borders
@@ -85,13 +85,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class GenerationStats:
-    """What an answer cost. Its tokens are counted from the second on: the first comes with the prompt."""
+    """What an answer cost. Speed counts its tokens from the second on: the first comes with the prompt."""
 
     prompt_tokens: int
     reused_tokens: int  # of the prompt, that were evaluated already
     prompt_seconds: float  # to the first token
     tokens: int  # of the answer
-    seconds: float  # of the answer behind its first token, the caller's own time not counted
+    seconds: float  # of the answer after its first token, without the caller's own time
     bytes_read: int  # of experts, prompt and answer together
     read_wait_seconds: float
     expert_hits: int
@@ -103,7 +103,7 @@ class GenerationStats:
 
     @property
     def hit_rate(self) -> float:
-        """Of the experts needed, the share that was in memory or on its way there."""
+        """The share of the needed experts that was in memory or on its way there."""
         return self.expert_hits / max(self.expert_hits + self.expert_misses, 1)
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,9 +128,9 @@ def _seconds(seconds: float) -> str:
 class Generation:
     """An answer as it comes: an iterator of pieces, once through. Made by `Session.generate`.
 
-    The session is at work whenever a piece is asked for, and at rest in between. When it is over, or left in the midst,
-    the session holds the prompt and the answer, but for the last token. Once the session has been used otherwise, a
-    generation that was left cannot go on: StateError.
+    The session works whenever a piece is asked for, and rests in between. When the answer is over, or left unfinished,
+    the session holds the prompt and the answer without its last token. Once the session has been used for something
+    else, an unfinished generation cannot go on: StateError.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Generation:
     ) -> None:
         self.session = session
         self.prompt = list(prompt)
-        self.tokens: list[int] = []  # of the answer; one that ended it is the last
+        self.tokens: list[int] = []  # of the answer, including a token that ended it
         self.text = ""
         self.finish: Finish | None = None  # None: it goes on
         self.stop_string: str | None = None  # that was found
@@ -178,8 +178,8 @@ class Generation:
         self._pieces = self._run(sampler)  # which goes with the last piece: it has megabytes
 
     def cancel(self) -> None:
-        """Ends it within the time of a layer, as `Session.prefill` and `step` are cancelled. May be called from another
-        thread, or from a signal handler."""
+        """Ends the answer within the time of a layer, as `Session.prefill` and `step` are cancelled. May be called from
+        another thread, or from a signal handler."""
         self._cancel.set()
 
     def __iter__(self) -> Iterator[Piece]:
@@ -191,19 +191,19 @@ class Generation:
         except StopIteration:
             raise
         except BaseException as error:
-            # Ctrl-C and the like are no fault of anything.
+            # Ctrl-C and the like are nobody's fault.
             self.finish = "failed" if isinstance(error, Exception) else "cancelled"
             raise
 
     def close(self) -> None:
-        """Ends it here, as `cancel` does; what was held back is the rest of `text`."""
+        """Ends the answer here, as `cancel` does. Text that was held back becomes the rest of `text`."""
         self.cancel()
         for _ in self:
             pass
 
     @property
     def stats(self) -> GenerationStats:
-        """So far."""
+        """What the answer has cost so far."""
         before, after = self._before, self._after
         return GenerationStats(
             len(self.prompt),

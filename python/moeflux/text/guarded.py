@@ -1,4 +1,4 @@
-"""Tokens from a tokenizer that may take any time and memory: a process of its own makes them, within limits."""
+"""A tokenizer that may take unlimited time and memory: a process of its own makes its tokens, within limits."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["Guarded"]
 PROGRAM = Path(__file__).absolute().with_name("encoder.py")
 PACKAGES = ("tokenizers", "jinja2", "markupsafe")
 MIB = 1 << 20
-SECONDS = 10.0  # of the processor, for the texts of a prompt: a real tokenizer makes tokens of ten megabytes in it
+SECONDS = 10.0  # processor time for the texts of a prompt; a real tokenizer makes tokens of ten megabytes in it
 
 
 class Guarded:
-    """The tokenizers of one tokenizer.json, by names: as it is, and what is derived from it."""
+    """The tokenizers of one tokenizer.json, by name: the one that it describes, and those derived from it."""
 
     def __init__(self, content: bytes, source: str) -> None:
-        """FormatError when it cannot be loaded within the limits: what cannot here must not be anywhere else."""
+        """FormatError when it cannot be loaded within the limits. Such a file must not be loaded anywhere else."""
         self.source = source
         size = len(content)
         limits = Limits(memory=128 * MIB + 40 * size, seconds=SECONDS, wait=60.0, longest=64 * MIB + 4 * size)
@@ -33,16 +33,16 @@ class Guarded:
         self.encode("whole", [])
 
     def add(self, name: str, pre_tokenizer: Any) -> None:
-        """The same without added tokens, and with another pre-tokenizer (as its JSON has it)."""
+        """Adds the same tokenizer without added tokens and with another pre-tokenizer, given as JSON values."""
         if name not in self._contents:
             values = files.parse_json(self._contents["whole"], self.source)
             values |= {"added_tokens": [], "post_processor": None, "decoder": None, "pre_tokenizer": pre_tokenizer}
             self._contents[name] = json.dumps(values, ensure_ascii=False)
 
     def encode(self, name: str, texts: list[str], special: bool = False) -> list[list[int]]:
-        """The ids of each text. FormatError where that passes a limit, or the library gives up."""
+        """The ids of each text. FormatError if that passes a limit, or if the library gives up."""
         head, found = self._ask(name, texts, special, None)
-        if head.get("error") == "unknown":  # it is the first time, or the process had to be started again
+        if head.get("error") == "unknown":  # this is the first request, or the process had to be started again
             head, found = self._ask(name, texts, special, self._contents[name])
         if head.get("error") is not None:
             raise FormatError(f"{self._expected(texts)}, found: {head.get('message') or head['error']}")

@@ -1,5 +1,4 @@
-"""What text asks of the session that it comes from, and of the session's model: `moeflux.Session` and `moeflux.Model`
-have it."""
+"""What this folder asks of a session and of its model. `moeflux.Session` and `moeflux.Model` provide it."""
 
 from __future__ import annotations
 

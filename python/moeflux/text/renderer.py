@@ -1,12 +1,12 @@
 """The program that compiles and renders chat templates, in a process of its own: sandbox.py starts it and talks to it.
 
-A template is a program that comes with a download. Jinja's sandbox keeps it away from Python; that it ends, and leaves
-the memory alone, is the system's to enforce, on this process. So nothing here counts what a template does. It is
-started by its file and without site-packages, and has nothing of moeflux's.
+A template is a program that comes with a download. Jinja's sandbox keeps it away from Python. The system limits the
+time and memory of this process, so nothing here counts what a template does. The program is started by its file and
+without site-packages, and uses nothing of moeflux.
 
-Requests come in and answers go out on standard input, which is a socket: a length in four bytes, then JSON. The text
-of a rendering follows its answer as UTF-8. Template and variables come with every request; the last templates stay
-compiled.
+Requests come in and answers go out on standard input, which is a socket. Each is a length in four bytes, then JSON. The
+text of a rendering follows its answer as UTF-8. Template and variables come with every request; the last templates
+stay compiled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 for module in "encodings.unicode_escape html.entities jinja2.constants jinja2.debug pprint textwrap".split():
-    importlib.import_module(module)  # where they are needed first, no file can be opened any more
+    importlib.import_module(module)  # later, when they are needed, no file can be opened any more
 
 CHANNEL = 0
 Answer = Callable[[bytes], tuple[dict[str, Any], bytes]]
@@ -44,7 +44,7 @@ LONGEST_MESSAGE = 2000  # characters of an error's own words
 
 
 class Refused(TemplateError):
-    """raise_exception was called."""
+    """The template called raise_exception."""
 
 
 class _Generation(Extension):
@@ -62,7 +62,7 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """Without attributes that lead into Python."""
+    """A namespace without attributes that lead into Python."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # so that `namespace(self=...)` works, as in jinja
         self, *values = args
@@ -82,7 +82,7 @@ class _Namespace(Namespace):
 
 
 class _Dict:
-    """Not the class, whose attributes lead into Python."""
+    """Stands for the class dict, whose attributes lead into Python."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -100,7 +100,7 @@ def _strftime_now(format: str) -> str:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """As transformers sets it up, with the same names for a template to find."""
+    """The environment as transformers sets it up, with the same names for a template to find."""
 
     def __init__(self) -> None:
         super().__init__(cache_size=0, trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
@@ -119,7 +119,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         separators: Any = None,
         sort_keys: bool = False,
     ) -> str:
-        """As Python writes JSON: jinja's own would escape < and >, which models never saw escaped."""
+        """JSON as Python writes it: jinja's own filter would escape < and >, which models never saw escaped."""
         text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
         if not ensure_ascii:
             return text
@@ -138,7 +138,7 @@ def _compiled(text: str) -> Template:
 
 
 def answer(request: bytes) -> tuple[dict[str, Any], bytes]:
-    """What to say of it, and the text."""
+    """The answer to a request, and the text."""
     try:
         return {}, _render(**json.loads(request)).encode()
     except TemplateSyntaxError as error:
@@ -171,7 +171,7 @@ def _render(template: str, variables: dict[str, Any] | None, barrier: str) -> st
 
 
 def _line_of(error: BaseException) -> int | None:
-    """Where in the template, as jinja left it in the traceback."""
+    """The line of the template, as jinja left it in the traceback."""
     line, frame = None, error.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code.co_filename == "<template>":
@@ -184,11 +184,11 @@ def _line_of(error: BaseException) -> int | None:
 
 
 def limit_process(memory: int) -> None:
-    """From here on it may have `memory` more, opens nothing, and leaves no image of itself behind."""
+    """From here on, the process may take `memory` more, can open nothing, and leaves no core dump."""
     datetime.now().astimezone()  # the system reads its time zone now
     sys.stdout = sys.stderr = None  # type: ignore[assignment]
     os.closerange(CHANNEL + 1, 3)
-    # Its parent may have had them blocked, or ignored.
+    # The parent may have had these signals blocked or ignored.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     _limit_memory(memory)
@@ -197,7 +197,7 @@ def limit_process(memory: int) -> None:
 
 
 def _limit_memory(more: int) -> None:
-    """What is mapped is limited, for that cannot be less than what is used."""
+    """Limits what is mapped, because that is never less than what is used."""
     if sys.platform == "darwin":
         _limit_memory_of_macos(more)
         return
@@ -210,8 +210,8 @@ def _limit_memory(more: int) -> None:
 
 
 def _limit_memory_of_macos(more: int) -> None:
-    """Its allocator maps a hundred times what it uses, so this only bounds what can be taken until the parent looks.
-    A limit below what is mapped is refused there, and nothing else tells how much that is."""
+    """The allocator of macOS maps a hundred times what it uses, so this only bounds what can be taken until the parent
+    looks. macOS refuses a limit below what is mapped, and nothing else tells how much that is."""
     least, most = 0, 1 << 48
     with suppress(OSError, ValueError):
         while most - least > 1 << 20:
@@ -225,7 +225,7 @@ def _limit_memory_of_macos(more: int) -> None:
 
 
 def serve(answer: Answer, seconds: float, longest: int) -> NoReturn:
-    """Until its parent is gone. What takes more than `seconds` of the processor is ended by the system."""
+    """Answers requests until its parent is gone. The system ends what takes more than `seconds` of processor time."""
     while True:
         size = int.from_bytes(receive(4), "little")
         signal.setitimer(signal.ITIMER_PROF, seconds)

@@ -1,8 +1,8 @@
 """Bringing a session to a new text while evaluating only what it must.
 
-What a session has evaluated stays good as far as the new text begins with the same tokens. Attention can be cut short
-anywhere; a recurrent layer only goes back to a checkpoint. So checkpoints are made on the way, where later texts are
-likely to leave this one. Nothing of it changes a result: a state depends on the tokens alone.
+What a session has evaluated stays valid as far as the new text begins with the same tokens. Attention can be cut short
+anywhere, but a recurrent layer only goes back to a checkpoint. So checkpoints are made on the way, where later texts
+are likely to differ from this one. None of this changes a result: a state depends on the tokens alone.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def reach(
     """Goes to the end of `tokens` and leaves checkpoints near `borders`. Returns the logits there, and how many tokens
     needed no evaluation.
 
-    `on_progress(done, total)` hears of the others; when it returns False, or `cancel` is set, this stops, the logits
-    are None, and the session stands where it came to.
+    `on_progress(done, total)` counts the tokens that do. When it returns False, or `cancel` is set, the evaluation
+    stops. Then the logits are None, and the session stays where it stopped.
     """
     if not tokens:
         raise StateError("prompt: expected at least one token, found none")
     if len(tokens) > session.max_context:
         raise StateError(f"prompt: expected at most {session.max_context} tokens (the context), found {len(tokens)}")
-    # The last one is evaluated in any case: its logits are wanted.
+    # The last token is evaluated in any case, for its logits.
     reused = session.rewind(min(shared_length(session.tokens, tokens), len(tokens) - 1), exact=False)
     total = len(tokens) - reused
     places = checkpoint_places(borders, reused, len(tokens)) if is_recurrent(session) else []
@@ -67,7 +67,7 @@ def is_recurrent(session: TextSession) -> bool:
 
 
 def checkpoint_places(borders: Iterable[int], start: int, end: int) -> list[int]:
-    """Those of the borders that are worth it; there is a checkpoint at `start`."""
+    """The borders that are worth a checkpoint; there is one at `start` already."""
     places, last = [], start
     for border in sorted(borders):
         if last + NEAR <= border < end:

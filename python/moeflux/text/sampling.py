@@ -1,9 +1,9 @@
 """Which token comes next: the model's logits, changed as asked, and one random number a token.
 
-The order never varies: bias, penalties, what is allowed, temperature, top-k, top-p, min-p. What is left is summed up in
-the order of the ids, and the first token whose sum exceeds the random number is taken. So the same seed gives the same
-text wherever the logits are the same, and last bits that differ between backends move a border between two tokens by as
-little. `moeflux.oracle.sampling` is the definition.
+The order never varies: bias, penalties, what is allowed, temperature, top-k, top-p, min-p. The probabilities that are
+left are summed up in the order of the ids, and the first token whose sum exceeds the random number is taken. So the
+same seed gives the same text wherever the logits are the same. Where last bits differ between backends, borders between
+two tokens move as little. `moeflux.oracle.sampling` is the definition.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ __all__ = ["Choice", "Sampler", "Sampling", "log_probabilities"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. As it stands: always the likeliest. Checked when it is made."""
+    """How tokens are chosen: by default, always the likeliest. The values are checked when it is made."""
 
-    temperature: float = 0.0  # 0: the likeliest; below 1 more of the likely, above 1 more of the others
+    temperature: float = 0.0  # 0: the likeliest; below 1 favours likely tokens, above 1 the others
     top_k: int = 0  # only the k likeliest; 0: all
     top_p: float = 1.0  # only the likeliest that together have this probability
-    min_p: float = 0.0  # only those with this share of the likeliest one's probability
+    min_p: float = 0.0  # only those with at least this share of the likeliest one's probability
     repetition_penalty: float = 1.0  # divides logits of tokens that are in the prompt or the answer
-    presence_penalty: float = 0.0  # taken from logits of tokens that are in the answer
-    frequency_penalty: float = 0.0  # the same, for every time they are
+    presence_penalty: float = 0.0  # subtracted from logits of tokens that are in the answer
+    frequency_penalty: float = 0.0  # subtracted from them once for each time they are in the answer
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of ids; -inf forbids one
     seed: int | None = None  # of the random numbers; None: a new one each time
 
@@ -62,7 +62,7 @@ class Sampling:
 
     @classmethod
     def usual(cls, folder: str | Path) -> Sampling:
-        """What generation_config.json of a model's folder asks for; the likeliest token where it asks for nothing."""
+        """What generation_config.json of a model's folder asks for, or the likeliest token if it asks for nothing."""
         path = Path(folder) / "generation_config.json"
         config = files.read_json(path) if files.exists(path) else {}
         if not isinstance(config, dict):
@@ -79,7 +79,7 @@ class Sampling:
             raise FormatError(f"{path}: {error}") from error
 
     def settled(self) -> Sampling:
-        """With a seed, so that it can be said which one it was."""
+        """The same with a seed, so that one can tell which it was."""
         if self.seed is not None:
             return self
         values = {each.name: getattr(self, each.name) for each in fields(self)}
@@ -87,7 +87,7 @@ class Sampling:
 
 
 class Choice(NamedTuple):
-    """A token, and what the model itself says of it: nothing that Sampling asks for is in log probabilities."""
+    """A token, and what the model itself says about it: log-probabilities contain nothing that Sampling asks for."""
 
     token: int
     logprob: float | None  # None: it was not asked for
@@ -120,8 +120,9 @@ class Sampler:
     ) -> Choice:
         """The next token, from a session's logits or float32 [vocab], where -inf forbids one.
 
-        allowed   uint32 [ceil(vocab / 32)], bit i of word w for token 32 * w + i: where it is 0, not this time
-        logprobs  of the token, and of so many alternatives
+        allowed   uint32 [ceil(vocab / 32)]; bit i of word w is for token 32 * w + i; where it is 0, the token is not
+                  allowed this time
+        logprobs  give that of the token, and of so many alternatives
         """
         if isinstance(logits, np.ndarray):
             return Choice(*self._core.choose(logits, allowed, logprobs))
@@ -129,7 +130,7 @@ class Sampler:
 
 
 def log_probabilities(logits: np.ndarray) -> np.ndarray:
-    """Of every token, by the model alone: nothing that Sampling asks for is in them. float64 [..., vocab]."""
+    """The log-probability of every token by the model alone, without what Sampling asks for. float64 [..., vocab]."""
     values = logits.astype(np.float64)
     values -= values.max(axis=-1, keepdims=True)
     values -= np.log(np.exp(values).sum(axis=-1, keepdims=True))

@@ -22,13 +22,13 @@ class StopText:
         self._held = ""
 
     def add(self, text: str) -> tuple[str, str | None]:
-        """(text that is certain, the stop string found behind it)"""
+        """(text that is certain, the stop string that follows it, if any)"""
         if not self._stops:
             return text, None
         self._held += text
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
-            _, at, stop = min(found)  # complete first; of those the longest
+            _, at, stop = min(found)  # the one that is complete first, and of several the longest
             text, self._held = self._held[:at], ""
             return text, stop
         keep = max(self._overlap(stop) for stop in self._stops)
@@ -36,11 +36,11 @@ class StopText:
         return text, None
 
     def finish(self) -> str:
-        """What was held back, when no text comes any more."""
+        """The text that was held back, when no more text comes."""
         text, self._held = self._held, ""
         return text
 
     def _overlap(self, stop: str) -> int:
-        """How much of the end of the text may be the beginning of `stop`."""
+        """How many characters at the end of the text may be the beginning of `stop`."""
         longest = min(len(stop) - 1, len(self._held))
         return next((size for size in range(longest, 0, -1) if self._held.endswith(stop[:size])), 0)

@@ -25,7 +25,8 @@ WORD, SPACES = re.compile(r"\w"), re.compile(r"\s*")
 
 @contextmanager
 def _library(what: str) -> Iterator[None]:
-    """Errors of the library in its `with` are of ours; it raises nothing narrower, and a panic is no Exception."""
+    """Turns errors of the library inside the `with` into ours. It raises nothing narrower, and a panic is no
+    Exception."""
     try:
         yield
     except Error:
@@ -48,14 +49,14 @@ class Tokenizer:
         source: str = "tokenizer",
         guard: Guarded | None = None,
     ) -> None:
-        """`guard` makes the tokens where `whole` might take any time for it."""
+        """`guard` makes the tokens if `whole` might take unlimited time."""
         self.source = source
         self._guard = guard
         self.config = config or {}
         whole.no_truncation()
         whole.no_padding()
         self._whole = whole
-        # The same model, vocabulary and rules, and no added token: it can only ever make text.
+        # It has the same model, vocabulary and rules but no added token, so it can only make tokens of plain text.
         self._plain = _without_added_tokens(whole)
         self._added: dict[int, tokenizers.AddedToken] = whole.get_added_tokens_decoder() | self._configured()
         self._ids = {token.content: id for id, token in self._added.items()}
@@ -72,7 +73,7 @@ class Tokenizer:
         data = files.read_bytes(path)
         values = files.parse_json(data, str(path), without=frozenset(("vocab", "merges")))
         check_shape(values, str(path))
-        # What loads within limits there loads here too: loading depends on nothing but the file.
+        # What loads within limits there loads here too, because loading depends on nothing but the file.
         guard = None if is_proportional(values) else Guarded(data, str(path))
         with _library(f"{path}: expected a tokenizer, found a file that cannot be one"):
             whole = tokenizers.Tokenizer.from_buffer(data)
@@ -81,13 +82,13 @@ class Tokenizer:
     # ---- Text to tokens -----------------------------------------------------------------------------------------
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text that is only text: `<|im_start|>` in it is twelve characters and no token of its own."""
+        """The tokens of a text that is only text: in it, `<|im_start|>` is twelve characters and no added token."""
         return self._text_ids([text])[0]
 
     def encode_marked(self, text: str, barrier: str = "") -> list[int]:
-        """The tokens of a text whose added tokens count, as a chat template writes them.
+        """The tokens of a text in which added tokens count, as a chat template writes them.
 
-        An occurrence with a `barrier` in it is none; barriers are taken out of the text between added tokens.
+        A spelling with a `barrier` in it does not count. Barriers are removed from the text between added tokens.
         """
         texts, found, at = [], [], 0
         for start, end, id in self._search.in_text(text):
@@ -115,7 +116,7 @@ class Tokenizer:
         return self._encode("plain", texts[:1]) + (self._encode("later", texts[1:]) if texts[1:] else [])
 
     def _encode(self, which: str, texts: list[str], special: bool = False) -> list[list[int]]:
-        """By one of the tokenizers that there are of this one."""
+        """The tokens by one of the tokenizers that are derived from this one."""
         which = "plain" if which == "later" and self._later is self._plain else which
         whole = {"whole": self._whole, "plain": self._plain, "later": self._later}[which]
         if self._guard is not None:
@@ -128,7 +129,7 @@ class Tokenizer:
 
     @cached_property
     def _later(self) -> tokenizers.Tokenizer:
-        """For text behind an added token: a space that a tokenizer puts before the first word is not put there."""
+        """The tokenizer for text after an added token. It puts no space before the first word."""
         before = self._plain.pre_tokenizer
         if not isinstance(before, tokenizers.pre_tokenizers.Metaspace) or before.prepend_scheme != "first":
             return self._plain
@@ -140,7 +141,7 @@ class Tokenizer:
 
     @cached_property
     def prefix(self) -> tuple[int, ...]:
-        """Tokens that stand before any text which is not a chat: what the tokenizer's post-processor puts there."""
+        """Tokens that precede any text that is not a chat: the tokenizer's post-processor puts them there."""
         with_all, text = (self._encode("whole", ["a"], special)[0] for special in (True, False))
         count = next((i for i in range(len(with_all)) if with_all[i : i + len(text)] == text), 0)
         return tuple(with_all[:count])
@@ -148,12 +149,12 @@ class Tokenizer:
     # ---- Tokens to text -----------------------------------------------------------------------------------------
 
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
-        """The text of tokens; without special ones when not asked for. Bytes that are no UTF-8 become U+FFFD."""
+        """The text of tokens, with or without special ones. Bytes that are no UTF-8 become U+FFFD."""
         stream = self.stream(special=special, continues=False)
         return "".join(map(stream.add, ids)) + stream.finish()
 
     def stream(self, *, special: bool = False, continues: bool = True) -> TextStream:
-        """For tokens that come one by one. `continues`: text stands before them, so a leading space is kept."""
+        """Decodes tokens that come one by one. `continues`: text precedes them, so a leading space is kept."""
         return TextStream(self, special, continues)
 
     def token_bytes(self, id: int) -> bytes:
@@ -182,7 +183,7 @@ class Tokenizer:
         return tuple(self._added[id].content for id in sorted(self._added))
 
     def id_of(self, token: str) -> int | None:
-        """Of an added token by its spelling, else of a piece of the vocabulary."""
+        """The id of an added token by its spelling, or else of a piece of the vocabulary."""
         return self._ids.get(token, self._whole.token_to_id(token))
 
     def named(self, name: str) -> str | None:
@@ -192,7 +193,7 @@ class Tokenizer:
         return value if isinstance(value, str) else None
 
     def _configured(self) -> dict[int, tokenizers.AddedToken]:
-        """Those that only tokenizer_config.json has."""
+        """The added tokens that only tokenizer_config.json has."""
         listed = self.config.get("added_tokens_decoder", {})
         found = {}
         for id, entry in listed.items() if isinstance(listed, dict) else ():
@@ -207,8 +208,8 @@ class Tokenizer:
 
 
 class AddedTokens:
-    """Finds added tokens in a text, in time that is in proportion to it: each place is looked at once for each length
-    that a token beginning with its character has."""
+    """Finds added tokens in a text, in time proportional to its length: it looks at each place once for each length of
+    a token that begins with the character there."""
 
     def __init__(self, added: dict[int, tokenizers.AddedToken]) -> None:
         self._by_content = {token.content: (id, token) for id, token in added.items()}
@@ -219,8 +220,8 @@ class AddedTokens:
         self._first = re.compile("[" + "".join(map(re.escape, lengths)) + "]") if lengths else None
 
     def in_text(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """(start, end, id) from left to right, of those that begin at one place the longest, as the library has it.
-        White space at a side where a token asks for it goes with the token."""
+        """(start, end, id) from left to right. Of tokens that begin at one place, the longest is taken, as in the
+        library. If a token takes white space at a side, that belongs to it."""
         at = seen = 0
         for first in self._first.finditer(text) if self._first else ():
             place = first.start()
@@ -245,7 +246,7 @@ class AddedTokens:
 
     @staticmethod
     def _stands(token: tokenizers.AddedToken, text: str, place: int) -> bool:
-        """By itself, where it must be a word of its own."""
+        """Whether it stands by itself, if it must be a word of its own."""
         end = place + len(token.content)
         return not token.single_word or not (WORD.match(text[place - 1 : place]) or WORD.match(text[end : end + 1]))
 
@@ -253,7 +254,7 @@ class AddedTokens:
 class TextStream:
     """Turns tokens into text as they come: never half a character, never a lost space.
 
-    All that `add` returns, and `finish` after it, is what `decode` makes of the same tokens.
+    All that `add` returns, followed by `finish`, is what `decode` makes of the same tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, special: bool, continues: bool) -> None:
@@ -273,7 +274,7 @@ class TextStream:
         return self._utf8.decode(data)
 
     def finish(self) -> str:
-        """What is left when no token comes any more: U+FFFD for a character that was begun."""
+        """The rest of the text when no more tokens come: U+FFFD for a character that was begun."""
         return self._utf8.decode(b"", final=True)
 
 
@@ -281,8 +282,8 @@ class TextStream:
 
 
 def end_tokens(folder: str | Path, tokenizer: Tokenizer) -> frozenset[int]:
-    """Every token that any file of the checkpoint calls the end: generation_config.json and config.json by their ids,
-    tokenizer_config.json by its spelling. Files disagree often, and always by leaving one out."""
+    """Every token that any file of the checkpoint calls the end. generation_config.json and config.json name it by id,
+    tokenizer_config.json by its spelling. The files often disagree, and always because one leaves a token out."""
     ends: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         path = Path(folder) / name
@@ -316,7 +317,7 @@ def _optional_json(path: Path) -> dict[str, Any]:
 
 
 def _without_added_tokens(whole: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Shares the model, which holds nearly all the memory."""
+    """The same tokenizer without added tokens. It shares the model, which holds nearly all the memory."""
     plain = tokenizers.Tokenizer(whole.model)
     if whole.normalizer is not None:
         plain.normalizer = whole.normalizer
@@ -344,7 +345,7 @@ def _byte_rule(whole: tokenizers.Tokenizer, source: str) -> tuple[Any, bool]:
 
 
 def _byte_characters() -> dict[str, int]:
-    """GPT-2's alphabet: a visible character stands for each byte; its own one where it has one."""
+    """GPT-2's alphabet. A visible character stands for each byte: its own if it has one."""
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in own]
     return {chr(byte): byte for byte in own} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

@@ -1,8 +1,8 @@
-"""What a tokenizer.json may hold, looked at before the library sees it.
+"""Checks what a tokenizer.json holds before the library sees it.
 
-The library runs what the file says: patterns whose matching takes exponential time, replacements that multiply a text
-by a thousand each. What is written here is known to take time and memory in proportion to the text. A file with
-anything else is no error: it is run where the system bounds it.
+The library runs what the file says. It may have patterns whose matching takes exponential time, and replacements that
+each multiply a text by a thousand. The forms that are listed here are known to take time and memory in proportion to
+the text. A file with other forms is no error: it runs where the system bounds it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PATTERNS = frozenset(
 
 
 def check_shape(values: Any, where: str) -> None:
-    """FormatError for what no tokenizer of a model has."""
+    """FormatError for what no model's tokenizer has."""
     if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
         raise FormatError(f"{where}: expected a tokenizer with a model, found {type(values).__name__}")
     if values["model"].get("dropout"):
@@ -57,7 +57,7 @@ def check_shape(values: Any, where: str) -> None:
 
 
 def check_added(contents: list[Any], where: str) -> None:
-    """Every text is searched for them."""
+    """Limits the added tokens, because every text is searched for them."""
     if len(contents) > MOST_ADDED:
         raise FormatError(f"{where}: added_tokens: expected at most {MOST_ADDED}, found {len(contents)}")
     for content in contents:
@@ -101,7 +101,7 @@ def _is_text(value: Any, most: int, least: int = 1) -> bool:
 
 
 def _replaces(step: dict[str, Any]) -> bool:
-    """Text by text, and no longer than it was."""
+    """Whether it replaces one text by another that is no longer."""
     pattern = step.get("pattern")
     return (
         isinstance(pattern, dict)
