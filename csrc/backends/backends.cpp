@@ -18,7 +18,7 @@ std::string wanted_backend() {
   const char* forced = std::getenv("MOEFLUX_BACKEND");
   const std::string name = forced ? forced : "auto";
   if (name != "auto" && name != "cpu" && name != "metal")
-    throw FormatError(concat("MOEFLUX_BACKEND: expected auto, cpu or metal, found ", in_quotes(name)));
+    throw ArgumentError(concat("MOEFLUX_BACKEND: expected auto, cpu or metal, found ", in_quotes(name)));
   return name;
 }
 
@@ -36,7 +36,7 @@ std::string chosen_backend(const std::string& name) {
     return wanted != "auto" ? wanted : metal::is_chosen() ? "metal" : "cpu";
   }
   if (name != "cpu" && name != "metal")
-    throw FormatError(concat("backend: expected auto, cpu or metal, found ", in_quotes(name)));
+    throw ArgumentError(concat("backend: expected auto, cpu or metal, found ", in_quotes(name)));
   return name;
 }
 

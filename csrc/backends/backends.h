@@ -10,7 +10,7 @@
 namespace moeflux {
 
 // "cpu" or "metal"; "auto" is what the environment variable MOEFLUX_BACKEND says, else the best one that works here.
-// FormatError naming those there are when it is none of them.
+// ArgumentError naming those there are when it is none of them.
 std::string chosen_backend(const std::string& name);
 
 // Why "auto" is not Metal on a machine whose GPU it should be; empty when it is, or when there is no such GPU. Told

@@ -1,7 +1,8 @@
-// The errors moeflux throws; the Python module registers each under the same name.
+// The errors moeflux throws; moeflux.errors has each under the same name, for Python.
 // A message says where, what was expected and what was found.
 #pragma once
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -11,6 +12,11 @@ namespace moeflux {
 
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
+};
+
+// An argument that nothing could make right: of another type or size than what is asked for.
+struct ArgumentError : Error {
+  using Error::Error;
 };
 
 // A file or a value that breaks its format.
@@ -23,6 +29,11 @@ struct IoError : Error {
   using Error::Error;
 };
 
+// There is nothing at a path that somebody named.
+struct NotFoundError : IoError {
+  using IoError::IoError;
+};
+
 // An accelerator is missing, or a command on it failed.
 struct DeviceError : Error {
   using Error::Error;
@@ -33,9 +44,10 @@ struct StateError : Error {
   using Error::Error;
 };
 
-// A memory budget below what the model needs.
+// A memory budget below what is needed, by so many bytes.
 struct BudgetError : Error {
-  using Error::Error;
+  BudgetError(const std::string& message, int64_t missing_bytes) : Error(message), missing(missing_bytes) {}
+  int64_t missing;
 };
 
 // Six significant digits at most, "1e-06" where that is shorter; a point whatever the process's locale writes.

@@ -36,7 +36,12 @@ File::File(std::string path) : path_(std::move(path)) {
   do {
     descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   } while (descriptor_ < 0 && errno == EINTR);
-  if (descriptor_ < 0) throw IoError(concat(printable(path_), ": cannot be opened: ", reason(errno)));
+  if (descriptor_ < 0) {
+    const int code = errno;
+    const std::string message = concat(printable(path_), ": cannot be opened: ", reason(code));
+    if (code == ENOENT) throw NotFoundError(message);
+    throw IoError(message);
+  }
   struct stat status{};
   if (::fstat(descriptor_, &status) != 0) {
     const int code = errno;

@@ -27,12 +27,12 @@ void require_word(const char* what, const std::string& found, std::initializer_l
   if (std::find(words.begin(), words.end(), found) != words.end()) return;
   std::string expected;
   for (const char* word : words) expected += concat(expected.empty() ? "" : ", ", word);
-  throw StateError(concat(what, ": expected one of ", expected, ", found ", in_quotes(found)));
+  throw ArgumentError(concat(what, ": expected one of ", expected, ", found ", in_quotes(found)));
 }
 
 EngineOptions checked(EngineOptions options) {
   const auto require = [](bool holds, const char* what, const char* expected, int64_t found) {
-    if (!holds) throw StateError(concat(what, ": expected ", expected, ", found ", found));
+    if (!holds) throw ArgumentError(concat(what, ": expected ", expected, ", found ", found));
   };
   require(options.threads >= 0 && options.threads <= 1024, "threads", "0 to 1024", options.threads);
   require(options.readers >= 0 && options.readers <= 256, "readers", "0 to 256", options.readers);

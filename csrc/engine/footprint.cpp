@@ -29,8 +29,8 @@ EngineOptions settled(const Variant& variant, EngineOptions options) {
   const int64_t all = all_experts(variant);
   const int64_t slots = options.expert_slots == 0 ? all : std::min(options.expert_slots, all);
   if (slots < variant.experts().per_token)
-    throw BudgetError(concat("expert_slots: expected at least ", variant.experts().per_token,
-                             ", the experts of one token in one layer, found ", options.expert_slots));
+    throw ArgumentError(concat("expert_slots: expected at least ", variant.experts().per_token,
+                               ", the experts of one token in one layer, found ", options.expert_slots));
   options.expert_slots = slots;
   options.backend = chosen_backend(options.backend);
   if (options.chunk == 0) options.chunk = default_chunk;
@@ -40,7 +40,7 @@ EngineOptions settled(const Variant& variant, EngineOptions options) {
 
 SessionOptions settled(const Variant& variant, SessionOptions options) {
   const auto require = [](bool holds, const char* what, int64_t most, int64_t found) {
-    if (!holds) throw StateError(concat(what, ": expected 1 to ", most, ", found ", found));
+    if (!holds) throw ArgumentError(concat(what, ": expected 1 to ", most, ", found ", found));
   };
   if (options.max_context == 0) options.max_context = std::min(variant.max_context, default_max_context);
   require(options.max_context >= 1 && options.max_context <= variant.max_context, "max_context", variant.max_context,
@@ -48,7 +48,7 @@ SessionOptions settled(const Variant& variant, SessionOptions options) {
   require(options.max_checkpoints >= 1 && options.max_checkpoints <= longest_checkpoints, "max_checkpoints",
           longest_checkpoints, options.max_checkpoints);
   if (options.kv_dtype != DType::f32 && options.kv_dtype != DType::bf16)
-    throw StateError(concat("kv_dtype: expected F32 or BF16, found ", dtype_name(options.kv_dtype)));
+    throw ArgumentError(concat("kv_dtype: expected F32 or BF16, found ", dtype_name(options.kv_dtype)));
   return options;
 }
 

@@ -64,7 +64,7 @@ void EngineSession::check_tokens(std::span<const int32_t> tokens) const {
   const int64_t vocab = engine_->variant().vocab_size;
   for (size_t i = 0; i < tokens.size(); ++i)
     if (tokens[i] < 0 || tokens[i] >= vocab)
-      throw StateError(concat("tokens[", i, "]: expected 0 to ", vocab - 1, ", found ", tokens[i]));
+      throw ArgumentError(concat("tokens[", i, "]: expected 0 to ", vocab - 1, ", found ", tokens[i]));
   const int64_t end = position() + static_cast<int64_t>(tokens.size());
   if (end > options_.max_context)
     throw StateError(concat("session: expected at most ", options_.max_context, " tokens (max_context), found ", end,
@@ -153,7 +153,8 @@ int64_t EngineSession::prefill(std::span<const int32_t> tokens, const Progress& 
   check_tokens(tokens);
   const auto vocab = static_cast<size_t>(engine_->variant().vocab_size);
   if (!all_logits.empty() && all_logits.size() != tokens.size() * vocab)
-    throw StateError(concat("logits: expected room for ", tokens.size(), " x ", vocab, ", found ", all_logits.size()));
+    throw ArgumentError(
+        concat("logits: expected room for ", tokens.size(), " x ", vocab, ", found ", all_logits.size()));
   const size_t chunk = static_cast<size_t>(engine_->chunk());
   last_ = {};
   size_t done = 0;
@@ -208,8 +209,8 @@ void EngineSession::top_k(std::span<int32_t> ids, std::span<float> values) const
   const int64_t vocab = engine_->variant().vocab_size;
   const auto k = static_cast<int64_t>(ids.size());
   if (k < 1 || k > std::min(vocab, most_top_k))
-    throw StateError(concat("k: expected 1 to ", std::min(vocab, most_top_k), ", found ", k));
-  if (values.size() != ids.size()) throw StateError("top_k: expected as many values as ids");
+    throw ArgumentError(concat("k: expected 1 to ", std::min(vocab, most_top_k), ", found ", k));
+  if (values.size() != ids.size()) throw ArgumentError("top_k: expected as many values as ids");
   check_logits();
   engine_->top_k({logits_.get(), 0}, ids, values);
 }
@@ -318,7 +319,7 @@ int64_t EngineSession::rewind(int64_t target, bool exact) {
   check_usable();
   const int64_t here = position();
   if (target < 0 || target > here)
-    throw StateError(concat("rewind: expected a position 0 to ", here, ", found ", target));
+    throw ArgumentError(concat("rewind: expected a position 0 to ", here, ", found ", target));
   if (target == here) return here;
 
   int64_t reached = target;
@@ -354,10 +355,10 @@ void EngineSession::read_state(const StateVisitor& show) {
 void EngineSession::restore(int64_t target, std::span<const int32_t> tokens, const StateVisitor& fill) {
   const Use use(*this);
   if (target < 0 || target > options_.max_context)
-    throw StateError(
+    throw ArgumentError(
         concat("restore: expected a position 0 to ", options_.max_context, " (max_context), found ", target));
   if (!tokens.empty() && static_cast<int64_t>(tokens.size()) != target)
-    throw StateError(concat("restore: expected ", target, " tokens, one a position, found ", tokens.size()));
+    throw ArgumentError(concat("restore: expected ", target, " tokens, one a position, found ", tokens.size()));
   const std::vector<StateTensor> tensors = state_.tensors(target);
   break_off("a restore failed half-way");
   drop_logits();

@@ -38,7 +38,8 @@ void SessionMemory::take(int64_t bytes, const std::string& asker) {
       throw BudgetError(concat(asker, ": expected at most ", sized(limit_ - taken), ", which is left of ",
                                sized(limit_), " for sessions, found ", sized(bytes),
                                ": close a session, ask for less, or load the model with more `memory`, a longer "
-                               "`context` or more `sessions`"));
+                               "`context` or more `sessions`"),
+                        bytes - (limit_ - taken));
   } while (!taken_.compare_exchange_weak(taken, taken + bytes));
 }
 

@@ -264,7 +264,8 @@ class AppleDevice final : public Device {
       const auto length = static_cast<NSUInteger>(bytes > 0 ? bytes : 1);
       if (length > device_.maxBufferLength)
         throw BudgetError(concat(what, ": expected at most ", device_.maxBufferLength, " bytes, the largest buffer of ",
-                                 name(), ", found ", bytes, ": load with less `memory` or fewer `expert_slots`"));
+                                 name(), ", found ", bytes, ": load with less `memory` or fewer `expert_slots`"),
+                          bytes - static_cast<int64_t>(device_.maxBufferLength));
       id<MTLBuffer> memory = [device_ newBufferWithLength:length options:MTLResourceStorageModeShared];
       if (!memory) throw DeviceError(concat(what, ": expected ", bytes, " bytes of ", name(), ", found none left"));
       memory.label = string_of(what);

@@ -7,7 +7,7 @@ namespace {
 
 MetalCommands& of_metal(Commands& commands, const char* op) {
   auto* own = dynamic_cast<MetalCommands*>(&commands);
-  if (!own) throw StateError(concat("[", op, "] backend: expected metal, found another"));
+  if (!own) throw ArgumentError(concat("[", op, "] backend: expected metal, found another"));
   return *own;
 }
 

@@ -98,7 +98,8 @@ std::shared_ptr<const void> MetalBackend::take(int64_t bytes, const std::string&
   if (whole > most - *held_)
     throw BudgetError(concat(what, ": expected at most ", sized(std::max<int64_t>(0, most - *held_)),
                              ", which is left of the ", sized(most), " that ", device_->name(), " may use, found ",
-                             sized(whole), ": load with less `memory` or fewer `expert_slots`, or backend=\"cpu\""));
+                             sized(whole), ": load with less `memory` or fewer `expert_slots`, or backend=\"cpu\""),
+                      whole - (most - *held_));
   *held_ += whole;
   return {nullptr, [held = held_, whole](const void*) { *held -= whole; }};
 }

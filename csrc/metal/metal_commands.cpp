@@ -226,7 +226,7 @@ void MetalCommands::route_grouped(const RouteArgs& args, int64_t n) {
 void MetalCommands::top_k(View logits, int64_t count, int64_t k, View ids, View values) {
   op("top_k", [&] {
     if (k > int64_t{top_k_block} / 2)
-      throw StateError(concat("[top_k] k: expected at most ", top_k_block / 2, " on Metal, found ", k));
+      throw ArgumentError(concat("[top_k] k: expected at most ", top_k_block / 2, " on Metal, found ", k));
     View from = logits;
     View from_ids = or_nothing({});
     for (uint32_t has_ids = 0, room = 0;; has_ids = 1, room ^= 1) {

@@ -18,7 +18,7 @@ inline void check_signals() {
 }
 
 void register_engine(pybind11::module_& m);
-void register_errors(pybind11::module_& m);
+void register_errors();
 void register_format(pybind11::module_& m);
 void register_io(pybind11::module_& m);
 void register_metal(pybind11::module_& m);

@@ -4,7 +4,7 @@
 PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
   m.doc() = "The C++ core of moeflux.";
   m.attr("__version__") = MOEFLUX_VERSION;
-  moeflux::python::register_errors(m);
+  moeflux::python::register_errors();
   moeflux::python::register_quant_format(m);
   moeflux::python::register_quantize(m);
   moeflux::python::register_snapshot(m);

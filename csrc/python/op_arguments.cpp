@@ -31,7 +31,7 @@ py::array_t<Element> array_of(const View& view, const Shape& shape) {
 }  // namespace
 
 void OpArguments::refuse(const char* name, const std::string& expected, const std::string& found) const {
-  throw FormatError(concat("[", op_, "] ", name, ": expected ", expected, ", found ", found));
+  throw ArgumentError(concat("[", op_, "] ", name, ": expected ", expected, ", found ", found));
 }
 
 void OpArguments::require(bool holds, const char* name, const std::string& expected, int64_t found) const {

@@ -31,7 +31,7 @@ using Floats = py::array_t<float, py::array::c_style>;
 constexpr int64_t most_picks = int64_t{1} << 24;
 
 std::span<const int32_t> view_of(const Tokens& tokens) {
-  if (tokens.ndim() != 1) throw StateError(concat("tokens: expected one dimension, found ", tokens.ndim()));
+  if (tokens.ndim() != 1) throw ArgumentError(concat("tokens: expected one dimension, found ", tokens.ndim()));
   return {tokens.data(), static_cast<size_t>(tokens.size())};
 }
 
@@ -39,16 +39,16 @@ std::span<float> room_in(const py::array& out, std::vector<py::ssize_t> shape) {
   const bool fits = py::isinstance<py::array_t<float>>(out) && (out.flags() & py::array::c_style) && out.writeable() &&
                     std::vector(out.shape(), out.shape() + out.ndim()) == shape;
   if (!fits)
-    throw StateError(concat("out: expected a writeable, contiguous float32 array of shape ",
-                            text_of(py::tuple(py::cast(shape))), ", found ", text_of(out.dtype()), " of shape ",
-                            text_of(out.attr("shape"))));
+    throw ArgumentError(concat("out: expected a writeable, contiguous float32 array of shape ",
+                               text_of(py::tuple(py::cast(shape))), ", found ", text_of(out.dtype()), " of shape ",
+                               text_of(out.attr("shape"))));
   return {static_cast<float*>(const_cast<void*>(out.data())), static_cast<size_t>(out.size())};
 }
 
 DType kv_dtype(const std::string& name) {
   if (name == "f32") return DType::f32;
   if (name == "bf16") return DType::bf16;
-  throw StateError(concat("kv_dtype: expected f32 or bf16, found ", name));
+  throw ArgumentError(concat("kv_dtype: expected f32 or bf16, found ", name));
 }
 
 // Set by any thread.
@@ -123,7 +123,7 @@ Floats logits(const Session& session, const std::optional<py::array>& out, int64
 
 py::tuple likeliest(const Session& session, int64_t k) {
   // The session says what it takes; this is what an array may be.
-  if (k < 1 || k > most_picks) throw StateError(concat("k: expected 1 to ", most_picks, ", found ", k));
+  if (k < 1 || k > most_picks) throw ArgumentError(concat("k: expected 1 to ", most_picks, ", found ", k));
   py::array_t<int32_t> ids(k);
   Floats values(k);
   const std::span<int32_t> id_room = {ids.mutable_data(), static_cast<size_t>(k)};
@@ -154,11 +154,12 @@ void restore(Session& session, int64_t position, const Tokens& tokens, const std
   size_t next = 0;
   session.restore(position, view_of(tokens), [&](const StateTensor& tensor) {
     if (next == given.size())
-      throw StateError(concat("restore: expected a tensor for layer ", tensor.layer, ", found none"));
+      throw ArgumentError(concat("restore: expected a tensor for layer ", tensor.layer, ", found none"));
     const py::array& array = given[next++];
     const bool fits = array.dtype().equal(numpy_type(tensor.dtype)) && (array.flags() & py::array::c_style) &&
                       std::vector<int64_t>(array.shape(), array.shape() + array.ndim()) == tensor.shape;
-    if (!fits) throw StateError(concat("restore: layer ", tensor.layer, ", ", tensor.name, ": the array does not fit"));
+    if (!fits)
+      throw ArgumentError(concat("restore: layer ", tensor.layer, ", ", tensor.name, ": the array does not fit"));
     std::memcpy(tensor.data, array.data(), static_cast<size_t>(tensor.bytes));
   });
 }

@@ -7,17 +7,35 @@
 namespace py = pybind11;
 
 namespace moeflux::python {
+namespace {
+
+// In a file it would be a file that breaks its format.
+template <typename Make>
+QuantFormat of_arguments(Make make) {
+  try {
+    return make();
+  } catch (const FormatError& error) {
+    throw ArgumentError(error.what());
+  }
+}
+
+}  // namespace
+
 void register_quant_format(py::module_& m) {
   py::class_<QuantFormat>(m, "QuantFormat",
                           "How the numbers of one matrix are stored: affine groups, or plain elements.")
       .def_static(
           "affine",
           [](int bits, int group_size, const std::string& scale_type) {
-            return QuantFormat::affine(bits, group_size, weight_dtype(scale_type, "scale_type"));
+            return of_arguments(
+                [&] { return QuantFormat::affine(bits, group_size, weight_dtype(scale_type, "scale_type")); });
           },
           py::arg("bits"), py::arg("group_size"), py::arg("scale_type") = "BF16")
       .def_static(
-          "plain", [](const std::string& element) { return QuantFormat::plain(weight_dtype(element, "element")); },
+          "plain",
+          [](const std::string& element) {
+            return of_arguments([&] { return QuantFormat::plain(weight_dtype(element, "element")); });
+          },
           py::arg("element"))
       .def_readonly("bits", &QuantFormat::bits)
       .def_readonly("group_size", &QuantFormat::group_size)

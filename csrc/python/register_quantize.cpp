@@ -19,7 +19,8 @@ DType number_type(const py::array& array) {
   if (type.equal(py::dtype::of<float>())) return DType::f32;
   if (type.equal(py::dtype::of<uint16_t>())) return DType::bf16;
   if (type.equal(py::dtype("float16"))) return DType::f16;
-  throw FormatError(concat("[quantize] array: expected float32, float16 or uint16 (raw bf16), found ", text_of(type)));
+  throw ArgumentError(
+      concat("[quantize] array: expected float32, float16 or uint16 (raw bf16), found ", text_of(type)));
 }
 
 py::array scale_array(const QuantFormat& format, int64_t rows, int64_t groups) {
@@ -29,10 +30,12 @@ py::array scale_array(const QuantFormat& format, int64_t rows, int64_t groups) {
 
 py::tuple quantize_array(const py::array& array, const QuantFormat& format, int threads) {
   if (array.ndim() != 2 || !contiguous(array))
-    throw FormatError(concat("[quantize] array: expected two dimensions, contiguous, found shape ", shape_text(array)));
+    throw ArgumentError(
+        concat("[quantize] array: expected two dimensions, contiguous, found shape ", shape_text(array)));
   const MatrixView matrix{array.data(), number_type(array), array.shape(0), array.shape(1)};
   if (!format.is_affine() || !format.fits(matrix.columns))
-    throw FormatError(concat("[quantize] ", format.describe(), " does not fit an array of shape ", shape_text(array)));
+    throw ArgumentError(
+        concat("[quantize] ", format.describe(), " does not fit an array of shape ", shape_text(array)));
 
   py::array_t<uint32_t> words({matrix.rows, static_cast<int64_t>(format.weight_row_bytes(matrix.columns) / 4)});
   py::array scales = scale_array(format, matrix.rows, matrix.columns / format.group_size);
@@ -52,17 +55,17 @@ const std::byte* checked_part(const char* name, const py::array& array, const py
                               int64_t width) {
   const bool fits = array.ndim() == 2 && array.shape(0) == rows && array.shape(1) == width;
   if (!array.dtype().equal(type) || !fits || !contiguous(array))
-    throw FormatError(concat("[dequantize] ", name, ": expected ", text_of(type), " (", rows, ", ", width,
-                             ") contiguous, found ", text_of(array.dtype()), " ", shape_text(array)));
+    throw ArgumentError(concat("[dequantize] ", name, ": expected ", text_of(type), " (", rows, ", ", width,
+                               ") contiguous, found ", text_of(array.dtype()), " ", shape_text(array)));
   return static_cast<const std::byte*>(array.data());
 }
 
 py::array_t<float> dequantize_arrays(const py::array& words, const py::array& scales, const py::array& biases,
                                      const QuantFormat& format, int64_t columns, int threads) {
   if (!format.is_affine() || !format.fits(columns))
-    throw FormatError(concat("[dequantize] ", format.describe(), " does not fit ", columns, " columns"));
+    throw ArgumentError(concat("[dequantize] ", format.describe(), " does not fit ", columns, " columns"));
   if (words.ndim() != 2)
-    throw FormatError(concat("[dequantize] words: expected two dimensions, found shape ", shape_text(words)));
+    throw ArgumentError(concat("[dequantize] words: expected two dimensions, found shape ", shape_text(words)));
   const int64_t rows = words.shape(0);
   const int64_t groups = columns / format.group_size;
   const py::dtype scale_type = format.scale_type == DType::f32 ? py::dtype::of<float>() : py::dtype::of<uint16_t>();

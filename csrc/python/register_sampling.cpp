@@ -23,9 +23,9 @@ using Allowed = std::optional<py::array>;
 template <typename Element>
 std::span<const Element> view_of(const char* what, const py::array& array) {
   if (!py::isinstance<py::array_t<Element>>(array) || array.ndim() != 1 || !(array.flags() & py::array::c_style))
-    throw StateError(concat(what, ": expected a contiguous array of ", text_of(py::dtype::of<Element>()),
-                            " in one dimension, found ", text_of(array.dtype()), " of shape ",
-                            text_of(array.attr("shape"))));
+    throw ArgumentError(concat(what, ": expected a contiguous array of ", text_of(py::dtype::of<Element>()),
+                               " in one dimension, found ", text_of(array.dtype()), " of shape ",
+                               text_of(array.attr("shape"))));
   return {static_cast<const Element*>(array.data()), static_cast<size_t>(array.size())};
 }
 
@@ -39,7 +39,7 @@ class Choice {
   explicit Choice(const std::optional<int64_t>& log_probabilities) : asked_(log_probabilities) {
     if (!asked_) return;
     if (*asked_ < 0 || *asked_ > most_log_probabilities)
-      throw StateError(concat("log_probabilities: expected 0 to ", most_log_probabilities, ", found ", *asked_));
+      throw ArgumentError(concat("log_probabilities: expected 0 to ", most_log_probabilities, ", found ", *asked_));
     found_.best.resize(static_cast<size_t>(*asked_));
   }
 

@@ -54,7 +54,7 @@ ReplayCounts play(const RecordedRouting& routing, const std::string& policy, int
   for (const auto& [name, kind] :
        {std::pair{"lru", CachePolicy::lru}, {"lfu", CachePolicy::lfu}, {"none", CachePolicy::none}})
     if (policy == name) return replay(routing, kind, slots, ring_depth, check_signals);
-  throw StateError(concat("policy: expected lru, lfu, none or optimum, found ", policy));
+  throw ArgumentError(concat("policy: expected lru, lfu, none or optimum, found ", policy));
 }
 
 }  // namespace

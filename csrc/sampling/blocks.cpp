@@ -88,8 +88,8 @@ void LogitBlocks::refuse(int64_t block) {
   const int64_t token = block * choice_block + place;
   const float logit = logits_[static_cast<size_t>(token)];
   if (!(logit < std::numeric_limits<float>::infinity()))
-    throw StateError(concat("logits[", token, "]: expected a number or -inf, found ", logit));
-  throw StateError(
+    throw ArgumentError(concat("logits[", token, "]: expected a number or -inf, found ", logit));
+  throw ArgumentError(
       concat("penalties: expected numbers, found ", value(place), " made of logits[", token, "], ", logit));
 }
 

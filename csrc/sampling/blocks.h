@@ -19,8 +19,8 @@ class LogitBlocks {
 
   LogitBlocks(const cpu::ChoiceKernels& kernels, int64_t vocab_size);
 
-  // Of the next choice; looked at until the one after. `changes` null: none. StateError naming a token whose value is
-  // no number.
+  // Of the next choice; looked at until the one after. `changes` null: none. ArgumentError naming a token whose value
+  // is no number.
   void take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed);
 
   int64_t count() const { return count_; }

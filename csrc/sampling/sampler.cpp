@@ -18,23 +18,23 @@ namespace {
 void check_number(const char* name, double value, double least, double most) {
   if (value >= least && value <= most && std::isfinite(value)) return;
   const std::string range = most < infinity ? concat(least, " to ", most) : concat("at least ", least);
-  throw StateError(concat(name, ": expected ", range, ", found ", value));
+  throw ArgumentError(concat(name, ": expected ", range, ", found ", value));
 }
 
 void check_above_0(const char* name, double value, double most) {
   check_number(name, value, 0, most);
-  if (value == 0) throw StateError(concat(name, ": expected more than 0, found 0"));
+  if (value == 0) throw ArgumentError(concat(name, ": expected more than 0, found 0"));
 }
 
 void check_token(const char* name, int32_t token, int64_t vocab_size) {
   if (token < 0 || token >= vocab_size)
-    throw StateError(concat(name, ": expected tokens 0 to ", vocab_size - 1, ", found ", token));
+    throw ArgumentError(concat(name, ": expected tokens 0 to ", vocab_size - 1, ", found ", token));
 }
 
 const Sampling& checked(const Sampling& sampling, int64_t vocab_size, std::span<const int32_t> prompt) {
   constexpr int64_t most = std::numeric_limits<int32_t>::max();
   if (vocab_size < 1 || vocab_size > most)
-    throw StateError(concat("vocabulary: expected 1 to ", most, " tokens, found ", vocab_size));
+    throw ArgumentError(concat("vocabulary: expected 1 to ", most, " tokens, found ", vocab_size));
   check_number("temperature", sampling.temperature, 0, infinity);
   check_number("top_k", static_cast<double>(sampling.top_k), 0, infinity);
   check_above_0("top_p", sampling.top_p, 1);
@@ -106,20 +106,20 @@ int64_t Sampler::most_bytes(int64_t vocab_size) {
 void Sampler::check(std::span<const float> logits, std::span<const uint32_t> allowed,
                     const LogProbabilities* log_probabilities) const {
   if (static_cast<int64_t>(logits.size()) != vocab_size_)
-    throw StateError(concat("logits: expected ", vocab_size_, ", found ", logits.size()));
+    throw ArgumentError(concat("logits: expected ", vocab_size_, ", found ", logits.size()));
   const auto words = static_cast<size_t>((vocab_size_ + 31) / 32);
   if (!allowed.empty() && allowed.size() != words)
-    throw StateError(concat("allowed: expected ", words, " words of 32 bits, found ", allowed.size()));
+    throw ArgumentError(concat("allowed: expected ", words, " words of 32 bits, found ", allowed.size()));
   const int64_t most = std::min(most_log_probabilities, vocab_size_);
   if (log_probabilities && static_cast<int64_t>(log_probabilities->best.size()) > most)
-    throw StateError(concat("log_probabilities: expected at most ", most, " of the likeliest, found ",
-                            log_probabilities->best.size()));
+    throw ArgumentError(concat("log_probabilities: expected at most ", most, " of the likeliest, found ",
+                               log_probabilities->best.size()));
 }
 
 void Sampler::take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed) {
   chooser_->take(logits, changes, allowed);
   if (chooser_->greatest() == -infinity)
-    throw StateError("choosing: expected to leave at least one token, found all of them forbidden");
+    throw ArgumentError("choosing: expected to leave at least one token, found all of them forbidden");
 }
 
 // Returns what is to be taken from a logit.

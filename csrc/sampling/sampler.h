@@ -52,7 +52,7 @@ constexpr int64_t most_log_probabilities = 1024;
 // made. It has one caller at a time; a second gets StateError.
 class Sampler {
  public:
-  // StateError for what cannot be: settings out of range, tokens that the vocabulary does not have. `isa` as in
+  // ArgumentError for what cannot be: settings out of range, tokens that the vocabulary does not have. `isa` as in
   // EngineOptions; it changes no token.
   Sampler(const Sampling& sampling, int64_t vocab_size, std::span<const int32_t> prompt, const std::string& isa = "");
   ~Sampler();
@@ -60,8 +60,8 @@ class Sampler {
   Sampler& operator=(const Sampler&) = delete;
 
   // The next token. `logits` [vocab]; -inf stands for a token that is never taken. `allowed`, when not empty, has a bit
-  // for each token, bit i of word w for token 32 * w + i: those of 0 are not taken this time. StateError when no token
-  // is left, or a logit is no number: nothing was chosen then.
+  // for each token, bit i of word w for token 32 * w + i: those of 0 are not taken this time. ArgumentError when no
+  // token is left, or a logit is no number: nothing was chosen then.
   int32_t choose(std::span<const float> logits, std::span<const uint32_t> allowed = {},
                  LogProbabilities* log_probabilities = nullptr);
 

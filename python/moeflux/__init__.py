@@ -17,6 +17,7 @@ from typing import Any
 # the core are needed. Type checkers read __init__.pyi; a test holds the two to each other.
 _HOMES = {
     "PRESETS": "moeflux.models.presets:PRESETS",
+    "ArgumentError": "moeflux.errors:ArgumentError",
     "BudgetError": "moeflux.errors:BudgetError",
     "Cancel": "moeflux._core:Cancel",
     "Cancelled": "moeflux.errors:Cancelled",
@@ -28,6 +29,7 @@ _HOMES = {
     "Logits": "moeflux.runtime.logits:Logits",
     "Memory": "moeflux.model:Memory",
     "Model": "moeflux.model:Model",
+    "NotFoundError": "moeflux.errors:NotFoundError",
     "Plan": "moeflux.runtime.plan:Plan",
     "QuantFormat": "moeflux._core:QuantFormat",
     "Sampling": "moeflux.text.sampling:Sampling",

@@ -6,7 +6,17 @@ from moeflux._core import isas as available_isas
 from moeflux.conversion.convert import convert
 from moeflux.conversion.synth import synth
 from moeflux.conversion.verify import verify
-from moeflux.errors import BudgetError, Cancelled, DeviceError, Error, FormatError, IoError, StateError
+from moeflux.errors import (
+    ArgumentError,
+    BudgetError,
+    Cancelled,
+    DeviceError,
+    Error,
+    FormatError,
+    IoError,
+    NotFoundError,
+    StateError,
+)
 from moeflux.model import Memory, Model, load
 from moeflux.models import builtin, layers
 from moeflux.models.config import variant_from_config
@@ -22,6 +32,7 @@ from moeflux.text.sampling import Sampling
 
 __all__ = [
     "PRESETS",
+    "ArgumentError",
     "BudgetError",
     "Cancel",
     "Cancelled",
@@ -33,6 +44,7 @@ __all__ = [
     "Logits",
     "Memory",
     "Model",
+    "NotFoundError",
     "Plan",
     "QuantFormat",
     "Sampling",

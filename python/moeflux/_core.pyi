@@ -12,21 +12,15 @@ import typing
 
 __all__: list[str] = [
     "Batch",
-    "BudgetError",
     "Cancel",
-    "Cancelled",
     "DeferredRing",
-    "DeviceError",
     "Engine",
-    "Error",
     "ExpertFormats",
     "ExpertLayout",
     "Experts",
     "FaultPlan",
     "FileReader",
     "Footprint",
-    "FormatError",
-    "IoError",
     "Lease",
     "LookAheadGovernor",
     "OpTime",
@@ -43,7 +37,6 @@ __all__: list[str] = [
     "SlotCache",
     "SnapshotSpan",
     "SnapshotWire",
-    "StateError",
     "StepStats",
     "StoreDirectory",
     "Tensor",
@@ -81,27 +74,6 @@ __all__: list[str] = [
     "supports_direct",
     "variant_identity",
 ]
-
-class Error(RuntimeError):
-    pass
-
-class FormatError(Error):
-    pass
-
-class IoError(Error):
-    pass
-
-class DeviceError(Error):
-    pass
-
-class StateError(Error):
-    pass
-
-class BudgetError(Error):
-    pass
-
-class Cancelled(Error):
-    pass
 
 class QuantFormat:
     """

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moeflux import _core
-from moeflux.errors import FormatError, IoError
+from moeflux.errors import ArgumentError, Error, FormatError, IoError, NotFoundError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +34,7 @@ __all__ = [
     "expanded",
     "expect_folder",
     "free_bytes",
+    "io_error",
     "is_file",
     "is_folder",
     "is_link",
@@ -77,17 +78,17 @@ LONGEST_SHOWN = 200
 
 
 def path_of(path: StrPath) -> Path:
-    """The path as given, or FormatError when it can be no path."""
+    """The path as given, or ArgumentError when it can be no path."""
     try:
         found = os.fspath(path)
     except TypeError:
         found = b""
     if not isinstance(found, str):
-        raise FormatError(f"path: expected text or a Path, found {type(path).__name__}")
+        raise ArgumentError(f"path: expected text or a Path, found {type(path).__name__}")
     if not found:
-        raise FormatError("path: expected text or a Path, found an empty one")
+        raise ArgumentError("path: expected text or a Path, found an empty one")
     if "\0" in found:
-        raise FormatError(f"{shown(found)}: a path cannot hold a NUL byte")
+        raise ArgumentError(f"{shown(found)}: a path cannot hold a NUL byte")
     return Path(found)
 
 
@@ -102,13 +103,19 @@ def system_errors(path: StrPath, kept: str = "") -> Iterator[None]:
     """Turns system errors inside the `with` into IoErrors that name the path. `kept`: what a full disk leaves."""
     try:
         yield
+    except Error:  # of which one is of the system too
+        raise
     except MemoryError as error:
         raise IoError(f"{shown(path)}: expected memory for its content, found too little") from error
     except OSError as error:
         reason = error.strerror or str(error)
         if kept and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             reason += f"; {kept}"
-        raise IoError(f"{shown(error.filename or path)}: {reason}") from error
+        raise io_error(error, f"{shown(error.filename or path)}: {reason}") from error
+
+
+def io_error(error: OSError, message: str) -> IoError:
+    return NotFoundError(message) if error.errno == errno.ENOENT else IoError(message)
 
 
 # ---- Looking ----------------------------------------------------------------------------------------------------
@@ -166,6 +173,8 @@ def is_folder(path: StrPath) -> bool:
 
 def expect_folder(path: StrPath) -> Path:
     kind = kind_of(path)
+    if kind == "nothing":
+        raise NotFoundError(f"{shown(path)}: expected a folder, found nothing")
     if kind != "a directory":
         raise FormatError(f"{shown(path)}: expected a folder, found {kind}")
     return path_of(path)
@@ -208,7 +217,7 @@ def expanded(path: StrPath) -> Path:
     try:
         return path.expanduser()
     except RuntimeError as error:  # no user of that name, or no home folder
-        raise FormatError(f"{shown(path)}: expected a path, found {error}") from error
+        raise ArgumentError(f"{shown(path)}: expected a path, found {error}") from error
 
 
 def free_bytes(path: StrPath) -> int:
@@ -236,7 +245,7 @@ def open_file(path: StrPath) -> io.FileIO:
         # Without O_NONBLOCK, opening a pipe waits for its writer. A terminal must not become that of this process.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
-        raise IoError(f"{shown(path)}: cannot be opened: {error.strerror}") from error
+        raise io_error(error, f"{shown(path)}: cannot be opened: {error.strerror}") from error
     return io.FileIO(_regular(path, descriptor))
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from moeflux import _core
-from moeflux.errors import StateError
+from moeflux.errors import ArgumentError, BudgetError, StateError
 from moeflux.machine.memory import resident
 from moeflux.models.variants import Variant
 from moeflux.runtime.plan import ENGINE_PARTS, LOADED, SESSION_PARTS, Options, Plan, make_plan, whole
@@ -92,9 +93,20 @@ class Model:
         if kv_dtype is None:
             kv_dtype = self._plan.kv_dtype if self._plan else "f32"
         if kv_dtype not in ("f32", "bf16"):
-            raise StateError(f'kv_dtype: expected "f32" or "bf16", found {kv_dtype!r:.40}')
+            raise ArgumentError(f'kv_dtype: expected "f32" or "bf16", found {kv_dtype!r:.40}')
         rows = whole("max_context", max_context, self.variant.max_context) or 0
-        return Session(self, self._engine.session(rows, kv_dtype), kv_dtype)
+        with self.pricing():
+            return Session(self, self._engine.session(rows, kv_dtype), kv_dtype)
+
+    @contextmanager
+    def pricing(self) -> Iterator[None]:
+        """Within it a BudgetError says what the budget would have had to be."""
+        try:
+            yield
+        except BudgetError as error:
+            if self._plan is not None and self._plan.budget_bytes is not None and error.missing is not None:
+                error.needed, error.floor = self._plan.budget_bytes + error.missing, self._plan.least_bytes
+            raise
 
     @property
     def memory(self) -> Memory:
@@ -265,7 +277,7 @@ def load(
 def _word(name: str, word: str) -> str:
     """Checks that it is text. The engine knows which words there are."""
     if not isinstance(word, str):
-        raise StateError(f"{name}: expected a word, found {word!r:.40}")
+        raise ArgumentError(f"{name}: expected a word, found {word!r:.40}")
     return word
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 import numpy as np
 
 from moeflux import _core
-from moeflux.errors import StateError, found
+from moeflux.errors import ArgumentError, found
 from moeflux.runtime.logits import Logits
 from moeflux.runtime.snapshot import Snapshot
 from moeflux.runtime.tokens import Tokens, token_array
@@ -85,7 +85,7 @@ class Session:
         if logits == "all":
             every = out if out is not None else np.empty((len(ids), self.model.variant.vocab_size), np.float32)
         elif logits != "last" or out is not None:
-            raise StateError(f'logits: expected "last", or "all" with or without out, found {logits!r:.40}')
+            raise ArgumentError(f'logits: expected "last", or "all" with or without out, found {logits!r:.40}')
         done = self._core.prefill(ids, on_progress, every, self.model.variant.vocab_size, cancel)
         return self._logits() if every is None else every[:done]
 
@@ -232,5 +232,5 @@ class Session:
 def _count(name: str, value: int) -> int:
     """Checks that a number fits into 64 bits, as the engine takes it."""
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-        raise StateError(f"{name}: expected a whole number of 64 bits, found {found(value)}")
+        raise ArgumentError(f"{name}: expected a whole number of 64 bits, found {found(value)}")
     return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 
-from moeflux.errors import StateError, found
+from moeflux.errors import ArgumentError, found
 
 __all__ = ["parse_size", "size_text"]
 
@@ -24,7 +24,7 @@ def parse_size(name: str, value: object) -> int:
     elif hasattr(value, "__index__") and not isinstance(value, bool):
         size = operator.index(value)
     if not 1 <= size < LARGEST:
-        raise StateError(f'{name}: expected bytes, or a size as "8GB" or "8GiB", found {found(value)}')
+        raise ArgumentError(f'{name}: expected bytes, or a size as "8GB" or "8GiB", found {found(value)}')
     return size
 
 

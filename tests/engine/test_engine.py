@@ -249,7 +249,7 @@ def test_all_logits_into_given_memory(folder: Folder) -> None:
     out = np.empty((3, model.variant.vocab_size), np.float32)
     assert np.array_equal(model.session().prefill([1, 2, 3], logits="all", out=out), expected)
     assert np.array_equal(out, expected)
-    with pytest.raises(moeflux.StateError, match="out: expected a writeable, contiguous float32 array"):
+    with pytest.raises(moeflux.ArgumentError, match="out: expected a writeable, contiguous float32 array"):
         model.session().prefill([1, 2, 3], logits="all", out=out.astype(np.float64))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import moeflux
-from moeflux import BudgetError, Error, FormatError, StateError
+from moeflux import ArgumentError, BudgetError, Error, StateError
 from support.engine import Folder, folders, steps, tokens
 
 PROMPT, NEXT = tokens(20), tokens(4, seed=9)
@@ -83,7 +83,7 @@ def test_bad_tokens(model: moeflux.Model, expected: np.ndarray, bad: Any, messag
     session = model.session()
     session.prefill(PROMPT[:8])
     for evaluate in (session.prefill, lambda ids: session.prefill(ids, logits="all")):
-        with pytest.raises(StateError, match=re.escape(message)):
+        with pytest.raises(ArgumentError, match=re.escape(message)):
             evaluate(bad)
     assert_goes_on(session, expected)
 
@@ -92,7 +92,7 @@ def test_bad_tokens(model: moeflux.Model, expected: np.ndarray, bad: Any, messag
 def test_bad_steps(model: moeflux.Model, expected: np.ndarray, bad: Any) -> None:
     session = model.session()
     session.prefill(PROMPT[:8])
-    with pytest.raises(StateError, match="tokens"):
+    with pytest.raises(ArgumentError, match="tokens"):
         session.step(bad)
     assert_goes_on(session, expected)
 
@@ -141,30 +141,30 @@ def test_too_long_a_context(model: moeflux.Model) -> None:
 # ---- Settings ---------------------------------------------------------------------------------------------------
 
 BAD_SETTINGS: list[tuple[dict[str, Any], type[Error], str]] = [
-    ({"threads": 0}, StateError, "threads: expected a whole number of at least 1, found 0"),
-    ({"threads": -1}, StateError, "threads: expected a whole number of at least 1, found -1"),
-    ({"threads": 1.5}, StateError, "threads: expected a whole number"),
-    ({"threads": True}, StateError, "threads: expected a whole number"),
-    ({"threads": "2"}, StateError, "threads: expected a whole number"),
-    ({"threads": 1025}, StateError, "threads: expected 1 to 1024, found 1025"),
-    ({"threads": 1 << 40}, StateError, "threads: expected 1 to 1024, found 1099511627776"),
-    ({"readers": 0}, StateError, "readers: expected a whole number"),
-    ({"readers": 257}, StateError, "readers: expected 1 to 256, found 257"),
-    ({"ring_depth": 0}, StateError, "ring_depth: expected a whole number"),
-    ({"ring_depth": 17}, StateError, "ring_depth: expected 1 to 16, found 17"),
-    ({"chunk": 0}, StateError, "chunk: expected a whole number"),
-    ({"chunk": 8193}, StateError, "chunk: expected 1 to 8192, found 8193"),
-    ({"expert_slots": 0}, StateError, "expert_slots: expected a whole number"),
-    ({"expert_slots": 3}, BudgetError, "expert_slots: expected at least 4, the experts of one token in one layer"),
-    ({"memory": "lots"}, StateError, 'memory: expected bytes, or a size as "8GB" or "8GiB", found \'lots\''),
-    ({"memory": 0}, StateError, "memory: expected bytes"),
+    ({"threads": 0}, ArgumentError, "threads: expected a whole number of at least 1, found 0"),
+    ({"threads": -1}, ArgumentError, "threads: expected a whole number of at least 1, found -1"),
+    ({"threads": 1.5}, ArgumentError, "threads: expected a whole number"),
+    ({"threads": True}, ArgumentError, "threads: expected a whole number"),
+    ({"threads": "2"}, ArgumentError, "threads: expected a whole number"),
+    ({"threads": 1025}, ArgumentError, "threads: expected 1 to 1024, found 1025"),
+    ({"threads": 1 << 40}, ArgumentError, "threads: expected 1 to 1024, found 1099511627776"),
+    ({"readers": 0}, ArgumentError, "readers: expected a whole number"),
+    ({"readers": 257}, ArgumentError, "readers: expected 1 to 256, found 257"),
+    ({"ring_depth": 0}, ArgumentError, "ring_depth: expected a whole number"),
+    ({"ring_depth": 17}, ArgumentError, "ring_depth: expected 1 to 16, found 17"),
+    ({"chunk": 0}, ArgumentError, "chunk: expected a whole number"),
+    ({"chunk": 8193}, ArgumentError, "chunk: expected 1 to 8192, found 8193"),
+    ({"expert_slots": 0}, ArgumentError, "expert_slots: expected a whole number"),
+    ({"expert_slots": 3}, ArgumentError, "expert_slots: expected at least 4, the experts of one token in one layer"),
+    ({"memory": "lots"}, ArgumentError, 'memory: expected bytes, or a size as "8GB" or "8GiB", found \'lots\''),
+    ({"memory": 0}, ArgumentError, "memory: expected bytes"),
     ({"memory": 1000}, BudgetError, "the floor of"),
-    ({"context": 1025}, StateError, "context: expected 1 to 1024, found 1025"),
-    ({"context": 0}, StateError, "context: expected a whole number"),
-    ({"sessions": 0}, StateError, "sessions: expected a whole number"),
-    ({"kv_dtype": "f16"}, StateError, 'kv_dtype: expected "f32" or "bf16", found'),
-    ({"backend": "cpu", "isa": "sse9"}, FormatError, "sse9"),
-    ({"backend": "cuda"}, FormatError, "backend: expected auto, cpu or metal, found"),
+    ({"context": 1025}, ArgumentError, "context: expected 1 to 1024, found 1025"),
+    ({"context": 0}, ArgumentError, "context: expected a whole number"),
+    ({"sessions": 0}, ArgumentError, "sessions: expected a whole number"),
+    ({"kv_dtype": "f16"}, ArgumentError, 'kv_dtype: expected "f32" or "bf16", found'),
+    ({"backend": "cpu", "isa": "sse9"}, ArgumentError, "sse9"),
+    ({"backend": "cuda"}, ArgumentError, "backend: expected auto, cpu or metal, found"),
     ({"experts_per_token": 0}, Error, "experts_per_token"),
 ]
 
@@ -188,14 +188,14 @@ def test_bad_settings(folder: Folder, settings: dict[str, Any], error: type[Erro
     ],
 )
 def test_bad_session_settings(model: moeflux.Model, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(StateError, match=re.escape(message)):
+    with pytest.raises(ArgumentError, match=re.escape(message)):
         model.session(**settings)
 
 
 @pytest.mark.parametrize("k", [0, -1, 385, 1 << 40])
 def test_bad_top_k(model: moeflux.Model, k: int) -> None:
     logits = model.session().step(1)
-    with pytest.raises(StateError, match=r"k: expected (at least 1|1 to)"):
+    with pytest.raises(ArgumentError, match=r"k: expected (at least 1|1 to)"):
         logits.top_k(k)
 
 
@@ -204,7 +204,7 @@ def test_bad_rewinds(model: moeflux.Model, expected: np.ndarray, position: int) 
     session = model.session()
     session.prefill(PROMPT)
     for exact in (True, False):
-        with pytest.raises(StateError, match=f"rewind: expected a position 0 to 20, found {position}"):
+        with pytest.raises(ArgumentError, match=f"rewind: expected a position 0 to 20, found {position}"):
             session.rewind(position, exact=exact)
     assert_goes_on(session, expected)
 
@@ -430,7 +430,7 @@ def test_a_state_that_does_not_fit_changes_nothing(model: moeflux.Model, kv_dtyp
         (changed(snapshot, fingerprint="0" * 64), "expected a snapshot of the model"),
     ]
     for wrong, message in bad:
-        with pytest.raises(StateError, match=re.escape(message)):
+        with pytest.raises(ArgumentError, match=re.escape(message)):
             session.restore(wrong)
         assert (session.position, session.checkpoints, session.tokens) == (20, [20], PROMPT)
     assert np.array_equal(steps(session, NEXT), expected)
@@ -460,7 +460,7 @@ def test_the_core_refuses_what_the_package_did_not_check(model: moeflux.Model) -
     """A hole in the checks above would end here: unusable, not wrong."""
     session = model.session()
     session.prefill(PROMPT)
-    with pytest.raises(StateError, match="expected a tensor for layer 0, found none"):
+    with pytest.raises(ArgumentError, match="expected a tensor for layer 0, found none"):
         session._core.restore(3, np.empty(0, np.int32), [])
     with pytest.raises(StateError, match="a restore failed half-way; clear it or restore a state"):
         session.step(1)

@@ -10,7 +10,7 @@ import pytest
 
 import moeflux
 from golden import checkpoints
-from moeflux import FormatError, StateError
+from moeflux import ArgumentError, FormatError, StateError
 from moeflux.conversion.convert import convert
 from moeflux.runtime.snapshot import Snapshot
 from support.engine import tokens
@@ -168,7 +168,7 @@ def test_a_snapshot_of_another_model_is_refused(models: dict[str, moeflux.Model]
     session = models["qwen3_moe"].session()
     session.prefill(PROMPT)
     before = session.snapshot()
-    with pytest.raises(StateError, match="restore: expected a snapshot of the model"):
+    with pytest.raises(ArgumentError, match="restore: expected a snapshot of the model"):
         session.restore(taken.snapshot())
     assert session.position == 20
     for key, array in session.snapshot().tensors.items():
@@ -178,7 +178,7 @@ def test_a_snapshot_of_another_model_is_refused(models: dict[str, moeflux.Model]
 def test_a_snapshot_too_long_is_refused(models: dict[str, moeflux.Model]) -> None:
     taken = models["qwen3_5_moe"].session()
     taken.prefill(PROMPT)
-    with pytest.raises(StateError, match=r"expected at most 10 tokens \(max_context\), found 20"):
+    with pytest.raises(ArgumentError, match=r"expected at most 10 tokens \(max_context\), found 20"):
         models["qwen3_5_moe"].session(max_context=10).restore(taken.snapshot())
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from golden import checkpoints
 from golden.elements import fp8_blocks, fp8_values, from_bf16, to_bf16
-from moeflux import FormatError, IoError, QuantFormat, StateError, files
+from moeflux import ArgumentError, FormatError, IoError, QuantFormat, StateError, files
 from moeflux.conversion.convert import ConvertFormat, convert
 from moeflux.stores.packed import read_description
 from moeflux.stores.store import open_store
@@ -212,7 +212,7 @@ def test_other_quantisations_are_refused(method: str, sources: Path, tmp_path: P
 
 
 def test_mlx_is_not_requantised(sources: Path, tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="repacked as it is"):
+    with pytest.raises(ArgumentError, match="repacked as it is"):
         convert(sources / "mlx" / "qwen3_moe", tmp_path / "packed", format=ConvertFormat.asked(8))
 
 
@@ -261,7 +261,7 @@ def test_force_spares_what_is_no_store(sources: Path, tmp_path: Path) -> None:
 def test_destination_must_be_apart(sources: Path) -> None:
     source = sources / "hf" / "qwen3_moe"
     for dest in (source, source / "packed", source.parent):
-        with pytest.raises(StateError, match="apart"):
+        with pytest.raises(ArgumentError, match="apart"):
             convert(source, dest, force=True)
 
 

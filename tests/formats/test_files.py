@@ -18,7 +18,7 @@ import pytest
 
 import moeflux
 from moeflux import FormatError, IoError, files
-from moeflux.errors import Error
+from moeflux.errors import ArgumentError, Error
 from support.hostile_paths import ANSWERS, HOSTILE, NO_PATHS, impatience
 
 __all__ = ["impatience"]  # a fixture, for every test here
@@ -176,7 +176,7 @@ def test_what_can_be_no_path(name: str, call: Callable[[str], Any], tmp_path: Pa
 
 @pytest.mark.parametrize("wrong", [None, 3, b"bytes", ["a"]])
 def test_what_is_no_path_at_all(wrong: Any) -> None:
-    with pytest.raises(FormatError, match="path: expected text or a Path, found"):
+    with pytest.raises(ArgumentError, match="path: expected text or a Path, found"):
         files.path_of(wrong)
 
 

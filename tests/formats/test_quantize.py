@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moeflux import _core
-from moeflux.errors import FormatError
+from moeflux.errors import ArgumentError, FormatError
 from moeflux.models.variants import QuantFormat
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "quantize.npz"
@@ -146,13 +146,13 @@ def test_a_range_beyond_the_scale_type_is_refused(edge: float, scale_type: str) 
     ],
 )
 def test_quantize_refuses_arrays_of_another_kind(array: np.ndarray, message: str) -> None:
-    with pytest.raises(FormatError, match=re.escape(message)):
+    with pytest.raises(ArgumentError, match=re.escape(message)):
         _core.quantize(array, QuantFormat.affine(4, 64))
 
 
 def test_other_bad_arguments_are_refused() -> None:
     matrix = np.zeros((2, 64), np.float32)
-    with pytest.raises(FormatError, match="BF16 does not fit"):
+    with pytest.raises(ArgumentError, match="BF16 does not fit"):
         _core.quantize(matrix, QuantFormat.plain("BF16"))
     with pytest.raises(FormatError, match="threads: expected 0 or more, found -1"):
         _core.quantize(matrix, QuantFormat.affine(4, 64), threads=-1)
@@ -176,5 +176,5 @@ def test_other_bad_arguments_are_refused() -> None:
 def test_dequantize_refuses_parts_that_do_not_fit(change: dict[str, object], message: str) -> None:
     words, scales, biases = _core.quantize(np.zeros((2, 64), np.float32), QuantFormat.affine(4, 64))
     arguments = {"words": words, "scales": scales, "biases": biases, "columns": 64, "format": QuantFormat.affine(4, 64)}
-    with pytest.raises(FormatError, match=re.escape(message)):
+    with pytest.raises(ArgumentError, match=re.escape(message)):
         _core.dequantize(**{**arguments, **change})

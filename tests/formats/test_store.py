@@ -11,7 +11,7 @@ import pytest
 
 from golden import checkpoints
 from golden.checkpoint import safetensors_bytes
-from moeflux import FormatError, QuantFormat, oracle
+from moeflux import FormatError, NotFoundError, QuantFormat, oracle
 from moeflux.conversion.convert import convert
 from moeflux.stores.store import Store, open_store
 from support.mlx_folder import write_mlx_folder
@@ -179,7 +179,7 @@ def add_what_sees(mlx: Path) -> None:
 
 
 def test_no_store(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"nowhere: expected a folder, found nothing"):
+    with pytest.raises(NotFoundError, match=r"nowhere: expected a folder, found nothing"):
         open_store(tmp_path / "nowhere")
     with pytest.raises(FormatError, match=r"expected a packed store .* or an MLX folder .*, found neither"):
         open_store(tmp_path)

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from moeflux import PRESETS, FormatError, QuantFormat, Variant
+from moeflux import PRESETS, ArgumentError, FormatError, QuantFormat, Variant
 from moeflux._core import ExpertLayout
 from moeflux.models.layers import (
     DenseMlp,
@@ -241,7 +241,7 @@ def test_experts_per_token_is_marked_lossy() -> None:
     fewer = A17B.with_experts_per_token(4)
     assert fewer.experts.per_token == 4
     assert fewer.lossy == ("uses 4 experts per token, the model's own number is 10",)
-    with pytest.raises(FormatError, match="at most num_experts, 512, and at least 1, found 513"):
+    with pytest.raises(ArgumentError, match="at most num_experts, 512, and at least 1, found 513"):
         A17B.with_experts_per_token(513)
 
 
@@ -255,5 +255,5 @@ def test_with_layers_keeps_the_pattern() -> None:
 def test_preset_names() -> None:
     assert preset("a3b") is A3B
     assert preset("cogito") is COGITO
-    with pytest.raises(FormatError, match=r'variant "qwen": expected one of Qwen3\.5-397B-A17B'):
+    with pytest.raises(ArgumentError, match=r'variant "qwen": expected one of Qwen3\.5-397B-A17B'):
         preset("qwen")

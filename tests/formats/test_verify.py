@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from golden import checkpoints
-from moeflux import FormatError
+from moeflux import NotFoundError
 from moeflux.conversion.convert import convert
 from moeflux.conversion.verify import Problem, VerifyReport, verify
 from support.mlx_folder import write_mlx_folder
@@ -162,5 +162,5 @@ def test_stores_without_checksums(good: Path, store: Path, tmp_path: Path) -> No
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="found nothing"):
+    with pytest.raises(NotFoundError, match="found nothing"):
         verify(tmp_path / "nowhere")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moeflux import StateError, oracle
+from moeflux import ArgumentError, oracle
 from moeflux.ops import Ops
 from support.metal import needs_device
 from support.metal_ops import MetalOps, attention_both_ways
@@ -93,7 +93,7 @@ def test_one_step_at_a_time(heads: int, kv_heads: int, dim: int, length: int) ->
 
 
 def test_steps_are_of_metal_alone() -> None:
-    with pytest.raises(StateError, match=r"\[attention_softmax\] backend: expected metal, found another"):
+    with pytest.raises(ArgumentError, match=r"\[attention_softmax\] backend: expected metal, found another"):
         Ops("cpu").attention_softmax(np.zeros((1, 2, 3), np.float32))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moeflux import DeviceError, FormatError, _core
+from moeflux import ArgumentError, DeviceError, _core
 from moeflux.ops import Ops, isas
 from moeflux.oracle import ops as oracle
 from moeflux.stores.floats import bf16_bits
@@ -168,12 +168,12 @@ def test_isa_is_chosen_by_name_and_environment(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv("MOEFLUX_ISA", name)
         assert f"cpu: {name}, 1 thread" in repr(Ops(threads=1))
     monkeypatch.setenv("MOEFLUX_ISA", "altivec")
-    with pytest.raises(FormatError, match=r'MOEFLUX_ISA: expected one .*\(.*portable\), found "altivec"'):
+    with pytest.raises(ArgumentError, match=r'MOEFLUX_ISA: expected one .*\(.*portable\), found "altivec"'):
         Ops()
     assert "portable" in repr(Ops(isa="portable"))
-    with pytest.raises(FormatError, match=r'isa: expected one .*\(.*portable\), found "mmx"'):
+    with pytest.raises(ArgumentError, match=r'isa: expected one .*\(.*portable\), found "mmx"'):
         Ops(isa="mmx")
-    with pytest.raises(FormatError, match=r'backend: expected auto, cpu or metal, found "tpu"'):
+    with pytest.raises(ArgumentError, match=r'backend: expected auto, cpu or metal, found "tpu"'):
         Ops("tpu")
 
 
@@ -207,5 +207,5 @@ def test_refusals_name_the_argument(run: Ops) -> None:
         (lambda: run.combine(row, x, np.ones((2, 3), np.float32), row[:1]), "shared"),
         (lambda: run.sigmoid_gate(x, row), "gate"),
     ]:
-        with pytest.raises(FormatError, match=rf"^\[\w+\] {argument}: expected .* found "):
+        with pytest.raises(ArgumentError, match=rf"^\[\w+\] {argument}: expected .* found "):
             call()

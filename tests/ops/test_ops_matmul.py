@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moeflux import FormatError, QuantFormat
+from moeflux import ArgumentError, QuantFormat
 from moeflux.ops import Ops
 from moeflux.oracle import ops as oracle
 from support.op_checks import check_experts, rounding_of_digits
@@ -275,7 +275,7 @@ def test_experts_chosen_by_ids(isa: str, n: int, k: int) -> None:
     jobs = [(e, np.flatnonzero(ids.reshape(-1) == e).tolist()) for e in range(5)]
     found = ops_of(isa, 2).chosen_expert_ffn(x, experts, ids)
     assert np.array_equal(found, ops_of(isa, 2).expert_ffn(x, experts, jobs, k))
-    with pytest.raises(FormatError, match=r"\[chosen_expert_ffn\] ids: expected 0 to 4, found 5"):
+    with pytest.raises(ArgumentError, match=r"\[chosen_expert_ffn\] ids: expected 0 to 4, found 5"):
         ops_of(isa, 1).chosen_expert_ffn(x, experts, np.full_like(ids, 5))
 
 
@@ -293,11 +293,11 @@ def test_refusals_name_the_argument(run: Ops) -> None:
     rng = np.random.default_rng(10)
     matrix = random_matrix(rng, QuantFormat.affine(4, 64), 3, 128)
     x = numbers(rng, 2, 128)
-    with pytest.raises(FormatError, match=r"\[matmul\] x: expected float32 \(\*, 128\).*found float32 \(2, 64\)"):
+    with pytest.raises(ArgumentError, match=r"\[matmul\] x: expected float32 \(\*, 128\).*found float32 \(2, 64\)"):
         run.matmul(np.ascontiguousarray(x[:, :64]), matrix)
-    with pytest.raises(FormatError, match=r"\[matmul\] x: expected float32 .*found float64"):
+    with pytest.raises(ArgumentError, match=r"\[matmul\] x: expected float32 .*found float64"):
         run.matmul(x.astype(np.float64), matrix)
-    with pytest.raises(FormatError, match=r"\[matmul\] x: .*contiguous"):
+    with pytest.raises(ArgumentError, match=r"\[matmul\] x: .*contiguous"):
         run.matmul(numbers(rng, 2, 256)[:, ::2], matrix)
     for part, wrong in [
         ("weight", matrix.weight.astype(np.int64)),
@@ -306,11 +306,11 @@ def test_refusals_name_the_argument(run: Ops) -> None:
         ("biases", matrix.biases.astype(np.float32)),
     ]:
         broken = StoredMatrix(**{**vars(matrix), part: wrong})
-        with pytest.raises(FormatError, match=r"\[matmul\] matrix"):
+        with pytest.raises(ArgumentError, match=r"\[matmul\] matrix"):
             run.matmul(x, broken)
-    with pytest.raises(FormatError, match=r"\[matmul\] x"):
+    with pytest.raises(ArgumentError, match=r"\[matmul\] x"):
         run.matmuls([(x, matrix, False), (x[:1], matrix, False)])
-    with pytest.raises(FormatError, match=r"\[embed\] ids: expected 0 to 2, found 3"):
+    with pytest.raises(ArgumentError, match=r"\[embed\] ids: expected 0 to 2, found 3"):
         run.embed(matrix, np.array([0, 3], np.int32))
-    with pytest.raises(FormatError, match=r"\[expert_ffn\] jobs: expected pairs 0 to 3, found 4"):
+    with pytest.raises(ArgumentError, match=r"\[expert_ffn\] jobs: expected pairs 0 to 3, found 4"):
         run.expert_ffn(x[:, :32].copy(), random_experts(rng, 1, 32, 32), [(0, [4])], 2)

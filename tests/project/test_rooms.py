@@ -41,8 +41,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # Of the ground, and of those who may not use all of it.
 MAY_USE_OF_THE_GROUND: dict[str, set[str]] = {
-    "_core": set(),
-    "errors": {"_core"},
+    "_core": {"errors"},  # its errors are classes of Python
+    "errors": set(),
     "sizes": {"errors"},
     "files": {"_core", "errors"},
     "progress": {"sizes"},

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moeflux import StateError
+from moeflux import ArgumentError
 from moeflux.machine.memory import available, free_pages, huge_pages_unasked, resident
 from moeflux.sizes import parse_size
 
@@ -210,5 +210,5 @@ def test_sizes(text: object, size: int) -> None:
     "text", ["", "GB", "-1", "1e9", "8 bits", "8iB", "8PB", "0", "nan", 0, -5, 1.5, True, None, [1], "9" * 30, 1 << 70]
 )
 def test_what_is_no_size(text: object) -> None:
-    with pytest.raises(StateError, match='memory: expected bytes, or a size as "8GB" or "8GiB", found'):
+    with pytest.raises(ArgumentError, match='memory: expected bytes, or a size as "8GB" or "8GiB", found'):
         parse_size("memory", text)

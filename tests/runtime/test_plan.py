@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import moeflux
-from moeflux import BudgetError, FormatError, Plan, StateError, _core, model
+from moeflux import ArgumentError, BudgetError, FormatError, Plan, _core, model
 from moeflux.cli import main
 from moeflux.conversion.synth import synth
 from moeflux.machine.memory import Available
@@ -188,7 +188,7 @@ def test_reads(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan(store, memory="300MB").readers == 2
     machine(monkeypatch, 300 * MIB, limited=True)
     assert plan(store, memory="300MB").reads == "direct", "in a control group the page cache is ours too"
-    with pytest.raises(StateError, match="reads: expected one of auto, direct, buffered, found 'mapped'"):
+    with pytest.raises(ArgumentError, match="reads: expected one of auto, direct, buffered, found 'mapped'"):
         plan(store, reads="mapped")
 
 
@@ -248,7 +248,7 @@ def test_the_hit_rate_of_a_trace(folder: Folder) -> None:
     # A shorter trace says less than the one that is known.
     short = dataclasses.replace(trace, experts=trace.experts[:5], passes=np.array([5]))
     assert remember_replay(replay(short)) is None
-    with pytest.raises(FormatError, match="trace: expected one of the model"):
+    with pytest.raises(ArgumentError, match="trace: expected one of the model"):
         plan(path, trace=dataclasses.replace(trace, fingerprint="f" * 64), **options)
 
 

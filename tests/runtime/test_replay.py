@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeflux import StateError, _core
+from moeflux import ArgumentError, _core
 from moeflux.measure.replay_plot import svg, text_plot
 from moeflux.routing.replay import OPTIMUM, POLICIES, Replay, replay, slot_counts
 from moeflux.routing.trace import Trace
@@ -222,20 +222,20 @@ def test_asked_sizes_and_policies() -> None:
 
 @pytest.mark.parametrize("asked", ["3", "97", "0%", "101%", "%", "-5", "many", "", "1e3", "5.5", "nan%"])
 def test_a_size_that_cannot_be_names_what_can(asked: str) -> None:
-    with pytest.raises(StateError, match=r"slots: expected 4 to 96, or a share of 96 as in 25%, found"):
+    with pytest.raises(ArgumentError, match=r"slots: expected 4 to 96, or a share of 96 as in 25%, found"):
         slot_counts(TRACE, [asked])
 
 
 def test_a_small_share_is_raised_to_one_token() -> None:
     assert slot_counts(TRACE, ["1%", "0.1%", "12.5%"]) == (4, 12)
-    with pytest.raises(StateError, match="at least one"):
+    with pytest.raises(ArgumentError, match="at least one"):
         slot_counts(TRACE, [])
 
 
 def test_odd_calls() -> None:
-    with pytest.raises(StateError, match="policy: expected lru, lfu, none or all, found 'fifo'"):
+    with pytest.raises(ArgumentError, match="policy: expected lru, lfu, none or all, found 'fifo'"):
         replay(TRACE, policies=["fifo"])
-    with pytest.raises(StateError, match="empty"):
+    with pytest.raises(ArgumentError, match="empty"):
         replay(trace_of(np.zeros((0, 3, 4), np.uint16), 32))
     ids = TRACE.experts
     for arguments in ((ids, 8, "lru", 12), (ids, 32, "lru", 3), (ids, 32, "lru", 97), (ids, 32, "lru", 12, 0)):

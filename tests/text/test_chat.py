@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moeflux import FormatError, StateError
+from moeflux import ArgumentError, FormatError, StateError
 from moeflux.text.chat import ChatFormat, ReasoningSplit
 from moeflux.text.template import Template
 from moeflux.text.tokenizer import Tokenizer
@@ -177,7 +177,7 @@ def test_a_key_that_is_none_is_not_there(form: ChatFormat) -> None:
     ],
 )
 def test_messages_that_are_none(form: ChatFormat, messages: Any, words: str) -> None:
-    with pytest.raises(StateError, match=words):
+    with pytest.raises(ArgumentError, match=words):
         form.encode(messages)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moeflux import StateError
+from moeflux import ArgumentError, StateError
 from moeflux.ops import isas
 from moeflux.oracle import sampling as oracle
 from moeflux.text.sampling import Choice, Sampler, Sampling
@@ -199,7 +199,7 @@ def test_bits_behind_the_vocabulary_count_for_nothing() -> None:
     ],
 )
 def test_masks_that_cannot_be(allowed: np.ndarray, words: str) -> None:
-    with pytest.raises(StateError, match=words):
+    with pytest.raises(ArgumentError, match=words):
         Sampler(Sampling(), 40, []).choose(np.zeros(40, np.float32), allowed=allowed)
 
 
@@ -213,9 +213,9 @@ def test_a_logit_that_is_no_number_is_named(bad: float, place: int, bias: dict[i
     logits = np.zeros(SOME_BLOCKS, np.float32)
     logits[place] = bad
     sampler = Sampler(Sampling(temperature=1.0, logit_bias=bias, seed=1), SOME_BLOCKS, [])
-    with pytest.raises(StateError, match=rf"logits\[{place}\]: expected a number or -inf, found {bad}"):
+    with pytest.raises(ArgumentError, match=rf"logits\[{place}\]: expected a number or -inf, found {bad}"):
         sampler.choose(logits)
-    with pytest.raises(StateError, match="at least one token"):
+    with pytest.raises(ArgumentError, match="at least one token"):
         sampler.choose(np.full(SOME_BLOCKS, -np.inf, np.float32))
     logits[place] = 0
     expected = oracle.choose_tokens([logits], Sampling(temperature=1.0, logit_bias=bias, seed=1))
@@ -233,7 +233,7 @@ def test_penalties_beyond_all_numbers_are_refused(asked: dict[str, Any], logit: 
     logits = np.zeros(100, np.float32)
     logits[7] = logit
     sampler = Sampler(Sampling(**asked, logit_bias={7: 1.0}), 100, [7])
-    with pytest.raises(StateError, match=rf"penalties: expected numbers, found {found} made of logits\[7\]"):
+    with pytest.raises(ArgumentError, match=rf"penalties: expected numbers, found {found} made of logits\[7\]"):
         for _ in range(3):
             sampler.choose(logits)
 
@@ -268,7 +268,7 @@ def test_none_are_given_unasked() -> None:
     assert Sampler(Sampling(), 5, []).choose(logits) == Choice(0, None, [])
     assert Sampler(Sampling(), 5, []).choose(logits, logprobs=0) == Choice(0, -math.log(5), [])
     for wrong in (-1, 6, 1025):
-        with pytest.raises(StateError, match="log_probabilit"):
+        with pytest.raises(ArgumentError, match="log_probabilit"):
             Sampler(Sampling(), 5, []).choose(logits, logprobs=wrong)
 
 
@@ -284,13 +284,13 @@ def test_none_are_given_unasked() -> None:
     ],
 )
 def test_arrays_that_cannot_be(logits: np.ndarray, words: str) -> None:
-    with pytest.raises(StateError, match=words):
+    with pytest.raises(ArgumentError, match=words):
         Sampler(Sampling(), 5, []).choose(logits)
 
 
 def test_tokens_of_the_prompt_are_of_the_vocabulary() -> None:
     for token in (-1, 5):
-        with pytest.raises(StateError, match=f"prompt: expected tokens 0 to 4, found {token}"):
+        with pytest.raises(ArgumentError, match=f"prompt: expected tokens 0 to 4, found {token}"):
             Sampler(Sampling(), 5, [token])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import moeflux
-from moeflux import FormatError, IoError, StateError, _core, builtin
+from moeflux import ArgumentError, FormatError, IoError, StateError, _core, builtin
 from moeflux.runtime.snapshot import Snapshot
 from moeflux.text.chat import ChatFormat
 from moeflux.text.conversation import Conversation, Reply
@@ -136,7 +136,7 @@ def test_a_failure_leaves_what_was_said(model: moeflux.Model) -> None:
     assert greedy(talk, "What is 3 plus 4?") == "3 plus 4 is 7."
     short = model.chat(session=model.session(max_context=30))
     assert greedy(short, "What is 3 plus 4?") == "3 plus 4 is 7."
-    with pytest.raises(StateError, match="expected at most 30 tokens"):
+    with pytest.raises(ArgumentError, match="expected at most 30 tokens"):
         greedy(short, "What is the capital of France?")
     assert len(short.messages) == 2
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import moeflux
 from golden import checkpoints
-from moeflux import StateError, builtin
+from moeflux import ArgumentError, StateError, builtin
 from moeflux.models.layers import GatedDelta
 from moeflux.text.generate import Generation
 from moeflux.text.reuse import NEAR, checkpoint_places, reach
@@ -163,7 +163,7 @@ def test_a_full_context_ends_it(model: moeflux.Model) -> None:
     generation = session.generate(prompt, temperature=0)
     assert len(list(generation)) == 5 and generation.finish == "context"
     assert session.position == session.max_context
-    with pytest.raises(StateError, match=rf"prompt: expected at most {len(prompt) + 4} tokens \(the context\)"):
+    with pytest.raises(ArgumentError, match=rf"prompt: expected at most {len(prompt) + 4} tokens \(the context\)"):
         next(session.generate([*prompt] * 2))
 
 
@@ -193,7 +193,7 @@ def test_ctrl_c_ends_it_as_cancelled(model: moeflux.Model) -> None:
 
 def test_a_failure_is_no_end(model: moeflux.Model) -> None:
     generation = model.session(max_context=4).generate(STORY)
-    with pytest.raises(StateError):
+    with pytest.raises(ArgumentError):
         next(generation)
     assert generation.finish == "failed" and list(generation) == []
 
@@ -290,13 +290,13 @@ def test_stats_add_up() -> None:
     ],
 )
 def test_what_cannot_be(model: moeflux.Model, options: dict, words: str) -> None:
-    with pytest.raises(StateError, match=words):
+    with pytest.raises(ArgumentError, match=words):
         model.session().generate(STORY, **options)
 
 
 @pytest.mark.parametrize("prompt", ["", [], [8192], [-1], [1.5]])
 def test_prompts_that_are_none(model: moeflux.Model, prompt: object) -> None:
-    with pytest.raises(StateError):
+    with pytest.raises(ArgumentError):
         list(model.session().generate(prompt, max_tokens=1))
 
 

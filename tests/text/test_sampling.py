@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeflux import FormatError, StateError
+from moeflux import ArgumentError, FormatError
 from moeflux.text.sampling import Sampler, Sampling, log_probabilities
 
 
@@ -176,14 +176,14 @@ def test_log_probabilities_are_of_the_model_alone() -> None:
     ],
 )
 def test_what_cannot_be(asked: dict[str, Any], words: str) -> None:
-    with pytest.raises(StateError, match=words):
+    with pytest.raises(ArgumentError, match=words):
         Sampling(**asked)
 
 
 def test_biases_must_leave_something() -> None:
-    with pytest.raises(StateError, match="at least one token"):
+    with pytest.raises(ArgumentError, match="at least one token"):
         drawn(np.zeros(3), Sampling(logit_bias=dict.fromkeys(range(3), -math.inf)), 1)
-    with pytest.raises(StateError, match="expected tokens 0 to 2, found 3"):
+    with pytest.raises(ArgumentError, match="expected tokens 0 to 2, found 3"):
         drawn(np.zeros(3), Sampling(logit_bias={3: 1.0}), 1)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from moeflux import FormatError, StateError
+from moeflux import ArgumentError, FormatError
 from moeflux.models import builtin
 from moeflux.text.tokenizer import AddedTokens, Tokenizer, end_tokens
 from moeflux.text.tokenizer_rules import is_proportional
@@ -105,7 +105,7 @@ def test_a_barrier_keeps_a_spelling_from_being_a_token() -> None:
 
 
 def test_half_a_surrogate_pair_is_refused() -> None:
-    with pytest.raises(StateError, match=r"'\\udcff' at character 1"):
+    with pytest.raises(ArgumentError, match=r"'\\udcff' at character 1"):
         _BYTE_LEVEL.encode("a\udcff")
 
 
@@ -241,5 +241,5 @@ def test_what_may_take_longer(change: dict[str, Any]) -> None:
 
 
 def test_a_text_without_end_is_refused() -> None:
-    with pytest.raises(StateError, match="text: expected at most 8388608 characters, found 8388609"):
+    with pytest.raises(ArgumentError, match="text: expected at most 8388608 characters, found 8388609"):
         _BYTE_LEVEL.encode("a" * 8388609)

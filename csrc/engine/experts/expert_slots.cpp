@@ -31,7 +31,7 @@ CachePolicy cache_policy(const std::string& word) {
 ExpertCheck expert_check(const StoreDirectory& store, const ExpertStore& experts, const EngineOptions& options) {
   if (!options.verify_reads) return {};
   if (store.expert_checksums.empty())
-    throw StateError(
+    throw ArgumentError(
         concat("verify_reads: expected a store with a checksum of every expert, one that `moeflux convert` "
                "or `moeflux synth` wrote, found ",
                printable(store.listing), " without"));

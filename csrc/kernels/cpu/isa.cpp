@@ -86,7 +86,7 @@ const Isa& choose_isa(const std::string& name) {
     if (wanted.empty() || isa.name == wanted) return isa;
     names += (names.empty() ? "" : ", ") + isa.name;
   }
-  throw FormatError(concat(where, ": expected one that this machine has (", names, "), found ", in_quotes(wanted)));
+  throw ArgumentError(concat(where, ": expected one that this machine has (", names, "), found ", in_quotes(wanted)));
 }
 
 const Isa& without_digits(const Isa& isa) {

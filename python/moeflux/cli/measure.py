@@ -118,14 +118,14 @@ def _add_doctor(command: Parser) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from moeflux.errors import StateError
+    from moeflux.errors import ArgumentError
     from moeflux.measure.doctor import examine
     from moeflux.measure.metal_check import check_metal
     from moeflux.progress import for_terminal
 
     if arguments.metal:
         if arguments.folder is not None:
-            raise StateError(f"--metal: expected no folder with it, found {arguments.folder}")
+            raise ArgumentError(f"--metal: expected no folder with it, found {arguments.folder}")
         report = check_metal(for_terminal())
         print_value(report, arguments.json)
         return 1 if report.failures else 0
@@ -161,7 +161,7 @@ def _trace(arguments: argparse.Namespace) -> int:
     if not files.is_folder(arguments.output.absolute().parent):
         raise moeflux.IoError(f"{arguments.output}: expected a folder to write into, found none")
     if arguments.prompt_ids and arguments.seed is not None:
-        raise moeflux.StateError("--seed: expected random tokens, found --prompt-ids")
+        raise moeflux.ArgumentError("--seed: expected random tokens, found --prompt-ids")
     model = moeflux.load(arguments.store, **load_options(arguments))
     vocab = model.variant.vocab_size
     if arguments.prompt_ids:
@@ -308,7 +308,7 @@ def _eval(arguments: argparse.Namespace) -> int:
         reference = moeflux.load(find_model(arguments.reference, for_terminal()), threads=arguments.threads)
     tokens = model.tokenizer.encode(text)
     if reference is not None and reference.tokenizer.encode(text) != tokens:
-        raise moeflux.StateError("reference: expected the model's own tokenizer, found another one")
+        raise moeflux.ArgumentError("reference: expected the model's own tokenizer, found another one")
     with Counting(for_terminal(passing=True), "reading", "tokens") as counting:
         result = evaluate(
             model,

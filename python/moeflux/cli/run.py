@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from moeflux import files
-from moeflux.errors import StateError
+from moeflux.errors import ArgumentError
 from moeflux.progress import Counting, for_terminal
 from moeflux.text.generate import Generation, Piece
 
@@ -36,7 +36,7 @@ def read_prompt(text: str | None, file: str | None) -> str:
     if text is None:
         text = _read(file).removesuffix("\n").removesuffix("\r")
     if not text.strip():
-        raise StateError("prompt: expected some text, found none")
+        raise ArgumentError("prompt: expected some text, found none")
     return text
 
 
@@ -72,7 +72,7 @@ def _begin(
     if options.raw or model.chat_format is None:
         for flag in ("system", "thinking"):
             if getattr(options, flag) is not None:
-                raise StateError(f"--{flag}: expected a model with a chat template and no --raw")
+                raise ArgumentError(f"--{flag}: expected a model with a chat template and no --raw")
         answer = model.session().generate(prompt, **generation)
         return answer, ((piece.text, False, piece) for piece in answer)
     talk = model.chat(system=options.system, thinking=options.thinking)

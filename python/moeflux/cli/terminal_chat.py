@@ -13,7 +13,7 @@ from typing import Any
 
 from moeflux import files
 from moeflux.cli.run import Printer, cancelled_by_ctrl_c
-from moeflux.errors import Error, IoError, StateError
+from moeflux.errors import ArgumentError, Error, StateError
 from moeflux.machine.remembered import cache_folder
 from moeflux.progress import Counting, for_terminal
 from moeflux.text.conversation import Conversation, Reply
@@ -120,7 +120,7 @@ class TerminalChat:
                 print(file=sys.stderr)
             raise Ended from None
         except UnicodeDecodeError as error:
-            raise StateError(f"input: expected UTF-8, found byte {error.start} of a line to be none") from error
+            raise ArgumentError(f"input: expected UTF-8, found byte {error.start} of a line to be none") from error
 
     def _take(self, message: str) -> None:
         if not message.startswith("/"):
@@ -130,7 +130,7 @@ class TerminalChat:
         else:
             name, _, rest = message[1:].partition(" ")
             if name not in self.commands:
-                raise StateError(f"/{name}: expected a command that /help lists")
+                raise ArgumentError(f"/{name}: expected a command that /help lists")
             self.commands[name](rest.strip())
 
     # ---- Answering ----------------------------------------------------------------------------------------------
@@ -147,7 +147,8 @@ class TerminalChat:
                     for part in reply:
                         printer.show(part.text, part.thought, part.piece)
             except Error as error:
-                if not isinstance(error, StateError):  # a read or an op failed, and the state may be in pieces
+                # A read or an op failed, and the state may be in pieces.
+                if not isinstance(error, (ArgumentError, StateError)):
                     self.talk.session.clear()
                 raise
             finally:
@@ -171,7 +172,7 @@ class TerminalChat:
 
     def _think(self, text: str) -> None:
         if text not in ("on", "off"):
-            raise StateError(f"/thinking: expected on or off, found {text or 'nothing'!r}")
+            raise ArgumentError(f"/thinking: expected on or off, found {text or 'nothing'!r}")
         self.talk.thinking = text == "on"
 
     def _set(self, text: str) -> None:
@@ -186,7 +187,7 @@ class TerminalChat:
         name, _, value = text.partition(" ")
         name = name.replace("-", "_")
         if name not in known:
-            raise StateError(f"/set: expected {', '.join(known)}, found {name!r}")
+            raise ArgumentError(f"/set: expected {', '.join(known)}, found {name!r}")
         self.settings = {key: each for key, each in self.settings.items() if key != name} | self._checked(name, value)
 
     @staticmethod
@@ -196,11 +197,11 @@ class TerminalChat:
         try:
             number = int(value) if name in ("top_k", "seed", "max_tokens") else float(value)
         except ValueError:
-            raise StateError(f"{name}: expected a number or usual, found {value!r:.40}") from None
+            raise ArgumentError(f"{name}: expected a number or usual, found {value!r:.40}") from None
         if name != "max_tokens":
             Sampling(**{name: number})
         elif number < 1:
-            raise StateError(f"max_tokens: expected at least 1, found {number}")
+            raise ArgumentError(f"max_tokens: expected at least 1, found {number}")
         return {name: number}
 
     def _save(self, text: str) -> None:
@@ -228,15 +229,13 @@ def _path(text: str, command: str) -> Path:
     except ValueError:
         words = [text]
     if len(words) != 1:
-        raise StateError(f"{command}: expected the name of one file, found {text or 'nothing'!r}")
+        raise ArgumentError(f"{command}: expected the name of one file, found {text or 'nothing'!r}")
     return files.expanded(words[0])
 
 
 def _next_line() -> str:
-    try:
+    with files.system_errors("stdin"):
         line = sys.stdin.readline()
-    except OSError as error:
-        raise IoError(f"stdin: {error.strerror}") from error
     if not line:
         raise EOFError
     return line.removesuffix("\n").removesuffix("\r")

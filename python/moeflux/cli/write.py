@@ -174,7 +174,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _check_run(arguments: argparse.Namespace) -> None:
     """Refuses what can be known to be wrong before anything is read."""
-    from moeflux.errors import IoError, StateError
+    from moeflux.errors import ArgumentError, IoError
     from moeflux.models.hub import check_name
 
     try:
@@ -182,7 +182,7 @@ def _check_run(arguments: argparse.Namespace) -> None:
     except IoError as error:
         raise IoError(f"{error}{PROMPT_HINT}") from error
     if arguments.logprobs is not None and not arguments.json:
-        raise StateError("--logprobs: expected --json with it, which prints them")
+        raise ArgumentError("--logprobs: expected --json with it, which prints them")
 
 
 # ---- chat -------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from moeflux.conversion.destination import (
 from moeflux.conversion.from_checkpoint import content_of_checkpoint
 from moeflux.conversion.from_mlx import content_of_mlx
 from moeflux.conversion.packer import Content
-from moeflux.errors import FormatError, IoError
+from moeflux.errors import ArgumentError, FormatError, IoError
 from moeflux.models.config import variant_from_config
 from moeflux.models.tensors import dense_shapes
 from moeflux.models.variants import Variant
@@ -136,7 +136,7 @@ def convert(
     """
     source, dest, progress = files.path_of(source), destination(dest), progress or Silent()
     if check not in CHECKS:
-        raise FormatError(f"check: expected {', '.join(CHECKS)}, found {check!r:.40}")
+        raise ArgumentError(f"check: expected {', '.join(CHECKS)}, found {check!r:.40}")
     check_destination(source, dest, force)
     with contextlib.closing(content_of(source, format)) as content:
         if dry_run:
@@ -166,7 +166,7 @@ def content_of(source: Path, asked: ConvertFormat | None) -> Content:
     variant = variant_from_config(source)
     if is_mlx(source, config):
         if asked is not None:
-            raise FormatError(
+            raise ArgumentError(
                 f"{source}: found an MLX folder, which is repacked as it is; expected no format. To change the bits, "
                 "convert the original checkpoint"
             )

@@ -19,7 +19,7 @@ from pathlib import Path
 from moeflux import files
 from moeflux.conversion.journal import JOURNAL
 from moeflux.conversion.packer import Content, Packer
-from moeflux.errors import Error, IoError, StateError
+from moeflux.errors import ArgumentError, Error, IoError, StateError
 from moeflux.progress import Progress
 from moeflux.sizes import size_text
 from moeflux.stores import packed
@@ -106,7 +106,7 @@ def check_destination(source: Path | None, dest: Path, force: bool) -> None:
         files.expect_folder(source)
         inner, outer = files.resolved(dest), files.resolved(source)
         if inner == outer or outer in inner.parents or inner in outer.parents:
-            raise StateError(f"{dest}: expected a folder apart from the source {source}")
+            raise ArgumentError(f"{dest}: expected a folder apart from the source {source}")
     if not files.exists(dest) or (files.is_folder(dest) and not files.listed(dest)):
         return
     if not force:

@@ -23,7 +23,7 @@ import numpy as np
 from moeflux import files, progress
 from moeflux._core import ExpertFormats, ExpertLayout
 from moeflux.conversion.journal import JOURNAL, Journal, check_binding, read_lines
-from moeflux.errors import FormatError, IoError, StateError
+from moeflux.errors import FormatError, StateError
 from moeflux.models.variants import Variant
 from moeflux.stores import packed
 from moeflux.stores.packed import DenseTensor, Description
@@ -335,7 +335,7 @@ class _Writing:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         os.close(self.descriptor)
         if isinstance(error, OSError):
-            raise IoError(f"{self.path}: {error.strerror}") from error
+            raise files.io_error(error, f"{self.path}: {error.strerror}") from error
 
 
 def _write_all(descriptor: int, data: np.ndarray, offset: int) -> None:

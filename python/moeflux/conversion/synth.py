@@ -30,7 +30,7 @@ from moeflux.conversion.destination import (
     resumable,
 )
 from moeflux.conversion.packer import Content, DenseUnit
-from moeflux.errors import StateError, found
+from moeflux.errors import ArgumentError, found
 from moeflux.models.layers import LatentAttention
 from moeflux.models.tensors import DenseShape, dense_shapes
 from moeflux.models.variants import QuantFormat, Variant
@@ -89,7 +89,7 @@ def synth(
     """Writes a random store. The same variant, format and seed give the same bytes. The default format is 4-bit g64."""
     dest, asked, progress = destination(dest), format or ConvertFormat.asked(), progress or Silent()
     if not -(1 << 63) <= seed < 1 << 63:
-        raise StateError(f"seed: expected a whole number of 64 bits, found {found(seed)}")
+        raise ArgumentError(f"seed: expected a whole number of 64 bits, found {found(seed)}")
     check_destination(None, dest, force)
     content = content_of(variant, asked, seed)
     total = content.dense_bytes + content.expert_bytes

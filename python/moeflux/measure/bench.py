@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from moeflux import _core
-from moeflux.errors import StateError
+from moeflux.errors import ArgumentError
 from moeflux.files import open_file, system_errors, system_text, tell_system
 from moeflux.model import Model, load
 from moeflux.runtime.tokens import random_prompt
@@ -91,7 +91,7 @@ def bench(
 ) -> Iterator[Row]:
     """Yields row by row. A `prompt` replaces the `prefill` random tokens; `options` are those of moeflux.load."""
     if prompt is not None and len(prompt) < 2:
-        raise StateError(f"prompt: expected at least 2 tokens, found {len(prompt)}")
+        raise ArgumentError(f"prompt: expected at least 2 tokens, found {len(prompt)}")
     files = files_of(store)
     for rep in range(reps):
         yield from Repetition(Path(store), files, options, rep, note).rows(prefill, decode, prompt, random_decode)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from moeflux import files
-from moeflux.errors import FormatError, StateError, found
+from moeflux.errors import ArgumentError, FormatError, found
 from moeflux.model import Model
 from moeflux.session import Session
 from moeflux.text.sampling import log_probabilities
@@ -142,14 +142,14 @@ def evaluate(
     """
     prefix = list(model.tokenizer.prefix)
     if window < 2 or not 0 <= overlap < window - 1:
-        raise StateError(
+        raise ArgumentError(
             f"window: expected at least 2 tokens, and an overlap of at most two less, found {found(window)} and "
             f"{found(overlap)}"
         )
     if len(tokens) < 2:
-        raise StateError(f"text: expected at least 2 tokens, found {len(tokens)}")
+        raise ArgumentError(f"text: expected at least 2 tokens, found {len(tokens)}")
     if reference is not None and reference.variant.vocab_size != model.variant.vocab_size:
-        raise StateError(
+        raise ArgumentError(
             f"reference: expected a vocabulary of {model.variant.vocab_size}, found {reference.variant.vocab_size}"
         )
     readers = [model.session(max_context=window + len(prefix), **session)]

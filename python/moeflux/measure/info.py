@@ -10,7 +10,7 @@ from typing import Any
 from moeflux import files
 from moeflux._core import ExpertFormats, ExpertLayout
 from moeflux.conversion.convert import content_of, is_mlx, matrix_formats
-from moeflux.errors import FormatError
+from moeflux.errors import ArgumentError, NotFoundError
 from moeflux.models.config import variant_from_config
 from moeflux.models.layers import GatedDelta, GroupedAttention, LatentAttention, SharedExpert
 from moeflux.models.presets import PRESETS, preset
@@ -65,8 +65,8 @@ def describe(target: str | Path) -> Info:
     if not files.exists(path):
         try:
             return _from_variant(str(target), "preset", preset(str(target)))
-        except FormatError:
-            raise FormatError(
+        except ArgumentError:
+            raise NotFoundError(
                 f"{target}: no such file or folder, and no preset; presets are {', '.join(PRESETS)}"
             ) from None
     if not files.is_folder(path):

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from moeflux import files
-from moeflux.errors import Error, FormatError, IoError
+from moeflux.errors import Error, FormatError, IoError, NotFoundError
 from moeflux.models import builtin
 from moeflux.models.config import variant_from_config
 from moeflux.progress import Progress, Silent
@@ -54,11 +54,11 @@ def check_name(name: str | Path | None) -> None:
     if name is None or _is_there(name):
         return
     if REPOSITORY.fullmatch(str(name)) is None:
-        raise IoError(
-            f"{str(name)!s:.200}: expected a folder, or a repository as owner/name, found nothing of that name"
+        raise NotFoundError(
+            f"{name!s:.200}: expected a folder, or a repository as owner/name, found nothing of that name"
         )
     if find_spec("huggingface_hub") is None:
-        raise IoError(
+        raise NotFoundError(
             f"{name}: found no such folder; to download the model of that name from huggingface.co: "
             f'pip install "moeflux[hub]"'
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moeflux.errors import FormatError
+from moeflux.errors import ArgumentError
 from moeflux.models.layers import (
     DenseMlp,
     GatedDelta,
@@ -89,5 +89,5 @@ def preset(name: str) -> Variant:
     """A preset by its name, in any case, or by an unambiguous part of it ("a3b")."""
     matches = [variant for key, variant in PRESETS.items() if name and name.lower() in key.lower()]
     if len(matches) != 1:
-        raise FormatError(f'variant "{name}": expected one of {", ".join(PRESETS)}')
+        raise ArgumentError(f'variant "{name}": expected one of {", ".join(PRESETS)}')
     return matches[0]

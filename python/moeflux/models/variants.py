@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moeflux._core import QuantFormat, read_variant, state_pieces, variant_identity
-from moeflux.errors import FormatError, found
+from moeflux.errors import ArgumentError, FormatError, found
 from moeflux.models.layers import (
     DenseMlp,
     FeedForward,
@@ -143,7 +143,7 @@ class Variant:
     def with_layers(self, layers: int) -> Variant:
         """The same model cut to its first layers, or lengthened by repeating its pattern of mixers."""
         if layers < 1:
-            raise FormatError(f"layers: expected at least 1, found {layers}")
+            raise ArgumentError(f"layers: expected at least 1, found {layers}")
         period = self._period()
         made = tuple(
             Layer(
@@ -170,7 +170,7 @@ class Variant:
         if experts == self.experts.per_token:
             return self
         if not 1 <= experts <= self.experts.count:
-            raise FormatError(
+            raise ArgumentError(
                 f"experts_per_token: expected at most num_experts, {self.experts.count}, and at least 1, "
                 f"found {found(experts)}"
             )

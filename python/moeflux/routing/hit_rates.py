@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moeflux import files
-from moeflux.errors import FormatError
+from moeflux.errors import ArgumentError
 from moeflux.machine.remembered import cache_folder
 from moeflux.routing.replay import Replay, replay
 from moeflux.routing.trace import Trace
@@ -49,7 +49,7 @@ def hit_rate(fingerprint: str, cache: str, slots: int, experts: int) -> HitRate:
 def hit_rate_of(trace: Trace, fingerprint: str, cache: str, slots: int) -> HitRate:
     """The hit rate in a trace, which must be of this model."""
     if trace.fingerprint != fingerprint:
-        raise FormatError(
+        raise ArgumentError(
             f"trace: expected one of the model {fingerprint[:16]}, found one of {trace.model} {trace.fingerprint[:16]}"
         )
     if slots >= trace.all_experts:

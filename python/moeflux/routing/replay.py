@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moeflux import _core
-from moeflux.errors import StateError
+from moeflux.errors import ArgumentError
 from moeflux.routing.trace import Trace
 from moeflux.sizes import size_text
 
@@ -88,10 +88,10 @@ def replay(
     """`slots` are numbers of experts held, or shares of all of them ("25%"). The result always includes the optimum,
     which knows the future and which no policy can beat."""
     if trace.tokens == 0:
-        raise StateError("replay: expected a trace of at least one token, found an empty one")
+        raise ArgumentError("replay: expected a trace of at least one token, found an empty one")
     for policy in policies:
         if policy not in POLICIES:
-            raise StateError(f"policy: expected {', '.join(POLICIES)} or all, found {policy!r:.40}")
+            raise ArgumentError(f"policy: expected {', '.join(POLICIES)} or all, found {policy!r:.40}")
     counts = slot_counts(trace, slots)
     curves = {}
     for policy in (*dict.fromkeys(policies), OPTIMUM):
@@ -116,9 +116,11 @@ def slot_counts(trace: Trace, asked: Sequence[int | str]) -> tuple[int, ...]:
         elif text.isdecimal() and len(text) < 10 and least <= int(text) <= most:
             counts.add(int(text))
         else:
-            raise StateError(f"slots: expected {least} to {most}, or a share of {most} as in 25%, found {text!r:.40}")
+            raise ArgumentError(
+                f"slots: expected {least} to {most}, or a share of {most} as in 25%, found {text!r:.40}"
+            )
     if not counts:
-        raise StateError("slots: expected at least one number or share, found none")
+        raise ArgumentError("slots: expected at least one number or share, found none")
     return tuple(sorted(counts))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from moeflux import _core, files
-from moeflux.errors import FormatError, IoError
+from moeflux.errors import FormatError, NotFoundError
 from moeflux.stores.tensor_file import check_kind, chunks_of, read_arrays
 
 __all__ = ["Trace"]
@@ -84,7 +84,7 @@ class Trace:
     def load(cls, path: str | Path) -> Trace:
         path = files.path_of(path)
         if not files.exists(path):
-            raise IoError(f"{path}: expected a trace, found nothing")
+            raise NotFoundError(f"{path}: expected a trace, found nothing")
         file = _core.SafetensorsFile(path)
         metadata = file.metadata
         check_kind(path, metadata, FORMAT, VERSION)

@@ -10,12 +10,12 @@ import operator
 import os
 import weakref
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from moeflux import _core, files
-from moeflux.errors import BudgetError, StateError, found
+from moeflux.errors import ArgumentError, BudgetError, found
 from moeflux.machine.memory import available, huge_pages_unasked, resident
 from moeflux.machine.remembered import Probe, remembered
 from moeflux.machine.sandbox import RENDERING
@@ -88,6 +88,7 @@ class Plan:
     budget_bytes: int | None  # None: no limit was asked for
     budget_source: str
     floor_bytes: int  # the least budget for this context and so many sessions
+    least_bytes: int  # the least for this model: one session of a short context
 
     slots: int
     experts: int  # of all layers
@@ -163,7 +164,7 @@ def plan(path: str | Path, *, trace: Trace | None = None, **options: Any) -> Pla
 
 
 def make_plan(store: Store, options: Options, trace: Trace | None = None) -> Plan:
-    """BudgetError when the budget is below the floor, StateError for what can never be."""
+    """BudgetError when the budget is below the floor, ArgumentError for what can never be."""
     return _Planner(store, options, trace).plan()
 
 
@@ -199,7 +200,7 @@ class _Planner:
         slots = whole("expert_slots", options.expert_slots, 1 << 31)
         self.slots = min(slots, self.experts) if slots else None
         if options.kv_dtype not in ("f32", "bf16"):
-            raise StateError(f'kv_dtype: expected "f32" or "bf16", found {options.kv_dtype!r:.40}')
+            raise ArgumentError(f'kv_dtype: expected "f32" or "bf16", found {options.kv_dtype!r:.40}')
         choosing = self.sessions * _core.sampler_bytes(self.variant.vocab_size)
         self.fixed = self.process_parts() | {"choosing": choosing}
         self.budget, self.source = self.within_gpu(*self.budget_of(options.memory))
@@ -278,13 +279,10 @@ class _Planner:
     def plan(self) -> Plan:
         usual_context = self.context or min(self.variant.max_context, USUAL_CONTEXT)
         whole = self.choice(self.slots or self.experts, self.chunk or USUAL_CHUNK, usual_context)
-        chunk, context = self.chunk or SMALLEST_CHUNK, self.context or min(usual_context, SMALLEST_CONTEXT)
-        least = self.choice(self.slots or min(self.experts, 2 * self.variant.experts.per_token), chunk, context)
-        # The experts of a small model may take less memory than the buffers for reading them again and again.
-        small = self.choice(whole.slots, chunk, context)
+        least, small = self.least()
         floor = min(self.total(least), self.total(small))
         if self.budget is not None and self.budget < floor:
-            raise BudgetError(self.too_little(min(least, small, key=self.total), floor))
+            raise self.too_little(min(least, small, key=self.total), floor)
         if self.budget is None:
             return self.finished(whole, floor)
         while not self.chunk and whole.chunk > SMALLEST_CHUNK and self.total(whole) > self.budget:
@@ -295,6 +293,20 @@ class _Planner:
             least = small
         choice = self.with_chunk(self.with_context(least, usual_context))
         return self.finished(self.with_slots(choice), floor)
+
+    def least(self) -> tuple[_Choice, _Choice]:
+        """Of what was asked, the choices with the fewest slots and with all of them: the experts of a small model may
+        take less memory than the buffers for reading them again and again."""
+        chunk = self.chunk or SMALLEST_CHUNK
+        context = self.context or min(self.variant.max_context, SMALLEST_CONTEXT)
+        slots = self.slots or min(self.experts, 2 * self.variant.experts.per_token)
+        return self.choice(slots, chunk, context), self.choice(self.slots or self.experts, chunk, context)
+
+    def least_budget(self) -> int:
+        """That this model runs with at all: one session of a short context, and chunks and slots as few as can be."""
+        bare = replace(self.options, memory=None, context=None, sessions=1, expert_slots=None, chunk=None)
+        planner = _Planner(self.store, bare, None)
+        return min(planner.total(choice) for choice in planner.least())
 
     def choice(self, slots: int, chunk: int, context: int) -> _Choice:
         return _Choice(slots, chunk, context, self.reads(slots < self.experts)[0])
@@ -337,7 +349,7 @@ class _Planner:
         """How experts are read, and why."""
         asked = self.options.reads
         if asked not in ("auto", "direct", "buffered"):
-            raise StateError(f"reads: expected one of auto, direct, buffered, found {asked!r:.40}")
+            raise ArgumentError(f"reads: expected one of auto, direct, buffered, found {asked!r:.40}")
         if asked != "auto":
             return asked, "asked for"
         if not self.direct_works:
@@ -373,6 +385,7 @@ class _Planner:
             budget_bytes=self.budget,
             budget_source=self.source,
             floor_bytes=floor,
+            least_bytes=self.least_budget(),
             slots=choice.slots,
             experts=self.experts,
             slot_bytes=_core.slot_bytes(self.store.directory),
@@ -394,15 +407,17 @@ class _Planner:
             probe=probe,
         )
 
-    def too_little(self, least: _Choice, floor: int) -> str:
+    def too_little(self, least: _Choice, floor: int) -> BudgetError:
         parts = ", ".join(f"{size_text(size)} {name}" for name, size in self.parts(least).items() if size)
         found = size_text(self.budget or 0)
         hint = "a shorter context, fewer sessions or bf16 keys and values need less" if self.context else ""
-        return (
+        error = BudgetError(
             f"memory: expected at least {floor} bytes ({size_text(floor)}), the floor of {self.variant.name} with "
             f"{self.sessions} x {least.context} tokens: {parts}; found {self.budget} bytes ({found}), {self.source}"
             f"{'; ' if hint else ''}{hint}"
         )
+        error.needed, error.floor, error.missing = floor, self.least_budget(), floor - (self.budget or 0)
+        return error
 
 
 def _with(choice: _Choice, **changes: Any) -> _Choice:
@@ -435,9 +450,9 @@ def whole(name: str, count: int | None, most: int) -> int | None:
     if count is None:
         return None
     if isinstance(count, bool) or not hasattr(count, "__index__") or operator.index(count) < 1:
-        raise StateError(f"{name}: expected a whole number of at least 1, found {found(count)}")
+        raise ArgumentError(f"{name}: expected a whole number of at least 1, found {found(count)}")
     if operator.index(count) > most:
-        raise StateError(f"{name}: expected 1 to {most}, found {found(count)}")
+        raise ArgumentError(f"{name}: expected 1 to {most}, found {found(count)}")
     return operator.index(count)
 
 

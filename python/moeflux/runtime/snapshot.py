@@ -16,7 +16,7 @@ import numpy as np
 
 from moeflux import _core, files
 from moeflux._core import SafetensorsFile, parse_snapshot_wire, snapshot_wire_header, snapshot_wire_layout
-from moeflux.errors import FormatError, StateError
+from moeflux.errors import ArgumentError, FormatError, StateError
 from moeflux.models.variants import MAX_CONTEXT, Variant
 from moeflux.stores.floats import bf16_bits, decode
 from moeflux.stores.tensor_file import check_kind, chunks_of, read_arrays
@@ -57,24 +57,24 @@ class Snapshot:
         """The pieces in the order and the types of a session. StateError when they belong to another model, or do not
         fit into the session."""
         if self.fingerprint and self.fingerprint != fingerprint:
-            raise StateError(
+            raise ArgumentError(
                 f"restore: expected a snapshot of the model {fingerprint[:16]}..., "
                 f"found one of {self.fingerprint[:16]}..."
             )
         if self.position < 0:
-            raise StateError(f"restore: expected a position from 0 on, found {self.position}")
+            raise ArgumentError(f"restore: expected a position from 0 on, found {self.position}")
         check_length(self.position, max_context)
         expected = variant.state(self.position)
         if expected.keys() != self.tensors.keys():
             odd = min(expected.keys() ^ self.tensors.keys())
-            raise StateError(f"restore: expected the pieces of {variant.name}, found another set: {odd}")
+            raise ArgumentError(f"restore: expected the pieces of {variant.name}, found another set: {odd}")
         arrays = []
         for (layer, name), shape in expected.items():
             array = self.tensors[layer, name]
             types = (np.float32,) if name in FIXED else (np.float32, np.uint16)
             if array.shape != shape or array.dtype not in types:
                 names = " or ".join(np.dtype(kind).name for kind in types)
-                raise StateError(
+                raise ArgumentError(
                     f"restore: layer {layer}, {name}: expected {names} {shape}, found {array.dtype} {array.shape}"
                 )
             narrow = kv_dtype == "bf16" and name not in FIXED
@@ -87,7 +87,7 @@ class Snapshot:
         """Writes the file in one pass and renames it into place. `format`: "moeflux", "wire-1" or "wire-2"."""
         writers = {"moeflux": own_chunks, "wire-1": wire_chunks(1), "wire-2": wire_chunks(2)}
         if format not in writers:
-            raise StateError(f"format: expected {', '.join(writers)}, found {format!r:.40}")
+            raise ArgumentError(f"format: expected {', '.join(writers)}, found {format!r:.40}")
         files.write_atomically(path, writers[format](self), private=True)
 
     @classmethod
@@ -102,7 +102,7 @@ class Snapshot:
 
 def check_length(position: int, most: int) -> None:
     if position > most:
-        raise StateError(f"restore: expected at most {most} tokens (max_context), found {position}")
+        raise ArgumentError(f"restore: expected at most {most} tokens (max_context), found {position}")
 
 
 def as_f32(array: np.ndarray) -> np.ndarray:
@@ -198,7 +198,7 @@ def wire_chunks(version: int) -> Any:
 def load_wire(path: Path, variant: Variant, most: int) -> Snapshot:
     limit = snapshot_wire_layout(variant.to_json(), 2, most).bytes  # version 1 has a shorter header
     if (size := files.size_of(path)) > limit:
-        raise StateError(f"{path}: expected at most {most} tokens (max_context), {limit} bytes, found {size} bytes")
+        raise ArgumentError(f"{path}: expected at most {most} tokens (max_context), {limit} bytes, found {size} bytes")
     data = np.frombuffer(files.read_bytes(path, limit), np.uint8)
     layout = parse_snapshot_wire(data, variant.to_json(), str(path))
     shapes = variant.state(layout.positions)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from moeflux import files
-from moeflux.errors import FormatError, StateError
+from moeflux.errors import ArgumentError, FormatError
 
 __all__ = ["Tokens", "random_prompt", "read_prompt", "token_array"]
 
@@ -21,15 +21,15 @@ def token_array(tokens: Tokens) -> np.ndarray:
     try:
         array = np.asarray(tokens)
     except (ValueError, OverflowError) as error:
-        raise StateError(f"tokens: expected whole numbers in one dimension, found no array: {error}") from error
+        raise ArgumentError(f"tokens: expected whole numbers in one dimension, found no array: {error}") from error
     if array.size == 0 and array.ndim == 1:
         return np.empty(0, np.int32)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise StateError(f"tokens: expected whole numbers in one dimension, found {array.dtype} {array.shape}")
+        raise ArgumentError(f"tokens: expected whole numbers in one dimension, found {array.dtype} {array.shape}")
     if not isinstance(tokens, np.ndarray) and any(isinstance(token, (bool, np.bool_)) for token in tokens):
-        raise StateError("tokens: expected whole numbers in one dimension, found True or False among them")
+        raise ArgumentError("tokens: expected whole numbers in one dimension, found True or False among them")
     if array.min() < -(1 << 31) or array.max() >= 1 << 31:
-        raise StateError(f"tokens: expected ids of the vocabulary, found {array.min()} to {array.max()}")
+        raise ArgumentError(f"tokens: expected ids of the vocabulary, found {array.min()} to {array.max()}")
     return array.astype(np.int32, order="C")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from moeflux._core import ExpertFormats
-from moeflux.errors import FormatError
+from moeflux.errors import ArgumentError
 from moeflux.models.variants import QuantFormat, Variant
 from moeflux.stores.packed import DenseTensor
 
@@ -79,7 +79,7 @@ def _storage(bits: int | str, group_size: int, element: str) -> QuantFormat:
     try:
         return QuantFormat.affine(int(bits), group_size, element)
     except ValueError:
-        raise FormatError(f"bits: expected 2, 3, 4, 5, 6, 8, bf16, f16 or f32, found {bits!r:.40}") from None
+        raise ArgumentError(f"bits: expected 2, 3, 4, 5, 6, 8, bf16, f16 or f32, found {bits!r:.40}") from None
 
 
 def element_of(storage: QuantFormat) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from moeflux import files
-from moeflux.errors import FormatError, StateError
+from moeflux.errors import ArgumentError, FormatError, StateError
 from moeflux.text.template import Template
 from moeflux.text.tokenizer import Tokenizer, shared_length
 
@@ -62,12 +62,12 @@ class ChatFormat:
         return None
 
     def check_thinking(self, wanted: bool | None) -> None:
-        """StateError if the template does not allow it: without a choice, a model always thinks or never does."""
+        """ArgumentError if the template does not allow it: without a choice, a model always thinks or never does."""
         if wanted is None or "enable_thinking" in self._text:
             return
         always = "<think>" in self._text
         if wanted is not always:
-            raise StateError(
+            raise ArgumentError(
                 f"thinking: expected a template that lets one choose, found one with which the model "
                 f"{'always' if always else 'never'} thinks"
             )
@@ -176,23 +176,23 @@ def _named_templates(template: Any, where: str) -> dict[str, str]:
 
 
 def check_messages(messages: Sequence[Message]) -> list[Message]:
-    """A copy of the messages in plain values. A StateError names what is no message. Keys whose value is None are left
+    """A copy of the messages in plain values. An ArgumentError names what is no message. Keys whose value is None are left
     out, as transformers does it: clients send `content` and `tool_calls` as null, and templates ask whether they are
     there."""
     if isinstance(messages, (str, bytes, dict)) or not isinstance(messages, Sequence):
-        raise StateError(f"messages: expected a list of role and content, found {type(messages).__name__}")
+        raise ArgumentError(f"messages: expected a list of role and content, found {type(messages).__name__}")
     if not messages:
-        raise StateError("messages: expected at least one, found none")
+        raise ArgumentError("messages: expected at least one, found none")
     checked = []
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if not isinstance(message, dict):
-            raise StateError(f"{where}: expected role and content, found {type(message).__name__}")
+            raise ArgumentError(f"{where}: expected role and content, found {type(message).__name__}")
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or not ROLE.fullmatch(role):
-            raise StateError(f'{where}: role: expected a word such as "user", found {role!r:.60}')
+            raise ArgumentError(f'{where}: role: expected a word such as "user", found {role!r:.60}')
         if content is not None and not isinstance(content, (str, list)):
-            raise StateError(f"{where}: content: expected text, found {type(content).__name__}")
+            raise ArgumentError(f"{where}: content: expected text, found {type(content).__name__}")
         plain = plain_value({name: value for name, value in message.items() if value is not None}, where)
         names = ("reasoning_content", "thinking", "reasoning")
         reasoning = next((plain[name] for name in names if name in plain), None)
@@ -213,20 +213,20 @@ def plain_value(value: Any, where: str, depth: int = 0) -> Any:
     if type(value) is float and math.isfinite(value):
         return value
     if depth == MOST_DEPTH:
-        raise StateError(f"{where}: expected values nested {MOST_DEPTH} deep at most, found more")
+        raise ArgumentError(f"{where}: expected values nested {MOST_DEPTH} deep at most, found more")
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {_unicode(str(key), where): plain_value(each, where, depth + 1) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain_value(each, where, depth + 1) for each in value]
     found = {int: "a whole number beyond 64 bits", float: "a number that is not finite"}
-    raise StateError(f"{where}: expected what JSON can hold, found {found.get(type(value), type(value).__name__)}")
+    raise ArgumentError(f"{where}: expected what JSON can hold, found {found.get(type(value), type(value).__name__)}")
 
 
 def _unicode(text: str, where: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:  # half of a surrogate pair, as a terminal's surrogateescape makes them
-        raise StateError(
+        raise ArgumentError(
             f"{where}: expected Unicode, found {text[error.start]!r} at character {error.start}"
         ) from error
     return text

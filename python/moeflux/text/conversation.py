@@ -243,5 +243,5 @@ def _parse(text: str, where: str) -> dict[str, Any]:
         if not isinstance(variables, dict) or said["thinking"] not in (None, True, False):
             raise ValueError("found other variables")
         return {"messages": messages, "tools": said["tools"], "thinking": said["thinking"], "variables": variables}
-    except (ValueError, KeyError, StateError) as error:
+    except (ValueError, KeyError) as error:
         raise FormatError(f"{where}: conversation: expected messages and variables, {error}") from error

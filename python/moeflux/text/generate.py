@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from moeflux._core import Cancel, StepStats
-from moeflux.errors import Cancelled, StateError, found
+from moeflux.errors import ArgumentError, Cancelled, StateError, found
 from moeflux.progress import time_text
 from moeflux.runtime.logits import Logits
 from moeflux.runtime.tokens import Tokens, token_array
@@ -50,14 +50,14 @@ def begin(
     elif isinstance(prompt, str):
         tokenizer = session.model.tokenizer
         if not prompt:
-            raise StateError("prompt: expected some text, found none")
+            raise ArgumentError("prompt: expected some text, found none")
         tokens = [*tokenizer.prefix, *tokenizer.encode(prompt)]
     else:
         tokens = token_array(prompt).tolist()
     usual = session.model.usual_sampling if sampling is None else sampling
     unknown = changes.keys() - {field.name for field in fields(Sampling)}
     if unknown:
-        raise StateError(f"generate: expected {', '.join(f.name for f in fields(Sampling))}, found {min(unknown)}")
+        raise ArgumentError(f"generate: expected {', '.join(f.name for f in fields(Sampling))}, found {min(unknown)}")
     return Generation(
         session,
         tokens,
@@ -155,12 +155,12 @@ class Generation:
         self.stop_string: str | None = None  # that was found
         vocab = session.model.variant.vocab_size
         if logprobs is not None and not 0 <= logprobs <= min(vocab, MOST_LOGPROBS):
-            raise StateError(f"logprobs: expected 0 to {min(vocab, MOST_LOGPROBS)}, found {found(logprobs)}")
+            raise ArgumentError(f"logprobs: expected 0 to {min(vocab, MOST_LOGPROBS)}, found {found(logprobs)}")
         if max_tokens is not None and max_tokens < 1:
-            raise StateError(f"max_tokens: expected at least 1, found {found(max_tokens)}")
+            raise ArgumentError(f"max_tokens: expected at least 1, found {found(max_tokens)}")
         for id in self.prompt:
             if not 0 <= id < vocab:
-                raise StateError(f"prompt: expected tokens 0 to {vocab - 1}, found {id}")
+                raise ArgumentError(f"prompt: expected tokens 0 to {vocab - 1}, found {id}")
         sampler = Sampler(sampling, vocab, self.prompt)
         self.sampling = sampler.sampling  # with the seed that is used
         self._ends = frozenset(end_tokens)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from moeflux._core import Cancel
-from moeflux.errors import Cancelled, StateError
+from moeflux.errors import ArgumentError, Cancelled
 from moeflux.models.layers import GatedDelta
 from moeflux.runtime.logits import Logits
 from moeflux.text.protocols import TextSession
@@ -37,9 +37,9 @@ def reach(
     stops. Then the logits are None, and the session stays where it stopped.
     """
     if not tokens:
-        raise StateError("prompt: expected at least one token, found none")
+        raise ArgumentError("prompt: expected at least one token, found none")
     if len(tokens) > session.max_context:
-        raise StateError(f"prompt: expected at most {session.max_context} tokens (the context), found {len(tokens)}")
+        raise ArgumentError(f"prompt: expected at most {session.max_context} tokens (the context), found {len(tokens)}")
     # The last token is evaluated in any case, for its logits.
     reused = session.rewind(min(shared_length(session.tokens, tokens), len(tokens) - 1), exact=False)
     total = len(tokens) - reused

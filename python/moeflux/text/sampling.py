@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moeflux import _core, files
-from moeflux.errors import FormatError, StateError, found
+from moeflux.errors import ArgumentError, FormatError, found
 from moeflux.runtime.logits import Logits
 
 __all__ = ["Choice", "Sampler", "Sampling", "log_probabilities"]
@@ -51,7 +51,7 @@ class Sampling:
         ):
             value = _number(name, getattr(self, name))
             if not least <= value <= most or (value == 0 and name in ("top_p", "repetition_penalty")):
-                raise StateError(f"{name}: expected {_range(name, least, most)}, found {value:g}")
+                raise ArgumentError(f"{name}: expected {_range(name, least, most)}, found {value:g}")
         _whole("top_k", self.top_k, (1 << 31) - 1)
         if self.seed is not None:
             _whole("seed", self.seed, (1 << 64) - 1)
@@ -75,7 +75,7 @@ class Sampling:
             given["temperature"] = 1.0
         try:
             return cls(**given)
-        except StateError as error:
+        except ArgumentError as error:
             raise FormatError(f"{path}: {error}") from error
 
     def settled(self) -> Sampling:
@@ -152,11 +152,11 @@ def _number(name: str, value: Any) -> float:
         or not isinstance(value, (int, float, np.floating))
         or not abs(value) <= sys.float_info.max
     ):
-        raise StateError(f"{name}: expected a number, found {found(value)}")
+        raise ArgumentError(f"{name}: expected a number, found {found(value)}")
     return float(value)
 
 
 def _whole(name: str, value: Any, most: int) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= operator.index(value) <= most:
-        raise StateError(f"{name}: expected a whole number from 0 to {most}, found {found(value)}")
+        raise ArgumentError(f"{name}: expected a whole number from 0 to {most}, found {found(value)}")
     return operator.index(value)

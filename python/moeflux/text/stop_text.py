@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moeflux.errors import StateError
+from moeflux.errors import ArgumentError
 
 __all__ = ["StopText"]
 
@@ -17,7 +17,7 @@ class StopText:
 
     def __init__(self, stops: Sequence[str]) -> None:
         if isinstance(stops, str) or any(not isinstance(stop, str) or not stop for stop in stops):
-            raise StateError(f"stop: expected a list of texts, none of them empty, found {stops!r:.60}")
+            raise ArgumentError(f"stop: expected a list of texts, none of them empty, found {stops!r:.60}")
         self._stops = tuple(stops)
         self._held = ""
 

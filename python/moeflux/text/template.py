@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from moeflux.errors import FormatError, StateError
+from moeflux.errors import ArgumentError, FormatError, StateError
 from moeflux.machine.sandbox import RENDERING, Overrun, Sandbox
 
 __all__ = ["RENDERER", "Template"]
@@ -41,9 +41,11 @@ class Template:
         try:
             encoded = json.dumps(request, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
-            raise StateError(f"messages and variables: expected what JSON can hold, found: {error}") from error
+            raise ArgumentError(f"messages and variables: expected what JSON can hold, found: {error}") from error
         if len(encoded) > limits.longest:
-            raise StateError(f"messages and variables: expected at most {limits.longest} bytes, found {len(encoded)}")
+            raise ArgumentError(
+                f"messages and variables: expected at most {limits.longest} bytes, found {len(encoded)}"
+            )
         try:
             head, text = self._sandbox.ask(encoded)
         except Overrun as error:

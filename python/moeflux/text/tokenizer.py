@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 
 from moeflux import files
-from moeflux.errors import Error, FormatError, StateError, found
+from moeflux.errors import ArgumentError, Error, FormatError, found
 from moeflux.text.guarded import Guarded
 from moeflux.text.tokenizer_rules import check_added, check_shape, is_proportional
 
@@ -109,10 +109,10 @@ class Tokenizer:
                 text.encode()
             except UnicodeEncodeError as error:  # half of a surrogate pair, as a terminal's surrogateescape makes them
                 found = text[error.start]
-                raise StateError(f"text: expected Unicode, found {found!r} at character {error.start}") from error
+                raise ArgumentError(f"text: expected Unicode, found {found!r} at character {error.start}") from error
         size = sum(map(len, texts))
         if size > LONGEST_TEXT:
-            raise StateError(f"text: expected at most {LONGEST_TEXT} characters, found {size}")
+            raise ArgumentError(f"text: expected at most {LONGEST_TEXT} characters, found {size}")
         return self._encode("plain", texts[:1]) + (self._encode("later", texts[1:]) if texts[1:] else [])
 
     def _encode(self, which: str, texts: list[str], special: bool = False) -> list[list[int]]:
@@ -164,7 +164,7 @@ class Tokenizer:
         try:
             piece = self._whole.id_to_token(id)
         except OverflowError as error:
-            raise StateError(f"token: expected 0 to {len(self) - 1}, found {found(id)}") from error
+            raise ArgumentError(f"token: expected 0 to {len(self) - 1}, found {found(id)}") from error
         return self._piece_bytes(piece) if piece is not None else b""
 
     # ---- Names --------------------------------------------------------------------------------------------------
