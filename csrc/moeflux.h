@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "core/choices.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/interruption.h"
@@ -31,24 +32,19 @@ using Progress = std::function<bool(int64_t done, int64_t total)>;
 struct EngineOptions {
   std::string backend = "auto";  // "cpu", or "auto": the best one there is
   std::string isa;               // CPU kernels: one of `available_isas`; empty: the best the machine has
-  // Of activations where matrices are quantised. "auto": 16 bits, with a unit of their own for each group of columns
-  // that shares a scale, where the CPU has instructions for that, f32 elsewhere. And of attention over rows of bf16:
-  // queries and weights as two digits of bf16 where the CPU has AMX. "exact": f32 everywhere.
-  std::string precision = "auto";
+  Precision precision = Precision::automatic;
   int threads = 0;           // that compute; 0: one a core
   int readers = 0;           // threads that read experts; 0: chosen by the engine
   int64_t expert_slots = 0;  // experts held in memory; 0: all of them
   int ring_depth = 2;        // expert batches in flight
   int64_t chunk = 0;         // most tokens of a prefill chunk; 0: chosen by the engine
-  // How experts are read: "direct" past the page cache, "buffered" through it, or "auto": direct where the file system
-  // can, when not every expert has a slot.
-  std::string reads = "auto";
-  std::string cache = "lru";        // which expert goes when a slot is needed: "lru", "lfu", or "none": nothing is kept
-  std::string look_ahead = "auto";  // read what the next layer may need: "on", "off", or "auto": while it pays
-  bool verify_reads = false;        // every expert against its checksum whenever it is read
-  int64_t session_bytes = 0;        // that sessions may take together, else BudgetError; 0: no limit
-  bool time_ops = false;            // take the time of each op, for `take_op_times`
-  Progress on_load = {};            // told of the bytes of dense weights; false ends in StateError
+  Reads reads = Reads::automatic;
+  CachePolicy cache = CachePolicy::lru;
+  LookAhead look_ahead = LookAhead::automatic;
+  bool verify_reads = false;  // every expert against its checksum whenever it is read
+  int64_t session_bytes = 0;  // that sessions may take together, else BudgetError; 0: no limit
+  bool time_ops = false;      // take the time of each op, for `take_op_times`
+  Progress on_load = {};      // told of the bytes of dense weights; false ends in StateError
 };
 
 struct SessionOptions {

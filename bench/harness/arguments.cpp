@@ -101,6 +101,15 @@ std::string one_of(const std::string& where, const std::string& text, const std:
   throw ArgumentError(concat(where, ": expected one of ", expected, ", found \"", text, "\""));
 }
 
+template <typename Choice>
+Choice choice(const std::string& where, const std::string& text) {
+  try {
+    return moeflux::choice_of<Choice>(where, text);
+  } catch (const moeflux::ArgumentError& error) {
+    throw ArgumentError(error.what());
+  }
+}
+
 using Option = void (*)(Arguments&, const std::string& name, const std::string& value);
 
 const std::map<std::string, Option> options = {
@@ -118,13 +127,13 @@ const std::map<std::string, Option> options = {
     {"--slots", [](Arguments& a, const std::string& name,
                    const std::string& value) { a.slots = integer(name, value, 0, int64_t{1} << 30); }},
     {"--reads", [](Arguments& a, const std::string& name,
-                   const std::string& value) { a.reads = one_of(name, value, {"auto", "direct", "buffered"}); }},
+                   const std::string& value) { a.reads = choice<moeflux::Reads>(name, value); }},
     {"--readers",
      [](Arguments& a, const std::string& name, const std::string& value) { a.readers = integer(name, value, 0, 256); }},
     {"--cache", [](Arguments& a, const std::string& name,
-                   const std::string& value) { a.cache = one_of(name, value, {"lru", "lfu", "none"}); }},
+                   const std::string& value) { a.cache = choice<moeflux::CachePolicy>(name, value); }},
     {"--look-ahead", [](Arguments& a, const std::string& name,
-                        const std::string& value) { a.look_ahead = one_of(name, value, {"auto", "on", "off"}); }},
+                        const std::string& value) { a.look_ahead = choice<moeflux::LookAhead>(name, value); }},
     {"--reps",
      [](Arguments& a, const std::string& name, const std::string& value) { a.reps = integer(name, value, 0, 1000); }},
     {"--chunk",
@@ -134,7 +143,7 @@ const std::map<std::string, Option> options = {
        a.isa = one_of(name, value, {"portable", "avx2", "avx512", "avx512vnni", "amx", "neon"});
      }},
     {"--precision", [](Arguments& a, const std::string& name,
-                       const std::string& value) { a.precision = one_of(name, value, {"auto", "exact"}); }},
+                       const std::string& value) { a.precision = choice<moeflux::Precision>(name, value); }},
     {"--kv",
      [](Arguments& a, const std::string& name, const std::string& value) {
        a.kv = one_of(name, value, {"f32", "bf16"}) == "f32" ? moeflux::DType::f32 : moeflux::DType::bf16;

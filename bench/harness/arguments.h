@@ -16,17 +16,17 @@ struct Arguments {
   int64_t decode = 32;                     // steps of a probe; 0: none
   std::vector<int64_t> threads;            // one engine each, one after another
   int64_t slots = 0;
-  std::string reads = "auto";
+  moeflux::Reads reads = moeflux::Reads::automatic;
   int64_t readers = 0;
-  std::string cache = "lru";
-  std::string look_ahead = "auto";
+  moeflux::CachePolicy cache = moeflux::CachePolicy::lru;
+  moeflux::LookAhead look_ahead = moeflux::LookAhead::automatic;
   bool cold = false;
   bool roofline = false;
   std::string count;  // "calls", "instructions", or empty: times are measured
   int64_t reps = 3;
   int64_t chunk = 0;
   std::string isa;
-  std::string precision = "auto";
+  moeflux::Precision precision = moeflux::Precision::automatic;
   moeflux::DType kv = moeflux::DType::f32;
   std::string json = "-";
   bool help = false;

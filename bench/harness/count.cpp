@@ -72,7 +72,7 @@ void counted(const Work& part) {
 void work(const Arguments& arguments, const std::function<void(const Work&)>& run) {
   Arguments resident = arguments;
   resident.slots = 0;
-  resident.look_ahead = "off";  // it would read experts that were not picked yet
+  resident.look_ahead = moeflux::LookAhead::off;  // it would read experts that were not picked yet
   const auto engine = moeflux::Engine::open(resident.store, engine_options(resident, 1));
   const auto session = engine->session(session_options(resident, engine->variant()));
   const auto prompt = prompt_of(resident.frontiers.front(), engine->variant().vocab_size);

@@ -93,7 +93,7 @@ void Report::set_constant(const moeflux::Engine& engine) {
   machine.add("cpu", quoted(cpu_name())).add("cores", int64_t{cores()});
   Members members;
   members.add("isa", quoted(engine.isa()))
-      .add("precision", quoted(arguments_.precision))
+      .add("precision", quoted(std::string(moeflux::name_of(arguments_.precision))))
       .add("kv", quoted(arguments_.kv == moeflux::DType::f32 ? "f32" : "bf16"))
       .add("engine", quoted(engine.describe()))
       .add("variant", quoted(engine.variant().name))

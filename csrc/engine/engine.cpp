@@ -23,13 +23,6 @@ namespace {
 constexpr int64_t longest_chunk = 8192;
 constexpr int64_t most_experts = 4096;  // of a layer: what the routers have room for
 
-void require_word(const char* what, const std::string& found, std::initializer_list<const char*> words) {
-  if (std::find(words.begin(), words.end(), found) != words.end()) return;
-  std::string expected;
-  for (const char* word : words) expected += concat(expected.empty() ? "" : ", ", word);
-  throw ArgumentError(concat(what, ": expected one of ", expected, ", found ", in_quotes(found)));
-}
-
 EngineOptions checked(EngineOptions options) {
   const auto require = [](bool holds, const char* what, const char* expected, int64_t found) {
     if (!holds) throw ArgumentError(concat(what, ": expected ", expected, ", found ", found));
@@ -39,10 +32,6 @@ EngineOptions checked(EngineOptions options) {
   require(options.expert_slots >= 0, "expert_slots", "0 or more", options.expert_slots);
   require(options.ring_depth >= 1 && options.ring_depth <= 16, "ring_depth", "1 to 16", options.ring_depth);
   require(options.chunk >= 0 && options.chunk <= longest_chunk, "chunk", "0 to 8192", options.chunk);
-  require_word("precision", options.precision, {"auto", "exact"});
-  require_word("reads", options.reads, {"auto", "direct", "buffered"});
-  require_word("cache", options.cache, {"lru", "lfu", "none"});
-  require_word("look_ahead", options.look_ahead, {"auto", "on", "off"});
   require(options.session_bytes >= 0, "session_bytes", "0 or more", options.session_bytes);
   return options;
 }
@@ -55,7 +44,7 @@ void check_experts(const StoreDirectory& store) {
 }
 
 std::unique_ptr<Backend> backend_of(const EngineOptions& options, const EngineFaults& faults, OpTimes& times) {
-  std::unique_ptr<Backend> backend = make_backend(options.backend, options.isa, options.precision == "exact",
+  std::unique_ptr<Backend> backend = make_backend(options.backend, options.isa, options.precision == Precision::exact,
                                                   options.threads, faults.fail_at_op, faults.deferred);
   if (options.time_ops) return std::make_unique<TimedBackend>(std::move(backend), times);
   return backend;

@@ -87,8 +87,8 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
   bytes.expert_slots = arena_bytes(ExpertSide::planned_slots(store, options));
   bytes.scratch = arena_bytes(scratch_layout(v, layers, options.chunk, scratch).bytes()) + arena_bytes(most_top_k * 8) +
                   prepared_bytes(options.backend, work_sizes(v, layers, options.chunk));
-  // "auto" may turn out buffered, which needs none: what is planned is what direct reads need.
-  bytes.read_buffers = options.reads == "buffered" ? 0 : options.readers * bounce_of(store, ReadMode::direct);
+  // Automatic reads may turn out buffered, which need none: what is planned is what direct reads need.
+  bytes.read_buffers = options.reads == Reads::buffered ? 0 : options.readers * bounce_of(store, ReadMode::direct);
   bytes.tables =
       ExpertSide::planned_tables(store, options) + Recorder::planned_tables(options.ring_depth, v.experts().count);
   return bytes;

@@ -10,11 +10,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/choices.h"
 #include "core/lists.h"
 
 namespace moeflux {
-
-enum class CachePolicy { lru, lfu, none };
 
 // Slots in lists, a list a level, as intrusive links: every call is O(1), but for the halving, which is once in
 // `ageing_period` uses.

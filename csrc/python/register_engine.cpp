@@ -13,6 +13,7 @@
 
 #include "core/error.h"
 #include "engine/engine.h"
+#include "engine/experts/chosen_reads.h"
 #include "format/variant_json.h"
 #include "io/expert_store.h"
 #include "io/fault_injection.h"
@@ -51,14 +52,29 @@ DType kv_dtype(const std::string& name) {
   throw ArgumentError(concat("kv_dtype: expected f32 or bf16, found ", name));
 }
 
-// Set by any thread.
+// Set by any thread, or by the clock.
 class Cancel {
  public:
-  void set() { set_.store(true, std::memory_order_relaxed); }
-  bool is_set() const { return set_.load(std::memory_order_relaxed); }
+  void set() { deadline_.store(Clock::time_point::min(), std::memory_order_relaxed); }
+  void set_after(double seconds) {
+    constexpr double most = 1e9;  // some thirty years: what a clock of 64 bits has room for
+    if (!(seconds >= 0)) throw ArgumentError(concat("seconds: expected 0 or more, found ", seconds));
+    const auto wait =
+        std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, most)));
+    const Clock::time_point deadline = Clock::now() + wait;
+    Clock::time_point earlier = deadline_.load(std::memory_order_relaxed);
+    while (deadline < earlier && !deadline_.compare_exchange_weak(earlier, deadline, std::memory_order_relaxed)) {
+    }
+  }
+  bool is_set() const {
+    const Clock::time_point deadline = deadline_.load(std::memory_order_relaxed);
+    return deadline != Clock::time_point::max() && Clock::now() >= deadline;
+  }
 
  private:
-  std::atomic<bool> set_ = false;
+  using Clock = std::chrono::steady_clock;
+
+  std::atomic<Clock::time_point> deadline_ = Clock::time_point::max();
 };
 
 // Whether an evaluation is to go on: asked a hundred times a second and more, and so without the interpreter, but for a
@@ -220,8 +236,19 @@ std::shared_ptr<Engine> open(const Store& store, const std::string& backend, con
                              const std::optional<Checksums>& checksums, const std::optional<py::function>& on_progress,
                              bool time_ops, int64_t fail_at_op, const std::shared_ptr<FaultPlan>& fault,
                              bool deferred) {
-  EngineOptions options = {backend,    isa,   precision, threads, readers,    expert_slots,
-                           ring_depth, chunk, reads,     cache,   look_ahead, checksums.has_value()};
+  EngineOptions options;
+  options.backend = backend;
+  options.isa = isa;
+  options.precision = choice_of<Precision>("precision", precision);
+  options.threads = threads;
+  options.readers = readers;
+  options.expert_slots = expert_slots;
+  options.ring_depth = ring_depth;
+  options.chunk = chunk;
+  options.reads = choice_of<Reads>("reads", reads);
+  options.cache = choice_of<CachePolicy>("cache", cache);
+  options.look_ahead = choice_of<LookAhead>("look_ahead", look_ahead);
+  options.verify_reads = checksums.has_value();
   options.session_bytes = session_bytes;
   options.time_ops = time_ops;
   options.on_load = guarded(on_progress);
@@ -258,8 +285,8 @@ void register_footprint(py::module_& m) {
         options.expert_slots = expert_slots;
         options.ring_depth = ring_depth;
         options.chunk = chunk;
-        options.reads = reads;
-        options.cache = cache;
+        options.reads = choice_of<Reads>("reads", reads);
+        options.cache = choice_of<CachePolicy>("cache", cache);
         options.verify_reads = verify_reads;
         return footprint(store.directory, options, {max_context, kv_dtype(kv), max_checkpoints});
       },
@@ -268,6 +295,15 @@ void register_footprint(py::module_& m) {
       py::arg("verify_reads") = false, py::arg("max_context") = 0, py::arg("kv_dtype") = "f32",
       py::arg("max_checkpoints") = 4,
       "What an engine so opened and one such session will hold. Takes no memory and opens no file.");
+  m.def(
+      "chosen_reads",
+      [](const std::string& asked, bool streams, bool direct_works, bool buffered_is_faster, bool crowds_out) {
+        const ChosenReads chosen =
+            chosen_reads(choice_of<Reads>("reads", asked), {streams, direct_works, buffered_is_faster, crowds_out});
+        return py::make_tuple(chosen.mode == ReadMode::direct ? "direct" : "buffered", chosen.reason);
+      },
+      py::arg("asked"), py::kw_only(), py::arg("streams"), py::arg("direct_works"), py::arg("buffered_is_faster"),
+      py::arg("crowds_out"), "How experts are read, \"direct\" or \"buffered\", and why.");
   m.def(
       "slot_bytes", [](const Store& store) { return slot_layout(store.directory).bytes; }, py::arg("store"),
       "What one expert takes in memory.");
@@ -286,6 +322,8 @@ void register_engine(py::module_& m) {
       "from any thread, or from a signal handler.")
       .def(py::init())
       .def("set", &Cancel::set)
+      .def("set_after", &Cancel::set_after, py::arg("seconds"),
+           "So many seconds from now, or when it was to be sooner.")
       .def("is_set", &Cancel::is_set);
 
   // Known before Engine's methods are, so that their signatures can name it.

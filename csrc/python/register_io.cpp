@@ -30,10 +30,6 @@ ReadMode mode_of(const std::string& text) {
   return word<ReadMode>(text, {{"buffered", ReadMode::buffered}, {"direct", ReadMode::direct}});
 }
 
-CachePolicy policy_of(const std::string& text) {
-  return word<CachePolicy>(text, {{"lru", CachePolicy::lru}, {"lfu", CachePolicy::lfu}, {"none", CachePolicy::none}});
-}
-
 ReadPriority priority_of(const std::string& text) {
   return word<ReadPriority>(text, {{"demand", ReadPriority::demand}, {"look_ahead", ReadPriority::look_ahead}});
 }
@@ -239,8 +235,8 @@ void register_cache(py::module_& m) {
       .def(py::init([](int64_t layers, int64_t experts, int64_t slots, int64_t slot_bytes, const std::string& policy,
                        int64_t ageing_period) {
              if (slots < 0 || slot_bytes < 0) throw py::value_error("expected no negative number");
-             return std::make_shared<CacheObject>(SlotCacheShape{layers, experts, slots, slot_bytes}, policy_of(policy),
-                                                  ageing_period);
+             return std::make_shared<CacheObject>(SlotCacheShape{layers, experts, slots, slot_bytes},
+                                                  choice_of<CachePolicy>("policy", policy), ageing_period);
            }),
            py::arg("layers"), py::arg("experts"), py::arg("slots"), py::arg("slot_bytes") = 0,
            py::arg("policy") = "lru", py::arg("ageing_period") = 0)
@@ -319,7 +315,7 @@ ExpertsObject open_experts(const Store& store, int64_t slots, int threads, const
     delete experts;
   };
   return {new Experts(store.directory, ExpertStoreOptions{mode_of(mode), readers(fault)}, slots, threads,
-                      policy_of(policy), check_of(check)),
+                      choice_of<CachePolicy>("policy", policy), check_of(check)),
           destroy};
 }
 

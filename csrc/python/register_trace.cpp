@@ -51,10 +51,7 @@ RecordedRouting routing_of(const Ids& ids, int64_t experts, int64_t slots) {
 
 ReplayCounts play(const RecordedRouting& routing, const std::string& policy, int64_t slots, int64_t ring_depth) {
   if (policy == "optimum") return replay_optimum(routing, slots, check_signals);
-  for (const auto& [name, kind] :
-       {std::pair{"lru", CachePolicy::lru}, {"lfu", CachePolicy::lfu}, {"none", CachePolicy::none}})
-    if (policy == name) return replay(routing, kind, slots, ring_depth, check_signals);
-  throw ArgumentError(concat("policy: expected lru, lfu, none or optimum, found ", policy));
+  return replay(routing, choice_of<CachePolicy>("policy", policy), slots, ring_depth, check_signals);
 }
 
 }  // namespace

@@ -43,6 +43,7 @@ __all__: list[str] = [
     "TensorEntry",
     "ThreadPool",
     "chosen_backend",
+    "chosen_reads",
     "dequantize",
     "footprint",
     "isas",
@@ -661,6 +662,10 @@ class Cancel:
     def __init__(self) -> None: ...
     def is_set(self) -> bool: ...
     def set(self) -> None: ...
+    def set_after(self, seconds: float) -> None:
+        """
+        So many seconds from now, or when it was to be sooner.
+        """
 
 class Session:
     """
@@ -855,6 +860,13 @@ class RoutingTrace:
 def chosen_backend(name: str) -> str:
     """
     What `auto` is here; another name as it is.
+    """
+
+def chosen_reads(
+    asked: str, *, streams: bool, direct_works: bool, buffered_is_faster: bool, crowds_out: bool
+) -> tuple[str, str]:
+    """
+    How experts are read, "direct" or "buffered", and why.
     """
 
 def dequantize(

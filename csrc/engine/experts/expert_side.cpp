@@ -7,11 +7,6 @@
 namespace moeflux {
 namespace {
 
-LookAhead look_ahead_mode(const std::string& word) {
-  if (word == "on") return LookAhead::on;
-  return word == "off" ? LookAhead::off : LookAhead::automatic;
-}
-
 ExpertGroups::Shape groups_shape(const Variant& v, const EngineOptions& options) {
   return {v.experts().count, options.chunk * v.experts().per_token};
 }
@@ -22,12 +17,12 @@ ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const Engi
                        const ReaderFactory& open)
     : backend_(backend),
       slots_(store, backend, options, open),
-      prefetcher_(store.variant, look_ahead_mode(options.look_ahead)),
+      prefetcher_(store.variant, options.look_ahead),
       feed_(slots_, prefetcher_, store.variant.experts().count),
       picks_(groups_shape(store.variant, options)),
       resident_(slots_, store.variant.num_layers(), backend.runs_ahead()),
-      describe_(concat(slots_.describe(), ", cache ", options.cache, ", look-ahead ", options.look_ahead,
-                       options.verify_reads ? ", reads verified" : "")) {}
+      describe_(concat(slots_.describe(), ", cache ", name_of(options.cache), ", look-ahead ",
+                       name_of(options.look_ahead), options.verify_reads ? ", reads verified" : "")) {}
 
 int64_t ExpertSide::planned_slots(const StoreDirectory& store, const EngineOptions& options) {
   return ExpertSlots::planned_bytes(store, options);

@@ -5,26 +5,20 @@
 #include "core/error.h"
 #include "core/sha256.h"
 #include "core/text.h"
+#include "engine/experts/chosen_reads.h"
 #include "engine/footprint.h"
 #include "io/probe.h"
 
 namespace moeflux {
 namespace {
 
-// With a slot for every expert each is read once: through the page cache, which makes the next load of the model fast.
-ReadMode read_mode(const StoreDirectory& store, const EngineOptions& options) {
-  if (options.reads == "direct") return ReadMode::direct;
-  if (options.reads == "buffered") return ReadMode::buffered;
-  if (options.expert_slots == all_experts(store.variant)) return ReadMode::buffered;
-  for (const std::vector<ExpertPlace>& places : store.expert_places)
-    if (!places.empty() && !supports_direct(store.files[static_cast<size_t>(places.front().file)]))
-      return ReadMode::buffered;
-  return ReadMode::direct;
+bool has_slots_for_all(const StoreDirectory& store, const EngineOptions& options) {
+  return options.expert_slots == all_experts(store.variant);
 }
 
-CachePolicy cache_policy(const std::string& word) {
-  if (word == "lfu") return CachePolicy::lfu;
-  return word == "none" ? CachePolicy::none : CachePolicy::lru;
+ReadMode read_mode(const StoreDirectory& store, const EngineOptions& options) {
+  const bool streams = !has_slots_for_all(store, options);
+  return chosen_reads(options.reads, {streams, options.reads == Reads::automatic && supports_direct(store)}).mode;
 }
 
 // Compares an expert that was read with the store's checksum of it: that of its pieces, one after another.
@@ -57,10 +51,6 @@ SlotCacheShape cache_shape(const StoreDirectory& store, const EngineOptions& opt
   return {store.variant.num_layers(), store.variant.experts().count, options.expert_slots, slot_layout(store).bytes};
 }
 
-bool has_slots_for_all(const StoreDirectory& store, const EngineOptions& options) {
-  return options.expert_slots == all_experts(store.variant);
-}
-
 }  // namespace
 
 ExpertSlots::ExpertSlots(const StoreDirectory& store, Backend& backend, const EngineOptions& options,
@@ -68,11 +58,11 @@ ExpertSlots::ExpertSlots(const StoreDirectory& store, Backend& backend, const En
     : store_(store, {read_mode(store, options), open}),
       memory_(backend.allocate(planned_bytes(store, options), "expert slots")),
       cache_({memory_->data(), static_cast<size_t>(options.expert_slots * store_.slot().bytes)},
-             cache_shape(store, options), cache_policy(options.cache)),
+             cache_shape(store, options), options.cache),
       pool_(options.readers, store_.bounce()),
       loader_(store_, pool_, cache_, expert_check(store, store_, options)),
       checksums_(checksum_bytes(store, options)),
-      stay_(has_slots_for_all(store, options) && cache_policy(options.cache) != CachePolicy::none) {}
+      stay_(has_slots_for_all(store, options) && options.cache != CachePolicy::none) {}
 
 int64_t ExpertSlots::planned_bytes(const StoreDirectory& store, const EngineOptions& options) {
   const SlotCacheShape shape = cache_shape(store, options);
@@ -83,7 +73,7 @@ int64_t ExpertSlots::planned_bytes(const StoreDirectory& store, const EngineOpti
 int64_t ExpertSlots::planned_tables(const StoreDirectory& store, const EngineOptions& options) {
   const SlotCacheShape shape = cache_shape(store, options);
   const auto pieces = static_cast<int64_t>(store.experts.pieces.size());
-  return SlotCache::planned_tables(shape, cache_policy(options.cache)) +
+  return SlotCache::planned_tables(shape, options.cache) +
          ExpertLoader::planned_tables({shape.slots, shape.experts, pieces, options.readers}) +
          checksum_bytes(store, options);
 }

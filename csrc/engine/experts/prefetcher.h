@@ -24,8 +24,6 @@
 
 namespace moeflux {
 
-enum class LookAhead { automatic, on, off };
-
 // Whether looking ahead pays, by trying. It watches a window of steps without: how long they take, how much of that
 // they stand still for reads, how long the disk is idle. Where there is waiting to save and a disk with time to save
 // it, the next window looks ahead. When that was faster it is kept on for a while and then compared again; when not, it

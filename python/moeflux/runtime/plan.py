@@ -347,20 +347,14 @@ class _Planner:
 
     def reads(self, streams: bool) -> tuple[Literal["direct", "buffered"], str]:
         """How experts are read, and why."""
-        asked = self.options.reads
-        if asked not in ("auto", "direct", "buffered"):
-            raise ArgumentError(f"reads: expected one of auto, direct, buffered, found {asked!r:.40}")
-        if asked != "auto":
-            return asked, "asked for"
-        if not self.direct_works:
-            return "buffered", "this file system has no direct reads"
-        if streams:
-            if self.probe and self.probe.reads == "buffered" and not self.free.limited:
-                return "buffered", "faster on this disk, says doctor"
-            return "direct", "not every expert has a slot"
-        if self.experts * self.store.directory.experts.bytes > self.free.bytes // 4:
-            return "direct", "each expert is read once, and the page cache would take memory that others need"
-        return "buffered", "each expert is read once, and the next load finds it in the page cache"
+        probed = self.probe is not None and self.probe.reads == "buffered" and not self.free.limited
+        return _core.chosen_reads(
+            self.options.reads,
+            streams=streams,
+            direct_works=self.direct_works,
+            buffered_is_faster=probed,
+            crowds_out=self.experts * self.store.directory.experts.bytes > self.free.bytes // 4,
+        )
 
     # ---- What comes out ----
 

@@ -1,0 +1,65 @@
+// Options that are one of a few words: as values in C++, as words on command lines, in Python and in messages.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/error.h"
+#include "core/text.h"
+
+namespace moeflux {
+
+// Of activations where matrices are quantised. Automatic: 16 bits, with a unit of their own for each group of columns
+// that shares a scale, where the CPU has instructions for that, f32 elsewhere. And of attention over rows of bf16:
+// queries and weights as two digits of bf16 where the CPU has AMX. Exact: f32 everywhere.
+enum class Precision { automatic, exact };
+
+// How experts are read: past the page cache, or through it. Automatic: as `chosen_reads` says.
+enum class Reads { automatic, direct, buffered };
+
+// Which expert goes when a slot is needed: the one unused for longest, the one used least often, or every one as soon
+// as nobody holds it.
+enum class CachePolicy { lru, lfu, none };
+
+// Reading what the next layer may need while this one computes. Automatic: while it pays.
+enum class LookAhead { automatic, on, off };
+
+template <typename Choice>
+struct Named {
+  std::string_view name;
+  Choice choice;
+};
+
+inline constexpr Named<Precision> precision_names[] = {{"auto", Precision::automatic}, {"exact", Precision::exact}};
+inline constexpr Named<Reads> reads_names[] = {
+    {"auto", Reads::automatic}, {"direct", Reads::direct}, {"buffered", Reads::buffered}};
+inline constexpr Named<CachePolicy> cache_policy_names[] = {
+    {"lru", CachePolicy::lru}, {"lfu", CachePolicy::lfu}, {"none", CachePolicy::none}};
+inline constexpr Named<LookAhead> look_ahead_names[] = {
+    {"auto", LookAhead::automatic}, {"on", LookAhead::on}, {"off", LookAhead::off}};
+
+constexpr std::span<const Named<Precision>> names_of(Precision) { return precision_names; }
+constexpr std::span<const Named<Reads>> names_of(Reads) { return reads_names; }
+constexpr std::span<const Named<CachePolicy>> names_of(CachePolicy) { return cache_policy_names; }
+constexpr std::span<const Named<LookAhead>> names_of(LookAhead) { return look_ahead_names; }
+
+template <typename Choice>
+std::string_view name_of(Choice choice) {
+  for (const auto& [name, value] : names_of(choice))
+    if (value == choice) return name;
+  return "";
+}
+
+// ArgumentError, which names `what` and the words there are, when it is none of them.
+template <typename Choice>
+Choice choice_of(std::string_view what, std::string_view word) {
+  std::string expected;
+  for (const auto& [name, choice] : names_of(Choice{})) {
+    if (name == word) return choice;
+    expected += concat(expected.empty() ? "" : ", ", name);
+  }
+  throw ArgumentError(concat(what, ": expected one of ", expected, ", found ", in_quotes(word)));
+}
+
+}  // namespace moeflux
