@@ -1,7 +1,7 @@
 """Every op of a backend as a function of NumPy arrays: the pieces that the engine is made of, one at a time.
 
 Activations are float32, cached rows float32 or uint16 (bf16 bits). Shapes are those of `moeflux.oracle.ops`; matrices
-are what a store gives (`StoredTensor`), raw. A wrong shape or type is a FormatError that names the argument.
+are what a store gives (`StoredTensor`), raw. A wrong shape or type is an ArgumentError that names the argument.
 """
 
 from __future__ import annotations
