@@ -1,10 +1,8 @@
 """Runs Mixture-of-Experts language models that are far larger than memory.
 
 import moeflux
-model = moeflux.load("path/to/store")
-session = model.session()
-logits = session.prefill([1, 2, 3])
-token = logits.argmax()
+with moeflux.load("path/to/store") as model:
+    print(model.session().complete("Once upon a time", max_tokens=40))
 """
 
 from __future__ import annotations
@@ -21,17 +19,24 @@ _HOMES = {
     "BudgetError": "moeflux.errors:BudgetError",
     "Cancel": "moeflux._core:Cancel",
     "Cancelled": "moeflux.errors:Cancelled",
+    "Completion": "moeflux.text.generate:Completion",
+    "Conversation": "moeflux.text.conversation:Conversation",
     "ConvertFormat": "moeflux.stores.storage:ConvertFormat",
     "DeviceError": "moeflux.errors:DeviceError",
     "Error": "moeflux.errors:Error",
     "FormatError": "moeflux.errors:FormatError",
+    "Generation": "moeflux.text.generate:Generation",
+    "GenerationStats": "moeflux.text.generate:GenerationStats",
     "IoError": "moeflux.errors:IoError",
     "Logits": "moeflux.runtime.logits:Logits",
     "Memory": "moeflux.model:Memory",
     "Model": "moeflux.model:Model",
     "NotFoundError": "moeflux.errors:NotFoundError",
+    "Part": "moeflux.text.conversation:Part",
+    "Piece": "moeflux.text.generate:Piece",
     "Plan": "moeflux.runtime.plan:Plan",
     "QuantFormat": "moeflux._core:QuantFormat",
+    "Reply": "moeflux.text.conversation:Reply",
     "Sampling": "moeflux.text.sampling:Sampling",
     "Session": "moeflux.session:Session",
     "Snapshot": "moeflux.runtime.snapshot:Snapshot",

@@ -28,6 +28,8 @@ from moeflux.runtime.snapshot import Snapshot
 from moeflux.session import Session
 from moeflux.stores.storage import ConvertFormat
 from moeflux.stores.store import Store, open_store
+from moeflux.text.conversation import Conversation, Part, Reply
+from moeflux.text.generate import Completion, Generation, GenerationStats, Piece
 from moeflux.text.sampling import Sampling
 
 __all__ = [
@@ -36,17 +38,24 @@ __all__ = [
     "BudgetError",
     "Cancel",
     "Cancelled",
+    "Completion",
+    "Conversation",
     "ConvertFormat",
     "DeviceError",
     "Error",
     "FormatError",
+    "Generation",
+    "GenerationStats",
     "IoError",
     "Logits",
     "Memory",
     "Model",
     "NotFoundError",
+    "Part",
+    "Piece",
     "Plan",
     "QuantFormat",
+    "Reply",
     "Sampling",
     "Session",
     "Snapshot",

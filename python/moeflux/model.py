@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from moeflux import _core
-from moeflux.errors import ArgumentError, BudgetError, StateError
+from moeflux.errors import ArgumentError, StateError
 from moeflux.machine.memory import resident
+from moeflux.models.hub import find_model
 from moeflux.models.variants import Variant
-from moeflux.runtime.plan import ENGINE_PARTS, LOADED, SESSION_PARTS, Options, Plan, make_plan, whole
+from moeflux.runtime.plan import ENGINE_PARTS, LOADED, SESSION_PARTS, Options, Plan, make_plan, pricing, whole
 from moeflux.runtime.recording import Recording
 from moeflux.session import Session
 from moeflux.sizes import size_text
@@ -64,7 +65,11 @@ class Memory:
 
 
 class Model:
-    """A model is immutable and shared. Any number of sessions, in any threads, may use it; their calls take turns."""
+    """A model is immutable and shared. Any number of sessions, in any threads, may use it; their calls take turns.
+
+    `close`, or the end of its `with`, gives its memory back; so does the end of the last reference to it or to one of
+    its sessions.
+    """
 
     def __init__(self, store: Store, engine: _core.Engine, plan: Plan | None = None) -> None:
         self.variant: Variant = store.variant
@@ -72,8 +77,36 @@ class Model:
         self.fingerprint: str = store.fingerprint
         self.expert_bytes: int = store.directory.experts.bytes
         self._recorded = threading.Lock()  # while somebody records its routing
-        self._engine = engine
+        self._open: _core.Engine | None = engine  # None: closed
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._plan = plan
+
+    # ---- Being open ---------------------------------------------------------------------------------------------
+
+    @property
+    def _engine(self) -> _core.Engine:
+        if self._open is None:
+            raise StateError(f"{self.path}: expected a model that is open, found it closed")
+        return self._open
+
+    @property
+    def closed(self) -> bool:
+        return self._open is None
+
+    def close(self) -> None:
+        """Closes its sessions and gives all memory back, as the end of its `with` does; calls under way in other
+        threads come to their end first. Whatever evaluates afterwards gets StateError."""
+        self._open = None
+        for session in list(self._sessions):
+            session.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ---- Sessions and memory ------------------------------------------------------------------------------------
 
     @property
     def plan(self) -> Plan:
@@ -95,18 +128,12 @@ class Model:
         if kv_dtype not in ("f32", "bf16"):
             raise ArgumentError(f'kv_dtype: expected "f32" or "bf16", found {kv_dtype!r:.40}')
         rows = whole("max_context", max_context, self.variant.max_context) or 0
-        with self.pricing():
-            return Session(self, self._engine.session(rows, kv_dtype), kv_dtype)
-
-    @contextmanager
-    def pricing(self) -> Iterator[None]:
-        """Within it a BudgetError says what the budget would have had to be."""
-        try:
-            yield
-        except BudgetError as error:
-            if self._plan is not None and self._plan.budget_bytes is not None and error.missing is not None:
-                error.needed, error.floor = self._plan.budget_bytes + error.missing, self._plan.least_bytes
-            raise
+        with pricing(self._plan):
+            session = Session(self, self._engine.session(rows, kv_dtype), kv_dtype, self._plan)
+        self._sessions.add(session)
+        if self.closed:  # meanwhile, by another thread
+            session.close()
+        return session
 
     @property
     def memory(self) -> Memory:
@@ -135,6 +162,13 @@ class Model:
     # ---- Text: from the other files of the folder, read when they are first asked for ------------------------------
 
     @cached_property
+    def has_tokenizer(self) -> bool:
+        """Without one tokens go in and out."""
+        from moeflux.text.tokenizer import Tokenizer
+
+        return Tokenizer.is_in(self.path)
+
+    @cached_property
     def tokenizer(self) -> Tokenizer:
         from moeflux.text.tokenizer import Tokenizer
 
@@ -151,7 +185,7 @@ class Model:
     def end_tokens(self) -> frozenset[int]:
         from moeflux.text.tokenizer import end_tokens
 
-        return end_tokens(self.path, self.tokenizer)
+        return end_tokens(self.path, self.tokenizer if self.has_tokenizer else None)
 
     @cached_property
     def usual_sampling(self) -> Sampling:
@@ -162,14 +196,14 @@ class Model:
 
     def __repr__(self) -> str:
         lossy = "".join(f", LOSSY: {sentence}" for sentence in self.variant.lossy)
-        return f"Model({self.variant.name}, {self._engine.describe()}{lossy})"
+        return f"Model({self.variant.name}, {'closed' if self._open is None else self._open.describe()}{lossy})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Model cannot be pickled: open the store in the other process with moeflux.load")
 
 
 def load(
-    path: str | Path,
+    name: str | Path | None = None,
     *,
     memory: int | str | None = "auto",
     context: int | None = None,
@@ -190,7 +224,8 @@ def load(
     experts_per_token: int | None = None,
     on_progress: Callable[[int, int], object] | None = None,
 ) -> Model:
-    """Opens the store at `path` (packed, or a stock MLX folder) for evaluation.
+    """Opens a model for evaluation: a folder (a packed store, or MLX as it is), a repository of huggingface.co as
+    owner/name or owner/name@revision, which is downloaded once, or, without a name, the built-in model.
 
     memory        the most that this process may have in physical memory: bytes, or "8GB", "8GiB"; BudgetError below the
                   floor. "auto": what is free now, less a reserve, within the limits of control groups. None: no limit;
@@ -250,7 +285,8 @@ def load(
     )
     if backend == "auto" and (failure := _core.metal_failure()):
         warnings.warn(failure, stacklevel=2)
-    with LOADING, open_store(path, experts_per_token=experts_per_token) as store:
+    folder = find_model(name)
+    with LOADING, open_store(folder, experts_per_token=experts_per_token) as store:
         checksums = _checksums(store) if verify_reads else None
         plan = make_plan(store, options)
         engine = _core.Engine(

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 import numpy as np
 
 from moeflux import _core
-from moeflux.errors import ArgumentError, found
+from moeflux.errors import ArgumentError, StateError, found
 from moeflux.runtime.logits import Logits
+from moeflux.runtime.plan import Plan, pricing
 from moeflux.runtime.snapshot import Snapshot
 from moeflux.runtime.tokens import Tokens, token_array
 
 if TYPE_CHECKING:
     from moeflux.text.chat import Prompt
-    from moeflux.text.generate import Generation
+    from moeflux.text.generate import Completion, Generation
     from moeflux.text.protocols import TextModel
     from moeflux.text.sampling import Sampling
 
@@ -28,10 +29,34 @@ OnProgress = Callable[[int, int], object]
 class Session:
     """One timeline. It takes one caller at a time: a second thread gets StateError, and the first one goes on."""
 
-    def __init__(self, model: TextModel, core: _core.Session, kv_dtype: str) -> None:
+    def __init__(self, model: TextModel, core: _core.Session, kv_dtype: str, plan: Plan | None = None) -> None:
         self.model = model
         self.kv_dtype = kv_dtype
-        self._core = core
+        self._open: _core.Session | None = core  # None: closed
+        self._plan = plan
+
+    # ---- Being open ---------------------------------------------------------------------------------------------
+
+    @property
+    def _core(self) -> _core.Session:
+        if self._open is None:
+            raise StateError("session: expected one that is open, found it closed")
+        return self._open
+
+    @property
+    def closed(self) -> bool:
+        return self._open is None
+
+    def close(self) -> None:
+        """Gives its memory back, as the end of its `with` does; a call under way in another thread comes to its end
+        first. Whatever asks anything of it afterwards gets StateError."""
+        self._open = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     @property
     def lossy(self) -> tuple[str, ...]:
@@ -100,7 +125,7 @@ class Session:
         return self._logits()
 
     def _logits(self) -> Logits:
-        return Logits(self._core, self.model.variant.vocab_size)
+        return Logits(self, self.model.variant.vocab_size)
 
     # ---- Text ---------------------------------------------------------------------------------------------------
 
@@ -114,6 +139,7 @@ class Session:
         ignore_end: bool = False,
         logprobs: int | None = None,
         continues: bool = True,
+        timeout: float | None = None,
         on_progress: OnProgress | None = None,
         sampling: Sampling | None = None,
         **changes: Any,
@@ -123,13 +149,15 @@ class Session:
         The session's own tokens are used: only the part of the prompt that it does not hold is evaluated. The result is
         the same as from a new session.
 
-        prompt       text, which is only text; tokens; or what `model.chat_format.encode` makes of a conversation
+        prompt       text, which is only text; tokens; or what `model.chat_format.encode` makes of a conversation. A
+                     model without a tokenizer takes tokens and gives tokens, whose pieces have no text
         max_tokens   the most tokens; without it, the model ends the answer, or the full context does
         stop         strings that end the answer and are not part of it
         stop_tokens  tokens that end the answer besides the model's own
         ignore_end   the model's own end tokens do not end the answer
         logprobs     give the logprob of every token, and of so many alternatives
         continues    False: the answer is a text of its own, and loses a leading space that the tokenizer puts there
+        timeout      seconds from when the first piece is asked for; then the answer ends where it is
         on_progress  called with (done, total) of the prompt; when it returns False the generation ends
         sampling     replaces `model.usual_sampling`; `changes` are fields of it: temperature=0.7, seed=1
         """
@@ -145,9 +173,17 @@ class Session:
             stop=stop,
             logprobs=logprobs,
             continues=continues,
+            timeout=timeout,
             on_progress=on_progress,
             **changes,
         )
+
+    def complete(self, prompt: str | Tokens | Prompt, **options: Any) -> Completion:
+        """All of what the model writes behind a prompt: a string, with `finish`, `stats` and `tokens`. `options` are
+        those of `generate`."""
+        from moeflux.text.generate import Completion
+
+        return Completion.of(self.generate(prompt, **options))
 
     # ---- Where it stands ----------------------------------------------------------------------------------------
 
@@ -196,7 +232,8 @@ class Session:
         return self._core.checkpoints
 
     def set_max_checkpoints(self, count: int) -> None:
-        self._core.set_max_checkpoints(_count("count", count))
+        with pricing(self._plan):
+            self._core.set_max_checkpoints(_count("count", count))
 
     def rewind(self, position: int, exact: bool = True) -> int:
         """Forgets everything from `position` on; returns the position reached.
@@ -223,7 +260,8 @@ class Session:
         self._core.restore(taken.position, np.asarray(taken.tokens, np.int32), tensors)
 
     def __repr__(self) -> str:
-        return f"Session({self.model.variant.name}, position {self.position} of {self.max_context})"
+        where = "closed" if self.closed else f"position {self.position} of {self.max_context}"
+        return f"Session({self.model.variant.name}, {where})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Session cannot be pickled: save its snapshot() and restore that in the other process")

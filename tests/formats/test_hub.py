@@ -112,9 +112,13 @@ def hub() -> Iterator[Hub]:
 
 
 def called(hub: Hub | None, home: Path, *argv: str) -> subprocess.CompletedProcess[bytes]:
+    return program_of(hub, home, "-m", "moeflux", "run", *argv)
+
+
+def program_of(hub: Hub | None, home: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
     endpoint = f"http://127.0.0.1:{hub.server_port}" if hub is not None else "http://127.0.0.1:9"
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
-    command = [sys.executable, "-m", "moeflux", "run", *argv]
+    command = [sys.executable, *words]
     return subprocess.run(command, env=environment, capture_output=True, check=False, timeout=900)
 
 
@@ -134,6 +138,17 @@ def test_a_repository_is_downloaded_once_and_found_without_a_network(hub: Hub, t
     assert again.stdout == ANSWER and len(hub.fetched) == count and b"downloading" not in again.stderr
     alone = called(None, tmp_path, "test/model", *QUESTION)
     assert alone.stdout == ANSWER and "looking for an earlier download" in alone.stderr.decode()
+
+
+def test_load_takes_what_the_command_line_takes(hub: Hub, tmp_path: Path) -> None:
+    program = "import moeflux, sys; print(moeflux.load(*sys.argv[1:], threads=1).path)"
+    for words in (["test/model"], ["test/model@main"]):
+        run = program_of(hub, tmp_path, "-c", program, *words)
+        assert run.returncode == 0, run.stderr.decode()
+        assert Path(run.stdout.decode().strip()).name == COMMIT
+    assert program_of(None, tmp_path, "-c", program).stdout.decode() == f"{builtin.path()}\n"
+    none = program_of(hub, tmp_path, "-c", program, "nowhere")
+    assert "NotFoundError: nowhere: expected a folder, or a repository" in none.stderr.decode()
 
 
 def test_a_download_goes_on_where_it_stopped(hub: Hub, tmp_path: Path) -> None:

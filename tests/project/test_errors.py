@@ -119,3 +119,6 @@ def test_a_session_beyond_the_budget_says_what_it_would_have_taken() -> None:
     assert error.missing is not None and plan.budget_bytes is not None
     assert (error.needed, error.floor) == (plan.budget_bytes + error.missing, plan.least_bytes)
     assert 0 < error.missing <= plan.session_bytes
+    with pytest.raises(BudgetError) as raised:
+        sessions[0].set_max_checkpoints(4096)
+    assert raised.value.needed == plan.budget_bytes + raised.value.missing

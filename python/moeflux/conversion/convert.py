@@ -134,7 +134,7 @@ def convert(
     the source: "quick" compares four experts of every layer, "full" everything, "none" nothing. `force` replaces an
     existing store, and discards an unfinished conversion of another source or with other options.
     """
-    source, dest, progress = files.path_of(source), destination(dest), progress or Silent()
+    source, dest, progress = files.expanded(source), destination(dest), progress or Silent()
     if check not in CHECKS:
         raise ArgumentError(f"check: expected {', '.join(CHECKS)}, found {check!r:.40}")
     check_destination(source, dest, force)

@@ -42,7 +42,7 @@ MOST_WORDS = 4096  # bytes of a lock's file
 
 def destination(dest: str | Path) -> Path:
     """Where DEST really is. A link is followed, so that it stays, and "." gets a name."""
-    path = files.path_of(dest)
+    path = files.expanded(dest)
     status = files.status_of(path, follow=False)
     return path if path.name and (status is None or not files.is_link(status)) else files.resolved(path)
 

@@ -76,7 +76,7 @@ def verify(path: str | Path, *, experts: str | Path | None = None, progress: Pro
 
     `experts` is the folder with the layer files of an older store, if it is not the usual one.
     """
-    folder = files.expect_folder(path)
+    folder = files.expect_folder(files.expanded(path))
     if not files.exists(folder / packed.DESCRIPTION):
         note = f"no {packed.DESCRIPTION}, so no checksums: names, shapes and sizes were checked, contents were not"
         return VerifyReport(folder, False, tuple(structure(folder, experts)), (note,))

@@ -129,7 +129,7 @@ def examine(path: str | Path = ".", quick: bool = False, progress: Progress | No
     """Measures, recommends settings, and remembers them for everything on the same disk."""
     progress = progress or Silent()
     effort = QUICK if quick else FULL
-    with source_at(Path(path), effort, progress) as source:
+    with source_at(files.expanded(path), effort, progress) as source:
         why_not = no_direct(source)
         ways = [("direct", n) for n in READERS if not why_not] + [("buffered", n) for n in READERS]
         disk = disk_rates(source, ways, effort, progress)

@@ -61,7 +61,7 @@ class Info:
 
 def describe(target: str | Path) -> Info:
     """A folder with weights, a config.json (or a folder with nothing else), or the name of a preset."""
-    path = files.path_of(target)
+    path = files.expanded(target)
     if not files.exists(path):
         try:
             return _from_variant(str(target), "preset", preset(str(target)))

@@ -151,7 +151,7 @@ def variant_from_config(config: str | Path | dict[str, Any]) -> Variant:
     """The variant of a parsed config, of a config.json, or of the folder that holds one."""
     if isinstance(config, dict):
         return read_config(config, "config.json", str(config.get("_name_or_path") or ""))
-    path = files.path_of(config)
+    path = files.expanded(config)
     if files.is_folder(path):
         path = path / "config.json"
     return read_config(files.read_json(path), str(path), files.resolved(path).parent.name)

@@ -51,7 +51,10 @@ def find_model(name: str | Path | None, progress: Progress | None = None) -> Pat
 
 def check_name(name: str | Path | None) -> None:
     """Raises the reason if there is no such folder and nothing to download, before anything is read or fetched."""
-    if name is None or _is_there(name):
+    if name is None:
+        return
+    files.path_of(name)
+    if _is_there(name):
         return
     if REPOSITORY.fullmatch(str(name)) is None:
         raise NotFoundError(

@@ -78,11 +78,11 @@ class Trace:
             "layers": np.asarray(self.layers, "<i4"),
             "passes": np.asarray(self.passes, "<i4"),
         }
-        files.write_atomically(path, chunks_of(metadata, arrays))
+        files.write_atomically(files.expanded(path), chunks_of(metadata, arrays))
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
-        path = files.path_of(path)
+        path = files.expanded(path)
         if not files.exists(path):
             raise NotFoundError(f"{path}: expected a trace, found nothing")
         file = _core.SafetensorsFile(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -12,16 +12,25 @@ from moeflux.errors import StateError
 __all__ = ["Logits"]
 
 
+class Evaluated(Protocol):
+    """A session, which may be closed: then there is no core."""
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def _core(self) -> _core.Session: ...
+
+
 class Logits:
     """The logits of the last token evaluated, still where the engine left them: nothing is copied until asked for.
 
-    They are valid until the session evaluates again or goes back. After that, using them is a StateError.
+    They are valid until the session evaluates again, goes back or is closed. After that, using them is a StateError.
     """
 
-    def __init__(self, core: _core.Session, vocab_size: int) -> None:
-        self._session = core
+    def __init__(self, session: Evaluated, vocab_size: int) -> None:
+        self._session = session
         self._vocab_size = vocab_size
-        self._serial = core.logits_serial
+        self._serial = session._core.logits_serial
 
     def argmax(self) -> int:
         return self._core().argmax()
@@ -54,9 +63,13 @@ class Logits:
     @property
     def current(self) -> bool:
         """Does the session still stand where these were computed?"""
-        return self._serial == self._session.logits_serial
+        return not self._session.closed and self._serial == self._session._core.logits_serial
 
     def _core(self) -> _core.Session:
-        if not self.current:
+        core = self._session._core
+        if self._serial != core.logits_serial:
             raise StateError("logits: expected to be used before the session evaluates again, found used after")
-        return self._session
+        return core
+
+    def __repr__(self) -> str:
+        return f"Logits({len(self)} of {self._session!r}{'' if self.current else ', which has gone on'})"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import operator
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +26,7 @@ from moeflux.sizes import parse_size, size_text
 from moeflux.stores.costs import costs
 from moeflux.stores.store import Store, open_store
 
-__all__ = ["Options", "Plan", "make_plan", "plan", "whole"]
+__all__ = ["Options", "Plan", "make_plan", "plan", "pricing", "whole"]
 
 MIB = 1 << 20
 
@@ -166,6 +167,17 @@ def plan(path: str | Path, *, trace: Trace | None = None, **options: Any) -> Pla
 def make_plan(store: Store, options: Options, trace: Trace | None = None) -> Plan:
     """BudgetError when the budget is below the floor, ArgumentError for what can never be."""
     return _Planner(store, options, trace).plan()
+
+
+@contextmanager
+def pricing(plan: Plan | None) -> Iterator[None]:
+    """Within it a BudgetError of a model that goes by this plan says what the budget would have had to be."""
+    try:
+        yield
+    except BudgetError as error:
+        if plan is not None and plan.budget_bytes is not None and error.missing is not None:
+            error.needed, error.floor = plan.budget_bytes + error.missing, plan.least_bytes
+        raise
 
 
 LOADED: weakref.WeakKeyDictionary[_core.Engine, Plan] = weakref.WeakKeyDictionary()

@@ -88,13 +88,13 @@ class Snapshot:
         writers = {"moeflux": own_chunks, "wire-1": wire_chunks(1), "wire-2": wire_chunks(2)}
         if format not in writers:
             raise ArgumentError(f"format: expected {', '.join(writers)}, found {format!r:.40}")
-        files.write_atomically(path, writers[format](self), private=True)
+        files.write_atomically(files.expanded(path), writers[format](self), private=True)
 
     @classmethod
     def load(cls, path: str | Path, variant: Variant, most: int = MAX_CONTEXT) -> Snapshot:
         """Reads a file of any of the formats, checked against the variant. FormatError names what is wrong with it;
         StateError when it holds more than `most` tokens, which are not read."""
-        path = files.path_of(path)
+        path = files.expanded(path)
         with files.open_file(path) as file, files.system_errors(path):
             is_wire = file.read(len(WIRE_MAGIC)) == WIRE_MAGIC
         return load_wire(path, variant, most) if is_wire else load_own(path, variant, most)

@@ -166,17 +166,17 @@ def open_store(path: str | Path, *, experts: str | Path | None = None, experts_p
 
     Raises FormatError, naming file, tensor, expected and found, when anything is missing or does not fit.
     """
-    folder = files.expect_folder(path)
+    folder = files.expect_folder(files.expanded(path))
     if files.exists(folder / DESCRIPTION):
         description = read_description(folder)
         variant = _adjusted(description.variant, experts_per_token)
-        layers = Path(experts or folder / description.experts_directory)
+        layers = files.expanded(experts or folder / description.experts_directory)
         directory = _core.open_packed(folder, layers, variant.to_json(), description.experts)
         return _store(folder, "packed", variant, directory, description)
     weights = next((f for f in (folder, folder / "artifacts") if files.exists(f / MANIFEST)), None)
     if weights is not None:
         variant = _adjusted(_older_variant(folder, weights), experts_per_token)
-        layers = Path(experts) if experts else _older_experts(folder)
+        layers = files.expanded(experts) if experts else _older_experts(folder)
         return _store(folder, "packed", variant, _core.open_packed(weights, layers, variant.to_json()))
     if files.listed(folder, "*.safetensors"):
         variant = _adjusted(variant_from_config(folder), experts_per_token)

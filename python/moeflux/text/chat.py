@@ -176,9 +176,9 @@ def _named_templates(template: Any, where: str) -> dict[str, str]:
 
 
 def check_messages(messages: Sequence[Message]) -> list[Message]:
-    """A copy of the messages in plain values. An ArgumentError names what is no message. Keys whose value is None are left
-    out, as transformers does it: clients send `content` and `tool_calls` as null, and templates ask whether they are
-    there."""
+    """A copy of the messages in plain values. An ArgumentError names what is no message. Keys whose value is None are
+    left out, as transformers does it: clients send `content` and `tool_calls` as null, and templates ask whether they
+    are there."""
     if isinstance(messages, (str, bytes, dict)) or not isinstance(messages, Sequence):
         raise ArgumentError(f"messages: expected a list of role and content, found {type(messages).__name__}")
     if not messages:

@@ -3,12 +3,13 @@
 talk = model.chat(system="Be brief.")
 for part in talk.ask("What is the capital of France?"):
     print(part.text, end="", flush=True)
+print(talk.ask("And of Italy?").text)
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 from moeflux.errors import FormatError, StateError
 from moeflux.files import parse_json
 from moeflux.runtime.snapshot import Snapshot
+from moeflux.text.awaiting import in_thread
 from moeflux.text.chat import Message, Prompt, ReasoningSplit, check_messages, plain_value
-from moeflux.text.generate import Generation, Piece, begin
+from moeflux.text.generate import Finish, Generation, GenerationStats, Piece, begin
 from moeflux.text.protocols import TextModel, TextSession
 from moeflux.text.reuse import reach
 from moeflux.text.tokenizer import shared_length
@@ -36,21 +38,69 @@ class Part:
 
 class Reply:
     """An answer as it comes: an iterator of parts, once through. When it ends, however that is, the conversation has
-    what was said; an answer of nothing leaves the conversation as it was before the question."""
+    what was said; an answer of nothing leaves the conversation as it was before the question.
+
+    Who does not want it in parts asks for its `text`, or waits. `async for` is as in Generation.
+    """
 
     def __init__(self, generation: Generation, prompt: Prompt, done: Callable[[Reply], None]) -> None:
         self.generation = generation
         self.prompt = prompt
-        self.text = ""
-        self.thoughts = ""
+        self.begun = False
+        self._said = {False: "", True: ""}  # text, thoughts
         self._done = done
         self._parts = self._run()
+
+    @property
+    def text(self) -> str:
+        """What it has said; all of it, which is waited for, where nobody has begun to listen."""
+        return self._so_far(False)
+
+    @property
+    def thoughts(self) -> str:
+        """What it thought before, likewise."""
+        return self._so_far(True)
+
+    def _so_far(self, thought: bool) -> str:
+        if not self.begun:
+            self.wait()
+        return self._said[thought]
+
+    @property
+    def finish(self) -> Finish | None:
+        """Why it ended; None while it goes on."""
+        return self.generation.finish
+
+    @property
+    def stats(self) -> GenerationStats:
+        """So far."""
+        return self.generation.stats
 
     def __iter__(self) -> Iterator[Part]:
         return self
 
     def __next__(self) -> Part:
+        self.begun = True
         return next(self._parts)
+
+    def __aiter__(self) -> AsyncIterator[Part]:
+        return self
+
+    async def __anext__(self) -> Part:
+        part = await in_thread(lambda: next(self, None), self.cancel)
+        if part is None:
+            raise StopAsyncIteration
+        return part
+
+    def wait(self) -> Reply:
+        """Goes to its end. Returns itself."""
+        for _ in self:
+            pass
+        return self
+
+    def __repr__(self) -> str:
+        finish = "" if self.finish is None else f", finish={self.finish!r}"
+        return f"Reply({len(self.generation.tokens)} tokens{finish}, text={self._said[False][-60:]!r})"
 
     def cancel(self) -> None:
         """Cancels as Generation.cancel does. The conversation keeps what has been said."""
@@ -78,14 +128,15 @@ class Reply:
             self._done(self)
 
     def _keep(self, thought: bool, text: str) -> None:
-        if thought:
-            self.thoughts += text
-        else:
-            self.text += text
+        self._said[thought] += text
 
 
 class Conversation:
-    """Messages, and a session that holds as much of them as it can. One caller at a time."""
+    """Messages, and a session that holds as much of them as it can. One caller at a time.
+
+    Whatever is said or asked next, an answer that nobody has begun to listen to is given in full before, and one that
+    somebody has left in the midst ends there.
+    """
 
     def __init__(
         self,
@@ -140,15 +191,15 @@ class Conversation:
 
     def undo(self) -> None:
         """Takes back the last question and its answer."""
-        self._close()
         asked = [place for place, message in enumerate(self.messages) if message["role"] == "user"]
         if not asked:
             raise StateError("undo: expected a question to take back, found none")
+        self._drop()  # with the question, where there is no answer yet
         del self.messages[asked[-1] :]
 
     def clear(self) -> None:
         """Forgets all but the instructions."""
-        self._close()
+        self._drop()
         del self.messages[1 if self.system is not None else 0 :]
 
     @property
@@ -195,9 +246,18 @@ class Conversation:
         return self._open
 
     def _close(self) -> None:
-        """Ends an answer that nobody read to its end."""
+        """Something else is to be said: an open answer is given in full if nobody has begun to read it, and ends."""
+        if self._open is not None and not self._open.begun:
+            self._open.wait()
+        self._drop()
+
+    def _drop(self) -> None:
+        """Ends an open answer where it is."""
         if self._open is not None:
             self._open.close()
+
+    def __repr__(self) -> str:
+        return f"Conversation(messages={len(self.messages)}, session={self.session!r})"
 
     # ---- Files --------------------------------------------------------------------------------------------------
 
@@ -210,7 +270,7 @@ class Conversation:
 
     def load(self, path: str | Path) -> None:
         """Continues where `save` was called. A file that does not fit is refused before anything changes."""
-        self._close()
+        self._drop()
         snapshot = Snapshot.load(path, self.session.model.variant, self.session.max_context)
         said = _parse(snapshot.conversation, str(path))
         self._form.check_thinking(said["thinking"])

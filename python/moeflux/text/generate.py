@@ -2,12 +2,14 @@
 
 for piece in session.generate("Once upon a time", temperature=0.7, seed=1):
     print(piece.text, end="", flush=True)
+print(session.complete("Once upon a time", max_tokens=40))
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -17,15 +19,18 @@ from moeflux.progress import time_text
 from moeflux.runtime.logits import Logits
 from moeflux.runtime.tokens import Tokens, token_array
 from moeflux.sizes import size_text
+from moeflux.text.awaiting import in_thread
 from moeflux.text.chat import Prompt
 from moeflux.text.protocols import TextSession
 from moeflux.text.reuse import reach
 from moeflux.text.sampling import Sampler, Sampling
 from moeflux.text.stop_text import StopText
 
-__all__ = ["Generation", "GenerationStats", "Piece", "begin"]
+__all__ = ["Completion", "Finish", "Generation", "GenerationStats", "Piece", "begin"]
 
-Finish = Literal["end", "stop", "length", "context", "cancelled", "failed"]
+Finish = Literal["end", "stop", "length", "context", "timeout", "cancelled", "failed"]
+"""Why an answer ended: a token of the model's or of `stop_tokens`, a string of `stop`, `max_tokens`, a full context,
+the `timeout`, `cancel` or an `on_progress` that said so, an error."""
 MOST_LOGPROBS = 1024
 
 
@@ -40,6 +45,7 @@ def begin(
     stop: Sequence[str] = (),
     logprobs: int | None = None,
     continues: bool = True,
+    timeout: float | None = None,
     on_progress: Callable[[int, int], object] | None = None,
     **changes: Any,
 ) -> Generation:
@@ -68,6 +74,7 @@ def begin(
         logprobs=logprobs,
         borders=borders,
         continues=continues,
+        timeout=timeout,
         on_progress=on_progress,
     )
 
@@ -125,12 +132,53 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds < 10 else time_text(seconds)
 
 
+class Completion(str):
+    """A whole answer: its text, which also knows how it came about. Made by `Session.complete`."""
+
+    finish: Finish
+    stop_string: str | None  # that was found
+    tokens: tuple[int, ...]  # one that ended it is the last
+    pieces: tuple[Piece, ...]  # with their logprobs, where those were asked for
+    stats: GenerationStats
+
+    @classmethod
+    def of(cls, generation: Generation) -> Completion:
+        """All of it, as soon as there is all of it."""
+        pieces = tuple(generation)
+        made = cls(generation.text)
+        assert generation.finish is not None
+        made.finish, made.stop_string, made.stats = generation.finish, generation.stop_string, generation.stats
+        made.tokens, made.pieces = tuple(generation.tokens), pieces
+        return made
+
+    @property
+    def text(self) -> str:
+        """The same as a string that knows nothing else."""
+        return str(self)
+
+    def __repr__(self) -> str:
+        return f"Completion({super().__repr__()}, finish={self.finish!r}, tokens={len(self.tokens)})"
+
+
+class _Textless:
+    """In place of a tokenizer's stream: tokens have no text."""
+
+    def add(self, token: int) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
 class Generation:
     """An answer as it comes: an iterator of pieces, once through. Made by `Session.generate`.
 
     The session works whenever a piece is asked for, and rests in between. When the answer is over, or left unfinished,
     the session holds the prompt and the answer without its last token. Once the session has been used for something
     else, an unfinished generation cannot go on: StateError.
+
+    With `async for`, each piece is made in a thread of the event loop's pool. When the task that awaits a piece is
+    cancelled, so is the generation, and the session rests before the task goes on.
     """
 
     def __init__(
@@ -145,6 +193,7 @@ class Generation:
         logprobs: int | None = None,
         borders: Sequence[int] = (),
         continues: bool = True,
+        timeout: float | None = None,
         on_progress: Callable[[int, int], object] | None = None,
     ) -> None:
         self.session = session
@@ -158,6 +207,8 @@ class Generation:
             raise ArgumentError(f"logprobs: expected 0 to {min(vocab, MOST_LOGPROBS)}, found {found(logprobs)}")
         if max_tokens is not None and max_tokens < 1:
             raise ArgumentError(f"max_tokens: expected at least 1, found {found(max_tokens)}")
+        if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
+            raise ArgumentError(f"timeout: expected seconds, more than 0, found {found(timeout)}")
         for id in self.prompt:
             if not 0 <= id < vocab:
                 raise ArgumentError(f"prompt: expected tokens 0 to {vocab - 1}, found {id}")
@@ -168,9 +219,12 @@ class Generation:
         self._logprobs = logprobs
         self._borders = borders
         self._on_progress = on_progress
-        self._stream = session.model.tokenizer.stream(continues=continues)
         self._stops = StopText(stop)
+        model, textless = session.model, not session.model.has_tokenizer and not stop
+        self._stream = _Textless() if textless else model.tokenizer.stream(continues=continues)
+        self._timeout = timeout
         self._cancel = Cancel()
+        self._asked_to_end = False
         self._reused = 0
         self._prompt_seconds = self._seconds = 0.0
         self._before = session.total_stats
@@ -180,6 +234,7 @@ class Generation:
     def cancel(self) -> None:
         """Ends the answer within the time of a layer, as `Session.prefill` and `step` are cancelled. May be called from
         another thread, or from a signal handler."""
+        self._asked_to_end = True
         self._cancel.set()
 
     def __iter__(self) -> Iterator[Piece]:
@@ -194,6 +249,25 @@ class Generation:
             # Ctrl-C and the like are nobody's fault.
             self.finish = "failed" if isinstance(error, Exception) else "cancelled"
             raise
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self
+
+    async def __anext__(self) -> Piece:
+        piece = await in_thread(lambda: next(self, None), self.cancel)
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    def wait(self) -> Generation:
+        """Goes to its end. Returns itself: `text`, `finish` and `stats` say what came of it."""
+        for _ in self:
+            pass
+        return self
+
+    def __repr__(self) -> str:
+        finish = "" if self.finish is None else f", finish={self.finish!r}"
+        return f"Generation({len(self.prompt)} + {len(self.tokens)} tokens{finish}, text={self.text[-60:]!r})"
 
     def close(self) -> None:
         """Ends the answer here, as `cancel` does. Text that was held back becomes the rest of `text`."""
@@ -220,6 +294,8 @@ class Generation:
     # ---- One token after the other ------------------------------------------------------------------------------
 
     def _run(self, sampler: Sampler) -> Iterator[Piece]:
+        if self._timeout is not None:
+            self._cancel.set_after(self._timeout)
         logits = None if self._cancel.is_set() else self._prefill()
         most = self.session.max_context - len(self.prompt) + 1  # the last token needs no place in the context
         limit: Finish = "context"
@@ -247,7 +323,8 @@ class Generation:
                 return
             if not self._cancel.is_set():
                 logits = self._step(token, logits)
-        self.finish = "cancelled"
+        late = self._timeout is not None and not self._asked_to_end and self._cancel.is_set()
+        self.finish = "timeout" if late else "cancelled"
         rest = self._rest()
         if rest:
             self.text += rest

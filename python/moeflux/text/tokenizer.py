@@ -19,6 +19,7 @@ from moeflux.text.tokenizer_rules import check_added, check_shape, is_proportion
 
 __all__ = ["TextStream", "Tokenizer", "end_tokens", "shared_length"]
 
+TOKENIZER = "tokenizer.json"
 LONGEST_TEXT = 8 << 20  # characters that are made tokens at a time
 WORD, SPACES = re.compile(r"\w"), re.compile(r"\s*")
 
@@ -65,9 +66,13 @@ class Tokenizer:
         self._piece_bytes, self._strips_first_space = _byte_rule(whole, source)
         self.special_ids = frozenset(id for id, token in self._added.items() if token.special)
 
+    @staticmethod
+    def is_in(folder: str | Path) -> bool:
+        return files.exists(Path(folder) / TOKENIZER)
+
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
-        path = Path(folder) / "tokenizer.json"
+        path = Path(folder) / TOKENIZER
         if not files.exists(path):
             raise FormatError(f"{path}: expected the tokenizer of the model, found nothing")
         data = files.read_bytes(path)
@@ -281,7 +286,7 @@ class TextStream:
 # ---- Which tokens end a text ------------------------------------------------------------------------------------
 
 
-def end_tokens(folder: str | Path, tokenizer: Tokenizer) -> frozenset[int]:
+def end_tokens(folder: str | Path, tokenizer: Tokenizer | None) -> frozenset[int]:
     """Every token that any file of the checkpoint calls the end. generation_config.json and config.json name it by id,
     tokenizer_config.json by its spelling. The files often disagree, and always because one leaves a token out."""
     ends: set[int] = set()
@@ -291,8 +296,8 @@ def end_tokens(folder: str | Path, tokenizer: Tokenizer) -> frozenset[int]:
         for part in (config, config.get("text_config")):
             if isinstance(part, dict):
                 ends |= _ids(part.get("eos_token_id"), f"{path}: eos_token_id")
-    spelled = tokenizer.named("eos_token")
-    if spelled is not None and (id := tokenizer.id_of(spelled)) is not None:
+    spelled = None if tokenizer is None else tokenizer.named("eos_token")
+    if tokenizer is not None and spelled is not None and (id := tokenizer.id_of(spelled)) is not None:
         ends.add(id)
     return frozenset(ends)
 

@@ -1,0 +1,29 @@
+"""Calls that compute for long, awaited by programs of asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+__all__ = ["in_thread"]
+
+T = TypeVar("T")
+
+
+async def in_thread(call: Callable[[], T], cancel: Callable[[], object]) -> T:
+    """What a call gives that is made in a thread of the event loop's pool. When the task that awaits it is cancelled,
+    `cancel` is called, and the call has come to its end before the task goes on."""
+    import asyncio
+
+    work = asyncio.get_running_loop().run_in_executor(None, call)
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        cancel()
+        while not work.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()  # looked at: nobody else will
+        raise
