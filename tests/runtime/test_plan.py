@@ -188,7 +188,7 @@ def test_reads(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan(store, memory="300MB").readers == 2
     machine(monkeypatch, 300 * MIB, limited=True)
     assert plan(store, memory="300MB").reads == "direct", "in a control group the page cache is ours too"
-    with pytest.raises(ArgumentError, match="reads: expected one of auto, direct, buffered, found 'mapped'"):
+    with pytest.raises(ArgumentError, match='reads: expected one of auto, direct, buffered, found "mapped"'):
         plan(store, reads="mapped")
 
 
