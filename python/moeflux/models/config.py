@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moeflux import files
-from moeflux.errors import FormatError
+from moeflux.models.config_fields import REQUIRED, Fields
 from moeflux.models.layers import (
     DenseMlp,
     FeedForward,
@@ -78,74 +78,6 @@ IRRELEVANT_BESIDE_TEXT = IRRELEVANT | frozenset(
 
 ATTENTION_KINDS = ("full_attention", "linear_attention")
 
-_REQUIRED = object()
-
-
-class Fields:
-    """One JSON object being read: remembers which fields were asked for, so that `finish` can refuse the rest."""
-
-    def __init__(self, values: Any, where: str) -> None:
-        if not isinstance(values, dict):
-            raise FormatError(f"{where}: expected an object, found {type(values).__name__}")
-        self.values = values
-        self.where = where
-        self.seen: set[str] = set()
-
-    def fail(self, field: str, expected: str) -> FormatError:
-        found = repr(self.values[field]) if field in self.values else "nothing"
-        return FormatError(f"{self.where}: {field}: expected {expected}, found {found[:120]}")
-
-    def get(self, field: str, kind: type | tuple[type, ...], expected: str, default: Any) -> Any:
-        """The field's value; the default when it is absent or null."""
-        self.seen.add(field)
-        value = self.values.get(field)
-        if value is None:
-            if default is _REQUIRED:
-                raise self.fail(field, expected)
-            return default
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise self.fail(field, expected)
-        return value
-
-    def count(self, field: str, default: Any = _REQUIRED, least: int = 1) -> int:
-        value = self.get(field, int, f"a whole number of at least {least}", default)
-        if value is not default and not least <= value < 1 << 31:
-            raise self.fail(field, f"a whole number of at least {least}")
-        return value
-
-    def number(self, field: str, default: Any = _REQUIRED) -> float:
-        value = self.get(field, (int, float), "a number", default)
-        return value if value is None else float(value)
-
-    def flag(self, field: str, default: bool) -> bool:
-        return self.get(field, bool, "true or false", default)
-
-    def counts(self, field: str) -> list[int]:
-        values = self.get(field, list, "a list of layer numbers", [])
-        if not all(type(value) is int and value >= 0 for value in values):
-            raise self.fail(field, "a list of layer numbers")
-        return values
-
-    def only(self, field: str, *supported: Any) -> None:
-        """The field, when it is there at all, has one of the values that moeflux supports."""
-        self.seen.add(field)
-        if self.values.get(field, supported[0]) not in supported:
-            raise self.fail(field, " or ".join(repr(value) for value in supported))
-
-    def said(self, *fields: str) -> None:
-        """They are there, if only as null: implementations differ in what they take where they are not."""
-        for field in fields:
-            if field not in self.values:
-                raise self.fail(field, "a value, for implementations differ about its default")
-
-    def finish(self, irrelevant: frozenset[str]) -> None:
-        unknown = sorted(self.values.keys() - self.seen - irrelevant)
-        if unknown:
-            raise FormatError(
-                f'{self.where}: field "{unknown[0]}" is not one that moeflux knows for this architecture; '
-                f"supported: {', '.join(sorted(self.seen))}"
-            )
-
 
 def variant_from_config(config: str | Path | dict[str, Any]) -> Variant:
     """The variant of a parsed config, of a config.json, or of the folder that holds one."""
@@ -162,7 +94,7 @@ def variant_from_manifest(manifest: Any, where: str, name: str) -> Variant:
 
     Those tools knew two architectures, which differ in their fields, and one context length.
     """
-    block = Fields(manifest, where).get("config", dict, "an object", _REQUIRED)
+    block = Fields(manifest, where).get("config", dict, "an object", REQUIRED)
     architecture = "deepseek_v3" if "kv_lora_rank" in block else "qwen3_5_moe"
     config = {key: value for key, value in block.items() if key not in ("default_bits", "default_group_size")}
     config |= {"model_type": architecture, "max_position_embeddings": MAX_CONTEXT}
@@ -171,7 +103,7 @@ def variant_from_manifest(manifest: Any, where: str, name: str) -> Variant:
 
 def read_config(config: Any, where: str, name: str) -> Variant:
     root = Fields(config, where)
-    declared = root.get("model_type", str, "a string", _REQUIRED)
+    declared = root.get("model_type", str, "a string", REQUIRED)
     if declared not in ARCHITECTURES:
         raise root.fail("model_type", " or ".join(ARCHITECTURES))
     fields = root
@@ -187,7 +119,7 @@ def text_part(root: Fields, declared: str) -> Fields:
     """The text_config of a model that sees, with what the whole says for it."""
     if declared not in TEXT_PARTS:
         raise root.fail("text_config", f"none in a {declared} model")
-    fields = Fields(root.get("text_config", dict, "an object", _REQUIRED), f"{root.where}: text_config")
+    fields = Fields(root.get("text_config", dict, "an object", REQUIRED), f"{root.where}: text_config")
     fields.only("model_type", *TEXT_PARTS[declared])
     whole = root.values
     if declared == "kimi_k25":

@@ -1,0 +1,75 @@
+"""A JSON object that is read field by field, so that what nobody asked for can be refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moeflux.errors import FormatError
+
+REQUIRED = object()
+
+
+class Fields:
+    """One JSON object being read: remembers which fields were asked for, so that `finish` can refuse the rest."""
+
+    def __init__(self, values: Any, where: str) -> None:
+        if not isinstance(values, dict):
+            raise FormatError(f"{where}: expected an object, found {type(values).__name__}")
+        self.values = values
+        self.where = where
+        self.seen: set[str] = set()
+
+    def fail(self, field: str, expected: str) -> FormatError:
+        found = repr(self.values[field]) if field in self.values else "nothing"
+        return FormatError(f"{self.where}: {field}: expected {expected}, found {found[:120]}")
+
+    def get(self, field: str, kind: type | tuple[type, ...], expected: str, default: Any) -> Any:
+        """The field's value; the default when it is absent or null."""
+        self.seen.add(field)
+        value = self.values.get(field)
+        if value is None:
+            if default is REQUIRED:
+                raise self.fail(field, expected)
+            return default
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise self.fail(field, expected)
+        return value
+
+    def count(self, field: str, default: Any = REQUIRED, least: int = 1) -> int:
+        value = self.get(field, int, f"a whole number of at least {least}", default)
+        if value is not default and not least <= value < 1 << 31:
+            raise self.fail(field, f"a whole number of at least {least}")
+        return value
+
+    def number(self, field: str, default: Any = REQUIRED) -> float:
+        value = self.get(field, (int, float), "a number", default)
+        return value if value is None else float(value)
+
+    def flag(self, field: str, default: bool) -> bool:
+        return self.get(field, bool, "true or false", default)
+
+    def counts(self, field: str) -> list[int]:
+        values = self.get(field, list, "a list of layer numbers", [])
+        if not all(type(value) is int and value >= 0 for value in values):
+            raise self.fail(field, "a list of layer numbers")
+        return values
+
+    def only(self, field: str, *supported: Any) -> None:
+        """The field, when it is there at all, has one of the values that moeflux supports."""
+        self.seen.add(field)
+        if self.values.get(field, supported[0]) not in supported:
+            raise self.fail(field, " or ".join(repr(value) for value in supported))
+
+    def said(self, *fields: str) -> None:
+        """They are there, if only as null: implementations differ in what they take where they are not."""
+        for field in fields:
+            if field not in self.values:
+                raise self.fail(field, "a value, for implementations differ about its default")
+
+    def finish(self, irrelevant: frozenset[str]) -> None:
+        unknown = sorted(self.values.keys() - self.seen - irrelevant)
+        if unknown:
+            raise FormatError(
+                f'{self.where}: field "{unknown[0]}" is not one that moeflux knows for this architecture; '
+                f"supported: {', '.join(sorted(self.seen))}"
+            )
