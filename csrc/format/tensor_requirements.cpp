@@ -58,8 +58,9 @@ bool is_unused_tensor(const Variant& variant, std::string_view canonical) {
     if (part.starts_with(start)) return true;
   if (canonical.ends_with(".rotary_emb.inv_freq")) return true;
   if (variant.tied_embeddings && canonical.starts_with("lm_head.")) return true;
-  // DeepSeek numbers its multi-token prediction layers after the others.
-  return variant.model_type == ModelType::deepseek_v3 && layer_of(canonical) >= variant.num_layers();
+  // Some number their multi-token prediction layers after the others.
+  const bool numbered = variant.model_type == ModelType::deepseek_v3 || variant.model_type == ModelType::glm4_moe;
+  return numbered && layer_of(canonical) >= variant.num_layers();
 }
 
 std::string layer_prefix(int64_t layer) { return concat("model.layers.", layer, "."); }

@@ -18,10 +18,10 @@
 
 namespace moeflux {
 
-enum class ModelType { qwen3_5_moe, qwen3_next, qwen3_moe, deepseek_v3 };
+enum class ModelType { qwen3_5_moe, qwen3_next, qwen3_moe, deepseek_v3, glm4_moe };
 
-constexpr std::array<std::string_view, 4> names_of(ModelType) {
-  return {"qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3"};
+constexpr std::array<std::string_view, 5> names_of(ModelType) {
+  return {"qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe"};
 }
 
 using Mixer = std::variant<GroupedAttention, LatentAttention, GatedDelta>;

@@ -19,7 +19,7 @@ from support.engine import tokens
 from support.mlx_folder import write_mlx_folder
 from support.tiny_stores import hybrid, latent
 
-NAMES = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "kimi")
+NAMES = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "kimi", "glm4_moe")
 COSINE = 0.99999
 """What the issue of numerics comes down to: the engine's f32 against the oracle's f64 on the same stored weights."""
 TIE = 1e-3

@@ -15,7 +15,7 @@ from moeflux.conversion.convert import convert
 from moeflux.runtime.snapshot import Snapshot
 from support.engine import tokens
 
-NAMES = ("qwen3_5_moe", "qwen3_moe", "deepseek_v3")
+NAMES = ("qwen3_5_moe", "qwen3_moe", "deepseek_v3", "glm4_moe")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,8 @@ def test_snapshot_restore_continue(models: dict[str, moeflux.Model], tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("name", "version"), [("qwen3_5_moe", 1), ("qwen3_5_moe", 2), ("qwen3_moe", 2), ("deepseek_v3", 2)]
+    ("name", "version"),
+    [("qwen3_5_moe", 1), ("qwen3_5_moe", 2), ("qwen3_moe", 2), ("deepseek_v3", 2), ("glm4_moe", 1), ("glm4_moe", 2)],
 )
 def test_wire_formats(models: dict[str, moeflux.Model], tmp_path: Path, name: str, version: int) -> None:
     session = models[name].session()

@@ -16,6 +16,8 @@ from moeflux.models.layers import GatedDelta, GroupedAttention
 from support.flat import words
 from support.published_configs import (
     DEEPSEEK,
+    GLM_45_AIR,
+    GLM_47,
     GLM_47_FLASH,
     KIMI_K25,
     KIMI_K25_TEXT,
@@ -38,6 +40,8 @@ def shape(variant: Variant) -> Variant:
 def test_published_configs_equal_the_presets() -> None:
     assert shape(variant_from_config(QWEN35)) == shape(PRESETS["Qwen3.6-35B-A3B"])
     assert shape(variant_from_config(DEEPSEEK)) == shape(PRESETS["Cogito-V2-671B"])
+    for name, config in (("GLM-4.5-Air", GLM_45_AIR), ("GLM-4.7", GLM_47)):
+        assert dataclasses.replace(variant_from_config(config), name=name) == PRESETS[name]
 
 
 def test_text_model_alone() -> None:
@@ -170,6 +174,26 @@ def test_yarn_on_the_qwen_family() -> None:
 
 
 # ---- The same models by other names -----------------------------------------------------------------------------
+
+
+def test_glm4_moe() -> None:
+    air, large = variant_from_config(GLM_45_AIR), variant_from_config(GLM_47)
+    mixers = [{layer.mixer for layer in variant.layers} for variant in (air, large)]
+    assert [[(m.qk_norm, m.bias, m.gate, m.rope.dim) for m in each] for each in mixers] == [
+        [(False, True, False, 64)],
+        [(True, True, False, 64)],
+    ]
+    assert (air.moe_layers, large.moe_layers) == (tuple(range(1, 46)), tuple(range(3, 92)))
+    unbiased = variant_from_config({**GLM_47, "attention_bias": False})
+    assert not unbiased.layers[0].mixer.bias and "layer_kinds" in unbiased.identity()
+
+
+def test_glm4_moe_as_transformers_5_writes_it() -> None:
+    """Rope parameters in one place, and the number of its next-token-prediction layers by another name."""
+    moved = {key: value for key, value in GLM_45_AIR.items() if not key.startswith(("rope", "partial", "num_next"))}
+    parameters = {"rope_type": "default", "rope_theta": 1000000.0, "partial_rotary_factor": 0.5}
+    again = variant_from_config({**moved, "rope_parameters": parameters, "num_mtp_layers": 1})
+    assert again == variant_from_config(GLM_45_AIR)
 
 
 def test_glm_is_deepseek() -> None:
@@ -312,6 +336,7 @@ def test_partial_rotary_factor_that_nobody_heeds(base: dict[str, Any]) -> None:
 
 UNSAID = [(DEEPSEEK, field) for field in ("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts")]
 UNSAID += [(QWEN3_NEXT, "norm_topk_prob")]
+UNSAID += [(GLM_45_AIR, field) for field in ("attention_bias", "use_qk_norm", "head_dim", "norm_topk_prob", "n_group")]
 
 
 @pytest.mark.parametrize(("base", "field"), UNSAID, ids=[field for _, field in UNSAID])
@@ -333,7 +358,7 @@ def test_from_path_names_the_file(tmp_path: Path) -> None:
         variant_from_config(folder)
 
 
-REFUSED = [
+REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (QWEN3_MOE, {"model_type": "llama"}, r"model_type: expected qwen3_5_moe or .*, found 'llama'"),
     (QWEN3_MOE, {"model_type": None}, "model_type: expected a string, found None"),
     (QWEN3_MOE, {"colour": "red"}, 'field "colour" is not one that moeflux knows'),
@@ -372,6 +397,17 @@ REFUSED = [
     (DEEPSEEK, {"num_experts_per_tok": 1}, "norm_topk_prob: expected false with one expert a token"),
     (DEEPSEEK, {"n_group": 7}, r"router.groups: expected a divisor of count \(256\), found 7"),
     (DEEPSEEK, {"topk_group": 9}, r"router.groups_kept: expected 1 to 8, found 9"),
+    (DEEPSEEK, {"attention_bias": True}, "attention_bias: expected False, found True"),
+    (GLM_45_AIR, {"attention_bias": "q"}, "attention_bias: expected true or false, found 'q'"),
+    (GLM_45_AIR, {"partial_rotary_factor": None}, "partial_rotary_factor: expected a number"),
+    (
+        GLM_45_AIR,
+        {"rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}},
+        "rope_scaling: expected none, for implementations differ about it",
+    ),
+    (GLM_45_AIR, {"tie_word_embeddings": True}, "tie_word_embeddings: expected False, found True"),
+    (GLM_45_AIR, {"rope_interleave": True}, 'field "rope_interleave" is not one that moeflux knows'),
+    (GLM_45_AIR, {"scoring_func": "softmax"}, "scoring_func: expected 'sigmoid'"),
 ]
 
 

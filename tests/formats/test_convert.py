@@ -27,7 +27,7 @@ from support.mlx_folder import TOKENIZER_FILES, dense_tensors, write_mlx_folder
 
 HERE = Path(__file__).resolve().parents[1]
 GOLDEN = json.loads((HERE / "golden" / "tensors.json").read_text())
-ONE_OF_EACH = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3")
+ONE_OF_EACH = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe")
 
 
 @pytest.fixture(scope="module")

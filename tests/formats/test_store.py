@@ -17,7 +17,7 @@ from moeflux.stores.store import Store, open_store
 from support.mlx_folder import write_mlx_folder
 
 IDS = [1, 100, 50, 10, 42, 3, 77, 9]
-NAMES = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3")
+NAMES = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe")
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from support.tiny_stores import (
     Raw,
     expert_stacks,
     fuse,
+    glm,
     hybrid,
     latent,
     quantised,
@@ -143,6 +144,20 @@ def test_latent_attention(tmp_path: Path, v: Variant, split_kv: bool) -> None:
     check_experts(store, v, stacks)
     assert sorted(store.ignored) == sorted(extra)
     assert ("model.layers.0.self_attn.embed_q" in store.formats) == split_kv
+
+
+def test_layers_behind_the_last_are_left_out_where_a_family_numbers_them_so(tmp_path: Path) -> None:
+    v = glm()
+    stored, stacks = tensors(v), expert_stacks(v)
+    extra = {"model.layers.2.eh_proj.weight": raw("e", "BF16", (3,))}
+    store = open_mlx(MlxFolder(stored | stacks | extra).write(tmp_path / "m"), v.to_json())
+    check_holds(store, stored)
+    check_experts(store, v, stacks)
+    assert list(store.ignored) == list(extra)
+    other = hybrid("qwen3_5_moe")
+    extra = {"model.layers.3.eh_proj.weight": raw("e", "BF16", (3,))}
+    with pytest.raises(FormatError, match=r'tensor "model\.layers\.3\.eh_proj\.weight"'):
+        open_mlx(MlxFolder(tensors(other) | expert_stacks(other) | extra).write(tmp_path / "o"), other.to_json())
 
 
 def test_fused_projections_are_seen_in_canonical_order(tmp_path: Path) -> None:

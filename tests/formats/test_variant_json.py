@@ -10,6 +10,7 @@ import pytest
 from moeflux import PRESETS, FormatError, Variant
 from moeflux._core import read_variant
 from support.tiny_stores import (
+    glm,
     hybrid,
     latent,
 )
@@ -17,7 +18,7 @@ from support.tiny_stores import (
 # ---- Variants -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", [*PRESETS.values(), hybrid(), latent()], ids=lambda v: v.name)
+@pytest.mark.parametrize("variant", [*PRESETS.values(), hybrid(), latent(), glm()], ids=lambda v: v.name)
 def test_variant_means_the_same_to_both(variant: Variant) -> None:
     found = read_variant(variant.to_json())
     assert found == variant.to_dict()

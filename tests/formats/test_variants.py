@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import pytest
 
@@ -22,12 +23,14 @@ from moeflux.models.layers import (
     Yarn,
 )
 from moeflux.models.presets import preset
+from moeflux.models.tensors import dense_shapes
 from moeflux.models.variants import MAX_CONTEXT
 
 A17B = PRESETS["Qwen3.5-397B-A17B"]
 A3B = PRESETS["Qwen3.6-35B-A3B"]
 COGITO = PRESETS["Cogito-V2-671B"]
 KNOWN = (A17B, A3B, COGITO)
+GLM = (PRESETS["GLM-4.5-Air"], PRESETS["GLM-4.7"])
 
 # In the words of version 1 of moeflux.json: (A17B, A3B, Cogito)
 TABLE = {
@@ -150,8 +153,23 @@ def test_expert_totals() -> None:
     assert all(layout.bytes % (16 << 10) == 0 for layout in layouts)
 
 
+def test_glm_has_as_many_parameters_as_published() -> None:
+    """106 and 355 billion, 12 and 32 of them active, says their card, which counts embeddings and the layer for
+    multi-token prediction as it likes."""
+    totals, active = [], []
+    for v in GLM:
+        dense = sum(math.prod(shape.shape) for shape in dense_shapes(v))
+        expert = 3 * v.hidden_size * v.experts.intermediate
+        totals.append(dense + expert * v.experts.count * len(v.moe_layers))
+        active.append(dense + expert * v.experts.per_token * len(v.moe_layers))
+    assert [round(total / 1e9, 1) for total in totals] == [106.9, 352.8]
+    assert [round(count / 1e9, 1) for count in active] == [13.4, 33.6]
+    assert [v.state_numbers() for v in GLM] == [(0, 46 * 2 * 1024), (0, 92 * 2 * 1024)]
+    assert [v.moe_layers for v in GLM] == [tuple(range(1, 46)), tuple(range(3, 92))]
+
+
 def test_json_round_trip() -> None:
-    for variant in KNOWN:
+    for variant in (*KNOWN, *GLM):
         assert Variant.from_dict(json.loads(variant.to_json())) == variant
 
 

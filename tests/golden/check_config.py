@@ -22,15 +22,24 @@ import numpy as np
 import torch
 import transformers
 from mlx_lm.models import deepseek_v3 as mlx_deepseek
+from mlx_lm.models import glm4_moe as mlx_glm
 from mlx_lm.models import glm4_moe_lite as mlx_lite
 from mlx_lm.models import qwen3_moe as mlx_qwen
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as hf_deepseek
+from transformers.models.glm4_moe import modeling_glm4_moe as hf_glm
 from transformers.models.qwen3_moe import modeling_qwen3_moe as hf_qwen
 
 from golden import checkpoints
 from moeflux import FormatError, Variant, oracle
 from moeflux.models.config import variant_from_config
 from moeflux.models.layers import GatedDelta, LatentAttention
+
+# model_type: the module of transformers and how its classes begin, the module of mlx-lm.
+PEERS = {
+    "deepseek_v3": (hf_deepseek, "DeepseekV3", mlx_deepseek),
+    "glm4_moe": (hf_glm, "Glm4Moe", mlx_glm),
+    "qwen3_moe": (hf_qwen, "Qwen3Moe", mlx_qwen),
+}
 
 Answer = np.ndarray
 Config = dict[str, Any]
@@ -45,9 +54,9 @@ def rotated(turn: Callable[[np.ndarray, np.ndarray], np.ndarray], scale: float) 
 
 def rope_of_transformers(config: Config) -> Answer:
     parsed = transformers.AutoConfig.for_model(**config)
-    modeling = hf_deepseek if config["model_type"] == "deepseek_v3" else hf_qwen
-    rotary = getattr(modeling, f"{'DeepseekV3' if modeling is hf_deepseek else 'Qwen3Moe'}RotaryEmbedding")(parsed)
-    attention = (modeling.DeepseekV3Attention if modeling is hf_deepseek else modeling.Qwen3MoeAttention)(parsed, 0)
+    modeling, name, _ = PEERS[config["model_type"]]
+    rotary = getattr(modeling, f"{name}RotaryEmbedding")(parsed)
+    attention = getattr(modeling, f"{name}Attention")(parsed, 0)
     apply = modeling.apply_rotary_pos_emb_interleave if modeling is hf_deepseek else modeling.apply_rotary_pos_emb
 
     def turn(row: np.ndarray, position: np.ndarray) -> np.ndarray:
@@ -60,10 +69,11 @@ def rope_of_transformers(config: Config) -> Answer:
 
 
 def rope_of_mlx(config: Config) -> Answer:
-    model = mlx_deepseek if config["model_type"] == "deepseek_v3" else mlx_qwen
+    model = PEERS[config["model_type"]][2]
     arguments = model.ModelArgs.from_dict(config)
     latent = model is mlx_deepseek
-    attention = model.DeepseekV3Attention(arguments) if latent else model.Attention(arguments, 0)
+    kind = model.DeepseekV3Attention if latent else model.Attention
+    attention = kind(arguments, 0) if model is mlx_qwen else kind(arguments)
 
     def turn(row: np.ndarray, position: np.ndarray) -> np.ndarray:
         out = np.array(attention.rope(mx.array(row)[None, None, None], int(position[0])), np.float32).reshape(-1)
@@ -86,6 +96,7 @@ def rope_of_moeflux(config: Config) -> Answer:
     return rotated(turn, scale)
 
 
+PART = "partial_rotary_factor"
 YARN = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 64}
 COEFFICIENTS: list[Config] = [{"factor": 1}, {"factor": 1, "mscale": 0.5}, {"partial_rotary_factor": 0.5}]
 COEFFICIENTS += [
@@ -101,7 +112,10 @@ def rope_cases() -> list[tuple[str, Config]]:
     unmistakable = [each for each in COEFFICIENTS if len(each) != 1 and 0.0 not in each.values()]
     cases += [(f"qwen3_moe, {each}", {**qwen, "rope_scaling": YARN | each}) for each in unmistakable]
     half: Config = {"rope_scaling": None, "partial_rotary_factor": 0.5}
-    return [*cases, ("deepseek_v3 without YaRN, half", deepseek | half), ("qwen3_moe without YaRN, half", qwen | half)]
+    cases += [("deepseek_v3 without YaRN, half", deepseek | half), ("qwen3_moe without YaRN, half", qwen | half)]
+    glm = checkpoints.glm4_moe(head_dim=32).config
+    cases += [(f"glm4_moe, {part}", glm | {"partial_rotary_factor": part}) for part in (0.25, 0.5, 1.0)]
+    return [*cases, ("glm4_moe, YaRN", glm | {"rope_scaling": YARN}), ("glm4_moe, no part", without(glm, PART))]
 
 
 # ---- What is taken for a field that is not there -----------------------------------------------------------------
@@ -110,9 +124,13 @@ DEFAULTS = ("n_group", "topk_group", "n_shared_experts", "q_lora_rank", "norm_to
 
 
 def default_cases() -> list[tuple[str, Config]]:
-    deepseek, lite = checkpoints.deepseek_v3().config, checkpoints.glm4_moe_lite().config
+    deepseek, lite, glm = (
+        checkpoints.CHECKPOINTS[name]().config for name in ("deepseek_v3", "glm4_moe_lite", "glm4_moe")
+    )
     cases = [(field, without(deepseek, field)) for field in (*DEFAULTS, "first_k_dense_replace")]
-    return cases + [(field, without(lite, field)) for field in DEFAULTS]
+    cases += [(field, without(lite, field)) for field in DEFAULTS]
+    said = ("n_group", "topk_group", "n_shared_experts", "norm_topk_prob", "first_k_dense_replace")
+    return cases + [(field, without(glm, field)) for field in (*said, "attention_bias", "use_qk_norm")]
 
 
 def without(config: Config, field: str) -> Config:
@@ -120,7 +138,7 @@ def without(config: Config, field: str) -> Config:
 
 
 def default_of(field: str, declared: str) -> list[Callable[[Config], Answer]]:
-    mlx = mlx_deepseek if declared == "deepseek_v3" else mlx_lite
+    mlx = PEERS[declared][2] if declared in PEERS else mlx_lite
     names = {"n_group": "num_groups", "topk_group": "groups_per_token", "norm_topk_prob": "normalize_topk"}
     return [
         lambda config: np.array([float(getattr(transformers.AutoConfig.for_model(**config), field))]),

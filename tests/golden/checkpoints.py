@@ -308,6 +308,62 @@ def glm4_moe_lite() -> Checkpoint:
     return c
 
 
+def glm4_moe(name: str = "glm4_moe", **changes: Any) -> Checkpoint:
+    """Full attention of which half of each head turns, with biases; leading dense layers; noaux_tc and a shared
+    expert."""
+    config = {
+        "architectures": ["Glm4MoeForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
+        "eos_token_id": [256, 257], "first_k_dense_replace": 1, "head_dim": 64, "hidden_act": "silu",
+        "hidden_size": HIDDEN, "initializer_range": 0.02, "intermediate_size": 256, "max_position_embeddings": 4096,
+        "model_type": "glm4_moe", "moe_intermediate_size": 64, "n_group": 1, "n_routed_experts": 16,
+        "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 4, "num_experts_per_tok": 4,
+        "num_hidden_layers": LAYERS, "num_key_value_heads": 2, "num_nextn_predict_layers": 1, "pad_token_id": 256,
+        "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 1000000,
+        "routed_scaling_factor": 2.5, "tie_word_embeddings": False, "topk_group": 1, "torch_dtype": "bfloat16",
+        "use_cache": True, "use_qk_norm": True, "vocab_size": VOCAB, **changes,
+    }  # fmt: skip
+    c = Checkpoint(name, config)
+    hidden, head_dim, experts = config["hidden_size"], config["head_dim"], config["n_routed_experts"]
+    heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"], "v": config["num_key_value_heads"]}
+    c.matrix("model.embed_tokens.weight", config["vocab_size"], hidden, gain=float(np.sqrt(hidden)))
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}."
+        c.norm(f"{at}input_layernorm.weight", hidden, 1.0)
+        c.norm(f"{at}post_attention_layernorm.weight", hidden, 1.0)
+        for part, count in heads.items():
+            c.matrix(f"{at}self_attn.{part}_proj.weight", count * head_dim, hidden, gain=2.0 if part == "v" else 1.0)
+            if config["attention_bias"]:
+                bias = f"{at}self_attn.{part}_proj.bias"
+                c.add(bias, normal(f"{name}/{bias}", (count * head_dim,), 0.4))
+        c.matrix(f"{at}self_attn.o_proj.weight", hidden, heads["q"] * head_dim)
+        if config["use_qk_norm"]:
+            c.norm(f"{at}self_attn.q_norm.weight", head_dim, 1.5)
+            c.norm(f"{at}self_attn.k_norm.weight", head_dim, 1.5)
+        if layer < config["first_k_dense_replace"]:
+            c.swiglu(f"{at}mlp.", hidden, config["intermediate_size"])
+            continue
+        c.matrix(f"{at}mlp.gate.weight", experts, hidden)
+        correction = f"{at}mlp.gate.e_score_correction_bias"
+        c.add(correction, normal(f"{name}/{correction}", (experts,), 0.2), "F32")
+        c.swiglu(f"{at}mlp.shared_experts.", hidden, config["n_shared_experts"] * config["moe_intermediate_size"])
+        for expert in range(experts):
+            c.swiglu(f"{at}mlp.experts.{expert}.", hidden, config["moe_intermediate_size"])
+    c.norm("model.norm.weight", hidden, 1.0)
+    c.matrix("lm_head.weight", config["vocab_size"], hidden, gain=2.0)
+    if config["num_nextn_predict_layers"]:  # that layer must be dropped; the peers know it by the number 46
+        c.matrix("model.layers.46.eh_proj.weight", hidden, 2 * hidden)
+    return c
+
+
+def glm4_moe_air() -> Checkpoint:
+    """Heads without a norm, two dense layers, more than one shared expert, groups, m a multiple of 128."""
+    return glm4_moe(
+        "glm4_moe_air", use_qk_norm=False, first_k_dense_replace=2, n_shared_experts=2, n_routed_experts=8, n_group=2,
+        topk_group=1, num_experts_per_tok=2, moe_intermediate_size=128, routed_scaling_factor=1.0, head_dim=32,
+        num_attention_heads=6, partial_rotary_factor=0.25, num_nextn_predict_layers=0,
+    )  # fmt: skip
+
+
 def kimi_k25() -> Checkpoint:
     """The text part of a model that sees, its experts int4 as published; every scale of YaRN differs from 1."""
     c = deepseek_v3(
@@ -364,6 +420,8 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
                       "original_max_position_embeddings": 32, "type": "yarn"},
     ),
     "glm4_moe_lite": glm4_moe_lite,
+    "glm4_moe": glm4_moe,
+    "glm4_moe_air": glm4_moe_air,
     "kimi_k25": kimi_k25,
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from moeflux.models.layers import GatedDelta
 from moeflux.models.variants import Variant
 
 PLAIN = QuantFormat.plain("F32")
-UNUSED = ("mtp.", "model.visual.", "vision_tower.", "mm_projector.", "model.layers.61.", "model.layers.47.")
+UNUSED = ("mtp.", "model.visual.", "vision_tower.", "mm_projector.", *(f"model.layers.{n}." for n in (46, 47, 61)))
 FOLDED_NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight", "q_norm.weight", "k_norm.weight")
 
 

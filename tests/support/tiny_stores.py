@@ -113,6 +113,35 @@ def latent(**changes: Any) -> Variant:
     return flat(**(fields | changes))
 
 
+def glm(**changes: Any) -> Variant:
+    """A dense layer and one with experts, all with grouped attention that has biases; half of each head turns."""
+    fields: dict[str, Any] = {
+        "name": "tiny glm",
+        "model_type": "glm4_moe",
+        "attention": "gqa",
+        "rope": "vanilla",
+        "router": "noaux_tc",
+        "shared_expert": "plain",
+        "layer_kinds": ("full",) * 2,
+        "mlp_kinds": ("dense", "moe"),
+        "hidden_size": 64,
+        "vocab_size": 48,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 32,
+        "rotary_dim": 16,
+        "rope_theta": 1e6,
+        "num_experts": 4,
+        "experts_per_token": 2,
+        "moe_intermediate": 32,
+        "shared_intermediate": 32,
+        "dense_intermediate": 96,
+        "num_groups": 1,
+        "groups_per_token": 1,
+    }
+    return flat(**(fields | changes)).with_parts(GroupedAttention, bias=True)
+
+
 # ---- Tensors ----------------------------------------------------------------------------------------------------
 
 

@@ -38,6 +38,7 @@ ARCHITECTURES = {
     "kimi_k2": "deepseek_v3",
     "kimi_k25": "deepseek_v3",
     "glm4_moe_lite": "deepseek_v3",
+    "glm4_moe": "glm4_moe",
 }
 """`model_type` of config.json -> `model_type` of the variant."""
 
@@ -109,7 +110,7 @@ def read_config(config: Any, where: str, name: str) -> Variant:
     fields = root
     if "text_config" in config or declared in ("qwen3_vl_moe", "kimi_k25"):
         fields = text_part(root, declared)
-    read = read_deepseek if ARCHITECTURES[declared] == "deepseek_v3" else read_qwen
+    read = {"deepseek_v3": read_deepseek, "glm4_moe": read_glm}.get(ARCHITECTURES[declared], read_qwen)
     variant = read(fields, declared, name or declared)
     fields.finish(IRRELEVANT)
     return variant
@@ -138,8 +139,10 @@ def text_part(root: Fields, declared: str) -> Fields:
 
 def common(fields: Fields, declared: str, name: str) -> dict[str, Any]:
     fields.only("hidden_act", "silu")
-    for field in ("attention_bias", "add_cross_attention", "tie_encoder_decoder"):
+    for field in ("add_cross_attention", "tie_encoder_decoder"):
         fields.only(field, False)
+    if declared != "glm4_moe":
+        fields.only("attention_bias", False)
     eos = fields.get("eos_token_id", (int, list), "a token id or a list of them", [])
     eos_ids = tuple(eos) if isinstance(eos, list) else (eos,)
     if not all(type(token) is int and token >= 0 for token in eos_ids):
@@ -369,11 +372,40 @@ def read_deepseek(fields: Fields, declared: str, name: str) -> Variant:
         v_dim=fields.count("v_head_dim"),
         rope=rope(fields, fields.count("qk_rope_head_dim"), heeds_factor=lite),
     )
+    rest = deepseek_feed_forwards(fields, layers, lite)
+    return Variant(layers=tuple(Layer(mixer, part) for part in rest), **common(fields, declared, name))
+
+
+def read_glm(fields: Fields, declared: str, name: str) -> Variant:
+    """glm4_moe: grouped attention, and feed-forward parts as in deepseek_v3. Its biases are those of q, k and v alone,
+    unlike those that other architectures call attention_bias."""
+    layers = layer_count(fields)
+    for field, value in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid"), ("tie_word_embeddings", False)):
+        fields.only(field, value)
+    fields.said("attention_bias", "use_qk_norm", "head_dim", "norm_topk_prob")
+    fields.said("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts")
+    head_dim = fields.count("head_dim")
+    turn = partial_rope(fields, head_dim)
+    if turn.yarn:
+        raise fields.fail("rope_scaling", "none, for implementations differ about it")
+    mixer = GroupedAttention(
+        heads=fields.count("num_attention_heads"),
+        kv_heads=fields.count("num_key_value_heads"),
+        head_dim=head_dim,
+        rope=turn,
+        qk_norm=fields.flag("use_qk_norm", False),
+        bias=fields.flag("attention_bias", False),
+    )
+    rest = deepseek_feed_forwards(fields, layers, lite=False)
+    return Variant(layers=tuple(Layer(mixer, part) for part in rest), **common(fields, declared, name))
+
+
+def deepseek_feed_forwards(fields: Fields, layers: int, lite: bool) -> list[FeedForward]:
     dense = dense_first(fields, layers, lite)
-    rest = [DenseMlp(intermediate=fields.count("intermediate_size", 0))] * dense
+    rest: list[FeedForward] = [DenseMlp(intermediate=fields.count("intermediate_size", 0))] * dense
     rest += [deepseek_experts(fields, lite)] * (layers - dense)
     fields.seen.add("intermediate_size")
-    return Variant(layers=tuple(Layer(mixer, part) for part in rest), **common(fields, declared, name))
+    return rest
 
 
 def dense_first(fields: Fields, layers: int, lite: bool) -> int:

@@ -75,12 +75,54 @@ def _cogito() -> Variant:
     )
 
 
+def _glm(
+    name: str, *, layers: int, dense: int, hidden: int, wide: int, qk_norm: bool, context: int, experts: RoutedExperts
+) -> Variant:
+    """Half of each head turns. `dense` layers of that width come before those with experts."""
+    rope = Rope(dim=64, theta=1e6)
+    mixer = GroupedAttention(heads=96, kv_heads=8, head_dim=128, rope=rope, qk_norm=qk_norm, bias=True)
+    return Variant(
+        name=name,
+        model_type="glm4_moe",
+        layers=(Layer(mixer, DenseMlp(intermediate=wide)),) * dense + (Layer(mixer, experts),) * (layers - dense),
+        hidden_size=hidden,
+        vocab_size=151_552,
+        rms_norm_eps=1e-5,
+        max_context=context,
+        eos_ids=(151_329, 151_336, 151_338),
+    )
+
+
+def _glm_air() -> Variant:
+    experts = _plain(128, 1408, scaling=1.0)
+    return _glm(
+        "GLM-4.5-Air", layers=46, dense=1, hidden=4096, wide=10_944, qk_norm=False, context=131_072, experts=experts
+    )
+
+
+def _glm_large() -> Variant:
+    experts = _plain(160, 1536, scaling=2.5)
+    return _glm("GLM-4.7", layers=92, dense=3, hidden=5120, wide=12_288, qk_norm=True, context=202_752, experts=experts)
+
+
+def _plain(count: int, intermediate: int, *, scaling: float) -> RoutedExperts:
+    return RoutedExperts(
+        count=count,
+        per_token=8,
+        intermediate=intermediate,
+        router=Router(scoring="noaux_tc", groups=1, groups_kept=1, scaling=scaling),
+        shared=SharedExpert(intermediate=intermediate),
+    )
+
+
 PRESETS: dict[str, Variant] = {
     variant.name: variant
     for variant in (
         _qwen("Qwen3.5-397B-A17B", layers=60, hidden=4096, heads=32, value_heads=64, experts=_gated(512, 10, 1024)),
         _qwen("Qwen3.6-35B-A3B", layers=40, hidden=2048, heads=16, value_heads=32, experts=_gated(256, 8, 512)),
         _cogito(),
+        _glm_air(),
+        _glm_large(),
     )
 }
 

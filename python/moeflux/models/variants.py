@@ -32,7 +32,7 @@ __all__ = ["MAX_CONTEXT", "QuantFormat", "Variant"]
 MAX_CONTEXT = 1 << 20
 """Positions a session may hold at most, and the largest length a snapshot may claim."""
 
-MODEL_TYPES = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3")
+MODEL_TYPES = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe")
 
 KINDS: dict[str, type] = {
     "grouped_attention": GroupedAttention,

@@ -38,7 +38,7 @@ def config_of(variant: Variant) -> dict[str, Any]:
         "bos_token_id": variant.bos_id if variant.bos_id >= 0 else None,
         "torch_dtype": "bfloat16",
     }
-    config |= _deepseek(variant) if variant.model_type == "deepseek_v3" else _qwen(variant)
+    config |= {"deepseek_v3": _deepseek, "glm4_moe": _glm}.get(variant.model_type, _qwen)(variant)
     unspoken = {key: getattr(variant, key) for key in NOT_IN_CONFIG}
     found = dataclasses.replace(read_config(config, "config.json", variant.name), **unspoken)
     for wanted, got, field in _differences(variant, found):
@@ -122,26 +122,49 @@ def _qwen(v: Variant) -> dict[str, Any]:
 
 
 def _deepseek(v: Variant) -> dict[str, Any]:
-    mixer, experts = _first(v, LatentAttention), v.experts
+    mixer = _first(v, LatentAttention)
     if mixer is None:
         raise FormatError(f"{v.name}: layers: expected latent attention, which a {v.model_type} config.json describes")
     return {
         "num_attention_heads": mixer.heads,
         "num_key_value_heads": mixer.heads,
-        "topk_method": "noaux_tc",
-        "scoring_func": "sigmoid",
         "q_lora_rank": mixer.q_rank or None,
         "kv_lora_rank": mixer.kv_rank,
         "qk_nope_head_dim": mixer.nope_dim,
         "qk_rope_head_dim": mixer.rope.dim,
         "v_head_dim": mixer.v_dim,
+        "moe_layer_freq": 1,
+        **_noaux(v),
+        **_rope(mixer.rope, None),
+    }
+
+
+def _glm(v: Variant) -> dict[str, Any]:
+    mixer = _first(v, GroupedAttention)
+    if mixer is None:
+        raise FormatError(f"{v.name}: layers: expected grouped attention, which a {v.model_type} config.json describes")
+    return {
+        "num_attention_heads": mixer.heads,
+        "num_key_value_heads": mixer.kv_heads,
+        "head_dim": mixer.head_dim,
+        "use_qk_norm": mixer.qk_norm,
+        "attention_bias": mixer.bias,
+        **_noaux(v),
+        **_rope(mixer.rope, mixer.head_dim),
+    }
+
+
+def _noaux(v: Variant) -> dict[str, Any]:
+    """The feed-forward parts of deepseek_v3."""
+    experts = v.experts
+    return {
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
         "n_routed_experts": experts.count,
         "n_shared_experts": experts.shared.intermediate // experts.intermediate if experts.shared else 0,
         "n_group": experts.router.groups,
         "topk_group": experts.router.groups_kept,
         "routed_scaling_factor": experts.router.scaling,
         "first_k_dense_replace": v.moe_layers[0],
-        "moe_layer_freq": 1,
         "intermediate_size": _dense_intermediate(v),
-        **_rope(mixer.rope, None),
     }
