@@ -170,7 +170,9 @@ class DeferredBackend::Completion final : public Ticket::State {
 };
 
 DeferredBackend::DeferredBackend(std::unique_ptr<Backend> inner)
-    : inner_(std::move(inner)), queue_(std::make_shared<Queue>()), thread_([this] { run(); }) {}
+    : inner_(std::move(inner)), queue_(std::make_shared<Queue>()) {
+  thread_.start([this] { run(); });
+}
 
 DeferredBackend::~DeferredBackend() {
   {

@@ -8,9 +8,9 @@
 
 #include <memory>
 #include <string>
-#include <thread>
 
 #include "backend/backend.h"
+#include "core/threads.h"
 
 namespace moeflux {
 
@@ -44,7 +44,7 @@ class DeferredBackend final : public Backend {
 
   std::unique_ptr<Backend> inner_;
   std::shared_ptr<Queue> queue_;
-  std::thread thread_;
+  Threads thread_{"that run batches"};
 };
 
 }  // namespace moeflux

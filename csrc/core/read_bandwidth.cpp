@@ -7,8 +7,9 @@
 #include <cstddef>
 #include <cstring>
 #include <new>
-#include <thread>
 #include <vector>
+
+#include "core/threads.h"
 
 namespace moeflux {
 namespace {
@@ -45,11 +46,10 @@ double ReadBandwidth::measure(int threads) const {
   double best = 0;
   for (int pass = 0; pass < passes; ++pass) {
     const auto start = std::chrono::steady_clock::now();
-    std::vector<std::thread> others;
-    for (size_t i = 1; i < sums.size(); ++i)
-      others.emplace_back([&, i] { sums[i] = sum_of(numbers + i * count, count); });
+    Threads others("that measure");
+    for (size_t i = 1; i < sums.size(); ++i) others.start([&, i] { sums[i] = sum_of(numbers + i * count, count); });
     sums[0] = sum_of(numbers, count);
-    for (std::thread& other : others) other.join();
+    others.join();
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     best = std::max(best, static_cast<double>(threads * part_) / seconds);
   }

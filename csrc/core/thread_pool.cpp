@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 #include <utility>
 
 #include "core/forks.h"
@@ -42,8 +43,8 @@ ThreadPool::ThreadPool(int threads) : forks_(forks()) {
   stretches_ = std::make_unique<Stretch[]>(static_cast<size_t>(threads));
   workers_.reserve(static_cast<size_t>(threads - 1));
   try {
-    for (size_t i = 1; i < static_cast<size_t>(threads); ++i) workers_.emplace_back([this, i] { work(i); });
-  } catch (...) {  // the system has no more threads
+    for (size_t i = 1; i < static_cast<size_t>(threads); ++i) workers_.start([this, i] { work(i); });
+  } catch (...) {
     stop();
     throw;
   }
@@ -54,7 +55,7 @@ ThreadPool::~ThreadPool() { stop(); }
 void ThreadPool::stop() {
   if (forks_ != forks()) {
     // The threads are in the parent, and what they sleep on cannot be taken down without them.
-    for (std::thread& worker : workers_) worker.detach();
+    workers_.detach();
     (void)sleep_.release();
     return;
   }
@@ -63,11 +64,11 @@ void ThreadPool::stop() {
     ending_ = true;
   }
   sleep_->wake.notify_all();
-  for (std::thread& worker : workers_) worker.join();
+  workers_.join();
 }
 
 void ThreadPool::run(int64_t units, Unit unit, void* body) {
-  if (units <= 1 || workers_.empty() || forks_ != forks()) {
+  if (units <= 1 || workers_.size() == 0 || forks_ != forks()) {
     for (int64_t i = 0; i < units; ++i) unit(body, i);
     return;
   }

@@ -14,15 +14,15 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <type_traits>
-#include <vector>
+
+#include "core/threads.h"
 
 namespace moeflux {
 
 class ThreadPool {
  public:
-  // `threads` in all, the caller included; 0: one a core.
+  // `threads` in all, the caller included; 0: one a core. IoError when the system has not so many.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -75,7 +75,7 @@ class ThreadPool {
   alignas(64) std::atomic<int> sleeping_{0};
   std::atomic<bool> ending_{false};
   int64_t forks_ = 0;  // when the threads were made
-  std::vector<std::thread> workers_;
+  Threads workers_{"that compute"};
 };
 
 }  // namespace moeflux

@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/half.h"
+#include "core/threads.h"
 
 #ifdef __FAST_MATH__
 #error "quantize.cpp promises MLX's bits: compile it without -ffast-math"
@@ -35,15 +36,10 @@ void share_rows(int64_t rows, int64_t columns, int threads, const Work& work) {
   const int64_t parts = std::clamp<int64_t>(std::min(rows, worth), 1, threads);
   const auto first_row = [&](int64_t part) { return rows / parts * part + std::min(part, rows % parts); };
 
-  struct Helpers {
-    std::vector<std::thread> threads;
-    ~Helpers() {
-      for (std::thread& thread : threads) thread.join();
-    }
-  } helpers;
-  for (int64_t part = 1; part < parts; ++part)
-    helpers.threads.emplace_back([&, part] { work(first_row(part), first_row(part + 1)); });
+  Threads helpers("that quantise");
+  for (int64_t part = 1; part < parts; ++part) helpers.start([&, part] { work(first_row(part), first_row(part + 1)); });
   work(0, first_row(1));
+  helpers.join();
 }
 
 // The failure in the lowest row, whichever thread comes first.

@@ -8,7 +8,6 @@
 #include <condition_variable>
 #include <mutex>
 #include <new>
-#include <system_error>
 #include <utility>
 
 #include "core/error.h"
@@ -215,10 +214,9 @@ ReadPool::ReadPool(int threads, int64_t bounce) : bounce_each_(bounce) {
   }
   try {
     start(threads);
-  } catch (const std::system_error& error) {
+  } catch (...) {
     stop();
-    throw IoError(concat("[ReadPool] expected to start ", threads, " threads that read, found only ", threads_.size(),
-                         ": ", error.what()));
+    throw;
   }
 }
 
@@ -233,7 +231,7 @@ void ReadPool::start(int count) {
     for (int i = 0; i < count; ++i) {
       const auto size = static_cast<size_t>(bounce_each_);
       const std::span<std::byte> own(bounce_ ? bounce_.get() + static_cast<size_t>(i) * size : nullptr, size);
-      threads_.emplace_back([queue = queue_, own] { queue->run(own); });
+      threads_.start([queue = queue_, own] { queue->run(own); });
     }
   } catch (...) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -250,7 +248,7 @@ void ReadPool::stop() {
       queue_->cancel(*guess);
   }
   queue_->work.notify_all();
-  for (std::thread& thread : threads_) thread.join();
+  threads_.join();
 }
 
 ReadPool::~ReadPool() {
@@ -259,7 +257,7 @@ ReadPool::~ReadPool() {
     return;
   }
   // The threads are the parent's. Destroying what they wait on would wait for them, so it is left behind.
-  for (std::thread& thread : threads_) thread.detach();
+  threads_.detach();
   static_cast<void>(new std::shared_ptr<ReadQueue>(std::move(queue_)));
 }
 

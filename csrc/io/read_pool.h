@@ -11,10 +11,10 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "core/threads.h"
 #include "io/reader.h"
 
 namespace moeflux {
@@ -89,7 +89,8 @@ class ReadBatch {
 
 class ReadPool {
  public:
-  // Each thread has a bounce buffer of `bounce` bytes, a multiple of direct_alignment or 0.
+  // Each thread has a bounce buffer of `bounce` bytes, a multiple of direct_alignment or 0. IoError when the system has
+  // not so many threads.
   explicit ReadPool(int threads, int64_t bounce = 0);
   // Demanded reads are done, look-ahead that has not begun is dropped.
   ~ReadPool();
@@ -114,7 +115,7 @@ class ReadPool {
   int64_t bounce_each_;
   std::unique_ptr<std::byte, FreeAligned> bounce_;  // of all threads
   std::shared_ptr<ReadQueue> queue_;
-  std::vector<std::thread> threads_;
+  Threads threads_{"that read"};
 };
 
 }  // namespace moeflux
