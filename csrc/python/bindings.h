@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "python/interpreter.h"
+
 namespace moeflux::python {
 
 // As Python's str(). Through a handle: pybind11 before 3.1 does not know which constructor to take for a dtype.
@@ -13,7 +15,7 @@ inline std::string text_of(const pybind11::handle& object) { return std::string(
 // Ctrl-C, noticed in the middle of long work that runs without the interpreter: throws KeyboardInterrupt, or what the
 // handler of a signal raised.
 inline void check_signals() {
-  const pybind11::gil_scoped_acquire acquire;
+  const Acquired acquire;
   if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "python/interpreter.h"
 
 namespace moeflux::python {
 
@@ -54,7 +55,7 @@ class OpArguments {
   // Runs what `record` records in one batch, without the interpreter.
   template <typename Record>
   void run(const Record& record) {
-    const py::gil_scoped_release release;
+    const Released release;
     std::unique_ptr<Commands> commands = backend_.begin();
     record(*commands);
     backend_.submit(std::move(commands)).wait();

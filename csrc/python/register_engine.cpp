@@ -88,10 +88,11 @@ class Watch {
     const Clock::time_point now = Clock::now();
     if (now < next_look_) return;
     next_look_ = now + std::chrono::milliseconds(100);
-    const py::gil_scoped_acquire acquire;
+    const Acquired acquire;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    const py::object main = py::module_::import("threading").attr("main_thread")().attr("ident");
-    if (!main.equal(py::int_(PyThread_get_thread_ident()))) next_look_ = Clock::time_point::max();
+    const py::module_ threading = py::module_::import("threading");
+    const py::object main = call_back(threading.attr("main_thread"));
+    if (!call_back(threading.attr("current_thread")).is(main)) next_look_ = Clock::time_point::max();
   }
 
  private:
@@ -105,9 +106,9 @@ class Watch {
 // progress. What the callback throws passes through; anything it returns but False goes on.
 Progress guarded(const std::optional<py::function>& callback) {
   return [&callback](int64_t done, int64_t total) {
-    const py::gil_scoped_acquire acquire;
+    const Acquired acquire;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    return !callback || !(*callback)(done, total).is(py::bool_(false));
+    return !callback || !call_back(*callback, done, total).is(py::bool_(false));
   };
 }
 
@@ -118,13 +119,13 @@ int64_t prefill(Session& session, const Tokens& tokens, const std::optional<py::
   if (all_logits) room = room_in(*all_logits, {static_cast<py::ssize_t>(ids.size()), vocab});
   const Progress progress = guarded(on_progress);
   Watch watch(cancel);
-  const py::gil_scoped_release release;
+  const Released release;
   return session.prefill(ids, progress, room, std::ref(watch));
 }
 
 void step(Session& session, int32_t token, const Cancel* cancel) {
   Watch watch(cancel);
-  const py::gil_scoped_release release;
+  const Released release;
   session.step(token, std::ref(watch));
 }
 
@@ -132,7 +133,7 @@ Floats logits(const Session& session, const std::optional<py::array>& out, int64
   const auto size = static_cast<py::ssize_t>(vocab);
   Floats result = out ? Floats(*out) : Floats(size);
   const std::span<float> room = room_in(out ? *out : result, {size});
-  const py::gil_scoped_release release;
+  const Released release;
   session.read_logits([&](std::span<const float> all) { std::copy(all.begin(), all.end(), room.begin()); });
   return result;
 }
@@ -145,7 +146,7 @@ py::tuple likeliest(const Session& session, int64_t k) {
   const std::span<int32_t> id_room = {ids.mutable_data(), static_cast<size_t>(k)};
   const std::span<float> value_room = {values.mutable_data(), static_cast<size_t>(k)};
   {
-    const py::gil_scoped_release release;
+    const Released release;
     session.top_k(id_room, value_room);
   }
   return py::make_tuple(ids, values);
@@ -254,7 +255,7 @@ std::shared_ptr<Engine> open(const Store& store, const std::string& backend, con
   options.on_load = guarded(on_progress);
   EngineFaults faults = {.fail_at_op = fail_at_op, .deferred = deferred};
   if (fault) faults.open = faulty_readers(fault);
-  const py::gil_scoped_release release;
+  const Released release;
   StoreDirectory directory = store.directory;
   if (checksums) directory.expert_checksums = parse_checksums(*checksums, directory.variant);
   return open_engine(std::move(directory), options, faults);
@@ -314,7 +315,7 @@ void register_footprint(py::module_& m) {
 void register_engine(py::module_& m) {
   register_stats(m);
   register_footprint(m);
-  using release = py::call_guard<py::gil_scoped_release>;
+  using release = py::call_guard<Released>;
 
   py::class_<Cancel>(
       m, "Cancel",
@@ -349,7 +350,7 @@ void register_engine(py::module_& m) {
           "session",
           [](Engine& engine, int64_t max_context, const std::string& kv, int64_t max_checkpoints) {
             const SessionOptions options = {max_context, kv_dtype(kv), max_checkpoints};
-            const py::gil_scoped_release unlocked;
+            const Released unlocked;
             return engine.session(options);
           },
           py::arg("max_context") = 0, py::arg("kv_dtype") = "f32", py::arg("max_checkpoints") = 4);

@@ -72,7 +72,7 @@ struct SafetensorsFile {
 SafetensorsFile open_safetensors(const std::string& path) {
   SafetensorsHeader header;
   {
-    const py::gil_scoped_release release;
+    const Released release;
     header = read_safetensors_header(path);
   }
   SafetensorsFile file{path, header.header_bytes, std::move(header.metadata), {}};
@@ -88,7 +88,7 @@ template <typename Open>
 Store open_store(const Open& open) {
   Store store;
   {
-    const py::gil_scoped_release release;
+    const Released release;
     store.directory = open();
   }
   for (const std::string& file : store.directory.files) store.files.append(path_to_python(file));
@@ -103,7 +103,7 @@ void register_readers(py::module_& m) {
       [](const fs::path& path) {
         Json json;
         {
-          const py::gil_scoped_release release;
+          const Released release;
           json = read_json(path.string());
         }
         return to_python(json);
@@ -114,7 +114,7 @@ void register_readers(py::module_& m) {
       [](const std::string& text, const std::string& where, const std::set<std::string>& without) {
         Json json;
         {
-          const py::gil_scoped_release release;
+          const Released release;
           json = parse_json(text, where);
         }
         return to_python(json, without);

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 namespace moeflux::python {
 namespace {
 
-using released = py::call_guard<py::gil_scoped_release>;
+using released = py::call_guard<Released>;
 
 template <typename Value>
 Value word(const std::string& text, std::initializer_list<std::pair<const char*, Value>> words) {
@@ -89,7 +89,7 @@ py::bytes read_here(Reader& reader, int64_t offset, int64_t bytes, int64_t misal
   const Blocks scratch(bounce);
   const auto into = room.span().subspan(static_cast<size_t>(misalign), static_cast<size_t>(bytes));
   {
-    const py::gil_scoped_release release;
+    const Released release;
     reader.read(offset, into, scratch.span());
   }
   if (room.span().back() != std::byte{0}) throw py::value_error("the byte behind the destination was written");
@@ -294,13 +294,13 @@ ExpertCheck check_of(const py::object& function) {
   if (function.is_none()) return {};
   // Copied and destroyed where the interpreter may not be held.
   const auto drop = [](py::object* object) {
-    const py::gil_scoped_acquire acquire;
+    const Acquired acquire;
     delete object;
   };
   const std::shared_ptr<py::object> shared(new py::object(function), drop);
   return [shared](int64_t layer, int64_t expert, std::span<const std::byte> slot) {
-    const py::gil_scoped_acquire acquire;
-    if (!(*shared)(layer, expert, to_bytes(slot)).cast<bool>())
+    const Acquired acquire;
+    if (!call_back(*shared, layer, expert, to_bytes(slot)).cast<bool>())
       throw IoError(concat("layer ", layer, " expert ", expert, ": expected the bytes of its checksum, found others"));
   };
 }
@@ -311,7 +311,7 @@ ExpertsObject open_experts(const Store& store, int64_t slots, int threads, const
   if (slots < 1 || threads < 1) throw py::value_error("expected at least one slot and one thread");
   // Its end waits for threads that may be in a check.
   const auto destroy = [](Experts* experts) {
-    const py::gil_scoped_release release;
+    const Released release;
     delete experts;
   };
   return {new Experts(store.directory, ExpertStoreOptions{mode_of(mode), readers(fault)}, slots, threads,
@@ -330,7 +330,7 @@ void register_loading(py::module_& m) {
             if (parts < 1) throw py::value_error("expected at least one part");
             SlotCache::Acquired acquired;
             {
-              const py::gil_scoped_release release;  // it may wait for a thread that is in a check
+              const Released release;  // it may wait for a thread that is in a check
               acquired = o->loader.demand(layer, expert, parts);
             }
             return to_python(o, std::move(acquired));

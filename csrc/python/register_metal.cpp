@@ -14,7 +14,7 @@ namespace moeflux::python {
 
 void register_metal(py::module_& m) {
   m.def("chosen_backend", &chosen_backend, py::arg("name"), "What `auto` is here; another name as it is.");
-  m.def("metal_failure", &metal_failure, py::call_guard<py::gil_scoped_release>(),
+  m.def("metal_failure", &metal_failure, py::call_guard<Released>(),
         "Why `auto` is not Metal on a machine whose GPU it should be; empty when it is, or when there is no such GPU.");
   m.def("metal_shader", &metal::shader_text, py::arg("file"), "The text of a shader file as the driver gets it.");
   m.def("metal_shader_files", &metal::shader_files);
@@ -31,7 +31,7 @@ void register_metal(py::module_& m) {
         const std::unique_ptr<metal::Device> device = metal::make_device();
         return metal::Pipelines(*device).make_all(file);
       },
-      py::arg("file"), py::call_guard<py::gil_scoped_release>(),
+      py::arg("file"), py::call_guard<Released>(),
       "Compiles a shader file and makes every kernel ready; how many there are.");
   m.def(
       "metal_memory", [] { return metal::MetalBackend::most_bytes(*metal::make_device()); },

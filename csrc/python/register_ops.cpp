@@ -441,7 +441,7 @@ py::tuple doubled(const Ops& ops, const Array& x, int64_t count) {
   int errors = 0;
   std::string text;
   {
-    const py::gil_scoped_release release;
+    const Released release;
     std::unique_ptr<Commands> commands = ops.backend->begin();
     for (int64_t i = 0; i < count; ++i) commands->residual_add(numbers, numbers, numbers, size);
     Ticket ticket = ops.backend->submit(std::move(commands));
@@ -460,7 +460,7 @@ py::tuple doubled(const Ops& ops, const Array& x, int64_t count) {
 // How often each unit ran. The unit `fail_at` throws.
 std::vector<int> run_units(ThreadPool& pool, int64_t units, int64_t fail_at) {
   std::vector<int> runs(static_cast<size_t>(std::max<int64_t>(units, 0)));
-  const py::gil_scoped_release release;
+  const Released release;
   pool.parallel(units, [&](int64_t unit) {
     if (unit == fail_at) throw StateError(concat("unit ", unit, " was told to fail"));
     ++runs[static_cast<size_t>(unit)];

@@ -23,7 +23,7 @@ py::tuple measure(const ProbeSource& source, int readers, double seconds, uint64
   if (readers < 1 || readers > 256) throw py::value_error("expected 1 to 256 readers");
   ProbeRate rate;
   {
-    const py::gil_scoped_release release;
+    const Released release;
     rate = probe_reads(source, readers, seconds, seed, check_signals);
   }
   return py::make_tuple(rate.reads, rate.bytes, rate.seconds);
@@ -56,12 +56,11 @@ void register_probe(py::module_& m) {
       .def(py::init([](int most_threads, int64_t part) {
              if (most_threads < 1 || most_threads > 1024 || part < 128 || part % 128 != 0)
                throw py::value_error("expected 1 to 1024 threads, parts that are multiples of 128");
+             const Released release;
              return std::make_unique<ReadBandwidth>(most_threads, part);
            }),
-           py::arg("most_threads"), py::arg("part") = ReadBandwidth::usual_part,
-           py::call_guard<py::gil_scoped_release>())
-      .def("measure", &ReadBandwidth::measure, py::arg("threads"), py::call_guard<py::gil_scoped_release>(),
-           "Bytes a second.");
+           py::arg("most_threads"), py::arg("part") = ReadBandwidth::usual_part)
+      .def("measure", &ReadBandwidth::measure, py::arg("threads"), py::call_guard<Released>(), "Bytes a second.");
 }
 
 }  // namespace moeflux::python

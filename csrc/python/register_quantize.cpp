@@ -44,7 +44,7 @@ py::tuple quantize_array(const py::array& array, const QuantFormat& format, int 
                                      static_cast<std::byte*>(scales.mutable_data()),
                                      static_cast<std::byte*>(biases.mutable_data())};
   {
-    py::gil_scoped_release release;
+    const Released release;
     quantize(matrix, format, parts, threads);
   }
   return py::make_tuple(words, scales, biases);
@@ -77,7 +77,7 @@ py::array_t<float> dequantize_arrays(const py::array& words, const py::array& sc
   py::array_t<float> out({rows, columns});
   float* target = out.mutable_data();
   {
-    py::gil_scoped_release release;
+    const Released release;
     dequantize(parts, format, rows, columns, target, threads);
   }
   return out;

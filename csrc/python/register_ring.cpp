@@ -84,7 +84,7 @@ class Ring {
 }  // namespace
 
 void register_ring(py::module_& m) {
-  using released = py::call_guard<py::gil_scoped_release>;
+  using released = py::call_guard<Released>;
   py::class_<HeldBatch, std::shared_ptr<HeldBatch>>(m, "Batch",
                                                     "For tests: work of a backend that ends when it is told to.")
       .def(py::init<>())

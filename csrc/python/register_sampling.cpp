@@ -91,7 +91,7 @@ void register_sampling(py::module_& m) {
             const std::span<const float> values = view_of<float>("logits", logits);
             const std::span<const uint32_t> words = view_of(allowed);
             {
-              const py::gil_scoped_release release;
+              const Released release;
               choice.make(sampler, values, words);
             }
             return choice.tuple();
@@ -105,7 +105,7 @@ void register_sampling(py::module_& m) {
             Choice choice(log_probabilities);
             const std::span<const uint32_t> words = view_of(allowed);
             {
-              const py::gil_scoped_release release;
+              const Released release;
               session.read_logits([&](std::span<const float> logits) { choice.make(sampler, logits, words); });
             }
             return choice.tuple();

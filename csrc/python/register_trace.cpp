@@ -20,7 +20,7 @@ using Ids = py::array_t<uint16_t, py::array::c_style>;
 
 py::tuple content(const RoutingTrace& trace) {
   const RoutingTrace::Content content = [&] {
-    const py::gil_scoped_release release;
+    const Released release;
     return trace.content();
   }();
   const auto layers = static_cast<py::ssize_t>(trace.layers().size());
@@ -64,8 +64,8 @@ void register_trace(py::module_& m) {
       .def_property_readonly("tokens", &RoutingTrace::tokens)
       .def_property_readonly("layers", &RoutingTrace::layers)
       .def("content", &content, "ids, u16 [tokens, layers, k], and the number of tokens of each pass.");
-  m.def("record_routing", &record_routing, py::arg("engine"), py::arg("trace").none(true),
-        py::call_guard<py::gil_scoped_release>(), "What the engine's router picks goes into `trace`; None: nowhere.");
+  m.def("record_routing", &record_routing, py::arg("engine"), py::arg("trace").none(true), py::call_guard<Released>(),
+        "What the engine's router picks goes into `trace`; None: nowhere.");
   m.def(
       "replay",
       [](const Ids& ids, int64_t experts, const std::string& policy, int64_t slots, int64_t ring_depth) {
@@ -73,7 +73,7 @@ void register_trace(py::module_& m) {
         const RecordedRouting routing = routing_of(ids, experts, slots);
         ReplayCounts counts;
         {
-          const py::gil_scoped_release release;
+          const Released release;
           counts = play(routing, policy, slots, ring_depth);
         }
         return py::make_tuple(counts.hits, counts.misses);

@@ -70,7 +70,8 @@ std::vector<Isa> detect() {
 }  // namespace
 
 const std::vector<Isa>& available_isas() {
-  static const std::vector<Isa> isas = detect();
+  // Never destroyed: a thread may still compute while the process ends.
+  static const std::vector<Isa>& isas = *new std::vector<Isa>(detect());
   return isas;
 }
 
