@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -58,11 +59,7 @@ Shards find_shards(const std::string& folder) {
   if (fs::exists(fs::path(folder) / index_name, error))
     return shards_of_index(required_file(folder, std::string(index_name)));
   std::vector<std::string> names;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    if (is_plain_name(name)) names.push_back(name);
-  }
-  if (error) throw IoError(concat(printable(folder), ": ", error.message()));
+  std::ranges::copy_if(names_in(folder), std::back_inserter(names), is_plain_name);
   if (std::find(names.begin(), names.end(), "model.safetensors") != names.end()) names = {"model.safetensors"};
   if (names.size() != 1)
     throw FormatError(concat(printable(folder), ": expected ", index_name, " or a single .safetensors file, found ",

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <system_error>
 
 #include "core/error.h"
 #include "core/file.h"
@@ -46,9 +45,7 @@ int64_t first_moe_layer(const Variant& v) {
 
 // A layer file for a layer that has no experts means that the store is of another model.
 void refuse_other_layer_files(const StoreDirectory& store, const std::string& folder) {
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
+  for (const std::string& name : names_in(folder)) {
     const bool layer_file = name.starts_with("layer_") && name.ends_with(".bin");
     if (!layer_file) continue;
     const std::string path = (fs::path(folder) / name).string();
@@ -56,7 +53,6 @@ void refuse_other_layer_files(const StoreDirectory& store, const std::string& fo
       throw FormatError(concat(printable(path), ": expected only files of the layers with experts of ",
                                printable(store.variant.name), ", found this one"));
   }
-  if (error) throw IoError(concat(printable(folder), ": ", error.message()));
 }
 
 void add_experts(StoreDirectory& store, const std::string& folder, const std::optional<ExpertFormats>& formats) {

@@ -1,9 +1,15 @@
 #include "format/store_files.h"
 
+#include <dirent.h>
+
+#include <cerrno>
 #include <filesystem>
+#include <memory>
+#include <string_view>
 #include <system_error>
 
 #include "core/error.h"
+#include "core/file.h"
 #include "core/text.h"
 
 namespace fs = std::filesystem;
@@ -35,6 +41,24 @@ void require_folder(const std::string& folder) {
   if (type != fs::file_type::directory)
     throw FormatError(concat(printable(folder), ": expected a folder, found ",
                              type == fs::file_type::not_found ? "nothing" : "a file"));
+}
+
+// Not by std::filesystem: GCC's iterator ends the process when there is no memory for a name.
+std::vector<std::string> names_in(const std::string& folder) {
+  struct Close {
+    void operator()(DIR* open) const { ::closedir(open); }
+  };
+  const std::unique_ptr<DIR, Close> open(::opendir(folder.c_str()));
+  if (!open) throw IoError(concat(printable(folder), ": ", reason(errno)));
+  std::vector<std::string> names;
+  for (;;) {
+    errno = 0;
+    const dirent* entry = ::readdir(open.get());
+    if (!entry && errno != 0) throw IoError(concat(printable(folder), ": ", reason(errno)));
+    if (!entry) return names;
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
 }
 
 }  // namespace moeflux

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace moeflux {
 
@@ -12,5 +13,8 @@ std::string required_file(const std::string& folder, const std::string& name);
 
 // FormatError when there is no such folder.
 void require_folder(const std::string& folder);
+
+// What lies in a folder, in no order.
+std::vector<std::string> names_in(const std::string& folder);
 
 }  // namespace moeflux
