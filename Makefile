@@ -14,7 +14,7 @@ export PYTHON
 # Importing an editable install rebuilds with the cmake and ninja of the environment: a fresh machine has no others.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan fuzz peers bench-peers bench-streaming bench-resident bench-ops track track-trips train-test metal-engine macos cuda wheel clean
+.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz peers bench-peers bench-streaming bench-resident bench-ops track track-trips train-test metal-engine macos cuda wheel clean
 
 help:
 	@echo "make demo      set up, then the built-in model writes, also in memory for a quarter of its experts"
@@ -26,6 +26,7 @@ help:
 	@echo "make sanitize  engine, reads and ops under AddressSanitizer + UndefinedBehaviorSanitizer, engine and reads under ThreadSanitizer"
 	@echo "make asan      any tests under the first two: ARGS=...; also make ubsan, make tsan"
 	@echo "make soak      sessions for 10,000 tokens at the fewest expert slots: memory flat, bits as in a fresh process"
+	@echo "make refusals  each allocation, mapping and thread of a model's life refused in turn (half an hour)"
 	@echo "make fuzz      hostile files into every reader        SECONDS=600"
 	@echo "make peers     reference answers made anew with transformers and mlx-lm, and compared (large downloads)"
 	@echo "make bench-peers  speed beside llama.cpp and mlx-lm, in memory (half an hour to prepare)  ARGS=\"--rounds 3 --rows decode-2\""
@@ -97,6 +98,9 @@ soak: $(READY)
 
 asan ubsan tsan: $(READY)
 	@bash tools/sanitize.sh $@ $(or $(ARGS),tests)
+
+refusals: $(READY)
+	$(BIN)/python -m pytest -q -rP --every-refusal tests/engine/test_refusals.py $(ARGS)
 
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS)

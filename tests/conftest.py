@@ -21,6 +21,7 @@ def pytest_report_header() -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--on-metal", action="store_true", help="what chooses a backend itself runs on the emulated GPU")
+    parser.addoption("--every-refusal", action="store_true", help="test_refusals.py refuses every call")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "python/class.h"
 #include "python/interpreter.h"
 
 namespace moeflux::python {

@@ -186,7 +186,7 @@ double share(int64_t part, int64_t whole) {
 }
 
 void register_stats(py::module_& m) {
-  py::class_<StepStats>(m, "StepStats", "What evaluating cost: of the last call, or of all since the session was made.")
+  Class<StepStats>(m, "StepStats", "What evaluating cost: of the last call, or of all since the session was made.")
       .def_readonly("tokens", &StepStats::tokens)
       .def_readonly("seconds", &StepStats::seconds, "Of the whole call.")
       .def_readonly("compute_seconds", &StepStats::compute_seconds, "Recording and running ops.")
@@ -262,7 +262,7 @@ std::shared_ptr<Engine> open(const Store& store, const std::string& backend, con
 }
 
 void register_footprint(py::module_& m) {
-  py::class_<Footprint>(m, "Footprint", "Bytes of memory by what they are for: planned, or held. See moeflux.h.")
+  Class<Footprint>(m, "Footprint", "Bytes of memory by what they are for: planned, or held. See moeflux.h.")
       .def_readonly("dense_weights", &Footprint::dense_weights)
       .def_readonly("expert_slots", &Footprint::expert_slots)
       .def_readonly("scratch", &Footprint::scratch)
@@ -317,20 +317,19 @@ void register_engine(py::module_& m) {
   register_footprint(m);
   using release = py::call_guard<Released>;
 
-  py::class_<Cancel>(
-      m, "Cancel",
-      "Gives up a call that it was given to: `prefill`, `step`. Once set it stays so. `set` may be called "
-      "from any thread, or from a signal handler.")
-      .def(py::init())
+  Class<Cancel>(m, "Cancel",
+                "Gives up a call that it was given to: `prefill`, `step`. Once set it stays so. `set` may be called "
+                "from any thread, or from a signal handler.")
+      .def(constructor<Cancel>())
       .def("set", &Cancel::set)
       .def("set_after", &Cancel::set_after, py::arg("seconds"),
            "So many seconds from now, or when it was to be sooner.")
       .def("is_set", &Cancel::is_set);
 
   // Known before Engine's methods are, so that their signatures can name it.
-  py::class_<Session> session(m, "Session", "One timeline of tokens. See moeflux.Session.");
+  Class<Session> session(m, "Session", "One timeline of tokens. See moeflux.Session.");
 
-  py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine", "A loaded model. See moeflux.Model.")
+  Class<Engine, std::shared_ptr<Engine>>(m, "Engine", "A loaded model. See moeflux.Model.")
       .def(py::init(&open), py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("isa") = "",
            py::arg("precision") = "auto", py::arg("threads") = 0, py::arg("readers") = 0, py::arg("expert_slots") = 0,
            py::arg("ring_depth") = 2, py::arg("chunk") = 0, py::arg("session_bytes") = 0, py::arg("reads") = "auto",

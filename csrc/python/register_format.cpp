@@ -149,7 +149,7 @@ void register_readers(py::module_& m) {
       },
       py::arg("text"), "(layer, name, whether a row a position, shape of a row or of all of it) of a session's state.");
 
-  py::class_<TensorEntry>(m, "TensorEntry", "Where one tensor lies in its file.")
+  Class<TensorEntry>(m, "TensorEntry", "Where one tensor lies in its file.")
       .def_property_readonly("dtype", [](const TensorEntry& e) { return std::string(dtype_name(e.dtype)); })
       .def_property_readonly("shape", [](const TensorEntry& e) { return shape_to_python(e.shape); })
       .def_readonly("offset", &TensorEntry::offset, "From the start of the file.")
@@ -158,34 +158,37 @@ void register_readers(py::module_& m) {
         return concat("TensorEntry(", describe_shape(e.dtype, e.shape), " at ", e.offset, ", ", e.bytes, " bytes)");
       });
 
-  py::class_<SafetensorsFile>(m, "SafetensorsFile", "The checked directory of a safetensors file.")
-      .def(py::init([](const fs::path& path) { return open_safetensors(path.string()); }), py::arg("path"))
+  Class<SafetensorsFile>(m, "SafetensorsFile", "The checked directory of a safetensors file.")
+      .def(py::init(
+               [](const fs::path& path) { return std::make_unique<SafetensorsFile>(open_safetensors(path.string())); }),
+           py::arg("path"))
       .def_property_readonly("path", [](const SafetensorsFile& f) { return path_to_python(f.path); })
       .def_readonly("header_bytes", &SafetensorsFile::header_bytes, "Where the data starts.")
       .def_readonly("metadata", &SafetensorsFile::metadata)
-      .def_readonly("tensors", &SafetensorsFile::tensors, "TensorEntry by name.");
+      .def_property_readonly("tensors", copy_of(&SafetensorsFile::tensors), "TensorEntry by name.");
 }
 
 void register_experts(py::module_& m) {
-  py::class_<ExpertFormats>(m, "ExpertFormats", "The formats of the three matrices of every routed expert.")
-      .def(py::init<QuantFormat, QuantFormat, QuantFormat>(), py::arg("gate"), py::arg("up"), py::arg("down"))
-      .def_readonly("gate", &ExpertFormats::gate)
-      .def_readonly("up", &ExpertFormats::up)
-      .def_readonly("down", &ExpertFormats::down)
+  Class<ExpertFormats>(m, "ExpertFormats", "The formats of the three matrices of every routed expert.")
+      .def(constructor<ExpertFormats, QuantFormat, QuantFormat, QuantFormat>(), py::arg("gate"), py::arg("up"),
+           py::arg("down"))
+      .def_property_readonly("gate", copy_of(&ExpertFormats::gate))
+      .def_property_readonly("up", copy_of(&ExpertFormats::up))
+      .def_property_readonly("down", copy_of(&ExpertFormats::down))
       .def("__str__", &ExpertFormats::describe)
       .def("__repr__", [](const ExpertFormats& f) { return concat("ExpertFormats(", f.describe(), ")"); })
       .def(
           "__eq__", [](const ExpertFormats& a, const ExpertFormats& b) { return a == b; }, py::is_operator())
       .def("__hash__", [](const ExpertFormats& f) { return py::hash(py::str(f.describe())); });
 
-  py::class_<ExpertLayout>(m, "ExpertLayout", "Where the pieces of one routed expert lie.")
+  Class<ExpertLayout>(m, "ExpertLayout", "Where the pieces of one routed expert lie.")
       .def(py::init([](int64_t hidden, int64_t intermediate, QuantFormat gate, QuantFormat up, QuantFormat down) {
-             return ExpertLayout(hidden, intermediate, {gate, up, down});
+             return std::make_unique<ExpertLayout>(hidden, intermediate, ExpertFormats{gate, up, down});
            }),
            py::arg("hidden"), py::arg("intermediate"), py::arg("gate"), py::arg("up"), py::arg("down"))
       .def_readonly("hidden", &ExpertLayout::hidden)
       .def_readonly("intermediate", &ExpertLayout::intermediate)
-      .def_readonly("formats", &ExpertLayout::formats)
+      .def_property_readonly("formats", copy_of(&ExpertLayout::formats))
       .def_readonly("bytes", &ExpertLayout::bytes, "Of one expert.")
       .def_property_readonly(
           "pieces",
@@ -200,7 +203,7 @@ void register_experts(py::module_& m) {
 }
 
 void register_stores(py::module_& m) {
-  py::class_<StoredTensor>(m, "Tensor", "A tensor of a store: an ordered list of byte ranges, row-major.")
+  Class<StoredTensor>(m, "Tensor", "A tensor of a store: an ordered list of byte ranges, row-major.")
       .def_property_readonly("dtype", [](const StoredTensor& t) { return std::string(dtype_name(t.dtype)); })
       .def_property_readonly("shape", [](const StoredTensor& t) { return shape_to_python(t.shape); })
       .def_property_readonly(
@@ -212,7 +215,7 @@ void register_stores(py::module_& m) {
         return concat("Tensor(", describe_shape(t.dtype, t.shape), ", ", t.spans.size(), " spans)");
       });
 
-  py::class_<Store>(m, "StoreDirectory", "What a store holds and where, checked against its variant.")
+  Class<Store>(m, "StoreDirectory", "What a store holds and where, checked against its variant.")
       .def_readonly("files", &Store::files, "Absolute paths; spans refer to them by index.")
       .def_readonly("tensors", &Store::tensors, "Tensor by canonical name, routed experts aside.")
       .def_readonly("formats", &Store::formats, "QuantFormat of every matrix, by its base name.")

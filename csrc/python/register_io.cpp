@@ -115,7 +115,7 @@ class Batch {
 };
 
 void register_reading(py::module_& m) {
-  py::class_<FaultPlan, std::shared_ptr<FaultPlan>>(m, "FaultPlan", "For tests: the read that goes wrong, and how.")
+  Class<FaultPlan, std::shared_ptr<FaultPlan>>(m, "FaultPlan", "For tests: the read that goes wrong, and how.")
       .def(py::init([](const std::string& kind, int64_t at, bool lasting) {
              auto plan = std::make_shared<FaultPlan>();
              plan->kind = fault_of(kind);
@@ -127,7 +127,7 @@ void register_reading(py::module_& m) {
       .def("release", &FaultPlan::release, "Lets reads that are held go on.")
       .def_property_readonly("calls", [](const FaultPlan& plan) { return plan.calls.load(); });
 
-  py::class_<Reader, std::shared_ptr<Reader>>(m, "FileReader", "For tests: a file that experts are read from.")
+  Class<Reader, std::shared_ptr<Reader>>(m, "FileReader", "For tests: a file that experts are read from.")
       .def(py::init([](const fs::path& path, const std::string& mode, const std::shared_ptr<FaultPlan>& fault) {
              return std::shared_ptr<Reader>(readers(fault)(path.string(), mode_of(mode)));
            }),
@@ -154,8 +154,8 @@ void register_reading(py::module_& m) {
       "supports_direct", [](const fs::path& path) { return supports_direct(path.string()); }, py::arg("path"),
       "Whether the file's file system has direct reads.");
 
-  py::class_<ReadPool, std::shared_ptr<ReadPool>>(m, "ReadPool", "For tests: threads that read.")
-      .def(py::init<int, int64_t>(), py::arg("threads"), py::arg("bounce") = 0)
+  Class<ReadPool, std::shared_ptr<ReadPool>>(m, "ReadPool", "For tests: threads that read.")
+      .def(constructor<ReadPool, int, int64_t>(), py::arg("threads"), py::arg("bounce") = 0)
       .def_property_readonly("memory", &ReadPool::memory)
       .def_property_readonly("stats", [](const ReadPool& pool) {
         const ReadPoolStats s = pool.stats();
@@ -164,8 +164,8 @@ void register_reading(py::module_& m) {
                         py::arg("look_ahead_bytes") = s.look_ahead_bytes, py::arg("busy_seconds") = s.busy_seconds);
       });
 
-  py::class_<Batch>(m, "ReadBatch", "For tests: reads that are waited for together.")
-      .def(py::init<>())
+  Class<Batch>(m, "ReadBatch", "For tests: reads that are waited for together.")
+      .def(constructor<Batch>())
       .def("add", &Batch::add, py::arg("reader"), py::arg("offset"), py::arg("bytes"))
       .def(
           "submit",
@@ -221,7 +221,7 @@ void write(LeaseObject& object, const std::string& text) {
 }
 
 void register_cache(py::module_& m) {
-  py::class_<LeaseObject, std::unique_ptr<LeaseObject>>(m, "Lease", "For tests: keeps a slot.")
+  Class<LeaseObject, std::unique_ptr<LeaseObject>>(m, "Lease", "For tests: keeps a slot.")
       .def_property_readonly("slot", [](LeaseObject& o) { return o.held().slot(); })
       .def_property_readonly("layer", [](LeaseObject& o) { return o.held().layer(); })
       .def_property_readonly("expert", [](LeaseObject& o) { return o.held().expert(); })
@@ -231,7 +231,7 @@ void register_cache(py::module_& m) {
       .def("release", [](LeaseObject& o) { o.lease.release(); });
 
   using Object = std::shared_ptr<CacheObject>;
-  py::class_<CacheObject, Object>(m, "SlotCache", "For tests: experts in a fixed number of slots.")
+  Class<CacheObject, Object>(m, "SlotCache", "For tests: experts in a fixed number of slots.")
       .def(py::init([](int64_t layers, int64_t experts, int64_t slots, int64_t slot_bytes, const std::string& policy,
                        int64_t ageing_period) {
              if (slots < 0 || slot_bytes < 0) throw py::value_error("expected no negative number");
@@ -320,7 +320,7 @@ ExpertsObject open_experts(const Store& store, int64_t slots, int threads, const
 }
 
 void register_loading(py::module_& m) {
-  py::class_<Experts, ExpertsObject>(m, "Experts", "For tests: experts of a store, read into slots.")
+  Class<Experts, ExpertsObject>(m, "Experts", "For tests: experts of a store, read into slots.")
       .def(py::init(&open_experts), py::arg("store"), py::arg("slots"), py::arg("threads") = 2,
            py::arg("mode") = "buffered", py::arg("policy") = "lru", py::arg("fault") = py::none(),
            py::arg("check") = py::none())

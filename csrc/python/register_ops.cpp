@@ -475,7 +475,7 @@ std::vector<std::string> isa_names() {
 }
 
 void register_op_time(py::module_& m) {
-  py::class_<OpTime>(m, "OpTime", "What the ops of one kind took together. See core/op_time.h.")
+  Class<OpTime>(m, "OpTime", "What the ops of one kind took together. See core/op_time.h.")
       .def_readonly("op", &OpTime::op)
       .def_readonly("shape", &OpTime::shape)
       .def_readonly("calls", &OpTime::calls)
@@ -491,17 +491,17 @@ void register_ops(py::module_& m) {
   register_op_time(m);
   m.def("isas", &isa_names, "The instruction sets whose kernels run here, the best first.");
 
-  py::class_<ThreadPool>(m, "ThreadPool", "The pool that ops are divided over, by itself.")
-      .def(py::init<int>(), py::arg("threads"))
+  Class<ThreadPool>(m, "ThreadPool", "The pool that ops are divided over, by itself.")
+      .def(constructor<ThreadPool, int>(), py::arg("threads"))
       .def_property_readonly("threads", &ThreadPool::threads)
       .def("run", &run_units, py::arg("units"), py::arg("fail_at") = -1, "How often each unit ran.");
 
-  py::class_<Ops>(m, "Ops", "The ops of a backend, one at a time. See moeflux.ops.Ops.")
+  Class<Ops>(m, "Ops", "The ops of a backend, one at a time. See moeflux.ops.Ops.")
       .def(py::init([](const std::string& name, const std::string& isa, int threads, int64_t fail_at_op, bool timed,
                        bool exact) {
              Ops ops = {std::make_unique<OpTimes>(), make_backend(name, isa, exact, threads, fail_at_op)};
              if (timed) ops.backend = std::make_unique<TimedBackend>(std::move(ops.backend), *ops.times);
-             return ops;
+             return std::make_unique<Ops>(std::move(ops));
            }),
            py::arg("backend") = "cpu", py::arg("isa") = "", py::arg("threads") = 0, py::arg("fail_at_op") = -1,
            py::arg("timed") = false, py::arg("exact") = false)

@@ -52,7 +52,7 @@ void register_probe(py::module_& m) {
       py::arg("store"), py::arg("mode"), py::arg("readers"), py::arg("seconds"), py::arg("seed"),
       "(reads, bytes, seconds) of random reads of a store's experts.");
 
-  py::class_<ReadBandwidth>(m, "ReadBandwidth", "A buffer beyond every cache, and how fast it is read.")
+  Class<ReadBandwidth>(m, "ReadBandwidth", "A buffer beyond every cache, and how fast it is read.")
       .def(py::init([](int most_threads, int64_t part) {
              if (most_threads < 1 || most_threads > 1024 || part < 128 || part % 128 != 0)
                throw py::value_error("expected 1 to 1024 threads, parts that are multiples of 128");

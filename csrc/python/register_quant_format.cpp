@@ -22,8 +22,7 @@ QuantFormat of_arguments(Make make) {
 }  // namespace
 
 void register_quant_format(py::module_& m) {
-  py::class_<QuantFormat>(m, "QuantFormat",
-                          "How the numbers of one matrix are stored: affine groups, or plain elements.")
+  Class<QuantFormat>(m, "QuantFormat", "How the numbers of one matrix are stored: affine groups, or plain elements.")
       .def_static(
           "affine",
           [](int bits, int group_size, const std::string& scale_type) {

@@ -85,13 +85,12 @@ class Ring {
 
 void register_ring(py::module_& m) {
   using released = py::call_guard<Released>;
-  py::class_<HeldBatch, std::shared_ptr<HeldBatch>>(m, "Batch",
-                                                    "For tests: work of a backend that ends when it is told to.")
-      .def(py::init<>())
+  Class<HeldBatch, std::shared_ptr<HeldBatch>>(m, "Batch", "For tests: work of a backend that ends when it is told to.")
+      .def(constructor<HeldBatch>())
       .def("finish", &HeldBatch::finish, py::arg("error") = "", released());
 
-  py::class_<Ring>(m, "DeferredRing", "For tests: batches in flight, and the slots they lease.")
-      .def(py::init<int, int64_t>(), py::arg("depth"), py::arg("slots") = 8)
+  Class<Ring>(m, "DeferredRing", "For tests: batches in flight, and the slots they lease.")
+      .def(constructor<Ring, int, int64_t>(), py::arg("depth"), py::arg("slots") = 8)
       .def("push", &Ring::push, py::arg("batch"), py::arg("experts"), released())
       .def(
           "collect", [](Ring& r) { r.ring().collect(); }, released())
@@ -104,8 +103,8 @@ void register_ring(py::module_& m) {
       .def_property_readonly("waits", [](Ring& r) { return r.ring().waits(); })
       .def_property_readonly("leased", &Ring::leased);
 
-  py::class_<LookAheadGovernor>(m, "LookAheadGovernor", "For tests: whether to look ahead.")
-      .def(py::init([] { return LookAheadGovernor(LookAhead::automatic); }))
+  Class<LookAheadGovernor>(m, "LookAheadGovernor", "For tests: whether to look ahead.")
+      .def(py::init([] { return std::make_unique<LookAheadGovernor>(LookAhead::automatic); }))
       .def_property_readonly("on", &LookAheadGovernor::on)
       .def(
           "add",
@@ -113,8 +112,8 @@ void register_ring(py::module_& m) {
             governor.add({seconds, wait, busy});
           },
           py::arg("seconds"), py::arg("wait"), py::arg("busy"));
-  py::class_<PrefillGovernor>(m, "PrefillGovernor", "For tests: whether a call of several tokens looks ahead.")
-      .def(py::init([] { return PrefillGovernor(LookAhead::automatic); }))
+  Class<PrefillGovernor>(m, "PrefillGovernor", "For tests: whether a call of several tokens looks ahead.")
+      .def(py::init([] { return std::make_unique<PrefillGovernor>(LookAhead::automatic); }))
       .def_property_readonly("on", &PrefillGovernor::on)
       .def(
           "add",

@@ -65,7 +65,7 @@ class Choice {
 void register_sampling(py::module_& m) {
   m.def("sampler_bytes", &Sampler::most_bytes, py::arg("vocab_size"),
         "The most memory that a Sampler of such a vocabulary has.");
-  py::class_<Sampler>(m, "Sampler", "Chooses the tokens of one answer. See moeflux.sampling.")
+  Class<Sampler>(m, "Sampler", "Chooses the tokens of one answer. See moeflux.sampling.")
       .def(py::init([](double temperature, int64_t top_k, double top_p, double min_p, double repetition_penalty,
                        double presence_penalty, double frequency_penalty, const std::map<int32_t, double>& logit_bias,
                        uint64_t seed, int64_t vocab_size, const py::array& prompt, const std::string& isa) {

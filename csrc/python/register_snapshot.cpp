@@ -31,7 +31,7 @@ class BytesView {
 }  // namespace
 
 void register_snapshot(py::module_& m) {
-  py::class_<SnapshotSpan>(m, "SnapshotSpan", "One state of one layer in a snapshot.")
+  Class<SnapshotSpan>(m, "SnapshotSpan", "One state of one layer in a snapshot.")
       .def_readonly("layer", &SnapshotSpan::layer)
       .def_property_readonly(
           "part", [](const SnapshotSpan& span) { return std::string(span.part); },
@@ -45,14 +45,14 @@ void register_snapshot(py::module_& m) {
                       ", bytes=", span.bytes, ")");
       });
 
-  py::class_<SnapshotWire>(m, "SnapshotWire", "Where everything lies in a snapshot of wire format 1 or 2.")
+  Class<SnapshotWire>(m, "SnapshotWire", "Where everything lies in a snapshot of wire format 1 or 2.")
       .def_readonly("version", &SnapshotWire::version)
       .def_readonly("positions", &SnapshotWire::positions)
       .def_readonly("header_bytes", &SnapshotWire::header_bytes)
       .def_readonly("bytes", &SnapshotWire::bytes)
       .def_readonly("length_offsets", &SnapshotWire::length_offsets,
                     "Where each full layer's i32 number of positions lies.")
-      .def_readonly("spans", &SnapshotWire::spans)
+      .def_property_readonly("spans", copy_of(&SnapshotWire::spans))
       .def("__eq__", [](const SnapshotWire& a, const SnapshotWire& b) { return a == b; }, py::is_operator());
 
   m.def(

@@ -57,8 +57,7 @@ ReplayCounts play(const RecordedRouting& routing, const std::string& policy, int
 }  // namespace
 
 void register_trace(py::module_& m) {
-  py::class_<RoutingTrace, std::shared_ptr<RoutingTrace>>(m, "RoutingTrace",
-                                                          "Picks of a router. See moeflux.Model.trace.")
+  Class<RoutingTrace, std::shared_ptr<RoutingTrace>>(m, "RoutingTrace", "Picks of a router. See moeflux.Model.trace.")
       .def(py::init([](const Engine& engine) { return std::make_shared<RoutingTrace>(engine.variant()); }),
            py::arg("engine"))
       .def_property_readonly("tokens", &RoutingTrace::tokens)

@@ -1,11 +1,13 @@
-"""A system that refuses: each allocation in turn, all through a model's life. What cannot be done is a moeflux error,
-and what it leaves works on, with the same bits. The life is in `refusing/life.py`, a process of its own."""
+"""A system that refuses allocations, mappings and threads, one at a time, all through a model's life. What cannot be
+done is a moeflux error, and what it leaves works on, with the same bits. The life is in `refusing/life.py`, a process
+of its own. Some calls of each stage are refused here, and every one in `make refusals`."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from support.engine import Folder, folders
 ROOT = Path(__file__).resolve().parents[2]
 STREAMED = {"expert_slots": 4}  # the fewest: one that is lost is missed at once
 RESIDENT = {"threads": 2, "readers": 2}
+
+Refused = Callable[..., dict[str, int]]
 
 
 @pytest.fixture(scope="module")
@@ -36,26 +40,41 @@ def library() -> Path:
     return found
 
 
-def refused(library: Path, folder: Path, options: dict[str, Any], kind: str, stride: int = 1) -> dict[str, int]:
-    """How many calls there were to refuse, by stage. The time limit is for what hangs."""
-    command = [sys.executable, "-X", "faulthandler", "-m", "refusing.life", library, folder, json.dumps(options), kind]
-    done = subprocess.run(
-        [*map(str, command), str(stride)], cwd=ROOT / "tests", capture_output=True, text=True, timeout=500
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, int] = json.loads(done.stdout)
-    return found
+@pytest.fixture
+def refused(library: Path, request: pytest.FixtureRequest) -> Refused:
+    """Goes through the life of a model in a folder; how many calls of a kind each stage made. Some of them are refused,
+    or, with --every-refusal, each; then it prints how many those were."""
+    every = request.config.getoption("--every-refusal")
+
+    def of(folder: Path, options: dict[str, Any], kind: str, most: int = 20) -> dict[str, int]:
+        life = [library, folder, json.dumps(options), kind, 0 if every else most]
+        command = [sys.executable, "-X", "faulthandler", "-m", "refusing.life", *map(str, life)]
+        done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-4000:]
+        counts = json.loads(done.stdout)
+        print(*(f"{stage}: {made} calls, {tried} refused" for stage, (made, tried) in counts.items()), sep="\n")
+        return {stage: made for stage, (made, _) in counts.items()}
+
+    return of
 
 
 @pytest.mark.parametrize("options", (STREAMED, RESIDENT), ids=("streamed", "resident"))
 @pytest.mark.parametrize("name", ("qwen3_5_moe", "qwen3_moe", "deepseek_v3"))
-def test_every_allocation(library: Path, folder: Folder, name: str, options: dict[str, Any]) -> None:
-    counts = refused(library, folder(name), options, "memory")
-    assert counts["fresh: prefill"] > 0
+def test_allocations(refused: Refused, folder: Folder, name: str, options: dict[str, Any]) -> None:
+    made = refused(folder(name), options, "memory")
+    assert all(made[stage] > 0 for stage in ("open", "load", "session", "snapshot", "restore", "fresh: prefill"))
+    assert made["fresh: step"] == made["used: step"] == 0
 
 
 @pytest.mark.parametrize("options", (STREAMED, RESIDENT), ids=("streamed", "resident"))
-def test_allocations_of_a_late_device(library: Path, folder: Folder, options: dict[str, Any]) -> None:
-    """One in twenty-three: it writes every op down."""
-    counts = refused(library, folder("qwen3_5_moe"), options | {"deferred": True}, "memory", 23)
-    assert counts["used: step"] > 50
+@pytest.mark.parametrize("kind", ("mappings", "threads"))
+def test_mappings_and_threads(refused: Refused, folder: Folder, options: dict[str, Any], kind: str) -> None:
+    made = refused(folder("qwen3_5_moe"), options | {"threads": 3, "readers": 3}, kind)
+    assert made["load"] > 0
+    assert made["session" if kind == "mappings" else "ThreadPool"] > 0
+
+
+@pytest.mark.parametrize("options", (STREAMED, RESIDENT), ids=("streamed", "resident"))
+def test_allocations_of_a_late_device(refused: Refused, folder: Folder, options: dict[str, Any]) -> None:
+    """It writes every op down."""
+    assert refused(folder("qwen3_5_moe"), options | {"deferred": True}, "memory")["used: step"] > 50

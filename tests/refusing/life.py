@@ -1,14 +1,20 @@
-"""A model's life in a process of its own, where each call of one kind is refused once. Prints how many were, by stage.
+"""A model's life in a process of its own, where calls of one kind are refused, one at a time. Prints, by stage, how
+many there were and how many of them were refused.
 
-A stage is gone through again and again, with its first call refused, its second, ... until it makes no more. What fails
-then is a moeflux error. A session is where it was, or says that it is not; what was to be done is then done, with the
-same bits.
+A stage is gone through again and again, with its first call refused, its second, ... until it makes no more; or with
+some of them, evenly spread. What fails then is a moeflux error. A session is where it was, or says that it is not; what
+was to be done is then done, with the same bits; and nothing is left behind: no thread, no file, no slot, no byte that
+is counted.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import gc
 import json
+import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -18,34 +24,99 @@ import numpy as np
 
 from refusing import System
 
-LIBRARY, FOLDER, OPTIONS, KIND, STRIDE = sys.argv[1:]
+LIBRARY, FOLDER, OPTIONS, KIND, MOST = sys.argv[1:]
+"""MOST: calls of a stage that are refused, about; 0: every one."""
 system = System(Path(LIBRARY))
 
 import moeflux  # noqa: E402
-from moeflux import StateError  # noqa: E402
+from moeflux import Cancel, StateError, _core  # noqa: E402
 from moeflux.models.layers import GatedDelta  # noqa: E402
 from support.engine import FIRST, NEXT, SECOND, evaluate, load_faulty  # noqa: E402
 
-refused: dict[str, int] = {}
+counts: dict[str, tuple[int, int]] = {}
+HANGS = 300.0  # seconds, after which a call is taken for one that hangs
 
 
-def each(stage: str, call: Callable[[], Any], then: Callable[[Any], None], before: Callable[[], None]) -> None:
+def watch() -> None:
+    """A thread that ends the process, with a traceback, unless this is called again in time."""
+    faulthandler.dump_traceback_later(HANGS, exit=True)
+
+
+def nothing() -> None:
+    pass
+
+
+def each(
+    stage: str, call: Callable[[], Any], then: Callable[[Any], None], before: Callable[[], None] = nothing
+) -> None:
     """`then` is given what the call returned, or None when it failed. Nothing is refused `before`."""
-    at, last = 0, False
-    while not last:
+
+    def made(at: int) -> int:
+        watch()
         before()
-        result = None
+        results: list[Any] = [None]
         with system.refusing(KIND, at) as calls, suppress(moeflux.Error):
-            result = call()
-        last = calls.made <= at
-        assert result is not None or not last
-        then(result)
-        at += int(STRIDE)
-    refused[stage] = calls.made
+            results.append(call())
+        assert len(results) == 2 or 0 <= at < calls.made
+        then(results.pop())  # which lets go of it
+        return calls.made
+
+    every = made(-1)
+    stride = max(1, every // int(MOST)) if int(MOST) else 1
+    at = 0
+    while made(at) > at:
+        at += stride
+    counts[stage] = every, at // stride
 
 
 def load() -> moeflux.Model:
     return load_faulty(Path(FOLDER), **json.loads(OPTIONS))
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task")) if Path("/proc/self/task").exists() else 0
+
+
+def threads_are(count: int) -> None:
+    """The system takes one that has ended off its list a moment later."""
+    for _ in range(1000):
+        if threads() == count:
+            return
+        time.sleep(0.005)
+    raise AssertionError((threads(), count))
+
+
+def open_files() -> int:
+    return len(os.listdir("/dev/fd"))
+
+
+def beginning(expected: np.ndarray) -> None:
+    """Opening a store, loading a model, and what a call is given."""
+    before = threads(), open_files()
+
+    def nothing_is_left(made: Any) -> None:
+        del made
+        gc.collect()
+        threads_are(before[0])
+        assert open_files() == before[1]
+
+    def works(model: moeflux.Model | None) -> None:
+        if model is not None:
+            assert np.array_equal(evaluate(model.session(max_context=64)), expected)
+        del model
+        nothing_is_left(None)
+
+    each("open", lambda: moeflux.open_store(FOLDER), nothing_is_left)
+    each("load", load, works)
+    made: dict[str, Callable[[], object]] = {
+        "Cancel": Cancel,
+        "ThreadPool": lambda: _core.ThreadPool(3),
+        "ReadPool": lambda: _core.ReadPool(3),
+        "FaultPlan": lambda: _core.FaultPlan("error", 0),
+        "ReadBandwidth": lambda: _core.ReadBandwidth(3, 1 << 20).measure(3),
+    }
+    for name, make in made.items():
+        each(name, make, nothing_is_left)
 
 
 class Calls:
@@ -98,12 +169,108 @@ class Calls:
         assert self.model._engine.held == held
 
 
+class Keeping:
+    """What a session gives and takes, beside evaluating: it stands behind FIRST, and goes on to SECOND and NEXT."""
+
+    def __init__(self, expected: np.ndarray) -> None:
+        self.expected = expected[len(FIRST) :]
+        self.model = load()
+        self.session = self.model.session(max_context=64)
+        self.session.prefill(FIRST)
+        self.snapshot = self.session.snapshot()
+        self.held = self.model._engine.held
+
+    def goes_on(self) -> None:
+        found = [self.session.prefill(SECOND, logits="all"), *(self.session.step(id).numpy()[None] for id in NEXT)]
+        assert np.array_equal(np.concatenate(found), self.expected)
+        assert self.model._engine.held == self.held
+
+    def renew(self) -> None:
+        self.session.clear()
+        self.session.prefill(FIRST)
+
+    def another(self) -> None:
+        def then(made: moeflux.Session | None) -> None:
+            assert self.model._engine.sessions == 1 + (made is not None)
+            if made is not None:
+                assert np.array_equal(evaluate(made)[len(FIRST) :], self.expected)
+                del made
+                gc.collect()
+
+        each("session", lambda: self.model.session(max_context=64), then)
+        assert (self.model._engine.sessions, self.model._engine.held) == (1, self.held)
+
+    def kept(self, name: str, call: Callable[[], Any], after: Callable[[Any], None] = lambda result: None) -> None:
+        """A call that changes nothing of what comes behind it, whether or not it fails."""
+
+        def then(result: Any) -> None:
+            if result is not None:
+                after(result)
+            assert self.session.position == len(FIRST)
+            self.goes_on()
+
+        each(name, call, then, self.renew)
+
+    def restored(self) -> None:
+        def then(result: Any) -> None:
+            if result is None:
+                try:
+                    self.session.snapshot()
+                except StateError as error:
+                    assert "a restore failed half-way; clear it or restore" in str(error)
+                self.session.restore(self.snapshot)
+            assert self.session.tokens == FIRST
+            self.goes_on()
+
+        each("restore", lambda: self.session.restore(self.snapshot) or True, then, self.session.clear)
+
+    def more_checkpoints(self) -> None:
+        before = {}
+
+        def begin() -> None:
+            self.session.set_max_checkpoints(4)
+            self.renew()
+            self.session.checkpoint()
+            before["held"] = self.model._engine.held
+
+        def then(result: Any) -> None:
+            memory = self.model._engine.memory
+            assert self.model._engine.held == memory.total
+            assert result is not None or self.model._engine.held == before["held"]
+            self.session.set_max_checkpoints(4)
+            assert self.session.checkpoints == [len(FIRST)]
+            self.goes_on()
+
+        each("set_max_checkpoints", lambda: self.session.set_max_checkpoints(9) or True, then, begin)
+
+    def all(self) -> None:
+        self.another()
+        self.kept("tokens", lambda: self.session.tokens)
+        self.kept("logits", lambda: self.session._logits().numpy())
+        self.kept("top_k", lambda: self.session._logits().top_k(5))
+        self.kept("argmax", lambda: self.session._logits().argmax())
+        self.kept("checkpoint", self.session.checkpoint)
+        self.kept("rewind", lambda: self.session.rewind(len(FIRST)) + 1)
+        self.kept("stats", lambda: (self.session.stats, self.session.total_stats, self.model._engine.memory))
+        self.kept("snapshot", self.session.snapshot, self.is_the_same)
+        self.restored()
+        self.more_checkpoints()
+
+    def is_the_same(self, snapshot: moeflux.Snapshot) -> None:
+        for key, tensor in self.snapshot.tensors.items():
+            assert np.array_equal(snapshot.tensors[key], tensor)
+
+
 def main() -> None:
+    watch()
     expected = evaluate(load().session(max_context=64))
+    gc.collect()
+    beginning(expected)
+    Keeping(expected).all()
     for fresh in (True, False):
         Calls(expected, fresh).all()
 
 
 if __name__ == "__main__":
     main()
-    print(json.dumps(refused))
+    print(json.dumps(counts))

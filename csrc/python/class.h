@@ -1,0 +1,54 @@
+// Classes as pybind11 binds them, whose objects come into being whole or not at all.
+//
+// pybind11 notes an instance in a table before it hands it its object. Where there is no memory for the note, the
+// object is freed without its destructor, and once more by the holder that was to be handed over; and when a
+// constructor has none yet, the error is thrown where nobody can catch it. So what was not noted is taken out of the
+// instance here, and constructors make holders.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <utility>
+
+namespace moeflux::python {
+
+template <typename T, typename... Options>
+class Class : public pybind11::class_<T, Options...> {
+ public:
+  template <typename... Extra>
+  Class(pybind11::handle scope, const char* name, const Extra&... extra)
+      : pybind11::class_<T, Options...>(scope, name, extra...) {
+    usual_ = std::exchange(pybind11::detail::get_type_info(typeid(T))->init_instance, &init_instance);
+  }
+
+ private:
+  static void init_instance(pybind11::detail::instance* instance, const void* holder) {
+    try {
+      usual_(instance, holder);
+    } catch (...) {
+      auto made = instance->get_value_and_holder(pybind11::detail::get_type_info(typeid(T)));
+      T* const object = made.template value_ptr<T>();
+      made.value_ptr() = nullptr;
+      if (!holder && instance->owned) delete object;  // nobody else has it
+      throw;
+    }
+  }
+
+  static inline void (*usual_)(pybind11::detail::instance*, const void*) = nullptr;
+};
+
+// T(arguments ...) as a constructor.
+template <typename T, typename... Arguments>
+auto constructor() {
+  return pybind11::init([](Arguments... arguments) { return std::make_unique<T>(std::move(arguments)...); });
+}
+
+// A member that is an object of a class of ours, or holds such, as a property: never a reference into its owner. That
+// one is kept for is noted in a table too, and where the note fails the instance can no longer be freed.
+template <typename Owner, typename Member>
+auto copy_of(Member Owner::* member) {
+  return [member](const Owner& owner) -> Member { return owner.*member; };
+}
+
+}  // namespace moeflux::python
