@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -121,6 +122,12 @@ using RoutingObserver = std::function<void(int64_t layer, std::span<const int32_
 
 using LogitsReader = std::function<void(std::span<const float>)>;
 
+// By a call.
+struct Evaluated {
+  int64_t tokens = 0;
+  int64_t serial = 0;  // logits_serial() of the logits that it left, whoever uses the session next
+};
+
 class Session;
 
 // What an engine so opened and one such session will hold, exactly. Opens no file and takes no memory. Errors are those
@@ -168,8 +175,7 @@ class Session {
   virtual std::vector<int32_t> tokens() const = 0;
 
   // Evaluates tokens behind what is there. The logits are of the last token, or of every one when `all_logits` has room
-  // for [tokens, vocab]. Returns how many were evaluated: fewer when `progress` said to stop, and then at a chunk's
-  // border.
+  // for [tokens, vocab]. Fewer than all are evaluated when `progress` said to stop, and then at a chunk's border.
   //
   // An error in a chunk leaves the session at the chunk's start where that is known: at position 0, without recurrent
   // layers, with a checkpoint there, and, of several tokens, with room for a checkpoint that is not made yet. Else it
@@ -178,9 +184,10 @@ class Session {
   // `interruption` is asked while the call waits for its turn, before a chunk, and where the chunk's start is known
   // also between its layers and between reads: a call that is given up leaves the session at a chunk's start, with the
   // logits that it had there.
-  virtual int64_t prefill(std::span<const int32_t> tokens, const Progress& progress = {},
-                          std::span<float> all_logits = {}, const Interruption& interruption = {}) = 0;
-  virtual void step(int32_t token, const Interruption& interruption = {}) = 0;
+  virtual Evaluated prefill(std::span<const int32_t> tokens, const Progress& progress = {},
+                            std::span<float> all_logits = {}, const Interruption& interruption = {}) = 0;
+  // With a `serial`, StateError when logits_serial() is another by now: the token was chosen from logits that are gone.
+  virtual Evaluated step(int32_t token, const Interruption& interruption = {}, std::optional<int64_t> serial = {}) = 0;
 
   // Moves whenever the logits are replaced or dropped.
   virtual int64_t logits_serial() const = 0;

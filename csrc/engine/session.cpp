@@ -146,8 +146,8 @@ std::vector<int32_t> EngineSession::tokens() const {
   return {first, first + known_tokens_};
 }
 
-int64_t EngineSession::prefill(std::span<const int32_t> tokens, const Progress& progress, std::span<float> all_logits,
-                               const Interruption& interruption) {
+Evaluated EngineSession::prefill(std::span<const int32_t> tokens, const Progress& progress, std::span<float> all_logits,
+                                 const Interruption& interruption) {
   const Use use(*this);
   check_usable();
   check_tokens(tokens);
@@ -168,16 +168,19 @@ int64_t EngineSession::prefill(std::span<const int32_t> tokens, const Progress& 
     total_ += stats;
     if (progress && !progress(static_cast<int64_t>(done), static_cast<int64_t>(tokens.size()))) break;
   }
-  return static_cast<int64_t>(done);
+  return {static_cast<int64_t>(done), logits_serial()};
 }
 
-void EngineSession::step(int32_t token, const Interruption& interruption) {
+Evaluated EngineSession::step(int32_t token, const Interruption& interruption, std::optional<int64_t> serial) {
   const Use use(*this);
+  if (serial && *serial != logits_serial())
+    throw StateError("step: expected the logits that the token was chosen from, found the session used since");
   check_usable();
   check_tokens({&token, 1});
   last_ = {};
   evaluate({&token, 1}, {}, interruption, last_);
   total_ += last_;
+  return {1, logits_serial()};
 }
 
 void EngineSession::check_logits() const {

@@ -20,9 +20,9 @@ class EngineSession final : public Session {
   int64_t position() const override { return position_.load(std::memory_order_relaxed); }
   int64_t max_context() const override { return options_.max_context; }
   std::vector<int32_t> tokens() const override;
-  int64_t prefill(std::span<const int32_t> tokens, const Progress& progress, std::span<float> all_logits,
-                  const Interruption& interruption) override;
-  void step(int32_t token, const Interruption& interruption) override;
+  Evaluated prefill(std::span<const int32_t> tokens, const Progress& progress, std::span<float> all_logits,
+                    const Interruption& interruption) override;
+  Evaluated step(int32_t token, const Interruption& interruption, std::optional<int64_t> serial) override;
   int64_t logits_serial() const override { return logits_serial_.load(std::memory_order_relaxed); }
   std::span<const float> logits() const override;
   void read_logits(const LogitsReader& read) const override;

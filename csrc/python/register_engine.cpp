@@ -112,21 +112,23 @@ Progress guarded(const std::optional<py::function>& callback) {
   };
 }
 
-int64_t prefill(Session& session, const Tokens& tokens, const std::optional<py::function>& on_progress,
-                const std::optional<py::array>& all_logits, int64_t vocab, const Cancel* cancel) {
+std::pair<int64_t, int64_t> prefill(Session& session, const Tokens& tokens,
+                                    const std::optional<py::function>& on_progress,
+                                    const std::optional<py::array>& all_logits, int64_t vocab, const Cancel* cancel) {
   const std::span<const int32_t> ids = view_of(tokens);
   std::span<float> room;
   if (all_logits) room = room_in(*all_logits, {static_cast<py::ssize_t>(ids.size()), vocab});
   const Progress progress = guarded(on_progress);
   Watch watch(cancel);
   const Released release;
-  return session.prefill(ids, progress, room, std::ref(watch));
+  const Evaluated evaluated = session.prefill(ids, progress, room, std::ref(watch));
+  return {evaluated.tokens, evaluated.serial};
 }
 
-void step(Session& session, int32_t token, const Cancel* cancel) {
+int64_t step(Session& session, int32_t token, const Cancel* cancel, std::optional<int64_t> serial) {
   Watch watch(cancel);
   const Released release;
-  session.step(token, std::ref(watch));
+  return session.step(token, std::ref(watch), serial).serial;
 }
 
 Floats logits(const Session& session, const std::optional<py::array>& out, int64_t vocab) {
@@ -358,8 +360,10 @@ void register_engine(py::module_& m) {
       .def_property_readonly("max_context", &Session::max_context)
       .def_property_readonly("tokens", &Session::tokens)
       .def("prefill", &prefill, py::arg("tokens"), py::arg("on_progress"), py::arg("all_logits"), py::arg("vocab"),
-           py::arg("cancel") = py::none())
-      .def("step", &step, py::arg("token"), py::arg("cancel") = py::none())
+           py::arg("cancel") = py::none(),
+           "How many tokens were evaluated, and the serial of the logits that they left.")
+      .def("step", &step, py::arg("token"), py::arg("cancel") = py::none(), py::arg("serial") = py::none(),
+           "The serial of its logits.")
       .def_property_readonly("logits_serial", &Session::logits_serial)
       .def("logits", &logits, py::arg("out"), py::arg("vocab"))
       .def("argmax", &Session::argmax, release())

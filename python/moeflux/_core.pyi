@@ -682,7 +682,10 @@ class Session:
         all_logits: numpy.ndarray | None,
         vocab: int,
         cancel: Cancel = None,
-    ) -> int: ...
+    ) -> tuple[int, int]:
+        """
+        How many tokens were evaluated, and the serial of the logits that they left.
+        """
     def read_state(self) -> list:
         """
         (layer, name, copy) of every piece of state, in layer order.
@@ -695,7 +698,10 @@ class Session:
     ) -> None: ...
     def rewind(self, position: int, exact: bool = True) -> int: ...
     def set_max_checkpoints(self, count: int) -> None: ...
-    def step(self, token: int, cancel: Cancel = None) -> None: ...
+    def step(self, token: int, cancel: Cancel = None, serial: int | None = None) -> int:
+        """
+        The serial of its logits.
+        """
     def top_k(self, k: int) -> tuple: ...
     @property
     def checkpoints(self) -> list[int]: ...

@@ -111,21 +111,21 @@ class Session:
             every = out if out is not None else np.empty((len(ids), self.model.variant.vocab_size), np.float32)
         elif logits != "last" or out is not None:
             raise ArgumentError(f'logits: expected "last", or "all" with or without out, found {logits!r:.40}')
-        done = self._core.prefill(ids, on_progress, every, self.model.variant.vocab_size, cancel)
-        return self._logits() if every is None else every[:done]
+        done, serial = self._core.prefill(ids, on_progress, every, self.model.variant.vocab_size, cancel)
+        return self._logits(serial) if every is None else every[:done]
 
-    def step(self, token: int, *, cancel: _core.Cancel | None = None) -> Logits:
-        """Evaluates one token after those that the session holds.
+    def step(self, token: int, *, cancel: _core.Cancel | None = None, after: Logits | None = None) -> Logits:
+        """Evaluates one token after those that the session holds. With `after`, the logits that the token was chosen
+        from, it is evaluated only if they are still the session's, whatever other threads do.
 
         Setting `cancel`, or Ctrl-C, cancels the call within the time of a layer, and nothing has changed. With
         recurrent layers and no checkpoint here, a step that has begun is finished first.
         """
         ids = token_array([token])
-        self._core.step(int(ids[0]), cancel)
-        return self._logits()
+        return self._logits(self._core.step(int(ids[0]), cancel, None if after is None else after.serial))
 
-    def _logits(self) -> Logits:
-        return Logits(self, self.model.variant.vocab_size)
+    def _logits(self, serial: int | None = None) -> Logits:
+        return Logits(self, self.model.variant.vocab_size, serial)
 
     # ---- Text ---------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import moeflux
 from golden import checkpoints
 from moeflux import ArgumentError, StateError, builtin
 from moeflux.models.layers import GatedDelta
+from moeflux.runtime.logits import Logits
 from moeflux.text.generate import Generation
 from moeflux.text.reuse import NEAR, checkpoint_places, reach
 from moeflux.text.sampling import log_probabilities
@@ -248,6 +249,23 @@ def test_an_answer_that_was_left_goes_on_where_it_was_or_not_at_all(model: moefl
     assert list(left) == []
     whole = session.generate(STORY, max_tokens=12, temperature=0)
     assert text_of(whole) == text_of(model.session().generate(STORY, max_tokens=12, temperature=0))
+
+
+def test_a_thread_that_comes_between_the_look_and_the_step(
+    model: moeflux.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = model.session()
+    left = session.generate(STORY, max_tokens=12, temperature=0)
+    next(left)
+    logits = session.step(5)
+    monkeypatch.setattr(Logits, "current", True)
+    with pytest.raises(StateError, match="expected the logits that the token was chosen from, found the session used"):
+        next(left)
+    assert session.position == 12
+    session.step(6, after=logits)
+    with pytest.raises(StateError, match="chosen from"):
+        session.step(7, after=logits)
+    assert session.tokens[-2:] == [5, 6]
 
 
 def test_an_answer_that_was_left_goes_on_after_looking_around(model: moeflux.Model) -> None:

@@ -27,10 +27,11 @@ class Logits:
     They are valid until the session evaluates again, goes back or is closed. After that, using them is a StateError.
     """
 
-    def __init__(self, session: Evaluated, vocab_size: int) -> None:
+    def __init__(self, session: Evaluated, vocab_size: int, serial: int | None = None) -> None:
+        """Those of this serial, or those that the session has now."""
         self._session = session
         self._vocab_size = vocab_size
-        self._serial = session._core.logits_serial
+        self.serial = session._core.logits_serial if serial is None else serial
 
     def argmax(self) -> int:
         return self._core().argmax()
@@ -63,11 +64,11 @@ class Logits:
     @property
     def current(self) -> bool:
         """Does the session still stand where these were computed?"""
-        return not self._session.closed and self._serial == self._session._core.logits_serial
+        return not self._session.closed and self.serial == self._session._core.logits_serial
 
     def _core(self) -> _core.Session:
         core = self._session._core
-        if self._serial != core.logits_serial:
+        if self.serial != core.logits_serial:
             raise StateError("logits: expected to be used before the session evaluates again, found used after")
         return core
 

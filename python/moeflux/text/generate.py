@@ -345,7 +345,7 @@ class Generation:
             raise StateError("generation: expected the session as its last piece left it, found it used otherwise")
         started = time.perf_counter()
         try:
-            return self.session.step(token, cancel=self._cancel)
+            return self.session.step(token, cancel=self._cancel, after=before)  # a thread may have come in between
         except Cancelled:
             return None
         finally:
