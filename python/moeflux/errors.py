@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 __all__ = [
     "ArgumentError",
@@ -16,6 +18,7 @@ __all__ = [
     "NotFoundError",
     "StateError",
     "found",
+    "memory_errors",
 ]
 
 
@@ -73,6 +76,15 @@ class BudgetError(Error):
 
     missing: int | None = None
     """Bytes by which what is left of the budget is too small."""
+
+
+@contextmanager
+def memory_errors(what: str) -> Iterator[None]:
+    """Where Python finds no memory in its `with`, that is an IoError that says for what."""
+    try:
+        yield
+    except MemoryError as error:
+        raise IoError(f"{what}: expected memory for it, found too little") from error
 
 
 def found(value: object, most: int = 40) -> str:

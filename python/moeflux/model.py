@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from moeflux import _core
-from moeflux.errors import ArgumentError, StateError
+from moeflux.errors import ArgumentError, StateError, memory_errors
 from moeflux.machine.memory import resident
 from moeflux.models.hub import find_model
 from moeflux.models.variants import Variant
@@ -286,7 +286,7 @@ def load(
     if backend == "auto" and (failure := _core.metal_failure()):
         warnings.warn(failure, stacklevel=2)
     folder = find_model(name)
-    with LOADING, open_store(folder, experts_per_token=experts_per_token) as store:
+    with memory_errors(f"loading {folder}"), LOADING, open_store(folder, experts_per_token=experts_per_token) as store:
         checksums = _checksums(store) if verify_reads else None
         plan = make_plan(store, options)
         engine = _core.Engine(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 import numpy as np
 
 from moeflux import _core
-from moeflux.errors import ArgumentError, StateError, found
+from moeflux.errors import ArgumentError, StateError, found, memory_errors
 from moeflux.runtime.logits import Logits
 from moeflux.runtime.plan import Plan, pricing
 from moeflux.runtime.snapshot import Snapshot
@@ -105,13 +105,15 @@ class Session:
         chunk began. With recurrent layers, going back takes a checkpoint there, or room for one more within
         `set_max_checkpoints`. Otherwise the chunk is finished first.
         """
-        ids = token_array(tokens)
-        every = None
+        vocab, every = self.model.variant.vocab_size, None
+        with memory_errors("prefill"):
+            ids = token_array(tokens)
         if logits == "all":
-            every = out if out is not None else np.empty((len(ids), self.model.variant.vocab_size), np.float32)
+            with memory_errors(f"prefill: logits of {len(ids)} tokens x {vocab}"):
+                every = out if out is not None else np.empty((len(ids), vocab), np.float32)
         elif logits != "last" or out is not None:
             raise ArgumentError(f'logits: expected "last", or "all" with or without out, found {logits!r:.40}')
-        done, serial = self._core.prefill(ids, on_progress, every, self.model.variant.vocab_size, cancel)
+        done, serial = self._core.prefill(ids, on_progress, every, vocab, cancel)
         return self._logits(serial) if every is None else every[:done]
 
     def step(self, token: int, *, cancel: _core.Cancel | None = None, after: Logits | None = None) -> Logits:
@@ -121,8 +123,9 @@ class Session:
         Setting `cancel`, or Ctrl-C, cancels the call within the time of a layer, and nothing has changed. With
         recurrent layers and no checkpoint here, a step that has begun is finished first.
         """
-        ids = token_array([token])
-        return self._logits(self._core.step(int(ids[0]), cancel, None if after is None else after.serial))
+        with memory_errors("step"):
+            id = int(token_array([token])[0])
+        return self._logits(self._core.step(id, cancel, None if after is None else after.serial))
 
     def _logits(self, serial: int | None = None) -> Logits:
         return Logits(self, self.model.variant.vocab_size, serial)
@@ -247,17 +250,20 @@ class Session:
 
     def snapshot(self) -> Snapshot:
         """A copy of the session's state. It can be saved, and restored here or in another process."""
-        return Snapshot.of(self._core, self.model.variant, self.model.fingerprint)
+        with memory_errors(f"snapshot at position {self.position}"):
+            return Snapshot.of(self._core, self.model.variant, self.model.fingerprint)
 
     def restore(self, snapshot: Snapshot | str | Path) -> None:
         """Replaces the session's state by that of a snapshot, or of a file of one. It must be of the same model.
 
         A snapshot that does not fit is refused before anything changes.
         """
-        model = self.model
-        taken = snapshot if isinstance(snapshot, Snapshot) else Snapshot.load(snapshot, model.variant, self.max_context)
-        tensors = taken.tensors_for(model.variant, model.fingerprint, self.max_context, self.kv_dtype)
-        self._core.restore(taken.position, np.asarray(taken.tokens, np.int32), tensors)
+        variant = self.model.variant
+        with memory_errors("restore"):
+            taken = snapshot if isinstance(snapshot, Snapshot) else Snapshot.load(snapshot, variant, self.max_context)
+            tensors = taken.tensors_for(variant, self.model.fingerprint, self.max_context, self.kv_dtype)
+            tokens = np.asarray(taken.tokens, np.int32)
+        self._core.restore(taken.position, tokens, tensors)
 
     def __repr__(self) -> str:
         where = "closed" if self.closed else f"position {self.position} of {self.max_context}"

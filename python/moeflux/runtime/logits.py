@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from moeflux import _core
-from moeflux.errors import StateError
+from moeflux.errors import StateError, memory_errors
 
 __all__ = ["Logits"]
 
@@ -38,7 +38,8 @@ class Logits:
 
     def top_k(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The ids and values of the k best, best first; the lower id wins a tie."""
-        return self._core().top_k(k)
+        with memory_errors(f"logits: the {k} best"):
+            return self._core().top_k(k)
 
     def choose(
         self, sampler: _core.Sampler, allowed: np.ndarray | None = None, logprobs: int | None = None
@@ -48,7 +49,8 @@ class Logits:
 
     def numpy(self, out: np.ndarray | None = None) -> np.ndarray:
         """A copy, float32 [vocab]; in `out` when given."""
-        return self._core().logits(out, len(self))
+        with memory_errors(f"logits: a copy of {len(self)}"):
+            return self._core().logits(out, len(self))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:

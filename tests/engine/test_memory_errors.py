@@ -1,0 +1,77 @@
+"""Python that finds no memory on the way into the engine or out of it: an error of ours that says for what, and a
+session that goes on. What the engine itself asks for is refused in test_refusals.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+
+import moeflux
+from moeflux import IoError, builtin, model, session
+from moeflux.runtime.snapshot import Snapshot
+from support.engine import FIRST, NEXT, SECOND
+
+
+@pytest.fixture(scope="module")
+def loaded() -> moeflux.Model:
+    return moeflux.load(builtin.path(), threads=2, context=64)
+
+
+def none_left(*_: object, **__: object) -> NoReturn:
+    raise MemoryError
+
+
+class Core:
+    """A session of the engine that does everything but give."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+
+    def __getattr__(self, name: str) -> Any:
+        return none_left if name in ("read_state", "logits", "top_k") else getattr(self._core, name)
+
+
+Call = Callable[[moeflux.Session, Snapshot], object]
+CALLS: dict[str, tuple[Call, object, str, str]] = {
+    "tokens": (lambda s, _: s.prefill(SECOND), session, "token_array", "prefill"),
+    "a step": (lambda s, _: s.step(1), session, "token_array", "step"),
+    "all logits": (lambda s, _: s.prefill(SECOND, logits="all"), np, "empty", "prefill: logits of 3 tokens x 8192"),
+    "snapshot": (lambda s, _: s.snapshot(), None, "", "snapshot at position 5"),
+    "restore": (lambda s, taken: s.restore(taken), np, "ascontiguousarray", "restore"),
+    "logits": (lambda s, _: s._logits().numpy(), None, "", "logits: a copy of 8192"),
+    "the best": (lambda s, _: s._logits().top_k(5), None, "", "logits: the 5 best"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_session(loaded: moeflux.Model, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    call, owner, function, words = CALLS[name]
+    used, other = loaded.session(), loaded.session()
+    for each in (used, other):
+        each.prefill(FIRST)
+    taken = used.snapshot()
+    with monkeypatch.context() as patch:
+        if owner is None:
+            patch.setattr(used, "_core", Core(used._core))
+        else:
+            patch.setattr(owner, function, none_left)
+        with pytest.raises(IoError, match=f"^{words}: expected memory for it, found too little$") as caught:
+            call(used, taken)
+    assert isinstance(caught.value.__cause__, MemoryError)
+    assert used.tokens == FIRST
+    found, expected = (np.stack([each.step(id).numpy() for id in NEXT]) for each in (used, other))
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("function", ["open_store", "make_plan"])
+def test_loading(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    path = Path(builtin.path())
+    with monkeypatch.context() as patch:
+        patch.setattr(model, function, none_left)
+        with pytest.raises(IoError, match=f"^loading {path}: expected memory for it, found too little$"):
+            moeflux.load(path)
+    assert moeflux.load(path, threads=1, context=64).session().step(1).argmax() >= 0
