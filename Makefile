@@ -17,29 +17,29 @@ export PATH := $(abspath $(BIN)):$(PATH)
 .PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz peers bench-peers bench-streaming bench-resident bench-ops track track-trips train-test metal-engine macos cuda wheel clean
 
 help:
-	@echo "make demo      set up, then the built-in model writes, also in memory for a quarter of its experts"
-	@echo "make test      set up, run all tests                  ARGS=\"tests/commands/test_cli.py -k info\""
-	@echo "make setup     only the environment in $(VENV)           PYTHON=python3.12"
-	@echo "make lint      ruff and clang-format, as CI does      make format: let them fix it"
-	@echo "make tidy      clang-tidy over the C++ core"
-	@echo "make stubs     python/moeflux/_core.pyi from the built module"
-	@echo "make sanitize  engine, reads and ops under AddressSanitizer + UndefinedBehaviorSanitizer, engine and reads under ThreadSanitizer"
-	@echo "make asan      any tests under the first two: ARGS=...; also make ubsan, make tsan"
-	@echo "make soak      sessions for 10,000 tokens at the fewest expert slots: memory flat, bits as in a fresh process"
-	@echo "make refusals  each allocation, mapping and thread of a model's life refused in turn (half an hour)"
-	@echo "make fuzz      hostile files into every reader        SECONDS=600"
-	@echo "make peers     reference answers made anew with transformers and mlx-lm, and compared (large downloads)"
-	@echo "make bench-peers  speed beside llama.cpp and mlx-lm, in memory (half an hour to prepare)  ARGS=\"--rounds 3 --rows decode-2\""
-	@echo "make bench-streaming  the same under one memory limit, at two read-aheads of the disk, as root  ARGS=\"--rounds 3\""
-	@echo "make bench-resident  a model in memory beside an engine that cannot stream  ARGS=\"--rounds 3\""
-	@echo "make bench-ops  every op and way of reading beside NumPy and a bare loop  ARGS=\"bench/ops/test_ops.py -k matmul\""
-	@echo "make track     instructions, system calls, allocations and the like against bench/gate/expected.json  ARGS=--update"
-	@echo "make track-trips  would track notice a kernel that is a tenth slower?"
-	@echo "make train-test  tools/train from text to a store at toy size, and against transformers (large downloads)"
-	@echo "make metal-engine  all tests of the engine and of streaming on the emulated GPU  ARGS=tests/engine/test_engine.py"
-	@echo "make macos     what runs on Macs, compiled for them; the stand-in for Apple's headers against Apple's data"
-	@echo "make cuda      the Metal kernels for an NVIDIA GPU and what to run there, into build/cuda (needs CUDA's toolkit)"
-	@echo "make wheel     sdist and wheel into dist/, then an install of the wheel that must work"
+	@echo "make demo      set up, then the built-in model writes, with all its experts in memory and with a quarter"
+	@echo "make test      set up and run all tests               ARGS=\"tests/commands/test_cli.py -k info\""
+	@echo "make setup     make only the environment in $(VENV)           PYTHON=python3.12"
+	@echo "make lint      check with ruff and clang-format, as CI does      make format: let them fix it"
+	@echo "make tidy      run clang-tidy over the C++ core"
+	@echo "make stubs     write python/moeflux/_core.pyi from the built module"
+	@echo "make sanitize  run engine, reads and ops under AddressSanitizer + UndefinedBehaviorSanitizer, engine and reads under ThreadSanitizer"
+	@echo "make asan      run any tests under the first two: ARGS=...; also make ubsan, make tsan"
+	@echo "make soak      run sessions for 10,000 tokens at the fewest expert slots: memory stays flat, bits are those of a fresh process"
+	@echo "make refusals  refuse each allocation, mapping and thread of a model's life in turn (half an hour)"
+	@echo "make fuzz      feed hostile files to every reader     SECONDS=600"
+	@echo "make peers     compute the reference answers again with transformers and mlx-lm, and compare (large downloads)"
+	@echo "make bench-peers  compare the speed with llama.cpp and mlx-lm, in memory (half an hour to prepare)  ARGS=\"--rounds 3 --rows decode-2\""
+	@echo "make bench-streaming  compare it with llama.cpp under one memory limit, at two read-aheads of the disk, as root  ARGS=\"--rounds 3\""
+	@echo "make bench-resident  compare a model in memory with an engine that cannot stream  ARGS=\"--rounds 3\""
+	@echo "make bench-ops  compare every op and way of reading with NumPy and a bare loop  ARGS=\"bench/ops/test_ops.py -k matmul\""
+	@echo "make track     compare instructions, system calls, allocations and the like with bench/gate/expected.json  ARGS=--update"
+	@echo "make track-trips  check that track notices a kernel that is a tenth slower"
+	@echo "make train-test  run tools/train from text to a store at toy size, and compare with transformers (large downloads)"
+	@echo "make metal-engine  run all tests of the engine and of streaming on the emulated GPU  ARGS=tests/engine/test_engine.py"
+	@echo "make macos     compile what runs on Macs; compare the stand-in for Apple's headers with Apple's data"
+	@echo "make cuda      compile the Metal kernels for an NVIDIA GPU, with what to run there, into build/cuda (needs CUDA's toolkit)"
+	@echo "make wheel     build sdist and wheel into dist/, install the wheel and try it"
 	@echo "make clean     remove build/, dist/ and the environments"
 
 setup: $(READY)
@@ -87,7 +87,7 @@ stubs: $(READY)
 # What runs in C++ and in threads. The rest of the tests have their own Python beside the same C++.
 SANITIZED = tests/engine tests/io tests/formats/test_snapshot_wire.py
 
-# Op by op, under TSan, would take hours: of threads an op knows the pool only, and with that the engine runs them all.
+# Op by op, under TSan, would take hours. The only threads of an op are those of the pool, and the engine runs all ops with it.
 sanitize: $(READY)
 	@bash tools/sanitize.sh asan $(SANITIZED) $(wildcard tests/ops/test_ops_*.py) tests/metal/test_metal_engine.py
 	@bash tools/sanitize.sh tsan $(SANITIZED)

@@ -1,6 +1,6 @@
-"""The built-in model goes on with a story: with all experts in memory, then with room for a few: python tools/demo.py
+"""The built-in model continues a story: with all experts in memory, then with room for a few: python tools/demo.py
 
-Everything here is a command of the README. What an answer cost is printed after it.
+Everything here is a command of the README. After each answer, its cost is printed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers over commits as SVG: a small picture for each, its own scale from zero."""
+"""Draws numbers over commits as SVG: a small picture for each, with a scale of its own from zero."""
 
 from __future__ import annotations
 

@@ -1,19 +1,20 @@
-"""Numbers that say the same on a busy machine as on an idle one, held to those of bench/gate/expected.json.
+"""Compares numbers that are the same on a busy machine as on an idle one with those of bench/gate/expected.json.
 
-    python bench/gate/track.py                 measures, prints, exit status 1 when something got worse
-    python bench/gate/track.py --update        the same, and what was found is what is expected from now on
+    python bench/gate/track.py                 measures and prints; exit status 1 if something got worse
+    python bench/gate/track.py --update        the same, and expects from now on what it found
     python bench/gate/track.py --history lines.jsonl --plot history.svg
 
-What gates, on small models made here from fixed seeds:
-  counts      bytes read, allocations, system calls, submissions and waits a step: exactly what is expected
+These numbers gate, on small models that are made here from fixed seeds:
+  counts      bytes read, allocations, system calls, submissions and waits of a step: exactly what is expected
   instructions  of a step by callgrind (AVX2, which it knows; op by op), and of a step and a prefill with the best
               instruction set of this machine by `moeflux-bench --count`: at most 2% more
   ratios      bytes a second of a decode over the read bandwidth of the same run, multiply-adds of a prefill over the
-              peak of the same run: at least 0.7 of what is expected; for gross losses alone, for the two meet noise
-              at different times
-Instructions are expected for one compiler and instruction set, ratios for one processor: where bench/gate/expected.json
-has none, they are printed and recorded, and nothing is compared. Speeds in tokens a second are recorded and never gate.
-System calls are counted with every expert in memory: reading experts is made of system calls.
+              peak of the same run: at least 0.7 of what is expected. They show gross losses only, because the two meet
+              noise at different times
+Instructions are expected for one compiler and instruction set, and ratios for one processor. If
+bench/gate/expected.json has none for them, they are printed and recorded, and not compared. Speeds in tokens a second
+are recorded and never gate. System calls are counted with every expert in memory, because reading experts consists of
+system calls.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ MODELS = {
         .with_parts(SharedExpert, intermediate=64),
         **SMALL,
     ),
-    # Counted instruction by instruction: a hundred thousand a step.
+    # This one is counted instruction by instruction: a hundred thousand a step.
     "smallest": dataclasses.replace(
         QWEN,
         model_type="qwen3_moe",
@@ -104,7 +105,7 @@ class Number:
     kind: str  # "count", "instructions", "ratio" or "time"
 
     def fault(self, expected: float) -> str | None:
-        """What is wrong with it."""
+        """The sentence about what is wrong with it."""
         if self.kind == "count" and self.value != expected:
             return f"expected exactly {expected:g}"
         if self.kind == "instructions" and self.value > MORE_INSTRUCTIONS * expected:
@@ -147,7 +148,7 @@ class Bench:
 
 
 def compiler_of(line: Line) -> str:
-    """GCC 12, Clang 19: what makes about the same instructions of the same source."""
+    """The compiler, as in "GCC 12": one version makes about the same instructions of the same source."""
     return re.sub(r"^(\w+) (\d+).*$", r"\1 \2", line["compiler"])
 
 
@@ -215,7 +216,7 @@ def instructions_by_stepping(bench: Bench) -> Iterator[Number]:
 
 
 def ratios_and_times(bench: Bench) -> Iterator[Number]:
-    """The best of some walks: what other programs take away shows least there."""
+    """The best of some walks, because other programs disturb that one least."""
     lines = bench.run("a3b", "--prefill", 256, "--decode", 16, "--threads", 1, "--reps", 4, "--roofline")
     limits = lines[0]
     machine = f"{limits['machine']['cpu']}, {limits['isa']}"
@@ -260,7 +261,7 @@ Expected = dict[str, dict[str, float]]
 
 
 def compare(numbers: Iterable[Number], expected: Expected) -> list[str]:
-    """Prints every number; the sentences of those that are not as expected."""
+    """Prints every number, and returns the sentences about those that are not as expected."""
     faults = []
     for number in numbers:
         known = expected.get(number.group, {}).get(number.name)
@@ -286,7 +287,7 @@ def shown(value: float) -> str:
 
 
 def updated(numbers: Iterable[Number], expected: Expected) -> Expected:
-    """Groups that were measured are replaced by what was found, the others stay."""
+    """Replaces the groups that were measured by what was found. The others stay."""
     found: Expected = {}
     for number in numbers:
         if number.kind != "time":

@@ -1,8 +1,8 @@
 """Does bench/gate/track.py notice when a kernel loses a tenth of its speed? python bench/gate/trip.py
 
 The moeflux-bench under build/ is linked once more with bench/gate/slower.cpp, which makes products with matrices do a
-tenth of their work twice; nothing is compiled but that file. As it is the program must count the instructions that it
-counts a moment later (so a gate that trips always is found out too), and the slower one must not pass.
+tenth of their work twice. Only that file is compiled. The unchanged program must count the same instructions when it
+runs again a moment later, which finds a gate that always trips. The slower program must not pass.
 """
 
 from __future__ import annotations

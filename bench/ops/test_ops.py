@@ -1,10 +1,10 @@
-"""Every op beside NumPy and beside a bare read of the memory it must touch, a group each: make bench-ops
+"""Compares every op with NumPy and with a bare read of the memory it must touch, in one group each: make bench-ops
 
-pytest-benchmark's clock is the op's own here (`Ops.take_times`): what it takes without the copying of arguments, on
-one thread. The arguments were written a moment before, so what fits lies in a cache, for NumPy too; the matrices are
-larger than the caches of most machines. NumPy multiplies in f32 with weights that were dequantised before: it reads
-seven times as much as 4 bits are, and unpacks nothing.
-Sizes are those of the layers of Qwen3.6-35B-A3B and, for latents, of Cogito-V2-671B.
+pytest-benchmark uses the op's own clock here (`Ops.take_times`): its time without the copying of arguments, on one
+thread. The arguments were written a moment before, so those that fit lie in a cache, for NumPy too. The matrices are
+larger than the caches of most machines. NumPy multiplies in f32 with weights that were dequantised before, so it reads
+seven times as much as 4 bits would be, and unpacks nothing. Sizes are those of the layers of Qwen3.6-35B-A3B and, for
+latents, of Cogito-V2-671B.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The ways in which experts are read beside a bare loop of pread, on one file: make bench-ops
+"""Compares the ways to read experts with a bare loop of pread, on one file: make bench-ops
 
-An expert is 1.77 MB, as in Qwen3.6-35B-A3B at 4 bits; every round reads another sixteen of them at random places.
-Direct reads come from the disk; the file was just written, so buffered ones come from memory unless it has been dropped
-there, which is done before every round of the groups that say disk.
+An expert is 1.77 MB, as in Qwen3.6-35B-A3B at 4 bits. Every round reads another sixteen of them at random places.
+Direct reads come from the disk. The file was just written, so buffered reads come from memory. In the groups that say
+disk, the file is dropped from memory before every round.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The models that engines are compared on: python bench/peers/models.py NAME FOLDER
+"""Makes the models that engines are compared on: python bench/peers/models.py NAME FOLDER
 
-Random weights of the layers of known models, fewer of them: speed is that of the real shape, text is not. Routing
-spreads over all experts, which is the worst that can happen to a cache.
+They have random weights and fewer layers than the known models whose shapes they have. Their speed is that of the real
+shape; their text is noise. Routing spreads over all experts, which is the worst that can happen to a cache.
 """
 
 from __future__ import annotations

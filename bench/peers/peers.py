@@ -1,25 +1,25 @@
-"""moeflux beside llama.cpp and mlx-lm, everything in memory: the same shapes, threads and contexts, turn about.
+"""Compares moeflux with llama.cpp and mlx-lm, with everything in memory: same shapes, threads and contexts, in turn.
 
     python bench/peers/peers.py FOLDER [--rounds 5] [--rows NAME,NAME] [--json FILE] [--plot FILE.svg]
 
-FOLDER is what bench/peers/prepare.sh made (`make bench-peers` does both): the engines, and each model as a store, which
-mlx-lm is given too, and as GGUF with as many bytes. A measurement is a process of its own, and the order of a round is
-turned around in the next, A-B-B-A. All are warm: llama-bench warms up, and of moeflux-bench the first walk, or a first
-frontier, does not count. moeflux decodes the likeliest tokens, the others random ones, so all pick experts all over a
-random model. Keys and values have 16 bits in both. Prints every sample, then medians and ratios to the best of the
-others; a row's target is that of its ratio. `others` is the share of the processors that other programs took: a
-comparison is worth nothing where it is not near zero.
+bench/peers/prepare.sh makes FOLDER (`make bench-peers` does both). It has the engines, and each model as a store, which
+mlx-lm is given too, and as GGUF with as many bytes. Each measurement is a process of its own, and every round reverses
+the order of the one before, A-B-B-A. All are warm: llama-bench warms up, and the first walk of moeflux-bench, or a
+first frontier, does not count. moeflux decodes the likeliest tokens and the others random ones, so all pick experts all
+over a random model. Keys and values have 16 bits in both. The program prints every sample, then medians and ratios to
+the best of the others; a row's target is for its ratio. `others` is the share of the processors that other programs
+took: a comparison is worth nothing if that is not near zero.
 
-Who needs minutes for a sample takes part in fewer rounds. mlx-lm computes with one thread on a CPU: it is in rows
-decode-1, deepseek-1 and prefill-512, in two rounds, with 32 tokens and 8 steps behind them. 32768 tokens are read in
-two rounds by moeflux, which then decodes five times, and in one by llama.cpp. Nor does llama-bench warm up for a prompt
-of 4096, which would double it. How long each round took is said on stderr.
+An engine that needs minutes for a sample takes part in fewer rounds. mlx-lm computes with one thread on a CPU. It is in
+rows decode-1, deepseek-1 and prefill-512, in two rounds, with 32 tokens and 8 steps after them. moeflux reads 32768
+tokens in two rounds and then decodes five times; llama.cpp reads them in one. llama-bench does not warm up for a prompt
+of 4096, which would double its time. The program says on stderr how long each round took.
 
-rows: decode-1, decode-2         one and two threads, behind 512 tokens, layers of Qwen3.6-35B-A3B
+rows: decode-1, decode-2         one and two threads, after 512 tokens, layers of Qwen3.6-35B-A3B
       prefill-512, prefill-4096  two threads, the same model
       deepseek-1, deepseek-2     decode of layers with latent attention, of the width of Cogito-V2-671B
       context                    decode at 32768 tokens beside that at 1024
-only when they are asked for:
+only on request:
       prefill-vnni               512 tokens, without AMX on our side
       context-llama              contexts of llama.cpp
 """

@@ -1,8 +1,9 @@
 """mlx-lm on a store of ours, on the CPU: python bench/peers/run_mlx.py STORE [--prefill 32] [--decode 8]
 
-The store's weights in mlx-lm's model, without a copy on the disk. In float32: in bfloat16, as they are stored, mlx is
-ten times slower on a CPU. It uses one thread whatever there is, and is slow enough that short runs say what it does.
-Prints a JSON line. Needs mlx and mlx-lm beside moeflux (bench/peers/prepare.sh puts them on the PYTHONPATH).
+It puts the store's weights into mlx-lm's model, without a copy on the disk. They are in float32: in bfloat16, as they
+are stored, mlx is ten times slower on a CPU. mlx uses one thread whatever there is, and is slow enough that short runs
+show its speed. The program prints a JSON line. It needs mlx and mlx-lm besides moeflux (bench/peers/prepare.sh puts
+them on the PYTHONPATH).
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """What a start costs, and what a model's size costs: python bench/peers/start_and_growth.py start|growth FOLDER
 
-start   opens a large store (made in FOLDER/start, 20 GB, unless it is there) until the first token, a process of its
-        own, warm page cache, a quarter of the experts in memory. Beside it, what the start cannot do without: the
-        interpreter with its imports, and the bytes that it read, read by one thread into new memory. The difference is
-        ours.
-growth  decode of models that differ in one thing. By active bytes: 2, 4, 8 and 16 experts a token; a line through the
-        times says what a byte and what a token costs. By experts in all: 32, 64, 128 and 256 a layer, 8 a token; the
-        time should be the same. Everything in memory, turn about, medians.
+start   opens a large store and goes to the first token, in a process of its own, with a warm page cache and a quarter
+        of the experts in memory. It makes the store in FOLDER/start (20 GB) unless it is there. It also measures what a
+        start cannot do without: the interpreter with its imports, and one thread that reads the same bytes into new
+        memory. The difference is ours.
+growth  decodes with models that differ in one thing. By active bytes: 2, 4, 8 and 16 experts per token; a line through
+        the times tells what a byte and what a token costs. By experts in all: 32, 64, 128 and 256 per layer, 8 per
+        token; the time should be the same. Everything is in memory, models take turns, and figures are medians.
 
-The layers are those of Qwen3.6-35B-A3B. Prints JSON lines, and sentences on stderr. Models are removed with --remove.
+The layers are those of Qwen3.6-35B-A3B. The program prints JSON lines, and sentences on stderr. --remove removes the
+models.
 """
 
 from __future__ import annotations
@@ -68,14 +69,14 @@ def memory_of(size: int) -> mmap.mmap:
 
 
 def touch(size: int) -> None:
-    """So much memory, and lets it go. A virtual machine's host takes back what is free, and to give it again costs more
-    than all that is measured here."""
+    """Touches so much memory and lets it go. A virtual machine's host takes back free memory, and giving it again costs
+    more than all that is measured here."""
     with memory_of(size) as room:
         room[:: mmap.PAGESIZE] = bytes(-(-size // mmap.PAGESIZE))
 
 
 def read_seconds(path: Path, size: int) -> float:
-    """Of so many bytes from the page cache into memory that is new, by one thread."""
+    """The time in which one thread reads so many bytes from the page cache into new memory."""
     with path.open("rb", buffering=0) as file, memory_of(size) as room:
         start, done = time.perf_counter(), 0
         with memoryview(room) as memory:

@@ -1,20 +1,21 @@
-"""moeflux and llama.cpp under the same memory limit, on the same model, which is three times as large.
+"""Compares moeflux and llama.cpp under the same memory limit, on the same model, which is three times as large.
 
     python bench/peers/streaming.py STORE FILE.gguf LLAMA_BENCH [--limit GB] [--rounds 5] [--prefill 512] [--decode 64]
                                     [--read-ahead 128,own]
 
-How far the system reads ahead of a mapped file decides how fast llama.cpp is: what it reads for nothing drops out again
-what it will need. So the comparison is made for each of the read-aheads asked for, in kB: usually 128, which is what
-Linux sets where nobody says otherwise, and `own`, what this disk is set to. The fair figure is that of the setting that
-suits llama.cpp best. The disk has its own setting back afterwards.
+How fast llama.cpp is depends on how far the system reads ahead of a mapped file: bytes that it reads for nothing push
+out those that it will need. So the comparison is made for each of the read-aheads asked for, in kB. The default is 128,
+which Linux sets unless told otherwise, and `own`, the disk's own setting. The fair figure is that of the setting that
+suits llama.cpp best. Afterwards the disk gets its own setting back.
 
 `make bench-streaming` builds llama.cpp, makes both forms of the model and runs this. Each measurement is a process of
-its own in a memory control group of its own (version 1 or 2; needs the right to make one, so root as a rule), which
-counts its page cache too; before it, the model's files leave the page cache. The order of a round is turned around in
-the next, A-B-B-A, so that a machine that slows down slows all. llama.cpp streams by mmap, without its repacked copy,
-which would not fit; it runs twice, with threads that spin while they wait, as it comes, and with threads that sleep,
-which is better where other programs run. moeflux is told the limit (--memory). All are warm: llama-bench warms up, and
-of `moeflux bench` the warm rows count. All decode random tokens. Prints every sample, medians and ratios.
+its own in a memory control group of its own, which counts its page cache too. The group may have version 1 or 2, and
+making one usually takes root. Before each measurement, the model's files are dropped from the page cache. Every
+round reverses the order of the one before, A-B-B-A, so that a machine that slows down slows all. llama.cpp streams by
+mmap, without its repacked copy, which would not fit. It runs twice: with threads that spin while they wait, which is
+its default, and with threads that sleep, which is better where other programs run. moeflux is told the limit
+(--memory). All are warm: llama-bench warms up, and of `moeflux bench` the warm rows count. All decode random tokens.
+The program prints every sample, medians and ratios.
 """
 
 from __future__ import annotations
@@ -184,8 +185,8 @@ def main() -> None:
 
 
 def report(samples: dict[tuple[int, str], list[Sample]]) -> list[str]:
-    """Medians by read-ahead, and how many times faster we are than the better of the others; then the fair figure, with
-    the read-ahead that suits the others best."""
+    """Medians by read-ahead, and how many times as fast we are as the better of the others. Then comes the fair figure,
+    with the read-ahead that suits the others best."""
     lines, fair = [], {}
     for size in dict.fromkeys(size for size, _ in samples):
         for phase in ("prefill", "decode"):

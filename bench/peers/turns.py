@@ -1,4 +1,4 @@
-"""What every comparison shares: programs that take turns, and what the system says of each run."""
+"""What every comparison shares: programs that take turns, and what the system measures of each run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(command: list[str], enter: Callable[[], None] | None = None, **environme
 
 
 def processor_seconds() -> tuple[float, float]:
-    """All processors together since the start: busy, and in all."""
+    """The time of all processors together since the start: busy, and total."""
     ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     seconds = [tick / os.sysconf("SC_CLK_TCK") for tick in ticks]
     return sum(seconds) - seconds[3] - seconds[4], sum(seconds)
@@ -53,8 +53,8 @@ def processor_seconds() -> tuple[float, float]:
 def take_turns(
     runs: Mapping[Name, Callable[[], Result]], rounds: int, fewer: Mapping[Name, int] | None = None
 ) -> Iterator[tuple[Name, Result]]:
-    """A-B-B-A: the order of a round is turned around in the next, so that a machine that slows down slows all.
-    Who is named in `fewer` takes part in so many rounds only."""
+    """Every round reverses the order of the one before, A-B-B-A, so that a machine that slows down slows all. Programs
+    named in `fewer` take part in so many rounds only."""
     for turn in range(rounds):
         began = time.monotonic()
         for name in list(runs) if turn % 2 == 0 else list(reversed(runs)):

@@ -23,13 +23,12 @@ __all__ = [
 
 
 class Error(RuntimeError):
-    """Whatever moeflux refuses or fails to do. One raised as it is, and not as one of its kinds, means damage: numbers
-    that are none came out of an evaluation."""
+    """The base of all errors of moeflux. Raised as itself, and not as one of its kinds, it means damage: an evaluation
+    gave values that are not finite."""
 
 
 class ArgumentError(Error, ValueError):
-    """An argument is wrong, whatever state things are in: another value, type or shape is asked for. Nothing has been
-    done."""
+    """An argument is wrong, whatever the state: it has the wrong value, type or shape. Nothing has been done."""
 
 
 class FormatError(Error):
@@ -37,8 +36,8 @@ class FormatError(Error):
 
 
 class IoError(Error):
-    """The system refused to read or write, has no memory left, or a file has fewer bytes than it should; or what was
-    read is not what its checksum says."""
+    """The system refused to read or write, or has no memory left. Or a file has fewer bytes than it should, or bytes
+    that its checksum does not allow."""
 
 
 class NotFoundError(IoError, FileNotFoundError):
@@ -57,30 +56,30 @@ class DeviceError(Error):
 
 
 class StateError(Error):
-    """The call is right, but not now: the session was closed, is used by another thread, or holds something else than
-    the call goes on from. What else could be done stands in the message."""
+    """The call is right, but not now: the session was closed, another thread uses it, or it does not hold what the call
+    continues. The message says what else could be done."""
 
 
 class Cancelled(Error):
-    """The caller gave the call up, by a Cancel that it had handed in."""
+    """The caller gave the call up, by the Cancel that it had passed in."""
 
 
 class BudgetError(Error):
     """The memory budget is too small for what was asked. Nothing has been taken."""
 
     needed: int | None = None
-    """Bytes that `memory` would have to be for it; None where that is not known."""
+    """How many bytes `memory` would have to be; None if that is not known."""
 
     floor: int | None = None
-    """Bytes, the least `memory` that this model runs with: one session of a short context. None where not known."""
+    """The smallest `memory`, in bytes, that this model runs with: one session of a short context. None if not known."""
 
     missing: int | None = None
-    """Bytes by which what is left of the budget is too small."""
+    """How many bytes the rest of the budget lacks."""
 
 
 @contextmanager
 def memory_errors(what: str) -> Iterator[None]:
-    """Where Python finds no memory in its `with`, that is an IoError that says for what."""
+    """Turns a MemoryError of Python's inside the `with` into an IoError that says what the memory was for."""
     try:
         yield
     except MemoryError as error:

@@ -94,8 +94,8 @@ class Model:
         return self._open is None
 
     def close(self) -> None:
-        """Closes its sessions and gives all memory back, as the end of its `with` does; calls under way in other
-        threads come to their end first. Whatever evaluates afterwards gets StateError."""
+        """Closes the model's sessions and gives all memory back, as the end of its `with` does. Calls under way in
+        other threads are finished first. Whatever evaluates afterwards gets StateError."""
         self._open = None
         for session in list(self._sessions):
             session.close()
@@ -163,7 +163,7 @@ class Model:
 
     @cached_property
     def has_tokenizer(self) -> bool:
-        """Without one tokens go in and out."""
+        """Whether the model has a tokenizer. Without one, tokens go in and out."""
         from moeflux.text.tokenizer import Tokenizer
 
         return Tokenizer.is_in(self.path)
@@ -224,8 +224,8 @@ def load(
     experts_per_token: int | None = None,
     on_progress: Callable[[int, int], object] | None = None,
 ) -> Model:
-    """Opens a model for evaluation: a folder (a packed store, or MLX as it is), a repository of huggingface.co as
-    owner/name or owner/name@revision, which is downloaded once, or, without a name, the built-in model.
+    """Opens a model for evaluation. `name` is a folder (a packed store, or MLX as it is), or a repository on
+    huggingface.co as owner/name or owner/name@revision, which is downloaded once. Without it, the built-in model opens.
 
     memory        the most that this process may have in physical memory: bytes, or "8GB", "8GiB"; BudgetError below the
                   floor. "auto": what is free now, less a reserve, within the limits of control groups. None: no limit;

@@ -48,8 +48,8 @@ class Session:
         return self._open is None
 
     def close(self) -> None:
-        """Gives its memory back, as the end of its `with` does; a call under way in another thread comes to its end
-        first. Whatever asks anything of it afterwards gets StateError."""
+        """Gives the session's memory back, as the end of its `with` does. A call under way in another thread is
+        finished first. Every use of the session afterwards is a StateError."""
         self._open = None
 
     def __enter__(self) -> Session:
@@ -182,8 +182,8 @@ class Session:
         )
 
     def complete(self, prompt: str | Tokens | Prompt, **options: Any) -> Completion:
-        """All of what the model writes behind a prompt: a string, with `finish`, `stats` and `tokens`. `options` are
-        those of `generate`."""
+        """All that the model writes after a prompt: a string, with `finish`, `stats` and `tokens`. `options` are those
+        of `generate`."""
         from moeflux.text.generate import Completion
 
         return Completion.of(self.generate(prompt, **options))

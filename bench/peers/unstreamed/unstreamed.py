@@ -1,8 +1,10 @@
-"""What streaming costs a model that is all in memory: python bench/peers/unstreamed/unstreamed.py MODEL [--rounds 5]
+"""Measures what streaming costs a model that is all in memory:
 
-moeflux-bench as it is, every expert in its slot, beside the same program linked with an engine that knows no slots,
-leases, tickets or look-ahead (bench/peers/unstreamed/engine). They take turns, A-B-B-A; prints every sample and the
-medians.
+    python bench/peers/unstreamed/unstreamed.py MODEL [--rounds 5]
+
+It compares moeflux-bench, with every expert in its slot, with the same program linked with an engine that knows no
+slots, leases, tickets or look-ahead (bench/peers/unstreamed/engine). They take turns, A-B-B-A. It prints every sample
+and the medians.
 """
 
 from __future__ import annotations

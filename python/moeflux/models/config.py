@@ -1,6 +1,6 @@
 """config.json -> Variant. Every field is either used, known not to matter here, or refused by name; nothing is guessed.
 
-A field that selects behaviour moeflux has only one form of (an activation, a bias) must have that one value.
+Some fields select a behaviour of which moeflux has one form only (an activation, a bias). They must have that value.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TEXT_PARTS = {
 }
 """`model_type` of a model that sees -> those of its text_config, which is all that is read of it."""
 
-# Fields that say how a model was trained, saved or sampled, not what it computes.
+# These fields say how a model was trained, saved or sampled, not what it computes.
 IRRELEVANT = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures attention_dropout
@@ -68,7 +68,7 @@ IRRELEVANT = frozenset(
     """.split()
 )
 
-# Of a model with a vision tower: what its text part does not need.
+# A model with a vision tower has these fields, but its text part does not need them.
 IRRELEVANT_BESIDE_TEXT = IRRELEVANT | frozenset(
     """
     bos_token_id eos_token_id ignore_index image_token_id media_placeholder_token_id projection_hidden_size
@@ -117,7 +117,7 @@ def read_config(config: Any, where: str, name: str) -> Variant:
 
 
 def text_part(root: Fields, declared: str) -> Fields:
-    """The text_config of a model that sees, with what the whole says for it."""
+    """The text_config of a model with a vision tower, together with what the whole config says about its text part."""
     if declared not in TEXT_PARTS:
         raise root.fail("text_config", f"none in a {declared} model")
     fields = Fields(root.get("text_config", dict, "an object", REQUIRED), f"{root.where}: text_config")
@@ -161,7 +161,7 @@ def common(fields: Fields, declared: str, name: str) -> dict[str, Any]:
 
 
 def expert_count(fields: Fields, *names: str) -> int:
-    """The number that has any of these names; where it has several, they agree."""
+    """The number that stands under any of these names. If it stands under several, they must agree."""
     present = [name for name in names if fields.values.get(name) is not None] or names[:1]
     count = fields.count(present[0])
     for name in present[1:]:
@@ -171,8 +171,8 @@ def expert_count(fields: Fields, *names: str) -> int:
 
 
 def rope(fields: Fields, dim: int, *, heeds_factor: bool = False) -> Rope:
-    """Of architectures that rotate all `dim` channels that can be rotated, whatever partial_rotary_factor says: only
-    with YaRN does transformers heed it, and then fails. `heeds_factor`: of one that would rotate a part."""
+    """The rope of architectures that rotate all `dim` channels that can turn, whatever partial_rotary_factor says:
+    transformers heeds that field only with YaRN, and then fails. `heeds_factor`: for this architecture it heeds it."""
     parameters, yarn = rope_parameters(fields)
     if heeds_factor:
         parameters.only("partial_rotary_factor", 1.0)
@@ -185,7 +185,7 @@ def rope(fields: Fields, dim: int, *, heeds_factor: bool = False) -> Rope:
 
 
 def partial_rope(fields: Fields, head_dim: int) -> Rope:
-    """Of architectures that rotate a part of each head."""
+    """The rope of architectures that rotate a part of each head."""
     parameters, yarn = rope_parameters(fields)
     factor = parameters.number("partial_rotary_factor")
     if not 0 < factor <= 1:
@@ -202,8 +202,8 @@ def finished(parameters: Fields, dim: int, yarn: Yarn | None) -> Rope:
 def rope_parameters(fields: Fields) -> tuple[Fields, Yarn | None]:
     """The rope parameters, wherever the config keeps them.
 
-    Either one object `rope_parameters`, or `rope_theta` and `partial_rotary_factor` beside an object `rope_scaling`
-    that is absent or null where nothing is scaled. Where a config has both, they must agree.
+    A config has either one object `rope_parameters`, or `rope_theta` and `partial_rotary_factor` beside an object
+    `rope_scaling`, which is absent or null where nothing is scaled. If a config has both, they must agree.
     """
     merged: dict[str, Any] = {}
     for group in ("rope_parameters", "rope_scaling"):
@@ -220,14 +220,14 @@ def rope_parameters(fields: Fields) -> tuple[Fields, Yarn | None]:
     kind = parameters.get("rope_type", str, "a string", "default")
     if kind not in ("default", "mrope", "yarn"):
         raise parameters.fail("rope_type", "'default' or 'yarn'")
-    # Sections of image positions; text has the same position in all of them.
+    # These are sections of image positions. Text has the same position in all of them.
     parameters.seen |= {"mrope_section", "mrope_interleaved"}
     return parameters, read_yarn(parameters) if kind == "yarn" else None
 
 
 def read_yarn(parameters: Fields) -> Yarn:
-    """transformers ignores a coefficient that is alone or 0; mlx-lm and DeepSeek's own code take 1
-    and 0 for absent ones. Where that makes another magnitude, nobody knows what the model was trained with."""
+    """transformers ignores a coefficient that is alone or 0. mlx-lm and DeepSeek's own code take 1 and 0 for absent
+    ones. Where the two make different magnitudes, nobody knows what the model was trained with: it is refused."""
     parameters.only("attention_factor", None)
     parameters.only("truncate", True)
     factor = parameters.number("factor")
@@ -254,7 +254,7 @@ def read_yarn(parameters: Fields) -> Yarn:
 
 
 def full_layers(fields: Fields, layers: int) -> list[bool]:
-    """Which attend in full: from `layer_types`, from `full_attention_interval`, or from both where they agree."""
+    """Which layers have full attention, by `layer_types`, by `full_attention_interval`, or by both if they agree."""
     names = fields.get("layer_types", list, "a list", None)
     interval = fields.count("full_attention_interval", None)
     if names is None and interval is None:
@@ -291,7 +291,7 @@ def read_qwen(fields: Fields, declared: str, name: str) -> Variant:
         heads = fields.count("num_attention_heads")
         head_dim = fields.count("head_dim", shared["hidden_size"] // heads)
         mixers = [grouped(fields, heads, head_dim, rope(fields, head_dim))] * layers
-        # What these would add or leave out, this architecture does not have; some checkpoints say so.
+        # These would add or leave out what this architecture does not have. Some checkpoints say so.
         for field, value in (("qkv_bias", False), ("use_qk_norm", True), ("shared_expert_intermediate_size", 0)):
             fields.only(field, value)
         fields.only("layer_types", None, ["full_attention"] * layers)
@@ -325,7 +325,7 @@ def qwen_feed_forwards(fields: Fields, declared: str, layers: int) -> list[FeedF
     hybrid = ARCHITECTURES[declared] != "qwen3_moe"
     if declared == "qwen3_next":
         fields.said("norm_topk_prob")
-    # In models that see there is no such switch: their weights are always normalised.
+    # Models with a vision tower have no such switch: their weights are always normalised.
     always = declared not in ("qwen3_next", "qwen3_moe")
     normalize = fields.flag("norm_topk_prob", hybrid or always)
     if always:
@@ -354,7 +354,7 @@ def dense_qwen_layers(fields: Fields, layers: int) -> set[int]:
 
 
 def read_deepseek(fields: Fields, declared: str, name: str) -> Variant:
-    """deepseek_v3, kimi_k2, and glm4_moe_lite, of which less need be said."""
+    """deepseek_v3, kimi_k2, and glm4_moe_lite, whose config may leave out more."""
     lite = declared == "glm4_moe_lite"
     layers = layer_count(fields)
     for field, value in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid"), ("rope_interleave", True)):
@@ -362,7 +362,8 @@ def read_deepseek(fields: Fields, declared: str, name: str) -> Variant:
     if not lite:
         fields.said("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts")
     q_rank = 0 if "q_lora_rank" in fields.values else 768 if lite else 1536
-    # Some tools write the rope part in head_dim, some the whole; every head has its own key, whatever is said of them.
+    # In head_dim, some tools write the size of the rope part and some that of the whole head. num_key_value_heads does
+    # not matter: every head has its own key.
     fields.seen |= {"head_dim", "num_key_value_heads"}
     mixer = LatentAttention(
         heads=fields.count("num_attention_heads"),
@@ -409,10 +410,11 @@ def deepseek_feed_forwards(fields: Fields, layers: int, lite: bool) -> list[Feed
 
 
 def dense_first(fields: Fields, layers: int, lite: bool) -> int:
-    """How many dense layers come before those with experts. Of glm4_moe_lite, transformers reads `mlp_layer_types`
-    alone and mlx-lm `first_k_dense_replace` alone: what is not there means one dense layer, and they must agree."""
+    """How many dense layers come before those with experts. For glm4_moe_lite, transformers reads only
+    `mlp_layer_types` and mlx-lm only `first_k_dense_replace`. An absent field means one dense layer, and the two must
+    agree."""
     dense = min(fields.count("first_k_dense_replace", 1 if lite else 0, least=0), layers)
-    fields.only("moe_layer_freq", 1)  # transformers takes no notice of another
+    fields.only("moe_layer_freq", 1)  # transformers ignores any other value
     if lite:
         one = ["dense", *["sparse"] * (layers - 1)]
         if fields.get("mlp_layer_types", list, "a list", one) != ["dense"] * dense + ["sparse"] * (layers - dense):

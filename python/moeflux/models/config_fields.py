@@ -55,13 +55,13 @@ class Fields:
         return values
 
     def only(self, field: str, *supported: Any) -> None:
-        """The field, when it is there at all, has one of the values that moeflux supports."""
+        """Checks that the field, if it is there at all, has one of the values that moeflux supports."""
         self.seen.add(field)
         if self.values.get(field, supported[0]) not in supported:
             raise self.fail(field, " or ".join(repr(value) for value in supported))
 
     def said(self, *fields: str) -> None:
-        """They are there, if only as null: implementations differ in what they take where they are not."""
+        """Checks that these fields are there, if only as null: implementations disagree about their defaults."""
         for field in fields:
             if field not in self.values:
                 raise self.fail(field, "a value, for implementations differ about its default")

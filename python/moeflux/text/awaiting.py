@@ -1,4 +1,4 @@
-"""Calls that compute for long, awaited by programs of asyncio."""
+"""Lets asyncio programs await calls that compute for a long time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[[], T], cancel: Callable[[], object]) -> T:
-    """What a call gives that is made in a thread of the event loop's pool. When the task that awaits it is cancelled,
-    `cancel` is called, and the call has come to its end before the task goes on."""
+    """Makes the call in a thread of the event loop's pool, and gives its result. When the task that awaits it is
+    cancelled, `cancel` is called, and the task goes on only after the call has ended."""
     import asyncio
 
     work = asyncio.get_running_loop().run_in_executor(None, call)

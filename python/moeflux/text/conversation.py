@@ -40,7 +40,7 @@ class Reply:
     """An answer as it comes: an iterator of parts, once through. When it ends, however that is, the conversation has
     what was said; an answer of nothing leaves the conversation as it was before the question.
 
-    Who does not want it in parts asks for its `text`, or waits. `async for` is as in Generation.
+    To have the answer in one piece, ask for its `text`, or `wait`. `async for` works as in Generation.
     """
 
     def __init__(self, generation: Generation, prompt: Prompt, done: Callable[[Reply], None]) -> None:
@@ -53,12 +53,12 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """What it has said; all of it, which is waited for, where nobody has begun to listen."""
+        """The text of the answer so far. If nobody has begun to read the answer, this waits for all of it."""
         return self._so_far(False)
 
     @property
     def thoughts(self) -> str:
-        """What it thought before, likewise."""
+        """The thoughts before the answer, likewise."""
         return self._so_far(True)
 
     def _so_far(self, thought: bool) -> str:
@@ -68,12 +68,12 @@ class Reply:
 
     @property
     def finish(self) -> Finish | None:
-        """Why it ended; None while it goes on."""
+        """Why the answer ended; None while it goes on."""
         return self.generation.finish
 
     @property
     def stats(self) -> GenerationStats:
-        """So far."""
+        """What the answer has cost so far."""
         return self.generation.stats
 
     def __iter__(self) -> Iterator[Part]:
@@ -93,7 +93,7 @@ class Reply:
         return part
 
     def wait(self) -> Reply:
-        """Goes to its end. Returns itself."""
+        """Waits for the end of the answer. Returns the reply itself."""
         for _ in self:
             pass
         return self
@@ -134,8 +134,8 @@ class Reply:
 class Conversation:
     """Messages, and a session that holds as much of them as it can. One caller at a time.
 
-    Whatever is said or asked next, an answer that nobody has begun to listen to is given in full before, and one that
-    somebody has left in the midst ends there.
+    Before anything else is said or asked, an answer that nobody has begun to read is finished in full. An answer that
+    somebody has begun to read ends where it is.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class Conversation:
         return self._open
 
     def _close(self) -> None:
-        """Something else is to be said: an open answer is given in full if nobody has begun to read it, and ends."""
+        """Ends an open answer before something else is said. If nobody has begun to read it, it is finished in full."""
         if self._open is not None and not self._open.begun:
             self._open.wait()
         self._drop()

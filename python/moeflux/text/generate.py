@@ -143,7 +143,7 @@ class Completion(str):
 
     @classmethod
     def of(cls, generation: Generation) -> Completion:
-        """All of it, as soon as there is all of it."""
+        """Waits for the end of a generation and gives all of it."""
         pieces = tuple(generation)
         made = cls(generation.text)
         assert generation.finish is not None
@@ -153,7 +153,7 @@ class Completion(str):
 
     @property
     def text(self) -> str:
-        """The same as a string that knows nothing else."""
+        """The same text as a plain string."""
         return str(self)
 
     def __repr__(self) -> str:
@@ -161,7 +161,7 @@ class Completion(str):
 
 
 class _Textless:
-    """In place of a tokenizer's stream: tokens have no text."""
+    """Replaces a tokenizer's stream: tokens have no text."""
 
     def add(self, token: int) -> str:
         return ""
@@ -260,7 +260,7 @@ class Generation:
         return piece
 
     def wait(self) -> Generation:
-        """Goes to its end. Returns itself: `text`, `finish` and `stats` say what came of it."""
+        """Waits for the end of the answer. Returns the generation itself, with `text`, `finish` and `stats`."""
         for _ in self:
             pass
         return self
