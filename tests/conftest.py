@@ -1,4 +1,4 @@
-"""What every test run says about itself."""
+"""Options of every test run, and what it says about itself."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure() -> None:
-    """What doctor once found on this machine changes no test, and neither does its GPU."""
+    """Tests ignore what doctor once found on this machine, and its GPU."""
     os.environ["MOEFLUX_CACHE"] = tempfile.mkdtemp(prefix="moeflux-tests-")
     os.environ["MOEFLUX_BACKEND"] = "cpu"
 
@@ -57,7 +57,7 @@ def preferred_backend(on_metal: bool) -> None:
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("metal", marks=needs_device)])
 def backend(request: pytest.FixtureRequest, on_metal: bool) -> Iterator[str]:
-    """For tests that hold on both: what "auto" is meanwhile. Of Metal's objects none is left behind."""
+    """The backend that "auto" means in tests that hold on both. Afterwards no Metal object may be left."""
     if request.param == "cpu":
         yield "cpu"
         return

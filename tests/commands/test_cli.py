@@ -61,7 +61,7 @@ def test_help_of_a_command(name: str, capsys: Output) -> None:
 
 
 def test_what_is_given_of_the_loading_options_goes_to_load() -> None:
-    """Every option is one of load's own, so that none is dropped on the way; what is not given is left to it."""
+    """Every option is one of load's own, so that none is dropped on the way. Options not given are left to load."""
     parser = argparse.ArgumentParser()
     arguments.add_loading(parser)
     assert arguments.load_options(parser.parse_args([])) == {}
@@ -126,7 +126,7 @@ def test_a_wrong_call_is_a_line_that_says_why(line: str, said: str, capsys: Outp
 
 
 def test_every_flag_that_takes_a_number_says_what_it_takes(capsys: Output) -> None:
-    """Not what Python calls it."""
+    """The message has our own words, not Python's."""
     flags = [
         (name, action.option_strings[0])
         for name, parser in commands().items()

@@ -119,7 +119,7 @@ def test_wrong_flags(argv: list[str], capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_model_is_there_before_a_prompt_is_asked_for() -> None:
-    """The writer of a prompt waits for nobody: nothing is read from stdin."""
+    """A wrong call fails before anything is read from stdin."""
     read, write = os.pipe()
     run = subprocess.run([*MOEFLUX, "run", "/nowhere"], stdin=read, capture_output=True, check=False, timeout=900)
     os.close(write)
@@ -232,7 +232,7 @@ def test_commands_that_are_wrong(
 
 
 def test_saving_on_a_full_disk(tmp_path: Path) -> None:
-    """A limit on the length of files is as good: the system refuses in the midst of a write."""
+    """A limit on the length of files serves as a full disk: the system refuses in the middle of a write."""
 
     limited = "import resource, sys, moeflux.cli; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
     chat = "sys.exit(moeflux.cli.main(['chat', '--temperature', '0']))"

@@ -145,7 +145,7 @@ def test_without_direct_reads_the_reason_is_told(tmp_path: Path, monkeypatch: py
 
 
 def test_little_memory_is_not_all_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a control group with a limit, where a large buffer would be the end of the process."""
+    """In a control group with a limit, a large buffer would end the process."""
     taken: list[int] = []
 
     class Spy:

@@ -1,4 +1,4 @@
-"""Perplexity and divergence are what their definitions say, whatever the chunks; equal models are no distance apart."""
+"""Perplexity and divergence are what their definitions say, whatever the chunks. Equal models have no divergence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tokens(model: moeflux.Model) -> list[int]:
 
 
 def expected_of(model: moeflux.Model, ids: list[int]) -> np.ndarray:
-    """log p of every token behind each of `ids`, straight from the logits of one call."""
+    """log p of every possible next token after each of `ids`, straight from the logits of one call."""
     logits = model.session().prefill(ids, logits="all").astype(np.float64)
     return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 

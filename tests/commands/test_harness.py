@@ -169,7 +169,8 @@ def test_few_slots_are_read_again_and_again(harness: Path, store: Path) -> None:
 
 
 def test_what_the_look_ahead_did(harness: Path, store: Path) -> None:
-    """Of the experts that had to be read, those it had begun; of those it read, those that were wanted."""
+    """Recall is the share of the experts to read that it had begun; precision is the share of its reads that was
+    wanted."""
     arguments = (harness, store, "--prefill", 4, "--decode", 40, "--threads", 1, "--reps", 1)
     [*_, off] = lines_of(run(*arguments, "--slots", 12, "--look-ahead", "off"))
     assert (off["look_ahead_reads"], off["look_ahead_precision"]) == (0, None) and off["look_ahead_recall"] == 0
@@ -182,7 +183,8 @@ def test_what_the_look_ahead_did(harness: Path, store: Path) -> None:
 
 
 def test_bytes_from_the_disk_itself(harness: Path, store: Path) -> None:
-    """As the system counts them: direct reads all come from the disk; of a file just written nothing else does."""
+    """The bytes are those that the system counts. Direct reads all come from the disk; nothing else does, because the
+    file was just written."""
     arguments = (harness, store, "--prefill", 4, "--decode", 4, "--threads", 1, "--reps", 1, "--slots", 4)
     direct = lines_of(run(*arguments, "--reads", "direct"))
     if direct[0]["disk_bytes"] is None:
@@ -247,7 +249,7 @@ def counted(*arguments: object) -> dict[str, Line]:
 
 
 def test_a_step_asks_nothing_of_the_system(harness: Path, model: tuple[Path, Variant]) -> None:
-    """Once its experts are in memory. Reading them is asking."""
+    """A step asks the system for nothing once its experts are in memory. Reading them would be asking."""
     counts = counted(harness, model[0], "--count", "calls", "--prefill", 8, "--decode", 20)
     assert [(of, line["tokens"], line["system_calls"]) for of, line in counts.items()] == [
         ("prefill", 8, 0),
@@ -256,7 +258,7 @@ def test_a_step_asks_nothing_of_the_system(harness: Path, model: tuple[Path, Var
 
 
 def test_instructions_are_counted(harness: Path, tmp_path: Path) -> None:
-    """The same number twice, but for where things lie in memory; and more for more tokens."""
+    """The number is the same twice, except for effects of where things lie in memory. More tokens take more."""
     synth(tmp_path / "store", SMALLEST)
     one, again, two = (
         counted(harness, tmp_path / "store", "--count", "instructions", "--prefill", tokens, "--decode", 0)["prefill"]

@@ -54,7 +54,7 @@ def test_nobody_hears_a_closed_stderr() -> None:
 
 
 def test_a_file_of_ours_takes_no_number_of_a_closed_stream(tmp_path: Path) -> None:
-    """Else what is printed would be written into it."""
+    """Otherwise printed text would be written into the file."""
     argv = ["synth", str(tmp_path / "tiny"), "--variant", "a3b", "--layers", "1", "--experts", "2"]
     run = called(*argv, "--experts-per-token", "1", "--vocab", "64", closed=(0, 1, 2))
     assert run.returncode == 2  # the report went nowhere
@@ -137,7 +137,8 @@ sys.exit(__main__.program())
 
 
 def test_importing_the_package_is_nothing_to_wait_for() -> None:
-    """Until a name is asked for: before the command can catch a Ctrl-C there is nearly nothing that one could meet."""
+    """The package imports nothing until a name is asked for. So before the command can catch a Ctrl-C, there is hardly
+    anything that one could interrupt."""
     program = "import sys; from moeflux import __main__; print(*sorted(sys.modules))"
     run = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
     ours = [name for name in run.stdout.split() if name.split(".")[0] in ("moeflux", "numpy")]

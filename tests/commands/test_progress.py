@@ -1,4 +1,4 @@
-"""How far a long task has come: a bar where a person looks on, lines where a log does, nothing for short work."""
+"""Progress of a long task: a bar on a terminal, lines in a log, nothing for short work."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What can be said about a kernel's text without running it.
+"""Checks a kernel's text without running it.
 
-Clang compiles it with the address spaces in the type system, as C++14; the rest is found in the tokens: what Apple's
-compiler refuses and clang does not, and what would take a kernel out of what the emulator can verify.
+Clang compiles it as C++14 with the address spaces in the type system. The rest is found in the tokens: what Apple's
+compiler refuses and clang does not, and what the emulator could not verify.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def test_greedy_decode_follows_the_oracle(folder: Folder, name: str) -> None:
 
 
 def distance_to_a_tie(logits: np.ndarray, k: int, bias: np.ndarray | None, groups: int, kept: int) -> np.ndarray:
-    """Of each row, between the last expert that is chosen and the first that is not, or between such groups."""
+    """The gap of each row between the last expert that is chosen and the first that is not, or between such groups."""
     scores = logits if bias is None else oracle.ops.sigmoid(logits) + bias
     size = np.abs(scores).max(axis=1)
     near = np.full(len(scores), np.inf)
@@ -100,7 +100,7 @@ def distance_to_a_tie(logits: np.ndarray, k: int, bias: np.ndarray | None, group
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sixteen_bits_lose_the_oracle_only_at_ties(folder: Folder, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 300 tokens those whose experts were nearly tied in no layer are the oracle's, on these sharp models too."""
+    """Of 300 tokens, those whose experts are nearly tied in no layer have the oracle's logits, on sharp models too."""
     ties: list[np.ndarray] = []
     softmax, grouped = oracle.model.route_softmax, oracle.model.route_grouped
 
@@ -214,7 +214,7 @@ def test_a_step_waits_and_submits_little(folder: Folder) -> None:
 
 @pytest.mark.parametrize("variant", [hybrid(num_experts=3), latent()], ids=lambda variant: variant.model_type)
 def test_a_step_with_every_expert_in_memory_submits_once(tmp_path: Path, variant: moeflux.Variant) -> None:
-    """Once each has been read: nobody is asked which the router picked. The same bits."""
+    """Once each expert has been read, the host does not ask which the router picked. The bits are the same."""
     synth(tmp_path / "store", variant)
     ids = tokens(100, vocab=variant.vocab_size)
     streaming = moeflux.load(tmp_path / "store", threads=2, expert_slots=variant.experts.per_token).session()

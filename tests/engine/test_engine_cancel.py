@@ -1,5 +1,5 @@
-"""Calls that are given up: by a Cancel that another thread sets, or by Ctrl-C. They end between layers and reads, the
-session is where the chunk began, and goes on to the same bits. What a call waits for is a read that a test holds."""
+"""Calls that are given up, by a Cancel that another thread sets or by Ctrl-C. They end between layers and reads. The
+session is then where the chunk began, and goes on to the same bits. A call waits for a read that the test holds."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_step_is_given_up_where_it_can_be_taken_back(folder: Folder, name: str
 
 
 def test_without_a_way_back_a_chunk_comes_to_its_end(folder: Folder) -> None:
-    """With as many checkpoints as there may be, none of them here."""
+    """A session with as many checkpoints as there may be, none of them at the present position."""
     options = {"expert_slots": 4, "chunk": len(LONG)}
     call = reads_of(folder(RECURRENT), [FIRST[:1], FIRST[1:]], **options) + 2
     plan, cancel = _core.FaultPlan("hold", call), Cancel()
@@ -198,7 +198,8 @@ CONTROL_C = """
 @pytest.mark.parametrize("what", ("prefill", "step", "turn"))
 @pytest.mark.parametrize("name", (RECURRENT, "qwen3_moe"))
 def test_control_c(folder: Folder, name: str, what: str) -> None:
-    """Between layers; in a step that cannot be taken back, behind it, where Python looks by itself."""
+    """Ctrl-C takes effect between layers. In a step that cannot be taken back, it does so after the step, where Python
+    itself looks."""
     begun = reads_of(folder(name), [FIRST], expert_slots=4)
     command = [sys.executable, "-c", textwrap.dedent(CONTROL_C), folder(name), what, begun + 2]
     root = Path(__file__).parents[1]

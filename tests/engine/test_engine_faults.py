@@ -1,5 +1,5 @@
-"""What fails under the engine: every op, a store that changes, weights that are not numbers; and the ring
-of batches in flight. An error is told, a session is either where it was or says that it is not, nothing wrong stays."""
+"""Failures under the engine: every op, a store that changes, weights that are not numbers; and the ring of batches in
+flight. Each is reported as an error, the session is where it was or says that it is not, and nothing wrong stays."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_failed_step_goes_back_to_a_checkpoint_here_and_to_no_other(folder: Fo
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("room", (True, False))
 def test_a_failed_prefill_goes_back_where_there_is_room_for_a_copy(folder: Folder, room: bool) -> None:
-    """Of the state: in place of a checkpoint that is not made yet."""
+    """A copy of the state takes the room of a checkpoint that is not made yet."""
     whole = load_faulty(folder("qwen3_5_moe")).session()
     expected = [whole.prefill(prompt, logits="all") for prompt in (FIRST, SECOND)][1]
     failed = 0
@@ -224,7 +224,7 @@ def test_nan_weights(mine: Callable[[str], Path], name: str, tensor: str) -> Non
 
 @pytest.mark.usefixtures("backend")
 def test_nan_harms_one_session(mine: Callable[[str], Path], folder: Folder) -> None:
-    """In the embedding of a token: who never says it never notices."""
+    """The damage is in the embedding of one token. A session that never uses it never notices."""
     expected = evaluate(moeflux.load(folder("qwen3_5_moe"), threads=2).session())
     store, bad = mine("qwen3_5_moe"), 200
     assert bad not in FIRST + SECOND + NEXT

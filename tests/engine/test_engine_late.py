@@ -1,4 +1,4 @@
-"""Positions up to the models' context: sessions that begin late, with a state made up, go on as the oracle does."""
+"""Positions up to the models' context. Sessions that begin late, with an invented state, go on as the oracle does."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def late_state(model: moeflux.Model, position: int) -> Snapshot:
-    """Zeros, but for some rows here and there that are strong enough to be looked at among a million."""
+    """Zeros, except some rows here and there that are strong enough to matter among a million."""
     random = np.random.default_rng(position)
     at = np.unique([*random.integers(0, position, SHARP), *range(position - SHARP, position)])
     tensors: dict[tuple[int, str], np.ndarray] = {}

@@ -1,4 +1,4 @@
-"""What a caller may do wrong, and what may come in between: a clear outcome each, and a session that goes on."""
+"""Mistakes of callers, and interruptions: each has a clear outcome, and the session goes on."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_no_tokens(model: moeflux.Model) -> None:
 
 
 def test_tokens_changed_by_the_callback(model: moeflux.Model, expected: np.ndarray) -> None:
-    """What is evaluated was taken and checked before; nobody reaches it afterwards."""
+    """The tokens are copied and checked first, and nobody can change the copy afterwards."""
     ids = np.array(PROMPT, np.int32)
     session = model.session()
     session.prefill(ids, lambda done, total: ids.fill(1 << 30))
@@ -457,7 +457,7 @@ def test_a_state_of_nonsense_is_told_at_the_next_token(model: moeflux.Model, exp
 
 
 def test_the_core_refuses_what_the_package_did_not_check(model: moeflux.Model) -> None:
-    """A hole in the checks above would end here: unusable, not wrong."""
+    """If a check above had a hole, the session would be unusable, but never wrong."""
     session = model.session()
     session.prefill(PROMPT)
     with pytest.raises(ArgumentError, match="expected a tensor for layer 0, found none"):

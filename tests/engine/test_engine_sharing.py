@@ -1,5 +1,5 @@
-"""Bit-equal, whoever else is there: calls made twice, sessions in turn and in threads, engines side by side, and the
-same tokens cut into calls and chunks of any size."""
+"""Results are bit-equal, whoever else is there: calls made twice, sessions in turn and in threads, engines side by
+side, and the same tokens cut into calls and chunks of any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine and its sessions hold is what was said before they took it."""
+"""An engine and its sessions hold exactly the memory that was planned for them."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def flavoured(**changes: bool) -> Variant:
 
 
 def store(folder: Path, variant: Variant, stored: dict[str, Raw]) -> Store:
-    """A folder in which the variant is what it is said to be here, for no config.json of its family can say so."""
+    """A folder with exactly this variant, which no config.json of its family can describe."""
     MlxFolder(stored, shards=1).write(folder)
     directory = _core.open_mlx(folder, variant.to_json())
     return Store(folder, "mlx", variant, directory, None, SpanReader(directory.files))

@@ -26,7 +26,7 @@ def none_left(*_: object, **__: object) -> NoReturn:
 
 
 class Core:
-    """A session of the engine that does everything but give."""
+    """A session of the engine that does everything except return it."""
 
     def __init__(self, core: Any) -> None:
         self._core = core

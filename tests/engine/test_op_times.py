@@ -1,4 +1,4 @@
-"""The clock around every op: it changes no bit, and what it says of bytes and products is what the model has."""
+"""The clock around every op changes no bit, and the bytes and products that it counts are those of the model."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ def library() -> Path:
 
 @pytest.fixture
 def refused(library: Path, request: pytest.FixtureRequest) -> Refused:
-    """Goes through the life of a model in a folder; how many calls of a kind each stage made. Some of them are refused,
-    or, with --every-refusal, each; then it prints how many those were."""
+    """Goes through the life of a model in a folder, and returns how many calls of a kind each stage made. Some of them
+    are refused, or all with --every-refusal; then it prints how many those were."""
     every = request.config.getoption("--every-refusal")
 
     def of(folder: Path, options: dict[str, Any], kind: str, most: int = 20) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""A prefill reads the experts of the next layer while it computes this one."""
+"""A prefill reads the experts of the next layer while it computes the present one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prefill(folder: Path, **options: Any) -> tuple[_core.StepStats, int]:
-    """What a first prefill did, and the bytes of an expert. On the CPU, where slots come free at known times."""
+    """The stats of a first prefill, and the bytes of an expert. It runs on the CPU, where slots come free at known
+    times."""
     model = load_faulty(folder, backend="cpu", **options)
     session = model.session(max_context=64)
     session.prefill(PROMPT)

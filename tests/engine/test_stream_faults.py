@@ -88,7 +88,7 @@ def test_every_read_that_is_only_odd(folder: Folder, kind: str, step: int) -> No
 
 
 def test_every_read_that_brings_other_bytes(folder: Folder) -> None:
-    """With verification. Without, logits are wrong and nobody knows: that is what it is for."""
+    """Verification finds wrong bytes. Without it, logits are wrong and nobody knows."""
     store = folder("qwen3_5_moe")
     expected = evaluate(load_faulty(store).session())
     wrong, failed = sweep(store, "wrong_bytes", 1, expected, verify_reads=True)

@@ -1,5 +1,5 @@
-"""Whether to look ahead, decided from figures that tests make up: how long steps take, how much of that they stand
-still for reads, how much of it the disk is busy."""
+"""The decision whether to look ahead, from figures that tests make up: how long steps take, how long they stand still
+for reads, how long the disk is busy."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_win_forgets_the_losses() -> None:
 
 
 def test_one_slow_step_at_a_change_is_not_held_against_it() -> None:
-    """The first after the switch pays for what the switch disturbs."""
+    """The first step after a switch is slower because of the switch itself."""
     governor = LookAheadGovernor()
     steps_until(governor, on=True, most=1000)
     feed(governor, 1, seconds=100)

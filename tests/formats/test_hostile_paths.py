@@ -1,6 +1,6 @@
 """Every file that Python opens, with something else in its place: a pipe, a device, a directory, a file of terabytes.
 
-No other module than moeflux.files opens any (tests/test_files.py); here is that what they make of its errors is right.
+Only moeflux.files opens files (tests/formats/test_files.py). This is about what the other modules make of its errors.
 """
 
 from __future__ import annotations

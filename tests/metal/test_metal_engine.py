@@ -1,5 +1,5 @@
-"""The engine on the emulated GPU, through the product's own glue: held to the oracle, to itself, and to its word when
-command buffers fail. Objects of Metal's are counted after every test."""
+"""The engine on the emulated GPU, through the product's own glue. It is held to the oracle, to itself, and to its
+promises when command buffers fail. Metal objects are counted after every test."""
 
 from __future__ import annotations
 

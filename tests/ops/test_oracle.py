@@ -1,4 +1,4 @@
-"""The oracle's ops against the same thing written out in scalars, worked figures, and what must hold of them."""
+"""The oracle's ops against the same ops written out in scalars, against worked figures, and against their laws."""
 
 from __future__ import annotations
 

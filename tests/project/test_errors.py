@@ -39,7 +39,7 @@ def test_all_of_them_are_ours_and_say_when_they_are_raised() -> None:
 
 @pytest.mark.parametrize("kind", [Error, *KINDS])
 def test_they_are_values_that_travel(kind: type[Error]) -> None:
-    """Between processes, as those of a pool of workers do."""
+    """Errors travel between processes, as in a pool of workers."""
     error = kind("here: expected this, found that")
     assert str(error) == "here: expected this, found that"
     again = pickle.loads(pickle.dumps(error))

@@ -38,7 +38,7 @@ def test_it_is_typed() -> None:
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="no nm on this machine to look into the module with")
 def test_the_module_shows_its_entry_alone() -> None:
-    """What it shows is merged with what other libraries in the process show under the same names."""
+    """Symbols that it exports are merged with those of other libraries in the process under the same names."""
     show = ["nm", "-gU"] if sys.platform == "darwin" else ["nm", "-D", "--defined-only"]
     shown = subprocess.run([*show, _core.__file__], capture_output=True, text=True, check=True).stdout.splitlines()
     assert [line.split()[-1].removeprefix("_PyInit").removeprefix("PyInit") for line in shown] == ["__core"]
@@ -64,7 +64,7 @@ def test_type_checkers_know_the_names_that_there_are() -> None:
 
 @pytest.mark.parametrize("home", sorted({home.partition(":")[0] for home in moeflux._HOMES.values()}))
 def test_any_module_may_be_the_first(home: str) -> None:
-    """None needs another to have been imported before it."""
+    """No module needs another to have been imported before it."""
     subprocess.run([sys.executable, "-c", f"import {home}"], check=True)
 
 

@@ -151,7 +151,7 @@ def _time(each: Import) -> str:
 
 
 def _circles(found: Iterable[Import]) -> list[list[str]]:
-    """Of modules, within rooms and across them: one circle for each module that the search comes back to."""
+    """The circles of modules, within rooms and across them: one for each module that the search comes back to."""
     below: dict[str, set[str]] = {}
     for each in found:
         if each.ours and each.target not in (each.module, "__init__"):

@@ -1,4 +1,4 @@
-"""Types that a checker can rely on: in the programs that README shows."""
+"""A type checker accepts the programs that README shows."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def group() -> Iterator[MemoryGroup]:
 
 @pytest.mark.parametrize("budget", ["floor", "third"])
 def test_it_survives_in_a_control_group(folder: Folder, group: MemoryGroup, budget: str) -> None:
-    """Plan and 64 MB: reads, page tables and the page cache of the weights have to get on with that."""
+    """The limit is the plan and 64 MB: reads, page tables and the page cache of the weights must fit into that."""
     run(folder(A3B), budget, 500, group, context=600)
     assert group.killed() == 0
 

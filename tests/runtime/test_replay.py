@@ -130,7 +130,7 @@ def test_a_policy_does_what_it_says(case: tuple[np.ndarray, int, int], policy: s
 
 
 def belady(ids: np.ndarray, slots: int) -> int:
-    """Hits when what is wanted last is given up, by searching the future anew each time."""
+    """Hits if the expert whose next use is furthest away is given up; it searches the future again each time."""
     groups = [[(layer, e) for e in experts] for token in ids.tolist() for layer, experts in enumerate(token)]
     held: set[tuple[int, int]] = set()
     hits = 0

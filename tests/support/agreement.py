@@ -1,4 +1,4 @@
-"""When two sets of logits are the same answer."""
+"""Decides whether two sets of logits are the same answer."""
 
 from __future__ import annotations
 

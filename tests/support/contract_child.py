@@ -31,7 +31,8 @@ def budget_of(path: Path, share: str, options: dict[str, Any]) -> int:
 
 
 def load(path: Path, budget: int, share: str, options: dict[str, Any]) -> moeflux.Model:
-    """At the floor. It moves by a step when the process grows over the border of one; then it is asked for again."""
+    """Loads the model at the floor. The floor moves by a step when the process grows over a border; then it asks
+    again."""
     for _ in range(3):
         try:
             return moeflux.load(path, memory=budget, **options)

@@ -75,7 +75,8 @@ def evaluate(session: moeflux.Session) -> np.ndarray:
 
 
 def survive(model: moeflux.Model, error: type[Exception], expected: np.ndarray) -> bool:
-    """Evaluates through one failure; whether there was one. Everything is right afterwards, in every session."""
+    """Evaluates through one failure, and returns whether there was one. Afterwards everything is right, in every
+    session."""
     recurrent = bool(model.variant.layers_with(GatedDelta))
     session = model.session(max_context=32)
     calls: list[Callable[[], np.ndarray]] = [

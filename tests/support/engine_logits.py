@@ -1,4 +1,4 @@
-"""When the logits of the engine are those of a reference."""
+"""Decides whether the logits of the engine are those of a reference."""
 
 from __future__ import annotations
 

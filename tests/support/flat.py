@@ -23,7 +23,7 @@ def flat(**fields: Any) -> Variant:
 
 
 def changed(variant: Variant, **fields: Any) -> Variant:
-    """With other fields; those of parts that no layer has are 0 before."""
+    """The variant with other fields. Fields of parts that no layer has were 0 before."""
     return Variant.from_dict(variant.identity() | fields, version=1)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def impatience() -> Iterator[None]:
-    """What hangs would hang for ever: no test here waits for anything."""
+    """Ends a test that hangs: it would hang for ever, because no test here waits for anything."""
 
     def give_up(*_: object) -> None:
         raise AssertionError("it hangs")

@@ -27,8 +27,8 @@ NORMS = ("norm.weight", "layernorm.weight")
 
 
 def write_mlx_folder(packed: Path, folder: Path, shards: int = 2, *, rounded: bool = False) -> Path:
-    """The store `packed` as an MLX folder with that many safetensors files. `rounded`: with norms in bf16, as mlx-lm
-    writes those to which it adds one; else they keep the bits that they have."""
+    """The store `packed` as an MLX folder with that many safetensors files. With `rounded`, norms are in bf16, as
+    mlx-lm writes those to which it adds one. Otherwise they keep their bits."""
     description = json.loads((packed / "moeflux.json").read_text())
     variant = Variant.from_dict(description["variant"], version=description["version"])
     tensors = dense_tensors(packed)

@@ -1,4 +1,4 @@
-"""What every backend's ops are held to: against the oracle, and against themselves. `run` has the methods of Ops."""
+"""Checks of every backend's ops, against the oracle and against themselves. `run` has the methods of Ops."""
 
 from __future__ import annotations
 
@@ -110,10 +110,10 @@ def cached(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> tupl
 
 
 def rounding_of_tiles(run: Any, dtype: str, q: Array, k: Array, v: Array, scale: float) -> Array | float:
-    """The most that attention over k [rows, kv_heads, ...] and v can be off where it takes digits of bf16.
+    """The most that attention over k [rows, kv_heads, ...] and v can be off if it takes digits of bf16.
 
-    Scores are off by that part of what is added up to make them, and so weights, before and after they are divided by
-    their sum, by e to twice the most of that; then they are written in digits too.
+    Scores are off by that part of the terms that add up to them. So weights, before and after they are divided by their
+    sum, are off by e to twice the most of that. Then they are written in digits, too.
     """
     if run.isa != "amx" or dtype != "bf16":
         return 0.0

@@ -1,12 +1,12 @@
-"""Sessions of one model, in threads, for a long time: they prefill, step, are stopped, go back, are saved and restored,
-at the least budget of memory there can be. Is the budget kept, does memory stay flat, and are the logits those of a
-process that has just begun?
+"""Sessions of one model, in threads, for a long time, at the smallest possible memory budget. They prefill, step, are
+stopped, go back, are saved and restored. Is the budget kept, does memory stay flat, and are the logits those of a fresh
+process?
 
     python tests/support/soak.py --tokens 10000
 
-What every session does follows from a seed; which of them is served first does not, and must not matter. Now and then a
-session's logits are put aside with its tokens. In the end another process evaluates the same tokens, with every expert
-in memory, and compares bits.
+A seed decides what every session does. It does not decide which of them is served first, and that must not matter. Now
+and then a session's logits are kept with its tokens. In the end another process evaluates the same tokens, with every
+expert in memory, and compares bits.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Walker:
             self.count("restores")
 
     def go_back(self) -> None:
-        """To a checkpoint, or to the start; a little further on, a checkpoint for the next time."""
+        """Goes back to a checkpoint or to the start. A little further on, it makes a checkpoint for the next time."""
         if self.session.checkpoints and self.random.random() < 0.5:
             self.session.rewind(self.random.choice(self.session.checkpoints))
             self.count("rewinds")

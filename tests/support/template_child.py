@@ -1,7 +1,8 @@
 """A process that has loaded a model by its plan and renders whatever templates it is told to, for tests that limit it.
 
-Prints the plan's total and its part for the renderer, and waits for a line. Then of every line, a template as JSON, it
-prints how that ended: the name of the error, or "text", and the words of it; and the peak of its own memory.
+It prints the plan's total and its part for the renderer, and waits for a line. Every further line is a template as
+JSON. For each, it prints how that ended (the name of the error, or "text", and its words), and the peak of its own
+memory.
 """
 
 from __future__ import annotations

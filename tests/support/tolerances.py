@@ -1,8 +1,9 @@
 """How far an op may be from the oracle: the one table, and the two ways to measure.
 
-The error is what float32 rounding costs at the sizes that the tests have, times two to five. It is relative to the
-largest number expected (`assert_agrees`), or element by element to the size of what was added up to make the element,
-because that is what float32 rounds (`assert_close`). bf16 caches cost nothing more: the oracle gets the rounded rows.
+A tolerance is what float32 rounding costs at the sizes that the tests have, times two to five. It is relative to the
+largest number expected (`assert_agrees`). Or it is relative, element by element, to the size of the terms that add up
+to the element, because float32 rounds those (`assert_close`). bf16 caches cost nothing more: the oracle gets the
+rounded rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small tokenizers of the two kinds there are, trained here."""
+"""Trains small tokenizers of both kinds."""
 
 from __future__ import annotations
 

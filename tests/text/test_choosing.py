@@ -32,7 +32,7 @@ def chosen(rows: list[np.ndarray], asked: Sampling, prompt: list[int], **options
 
 
 def peaked(rng: Rng, size: int) -> np.ndarray:
-    """As of a language model: a few likely ones, far above a floor."""
+    """Logits like those of a language model: a few likely tokens, far above a floor."""
     logits = rng.normal(0, 1.5, size)
     places = rng.permutation(size)[: max(size // 100, 1)]
     logits[places] = 18 - rng.uniform(0.5, 3) * np.log1p(np.arange(len(places))) + rng.normal(0, 0.3, len(places))
@@ -40,7 +40,7 @@ def peaked(rng: Rng, size: int) -> np.ndarray:
 
 
 def in_one_column(rng: Rng, size: int) -> np.ndarray:
-    """The likely ones are where the columns that guesses are made from do not show them."""
+    """The likely tokens lie where the samples for the guesses miss them."""
     return rng.normal(0, 0.3, size) + np.where(np.arange(size) % 16 == 5, 4.0, 0.0)
 
 
@@ -295,7 +295,7 @@ def test_tokens_of_the_prompt_are_of_the_vocabulary() -> None:
 
 
 def test_two_threads_do_not_share_a_sampler() -> None:
-    """One of them is told, or they took turns: never anything else."""
+    """Either one of them gets an error, or they took turns: never anything else."""
     logits = np.random.default_rng(1).normal(0, 1, VOCABULARY).astype(np.float32)
     sampler = Sampler(Sampling(temperature=1.0, seed=1), VOCABULARY, [])
     expected = {choice.token for choice in [sampler.choose(logits) for _ in range(60)]}

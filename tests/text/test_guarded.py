@@ -1,4 +1,4 @@
-"""Tokenizers that take any time and memory: what they do is bounded from outside, and an unusual one loses nothing."""
+"""Tokenizers that may take unlimited time and memory are bounded from outside, and an unusual one loses nothing."""
 
 from __future__ import annotations
 

@@ -98,7 +98,8 @@ def test_tokens_are_those_of_the_definition(asked: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("asked", [asked for asked in ASKED if 0.1 < asked["temperature"] < 1e9], ids=str)
 def test_draws_follow_the_distribution(asked: dict[str, Any]) -> None:
-    """Chi-square over 4000 first tokens of 4000 seeds; five standard deviations of it is one chance in a million."""
+    """Chi-square over the first tokens of 4000 seeds. Five standard deviations of it have a chance of one in a
+    million."""
     chances = definition(LOGITS, Sampling(**asked), [], [])
     found = Counter(drawn(LOGITS, Sampling(seed=seed, **asked), 1)[0] for seed in range(4000))
     assert found.keys() <= chances.keys()

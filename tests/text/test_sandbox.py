@@ -1,4 +1,4 @@
-"""The process that renders chat templates: what it has, how it ends, and who may ask it for what and when."""
+"""The process that renders chat templates: what it may use, how it ends, and who may ask it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_what_the_plan_counts_is_what_the_system_lets_it_have(sandbox: Sandbox) 
 
 @pytest.mark.parametrize("mapped", [0, 34_000_000_000, 1 << 50])
 def test_the_limit_of_macos(monkeypatch: pytest.MonkeyPatch, mapped: int) -> None:
-    """Where a limit below what is mapped is refused, and old systems refuse any, or none."""
+    """macOS refuses a limit below what is mapped, and old systems refuse all limits or none."""
     limits = []
 
     def setrlimit(limit: int, values: tuple[int, int]) -> None:
@@ -213,7 +213,7 @@ def test_a_text_that_is_too_long(sandbox: Sandbox) -> None:
 
 
 def test_a_conversation_of_a_million_tokens() -> None:
-    """Is within the limits that the plan counts."""
+    """Its memory is within the limits that the plan counts."""
     sandbox = Sandbox(PROGRAM, PACKAGES, RENDERING)
     said = [{"role": "user", "content": "hello wor " * 50_000} for _ in range(10)]
     loop = "{% for m in messages %}{{ '<|' + m.role + '|>' + (m.content | trim) + '\\n' }}{% endfor %}"
@@ -252,7 +252,7 @@ def test_after_a_limit_there_is_another(sandbox: Sandbox, text: str, words: str)
 
 
 def test_a_parent_that_hears_of_no_signal() -> None:
-    """What it blocks or ignores a program that it starts would, too."""
+    """A program that it starts would inherit the signals that it blocks or ignores."""
     quiet = """
 sandbox = Sandbox(PROGRAM, PACKAGES, replace(RENDERING, seconds=0.1))
 signal.signal(signal.SIGPROF, signal.SIG_IGN)
@@ -298,7 +298,7 @@ def test_it_goes_with_its_parent() -> None:
 
 @pytest.mark.parametrize("text", ["a", SPIN])
 def test_it_goes_with_a_parent_that_is_killed(text: str) -> None:
-    """Idle, or at work: then it has the time of a request."""
+    """It ends when it is idle, and also when it is at work, within the time of a request."""
     at_work = "sandbox = Sandbox(PROGRAM, PACKAGES, replace(RENDERING, seconds=1)); Template('a', 't', sandbox)"
     process = script(f"{at_work}; print(sandbox.pid, flush=True); ask(sys.argv[1], sandbox); time.sleep(60)", text)
     pid = int(process.stdout.readline())
@@ -309,7 +309,7 @@ def test_it_goes_with_a_parent_that_is_killed(text: str) -> None:
 
 
 def test_it_is_ended_before_the_interpreter_is() -> None:
-    """So that a program that goes on without it, or starts another, has no process left."""
+    """It is gone at once, so that a program that goes on without it, or starts another, has no process left."""
     text = "import atexit; atexit.register(lambda: print(template.RENDERER.pid))\n"
     text += "from moeflux.text import template; template.Template('a'); print(template.RENDERER.pid)"
     found = subprocess.run([sys.executable, "-W", "error", "-c", text], capture_output=True, text=True)
@@ -363,14 +363,14 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_at_a_terminal_is_not_for_it(sandbox: Sandbox) -> None:
-    """There it goes to every process of the group."""
+    """At a terminal, Ctrl-C goes to every process of the group."""
     template = Template("{{ n }}", "t", sandbox)
     assert os.getpgid(sandbox.pid) != os.getpgid(0)
     assert template.render({"n": 7}) == "7"
 
 
 def test_a_fork_has_its_own() -> None:
-    """While another thread is waiting for it, too."""
+    """This holds while another thread is waiting for it, too."""
     forks = """
 import warnings
 warnings.simplefilter("ignore")  # of forks where there are threads
@@ -396,7 +396,7 @@ print(ask("{{ n }}", sandbox))
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_no_standard_streams(tmp_path: Path, first: int) -> None:
-    """Their numbers are free then. What others print there must not get into it."""
+    """The numbers of closed streams are free. What others print there must not get into the process."""
     text = """
 os.closerange(int(sys.argv[1]), 3)
 ask("a")
@@ -461,7 +461,7 @@ say(b'{"ready": true}')
     ],
 )
 def test_what_comes_back_is_checked(tmp_path: Path, says: str, words: str) -> None:
-    """Whatever got hold of the process could be speaking."""
+    """Answers are checked, because whatever got hold of the process could be speaking."""
     (tmp_path / "liar.py").write_text(HEAD + says)
     liar = Sandbox(tmp_path / "liar.py", (), replace(QUICK, wait=1))
     with pytest.raises(FormatError, match=rf"^t: expected to be rendered with .*, found {words}"):

@@ -135,7 +135,7 @@ BOMBS = {
 
 
 class Child:
-    """Begun anew where one was ended, so that one template's fault is not the next one's."""
+    """A process that is started again after one was ended, so that one template's fault does not affect the next."""
 
     def __init__(self, group: MemoryGroup | None) -> None:
         self.group = group
@@ -197,6 +197,6 @@ def test_it_ends_within_its_limits(child: Child, name: str) -> None:
 
 
 def test_what_is_honest_is_rendered(child: Child) -> None:
-    """In the same process, after all of these."""
+    """The same process still renders, after all of these."""
     text = "{% for m in messages %}{{ m.role ~ ': ' ~ m['content'] | upper }}{% endfor %}{{ n }}"
     assert child.ended(text)[:2] == ("text", "user: HELLO7")
