@@ -28,7 +28,10 @@ printf '#include <bit>\n#include <concepts>\n#include <span>\nint main() { retur
 install=("$venv/bin/pip" install --quiet --no-build-isolation)
 [ "$venv" = .venv ] || install+=("--config-settings=build-dir=build/${venv#.venv-}/{wheel_tag}")
 
+compiling() { echo "compiling the $(find csrc "$@" -name '*.cpp' | wc -l) C++ files of csrc${1:+ and $*}, on $(getconf _NPROCESSORS_ONLN) cores"; }
+
 if [ "${2:-}" = dev ]; then
+  compiling bench
   exec "${install[@]}" --config-settings=cmake.define.MOEFLUX_BENCH=ON --editable ".[dev]"
 fi
 
@@ -39,4 +42,5 @@ fi
 
 echo "setting up $venv ($("$venv/bin/python" --version), $compiler); a minute or two the first time"
 "$venv/bin/pip" install --quiet "scikit-build-core>=1.0" "pybind11>=3.0" "cmake>=3.25" ninja
+compiling
 "${install[@]}" --editable .

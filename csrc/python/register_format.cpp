@@ -9,6 +9,7 @@
 #include "format/manifest.h"
 #include "format/mlx_store.h"
 #include "format/packed_store.h"
+#include "format/planned_store.h"
 #include "format/safetensors.h"
 #include "format/tensor_requirements.h"
 #include "format/variant_json.h"
@@ -254,6 +255,12 @@ void register_stores(py::module_& m) {
       },
       py::arg("weights_dir"), py::arg("experts_dir"), py::arg("variant_json"), py::arg("experts") = py::none(),
       "A packed store. `experts_dir` holds the layer files; without `experts` it is one of the older tools.");
+  m.def(
+      "planned_store",
+      [](const std::string& variant_json, const QuantFormat& format) {
+        return open_store([&] { return planned_store(parse_variant(variant_json), format); });
+      },
+      py::arg("variant_json"), py::arg("format"), "One that nobody has made yet, with every matrix in that format.");
   m.def(
       "open_mlx",
       [](const fs::path& folder, const std::string& variant_json) {

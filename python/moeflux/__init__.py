@@ -28,6 +28,7 @@ _HOMES = {
     "Generation": "moeflux.text.generate:Generation",
     "GenerationStats": "moeflux.text.generate:GenerationStats",
     "IoError": "moeflux.errors:IoError",
+    "LoadOptions": "moeflux.runtime.options:LoadOptions",
     "Logits": "moeflux.runtime.logits:Logits",
     "Memory": "moeflux.model:Memory",
     "Model": "moeflux.model:Model",

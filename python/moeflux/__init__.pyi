@@ -23,6 +23,7 @@ from moeflux.models.config import variant_from_config
 from moeflux.models.presets import PRESETS
 from moeflux.models.variants import Variant
 from moeflux.runtime.logits import Logits
+from moeflux.runtime.options import LoadOptions
 from moeflux.runtime.plan import Plan, plan
 from moeflux.runtime.snapshot import Snapshot
 from moeflux.session import Session
@@ -47,6 +48,7 @@ __all__ = [
     "Generation",
     "GenerationStats",
     "IoError",
+    "LoadOptions",
     "Logits",
     "Memory",
     "Model",

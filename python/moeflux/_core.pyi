@@ -57,6 +57,7 @@ __all__: list[str] = [
     "open_packed",
     "parse_json",
     "parse_snapshot_wire",
+    "planned_store",
     "probe_expert_reads",
     "probe_file_reads",
     "quantize",
@@ -960,6 +961,11 @@ def parse_json(text: str, where: str = "text", without: collections.abc.Set[str]
 def parse_snapshot_wire(data: typing.Any, variant_json: str, where: str = "snapshot") -> SnapshotWire:
     """
     The layout of a whole snapshot of wire format 1 or 2, every field of it checked.
+    """
+
+def planned_store(variant_json: str, format: QuantFormat) -> StoreDirectory:
+    """
+    One that nobody has made yet, with every matrix in that format.
     """
 
 def probe_expert_reads(store: StoreDirectory, mode: str, readers: int, seconds: float, seed: int) -> tuple:

@@ -9,20 +9,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from moeflux import _core
 from moeflux.errors import ArgumentError, StateError, memory_errors
 from moeflux.machine.memory import resident
 from moeflux.models.hub import find_model
 from moeflux.models.variants import Variant
-from moeflux.runtime.plan import ENGINE_PARTS, LOADED, SESSION_PARTS, Options, Plan, make_plan, pricing, whole
+from moeflux.runtime.options import LoadOptions, settled
+from moeflux.runtime.plan import ENGINE_PARTS, LOADED, SESSION_PARTS, Plan, make_plan, pricing, whole
 from moeflux.runtime.recording import Recording
 from moeflux.session import Session
 from moeflux.sizes import size_text
 from moeflux.stores.store import Store, open_store
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from moeflux.text.chat import ChatFormat
     from moeflux.text.conversation import Conversation
     from moeflux.text.sampling import Sampling
@@ -205,24 +208,8 @@ class Model:
 def load(
     name: str | Path | None = None,
     *,
-    memory: int | str | None = "auto",
-    context: int | None = None,
-    sessions: int = 1,
-    kv_dtype: Literal["f32", "bf16"] = "f32",
-    backend: str = "auto",
-    threads: int | None = None,
-    isa: str | None = None,
-    precision: Literal["auto", "exact"] = "auto",
-    readers: int | None = None,
-    expert_slots: int | None = None,
-    ring_depth: int | None = None,
-    chunk: int | None = None,
-    reads: Literal["auto", "direct", "buffered"] = "auto",
-    cache: Literal["lru", "lfu", "none"] = "lru",
-    look_ahead: Literal["auto", "on", "off"] = "auto",
-    verify_reads: bool = False,
-    experts_per_token: int | None = None,
     on_progress: Callable[[int, int], object] | None = None,
+    **options: Unpack[LoadOptions],
 ) -> Model:
     """Opens a model for evaluation. `name` is a folder (a packed store, or MLX as it is), or a repository on
     huggingface.co as owner/name or owner/name@revision, which is downloaded once. Without it, the built-in model opens.
@@ -264,57 +251,33 @@ def load(
     prefill of one token, and a prefill that was stopped and goes on ends where the unbroken one does. A large chunk
     reads an expert once for many tokens. A small chunk needs less scratch and notices Ctrl-C sooner.
     """
-    options = Options(
-        memory=memory,
-        context=context,
-        sessions=sessions,
-        kv_dtype=kv_dtype,
-        backend=backend,
-        isa=isa,
-        precision=_word("precision", precision),
-        threads=threads,
-        readers=readers,
-        expert_slots=expert_slots,
-        ring_depth=ring_depth,
-        chunk=chunk,
-        reads=_word("reads", reads),
-        cache=_word("cache", cache),
-        look_ahead=_word("look_ahead", look_ahead),
-        verify_reads=bool(verify_reads),
-        experts_per_token=experts_per_token,
-    )
-    if backend == "auto" and (failure := _core.metal_failure()):
+    asked = settled(options)
+    if asked["backend"] == "auto" and (failure := _core.metal_failure()):
         warnings.warn(failure, stacklevel=2)
     folder = find_model(name)
-    with memory_errors(f"loading {folder}"), LOADING, open_store(folder, experts_per_token=experts_per_token) as store:
-        checksums = _checksums(store) if verify_reads else None
-        plan = make_plan(store, options)
+    experts = asked["experts_per_token"]
+    with memory_errors(f"loading {folder}"), LOADING, open_store(folder, experts_per_token=experts) as store:
+        checksums = _checksums(store) if asked["verify_reads"] else None
+        plan = make_plan(store, asked)
         engine = _core.Engine(
             store.directory,
-            backend=backend,
-            isa=isa or "",
-            precision=options.precision,
+            backend=asked["backend"],
+            isa=asked["isa"] or "",
+            precision=asked["precision"],
             threads=plan.threads,
             readers=plan.readers,
             expert_slots=plan.slots,
-            ring_depth=whole("ring_depth", ring_depth, 16) or 2,
+            ring_depth=whole("ring_depth", asked["ring_depth"], 16) or 2,
             chunk=plan.chunk,
             session_bytes=plan.session_limit,
             reads=plan.reads,
-            cache=options.cache,
-            look_ahead=options.look_ahead,
+            cache=asked["cache"],
+            look_ahead=asked["look_ahead"],
             checksums=checksums,
             on_progress=on_progress,
         )
         LOADED[engine] = plan
         return Model(store, engine, plan)
-
-
-def _word(name: str, word: str) -> str:
-    """Checks that it is text. The engine knows which words there are."""
-    if not isinstance(word, str):
-        raise ArgumentError(f"{name}: expected a word, found {word!r:.40}")
-    return word
 
 
 def _checksums(store: Store) -> dict[int, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Protocol, TextIO
 
@@ -17,7 +17,6 @@ __all__ = [
     "Progress",
     "Silent",
     "Task",
-    "counter",
     "for_terminal",
     "time_text",
 ]
@@ -141,19 +140,6 @@ class _BarTask:
 
     def advance(self, done: int) -> None:
         self.bars.advance(self.identifier, done)
-
-
-def counter(progress: Progress, label: str, seconds: float = 5.0) -> Callable[[int, int], None]:
-    """For work that is counted, not measured in bytes: a line at most every few seconds."""
-    last = time.monotonic()
-
-    def tell(done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= seconds:
-            last = time.monotonic()
-            progress.note(f"{label}: {done} of {total}")
-
-    return tell
 
 
 class Counting:

@@ -135,7 +135,7 @@ def test_the_command_refuses(folder: Folder, tmp_path: Path, capsys: Output) -> 
     store = str(folder("qwen3_5_moe"))
     (tmp_path / "one").write_text("5")
     for argv, words in [
-        ([str(tmp_path / "none")], "expected a folder, found nothing"),
+        ([str(tmp_path / "none")], "expected a folder, or a repository as owner/name, found nothing"),
         ([store, "--expert-slots", "1"], "expert_slots: expected at least"),
         ([store, "--prefill", "2000"], "expected 1 to 1024"),
         ([store, "--prompt-ids", str(tmp_path / "one")], "expected at least 2 tokens, found 1"),

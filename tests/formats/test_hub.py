@@ -74,6 +74,9 @@ class Handler(BaseHTTPRequestHandler):
         return [(str(file.relative_to(folder)), file.stat().st_size) for file in files]
 
     def _file(self, name: str, file: str) -> None:
+        if name not in self.server.repositories:
+            self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+            return
         data = (self.server.repositories[name] / file).read_bytes()
         etag = hashlib.sha256(data).hexdigest()
         headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
@@ -149,6 +152,16 @@ def test_load_takes_what_the_command_line_takes(hub: Hub, tmp_path: Path) -> Non
     assert program_of(None, tmp_path, "-c", program).stdout.decode() == f"{builtin.path()}\n"
     none = program_of(hub, tmp_path, "-c", program, "nowhere")
     assert "NotFoundError: nowhere: expected a folder, or a repository" in none.stderr.decode()
+
+
+def test_planning_fetches_the_config_alone(hub: Hub, tmp_path: Path) -> None:
+    for command in ("info", "plan"):
+        run = program_of(hub, tmp_path, "-m", "moeflux", command, "test/model")
+        assert run.returncode == 0, run.stderr.decode()
+        assert {file for file, _ in hub.fetched} == {"config.json"}
+        said = run.stdout.decode()
+        assert "with every matrix" in said and builtin.path().name not in said
+    refused(program_of(hub, tmp_path, "-m", "moeflux", "plan", "test/none"), "found neither such a folder")
 
 
 def test_a_download_goes_on_where_it_stopped(hub: Hub, tmp_path: Path) -> None:

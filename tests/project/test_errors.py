@@ -24,6 +24,7 @@ from moeflux import (
     builtin,
     errors,
 )
+from moeflux.runtime import plan as planning
 
 KINDS = [ArgumentError, BudgetError, Cancelled, DeviceError, FormatError, IoError, NotFoundError, StateError]
 
@@ -94,7 +95,13 @@ def test_a_path_that_leads_nowhere_is_a_file_not_found_error(tmp_path: Path) -> 
     assert not isinstance(raised.value, FileNotFoundError)
 
 
-def test_a_budget_error_knows_what_would_be_enough() -> None:
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same process every time, whatever else it has done: a plan is to be compared with another."""
+    monkeypatch.setattr(planning._Planner, "process_parts", lambda self: {"process": 64 << 20, "text": 0})
+
+
+def test_a_budget_error_knows_what_would_be_enough(steady: None) -> None:
     asked = {"context": 4096, "sessions": 3, "threads": 1}
     with pytest.raises(BudgetError) as raised:
         moeflux.load(builtin.path(), memory="20MB", **asked)
@@ -108,7 +115,7 @@ def test_a_budget_error_knows_what_would_be_enough() -> None:
             moeflux.plan(builtin.path(), **options)
 
 
-def test_a_session_beyond_the_budget_says_what_it_would_have_taken() -> None:
+def test_a_session_beyond_the_budget_says_what_it_would_have_taken(steady: None) -> None:
     floor = moeflux.plan(builtin.path(), context=1024, threads=1).floor_bytes
     model = moeflux.load(builtin.path(), memory=floor + 20_000_000, context=1024, threads=1)
     sessions = []

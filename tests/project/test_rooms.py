@@ -54,6 +54,7 @@ ORACLE_LIBRARIES = {"numpy"}
 STARTS_AT_ONCE = "help, a wrong call and a Ctrl-C need neither NumPy nor the core: a command imports what it runs"
 WITHOUT_TEXT = "tokenizers and Jinja take 50 ms and 10 MB, which who evaluates tokens does not need"
 ONLY_WHEN_USED = "heavy, or not there on every machine"
+FOR_TYPES = "of type checkers, which have it; Python has Unpack itself from 3.11 on"
 A_PROCESS = (
     "encoder.py is also the program of a process that has nothing of the package: its folder is on the path there"
 )
@@ -62,8 +63,10 @@ A_PROCESS = (
 LATE: dict[str, dict[str, str]] = {
     "__main__": {"cli": "the process catches a Ctrl-C before it imports anything"},
     "cli": {"*": STARTS_AT_ONCE},
-    "model": {"text": WITHOUT_TEXT},
+    "model": {"text": WITHOUT_TEXT, "typing_extensions": FOR_TYPES},
     "session": {"text": WITHOUT_TEXT},
+    "runtime": {"typing_extensions": FOR_TYPES},
+    "measure": {"typing_extensions": FOR_TYPES},
     "files": {"numpy": STARTS_AT_ONCE},
     "progress": {"rich": ONLY_WHEN_USED},
     "models": {"huggingface_hub": ONLY_WHEN_USED},

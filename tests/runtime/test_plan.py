@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import weakref
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import moeflux
-from moeflux import ArgumentError, BudgetError, FormatError, Plan, _core, model
+from moeflux import ArgumentError, BudgetError, FormatError, NotFoundError, Plan, _core, model
 from moeflux.cli import main
 from moeflux.conversion.synth import synth
 from moeflux.machine.memory import Available
@@ -172,6 +173,55 @@ def test_a_process_has_one_renderer(store: Path, monkeypatch: pytest.MonkeyPatch
 
 
 # ---- How experts are read ---------------------------------------------------------------------------------------
+
+
+def test_a_store_is_planned_before_it_is_there(store: Path, tmp_path: Path) -> None:
+    """From its config alone, to the byte but for the router, which a conversion gives more bits."""
+    shutil.copy(store / "config.json", tmp_path / "config.json")
+    for place in (tmp_path, tmp_path / "config.json"):
+        before, after = plan(place, memory="1GB"), plan(store, memory="1GB")
+        parts, dense = after.parts, after.parts["dense weights"]
+        assert before.parts | {"dense weights": dense} == parts
+        assert 0.99 * dense < before.parts["dense weights"] < dense
+        assert (before.slot_bytes, before.expert_bytes_per_token) == (after.slot_bytes, after.expert_bytes_per_token)
+        assert before.note == "of a store with every matrix 4-bit g64, which is not here yet" and after.note == ""
+        assert before.note in str(before) and "note" not in str(after)
+
+
+def test_a_preset_is_planned_without_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = plan("a3b", memory="8GB", context=4096)
+    assert found.model == "Qwen3.6-35B-A3B" and found.experts == 10_240
+    assert found.total_bytes <= 8_000_000_000 and found.slots > 2_000
+    assert found.tokens_per_second is None
+    remember(Path(), PROBE)
+    again = plan("a3b", memory="8GB", context=4096)
+    assert again.tokens_per_second is not None and again.tokens_per_second > 0.5
+    with pytest.raises(BudgetError, match="the floor of Qwen3"):
+        plan("a3b", memory="1GB")
+    with pytest.raises(NotFoundError, match="a repository as owner/name or a preset, found nothing of that name"):
+        plan("nothing")
+
+
+def test_the_config_says_in_how_many_bits(store: Path, tmp_path: Path) -> None:
+    config = json.loads((store / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization": {"bits": 8, "group_size": 32}}))
+    assert "every matrix 8-bit g32" in plan(tmp_path, memory="1GB").note
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization": {"bits": 7}}))
+    with pytest.raises(FormatError, match="quantization: bits: expected 2, 3, 4, 5, 6 or 8, found 7"):
+        plan(tmp_path, memory="1GB")
+
+
+def test_options_are_those_of_load(store: Path) -> None:
+    for call in (plan, moeflux.load):
+        with pytest.raises(ArgumentError, match=r"options: expected memory, context, .*, found memry"):
+            call(store, memry="8GB")
+        with pytest.raises(ArgumentError, match='cache: expected one of lru, lfu, none, found "random"'):
+            call(store, cache="random")
+        with pytest.raises(ArgumentError, match="look_ahead: expected one of auto, on, off, found 3"):
+            call(store, look_ahead=3)
+        with pytest.raises(ArgumentError, match="backend: expected a name, found 3"):
+            call(store, backend=3)
 
 
 def test_reads(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

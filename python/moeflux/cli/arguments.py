@@ -8,7 +8,9 @@ import json
 import sys
 from collections.abc import Callable, Iterable
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from moeflux.runtime.options import DEFAULTS, LoadOptions, words_of
 
 if TYPE_CHECKING:
     from moeflux.model import Model
@@ -17,6 +19,7 @@ __all__ = [
     "MODEL_HELP",
     "MOST_SEED",
     "PROMPT_HINT",
+    "SHAPE_HELP",
     "Commands",
     "Parser",
     "add_loading",
@@ -120,50 +123,45 @@ LOADING = """\
 These options decide how much memory the model takes and how fast it runs. Only --precision and those marked LOSSY may
 change an answer.
 """
-MEMORY = {
+# The options of `moeflux.load` that people touch: what stands for a value, where that is no word of a few, and help.
+HELP: dict[str, tuple[str | None, str]] = {
     "memory": ("SIZE", "budget of the whole process: 8GB, 8GiB, bytes; default: auto, what is free less a reserve"),
     "context": ("N", "tokens that a session has room for; default: the model's limit, at most 32768"),
     "sessions": ("N", "sessions to plan room for; default: 1"),
-}
-NUMBERS = {
-    "threads": "threads that compute; default: one per core",
-    "expert-slots": "experts held in memory; default: as many as fit",
-    "readers": "threads that read experts",
-    "chunk": "most tokens of a prefill step; default: 512, more or less as memory allows",
-}
-WORDS = {
-    "precision": (("auto", "exact"), "of activations; auto, the default: 16 bits where that is faster; exact: float32"),
-    "kv-dtype": (("f32", "bf16"), "of keys and values; default: f32. LOSSY: bf16, at half the memory"),
-    "reads": (("auto", "direct", "buffered"), "of experts, past the page cache or through it; default: auto"),
-    "cache": (("lru", "lfu", "none"), "which expert goes when another needs its place; default: lru"),
-    "look-ahead": (("auto", "on", "off"), "read ahead what the next layer may need; auto, the default: while it pays"),
+    "threads": ("N", "threads that compute; default: one per core"),
+    "expert_slots": ("N", "experts held in memory; default: as many as fit"),
+    "readers": ("N", "threads that read experts"),
+    "chunk": ("N", "most tokens of a prefill step; default: 512, more or less as memory allows"),
+    "precision": (None, "of activations; auto, the default: 16 bits where that is faster; exact: float32"),
+    "kv_dtype": (None, "of keys and values; default: f32. LOSSY: bf16, at half the memory"),
+    "reads": (None, "of experts, past the page cache or through it; default: auto"),
+    "cache": (None, "which expert goes when another needs its place; default: lru"),
+    "look_ahead": (None, "read ahead what the next layer may need; auto, the default: while it pays"),
+    "verify_reads": (None, "compare every expert that is read with its checksum"),
+    "experts_per_token": ("N", "LOSSY: another number of experts than the model's own"),
 }
 
 
 def add_loading(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `moeflux.load` that people touch. Those that are not given are left to `load`."""
     group = parser.add_argument_group("how the model is loaded", LOADING)
-    for name, (metavar, meaning) in MEMORY.items():
-        group.add_argument(f"--{name}", type=str if name == "memory" else whole(), metavar=metavar, help=meaning)
-    for name, meaning in NUMBERS.items():
-        group.add_argument(f"--{name}", type=whole(), metavar="N", help=meaning)
-    for name, (words, meaning) in WORDS.items():
-        group.add_argument(f"--{name}", choices=words, help=meaning)
-    group.add_argument(
-        "--verify-reads", action="store_true", help="compare every expert that is read with its checksum"
-    )
-    group.add_argument(
-        "--experts-per-token", type=whole(), metavar="N", help="LOSSY: another number of experts than the model's own"
-    )
+    for name, (metavar, meaning) in HELP.items():
+        flag = f"--{name.replace('_', '-')}"
+        if words := words_of(name):
+            group.add_argument(flag, choices=words, help=meaning)
+        elif DEFAULTS[name] is False:
+            group.add_argument(flag, action="store_true", help=meaning)
+        else:
+            group.add_argument(flag, type=str if name == "memory" else whole(), metavar=metavar, help=meaning)
 
 
-def load_options(arguments: argparse.Namespace) -> dict[str, Any]:
+def load_options(arguments: argparse.Namespace) -> LoadOptions:
     """The options that were given, for `moeflux.load(store, **load_options(arguments))`."""
-    names = [name.replace("-", "_") for name in (*MEMORY, *NUMBERS, *WORDS, "verify-reads", "experts-per-token")]
-    return {name: value for name in names if (value := getattr(arguments, name))}
+    return cast("LoadOptions", {name: value for name in HELP if (value := getattr(arguments, name))})
 
 
 MODEL_HELP = "a folder (packed store or MLX) or a repository as owner/name; default: the built-in model"
+SHAPE_HELP = "the same, a config.json or the name of a preset; nothing but the config is downloaded"
 PROMPT_HINT = "; give a prompt with -p"
 
 

@@ -7,7 +7,16 @@ import dataclasses
 import json
 from pathlib import Path
 
-from moeflux.cli.arguments import Commands, Parser, add_loading, command, load_options, print_value
+from moeflux.cli.arguments import (
+    MODEL_HELP,
+    SHAPE_HELP,
+    Commands,
+    Parser,
+    add_loading,
+    command,
+    load_options,
+    print_value,
+)
 
 __all__ = ["add"]
 
@@ -29,12 +38,15 @@ PLAN = """\
 Prints what loading a model with these options would take: what stays in memory all the time, what each session takes,
 how many experts have a place, how many bytes each token must read from the disk and how long that would take. Nothing
 is loaded. A budget is for the whole process and is never exceeded. A budget below the floor is refused, and the message
-says what the floor is. Every other command that loads a model takes the same options and goes by the same plan. After
-`moeflux replay` of a trace of this model, the plan knows how often an expert is found in memory. After `moeflux
-doctor`, it knows how fast the disk is.
+says what the floor is. Every other command that loads a model takes the same options and goes by the same plan. A
+preset, a config.json, or a repository of which only the config is fetched, is planned as a store with every matrix in
+one format. After `moeflux replay` of a trace of this model, the plan knows how often an expert is found in memory.
+After `moeflux doctor`, it knows how fast the disk is.
 
 examples:
   moeflux plan /ssd/a3b                                       with what is free now
+  moeflux plan a3b --memory 8GB                               before there is anything of it
+  moeflux plan mlx-community/Qwen3.6-35B-A3B-4bit --memory 8GB
   moeflux plan /ssd/a3b --memory 8GB --context 16384
   moeflux plan /ssd/a3b --memory 8GB --kv-dtype bf16 --sessions 4
   moeflux plan /ssd/a3b --memory 8GB --trace run.trace        with the hit rate of a recorded run
@@ -64,7 +76,7 @@ def add(commands: Commands) -> None:
 
 
 def _add_info(command: Parser) -> None:
-    command.add_argument("target", nargs="?", metavar="STORE|CONFIG|PRESET")
+    command.add_argument("target", nargs="?", metavar="STORE|CONFIG|PRESET|REPOSITORY")
     command.add_argument("--json", action="store_true", help="everything as JSON, sizes in exact bytes")
 
 
@@ -84,7 +96,7 @@ def _info(arguments: argparse.Namespace) -> int:
 
 
 def _add_plan(command: Parser) -> None:
-    command.add_argument("store", type=Path, metavar="STORE", help="folder with a model")
+    command.add_argument("model", nargs="?", metavar="MODEL", help=f"{MODEL_HELP}; or {SHAPE_HELP}")
     command.add_argument(
         "--trace", type=Path, metavar="FILE", help="a trace that `moeflux trace` wrote; the plan takes its hit rate"
     )
@@ -97,7 +109,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     from moeflux.runtime.plan import plan
 
     trace = None if arguments.trace is None else Trace.load(arguments.trace)
-    print_value(plan(arguments.store, trace=trace, **load_options(arguments)), arguments.json)
+    print_value(plan(arguments.model, trace=trace, **load_options(arguments)), arguments.json)
     return 0
 
 

@@ -137,7 +137,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _add_trace(command: Parser) -> None:
-    command.add_argument("store", type=Path, metavar="STORE", help="folder with a model")
+    command.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     command.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
     prompt = command.add_mutually_exclusive_group()
     prompt.add_argument(
@@ -155,20 +155,21 @@ def _trace(arguments: argparse.Namespace) -> int:
     import moeflux
     from moeflux import files
     from moeflux.measure.record import record
-    from moeflux.progress import counter, for_terminal
+    from moeflux.progress import Counting, for_terminal
     from moeflux.runtime.tokens import random_prompt, read_prompt
 
     if not files.is_folder(arguments.output.absolute().parent):
         raise moeflux.IoError(f"{arguments.output}: expected a folder to write into, found none")
     if arguments.prompt_ids and arguments.seed is not None:
         raise moeflux.ArgumentError("--seed: expected random tokens, found --prompt-ids")
-    model = moeflux.load(arguments.store, **load_options(arguments))
+    model = load_model(arguments.model, arguments)
     vocab = model.variant.vocab_size
     if arguments.prompt_ids:
         prompt = read_prompt(arguments.prompt_ids, vocab)
     else:
         prompt = random_prompt(arguments.tokens, vocab, arguments.seed or 0)
-    trace = record(model, prompt, arguments.decode, counter(for_terminal(), "tokens"))
+    with Counting(for_terminal(passing=True), "recording", "tokens") as counting:
+        trace = record(model, prompt, arguments.decode, counting)
     trace.save(arguments.output)
     print(f"{arguments.output}: {trace}")
     return 0
@@ -226,7 +227,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 def _add_bench(command: Parser) -> None:
-    command.add_argument("store", type=Path, metavar="STORE", help="folder with a model")
+    command.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     prompt = command.add_mutually_exclusive_group()
     prompt.add_argument("--prefill", type=whole(), default=256, metavar="N", help="random tokens; default: 256")
     prompt.add_argument(
@@ -245,23 +246,25 @@ def _add_bench(command: Parser) -> None:
 
 def _bench(arguments: argparse.Namespace) -> int:
     from moeflux.measure.bench import bench, table
-    from moeflux.progress import for_terminal
+    from moeflux.models.hub import find_model
+    from moeflux.progress import Lines, for_terminal
     from moeflux.runtime.tokens import read_prompt
     from moeflux.stores.store import open_store
 
     prompt = None
+    folder = find_model(arguments.model, for_terminal())
     if arguments.prompt_ids:
-        with open_store(arguments.store) as store:
+        with open_store(folder) as store:
             prompt = read_prompt(arguments.prompt_ids, store.variant.vocab_size)
     rows = []
     for row in bench(
-        arguments.store,
+        folder,
         prefill=arguments.prefill,
         decode=arguments.decode,
         reps=arguments.reps,
         prompt=prompt,
         random_decode=arguments.random_decode,
-        note=for_terminal().note,
+        progress=Lines(),  # a bar would be measured too
         **load_options(arguments),
     ):
         rows.append(row)

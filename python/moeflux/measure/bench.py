@@ -17,16 +17,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moeflux import _core
 from moeflux.errors import ArgumentError
 from moeflux.files import open_file, system_errors, system_text, tell_system
 from moeflux.model import Model, load
+from moeflux.models.hub import find_model
+from moeflux.progress import Counting, Progress, Silent
+from moeflux.runtime.options import LoadOptions
 from moeflux.runtime.tokens import random_prompt
 from moeflux.session import Session
 from moeflux.sizes import size_text
 from moeflux.stores.store import open_store
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Row", "bench", "drop_cached", "table"]
 
@@ -79,33 +85,33 @@ class Row:
 
 
 def bench(
-    store: str | Path,
+    name: str | Path | None = None,
     *,
     prefill: int = 256,
     decode: int = 32,
     reps: int = 1,
     prompt: Sequence[int] | None = None,
     random_decode: bool = False,
-    note: Callable[[str], object] = lambda sentence: None,
-    **options: Any,
+    progress: Progress | None = None,
+    **options: Unpack[LoadOptions],
 ) -> Iterator[Row]:
     """Yields row by row. A `prompt` replaces the `prefill` random tokens; `options` are those of moeflux.load."""
     if prompt is not None and len(prompt) < 2:
         raise ArgumentError(f"prompt: expected at least 2 tokens, found {len(prompt)}")
+    store = find_model(name)
     files = files_of(store)
     for rep in range(reps):
-        yield from Repetition(Path(store), files, options, rep, note).rows(prefill, decode, prompt, random_decode)
+        repetition = Repetition(store, files, options, rep, progress or Silent())
+        yield from repetition.rows(prefill, decode, prompt, random_decode)
 
 
 class Repetition:
-    def __init__(
-        self, store: Path, files: list[str], options: dict[str, Any], rep: int, note: Callable[[str], object]
-    ) -> None:
+    def __init__(self, store: Path, files: list[str], options: LoadOptions, rep: int, progress: Progress) -> None:
         self.store = store
         self.files = files
         self.options = options
         self.rep = rep
-        self.note = note
+        self.progress = progress
 
     def rows(self, prefill: int, decode: int, prompt: Sequence[int] | None, random_decode: bool) -> Iterator[Row]:
         """Cold decoding comes first. Its model is closed before the next is opened, so there are never two."""
@@ -129,7 +135,8 @@ class Repetition:
     def open_cold(self, context: int) -> tuple[Model, float]:
         drop_cached(self.files)
         started = time.perf_counter()
-        model = load(self.store, **{"context": context} | self.options)
+        options: LoadOptions = {"context": context, **self.options}
+        model = load(self.store, **options)
         return model, time.perf_counter() - started
 
     def vocab(self) -> int:
@@ -142,9 +149,10 @@ class Repetition:
     # ---- Measuring ----------------------------------------------------------------------------------------------
 
     def prefilled(self, state: str, session: Session, prompt: list[int], load_seconds: float | None) -> Row:
-        self.note(f"prefill, {state}")
-        counted = Counted(self, "prefill", state, session, load_seconds)
-        session.prefill(prompt)
+        self.progress.note(f"prefill, {state}")
+        with Counting(self.progress, f"prefill, {state}", "tokens") as counting:
+            counted = Counted(self, "prefill", state, session, load_seconds)
+            session.prefill(prompt, counting)
         return counted.row(len(prompt), [session.stats])
 
     def decoded(
@@ -158,16 +166,18 @@ class Repetition:
         load_seconds: float | None,
     ) -> Row:
         """`first` is the token to begin with, by default the likeliest next one. `settle` steps are not counted."""
-        self.note(f"decode, {state}")
+        self.progress.note(f"decode, {state}")
         # A session that stands at a prefill's end has the logits of its last token.
         token = session._core.argmax() if first is None else first
         for step in range(settle):
             token = following(session, token, answer, step)
         counted = Counted(self, "decode", state, session, load_seconds)
         stats = []
-        for step in range(settle, settle + decode):
-            token = following(session, token, answer, step)
-            stats.append(session.stats)
+        with Counting(self.progress, f"decode, {state}", "tokens") as counting:
+            for step in range(settle, settle + decode):
+                token = following(session, token, answer, step)
+                stats.append(session.stats)
+                counting(len(stats), decode)
         return counted.row(decode, stats)
 
 

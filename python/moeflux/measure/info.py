@@ -8,19 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from moeflux import files
-from moeflux._core import ExpertFormats, ExpertLayout
+from moeflux._core import ExpertFormats
 from moeflux.conversion.convert import content_of, is_mlx, matrix_formats
-from moeflux.errors import ArgumentError, NotFoundError
-from moeflux.models.config import variant_from_config
 from moeflux.models.layers import GatedDelta, GroupedAttention, LatentAttention, SharedExpert
-from moeflux.models.presets import PRESETS, preset
-from moeflux.models.tensors import dense_shapes
-from moeflux.models.variants import QuantFormat, Variant
+from moeflux.models.variants import Variant
 from moeflux.sizes import size_text
 from moeflux.stores.costs import costs, costs_of_shape, dense_sizes, embedding_bytes
+from moeflux.stores.planned import PlannedStore, planned_store
 from moeflux.stores.store import Store, is_packed, open_store
-
-DEFAULT_FORMAT = QuantFormat.affine(4, 64)
 
 
 @dataclass(frozen=True)
@@ -60,23 +55,16 @@ class Info:
 
 
 def describe(target: str | Path) -> Info:
-    """A folder with weights, a config.json (or a folder with nothing else), or the name of a preset."""
+    """A folder with weights, a config.json (or a folder with nothing else), a repository as owner/name, whose config
+    alone is fetched, or the name of a preset."""
     path = files.expanded(target)
-    if not files.exists(path):
-        try:
-            return _from_variant(str(target), "preset", preset(str(target)))
-        except ArgumentError:
-            raise NotFoundError(
-                f"{target}: no such file or folder, and no preset; presets are {', '.join(PRESETS)}"
-            ) from None
-    if not files.is_folder(path):
-        return _from_variant(str(target), "config", variant_from_config(path))
-    if not _has_weights(path) and files.exists(path / "config.json"):
+    if not files.is_folder(path) or not (_has_weights(path) or _needs_converting(path)):
         missing = ["weights: the folder holds a config.json but neither model_weights.bin nor *.safetensors"]
-        return _from_variant(str(target), "config", variant_from_config(path), missing)
+        return _from_store(str(target), planned_store(target), missing if files.is_folder(path) else [])
     if _needs_converting(path):
         return _from_checkpoint(path)
-    return _from_store(open_store(path))
+    store = open_store(path)
+    return _from_store(str(store.path), store, store.missing_extras())
 
 
 def _has_weights(folder: Path) -> bool:
@@ -115,53 +103,22 @@ def _of_all(experts: ExpertFormats) -> str:
     return " / ".join(dict.fromkeys(map(str, (experts.gate, experts.up, experts.down))))
 
 
-def _from_store(store: Store) -> Info:
+def _from_store(target: str, store: Store | PlannedStore, missing: list[str]) -> Info:
     directory, variant = store.directory, store.variant
-    formats: dict[str, int] = {}
-    for quantisation in directory.formats.values():
-        formats[str(quantisation)] = formats.get(str(quantisation), 0) + 1
-    sizes = dense_sizes(store)
+    sizes = dense_sizes(directory)
     return Info(
-        target=str(store.path),
+        target=target,
         kind=store.kind,
         variant=variant,
-        formats=formats,
+        formats=dict(Counter(map(str, directory.formats.values()))),
         expert_format=_of_all(directory.experts.formats),
         dense_tensors=len(sizes),
         dense_bytes=sum(sizes.values()),
         expert_bytes=directory.experts.bytes,
         fingerprint=store.fingerprint,
         ignored=list(directory.ignored),
-        missing=store.missing_extras(),
-        **costs(store),
-    )
-
-
-def _from_variant(target: str, kind: str, variant: Variant, missing: list[str] | None = None) -> Info:
-    """Sizes as a conversion with the default format would have them."""
-    tensors = dense = embedding = matrices = 0
-    for tensor in dense_shapes(variant):
-        rows = 1
-        for extent in tensor.shape[:-1]:
-            rows *= extent
-        quantised = tensor.is_matrix and DEFAULT_FORMAT.fits(tensor.shape[-1])
-        size = rows * (DEFAULT_FORMAT.row_bytes(tensor.shape[-1]) if quantised else 2 * tensor.shape[-1])
-        tensors += 3 if quantised else 1
-        matrices += quantised
-        dense += size
-        embedding += size if tensor.name.startswith("model.embed_tokens") else 0
-    layout = ExpertLayout(variant.hidden_size, variant.experts.intermediate, *(DEFAULT_FORMAT,) * 3)
-    return Info(
-        target=target,
-        kind=kind,
-        variant=variant,
-        formats={str(DEFAULT_FORMAT): matrices},
-        expert_format=str(DEFAULT_FORMAT),
-        dense_tensors=tensors,
-        dense_bytes=dense,
-        expert_bytes=layout.bytes,
-        missing=missing or [],
-        **costs_of_shape(variant, layout.bytes, dense, embedding),
+        missing=missing,
+        **costs(variant, directory),
     )
 
 
@@ -202,7 +159,7 @@ def _lines(info: Info) -> list[str]:
     if info.kind == "hf":
         rows.append(("note", "sizes are those of a conversion as `moeflux convert` does it without flags"))
     if info.kind in ("config", "preset"):
-        rows.append(("note", f"sizes are those of a conversion with every matrix {DEFAULT_FORMAT}"))
+        rows.append(("note", f"sizes are those of a conversion with every matrix {info.expert_format.split(' / ')[0]}"))
     return [f"{label:<20}{text}" for label, text in rows]
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 from moeflux import files
-from moeflux.errors import Error, FormatError, IoError, NotFoundError
+from moeflux.errors import ArgumentError, Error, FormatError, IoError, NotFoundError
 from moeflux.models import builtin
 from moeflux.models.config import variant_from_config
 from moeflux.progress import Progress, Silent
 from moeflux.sizes import size_text
 
-__all__ = ["check_name", "find_model"]
+__all__ = ["check_name", "find_config", "find_model", "is_repository"]
 
 REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 # The files that a model needs here. Repositories hold the same weights in other formats too.
@@ -34,16 +36,39 @@ def find_model(name: str | Path | None, progress: Progress | None = None) -> Pat
     match = REPOSITORY.fullmatch(str(name))
     if _is_there(name) or match is None:
         return files.expanded(name)
+    progress = progress or Silent()
+    with _library(name) as hub:
+        try:
+            return _download(hub, match[1], match[2], progress)
+        except KeyboardInterrupt:
+            progress.note(f"{name}: what is downloaded is kept; the same command goes on from there")
+            raise
+
+
+def find_config(name: str) -> Path:
+    """The config.json of a repository, which alone is downloaded: what a model is, without its weights."""
+    check_name(name)
+    match = REPOSITORY.fullmatch(name)
+    if match is None:
+        raise ArgumentError(f"{name!s:.200}: expected a repository as owner/name")
+    with _library(name) as hub:
+        return Path(hub.hf_hub_download(match[1], "config.json", revision=match[2]))
+
+
+def is_repository(name: str | Path) -> bool:
+    """Whether a name is that of a repository: what is on the disk wins."""
+    return REPOSITORY.fullmatch(str(name)) is not None and not _is_there(name)
+
+
+@contextmanager
+def _library(name: str | Path) -> Iterator[ModuleType]:
+    """huggingface_hub; what it raises is an IoError in one sentence."""
     import huggingface_hub.constants
     import huggingface_hub.errors
 
-    progress = progress or Silent()
     try:
-        return _download(huggingface_hub, match[1], match[2], progress)
+        yield huggingface_hub
     except Error:
-        raise
-    except KeyboardInterrupt:
-        progress.note(f"{name}: what is downloaded is kept; the same command goes on from there")
         raise
     except Exception as error:  # of the library, of its HTTP client, of the system: of many kinds
         raise IoError(f"{name}: {_sentence(huggingface_hub, error)}") from error

@@ -36,7 +36,7 @@ def hit_rate(fingerprint: str, cache: str, slots: int, experts: int) -> HitRate:
         return HitRate(1.0, "every expert has a slot")
     if cache == "none":
         return HitRate(0.0, "nothing is kept")
-    known = _read(fingerprint)
+    known = _read(fingerprint) if fingerprint else None
     if known is not None and known["policies"].get(cache):
         value = _between(known["policies"][cache], slots)
         return HitRate(value, f"measured: {cache} on a trace of {known['tokens']} tokens that was replayed")

@@ -11,9 +11,9 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from moeflux import _core, files
 from moeflux.errors import ArgumentError, BudgetError, found
@@ -22,11 +22,16 @@ from moeflux.machine.remembered import Probe, remembered
 from moeflux.machine.sandbox import RENDERING
 from moeflux.routing.hit_rates import HitRate, hit_rate, hit_rate_of
 from moeflux.routing.trace import Trace
+from moeflux.runtime.options import LoadOptions, settled
 from moeflux.sizes import parse_size, size_text
 from moeflux.stores.costs import costs
-from moeflux.stores.store import Store, open_store
+from moeflux.stores.planned import PlannedStore, store_to_plan
+from moeflux.stores.store import Store
 
-__all__ = ["Options", "Plan", "make_plan", "plan", "pricing", "whole"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["Plan", "make_plan", "plan", "pricing", "whole"]
 
 MIB = 1 << 20
 
@@ -45,6 +50,8 @@ SESSION_PARTS = {
 }
 """Names for people, and those of `_core.Footprint`."""
 
+TOKENIZER_BYTES = 64
+"""What a piece of a vocabulary takes in a tokenizer.json, about, where there is none to look at."""
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 
 USUAL_CHUNK = 512
@@ -58,33 +65,11 @@ MOST_SESSIONS = 4096
 
 
 @dataclass(frozen=True)
-class Options:
-    """The arguments of `moeflux.load`. None leaves the choice to the plan, or to the engine."""
-
-    memory: int | str | None = "auto"
-    context: int | None = None
-    sessions: int = 1
-    kv_dtype: str = "f32"
-    backend: str = "auto"
-    isa: str | None = None
-    precision: str = "auto"
-    threads: int | None = None
-    readers: int | None = None
-    expert_slots: int | None = None
-    ring_depth: int | None = None
-    chunk: int | None = None
-    reads: str = "auto"
-    cache: str = "lru"
-    look_ahead: str = "auto"
-    verify_reads: bool = False
-    experts_per_token: int | None = None
-
-
-@dataclass(frozen=True)
 class Plan:
     """Sizes are bytes."""
 
     model: str
+    note: str  # what is not as the model itself has it: it is not here yet; else empty
     parts: dict[str, int]  # in physical memory once everything is in use; their sum is total_bytes
     budget_bytes: int | None  # None: no limit was asked for
     budget_source: str
@@ -157,14 +142,18 @@ class Plan:
         return "\n".join(_lines(self))
 
 
-def plan(path: str | Path, *, trace: Trace | None = None, **options: Any) -> Plan:
-    """The plan that `moeflux.load` would go by with the same options. Hit rates come from `trace`, if one is given."""
-    asked = Options(**options)
-    with open_store(path, experts_per_token=asked.experts_per_token) as store:
+def plan(name: str | Path | None = None, *, trace: Trace | None = None, **options: Unpack[LoadOptions]) -> Plan:
+    """The plan that `moeflux.load` would go by with the same options. Hit rates come from `trace`, if one is given.
+
+    Besides what `load` takes, `name` may be that of a preset, or a config.json. Of a repository the config alone is
+    fetched. A store that is not here is planned as if every matrix were in one format.
+    """
+    asked = settled(options)
+    with store_to_plan(name, asked["experts_per_token"]) as store:
         return make_plan(store, asked, trace)
 
 
-def make_plan(store: Store, options: Options, trace: Trace | None = None) -> Plan:
+def make_plan(store: Store | PlannedStore, options: LoadOptions, trace: Trace | None = None) -> Plan:
     """BudgetError when the budget is below the floor, ArgumentError for what can never be."""
     return _Planner(store, options, trace).plan()
 
@@ -198,24 +187,24 @@ class _Choice:
 
 
 class _Planner:
-    def __init__(self, store: Store, options: Options, trace: Trace | None) -> None:
+    def __init__(self, store: Store | PlannedStore, options: LoadOptions, trace: Trace | None) -> None:
         self.store, self.options, self.trace, self.variant = store, options, trace, store.variant
         self.experts = self.variant.experts.count * len(self.variant.moe_layers)
-        self.probe = remembered(store.expert_files[0])
+        self.is_here = isinstance(store, Store)
+        self.probe = remembered(store.expert_files[0] if store.expert_files else store.path)
         self.free = available()
-        self.threads = whole("threads", options.threads, 1024) or _cores()
-        self.readers = whole("readers", options.readers, 256) or (self.probe.readers if self.probe else USUAL_READERS)
-        self.sessions = whole("sessions", options.sessions, MOST_SESSIONS) or 1
-        self.context = whole("context", options.context, self.variant.max_context)
-        self.chunk = whole("chunk", options.chunk, 8192)
-        self.ring_depth = whole("ring_depth", options.ring_depth, 16) or 2
-        slots = whole("expert_slots", options.expert_slots, 1 << 31)
+        self.threads = whole("threads", options["threads"], 1024) or _cores()
+        usual_readers = self.probe.readers if self.probe else USUAL_READERS
+        self.readers = whole("readers", options["readers"], 256) or usual_readers
+        self.sessions = whole("sessions", options["sessions"], MOST_SESSIONS) or 1
+        self.context = whole("context", options["context"], self.variant.max_context)
+        self.chunk = whole("chunk", options["chunk"], 8192)
+        self.ring_depth = whole("ring_depth", options["ring_depth"], 16) or 2
+        slots = whole("expert_slots", options["expert_slots"], 1 << 31)
         self.slots = min(slots, self.experts) if slots else None
-        if options.kv_dtype not in ("f32", "bf16"):
-            raise ArgumentError(f'kv_dtype: expected "f32" or "bf16", found {options.kv_dtype!r:.40}')
         choosing = self.sessions * _core.sampler_bytes(self.variant.vocab_size)
         self.fixed = self.process_parts() | {"choosing": choosing}
-        self.budget, self.source = self.within_gpu(*self.budget_of(options.memory))
+        self.budget, self.source = self.within_gpu(*self.budget_of(options["memory"]))
         self.direct_works = all(_core.supports_direct(file) for file in store.expert_files)
 
     def process_parts(self) -> dict[str, int]:
@@ -233,13 +222,14 @@ class _Planner:
     def text_part(self) -> int:
         """The tokenizer is loaded when somebody asks for text. Reading its file takes the most: 10 to 12 times its size
         were measured on vocabularies of 150,000 tokens and more."""
-        status = files.status_of(self.store.path / "tokenizer.json")
-        return 0 if status is None else 8 * MIB + 16 * status.st_size
+        status = files.status_of(self.store.path / "tokenizer.json") if self.is_here else None
+        size = TOKENIZER_BYTES * self.variant.vocab_size if not self.is_here else status.st_size if status else 0
+        return 8 * MIB + 16 * size if size else 0
 
     def renderer_part(self) -> int:
         """A process of its own that renders the chat templates of all models of this process."""
-        found = any(files.status_of(self.store.path / file) is not None for file in TEMPLATE_FILES)
-        return RENDERING.most if found else 0
+        here = any(files.status_of(self.store.path / file) is not None for file in TEMPLATE_FILES)
+        return RENDERING.most if here or not self.is_here else 0
 
     def budget_of(self, memory: int | str | None) -> tuple[int | None, str]:
         if memory is None:
@@ -254,7 +244,7 @@ class _Planner:
 
     def within_gpu(self, budget: int | None, source: str) -> tuple[int | None, str]:
         """A GPU that shares the memory may use only a part of it. What the model holds must lie within that part."""
-        if budget is None or _core.chosen_backend(self.options.backend) != "metal":
+        if budget is None or _core.chosen_backend(self.options["backend"]) != "metal":
             return budget, source
         most = _core.metal_memory() + sum(self.fixed.values())
         return (most, f"{source}, less what the GPU may not use") if most < budget else (budget, source)
@@ -265,16 +255,16 @@ class _Planner:
         options = self.options
         sizes = _core.footprint(
             self.store.directory,
-            backend=options.backend,
+            backend=options["backend"],
             readers=self.readers,
             expert_slots=choice.slots,
             ring_depth=self.ring_depth,
             chunk=choice.chunk,
             reads=choice.reads,
-            cache=options.cache,
-            verify_reads=options.verify_reads,
+            cache=options["cache"],
+            verify_reads=options["verify_reads"],
             max_context=choice.context,
-            kv_dtype=options.kv_dtype,
+            kv_dtype=options["kv_dtype"],
         )
         engine = {name: getattr(sizes, field) for name, field in ENGINE_PARTS.items()}
         return self.fixed | engine | {k: self.sessions * getattr(sizes, field) for k, field in SESSION_PARTS.items()}
@@ -316,7 +306,8 @@ class _Planner:
 
     def least_budget(self) -> int:
         """That this model runs with at all: one session of a short context, and chunks and slots as few as can be."""
-        bare = replace(self.options, memory=None, context=None, sessions=1, expert_slots=None, chunk=None)
+        chosen: LoadOptions = {"memory": None, "context": None, "sessions": 1, "expert_slots": None, "chunk": None}
+        bare: LoadOptions = {**self.options, **chosen}
         planner = _Planner(self.store, bare, None)
         return min(planner.total(choice) for choice in planner.least())
 
@@ -361,7 +352,7 @@ class _Planner:
         """How experts are read, and why."""
         probed = self.probe is not None and self.probe.reads == "buffered" and not self.free.limited
         return _core.chosen_reads(
-            self.options.reads,
+            self.options["reads"],
             streams=streams,
             direct_works=self.direct_works,
             buffered_is_faster=probed,
@@ -373,20 +364,21 @@ class _Planner:
     def hit_rate(self, slots: int) -> HitRate:
         fingerprint = self.store.fingerprint
         if self.trace is not None:
-            return hit_rate_of(self.trace, fingerprint, self.options.cache, slots)
-        return hit_rate(fingerprint, self.options.cache, slots, self.experts)
+            return hit_rate_of(self.trace, fingerprint, self.options["cache"], slots)
+        return hit_rate(fingerprint, self.options["cache"], slots, self.experts)
 
     def finished(self, choice: _Choice, floor: int) -> Plan:
         options, probe = self.options, self.probe
         reads, reason = self.reads(choice.slots < self.experts)
         choice = _with(choice, reads=reads)
-        cost = costs(self.store)
+        cost = costs(self.variant, self.store.directory)
         touched = cost["expert_bytes_per_token"]
         rate = self.hit_rate(choice.slots)
         read = (1 - rate.value) * touched
         everything = cost["dense_bytes_per_token"] + touched
         return Plan(
             model=self.variant.name,
+            note=self.store.note if isinstance(self.store, PlannedStore) else "",
             parts=self.parts(choice),
             budget_bytes=self.budget,
             budget_source=self.source,
@@ -397,7 +389,7 @@ class _Planner:
             slot_bytes=_core.slot_bytes(self.store.directory),
             context=choice.context,
             sessions=self.sessions,
-            kv_dtype=options.kv_dtype,
+            kv_dtype=options["kv_dtype"],
             chunk=choice.chunk,
             threads=self.threads,
             readers=self.readers,
@@ -490,7 +482,8 @@ def _lines(plan: Plan) -> list[str]:
     if plan.budget_bytes is not None:
         rows.append(("unspent", size_text(plan.unspent_bytes), "for more sessions, or longer ones"))
     lines = [f"{label:<20}{size:>12}  {meaning}".rstrip() for label, size, meaning in rows[1:]]
-    return [f"{'model':<20}{plan.model}", *lines, "", *_speed_lines(plan)]
+    note = [f"{'note':<20}{plan.note}"] if plan.note else []
+    return [f"{'model':<20}{plan.model}", *note, *lines, "", *_speed_lines(plan)]
 
 
 def _speed_lines(plan: Plan) -> list[str]:

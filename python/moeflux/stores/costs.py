@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from moeflux._core import StoreDirectory
 from moeflux.models.variants import Variant
-from moeflux.stores.store import Store
 
 __all__ = ["costs", "costs_of_shape", "dense_sizes", "embedding_bytes"]
 
 
-def costs(store: Store) -> dict[str, int]:
-    sizes = dense_sizes(store)
-    expert = store.directory.experts.bytes
-    return costs_of_shape(store.variant, expert, sum(sizes.values()), embedding_bytes(sizes))
+def costs(variant: Variant, directory: StoreDirectory) -> dict[str, int]:
+    sizes = dense_sizes(directory)
+    return costs_of_shape(variant, directory.experts.bytes, sum(sizes.values()), embedding_bytes(sizes))
 
 
-def dense_sizes(store: Store) -> dict[str, int]:
+def dense_sizes(directory: StoreDirectory) -> dict[str, int]:
     """The size of every dense tensor."""
-    return {name: sum(span[2] for span in tensor.spans) for name, tensor in store.directory.tensors.items()}
+    return {name: sum(span[2] for span in tensor.spans) for name, tensor in directory.tensors.items()}
 
 
 def embedding_bytes(sizes: dict[str, int]) -> int:

@@ -1,0 +1,87 @@
+"""How a model is loaded: the options that `moeflux.load`, `plan`, `bench` and the command line share."""
+
+from __future__ import annotations
+
+import typing
+from typing import Any, Literal, TypedDict
+
+from moeflux.errors import ArgumentError
+
+__all__ = ["DEFAULTS", "LoadOptions", "settled", "words_of"]
+
+# The words are those of csrc/core/choices.h.
+KvType = Literal["f32", "bf16"]
+Precision = Literal["auto", "exact"]
+Reads = Literal["auto", "direct", "buffered"]
+CachePolicy = Literal["lru", "lfu", "none"]
+LookAhead = Literal["auto", "on", "off"]
+
+
+class LoadOptions(TypedDict, total=False):
+    """The keyword arguments of `moeflux.load`, which says what each does. None: the plan or the engine chooses."""
+
+    memory: int | str | None
+    context: int | None
+    sessions: int
+    kv_dtype: KvType
+    backend: str
+    isa: str | None
+    precision: Precision
+    threads: int | None
+    readers: int | None
+    expert_slots: int | None
+    ring_depth: int | None
+    chunk: int | None
+    reads: Reads
+    cache: CachePolicy
+    look_ahead: LookAhead
+    verify_reads: bool
+    experts_per_token: int | None
+
+
+DEFAULTS: LoadOptions = {
+    "memory": "auto",
+    "context": None,
+    "sessions": 1,
+    "kv_dtype": "f32",
+    "backend": "auto",
+    "isa": None,
+    "precision": "auto",
+    "threads": None,
+    "readers": None,
+    "expert_slots": None,
+    "ring_depth": None,
+    "chunk": None,
+    "reads": "auto",
+    "cache": "lru",
+    "look_ahead": "auto",
+    "verify_reads": False,
+    "experts_per_token": None,
+}
+
+
+def words_of(name: str) -> tuple[str, ...]:
+    """Those that an option may be; none where it is no word of a few."""
+    hint = _HINTS[name]
+    return typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+
+
+def settled(given: LoadOptions) -> LoadOptions:
+    """Every option, with its default where it was not given. ArgumentError for one that there is not, and for a word
+    that an option cannot be; numbers are the plan's to check."""
+    for name, value in given.items():
+        if name not in DEFAULTS:
+            raise ArgumentError(f"options: expected {', '.join(DEFAULTS)}, found {name}")
+        if name in ("backend", "isa") and not isinstance(value, str | type(None)):
+            raise ArgumentError(f"{name}: expected a name, found {value!r:.40}")
+        words = words_of(name)
+        if words and value not in words:
+            raise ArgumentError(f"{name}: expected one of {', '.join(words)}, found {_shown(value)}")
+    return {**DEFAULTS, **given}
+
+
+def _shown(value: object) -> str:
+    return f'"{value:.40}"' if isinstance(value, str) else f"{value!r:.40}"
+
+
+_HINTS: dict[str, Any] = typing.get_type_hints(LoadOptions)
