@@ -20,7 +20,7 @@
 namespace moeflux {
 
 template <typename T>
-concept Named = std::is_enum_v<T> && requires { names_of(T{}); };
+concept NamedEnum = std::is_enum_v<T> && requires { names_of(T{}); };
 
 template <typename T>
 concept Fielded = std::is_class_v<T> && requires(T& value) { T::each_field(value, [](auto&&...) {}); };
@@ -51,7 +51,7 @@ inline void read_value(std::string& out, const Json& json, const std::string& wh
   out = *json.string();
 }
 
-template <Named T>
+template <NamedEnum T>
 void read_value(T& out, const Json& json, const std::string& where) {
   constexpr auto names = names_of(T{});
   std::string known;
@@ -125,7 +125,7 @@ Json written(const T& value) {
   return Json(Json::Value(value));
 }
 
-template <Named T>
+template <NamedEnum T>
 Json written(const T& value) {
   return Json(std::string(names_of(value)[static_cast<size_t>(value)]));
 }
