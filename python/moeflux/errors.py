@@ -18,7 +18,7 @@ __all__ = [
     "NotFoundError",
     "StateError",
     "found",
-    "memory_errors",
+    "refusals",
 ]
 
 
@@ -78,12 +78,17 @@ class BudgetError(Error):
 
 
 @contextmanager
-def memory_errors(what: str) -> Iterator[None]:
-    """Turns a MemoryError of Python's inside the `with` into an IoError that says what the memory was for."""
+def refusals(what: str) -> Iterator[None]:
+    """Turns a MemoryError of Python's inside the `with`, or a thread that the system refuses, into an IoError that says
+    what it was for."""
     try:
         yield
     except MemoryError as error:
         raise IoError(f"{what}: expected memory for it, found too little") from error
+    except RuntimeError as error:
+        if str(error) != "can't start new thread":
+            raise
+        raise IoError(f"{what}: expected a thread for it from the system, found none") from error
 
 
 def found(value: object, most: int = 40) -> str:

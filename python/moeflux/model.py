@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from moeflux import _core
-from moeflux.errors import ArgumentError, StateError, memory_errors
+from moeflux.errors import ArgumentError, StateError, refusals
 from moeflux.machine.memory import resident
 from moeflux.models.hub import find_model
 from moeflux.models.variants import Variant
@@ -256,7 +256,7 @@ def load(
         warnings.warn(failure, stacklevel=2)
     folder = find_model(name)
     experts = asked["experts_per_token"]
-    with memory_errors(f"loading {folder}"), LOADING, open_store(folder, experts_per_token=experts) as store:
+    with refusals(f"loading {folder}"), LOADING, open_store(folder, experts_per_token=experts) as store:
         checksums = _checksums(store) if asked["verify_reads"] else None
         plan = make_plan(store, asked)
         engine = _core.Engine(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 import numpy as np
 
 from moeflux import _core
-from moeflux.errors import ArgumentError, StateError, found, memory_errors
+from moeflux.errors import ArgumentError, StateError, found, refusals
 from moeflux.runtime.logits import Logits
 from moeflux.runtime.plan import Plan, pricing
 from moeflux.runtime.snapshot import Snapshot
@@ -106,10 +106,10 @@ class Session:
         `set_max_checkpoints`. Otherwise the chunk is finished first.
         """
         vocab, every = self.model.variant.vocab_size, None
-        with memory_errors("prefill"):
+        with refusals("prefill"):
             ids = token_array(tokens)
         if logits == "all":
-            with memory_errors(f"prefill: logits of {len(ids)} tokens x {vocab}"):
+            with refusals(f"prefill: logits of {len(ids)} tokens x {vocab}"):
                 every = out if out is not None else np.empty((len(ids), vocab), np.float32)
         elif logits != "last" or out is not None:
             raise ArgumentError(f'logits: expected "last", or "all" with or without out, found {logits!r:.40}')
@@ -123,7 +123,7 @@ class Session:
         Setting `cancel`, or Ctrl-C, cancels the call within the time of a layer, and nothing has changed. With
         recurrent layers and no checkpoint here, a step that has begun is finished first.
         """
-        with memory_errors("step"):
+        with refusals("step"):
             id = int(token_array([token])[0])
         return self._logits(self._core.step(id, cancel, None if after is None else after.serial))
 
@@ -250,7 +250,7 @@ class Session:
 
     def snapshot(self) -> Snapshot:
         """A copy of the session's state. It can be saved, and restored here or in another process."""
-        with memory_errors(f"snapshot at position {self.position}"):
+        with refusals(f"snapshot at position {self.position}"):
             return Snapshot.of(self._core, self.model.variant, self.model.fingerprint)
 
     def restore(self, snapshot: Snapshot | str | Path) -> None:
@@ -259,7 +259,7 @@ class Session:
         A snapshot that does not fit is refused before anything changes.
         """
         variant = self.model.variant
-        with memory_errors("restore"):
+        with refusals("restore"):
             taken = snapshot if isinstance(snapshot, Snapshot) else Snapshot.load(snapshot, variant, self.max_context)
             tensors = taken.tensors_for(variant, self.model.fingerprint, self.max_context, self.kv_dtype)
             tokens = np.asarray(taken.tokens, np.int32)

@@ -7,6 +7,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,6 +149,29 @@ def test_a_second_caller_is_refused(folder: Folder, held: tuple[moeflux.Session,
 
 
 @pytest.mark.usefixtures("backend")
+class Slipping:
+    """A session of the engine that another thread evaluates with, just before anything is read of it."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("argmax", "top_k", "logits"):
+            self._core.step(NEXT[1])
+        return getattr(self._core, name)
+
+
+@pytest.mark.parametrize("read", ["argmax", "top_k", "numpy"])
+def test_a_thread_that_comes_between_the_look_and_the_reading(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    session = moeflux.load(folder("qwen3_moe"), threads=1).session()
+    logits = session.step(NEXT[0])
+    monkeypatch.setattr(session, "_open", Slipping(session._core))
+    with pytest.raises(StateError, match="logits: expected to be used before the session evaluates again, found used"):
+        getattr(logits, read)(*([5] if read == "top_k" else []))
+
+
 def test_another_session_waits_its_turn(folder: Folder, held: tuple[moeflux.Session, Callable[[], np.ndarray]]) -> None:
     session, release = held
     other = session.model.session()

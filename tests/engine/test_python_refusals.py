@@ -1,9 +1,12 @@
-"""Python that finds no memory on the way into the engine or out of it: an error of ours that says for what, and a
-session that goes on. What the engine itself asks for is refused in test_refusals.py."""
+"""Python that gets no memory, or no thread, on the way into the engine or out of it: an error of ours that says for
+what, and everything goes on. What the engine itself asks for is refused in test_refusals.py."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,8 +14,12 @@ import numpy as np
 import pytest
 
 import moeflux
+from golden import checkpoints
 from moeflux import IoError, builtin, model, session
+from moeflux.conversion.convert import convert
+from moeflux.conversion.verify import verify
 from moeflux.runtime.snapshot import Snapshot
+from moeflux.text.awaiting import in_thread
 from support.engine import FIRST, NEXT, SECOND
 
 
@@ -56,7 +63,7 @@ def test_a_session(loaded: moeflux.Model, monkeypatch: pytest.MonkeyPatch, name:
     taken = used.snapshot()
     with monkeypatch.context() as patch:
         if owner is None:
-            patch.setattr(used, "_core", Core(used._core))
+            patch.setattr(used, "_open", Core(used._core))
         else:
             patch.setattr(owner, function, none_left)
         with pytest.raises(IoError, match=f"^{words}: expected memory for it, found too little$") as caught:
@@ -75,3 +82,30 @@ def test_loading(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
         with pytest.raises(IoError, match=f"^loading {path}: expected memory for it, found too little$"):
             moeflux.load(path)
     assert moeflux.load(path, threads=1, context=64).session().step(1).argmax() >= 0
+
+
+def no_thread(_: object) -> NoReturn:
+    raise RuntimeError("can't start new thread")
+
+
+def awaited() -> None:
+    with closing(asyncio.new_event_loop()) as loop:
+        loop.run_until_complete(in_thread(int, int))
+
+
+def test_threads(loaded: moeflux.Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    snapshot = loaded.session().snapshot()
+    hf = checkpoints.write("qwen3_moe", tmp_path / "hf")
+    calls: dict[str, Callable[[], object]] = {
+        "checksums": lambda: snapshot.save(tmp_path / "snapshot"),
+        f"verifying {builtin.path()}": lambda: verify(builtin.path()),
+        f"writing {tmp_path / 'packed.partial'}": lambda: convert(hf, tmp_path / "packed", check="none"),
+        "a call that is awaited": awaited,
+    }
+    for words, call in calls.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            with pytest.raises(IoError, match=f"^{words}: expected a thread for it from the system, found none$"):
+                call()
+        call()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "packed", "snapshot"]

@@ -23,7 +23,7 @@ import numpy as np
 from moeflux import files, progress
 from moeflux._core import ExpertFormats, ExpertLayout
 from moeflux.conversion.journal import JOURNAL, Journal, check_binding, read_lines
-from moeflux.errors import FormatError, StateError
+from moeflux.errors import FormatError, StateError, refusals
 from moeflux.models.variants import Variant
 from moeflux.stores import packed
 from moeflux.stores.packed import DenseTensor, Description
@@ -188,7 +188,8 @@ class Packer:
         """Makes every piece that is not there yet. However it ends, finished pieces are in the journal."""
         task.advance(self.resumed)
         waiting: deque[Future[Piece]] = deque()
-        with ThreadPoolExecutor(self.workers, thread_name_prefix="moeflux-pack") as pool:
+        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="moeflux-pack")
+        with refusals(f"writing {self.folder}"), pool:
             try:
                 for job in self._jobs():
                     waiting.append(pool.submit(job))

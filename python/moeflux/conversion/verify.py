@@ -12,7 +12,7 @@ from pathlib import Path
 from moeflux import files
 from moeflux._core import ExpertLayout
 from moeflux.conversion.packer import worker_count
-from moeflux.errors import Error, FormatError, IoError
+from moeflux.errors import Error, FormatError, IoError, refusals
 from moeflux.progress import Progress, Silent, time_text
 from moeflux.sizes import size_text
 from moeflux.stores import packed
@@ -239,6 +239,7 @@ def compare(folder: Path, ranges: list[Range], progress: Progress) -> list[Probl
     numbers = {name: number for number, name in enumerate(names)}
     total = sum(each.size for each in ranges)
     with (
+        refusals(f"verifying {folder}"),
         SpanReader([folder / name for name in names]) as reader,
         ThreadPoolExecutor(worker_count()) as pool,
         progress.task("verify", total) as task,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
 from moeflux import _core
-from moeflux.errors import StateError, memory_errors
+from moeflux.errors import StateError, refusals
 
 __all__ = ["Logits"]
+
+Read = TypeVar("Read")
 
 
 class Evaluated(Protocol):
@@ -34,23 +37,23 @@ class Logits:
         self.serial = session._core.logits_serial if serial is None else serial
 
     def argmax(self) -> int:
-        return self._core().argmax()
+        return self._read(lambda core: core.argmax())
 
     def top_k(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The ids and values of the k best, best first; the lower id wins a tie."""
-        with memory_errors(f"logits: the {k} best"):
-            return self._core().top_k(k)
+        with refusals(f"logits: the {k} best"):
+            return self._read(lambda core: core.top_k(k))
 
     def choose(
         self, sampler: _core.Sampler, allowed: np.ndarray | None = None, logprobs: int | None = None
     ) -> tuple[int, float | None, list[tuple[int, float]]]:
         """What a sampler chooses: a token, its log probability and those of the likeliest, where they are asked for."""
-        return sampler.choose_of(self._core(), allowed, logprobs)
+        return self._read(lambda core: sampler.choose_of(core, allowed, logprobs))
 
     def numpy(self, out: np.ndarray | None = None) -> np.ndarray:
         """A copy, float32 [vocab]; in `out` when given."""
-        with memory_errors(f"logits: a copy of {len(self)}"):
-            return self._core().logits(out, len(self))
+        with refusals(f"logits: a copy of {len(self)}"):
+            return self._read(lambda core: core.logits(out, len(self)))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
@@ -68,11 +71,17 @@ class Logits:
         """Does the session still stand where these were computed?"""
         return not self._session.closed and self.serial == self._session._core.logits_serial
 
-    def _core(self) -> _core.Session:
+    def _read(self, read: Callable[[_core.Session], Read]) -> Read:
+        """What is read is these logits if they are there before and after. Another thread may come in between."""
         core = self._session._core
+        self._check(core)
+        found = read(core)
+        self._check(core)
+        return found
+
+    def _check(self, core: _core.Session) -> None:
         if self.serial != core.logits_serial:
             raise StateError("logits: expected to be used before the session evaluates again, found used after")
-        return core
 
     def __repr__(self) -> str:
         return f"Logits({len(self)} of {self._session!r}{'' if self.current else ', which has gone on'})"

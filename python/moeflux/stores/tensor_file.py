@@ -14,7 +14,7 @@ import numpy as np
 
 from moeflux import files
 from moeflux._core import SafetensorsFile
-from moeflux.errors import FormatError, IoError
+from moeflux.errors import FormatError, IoError, refusals
 
 __all__ = ["check_kind", "chunks_of", "read_arrays"]
 
@@ -93,7 +93,7 @@ def check_sums(path: Path, metadata: dict[str, str], sums: dict[str, str]) -> No
 
 def checksums(arrays: Iterable[tuple[str, np.ndarray]]) -> dict[str, str]:
     """SHA-256 by name, computed while the next arrays arrive: hashlib lets other threads run."""
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
+    with refusals("checksums"), ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
         made = {name: threads.submit(digest, array) for name, array in arrays}
     return {name: digest.result() for name, digest in made.items()}
 

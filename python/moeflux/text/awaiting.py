@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from moeflux.errors import refusals
+
 __all__ = ["in_thread"]
 
 T = TypeVar("T")
@@ -16,7 +18,8 @@ async def in_thread(call: Callable[[], T], cancel: Callable[[], object]) -> T:
     cancelled, `cancel` is called, and the task goes on only after the call has ended."""
     import asyncio
 
-    work = asyncio.get_running_loop().run_in_executor(None, call)
+    with refusals("a call that is awaited"):
+        work = asyncio.get_running_loop().run_in_executor(None, call)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
