@@ -38,14 +38,14 @@ PLAN = """\
 Prints what loading a model with these options would take: what stays in memory all the time, what each session takes,
 how many experts have a place, how many bytes each token must read from the disk and how long that would take. Nothing
 is loaded. A budget is for the whole process and is never exceeded. A budget below the floor is refused, and the message
-says what the floor is. Every other command that loads a model takes the same options and goes by the same plan. A
-preset, a config.json, or a repository of which only the config is fetched, is planned as a store with every matrix in
-one format. After `moeflux replay` of a trace of this model, the plan knows how often an expert is found in memory.
-After `moeflux doctor`, it knows how fast the disk is.
+says what the floor is. Every other command that loads a model takes the same options and goes by the same plan. The
+model may also be a preset, a config.json, or a repository of which only the config is fetched. Then the plan is for a
+store with every matrix in one format. After `moeflux replay` of a trace of this model, the plan knows how often an
+expert is found in memory. After `moeflux doctor`, it knows how fast the disk is.
 
 examples:
   moeflux plan /ssd/a3b                                       with what is free now
-  moeflux plan a3b --memory 8GB                               before there is anything of it
+  moeflux plan a3b --memory 8GB                               before any download
   moeflux plan mlx-community/Qwen3.6-35B-A3B-4bit --memory 8GB
   moeflux plan /ssd/a3b --memory 8GB --context 16384
   moeflux plan /ssd/a3b --memory 8GB --kv-dtype bf16 --sessions 4

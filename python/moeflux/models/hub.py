@@ -46,7 +46,7 @@ def find_model(name: str | Path | None, progress: Progress | None = None) -> Pat
 
 
 def find_config(name: str) -> Path:
-    """The config.json of a repository, which alone is downloaded: what a model is, without its weights."""
+    """The config.json of a repository. Only this file is downloaded: it tells what a model is, without its weights."""
     check_name(name)
     match = REPOSITORY.fullmatch(name)
     if match is None:
@@ -56,13 +56,13 @@ def find_config(name: str) -> Path:
 
 
 def is_repository(name: str | Path) -> bool:
-    """Whether a name is that of a repository: what is on the disk wins."""
+    """Whether a name is that of a repository. A folder on the disk wins."""
     return REPOSITORY.fullmatch(str(name)) is not None and not _is_there(name)
 
 
 @contextmanager
 def _library(name: str | Path) -> Iterator[ModuleType]:
-    """huggingface_hub; what it raises is an IoError in one sentence."""
+    """Gives huggingface_hub, and turns what it raises into an IoError of one sentence."""
     import huggingface_hub.constants
     import huggingface_hub.errors
 

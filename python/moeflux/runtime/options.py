@@ -61,14 +61,14 @@ DEFAULTS: LoadOptions = {
 
 
 def words_of(name: str) -> tuple[str, ...]:
-    """Those that an option may be; none where it is no word of a few."""
+    """The words that an option may be; none if it is not one of a few words."""
     hint = _HINTS[name]
     return typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
 
 
 def settled(given: LoadOptions) -> LoadOptions:
-    """Every option, with its default where it was not given. ArgumentError for one that there is not, and for a word
-    that an option cannot be; numbers are the plan's to check."""
+    """All options, with defaults for those that were not given. ArgumentError for an option that does not exist, and
+    for a word that an option cannot be. The plan checks numbers."""
     for name, value in given.items():
         if name not in DEFAULTS:
             raise ArgumentError(f"options: expected {', '.join(DEFAULTS)}, found {name}")

@@ -69,7 +69,7 @@ class Plan:
     """Sizes are bytes."""
 
     model: str
-    note: str  # what is not as the model itself has it: it is not here yet; else empty
+    note: str  # the assumptions about a model that is not here yet; empty for one that is
     parts: dict[str, int]  # in physical memory once everything is in use; their sum is total_bytes
     budget_bytes: int | None  # None: no limit was asked for
     budget_source: str
@@ -145,8 +145,8 @@ class Plan:
 def plan(name: str | Path | None = None, *, trace: Trace | None = None, **options: Unpack[LoadOptions]) -> Plan:
     """The plan that `moeflux.load` would go by with the same options. Hit rates come from `trace`, if one is given.
 
-    Besides what `load` takes, `name` may be that of a preset, or a config.json. Of a repository the config alone is
-    fetched. A store that is not here is planned as if every matrix were in one format.
+    Besides what `load` takes, `name` may be a preset or a config.json. Of a repository, only the config is fetched. The
+    plan of a store that is not here assumes that every matrix has one format.
     """
     asked = settled(options)
     with store_to_plan(name, asked["experts_per_token"]) as store:
@@ -160,7 +160,7 @@ def make_plan(store: Store | PlannedStore, options: LoadOptions, trace: Trace | 
 
 @contextmanager
 def pricing(plan: Plan | None) -> Iterator[None]:
-    """Within it a BudgetError of a model that goes by this plan says what the budget would have had to be."""
+    """Inside its `with`, a BudgetError of a model that goes by this plan says how large the budget would have to be."""
     try:
         yield
     except BudgetError as error:
@@ -297,15 +297,16 @@ class _Planner:
         return self.finished(self.with_slots(choice), floor)
 
     def least(self) -> tuple[_Choice, _Choice]:
-        """Of what was asked, the choices with the fewest slots and with all of them: the experts of a small model may
-        take less memory than the buffers for reading them again and again."""
+        """The choices with the fewest slots and with all of them. The experts of a small model may take less memory
+        than the buffers for reading them again and again."""
         chunk = self.chunk or SMALLEST_CHUNK
         context = self.context or min(self.variant.max_context, SMALLEST_CONTEXT)
         slots = self.slots or min(self.experts, 2 * self.variant.experts.per_token)
         return self.choice(slots, chunk, context), self.choice(self.slots or self.experts, chunk, context)
 
     def least_budget(self) -> int:
-        """That this model runs with at all: one session of a short context, and chunks and slots as few as can be."""
+        """The smallest budget that this model runs with: one session of a short context, the smallest chunks, the
+        fewest slots."""
         chosen: LoadOptions = {"memory": None, "context": None, "sessions": 1, "expert_slots": None, "chunk": None}
         bare: LoadOptions = {**self.options, **chosen}
         planner = _Planner(self.store, bare, None)

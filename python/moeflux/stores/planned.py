@@ -1,4 +1,4 @@
-"""Stores that nobody has made or downloaded yet, for planning: what a model would take, from its config alone."""
+"""Stores that nobody has made or downloaded yet: the plan of what a model would take needs only its config."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from moeflux.stores.store import Store, is_store, open_store
 __all__ = ["PlannedStore", "planned_store", "store_to_plan"]
 
 USUAL_FORMAT = QuantFormat.affine(4, 64)
-"""Of a model that does not say how its matrices are stored."""
+"""The format of a model that does not say how its matrices are stored."""
 
 
 @dataclass(frozen=True)
 class PlannedStore:
-    """What planning asks of a store, without one."""
+    """Answers what planning asks of a store, without a store."""
 
-    path: Path  # where it might lie
+    path: Path  # where the store might lie
     kind: str  # "preset", or "config"
     variant: Variant
     directory: StoreDirectory
@@ -42,7 +42,8 @@ class PlannedStore:
 
 
 def store_to_plan(name: str | Path | None, experts_per_token: int | None = None) -> Store | PlannedStore:
-    """A folder, opened; a config.json, a preset, or a repository, whose config alone is fetched; the built-in model."""
+    """Opens a folder or the built-in model. Of a config.json, a preset, or a repository, whose config alone is fetched,
+    it makes a planned store."""
     if name is None:
         return open_store(builtin.path(), experts_per_token=experts_per_token)
     folder = files.expanded(name)
@@ -52,7 +53,8 @@ def store_to_plan(name: str | Path | None, experts_per_token: int | None = None)
 
 
 def planned_store(name: str | Path, experts_per_token: int | None = None) -> PlannedStore:
-    """Of a config.json or the folder of one, a repository, whose config alone is fetched, or a preset."""
+    """The planned store of a config.json or its folder, of a repository, whose config alone is fetched, or of a
+    preset."""
     variant, kind, config = _named(name)
     if experts_per_token is not None:
         variant = variant.with_experts_per_token(experts_per_token)
@@ -62,7 +64,7 @@ def planned_store(name: str | Path, experts_per_token: int | None = None) -> Pla
 
 
 def _named(name: str | Path) -> tuple[Variant, str, dict[str, Any]]:
-    """What a model is, where that comes from ("preset" or "config"), and its config.json."""
+    """The variant of a model, where it comes from ("preset" or "config"), and its config.json."""
     path = files.expanded(name)
     if not files.exists(path):
         if is_repository(name):
@@ -80,7 +82,7 @@ def _named(name: str | Path) -> tuple[Variant, str, dict[str, Any]]:
 
 
 def _format(config: dict[str, Any]) -> QuantFormat:
-    """As its MLX weights are quantised, where it says so."""
+    """The format in which its MLX weights are quantised, if the config says so."""
     said = config.get("quantization")
     if not isinstance(said, dict) or "bits" not in said:
         return USUAL_FORMAT
