@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from moeflux import _core
 from moeflux.errors import ArgumentError, StateError, refusals
+from moeflux.log import LOG
 from moeflux.machine.memory import resident
 from moeflux.models.hub import find_model
 from moeflux.models.variants import Variant
-from moeflux.runtime.options import LoadOptions, settled
-from moeflux.runtime.plan import ENGINE_PARTS, LOADED, SESSION_PARTS, Plan, make_plan, pricing, whole
+from moeflux.progress import Logged
+from moeflux.runtime.options import LoadOptions, settled, whole
+from moeflux.runtime.plan import ENGINE_PARTS, LOADED, SESSION_PARTS, USUAL_CONTEXT, Plan, make_plan, pricing
 from moeflux.runtime.recording import Recording
 from moeflux.session import Session
 from moeflux.sizes import size_text
@@ -99,6 +102,8 @@ class Model:
     def close(self) -> None:
         """Closes the model's sessions and gives all memory back, as the end of its `with` does. Calls under way in
         other threads are finished first. Whatever evaluates afterwards gets StateError."""
+        if self._open is not None:
+            LOG.info("%s: closed", self.path)
         self._open = None
         for session in list(self._sessions):
             session.close()
@@ -253,12 +258,15 @@ def load(
     """
     asked = settled(options)
     if asked["backend"] == "auto" and (failure := _core.metal_failure()):
+        LOG.warning("%s", failure)
         warnings.warn(failure, stacklevel=2)
-    folder = find_model(name)
+    started = time.perf_counter()
+    folder = find_model(name, Logged())
     experts = asked["experts_per_token"]
     with refusals(f"loading {folder}"), LOADING, open_store(folder, experts_per_token=experts) as store:
         checksums = _checksums(store) if asked["verify_reads"] else None
         plan = make_plan(store, asked)
+        _log_plan(plan, asked)
         engine = _core.Engine(
             store.directory,
             backend=asked["backend"],
@@ -277,7 +285,22 @@ def load(
             on_progress=on_progress,
         )
         LOADED[engine] = plan
+        LOG.info("%s: loaded in %.2f s: %s", folder, time.perf_counter() - started, engine.describe())
         return Model(store, engine, plan)
+
+
+def _log_plan(plan: Plan, asked: LoadOptions) -> None:
+    """What was chosen, and at INFO what is less than was hoped for."""
+    budget = "no limit" if plan.budget_bytes is None else f"{size_text(plan.budget_bytes)} ({plan.budget_source})"
+    LOG.info(
+        "%s: plan: %s of %s, %d of %d experts in memory, %d x %d tokens",
+        *(plan.model, size_text(plan.total_bytes), budget, plan.slots, plan.experts, plan.sessions, plan.context),
+    )
+    LOG.debug("%s: the whole plan:\n%s", plan.model, plan)
+    if asked["reads"] == "auto" and plan.reads == "buffered" and plan.slots < plan.experts:
+        LOG.info("%s: reads fall back to the page cache: %s", plan.model, plan.reads_reason)
+    if asked["context"] is None and plan.context < USUAL_CONTEXT:
+        LOG.info("%s: the context is %d tokens, which is what memory or the model allows", plan.model, plan.context)
 
 
 def _checksums(store: Store) -> dict[int, list[str]]:

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Protocol, TextIO
 
+from moeflux.log import LOG
 from moeflux.sizes import size_text
 
 __all__ = [
     "Bars",
     "Counting",
     "Lines",
+    "Logged",
     "Progress",
     "Silent",
     "Task",
@@ -60,6 +62,13 @@ class Silent:
 
     def note(self, sentence: str) -> None:
         pass
+
+
+class Logged(Silent):
+    """For library use too: notes go to the logger."""
+
+    def note(self, sentence: str) -> None:
+        LOG.info("%s", sentence)
 
 
 class Lines:

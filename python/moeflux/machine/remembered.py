@@ -18,6 +18,7 @@ from typing import Any
 
 from moeflux import files
 from moeflux.errors import Error
+from moeflux.log import LOG
 from moeflux.machine.machine import this_machine
 
 __all__ = ["Probe", "cache_folder", "remember", "remembered"]
@@ -135,4 +136,5 @@ def warn_once(file: Path, error: Exception) -> None:
         return
     warned.add(file)
     reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+    LOG.warning("%s: not used: %s", file, reason)
     warnings.warn(f"{file}: not used: {reason}; `moeflux doctor` writes it anew", RuntimeWarning, stacklevel=3)

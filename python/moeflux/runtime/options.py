@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import typing
 from typing import Any, Literal, TypedDict
 
-from moeflux.errors import ArgumentError
+from moeflux.errors import ArgumentError, found
 
-__all__ = ["DEFAULTS", "LoadOptions", "settled", "words_of"]
+__all__ = ["DEFAULTS", "LoadOptions", "settled", "whole", "words_of"]
 
 # The words are those of csrc/core/choices.h.
 KvType = Literal["f32", "bf16"]
@@ -78,6 +79,17 @@ def settled(given: LoadOptions) -> LoadOptions:
         if words and value not in words:
             raise ArgumentError(f"{name}: expected one of {', '.join(words)}, found {_shown(value)}")
     return {**DEFAULTS, **given}
+
+
+def whole(name: str, count: int | None, most: int) -> int | None:
+    """A number from outside, checked."""
+    if count is None:
+        return None
+    if isinstance(count, bool) or not hasattr(count, "__index__") or operator.index(count) < 1:
+        raise ArgumentError(f"{name}: expected a whole number of at least 1, found {found(count)}")
+    if operator.index(count) > most:
+        raise ArgumentError(f"{name}: expected 1 to {most}, found {found(count)}")
+    return operator.index(count)
 
 
 def _shown(value: object) -> str:

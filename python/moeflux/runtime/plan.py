@@ -6,7 +6,6 @@ parts. The rest goes to expert slots. Nothing is taken later that is not in the 
 
 from __future__ import annotations
 
-import operator
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from moeflux import _core, files
-from moeflux.errors import ArgumentError, BudgetError, found
+from moeflux.errors import BudgetError
 from moeflux.machine.memory import available, huge_pages_unasked, resident
 from moeflux.machine.remembered import Probe, remembered
 from moeflux.machine.sandbox import RENDERING
 from moeflux.routing.hit_rates import HitRate, hit_rate, hit_rate_of
 from moeflux.routing.trace import Trace
-from moeflux.runtime.options import LoadOptions, settled
+from moeflux.runtime.options import LoadOptions, settled, whole
 from moeflux.sizes import parse_size, size_text
 from moeflux.stores.costs import costs
 from moeflux.stores.planned import PlannedStore, store_to_plan
@@ -31,7 +30,7 @@ from moeflux.stores.store import Store
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Plan", "make_plan", "plan", "pricing", "whole"]
+__all__ = ["Plan", "make_plan", "plan", "pricing"]
 
 MIB = 1 << 20
 
@@ -442,17 +441,6 @@ def _round_up(value: int, unit: int) -> int:
 def _cores() -> int:
     """The cores that this process may use: the engine makes as many threads unless it is told otherwise."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def whole(name: str, count: int | None, most: int) -> int | None:
-    """A number from outside, checked."""
-    if count is None:
-        return None
-    if isinstance(count, bool) or not hasattr(count, "__index__") or operator.index(count) < 1:
-        raise ArgumentError(f"{name}: expected a whole number of at least 1, found {found(count)}")
-    if operator.index(count) > most:
-        raise ArgumentError(f"{name}: expected 1 to {most}, found {found(count)}")
-    return operator.index(count)
 
 
 # ---- As text ----------------------------------------------------------------------------------------------------

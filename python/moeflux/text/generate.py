@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from moeflux._core import Cancel, StepStats
 from moeflux.errors import ArgumentError, Cancelled, StateError, found
+from moeflux.log import LOG
 from moeflux.progress import time_text
 from moeflux.runtime.logits import Logits
 from moeflux.runtime.tokens import Tokens, token_array
@@ -225,6 +226,7 @@ class Generation:
         self._timeout = timeout
         self._cancel = Cancel()
         self._asked_to_end = False
+        self._told = False
         self._reused = 0
         self._prompt_seconds = self._seconds = 0.0
         self._before = session.total_stats
@@ -244,10 +246,14 @@ class Generation:
         try:
             return next(self._pieces)
         except StopIteration:
+            if not self._told:
+                self._told = True
+                LOG.debug("answer: %s: %s", self.finish, self.stats)
             raise
         except BaseException as error:
             # Ctrl-C and the like are nobody's fault.
             self.finish = "failed" if isinstance(error, Exception) else "cancelled"
+            LOG.warning("answer: %s after %d tokens: %s", self.finish, len(self.tokens), error)
             raise
 
     def __aiter__(self) -> AsyncIterator[Piece]:

@@ -1,0 +1,63 @@
+"""What the logger `moeflux` is told: loads, plans, fall-backs, closing; and that nobody hears of it unasked."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import moeflux
+from moeflux import builtin
+from moeflux.runtime import plan as planning
+from support.engine import load_faulty
+
+
+def said(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[str]:
+    assert all(record.name == "moeflux" for record in caplog.records)
+    return [record.getMessage() for record in caplog.records if record.levelno == level]
+
+
+def test_a_load_its_plan_and_its_end_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "moeflux"):
+        with moeflux.load(threads=1, context=512, memory=None) as model:
+            model.session().complete("Once", max_tokens=2, temperature=0)
+        model.close()
+    plan, loaded, closed = said(caplog)
+    name = model.variant.name
+    assert plan.startswith(f"{name}: plan: ") and " of no limit, " in plan and plan.endswith("1 x 512 tokens")
+    assert loaded.startswith(f"{builtin.path()}: loaded in ") and "cpu" in loaded
+    assert closed == f"{builtin.path()}: closed"
+    whole, answer = said(caplog, logging.DEBUG)
+    assert str(model.plan) in whole and answer.startswith("answer: length: prompt ")
+
+
+def test_what_is_less_than_hoped_for_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning._core, "supports_direct", lambda file: False)
+    with caplog.at_level(logging.INFO, "moeflux"):
+        name = moeflux.load(threads=1, expert_slots=64).variant.name
+    (line,) = [line for line in said(caplog) if "fall back" in line]
+    assert line == f"{name}: reads fall back to the page cache: this file system has no direct reads"
+
+
+def test_an_answer_that_fails_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    plan = planning._core.FaultPlan("error", 100)
+    faulty = load_faulty(builtin.path(), fault=plan, expert_slots=64, look_ahead="off")
+    with pytest.raises(moeflux.IoError):
+        faulty.session().complete("Once upon a time", max_tokens=40)
+    (line,) = said(caplog, logging.WARNING)
+    assert line.startswith("answer: failed after ")
+
+
+def test_nobody_hears_of_it_unasked(tmp_path: Path) -> None:
+    program = (
+        "import moeflux\n"
+        "from moeflux.log import LOG\n"
+        "with moeflux.load(threads=1) as model:\n"
+        "    model.session().complete('Once', max_tokens=2)\n"
+        "LOG.warning('loud')\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
