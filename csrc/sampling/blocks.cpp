@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "core/error.h"
 
@@ -47,6 +48,7 @@ LogitBlocks::LogitBlocks(const cpu::ChoiceKernels& kernels, int64_t vocab_size)
       greatest_of_(static_cast<size_t>(cpu::choice_blocks(vocab_size))),
       tops_(greatest_of_.size() * choice_columns),
       samples_(tops_.size() * choice_samples),
+      left_(choice_block),
       values_(choice_block),
       weights_(choice_block),
       kept_(most_kept + choice_block) {}
@@ -126,15 +128,16 @@ void LogitBlocks::open(int64_t block) {
     return;
   }
   narrow_ = logits_of(block);
-  if (!changed()) return;
-  widen();
-  if (changes_) changes_->apply(kernels_, block, values_.data());
-  if (!allowed_.empty()) kernels_.forbid(values_.data(), allowed_of(block));
-}
-
-void LogitBlocks::widen() {
-  if (narrow_) kernels_.widen(narrow_, values_.data());
-  narrow_ = nullptr;
+  if (changes_ && changes_->any(block)) {
+    kernels_.widen(narrow_, values_.data());
+    narrow_ = nullptr;
+    changes_->apply(kernels_, block, values_.data());
+  }
+  if (allowed_.empty()) return;
+  if (narrow_)
+    kernels_.logits.forbid(std::exchange(narrow_, left_.data()), allowed_of(block), left_.data());
+  else
+    kernels_.values.forbid(values_.data(), allowed_of(block), values_.data());
 }
 
 int32_t LogitBlocks::token(int64_t place) const {
@@ -147,12 +150,20 @@ double LogitBlocks::value(int64_t place) const {
 }
 
 void LogitBlocks::drop(const Cut& cut) {
-  widen();
-  kernels_.drop(values_.data(), cut.value);
   const int64_t first = block_ * choice_block;
-  if (cut.last >= first + choice_block) return;
-  for (int64_t i = std::max<int64_t>(cut.last + 1 - first, 0); i < choice_block; ++i)
-    if (value(i) == cut.value) values_[static_cast<size_t>(i)] = forbidden;
+  const double least = first > cut.last ? std::nextafter(cut.value, infinity) : cut.value;
+  if (narrow_)
+    kernels_.logits.drop(std::exchange(narrow_, left_.data()), round_up(least), left_.data());
+  else
+    kernels_.values.drop(values_.data(), least, values_.data());
+  if (first > cut.last || cut.last >= first + choice_block) return;
+  for (int64_t i = cut.last + 1 - first; i < choice_block; ++i) {
+    if (value(i) != cut.value) continue;
+    if (narrow_)
+      left_[static_cast<size_t>(i)] = static_cast<float>(forbidden);
+    else
+      values_[static_cast<size_t>(i)] = forbidden;
+  }
 }
 
 int64_t LogitBlocks::count_above(double most) const {

@@ -15,7 +15,7 @@ namespace moeflux {
 class LogitBlocks {
  public:
   // So many may be left by `keep`.
-  static constexpr int64_t most_kept = 4096;
+  static constexpr int64_t most_kept = 16384;
 
   LogitBlocks(const cpu::ChoiceKernels& kernels, int64_t vocab_size);
 
@@ -60,15 +60,13 @@ class LogitBlocks {
   void keep_all();
 
   int64_t bytes() const {
-    return bytes_of(last_logits_, last_allowed_, greatest_of_, tops_, samples_, values_, weights_, kept_);
+    return bytes_of(last_logits_, last_allowed_, greatest_of_, tops_, samples_, left_, values_, weights_, kept_);
   }
 
  private:
   void look_at(int64_t block);
-  bool changed() const { return changes_ != nullptr || !allowed_.empty(); }
   const float* logits_of(int64_t block) const;
   const uint32_t* allowed_of(int64_t block) const;
-  void widen();
   [[noreturn]] void refuse(int64_t block);
 
   const cpu::ChoiceKernels& kernels_;
@@ -87,6 +85,7 @@ class LogitBlocks {
   // Of the open block.
   int64_t block_ = 0;
   const float* narrow_ = nullptr;  // its values, or null when they are in `values_`
+  std::vector<float> left_;        // where some logits of it were dropped
   std::vector<double> values_;
   std::vector<double> weights_;
   std::array<uint64_t, cpu::choice_long_words> found_ = {};

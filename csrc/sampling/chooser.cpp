@@ -34,6 +34,7 @@ int64_t Chooser::bytes() const {
 void Chooser::take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed) {
   blocks_.take(logits, changes, allowed);
   best_ = {};
+  summed_by_ = 0;
 }
 
 int32_t Chooser::draw(const Sampling& sampling, double uniform) {
@@ -53,12 +54,8 @@ int32_t Chooser::draw(const Sampling& sampling, double uniform) {
 double Chooser::log_sum() {
   set_temperature(1);
   rough_ = blocks_.count() > few_blocks;
-  double sum = 0;
-  for (int64_t block = 0; block < blocks_.count(); ++block) {
-    blocks_.open(block);
-    sum += blocks_.weigh(scale_, rough_, infinity).all;
-  }
-  return std::log(sum);
+  keep_above(lowest);
+  return std::log(std::accumulate(kept_.begin(), kept_.end(), 0.0));
 }
 
 std::span<const Entry> Chooser::best(int64_t count) {
@@ -91,6 +88,8 @@ void Chooser::compare_sums(double less, double more, double total) {
 Cut Chooser::keep_above(double floor) {
   const Cut cut = best_.value >= floor ? best_ : Cut{floor};
   const bool every = cut.value == lowest;
+  if (every && rough_ && summed_by_ == scale_.factor) return cut;
+  summed_by_ = every && rough_ ? scale_.factor : 0;
   for (int64_t block = 0; block < blocks_.count(); ++block) {
     double& kept = kept_[static_cast<size_t>(block)];
     kept = 0;
@@ -144,6 +143,7 @@ int32_t Chooser::at(double share, const Cut& cut) {
 // Nothing below `floor` is kept. Leaves in `kept_` what the kept values are worth, block by block.
 Cut Chooser::find(const Goal& goal, double floor) {
   const bool weighed = goal.measure == Goal::sum;
+  summed_by_ = 0;
   Bracket bracket = guess(goal);
   for (int turn = 0;; ++turn) {
     bracket = {std::max(bracket.least, floor), std::max(bracket.most, floor)};

@@ -52,7 +52,8 @@ class Chooser {
   // A draw by rough weights may be in doubt; it is made again with exact ones then.
   bool rough_ = false;
   bool sure_ = true;
-  Cut best_;  // what top-k left, where that is more than `most_kept`
+  double summed_by_ = 0;  // the factor whose rough sums of all values `kept_` has; 0: it has other ones
+  Cut best_;              // what top-k left, where that is more than `most_kept`
   Guess guess_;
   std::vector<double> worths_;        // of the probes
   std::vector<double> kept_;          // of each block, what the values that are kept are worth

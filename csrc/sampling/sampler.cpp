@@ -124,16 +124,17 @@ void Sampler::take(std::span<const float> logits, const Changes* changes, std::s
 
 // Returns what is to be taken from a logit.
 double Sampler::find_likeliest(LogProbabilities& wanted) {
-  const double all = chooser_->greatest() + chooser_->log_sum();
-  if (wanted.best.empty()) return all;
-  const std::span<const Entry> found = chooser_->best(static_cast<int64_t>(wanted.best.size()));
-  wanted.best.resize(found.size());
-  std::transform(found.begin(), found.end(), wanted.best.begin(), [&](const Entry& entry) {
-    return LogProbability{static_cast<int32_t>(entry.place), entry.value - all};
-  });
-  std::sort(wanted.best.begin(), wanted.best.end(), [](const auto& a, const auto& b) {
-    return a.value > b.value || (a.value == b.value && a.token < b.token);
-  });
+  if (!wanted.best.empty()) {
+    const std::span<const Entry> found = chooser_->best(static_cast<int64_t>(wanted.best.size()));
+    wanted.best.resize(found.size());
+    std::transform(found.begin(), found.end(), wanted.best.begin(),
+                   [](const Entry& entry) { return LogProbability{static_cast<int32_t>(entry.place), entry.value}; });
+    std::sort(wanted.best.begin(), wanted.best.end(), [](const auto& a, const auto& b) {
+      return a.value > b.value || (a.value == b.value && a.token < b.token);
+    });
+  }
+  const double all = chooser_->greatest() + chooser_->log_sum();  // the last: a draw may have use for its sums
+  for (LogProbability& each : wanted.best) each.value -= all;
   return all;
 }
 

@@ -74,6 +74,7 @@ def driver() -> Path:
         KERNELS / "isa.cpp",
         *sorted((ROOT / "csrc" / "core").glob("*.cpp")),
         *sorted((ROOT / "csrc" / "backend").glob("*.cpp")),
+        *sorted((ROOT / "csrc" / "sampling").glob("*.cpp")),
     ],
     ids=lambda source: f"{source.parent.name}/{source.name}",
 )

@@ -77,7 +77,7 @@ def some_settings(rng: Rng, size: int) -> Sampling:
     biases = {int(id): float(rng.choice([-math.inf, -2.0, 0.5, 1e4])) for id in biased[:-1]}
     return Sampling(
         temperature=float(rng.choice([0.0, 0.3, 0.7, 1.0, 1.0, 1.0, 2.0, 50.0])),
-        top_k=int(mostly(0, rng.choice([1, 2, 20, 1000, 4096, 4097, 9000, size - 1 if size > 1 else 1]))),
+        top_k=int(mostly(0, rng.choice([1, 2, 20, 1000, 9000, 16384, 16385, size - 1 if size > 1 else 1]))),
         top_p=float(mostly(1.0, rng.choice([1e-6, 0.1, 0.5, 0.8, 0.95, 0.999, 1 - 1e-12]))),
         min_p=float(mostly(0.0, rng.choice([1e-9, 0.01, 0.05, 0.5, 1.0]))),
         repetition_penalty=float(mostly(1.0, rng.choice([0.5, 1.1, 2.0]))),
@@ -236,6 +236,40 @@ def test_penalties_beyond_all_numbers_are_refused(asked: dict[str, Any], logit: 
     with pytest.raises(ArgumentError, match=rf"penalties: expected numbers, found {found} made of logits\[7\]"):
         for _ in range(3):
             sampler.choose(logits)
+
+
+def largest_below(number: float) -> float:
+    return float(np.nextafter(number, -np.inf))
+
+
+def smallest_above(number: float) -> float:
+    return float(np.nextafter(number, np.inf))
+
+
+@pytest.mark.parametrize("kind", ["everyday", "any", "far"])
+def test_a_penalty_divides_as_ieee_says(kind: str) -> None:
+    """To the last bit: beside a token whose value is the quotient, and beside the numbers next to that."""
+    rng = np.random.default_rng(4)
+    for _ in range(400):
+        logit = np.float32(rng.uniform(1e-3, 40))
+        penalty = float(round(rng.uniform(1.01, 2), 2))
+        if kind != "everyday":
+            logit = np.float32(np.ldexp(rng.uniform(1, 2), int(rng.integers(-140, 127))))
+            penalty = float(np.ldexp(rng.uniform(1, 2), int(rng.integers(-30, 30))))
+        if kind == "far":
+            penalty = float(np.ldexp(penalty, int(rng.choice([-400, 400]))))
+        quotient = float(logit) / penalty
+        for rival, winner in ((largest_below(quotient), 0), (quotient, 0), (smallest_above(quotient), 1)):
+            asked = Sampling(repetition_penalty=penalty, logit_bias={1: rival})
+            assert chosen([np.array([logit, 0.0])], asked, [0]) == [winner], (logit, penalty)
+
+
+def test_a_bias_beyond_what_is_divided_quickly() -> None:
+    for bias in (1e-250, 1e250):
+        asked = Sampling(repetition_penalty=3.0, logit_bias={0: bias, 1: bias / 3.0})
+        assert chosen([np.zeros(2)], asked, [0]) == [0]
+        asked = Sampling(repetition_penalty=3.0, logit_bias={0: bias, 1: smallest_above(bias / 3.0)})
+        assert chosen([np.zeros(2)], asked, [0]) == [1]
 
 
 def test_huge_biases() -> None:

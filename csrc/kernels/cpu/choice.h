@@ -31,6 +31,9 @@ constexpr double least_choice_exponent = -1021;  // of 2; what would weigh less 
 // Rough weights are off by less than this share of themselves; exact ones by some units of the last place.
 constexpr double rough_choice_error = 1.2e-10;
 
+// May a number be divided quickly, or divide? No step of it leaves the range of normal numbers then.
+constexpr bool is_quick(double number) { return number > 0x1p-200 && number < 0x1p+200; }
+
 // Sums of weights: of all, and of those whose values are greater than asked for.
 struct ChoiceSums {
   double all = 0;
@@ -47,6 +50,10 @@ struct ChoiceValueKernels {
   int64_t (*count_above)(const Number* values, Number most);
   // Into `bits` [choice_long_words] which lie from `least` to `most`.
   void (*find_within)(const Number* values, Number least, Number most, uint64_t* bits);
+  // Into `out`, which may be `values`: -inf where the bit is 0.
+  void (*forbid)(const Number* values, const uint32_t* allowed, Number* out);
+  // The same where a value is less than `least`.
+  void (*drop)(const Number* values, Number least, Number* out);
   ChoiceSums (*weigh)(const Number* values, const ChoiceScale& scale, double most, double* weights);
   ChoiceSums (*weigh_roughly)(const Number* values, const ChoiceScale& scale, double most, double* weights);
 };
@@ -55,12 +62,9 @@ struct ChoiceKernels {
   ChoiceValueKernels<float> logits;
   ChoiceValueKernels<double> values;
   void (*widen)(const float* logits, double* values);
-  // -inf where the bit is 0.
-  void (*forbid)(double* values, const uint32_t* allowed);
-  // -inf where less than `least`.
-  void (*drop)(double* values, double least);
-  // Where the bit is 1: divided by the penalty when greater than 0, else multiplied by it.
-  void (*penalize)(double* values, const uint32_t* seen, double penalty);
+  // Where the bit is 1: divided by the penalty when greater than 0, else multiplied by it. `quick`: the penalty and
+  // what is greater than 0 can be divided quickly, with the same result.
+  void (*penalize)(double* values, const uint32_t* seen, double penalty, bool quick);
 };
 
 }  // namespace moeflux::cpu

@@ -8,7 +8,7 @@ namespace moeflux::cpu::MOEFLUX_ISA {
 constexpr int64_t wide = lanes / 2;  // f64 in a register
 
 typedef double Doubles __attribute__((vector_size(wide * 8)));
-typedef int64_t Longs __attribute__((vector_size(wide * 8)));
+typedef decltype(Doubles{} < Doubles{}) Longs;  // of long or of long long, as the compiler likes
 typedef uint64_t LongWords __attribute__((vector_size(wide * 8)));
 typedef float HalfFloats __attribute__((vector_size(wide * 4)));
 
@@ -58,10 +58,16 @@ MOEFLUX_INLINE uint64_t bits_of(Ints mask) {
 }
 
 // All bits of a lane where its own bit is 1, from the lowest on.
-MOEFLUX_INLINE Longs lanes_of(uint32_t bits) {
+MOEFLUX_INLINE void spread(uint32_t bits, Longs& mask) {
   LongWords own;
   for (int64_t i = 0; i < wide; ++i) own[i] = uint64_t{1} << i;
-  return (Longs)(((uint64_t{bits} - LongWords{}) & own) != 0);
+  mask = (Longs)(((uint64_t{bits} - LongWords{}) & own) != 0);
+}
+
+MOEFLUX_INLINE void spread(uint32_t bits, Ints& mask) {
+  Words own;
+  for (int64_t i = 0; i < lanes; ++i) own[i] = 1u << i;
+  mask = (Ints)(((bits - Words{}) & own) != 0);
 }
 
 // The parts of a sum, neighbours far apart first.
@@ -161,31 +167,57 @@ static void widen(const float* logits, double* values) {
   for (int64_t i = 0; i < choice_block; i += wide) store(values + i, load_values(logits + i));
 }
 
-static void forbid(double* values, const uint32_t* allowed) {
-  for (int64_t i = 0; i < choice_block; i += wide) {
-    const Longs chosen = lanes_of(allowed[i / 32] >> (i % 32));
-    store(values + i, chosen ? load<Doubles>(values + i) : splat(-__builtin_inf()));
+template <typename Number>
+static void forbid(const Number* values, const uint32_t* allowed, Number* out) {
+  using Vector = typename VectorOf<Number>::Type;
+  constexpr int64_t size = VectorOf<Number>::size;
+  constexpr Number infinity = __builtin_inff();
+  for (int64_t i = 0; i < choice_block; i += size) {
+    decltype(Vector{} < Vector{}) chosen;
+    spread(allowed[i / 32] >> (i % 32), chosen);
+    store(out + i, chosen ? load<Vector>(values + i) : splat(-infinity));
   }
 }
 
-static void drop(double* values, double least) {
-  for (int64_t i = 0; i < choice_block; i += wide) {
-    const Doubles some = load<Doubles>(values + i);
-    store(values + i, some >= least ? some : splat(-__builtin_inf()));
+template <typename Number>
+static void drop(const Number* values, Number least, Number* out) {
+  using Vector = typename VectorOf<Number>::Type;
+  constexpr int64_t size = VectorOf<Number>::size;
+  constexpr Number infinity = __builtin_inff();
+  for (int64_t i = 0; i < choice_block; i += size) {
+    const Vector some = load<Vector>(values + i);
+    store(out + i, some >= least ? some : splat(-infinity));
   }
 }
 
-static void penalize(double* values, const uint32_t* seen, double penalty) {
+// a / b, rounded as a division is, which takes as long as everything else that is done to a value: with the reciprocal,
+// rounded, two corrections of the quotient leave nothing that could be rounded wrongly (Markstein's theorem).
+MOEFLUX_INLINE Doubles divide(Doubles a, Doubles b, Doubles reciprocal) {
+  Doubles quotient = a * reciprocal;
+  quotient = fma(fma(-quotient, b, a), reciprocal, quotient);
+  return fma(fma(-quotient, b, a), reciprocal, quotient);
+}
+
+template <bool quick>
+MOEFLUX_INLINE void penalize_all(double* values, const uint32_t* seen, double penalty) {
+  const Doubles by = splat(penalty);
+  const Doubles reciprocal = splat(1 / penalty);
   for (int64_t word = 0; word < choice_words; ++word) {
     if (seen[word] == 0) continue;
+    MOEFLUX_UNROLL
     for (int64_t i = 0; i < 32; i += wide) {
-      const uint32_t bits = seen[word] >> i & ((1u << wide) - 1);
-      if (bits == 0) continue;
       double* place = values + 32 * word + i;
       const Doubles some = load<Doubles>(place);
-      store(place, lanes_of(bits) ? (some > 0 ? some / penalty : some * penalty) : some);
+      const Doubles quotient = quick ? divide(some, by, reciprocal) : some / by;
+      Longs chosen;
+      spread(seen[word] >> i, chosen);
+      store(place, chosen ? (some > 0 ? quotient : some * by) : some);
     }
   }
+}
+
+static void penalize(double* values, const uint32_t* seen, double penalty, bool quick) {
+  quick ? penalize_all<true>(values, seen, penalty) : penalize_all<false>(values, seen, penalty);
 }
 
 // ---- Weights --------------------------------------------------------------------------------------------------------
@@ -243,11 +275,12 @@ static ChoiceSums weigh(const Number* values, const ChoiceScale& scale, double m
 
 template <typename Number>
 constexpr ChoiceValueKernels<Number> choice_value_kernels = {
-    greatest<Number>, count_above<Number>, find_within<Number>, weigh<false, Number>, weigh<true, Number>,
+    greatest<Number>, count_above<Number>,   find_within<Number>,  forbid<Number>,
+    drop<Number>,     weigh<false, Number>, weigh<true, Number>,
 };
 
 constexpr ChoiceKernels choice_kernels = {
-    choice_value_kernels<float>, choice_value_kernels<double>, widen, forbid, drop, penalize,
+    choice_value_kernels<float>, choice_value_kernels<double>, widen, penalize,
 };
 
 }  // namespace moeflux::cpu::MOEFLUX_ISA
