@@ -14,7 +14,7 @@ export PYTHON
 # Importing an editable install rebuilds with the cmake and ninja of the environment: a fresh machine has no others.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz peers bench-peers bench-streaming bench-resident bench-ops track track-trips train-test metal-engine macos cuda wheel clean
+.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz peers bench-peers bench-streaming bench-resident bench-ops track track-trips train-test metal-engine apart-engine macos cuda wheel clean
 
 help:
 	@echo "make demo      set up, then the built-in model writes, with all its experts in memory and with a quarter"
@@ -37,6 +37,7 @@ help:
 	@echo "make track-trips  check that track notices a kernel that is a tenth slower"
 	@echo "make train-test  run tools/train from text to a store at toy size, and compare with transformers (large downloads)"
 	@echo "make metal-engine  run all tests of the engine and of streaming on the emulated GPU  ARGS=tests/engine/test_engine.py"
+	@echo "make apart-engine  run the same, and those of single ops, on a test device with memory of its own  ARGS=tests/engine/test_apart.py"
 	@echo "make macos     compile what runs on Macs; compare the stand-in for Apple's headers with Apple's data"
 	@echo "make cuda      compile the Metal kernels for an NVIDIA GPU, with what to run there, into build/cuda (needs CUDA's toolkit)"
 	@echo "make wheel     build sdist and wheel into dist/, install the wheel and try it"
@@ -156,6 +157,10 @@ train-test: $(TRAIN)/ready
 # Those tests of the engine that choose no backend themselves, on the emulated GPU.
 # The soak compares with a fresh process, which has no such GPU.
 ON_METAL = $(filter-out tests/engine/test_stream_soak.py,$(wildcard tests/engine/test_*.py))
+
+# The same and single ops on the test device with memory of its own.
+apart-engine: $(READY)
+	$(BIN)/python -m pytest -q --apart $(or $(ARGS),$(ON_METAL) $(wildcard tests/ops/test_ops_*.py))
 
 metal-engine: $(READY)
 	$(BIN)/python -m pytest -q --on-metal $(or $(ARGS),$(ON_METAL))

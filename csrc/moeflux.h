@@ -60,13 +60,13 @@ struct Footprint {
   int64_t dense_weights = 0;
   int64_t expert_slots = 0;
   int64_t scratch = 0;       // intermediate numbers of a chunk, and what the kernels want for themselves
-  int64_t read_buffers = 0;  // of the threads that read, where reads do not go straight into slots
+  int64_t read_buffers = 0;  // of the threads that read, where reads do not go straight into slots; staging
   int64_t tables = 0;        // which expert is where, what is wanted next, checksums
   // Of sessions.
   int64_t rows = 0;         // keys and values, or latents, a row a position
   int64_t recurrent = 0;    // state of linear layers
   int64_t checkpoints = 0;  // copies of it
-  int64_t tokens = 0;       // the tokens themselves, and logits
+  int64_t tokens = 0;       // the tokens themselves, logits, and what the host reads a device's memory through
 
   int64_t engine() const { return dense_weights + expert_slots + scratch + read_buffers + tables; }
   int64_t sessions() const { return rows + recurrent + checkpoints + tokens; }
@@ -102,15 +102,16 @@ struct StepStats {
   StepStats& operator+=(const StepStats& other);
 };
 
-// A piece of a session's state, in place; only for the length of the call that shows it.
+// A piece of a session's state; only for the length of the call that shows it.
 struct StateTensor {
   std::string name;  // "k", "v", "latent", "rope_k", "conv" or "recurrent"
   int64_t layer = 0;
   DType dtype = DType::f32;
   std::vector<int64_t> shape;  // k and v [position, kv_heads, dim]; latent, rope_k [position, width]; conv [taps - 1,
                                // channels]; recurrent [value heads, value dim, key dim]
-  std::byte* data = nullptr;
   int64_t bytes = 0;
+  std::function<void(std::span<std::byte> to)> read;           // all of its bytes
+  std::function<void(std::span<const std::byte> from)> write;  // likewise, for `restore`
 };
 
 using StateVisitor = std::function<void(const StateTensor&)>;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from moeflux.machine.machine import this_machine
+from support.apart import apart
 from support.metal import needs_device
 
 
@@ -22,6 +24,9 @@ def pytest_report_header() -> str:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--on-metal", action="store_true", help="what chooses a backend itself runs on the emulated GPU")
     parser.addoption("--every-refusal", action="store_true", help="test_refusals.py refuses every call")
+    parser.addoption(
+        "--apart", action="store_true", help="engines have a device with memory of its own, and that is late"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -53,6 +58,12 @@ def preferred_backend(on_metal: bool) -> None:
         from emulator import gpu
 
         gpu.install(preferred=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+    with apart() if request.config.getoption("--apart") else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("metal", marks=needs_device)])

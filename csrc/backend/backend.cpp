@@ -1,9 +1,15 @@
 #include "backend/backend.h"
 
+#include <cstring>
 #include <stdexcept>
 #include <utility>
 
 namespace moeflux {
+
+std::byte* Buffer::host() const {
+  if (!host_) throw std::logic_error("[Buffer] expected memory that the host reaches, found memory of the device");
+  return host_;
+}
 
 Matrix Matrix::slice(int64_t first, int64_t count) const {
   Matrix part = *this;
@@ -41,6 +47,16 @@ int64_t Commands::hold() { throw std::logic_error("hold: these ops run when they
 std::unique_ptr<Buffer> Backend::map(const File& /*file*/, int64_t /*begin*/, int64_t /*bytes*/,
                                      const std::string& /*what*/) {
   return nullptr;
+}
+
+Ticket Backend::copy(View from, View to, int64_t bytes) {
+  if (bytes) std::memcpy(to.host(), from.host(), static_cast<size_t>(bytes));
+  return {};
+}
+
+Ticket Backend::clear(View to, int64_t bytes) {
+  if (bytes) std::memset(to.host(), 0, static_cast<size_t>(bytes));
+  return {};
 }
 
 }  // namespace moeflux

@@ -22,17 +22,32 @@ namespace moeflux {
 
 // ---- Memory ---------------------------------------------------------------------------------------------------------
 
-// Memory that the host and the device both see. Owned by whoever allocated it; must outlive every batch that uses it.
+// Who reaches a buffer. Where host and device share one memory both reach every buffer, whatever was asked for.
+enum class Memory {
+  device,        // ops; the host by copies only
+  host_visible,  // both, but the device is slow with it: for a few numbers that are written or read once
+  staging,       // the host; ops do not, but copies to and from the device's memory do
+};
+
+// Owned by whoever allocated it; must outlive every batch that uses it.
 class Buffer {
  public:
   virtual ~Buffer() = default;
-  std::byte* data() const { return data_; }
+  Memory memory() const { return memory_; }
   int64_t bytes() const { return bytes_; }
+  // As ops address it: for the backend that it is of.
+  std::byte* data() const { return data_; }
+  // As the host addresses it: for everybody else. std::logic_error where the host does not reach it.
+  std::byte* host() const;
 
  protected:
-  Buffer(std::byte* data, int64_t bytes) : data_(data), bytes_(bytes) {}
+  Buffer(std::byte* data, int64_t bytes, Memory memory = Memory::device) : Buffer(data, data, bytes, memory) {}
+  Buffer(std::byte* data, std::byte* host, int64_t bytes, Memory memory)
+      : data_(data), host_(host), bytes_(bytes), memory_(memory) {}
   std::byte* data_;
+  std::byte* host_;  // null where the host does not reach it
   int64_t bytes_;
+  Memory memory_;
 };
 
 // A place in a buffer; borrowed. Empty when an optional argument is not given.
@@ -41,6 +56,11 @@ struct View {
   int64_t offset = 0;  // bytes
 
   explicit operator bool() const { return buffer != nullptr; }
+  template <typename T = std::byte>
+  T* host() const {
+    return reinterpret_cast<T*>(buffer->host() + offset);
+  }
+  // As ops address it.
   std::byte* bytes() const { return buffer->data() + offset; }
   float* f32() const { return reinterpret_cast<float*>(bytes()); }
   int32_t* i32() const { return reinterpret_cast<int32_t*>(bytes()); }
@@ -242,6 +262,8 @@ class Commands {
   virtual void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) = 0;
   // The k best of `count` logits: ids i32 [k] and values [k], best first, the lower id on ties.
   virtual void top_k(View logits, int64_t count, int64_t k, View ids, View values) = 0;
+  // `bytes` of one buffer to another, of whatever memory, at multiples of 4.
+  virtual void copy(View from, View to, int64_t bytes) = 0;
 
   // What was recorded so far is what `Ticket::reach` waits for. Once a batch at most; a backend may not care, and then
   // it is the whole batch.
@@ -299,8 +321,10 @@ class Backend {
   virtual std::string name() const = 0;           // "cpu", "metal"
   virtual std::string describe() const = 0;       // "cpu: avx512, 2 threads"
   virtual std::string isa() const { return {}; }  // of the kernels, when they run on the CPU
+  // Whether host and device share one memory: then nothing has to be copied from one to the other.
+  virtual bool shares_memory() const { return true; }
   // Zeroed, page-aligned memory. `what` names it in errors.
-  virtual std::unique_ptr<Buffer> allocate(int64_t bytes, const std::string& what) = 0;
+  virtual std::unique_ptr<Buffer> allocate(int64_t bytes, Memory memory, const std::string& what) = 0;
   // `bytes` of a file from `begin` on, the start of a page, where they lie: nothing is copied, and nobody may write.
   // Null where the device computes faster, or at all, from memory of its own.
   virtual std::unique_ptr<Buffer> map(const File& file, int64_t begin, int64_t bytes, const std::string& what);
@@ -311,6 +335,10 @@ class Backend {
   virtual int64_t held() const = 0;
   virtual std::unique_ptr<Commands> begin() = 0;
   virtual Ticket submit(std::unique_ptr<Commands> commands) = 0;
+  // Beside the batches, from any thread: copies as those of Commands, and zeros, where no batch under way uses the
+  // memory.
+  virtual Ticket copy(View from, View to, int64_t bytes);
+  virtual Ticket clear(View to, int64_t bytes);
   // Whether ops run when their batch was submitted, and not when they are recorded: then a batch can be told to hold.
   virtual bool runs_ahead() const { return false; }
   // Batches that hold at this number, or an earlier one, go on.

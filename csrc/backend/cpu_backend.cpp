@@ -12,8 +12,8 @@ namespace {
 
 class CpuBuffer final : public Buffer {
  public:
-  CpuBuffer(std::unique_ptr<Arena> arena, std::shared_ptr<std::atomic<int64_t>> held)
-      : Buffer(arena->data(), arena->bytes()), arena_(std::move(arena)), held_(std::move(held)) {
+  CpuBuffer(std::unique_ptr<Arena> arena, Memory memory, std::shared_ptr<std::atomic<int64_t>> held)
+      : Buffer(arena->data(), arena->bytes(), memory), arena_(std::move(arena)), held_(std::move(held)) {
     *held_ += arena_bytes(bytes_);
   }
   ~CpuBuffer() override { *held_ -= arena_bytes(bytes_); }
@@ -47,8 +47,8 @@ std::string CpuBackend::describe() const {
   return concat("cpu: ", isa_.name, ", ", pool_.threads(), pool_.threads() == 1 ? " thread" : " threads");
 }
 
-std::unique_ptr<Buffer> CpuBackend::allocate(int64_t bytes, const std::string& what) {
-  return std::make_unique<CpuBuffer>(std::make_unique<Arena>(bytes, what), buffers_);
+std::unique_ptr<Buffer> CpuBackend::allocate(int64_t bytes, Memory memory, const std::string& what) {
+  return std::make_unique<CpuBuffer>(std::make_unique<Arena>(bytes, what), memory, buffers_);
 }
 
 int64_t CpuBackend::prepared_bytes(const WorkSizes& sizes) { return CpuCommands::Room::of(sizes).bytes(); }

@@ -22,7 +22,7 @@ class CpuBackend final : public Backend {
   std::string name() const override { return "cpu"; }
   std::string describe() const override;
   std::string isa() const override { return isa_.name; }
-  std::unique_ptr<Buffer> allocate(int64_t bytes, const std::string& what) override;
+  std::unique_ptr<Buffer> allocate(int64_t bytes, Memory memory, const std::string& what) override;
   int64_t prepare(const WorkSizes& sizes) override;
   int64_t held() const override { return *buffers_ + prepared_; }
   static int64_t prepared_bytes(const WorkSizes& sizes);

@@ -157,6 +157,14 @@ void CpuCommands::combine(const CombineArgs& args, int64_t n) {
   });
 }
 
+void CpuCommands::copy(View from, View to, int64_t bytes) {
+  op("copy", [&] {
+    spread(bytes, 1, [&](int64_t first, int64_t last) {
+      std::memcpy(to.bytes() + first, from.bytes() + first, static_cast<size_t>(last - first));
+    });
+  });
+}
+
 // ---- Attention, delta net, routing ---------------------------------------------------------------------------------
 
 void CpuCommands::run_attention(cpu::AttentionTask& task) {

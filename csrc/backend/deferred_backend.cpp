@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "backend/apart_memory.h"
+
 namespace moeflux {
 namespace {
 
@@ -56,51 +58,62 @@ class DeferredCommands final : public Commands {
   std::vector<Op> take() { return std::move(ops_); }
 
   void embed(const Matrix& table, View ids, View out, int64_t n) override {
-    later([=](Commands& c) { c.embed(table, ids, out, n); });
+    later(
+        [=, table = inside(table), ids = inside(ids), out = inside(out)](Commands& c) { c.embed(table, ids, out, n); });
   }
   void rms_norm(View x, View weight, View out, int64_t n, int64_t width, float eps) override {
-    later([=](Commands& c) { c.rms_norm(x, weight, out, n, width, eps); });
+    later([=, x = inside(x), weight = inside(weight), out = inside(out)](Commands& c) {
+      c.rms_norm(x, weight, out, n, width, eps);
+    });
   }
   void rms_norm_heads(const Heads& x, View weight, int64_t n, float eps, float scale) override {
-    later([=](Commands& c) { c.rms_norm_heads(x, weight, n, eps, scale); });
+    later([=, x = inside(x), weight = inside(weight)](Commands& c) { c.rms_norm_heads(x, weight, n, eps, scale); });
   }
   void gated_rms_norm(const Heads& x, const Heads& z, View weight, int64_t n, float eps) override {
-    later([=](Commands& c) { c.gated_rms_norm(x, z, weight, n, eps); });
+    later([=, x = inside(x), z = inside(z), weight = inside(weight)](Commands& c) {
+      c.gated_rms_norm(x, z, weight, n, eps);
+    });
   }
   void matmul(std::span<const Product> products, int64_t n) override {
-    later([copy = std::vector(products.begin(), products.end()), n](Commands& c) { c.matmul(copy, n); });
+    std::vector<Product> own;
+    for (const Product& product : products) own.push_back(inside(product));
+    later([own = std::move(own), n](Commands& c) { c.matmul(own, n); });
   }
   void rope(const Heads& x, View angles, int64_t half, bool interleaved, int64_t n) override {
-    later([=](Commands& c) { c.rope(x, angles, half, interleaved, n); });
+    later([=, x = inside(x), angles = inside(angles)](Commands& c) { c.rope(x, angles, half, interleaved, n); });
   }
   void append(View x, int64_t x_stride, const Cache& cache, int64_t first, int64_t n) override {
-    later([=](Commands& c) { c.append(x, x_stride, cache, first, n); });
+    later([=, x = inside(x), cache = inside(cache)](Commands& c) { c.append(x, x_stride, cache, first, n); });
   }
   void attention(const AttentionArgs& args, int64_t n) override {
-    later([=](Commands& c) { c.attention(args, n); });
+    later([=, args = inside(args)](Commands& c) { c.attention(args, n); });
   }
   void mla_attention(const LatentAttentionArgs& args, int64_t n) override {
-    later([=](Commands& c) { c.mla_attention(args, n); });
+    later([=, args = inside(args)](Commands& c) { c.mla_attention(args, n); });
   }
   void conv1d(const ConvArgs& args, int64_t n) override {
-    later([=](Commands& c) { c.conv1d(args, n); });
+    later([=, args = inside(args)](Commands& c) { c.conv1d(args, n); });
   }
   void delta_gates(const DeltaGatesArgs& args, int64_t n) override {
-    later([=](Commands& c) { c.delta_gates(args, n); });
+    later([=, args = inside(args)](Commands& c) { c.delta_gates(args, n); });
   }
   void gated_delta(const DeltaArgs& args, int64_t n) override {
-    later([=](Commands& c) { c.gated_delta(args, n); });
+    later([=, args = inside(args)](Commands& c) { c.gated_delta(args, n); });
   }
   void route_softmax(const RouteArgs& args, int64_t n) override {
-    later([=](Commands& c) { c.route_softmax(args, n); });
+    later([=, args = inside(args)](Commands& c) { c.route_softmax(args, n); });
   }
   void route_grouped(const RouteArgs& args, int64_t n) override {
-    later([=](Commands& c) { c.route_grouped(args, n); });
+    later([=, args = inside(args)](Commands& c) { c.route_grouped(args, n); });
   }
   void expert_ffn(const ExpertArgs& args) override {
     std::vector<std::vector<int32_t>> pairs;
-    for (const ExpertJob& job : args.jobs) pairs.emplace_back(job.pairs, job.pairs + job.count);
-    later([args, jobs = std::vector(args.jobs.begin(), args.jobs.end()), pairs = std::move(pairs)](Commands& c) {
+    std::vector<ExpertJob> jobs;
+    for (const ExpertJob& job : args.jobs) {
+      pairs.emplace_back(job.pairs, job.pairs + job.count);
+      jobs.push_back({inside(job.expert), nullptr, job.count});
+    }
+    later([args = inside(args), jobs = std::move(jobs), pairs = std::move(pairs)](Commands& c) {
       std::vector<ExpertJob> own = jobs;
       for (size_t i = 0; i < own.size(); ++i) own[i].pairs = pairs[i].data();
       ExpertArgs with_own = args;
@@ -109,25 +122,31 @@ class DeferredCommands final : public Commands {
     });
   }
   void chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) override {
-    later([=](Commands& c) { c.chosen_expert_ffn(args, n); });
+    later([=, args = inside(args)](Commands& c) { c.chosen_expert_ffn(args, n); });
   }
   void swiglu(View gate, View up, View out, int64_t count) override {
-    later([=](Commands& c) { c.swiglu(gate, up, out, count); });
+    later(
+        [=, gate = inside(gate), up = inside(up), out = inside(out)](Commands& c) { c.swiglu(gate, up, out, count); });
   }
   void combine(const CombineArgs& args, int64_t n) override {
-    later([=](Commands& c) { c.combine(args, n); });
+    later([=, args = inside(args)](Commands& c) { c.combine(args, n); });
   }
   void residual_add(View x, View y, View out, int64_t count) override {
-    later([=](Commands& c) { c.residual_add(x, y, out, count); });
+    later([=, x = inside(x), y = inside(y), out = inside(out)](Commands& c) { c.residual_add(x, y, out, count); });
   }
   void bias_add(View x, View bias, int64_t n, int64_t width) override {
-    later([=](Commands& c) { c.bias_add(x, bias, n, width); });
+    later([=, x = inside(x), bias = inside(bias)](Commands& c) { c.bias_add(x, bias, n, width); });
   }
   void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) override {
-    later([=](Commands& c) { c.sigmoid_gate(x, gate, n); });
+    later([=, x = inside(x), gate = inside(gate)](Commands& c) { c.sigmoid_gate(x, gate, n); });
   }
   void top_k(View logits, int64_t count, int64_t k, View ids, View values) override {
-    later([=](Commands& c) { c.top_k(logits, count, k, ids, values); });
+    later([=, logits = inside(logits), ids = inside(ids), values = inside(values)](Commands& c) {
+      c.top_k(logits, count, k, ids, values);
+    });
+  }
+  void copy(View from, View to, int64_t bytes) override {
+    later([=, from = inside_any(from, bytes), to = inside_any(to, bytes)](Commands& c) { c.copy(from, to, bytes); });
   }
   int64_t hold() override {
     int64_t number = 0;
@@ -169,8 +188,22 @@ class DeferredBackend::Completion final : public Ticket::State {
   std::shared_ptr<Batch> batch_;
 };
 
-DeferredBackend::DeferredBackend(std::unique_ptr<Backend> inner)
-    : inner_(std::move(inner)), queue_(std::make_shared<Queue>()) {
+// A copy beside the batches, as late as can be: when it is waited for.
+class DeferredBackend::Transfer final : public Ticket::State {
+ public:
+  explicit Transfer(std::function<void()> move) : move_(std::move(move)) {}
+
+  void wait() override {
+    if (const std::function<void()> move = std::exchange(move_, nullptr)) move();
+  }
+  bool done() const override { return !move_; }
+
+ private:
+  std::function<void()> move_;
+};
+
+DeferredBackend::DeferredBackend(std::unique_ptr<Backend> inner, bool apart)
+    : inner_(std::move(inner)), apart_(apart), queue_(std::make_shared<Queue>()) {
   thread_.start([this] { run(); });
 }
 
@@ -184,8 +217,9 @@ DeferredBackend::~DeferredBackend() {
   thread_.join();
 }
 
-std::unique_ptr<Buffer> DeferredBackend::allocate(int64_t bytes, const std::string& what) {
-  return inner_->allocate(bytes, what);
+std::unique_ptr<Buffer> DeferredBackend::allocate(int64_t bytes, Memory memory, const std::string& what) {
+  std::unique_ptr<Buffer> buffer = inner_->allocate(bytes, memory, what);
+  return apart_ ? apart_buffer(std::move(buffer), memory, what) : std::move(buffer);
 }
 
 std::unique_ptr<Commands> DeferredBackend::begin() { return std::make_unique<DeferredCommands>(queue_); }
@@ -209,6 +243,19 @@ Ticket DeferredBackend::submit(std::unique_ptr<Commands> commands) {
   }
   queue_->work.notify_all();
   return Ticket(std::move(completion));
+}
+
+Ticket DeferredBackend::copy(View from, View to, int64_t bytes) {
+  if (!apart_) return inner_->copy(from, to, bytes);
+  return Ticket(std::make_unique<Transfer>([this, from = inside_any(from, bytes), to = inside_any(to, bytes), bytes] {
+    inner_->copy(from, to, bytes).wait();
+  }));
+}
+
+Ticket DeferredBackend::clear(View to, int64_t bytes) {
+  if (!apart_) return inner_->clear(to, bytes);
+  return Ticket(
+      std::make_unique<Transfer>([this, to = inside_any(to, bytes), bytes] { inner_->clear(to, bytes).wait(); }));
 }
 
 // A batch that fails does not stop those behind it: they run on whatever it left.

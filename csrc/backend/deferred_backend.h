@@ -1,9 +1,12 @@
-// For tests: a device that does its work later, as a GPU does.
+// For tests: a device that does its work later, as a GPU does, and that may have memory of its own, as most GPUs have.
 //
 // Ops are written down when they are recorded and run on another thread after their batch was submitted, batches in
 // order. Two of three batches run as late as can be: when somebody waits for them, or for one behind them; the
 // others run at once. So whatever the engine does too early shows: memory reused that a batch still reads, results read
 // that are not there, arguments that lived only for the call that recorded them.
+//
+// With memory of its own ("apart") the host has no address of what lies in it, and ops refuse what lies in staging. So
+// a copy that somebody forgot shows: as a std::logic_error, or as numbers that are not there.
 #pragma once
 
 #include <memory>
@@ -17,32 +20,37 @@ namespace moeflux {
 class DeferredBackend final : public Backend {
  public:
   // The work is done by `inner`.
-  explicit DeferredBackend(std::unique_ptr<Backend> inner);
+  DeferredBackend(std::unique_ptr<Backend> inner, bool apart);
   ~DeferredBackend() override;
 
   std::string name() const override { return inner_->name(); }
-  std::string describe() const override { return inner_->describe() + ", deferred"; }
+  std::string describe() const override { return inner_->describe() + (apart_ ? ", apart" : ", deferred"); }
   std::string isa() const override { return inner_->isa(); }
-  std::unique_ptr<Buffer> allocate(int64_t bytes, const std::string& what) override;
+  std::unique_ptr<Buffer> allocate(int64_t bytes, Memory memory, const std::string& what) override;
   int64_t prepare(const WorkSizes& sizes) override { return inner_->prepare(sizes); }
   int64_t held() const override { return inner_->held(); }
+  bool shares_memory() const override { return !apart_; }
   std::unique_ptr<Buffer> map(const File& file, int64_t begin, int64_t bytes, const std::string& what) override {
-    return inner_->map(file, begin, bytes, what);
+    return apart_ ? nullptr : inner_->map(file, begin, bytes, what);
   }
   bool runs_ahead() const override { return true; }
   void release(int64_t number) override;
   std::unique_ptr<Commands> begin() override;
   Ticket submit(std::unique_ptr<Commands> commands) override;
+  Ticket copy(View from, View to, int64_t bytes) override;
+  Ticket clear(View to, int64_t bytes) override;
 
  private:
   friend class DeferredCommands;
   struct Batch;
   struct Queue;
   class Completion;
+  class Transfer;
 
   void run();
 
   std::unique_ptr<Backend> inner_;
+  bool apart_;
   std::shared_ptr<Queue> queue_;
   Threads thread_{"that run batches"};
 };

@@ -169,6 +169,9 @@ class TimedCommands final : public Commands {
   void top_k(View logits, int64_t count, int64_t k, View ids, View values) override {
     moves("top_k", 1, count + 2 * k, [&] { inner_->top_k(logits, count, k, ids, values); });
   }
+  void copy(View from, View to, int64_t bytes) override {
+    timed({"copy"}, 1, 2 * bytes, 0, [&] { inner_->copy(from, to, bytes); });
+  }
   void mark() override { inner_->mark(); }
   int64_t hold() override { return inner_->hold(); }
 

@@ -44,9 +44,10 @@ class TimedBackend final : public Backend {
   std::string name() const override { return inner_->name(); }
   std::string describe() const override { return inner_->describe(); }
   std::string isa() const override { return inner_->isa(); }
-  std::unique_ptr<Buffer> allocate(int64_t bytes, const std::string& what) override {
-    return inner_->allocate(bytes, what);
+  std::unique_ptr<Buffer> allocate(int64_t bytes, Memory memory, const std::string& what) override {
+    return inner_->allocate(bytes, memory, what);
   }
+  bool shares_memory() const override { return inner_->shares_memory(); }
   int64_t prepare(const WorkSizes& sizes) override { return inner_->prepare(sizes); }
   int64_t held() const override { return inner_->held(); }
   std::unique_ptr<Buffer> map(const File& file, int64_t begin, int64_t bytes, const std::string& what) override {
@@ -56,6 +57,8 @@ class TimedBackend final : public Backend {
   void release(int64_t number) override { inner_->release(number); }
   std::unique_ptr<Commands> begin() override;
   Ticket submit(std::unique_ptr<Commands> commands) override;
+  Ticket copy(View from, View to, int64_t bytes) override { return inner_->copy(from, to, bytes); }
+  Ticket clear(View to, int64_t bytes) override { return inner_->clear(to, bytes); }
 
  private:
   std::unique_ptr<Backend> inner_;

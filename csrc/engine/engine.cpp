@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstring>
 
-#include "backends/backends.h"
 #include "core/arena.h"
 #include "core/error.h"
 #include "core/forks.h"
@@ -44,16 +43,16 @@ void check_experts(const StoreDirectory& store) {
 }
 
 std::unique_ptr<Backend> backend_of(const EngineOptions& options, const EngineFaults& faults, OpTimes& times) {
-  std::unique_ptr<Backend> backend = make_backend(options.backend, options.isa, options.precision == Precision::exact,
-                                                  options.threads, faults.fail_at_op, faults.deferred);
+  std::unique_ptr<Backend> backend = make_backend(
+      options.backend, {options.isa, options.precision == Precision::exact, options.threads}, faults.backend);
   if (options.time_ops) return std::make_unique<TimedBackend>(std::move(backend), times);
   return backend;
 }
 
 Scratch make_scratch(Model& model, int64_t chunk, Backend& backend) {
   Scratch scratch;
-  const ScratchLayout layout = scratch_layout(model.variant, model.layers, chunk, scratch);
-  scratch.arena = layout.allocate(backend);
+  ScratchLayout layout = scratch_layout(model.variant, model.layers, chunk, scratch);
+  scratch.memory = layout.allocate(backend);
   scratch.angles = layout.angles();
   return scratch;
 }
@@ -61,9 +60,17 @@ Scratch make_scratch(Model& model, int64_t chunk, Backend& backend) {
 }  // namespace
 
 Footprint footprint(const StoreDirectory& store, const EngineOptions& options, const SessionOptions& session) {
+  return footprint(store, options, session, false);
+}
+
+Footprint footprint(const StoreDirectory& store, const EngineOptions& options, const SessionOptions& session,
+                    bool apart) {
   check_experts(store);
-  Footprint bytes = engine_footprint(store, settled(store.variant, checked(options)));
-  bytes += session_footprint(store.variant, settled(store.variant, session));
+  const EngineOptions chosen = settled(store.variant, checked(options));
+  const DeviceEntry& device = device_entry(chosen.backend);
+  const bool shared = device.shares_memory && !apart;
+  Footprint bytes = engine_footprint(store, chosen, shared, device.maps_files && !apart);
+  bytes += session_footprint(store.variant, settled(store.variant, session), shared);
   return bytes;
 }
 
@@ -94,7 +101,7 @@ LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, c
       backend_(backend_of(options, faults, op_times_)),
       model_(load_model(store, *backend_, options.on_load)),
       scratch_(make_scratch(model_, options.chunk, *backend_)),
-      picks_(backend_->allocate(most_top_k * 8, "top-k")),
+      picks_(*backend_, most_top_k * 8, "top-k"),
       prepared_(backend_->prepare(work_sizes(store.variant, model_.layers, options.chunk))),
       experts_(store, *backend_, options, faults.open),
       recorder_(*backend_, options.ring_depth, store.variant.experts().count) {}
@@ -116,8 +123,10 @@ Footprint LoadedEngine::memory() const {
   Footprint bytes = session_memory_.held();
   bytes.dense_weights = model_.weights.bytes();
   bytes.expert_slots = arena_bytes(experts_.slot_bytes());
-  bytes.scratch = arena_bytes(scratch_.arena->bytes()) + arena_bytes(picks_->bytes()) + prepared_;
-  bytes.read_buffers = experts_.read_buffers();
+  bytes.scratch = picks_.bytes() + prepared_;
+  for (const std::unique_ptr<Buffer>& buffer : scratch_.memory)
+    if (buffer) bytes.scratch += arena_bytes(buffer->bytes());
+  bytes.read_buffers = experts_.read_buffers() + experts_.staging();
   bytes.tables = tables();
   return bytes;
 }
@@ -150,14 +159,15 @@ void LoadedEngine::observe_routing(RoutingObserver observer) {
   experts_.observe_routing(std::move(observer));
 }
 
-void LoadedEngine::forward(std::span<const int32_t> tokens, int64_t position, const SessionState& state, View logits,
-                           std::span<float> all_logits, const Interruptions& interruptions, StepStats& stats) {
+void LoadedEngine::forward(std::span<const int32_t> tokens, int64_t position, const SessionState& state,
+                           const Mirrored& logits, std::span<float> all_logits, const Interruptions& interruptions,
+                           StepStats& stats) {
   const std::unique_lock turn = take_turn(interruptions.waiting);
   const auto start = std::chrono::steady_clock::now();
   recorder_.begin(stats, interruptions.halfway);
   experts_.begin(static_cast<int64_t>(tokens.size()));
   try {
-    run_layers(tokens, position, state, all_logits.empty() ? logits : View{}, stats);
+    run_layers(tokens, position, state, all_logits.empty() ? logits : Mirrored{}, stats);
     if (!all_logits.empty()) every_logit(static_cast<int64_t>(tokens.size()), logits, all_logits, stats);
     recorder_.finish();
     experts_.finish(stats);
@@ -182,14 +192,16 @@ std::unique_lock<std::timed_mutex> LoadedEngine::take_turn(const Interruption& i
 }
 
 // With `logits`, those of the last row.
-void LoadedEngine::run_layers(std::span<const int32_t> tokens, int64_t position, const SessionState& state, View logits,
-                              StepStats& stats) {
+void LoadedEngine::run_layers(std::span<const int32_t> tokens, int64_t position, const SessionState& state,
+                              const Mirrored& logits, StepStats& stats) {
   const int64_t width = model_.variant.hidden_size;
   Scratch& s = scratch_;
   const Rows rows = {position, static_cast<int64_t>(tokens.size())};
-  std::memcpy(s.tokens.i32(), tokens.data(), tokens.size_bytes());
-  for (const Angles& angles : s.angles)
-    rope_angles(angles.frequencies, angles.magnitude, position, rows.n, angles.view.f32());
+  std::memcpy(s.tokens.host(), tokens.data(), tokens.size_bytes());
+  for (const Angles& angles : s.angles) {
+    rope_angles(angles.frequencies, angles.magnitude, position, rows.n, angles.numbers.values<float>());
+    angles.numbers.upload(recorder_.current(), rows.n * angles.rope.dim * 4);
+  }
 
   recorder_.current().embed(model_.embed, s.tokens, s.hidden, rows.n);
   for (size_t i = 0; i < model_.layers.size(); ++i) {
@@ -214,34 +226,40 @@ void LoadedEngine::await(StepStats& stats) {
 }
 
 // Of `count` rows of scratch.normed.
-void LoadedEngine::record_logits(Commands& commands, int64_t first, int64_t count, View out) {
+void LoadedEngine::record_logits(Commands& commands, int64_t first, int64_t count, const Mirrored& out) {
   const Matrix& head = model_.head;
   const int64_t h = model_.variant.hidden_size;
-  commands.matmul(std::array{Product{scratch_.normed.at(first * h), h, head, out, head.rows}}, count);
+  commands.matmul(std::array{Product{scratch_.normed.at(first * h), h, head, out.device, head.rows}}, count);
+  out.download(commands, count * head.rows * 4);
 }
 
 // Of all rows, some at a time; those of the last one also to `logits`.
-void LoadedEngine::every_logit(int64_t n, View logits, std::span<float> all_logits, StepStats& stats) {
+void LoadedEngine::every_logit(int64_t n, const Mirrored& logits, std::span<float> all_logits, StepStats& stats) {
   const int64_t vocab = model_.head.rows;
   for (int64_t first = 0; first < n; first += scratch_.logit_rows) {
     recorder_.look_around();
     const int64_t count = std::min(scratch_.logit_rows, n - first);
     record_logits(recorder_.current(), first, count, scratch_.logits);
     await(stats);
-    std::memcpy(all_logits.data() + first * vocab, scratch_.logits.f32(), static_cast<size_t>(count * vocab) * 4);
+    std::memcpy(all_logits.data() + first * vocab, scratch_.logits.values<float>(),
+                static_cast<size_t>(count * vocab) * 4);
   }
-  std::memcpy(logits.f32(), all_logits.data() + (n - 1) * vocab, static_cast<size_t>(vocab) * 4);
+  std::memcpy(logits.values<float>(), all_logits.data() + (n - 1) * vocab, static_cast<size_t>(vocab) * 4);
+  logits.upload(*backend_, vocab * 4);
 }
 
 void LoadedEngine::top_k(View logits, std::span<int32_t> ids, std::span<float> values) {
   const std::unique_lock turn = take_turn();
-  const View picked_ids = {picks_.get(), 0};
-  const View picked_values = picked_ids.at(most_top_k);
+  const Mirrored picked_ids = picks_.begin();
+  const Mirrored picked_values = picked_ids.at(most_top_k);
+  const auto k = static_cast<int64_t>(ids.size());
   std::unique_ptr<Commands> commands = backend_->begin();
-  commands->top_k(logits, model_.variant.vocab_size, static_cast<int64_t>(ids.size()), picked_ids, picked_values);
+  commands->top_k(logits, model_.variant.vocab_size, k, picked_ids.device, picked_values.device);
+  picked_ids.download(*commands, k * 4);
+  picked_values.download(*commands, k * 4);
   backend_->submit(std::move(commands)).wait();
-  std::memcpy(ids.data(), picked_ids.i32(), ids.size_bytes());
-  std::memcpy(values.data(), picked_values.f32(), values.size_bytes());
+  std::memcpy(ids.data(), picked_ids.values<int32_t>(), ids.size_bytes());
+  std::memcpy(values.data(), picked_values.values<float>(), values.size_bytes());
 }
 
 StepStats& StepStats::operator+=(const StepStats& other) {

@@ -7,7 +7,9 @@
 #include <string>
 
 #include "backend/backend.h"
+#include "backend/mirror.h"
 #include "backend/timed_backend.h"
+#include "devices/devices.h"
 #include "engine/experts/expert_side.h"
 #include "engine/footprint.h"
 #include "engine/layer_state.h"
@@ -23,8 +25,7 @@ namespace moeflux {
 
 // For tests: what goes wrong.
 struct EngineFaults {
-  int64_t fail_at_op = -1;              // as make_backend's
-  bool deferred = false;                // likewise
+  BackendFaults backend;
   ReaderFactory open = file_readers();  // what experts are read with
 };
 
@@ -64,19 +65,19 @@ class LoadedEngine final : public Engine {
   // Evaluates tokens (1 to chunk() of them, checked) behind `position`. The last token's logits go to `logits` [vocab],
   // every token's to `all_logits` [tokens, vocab] unless that is empty. Calls take turns. After an error no batch is
   // left in flight; one that was given up has not touched `logits`.
-  void forward(std::span<const int32_t> tokens, int64_t position, const SessionState& state, View logits,
+  void forward(std::span<const int32_t> tokens, int64_t position, const SessionState& state, const Mirrored& logits,
                std::span<float> all_logits, const Interruptions& interruptions, StepStats& stats);
 
   void top_k(View logits, std::span<int32_t> ids, std::span<float> values);
 
  private:
   std::unique_lock<std::timed_mutex> take_turn(const Interruption& interruption = {});
-  void run_layers(std::span<const int32_t> tokens, int64_t position, const SessionState& state, View logits,
+  void run_layers(std::span<const int32_t> tokens, int64_t position, const SessionState& state, const Mirrored& logits,
                   StepStats& stats);
   void await(StepStats& stats);
   int64_t tables() const { return experts_.tables() + recorder_.tables(); }
-  void record_logits(Commands& commands, int64_t first, int64_t count, View out);
-  void every_logit(int64_t n, View logits, std::span<float> all_logits, StepStats& stats);
+  void record_logits(Commands& commands, int64_t first, int64_t count, const Mirrored& out);
+  void every_logit(int64_t n, const Mirrored& logits, std::span<float> all_logits, StepStats& stats);
 
   int64_t process_;  // that opened it, for messages
   int64_t forks_;    // before
@@ -85,8 +86,8 @@ class LoadedEngine final : public Engine {
   std::unique_ptr<Backend> backend_;
   Model model_;
   Scratch scratch_;
-  std::unique_ptr<Buffer> picks_;  // top_k: i32 ids, then values
-  int64_t prepared_;               // bytes of the backend's own
+  MirroredBuffer picks_;  // top_k: i32 ids, then values
+  int64_t prepared_;      // bytes of the backend's own
   ExpertSide experts_;
   Recorder recorder_;  // behind what its batches use
   std::timed_mutex turn_;

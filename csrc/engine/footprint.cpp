@@ -2,9 +2,10 @@
 
 #include <algorithm>
 
-#include "backends/backends.h"
+#include "backend/mirror.h"
 #include "core/arena.h"
 #include "core/error.h"
+#include "devices/devices.h"
 #include "engine/experts/expert_side.h"
 #include "engine/layer_state.h"
 #include "engine/recorder.h"
@@ -32,7 +33,7 @@ EngineOptions settled(const Variant& variant, EngineOptions options) {
     throw ArgumentError(concat("expert_slots: expected at least ", variant.experts().per_token,
                                ", the experts of one token in one layer, found ", options.expert_slots));
   options.expert_slots = slots;
-  options.backend = chosen_backend(options.backend);
+  options.backend = device_entry(options.backend).name;
   if (options.chunk == 0) options.chunk = default_chunk;
   if (options.readers == 0) options.readers = default_readers;
   return options;
@@ -78,29 +79,32 @@ ScratchLayout scratch_layout(const Variant& variant, std::vector<LayerBlocks>& l
   return layout;
 }
 
-Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& options) {
+Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& options, bool shared, bool maps) {
   const Variant& v = store.variant;
   std::vector<LayerBlocks> layers = make_blocks(v);
   Scratch scratch;
   Footprint bytes;
-  bytes.dense_weights = dense_layout(store, maps_files(options.backend)).bytes();
+  bytes.dense_weights = dense_layout(store, maps).bytes();
   bytes.expert_slots = arena_bytes(ExpertSide::planned_slots(store, options));
-  bytes.scratch = arena_bytes(scratch_layout(v, layers, options.chunk, scratch).bytes()) + arena_bytes(most_top_k * 8) +
-                  prepared_bytes(options.backend, work_sizes(v, layers, options.chunk));
+  bytes.scratch = scratch_layout(v, layers, options.chunk, scratch).bytes(shared) +
+                  MirroredBuffer::planned_bytes(most_top_k * 8, shared) +
+                  device_entry(options.backend).prepared_bytes(work_sizes(v, layers, options.chunk));
   // Automatic reads may turn out buffered, which need none: what is planned is what direct reads need.
   bytes.read_buffers = options.reads == Reads::buffered ? 0 : options.readers * bounce_of(store, ReadMode::direct);
+  if (!shared) bytes.read_buffers += ExpertSide::planned_staging(store, options);
   bytes.tables =
       ExpertSide::planned_tables(store, options) + Recorder::planned_tables(options.ring_depth, v.experts().count);
   return bytes;
 }
 
-Footprint session_footprint(const Variant& variant, const SessionOptions& options) {
+Footprint session_footprint(const Variant& variant, const SessionOptions& options, bool shared) {
   const StateLayout layout = state_layout(variant, options.max_context, options.kv_dtype);
   Footprint bytes;
   bytes.rows = arena_bytes(layout.row_bytes);
   bytes.recurrent = arena_bytes(layout.recurrent_bytes);
   bytes.checkpoints = options.max_checkpoints * arena_bytes(layout.recurrent_bytes);
-  bytes.tokens = arena_bytes(options.max_context * 4) + arena_bytes(variant.vocab_size * 4);
+  bytes.tokens = arena_bytes(options.max_context * 4) + MirroredBuffer::planned_bytes(variant.vocab_size * 4, shared);
+  if (!shared) bytes.tokens += arena_bytes(layout.exchange_bytes());
   return bytes;
 }
 

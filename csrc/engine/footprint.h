@@ -25,8 +25,12 @@ WorkSizes work_sizes(const Variant& variant, const std::vector<LayerBlocks>& lay
 // Room for all that is computed on the way, in chunks of so many tokens. Its views lie in `scratch` and `layers`.
 ScratchLayout scratch_layout(const Variant& variant, std::vector<LayerBlocks>& layers, int64_t chunk, Scratch& scratch);
 
-// Of settled options.
-Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& options);
-Footprint session_footprint(const Variant& variant, const SessionOptions& options);
+// Of settled options, for memory that is shared with the device or not, and files that are mapped or not.
+Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& options, bool shared, bool maps);
+// As that of moeflux.h; `apart`, for tests: as if the device had memory of its own.
+Footprint footprint(const StoreDirectory& store, const EngineOptions& options, const SessionOptions& session,
+                    bool apart);
+// `shared`: whether the device shares the host's memory.
+Footprint session_footprint(const Variant& variant, const SessionOptions& options, bool shared);
 
 }  // namespace moeflux

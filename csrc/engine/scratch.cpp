@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/arena.h"
 #include "core/error.h"
 #include "core/rounding.h"
 #include "engine/rope_angles.h"
@@ -12,49 +13,89 @@ namespace {
 constexpr int64_t view_alignment = 64;
 constexpr int64_t most_logit_rows = 16;
 
+size_t index_of(Memory memory) { return static_cast<size_t>(memory); }
+
 }  // namespace
 
-void ScratchLayout::place(View& view, std::string_view name, int64_t elements) {
-  auto area = std::ranges::find(areas_, name, &Area::name);
-  if (area == areas_.end()) area = areas_.insert(area, {std::string(name), 0, {}});
-  area->elements = std::max(area->elements, elements);
-  area->views.push_back(&view);
+ScratchLayout::Area& ScratchLayout::area(std::string_view name, int64_t elements) {
+  auto found = std::ranges::find(areas_, name, &Area::name);
+  if (found == areas_.end()) {
+    found = areas_.emplace(found);
+    found->name = name;
+  }
+  found->elements = std::max(found->elements, elements);
+  return *found;
+}
+
+void ScratchLayout::place(View& view, std::string_view name, int64_t elements, Memory memory) {
+  Area& own = area(name, elements);
+  own.memory = memory;
+  own.views.push_back(&view);
+}
+
+void ScratchLayout::place(Mirrored& numbers, std::string_view name, int64_t elements) {
+  Area& own = area(name, elements);
+  own.is_mirrored = true;
+  own.mirrors.push_back(&numbers);
 }
 
 void ScratchLayout::place_angles(View& view, const Rope& rope) {
   auto known = std::ranges::find(ropes_, rope, &std::pair<Rope, std::string>::first);
   if (known == ropes_.end()) known = ropes_.insert(known, {rope, concat("angles ", ropes_.size())});
   place(view, known->second, rows_ * rope.dim);
+  area(known->second, 0).is_mirrored = true;
 }
 
-int64_t ScratchLayout::bytes() const {
+std::array<int64_t, 3> ScratchLayout::sizes(bool shared) const {
+  std::array<int64_t, 3> sizes = {};
+  for (const Area& area : areas_) {
+    const int64_t bytes = round_up(area.elements * 4, view_alignment);
+    sizes[index_of(shared ? Memory::device : area.memory)] += bytes;
+    if (area.is_mirrored && !shared) sizes[index_of(Memory::staging)] += bytes;
+  }
+  return sizes;
+}
+
+int64_t ScratchLayout::bytes(bool shared) const {
   int64_t bytes = 0;
-  for (const Area& area : areas_) bytes += round_up(area.elements * 4, view_alignment);
+  for (const int64_t size : sizes(shared)) bytes += arena_bytes(size);
   return bytes;
 }
 
-std::unique_ptr<Buffer> ScratchLayout::allocate(Backend& backend) const {
-  std::unique_ptr<Buffer> arena = backend.allocate(bytes(), "scratch");
-  int64_t offset = 0;
-  for (const Area& area : areas_) {
-    for (View* view : area.views) *view = {arena.get(), offset};
-    offset += round_up(area.elements * 4, view_alignment);
+ScratchMemory ScratchLayout::allocate(Backend& backend) {
+  const bool shared = backend.shares_memory();
+  ScratchMemory memory;
+  const std::array<int64_t, 3> sizes = this->sizes(shared);
+  for (size_t kind = 0; kind < sizes.size(); ++kind)
+    if (sizes[kind]) memory[kind] = backend.allocate(sizes[kind], static_cast<Memory>(kind), "scratch");
+  std::array<int64_t, 3> ends = {};
+  const auto take = [&](const Area& area, Memory kind) {
+    int64_t& end = ends[index_of(kind)];
+    const View view = {memory[index_of(kind)].get(), end};
+    end += round_up(area.elements * 4, view_alignment);
+    return view;
+  };
+  for (Area& area : areas_) {
+    area.at.device = take(area, shared ? Memory::device : area.memory);
+    area.at.host = area.is_mirrored && !shared ? take(area, Memory::staging) : area.at.device;
+    for (View* view : area.views) *view = area.at.device;
+    for (Mirrored* numbers : area.mirrors) *numbers = area.at;
   }
-  return arena;
+  return memory;
 }
 
 std::vector<Angles> ScratchLayout::angles() const {
   std::vector<Angles> all;
   for (const auto& [rope, name] : ropes_)
-    all.push_back({rope, rope_frequencies(rope), rope_magnitude(rope),
-                   *std::ranges::find(areas_, name, &Area::name)->views.front()});
+    all.push_back(
+        {rope, rope_frequencies(rope), rope_magnitude(rope), std::ranges::find(areas_, name, &Area::name)->at});
   return all;
 }
 
 void Scratch::place(ScratchLayout& layout, int64_t hidden_size, int64_t vocab_size) {
   rows = layout.rows();
   logit_rows = std::min(rows, most_logit_rows);
-  layout.place(tokens, "tokens", rows);
+  layout.place(tokens, "tokens", rows, Memory::host_visible);
   layout.place(hidden, "hidden", rows * hidden_size);
   layout.place(normed, "normed", rows * hidden_size);
   layout.place(out, "out", rows * hidden_size);

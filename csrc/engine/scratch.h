@@ -2,6 +2,7 @@
 // which take turns, and by all layers, which follow each other. n is the rows of the call. f32 unless said.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/mirror.h"
 #include "models/rope.h"
 
 namespace moeflux {
@@ -18,8 +20,11 @@ struct Angles {
   Rope rope;
   std::vector<double> frequencies;  // radians a position
   double magnitude = 1;
-  View view;  // [n, rope.dim / 2, 2]
+  Mirrored numbers;  // [n, rope.dim / 2, 2]
 };
+
+// A buffer for each kind of memory, or one for all; null where nothing was asked for.
+using ScratchMemory = std::array<std::unique_ptr<Buffer>, 3>;
 
 // Who asks for which room: the one description, of how much it is and of where it lies. Those who ask by one name share
 // it, one after another.
@@ -30,11 +35,14 @@ class ScratchLayout {
 
   int64_t rows() const { return rows_; }
   // `view` is told where its numbers lie when there is memory; until then it must stay where it is.
-  void place(View& view, std::string_view name, int64_t elements);
+  void place(View& view, std::string_view name, int64_t elements, Memory memory = Memory::device);
+  // For the host too.
+  void place(Mirrored& numbers, std::string_view name, int64_t elements);
   void place_angles(View& view, const Rope& rope);
 
-  int64_t bytes() const;
-  std::unique_ptr<Buffer> allocate(Backend& backend) const;
+  // Of memory, where host and device share it or do not.
+  int64_t bytes(bool shared) const;
+  ScratchMemory allocate(Backend& backend);
   // Of all that were asked for, when there is memory.
   std::vector<Angles> angles() const;
 
@@ -42,8 +50,15 @@ class ScratchLayout {
   struct Area {
     std::string name;
     int64_t elements = 0;  // the most that anybody asked for
+    Memory memory = Memory::device;
+    bool is_mirrored = false;
     std::vector<View*> views;
+    std::vector<Mirrored*> mirrors;
+    Mirrored at;
   };
+
+  Area& area(std::string_view name, int64_t elements);
+  std::array<int64_t, 3> sizes(bool shared) const;  // by kind of memory
 
   int64_t rows_;
   std::vector<Area> areas_;
@@ -54,19 +69,19 @@ class ScratchLayout {
 struct Scratch {
   int64_t rows = 0;  // the largest chunk
 
-  View tokens;  // i32 [n]
+  View tokens;  // i32 [n]; host-visible
   View hidden;  // [n, hidden]: the residual stream
   View normed;  // [n, hidden]: what a layer's half is applied to
   View out;     // [n, hidden]: what it yields
 
   // Logits of several rows at a time, where all are asked for.
   int64_t logit_rows = 0;
-  View logits;  // [logit_rows, vocab]
+  Mirrored logits;  // [logit_rows, vocab]
 
   std::vector<Angles> angles;
   std::vector<Product> products;  // on the host: of a layer that has one a head, kept to be reused
 
-  std::unique_ptr<Buffer> arena;
+  ScratchMemory memory;
 
   void place(ScratchLayout& layout, int64_t hidden_size, int64_t vocab_size);
 };

@@ -29,11 +29,15 @@ class EngineSession::Use {
 EngineSession::EngineSession(std::shared_ptr<LoadedEngine> engine, const SessionOptions& options)
     : engine_(std::move(engine)),
       options_(settled(engine_->variant(), options)),
-      share_(engine_->session_memory(), session_footprint(engine_->variant(), options_), asked()),
+      share_(engine_->session_memory(), footprint_of(options_), asked()),
       state_(engine_->variant(), options_.max_context, options_.kv_dtype, engine_->backend()),
-      logits_(engine_->backend().allocate(engine_->variant().vocab_size * 4, "logits")),
-      token_room_(engine_->backend().allocate(options_.max_context * 4, "tokens")) {
+      logits_(engine_->backend(), engine_->variant().vocab_size * 4, "logits"),
+      token_room_(engine_->backend().allocate(options_.max_context * 4, Memory::staging, "tokens")) {
   add_rooms(options_.max_checkpoints);
+}
+
+Footprint EngineSession::footprint_of(const SessionOptions& options) const {
+  return session_footprint(engine_->variant(), options, engine_->backend().shares_memory());
 }
 
 // In the words of an error about memory.
@@ -76,8 +80,7 @@ const Buffer* EngineSession::recurrent_copy(bool make) {
   for (const Checkpoint& checkpoint : checkpoints_)
     if (checkpoint.position == position() && checkpoint.recurrent) return checkpoint.recurrent.get();
   if (!make || rooms_.empty()) return nullptr;
-  const std::span<const std::byte> recurrent = state_.recurrent();
-  std::memcpy(rooms_.back()->data(), recurrent.data(), recurrent.size());
+  state_.save_recurrent(*rooms_.back());
   return rooms_.back().get();
 }
 
@@ -98,24 +101,34 @@ void EngineSession::evaluate(std::span<const int32_t> tokens, std::span<float> a
   const Buffer* copy = needs_copy ? recurrent_copy(tokens.size() > 1) : nullptr;
   const bool has_way_back = copy || !needs_copy;
   try {
-    engine_->forward(tokens, position(), state_, {logits_.get(), 0}, all_logits,
+    engine_->forward(tokens, position(), state_, logits_.begin(), all_logits,
                      {asked, has_way_back ? asked : Interruption{}}, stats);
   } catch (const std::exception& error) {
-    if (position() == 0)
-      state_.clear_recurrent();
-    else if (copy)
-      std::memcpy(state_.recurrent().data(), copy->data(), state_.recurrent().size());
-    else if (state_.has_recurrent() && !given_up)
+    if (has_way_back)
+      go_back(copy);
+    else if (!given_up)
       break_off("an evaluation failed half-way", &error);
     if (!given_up) drop_logits();
     throw;
   }
   drop_logits();
   const size_t vocab = static_cast<size_t>(engine_->variant().vocab_size);
-  check_finite(all_logits.empty() ? std::span<const float>(View{logits_.get(), 0}.f32(), vocab) : all_logits);
+  check_finite(all_logits.empty() ? std::span<const float>(logits_.begin().values<float>(), vocab) : all_logits);
   if (known_tokens_ == position()) add_tokens(tokens);
   position_.store(position() + static_cast<int64_t>(tokens.size()), std::memory_order_relaxed);
   has_logits_ = true;
+}
+
+// To the recurrent state before a call that failed: that of a copy, or the zeros of position 0.
+void EngineSession::go_back(const Buffer* copy) noexcept {
+  try {
+    if (position() == 0)
+      state_.clear_recurrent();
+    else if (copy)
+      state_.load_recurrent(*copy);
+  } catch (const std::exception& error) {
+    break_off("the state before an evaluation that failed is lost", &error);
+  }
 }
 
 void EngineSession::drop_logits() {
@@ -136,13 +149,14 @@ void EngineSession::check_finite(std::span<const float> logits) {
 
 // There is room: whoever has this many more positions was checked.
 void EngineSession::add_tokens(std::span<const int32_t> tokens) {
-  if (!tokens.empty()) std::memcpy(View{token_room_.get()}.i32() + known_tokens_, tokens.data(), tokens.size_bytes());
+  if (!tokens.empty())
+    std::memcpy(View{token_room_.get()}.host<int32_t>() + known_tokens_, tokens.data(), tokens.size_bytes());
   known_tokens_ += static_cast<int64_t>(tokens.size());
 }
 
 std::vector<int32_t> EngineSession::tokens() const {
   const Use use(*this);
-  const int32_t* first = View{token_room_.get()}.i32();
+  const int32_t* first = View{token_room_.get()}.host<int32_t>();
   return {first, first + known_tokens_};
 }
 
@@ -191,13 +205,13 @@ void EngineSession::check_logits() const {
 std::span<const float> EngineSession::logits() const {
   const Use use(*this);
   check_logits();
-  return {View{logits_.get(), 0}.f32(), static_cast<size_t>(engine_->variant().vocab_size)};
+  return {logits_.begin().values<float>(), static_cast<size_t>(engine_->variant().vocab_size)};
 }
 
 void EngineSession::read_logits(const LogitsReader& read) const {
   const Use use(*this);
   check_logits();
-  read({View{logits_.get(), 0}.f32(), static_cast<size_t>(engine_->variant().vocab_size)});
+  read({logits_.begin().values<float>(), static_cast<size_t>(engine_->variant().vocab_size)});
 }
 
 int32_t EngineSession::argmax() const {
@@ -215,14 +229,25 @@ void EngineSession::top_k(std::span<int32_t> ids, std::span<float> values) const
     throw ArgumentError(concat("k: expected 1 to ", std::min(vocab, most_top_k), ", found ", k));
   if (values.size() != ids.size()) throw ArgumentError("top_k: expected as many values as ids");
   check_logits();
-  engine_->top_k({logits_.get(), 0}, ids, values);
+  engine_->top_k(logits_.begin().device, ids, values);
 }
 
 // ---- Going back ------------------------------------------------------------------------------------------------
 
+// What fails leaves pieces.
+template <typename Change>
+void EngineSession::change_state(const char* what, const Change& change) {
+  try {
+    change();
+  } catch (const std::exception& error) {
+    break_off(what, &error);
+    throw;
+  }
+}
+
 void EngineSession::clear() {
   const Use use(*this);
-  state_.clear_recurrent();
+  change_state("a clear failed half-way", [&] { state_.clear_recurrent(); });
   forget_after(-1);
   known_tokens_ = 0;
   position_.store(0, std::memory_order_relaxed);
@@ -232,9 +257,10 @@ void EngineSession::clear() {
 
 // Room for `count` more checkpoints, or for none when the system refuses.
 void EngineSession::add_rooms(int64_t count) {
-  const auto bytes = static_cast<int64_t>(state_.recurrent().size());
+  const int64_t bytes = state_.recurrent_bytes();
   std::vector<std::unique_ptr<Buffer>> rooms;
-  for (int64_t i = 0; i < count; ++i) rooms.push_back(engine_->backend().allocate(bytes, "checkpoints"));
+  for (int64_t i = 0; i < count; ++i)
+    rooms.push_back(engine_->backend().allocate(bytes, Memory::device, "checkpoints"));
   const size_t all = checkpoints_.size() + rooms_.size() + rooms.size();
   rooms_.reserve(all);  // for those of checkpoints come back
   checkpoints_.reserve(all + 1);
@@ -256,10 +282,9 @@ void EngineSession::checkpoint() {
   keep_checkpoints(options_.max_checkpoints - 1, here);
   std::unique_ptr<Buffer> room;
   if (here > 0) {
+    state_.save_recurrent(*rooms_.back());
     room = std::move(rooms_.back());
     rooms_.pop_back();
-    const std::span<const std::byte> recurrent = state_.recurrent();
-    if (!recurrent.empty()) std::memcpy(room->data(), recurrent.data(), recurrent.size());
   }
   checkpoints_.insert(not_before(), {here, ++clock_, std::move(room)});
 }
@@ -291,8 +316,8 @@ void EngineSession::set_max_checkpoints(int64_t count) {
   changed.max_checkpoints = count;
   changed = settled(engine_->variant(), changed);
   const int64_t more = count - options_.max_checkpoints;
-  const int64_t bytes_before = session_footprint(engine_->variant(), options_).checkpoints;
-  const int64_t bytes = session_footprint(engine_->variant(), changed).checkpoints;
+  const int64_t bytes_before = footprint_of(options_).checkpoints;
+  const int64_t bytes = footprint_of(changed).checkpoints;
   if (more <= 0) {
     keep_checkpoints(count, checkpoints_.empty() ? 0 : checkpoints_.back().position);
     rooms_.resize(rooms_.size() - static_cast<size_t>(-more));
@@ -335,11 +360,11 @@ int64_t EngineSession::rewind(int64_t target, bool exact) {
                               " (recurrent layers cannot be cut short), found the newest before it at ", reached));
     if (newest != checkpoints_.end()) {
       if (newest->recurrent)
-        std::memcpy(state_.recurrent().data(), newest->recurrent->data(), state_.recurrent().size());
+        change_state("a rewind failed half-way", [&] { state_.load_recurrent(*newest->recurrent); });
       newest->used = ++clock_;
     }
   }
-  if (reached == 0) state_.clear_recurrent();
+  if (reached == 0) change_state("a rewind failed half-way", [&] { state_.clear_recurrent(); });
   known_tokens_ = std::min(known_tokens_, reached);
   position_.store(reached, std::memory_order_relaxed);
   drop_logits();

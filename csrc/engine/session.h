@@ -48,6 +48,7 @@ class EngineSession final : public Session {
     std::unique_ptr<Buffer> recurrent;  // none at position 0, where it is zero, or without linear layers
   };
 
+  Footprint footprint_of(const SessionOptions& options) const;
   void check_usable() const;
   void check_logits() const;
   void check_finite(std::span<const float> logits);
@@ -57,6 +58,9 @@ class EngineSession final : public Session {
   void evaluate(std::span<const int32_t> tokens, std::span<float> all_logits, const Interruption& interruption,
                 StepStats& stats);
   const Buffer* recurrent_copy(bool make);
+  void go_back(const Buffer* copy) noexcept;
+  template <typename Change>
+  void change_state(const char* what, const Change& change);
   void forget_after(int64_t position);
   void keep_checkpoints(int64_t most, int64_t newest);
   void add_rooms(int64_t count);
@@ -67,7 +71,7 @@ class EngineSession final : public Session {
   SessionOptions options_;
   SessionMemory::Share share_;
   SessionState state_;
-  std::unique_ptr<Buffer> logits_;  // [vocab] of the last token, valid when has_logits_
+  MirroredBuffer logits_;  // [vocab] of the last token, valid when has_logits_
   bool has_logits_ = false;
   std::atomic<int64_t> logits_serial_ = 0;
   std::atomic<int64_t> position_ = 0;

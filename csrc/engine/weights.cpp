@@ -57,11 +57,13 @@ WeightLoader::WeightLoader(const StoreDirectory& store, Backend& backend, const 
   std::vector<File> files;
   for (const std::string& path : store.files) files.emplace_back(path);
   if (!map(files, backend)) layout_ = dense_layout(store, false);
-  if (layout_.arena) weights_.arena = backend.allocate(layout_.arena, "dense weights");
+  if (layout_.arena) weights_.arena = backend.allocate(layout_.arena, Memory::device, "dense weights");
   for (const auto& [name, tensor] : store.tensors)
     if (place_of(name).map < 0) total_ += stored_bytes(tensor);
+  if (!weights_.arena) return;
+  const DenseLanding landing(backend, *weights_.arena, largest_landing());
   for (const auto& [name, tensor] : store.tensors)
-    if (place_of(name).map < 0) load(files, name, tensor);
+    if (place_of(name).map < 0) load(files, name, tensor, landing);
 }
 
 View WeightLoader::vector(const std::string& name) const {
@@ -100,23 +102,48 @@ bool WeightLoader::map(const std::vector<File>& files, Backend& backend) {
   return true;
 }
 
-void WeightLoader::load(const std::vector<File>& files, const std::string& name, const StoredTensor& tensor) {
-  std::byte* const room = weights_.arena->data() + place_of(name).offset;
-  std::byte* out = is_widened(tensor) ? room + stored_bytes(tensor) : room;
+// A vector that is widened lands as a whole, anything else piece by piece.
+int64_t WeightLoader::largest_landing() const {
+  int64_t largest = 0;
+  for (const auto& [name, tensor] : store_.tensors)
+    largest = std::max(largest, is_widened(tensor) ? elements_of(tensor) * 4 : std::min(piece, stored_bytes(tensor)));
+  return largest;
+}
+
+void WeightLoader::load(const std::vector<File>& files, const std::string& name, const StoredTensor& tensor,
+                        const DenseLanding& landing) {
+  const bool widened = is_widened(tensor);
+  const int64_t begin = place_of(name).offset;
+  int64_t offset = widened ? begin + stored_bytes(tensor) : begin;
   for (const Span& span : tensor.spans)
     for (int64_t done = 0; done < span.bytes; done += piece) {
       const int64_t bytes = std::min(piece, span.bytes - done);
+      std::byte* const out = widened ? landing.begin(begin) + (offset - begin) : landing.begin(offset);
       files[static_cast<size_t>(span.file)].read_exact(span.offset + done, {out, static_cast<size_t>(bytes)});
-      out += bytes;
+      if (!widened) landing.end(offset, bytes);
+      offset += bytes;
       tell(bytes);
     }
-  if (is_widened(tensor)) widen(tensor.dtype, room, elements_of(tensor));
+  if (!widened) return;
+  widen(tensor.dtype, landing.begin(begin), elements_of(tensor));
+  landing.end(begin, elements_of(tensor) * 4);
 }
 
 void WeightLoader::tell(int64_t bytes) {
   done_ += bytes;
   if (progress_ && !progress_(done_, total_))
     throw StateError(concat("load: stopped by its caller after ", done_, " of ", total_, " bytes"));
+}
+
+// ---- DenseLanding ---------------------------------------------------------------------------------------------------
+
+DenseLanding::DenseLanding(Backend& backend, const Buffer& arena, int64_t largest)
+    : backend_(backend),
+      arena_(arena),
+      room_(backend.shares_memory() ? nullptr : backend.allocate(largest, Memory::staging, "dense weights")) {}
+
+void DenseLanding::end(int64_t offset, int64_t bytes) const {
+  if (room_) backend_.copy({room_.get(), 0}, {&arena_, offset}, bytes).wait();
 }
 
 // ---- DenseLayout ----------------------------------------------------------------------------------------------------

@@ -39,6 +39,21 @@ struct DenseLayout {
 // With `maps`: what can be used in place is, where it fills nearly all of what would be mapped.
 DenseLayout dense_layout(const StoreDirectory& store, bool maps);
 
+// Where the host puts what is to lie in the arena: there, or in a room that is copied, where the device has memory of
+// its own.
+class DenseLanding {
+ public:
+  // Nothing larger than `largest` is put.
+  DenseLanding(Backend& backend, const Buffer& arena, int64_t largest);
+  std::byte* begin(int64_t offset) const { return room_ ? room_->host() : arena_.host() + offset; }
+  void end(int64_t offset, int64_t bytes) const;
+
+ private:
+  Backend& backend_;
+  const Buffer& arena_;
+  std::unique_ptr<Buffer> room_;
+};
+
 // The memory of all of them.
 struct DenseWeights {
   std::unique_ptr<Buffer> arena;
@@ -66,7 +81,9 @@ class WeightLoader {
  private:
   const DenseLayout::Place& place_of(const std::string& name) const { return layout_.places.at(name); }
   bool map(const std::vector<File>& files, Backend& backend);
-  void load(const std::vector<File>& files, const std::string& name, const StoredTensor& tensor);
+  int64_t largest_landing() const;
+  void load(const std::vector<File>& files, const std::string& name, const StoredTensor& tensor,
+            const DenseLanding& landing);
   void tell(int64_t bytes);
 
   const StoreDirectory& store_;

@@ -75,7 +75,7 @@ void ExpertLoader::begin(Lease lease, bool guess, int64_t parts) {
   load.batch.clear();
   load.layer = lease.layer();
   load.expert = lease.expert();
-  load.slot = lease.data();
+  load.slot = lease.landing();
   store_.add_reads(load.layer, load.expert, load.slot, load.batch, parts);
   pool_.submit(load.batch, guess ? ReadPriority::look_ahead : ReadPriority::demand);
   ++begun_;

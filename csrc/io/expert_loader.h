@@ -19,7 +19,7 @@
 namespace moeflux {
 
 // Looks at an expert that was just read, and throws when it is not what it should be. Called by the threads that read.
-using ExpertCheck = std::function<void(int64_t layer, int64_t expert, std::span<const std::byte> slot)>;
+using ExpertCheck = std::function<void(int64_t layer, int64_t expert, const Landing& slot)>;
 
 // What a loader makes room for.
 struct LoaderShape {
@@ -75,7 +75,7 @@ class ExpertLoader {
     // What the check looks at, on a thread that reads.
     int64_t layer = 0;
     int64_t expert = 0;
-    std::span<std::byte> slot;
+    Landing slot;
     Lease lease;
     bool guess = false;  // one of `guesses_`
     ReadBatch batch;     // last: it goes first

@@ -103,20 +103,20 @@ const std::string& ExpertStore::path(int64_t layer) const {
   return places_.at(static_cast<size_t>(layer)).at(0).reader->path();
 }
 
-int64_t ExpertStore::add_reads(int64_t layer, int64_t expert, std::span<std::byte> slot, ReadBatch& batch,
+int64_t ExpertStore::add_reads(int64_t layer, int64_t expert, const Landing& slot, ReadBatch& batch,
                                int64_t parts) const {
   if (!has_experts(layer))
     throw std::out_of_range(concat("[ExpertStore] expected a layer with experts, found layer ", layer));
   if (expert < 0 || expert >= experts_per_layer_)
     throw std::out_of_range(
         concat("[ExpertStore] expected an expert from 0 to ", experts_per_layer_ - 1, ", found ", expert));
-  assert(static_cast<int64_t>(slot.size()) >= slot_.bytes && parts > 0);
+  assert(slot.bytes() >= slot_.bytes && parts > 0);
   const int64_t part = round_up((layout_.bytes + parts - 1) / parts, direct_alignment);
   for (const Place& place : places_[static_cast<size_t>(layer)]) {
     const int64_t offset = place.offset + expert * place.stride;
     for (int64_t done = 0; done < place.bytes; done += part) {
-      const auto bytes = static_cast<size_t>(std::min(part, place.bytes - done));
-      batch.add({place.reader, offset + done, slot.subspan(static_cast<size_t>(place.landing + done), bytes)});
+      const int64_t bytes = std::min(part, place.bytes - done);
+      batch.add({place.reader, offset + done, slot.part(place.landing + done, bytes)});
     }
   }
   return layout_.bytes;

@@ -57,8 +57,7 @@ class ExpertStore {
   // Adds the reads that bring an expert into `slot` (slot().bytes long, aligned to direct_alignment). Cut at blocks
   // into about `parts` equal pieces, for as many threads to share when there is little else to read. Returns the bytes
   // they bring. std::out_of_range when the layer has no such expert.
-  int64_t add_reads(int64_t layer, int64_t expert, std::span<std::byte> slot, ReadBatch& batch,
-                    int64_t parts = 1) const;
+  int64_t add_reads(int64_t layer, int64_t expert, const Landing& slot, ReadBatch& batch, int64_t parts = 1) const;
 
   // IoError naming a file that is no longer what was opened: truncated, grown, written to, replaced or gone. A stat a
   // file: for the end of a call that has read, before anybody sees what came of it.

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <cassert>
 #include <chrono>
 #include <condition_variable>
@@ -42,6 +43,7 @@ struct ReadQueue {
   std::condition_variable work;
   std::condition_variable finished;
   List lists[2];  // by priority: batches with requests that have not begun
+  Carry carry;
   bool closing = false;
   int active = 0;
   Clock::time_point busy_since;
@@ -81,8 +83,7 @@ struct ReadQueue {
   int64_t cancel(ReadBatch& batch) {
     if (!batch.queued_) return 0;
     int64_t dropped = 0;
-    for (size_t i = batch.begun_; i < batch.requests_.size(); ++i)
-      dropped += static_cast<int64_t>(batch.requests_[i].into.size());
+    for (size_t i = batch.begun_; i < batch.requests_.size(); ++i) dropped += batch.requests_[i].into.bytes();
     give_up(batch);
     batch.cancelled_ = true;
     if (over(batch)) finished.notify_all();
@@ -102,7 +103,7 @@ struct ReadQueue {
     if (--active == 0) stats.busy_seconds += std::chrono::duration<double>(Clock::now() - busy_since).count();
     const bool demand = batch.priority_ == ReadPriority::demand;
     (demand ? stats.demand_reads : stats.look_ahead_reads) += 1;
-    (demand ? stats.demand_bytes : stats.look_ahead_bytes) += static_cast<int64_t>(batch.requests_[index].into.size());
+    (demand ? stats.demand_bytes : stats.look_ahead_bytes) += batch.requests_[index].into.bytes();
     if (error) {
       give_up(batch);
       if (!batch.error_ || index < batch.error_index_) {
@@ -119,7 +120,18 @@ struct ReadQueue {
     return batch.begun_ == batch.requests_.size() && batch.running_ == 1 && !batch.error_ && !batch.cancelled_;
   }
 
-  void run(std::span<std::byte> bounce) {
+  void read(const ReadRequest& request, std::span<std::byte> bounce, std::span<std::byte> room) const {
+    if (!request.into.is_carried()) return request.reader->read(request.offset, request.into.memory(), bounce);
+    for (int64_t done = 0; done < request.into.bytes();) {
+      const int64_t bytes = std::min(static_cast<int64_t>(room.size()), request.into.bytes() - done);
+      const std::span<std::byte> part = room.first(static_cast<size_t>(bytes));
+      request.reader->read(request.offset + done, part, bounce);
+      carry(part, request.into.place() + done);
+      done += bytes;
+    }
+  }
+
+  void run(std::span<std::byte> bounce, std::span<std::byte> room) {
     std::unique_lock lock(mutex);
     for (;;) {
       work.wait(lock, [&] { return closing || next(); });
@@ -128,7 +140,7 @@ struct ReadQueue {
       const size_t index = begin(*batch);
       const ReadRequest request = batch->requests_[index];
       lock.unlock();
-      std::exception_ptr error = error_of([&] { request.reader->read(request.offset, request.into, bounce); });
+      std::exception_ptr error = error_of([&] { read(request, bounce, room); });
       lock.lock();
       if (!error && batch->after_reading_ && complete_but_for_one(*batch)) {
         lock.unlock();
@@ -205,22 +217,24 @@ void ReadPool::FreeAligned::operator()(std::byte* memory) const {
   ::operator delete(memory, std::align_val_t{direct_alignment});
 }
 
-ReadPool::ReadPool(int threads, int64_t bounce) : bounce_each_(bounce) {
+ReadPool::ReadPool(int threads, int64_t bounce, std::span<std::byte> rooms, Carry carry) : bounce_each_(bounce) {
   assert(threads > 0 && bounce >= 0 && bounce % direct_alignment == 0);
+  assert(!carry || static_cast<int64_t>(rooms.size()) >= threads * staging_bytes);
   queue_ = std::make_shared<ReadQueue>();
+  queue_->carry = std::move(carry);
   if (bounce > 0) {
     const auto bytes = static_cast<size_t>(threads) * static_cast<size_t>(bounce);
     bounce_.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{direct_alignment})));
   }
   try {
-    start(threads);
+    start(threads, rooms);
   } catch (...) {
     stop();
     throw;
   }
 }
 
-void ReadPool::start(int count) {
+void ReadPool::start(int count, std::span<std::byte> rooms) {
   threads_.reserve(static_cast<size_t>(count));
   // Signals are for the threads of the application: one that arrives here would only interrupt a read.
   sigset_t all;
@@ -231,7 +245,9 @@ void ReadPool::start(int count) {
     for (int i = 0; i < count; ++i) {
       const auto size = static_cast<size_t>(bounce_each_);
       const std::span<std::byte> own(bounce_ ? bounce_.get() + static_cast<size_t>(i) * size : nullptr, size);
-      threads_.start([queue = queue_, own] { queue->run(own); });
+      const auto each = static_cast<size_t>(staging_bytes);
+      const std::span<std::byte> room = rooms.empty() ? rooms : rooms.subspan(static_cast<size_t>(i) * each, each);
+      threads_.start([queue = queue_, own, room] { queue->run(own, room); });
     }
   } catch (...) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/threads.h"
+#include "io/landing.h"
 #include "io/reader.h"
 
 namespace moeflux {
@@ -22,8 +23,12 @@ namespace moeflux {
 struct ReadRequest {
   Reader* reader = nullptr;
   int64_t offset = 0;
-  std::span<std::byte> into;
+  Landing into;
 };
+
+// Takes bytes that were read to a place that no read reaches. Called by the threads that read, several at once; returns
+// when they are there.
+using Carry = std::function<void(std::span<const std::byte> bytes, int64_t place)>;
 
 // No look-ahead read begins while a demanded one is queued.
 enum class ReadPriority { demand, look_ahead };
@@ -89,9 +94,10 @@ class ReadBatch {
 
 class ReadPool {
  public:
-  // Each thread has a bounce buffer of `bounce` bytes, a multiple of direct_alignment or 0. IoError when the system has
-  // not so many threads.
-  explicit ReadPool(int threads, int64_t bounce = 0);
+  // Each thread has a bounce buffer of `bounce` bytes, a multiple of direct_alignment or 0. What is to be carried is
+  // read into `rooms`, staging_bytes a thread, which must outlive the pool. IoError when the system has not so many
+  // threads.
+  explicit ReadPool(int threads, int64_t bounce = 0, std::span<std::byte> rooms = {}, Carry carry = {});
   // Demanded reads are done, look-ahead that has not begun is dropped.
   ~ReadPool();
   ReadPool(const ReadPool&) = delete;
@@ -109,7 +115,7 @@ class ReadPool {
     void operator()(std::byte* memory) const;
   };
 
-  void start(int count);
+  void start(int count, std::span<std::byte> rooms);
   void stop();
 
   int64_t bounce_each_;

@@ -25,6 +25,8 @@ enum class ReadMode { buffered, direct };
 constexpr int64_t direct_alignment = 4096;
 // Of one reading thread, for direct reads that are not aligned. Large enough to keep an SSD busy.
 constexpr int64_t bounce_bytes = int64_t{1} << 20;
+// Likewise, for reads that are carried on from there.
+constexpr int64_t staging_bytes = int64_t{1} << 20;
 
 // What was asked of the system and what it gave, blocks around the wanted bytes included.
 struct ReadCounts {

@@ -12,16 +12,16 @@
 namespace moeflux {
 namespace {
 
-void check_shape(const SlotCacheShape& shape, size_t memory) {
+void check_shape(const SlotCacheShape& shape, std::span<const std::byte> memory) {
   constexpr int64_t most = std::numeric_limits<int32_t>::max() / 2;
   const bool counts = shape.layers > 0 && shape.experts > 0 && shape.slots > 0 && shape.slot_bytes >= 0 &&
                       shape.slots <= most && shape.layers <= most / shape.experts;
   if (!counts)
     throw std::invalid_argument(concat("[SlotCache] expected layers, experts and slots, found ", shape.layers, ", ",
                                        shape.experts, " and ", shape.slots));
-  if (static_cast<int64_t>(memory) / shape.slots < shape.slot_bytes)
+  if (memory.data() && static_cast<int64_t>(memory.size()) / shape.slots < shape.slot_bytes)
     throw std::invalid_argument(concat("[SlotCache] expected memory for ", shape.slots, " slots of ", shape.slot_bytes,
-                                       " bytes, found ", memory, " bytes"));
+                                       " bytes, found ", memory.size(), " bytes"));
 }
 
 }  // namespace
@@ -54,12 +54,17 @@ std::span<std::byte> Lease::data() const {
   return cache_->memory_.subspan(static_cast<size_t>(slot_) * bytes, bytes);
 }
 
+Landing Lease::landing() const {
+  const int64_t bytes = cache_->shape_.slot_bytes;
+  return cache_->memory_.data() ? Landing(data()) : Landing::carried(slot_ * bytes, bytes);
+}
+
 // ---- SlotCache -------------------------------------------------------------------------------------------------
 
 SlotCache::SlotCache(std::span<std::byte> memory, const SlotCacheShape& shape, CachePolicy policy,
                      int64_t ageing_period)
     : memory_(memory),
-      shape_((check_shape(shape, memory.size()), shape)),
+      shape_((check_shape(shape, memory), shape)),
       order_(policy, shape.layers * shape.experts, shape.slots, ageing_period) {
   make_lists(lists_, shape);
   std::ranges::fill(lists_.table, -1);

@@ -16,6 +16,7 @@
 
 #include "core/lists.h"
 #include "io/cache_policy.h"
+#include "io/landing.h"
 
 namespace moeflux {
 
@@ -45,8 +46,9 @@ class Lease {
   int64_t slot() const { return slot_; }
   int64_t layer() const;
   int64_t expert() const;
-  SlotState state() const;  // empty: loading it failed
-  std::span<std::byte> data() const;
+  SlotState state() const;            // empty: loading it failed
+  std::span<std::byte> data() const;  // where the host reaches it
+  Landing landing() const;
   void release();
 
  private:
@@ -71,7 +73,8 @@ class SlotCache {
     Found found = Found::missing;
   };
 
-  // `memory` has shape.slots * shape.slot_bytes bytes. `ageing_period`: see EvictionOrder.
+  // `memory` has shape.slots * shape.slot_bytes bytes; none where the host does not reach it. `ageing_period`: see
+  // EvictionOrder.
   SlotCache(std::span<std::byte> memory, const SlotCacheShape& shape, CachePolicy policy = CachePolicy::lru,
             int64_t ageing_period = 0);
   ~SlotCache();  // no lease is left

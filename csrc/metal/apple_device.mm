@@ -89,20 +89,20 @@ class Residency {
 
 class AppleBuffer final : public DeviceBuffer {
  public:
-  AppleBuffer(id<MTLBuffer> memory, int64_t bytes, std::shared_ptr<Residency> residency)
-      : DeviceBuffer(static_cast<std::byte*>(memory.contents), bytes), memory_(memory), residency_(residency) {
-    residency_->add(memory_);
+  AppleBuffer(id<MTLBuffer> pages, int64_t bytes, Memory memory, std::shared_ptr<Residency> residency)
+      : DeviceBuffer(static_cast<std::byte*>(pages.contents), bytes, memory), pages_(pages), residency_(residency) {
+    residency_->add(pages_);
   }
   ~AppleBuffer() override {
     @autoreleasepool {
-      residency_->remove(memory_);
+      residency_->remove(pages_);
     }
   }
 
-  id<MTLBuffer> memory() const { return memory_; }
+  id<MTLBuffer> pages() const { return pages_; }
 
  private:
-  id<MTLBuffer> memory_;
+  id<MTLBuffer> pages_;
   std::shared_ptr<Residency> residency_;
 };
 
@@ -162,7 +162,7 @@ class AppleCommandBuffer final : public CommandBuffer {
       [encoder_ setBytes:params.data() length:params.size() atIndex:0];
       NSUInteger index = 0;
       for (const View& view : buffers)
-        [encoder_ setBuffer:static_cast<const AppleBuffer*>(view.buffer)->memory()
+        [encoder_ setBuffer:static_cast<const AppleBuffer*>(view.buffer)->pages()
                      offset:static_cast<NSUInteger>(view.offset)
                     atIndex:++index];
       [encoder_ dispatchThreadgroups:size_of(threadgroups) threadsPerThreadgroup:size_of(threads)];
@@ -259,17 +259,17 @@ class AppleDevice final : public Device {
 
   int64_t working_set() const override { return static_cast<int64_t>(device_.recommendedMaxWorkingSetSize); }
 
-  std::unique_ptr<DeviceBuffer> allocate(int64_t bytes, const std::string& what) override {
+  std::unique_ptr<DeviceBuffer> allocate(int64_t bytes, Memory memory, const std::string& what) override {
     @autoreleasepool {
       const auto length = static_cast<NSUInteger>(bytes > 0 ? bytes : 1);
       if (length > device_.maxBufferLength)
         throw BudgetError(concat(what, ": expected at most ", device_.maxBufferLength, " bytes, the largest buffer of ",
                                  name(), ", found ", bytes, ": load with less `memory` or fewer `expert_slots`"),
                           bytes - static_cast<int64_t>(device_.maxBufferLength));
-      id<MTLBuffer> memory = [device_ newBufferWithLength:length options:MTLResourceStorageModeShared];
-      if (!memory) throw DeviceError(concat(what, ": expected ", bytes, " bytes of ", name(), ", found none left"));
-      memory.label = string_of(what);
-      return std::make_unique<AppleBuffer>(memory, bytes, residency_);
+      id<MTLBuffer> pages = [device_ newBufferWithLength:length options:MTLResourceStorageModeShared];
+      if (!pages) throw DeviceError(concat(what, ": expected ", bytes, " bytes of ", name(), ", found none left"));
+      pages.label = string_of(what);
+      return std::make_unique<AppleBuffer>(pages, bytes, memory, residency_);
     }
   }
 
@@ -284,7 +284,7 @@ class AppleDevice final : public Device {
                                                   }];
       if (!pages) return nullptr;
       pages.label = string_of(what);
-      return std::make_unique<AppleBuffer>(pages, static_cast<int64_t>(memory.size()), residency_);
+      return std::make_unique<AppleBuffer>(pages, static_cast<int64_t>(memory.size()), Memory::device, residency_);
     }
   }
 

@@ -75,7 +75,7 @@ class Device {
   // Bytes that the system recommends to keep in use at most.
   virtual int64_t working_set() const = 0;
   // Zeroed memory that host and GPU share, of whole pages. DeviceError when there is none.
-  virtual std::unique_ptr<DeviceBuffer> allocate(int64_t bytes, const std::string& what) = 0;
+  virtual std::unique_ptr<DeviceBuffer> allocate(int64_t bytes, Memory memory, const std::string& what) = 0;
   // Whole pages that are there already, read-only, for the GPU too; `owner` is let go when nobody uses them any more.
   // Null when the system does not take them.
   virtual std::unique_ptr<DeviceBuffer> wrap(std::span<std::byte> memory, std::shared_ptr<const void> owner,

@@ -81,7 +81,7 @@ void MetalCommands::attend(const AttentionTask& task, int64_t first, int64_t n) 
   const uint32_t tiles = divide_up(n * (heads / task.kv_heads), attention_queries);
   const auto kv_heads = static_cast<uint32_t>(task.kv_heads);
 
-  if (!backend_.parts_) backend_.parts_ = backend_.allocate(least_parts, "attention");
+  if (!backend_.parts_) backend_.parts_ = backend_.allocate(least_parts, Memory::device, "attention");
   const int64_t query_bytes = (dim + 2) * 4;
   const int64_t side_by_side = std::min(spans, backend_.parts_->bytes() / (n * heads * query_bytes));
   const bool in_one_round = side_by_side == spans;

@@ -81,7 +81,7 @@ MetalBackend::MetalBackend(std::unique_ptr<Device> device, double most_work, int
       fail_at_op_(fail_at_op),
       marks_(device_->make_event()),
       released_(device_->make_event()),
-      nothing_(allocate(nothing_bytes, "nothing")) {}
+      nothing_(allocate(nothing_bytes, Memory::device, "nothing")) {}
 
 MetalBackend::~MetalBackend() {
   release(last_hold_);
@@ -104,9 +104,9 @@ std::shared_ptr<const void> MetalBackend::take(int64_t bytes, const std::string&
   return {nullptr, [held = held_, whole](const void*) { *held -= whole; }};
 }
 
-std::unique_ptr<Buffer> MetalBackend::allocate(int64_t bytes, const std::string& what) {
+std::unique_ptr<Buffer> MetalBackend::allocate(int64_t bytes, Memory memory, const std::string& what) {
   std::shared_ptr<const void> taken = take(bytes, what);
-  std::unique_ptr<DeviceBuffer> buffer = device_->allocate(bytes, what);
+  std::unique_ptr<DeviceBuffer> buffer = device_->allocate(bytes, memory, what);
   buffer->kept = std::move(taken);
   return buffer;
 }
@@ -123,15 +123,15 @@ std::unique_ptr<Buffer> MetalBackend::map(const File& file, int64_t begin, int64
 int64_t MetalBackend::prepare(const WorkSizes& sizes) {
   const int64_t before = held() - arena_bytes(nothing_bytes);
   const Room room = Room::of(sizes);
-  if (room.parts) parts_ = allocate(room.parts, "attention");
+  if (room.parts) parts_ = allocate(room.parts, Memory::device, "attention");
   reserve_carried(room.carried);
   for (auto& round : picks_)
     for (std::unique_ptr<Buffer>& picks : round)
-      if (room.picks) picks = allocate(room.picks, "top-k");
+      if (room.picks) picks = allocate(room.picks, Memory::device, "top-k");
   if (room.lists) lists_.reserve(*this, room.lists);
   if (room.chosen) {
-    chosen_blocks_ = allocate(room.chosen * int64_t{sizeof(ExpertBlock)}, "chosen experts");
-    chosen_pairs_ = allocate(room.chosen * 4, "chosen experts");
+    chosen_blocks_ = allocate(room.chosen * int64_t{sizeof(ExpertBlock)}, Memory::device, "chosen experts");
+    chosen_pairs_ = allocate(room.chosen * 4, Memory::device, "chosen experts");
   }
   // Whoever opens a model waits for the compiler, and no step does.
   pipelines_.make_all();
@@ -140,7 +140,7 @@ int64_t MetalBackend::prepare(const WorkSizes& sizes) {
 
 void MetalBackend::reserve_carried(int64_t bytes) {
   for (std::unique_ptr<Buffer>& carried : carried_)
-    if (bytes > (carried ? carried->bytes() : 0)) carried = allocate(bytes, "attention");
+    if (bytes > (carried ? carried->bytes() : 0)) carried = allocate(bytes, Memory::device, "attention");
 }
 
 // ---- Batches --------------------------------------------------------------------------------------------------------

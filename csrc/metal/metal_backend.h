@@ -25,7 +25,7 @@ class MetalBackend final : public Backend {
   std::string name() const override { return "metal"; }
   std::string describe() const override { return "metal: " + device_->name(); }
   // BudgetError when all together would be more than `most_bytes`.
-  std::unique_ptr<Buffer> allocate(int64_t bytes, const std::string& what) override;
+  std::unique_ptr<Buffer> allocate(int64_t bytes, Memory memory, const std::string& what) override;
   std::unique_ptr<Buffer> map(const File& file, int64_t begin, int64_t bytes, const std::string& what) override;
   int64_t prepare(const WorkSizes& sizes) override;
   int64_t held() const override { return *held_; }

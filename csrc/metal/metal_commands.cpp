@@ -193,6 +193,15 @@ void MetalCommands::combine(const CombineArgs& args, int64_t n) {
   });
 }
 
+// One row appended to none: loads and stores leave the bits of any number as they are.
+void MetalCommands::copy(View from, View to, int64_t bytes) {
+  op("copy", [&] {
+    const int64_t numbers = bytes / 4;
+    const AppendParams params = {.first = 0, .x_stride = 0, .width = static_cast<uint32_t>(numbers)};
+    flat({"elementwise", "append_f32"}, params, {from, to}, numbers);
+  });
+}
+
 // ---- Choosing -------------------------------------------------------------------------------------------------------
 
 RouteParams MetalCommands::route_params(const RouteArgs& args) const {
@@ -236,7 +245,7 @@ void MetalCommands::top_k(View logits, int64_t count, int64_t k, View ids, View 
       View to_ids = ids;
       if (blocks > 1) {
         for (std::unique_ptr<Buffer>& picks : backend_.picks_[room])
-          if (!picks || picks->bytes() < 4 * left) picks = backend_.allocate(4 * left, "top-k");
+          if (!picks || picks->bytes() < 4 * left) picks = backend_.allocate(4 * left, Memory::device, "top-k");
         to = {backend_.picks_[room][0].get(), 0};
         to_ids = {backend_.picks_[room][1].get(), 0};
       }

@@ -60,6 +60,7 @@ class MetalCommands final : public Commands {
   void bias_add(View x, View bias, int64_t n, int64_t width) override;
   void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) override;
   void top_k(View logits, int64_t count, int64_t k, View ids, View values) override;
+  void copy(View from, View to, int64_t bytes) override;
   void mark() override;
   int64_t hold() override;
 

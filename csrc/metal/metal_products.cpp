@@ -230,7 +230,7 @@ void MetalCommands::chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) {
     constexpr auto block_bytes = static_cast<int64_t>(sizeof(ExpertBlock));
     for (auto& [buffer, bytes] :
          {std::pair{&backend_.chosen_blocks_, pairs * block_bytes}, std::pair{&backend_.chosen_pairs_, pairs * 4}})
-      if (!*buffer || (*buffer)->bytes() < bytes) *buffer = backend_.allocate(bytes, "chosen experts");
+      if (!*buffer || (*buffer)->bytes() < bytes) *buffer = backend_.allocate(bytes, Memory::device, "chosen experts");
     const Lists lists = {{backend_.chosen_blocks_.get(), 0}, {backend_.chosen_pairs_.get(), 0}, pairs, 1, pairs};
     flat({"experts", "expert_blocks"}, ExpertBlocksParams{static_cast<uint32_t>(pairs)},
          {args.ids, args.slots, lists.blocks, lists.pairs}, pairs);

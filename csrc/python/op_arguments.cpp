@@ -22,9 +22,9 @@ std::string shape_text(const Shape& shape) {
 }
 
 template <typename Element>
-py::array_t<Element> array_of(const View& view, const Shape& shape) {
+py::array_t<Element> array_of(const Element* values, const Shape& shape) {
   py::array_t<Element> array(shape);
-  std::memcpy(array.mutable_data(), view.bytes(), static_cast<size_t>(array.nbytes()));
+  std::memcpy(array.mutable_data(), values, static_cast<size_t>(array.nbytes()));
   return array;
 }
 
@@ -55,13 +55,26 @@ void OpArguments::check(const char* name, const py::array& array, const std::vec
 }
 
 View OpArguments::allocate(int64_t bytes) {
-  buffers_.push_back(backend_.allocate(bytes, op_));
-  return {buffers_.back().get(), 0};
+  buffers_.emplace_back(backend_, bytes, op_);
+  return buffers_.back().begin().device;
+}
+
+void OpArguments::upload(Commands& commands) const {
+  for (const MirroredBuffer& each : buffers_) each.begin().upload(commands, each.begin().device.buffer->bytes());
+}
+
+void OpArguments::download(Commands& commands) const {
+  for (const MirroredBuffer& each : buffers_) each.begin().download(commands, each.begin().device.buffer->bytes());
+}
+
+Mirrored OpArguments::mirrored(const View& view) const {
+  const auto own = [&](const MirroredBuffer& each) { return each.begin().device.buffer == view.buffer; };
+  return std::ranges::find_if(buffers_, own)->begin().at(view.offset, 1);
 }
 
 View OpArguments::copy(const py::array& array) {
   const View view = allocate(array.nbytes());
-  std::memcpy(view.bytes(), array.data(), static_cast<size_t>(array.nbytes()));
+  std::memcpy(values<std::byte>(view), array.data(), static_cast<size_t>(array.nbytes()));
   return view;
 }
 
@@ -89,7 +102,7 @@ Heads OpArguments::heads(const char* name, const py::array& array, const Shape& 
   const float* from = static_cast<const float*>(array.data());
   for (int64_t i = 0; i < n * heads.heads; ++i)
     std::copy_n(from + i * heads.dim, heads.dim,
-                heads.view.f32() + i / heads.heads * heads.row_stride + i % heads.heads * heads.head_stride);
+                values<float>(heads.view) + i / heads.heads * heads.row_stride + i % heads.heads * heads.head_stride);
   return heads;
 }
 
@@ -100,7 +113,7 @@ Heads OpArguments::heads_out(int64_t n, int64_t heads, int64_t dim) {
   out.head_stride = dim + head_gap;
   out.row_stride = heads * out.head_stride + row_gap;
   out.view = allocate(n * out.row_stride * 4);
-  std::fill_n(reinterpret_cast<uint32_t*>(out.view.bytes()), n * out.row_stride, gap_bits);
+  std::fill_n(values<uint32_t>(out.view), n * out.row_stride, gap_bits);
   return out;
 }
 
@@ -108,7 +121,7 @@ py::array_t<float> OpArguments::numbers(const Heads& heads, int64_t n, bool flat
   py::array_t<float> array(flat ? Shape{n, heads.dim} : Shape{n, heads.heads, heads.dim});
   float* to = array.mutable_data();
   for (int64_t row = 0; row < n; ++row) {
-    const float* at = heads.view.f32() + row * heads.row_stride;
+    const float* at = values<float>(heads.view) + row * heads.row_stride;
     for (int64_t i = 0; i < heads.row_stride; ++i) {
       const bool number = i % heads.head_stride < heads.dim && i / heads.head_stride < heads.heads;
       if (number)
@@ -187,7 +200,7 @@ std::vector<ExpertMatrices> OpArguments::in_slots(const char* name, std::vector<
   for (ExpertMatrices& expert : experts)
     for (View* part : parts_of(expert)) {
       const int64_t size = part->buffer->bytes();
-      std::memcpy(room.bytes() + at, part->bytes(), static_cast<size_t>(size));
+      std::memcpy(values<std::byte>(room) + at, values<std::byte>(*part), static_cast<size_t>(size));
       *part = room.at(at, 1);
       at += rounded(size);
     }
@@ -197,11 +210,11 @@ std::vector<ExpertMatrices> OpArguments::in_slots(const char* name, std::vector<
 View OpArguments::output(int64_t elements) { return allocate(elements * 4); }
 
 py::array_t<float> OpArguments::floats_of(const View& view, const Shape& shape) const {
-  return array_of<float>(view, shape);
+  return array_of(values<float>(view), shape);
 }
 
 py::array_t<int32_t> OpArguments::ints_of(const View& view, const Shape& shape) const {
-  return array_of<int32_t>(view, shape);
+  return array_of(values<int32_t>(view), shape);
 }
 
 }  // namespace moeflux::python

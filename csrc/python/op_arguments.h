@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/mirror.h"
 #include "python/interpreter.h"
 
 namespace moeflux::python {
@@ -45,6 +46,11 @@ class OpArguments {
   std::vector<ExpertMatrices> in_slots(const char* name, std::vector<ExpertMatrices> experts);
 
   View output(int64_t elements);  // of four bytes
+  // What the host sees of an argument: before a run what goes to the device, after it what came back.
+  template <typename T>
+  T* values(const View& view) const {
+    return mirrored(view).values<T>();
+  }
   py::array_t<float> floats_of(const View& view, const Shape& shape) const;
   py::array_t<int32_t> ints_of(const View& view, const Shape& shape) const;
 
@@ -52,23 +58,30 @@ class OpArguments {
   [[noreturn]] void refuse(const char* name, const std::string& expected, const std::string& found) const;
   void require(bool holds, const char* name, const std::string& expected, int64_t found) const;
 
+  // All arguments, to the device and back.
+  void upload(Commands& commands) const;
+  void download(Commands& commands) const;
+
   // Runs what `record` records in one batch, without the interpreter.
   template <typename Record>
   void run(const Record& record) {
     const Released release;
     std::unique_ptr<Commands> commands = backend_.begin();
+    upload(*commands);
     record(*commands);
+    download(*commands);
     backend_.submit(std::move(commands)).wait();
   }
 
  private:
   View allocate(int64_t bytes);
   View copy(const py::array& array);
+  Mirrored mirrored(const View& view) const;
   void check(const char* name, const py::array& array, const std::vector<py::dtype>& types, const Shape& shape) const;
 
   Backend& backend_;
   std::string op_;
-  std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::vector<MirroredBuffer> buffers_;
 };
 
 }  // namespace moeflux::python

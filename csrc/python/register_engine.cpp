@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "engine/engine.h"
 #include "engine/experts/chosen_reads.h"
+#include "engine/footprint.h"
 #include "format/variant_json.h"
 #include "io/expert_store.h"
 #include "io/fault_injection.h"
@@ -161,7 +162,7 @@ py::list read_state(Session& session) {
   py::list tensors;
   session.read_state([&](const StateTensor& tensor) {
     py::array copy(numpy_type(tensor.dtype), tensor.shape);
-    std::memcpy(copy.mutable_data(), tensor.data, static_cast<size_t>(tensor.bytes));
+    tensor.read({static_cast<std::byte*>(copy.mutable_data()), static_cast<size_t>(tensor.bytes)});
     tensors.append(py::make_tuple(tensor.layer, tensor.name, copy));
   });
   return tensors;
@@ -179,7 +180,7 @@ void restore(Session& session, int64_t position, const Tokens& tokens, const std
                       std::vector<int64_t>(array.shape(), array.shape() + array.ndim()) == tensor.shape;
     if (!fits)
       throw ArgumentError(concat("restore: layer ", tensor.layer, ", ", tensor.name, ": the array does not fit"));
-    std::memcpy(tensor.data, array.data(), static_cast<size_t>(tensor.bytes));
+    tensor.write({static_cast<const std::byte*>(array.data()), static_cast<size_t>(tensor.bytes)});
   });
 }
 
@@ -237,8 +238,8 @@ std::shared_ptr<Engine> open(const Store& store, const std::string& backend, con
                              int ring_depth, int64_t chunk, int64_t session_bytes, const std::string& reads,
                              const std::string& cache, const std::string& look_ahead,
                              const std::optional<Checksums>& checksums, const std::optional<py::function>& on_progress,
-                             bool time_ops, int64_t fail_at_op, const std::shared_ptr<FaultPlan>& fault,
-                             bool deferred) {
+                             bool time_ops, int64_t fail_at_op, const std::shared_ptr<FaultPlan>& fault, bool deferred,
+                             bool apart) {
   EngineOptions options;
   options.backend = backend;
   options.isa = isa;
@@ -255,7 +256,7 @@ std::shared_ptr<Engine> open(const Store& store, const std::string& backend, con
   options.session_bytes = session_bytes;
   options.time_ops = time_ops;
   options.on_load = guarded(on_progress);
-  EngineFaults faults = {.fail_at_op = fail_at_op, .deferred = deferred};
+  EngineFaults faults = {.backend = {fail_at_op, deferred, apart}};
   if (fault) faults.open = faulty_readers(fault);
   const Released release;
   StoreDirectory directory = store.directory;
@@ -281,7 +282,7 @@ void register_footprint(py::module_& m) {
       "footprint",
       [](const Store& store, const std::string& backend, int readers, int64_t expert_slots, int ring_depth,
          int64_t chunk, const std::string& reads, const std::string& cache, bool verify_reads, int64_t max_context,
-         const std::string& kv, int64_t max_checkpoints) {
+         const std::string& kv, int64_t max_checkpoints, bool apart) {
         EngineOptions options;
         options.backend = backend;
         options.readers = readers;
@@ -291,12 +292,12 @@ void register_footprint(py::module_& m) {
         options.reads = choice_of<Reads>("reads", reads);
         options.cache = choice_of<CachePolicy>("cache", cache);
         options.verify_reads = verify_reads;
-        return footprint(store.directory, options, {max_context, kv_dtype(kv), max_checkpoints});
+        return footprint(store.directory, options, {max_context, kv_dtype(kv), max_checkpoints}, apart);
       },
       py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("readers") = 0, py::arg("expert_slots") = 0,
       py::arg("ring_depth") = 2, py::arg("chunk") = 0, py::arg("reads") = "auto", py::arg("cache") = "lru",
       py::arg("verify_reads") = false, py::arg("max_context") = 0, py::arg("kv_dtype") = "f32",
-      py::arg("max_checkpoints") = 4,
+      py::arg("max_checkpoints") = 4, py::arg("apart") = false,
       "What an engine so opened and one such session will hold. Takes no memory and opens no file.");
   m.def(
       "chosen_reads",
@@ -332,16 +333,16 @@ void register_engine(py::module_& m) {
   Class<Session> session(m, "Session", "One timeline of tokens. See moeflux.Session.");
 
   Class<Engine, std::shared_ptr<Engine>>(m, "Engine", "A loaded model. See moeflux.Model.")
-      .def(py::init(&open), py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("isa") = "",
-           py::arg("precision") = "auto", py::arg("threads") = 0, py::arg("readers") = 0, py::arg("expert_slots") = 0,
-           py::arg("ring_depth") = 2, py::arg("chunk") = 0, py::arg("session_bytes") = 0, py::arg("reads") = "auto",
-           py::arg("cache") = "lru", py::arg("look_ahead") = "auto", py::arg("checksums") = py::none(),
-           py::arg("on_progress") = py::none(), py::arg("time_ops") = false, py::arg("fail_at_op") = -1,
-           py::arg("fault") = py::none(), py::arg("deferred") = false,
-           "With `checksums`, {layer: SHA-256 of each expert}, every expert is verified when it is read. `fail_at_op` "
-           "and"
-           " `fault` are for tests: the op that fails, the expert read that goes wrong, and a device that works "
-           "on a thread of its own.")
+      .def(
+          py::init(&open), py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("isa") = "",
+          py::arg("precision") = "auto", py::arg("threads") = 0, py::arg("readers") = 0, py::arg("expert_slots") = 0,
+          py::arg("ring_depth") = 2, py::arg("chunk") = 0, py::arg("session_bytes") = 0, py::arg("reads") = "auto",
+          py::arg("cache") = "lru", py::arg("look_ahead") = "auto", py::arg("checksums") = py::none(),
+          py::arg("on_progress") = py::none(), py::arg("time_ops") = false, py::arg("fail_at_op") = -1,
+          py::arg("fault") = py::none(), py::arg("deferred") = false, py::arg("apart") = false,
+          "With `checksums`, {layer: SHA-256 of each expert}, every expert is verified when it is read. For tests: the "
+          "op that fails, the expert read that goes wrong, a device that works on a thread of its own (`deferred`), "
+          "and one that has memory of its own as well (`apart`).")
       .def("describe", &Engine::describe)
       .def_property_readonly("memory", &Engine::memory, "What is held, by what it is for.")
       .def_property_readonly("held", &Engine::held, "As counted where memory is given out.")

@@ -298,9 +298,9 @@ ExpertCheck check_of(const py::object& function) {
     delete object;
   };
   const std::shared_ptr<py::object> shared(new py::object(function), drop);
-  return [shared](int64_t layer, int64_t expert, std::span<const std::byte> slot) {
+  return [shared](int64_t layer, int64_t expert, const Landing& slot) {
     const Acquired acquire;
-    if (!call_back(*shared, layer, expert, to_bytes(slot)).cast<bool>())
+    if (!call_back(*shared, layer, expert, to_bytes(slot.memory())).cast<bool>())
       throw IoError(concat("layer ", layer, " expert ", expert, ": expected the bytes of its checksum, found others"));
   };
 }

@@ -1,7 +1,7 @@
 // What Python sees of Metal: whether it works, its facts, its kernels; and, for tests, another GPU in its place.
 #include <pybind11/stl.h>
 
-#include "backends/backends.h"
+#include "devices/devices.h"
 #include "metal/make_device.h"
 #include "metal/metal_backend.h"
 #include "metal/pipelines.h"
@@ -13,9 +13,18 @@ namespace py = pybind11;
 namespace moeflux::python {
 
 void register_metal(py::module_& m) {
-  m.def("chosen_backend", &chosen_backend, py::arg("name"), "What `auto` is here; another name as it is.");
-  m.def("metal_failure", &metal_failure, py::call_guard<Released>(),
-        "Why `auto` is not Metal on a machine whose GPU it should be; empty when it is, or when there is no such GPU.");
+  m.def(
+      "chosen_backend", [](const std::string& name) { return device_entry(name).name; }, py::arg("name"),
+      "What `auto` is here; another name as it is.");
+  m.def("device_failure", &device_failure, py::call_guard<Released>(),
+        "Why `auto` is not a device that this machine should have; empty when it is, or when there is no such device.");
+  m.def(
+      "device_memory",
+      [](const std::string& backend) -> std::optional<int64_t> {
+        const DeviceEntry& device = device_entry(backend);
+        return device.most_bytes ? std::optional(device.most_bytes()) : std::nullopt;
+      },
+      py::arg("backend"), "Bytes that the buffers of a model may have on this device; None: as much as the host has.");
   m.def("metal_shader", &metal::shader_text, py::arg("file"), "The text of a shader file as the driver gets it.");
   m.def("metal_shader_files", &metal::shader_files);
   m.def(
@@ -33,9 +42,6 @@ void register_metal(py::module_& m) {
       },
       py::arg("file"), py::call_guard<Released>(),
       "Compiles a shader file and makes every kernel ready; how many there are.");
-  m.def(
-      "metal_memory", [] { return metal::MetalBackend::most_bytes(*metal::make_device()); },
-      "Bytes that the buffers of a model may have on this GPU.");
   m.def(
       "set_metal_device",
       [](uintptr_t make, bool preferred, double most_work) {

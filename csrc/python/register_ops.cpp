@@ -6,9 +6,9 @@
 #include <cstring>
 
 #include "backend/timed_backend.h"
-#include "backends/backends.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
+#include "devices/devices.h"
 #include "kernels/cpu/isa.h"
 #include "metal/attention_steps.h"
 #include "python/bindings.h"
@@ -34,8 +34,8 @@ py::object embed(const Ops& ops, const py::object& table, const Array& ids) {
   const View rows = a.ints("ids", ids, {-1});
   const int64_t n = ids.shape(0);
   for (int64_t i = 0; i < n; ++i)
-    a.require(rows.i32()[i] >= 0 && rows.i32()[i] < matrix.rows, "ids", concat("0 to ", matrix.rows - 1),
-              rows.i32()[i]);
+    a.require(a.values<int32_t>(rows)[i] >= 0 && a.values<int32_t>(rows)[i] < matrix.rows, "ids",
+              concat("0 to ", matrix.rows - 1), a.values<int32_t>(rows)[i]);
   const View out = a.output(n * matrix.columns);
   a.run([&](Commands& commands) { commands.embed(matrix, rows, out, n); });
   return a.floats_of(out, {n, matrix.columns});
@@ -90,7 +90,7 @@ py::object append(const Ops& ops, const Array& x, const Array& cache, int64_t fi
   a.require(first >= 0 && first <= cache.shape(0) - n, "first", concat("room for ", n, " rows"), first);
   a.run([&](Commands& commands) { commands.append(rows.view, rows.row_stride, kept, first, n); });
   Array out(cache.dtype(), std::vector<py::ssize_t>{cache.shape(0), cache.shape(1)});
-  std::memcpy(out.mutable_data(), kept.view.bytes(), static_cast<size_t>(out.nbytes()));
+  std::memcpy(out.mutable_data(), a.values<std::byte>(kept.view), static_cast<size_t>(out.nbytes()));
   return out;
 }
 
@@ -237,11 +237,11 @@ py::object chosen_expert_ffn(const Ops& ops, const Array& x, const StoredExperts
   args.slots = a.output(2 * count);
   for (int64_t i = 0; i < count; ++i) {
     const auto slot = static_cast<uint64_t>(matrices[static_cast<size_t>(i)].gate.weight.offset);
-    std::memcpy(args.slots.bytes() + i * 8, &slot, sizeof slot);
+    std::memcpy(a.values<std::byte>(args.slots) + i * 8, &slot, sizeof slot);
   }
   for (int64_t pair = 0; pair < n * args.k; ++pair)
-    a.require(args.ids.i32()[pair] >= 0 && args.ids.i32()[pair] < count, "ids", concat("0 to ", count - 1),
-              args.ids.i32()[pair]);
+    a.require(a.values<int32_t>(args.ids)[pair] >= 0 && a.values<int32_t>(args.ids)[pair] < count, "ids",
+              concat("0 to ", count - 1), a.values<int32_t>(args.ids)[pair]);
   args.first = matrices.front();
   args.scratch = a.output(n * args.k * 2 * intermediate);
   args.out = a.output(n * args.k * args.hidden);
@@ -443,7 +443,9 @@ py::tuple doubled(const Ops& ops, const Array& x, int64_t count) {
   {
     const Released release;
     std::unique_ptr<Commands> commands = ops.backend->begin();
+    a.upload(*commands);
     for (int64_t i = 0; i < count; ++i) commands->residual_add(numbers, numbers, numbers, size);
+    a.download(*commands);
     Ticket ticket = ops.backend->submit(std::move(commands));
     for (int i = 0; i < 2; ++i) {
       try {
@@ -498,13 +500,14 @@ void register_ops(py::module_& m) {
 
   Class<Ops>(m, "Ops", "The ops of a backend, one at a time. See moeflux.ops.Ops.")
       .def(py::init([](const std::string& name, const std::string& isa, int threads, int64_t fail_at_op, bool timed,
-                       bool exact) {
-             Ops ops = {std::make_unique<OpTimes>(), make_backend(name, isa, exact, threads, fail_at_op)};
+                       bool exact, bool apart) {
+             Ops ops = {std::make_unique<OpTimes>(),
+                        make_backend(name, {isa, exact, threads}, {.fail_at_op = fail_at_op, .apart = apart})};
              if (timed) ops.backend = std::make_unique<TimedBackend>(std::move(ops.backend), *ops.times);
              return std::make_unique<Ops>(std::move(ops));
            }),
            py::arg("backend") = "cpu", py::arg("isa") = "", py::arg("threads") = 0, py::arg("fail_at_op") = -1,
-           py::arg("timed") = false, py::arg("exact") = false)
+           py::arg("timed") = false, py::arg("exact") = false, py::arg("apart") = false)
       .def("describe", [](const Ops& ops) { return ops.backend->describe(); })
       .def_property_readonly(
           "isa", [](const Ops& ops) { return ops.backend->isa(); }, "Of the CPU kernels; empty where none run.")

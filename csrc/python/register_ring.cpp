@@ -1,12 +1,15 @@
-// The deferred ring, for tests: batches that end when a test says so; and the look-ahead's governor. Nothing here is
-// for users.
+// For tests: the deferred ring and batches that end when a test says so, the look-ahead's governor, and what must not
+// be done with the memory of a device. Nothing here is for users.
 #include <pybind11/stl.h>
 
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <tuple>
 
 #include "core/error.h"
+#include "devices/devices.h"
 #include "engine/deferred_ring.h"
 #include "engine/experts/prefetcher.h"
 #include "python/bindings.h"
@@ -81,6 +84,21 @@ class Ring {
   std::unique_ptr<DeferredRing> ring_;
 };
 
+// What the engine does when a copy is forgotten, on the test device with memory of its own.
+void forget_a_copy(const std::string& kind) {
+  const std::unique_ptr<Backend> backend = make_backend("cpu", {"", false, 1}, {.apart = true});
+  const std::unique_ptr<Buffer> device = backend->allocate(64, Memory::device, "device");
+  const std::unique_ptr<Buffer> staging = backend->allocate(64, Memory::staging, "staging");
+  const View there = {device.get(), 0};
+  const View here = {staging.get(), 0};
+  if (kind == "host reads device") std::ignore = *there.host<float>();
+  const std::unique_ptr<Commands> commands = backend->begin();
+  if (kind == "op reads staging") commands->residual_add(there, here, there, 16);
+  if (kind == "op writes staging") commands->rms_norm(there, there, here, 1, 16, 1e-6f);
+  if (kind == "copy too long") commands->copy(here, there.at(1), 64);
+  if (kind == "copy beside too long") backend->copy(here.at(1), there, 64).wait();
+}
+
 }  // namespace
 
 void register_ring(py::module_& m) {
@@ -102,6 +120,8 @@ void register_ring(py::module_& m) {
       .def_property_readonly("empty", [](Ring& r) { return r.ring().empty(); })
       .def_property_readonly("waits", [](Ring& r) { return r.ring().waits(); })
       .def_property_readonly("leased", &Ring::leased);
+
+  m.def("forget_a_copy", &forget_a_copy, py::arg("kind"), "For tests: on a device with memory of its own.");
 
   Class<LookAheadGovernor>(m, "LookAheadGovernor", "For tests: whether to look ahead.")
       .def(py::init([] { return std::make_unique<LookAheadGovernor>(LookAhead::automatic); }))

@@ -45,12 +45,13 @@ __all__: list[str] = [
     "chosen_backend",
     "chosen_reads",
     "dequantize",
+    "device_failure",
+    "device_memory",
     "footprint",
+    "forget_a_copy",
     "isas",
     "metal_compile",
     "metal_facts",
-    "metal_failure",
-    "metal_memory",
     "metal_shader",
     "metal_shader_files",
     "open_mlx",
@@ -452,6 +453,7 @@ class Ops:
         fail_at_op: int = -1,
         timed: bool = False,
         exact: bool = False,
+        apart: bool = False,
     ) -> None: ...
     def append(self, x: numpy.ndarray, cache: numpy.ndarray, first: int) -> typing.Any: ...
     def attention(self, q: numpy.ndarray, k: numpy.ndarray, v: numpy.ndarray, scale: float) -> typing.Any: ...
@@ -745,9 +747,10 @@ class Engine:
         fail_at_op: int = -1,
         fault: FaultPlan = None,
         deferred: bool = False,
+        apart: bool = False,
     ) -> None:
         """
-        With `checksums`, {layer: SHA-256 of each expert}, every expert is verified when it is read. `fail_at_op` and `fault` are for tests: the op that fails, the expert read that goes wrong, and a device that works on a thread of its own.
+        With `checksums`, {layer: SHA-256 of each expert}, every expert is verified when it is read. For tests: the op that fails, the expert read that goes wrong, a device that works on a thread of its own (`deferred`), and one that has memory of its own as well (`apart`).
         """
     def describe(self) -> str: ...
     def session(self, max_context: int = 0, kv_dtype: str = "f32", max_checkpoints: int = 4) -> Session: ...
@@ -888,6 +891,16 @@ def dequantize(
     The float32 numbers that an affine matrix stands for: code * scale + bias.
     """
 
+def device_failure() -> str:
+    """
+    Why `auto` is not a device that this machine should have; empty when it is, or when there is no such device.
+    """
+
+def device_memory(backend: str) -> int | None:
+    """
+    Bytes that the buffers of a model may have on this device; None: as much as the host has.
+    """
+
 def footprint(
     store: StoreDirectory,
     *,
@@ -902,9 +915,15 @@ def footprint(
     max_context: int = 0,
     kv_dtype: str = "f32",
     max_checkpoints: int = 4,
+    apart: bool = False,
 ) -> Footprint:
     """
     What an engine so opened and one such session will hold. Takes no memory and opens no file.
+    """
+
+def forget_a_copy(kind: str) -> None:
+    """
+    For tests: on a device with memory of its own.
     """
 
 def isas() -> list[str]:
@@ -920,16 +939,6 @@ def metal_compile(file: str) -> int:
 def metal_facts() -> tuple[str, list[tuple[str, str]]]:
     """
     The name of the GPU, and facts about it as label and text. DeviceError when there is none.
-    """
-
-def metal_failure() -> str:
-    """
-    Why `auto` is not Metal on a machine whose GPU it should be; empty when it is, or when there is no such GPU.
-    """
-
-def metal_memory() -> int:
-    """
-    Bytes that the buffers of a model may have on this GPU.
     """
 
 def metal_shader(file: str) -> str:

@@ -257,7 +257,7 @@ def load(
     reads an expert once for many tokens. A small chunk needs less scratch and notices Ctrl-C sooner.
     """
     asked = settled(options)
-    if asked["backend"] == "auto" and (failure := _core.metal_failure()):
+    if asked["backend"] == "auto" and (failure := _core.device_failure()):
         LOG.warning("%s", failure)
         warnings.warn(failure, stacklevel=2)
     started = time.perf_counter()

@@ -85,10 +85,12 @@ def give_up(path: Path, before: list[int], **options: Any) -> None:
 
 
 @pytest.mark.parametrize("before", ([], FIRST), ids=("from nothing", "behind a prompt"))
-@pytest.mark.parametrize(("slots", "deferred"), ((4, False), (4, True), (0, False)))
+@pytest.mark.parametrize(("slots", "device"), ((4, {}), (4, {"deferred": True}), (4, {"apart": True}), (0, {})))
 @pytest.mark.parametrize("name", (RECURRENT, "qwen3_moe", "deepseek_v3"))
-def test_a_prefill_is_given_up(folder: Folder, name: str, slots: int, deferred: bool, before: list[int]) -> None:
-    give_up(folder(name), before, expert_slots=slots, deferred=deferred)
+def test_a_prefill_is_given_up(
+    folder: Folder, name: str, slots: int, device: dict[str, bool], before: list[int]
+) -> None:
+    give_up(folder(name), before, expert_slots=slots, **device)
 
 
 @pytest.mark.parametrize("name", (RECURRENT, "qwen3_moe"))

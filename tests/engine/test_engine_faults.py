@@ -27,13 +27,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 # ---- Every op ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ring_depth", "deferred"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("ring_depth", "device"), [(1, "prompt"), (2, "prompt"), (2, "deferred"), (2, "apart")])
 @pytest.mark.parametrize("name", ("qwen3_5_moe", "qwen3_moe", "deepseek_v3"))
-def test_every_op(folder: Folder, name: str, ring_depth: int, deferred: bool) -> None:
-    """At one depth or the other, and on a device that works late."""
+def test_every_op(folder: Folder, name: str, ring_depth: int, device: str) -> None:
+    """At one depth or the other, on a device that works late, and on one that has memory of its own too."""
     expected = evaluate(load_faulty(folder(name), expert_slots=6).session())
-    for number in itertools.count(0, 7) if deferred else itertools.count(ring_depth - 1, 2):
-        options = {"ring_depth": ring_depth, "deferred": deferred, "fail_at_op": number}
+    for number in itertools.count(ring_depth - 1, 2) if device == "prompt" else itertools.count(0, 7):
+        options = {"ring_depth": ring_depth, "fail_at_op": number}
+        if device != "prompt":
+            options[device] = True
         model = load_faulty(folder(name), expert_slots=6, **options)
         if not survive(model, DeviceError, expected):
             assert number > 100

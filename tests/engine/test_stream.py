@@ -1,5 +1,6 @@
 """Experts that come from the disk while the rest computes: not one bit depends on how many have room, which goes first,
-how and by how many threads they are read, what is guessed, where they lie, or when the device does its work."""
+how and by how many threads they are read, what is guessed, where they lie, when the device does its work, or whether it
+has memory of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "reads": ("direct", "buffered"),
     "readers": (1, 3),
     "store": ("packed", "mlx"),
-    "deferred": (True, False),
+    "device": ("deferred", "apart", "prompt"),
     "ring_depth": (1, 2, 4),
     "threads": (1, 2),
 }
@@ -90,7 +91,9 @@ def load(stores: Stores, name: str, settings: Settings) -> moeflux.Model:
     variant = moeflux.open_store(folder).variant
     every = len(variant.moe_layers) * variant.experts.count
     slots = {"least": variant.experts.per_token, "third": every // 3, "all": every}[settings["slots"]]
-    engine = {key: value for key, value in settings.items() if key not in ("slots", "store")}
+    engine = {key: value for key, value in settings.items() if key not in ("slots", "store", "device")}
+    if (device := settings.get("device", "prompt")) != "prompt":
+        engine[device] = True
     return load_faulty(folder, expert_slots=slots, **engine)
 
 

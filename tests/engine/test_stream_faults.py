@@ -25,7 +25,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"readers": 1, "reads": "direct", "look_ahead": "on"},
     {"readers": 3, "reads": "buffered", "look_ahead": "on", "deferred": True},
     {"readers": 3, "reads": "direct", "look_ahead": "off", "ring_depth": 1},
-    {"readers": 2, "reads": "buffered", "look_ahead": "off", "cache": "none", "deferred": True, "threads": 2},
+    {"readers": 2, "reads": "buffered", "look_ahead": "off", "cache": "none", "apart": True, "threads": 2},
 )
 """In turn, from read to read."""
 

@@ -38,7 +38,7 @@ def load(**options: str) -> moeflux.Model:
 def test_auto_is_metal_where_it_works() -> None:
     assert _core.chosen_backend("auto") == "cpu"
     gpu.install(preferred=True)
-    assert _core.metal_failure() == ""
+    assert _core.device_failure() == ""
     assert "an emulated GPU" in repr(load())
 
 
@@ -69,7 +69,7 @@ def test_a_gpu_that_is_not_supported_is_no_warning(
     monkeypatch.setattr(doctor, "QUICK", replace(doctor.QUICK, seconds=0.01, file_bytes=20 * doctor.USUAL_EXPERT))
     with gpu.emulating(family=family):
         gpu.install(preferred=True)
-        assert (_core.chosen_backend("auto"), _core.metal_failure()) == ("cpu", "")
+        assert (_core.chosen_backend("auto"), _core.device_failure()) == ("cpu", "")
         assert "cpu" in repr(load())
         machine = this_machine()
         assert machine.backend.startswith("cpu; ") and machine.metal == f"absent: {reason}"

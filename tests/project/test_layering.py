@@ -18,13 +18,13 @@ MAY_INCLUDE = {
     "kernels": {"core"},
     "backend": {"core", "kernels"},
     "metal": {"core", "backend"},
-    "backends": {"core", "backend", "metal"},
-    "engine": {"core", "models", "format", "io", "backend", "backends"},
+    "devices": {"core", "backend", "metal"},
+    "engine": {"core", "models", "format", "io", "backend", "devices"},
     "sampling": {"core", "kernels"},
-    "python": {"core", "models", "format", "io", "kernels", "backend", "metal", "backends", "engine", "sampling"},
+    "python": {"core", "models", "format", "io", "kernels", "backend", "metal", "devices", "engine", "sampling"},
 }
-# The engine knows backends by their interface, and the clock that fits every one.
-ENGINE_MAY_INCLUDE_OF_BACKEND = {"backend/backend.h", "backend/timed_backend.h"}
+# The engine knows backends by their interface, what is built on that, and the clock that fits every one.
+ENGINE_MAY_INCLUDE_OF_BACKEND = {"backend/backend.h", "backend/mirror.h", "backend/timed_backend.h"}
 # moeflux.h, the whole C++ boundary, lies beside the folders.
 BOUNDARY = "moeflux.h"
 BOUNDARY_MAY_INCLUDE = {"core", "models", "engine", "sampling"}

@@ -42,7 +42,7 @@ def _folder(root: Path, name: str) -> Path:
 
 
 def load_faulty(folder: Path, **options: Any) -> moeflux.Model:
-    """As moeflux.load, with `fail_at_op`, `fault` and `deferred`; small, for there are many of them."""
+    """As moeflux.load, with `fail_at_op`, `fault`, `deferred` and `apart`; small, for there are many of them."""
     with open_store(folder) as store:
         if options.pop("verify_reads", False):
             options["checksums"] = store.description.expert_sha256

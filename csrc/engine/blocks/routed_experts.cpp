@@ -54,6 +54,11 @@ void RoutedExpertsBlock::record_route(Commands& commands, const Scratch& s, int6
   router_.record(commands, s, gate, n, next_ ? &next_->router_ : nullptr, guess_rows);
 }
 
+void RoutedExpertsBlock::record_picks(Commands& commands, int64_t n, int64_t guess_rows) const {
+  router_.ids().download(commands, n * shape_.per_token * 4);
+  if (guess_rows) next_->router_.guessed_ids().download(commands, guess_rows * shape_.per_token * 4);
+}
+
 void RoutedExpertsBlock::record_shared(Commands& commands, const Scratch& s, int64_t n) const {
   if (shape_.shared) shared_.record(commands, s.normed, room_.shared, n);
 }
@@ -66,8 +71,8 @@ void RoutedExpertsBlock::record_experts(Commands& commands, const Scratch& s, in
 
 void RoutedExpertsBlock::record_chosen(Commands& commands, const Scratch& s, const ExpertLayout& layout, View slots,
                                        const ExpertMatrices& first) const {
-  commands.chosen_expert_ffn({s.normed, layout.hidden, layout.intermediate, shape_.per_token, router_.ids(), slots,
-                              first, room_.expert_scratch, room_.expert_out},
+  commands.chosen_expert_ffn({s.normed, layout.hidden, layout.intermediate, shape_.per_token, router_.ids().device,
+                              slots, first, room_.expert_scratch, room_.expert_out},
                              1);
 }
 

@@ -29,6 +29,8 @@ class RoutedExpertsBlock final : public FeedForwardBlock {
 
   // What n tokens go through, and with `guess_rows`, what the first of them will probably go through in the next layer.
   void record_route(Commands& commands, const Scratch& scratch, int64_t n, int64_t guess_rows) const;
+  // Of that, what was picked: for the host to look at.
+  void record_picks(Commands& commands, int64_t n, int64_t guess_rows) const;
   // The shared expert, where there is one.
   void record_shared(Commands& commands, const Scratch& scratch, int64_t n) const;
   // Some of the experts that were picked; each pair of a token and an expert has a row of its own.

@@ -52,7 +52,7 @@ void ExpertRouter::record_choice(Commands& commands, const Choice& choice, int64
                           .bias = bias_,
                           .groups = router.groups,
                           .groups_kept = router.groups_kept,
-                          .ids = choice.ids,
+                          .ids = choice.ids.device,
                           .weights = choice.weights};
   if (router.scoring == Scoring::softmax)
     commands.route_softmax(args, n);

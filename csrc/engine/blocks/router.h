@@ -23,14 +23,14 @@ class ExpertRouter {
   void record(Commands& commands, const Scratch& scratch, const std::optional<Product>& beside, int64_t n,
               const ExpertRouter* next, int64_t guess_rows) const;
 
-  View ids() const { return own_.ids; }              // i32 [n, k]
-  View weights() const { return own_.weights; }      // [n, k]
-  View guessed_ids() const { return guessed_.ids; }  // i32 [m, k], where the layer before guesses
+  const Mirrored& ids() const { return own_.ids; }              // i32 [n, k]
+  View weights() const { return own_.weights; }                 // [n, k]
+  const Mirrored& guessed_ids() const { return guessed_.ids; }  // i32 [m, k], where the layer before guesses
 
  private:
   struct Choice {
     View logits;   // [n, experts]
-    View ids;      // i32 [n, k]
+    Mirrored ids;  // i32 [n, k]
     View weights;  // [n, k]
   };
 

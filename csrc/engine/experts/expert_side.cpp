@@ -88,6 +88,7 @@ void ExpertSide::end_call(StepStats& stats) {
 void ExpertSide::abandon() noexcept {
   slots_.loader().give_up();
   feed_.abandon();
+  resident_.forget();
 }
 
 }  // namespace moeflux

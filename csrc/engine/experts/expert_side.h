@@ -44,6 +44,11 @@ class ExpertSide {
   int64_t slots() const { return slots_.count(); }
   int64_t expert_bytes() const { return slots_.store().experts().bytes; }
   int64_t read_buffers() const { return slots_.pool().memory(); }
+  // The host's part where the device has memory of its own: what it will be with settled options, and what it is.
+  static int64_t planned_staging(const StoreDirectory& store, const EngineOptions& options) {
+    return ExpertSlots::planned_staging(store, options);
+  }
+  int64_t staging() const { return slots_.staging(); }
   // Bytes of slots and of lists: what they will be with settled options, and what they are.
   static int64_t planned_slots(const StoreDirectory& store, const EngineOptions& options);
   static int64_t planned_tables(const StoreDirectory& store, const EngineOptions& options);

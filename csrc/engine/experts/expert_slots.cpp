@@ -2,6 +2,7 @@
 
 #include <random>
 
+#include "core/arena.h"
 #include "core/error.h"
 #include "core/sha256.h"
 #include "core/text.h"
@@ -22,18 +23,21 @@ ReadMode read_mode(const StoreDirectory& store, const EngineOptions& options) {
 }
 
 // Compares an expert that was read with the store's checksum of it: that of its pieces, one after another.
-ExpertCheck expert_check(const StoreDirectory& store, const ExpertStore& experts, const EngineOptions& options) {
+ExpertCheck expert_check(const StoreDirectory& store, const ExpertStore& experts, SlotStaging& staging,
+                         const EngineOptions& options) {
   if (!options.verify_reads) return {};
   if (store.expert_checksums.empty())
     throw ArgumentError(
         concat("verify_reads: expected a store with a checksum of every expert, one that `moeflux convert` "
                "or `moeflux synth` wrote, found ",
                printable(store.listing), " without"));
-  return [&experts, sums = store.expert_checksums](int64_t layer, int64_t expert, std::span<const std::byte> slot) {
+  return [&experts, &staging, sums = store.expert_checksums](int64_t layer, int64_t expert, const Landing& slot) {
     Sha256 hash;
-    for (size_t i = 0; i < experts.experts().pieces.size(); ++i)
-      hash.add(slot.subspan(static_cast<size_t>(experts.slot().offsets[i]),
-                            static_cast<size_t>(experts.experts().pieces[i].bytes)));
+    staging.show(slot, [&](std::span<const std::byte> bytes) {
+      for (size_t i = 0; i < experts.experts().pieces.size(); ++i)
+        hash.add(bytes.subspan(static_cast<size_t>(experts.slot().offsets[i]),
+                               static_cast<size_t>(experts.experts().pieces[i].bytes)));
+    });
     const Sha256Sum found = hash.sum();
     const Sha256Sum& expected = sums.at(static_cast<size_t>(layer)).at(static_cast<size_t>(expert));
     if (found != expected)
@@ -51,24 +55,45 @@ SlotCacheShape cache_shape(const StoreDirectory& store, const EngineOptions& opt
   return {store.variant.num_layers(), store.variant.experts().count, options.expert_slots, slot_layout(store).bytes};
 }
 
+// What the host is given of the slots' memory.
+std::span<std::byte> host_memory(const Backend& backend, const Buffer& slots, int64_t bytes) {
+  if (!backend.shares_memory()) return {};
+  return {slots.host(), static_cast<size_t>(bytes)};
+}
+
+int64_t table_bytes(const StoreDirectory& store, const EngineOptions& options) {
+  const SlotCacheShape shape = cache_shape(store, options);
+  return has_slots_for_all(store, options) ? shape.layers * shape.experts * 8 : 0;
+}
+
 }  // namespace
 
 ExpertSlots::ExpertSlots(const StoreDirectory& store, Backend& backend, const EngineOptions& options,
                          const ReaderFactory& open)
     : store_(store, {read_mode(store, options), open}),
-      memory_(backend.allocate(planned_bytes(store, options), "expert slots")),
-      cache_({memory_->data(), static_cast<size_t>(options.expert_slots * store_.slot().bytes)},
-             cache_shape(store, options), options.cache),
-      pool_(options.readers, store_.bounce()),
-      loader_(store_, pool_, cache_, expert_check(store, store_, options)),
+      memory_(backend.allocate(planned_bytes(store, options), Memory::device, "expert slots")),
+      staging_(backend, *memory_, options.readers, store_.slot().bytes, options.verify_reads),
+      cache_(host_memory(backend, *memory_, options.expert_slots * store_.slot().bytes), cache_shape(store, options),
+             options.cache),
+      pool_(options.readers, store_.bounce(), staging_.rooms(), staging_.carry()),
+      loader_(store_, pool_, cache_, expert_check(store, store_, staging_, options)),
       checksums_(checksum_bytes(store, options)),
-      stay_(has_slots_for_all(store, options) && options.cache != CachePolicy::none) {}
+      stay_(has_slots_for_all(store, options) && options.cache != CachePolicy::none) {
+  const int64_t bytes = table_bytes(store, options);
+  if (bytes && !backend.shares_memory()) table_ = backend.allocate(bytes, Memory::staging, "table of slots");
+}
 
 int64_t ExpertSlots::planned_bytes(const StoreDirectory& store, const EngineOptions& options) {
   const SlotCacheShape shape = cache_shape(store, options);
-  const int64_t table = has_slots_for_all(store, options) ? shape.layers * shape.experts * 8 : 0;
-  return shape.slots * shape.slot_bytes + table;
+  return shape.slots * shape.slot_bytes + table_bytes(store, options);
 }
+
+int64_t ExpertSlots::planned_staging(const StoreDirectory& store, const EngineOptions& options) {
+  return SlotStaging::planned_bytes(options.readers, slot_layout(store).bytes, options.verify_reads) +
+         arena_bytes(table_bytes(store, options));
+}
+
+int64_t ExpertSlots::staging() const { return staging_.bytes() + (table_ ? arena_bytes(table_->bytes()) : 0); }
 
 int64_t ExpertSlots::planned_tables(const StoreDirectory& store, const EngineOptions& options) {
   const SlotCacheShape shape = cache_shape(store, options);
@@ -78,9 +103,11 @@ int64_t ExpertSlots::planned_tables(const StoreDirectory& store, const EngineOpt
          checksum_bytes(store, options);
 }
 
-View ExpertSlots::table(int64_t layer) const {
+Mirrored ExpertSlots::table(int64_t layer) const {
   const SlotCacheShape& shape = cache_.shape();
-  return {memory_.get(), shape.slots * shape.slot_bytes + layer * shape.experts * 8};
+  const int64_t place = layer * shape.experts * 8;
+  const View device = {memory_.get(), shape.slots * shape.slot_bytes + place};
+  return {device, table_ ? View{table_.get(), place} : device};
 }
 
 ExpertMatrices ExpertSlots::matrices(int64_t slot) const {

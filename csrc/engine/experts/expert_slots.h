@@ -5,7 +5,9 @@
 #include <string>
 
 #include "backend/backend.h"
+#include "backend/mirror.h"
 #include "engine/experts/expert_matrices.h"
+#include "engine/experts/slot_staging.h"
 #include "format/store_directory.h"
 #include "io/expert_loader.h"
 #include "io/expert_store.h"
@@ -23,6 +25,9 @@ class ExpertSlots {
   // Bytes of the slots with settled options, and what they are.
   static int64_t planned_bytes(const StoreDirectory& store, const EngineOptions& options);
   int64_t bytes() const { return memory_->bytes(); }
+  // Of the host's memory that they want where the device has its own, likewise.
+  static int64_t planned_staging(const StoreDirectory& store, const EngineOptions& options);
+  int64_t staging() const;
   // Bytes of lists, likewise.
   static int64_t planned_tables(const StoreDirectory& store, const EngineOptions& options);
   int64_t tables() const { return cache_.tables() + loader_.tables() + checksums_; }
@@ -37,7 +42,7 @@ class ExpertSlots {
   // Whether an expert is in its slot for good, once it is there.
   bool stay() const { return stay_; }
   // Where there is a slot for every expert, behind them: u64 [experts], for the first byte of each of a layer.
-  View table(int64_t layer) const;
+  Mirrored table(int64_t layer) const;
   ExpertMatrices matrices(int64_t slot) const;
 
   // Bytes a second of a pool like this one, with nothing to do but read random experts; for about so long.
@@ -47,6 +52,8 @@ class ExpertSlots {
  private:
   ExpertStore store_;
   std::unique_ptr<Buffer> memory_;
+  std::unique_ptr<Buffer> table_;  // the host's side of the tables, where it has one
+  SlotStaging staging_;
   SlotCache cache_;
   ReadPool pool_;
   ExpertLoader loader_;

@@ -4,6 +4,7 @@ namespace moeflux {
 
 void run_overlapped_step(const ExpertCall& call, Picks& picks, ExpertFeed& feed, int64_t slots) {
   call.block.record_route(call.commands(), call.scratch, call.n, call.guess_rows);
+  call.block.record_picks(call.commands(), call.n, call.guess_rows);
   call.commands().mark();
   call.block.record_shared(call.commands(), call.scratch, call.n);
 

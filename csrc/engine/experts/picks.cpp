@@ -16,7 +16,7 @@ std::span<const ExpertGroups::Group> Picks::await(const ExpertCall& call, Expert
   call.stats.router_seconds += call.laps.lap() - (call.stats.read_wait_seconds - waited);
 
   const auto pairs = static_cast<size_t>(call.n * call.block.per_token());
-  const std::span<const int32_t> ids(call.block.router().ids().i32(), pairs);
+  const std::span<const int32_t> ids(call.block.router().ids().values<int32_t>(), pairs);
   if (observer_) observer_(call.layer(), ids);
   groups_.assign(ids);
   return groups_.groups();

@@ -106,7 +106,7 @@ void Prefetcher::propose(const RoutedExpertsBlock& next, int64_t rows) {
   forget();
   rows_ = rows;
   std::ranges::fill(lists_.seen, uint8_t{0});
-  const int32_t* ids = next.router().guessed_ids().i32();
+  const int32_t* ids = next.router().guessed_ids().values<int32_t>();
   for (int64_t place = 0; place < next.per_token(); ++place)
     for (int64_t row = 0; row < rows; ++row) {
       const int32_t expert = ids[row * next.per_token() + place];

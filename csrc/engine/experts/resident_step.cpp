@@ -1,11 +1,12 @@
 #include "engine/experts/resident_step.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace moeflux {
 
 ResidentStep::ResidentStep(ExpertSlots& slots, int64_t layers, bool fills)
-    : slots_(slots), fills_(fills && slots.stay()), found_(static_cast<size_t>(layers)) {}
+    : slots_(slots), fills_(fills && slots.stay()), layers_(static_cast<size_t>(layers)) {}
 
 bool ResidentStep::ready(int64_t layer) {
   if (!slots_.stay()) return false;
@@ -14,8 +15,8 @@ bool ResidentStep::ready(int64_t layer) {
     evictions_ = evictions;
     forget();
   }
-  int64_t& found = found_[static_cast<size_t>(layer)];
-  auto* table = reinterpret_cast<uint64_t*>(slots_.table(layer).bytes());
+  int64_t& found = layers_[static_cast<size_t>(layer)].found;
+  auto* table = slots_.table(layer).values<uint64_t>();
   for (; found < cache.shape().experts; ++found) {
     const int64_t slot = cache.ready_slot(layer, found);
     if (slot < 0) return false;
@@ -24,14 +25,16 @@ bool ResidentStep::ready(int64_t layer) {
   return true;
 }
 
-void ResidentStep::forget() { std::ranges::fill(found_, 0); }
+void ResidentStep::forget() { std::ranges::fill(layers_, Layer{}); }
 
 void ResidentStep::run(const ExpertCall& call) {
   Commands& commands = call.commands();
+  const Mirrored table = slots_.table(call.layer());
+  if (!std::exchange(layers_[static_cast<size_t>(call.layer())].is_uploaded, true))
+    table.upload(commands, slots_.cache().shape().experts * 8);
   call.block.record_route(commands, call.scratch, 1, 0);
   call.block.record_shared(commands, call.scratch, 1);
-  call.block.record_chosen(commands, call.scratch, slots_.store().experts(), slots_.table(call.layer()),
-                           slots_.matrices(0));
+  call.block.record_chosen(commands, call.scratch, slots_.store().experts(), table.device, slots_.matrices(0));
   call.block.record_sum(commands, call.scratch, 1);
   call.stats.expert_hits += call.block.per_token();
   call.stats.beside_seconds += call.laps.lap();
@@ -46,7 +49,7 @@ void ResidentStep::fill(StepStats& stats) {
 // False when enough is under way.
 bool ResidentStep::fill_layer(int64_t layer, StepStats& stats) {
   const int64_t experts = slots_.cache().shape().experts;
-  for (int64_t expert = found_[static_cast<size_t>(layer)]; expert < experts; ++expert) {
+  for (int64_t expert = layers_[static_cast<size_t>(layer)].found; expert < experts; ++expert) {
     if (slots_.cache().contains(layer, expert)) continue;
     if (slots_.loader().under_way() >= experts || !slots_.loader().guess(layer, expert, 0, 1)) return false;
     stats.bytes_read += slots_.store().experts().bytes;

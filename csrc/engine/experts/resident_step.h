@@ -20,7 +20,7 @@ class ResidentStep {
 
   // Between calls: begins some reads. Not again after one has failed, for it would fail again and again.
   void fill(StepStats& stats);
-  // The slots hold nothing any more.
+  // The slots hold nothing any more, or nobody knows what the device has of the tables.
   void forget();
 
  private:
@@ -28,8 +28,12 @@ class ResidentStep {
 
   ExpertSlots& slots_;
   bool fills_;
-  std::vector<int64_t> found_;  // [layer]: experts 0 ... are in slots, and those in the table
-  int64_t evictions_ = 0;       // that were known when the table was filled
+  struct Layer {
+    int64_t found = 0;  // experts 0 ... are in slots, and those in the table
+    bool is_uploaded = false;
+  };
+  std::vector<Layer> layers_;
+  int64_t evictions_ = 0;  // that were known when the table was filled
 };
 
 }  // namespace moeflux

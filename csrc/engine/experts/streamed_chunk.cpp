@@ -4,6 +4,7 @@ namespace moeflux {
 
 void run_streamed_chunk(const ExpertCall& call, Picks& picks, ExpertFeed& feed) {
   call.block.record_route(call.commands(), call.scratch, call.n, call.guess_rows);
+  call.block.record_picks(call.commands(), call.n, call.guess_rows);
   feed.begin(call, picks.await(call, feed, false));
   call.block.record_shared(call.commands(), call.scratch, call.n);
   feed.record_experts(call);

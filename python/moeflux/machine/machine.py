@@ -79,7 +79,7 @@ def _metal() -> str:
         name, _ = _core.metal_facts()
     except DeviceError as error:
         return f"absent: {str(error).removeprefix('metal: ')}"
-    return _core.metal_failure() or name
+    return _core.device_failure() or name
 
 
 def _linux_cpu() -> tuple[str, list[str]]:

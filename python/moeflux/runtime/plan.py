@@ -243,9 +243,12 @@ class _Planner:
 
     def within_gpu(self, budget: int | None, source: str) -> tuple[int | None, str]:
         """A GPU that shares the memory may use only a part of it. What the model holds must lie within that part."""
-        if budget is None or _core.chosen_backend(self.options["backend"]) != "metal":
+        if budget is None:
             return budget, source
-        most = _core.metal_memory() + sum(self.fixed.values())
+        allowed = _core.device_memory(self.options["backend"])
+        if allowed is None:
+            return budget, source
+        most = allowed + sum(self.fixed.values())
         return (most, f"{source}, less what the GPU may not use") if most < budget else (budget, source)
 
     # ---- Sizes ----

@@ -12,7 +12,7 @@ ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const Engi
     : store_(store, {ReadMode::buffered, open}),
       layers_(store.variant.num_layers()),
       experts_(store.variant.experts().count),
-      memory_(backend.allocate(planned_slots(store, options), "experts")),
+      memory_(backend.allocate(planned_slots(store, options), Memory::device, "experts")),
       groups_({experts_, options.chunk * store.variant.experts().per_token}) {
   jobs_.reserve(static_cast<size_t>(experts_));
   read_all(options.readers);
@@ -27,7 +27,7 @@ View ExpertSide::place_of(int64_t layer, int64_t expert) const {
 }
 
 void ExpertSide::read_all(int64_t readers) {
-  auto* places = reinterpret_cast<uint64_t*>(View{memory_.get(), slots() * store_.slot().bytes}.bytes());
+  auto* places = View{memory_.get(), slots() * store_.slot().bytes}.host<uint64_t>();
   ReadPool pool(static_cast<int>(readers), store_.bounce());
   for (int64_t layer = 0; layer < layers_; ++layer) {
     if (!store_.has_experts(layer)) continue;
@@ -35,7 +35,7 @@ void ExpertSide::read_all(int64_t readers) {
       const View place = place_of(layer, expert);
       places[layer * experts_ + expert] = static_cast<uint64_t>(place.offset);
       ReadBatch batch;
-      store_.add_reads(layer, expert, {place.bytes(), static_cast<size_t>(store_.slot().bytes)}, batch);
+      store_.add_reads(layer, expert, std::span(place.host(), static_cast<size_t>(store_.slot().bytes)), batch);
       pool.submit(batch, ReadPriority::demand);
       if (!batch.wait()) throw std::logic_error("nobody dropped a read");
     }
@@ -52,7 +52,7 @@ void ExpertSide::run(Recorder& recorder, const RoutedExpertsBlock& block, const 
     block.record_chosen(commands, scratch, store_.experts(), places, expert_matrices(store_, {memory_.get(), 0}));
     stats.expert_hits += block.per_token();
   } else {
-    groups_.assign({block.router().ids().i32(), static_cast<size_t>(n * block.per_token())});
+    groups_.assign({block.router().ids().values<int32_t>(), static_cast<size_t>(n * block.per_token())});
     jobs_.clear();
     for (const ExpertGroups::Group& group : groups_.groups())
       jobs_.push_back({expert_matrices(store_, place_of(block.layer(), group.expert)), group.pairs, group.count});

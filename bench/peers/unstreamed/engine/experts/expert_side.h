@@ -34,6 +34,8 @@ class ExpertSide {
   int64_t expert_bytes() const { return store_.experts().bytes; }
   int64_t read_buffers() const { return 0; }
   static int64_t planned_slots(const StoreDirectory& store, const EngineOptions& options);
+  static int64_t planned_staging(const StoreDirectory&, const EngineOptions&) { return 0; }
+  int64_t staging() const { return 0; }
   static int64_t planned_tables(const StoreDirectory&, const EngineOptions&) { return 0; }
   int64_t tables() const { return 0; }
   std::string describe() const { return "every expert in memory, no streaming"; }

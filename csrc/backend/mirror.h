@@ -1,0 +1,56 @@
+// Numbers that host and device both know. Where the two share their memory they lie in one place. Elsewhere the host
+// has its own in staging, and whoever changed them says so: `upload` or `download`, recorded as ops are.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "backend/backend.h"
+#include "core/arena.h"
+
+namespace moeflux {
+
+struct Mirrored {
+  View device;  // for ops
+  View host;
+
+  explicit operator bool() const { return bool(device); }
+  bool in_one_place() const { return device.buffer == host.buffer; }
+  Mirrored at(int64_t elements, int64_t element_bytes = 4) const {
+    return {device.at(elements, element_bytes), host.at(elements, element_bytes)};
+  }
+  template <typename T>
+  T* values() const {  // the host's
+    return host.host<T>();
+  }
+  // The device has the host's numbers when what is recorded behind this runs.
+  void upload(Commands& commands, int64_t bytes) const {
+    if (!in_one_place()) commands.copy(host, device, bytes);
+  }
+  // The host has the device's when the batch is done.
+  void download(Commands& commands, int64_t bytes) const {
+    if (!in_one_place()) commands.copy(device, host, bytes);
+  }
+  // At once, where no batch under way uses them.
+  void upload(Backend& backend, int64_t bytes) const {
+    if (!in_one_place()) backend.copy(host, device, bytes).wait();
+  }
+};
+
+class MirroredBuffer {
+ public:
+  MirroredBuffer(Backend& backend, int64_t bytes, const std::string& what)
+      : device_(backend.allocate(bytes, Memory::device, what)),
+        staging_(backend.shares_memory() ? nullptr : backend.allocate(bytes, Memory::staging, what)) {}
+
+  // Of memory: what it will be, and what it is.
+  static int64_t planned_bytes(int64_t bytes, bool shared) { return (shared ? 1 : 2) * arena_bytes(bytes); }
+  int64_t bytes() const { return planned_bytes(device_->bytes(), !staging_); }
+  Mirrored begin() const { return {{device_.get(), 0}, {staging_ ? staging_.get() : device_.get(), 0}}; }
+
+ private:
+  std::unique_ptr<Buffer> device_;
+  std::unique_ptr<Buffer> staging_;  // none where memory is shared
+};
+
+}  // namespace moeflux

@@ -1,0 +1,95 @@
+#include "devices/devices.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+
+#include "backend/cpu_backend.h"
+#include "backend/deferred_backend.h"
+#include "core/error.h"
+#include "core/text.h"
+#include "metal/make_device.h"
+#include "metal/metal_backend.h"
+
+namespace moeflux {
+namespace {
+
+// The best one first.
+constexpr std::array devices = {
+    DeviceEntry{
+        .name = "metal",
+        .is_chosen = metal::is_chosen,
+        .failure =
+            [] {
+              const std::string reason = metal::failure();
+              return reason.empty() ? "" : concat("Metal does not work here, the CPU does the work: ", reason);
+            },
+        .maps_files = true,
+        .shares_memory = true,
+        .most_bytes = [] { return metal::MetalBackend::most_bytes(*metal::make_device()); },
+        .prepared_bytes = metal::MetalBackend::prepared_bytes,
+        .make = [](const BackendOptions&, int64_t fail_at_op) -> std::unique_ptr<Backend> {
+          return std::make_unique<metal::MetalBackend>(metal::make_device(), metal::most_work(), fail_at_op);
+        },
+    },
+    DeviceEntry{
+        .name = "cpu",
+        .is_chosen = [] { return true; },
+        .failure = [] { return std::string(); },
+        .maps_files = false,
+        .shares_memory = true,
+        .most_bytes = nullptr,
+        .prepared_bytes = CpuBackend::prepared_bytes,
+        .make = [](const BackendOptions& options, int64_t fail_at_op) -> std::unique_ptr<Backend> {
+          return std::make_unique<CpuBackend>(options.isa, options.exact, options.threads, fail_at_op);
+        },
+    },
+};
+
+// "auto, cpu or metal"
+std::string known_names() {
+  std::string names = "auto";
+  for (size_t i = devices.size(); i-- > 0;) names += concat(i ? ", " : " or ", devices[i].name);
+  return names;
+}
+
+// Null for "auto".
+const DeviceEntry* named(const char* what, const std::string& name) {
+  if (name == "auto") return nullptr;
+  const auto found = std::ranges::find_if(devices, [&](const DeviceEntry& entry) { return entry.name == name; });
+  if (found == devices.end())
+    throw ArgumentError(concat(what, ": expected ", known_names(), ", found ", in_quotes(name)));
+  return &*found;
+}
+
+// What "auto" is told to be; null where nobody says.
+const DeviceEntry* forced() {
+  const char* name = std::getenv("MOEFLUX_BACKEND");
+  return name ? named("MOEFLUX_BACKEND", name) : nullptr;
+}
+
+}  // namespace
+
+const DeviceEntry& device_entry(const std::string& name) {
+  if (const DeviceEntry* entry = named("backend", name)) return *entry;
+  if (const DeviceEntry* entry = forced()) return *entry;
+  return *std::ranges::find_if(devices, [](const DeviceEntry& entry) { return entry.is_chosen(); });
+}
+
+std::string device_failure() {
+  if (forced()) return "";
+  for (const DeviceEntry& entry : devices) {
+    if (entry.is_chosen()) return "";
+    if (std::string failure = entry.failure(); !failure.empty()) return failure;
+  }
+  return "";
+}
+
+std::unique_ptr<Backend> make_backend(const std::string& name, const BackendOptions& options,
+                                      const BackendFaults& faults) {
+  std::unique_ptr<Backend> backend = device_entry(name).make(options, faults.fail_at_op);
+  if (faults.deferred || faults.apart) backend = std::make_unique<DeferredBackend>(std::move(backend), faults.apart);
+  return backend;
+}
+
+}  // namespace moeflux

@@ -1,0 +1,20 @@
+"""The test device that has memory of its own, and does its work late, in place of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+
+from moeflux import _core
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Engines that are made meanwhile have it, plans are of one, and so are single ops."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("Engine", "Ops", "footprint"):
+            patch.setattr(_core, name, partial(getattr(_core, name), apart=True))
+        yield
