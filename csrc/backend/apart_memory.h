@@ -8,8 +8,8 @@
 
 namespace moeflux {
 
-// What the host gets in place of a buffer of `inner`. The host reaches it as its kind of memory says; where it does
-// not, the buffer's addresses are of pages that nobody may read or write.
+// What the host gets in place of a buffer of `inner`. The kind of memory decides whether the host reaches it. If it
+// does not, the buffer's addresses belong to pages that nobody may read or write.
 std::unique_ptr<Buffer> apart_buffer(std::unique_ptr<Buffer> inner, Memory memory, const std::string& what);
 
 // The places that ops are given, as places of the inner backend; others as they are. std::logic_error where an op has

@@ -22,7 +22,7 @@ namespace moeflux {
 
 // ---- Memory ---------------------------------------------------------------------------------------------------------
 
-// Who reaches a buffer. Where host and device share one memory both reach every buffer, whatever was asked for.
+// Who reaches a buffer. If host and device share one memory, both reach every buffer, whatever was asked for.
 enum class Memory {
   device,        // ops; the host by copies only
   host_visible,  // both, but the device is slow with it: for a few numbers that are written or read once
@@ -35,9 +35,9 @@ class Buffer {
   virtual ~Buffer() = default;
   Memory memory() const { return memory_; }
   int64_t bytes() const { return bytes_; }
-  // As ops address it: for the backend that it is of.
+  // The address for ops, and for the backend of the buffer.
   std::byte* data() const { return data_; }
-  // As the host addresses it: for everybody else. std::logic_error where the host does not reach it.
+  // The address for the host, and for everybody else. std::logic_error if the host does not reach it.
   std::byte* host() const;
 
  protected:
@@ -335,7 +335,7 @@ class Backend {
   virtual int64_t held() const = 0;
   virtual std::unique_ptr<Commands> begin() = 0;
   virtual Ticket submit(std::unique_ptr<Commands> commands) = 0;
-  // Beside the batches, from any thread: copies as those of Commands, and zeros, where no batch under way uses the
+  // Copies like those of Commands, and zeros, outside of batches and from any thread. No batch under way may use the
   // memory.
   virtual Ticket copy(View from, View to, int64_t bytes);
   virtual Ticket clear(View to, int64_t bytes);

@@ -23,7 +23,7 @@ class CpuBuffer final : public Buffer {
   std::shared_ptr<std::atomic<int64_t>> held_;
 };
 
-// A batch that failed. One that did not needs no state: it was done when it was submitted.
+// A batch that failed. A batch that did not fail needs no state: it was done when it was submitted.
 class Failure final : public Ticket::State {
  public:
   explicit Failure(std::exception_ptr error) : error_(std::move(error)) {}

@@ -1,7 +1,7 @@
 // A batch whose ops run when they are recorded, on the caller's thread and the pool. The first op that fails ends the
 // batch: the rest is skipped, and the error is thrown when somebody waits for the batch.
 //
-// Here the work is divided; kernels do the arithmetic, and a division never changes a bit.
+// This class divides the work, and kernels do the arithmetic. How the work is divided never changes a bit.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ class CpuCommands final : public Commands {
         digits_(backend.isa_.digits),
         tiled_attention_(backend.isa_.tiled_attention) {}
 
-  // How many of each the ops may want beside their arguments.
+  // How many of each the ops may need besides their arguments.
   struct Room {
     int64_t attention = 0;   // numbers
     int64_t candidates = 0;  // of top_k
@@ -72,7 +72,7 @@ class CpuCommands final : public Commands {
   void copy(View from, View to, int64_t bytes) override;
 
  private:
-  // Numbers touched by a unit of work that is worth handing to another thread.
+  // How many numbers a unit of work must touch to be worth handing to another thread.
   static constexpr int64_t worthwhile = 16384;
 
   template <typename Body>
@@ -112,7 +112,7 @@ class CpuCommands final : public Commands {
   };
 
   Input input_of(const Matrix& matrix, const float* x, int64_t stride, int64_t rows);
-  // Of every source the rows i with wanted[i], all of them without.
+  // Converts the rows i of every source with wanted[i], or all rows without `wanted`.
   void convert_to_digits(const uint8_t* wanted);
   // out[i][r] for matrix rows first ... last - 1 and rows row(0) ... row(n - 1) of the input.
   template <typename Row>
@@ -129,7 +129,7 @@ class CpuCommands final : public Commands {
   const cpu::AttentionKernels* tiled_attention_;  // likewise
   std::exception_ptr error_;
 
-  // Kept from batch to batch. `prepare` makes room for all that a model needs; without it they grow to that and stay.
+  // These lists are kept from batch to batch. `prepare` makes room for all that a model needs; without it they grow.
   struct Lists {
     std::vector<float> attention;
     std::vector<cpu::Candidate> candidates;

@@ -7,8 +7,8 @@
 namespace moeflux {
 namespace {
 
-// Small units let threads end together. But for several rows of x each turns them to tiles anew, and one of an expert
-// goes from matrix to matrix.
+// Small units let threads end together. But with several rows of x, each unit turns them to tiles again, and a unit of
+// an expert goes from matrix to matrix.
 constexpr int64_t step_units_per_thread = 16;
 constexpr int64_t units_per_thread = 8;
 constexpr int64_t output_step = 32;  // whole tiles of every kernel, and what transposed products ask for
@@ -66,7 +66,7 @@ int64_t CpuCommands::unit_outputs(int64_t outputs, int64_t depth, int64_t n, int
 
 namespace {
 
-// Of a matrix that is read from row `first` on.
+// The rest of a matrix that is read from row `first` on.
 cpu::ReadNext read_next(const Matrix& matrix, int64_t first) {
   const cpu::Weights w = weights_of(matrix);
   return {w.codes + first * w.code_stride, w.scales + first * w.scale_stride, w.biases + first * w.scale_stride};

@@ -50,7 +50,7 @@ struct DeferredBackend::Queue {
   }
 };
 
-// What is borrowed for the call is copied; views, matrices and caches are places, which must stay.
+// Arguments that are borrowed for the call are copied. Views, matrices and caches are places, which must stay.
 class DeferredCommands final : public Commands {
  public:
   explicit DeferredCommands(std::shared_ptr<DeferredBackend::Queue> queue) : queue_(std::move(queue)) {}
@@ -258,7 +258,7 @@ Ticket DeferredBackend::clear(View to, int64_t bytes) {
       std::make_unique<Transfer>([this, to = inside_any(to, bytes), bytes] { inner_->clear(to, bytes).wait(); }));
 }
 
-// A batch that fails does not stop those behind it: they run on whatever it left.
+// A batch that fails does not stop those after it: they run on whatever it left.
 void DeferredBackend::run() {
   std::unique_lock lock(queue_->mutex);
   for (;;) {

@@ -1,12 +1,12 @@
 // For tests: a device that does its work later, as a GPU does, and that may have memory of its own, as most GPUs have.
 //
-// Ops are written down when they are recorded and run on another thread after their batch was submitted, batches in
-// order. Two of three batches run as late as can be: when somebody waits for them, or for one behind them; the
-// others run at once. So whatever the engine does too early shows: memory reused that a batch still reads, results read
+// Ops are written down when they are recorded. They run on another thread after their batch was submitted, batches in
+// order. Two of three batches run as late as possible: when somebody waits for them, or for a later one. The others run
+// at once. So everything that the engine does too early shows: memory reused that a batch still reads, results read
 // that are not there, arguments that lived only for the call that recorded them.
 //
-// With memory of its own ("apart") the host has no address of what lies in it, and ops refuse what lies in staging. So
-// a copy that somebody forgot shows: as a std::logic_error, or as numbers that are not there.
+// If it has memory of its own ("apart"), the host has no address of what lies in it, and ops refuse what lies in
+// staging. So a forgotten copy shows: as a std::logic_error, or as numbers that are not there.
 #pragma once
 
 #include <memory>

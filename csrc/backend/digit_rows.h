@@ -1,4 +1,4 @@
-// Rows of x as digits for the products of one op: each is converted once, for all the matrices that meet it.
+// Rows of x as digits for the products of one op. Each row is converted once, for all matrices that it meets.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ class DigitRows {
   // What `held` is after `reserve`.
   static int64_t held_for(int64_t bytes, int64_t sources);
 
-  // An op: add what it needs, place all of it, fill the rows.
+  // For each op: add the sources it needs, place all of them, fill the rows.
   void clear();
   // Returns its number. Matrices that meet the same rows stand together: only the last few sources are compared.
   int64_t add(Source source);

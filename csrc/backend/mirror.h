@@ -1,5 +1,5 @@
-// Numbers that host and device both know. Where the two share their memory they lie in one place. Elsewhere the host
-// has its own in staging, and whoever changed them says so: `upload` or `download`, recorded as ops are.
+// Numbers that host and device both know. If the two share their memory, the numbers lie in one place. Otherwise the
+// host has its own copy in staging, and whoever changed the numbers records an `upload` or a `download`.
 #pragma once
 
 #include <memory>
@@ -23,15 +23,15 @@ struct Mirrored {
   T* values() const {  // the host's
     return host.host<T>();
   }
-  // The device has the host's numbers when what is recorded behind this runs.
+  // The device has the host's numbers when what is recorded after this runs.
   void upload(Commands& commands, int64_t bytes) const {
     if (!in_one_place()) commands.copy(host, device, bytes);
   }
-  // The host has the device's when the batch is done.
+  // The host has the device's numbers when the batch is done.
   void download(Commands& commands, int64_t bytes) const {
     if (!in_one_place()) commands.copy(device, host, bytes);
   }
-  // At once, where no batch under way uses them.
+  // Copies at once. No batch under way may use the numbers.
   void upload(Backend& backend, int64_t bytes) const {
     if (!in_one_place()) backend.copy(host, device, bytes).wait();
   }

@@ -16,7 +16,7 @@ int64_t numbers(const Heads& heads) { return heads.heads * heads.dim; }
 
 bool same_place(const View& a, const View& b) { return a.buffer == b.buffer && a.offset == b.offset; }
 
-// Of n rows behind `first`, each of which meets every row up to its own.
+// The pairs of n rows from `first` on, each of which meets every row up to its own.
 int64_t meetings(int64_t first, int64_t n) { return n * first + n * (n + 1) / 2; }
 
 std::string shape_of(const OpTimes::Kind& kind) {

@@ -1,4 +1,4 @@
-// Any backend, with the time of each op. It costs two looks at the clock an op, and nothing where it is not used.
+// Any backend, with the time of each op. It looks at the clock twice per op, and costs nothing where it is not used.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@ namespace moeflux {
 
 class TimedCommands;
 
-// What the ops of a timed backend took. One thread at a time: whoever records ops, or takes.
+// What the ops of a timed backend took. One thread at a time may record ops, or take the times.
 class OpTimes {
  public:
   // Ops that are alike: the same op, and the same matrices.

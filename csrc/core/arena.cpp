@@ -33,8 +33,8 @@ Arena::Arena(int64_t bytes, const std::string& what) : bytes_(bytes) {
   if (huge) std::align(static_cast<size_t>(huge_page), static_cast<size_t>(bytes), start, room);
   data_ = static_cast<std::byte*>(start);
 #if defined(__linux__)
-  // A wish: without huge pages everything works, slower. A small one must have none: where the system gives them to
-  // whoever does not ask, one could reach over what was asked for.
+  // Huge pages are only a wish: without them everything works, but slower. A small arena must have none. Where the
+  // system gives them unasked, one could reach beyond the arena.
   if (bytes > 0) (void)madvise(data_, static_cast<size_t>(bytes), huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #endif
 }

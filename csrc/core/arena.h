@@ -1,6 +1,6 @@
-// Zeroed memory from the system, page-aligned; large ones are aligned to and asked as huge pages, which weights read at
-// memory speed need. Given back when the Arena goes. What is resident of one is never more than `arena_bytes` of its
-// size: huge pages lie within it, and are refused where it is small.
+// Zeroed, page-aligned memory from the system, given back when the Arena goes. A large arena is aligned to huge pages
+// and asks for them, because reading weights at memory speed needs them. Never more than `arena_bytes` of its size are
+// resident: huge pages lie within the arena, and a small one refuses them.
 #pragma once
 
 #include <cstddef>

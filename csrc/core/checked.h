@@ -1,4 +1,4 @@
-// Arithmetic on sizes that came from outside: every sum and product that could leave int64 says so.
+// Arithmetic on sizes that came from outside. Every sum and product that would leave int64 is an error.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// Is this still the process that something was made in? Known without asking the system, which would be a system call
-// on every question.
+// Tells whether this is still the process that something was made in, without a system call for every question.
 #pragma once
 
 #include <cstdint>

@@ -7,11 +7,11 @@
 
 namespace moeflux {
 
-// A look around in the middle of long work, by the thread that does it. It throws when the work is to be given up, and
-// that passes through.
+// The thread that does long work calls this in the middle of it. It throws when the work is to be given up, and the
+// exception passes through.
 using Interruption = std::function<void()>;
 
-// Thrown by one: the caller wants no more.
+// Thrown by an Interruption when the caller wants no more.
 struct Cancelled : Error {
   using Error::Error;
 };

@@ -9,7 +9,7 @@
 //     }
 //   };
 //
-// What they will take, the room that they get and what they have taken all follow from that.
+// The planned bytes, the reserved room and the held bytes all follow from that.
 #pragma once
 
 #include <cstdint>

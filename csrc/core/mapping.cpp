@@ -12,7 +12,7 @@
 namespace moeflux {
 
 Mapping::Mapping(const File& file, int64_t begin, int64_t bytes) : bytes_(arena_bytes(bytes)) {
-  // Who touches a page behind the end of a file is killed.
+  // A process that touches a page after the end of a file is killed.
   if (file.bytes() - begin < bytes)
     throw IoError(concat(printable(file.path()), ": expected ", bytes, " bytes at byte ", begin, ", found ",
                          file.bytes() - begin, " before the end of the file"));

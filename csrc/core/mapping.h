@@ -1,5 +1,5 @@
-// A part of a file as memory: its pages themselves, read when they are first touched, never written. Given back when
-// the Mapping goes.
+// A part of a file as memory: its own pages, which are read when they are first touched and never written. They are
+// given back when the Mapping goes.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What the ops of one kind took together, beside what they had to touch.
+// What the ops of one kind took together, and what they had to touch.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ struct OpTime {
   int64_t calls = 0;
   int64_t rows = 0;    // of all calls; in expert_ffn pairs of a token and an expert
   double seconds = 0;  // until the op was recorded: on the CPU it is done then
-  // That it cannot leave untouched: weights once a call, cached rows, state, activations in and out.
+  // Bytes that it cannot leave untouched: weights once per call, cached rows, state, activations in and out.
   int64_t bytes = 0;
   int64_t products = 0;  // multiply-adds of matrices and of attention
 };

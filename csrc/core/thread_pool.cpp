@@ -54,7 +54,7 @@ ThreadPool::~ThreadPool() { stop(); }
 
 void ThreadPool::stop() {
   if (forks_ != forks()) {
-    // The threads are in the parent, and what they sleep on cannot be taken down without them.
+    // The threads are in the parent, and what they sleep on cannot be destroyed without them.
     workers_.detach();
     (void)sleep_.release();
     return;

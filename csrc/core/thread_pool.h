@@ -1,10 +1,10 @@
-// Threads that divide one task at a time into units. They are kept between tasks: they look out for the next for some
-// tens of microseconds, then sleep. The caller is one of them.
+// Threads that divide one task at a time into units. They are kept between tasks. They look out for the next task for
+// some tens of microseconds, and then sleep. The caller is one of them.
 //
-// Each thread begins with a stretch of units of its own and goes through it in order, so that what it does next is
-// known: it can be asked for from memory. A thread that has none left takes over the second half of another's.
+// Each thread begins with a stretch of units of its own and goes through it in order. So its next unit is known, and
+// can be asked for from memory. A thread that has no units left takes over the second half of another's.
 //
-// Callers on several host threads take turns. A thread of the pool that comes too late for a task has no part in it, so
+// Callers on several host threads take turns. A thread of the pool that comes too late for a task has no part in it. So
 // a sleeping or absent thread (a child made by fork has none) delays nobody.
 #pragma once
 
@@ -30,9 +30,9 @@ class ThreadPool {
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls body(unit) once for each unit 0 ... units - 1, fewer than 2^32, and returns when all have returned. Behind
-  // `unit` a thread mostly does `unit` + 1. An exception stops the handing out of units and is rethrown, the first of
-  // them. A body must not call `parallel` of its own pool.
+  // Calls body(unit) once for each unit 0 ... units - 1, fewer than 2^32, and returns when all have returned. After
+  // `unit`, a thread mostly does `unit` + 1. An exception stops the handing out of units, and the first one is
+  // rethrown. A body must not call `parallel` of its own pool.
   template <typename Body>
   void parallel(int64_t units, Body&& body) {
     run(
@@ -43,7 +43,8 @@ class ThreadPool {
  private:
   using Unit = void (*)(void* body, int64_t unit);
 
-  // Units first ... last - 1 in one word, for others may take from its end what its owner takes from its beginning.
+  // Units first ... last - 1 in one word, because others may take from the end while the owner takes from the
+  // beginning.
   struct alignas(64) Stretch {
     std::atomic<uint64_t> units{0};  // first * 2^32 + last
   };

@@ -1,4 +1,4 @@
-// The devices there are, in one table: where the engine gets a backend without naming it.
+// All devices, in one table. The engine gets a backend here without naming it.
 #pragma once
 
 #include <cstdint>

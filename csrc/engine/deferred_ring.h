@@ -1,8 +1,8 @@
 // Expert batches submitted and not yet waited for, oldest first.
 //
 // A batch's leases are given back only when it has completed, so no slot is reused while a batch may read it. Pushing
-// onto a full ring waits for the oldest; the destructor drains. A batch that failed throws where it is waited for; it
-// leaves the ring all the same. A batch that was submitted gets in whatever happens: pushing allocates nothing.
+// onto a full ring waits for the oldest batch. The destructor waits for all. A failed batch throws where it is waited
+// for, and leaves the ring all the same. Pushing allocates nothing, so a submitted batch always gets in.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ class DeferredRing {
   DeferredRing(const DeferredRing&) = delete;
   DeferredRing& operator=(const DeferredRing&) = delete;
 
-  // Bytes of its lists: what they will be, and what they are.
+  // Bytes of its lists: planned, and held.
   static int64_t planned_tables(int depth, int64_t most_leases) { return depth * planned_bytes<Entry>(most_leases); }
   int64_t tables() const;
 

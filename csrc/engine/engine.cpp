@@ -86,7 +86,7 @@ std::shared_ptr<Engine> Engine::open(StoreDirectory store, const EngineOptions& 
 
 std::shared_ptr<Engine> open_engine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults) {
   check_experts(store);
-  // A forked child leaves its copy where it is: its threads are not there to be joined.
+  // A forked child leaves its copy alone: the threads are not there to be joined.
   const auto destroy = [before = forks()](LoadedEngine* engine) {
     if (forks() == before) delete engine;
   };
@@ -191,7 +191,7 @@ std::unique_lock<std::timed_mutex> LoadedEngine::take_turn(const Interruption& i
   return turn;
 }
 
-// With `logits`, those of the last row.
+// With `logits`, computes those of the last row.
 void LoadedEngine::run_layers(std::span<const int32_t> tokens, int64_t position, const SessionState& state,
                               const Mirrored& logits, StepStats& stats) {
   const int64_t width = model_.variant.hidden_size;
@@ -218,14 +218,14 @@ void LoadedEngine::run_layers(std::span<const int32_t> tokens, int64_t position,
   await(stats);
 }
 
-// The batch at hand, and what it holds for.
+// Submits the batch at hand, and waits for the reads that it holds for and then for the batch.
 void LoadedEngine::await(StepStats& stats) {
   Ticket ticket = recorder_.submit();
   experts_.let_go(recorder_, stats);
   recorder_.await(std::move(ticket));
 }
 
-// Of `count` rows of scratch.normed.
+// Logits of `count` rows of scratch.normed.
 void LoadedEngine::record_logits(Commands& commands, int64_t first, int64_t count, const Mirrored& out) {
   const Matrix& head = model_.head;
   const int64_t h = model_.variant.hidden_size;
@@ -233,7 +233,7 @@ void LoadedEngine::record_logits(Commands& commands, int64_t first, int64_t coun
   out.download(commands, count * head.rows * 4);
 }
 
-// Of all rows, some at a time; those of the last one also to `logits`.
+// Logits of all rows, some at a time. Those of the last row also go to `logits`.
 void LoadedEngine::every_logit(int64_t n, const Mirrored& logits, std::span<float> all_logits, StepStats& stats) {
   const int64_t vocab = model_.head.rows;
   for (int64_t first = 0; first < n; first += scratch_.logit_rows) {

@@ -32,7 +32,7 @@ struct EngineFaults {
 // As Engine::open.
 std::shared_ptr<Engine> open_engine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults);
 
-// When an evaluation is asked whether to go on.
+// The points at which an evaluation may be given up.
 struct Interruptions {
   Interruption waiting;  // for its turn: nothing has changed then
   Interruption halfway;  // between layers and between reads
@@ -58,13 +58,13 @@ class LoadedEngine final : public Engine {
 
   Backend& backend() { return *backend_; }
   SessionMemory& session_memory() { return session_memory_; }
-  // StateError in a child made by fork, before anything there can wait for a thread that it has not.
+  // StateError in a child made by fork, before anything there can wait for a thread that the child does not have.
   void check_process() const;
   int64_t chunk() const { return scratch_.rows; }  // most tokens of one forward
 
-  // Evaluates tokens (1 to chunk() of them, checked) behind `position`. The last token's logits go to `logits` [vocab],
+  // Evaluates tokens (1 to chunk() of them, checked) after `position`. The last token's logits go to `logits` [vocab],
   // every token's to `all_logits` [tokens, vocab] unless that is empty. Calls take turns. After an error no batch is
-  // left in flight; one that was given up has not touched `logits`.
+  // left in flight. A call that was given up has not touched `logits`.
   void forward(std::span<const int32_t> tokens, int64_t position, const SessionState& state, const Mirrored& logits,
                std::span<float> all_logits, const Interruptions& interruptions, StepStats& stats);
 

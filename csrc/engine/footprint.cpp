@@ -57,7 +57,7 @@ WorkSizes work_sizes(const Variant& variant, const std::vector<LayerBlocks>& lay
   WorkSizes sizes;
   sizes.logits = variant.vocab_size;
   sizes.picks = most_top_k;
-  sizes.products = 8;  // more than any layer has side by side, but where it says so
+  sizes.products = 8;  // more than any layer has side by side, unless it says so
   sizes.rows = chunk;
   sizes.input_rows = chunk;
   sizes.inputs = chunk * variant.hidden_size;
@@ -89,7 +89,7 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
   bytes.scratch = scratch_layout(v, layers, options.chunk, scratch).bytes(shared) +
                   MirroredBuffer::planned_bytes(most_top_k * 8, shared) +
                   device_entry(options.backend).prepared_bytes(work_sizes(v, layers, options.chunk));
-  // Automatic reads may turn out buffered, which need none: what is planned is what direct reads need.
+  // Automatic reads may turn out buffered, which need no such buffers. The plan is for direct reads.
   bytes.read_buffers = options.reads == Reads::buffered ? 0 : options.readers * bounce_of(store, ReadMode::direct);
   if (!shared) bytes.read_buffers += ExpertSide::planned_staging(store, options);
   bytes.tables =

@@ -1,4 +1,4 @@
-// How much memory an engine and its sessions take, before any of it is taken: made of the layouts that allocate.
+// How much memory an engine and its sessions will take. It comes from the same layouts that later allocate.
 #pragma once
 
 #include <vector>
@@ -12,14 +12,14 @@ namespace moeflux {
 
 constexpr int64_t most_top_k = 1024;
 
-// The same with every choice made that 0 leaves open. StateError or BudgetError when the model cannot be run so.
+// The options with every choice made that a 0 leaves open. StateError or BudgetError when the model cannot run so.
 EngineOptions settled(const Variant& variant, EngineOptions options);
 SessionOptions settled(const Variant& variant, SessionOptions options);
 
 // In all layers together.
 int64_t all_experts(const Variant& variant);
 
-// What batches of this model, in chunks of so many tokens, will bring at most.
+// The most work that batches of this model will bring, in chunks of so many tokens.
 WorkSizes work_sizes(const Variant& variant, const std::vector<LayerBlocks>& layers, int64_t chunk);
 
 // Room for all that is computed on the way, in chunks of so many tokens. Its views lie in `scratch` and `layers`.

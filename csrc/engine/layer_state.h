@@ -1,4 +1,4 @@
-// What the layers of one session remember: rows that grow with it, and state of one size.
+// What the layers of one session remember: rows that grow with the session, and state of a fixed size.
 #pragma once
 
 #include <cstddef>

@@ -35,7 +35,7 @@ void Recorder::abandon() noexcept {
   try {
     ring_.drain();
   } catch (...) {
-    // The failure that brought us here is the one to report.
+    // Report the failure that led here, not this one.
   }
   leases_.clear();
 }

@@ -1,5 +1,6 @@
-// Who records ops holds a recorder: the batch at hand, and the one place that knows what is in flight: batches that
-// were submitted and not waited for, the leases of the experts that they read, and what the batch at hand holds for.
+// Whoever records ops holds a recorder. It has the batch at hand, and is the one place that knows what is in flight:
+// batches that were submitted and not waited for, the leases on the experts that they read, and the hold of the batch
+// at hand.
 #pragma once
 
 #include <memory>
@@ -17,16 +18,16 @@ class Recorder {
  public:
   // `ring_depth`: batches in flight at most; `leases`: of one of them at most.
   Recorder(Backend& backend, int ring_depth, int64_t leases);
-  // Bytes of its lists: what they will be, and what they are.
+  // Bytes of its lists: planned, and held.
   static int64_t planned_tables(int ring_depth, int64_t leases);
   int64_t tables() const;
 
-  // A call begins: what is submitted and waited for is counted in `stats`. `finish` or `abandon`
-  // ends it. Both arguments are used until then.
+  // Begins a call. `stats` counts its submissions and waits. `finish` or `abandon` ends it, and both arguments are used
+  // until then.
   void begin(StepStats& stats, const Interruption& interruption);
   // Waits for everything in flight; throws the first error.
   void finish();
-  // The same after a failure elsewhere, without what was not submitted: waits, and throws nothing.
+  // The same after a failure elsewhere: drops what was not submitted, waits, and throws nothing.
   void abandon() noexcept;
   // For long work, between its pieces: throws when the call is given up.
   void look_around() const {
@@ -34,16 +35,16 @@ class Recorder {
   }
 
   Commands& current();
-  // The slot is nobody else's until the batch at hand is done.
+  // Keeps the slot until the batch at hand is done.
   void keep(Lease lease) { leases_.push_back(std::move(lease)); }
   bool keeps_any() const { return !leases_.empty(); }
 
-  // What is recorded from here on waits until `release`.
+  // Makes what is recorded from here on wait until `release`.
   void hold() { held_ = current().hold(); }
   bool holds() const { return held_ != 0; }
   void release() noexcept { backend_.release(std::exchange(held_, 0)); }
 
-  // The batch at hand goes on its way; a new one begins with the next op. Of the ticket one of these becomes:
+  // Submits the batch at hand; a new one begins with the next op. Its ticket goes to one of these:
   Ticket submit();
   void defer(Ticket ticket);  // it stays in flight with its leases; waits for the oldest when too many are
   void await(Ticket ticket);  // it is waited for, and its leases are given back

@@ -1,7 +1,7 @@
-// Which experts the router picked, for every token of a run: what an engine's RoutingObserver is given, kept.
+// Keeps what an engine's RoutingObserver is told: which experts the router picked, for every token of a run.
 //
-// Grows by blocks of one size, so that nothing is ever moved, and of all the steps between two blocks none allocates. A
-// chunk that fails half way leaves no trace: it is there from its last layer on. For several threads.
+// It grows by blocks of one size, so nothing is ever moved, and the steps between two blocks allocate nothing. A chunk
+// counts once its last layer is there, so one that fails half way leaves no trace. Several threads may use it.
 #pragma once
 
 #include <cstdint>

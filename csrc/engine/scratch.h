@@ -1,5 +1,6 @@
-// Where a call's intermediate numbers lie: fixed at open for the largest chunk, shared by all sessions of an engine,
-// which take turns, and by all layers, which follow each other. n is the rows of the call. f32 unless said.
+// Where the intermediate numbers of a call lie. The scratch is made once for the largest chunk. All sessions of an
+// engine share it, because they take turns, and all layers do, because they follow each other. n is the number of rows
+// of the call. Numbers are f32 unless a comment says otherwise.
 #pragma once
 
 #include <array>
@@ -26,15 +27,15 @@ struct Angles {
 // A buffer for each kind of memory, or one for all; null where nothing was asked for.
 using ScratchMemory = std::array<std::unique_ptr<Buffer>, 3>;
 
-// Who asks for which room: the one description, of how much it is and of where it lies. Those who ask by one name share
-// it, one after another.
+// The one description of the scratch: who asks for which room, how much it is and where it lies. Those who ask by one
+// name share it, one after the other.
 class ScratchLayout {
  public:
   // `rows`: the largest chunk.
   explicit ScratchLayout(int64_t rows) : rows_(rows) {}
 
   int64_t rows() const { return rows_; }
-  // `view` is told where its numbers lie when there is memory; until then it must stay where it is.
+  // When there is memory, `view` learns where its numbers lie. Until then the view itself must stay where it is.
   void place(View& view, std::string_view name, int64_t elements, Memory memory = Memory::device);
   // For the host too.
   void place(Mirrored& numbers, std::string_view name, int64_t elements);
@@ -65,7 +66,7 @@ class ScratchLayout {
   std::vector<std::pair<Rope, std::string>> ropes_;  // and the names of their areas
 };
 
-// What no block has for itself.
+// The room that belongs to no block.
 struct Scratch {
   int64_t rows = 0;  // the largest chunk
 

@@ -54,7 +54,7 @@ void EngineSession::check_usable() const {
         concat("session: ", why_.empty() ? "a call failed half-way" : why_, "; clear it or restore a state"));
 }
 
-// What broke it may have been that there is no more memory.
+// The cause may have been that there is no more memory.
 void EngineSession::break_off(const char* what, const std::exception* cause) noexcept {
   unusable_ = true;
   try {
@@ -75,7 +75,8 @@ void EngineSession::check_tokens(std::span<const int32_t> tokens) const {
                             ": ", position(), " there and ", tokens.size(), " more"));
 }
 
-// Of the recurrent state here: a checkpoint's, or, with `make`, one in the room of a checkpoint that is still to come.
+// A copy of the recurrent state here: that of a checkpoint, or, with `make`, one in the room of a checkpoint that is
+// still to come.
 const Buffer* EngineSession::recurrent_copy(bool make) {
   for (const Checkpoint& checkpoint : checkpoints_)
     if (checkpoint.position == position() && checkpoint.recurrent) return checkpoint.recurrent.get();
@@ -84,8 +85,8 @@ const Buffer* EngineSession::recurrent_copy(bool make) {
   return rooms_.back().get();
 }
 
-// One chunk. When it fails the position stays. Rows beyond it are never read; recurrent state needs a way back. A copy
-// for it is little beside the work for several tokens, and much beside that for one.
+// Evaluates one chunk. When it fails, the position stays. Rows beyond the position are never read, but recurrent state
+// needs a way back. A copy of it is little beside the work for several tokens, and much beside the work for one.
 void EngineSession::evaluate(std::span<const int32_t> tokens, std::span<float> all_logits,
                              const Interruption& interruption, StepStats& stats) {
   bool given_up = false;
@@ -119,7 +120,7 @@ void EngineSession::evaluate(std::span<const int32_t> tokens, std::span<float> a
   has_logits_ = true;
 }
 
-// To the recurrent state before a call that failed: that of a copy, or the zeros of position 0.
+// Goes back to the recurrent state before a call that failed: that of a copy, or the zeros of position 0.
 void EngineSession::go_back(const Buffer* copy) noexcept {
   try {
     if (position() == 0)
@@ -147,7 +148,7 @@ void EngineSession::check_finite(std::span<const float> logits) {
   }
 }
 
-// There is room: whoever has this many more positions was checked.
+// The caller has checked that there is room for so many more positions.
 void EngineSession::add_tokens(std::span<const int32_t> tokens) {
   if (!tokens.empty())
     std::memcpy(View{token_room_.get()}.host<int32_t>() + known_tokens_, tokens.data(), tokens.size_bytes());
@@ -255,14 +256,14 @@ void EngineSession::clear() {
   drop_logits();
 }
 
-// Room for `count` more checkpoints, or for none when the system refuses.
+// Takes room for `count` more checkpoints, or for none when the system refuses.
 void EngineSession::add_rooms(int64_t count) {
   const int64_t bytes = state_.recurrent_bytes();
   std::vector<std::unique_ptr<Buffer>> rooms;
   for (int64_t i = 0; i < count; ++i)
     rooms.push_back(engine_->backend().allocate(bytes, Memory::device, "checkpoints"));
   const size_t all = checkpoints_.size() + rooms_.size() + rooms.size();
-  rooms_.reserve(all);  // for those of checkpoints come back
+  rooms_.reserve(all);  // because the rooms of dropped checkpoints come back
   checkpoints_.reserve(all + 1);
   rooms_.insert(rooms_.end(), std::move_iterator(rooms.begin()), std::move_iterator(rooms.end()));
 }
@@ -289,7 +290,8 @@ void EngineSession::checkpoint() {
   checkpoints_.insert(not_before(), {here, ++clock_, std::move(room)});
 }
 
-// Down to `most` by dropping the least recently used; neither position 0, which takes no room, nor `newest`.
+// Drops the least recently used checkpoints until `most` are left, but neither position 0, which takes no room, nor
+// `newest`.
 void EngineSession::keep_checkpoints(int64_t most, int64_t newest) {
   while (static_cast<int64_t>(checkpoints_.size()) > most) {
     auto victim = checkpoints_.end();
@@ -334,7 +336,7 @@ void EngineSession::set_max_checkpoints(int64_t count) {
   options_ = changed;
 }
 
-// Rows after it will be written anew, so what was kept of later positions is of another timeline.
+// Rows after the position will be written anew, so checkpoints of later positions belong to another timeline.
 void EngineSession::forget_after(int64_t position) {
   while (!checkpoints_.empty() && checkpoints_.back().position > position) {
     if (checkpoints_.back().recurrent) rooms_.push_back(std::move(checkpoints_.back().recurrent));

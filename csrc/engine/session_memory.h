@@ -9,7 +9,7 @@
 
 namespace moeflux {
 
-// Used from several threads at once, and in a forked child, where a lock could be held by nobody.
+// Used from several threads at once, and in a forked child, where a lock could be held by a thread that is not there.
 class SessionMemory {
  public:
   explicit SessionMemory(int64_t limit) : limit_(limit) {}  // bytes; 0: no limit
@@ -17,7 +17,7 @@ class SessionMemory {
   // One session's part, given back when it goes.
   class Share {
    public:
-    // BudgetError when not so much is left, saying what `asker` asked for.
+    // BudgetError that says what `asker` asked for, when not so much is left.
     Share(SessionMemory& memory, const Footprint& bytes, const std::string& asker);
     ~Share();
     Share(const Share&) = delete;
@@ -40,7 +40,7 @@ class SessionMemory {
   int64_t limit_;
   std::atomic<int64_t> taken_{0};
   std::atomic<int64_t> sessions_{0};
-  // Of taken_, by what it is for.
+  // The parts of taken_, by purpose.
   std::atomic<int64_t> rows_{0};
   std::atomic<int64_t> recurrent_{0};
   std::atomic<int64_t> checkpoints_{0};

@@ -31,13 +31,13 @@ int64_t elements_of(const StoredTensor& tensor) {
 // Kernels take vectors in f32.
 bool is_widened(const StoredTensor& tensor) { return is_vector(tensor.kind) && tensor.dtype != DType::f32; }
 
-// As it is stored, and where a kernel may load it.
+// A tensor as it is stored, at a place where a kernel may load it.
 bool stays_in_place(const StoredTensor& tensor) {
   return tensor.spans.size() == 1 && tensor.spans.front().offset % tensor_alignment == 0 && !is_widened(tensor);
 }
 
-// In place, so that loading needs no memory beside the arena: `count` halves lie at the end of the room for as many
-// f32, and each is read before a number is written over it.
+// Widens in place, so that loading needs no memory besides the arena: `count` halves lie at the end of the room for as
+// many f32, and each is read before a number is written over it.
 void widen(DType dtype, std::byte* room, int64_t count) {
   const std::byte* halves = room + 2 * count;
   for (int64_t i = 0; i < count; ++i) {
@@ -164,7 +164,7 @@ static std::map<int64_t, DenseLayout::Map> maps_of(const StoreDirectory& store) 
     map.bytes = last - map.begin;
     used[span.file] += span.bytes;
   }
-  // Memory for what is nobody's, experts say, would be wasted.
+  // Memory for tensors that nobody asks for, such as experts, would be wasted.
   std::erase_if(maps, [&](const auto& each) { return used[each.first] < each.second.bytes / 16 * 15; });
   return maps;
 }

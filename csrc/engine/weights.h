@@ -1,6 +1,6 @@
-// The weights that stay: everything but the routed experts, resolved to members of the blocks so that no step looks up
-// a name. They are in one arena; where the device reads files in place, matrices stay where a file of hardly anything
-// else has them.
+// The weights that stay: everything but the routed experts. They are resolved to members of the blocks, so that no step
+// looks up a name. They lie in one arena. If the device reads files in place, matrices stay in a file that holds hardly
+// anything else.
 #pragma once
 
 #include <map>
@@ -36,11 +36,11 @@ struct DenseLayout {
   int64_t bytes() const;  // of memory
 };
 
-// With `maps`: what can be used in place is, where it fills nearly all of what would be mapped.
+// With `maps`, tensors are used in place if they fill nearly all of what would be mapped.
 DenseLayout dense_layout(const StoreDirectory& store, bool maps);
 
-// Where the host puts what is to lie in the arena: there, or in a room that is copied, where the device has memory of
-// its own.
+// Where the host puts numbers for the arena: in the arena itself, or, if the device has memory of its own, in a room
+// that is copied.
 class DenseLanding {
  public:
   // Nothing larger than `largest` is put.
@@ -65,7 +65,7 @@ struct DenseWeights {
   void check_unchanged() const;
 };
 
-// Finds every tensor of a store its place, and brings it there. Vectors are widened to f32; matrices stay as stored.
+// Finds a place for every tensor of a store, and loads it there. Vectors are widened to f32; matrices stay as stored.
 class WeightLoader {
  public:
   // `progress` is told after each piece; when it says to stop: StateError.

@@ -1,5 +1,5 @@
 // What a store says about the quantisation of its matrices, in its manifest or its config.json. The stored shapes
-// decide; a statement that disagrees with them is an error, for one of the two is damaged.
+// decide. A statement that disagrees with them is an error, because one of the two is damaged.
 #pragma once
 
 #include <map>
@@ -32,8 +32,9 @@ struct DeclaredFormats {
 // From "bits" of the entries that hold codes.
 DeclaredFormats declared_by_manifest(const Manifest& manifest, std::string where);
 
-// From "quantization" (or "quantization_config") of an MLX config.json: bits, group_size and mode for all, and entries
-// for single modules: an object of the same members, true for those of all, false for an unquantised one.
+// From "quantization" (or "quantization_config") of an MLX config.json. It has bits, group_size and mode for all
+// modules, and entries for single ones: an object of the same members, true for the common values, false for no
+// quantisation.
 DeclaredFormats declared_by_config(const Json& config, std::string where);
 
 }  // namespace moeflux

@@ -1,4 +1,4 @@
-// A packed store by its moeflux.json, which says the variant and the formats of the experts. What C++ programs open;
+// A packed store by its moeflux.json, which has the variant and the formats of the experts. C++ programs open this.
 // Python reads the same file for its checksums too.
 #pragma once
 

@@ -1,8 +1,8 @@
 // Strict JSON, read whole into memory.
 //
-// RFC 8259 to the letter: no comments, no trailing commas, no text after the value, no byte-order mark, valid UTF-8,
-// paired surrogate escapes. Beyond it: keys of an object are unique, and size, depth and number of values are limited,
-// so that no text makes the reader take more than a few hundred MiB besides the text itself. Every failure is a
+// It follows RFC 8259 to the letter: no comments, no trailing commas, no text after the value, no byte-order mark,
+// valid UTF-8, paired surrogate escapes. Besides, keys of an object are unique, and size, depth and number of values
+// are limited. So no text makes the reader take more than a few hundred MiB besides the text itself. Every failure is a
 // FormatError: "WHERE: line 3, column 14 (byte 120): expected ':' after a key, found '}'".
 #pragma once
 

@@ -1,7 +1,7 @@
-// Structs that list their fields (`each_field`) read from JSON objects and written as such.
+// Reads structs that list their fields (`each_field`) from JSON objects, and writes them as such.
 //
-// A field is visited by its name alone, or with the value that it has when it is absent; written, it is absent when it
-// has that value. A std::variant is an object whose "kind" says which of its structs it is.
+// A field is visited by its name alone, or with its default, the value that it has when it is absent. A field with its
+// default is not written. A std::variant is an object whose "kind" says which of its structs it is.
 #pragma once
 
 #include <optional>
@@ -75,8 +75,8 @@ void read_value(std::vector<T>& out, const Json& json, const std::string& where)
   }
 }
 
-// Every field that may not be absent is there, of its own type, and none besides; `also`: a key that is somebody
-// else's.
+// Checks that every required field is there with its own type, and that there are no others. `also` is a key that
+// belongs to somebody else.
 template <Fielded T>
 void read_fields(T& out, const Json& json, const std::string& where, std::string_view also = {}) {
   if (!json.object()) wrong_value(where, "an object", &json);

@@ -155,7 +155,7 @@ StoreDirectory open_mlx(const std::string& folder_path, const Variant& variant) 
   store.variant = variant;
   const std::string folder = absolute_path(folder_path);
   TensorTable table = read_shards(store, folder);
-  require_experts(table, folder);  // before what a checkpoint that needs converting says of its formats
+  require_experts(table, folder);  // first: a checkpoint that needs converting would fail with a worse message
   const std::string config = required_file(folder, "config.json");
   DeclaredFormats declared = declared_by_config(read_json(config), printable(config));
   if (variant.model_type == ModelType::qwen3_next) split_fused_projections(table, declared, store);

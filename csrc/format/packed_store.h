@@ -9,9 +9,9 @@
 
 namespace moeflux {
 
-// `experts_dir` is the folder that holds the layer files. Without `formats`, a folder of the older tools: its experts
-// are affine at group 64, 4-bit in packed_experts, 2-bit in packed_experts_2bit, and in a folder of any other name the
-// one of the two that the length of the first layer file tells.
+// `experts_dir` is the folder that holds the layer files. Without `formats`, the folder is one of the older tools. Its
+// experts are affine in groups of 64: 4-bit in packed_experts, 2-bit in packed_experts_2bit. In a folder of any other
+// name, the length of the first layer file tells which of the two they are.
 StoreDirectory open_packed(const std::string& weights_dir, const std::string& experts_dir, const Variant& variant,
                            const std::optional<ExpertFormats>& formats);
 

@@ -7,9 +7,9 @@
 //   n     = round(edge / step), the code at which zero lies, counted from the edge
 //   scale = edge / n, bias = edge            or scale = step, bias = 0 when n is 0
 //   code  = round((weight - bias) / scale), clamped to 0 ... top
-// so that zero and the edge are met exactly. Codes come from the f32 scale and bias; what is stored of those is rounded
-// to the scale type. MLX always takes the input's type for it: with input bf16 and scale type BF16 (and so on) the
-// results are MLX's; a scale type that differs from the input's is our own extension of the same rule.
+// so that zero and the edge are met exactly. Codes come from the f32 scale and bias; the stored ones are rounded to the
+// scale type. MLX always takes the input's type for it. So with input bf16 and scale type BF16 (and so on) the results
+// are MLX's. A scale type that differs from the input's is our own extension of the same rule.
 #pragma once
 
 #include <cstddef>

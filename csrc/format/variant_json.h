@@ -9,8 +9,8 @@
 
 namespace moeflux {
 
-// Of moeflux.json. Each is read for ever: 1 says a model in one list of fields, with a word for what kinds of layers
-// there are; 2, which is written, says the parts that are different and of which each layer is made.
+// The version of moeflux.json. Both are read for ever. Version 1 describes a model in one list of fields, with words
+// for the kinds of layers. Version 2, which is written, lists the different parts, and which of them each layer has.
 constexpr int variant_version = 2;
 
 // FormatErrors name the field, or the rule that is broken.

@@ -1,5 +1,5 @@
-// How version 1 of moeflux.json says a model: one list of fields for all its layers, whatever kinds they are of, in
-// which what nothing uses is 0. Read for ever, and nothing is added to it.
+// How version 1 of moeflux.json describes a model: one list of fields for all its layers, whatever their kinds. A field
+// that nothing uses is 0. The version is read for ever, and nothing is added to it.
 #pragma once
 
 #include <array>
@@ -141,7 +141,7 @@ void check_fields(const VariantV1& fields);
 
 Variant variant_of(const VariantV1& fields);
 
-// The fields of a variant as far as they can say it: `variant_of` gives it back, or it has no such form.
+// The fields of a variant, if they can describe it so that `variant_of` gives it back; otherwise it has no such form.
 VariantV1 fields_of(const Variant& variant);
 
 }  // namespace moeflux

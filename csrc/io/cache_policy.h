@@ -1,9 +1,9 @@
 // Which slot is given up next: the order in which evictable slots go.
 //
-// LRU: the one whose last use ended longest ago. LFU: the expert used least often, the longest unused among equals;
-// uses are counted for every expert, held or not, and all counts are halved every `ageing_period` uses, so that what
-// was popular does not stay for ever. In both, a guess of the look-ahead that nobody used goes before everything else.
-// With `none`, nothing is kept that nobody holds.
+// LRU gives up the slot whose last use ended longest ago. LFU gives up the expert used least often, and among equals
+// the longest unused. It counts uses of every expert, held or not, and halves all counts every `ageing_period` uses, so
+// that an expert that was popular does not stay for ever. In both, a guess of the look-ahead that nobody used goes
+// before everything else. With `none`, nothing is kept that nobody holds.
 #pragma once
 
 #include <cstddef>
@@ -15,22 +15,21 @@
 
 namespace moeflux {
 
-// Slots in lists, a list a level, as intrusive links: every call is O(1), but for the halving, which is once in
-// `ageing_period` uses.
+// Slots in one list per level, as intrusive links. Every call is O(1), except the halving once in `ageing_period` uses.
 class EvictionOrder {
  public:
   // `ageing_period` 0: ten uses a slot.
   EvictionOrder(CachePolicy policy, int64_t keys, int64_t slots, int64_t ageing_period = 0);
 
   CachePolicy policy() const { return policy_; }
-  // Bytes of its lists: what they will take, and what they have taken.
+  // Bytes of its lists: planned, and held.
   static int64_t planned_tables(CachePolicy policy, int64_t keys, int64_t slots) {
     return planned_bytes<Lists>(Shape{policy, keys, slots});
   }
   int64_t tables() const { return held_bytes(lists_, Shape{}); }
   // An expert is asked for.
   void use(int32_t key);
-  // A slot that nobody holds any more joins, as the last of its level; `unused_guess`: of the lowest.
+  // A slot that nobody holds any more joins as the last of its level, or of the lowest level if `unused_guess`.
   void join(int32_t slot, int32_t key, bool unused_guess);
   // It is held again, or was taken.
   void leave(int32_t slot);

@@ -8,7 +8,7 @@
 
 namespace moeflux {
 
-// All that one layer may demand, while what was guessed for it and is no longer wanted comes to its end.
+// Room for all that one layer may demand, while guesses for it that are no longer wanted come to their end.
 int64_t LoaderShape::loads() const { return std::min(slots, 2 * experts); }
 
 // An expert is cut at the borders of its pieces, and into a part for each thread.
@@ -103,7 +103,7 @@ bool ExpertLoader::done(const Lease& lease) const {
   return !load || load->batch.done();
 }
 
-// Ends the load of a slot: its expert is there, or forgotten and the error thrown.
+// Ends the load of a slot. Its expert is there, or is forgotten and the error thrown.
 void ExpertLoader::finish(int64_t slot) {
   Load& load = *load_of(slot);
   const auto settle = [&](bool complete) {
@@ -127,7 +127,7 @@ void ExpertLoader::finish_quietly(int64_t slot) {
   try {
     finish(slot);
   } catch (...) {
-    // The expert is forgotten, which is all that a guess or an abandoned read leaves behind.
+    // Only a guess or an abandoned read comes here: it is enough that the expert is forgotten.
   }
 }
 

@@ -1,8 +1,8 @@
 // Experts on demand: the store, the pool and the cache put together.
 //
-// While an expert is being read the loader holds a lease of its own, so that no slot is given to another expert under a
-// thread that still writes into it, whatever becomes of the asker. Store, pool and cache must outlive the loader; its
-// destructor waits for what is under way. Not for several threads, as the cache.
+// While an expert is being read, the loader holds a lease of its own. So no slot goes to another expert while a thread
+// still writes into it, whatever becomes of the asker. Store, pool and cache must outlive the loader, and its
+// destructor waits for reads that are under way. Like the cache, it is not for several threads.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace moeflux {
 
-// Looks at an expert that was just read, and throws when it is not what it should be. Called by the threads that read.
+// Checks an expert that was just read, and throws when it is not what it should be. Called by the threads that read.
 using ExpertCheck = std::function<void(int64_t layer, int64_t expert, const Landing& slot)>;
 
 // What a loader makes room for.
@@ -39,20 +39,20 @@ class ExpertLoader {
   ExpertLoader(const ExpertLoader&) = delete;
   ExpertLoader& operator=(const ExpertLoader&) = delete;
 
-  // A lease on the expert's slot, its read begun if it was not there; `parts` as ExpertStore::add_reads. Guesses under
-  // way are given up when no slot is spare without them.
+  // A lease on the expert's slot. Begins its read if it was not there, in `parts` as in ExpertStore::add_reads. Gives
+  // up guesses that are under way if no slot is spare without them.
   SlotCache::Acquired demand(int64_t layer, int64_t expert, int64_t parts = 1);
-  // Begins to read an expert that may be demanded soon, when more than `keep` slots are spare, in at most so many
-  // parts: a wrong one is given up at the end of a part. False when it did not.
+  // Begins to read an expert that may be demanded soon, if more than `keep` slots are spare, in at most so many parts.
+  // A wrong guess is given up at the end of a part. False when it began nothing.
   bool guess(int64_t layer, int64_t expert, int64_t keep, int64_t parts);
 
-  // The slot holds the expert, and has for all who look from now on. Throws what went wrong with its read.
+  // Returns when the slot holds the expert, for everybody from now on. Throws what went wrong with its read.
   void wait(const Lease& lease);
   // That `wait` would not stand still.
   bool done(const Lease& lease) const;
-  // A guess that was wrong: what has not begun of its reads is dropped. Nothing to do when it is none.
+  // The guess was wrong: drops those of its reads that have not begun. Does nothing if the expert is no guess.
   void dismiss(int64_t layer, int64_t expert);
-  // Lets go of the guesses whose reads are done, so that their slots can be used or given up. One that failed is
+  // Lets go of the guesses whose reads are done, so that their slots can be used or given up. A failed guess is
   // forgotten: whoever demands that expert meets the error.
   void collect();
   // Ends all guesses under way: their slots are spare.
@@ -63,10 +63,10 @@ class ExpertLoader {
   int64_t under_way() const {
     return static_cast<int64_t>(lists_.loads.size() - lists_.idle.size());
   }  // wanted or guessed
-  // Bytes of its lists: what they will be with so many slots, and what they are.
+  // Bytes of its lists: planned for so many slots, and held.
   static int64_t planned_tables(const LoaderShape& shape);
   int64_t tables() const;
-  // Of guesses, since the loader was made: bytes that were never read.
+  // Bytes of guesses that were never read, since the loader was made.
   int64_t dropped_guess_bytes() const { return dropped_; }
   int64_t begun() const { return begun_; }  // since the loader was made: experts whose reads have begun
 

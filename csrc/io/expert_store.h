@@ -1,8 +1,8 @@
 // The routed experts of a store: where the bytes of each lie, and where they land in a slot.
 //
-// A packed store has an expert in one stretch of bytes, so one read brings it. An MLX store has its pieces (nine, as a
-// rule) in stacked tensors, and each is a read of its own. The slot looks the same for every expert of a store,
-// whatever the read mode.
+// A packed store has an expert in one stretch of bytes, so one read brings it. An MLX store has the pieces of an expert
+// (usually nine) in stacked tensors, and each piece is a read of its own. The slot looks the same for every expert of a
+// store, whatever the read mode.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,8 @@ struct SlotLayout {
   int64_t bytes = 0;             // of a slot: a multiple of direct_alignment
 };
 
-// That of a store, and what a reading thread must have for it in a mode (0 when every read goes straight into place):
-// known from the directory, no file is opened.
+// The slot layout of a store, and the bounce buffer that a reading thread needs for it in a mode (0 when every read
+// goes straight into place). Both follow from the directory; no file is opened.
 SlotLayout slot_layout(const StoreDirectory& store);
 int64_t bounce_of(const StoreDirectory& store, ReadMode mode);
 
@@ -51,16 +51,16 @@ class ExpertStore {
   const std::string& path(int64_t layer) const;  // of a file that holds its experts, for messages
   bool contiguous() const { return contiguous_; }
   ReadMode mode() const { return mode_; }
-  // What a reading thread must have for this store and mode, 0 when every read goes straight into place.
+  // The bounce buffer that a reading thread needs for this store and mode, 0 when every read goes straight into place.
   int64_t bounce() const { return bounce_; }
 
-  // Adds the reads that bring an expert into `slot` (slot().bytes long, aligned to direct_alignment). Cut at blocks
-  // into about `parts` equal pieces, for as many threads to share when there is little else to read. Returns the bytes
-  // they bring. std::out_of_range when the layer has no such expert.
+  // Adds the reads that bring an expert into `slot` (slot().bytes long, aligned to direct_alignment). They are cut at
+  // blocks into about `parts` equal pieces, which as many threads can share when there is little else to read. Returns
+  // the bytes that they bring. std::out_of_range when the layer has no such expert.
   int64_t add_reads(int64_t layer, int64_t expert, const Landing& slot, ReadBatch& batch, int64_t parts = 1) const;
 
-  // IoError naming a file that is no longer what was opened: truncated, grown, written to, replaced or gone. A stat a
-  // file: for the end of a call that has read, before anybody sees what came of it.
+  // IoError naming a file that is no longer what was opened: truncated, grown, written to, replaced or gone. It takes
+  // one stat per file. Called at the end of a call that has read, before anybody sees the result.
   void check_unchanged() const;
   // Since it was opened, by all threads.
   ReadCounts counts() const;

@@ -1,5 +1,5 @@
-// Where bytes land that are read: memory of the host, or a place in memory that no read reaches, a device's own. What
-// goes there is carried (see ReadPool).
+// Where bytes land that are read: in memory of the host, or at a place that no read reaches, in a device's own memory.
+// Bytes for such a place are carried there (see ReadPool).
 #pragma once
 
 #include <cstddef>

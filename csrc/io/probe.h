@@ -31,8 +31,8 @@ struct ProbeRate {
   double seconds = 0;
 };
 
-// Reads pieces in the order of a shuffle of all of them, one at least and each once, until the time is up or none is
-// left; `readers` threads are kept at work. `interruption` is called now and then, and what it throws passes through.
+// Reads pieces in a shuffled order, at least one and each at most once, until the time is up or none is left. It keeps
+// `readers` threads at work. It calls `interruption` now and then, and what that throws passes through.
 ProbeRate probe_reads(const ProbeSource& source, int readers, double seconds, uint64_t seed,
                       const std::function<void()>& interruption);
 

@@ -30,7 +30,7 @@ static std::exception_ptr error_of(const Body& body) {
 
 constexpr size_t usual_requests = 36;  // nine slices of an expert, each read in four parts
 
-// What threads and batches share; lives as long as the last of them.
+// What threads and batches share. It lives as long as the last of them.
 struct ReadQueue {
   struct List {
     ReadBatch* first = nullptr;
@@ -272,7 +272,7 @@ ReadPool::~ReadPool() {
     stop();
     return;
   }
-  // The threads are the parent's. Destroying what they wait on would wait for them, so it is left behind.
+  // The threads are the parent's. Destroying what they wait on would wait for them, so it is leaked.
   threads_.detach();
   static_cast<void>(new std::shared_ptr<ReadQueue>(std::move(queue_)));
 }

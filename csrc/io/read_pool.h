@@ -1,8 +1,8 @@
 // Threads that fill memory from files.
 //
-// A ReadBatch is a handful of reads that are waited for together: the pieces of one expert, as a rule. It owns neither
-// readers nor destinations; both must stay until `wait` has returned or the batch is gone. It may outlive the pool, and
-// the pool it: whichever goes first, every read that was begun has ended by then.
+// A ReadBatch is a handful of reads that are waited for together, usually the pieces of one expert. It owns neither
+// readers nor destinations; both must stay until `wait` has returned or the batch is gone. Either of batch and pool may
+// go first. Every read that was begun has ended by then.
 #pragma once
 
 #include <cstddef>
@@ -38,13 +38,13 @@ struct ReadPoolStats {
   int64_t demand_bytes = 0;
   int64_t look_ahead_reads = 0;
   int64_t look_ahead_bytes = 0;
-  double busy_seconds = 0;  // with at least one read under way; what is missing to wall time is idle SSD
+  double busy_seconds = 0;  // with at least one read under way; the rest of the wall time the SSD was idle
 };
 
 struct ReadQueue;
 
-// Used by one thread at a time, as are its pool's calls that name it. Keeps its memory: once it has been as large as it
-// gets, nothing is allocated.
+// Used by one thread at a time, as are those calls of the pool that name it. It keeps its memory: once it has reached
+// its largest size, it allocates nothing.
 class ReadBatch {
  public:
   ReadBatch() = default;
@@ -56,20 +56,20 @@ class ReadBatch {
   void clear();                          // likewise
   void reserve(size_t requests) { requests_.reserve(requests); }
   size_t capacity() const { return requests_.capacity(); }
-  // Called for every use of the batch from now on by the thread that ended its last request, when all was read: what it
-  // throws is the batch's error.
+  // From now on, the thread that ends the last request of each use calls this, if all was read. What it throws is the
+  // batch's error.
   void after_reading(std::function<void()> check) { after_reading_ = std::move(check); }
   size_t size() const { return requests_.size(); }
 
   // Returns when no thread touches a destination any more, and empties the batch for its next use. True when everything
-  // was read, false when `cancel` dropped something. Throws the error of the first request that had one; the requests
-  // behind it may have been skipped.
+  // was read, false when `cancel` dropped something. Throws the error of the first request that failed; the requests
+  // after it may have been skipped.
   [[nodiscard]] bool wait();
-  // That `wait` would return at once.
+  // Whether `wait` would return at once.
   bool done() const;
   // Drops the requests that have not begun. Returns their bytes.
   int64_t cancel();
-  // From look-ahead to demand, behind what is demanded already.
+  // Moves the batch from look-ahead to demand, after what is demanded already.
   void promote();
 
  private:
@@ -98,7 +98,7 @@ class ReadPool {
   // read into `rooms`, staging_bytes a thread, which must outlive the pool. IoError when the system has not so many
   // threads.
   explicit ReadPool(int threads, int64_t bounce = 0, std::span<std::byte> rooms = {}, Carry carry = {});
-  // Demanded reads are done, look-ahead that has not begun is dropped.
+  // Finishes demanded reads, and drops look-ahead reads that have not begun.
   ~ReadPool();
   ReadPool(const ReadPool&) = delete;
   ReadPool& operator=(const ReadPool&) = delete;

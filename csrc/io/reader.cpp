@@ -72,7 +72,7 @@ void FileReader::read(int64_t offset, std::span<std::byte> into, std::span<std::
                          " before the end of the file", describe_end()));
 }
 
-// At least `needed` bytes of `into` from `offset` on; less, when the file ends before. Returns how many there are.
+// Reads at least `needed` bytes into `into` from `offset` on, or less when the file ends before. Returns how many.
 int64_t FileReader::fill(int64_t offset, std::span<std::byte> into, int64_t needed) {
   int64_t done = 0;
   bool stuck = false;
@@ -88,8 +88,8 @@ int64_t FileReader::fill(int64_t offset, std::span<std::byte> into, int64_t need
     bytes_.fetch_add(got, std::memory_order_relaxed);
     const int64_t reached = done + got;
     if (got == 0 || reached >= needed) return reached;
-    // A direct read goes on at a block's border. One that gave less than a block is tried again: only the end of the
-    // file does so twice.
+    // A direct read goes on at a block's border. One that gave less than a block is tried again. Only the end of the
+    // file gives less twice.
     const bool whole_blocks = mode_ == ReadMode::direct && direct_needs_alignment;
     const int64_t next = whole_blocks ? reached / direct_alignment * direct_alignment : reached;
     if (next == done && std::exchange(stuck, true)) return reached;
@@ -99,7 +99,7 @@ int64_t FileReader::fill(int64_t offset, std::span<std::byte> into, int64_t need
   return done;
 }
 
-// Whole blocks into `bounce`, what was wanted of them into `into`.
+// Reads whole blocks into `bounce`, and copies the wanted bytes into `into`.
 int64_t FileReader::read_through(int64_t offset, std::span<std::byte> into, std::span<std::byte> bounce) {
   if (!aligned(0, bounce) || bounce.empty())
     throw StateError(concat(printable(path()), ": a direct read of ", into.size(), " bytes at byte ", offset,

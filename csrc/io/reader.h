@@ -1,11 +1,11 @@
 // Where expert bytes come from: one open file, read from several threads at once.
 //
-// Direct reads bypass the page cache, so that a memory budget is not spent twice. Linux takes them only when the
-// offset, the length and the destination are multiples of direct_alignment. A read that is all that goes straight into
-// place; that is so for every expert of a packed store whose experts are whole blocks. Any other goes through a bounce
-// buffer of the reading thread, block by block, and is copied. The alternative, a shifted landing place for each read,
-// would save that copy, but MLX files start their data at any byte, and kernels (and Metal) need whole words: a slot
-// would hold numbers where nobody may load them. So slots look the same in every mode and for every kind of store.
+// Direct reads bypass the page cache, so that a memory budget is not spent twice. Linux takes them only if the offset,
+// the length and the destination are multiples of direct_alignment. A read with all three goes straight into place. In
+// a packed store whose experts are whole blocks, every expert does. Any other read goes through a bounce buffer of the
+// reading thread, block by block, and is copied. A shifted landing place for each read would save that copy. But MLX
+// files start their data at any byte, and kernels (and Metal) need whole words, so a slot would hold numbers where
+// nobody may load them. Therefore slots look the same in every mode and for every kind of store.
 #pragma once
 
 #include <atomic>
@@ -23,12 +23,12 @@ namespace moeflux {
 enum class ReadMode { buffered, direct };
 
 constexpr int64_t direct_alignment = 4096;
-// Of one reading thread, for direct reads that are not aligned. Large enough to keep an SSD busy.
+// The bounce buffer of one reading thread, for direct reads that are not aligned. Large enough to keep an SSD busy.
 constexpr int64_t bounce_bytes = int64_t{1} << 20;
 // Likewise, for reads that are carried on from there.
 constexpr int64_t staging_bytes = int64_t{1} << 20;
 
-// What was asked of the system and what it gave, blocks around the wanted bytes included.
+// What was asked of the system and what it gave, including the blocks around the wanted bytes.
 struct ReadCounts {
   int64_t calls = 0;
   int64_t bytes = 0;
@@ -68,7 +68,7 @@ class FileReader : public Reader {
   ReadCounts counts() const override;
 
  protected:
-  // One call of pread: how much it gave, 0 at the end of the file, -1 with errno. Where tests let the system fail.
+  // One call of pread: how much it gave, 0 at the end of the file, -1 with errno. Tests let the system fail here.
   virtual int64_t read_some(int64_t offset, std::span<std::byte> into);
 
  private:
@@ -87,7 +87,7 @@ class FileReader : public Reader {
 using ReaderFactory = std::function<std::unique_ptr<Reader>(const std::string& path, ReadMode mode)>;
 ReaderFactory file_readers();
 
-// Whether the file system of this file has direct reads, tried out with one. IoError when the file cannot be opened.
+// Whether the file system of this file has direct reads; it tries one. IoError when the file cannot be opened.
 bool supports_direct(const std::string& path);
 
 }  // namespace moeflux

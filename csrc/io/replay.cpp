@@ -16,7 +16,7 @@ constexpr size_t groups_between_looks = 8192;
 
 class Player {
  public:
-  // Beside the batches in the ring, the layer under way holds its own.
+  // Besides the batches in the ring, the layer under way holds its own.
   Player(const RecordedRouting& routing, CachePolicy policy, int64_t slots, int64_t ring_depth)
       : cache_({}, {routing.layers, routing.experts, slots, 0}, policy), held_(static_cast<size_t>(ring_depth) + 1) {}
 
@@ -62,7 +62,7 @@ class Player {
 
 constexpr uint32_t never = std::numeric_limits<uint32_t>::max();
 
-// For every access, the group in which the same expert is asked for again.
+// For every access, finds the group in which the same expert is asked for again.
 std::vector<uint32_t> next_uses(const RecordedRouting& routing) {
   const auto k = static_cast<size_t>(routing.experts_per_token);
   const auto layers = static_cast<size_t>(routing.layers);
@@ -101,8 +101,8 @@ ReplayCounts replay_optimum(const RecordedRouting& routing, int64_t slots, const
   const auto experts = static_cast<size_t>(routing.experts);
   const std::vector<uint32_t> next = next_uses(routing);
 
-  // When experts are asked for next, the latest on top. An entry whose time is no longer that of a held expert is a
-  // leftover; leftovers sink, and are swept out when they are most of it.
+  // The times when experts are asked for next, the latest on top. An entry whose time is no longer that of a held
+  // expert is a leftover. Leftovers sink, and are swept out when they are most of the heap.
   using Entry = std::pair<uint32_t, uint32_t>;  // next use, key
   std::vector<Entry> heap;
   std::vector<uint32_t> time_of(layers * experts);

@@ -1,9 +1,9 @@
-// What a slot cache would have done: recorded routing played against the policies, without memory and without reads.
+// What a slot cache would have done: recorded routing is played against the policies, without memory and without reads.
 //
 // The order is that of decoding: token after token, layer after layer, the experts of one layer together. It is the
-// engine's own order of a step, so that the counts are those the engine would have had: what is there is used first,
-// what is missing takes slots in ascending order, and the experts of the last layers are held until their batches are
-// over.
+// engine's own order in a step, so the counts are those that the engine would have had. Experts that are there are used
+// first, missing ones take slots in ascending order, and the experts of the last layers are held until their batches
+// are over.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +32,8 @@ struct ReplayCounts {
 ReplayCounts replay(const RecordedRouting& routing, CachePolicy policy, int64_t slots, int64_t ring_depth,
                     const Interruption& interruption);
 
-// The fewest misses that any policy could have: what is given up is what is asked for last. The experts of a group are
-// there together, so none of them makes room for another.
+// The fewest misses that any policy could have: it gives up the expert whose next use is furthest away. The experts of
+// a group are there together, so none of them makes room for another.
 ReplayCounts replay_optimum(const RecordedRouting& routing, int64_t slots, const Interruption& interruption);
 
 }  // namespace moeflux

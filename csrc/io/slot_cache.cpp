@@ -153,7 +153,7 @@ void SlotCache::drop_all() {
   }
 }
 
-// An empty slot, or the one that goes next; -1 when there is neither.
+// An empty slot, or the one that is given up next; -1 when there is neither.
 int32_t SlotCache::take_slot() {
   if (!lists_.free.empty()) {
     const int32_t slot = lists_.free.back();

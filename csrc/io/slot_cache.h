@@ -1,12 +1,12 @@
 // Experts in memory: a fixed number of slots, each holding one (layer, expert) or nothing.
 //
 // A Lease keeps a slot: while one lives, the slot is neither given to another expert nor moved. Asking for an expert
-// that is not there takes an empty slot, or the one the policy gives up, and leaves it loading: the asker brings the
-// bytes and says `loaded` or `failed`. An expert is found only from the asking to the failure or the eviction, so what
-// was half read is never found: a slot whose last lease goes while it is loading is forgotten as if it had failed.
+// that is not there takes an empty slot, or the one that the policy gives up, and leaves it loading. The asker brings
+// the bytes and says `loaded` or `failed`. An expert is found from the asking until its failure or eviction. A slot
+// whose last lease goes while it is loading is forgotten as if it had failed, so a half-read expert is never found.
 //
-// The memory is the caller's and must outlive the cache, the cache its leases. Not for several threads: the engine
-// takes turns.
+// The memory is the caller's and must outlive the cache, and the cache must outlive its leases. It is not for several
+// threads: the calls of an engine take turns.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ enum class SlotState : uint8_t { empty, loading, ready };
 
 struct SlotCacheStats {
   int64_t hits = 0;       // asked for and ready
-  int64_t joined = 0;     // asked for while it was being loaded: a guess that comes late, or another asker's
+  int64_t joined = 0;     // asked for while it was being loaded: by a late guess, or for another asker
   int64_t misses = 0;     // asked for and not there
   int64_t evictions = 0;  // of ready experts
   int64_t failures = 0;   // loads that did not end well
@@ -83,7 +83,7 @@ class SlotCache {
 
   const SlotCacheShape& shape() const { return shape_; }
   const SlotCacheStats& stats() const { return stats_; }
-  // Bytes beside the slots: what they will be, and what they are.
+  // Bytes besides the slots: planned, and held.
   static int64_t planned_tables(const SlotCacheShape& shape, CachePolicy policy);
   int64_t tables() const { return held_bytes(lists_, shape_) + order_.tables(); }
   // Slots that a miss could take now.
@@ -92,23 +92,23 @@ class SlotCache {
   // std::out_of_range in these when there is no such layer or expert.
   bool contains(int64_t layer, int64_t expert) const { return lists_.table[key_of(layer, expert)] >= 0; }
 
-  // Of an expert that is in a slot and may be used; -1 when it is not.
+  // The slot of an expert that is there and may be used; -1 when it is not.
   int64_t ready_slot(int64_t layer, int64_t expert) const;
 
-  // The expert's slot. When it was missing the slot is loading and the caller's to fill. StateError when it is missing
-  // and every slot is leased; nothing has changed then.
+  // A lease on the expert's slot. If the expert was missing, the slot is loading and the caller must fill it.
+  // StateError when it is missing and every slot is leased; nothing has changed then.
   Acquired acquire(int64_t layer, int64_t expert);
-  // As a miss of `acquire`, for an expert that may be asked for soon. Empty when it is there already, or when not more
-  // than `keep` slots are spare: those are for what is asked for in earnest.
+  // Like a miss of `acquire`, for an expert that may be asked for soon. Empty when it is there already, or when no more
+  // than `keep` slots are spare: those are for demanded experts.
   Lease guess(int64_t layer, int64_t expert, int64_t keep);
   // One more lease on the same slot.
   Lease share(const Lease& lease);
 
-  // How loading ended. `failed` forgets the expert at once; the slot is empty once its last lease is gone.
+  // Tell how loading ended. `failed` forgets the expert at once; the slot is empty once its last lease is gone.
   void loaded(const Lease& lease);
   void failed(const Lease& lease);
 
-  // Forgets what nobody holds. False when somebody does, or it is not there.
+  // Forgets an expert that nobody holds. False when somebody does, or when it is not there.
   bool drop(int64_t layer, int64_t expert);
   void drop_all();
 

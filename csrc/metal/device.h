@@ -1,7 +1,7 @@
 // What the Metal backend asks of a GPU: memory, kernels by name, command buffers that run in order on one queue.
 //
-// Small on purpose. apple_device.mm implements it with Apple's API and is the only Objective-C++; everything that can
-// be decided without the API is decided above it, in plain C++ that every build compiles and tests.
+// The interface is small on purpose. apple_device.mm implements it with Apple's API and is the only Objective-C++.
+// Everything that can be decided without the API is decided above it, in plain C++ that every build compiles and tests.
 #pragma once
 
 #include <cstddef>
@@ -48,7 +48,7 @@ class Pipeline {
   uint32_t most_threads = 0;  // of a threadgroup
 };
 
-// Dispatches being encoded. Dropped without a commit, nothing of it runs.
+// Dispatches that are being encoded. If it is dropped without a commit, none of them runs.
 class CommandBuffer {
  public:
   virtual ~CommandBuffer() = default;
@@ -58,7 +58,7 @@ class CommandBuffer {
                         Extent threadgroups, Extent threads) = 0;
   // What follows sees what came before.
   virtual void barrier() = 0;
-  // By the GPU: raises it when all that was encoded before is done; waits for it before anything that follows.
+  // The GPU raises the event when all that was encoded before is done, or waits for it before anything that follows.
   virtual void raise(const Event& event, uint64_t value) = 0;
   virtual void wait(const Event& event, uint64_t value) = 0;
   // Runs it behind all that was committed before. `completed` is called once, on any thread, with the device's own

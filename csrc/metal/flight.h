@@ -1,7 +1,7 @@
-// Command buffers committed and not yet completed, by number; and what became of those that failed.
+// Command buffers that are committed and not yet completed, by number, and what became of those that failed.
 //
-// A command buffer that failed has not made what those behind it read, so all that were committed before somebody
-// noticed fail with it. Shared by the backend, its tickets and the device's completion handlers; the last one frees it.
+// A command buffer that failed has not made what later ones read. So all that were committed before somebody noticed
+// fail with it. The backend, its tickets and the device's completion handlers share this; the last one frees it.
 #pragma once
 
 #include <condition_variable>
@@ -27,8 +27,8 @@ class Flight {
   void check(int64_t number) const;
   void wait_for_all();
 
-  // Ends the harm of a failure: what departs from now on builds on nothing that failed. False when there was none, or
-  // when something is still under way.
+  // Ends the effects of a failure: what departs from now on builds on nothing that failed. False when there was no
+  // failure, or when something is still under way.
   bool heal();
 
  private:

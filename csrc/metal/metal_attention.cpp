@@ -6,7 +6,7 @@
 namespace moeflux::metal {
 namespace {
 
-// With fewer simdgroups than this a GPU is half asleep: then spans of the cache go side by side.
+// With fewer simdgroups than this, a GPU is half idle. Then spans of the cache go side by side.
 constexpr int64_t enough_simdgroups = 512;
 constexpr int64_t least_parts = 1 << 14;  // bytes
 

@@ -35,7 +35,7 @@ class MetalBackend final : public Backend {
   bool runs_ahead() const override { return true; }
   void release(int64_t number) override { released_->raise(static_cast<uint64_t>(number)); }
 
-  // Bytes that buffers may have: of what the system recommends to keep in use a part, for others use the GPU too.
+  // Bytes that buffers may have: a part of what the system recommends to keep in use, because others use the GPU too.
   static int64_t most_bytes(const Device& device);
 
  private:
@@ -43,7 +43,7 @@ class MetalBackend final : public Backend {
 
   static constexpr int64_t most_carried = 16;  // rows of a call whose spans come in rounds
 
-  // What ops want beside their arguments, in bytes.
+  // What ops need besides their arguments, in bytes.
   struct Room {
     int64_t parts = 0;    // sums of spans of attention
     int64_t carried = 0;  // what one round of spans leaves to the next

@@ -63,8 +63,8 @@ void MetalCommands::commit() {
   buffer_.reset();
 }
 
-// One that holds departs as a whole: whoever releases it does so when the batch was submitted, and until then recording
-// may wait for nothing of it.
+// A command buffer that holds departs as a whole. It is released only after the batch was submitted, so until then
+// recording may wait for nothing in it.
 void MetalCommands::did(double multiplications) {
   multiplications_ += multiplications;
   if (multiplications_ >= backend_.most_work_ && !holds_) commit();

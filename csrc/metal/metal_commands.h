@@ -1,6 +1,6 @@
-// A batch for a GPU: which kernel, on which grid, with which arguments. Recording encodes; nothing runs before
-// `commit`, but for a batch so long that part of it departs earlier. The first op that fails ends the batch, and the
-// error is thrown when somebody waits for it.
+// A batch for a GPU: which kernel, on which grid, with which arguments. Recording encodes it. Nothing runs before
+// `commit`, unless the batch is so long that part of it departs earlier. The first op that fails ends the batch, and
+// the error is thrown when somebody waits for it.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ class MetalCommands final : public Commands {
 
   // What was recorded departs.
   void commit();
-  // There is a ticket for what departed. Without one, whoever drops the batch waits for that.
+  // Says that there is a ticket for what departed. Without a ticket, dropping the batch waits for that.
   void submitted() { submitted_ = true; }
   int64_t last() const { return last_; }    // command buffer of the batch; 0: none
   int64_t marked() const { return mark_; }  // number of its mark; 0: none

@@ -1,7 +1,7 @@
 // Kernels made ready to run: compiled file by file, each a pipeline of its own.
 //
-// All of them are made when a model is loaded, and before, when somebody asks whether Metal works here: what a driver
-// refuses is heard of then, and nobody waits for a compiler in the middle of a text.
+// All of them are made when a model is loaded, or earlier, when somebody asks whether Metal works here. So what a
+// driver refuses is known then, and nobody waits for a compiler in the middle of a text.
 #pragma once
 
 #include <cstdint>

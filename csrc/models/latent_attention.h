@@ -11,9 +11,9 @@ struct LatentAttention {
   int64_t heads = 0;
   int64_t q_rank = 0;  // 0: queries come from one q_proj
   int64_t kv_rank = 0;
-  int64_t nope_dim = 0;  // of a head's query and key, what does not turn
+  int64_t nope_dim = 0;  // channels of a head's query and key that do not turn
   int64_t v_dim = 0;
-  Rope rope;  // of the rest of them, all of it
+  Rope rope;  // turns all other channels of them
 
   int64_t head_dim() const { return nope_dim + rope.dim; }
   int64_t q_width() const { return heads * head_dim(); }

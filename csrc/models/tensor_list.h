@@ -17,7 +17,7 @@ enum class TensorKind {
   conv,    // one float tensor [channels, taps, 1]
 };
 
-// Whether it is one tensor, and no part of a matrix.
+// Whether it is one tensor and not part of a matrix.
 constexpr bool is_vector(TensorKind kind) { return kind == TensorKind::vector || kind == TensorKind::conv; }
 
 struct TensorRequirement {

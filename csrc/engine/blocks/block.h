@@ -1,5 +1,5 @@
-// What the engine knows of a layer's two halves, whatever they are. A block is made of its shape, is asked what memory
-// it wants, takes its weights, and from then on records its ops; nobody else knows what kind it is.
+// What the engine knows about the two halves of a layer, whatever they are. A block is made from its shape. It says
+// what memory it needs, takes its weights, and from then on records its ops. Nobody else knows what kind it is.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +31,9 @@ struct Stream {
 class Block {
  public:
   virtual ~Block() = default;
-  // Its room in the scratch: asks for it, and learns where it is when there is memory.
+  // Asks for its room in the scratch. It learns where the room is when there is memory.
   virtual void place(ScratchLayout& layout) = 0;
-  // The largest pieces of work that it will bring in chunks of so many rows; raises what is there.
+  // Raises `sizes` to the largest pieces of work that it will bring in chunks of so many rows.
   virtual void want(WorkSizes& sizes, int64_t rows) const = 0;
   virtual void load(const LayerTensors& tensors) = 0;
 };
@@ -41,15 +41,15 @@ class Block {
 // The first half of a layer: what tokens take from those before them.
 class MixerBlock : public Block {
  public:
-  // scratch.out = mixer(scratch.normed); `state` takes up the rows. Angles hold those of the rows.
+  // scratch.out = mixer(scratch.normed). `state` takes in the rows. The scratch has the angles of the rows.
   virtual void record(Commands& commands, Scratch& scratch, const LayerState& state, Rows rows) const = 0;
 };
 
-// The second half: what each token does by itself. The norm before it is its own, for a layer may ask the next one's.
+// The second half: what each token does by itself. It has its own norm, because a layer may ask for the next one's.
 class FeedForwardBlock : public Block {
  public:
-  // scratch.hidden += feed_forward(norm(scratch.hidden)), n rows, behind what was recorded before. Where experts are
-  // read, batches are submitted on the way.
+  // scratch.hidden += feed_forward(norm(scratch.hidden)), n rows, after what was recorded before. If experts are read,
+  // batches are submitted on the way.
   virtual void run(Recorder& recorder, ExpertSide& experts, Scratch& scratch, int64_t n, StepStats& stats) const = 0;
 };
 

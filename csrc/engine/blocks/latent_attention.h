@@ -15,7 +15,7 @@ class LatentAttentionBlock final : public MixerBlock {
   void record(Commands& commands, Scratch& scratch, const LayerState& state, Rows rows) const override;
 
  private:
-  // The way from latents to keys and values is kept either as kv_b or as embed_q and unembed_out; the other is empty.
+  // The matrices from latents to keys and values are either kv_b or embed_q and unembed_out. The others are empty.
   struct Weights {
     Matrix q_a;          // [q_rank, hidden]; empty when queries are not compressed
     View q_a_norm;       // [q_rank]

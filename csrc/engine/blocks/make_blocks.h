@@ -1,4 +1,4 @@
-// A model's layers as blocks. Here alone is said which block is made of which shape.
+// A model's layers as blocks. Only this file knows which block belongs to which shape.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ struct LayerBlocks {
   std::unique_ptr<FeedForwardBlock> feed_forward;
 };
 
-// Without weights, and without room: enough to ask what they want.
+// The blocks without weights and without room: enough to ask what they need.
 std::vector<LayerBlocks> make_blocks(const Variant& variant);
 
 }  // namespace moeflux

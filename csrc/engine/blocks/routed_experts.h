@@ -1,4 +1,4 @@
-// The ops of a layer with experts; where these lie and when they are computed is ExpertSide's.
+// The ops of a layer with experts. ExpertSide decides where the experts lie and when they are computed.
 #pragma once
 
 #include <span>
@@ -19,7 +19,7 @@ class RoutedExpertsBlock final : public FeedForwardBlock {
   void load(const LayerTensors& tensors) override;
   void run(Recorder& recorder, ExpertSide& experts, Scratch& scratch, int64_t n, StepStats& stats) const override;
 
-  // The experts of the layer behind this one, whose router may be asked ahead.
+  // The experts of the next layer, whose router may be asked ahead.
   void set_next(const RoutedExpertsBlock* next) { next_ = next; }
   const RoutedExpertsBlock* next() const { return next_; }
 
@@ -27,7 +27,8 @@ class RoutedExpertsBlock final : public FeedForwardBlock {
   int64_t per_token() const { return shape_.per_token; }
   const ExpertRouter& router() const { return router_; }
 
-  // What n tokens go through, and with `guess_rows`, what the first of them will probably go through in the next layer.
+  // Which experts n tokens go through. With `guess_rows`, also which experts of the next layer the first of these
+  // tokens will probably go through.
   void record_route(Commands& commands, const Scratch& scratch, int64_t n, int64_t guess_rows) const;
   // Of that, what was picked: for the host to look at.
   void record_picks(Commands& commands, int64_t n, int64_t guess_rows) const;
@@ -36,10 +37,10 @@ class RoutedExpertsBlock final : public FeedForwardBlock {
   // Some of the experts that were picked; each pair of a token and an expert has a row of its own.
   void record_experts(Commands& commands, const Scratch& scratch, int64_t n, const ExpertLayout& layout,
                       std::span<const ExpertJob> jobs) const;
-  // All that one token's router picked, where the device finds them by a table of slots.
+  // All experts that the router picked for one token. The device finds them by a table of slots.
   void record_chosen(Commands& commands, const Scratch& scratch, const ExpertLayout& layout, View slots,
                      const ExpertMatrices& first) const;
-  // hidden += what the experts gave, in router order, and the shared one.
+  // hidden += the outputs of the experts, in router order, and of the shared expert.
   void record_sum(Commands& commands, const Scratch& scratch, int64_t n) const;
 
  private:

@@ -8,7 +8,7 @@
 
 namespace moeflux {
 
-// Tokens of a call whose picks of the next layer are guessed.
+// How many tokens of a call have their picks in the next layer guessed.
 constexpr int64_t most_guess_rows = 64;
 
 class ExpertRouter {
@@ -18,8 +18,8 @@ class ExpertRouter {
   void place(ScratchLayout& layout);
   void load(const LayerTensors& tensors);
 
-  // Norm, logits, choice of n tokens; `beside`: one more product of what was normed. With `guess_rows`, the same of the
-  // next layer's router for the first of the hidden states, as they are before this layer's experts have added theirs.
+  // Norm, logits and choice for n tokens. `beside` is one more product of the normed rows. With `guess_rows`, the next
+  // layer's router does the same for the first hidden states, before this layer's experts have added their outputs.
   void record(Commands& commands, const Scratch& scratch, const std::optional<Product>& beside, int64_t n,
               const ExpertRouter* next, int64_t guess_rows) const;
 

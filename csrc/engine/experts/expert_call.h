@@ -1,4 +1,4 @@
-// A layer's experts in one call of the engine: what every way of computing them is given.
+// A layer's experts in one call of the engine: the arguments of every way to compute them.
 #pragma once
 
 #include "engine/blocks/routed_experts.h"
@@ -12,7 +12,7 @@ struct ExpertCall {
   const RoutedExpertsBlock& block;
   const Scratch& scratch;
   int64_t n;           // rows
-  int64_t guess_rows;  // of them, whose choice in the next layer is guessed
+  int64_t guess_rows;  // how many of them have their choice in the next layer guessed
   StepStats& stats;
   Stopwatch& laps;  // of the whole call: what took how long
 

@@ -40,7 +40,7 @@ void ExpertSide::run(Recorder& recorder, const RoutedExpertsBlock& block, const 
                      StepStats& stats) {
   const bool step = n == 1;
   ExpertCall call = {recorder, block, scratch, n, 0, stats, laps_};
-  // Whoever wants to know what was picked makes the host look.
+  // If somebody wants to know what was picked, the host must look.
   if (step && !picks_.observed() && resident_.ready(block.layer())) {
     resident_.run(call);
     return;

@@ -1,11 +1,11 @@
-// What becomes of the experts that routers pick, layer by layer, in one of three ways:
+// Computes the experts that routers pick, layer by layer, in one of three ways:
 //
-// - the resident step: one token, all experts of the layer in slots for good. The host has no part in it.
-// - the overlapped step: one token, on a device that runs ahead of the host. One submission a layer.
-// - the streamed chunk: any number of tokens. What is there is computed while the rest is read.
+// - the resident step: one token, with all experts of the layer in slots for good. The host has no part in it.
+// - the overlapped step: one token, on a device that runs ahead of the host. It submits once per layer.
+// - the streamed chunk: any number of tokens. Experts in slots are computed while the others are read.
 //
-// Outputs land each in its own row and are summed in router order, so neither the order of arrival nor the number of
-// slots changes a bit.
+// Every output has a row of its own, and the rows are summed in router order. So neither the order of arrival nor the
+// number of slots changes a bit.
 #pragma once
 
 #include <string>
@@ -23,17 +23,17 @@ class ExpertSide {
   // `options` are settled.
   ExpertSide(const StoreDirectory& store, Backend& backend, const EngineOptions& options, const ReaderFactory& open);
 
-  // A call of n tokens begins; `finish` or `abandon` ends it.
+  // Begins a call of n tokens. `finish` or `abandon` ends it.
   void begin(int64_t n);
 
-  // scratch.hidden += experts(norm(scratch.hidden)), behind what was recorded before.
+  // scratch.hidden += experts(norm(scratch.hidden)), after what was recorded before.
   void run(Recorder& recorder, const RoutedExpertsBlock& block, const Scratch& scratch, int64_t n, StepStats& stats);
 
-  // After a submission: what it holds for is waited for, and goes on. IoError when a read failed.
+  // After a submission: waits for the reads that the batch holds for, and releases it. IoError when a read failed.
   void let_go(Recorder& recorder, StepStats& stats) { feed_.let_go(recorder, stats); }
 
-  // When nothing is in flight. IoError when experts were read since the last time and the store is not what was opened:
-  // then no expert is kept, for nobody knows which are the old ones.
+  // Ends a call when nothing is in flight. IoError when experts were read since the last time and the store is not what
+  // was opened. Then no expert is kept, because nobody knows which are the old ones.
   void finish(StepStats& stats);
   // The same after a failure elsewhere; throws nothing.
   void abandon() noexcept;
@@ -49,7 +49,7 @@ class ExpertSide {
     return ExpertSlots::planned_staging(store, options);
   }
   int64_t staging() const { return slots_.staging(); }
-  // Bytes of slots and of lists: what they will be with settled options, and what they are.
+  // Bytes of slots and of lists: planned with settled options, and held.
   static int64_t planned_slots(const StoreDirectory& store, const EngineOptions& options);
   static int64_t planned_tables(const StoreDirectory& store, const EngineOptions& options);
   int64_t slot_bytes() const { return slots_.bytes(); }
@@ -57,7 +57,7 @@ class ExpertSide {
   const std::string& describe() const { return describe_; }  // "32 expert slots, ..., lru, look-ahead auto"
 
  private:
-  // What a call of the engine is measured from.
+  // The values when a call of the engine began.
   struct CallStart {
     int64_t tokens = 0;
     Stopwatch time;

@@ -22,7 +22,7 @@ ReadMode read_mode(const StoreDirectory& store, const EngineOptions& options) {
   return chosen_reads(options.reads, {streams, options.reads == Reads::automatic && supports_direct(store)}).mode;
 }
 
-// Compares an expert that was read with the store's checksum of it: that of its pieces, one after another.
+// Compares an expert that was read with the store's checksum, which is over its pieces, one after the other.
 ExpertCheck expert_check(const StoreDirectory& store, const ExpertStore& experts, SlotStaging& staging,
                          const EngineOptions& options) {
   if (!options.verify_reads) return {};

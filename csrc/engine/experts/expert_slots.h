@@ -1,4 +1,4 @@
-// The memory that experts are read into: slots, which expert is in which, the threads that read, and what they read.
+// The memory that experts are read into: the slots, the expert in each, the threads that read, and the files.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ class ExpertSlots {
   // `options` are settled.
   ExpertSlots(const StoreDirectory& store, Backend& backend, const EngineOptions& options, const ReaderFactory& open);
 
-  // Bytes of the slots with settled options, and what they are.
+  // Bytes of the slots: planned with settled options, and held.
   static int64_t planned_bytes(const StoreDirectory& store, const EngineOptions& options);
   int64_t bytes() const { return memory_->bytes(); }
   // Of the host's memory that they want where the device has its own, likewise.
@@ -41,11 +41,11 @@ class ExpertSlots {
   int64_t count() const { return cache_.shape().slots; }
   // Whether an expert is in its slot for good, once it is there.
   bool stay() const { return stay_; }
-  // Where there is a slot for every expert, behind them: u64 [experts], for the first byte of each of a layer.
+  // If there is a slot for every expert, a table follows the slots: u64 [experts], the first byte of each of a layer.
   Mirrored table(int64_t layer) const;
   ExpertMatrices matrices(int64_t slot) const;
 
-  // Bytes a second of a pool like this one, with nothing to do but read random experts; for about so long.
+  // Bytes a second that a pool like this one gets when it does nothing but read random experts for about so long.
   double read_rate(double seconds) const;
   std::string describe() const;  // "32 expert slots, 4 readers, direct reads"
 

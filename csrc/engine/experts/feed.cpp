@@ -46,7 +46,7 @@ void ExpertFeed::take(const ExpertCall& call, const ExpertGroups::Group& group, 
   call.recorder.keep(std::move(lease));
 }
 
-// Leases slots for missing experts, as many as have room, and has them read.
+// Leases slots for as many missing experts as have room, and begins their reads.
 void ExpertFeed::read_missing(const ExpertCall& call) {
   if (!more_to_read()) return;
   SlotCache& cache = slots_.cache();
@@ -64,7 +64,7 @@ void ExpertFeed::read_missing(const ExpertCall& call) {
   }
 }
 
-// The oldest batch in flight gives its slots back, and they are read into.
+// Takes back the slots of the oldest batch in flight, and reads into them.
 void ExpertFeed::await_slots(const ExpertCall& call) {
   if (!call.recorder.in_flight())
     throw StateError(concat("layer ", call.layer(), ": expected a slot for an expert, found all ", slots_.count(),
@@ -92,7 +92,7 @@ void ExpertFeed::take_arrived(const ExpertCall& call) {
     slots_.loader().wait(lists_.arriving.front().lease);
     call.stats.read_wait_seconds += watch.seconds();
   }
-  // All at once would leave the disk nothing to do while they compute.
+  // Computing all at once would leave the disk idle meanwhile.
   const int64_t most = wants_room() ? std::max<int64_t>(1, slots_.count() / 4) : slots_.count();
   size_t left = 0;
   for (size_t i = 0; i < lists_.arriving.size(); ++i) {

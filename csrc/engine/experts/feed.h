@@ -1,6 +1,6 @@
-// The feed of a layer's experts: which are there to be computed, which are on their way into a slot, which have still
-// to be asked for. Whoever computes the layer takes what is there, and the feed reads on meanwhile, for this layer and,
-// as the look-ahead guesses, for the next.
+// The feed of a layer's experts. It knows which are there to be computed, which are on their way into a slot, and which
+// must still be asked for. Whoever computes the layer takes those that are there. Meanwhile the feed reads on, for this
+// layer and, as the look-ahead guesses, for the next.
 #pragma once
 
 #include <span>
@@ -21,8 +21,8 @@ class ExpertFeed {
   static int64_t planned_tables(int64_t experts) { return planned_bytes<Lists>(experts); }
   int64_t tables() const { return held_bytes(lists_); }
 
-  // The router has spoken: some experts are there, some are asked of the readers, as many as have room, and then what
-  // the next layer is thought to pick.
+  // The router has spoken. Asks the readers for as many missing experts as have room, and then for those that the next
+  // layer will probably pick.
   void begin(const ExpertCall& call, std::span<const ExpertGroups::Group> picked);
 
   bool arriving() const { return !lists_.arriving.empty(); }
@@ -30,21 +30,21 @@ class ExpertFeed {
   // Slots are wanted, for this layer or the next.
   bool wants_room() const { return more_to_read() || ahead_.wants_more(); }
 
-  // What was recorded goes on its way, so that its slots come back for experts that are still to be read, or read
-  // ahead. Waits for it only when nothing else is under way.
+  // Submits what was recorded, so that its slots come back for experts that are still to be read, or read ahead. Waits
+  // for it only when nothing else is under way.
   void make_room(const ExpertCall& call);
   // Waits for batches in flight until every expert is at least on its way.
   void ask_for_all(const ExpertCall& call);
 
-  // Experts that have arrived are there; waits for one when none has.
+  // Takes in the experts that have arrived; waits for one when none has.
   void take_arrived(const ExpertCall& call);
-  // Those on their way are taken as if they were there, for a batch that holds until `let_go`.
+  // Takes the experts that are on their way as if they were there, for a batch that holds until `let_go`.
   void take_promised(const ExpertCall& call);
 
   // The experts that are there, once each. Their slots are kept until the batch at hand is done.
   void record_experts(const ExpertCall& call);
 
-  // After a submission: what it holds for is waited for, and goes on. IoError when a read failed.
+  // After a submission: waits for the reads that the batch holds for, and releases it. IoError when a read failed.
   void let_go(Recorder& recorder, StepStats& stats);
   void abandon();
 

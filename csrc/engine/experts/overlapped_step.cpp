@@ -8,7 +8,7 @@ void run_overlapped_step(const ExpertCall& call, Picks& picks, ExpertFeed& feed,
   call.commands().mark();
   call.block.record_shared(call.commands(), call.scratch, call.n);
 
-  // What the batch has leased must not be what this layer needs.
+  // The batch must not hold leases on slots that this layer needs.
   const bool runs_on = slots >= 2 * call.block.per_token();
   feed.begin(call, picks.await(call, feed, runs_on));
   feed.ask_for_all(call);

@@ -5,10 +5,10 @@
 
 namespace moeflux {
 
-// One token through a layer's experts, on a device that runs ahead of the host: one submission a layer. The host waits
-// for the router's choice only, while the shared expert computes. Experts on their way are recorded at once, behind a
-// hold, and behind them whatever comes next, up to the next layer's choice: the device goes on by itself when they have
-// arrived.
+// One token through a layer's experts, on a device that runs ahead of the host, with one submission per layer. The host
+// waits only for the router's choice, while the shared expert computes. The step records the resident experts, a hold,
+// the experts still on their way, then the sum and the next layer up to its router's choice. The device goes on by
+// itself when the experts have arrived.
 void run_overlapped_step(const ExpertCall& call, Picks& picks, ExpertFeed& feed, int64_t slots);
 
 }  // namespace moeflux

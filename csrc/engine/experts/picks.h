@@ -20,8 +20,8 @@ class Picks {
   void observe(RoutingObserver observer) { observer_ = std::move(observer); }
   bool observed() const { return static_cast<bool>(observer_); }
 
-  // What was recorded goes on its way; the router has spoken when this returns. Valid until the next call. With
-  // `runs_on`, what was recorded behind the mark still runs then.
+  // Submits what was recorded, and returns when the router has spoken. The result is valid until the next call. With
+  // `runs_on`, what was recorded after the mark may still run then.
   std::span<const ExpertGroups::Group> await(const ExpertCall& call, ExpertFeed& feed, bool runs_on);
 
  private:

@@ -14,9 +14,9 @@ constexpr int64_t kept_for = 512;
 constexpr int64_t shortest_rest = 64;
 constexpr int64_t longest_rest = 4096;
 
-constexpr double worth_saving = 0.05;  // of the time, standing still for reads
-constexpr double enough_idle = 0.05;   // of the time, the disk
-constexpr double gain = 0.98;          // of the time without; a smaller one may be noise
+constexpr double worth_saving = 0.05;  // share of the time that the call stands still for reads
+constexpr double enough_idle = 0.05;   // share of the time that the disk is idle
+constexpr double gain = 0.98;          // of the time without look-ahead; a smaller gain may be noise
 
 }  // namespace
 
@@ -32,7 +32,7 @@ void LookAheadGovernor::add(const Step& step) {
     if (steps_ >= (state_ == State::kept ? kept_for : rest_)) enter(State::watching);
     return;
   }
-  if (steps_ == 1) return;  // what has just changed must settle
+  if (steps_ == 1) return;  // the first step after a change is not typical
   sum_.seconds += step.seconds;
   sum_.wait_seconds += step.wait_seconds;
   sum_.busy_seconds += step.busy_seconds;
@@ -85,7 +85,7 @@ void PrefillGovernor::add(const Call& call) {
 
 // ---- Prefetcher -----------------------------------------------------------------------------------------------------
 
-// A guess for one token is often wrong: it is given up at the end of a part.
+// A guess for one token is often wrong. Reads come in parts, so that it can be given up at the end of one.
 constexpr int64_t single_parts = 4;
 
 Prefetcher::Prefetcher(const Variant& variant, LookAhead mode)
@@ -133,7 +133,7 @@ void Prefetcher::compare(ExpertLoader& loader, int64_t layer, std::span<const Ex
                          StepStats& stats) {
   for (const int32_t expert : lists_.guessed) {
     const bool right = std::ranges::binary_search(picked, expert, {}, &ExpertGroups::Group::expert);
-    // A right one may have been given up meanwhile, for its slot.
+    // A right guess may have been given up meanwhile, for its slot.
     if (right && loader.has(layer, expert))
       ++stats.look_ahead_used;
     else

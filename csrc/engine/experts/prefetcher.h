@@ -1,13 +1,13 @@
 // The look-ahead: experts that the next layer will likely pick are read while this one computes.
 //
-// The next layer's norm and router, applied to this layer's hidden state before its experts have added theirs, guess
-// which. The guess is computed in the submission of this layer's own routing, so that nobody waits for it; reads begin
-// behind all that is demanded, into slots that nothing else needs, and end at once when something does. When the next
-// layer's router has spoken, its choice is compared with the guess as a set. A guess changes what lies in which slot
-// and when: not one bit of a result.
+// The guess comes from the next layer's norm and router, applied to this layer's hidden state before its experts have
+// added their outputs. It is computed in the submission of this layer's own routing, so nobody waits for it. Its reads
+// begin after all demanded ones, go into slots that nothing else needs, and end at once when something does. When the
+// next layer's router has spoken, its choice is compared with the guess as a set. A guess changes which expert lies in
+// which slot and when, but not one bit of a result.
 //
-// A call of many tokens asks the next router for the first of them only (`most_guess_rows`): what these pick, others
-// pick too, and nearly nothing of it is read for nothing. Its guesses begin as this layer's experts leave their slots,
+// A call of many tokens asks the next router for the first of them only (`most_guess_rows`): other tokens pick the same
+// experts, so hardly anything is read for nothing. Its guessed reads begin as this layer's experts leave their slots,
 // so that the disk works on while the next layer attends.
 #pragma once
 
@@ -24,16 +24,16 @@
 
 namespace moeflux {
 
-// Whether looking ahead pays, by trying. It watches a window of steps without: how long they take, how much of that
-// they stand still for reads, how long the disk is idle. Where there is waiting to save and a disk with time to save
-// it, the next window looks ahead. When that was faster it is kept on for a while and then compared again; when not, it
-// stays off for a rest, each longer than the last.
+// Decides by trying whether looking ahead pays. It watches a window of steps without look-ahead: how long they take,
+// how long they stand still for reads, how long the disk is idle. If there is waiting to save and the disk has time for
+// it, the next window looks ahead. If that was faster, look-ahead stays on for a while and is then compared again. If
+// not, it stays off for a rest, each longer than the last.
 class LookAheadGovernor {
  public:
   struct Step {
     double seconds = 0;
-    double wait_seconds = 0;  // of them, standing still for reads
-    double busy_seconds = 0;  // of them, with a read under way
+    double wait_seconds = 0;  // the part of them that stands still for reads
+    double busy_seconds = 0;  // the part of them with a read under way
   };
 
   explicit LookAheadGovernor(LookAhead mode) : mode_(mode) {}
@@ -56,9 +56,8 @@ class LookAheadGovernor {
   int64_t rest_ = 0;    // steps; how long the next one is
 };
 
-// The same for calls of several tokens, which differ too much in length to be compared. They look ahead unless the last
-// one read nothing, or a quarter of what it guessed was wrong; then some calls do without, more after each further
-// failure.
+// The same for calls of several tokens, whose lengths differ too much to be compared. They look ahead unless the last
+// one read nothing, or a quarter of its guesses was wrong. Then some calls do without, more after each further failure.
 class PrefillGovernor {
  public:
   struct Call {
@@ -85,19 +84,19 @@ class Prefetcher {
   static int64_t planned_tables(int64_t experts) { return planned_bytes<Lists>(experts); }
   int64_t tables() const { return held_bytes(lists_); }
 
-  // Of a call of n tokens, how many the guess for layer + 1 is made from; 0 where there is none.
+  // How many of a call's n tokens the guess for layer + 1 is made from; 0 if there is no guess.
   int64_t rows(int64_t layer, int64_t n) const;
 
-  // What `rows` tokens would pick of the next layer's experts, its router has guessed.
+  // Takes the experts that `rows` tokens would pick in the next layer, as its router has guessed.
   void propose(const RoutedExpertsBlock& next, int64_t rows);
-  // Reads of it what there are slots for: none while `layer` has more to read, for that takes all. What a single token
-  // is thought to need begins at once or never.
+  // Begins to read guessed experts for which there are slots. There are none while `layer` has more to read, which
+  // takes all. What a single token may need begins at once or never.
   void begin(ExpertLoader& loader, int64_t layer, StepStats& stats);
-  // There is more to begin, once there are slots.
+  // Whether there are more reads to begin, once there are slots.
   bool wants_more() const { return next_ < lists_.proposed.size(); }
-  // The router of `layer` has spoken: what was guessed and not picked is no longer wanted.
+  // The router of `layer` has spoken. Drops what was guessed and not picked.
   void compare(ExpertLoader& loader, int64_t layer, std::span<const ExpertGroups::Group> picked, StepStats& stats);
-  // A call failed: nothing is guessed any more.
+  // A call has failed. Drops all guesses.
   void forget();
 
   // A call of n tokens has ended.

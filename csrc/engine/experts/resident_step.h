@@ -7,14 +7,14 @@
 
 namespace moeflux {
 
-// One token through a layer whose experts are all in slots for good: the device looks up what its router picked, and
-// nothing is submitted or waited for.
+// One token through a layer whose experts are all in slots for good. The device looks up the experts that its router
+// picked, and the host submits nothing and waits for nothing.
 class ResidentStep {
  public:
-  // `fills`: the experts that nobody has asked for are read behind the others, so that soon all are there.
+  // `fills`: experts that nobody has asked for are read after the others, so that soon all are there.
   ResidentStep(ExpertSlots& slots, int64_t layers, bool fills);
 
-  // Every expert is looked at until it is there, and then no more.
+  // Whether all experts of the layer are there. It looks at each expert until that one is there, and then no more.
   bool ready(int64_t layer);
   void run(const ExpertCall& call);
 

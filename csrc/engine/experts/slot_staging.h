@@ -1,5 +1,6 @@
-// Between the threads that read and slots in a device's own memory: a room for each thread, from which what was read is
-// copied to its slot, and one for a whole slot that is to be looked at again. Nothing of it where memory is shared.
+// Host memory between the threads that read and slots in a device's own memory. Each thread has a room, from which the
+// bytes that it read are copied to their slot. One more room takes a whole slot that is to be looked at again. If
+// memory is shared, there is none of this.
 #pragma once
 
 #include <cstddef>

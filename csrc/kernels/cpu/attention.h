@@ -1,9 +1,9 @@
 // Softmax attention over cached rows: grouped-query attention, and latent attention in its absorbed form.
 //
-// A unit of work is a block of queries (rows, and query heads that share a key head). When there are few of them, long
-// contexts are cut into spans so that several threads can share one head; a unit then leaves its maximum, its sum and
-// its weighted values in the scratch, and a merge adds the spans in order. What a row yields depends on the rows it
-// sees alone: not on how the work was cut, nor on the rows beside it in the task.
+// A unit of work is a block of queries (rows, and query heads that share a key head). When there are few blocks, long
+// contexts are cut into spans, so that several threads can share one head. A unit then leaves its maximum, its sum and
+// its weighted values in the scratch, and a merge adds the spans in order. The result of a row depends only on the rows
+// that it sees, not on how the work was cut, nor on the rows beside it in the task.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,8 @@ struct AttentionTask {
 // No task asks for more than this many numbers of scratch, whatever its rows and context.
 [[gnu::always_inline]] constexpr int64_t attention_scratch_bound(int64_t dim) { return 8192 * (dim + 2); }
 
-// Whether AMX takes a task, see attention_tiles.inl: rows of bf16 of whole steps, and heads enough to be worth a tile.
+// Whether AMX takes a task (see attention_tiles.inl): it needs rows of bf16 of whole steps, and enough heads for a
+// tile.
 constexpr int64_t tile_step = 32;
 constexpr int64_t most_tiled_dim = 512;
 constexpr int64_t most_tiled_channels = most_tiled_dim + 64;

@@ -1,9 +1,10 @@
-// Attention in f32 over blocks of cached rows with the running maximum and sum of an online softmax.
+// Attention in f32 over blocks of cached rows, with the running maximum and sum of an online softmax.
 //
-// Queries go through a block together, in tiles of a few, so that each key and value is loaded once for a tile. A tile
-// never computes a score that its queries may not see: what the shorter ones lack is done query by query.
+// Queries go through a block together, in tiles of a few, so that each key and value is loaded once per tile. A tile
+// computes only scores that all its queries may see. The rest is done query by query.
 //
-// What a query yields depends on the rows it sees and on nothing else: blocks begin at fixed positions, as spans do.
+// The result of a query depends on the rows that it sees and on nothing else: blocks begin at fixed positions, as spans
+// do.
 
 #include "kernels/cpu/attention_spans.inl"
 
@@ -116,8 +117,7 @@ static void score_rows(AttentionUnit<Element>& unit, int64_t query, int64_t bloc
 
 // ---- Weights ---------------------------------------------------------------------------------------------------
 
-// Turns a query's `count` scores into weights relative to the greatest score so far; what came before is brought down
-// to it.
+// Turns a query's `count` scores into weights relative to the greatest score so far, and scales down what came before.
 template <typename Element>
 MOEFLUX_INLINE void weigh(AttentionUnit<Element>& unit, int64_t query, int64_t count) {
   float* scores = unit.scores + query * key_block;

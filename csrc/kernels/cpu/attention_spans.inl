@@ -1,8 +1,8 @@
 // How attention is cut into units of work, whoever computes them: blocks of queries, and spans of the cached rows that
-// are merged one behind the other.
+// are merged one after the other.
 //
-// Spans begin at fixed positions and are merged in order, whether a unit went through all of them or each had a unit of
-// its own. So a context gives the same bits however its tokens are cut into calls.
+// Spans begin at fixed positions and are merged in order, whether one unit went through all of them or each had a unit
+// of its own. So a context gives the same bits however its tokens are cut into calls.
 #pragma once
 
 #include "kernels/cpu/attention.h"
@@ -21,7 +21,7 @@ constexpr int64_t merged_queries = 4;  // of a unit of the merge
 
 // ---- How a task is cut -----------------------------------------------------------------------------------------
 
-// The first cached row of a span. Longer ones further out, but f32 sums over more rows than these would lose bits.
+// The first cached row of a span. Spans are longer further out, but f32 sums over still more rows would lose bits.
 static int64_t span_begin(int64_t span) {
   if (span < even_spans) return span * shortest_span;
   const int64_t octave = smaller((span - even_spans) / span_octave, longest_octave);
@@ -106,7 +106,7 @@ struct SpanEnds {
 
 // ---- Spans -----------------------------------------------------------------------------------------------------
 
-// Adds what a span gave to what the ones before it gave. Not inline: wherever it is called from, the same roundings.
+// Adds what a span gave to what the spans before it gave. Not inline, so that it rounds the same wherever it is called.
 [[gnu::noinline]] static void merge_span(float* values, SpanEnds& ends, const float* more, const SpanEnds& more_ends,
                                          int64_t dim) {
   const float maximum = more_ends.maximum > ends.maximum ? more_ends.maximum : ends.maximum;
@@ -162,7 +162,7 @@ static void split_unit(const AttentionTask& task, const AttentionPlan& plan, int
   __builtin_memcpy(region.ends, unit.ends, static_cast<size_t>(unit.count) * sizeof(SpanEnds));
 }
 
-// One block at every span, one behind the other. The first goes straight to its place.
+// One block at every span, one after the other. The first goes straight to its place.
 template <typename Unit>
 static void whole_block(const AttentionTask& task, const AttentionPlan& plan, int64_t block, float* region) {
   const QueryBlock queries = query_block(task, plan, block);

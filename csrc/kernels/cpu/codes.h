@@ -10,8 +10,8 @@ constexpr int64_t stretch = 32;  // columns that are taken apart together
 constexpr uint64_t low_bits(int count) { return (uint64_t{1} << count) - 1; }
 constexpr uint64_t in_both_halves(uint64_t half, int half_bits) { return half | half << half_bits; }
 
-// 32 codes, one a byte. Eight of them are spread over a 64-bit word in three steps, each moving the upper half of what
-// is still together.
+// 32 codes, one per byte. Eight of them are spread over a 64-bit word in three steps. Each step moves the upper half of
+// the codes that are still together.
 template <int bits>
 MOEFLUX_INLINE void codes_to_bytes(const uint8_t* from, uint8_t (&codes)[stretch]) {
   typedef uint64_t Longs __attribute__((vector_size(lanes >= 8 ? 32 : 16)));

@@ -29,7 +29,8 @@ MOEFLUX_INLINE void four_taps(const float* weight, Floats (&taps)[4]) {
   taps[3] = odds(odd_low, odd_high);
 }
 
-// Row after row, so that memory is read in runs as long as a unit's channels; the rows before are still in the cache.
+// It goes row after row, so that memory is read in runs as long as a unit's channels. Earlier rows are still in the
+// cache.
 static void conv_four_taps(const ConvTask& task, int64_t begin, int64_t end) {
   float taps[conv_channels / lanes][4][lanes];
   for (int64_t c = begin; c < end; c += lanes) {
@@ -79,7 +80,8 @@ static void conv1d(const ConvTask& task, int64_t unit) {
 
 // ---- Gates -----------------------------------------------------------------------------------------------------
 
-// In double, whose range the exponentials of f32 numbers that occur do not leave: no product of zero and infinity.
+// This is in double, whose range holds the exponentials of all f32 numbers that occur. So there is no product of zero
+// and infinity.
 static void delta_gate(const DeltaGatesTask& task, int64_t i) {
   const int64_t head = i % task.heads;
   const double t = static_cast<double>(task.alpha[i]) + static_cast<double>(task.dt_bias[head]);
@@ -128,7 +130,8 @@ MOEFLUX_COLD Floats update_rest(const DeltaStep& step, const float* corrections,
   return load<Floats>(reads);
 }
 
-// What `rows` state rows hold for k after their decay: the sum decays as its terms do, with fewer multiplications.
+// What `rows` state rows hold for k after their decay. Decaying the sum instead of its terms takes fewer
+// multiplications.
 template <int64_t rows>
 MOEFLUX_INLINE Floats held(const DeltaStep& step, const float* state, int64_t key_dim) {
   Floats products[lanes] = {};
@@ -178,7 +181,7 @@ MOEFLUX_INLINE void prefetch_numbers(const float* from, int64_t count) {
   for (int64_t c = 0; c < count; c += 16) __builtin_prefetch(from + c);
 }
 
-// What a unit will read and write at one row of the task: rows are too far apart for the hardware to foresee.
+// Asks for what a unit will read and write at one row of the task: rows are too far apart for the hardware to foresee.
 MOEFLUX_INLINE void prefetch_step(const DeltaTask& task, int64_t row, int64_t head, int64_t key_head, int64_t first,
                                   int64_t last) {
   prefetch_numbers(task.q + row * task.q_row_stride + key_head * task.q_head_stride, task.key_dim);
@@ -187,8 +190,8 @@ MOEFLUX_INLINE void prefetch_step(const DeltaTask& task, int64_t row, int64_t he
   prefetch_numbers(task.out + (row * task.value_heads + head) * task.value_dim + first, last - first);
 }
 
-// State rows first ... last - 1 of one head through every row of the task. `width` is the key dimension, 0 for any:
-// known when compiling, the places of a tile's rows need no registers.
+// Takes state rows first ... last - 1 of one head through every row of the task. `width` is the key dimension, or 0 for
+// any. If it is known when compiling, the places of a tile's rows need no registers.
 template <int64_t width>
 static void delta_recurrence(const DeltaTask& task, int64_t head, int64_t first, int64_t last) {
   const int64_t key_dim = width > 0 ? width : task.key_dim;

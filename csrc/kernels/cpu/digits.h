@@ -1,19 +1,19 @@
-// Products of quantised matrices in whole numbers: the codes are such already, and rows of x are made so once for all
-// the matrices they meet.
+// Products of quantised matrices in whole numbers. The codes are whole numbers already. Rows of x are converted once
+// for all the matrices that they meet.
 //
-// The numbers of a group, the columns that share a scale of the matrix, become x[j] = unit * q[j], where the largest of
-// them is 32639 units: q is a whole number of 16 bits in two digits of base 256, each -128 ... 127:
-// q = 256 * high + low. Then
+// A group is the columns that share a scale of the matrix. Its numbers become x[j] = unit * q[j], where the largest of
+// them is 32639 units. q is a whole number of 16 bits in two digits of base 256, each -128 ... 127: q = 256 * high +
+// low. Then
 //   sum of w[j] * x[j] = (unit * scale) * sum of code[j] * q[j] + bias * (unit * sum of q[j])
-// where both sums are whole numbers, exact in any order, and fit in 32 bits for every width of codes and groups:
-// instructions that multiply bytes make them, each in its own order, and all come to the same bits. What is rounded is
+// Both sums are whole numbers, exact in any order, and fit in 32 bits for every width of codes and groups. Instructions
+// that multiply bytes compute them, each in its own order, and all come to the same bits. Only two things are rounded:
 // q, by half a unit, and the chain of multiply-adds over the groups, which is in the order of the columns.
 //
-// So an element of a product depends neither on how many rows there are nor on which instructions computed it. Numbers
-// of a normal distribution come out with a relative error of 2.2e-5 or so; those of bf16 have 1.7e-3.
+// So an element of a product depends neither on the number of rows nor on the instructions that computed it. Numbers of
+// a normal distribution come out with a relative error of about 2.2e-5; bf16 has 1.7e-3.
 //
-// A group that holds a NaN or an infinity makes NaN of every product it has part in. Numbers that are small beside
-// 2^-100 become 0: nothing that another number of the row would not drown. Above 2^90 sums may overflow.
+// A group that holds a NaN or an infinity makes every product that it takes part in a NaN. Numbers that are small
+// beside 2^-100 become 0, which any other number of the row would drown anyway. Above 2^90 sums may overflow.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +24,10 @@ namespace moeflux::cpu {
 
 constexpr int64_t largest_digits = 127 * 256 + 127;
 
-// Digits lie in blocks of 128 columns, taken as 4 stretches of 32: 64 bytes with the high digits of the even columns,
-// each stretch's 16 after the other, 64 of the odd ones, then the same of the low digits. So codes of 4 bits come out
-// of their bytes. Zeros behind the last column. Behind the blocks lie the units of the groups as f32, then
-// unit * sum of q, both for the groups of whole blocks.
+// Digits lie in blocks of 128 columns, taken as 4 stretches of 32. First come 64 bytes with the high digits of the even
+// columns, 16 of each stretch after the other, then 64 of the odd columns, then the same of the low digits. Codes of 4
+// bits come out of their bytes in this order. Zeros follow the last column. After the blocks lie the units of the
+// groups as f32, then unit * sum of q, both for the groups of whole blocks.
 constexpr int64_t digit_block = 128;
 constexpr int64_t digit_block_bytes = 2 * digit_block;
 
@@ -42,7 +42,7 @@ constexpr int64_t digit_row_bytes(int64_t columns, int64_t group_size) {
   return (bytes + 63) / 64 * 64;
 }
 
-// What the same thread reads next, as far as is known: asked for from memory while the last rows are computed.
+// What the same thread reads next, as far as is known. It is asked for from memory while the last rows are computed.
 struct ReadNext {
   const uint8_t* codes = nullptr;  // null: what lies behind those rows
   const uint8_t* scales = nullptr;

@@ -87,7 +87,7 @@ MOEFLUX_INLINE void store_digits(const __m512i (&whole)[8], uint8_t* block) {
   MOEFLUX_UNROLL
   for (int s = 0; s < 4; ++s) {
     const __m512i q = _mm512_packs_epi32(whole[2 * s], whole[2 * s + 1]);
-    // What is kept of each is its low byte, as a number of -128 ... 127; half of the base goes to the high one.
+    // Each keeps its low byte, as a number of -128 ... 127. Half of the base goes to the high digit.
     const __m512i upper = _mm512_add_epi16(q, _mm512_set1_epi16(128));
     const __m512i bytes = _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, q, upper);
     stretches[s] =

@@ -1,6 +1,6 @@
 // Norms, activations, sums, rotations, copies: everything that touches each number of a row once or twice.
 //
-// Each function handles one row, or one head of a row, or `count` numbers; any part of a longer array gives the same
+// Each function handles one row, or one head of a row, or `count` numbers. Any part of a longer array gives the same
 // bits as the whole. Every `out` may be one of the inputs.
 #pragma once
 

@@ -4,7 +4,7 @@
 
 #include "kernels/cpu/simd.h"
 
-// For what seldom happens: kept out of the loops around it.
+// Marks code for rare cases, to keep it out of the loops around it.
 #define MOEFLUX_COLD [[gnu::noinline, gnu::cold]] static
 
 namespace moeflux::cpu::MOEFLUX_ISA {

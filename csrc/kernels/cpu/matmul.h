@@ -1,9 +1,9 @@
 // Matrices as stored, quantised or plain, times rows of f32.
 //
-// A weight is code * scale + bias in f32, rounded as the instruction set's multiply-add rounds, or the plain element
-// widened. An element of a product is one chain of multiply-adds for each lane, in the order of the columns, and the
-// sum of the lanes at the end. So it does not depend on how many rows there are, nor on what they are computed together
-// with: one row or sixty-four at once, the bits are the same.
+// A weight is code * scale + bias in f32, rounded as the instruction set's multiply-add rounds, or the widened plain
+// element. An element of a product is one chain of multiply-adds for each lane, in the order of the columns, and then
+// the sum of the lanes. So it depends neither on the number of rows nor on the rows beside it: one row or sixty-four at
+// once give the same bits.
 #pragma once
 
 #include <cstdint>

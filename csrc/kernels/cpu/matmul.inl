@@ -1,6 +1,6 @@
-// Weights are taken apart 32 columns at a time, a stretch: groups are whole stretches, and 32 codes of any width are
-// whole words. A row at a time (one row of x) the numbers stay in registers; for several rows of x a panel of them is
-// kept in the first-level cache.
+// Weights are unpacked 32 columns at a time. That is a stretch: groups are whole stretches, and 32 codes of any width
+// are whole words. With one row of x, the numbers stay in registers. With several rows of x, a panel of them is kept in
+// the first-level cache.
 #include "kernels/cpu/matmul.h"
 
 #include "kernels/cpu/codes.h"
@@ -110,7 +110,8 @@ struct Affine<4> {
 
 // ---- One row of x --------------------------------------------------------------------------------------------------
 
-// Asks for what comes `prefetch_bytes` later, be it the next rows; an address, because it may lie behind the matrix.
+// Asks for what comes `prefetch_bytes` later, even if that is the next rows. It takes an address, because the place may
+// lie after the matrix.
 MOEFLUX_INLINE void prefetch(const uint8_t* codes) {
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(codes) + prefetch_bytes));
 }

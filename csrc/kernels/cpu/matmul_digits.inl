@@ -1,7 +1,7 @@
-// Products of digits and codes, see digits.h. AVX-512 VNNI: 4 products of bytes a lane and instruction.
+// Products of digits and codes (see digits.h) with AVX-512 VNNI: 4 products of bytes per lane and instruction.
 //
-// A vector holds parts of one matrix row's sum. Those of sixteen rows are added up together, so that lanes become rows,
-// and a group's scales are turned the same way.
+// A vector holds parts of one matrix row's sum. The vectors of sixteen rows are added up together, so that lanes become
+// rows. The scales of a group are turned the same way.
 #include "kernels/cpu/digits.inl"
 #include "kernels/cpu/lanes.h"
 
@@ -12,7 +12,7 @@ constexpr int64_t scale_groups = 32;  // groups whose scales are turned to lanes
 
 // ---- Scales: lanes become matrix rows ------------------------------------------------------------------------------
 
-// A lane of 16 rows' scales to those of its groups: two halves that stand side by side are turned as one lane.
+// Turns 16 rows' scales into one lane per row. Two halves that stand side by side are turned as one lane.
 template <DType type>
 constexpr int64_t groups_a_lane = type == DType::f32 ? 1 : 2;
 
@@ -141,8 +141,8 @@ MOEFLUX_INLINE __m512i dot(__m512i sum, __m512i codes, __m512i digits) {
 }
 
 // Sums of code * q over a block; codes_of_row(r) are those of matrix row r. `ahead` points to what is asked for from
-// memory meanwhile, some lines a row: one after the other, for all at once would wait for each other, and what is
-// multiplied with them. So each is tied to the numbers that are in work.
+// memory meanwhile, some lines per row. All lines at once would wait for each other, and the multiplications with them.
+// So they go one after the other, and each is tied to the numbers that are being multiplied.
 template <int64_t group_size, int64_t lines, typename CodesOfRow>
 MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const CodesOfRow& codes_of_row, const uint8_t* ahead,
                                   BlockSums<group_size>& sums) {
@@ -194,8 +194,8 @@ MOEFLUX_INLINE void prefetch_line(const uint8_t* from, int64_t offset) {
 
 constexpr int64_t least_ahead = 16384;  // bytes of codes between what is asked for and what is multiplied
 
-// Where the memory lies that is asked for while 16 rows from `row` on are computed: some rows further on, or behind the
-// last of them what is read next.
+// The memory that is asked for while 16 rows from `row` on are computed: some rows further on, or, after the last of
+// them, what is read next.
 MOEFLUX_INLINE ReadNext ahead_of(const Weights& w, int64_t row, int64_t last, const ReadNext& next) {
   const int64_t ahead = divide_up(least_ahead, code_rows * w.code_stride) * code_rows;
   const auto at = [&](const ReadNext& from, int64_t rows) {

@@ -1,7 +1,7 @@
-// Products of digits and codes, see digits.h, for several rows of x: AMX. A tile of codes, 16 matrix rows of 64
-// columns, times a tile of digits, the same columns of 16 rows of x, adds 16 x 16 whole numbers to a third. The few
-// vector instructions for each of those cost as much as the tiles do, so the tiles of the next group are multiplied
-// meanwhile.
+// Products of digits and codes (see digits.h) for several rows of x, with AMX. A tile of codes has 16 matrix rows of 64
+// columns. A tile of digits has the same columns of 16 rows of x. Their product adds 16 x 16 whole numbers to a third
+// tile. The few vector instructions for each of these numbers cost as much as the tiles do. So the tiles of the next
+// group are multiplied meanwhile.
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/matmul_digits.inl"
 #include "kernels/cpu/tiles.h"
@@ -40,13 +40,14 @@ struct CodeChunk {
   alignas(64) uint8_t codes[chunk_columns / tile_columns][tile_rows][tile_columns];
 };
 
-// Scales of 16 rows of the matrix. Rows are a cache line further apart than they need be, lest all fall on each other.
+// Scales of 16 rows of the matrix. Rows are a cache line further apart than necessary, so that they do not all share
+// one set of the cache.
 struct PanelScales {
   alignas(64) float scales[tile_rows][packed_columns / least_group + lanes];
   alignas(64) float biases[tile_rows][packed_columns / least_group + lanes];
 };
 
-// In a tile stand the even columns, then the odd ones: of its two stretches together, or, where each is a group, of the
+// A tile has the even columns and then the odd ones: of its two stretches together, or, if each is a group, of the
 // first and then of the second.
 template <int64_t group_size>
 static void pack_digits(const uint8_t* const* x, int64_t n, int64_t columns, int64_t column, int64_t blocks,
@@ -167,9 +168,9 @@ MOEFLUX_INLINE void add_sums(const TileSums& sums, const PanelScales& panel, int
   }
 }
 
-// to += the product over the chunk's groups, the first of which is group `first` of what is packed. For each, asks for
-// `lines` cache lines of `ahead`. The tiles of a group are multiplied before the sums of the group before are added,
-// and stored behind them, so that neither waits for the other.
+// to += the product over the chunk's groups, the first of which is group `first` of what is packed. Asks for `lines`
+// cache lines of `ahead` with each group. The tiles of a group are multiplied before the sums of the previous group are
+// added, and stored after them, so that neither waits for the other.
 template <int64_t group_size, int64_t lines>
 static void add_chunk(const CodeChunk& chunk, const PanelScales& panel, const DigitPanel& x, int64_t first,
                       int64_t groups, const uint8_t* ahead, float (&to)[tile_rows][tile_rows]) {
@@ -209,8 +210,8 @@ struct TileRoom {
   alignas(64) float totals[pass_rows / tile_rows][x_tiles][tile_rows][tile_rows];
 };
 
-// Totals += the product over columns begin ... end - 1, for which rows of x are packed. What lies behind the panels in
-// memory is asked for meanwhile, in its own order.
+// Totals += the product over columns begin ... end - 1, for which rows of x are packed. Meanwhile it asks for what
+// follows the panels in memory, in its own order.
 template <int bits, int64_t group_size>
 static void multiply_panels(const Weights& w, int64_t first, int64_t last, int64_t begin, int64_t end,
                             const DigitPanel (&x)[x_tiles], int64_t tiles, TileRoom& room) {

@@ -1,7 +1,7 @@
 // Choosing: the experts of a token, and the best tokens of a vocabulary.
 //
-// Everywhere the best comes first and the lower id wins a tie. A NaN is worse than any number when choosing, so ids are
-// always distinct and in range; the weights of a row with NaN come out as arithmetic makes them.
+// Everywhere the best comes first and the lower id wins a tie. In a choice, NaN is worse than any number, so ids are
+// always distinct and in range. The weights of a row with NaN come out as arithmetic makes them.
 #pragma once
 
 #include <cstdint>

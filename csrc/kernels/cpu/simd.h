@@ -1,8 +1,8 @@
 // The vector type that kernels are written with: as many f32 as the instruction set has in a register.
 //
-// Included by the translation unit of each instruction set, compiled with its flags, with MOEFLUX_ISA defined as its
-// name. Everything is in a namespace of that name and kept inside the unit: an inline function shared by name between
-// units compiled with different flags would run on machines that lack the instructions.
+// The translation unit of each instruction set includes this file, with the flags of that set and with MOEFLUX_ISA
+// defined as its name. Everything is in a namespace of that name and stays inside the unit. An inline function that
+// units with different flags share by name could run on machines that lack the instructions.
 #pragma once
 
 #ifndef MOEFLUX_ISA
@@ -20,7 +20,7 @@
 
 #define MOEFLUX_INLINE [[gnu::always_inline]] static inline
 
-// Before a loop of a few turns over an array of vectors: rolled up, it would keep the array in memory.
+// Stands before a short loop over an array of vectors: without unrolling, the array would be kept in memory.
 #if defined(__clang__)
 #define MOEFLUX_UNROLL _Pragma("unroll")
 #else

@@ -1,6 +1,6 @@
 // The tiles of AMX: eight registers of up to 16 rows of 64 bytes.
 //
-// Written out: GCC 12 does not tell its optimiser all that its own read.
+// The instructions are written out, because GCC 12's own intrinsics do not tell the optimiser all that they read.
 #pragma once
 
 #include "kernels/cpu/simd.h"
