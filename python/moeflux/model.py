@@ -290,7 +290,7 @@ def load(
 
 
 def _log_plan(plan: Plan, asked: LoadOptions) -> None:
-    """What was chosen, and at INFO what is less than was hoped for."""
+    """Logs the plan, and what it has less of than was hoped for."""
     budget = "no limit" if plan.budget_bytes is None else f"{size_text(plan.budget_bytes)} ({plan.budget_source})"
     LOG.info(
         "%s: plan: %s of %s, %d of %d experts in memory, %d x %d tokens",
