@@ -26,6 +26,7 @@ Measures prefill and decode of the model in the folder STORE, a store that moefl
   --cold             before every walk the system forgets what it has of the layer files
   --reps N           warm walks after the first, 0 for none (3)
   --chunk N          most tokens of a prefill chunk, 0 for the engine's choice (0)
+  --backend WORD     what computes: cpu, metal or auto (auto)
   --isa NAME         kernels: portable, avx2, avx512, avx512vnni, amx or neon (the best the machine has)
   --precision WORD   of activations: auto, 16 bits where that is faster, or exact, f32 (auto)
   --kv f32|bf16      key-value rows (f32)
@@ -138,6 +139,8 @@ const std::map<std::string, Option> options = {
      [](Arguments& a, const std::string& name, const std::string& value) { a.reps = integer(name, value, 0, 1000); }},
     {"--chunk",
      [](Arguments& a, const std::string& name, const std::string& value) { a.chunk = integer(name, value, 0, 8192); }},
+    {"--backend", [](Arguments& a, const std::string& name,
+                     const std::string& value) { a.backend = one_of(name, value, {"auto", "cpu", "metal"}); }},
     {"--isa",
      [](Arguments& a, const std::string& name, const std::string& value) {
        a.isa = one_of(name, value, {"portable", "avx2", "avx512", "avx512vnni", "amx", "neon"});

@@ -25,6 +25,7 @@ struct Arguments {
   std::string count;  // "calls", "instructions", or empty: times are measured
   int64_t reps = 3;
   int64_t chunk = 0;
+  std::string backend = "auto";
   std::string isa;
   moeflux::Precision precision = moeflux::Precision::automatic;
   moeflux::DType kv = moeflux::DType::f32;

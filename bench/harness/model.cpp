@@ -4,6 +4,7 @@ namespace bench {
 
 moeflux::EngineOptions engine_options(const Arguments& arguments, int64_t threads) {
   moeflux::EngineOptions options;
+  options.backend = arguments.backend;
   options.isa = arguments.isa;
   options.precision = arguments.precision;
   options.threads = static_cast<int>(threads);

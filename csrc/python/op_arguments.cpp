@@ -38,6 +38,15 @@ void OpArguments::require(bool holds, const char* name, const std::string& expec
   if (!holds) refuse(name, expected, std::to_string(found));
 }
 
+void OpArguments::require_numbers(const char* name, const py::array& array) const {
+  for (py::ssize_t i = 0; i < array.ndim(); ++i)
+    if (array.shape(i) == 0) refuse(name, "at least 1 in every dimension", text_of(array.attr("shape")));
+}
+
+void OpArguments::require_groups(const char* name, int64_t heads, int64_t kv_heads) const {
+  require(kv_heads > 0 && heads % kv_heads == 0, name, concat("heads that divide ", heads), kv_heads);
+}
+
 void OpArguments::check(const char* name, const py::array& array, const std::vector<py::dtype>& types,
                         const Shape& shape) const {
   bool fits = array.ndim() == static_cast<py::ssize_t>(shape.size()) && (array.flags() & py::array::c_style);

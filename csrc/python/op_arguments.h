@@ -54,6 +54,11 @@ class OpArguments {
   py::array_t<float> floats_of(const View& view, const Shape& shape) const;
   py::array_t<int32_t> ints_of(const View& view, const Shape& shape) const;
 
+  // ArgumentError where a dimension is 0: there is nothing to compute with.
+  void require_numbers(const char* name, const py::array& array) const;
+  // Query heads stand in groups, one to a key head: `heads` is a multiple of `kv_heads`, and there is one at least.
+  void require_groups(const char* name, int64_t heads, int64_t kv_heads) const;
+
   // The caller's own sentence about an argument: [op] name: expected ..., found ...
   [[noreturn]] void refuse(const char* name, const std::string& expected, const std::string& found) const;
   void require(bool holds, const char* name, const std::string& expected, int64_t found) const;

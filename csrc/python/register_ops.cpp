@@ -208,10 +208,15 @@ py::object expert_ffn(const Ops& ops, const Array& x, const StoredExperts& exper
   args.k = k;
   const std::vector<ExpertMatrices> matrices = experts_of(a, experts, args.hidden, intermediate);
   std::vector<ExpertJob> recorded;
+  std::vector<bool> taken(static_cast<size_t>(n * k));
   for (const auto& [expert, places] : jobs) {
     a.require(expert >= 0 && expert < static_cast<int64_t>(matrices.size()), "jobs", "the number of an expert", expert);
-    for (const int32_t place : places)
+    for (const int32_t place : places) {
       a.require(place >= 0 && place < n * k, "jobs", concat("pairs 0 to ", n * k - 1), place);
+      // Two would write the same row.
+      a.require(!taken[static_cast<size_t>(place)], "jobs", "every pair in one job, once", place);
+      taken[static_cast<size_t>(place)] = true;
+    }
     recorded.push_back({matrices[static_cast<size_t>(expert)], places.data(), static_cast<int64_t>(places.size())});
   }
   args.jobs = recorded;
@@ -258,9 +263,9 @@ py::object attention(const Ops& ops, const Array& q, const Array& k, const Array
   args.k = a.cache("k", k, {-1, -1, args.q.dim});
   const int64_t n = q.shape(0);
   const int64_t rows = k.shape(0);
+  a.require_numbers("q", q);
   args.kv_heads = k.shape(1);
-  a.require(args.kv_heads > 0 && args.q.heads % args.kv_heads == 0, "k", concat("heads that divide ", args.q.heads),
-            args.kv_heads);
+  a.require_groups("k", args.q.heads, args.kv_heads);
   a.require(rows >= n, "k", concat("at least ", n, " rows"), rows);
   args.v = a.cache("v", v, {rows, args.kv_heads, args.q.dim});
   a.require(args.v.dtype == args.k.dtype, "v", "the type of k, in bytes",
@@ -279,9 +284,10 @@ py::object attention_scores(const Ops& ops, const Array& q, const Array& k, floa
   args.q = a.floats("q", q, {-1, -1});
   args.dim = q.shape(1);
   args.k = a.floats("k", k, {-1, -1, args.dim});
+  a.require_numbers("q", q);
   args.kv_heads = k.shape(1);
-  a.require(args.kv_heads > 0 && q.shape(0) % args.kv_heads == 0, "k", concat("heads that divide ", q.shape(0)),
-            args.kv_heads);
+  a.require_groups("k", q.shape(0), args.kv_heads);
+  a.require_numbers("k", k);
   args.scale = scale;
   args.scores = a.heads_out(1, q.shape(0), k.shape(0));
   a.run([&](Commands& commands) { metal::attention_scores(commands, args); });
@@ -292,6 +298,7 @@ py::object attention_softmax(const Ops& ops, const Array& scores) {
   OpArguments a = ops.arguments("attention_softmax");
   metal::AttentionSteps args;
   args.scores = a.heads("scores", scores, {1, -1, -1});
+  a.require_numbers("scores", scores);
   a.run([&](Commands& commands) { metal::attention_softmax(commands, args); });
   return a.numbers(args.scores, 1);
 }
@@ -301,9 +308,10 @@ py::object attention_values(const Ops& ops, const Array& scores, const Array& v)
   metal::AttentionSteps args;
   args.scores = a.heads("scores", scores, {1, -1, -1});
   args.v = a.floats("v", v, {args.scores.dim, -1, -1});
+  a.require_numbers("scores", scores);
   args.kv_heads = v.shape(1);
-  a.require(args.kv_heads > 0 && args.scores.heads % args.kv_heads == 0, "v",
-            concat("heads that divide ", args.scores.heads), args.kv_heads);
+  a.require_groups("v", args.scores.heads, args.kv_heads);
+  a.require_numbers("v", v);
   args.dim = v.shape(2);
   args.out = a.output(args.scores.heads * args.dim);
   a.run([&](Commands& commands) { metal::attention_values(commands, args); });
@@ -317,6 +325,8 @@ py::object mla_attention(const Ops& ops, const Array& q_latent, const Array& q_p
   args.q_latent = a.heads("q_latent", q_latent, {-1, -1, -1});
   const int64_t n = q_latent.shape(0);
   args.q_pe = a.heads("q_pe", q_pe, {n, args.q_latent.heads, -1});
+  a.require_numbers("q_latent", q_latent);
+  a.require_numbers("q_pe", q_pe);
   args.latent = a.cache("latent", latent, {-1, args.q_latent.dim});
   const int64_t rows = latent.shape(0);
   args.k_pe = a.cache("k_pe", k_pe, {rows, args.q_pe.dim});

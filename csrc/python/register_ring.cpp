@@ -63,9 +63,18 @@ class BatchState final : public Ticket::State {
 class Ring {
  public:
   Ring(int depth, int64_t slots)
-      : cache_({}, {1, slots, slots, 0}), ring_(std::make_unique<DeferredRing>(depth, static_cast<size_t>(slots))) {}
+      : cache_({}, {1, checked("slots", slots), slots, 0}),
+        ring_(std::make_unique<DeferredRing>(static_cast<int>(checked("depth", depth)), static_cast<size_t>(slots))) {}
+
+  // Whoever drops a ring, Python's garbage collector say, does not wait for batches that nobody may ever end.
+  ~Ring() {
+    for (const std::weak_ptr<HeldBatch>& each : pushed_)
+      if (const std::shared_ptr<HeldBatch> batch = each.lock(); batch && !batch->done()) batch->finish("");
+  }
 
   void push(const std::shared_ptr<HeldBatch>& batch, const std::vector<int64_t>& experts) {
+    std::erase_if(pushed_, [](const std::weak_ptr<HeldBatch>& each) { return each.expired(); });
+    pushed_.push_back(batch);
     std::vector<Lease> leases;
     for (const int64_t expert : experts) leases.push_back(cache_.acquire(0, expert).lease);
     ring_->push(Ticket(std::make_unique<BatchState>(batch)), leases);
@@ -80,8 +89,14 @@ class Ring {
   int64_t leased() const { return cache_.leased(); }
 
  private:
+  static int64_t checked(const char* name, int64_t count) {
+    if (count < 1) throw ArgumentError(concat("[DeferredRing] ", name, ": expected at least 1, found ", count));
+    return count;
+  }
+
   SlotCache cache_;
   std::unique_ptr<DeferredRing> ring_;
+  std::vector<std::weak_ptr<HeldBatch>> pushed_;
 };
 
 // What the engine does when a copy is forgotten, on the test device with memory of its own.

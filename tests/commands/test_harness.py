@@ -202,7 +202,8 @@ def test_settings_reach_the_engine(harness: Path, store: Path, tmp_path: Path) -
     out = tmp_path / "lines.json"
     done = run(
         harness, store, "--prefill=9", "--decode=0", "--threads=1", "--reps=1", "--chunk=4", "--isa=portable",
-        "--kv=bf16", "--readers=3", "--reads=direct", "--cache=lfu", "--look-ahead=on", f"--json={out}",
+        "--kv=bf16", "--readers=3", "--reads=direct", "--cache=lfu", "--look-ahead=on",
+        "--backend=cpu", f"--json={out}",
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout == ""
     lines = [json.loads(line) for line in out.read_text().splitlines()]
@@ -211,6 +212,18 @@ def test_settings_reach_the_engine(harness: Path, store: Path, tmp_path: Path) -
         assert setting in lines[0]["engine"]
     in_one_chunk = lines_of(run(harness, store, "--prefill", 9, "--decode", 0, "--threads", 1, "--reps", 1))
     assert lines[1]["submissions"] == 3 * in_one_chunk[1]["submissions"]
+
+
+def test_the_backend_is_the_one_asked_for(harness: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the environment says; and where it is not to be had, that is an error and no other one's figures."""
+    asked = ("--prefill", 4, "--decode", 0, "--threads", 1, "--reps", 0)
+    monkeypatch.setenv("MOEFLUX_BACKEND", "metal")
+    lines = lines_of(run(harness, store, *asked, "--backend", "cpu"))
+    assert all(line["engine"].startswith("cpu") for line in lines)
+    monkeypatch.delenv("MOEFLUX_BACKEND")
+    if sys.platform != "darwin":
+        done = run(harness, store, *asked, "--backend", "metal")
+        assert done.returncode == 1 and "metal" in done.stderr.lower() and done.stdout == ""
 
 
 def test_ops_against_the_limits_of_the_same_run(harness: Path, model: tuple[Path, Variant]) -> None:
@@ -295,6 +308,7 @@ def test_help_teaches_the_protocol(harness: Path) -> None:
         (["a", "--prefill", "8,8"], "--prefill: expected ascending contexts, found 8 after 8"),
         (["a", "--threads", "1,0"], '--threads: expected 1 to 1024, found "0"'),
         (["a", "--chunk", "8193"], '--chunk: expected 0 to 8192, found "8193"'),
+        (["a", "--backend", "tpu"], '--backend: expected one of auto, cpu, metal, found "tpu"'),
         (["a", "--isa", "sse"], '--isa: expected one of portable, avx2, avx512, avx512vnni, amx, neon, found "sse"'),
         (["a", "--count", "cycles"], '--count: expected one of calls, instructions, nothing, found "cycles"'),
         (["a", "--kv", "f16"], '--kv: expected one of f32, bf16, found "f16"'),

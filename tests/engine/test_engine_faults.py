@@ -7,6 +7,8 @@ import itertools
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 
 import moeflux
-from moeflux import DeviceError, IoError, StateError, _core
+from moeflux import ArgumentError, DeviceError, IoError, StateError, _core
 from support.engine import FIRST, NEXT, SECOND, Folder, evaluate, folders, load_faulty, steps, survive, tokens
 
 
@@ -356,6 +358,35 @@ def test_the_destructor_drains(full: Full) -> None:
         batch.finish("nobody cares")
     thread.join(20)
     assert not thread.is_alive() and not errors and ring.leased == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"), [((0,), "depth"), ((-1,), "depth"), ((2, 0), "slots"), ((2, -3), "slots")]
+)
+def test_a_ring_of_nothing_is_refused(arguments: tuple[int, ...], named: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"\[DeferredRing\] {named}: expected at least 1, found {arguments[-1]}"):
+        _core.DeferredRing(*arguments)
+
+
+def test_who_drops_a_ring_does_not_wait() -> None:
+    """Whose batches nobody will end, with their own names gone too or not: in a process that has a time to end in."""
+    program = """
+import gc
+from moeflux import _core
+for kept in (True, False):
+    ring, batch = _core.DeferredRing(2), _core.Batch()
+    ring.push(batch, [0])
+    ring.push(_core.Batch(), [1])
+    circle = [ring]
+    circle.append(circle)
+    if not kept:
+        del batch
+    del ring, circle
+    gc.collect()
+print("gone")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "gone\n"), done.stderr
 
 
 def test_collect_does_not_wait(full: Full) -> None:

@@ -92,6 +92,33 @@ def test_one_step_at_a_time(heads: int, kv_heads: int, dim: int, length: int) ->
     assert_agrees("attention", gated, whole / (1 + np.exp(-gate.astype(np.float64))))
 
 
+@pytest.mark.parametrize(
+    ("op", "shapes", "message"),
+    [
+        ("attention_scores", [(0, 8), (3, 2, 8)], r"q: expected at least 1 in every dimension, found \(0, 8\)"),
+        ("attention_scores", [(4, 0), (3, 2, 0)], r"q: expected at least 1 in every dimension, found \(4, 0\)"),
+        ("attention_scores", [(4, 8), (0, 2, 8)], r"k: expected at least 1 in every dimension, found \(0, 2, 8\)"),
+        ("attention_scores", [(4, 8), (3, 0, 8)], r"k: expected heads that divide 4, found 0"),
+        ("attention_scores", [(4, 8), (3, 3, 8)], r"k: expected heads that divide 4, found 3"),
+        ("attention_scores", [(4, 8), (3, 2, 7)], r"k: expected float32 \(\*, \*, 8\) contiguous"),
+        ("attention_softmax", [(1, 0, 3)], r"scores: expected at least 1 in every dimension, found \(1, 0, 3\)"),
+        ("attention_softmax", [(1, 4, 0)], r"scores: expected at least 1 in every dimension, found \(1, 4, 0\)"),
+        ("attention_softmax", [(2, 4, 3)], r"scores: expected float32 \(1, \*, \*\) contiguous"),
+        ("attention_values", [(1, 4, 0), (0, 2, 8)], r"scores: expected at least 1 in every dimension"),
+        ("attention_values", [(1, 0, 3), (3, 2, 8)], r"scores: expected at least 1 in every dimension"),
+        ("attention_values", [(1, 4, 3), (3, 2, 0)], r"v: expected at least 1 in every dimension, found \(3, 2, 0\)"),
+        ("attention_values", [(1, 4, 3), (3, 0, 8)], r"v: expected heads that divide 4, found 0"),
+        ("attention_values", [(1, 4, 3), (3, 3, 8)], r"v: expected heads that divide 4, found 3"),
+        ("attention_values", [(1, 4, 3), (2, 2, 8)], r"v: expected float32 \(3, \*, \*\) contiguous"),
+    ],
+)
+def test_steps_refuse_empty_and_inconsistent_shapes(op: str, shapes: list[tuple[int, ...]], message: str) -> None:
+    arrays = [np.ones(shape, np.float32) for shape in shapes]
+    scale = [0.5] if op == "attention_scores" else []
+    with pytest.raises(ArgumentError, match=rf"^\[{op}\] {message}"):
+        getattr(MetalOps(), op)(*arrays, *scale)
+
+
 def test_steps_are_of_metal_alone() -> None:
     with pytest.raises(ArgumentError, match=r"\[attention_softmax\] backend: expected metal, found another"):
         Ops("cpu").attention_softmax(np.zeros((1, 2, 3), np.float32))

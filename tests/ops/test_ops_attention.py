@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from moeflux import ArgumentError
 from moeflux.ops import Ops, isas
 from moeflux.stores.floats import bf16_bits
 from support.op_checks import cached, check_attention, check_latent_attention
@@ -118,6 +119,44 @@ def test_exact_attention_is_that_of_f32(dtype: str) -> None:
     exact = Ops(isa="amx", exact=True).attention(q, k, v, 0.2)
     assert np.array_equal(exact, Ops(isa="avx512").attention(q, k, v, 0.2))
     assert np.array_equal(exact, Ops(isa="amx").attention(q, k, v, 0.2)) == (dtype == "f32")
+
+
+# ---- At the edge ------------------------------------------------------------------------------------------------
+
+
+GROUPED = {"q": (2, 4, 8), "k": (3, 2, 8), "v": (3, 2, 8)}
+LATENT = {"q_latent": (2, 4, 8), "q_pe": (2, 4, 6), "latent": (3, 8), "k_pe": (3, 6)}
+SOME, GROUPS = r"at least 1 in every dimension", r"heads that divide 4"
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "message"),
+    [
+        ("attention", {"q": (0, 4, 8)}, rf"q: expected {SOME}, found \(0, 4, 8\)"),
+        ("attention", {"q": (2, 0, 8)}, rf"q: expected {SOME}, found \(2, 0, 8\)"),
+        ("attention", {"q": (2, 4, 0), "k": (3, 2, 0), "v": (3, 2, 0)}, rf"q: expected {SOME}, found \(2, 4, 0\)"),
+        ("attention", {"k": (0, 2, 8), "v": (0, 2, 8)}, r"k: expected at least 2 rows, found 0"),
+        ("attention", {"k": (1, 2, 8), "v": (1, 2, 8)}, r"k: expected at least 2 rows, found 1"),
+        ("attention", {"k": (3, 0, 8), "v": (3, 0, 8)}, rf"k: expected {GROUPS}, found 0"),
+        ("attention", {"k": (3, 3, 8), "v": (3, 3, 8)}, rf"k: expected {GROUPS}, found 3"),
+        ("attention", {"k": (3, 8, 8), "v": (3, 8, 8)}, rf"k: expected {GROUPS}, found 8"),
+        ("attention", {"k": (3, 2, 7)}, r"k: expected .*\(\*, \*, 8\) contiguous, found float32 \(3, 2, 7\)"),
+        ("attention", {"v": (3, 1, 8)}, r"v: expected .*\(3, 2, 8\) contiguous, found float32 \(3, 1, 8\)"),
+        ("attention", {"v": (4, 2, 8)}, r"v: expected .*\(3, 2, 8\) contiguous, found float32 \(4, 2, 8\)"),
+        ("mla_attention", {"q_latent": (0, 4, 8), "q_pe": (0, 4, 6)}, rf"q_latent: expected {SOME}"),
+        ("mla_attention", {"q_latent": (2, 0, 8), "q_pe": (2, 0, 6)}, rf"q_latent: expected {SOME}"),
+        ("mla_attention", {"q_latent": (2, 4, 0), "latent": (3, 0)}, rf"q_latent: expected {SOME}"),
+        ("mla_attention", {"q_pe": (2, 4, 0), "k_pe": (3, 0)}, rf"q_pe: expected {SOME}"),
+        ("mla_attention", {"latent": (0, 8), "k_pe": (0, 6)}, r"latent: expected at least 2 rows, found 0"),
+        ("mla_attention", {"q_pe": (2, 3, 6)}, r"q_pe: expected float32 \(2, 4, \*\) contiguous"),
+        ("mla_attention", {"k_pe": (2, 6)}, r"k_pe: expected .*\(3, 6\) contiguous"),
+    ],
+)
+def test_empty_and_inconsistent_shapes_are_refused(op: str, shapes: dict[str, tuple[int, ...]], message: str) -> None:
+    usual = GROUPED if op == "attention" else LATENT
+    arrays = [np.ones(shape, np.float32) for shape in (usual | shapes).values()]
+    with pytest.raises(ArgumentError, match=rf"^\[{op}\] {message}"):
+        getattr(Ops("cpu"), op)(*arrays, 0.5)
 
 
 # ---- The same bits ----------------------------------------------------------------------------------------------

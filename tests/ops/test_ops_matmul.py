@@ -314,3 +314,13 @@ def test_refusals_name_the_argument(run: Ops) -> None:
         run.embed(matrix, np.array([0, 3], np.int32))
     with pytest.raises(ArgumentError, match=r"\[expert_ffn\] jobs: expected pairs 0 to 3, found 4"):
         run.expert_ffn(x[:, :32].copy(), random_experts(rng, 1, 32, 32), [(0, [4])], 2)
+
+
+@pytest.mark.parametrize("jobs", [[(0, [1, 2]), (1, [2])], [(0, [3, 0, 3])], [(1, [0]), (1, [0])]])
+def test_a_pair_is_in_one_job_once(run: Ops, jobs: list[tuple[int, list[int]]]) -> None:
+    rng = np.random.default_rng(11)
+    twice = max(pair for _, pairs in jobs for pair in pairs if sum(each.count(pair) for _, each in jobs) == 2)
+    with pytest.raises(
+        ArgumentError, match=rf"\[expert_ffn\] jobs: expected every pair in one job, once, found {twice}$"
+    ):
+        run.expert_ffn(numbers(rng, 2, 32), random_experts(rng, 2, 32, 32), jobs, 2)
