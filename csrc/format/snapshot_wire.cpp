@@ -47,13 +47,17 @@ Kind first_of(const Variant& variant) {
 std::vector<ShapeWord> shape_words(const Variant& variant, uint32_t version, std::string_view where) {
   const auto full = first_of<GroupedAttention>(variant);
   const auto latent = first_of<LatentAttention>(variant);
-  if (version != 1 && version != 2) throw FormatError(concat(where, ": BadVersion: expected 1 or 2, found ", version));
+  if (version != 1 && version != 2)
+    throw SnapshotError(where, {.name = "BadVersion", .field = "version", .expected = 2, .found = version},
+                        concat("expected 1 or 2, found ", version));
   if (version == 1 && latent.heads > 0)
-    throw FormatError(concat(where, ": BadVersion: expected 2 for latent attention, found 1"));
+    throw SnapshotError(where, {.name = "BadVersion", .field = "version", .expected = 2, .found = 1},
+                        "expected 2 for latent attention, found 1");
   const int64_t interval = row_interval(variant);
   if (interval == 0)
-    throw FormatError(concat(where, ": NoInterval: expected full attention in every n-th layer of ", variant.name,
-                             ", found another pattern, which this format cannot say"));
+    throw SnapshotError(where, {.name = "NoInterval", .field = "full_attn_interval"},
+                        concat("expected full attention in every n-th layer of ", variant.name,
+                               ", found another pattern, which this format cannot say"));
 
   const auto delta = first_of<GatedDelta>(variant);
   const StatePieces fixed = delta.state();
@@ -69,8 +73,9 @@ std::vector<ShapeWord> shape_words(const Variant& variant, uint32_t version, std
   }
   for (const ShapeWord& word : words)
     if (word.value < 0 || word.value > std::numeric_limits<uint32_t>::max())
-      throw FormatError(concat(where, ": ShapeMismatch: ", word.field, ": expected a number of 32 bits, found ",
-                               word.value, " in ", variant.name));
+      throw SnapshotError(
+          where, {.name = "ShapeMismatch", .field = word.field, .found = word.value},
+          concat(word.field, ": expected a number of 32 bits, found ", word.value, " in ", variant.name));
   return words;
 }
 
@@ -92,16 +97,19 @@ class Cursor {
   int64_t left() const { return static_cast<int64_t>(bytes_.size()) - offset_; }
 
   // Passes over `count` bytes and returns where they start. `what` names them if they are not there.
-  int64_t take(int64_t count, const std::string& what) {
-    if (left() < count)
-      throw FormatError(
-          concat(where_, ": Truncated: ", what, ": expected ", count, " bytes at byte ", offset_, ", found ", left()));
+  int64_t take(int64_t count, const std::string& what, std::optional<int64_t> layer = {}) {
+    if (left() < count) {
+      const std::string name = layer ? concat("layer ", *layer, ", ", what) : what;
+      throw SnapshotError(where_,
+                          {.name = "Truncated", .field = what, .layer = layer, .expected = count, .found = left()},
+                          concat(name, ": expected ", count, " bytes at byte ", offset_, ", found ", left()));
+    }
     offset_ += count;
     return offset_ - count;
   }
 
-  uint32_t take_word(const std::string& what) {
-    const std::byte* at = bytes_.data() + take(word_bytes, what);
+  uint32_t take_word(const std::string& what, std::optional<int64_t> layer = {}) {
+    const std::byte* at = bytes_.data() + take(word_bytes, what, layer);
     uint32_t value = 0;
     for (int i = 0; i < word_bytes; ++i) value |= std::to_integer<uint32_t>(at[i]) << (8 * i);
     return value;
@@ -124,7 +132,8 @@ uint32_t check_header(Cursor& cursor, const Variant& variant, std::string_view w
   if (cursor.left() < 2 * word_bytes) cursor.take(2 * word_bytes, "magic and version");
   const uint32_t magic = cursor.take_word("magic");
   if (magic != snapshot_magic)
-    throw FormatError(concat(where, ": BadMagic: expected ", hex(snapshot_magic), ", found ", hex(magic)));
+    throw SnapshotError(where, {.name = "BadMagic", .field = "magic", .expected = snapshot_magic, .found = magic},
+                        concat("expected ", hex(snapshot_magic), ", found ", hex(magic)));
   const uint32_t version = cursor.take_word("version");
   const std::vector<ShapeWord> words = shape_words(variant, version, where);
   const int64_t rest = header_bytes_of(words) - cursor.offset();
@@ -132,20 +141,22 @@ uint32_t check_header(Cursor& cursor, const Variant& variant, std::string_view w
   for (const ShapeWord& word : words) {
     const uint32_t found = cursor.take_word(word.field);
     if (found != word.value)
-      throw FormatError(concat(where, ": ShapeMismatch: ", word.field, ": expected ", word.value, ", found ", found));
+      throw SnapshotError(where, {.name = "ShapeMismatch", .field = word.field, .expected = word.value, .found = found},
+                          concat(word.field, ": expected ", word.value, ", found ", found));
   }
   return version;
 }
 
 void check_length(int32_t found, int64_t layer, std::optional<int64_t> others, std::string_view where) {
-  if (found < 0)
-    throw FormatError(concat(where, ": NegativeLen: layer ", layer, ": expected 0 or more positions, found ", found));
+  const auto fail = [&](const char* name, int64_t wanted, const std::string& expected) {
+    throw SnapshotError(where, {.name = name, .field = "length", .layer = layer, .expected = wanted, .found = found},
+                        concat("layer ", layer, ": expected ", expected, ", found ", found));
+  };
+  if (found < 0) fail("NegativeLen", 0, "0 or more positions");
   if (found > max_context_limit)
-    throw FormatError(concat(where, ": LenOverflow: layer ", layer, ": expected at most ", max_context_limit,
-                             " positions, found ", found));
+    fail("LenOverflow", max_context_limit, concat("at most ", max_context_limit, " positions"));
   if (others && found != *others)
-    throw FormatError(concat(where, ": UnequalLen: layer ", layer, ": expected ", *others,
-                             " positions as in the full layers before, found ", found));
+    fail("UnequalLen", *others, concat(*others, " positions as in the full layers before"));
 }
 
 }  // namespace
@@ -194,20 +205,21 @@ SnapshotWire parse_snapshot_wire(std::span<const std::byte> bytes, const Variant
     const StatePieces pieces = layer.state();
     if (pieces.front().rows) {
       wire.length_offsets.push_back(cursor.offset());
-      const auto length = static_cast<int32_t>(cursor.take_word(concat("layer ", index, ", length")));
+      const auto length = static_cast<int32_t>(cursor.take_word("length", index));
       check_length(length, index, positions, where);
       positions = length;
     }
     for (const StatePiece& piece : pieces) {
       const int64_t piece_bytes = bytes_of(piece, positions.value_or(0));
-      const int64_t offset = cursor.take(piece_bytes, concat("layer ", index, ", ", piece.name));
+      const int64_t offset = cursor.take(piece_bytes, std::string(piece.name), index);
       wire.spans.push_back({index, piece.name, offset, piece_bytes});
     }
     ++index;
   }
   if (cursor.left() > 0)
-    throw FormatError(concat(where, ": TrailingBytes: expected the end at byte ", cursor.offset(), ", found ",
-                             cursor.left(), " more bytes"));
+    throw SnapshotError(where,
+                        {.name = "TrailingBytes", .field = "end", .expected = cursor.offset(), .found = wire.bytes},
+                        concat("expected the end at byte ", cursor.offset(), ", found ", cursor.left(), " more bytes"));
   wire.positions = positions.value_or(0);  // a variant with an interval has a full layer
   return wire;
 }

@@ -11,22 +11,41 @@
 // The formats say where full attention is by an interval alone: a variant with another pattern, or with no full layer,
 // has no snapshot in them. All full layers hold the same number of positions.
 //
-// Every failure is a FormatError "WHERE: Name: ...", Name one of BadMagic, BadVersion, ShapeMismatch, Truncated,
-// NegativeLen, LenOverflow, UnequalLen, TrailingBytes, NoInterval.
+// Every failure is a SnapshotError "WHERE: Name: ...", its fault's name one of BadMagic, BadVersion, ShapeMismatch,
+// Truncated, NegativeLen, LenOverflow, UnequalLen, TrailingBytes, NoInterval.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "core/error.h"
 #include "models/variant.h"
 
 namespace moeflux {
 
 // Bytes 58 4C 46 4D on disk.
 constexpr uint32_t snapshot_magic = 0x4D464C58;
+
+// What is wrong with a snapshot, in numbers where there are any.
+struct SnapshotFault {
+  const char* name;   // that of the class in moeflux.errors
+  std::string field;  // of the header, or a piece of a layer
+  std::optional<int64_t> layer = {};
+  std::optional<int64_t> expected = {};
+  std::optional<int64_t> found = {};
+};
+
+struct SnapshotError : FormatError {
+  SnapshotError(std::string_view where, SnapshotFault what, std::string_view sentence)
+      : FormatError(concat(where, ": ", what.name, ": ", sentence)), fault(std::move(what)) {}
+  SnapshotFault fault;
+};
 
 struct SnapshotSpan {
   int64_t layer;

@@ -1,9 +1,12 @@
 // Errors of C++ become those of moeflux.errors, which Python's users catch: classes with words and fields of their own.
+#include <pybind11/stl.h>
+
 #include <new>
 #include <string>
 
 #include "core/error.h"
 #include "core/interruption.h"
+#include "format/snapshot_wire.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;
@@ -27,6 +30,13 @@ void translate(std::exception_ptr thrown) {
     raise(mine);
   } catch (const ArgumentError& error) {
     raise(made("ArgumentError", error.what()));
+  } catch (const SnapshotError& error) {
+    const py::object mine = made(error.fault.name, error.what());
+    mine.attr("field") = error.fault.field;
+    mine.attr("layer") = error.fault.layer;
+    mine.attr("expected") = error.fault.expected;
+    mine.attr("found") = error.fault.found;
+    raise(mine);
   } catch (const FormatError& error) {
     raise(made("FormatError", error.what()));
   } catch (const NotFoundError& error) {

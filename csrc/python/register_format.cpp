@@ -14,6 +14,7 @@
 #include "format/tensor_requirements.h"
 #include "format/variant_json.h"
 #include "python/bindings.h"
+#include "python/bytes_view.h"
 #include "python/store_object.h"
 
 namespace py = pybind11;
@@ -70,18 +71,29 @@ struct SafetensorsFile {
   py::dict tensors;
 };
 
-SafetensorsFile open_safetensors(const std::string& path) {
-  SafetensorsHeader header;
-  {
-    const Released release;
-    header = read_safetensors_header(path);
-  }
+SafetensorsFile safetensors_file(const std::string& path, SafetensorsHeader header) {
   SafetensorsFile file{path, header.header_bytes, std::move(header.metadata), {}};
   for (TensorEntry& entry : header.tensors) {
     const py::str name(entry.name);
     file.tensors[name] = std::move(entry);
   }
   return file;
+}
+
+SafetensorsFile open_safetensors(const std::string& path) {
+  SafetensorsHeader header;
+  {
+    const Released release;
+    header = read_safetensors_header(path);
+  }
+  return safetensors_file(path, std::move(header));
+}
+
+std::unique_ptr<SafetensorsFile> safetensors_of(const py::object& data, const std::string& where) {
+  const BytesView view(data);
+  const std::span<const std::byte> bytes = view.bytes();
+  SafetensorsHeader header = parse_safetensors_header(bytes, static_cast<int64_t>(bytes.size()), where);
+  return std::make_unique<SafetensorsFile>(safetensors_file(where, std::move(header)));
 }
 
 // Runs `open` without the interpreter.
@@ -163,6 +175,8 @@ void register_readers(py::module_& m) {
       .def(py::init(
                [](const fs::path& path) { return std::make_unique<SafetensorsFile>(open_safetensors(path.string())); }),
            py::arg("path"))
+      .def_static("of_bytes", &safetensors_of, py::arg("data"), py::arg("where"),
+                  "That of a file that lies in memory; `where` is its path, and begins messages.")
       .def_property_readonly("path", [](const SafetensorsFile& f) { return path_to_python(f.path); })
       .def_readonly("header_bytes", &SafetensorsFile::header_bytes, "Where the data starts.")
       .def_readonly("metadata", &SafetensorsFile::metadata)

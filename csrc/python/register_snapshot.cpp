@@ -4,31 +4,11 @@
 #include "format/snapshot_wire.h"
 #include "format/variant_json.h"
 #include "python/bindings.h"
+#include "python/bytes_view.h"
 
 namespace py = pybind11;
 
 namespace moeflux::python {
-namespace {
-
-// The bytes of a Python object, contiguous, held until the end of the scope.
-class BytesView {
- public:
-  explicit BytesView(const py::object& object) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw py::error_already_set();
-  }
-  ~BytesView() { PyBuffer_Release(&view_); }
-  BytesView(const BytesView&) = delete;
-  BytesView& operator=(const BytesView&) = delete;
-
-  std::span<const std::byte> bytes() const {
-    return {static_cast<const std::byte*>(view_.buf), static_cast<size_t>(view_.len)};
-  }
-
- private:
-  Py_buffer view_;
-};
-
-}  // namespace
 
 void register_snapshot(py::module_& m) {
   Class<SnapshotSpan>(m, "SnapshotSpan", "One state of one layer in a snapshot.")

@@ -9,12 +9,14 @@ from moeflux.conversion.verify import verify
 from moeflux.errors import (
     ArgumentError,
     BudgetError,
+    BufferTooSmall,
     Cancelled,
     DeviceError,
     Error,
     FormatError,
     IoError,
     NotFoundError,
+    SnapshotError,
     StateError,
 )
 from moeflux.model import Memory, Model, load
@@ -37,6 +39,7 @@ __all__ = [
     "PRESETS",
     "ArgumentError",
     "BudgetError",
+    "BufferTooSmall",
     "Cancel",
     "Cancelled",
     "Completion",
@@ -61,6 +64,7 @@ __all__ = [
     "Sampling",
     "Session",
     "Snapshot",
+    "SnapshotError",
     "StateError",
     "StepStats",
     "Store",

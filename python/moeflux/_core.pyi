@@ -169,6 +169,11 @@ class SafetensorsFile:
     """
     The checked directory of a safetensors file.
     """
+    @staticmethod
+    def of_bytes(data: typing.Any, where: str) -> SafetensorsFile:
+        """
+        That of a file that lies in memory; `where` is its path, and begins messages.
+        """
     def __init__(self, path: os.PathLike | str | bytes) -> None: ...
     @property
     def header_bytes(self) -> int:

@@ -9,14 +9,25 @@ from contextlib import contextmanager
 
 __all__ = [
     "ArgumentError",
+    "BadMagic",
+    "BadVersion",
     "BudgetError",
+    "BufferTooSmall",
     "Cancelled",
     "DeviceError",
     "Error",
     "FormatError",
     "IoError",
+    "LenOverflow",
+    "NegativeLen",
+    "NoInterval",
     "NotFoundError",
+    "ShapeMismatch",
+    "SnapshotError",
     "StateError",
+    "TrailingBytes",
+    "Truncated",
+    "UnequalLen",
     "found",
     "refusals",
 ]
@@ -89,6 +100,68 @@ def refusals(what: str) -> Iterator[None]:
         if str(error) != "can't start new thread":
             raise
         raise IoError(f"{what}: expected a thread for it from the system, found none") from error
+
+
+# ---- Saved sessions in the older engine's formats ---------------------------------------------------------------
+
+
+class SnapshotError(FormatError):
+    """Bytes are no snapshot of this model in one of the older engine's formats. Its kinds say in which way."""
+
+    field: str = ""
+    """Of the header, or a piece of a layer."""
+
+    layer: int | None = None
+    """None outside of the layers."""
+
+    expected: int | None = None
+    found: int | None = None
+
+
+class BadMagic(SnapshotError):
+    """The first four bytes are others."""
+
+
+class BadVersion(SnapshotError):
+    """Of another version, or of one that cannot say this model."""
+
+
+class ShapeMismatch(SnapshotError):
+    """Of a model of another shape: `field` of the header differs."""
+
+
+class NoInterval(SnapshotError):
+    """The model has no full attention in every n-th layer, which is all that the formats can say."""
+
+
+class Truncated(SnapshotError):
+    """`expected` bytes were to follow, `found` do."""
+
+
+class NegativeLen(SnapshotError):
+    """A layer has fewer than 0 positions."""
+
+
+class LenOverflow(SnapshotError):
+    """A layer has more positions than any session may."""
+
+
+class UnequalLen(SnapshotError):
+    """A layer has another number of positions than those before."""
+
+
+class TrailingBytes(SnapshotError):
+    """The last layer ends at byte `expected`, the bytes at `found`."""
+
+
+class BufferTooSmall(ArgumentError):
+    """A snapshot does not fit into the memory that it was to be written to. Nothing has been written."""
+
+    needed: int = 0
+    """Bytes."""
+
+    found: int = 0
+    """Bytes."""
 
 
 def found(value: object, most: int = 40) -> str:

@@ -7,7 +7,7 @@ See docs/formats.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,16 @@ import numpy as np
 
 from moeflux import _core, files
 from moeflux._core import SafetensorsFile, parse_snapshot_wire, snapshot_wire_header, snapshot_wire_layout
-from moeflux.errors import ArgumentError, FormatError, StateError
+from moeflux.errors import ArgumentError, BufferTooSmall, FormatError, StateError, found, refusals
 from moeflux.models.variants import MAX_CONTEXT, Variant
 from moeflux.stores.floats import bf16_bits, decode
-from moeflux.stores.tensor_file import check_kind, chunks_of, read_arrays
+from moeflux.stores.tensor_file import arrays_in, check_kind, chunks_of, read_arrays, size_of
 
 __all__ = ["Snapshot"]
 
 FORMAT = "moeflux-session"
 VERSION = "1"
+WIRE = {"wire-1": 1, "wire-2": 2}
 WIRE_MAGIC = b"XLFM"
 FIXED = ("conv", "recurrent")
 """Pieces that do not grow with the position, and are always f32."""
@@ -85,10 +86,7 @@ class Snapshot:
 
     def save(self, path: str | Path, format: str = "moeflux") -> None:
         """Writes the file in one pass and renames it into place. `format`: "moeflux", "wire-1" or "wire-2"."""
-        writers = {"moeflux": own_chunks, "wire-1": wire_chunks(1), "wire-2": wire_chunks(2)}
-        if format not in writers:
-            raise ArgumentError(f"format: expected {', '.join(writers)}, found {format!r:.40}")
-        files.write_atomically(files.expanded(path), writers[format](self), private=True)
+        files.write_atomically(files.expanded(path), self._chunks(format), private=True)
 
     @classmethod
     def load(cls, path: str | Path, variant: Variant, most: int = MAX_CONTEXT) -> Snapshot:
@@ -98,6 +96,69 @@ class Snapshot:
         with files.open_file(path) as file, files.system_errors(path):
             is_wire = file.read(len(WIRE_MAGIC)) == WIRE_MAGIC
         return load_wire(path, variant, most) if is_wire else load_own(path, variant, most)
+
+    # ---- Memory -------------------------------------------------------------------------------------------------
+
+    def size(self, format: str = "moeflux") -> int:
+        """Bytes that the file has, and that `to_bytes` makes; known without making them."""
+        wire = WIRE.get(format)
+        if wire:
+            return snapshot_wire_layout(self.variant.to_json(), wire, self.position).bytes
+        check_format(format)
+        return size_of(own_metadata(self), own_arrays(self))
+
+    def to_bytes(self, format: str = "moeflux") -> bytes:
+        """What `save` writes to a file."""
+        with refusals("a snapshot's bytes"):
+            return b"".join(self._chunks(format))
+
+    def write_into(self, buffer: Any, format: str = "moeflux") -> memoryview:
+        """The same into the first bytes of the caller's memory, a bytearray say: the part that was written.
+        BufferTooSmall when there are fewer than `size`; nothing is written then."""
+        needed = self.size(format)
+        try:
+            room = memoryview(buffer).cast("B")
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"buffer: expected memory without gaps, found {found(buffer)}") from error
+        if room.readonly:
+            raise ArgumentError(f"buffer: expected memory that can be written, found {found(buffer)}")
+        if room.nbytes < needed:
+            error = BufferTooSmall(f"buffer: expected at least {needed} bytes for the snapshot, found {room.nbytes}")
+            error.needed, error.found = needed, room.nbytes
+            raise error
+        at = 0
+        with refusals("a snapshot's bytes"):
+            for chunk in self._chunks(format):
+                data = chunk if isinstance(chunk, bytes) else chunk.reshape(-1).view(np.uint8)
+                room[at : at + len(data)] = data
+                at += len(data)
+        return room[:at]
+
+    @classmethod
+    def from_bytes(cls, data: Any, variant: Variant, most: int = MAX_CONTEXT, where: str = "snapshot") -> Snapshot:
+        """As `load`, of the bytes of a file. They are copied. `where` begins messages."""
+        try:
+            view = np.frombuffer(data, np.uint8)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"{where}: expected bytes without gaps, found {found(data)}") from error
+        with refusals(f"{where}: its state"):
+            if view[: len(WIRE_MAGIC)].tobytes() == WIRE_MAGIC:
+                return wire_of(view, where, variant, most)
+            file = SafetensorsFile.of_bytes(view, where)
+            return own_of(Path(where), file, lambda: arrays_in(view, file), variant, most)
+
+    def _chunks(self, format: str) -> Iterator[bytes | np.ndarray]:
+        wire = WIRE.get(format)
+        if wire:
+            return wire_chunks(self, wire)
+        check_format(format)
+        return chunks_of(own_metadata(self), own_arrays(self))
+
+
+def check_format(format: str) -> None:
+    """Of the one that is not among WIRE."""
+    if format != "moeflux":
+        raise ArgumentError(f"format: expected {', '.join(['moeflux', *WIRE])}, found {format!r:.40}")
 
 
 def check_length(position: int, most: int) -> None:
@@ -119,23 +180,33 @@ def as_bf16(array: np.ndarray) -> np.ndarray:
 # ---- Our own format ---------------------------------------------------------------------------------------------
 
 
-def own_chunks(snapshot: Snapshot) -> Iterator[bytes | np.ndarray]:
+def own_arrays(snapshot: Snapshot) -> dict[str, np.ndarray]:
     arrays = {f"layers.{layer}.{name}": array for (layer, name), array in snapshot.tensors.items()}
     arrays["tokens"] = np.asarray(snapshot.tokens, "<i4")
     if snapshot.conversation:
         arrays["conversation"] = np.frombuffer(snapshot.conversation.encode(), "u1")
-    metadata = {
+    return arrays
+
+
+def own_metadata(snapshot: Snapshot) -> dict[str, str]:
+    return {
         "format": FORMAT,
         "version": VERSION,
         "fingerprint": snapshot.fingerprint,
         "position": str(snapshot.position),
         "model": snapshot.variant.name,
     }
-    return chunks_of(metadata, arrays)
 
 
 def load_own(path: Path, variant: Variant, most: int) -> Snapshot:
     file = SafetensorsFile(path)
+    return own_of(path, file, lambda: read_arrays(path, file), variant, most)
+
+
+def own_of(
+    path: Path, file: SafetensorsFile, read: Callable[[], dict[str, np.ndarray]], variant: Variant, most: int
+) -> Snapshot:
+    """Of the directory of a file, and its tensors when that is checked."""
     metadata = file.metadata
     check_kind(path, metadata, FORMAT, VERSION)
     position = metadata.get("position", "")
@@ -145,7 +216,7 @@ def load_own(path: Path, variant: Variant, most: int) -> Snapshot:
     expected = {f"layers.{layer}.{name}": shape for (layer, name), shape in variant.state(int(position)).items()}
     for name in sorted(expected.keys() | file.tensors.keys() | {"tokens"}):
         check_entry(path, name, file.tensors.get(name), expected)
-    arrays = read_arrays(path, file)
+    arrays = read()
     tokens = tuple(arrays.pop("tokens").tolist())
     if tokens and len(tokens) != int(position):
         raise FormatError(f"{path}: tokens: expected {position}, one a position, found {len(tokens)}")
@@ -179,28 +250,35 @@ def check_entry(path: Path, name: str, entry: Any, expected: dict[str, tuple[int
 # ---- The wire formats -------------------------------------------------------------------------------------------
 
 
-def wire_chunks(version: int) -> Any:
-    def chunks(snapshot: Snapshot) -> Iterator[bytes | np.ndarray]:
-        variant = snapshot.variant.to_json()
-        layout = snapshot_wire_layout(variant, version, snapshot.position)
-        yield snapshot_wire_header(variant, version)
-        lengths, end = set(layout.length_offsets), layout.header_bytes
-        for span in layout.spans:
-            if end in lengths:
-                yield snapshot.position.to_bytes(4, "little")
-                end += 4
-            yield np.ascontiguousarray(as_f32(snapshot.tensors[span.layer, span.part]))
-            end += span.bytes
-
-    return chunks
+def wire_chunks(snapshot: Snapshot, version: int) -> Iterator[bytes | np.ndarray]:
+    variant = snapshot.variant.to_json()
+    layout = snapshot_wire_layout(variant, version, snapshot.position)
+    yield snapshot_wire_header(variant, version)
+    lengths, end = set(layout.length_offsets), layout.header_bytes
+    for span in layout.spans:
+        if end in lengths:
+            yield snapshot.position.to_bytes(4, "little")
+            end += 4
+        yield np.ascontiguousarray(as_f32(snapshot.tensors[span.layer, span.part]))
+        end += span.bytes
 
 
 def load_wire(path: Path, variant: Variant, most: int) -> Snapshot:
+    limit = check_wire_size(files.size_of(path), str(path), variant, most)
+    return wire_of(np.frombuffer(files.read_bytes(path, limit), np.uint8), str(path), variant, most)
+
+
+def check_wire_size(size: int, where: str, variant: Variant, most: int) -> int:
+    """The most that there may be."""
     limit = snapshot_wire_layout(variant.to_json(), 2, most).bytes  # version 1 has a shorter header
-    if (size := files.size_of(path)) > limit:
-        raise ArgumentError(f"{path}: expected at most {most} tokens (max_context), {limit} bytes, found {size} bytes")
-    data = np.frombuffer(files.read_bytes(path, limit), np.uint8)
-    layout = parse_snapshot_wire(data, variant.to_json(), str(path))
+    if size > limit:
+        raise ArgumentError(f"{where}: expected at most {most} tokens (max_context), {limit} bytes, found {size} bytes")
+    return limit
+
+
+def wire_of(data: np.ndarray, where: str, variant: Variant, most: int) -> Snapshot:
+    check_wire_size(len(data), where, variant, most)
+    layout = parse_snapshot_wire(data, variant.to_json(), where)
     shapes = variant.state(layout.positions)
     tensors = {}
     for span in layout.spans:

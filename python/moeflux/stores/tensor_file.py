@@ -16,7 +16,7 @@ from moeflux import files
 from moeflux._core import SafetensorsFile
 from moeflux.errors import FormatError, IoError, refusals
 
-__all__ = ["check_kind", "chunks_of", "read_arrays"]
+__all__ = ["arrays_in", "check_kind", "chunks_of", "read_arrays", "size_of"]
 
 TYPES = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "I32": np.dtype("<i4"), "U8": np.dtype("u1")}
 
@@ -27,8 +27,19 @@ TYPES = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "I32": np.dtype("<i4")
 def chunks_of(metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> Iterator[bytes | np.ndarray]:
     """The bytes of the file, in order. The checksums join the metadata as \"sha256\"."""
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    sums = json.dumps(checksums(arrays.items()), separators=(",", ":"))
-    header: dict[str, Any] = {"__metadata__": {**metadata, "sha256": sums}}
+    yield header_of(metadata, arrays, checksums(arrays.items()))
+    yield from arrays.values()
+
+
+def size_of(metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> int:
+    """Of all those bytes. Nothing is summed up for it, for every sum has as many digits."""
+    header = header_of(metadata, arrays, dict.fromkeys(arrays, "0" * 64))
+    return len(header) + sum(array.nbytes for array in arrays.values())
+
+
+def header_of(metadata: dict[str, str], arrays: dict[str, np.ndarray], sums: dict[str, str]) -> bytes:
+    stated = json.dumps(sums, separators=(",", ":"))
+    header: dict[str, Any] = {"__metadata__": {**metadata, "sha256": stated}}
     names = {dtype: name for name, dtype in TYPES.items()}
     end = 0
     for name, array in arrays.items():
@@ -40,8 +51,7 @@ def chunks_of(metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> Iterat
         end += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    yield from arrays.values()
+    return len(text).to_bytes(8, "little") + text
 
 
 # ---- Reading ----------------------------------------------------------------------------------------------------
@@ -57,6 +67,16 @@ def read_arrays(path: Path, file: SafetensorsFile) -> dict[str, np.ndarray]:
     """All tensors, in one pass, each compared with its checksum. The caller must have checked their sizes."""
     arrays: dict[str, np.ndarray] = {}
     check_sums(path, file.metadata, checksums(read_in_order(path, file, arrays)))
+    return arrays
+
+
+def arrays_in(data: np.ndarray, file: SafetensorsFile) -> dict[str, np.ndarray]:
+    """The same from the bytes of a file in memory. Copies: the caller's memory is the caller's."""
+    arrays = {}
+    for name, entry in file.tensors.items():
+        stored = data[entry.offset : entry.offset + entry.bytes]
+        arrays[name] = np.frombuffer(stored.tobytes(), TYPES[entry.dtype]).reshape(entry.shape)
+    check_sums(Path(str(file.path)), file.metadata, checksums(arrays.items()))
     return arrays
 
 
