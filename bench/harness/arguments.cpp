@@ -1,6 +1,7 @@
 #include "arguments.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <map>
 #include <thread>
@@ -30,6 +31,8 @@ Measures prefill and decode of the model in the folder STORE, a store that moefl
   --isa NAME         kernels: portable, avx2, avx512, avx512vnni, amx or neon (the best the machine has)
   --precision WORD   of activations: auto, 16 bits where that is faster, or exact, f32 (auto)
   --kv f32|bf16      key-value rows (f32)
+  --sampling WORDS   how a decode's tokens are drawn, as temperature=0.7,top_p=0.95; also top_k, min_p,
+                     repetition_penalty, presence_penalty, frequency_penalty, seed (the likeliest token is taken)
   --json FILE|-      where the JSON lines go (-, stdout)
   --roofline         also what each kind of op took, against the limits of this machine, measured in the same run
   --count WORD       nothing is timed: calls (of the system) or instructions are counted, or nothing (Linux)
@@ -37,8 +40,8 @@ Measures prefill and decode of the model in the folder STORE, a store that moefl
 How it measures. A walk goes from frontier to frontier over a fixed sequence of tokens. At each one
   1. only the tokens since the frontier before are prefilled and timed: what == "prefill";
   2. a checkpoint is made;
-  3. N + 1 steps follow, each taking the likeliest token after the last; the first is thrown away, N are timed, the
-     choice of the token included: what == "decode";
+  3. N + 1 steps follow, each taking the likeliest next token, or one that --sampling draws; the first is thrown away,
+     N are timed, the choice of the token included: what == "decode". It alone took choosing_seconds;
   4. the session is rewound to the checkpoint, and the walk goes on as if nothing had been decoded.
 The first walk, rep 0, finds no expert in memory and reads what it needs: it is reported and left out of the medians.
 With --slots below all, the disk is probed before each decode: as many threads as read experts, reading random experts
@@ -111,6 +114,48 @@ Choice choice(const std::string& where, const std::string& text) {
   }
 }
 
+double real(const std::string& where, const std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end) throw ArgumentError(concat(where, ": expected a number, found \"", text, "\""));
+  return value;
+}
+
+const std::map<std::string, double moeflux::Sampling::*> sampling_numbers = {
+    {"temperature", &moeflux::Sampling::temperature},
+    {"top_p", &moeflux::Sampling::top_p},
+    {"min_p", &moeflux::Sampling::min_p},
+    {"repetition_penalty", &moeflux::Sampling::repetition_penalty},
+    {"presence_penalty", &moeflux::Sampling::presence_penalty},
+    {"frequency_penalty", &moeflux::Sampling::frequency_penalty},
+};
+
+// NAME=NUMBER, and more of them behind commas.
+moeflux::Sampling sampling_of(const std::string& where, const std::string& text) {
+  moeflux::Sampling sampling;
+  for (size_t begin = 0; begin <= text.size();) {
+    const std::string word = text.substr(begin, text.find(',', begin) - begin);
+    begin += word.size() + 1;
+    const std::string name = word.substr(0, word.find('='));
+    const std::string value = word.substr(std::min(word.size(), name.size() + 1));
+    const std::string field = concat(where, " ", name);
+    if (const auto number = sampling_numbers.find(name); number != sampling_numbers.end())
+      sampling.*number->second = real(field, value);
+    else if (name == "top_k")
+      sampling.top_k = integer(field, value, 0, std::numeric_limits<int32_t>::max());
+    else if (name == "seed")
+      sampling.seed = static_cast<uint64_t>(integer(field, value, 0, std::numeric_limits<int64_t>::max() - 1));
+    else
+      throw ArgumentError(concat(where, ": expected NAME=NUMBER with a name of --help, found \"", word, "\""));
+  }
+  try {
+    const moeflux::Sampler of_two(sampling, 2, {});
+  } catch (const moeflux::Error& error) {
+    throw ArgumentError(concat(where, " ", error.what()));
+  }
+  return sampling;
+}
+
 using Option = void (*)(Arguments&, const std::string& name, const std::string& value);
 
 const std::map<std::string, Option> options = {
@@ -150,6 +195,11 @@ const std::map<std::string, Option> options = {
     {"--kv",
      [](Arguments& a, const std::string& name, const std::string& value) {
        a.kv = one_of(name, value, {"f32", "bf16"}) == "f32" ? moeflux::DType::f32 : moeflux::DType::bf16;
+     }},
+    {"--sampling",
+     [](Arguments& a, const std::string& name, const std::string& value) {
+       a.sampling = sampling_of(name, value);
+       a.sampling_text = value;
      }},
     {"--count", [](Arguments& a, const std::string& name,
                    const std::string& value) { a.count = one_of(name, value, {"calls", "instructions", "nothing"}); }},

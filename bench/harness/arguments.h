@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -29,6 +30,8 @@ struct Arguments {
   std::string isa;
   moeflux::Precision precision = moeflux::Precision::automatic;
   moeflux::DType kv = moeflux::DType::f32;
+  std::optional<moeflux::Sampling> sampling;  // how a decode's tokens are drawn; none: the likeliest
+  std::string sampling_text = "likeliest";    // the same as it was asked for
   std::string json = "-";
   bool help = false;
 };

@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "model.h"
+#include "next_token.h"
 
 #if defined(__linux__)
 #include <dlfcn.h>
@@ -76,8 +77,9 @@ void work(const Arguments& arguments, const std::function<void(const Work&)>& ru
   const auto engine = moeflux::Engine::open(resident.store, engine_options(resident, 1));
   const auto session = engine->session(session_options(resident, engine->variant()));
   const auto prompt = prompt_of(resident.frontiers.front(), engine->variant().vocab_size);
+  NextToken next(resident, engine->variant().vocab_size);
   const auto steps = [&] {
-    for (int64_t i = 0; i < resident.decode; ++i) session->step(session->argmax());
+    for (int64_t i = 0; i < resident.decode; ++i) session->step(next.after(*session));
   };
   session->prefill(prompt);  // reads the experts that the same tokens will pick again
   steps();

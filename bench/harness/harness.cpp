@@ -12,6 +12,7 @@
 #include "machine.h"
 #include "model.h"
 #include "moeflux.h"
+#include "next_token.h"
 #include "report.h"
 
 namespace bench {
@@ -46,6 +47,7 @@ class Bench {
       : arguments_(arguments), threads_(threads), bandwidth_(bandwidth), report_(report) {
     engine_ = moeflux::Engine::open(arguments.store, engine_options(arguments, threads));
     session_ = engine_->session(session_options(arguments, engine_->variant()));
+    next_ = std::make_unique<NextToken>(arguments, engine_->variant().vocab_size);
     prompt_ = prompt_of(arguments.frontiers.back(), engine_->variant().vocab_size);
     streams_ = engine_->expert_slots() < engine_->experts();
     report_.begin(*engine_);
@@ -90,6 +92,7 @@ class Bench {
     Measurement m = begin("decode");
     if (streams_) m.disk_bandwidth = engine_->read_rate(probe_seconds);
     step();
+    m.choosing_seconds = next_->seconds();
     m.bytes_touched = arguments_.decode * (engine_->step_bytes() + state_bytes(*session_));
     restart(m);
     for (int64_t i = 0; i < arguments_.decode; ++i) {
@@ -97,12 +100,13 @@ class Bench {
       m.sum += session_->last();
     }
     m.context = session_->position() - arguments_.decode - 1;
+    m.choosing_seconds = next_->seconds() - m.choosing_seconds;
     end(m);
   }
 
   void step() {
     check_interrupt();
-    session_->step(session_->argmax());
+    session_->step(next_->after(*session_));
   }
 
   Measurement begin(const char* what) {
@@ -143,6 +147,7 @@ class Bench {
   Report& report_;
   std::shared_ptr<moeflux::Engine> engine_;
   std::unique_ptr<moeflux::Session> session_;
+  std::unique_ptr<NextToken> next_;
   bool streams_ = false;  // fewer slots than experts
   std::vector<int32_t> prompt_;
   int64_t rep_ = 0;

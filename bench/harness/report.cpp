@@ -94,6 +94,7 @@ void Report::set_constant(const moeflux::Engine& engine) {
   Members members;
   members.add("isa", quoted(engine.isa()))
       .add("precision", quoted(std::string(moeflux::name_of(arguments_.precision))))
+      .add("sampling", quoted(arguments_.sampling_text))
       .add("kv", quoted(arguments_.kv == moeflux::DType::f32 ? "f32" : "bf16"))
       .add("engine", quoted(engine.describe()))
       .add("variant", quoted(engine.variant().name))
@@ -249,6 +250,7 @@ std::string Report::json(const Measurement& m) const {
       .add("cpu_seconds", m.cpu_seconds)
       .add("tokens_per_second", m.tokens_per_second())
       .add("compute_seconds", m.sum.compute_seconds)
+      .add("choosing_seconds", m.bytes_touched ? number(m.choosing_seconds) : "null")
       .add("router_seconds", m.sum.router_seconds)
       .add("beside_seconds", m.sum.beside_seconds)
       .add("arrived_seconds", m.sum.arrived_seconds)
@@ -310,10 +312,13 @@ void Report::end() const {
   std::map<Key, std::vector<double>> speeds;
   std::map<Key, std::vector<double>> shares;
   std::map<Key, std::vector<double>> bounds;
+  std::map<Key, std::vector<double>> choices;
   for (const Measurement& m : all_) {
     if (m.rep == 0) continue;
     speeds[{m.threads, m.context, m.what}].push_back(m.tokens_per_second());
     if (m.bytes_touched) shares[{m.threads, m.context, m.what}].push_back(100 * m.share());
+    if (m.bytes_touched)
+      choices[{m.threads, m.context, m.what}].push_back(1000 * m.choosing_seconds / static_cast<double>(m.sum.tokens));
     if (m.disk_bandwidth > 0) bounds[{m.threads, m.context, m.what}].push_back(m.over_the_bound());
   }
   if (speeds.empty()) return;
@@ -326,6 +331,8 @@ void Report::end() const {
       std::fprintf(stderr, ", %.0f%% of the read bandwidth", median(share->second));
     if (const auto bound = bounds.find(key); bound != bounds.end())
       std::fprintf(stderr, ", %.2f x the slower of disk and processor", median(bound->second));
+    if (const auto choice = choices.find(key); choice != choices.end())
+      std::fprintf(stderr, ", %.3f ms a token to choose it", median(choice->second));
     std::fprintf(stderr, "\n");
   }
   op_tables();

@@ -36,7 +36,8 @@ struct Measurement {
   int64_t threads = 0;
   double seconds = 0;      // of the caller
   double cpu_seconds = 0;  // of all threads: more than seconds * threads is impossible, less means others had the cores
-  moeflux::StepStats sum;  // of the calls that were timed
+  double choosing_seconds = 0;  // of them, decode: until it was known which token comes next; 0 for prefill
+  moeflux::StepStats sum;       // of the calls that were timed
   int64_t allocations = 0;
   int64_t peak_rss_bytes = 0;
   int64_t disk_bytes = -1;    // from disks; below 0 when the system does not say

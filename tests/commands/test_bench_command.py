@@ -11,6 +11,7 @@ import moeflux
 from moeflux.cli import main
 from moeflux.measure import bench as module
 from moeflux.measure.bench import Row, bench, drop_cached, files_of, table
+from moeflux.text.sampling import Sampling
 from support.engine import Folder, folders, tokens
 
 Output = pytest.CaptureFixture[str]
@@ -69,6 +70,20 @@ def test_direct_reads_are_what_the_disk_gives(folder: Folder) -> None:
         assert row.bytes_read <= row.physical_bytes <= row.bytes_read + (1 << 20)
 
 
+def test_decoding_chooses_as_asked(folder: Folder) -> None:
+    """The same seed decodes the same text; choosing is a part of the time, and of decoding alone."""
+    asked = Sampling(temperature=1.5, top_p=0.9, seed=3)
+    first, again = (
+        list(bench(folder("qwen3_5_moe"), prefill=6, decode=8, threads=1, look_ahead="off", sampling=asked))
+        for _ in range(2)
+    )
+    for row in first:
+        assert (row.choosing_seconds is None) == (row.phase == "prefill")
+        assert row.choosing_seconds is None or 0 < row.choosing_seconds < row.seconds
+    likeliest = list(bench(folder("qwen3_5_moe"), prefill=6, decode=8, threads=1, look_ahead="off"))
+    assert [row.misses for row in first] == [row.misses for row in again] != [row.misses for row in likeliest]
+
+
 def test_the_same_prompt_when_asked_for(folder: Folder) -> None:
     kept = list(bench(folder("qwen3_5_moe"), prompt=tokens(9), decode=2, threads=1, look_ahead="off"))
     assert [row.tokens for row in kept] == [2, 9, 9, 2]
@@ -112,7 +127,7 @@ def test_the_page_cache_is_dropped_before_a_cold_run(folder: Folder, monkeypatch
 
 def test_a_table_has_the_medians(rows: list[Row]) -> None:
     lines = table(rows).splitlines()
-    assert lines[0].split() == "phase state tok/s read/token disk/token hits waiting foreseen peak".split()
+    assert lines[0].split() == "phase state tok/s read/token disk/token hits waiting foreseen choosing peak".split()
     assert [tuple(line.split()[:2]) for line in lines[1:]] == module.ORDER
     (only,) = [row for row in rows if (row.rep, row.phase, row.state) == (0, "decode", "cold")]
     assert f"{only.tokens_per_second:.3g}" in table([only])
@@ -125,7 +140,7 @@ def test_the_command(folder: Folder, capsys: Output) -> None:
     out = capsys.readouterr().out
     assert "12 expert slots" in out
     assert "6 tokens prefill" in out
-    assert main(["bench", store, *options, "--json", "--reps", "2"]) == 0
+    assert main(["bench", store, *options, "--json", "--reps", "2", "--temperature", "1", "--seed", "5"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["phase"], line["state"]) for line in lines] == WAYS * 2
     assert all(line["tokens_per_second"] == line["tokens"] / line["seconds"] for line in lines)
@@ -138,6 +153,7 @@ def test_the_command_refuses(folder: Folder, tmp_path: Path, capsys: Output) -> 
         ([str(tmp_path / "none")], "expected a folder, or a repository as owner/name, found nothing"),
         ([store, "--expert-slots", "1"], "expert_slots: expected at least"),
         ([store, "--prefill", "2000"], "expected 1 to 1024"),
+        ([store, "--top-p", "2"], "top_p: expected more than 0 to 1, found 2"),
         ([store, "--prompt-ids", str(tmp_path / "one")], "expected at least 2 tokens, found 1"),
     ]:
         assert main(["bench", *argv]) == 2

@@ -28,7 +28,7 @@ FIELDS = {
     "expert_hits", "expert_misses", "hit_rate", "look_ahead_reads", "look_ahead_used", "look_ahead_wasted_bytes",
     "look_ahead_recall", "look_ahead_precision", "submissions", "waits", "allocations", "peak_rss_bytes",
     "read_bandwidth", "bytes_touched", "share_of_read_bandwidth", "rep", "load", "threads", "isa", "precision", "kv",
-    "engine", "variant", "store", "commit", "compiler", "machine",
+    "engine", "variant", "store", "commit", "compiler", "machine", "sampling", "choosing_seconds",
 }  # fmt: skip
 
 Line = dict[str, Any]
@@ -198,6 +198,28 @@ def test_bytes_from_the_disk_itself(harness: Path, store: Path) -> None:
     assert sum(line["disk_bytes"] for line in cold[2:]) > 0
 
 
+ASKED = ("temperature=1.5,top_p=0.9,min_p=0.001,repetition_penalty=1.1,frequency_penalty=0.1,seed=7", "temperature=1")
+
+
+@pytest.mark.parametrize("sampling", ASKED)
+def test_drawing_tokens_is_measured_and_allocates_nothing(harness: Path, store: Path, sampling: str) -> None:
+    arguments = ("--prefill", 4, "--decode", 12, "--threads", 1, "--reps", 2, "--look-ahead", "off", "--slots", 40)
+    drawn, again = (lines_of(run(harness, store, *arguments, "--sampling", sampling)) for _ in range(2))
+    likeliest = lines_of(run(harness, store, *arguments))
+    for line in drawn:
+        assert line["sampling"] == sampling
+        assert (line["choosing_seconds"] is None) == (line["what"] == "prefill")
+        if line["what"] == "decode":
+            assert 0 < line["choosing_seconds"] < line["seconds"]
+            assert line["rep"] == 0 or line["allocations"] == 0
+    assert {line["sampling"] for line in likeliest} == {"likeliest"}
+
+    def reads(lines: list[Line]) -> list[int]:
+        return [line["expert_misses"] for line in lines if line["what"] == "decode"]
+
+    assert reads(drawn) == reads(again) != reads(likeliest)
+
+
 def test_settings_reach_the_engine(harness: Path, store: Path, tmp_path: Path) -> None:
     out = tmp_path / "lines.json"
     done = run(
@@ -316,6 +338,11 @@ def test_help_teaches_the_protocol(harness: Path) -> None:
         (["a", "--reads", "mapped"], '--reads: expected one of auto, direct, buffered, found "mapped"'),
         (["a", "--cache", "fifo"], '--cache: expected one of lru, lfu, none, found "fifo"'),
         (["a", "--look-ahead", "yes"], '--look-ahead: expected one of auto, on, off, found "yes"'),
+        (["a", "--sampling", "heat=1"], '--sampling: expected NAME=NUMBER with a name of --help, found "heat=1"'),
+        (["a", "--sampling", "top_p=0.5,"], "--sampling: expected NAME=NUMBER"),
+        (["a", "--sampling", "temperature"], '--sampling temperature: expected a number, found ""'),
+        (["a", "--sampling", "top_k=-1"], "--sampling top_k: expected 0 to 2147483647"),
+        (["a", "--sampling", "temperature=1,top_p=2"], "--sampling top_p: expected 0 to 1, found 2"),
         (["a", "--json", "/nowhere/x"], '--json: expected a file that can be written, found "/nowhere/x"'),
     ],
 )

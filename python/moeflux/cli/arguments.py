@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from moeflux.model import Model
 
 __all__ = [
+    "COUNT",
     "MODEL_HELP",
     "MOST_SEED",
     "PROMPT_HINT",
@@ -23,10 +24,12 @@ __all__ = [
     "Commands",
     "Parser",
     "add_loading",
+    "add_sampling",
     "command",
     "load_model",
     "load_options",
     "print_value",
+    "sampling_options",
     "whole",
 ]
 
@@ -114,6 +117,58 @@ def whole(least: int = 1, most: int = (1 << 31) - 1) -> Callable[[str], int]:
         return int(text)
 
     return kind
+
+
+# ---- How tokens are chosen --------------------------------------------------------------------------------------
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, found {text!r:.40}") from None
+
+
+def _bias(text: str) -> tuple[int, float]:
+    id, _, value = text.partition("=")
+    if not value:
+        raise argparse.ArgumentTypeError(f"expected TOKEN=NUMBER, found {text!r:.40}")
+    return COUNT(id), _number(value)
+
+
+COUNT, SEED = whole(0), whole(0, (1 << 64) - 1)
+SAMPLING: dict[str, tuple[Any, str, str]] = {
+    "temperature": (_number, "T", "0: always the likeliest token; 1: as likely as the model says; above 1: wilder"),
+    "top-k": (COUNT, "K", "only the K likeliest tokens; 0: all"),
+    "top-p": (_number, "P", "only the likeliest tokens that together have this probability"),
+    "min-p": (_number, "P", "only tokens with at least this share of the likeliest one's probability"),
+    "repetition-penalty": (_number, "X", "above 1: tokens of prompt and answer become less likely; 1: no change"),
+    "presence-penalty": (_number, "X", "subtracted from the logits of tokens that the answer already has"),
+    "frequency-penalty": (_number, "X", "subtracted from them once for each time it has them"),
+    "seed": (SEED, "N", "the same seed and settings give the same text; default: a new seed each time"),
+}
+
+
+def add_sampling(parser: argparse.ArgumentParser, usual: str) -> None:
+    """The fields of `Sampling`. `usual` says what the defaults are."""
+    group = parser.add_argument_group("how tokens are chosen", f"Defaults are {usual}.")
+    for name, (kind, letter, meaning) in SAMPLING.items():
+        group.add_argument(f"--{name}", type=kind, metavar=letter, help=meaning)
+    group.add_argument(
+        "--logit-bias",
+        type=_bias,
+        action="append",
+        default=[],
+        metavar="TOKEN=X",
+        help="add X to the logit of a token id",
+    )
+
+
+def sampling_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of `Sampling` that were given."""
+    names = [name.replace("-", "_") for name in SAMPLING]
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    return given | ({"logit_bias": dict(arguments.logit_bias)} if arguments.logit_bias else {})
 
 
 # ---- Loading a model --------------------------------------------------------------------------------------------

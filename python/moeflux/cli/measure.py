@@ -14,10 +14,12 @@ from moeflux.cli.arguments import (
     Commands,
     Parser,
     add_loading,
+    add_sampling,
     command,
     load_model,
     load_options,
     print_value,
+    sampling_options,
     whole,
 )
 
@@ -72,13 +74,14 @@ BENCH = """\
 Measures prefill and decode, cold and warm. Cold means that the model is opened anew, with its files dropped from the
 page cache and no expert in memory. The columns are tokens a second; bytes per token that the engine asked for, and that
 the disk gave to this process; experts found in memory; the share of the time spent waiting for reads; the share of the
-necessary reads that look-ahead had begun; and peak memory. They are medians of the repetitions. Close other programs:
-two that compute at the same time halve each other's speed.
+necessary reads that look-ahead had begun; milliseconds that choosing a token took; and peak memory. They are medians of
+the repetitions. Close other programs: two that compute at the same time halve each other's speed.
 
 examples:
   moeflux bench /ssd/a3b --expert-slots 2560
   moeflux bench /ssd/a3b --prefill 1024 --decode 64 --reps 5 --json
   moeflux bench /ssd/a3b --prompt-ids prompt.txt --look-ahead off
+  moeflux bench /ssd/a3b --temperature 0.7 --top-p 0.95
 """
 
 
@@ -241,6 +244,7 @@ def _add_bench(command: Parser) -> None:
     )
     command.add_argument("--reps", type=whole(), default=1, metavar="N", help="repetitions; default: 1")
     command.add_argument("--json", action="store_true", help="one line of JSON for each measurement")
+    add_sampling(command, "the likeliest token, always, and a seed of 0")
     add_loading(command)
 
 
@@ -250,6 +254,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     from moeflux.progress import Lines, for_terminal
     from moeflux.runtime.tokens import read_prompt
     from moeflux.stores.store import open_store
+    from moeflux.text.sampling import Sampling
 
     prompt = None
     folder = find_model(arguments.model, for_terminal())
@@ -264,6 +269,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         reps=arguments.reps,
         prompt=prompt,
         random_decode=arguments.random_decode,
+        sampling=Sampling(**{"seed": 0} | sampling_options(arguments)),
         progress=Lines(),  # a bar would be measured too
         **load_options(arguments),
     ):

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
-from moeflux.cli.arguments import MODEL_HELP, PROMPT_HINT, Commands, Parser, add_loading, command, load_model, whole
+from moeflux.cli.arguments import (
+    COUNT,
+    MODEL_HELP,
+    PROMPT_HINT,
+    Commands,
+    Parser,
+    add_loading,
+    add_sampling,
+    command,
+    load_model,
+    sampling_options,
+    whole,
+)
 
 __all__ = ["add"]
 
@@ -48,33 +59,6 @@ def add(commands: Commands) -> None:
 # ---- What both share --------------------------------------------------------------------------------------------
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number, found {text!r:.40}") from None
-
-
-def _bias(text: str) -> tuple[int, float]:
-    id, _, value = text.partition("=")
-    if not value:
-        raise argparse.ArgumentTypeError(f"expected TOKEN=NUMBER, found {text!r:.40}")
-    return COUNT(id), _number(value)
-
-
-COUNT, SEED = whole(0), whole(0, (1 << 64) - 1)
-SAMPLING: dict[str, tuple[Any, str, str]] = {
-    "temperature": (_number, "T", "0: always the likeliest token; 1: as likely as the model says; above 1: wilder"),
-    "top-k": (COUNT, "K", "only the K likeliest tokens; 0: all"),
-    "top-p": (_number, "P", "only the likeliest tokens that together have this probability"),
-    "min-p": (_number, "P", "only tokens with at least this share of the likeliest one's probability"),
-    "repetition-penalty": (_number, "X", "above 1: tokens of prompt and answer become less likely; 1: no change"),
-    "presence-penalty": (_number, "X", "subtracted from the logits of tokens that the answer already has"),
-    "frequency-penalty": (_number, "X", "subtracted from them once for each time it has them"),
-    "seed": (SEED, "N", "the same seed and settings give the same text; default: a new seed each time"),
-}
-
-
 def _add_writing(parser: Parser, usual_tokens: str) -> None:
     parser.add_argument("--system", metavar="TEXT", help="instructions that precede the conversation")
     parser.add_argument(
@@ -87,27 +71,8 @@ def _add_writing(parser: Parser, usual_tokens: str) -> None:
         "--stop", action="append", default=[], metavar="TEXT", help="text that ends an answer; may be repeated"
     )
     parser.add_argument("--stats", action="store_true", help="print to stderr what an answer cost")
-    group = parser.add_argument_group(
-        "how tokens are chosen", "Defaults are those of the model's generation_config.json."
-    )
-    for name, (kind, letter, meaning) in SAMPLING.items():
-        group.add_argument(f"--{name}", type=kind, metavar=letter, help=meaning)
-    group.add_argument(
-        "--logit-bias",
-        type=_bias,
-        action="append",
-        default=[],
-        metavar="TOKEN=X",
-        help="add X to the logit of a token id",
-    )
+    add_sampling(parser, "those of the model's generation_config.json")
     add_loading(parser)
-
-
-def _sampling(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options of sampling that were given, for `Session.generate`."""
-    names = [name.replace("-", "_") for name in SAMPLING]
-    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    return given | ({"logit_bias": dict(arguments.logit_bias)} if arguments.logit_bias else {})
 
 
 def _thinking(arguments: argparse.Namespace) -> bool | None:
@@ -167,7 +132,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "max_tokens": arguments.max_tokens or 512,
         "stop": arguments.stop,
         "logprobs": arguments.logprobs,
-        **_sampling(arguments),
+        **sampling_options(arguments),
     }
     return run(model, prompt, options, generation)
 
@@ -200,7 +165,7 @@ def _chat(arguments: argparse.Namespace) -> int:
     _utf8()
     model = load_model(arguments.model, arguments)
     talk = model.chat(system=arguments.system, thinking=_thinking(arguments))
-    settings = {"max_tokens": arguments.max_tokens, "stop": arguments.stop, **_sampling(arguments)}
+    settings = {"max_tokens": arguments.max_tokens, "stop": arguments.stop, **sampling_options(arguments)}
     given = {name: value for name, value in settings.items() if value not in (None, [])}
     chat = TerminalChat(talk, given, arguments.stats)
     if arguments.load is not None:

@@ -2,8 +2,8 @@
 
 Cold means that the model is opened anew, with its files dropped from the page cache and no expert in a slot. Warm means
 the same model again, with whatever the cold run left in its slots. It gets other tokens, so it profits only from
-experts that the model itself makes common. Decoding evaluates tokens one at a time: always the likeliest next one, or
-random ones.
+experts that the model itself makes common. Decoding evaluates tokens one at a time: the likeliest next ones, those that
+are drawn as somebody asks, or random ones.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from moeflux.runtime.tokens import random_prompt
 from moeflux.session import Session
 from moeflux.sizes import size_text
 from moeflux.stores.store import open_store
+from moeflux.text.sampling import Sampler, Sampling
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -48,6 +49,7 @@ class Row:
     context: int  # tokens before the first one counted
     tokens: int
     seconds: float
+    choosing_seconds: float | None  # the part of them in which the next token was chosen; None for a prefill
     bytes_read: int  # that the engine asked for
     physical_bytes: int | None  # that the disk gave to this process, where the system counts them
     hits: int
@@ -92,25 +94,36 @@ def bench(
     reps: int = 1,
     prompt: Sequence[int] | None = None,
     random_decode: bool = False,
+    sampling: Sampling | None = None,
     progress: Progress | None = None,
     **options: Unpack[LoadOptions],
 ) -> Iterator[Row]:
-    """Yields row by row. A `prompt` replaces the `prefill` random tokens; `options` are those of moeflux.load."""
+    """Yields row by row. A `prompt` replaces the `prefill` random tokens; `options` are those of moeflux.load. Decoding
+    chooses its tokens as `sampling` says, by default the likeliest ones."""
     if prompt is not None and len(prompt) < 2:
         raise ArgumentError(f"prompt: expected at least 2 tokens, found {len(prompt)}")
     store = find_model(name)
     files = files_of(store)
     for rep in range(reps):
-        repetition = Repetition(store, files, options, rep, progress or Silent())
+        repetition = Repetition(store, files, options, rep, sampling or Sampling(seed=0), progress or Silent())
         yield from repetition.rows(prefill, decode, prompt, random_decode)
 
 
 class Repetition:
-    def __init__(self, store: Path, files: list[str], options: LoadOptions, rep: int, progress: Progress) -> None:
+    def __init__(
+        self,
+        store: Path,
+        files: list[str],
+        options: LoadOptions,
+        rep: int,
+        sampling: Sampling,
+        progress: Progress,
+    ) -> None:
         self.store = store
         self.files = files
         self.options = options
         self.rep = rep
+        self.sampling = sampling
         self.progress = progress
 
     def rows(self, prefill: int, decode: int, prompt: Sequence[int] | None, random_decode: bool) -> Iterator[Row]:
@@ -169,22 +182,35 @@ class Repetition:
         self.progress.note(f"decode, {state}")
         # A session that stands at a prefill's end has the logits of its last token.
         token = session._core.argmax() if first is None else first
-        for step in range(settle):
-            token = following(session, token, answer, step)
+        following = Following(session, Sampler(self.sampling, session.model.variant.vocab_size, []), answer)
+        for _ in range(settle):
+            token = following.token(token)
         counted = Counted(self, "decode", state, session, load_seconds)
-        stats = []
+        before, stats = following.choosing_seconds, []
         with Counting(self.progress, f"decode, {state}", "tokens") as counting:
-            for step in range(settle, settle + decode):
-                token = following(session, token, answer, step)
+            for _ in range(decode):
+                token = following.token(token)
                 stats.append(session.stats)
                 counting(len(stats), decode)
-        return counted.row(decode, stats)
+        return counted.row(decode, stats, following.choosing_seconds - before)
 
 
-def following(session: Session, token: int, answer: list[int] | None, step: int) -> int:
-    """Evaluates a token and returns the next one."""
-    likeliest = session.step(token).argmax()
-    return likeliest if answer is None else answer[step]
+class Following:
+    """Evaluates tokens, and chooses the next one even where `answer` says which it is: that is to be measured too."""
+
+    def __init__(self, session: Session, sampler: Sampler, answer: list[int] | None) -> None:
+        self.session = session
+        self.sampler = sampler
+        self.answer = None if answer is None else iter(answer)
+        self.choosing_seconds = 0.0
+
+    def token(self, token: int) -> int:
+        """Evaluates a token and returns the next one."""
+        logits = self.session.step(token)
+        started = time.perf_counter()
+        chosen = self.sampler.choose(logits).token
+        self.choosing_seconds += time.perf_counter() - started
+        return chosen if self.answer is None else next(self.answer)
 
 
 class Counted:
@@ -201,7 +227,7 @@ class Counted:
         self.physical = physical_bytes()
         self.started = time.perf_counter()
 
-    def row(self, tokens: int, stats: list[_core.StepStats]) -> Row:
+    def row(self, tokens: int, stats: list[_core.StepStats], choosing_seconds: float | None = None) -> Row:
         seconds = time.perf_counter() - self.started
         after = physical_bytes()
 
@@ -215,6 +241,7 @@ class Counted:
             context=self.context,
             tokens=tokens,
             seconds=seconds,
+            choosing_seconds=choosing_seconds,
             bytes_read=total("bytes_read"),
             physical_bytes=None if after is None or self.physical is None else after - self.physical,
             hits=total("expert_hits"),
@@ -277,7 +304,7 @@ ORDER = [("prefill", "cold"), ("prefill", "warm"), ("decode", "cold"), ("decode"
 
 def table(rows: Sequence[Row]) -> str:
     """A line for each phase and state, medians where there are several repetitions. Fit for pasting."""
-    columns = "phase state tok/s read/token disk/token hits waiting foreseen peak".split()
+    columns = "phase state tok/s read/token disk/token hits waiting foreseen choosing peak".split()
     lines = [columns]
     for phase, state in sorted({(row.phase, row.state) for row in rows}, key=ORDER.index):
         group = [row for row in rows if (row.phase, row.state) == (phase, state)]
@@ -304,6 +331,9 @@ def cells(group: list[Row]) -> list[str]:
     def size(value: float | None) -> str:
         return "-" if value is None else size_text(value)
 
+    def milliseconds(value: float | None) -> str:
+        return "-" if value is None else f"{1000 * value:.2f}ms"
+
     speed = median(lambda row: row.tokens_per_second)
     assert speed is not None
     return [
@@ -313,5 +343,6 @@ def cells(group: list[Row]) -> list[str]:
         share(median(lambda row: row.hit_rate)),
         share(median(lambda row: row.wait_share)),
         share(median(lambda row: row.look_ahead_recall)),
+        milliseconds(median(lambda row: None if row.choosing_seconds is None else row.choosing_seconds / row.tokens)),
         size(max(row.peak_bytes for row in group)),
     ]

@@ -1,0 +1,56 @@
+"""Choosing a token beside the same in NumPy, a group for each setting: make bench-ops ARGS=bench/ops/test_choosing.py
+
+The vocabulary is that of Qwen3.6-35B-A3B. The logits are flat, which is the worst case: a model that is sure of the
+next token leaves less to look at. NumPy is the definition, `moeflux.oracle.sampling`, which is written to be read.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moeflux.oracle import sampling as oracle
+from moeflux.text.sampling import Sampler, Sampling
+
+VOCABULARY = 248_320
+RNG = np.random.default_rng(0)
+LOGITS = [RNG.standard_normal(VOCABULARY, dtype=np.float32) for _ in range(8)]
+PROMPT = RNG.integers(VOCABULARY, size=5000).tolist()
+
+PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1}
+CASES: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "likeliest": ({}, []),
+    "temperature": ({"temperature": 1.0}, []),
+    "top_p": ({"temperature": 1.0, "top_p": 0.95}, []),
+    "min_p": ({"temperature": 1.0, "min_p": 0.05}, []),
+    "top_k of 20": ({"temperature": 1.0, "top_k": 20}, []),
+    "top_k of 200,000": ({"temperature": 1.0, "top_k": 200_000}, []),
+    "penalties": ({"temperature": 1.0, **PENALTIES}, []),
+    "penalties of a prompt": ({"temperature": 1.0, **PENALTIES}, PROMPT),
+    "everything": ({"temperature": 0.9, "top_k": 200_000, "top_p": 0.95, "min_p": 1e-4, **PENALTIES}, PROMPT),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ours(benchmark: Any, case: str) -> None:
+    benchmark.group = case
+    asked, prompt = CASES[case]
+    sampler, rows = Sampler(Sampling(seed=1, **asked), VOCABULARY, prompt), itertools.cycle(LOGITS)
+    benchmark.pedantic(lambda: sampler.choose(next(rows)), rounds=80, warmup_rounds=8)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_numpy(benchmark: Any, case: str) -> None:
+    benchmark.group = case
+    settings, prompt = CASES[case]
+    asked, rows, answer = Sampling(seed=1, **settings), itertools.cycle(LOGITS), list[int]()
+    numbers = itertools.cycle(oracle.random_numbers(1, 80))
+
+    def choose() -> None:
+        values = oracle.changed_logits(next(rows), asked, prompt, answer)
+        answer.append(oracle.choose_token(values, asked, next(numbers)))
+
+    benchmark.pedantic(choose, rounds=5, warmup_rounds=1)
