@@ -6,8 +6,9 @@
 
 These numbers gate, on small models that are made here from fixed seeds:
   counts      bytes read, allocations, system calls, submissions and waits of a step: exactly what is expected
-  instructions  of a step by callgrind (AVX2, which it knows; op by op), and of a step and a prefill with the best
-              instruction set of this machine by `moeflux-bench --count`: at most 2% more
+  instructions  of a step, op by op, and of choosing a token by callgrind (AVX2, which it knows); of a prefill and of a
+              step, with and without choosing, with the best instruction set of this machine by `moeflux-bench
+              --count`: at most 2% more
   ratios      bytes a second of a decode over the read bandwidth of the same run, multiply-adds of a prefill over the
               peak of the same run: at least 0.7 of what is expected. They show gross losses only, because the two meet
               noise at different times
@@ -92,8 +93,30 @@ MODELS = {
         ),
         vocab_size=64,
     ),
+    # With a vocabulary of true size, to choose from.
+    "vocabulary": dataclasses.replace(
+        QWEN,
+        model_type="qwen3_moe",
+        layers=(
+            Layer(
+                GroupedAttention(heads=1, kv_heads=1, head_dim=64, rope=Rope(dim=64, theta=1e7)),
+                RoutedExperts(count=2, per_token=1, intermediate=64, router=Router(scoring="softmax")),
+            ),
+        ),
+        hidden_size=64,
+        vocab_size=248_320,
+    ),
     # Of true width, more than caches hold.
     "a3b": dataclasses.replace(preset("a3b").with_layers(4).with_parts(RoutedExperts, count=32), vocab_size=8192),
+}
+
+
+# How tokens are chosen: for moeflux-bench --sampling.
+CHOICES = {
+    "temperature": "temperature=1",
+    "top-p": "temperature=1,top_p=0.95",
+    "everything": "temperature=0.9,top_k=200000,top_p=0.95,min_p=0.0001,"
+    "repetition_penalty=1.1,presence_penalty=0.1,frequency_penalty=0.1",
 }
 
 
@@ -163,6 +186,9 @@ def counts(bench: Bench) -> Iterator[Number]:
         [*_, warm] = bench.run(model, *common, *streamed)
         yield Number(EVERYWHERE, f"{model}, 48 slots: bytes read a token", warm["bytes_read"] / warm["tokens"], "count")
         yield Number(EVERYWHERE, f"{model}, 48 slots: allocations a step", warm["allocations"] / 32, "count")
+        [*_, warm] = bench.run(model, *common, "--threads", 1, "--sampling", CHOICES["everything"])
+        allocations = warm["allocations"] / 32
+        yield Number(EVERYWHERE, f"{model}, resident: allocations a step and a choice", allocations, "count")
         if sys.platform == "linux":
             for line in bench.run(model, "--count", "calls", "--prefill", 16, "--decode", 32):
                 calls = line["system_calls"] / line["tokens"]
@@ -183,18 +209,26 @@ OPS = re.compile(r"^\s*([\d,]+) \([^)]*\)\s+\S+?:moeflux::(?:CpuCommands::(\w+)|
 NOT_OPS = {"convert_to_digits", "input_of", "unit_outputs", "gate_and_up", "down", "prepare", "run_attention"}
 
 
+def callgrind(bench: Bench, model: str, function: str, *arguments: object) -> str:
+    """What callgrind_annotate says of the calls of a function, which --count makes in two walks."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "callgrind.out"
+        command = ["valgrind", "--quiet", "--tool=callgrind", f"--callgrind-out-file={out}"]
+        command += ["--collect-atstart=no", f"--toggle-collect={function}*"]
+        output_of([*command, *bench.command(model, "--count", "nothing", "--isa", "avx2", *arguments)])
+        return output_of(["callgrind_annotate", "--inclusive=yes", "--threshold=100", "--auto=no", str(out)])
+
+
+def compiler_here(bench: Bench, model: str) -> str:
+    [line, *_] = bench.run(model, "--prefill", 1, "--decode", 0, "--threads", 1, "--reps", 1, "--isa", "avx2")
+    return compiler_of(line)
+
+
 def instructions_by_callgrind(bench: Bench) -> Iterator[Number]:
     steps, walks = 4, 2
     for model in ("qwen3_5_moe", "deepseek_v3"):
-        [line, *_] = bench.run(model, "--prefill", 1, "--decode", 0, "--threads", 1, "--reps", 1, "--isa", "avx2")
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "callgrind.out"
-            command = ["valgrind", "--quiet", "--tool=callgrind", f"--callgrind-out-file={out}"]
-            command += ["--collect-atstart=no", "--toggle-collect=moeflux::EngineSession::step*"]
-            arguments = ("--count", "nothing", "--prefill", 16, "--decode", steps, "--isa", "avx2")
-            output_of([*command, *bench.command(model, *arguments)])
-            annotate = ["callgrind_annotate", "--inclusive=yes", "--threshold=100", "--auto=no", str(out)]
-            text = output_of(annotate)
+        compiler = compiler_here(bench, model)
+        text = callgrind(bench, model, "moeflux::EngineSession::step", "--prefill", 16, "--decode", steps)
         found: dict[str, int] = {}
         for row in text.splitlines():
             if match := OPS.match(row):
@@ -205,7 +239,16 @@ def instructions_by_callgrind(bench: Bench) -> Iterator[Number]:
         for name, total in found.items():
             if name not in NOT_OPS:
                 what = f"{model}: instructions of {'a step' if name == 'step' else f'{name} in a step'}"
-                yield Number(f"{compiler_of(line)}, avx2", what, total / (steps * walks), "instructions")
+                yield Number(f"{compiler}, avx2", what, total / (steps * walks), "instructions")
+    compiler = compiler_here(bench, "vocabulary")
+    for name, sampling in CHOICES.items():
+        arguments = ("--prefill", 1, "--decode", steps, "--sampling", sampling)
+        text = callgrind(bench, "vocabulary", "moeflux::Sampler::choose", *arguments)
+        total = re.search(r"^\s*([\d,]+) .*PROGRAM TOTALS", text, re.MULTILINE)
+        if total is None:
+            raise SystemExit("callgrind_annotate: expected PROGRAM TOTALS, found none")
+        instructions = int(total[1].replace(",", "")) / (steps * walks)
+        yield Number(f"{compiler}, avx2", f"vocabulary: instructions of a choice, {name}", instructions, "instructions")
 
 
 def instructions_by_stepping(bench: Bench) -> Iterator[Number]:
@@ -213,6 +256,11 @@ def instructions_by_stepping(bench: Bench) -> Iterator[Number]:
         what = {"prefill": "a prefill of 8", "decode": "a step"}[line["of"]]
         group = f"{compiler_of(line)}, {line['isa']}"
         yield Number(group, f"smallest: instructions of {what}", line["instructions"], "instructions")
+    arguments = ("--count", "instructions", "--prefill", 8, "--decode", 1, "--sampling", CHOICES["everything"])
+    for line in bench.run("smallest", *arguments):
+        if line["of"] == "decode":
+            group = f"{compiler_of(line)}, {line['isa']}"
+            yield Number(group, "smallest: instructions of a choice and a step", line["instructions"], "instructions")
 
 
 def ratios_and_times(bench: Bench) -> Iterator[Number]:
