@@ -14,15 +14,55 @@
 namespace moeflux {
 namespace {
 
-constexpr int passes = 3;
+constexpr int passes = 5;
+constexpr size_t line = 64;
+constexpr size_t block = 2 * line;  // of a stream, before it is the next one's turn
 
-uint64_t sum_of(const uint64_t* numbers, size_t count) {
-  uint64_t sums[16] = {};
-  for (size_t i = 0; i + 16 <= count; i += 16)
-    for (size_t lane = 0; lane < 16; ++lane) sums[lane] += numbers[i + lane];
-  uint64_t total = 0;
-  for (const uint64_t sum : sums) total += sum;
-  return total;
+// The kernels' ways of reading. Which is the fastest depends on the processor: on how many lines it asks for by itself,
+// and in how many places.
+struct Way {
+  size_t streams;  // read in turns, each a stretch of its own
+  size_t ahead;    // bytes from what is read to what is asked for; 0: nothing is
+};
+constexpr Way ways[] = {{1, 0}, {1, 1024}, {1, 4096}, {2, 0}, {2, 1024},
+                        {4, 0}, {4, 1024}, {4, 4096}, {8, 0}, {8, 1024}};
+
+size_t bytes_of_stream(size_t bytes, const Way& way) { return bytes / way.streams / block * block; }
+
+using Loop = uint64_t (*)(const char* data, size_t bytes, const Way& way);
+
+#define MOEFLUX_READ_LOOP(NAME, TARGET, WIDTH)                                                                    \
+  TARGET uint64_t NAME(const char* data, size_t bytes, const Way& way) {                                          \
+    typedef uint64_t Vector __attribute__((vector_size(WIDTH), may_alias));                                       \
+    const size_t length = bytes_of_stream(bytes, way);                                                            \
+    Vector sums[block / WIDTH] = {};                                                                              \
+    for (size_t at = 0; at < length; at += block)                                                                 \
+      for (size_t stream = 0; stream < way.streams; ++stream) {                                                   \
+        const char* from = data + stream * length + at;                                                           \
+        if (way.ahead != 0)                                                                                       \
+          for (size_t i = 0; i < block; i += line) __builtin_prefetch(from + way.ahead + i);                      \
+        for (size_t i = 0; i < block / WIDTH; ++i) sums[i] += *reinterpret_cast<const Vector*>(from + i * WIDTH); \
+      }                                                                                                           \
+    uint64_t total = 0;                                                                                           \
+    for (const Vector& sum : sums)                                                                                \
+      for (size_t lane = 0; lane < WIDTH / 8; ++lane) total += sum[lane];                                         \
+    return total;                                                                                                 \
+  }
+
+MOEFLUX_READ_LOOP(read_by_16, , 16)
+#if defined(__x86_64__)
+MOEFLUX_READ_LOOP(read_by_32, __attribute__((target("avx2"))), 32)
+MOEFLUX_READ_LOOP(read_by_64, __attribute__((target("avx512f"))), 64)
+#endif
+
+// The widest loads: the fewer instructions a line takes, the more lines are on their way at once.
+Loop widest() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f")) return read_by_64;
+  if (__builtin_cpu_supports("avx2")) return read_by_32;
+#endif
+  return read_by_16;
 }
 
 }  // namespace
@@ -40,19 +80,27 @@ ReadBandwidth::ReadBandwidth(int most_threads, int64_t part) : part_(part), buff
 ReadBandwidth::~ReadBandwidth() { munmap(buffer_, static_cast<size_t>(buffer_bytes_)); }
 
 double ReadBandwidth::measure(int threads) const {
-  const auto count = static_cast<size_t>(part_) / 8;
-  const auto* numbers = static_cast<const uint64_t*>(buffer_);
+  const Loop loop = widest();
+  const auto part = static_cast<size_t>(part_);
+  const auto* data = static_cast<const char*>(buffer_);
   std::vector<uint64_t> sums(static_cast<size_t>(threads));
-  double best = 0;
-  for (int pass = 0; pass < passes; ++pass) {
+  const auto rate = [&](const Way& way) {
     const auto start = std::chrono::steady_clock::now();
     Threads others("that measure");
-    for (size_t i = 1; i < sums.size(); ++i) others.start([&, i] { sums[i] = sum_of(numbers + i * count, count); });
-    sums[0] = sum_of(numbers, count);
+    for (size_t i = 1; i < sums.size(); ++i) others.start([&, i] { sums[i] = loop(data + i * part, part, way); });
+    sums[0] = loop(data, part, way);
     others.join();
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    best = std::max(best, static_cast<double>(threads * part_) / seconds);
-  }
+    return static_cast<double>(sums.size() * way.streams * bytes_of_stream(part, way)) / seconds;
+  };
+  double best = 0;
+  Way best_way = ways[0];
+  for (const Way& way : ways)
+    if (const double found = rate(way); found > best) {
+      best = found;
+      best_way = way;
+    }
+  for (int pass = 1; pass < passes; ++pass) best = std::max(best, rate(best_way));
   volatile uint64_t kept = 0;  // or the compiler would see that nobody wants the sums
   for (const uint64_t sum : sums) kept = kept + sum;
   return best;

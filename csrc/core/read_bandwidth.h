@@ -5,7 +5,9 @@
 
 namespace moeflux {
 
-// Reads a buffer much larger than any cache. The buffer stays resident for as long as the object lives.
+// Reads a buffer much larger than any cache, in the ways in which kernels read: the widest loads, one stream or
+// several, asking ahead or not, in huge pages where there are such. The buffer stays resident for as long as the object
+// lives.
 class ReadBandwidth {
  public:
   static constexpr int64_t usual_part = int64_t{256} << 20;
@@ -16,7 +18,8 @@ class ReadBandwidth {
   ReadBandwidth(const ReadBandwidth&) = delete;
   ReadBandwidth& operator=(const ReadBandwidth&) = delete;
 
-  // Bytes a second of `threads` threads together, each reading a part of its own: the best of a few passes.
+  // Bytes a second of `threads` threads together, each reading a part of its own: the best way, and the best of its
+  // passes.
   double measure(int threads) const;
   int64_t buffer_bytes() const { return buffer_bytes_; }
 
