@@ -145,10 +145,10 @@ track-trips: $(READY)
 
 TRAIN = .venv-train
 
-$(TRAIN)/ready: pyproject.toml tests/golden/requirements-peers.txt
+$(TRAIN)/ready: pyproject.toml tools/train/requirements.txt tests/golden/requirements-peers.txt
 	@bash tools/setup.sh $(TRAIN)
 	$(TRAIN)/bin/pip install --quiet torch==2.13.0
-	$(TRAIN)/bin/pip install --quiet pytest safetensors $$(grep ^transformers tests/golden/requirements-peers.txt)
+	$(TRAIN)/bin/pip install --quiet -r tools/train/requirements.txt pytest $$(grep ^transformers tests/golden/requirements-peers.txt)
 	@touch $@
 
 train-test: $(TRAIN)/ready

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{asked.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except ImportError as error:
-        print(f'{asked.command}: {error}. It comes with: pip install "moeflux[train]"', file=sys.stderr)
+        print(f"{asked.command}: {error}. It comes with: pip install -r tools/train/requirements.txt", file=sys.stderr)
         return 2
 
 
