@@ -3,12 +3,13 @@
 // pybind11 notes an instance in a table before it hands it its object. Where there is no memory for the note, the
 // object is freed without its destructor, and once more by the holder that was to be handed over; and when a
 // constructor has none yet, the error is thrown where nobody can catch it. So what was not noted is taken out of the
-// instance here, and constructors make holders.
+// instance here, and constructors make holders. Nor does it look whether there was memory for the instance itself.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <new>
 #include <utility>
 
 namespace moeflux::python {
@@ -20,9 +21,27 @@ class Class : public pybind11::class_<T, Options...> {
   Class(pybind11::handle scope, const char* name, const Extra&... extra)
       : pybind11::class_<T, Options...>(scope, name, extra...) {
     usual_ = std::exchange(pybind11::detail::get_type_info(typeid(T))->init_instance, &init_instance);
+    auto* const made = reinterpret_cast<PyTypeObject*>(this->ptr());
+    made->tp_alloc = &room_or_throw;
+    usual_new_ = std::exchange(made->tp_new, &new_or_none);
   }
 
  private:
+  static PyObject* room_or_throw(PyTypeObject* of, Py_ssize_t items) {
+    if (PyObject* const room = PyType_GenericAlloc(of, items)) return room;
+    PyErr_Clear();
+    throw std::bad_alloc();
+  }
+
+  // Called by CPython, which no exception may pass.
+  static PyObject* new_or_none(PyTypeObject* of, PyObject* arguments, PyObject* named) {
+    try {
+      return usual_new_(of, arguments, named);
+    } catch (const std::bad_alloc&) {
+      return PyErr_NoMemory();
+    }
+  }
+
   static void init_instance(pybind11::detail::instance* instance, const void* holder) {
     try {
       usual_(instance, holder);
@@ -36,6 +55,7 @@ class Class : public pybind11::class_<T, Options...> {
   }
 
   static inline void (*usual_)(pybind11::detail::instance*, const void*) = nullptr;
+  static inline newfunc usual_new_ = nullptr;
 };
 
 // T(arguments ...) as a constructor.

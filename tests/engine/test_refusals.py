@@ -74,6 +74,41 @@ def test_mappings_and_threads(refused: Refused, folder: Folder, options: dict[st
     assert made["session" if kind == "mappings" else "ThreadPool"] > 0
 
 
+OBJECTS = """
+import _testcapi, sys
+import moeflux
+from support.engine import load_faulty
+
+model = load_faulty(sys.argv[1])
+calls = {
+    "Cancel": moeflux.Cancel,
+    "session": lambda: model._engine.session(64, "f32"),
+    "memory": lambda: model._engine.memory,
+    "ThreadPool": lambda: moeflux._core.ThreadPool(1),
+}
+for name, call in calls.items():
+    refused = 0
+    for at in range(100):
+        _testcapi.set_nomemory(at, at + 1)
+        try:
+            made = call()
+        except (MemoryError, moeflux.Error):
+            refused += 1
+        finally:
+            _testcapi.remove_mem_hooks()
+    assert 0 < refused < 100, (name, refused)
+assert model.session(max_context=64).step(1).argmax() >= 0
+"""
+
+
+def test_objects_of_python(folder: Folder) -> None:
+    """Each that is an object of ours in Python, as Python's own allocator refuses it."""
+    pytest.importorskip("_testcapi")
+    command = [sys.executable, "-X", "faulthandler", "-c", OBJECTS, str(folder("qwen3_moe"))]
+    done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
 @pytest.mark.parametrize("options", (STREAMED, RESIDENT), ids=("streamed", "resident"))
 def test_allocations_of_a_late_device(refused: Refused, folder: Folder, options: dict[str, Any]) -> None:
     """It writes every op down."""

@@ -14,6 +14,7 @@ import gc
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,8 +32,11 @@ system = System(Path(LIBRARY))
 import moeflux  # noqa: E402
 from moeflux import Cancel, StateError, _core  # noqa: E402
 from moeflux.models.layers import GatedDelta  # noqa: E402
+from moeflux.text.sampling import Sampler, Sampling  # noqa: E402
 from support.engine import FIRST, NEXT, SECOND, evaluate, load_faulty  # noqa: E402
 
+ROWS = np.ones((4096, 256), np.float32)
+SAMPLING = Sampling(temperature=0.7, top_p=0.9, seed=1)
 counts: dict[str, tuple[int, int]] = {}
 HANGS = 300.0  # seconds, after which a call is taken for one that hangs
 
@@ -114,6 +118,9 @@ def beginning(expected: np.ndarray) -> None:
         "ReadPool": lambda: _core.ReadPool(3),
         "FaultPlan": lambda: _core.FaultPlan("error", 0),
         "ReadBandwidth": lambda: _core.ReadBandwidth(3, 1 << 20).measure(3),
+        "plan": lambda: moeflux.plan(FOLDER),
+        "quantise": lambda: _core.quantize(ROWS, _core.QuantFormat.affine(4, 64), 3),
+        "Sampler": lambda: Sampler(SAMPLING, 384, FIRST),
     }
     for name, make in made.items():
         each(name, make, nothing_is_left)
@@ -211,7 +218,7 @@ class Keeping:
 
         each(name, call, then, self.renew)
 
-    def restored(self) -> None:
+    def restored(self, name: str, given: moeflux.Snapshot | Path) -> None:
         def then(result: Any) -> None:
             if result is None:
                 try:
@@ -222,7 +229,38 @@ class Keeping:
             assert self.session.tokens == FIRST
             self.goes_on()
 
-        each("restore", lambda: self.session.restore(self.snapshot) or True, then, self.session.clear)
+        each(name, lambda: self.session.restore(given) or True, then, self.session.clear)
+
+    def chosen(self) -> None:
+        logits = self.session._logits()
+        expected = Sampler(SAMPLING, len(logits), FIRST).choose(logits, logprobs=3)
+
+        def then(found: Any) -> None:
+            if found is None:  # a choice that failed has drawn nothing
+                found = samplers[-1].choose(logits, logprobs=3)
+            assert found == expected
+
+        samplers: list[Sampler] = []
+        each(
+            "choose",
+            lambda: samplers[-1].choose(logits, logprobs=3),
+            then,
+            lambda: samplers.append(Sampler(SAMPLING, len(logits), FIRST)),
+        )
+
+    def traced(self) -> None:
+        def trace() -> int:
+            with self.model.trace() as recording:
+                self.session.prefill(SECOND)
+                return len(recording.trace().passes)
+
+        def then(result: int | None) -> None:
+            self.renew()
+            assert trace() == 1
+            self.renew()
+            self.goes_on()
+
+        each("trace", trace, then, self.renew)
 
     def more_checkpoints(self) -> None:
         before = {}
@@ -253,7 +291,13 @@ class Keeping:
         self.kept("rewind", lambda: self.session.rewind(len(FIRST)) + 1)
         self.kept("stats", lambda: (self.session.stats, self.session.total_stats, self.model._engine.memory))
         self.kept("snapshot", self.session.snapshot, self.is_the_same)
-        self.restored()
+        self.chosen()
+        self.traced()
+        self.restored("restore", self.snapshot)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "snapshot"
+            self.kept("save", lambda: self.snapshot.save(path) or True)
+            self.restored("restore of a file", path)
         self.more_checkpoints()
 
     def is_the_same(self, snapshot: moeflux.Snapshot) -> None:
@@ -265,6 +309,7 @@ def main() -> None:
     watch()
     expected = evaluate(load().session(max_context=64))
     gc.collect()
+    gc.freeze()  # what is here is not looked at again, at every call that is refused
     beginning(expected)
     Keeping(expected).all()
     for fresh in (True, False):
