@@ -136,7 +136,7 @@ class Model:
         if kv_dtype not in ("f32", "bf16"):
             raise ArgumentError(f'kv_dtype: expected "f32" or "bf16", found {kv_dtype!r:.40}')
         rows = whole("max_context", max_context, self.variant.max_context) or 0
-        with pricing(self._plan):
+        with refusals(f"session of {rows or self.variant.max_context} tokens"), pricing(self._plan):
             session = Session(self, self._engine.session(rows, kv_dtype), kv_dtype, self._plan)
         self._sessions.add(session)
         if self.closed:  # meanwhile, by another thread

@@ -19,6 +19,7 @@ from moeflux import IoError, builtin, model, session
 from moeflux.conversion.convert import convert
 from moeflux.conversion.verify import verify
 from moeflux.runtime.snapshot import Snapshot
+from moeflux.stores import store
 from moeflux.text.awaiting import in_thread
 from support.engine import FIRST, NEXT, SECOND
 
@@ -72,6 +73,23 @@ def test_a_session(loaded: moeflux.Model, monkeypatch: pytest.MonkeyPatch, name:
     assert used.tokens == FIRST
     found, expected = (np.stack([each.step(id).numpy() for id in NEXT]) for each in (used, other))
     assert np.array_equal(found, expected)
+
+
+def test_a_new_session(loaded: moeflux.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "Session", none_left)
+        with pytest.raises(IoError, match=r"^session of 64 tokens: expected memory for it, found too little$"):
+            loaded.session()
+    assert loaded.session().step(1).argmax() >= 0
+
+
+def test_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(builtin.path())
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "read_description", none_left)
+        with pytest.raises(IoError, match=f"^opening {path}: expected memory for it, found too little$"):
+            moeflux.open_store(path)
+    assert moeflux.open_store(path).variant.num_layers > 0
 
 
 @pytest.mark.parametrize("function", ["open_store", "make_plan"])

@@ -17,7 +17,7 @@ import numpy as np
 
 from moeflux import _core, files
 from moeflux._core import QuantFormat, StoreDirectory
-from moeflux.errors import FormatError
+from moeflux.errors import FormatError, refusals
 from moeflux.models.config import variant_from_config, variant_from_manifest
 from moeflux.models.variants import Variant
 from moeflux.stores.packed import DESCRIPTION, MANIFEST, Description, read_description
@@ -167,6 +167,11 @@ def open_store(path: str | Path, *, experts: str | Path | None = None, experts_p
     Raises FormatError, naming file, tensor, expected and found, when anything is missing or does not fit.
     """
     folder = files.expect_folder(files.expanded(path))
+    with refusals(f"opening {folder}"):
+        return _opened(folder, experts, experts_per_token)
+
+
+def _opened(folder: Path, experts: str | Path | None, experts_per_token: int | None) -> Store:
     if files.exists(folder / DESCRIPTION):
         description = read_description(folder)
         variant = _adjusted(description.variant, experts_per_token)
