@@ -1,30 +1,16 @@
 // One op at a time on NumPy arrays, for any backend: what tests and the curious call.
-#include <pybind11/numpy.h>
-#include <pybind11/stl.h>
+#include "python/ops.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "backend/timed_backend.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
 #include "devices/devices.h"
 #include "kernels/cpu/isa.h"
-#include "metal/attention_steps.h"
-#include "python/bindings.h"
-#include "python/op_arguments.h"
 
 namespace moeflux::python {
 namespace {
-
-using Array = py::array;
-
-struct Ops {
-  std::unique_ptr<OpTimes> times;
-  std::unique_ptr<Backend> backend;
-
-  OpArguments arguments(const char* op) const { return {*backend, op}; }
-};
 
 // ---- Vectors --------------------------------------------------------------------------------------------------------
 
@@ -254,142 +240,6 @@ py::object chosen_expert_ffn(const Ops& ops, const Array& x, const StoredExperts
   return a.floats_of(args.out, {n * args.k, args.hidden});
 }
 
-// ---- Attention and delta net ----------------------------------------------------------------------------------------
-
-py::object attention(const Ops& ops, const Array& q, const Array& k, const Array& v, float scale) {
-  OpArguments a = ops.arguments("attention");
-  AttentionArgs args;
-  args.q = a.heads("q", q, {-1, -1, -1});
-  args.k = a.cache("k", k, {-1, -1, args.q.dim});
-  const int64_t n = q.shape(0);
-  const int64_t rows = k.shape(0);
-  a.require_numbers("q", q);
-  args.kv_heads = k.shape(1);
-  a.require_groups("k", args.q.heads, args.kv_heads);
-  a.require(rows >= n, "k", concat("at least ", n, " rows"), rows);
-  args.v = a.cache("v", v, {rows, args.kv_heads, args.q.dim});
-  a.require(args.v.dtype == args.k.dtype, "v", "the type of k, in bytes",
-            static_cast<int64_t>(dtype_bytes(args.v.dtype)));
-  args.first_position = rows - n;
-  args.scale = scale;
-  args.out = a.output(n * args.q.heads * args.q.dim);
-  a.run([&](Commands& commands) { commands.attention(args, n); });
-  return a.floats_of(args.out, {n, args.q.heads, args.q.dim});
-}
-
-// One query in the older engine's steps; scores [1, heads, rows].
-py::object attention_scores(const Ops& ops, const Array& q, const Array& k, float scale) {
-  OpArguments a = ops.arguments("attention_scores");
-  metal::AttentionSteps args;
-  args.q = a.floats("q", q, {-1, -1});
-  args.dim = q.shape(1);
-  args.k = a.floats("k", k, {-1, -1, args.dim});
-  a.require_numbers("q", q);
-  args.kv_heads = k.shape(1);
-  a.require_groups("k", q.shape(0), args.kv_heads);
-  a.require_numbers("k", k);
-  args.scale = scale;
-  args.scores = a.heads_out(1, q.shape(0), k.shape(0));
-  a.run([&](Commands& commands) { metal::attention_scores(commands, args); });
-  return a.numbers(args.scores, 1);
-}
-
-py::object attention_softmax(const Ops& ops, const Array& scores) {
-  OpArguments a = ops.arguments("attention_softmax");
-  metal::AttentionSteps args;
-  args.scores = a.heads("scores", scores, {1, -1, -1});
-  a.require_numbers("scores", scores);
-  a.run([&](Commands& commands) { metal::attention_softmax(commands, args); });
-  return a.numbers(args.scores, 1);
-}
-
-py::object attention_values(const Ops& ops, const Array& scores, const Array& v) {
-  OpArguments a = ops.arguments("attention_values");
-  metal::AttentionSteps args;
-  args.scores = a.heads("scores", scores, {1, -1, -1});
-  args.v = a.floats("v", v, {args.scores.dim, -1, -1});
-  a.require_numbers("scores", scores);
-  args.kv_heads = v.shape(1);
-  a.require_groups("v", args.scores.heads, args.kv_heads);
-  a.require_numbers("v", v);
-  args.dim = v.shape(2);
-  args.out = a.output(args.scores.heads * args.dim);
-  a.run([&](Commands& commands) { metal::attention_values(commands, args); });
-  return a.floats_of(args.out, {args.scores.heads, args.dim});
-}
-
-py::object mla_attention(const Ops& ops, const Array& q_latent, const Array& q_pe, const Array& latent,
-                         const Array& k_pe, float scale) {
-  OpArguments a = ops.arguments("mla_attention");
-  LatentAttentionArgs args;
-  args.q_latent = a.heads("q_latent", q_latent, {-1, -1, -1});
-  const int64_t n = q_latent.shape(0);
-  args.q_pe = a.heads("q_pe", q_pe, {n, args.q_latent.heads, -1});
-  a.require_numbers("q_latent", q_latent);
-  a.require_numbers("q_pe", q_pe);
-  args.latent = a.cache("latent", latent, {-1, args.q_latent.dim});
-  const int64_t rows = latent.shape(0);
-  args.k_pe = a.cache("k_pe", k_pe, {rows, args.q_pe.dim});
-  a.require(rows >= n, "latent", concat("at least ", n, " rows"), rows);
-  a.require(args.k_pe.dtype == args.latent.dtype, "k_pe", "the type of latent, in bytes",
-            static_cast<int64_t>(dtype_bytes(args.k_pe.dtype)));
-  args.first_position = rows - n;
-  args.scale = scale;
-  args.out = a.output(n * args.q_latent.heads * args.q_latent.dim);
-  a.run([&](Commands& commands) { commands.mla_attention(args, n); });
-  return a.floats_of(args.out, {n, args.q_latent.heads, args.q_latent.dim});
-}
-
-py::tuple conv1d(const Ops& ops, const Array& x, const Array& state, const Array& weight) {
-  OpArguments a = ops.arguments("conv1d");
-  ConvArgs args;
-  args.x = a.floats("x", x, {-1, -1});
-  const int64_t n = x.shape(0);
-  args.channels = x.shape(1);
-  args.weight = a.floats("weight", weight, {args.channels, -1});
-  args.taps = weight.shape(1);
-  a.require(args.taps >= 1, "weight", "at least 1 tap", args.taps);
-  args.state = a.floats("state", state, {args.taps - 1, args.channels});
-  args.out = a.output(n * args.channels);
-  a.run([&](Commands& commands) { commands.conv1d(args, n); });
-  return py::make_tuple(a.floats_of(args.out, {n, args.channels}),
-                        a.floats_of(args.state, {args.taps - 1, args.channels}));
-}
-
-py::tuple delta_gates(const Ops& ops, const Array& alpha, const Array& b, const Array& a_log, const Array& dt_bias) {
-  OpArguments a = ops.arguments("delta_gates");
-  DeltaGatesArgs args;
-  args.alpha = a.floats("alpha", alpha, {-1, -1});
-  const int64_t n = alpha.shape(0);
-  args.heads = alpha.shape(1);
-  args.b = a.floats("b", b, {n, args.heads});
-  args.a_log = a.floats("a_log", a_log, {args.heads});
-  args.dt_bias = a.floats("dt_bias", dt_bias, {args.heads});
-  args.decay = a.output(n * args.heads);
-  args.beta = a.output(n * args.heads);
-  a.run([&](Commands& commands) { commands.delta_gates(args, n); });
-  return py::make_tuple(a.floats_of(args.decay, {n, args.heads}), a.floats_of(args.beta, {n, args.heads}));
-}
-
-py::tuple gated_delta(const Ops& ops, const Array& q, const Array& k, const Array& v, const Array& decay,
-                      const Array& beta, const Array& state) {
-  OpArguments a = ops.arguments("gated_delta");
-  DeltaArgs args;
-  args.q = a.heads("q", q, {-1, -1, -1});
-  const int64_t n = q.shape(0);
-  args.k = a.heads("k", k, {n, args.q.heads, args.q.dim});
-  args.v = a.heads("v", v, {n, -1, -1});
-  a.require(args.k.heads > 0 && args.v.heads % args.k.heads == 0, "v", concat("a multiple of ", args.k.heads, " heads"),
-            args.v.heads);
-  args.decay = a.floats("decay", decay, {n, args.v.heads});
-  args.beta = a.floats("beta", beta, {n, args.v.heads});
-  const Shape shape = {args.v.heads, args.v.dim, args.k.dim};
-  args.state = a.floats("state", state, shape);
-  args.out = a.output(n * args.v.heads * args.v.dim);
-  a.run([&](Commands& commands) { commands.gated_delta(args, n); });
-  return py::make_tuple(a.floats_of(args.out, {n, args.v.heads, args.v.dim}), a.floats_of(args.state, shape));
-}
-
 // ---- Choosing -------------------------------------------------------------------------------------------------------
 
 // The part that both routers share.
@@ -508,21 +358,21 @@ void register_ops(py::module_& m) {
       .def_property_readonly("threads", &ThreadPool::threads)
       .def("run", &run_units, py::arg("units"), py::arg("fail_at") = -1, "How often each unit ran.");
 
-  Class<Ops>(m, "Ops", "The ops of a backend, one at a time. See moeflux.ops.Ops.")
-      .def(py::init([](const std::string& name, const std::string& isa, int threads, int64_t fail_at_op, bool timed,
-                       bool exact, bool apart) {
-             Ops ops = {std::make_unique<OpTimes>(),
+  Class<Ops> ops(m, "Ops", "The ops of a backend, one at a time. See moeflux.ops.Ops.");
+  ops.def(py::init([](const std::string& name, const std::string& isa, int threads, int64_t fail_at_op, bool timed,
+                      bool exact, bool apart) {
+            Ops made = {std::make_unique<OpTimes>(),
                         make_backend(name, {isa, exact, threads}, {.fail_at_op = fail_at_op, .apart = apart})};
-             if (timed) ops.backend = std::make_unique<TimedBackend>(std::move(ops.backend), *ops.times);
-             return std::make_unique<Ops>(std::move(ops));
-           }),
-           py::arg("backend") = "cpu", py::arg("isa") = "", py::arg("threads") = 0, py::arg("fail_at_op") = -1,
-           py::arg("timed") = false, py::arg("exact") = false, py::arg("apart") = false)
-      .def("describe", [](const Ops& ops) { return ops.backend->describe(); })
+            if (timed) made.backend = std::make_unique<TimedBackend>(std::move(made.backend), *made.times);
+            return std::make_unique<Ops>(std::move(made));
+          }),
+          py::arg("backend") = "cpu", py::arg("isa") = "", py::arg("threads") = 0, py::arg("fail_at_op") = -1,
+          py::arg("timed") = false, py::arg("exact") = false, py::arg("apart") = false)
+      .def("describe", [](const Ops& self) { return self.backend->describe(); })
       .def_property_readonly(
-          "isa", [](const Ops& ops) { return ops.backend->isa(); }, "Of the CPU kernels; empty where none run.")
+          "isa", [](const Ops& self) { return self.backend->isa(); }, "Of the CPU kernels; empty where none run.")
       .def(
-          "take_times", [](const Ops& ops) { return ops.times->take(); }, "Of each kind of op since the last time.")
+          "take_times", [](const Ops& self) { return self.times->take(); }, "Of each kind of op since the last time.")
       .def("embed", &embed, py::arg("table"), py::arg("ids"))
       .def("rms_norm", &rms_norm, py::arg("x"), py::arg("weight"), py::arg("eps"))
       .def("rms_norm_heads", &rms_norm_heads, py::arg("x"), py::arg("weight"), py::arg("eps"), py::arg("scale"))
@@ -540,22 +390,13 @@ void register_ops(py::module_& m) {
            py::arg("intermediate"))
       .def("chosen_expert_ffn", &chosen_expert_ffn, py::arg("x"), py::arg("experts"), py::arg("ids"),
            py::arg("intermediate"))
-      .def("attention", &attention, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("scale"))
-      .def("attention_scores", &attention_scores, py::arg("q"), py::arg("k"), py::arg("scale"))
-      .def("attention_softmax", &attention_softmax, py::arg("scores"))
-      .def("attention_values", &attention_values, py::arg("scores"), py::arg("v"))
-      .def("mla_attention", &mla_attention, py::arg("q_latent"), py::arg("q_pe"), py::arg("latent"), py::arg("k_pe"),
-           py::arg("scale"))
-      .def("conv1d", &conv1d, py::arg("x"), py::arg("state"), py::arg("weight"))
-      .def("delta_gates", &delta_gates, py::arg("alpha"), py::arg("b"), py::arg("a_log"), py::arg("dt_bias"))
-      .def("gated_delta", &gated_delta, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("decay"), py::arg("beta"),
-           py::arg("state"))
       .def("route_softmax", &route_softmax, py::arg("logits"), py::arg("k"), py::arg("normalize"))
       .def("route_grouped", &route_grouped, py::arg("logits"), py::arg("bias"), py::arg("k"), py::arg("groups"),
            py::arg("groups_kept"), py::arg("normalize"), py::arg("scaling"))
       .def("top_k", &top_k, py::arg("logits"), py::arg("k"))
       .def("doubled", &doubled, py::arg("x"), py::arg("count"),
            "x doubled `count` times in one batch, errors of two waits, and the text of the last.");
+  register_mixer_ops(ops);
 }
 
 }  // namespace moeflux::python

@@ -1,0 +1,25 @@
+// The ops of a backend, one at a time on NumPy arrays: what register_ops.cpp and register_mixer_ops.cpp bind.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include "backend/timed_backend.h"
+#include "python/bindings.h"
+#include "python/op_arguments.h"
+
+namespace moeflux::python {
+
+using Array = py::array;
+
+struct Ops {
+  std::unique_ptr<OpTimes> times;
+  std::unique_ptr<Backend> backend;
+
+  OpArguments arguments(const char* op) const { return {*backend, op}; }
+};
+
+// Attention, and what the delta-net is made of.
+void register_mixer_ops(Class<Ops>& ops);
+
+}  // namespace moeflux::python
