@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import amx
 from moeflux.machine.machine import this_machine
 from support.apart import apart
 from support.metal import needs_device
@@ -45,6 +46,12 @@ def pytest_configure() -> None:
     """Tests ignore what doctor once found on this machine, and its GPU."""
     os.environ["MOEFLUX_CACHE"] = tempfile.mkdtemp(prefix="moeflux-tests-")
     os.environ["MOEFLUX_BACKEND"] = "cpu"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart() -> None:
+    """Before tests are collected, many of which run with every instruction set."""
+    amx.install()
 
 
 @pytest.fixture(scope="session")

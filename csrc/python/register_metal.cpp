@@ -1,4 +1,4 @@
-// What Python sees of Metal: whether it works, its facts, its kernels; and, for tests, another GPU in its place.
+// What Python sees of Metal: whether it works, its facts, its kernels.
 #include <pybind11/stl.h>
 
 #include "devices/devices.h"
@@ -42,13 +42,6 @@ void register_metal(py::module_& m) {
       },
       py::arg("file"), py::call_guard<Released>(),
       "Compiles a shader file and makes every kernel ready; how many there are.");
-  m.def(
-      "set_metal_device",
-      [](uintptr_t make, bool preferred, double most_work) {
-        metal::set_make_device(reinterpret_cast<metal::MakeDevice>(make), preferred, most_work);
-      },
-      py::arg("make"), py::arg("preferred") = false, py::arg("most_work") = metal::usual_work,
-      "For tests: the address of a function that makes devices; 0 for the machine's own.");
 }
 
 }  // namespace moeflux::python

@@ -351,6 +351,7 @@ void register_op_time(py::module_& m) {
 
 void register_ops(py::module_& m) {
   register_op_time(m);
+  register_testing(m);
   m.def("isas", &isa_names, "The instruction sets whose kernels run here, the best first.");
 
   Class<ThreadPool>(m, "ThreadPool", "The pool that ops are divided over, by itself.")

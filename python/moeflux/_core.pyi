@@ -68,13 +68,13 @@ __all__: list[str] = [
     "replay",
     "required_tensors",
     "sampler_bytes",
-    "set_metal_device",
     "sha256",
     "slot_bytes",
     "snapshot_wire_header",
     "snapshot_wire_layout",
     "state_pieces",
     "supports_direct",
+    "testing",
     "variant_identity",
 ]
 
@@ -872,6 +872,26 @@ class RoutingTrace:
     @property
     def tokens(self) -> int: ...
 
+class testing:
+    """
+    What only tests do: another machine in place of this one.
+    """
+    @staticmethod
+    def emulate_amx(digits: int, attention: int) -> None:
+        """
+        Where tiles alone are missing, `amx` is there with these kernels, by their addresses. Before anybody has asked for the instruction sets there are.
+        """
+    @staticmethod
+    def missing_of_amx() -> str:
+        """
+        What the kernels of AMX lack here, nothing or `tiles` or what else.
+        """
+    @staticmethod
+    def set_metal_device(make: int, preferred: bool = False, most_work: float = 20000000000.0) -> None:
+        """
+        The address of a function that makes devices; 0 for the machine's own.
+        """
+
 def chosen_backend(name: str) -> str:
     """
     What `auto` is here; another name as it is.
@@ -1033,11 +1053,6 @@ def required_tensors(variant_json: str) -> list:
 def sampler_bytes(vocab_size: int) -> int:
     """
     The most memory that a Sampler of such a vocabulary has.
-    """
-
-def set_metal_device(make: int, preferred: bool = False, most_work: float = 20000000000.0) -> None:
-    """
-    For tests: the address of a function that makes devices; 0 for the machine's own.
     """
 
 def sha256(parts: collections.abc.Sequence[bytes]) -> str:

@@ -184,12 +184,12 @@ def install(*, preferred: bool = False, most_work: float = 2e10) -> None:
     address = ctypes.cast(getattr(_gpu(), MAKE_DEVICE), ctypes.c_void_p).value
     assert address
     os.environ["MOEFLUX_BACKEND"] = "auto" if preferred else "cpu"
-    _core.set_metal_device(address, preferred, most_work)
+    _core.testing.set_metal_device(address, preferred, most_work)
 
 
 def remove() -> None:
     os.environ["MOEFLUX_BACKEND"] = "cpu"
-    _core.set_metal_device(0)
+    _core.testing.set_metal_device(0)
 
 
 @contextlib.contextmanager

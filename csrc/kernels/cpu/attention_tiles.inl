@@ -1,4 +1,4 @@
-// Attention over cached rows of bf16 in tiles of AMX, see tiles.h: 8 heads of a row go together.
+// Attention over cached rows of bf16 in tiles of AMX, see tile_shapes.h: 8 heads of a row go together.
 //
 // Queries, and the weights that scores become, are written in two digits of bf16, which leaves 2^-18 of a number; keys
 // and values are multiplied as they are. Scores are keys times queries: a tile of 16 cached rows, 32 channels of each,
@@ -10,7 +10,7 @@
 // or cached rows in one order, whatever the other rows and columns hold, and all tiles are whole ones. Rows that a
 // query does not see weigh zero and count as zeros there, for zero times NaN would be one.
 #include "kernels/cpu/attention_spans.inl"
-#include "kernels/cpu/tiles.h"
+#include "kernels/cpu/tile_instructions.h"
 
 namespace moeflux::cpu::MOEFLUX_ISA {
 

@@ -28,6 +28,9 @@ extern const Kernels portable_kernels;
 
 namespace {
 
+const DigitKernels* emulated_digits = nullptr;
+const AttentionKernels* emulated_attention = nullptr;
+
 #if defined(__x86_64__)
 // The tiles of AMX are registers that Linux gives to a process that asks for them, once for all its threads.
 bool has_amx() {
@@ -47,19 +50,36 @@ bool has_amx() {
 }
 #endif
 
+#if defined(__x86_64__)
+struct Features {
+  bool avx2 = false;
+  bool avx512 = false;
+  bool vnni = false;
+  bool tiles = false;
+};
+
+Features features() {
+  // These ask the operating system too: a register file that it does not save counts as missing.
+  __builtin_cpu_init();
+  Features found;
+  found.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  found.avx512 = found.avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                 __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  found.vnni = found.avx512 && __builtin_cpu_supports("avx512vnni");
+  found.tiles = found.vnni && has_amx();
+  return found;
+}
+#endif
+
 std::vector<Isa> detect() {
   std::vector<Isa> found;
 #if defined(__x86_64__)
-  // These ask the operating system too: a register file that it does not save counts as missing.
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  const bool vnni = avx2 && avx512 && __builtin_cpu_supports("avx512vnni");
-  if (vnni && has_amx()) found.push_back({"amx", &avx512_kernels, &amx_digits, &amx_attention});
-  if (vnni) found.push_back({"avx512vnni", &avx512_kernels, &avx512vnni_digits});
-  if (avx2 && avx512) found.push_back({"avx512", &avx512_kernels});
-  if (avx2) found.push_back({"avx2", &avx2_kernels});
+  const Features has = features();
+  if (has.tiles) found.push_back({"amx", &avx512_kernels, &amx_digits, &amx_attention});
+  if (has.vnni) found.push_back({"avx512vnni", &avx512_kernels, &avx512vnni_digits});
+  if (has.avx512) found.push_back({"avx512", &avx512_kernels});
+  if (has.avx2) found.push_back({"avx2", &avx2_kernels});
+  if (has.vnni && emulated_digits) found.push_back({"amx", &avx512_kernels, emulated_digits, emulated_attention});
 #elif defined(__aarch64__)
   found.push_back({"neon", &neon_kernels});
 #endif
@@ -73,6 +93,20 @@ const std::vector<Isa>& available_isas() {
   // Never destroyed: a thread may still compute while the process ends.
   static const std::vector<Isa>& isas = *new std::vector<Isa>(detect());
   return isas;
+}
+
+std::string missing_of_amx() {
+#if defined(__x86_64__)
+  const Features has = features();
+  return has.tiles ? "" : has.vnni ? "tiles" : "AVX-512 with VNNI";
+#else
+  return "x86-64";
+#endif
+}
+
+void emulate_amx(const DigitKernels* digits, const AttentionKernels* attention) {
+  emulated_digits = digits;
+  emulated_attention = attention;
 }
 
 const Isa& choose_isa(const std::string& name) {

@@ -24,6 +24,13 @@ const std::vector<Isa>& available_isas();
 // FormatError naming those available when it is none of them.
 const Isa& choose_isa(const std::string& name);
 
+// For tests: what the kernels of AMX lack here, nothing or "tiles" or what else.
+std::string missing_of_amx();
+
+// For tests, before anybody has asked for the sets there are: where tiles alone are missing, "amx" is there with these
+// kernels, behind all that are the machine's own but "portable".
+void emulate_amx(const DigitKernels* digits, const AttentionKernels* attention);
+
 // The one that computes everything as this one does, but what takes digits: that it computes with f32 numbers.
 const Isa& without_digits(const Isa& isa);
 

@@ -4,7 +4,7 @@
 // group are multiplied meanwhile.
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/matmul_digits.inl"
-#include "kernels/cpu/tiles.h"
+#include "kernels/cpu/tile_instructions.h"
 
 namespace moeflux::cpu::MOEFLUX_ISA {
 

@@ -1,23 +1,12 @@
-// The tiles of AMX: eight registers of up to 16 rows of 64 bytes.
+// The instructions of AMX.
 //
-// The instructions are written out, because GCC 12's own intrinsics do not tell the optimiser all that they read.
+// The instructions are written out, because GCC 12's own intrinsics do not tell the optimiser all that they read. Tests
+// compile the kernels once more with another file of this name, which does the same in software: tests/amx.
 #pragma once
 
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/tile_shapes.h"
 
 namespace moeflux::cpu::MOEFLUX_ISA {
-
-constexpr int64_t tile_rows = 16;
-constexpr int64_t tile_bytes = 1024;
-
-struct TileShapes {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t zeros[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-static_assert(sizeof(TileShapes) == 64);
 
 MOEFLUX_INLINE void shape_tiles(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
 MOEFLUX_INLINE void release_tiles() { asm volatile("tilerelease"); }
