@@ -59,8 +59,14 @@ $(READY): $(PACKAGE)
 demo: $(PACKAGE)
 	@$(BIN)/python tools/demo.py
 
+# All tests run in two processes, for a machine has two cores at least: the rooms where models run, and the others with
+# what benchmarks compare. By folders, so that the same tests meet in a process every time.
+RUNNING = tests/engine tests/io tests/metal tests/runtime
+OTHERS = $(filter-out $(RUNNING),$(patsubst %/,%,$(sort $(dir $(wildcard tests/*/test_*.py))))) \
+         $(addprefix bench/ops/test_ops.py::,test_every_op_is_measured test_numpy_computes_the_same)
+
 test: $(READY)
-	$(BIN)/python -m pytest -q $(or $(ARGS),tests)
+	@$(if $(ARGS),$(BIN)/python -m pytest -q $(ARGS),bash tools/test.sh $(BIN)/python "$(RUNNING)" "$(OTHERS)")
 
 SOURCES = $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp csrc/*/*.mm metal/*.h metal/*.metal) \
           $(wildcard bench/*/*.h bench/*/*.cpp bench/*/*/*/*.h bench/*/*/*/*.cpp) \
