@@ -26,9 +26,9 @@ namespace {
 constexpr int entry_bits = 10;
 constexpr size_t few = 48;  // so many are sorted
 
-// The order of numbers as that of integers.
+// The order of numbers as that of integers. Both zeros are one number.
 uint64_t rank_of(double value) {
-  const auto bits = std::bit_cast<uint64_t>(value);
+  const auto bits = std::bit_cast<uint64_t>(value + 0.0);
   return bits ^ (static_cast<uint64_t>(static_cast<int64_t>(bits) >> 63) | uint64_t{1} << 63);
 }
 

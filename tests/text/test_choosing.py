@@ -58,6 +58,7 @@ KINDS: dict[str, Callable[[Rng, int], np.ndarray]] = {
     "flat": lambda rng, size: rng.normal(0, rng.choice([0.01, 0.1, 1.0, 3.0, 10.0]), size),
     "equal": lambda rng, size: np.full(size, rng.normal()),
     "few values": lambda rng, size: rng.choice(rng.normal(0, 3, rng.integers(1, 5)), size),
+    "zeros": lambda rng, size: rng.choice([0.0, -0.0, -5.0], size),  # both zeros are one number
     "16 bits": lambda rng, size: np.round(rng.normal(0, 3, size) * 32) / 32,
     "peaked": peaked,
     "in one column": in_one_column,
