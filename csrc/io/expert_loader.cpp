@@ -50,6 +50,7 @@ void ExpertLoader::add_load() {
 ExpertLoader::~ExpertLoader() { give_up(); }
 
 SlotCache::Acquired ExpertLoader::demand(int64_t layer, int64_t expert, int64_t parts) {
+  end_dismissed(layer, expert);
   if (cache_.spare() == 0 && !cache_.contains(layer, expert)) give_up_guesses();
   SlotCache::Acquired acquired = cache_.acquire(layer, expert);
   if (acquired.found == SlotCache::Found::missing) begin(cache_.share(acquired.lease), false, parts);
@@ -82,6 +83,7 @@ void ExpertLoader::begin(Lease lease, bool guess, int64_t parts) {
   lists_.idle.pop_back();
   lists_.by_slot[static_cast<size_t>(lease.slot())] = &load;
   load.guess = guess;
+  load.dismissed = false;
   load.lease = std::move(lease);
   if (guess) lists_.guesses.push_back(&load);
 }
@@ -133,7 +135,20 @@ void ExpertLoader::finish_quietly(int64_t slot) {
 
 void ExpertLoader::dismiss(int64_t layer, int64_t expert) {
   for (Load* load : lists_.guesses)
-    if (load->layer == layer && load->expert == expert) dropped_ += load->batch.cancel();
+    if (load->layer == layer && load->expert == expert)
+      if (const int64_t dropped = load->batch.cancel()) {
+        dropped_ += dropped;
+        load->dismissed = true;
+      }
+}
+
+// A dismissed guess may still have a read under way. Its slot never holds the whole expert, so nobody may join it: who
+// demands that expert now waits for the end of that read, and the expert is read anew.
+void ExpertLoader::end_dismissed(int64_t layer, int64_t expert) {
+  const auto found = std::ranges::find_if(lists_.guesses, [&](const Load* load) {
+    return load->dismissed && load->layer == layer && load->expert == expert;
+  });
+  if (found != lists_.guesses.end()) finish_quietly((*found)->lease.slot());
 }
 
 void ExpertLoader::collect() {

@@ -77,8 +77,9 @@ class ExpertLoader {
     int64_t expert = 0;
     Landing slot;
     Lease lease;
-    bool guess = false;  // one of `guesses_`
-    ReadBatch batch;     // last: it goes first
+    bool guess = false;      // one of `guesses_`
+    bool dismissed = false;  // some of its reads were dropped
+    ReadBatch batch;         // last: it goes first
   };
 
   struct Lists {
@@ -105,6 +106,7 @@ class ExpertLoader {
   void no_guess(Load& load);
   void finish(int64_t slot);
   void finish_quietly(int64_t slot);
+  void end_dismissed(int64_t layer, int64_t expert);
   Load* load_of(int64_t slot) const;
 
   const ExpertStore& store_;

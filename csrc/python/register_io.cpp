@@ -349,6 +349,9 @@ void register_loading(py::module_& m) {
           "done", [](const ExpertsObject& o, LeaseObject& lease) { return o->loader.done(lease.held()); },
           py::arg("lease"))
       .def(
+          "dismiss", [](const ExpertsObject& o, int64_t layer, int64_t expert) { o->loader.dismiss(layer, expert); },
+          py::arg("layer"), py::arg("expert"))
+      .def(
           "collect", [](const ExpertsObject& o) { o->loader.collect(); }, released())
       .def(
           "give_up", [](const ExpertsObject& o) { o->loader.give_up(); }, released())

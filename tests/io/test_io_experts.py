@@ -259,6 +259,21 @@ def test_a_failed_guess_is_forgotten(store: StoreDirectory) -> None:
     assert checked(store, experts, key)
 
 
+def test_a_dismissed_guess_is_read_anew(store: StoreDirectory) -> None:
+    """Its reads were dropped, but it is still among the guesses: whoever demands that expert must not join it."""
+    plan = FaultPlan("hold", 1)
+    experts = Experts(store, 3, threads=1, fault=plan)
+    first, second = keys(store)[:2]
+    assert experts.guess(*first) and experts.guess(*second)  # the one thread is at the first
+    experts.dismiss(*second)
+    lease, found = experts.demand(*second)
+    plan.release()
+    experts.wait(lease)
+    assert found == "missing" and landed(experts, store, lease) == pieces(store, second)
+    lease.release()
+    assert checked(store, experts, first)
+
+
 def test_demand_takes_the_slots_of_guesses(store: StoreDirectory) -> None:
     plan = FaultPlan("hold", 1)
     experts = Experts(store, 3, threads=1, fault=plan)
