@@ -15,7 +15,7 @@ namespace moeflux {
 namespace {
 
 constexpr uint64_t one_inside = 1;
-constexpr uint64_t inside = 0xffff;
+constexpr uint64_t those_inside = 0xffff;
 constexpr uint64_t open = 0x10000;
 constexpr uint64_t one_task = 0x20000;
 
@@ -89,7 +89,7 @@ void ThreadPool::run(int64_t units, Unit unit, void* body) {
   }
   do_units(0);
   state_.fetch_and(~open, std::memory_order_acq_rel);
-  for (int spins = 0; state_.load(std::memory_order_acquire) & inside; ++spins) {
+  for (int spins = 0; state_.load(std::memory_order_acquire) & those_inside; ++spins) {
     if (spins < 1000)
       pause();
     else
