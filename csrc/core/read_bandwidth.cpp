@@ -16,7 +16,7 @@ namespace {
 
 constexpr int passes = 5;
 constexpr size_t line = 64;
-constexpr size_t block = 2 * line;  // of a stream, before it is the next one's turn
+constexpr size_t turn = 2 * line;  // of a stream, before it is the next one's turn
 
 // The kernels' ways of reading. Which is the fastest depends on the processor: on how many lines it asks for by itself,
 // and in how many places.
@@ -27,26 +27,26 @@ struct Way {
 constexpr Way ways[] = {{1, 0}, {1, 1024}, {1, 4096}, {2, 0}, {2, 1024},
                         {4, 0}, {4, 1024}, {4, 4096}, {8, 0}, {8, 1024}};
 
-size_t bytes_of_stream(size_t bytes, const Way& way) { return bytes / way.streams / block * block; }
+size_t bytes_of_stream(size_t bytes, const Way& way) { return bytes / way.streams / turn * turn; }
 
 using Loop = uint64_t (*)(const char* data, size_t bytes, const Way& way);
 
-#define MOEFLUX_READ_LOOP(NAME, TARGET, WIDTH)                                                                    \
-  TARGET uint64_t NAME(const char* data, size_t bytes, const Way& way) {                                          \
-    typedef uint64_t Vector __attribute__((vector_size(WIDTH), may_alias));                                       \
-    const size_t length = bytes_of_stream(bytes, way);                                                            \
-    Vector sums[block / WIDTH] = {};                                                                              \
-    for (size_t at = 0; at < length; at += block)                                                                 \
-      for (size_t stream = 0; stream < way.streams; ++stream) {                                                   \
-        const char* from = data + stream * length + at;                                                           \
-        if (way.ahead != 0)                                                                                       \
-          for (size_t i = 0; i < block; i += line) __builtin_prefetch(from + way.ahead + i);                      \
-        for (size_t i = 0; i < block / WIDTH; ++i) sums[i] += *reinterpret_cast<const Vector*>(from + i * WIDTH); \
-      }                                                                                                           \
-    uint64_t total = 0;                                                                                           \
-    for (const Vector& sum : sums)                                                                                \
-      for (size_t lane = 0; lane < WIDTH / 8; ++lane) total += sum[lane];                                         \
-    return total;                                                                                                 \
+#define MOEFLUX_READ_LOOP(NAME, TARGET, WIDTH)                                                                   \
+  TARGET uint64_t NAME(const char* data, size_t bytes, const Way& way) {                                         \
+    typedef uint64_t Vector __attribute__((vector_size(WIDTH), may_alias));                                      \
+    const size_t length = bytes_of_stream(bytes, way);                                                           \
+    Vector sums[turn / WIDTH] = {};                                                                              \
+    for (size_t at = 0; at < length; at += turn)                                                                 \
+      for (size_t stream = 0; stream < way.streams; ++stream) {                                                  \
+        const char* from = data + stream * length + at;                                                          \
+        if (way.ahead != 0)                                                                                      \
+          for (size_t i = 0; i < turn; i += line) __builtin_prefetch(from + way.ahead + i);                      \
+        for (size_t i = 0; i < turn / WIDTH; ++i) sums[i] += *reinterpret_cast<const Vector*>(from + i * WIDTH); \
+      }                                                                                                          \
+    uint64_t total = 0;                                                                                          \
+    for (const Vector& sum : sums)                                                                               \
+      for (size_t lane = 0; lane < WIDTH / 8; ++lane) total += sum[lane];                                        \
+    return total;                                                                                                \
   }
 
 MOEFLUX_READ_LOOP(read_by_16, , 16)
