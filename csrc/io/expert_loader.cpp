@@ -142,8 +142,6 @@ void ExpertLoader::dismiss(int64_t layer, int64_t expert) {
       }
 }
 
-// A dismissed guess may still have a read under way. Its slot never holds the whole expert, so nobody may join it: who
-// demands that expert now waits for the end of that read, and the expert is read anew.
 void ExpertLoader::end_dismissed(int64_t layer, int64_t expert) {
   const auto found = std::ranges::find_if(lists_.guesses, [&](const Load* load) {
     return load->dismissed && load->layer == layer && load->expert == expert;

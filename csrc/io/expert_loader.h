@@ -52,6 +52,9 @@ class ExpertLoader {
   bool done(const Lease& lease) const;
   // The guess was wrong: drops those of its reads that have not begun. Does nothing if the expert is no guess.
   void dismiss(int64_t layer, int64_t expert);
+  // A dismissed guess keeps its slot until its last read has ended, and never holds the whole expert. Waits for that
+  // read: the expert is missing from now on. Does nothing if it is no dismissed guess.
+  void end_dismissed(int64_t layer, int64_t expert);
   // Lets go of the guesses whose reads are done, so that their slots can be used or given up. A failed guess is
   // forgotten: whoever demands that expert meets the error.
   void collect();
@@ -106,7 +109,6 @@ class ExpertLoader {
   void no_guess(Load& load);
   void finish(int64_t slot);
   void finish_quietly(int64_t slot);
-  void end_dismissed(int64_t layer, int64_t expert);
   Load* load_of(int64_t slot) const;
 
   const ExpertStore& store_;
