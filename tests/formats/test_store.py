@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from golden import checkpoints
 from golden.checkpoint import safetensors_bytes
 from moeflux import FormatError, NotFoundError, QuantFormat, oracle
 from moeflux.conversion.convert import convert
+from moeflux.stores.packed import format_from_json
 from moeflux.stores.store import Store, open_store
 from support.mlx_folder import write_mlx_folder
 
@@ -218,3 +220,16 @@ def test_a_tampered_description_is_refused(folders: Path, tmp_path: Path) -> Non
         path.write_text(json.dumps({**content, **change}))
         with pytest.raises(FormatError, match=message):
             open_store(copy)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"bits": 7, "group_size": 64, "scale_type": "BF16"}, "bits: expected 2, 3, 4, 5, 6 or 8, found 7"),
+        ({"bits": 4, "group_size": 48, "scale_type": "BF16"}, "group_size: expected 32, 64 or 128, found 48"),
+        ({"element": "F8"}, "element: expected BF16, F16 or F32, found F8"),
+    ],
+)
+def test_a_format_that_there_is_not_is_the_fault_of_its_file(value: dict[str, Any], words: str) -> None:
+    with pytest.raises(FormatError, match=f"^moeflux.json: experts.gate: {words}"):
+        format_from_json(value, "moeflux.json: experts.gate")

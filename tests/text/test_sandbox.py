@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from moeflux import FormatError, StateError
+from moeflux import ArgumentError, FormatError, StateError
 from moeflux.machine import sandbox as sandboxes
 from moeflux.machine.sandbox import RENDERING, Sandbox
 from moeflux.text import renderer
@@ -195,7 +195,7 @@ def test_values_go_through_as_they_are(sandbox: Sandbox) -> None:
 def test_what_is_too_much_to_say(sandbox: Sandbox, variables: dict[str, Any], words: str) -> None:
     if "limit" in words and not hasattr(sys, "set_int_max_str_digits"):
         pytest.skip("this Python writes numbers of any length")
-    with pytest.raises(StateError, match=f"^messages and variables: expected .*{words}"):
+    with pytest.raises(ArgumentError, match=f"^messages and variables: expected .*{words}"):
         Template("a", "t", sandbox).render(variables)
 
 

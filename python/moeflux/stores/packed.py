@@ -17,7 +17,7 @@ from typing import Any
 
 from moeflux import files
 from moeflux._core import ExpertFormats, ExpertLayout, QuantFormat
-from moeflux.errors import FormatError
+from moeflux.errors import ArgumentError, FormatError
 from moeflux.models.layers import (
     DenseMlp,
     FeedForward,
@@ -82,7 +82,7 @@ def format_from_json(value: Any, where: str) -> QuantFormat:
         raise FormatError(f"{where}: expected whole numbers and a type's name, found {value!r:.120}")
     try:
         return QuantFormat.affine(*numbers, *names) if numbers else QuantFormat.plain(*names)
-    except FormatError as error:
+    except ArgumentError as error:
         raise FormatError(f"{where}: {error}") from None
 
 
