@@ -10,6 +10,22 @@ from pathlib import Path
 
 HEADER = "# Made by `make stubs` from the built module; a test compares it with the module.\n"
 
+# The generator writes what strict type checkers refuse: generics without arguments, None for what may be None. A test
+# holds names and arguments to the module, these types are for the checkers.
+PRECISE = {
+    r"(?:(?<=-> )|(?<=: ))tuple(?![\[\w])": "tuple[typing.Any, ...]",
+    r"(?:(?<=-> )|(?<=: ))list(?![\[\w])": "list[typing.Any]",
+    r"(?:(?<=-> )|(?<=: ))dict(?![\[\w])": "dict[str, typing.Any]",
+    r"\bos\.PathLike(?!\[)": "os.PathLike[str]",
+    r"\bnumpy\.ndarray(?!\[)": "numpy.typing.NDArray[typing.Any]",
+    r"\bcollections\.abc\.Callable(?!\[)": "collections.abc.Callable[..., typing.Any]",
+    r"(\w+): ([A-Z]\w+) = None": r"\1: \2 | None = None",
+    r"trace: RoutingTrace\)": "trace: RoutingTrace | None)",
+    r"def parse_json\(text: str,": "def parse_json(text: str | bytes,",
+    r"def __eq__\(self, (\w+): \w+\)": r"def __eq__(self, \1: object)",
+    r"__hash__: typing\.ClassVar\[None\] = None$": "__hash__: typing.ClassVar[None] = None  # type: ignore[assignment]",
+}
+
 
 def stub_text() -> str:
     with tempfile.TemporaryDirectory() as folder:
@@ -21,6 +37,8 @@ def stub_text() -> str:
     # What pybind11 accepts by conversion is more than what we promise.
     text = text.replace("typing.SupportsInt | typing.SupportsIndex", "int")
     text = text.replace("typing.SupportsFloat | typing.SupportsIndex", "float")
+    for pattern, precise in PRECISE.items():
+        text = re.sub(pattern, precise, text, flags=re.MULTILINE)
     text = re.sub(r"^__version__.*\n", "", text, flags=re.MULTILINE).rstrip() + "\n\n__version__: str\n"
     return formatted(HEADER + text)
 

@@ -86,7 +86,7 @@ class QuantFormat:
     def affine(bits: int, group_size: int, scale_type: str = "BF16") -> QuantFormat: ...
     @staticmethod
     def plain(element: str) -> QuantFormat: ...
-    def __eq__(self, arg0: QuantFormat) -> bool: ...
+    def __eq__(self, arg0: object) -> bool: ...
     def __hash__(self) -> int: ...
     def __repr__(self) -> str: ...
     def __str__(self) -> str: ...
@@ -110,8 +110,8 @@ class SnapshotSpan:
     One state of one layer in a snapshot.
     """
 
-    __hash__: typing.ClassVar[None] = None
-    def __eq__(self, arg0: SnapshotSpan) -> bool: ...
+    __hash__: typing.ClassVar[None] = None  # type: ignore[assignment]
+    def __eq__(self, arg0: object) -> bool: ...
     def __repr__(self) -> str: ...
     @property
     def bytes(self) -> int: ...
@@ -130,8 +130,8 @@ class SnapshotWire:
     Where everything lies in a snapshot of wire format 1 or 2.
     """
 
-    __hash__: typing.ClassVar[None] = None
-    def __eq__(self, arg0: SnapshotWire) -> bool: ...
+    __hash__: typing.ClassVar[None] = None  # type: ignore[assignment]
+    def __eq__(self, arg0: object) -> bool: ...
     @property
     def bytes(self) -> int: ...
     @property
@@ -163,7 +163,7 @@ class TensorEntry:
         From the start of the file.
         """
     @property
-    def shape(self) -> tuple: ...
+    def shape(self) -> tuple[typing.Any, ...]: ...
 
 class SafetensorsFile:
     """
@@ -174,7 +174,7 @@ class SafetensorsFile:
         """
         That of a file that lies in memory; `where` is its path, and begins messages.
         """
-    def __init__(self, path: os.PathLike | str | bytes) -> None: ...
+    def __init__(self, path: os.PathLike[str] | str | bytes) -> None: ...
     @property
     def header_bytes(self) -> int:
         """
@@ -185,7 +185,7 @@ class SafetensorsFile:
     @property
     def path(self) -> typing.Any: ...
     @property
-    def tensors(self) -> dict:
+    def tensors(self) -> dict[str, typing.Any]:
         """
         TensorEntry by name.
         """
@@ -194,7 +194,7 @@ class ExpertFormats:
     """
     The formats of the three matrices of every routed expert.
     """
-    def __eq__(self, arg0: ExpertFormats) -> bool: ...
+    def __eq__(self, arg0: object) -> bool: ...
     def __hash__(self) -> int: ...
     def __init__(self, gate: QuantFormat, up: QuantFormat, down: QuantFormat) -> None: ...
     def __repr__(self) -> str: ...
@@ -225,7 +225,7 @@ class ExpertLayout:
     @property
     def intermediate(self) -> int: ...
     @property
-    def pieces(self) -> list:
+    def pieces(self) -> list[typing.Any]:
         """
         (name, offset, bytes, dtype, shape) of each, in order.
         """
@@ -243,9 +243,9 @@ class Tensor:
         Whether it is no part of a matrix.
         """
     @property
-    def shape(self) -> tuple: ...
+    def shape(self) -> tuple[typing.Any, ...]: ...
     @property
-    def spans(self) -> list:
+    def spans(self) -> list[typing.Any]:
         """
         (file, offset, bytes) of each range.
         """
@@ -254,19 +254,19 @@ class StoreDirectory:
     """
     What a store holds and where, checked against its variant.
     """
-    def expert_spans(self, layer: int, expert: int) -> list:
+    def expert_spans(self, layer: int, expert: int) -> list[typing.Any]:
         """
         (file, offset, bytes) of each piece of the expert, in layout order.
         """
     @property
     def experts(self) -> ExpertLayout: ...
     @property
-    def files(self) -> list:
+    def files(self) -> list[typing.Any]:
         """
         Absolute paths; spans refer to them by index.
         """
     @property
-    def formats(self) -> dict:
+    def formats(self) -> dict[str, typing.Any]:
         """
         QuantFormat of every matrix, by its base name.
         """
@@ -276,7 +276,7 @@ class StoreDirectory:
         Tensors that are there and deliberately not used.
         """
     @property
-    def tensors(self) -> dict:
+    def tensors(self) -> dict[str, typing.Any]:
         """
         Tensor by canonical name, routed experts aside.
         """
@@ -297,7 +297,9 @@ class FileReader:
     """
     For tests: a file that experts are read from.
     """
-    def __init__(self, path: os.PathLike | str | bytes, mode: str = "buffered", fault: FaultPlan = None) -> None: ...
+    def __init__(
+        self, path: os.PathLike[str] | str | bytes, mode: str = "buffered", fault: FaultPlan | None = None
+    ) -> None: ...
     def check_unchanged(self) -> None: ...
     def read(self, offset: int, bytes: int, misalign: int = 0, bounce: int = 1048576) -> bytes:
         """
@@ -319,7 +321,7 @@ class ReadPool:
     @property
     def memory(self) -> int: ...
     @property
-    def stats(self) -> dict: ...
+    def stats(self) -> dict[str, typing.Any]: ...
 
 class ReadBatch:
     """
@@ -359,7 +361,7 @@ class SlotCache:
     def __init__(
         self, layers: int, experts: int, slots: int, slot_bytes: int = 0, policy: str = "lru", ageing_period: int = 0
     ) -> None: ...
-    def acquire(self, layer: int, expert: int) -> tuple:
+    def acquire(self, layer: int, expert: int) -> tuple[typing.Any, ...]:
         """
         (lease, "ready", "loading" or "missing")
         """
@@ -375,7 +377,7 @@ class SlotCache:
     @property
     def spare(self) -> int: ...
     @property
-    def stats(self) -> dict: ...
+    def stats(self) -> dict[str, typing.Any]: ...
 
 class Experts:
     """
@@ -388,13 +390,13 @@ class Experts:
         threads: int = 2,
         mode: str = "buffered",
         policy: str = "lru",
-        fault: FaultPlan = None,
+        fault: FaultPlan | None = None,
         check: typing.Any = None,
     ) -> None: ...
     def check_unchanged(self) -> None: ...
     def collect(self) -> None: ...
     def contains(self, layer: int, expert: int) -> bool: ...
-    def demand(self, layer: int, expert: int, parts: int = 1) -> tuple: ...
+    def demand(self, layer: int, expert: int, parts: int = 1) -> tuple[typing.Any, ...]: ...
     def dismiss(self, layer: int, expert: int) -> None: ...
     def done(self, lease: Lease) -> bool: ...
     def drop_all(self) -> None: ...
@@ -414,7 +416,7 @@ class Experts:
     @property
     def spare(self) -> int: ...
     @property
-    def stats(self) -> dict: ...
+    def stats(self) -> dict[str, typing.Any]: ...
 
 class OpTime:
     """
@@ -461,40 +463,61 @@ class Ops:
         exact: bool = False,
         apart: bool = False,
     ) -> None: ...
-    def append(self, x: numpy.ndarray, cache: numpy.ndarray, first: int) -> typing.Any: ...
-    def attention(self, q: numpy.ndarray, k: numpy.ndarray, v: numpy.ndarray, scale: float) -> typing.Any: ...
-    def attention_scores(self, q: numpy.ndarray, k: numpy.ndarray, scale: float) -> typing.Any: ...
-    def attention_softmax(self, scores: numpy.ndarray) -> typing.Any: ...
-    def attention_values(self, scores: numpy.ndarray, v: numpy.ndarray) -> typing.Any: ...
-    def bias_add(self, x: numpy.ndarray, bias: numpy.ndarray) -> typing.Any: ...
+    def append(
+        self, x: numpy.typing.NDArray[typing.Any], cache: numpy.typing.NDArray[typing.Any], first: int
+    ) -> typing.Any: ...
+    def attention(
+        self,
+        q: numpy.typing.NDArray[typing.Any],
+        k: numpy.typing.NDArray[typing.Any],
+        v: numpy.typing.NDArray[typing.Any],
+        scale: float,
+    ) -> typing.Any: ...
+    def attention_scores(
+        self, q: numpy.typing.NDArray[typing.Any], k: numpy.typing.NDArray[typing.Any], scale: float
+    ) -> typing.Any: ...
+    def attention_softmax(self, scores: numpy.typing.NDArray[typing.Any]) -> typing.Any: ...
+    def attention_values(
+        self, scores: numpy.typing.NDArray[typing.Any], v: numpy.typing.NDArray[typing.Any]
+    ) -> typing.Any: ...
+    def bias_add(self, x: numpy.typing.NDArray[typing.Any], bias: numpy.typing.NDArray[typing.Any]) -> typing.Any: ...
     def chosen_expert_ffn(
         self,
-        x: numpy.ndarray,
+        x: numpy.typing.NDArray[typing.Any],
         experts: collections.abc.Sequence[tuple[typing.Any, typing.Any, typing.Any]],
-        ids: numpy.ndarray,
+        ids: numpy.typing.NDArray[typing.Any],
         intermediate: int,
     ) -> typing.Any: ...
     def combine(
         self,
-        residual: numpy.ndarray,
-        outputs: numpy.ndarray,
-        weights: numpy.ndarray,
+        residual: numpy.typing.NDArray[typing.Any],
+        outputs: numpy.typing.NDArray[typing.Any],
+        weights: numpy.typing.NDArray[typing.Any],
         shared: typing.Any,
         shared_gate: typing.Any,
     ) -> typing.Any: ...
-    def conv1d(self, x: numpy.ndarray, state: numpy.ndarray, weight: numpy.ndarray) -> tuple: ...
+    def conv1d(
+        self,
+        x: numpy.typing.NDArray[typing.Any],
+        state: numpy.typing.NDArray[typing.Any],
+        weight: numpy.typing.NDArray[typing.Any],
+    ) -> tuple[typing.Any, ...]: ...
     def delta_gates(
-        self, alpha: numpy.ndarray, b: numpy.ndarray, a_log: numpy.ndarray, dt_bias: numpy.ndarray
-    ) -> tuple: ...
+        self,
+        alpha: numpy.typing.NDArray[typing.Any],
+        b: numpy.typing.NDArray[typing.Any],
+        a_log: numpy.typing.NDArray[typing.Any],
+        dt_bias: numpy.typing.NDArray[typing.Any],
+    ) -> tuple[typing.Any, ...]: ...
     def describe(self) -> str: ...
-    def doubled(self, x: numpy.ndarray, count: int) -> tuple:
+    def doubled(self, x: numpy.typing.NDArray[typing.Any], count: int) -> tuple[typing.Any, ...]:
         """
         x doubled `count` times in one batch, errors of two waits, and the text of the last.
         """
-    def embed(self, table: typing.Any, ids: numpy.ndarray) -> typing.Any: ...
+    def embed(self, table: typing.Any, ids: numpy.typing.NDArray[typing.Any]) -> typing.Any: ...
     def expert_ffn(
         self,
-        x: numpy.ndarray,
+        x: numpy.typing.NDArray[typing.Any],
         experts: collections.abc.Sequence[tuple[typing.Any, typing.Any, typing.Any]],
         jobs: collections.abc.Sequence[tuple[int, collections.abc.Sequence[int]]],
         k: int,
@@ -502,40 +525,63 @@ class Ops:
     ) -> typing.Any: ...
     def gated_delta(
         self,
-        q: numpy.ndarray,
-        k: numpy.ndarray,
-        v: numpy.ndarray,
-        decay: numpy.ndarray,
-        beta: numpy.ndarray,
-        state: numpy.ndarray,
-    ) -> tuple: ...
-    def gated_rms_norm(self, x: numpy.ndarray, z: numpy.ndarray, weight: numpy.ndarray, eps: float) -> typing.Any: ...
-    def matmul(self, products: collections.abc.Sequence[tuple[numpy.ndarray, typing.Any, bool]]) -> list: ...
-    def mla_attention(
-        self, q_latent: numpy.ndarray, q_pe: numpy.ndarray, latent: numpy.ndarray, k_pe: numpy.ndarray, scale: float
+        q: numpy.typing.NDArray[typing.Any],
+        k: numpy.typing.NDArray[typing.Any],
+        v: numpy.typing.NDArray[typing.Any],
+        decay: numpy.typing.NDArray[typing.Any],
+        beta: numpy.typing.NDArray[typing.Any],
+        state: numpy.typing.NDArray[typing.Any],
+    ) -> tuple[typing.Any, ...]: ...
+    def gated_rms_norm(
+        self,
+        x: numpy.typing.NDArray[typing.Any],
+        z: numpy.typing.NDArray[typing.Any],
+        weight: numpy.typing.NDArray[typing.Any],
+        eps: float,
     ) -> typing.Any: ...
-    def residual_add(self, x: numpy.ndarray, y: numpy.ndarray) -> typing.Any: ...
-    def rms_norm(self, x: numpy.ndarray, weight: numpy.ndarray, eps: float) -> typing.Any: ...
-    def rms_norm_heads(self, x: numpy.ndarray, weight: typing.Any, eps: float, scale: float) -> typing.Any: ...
-    def rope(self, x: numpy.ndarray, angles: numpy.ndarray, interleaved: bool) -> typing.Any: ...
+    def matmul(
+        self, products: collections.abc.Sequence[tuple[numpy.typing.NDArray[typing.Any], typing.Any, bool]]
+    ) -> list[typing.Any]: ...
+    def mla_attention(
+        self,
+        q_latent: numpy.typing.NDArray[typing.Any],
+        q_pe: numpy.typing.NDArray[typing.Any],
+        latent: numpy.typing.NDArray[typing.Any],
+        k_pe: numpy.typing.NDArray[typing.Any],
+        scale: float,
+    ) -> typing.Any: ...
+    def residual_add(self, x: numpy.typing.NDArray[typing.Any], y: numpy.typing.NDArray[typing.Any]) -> typing.Any: ...
+    def rms_norm(
+        self, x: numpy.typing.NDArray[typing.Any], weight: numpy.typing.NDArray[typing.Any], eps: float
+    ) -> typing.Any: ...
+    def rms_norm_heads(
+        self, x: numpy.typing.NDArray[typing.Any], weight: typing.Any, eps: float, scale: float
+    ) -> typing.Any: ...
+    def rope(
+        self, x: numpy.typing.NDArray[typing.Any], angles: numpy.typing.NDArray[typing.Any], interleaved: bool
+    ) -> typing.Any: ...
     def route_grouped(
         self,
-        logits: numpy.ndarray,
-        bias: numpy.ndarray,
+        logits: numpy.typing.NDArray[typing.Any],
+        bias: numpy.typing.NDArray[typing.Any],
         k: int,
         groups: int,
         groups_kept: int,
         normalize: bool,
         scaling: float,
-    ) -> tuple: ...
-    def route_softmax(self, logits: numpy.ndarray, k: int, normalize: bool) -> tuple: ...
-    def sigmoid_gate(self, x: numpy.ndarray, gate: numpy.ndarray) -> typing.Any: ...
-    def swiglu(self, gate: numpy.ndarray, up: numpy.ndarray) -> typing.Any: ...
+    ) -> tuple[typing.Any, ...]: ...
+    def route_softmax(
+        self, logits: numpy.typing.NDArray[typing.Any], k: int, normalize: bool
+    ) -> tuple[typing.Any, ...]: ...
+    def sigmoid_gate(
+        self, x: numpy.typing.NDArray[typing.Any], gate: numpy.typing.NDArray[typing.Any]
+    ) -> typing.Any: ...
+    def swiglu(self, gate: numpy.typing.NDArray[typing.Any], up: numpy.typing.NDArray[typing.Any]) -> typing.Any: ...
     def take_times(self) -> list[OpTime]:
         """
         Of each kind of op since the last time.
         """
-    def top_k(self, logits: numpy.ndarray, k: int) -> tuple: ...
+    def top_k(self, logits: numpy.typing.NDArray[typing.Any], k: int) -> tuple[typing.Any, ...]: ...
     @property
     def isa(self) -> str:
         """
@@ -683,19 +729,21 @@ class Session:
     def argmax(self) -> int: ...
     def checkpoint(self) -> None: ...
     def clear(self) -> None: ...
-    def logits(self, out: numpy.ndarray | None, vocab: int) -> numpy.typing.NDArray[numpy.float32]: ...
+    def logits(
+        self, out: numpy.typing.NDArray[typing.Any] | None, vocab: int
+    ) -> numpy.typing.NDArray[numpy.float32]: ...
     def prefill(
         self,
         tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
-        on_progress: collections.abc.Callable | None,
-        all_logits: numpy.ndarray | None,
+        on_progress: collections.abc.Callable[..., typing.Any] | None,
+        all_logits: numpy.typing.NDArray[typing.Any] | None,
         vocab: int,
-        cancel: Cancel = None,
+        cancel: Cancel | None = None,
     ) -> tuple[int, int]:
         """
         How many tokens were evaluated, and the serial of the logits that they left.
         """
-    def read_state(self) -> list:
+    def read_state(self) -> list[typing.Any]:
         """
         (layer, name, copy) of every piece of state, in layer order.
         """
@@ -703,15 +751,15 @@ class Session:
         self,
         position: int,
         tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
-        tensors: collections.abc.Sequence[numpy.ndarray],
+        tensors: collections.abc.Sequence[numpy.typing.NDArray[typing.Any]],
     ) -> None: ...
     def rewind(self, position: int, exact: bool = True) -> int: ...
     def set_max_checkpoints(self, count: int) -> None: ...
-    def step(self, token: int, cancel: Cancel = None, serial: int | None = None) -> int:
+    def step(self, token: int, cancel: Cancel | None = None, serial: int | None = None) -> int:
         """
         The serial of its logits.
         """
-    def top_k(self, k: int) -> tuple: ...
+    def top_k(self, k: int) -> tuple[typing.Any, ...]: ...
     @property
     def checkpoints(self) -> list[int]: ...
     @property
@@ -748,10 +796,10 @@ class Engine:
         cache: str = "lru",
         look_ahead: str = "auto",
         checksums: collections.abc.Mapping[int, collections.abc.Sequence[str]] | None = None,
-        on_progress: collections.abc.Callable | None = None,
+        on_progress: collections.abc.Callable[..., typing.Any] | None = None,
         time_ops: bool = False,
         fail_at_op: int = -1,
-        fault: FaultPlan = None,
+        fault: FaultPlan | None = None,
         deferred: bool = False,
         apart: bool = False,
     ) -> None:
@@ -791,18 +839,24 @@ class Sampler:
         logit_bias: collections.abc.Mapping[int, float],
         seed: int,
         vocab_size: int,
-        prompt: numpy.ndarray,
+        prompt: numpy.typing.NDArray[typing.Any],
         isa: str = "",
     ) -> None: ...
     def choose(
-        self, logits: numpy.ndarray, allowed: numpy.ndarray | None = None, log_probabilities: int | None = None
-    ) -> tuple:
+        self,
+        logits: numpy.typing.NDArray[typing.Any],
+        allowed: numpy.typing.NDArray[typing.Any] | None = None,
+        log_probabilities: int | None = None,
+    ) -> tuple[typing.Any, ...]:
         """
         (token, its log probability, those of the likeliest): from logits that lie anywhere.
         """
     def choose_of(
-        self, session: Session, allowed: numpy.ndarray | None = None, log_probabilities: int | None = None
-    ) -> tuple:
+        self,
+        session: Session,
+        allowed: numpy.typing.NDArray[typing.Any] | None = None,
+        log_probabilities: int | None = None,
+    ) -> tuple[typing.Any, ...]:
         """
         The same from a session's, where the engine left them.
         """
@@ -864,7 +918,7 @@ class RoutingTrace:
     Picks of a router. See moeflux.Model.trace.
     """
     def __init__(self, engine: Engine) -> None: ...
-    def content(self) -> tuple:
+    def content(self) -> tuple[typing.Any, ...]:
         """
         ids, u16 [tokens, layers, k], and the number of tokens of each pass.
         """
@@ -906,9 +960,9 @@ def chosen_reads(
     """
 
 def dequantize(
-    words: numpy.ndarray,
-    scales: numpy.ndarray,
-    biases: numpy.ndarray,
+    words: numpy.typing.NDArray[typing.Any],
+    scales: numpy.typing.NDArray[typing.Any],
+    biases: numpy.typing.NDArray[typing.Any],
     format: QuantFormat,
     columns: int,
     threads: int = 0,
@@ -973,14 +1027,14 @@ def metal_shader(file: str) -> str:
     """
 
 def metal_shader_files() -> list[str]: ...
-def open_mlx(folder: os.PathLike | str | bytes, variant_json: str) -> StoreDirectory:
+def open_mlx(folder: os.PathLike[str] | str | bytes, variant_json: str) -> StoreDirectory:
     """
     A folder of MLX safetensors, in place.
     """
 
 def open_packed(
-    weights_dir: os.PathLike | str | bytes,
-    experts_dir: os.PathLike | str | bytes,
+    weights_dir: os.PathLike[str] | str | bytes,
+    experts_dir: os.PathLike[str] | str | bytes,
     variant_json: str,
     experts: ExpertFormats | None = None,
 ) -> StoreDirectory:
@@ -988,7 +1042,7 @@ def open_packed(
     A packed store. `experts_dir` holds the layer files; without `experts` it is one of the older tools.
     """
 
-def parse_json(text: str, where: str = "text", without: collections.abc.Set[str] = set()) -> typing.Any:
+def parse_json(text: str | bytes, where: str = "text", without: collections.abc.Set[str] = set()) -> typing.Any:
     """
     The value of a JSON text (str or UTF-8 bytes), read strictly; members named in `without` are checked and None.
     """
@@ -1003,24 +1057,26 @@ def planned_store(variant_json: str, format: QuantFormat) -> StoreDirectory:
     One that nobody has made yet, with every matrix in that format.
     """
 
-def probe_expert_reads(store: StoreDirectory, mode: str, readers: int, seconds: float, seed: int) -> tuple:
+def probe_expert_reads(
+    store: StoreDirectory, mode: str, readers: int, seconds: float, seed: int
+) -> tuple[typing.Any, ...]:
     """
     (reads, bytes, seconds) of random reads of a store's experts.
     """
 
 def probe_file_reads(
-    path: os.PathLike | str | bytes, piece_bytes: int, mode: str, readers: int, seconds: float, seed: int
-) -> tuple:
+    path: os.PathLike[str] | str | bytes, piece_bytes: int, mode: str, readers: int, seconds: float, seed: int
+) -> tuple[typing.Any, ...]:
     """
     (reads, bytes, seconds) of random reads of a file's pieces.
     """
 
-def quantize(array: numpy.ndarray, format: QuantFormat, threads: int = 0) -> tuple:
+def quantize(array: numpy.typing.NDArray[typing.Any], format: QuantFormat, threads: int = 0) -> tuple[typing.Any, ...]:
     """
     MLX's affine quantisation of float32, float16 or uint16 (raw bf16) rows: (words, scales, biases).
     """
 
-def read_json(path: os.PathLike | str | bytes) -> typing.Any:
+def read_json(path: os.PathLike[str] | str | bytes) -> typing.Any:
     """
     The content of a JSON file, read strictly.
     """
@@ -1030,7 +1086,7 @@ def read_variant(text: str, where: str = "variant", version: int = 2) -> typing.
     The fields of Variant.to_json(), read and checked; `version` is that of moeflux.json.
     """
 
-def record_routing(engine: Engine, trace: RoutingTrace) -> None:
+def record_routing(engine: Engine, trace: RoutingTrace | None) -> None:
     """
     What the engine's router picks goes into `trace`; None: nowhere.
     """
@@ -1046,7 +1102,7 @@ def replay(
     (hits, misses) of a policy, or of the optimum, when these tokens are decoded.
     """
 
-def required_tensors(variant_json: str) -> list:
+def required_tensors(variant_json: str) -> list[typing.Any]:
     """
     (name, logical shape, whether a matrix) of everything but the routed experts: a matrix by its base name, in stacks where latent attention may have either form.
     """
@@ -1076,12 +1132,12 @@ def snapshot_wire_layout(variant_json: str, version: int, positions: int) -> Sna
     The layout that a snapshot after so many tokens has.
     """
 
-def state_pieces(text: str) -> list:
+def state_pieces(text: str) -> list[typing.Any]:
     """
     (layer, name, whether a row a position, shape of a row or of all of it) of a session's state.
     """
 
-def supports_direct(path: os.PathLike | str | bytes) -> bool:
+def supports_direct(path: os.PathLike[str] | str | bytes) -> bool:
     """
     Whether the file's file system has direct reads.
     """

@@ -79,10 +79,11 @@ LONGEST_SHOWN = 200
 
 def path_of(path: StrPath) -> Path:
     """The path as given, or ArgumentError when it can be no path."""
+    found: object
     try:
         found = os.fspath(path)
     except TypeError:
-        found = b""
+        found = None
     if not isinstance(found, str):
         raise ArgumentError(f"path: expected text or a Path, found {type(path).__name__}")
     if not found:

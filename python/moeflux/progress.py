@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Protocol, TextIO
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Protocol, TextIO
 
 from moeflux.log import LOG
 from moeflux.sizes import size_text
@@ -33,15 +33,9 @@ class Task(Protocol):
 class Progress(Protocol):
     """Where a command tells how far it is. One task at a time."""
 
-    def task(self, label: str, total: int, unit: str = "bytes") -> ContextManagerOfTask: ...
+    def task(self, label: str, total: int, unit: str = "bytes") -> AbstractContextManager[Task]: ...
 
     def note(self, sentence: str) -> None: ...
-
-
-class ContextManagerOfTask(Protocol):
-    def __enter__(self) -> Task: ...
-
-    def __exit__(self, *error: object) -> bool | None: ...
 
 
 def for_terminal(stream: TextIO | None = None, *, passing: bool = False) -> Progress:
@@ -127,7 +121,7 @@ class Bars:
         from rich.progress import Progress as RichProgress
 
         class Amount(TextColumn):
-            def render(self, task):
+            def render(self, task: Any) -> Any:
                 done = amount_text(task.completed, unit).removesuffix(f" {unit}")
                 self.text_format = f"{done} of {amount_text(task.total, unit)}"
                 if task.speed:
@@ -143,7 +137,7 @@ class Bars:
 
 
 class _BarTask:
-    def __init__(self, bars, identifier) -> None:  # types of rich, which is imported only when a bar is drawn
+    def __init__(self, bars: Any, identifier: Any) -> None:  # types of rich, which is imported only when a bar is drawn
         self.bars = bars
         self.identifier = identifier
 

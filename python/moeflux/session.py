@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 import numpy as np
 
 from moeflux import _core
+from moeflux._core import Cancel, StepStats
 from moeflux.errors import ArgumentError, StateError, found, refusals
 from moeflux.runtime.logits import Logits
 from moeflux.runtime.plan import Plan, pricing
@@ -73,7 +74,7 @@ class Session:
         on_progress: OnProgress | None = None,
         *,
         logits: Literal["last"] = "last",
-        cancel: _core.Cancel | None = None,
+        cancel: Cancel | None = None,
     ) -> Logits: ...
     @overload
     def prefill(
@@ -83,7 +84,7 @@ class Session:
         *,
         logits: Literal["all"],
         out: np.ndarray | None = None,
-        cancel: _core.Cancel | None = None,
+        cancel: Cancel | None = None,
     ) -> np.ndarray: ...
     def prefill(
         self,
@@ -92,7 +93,7 @@ class Session:
         *,
         logits: str = "last",
         out: np.ndarray | None = None,
-        cancel: _core.Cancel | None = None,
+        cancel: Cancel | None = None,
     ) -> Logits | np.ndarray:
         """Evaluates tokens after those that the session holds, in chunks.
 
@@ -116,7 +117,7 @@ class Session:
         done, serial = self._core.prefill(ids, on_progress, every, vocab, cancel)
         return self._logits(serial) if every is None else every[:done]
 
-    def step(self, token: int, *, cancel: _core.Cancel | None = None, after: Logits | None = None) -> Logits:
+    def step(self, token: int, *, cancel: Cancel | None = None, after: Logits | None = None) -> Logits:
         """Evaluates one token after those that the session holds. With `after`, the logits that the token was chosen
         from, it is evaluated only if they are still the session's, whatever other threads do.
 
@@ -205,12 +206,12 @@ class Session:
         return self._core.tokens
 
     @property
-    def stats(self) -> _core.StepStats:
+    def stats(self) -> StepStats:
         """Of the last `prefill` or `step`."""
         return self._core.last
 
     @property
-    def total_stats(self) -> _core.StepStats:
+    def total_stats(self) -> StepStats:
         """Of all of them since the session was made."""
         return self._core.total
 

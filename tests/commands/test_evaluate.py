@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import moeflux
-from moeflux import ArgumentError, StateError, builtin
+from moeflux import ArgumentError, builtin
 from moeflux.cli import main
 from moeflux.measure import evaluate as module
 from moeflux.measure.evaluate import Mean, evaluate
@@ -117,7 +117,7 @@ def test_progress_counts_tokens(model: moeflux.Model, tokens: list[int]) -> None
 def test_windows_that_cannot_be(model: moeflux.Model, tokens: list[int], options: dict, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         evaluate(model, tokens, **options)
-    with pytest.raises(StateError, match="at least 2 tokens"):
+    with pytest.raises(ArgumentError, match="at least 2 tokens"):
         evaluate(model, tokens[:1])
 
 

@@ -162,7 +162,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], type[Error], str]] = [
     ({"context": 1025}, ArgumentError, "context: expected 1 to 1024, found 1025"),
     ({"context": 0}, ArgumentError, "context: expected a whole number"),
     ({"sessions": 0}, ArgumentError, "sessions: expected a whole number"),
-    ({"kv_dtype": "f16"}, ArgumentError, 'kv_dtype: expected "f32" or "bf16", found'),
+    ({"kv_dtype": "f16"}, ArgumentError, 'kv_dtype: expected one of f32, bf16, found "f16"'),
     ({"backend": "cpu", "isa": "sse9"}, ArgumentError, "sse9"),
     ({"backend": "cuda"}, ArgumentError, "backend: expected auto, cpu or metal, found"),
     ({"experts_per_token": 0}, Error, "experts_per_token"),

@@ -209,7 +209,8 @@ def test_the_pool_goes_first(path: Path) -> None:
 FORKED = """
 import os, sys
 sys.path.insert(0, sys.argv[2])  # the module itself: importing moeflux may wait for a rebuild
-from _core import FileReader, ReadBatch, ReadPool, StateError
+from _core import FileReader, ReadBatch, ReadPool
+from moeflux.errors import StateError
 pool, reader = ReadPool(2), FileReader(sys.argv[1])
 def batch():
     batch = ReadBatch()

@@ -27,3 +27,50 @@ def test_programs_of_the_readme_have_types(tmp_path: Path) -> None:
     assert complaints(tmp_path, *files) == ""
     (tmp_path / "wrong.py").write_text("import moeflux\nmoeflux.load('x').session().prefill([1]).argmix()\n")
     assert '"Logits" has no attribute "argmix"' in complaints(tmp_path, tmp_path / "wrong.py")
+
+
+PROGRAM = """\
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import moeflux
+
+
+def served(folder: Path, options: moeflux.LoadOptions) -> str:
+    try:
+        with moeflux.load(folder, **options) as model, model.session(max_context=512) as session:
+            answer: moeflux.Completion = session.complete("Hello", max_tokens=3, timeout=1.5)
+            print(answer.upper(), answer.finish, answer.stats.tokens_per_second, [p.logprob for p in answer.pieces])
+            reply = model.chat(system="Be kind.").ask("Who?")
+            return reply.text + answer
+    except moeflux.BudgetError as error:
+        return str(error.needed)
+
+
+async def spoken(session: moeflux.Session) -> AsyncIterator[str]:
+    generation: moeflux.Generation = session.generate([1, 2, 3])
+    async for piece in generation:
+        yield piece.text
+
+
+served(Path("x"), {"memory": "8GB", "reads": "direct", "sessions": 2})
+print(moeflux.plan("a3b", memory=None, kv_dtype="bf16").tokens_per_second)
+"""
+
+
+def test_a_program_of_a_user_has_types(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    assert complaints(tmp_path, tmp_path / "program.py") == ""
+    (tmp_path / "wrong.py").write_text(
+        "import moeflux\nmoeflux.load('x', memry='8GB')\nmoeflux.plan('x', reads='mapped')\n"
+    )
+    said = complaints(tmp_path, tmp_path / "wrong.py")
+    assert 'Unexpected keyword argument "memry"' in said and 'Argument "reads"' in said
+
+
+def test_the_package_has_types(tmp_path: Path) -> None:
+    """mypy, as strict as pyproject.toml says, over the package and its stubs."""
+    command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache")]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr

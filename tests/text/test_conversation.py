@@ -94,7 +94,7 @@ def test_an_answer_that_is_stopped_stays_as_far_as_it_came(model: moeflux.Model)
     list(reply)
     assert talk.messages[-1] == {"role": "assistant", "content": reply.text} and reply.text
     assert reply.generation.finish == "cancelled"
-    # One that nobody listens to any more, or never did.
+    # One that nobody listens to any more ends there; one that nobody ever listened to is given in full.
     left = talk.ask("And then?", temperature=0)
     next(left)
     next(left)
@@ -103,7 +103,8 @@ def test_an_answer_that_is_stopped_stays_as_far_as_it_came(model: moeflux.Model)
     assert talk.messages[3]["content"] == left.text
     assert left.generation.finish == "cancelled"
     talk.ask("What?", temperature=0)
-    assert talk.messages[4]["content"] == "What?" and len(talk.messages) == 5
+    assert [message["content"] for message in talk.messages[4::2]] == ["Why?", "What?"] and len(talk.messages) == 7
+    assert talk.messages[5]["role"] == "assistant" and talk.messages[5]["content"]
 
 
 def test_an_answer_does_not_go_on_in_a_session_that_was_used_otherwise(model: moeflux.Model) -> None:

@@ -8,9 +8,9 @@ import json
 import sys
 from collections.abc import Callable, Iterable
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
-from moeflux.runtime.options import DEFAULTS, LoadOptions, words_of
+from moeflux.runtime.options import LoadOptions, words_of
 
 if TYPE_CHECKING:
     from moeflux.model import Model
@@ -33,7 +33,7 @@ __all__ = [
     "whole",
 ]
 
-Commands = argparse._SubParsersAction  # of Parser
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 # ---- Command lines ----------------------------------------------------------------------------------------------
@@ -48,14 +48,14 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
         self.commands: dict[str, Parser] = {}
 
-    def parse_args(self, args=None, namespace=None):  # type: ignore[override]
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         arguments, rest = self.parse_known_args(args, namespace)
         if rest:
             command = self.commands[arguments.command]
             command.error(f"expected no more words, found {rest[0]!r:.60}{command.surplus}")
         return arguments
 
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else list(args)
         # The program's own flags stand before the command. argparse would complain of a missing word before it names a
         # wrong flag.
@@ -204,7 +204,7 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
         flag = f"--{name.replace('_', '-')}"
         if words := words_of(name):
             group.add_argument(flag, choices=words, help=meaning)
-        elif DEFAULTS[name] is False:
+        elif name == "verify_reads":
             group.add_argument(flag, action="store_true", help=meaning)
         else:
             group.add_argument(flag, type=str if name == "memory" else whole(), metavar=metavar, help=meaning)
@@ -235,5 +235,5 @@ def load_model(name: str | None, arguments: argparse.Namespace) -> Model:
 # ---- Printing ---------------------------------------------------------------------------------------------------
 
 
-def print_value(value: object, as_json: bool) -> None:
+def print_value(value: Any, as_json: bool) -> None:
     print(json.dumps(value.to_dict(), indent=2) if as_json else value)

@@ -15,6 +15,7 @@ from moeflux import files
 from moeflux.errors import ArgumentError
 from moeflux.progress import Counting, for_terminal
 from moeflux.text.generate import Generation, Piece
+from moeflux.text.protocols import TextModel
 
 if TYPE_CHECKING:
     from moeflux.model import Model
@@ -124,7 +125,7 @@ class Printer:
             self._thinking = False
             print("\n", file=sys.stderr, flush=True)
 
-    def end(self, answer: Generation, model: Model) -> None:
+    def end(self, answer: Generation, model: TextModel) -> None:
         self._end_thought()
         if self._last != "\n":
             print(flush=True)
@@ -148,7 +149,7 @@ class JsonPrinter(Printer):
             line["top"] = [{"token": token, "logprob": logprob} for token, logprob in piece.top]
         print(json.dumps(line, ensure_ascii=False), flush=True)
 
-    def end(self, answer: Generation, model: Model) -> None:
+    def end(self, answer: Generation, model: TextModel) -> None:
         # JSON has no infinity.
         biases = {id: bias if bias > -math.inf else None for id, bias in answer.sampling.logit_bias.items()}
         line = {

@@ -199,7 +199,8 @@ class TerminalChat:
         except ValueError:
             raise ArgumentError(f"{name}: expected a number or usual, found {value!r:.40}") from None
         if name != "max_tokens":
-            Sampling(**{name: number})
+            change: dict[str, Any] = {name: number}
+            Sampling(**change)
         elif number < 1:
             raise ArgumentError(f"max_tokens: expected at least 1, found {number}")
         return {name: number}

@@ -5,7 +5,7 @@ Nothing is read before it is asked for. Reads come in blocks of rows, so memory 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -27,7 +27,7 @@ __all__ = ["Checkpoint", "Matrix", "Packed", "Vector", "source_files"]
 
 BLOCK_ELEMENTS = 4 << 20  # of a matrix in memory at a time, per thread
 INDEX = "model.safetensors.index.json"
-STORAGE = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
+STORAGE: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 """How NumPy holds elements of each type; bf16 as its bits."""
 
 VISION = ("visual.", "vision_tower.", "mm_projector.", "multi_modal_projector.")
@@ -108,6 +108,7 @@ class Stored:
         row = np.arange(start, stop)
         block_row = row // rows_of_matrix * blocks_of_matrix + row % rows_of_matrix // self.block[0]
         first, last = int(block_row[0]), int(block_row[-1])
+        assert self.scale is not None
         scales = self.scale.read(reader, first, last + 1, "F32")
         wide = np.repeat(scales, self.block[1], axis=1)[:, : self.columns]
         return wide[block_row - first]
@@ -149,7 +150,7 @@ class Matrix:
             yield parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _groups_of_rows(runs, limit: int) -> Iterator[list[tuple[Stored, int, int]]]:
+def _groups_of_rows(runs: Iterable[tuple[Stored, int, int]], limit: int) -> Iterator[list[tuple[Stored, int, int]]]:
     """The same rows in the same order, cut and gathered into groups of at most `limit` rows."""
     group, count = [], 0
     for stored, start, stop in runs:
@@ -277,7 +278,15 @@ class Checkpoint:
             raise FormatError(f"{where}: expected a matrix and quantization_config.weight_block_size, for it is fp8")
         blocks = tuple(-(-size // block) for size, block in zip(shape[-2:], self._quantised, strict=True))
         scale = self._take(f"{name}_scale_inv", (*shape[:-2], *blocks))
-        return Stored(stored.name, stored.file, stored.offset, stored.dtype, shape, scale, tuple(self._quantised))
+        return Stored(
+            stored.name,
+            stored.file,
+            stored.offset,
+            stored.dtype,
+            shape,
+            scale,
+            (self._quantised.rows, self._quantised.columns),
+        )
 
     def _take_as(self, name: str, shape: tuple[int, ...], types: tuple[str, ...]) -> Stored:
         stored = self._free.pop(name, None)
@@ -384,6 +393,7 @@ class Checkpoint:
 
     def _packed(self, name: str, shape: tuple[int, ...]) -> Packed:
         rows, columns = shape
+        assert isinstance(self._quantised, Int4)
         self._take_as(f"{name}_shape", (2,), ("I32", "I64"))
         words = self._take_as(f"{name}_packed", (rows, columns // 8), ("I32",))
         scales = self._take_as(f"{name}_scale", (rows, columns // self._quantised.group_size), tuple(STORAGE))

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,8 @@ class Packer:
 
     def _recall(self, entry: dict[str, Any]) -> int:
         """Counts the piece of a journal line as done. Returns its bytes."""
-        tensors, layer, first, sums = (entry.get(name) for name in ("tensors", "layer", "first", "sha256"))
+        values: list[Any] = [entry.get(name) for name in ("tensors", "layer", "first", "sha256")]
+        tensors, layer, first, sums = values
         if isinstance(tensors, dict) and tensors.keys() <= self.content.placed.keys() and _are_sums(tensors.values()):
             self.tensor_sums |= tensors
             return sum(self.content.placed[name].bytes for name in tensors)
@@ -210,11 +212,11 @@ class Packer:
         """What is left to do, ordered by where the sources lie."""
         for unit in sorted(self.content.dense, key=lambda unit: unit.position):
             if not all(tensor.name in self.tensor_sums for tensor in unit.tensors):
-                yield lambda unit=unit: self._write_dense(unit)
+                yield partial(self._write_dense, unit)
         count = max(1, GROUP_BYTES // self.content.layout.bytes)
         for layer in sorted(self.content.variant.moe_layers, key=self.content.layer_position):
             for first, number in self._missing(layer, count):
-                yield lambda layer=layer, first=first, number=number: self._write_experts(layer, first, number)
+                yield partial(self._write_experts, layer, first, number)
 
     def _missing(self, layer: int, most: int) -> Iterator[tuple[int, int]]:
         """Runs (first, count) of at most `most` experts that are not on disk."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moeflux.errors import FormatError
+from moeflux.errors import ArgumentError, FormatError
 from moeflux.models.variants import QuantFormat
 
 __all__ = ["Fp8", "Int4", "quantisation_of"]
@@ -68,8 +68,9 @@ def _int4(found: dict[str, Any], where: str) -> Int4:
         if weights.get(key) not in supported:
             raise FormatError(f"{where}: weights: {key}: expected {supported[0]!r}, found {weights.get(key)!r:.60}")
     size = weights.get("group_size")
+    size = size if type(size) is int else 0
     try:
-        QuantFormat.affine(4, size if type(size) is int else 0)
-    except FormatError as error:
+        QuantFormat.affine(4, size)
+    except ArgumentError as error:
         raise FormatError(f"{where}: weights: group_size: {error}") from None
     return Int4(size)

@@ -202,7 +202,7 @@ def popularity(variant: Variant, seed: int, layer: int) -> np.ndarray:
     """Each expert's advantage, in standard deviations of the logits. It is in random order, and equally distributed in
     every group of experts."""
     random, groups = stream(seed, "popularity", layer), max(1, variant.experts.router.groups)
-    levels = np.linspace(-1, 1, variant.experts.count, dtype=np.float32).reshape(-1, groups)
+    levels: np.ndarray = np.linspace(-1, 1, variant.experts.count, dtype=np.float32).reshape(-1, groups)
     for _ in range(2):  # neighbours over the groups, then the levels of each group
         order = np.argsort(random.random_raw(levels.size).reshape(levels.shape), axis=1)
         levels = np.take_along_axis(levels, order, axis=1).T

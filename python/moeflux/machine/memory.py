@@ -33,7 +33,9 @@ class Resident:
 
 def resident(root: Path = Path("/")) -> Resident:
     try:
-        fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", system_text(root / "proc/self/status"), re.MULTILINE))
+        fields: dict[str, str] = dict(
+            re.findall(r"^(\w+):\s+(\d+) kB", system_text(root / "proc/self/status"), re.MULTILINE)
+        )
         now, peak = 1024 * int(fields["VmRSS"]), 1024 * int(fields["VmHWM"])
         return Resident(now, max(now, peak), 1024 * int(fields.get("RssAnon", fields["VmRSS"])))
     except (OSError, KeyError):
@@ -109,7 +111,7 @@ def _groups(root: Path) -> Iterator[Available]:
             continue
         if kind[0] == "cgroup2":
             own = next((path for _, controllers, path in memberships if not controllers), None)
-            files = ("memory.current", ("memory.max", "memory.high"), "")
+            files: tuple[str, tuple[str, ...], str] = ("memory.current", ("memory.max", "memory.high"), "")
         elif kind[0] == "cgroup" and "memory" in kind[2].split(","):
             own = next((path for _, controllers, path in memberships if "memory" in controllers.split(",")), None)
             files = ("memory.usage_in_bytes", ("memory.limit_in_bytes",), "total_")

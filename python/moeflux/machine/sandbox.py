@@ -171,7 +171,7 @@ class _Process:
             try:
                 self._child = subprocess.Popen(
                     command,
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
                     cwd="/",
@@ -184,6 +184,7 @@ class _Process:
                     raise StateError(f"{command[0]}: expected to start it, found: {error}") from error
                 raise
         self.pid = self._child.pid
+        assert self._child.stderr is not None
         with self._child.stderr as said:
             try:
                 if self._head(time.monotonic() + START_SECONDS) != {"ready": True}:

@@ -211,6 +211,7 @@ def written_file(folder: Path, effort: Effort, progress: Progress) -> Iterator[P
         )
     try:
         progress.note(f"writing {size_text(effort.file_bytes)} to {folder}")
+        file: Any
         if files.is_folder(NAMELESS):
             file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         else:

@@ -128,7 +128,8 @@ def _from_store(target: str, store: Store | PlannedStore, missing: list[str]) ->
 def _lines(info: Info) -> list[str]:
     v, e = info.variant, info.variant.experts
     full = v.layers_with(GroupedAttention, LatentAttention)
-    attends = list(dict.fromkeys(v.layers[layer].mixer for layer in full))
+    mixers = dict.fromkeys(layer.mixer for layer in v.layers)
+    attends = [mixer for mixer in mixers if not isinstance(mixer, GatedDelta)]
     layers = f"{v.num_layers} ({len(full)} full attention, {len(v.layers_with(GatedDelta))} gated delta-net)"
     dense_layers = v.num_layers - len(v.moe_layers)
     rows = [

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,11 +91,15 @@ def check_metal(progress: Progress | None = None) -> MetalReport:
 
 def _checks(files: list[str], cases: list[tuple[str, Callable[[Ops], Any]]]) -> Iterator[Check]:
     for file in files:
-        yield _timed(f"compile {file}", lambda file=file: f"{_core.metal_compile(file)} kernels", times=1)
+        yield _timed(f"compile {file}", partial(_compile, file), times=1)
     metal, cpu = Ops("metal"), Ops("cpu", threads=1, exact=True)
     for name, run in cases:
         yield _compared(name, metal, cpu, run)
     yield _timed("a whole model", _whole_model, times=1)
+
+
+def _compile(file: str) -> str:
+    return f"{_core.metal_compile(file)} kernels"
 
 
 def _timed(name: str, run: Callable[[], str], times: int) -> Check:
@@ -176,8 +181,9 @@ def _matrix(rng: np.random.Generator, format: QuantFormat, rows: int, columns: i
     numbers = rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(np.sqrt(columns))
     if format.is_affine:
         return _Matrix(format, *_core.quantize(numbers, format, 1))
-    stored = {"BF16": float_to_bf16, "F16": lambda x: x.astype(np.float16), "F32": lambda x: x}[format.element](numbers)
-    return _Matrix(format, stored)
+    if format.element == "BF16":
+        return _Matrix(format, float_to_bf16(numbers))
+    return _Matrix(format, numbers.astype(np.float16) if format.element == "F16" else numbers)
 
 
 def _in_steps(o: Ops, q: Array, k: Array, v: Array) -> Array:

@@ -41,7 +41,8 @@ class Fields:
             raise self.fail(field, f"a whole number of at least {least}")
         return value
 
-    def number(self, field: str, default: Any = REQUIRED) -> float:
+    def number(self, field: str, default: Any = REQUIRED) -> Any:
+        """A float, or None where that is the default."""
         value = self.get(field, (int, float), "a number", default)
         return value if value is None else float(value)
 

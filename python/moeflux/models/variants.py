@@ -12,7 +12,7 @@ import json
 import math
 import typing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from moeflux._core import QuantFormat, read_variant, state_pieces, variant_identity
 from moeflux.errors import ArgumentError, FormatError, found
@@ -108,7 +108,7 @@ class Variant:
     # ---- Making variants ----------------------------------------------------------------------------------------
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any], where: str = "variant", version: int = 2) -> Variant:
+    def from_dict(cls, fields: Any, where: str = "variant", version: int = 2) -> Variant:
         """Inverse of `to_dict`. Older stores describe their model in `version` 1."""
         if not isinstance(fields, dict):
             raise FormatError(f"{where}: expected an object, found {type(fields).__name__}")
@@ -182,7 +182,7 @@ class Variant:
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
@@ -197,7 +197,7 @@ def _fields(value: Any) -> dict[str, Any]:
             item = _fields(item)
         elif isinstance(item, tuple):
             item = list(item)
-        elif _hints(type(value))[field.name] is float and type(item) is int:
+        elif _hints(value.__class__)[field.name] is float and type(item) is int:
             item = float(item)
         values[field.name] = item
     return values
@@ -213,10 +213,14 @@ def _made(values: dict[str, Any]) -> Any:
     return _of(kind, {key: value for key, value in values.items() if key != "kind"})
 
 
+def _is_part(hint: Any) -> TypeGuard[type]:
+    return isinstance(hint, type) and dataclasses.is_dataclass(hint)
+
+
 def _of(kind: type, values: dict[str, Any]) -> Any:
     hints = _hints(kind)
     nested = {
-        key: _of(next(t for t in (hints[key], *typing.get_args(hints[key])) if dataclasses.is_dataclass(t)), value)
+        key: _of(next(t for t in (hints[key], *typing.get_args(hints[key])) if _is_part(t)), value)
         for key, value in values.items()
         if isinstance(value, dict)
     }

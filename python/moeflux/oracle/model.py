@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moeflux.models.layers import DenseMlp, GatedDelta, GroupedAttention, LatentAttention, Mixer, RoutedExperts
+from moeflux.models.layers import DenseMlp, GatedDelta, GroupedAttention, LatentAttention, Mixer, Rope, RoutedExperts
 from moeflux.models.variants import Variant
 from moeflux.oracle.ops import (
     attention,
@@ -118,13 +118,17 @@ def full_attention(
     if a.qk_norm:
         q = rms_norm_heads(q, w(f"{at}q_norm.weight"), eps)
         k = rms_norm_heads(k, w(f"{at}k_norm.weight"), eps)
-    turn = {"frequencies": rope_frequencies(a.rope), "interleaved": False, "magnitude": rope_magnitude(a.rope)}
+    turn = _turn(a.rope, interleaved=False)
     q, k = rope(q, positions, **turn), rope(k, positions, **turn)
     state = KeyValueState(np.concatenate([state.k, k]), np.concatenate([state.v, value]))
     out = attention(q, state.k, state.v, a.head_dim**-0.5)
     if gate is not None:
         out = sigmoid_gate(out, gate)
     return matmul(out.reshape(n, -1), w(f"{at}o_proj")), state
+
+
+def _turn(turn: Rope, *, interleaved: bool) -> dict[str, Any]:
+    return {"frequencies": rope_frequencies(turn), "interleaved": interleaved, "magnitude": rope_magnitude(turn)}
 
 
 def latent_attention(
@@ -140,7 +144,7 @@ def latent_attention(
     q = q.reshape(n, a.heads, a.head_dim)
     kv = matmul(x, w(f"{at}kv_a_proj_with_mqa"))
     latent = rms_norm(kv[:, : a.kv_rank], w(f"{at}kv_a_layernorm.weight"), LATENT_EPS)
-    turn = {"frequencies": rope_frequencies(a.rope), "interleaved": True, "magnitude": rope_magnitude(a.rope)}
+    turn = _turn(a.rope, interleaved=True)
     q_pe = rope(q[..., a.nope_dim :], positions, **turn)
     k_pe = rope(kv[:, None, a.kv_rank :], positions, **turn)[:, 0]
     state = LatentState(np.concatenate([state.latent, latent]), np.concatenate([state.k_pe, k_pe]))
@@ -220,12 +224,16 @@ def layer(
     """One whole layer. x [n, h], positions [n] -> [n, h] and the state after it."""
     at, eps = f"model.layers.{index}.", v.rms_norm_eps
     mixer, rest = v.layers[index].mixer, v.layers[index].feed_forward
+    mixed: Array
     normed = rms_norm(x, w(f"{at}input_layernorm.weight"), eps)
     if isinstance(mixer, GatedDelta):
+        assert isinstance(state, LinearState)
         mixed, state = gated_delta_net(mixer, eps, w, f"{at}linear_attn.", normed, state)
     elif isinstance(mixer, LatentAttention):
+        assert isinstance(state, LatentState)
         mixed, state = latent_attention(mixer, w, f"{at}self_attn.", normed, positions, state, absorbed)
     else:
+        assert isinstance(state, KeyValueState)
         mixed, state = full_attention(mixer, eps, w, f"{at}self_attn.", normed, positions, state)
     x = residual_add(x, mixed)
     normed = rms_norm(x, w(f"{at}post_attention_layernorm.weight"), eps)

@@ -107,6 +107,6 @@ def quantize(values: Array, bits: int, group_size: int) -> tuple[Array, Array, A
 
 def widen(stored: Stored) -> Array:
     """Any stored tensor as float64."""
-    if stored.format.is_affine:
+    if stored.format.is_affine and stored.scales is not None and stored.biases is not None:
         return dequantize(stored.weight, stored.scales, stored.biases, stored.format)
     return plain_to_float(stored.weight, stored.format.element)

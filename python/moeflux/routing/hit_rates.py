@@ -97,7 +97,7 @@ def _read(fingerprint: str) -> dict[str, Any] | None:
 
 def _between(curve: list[list[float]], slots: int) -> float:
     """The value on the straight line between two points. Beyond the last point it is that of the last."""
-    place = bisect_left(curve, slots, key=lambda point: point[0])
+    place = bisect_left(curve, float(slots), key=lambda point: point[0])
     if place == len(curve):
         return curve[-1][1]
     if place == 0:

@@ -274,6 +274,12 @@ class _Planner:
     def total(self, choice: _Choice) -> int:
         return sum(self.parts(choice).values())
 
+    @property
+    def limit(self) -> int:
+        """The budget, where there is one."""
+        assert self.budget is not None
+        return self.budget
+
     def session_part(self, choice: _Choice) -> int:
         parts = self.parts(choice)
         return sum(parts[name] for name in SESSION_PARTS)
@@ -321,7 +327,7 @@ class _Planner:
         """The longest context that leaves half of the memory to experts, and enough for the fewest slots."""
         if self.context:
             return least
-        spare = self.budget - self.total(least)
+        spare = self.limit - self.total(least)
         without = self.parts(least)
         room = spare + without["expert slots"] + self.session_part(least)
         limit = min(room // 2, room - without["expert slots"])
@@ -335,11 +341,11 @@ class _Planner:
         if self.chunk:
             return choice
         parts = self.parts(choice)
-        room = self.budget - sum(parts.values()) + parts["scratch"] + parts["expert slots"]
+        room = self.limit - sum(parts.values()) + parts["scratch"] + parts["expert slots"]
         chunk = LARGEST_CHUNK
         while chunk > choice.chunk:
             larger = _with(choice, chunk=chunk)
-            if self.parts(larger)["scratch"] <= room // 4 and self.total(larger) <= self.budget:
+            if self.parts(larger)["scratch"] <= room // 4 and self.total(larger) <= self.limit:
                 return larger
             chunk //= 2
         return choice
@@ -348,19 +354,20 @@ class _Planner:
         if self.slots:
             return choice
         counts = range(choice.slots + 1, self.experts + 1)
-        most = _last(counts, lambda slots: self.total(_with(choice, slots=slots)) <= self.budget)
+        most = _last(counts, lambda slots: self.total(_with(choice, slots=slots)) <= self.limit)
         return choice if most is None else _with(choice, slots=most)
 
     def reads(self, streams: bool) -> tuple[Literal["direct", "buffered"], str]:
         """How experts are read, and why."""
         probed = self.probe is not None and self.probe.reads == "buffered" and not self.free.limited
-        return _core.chosen_reads(
+        mode, reason = _core.chosen_reads(
             self.options["reads"],
             streams=streams,
             direct_works=self.direct_works,
             buffered_is_faster=probed,
             crowds_out=self.experts * self.store.directory.experts.bytes > self.free.bytes // 4,
         )
+        return "direct" if mode == "direct" else "buffered", reason
 
     # ---- What comes out ----
 
@@ -489,7 +496,7 @@ def _speed_lines(plan: Plan) -> list[str]:
             "that its experts have",
         ),
     ]
-    if plan.probe is None or plan.tokens_per_second is None:
+    if plan.probe is None or plan.read_seconds is None or plan.compute_seconds is None:
         rows.append(("speed", "unknown: this disk was never measured; `moeflux doctor` on its folder does"))
     else:
         rate, when = plan.probe.disk_bytes_per_second, plan.probe.when.date().isoformat()

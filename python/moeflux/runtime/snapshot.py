@@ -123,9 +123,9 @@ class Snapshot:
         if room.readonly:
             raise ArgumentError(f"buffer: expected memory that can be written, found {found(buffer)}")
         if room.nbytes < needed:
-            error = BufferTooSmall(f"buffer: expected at least {needed} bytes for the snapshot, found {room.nbytes}")
-            error.needed, error.found = needed, room.nbytes
-            raise error
+            small = BufferTooSmall(f"buffer: expected at least {needed} bytes for the snapshot, found {room.nbytes}")
+            small.needed, small.found = needed, room.nbytes
+            raise small
         at = 0
         with refusals("a snapshot's bytes"):
             for chunk in self._chunks(format):

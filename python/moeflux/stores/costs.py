@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from moeflux._core import StoreDirectory
 from moeflux.models.variants import Variant
 
-__all__ = ["costs", "costs_of_shape", "dense_sizes", "embedding_bytes"]
+__all__ = ["Costs", "costs", "costs_of_shape", "dense_sizes", "embedding_bytes"]
 
 
-def costs(variant: Variant, directory: StoreDirectory) -> dict[str, int]:
+class Costs(TypedDict):
+    """Bytes, and how many experts all layers have."""
+
+    experts: int
+    dense_bytes_per_token: int
+    expert_bytes_per_token: int
+    state_bytes: int
+    kv_bytes_per_position: int
+
+
+def costs(variant: Variant, directory: StoreDirectory) -> Costs:
     sizes = dense_sizes(directory)
     return costs_of_shape(variant, directory.experts.bytes, sum(sizes.values()), embedding_bytes(sizes))
 
@@ -22,7 +34,7 @@ def embedding_bytes(sizes: dict[str, int]) -> int:
     return sum(size for name, size in sizes.items() if name.startswith("model.embed_tokens."))
 
 
-def costs_of_shape(variant: Variant, expert_bytes: int, dense_bytes: int, embedding_bytes: int) -> dict[str, int]:
+def costs_of_shape(variant: Variant, expert_bytes: int, dense_bytes: int, embedding_bytes: int) -> Costs:
     """A token reads only one row of the embedding, unless the embedding is the output matrix too."""
     row = embedding_bytes // variant.vocab_size
     touched = dense_bytes - (0 if variant.tied_embeddings else embedding_bytes - row)

@@ -18,7 +18,12 @@ from moeflux.errors import FormatError, IoError, refusals
 
 __all__ = ["arrays_in", "check_kind", "chunks_of", "read_arrays", "size_of"]
 
-TYPES = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "I32": np.dtype("<i4"), "U8": np.dtype("u1")}
+TYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "BF16": np.dtype("<u2"),
+    "I32": np.dtype("<i4"),
+    "U8": np.dtype("u1"),
+}
 
 
 # ---- Writing ----------------------------------------------------------------------------------------------------

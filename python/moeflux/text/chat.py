@@ -240,7 +240,11 @@ class _Spellings:
         self._messages = messages
         self._given = given
         self.found: set[tuple[str, str]] = set()  # role (or "") and token
-        self._each_text(lambda role, text: self.found.update((role, token) for token in self._in(text)) or text)
+        self._each_text(self._find)
+
+    def _find(self, role: str, text: str) -> str:
+        self.found.update((role, token) for token in self._in(text))
+        return text
 
     def with_barriers(self, barred: set[tuple[str, str]], barrier: str) -> tuple[list[Message], dict[str, Any]]:
         def bar(role: str, text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 if __name__ == "__main__":
     sys.path += [*sys.argv[2:], os.path.dirname(os.path.abspath(__file__))]
-    import renderer
+    import renderer  # type: ignore[import-not-found]
 else:
     from moeflux.text import renderer
 

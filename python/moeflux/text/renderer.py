@@ -50,7 +50,7 @@ class Refused(TemplateError):
 class _Generation(Extension):
     """{% generation %} marks what a model says, for training. Here it is only text, in a scope of its own."""
 
-    tags = frozenset(("generation",))
+    tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Any) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -186,7 +186,7 @@ def _line_of(error: BaseException) -> int | None:
 def limit_process(memory: int) -> None:
     """From here on, the process may take `memory` more, can open nothing, and leaves no core dump."""
     datetime.now().astimezone()  # the system reads its time zone now
-    sys.stdout = sys.stderr = None  # type: ignore[assignment]
+    sys.stdout = sys.stderr = None
     os.closerange(CHANNEL + 1, 3)
     # The parent may have had these signals blocked or ignored.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -147,11 +147,8 @@ def _range(name: str, least: float, most: float) -> str:
 
 
 def _number(name: str, value: Any) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float, np.floating))
-        or not abs(value) <= sys.float_info.max
-    ):
+    real = isinstance(value, (int, float, np.floating)) and not isinstance(value, bool)
+    if not real or not abs(value) <= sys.float_info.max:
         raise ArgumentError(f"{name}: expected a number, found {found(value)}")
     return float(value)
 
