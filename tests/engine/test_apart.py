@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
 def use(model: moeflux.Model) -> list[np.ndarray]:
     """All that a session gives: logits of every row and of the last, choices, checkpoints, what it remembers."""
     session = model.session(max_context=64)
-    found = [session.prefill(tokens(20), logits="all")]
+    found = [session.prefill(tokens(20), logits="all"), *session._core.top_k(3)]
     session.checkpoint()
     found.append(steps(session, tokens(6, seed=3)))
     logits = session.prefill(tokens(5, seed=4))
@@ -56,6 +56,19 @@ def test_every_family_in_every_flow(folder: Folder, name: str, flow: str) -> Non
         assert np.array_equal(found, wanted)
     engine = model._engine
     assert engine.held == engine.memory.total
+
+
+def test_what_was_guessed_comes_to_the_host(folder: Folder) -> None:
+    """No guess changes a bit, so it is seen in what was read."""
+    foreseen = []
+    for own_memory in (False, True):
+        model = load_faulty(folder("qwen3_moe"), apart=own_memory, deferred=True, look_ahead="on", expert_slots=40)
+        session = model.session(max_context=64)
+        for part in (tokens(16), tokens(16, seed=5)):
+            session.prefill(part)
+        steps(session, tokens(12, seed=3))
+        foreseen.append(session.total_stats.look_ahead_reads)
+    assert foreseen[1] > foreseen[0] / 2
 
 
 def test_reads_are_verified_where_they_have_arrived(folder: Folder) -> None:
