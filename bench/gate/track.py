@@ -3,6 +3,7 @@
     python bench/gate/track.py                 measures and prints; exit status 1 if something got worse
     python bench/gate/track.py --update        the same, and expects from now on what it found
     python bench/gate/track.py --history lines.jsonl --plot history.svg
+    python bench/gate/track.py --impossible ratio    on a machine of which no ratio is expected
 
 These numbers gate, on small models that are made here from fixed seeds:
   counts      bytes read, allocations, system calls, submissions and waits of a step: exactly what is expected
@@ -13,9 +14,10 @@ These numbers gate, on small models that are made here from fixed seeds:
               peak of the same run: at least 0.7 of what is expected. They show gross losses only, because the two meet
               noise at different times
 Instructions are expected for one compiler and instruction set, and ratios for one processor. If
-bench/gate/expected.json has none for them, they are printed and recorded, and not compared. Speeds in tokens a second
-are recorded and never gate. System calls are counted with every expert in memory, because reading experts consists of
-system calls.
+bench/gate/expected.json has none for them, they are printed and recorded, and not compared. If nothing at all of a kind
+was compared, the run fails: otherwise it would pass for ever on a machine of which nothing is expected. --impossible
+names a kind that cannot be compared where it runs. Speeds in tokens a second are recorded and never gate. System calls
+are counted with every expert in memory, because reading experts consists of system calls.
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ from moeflux.models.presets import preset
 ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = ROOT / "bench" / "gate" / "expected.json"
 EVERYWHERE = "everywhere"
+GATING = {"counts": "count", "instructions": "instructions", "ratios": "ratio"}
+"""What --only names, and the kinds of numbers."""
 MORE_INSTRUCTIONS = 1.02
 LOWEST_RATIO = 0.7
 
@@ -330,6 +334,19 @@ def compare(numbers: Iterable[Number], expected: Expected) -> list[str]:
     return faults
 
 
+def not_compared(numbers: Iterable[Number], expected: Expected, kinds: Iterable[str]) -> list[str]:
+    """A sentence for each of these kinds of which nothing was compared with anything."""
+    compared = {number.kind for number in numbers if number.name in expected.get(number.group, {})}
+    found = {kind: sorted({number.group for number in numbers if number.kind == kind}) for kind in GATING.values()}
+    return [
+        f"{kind}: nothing was compared: "
+        + (f"nothing is expected of {', '.join(found[kind])}" if found[kind] else "it cannot be measured here")
+        + f"; --update expects what this machine finds, --impossible {kind} says that it cannot be compared here"
+        for kind in kinds
+        if kind not in compared
+    ]
+
+
 def shown(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 or value == int(value) else f"{value:.3f}"
 
@@ -369,7 +386,15 @@ def find_harness() -> Path:
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--harness", type=Path, help="moeflux-bench; usually the newest under build/")
-    parser.add_argument("--only", choices=["all", "counts", "instructions", "ratios"], default="all")
+    parser.add_argument("--only", choices=["all", *GATING], default="all")
+    parser.add_argument(
+        "--impossible",
+        choices=GATING.values(),
+        action="append",
+        default=[],
+        metavar="KIND",
+        help=f"of {', '.join(GATING.values())}: nothing of it can be compared here",
+    )
     parser.add_argument("--update", action="store_true", help="write what was found into bench/gate/expected.json")
     parser.add_argument("--history", type=Path, metavar="FILE", help="JSON lines, one a run, to append to")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="every number of the history over its commits")
@@ -384,7 +409,9 @@ def main(words: list[str] | None = None) -> int:
     expected: Expected = json.loads(EXPECTED.read_text()) if EXPECTED.exists() else {}
     with tempfile.TemporaryDirectory(prefix="moeflux-track-") as folder:
         numbers = measure(Bench(arguments.harness or find_harness(), Path(folder)), arguments.only)
+    kinds = [GATING[arguments.only]] if arguments.only in GATING else GATING.values()
     faults = compare(numbers, expected)
+    faults += not_compared(numbers, expected, (kind for kind in kinds if kind not in arguments.impossible))
     if arguments.history:
         record(numbers, arguments.history)
     if arguments.plot:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -69,6 +70,47 @@ def test_nothing_is_expected_of_another_machine(track: ModuleType, numbers: list
     other = {"GCC 13, avx2": {"a step": 1.0}}
     assert track.compare(numbers, other) == []
     assert track.updated(numbers, other)["GCC 13, avx2"] == {"a step": 1.0}
+
+
+@pytest.mark.parametrize("kind", ["count", "instructions", "ratio"])
+def test_a_kind_of_which_nothing_was_compared_is_a_fault(track: ModuleType, numbers: list, kind: str) -> None:
+    """Whether nothing is expected of this machine or nothing could be measured."""
+    kinds = ("count", "instructions", "ratio")
+    expected = track.updated(numbers, {})
+    assert track.not_compared(numbers, expected, kinds) == []
+    group = next(number.group for number in numbers if number.kind == kind)
+    [fault] = track.not_compared(numbers, {name: of for name, of in expected.items() if name != group}, kinds)
+    assert fault.startswith(f"{kind}: nothing was compared: nothing is expected of {group}; ")
+    [fault] = track.not_compared([number for number in numbers if number.kind != kind], expected, kinds)
+    assert fault.startswith(f"{kind}: nothing was compared: it cannot be measured here; ")
+    assert track.not_compared(numbers, {}, set(kinds) - {kind})  # what is impossible excuses itself alone
+
+
+def test_a_run_that_compares_nothing_fails(
+    track: ModuleType,
+    numbers: list,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And --impossible names what may be missing."""
+    monkeypatch.setattr(track, "measure", lambda bench, only: numbers)
+    monkeypatch.setattr(track, "EXPECTED", tmp_path / "expected.json")
+    track.EXPECTED.write_text(json.dumps(track.updated([each for each in numbers if each.kind == "count"], {})))
+    words = ["--harness", "none", "--impossible", "instructions"]
+    assert track.main(words) == 1
+    assert "worse: ratio: nothing was compared" in capsys.readouterr().err
+    assert track.main([*words, "--impossible", "ratio"]) == 0
+    assert track.main(["--harness", "none", "--only", "counts"]) == 0
+
+
+def test_the_workflow_compares_what_is_expected(track: ModuleType) -> None:
+    """Of its compiler, instructions op by op."""
+    workflow = (BENCH.parent / ".github" / "workflows" / "track.yml").read_text()
+    [version] = re.findall(r"CXX: g\+\+-(\d+)", workflow)
+    expected = json.loads(track.EXPECTED.read_text())
+    assert f"GCC {version}, avx2" in expected
+    assert "--impossible ratio" in workflow and workflow.count("--impossible") == 1
 
 
 def test_the_committed_numbers_gate(track: ModuleType) -> None:
