@@ -137,6 +137,19 @@ def test_a_large_vocabulary(kind: str, asked: dict[str, Any]) -> None:
     assert chosen(rows, sampling, prompt) == oracle.choose_tokens(rows, sampling, prompt)
 
 
+def test_a_choice_in_doubt_is_made_with_exact_weights() -> None:
+    """The first of two tokens has just more than the share that the random number asks for, or just less: by a
+    hundredth of what rough weights may be off."""
+    logits = np.full(SOME_BLOCKS, -np.inf, np.float32)
+    logits[[5, SOME_BLOCKS - 1]] = 0
+    for seed in range(200):
+        (number,) = oracle.random_numbers(seed, 1)
+        for more, token in ((1e-12, 5), (-1e-12, SOME_BLOCKS - 1)):
+            bias = math.log(number / (1 - number)) + more
+            asked = Sampling(temperature=1.0, logit_bias={5: bias}, seed=seed)
+            assert chosen([logits], asked, []) == oracle.choose_tokens([logits], asked) == [token]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_instruction_set_gives_the_same_bits(kind: str) -> None:
     """Tokens, and log probabilities: sums over all weights, to the last bit."""
