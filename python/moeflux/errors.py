@@ -106,28 +106,28 @@ def refusals(what: str) -> Iterator[None]:
 
 
 class SnapshotError(FormatError):
-    """Bytes are no snapshot of this model in one of the older engine's formats. Its kinds say in which way."""
+    """The bytes are no snapshot of this model in one of the older engine's formats. Subclasses say why not."""
 
     field: str = ""
-    """Of the header, or a piece of a layer."""
+    """The field of the header, or the piece of a layer, that is wrong."""
 
     layer: int | None = None
-    """None outside of the layers."""
+    """The layer that is wrong; None if it is the header."""
 
     expected: int | None = None
     found: int | None = None
 
 
 class BadMagic(SnapshotError):
-    """The first four bytes are others."""
+    """The first four bytes are not those that a snapshot begins with."""
 
 
 class BadVersion(SnapshotError):
-    """Of another version, or of one that cannot say this model."""
+    """The snapshot has another version, or one that cannot describe this model."""
 
 
 class ShapeMismatch(SnapshotError):
-    """Of a model of another shape: `field` of the header differs."""
+    """The snapshot is that of a model of another shape: `field` of the header differs."""
 
 
 class NoInterval(SnapshotError):
@@ -135,33 +135,33 @@ class NoInterval(SnapshotError):
 
 
 class Truncated(SnapshotError):
-    """`expected` bytes were to follow, `found` do."""
+    """The snapshot ends too early: `expected` bytes should follow, and `found` do."""
 
 
 class NegativeLen(SnapshotError):
-    """A layer has fewer than 0 positions."""
+    """A layer says that it has fewer than 0 positions."""
 
 
 class LenOverflow(SnapshotError):
-    """A layer has more positions than any session may."""
+    """A layer says that it has more positions than any session may have."""
 
 
 class UnequalLen(SnapshotError):
-    """A layer has another number of positions than those before."""
+    """A layer has another number of positions than the layers before it."""
 
 
 class TrailingBytes(SnapshotError):
-    """The last layer ends at byte `expected`, the bytes at `found`."""
+    """Bytes follow the last layer, which ends at byte `expected`: there are `found`."""
 
 
 class BufferTooSmall(ArgumentError):
-    """A snapshot does not fit into the memory that it was to be written to. Nothing has been written."""
+    """A snapshot does not fit into the memory that it should be written to. Nothing has been written."""
 
     needed: int = 0
-    """Bytes."""
+    """Bytes of the snapshot."""
 
     found: int = 0
-    """Bytes."""
+    """Bytes of the memory."""
 
 
 def found(value: object, most: int = 40) -> str:

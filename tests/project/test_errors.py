@@ -13,12 +13,14 @@ import moeflux
 from moeflux import (
     ArgumentError,
     BudgetError,
+    BufferTooSmall,
     Cancelled,
     DeviceError,
     Error,
     FormatError,
     IoError,
     NotFoundError,
+    SnapshotError,
     StateError,
     _core,
     builtin,
@@ -26,16 +28,29 @@ from moeflux import (
 )
 from moeflux.runtime import plan as planning
 
-KINDS = [ArgumentError, BudgetError, Cancelled, DeviceError, FormatError, IoError, NotFoundError, StateError]
+KINDS = [
+    ArgumentError,
+    BudgetError,
+    BufferTooSmall,
+    Cancelled,
+    DeviceError,
+    FormatError,
+    IoError,
+    NotFoundError,
+    SnapshotError,
+    StateError,
+]
 
 
 def test_all_of_them_are_ours_and_say_when_they_are_raised() -> None:
     found = {value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, Exception)}
-    assert found == {Error, *KINDS} and all(issubclass(kind, Error) for kind in KINDS)
+    reasons = SnapshotError.__subclasses__()
+    assert len(reasons) == 9
+    assert found == {Error, *KINDS, *reasons} and all(issubclass(kind, Error) for kind in KINDS)
     assert issubclass(Error, RuntimeError)
     for kind in found:
         assert len(inspect.getdoc(kind) or "") > 40 and "__doc__" in vars(kind)
-        assert getattr(moeflux, kind.__name__) is kind
+        assert getattr(errors if kind in reasons else moeflux, kind.__name__) is kind
 
 
 @pytest.mark.parametrize("kind", [Error, *KINDS])
