@@ -73,6 +73,13 @@ def own_memory(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def no_copies(request: pytest.FixtureRequest) -> None:
+    """For tests that count ops and reads: a device with memory of its own copies besides, and fills its slots."""
+    if request.config.getoption("--apart"):
+        pytest.skip("it counts ops and reads, and here copies and fills come to them")
+
+
 @pytest.fixture(scope="module", params=["cpu", pytest.param("metal", marks=needs_device)])
 def backend(request: pytest.FixtureRequest, on_metal: bool) -> Iterator[str]:
     """The backend that "auto" means in tests that hold on both. Afterwards no Metal object may be left."""

@@ -75,6 +75,7 @@ def test_nothing_where_nobody_asked(store: Store) -> None:
     assert engine.take_op_times() == []
 
 
+@pytest.mark.usefixtures("no_copies")
 def test_single_ops(tmp_path: Path) -> None:
     timed = Ops(threads=1, timed=True)
     x = np.ones((3, 64), np.float32)

@@ -36,6 +36,7 @@ def prefill(folder: Path, **options: Any) -> tuple[_core.StepStats, int]:
         return session.stats, store.directory.experts.bytes
 
 
+@pytest.mark.usefixtures("no_copies")
 @pytest.mark.parametrize("slots", [K, EXPERTS // 2, EXPERTS + K + 2, LAYERS * EXPERTS])
 def test_each_expert_is_read_once(folder: Path, slots: int) -> None:
     off, size = prefill(folder, expert_slots=slots, look_ahead="off")

@@ -177,6 +177,7 @@ def test_isa_is_chosen_by_name_and_environment(monkeypatch: pytest.MonkeyPatch) 
         Ops("tpu")
 
 
+@pytest.mark.usefixtures("no_copies")
 def test_a_failed_op_ends_its_batch_and_no_other() -> None:
     core = _core.Ops("cpu", "", 2, fail_at_op=3)
     x = np.ones(5, np.float32)

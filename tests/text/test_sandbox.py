@@ -403,7 +403,7 @@ ask("a")
 for number in (1, 2):
     try: os.write(number, b"x" * 99)
     except OSError: pass
-open(sys.argv[2], "w").write(ask("{{ n }}"))
+with open(sys.argv[2], "w") as found: found.write(ask("{{ n }}"))
 """
     assert ran(text, str(first), str(tmp_path / "found")) == []
     assert (tmp_path / "found").read_text() == "7"
