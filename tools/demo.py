@@ -10,7 +10,8 @@ import shlex
 import sys
 
 from moeflux import builtin, cli
-from moeflux.runtime.plan import Plan, plan
+from moeflux.runtime.plan import plan
+from moeflux.runtime.plan_table import Plan
 from moeflux.sizes import size_text
 
 STORY = "run --raw -p 'Once upon a time, there was a little fox who' --temperature 0 -n 69 --stats"

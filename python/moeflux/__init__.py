@@ -36,7 +36,7 @@ _HOMES = {
     "NotFoundError": "moeflux.errors:NotFoundError",
     "Part": "moeflux.text.conversation:Part",
     "Piece": "moeflux.text.generate:Piece",
-    "Plan": "moeflux.runtime.plan:Plan",
+    "Plan": "moeflux.runtime.plan_table:Plan",
     "QuantFormat": "moeflux._core:QuantFormat",
     "Reply": "moeflux.text.conversation:Reply",
     "Sampling": "moeflux.text.sampling:Sampling",

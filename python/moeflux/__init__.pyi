@@ -26,7 +26,8 @@ from moeflux.models.presets import PRESETS
 from moeflux.models.variants import Variant
 from moeflux.runtime.logits import Logits
 from moeflux.runtime.options import LoadOptions
-from moeflux.runtime.plan import Plan, plan
+from moeflux.runtime.plan import plan
+from moeflux.runtime.plan_table import Plan
 from moeflux.runtime.snapshot import Snapshot
 from moeflux.session import Session
 from moeflux.stores.storage import ConvertFormat

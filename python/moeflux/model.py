@@ -20,7 +20,8 @@ from moeflux.models.hub import find_model
 from moeflux.models.variants import Variant
 from moeflux.progress import Logged
 from moeflux.runtime.options import LoadOptions, settled, whole
-from moeflux.runtime.plan import ENGINE_PARTS, LOADED, SESSION_PARTS, USUAL_CONTEXT, Plan, make_plan, pricing
+from moeflux.runtime.plan import LOADED, USUAL_CONTEXT, make_plan, pricing
+from moeflux.runtime.plan_table import ENGINE_PARTS, SESSION_PARTS, Plan
 from moeflux.runtime.recording import Recording
 from moeflux.session import Session
 from moeflux.sizes import size_text

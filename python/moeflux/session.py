@@ -12,7 +12,8 @@ from moeflux import _core
 from moeflux._core import Cancel, StepStats
 from moeflux.errors import ArgumentError, StateError, found, refusals
 from moeflux.runtime.logits import Logits
-from moeflux.runtime.plan import Plan, pricing
+from moeflux.runtime.plan import pricing
+from moeflux.runtime.plan_table import Plan
 from moeflux.runtime.snapshot import Snapshot
 from moeflux.runtime.tokens import Tokens, token_array
 

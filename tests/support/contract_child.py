@@ -14,7 +14,8 @@ from typing import Any
 
 import moeflux
 from moeflux import BudgetError
-from moeflux.runtime.plan import Plan, plan
+from moeflux.runtime.plan import plan
+from moeflux.runtime.plan_table import Plan
 from moeflux.text.sampling import Sampler, Sampling
 from moeflux.text.template import RENDERER
 

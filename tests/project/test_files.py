@@ -1,4 +1,4 @@
-"""Comments as a reader sees them: a section has a banner of one line, which no formatter has cut in two."""
+"""Files as a reader sees them: short, and a section has a banner of one line, which no formatter has cut in two."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("bench", "csrc", "metal", "python", "tests", "tools")
 SUFFIXES = {".cpp", ".h", ".inl", ".metal", ".mm", ".py"}
+LONGEST = 500  # lines: a longer file usually answers two questions
 ALONE = re.compile(r"^[ \t]*(?://|#) -{20,}", re.MULTILINE)
 
 
@@ -16,9 +17,19 @@ def cut_banners(text: str) -> list[str]:
     return [text[match.start() :].split("\n", 1)[0] for match in ALONE.finditer(text)]
 
 
-def test_banners_are_one_line() -> None:
+def sources() -> list[Path]:
     files = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*") if file.suffix in SUFFIXES]
     assert len(files) > 300 or not (ROOT / "bench").is_dir()
+    return files
+
+
+def test_no_file_is_long() -> None:
+    lines = {str(file): file.read_bytes().count(b"\n") for file in sources()}
+    assert {file: count for file, count in lines.items() if count > LONGEST} == {}
+
+
+def test_banners_are_one_line() -> None:
+    files = sources()
     assert {str(file): found for file in files if (found := cut_banners(file.read_text()))} == {}
 
 
