@@ -26,6 +26,7 @@ BELOW_THE_FACE = {"serving", "text", "runtime", "routing", "machine", "stores", 
 MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": {"__init__", "measure", "conversion"} | FACE | BELOW_THE_FACE,
+    "serve": {"text", "runtime", "models"} | FACE,
     "measure": {"conversion"} | FACE | BELOW_THE_FACE,
     "conversion": {"stores", "models"},
     "model": {"session", "text", "runtime", "machine", "stores", "models"},

@@ -216,6 +216,7 @@ def test_where_templates_come_from(tokenizer: Tokenizer, tmp_path: Path) -> None
     [
         (True, "\nhm\n\nso\n</think>\n\nYes.\n", "hm\n\nso", "Yes.\n"),
         (False, "<think>\na < b\n</think>\n\nYes", "a < b", "Yes"),
+        (False, " \n<think>\nhm</think> Yes", "hm", " Yes"),
         (False, "Yes <think>no</think>", "", "Yes <think>no</think>"),
         (True, "no end\n", "no end", ""),
         (False, "<thin", "", "<thin"),

@@ -307,10 +307,14 @@ def _unused_character(text: str) -> str:
 class ReasoningSplit:
     """Splits what a model says into thoughts and answer as it comes. Markers and line ends around them are neither."""
 
-    def __init__(self, thinking: bool, start: str = "<think>", end: str = "</think>") -> None:
+    def __init__(
+        self, thinking: bool, start: str = "<think>", end: str = "</think>", breaks: Sequence[str] = ()
+    ) -> None:
+        """`breaks` end a thought, too, and belong to the answer."""
         self._thinking = thinking
         self._start = start
         self._end = end
+        self._breaks = breaks
         self._held = ""
         self._fresh = True  # nothing of this part has been said yet
 
@@ -318,17 +322,19 @@ class ReasoningSplit:
         """(is it a thought, text) as far as it is certain."""
         self._held += text
         while True:
-            marker = self._end if self._thinking else self._start
-            at = self._held.find(marker)
+            markers = (self._end, *self._breaks) if self._thinking else (self._start,)
+            at, marker = min(
+                ((at, marker) for marker in markers if (at := self._held.find(marker)) >= 0), default=(-1, "")
+            )
             # A thought begins at the start of an answer, not in the middle of it.
             if at < 0 or (not self._thinking and not (self._fresh and not self._held[:at].strip())):
                 break
             before = self._held[:at].rstrip("\n") if self._thinking else ""
             yield from self._say(before)
-            self._held = self._held[at + len(marker) :]
+            self._held = self._held[at if marker in self._breaks else at + len(marker) :]
             self._thinking = not self._thinking
             self._fresh = True
-        keep = self._uncertain(marker)
+        keep = self._uncertain(markers)
         ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         yield from self._say(ready)
 
@@ -336,15 +342,17 @@ class ReasoningSplit:
         yield from self._say(self._held.rstrip("\n") if self._thinking else self._held)
         self._held = ""
 
-    def _uncertain(self, marker: str) -> int:
-        """How many characters at the end may be the beginning of the marker, or line ends before it."""
+    def _uncertain(self, markers: Sequence[str]) -> int:
+        """How many characters at the end may be the beginning of a marker, or what is dropped before it."""
         if not self._thinking and not self._fresh:
             return 0
-        longest = next(
-            (n for n in range(min(len(marker) - 1, len(self._held)), 0, -1) if self._held.endswith(marker[:n])), 0
-        )
+        longest = max(self._overlap(marker) for marker in markers)
         rest = self._held[: len(self._held) - longest]
-        return longest + len(rest) - len(rest.rstrip("\n"))
+        return longest + len(rest) - len(rest.rstrip("\n" if self._thinking else None))
+
+    def _overlap(self, marker: str) -> int:
+        sizes = range(min(len(marker) - 1, len(self._held)), 0, -1)
+        return next((size for size in sizes if self._held.endswith(marker[:size])), 0)
 
     def _say(self, text: str) -> Iterator[tuple[bool, str]]:
         if self._fresh:

@@ -1,0 +1,200 @@
+"""Calls whose arguments stand between tags, each value by itself and without quotes: Qwen3-Coder, Qwen3.5 and GLM."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+from moeflux.serve.tools.reader import NAME, Wait
+from moeflux.serve.tools.values import Schemas, escaped, value_of
+from moeflux.serve.tools.written import CLOSE, OPEN, HermesReader
+
+__all__ = ["GLM_TAGS", "QWEN_TAGS", "TaggedReader", "Tags"]
+
+
+@dataclass(frozen=True)
+class Tags:
+    function: str  # before the name; "": the name follows <tool_call>
+    function_end: str
+    key: str
+    key_end: str
+    value: str  # between key and value
+    value_end: str
+    line_ends: bool  # a value stands on lines of its own
+
+
+QWEN_TAGS = Tags("<function=", "</function>", "<parameter=", ">", "", "</parameter>", True)
+GLM_TAGS = Tags("", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", False)
+NAME_AT = re.compile(rf"\s*({NAME.pattern})[ \t]*(?:>|(?=[\n<])|\Z)", re.ASCII)
+NAME_STOPS = re.compile(r"[^\s][^>\n<]*[>\n<]")
+
+
+class TaggedReader(HermesReader):
+    """Some models of these families write Hermes' JSON now and then, so that is read too."""
+
+    def __init__(self, schemas: Schemas, new_id: Callable[[], str], tags: Tags) -> None:
+        self._tags = tags
+        super().__init__(schemas, new_id)
+
+    def _read(self) -> Wait:
+        openers = (OPEN, self._tags.function) if self._tags.function else (OPEN,)
+        while True:
+            opener = yield from self._until(openers, self._say)
+            if not opener:
+                self._end_text()
+                return
+            name = yield from self._opened(opener)
+            if name:
+                self._begin(name)
+                yield from self._arguments(name)
+
+    # ---- The name -----------------------------------------------------------------------------------------------
+
+    def _opened(self, opener: str) -> Generator[None, None, str]:
+        """The name of the tool, or "" when there is no call to go on with."""
+        function, raw = self._tags.function, opener
+        if opener == OPEN:
+            ahead = yield from self._ahead(("{", function) if function else ("{",))
+            if ahead == "{":
+                yield from self._json_call()
+                return ""
+            if function and ahead != function:
+                self._say(raw)
+                return ""
+            if function:
+                raw += self._take(len(self._left) - len(self._left.lstrip()) + len(function))
+        match = yield from self._match(NAME_AT, NAME_STOPS)
+        if match and (yield from self._is_call(match[1], opener)):
+            return str(match[1])
+        self._say(raw + (match[0] if match else ""))
+        return ""
+
+    def _is_call(self, name: str, opener: str) -> Generator[None, None, bool]:
+        """What lacks a part of a call's beginning is one only if there is such a tool: it may be a text about calls."""
+        if name in self._schemas:
+            return True
+        if self._tags.function:
+            return opener == OPEN
+        return (yield from self._ahead((self._tags.key, CLOSE))) is not None
+
+    # ---- Arguments ----------------------------------------------------------------------------------------------
+
+    def _arguments(self, name: str) -> Wait:
+        tags, given = self._tags, set[str]()
+        ends = tuple(end for end in (tags.function_end, CLOSE) if end)
+        while True:
+            marker = yield from self._until((tags.key, *ends, OPEN), self._keep_for_later)
+            if marker != tags.key:
+                break
+            key = yield from self._key()
+            if self._ended and not self._left and self._cut:
+                self._end(False)
+                return
+            self._argue(("{" if not given else ", ") + f'"{escaped(key)}": ')
+            given.add(key)
+            if not (yield from self._value(name, key, given)):
+                self._end(False)
+                return
+        complete = bool(marker) or not self._cut
+        if complete:
+            self._argue("}" if given else "{}")
+        if marker == OPEN:  # the next call, and this one was not closed
+            self._left = OPEN + self._left
+        elif tags.function_end and marker == tags.function_end and (yield from self._ahead((CLOSE,))) == CLOSE:
+            yield from self._until((CLOSE,), str)
+        self._end(complete)
+
+    def _key(self) -> Generator[None, None, str]:
+        """The name of a parameter, and what stands between that and the value."""
+        parts: list[str] = []
+        tags = self._tags
+        marker = yield from self._until((tags.key_end, tags.value or "\n"), parts.append)
+        if tags.value and marker == tags.key_end and (yield from self._ahead((tags.value,))) == tags.value:
+            yield from self._until((tags.value,), str)
+        return "".join(parts).strip()
+
+    def _value(self, name: str, key: str, given: set[str]) -> Generator[None, None, bool]:
+        """Tells the value. False if the answer was cut inside it."""
+        kinds = self._schemas.kinds(name, key)
+        value = _Value(self._tags.line_ends, kinds, self._argue)
+        while True:
+            marker = yield from self._until(self._value_ends, value.add)
+            if not marker and self._cut:
+                value.leave()
+                return False
+            if (yield from self._ends_value(marker, name, given)):
+                value.end()
+                return True
+            value.add(marker)
+
+    @property
+    def _value_ends(self) -> tuple[str, ...]:
+        tags = self._tags
+        return tuple(end for end in (tags.value_end, tags.key, tags.function_end, CLOSE) if end)
+
+    def _ends_value(self, marker: str, name: str, given: set[str]) -> Generator[None, None, bool]:
+        """Whether a tag ends a value, or is part of it: people have models write about such tags. What a closing tag
+        must be followed by decides. An opening tag ends the value before it, unclosed, if it names a parameter of the
+        tool that is not given yet."""
+        tags = self._tags
+        if not marker:
+            return True
+        if marker == tags.value_end:
+            ends = tuple(end for end in (tags.key, tags.function_end, CLOSE) if end)
+            return (yield from self._ahead(ends)) is not None
+        if marker == tags.key:
+            return (yield from self._opens_known(name, given))
+        after = (CLOSE, OPEN) if marker == tags.function_end else (OPEN,)
+        ended = (yield from self._ahead(after)) is not None
+        if ended:
+            self._left = marker + self._left
+        return ended
+
+    def _opens_known(self, name: str, given: set[str]) -> Generator[None, None, bool]:
+        known = self._schemas.names(name) - given
+        spelled = tuple(each + self._tags.key_end for each in known)
+        found = bool(spelled) and bool((yield from self._ahead(spelled)))
+        if found:
+            self._left = self._tags.key + self._left
+        return found
+
+
+class _Value:
+    """One value, told as it comes if it is a text, or else at its end."""
+
+    def __init__(self, line_ends: bool, kinds: frozenset[str], tell: Callable[[str], object]) -> None:
+        self._trims = line_ends
+        self._text_only = kinds == {"string"}
+        self._kinds = kinds
+        self._tell = tell
+        self._held = ""
+        self._begun = False
+
+    def add(self, text: str) -> None:
+        self._held += text
+        if not self._text_only or not self._held:
+            return
+        if not self._begun:
+            self._begun = True
+            self._tell('"')
+            if self._trims:
+                self._held = self._held.removeprefix("\n")
+        keep = 1 if self._trims and self._held.endswith("\n") else 0
+        ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        self._tell(escaped(ready))
+
+    def end(self) -> None:
+        if self._text_only:
+            rest = self._held if not self._trims else self._held.removesuffix("\n")
+            self._tell(("" if self._begun else '"') + escaped(rest) + '"')
+            return
+        text = self._held.removeprefix("\n").removesuffix("\n") if self._trims else self._held
+        self._tell(value_of(text, self._kinds))
+
+    def leave(self) -> None:
+        """The answer was cut here."""
+        if self._text_only and not self._begun:
+            self._tell('"')
+        elif self._text_only:
+            self._tell(escaped(self._held))

@@ -1,0 +1,233 @@
+"""Arguments of calls: JSON repaired as it comes, and values written without quotes, which take their type from the
+schema of the tool."""
+
+from __future__ import annotations
+
+import ast
+import json
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+__all__ = ["JsonText", "Schemas", "arguments_of", "escaped", "value_of"]
+
+CLOSERS = {"{": "}", "[": "]"}
+SPELLINGS = {"True": "true", "False": "false", "None": "null", "undefined": "null"}
+ESCAPES = frozenset('"\\/bfnrtu')
+LONGEST_PYTHON, DEEPEST_PYTHON = 4096, 64  # characters, brackets and signs
+KINDS = {"string", "number", "integer", "boolean", "object", "array", "null"}
+
+
+def escaped(text: str) -> str:
+    """The text as it stands between the quotes of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+class JsonText:
+    """Passes one JSON object on as it comes, up to the brace that closes it. What models get wrong is put right on the
+    way: line ends inside strings, escapes that JSON does not have, commas before a closing bracket, Python's names of
+    constants, brackets that close another kind."""
+
+    def __init__(self) -> None:
+        self._open: list[str] = []
+        self._in_string = self._escape = False
+        self._names = False  # the next string is the name of a member
+        self._lacks = ""  # what the member that was begun needs to be one
+        self._held = ""  # a comma and white space after it
+        self._word = ""  # a number or constant that may go on
+
+    def add(self, text: str) -> tuple[str, str | None]:
+        """(JSON that is certain, the text after the end, or None if that has not come)"""
+        out: list[str] = []
+        for place, character in enumerate(text):
+            out.append(self._next(character))
+            if not self._open:
+                return "".join(out), text[place + 1 :]
+        return "".join(out), None
+
+    def close(self) -> str:
+        """What is missing to end it here."""
+        out = '"' if self._in_string else self._said_word()
+        lacks, self._lacks = self._lacks, ""
+        out += lacks
+        while self._open:
+            out += CLOSERS[self._open.pop()]
+        return out
+
+    def _next(self, character: str) -> str:
+        if self._in_string:
+            return self._in_text(character)
+        if character not in '{}[]",: \t\r\n':
+            self._word += character
+            return ""
+        return self._said_word() + self._structure(character)
+
+    def _in_text(self, character: str) -> str:
+        if self._escape:
+            self._escape = False
+            if character in ESCAPES:
+                return "\\" + character
+            return character if character == "'" else "\\\\" + self._in_text(character)
+        if character == "\\":
+            self._escape = True
+            return ""
+        if character == '"':
+            self._in_string = False
+        elif character < " ":
+            return escaped(character)
+        return character
+
+    def _structure(self, character: str) -> str:
+        if character.isspace():
+            if not self._held:
+                return character
+            self._held += character
+            return ""
+        if character == ",":
+            self._held = ","
+            self._names = self._open[-1:] == ["{"]
+            self._lacks = ""
+            return ""
+        if character in "]}":
+            self._held, lacks, self._lacks = "", self._lacks, ""
+            self._names = False
+            return lacks + CLOSERS[self._open.pop()]
+        return self._begun(character)
+
+    def _begun(self, character: str) -> str:
+        held, self._held = self._held, ""
+        if character == ":":
+            self._lacks = "null"
+        elif character == '"':
+            self._in_string = True
+            self._lacks, self._names = (": null" if self._names else ""), False
+        else:
+            self._open.append(character)
+            self._names, self._lacks = character == "{", ""
+        return held + character
+
+    def _said_word(self) -> str:
+        word, self._word = self._word, ""
+        if not word:
+            return ""
+        held, self._held, self._lacks = self._held, "", ""
+        if self._names:  # without its quotes
+            self._names, self._lacks = False, ": null"
+            return f'{held}"{escaped(word)}"'
+        return held + SPELLINGS.get(word, word)
+
+
+def arguments_of(text: str) -> str | None:
+    """The JSON of arguments that were written as a whole, maybe as a string, or not at all. None if they are none."""
+    text = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```").strip()
+    if not text:
+        return "{}"
+    value = _lenient(text)
+    if isinstance(value, str):
+        value = _lenient(value) if value.strip() else {}
+    if value is None:
+        value = {}
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else None
+
+
+class _Unreadable:
+    """What no value is."""
+
+
+def _lenient(text: str) -> Any:
+    """A JSON value, or one as Python writes it."""
+    try:
+        value = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        value = _python_value(text)
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (ValueError, TypeError, RecursionError):
+        return _Unreadable
+
+
+def _python_value(text: str) -> Any:
+    # Python's parser takes a stack in proportion to how deep a text is nested.
+    if len(text) > LONGEST_PYTHON or sum(map(text.count, "([{-+~")) > DEEPEST_PYTHON:
+        return _Unreadable
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that Python does not have
+            return ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        return _Unreadable
+
+
+class Schemas:
+    """What the arguments of the tools of a request may be."""
+
+    def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
+        """Schemas of the parameters by the tool's name."""
+        self._tools = tools
+
+    def __contains__(self, tool: str) -> bool:
+        return tool in self._tools
+
+    def names(self, tool: str) -> frozenset[str]:
+        return frozenset(self._parameters(tool))
+
+    def kinds(self, tool: str, name: str) -> frozenset[str]:
+        """The kinds of value that a parameter may have. One that the schema does not have is a text."""
+        parameters = self._parameters(tool)
+        if name not in parameters:
+            return frozenset({"string"})
+        return _kinds(parameters[name], self._tools[tool], 0) or frozenset({"string", "array", "object"})
+
+    def _parameters(self, tool: str) -> Mapping[str, Any]:
+        found = self._tools.get(tool, {}).get("properties")
+        return found if isinstance(found, Mapping) else {}
+
+
+def _kinds(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
+    if not isinstance(schema, Mapping) or depth == 16:
+        return frozenset()
+    said = schema.get("type")
+    listed = said if isinstance(said, list) else [said]
+    kinds = {kind for kind in listed if isinstance(kind, str) and kind in KINDS}
+    if kinds:
+        return frozenset(kinds)
+    if "const" in schema or isinstance(schema.get("enum"), list):
+        values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]]
+        return frozenset(map(_kind, values))
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        target: Any = root
+        for step in reference[2:].split("/"):
+            target = target.get(step) if isinstance(target, Mapping) else None
+        return _kinds(target, root, depth + 1)
+    parts: Iterable[Any] = [
+        part for name in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(name), list) for part in schema[name]
+    ]
+    return frozenset(kind for part in parts for kind in _kinds(part, root, depth + 1))
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
+
+
+def value_of(text: str, kinds: frozenset[str]) -> str:
+    """The JSON of a value that was written without quotes. What fits none of the kinds is a text: the tool will say
+    what it thinks of it."""
+    value = _lenient(text.strip())
+    fits = value is not _Unreadable and (_kind(value) in kinds or (_kind(value) == "integer" and "number" in kinds))
+    if "string" in kinds and not (fits and _kind(value) in ("null", "array", "object")):
+        return json.dumps(text, ensure_ascii=False)
+    lowered = text.strip().lower()
+    if not fits and lowered in ("true", "false") and "boolean" in kinds:
+        return lowered
+    if not fits and lowered in ("null", "none") and "null" in kinds:
+        return "null"
+    return json.dumps(text if value is _Unreadable else value, ensure_ascii=False)
