@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from moeflux.serve.events import Event, Text, Thought
+from moeflux.serve.events import Event, Text, Thought, together
+from moeflux.serve.request import Ask, Ending, Result, TokenLogprob, Usage
 from moeflux.serve.tools.families import Family, new_id
 from moeflux.serve.tools.values import Schemas
 from moeflux.text.chat import ReasoningSplit
+from moeflux.text.generate import Finish, Piece
+from moeflux.text.tokenizer import Tokenizer
 
-__all__ = ["AnswerReader"]
+__all__ = ["Answer", "AnswerReader"]
 
 
 class AnswerReader:
@@ -28,6 +31,10 @@ class AnswerReader:
         self._reader = family.reader(Schemas(tools), ids) if tools else None
         self._split = ReasoningSplit(thinking, breaks=family.openers if tools else ())
 
+    @property
+    def thinking(self) -> bool:
+        return self._split.thinking
+
     def add(self, text: str) -> list[Event]:
         """What is certain now."""
         return [event for thought, part in self._split.add(text) for event in self._part(thought, part)]
@@ -41,3 +48,55 @@ class AnswerReader:
         if thought:
             return [Thought(text)]
         return self._reader.add(text) if self._reader else [Text(text)]
+
+
+class Answer:
+    """One answer, from the pieces that a scheduler gives to events, and at last as a whole."""
+
+    def __init__(self, ask: Ask, prompt_tokens: int, thinking: bool, family: Family, tokenizer: Tokenizer) -> None:
+        tools = {tool.name: tool.parameters for tool in ask.tools} if ask.choice != "none" else {}
+        self._plain = ask.prompt is not None  # a text that goes on has neither thoughts nor calls
+        self._reader = AnswerReader(thinking, family, tools)
+        self._tokenizer = tokenizer
+        self._hidden = {id: mark for mark in family.marks if (id := tokenizer.id_of(mark)) in tokenizer.special_ids}
+        self._events: list[Event] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_tokens = prompt_tokens
+        self._thought_tokens = 0
+        self.tokens: list[int] = []
+
+    def take(self, piece: Piece) -> tuple[list[Event], list[TokenLogprob]]:
+        """What a piece makes certain."""
+        text, told = piece.text, list[TokenLogprob]()
+        if piece.token is not None:
+            self.tokens.append(piece.token)
+            text += self._hidden.get(piece.token, "")
+            if piece.logprob is not None:
+                told.append(self._told(piece.token, piece.logprob, piece.top))
+        self._thought_tokens += self._reader.thinking
+        events = self._say([Text(text)] if self._plain and text else [] if self._plain else self._reader.add(text))
+        self._logprobs += told
+        return events, told
+
+    def finish(self, finish: Finish, stop_string: str | None = None) -> tuple[list[Event], Ending]:
+        """The rest, and why it ended."""
+        assert finish != "failed"
+        ending = Ending(finish, stop_string)
+        return self._say([] if self._plain else self._reader.finish(ending.cut)), ending
+
+    def result(self, ending: Ending) -> Result:
+        return Result(together(self._events), ending, self._logprobs)
+
+    def usage(self, cached: int) -> Usage:
+        return Usage(self._prompt_tokens, cached, len(self.tokens), self._thought_tokens)
+
+    def _say(self, events: list[Event]) -> list[Event]:
+        self._events += events
+        return events
+
+    def _told(self, token: int, logprob: float, top: tuple[tuple[int, float], ...]) -> TokenLogprob:
+        def spelled(id: int) -> tuple[str, bytes]:
+            data = self._tokenizer.token_bytes(id)
+            return data.decode("utf-8", "replace"), data
+
+        return TokenLogprob(*spelled(token), logprob, tuple((*spelled(id), each) for id, each in top))

@@ -72,10 +72,19 @@ class ChatFormat:
                 f"{'always' if always else 'never'} thinks"
             )
 
+    def knows(self, variable: str) -> bool:
+        """Whether a template names a variable."""
+        return re.search(rf"\b{re.escape(variable)}\b", self._text) is not None
+
+    @property
+    def text(self) -> str:
+        """Of all templates."""
+        return self._text
+
     def check_variables(self, names: Iterable[str]) -> None:
         """ArgumentError for one that no template names: it would change nothing."""
         for name in names:
-            if re.search(rf"\b{re.escape(name)}\b", self._text) is None:
+            if not self.knows(name):
                 raise ArgumentError(
                     f"{name}: expected system, tools, thinking or a variable of the chat template, found another name"
                 )
@@ -317,6 +326,11 @@ class ReasoningSplit:
         self._breaks = breaks
         self._held = ""
         self._fresh = True  # nothing of this part has been said yet
+
+    @property
+    def thinking(self) -> bool:
+        """Whether what comes now is a thought, as far as that is known."""
+        return self._thinking
 
     def add(self, text: str) -> Iterator[tuple[bool, str]]:
         """(is it a thought, text) as far as it is certain."""

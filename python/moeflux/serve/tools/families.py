@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from moeflux.serve.tools.reader import Reader
 from moeflux.serve.tools.tagged import GLM_TAGS, QWEN_TAGS, TaggedReader
 from moeflux.serve.tools.values import Schemas
-from moeflux.serve.tools.written import DEEPSEEK_MARKS, KIMI_MARKS, HermesReader, MarkedReader
+from moeflux.serve.tools.written import CLOSE, DEEPSEEK_MARKS, KIMI_MARKS, OPEN, HermesReader, MarkedReader
 
 __all__ = ["FAMILIES", "HERMES", "Family", "family_of", "new_id"]
 
@@ -19,24 +19,45 @@ class Family:
     name: str
     sign: str  # that only templates of this family have
     openers: tuple[str, ...]  # a call begins with one, also where a thought was not closed before it
+    marks: tuple[str, ...]  # that tokenizers have as tokens, and some hide as special ones
     reader: Callable[[Schemas, Callable[[], str]], Reader]
+    arguments_as_text: bool = False  # templates add them to a text
+    numbered_ids: bool = False  # templates write ids, and models expect functions.NAME:NUMBER there
 
 
-HERMES = Family("hermes", '"arguments"', ("<tool_call>",), HermesReader)
+TAGS = (OPEN, CLOSE)
+HERMES = Family("hermes", '"arguments"', (OPEN,), TAGS, HermesReader)
 FAMILIES = (
-    Family("qwen-xml", QWEN_TAGS.function, ("<tool_call>",), lambda schemas, id: TaggedReader(schemas, id, QWEN_TAGS)),
-    Family("glm", GLM_TAGS.key, ("<tool_call>",), lambda schemas, id: TaggedReader(schemas, id, GLM_TAGS)),
+    Family(
+        "qwen-xml",
+        QWEN_TAGS.function,
+        (OPEN,),
+        TAGS,
+        lambda schemas, id: TaggedReader(schemas, id, QWEN_TAGS),
+    ),
+    Family(
+        "glm",
+        GLM_TAGS.key,
+        (OPEN,),
+        (*TAGS, GLM_TAGS.key, GLM_TAGS.key_end, GLM_TAGS.value, GLM_TAGS.value_end),
+        lambda schemas, id: TaggedReader(schemas, id, GLM_TAGS),
+    ),
     Family(
         "deepseek",
         DEEPSEEK_MARKS.call,
         (DEEPSEEK_MARKS.section, DEEPSEEK_MARKS.call),
+        DEEPSEEK_MARKS.tokens,
         lambda schemas, id: MarkedReader(schemas, id, DEEPSEEK_MARKS),
+        arguments_as_text=True,
     ),
     Family(
         "kimi",
         KIMI_MARKS.call,
         (KIMI_MARKS.section, KIMI_MARKS.call),
+        KIMI_MARKS.tokens,
         lambda schemas, id: MarkedReader(schemas, id, KIMI_MARKS),
+        arguments_as_text=True,
+        numbered_ids=True,
     ),
     HERMES,
 )

@@ -144,6 +144,10 @@ class Marks:
     kind: str  # what may stand where the name does in newer versions
     prefix: str  # of names
 
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        return self.section, self.section_end, self.call, self.separator, self.call_end
+
 
 DEEPSEEK_MARKS = Marks(
     "<\uff5ctool\u2581calls\u2581begin\uff5c>",
