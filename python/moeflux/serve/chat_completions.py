@@ -184,7 +184,7 @@ def _form(values: Fields) -> Form | None:
         return Form()
     inner = values.inner("json_schema")
     inner.need("schema")
-    return Form(inner.schema("schema"), inner.flag("strict", True))
+    return Form(inner.schema("schema"), inner.flag("strict", True), "response_format.json_schema.schema")
 
 
 # ---- Answers ----------------------------------------------------------------------------------------------------

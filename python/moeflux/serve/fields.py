@@ -35,7 +35,7 @@ class Limits:
     messages: int = 10_000  # messages, or items of `input`
     parts: int = 4096  # of the content of one message
     tools: int = 1024
-    schema: int = 1 << 20  # bytes of one JSON schema
+    schema: int = 128 << 10  # bytes of one JSON schema; making a grammar of it takes time by its square
     depth: int = 24  # of lists and objects in a schema
     answers: int = 16  # n
     stop: int = 16  # stop strings

@@ -108,7 +108,7 @@ def _form(output: Fields) -> Form | None:
     if not form:
         return None
     form.text("type", among=("json_schema",))
-    return Form(form.schema("schema"))
+    return Form(form.schema("schema"), where="output_config.format.schema")
 
 
 def _is_ours(tool: Fields) -> bool:

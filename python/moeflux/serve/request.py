@@ -43,7 +43,8 @@ class Form:
     """What the answer must be: JSON, maybe of a schema."""
 
     schema: Mapping[str, Any] | None = None
-    strict: bool = True
+    strict: bool = True  # what cannot be kept to is refused
+    where: str = field(default="response_format", compare=False)  # the field that asks for it
 
 
 @dataclass(frozen=True)

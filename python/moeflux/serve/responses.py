@@ -187,7 +187,7 @@ def _form(values: Fields) -> Form | None:
     if kind == "json_object":
         return Form()
     values.need("schema")
-    return Form(values.schema("schema"), values.flag("strict", True))
+    return Form(values.schema("schema"), values.flag("strict", True), "text.format.schema")
 
 
 # ---- Items ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,199 @@
+"""What an answer must be, as a grammar: JSON of a schema, or calls of tools as a family writes them.
+
+Marks that the tokenizer has as tokens are named by their number, so nothing but that token can be one. Everywhere else
+the grammar allows only ordinary tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from moeflux.serve.fields import RequestError
+from moeflux.serve.request import Ask, Form, Tool
+from moeflux.serve.tools.families import Family
+from moeflux.serve.tools.tagged import GLM_TAGS, QWEN_TAGS, Tags
+from moeflux.serve.tools.values import Schemas
+from moeflux.serve.tools.written import CLOSE, DEEPSEEK_MARKS, KIMI_MARKS, OPEN, Marks
+
+__all__ = ["grammar_of", "json_rule"]
+
+ANY = "/(?s:.*)/"
+FENCE = "```json"
+
+FindToken = Callable[[str], int | None]
+
+
+def grammar_of(ask: Ask, family: Family, thinking: bool, template: str, find: FindToken) -> str | None:
+    """The grammar of an answer in Lark's syntax, as llguidance has it; None where anything may be said. `find` gives
+    the number of an added token."""
+    tools = _tools_to_call(ask)
+    if ask.form is None and not tools:
+        return None
+    if ask.form is not None and tools and ask.choice != "auto":
+        raise RequestError("tool_choice: expected auto or none beside a form of the answer", "tool_choice")
+    if ask.prefill:
+        raise RequestError("messages: expected no beginning of an answer whose form is given", "messages")
+    lark = _Lark(find)
+    if tools:
+        calls = _calls(lark, family, tools, ask.parallel, template)
+        body = calls if ask.choice != "auto" else f"{_maybe(lark, ask)} | {lark.rule(ANY)} ({calls})"
+    else:
+        assert ask.form is not None
+        body = _form(lark, ask.form)
+    return lark.text(_thought(lark, thinking, template) + f"({body})")
+
+
+def _tools_to_call(ask: Ask) -> Sequence[Tool]:
+    """Those that a grammar is for: all where one must be called, or where calls must keep to a schema strictly."""
+    if ask.choice.startswith("tool:"):
+        return [tool for tool in ask.tools if tool.name == ask.choice.removeprefix("tool:")]
+    if ask.choice == "required":
+        return ask.tools
+    return ask.tools if ask.choice == "auto" and any(tool.strict for tool in ask.tools) else ()
+
+
+def _maybe(lark: _Lark, ask: Ask) -> str:
+    """What may be said instead of a call."""
+    return lark.rule(ANY) if ask.form is None else _form(lark, ask.form)
+
+
+def _thought(lark: _Lark, thinking: bool, template: str) -> str:
+    """A thought comes first: the template has begun it, or the model may, if its templates know thoughts."""
+    end = lark.mark("</think>")
+    if thinking:
+        return f"{lark.until(end)} {lark.SPACE} "
+    start = lark.find("<think>") if "</think>" in template else None
+    return "" if start is None else f"(<[{start}]> {lark.until(end)} {lark.SPACE})? "
+
+
+def _form(lark: _Lark, form: Form) -> str:
+    schema = {"type": "object"} if form.schema is None else form.schema
+    return lark.json(schema, strict=form.strict)
+
+
+def json_rule(schema: Mapping[str, Any], strict: bool) -> str:
+    """A schema inside a grammar. There is one space after a colon or a comma and none elsewhere: where white space is
+    free, a small model writes nothing else. Not `strict`: what cannot be kept to is left to the model."""
+    options: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    if not strict:
+        options |= {"lenient": True, "coerce_one_of": True}
+    return f"%json {json.dumps({**schema, 'x-guidance': options})}"
+
+
+class _Lark:
+    """A grammar in the making: rules by what they are."""
+
+    SPACE = r"/[ \n]{0,4}/"
+
+    def __init__(self, find: FindToken) -> None:
+        self.find = find
+        self._rules: dict[str, str] = {}
+
+    def rule(self, body: str, options: str = "") -> str:
+        """The name of a rule."""
+        key = f"{options}: {body}"
+        name = self._rules.setdefault(key, f"r{len(self._rules)}")
+        return name
+
+    def json(self, schema: Mapping[str, Any], *, strict: bool) -> str:
+        return self.rule(json_rule(schema, strict))
+
+    def mark(self, text: str) -> str:
+        """A token if there is one, or else its letters."""
+        found = self.find(text)
+        return f"<[{found}]>" if found is not None else literal(text)
+
+    def until(self, end: str) -> str:
+        """Any text and the mark that ends it."""
+        if end.startswith("<["):
+            return f"{self.rule(ANY)} {end}"
+        return self.rule(f"{ANY[:-1]}{_escaped(json.loads(end))}/", "[lazy]")
+
+    def text(self, start: str) -> str:
+        rules = [f"{name}{key}" for key, name in self._rules.items()]
+        return "\n".join([f"start: {start}", *rules])
+
+
+def literal(text: str) -> str:
+    return json.dumps(text)
+
+
+def _escaped(text: str) -> str:
+    """A text as a regular expression has it."""
+    return "".join(c if c.isalnum() or c in "<>= \u2581\uff5c" else {"\n": r"\n"}.get(c, f"\\{c}") for c in text)
+
+
+# ---- Calls ------------------------------------------------------------------------------------------------------
+
+
+def _calls(lark: _Lark, family: Family, tools: Sequence[Tool], parallel: bool, template: str) -> str:
+    marks = {"deepseek": DEEPSEEK_MARKS, "kimi": KIMI_MARKS}.get(family.name)
+    tags = {"qwen-xml": QWEN_TAGS, "glm": GLM_TAGS}.get(family.name)
+    if marks is not None:
+        fenced = bool(marks.kind) and FENCE in template
+        one = " | ".join(_marked(lark, marks, tool, fenced) for tool in tools)
+        between = literal("\n") + " " if fenced else ""
+        calls = f"({one})" + (f" ({between}({one}))*" if parallel else "")
+        return f"{lark.mark(marks.section)} {calls} {lark.mark(marks.section_end)}"
+    one = " | ".join(_tagged(lark, tags, tool) if tags else _hermes(lark, tool) for tool in tools)
+    return f"({one})" + (f" ({literal(chr(10))} ({one}))*" if parallel else "")
+
+
+def _arguments(lark: _Lark, tool: Tool) -> str:
+    """Arguments that the schema does not have would be none of the tool's."""
+    schema = {"type": "object", "properties": {}, "additionalProperties": False, **tool.parameters}
+    return lark.json(schema, strict=tool.strict)
+
+
+def _hermes(lark: _Lark, tool: Tool) -> str:
+    head = literal(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ')
+    tail = literal("}\n")
+    return f"{lark.mark(OPEN)} {head} {_arguments(lark, tool)} {tail} {lark.mark(CLOSE)}"
+
+
+def _marked(lark: _Lark, marks: Marks, tool: Tool, fenced: bool) -> str:
+    call, separator, end = (lark.mark(each) for each in (marks.call, marks.separator, marks.call_end))
+    arguments = _arguments(lark, tool)
+    if fenced:
+        head = literal(f"{tool.name}\n{FENCE}\n")
+        return f"{call} {literal(marks.kind)} {separator} {head} {arguments} {literal(chr(10) + '```')} {end}"
+    number = " /[0-9]{1,4}/" if marks.prefix else ""
+    name = literal(f"{marks.prefix}{tool.name}" + (":" if marks.prefix else ""))
+    return f"{call} {name}{number} {separator} {arguments} {end}"
+
+
+def _tagged(lark: _Lark, tags: Tags, tool: Tool) -> str:
+    """Parameters in the order of the schema; those that are required, and any of the others."""
+    properties = tool.parameters.get("properties")
+    required = tool.parameters.get("required")
+    names = list(properties) if isinstance(properties, Mapping) else []
+    needed = set(required) if isinstance(required, list) else set()
+    given = []
+    for name in names:
+        one = _parameter(lark, tags, tool, name)
+        given.append(one if name in needed else f"({one})?")
+    function = f"\n{tags.function}{tool.name}>\n" if tags.function else f"{tool.name}\n"
+    end = literal(f"{tags.function_end}\n") + " " if tags.function else ""
+    return f"{lark.mark(OPEN)} {literal(function)} {' '.join(given)} {end}{lark.mark(CLOSE)}"
+
+
+def _parameter(lark: _Lark, tags: Tags, tool: Tool, name: str) -> str:
+    schema = tool.parameters["properties"][name]
+    kinds = Schemas({tool.name: tool.parameters}).kinds(tool.name, name)
+    line = "\n" if tags.line_ends else ""
+    if tags.value:
+        marks = [lark.mark(each) for each in (tags.key, tags.key_end, tags.value)]
+        head = f"{marks[0]} {literal(name)} {marks[1]} {literal(chr(10))} {marks[2]}"
+    else:
+        head = literal(f"{tags.key}{name}{tags.key_end}{line}")
+    end = lark.mark(tags.value_end) if not line else literal(f"{line}{tags.value_end}\n")
+    after = "" if line else f" {literal(chr(10))}"
+    chosen = schema.get("enum") if isinstance(schema, Mapping) else None
+    if isinstance(chosen, list) and chosen and all(isinstance(each, str) for each in chosen):
+        return f"{head} ({' | '.join(map(literal, chosen))}) {end}{after}"
+    if "string" in kinds or not isinstance(schema, Mapping):
+        return f"{head} {lark.until(end)}{after}"
+    root = {part: tool.parameters[part] for part in ("$defs", "definitions") if part in tool.parameters}
+    return f"{head} {lark.json({**root, **schema}, strict=tool.strict)} {end}{after}"

@@ -1,0 +1,171 @@
+"""What was sampled comes back as it was sampled.
+
+A client sends an answer back as text, or as the JSON of a call. Written anew by the template, that can be other tokens
+than the model chose, or another text: spaces in JSON, a tag that was left out. Then nothing from there on would be
+found in the cache. So the tokens of answers are kept for a while, and take the place of what the template writes for
+the same answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from moeflux.errors import StateError
+from moeflux.serve.events import Said
+from moeflux.serve.request import Message
+from moeflux.text.chat import ChatFormat, Prompt
+
+__all__ = ["Replay"]
+
+KEPT_TOKENS = 4_000_000
+"""Of all answers together: 16 MB."""
+
+Key = tuple[str, tuple[tuple[str, str], ...]]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One answer, from behind what announces it in the prompt to before the token that ended it."""
+
+    tokens: np.ndarray  # int32
+    thought: str
+    ids: tuple[str, ...]  # of its calls
+
+
+class Replay:
+    def __init__(self, form: ChatFormat, ends: Collection[int], most: int = KEPT_TOKENS) -> None:
+        self._tokenizer = form.tokenizer
+        self._ends = frozenset(ends)
+        self._header = _header(form)
+        self._most = most
+        self._count = 0
+        self._turns: OrderedDict[Key, Turn] = OrderedDict()
+        self._by_id: dict[str, Turn] = {}
+
+    # ---- Keeping ------------------------------------------------------------------------------------------------
+
+    def keep(self, prompt: Sequence[int], answer: Sequence[int], said: Said) -> None:
+        """An answer that its client was told in full."""
+        begins = _places(prompt, self._header)
+        if not begins or not answer or any(not call.complete for call in said.calls) or "\ufffd" in said.text:
+            return
+        tokens = [*prompt[begins[-1] :], *answer]
+        if tokens[-1] in self._ends:
+            tokens.pop()
+        key = _key(said.text, ((call.name, call.arguments) for call in said.calls))
+        turn = Turn(np.asarray(tokens, np.int32), said.thought, tuple(call.id for call in said.calls))
+        self._drop(key)
+        self._turns[key] = turn
+        self._by_id |= dict.fromkeys(turn.ids, turn)
+        self._count += len(tokens)
+        while self._count > self._most and len(self._turns) > 1:
+            self._drop(next(iter(self._turns)))
+
+    def _drop(self, key: Key) -> None:
+        turn = self._turns.pop(key, None)
+        if turn is None:
+            return
+        self._count -= len(turn.tokens)
+        for id in turn.ids:
+            self._by_id.pop(id, None)
+
+    # ---- Giving back --------------------------------------------------------------------------------------------
+
+    def with_thoughts(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with the thoughts that led to calls, where the client has left them out. Whether they stand in
+        the prompt is for the template to say."""
+        found = []
+        for message in messages:
+            turn = self._by_id.get(next((call["id"] for call in message.get("tool_calls", ())), ""))
+            if turn is not None and turn.thought and not message.get("reasoning_content"):
+                message = {**message, "reasoning_content": turn.thought}
+            found.append(message)
+        return found
+
+    def replayed(self, prompt: Prompt, messages: Sequence[Message]) -> Prompt:
+        """The prompt with the tokens of answers that are known. `messages` are those that it was made of, with
+        arguments as text. An answer whose thought the template leaves out stays as the template writes it."""
+        said = [message for message in messages if message["role"] == "assistant"]
+        begins = _places(prompt.tokens, self._header)
+        if not said or len(begins) != len(said) + 1:  # what announces answers is not where it was expected
+            return prompt
+        changes = []
+        for message, begin, limit in zip(said, begins[:-1], begins[1:], strict=True):
+            turn = self._turn_of(message)
+            end = next((at for at in range(begin, limit) if prompt.tokens[at] in self._ends), None)
+            if turn is not None and end is not None and self._keeps_thought(turn, prompt.tokens[begin:end]):
+                changes.append((begin, end, turn.tokens.tolist()))
+        return _changed(prompt, changes)
+
+    def _turn_of(self, message: Message) -> Turn | None:
+        calls = ((call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ()))
+        key = _key(message.get("content") or "", calls)
+        if key in self._turns:
+            self._turns.move_to_end(key)
+        return self._turns.get(key)
+
+    def _keeps_thought(self, turn: Turn, written: Sequence[int]) -> bool:
+        return not turn.thought or turn.thought.strip() in self._tokenizer.decode(written)
+
+
+def _changed(prompt: Prompt, changes: Sequence[tuple[int, int, list[int]]]) -> Prompt:
+    """The prompt with other tokens from one place to another. Borders move along; one inside such a place is where it
+    begins."""
+    tokens: list[int] = []
+    borders = list[int]()
+    done = 0
+    for begin, end, new in [*changes, (len(prompt.tokens), len(prompt.tokens), [])]:
+        moved = len(tokens) - done
+        borders += [min(border, begin) + moved for border in prompt.borders if done <= border < max(end, done + 1)]
+        tokens += [*prompt.tokens[done:begin], *new]
+        done = end
+    return Prompt(prompt.text, tokens, tuple(sorted({border for border in borders if border > 0})), prompt.thinking)
+
+
+def _header(form: ChatFormat) -> list[int]:
+    """What the template writes before an answer, up to where the model or a thought may begin. Messages cannot contain
+    it, for it has a token of the template's own; where it has none, nothing is found."""
+    said = [{"role": "user", "content": "x"}]
+    try:
+        without, whole = (form.encode(said, add_generation_prompt=wanted) for wanted in (False, True))
+    except StateError:
+        return []
+    text = whole.text[_shared_text(without.text, whole.text) :]
+    text = text.partition("<think>")[0].partition("</think>")[0].rstrip()
+    tokens = form.tokenizer.encode_marked(text)
+    added = {form.tokenizer.id_of(token) for token in form.tokenizer.added}
+    return tokens if added & {*tokens} else []
+
+
+def _shared_text(one: str, other: str) -> int:
+    count = min(len(one), len(other))
+    return next((place for place in range(count) if one[place] != other[place]), count)
+
+
+def _places(tokens: Sequence[int], header: Sequence[int]) -> list[int]:
+    """Where the tokens go on behind each header."""
+    size, first = len(header), header[0] if header else None
+    if not size:
+        return []
+    return [
+        at + size for at, token in enumerate(tokens) if token == first and list(tokens[at : at + size]) == list(header)
+    ]
+
+
+def _key(text: str, calls: Iterable[tuple[str, str]]) -> Key:
+    """What an answer says, whatever the white space around it and in its JSON."""
+    return text.strip(), tuple((name, _canonical(arguments)) for name, arguments in calls)
+
+
+def _canonical(arguments: str) -> str:
+    try:
+        value: Any = json.loads(arguments)
+        return json.dumps(value, sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments

@@ -1,0 +1,315 @@
+"""Answers that keep to a grammar: what is allowed, what is not, and what cannot be kept to."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import moeflux
+from moeflux import builtin
+from moeflux.errors import Error
+from moeflux.serve.answer import AnswerReader
+from moeflux.serve.constrain import Constraint, Grammars
+from moeflux.serve.events import Said, together
+from moeflux.serve.fields import RequestError
+from moeflux.serve.grammars import grammar_of
+from moeflux.serve.request import Ask, Form, Tool
+from moeflux.serve.tools.families import FAMILIES, HERMES, Family
+from moeflux.text.sampling import Sampler, Sampling
+from moeflux.text.tokenizer import Tokenizer
+
+BY_NAME = {family.name: family for family in FAMILIES}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string", "maxLength": 6},
+        "mode": {"type": "integer", "minimum": 0, "maximum": 777},
+        "kind": {"enum": ["file", "folder"]},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2},
+    },
+    "required": ["path", "mode"],
+}
+WRITE, NOW = Tool("write", "", SCHEMA), Tool("now", "", {})
+REQUIRED = Ask("m", tools=(WRITE, NOW), choice="required")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_folder(builtin.path())
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Tokenizer) -> Grammars:
+    return Grammars(tokenizer, ends(tokenizer), len(tokenizer) + 40)
+
+
+def ends(tokenizer: Tokenizer) -> set[int]:
+    found = {tokenizer.id_of("<|im_end|>"), tokenizer.id_of("<|endoftext|>")}
+    return {id for id in found if id is not None}
+
+
+class Maker:
+    """Grammars of requests, and texts held to them."""
+
+    def __init__(self, tokenizer: Tokenizer, grammars: Grammars) -> None:
+        self.tokenizer = tokenizer
+        self._grammars = grammars
+
+    def of(self, ask: Ask, family: Family = HERMES, thinking: bool = False, template: str = "") -> Constraint:
+        text = grammar_of(ask, family, thinking, template, self._added)
+        assert text is not None
+        return self._grammars.compile(text, "tools")
+
+    def _added(self, token: str) -> int | None:
+        return self.tokenizer.id_of(token) if token in self.tokenizer.added else None
+
+    def end_of(self, constraint: Constraint, text: str) -> str | None:
+        """None if the whole text may be the answer, or else the text up to what is not allowed."""
+        tokens = [*self.tokenizer.encode_marked(text), min(ends(self.tokenizer))]
+        for place, token in enumerate(tokens):
+            if token not in allowed(constraint(tokens[:place])):
+                return self.tokenizer.decode(tokens[:place])
+        return None
+
+    def at_random(self, constraint: Constraint, seed: int) -> str:
+        """A whole answer of tokens that are allowed, none of them likely."""
+        rng, tokens = random.Random(seed), list[int]()
+        for _ in range(1000):
+            ids = allowed(constraint(tokens))
+            over = sorted(set(ids) & ends(self.tokenizer))
+            if over:
+                return self.tokenizer.decode(tokens)
+            tokens.append(rng.choice(ids))
+        raise AssertionError(self.tokenizer.decode(tokens))
+
+
+@pytest.fixture(scope="module")
+def make(tokenizer: Tokenizer, grammars: Grammars) -> Maker:
+    return Maker(tokenizer, grammars)
+
+
+def allowed(bits: np.ndarray) -> list[int]:
+    assert bits.dtype == np.uint32
+    return [32 * word + bit for word in np.flatnonzero(bits).tolist() for bit in range(32) if bits[word] >> bit & 1]
+
+
+def read(family: Family, text: str, thinking: bool = False) -> Said:
+    reader = AnswerReader(thinking, family, {"write": SCHEMA, "now": {}})
+    return together(reader.add(text) + reader.finish())
+
+
+# ---- Calls ------------------------------------------------------------------------------------------------------
+
+BAR, LOW = "\uff5c", "\u2581"
+
+
+def mark(name: str) -> str:
+    return f"<{BAR}{name.replace(' ', LOW)}{BAR}>"
+
+
+ARGUMENTS = '{"path": "a.py", "mode": 7, "kind": "file"}'
+CALLS = {
+    "hermes": f'<tool_call>\n{{"name": "write", "arguments": {ARGUMENTS}}}\n</tool_call>',
+    "qwen-xml": "<tool_call>\n<function=write>\n<parameter=path>\na.py\n</parameter>\n"
+    "<parameter=mode>\n7\n</parameter>\n"
+    "<parameter=kind>\nfile\n</parameter>\n</function>\n</tool_call>",
+    "glm": "<tool_call>write\n<arg_key>path</arg_key>\n<arg_value>a.py</arg_value>\n<arg_key>mode</arg_key>\n"
+    "<arg_value>7</arg_value>\n<arg_key>kind</arg_key>\n<arg_value>file</arg_value>\n</tool_call>",
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.write:0<|tool_call_argument_begin|>"
+    f"{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>",
+    "deepseek": f"{mark('tool calls begin')}{mark('tool call begin')}write{mark('tool sep')}{ARGUMENTS}"
+    f"{mark('tool call end')}{mark('tool calls end')}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_must_come(name: str, make: Maker) -> None:
+    family, text = BY_NAME[name], CALLS[name]
+    assert make.end_of(make.of(REQUIRED, family), text) is None
+    assert json.loads(read(family, text).calls[0].arguments) == json.loads(ARGUMENTS)
+    assert make.end_of(make.of(REQUIRED, family), "I would rather not.") == ""
+    wrong = text.replace("file", "fail")
+    assert (make.end_of(make.of(REQUIRED, family), wrong) or "").endswith(("f", "", '"', "\n"))
+    assert make.end_of(make.of(REQUIRED, family), text.replace("write", "read")) is not None
+    assert make.end_of(make.of(REQUIRED, family), text.replace("7", "seven")) is not None
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_tool_that_is_named_must_be_called(name: str, make: Maker) -> None:
+    family, named = BY_NAME[name], Ask("m", tools=(WRITE, NOW), choice="tool:now")
+    assert make.end_of(make.of(named, family), CALLS[name]) is not None
+    made = make.at_random(make.of(named, family), 1)
+    assert {call.name for call in read(family, made).calls} == {"now"}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_one_call_or_more(name: str, make: Maker) -> None:
+    family, text = BY_NAME[name], CALLS[name]
+    if name in ("kimi", "deepseek"):
+        begin = text.index("<", 1)
+        inner = text[begin : text.rindex("<")]
+        two = text[:begin] + inner * 2 + text[text.rindex("<") :]
+    else:
+        two = f"{text}\n{text}"
+    assert len(read(family, two).calls) == 2
+    assert make.end_of(make.of(REQUIRED, family), two) is None
+    single = Ask("m", tools=(WRITE, NOW), choice="required", parallel=False)
+    assert make.end_of(make.of(single, family), text) is None
+    assert make.end_of(make.of(single, family), two) is not None
+
+
+@pytest.mark.parametrize("name", ["hermes", "kimi", "deepseek"])
+@pytest.mark.parametrize("seed", range(4))
+def test_calls_at_random_keep_to_the_schema(name: str, seed: int, make: Maker) -> None:
+    family = BY_NAME[name]
+    text = make.at_random(make.of(Ask("m", tools=(WRITE,), choice="required", parallel=False), family), seed)
+    said = read(family, text)
+    assert said.text == "" and len(said.calls) == 1
+    arguments = json.loads(said.calls[0].arguments)
+    assert arguments.keys() <= SCHEMA["properties"].keys() and {"path", "mode"} <= arguments.keys()
+    assert 0 <= arguments["mode"] <= 777 and len(arguments["path"]) <= 6
+    assert arguments.get("kind", "file") in ("file", "folder")
+
+
+def test_the_older_form_of_deepseek(make: Maker) -> None:
+    text = (
+        f"{mark('tool calls begin')}{mark('tool call begin')}function{mark('tool sep')}write\n```json\n{ARGUMENTS}\n```"
+        f"{mark('tool call end')}{mark('tool calls end')}"
+    )
+    family = BY_NAME["deepseek"]
+    assert make.end_of(make.of(REQUIRED, family, template="```json"), text) is None
+    assert json.loads(read(family, text).calls[0].arguments) == json.loads(ARGUMENTS)
+
+
+def test_a_thought_may_come_first(make: Maker) -> None:
+    text = CALLS["hermes"]
+    assert make.end_of(make.of(REQUIRED, template="</think>"), f"<think>\nhm\n</think>\n\n{text}") is None
+    assert make.end_of(make.of(REQUIRED, thinking=True), f"hm\n</think>\n\n{text}") is None
+    assert make.end_of(make.of(REQUIRED, thinking=True), text) is not None
+    said = read(HERMES, f"hm\n</think>\n\n{text}", thinking=True)
+    assert (said.thought, len(said.calls)) == ("hm", 1)
+
+
+def test_strict_tools_are_held_to_their_schemas_when_they_are_called(make: Maker) -> None:
+    ask = Ask("m", tools=(Tool("write", "", SCHEMA, strict=True),))
+    assert make.end_of(make.of(ask), "No call today.") is None
+    assert make.end_of(make.of(ask), f"Here: {CALLS['hermes']}") is None
+    assert make.end_of(make.of(ask), f"Here: {CALLS['hermes'].replace('7', 'true')}") is not None
+
+
+def test_where_anything_may_be_said_there_is_no_grammar() -> None:
+    for ask in (Ask("m"), Ask("m", tools=(WRITE,)), Ask("m", tools=(WRITE,), choice="none")):
+        assert grammar_of(ask, HERMES, False, "", lambda token: None) is None
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    with pytest.raises(RequestError, match="tool_choice: expected auto or none beside a form"):
+        grammar_of(Ask("m", tools=(WRITE,), choice="required", form=Form()), HERMES, False, "", lambda token: None)
+    with pytest.raises(RequestError, match="messages: expected no beginning"):
+        grammar_of(Ask("m", form=Form(), prefill="{"), HERMES, False, "", lambda token: None)
+
+
+# ---- JSON -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_json_of_a_schema(seed: int, make: Maker) -> None:
+    closed = {**SCHEMA, "additionalProperties": False}
+    text = make.at_random(make.of(Ask("m", form=Form(closed))), seed)
+    value = json.loads(text)
+    assert {"path", "mode"} <= value.keys() <= SCHEMA["properties"].keys()
+    assert json.dumps(value, ensure_ascii=False).replace(" ", "") == text.replace(" ", "") or "\\" in text
+    assert re.search(r'[{\[]\s|\s\s(?=")', re.sub(r'"(?:[^"\\]|\\.)*"', '""', text)) is None, "white space was free"
+
+
+def test_any_json_object(make: Maker) -> None:
+    constraint = make.of(Ask("m", form=Form()))
+    assert make.end_of(constraint, '{"a": [1, {"b": null}], "c": "d"}') is None
+    assert make.end_of(make.of(Ask("m", form=Form())), "[1]") == ""
+
+
+@pytest.mark.parametrize(
+    ("schema", "named", "only_strictly"),
+    [
+        ({"type": "object", "properties": {"a": {"not": {"type": "string"}}}}, "not", True),
+        ({"type": "array", "uniqueItems": True, "contains": {}}, "contains, uniqueItems", True),
+        ({"if": {}, "then": {}}, "if, then", True),
+        ({"oneOf": [{"type": "string"}, {"minLength": 2}]}, "oneOf constraints are not supported", True),
+        ({"type": "string", "format": "shape"}, "Unknown format: shape", False),
+        ({"type": "string", "pattern": "("}, "regex parse error", False),
+        ({"type": "magic"}, "Invalid type: magic", False),
+        ({"$ref": "https://example.com/schema"}, "expected a schema that can be kept to, found", False),
+    ],
+)
+def test_what_cannot_be_kept_to_is_refused_by_name(
+    schema: dict[str, Any], named: str, only_strictly: bool, make: Maker
+) -> None:
+    with pytest.raises(RequestError, match=named) as refused:
+        make.of(Ask("m", form=Form(schema)))
+    assert refused.value.field == "tools" and str(refused.value).startswith("tools: expected a schema")
+    if only_strictly:
+        make.of(Ask("m", form=Form(schema, strict=False)))
+
+
+def test_a_form_that_takes_too_much_ends_the_answer(make: Maker) -> None:
+    huge = {"type": "string", "pattern": "((a{0,9999}){0,9999}){0,9999}"}
+    with pytest.raises(Error, match="grammar: expected one of which the next tokens can be told"):
+        make.end_of(make.of(Ask("m", form=Form(huge))), '"' + "a" * 40 + '"')
+
+
+# ---- Masks ------------------------------------------------------------------------------------------------------
+
+
+def test_answers_to_one_request_have_their_own_place(make: Maker) -> None:
+    one = make.of(Ask("m", form=Form()))
+    first = one([])
+    brace = make.tokenizer.encode("{")
+    assert not np.array_equal(one(brace), first)
+    other = one.again()
+    assert np.array_equal(other([]), first)
+    assert np.array_equal(other(brace), one(brace))
+    assert not one.complete
+
+
+def test_tokens_beyond_the_vocabulary_are_never_allowed(make: Maker) -> None:
+    bits = make.of(Ask("m", tools=(Tool("f", "", {}, strict=True),)))([])
+    count = len(make.tokenizer)
+    assert len(bits) == -(-(count + 40) // 32)
+    assert all(id < count for id in allowed(bits))
+    assert count - 200 < len(allowed(bits)) < count, "special tokens are not text"
+
+
+def test_a_token_that_was_not_allowed_ends_the_answer(make: Maker) -> None:
+    constraint = make.of(Ask("m", form=Form()))
+    with pytest.raises(Error, match="grammar: expected tokens that it allows"):
+        constraint(make.tokenizer.encode("no"))
+
+
+def test_the_sampler_takes_the_masks(make: Maker) -> None:
+    """The model that tells stories writes JSON."""
+    model = moeflux.load(builtin.path(), threads=1)
+    schema = {
+        "type": "object",
+        "properties": {"color": {"enum": ["red", "green"]}, "age": {"type": "integer", "maximum": 99}},
+        "required": ["color", "age"],
+        "additionalProperties": False,
+    }
+    constraint = make.of(Ask("m", form=Form(schema)))
+    vocab = model.variant.vocab_size
+    with model.session() as session:
+        logits = session.prefill(model.tokenizer.encode("Once upon a time"))
+        sampler, tokens = Sampler(Sampling(temperature=1.0, seed=3), vocab, []), list[int]()
+        while len(tokens) < 60:
+            bits = constraint(tokens)[: -(-vocab // 32)]
+            token = sampler.choose(logits, allowed=bits).token
+            if token in model.end_tokens:
+                break
+            tokens.append(token)
+            logits = session.step(token)
+    value = json.loads(model.tokenizer.decode(tokens))
+    assert value["color"] in ("red", "green") and value["age"] <= 99
