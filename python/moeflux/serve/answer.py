@@ -58,7 +58,8 @@ class Answer:
         self._plain = ask.prompt is not None  # a text that goes on has neither thoughts nor calls
         self._reader = AnswerReader(thinking, family, tools)
         self._tokenizer = tokenizer
-        self._hidden = {id: mark for mark in family.marks if (id := tokenizer.id_of(mark)) in tokenizer.special_ids}
+        marks = () if self._plain else (*family.marks, "<think>", "</think>")
+        self._hidden = {id: mark for mark in marks if (id := tokenizer.id_of(mark)) in tokenizer.special_ids}
         self._events: list[Event] = []
         self._logprobs: list[TokenLogprob] = []
         self._prompt_tokens = prompt_tokens

@@ -1,0 +1,253 @@
+"""One exchange with a client: a request is read, its answers come, and are told whole or as events."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Any, Protocol
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message as AsgiMessage
+from starlette.types import Receive, Scope, Send
+
+from moeflux.errors import Cancelled, Error
+from moeflux.log import LOG
+from moeflux.serve.desk import Begun, Desk, Prepared
+from moeflux.serve.errors import headers_of, status_of
+from moeflux.serve.events import Event
+from moeflux.serve.fields import RequestError, parse_body
+from moeflux.serve.metrics import Metrics
+from moeflux.serve.request import Ask, Ending, Result, TokenLogprob, Usage
+from moeflux.text.generate import Piece
+
+__all__ = ["Api", "Exchange", "Pace", "Writer", "failure", "read_body"]
+
+
+class Writer(Protocol):
+    """Tells an answer as server-sent events."""
+
+    def begin(self, prompt_tokens: int) -> str: ...
+    def add(self, index: int, events: Sequence[Event], logprobs: Sequence[TokenLogprob] = ()) -> str: ...
+    def end(self, index: int, ending: Ending) -> str: ...
+    def close(self, usage: Usage) -> str: ...
+    def ping(self, read: int, prompt_tokens: int) -> str: ...
+    def error(self, body: dict[str, Any]) -> str: ...
+
+
+@dataclass(frozen=True)
+class Api:
+    """One interface."""
+
+    prefix: str  # of the ids of its answers
+    read: Callable[[dict[str, Any], Desk], Ask]
+    whole: Callable[[Ask, str, Sequence[Result], Usage], dict[str, Any]]
+    stream: Callable[[Ask, str], Writer]
+    error: Callable[[Exception], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds."""
+
+    ping: float = 10.0  # without anything to tell
+    body: float = 60.0  # for the whole of a request
+    send: float = 60.0  # until a client has taken what it was sent
+
+
+async def read_body(request: Request, desk: Desk, pace: Pace) -> dict[str, Any]:
+    """RequestError when it is too large, too slow, or no JSON."""
+    data, most = bytearray(), desk.limits.body
+
+    async def take() -> None:
+        async for part in request.stream():
+            data.extend(part)
+            if len(data) > most:
+                break
+
+    try:
+        await asyncio.wait_for(take(), pace.body)
+    except asyncio.TimeoutError as error:
+        raise RequestError(f"body: expected within {pace.body:g} s, found a part of it", None, 408) from error
+    return parse_body(bytes(data), desk.limits)
+
+
+def failure(error: Exception, body: Callable[[Exception], dict[str, Any]]) -> JSONResponse:
+    status = status_of(error)
+    if status == 500:
+        LOG.error("a request failed: %s", error, exc_info=error)
+    return JSONResponse(body(error), status, headers_of(error))
+
+
+class Exchange:
+    """Answers one request. The answers end when the client leaves."""
+
+    def __init__(self, api: Api, desk: Desk, metrics: Metrics, pace: Pace) -> None:
+        self._api = api
+        self._desk = desk
+        self._metrics = metrics
+        self._pace = pace
+        self._id = f"{api.prefix}{secrets.token_hex(12)}"
+
+    async def respond(self, request: Request, tenant: str) -> Response:
+        try:
+            body = await read_body(request, self._desk, self._pace)
+            ask = self._api.read(body, self._desk)
+            prepared = await asyncio.to_thread(self._desk.prepare, ask)
+            begun = self._desk.begin(prepared, tenant)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception as error:
+            return failure(error, self._api.error)
+        if ask.stream:
+            return _Stream(self, prepared, begun)
+        return await self._whole(request, prepared, begun)
+
+    # ---- Whole --------------------------------------------------------------------------------------------------
+
+    async def _whole(self, request: Request, prepared: Prepared, begun: list[Begun]) -> Response:
+        async def gather() -> None:
+            async for _ in self._pieces(begun):
+                pass
+
+        try:
+            if not await unless_gone(request.receive, gather(), begun):
+                return Response(status_code=499)
+            results, usage = self._end(prepared, begun)
+        except Exception as error:
+            return failure(error, self._api.error)
+        return JSONResponse(self._api.whole(prepared.ask, self._id, results, usage))
+
+    async def _pieces(self, begun: list[Begun]) -> Any:
+        """(index, events, logprobs, ending) of all answers as they come; None when nothing has come for a while."""
+        queue: asyncio.Queue[tuple[int, Piece | None, BaseException | None]] = asyncio.Queue()
+
+        async def pump(index: int, each: Begun) -> None:
+            try:
+                async for piece in each.handle:
+                    queue.put_nowait((index, piece, None))
+                queue.put_nowait((index, None, None))
+            except Exception as error:
+                queue.put_nowait((index, None, error))
+
+        pumps = [asyncio.create_task(pump(index, each)) for index, each in enumerate(begun)]
+        left = len(begun)
+        try:
+            while left:
+                try:
+                    came = queue.get_nowait() if queue.qsize() else await asyncio.wait_for(queue.get(), self._pace.ping)
+                except asyncio.TimeoutError:
+                    yield None
+                    continue
+                index, piece, error = came
+                if error is not None:
+                    raise error
+                each = begun[index]
+                if piece is not None:
+                    self._metrics.token(each.handle)
+                    yield index, *each.answer.take(piece), None
+                    continue
+                left -= 1
+                assert each.handle.finish is not None
+                events, ending = each.answer.finish(each.handle.finish, each.handle.stop_string)
+                yield index, events, [], ending
+        finally:
+            for task in pumps:
+                task.cancel()
+            if left:
+                for each in begun:
+                    each.handle.cancel()
+
+    def _end(self, prepared: Prepared, begun: list[Begun]) -> tuple[list[Result], Usage]:
+        results, usages = [], []
+        for each in begun:
+            finish = each.handle.finish
+            if finish == "cancelled":
+                raise Cancelled("the answer: expected to be finished, found the server closing")
+            assert finish is not None and finish != "failed"
+            results.append(each.answer.result(Ending(finish, each.handle.stop_string)))
+            usages.append(each.answer.usage(each.handle.stats.reused_tokens))
+            self._metrics.answer(each.handle)
+        answers = [each.answer for each in begun]
+        self._desk.keep(prepared, self._id, list(zip(answers, results, strict=True)))
+        return results, reduce(add, usages)
+
+    # ---- As events ----------------------------------------------------------------------------------------------
+
+    async def stream(self, prepared: Prepared, begun: list[Begun], send: Callable[[str], Awaitable[None]]) -> None:
+        writer = self._api.stream(prepared.ask, self._id)
+        count = len(prepared.prompt.tokens)
+        await send(writer.begin(count))
+        try:
+            async for told in self._pieces(begun):
+                if told is None:
+                    await send(writer.ping(min(each.handle.prompt_read for each in begun), count))
+                    continue
+                index, events, logprobs, ending = told
+                text = writer.add(index, events, logprobs)
+                if ending is not None:
+                    text += writer.end(index, ending)
+                if text:
+                    await send(text)
+            _, usage = self._end(prepared, begun)
+            await send(writer.close(usage))
+        except Error as error:
+            LOG.warning("an answer failed: %s", error)
+            await send(writer.error(self._api.error(error)))
+
+
+async def unless_gone(receive: Receive, work: Any, begun: list[Begun]) -> bool:
+    """Does the work while the client is there. False if it left first; its answers are then cancelled."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+            return True
+        return False
+    finally:
+        watching.cancel()
+        if not working.done():
+            for each in begun:
+                each.handle.cancel()
+            working.cancel()
+            await asyncio.wait((working,))
+
+
+class _Stream(Response):
+    """The headers leave at once; then events, until the end or until the client leaves."""
+
+    def __init__(self, exchange: Exchange, prepared: Prepared, begun: list[Begun]) -> None:
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        del self.headers["content-length"]
+        self._exchange = exchange
+        self._prepared = prepared
+        self._begun = begun
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        seconds = self._exchange._pace.send
+
+        async def take(message: AsgiMessage) -> None:
+            await asyncio.wait_for(send(message), seconds)
+
+        async def tell(text: str) -> None:
+            await take({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
+        async def work() -> None:
+            await take({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await self._exchange.stream(self._prepared, self._begun, tell)
+            await take({"type": "http.response.body", "body": b"", "more_body": False})
+
+        try:
+            await unless_gone(receive, work(), self._begun)
+        except (asyncio.TimeoutError, OSError) as error:
+            LOG.info("a client took nothing for %g s, or left: %s", seconds, error)

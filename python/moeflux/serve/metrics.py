@@ -1,0 +1,98 @@
+"""Numbers for Prometheus."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from moeflux.serve.protocols import Handle, Scheduler, ServedModel
+
+__all__ = ["Metrics"]
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+
+
+class Metrics:
+    def __init__(self, scheduler: Scheduler, model: ServedModel) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "moeflux_requests", "Requests by path and status.", ("path", "status"), registry=self.registry
+        )
+        self._first = Histogram(
+            "moeflux_first_token_seconds", "From a request to its first token.", buckets=SECONDS, registry=self.registry
+        )
+        self._between = Histogram(
+            "moeflux_between_tokens_seconds",
+            "From a token to the next, a mean for each answer.",
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        counted = {
+            "prompt_tokens": "Of prompts.",
+            "reused_tokens": "Of prompts that were evaluated already.",
+            "tokens": "Of answers.",
+            "expert_hits": "Experts that were in memory when they were needed.",
+            "expert_misses": "Experts that were not.",
+            "read_bytes": "Read of experts.",
+        }
+        self._counted = {
+            name: Counter(f"moeflux_{name}", what, registry=self.registry) for name, what in counted.items()
+        }
+        self.registry.register(_Now(scheduler, model))
+        self.last_token = time.monotonic()
+
+    def request(self, path: str, status: int) -> None:
+        self._requests.labels(path, str(status)).inc()
+
+    def token(self, handle: Handle) -> None:
+        self._counted["tokens"].inc()
+
+    def answer(self, handle: Handle) -> None:
+        """One that has ended."""
+        stats = handle.stats
+        if stats.tokens:
+            self._first.observe(stats.prompt_seconds)
+        if stats.tokens > 1:
+            self._between.observe(stats.seconds / (stats.tokens - 1))
+        for name, value in (
+            ("prompt_tokens", stats.prompt_tokens),
+            ("reused_tokens", stats.reused_tokens),
+            ("expert_hits", stats.expert_hits),
+            ("expert_misses", stats.expert_misses),
+            ("read_bytes", stats.bytes_read),
+        ):
+            self._counted[name].inc(value)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _Now:
+    """What is asked for when somebody looks: the line, and memory against the plan."""
+
+    def __init__(self, scheduler: Scheduler, model: ServedModel) -> None:
+        self._scheduler = scheduler
+        self._model = model
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        numbers: dict[str, Any] = self._scheduler.numbers
+        for name, value in numbers.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                yield GaugeMetricFamily(f"moeflux_scheduler_{name}", f"{name} of the scheduler.", value=value)
+        memory = self._model.memory
+        planned = GaugeMetricFamily("moeflux_memory_planned_bytes", "By purpose.", labels=("purpose",))
+        for name, size in memory.planned.items():
+            planned.add_metric((name,), size)
+        yield planned
+        held = GaugeMetricFamily("moeflux_memory_held_bytes", "By purpose.", labels=("purpose",))
+        for name, size in memory.held.items():
+            held.add_metric((name,), size)
+        yield held
+        yield GaugeMetricFamily("moeflux_memory_resident_bytes", "Of the whole process.", value=memory.resident)

@@ -1,0 +1,80 @@
+"""What the server asks of a model and of what schedules its answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from moeflux.models.variants import Variant
+from moeflux.text.chat import ChatFormat, Prompt
+from moeflux.text.generate import Finish, GenerationStats, Piece
+from moeflux.text.sampling import Sampling
+from moeflux.text.tokenizer import Tokenizer
+
+__all__ = ["Handle", "Mask", "Scheduler", "ServedModel"]
+
+Mask = Callable[[Sequence[int]], "np.ndarray | None"]
+"""Given the tokens of the answer so far, the bits of those that may follow."""
+
+
+class Handle(Protocol):
+    """An answer on its way. It is made whether or not somebody reads it."""
+
+    @property
+    def finish(self) -> Finish | None: ...  # None: it goes on
+    @property
+    def stop_string(self) -> str | None: ...
+    @property
+    def stats(self) -> GenerationStats: ...
+    @property
+    def prompt_read(self) -> int: ...  # tokens of the prompt that are evaluated, or were already
+    def cancel(self) -> None: ...
+    def __aiter__(self) -> AsyncIterator[Piece]: ...
+    async def __anext__(self) -> Piece: ...
+
+
+class Scheduler(Protocol):
+    def submit(
+        self,
+        *,
+        prompt: Prompt | Sequence[int],
+        max_tokens: int | None,
+        stop: Sequence[str],
+        ignore_end: bool,
+        sampling: Sampling,
+        logprobs: int | None,
+        continues: bool,
+        mask: Mask | None,
+        tenant: str,
+        deadline: float | None,
+    ) -> Handle:
+        """From any thread. Refused when too many wait."""
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """What it has done so far, and how quickly, for people and /metrics."""
+
+    @property
+    def closed(self) -> bool: ...
+    def close(self, drain: bool = True) -> None: ...
+
+
+class ServedModel(Protocol):
+    @property
+    def variant(self) -> Variant: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def chat_format(self) -> ChatFormat | None: ...
+    @property
+    def end_tokens(self) -> frozenset[int]: ...
+    @property
+    def default_sampling(self) -> Sampling: ...
+    @property
+    def plan(self) -> Any: ...
+    @property
+    def memory(self) -> Any: ...

@@ -1,0 +1,35 @@
+"""The server of the tests in this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import moeflux
+from moeflux import builtin
+from moeflux.model import Model
+from moeflux.serve.exchange import Pace
+from support.live_server import Live, live
+
+
+@pytest.fixture(scope="session")
+def model() -> Iterator[Model]:
+    with moeflux.load(builtin.path(), threads=1, sessions=1) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def running(model: Model) -> Iterator[Live]:
+    """One server for the tests of a module."""
+    with live(model, pace=Pace(ping=0.2)) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: Live) -> Iterator[Live]:
+    """The same, without what a test before has asked of it."""
+    running.scheduler.script = lambda prompt: None
+    running.scheduler.seen.clear()
+    yield running
+    running.scheduler.hold.set()
