@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from moeflux.errors import StateError
 from moeflux.serve.prompt import prepared, prompt_of, without_billing
 from moeflux.serve.request import Ask, Tool
 from moeflux.serve.tools.families import FAMILIES, HERMES, Family
@@ -89,6 +90,21 @@ def test_an_answer_goes_on_from_its_beginning(plain: ChatFormat) -> None:
     assert begun.tokens[: len(whole.tokens)] == whole.tokens
     end = plain.tokenizer.id_of("<|im_end|>")
     assert end not in begun.tokens[len(whole.tokens) :], "what a client writes became a token of its own"
+
+
+def test_instructions_stand_where_templates_have_a_place_for_them(tokenizer: Tokenizer, plain: ChatFormat) -> None:
+    two = [TALK[0], {"role": "system", "content": "Be brief."}, TALK[1]]
+    assert prompt_of(Ask("m", two), plain, HERMES).text.startswith(
+        "<|im_start|>system\nBe kind.\n\nBe brief.<|im_end|>"
+    )
+    late = [TALK[1], TALK[0]]
+    assert "<|im_start|>system\nBe kind." in prompt_of(Ask("m", late), plain, HERMES).text
+    strict = "{% if messages[1:]|selectattr('role', 'equalto', 'system')|list %}{{ raise_exception('no') }}{% endif %}"
+    form = ChatFormat(tokenizer, {"default": strict + PLAIN})
+    assert "<|im_start|>user\nBe kind." in prompt_of(Ask("m", late), form, HERMES).text
+    refusing = ChatFormat(tokenizer, {"default": "{{ raise_exception('never') }}"})
+    with pytest.raises(StateError, match="never"):
+        prompt_of(Ask("m", late[:1]), refusing, HERMES)
 
 
 # ---- Lines that change ------------------------------------------------------------------------------------------

@@ -150,6 +150,10 @@ def test_a_thought_that_the_template_leaves_out_stays_out(form: ChatFormat, repl
     written = form.encode(messages)
     assert replay.replayed(written, messages) == written
     assert "I must" not in written.text
+    _, _, said = kept(form, replay, "<think>\nYes.\n</think>\n\nYes.")
+    messages = [*ASKED, sent_back(said), ASKED[1]]
+    written = form.encode(messages)
+    assert replay.replayed(written, messages) == written
 
 
 def test_what_was_changed_is_what_it_says_now(form: ChatFormat, replay: Replay) -> None:

@@ -157,7 +157,7 @@ class StandIn:
         sampler = Sampler(sampling, self.model.variant.vocab_size, handle.prompt)
         stream, stops = tokenizer.stream(continues=continues), StopText(stop)
         tokens: list[int] = []
-        room = self._session.max_context - len(handle.prompt) + 1
+        room = 1 << 30 if forced else self._session.max_context - len(handle.prompt) + 1
         most = room if max_tokens is None else min(max_tokens, room)
         while not handle.cancelled.is_set():
             allowed = None if mask is None else mask(tuple(tokens))

@@ -123,7 +123,8 @@ class Exchange:
         return JSONResponse(self._api.whole(prepared.ask, self._id, results, usage))
 
     async def _pieces(self, begun: list[Begun]) -> Any:
-        """(index, events, logprobs, ending) of all answers as they come; None when nothing has come for a while."""
+        """(index, events, logprobs, ending, whether more is there already) of all answers as they come; None when
+        nothing has come for a while."""
         queue: asyncio.Queue[tuple[int, Piece | None, BaseException | None]] = asyncio.Queue()
 
         async def pump(index: int, each: Begun) -> None:
@@ -149,12 +150,12 @@ class Exchange:
                 each = begun[index]
                 if piece is not None:
                     self._metrics.token(each.handle)
-                    yield index, *each.answer.take(piece), None
+                    yield index, *each.answer.take(piece), None, queue.qsize() > 0
                     continue
                 left -= 1
                 assert each.handle.finish is not None
                 events, ending = each.answer.finish(each.handle.finish, each.handle.stop_string)
-                yield index, events, [], ending
+                yield index, events, [], ending, queue.qsize() > 0
         finally:
             for task in pumps:
                 task.cancel()
@@ -183,16 +184,20 @@ class Exchange:
         count = len(prepared.prompt.tokens)
         await send(writer.begin(count))
         try:
+            text = ""
             async for told in self._pieces(begun):
                 if told is None:
                     await send(writer.ping(min(each.handle.prompt_read for each in begun), count))
                     continue
-                index, events, logprobs, ending = told
-                text = writer.add(index, events, logprobs)
+                index, events, logprobs, ending, more = told
+                text += writer.add(index, events, logprobs)
                 if ending is not None:
                     text += writer.end(index, ending)
-                if text:
+                if text and not more:  # what came together goes together
                     await send(text)
+                    text = ""
+            if text:
+                await send(text)
             _, usage = self._end(prepared, begun)
             await send(writer.close(usage))
         except Error as error:

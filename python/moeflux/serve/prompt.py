@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from moeflux.errors import ArgumentError
+from moeflux.errors import ArgumentError, StateError
 from moeflux.serve.request import Ask, Message, Tool
 from moeflux.serve.tools.families import Family
 from moeflux.serve.tools.values import arguments_of
@@ -28,16 +28,24 @@ def prompt_of(ask: Ask, form: ChatFormat, family: Family) -> Prompt:
     """The conversation as the model reads it, up to where its answer begins or goes on."""
     messages, tools = prepared(ask, form, family)
     optional = {name: value for name, value in ask.optional.items() if form.knows(name)}
-    prompt = form.encode(
-        messages,
-        tools=tools or None,
-        enable_thinking=_thinking(ask, form),
-        **{**optional, **ask.variables},
-    )
+    variables = {"tools": tools or None, "enable_thinking": _thinking(ask, form), **optional, **ask.variables}
+    try:
+        prompt = form.encode(messages, **variables)
+    except StateError:
+        told = _told_by_users(messages)
+        if told == messages:
+            raise
+        prompt = form.encode(told, **variables)
     if not ask.prefill:
         return prompt
     text = form.tokenizer.encode(ask.prefill)
     return Prompt(prompt.text + ask.prefill, [*prompt.tokens, *text], prompt.borders, prompt.thinking)
+
+
+def _told_by_users(messages: Sequence[Message]) -> list[Message]:
+    """Agents put instructions in the midst of a conversation, and some templates refuse that: there they come from the
+    user."""
+    return [*messages[:1], *({**each, "role": "user"} if each["role"] == "system" else each for each in messages[1:])]
 
 
 def _thinking(ask: Ask, form: ChatFormat) -> bool | None:
@@ -62,14 +70,18 @@ def prepared(ask: Ask, form: ChatFormat, family: Family) -> tuple[list[Message],
 
 
 def _with_instructions(messages: Iterable[Message]) -> list[Message]:
-    """Without the lines that change; an instruction that was nothing else is none."""
-    found = []
+    """Without the lines that change; an instruction that was nothing else is none. Those that a conversation begins
+    with are one, because templates know one."""
+    found: list[Message] = []
     for message in messages:
         if message["role"] == "system" and isinstance(message.get("content"), str):
             content = without_billing(message["content"])
             if not content and message["content"]:
                 continue
             message = {**message, "content": content}
+            if len(found) == 1 and found[0]["role"] == "system":
+                found[0] = {**found[0], "content": f"{found[0]['content']}\n\n{content}"}
+                continue
         found.append(message)
     return found
 

@@ -111,7 +111,9 @@ class Replay:
         return self._turns.get(key)
 
     def _keeps_thought(self, turn: Turn, written: Sequence[int]) -> bool:
-        return not turn.thought or turn.thought.strip() in self._tokenizer.decode(written)
+        """Whether the template has written the thought, too."""
+        thought, end, _ = self._tokenizer.decode(written).partition("</think>")
+        return not turn.thought or (bool(end) and turn.thought.strip() in thought)
 
 
 def _changed(prompt: Prompt, changes: Sequence[tuple[int, int, list[int]]]) -> Prompt:

@@ -1,0 +1,99 @@
+"""Listening: the address, the keys, and what is printed when the server is ready."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from moeflux import files
+from moeflux.errors import ArgumentError, FormatError, IoError
+from moeflux.serve.app import application
+from moeflux.serve.desk import Desk
+from moeflux.serve.exchange import Pace
+from moeflux.serve.guard import LOOPBACK, Rules, check_address, is_loopback
+
+__all__ = ["Listen", "keys_in", "ready_lines", "run"]
+
+LONGEST_KEY = 512
+DRAIN_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Listen:
+    host: str = "127.0.0.1"
+    port: int = 8080  # 0: one that is free
+    keys: Sequence[str] = ()
+    insecure: bool = False  # another address than the loopback without a key
+    allow_hosts: Sequence[str] = ()
+    allow_origins: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        check_address(self.host, self.keys, self.insecure)
+        if isinstance(self.port, bool) or not 0 <= self.port < 1 << 16:
+            raise ArgumentError(f"port: expected 0 to 65535, found {self.port}")
+
+    @property
+    def rules(self) -> Rules:
+        own = () if is_loopback(self.host) else (self.host.lower(),)
+        hosts = frozenset({*LOOPBACK, *own, *(each.lower() for each in self.allow_hosts)})
+        return Rules(hosts, tuple(self.allow_origins), tuple(self.keys))
+
+
+def keys_in(path: str | Path) -> tuple[str, ...]:
+    """One key a line. Lines that are empty or begin with # are none."""
+    lines = [line.strip() for line in files.read_text(path).splitlines()]
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise FormatError(f"{path}: expected a key in it, found none")
+    for number, key in enumerate(keys, 1):
+        if not (8 <= len(key) <= LONGEST_KEY and key.isascii() and key.isprintable()):
+            raise FormatError(
+                f"{path}: expected keys of 8 to {LONGEST_KEY} printable ASCII characters, found another: key {number}"
+            )
+    return keys
+
+
+def ready_lines(url: str, name: str) -> list[str]:
+    """How to ask: with curl, from Python, as an agent."""
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    return [
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        f'python -c \'from openai import OpenAI; print(OpenAI(base_url="{url}/v1", api_key="x").responses.create('
+        f'model="{name}", input="Hello").output_text)\'',
+        f"ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN=x ANTHROPIC_MODEL={name} claude",
+    ]
+
+
+def run(desk: Desk, listen: Listen, pace: Pace | None = None) -> int:
+    """Serves until SIGTERM or Ctrl-C; then what was accepted is finished. Returns the exit status."""
+    with _listening(listen) as listening:
+        host, port = listening.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        for line in ("ready:", *ready_lines(f"http://{shown}:{port}", desk.name)):
+            print(line, file=sys.stderr, flush=True)
+        config = uvicorn.Config(
+            application(desk, listen.rules, pace),
+            log_level="warning",
+            access_log=False,  # its lines would have paths and addresses of clients
+            server_header=False,
+            ws="none",
+            lifespan="on",
+            timeout_graceful_shutdown=DRAIN_SECONDS,
+        )
+        uvicorn.Server(config).run(sockets=[listening])
+    return 0
+
+
+def _listening(listen: Listen) -> socket.socket:
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    try:
+        return socket.create_server((listen.host, listen.port), family=family)
+    except (OSError, UnicodeError) as error:
+        raise IoError(
+            f"{listen.host}:{listen.port}: expected an address to listen at, found: {getattr(error, 'strerror', error)}"
+        ) from error

@@ -1,0 +1,89 @@
+"""The server as a program: where it listens, whose keys it knows, what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moeflux.errors import ArgumentError, FormatError, IoError
+from moeflux.serve.guard import LOOPBACK
+from moeflux.serve.server import Listen, _listening, keys_in, ready_lines
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_keys_are_lines_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# of the team\n\n first-secret \nother-secret\n")
+    assert keys_in(path) == ("first-secret", "other-secret")
+    for text, words in (
+        ("# none\n", "expected a key in it"),
+        ("short\n", "key 1"),
+        ("first-secret\nschlüssel\n", "key 2"),
+    ):
+        path.write_text(text)
+        with pytest.raises(FormatError, match=words) as refused:
+            keys_in(path)
+        assert "secret" not in str(refused.value)
+
+
+def test_where_to_listen() -> None:
+    assert Listen().rules.hosts == LOOPBACK
+    listen = Listen(
+        "0.0.0.0", keys=("first-secret",), allow_hosts=("Box.example",), allow_origins=("https://a.example",)
+    )
+    assert {"0.0.0.0", "box.example", "localhost"} <= set(listen.rules.hosts)
+    assert (listen.rules.origins, listen.rules.keys) == (("https://a.example",), ("first-secret",))
+    with pytest.raises(ArgumentError, match="host: expected a loopback address"):
+        Listen("192.168.1.5")
+    with pytest.raises(ArgumentError, match="port: expected 0 to 65535, found 70000"):
+        Listen(port=70000)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(IoError, match=f"127.0.0.1:{port}: expected an address to listen at, found: "):
+            _listening(Listen(port=port))
+
+
+def test_the_lines_that_it_prints_are_commands() -> None:
+    curl, python, agent = ready_lines("http://127.0.0.1:8080", "built'in")
+    words = shlex.split(curl.replace("built'in", "m"))
+    assert words[0] == "curl" and json.loads(words[-1])["model"] == "m"
+    assert compile(shlex.split(python.replace("built'in", "m"))[2], "line", "exec")
+    assert agent.endswith(" claude")
+
+
+def test_it_finishes_what_it_has_and_ends() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "MOEFLUX_BACKEND": "cpu"}
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "support.serve_child"],
+        cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    ) as child:  # fmt: skip
+        assert child.stderr is not None
+        try:
+            lines = [child.stderr.readline() for _ in range(4)]
+            assert lines[0] == "ready:\n"
+            port = int(re.findall(r"127\.0\.0\.1:(\d+)", lines[1])[0])
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            body = json.dumps({"messages": [{"role": "user", "content": "A secret?"}], "stream": True})
+            connection.request("POST", "/v1/chat/completions", body)
+            answer = connection.getresponse()
+            assert answer.status == 200 and answer.headers["server"] is None
+            child.send_signal(signal.SIGTERM)
+            text = answer.read().decode()
+            connection.close()
+            assert "answer" in text and text.endswith("data: [DONE]\n\n")
+            _, rest = child.communicate(timeout=60)
+            assert "secret" not in rest and "Traceback" not in rest
+        finally:
+            child.kill()
+    assert child.returncode in (0, -signal.SIGTERM)

@@ -1,0 +1,27 @@
+"""A server as a program, with a model that says a sentence slowly: python -m support.serve_child"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import moeflux
+from moeflux import builtin
+from moeflux.serve.desk import Desk
+from moeflux.serve.server import Listen, run
+from support.stand_in_scheduler import StandIn
+
+
+def main() -> int:
+    def slowly(prompt: str) -> str:
+        time.sleep(1)
+        return "I was asked, so I answer."
+
+    with moeflux.load(builtin.path(), threads=1) as model:
+        scheduler = StandIn(model)
+        scheduler.script = slowly
+        return run(Desk(model, scheduler, "builtin", model.plan.context), Listen(port=0))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
