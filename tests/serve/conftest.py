@@ -13,8 +13,9 @@ from moeflux.serve.exchange import Pace
 from support.live_server import Live, live
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def model() -> Iterator[Model]:
+    """Closed when its module ends: the plans of other tests would count it."""
     with moeflux.load(builtin.path(), threads=1, sessions=1) as model:
         yield model
 

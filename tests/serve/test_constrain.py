@@ -292,7 +292,6 @@ def test_a_token_that_was_not_allowed_ends_the_answer(make: Maker) -> None:
 
 def test_the_sampler_takes_the_masks(make: Maker) -> None:
     """The model that tells stories writes JSON."""
-    model = moeflux.load(builtin.path(), threads=1)
     schema = {
         "type": "object",
         "properties": {"color": {"enum": ["red", "green"]}, "age": {"type": "integer", "maximum": 99}},
@@ -300,8 +299,8 @@ def test_the_sampler_takes_the_masks(make: Maker) -> None:
         "additionalProperties": False,
     }
     constraint = make.of(Ask("m", form=Form(schema)))
-    vocab = model.variant.vocab_size
-    with model.session() as session:
+    with moeflux.load(builtin.path(), threads=1) as model, model.session() as session:
+        vocab = model.variant.vocab_size
         logits = session.prefill(model.tokenizer.encode("Once upon a time"))
         sampler, tokens = Sampler(Sampling(temperature=1.0, seed=3), vocab, []), list[int]()
         while len(tokens) < 60:
@@ -311,5 +310,5 @@ def test_the_sampler_takes_the_masks(make: Maker) -> None:
                 break
             tokens.append(token)
             logits = session.step(token)
-    value = json.loads(model.tokenizer.decode(tokens))
+    value = json.loads(make.tokenizer.decode(tokens))
     assert value["color"] in ("red", "green") and value["age"] <= 99
