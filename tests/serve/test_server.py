@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import random
 import socket
 import threading
 import time
@@ -124,6 +125,48 @@ def test_a_failure_in_the_midst_is_told_and_nothing_else(server: Live, caplog: p
         status, text, _ = ask(server, "POST", path, body)
         assert status == 200 and "the disk: expected bytes, found none" in text
         assert "capital" not in caplog.text
+
+
+def test_whatever_comes_through_the_socket_is_no_fault_of_the_server(server: Live) -> None:
+    """Requests with a few bytes changed, their lengths right. tests/fuzz has the same without a socket, for hours."""
+    rng = random.Random(16)
+    server.scheduler.script = lambda prompt: "Yes."
+    words = [b"null", b"[]", b"{}", b"-1", b'"', b"\\ud800", b"\xff", b"1e999", b"true", b'{"type":"text"}', b","]
+    for number in range(160):
+        path, body = STREAMS[number % 4]
+        whole = {**body, "tools": [{"type": "function", "name": "f", "function": {"name": "f"}, "input_schema": {}}]}
+        data = json.dumps(body if number % 8 < 4 else whole).encode()
+        for _ in range(rng.randrange(1, 4)):
+            begin = rng.randrange(len(data))
+            data = data[:begin] + rng.choice(words) + data[begin + rng.randrange(6) :]
+        connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+        connection.request("POST", path, data)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        assert answer.status in (200, 400), (data, text)
+        assert "the server failed" not in text, data
+    assert ask(server, "GET", "/health")[0] == 200
+
+
+def test_bytes_that_are_no_request_are_no_fault_either(server: Live) -> None:
+    rng, url = random.Random(5), urlsplit(server.url)
+    lines = [
+        b"POST /v1/messages HTTP/1.1\r\n",
+        b"Host: localhost\r\n",
+        b"Content-Length: 999999999\r\n",
+        b"\r\n",
+        b"\0",
+    ]
+    for _ in range(40):
+        with socket.create_connection((url.hostname, url.port), timeout=30) as connection:
+            connection.sendall(b"".join(rng.choices(lines, k=rng.randrange(1, 8))))
+            connection.shutdown(socket.SHUT_WR)
+            text = b""
+            while part := connection.recv(65536):
+                text += part
+            assert b" 500 " not in text
+    assert ask(server, "GET", "/health")[0] == 200
 
 
 # ---- Streams, and clients that leave ----------------------------------------------------------------------------

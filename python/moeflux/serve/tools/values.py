@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,7 +14,9 @@ __all__ = ["JsonText", "Schemas", "arguments_of", "escaped", "value_of"]
 
 CLOSERS = {"{": "}", "[": "]"}
 SPELLINGS = {"True": "true", "False": "false", "None": "null", "undefined": "null"}
-ESCAPES = frozenset('"\\/bfnrtu')
+ESCAPES, HEX = frozenset('"\\/bfnrt'), frozenset("0123456789abcdefABCDEF")
+LITERAL = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null")
+DEEPEST = 128  # brackets in one another
 LONGEST_PYTHON, DEEPEST_PYTHON = 4096, 64  # characters, brackets and signs
 KINDS = {"string", "number", "integer", "boolean", "object", "array", "null"}
 
@@ -24,16 +27,17 @@ def escaped(text: str) -> str:
 
 
 class JsonText:
-    """Passes one JSON object on as it comes, up to the brace that closes it. What models get wrong is put right on the
-    way: line ends inside strings, escapes that JSON does not have, commas before a closing bracket, Python's names of
-    constants, brackets that close another kind."""
+    """Passes one JSON object on as it comes, up to the brace that closes it. Whatever the text is, what is passed on,
+    with `close`, is JSON: what models get wrong is put right on the way. That is line ends inside strings, escapes that
+    JSON does not have, commas and colons too many or too few, Python's names of constants, names without quotes, and
+    brackets that close another kind."""
 
     def __init__(self) -> None:
         self._open: list[str] = []
-        self._in_string = self._escape = False
-        self._names = False  # the next string is the name of a member
-        self._lacks = ""  # what the member that was begun needs to be one
-        self._held = ""  # a comma and white space after it
+        self._expected = ["value"]  # of each level: a key, a colon, a value, or what is after one
+        self._in_string = False
+        self._escape: str | None = None  # what has come of an escape
+        self._comma = ""  # held, with the white space after it: it may be one too many
         self._word = ""  # a number or constant that may go on
 
     def add(self, text: str) -> tuple[str, str | None]:
@@ -47,11 +51,9 @@ class JsonText:
 
     def close(self) -> str:
         """What is missing to end it here."""
-        out = '"' if self._in_string else self._said_word()
-        lacks, self._lacks = self._lacks, ""
-        out += lacks
+        out = self._end_string() if self._in_string else self._said_word()
         while self._open:
-            out += CLOSERS[self._open.pop()]
+            out += self._closed()
         return out
 
     def _next(self, character: str) -> str:
@@ -62,59 +64,111 @@ class JsonText:
             return ""
         return self._said_word() + self._structure(character)
 
+    # ---- Strings ------------------------------------------------------------------------------------------------
+
     def _in_text(self, character: str) -> str:
-        if self._escape:
-            self._escape = False
-            if character in ESCAPES:
-                return "\\" + character
-            return character if character == "'" else "\\\\" + self._in_text(character)
+        if self._escape is not None:
+            return self._in_escape(character)
         if character == "\\":
-            self._escape = True
+            self._escape = ""
             return ""
         if character == '"':
-            self._in_string = False
-        elif character < " ":
-            return escaped(character)
-        return character
+            return self._end_string()
+        return escaped(character) if character < " " else character
+
+    def _in_escape(self, character: str) -> str:
+        begun, self._escape = self._escape or "", None
+        if not begun and character in ESCAPES:
+            return "\\" + character
+        if (not begun and character == "u") or (begun and character in HEX and len(begun) < 4):
+            self._escape = begun + character
+            return ""
+        if begun and character in HEX:
+            return f"\\{begun}{character}"
+        if not begun and character == "'":
+            return character
+        return f"\\\\{begun}" + self._in_text(character)
+
+    def _end_string(self) -> str:
+        self._in_string, self._escape = False, None
+        self._expected[-1] = "colon" if self._expected[-1] == "key" else "after"
+        return '"'
+
+    # ---- Everything else ----------------------------------------------------------------------------------------
 
     def _structure(self, character: str) -> str:
         if character.isspace():
-            if not self._held:
+            if not self._comma:
                 return character
-            self._held += character
+            self._comma += character
             return ""
         if character == ",":
-            self._held = ","
-            self._names = self._open[-1:] == ["{"]
-            self._lacks = ""
-            return ""
-        if character in "]}":
-            self._held, lacks, self._lacks = "", self._lacks, ""
-            self._names = False
-            return lacks + CLOSERS[self._open.pop()]
-        return self._begun(character)
-
-    def _begun(self, character: str) -> str:
-        held, self._held = self._held, ""
+            return self._next_member()
         if character == ":":
-            self._lacks = "null"
-        elif character == '"':
+            return self._colon(":") if self._expected[-1] == "colon" else ""
+        if character in "]}":
+            return self._closed()
+        if character == '"':
+            out = self._place()
             self._in_string = True
-            self._lacks, self._names = (": null" if self._names else ""), False
-        else:
-            self._open.append(character)
-            self._names, self._lacks = character == "{", ""
-        return held + character
+            return out + character
+        return self._opened(character)
+
+    def _place(self) -> str:
+        """What must precede a string or a word here."""
+        expected = self._expected[-1]
+        out = self._colon(": ") if expected == "colon" else self._next_member(",") if expected == "after" else ""
+        comma, self._comma = self._comma, ""
+        return out + comma
+
+    def _colon(self, text: str) -> str:
+        self._expected[-1] = "value"
+        return text
+
+    def _next_member(self, comma: str = ",") -> str:
+        """A comma, if something stands before it."""
+        out = self._whole_member()
+        if self._expected[-1] == "after":
+            self._comma = comma
+            self._expected[-1] = "key" if self._open[-1] == "{" else "value"
+        return out
+
+    def _whole_member(self) -> str:
+        """What a member of an object lacks that was begun."""
+        if self._open[-1:] != ["{"] or self._expected[-1] not in ("colon", "value"):
+            return ""
+        out = ": null" if self._expected[-1] == "colon" else "null"
+        self._expected[-1] = "after"
+        return out
+
+    def _opened(self, character: str) -> str:
+        expected = self._expected[-1]
+        needs_name = expected == "key" or (expected == "after" and self._open[-1:] == ["{"])
+        if needs_name or len(self._open) >= DEEPEST:
+            return ""  # one too many
+        out = self._place()
+        self._expected[-1] = "after"
+        self._open.append(character)
+        self._expected.append("key" if character == "{" else "value")
+        return out + character
+
+    def _closed(self) -> str:
+        out = self._whole_member()
+        self._comma = ""
+        self._expected.pop()
+        return out + CLOSERS[self._open.pop()]
 
     def _said_word(self) -> str:
         word, self._word = self._word, ""
         if not word:
             return ""
-        held, self._held, self._lacks = self._held, "", ""
-        if self._names:  # without its quotes
-            self._names, self._lacks = False, ": null"
-            return f'{held}"{escaped(word)}"'
-        return held + SPELLINGS.get(word, word)
+        out = self._place()
+        if self._expected[-1] == "key":  # without its quotes
+            self._expected[-1] = "colon"
+            return f'{out}"{escaped(word)}"'
+        self._expected[-1] = "after"
+        word = SPELLINGS.get(word, word)
+        return out + (word if LITERAL.fullmatch(word) else f'"{escaped(word)}"')
 
 
 def arguments_of(text: str) -> str | None:
