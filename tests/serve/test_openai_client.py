@@ -88,10 +88,11 @@ def test_the_prompt_is_found_again(client: openai.OpenAI) -> None:
 def test_stop_seed_and_n(client: openai.OpenAI) -> None:
     told = client.chat.completions.create(model="m", messages=FRANCE, temperature=0, stop=[" France"])
     assert (told.choices[0].message.content, told.choices[0].finish_reason) == ("The capital of", "stop")
-    asked: dict[str, Any] = {"model": "m", "messages": FRANCE, "temperature": 1.0, "seed": 7, "max_tokens": 12}
+    story: list[Any] = [{"role": "user", "content": "Tell me a story."}]
+    asked: dict[str, Any] = {"model": "m", "messages": story, "temperature": 1.0, "seed": 7, "max_tokens": 12}
     several = client.chat.completions.create(n=3, **asked)
     texts = [choice.message.content for choice in several.choices]
-    assert [choice.index for choice in several.choices] == [0, 1, 2]
+    assert [choice.index for choice in several.choices] == [0, 1, 2] and len(set(texts)) == 3
     assert client.chat.completions.create(**asked).choices[0].message.content == texts[0]
     asked["seed"] = 9
     assert client.chat.completions.create(**asked).choices[0].message.content == texts[2]

@@ -203,6 +203,11 @@ class Exchange:
         except Error as error:
             LOG.warning("an answer failed: %s", error)
             await send(writer.error(self._api.error(error)))
+        except (asyncio.TimeoutError, OSError):  # of the client
+            raise
+        except Exception as error:
+            LOG.error("an answer failed: %s", error, exc_info=error)
+            await send(writer.error(self._api.error(error)))
 
 
 async def unless_gone(receive: Receive, work: Any, begun: list[Begun]) -> bool:
@@ -213,15 +218,16 @@ async def unless_gone(receive: Receive, work: Any, begun: list[Begun]) -> bool:
             pass
 
     working, watching = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    done = False
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             working.result()
-            return True
-        return False
+            done = True
+        return done
     finally:
         watching.cancel()
-        if not working.done():
+        if not done:
             for each in begun:
                 each.handle.cancel()
             working.cancel()

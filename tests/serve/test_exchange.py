@@ -1,0 +1,105 @@
+"""A client that takes nothing of what it is sent, without a socket: those of the system take megabytes first."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from moeflux import builtin
+from moeflux.errors import Error
+from moeflux.serve.answer import Answer
+from moeflux.serve.app import CHAT
+from moeflux.serve.desk import Begun, Prepared
+from moeflux.serve.exchange import Exchange, Pace, _Stream
+from moeflux.serve.request import Ask
+from moeflux.serve.tools.families import HERMES
+from moeflux.text.chat import Prompt
+from moeflux.text.generate import GenerationStats, Piece
+from moeflux.text.tokenizer import Tokenizer
+
+
+class Endless:
+    """An answer that never ends by itself; one of them fails."""
+
+    finish = None
+    stop_string = None
+    stats = GenerationStats(3, 0, 0.0, 0, 0.0, 0, 0.0, 0, 0)
+    prompt_read = 3
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.cancelled = False
+        self._error = error
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def __aiter__(self) -> Endless:
+        return self
+
+    async def __anext__(self) -> Piece:
+        await asyncio.sleep(0.001)
+        if self._error is not None:
+            raise self._error
+        return Piece("word ", 5, None)  # type: ignore[arg-type]
+
+
+class Uncounted:
+    def token(self, handle: Any) -> None: ...
+
+
+def stream_of(handles: list[Endless]) -> _Stream:
+    tokenizer = Tokenizer.from_folder(builtin.path())
+    ask = Ask("m", answers=len(handles), stream=True)
+    exchange = Exchange(CHAT, None, Uncounted(), Pace(ping=0.05, send=0.05))  # type: ignore[arg-type]
+    begun = [Begun(handle, Answer(ask, 3, False, HERMES, tokenizer)) for handle in handles]
+    return _Stream(exchange, Prepared(ask, Prompt("x", [1, 2, 3], (), False), [], None), begun)
+
+
+async def there() -> dict[str, Any]:
+    await asyncio.sleep(60)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("taken", [0, 1, 5])
+def test_a_client_that_takes_nothing_ends_its_answer(taken: int) -> None:
+    handles, sent = [Endless(), Endless()], list[Any]()
+
+    async def send(message: Any) -> None:
+        if len(sent) == taken:
+            await asyncio.sleep(60)
+        sent.append(message)
+
+    asyncio.run(stream_of(handles)({"type": "http"}, there, send))  # type: ignore[arg-type]
+    assert len(sent) == taken and all(handle.cancelled for handle in handles)
+
+
+def test_a_client_that_left_while_it_is_sent_something_ends_its_answer() -> None:
+    handles, sent = [Endless()], list[Any]()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if len(sent) == 5:
+            raise OSError("the connection: gone")
+
+    asyncio.run(stream_of(handles)({"type": "http"}, there, send))  # type: ignore[arg-type]
+    assert handles[0].cancelled
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (Error("the disk: expected bytes, found none"), b"the disk: expected bytes, found none"),
+        (KeyError("a fault of ours"), b"the server failed; its log says more"),
+    ],
+)
+def test_where_one_answer_fails_the_others_end(error: Exception, words: bytes) -> None:
+    handles, sent = [Endless(), Endless(error)], list[Any]()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(stream_of(handles)({"type": "http"}, there, send))  # type: ignore[arg-type]
+    assert handles[0].cancelled
+    assert words in sent[-2]["body"] and sent[-1]["more_body"] is False
