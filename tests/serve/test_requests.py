@@ -348,13 +348,13 @@ def test_items_of_responses() -> None:
 
 
 def test_a_response_goes_on_from_another() -> None:
-    stored = Stored(most=4)
+    stored = Stored(most=400)
     stored.keep("resp_1", [{"role": "system", "content": "Old."}, *HELLO, {"role": "assistant", "content": "Hi"}])
     body = {"model": "m", "input": "And?", "previous_response_id": "resp_1"}
     assert [message["content"] for message in responses.read(body, stored).messages] == ["Old.", "Hello", "Hi", "And?"]
     changed = responses.read({**body, "instructions": "New."}, stored)
     assert [message["content"] for message in changed.messages] == ["New.", "Hello", "Hi", "And?"]
-    stored.keep("resp_2", HELLO * 3)
+    stored.keep("resp_2", HELLO * 10)
     with pytest.raises(RequestError, match="send the whole conversation") as refused:
         responses.read(body, stored)
     assert refused.value.status == 404

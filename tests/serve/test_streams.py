@@ -276,6 +276,8 @@ def test_a_full_line_says_when_to_come_again() -> None:
     error = type("Refused", (Exception,), {"waiting": 3, "seconds": 12.3})("full")
     assert errors.status_of(error) == 429 and errors.headers_of(error) == {"Retry-After": "13"}
     assert errors.headers_of(RequestError("a")) == {}
+    closing = type("Refused", (Exception,), {"waiting": 0, "seconds": None})("closing")
+    assert errors.status_of(closing) == 503 and errors.headers_of(closing) == {"Retry-After": "1"}
 
 
 def test_a_prompt_that_is_too_long_is_told_in_numbers() -> None:

@@ -53,7 +53,7 @@ FIELDS = Table(
         "response_format": "`text`, `json_object`, `json_schema`",
         "tools": "functions",
         "tool_choice": "",
-        "parallel_tool_calls": "",
+        "parallel_tool_calls": "false: one call, where one is required",
         "reasoning_effort": "`none` and `minimal` turn thinking off, the rest goes to templates that have it",
         **OWN,
     },

@@ -37,9 +37,10 @@ def status_of(error: Exception) -> int:
         return error.status
     if isinstance(error, ArgumentError | StateError):  # a template that refuses a conversation says StateError
         return 400
-    if getattr(error, "waiting", None) is not None:
+    waiting = getattr(error, "waiting", None)
+    if waiting:
         return 429
-    return 503 if isinstance(error, BudgetError) else 500
+    return 503 if waiting == 0 or isinstance(error, BudgetError) else 500  # nobody waits: the scheduler is closing
 
 
 def headers_of(error: Exception) -> dict[str, str]:

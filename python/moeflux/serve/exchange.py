@@ -28,6 +28,10 @@ from moeflux.text.generate import Piece
 __all__ = ["Api", "Exchange", "Pace", "Writer", "failure", "read_body"]
 
 
+LARGE = 256 << 10
+"""Bytes of a body that others do not wait for."""
+
+
 class Writer(Protocol):
     """Tells an answer as server-sent events."""
 
@@ -73,7 +77,9 @@ async def read_body(request: Request, desk: Desk, pace: Pace) -> dict[str, Any]:
         await asyncio.wait_for(take(), pace.body)
     except asyncio.TimeoutError as error:
         raise RequestError(f"body: expected within {pace.body:g} s, found a part of it", None, 408) from error
-    return parse_body(bytes(data), desk.limits)
+    if len(data) < LARGE:
+        return parse_body(bytes(data), desk.limits)
+    return await asyncio.to_thread(parse_body, bytes(data), desk.limits)
 
 
 def failure(error: Exception, body: Callable[[Exception], dict[str, Any]]) -> JSONResponse:

@@ -29,7 +29,7 @@ FIELDS = Table(
         "top_p": "",
         "top_k": "",
         "tools": TOOLS,
-        "tool_choice": "",
+        "tool_choice": "`disable_parallel_tool_use`: one call, where one is required",
         "thinking": "`enabled` and `adaptive` turn it on, `disabled` off, where the template lets one choose",
         "output_config": "`format` (json_schema); `effort` goes to templates that have `reasoning_effort`",
     },

@@ -9,6 +9,7 @@ the same answer.
 from __future__ import annotations
 
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class Replay:
         self._count = 0
         self._turns: OrderedDict[Key, Turn] = OrderedDict()
         self._by_id: dict[str, Turn] = {}
+        self._lock = threading.Lock()  # prompts are made in threads
 
     # ---- Keeping ------------------------------------------------------------------------------------------------
 
@@ -60,10 +62,14 @@ class Replay:
             tokens.pop()
         key = _key(said.text, ((call.name, call.arguments) for call in said.calls))
         turn = Turn(np.asarray(tokens, np.int32), said.thought, tuple(call.id for call in said.calls))
+        with self._lock:
+            self._put(key, turn)
+
+    def _put(self, key: Key, turn: Turn) -> None:
         self._drop(key)
         self._turns[key] = turn
         self._by_id |= dict.fromkeys(turn.ids, turn)
-        self._count += len(tokens)
+        self._count += len(turn.tokens)
         while self._count > self._most and len(self._turns) > 1:
             self._drop(next(iter(self._turns)))
 
@@ -106,9 +112,10 @@ class Replay:
     def _turn_of(self, message: Message) -> Turn | None:
         calls = ((call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ()))
         key = _key(message.get("content") or "", calls)
-        if key in self._turns:
-            self._turns.move_to_end(key)
-        return self._turns.get(key)
+        with self._lock:
+            if key in self._turns:
+                self._turns.move_to_end(key)
+            return self._turns.get(key)
 
     def _keeps_thought(self, turn: Turn, written: Sequence[int]) -> bool:
         """Whether the template has written the thought, too."""

@@ -12,7 +12,7 @@ from moeflux.serve.fields import LIMITS, Fields, Limits, RequestError, Table
 from moeflux.serve.request import Ask, Form, Message, Tool, sampling_of, texts_of
 from moeflux.serve.sse import json_text
 
-__all__ = ["FIELDS", "KEPT_ITEMS", "Stored", "read", "sealed"]
+__all__ = ["FIELDS", "KEPT_TEXT", "Stored", "read", "sealed"]
 
 FIELDS = Table(
     used={
@@ -28,7 +28,7 @@ FIELDS = Table(
         "top_logprobs": "",
         "tools": "functions, and custom tools as functions with one text; tools that run at OpenAI are left out",
         "tool_choice": "",
-        "parallel_tool_calls": "",
+        "parallel_tool_calls": "false: one call, where one is required",
         "reasoning": "`effort`: `none` and `minimal` turn thinking off, the rest goes to templates that have it",
         "text": "`format`",
         "metadata": "repeated in the answer",
@@ -55,8 +55,8 @@ FIELDS = Table(
         "moderation": "expected none, for there is none here",
     },
 )
-KEPT_ITEMS = 4096
-"""Of all responses that can be continued by their id, together: messages."""
+KEPT_TEXT = 32 << 20
+"""Of all conversations that can be continued by the id of a response, together: characters."""
 
 SEAL = "moeflux:"
 SKIPPED_ITEMS = frozenset(
@@ -77,16 +77,17 @@ SKIPPED_ITEMS = frozenset(
 class Stored:
     """The conversations behind the last responses, by the ids of these."""
 
-    def __init__(self, most: int = KEPT_ITEMS) -> None:
+    def __init__(self, most: int = KEPT_TEXT) -> None:
         self._most = most
         self._count = 0
-        self._kept: OrderedDict[str, list[Message]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[list[Message], int]] = OrderedDict()
 
     def keep(self, id: str, messages: Sequence[Message]) -> None:
-        self._kept[id] = list(messages)
-        self._count += len(messages)
+        size = len(json_text(list(messages)))
+        self._kept[id] = list(messages), size
+        self._count += size
         while self._count > self._most and len(self._kept) > 1:
-            self._count -= len(self._kept.popitem(last=False)[1])
+            self._count -= self._kept.popitem(last=False)[1][1]
 
     def get(self, id: str) -> list[Message]:
         if id not in self._kept:
@@ -97,7 +98,7 @@ class Stored:
                 404,
             )
         self._kept.move_to_end(id)
-        return self._kept[id]
+        return self._kept[id][0]
 
 
 def read(body: dict[str, Any], stored: Stored, limits: Limits = LIMITS) -> Ask:
