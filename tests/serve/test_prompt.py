@@ -76,6 +76,16 @@ def test_a_template_without_tools_gets_them_as_text(plain: ChatFormat) -> None:
     assert "weather" not in prompt_of(Ask("m", TALK[1:2], tools=(TOOL,), choice="none"), plain, HERMES).text
 
 
+def test_a_template_with_calls_and_without_tools_gets_tools_as_text(tokenizer: Tokenizer) -> None:
+    """As DeepSeek's: it writes calls and their results by itself."""
+    calls = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments + '!' }}{% endfor %}{% endfor %}"
+    form = ChatFormat(tokenizer, {"default": calls + PLAIN})
+    text = prompt_of(Ask("m", TALK, tools=(TOOL,)), form, BY_NAME["deepseek"]).text
+    assert text.startswith('{"city": "Bern"}!{"city": "Bern"}!<|im_start|>system\nBe kind.\n\nYou can call')
+    assert BY_NAME["deepseek"].example in text and "<tool_call>" not in text
+    assert "<|im_start|>tool\nsun<|im_end|>" in text
+
+
 def test_wishes_reach_templates_that_know_them(plain: ChatFormat, with_tools: ChatFormat) -> None:
     ask = Ask("m", TALK[1:2], thinking=False, optional={"reasoning_effort": "low"})
     assert prompt_of(ask, with_tools, HERMES).text.startswith("nulllowno<|im_start|>user")

@@ -143,8 +143,8 @@ class Desk:
             return
         for answer, result in results:
             if result.ending.finish in ("end", "length", "context"):
-                said = replace(result.said, text=ask.prefill + result.said.text) if ask.prefill else result.said
-                self._replay.keep(prepared.prompt.tokens, answer.tokens, said)
+                said = replace(result.said, text=ask.prefill + result.said.text)
+                self._replay.keep(prepared.prompt.tokens, answer.tokens, said, ask.prefill)
         if ask.echo.get("store"):
             self.stored.keep(id, [*prepared.messages, _message_of(results[0][1])])
 

@@ -64,7 +64,9 @@ def prepared(ask: Ask, form: ChatFormat, family: Family) -> tuple[list[Message],
     tools = [tool.for_template() for tool in ask.tools] if ask.choice != "none" else []
     messages = _with_instructions(_for_family(ask.messages, family))
     if tools and not form.knows("tools"):
-        messages = _with_tools(messages, ask.tools)
+        if not form.knows("tool_calls"):
+            messages = [_plain(message) for message in messages]
+        messages = _with_tools(messages, ask.tools, family)
         tools = []
     return messages, tools
 
@@ -117,23 +119,21 @@ def _for_family(messages: Sequence[Message], family: Family) -> list[Message]:
 # ---- Templates without tools ------------------------------------------------------------------------------------
 
 
-def _with_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    """Everything about calls as text, in the form of Hermes."""
+def _with_tools(messages: Sequence[Message], tools: Sequence[Tool], family: Family) -> list[Message]:
+    """With the tools, and how to call them, in the instructions."""
     listed = "\n".join(json.dumps(tool.for_template()["function"], ensure_ascii=False) for tool in tools)
     told = (
         "You can call these functions, each of which is described by a line of JSON:\n"
         f"{listed}\n"
-        'To call one, write <tool_call>{"name": NAME, "arguments": OBJECT}</tool_call> with nothing after it.'
+        f"To call one, write {family.example} with nothing after it."
     )
-    rest = [_plain(message) for message in messages]
-    first = rest[0] if rest else None
-    if first is not None and first["role"] == "system":
-        return [{"role": "system", "content": f"{first['content']}\n\n{told}"}, *rest[1:]]
-    return [{"role": "system", "content": told}, *rest]
+    if messages and messages[0]["role"] == "system":
+        return [{"role": "system", "content": f"{messages[0]['content']}\n\n{told}"}, *messages[1:]]
+    return [{"role": "system", "content": told}, *messages]
 
 
 def _plain(message: Message) -> Message:
-    """A message without anything that only templates with tools know."""
+    """A message for a template that knows no calls: they stand in its text, as Hermes writes them."""
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
     calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]

@@ -52,10 +52,14 @@ class Replay:
 
     # ---- Keeping ------------------------------------------------------------------------------------------------
 
-    def keep(self, prompt: Sequence[int], answer: Sequence[int], said: Said) -> None:
-        """An answer that its client was told in full."""
+    def keep(self, prompt: Sequence[int], answer: Sequence[int], said: Said, begun: str = "") -> None:
+        """An answer that its client was told in full, with what the client had begun of it."""
         begins = _places(prompt, self._header)
         if not begins or not answer or any(not call.complete for call in said.calls) or "\ufffd" in said.text:
+            return
+        # Some templates announce no answer that follows the result of a call: then this is no beginning of one.
+        opened = self._tokenizer.decode(prompt[begins[-1] :]).replace("<think>", "").replace("</think>", "")
+        if opened.strip() != begun.strip():
             return
         tokens = [*prompt[begins[-1] :], *answer]
         if tokens[-1] in self._ends:

@@ -21,6 +21,7 @@ class Family:
     openers: tuple[str, ...]  # a call begins with one, also where a thought was not closed before it
     marks: tuple[str, ...]  # that tokenizers have as tokens, and some hide as special ones
     reader: Callable[[Schemas, Callable[[], str]], Reader]
+    example: str = '<tool_call>{"name": NAME, "arguments": OBJECT}</tool_call>'  # for templates that show none
     arguments_as_text: bool = False  # templates add them to a text
     numbered_ids: bool = False  # templates write ids, and models expect functions.NAME:NUMBER there
 
@@ -48,6 +49,7 @@ FAMILIES = (
         (DEEPSEEK_MARKS.section, DEEPSEEK_MARKS.call),
         DEEPSEEK_MARKS.tokens,
         lambda schemas, id: MarkedReader(schemas, id, DEEPSEEK_MARKS),
+        example=DEEPSEEK_MARKS.example,
         arguments_as_text=True,
     ),
     Family(

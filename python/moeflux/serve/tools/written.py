@@ -145,6 +145,11 @@ class Marks:
     prefix: str  # of names
 
     @property
+    def example(self) -> str:
+        one = f"{self.call}NAME{self.separator}OBJECT{self.call_end}"
+        return f"{self.section}{one}{self.section_end}"
+
+    @property
     def tokens(self) -> tuple[str, ...]:
         return self.section, self.section_end, self.call, self.separator, self.call_end
 
