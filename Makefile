@@ -128,6 +128,7 @@ peers: $(PEERS)/ready
 	$(PEERS)/bin/python tests/golden/make_builtin.py --check
 	$(PEERS)/bin/python tests/golden/check_config.py
 	$(PEERS)/bin/python tests/golden/check_text.py build/peers
+	$(PEERS)/bin/python tests/golden/check_calls.py build/peers
 
 bench-peers: $(READY)
 	@bash bench/peers/prepare.sh build/peers
