@@ -75,6 +75,8 @@ def test_what_ends_an_answer(client: anthropic.Anthropic) -> None:
     asked: dict[str, Any] = {"model": "m", "messages": FRANCE, **SURE}
     told = client.messages.create(max_tokens=3, **asked)
     assert (told.stop_reason, told.usage.output_tokens) == ("max_tokens", 3)
+    warmed = client.messages.create(max_tokens=0, **asked)
+    assert (warmed.content, warmed.stop_reason, warmed.usage.output_tokens) == ([], "max_tokens", 0)
     told = client.messages.create(max_tokens=30, stop_sequences=[" France"], **asked)
     assert (told.stop_reason, told.stop_sequence, told.content[0].text) == (  # type: ignore[union-attr]
         "stop_sequence", " France", "The capital of",

@@ -55,6 +55,7 @@ class Answer:
 
     def __init__(self, ask: Ask, prompt_tokens: int, thinking: bool, family: Family, tokenizer: Tokenizer) -> None:
         tools = {tool.name: tool.parameters for tool in ask.tools} if ask.choice != "none" else {}
+        self._mute = ask.max_tokens == 0  # the client only wants the prompt to be read
         self._plain = ask.prompt is not None  # a text that goes on has neither thoughts nor calls
         self._reader = AnswerReader(thinking, family, tools)
         self._tokenizer = tokenizer
@@ -64,10 +65,13 @@ class Answer:
         self._logprobs: list[TokenLogprob] = []
         self._prompt_tokens = prompt_tokens
         self._thought_tokens = 0
+        self._ending = Ending("cancelled")
         self.tokens: list[int] = []
 
     def take(self, piece: Piece) -> tuple[list[Event], list[TokenLogprob]]:
         """What a piece makes certain."""
+        if self._mute:
+            return [], []
         text, told = piece.text, list[TokenLogprob]()
         if piece.token is not None:
             self.tokens.append(piece.token)
@@ -82,11 +86,12 @@ class Answer:
     def finish(self, finish: Finish, stop_string: str | None = None) -> tuple[list[Event], Ending]:
         """The rest, and why it ended."""
         assert finish != "failed"
-        ending = Ending(finish, stop_string)
-        return self._say([] if self._plain else self._reader.finish(ending.cut)), ending
+        self._ending = Ending("length") if self._mute else Ending(finish, stop_string)
+        return self._say([] if self._plain else self._reader.finish(self._ending.cut)), self._ending
 
-    def result(self, ending: Ending) -> Result:
-        return Result(together(self._events), ending, self._logprobs)
+    def result(self) -> Result:
+        """All of it, once it is finished."""
+        return Result(together(self._events), self._ending, self._logprobs)
 
     def usage(self, cached: int) -> Usage:
         return Usage(self._prompt_tokens, cached, len(self.tokens), self._thought_tokens)

@@ -14,7 +14,7 @@ from moeflux.serve.grammars import grammar_of
 from moeflux.serve.prompt import prompt_of
 from moeflux.serve.protocols import Handle, Scheduler, ServedModel
 from moeflux.serve.replay import Replay
-from moeflux.serve.request import Ask, Ending, Message, Result
+from moeflux.serve.request import Ask, Message, Result
 from moeflux.serve.responses import Stored
 from moeflux.serve.tools.families import family_of
 from moeflux.text.chat import ChatFormat, Prompt
@@ -160,8 +160,3 @@ def _message_of(result: Result) -> Message:
         if call.complete
     ]
     return {**message, "tool_calls": calls} if calls else message
-
-
-def ending_of(handle: Handle) -> Ending:
-    assert handle.finish is not None and handle.finish != "failed"
-    return Ending(handle.finish, handle.stop_string)

@@ -175,8 +175,7 @@ class Exchange:
             finish = each.handle.finish
             if finish == "cancelled":
                 raise Cancelled("the answer: expected to be finished, found the server closing")
-            assert finish is not None and finish != "failed"
-            results.append(each.answer.result(Ending(finish, each.handle.stop_string)))
+            results.append(each.answer.result())
             usages.append(each.answer.usage(each.handle.stats.reused_tokens))
             self._metrics.answer(each.handle)
         answers = [each.answer for each in begun]

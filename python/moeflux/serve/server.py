@@ -21,6 +21,7 @@ __all__ = ["Listen", "keys_in", "ready_lines", "run"]
 
 LONGEST_KEY = 512
 DRAIN_SECONDS = 600
+MOST_CONNECTIONS = 1024
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ def run(desk: Desk, listen: Listen, pace: Pace | None = None) -> int:
             ws="none",
             lifespan="on",
             timeout_graceful_shutdown=DRAIN_SECONDS,
+            limit_concurrency=MOST_CONNECTIONS,
         )
         uvicorn.Server(config).run(sockets=[listening])
     return 0
