@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -312,3 +313,60 @@ def test_the_sampler_takes_the_masks(make: Maker) -> None:
             logits = session.step(token)
     value = json.loads(make.tokenizer.decode(tokens))
     assert value["color"] in ("red", "green") and value["age"] <= 99
+
+
+# ---- Every keyword ----------------------------------------------------------------------------------------------
+
+TEXT, NUMBER, LIST, OBJECT = ({"type": kind} for kind in ("string", "integer", "array", "object"))
+INNER = {"a": {"type": "string"}}
+KEYWORDS: dict[str, dict[str, Any]] = {
+    "additionalItems": {**LIST, "items": [TEXT], "additionalItems": False},
+    "additionalProperties": {**OBJECT, "properties": INNER, "additionalProperties": NUMBER},
+    "allOf": {"allOf": [TEXT, {"maxLength": 3}]},
+    "anyOf": {"anyOf": [TEXT, NUMBER]},
+    "const": {"const": {"a": 1}},
+    "contains": {**LIST, "contains": NUMBER},
+    "dependentRequired": {**OBJECT, "dependentRequired": {"a": ["b"]}},
+    "dependentSchemas": {**OBJECT, "dependentSchemas": {"a": {"required": ["b"]}}},
+    "enum": {"enum": ["a", 1, None]},
+    "exclusiveMaximum": {**NUMBER, "exclusiveMaximum": 3},
+    "exclusiveMinimum": {**NUMBER, "exclusiveMinimum": 3},
+    "format": {**TEXT, "format": "date-time"},
+    "if": {"if": TEXT, "then": {"maxLength": 3}},
+    "items": {**LIST, "items": NUMBER},
+    "maxContains": {**LIST, "contains": NUMBER, "maxContains": 2},
+    "maxItems": {**LIST, "maxItems": 2},
+    "maxLength": {**TEXT, "maxLength": 2},
+    "maxProperties": {**OBJECT, "maxProperties": 2},
+    "maximum": {**NUMBER, "maximum": 2},
+    "minContains": {**LIST, "contains": NUMBER, "minContains": 2},
+    "minItems": {**LIST, "minItems": 2},
+    "minLength": {**TEXT, "minLength": 2},
+    "minProperties": {**OBJECT, "minProperties": 2},
+    "minimum": {**NUMBER, "minimum": 2},
+    "multipleOf": {**NUMBER, "multipleOf": 2},
+    "not": {"not": TEXT},
+    "oneOf": {"oneOf": [TEXT, {"minLength": 2}]},
+    "pattern": {**TEXT, "pattern": "^a+$"},
+    "patternProperties": {**OBJECT, "patternProperties": {"^a": NUMBER}},
+    "prefixItems": {**LIST, "prefixItems": [TEXT, NUMBER]},
+    "properties": {**OBJECT, "properties": INNER},
+    "propertyNames": {**OBJECT, "propertyNames": {"maxLength": 3}},
+    "$ref": {"$ref": "#/$defs/a", "$defs": INNER},
+    "required": {**OBJECT, "properties": INNER, "required": ["a"]},
+    "unevaluatedItems": {**LIST, "unevaluatedItems": False},
+    "unevaluatedProperties": {**OBJECT, "unevaluatedProperties": False},
+    "uniqueItems": {**LIST, "uniqueItems": True},
+}
+
+
+def test_the_page_lists_the_keywords_that_are_refused(make: Maker) -> None:
+    refused = []
+    for keyword, schema in KEYWORDS.items():
+        try:
+            make.of(Ask("m", form=Form(schema)))
+        except RequestError as error:
+            assert keyword in str(error) or "contains" in str(error), error
+            refused.append(f"`{keyword}`")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "serve.md").read_text()
+    assert f"These keywords cannot be kept to: {', '.join(refused)}." in " ".join(page.split()), refused
