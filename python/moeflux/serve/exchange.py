@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -30,6 +31,17 @@ __all__ = ["Api", "Exchange", "Pace", "Writer", "failure", "read_body"]
 
 LARGE = 256 << 10
 """Bytes of a body that others do not wait for."""
+
+
+T = TypeVar("T")
+
+
+async def within(seconds: float, work: Awaitable[T]) -> T:
+    """What is awaited; asyncio.TimeoutError when it takes longer. In Python 3.10 it takes a task of its own."""
+    if sys.version_info >= (3, 11):
+        async with asyncio.timeout(seconds):
+            return await work
+    return await asyncio.wait_for(work, seconds)
 
 
 class Writer(Protocol):
@@ -74,7 +86,7 @@ async def read_body(request: Request, desk: Desk, pace: Pace) -> dict[str, Any]:
                 break
 
     try:
-        await asyncio.wait_for(take(), pace.body)
+        await within(pace.body, take())
     except asyncio.TimeoutError as error:
         raise RequestError(f"body: expected within {pace.body:g} s, found a part of it", None, 408) from error
     if len(data) < LARGE:
@@ -146,7 +158,7 @@ class Exchange:
         try:
             while left:
                 try:
-                    came = queue.get_nowait() if queue.qsize() else await asyncio.wait_for(queue.get(), self._pace.ping)
+                    came = queue.get_nowait() if queue.qsize() else await within(self._pace.ping, queue.get())
                 except asyncio.TimeoutError:
                     yield None
                     continue
@@ -253,7 +265,7 @@ class _Stream(Response):
         seconds = self._exchange._pace.send
 
         async def take(message: AsgiMessage) -> None:
-            await asyncio.wait_for(send(message), seconds)
+            await within(seconds, send(message))
 
         async def tell(text: str) -> None:
             await take({"type": "http.response.body", "body": text.encode(), "more_body": True})
