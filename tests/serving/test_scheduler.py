@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import moeflux
 from moeflux import ArgumentError, Refused, Sampling
 from moeflux.serving import Handle, Request, Scheduler
+from moeflux.serving.handle import Bell
 from support.engine import Folder, load_faulty
 from support.served import Alone, Gate, ask, text
 
@@ -214,6 +216,55 @@ def test_an_event_loop_that_has_ended_harms_nobody(model: moeflux.Model, alone: 
         assert other.wait().tokens == alone(ask(2))[0] and not waiting.done()
         waiting._log_destroy_pending = False  # type: ignore[attr-defined]
         assert answer.wait().tokens == alone(ask(1))[0]
+
+
+def test_who_awaits_is_woken_once_for_all_answers() -> None:
+    """A call takes as long as a token of a small model."""
+
+    async def program() -> list[object]:
+        loop, calls, bell = asyncio.get_running_loop(), list[object](), Bell()
+        answers = [Handle([1], Sampling(0.0), lambda: None, bell) for _ in range(5)]
+
+        async def rest(answer: Handle) -> list[object]:
+            return [piece async for piece in answer]
+
+        waiting = [asyncio.ensure_future(rest(answer)) for answer in answers]
+        await asyncio.sleep(0)
+        really = loop.call_soon_threadsafe
+
+        def counted(*call: Any) -> object:
+            calls.append(call)
+            return really(*call)
+
+        loop.call_soon_threadsafe = counted  # type: ignore[method-assign, assignment]
+        for answer in answers:
+            answer.over("cancelled", None)
+        assert not calls
+        bell.ring()
+        bell.ring()
+        assert await asyncio.gather(*waiting) == [[]] * 5
+        return calls
+
+    assert len(asyncio.run(program())) == 1
+
+
+def test_how_much_of_a_prompt_is_read_is_told(model: moeflux.Model) -> None:
+    gate = Gate()
+    with Scheduler(model, decoder=gate, running=1, rows=16) as scheduler:
+        long = scheduler.submit(ask(1, prompt=100, borders=(60,)))
+        assert long.prompt_read == 0
+        gate.wait()
+        gate.let(3)
+        assert 0 < long.prompt_read == sum(rows[1] for rows in gate.rows) <= 48
+        gate.open()
+        assert long.wait().prompt_read == 100
+        gate.opened = False
+        again = scheduler.submit(ask(1, prompt=100, borders=(60,)))
+        gate.wait()
+        assert 0 < again.prompt_read == again.stats.reused_tokens < 100
+        again.read(again.prompt_read - 1)  # as after it was put aside
+        assert again.prompt_read == again.stats.reused_tokens
+        gate.open()
 
 
 # ---- Ending early -----------------------------------------------------------------------------------------------

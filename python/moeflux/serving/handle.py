@@ -14,7 +14,24 @@ from moeflux.text.answer_text import AnswerText
 from moeflux.text.generate import Completion, Finish, GenerationStats, Piece, TokenAnswer
 from moeflux.text.sampling import Sampling
 
-__all__ = ["Handle"]
+__all__ = ["Bell", "Handle"]
+
+
+class Bell:
+    """Wakes those who await pieces: after a step for all of its handles, each event loop once, which takes a system
+    call. Belongs to the thread that evaluates."""
+
+    def __init__(self) -> None:
+        self._sleepers: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+
+    def add(self, loop: asyncio.AbstractEventLoop, woken: asyncio.Future[None]) -> None:
+        self._sleepers.setdefault(loop, []).append(woken)
+
+    def ring(self) -> None:
+        sleepers, self._sleepers = self._sleepers, {}
+        for loop, woken in sleepers.items():
+            with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+                loop.call_soon_threadsafe(_arrive, woken)
 
 
 class Handle(TokenAnswer):
@@ -24,8 +41,9 @@ class Handle(TokenAnswer):
     comes while one is waited for, so is the answer.
     """
 
-    def __init__(self, prompt: list[int], sampling: Sampling, cancel: Callable[[], object]) -> None:
+    def __init__(self, prompt: list[int], sampling: Sampling, cancel: Callable[[], object], bell: Bell) -> None:
         self.prompt = prompt
+        self.prompt_read = 0  # tokens of it that are evaluated so far, or needed no evaluation
         self.sampling = sampling  # with the seed that is used
         self.tokens: list[int] = []  # of the answer, including a token that ended it
         self.text = ""
@@ -33,6 +51,7 @@ class Handle(TokenAnswer):
         self.put_aside = 0  # how many times it gave way to others
         self.waited_seconds: float | None = None  # from `submit` until it was begun; None: it waits still
         self._cancel = cancel
+        self._bell = bell
         self._changed = threading.Condition()
         self._pieces: deque[Piece] = deque()
         self._sleepers: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
@@ -129,6 +148,11 @@ class Handle(TokenAnswer):
         """The first time that it runs."""
         if self.waited_seconds is None:
             self.waited_seconds, self._reused = waited, reused
+        self.read(reused)
+
+    def read(self, position: int) -> None:
+        """So many tokens are evaluated. After it was put aside, it may be fewer than before."""
+        self.prompt_read = max(self.prompt_read, min(position, len(self.prompt)))
 
     def say(self, piece: Piece, text: AnswerText) -> None:
         now = time.perf_counter()
@@ -151,13 +175,14 @@ class Handle(TokenAnswer):
             self._wake()
 
     def _wake(self) -> None:
+        """Who waits in a thread comes now, and who awaits when the bell rings."""
         self._changed.notify_all()
         for loop, woken in self._sleepers:
-            with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
-                loop.call_soon_threadsafe(_arrive, woken)
+            self._bell.add(loop, woken)
         self._sleepers.clear()
 
 
-def _arrive(woken: asyncio.Future[None]) -> None:
-    if not woken.done():
-        woken.set_result(None)
+def _arrive(all_woken: list[asyncio.Future[None]]) -> None:
+    for woken in all_woken:
+        if not woken.done():
+            woken.set_result(None)

@@ -15,6 +15,7 @@ from moeflux._core import Cancel
 from moeflux.errors import Cancelled, Error, Refused
 from moeflux.log import LOG
 from moeflux.serving.admission import PATIENCE, Admission
+from moeflux.serving.handle import Bell
 from moeflux.serving.line import Line
 from moeflux.serving.options import Options
 from moeflux.serving.protocols import Decoder, Event, ServedModel
@@ -34,6 +35,7 @@ class Loop:
         self._counts = Counts()
         self._first_token, self._between_tokens, self._service = Times(), Times(), Times()
         self._step_cancel = Cancel()
+        self.bell = Bell()  # of all handles
         self._next_tidy: float | None = None
         self._tried = 0.0  # when those who wait were last asked
         # Of all threads, under its lock.
@@ -111,7 +113,9 @@ class Loop:
                 now = time.monotonic()
                 self._end_early(now)
                 self._begin(now)
+                self.bell.ring()  # a step may take long
                 self._step()
+                self.bell.ring()
                 self._next_tidy = self._admission.tidy(time.monotonic())
         except BaseException as found:
             LOG.exception("the scheduler ends: %s", found)
@@ -257,6 +261,8 @@ class Loop:
             del self._running[job.id]
             self._fail(job, Error(event.error), now)
             return
+        if event.evaluated:
+            job.handle.read(job.position)
         if event.token is None:
             return
         self._counts.tokens += 1
@@ -351,6 +357,7 @@ class Loop:
         self._counts.ended += len(left)
         for job in left:
             job.end("cancelled" if error is None else "failed", error)
+        self.bell.ring()
         for job in list(self._running.values()):
             self._stop(job)
             if error is None:

@@ -103,7 +103,7 @@ class Scheduler:
                 f"prompt: expected at most {self._max_context} tokens (the context), found {len(asked.tokens)}"
             )
         job = Job(request, self._model, asked, time.monotonic())
-        job.handle = Handle(asked.tokens, job.sampling, lambda: self._loop.cancel(job))
+        job.handle = Handle(asked.tokens, job.sampling, lambda: self._loop.cancel(job), self._loop.bell)
         self._loop.accept(job)
         return job.handle
 
