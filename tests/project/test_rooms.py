@@ -25,8 +25,8 @@ BELOW_THE_FACE = {"serving", "text", "runtime", "routing", "machine", "stores", 
 # Room, or module beside the rooms -> what it may import besides the ground, and besides itself.
 MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
-    "cli": {"__init__", "measure", "conversion"} | FACE | BELOW_THE_FACE,
-    "serve": {"text", "runtime", "models"} | FACE,
+    "cli": {"__init__", "serve", "measure", "conversion"} | FACE | BELOW_THE_FACE,
+    "serve": {"serving", "text", "runtime", "models"} | FACE,
     "measure": {"conversion"} | FACE | BELOW_THE_FACE,
     "conversion": {"stores", "models"},
     "model": {"session", "text", "runtime", "machine", "stores", "models"},

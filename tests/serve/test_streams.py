@@ -14,7 +14,7 @@ import openai.types.responses
 import pytest
 from pydantic import TypeAdapter
 
-from moeflux.errors import BudgetError
+from moeflux.errors import BudgetError, Refused
 from moeflux.serve import chat_completions, completions, errors, messages, response_stream
 from moeflux.serve.events import Arguments, CallBegin, CallEnd, Event, Text, Thought, together
 from moeflux.serve.fields import RequestError
@@ -273,10 +273,11 @@ def test_errors(error: Exception, status: int, openai_kind: str, anthropic_kind:
 
 
 def test_a_full_line_says_when_to_come_again() -> None:
-    error = type("Refused", (Exception,), {"waiting": 3, "seconds": 12.3})("full")
+    error = Refused("full")
+    error.waiting, error.seconds = 3, 12.3
     assert errors.status_of(error) == 429 and errors.headers_of(error) == {"Retry-After": "13"}
     assert errors.headers_of(RequestError("a")) == {}
-    closing = type("Refused", (Exception,), {"waiting": 0, "seconds": None})("closing")
+    closing = Refused("closing")
     assert errors.status_of(closing) == 503 and errors.headers_of(closing) == {"Retry-After": "1"}
 
 

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 
@@ -15,6 +16,7 @@ from moeflux.serve.desk import Desk
 from moeflux.serve.exchange import Pace
 from moeflux.serve.fields import LIMITS, Limits
 from moeflux.serve.guard import Rules
+from moeflux.serve.protocols import Scheduler
 from support.stand_in_scheduler import StandIn
 
 __all__ = ["Live", "live"]
@@ -29,9 +31,16 @@ class Live:
 
 @contextmanager
 def live(
-    model: Model, *, rules: Rules | None = None, pace: Pace | None = None, limits: Limits = LIMITS, waiting: int = 256
+    model: Model,
+    *,
+    rules: Rules | None = None,
+    pace: Pace | None = None,
+    limits: Limits = LIMITS,
+    waiting: int = 256,
+    scheduled: Scheduler | None = None,
 ) -> Iterator[Live]:
-    scheduler = StandIn(model, waiting=waiting)
+    """With the scheduler that is given, or one that stands in for it."""
+    scheduler: Any = StandIn(model, waiting=waiting) if scheduled is None else scheduled
     context = model.plan.context
     desk = Desk(model, scheduler, "builtin", context, limits)
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -47,7 +56,8 @@ def live(
         try:
             yield Live(f"http://127.0.0.1:{listening.getsockname()[1]}", scheduler, desk)
         finally:
-            scheduler.hold.set()
+            if scheduled is None:
+                scheduler.hold.set()
             server.should_exit = True
             thread.join(20)
             assert not thread.is_alive()

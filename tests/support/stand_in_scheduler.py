@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from moeflux import _core
-from moeflux.errors import Cancelled, Error
+from moeflux.errors import Cancelled, Refused
 from moeflux.model import Model
 from moeflux.serve.protocols import Mask
 from moeflux.text.chat import Prompt
@@ -23,14 +23,9 @@ from moeflux.text.sampling import Sampler, Sampling
 from moeflux.text.stop_text import StopText
 from moeflux.text.tokenizer import shared_length
 
-__all__ = ["Refused", "StandIn"]
+__all__ = ["StandIn"]
 
 Script = Callable[[str], "str | None"]
-
-
-class Refused(Error):
-    waiting = 0
-    seconds: float | None = None
 
 
 class StandInHandle:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from moeflux.errors import ArgumentError, BudgetError, Error, StateError
+from moeflux.errors import ArgumentError, BudgetError, Error, Refused, StateError
 from moeflux.serve.fields import RequestError
 
 __all__ = ["ContextError", "anthropic_body", "headers_of", "openai_body", "status_of"]
@@ -37,17 +37,16 @@ def status_of(error: Exception) -> int:
         return error.status
     if isinstance(error, ArgumentError | StateError):  # a template that refuses a conversation says StateError
         return 400
-    waiting = getattr(error, "waiting", None)
-    if waiting:
+    if isinstance(error, Refused) and error.waiting:  # else it is closing
         return 429
-    return 503 if waiting == 0 or isinstance(error, BudgetError) else 500  # nobody waits: the scheduler is closing
+    return 503 if isinstance(error, Refused | BudgetError) else 500
 
 
 def headers_of(error: Exception) -> dict[str, str]:
     """When a client may come again."""
-    seconds = getattr(error, "seconds", None)
     if status_of(error) not in (429, 503):
         return {}
+    seconds = error.seconds if isinstance(error, Refused) else None
     return {"Retry-After": str(1 if seconds is None else max(1, math.ceil(min(seconds, 3600))))}
 
 
