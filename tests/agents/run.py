@@ -1,8 +1,9 @@
 """Real agents solve a task in two steps through our server: python tests/agents/run.py FOLDER [AGENT ...]
 
 The built-in model cannot do what they ask, so a script says what it says, token by token, through the same parsers and
-streams. Everything on the other side of the socket is theirs. The agents are installed in FOLDER (npm, 1.1 GB) and run
-without a terminal, in a scratch folder, with a home of their own and next to nothing of the environment.
+streams. Everything on the other side of the socket is theirs. The agents are installed in FOLDER (npm, 1.1 GB), and
+`moeflux launch` starts them without a terminal, in a scratch folder, with a home of their own and next to nothing of
+the environment.
 """
 
 from __future__ import annotations
@@ -35,39 +36,14 @@ CONTEXT = 1 << 20  # what agents send first is longer than the built-in model's 
 @dataclass(frozen=True)
 class Agent:
     package: str
-    command: Callable[[str], list[str]]  # of the task
-    files: Callable[[str], dict[str, str]]  # in its home, for the server's address
-    environment: Callable[[str], dict[str, str]]
+    words: list[str]  # for the task
     calls: Callable[[str], list[tuple[str, dict[str, object]]]]  # that the model makes, for the folder of the task
-
-
-def claude_environment(url: str) -> dict[str, str]:
-    return {
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_AUTH_TOKEN": "x",
-        "ANTHROPIC_MODEL": "m",
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    }
-
-
-def codex_files(url: str) -> dict[str, str]:
-    provider = f'name = "local"\nbase_url = "{url}/v1"\nwire_api = "responses"\nenv_key = "LOCAL_KEY"\n'
-    return {".codex/config.toml": f'model = "m"\nmodel_provider = "local"\n[model_providers.local]\n{provider}'}
-
-
-def opencode_files(url: str) -> dict[str, str]:
-    options = {"baseURL": f"{url}/v1", "apiKey": "x"}
-    provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {"m": {}}}
-    config = {"provider": {"local": provider}, "permission": {"edit": "allow", "bash": "allow"}}
-    return {".config/opencode/opencode.json": json.dumps(config)}
 
 
 AGENTS = {
     "claude": Agent(
         "@anthropic-ai/claude-code@2.1.330",
-        lambda task: ["claude", "-p", task, "--allowedTools", "Write,Bash"],
-        lambda url: {},
-        claude_environment,
+        ["-p", TASK, "--allowedTools", "Write,Bash"],
         lambda folder: [
             ("Write", {"file_path": f"{folder}/hello.txt", "content": HELLO}),
             ("Bash", {"command": "cat hello.txt", "description": "Shows it"}),
@@ -75,9 +51,7 @@ AGENTS = {
     ),
     "codex": Agent(
         "@openai/codex@0.169.0",
-        lambda task: ["codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", task],
-        codex_files,
-        lambda url: {"LOCAL_KEY": "x"},
+        ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", TASK],
         lambda folder: [
             ("exec_command", {"cmd": f"printf '%s\\n' '{HELLO.strip()}' > hello.txt"}),
             ("exec_command", {"cmd": "cat hello.txt"}),
@@ -85,9 +59,7 @@ AGENTS = {
     ),
     "opencode": Agent(
         "opencode-ai@1.18.33",
-        lambda task: ["opencode", "run", "-m", "local/m", task],
-        opencode_files,
-        lambda url: {},
+        ["run", TASK],
         lambda folder: [
             ("write", {"filePath": f"{folder}/hello.txt", "content": HELLO}),
             ("bash", {"command": "cat hello.txt", "description": "Shows it"}),
@@ -113,13 +85,11 @@ def solves(agent: Agent, name: str, folder: Path, server: Live) -> bool:
     server.scheduler.seen.clear()
     with tempfile.TemporaryDirectory(dir=folder) as home, tempfile.TemporaryDirectory(dir=folder) as work:
         subprocess.run(["git", "init", "--quiet", work], check=True)
-        for path, text in agent.files(server.url).items():
-            (Path(home) / path).parent.mkdir(parents=True, exist_ok=True)
-            (Path(home) / path).write_text(text)
         server.scheduler.script = script(agent.calls(work))
         path = f"{folder}/node_modules/.bin:{os.environ['PATH']}"
+        launch = [sys.executable, "-m", "moeflux", "launch", name, "--port", server.url.rpartition(":")[2]]
         run = subprocess.run(
-            agent.command(TASK), cwd=work, env={"PATH": path, "HOME": home, **agent.environment(server.url)},
+            [*launch, "--", *agent.words], cwd=work, env={"PATH": path, "HOME": home},
             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
         written = Path(work) / "hello.txt"

@@ -17,7 +17,7 @@ import pytest
 
 from moeflux.errors import ArgumentError, FormatError, IoError
 from moeflux.serve.guard import LOOPBACK
-from moeflux.serve.server import Listen, _listening, keys_in, ready_lines
+from moeflux.serve.server import Listen, keys_in, listening, ready_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,7 +51,7 @@ def test_where_to_listen() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(IoError, match=f"127.0.0.1:{port}: expected an address to listen at, found: "):
-            _listening(Listen(port=port))
+            listening(Listen(port=port))
 
 
 def test_the_lines_that_it_prints_are_commands() -> None:
@@ -60,6 +60,9 @@ def test_the_lines_that_it_prints_are_commands() -> None:
     assert words[0] == "curl" and json.loads(words[-1])["model"] == "m"
     assert compile(shlex.split(python.replace("built'in", "m"))[2], "line", "exec")
     assert agent.endswith(" claude")
+    lines = ready_lines("http://127.0.0.1:8080", "m", with_key=True)
+    assert all("KEY" in line and shlex.split(line) for line in lines)
+    assert compile(shlex.split(lines[1])[2], "line", "exec")
 
 
 def test_it_finishes_what_it_has_and_ends() -> None:
@@ -71,8 +74,8 @@ def test_it_finishes_what_it_has_and_ends() -> None:
         assert child.stderr is not None
         try:
             lines = [child.stderr.readline() for _ in range(4)]
-            assert lines[0] == "ready:\n"
-            port = int(re.findall(r"127\.0\.0\.1:(\d+)", lines[1])[0])
+            (port,) = map(int, re.findall(r"ready: http://127\.0\.0\.1:(\d+)\n", lines[0]))
+            assert all(f"127.0.0.1:{port}" in line for line in lines[1:])
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             body = json.dumps({"messages": [{"role": "user", "content": "A secret?"}], "stream": True})
             connection.request("POST", "/v1/chat/completions", body)

@@ -8,7 +8,7 @@ import time
 import moeflux
 from moeflux import builtin
 from moeflux.serve.desk import Desk
-from moeflux.serve.server import Listen, run
+from moeflux.serve.server import Listen, listening, run
 from support.stand_in_scheduler import StandIn
 
 
@@ -20,7 +20,8 @@ def main() -> int:
     with moeflux.load(builtin.path(), threads=1) as model:
         scheduler = StandIn(model)
         scheduler.script = slowly
-        return run(Desk(model, scheduler, "builtin", model.plan.context), Listen(port=0))
+        listen = Listen(port=0)
+        return run(Desk(model, scheduler, "builtin", model.plan.context), listen, listening(listen))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from moeflux._core import __version__
-from moeflux.cli import look, make, measure, write
+from moeflux.cli import look, make, measure, serve, write
 from moeflux.cli.arguments import Parser
 from moeflux.errors import Error
 
@@ -16,14 +16,16 @@ __all__ = ["main"]
 DESCRIPTION = """\
 moeflux runs Mixture-of-Experts language models that are far larger than memory. What every token needs stays in memory.
 The experts stay on the SSD and are read as the router picks them. A small model comes with moeflux, so `moeflux chat`
-works at once. Stock MLX folders run as they are, and Hugging Face checkpoints can be converted. There are commands to
-inspect, check and measure models too.
+works at once, and so does `moeflux serve`, which other programs ask. Stock MLX folders run as they are, and Hugging
+Face checkpoints can be converted. There are commands to inspect, check and measure models too.
 """
 
 EXAMPLES = """\
 examples:
   moeflux chat                                  talk with the built-in model
   moeflux run /ssd/a3b -p "Why is the sky blue?" --stats
+  moeflux serve /ssd/a3b                        let clients of OpenAI's and Anthropic's interfaces ask
+  moeflux launch claude /ssd/a3b                an agent that asks it
   moeflux info                                  this machine, and the presets
   moeflux info Qwen3.6-35B-A3B                  what a known model costs, before any download
   moeflux info ~/models/Qwen3.6-35B-A3B-4bit    what a folder holds
@@ -97,7 +99,7 @@ def _parser() -> Parser:
     parser = Parser(prog="moeflux", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"moeflux {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
-    for group in (write, look, make, measure):
+    for group in (write, serve, look, make, measure):
         group.add(commands)
     parser.commands = commands.choices
     return parser

@@ -42,6 +42,7 @@ class Parser(argparse.ArgumentParser):
     """The parser of the program, or of one command. It reports a wrong call in one line, without the whole usage."""
 
     surplus = ""  # what to add to the error about a word too many
+    passes_on = False  # words after -- are for another program, as `passed`
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
@@ -56,6 +57,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, *given: Any, **named: Any) -> Any:
         words = sys.argv[1:] if args is None else list(args)
+        passed: list[str] = []
+        if self.passes_on and "--" in words:
+            words, passed = words[: words.index("--")], words[words.index("--") + 1 :]
         # The program's own flags stand before the command. argparse would complain of a missing word before it names a
         # wrong flag.
         own = takewhile(lambda word: word.startswith("-"), words) if self.commands else words
@@ -63,7 +67,10 @@ class Parser(argparse.ArgumentParser):
             flag, known = word.partition("=")[0], self._option_string_actions
             if flag.startswith("--") and " " not in flag and not any(name.startswith(flag) for name in known):
                 self.error(f"expected a flag that --help lists, found {flag}{_nearest(flag, known)}")
-        return super().parse_known_args(words, *given, **named)
+        parsed, rest = super().parse_known_args(words, *given, **named)
+        if self.passes_on:
+            parsed.passed = passed
+        return parsed, rest
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

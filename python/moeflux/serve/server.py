@@ -17,7 +17,7 @@ from moeflux.serve.desk import Desk
 from moeflux.serve.exchange import Pace
 from moeflux.serve.guard import LOOPBACK, Rules, check_address, is_loopback
 
-__all__ = ["Listen", "keys_in", "ready_lines", "run"]
+__all__ = ["Listen", "keys_in", "listening", "ready_lines", "run"]
 
 LONGEST_KEY = 512
 DRAIN_SECONDS = 600
@@ -59,39 +59,25 @@ def keys_in(path: str | Path) -> tuple[str, ...]:
     return keys
 
 
-def ready_lines(url: str, name: str) -> list[str]:
-    """How to ask: with curl, from Python, as an agent."""
+def ready_lines(url: str, name: str, with_key: bool = False) -> list[str]:
+    """How to ask: with curl, from Python, as an agent. A key is taken from the variable KEY of the shell."""
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    header, key, token = (
+        (' -H "Authorization: Bearer $KEY"', 'import os; key = os.environ["KEY"]', '"$KEY"')
+        if with_key
+        else ("", 'key = "x"', "x")
+    )
     return [
-        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
-        f'python -c \'from openai import OpenAI; print(OpenAI(base_url="{url}/v1", api_key="x").responses.create('
-        f'model="{name}", input="Hello").output_text)\'',
-        f"ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN=x ANTHROPIC_MODEL={name} claude",
+        f"curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' -d '{body}'",
+        f"python -c 'from openai import OpenAI; {key}; "
+        f'print(OpenAI(base_url="{url}/v1", api_key=key).responses.create(model="{name}", input="Hello")'
+        ".output_text)'",
+        f"ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN={token} ANTHROPIC_MODEL={name} claude",
     ]
 
 
-def run(desk: Desk, listen: Listen, pace: Pace | None = None) -> int:
-    """Serves until SIGTERM or Ctrl-C; then what was accepted is finished. Returns the exit status."""
-    with _listening(listen) as listening:
-        host, port = listening.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        for line in ("ready:", *ready_lines(f"http://{shown}:{port}", desk.name)):
-            print(line, file=sys.stderr, flush=True)
-        config = uvicorn.Config(
-            application(desk, listen.rules, pace),
-            log_level="warning",
-            access_log=False,  # its lines would have paths and addresses of clients
-            server_header=False,
-            ws="none",
-            lifespan="on",
-            timeout_graceful_shutdown=DRAIN_SECONDS,
-            limit_concurrency=MOST_CONNECTIONS,
-        )
-        uvicorn.Server(config).run(sockets=[listening])
-    return 0
-
-
-def _listening(listen: Listen) -> socket.socket:
+def listening(listen: Listen) -> socket.socket:
+    """From now on clients may come; they wait until `run` answers. IoError when the address cannot be had."""
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     try:
         return socket.create_server((listen.host, listen.port), family=family)
@@ -99,3 +85,29 @@ def _listening(listen: Listen) -> socket.socket:
         raise IoError(
             f"{listen.host}:{listen.port}: expected an address to listen at, found: {getattr(error, 'strerror', error)}"
         ) from error
+
+
+def run(desk: Desk, listen: Listen, at: socket.socket, pace: Pace | None = None) -> int:
+    """Serves until SIGTERM or Ctrl-C; then what was accepted is finished. Returns the exit status."""
+    url = _url(*at.getsockname()[:2])
+    for line in (f"ready: {url}", *ready_lines(url, desk.name, bool(listen.keys))):
+        print(line, file=sys.stderr, flush=True)
+    config = uvicorn.Config(
+        application(desk, listen.rules, pace),
+        log_level="warning",
+        access_log=False,  # its lines would have paths and addresses of clients
+        server_header=False,
+        ws="none",
+        lifespan="on",
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+        limit_concurrency=MOST_CONNECTIONS,
+    )
+    with at:
+        uvicorn.Server(config).run(sockets=[at])
+    return 0
+
+
+def _url(host: str, port: int) -> str:
+    """Where this machine finds the server."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
