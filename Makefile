@@ -14,7 +14,7 @@ export PYTHON
 # Importing an editable install rebuilds with cmake and ninja. A fresh machine has only those of the environment.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz peers bench-peers bench-streaming bench-resident bench-ops track track-trips train-test metal-engine apart-engine agents macos cuda wheel clean
+.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz peers bench-peers bench-streaming bench-resident bench-ops track track-trips train-test metal-engine apart-engine agents page-test macos cuda wheel clean
 
 help:
 	@echo "make demo      set up, then the built-in model writes, with all its experts in memory and with a quarter"
@@ -39,6 +39,7 @@ help:
 	@echo "make metal-engine  run all tests of the engine and of streaming on the emulated GPU  ARGS=tests/engine/test_engine.py"
 	@echo "make apart-engine  run the same, and those of single ops, on a test device with memory of its own  ARGS=tests/engine/test_apart.py"
 	@echo "make agents    let Claude Code, Codex and opencode solve a task through the server (npm, 1.1 GB)  ARGS=claude"
+	@echo "make page-test  use the server's page in a real Chromium, with pictures of it in build/page (npm, 90 MB)"
 	@echo "make macos     compile what runs on Macs; compare the stand-in for Apple's headers with Apple's data"
 	@echo "make cuda      compile the Metal kernels for an NVIDIA GPU, with what to run there, into build/cuda (needs CUDA's toolkit)"
 	@echo "make wheel     build sdist and wheel into dist/, install the wheel and try it"
@@ -176,6 +177,9 @@ metal-engine: $(READY)
 
 agents: $(READY)
 	$(BIN)/python tests/agents/run.py build/agents $(ARGS)
+
+page-test: $(READY)
+	$(BIN)/python tests/page/run.py build/page
 
 macos: $(READY)
 	$(BIN)/python tools/macos.py compile

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from moeflux.serve import chat_completions, completions, messages, response_stream, responses
+from moeflux.serve import chat_completions, completions, messages, page, response_stream, responses
 from moeflux.serve.desk import Desk
 from moeflux.serve.errors import anthropic_body, openai_body
 from moeflux.serve.exchange import Api, Exchange, Pace, failure, read_body
@@ -70,7 +70,14 @@ def application(desk: Desk, rules: Rules | None = None, pace: Pace | None = None
     app = Starlette(
         routes=server.routes(), lifespan=life, exception_handlers={HTTPException: _no_such, Exception: _broken}
     )
-    return Guard(_Counted(app, server.metrics), rules or Rules())
+    counted, rules = _Counted(app, server.metrics), rules or Rules()
+    asked, shown = Guard(counted, rules), Guard(counted, replace(rules, keys=()))
+
+    async def front(scope: Scope, receive: Receive, send: Send) -> None:
+        """The page itself needs no key: it is where one is typed."""
+        await (shown if scope.get("path") in page.PATHS else asked)(scope, receive, send)
+
+    return front
 
 
 class _Server:
@@ -98,7 +105,8 @@ class _Server:
             ("/health", self.health, "GET"),
             ("/metrics", self.numbers, "GET"),
         ]
-        return [*asked, *(Route(path, endpoint, methods=[method]) for path, endpoint, method in others)]
+        own = (Route(path, endpoint, methods=[method]) for path, endpoint, method in others)
+        return [*asked, *own, *page.routes()]
 
     def _answering(self, api: Api) -> Endpoint:
         async def answer(request: Request) -> Response:

