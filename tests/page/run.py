@@ -1,4 +1,4 @@
-"""The page in a real Chromium: python tests/page/run.py FOLDER
+"""The page in a real Chromium: python tests/page/run.py FOLDER [WORDS OF A TEST]
 
 A script says what the model says, slowly enough to watch it come. Chromium and what drives it are installed in FOLDER
 (npm, 90 MB); pictures of the page lie there afterwards, to be looked at.
@@ -81,7 +81,6 @@ SAYS = {
     "think": "<think>First I weigh **both** sides.\n\nThen I choose one.</think>It is the second one.",
     "weather": 'I will look.\n<tool_call>{"name": "weather", "arguments": {"city": "Bern", "days": 2}}</tool_call>',
     "<tool_response>": "In Bern it is sunny.",
-    "hard": "[" * 3000 + "**a " * 3000 + "`" * 999 + " `` " * 2000 + "\n> " * 300 + "- " * 3000 + "The end.",
     "short": "A short answer.",
 }
 
@@ -111,7 +110,7 @@ def slow_down() -> None:
     StandInHandle.say = say_slowly  # type: ignore[method-assign]
 
 
-def main(folder: Path) -> int:
+def main(folder: Path, words: list[str]) -> int:
     if shutil.which("npm") is None:
         print("page: no npm here, so nothing looked at the page")
         return 0
@@ -124,10 +123,10 @@ def main(folder: Path) -> int:
         server.desk.context = CONTEXT
         server.scheduler.script = say
         drive = Path(__file__).with_name("drive.mjs")
-        command = ["node", drive, folder.resolve(), server.url]
+        command = ["node", drive, folder.resolve(), server.url, " ".join(words)]
         environment = {**os.environ, "TMPDIR": str(folder.resolve())}  # where Chromium is unpacked
         return subprocess.run(command, env=environment, check=False, timeout=300).returncode
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

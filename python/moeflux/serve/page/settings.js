@@ -56,6 +56,7 @@ export class SettingsDialog {
     this._dialog = byId("settings");
     this._inputs = {};
     for (const field of FIELDS) byId("settings-fields").append(this._field(field));
+    byId("settings-form").addEventListener("input", () => (byId("settings-fault").textContent = ""));
     byId("settings-cancel").addEventListener("click", () => this._dialog.close());
     byId("forget").addEventListener("click", () => {
       if (!confirm("Delete all conversations? Nobody can bring them back.")) return;

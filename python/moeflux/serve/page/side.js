@@ -8,12 +8,10 @@ const POINTS = 48; // of the line of speed, one each quarter of a second
 const QUARTER = 250;
 const COUNT_EVERY = 1000;
 const COUNTED = ["expert_hits", "expert_misses", "read_bytes"];
-const PARTS = {
-  expert_slots: "experts",
-  dense_weights: "dense weights",
-  keys_and_values: "keys and values",
-  process: "the process itself",
-};
+// What a model is made of comes first; of the rest, the largest parts.
+const PARTS = { expert_slots: "experts", dense_weights: "dense weights", keys_and_values: "keys and values" };
+const OTHERS = { process: "the process itself", text: "the tokenizer", renderer: "the chat template" };
+const SHOWN = 5;
 
 export class Side {
   constructor(server) {
@@ -102,6 +100,7 @@ class Speed {
     this._times = [];
     this._points = [];
     this._number.textContent = "–";
+    this._line.setAttribute("points", "");
     this._about.textContent = "The prompt is read.";
     clearInterval(this._timer);
     this._timer = setInterval(() => this._tick(), QUARTER);
@@ -120,8 +119,8 @@ class Speed {
     }
     const first = (this._times[0] - this._began) / 1000;
     const seconds = (this._times.at(-1) - this._times[0]) / 1000;
-    const speed = count > 1 && seconds > 0 ? (count - 1) / seconds : null;
-    this._number.textContent = speed === null ? "–" : speedText(speed);
+    // Of the tokens that were seen to come: those before the first part of a text would make it look faster.
+    this._number.textContent = seconds > 0 ? speedText((this._times.length - 1) / seconds) : "–";
     const prompt = usage?.prompt_tokens;
     const known = usage?.prompt_tokens_details?.cached_tokens ?? 0;
     const read = prompt
@@ -142,7 +141,7 @@ class Speed {
     this._number.textContent = speedText(speed);
     this._about.textContent = `${countText(this._times.length)} tokens so far`;
     const most = Math.max(...this._points, 1);
-    const step = 240 / (POINTS - 1);
+    const step = 240 / (Math.max(this._points.length, 2) - 1);
     this._line.setAttribute(
       "points",
       this._points.map((each, at) => `${(at * step).toFixed(1)},${(46 - (each / most) * 44).toFixed(1)}`).join(" "),
@@ -211,14 +210,17 @@ class Experts {
 // ---- Memory ----------------------------------------------------------------------------------------------------
 
 function showMemory(into, plan, memory) {
-  const parts = Object.entries(plan.parts)
-    .filter(([, size]) => size > 0)
+  const first = Object.keys(PARTS).map((name) => [PARTS[name], plan.parts[name] ?? 0]);
+  const others = Object.entries(plan.parts)
+    .filter(([name]) => !(name in PARTS))
+    .map(([name, size]) => [OTHERS[name] ?? name.replaceAll("_", " "), size])
     .sort((one, other) => other[1] - one[1]);
-  const shown = parts.slice(0, 5);
-  const rest = parts.slice(5).reduce((sum, [, size]) => sum + size, 0);
-  const rows = shown.map(([name, size]) => [PARTS[name] ?? name.replaceAll("_", " "), size]);
+  const parts = [...first, ...others].filter(([, size]) => size > 0);
+  const rows = parts.slice(0, SHOWN);
+  const rest = parts.slice(SHOWN).reduce((sum, [, size]) => sum + size, 0);
   if (rest) rows.push(["everything else", rest]);
-  const unspent = plan.budget_bytes === null ? 0 : plan.unspent_bytes;
+  // What is free is shown as long as the rest can be seen beside it.
+  const unspent = plan.unspent_bytes > plan.total_bytes ? 0 : plan.unspent_bytes;
   const bar = element(
     "div",
     { class: "bar", "aria-hidden": "true" },
