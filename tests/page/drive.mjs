@@ -1,10 +1,10 @@
-// Uses the page as people do: node drive.mjs FOLDER URL [WORDS OF A TEST]. FOLDER has the packages, and gets the pictures.
+// Uses the page as people do: node drive.mjs FOLDER URL LOCKED-URL KEY [WORDS]. FOLDER has the packages, and gets the pictures.
 
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
 
-const [folder, url, only = ""] = process.argv.slice(2);
+const [folder, url, lockedUrl, key, only = ""] = process.argv.slice(2);
 const require = createRequire(`${folder}/`);
 const { chromium } = require("playwright-core");
 const { default: packed } = await import(pathToFileURL(require.resolve("@sparticuz/chromium")));
@@ -23,8 +23,12 @@ async function fresh(options = {}) {
   page.on("request", (request) => request.url().startsWith(url) || faults.push(`asked for ${request.url()}`));
   page.on("dialog", (dialog) => dialog.accept());
   await page.goto(url);
-  await until(async () => await page.locator("#model").textContent());
+  await known(page);
   return page;
+}
+
+async function known(page) {
+  await until(async () => await page.locator("#model").textContent());
 }
 
 /** Waits until it is so. (The page's policy forbids what waitForFunction does.) */
@@ -204,6 +208,31 @@ const tests = {
     faults.length = 0; // the browser complains about that, as it should
   },
 
+  async "a fault of the server is told, and can be tried again"() {
+    const page = await fresh();
+    await ask(page, "Be broken");
+    await over(page);
+    assert.match(await last(page).innerText(), /the disk: expected bytes, found none/);
+    assert.equal(await last(page).getByRole("button", { name: "Try again" }).count(), 1);
+  },
+
+  async "a key is asked for where one is needed"() {
+    const page = await fresh();
+    await page.goto(lockedUrl);
+    await page.locator("#settings-fault", { hasText: "asks for a key" }).waitFor();
+    await page.keyboard.type(key);
+    await page.keyboard.press("Enter");
+    await known(page);
+    await ask(page, "something short");
+    await over(page);
+    await says(page, "A short answer.");
+    assert.ok(
+      faults.every((fault) => fault.includes("401") || fault.includes(lockedUrl)),
+      faults.join(),
+    );
+    faults.length = 0;
+  },
+
   async "hard Markdown takes no longer than its length"() {
     const page = await fresh();
     const parts = [
@@ -321,6 +350,12 @@ const tests = {
     await page.waitForTimeout(900);
     await picture(page, "phone-engine");
     await page.click("#side-close");
+    await page.click("#shelf-open");
+    await page.click("#settings-open");
+    await page.waitForTimeout(300);
+    await picture(page, "phone-settings");
+    await page.keyboard.press("Escape");
+    await page.click("#shelf-close");
     assert.equal(await page.locator("#side").isVisible(), false);
     assert.equal(await wide(), 375);
   },

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import moeflux
 from moeflux import builtin
+from moeflux.errors import Error
+from moeflux.serve.guard import Rules
 from moeflux.text.generate import Piece
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +28,7 @@ from support.stand_in_scheduler import StandInHandle  # noqa: E402
 
 PACKAGES = ["@sparticuz/chromium@153.0.0", "playwright-core@1.65.1"]
 SECONDS_A_TOKEN = 0.004
+KEY = "a key of the server"
 CONTEXT = 1 << 20  # nothing is evaluated here
 
 MARKDOWN = """## How experts are chosen
@@ -87,6 +90,8 @@ SAYS = {
 
 def say(prompt: str) -> str:
     """What belongs to the word that came last."""
+    if "broken" in prompt:
+        raise Error("the disk: expected bytes, found none")
     word = max(SAYS, key=prompt.rfind)
     return SAYS[word] if word in prompt else "Yes."
 
@@ -119,11 +124,16 @@ def main(folder: Path, words: list[str]) -> int:
         command = ["npm", "install", "--prefix", ".", "--no-audit", "--no-fund", "--silent", *PACKAGES]
         subprocess.run(command, cwd=folder, check=True)
     slow_down()
-    with moeflux.load(builtin.path(), threads=1, sessions=1, expert_slots=64) as model, live(model) as server:
-        server.desk.context = CONTEXT
-        server.scheduler.script = say
+    with (
+        moeflux.load(builtin.path(), threads=1, sessions=2, expert_slots=64) as model,
+        live(model) as server,
+        live(model, rules=Rules(keys=[KEY])) as locked,
+    ):
+        for each in (server, locked):
+            each.desk.context = CONTEXT
+            each.scheduler.script = say
         drive = Path(__file__).with_name("drive.mjs")
-        command = ["node", drive, folder.resolve(), server.url, " ".join(words)]
+        command = ["node", drive, folder.resolve(), server.url, locked.url, KEY, " ".join(words)]
         environment = {**os.environ, "TMPDIR": str(folder.resolve())}  # where Chromium is unpacked
         return subprocess.run(command, env=environment, check=False, timeout=300).returncode
 
