@@ -10,11 +10,16 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import amx
 from moeflux.machine.machine import this_machine
 from support.apart import apart
 from support.metal import needs_device
+
+# No time decides a test, and a busy machine is slow to draw examples, too.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def pytest_report_header() -> str:

@@ -82,7 +82,7 @@ SCHEDULES = st.lists(st.tuples(CUTS, st.sampled_from(("last", "all", "none"))), 
 def test_company_changes_no_bit(folder: Folder, alone: Expect, on_metal: bool, name: str, device: str) -> None:
     model, expected = load_faulty(folder(name), **DEVICES[device]), alone(name)
 
-    @settings(max_examples=2 if on_metal else 25, deadline=None, database=None)
+    @settings(max_examples=2 if on_metal else 25, database=None)
     @given(SCHEDULES)
     def holds(schedule: list[tuple[dict[int, int], str]]) -> None:
         company = Company(model, expected)

@@ -179,7 +179,7 @@ def test_what_others_do_changes_no_bit(folder: Folder, bases: Bases, on_metal: b
     model = load_faulty(folder(name), session_bytes=limit, **DEVICES[device])
     reference = Reference(load_faulty(folder(name), chunk=128, threads=2), bases(name))
 
-    @settings(max_examples=2 if on_metal else 25, deadline=None, database=None)
+    @settings(max_examples=2 if on_metal else 25, database=None)
     @given(HISTORIES)
     def holds(history: list[tuple[str, int, int]]) -> None:
         family = Family(model, reference)

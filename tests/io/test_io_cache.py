@@ -225,7 +225,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     policy=st.sampled_from(["lru", "lfu", "none"]),
     slots=st.integers(1, 7),

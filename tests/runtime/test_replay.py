@@ -122,7 +122,7 @@ def naive(policy: str, ids: np.ndarray, slots: int, ring: int) -> tuple[int, int
     return model.hits, model.misses
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(cases(), st.sampled_from(POLICIES), st.integers(1, 3))
 def test_a_policy_does_what_it_says(case: tuple[np.ndarray, int, int], policy: str, ring: int) -> None:
     ids, experts, slots = case
@@ -146,14 +146,14 @@ def belady(ids: np.ndarray, slots: int) -> int:
     return hits
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(cases())
 def test_the_optimum_gives_up_what_is_wanted_last(case: tuple[np.ndarray, int, int]) -> None:
     ids, experts, slots = case
     assert _core.replay(ids, experts, OPTIMUM, slots)[0] == belady(ids, slots)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 1 << 30), st.integers(2, 4))
 def test_no_choice_of_victims_beats_the_optimum(seed: int, slots: int) -> None:
     """Every choice is tried, on a case small enough for it."""

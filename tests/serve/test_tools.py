@@ -419,7 +419,7 @@ SCRAPS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @example(HERMES, ["<tool_call>", "<", "tool_call>"], [1, 2], False, True)
 @given(
     st.sampled_from(FAMILIES),
@@ -450,7 +450,7 @@ def test_calls_do_not_depend_on_the_cuts(case: tuple[str, str]) -> None:
     assert read(family, list(text)) == whole
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(FAMILIES), st.lists(st.sampled_from(SCRAPS), max_size=14))
 def test_events_come_in_order(family: Family, scraps: list[str]) -> None:
     open_call = False

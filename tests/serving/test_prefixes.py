@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import moeflux
@@ -258,7 +258,6 @@ def test_what_texts_share(one: list[int], other: list[int]) -> None:
     assert one[shared : shared + 1] != other[shared : shared + 1] or shared == min(len(one), len(other))
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 500), max_size=12),
     st.integers(0, 500),

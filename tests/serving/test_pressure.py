@@ -137,7 +137,10 @@ def test_who_finds_no_room_for_rows_waits(folder: Folder, alone: dict[str, Alone
         assert (answer.wait().tokens, answer.finish) == alone["qwen3_moe"](ask(1, 300))
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12,
+    suppress_health_check=[*settings.default.suppress_health_check, HealthCheck.function_scoped_fixture],
+)
 @given(
     st.sampled_from(NAMES),
     st.lists(

@@ -45,7 +45,7 @@ def schedules(draw: st.DrawFn) -> list[tuple[Request, int]]:
     return requests
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.sampled_from(NAMES),
     schedules(),

@@ -137,7 +137,7 @@ def test_stop_strings_across_tokens(model: moeflux.Model) -> None:
         assert generation.finish == ("stop" if at >= 0 else "length")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_stop_strings_do_not_depend_on_where_the_text_is_cut(data: st.DataObject) -> None:
     letters = st.text("ab", min_size=1, max_size=4)
@@ -375,7 +375,7 @@ def test_reuse_after_a_restore(models: dict[str, moeflux.Model], name: str, tmp_
     assert logits is not None and np.array_equal(logits.numpy(), from_nothing(model, [*first, *more]))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_wandering_is_exact(data: st.DataObject) -> None:
     """Texts that share beginnings of all lengths, with borders anywhere, one after the other in one session."""

@@ -111,7 +111,7 @@ def test_draws_follow_the_distribution(asked: dict[str, Any]) -> None:
     assert square < degrees + 5 * math.sqrt(2 * degrees) + 5
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_ties_and_cuts_as_defined(data: st.DataObject) -> None:
     """Few different values, so that every cut goes through a tie: the lower id stays."""

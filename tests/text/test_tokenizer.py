@@ -39,7 +39,7 @@ def streamed(tokenizer: Tokenizer, ids: list[int]) -> str:
     return "".join(parts)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_any_tokens_stream_as_the_whole(data: st.DataObject) -> None:
     """Random ids are mostly no UTF-8. The library decodes the whole in one piece."""
@@ -51,7 +51,7 @@ def test_any_tokens_stream_as_the_whole(data: st.DataObject) -> None:
 _BYTE_LEVEL = byte_level()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
 def test_any_text_comes_back(text: str) -> None:
     assert streamed(_BYTE_LEVEL, _BYTE_LEVEL.encode(text)) == text
@@ -140,7 +140,7 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
 FLAGS = ("lstrip", "rstrip", "single_word")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_added_tokens_are_found_where_the_library_finds_them(data: st.DataObject) -> None:
     whole = byte_level()._whole
