@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from starlette.applications import Starlette
@@ -55,6 +55,9 @@ MESSAGE = Api(
     anthropic_body,
 )
 
+OPEN = ("/health", *page.PATHS)
+"""What may be asked without a key. The page is where one is typed."""
+
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -70,14 +73,7 @@ def application(desk: Desk, rules: Rules | None = None, pace: Pace | None = None
     app = Starlette(
         routes=server.routes(), lifespan=life, exception_handlers={HTTPException: _no_such, Exception: _broken}
     )
-    counted, rules = _Counted(app, server.metrics), rules or Rules()
-    asked, shown = Guard(counted, rules), Guard(counted, replace(rules, keys=()))
-
-    async def front(scope: Scope, receive: Receive, send: Send) -> None:
-        """The page itself needs no key: it is where one is typed."""
-        await (shown if scope.get("path") in page.PATHS else asked)(scope, receive, send)
-
-    return front
+    return Guard(_Counted(app, server.metrics), rules or Rules(), OPEN)
 
 
 class _Server:

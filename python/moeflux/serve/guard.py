@@ -24,9 +24,6 @@ from moeflux.serve.fields import RequestError
 __all__ = ["Guard", "Rules", "check_address", "is_loopback"]
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-OPEN_PATHS = frozenset({"/", "/health"})
-"""What may be asked without a key."""
-
 METHODS = "GET, POST, OPTIONS"
 HEADERS = "authorization, x-api-key, content-type, anthropic-version, anthropic-beta"
 
@@ -53,9 +50,11 @@ def check_address(host: str, keys: Sequence[str], insecure: bool) -> None:
 class Guard:
     """Wraps an application. What it lets through has `tenant` in its state: who asks, as far as keys tell."""
 
-    def __init__(self, app: ASGIApp, rules: Rules) -> None:
+    def __init__(self, app: ASGIApp, rules: Rules, open_paths: Collection[str]) -> None:
+        """`open_paths` may be asked without a key."""
         self._app = app
         self._rules = rules
+        self._open = frozenset(open_paths)
         self._keys = [(key.encode(), hashlib.sha256(key.encode()).hexdigest()[:16]) for key in rules.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,7 +99,7 @@ class Guard:
 
     def _tenant(self, scope: Scope, headers: Headers) -> str:
         """Of the key that was given. RequestError if it is none of ours."""
-        if not self._keys or scope["path"] in OPEN_PATHS:
+        if not self._keys or scope["path"] in self._open:
             return ""
         kind, _, token = headers.get("authorization", "").partition(" ")
         given = (token.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")).encode()
