@@ -23,7 +23,7 @@ import pytest
 
 from moeflux.cli import main
 from moeflux.cli.launch import AGENTS
-from moeflux.cli.serve import AGENT_NAMES, served_name
+from moeflux.cli.serve import AGENT_NAMES, MODULES, served_name
 from moeflux.models import builtin
 
 Output = pytest.CaptureFixture[str]
@@ -161,6 +161,13 @@ def test_without_the_packages_it_says_which(monkeypatch: pytest.MonkeyPatch, cap
     said = r'expected the packages of a server, found no no_such_package: pip install "moeflux\[serve\]"'
     refused(["serve"], said, capsys)
     refused(["launch", "claude"], said, capsys)
+
+
+def test_whoever_serves_nobody_needs_none_of_them() -> None:
+    without = f"import sys; sys.modules.update(dict.fromkeys({MODULES}))"
+    line = f"{without}; from moeflux import cli; cli.main(['run', '-p', 'Hello', '-n', '1', '--threads', '1'])"
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
 
 
 def test_names(tmp_path: Path) -> None:
