@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,7 +42,6 @@ class Metrics:
             name: Counter(f"moeflux_{name}", what, registry=self.registry) for name, what in counted.items()
         }
         self.registry.register(_Now(scheduler, model))
-        self.last_token = time.monotonic()
 
     def request(self, path: str, status: int) -> None:
         self._requests.labels(path, str(status)).inc()
