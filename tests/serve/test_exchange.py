@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,22 +32,28 @@ class Endless:
     def __init__(self, error: Exception | None = None) -> None:
         self.cancelled = False
         self._error = error
+        self._turn = False
 
     def cancel(self) -> None:
         self.cancelled = True
 
-    def __aiter__(self) -> Endless:
-        return self
+    def follow(self, tell: Callable[[], object]) -> None:
+        def again() -> None:
+            tell()
+            loop.call_later(0.001, again)
 
-    async def __anext__(self) -> Piece:
-        await asyncio.sleep(0.001)
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.001, again)
+
+    def arrived(self) -> list[Piece]:
         if self._error is not None:
             raise self._error
-        return Piece("word ", 5, None)  # type: ignore[arg-type]
+        self._turn = not self._turn
+        return [Piece("word ", 5, None)] if self._turn else []  # type: ignore[arg-type]
 
 
 class Uncounted:
-    def token(self, handle: Any) -> None: ...
+    def tokens(self, count: int) -> None: ...
 
 
 def stream_of(handles: list[Endless]) -> _Stream:

@@ -17,7 +17,7 @@ from moeflux import ArgumentError, Refused, Sampling
 from moeflux.serving import Handle, Request, Scheduler
 from moeflux.serving.handle import Bell
 from support.engine import Folder, load_faulty
-from support.served import Alone, Gate, ask, text
+from support.served import Alone, Gate, ask, text, until
 
 NAMES = ("qwen3_5_moe", "qwen3_moe", "deepseek_v3")
 
@@ -216,6 +216,47 @@ def test_an_event_loop_that_has_ended_harms_nobody(model: moeflux.Model, alone: 
         assert other.wait().tokens == alone(ask(2))[0] and not waiting.done()
         waiting._log_destroy_pending = False  # type: ignore[attr-defined]
         assert answer.wait().tokens == alone(ask(1))[0]
+
+
+def test_who_follows_answers_has_all_of_them_with_one_wait(model: moeflux.Model, alone: Alone) -> None:
+    async def program(scheduler: Scheduler) -> list[list[int | None]]:
+        came, found = asyncio.Event(), [list[int | None]() for _ in range(4)]
+        left = {number: scheduler.submit(ask(number)) for number in range(4)}
+        until(lambda: left[3].finish)  # what came before is there, too
+        for answer in left.values():
+            answer.follow(came.set)
+        while left:
+            await came.wait()
+            came.clear()
+            for number, answer in list(left.items()):
+                while pieces := answer.arrived():
+                    found[number] += [piece.token for piece in pieces]
+                if pieces is None:
+                    del left[number]
+        return found
+
+    with Scheduler(model, running=2) as scheduler:
+        found = asyncio.run(program(scheduler))
+    assert found == [alone(ask(number))[0] for number in range(4)]
+
+
+def test_who_follows_has_an_error_once_and_after_what_came() -> None:
+    async def program() -> None:
+        bell, told = Bell(), list[int]()
+        answer = Handle([1], Sampling(0.0), lambda: None, bell)
+        answer.follow(lambda: told.append(1))
+        assert answer.arrived() == [] and not told
+        answer.over("failed", ValueError("gone"))
+        bell.ring()
+        await asyncio.sleep(0)
+        assert told == [1]
+        with pytest.raises(ValueError, match="gone"):
+            answer.arrived()
+        assert answer.arrived() is None
+        answer.follow(lambda: told.append(2))
+        assert told == [1, 2]
+
+    asyncio.run(program())
 
 
 def test_who_awaits_is_woken_once_for_all_answers() -> None:

@@ -39,28 +39,25 @@ class StandInHandle:
         self._pieces: deque[Piece] = deque()
         self._error: Exception | None = None
         self._lock = threading.Lock()
-        self._sleepers: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._follower: tuple[asyncio.AbstractEventLoop, Callable[[], object]] | None = None
 
     def cancel(self) -> None:
         self.cancelled.set()
 
-    def __aiter__(self) -> StandInHandle:
-        return self
+    def follow(self, tell: Callable[[], object]) -> None:
+        with self._lock:
+            self._follower = asyncio.get_running_loop(), tell
+        tell()
 
-    async def __anext__(self) -> Piece:
-        loop = asyncio.get_running_loop()
-        while True:
-            with self._lock:
-                if self._pieces:
-                    return self._pieces.popleft()
-                if self.finish is not None:
-                    break
-                woken: asyncio.Future[None] = loop.create_future()
-                self._sleepers.append((loop, woken))
-            await woken
+    def arrived(self) -> list[Piece] | None:
+        with self._lock:
+            pieces = list(self._pieces)
+            self._pieces.clear()
+            if pieces or self.finish is None:
+                return pieces
         if self._error is not None:
             raise self._error
-        raise StopAsyncIteration
+        return None
 
     def say(self, piece: Piece) -> None:
         self.stats = replace(self.stats, tokens=self.stats.tokens + (piece.token is not None))
@@ -74,10 +71,10 @@ class StandInHandle:
             self._wake()
 
     def _wake(self) -> None:
-        for loop, woken in self._sleepers:
+        if self._follower is not None:
+            loop, tell = self._follower
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(lambda woken=woken: None if woken.done() else woken.set_result(None))
-        self._sleepers.clear()
+                loop.call_soon_threadsafe(tell)
 
 
 class StandIn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -24,7 +24,6 @@ from moeflux.serve.events import Event
 from moeflux.serve.fields import RequestError, parse_body
 from moeflux.serve.metrics import Metrics
 from moeflux.serve.request import Ask, Ending, Result, TokenLogprob, Usage
-from moeflux.text.generate import Piece
 
 __all__ = ["Api", "Exchange", "Pace", "Writer", "failure", "read_body"]
 
@@ -42,6 +41,10 @@ async def within(seconds: float, work: Awaitable[T]) -> T:
         async with asyncio.timeout(seconds):
             return await work
     return await asyncio.wait_for(work, seconds)
+
+
+Part = tuple[int, list[Event], list[TokenLogprob], Ending | None]
+"""Which answer, what comes of it, and how it ends if it does."""
 
 
 class Writer(Protocol):
@@ -129,7 +132,7 @@ class Exchange:
 
     async def _whole(self, request: Request, prepared: Prepared, begun: list[Begun]) -> Response:
         async def gather() -> None:
-            async for _ in self._pieces(begun):
+            async for _ in self._parts(begun):
                 pass
 
         try:
@@ -140,43 +143,25 @@ class Exchange:
             return failure(error, self._api.error)
         return JSONResponse(self._api.whole(prepared.ask, self._id, results, usage))
 
-    async def _pieces(self, begun: list[Begun]) -> Any:
-        """(index, events, logprobs, ending, whether more is there already) of all answers as they come; None when
-        nothing has come for a while."""
-        queue: asyncio.Queue[tuple[int, Piece | None, BaseException | None]] = asyncio.Queue()
-
-        async def pump(index: int, each: Begun) -> None:
-            try:
-                async for piece in each.handle:
-                    queue.put_nowait((index, piece, None))
-                queue.put_nowait((index, None, None))
-            except Exception as error:
-                queue.put_nowait((index, None, error))
-
-        pumps = [asyncio.create_task(pump(index, each)) for index, each in enumerate(begun)]
-        left = len(begun)
+    async def _parts(self, begun: list[Begun]) -> AsyncIterator[list[Part]]:
+        """Of all answers as they come; of one, what has come together is together."""
+        came, left = asyncio.Event(), dict(enumerate(begun))
         try:
+            for each in begun:
+                each.handle.follow(came.set)
             while left:
-                try:
-                    came = queue.get_nowait() if queue.qsize() else await within(self._pace.ping, queue.get())
-                except asyncio.TimeoutError:
-                    yield None
-                    continue
-                index, piece, error = came
-                if error is not None:
-                    raise error
-                each = begun[index]
-                if piece is not None:
-                    self._metrics.token(each.handle)
-                    yield index, *each.answer.take(piece), None, queue.qsize() > 0
-                    continue
-                left -= 1
-                assert each.handle.finish is not None
-                events, ending = each.answer.finish(each.handle.finish, each.handle.stop_string)
-                yield index, events, [], ending, queue.qsize() > 0
+                await came.wait()
+                came.clear()
+                for index, each in list(left.items()):
+                    while pieces := each.handle.arrived():
+                        self._metrics.tokens(len(pieces))
+                        yield [(index, *each.answer.take(piece), None) for piece in pieces]
+                    if pieces is None:
+                        del left[index]
+                        assert each.handle.finish is not None
+                        events, ending = each.answer.finish(each.handle.finish, each.handle.stop_string)
+                        yield [(index, events, [], ending)]
         finally:
-            for task in pumps:
-                task.cancel()
             if left:
                 for each in begun:
                     each.handle.cancel()
@@ -199,54 +184,74 @@ class Exchange:
     async def stream(self, prepared: Prepared, begun: list[Begun], send: Callable[[str], Awaitable[None]]) -> None:
         writer = self._api.stream(prepared.ask, self._id)
         count = len(prepared.prompt.tokens)
-        await send(writer.begin(count))
+        clock = asyncio.get_running_loop().time
+        last = clock()
+
+        async def say(text: str) -> None:
+            nonlocal last
+            await send(text)
+            last = clock()
+
+        async def ping() -> None:
+            """One timer for a stream. One for each token would cost as much as the token."""
+            while True:
+                quiet = clock() - last
+                if quiet >= self._pace.ping:
+                    await say(writer.ping(min(each.handle.prompt_read for each in begun), count))
+                else:
+                    await asyncio.sleep(self._pace.ping - quiet)
+
+        await say(writer.begin(count))
+        pinging = asyncio.ensure_future(ping())
         try:
-            text = ""
-            async for told in self._pieces(begun):
-                if told is None:
-                    await send(writer.ping(min(each.handle.prompt_read for each in begun), count))
-                    continue
-                index, events, logprobs, ending, more = told
-                text += writer.add(index, events, logprobs)
-                if ending is not None:
-                    text += writer.end(index, ending)
-                if text and not more:  # what came together goes together
-                    await send(text)
-                    text = ""
-            if text:
-                await send(text)
+            async for parts in self._parts(begun):
+                text = ""
+                for index, events, logprobs, ending in parts:
+                    text += writer.add(index, events, logprobs)
+                    if ending is not None:
+                        text += writer.end(index, ending)
+                if text:
+                    await say(text)
+            pinging.cancel()
             _, usage = self._end(prepared, begun)
-            await send(writer.close(usage))
+            await say(writer.close(usage))
         except Error as error:
             LOG.warning("an answer failed: %s", error)
             await send(writer.error(self._api.error(error)))
-        except (asyncio.TimeoutError, OSError):  # of the client
+        except OSError:  # of the client
             raise
         except Exception as error:
             LOG.error("an answer failed: %s", error, exc_info=error)
             await send(writer.error(self._api.error(error)))
+        finally:
+            pinging.cancel()
 
 
-async def unless_gone(receive: Receive, work: Any, begun: list[Begun]) -> bool:
-    """Does the work while the client is there. False if it left first; its answers are then cancelled."""
+async def unless_gone(
+    receive: Receive, work: Awaitable[None], begun: list[Begun], late: Awaitable[None] | None = None
+) -> bool:
+    """Does the work while the client is there. False if it left first, or `late` ended first; its answers are then
+    cancelled."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    working = asyncio.ensure_future(work)
+    watching = [asyncio.ensure_future(each) for each in (gone(), late) if each is not None]
     done = False
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((working, *watching), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             working.result()
             done = True
         return done
     finally:
-        watching.cancel()
+        for each in watching:
+            each.cancel()
         if not done:
-            for each in begun:
-                each.handle.cancel()
+            for one in begun:
+                one.handle.cancel()
             working.cancel()
             await asyncio.wait((working,))
 
@@ -262,10 +267,20 @@ class _Stream(Response):
         self._begun = begun
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        seconds = self._exchange._pace.send
+        seconds, clock = self._exchange._pace.send, asyncio.get_running_loop().time
+        waits = list[float]()  # when the messages were sent that the client has not taken
 
         async def take(message: AsgiMessage) -> None:
-            await within(seconds, send(message))
+            began = clock()
+            waits.append(began)
+            await send(message)
+            waits.remove(began)
+
+        async def late() -> None:
+            """Ends when the client has taken nothing for too long."""
+            while (left := min(waits, default=clock()) + seconds - clock()) > 0:
+                await asyncio.sleep(left)
+            LOG.info("a client took nothing for %g s", seconds)
 
         async def tell(text: str) -> None:
             await take({"type": "http.response.body", "body": text.encode(), "more_body": True})
@@ -276,6 +291,6 @@ class _Stream(Response):
             await take({"type": "http.response.body", "body": b"", "more_body": False})
 
         try:
-            await unless_gone(receive, work(), self._begun)
-        except (asyncio.TimeoutError, OSError) as error:
-            LOG.info("a client took nothing for %g s, or left: %s", seconds, error)
+            await unless_gone(receive, work(), self._begun, late())
+        except OSError as error:
+            LOG.info("a client left: %s", error)

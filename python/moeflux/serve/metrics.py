@@ -46,8 +46,8 @@ class Metrics:
     def request(self, path: str, status: int) -> None:
         self._requests.labels(path, str(status)).inc()
 
-    def token(self, handle: Handle) -> None:
-        self._counted["tokens"].inc()
+    def tokens(self, count: int) -> None:
+        self._counted["tokens"].inc(count)
 
     def answer(self, handle: Handle) -> None:
         """One that has ended."""

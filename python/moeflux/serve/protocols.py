@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,8 +31,11 @@ class Handle(Protocol):
     @property
     def prompt_read(self) -> int: ...  # tokens of the prompt that are evaluated, or were already
     def cancel(self) -> None: ...
-    def __aiter__(self) -> AsyncIterator[Piece]: ...
-    async def __anext__(self) -> Piece: ...
+    def follow(self, tell: Callable[[], object]) -> None:
+        """Calls this in the event loop that runs now whenever `arrived` has something."""
+
+    def arrived(self) -> list[Piece] | None:
+        """The pieces that have come since the last time; None when no more will. Raises what ended the answer."""
 
 
 class Scheduler(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["DONE", "comment", "data", "event", "json_text"]
@@ -10,8 +11,7 @@ __all__ = ["DONE", "comment", "data", "event", "json_text"]
 DONE = "data: [DONE]\n\n"
 
 
-def json_text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+json_text: Callable[[Any], str] = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def data(value: Any) -> str:

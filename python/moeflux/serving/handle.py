@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from moeflux._core import StepStats
 from moeflux.text.answer_text import AnswerText
@@ -16,22 +17,24 @@ from moeflux.text.sampling import Sampling
 
 __all__ = ["Bell", "Handle"]
 
+Tell = Callable[[], object]
+
 
 class Bell:
-    """Wakes those who await pieces: after a step for all of its handles, each event loop once, which takes a system
-    call. Belongs to the thread that evaluates."""
+    """Tells those who wait for pieces in event loops: after a step for all of its handles, each loop once, which takes
+    a system call. Belongs to the thread that evaluates."""
 
     def __init__(self) -> None:
-        self._sleepers: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+        self._told: dict[asyncio.AbstractEventLoop, list[Tell]] = {}
 
-    def add(self, loop: asyncio.AbstractEventLoop, woken: asyncio.Future[None]) -> None:
-        self._sleepers.setdefault(loop, []).append(woken)
+    def add(self, loop: asyncio.AbstractEventLoop, tell: Tell) -> None:
+        self._told.setdefault(loop, []).append(tell)
 
     def ring(self) -> None:
-        sleepers, self._sleepers = self._sleepers, {}
-        for loop, woken in sleepers.items():
+        told, self._told = self._told, {}
+        for loop, all_of_it in told.items():
             with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
-                loop.call_soon_threadsafe(_arrive, woken)
+                loop.call_soon_threadsafe(_tell, all_of_it)
 
 
 class Handle(TokenAnswer):
@@ -54,7 +57,8 @@ class Handle(TokenAnswer):
         self._bell = bell
         self._changed = threading.Condition()
         self._pieces: deque[Piece] = deque()
-        self._sleepers: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._sleepers: list[tuple[asyncio.AbstractEventLoop, Tell]] = []
+        self._follower: tuple[asyncio.AbstractEventLoop, Tell] | None = None
         self._error: BaseException | None = None
         self._stop_string: str | None = None
         self._reused = 0
@@ -119,7 +123,7 @@ class Handle(TokenAnswer):
                     piece = self._taken()
                     break
                 woken: asyncio.Future[None] = loop.create_future()
-                self._sleepers.append((loop, woken))
+                self._sleepers.append((loop, partial(_wake, woken)))
             try:
                 await woken
             except asyncio.CancelledError:
@@ -128,6 +132,26 @@ class Handle(TokenAnswer):
         if piece is None:
             raise StopAsyncIteration
         return piece
+
+    def follow(self, tell: Tell) -> None:
+        """Calls this in the event loop that runs now whenever something has come, which `arrived` has then. One
+        follower takes what several answers have, with one wait for all of them."""
+        with self._changed:
+            self._follower = asyncio.get_running_loop(), tell
+            here = bool(self._pieces) or self.finish is not None
+        if here:
+            tell()
+
+    def arrived(self) -> list[Piece] | None:
+        """The pieces that have come since the last time; None when no more will. The error that ended the answer,
+        once."""
+        with self._changed:
+            pieces = list(self._pieces)
+            self._pieces.clear()
+            if pieces or self.finish is None:
+                return pieces
+            self._taken()
+            return None
 
     def _taken(self) -> Piece | None:
         """The next piece; None at the end. The error that ended the answer, once."""
@@ -175,14 +199,20 @@ class Handle(TokenAnswer):
             self._wake()
 
     def _wake(self) -> None:
-        """Who waits in a thread comes now, and who awaits when the bell rings."""
+        """Who waits in a thread comes now, and who does in an event loop when the bell rings."""
         self._changed.notify_all()
-        for loop, woken in self._sleepers:
-            self._bell.add(loop, woken)
+        for loop, tell in self._sleepers:
+            self._bell.add(loop, tell)
         self._sleepers.clear()
+        if self._follower is not None:
+            self._bell.add(*self._follower)
 
 
-def _arrive(all_woken: list[asyncio.Future[None]]) -> None:
-    for woken in all_woken:
-        if not woken.done():
-            woken.set_result(None)
+def _tell(all_of_it: list[Tell]) -> None:
+    for tell in all_of_it:
+        tell()
+
+
+def _wake(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)

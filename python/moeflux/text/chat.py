@@ -335,6 +335,10 @@ class ReasoningSplit:
     def add(self, text: str) -> Iterator[tuple[bool, str]]:
         """(is it a thought, text) as far as it is certain."""
         self._held += text
+        if not (self._thinking or self._fresh):  # most of an answer: no thought begins any more
+            text, self._held = self._held, ""
+            yield from self._say(text)
+            return
         while True:
             markers = (self._end, *self._breaks) if self._thinking else (self._start,)
             at, marker = min(
@@ -358,8 +362,6 @@ class ReasoningSplit:
 
     def _uncertain(self, markers: Sequence[str]) -> int:
         """How many characters at the end may be the beginning of a marker, or what is dropped before it."""
-        if not self._thinking and not self._fresh:
-            return 0
         longest = max(self._overlap(marker) for marker in markers)
         rest = self._held[: len(self._held) - longest]
         return longest + len(rest) - len(rest.rstrip("\n" if self._thinking else None))
