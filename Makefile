@@ -14,7 +14,7 @@ export PYTHON
 # Importing an editable install rebuilds with cmake and ninja. A fresh machine has only those of the environment.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz peers bench-peers bench-streaming bench-resident bench-ops track track-trips train-test metal-engine apart-engine agents page-test macos cuda wheel clean
+.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz peers bench-peers bench-streaming bench-resident bench-ops bench-serve track track-trips train-test metal-engine apart-engine agents page-test macos cuda wheel clean
 
 help:
 	@echo "make demo      set up, then the built-in model writes, with all its experts in memory and with a quarter"
@@ -33,6 +33,7 @@ help:
 	@echo "make bench-streaming  compare it with llama.cpp under one memory limit, at two read-aheads of the disk, as root  ARGS=\"--rounds 3\""
 	@echo "make bench-resident  compare a model in memory with an engine that cannot stream  ARGS=\"--rounds 3\""
 	@echo "make bench-ops  compare every op and way of reading with NumPy and a bare loop  ARGS=\"bench/ops/test_ops.py -k matmul\""
+	@echo "make bench-serve  compare eight clients of the server with its scheduler alone  ARGS=\"--rounds 3\""
 	@echo "make track     compare instructions, system calls, allocations and the like with bench/gate/expected.json  ARGS=--update"
 	@echo "make track-trips  check that track notices a kernel that is a tenth slower"
 	@echo "make train-test  run tools/train from text to a store at toy size, and compare with transformers (large downloads)"
@@ -145,6 +146,9 @@ bench-resident: $(READY)
 
 bench-ops: $(READY)
 	$(BIN)/python -m pytest -q --benchmark-columns=min,median,iqr --benchmark-sort=name $(or $(ARGS),bench)
+
+bench-serve: $(READY)
+	$(BIN)/python bench/peers/over_http.py $(ARGS)
 
 # `track` holds numbers that noise does not move to bench/gate/expected.json. `track-trips` checks that it would notice a loss.
 track: $(READY)

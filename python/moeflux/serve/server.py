@@ -17,7 +17,7 @@ from moeflux.serve.desk import Desk
 from moeflux.serve.exchange import Pace
 from moeflux.serve.guard import LOOPBACK, Rules, check_address, is_loopback
 
-__all__ = ["Listen", "keys_in", "listening", "ready_lines", "run"]
+__all__ = ["Listen", "keys_in", "listening", "made", "ready_lines", "run"]
 
 LONGEST_KEY = 512
 DRAIN_SECONDS = 600
@@ -87,11 +87,7 @@ def listening(listen: Listen) -> socket.socket:
         ) from error
 
 
-def run(desk: Desk, listen: Listen, at: socket.socket, pace: Pace | None = None) -> int:
-    """Serves until SIGTERM or Ctrl-C; then what was accepted is finished. Returns the exit status."""
-    url = _url(*at.getsockname()[:2])
-    for line in (f"ready: {url}", *ready_lines(url, desk.name, bool(listen.keys))):
-        print(line, file=sys.stderr, flush=True)
+def made(desk: Desk, listen: Listen, pace: Pace | None = None) -> uvicorn.Server:
     config = uvicorn.Config(
         application(desk, listen.rules, pace),
         log_level="warning",
@@ -102,8 +98,16 @@ def run(desk: Desk, listen: Listen, at: socket.socket, pace: Pace | None = None)
         timeout_graceful_shutdown=DRAIN_SECONDS,
         limit_concurrency=MOST_CONNECTIONS,
     )
+    return uvicorn.Server(config)
+
+
+def run(desk: Desk, listen: Listen, at: socket.socket, pace: Pace | None = None) -> int:
+    """Serves until SIGTERM or Ctrl-C; then what was accepted is finished. Returns the exit status."""
+    url = _url(*at.getsockname()[:2])
+    for line in (f"ready: {url}", *ready_lines(url, desk.name, bool(listen.keys))):
+        print(line, file=sys.stderr, flush=True)
     with at:
-        uvicorn.Server(config).run(sockets=[at])
+        made(desk, listen, pace).run(sockets=[at])
     return 0
 
 
