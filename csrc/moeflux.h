@@ -115,11 +115,12 @@ struct StateTensor {
   std::vector<int64_t> shape;  // k and v [position, kv_heads, dim]; latent, rope_k [position, width]; conv [taps - 1,
                                // channels]; recurrent [value heads, value dim, key dim]
   int64_t bytes = 0;
-  std::function<void(std::span<std::byte> to)> read;           // copies all of its bytes
-  std::function<void(std::span<const std::byte> from)> write;  // likewise, for `restore`
+  // Copies those of its bytes that begin at `begin`. Several threads may do so at once, for other bytes.
+  std::function<void(int64_t begin, std::span<std::byte> to)> read;
+  std::function<void(int64_t begin, std::span<const std::byte> from)> write;  // likewise, for `restore`
 };
 
-using StateVisitor = std::function<void(const StateTensor&)>;
+using StateVisitor = std::function<void(std::span<const StateTensor>)>;
 
 // Is told which experts the router picked. It is called for every pass of tokens, of one session or several, once per
 // layer with experts, in order. ids [tokens, k] are in router order and valid during the call. The call is part of the
@@ -256,10 +257,13 @@ class Session {
   // Returns the position reached.
   virtual int64_t rewind(int64_t position, bool exact = true) = 0;
 
-  // Shows every piece of what the layers remember, in layer order.
+  // Takes memory for the rows of so many more tokens, for the next call. What that does not use, it gives back.
+  // BudgetError when there is too little; nothing has changed then.
+  virtual void make_room(int64_t tokens) = 0;
+  // Shows all pieces of what the layers remember, in layer order. They are there to read until `show` returns.
   virtual void read_state(const StateVisitor& show) = 0;
   // Replaces all of it with the state after `position` tokens. `tokens` are those tokens, or none when they are not
-  // known. `fill` is given each piece to write. When it throws, the session is unusable until `clear` or another
+  // known. `fill` is given all pieces to write. When it throws, the session is unusable until `clear` or another
   // restore. Checkpoints are dropped, and there are no logits until the next evaluation.
   virtual void restore(int64_t position, std::span<const int32_t> tokens, const StateVisitor& fill) = 0;
 

@@ -36,7 +36,9 @@ void check_interrupt() {
 
 int64_t state_bytes(moeflux::Session& session) {
   int64_t bytes = 0;
-  session.read_state([&](const moeflux::StateTensor& tensor) { bytes += tensor.bytes; });
+  session.read_state([&](std::span<const moeflux::StateTensor> pieces) {
+    for (const moeflux::StateTensor& each : pieces) bytes += each.bytes;
+  });
   return bytes;
 }
 

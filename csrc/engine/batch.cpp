@@ -85,7 +85,7 @@ void Batch::take_session(size_t index) {
 // no copy of the recurrent state. If they need several passes, all but the last need one too.
 void Batch::prepare() {
   for (size_t i = 0; i < work_.size(); ++i)
-    at_work(work_, i, [&] { session_of(work_[i]).make_room(work_[i].tokens.size()); });
+    at_work(work_, i, [&] { session_of(work_[i]).take_room(work_[i].tokens.size()); });
   const int64_t last_begins = (left_ - 1) / engine_.chunk() * engine_.chunk();
   int64_t at = left_ - std::ranges::count_if(work_, [](const Work& work) { return work.tokens.size() == 1; });
   for (const Work& work : work_) session_of(work).begin(work.tokens.size() > 1 || at++ < last_begins);

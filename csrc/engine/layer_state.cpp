@@ -110,6 +110,7 @@ void SessionState::read(View from, std::span<std::byte> to) const {
     std::memcpy(to.data(), from.host(), to.size());
     return;
   }
+  const std::lock_guard lock(exchanging_);
   const auto room = static_cast<size_t>(exchange_->bytes());
   for (size_t done = 0; done < to.size(); done += room) {
     const std::span<std::byte> part = to.subspan(done, std::min(room, to.size() - done));
@@ -125,6 +126,7 @@ void SessionState::write(std::span<const std::byte> from, View to) const {
     std::memcpy(to.host(), from.data(), from.size());
     return;
   }
+  const std::lock_guard lock(exchanging_);
   const auto room = static_cast<size_t>(exchange_->bytes());
   for (size_t done = 0; done < from.size(); done += room) {
     const std::span<const std::byte> part = from.subspan(done, std::min(room, from.size() - done));
@@ -133,15 +135,18 @@ void SessionState::write(std::span<const std::byte> from, View to) const {
   }
 }
 
-// The first `bytes` of a piece: visit(a place of theirs, where they begin in the piece, how many they are).
+// `size` bytes of a piece from `begin` on: visit(a place of theirs, where they are among these bytes, how many).
 template <typename Visit>
-void SessionState::each_part(const PlacedPiece& piece, int64_t bytes, const Visit& visit) const {
-  if (!piece.piece.rows) return visit(piece.fixed, size_t{0}, static_cast<size_t>(bytes));
+void SessionState::each_part(const PlacedPiece& piece, int64_t begin, size_t size, const Visit& visit) const {
+  if (!piece.piece.rows) return visit(piece.fixed.at(begin, 1), size_t{0}, size);
   const Cache& rows = piece.rows;
   const int64_t room = block_rows * rows.width * static_cast<int64_t>(dtype_bytes(rows.dtype));
-  for (int64_t done = 0; done < bytes; done += room)
-    visit(rows.blocks[static_cast<size_t>(done / room)].at(rows.offset, 1), static_cast<size_t>(done),
-          static_cast<size_t>(std::min(room, bytes - done)));
+  for (size_t done = 0; done < size;) {
+    const int64_t at = begin + static_cast<int64_t>(done);
+    const size_t count = std::min(static_cast<size_t>(room - at % room), size - done);
+    visit(rows.blocks[static_cast<size_t>(at / room)].at(rows.offset + at % room, 1), done, count);
+    done += count;
+  }
 }
 
 std::vector<StateTensor> SessionState::tensors(int64_t position) const {
@@ -153,14 +158,16 @@ std::vector<StateTensor> SessionState::tensors(int64_t position) const {
       if (piece.rows) shape.insert(shape.begin(), position);
       const DType dtype = piece.rows ? placed.rows.dtype : DType::f32;
       const int64_t bytes = (piece.rows ? position : 1) * piece.width() * static_cast<int64_t>(dtype_bytes(dtype));
-      const auto read_all = [this, &placed, bytes](std::span<std::byte> to) {
-        each_part(placed, bytes, [&](View part, size_t begin, size_t size) { read(part, to.subspan(begin, size)); });
+      const auto read_part = [this, &placed](int64_t begin, std::span<std::byte> to) {
+        each_part(placed, begin, to.size(),
+                  [&](View part, size_t at, size_t size) { read(part, to.subspan(at, size)); });
       };
-      const auto write_all = [this, &placed, bytes](std::span<const std::byte> from) {
-        each_part(placed, bytes, [&](View part, size_t begin, size_t size) { write(from.subspan(begin, size), part); });
+      const auto write_part = [this, &placed](int64_t begin, std::span<const std::byte> from) {
+        each_part(placed, begin, from.size(),
+                  [&](View part, size_t at, size_t size) { write(from.subspan(at, size), part); });
       };
       tensors.push_back(
-          {std::string(piece.name), static_cast<int64_t>(i), dtype, std::move(shape), bytes, read_all, write_all});
+          {std::string(piece.name), static_cast<int64_t>(i), dtype, std::move(shape), bytes, read_part, write_part});
     }
   return tensors;
 }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -68,7 +69,7 @@ class SessionState {
 
  private:
   template <typename Visit>
-  void each_part(const PlacedPiece& piece, int64_t bytes, const Visit& visit) const;
+  void each_part(const PlacedPiece& piece, int64_t begin, size_t size, const Visit& visit) const;
   void read(View from, std::span<std::byte> to) const;
   void write(std::span<const std::byte> from, View to) const;
 
@@ -79,6 +80,7 @@ class SessionState {
   std::vector<RowPool::Block> blocks_;  // as many as rows need
   std::unique_ptr<Buffer> recurrent_;
   std::unique_ptr<Buffer> exchange_;  // for the host to read and write through, where it does not reach the others
+  mutable std::mutex exchanging_;     // guards its content
   int64_t recurrent_bytes_ = 0;
 };
 

@@ -32,7 +32,7 @@ void EngineSession::enter() const {
 // Room for the rows of so many tokens more. What the call does not use is given back when it ends.
 class EngineSession::Room {
  public:
-  Room(EngineSession& session, size_t tokens) : session_(session) { session_.make_room(tokens); }
+  Room(EngineSession& session, size_t tokens) : session_(session) { session_.take_room(tokens); }
   ~Room() { session_.drop_room(); }
   Room(const Room&) = delete;
   Room& operator=(const Room&) = delete;
@@ -41,7 +41,7 @@ class EngineSession::Room {
   EngineSession& session_;
 };
 
-void EngineSession::make_room(size_t tokens) {
+void EngineSession::take_room(size_t tokens) {
   state_.make_room(position(), position() + static_cast<int64_t>(tokens), "rows of a session");
 }
 
@@ -405,10 +405,19 @@ int64_t EngineSession::rewind(int64_t target, bool exact) {
 
 // ---- Giving and taking state -----------------------------------------------------------------------------------
 
+void EngineSession::make_room(int64_t tokens) {
+  const Use use(*this);
+  check_usable();
+  if (tokens < 0 || tokens > options_.max_context - position())
+    throw ArgumentError(
+        concat("make_room: expected 0 to ", options_.max_context - position(), " tokens, found ", tokens));
+  take_room(static_cast<size_t>(tokens));
+}
+
 void EngineSession::read_state(const StateVisitor& show) {
   const Use use(*this);
   check_usable();
-  for (const StateTensor& tensor : state_.tensors(position())) show(tensor);
+  show(state_.tensors(position()));
 }
 
 void EngineSession::restore(int64_t target, std::span<const int32_t> tokens, const StateVisitor& fill) {
@@ -424,7 +433,7 @@ void EngineSession::restore(int64_t target, std::span<const int32_t> tokens, con
   drop_logits();
   checkpoints_.forget_after(-1);
   try {
-    for (const StateTensor& tensor : tensors) fill(tensor);
+    fill(tensors);
   } catch (...) {
     state_.keep_rows(0);  // they are worth nothing
     throw;

@@ -37,6 +37,7 @@ class EngineSession final : public Session {
   std::vector<int64_t> checkpoints() const override;
   void set_max_checkpoints(int64_t count) override;
   int64_t rewind(int64_t position, bool exact) override;
+  void make_room(int64_t tokens) override;
   void read_state(const StateVisitor& show) override;
   void restore(int64_t position, std::span<const int32_t> tokens, const StateVisitor& fill) override;
   StepStats last() const override;
@@ -50,8 +51,8 @@ class EngineSession final : public Session {
   void leave() const { busy_.store(false, std::memory_order_release); }
   // Whether these tokens may be evaluated now.
   void check(std::span<const int32_t> tokens, std::span<float> all_logits) const;
-  // Makes room for the rows of so many tokens more, or changes nothing. `drop_room` gives back what is not used.
-  void make_room(size_t tokens);
+  // Takes room for the rows of so many tokens more, or changes nothing. `drop_room` gives back what is not used.
+  void take_room(size_t tokens);
   void drop_room() noexcept { state_.keep_rows(position()); }
   // Prepares the way back. With `copies`, it may take a copy of the recurrent state.
   void begin(bool copies);

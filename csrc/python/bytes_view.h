@@ -12,8 +12,9 @@ namespace py = pybind11;
 // The bytes of a Python object, contiguous, held until the end of the scope.
 class BytesView {
  public:
-  explicit BytesView(const py::object& object) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw py::error_already_set();
+  // With PyBUF_WRITABLE as `flags`, they may be written.
+  explicit BytesView(const py::object& object, int flags = PyBUF_SIMPLE) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) throw py::error_already_set();
   }
   ~BytesView() { PyBuffer_Release(&view_); }
   BytesView(const BytesView&) = delete;
@@ -22,6 +23,7 @@ class BytesView {
   std::span<const std::byte> bytes() const {
     return {static_cast<const std::byte*>(view_.buf), static_cast<size_t>(view_.len)};
   }
+  std::span<std::byte> writable() const { return {static_cast<std::byte*>(view_.buf), static_cast<size_t>(view_.len)}; }
 
  private:
   Py_buffer view_;

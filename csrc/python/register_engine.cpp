@@ -20,6 +20,7 @@
 #include "moeflux.h"
 #include "python/bindings.h"
 #include "python/cancel.h"
+#include "python/state_pieces.h"
 #include "python/store_object.h"
 
 namespace py = pybind11;
@@ -137,27 +138,35 @@ py::dtype numpy_type(DType type) { return type == DType::f32 ? py::dtype::of<flo
 
 py::list read_state(Session& session) {
   py::list tensors;
-  session.read_state([&](const StateTensor& tensor) {
-    py::array copy(numpy_type(tensor.dtype), tensor.shape);
-    tensor.read({static_cast<std::byte*>(copy.mutable_data()), static_cast<size_t>(tensor.bytes)});
-    tensors.append(py::make_tuple(tensor.layer, tensor.name, copy));
+  session.read_state([&](std::span<const StateTensor> pieces) {
+    for (const StateTensor& tensor : pieces) {
+      py::array copy(numpy_type(tensor.dtype), tensor.shape);
+      tensor.read(0, {static_cast<std::byte*>(copy.mutable_data()), static_cast<size_t>(tensor.bytes)});
+      tensors.append(py::make_tuple(tensor.layer, tensor.name, copy));
+    }
   });
   return tensors;
 }
 
 // moeflux.Snapshot has checked `given` against the session's own shapes. A piece that still does not fit is refused.
 void restore(Session& session, int64_t position, const Tokens& tokens, const std::vector<py::array>& given) {
-  size_t next = 0;
-  session.restore(position, view_of(tokens), [&](const StateTensor& tensor) {
-    if (next == given.size())
-      throw ArgumentError(concat("restore: expected a tensor for layer ", tensor.layer, ", found none"));
-    const py::array& array = given[next++];
-    const bool fits = array.dtype().equal(numpy_type(tensor.dtype)) && (array.flags() & py::array::c_style) &&
-                      std::vector<int64_t>(array.shape(), array.shape() + array.ndim()) == tensor.shape;
-    if (!fits)
-      throw ArgumentError(concat("restore: layer ", tensor.layer, ", ", tensor.name, ": the array does not fit"));
-    tensor.write({static_cast<const std::byte*>(array.data()), static_cast<size_t>(tensor.bytes)});
+  session.restore(position, view_of(tokens), [&](std::span<const StateTensor> pieces) {
+    size_t next = 0;
+    for (const StateTensor& tensor : pieces) {
+      if (next == given.size())
+        throw ArgumentError(concat("restore: expected a tensor for layer ", tensor.layer, ", found none"));
+      const py::array& array = given[next++];
+      const bool fits = array.dtype().equal(numpy_type(tensor.dtype)) && (array.flags() & py::array::c_style) &&
+                        std::vector<int64_t>(array.shape(), array.shape() + array.ndim()) == tensor.shape;
+      if (!fits)
+        throw ArgumentError(concat("restore: layer ", tensor.layer, ", ", tensor.name, ": the array does not fit"));
+      tensor.write(0, {static_cast<const std::byte*>(array.data()), static_cast<size_t>(tensor.bytes)});
+    }
   });
+}
+
+void fill(Session& session, int64_t position, const Tokens& tokens, const py::function& all) {
+  fill_state(session, position, view_of(tokens), all);
 }
 
 double share(int64_t part, int64_t whole) {
@@ -319,6 +328,7 @@ void register_engine(py::module_& m, Class<Testing>& testing) {
            "Sets it so many seconds from now, or earlier if it was to be set earlier.")
       .def("is_set", &Cancel::is_set);
 
+  define_state_pieces(m);
   // Session is known before Engine's methods, so that their signatures can name it.
   Class<Session> session(m, "Session", "One timeline of tokens. See moeflux.Session.");
 
@@ -371,6 +381,11 @@ void register_engine(py::module_& m, Class<Testing>& testing) {
       .def("rewind", &Session::rewind, py::arg("position"), py::arg("exact") = true, release())
       .def("read_state", &read_state, "(layer, name, copy) of every piece of state, in layer order.")
       .def("restore", &restore, py::arg("position"), py::arg("tokens"), py::arg("tensors"))
+      .def("make_room", &Session::make_room, py::arg("tokens"),
+           "Takes memory for the rows of so many more tokens, for the next call.")
+      .def("show_state", &show_state, py::arg("show"), "Calls show(StatePieces), which may read them.")
+      .def("fill_state", &fill, py::arg("position"), py::arg("tokens"), py::arg("fill"),
+           "Calls fill(StatePieces), which must write all of them: the state after these tokens.")
       .def_property_readonly("last", &Session::last)
       .def_property_readonly("total", &Session::total);
 }

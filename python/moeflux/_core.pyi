@@ -39,6 +39,7 @@ __all__: list[str] = [
     "SlotCache",
     "SnapshotSpan",
     "SnapshotWire",
+    "StatePieces",
     "StepStats",
     "StoreDirectory",
     "Tensor",
@@ -822,6 +823,23 @@ class Cancel:
         Sets it so many seconds from now, or earlier if it was to be set earlier.
         """
 
+class StatePieces:
+    """
+    What a session remembers. It may be used, in any thread, until the call that gave it returns.
+    """
+    def list(self) -> list[typing.Any]:
+        """
+        (layer, name, dtype, shape) of each piece, in layer order.
+        """
+    def read(self, index: int, begin: int, to: typing.Any) -> None:
+        """
+        Fills memory with the bytes of a piece from `begin` on.
+        """
+    def write(self, index: int, begin: int, data: typing.Any) -> None:
+        """
+        Replaces the bytes of a piece from `begin` on.
+        """
+
 class Session:
     """
     One timeline of tokens. See moeflux.Session.
@@ -829,10 +847,23 @@ class Session:
     def argmax(self) -> int: ...
     def checkpoint(self) -> None: ...
     def clear(self) -> None: ...
+    def fill_state(
+        self,
+        position: int,
+        tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        fill: collections.abc.Callable[..., typing.Any],
+    ) -> None:
+        """
+        Calls fill(StatePieces), which must write all of them: the state after these tokens.
+        """
     def fork(self, position: int | None = None) -> Session: ...
     def logits(
         self, out: numpy.typing.NDArray[typing.Any] | None, vocab: int
     ) -> numpy.typing.NDArray[numpy.float32]: ...
+    def make_room(self, tokens: int) -> None:
+        """
+        Takes memory for the rows of so many more tokens, for the next call.
+        """
     def prefill(
         self,
         tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
@@ -856,6 +887,10 @@ class Session:
     ) -> None: ...
     def rewind(self, position: int, exact: bool = True) -> int: ...
     def set_max_checkpoints(self, count: int) -> None: ...
+    def show_state(self, show: collections.abc.Callable[..., typing.Any]) -> None:
+        """
+        Calls show(StatePieces), which may read them.
+        """
     def step(self, token: int, cancel: Cancel | None = None, serial: int | None = None) -> int:
         """
         Evaluates one token. Returns the serial of its logits.

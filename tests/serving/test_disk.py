@@ -17,6 +17,7 @@ import moeflux
 from moeflux import Sampling
 from moeflux.serving import Request, Scheduler
 from moeflux.serving.disk import DiskTier
+from moeflux.serving.protocols import ServedSession
 from support.engine import Folder, load_faulty
 from support.served import Alone, Gate, text, until
 
@@ -83,10 +84,10 @@ def test_who_waits_for_the_disk_keeps_nobody_waiting(
     slow, done = Gate(), []
     read = DiskTier._read
 
-    def late(self: DiskTier, name: str, tokens: tuple[int, ...]) -> moeflux.Snapshot | None:
+    def late(self: DiskTier, name: str, session: ServedSession, ids: np.ndarray) -> bool:
         slow.enter(None)
         done.append(name)
-        return read(self, name, tokens)
+        return read(self, name, session, ids)
 
     monkeypatch.setattr(DiskTier, "_read", late)
     with Scheduler(model, disk=disk, running=2) as scheduler:
@@ -227,10 +228,10 @@ def test_a_disk_that_refuses_changes_no_answer(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def full(self: moeflux.Snapshot, path: Path, format: str = "moeflux") -> None:
+    def full(session: object, variant: object, fingerprint: str, path: Path) -> None:
         raise moeflux.IoError(f"{path}: No space left on device")
 
-    monkeypatch.setattr(moeflux.Snapshot, "save", full)
+    monkeypatch.setattr("moeflux.serving.disk.save_state", full)
     with caplog.at_level(logging.WARNING, "moeflux"):
         with Scheduler(model, disk=tmp_path / "states", idle_seconds=0) as scheduler:
             first = ask(1)
@@ -257,18 +258,18 @@ def test_a_file_in_its_place_is_refused(model: moeflux.Model, tmp_path: Path) ->
 
 
 def test_the_tier_finds_the_deepest_state(model: moeflux.Model, tmp_path: Path) -> None:
-    tier = DiskTier(tmp_path / "states", model.variant, "me", 1024, 1 << 30, 1e9)
+    tier = DiskTier(tmp_path / "states", model, "me", 1 << 30, 1e9)
     ids = text(60, seed=3)
-    with model.session() as session:
-        for end in (10, 20, 40):
-            session.prefill(ids[session.position : end])
-            tier.save(session.snapshot())
+    for end in (10, 20, 40):
+        session = model.session()
+        session.prefill(ids[:end])
+        tier.save(session, [end])
     tier.settle()
     for count, expected in ((60, 40), (41, 40), (40, 20), (15, 10), (10, 0)):
         assert tier.find(np.asarray(ids[:count], np.int32)) == expected
     other = np.asarray([*ids[:30], 0, 0, *ids[32:]], np.int32)
     assert tier.find(other) == 20
     assert tier.has(np.asarray(ids[:20], np.int32)) and not tier.has(np.asarray(ids[:21], np.int32))
-    snapshot = tier.fetch(other, 20).result()
-    assert snapshot is not None and list(snapshot.tokens) == ids[:20]
+    with model.session() as session:
+        assert tier.fetch(session, other[:20]).result() and session.tokens == ids[:20]
     tier.close()

@@ -72,7 +72,7 @@ def check_held(model: moeflux.Model, plan: Plan) -> None:
     unused = whole - held["keys and values"]
     assert 0 <= unused <= whole
     assert {name: plan.parts[name] for name in held} == held | {"keys and values": whole}, (plan.parts, held)
-    later = sum(plan.parts[name] for name in ("text", "encoder", "choosing"))
+    later = sum(plan.parts[name] for name in ("text", "encoder", "choosing", "passing states"))
     assert model._engine.held == plan.model_bytes - later - unused
 
 

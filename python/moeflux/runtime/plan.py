@@ -25,6 +25,7 @@ from moeflux.routing.hit_rates import HitRate, hit_rate, hit_rate_of
 from moeflux.routing.trace import Trace
 from moeflux.runtime.options import LoadOptions, resolved, whole_number
 from moeflux.runtime.plan_table import ENGINE_PARTS, SESSION_PARTS, Plan
+from moeflux.runtime.state_file import PASSING_BYTES
 from moeflux.sizes import parse_size, size_text
 from moeflux.stores.costs import costs
 from moeflux.stores.planned import PlannedStore, store_to_plan
@@ -112,7 +113,7 @@ class _Planner:
         slots = whole_number("expert_slots", options["expert_slots"], 1 << 31)
         self.slots = min(slots, self.experts) if slots else None
         choosing = self.sessions * _core.sampler_bytes(self.variant.vocab_size)
-        self.fixed = self.process_parts() | {"choosing": choosing}
+        self.fixed = self.process_parts() | {"choosing": choosing, "passing states": PASSING_BYTES}
         self.budget, self.source = self.within_gpu(*self.budget_of(options["memory"]))
         self.direct_works = all(_core.supports_direct(file) for file in store.expert_files)
 

@@ -67,7 +67,7 @@ class Plan:
     @property
     def model_bytes(self) -> int:
         """The part of the total that belongs to this model, its sessions and answers, and its tokenizer."""
-        own = ("text", "encoder", "choosing", *ENGINE_PARTS, *SESSION_PARTS)
+        own = ("text", "encoder", "choosing", "passing states", *ENGINE_PARTS, *SESSION_PARTS)
         return sum(self.parts.get(name, 0) for name in own)
 
     @property
@@ -115,6 +115,7 @@ def _lines(plan: Plan) -> list[str]:
         "text": "the tokenizer, once it is asked for",
         "encoder": "a process of its own for this tokenizer, once it is asked for; never more",
         "choosing": "which token comes next, for an answer in each session",
+        "passing states": "parts of those on their way to or from a scheduler's disk",
         "renderer": "a process of its own for the chat template, once it is asked for; never more",
         "dense weights": "all but the routed experts, read once",
         "expert slots": f"{plan.slots} of {plan.experts} experts ({plan.slots / plan.experts:.1%}), "

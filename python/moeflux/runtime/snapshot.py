@@ -19,7 +19,7 @@ from moeflux._core import SafetensorsFile, parse_snapshot_wire, snapshot_wire_he
 from moeflux.errors import ArgumentError, BufferTooSmall, FormatError, StateError, found, refusals
 from moeflux.models.variants import MAX_CONTEXT, Variant
 from moeflux.stores.floats import bf16_bits, decode
-from moeflux.stores.tensor_file import arrays_in, check_kind, chunks_of, read_arrays, size_of
+from moeflux.stores.tensor_file import arrays_in, check_kind, chunks_of, forms_of, read_arrays, size_of
 
 __all__ = ["Snapshot"]
 
@@ -105,7 +105,7 @@ class Snapshot:
         if wire:
             return snapshot_wire_layout(self.variant.to_json(), wire, self.position).bytes
         check_format(format)
-        return size_of(own_metadata(self), own_arrays(self))
+        return size_of(own_metadata(self), forms_of(own_arrays(self)))
 
     def to_bytes(self, format: str = "moeflux") -> bytes:
         """What `save` writes to a file."""
@@ -191,12 +191,16 @@ def own_arrays(snapshot: Snapshot) -> dict[str, np.ndarray]:
 
 
 def own_metadata(snapshot: Snapshot) -> dict[str, str]:
+    return metadata_of(snapshot.variant, snapshot.fingerprint, snapshot.position)
+
+
+def metadata_of(variant: Variant, fingerprint: str, position: int) -> dict[str, str]:
     return {
         "format": FORMAT,
         "version": VERSION,
-        "fingerprint": snapshot.fingerprint,
-        "position": str(snapshot.position),
-        "model": snapshot.variant.name,
+        "fingerprint": fingerprint,
+        "position": str(position),
+        "model": variant.name,
     }
 
 
@@ -209,6 +213,21 @@ def own_of(
     path: Path, file: SafetensorsFile, read: Callable[[], dict[str, np.ndarray]], variant: Variant, max_tokens: int
 ) -> Snapshot:
     """Of the directory of a file, and its tensors when that is checked."""
+    position = check_directory(path, file, variant, max_tokens)
+    arrays = read()
+    tokens = tuple(arrays.pop("tokens").tolist())
+    if tokens and len(tokens) != position:
+        raise FormatError(f"{path}: tokens: expected {position}, one a position, found {len(tokens)}")
+    try:
+        conversation = arrays.pop("conversation", np.empty(0, "u1")).tobytes().decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: conversation: expected UTF-8, found byte {error.start} to be none") from error
+    tensors = {key: arrays[f"layers.{key[0]}.{key[1]}"] for key in variant.state(position)}
+    return Snapshot(variant, position, tensors, tokens, file.metadata.get("fingerprint", ""), conversation)
+
+
+def check_directory(path: Path, file: SafetensorsFile, variant: Variant, max_tokens: int) -> int:
+    """Returns the position when the file has what a state there takes, and nothing else."""
     metadata = file.metadata
     check_kind(path, metadata, FORMAT, VERSION)
     position = metadata.get("position", "")
@@ -218,16 +237,7 @@ def own_of(
     expected = {f"layers.{layer}.{name}": shape for (layer, name), shape in variant.state(int(position)).items()}
     for name in sorted(expected.keys() | file.tensors.keys() | {"tokens"}):
         check_entry(path, name, file.tensors.get(name), expected)
-    arrays = read()
-    tokens = tuple(arrays.pop("tokens").tolist())
-    if tokens and len(tokens) != int(position):
-        raise FormatError(f"{path}: tokens: expected {position}, one a position, found {len(tokens)}")
-    try:
-        conversation = arrays.pop("conversation", np.empty(0, "u1")).tobytes().decode()
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: conversation: expected UTF-8, found byte {error.start} to be none") from error
-    tensors = {key: arrays[f"layers.{key[0]}.{key[1]}"] for key in variant.state(int(position))}
-    return Snapshot(variant, int(position), tensors, tokens, metadata.get("fingerprint", ""), conversation)
+    return int(position)
 
 
 def check_entry(path: Path, name: str, entry: Any, expected: dict[str, tuple[int, ...]]) -> None:

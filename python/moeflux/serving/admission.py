@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
-from moeflux.errors import BudgetError, Error
+from moeflux.errors import BudgetError
 from moeflux.log import LOG
 from moeflux.models.layers import GatedDelta
 from moeflux.serving.disk import DiskTier
@@ -28,17 +31,27 @@ WORTH_WAITING = 64
 Made = TypeVar("Made")
 
 
+@dataclass
+class Coming:
+    """A session that the disk brings to the state behind these tokens."""
+
+    session: ServedSession
+    ids: np.ndarray
+    first: int
+    done: Future[bool]
+
+
 class Admission:
     """Belongs to the thread that evaluates. A job that begins goes on from the deepest place that is exact: of a branch
     in memory, of one on disk, or of one that another job is just about to reach."""
 
     def __init__(self, model: ServedModel, options: Options, wake: Callable[[], None]) -> None:
-        """`wake` is called, in any thread, when a job that waits for the disk need not wait any more."""
+        """`wake` is called, in any thread, when who waits for the disk need not wait any more."""
         self._model = model
         self._options = options
-        self._wake = wake
         self._recurrent = bool(model.variant.layers_with(GatedDelta))
         self.tree = PrefixTree(options.idle)
+        self._coming: list[Coming] = []
         self.disk: DiskTier | None = None
         session = model.session()
         self.max_context, lossy = session.max_context, session.lossy
@@ -46,17 +59,16 @@ class Admission:
         if options.disk is not None:
             identity = f"{model.fingerprint}, {model.arithmetic}, {lossy}"
             quota = parse_size("disk_quota", options.disk_quota)
-            self.disk = DiskTier(options.disk, model.variant, identity, self.max_context, quota, options.disk_seconds)
+            self.disk = DiskTier(options.disk, model, identity, quota, options.disk_seconds, wake)
 
     # ---- Beginning ----------------------------------------------------------------------------------------------
 
     def is_ready(self, job: Job, running: Iterable[Job]) -> bool:
         """Whether the job should begin now. Where it is worth it, it waits until its state is read, or until a job
         that runs has evaluated what both have in common."""
+        self._arrive()
         if self._waits(job):
             return False
-        if job.fetched is not None:
-            return True
         running = list(running)
         found = self._find(job, running)
         return not self._fetch(job, found) and not self._follow(job, found, running)
@@ -65,10 +77,9 @@ class Admission:
         """Gives the job a session that holds what can be reused. False when there is no memory for one now."""
         found = self._find(job, running)
         try:
-            session = self._restored(job) or self._session_at(found)
+            session = self._session_at(found)
         except BudgetError:
             return False
-        job.fetched = None
         job.session, job.places = session, self._places(job, session, found)
         self.tree.was_used(job.ids, found.branch, now)
         return True
@@ -77,7 +88,7 @@ class Admission:
         return self.tree.find(job.ids, (self._branch_of(other) for other in running))
 
     def _waits(self, job: Job) -> bool:
-        if job.fetched is not None and not job.fetched[0].done():
+        if job.fetched is not None and not job.fetched.done():
             return True
         if job.behind is None:
             return False
@@ -88,14 +99,46 @@ class Admission:
         return False
 
     def _fetch(self, job: Job, found: Found) -> bool:
-        """Has a state read that is deeper than what there is in memory."""
+        """Has a state read that is deeper than what there is in memory, if there is memory for it."""
         position = 0 if self.disk is None else self.disk.find(job.ids)
         if self.disk is None or position < found.position + WORTH_WAITING:
             return False
-        fetched = self.disk.fetch(job.ids, position)
-        fetched.add_done_callback(lambda _: self._wake())
-        job.fetched = fetched, position
+        ids = job.ids[:position]
+        for other in self._coming:
+            if np.array_equal(other.ids, ids):
+                job.fetched = other.done
+                return True
+        try:
+            session = self._with_room(partial(self._session_of, position))
+        except BudgetError:
+            return self.is_freeing
+        first = min([*job.borders[:1], position])
+        job.fetched = self.disk.fetch(session, ids)
+        self._coming.append(Coming(session, ids, first, job.fetched))
         return True
+
+    def _session_of(self, positions: int) -> ServedSession:
+        """With memory for the rows of so many."""
+        session = self._model.session()
+        try:
+            session._core.make_room(positions)
+        except BudgetError:
+            session.close()
+            raise
+        return session
+
+    def _arrive(self) -> None:
+        """What has come from the disk becomes a branch."""
+        over = [each for each in self._coming if each.done.done()]
+        self._coming = [each for each in self._coming if each not in over]
+        for each in over:
+            if each.done.result():
+                places = [len(each.ids)] if self._recurrent else None
+                self.tree.add(Branch(each.session, each.ids, places, each.first), time.monotonic())
+                continue
+            each.session.close()
+            assert self.disk is not None
+            self.disk.forget(each.ids)
 
     def _follow(self, job: Job, found: Found, running: list[Job]) -> bool:
         """Waits for a job that evaluates the same tokens now: until it has left a place there."""
@@ -116,27 +159,6 @@ class Admission:
 
     # ---- Sessions -----------------------------------------------------------------------------------------------
 
-    def _restored(self, job: Job) -> ServedSession | None:
-        """A session of the state that was read; None when there is none."""
-        if job.fetched is None:
-            return None
-        fetched, position = job.fetched
-        snapshot = fetched.result()
-        if snapshot is not None:
-            session = self._with_room(self._model.session)
-            try:
-                self._with_room(lambda: session.restore(snapshot))
-                return session
-            except BudgetError:
-                session.close()
-                raise
-            except Error as error:
-                session.close()
-                LOG.warning("a saved state is ignored: %s", error)
-        if self.disk is not None:
-            self.disk.forget(job.ids, position)
-        return None
-
     def _session_at(self, found: Found) -> ServedSession:
         """A fork of the branch. Where there is no memory for it, the branch itself, if nobody is running in it."""
         branch, position = found.branch, found.position
@@ -152,6 +174,8 @@ class Admission:
         try:
             return self._with_room(fork, inner=at_its_end, but=branch)
         except BudgetError:
+            if self.is_freeing:
+                raise
             session = self.tree.remove(branch)
         if at_its_end and self._recurrent:
             session.checkpoint()
@@ -159,12 +183,13 @@ class Admission:
         return session
 
     def _with_room(self, make: Callable[[], Made], *, inner: bool = False, but: Branch | None = None) -> Made:
-        """What `make` gives. While there is no memory for it, idle branches go."""
+        """What `make` gives. While there is no memory for it, idle branches go, one of them to the disk: BudgetError
+        until that has given its memory back."""
         while True:
             try:
                 return make()
             except BudgetError:
-                if not self.drop(inner=inner, but=but):
+                if (self.is_freeing and not inner) or not self.drop(inner=inner, but=but):
                     raise
 
     def _places(self, job: Job, session: ServedSession, found: Found) -> list[int]:
@@ -212,7 +237,8 @@ class Admission:
         job.session = None
 
     def drop(self, *, inner: bool = False, but: Branch | None = None) -> bool:
-        """Gives back the memory of the branch that is missed least. Returns whether there was one."""
+        """Gives back the memory of the branch that is missed least, once it is on the disk. Returns whether there was
+        one."""
         try:
             branch = self.tree.least(inner=inner, but=but)
         except LookupError:
@@ -234,31 +260,41 @@ class Admission:
         oldest = next(iter(self.tree.all()), None)
         return None if oldest is None else oldest.since + self._options.idle_seconds
 
-    def _move(self, branch: Branch) -> None:
-        """To the disk, if that has time now. Its end is saved unless another branch goes on from there, and its first
-        place if no other branch has one as early: the rest is evaluated again if somebody asks for it."""
-        if self.disk is not None and not self.disk.busy:
-            self._save(branch)
-        self.tree.remove(branch).close()
+    @property
+    def is_freeing(self) -> bool:
+        """Whether a state is on its way to the disk, whose memory comes back then."""
+        return self.disk is not None and self.disk.busy
 
-    def _save(self, branch: Branch) -> None:
-        assert self.disk is not None
+    def _move(self, branch: Branch) -> None:
+        """To the disk, if that has time now. Else its memory comes back at once."""
+        self._give_up(branch, [] if self.is_freeing else self._worth_saving(branch))
+
+    def _worth_saving(self, branch: Branch) -> list[int]:
+        """The end of a branch unless another one goes on from there, and its first place if no other branch has one as
+        early: the rest is evaluated again if somebody asks for it."""
+        disk, first, end = self.disk, branch.first, len(branch.ids)
+        if disk is None:
+            return []
+        saves_end = not self.tree.goes_on(branch) and not disk.has(branch.ids)
+        saves_first = first < end and self.tree.is_root(branch) and not disk.has(branch.ids[:first])
+        return [end] * saves_end + [first] * saves_first
+
+    def _give_up(self, branch: Branch, positions: list[int]) -> None:
+        """Has the disk keep what it was at these positions."""
+        session = self.tree.remove(branch)
         try:
-            if not self.tree.goes_on(branch) and not self.disk.has(branch.ids):
-                self.disk.save(branch.session.snapshot())
-            first = branch.first
-            if first < len(branch.ids) and self.tree.is_root(branch) and not self.disk.has(branch.ids[:first]):
-                branch.session.rewind(first)  # the end is saved, and the branch goes
-                self.disk.save(branch.session.snapshot())
+            if self.disk is not None and positions:
+                self.disk.save(session, positions)
+                return
         except RuntimeError as error:  # ours, or no thread any more because the interpreter ends
             LOG.warning("a state is not saved: %s", error)
+        session.close()
 
     def close(self) -> None:
         """Everything idle goes to the disk, or is given back."""
         for branch in self.tree.all():
-            if self.disk is not None:
-                self._save(branch)
-                self.disk.settle()
-            self.tree.remove(branch).close()
+            self._give_up(branch, self._worth_saving(branch))
         if self.disk is not None:
             self.disk.close()
+        for each in self._coming:
+            each.session.close()

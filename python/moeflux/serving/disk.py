@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import itertools
 import re
 import secrets
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,14 +25,16 @@ from moeflux import files
 from moeflux._core import SafetensorsFile
 from moeflux.errors import Error
 from moeflux.log import LOG
-from moeflux.models.variants import Variant
-from moeflux.runtime.snapshot import Snapshot
+from moeflux.runtime.state_file import load_state, save_state, state_file_bytes
+from moeflux.serving.protocols import ServedModel, ServedSession
 
 __all__ = ["DiskTier"]
 
 KEY = "key"
 KEY_BYTES = 32
 NAME = re.compile(r"[0-9a-f]{64}\.session")
+
+Made = TypeVar("Made")
 
 
 @dataclass
@@ -42,21 +47,29 @@ class Stored:
 
 
 class DiskTier:
-    """Called by one thread. Reading and writing is done by another, one file at a time."""
+    """Called by one thread. Reading and writing is done by another, one file at a time. Sessions are that thread's
+    meanwhile, so that no copy of a state is ever in memory."""
 
     def __init__(
-        self, folder: str | Path, variant: Variant, identity: str, max_context: int, quota: int, age: float
+        self,
+        folder: str | Path,
+        model: ServedModel,
+        identity: str,
+        quota: int,
+        age: float,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """`identity` is of the model and its arithmetic: states of another one are not found. Files older than `age`
-        seconds go, and those unused for longest when there are more than `quota` bytes."""
+        seconds go, and those unused for longest when there are more than `quota` bytes. `wake` is called, in any
+        thread, when something was read or written."""
         self.folder = files.make_private_folder(files.expanded(folder))
-        self._variant = variant
-        self._max_context = max_context
+        self._model = model
+        self._wake = wake
         self._quota = quota
         self._age = age
         self._root = hmac.new(self._key(), identity.encode(), "sha256").digest()
         self._stored: dict[str, Stored] = {}
-        self._writing: dict[str, Future[bool]] = {}
+        self._writing: list[Future[list[str]]] = []  # the names of those that could not be written
         self._thread = ThreadPoolExecutor(1, "moeflux-disk")
         self._look()
 
@@ -103,17 +116,16 @@ class DiskTier:
 
     @property
     def busy(self) -> bool:
-        """Whether a state is being written."""
+        """Whether a state is being written. Its session's memory comes back when it is."""
         self._hear()
         return bool(self._writing)
 
     def _hear(self) -> None:
         """What became of what was to be written."""
-        for name, written in list(self._writing.items()):
-            if written.done():
-                del self._writing[name]
-                if not written.result():
-                    self._stored.pop(name, None)
+        over = [written for written in self._writing if written.done()]
+        self._writing = [written for written in self._writing if written not in over]
+        for name in itertools.chain.from_iterable(written.result() for written in over):
+            self._stored.pop(name, None)
 
     def find(self, ids: np.ndarray) -> int:
         """The longest part of a text, but for its last token, of which there is a state; 0 when there is none."""
@@ -135,46 +147,60 @@ class DiskTier:
 
     # ---- Reading and writing ------------------------------------------------------------------------------------
 
-    def fetch(self, ids: np.ndarray, position: int) -> Future[Snapshot | None]:
-        """The state behind so many tokens; None when its file turns out to be none."""
-        name = self._names(ids, [position])[position]
+    def fetch(self, session: ServedSession, ids: np.ndarray) -> Future[bool]:
+        """Begins to bring a session, which has room for it, to the state behind these tokens. False when its file turns
+        out to be none: then it is not looked for again, and goes when it is old."""
+        name = self._names(ids, [len(ids)])[len(ids)]
         self._stored[name].used = time.time()
-        return self._thread.submit(self._read, name, tuple(ids[:position].tolist()))
+        return self._begin(self._read, name, session, ids)
 
-    def _read(self, name: str, tokens: tuple[int, ...]) -> Snapshot | None:
+    def _read(self, name: str, session: ServedSession, ids: np.ndarray) -> bool:
         path = self.folder / name
         try:
-            snapshot = Snapshot.load(path, self._variant, self._max_context)
+            load_state(session._core, self._model.variant, self._model.fingerprint, path, ids)
             files.touch(path)
         except Error as error:
             LOG.warning("a saved state is ignored: %s", error)
-            return None
-        if snapshot.tokens != tokens:
-            LOG.warning("%s: expected the state of the tokens that it is named after, found another: ignored", path)
-            return None
-        return snapshot
+            return False
+        return True
 
-    def forget(self, ids: np.ndarray, position: int) -> None:
-        """A state that could not be read is not looked for again. Its file goes when it is old."""
-        self._stored.pop(self._names(ids, [position])[position], None)
+    def forget(self, ids: np.ndarray) -> None:
+        """The state behind these tokens could not be read."""
+        self._stored.pop(self._names(ids, [len(ids)])[len(ids)], None)
 
-    def save(self, snapshot: Snapshot) -> None:
-        """Begins to write a state. It is found from now on."""
-        ids = np.asarray(snapshot.tokens, np.int32)
-        name, size = self._names(ids, [len(ids)])[len(ids)], snapshot.size()
-        if name in self._stored or size > self._quota:
-            return
-        self._make_room(size)
-        self._stored[name] = Stored(len(ids), size, time.time())
-        self._writing[name] = self._thread.submit(self._write, name, snapshot)
+    def save(self, session: ServedSession, positions: Sequence[int]) -> None:
+        """Takes a session over. Begins to write its states at these positions, descending, to which it can go back, and
+        closes it then. They are found from now on."""
+        names = self._names(np.asarray(session.tokens, np.int32), sorted(positions))
+        new: dict[int, str] = {}
+        for position in positions:
+            size = state_file_bytes(self._model.variant, self._model.fingerprint, session.kv_dtype, position)
+            if names[position] not in self._stored and size <= self._quota:
+                new[position] = names[position]
+                self._make_room(size)
+                self._stored[names[position]] = Stored(position, size, time.time())
+        self._writing.append(self._begin(self._write, session, new))
 
-    def _write(self, name: str, snapshot: Snapshot) -> bool:
+    def _write(self, session: ServedSession, new: dict[int, str]) -> list[str]:
+        """Returns the names of those that could not be written."""
         try:
-            snapshot.save(self.folder / name)
+            return [name for position, name in new.items() if not self._write_one(session, position, name)]
+        finally:
+            session.close()
+
+    def _write_one(self, session: ServedSession, position: int, name: str) -> bool:
+        try:
+            session.rewind(position)
+            save_state(session._core, self._model.variant, self._model.fingerprint, self.folder / name)
         except Error as error:
             LOG.warning("a state is not saved: %s", error)
             return False
         return True
+
+    def _begin(self, task: Callable[..., Made], *arguments: Any) -> Future[Made]:
+        begun = self._thread.submit(task, *arguments)
+        begun.add_done_callback(lambda _: self._wake())
+        return begun
 
     def _make_room(self, size: int) -> None:
         """Removes the states unused for longest until so many bytes more are within the quota."""
@@ -184,7 +210,7 @@ class DiskTier:
             if left >= size:
                 return
             left += self._stored.pop(name).bytes
-            self._thread.submit(self._remove, name)
+            self._begin(self._remove, name)
 
     def _remove(self, name: str) -> None:
         try:
@@ -194,7 +220,7 @@ class DiskTier:
 
     def settle(self) -> None:
         """Waits until everything is written."""
-        for written in self._writing.values():
+        for written in self._writing:
             written.result()
 
     def close(self) -> None:

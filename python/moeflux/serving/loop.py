@@ -164,7 +164,7 @@ class Loop:
                 self._displace(job, now, fairly=True)
             try:
                 while not self._admission.begin(job, self._running.values(), now):
-                    if not self._displace(job, now, fairly=False):
+                    if self._admission.is_freeing or not self._displace(job, now, fairly=False):
                         return
             except Error as error:
                 self._line.take(job)
@@ -245,14 +245,15 @@ class Loop:
                 self._stop(job)
                 self._fail(job, error, time.monotonic())
             return
-        now, short = time.monotonic(), False
-        for event in events:
-            heard = self._running.get(event.id)
-            if heard is not None:
-                short = short or event.error == "budget"
-                self._hear(heard, event, now)
+        now = time.monotonic()
+        heard = [(self._running[event.id], event) for event in events if event.id in self._running]
+        for job, event in heard:
+            self._hear(job, event, now)
+        short = [event for _, event in heard if event.error == "budget"]
         if short:
             self._make_room(now)
+        if heard and len(short) == len(heard) and self._admission.is_freeing:
+            self._rest()
 
     def _hear(self, job: Job, event: Event, now: float) -> None:
         self._counts.evaluated_tokens += event.evaluated
@@ -283,15 +284,21 @@ class Loop:
         self._over(job, finish, now)
 
     def _make_room(self, now: float) -> None:
-        """Somebody's next rows found no memory. Idle branches go first. Then the youngest of those with the lowest
-        priority is put aside; its state goes to the disk, or is evaluated again."""
-        if self._admission.drop():
+        """Somebody's next rows found no memory, and none is about to come back. Idle branches go first. Then the
+        youngest of those with the lowest priority is put aside; its state goes to the disk, or is evaluated again."""
+        if self._admission.is_freeing or self._admission.drop():
             return
         victim = max(self._running.values(), key=_youth)
         self._put_aside(victim, now)
         victim.short_since = self._counts.ended
         if self._running:
             self._admission.drop()
+
+    def _rest(self) -> None:
+        """Until something has changed: nobody can go on before the disk has given memory back."""
+        with self._changed:
+            if not self._woken:
+                self._changed.wait(PATIENCE)
 
     # ---- Ending -------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from moeflux._core import StepStats
 from moeflux.errors import ArgumentError, found
-from moeflux.runtime.snapshot import Snapshot
 from moeflux.runtime.tokens import Tokens, token_array
 from moeflux.serving.handle import Handle
 from moeflux.serving.protocols import NO_LIMIT, Event, ServedModel, ServedSession
@@ -85,7 +84,7 @@ class Job:
         self.session: ServedSession | None = None  # while it runs
         self.id = 0  # in the decoder, while it runs
         self.behind: tuple[Job, int] | None = None  # waits until that one has evaluated so many tokens
-        self.fetched: tuple[Future[Snapshot | None], int] | None = None  # its state, on the way from the disk
+        self.fetched: Future[bool] | None = None  # waits until a state has come from the disk
         self.places: list[int] = []  # where its session makes checkpoints
         self.begun_at = 0.0  # when it last was
         self.totals: StepStats | None = None  # of its session, then

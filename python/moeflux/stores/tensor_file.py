@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,17 @@ from moeflux import files
 from moeflux._core import SafetensorsFile
 from moeflux.errors import FormatError, IoError, refusals
 
-__all__ = ["arrays_in", "check_kind", "chunks_of", "read_arrays", "size_of"]
+__all__ = [
+    "Form",
+    "arrays_in",
+    "check_kind",
+    "check_sums",
+    "chunks_of",
+    "forms_of",
+    "header_of",
+    "read_arrays",
+    "size_of",
+]
 
 TYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
@@ -24,6 +36,23 @@ TYPES: dict[str, np.dtype[Any]] = {
     "I32": np.dtype("<i4"),
     "U8": np.dtype("u1"),
 }
+NAMES = {dtype: name for name, dtype in TYPES.items()}
+
+
+@dataclass(frozen=True)
+class Form:
+    """Of a tensor, whose numbers may be elsewhere."""
+
+    dtype: str  # as the format names it
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Form:
+        return cls(NAMES[array.dtype], array.shape)
+
+    @property
+    def bytes(self) -> int:
+        return TYPES[self.dtype].itemsize * math.prod(self.shape)
 
 
 # ---- Writing ----------------------------------------------------------------------------------------------------
@@ -32,28 +61,28 @@ TYPES: dict[str, np.dtype[Any]] = {
 def chunks_of(metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> Iterator[bytes | np.ndarray]:
     """The bytes of the file, in order. The checksums join the metadata as \"sha256\"."""
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    yield header_of(metadata, arrays, checksums(arrays.items()))
+    yield header_of(metadata, forms_of(arrays), checksums(arrays.items()))
     yield from arrays.values()
 
 
-def size_of(metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> int:
+def forms_of(arrays: dict[str, np.ndarray]) -> dict[str, Form]:
+    return {name: Form.of(array) for name, array in arrays.items()}
+
+
+def size_of(metadata: dict[str, str], forms: dict[str, Form]) -> int:
     """Of all those bytes. Nothing is summed up for it, for every sum has as many digits."""
-    header = header_of(metadata, arrays, dict.fromkeys(arrays, "0" * 64))
-    return len(header) + sum(array.nbytes for array in arrays.values())
+    header = header_of(metadata, forms, dict.fromkeys(forms, "0" * 64))
+    return len(header) + sum(form.bytes for form in forms.values())
 
 
-def header_of(metadata: dict[str, str], arrays: dict[str, np.ndarray], sums: dict[str, str]) -> bytes:
+def header_of(metadata: dict[str, str], forms: dict[str, Form], sums: dict[str, str]) -> bytes:
+    """What the file begins with; the tensors follow each other behind it."""
     stated = json.dumps(sums, separators=(",", ":"))
     header: dict[str, Any] = {"__metadata__": {**metadata, "sha256": stated}}
-    names = {dtype: name for name, dtype in TYPES.items()}
     end = 0
-    for name, array in arrays.items():
-        header[name] = {
-            "dtype": names[array.dtype],
-            "shape": list(array.shape),
-            "data_offsets": [end, end + array.nbytes],
-        }
-        end += array.nbytes
+    for name, form in forms.items():
+        header[name] = {"dtype": form.dtype, "shape": list(form.shape), "data_offsets": [end, end + form.bytes]}
+        end += form.bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

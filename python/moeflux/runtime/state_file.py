@@ -1,0 +1,158 @@
+"""States of sessions, on their way between a session and a file. They pass in parts, so that no copy of one is ever in
+memory. The files are those that `Snapshot` reads and writes, byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from io import FileIO
+from pathlib import Path
+
+import numpy as np
+
+from moeflux import _core, files
+from moeflux._core import SafetensorsFile, StatePieces
+from moeflux.errors import FormatError, IoError, refusals
+from moeflux.models.variants import Variant
+from moeflux.runtime.snapshot import FIXED, check_directory, metadata_of
+from moeflux.stores.tensor_file import Form, check_sums, header_of, size_of
+
+__all__ = ["PASSING_BYTES", "load_state", "save_state", "state_file_bytes"]
+
+PART = 1 << 20
+THREADS = 4
+PASSING_BYTES = 8 << 20
+"""What a state takes while it passes: a part and a stack for each thread, one part more to write from, and tokens."""
+
+Move = Callable[[int, int, memoryview], object]
+"""Fills memory with the bytes of a piece, by its number, that begin at a place; and brings them to where they go."""
+
+
+def state_file_bytes(variant: Variant, fingerprint: str, kv_dtype: str, position: int) -> int:
+    """What the file of a state has."""
+    rows = {"f32": "F32", "bf16": "BF16"}[kv_dtype]
+    forms = {
+        f"layers.{layer}.{name}": Form("F32" if name in FIXED else rows, shape)
+        for (layer, name), shape in variant.state(position).items()
+    }
+    forms["tokens"] = Form("I32", (position,))
+    return size_of(metadata_of(variant, fingerprint, position), forms)
+
+
+# ---- Writing ----------------------------------------------------------------------------------------------------
+
+
+def save_state(session: _core.Session, variant: Variant, fingerprint: str, path: Path) -> None:
+    """Writes the state of a session of this model, whose tokens are known. The file comes into being as a whole or not
+    at all."""
+    tokens = np.asarray(session.tokens, "<i4")
+    metadata = metadata_of(variant, fingerprint, len(tokens))
+
+    def write(pieces: StatePieces) -> None:
+        forms = {f"layers.{layer}.{name}": Form(dtype, tuple(shape)) for layer, name, dtype, shape in pieces.list()}
+        sizes = [form.bytes for form in forms.values()]
+        found = digests(sizes, lambda _: pieces.read)
+        sums = dict(zip(forms, found, strict=True)) | {"tokens": hashlib.sha256(tokens).hexdigest()}
+        header = header_of(metadata, forms | {"tokens": Form.of(tokens)}, sums)
+        files.write_atomically(path, itertools.chain([header], parts_of(pieces, sizes), [tokens]), private=True)
+
+    with refusals(f"{path}: its parts"):
+        session.show_state(write)
+
+
+def parts_of(pieces: StatePieces, sizes: Sequence[int]) -> Iterator[np.ndarray]:
+    """One after the other, in the same memory."""
+    part = np.empty(PART, np.uint8)
+    for index, size in enumerate(sizes):
+        for begin in range(0, size, PART):
+            here = part[: size - begin]
+            pieces.read(index, begin, here)
+            yield here
+
+
+# ---- Reading ----------------------------------------------------------------------------------------------------
+
+
+def load_state(session: _core.Session, variant: Variant, fingerprint: str, path: Path, tokens: np.ndarray) -> None:
+    """Brings a session of this model to the state after these tokens. FormatError when the file does not have it, in
+    the session's type of rows; the session may be unusable then."""
+    with refusals(f"{path}: its parts"):
+        file = SafetensorsFile(path)
+        position = check_directory(path, file, variant, session.max_context)
+        if file.metadata.get("fingerprint") != fingerprint or position != len(tokens):
+            raise FormatError(f"{path}: expected {len(tokens)} tokens of this model, found another state")
+
+        def fill(pieces: StatePieces) -> None:
+            forms = {f"layers.{layer}.{name}": Form(dtype, tuple(shape)) for layer, name, dtype, shape in pieces.list()}
+            entries = [file.tensors[name] for name in forms]
+            for (name, form), entry in zip(forms.items(), entries, strict=True):
+                if entry.dtype != form.dtype:
+                    raise FormatError(f'{path}: tensor "{name}": expected {form.dtype}, found {entry.dtype}')
+
+            def moving(stack: ExitStack) -> Move:
+                data = stack.enter_context(files.open_file(path))
+
+                def move(index: int, begin: int, part: memoryview) -> None:
+                    read_exactly(path, data, entries[index].offset + begin, part)
+                    pieces.write(index, begin, part)
+
+                return move
+
+            sums = dict(zip(forms, digests([form.bytes for form in forms.values()], moving), strict=True))
+            check_sums(path, file.metadata, sums)
+
+        check_tokens(path, file, tokens)
+        session.fill_state(position, np.asarray(tokens, np.int32), fill)
+
+
+def check_tokens(path: Path, file: SafetensorsFile, tokens: np.ndarray) -> None:
+    entry = file.tensors["tokens"]
+    found = np.empty(entry.shape, "<i4")
+    with files.open_file(path) as data:
+        read_exactly(path, data, entry.offset, memoryview(found.view(np.uint8)))
+    if not np.array_equal(found, tokens):
+        raise FormatError(f"{path}: expected the state of the tokens that it is named after, found another")
+
+
+def read_exactly(path: Path, file: FileIO, offset: int, part: memoryview) -> None:
+    with files.system_errors(path):
+        file.seek(offset)
+        while len(part):
+            count = file.readinto(part)
+            if not count:
+                raise IoError(f"{path}: expected {len(part)} bytes more, found the end of the file")
+            part = part[count:]
+
+
+# ---- Both -------------------------------------------------------------------------------------------------------
+
+
+def digests(sizes: Sequence[int], moving: Callable[[ExitStack], Move]) -> list[str]:
+    """The SHA-256 of pieces of these sizes. Each is moved part by part, several pieces at a time, by what `moving`
+    makes for a thread."""
+    found = [""] * len(sizes)
+    left, lock = iter(range(len(sizes))), threading.Lock()
+
+    def next_piece() -> int | None:
+        with lock:
+            return next(left, None)
+
+    def work() -> None:
+        with ExitStack() as stack:
+            move, room = moving(stack), memoryview(bytearray(PART))
+            while (index := next_piece()) is not None:
+                sha = hashlib.sha256()
+                for begin in range(0, sizes[index], PART):
+                    part = room[: sizes[index] - begin]
+                    move(index, begin, part)
+                    sha.update(part)
+                found[index] = sha.hexdigest()
+
+    with ThreadPoolExecutor(THREADS, "moeflux-state") as threads:
+        for each in [threads.submit(work) for _ in range(THREADS)]:
+            each.result()
+    return found
