@@ -14,7 +14,7 @@ export PYTHON
 # Importing an editable install rebuilds with cmake and ninja. A fresh machine has only those of the environment.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz peers bench-peers bench-streaming bench-resident bench-ops bench-serve track track-trips train-test metal-engine apart-engine agents page-test macos cuda wheel clean
+.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz peers schemas bench-peers bench-streaming bench-resident bench-ops bench-serve track track-trips train-test metal-engine apart-engine agents page-test macos cuda wheel clean
 
 help:
 	@echo "make demo      set up, then the built-in model writes, with all its experts in memory and with a quarter"
@@ -29,6 +29,7 @@ help:
 	@echo "make refusals  refuse each allocation, mapping and thread of a model's life in turn (half an hour)"
 	@echo "make fuzz      feed hostile files to every reader     SECONDS=600"
 	@echo "make peers     compute the reference answers again with transformers and mlx-lm, and compare (large downloads)"
+	@echo "make schemas   hold the server's grammars to the official test suite of JSON Schema (git clone)"
 	@echo "make bench-peers  compare the speed with llama.cpp and mlx-lm, in memory (half an hour to prepare)  ARGS=\"--rounds 3 --rows decode-2\""
 	@echo "make bench-streaming  compare it with llama.cpp under one memory limit, at two read-aheads of the disk, as root  ARGS=\"--rounds 3\""
 	@echo "make bench-resident  compare a model in memory with an engine that cannot stream  ARGS=\"--rounds 3\""
@@ -131,6 +132,14 @@ peers: $(PEERS)/ready
 	$(PEERS)/bin/python tests/golden/check_config.py
 	$(PEERS)/bin/python tests/golden/check_text.py build/peers
 	$(PEERS)/bin/python tests/golden/check_calls.py build/peers
+
+SCHEMAS = build/schemas
+SCHEMAS_COMMIT = 44401e0c046704b476ec9d2e2fccdaee618f259d
+
+schemas: $(READY)
+	@[ -d $(SCHEMAS) ] || git clone --quiet https://github.com/json-schema-org/JSON-Schema-Test-Suite $(SCHEMAS)
+	@git -C $(SCHEMAS) checkout --quiet $(SCHEMAS_COMMIT)
+	$(BIN)/python tests/golden/check_schemas.py $(SCHEMAS)
 
 bench-peers: $(READY)
 	@bash bench/peers/prepare.sh build/peers
