@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import moeflux
 from moeflux import builtin
 from moeflux.errors import Error
 from moeflux.serve.answer import AnswerReader
-from moeflux.serve.constrain import Constraint, Grammars
+from moeflux.serve.constrain import Grammars
 from moeflux.serve.events import Said, together
 from moeflux.serve.fields import RequestError
 from moeflux.serve.grammars import grammar_of
@@ -23,6 +22,7 @@ from moeflux.serve.request import Ask, Form, Tool
 from moeflux.serve.tools.families import FAMILIES, HERMES, Family
 from moeflux.text.sampling import Sampler, Sampling
 from moeflux.text.tokenizer import Tokenizer
+from support.constrained import Maker, allowed, ends
 
 BY_NAME = {family.name: family for family in FAMILIES}
 SCHEMA: dict[str, Any] = {
@@ -49,54 +49,9 @@ def grammars(tokenizer: Tokenizer) -> Grammars:
     return Grammars(tokenizer, ends(tokenizer), len(tokenizer) + 40)
 
 
-def ends(tokenizer: Tokenizer) -> set[int]:
-    found = {tokenizer.id_of("<|im_end|>"), tokenizer.id_of("<|endoftext|>")}
-    return {id for id in found if id is not None}
-
-
-class Maker:
-    """Grammars of requests, and texts held to them."""
-
-    def __init__(self, tokenizer: Tokenizer, grammars: Grammars) -> None:
-        self.tokenizer = tokenizer
-        self._grammars = grammars
-
-    def of(self, ask: Ask, family: Family = HERMES, thinking: bool = False, template: str = "") -> Constraint:
-        text = grammar_of(ask, family, thinking, template, self._added)
-        assert text is not None
-        return self._grammars.compile(text, "tools")
-
-    def _added(self, token: str) -> int | None:
-        return self.tokenizer.id_of(token) if token in self.tokenizer.added else None
-
-    def end_of(self, constraint: Constraint, text: str) -> str | None:
-        """None if the whole text may be the answer, or else the text up to what is not allowed."""
-        tokens = [*self.tokenizer.encode_marked(text), min(ends(self.tokenizer))]
-        for place, token in enumerate(tokens):
-            if token not in allowed(constraint(tokens[:place])):
-                return self.tokenizer.decode(tokens[:place])
-        return None
-
-    def at_random(self, constraint: Constraint, seed: int) -> str:
-        """A whole answer of tokens that are allowed, none of them likely."""
-        rng, tokens = random.Random(seed), list[int]()
-        for _ in range(1000):
-            ids = allowed(constraint(tokens))
-            over = sorted(set(ids) & ends(self.tokenizer))
-            if over:
-                return self.tokenizer.decode(tokens)
-            tokens.append(rng.choice(ids))
-        raise AssertionError(self.tokenizer.decode(tokens))
-
-
 @pytest.fixture(scope="module")
 def make(tokenizer: Tokenizer, grammars: Grammars) -> Maker:
     return Maker(tokenizer, grammars)
-
-
-def allowed(bits: np.ndarray) -> list[int]:
-    assert bits.dtype == np.uint32
-    return [32 * word + bit for word in np.flatnonzero(bits).tolist() for bit in range(32) if bits[word] >> bit & 1]
 
 
 def read(family: Family, text: str, thinking: bool = False) -> Said:
