@@ -130,6 +130,26 @@ def test_what_readme_shows_works() -> None:
             assert run.returncode == 0 and (run.stdout == f"{PARIS}\n" or "Anthropic" in program), run.stderr
 
 
+def test_a_second_ctrl_c_ends_it_at_once() -> None:
+    with serving("--no-disk") as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+        body = {"messages": [FRANCE], "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body))
+        answer = connection.getresponse()
+        assert b"data: " in answer.readline()
+        server.process.send_signal(signal.SIGINT)
+        while server.ask("/health")[0] == 200:
+            pass
+        server.process.send_signal(signal.SIGINT)
+        try:
+            rest = answer.read()
+        except http.client.IncompleteRead as error:
+            rest = error.partial
+        connection.close()
+        assert b"[DONE]" not in rest
+        server.process.wait(PATIENCE)
+
+
 def test_a_key_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("a-long-secret\n")
     with serving("--no-disk", "--api-key-file", str(tmp_path / "keys")) as server:
@@ -212,6 +232,8 @@ def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("ANTHROPIC_API_KEY", "of the user")
+    monkeypatch.setenv("NO_PROXY", "corp.example")
+    monkeypatch.delenv("no_proxy", raising=False)
 
 
 def told(*words: str) -> tuple[list[str], dict[str, str], str]:
@@ -228,6 +250,7 @@ def test_agents_are_told_of_the_server_that_there_is() -> None:
         port, url = str(server.port), f"http://127.0.0.1:{server.port}"
         words, environment, said = told("claude", "--port", port, "--", "-p", "hello")
         assert words == ["-p", "hello"] and "ANTHROPIC_API_KEY" not in environment
+        assert (environment["NO_PROXY"], environment["no_proxy"]) == ("corp.example,127.0.0.1",) * 2
         assert (environment["ANTHROPIC_BASE_URL"], environment["ANTHROPIC_MODEL"]) == (url, "builtin")
         assert "agents begin with about 10000" in said
         words, environment, _ = told("codex", "--port", port, "--", "exec", "hello")

@@ -65,23 +65,41 @@ def test_the_lines_that_it_prints_are_commands() -> None:
     assert compile(shlex.split(lines[1])[2], "line", "exec")
 
 
+def asked(port: int, method: str, path: str, body: str | None = None) -> tuple[int, str]:
+    """(status, body)"""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request(method, path, body)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
 def test_it_finishes_what_it_has_and_ends() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "MOEFLUX_BACKEND": "cpu"}
     with subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "support.serve_child"],
-        cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
     ) as child:  # fmt: skip
-        assert child.stderr is not None
+        assert child.stderr is not None and child.stdin is not None
         try:
             lines = [child.stderr.readline() for _ in range(4)]
             (port,) = map(int, re.findall(r"ready: http://127\.0\.0\.1:(\d+)\n", lines[0]))
             assert all(f"127.0.0.1:{port}" in line for line in lines[1:])
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             body = json.dumps({"messages": [{"role": "user", "content": "A secret?"}], "stream": True})
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             connection.request("POST", "/v1/chat/completions", body)
             answer = connection.getresponse()
             assert answer.status == 200 and answer.headers["server"] is None
+            assert asked(port, "GET", "/health")[0] == 200
             child.send_signal(signal.SIGTERM)
+            while (health := asked(port, "GET", "/health"))[0] == 200:
+                pass
+            assert health == (503, '{"status":"closing"}')
+            assert asked(port, "POST", "/v1/chat/completions", body)[0] == 503
+            child.stdin.write("\n")
+            child.stdin.flush()
             text = answer.read().decode()
             connection.close()
             assert "answer" in text and text.endswith("data: [DONE]\n\n")

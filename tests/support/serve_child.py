@@ -1,9 +1,8 @@
-"""A server as a program, with a model that says a sentence slowly: python -m support.serve_child"""
+"""A server as a program, whose model says a sentence for each line on stdin: python -m support.serve_child"""
 
 from __future__ import annotations
 
 import sys
-import time
 
 import moeflux
 from moeflux import builtin
@@ -14,7 +13,7 @@ from support.stand_in_scheduler import StandIn
 
 def main() -> int:
     def slowly(prompt: str) -> str:
-        time.sleep(1)
+        sys.stdin.readline()
         return "I was asked, so I answer."
 
     with moeflux.load(builtin.path(), threads=1) as model:

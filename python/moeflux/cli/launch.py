@@ -193,6 +193,13 @@ def _ready(server: subprocess.Popen[bytes], log: Path, url: str, key: str) -> Se
     raise IoError(f"the server: expected it to start, found: {said[-1] if said else 'no word of it'}")
 
 
+def _past_proxies(environment: Mapping[str, str]) -> dict[str, str]:
+    """No proxy can reach this machine's own address. Some programs read the name in capitals, some the other."""
+    own = {name: environment.get(name, "") for name in ("NO_PROXY", "no_proxy")}
+    known = own["NO_PROXY"] or own["no_proxy"]
+    return {name: ",".join(filter(None, (value or known, "127.0.0.1"))) for name, value in own.items()}
+
+
 def _run(agent: Agent, program: str, served: Served, words: Sequence[str]) -> int:
     if served.context < USUAL_BEGINNING:
         print(
@@ -201,7 +208,7 @@ def _run(agent: Agent, program: str, served: Served, words: Sequence[str]) -> in
             file=sys.stderr,
             flush=True,
         )
-    environment: Mapping[str, str | None] = {**os.environ, **agent.environment(served)}
+    environment: Mapping[str, str | None] = {**os.environ, **_past_proxies(os.environ), **agent.environment(served)}
     given = {name: value for name, value in environment.items() if value is not None}
     before = signal.signal(signal.SIGINT, lambda number, frame: None)  # of the agent, which gets it too
     try:

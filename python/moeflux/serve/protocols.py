@@ -60,8 +60,8 @@ class Scheduler(Protocol):
         """What it has done so far, and how quickly, for people and /metrics."""
 
     @property
-    def closed(self) -> bool: ...
-    def close(self, drain: bool = True) -> None: ...
+    def closed(self) -> bool: ...  # from the moment on from which it takes nothing more
+    def close(self, drain: bool = True) -> None: ...  # when nothing is left; from any thread
 
 
 class ServedModel(Protocol):

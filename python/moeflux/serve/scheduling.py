@@ -14,6 +14,7 @@ class Scheduled:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._closing = False
 
     def submit(self, **fields: Any) -> Handle:
         return self._scheduler.submit(Request(**fields))
@@ -24,7 +25,8 @@ class Scheduled:
 
     @property
     def closed(self) -> bool:
-        return self._scheduler.closed
+        return self._closing or self._scheduler.closed
 
     def close(self, drain: bool = True) -> None:
+        self._closing = True
         self._scheduler.close(drain)

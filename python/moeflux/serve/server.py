@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from moeflux.serve.app import application
 from moeflux.serve.desk import Desk
 from moeflux.serve.exchange import Pace
 from moeflux.serve.guard import LOOPBACK, Rules, check_address, is_loopback
+from moeflux.serve.protocols import Scheduler
 
 __all__ = ["Listen", "keys_in", "listening", "made", "ready_lines", "run"]
 
@@ -87,6 +90,25 @@ def listening(listen: Listen) -> socket.socket:
         ) from error
 
 
+class _Server(uvicorn.Server):
+    """Told to end, it finishes what it has, and tells so whoever asks meanwhile. Only then are its doors closed: who
+    finds them closed cannot know whether the server is gone or never was there."""
+
+    def __init__(self, config: uvicorn.Config, scheduler: Scheduler) -> None:
+        super().__init__(config)
+        self._scheduler = scheduler
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        draining = asyncio.ensure_future(asyncio.to_thread(self._scheduler.close))
+        end = time.monotonic() + DRAIN_SECONDS
+        while not (draining.done() or self.force_exit or time.monotonic() > end):
+            await asyncio.wait((draining,), timeout=0.1)
+        if not draining.done():
+            await asyncio.to_thread(self._scheduler.close, False)
+        await draining
+        await super().shutdown(sockets)
+
+
 def made(desk: Desk, listen: Listen, pace: Pace | None = None) -> uvicorn.Server:
     config = uvicorn.Config(
         application(desk, listen.rules, pace),
@@ -98,7 +120,7 @@ def made(desk: Desk, listen: Listen, pace: Pace | None = None) -> uvicorn.Server
         timeout_graceful_shutdown=DRAIN_SECONDS,
         limit_concurrency=MOST_CONNECTIONS,
     )
-    return uvicorn.Server(config)
+    return _Server(config, desk.scheduler)
 
 
 def run(desk: Desk, listen: Listen, at: socket.socket, pace: Pace | None = None) -> int:
