@@ -25,7 +25,7 @@ help:
 	@echo "make stubs     write python/moeflux/_core.pyi from the built module"
 	@echo "make sanitize  run engine, reads and ops under AddressSanitizer + UndefinedBehaviorSanitizer, engine and reads under ThreadSanitizer"
 	@echo "make asan      run any tests under the first two: ARGS=...; also make ubsan, make tsan"
-	@echo "make soak      run sessions for 10,000 tokens at the fewest expert slots: memory stays flat, bits are those of a fresh process"
+	@echo "make soak      run sessions for 10,000 tokens and a scheduler for 10,000 requests at the fewest expert slots: memory stays flat, bits are those of a fresh process"
 	@echo "make refusals  refuse each allocation, mapping and thread of a model's life in turn (half an hour)"
 	@echo "make fuzz      feed hostile files to every reader     SECONDS=600"
 	@echo "make peers     compute the reference answers again with transformers and mlx-lm, and compare (large downloads)"
@@ -104,9 +104,10 @@ sanitize: $(READY)
 	@bash tools/sanitize.sh asan $(SANITIZED) $(wildcard tests/ops/test_ops_*.py) tests/metal/test_metal_engine.py
 	@bash tools/sanitize.sh tsan $(SANITIZED)
 
-# This is hours of use in a few minutes. ARGS="--tokens 1000" makes it shorter.
+# This is days of use in some twenty minutes. Each can be run by itself, and shorter: --tokens 1000, --requests 1000.
 soak: $(READY)
-	$(BIN)/python tests/support/soak.py $(ARGS)
+	$(BIN)/python tests/support/soak.py
+	$(BIN)/python tests/support/serving_soak.py
 
 asan ubsan tsan: $(READY)
 	@bash tools/sanitize.sh $@ $(or $(ARGS),tests)
