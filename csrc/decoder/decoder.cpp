@@ -26,7 +26,7 @@ Decoder::Decoder(std::shared_ptr<Engine> engine, int64_t rows)
 Decoder::~Decoder() = default;
 
 void Decoder::set_prompt_rows(int64_t rows) {
-  if (rows < 1) throw ArgumentError(concat("prompt_rows: expected 1 or more, found ", rows));
+  if (rows < 0) throw ArgumentError(concat("prompt_rows: expected 0 or more, found ", rows));
   prompt_rows_.store(rows, std::memory_order_relaxed);
 }
 

@@ -50,7 +50,7 @@ class Decoder {
   Decoder& operator=(const Decoder&) = delete;
 
   // How many tokens of a step prompts may take together, the oldest request first, while others go on with their
-  // answers. Where nobody does, they take all.
+  // answers. Where nobody does, they take all. 0: they wait.
   int64_t prompt_rows() const { return prompt_rows_.load(std::memory_order_relaxed); }
   void set_prompt_rows(int64_t rows);
 

@@ -388,7 +388,7 @@ def test_what_cannot_be_asked_for(folder: Folder) -> None:
         (lambda: company.decoder.set_mask(1, None), ArgumentError, "expected the id of a masked request, found 1"),
         (lambda: company.decoder.set_mask(1, np.zeros(3, np.uint32)), ArgumentError, "expected 12 words"),
         (lambda: company.decoder.set_mask(1, np.zeros(12)), ArgumentError, "contiguous array of uint32"),
-        (lambda: setattr(company.decoder, "prompt_rows", 0), ArgumentError, "prompt_rows: expected 1 or more"),
+        (lambda: setattr(company.decoder, "prompt_rows", -1), ArgumentError, "prompt_rows: expected 0 or more"),
         (lambda: _core.Decoder(model._engine, 1), ArgumentError, "rows: expected 0, or 2 or more, found 1"),
     ]
     for call, error, words in cases:

@@ -51,7 +51,7 @@ def test_the_youngest_gives_way_and_goes_on_later(
     model = small(folder(name), 2, 3)
     requests = [ask(seed, 240, max_tokens=40) for seed in (1, 2, 3)]
     gate = Gate()
-    with Scheduler(model, decoder=gate, running=3, checkpoints=1, disk=disk) as scheduler:
+    with Scheduler(model, decoder=gate, running=3, prompt_rows=64, checkpoints=1, disk=disk) as scheduler:
         answers = [scheduler.submit(request) for request in requests]
         gate.wait()
         gate.open()
@@ -67,7 +67,7 @@ def test_the_youngest_gives_way_and_goes_on_later(
 def test_who_gave_way_does_not_come_back_while_those_still_run(folder: Folder, alone: dict[str, Alone]) -> None:
     """It would have to give way again and again."""
     model = small(folder("qwen3_moe"), 3, 3)
-    with Scheduler(model, running=3, checkpoints=1) as scheduler:
+    with Scheduler(model, running=3, prompt_rows=64, checkpoints=1) as scheduler:
         requests = [ask(seed, 250, max_tokens=100) for seed in (1, 2, 3)]
         answers = [scheduler.submit(request) for request in requests]
         for before, (request, answer) in enumerate(zip(requests, answers, strict=True)):
@@ -162,7 +162,7 @@ def test_whatever_gives_way_no_answer_changes(
     rows: int,
 ) -> None:
     model = small(folder(name), sessions, blocks)
-    with Scheduler(model, running=4, rows=rows, checkpoints=2) as scheduler:
+    with Scheduler(model, running=4, rows=rows, prompt_rows=64, checkpoints=2) as scheduler:
         requests = [ask(seed, prompt, count) for seed, prompt, count, _ in asked]
         answers = [
             scheduler.submit(moeflux.serving.Request(**{**vars(request), "priority": priority}))

@@ -20,6 +20,7 @@ from moeflux.serving.line import Line
 from moeflux.serving.options import Options
 from moeflux.serving.protocols import Decoder, Event, ServedModel
 from moeflux.serving.request import Job
+from moeflux.serving.share import PromptShare
 from moeflux.serving.stats import Counts, SchedulerStats, Times
 from moeflux.text.generate import Finish
 
@@ -30,6 +31,7 @@ class Loop:
     def __init__(self, model: ServedModel, decoder: Decoder, options: Options) -> None:
         self._decoder = decoder
         self._options = options
+        self._share = PromptShare() if options.prompt_rows is None else None
         self._line = Line(options.waiting)
         self._running: dict[int, Job] = {}
         self._counts = Counts()
@@ -235,6 +237,9 @@ class Loop:
     def _step(self) -> None:
         if not self._running:
             return
+        if self._share is not None:
+            self._decoder.prompt_rows = self._share.rows
+        began = time.monotonic()
         try:
             events = self._decoder.step(self._step_cancel)
         except Cancelled:
@@ -246,6 +251,9 @@ class Loop:
                 self._fail(job, error, time.monotonic())
             return
         now = time.monotonic()
+        if self._share is not None:
+            answers = sum(event.token is not None and not event.evaluated for event in events)
+            self._share.note(now - began, answers, sum(event.evaluated for event in events))
         heard = [(self._running[event.id], event) for event in events if event.id in self._running]
         for job, event in heard:
             self._hear(job, event, now)

@@ -50,7 +50,8 @@ class Scheduler:
                           loaded for
         waiting           requests that wait, at most: Refused for one more
         rows              tokens that one step evaluates, at most; 0: those of a chunk
-        prompt_rows       how many of them may be of prompts while answers are under way: fewer let those come sooner
+        prompt_rows       how many of them may be of prompts while answers are under way: fewer let those come sooner.
+                          By default as many as make a step take not quite twice as long, which is measured
         checkpoints       places that a prompt leaves for others to go on from, at most, in models with recurrent layers
         checkpoint_every  tokens after which a long prompt leaves one, besides the ends of its messages
         idle              branches that are kept in memory, at most; they go earlier when there is no memory for others
