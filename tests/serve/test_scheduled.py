@@ -82,6 +82,37 @@ def test_answers_side_by_side_are_those_of_sessions(model: Model) -> None:
     assert len(found) == 12
 
 
+def test_many_clients_of_whom_some_leave_at_any_time(model: Model) -> None:
+    """Who stays has the answer of a session, and when all are gone nothing of theirs goes on."""
+    bodies = [
+        {"messages": messages(question), "max_tokens": 24, "temperature": 0, "stream": True} for question in QUESTIONS
+    ]
+    expected = []
+    for question in QUESTIONS:
+        with model.chat() as talk:
+            expected.append(talk.ask(question, max_tokens=24, temperature=0).text)
+    found: dict[int, str] = {}
+
+    def one(number: int) -> None:
+        with ask(server, bodies[number % 4]) as answer:
+            assert answer.status == 200
+            if number % 3 == 0:
+                answer.read(number * 31)  # from nothing to most of it
+                return
+            lines = [json.loads(line[6:]) for line in answer.read().split(b"\n") if line.startswith(b"data: {")]
+            found[number] = "".join(line["choices"][0]["delta"].get("content", "") for line in lines)
+
+    with served(model, waiting=64) as (server, scheduler):
+        threads = [threading.Thread(target=one, args=(number,)) for number in range(64)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        until(lambda: scheduler.stats.ended == 64)
+        assert scheduler.stats.failed == 0 and scheduler.stats.accepted == 64
+    assert found == {number: expected[number % 4] for number in range(64) if number % 3}
+
+
 def test_a_conversation_reads_nothing_twice(model: Model) -> None:
     with served(model) as (server, scheduler), openai.OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
 
