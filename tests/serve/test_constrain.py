@@ -214,7 +214,7 @@ def test_what_cannot_be_kept_to_is_refused_by_name(
 
 def test_a_form_that_takes_too_much_ends_the_answer(make: Maker) -> None:
     huge = {"type": "string", "pattern": "((a{0,9999}){0,9999}){0,9999}"}
-    with pytest.raises(Error, match="grammar: expected one of which the next tokens can be told"):
+    with pytest.raises(RequestError, match="grammar: expected one of which the next tokens can be told"):
         make.end_of(make.of(Ask("m", form=Form(huge))), '"' + "a" * 40 + '"')
 
 

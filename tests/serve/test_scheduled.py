@@ -154,6 +154,16 @@ def test_json_is_json(model: Model) -> None:
     assert 0 <= json.loads(said["choices"][0]["message"]["content"])["number"] <= 99
 
 
+def test_a_form_comes_before_what_is_forbidden(model: Model) -> None:
+    """A token that the client forbids may be the only one that its form allows."""
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
+    first = (model.tokenizer.encode(text)[0] for text in ('{"a": 1}', "{"))
+    body = {"messages": messages(FRANCE), "response_format": form, "logit_bias": {str(token): -100 for token in first}}
+    with served(model) as (server, _), ask(server, body) as answer:
+        assert json.loads(json.load(answer)["choices"][0]["message"]["content"]) == {"a": 1}
+
+
 def test_pings_say_how_much_is_read_and_who_leaves_ends_its_answer(model: Model) -> None:
     gate = Gate()
     with served(model, decoder=gate, rows=16) as (server, scheduler):

@@ -23,6 +23,7 @@ from support.live_server import Live, live
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 CHAT = {"model": "m", "messages": FRANCE, "max_tokens": 4, "temperature": 0}
+UNNAMED = {"messages": FRANCE, "max_tokens": 4}
 STREAMS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {**CHAT, "stream": True}),
     ("/v1/completions", {"prompt": "Once upon a time there", "max_tokens": 4, "stream": True}),
@@ -68,6 +69,7 @@ def test_its_own_paths(server: Live) -> None:
     _, plan, _ = ask(server, "GET", "/plan")
     assert plan["plan"]["total_bytes"] > 0 and plan["memory"]["resident"] > 0
     _, models, _ = ask(server, "GET", "/v1/models")
+    assert made["model"] == "m" and ask(server, "POST", "/v1/messages", UNNAMED)[1]["model"] == "builtin"
     assert models["data"][0]["context_window"] == models["models"][0]["max_model_len"] == 4096
 
 
@@ -125,6 +127,15 @@ def test_a_failure_in_the_midst_is_told_and_nothing_else(server: Live, caplog: p
         status, text, _ = ask(server, "POST", path, body)
         assert status == 200 and "the disk: expected bytes, found none" in text
         assert "capital" not in caplog.text
+
+
+def test_a_form_that_takes_too_much_is_the_fault_of_who_asked(server: Live) -> None:
+    """It is found out while the answer is made."""
+    schema = {"type": "string", "pattern": "((a{0,9999}){0,9999}){0,9999}"}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
+    server.scheduler.script = lambda prompt: f'"{"a" * 40}"'
+    status, told, _ = ask(server, "POST", "/v1/chat/completions", {**CHAT, "max_tokens": 50, "response_format": form})
+    assert status == 400 and "expected one of which the next tokens can be told" in told["error"]["message"]
 
 
 def test_whatever_comes_through_the_socket_is_no_fault_of_the_server(server: Live) -> None:

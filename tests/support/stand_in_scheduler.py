@@ -182,7 +182,7 @@ class StandIn:
         if evaluate:
             shared = session.rewind(shared, exact=False)
         handle.stats = replace(handle.stats, reused_tokens=shared)
-        half, logits = (shared + len(prompt) + 1) // 2, None
+        half, logits = (shared + len(prompt)) // 2, None
         for begin, end in ((shared, half), (half, len(prompt))):
             if evaluate and end > begin:
                 logits = session.prefill(prompt[begin:end], cancel=handle.cancelled)

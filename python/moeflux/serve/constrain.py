@@ -58,7 +58,8 @@ class Constraint:
         bits = np.zeros(-(-self._vocab_size // 32), np.uint32)
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         if self._matcher.is_error():
-            raise Error(f"grammar: expected one of which the next tokens can be told: {self._matcher.get_error():.200}")
+            said = self._matcher.get_error()
+            raise RequestError(f"grammar: expected one of which the next tokens can be told, found: {said:.200}")
         return bits
 
     @property

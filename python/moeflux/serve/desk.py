@@ -21,6 +21,9 @@ from moeflux.text.chat import ChatFormat, Prompt
 
 __all__ = ["Begun", "Desk", "Prepared"]
 
+UNWANTED = -1e4
+"""Added to a logit: the token comes only where there is no other."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -108,6 +111,9 @@ class Desk:
         """Submits the request, once for each answer. All of them or none."""
         ask, begun = prepared.ask, list[Begun]()
         sampling = replace(self.model.default_sampling, **ask.sampling)
+        if prepared.constraint is not None:  # where a form leaves nothing else, what is forbidden comes
+            bias = {token: max(each, UNWANTED) for token, each in sampling.logit_bias.items()}
+            sampling = replace(sampling, logit_bias=bias)
         try:
             for index in range(ask.answers):
                 seed = None if sampling.seed is None else (sampling.seed + index) % (1 << 64)

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from typing import Any, Protocol, TypeVar
@@ -118,6 +118,7 @@ class Exchange:
         try:
             body = await read_body(request, self._desk, self._pace)
             ask = self._api.read(body, self._desk)
+            ask = replace(ask, model=ask.model or self._desk.name)
             prepared = await asyncio.to_thread(self._desk.prepare, ask)
             begun = self._desk.begin(prepared, tenant)
         except ClientDisconnect:
