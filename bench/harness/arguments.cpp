@@ -18,6 +18,7 @@ Measures prefill and decode of the model in the folder STORE, a store that moefl
 
   --prefill N,N,...  context frontiers, ascending (512)
   --decode N         steps to decode at each frontier, 0 for none (32)
+  --sessions N,N,... sessions that decode together, one number after another (1)
   --threads T,T,...  engines to try, one after another, each with so many threads (one per core)
   --slots N          experts held in memory, 0 for all of them (0)
   --reads WORD       how experts are read: direct, buffered or auto (auto)
@@ -43,6 +44,8 @@ How it measures. A walk goes from frontier to frontier over a fixed sequence of 
   3. N + 1 steps follow, each with the likeliest next token, or with one that --sampling draws. The first step is
      thrown away. The N others are timed, including the choice of the token: what == "decode". The choices alone
      took choosing_seconds;
+     With --sessions, that is done for each number of sessions in turn. Each has tokens of its own, and has been
+     prefilled, untimed, to the same frontier. A step is then a token of each of them, evaluated in one call;
   4. the session is rewound to the checkpoint, and the walk goes on as if nothing had been decoded.
 The first walk, rep 0, finds no expert in memory and reads what it needs. It is reported and left out of the medians. If
 --slots is below all, the disk is probed before each decode. As many threads as read experts then read random experts
@@ -57,7 +60,7 @@ share of the time that stood still for reads. look_ahead_recall is the share of 
 look-ahead had begun. look_ahead_precision is the share of its reads that was wanted. A share of nothing is null. Just
 before each measurement, as many threads as compute read from a large buffer: read_bandwidth. A decode's
 share_of_read_bandwidth is bytes_touched (the weights and the state that its steps cannot do without) / seconds /
-read_bandwidth.
+read_bandwidth; null for several sessions, because what they touch depends on how many experts they share.
 
 --roofline adds a line what == "limits" for each engine: the read_bandwidth of its threads, the peaks of multiply-adds a
 second in registers for each instruction set, and the disk_bandwidth of expert reads done in its way (through the page
@@ -173,6 +176,8 @@ const std::map<std::string, Option> options = {
      }},
     {"--decode", [](Arguments& a, const std::string& name,
                     const std::string& value) { a.decode = integer(name, value, 0, max_tokens); }},
+    {"--sessions", [](Arguments& a, const std::string& name,
+                      const std::string& value) { a.sessions = integers(name, value, 1, 1024); }},
     {"--threads", [](Arguments& a, const std::string& name,
                      const std::string& value) { a.threads = integers(name, value, 1, 1024); }},
     {"--slots", [](Arguments& a, const std::string& name,

@@ -15,6 +15,7 @@ struct Arguments {
   std::string store;
   std::vector<int64_t> frontiers = {512};  // ascending
   int64_t decode = 32;                     // steps of a probe; 0: none
+  std::vector<int64_t> sessions = {1};     // that decode together, one number after another
   std::vector<int64_t> threads;            // one engine for each, one after another
   int64_t slots = 0;
   moeflux::Reads reads = moeflux::Reads::automatic;

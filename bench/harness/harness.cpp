@@ -48,9 +48,12 @@ class Bench {
   Bench(const Arguments& arguments, int64_t threads, const moeflux::ReadBandwidth& bandwidth, Report& report)
       : arguments_(arguments), threads_(threads), bandwidth_(bandwidth), report_(report) {
     engine_ = moeflux::Engine::open(arguments.store, engine_options(arguments, threads));
-    session_ = engine_->session(session_options(arguments, engine_->variant()));
-    next_ = std::make_unique<NextToken>(arguments, engine_->variant().vocab_size);
-    prompt_ = prompt_of(arguments.frontiers.back(), engine_->variant().vocab_size);
+    const int64_t vocab = engine_->variant().vocab_size;
+    for (int64_t i = 0; i < *std::max_element(arguments.sessions.begin(), arguments.sessions.end()); ++i)
+      answers_.push_back({engine_->session(session_options(arguments, engine_->variant())),
+                          NextToken(arguments, vocab, i), prompt_of(arguments.frontiers.back(), vocab, i)});
+    tokens_.resize(answers_.size());
+    work_.resize(answers_.size());
     streams_ = engine_->expert_slots() < engine_->experts();
     report_.begin(*engine_);
     if (arguments.roofline) measure_limits();
@@ -59,17 +62,30 @@ class Bench {
   void walk(int64_t rep) {
     rep_ = rep;
     if (arguments_.cold) drop_from_page_cache(arguments_.store);
-    session_->clear();
+    for (const Answer& answer : answers_) answer.session->clear();
     for (const int64_t frontier : arguments_.frontiers) {
       prefill_to(frontier);
       if (arguments_.decode == 0) continue;
-      session_->checkpoint();
-      probe();
-      session_->rewind(frontier);
+      for (size_t i = 1; i < answers_.size(); ++i) prefill(answers_[i], frontier);
+      for (Answer& answer : answers_) {
+        answer.first = answer.next.after(*answer.session);  // its logits are gone after a rewind
+        answer.session->checkpoint();
+      }
+      for (const int64_t sessions : arguments_.sessions) {
+        probe(static_cast<size_t>(sessions));
+        for (const Answer& answer : answers_) answer.session->rewind(frontier);
+      }
     }
   }
 
  private:
+  struct Answer {
+    std::unique_ptr<moeflux::Session> session;
+    NextToken next;
+    std::vector<int32_t> prompt;
+    int32_t first = 0;  // token after the frontier
+  };
+
   void measure_limits() {
     Limits limits;
     limits.threads = threads_;
@@ -80,35 +96,55 @@ class Bench {
   }
 
   void prefill_to(int64_t frontier) {
-    const int64_t here = session_->position();
-    const auto tokens = static_cast<size_t>(frontier - here);
-    const std::span<const int32_t> interval(prompt_.data() + here, tokens);
-    const moeflux::Progress progress = [](int64_t, int64_t) { return !interrupted; };
     Measurement m = begin("prefill");
-    session_->prefill(interval, progress);
-    m.sum = session_->last();
+    prefill(answers_.front(), frontier);
+    m.sum = answers_.front().session->last();
     end(m);
   }
 
-  void probe() {
+  static void prefill(const Answer& answer, int64_t frontier) {
+    const int64_t here = answer.session->position();
+    const auto tokens = static_cast<size_t>(frontier - here);
+    const moeflux::Progress progress = [](int64_t, int64_t) { return !interrupted; };
+    answer.session->prefill(std::span(answer.prompt).subspan(static_cast<size_t>(here), tokens), progress);
+  }
+
+  void probe(size_t sessions) {
+    const moeflux::Session& first = *answers_.front().session;
     Measurement m = begin("decode");
+    m.sessions = static_cast<int64_t>(sessions);
     if (streams_) m.disk_bandwidth = engine_->read_rate(probe_seconds);
-    step();
-    m.choosing_seconds = next_->seconds();
-    m.bytes_touched = arguments_.decode * (engine_->step_bytes() + state_bytes(*session_));
+    for (size_t i = 0; i < sessions; ++i) tokens_[i] = answers_[i].first;
+    (void)step(sessions);
+    m.choosing_seconds = choosing_seconds();
+    if (sessions == 1)
+      m.bytes_touched = arguments_.decode * (engine_->step_bytes() + state_bytes(*answers_.front().session));
     restart(m);
     for (int64_t i = 0; i < arguments_.decode; ++i) {
-      step();
-      m.sum += session_->last();
+      for (size_t j = 0; j < sessions; ++j) tokens_[j] = answers_[j].next.after(*answers_[j].session);
+      m.sum += step(sessions);
     }
-    m.context = session_->position() - arguments_.decode - 1;
-    m.choosing_seconds = next_->seconds() - m.choosing_seconds;
+    m.context = first.position() - arguments_.decode - 1;
+    m.choosing_seconds = choosing_seconds() - m.choosing_seconds;
     end(m);
   }
 
-  void step() {
+  // Evaluates a token of each of the first so many sessions.
+  moeflux::StepStats step(size_t sessions) {
     check_interrupt();
-    session_->step(next_->after(*session_));
+    for (size_t i = 0; i < sessions; ++i) {
+      work_[i].session = answers_[i].session.get();
+      work_[i].tokens = {&tokens_[i], 1};
+    }
+    if (sessions > 1) return engine_->evaluate(std::span(work_).first(sessions));
+    answers_.front().session->step(tokens_.front());
+    return answers_.front().session->last();
+  }
+
+  double choosing_seconds() const {
+    double seconds = 0;
+    for (const Answer& answer : answers_) seconds += answer.next.seconds();
+    return seconds;
   }
 
   Measurement begin(const char* what) {
@@ -137,7 +173,7 @@ class Bench {
     if (m.disk_bytes >= 0) m.disk_bytes = bytes_from_disk() - m.disk_bytes;
     check_interrupt();  // a prefill that was cut short is no measurement
     m.ops = engine_->take_op_times();
-    if (!m.context) m.context = session_->position();
+    if (!m.context) m.context = answers_.front().session->position();
     m.peak_rss_bytes = peak_rss_bytes() - bandwidth_.buffer_bytes();
     m.load = load_average();
     report_.add(m);
@@ -148,10 +184,10 @@ class Bench {
   const moeflux::ReadBandwidth& bandwidth_;
   Report& report_;
   std::shared_ptr<moeflux::Engine> engine_;
-  std::unique_ptr<moeflux::Session> session_;
-  std::unique_ptr<NextToken> next_;
+  std::vector<Answer> answers_;  // as many as decode together at most
+  std::vector<int32_t> tokens_;  // of a step
+  std::vector<moeflux::Work> work_;
   bool streams_ = false;  // fewer slots than experts
-  std::vector<int32_t> prompt_;
   int64_t rep_ = 0;
   std::chrono::steady_clock::time_point start_;
 };

@@ -29,9 +29,9 @@ moeflux::SessionOptions session_options(const Arguments& arguments, const moeflu
   return options;
 }
 
-std::vector<int32_t> prompt_of(int64_t tokens, int64_t vocab) {
+std::vector<int32_t> prompt_of(int64_t tokens, int64_t vocab, int64_t session) {
   std::vector<int32_t> prompt;
-  uint64_t random = 1;
+  uint64_t random = 1 + static_cast<uint64_t>(session);
   for (int64_t i = 0; i < tokens; ++i) {
     random = random * 6364136223846793005u + 1442695040888963407u;
     prompt.push_back(static_cast<int32_t>((random >> 33) % static_cast<uint64_t>(vocab)));

@@ -4,10 +4,11 @@
 
 namespace bench {
 
-NextToken::NextToken(const Arguments& arguments, int64_t vocab_size) {
-  if (arguments.sampling)
-    sampler_ =
-        std::make_unique<moeflux::Sampler>(*arguments.sampling, vocab_size, std::span<const int32_t>(), arguments.isa);
+NextToken::NextToken(const Arguments& arguments, int64_t vocab_size, int64_t session) {
+  if (!arguments.sampling) return;
+  moeflux::Sampling sampling = *arguments.sampling;
+  sampling.seed += static_cast<uint64_t>(session);
+  sampler_ = std::make_unique<moeflux::Sampler>(sampling, vocab_size, std::span<const int32_t>(), arguments.isa);
 }
 
 int32_t NextToken::after(const moeflux::Session& session) {

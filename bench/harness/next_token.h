@@ -11,7 +11,8 @@ namespace bench {
 
 class NextToken {
  public:
-  NextToken(const Arguments& arguments, int64_t vocab_size);
+  // Each `session` draws with a seed of its own.
+  NextToken(const Arguments& arguments, int64_t vocab_size, int64_t session = 0);
 
   // The token after the last one of the session: the likeliest, or one that is drawn as --sampling says.
   int32_t after(const moeflux::Session& session);

@@ -56,6 +56,10 @@ double median(std::vector<double> values) {
   return values.size() % 2 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
+// Measurements with the same key are repetitions.
+using Key = std::tuple<int64_t, int64_t, int64_t, std::string>;
+Key key_of(const Measurement& m) { return {m.threads, m.context, m.sessions, m.what}; }
+
 struct Experts {
   double hits;
   double misses;
@@ -109,9 +113,9 @@ void Report::set_constant(const moeflux::Engine& engine) {
 
 void Report::begin(const moeflux::Engine& engine) {
   set_constant(engine);
-  std::fprintf(stderr, "%-8s %8s %7s %4s %7s %9s %9s %6s %8s %8s %6s %6s %7s %7s %7s\n", "what", "context", "threads",
-               "rep", "tokens", "seconds", "tokens/s", "wait", "MB read", "MB disk", "hits", "recall", "of disk",
-               "of read", "allocs");
+  std::fprintf(stderr, "%-8s %8s %7s %8s %4s %7s %9s %9s %6s %8s %8s %6s %6s %7s %7s %7s\n", "what", "context",
+               "threads", "sessions", "rep", "tokens", "seconds", "tokens/s", "wait", "MB read", "MB disk", "hits",
+               "recall", "of disk", "of read", "allocs");
 }
 
 // ---- Counts -------------------------------------------------------------------------------------------------------
@@ -187,13 +191,13 @@ std::string Report::json(const moeflux::OpTime& op, const Measurement& m) const 
       .add("share_of_peak", share(products_a_second, peak()))
       .add("share_of_roofline", shortest(op) / op.seconds)
       .add("rep", m.rep)
+      .add("sessions", m.sessions)
       .add("threads", m.threads);
   return "{" + members.text() + ", " + constant_ + "}";
 }
 
 // The ops of all warm walks together, the longest first.
 void Report::op_tables() const {
-  using Key = std::tuple<int64_t, int64_t, std::string>;
   struct Sum {
     double seconds = 0;
     int64_t tokens = 0;
@@ -202,7 +206,7 @@ void Report::op_tables() const {
   std::map<Key, Sum> sums;
   for (const Measurement& m : all_) {
     if (m.rep == 0 || m.ops.empty()) continue;
-    Sum& sum = sums[{m.threads, m.context, m.what}];
+    Sum& sum = sums[key_of(m)];
     sum.seconds += m.seconds;
     sum.tokens += m.sum.tokens;
     for (const moeflux::OpTime& op : m.ops) {
@@ -216,13 +220,14 @@ void Report::op_tables() const {
     }
   }
   for (const auto& [key, sum] : sums) {
-    const auto& [threads, context, what] = key;
+    const auto& [threads, context, sessions, what] = key;
     std::vector<moeflux::OpTime> ops;
     for (const auto& [name, op] : sum.ops) ops.push_back(op);
     std::sort(ops.begin(), ops.end(), [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
-    std::fprintf(stderr, "%s at %lld, %lld threads\n%-15s %-34s %6s %9s %6s %7s %8s %8s %8s\n", what.c_str(),
-                 static_cast<long long>(context), static_cast<long long>(threads), "op", "", "calls", "us/token",
-                 "share", "GB/s", "of read", "GMAC/s", "roofline");
+    std::fprintf(stderr, "%s at %lld, %lld threads, %lld sessions\n%-15s %-34s %6s %9s %6s %7s %8s %8s %8s\n",
+                 what.c_str(), static_cast<long long>(context), static_cast<long long>(threads),
+                 static_cast<long long>(sessions), "op", "", "calls", "us/token", "share", "GB/s", "of read", "GMAC/s",
+                 "roofline");
     double rest = sum.seconds;
     for (const moeflux::OpTime& op : ops) {
       rest -= op.seconds;
@@ -250,7 +255,7 @@ std::string Report::json(const Measurement& m) const {
       .add("cpu_seconds", m.cpu_seconds)
       .add("tokens_per_second", m.tokens_per_second())
       .add("compute_seconds", m.sum.compute_seconds)
-      .add("choosing_seconds", m.bytes_touched ? number(m.choosing_seconds) : "null")
+      .add("choosing_seconds", m.is_decode() ? number(m.choosing_seconds) : "null")
       .add("router_seconds", m.sum.router_seconds)
       .add("beside_seconds", m.sum.beside_seconds)
       .add("arrived_seconds", m.sum.arrived_seconds)
@@ -279,6 +284,7 @@ std::string Report::json(const Measurement& m) const {
       .add("share_of_read_bandwidth", m.bytes_touched ? number(m.share()) : "null")
       .add("rep", m.rep)
       .add("load", m.load)
+      .add("sessions", m.sessions)
       .add("threads", m.threads);
   return "{" + members.text() + ", " + constant_ + "}";
 }
@@ -297,9 +303,9 @@ void Report::add(const Measurement& m) {
   const Experts experts = experts_of(m);
   const double looked_ahead = m.sum.look_ahead_reads > 0 ? experts.used + experts.misses : 0;
   std::fprintf(
-      stderr, "%-8s %8lld %7lld %4lld %7lld %9.4f %9.2f %6s %8.1f %8s %6s %6s %7s %7s %7lld\n", m.what,
-      static_cast<long long>(m.context), static_cast<long long>(m.threads), static_cast<long long>(m.rep),
-      static_cast<long long>(m.sum.tokens), m.seconds, m.tokens_per_second(),
+      stderr, "%-8s %8lld %7lld %8lld %4lld %7lld %9.4f %9.2f %6s %8.1f %8s %6s %6s %7s %7s %7lld\n", m.what,
+      static_cast<long long>(m.context), static_cast<long long>(m.threads), static_cast<long long>(m.sessions),
+      static_cast<long long>(m.rep), static_cast<long long>(m.sum.tokens), m.seconds, m.tokens_per_second(),
       percent(m.sum.read_wait_seconds, m.seconds).c_str(), static_cast<double>(m.sum.bytes_read) / 1e6,
       m.disk_bytes >= 0 ? fixed(static_cast<double>(m.disk_bytes) / 1e6).c_str() : "",
       percent(experts.hits, experts.hits + experts.misses).c_str(), percent(experts.used, looked_ahead).c_str(),
@@ -308,25 +314,24 @@ void Report::add(const Measurement& m) {
 }
 
 void Report::end() const {
-  using Key = std::tuple<int64_t, int64_t, std::string>;
   std::map<Key, std::vector<double>> speeds;
   std::map<Key, std::vector<double>> shares;
   std::map<Key, std::vector<double>> bounds;
   std::map<Key, std::vector<double>> choices;
   for (const Measurement& m : all_) {
     if (m.rep == 0) continue;
-    speeds[{m.threads, m.context, m.what}].push_back(m.tokens_per_second());
-    if (m.bytes_touched) shares[{m.threads, m.context, m.what}].push_back(100 * m.share());
-    if (m.bytes_touched)
-      choices[{m.threads, m.context, m.what}].push_back(1000 * m.choosing_seconds / static_cast<double>(m.sum.tokens));
-    if (m.disk_bandwidth > 0) bounds[{m.threads, m.context, m.what}].push_back(m.over_the_bound());
+    speeds[key_of(m)].push_back(m.tokens_per_second());
+    if (m.bytes_touched) shares[key_of(m)].push_back(100 * m.share());
+    if (m.is_decode()) choices[key_of(m)].push_back(1000 * m.choosing_seconds / static_cast<double>(m.sum.tokens));
+    if (m.disk_bandwidth > 0) bounds[key_of(m)].push_back(m.over_the_bound());
   }
   if (speeds.empty()) return;
   std::fprintf(stderr, "medians of the warm walks\n");
   for (const auto& [key, values] : speeds) {
-    const auto& [threads, context, what] = key;
-    std::fprintf(stderr, "%-8s %8lld %7lld threads %10.2f tokens/s", what.c_str(), static_cast<long long>(context),
-                 static_cast<long long>(threads), median(values));
+    const auto& [threads, context, sessions, what] = key;
+    std::fprintf(stderr, "%-8s %8lld %7lld threads %4lld sessions %10.2f tokens/s", what.c_str(),
+                 static_cast<long long>(context), static_cast<long long>(threads), static_cast<long long>(sessions),
+                 median(values));
     if (const auto share = shares.find(key); share != shares.end())
       std::fprintf(stderr, ", %.0f%% of the read bandwidth", median(share->second));
     if (const auto bound = bounds.find(key); bound != bounds.end())

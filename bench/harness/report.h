@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <fstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "arguments.h"
@@ -34,6 +35,7 @@ struct Measurement {
   int64_t context = 0;    // tokens before the first step of a decode, or after the last token of a prefill
   int64_t rep = 0;        // 0: the cold walk
   int64_t threads = 0;
+  int64_t sessions = 1;    // that decode together
   double seconds = 0;      // of the caller
   double cpu_seconds = 0;  // of all threads: more than seconds * threads is impossible, less means others had the cores
   double choosing_seconds = 0;  // of a decode: the part of `seconds` until the next token was known; 0 for a prefill
@@ -43,10 +45,11 @@ struct Measurement {
   int64_t disk_bytes = -1;    // read from disks; below 0 when the system does not say
   double disk_bandwidth = 0;  // bytes per second, measured just before; 0 when it was not
   double read_bandwidth = 0;  // bytes a second, measured just before
-  int64_t bytes_touched = 0;  // of a decode: by all steps together; 0 for a prefill
+  int64_t bytes_touched = 0;  // of a decode of one session: by all steps together; else 0
   std::vector<moeflux::OpTime> ops;
   double load = 0;
 
+  bool is_decode() const { return std::string_view(what) == "decode"; }
   double tokens_per_second() const { return static_cast<double>(sum.tokens) / seconds; }
   // The time divided by what the slower of disk and processor takes by itself. It is 1 when reads and computing hide
   // each other wholly.

@@ -29,6 +29,7 @@ FIELDS = {
     "look_ahead_recall", "look_ahead_precision", "submissions", "waits", "allocations", "peak_rss_bytes",
     "read_bandwidth", "bytes_touched", "share_of_read_bandwidth", "rep", "load", "threads", "isa", "precision", "kv",
     "engine", "variant", "store", "commit", "compiler", "machine", "sampling", "choosing_seconds",
+    "sessions",
 }  # fmt: skip
 
 Line = dict[str, Any]
@@ -129,6 +130,33 @@ def check_line(line: Line, folder: Path, variant: Variant, expert_bytes: int) ->
     assert line["share_of_read_bandwidth"] == pytest.approx(
         line["bytes_touched"] / line["seconds"] / line["read_bandwidth"]
     )
+
+
+def test_sessions_that_decode_together(harness: Path, store: Path) -> None:
+    """Each number in turn, from the same frontier. A token of each is a step, and they share some of their experts."""
+    arguments = ("--prefill", "5,9", "--decode", 4, "--threads", 1, "--reps", 1, "--sampling", "temperature=1")
+    lines = lines_of(run(harness, store, *arguments, "--sessions", "1,3,1"))
+    assert [(line["what"], line["context"], line["sessions"], line["tokens"]) for line in lines] == [
+        measured
+        for _ in range(2)
+        for frontier, read in ((5, 5), (9, 4))
+        for measured in (
+            ("prefill", frontier, 1, read),
+            ("decode", frontier, 1, 4),
+            ("decode", frontier, 3, 12),
+            ("decode", frontier, 1, 4),
+        )
+    ]
+    picks = QWEN.experts.per_token * len(QWEN.moe_layers)
+    for line in lines:
+        assert set(line) == FIELDS
+        if line["what"] == "prefill":
+            continue
+        experts = line["expert_hits"] + line["expert_misses"]
+        assert 4 * picks <= experts <= line["tokens"] * picks
+        assert (line["bytes_touched"] is None) == (line["sessions"] > 1)
+        assert 0 < line["choosing_seconds"] < line["seconds"]
+    assert any(line["expert_hits"] + line["expert_misses"] < 12 * picks for line in lines if line["sessions"] == 3)
 
 
 def test_bytes_touched_are_those_of_the_weights(harness: Path, model: tuple[Path, Variant]) -> None:
@@ -330,6 +358,7 @@ def test_help_teaches_the_protocol(harness: Path) -> None:
         (["a", "--decode="], 'found ""'),
         (["a", "--prefill", "8,"], 'found ""'),
         (["a", "--prefill", "8,8"], "--prefill: expected ascending contexts, found 8 after 8"),
+        (["a", "--sessions", "8,0"], '--sessions: expected 1 to 1024, found "0"'),
         (["a", "--threads", "1,0"], '--threads: expected 1 to 1024, found "0"'),
         (["a", "--chunk", "8193"], '--chunk: expected 0 to 8192, found "8193"'),
         (["a", "--backend", "tpu"], '--backend: expected one of auto, cpu, metal, found "tpu"'),
