@@ -137,17 +137,35 @@ MOEFLUX_INLINE void sums_of_rows(__m512i (&v)[code_rows], BlockSums<group_size>&
   }
 }
 
+// As an intrinsic, GCC 12 copies many of the sums from register to register in between.
 MOEFLUX_INLINE __m512i dot(__m512i sum, __m512i codes, __m512i digits) {
-  return _mm512_dpbusd_epi32(sum, codes, digits);
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(digits));
+  return sum;
+}
+
+// What is prefetched goes to the second-level cache, far ahead and in the order of memory, and from there to the first,
+// just before it is multiplied. Most of the lines of a row are far from those of the next, so the processor does not
+// see by itself which comes.
+
+// Cache lines that a block of one row has at most, if it begins on one.
+template <int bits>
+constexpr int64_t lines_of_block = (int16_block * bits / 8 + 63) / 64;
+
+// Where the last byte of the block after block b lies in each of the `together` rows; after the last block, that of the
+// first in the next `together` rows. Without a place there, it is still a place that may be prefetched.
+template <int bits>
+MOEFLUX_INLINE int64_t end_of_next_block(const Weights& w, int64_t b, int64_t blocks, int64_t together) {
+  constexpr int64_t block_bytes = int16_block * bits / 8;
+  return b + 1 < blocks ? (b + 2) * block_bytes - 1 : together * w.code_stride + block_bytes - 1;
 }
 
 // Sums of code * q over a block. rows[r] + offset is the block of matrix row r, of which `left` columns are there.
-// Meanwhile it prefetches the cache lines at `target`, some of them with each row. If all lines were asked for at once,
-// they would wait for each other, and the multiplications with them. So they go one after the other, each tied to the
-// numbers that are being multiplied.
+// Meanwhile it prefetches the cache lines at `target`, some of them with each row, and those before rows[r] + next. If
+// all lines were asked for at once, they would wait for each other, and the multiplications with them. So they go one
+// after the other, each tied to the numbers that are being multiplied.
 template <int bits, int64_t group_size>
 MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const uint8_t* const* rows, int64_t offset, int64_t left,
-                                  const uint8_t* target, BlockSums<group_size>& sums) {
+                                  const uint8_t* target, int64_t next, BlockSums<group_size>& sums) {
   constexpr int64_t lines = 4 * bits;  // as many as 16 blocks have
   const __m512i high_even = load<__m512i>(digits);
   const __m512i high_odd = load<__m512i>(digits + 64);
@@ -160,7 +178,10 @@ MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const uint8_t* const* r
     __m512i high = dot(dot(_mm512_setzero_si512(), codes.even, high_even), codes.odd, high_odd);
     MOEFLUX_UNROLL
     for (int64_t i = r * lines / code_rows; i < (r + 1) * lines / code_rows; ++i)
-      asm volatile("prefetcht0 %1" : "+v"(high) : "m"(target[i * 64]));
+      asm volatile("prefetcht1 %1" : "+v"(high) : "m"(target[i * 64]));
+    MOEFLUX_UNROLL
+    for (int64_t i = 0; i < lines_of_block<bits>; ++i)
+      asm volatile("prefetcht0 %1" : "+v"(high) : "m"(rows[r][next - i * 64]));
     v[r] = dot(dot(_mm512_maskz_slli_epi32(all_lanes, high, 8), codes.even, low_even), codes.odd, low_odd);
   }
   sums_of_rows<group_size>(v, sums);
@@ -245,7 +266,8 @@ static void multiply_one_row(const Weights& w, int64_t row, int64_t last, const 
     prefetch_line(target.biases, b * scale_step);
     BlockSums<group_size> sums;
     sums_of_block<bits, group_size>(from.digits + b * int16_block_bytes, rows, b * block_bytes,
-                                    w.columns - b * int16_block, target.codes + b * code_rows * block_bytes, sums);
+                                    w.columns - b * int16_block, target.codes + b * code_rows * block_bytes,
+                                    end_of_next_block<bits>(w, b, blocks, code_rows), sums);
     total = add_block<group_size>(total, sums, scales, from, g);
   }
   store_rows(out + row, total, last - row);
@@ -299,19 +321,25 @@ MOEFLUX_INLINE void turn_codes(const uint8_t* const* rows, int64_t offset, int64
   }
 }
 
-// Cache lines that are prefetched, evenly over the products of a block.
+// What is prefetched, evenly over the products of a block: so many lines of memory, and with few rows of x as many of
+// the next block of each row of the matrix. That ends at rows[r] + next, and has one line, or two if `two` is 1.
 struct Asked {
-  const uint8_t* from;
-  int64_t lines;
+  const uint8_t* from = nullptr;
+  int64_t lines = 0;
+  const uint8_t* const* rows = nullptr;  // null: none of these
+  int64_t next = 0;
+  int64_t two = 0;
 };
 
 // total[i][m] + the part of the groups of a block, for `n` rows of x and `vectors` times 16 matrix rows. If there are
-// registers enough, both digits are multiplied at once, so that more sums are under way.
+// registers enough, both digits are multiplied at once, so that more sums are under way. Then memory is the limit, as
+// for one row of x.
 template <int64_t group_size, int64_t vectors, int64_t n>
 MOEFLUX_INLINE void add_products(const TurnedCodes (&codes)[panel_vectors], const Scales (&scales)[panel_vectors],
                                  const DigitRow* x, int64_t b, const Asked& asked, Floats (*total)[panel_vectors]) {
-  constexpr int64_t words = group_size / 8;                     // of a group
-  constexpr int64_t together = n * 2 <= rows_together ? 2 : 1;  // digits
+  constexpr int64_t words = group_size / 8;  // of a group
+  constexpr bool few = n * 2 <= rows_together;
+  constexpr int64_t together = few ? 2 : 1;  // digits
   constexpr int64_t turns = 2 / together * block_words;
   const int64_t first = b * (int16_block / group_size);
   int64_t turn = 0;
@@ -325,8 +353,14 @@ MOEFLUX_INLINE void add_products(const TurnedCodes (&codes)[panel_vectors], cons
     for (int64_t pass = 0; pass < 2 / together; ++pass) {
       const int64_t at = b * int16_block_bytes + pass * int16_block + g * words * 4;
       for (int64_t k = 0; k < words; ++k) {
-        for (const int64_t upto = ++turn * asked.lines / turns; line < upto; ++line)
-          prefetch_line(asked.from, line * 64);
+        for (const int64_t upto = ++turn * asked.lines / turns; line < upto; ++line) {
+          if (few && asked.rows) {
+            prefetch_line<second_cache>(asked.from, line * 64);
+            prefetch_line(asked.rows[line >> asked.two], asked.next - (line & asked.two) * 64);
+          } else {
+            prefetch_line(asked.from, line * 64);
+          }
+        }
         MOEFLUX_UNROLL
         for (int64_t parity = 0; parity < 2; ++parity) {
           __m512i of_rows[vectors];
@@ -404,8 +438,13 @@ static void multiply_panel(const Weights& w, int64_t row, int64_t last, const ui
     prefetch_line(target.scales, b * scale_step);
     prefetch_line(target.biases, b * scale_step);
     Asked asked = {target.codes + b * vectors * code_rows * block_bytes, vectors * code_rows * block_bytes / 64};
+    if constexpr (bits == 4 || bits == 8) {  // taking the others apart takes longer than reading them
+      asked.rows = rows;
+      asked.next = end_of_next_block<bits>(w, b, blocks, vectors * code_rows);
+      asked.two = bits / 8;
+    }
     int64_t i = 0;
-    for (; i + rows_together <= n; i += rows_together, asked.lines = 0)
+    for (; i + rows_together <= n; i += rows_together, asked = {})
       add_products<group_size, vectors, rows_together>(codes, scales, from + i, b, asked, total + i);
     add_rest<group_size, vectors, rows_together - 1>(codes, scales, from + i, n - i, b, asked, total + i);
   }
