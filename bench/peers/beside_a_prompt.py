@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--answers", default="1,4,8", help="numbers of answers under way; 1,4,8")
     parser.add_argument("--prompt", type=int, default=8192, help="tokens; 8192")
     parser.add_argument("--prompt-rows", type=int, help="the scheduler's option; by default it adapts")
-    parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--quiet", type=int, default=100, help="tokens of each answer before the prompt; 100")
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()

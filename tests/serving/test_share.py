@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+import moeflux
+from moeflux.serving import Scheduler
 from moeflux.serving.share import PromptShare
+from support.served import Alone, Gate, ask
 
 Cost = Callable[[int, int], float]
 """The seconds of a step with so many answers and so many rows of prompts."""
@@ -74,3 +77,40 @@ def test_steps_without_answers_say_nothing() -> None:
         assert share.rows == 0
     share.note(0.1, 1, 0)
     assert share.rows == 1
+
+
+def test_a_scheduler_goes_by_it(model: moeflux.Model, alone: Alone) -> None:
+    """Whatever steps take: prompts wait for the first step beside an answer, and for every ninth. They begin with one
+    row, and have at most twice as many in the next step."""
+    gate = Gate()
+    first, second = ask(1, 20, max_tokens=200), ask(2, 150, max_tokens=4)
+    with Scheduler(model, decoder=gate, running=2) as scheduler:
+        answer = scheduler.submit(first)
+        gate.wait()
+        gate.let(2)
+        prompt = scheduler.submit(second)
+        gate.let(1)
+        before = len(gate.rows)
+        gate.let(20)
+        rows = [sum(step.values()) for step in gate.rows[before - 1 :]]
+        gate.open()
+        assert (prompt.wait().tokens, prompt.finish) == alone(second)
+        assert (answer.wait().tokens, answer.finish) == alone(first)
+    read = rows[rows.index(1) :]
+    assert rows.index(1) <= 2 and sum(read) > 5
+    assert all(later <= 2 * max(read[:place]) for place, later in enumerate(read) if place)
+    assert all(0 in read[place : place + 9] for place in range(len(read) - 9))
+
+
+def test_a_number_of_rows_is_kept_to(model: moeflux.Model, alone: Alone) -> None:
+    gate = Gate()
+    with Scheduler(model, decoder=gate, running=2, prompt_rows=5) as scheduler:
+        answer = scheduler.submit(ask(1, 20, max_tokens=100))
+        gate.wait()
+        gate.let(2)
+        prompt = scheduler.submit(ask(2, 40, max_tokens=4))
+        gate.let(12)
+        assert [sum(step.values()) for step in gate.rows if 2 in step] == [5] * 8
+        gate.open()
+        assert (prompt.wait().tokens, prompt.finish) == alone(ask(2, 40, max_tokens=4))
+        answer.cancel()
