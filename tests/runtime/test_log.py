@@ -14,6 +14,7 @@ import moeflux
 from moeflux import builtin
 from moeflux.runtime import plan as planning
 from moeflux.runtime.look_ahead import LookAheadNotes
+from moeflux.serving import Request, Scheduler
 from support.engine import load_faulty
 
 
@@ -71,6 +72,14 @@ def test_every_call_may_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:
     session = moeflux.load(threads=1, look_ahead="off").session()
     session.step(session.prefill([1, 2, 3]).argmax())
     assert asked == [None, None]
+
+
+def test_so_may_every_step_of_a_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(LookAheadNotes, "note", lambda self, core: asked.append(core.last.tokens))
+    with Scheduler(moeflux.load(threads=1, look_ahead="off")) as scheduler:
+        scheduler.submit(Request([1, 2, 3], max_tokens=3, ignore_end=True)).wait()
+    assert asked == [3, 1, 1]
 
 
 def test_an_answer_that_fails_is_told(caplog: pytest.LogCaptureFixture) -> None:

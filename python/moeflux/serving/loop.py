@@ -31,6 +31,7 @@ class Loop:
     def __init__(self, model: ServedModel, decoder: Decoder, options: Options) -> None:
         self._decoder = decoder
         self._options = options
+        self._notes = model._notes
         self._share = PromptShare() if options.prompt_rows is None else None
         self._line = Line(options.waiting)
         self._running: dict[int, Job] = {}
@@ -255,6 +256,9 @@ class Loop:
             answers = sum(event.token is not None and not event.evaluated for event in events)
             self._share.note(now - began, answers, sum(event.evaluated for event in events))
         heard = [(self._running[event.id], event) for event in events if event.id in self._running]
+        for job, _ in heard[:1]:  # what a step has cost is known to each of its sessions
+            if job.session is not None:
+                self._notes.note(job.session._core)
         for job, event in heard:
             self._hear(job, event, now)
         short = [event for _, event in heard if event.error == "budget"]

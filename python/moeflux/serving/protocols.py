@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from moeflux import _core
+from moeflux.runtime.look_ahead import LookAheadNotes
 from moeflux.runtime.plan_table import Plan
 from moeflux.text.protocols import TextModel, TextSession
 
@@ -33,6 +34,8 @@ class ServedModel(TextModel, Protocol):
     def _engine(self) -> _core.Engine: ...
     @property
     def _plan(self) -> Plan | None: ...
+    @property
+    def _notes(self) -> LookAheadNotes: ...
     @property
     def closed(self) -> bool: ...
     @property

@@ -12,7 +12,7 @@ from collections import deque
 
 __all__ = ["PromptShare"]
 
-LONGEST = 1.8
+LONGEST = 1.7
 """How long a step with prompts should take, of one without. What is promised is twice as long; the rest is for steps
 that take longer than the one before."""
 STEPS = 8
