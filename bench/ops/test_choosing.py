@@ -46,8 +46,11 @@ CASES: dict[str, tuple[dict[str, Any], list[int]]] = {
     "log probabilities, temperature of 0.7, top_p": ({"temperature": 0.7, "top_p": 0.95}, []),
     "mask": ({"temperature": 1.0}, []),
     "mask, top_p": ({"temperature": 1.0, "top_p": 0.95}, []),
+    "mask, penalties of a prompt, top_p": ({"temperature": 1.0, "top_p": 0.95, **PENALTIES}, PROMPT),
     "everything": (EVERYTHING, PROMPT),
+    "everything, mask": (EVERYTHING, PROMPT),
     "everything, mask, log probabilities": (EVERYTHING, PROMPT),
+    "everything of a long prompt, mask, log probabilities": (EVERYTHING, LONG_PROMPT),
 }
 
 

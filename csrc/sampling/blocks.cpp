@@ -19,7 +19,8 @@ namespace {
 
 constexpr float forbidden = -std::numeric_limits<float>::infinity();
 constexpr int64_t few_blocks = 2;
-constexpr int64_t rows_apart = cpu::choice_rows / choice_samples;  // of the samples
+
+constexpr double most_above = 500;  // of the range of exponents, far from its end
 
 // Not the same of every block, for a vocabulary may have patterns.
 int64_t row_of(int64_t block) { return block * 37 % cpu::choice_rows; }
@@ -36,6 +37,13 @@ float round_up(double number) {
 
 float round_down(double number) { return -round_up(-number); }
 
+// The same of a number that is not NaN, without a branch that nobody could foretell.
+float floor_of(double number) {
+  const auto rounded = static_cast<float>(number);
+  const auto bits = std::bit_cast<int32_t>(rounded);
+  return std::bit_cast<float>(bits - (rounded > number) * (bits >= 0 ? 1 : -1));
+}
+
 }  // namespace
 
 LogitBlocks::LogitBlocks(const cpu::ChoiceKernels& kernels, int64_t vocab_size)
@@ -47,92 +55,78 @@ LogitBlocks::LogitBlocks(const cpu::ChoiceKernels& kernels, int64_t vocab_size)
       greatest_of_(static_cast<size_t>(count_)),
       tops_(greatest_of_.size() * choice_columns),
       samples_(tops_.size() * choice_samples),
-      changed_(vocab_size, vocab_size),
+      changed_(new double[static_cast<size_t>(count_ * choice_block)]),
       kept_(max_kept, vocab_size),
       left_(choice_block),
+      wide_(choice_block),
       left_of_list_(choice_block),
       weights_(choice_block),
-      weights_of_list_(choice_block),
-      found_in_list_(choice_block),
-      values_(choice_block),
-      none_(choice_block, forbidden) {
-  found_in_list_.clear();
-}
+      weights_at_(choice_block) {}
 
 int64_t LogitBlocks::bytes() const {
-  return bytes_of(last_logits_, last_allowed_, greatest_of_, tops_, samples_, left_, left_of_list_, weights_,
-                  weights_of_list_, found_in_list_, values_, none_) +
-         changed_.bytes() + kept_.bytes();
+  return bytes_of(last_logits_, last_allowed_, greatest_of_, tops_, samples_, left_, wide_, left_of_list_, weights_,
+                  weights_at_) +
+         count_ * choice_block * static_cast<int64_t>(sizeof(double)) + kept_.bytes();
 }
 
 // ---- All of them ----------------------------------------------------------------------------------------------------
 
-void LogitBlocks::take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed) {
+void LogitBlocks::begin(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed) {
   logits_ = logits;
   changes_ = changes;
   allowed_ = allowed;
   const int64_t last = (count_ - 1) * choice_block;
   std::copy(logits.begin() + last, logits.end(), last_logits_.begin());
   if (!allowed.empty()) std::copy(allowed.begin() + last / 32, allowed.end(), last_allowed_.begin());
-  changed_.clear();
-  list_ = &changed_;
-  probed_ = !changes;
+  short_ = false;
   greatest_ = forbidden;
-  for (int64_t block = 0; block < count_; ++block) {
-    look_at(block);
-    greatest_ = std::max(greatest_, greatest(block));
-  }
 }
 
-void LogitBlocks::look_at(int64_t block) {
+void LogitBlocks::take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed,
+                       bool probes) {
+  begin(logits, changes, allowed);
+  for (int64_t block = 0; block < count_; ++block) look_at(block, probes);
+}
+
+// Weights may be of any number instead of the greatest, so long as none is too great for its exponent.
+double LogitBlocks::take_with_sum(std::span<const float> logits) {
+  begin(logits, nullptr, {});
+  double sum = 0;
+  for (int64_t block = 0; block < count_; ++block) {
+    const bool is_first = greatest_ == -infinity;
+    look_at(block, true);
+    if (are_few() || greatest_ == -infinity) continue;
+    if (is_first) set_scale(choice_scale(greatest_, log2_e), true);
+    plain_ = logits_of(block);
+    least_ = -infinity;
+    sum += weigh();
+  }
+  const double above = greatest_ - scale_.greatest;
+  return are_few() || above > most_above ? std::numeric_limits<double>::quiet_NaN() : std::log(sum) - above;
+}
+
+void LogitBlocks::look_at(int64_t block, bool probes) {
   const float* const plain = plain_of(block);
-  const double changed = change(block);  // the logits are near by now
+  double changed_most = -infinity;
+  if (const cpu::ChangedPlaces list = changed(block); list.count > 0) {
+    changed_most = kernels_.change(logits_of(block), list, changes_->penalties(),
+                                   allowed_.empty() ? nullptr : allowed_of(block), changed_values(block));
+    if (probes) probe_changed(block);
+  }
   const float most = kernels_.greatest(plain, logits_of(std::min(block + 1, count_ - 1)), row_of(block),
                                        tops_.data() + block * choice_columns,
                                        samples_.data() + block * choice_samples * choice_columns);
-  if (std::isnan(changed) || std::isnan(most)) refuse(block);
-  greatest_of_[static_cast<size_t>(block)] = std::max<double>(changed, most);
+  if (std::isnan(changed_most) || std::isnan(most)) refuse(block);
+  greatest_of_[static_cast<size_t>(block)] = std::max<double>(changed_most, most);
+  greatest_ = std::max(greatest_, greatest(block));
 }
 
-// Lists the values that were changed. Returns the greatest; NaN when one is no number.
-double LogitBlocks::change(int64_t block) {
-  double* const values = changed_.values();
-  int32_t* const tokens = changed_.tokens();
-  double greatest = -infinity;
-  bool numbers = true;
-  size_t count = 0;
-  if (changes_)
-    for (const ChangedToken& each : changes_->of(block)) {
-      double value = changes_->changed(each, logits_[static_cast<size_t>(each.token)]);
-      if (!allowed_.empty() && !allows(each.token)) value = -infinity;
-      numbers &= value < infinity;
-      greatest = std::max(greatest, value);
-      values[count] = value;
-      tokens[count++] = each.token;
-    }
-  changed_.end(block, count);
-  return numbers ? greatest : std::numeric_limits<double>::quiet_NaN();
-}
-
-// Tops and samples are of all values, of those that were changed too.
-void LogitBlocks::probe_changed() {
-  if (probed_) return;
-  probed_ = true;
-  for (int64_t block = 0; block < count_; ++block) {
-    const ListedValues changed = changed_.of(block);
-    float* const tops = tops_.data() + block * choice_columns;
-    float* const samples = samples_.data() + block * choice_samples * choice_columns;
-    const auto row = static_cast<uint64_t>(row_of(block));
-    for (size_t i = 0; i < changed.count; ++i) {
-      if (changed.values[i] == -infinity) continue;
-      const auto narrow = static_cast<float>(changed.values[i]);
-      const auto place = static_cast<uint64_t>(changed.tokens[i]) % choice_block;
-      const uint64_t column = place % choice_columns;
-      const uint64_t behind = (place / choice_columns - row) % cpu::choice_rows;
-      tops[column] = std::max(tops[column], narrow);
-      if (behind % rows_apart == 0) samples[behind / rows_apart * choice_columns + column] = narrow;
-    }
-  }
+// Puts values that were changed among the logits to be looked at, for tops and samples. None becomes greater by that,
+// so the greatest of all stays what it is.
+void LogitBlocks::probe_changed(int64_t block) {
+  const cpu::ChangedPlaces list = changed(block);
+  const double* const values = changed_values(block);
+  for (int64_t i = 0; i < list.count; ++i) left_[static_cast<size_t>(list.places[i])] = floor_of(values[i]);
 }
 
 void LogitBlocks::refuse(int64_t block) {
@@ -150,6 +144,13 @@ void LogitBlocks::refuse(int64_t block) {
 
 bool LogitBlocks::are_few() const { return is_short() || count_ <= few_blocks; }
 
+bool LogitBlocks::allows_more_than(int64_t number) const {
+  if (allowed_.empty()) return vocab_size_ > number;
+  int64_t count = 0;
+  for (size_t word = 0; word < allowed_.size() && count <= number; ++word) count += std::popcount(allowed_[word]);
+  return count > number;
+}
+
 int64_t LogitBlocks::count_values() {
   int64_t count = 0;
   for (int64_t block = 0; block < count_; ++block) {
@@ -164,21 +165,21 @@ int32_t LogitBlocks::first_greatest() {
   while (greatest(block) != greatest_) ++block;
   open(block);
   spread();
-  const auto found = std::find(values_.begin(), values_.end(), greatest_);
-  return static_cast<int32_t>(block * choice_block + (found - values_.begin()));
+  const auto found = std::find(wide_.begin(), wide_.end(), greatest_);
+  return static_cast<int32_t>(block * choice_block + (found - wide_.begin()));
 }
 
 // ---- A block --------------------------------------------------------------------------------------------------------
 
-bool LogitBlocks::allows(int32_t token) const {
-  return (allowed_[static_cast<size_t>(token / 32)] >> (token % 32) & 1) != 0;
+const uint32_t* LogitBlocks::allowed_of(int64_t block) const {
+  return is_cut_short(block) ? last_allowed_.data() : allowed_.data() + block * choice_words;
 }
 
 // The bits of those that are looked at as plain logits; null: all.
 const uint32_t* LogitBlocks::plain_bits_of(int64_t block) {
-  const bool any_changed = changes_ && !changes_->of(block).empty();
+  const bool any_changed = changed(block).count > 0;
   if (allowed_.empty()) return any_changed ? changes_->unchanged(block) : nullptr;
-  const uint32_t* const allowed = is_cut_short(block) ? last_allowed_.data() : allowed_.data() + block * choice_words;
+  const uint32_t* const allowed = allowed_of(block);
   if (!any_changed) return allowed;
   const uint32_t* const unchanged = changes_->unchanged(block);
   std::transform(allowed, allowed + choice_words, unchanged, plain_bits_.begin(), std::bit_and());
@@ -199,79 +200,77 @@ const float* LogitBlocks::plain_of(int64_t block) {
 
 void LogitBlocks::open(int64_t block, const Cut& cut) {
   block_ = block;
-  listed_ = list_->of(block);
-  plain_ = is_short() ? nullptr : plain_of(block);
+  plain_ = nullptr;
+  values_ = {};
+  if (is_short())
+    values_ = kept_.of(block);
+  else if (changed(block).count > 0)
+    open_changed(block);
+  else
+    plain_ = plain_of(block);
   const int64_t first = block * choice_block;
   least_ = first > cut.last ? std::nextafter(cut.value, infinity) : cut.value;
   if (first <= cut.last && cut.last < first + choice_block) drop_ties(cut);
 }
 
+void LogitBlocks::open_changed(int64_t block) {
+  kernels_.widen(logits_of(block), plain_bits_of(block), wide_.data());
+  const cpu::ChangedPlaces list = changed(block);
+  const double* const values = changed_values(block);
+  for (int64_t i = 0; i < list.count; ++i) wide_[static_cast<size_t>(list.places[i])] = values[i];
+  values_ = {wide_.data(), nullptr, choice_block};
+}
+
 // Those behind the last that the cut keeps become -inf.
 void LogitBlocks::drop_ties(const Cut& cut) {
-  for (size_t i = 0; i < listed_.count; ++i) {
-    const double value = listed_.values[i];
-    left_of_list_[i] = cut.keeps(value, listed_.tokens[i]) ? value : -infinity;
+  const int64_t first = block_ * choice_block;
+  if (plain_) {
+    for (int64_t i = 0; i < choice_block; ++i)
+      left_[static_cast<size_t>(i)] = cut.keeps(plain_[i], first + i) ? plain_[i] : forbidden;
+    plain_ = left_.data();
+    return;
   }
-  listed_.values = left_of_list_.data();
-  if (!plain_) return;
-  for (int64_t i = 0; i < choice_block; ++i)
-    left_[static_cast<size_t>(i)] = cut.keeps(plain_[i], block_ * choice_block + i) ? plain_[i] : forbidden;
-  plain_ = left_.data();
+  for (size_t i = 0; i < values_.count; ++i) {
+    const double value = values_.values[i];
+    const int64_t token = values_.tokens ? values_.tokens[i] : first + static_cast<int64_t>(i);
+    left_of_list_[i] = cut.keeps(value, token) ? value : -infinity;
+  }
+  values_.values = left_of_list_.data();
 }
 
-double LogitBlocks::weigh() { return weigh({}, false).all; }
+double LogitBlocks::weigh() { return weigh({}, nullptr, nullptr).all; }
+
+void LogitBlocks::weigh_each() { weigh({}, weights_.data(), nullptr); }
 
 cpu::ChoiceSums LogitBlocks::weigh(const Bracket& bracket) {
-  const cpu::ChoiceSums sums = weigh({std::max(bracket.least, least_), bracket.most}, true);
-  list_places();
-  return sums;
+  return weigh({std::max(bracket.least, least_), bracket.most}, nullptr, found_.data());
 }
 
-cpu::ChoiceSums LogitBlocks::weigh(const Bracket& bracket, bool finds) {
+cpu::ChoiceSums LogitBlocks::weigh(const Bracket& bracket, double* weights, uint64_t* bits) {
   cpu::ChoiceScale scale = scale_;
   scale.least = std::max(scale.least, least_);
-  cpu::ChoiceSums sums;
   if (plain_)
-    sums = (rough_ ? kernels_.weigh_logits_roughly : kernels_.weigh_logits)(
-        plain_, choice_block, scale, bracket, weights_.data(), finds ? found_.data() : nullptr);
-  else
-    found_ = {};
-  if (listed_.count == 0) return sums;
-  const cpu::ChoiceSums more = (rough_ ? kernels_.weigh_values_roughly : kernels_.weigh_values)(
-      listed_.values, static_cast<int64_t>(listed_.count), scale, bracket, weights_of_list_.data(),
-      finds ? found_bits_of_list_.data() : nullptr);
-  return {sums.all + more.all, sums.above + more.above};
-}
-
-int64_t LogitBlocks::find(const Bracket& asked) {
-  const Bracket bracket = {std::max(asked.least, least_), asked.most};
-  int64_t above = 0;
-  if (plain_)
-    above = kernels_.find(plain_, round_up(bracket.least), round_down(bracket.most), found_.data());
-  else
-    found_ = {};
-  if (listed_.count > 0)
-    above +=
-        kernels_.find_values(listed_.values, static_cast<int64_t>(listed_.count), bracket, found_bits_of_list_.data());
-  list_places();
-  return above;
-}
-
-// Which of the list were found, beside the bits of all.
-void LogitBlocks::list_places() {
-  found_in_list_.clear();
-  const auto* const bytes = reinterpret_cast<const unsigned char*>(found_bits_of_list_.data());
-  for (size_t byte = 0; byte < listed_.count / cpu::choice_lanes; ++byte)
-    for (uint32_t rest = bytes[byte]; rest != 0; rest &= rest - 1) {
-      const size_t i = byte * cpu::choice_lanes + static_cast<size_t>(std::countr_zero(rest));
-      const int32_t place = listed_.tokens[i] % choice_block;
-      found_[static_cast<size_t>(place / 64)] |= uint64_t{1} << (place % 64);
-      found_in_list_.push_back(i);
-    }
+    return (rough_ ? kernels_.weigh_logits_roughly : kernels_.weigh_logits)(plain_, choice_block, scale, bracket,
+                                                                            weights, bits);
+  if (values_.tokens) found_ = {};
+  return (rough_ ? kernels_.weigh_values_roughly : kernels_.weigh_values)(
+      values_.values, static_cast<int64_t>(values_.count), scale, bracket, weights, bits);
 }
 
 void LogitBlocks::weigh(std::span<const float> values, double* weights) const {
   kernels_.weigh_logits_roughly(values.data(), static_cast<int64_t>(values.size()), scale_, {}, weights, nullptr);
+}
+
+void LogitBlocks::weigh(std::span<const double> values, double* weights) const {
+  (rough_ ? kernels_.weigh_values_roughly : kernels_.weigh_values)(values.data(), static_cast<int64_t>(values.size()),
+                                                                   scale_, {}, weights, nullptr);
+}
+
+int64_t LogitBlocks::find(const Bracket& asked) {
+  const Bracket bracket = {std::max(asked.least, least_), asked.most};
+  if (plain_) return kernels_.find(plain_, round_up(bracket.least), round_down(bracket.most), found_.data());
+  if (values_.tokens) found_ = {};
+  return kernels_.find_values(values_.values, static_cast<int64_t>(values_.count), bracket, found_.data());
 }
 
 int64_t LogitBlocks::count_found() const {
@@ -280,34 +279,37 @@ int64_t LogitBlocks::count_found() const {
   return count;
 }
 
-double LogitBlocks::found_weight() const {
-  if (!found_in_list_.empty()) return weights_of_list_[found_in_list_.front()];
-  size_t word = 0;
-  while (found_[word] == 0) ++word;
-  return weights_[64 * word + static_cast<size_t>(std::countr_zero(found_[word]))];
-}
-
-void LogitBlocks::list_found(ValueList& list, bool weighed) const {
-  const float* const plain = plain_ ? plain_ : none_.data();
-  const int32_t* token = list.tokens();
-  const int64_t count = kernels_.list(plain, weighed ? weights_.data() : nullptr, found_.data(), block_ * choice_block,
-                                      list.values(), list.worths(), list.tokens());
-  for (const size_t i : found_in_list_) {
-    while (*token != listed_.tokens[i]) ++token;
-    const auto place = token - list.tokens();
-    list.values()[place] = listed_.values[i];
-    if (weighed) list.worths()[place] = weights_of_list_[i];
+void LogitBlocks::list_found(ValueList& list) const {
+  const int64_t first = block_ * choice_block;
+  int64_t count = 0;
+  if (plain_) {
+    count = kernels_.list(plain_, found_.data(), first, list.values(), list.tokens());
+  } else if (!values_.tokens) {
+    count = kernels_.list_values(values_.values, found_.data(), first, list.values(), list.tokens());
+  } else {
+    for (size_t word = 0; word < found_.size(); ++word)
+      for (uint64_t rest = found_[word]; rest != 0; rest &= rest - 1) {
+        const size_t i = 64 * word + static_cast<size_t>(std::countr_zero(rest));
+        list.values()[count] = values_.values[i];
+        list.tokens()[count++] = values_.tokens[i];
+      }
   }
   list.end(block_, static_cast<size_t>(count));
 }
 
 void LogitBlocks::spread() {
-  std::copy_n(plain_ ? plain_ : none_.data(), choice_block, values_.begin());
-  for (size_t i = 0; i < listed_.count; ++i) {
-    if (listed_.values[i] == -infinity) continue;
-    const auto place = static_cast<size_t>(listed_.tokens[i] % choice_block);
-    values_[place] = listed_.values[i];
-    weights_[place] = weights_of_list_[i];
+  spread_weights_ = weights_.data();
+  if (plain_) {
+    std::copy_n(plain_, choice_block, wide_.begin());
+  } else if (values_.tokens) {
+    std::fill(wide_.begin(), wide_.end(), -infinity);
+    spread_weights_ = weights_at_.data();
+    for (size_t i = 0; i < values_.count; ++i) {
+      if (values_.values[i] == -infinity) continue;
+      const auto place = static_cast<size_t>(values_.tokens[i] % choice_block);
+      wide_[place] = values_.values[i];
+      weights_at_[place] = weights_[i];
+    }
   }
 }
 
@@ -322,9 +324,9 @@ void LogitBlocks::keep(const Cut& cut) {
     }
     open(block, cut);
     find({cut.value, infinity});
-    list_found(kept_, false);
+    list_found(kept_);
   }
-  list_ = &kept_;
+  short_ = true;
 }
 
 }  // namespace moeflux

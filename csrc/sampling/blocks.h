@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -21,15 +22,20 @@ class LogitBlocks {
 
   LogitBlocks(const cpu::ChoiceKernels& kernels, int64_t vocab_size);
 
-  // Of the next choice; looked at until the one after. `changes` null: none. ArgumentError naming a token whose value
-  // is no number.
-  void take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed);
+  // Of the next choice; looked at until the one after. `changes` null: none. `probes`: tops and samples are wanted.
+  // ArgumentError naming a token whose value is no number.
+  void take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed, bool probes);
+  // The same of logits alone. Returns the logarithm of the sum of exp(value - greatest), that is made on the way of
+  // rough weights; NaN where it was not: of few logits, and of those that begin too far below the greatest one.
+  double take_with_sum(std::span<const float> logits);
 
   int64_t count() const { return count_; }
   // Are there so few values that guesses and rough weights save nothing?
   bool are_few() const;
   // Is there only what was kept?
-  bool is_short() const { return list_ == &kept_; }
+  bool is_short() const { return short_; }
+  // Are more tokens than this allowed?
+  bool allows_more_than(int64_t number) const;
   // How many there are that can be chosen.
   int64_t count_values();
   // The greatest of all values, and one that none of a block exceeds; -inf where nothing can be chosen.
@@ -37,8 +43,7 @@ class LogitBlocks {
   double greatest(int64_t block) const { return greatest_of_[static_cast<size_t>(block)]; }
   // The first token that has the greatest value.
   int32_t first_greatest();
-  // As ChoiceKernels give them, of all blocks, once the changed values were probed too.
-  void probe_changed();
+  // As ChoiceKernels give them, of all blocks.
   std::span<const float> tops() const { return tops_; }
   std::span<const float> samples() const { return samples_; }
 
@@ -52,41 +57,44 @@ class LogitBlocks {
   void open(int64_t block, const Cut& cut = {});
   // The sum of the weights.
   double weigh();
+  void weigh_each();
   // Finds which values lie in a bracket. The sums of the weights; or how many exceed the bracket.
   cpu::ChoiceSums weigh(const Bracket& bracket);
   int64_t find(const Bracket& bracket);
   int64_t count_found() const;
-  // Of the first of them, when weights were computed.
-  double found_weight() const;
-  // Lists them as this block's values; with their weights, when these were computed.
-  void list_found(ValueList& list, bool weighed) const;
-  // Every value at its place, -inf where there is none, and its weight when they were computed.
+  // Lists them as this block's values.
+  void list_found(ValueList& list) const;
+  // Every value at its place, -inf where there is none, and its weight after `weigh_each`.
   void spread();
-  double value(int64_t place) const { return values_[static_cast<size_t>(place)]; }
-  double weight(int64_t place) const { return weights_[static_cast<size_t>(place)]; }
+  double value(int64_t place) const { return wide_[static_cast<size_t>(place)]; }
+  double weight(int64_t place) const { return spread_weights_[place]; }
 
-  // Rough weights of other values than a block's, whole vectors of them.
+  // Weights of other values than a block's, whole vectors of them; those of f32 are rough.
   void weigh(std::span<const float> values, double* weights) const;
+  void weigh(std::span<const double> values, double* weights) const;
 
   // From here on there is only what the cut keeps, at most `max_kept`.
   void keep(const Cut& cut);
   ListedValues kept() const { return kept_.all(); }
   // All again.
-  void keep_all() { list_ = &changed_; }
+  void keep_all() { short_ = false; }
 
   int64_t bytes() const;
 
  private:
-  void look_at(int64_t block);
-  double change(int64_t block);
-  bool allows(int32_t token) const;
+  void begin(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed);
+  void look_at(int64_t block, bool probes);
+  void probe_changed(int64_t block);
+  cpu::ChangedPlaces changed(int64_t block) const { return changes_ ? changes_->of(block) : cpu::ChangedPlaces{}; }
+  double* changed_values(int64_t block) { return changed_.get() + block * cpu::choice_block; }
   bool is_cut_short(int64_t block) const { return (block + 1) * cpu::choice_block > vocab_size_; }
+  const uint32_t* allowed_of(int64_t block) const;
   const uint32_t* plain_bits_of(int64_t block);
   const float* logits_of(int64_t block) const;
   const float* plain_of(int64_t block);
+  void open_changed(int64_t block);
   void drop_ties(const Cut& cut);
-  cpu::ChoiceSums weigh(const Bracket& bracket, bool finds);
-  void list_places();
+  cpu::ChoiceSums weigh(const Bracket& bracket, double* weights, uint64_t* bits);
   [[noreturn]] void refuse(int64_t block);
 
   const cpu::ChoiceKernels& kernels_;
@@ -101,28 +109,27 @@ class LogitBlocks {
   std::vector<double> greatest_of_;
   std::vector<float> tops_;
   std::vector<float> samples_;
-  bool probed_ = true;
-  ValueList changed_;
+  std::unique_ptr<double[]>
+      changed_;  // values that were changed, as Changes lists them; touched as far as there are some
   ValueList kept_;
-  ValueList* list_ = &changed_;  // of the two, that which is looked at
+  bool short_ = false;
   cpu::ChoiceScale scale_;
   bool rough_ = false;
 
-  // Of the open block.
+  // The open block: its logits, as they are or with -inf for what is forbidden; or values, where something was changed
+  // or only some are left.
   int64_t block_ = 0;
-  const float* plain_ = nullptr;  // its logits, -inf for what was changed or is forbidden; null: none
+  const float* plain_ = nullptr;  // null: values
+  ListedValues values_ = {};      // tokens null: of the whole block
+  double least_ = -infinity;      // what is less was cut
   std::array<uint32_t, cpu::choice_words> plain_bits_ = {};
-  ListedValues listed_ = {};
-  double least_ = -infinity;  // what is less was cut
-  std::vector<float> left_;   // logits and a list of which something was left out
+  std::vector<float> left_;   // logits of which something was left out
+  std::vector<double> wide_;  // all values of the block
   std::vector<double> left_of_list_;
   std::vector<double> weights_;
-  std::vector<double> weights_of_list_;
+  std::vector<double> weights_at_;  // at their places, where values are listed
+  const double* spread_weights_ = nullptr;
   std::array<uint64_t, cpu::choice_long_words> found_ = {};
-  std::array<uint64_t, cpu::choice_long_words> found_bits_of_list_ = {};
-  std::vector<size_t> found_in_list_;
-  std::vector<double> values_;
-  std::vector<float> none_;  // -inf
 };
 
 }  // namespace moeflux

@@ -1,74 +1,85 @@
 #include "sampling/changes.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
-#include <numeric>
 
-#include "kernels/cpu/choice.h"
 #include "sampling/cut.h"
 
 namespace moeflux {
 
 using cpu::choice_block;
+using cpu::choice_lanes;
 
 Changes::Changes(const Sampling& sampling, int64_t vocab_size, std::span<const int32_t> prompt)
-    : repetition_(sampling.repetition_penalty),
-      presence_(sampling.presence_penalty),
-      frequency_(sampling.frequency_penalty),
-      has_penalties_(repetition_ != 1 || presence_ != 0 || frequency_ != 0),
-      firsts_(static_cast<size_t>(cpu::choice_blocks(vocab_size)) + 1),
-      unchanged_((firsts_.size() - 1) * cpu::choice_words, ~uint32_t{0}) {
-  for (const auto& [id, bias] : sampling.logit_bias) tokens_.push_back({.token = id, .bias = bias});
-  if (repetition_ != 1)
-    for (const int32_t id : prompt) tokens_.push_back({.token = id, .seen = 1});
-  // A token comes up once, its bias first.
-  std::stable_sort(tokens_.begin(), tokens_.end(), [](const auto& a, const auto& b) { return a.token < b.token; });
-  auto end = tokens_.begin();
-  for (const ChangedToken& each : tokens_) {
-    if (end != tokens_.begin() && end[-1].token == each.token) {
-      end[-1].bias += each.bias;
-      end[-1].seen |= each.seen;
-    } else {
-      *end++ = each;
+    : penalties_{sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty},
+      has_penalties_(penalties_.repetition != 1 || penalties_.presence != 0 || penalties_.frequency != 0),
+      none_(!has_penalties_ && sampling.logit_bias.empty()),
+      unchanged_(static_cast<size_t>(cpu::choice_blocks(vocab_size) * cpu::choice_words), ~uint32_t{0}),
+      counts_(static_cast<size_t>(cpu::choice_blocks(vocab_size))),
+      room_(none_ ? 0 : counts_.size() * choice_block),
+      places_(new int32_t[room_]),
+      times_(new int32_t[room_]),
+      biases_(sampling.logit_bias.empty() ? nullptr : new double[room_]) {
+  if (none_) return;
+  if (penalties_.repetition != 1)
+    for (const int32_t token : prompt) touch(token);
+  const std::vector<uint32_t> unseen = unchanged_;
+  for (const auto& [token, bias] : sampling.logit_bias) touch(token);
+  for (size_t word = 0; word < unseen.size(); ++word)
+    for (uint32_t rest = ~unchanged_[word]; rest != 0; rest &= rest - 1) {
+      const int bit = std::countr_zero(rest);
+      const auto block = static_cast<int64_t>(word) / cpu::choice_words;
+      const auto place = static_cast<int32_t>(word % cpu::choice_words) * 32 + bit;
+      insert(block, counts_[static_cast<size_t>(block)], place, (unseen[word] >> bit & 1) != 0 ? 0 : cpu::seen_before);
     }
-  }
-  tokens_.erase(end, tokens_.end());
-  if (has_penalties_) tokens_.reserve(static_cast<size_t>(vocab_size));
-  for (const ChangedToken& each : tokens_) {
-    ++firsts_[static_cast<size_t>(each.token / choice_block) + 1];
-    touch(each.token);
-  }
-  std::partial_sum(firsts_.begin(), firsts_.end(), firsts_.begin());
+  for (const auto& [token, bias] : sampling.logit_bias) biases_[static_cast<size_t>(find(token))] += bias;
 }
 
-void Changes::touch(int32_t token) { unchanged_[static_cast<size_t>(token / 32)] &= ~(1u << (token % 32)); }
+// Where the token is in the lists, or where it belongs.
+int64_t Changes::find(int32_t token) const {
+  const int64_t block = token / choice_block;
+  const int32_t* const begin = places_.get() + block * choice_block;
+  const int32_t* const end = begin + counts_[static_cast<size_t>(block)];
+  return std::lower_bound(begin, end, token % choice_block) - places_.get();
+}
+
+void Changes::insert(int64_t block, int64_t at, int32_t place, int32_t times) {
+  int32_t& count = counts_[static_cast<size_t>(block)];
+  const auto put = [&](auto* lists, auto value) {
+    auto* const list = lists + block * choice_block;
+    if (count % choice_lanes == 0) std::fill_n(list + count, choice_lanes, 0);  // what is behind the last one
+    std::move_backward(list + at, list + count, list + count + 1);
+    list[at] = value;
+  };
+  put(places_.get(), place);
+  put(times_.get(), times);
+  if (biases_) put(biases_.get(), 0.0);
+  ++count;
+}
 
 void Changes::count(int32_t token) {
   if (!has_penalties_) return;
-  const auto block = static_cast<size_t>(token / choice_block);
-  const auto begin = tokens_.begin();
-  const auto found = std::lower_bound(begin + static_cast<std::ptrdiff_t>(firsts_[block]),
-                                      begin + static_cast<std::ptrdiff_t>(firsts_[block + 1]), token,
-                                      [](const ChangedToken& each, int32_t id) { return each.token < id; });
-  ChangedToken* place = nullptr;
-  if (found == tokens_.end() || found->token != token) {
+  const int64_t block = token / choice_block;
+  const int64_t at = find(token);
+  const uint32_t word = unchanged_[static_cast<size_t>(token / 32)];
+  if ((word >> (token % 32) & 1) != 0) {
     touch(token);
-    place = &*tokens_.insert(found, {.token = token});
-    for (size_t later = block + 1; later < firsts_.size(); ++later) ++firsts_[later];
-  } else {
-    place = &*found;
+    insert(block, at - block * choice_block, static_cast<int32_t>(token % choice_block), cpu::seen_before);
   }
-  place->seen = 1;
-  ++place->times;
+  int32_t& times = times_[static_cast<size_t>(at)];
+  times = (times | cpu::seen_before) + 1;
 }
 
-std::span<const ChangedToken> Changes::of(int64_t block) const {
-  const size_t first = firsts_[static_cast<size_t>(block)];
-  return std::span(tokens_).subspan(first, firsts_[static_cast<size_t>(block) + 1] - first);
+cpu::ChangedPlaces Changes::of(int64_t block) const {
+  const int64_t first = block * choice_block;
+  return {places_.get() + first, times_.get() + first, biases_ ? biases_.get() + first : nullptr,
+          counts_[static_cast<size_t>(block)]};
 }
 
-const uint32_t* Changes::unchanged(int64_t block) const { return unchanged_.data() + block * cpu::choice_words; }
-
-int64_t Changes::bytes() const { return bytes_of(tokens_, firsts_, unchanged_); }
+int64_t Changes::bytes() const {
+  return bytes_of(unchanged_, counts_) +
+         static_cast<int64_t>(room_ * (2 * sizeof(int32_t) + (biases_ ? sizeof(double) : 0)));
+}
 
 }  // namespace moeflux

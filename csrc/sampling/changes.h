@@ -2,53 +2,47 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "kernels/cpu/choice.h"
 #include "sampling/sampler.h"
 
 namespace moeflux {
 
-// A token to which something is done. The others, nearly all, keep their logits.
-struct ChangedToken {
-  int32_t token;
-  uint32_t seen : 1 = 0;    // in the prompt or the answer
-  uint32_t times : 31 = 0;  // in the answer
-  double bias = 0;
-};
-
+// The tokens to which something is done, block by block. The others, nearly all, keep their logits.
 class Changes {
  public:
   // Tokens of the biases and of the prompt are of the vocabulary.
   Changes(const Sampling& sampling, int64_t vocab_size, std::span<const int32_t> prompt);
 
-  bool none() const { return tokens_.empty(); }
+  bool none() const { return none_; }
   // One more token of the answer.
   void count(int32_t token);
   // Of a block, ascending.
-  std::span<const ChangedToken> of(int64_t block) const;
+  cpu::ChangedPlaces of(int64_t block) const;
   // A bit set: the others of a block.
-  const uint32_t* unchanged(int64_t block) const;
-  double changed(const ChangedToken& token, float logit) const {
-    const double value = logit + token.bias;
-    const double penalty = token.seen ? repetition_ : 1;
-    const double penalized[] = {value * penalty, value / penalty};  // nobody could foretell a branch
-    const double taken = token.times > 0 ? presence_ + frequency_ * token.times : 0;
-    return penalized[value > 0] - taken;
-  }
+  const uint32_t* unchanged(int64_t block) const { return unchanged_.data() + block * cpu::choice_words; }
+  const cpu::Penalties& penalties() const { return penalties_; }
 
   int64_t bytes() const;
 
  private:
-  void touch(int32_t token);
+  void touch(int32_t token) { unchanged_[static_cast<size_t>(token / 32)] &= ~(1u << (token % 32)); }
+  int64_t find(int32_t token) const;
+  void insert(int64_t block, int64_t at, int32_t place, int32_t times);
 
-  double repetition_;
-  double presence_;
-  double frequency_;
+  cpu::Penalties penalties_;
   bool has_penalties_;
-  std::vector<ChangedToken> tokens_;  // ascending; has room for all that may come
-  std::vector<size_t> firsts_;        // of each block, then their number
+  bool none_;
   std::vector<uint32_t> unchanged_;
+  std::vector<int32_t> counts_;  // of each block
+  // Of each block one behind the other, with room for all its tokens. Memory is touched as far as there are some.
+  size_t room_;
+  std::unique_ptr<int32_t[]> places_;
+  std::unique_ptr<int32_t[]> times_;
+  std::unique_ptr<double[]> biases_;  // null: none
 };
 
 }  // namespace moeflux

@@ -1,6 +1,7 @@
 #include "sampling/chooser.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -12,7 +13,6 @@ using cpu::choice_block;
 namespace {
 
 constexpr double lowest = std::numeric_limits<double>::lowest();
-constexpr double log2_e = 1.4426950408889634;
 
 }  // namespace
 
@@ -30,15 +30,23 @@ int64_t Chooser::bytes() const {
   return blocks_.bytes() + guess_.bytes() + bytes_of(worths_, kept_, within_) + listed_.bytes();
 }
 
-void Chooser::take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed) {
-  blocks_.take(logits, changes, allowed);
+void Chooser::take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed,
+                   bool cuts) {
+  blocks_.take(logits, changes, allowed, cuts);
+  log_sum_ = std::numeric_limits<double>::quiet_NaN();
+  best_ = {};
+  summed_by_ = 0;
+}
+
+void Chooser::take_with_sum(std::span<const float> logits) {
+  log_sum_ = blocks_.take_with_sum(logits);
   best_ = {};
   summed_by_ = 0;
 }
 
 int32_t Chooser::draw(const Sampling& sampling, double uniform) {
   set_temperature(sampling.temperature);
-  if (sampling.top_k > 0 && sampling.top_k < vocab_size_) keep_best(sampling.top_k);
+  if (sampling.top_k > 0 && blocks_.allows_more_than(sampling.top_k)) keep_best(sampling.top_k);
   const double floor =
       sampling.min_p > 0 ? std::max(blocks_.greatest() + std::log2(sampling.min_p) / scale_.factor, lowest) : lowest;
   for (bool rough = !blocks_.are_few();; rough = false) {
@@ -51,6 +59,7 @@ int32_t Chooser::draw(const Sampling& sampling, double uniform) {
 }
 
 double Chooser::log_sum() {
+  if (!std::isnan(log_sum_)) return log_sum_;
   blocks_.keep_all();
   best_ = {};
   set_temperature(1);
@@ -69,15 +78,20 @@ ListedValues Chooser::best(int64_t count) {
 
 void Chooser::set_temperature(double temperature) {
   // At the coldest temperatures all but the likeliest weigh nothing, as they should.
-  const double factor = std::min(log2_e / temperature, std::numeric_limits<double>::max());
-  double least = std::max(blocks_.greatest() + cpu::least_choice_exponent / factor, lowest);
-  while ((least - blocks_.greatest()) * factor < cpu::least_choice_exponent) least = std::nextafter(least, infinity);
-  scale_ = {blocks_.greatest(), factor, least};
+  scale_ = choice_scale(blocks_.greatest(), std::min(log2_e / temperature, std::numeric_limits<double>::max()));
 }
 
 void Chooser::weigh(bool rough) {
   rough_ = rough;
   blocks_.set_scale(scale_, rough);
+}
+
+double Chooser::weight_of(double value) const {
+  std::array<double, cpu::choice_lanes> values;
+  std::array<double, cpu::choice_lanes> weights;
+  values.fill(value);
+  blocks_.weigh(values, weights.data());
+  return weights[0];
 }
 
 void Chooser::keep_best(int64_t count) {
@@ -132,7 +146,7 @@ int32_t Chooser::at(double share, const Cut& cut) {
     sum += kept_[block];
   }
   blocks_.open(static_cast<int64_t>(chosen));
-  blocks_.weigh();
+  blocks_.weigh_each();
   blocks_.spread();
   sum = before;
   int64_t place = 0;
@@ -164,7 +178,7 @@ Cut Chooser::find(const Goal& goal, double floor) {
     double above = 0;
     double all = 0;
     double tied = 0;
-    double tie_worth = 1;
+    const double tie_worth = weighed && !listed ? weight_of(bracket.most) : 1;
     for (int64_t block = 0; block < blocks_.count(); ++block) {
       double& own_above = kept_[static_cast<size_t>(block)];
       double& own_within = within_[static_cast<size_t>(block)];
@@ -182,9 +196,8 @@ Cut Chooser::find(const Goal& goal, double floor) {
         own_above = static_cast<double>(blocks_.find(bracket));
       }
       if (listed) {
-        blocks_.list_found(listed_, weighed);
+        blocks_.list_found(listed_);
       } else if (const int64_t count = blocks_.count_found(); count > 0) {
-        if (weighed) tie_worth = blocks_.found_weight();
         own_within = tie_worth * static_cast<double>(count);
         tied += own_within;
       }
@@ -196,7 +209,10 @@ Cut Chooser::find(const Goal& goal, double floor) {
       bracket = {std::nextafter(bracket.most, infinity), blocks_.greatest()};
     } else {
       ListedValues list = listed_.all();
-      if (!weighed) list.worths = nullptr;
+      if (weighed)
+        blocks_.weigh(std::span(list.values, list.count), listed_.worths());
+      else
+        list.worths = nullptr;
       const ListCut found = listed ? cut_list(kernels_, list, bracket, amount - above)
                                    : cut_ties(bracket.most, tie_worth, amount - above);
       if (listed && weighed) add_listed(found.cut);
@@ -261,7 +277,6 @@ ListCut Chooser::cut_ties(double value, double worth, double amount) {
 Bracket Chooser::guess(const Goal& goal) {
   const Bracket all = {lowest, blocks_.greatest()};
   if (blocks_.are_few()) return all;
-  blocks_.probe_changed();
   const std::span<const float> tops = blocks_.tops();
   const std::span<const float> samples = blocks_.samples();
   double* worths_of_samples = worths_.data() + tops.size();

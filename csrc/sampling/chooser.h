@@ -15,8 +15,11 @@ class Chooser {
  public:
   Chooser(const cpu::ChoiceKernels& kernels, int64_t vocab_size);
 
-  // The logits of a choice, as for LogitBlocks::take. What follows is of them.
-  void take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed);
+  // The logits of a choice, as for LogitBlocks::take. What follows is of them; `cuts`: some of it may cut them.
+  void take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed, bool cuts);
+
+  // The same of logits alone, whose `log_sum` will be asked for.
+  void take_with_sum(std::span<const float> logits);
 
   double greatest() const { return blocks_.greatest(); }
   // The logarithm of the sum of exp(value - greatest), within `rough_choice_error`. After a draw at temperature 1 it is
@@ -36,6 +39,7 @@ class Chooser {
  private:
   void set_temperature(double temperature);
   void weigh(bool rough);
+  double weight_of(double value) const;
   void set_sum(double sum);
   void keep_best(int64_t count);
   Cut keep_above(double floor);
@@ -57,6 +61,7 @@ class Chooser {
   bool sure_ = true;
   double summed_by_ = 0;  // with this factor; 0: not yet
   double sum_ = 0;        // of the weights of all values
+  double log_sum_ = 0;    // that was made while taking them; NaN: none was
   Cut best_;              // what top-k left, where that is more than `max_kept`
   Guess guess_;
   std::vector<double> worths_;  // of the probes

@@ -20,6 +20,13 @@ int shift_for(Integer low, Integer high, int bits) {
 
 }  // namespace
 
+cpu::ChoiceScale choice_scale(double greatest, double factor) {
+  constexpr double lowest = std::numeric_limits<double>::lowest();
+  double least = std::max(greatest + cpu::least_choice_exponent / factor, lowest);
+  while ((least - greatest) * factor < cpu::least_choice_exponent) least = std::nextafter(least, infinity);
+  return {greatest, factor, least};
+}
+
 // ---- A list ---------------------------------------------------------------------------------------------------------
 
 namespace {
@@ -167,7 +174,7 @@ ListCut cut_list(const cpu::ChoiceKernels& kernels, const ListedValues& list, co
 
 namespace {
 
-constexpr int guess_bits = 10;
+constexpr int guess_bits = 8;
 // Distances to the greatest value, from 0 and from the least that is told from it to the last that is told from others.
 constexpr float nearest = 0x1p-20f;
 constexpr float farthest = 0x1.fffffep+11f;

@@ -31,6 +31,11 @@ inline double when(bool wanted, double number) {
   return std::bit_cast<double>(std::bit_cast<uint64_t>(number) & (uint64_t{0} - wanted));
 }
 
+constexpr double log2_e = 1.4426950408889634;
+
+// Weights by this factor, relative to that of this number.
+cpu::ChoiceScale choice_scale(double greatest, double factor);
+
 struct Cut {
   double value = -infinity;
   int64_t last = std::numeric_limits<int64_t>::max();  // of those equal to the value, the last that stays

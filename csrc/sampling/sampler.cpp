@@ -83,11 +83,20 @@ int32_t Sampler::choose(std::span<const float> logits, std::span<const uint32_t>
   const bool as_they_are = changes_->none() && allowed.empty();
   double all = 0;  // the logarithm of the sum of their exponentials
   if (log_probabilities) {
-    take(logits, nullptr, {});
+    // A draw at temperature 1 makes the sum anyway.
+    if (as_they_are && sampling_.temperature == 1)
+      chooser_->take(logits, nullptr, {}, true);
+    else
+      chooser_->take_with_sum(logits);
+    check_left();
     find_likeliest(*log_probabilities);
     if (!as_they_are) all = chooser_->greatest() + chooser_->log_sum();
   }
-  if (!log_probabilities || !as_they_are) take(logits, changes_->none() ? nullptr : changes_.get(), allowed);
+  if (!log_probabilities || !as_they_are) {
+    const bool cuts = sampling_.top_k > 0 || sampling_.top_p < 1;
+    chooser_->take(logits, changes_->none() ? nullptr : changes_.get(), allowed, cuts);
+    check_left();
+  }
   const int32_t token =
       sampling_.temperature == 0 ? chooser_->likeliest() : chooser_->draw(sampling_, random_.uniform());
   if (log_probabilities) {
@@ -121,8 +130,7 @@ void Sampler::check(std::span<const float> logits, std::span<const uint32_t> all
                                log_probabilities->best.size()));
 }
 
-void Sampler::take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed) {
-  chooser_->take(logits, changes, allowed);
+void Sampler::check_left() const {
   if (chooser_->greatest() == -infinity)
     throw ArgumentError("choosing: expected to leave at least one token, found all of them forbidden");
 }

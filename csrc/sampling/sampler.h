@@ -74,7 +74,7 @@ class Sampler {
 
   void check(std::span<const float> logits, std::span<const uint32_t> allowed,
              const LogProbabilities* log_probabilities) const;
-  void take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed);
+  void check_left() const;
   void find_likeliest(LogProbabilities& wanted);
 
   Sampling sampling_;

@@ -19,7 +19,6 @@ void ValueList::end(int64_t block, size_t count) {
   const size_t whole = (count + choice_lanes - 1) / choice_lanes * choice_lanes;
   std::fill(values() + count, values() + whole, -infinity);
   std::fill(tokens() + count, tokens() + whole, 0);
-  if (worths_) std::fill(worths() + count, worths() + whole, 0);
   size_ += whole;
   firsts_[static_cast<size_t>(block) + 1] = size_;
 }

@@ -30,9 +30,10 @@ class ValueList {
   // Blocks are written one after the other: so many values of the next, which the caller writes and passes to `end`.
   double* values() { return values_.get() + size_; }
   int32_t* tokens() { return tokens_.get() + size_; }
-  double* worths() { return worths_.get() + size_; }
   void end(int64_t block, size_t count);
 
+  // Of all values, by whoever knows what they are worth.
+  double* worths() { return worths_.get(); }
   ListedValues all() const { return {values_.get(), tokens_.get(), size_, worths_.get()}; }
   ListedValues of(int64_t block) const {
     const size_t first = firsts_[static_cast<size_t>(block)];

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 namespace moeflux::cpu {
 
@@ -47,10 +48,30 @@ struct ChoiceSums {
 };
 
 // Of `count` values, a multiple of choice_lanes. Into `bits`, a byte for so many, which of them lie in the bracket;
-// null: nobody asks for that, nor for the sum above.
+// null: nobody asks for that, nor for the sum above. `weights` null: only the sums are wanted.
 template <typename Number>
 using ChoiceWeigh = ChoiceSums (*)(const Number* values, int64_t count, const ChoiceScale& scale,
                                    const ChoiceBracket& bracket, double* weights, uint64_t* bits);
+
+template <typename Number>
+using ChoiceList = int64_t (*)(const Number* numbers, const uint64_t* bits, int64_t first_token, double* values,
+                               int32_t* tokens);
+
+// Tokens of a block to which something is done before they are weighed.
+struct ChangedPlaces {
+  const int32_t* places;  // in the block
+  const int32_t* times;   // how often each was there before; `seen_before` where it was there at all
+  const double* biases;   // null: none
+  int64_t count;          // behind them each list goes on to a multiple of choice_lanes, with place 0
+};
+
+constexpr int32_t seen_before = std::numeric_limits<int32_t>::min();  // the sign: the other bits count
+
+struct Penalties {
+  double repetition = 1;
+  double presence = 0;
+  double frequency = 0;
+};
 
 constexpr int64_t spare_choice_places = 4;  // behind the last of a list that is written, so many are overwritten
 
@@ -73,13 +94,18 @@ struct ChoiceKernels {
   // Of `count` probes, a multiple of choice_columns, how far each is below the greatest logit: the bits of that
   // distance as f32, which ascend as it does, between those of `nearest` and `farthest`.
   void (*rank)(const float* probes, int64_t count, float greatest, float nearest, float farthest, uint32_t* ranks);
-  // Lists those with a bit, their weights unless these are null, and their tokens. Returns how many they are.
-  int64_t (*list)(const float* logits, const double* weights, const uint64_t* bits, int64_t first_token, double* values,
-                  double* worths, int32_t* tokens);
+  // Lists those with a bit, and their tokens. Returns how many they are.
+  ChoiceList<float> list;
+  ChoiceList<double> list_values;
   // Of `count` listed values, a multiple of choice_lanes; each is worth 1 where `worths` is null.
   ChoiceAbove (*sum_above)(const double* values, const double* worths, int64_t count, double value);
   // Into `out`: -inf where the bit is 0.
   void (*forbid)(const float* logits, const uint32_t* allowed, float* out);
+  void (*widen)(const float* logits, const uint32_t* allowed, double* out);
+  // The values of logits to which something was done, -inf where `allowed`, unless it is null, has no bit. Returns the
+  // greatest; NaN when one is NaN or +inf.
+  double (*change)(const float* logits, const ChangedPlaces& changed, const Penalties& penalties,
+                   const uint32_t* allowed, double* values);
   ChoiceWeigh<float> weigh_logits;
   ChoiceWeigh<float> weigh_logits_roughly;
   ChoiceWeigh<double> weigh_values;

@@ -10,6 +10,7 @@ constexpr int64_t wide = lanes / 2;  // f64 in a register
 typedef double Doubles __attribute__((vector_size(wide * 8)));
 typedef uint64_t LongWords __attribute__((vector_size(wide * 8)));
 typedef long long LongInts __attribute__((vector_size(wide * 8)));  // what comparing Doubles gives
+typedef int32_t HalfInts __attribute__((vector_size(wide * 4)));
 typedef float HalfFloats __attribute__((vector_size(wide * 4)));
 
 constexpr int64_t parts = choice_lanes / wide;
@@ -113,6 +114,44 @@ MOEFLUX_INLINE Floats load_where(const float* from, uint32_t bits) {
 #endif
 }
 
+MOEFLUX_INLINE Doubles load_values(const double* from) { return load<Doubles>(from); }
+// Written out where GCC takes __builtin_convertvector to pieces.
+MOEFLUX_INLINE Doubles load_values(const float* from) {
+#if defined(__AVX512F__)
+  return (Doubles)_mm512_maskz_cvtps_pd(0xff, _mm256_loadu_ps(from));
+#elif defined(__AVX2__)
+  return (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(from));
+#else
+  return __builtin_convertvector(load<HalfFloats>(from), Doubles);
+#endif
+}
+
+MOEFLUX_INLINE Doubles doubles_of(HalfInts from) {
+#if defined(__AVX512F__)
+  return (Doubles)_mm512_maskz_cvtepi32_pd(0xff, (__m256i)from);
+#elif defined(__AVX2__)
+  return (Doubles)_mm256_cvtepi32_pd((__m128i)from);
+#else
+  return __builtin_convertvector(from, Doubles);
+#endif
+}
+MOEFLUX_INLINE LongInts longs_of(HalfInts from) {
+#if defined(__AVX512F__)
+  return (LongInts)_mm512_maskz_cvtepi32_epi64(0xff, (__m256i)from);
+#elif defined(__AVX2__)
+  return (LongInts)_mm256_cvtepi32_epi64((__m128i)from);
+#else
+  return __builtin_convertvector(from, LongInts);
+#endif
+}
+
+// Lanes of -1 or 0: those of the lowest bits.
+MOEFLUX_INLINE LongInts lanes_of(uint32_t bits) {
+  LongInts own;
+  for (int64_t i = 0; i < wide; ++i) own[i] = int64_t{1} << i;
+  return ((static_cast<int64_t>(bits) - LongInts{}) & own) != 0;
+}
+
 // The parts of a sum, neighbours far apart first.
 MOEFLUX_INLINE double total(const Doubles (&sums)[parts]) {
   double part[choice_lanes];
@@ -199,8 +238,8 @@ static void rank(const float* probes, int64_t count, float greatest, float neare
   }
 }
 
-static int64_t list(const float* logits, const double* weights, const uint64_t* bits, int64_t first_token,
-                    double* values, double* worths, int32_t* tokens) {
+template <typename Number>
+static int64_t list(const Number* numbers, const uint64_t* bits, int64_t first_token, double* values, int32_t* tokens) {
   int64_t count = 0;
   for (int64_t word = 0; word < choice_long_words; ++word) {
     uint64_t rest = bits[word];
@@ -210,9 +249,8 @@ static int64_t list(const float* logits, const double* weights, const uint64_t* 
       MOEFLUX_UNROLL
       for (int64_t i = 0; i < spare_choice_places; ++i) {
         const int64_t place = 64 * word + __builtin_ctzll(rest | uint64_t{1} << 63);
-        values[count + i] = logits[place];
+        values[count + i] = numbers[place];
         tokens[count + i] = static_cast<int32_t>(first_token + place);
-        if (weights) worths[count + i] = weights[place];
         rest &= rest - 1;
       }
     }
@@ -252,19 +290,76 @@ static void forbid(const float* logits, const uint32_t* allowed, float* out) {
   }
 }
 
-// ---- Weights --------------------------------------------------------------------------------------------------------
+// ---- Changing -------------------------------------------------------------------------------------------------------
 
-MOEFLUX_INLINE Doubles load_values(const double* from) { return load<Doubles>(from); }
-// Written out where GCC takes __builtin_convertvector to pieces.
-MOEFLUX_INLINE Doubles load_values(const float* from) {
+static void widen(const float* logits, const uint32_t* allowed, double* out) {
+  const auto* const bytes = reinterpret_cast<const unsigned char*>(allowed);
+  for (int64_t first = 0; first < choice_block; first += choice_lanes) {
+    __builtin_prefetch(logits + choice_block + first);
 #if defined(__AVX512F__)
-  return (Doubles)_mm512_maskz_cvtps_pd(0xff, _mm256_loadu_ps(from));
-#elif defined(__AVX2__)
-  return (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(from));
+    const __m512d some = _mm512_mask_cvtps_pd(_mm512_set1_pd(static_cast<double>(minus_infinity)),
+                                              bytes[first / choice_lanes], _mm256_loadu_ps(logits + first));
+    store(out + first, some);
 #else
-  return __builtin_convertvector(load<HalfFloats>(from), Doubles);
+    MOEFLUX_UNROLL
+    for (int64_t i = 0; i < choice_lanes; i += wide)
+      store(out + first + i, lanes_of(bytes[first / choice_lanes] >> i) ? load_values(logits + first + i)
+                                                                        : splat(static_cast<double>(minus_infinity)));
 #endif
+  }
 }
+
+#if defined(__AVX512F__)
+MOEFLUX_INLINE Doubles load_places(const float* logits, const int32_t* places) {
+  return (Doubles)_mm512_maskz_cvtps_pd(0xff,
+                                        _mm256_i32gather_ps(logits, _mm256_loadu_si256((const __m256i*)places), 4));
+}
+#else
+MOEFLUX_INLINE Doubles load_places(const float* logits, const int32_t* places) {
+  Doubles some;
+  for (int64_t i = 0; i < wide; ++i) some[i] = logits[places[i]];
+  return some;
+}
+#endif
+
+// Lanes of -1 or 0.
+MOEFLUX_INLINE LongInts are_allowed(const uint32_t* allowed, const int32_t* places) {
+  LongInts some;
+  for (int64_t i = 0; i < wide; ++i) some[i] = -static_cast<int64_t>(allowed[places[i] / 32] >> (places[i] % 32) & 1);
+  return some;
+}
+
+static double change(const float* logits, const ChangedPlaces& changed, const Penalties& penalties,
+                     const uint32_t* allowed, double* values) {
+  const Doubles none = splat(static_cast<double>(minus_infinity));
+  Doubles best = none;
+  LongInts bad = {};
+  LongInts lane;
+  for (int64_t i = 0; i < wide; ++i) lane[i] = i;
+  for (int64_t first = 0; first < changed.count; first += wide) {
+    Doubles value = load_places(logits, changed.places + first);
+    if (changed.biases) value += load<Doubles>(changed.biases + first);
+    const HalfInts times = load<HalfInts>(changed.times + first);
+    const Doubles number = doubles_of(times & std::numeric_limits<int32_t>::max());
+    const Doubles penalized = value > 0 ? value / penalties.repetition : value * penalties.repetition;
+    value = longs_of(times) < 0 ? penalized : value;
+    value -= number > 0 ? penalties.presence + penalties.frequency * number : Doubles{};
+    if (allowed) value = are_allowed(allowed, changed.places + first) ? value : none;
+    value = lane < changed.count - first ? value : none;
+    store(values + first, value);
+    bad |= ~(LongInts)(value < -none);
+    best = value > best ? value : best;
+  }
+  double greatest = best[0];
+  int64_t any = 0;
+  for (int64_t i = 0; i < wide; ++i) {
+    greatest = best[i] > greatest ? best[i] : greatest;
+    any |= bad[i];
+  }
+  return any != 0 ? __builtin_nan("") : greatest;
+}
+
+// ---- Weights --------------------------------------------------------------------------------------------------------
 
 // 2^x for |x| at most a half. The last coefficients are 1, and so is 2^0.
 template <bool rough>
@@ -286,7 +381,7 @@ MOEFLUX_INLINE Doubles power_of_2(Doubles x) {
   return sum;
 }
 
-template <bool rough, bool split, typename Number>
+template <bool rough, bool split, bool stored, typename Number>
 MOEFLUX_INLINE ChoiceSums weigh_all(const Number* values, int64_t count, const ChoiceScale& scale,
                                     const ChoiceBracket& bracket, double* weights, uint64_t* bits) {
   Doubles all[parts] = {};
@@ -305,7 +400,7 @@ MOEFLUX_INLINE ChoiceSums weigh_all(const Number* values, int64_t count, const C
       const Doubles rest = fma(distance, factor, -whole);
       const Doubles power = (Doubles)((LongWords)power_of_2<rough>(rest) + ((LongWords)shifted << 52));
       const Doubles weight = value >= scale.least ? power : Doubles{};
-      store(weights + i, weight);
+      if constexpr (stored) store(weights + i, weight);
       all[part] += weight;
       if constexpr (split) {
         found |= bits_within(value, bracket) << (part * wide);
@@ -321,8 +416,9 @@ MOEFLUX_INLINE ChoiceSums weigh_all(const Number* values, int64_t count, const C
 template <bool rough, typename Number>
 static ChoiceSums weigh(const Number* values, int64_t count, const ChoiceScale& scale, const ChoiceBracket& bracket,
                         double* weights, uint64_t* bits) {
-  return bits ? weigh_all<rough, true>(values, count, scale, bracket, weights, bits)
-              : weigh_all<rough, false>(values, count, scale, bracket, weights, bits);
+  if (bits) return weigh_all<rough, true, false>(values, count, scale, bracket, weights, bits);
+  return weights ? weigh_all<rough, false, true>(values, count, scale, bracket, weights, bits)
+                 : weigh_all<rough, false, false>(values, count, scale, bracket, weights, bits);
 }
 
 constexpr ChoiceKernels choice_kernels = {
@@ -330,9 +426,12 @@ constexpr ChoiceKernels choice_kernels = {
     find,
     find_values,
     rank,
-    list,
+    list<float>,
+    list<double>,
     sum_above,
     forbid,
+    widen,
+    change,
     weigh<false, float>,
     weigh<true, float>,
     weigh<false, double>,
