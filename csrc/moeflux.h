@@ -197,6 +197,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // What each kind of op has taken since the last call of this function; nothing without the option `time_ops`. Waits
   // for the call under way.
   virtual std::vector<OpTime> take_op_times() = 0;
+  // Calls `body` once for each unit 0 ... units - 1, in any order: on the threads that compute, where those are the
+  // host's, and in turns with them. An exception ends it, and is thrown when all threads are back. A body must not ask
+  // for threads itself.
+  virtual void parallel(int64_t units, const std::function<void(int64_t unit)>& body) = 0;
   // Tells `observer` from the next call on, or nobody if it is empty. Waits for the call under way.
   virtual void observe_routing(RoutingObserver observer) = 0;
 };

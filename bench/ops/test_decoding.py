@@ -2,7 +2,8 @@
 make bench-ops ARGS=bench/ops/test_decoding.py
 
 The model has the width and the vocabulary of Qwen3.6-35B-A3B, four layers and 32 experts in each, all in memory. The
-tiny one has nothing to compute: what is left is the way through the interpreter.
+tiny one has nothing to compute: what is left is the way through the interpreter. The talkative one is the tiny one with
+the vocabulary of the first: what is left is to choose.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from moeflux.text.sampling import Sampler, Sampling
 
 A3B = preset("a3b").with_layers(4).with_parts(RoutedExperts, count=32)
 TINY = A3B.with_layers(1).with_parts(RoutedExperts, count=2, per_token=1, intermediate=64)
-VARIANTS = {"a3b": A3B, "tiny": dataclasses.replace(TINY, hidden_size=64, vocab_size=384)}
+TALKATIVE = dataclasses.replace(TINY, hidden_size=64)
+VARIANTS = {"a3b": A3B, "talkative": TALKATIVE, "tiny": dataclasses.replace(TALKATIVE, vocab_size=384)}
 SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95}
 CONTEXT = 1024
 
@@ -50,7 +52,7 @@ class Alone:
 
 @pytest.mark.parametrize("count", [1, 8])
 def test_in_turn(benchmark: Any, model: moeflux.Model, count: int) -> None:
-    benchmark.group = f"{model.variant.num_layers} layers, {count} requests"
+    benchmark.group = f"{model.path.name}, {count} requests"
     requests = [Alone(model, seed) for seed in range(1, count + 1)]
 
     def steps() -> None:
@@ -62,7 +64,7 @@ def test_in_turn(benchmark: Any, model: moeflux.Model, count: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 8])
 def test_decoder(benchmark: Any, model: moeflux.Model, count: int) -> None:
-    benchmark.group = f"{model.variant.num_layers} layers, {count} requests"
+    benchmark.group = f"{model.path.name}, {count} requests"
     decoder, vocab = _core.Decoder(model._engine), model.variant.vocab_size
     for seed in range(1, count + 1):
         sampler = Sampler(Sampling(seed=seed, **SAMPLING), vocab, [])

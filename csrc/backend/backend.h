@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -350,6 +351,11 @@ class Backend {
   // Whether ops run after their batch was submitted, and not while they are recorded. Only then can a batch be told to
   // hold.
   virtual bool runs_on_submit() const { return false; }
+  // Calls `body` once for each unit 0 ... units - 1: other work of the host, on the threads of the ops if there are
+  // any.
+  virtual void parallel(int64_t units, const std::function<void(int64_t unit)>& body) {
+    for (int64_t unit = 0; unit < units; ++unit) body(unit);
+  }
   // Lets batches go on that hold at this number or an earlier one.
   virtual void release(int64_t /*number*/) {}
 };

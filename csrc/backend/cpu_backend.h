@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -28,6 +29,7 @@ class CpuBackend final : public Backend {
   static int64_t prepared_bytes(const WorkSizes& sizes);
   std::unique_ptr<Commands> begin() override;
   Ticket submit(std::unique_ptr<Commands> commands) override;
+  void parallel(int64_t units, const std::function<void(int64_t unit)>& body) override { pool_.parallel(units, body); }
 
  private:
   friend class CpuCommands;

@@ -40,6 +40,9 @@ class DeferredBackend final : public Backend {
   int64_t max_row_buffers() const override { return apart_ ? apart_row_buffers : inner_->max_row_buffers(); }
   bool runs_on_submit() const override { return true; }
   void release(int64_t number) override;
+  void parallel(int64_t units, const std::function<void(int64_t unit)>& body) override {
+    inner_->parallel(units, body);
+  }
   std::unique_ptr<Commands> begin() override;
   Ticket submit(std::unique_ptr<Commands> commands) override;
   Ticket copy(View from, View to, int64_t bytes) override;

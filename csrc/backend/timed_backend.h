@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -57,6 +58,9 @@ class TimedBackend final : public Backend {
   int64_t max_row_buffers() const override { return inner_->max_row_buffers(); }
   bool runs_on_submit() const override { return inner_->runs_on_submit(); }
   void release(int64_t number) override { inner_->release(number); }
+  void parallel(int64_t units, const std::function<void(int64_t unit)>& body) override {
+    inner_->parallel(units, body);
+  }
   std::unique_ptr<Commands> begin() override;
   Ticket submit(std::unique_ptr<Commands> commands) override;
   Ticket copy(View from, View to, int64_t bytes) override { return inner_->copy(from, to, bytes); }

@@ -39,10 +39,14 @@ std::vector<DecoderEvent> Decoder::Step::run(const Interruption& interruption) {
   return tell();
 }
 
-// For all who can, one token a step.
+// For all who can, one token a step. Each has a sampler of its own, so they do not wait for each other.
 void Decoder::Step::choose() {
+  std::vector<Running*> choosing;
   for (Running* const each : running_)
-    if (each->can_choose() && !(each->event && each->event->token)) each->choose();
+    if (each->can_choose() && !(each->event && each->event->token)) choosing.push_back(each);
+  if (choosing.size() == 1) return choosing.front()->choose();
+  decoder_.engine_->parallel(static_cast<int64_t>(choosing.size()),
+                             [&](int64_t i) { choosing[static_cast<size_t>(i)]->choose(); });
 }
 
 // Tokens that were chosen, one of each request, and prompts, the oldest first. If there are too many of the former,

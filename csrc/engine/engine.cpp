@@ -162,6 +162,11 @@ void LoadedEngine::observe_routing(RoutingObserver observer) {
   experts_.observe_routing(std::move(observer));
 }
 
+void LoadedEngine::parallel(int64_t units, const std::function<void(int64_t unit)>& body) {
+  check_process();
+  backend_->parallel(units, body);
+}
+
 StepStats LoadedEngine::evaluate(std::span<Work> work, const Interruption& interruption) {
   check_process();
   return Batch(*this, work).run(interruption);

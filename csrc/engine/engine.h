@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -56,6 +57,7 @@ class LoadedEngine final : public Engine {
   int64_t step_bytes() const override;
   std::vector<OpTime> take_op_times() override;
   void observe_routing(RoutingObserver observer) override;
+  void parallel(int64_t units, const std::function<void(int64_t unit)>& body) override;
 
   Backend& backend() { return *backend_; }
   SessionMemory& session_memory() { return session_memory_; }

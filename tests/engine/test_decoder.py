@@ -218,6 +218,17 @@ def test_whose_session_was_used_fails_alone(folder: Folder, alone: Expect) -> No
     assert [company.answers[ids[i]] for i in (0, 2)] == [alone("qwen3_moe")[i] for i in (0, 2)]
 
 
+def test_many_choose_at_the_same_time(folder: Folder, alone: Expect) -> None:
+    """On several threads, and one of them in vain."""
+    company = Company(load_faulty(folder("qwen3_moe"), threads=3, chunk=256))
+    ids = {company.add(wish): place for _ in range(3) for place, wish in enumerate(WISHES)}
+    stuck = company.add(WISHES[4])
+    company.decoder.set_mask(stuck, np.zeros(VOCAB // 32, np.uint32))
+    company.finish()
+    assert {id: company.answers[id] for id in ids} == {id: alone("qwen3_moe")[place] for id, place in ids.items()}
+    assert company.answers[stuck].finish == "failed" and "all of them forbidden" in company.errors[stuck]
+
+
 def test_a_mask_that_leaves_nothing_fails_alone(folder: Folder, alone: Expect) -> None:
     company = Company(load_faulty(folder("qwen3_moe")))
     bad, good = company.add(WISHES[4]), company.add(WISHES[0])
