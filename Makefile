@@ -14,7 +14,7 @@ export PYTHON
 # Importing an editable install rebuilds with cmake and ninja. A fresh machine has only those of the environment.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz peers schemas bench-peers bench-streaming bench-resident bench-ops bench-serve track track-trips train-test metal-engine apart-engine agents page-test macos cuda wheel clean
+.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz fuzz-server peers schemas bench-peers bench-streaming bench-resident bench-ops bench-serve track track-trips train-test metal-engine apart-engine agents page-test macos cuda wheel clean
 
 help:
 	@echo "make demo      set up, then the built-in model writes, with all its experts in memory and with a quarter"
@@ -28,6 +28,7 @@ help:
 	@echo "make soak      run sessions for 10,000 tokens and a scheduler for 10,000 requests at the fewest expert slots: memory stays flat, bits are those of a fresh process"
 	@echo "make refusals  refuse each allocation, mapping and thread of a model's life in turn (half an hour)"
 	@echo "make fuzz      feed hostile files to every reader     SECONDS=600"
+	@echo "make fuzz-server  send changed requests to a live server     SECONDS=600 ARGS=\"--seed 2\""
 	@echo "make peers     compute the reference answers again with transformers and mlx-lm, and compare (large downloads)"
 	@echo "make schemas   hold the server's grammars to the official test suite of JSON Schema (git clone)"
 	@echo "make bench-peers  compare the speed with llama.cpp and mlx-lm, in memory (half an hour to prepare)  ARGS=\"--rounds 3 --rows decode-2\""
@@ -117,6 +118,9 @@ refusals: $(READY)
 
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS)
+
+fuzz-server: $(READY)
+	$(BIN)/python tests/fuzz/over_socket.py --seconds $(SECONDS) $(ARGS)
 
 PEERS = .venv-peers
 
