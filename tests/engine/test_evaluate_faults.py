@@ -4,7 +4,6 @@ that is given up. Each session is where it was, or the error names it; and every
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import threading
 import time
@@ -19,7 +18,7 @@ import moeflux
 from moeflux import Cancel, Cancelled, DeviceError, IoError, StateError, _core
 from moeflux.models.layers import GatedDelta
 from support.engine import Folder, folders, load_faulty, tokens
-from support.evaluated import Expect, logits_alone
+from support.evaluated import Expect, logits_alone, plant_nan
 
 NAMES = ("qwen3_5_moe", "qwen3_moe", "deepseek_v3")
 STREAMS = [tokens(32, seed) for seed in (1, 5, 9, 14, 23)]
@@ -166,15 +165,6 @@ def test_every_read(folder: Folder, alone: Any, stride: int, name: str, device: 
         folder(name), alone(name), IoError, lambda n: {"fault": _core.FaultPlan("error", n), **options}, 5 * stride
     )
     assert "kept" in found or stride > 1
-
-
-def plant_nan(store: Path, token: int) -> None:
-    """In the embedding of a token."""
-    entry = json.loads((store / "model_weights.json").read_text())["tensors"]["model.embed_tokens.scales"]
-    assert entry["dtype"] == "BF16"
-    with (store / "model_weights.bin").open("r+b") as file:
-        file.seek(entry["offset"] + 2 * token * entry["shape"][1])
-        file.write(b"\xc0\x7f")
 
 
 @pytest.mark.parametrize("chunk", (16, 4))

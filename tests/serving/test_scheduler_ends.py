@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import logging
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -15,7 +17,8 @@ import moeflux
 from moeflux import ArgumentError, Refused, Sampling, StateError
 from moeflux.serving import Request, Scheduler
 from support.engine import Folder, load_faulty
-from support.served import Alone, Gate, ask, until
+from support.evaluated import plant_nan
+from support.served import Alone, Gate, ask, text, until
 
 NAMES = ("qwen3_5_moe", "qwen3_moe", "deepseek_v3")
 
@@ -23,21 +26,41 @@ NAMES = ("qwen3_5_moe", "qwen3_moe", "deepseek_v3")
 # ---- Failures ---------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_concerns_those_who_ran(folder: Folder, alone: Alone) -> None:
-    model = load_faulty(folder("qwen3_5_moe"), fail_at_op=900)
-    with Scheduler(model, running=3) as scheduler:
-        answers = [scheduler.submit(ask(seed, max_tokens=30)) for seed in range(5)]
-        finishes = []
-        for seed, answer in enumerate(answers):
-            try:
-                assert answer.wait().tokens == alone(ask(seed, max_tokens=30))[0]
-            except moeflux.Error as error:
-                assert "was told to fail" in str(error)
-                assert list(answer) == [], "it is told once"
-            finishes.append(answer.finish)
-        failed = finishes.count("failed")
-        assert finishes.count("length") == 5 - failed and scheduler.stats.failed == failed
-        assert 1 <= failed <= 3, "at most those that ran, whose recurrent state the step may have left in pieces"
+def test_a_failure_ends_no_answer_that_can_be_made_again(
+    folder: Folder, alone: Alone, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The step has left the recurrent state of all who ran in pieces. It is made again, from where some was kept."""
+    with caplog.at_level(logging.WARNING, "moeflux"):
+        for number in range(300, 2400, 300):
+            model = load_faulty(folder("qwen3_5_moe"), fail_at_op=number)
+            with Scheduler(model, running=3) as scheduler:
+                answers = [scheduler.submit(ask(seed, max_tokens=30)) for seed in range(5)]
+                for seed, answer in enumerate(answers):
+                    assert (answer.wait().tokens, answer.finish) == alone(ask(seed, max_tokens=30))
+                assert scheduler.stats.failed == 0
+    assert "an answer is made again from where its state is kept: " in caplog.text
+
+
+def test_who_is_at_fault_fails_and_is_told_once(
+    folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A token whose weights are no numbers breaks the session of whoever says it, as often as it is tried."""
+    store = Path(shutil.copytree(folder("qwen3_5_moe"), tmp_path / "damaged"))
+    bad = text(30, seed=2)[20]
+    plant_nan(store, bad)
+    others = [request for request in (ask(seed, 12) for seed in range(3, 20)) if bad not in request.prompt][:3]
+    model = load_faulty(store)
+    expected = Alone(model)
+    with caplog.at_level(logging.WARNING, "moeflux"), Scheduler(model, running=4, rows=16) as scheduler:
+        answers = [scheduler.submit(request) for request in others]
+        failing = scheduler.submit(ask(2, 30))
+        with pytest.raises(moeflux.Error, match="expected a finite number"):
+            failing.wait()
+        assert list(failing) == [] and failing.finish == "failed"
+        for request, answer in zip(others, answers, strict=True):
+            assert (answer.wait().tokens, answer.finish) == expected(request)
+        assert scheduler.stats.failed == 1
+    assert 1 <= caplog.text.count("an answer is made again") <= 2
 
 
 def test_a_step_that_fails_fails_those_that_it_was_for(model: moeflux.Model, alone: Alone) -> None:

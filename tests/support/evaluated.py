@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -22,3 +24,12 @@ def logits_alone(folder: Folder, streams: Sequence[list[int]]) -> Expect:
         return known[name]
 
     return of
+
+
+def plant_nan(store: Path, token: int) -> None:
+    """In the embedding of a token."""
+    entry = json.loads((store / "model_weights.json").read_text())["tensors"]["model.embed_tokens.scales"]
+    assert entry["dtype"] == "BF16"
+    with (store / "model_weights.bin").open("r+b") as file:
+        file.seek(entry["offset"] + 2 * token * entry["shape"][1])
+        file.write(b"\xc0\x7f")

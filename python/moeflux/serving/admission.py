@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from moeflux.errors import BudgetError
+from moeflux.errors import BudgetError, StateError
 from moeflux.log import LOG
 from moeflux.models.layers import GatedDelta
 from moeflux.serving.disk import DiskTier
@@ -229,6 +229,15 @@ class Admission:
         first = job.borders[0] if job.borders else len(ids)
         job.session = None
         self.tree.add(Branch(session, ids, places, first), now)
+
+    def is_lost(self, job: Job) -> bool:
+        """Whether a failure has left the job's session unusable."""
+        assert job.session is not None
+        try:
+            job.session._core.make_room(0)
+        except StateError:
+            return True
+        return False
 
     def discard(self, job: Job) -> None:
         """The job runs no more, and its session is of no use to others."""

@@ -272,7 +272,12 @@ class Loop:
         self._line.charge(job, event.evaluated + (event.token is not None))
         if event.finish == "failed":
             del self._running[job.id]
-            self._fail(job, Error(event.error), now)
+            # A token that was chosen in this step and not told is lost, and chance does not choose it again.
+            if event.token is None and self._admission.is_lost(job) and job.may_try_again():
+                LOG.warning("an answer is made again from where its state is kept: %s", event.error)
+                self._try_again(job)
+            else:
+                self._fail(job, Error(event.error), now)
             return
         if event.evaluated:
             job.handle.read(job.position)
@@ -332,11 +337,18 @@ class Loop:
         del self._running[job.id]
         self._decoder.remove(job.id)
 
+    def _try_again(self, job: Job) -> None:
+        """Its session was lost, in a step that may have failed for somebody else."""
+        self._admission.discard(job)
+        job.go_on_later()
+        self._line.put_back(job)
+
     def _put_aside(self, job: Job, now: float) -> None:
         """The job goes on later, from where it is now."""
         self._stop(job)
         self._keep(job, now)
         job.go_on_later()
+        job.handle.put_aside += 1
         self._counts.put_aside += 1
         self._line.put_back(job)
 

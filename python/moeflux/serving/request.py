@@ -21,6 +21,9 @@ from moeflux.text.sampling import Sampler, Sampling
 
 __all__ = ["Job", "Mask", "Request"]
 
+TRIES = 3
+"""To get to its next token, of an answer whose session is lost again and again."""
+
 Mask = Callable[[Sequence[int]], "np.ndarray | None"]
 """Is given the tokens of the answer so far, once before each choice. Returns the tokens that may follow, as bits in
 uint32 [ceil(vocab / 32)] (bit i of word w is for token 32 * w + i), or None when all may."""
@@ -89,6 +92,7 @@ class Job:
         self.begun_at = 0.0  # when it last was
         self.totals: StepStats | None = None  # of its session, then
         self.last_token: float | None = None  # when it came
+        self.failed_at: list[int] = []  # positions of its sessions that were lost since its last token
         self.short_since: int | None = None  # it was put aside for memory when so many jobs had ended
         self._text = asked.text_of(model)
         self._model = model
@@ -115,9 +119,16 @@ class Job:
         return self.sampler
 
     def go_on_later(self) -> None:
-        """It was put aside: what it has said is to be evaluated too."""
+        """It runs no more for now: what it has said is to be evaluated too."""
         self.ids = np.asarray([*self.asked.tokens, *self.handle.tokens], np.int32)
-        self.handle.put_aside += 1
+
+    def may_try_again(self) -> bool:
+        """Of one whose session was lost. With recurrent layers, a step that fails for one may take the sessions of all.
+        Who fails twice at the same place, or again and again before its next token, is at fault itself."""
+        assert self.session is not None
+        again = self.session.position not in self.failed_at and len(self.failed_at) < TRIES - 1
+        self.failed_at.append(self.session.position)
+        return again
 
     def allowed(self) -> np.ndarray | None:
         """What may be chosen next."""
@@ -136,6 +147,7 @@ class Job:
         if self._text.stop_string is not None:
             finish = "stop"
         self._stats = self.session.stats
+        self.failed_at.clear()
         self.handle.say(Piece(text, event.token, self._stats, event.logprob, tuple(event.top)), self._text)
         return finish
 
