@@ -32,6 +32,7 @@ system = System(Path(LIBRARY))
 import moeflux  # noqa: E402
 from moeflux import Cancel, StateError, _core  # noqa: E402
 from moeflux.models.layers import GatedDelta  # noqa: E402
+from moeflux.runtime.state_file import load_state, save_state  # noqa: E402
 from moeflux.text.sampling import Sampler, Sampling  # noqa: E402
 from support.engine import FIRST, NEXT, SECOND, evaluate, load_faulty  # noqa: E402
 
@@ -262,7 +263,7 @@ class Keeping:
 
         each(name, call, then, self.renew)
 
-    def restored(self, name: str, given: moeflux.Snapshot | Path) -> None:
+    def restored(self, name: str, restore: Callable[[], object]) -> None:
         def then(result: Any) -> None:
             if result is None:
                 try:
@@ -273,7 +274,7 @@ class Keeping:
             assert self.session.tokens == FIRST
             self.goes_on()
 
-        each(name, lambda: self.session.restore(given) or True, then, self.session.clear)
+        each(name, lambda: restore() or True, then, self.session.clear)
 
     def chosen(self) -> None:
         logits = self.session._logits()
@@ -338,11 +339,17 @@ class Keeping:
         self.kept("snapshot", self.session.snapshot, self.is_the_same)
         self.chosen()
         self.traced()
-        self.restored("restore", self.snapshot)
+        self.restored("restore", lambda: self.session.restore(self.snapshot))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "snapshot"
             self.kept("save", lambda: self.snapshot.save(path) or True)
-            self.restored("restore of a file", path)
+            self.restored("restore of a file", lambda: self.session.restore(path))
+            model, core, state = self.model, self.session._core, Path(folder) / "state"
+            self.kept("state to a file", lambda: save_state(core, model.variant, model.fingerprint, state) or True)
+            self.renew()
+            save_state(core, model.variant, model.fingerprint, state)
+            ids = np.asarray(FIRST, np.int32)
+            self.restored("state of a file", lambda: load_state(core, model.variant, model.fingerprint, state, ids))
         self.more_checkpoints()
 
     def is_the_same(self, snapshot: moeflux.Snapshot) -> None:

@@ -49,8 +49,9 @@ def state_file_bytes(variant: Variant, fingerprint: str, kv_dtype: str, position
 def save_state(session: _core.Session, variant: Variant, fingerprint: str, path: Path) -> None:
     """Writes the state of a session of this model, whose tokens are known. The file comes into being as a whole or not
     at all."""
-    tokens = np.asarray(session.tokens, "<i4")
-    metadata = metadata_of(variant, fingerprint, len(tokens))
+    with refusals(f"{path}: its parts"):
+        tokens = np.asarray(session.tokens, "<i4")
+        metadata = metadata_of(variant, fingerprint, len(tokens))
 
     def write(pieces: StatePieces) -> None:
         forms = {f"layers.{layer}.{name}": Form(dtype, tuple(shape)) for layer, name, dtype, shape in pieces.list()}
