@@ -72,6 +72,7 @@ OTHERS = $(filter-out $(RUNNING),$(patsubst %/,%,$(sort $(dir $(wildcard tests/*
 
 test: $(READY)
 	@$(if $(ARGS),$(BIN)/python -m pytest -q $(ARGS),bash tools/test.sh $(BIN)/python "$(RUNNING)" "$(OTHERS)")
+	@$(if $(ARGS),,$(BIN)/python tests/page/run.py --where-possible build/page)
 
 SOURCES = $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp csrc/*/*/*.inl csrc/*/*.mm metal/*.h metal/*.metal) \
           $(wildcard bench/*/*.h bench/*/*.cpp bench/*/*/*/*.h bench/*/*/*/*.cpp) \

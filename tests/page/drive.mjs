@@ -11,7 +11,10 @@ const { default: packed } = await import(pathToFileURL(require.resolve("@spartic
 
 // The arguments that the package proposes are for machines without shared memory, and turn rules of the web off.
 const args = ["--no-sandbox", "--disable-gpu"];
-const browser = await chromium.launch({ executablePath: await packed.executablePath(), args });
+const browser = await chromium.launch({ executablePath: await packed.executablePath(), args }).catch((error) => {
+  console.log(error.message);
+  process.exit(3); // it does not start here
+});
 const faults = [];
 
 /** A page of its own, with an empty memory. What it complains about, or asks of others, is a fault. */
