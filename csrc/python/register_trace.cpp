@@ -3,9 +3,13 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "engine/engine.h"
+#include "engine/routing_counts.h"
 #include "engine/routing_trace.h"
 #include "io/replay.h"
 #include "python/bindings.h"
@@ -29,11 +33,19 @@ py::tuple content(const RoutingTrace& trace) {
   return py::make_tuple(ids, py::array_t<int64_t>(py::ssize_t(content.per_pass.size()), content.per_pass.data()));
 }
 
-void record_routing(Engine& engine, std::shared_ptr<RoutingTrace> trace) {
+template <typename Observed>
+void observe(Engine& engine, std::shared_ptr<Observed> observed) {
   RoutingObserver observer;
-  if (trace)
-    observer = [kept = std::move(trace)](int64_t layer, std::span<const int32_t> ids) { kept->add(layer, ids); };
+  if (observed)
+    observer = [kept = std::move(observed)](int64_t layer, std::span<const int32_t> ids) { kept->add(layer, ids); };
   engine.observe_routing(std::move(observer));
+}
+
+py::array_t<int64_t> counts_of(const RoutingCounts& counts) {
+  const std::vector<int64_t> all = counts.counts();
+  py::array_t<int64_t> array({static_cast<py::ssize_t>(counts.layers().size()), py::ssize_t(counts.experts())});
+  std::ranges::copy(all, array.mutable_data());
+  return array;
 }
 
 // The caller has checked the ids. Those that could lead outside of a table are checked once more.
@@ -63,8 +75,16 @@ void register_trace(py::module_& m) {
       .def_property_readonly("tokens", &RoutingTrace::tokens)
       .def_property_readonly("layers", &RoutingTrace::layers)
       .def("content", &content, "ids, u16 [tokens, layers, k], and the number of tokens of each pass.");
-  m.def("record_routing", &record_routing, py::arg("engine"), py::arg("trace").none(true), py::call_guard<Released>(),
-        "Records in `trace` what the engine's routers pick from now on. None ends it.");
+  Class<RoutingCounts, std::shared_ptr<RoutingCounts>>(
+      m, "RoutingCounts", "How often routers picked each expert. See moeflux.Model.count_experts.")
+      .def(py::init([](const Engine& engine) { return std::make_shared<RoutingCounts>(engine.variant()); }),
+           py::arg("engine"))
+      .def_property_readonly("layers", &RoutingCounts::layers)
+      .def("counts", &counts_of, "i64 [layers, experts]");
+  m.def("count_routing", &observe<RoutingCounts>, py::arg("engine"), py::arg("counts").none(true),
+        py::call_guard<Released>(), "Counts in `counts` what the engine's routers pick from now on. None ends it.");
+  m.def("record_routing", &observe<RoutingTrace>, py::arg("engine"), py::arg("trace").none(true),
+        py::call_guard<Released>(), "Records in `trace` what the engine's routers pick from now on. None ends it.");
   m.def(
       "replay",
       [](const Ids& ids, int64_t experts, const std::string& policy, int64_t slots, int64_t ring_depth) {

@@ -32,6 +32,7 @@ __all__: list[str] = [
     "ReadBandwidth",
     "ReadBatch",
     "ReadPool",
+    "RoutingCounts",
     "RoutingTrace",
     "SafetensorsFile",
     "Sampler",
@@ -47,6 +48,7 @@ __all__: list[str] = [
     "ThreadPool",
     "chosen_backend",
     "chosen_reads",
+    "count_routing",
     "dequantize",
     "device_failure",
     "device_memory",
@@ -1147,6 +1149,18 @@ class RoutingTrace:
     @property
     def tokens(self) -> int: ...
 
+class RoutingCounts:
+    """
+    How often routers picked each expert. See moeflux.Model.count_experts.
+    """
+    def __init__(self, engine: Engine) -> None: ...
+    def counts(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        i64 [layers, experts]
+        """
+    @property
+    def layers(self) -> list[int]: ...
+
 def chosen_backend(name: str) -> str:
     """
     The device that `auto` means here. Any other name stays as it is.
@@ -1157,6 +1171,11 @@ def chosen_reads(
 ) -> tuple[str, str]:
     """
     How experts are read, "direct" or "buffered", and why.
+    """
+
+def count_routing(engine: Engine, counts: RoutingCounts) -> None:
+    """
+    Counts in `counts` what the engine's routers pick from now on. None ends it.
     """
 
 def dequantize(

@@ -27,7 +27,7 @@ from moeflux.runtime.look_ahead import LookAheadNotes
 from moeflux.runtime.options import LoadOptions, resolved, whole_number
 from moeflux.runtime.plan import DEFAULT_CONTEXT, LOADED, make_plan, pricing
 from moeflux.runtime.plan_table import ENGINE_PARTS, SESSION_PARTS, Plan
-from moeflux.runtime.recording import Recording
+from moeflux.runtime.recording import Counting, Recording
 from moeflux.runtime.tokens import Tokens, token_array
 from moeflux.session import Session
 from moeflux.sizes import size_text
@@ -227,6 +227,10 @@ class Model:
     def trace(self) -> Recording:
         """Records which experts the router picks, for use with `with`. See moeflux.runtime.recording."""
         return Recording(self._engine, self._recorded, self.variant, self.fingerprint, self.expert_bytes)
+
+    def count_experts(self) -> Counting:
+        """Counts how often the router picks each expert, for use with `with`. See moeflux.runtime.recording."""
+        return Counting(self._engine, self._recorded)
 
     # ---- Text: from the other files of the folder, read when they are first asked for ------------------------------
 

@@ -83,6 +83,13 @@ const tests = {
     await page.waitForSelector(".dot.found");
     assert.match(await page.locator("#side").innerText(), /tokens, the first after/);
     assert.ok((await page.locator(".dot.read").count()) > 0);
+    await until(async () => /experts were picked/.test(await page.locator(".heat").getAttribute("aria-label")));
+    const drawn = await page.locator(".heat").evaluate((picture) => {
+      const { data } = picture.getContext("2d").getImageData(0, 0, picture.width, picture.height);
+      return data.filter((value, at) => at % 4 === 3 && value > 0).length / (data.length / 4);
+    });
+    assert.ok(drawn > 0.02 && drawn < 0.9, drawn);
+    assert.match(await page.locator("#side").innerText(), /most often, [\d,]+ times, expert \d+ of layer \d+/);
     assert.ok((await page.locator(".bar span").count()) > 3);
     assert.match(await page.locator(".legend").innerText(), /experts\s+[\d.]+ MiB/);
     await page.locator("#scroll").evaluate((each) => each.scrollTo(0, 0));

@@ -54,6 +54,30 @@ def test_a_prefill_picks_what_steps_pick(folder: Folder, name: str) -> None:
     assert (stepped.model, stepped.fingerprint) == (model.variant.name, model.fingerprint)
 
 
+def test_what_is_counted_is_what_is_recorded(folder: Folder) -> None:
+    """Over all sessions, and over several turns of counting."""
+    model = moeflux.load(folder("deepseek_v3"), threads=1, chunk=8)
+    counting = model.count_experts()
+    ids = tokens(21)
+    trace = recorded(model, lambda session: session.prefill(ids))
+    for _ in range(2):
+        session = model.session(max_context=256)
+        with counting:
+            session.prefill(ids)
+        session.prefill(ids)
+    assert counting.layers == list(trace.layers)
+    layers = [np.bincount(layer.ravel(), minlength=trace.num_experts) for layer in trace.experts.swapaxes(0, 1)]
+    assert (counting.counts() == 2 * np.array(layers)).all()
+
+
+def test_one_recording_at_a_time_also_when_it_counts(folder: Folder) -> None:
+    model = moeflux.load(folder("deepseek_v3"), threads=1)
+    with model.trace(), pytest.raises(StateError, match="counting: expected a model that is not recorded yet"):
+        model.count_experts().__enter__()
+    with model.count_experts(), pytest.raises(StateError, match="trace: expected a model that is not recorded yet"):
+        model.trace().__enter__()
+
+
 def test_the_picks_are_the_oracles(folder: Folder) -> None:
     from moeflux import oracle
     from moeflux.oracle import model as oracle_model

@@ -1,4 +1,4 @@
-"""Recording which experts a router picks, while a model is used.
+"""Recording, or counting, which experts a router picks, while a model is used.
 
 with model.trace() as trace:
     session.prefill(prompt)
@@ -10,12 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 from threading import Lock
 
+import numpy as np
+
 from moeflux import _core
 from moeflux.errors import StateError
 from moeflux.models.variants import Variant
 from moeflux.routing.trace import Trace
 
-__all__ = ["Recording"]
+__all__ = ["Counting", "Recording"]
 
 
 class Recording:
@@ -68,3 +70,38 @@ class Recording:
 
     def save(self, path: str | Path) -> None:
         self.trace().save(path)
+
+
+class Counting:
+    """What `model.count_experts()` returns. In its `with`, it is counted how often the router of each layer picks each
+    expert, for all sessions of the model. What was counted before is kept."""
+
+    def __init__(self, engine: _core.Engine, one_at_a_time: Lock) -> None:
+        self._engine = engine
+        self._one_at_a_time = one_at_a_time
+        self._core = _core.RoutingCounts(engine)
+
+    def __enter__(self) -> Counting:
+        if not self._one_at_a_time.acquire(blocking=False):
+            raise StateError("counting: expected a model that is not recorded yet, found another recording under way")
+        try:
+            _core.count_routing(self._engine, self._core)
+        except BaseException:
+            self._one_at_a_time.release()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            _core.count_routing(self._engine, None)
+        finally:
+            self._one_at_a_time.release()
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers of the model that have experts."""
+        return self._core.layers
+
+    def counts(self) -> np.ndarray:
+        """So far: int64 [layers, experts]."""
+        return self._core.counts()

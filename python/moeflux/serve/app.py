@@ -20,6 +20,7 @@ from moeflux.serve import chat_completions, completions, messages, page, respons
 from moeflux.serve.desk import Desk
 from moeflux.serve.errors import anthropic_body, openai_body
 from moeflux.serve.exchange import Api, Exchange, Pace, failure, read_body
+from moeflux.serve.experts import Watch
 from moeflux.serve.fields import Fields, RequestError
 from moeflux.serve.guard import Guard, Rules
 from moeflux.serve.metrics import Metrics
@@ -68,6 +69,7 @@ def application(desk: Desk, rules: Rules | None = None, pace: Pace | None = None
     @asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
         yield
+        await asyncio.to_thread(server.watch.close)
         await asyncio.to_thread(desk.scheduler.close)
 
     app = Starlette(
@@ -82,6 +84,7 @@ class _Server:
         self._pace = pace
         self._created = int(time.time())
         self.metrics = Metrics(desk.scheduler, desk.model)
+        self.watch = Watch(desk.model)
 
     def routes(self) -> list[Route]:
         answers = {
@@ -98,6 +101,7 @@ class _Server:
             ("/tokenize", self.tokenize, "POST"),
             ("/detokenize", self.detokenize, "POST"),
             ("/plan", self.plan, "GET"),
+            ("/experts", self.experts, "GET"),
             ("/health", self.health, "GET"),
             ("/metrics", self.numbers, "GET"),
         ]
@@ -188,6 +192,10 @@ class _Server:
     async def plan(self, request: Request) -> Response:
         """Where every byte was to go, and where it is."""
         return JSONResponse({"plan": self._desk.model.plan.to_dict(), "memory": asdict(self._desk.model.memory)})
+
+    async def experts(self, request: Request) -> Response:
+        """How often each expert was picked since somebody looks."""
+        return JSONResponse(await asyncio.to_thread(self.watch.look))
 
     async def health(self, request: Request) -> Response:
         closed = self._desk.scheduler.closed

@@ -1,6 +1,7 @@
 // The engine's side of an answer: how fast it comes, which experts were in memory, and where the memory is.
 
 import { byId, countText, drawn, element, sizeText } from "./dom.js";
+import { Heat } from "./heat.js";
 import { numbersOf } from "./server.js";
 
 const DOTS = 100;
@@ -18,8 +19,9 @@ export class Side {
     this._server = server;
     this._speed = new Speed();
     this._experts = new Experts();
+    this._heat = new Heat(server);
     this._memory = element("section");
-    byId("side-body").append(this._speed.node, this._experts.node, this._memory);
+    byId("side-body").append(this._speed.node, this._experts.node, this._heat.node, this._memory);
   }
 
   /** Asks the server for the plan. */
@@ -32,6 +34,7 @@ export class Side {
   begin() {
     this._speed.begin();
     this._experts.wait();
+    this._heat.begin();
     this._round = { before: this._numbers(), over: false };
     clearInterval(this._timer);
     this._timer = setInterval(() => this._count(), COUNT_EVERY);
@@ -53,6 +56,7 @@ export class Side {
   /** What was counted since the answer began: from time to time, and at last. */
   async _count(last = false) {
     const round = this._round;
+    this._heat.look();
     const [before, now] = [await round.before, await this._numbers()];
     if (round !== this._round || round.over !== last) return;
     const counted = COUNTED.map((name) => (before && now ? now[name] - before[name] : 0));
