@@ -41,7 +41,7 @@ help:
 	@echo "make train-test  run tools/train from text to a store at toy size, and compare with transformers (large downloads)"
 	@echo "make metal-engine  run all tests of the engine and of streaming on the emulated GPU  ARGS=tests/engine/test_engine.py"
 	@echo "make apart-engine  run the same, and those of single ops, on a test device with memory of its own  ARGS=tests/engine/test_apart.py"
-	@echo "make agents    let Claude Code, Codex and opencode solve a task through the server (npm, 1.1 GB)  ARGS=claude"
+	@echo "make agents    let Claude Code, Codex, opencode and Aider solve a task through the server (npm and PyPI, 1.8 GB)  ARGS=claude"
 	@echo "make page-test  use the server's page in a real Chromium, with pictures of it in build/page (npm, 90 MB)  ARGS=phone"
 	@echo "make macos     compile what runs on Macs; compare the stand-in for Apple's headers with Apple's data"
 	@echo "make cuda      compile the Metal kernels for an NVIDIA GPU, with what to run there, into build/cuda (needs CUDA's toolkit)"

@@ -1,9 +1,9 @@
 """Real agents solve a task in two steps through our server: python tests/agents/run.py FOLDER [AGENT ...]
 
 The built-in model cannot do what they ask, so a script says what it says, token by token, through the same parsers and
-streams. Everything on the other side of the socket is theirs. The agents are installed in FOLDER (npm, 1.1 GB), and
-`moeflux launch` starts them without a terminal, in a scratch folder, with a home of their own and next to nothing of
-the environment.
+streams. Everything on the other side of the socket is theirs. The agents are installed in FOLDER (npm, 1.1 GB; Aider
+from PyPI, 0.7 GB, into an environment of its own), and run without a terminal, in a scratch folder, with a home of
+their own and next to nothing of the environment. `moeflux launch` starts those that it knows.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import venv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,48 +34,87 @@ DONE = "hello.txt says hello."
 CONTEXT = 1 << 20  # what agents send first is longer than the built-in model's context, and nothing is evaluated here
 
 
+Script = Callable[[str], str]
+"""What the model says to a prompt."""
+
+
 @dataclass(frozen=True)
 class Agent:
-    package: str
+    package: str  # of npm, or with == of PyPI
     words: list[str]  # for the task
-    calls: Callable[[str], list[tuple[str, dict[str, object]]]]  # that the model makes, for the folder of the task
+    script: Callable[[str], Script]  # for the folder of the task
 
+
+def calls(*made: tuple[str, dict[str, object]]) -> Script:
+    """One call after the other; the results of earlier ones tell how far it is."""
+
+    def say(prompt: str) -> str:
+        if "<tool_call>" not in prompt:  # not the task: agents have titles made
+            return "A title"
+        done = prompt.count("<tool_response>\n")
+        if done >= len(made):
+            return f"Done: {DONE}"
+        name, arguments = made[done]
+        return f'Next.\n<tool_call>{{"name": "{name}",  "arguments": {json.dumps(arguments)}}}</tool_call>'
+
+    return say
+
+
+def files(prompt: str) -> str:
+    """Aider has no tools: the model writes whole files, and hears what a command says of them. The first is wrong."""
+    said, text = (DONE, HELLO) if "Expected a greeting" in prompt else ("I write it.", "hello\n")
+    return f"{said}\n\nhello.txt\n```\n{text}```\n"
+
+
+TEST = f"""sh -c "grep -qx '{HELLO.strip()}' hello.txt || {{ echo Expected a greeting; exit 1; }}" """
 
 AGENTS = {
     "claude": Agent(
         "@anthropic-ai/claude-code@2.1.330",
         ["-p", TASK, "--allowedTools", "Write,Bash"],
-        lambda folder: [
+        lambda folder: calls(
             ("Write", {"file_path": f"{folder}/hello.txt", "content": HELLO}),
             ("Bash", {"command": "cat hello.txt", "description": "Shows it"}),
-        ],
+        ),
     ),
     "codex": Agent(
         "@openai/codex@0.169.0",
         ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", TASK],
-        lambda folder: [
+        lambda folder: calls(
             ("exec_command", {"cmd": f"printf '%s\\n' '{HELLO.strip()}' > hello.txt"}),
             ("exec_command", {"cmd": "cat hello.txt"}),
-        ],
+        ),
     ),
     "opencode": Agent(
         "opencode-ai@1.18.33",
         ["run", TASK],
-        lambda folder: [
+        lambda folder: calls(
             ("write", {"filePath": f"{folder}/hello.txt", "content": HELLO}),
             ("bash", {"command": "cat hello.txt", "description": "Shows it"}),
-        ],
+        ),
+    ),
+    "aider": Agent(
+        "aider-chat==0.86.2",
+        ["--message", TASK, "--auto-test", "--test-cmd", TEST, "hello.txt"],
+        lambda folder: files,
     ),
 }
 
 
 def main(folder: Path, names: list[str]) -> int:
-    if shutil.which("npm") is None:
+    npm = [AGENTS[name].package for name in names if "==" not in AGENTS[name].package]
+    if npm and shutil.which("npm") is None:
         print("agents: no npm here, so no agent was run")
         return 0
     folder.mkdir(parents=True, exist_ok=True)
-    packages = [AGENTS[name].package for name in names]
-    subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--silent", *packages], cwd=folder, check=True)
+    if npm:
+        subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--silent", *npm], cwd=folder, check=True)
+    for name in names:
+        if "==" in AGENTS[name].package:
+            if not (folder / name / "bin/python").exists():
+                venv.create(folder / name, with_pip=True)
+            install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", AGENTS[name].package]
+            subprocess.run([folder / name / "bin/python", *install], check=True)
     with moeflux.load(builtin.path(), threads=1) as model, live(model) as server:
         server.desk.context = CONTEXT
         return 1 if [name for name in names if not solves(AGENTS[name], name, folder.resolve(), server)] else 0
@@ -85,11 +125,10 @@ def solves(agent: Agent, name: str, folder: Path, server: Live) -> bool:
     server.scheduler.seen.clear()
     with tempfile.TemporaryDirectory(dir=folder) as home, tempfile.TemporaryDirectory(dir=folder) as work:
         subprocess.run(["git", "init", "--quiet", work], check=True)
-        server.scheduler.script = script(agent.calls(work))
+        server.scheduler.script = agent.script(work)
         path = f"{folder}/node_modules/.bin:{os.environ['PATH']}"
-        launch = [sys.executable, "-m", "moeflux", "launch", name, "--port", server.url.rpartition(":")[2]]
         run = subprocess.run(
-            [*launch, "--", *agent.words], cwd=work, env={"PATH": path, "HOME": home},
+            [*started(name, folder, server), *agent.words], cwd=work, env={"PATH": path, "HOME": home},
             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
         written = Path(work) / "hello.txt"
@@ -106,19 +145,13 @@ def solves(agent: Agent, name: str, folder: Path, server: Live) -> bool:
     return solved
 
 
-def script(calls: list[tuple[str, dict[str, object]]]) -> Callable[[str], str]:
-    """One call after the other; the results of earlier ones tell how far it is."""
-
-    def say(prompt: str) -> str:
-        if "<tool_call>" not in prompt:  # not the task: agents have titles made
-            return "A title"
-        done = prompt.count("<tool_response>\n")
-        if done >= len(calls):
-            return f"Done: {DONE}"
-        name, arguments = calls[done]
-        return f'Next.\n<tool_call>{{"name": "{name}",  "arguments": {json.dumps(arguments)}}}</tool_call>'
-
-    return say
+def started(name: str, folder: Path, server: Live) -> list[str]:
+    """By `moeflux launch`, or with the address on its command line."""
+    if name != "aider":
+        return [sys.executable, "-m", "moeflux", "launch", name, "--port", server.url.rpartition(":")[2], "--"]
+    address = ["--openai-api-base", f"{server.url}/v1", "--openai-api-key", "none", "--model", "openai/builtin"]
+    alone = ["--no-git", "--no-check-update", "--no-show-model-warnings", "--no-analytics", "--no-gitignore"]
+    return [f"{folder}/aider/bin/aider", *address, *alone, "--edit-format", "whole", "--yes-always", "--no-pretty"]
 
 
 if __name__ == "__main__":
