@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import moeflux
 from moeflux import BudgetError
 from moeflux.runtime.plan import plan
 from moeflux.runtime.plan_table import Plan
+from moeflux.serving import Request, Scheduler
 from moeflux.text.sampling import Sampler, Sampling
 from moeflux.text.template import RENDERER
 
@@ -65,6 +67,17 @@ def work(model: moeflux.Model, tokens: int) -> int:
     return token
 
 
+def serve(model: moeflux.Model) -> None:
+    """A conversation that fills its context goes to the disk when the scheduler ends, and comes back with the next."""
+    said, evaluated = [(17 * i + 3) % model.variant.vocab_size for i in range(model.plan.context - 4)], 0
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(2):
+            with Scheduler(model, disk=folder) as scheduler:
+                answer = scheduler.submit(Request(said, max_tokens=2, ignore_end=True)).wait()
+            assert answer.stats.reused_tokens == evaluated
+            said, evaluated = [*said, *answer.tokens], len(said) + 1
+
+
 def check_held(model: moeflux.Model, plan: Plan) -> None:
     """With as many sessions as planned, what is held is the plan, to the byte, but for rows that are not used."""
     held = model.memory.held
@@ -90,6 +103,7 @@ def main() -> None:
     sys.stdin.readline()
     model = load(path, budget, share, options)
     token = work(model, tokens)
+    serve(model)
     if model.plan.parts["text"]:
         model.tokenizer.decode(model.tokenizer.encode("how many bytes does a tokenizer take? " * 50))
     encoder = renderer = 0
