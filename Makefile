@@ -14,7 +14,7 @@ export PYTHON
 # Importing an editable install rebuilds with cmake and ninja. A fresh machine has only those of the environment.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz fuzz-server peers schemas bench-peers bench-streaming bench-resident bench-ops bench-serve track track-trips train-test metal-engine apart-engine agents page-test macos cuda wheel clean
+.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz fuzz-server peers schemas bench-peers bench-streaming bench-resident bench-sessions bench-ops bench-serve track track-trips train-test metal-engine apart-engine agents page-test macos cuda wheel clean
 
 help:
 	@echo "make demo      set up, then the built-in model writes, with all its experts in memory and with a quarter"
@@ -34,6 +34,7 @@ help:
 	@echo "make bench-peers  compare the speed with llama.cpp and mlx-lm, in memory (half an hour to prepare)  ARGS=\"--rounds 3 --rows decode-2\""
 	@echo "make bench-streaming  compare it with llama.cpp under one memory limit, at two read-aheads of the disk, as root  ARGS=\"--rounds 3\""
 	@echo "make bench-resident  compare a model in memory with an engine that cannot stream  ARGS=\"--rounds 3\""
+	@echo "make bench-sessions  compare eight sessions with one, and with llama.cpp's batched bench  ARGS=\"--rounds 3\""
 	@echo "make bench-ops  compare every op and way of reading with NumPy and a bare loop  ARGS=\"bench/ops/test_ops.py -k matmul\""
 	@echo "make bench-serve  compare eight clients of the server with its scheduler alone  ARGS=\"--rounds 3\""
 	@echo "make track     compare instructions, system calls, allocations and the like with bench/gate/expected.json  ARGS=--update"
@@ -158,6 +159,10 @@ bench-streaming: $(READY)
 bench-resident: $(READY)
 	@[ -f build/peers/a3b/moeflux.json ] || $(BIN)/python bench/peers/models.py a3b build/peers/a3b
 	$(BIN)/python bench/peers/unstreamed/unstreamed.py build/peers/a3b $(ARGS)
+
+bench-sessions: $(READY)
+	@bash bench/peers/prepare.sh build/peers a3b
+	$(BIN)/python bench/peers/sessions.py build/peers $(ARGS)
 
 bench-ops: $(READY)
 	$(BIN)/python -m pytest -q --benchmark-columns=min,median,iqr --benchmark-sort=name $(or $(ARGS),bench)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Puts into folder $1 what peers.py and streaming.py compare: llama.cpp built for this machine, mlx-lm, and the random models
-# named after it (models.py has them; all by default) in both forms. It takes 14 GB of disk and about half an hour, once: what
-# is there already stays. It needs .venv (make setup).
+# Puts into folder $1 what peers.py, streaming.py and sessions.py compare: llama.cpp built for this machine, mlx-lm, and the
+# random models named after it (models.py has them; all by default) in both forms. It takes 14 GB of disk and about half an
+# hour, once: what is there already stays. It needs .venv (make setup).
 set -euo pipefail
 folder=${1:?a folder to work in}
 bin=$(cd .venv/bin && pwd)
@@ -11,7 +11,7 @@ shift
 models=${*:-a3b deepseek}
 mkdir -p "$folder"
 
-if [ ! -x "$folder/llama/bin/llama-bench" ]; then
+if [ ! -x "$folder/llama/bin/llama-bench" ] || [ ! -x "$folder/llama/bin/llama-batched-bench" ]; then
   "$bin/pip" download --quiet --no-deps --no-binary :all: --no-build-isolation --dest "$folder" "llama-cpp-python==$version"
   tar -xzf "$folder/llama_cpp_python-$version.tar.gz" -C "$folder"
   # GCC 12 takes the operand of _tile_loadconfig for 8 bytes and drops the stores that fill the other 56.
@@ -21,7 +21,7 @@ if [ ! -x "$folder/llama/bin/llama-bench" ]; then
   "$bin/cmake" -S "$llama" -B "$folder/llama" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DGGML_OPENMP=ON \
     -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF \
     -DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_WEBUI=OFF -DBUILD_SHARED_LIBS=ON -DCMAKE_MAKE_PROGRAM="$bin/ninja"
-  "$bin/cmake" --build "$folder/llama" --target llama-bench
+  "$bin/cmake" --build "$folder/llama" --target llama-bench llama-batched-bench
 fi
 
 # These go beside our own environment, not into it.
