@@ -1173,7 +1173,7 @@ def chosen_reads(
     How experts are read, "direct" or "buffered", and why.
     """
 
-def count_routing(engine: Engine, counts: RoutingCounts) -> None:
+def count_routing(engine: Engine, counts: RoutingCounts | None) -> None:
     """
     Counts in `counts` what the engine's routers pick from now on. None ends it.
     """

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from moeflux.errors import StateError
-from moeflux.model import Model
+from moeflux.serve.protocols import ServedModel
 
 __all__ = ["Watch"]
 
@@ -20,7 +20,7 @@ PATIENCE = 10.0
 
 
 class Watch:
-    def __init__(self, model: Model, patience: float = PATIENCE) -> None:
+    def __init__(self, model: ServedModel, patience: float = PATIENCE) -> None:
         self._counting = model.count_experts()
         self._patience = patience
         self._lock = threading.Lock()

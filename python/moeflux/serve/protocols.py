@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from moeflux.models.variants import Variant
+from moeflux.runtime.recording import Counting
 from moeflux.text.chat import ChatFormat, Prompt
 from moeflux.text.generate import Finish, GenerationStats, Piece
 from moeflux.text.sampling import Sampling
@@ -81,3 +82,4 @@ class ServedModel(Protocol):
     def plan(self) -> Any: ...
     @property
     def memory(self) -> Any: ...
+    def count_experts(self) -> Counting: ...
