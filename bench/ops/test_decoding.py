@@ -2,14 +2,15 @@
 make bench-ops ARGS=bench/ops/test_decoding.py
 
 The model has the width and the vocabulary of Qwen3.6-35B-A3B, four layers and 32 experts in each, all in memory. The
-tiny one has nothing to compute: what is left is the way through the interpreter. The talkative one is the tiny one with
-the vocabulary of the first: what is left is to choose.
+tiny one has nothing to compute: what is left is the way through the interpreter. The last group has the vocabulary of
+the first, and requests that need nothing but a choice.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from moeflux.text.sampling import Sampler, Sampling
 A3B = preset("a3b").with_layers(4).with_parts(RoutedExperts, count=32)
 TINY = A3B.with_layers(1).with_parts(RoutedExperts, count=2, per_token=1, intermediate=64)
 TALKATIVE = dataclasses.replace(TINY, hidden_size=64)
-VARIANTS = {"a3b": A3B, "talkative": TALKATIVE, "tiny": dataclasses.replace(TALKATIVE, vocab_size=384)}
+VARIANTS = {"a3b": A3B, "tiny": dataclasses.replace(TALKATIVE, vocab_size=384)}
 SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95}
 CONTEXT = 1024
 
@@ -77,3 +78,21 @@ def test_decoder(benchmark: Any, model: moeflux.Model, count: int) -> None:
             next(tokens)
 
     benchmark.pedantic(step, rounds=200, warmup_rounds=5)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_choices_side_by_side(benchmark: Any, tmp_path: Path, threads: int) -> None:
+    benchmark.group = "8 choices of one step"
+    synth(tmp_path / "talkative", TALKATIVE)
+    with moeflux.load(tmp_path / "talkative", threads=threads) as model:
+        decoder, vocab = _core.Decoder(model._engine), model.variant.vocab_size
+        samplers = [Sampler(Sampling(seed=seed, **SAMPLING), vocab, []) for seed in range(8)]
+        sessions = [model.session(max_context=64) for _ in samplers]
+        for token, session in enumerate(sessions):
+            session.prefill([token])
+
+        def add() -> None:
+            for session, sampler in zip(sessions, samplers, strict=True):
+                decoder.add(session._core, np.zeros(0, np.int32), sampler._core, (), 1)
+
+        benchmark.pedantic(decoder.step, setup=add, rounds=400, warmup_rounds=5)
