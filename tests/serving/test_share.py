@@ -66,6 +66,8 @@ def test_a_change_of_the_machine_is_noticed() -> None:
             share.note(seconds, answers, rows)
             ratios.append(seconds / (slower * cost(answers, 0)))
     assert sum(ratio > 2 for ratio in ratios) < len(ratios) / 20
+    assert max(ratios[300:400]) < 3, "nobody is left alone with what sixteen had together"
+    assert max(ratios) < 6
     assert all(ratio < 2 for ratio in ratios[250:300] + ratios[350:400] + ratios[450:])
 
 

@@ -38,13 +38,12 @@ class PromptShare:
         others = abs(answers - self._answers) > self._answers // 4
         if not rows:
             if others:
-                self._plain.clear()
-                self._row.clear()
+                self._plain.clear()  # what a row costs is a guess that is still of use
             self._plain.append(seconds)
             self._answers, self._since, others = answers, 0, False
         elif self._plain:
             self._row.append(max(seconds - statistics.median(self._plain), 0.0) / rows)
-            self._largest = 2 * rows
+            self._largest = rows + 1 + rows // 4
             self._since += 1
         self.rows = 0 if self._since >= STEPS or others or not self._plain else self._next()
 
