@@ -369,6 +369,18 @@ def test_log_probabilities(kind: str, size: int) -> None:
         assert math.isclose(value, oracle.log_probability(logits, id), rel_tol=0, abs_tol=LOG_PROBABILITY)
 
 
+@pytest.mark.parametrize("first", [-1e30, -900.0, -490.0, -10.0, -np.inf])
+def test_log_probabilities_of_logits_that_begin_far_below(first: float) -> None:
+    """Weights are added up before the greatest logit is known."""
+    logits = KINDS["flat"](np.random.default_rng(3), SOME_BLOCKS).astype(np.float32)
+    logits[: 2 * BLOCK] = first
+    for temperature in (0.0, 0.5, 1.0):
+        sampler = Sampler(Sampling(temperature=temperature, seed=1), SOME_BLOCKS, [])
+        token, logprob, _ = sampler.choose(logits, logprobs=0)
+        assert logprob is not None
+        assert math.isclose(logprob, oracle.log_probability(logits, token), rel_tol=0, abs_tol=LOG_PROBABILITY)
+
+
 def test_none_are_given_unasked() -> None:
     logits = np.zeros(5, np.float32)
     assert Sampler(Sampling(), 5, []).choose(logits) == Choice(0, None, [])
