@@ -51,7 +51,7 @@ struct EngineOptions {
 
 struct SessionOptions {
   int64_t max_context = 0;      // tokens at most; 0: the model's own limit, at most 32768
-  DType kv_dtype = DType::f32;  // or bf16
+  DType kv_dtype = DType::f32;  // or bf16, or i8: codes, with a scale for each head of a row
   int64_t max_checkpoints = 4;  // room is taken for this many; a checkpoint at position 0 needs none
 };
 
@@ -109,11 +109,11 @@ struct StepStats {
 
 // A piece of a session's state. It is valid only during the call that shows it.
 struct StateTensor {
-  std::string name;  // "k", "v", "latent", "rope_k", "conv" or "recurrent"
+  std::string name;  // "k", "v", "latent", "rope_k", "conv" or "recurrent"; "k_scale" and the like behind codes
   int64_t layer = 0;
   DType dtype = DType::f32;
   std::vector<int64_t> shape;  // k and v [position, kv_heads, dim]; latent, rope_k [position, width]; conv [taps - 1,
-                               // channels]; recurrent [value heads, value dim, key dim]
+                               // channels]; recurrent [value heads, value dim, key dim]; scales [heads, position]
   int64_t bytes = 0;
   // Copies those of its bytes that begin at `begin`. Several threads may do so at once, for other bytes.
   std::function<void(int64_t begin, std::span<std::byte> to)> read;

@@ -71,6 +71,14 @@ struct Cached {
   device const T* fourth;
 };
 
+// What the numbers of a head are multiplied by. Only codes have scales: behind those of a block's rows.
+inline float scale_of(device const float*, uint, uint, uint) { return 1.0f; }
+inline float scale_of(device const bfloat*, uint, uint, uint) { return 1.0f; }
+inline float scale_of(device const char* rows, uint width, uint head, uint row) {
+  device const bfloat* scales = (device const bfloat*)(rows + ulong(cached_block) * width);
+  return float(scales[head * cached_block + row]);
+}
+
 // Keys begin ... end - 1 of one span. `weights` belongs to the simdgroup.
 template <typename T, int chunks>
 inline void attend(constant AttentionParams& params, const thread Queries& queries, const thread Cached<T>& cached,
@@ -84,6 +92,7 @@ inline void attend(constant AttentionParams& params, const thread Queries& queri
   device const T* k = rows + params.k_begin / sizeof(T);
   device const T* v = rows + params.v_begin / sizeof(T);
   device const T* k_pe = rows + params.pe_begin / sizeof(T);
+  const uint width = params.kv_heads * params.dim;
   for (uint r = 0; r < attention_queries; r++) clear(sums[r]);
   for (uint first = begin; first < end; first += lanes) {
     const uint key = first + lane;
@@ -92,9 +101,16 @@ inline void attend(constant AttentionParams& params, const thread Queries& queri
       device const T* numbers = k + (ulong(key - begin) * params.kv_heads + kv_head) * params.dim;
       for (uint i = 0; i < params.dim; i++)
         for (uint r = 0; r < attention_queries; r++) scores[r] = fma(queries.q[r][i], float(numbers[i]), scores[r]);
-      numbers = k_pe + ulong(key - begin) * params.pe_dim;
-      for (uint i = 0; i < params.pe_dim; i++)
-        for (uint r = 0; r < attention_queries; r++) scores[r] = fma(queries.q_pe[r][i], float(numbers[i]), scores[r]);
+      const float scale = scale_of(k, width, kv_head, key - begin);
+      for (uint r = 0; r < attention_queries; r++) scores[r] *= scale;
+      if (params.pe_dim > 0) {
+        const float pe_scale = scale_of(k_pe, params.pe_dim, 0, key - begin);
+        numbers = k_pe + ulong(key - begin) * params.pe_dim;
+        for (uint i = 0; i < params.pe_dim; i++) {
+          const float number = float(numbers[i]) * pe_scale;
+          for (uint r = 0; r < attention_queries; r++) scores[r] = fma(queries.q_pe[r][i], number, scores[r]);
+        }
+      }
     }
     for (uint r = 0; r < attention_queries; r++) {
       const bool is_seen = key < queries.seen[r];
@@ -110,9 +126,10 @@ inline void attend(constant AttentionParams& params, const thread Queries& queri
     simdgroup_barrier(mem_flags::mem_threadgroup);
     for (uint j = 0; j < min(lanes, end - first); j++) {
       device const T* numbers = v + (ulong(first + j - begin) * params.kv_heads + kv_head) * params.dim;
+      const float scale = scale_of(v, width, kv_head, first + j - begin);
       for (int c = 0; c < chunks; c++) {
         const uint i = lane + uint(c) * lanes;
-        const float value = i < params.dim ? float(numbers[i]) : 0.0f;
+        const float value = i < params.dim ? float(numbers[i]) * scale : 0.0f;
         for (uint r = 0; r < attention_queries; r++)
           if (first + j < queries.seen[r]) sums[r].values[c] = fma(weights[r][j], value, sums[r].values[c]);
       }
@@ -213,6 +230,7 @@ kernel void attention_merge(constant AttentionParams& params [[buffer(0)]], devi
   instantiate_kernel("attention_spans_16_" type, attention_spans, T, 16)
 instantiate_attention("f32", float)
 instantiate_attention("bf16", bfloat)
+instantiate_attention("codes", char)
 
 // ---- One step at a time ----------------------------------------------------------------------------------------
 // One query's attention as three kernels, the scores in memory between them.

@@ -123,6 +123,29 @@ kernel void append(constant AppendParams& params [[buffer(0)]], device const flo
 instantiate_kernel("append_f32", append, float)
 instantiate_kernel("append_bf16", append, bfloat)
 
+// Rows to codes, and the scales of their heads, which lie behind the codes of a block. Every rounding is that of the
+// oracle's quantize_rows. A simdgroup each; grid of threadgroups: heads of a row, rows.
+kernel void append_codes(constant AppendCodesParams& params [[buffer(0)]], device const float* x [[buffer(1)]],
+                         device const RowBlock* blocks [[buffer(2)]], device char* cache [[buffer(3)]],
+                         uint2 at [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
+  x += ulong(at.y) * params.x_stride + at.x * params.dim;
+  const ulong row = params.first + at.y, in_block = row % cached_block;
+  device char* rows = cache + blocks[row / cached_block].begin + params.begin;
+  device char* codes = rows + in_block * params.width + at.x * params.dim;
+  uint bits = 0;  // without signs they are in the order of the numbers; NaN is above infinity
+  for (uint i = lane; i < params.dim; i += lanes) bits = max(bits, as_type<uint>(x[i]) & 0x7fffffffu);
+  bits = simd_max(bits);
+  const bool is_finite = bits < 0x7f800000u;
+  const float largest = as_type<float>(is_finite ? bits : 0x7f800000u);
+  const bfloat rounded = bfloat(is_finite ? largest / 127.0f : 0.0f);
+  const bool is_coded = float(rounded) >= 0x1p-100f;
+  const bfloat scale = is_coded ? rounded : as_type<bfloat>(ushort(is_finite ? 0 : 0x7fc0));
+  const float inverse = is_coded ? 1.0f / float(scale) : 0.0f;
+  for (uint i = lane; i < params.dim; i += lanes) codes[i] = is_coded ? char(rint(x[i] * inverse)) : char(0);
+  device bfloat* scales = (device bfloat*)(rows + ulong(cached_block) * params.width);
+  if (lane == 0) scales[at.x * cached_block + in_block] = scale;
+}
+
 // Numbers as they are, whatever their bits mean.
 kernel void copy_numbers(constant FlatParams& params [[buffer(0)]], device const uint* from [[buffer(1)]],
                          device uint* to [[buffer(2)]], uint at [[thread_position_in_grid]]) {

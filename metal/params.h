@@ -85,6 +85,14 @@ struct AppendParams {
   uint32_t width;
 };
 
+struct AppendCodesParams {
+  uint64_t first;
+  uint64_t begin;
+  uint32_t x_stride;
+  uint32_t width;
+  uint32_t dim;  // of a head: numbers that share a scale
+};
+
 // A block of cached rows.
 struct RowBlock {
   uint64_t begin;   // bytes

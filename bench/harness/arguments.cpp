@@ -31,7 +31,7 @@ Measures prefill and decode of the model in the folder STORE, a store that moefl
   --backend WORD     what computes: cpu, metal or auto (auto)
   --isa NAME         kernels: portable, avx2, avx512, avx512vnni, amx or neon (the best the machine has)
   --precision WORD   of activations: auto, 16 bits where that is faster, or exact, f32 (auto)
-  --kv f32|bf16      type of the key-value rows (f32)
+  --kv f32|bf16|q8   type of the key-value rows (f32)
   --sampling WORDS   how a decode's tokens are drawn, as temperature=0.7,top_p=0.95; also top_k, min_p,
                      repetition_penalty, presence_penalty, frequency_penalty, seed (the likeliest token is taken)
   --json FILE|-      where the JSON lines go (-, stdout)
@@ -204,7 +204,10 @@ const std::map<std::string, Option> options = {
                        const std::string& value) { a.precision = choice<moeflux::Precision>(name, value); }},
     {"--kv",
      [](Arguments& a, const std::string& name, const std::string& value) {
-       a.kv = one_of(name, value, {"f32", "bf16"}) == "f32" ? moeflux::DType::f32 : moeflux::DType::bf16;
+       a.kv_name = one_of(name, value, {"f32", "bf16", "q8"});
+       a.kv = a.kv_name == "f32"    ? moeflux::DType::f32
+              : a.kv_name == "bf16" ? moeflux::DType::bf16
+                                    : moeflux::DType::i8;
      }},
     {"--sampling",
      [](Arguments& a, const std::string& name, const std::string& value) {

@@ -31,6 +31,7 @@ struct Arguments {
   std::string isa;
   moeflux::Precision precision = moeflux::Precision::automatic;
   moeflux::DType kv = moeflux::DType::f32;
+  std::string kv_name = "f32";
   std::optional<moeflux::Sampling> sampling;  // how a decode's tokens are drawn; none: the likeliest
   std::string sampling_text = "likeliest";    // the same as it was asked for
   std::string json = "-";

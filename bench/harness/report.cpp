@@ -99,7 +99,7 @@ void Report::set_constant(const moeflux::Engine& engine) {
   members.add("isa", quoted(engine.isa()))
       .add("precision", quoted(std::string(moeflux::name_of(arguments_.precision))))
       .add("sampling", quoted(arguments_.sampling_text))
-      .add("kv", quoted(arguments_.kv == moeflux::DType::f32 ? "f32" : "bf16"))
+      .add("kv", quoted(arguments_.kv_name))
       .add("engine", quoted(engine.describe()))
       .add("variant", quoted(engine.variant().name))
       .add("store", quoted(arguments_.store))

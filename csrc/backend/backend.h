@@ -94,6 +94,9 @@ struct Heads {
 // Rows that a session keeps: keys, values, latents. They lie in blocks of so many, together with other rows of the same
 // positions. Row i is `width` numbers of type `dtype` (f32 or bf16) in block i / block_rows, where row i % block_rows
 // of those that begin `offset` bytes behind the block's first.
+//
+// Where `dtype` is i8, the numbers are codes, and those of a head share a scale: a number is its code times the scale.
+// Behind the codes of a block are its scales, bf16 [heads, block_rows].
 constexpr int64_t block_rows = 256;
 
 struct Cache {
@@ -101,6 +104,12 @@ struct Cache {
   int64_t offset = 0;
   DType dtype = DType::f32;
   int64_t width = 0;
+  int64_t head = 0;  // numbers that share a scale; of codes only
+
+  int64_t row_bytes() const { return width * static_cast<int64_t>(dtype_bytes(dtype)); }  // without scales
+  int64_t scales() const { return dtype == DType::i8 ? width / head : 0; }                // of a row
+  int64_t scales_offset() const { return offset + block_rows * row_bytes(); }
+  int64_t block_bytes() const { return block_rows * (row_bytes() + scales() * 2); }
 };
 
 // The three matrices of one routed expert, in a slot that is leased until the batch has completed. All experts of one
@@ -246,7 +255,7 @@ class Commands {
   virtual void matmul(std::span<const Product> products, int64_t n) = 0;
   // Rotates the first 2 * half channels of every head in place. angles [n, half, 2]: cosine, sine.
   virtual void rope(const Heads& x, View angles, int64_t half, bool interleaved, int64_t n) = 0;
-  // Copies n rows of cache.width to rows first ... of the cache, rounding to its type.
+  // Copies n rows of cache.width to rows first ... of the cache, rounding to its type (codes: oracle.quantize_rows).
   virtual void append(View x, int64_t x_stride, const Cache& cache, int64_t first, int64_t n) = 0;
   virtual void attention(const AttentionArgs& args, int64_t n) = 0;
   virtual void mla_attention(const LatentAttentionArgs& args, int64_t n) = 0;

@@ -91,15 +91,21 @@ void CpuCommands::rope(const Heads& x, View angles, int64_t half, bool interleav
 
 void CpuCommands::append(View x, int64_t x_stride, const Cache& cache, int64_t first, int64_t n) {
   op("append", [&] {
-    const int64_t row_bytes = cache.width * static_cast<int64_t>(dtype_bytes(cache.dtype));
+    const int64_t row_bytes = cache.row_bytes();
     spread(n, cache.width, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end;) {
         const auto row = static_cast<size_t>(first + i);
         const auto in_block = static_cast<int64_t>(row % block_rows);
-        std::byte* to = cache.blocks[row / block_rows].bytes() + cache.offset + in_block * row_bytes;
-        for (const int64_t last = std::min(end, i + block_rows - in_block); i < last; ++i, to += row_bytes) {
+        std::byte* block = cache.blocks[row / block_rows].bytes();
+        std::byte* to = block + cache.offset + in_block * row_bytes;
+        uint16_t* scales = reinterpret_cast<uint16_t*>(block + cache.scales_offset()) + in_block;
+        for (const int64_t last = std::min(end, i + block_rows - in_block); i < last; ++i, to += row_bytes, ++scales) {
           const float* from = x.f32() + i * x_stride;
-          if (cache.dtype == DType::bf16)
+          if (cache.dtype == DType::i8)
+            for (int64_t head = 0; head < cache.scales(); ++head)
+              scales[head * block_rows] = kernels_.elementwise.to_codes(
+                  from + head * cache.head, reinterpret_cast<int8_t*>(to) + head * cache.head, cache.head);
+          else if (cache.dtype == DType::bf16)
             kernels_.elementwise.to_bf16(from, reinterpret_cast<uint16_t*>(to), cache.width);
           else
             std::memcpy(to, from, static_cast<size_t>(row_bytes));
@@ -178,7 +184,7 @@ void CpuCommands::run_attention(cpu::AttentionTask& task, const Cache& rows) {
   lists_.blocks.clear();
   for (int64_t i = 0; i < count; ++i) lists_.blocks.push_back(rows.blocks[static_cast<size_t>(i)].bytes());
   task.blocks = lists_.blocks.data();
-  task.bf16 = rows.dtype == DType::bf16;
+  task.kind = rows.dtype == DType::i8 ? cpu::Rows::codes : rows.dtype == DType::bf16 ? cpu::Rows::bf16 : cpu::Rows::f32;
   const bool tiled = tiled_attention_ && cpu::fits_tiles(task);
   const cpu::AttentionKernels& kernels = tiled ? *tiled_attention_ : kernels_.attention;
   if (kernels.scratch(task) > static_cast<int64_t>(lists_.attention.size()))

@@ -10,7 +10,7 @@ namespace {
 
 int64_t bytes_of(const Matrix& matrix) { return matrix.rows * matrix.format.row_bytes(matrix.columns); }
 
-int64_t row_bytes(const Cache& cache) { return cache.width * static_cast<int64_t>(dtype_bytes(cache.dtype)); }
+int64_t row_bytes(const Cache& cache) { return cache.block_bytes() / block_rows; }
 
 int64_t numbers(const Heads& heads) { return heads.heads * heads.dim; }
 

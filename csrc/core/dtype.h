@@ -6,11 +6,12 @@
 
 namespace moeflux {
 
-enum class DType { u8, u32, bf16, f16, f32, f8_e4m3, i32, i64 };
+enum class DType { u8, i8, u32, bf16, f16, f32, f8_e4m3, i32, i64 };
 
 constexpr size_t dtype_bytes(DType type) {
   switch (type) {
     case DType::u8:
+    case DType::i8:
     case DType::f8_e4m3:
       return 1;
     case DType::bf16:
@@ -31,6 +32,8 @@ constexpr std::string_view dtype_name(DType type) {
   switch (type) {
     case DType::u8:
       return "U8";
+    case DType::i8:
+      return "I8";
     case DType::u32:
       return "U32";
     case DType::bf16:

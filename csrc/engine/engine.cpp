@@ -104,6 +104,7 @@ LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, c
       prepared_(backend_->prepare(work_sizes(store.variant, model_.layers, options.chunk))),
       f32_rows_(*backend_, session_memory_, state_layout(store.variant, DType::f32).block_bytes),
       bf16_rows_(*backend_, session_memory_, state_layout(store.variant, DType::bf16).block_bytes),
+      code_rows_(*backend_, session_memory_, state_layout(store.variant, DType::i8).block_bytes),
       experts_(store, *backend_, options, faults.open),
       recorder_(*backend_, options.ring_depth, store.variant.experts().count) {
   count_tables();

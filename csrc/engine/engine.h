@@ -61,7 +61,9 @@ class LoadedEngine final : public Engine {
 
   Backend& backend() { return *backend_; }
   SessionMemory& session_memory() { return session_memory_; }
-  RowPool& row_pool(DType kv_dtype) { return kv_dtype == DType::f32 ? f32_rows_ : bf16_rows_; }
+  RowPool& row_pool(DType kv_dtype) {
+    return kv_dtype == DType::i8 ? code_rows_ : kv_dtype == DType::bf16 ? bf16_rows_ : f32_rows_;
+  }
   // StateError in a child made by fork, before anything there can wait for a thread that the child does not have.
   void check_process() const;
 
@@ -84,6 +86,7 @@ class LoadedEngine final : public Engine {
   int64_t prepared_;      // bytes that the backend took for itself
   RowPool f32_rows_;
   RowPool bf16_rows_;
+  RowPool code_rows_;
   ExpertSide experts_;
   Recorder recorder_;                // after the members that its batches use
   std::atomic<int64_t> tables_ = 0;  // bytes of lists, as the last pass left them: whoever asks has not the turn

@@ -48,8 +48,8 @@ SessionOptions resolved(const Variant& variant, SessionOptions options) {
           options.max_context);
   require(options.max_checkpoints >= 1 && options.max_checkpoints <= max_checkpoints_limit, "max_checkpoints",
           max_checkpoints_limit, options.max_checkpoints);
-  if (options.kv_dtype != DType::f32 && options.kv_dtype != DType::bf16)
-    throw ArgumentError(concat("kv_dtype: expected F32 or BF16, found ", dtype_name(options.kv_dtype)));
+  if (options.kv_dtype != DType::f32 && options.kv_dtype != DType::bf16 && options.kv_dtype != DType::i8)
+    throw ArgumentError(concat("kv_dtype: expected F32, BF16 or I8, found ", dtype_name(options.kv_dtype)));
   return options;
 }
 

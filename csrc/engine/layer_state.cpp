@@ -22,8 +22,8 @@ StateLayout state_layout(const Variant& variant, DType kv_dtype) {
       const int64_t width = piece.width();
       PlacedPiece& place = placed.emplace_back();
       if (piece.rows) {
-        place.rows = {{}, layout.block_bytes, kv_dtype, width};
-        layout.block_bytes += round_up(block_rows * width * static_cast<int64_t>(dtype_bytes(kv_dtype)), alignment);
+        place.rows = {{}, layout.block_bytes, kv_dtype, width, piece.shape.back()};
+        layout.block_bytes += round_up(place.rows.block_bytes(), alignment);
       } else {
         place.fixed = {nullptr, layout.recurrent_bytes};
         layout.recurrent_bytes += round_up(width * 4, alignment);
@@ -135,18 +135,41 @@ void SessionState::write(std::span<const std::byte> from, View to) const {
   }
 }
 
-// `size` bytes of a piece from `begin` on: visit(a place of theirs, where they are among these bytes, how many).
+// `size` bytes of a tensor from `begin` on: visit(a place of theirs, where they are among these bytes, how many).
 template <typename Visit>
-void SessionState::each_part(const PlacedPiece& piece, int64_t begin, size_t size, const Visit& visit) const {
-  if (!piece.piece.rows) return visit(piece.fixed.at(begin, 1), size_t{0}, size);
-  const Cache& rows = piece.rows;
-  const int64_t room = block_rows * rows.width * static_cast<int64_t>(dtype_bytes(rows.dtype));
-  for (size_t done = 0; done < size;) {
-    const int64_t at = begin + static_cast<int64_t>(done);
-    const size_t count = std::min(static_cast<size_t>(room - at % room), size - done);
-    visit(rows.blocks[static_cast<size_t>(at / room)].at(rows.offset + at % room, 1), done, count);
+void SessionState::each_part(const std::vector<Part>& parts, int64_t begin, size_t size, const Visit& visit) {
+  auto skipped = static_cast<size_t>(begin);
+  size_t done = 0;
+  for (const Part& part : parts) {
+    if (done == size) return;
+    const size_t before = std::min(skipped, part.bytes);
+    const size_t count = std::min(part.bytes - before, size - done);
+    skipped -= before;
+    if (count > 0) visit(part.base->at(part.offset + static_cast<int64_t>(before), 1), done, count);
     done += count;
   }
+}
+
+// A tensor and its places, in its own order.
+StateTensor SessionState::tensor(size_t layer, std::string name, DType dtype, std::vector<int64_t> shape,
+                                 std::vector<Part> parts) const {
+  int64_t bytes = 0;
+  for (const Part& part : parts) bytes += static_cast<int64_t>(part.bytes);
+  const auto read_part = [this, parts](int64_t begin, std::span<std::byte> to) {
+    each_part(parts, begin, to.size(), [&](View part, size_t at, size_t size) { read(part, to.subspan(at, size)); });
+  };
+  const auto write_part = [this, parts](int64_t begin, std::span<const std::byte> from) {
+    each_part(parts, begin, from.size(),
+              [&](View part, size_t at, size_t size) { write(from.subspan(at, size), part); });
+  };
+  return {std::move(name), static_cast<int64_t>(layer), dtype, std::move(shape), bytes, read_part, write_part};
+}
+
+// Of so many rows, those that begin `offset` bytes behind each block's first and have so many bytes each.
+void SessionState::add_parts(std::vector<Part>& parts, int64_t rows, int64_t offset, int64_t row_bytes) const {
+  for (int64_t row = 0; row < rows; row += block_rows)
+    parts.push_back({&table_[static_cast<size_t>(row / block_rows)], offset,
+                     static_cast<size_t>(std::min(block_rows, rows - row) * row_bytes)});
 }
 
 std::vector<StateTensor> SessionState::tensors(int64_t position) const {
@@ -154,20 +177,23 @@ std::vector<StateTensor> SessionState::tensors(int64_t position) const {
   for (size_t i = 0; i < layers_.size(); ++i)
     for (const PlacedPiece& placed : layers_[i]) {
       const StatePiece& piece = placed.piece;
+      const std::string name(piece.name);
       std::vector<int64_t> shape = piece.shape;
-      if (piece.rows) shape.insert(shape.begin(), position);
-      const DType dtype = piece.rows ? placed.rows.dtype : DType::f32;
-      const int64_t bytes = (piece.rows ? position : 1) * piece.width() * static_cast<int64_t>(dtype_bytes(dtype));
-      const auto read_part = [this, &placed](int64_t begin, std::span<std::byte> to) {
-        each_part(placed, begin, to.size(),
-                  [&](View part, size_t at, size_t size) { read(part, to.subspan(at, size)); });
-      };
-      const auto write_part = [this, &placed](int64_t begin, std::span<const std::byte> from) {
-        each_part(placed, begin, from.size(),
-                  [&](View part, size_t at, size_t size) { write(from.subspan(at, size), part); });
-      };
-      tensors.push_back(
-          {std::string(piece.name), static_cast<int64_t>(i), dtype, std::move(shape), bytes, read_part, write_part});
+      if (!piece.rows) {
+        const auto bytes = static_cast<size_t>(piece.width() * 4);
+        tensors.push_back(tensor(i, name, DType::f32, std::move(shape), {{&placed.fixed, 0, bytes}}));
+        continue;
+      }
+      const Cache& rows = placed.rows;
+      shape.insert(shape.begin(), position);
+      std::vector<Part> parts;
+      add_parts(parts, position, rows.offset, rows.row_bytes());
+      tensors.push_back(tensor(i, name, rows.dtype, std::move(shape), std::move(parts)));
+      if (rows.scales() == 0) continue;
+      std::vector<Part> scales;
+      for (int64_t head = 0; head < rows.scales(); ++head)
+        add_parts(scales, position, rows.scales_offset() + head * block_rows * 2, 2);
+      tensors.push_back(tensor(i, name + "_scale", DType::bf16, {rows.scales(), position}, std::move(scales)));
     }
   return tensors;
 }

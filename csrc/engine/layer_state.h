@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "backend/backend.h"
@@ -68,8 +69,17 @@ class SessionState {
   std::vector<StateTensor> tensors(int64_t position) const;
 
  private:
+  // Some of a tensor's bytes, and where they are: so far behind what `base` is when they are read or written.
+  struct Part {
+    const View* base;
+    int64_t offset;
+    size_t bytes;
+  };
+  StateTensor tensor(size_t layer, std::string name, DType dtype, std::vector<int64_t> shape,
+                     std::vector<Part> parts) const;
   template <typename Visit>
-  void each_part(const PlacedPiece& piece, int64_t begin, size_t size, const Visit& visit) const;
+  static void each_part(const std::vector<Part>& parts, int64_t begin, size_t size, const Visit& visit);
+  void add_parts(std::vector<Part>& parts, int64_t rows, int64_t offset, int64_t row_bytes) const;
   void read(View from, std::span<std::byte> to) const;
   void write(std::span<const std::byte> from, View to) const;
 

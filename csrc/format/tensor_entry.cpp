@@ -11,8 +11,8 @@
 namespace moeflux {
 namespace {
 
-constexpr std::array all_dtypes = {DType::u8,  DType::u32,     DType::bf16, DType::f16,
-                                   DType::f32, DType::f8_e4m3, DType::i32,  DType::i64};
+constexpr std::array all_dtypes = {DType::u8,      DType::u32, DType::bf16, DType::f16, DType::f32,
+                                   DType::f8_e4m3, DType::i32, DType::i64,  DType::i8};
 
 }  // namespace
 

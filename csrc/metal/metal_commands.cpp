@@ -149,12 +149,24 @@ void MetalCommands::append(View x, int64_t x_stride, const Cache& cache, int64_t
     for (int64_t begin = first; begin < first + n; begin = end) {  // as far as blocks lie in one buffer
       while (end < first + n && buffer_of(end) == buffer_of(begin)) end = (end / block_rows + 1) * block_rows;
       end = std::min(end, first + n);
+      const View from = x.at((begin - first) * x_stride);
+      const View to = {buffer_of(begin), 0};
+      if (cache.dtype == DType::i8) {
+        const AppendCodesParams params = {.first = static_cast<uint64_t>(begin),
+                                          .begin = static_cast<uint64_t>(cache.offset),
+                                          .x_stride = static_cast<uint32_t>(x_stride),
+                                          .width = static_cast<uint32_t>(cache.width),
+                                          .dim = static_cast<uint32_t>(cache.head)};
+        dispatch({"elementwise", "append_codes"}, params, {from, rows.table, to},
+                 {static_cast<uint32_t>(cache.scales()), static_cast<uint32_t>(end - begin)});
+        continue;
+      }
       const AppendParams params = {.first = static_cast<uint64_t>(begin),
                                    .begin = static_cast<uint64_t>(cache.offset),
                                    .x_stride = static_cast<uint32_t>(x_stride),
                                    .width = static_cast<uint32_t>(cache.width)};
-      flat({"elementwise", cache.dtype == DType::bf16 ? "append_bf16" : "append_f32"}, params,
-           {x.at((begin - first) * x_stride), rows.table, {buffer_of(begin), 0}}, cache.width, end - begin);
+      flat({"elementwise", cache.dtype == DType::bf16 ? "append_bf16" : "append_f32"}, params, {from, rows.table, to},
+           cache.width, end - begin);
     }
   });
 }

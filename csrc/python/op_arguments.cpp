@@ -15,6 +15,7 @@ constexpr int64_t head_gap = 3;
 constexpr int64_t row_gap = 5;
 constexpr int64_t block_gap = 64;          // bytes before the rows of a kind
 constexpr uint32_t gap_bits = 0x7fc12345;  // a NaN: one that is read spoils the result
+constexpr int64_t scale_bytes = 2;         // behind the codes of a head, in arrays
 
 std::string shape_text(const Shape& shape) {
   std::string text;
@@ -144,7 +145,13 @@ py::array_t<float> OpArguments::numbers(const Heads& heads, int64_t n, bool flat
 }
 
 void OpArguments::check_rows(const char* name, const py::array& array, const Shape& shape) const {
-  check(name, array, {py::dtype::of<float>(), py::dtype::of<uint16_t>()}, shape);
+  Shape stored = shape;
+  const bool codes = array.dtype().equal(py::dtype::of<int8_t>());
+  if (codes && stored.back() >= 0) stored.back() += scale_bytes;
+  check(name, array, {py::dtype::of<float>(), py::dtype::of<uint16_t>(), py::dtype::of<int8_t>()}, stored);
+  if (!codes) return;
+  const int64_t last = array.shape(array.ndim() - 1);
+  require(last > scale_bytes, name, "codes and the 2 bytes of their scale", last);
 }
 
 std::vector<Cache> OpArguments::in_blocks(const std::vector<py::array>& arrays) {
@@ -155,9 +162,11 @@ std::vector<Cache> OpArguments::in_blocks(const std::vector<py::array>& arrays) 
   for (const py::array& array : arrays) {
     Cache& cache = caches.emplace_back();
     cache.offset = bytes + block_gap;
-    cache.dtype = array.itemsize() == 4 ? DType::f32 : DType::bf16;
-    cache.width = rows ? array.size() / rows : 0;
-    bytes = cache.offset + block_rows * cache.width * array.itemsize();
+    cache.dtype = array.itemsize() == 4 ? DType::f32 : array.itemsize() == 2 ? DType::bf16 : DType::i8;
+    const int64_t last = array.shape(array.ndim() - 1);
+    cache.head = cache.dtype == DType::i8 ? last - scale_bytes : last;
+    cache.width = rows && last ? array.size() / rows / last * cache.head : 0;
+    bytes = cache.offset + cache.block_bytes();
   }
   const View even = allocate((count + 1) / 2 * bytes);
   const View odd = allocate(count / 2 * bytes);
@@ -182,10 +191,20 @@ py::array OpArguments::rows_of(const Cache& cache, const py::array& like) const 
 
 template <typename Visit>
 void OpArguments::each_row(const Cache& cache, int64_t rows, const Visit& visit) const {
-  const int64_t size = cache.width * static_cast<int64_t>(dtype_bytes(cache.dtype));
+  if (cache.width == 0) return;
+  const int64_t heads = cache.dtype == DType::i8 ? cache.scales() : 1;
+  const int64_t size = cache.row_bytes() / heads;
+  const int64_t stored = cache.dtype == DType::i8 ? size + scale_bytes : size;
   for (int64_t row = 0; row < rows; ++row) {
-    const View block = cache.blocks[static_cast<size_t>(row / block_rows)];
-    visit(values<std::byte>(block) + cache.offset + row % block_rows * size, row * size, static_cast<size_t>(size));
+    std::byte* block = values<std::byte>(cache.blocks[static_cast<size_t>(row / block_rows)]);
+    const int64_t in_block = row % block_rows;
+    for (int64_t head = 0; head < heads; ++head) {
+      const int64_t at = (row * heads + head) * stored;
+      visit(block + cache.offset + (in_block * heads + head) * size, at, static_cast<size_t>(size));
+      if (stored > size)
+        visit(block + cache.scales_offset() + (head * block_rows + in_block) * scale_bytes, at + size,
+              static_cast<size_t>(scale_bytes));
+    }
   }
 }
 

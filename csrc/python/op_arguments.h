@@ -37,7 +37,8 @@ class OpArguments {
   // The numbers without the gaps: [n, heads, dim], or [n, dim] if `flat`. The gaps must be as they were.
   py::array_t<float> numbers(const Heads& heads, int64_t n, bool flat = false);
 
-  // float32 or uint16 (bf16) rows.
+  // float32, uint16 (bf16) or int8 rows. Of the latter each head is its codes and the two bytes of their bf16 scale, so
+  // the last dimension is longer than it says here.
   void check_rows(const char* name, const py::array& array, const Shape& shape) const;
   // As many rows of each, of one type, that share blocks. The blocks lie in two buffers by turns, the last first.
   std::vector<Cache> in_blocks(const std::vector<py::array>& arrays);
@@ -86,7 +87,7 @@ class OpArguments {
  private:
   View allocate(int64_t bytes);
   View copy(const py::array& array);
-  // visit(row, its first byte in an array of all rows, its bytes).
+  // visit(some bytes of a row, where they are in an array of all rows, how many they are).
   template <typename Visit>
   void each_row(const Cache& cache, int64_t rows, const Visit& visit) const;
   Mirrored mirrored(const View& view) const;

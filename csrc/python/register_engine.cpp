@@ -51,7 +51,8 @@ std::span<float> room_in(const py::array& out, std::vector<py::ssize_t> shape) {
 DType kv_dtype(const std::string& name) {
   if (name == "f32") return DType::f32;
   if (name == "bf16") return DType::bf16;
-  throw ArgumentError(concat("kv_dtype: expected f32 or bf16, found ", name));
+  if (name == "q8") return DType::i8;
+  throw ArgumentError(concat("kv_dtype: expected f32, bf16 or q8, found ", name));
 }
 
 // Ctrl-C is noticed after each chunk of a prefill, or piece of a file, whether or not the caller wants to hear of
@@ -134,7 +135,10 @@ py::tuple likeliest(const Session& session, int64_t k) {
 }
 
 // bf16 has no type in NumPy: its bits are uint16.
-py::dtype numpy_type(DType type) { return type == DType::f32 ? py::dtype::of<float>() : py::dtype::of<uint16_t>(); }
+py::dtype numpy_type(DType type) {
+  if (type == DType::i8) return py::dtype::of<int8_t>();
+  return type == DType::f32 ? py::dtype::of<float>() : py::dtype::of<uint16_t>();
+}
 
 py::list read_state(Session& session) {
   py::list tensors;

@@ -70,8 +70,11 @@ py::object rope(const Ops& ops, const Array& x, const Array& angles, bool interl
 
 py::object append(const Ops& ops, const Array& x, const Array& cache, int64_t first) {
   OpArguments a = ops.arguments("append");
-  a.check_rows("cache", cache, {-1, -1});
-  const Heads rows = a.heads("x", x, {-1, cache.shape(1)});
+  // Codes are [rows, heads, ...], each head with a scale.
+  const bool codes = cache.ndim() == 3;
+  a.check_rows("cache", cache, codes ? Shape{-1, -1, -1} : Shape{-1, -1});
+  a.require(codes == (cache.itemsize() == 1), "cache", "three dimensions for int8 and two for others", cache.ndim());
+  const Heads rows = a.heads("x", x, {-1, codes ? cache.shape(1) * (cache.shape(2) - 2) : cache.shape(1)});
   const int64_t n = x.shape(0);
   a.require(first >= 0 && first <= cache.shape(0) - n, "first", concat("room for ", n, " rows"), first);
   const Cache kept = a.in_blocks({cache}).front();

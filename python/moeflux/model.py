@@ -24,7 +24,7 @@ from moeflux.models.variants import Variant
 from moeflux.progress import Logged
 from moeflux.runtime.logits import Logits
 from moeflux.runtime.look_ahead import LookAheadNotes
-from moeflux.runtime.options import LoadOptions, resolved, whole_number
+from moeflux.runtime.options import LoadOptions, resolved, whole_number, words_of
 from moeflux.runtime.plan import DEFAULT_CONTEXT, LOADED, make_plan, pricing
 from moeflux.runtime.plan_table import ENGINE_PARTS, SESSION_PARTS, Plan
 from moeflux.runtime.recording import Counting, Recording
@@ -148,8 +148,8 @@ class Model:
             max_context = self._plan.context
         if kv_dtype is None:
             kv_dtype = self._plan.kv_dtype if self._plan else "f32"
-        if kv_dtype not in ("f32", "bf16"):
-            raise ArgumentError(f'kv_dtype: expected "f32" or "bf16", found {kv_dtype!r:.40}')
+        if kv_dtype not in words_of("kv_dtype"):
+            raise ArgumentError(f'kv_dtype: expected "f32", "bf16" or "q8", found {kv_dtype!r:.40}')
         rows = whole_number("max_context", max_context, self.variant.max_context) or 0
         with refusals(f"session of {rows or self.variant.max_context} tokens"), pricing(self._plan):
             core = self._engine.session(rows, kv_dtype)
@@ -288,7 +288,8 @@ def load(
                   experts need the memory
     sessions      how many sessions of a whole context the plan has room for. More may be made: all share that room and
                   what the budget has left, and take of it what they use
-    kv_dtype      type of keys and values: "f32", or "bf16" at half the memory
+    kv_dtype      type of keys and values: "f32", "bf16" at half the memory, or "q8" at a quarter: codes of 8 bits with
+                  a scale for each head of a row. LOSSY: the last two; `moeflux eval` measures what they cost
     backend       "cpu", "metal" (Apple silicon), or "auto": what MOEFLUX_BACKEND says, else Metal where it works
     threads       CPU threads that compute; by default one per core
     isa           instruction set of the CPU kernels, one of `moeflux.available_isas()`; by default MOEFLUX_ISA, else

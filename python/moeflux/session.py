@@ -29,6 +29,11 @@ __all__ = ["Session"]
 
 OnProgress = Callable[[int, int], object]
 
+LOSSY_ROWS = {
+    "bf16": "keeps keys and values in bf16, not f32",
+    "q8": "keeps keys and values in codes of 8 bits, not f32",
+}
+
 
 class Session:
     """One timeline. It takes one caller at a time: a second thread gets StateError, and the first one goes on."""
@@ -76,8 +81,8 @@ class Session:
     @property
     def lossy(self) -> tuple[str, ...]:
         """One sentence for each departure from the model as published; usually none."""
-        rounded = ("keeps keys and values in bf16, not f32",) if self.kv_dtype == "bf16" else ()
-        return (*self.model.variant.lossy, *rounded)
+        rounded = LOSSY_ROWS.get(self.kv_dtype)
+        return (*self.model.variant.lossy, rounded) if rounded else self.model.variant.lossy
 
     # ---- Evaluating ---------------------------------------------------------------------------------------------
 

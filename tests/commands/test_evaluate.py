@@ -89,9 +89,10 @@ def test_sixteen_bits_cost_a_thousandth_of_perplexity_at_most(tokens: list[int])
     assert found.divergence.value < 1e-6
 
 
-def test_rounded_keys_and_values_are_named(model: moeflux.Model, tokens: list[int]) -> None:
-    found = evaluate(model, tokens[:101], window=50, reference=model, kv_dtype="bf16")
-    assert found.lossy == ("keeps keys and values in bf16, not f32",) and str(found).count("LOSSY") == 1
+@pytest.mark.parametrize(("kv_dtype", "words"), [("bf16", "bf16"), ("q8", "codes of 8 bits")])
+def test_rounded_keys_and_values_are_named(model: moeflux.Model, tokens: list[int], kv_dtype: str, words: str) -> None:
+    found = evaluate(model, tokens[:101], window=50, reference=model, kv_dtype=kv_dtype)
+    assert found.lossy == (f"keeps keys and values in {words}, not f32",) and str(found).count("LOSSY") == 1
     assert found.divergence is not None and 0 < found.divergence.value < 1e-3
 
 

@@ -165,12 +165,14 @@ def test_settings_change_no_bit(folder: Folder, name: str) -> None:
         assert np.array_equal(run(folder(name), **settings), base), settings
 
 
+@pytest.mark.parametrize("kv_dtype", ["bf16", "q8"])
 @pytest.mark.parametrize("name", NAMES)
-def test_bf16_rows_stay_close(folder: Folder, name: str) -> None:
+def test_rounded_rows_stay_close(folder: Folder, name: str, kv_dtype: str) -> None:
     """Not within the oracle's tolerance: these random models are sharp, and a rounded key can change an expert."""
-    base, narrow = (run(folder(name), kv_dtype=dtype, precision="exact") for dtype in ("f32", "bf16"))
+    base, narrow = (run(folder(name), kv_dtype=dtype, precision="exact") for dtype in ("f32", kv_dtype))
     assert not np.array_equal(base, narrow)
-    assert min(cosine(a, b) for a, b in zip(base, narrow, strict=True)) >= 0.99
+    cosines = [cosine(a, b) for a, b in zip(base, narrow, strict=True)]
+    assert (min(cosines) if kv_dtype == "bf16" else np.median(cosines)) >= 0.99
 
 
 @pytest.mark.parametrize("name", ("qwen3_next", "deepseek_v3"))

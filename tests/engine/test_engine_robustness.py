@@ -162,7 +162,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], type[Error], str]] = [
     ({"context": 1025}, ArgumentError, "context: expected 1 to 1024, found 1025"),
     ({"context": 0}, ArgumentError, "context: expected a whole number"),
     ({"sessions": 0}, ArgumentError, "sessions: expected a whole number"),
-    ({"kv_dtype": "f16"}, ArgumentError, 'kv_dtype: expected one of f32, bf16, found "f16"'),
+    ({"kv_dtype": "f16"}, ArgumentError, 'kv_dtype: expected one of f32, bf16, q8, found "f16"'),
     ({"backend": "cpu", "isa": "sse9"}, ArgumentError, "sse9"),
     ({"backend": "cuda"}, ArgumentError, "backend: expected auto, cpu or metal, found"),
     ({"experts_per_token": 0}, Error, "experts_per_token"),
@@ -183,8 +183,8 @@ def test_bad_settings(folder: Folder, settings: dict[str, Any], error: type[Erro
         ({"max_context": 2.0}, "max_context: expected a whole number"),
         ({"max_context": 1025}, "max_context: expected 1 to 1024, found 1025"),
         ({"max_context": 1 << 80}, "max_context: expected 1 to 1024, found 1208925819614629174706176"),
-        ({"kv_dtype": "f16"}, 'kv_dtype: expected "f32" or "bf16", found'),
-        ({"kv_dtype": 32}, 'kv_dtype: expected "f32" or "bf16", found 32'),
+        ({"kv_dtype": "f16"}, 'kv_dtype: expected "f32", "bf16" or "q8", found'),
+        ({"kv_dtype": 32}, 'kv_dtype: expected "f32", "bf16" or "q8", found 32'),
     ],
 )
 def test_bad_session_settings(model: moeflux.Model, settings: dict[str, Any], message: str) -> None:
@@ -402,7 +402,7 @@ def changed(snapshot: moeflux.Snapshot, **changes: Any) -> moeflux.Snapshot:
     return moeflux.Snapshot(**{name: getattr(snapshot, name) for name in snapshot.__dataclass_fields__} | changes)
 
 
-@pytest.mark.parametrize("kv_dtype", ("f32", "bf16"))
+@pytest.mark.parametrize("kv_dtype", ("f32", "bf16", "q8"))
 def test_a_state_that_does_not_fit_changes_nothing(model: moeflux.Model, kv_dtype: str) -> None:
     session = model.session(max_context=30, kv_dtype=kv_dtype)
     session.prefill(PROMPT)
@@ -414,16 +414,17 @@ def test_a_state_that_does_not_fit_changes_nothing(model: moeflux.Model, kv_dtyp
     key = next(key for key in tensors if key[1] == "k")
     fixed = next(key for key in tensors if key[1] == "recurrent")
     rows = tensors[key]
+    kind = "int8" if kv_dtype == "q8" else "float32 or uint16"
     bad: list[tuple[moeflux.Snapshot, str]] = [
         (changed(snapshot, tensors={k: v for k, v in tensors.items() if k != key}), "another set"),
         (changed(snapshot, tensors=tensors | {(9, "k"): rows}), "another set"),
-        (changed(snapshot, tensors=tensors | {key: rows[:-1]}), "expected float32 or uint16 (20, 2, 64), found"),
-        (changed(snapshot, tensors=tensors | {key: rows.reshape(-1)}), "expected float32 or uint16 (20, 2, 64), found"),
+        (changed(snapshot, tensors=tensors | {key: rows[:-1]}), f"expected {kind} (20, 2, 64), found"),
+        (changed(snapshot, tensors=tensors | {key: rows.reshape(-1)}), f"expected {kind} (20, 2, 64), found"),
         (changed(snapshot, tensors=tensors | {key: rows.astype(np.float64)}), "found float64"),
         (changed(snapshot, tensors=tensors | {fixed: tensors[fixed].astype(np.float16)}), "expected float32"),
         (changed(snapshot, tensors=tensors | {fixed: tensors[fixed].astype(np.uint16)}), "expected float32"),
         (changed(snapshot, tensors=tensors | {fixed: tensors[fixed].astype(">f4")}), "expected float32"),
-        (changed(snapshot, position=19), "expected float32 or uint16 (19, 2, 64)"),
+        (changed(snapshot, position=19), f"expected {kind} (19, 2, 64)"),
         (changed(snapshot, position=31), "expected at most 30 tokens (max_context), found 31"),
         (changed(snapshot, position=-1), "expected a position from 0 on, found -1"),
         (changed(snapshot, tokens=snapshot.tokens[:-1]), "expected 20 tokens, one a position, found 19"),

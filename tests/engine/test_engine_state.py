@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 import moeflux
 from golden import checkpoints
-from moeflux import ArgumentError, FormatError, StateError
+from moeflux import ArgumentError, FormatError, StateError, oracle
 from moeflux.conversion.convert import convert
 from moeflux.runtime.snapshot import Snapshot
 from support.engine import tokens
@@ -39,7 +40,7 @@ PROMPT, TAIL = tokens(20, vocab=256), tokens(6, vocab=256, seed=9)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kv_dtype", ("f32", "bf16"))
+@pytest.mark.parametrize("kv_dtype", ("f32", "bf16", "q8"))
 def test_checkpoint_rewind_replay(models: dict[str, moeflux.Model], name: str, kv_dtype: str) -> None:
     session = models[name].session(kv_dtype=kv_dtype)
     session.prefill(PROMPT)
@@ -52,7 +53,7 @@ def test_checkpoint_rewind_replay(models: dict[str, moeflux.Model], name: str, k
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kv_dtype", ("f32", "bf16"))
+@pytest.mark.parametrize("kv_dtype", ("f32", "bf16", "q8"))
 def test_snapshot_restore_continue(models: dict[str, moeflux.Model], tmp_path: Path, name: str, kv_dtype: str) -> None:
     session = models[name].session(kv_dtype=kv_dtype)
     session.prefill(PROMPT)
@@ -217,6 +218,54 @@ def test_restoring_an_f32_snapshot_into_bf16_rows_rounds_them(models: dict[str, 
     stored = narrow.snapshot().tensors[key].astype(np.uint32) << 16
     rounded = stored.view(np.float32)
     assert np.abs(rounded - wide.snapshot().tensors[key]).max() <= np.abs(rounded).max() / 256
+
+
+def test_restoring_into_codes_and_out_of_them_rounds_once(models: dict[str, moeflux.Model]) -> None:
+    for name, key in (("qwen3_moe", (0, "k")), ("deepseek_v3", (0, "latent"))):
+        model = models[name]
+        wide = model.session()
+        wide.prefill(PROMPT)
+        coded, back, again = (model.session(kv_dtype=kv_dtype) for kv_dtype in ("q8", "f32", "q8"))
+        coded.restore(wide.snapshot())
+        taken = coded.snapshot()
+        exact = wide.snapshot().tensors[key]
+        heads = exact.reshape(len(exact), -1, exact.shape[-1])
+        codes, scales = oracle.quantize_rows(heads)
+        assert np.array_equal(taken.tensors[key].reshape(codes.shape), codes)
+        assert np.array_equal(taken.tensors[key[0], key[1] + "_scale"], scales.T)
+        back.restore(taken)
+        assert np.array_equal(back.snapshot().tensors[key].reshape(codes.shape), oracle.rows_of_codes(codes, scales))
+        again.restore(back.snapshot())
+        assert np.array_equal(steps(again, TAIL), steps(coded, TAIL))
+
+
+def test_codes_are_saved_as_such(models: dict[str, moeflux.Model], tmp_path: Path) -> None:
+    """In a second version of the file, which has nothing else that is new."""
+    session = models["qwen3_5_moe"].session(kv_dtype="q8")
+    session.prefill(PROMPT)
+    snapshot = session.snapshot()
+    snapshot.save(tmp_path / "good")
+    with pytest.raises(ArgumentError, match=r"3, k: expected float32 or uint16 \(20, 2, 64\), found int8"):
+        session.restore(
+            dataclasses.replace(
+                snapshot, tensors={key: array for key, array in snapshot.tensors.items() if key != (3, "k_scale")}
+            )
+        )
+    scales = snapshot.tensors[3, "k_scale"]
+    with pytest.raises(ArgumentError, match=r"layer 3, k_scale: expected uint16 \(2, 20\), found uint16 \(20, 2\)"):
+        session.restore(dataclasses.replace(snapshot, tensors=snapshot.tensors | {(3, "k_scale"): scales.T}))
+    good = (tmp_path / "good").read_bytes()
+    for data, message in [
+        (
+            good.replace(b'"version":"2"', b'"version":"1"'),
+            r'tensor "layers\.3\.k": expected F32 or BF16 \(20.*found I8',
+        ),
+        (good.replace(b'"version":"2"', b'"version":"3"'), "version: expected '1', found '3'"),
+        (good.replace(b"layers.3.k_scale", b"layers.3.k_scalf"), r"k_scale\" is missing"),
+    ]:
+        (tmp_path / "damaged").write_bytes(data)
+        with pytest.raises(FormatError, match=message):
+            session.restore(tmp_path / "damaged")
 
 
 def test_snapshots_are_plain_values(models: dict[str, moeflux.Model]) -> None:

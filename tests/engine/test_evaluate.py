@@ -94,12 +94,13 @@ def test_company_changes_no_bit(folder: Folder, alone: Expect, on_metal: bool, n
     holds()
 
 
+@pytest.mark.parametrize("kv_dtype", ["bf16", "q8"])
 @pytest.mark.parametrize("isa", isas())
-def test_with_every_instruction_set(folder: Folder, isa: str) -> None:
+def test_with_every_instruction_set(folder: Folder, isa: str, kv_dtype: str) -> None:
     for precision in ("auto", "exact"):
         model = moeflux.load(folder("qwen3_5_moe"), isa=isa, precision=precision, threads=2)
-        expected = [model.session(kv_dtype="bf16").prefill(ids[:40], logits="all") for ids in STREAMS]
-        company = Company(model, expected, kv_dtype="bf16")
+        expected = [model.session(kv_dtype=kv_dtype).prefill(ids[:40], logits="all") for ids in STREAMS]
+        company = Company(model, expected, kv_dtype=kv_dtype)
         company.go({0: 30, 3: 1, 4: 2}, "last")
         for _ in range(3):
             company.go({4: 1, 3: 1, 2: 1, 1: 1, 0: 1}, "last")

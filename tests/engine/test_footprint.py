@@ -32,7 +32,9 @@ def said(path: Path, **options: object) -> _core.Footprint:
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-@pytest.mark.parametrize(("slots", "chunk", "kv_dtype", "depth"), [(None, None, "f32", 2), (8, 16, "bf16", 3)])
+@pytest.mark.parametrize(
+    ("slots", "chunk", "kv_dtype", "depth"), [(None, None, "f32", 2), (8, 16, "bf16", 3), (8, 16, "q8", 2)]
+)
 def test_said_and_held(
     folder: Folder, name: str, slots: int | None, chunk: int | None, kv_dtype: str, depth: int
 ) -> None:

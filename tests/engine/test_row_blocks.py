@@ -79,7 +79,7 @@ def block_bytes(folder: Folder, name: str, kv_dtype: str = "f32") -> int:
 
 
 @pytest.mark.parametrize("apart", (False, True))
-@pytest.mark.parametrize("kv_dtype", ("f32", "bf16"))
+@pytest.mark.parametrize("kv_dtype", ("f32", "bf16", "q8"))
 @pytest.mark.parametrize("name", NAMES)
 def test_borders_of_blocks_change_no_bit(folder: Folder, name: str, kv_dtype: str, apart: bool) -> None:
     whole = load_faulty(folder(name), chunk=512, threads=2).session(kv_dtype=kv_dtype)
@@ -105,9 +105,11 @@ def test_memory_is_taken_as_positions_are_used(folder: Folder, by_the_block: dic
     assert session.position == 557
     session.prefill(TEXT[:300], lambda done, total: False)
     assert (session.position, engine.memory.rows) == (557 + 128, 3 * bytes)
-    narrow = model.session(kv_dtype="bf16")
-    narrow.prefill(TEXT[:300])
-    assert engine.memory.rows == 3 * bytes + 2 * block_bytes(folder, "qwen3_moe", "bf16")
+    for kv_dtype in ("bf16", "q8"):
+        narrow = model.session(kv_dtype=kv_dtype)
+        narrow.prefill(TEXT[:300])
+        assert engine.memory.rows == 3 * bytes + 2 * block_bytes(folder, "qwen3_moe", kv_dtype)
+        narrow.close()
     narrow.close()
     for position, blocks in ((512, 2), (257, 2), (256, 1), (1, 1), (0, 0)):
         session.rewind(position)

@@ -33,7 +33,7 @@ def session_of(model: moeflux.Model, **options: Any) -> moeflux.Session:
     return session
 
 
-@pytest.mark.parametrize("kv_dtype", ("f32", "bf16"))
+@pytest.mark.parametrize("kv_dtype", ("f32", "bf16", "q8"))
 @pytest.mark.parametrize(("format", "name"), FORMATS)
 def test_the_bytes_are_those_of_the_file(
     models: dict[str, moeflux.Model], tmp_path: Path, format: str, name: str, kv_dtype: str

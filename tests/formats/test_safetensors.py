@@ -52,7 +52,7 @@ def test_reads_a_good_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "size"),
-    [("U8", 1), ("U32", 4), ("BF16", 2), ("F16", 2), ("F32", 4), ("F8_E4M3", 1), ("I32", 4), ("I64", 8)],
+    [("U8", 1), ("U32", 4), ("BF16", 2), ("F16", 2), ("F32", 4), ("F8_E4M3", 1), ("I32", 4), ("I64", 8), ("I8", 1)],
 )
 def test_dtypes(tmp_path: Path, dtype: str, size: int) -> None:
     path = write(tmp_path / "a.safetensors", {"x": entry(dtype, [3], 0, 3 * size)}, 3 * size)

@@ -18,7 +18,7 @@ Array = np.ndarray
 metal = MetalOps()
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "q8"])
 @pytest.mark.parametrize(
     ("n", "first", "heads", "kv_heads", "dim"),
     [
@@ -36,7 +36,7 @@ def test_attention(n: int, first: int, heads: int, kv_heads: int, dim: int, dtyp
     check_attention(metal, n, first, heads, kv_heads, dim, dtype)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "q8"])
 @pytest.mark.parametrize(
     ("n", "first", "heads", "rank", "rope"), [(1, 300, 5, 64, 16), (3, 20, 2, 512, 64), (6, 0, 3, 40, 7)]
 )

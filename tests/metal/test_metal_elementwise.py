@@ -9,7 +9,7 @@ from moeflux.oracle import ops as oracle
 from moeflux.stores.floats import bf16_bits
 from support.metal import needs_device
 from support.metal_ops import MetalOps, rms_norm_in_place
-from support.op_checks import check_combine, wide
+from support.op_checks import as_codes, check_combine, wide
 from support.ops import numbers
 from support.tolerances import assert_close
 
@@ -90,3 +90,15 @@ def test_append(width: int) -> None:
     expected[2:5] = x
     assert np.array_equal(metal.append(x, kept, 2), expected)
     assert np.array_equal(metal.append(x, bf16_bits(kept), 2), bf16_bits(expected))
+
+
+@pytest.mark.parametrize("dim", [1, 31, 32, 33, 128, 257])
+def test_append_makes_codes_as_the_oracle_does(dim: int) -> None:
+    rng = np.random.default_rng(dim)
+    x = numbers(rng, 9, 3, dim) * np.float32(10) ** rng.uniform(-20, 20, (9, 3, 1)).astype(np.float32)
+    x[1], x[2, 0], x[2, 1, 0], x[3, 0, 0], x[4, 0] = 0, 126 * 2.0**-100, 127 * 2.0**-100, np.nan, 127.0
+    x[3, 1, 0], x[4, 0, -1] = -np.inf, 0.5
+    kept = rng.integers(-128, 128, (300, 3, dim + 2), np.int8)
+    found = metal.append(x.reshape(9, -1), kept, 250)
+    assert np.array_equal(found[250:259], as_codes(x))
+    assert np.array_equal(np.delete(found, slice(250, 259), 0), np.delete(kept, slice(250, 259), 0))

@@ -210,7 +210,7 @@ def test_long_batches_depart_in_parts(store: Stores, name: str) -> None:
         gpu.install()
 
 
-@pytest.mark.parametrize("kv_dtype", ("f32", "bf16"))
+@pytest.mark.parametrize("kv_dtype", ("f32", "bf16", "q8"))
 @pytest.mark.parametrize("name", NAMES)
 def test_going_back_and_going_on(store: Stores, tmp_path: Path, name: str, kv_dtype: str) -> None:
     model = load(store(name))

@@ -177,6 +177,8 @@ void check_elementwise(int64_t width) {
   const float* angles = numbers(width);
   float* found[8][2];
   uint16_t* narrow[2];
+  int8_t* codes[2];
+  uint16_t scales[2];
   for (int side = 0; side < 2; ++side) {
     const ElementwiseKernels& kernels = both[side]->elementwise;
     for (auto& each : found) each[side] = copy(x, width);
@@ -190,21 +192,26 @@ void check_elementwise(int64_t width) {
     kernels.rope(found[6][side], angles, width / 4, false);
     kernels.rope(found[7][side], angles, width / 4, true);
     kernels.to_bf16(x, narrow[side], width);
+    codes[side] = room<int8_t>(width);
+    scales[side] = kernels.to_codes(x, codes[side], width);
   }
   const char* names[] = {"rms_norm",     "gated_rms_norm", "swiglu", "sigmoid_gate",
                          "residual_add", "combine",        "rope",   "rope"};
   for (int i = 0; i < 8; ++i) near(names[i], {found[i][0], found[i][1]}, width);
   equal("to_bf16", {narrow[0], narrow[1]}, width);
+  equal("to_codes", {codes[0], codes[1]}, width);
+  equal("the scale of codes", {&scales[0], &scales[1]}, 1);
 }
 
 // ---- Attention -----------------------------------------------------------------------------------------------------
 
 void check_attention(int64_t rows, int64_t first, int64_t heads, int64_t kv_heads, int64_t dim, int64_t pe_dim,
-                     bool bf16) {
+                     Rows kind) {
   const int64_t count = (first + rows + cached_block - 1) / cached_block;
   const int64_t keys = cached_block * kv_heads * dim;
   const int64_t pe_keys = cached_block * pe_dim;
-  const int64_t element = bf16 ? 2 : 4;
+  const int64_t element = kind == Rows::f32 ? 4 : kind == Rows::bf16 ? 2 : 1;
+  const int64_t scales = kind == Rows::codes ? kv_heads * cached_block * 2 : 0;  // bytes
   AttentionTask task;
   task.q = numbers(rows * heads * dim);
   task.q_row_stride = heads * dim;
@@ -214,21 +221,25 @@ void check_attention(int64_t rows, int64_t first, int64_t heads, int64_t kv_head
   task.q_pe_head_stride = pe_dim;
   const std::byte** blocks = room<const std::byte*>(count);
   for (int64_t i = 0; i < count; ++i) {
-    const void* block = bf16 ? static_cast<void*>(bf16_numbers(2 * keys + pe_keys)) : numbers(2 * keys + pe_keys);
+    // Where there are codes, everything is pairs of them or a scale.
+    const int64_t count_of_pairs = (2 * (keys + scales) + pe_keys) / 2 + cached_block;
+    const void* block = kind == Rows::f32    ? static_cast<void*>(numbers(2 * keys + pe_keys))
+                        : kind == Rows::bf16 ? bf16_numbers(2 * keys + pe_keys)
+                                             : bf16_numbers(count_of_pairs);
     blocks[i] = static_cast<const std::byte*>(block);
   }
   task.blocks = blocks;
   task.k_offset = 0;
-  task.v_offset = keys * element;
-  task.pe_offset = 2 * keys * element;
-  task.bf16 = bf16;
+  task.v_offset = keys * element + scales;
+  task.pe_offset = 2 * task.v_offset;
+  task.kind = kind;
   task.rows = rows;
   task.heads = heads;
   task.kv_heads = kv_heads;
   task.dim = dim;
   task.pe_dim = pe_dim;
   task.first_position = first;
-  task.scale = 0.3f;
+  task.scale = kind == Rows::codes ? 0.3f / 127 : 0.3f;
   float* out[2];
   for (int side = 0; side < 2; ++side) {
     const AttentionKernels& kernels = both[side]->attention;
@@ -370,13 +381,13 @@ void check_top_k(int64_t count, int64_t k, bool with_nan) {
 void check_all() {
   check_matrices();
   for (int64_t width : {4, 36, 100, 256}) check_elementwise(width);
-  for (bool bf16 : {false, true}) {
+  for (const Rows kind : {Rows::f32, Rows::bf16, Rows::codes}) {
     for (int64_t rows : {1, 3, 17}) {
-      check_attention(rows, 70, 6, 2, 40, 0, bf16);
-      check_attention(rows, 1, 16, 2, 128, 0, bf16);
-      check_attention(rows, 9, 5, 1, 64, 12, bf16);
+      check_attention(rows, 70, 6, 2, 40, 0, kind);
+      check_attention(rows, 1, 16, 2, 128, 0, kind);
+      check_attention(rows, 9, 5, 1, 64, 12, kind);
     }
-    check_attention(2, 1500, 4, 2, 36, 0, bf16);
+    check_attention(2, 1500, 4, 2, 36, 0, kind);
   }
   for (int64_t rows : {1, 2, 9})
     for (int64_t taps : {2, 4, 5}) check_conv1d(rows, 303, taps);

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moeflux import ArgumentError
+from moeflux import ArgumentError, oracle
 from moeflux.ops import Ops, isas
 from moeflux.stores.floats import bf16_bits
-from support.op_checks import cached, check_attention, check_latent_attention
+from support.op_checks import as_codes, cached, check_attention, check_latent_attention
 
 Array = np.ndarray
-CACHES = ("f32", "bf16")
+CACHES = ("f32", "bf16", "q8")
 
 
 @pytest.fixture(params=isas())
@@ -55,6 +55,7 @@ def test_long_contexts(kernels: Ops, n: int, dtype: str) -> None:
 def test_spans_that_early_rows_do_not_see(kernels: Ops) -> None:
     check_attention(kernels, 600, 0, heads=1, kv_heads=1, dim=32, dtype="f32")
     check_attention(kernels, 70, 480, heads=2, kv_heads=1, dim=36, dtype="bf16")
+    check_attention(kernels, 70, 480, heads=2, kv_heads=1, dim=36, dtype="q8")
     check_attention(kernels, 140, 8100, heads=40, kv_heads=1, dim=4, dtype="bf16")
 
 
@@ -78,6 +79,12 @@ def test_latent_attention_over_a_long_context(kernels: Ops, dtype: str) -> None:
 def test_scores_of_any_size(kernels: Ops, first: int) -> None:
     """Thousands apart: the softmax takes one row, and nothing overflows."""
     check_attention(kernels, 5, first, heads=4, kv_heads=2, dim=32, dtype="bf16", scale=300.0)
+    # Here two rows share the weight, and each rounding of a score shows in it.
+    rng = np.random.default_rng(first)
+    q = rng.standard_normal((5, 4, 32), dtype=np.float32)
+    (k, wide_k), (v, wide_v) = (cached(rng, (first + 5, 2, 32), "q8") for _ in range(2))
+    expected = oracle.attention(q.astype(np.float64), wide_k, wide_v, 300.0)
+    assert np.abs(kernels.attention(q, k, v, 300.0) - expected).max() < 1e-3
 
 
 @pytest.mark.parametrize("dtype", CACHES)
@@ -88,23 +95,29 @@ def test_nothing_comes_from_rows_behind(kernels: Ops, first: int, dtype: str) ->
     q = rng.standard_normal((20, 6, 32), dtype=np.float32)
     k, v = (cached(rng, (first + 20, 2, 32), dtype)[0] for _ in range(2))
     whole = kernels.attention(q, k, v, 0.2)
-    nan = np.nan if dtype == "f32" else bf16_bits(np.float32([np.nan]))[0]
-    k[first + 7], v[first + 7] = nan, nan
+    nan = np.full((2, 32), np.nan, np.float32)
+    k[first + 7] = v[first + 7] = {"f32": lambda row: row, "bf16": bf16_bits, "q8": as_codes}[dtype](nan)
     spoilt = kernels.attention(q, k, v, 0.2)
     assert np.array_equal(spoilt[:7], whole[:7])
     assert np.isnan(spoilt[7:]).all()
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "q8"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_rows_that_nothing_sees_may_hold_anything(kernels: Ops, value: float) -> None:
+def test_rows_that_nothing_sees_may_hold_anything(kernels: Ops, value: float, dtype: str) -> None:
     """As memory of a cache does that was never written: rows of another call, taken as this one's."""
     rng = np.random.default_rng(5)
     q = rng.standard_normal((40, 16, 64), dtype=np.float32)
-    k, v = (cached(rng, (340, 2, 64), "bf16")[0] for _ in range(2))
+    k, v = (cached(rng, (340, 2, 64), dtype)[0] for _ in range(2))
+    bits = bf16_bits(np.float32([value]))
     whole = kernels.attention(q, k, v, 0.2)
     for seen in (1, 31, 32, 33):
         spoilt_k, spoilt_v = k.copy(), v.copy()
-        spoilt_k[300 + seen :], spoilt_v[300 + seen :] = (bf16_bits(np.float32([value]))[0],) * 2
+        if dtype == "bf16":
+            spoilt_k[300 + seen :], spoilt_v[300 + seen :] = bits[0], bits[0]
+        else:  # codes may be any bytes, scales are what they are
+            for rows in (spoilt_k[300 + seen :], spoilt_v[300 + seen :]):
+                rows[..., :64], rows[..., 64:] = -128, bits.view(np.int8)
         spoilt = kernels.attention(q, spoilt_k, spoilt_v, 0.2)
         assert np.array_equal(spoilt[:seen], whole[:seen])
 
@@ -118,7 +131,7 @@ def test_exact_attention_is_that_of_f32(dtype: str) -> None:
         pytest.skip("this machine has no tiles")
     exact = Ops(isa="amx", exact=True).attention(q, k, v, 0.2)
     assert np.array_equal(exact, Ops(isa="avx512").attention(q, k, v, 0.2))
-    assert np.array_equal(exact, Ops(isa="amx").attention(q, k, v, 0.2)) == (dtype == "f32")
+    assert np.array_equal(exact, Ops(isa="amx").attention(q, k, v, 0.2)) == (dtype != "bf16")
 
 
 # ---- At the edge ------------------------------------------------------------------------------------------------
@@ -162,19 +175,21 @@ def test_empty_and_inconsistent_shapes_are_refused(op: str, shapes: dict[str, tu
 # ---- The same bits ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "q8"])
 @pytest.mark.parametrize(("dim", "rope"), [(40, 8), (64, 32)])
 @pytest.mark.parametrize(("n", "first"), [(1, 5000), (17, 700), (64, 0)])
-def test_any_number_of_threads_gives_the_same_bits(n: int, first: int, dim: int, rope: int) -> None:
+def test_any_number_of_threads_gives_the_same_bits(n: int, first: int, dim: int, rope: int, dtype: str) -> None:
     rng = np.random.default_rng(n)
     q = rng.standard_normal((n, 8, dim), dtype=np.float32)
-    k, v = (bf16_bits(rng.standard_normal((first + n, 2, dim), dtype=np.float32)) for _ in range(2))
+    k, v = (cached(rng, (first + n, 2, dim), dtype)[0] for _ in range(2))
+    k_pe, _ = cached(rng, (first + n, rope), dtype)
     q_pe = rng.standard_normal((n, 8, rope), dtype=np.float32)
     for isa in isas():
         results = set()
         for threads in (1, 2, 3, 2):
             kernels = Ops(isa=isa, threads=threads)
             plain = kernels.attention(q, k, v, 0.2)
-            latent = kernels.mla_attention(q, q_pe, np.ascontiguousarray(k[:, 0]), v[:, 0, :rope].copy(), 0.2)
+            latent = kernels.mla_attention(q, q_pe, np.ascontiguousarray(k[:, 0]), k_pe, 0.2)
             results.add(plain.tobytes() + latent.tobytes())
         assert len(results) == 1, isa
 

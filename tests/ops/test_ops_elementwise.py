@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from moeflux import ArgumentError, DeviceError, _core
+from moeflux import oracle as oracle_package
 from moeflux.ops import Ops, isas
 from moeflux.oracle import ops as oracle
 from moeflux.stores.floats import bf16_bits
-from support.op_checks import check_combine, wide
+from support.op_checks import as_codes, check_combine, wide
 from support.ops import isa, numbers, ops_of, run
 from support.tolerances import BF16_ROUNDING, assert_close
 
@@ -129,6 +130,55 @@ def test_append_rounds_ties_to_even_and_keeps_nan(run: Ops) -> None:
         found = run.append(x, np.zeros_like(x, np.uint16), 0)[0][:9]
         assert found[:7].tolist() == [0x3F80, 0x3F82, 0x3F81, 0x7F80, 0x7F80, 0xFF80, 0x8000]
         assert np.isnan((found[7:].astype(np.uint32) << 16).view(np.float32)).all()
+
+
+CODED = (1, 2, 15, 16, 17, 31, 33, 128, 257)
+
+
+@pytest.mark.parametrize("dim", CODED)
+@pytest.mark.parametrize("heads", [1, 3])
+def test_append_makes_codes_as_the_oracle_does(run: Ops, heads: int, dim: int) -> None:
+    """Bit for bit: every rounding is part of the format."""
+    rng = np.random.default_rng([heads, dim])
+    x = numbers(rng, 300, heads, dim) * np.float32(10) ** rng.uniform(-20, 20, (300, heads, 1)).astype(np.float32)
+    kept = rng.integers(-128, 128, (600, heads, dim + 2), np.int8)
+    found = run.append(x.reshape(300, -1), kept, 150)
+    assert np.array_equal(found[150:450], as_codes(x))
+    assert np.array_equal(np.delete(found, slice(150, 450), 0), np.delete(kept, slice(150, 450), 0))
+
+
+EDGES = {
+    "zeros": [0.0, -0.0, 0.0],
+    "ties to even": [127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5],
+    "a scale in the middle of two": [127 * (1 + 2.0**-8), 1.0],
+    "a scale below one in the middle": [127 * (1 - 2.0**-9), 126.0],
+    "of one size": [3.0, -3.0, 3.0],
+    "too small": [127 * 2.0**-100 * (1 - 2.0**-7), 2.0**-149],
+    "just large enough": [127 * 2.0**-100, -(2.0**-101), 2.0**-140],
+    "large enough when rounded": [127 * 2.0**-100 * (1 - 2.0**-10), 2.0**-101],
+    "all subnormal": [2.0**-130, -(2.0**-149)],
+    "large": [3.4e38, -3.4e38, 1e38],
+    "NaN": [1.0, np.nan, 2.0],
+    "infinite": [1.0, -np.inf, 2.0],
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_codes_at_the_edges(run: Ops, name: str) -> None:
+    for repeat in (1, 6, 7):  # alone, within whole vectors, and behind them
+        x = np.tile(np.float32(EDGES[name]), repeat)[None]
+        found = run.append(x, np.zeros((1, 1, x.shape[1] + 2), np.int8), 0)
+        assert np.array_equal(found, as_codes(x[:, None]))
+        codes, scale = found[0, 0, :-2], oracle_package.bf16_to_float(found[0, 0, -2:].view(np.uint16))[0]
+        if not np.isfinite(x).all():
+            assert np.isnan(scale) and not codes.any()
+        elif np.abs(x).max() < 127 * 2.0**-100 * (1 - 2.0**-9):
+            assert scale == 0 and not codes.any()
+        else:
+            assert np.abs(codes).max() == 127
+            assert (np.abs(codes * np.float64(scale) - x) <= 0.5 * np.float64(scale) * (1 + 2.0**-22)).all()
+            again = (codes * scale)[None]
+            assert np.array_equal(run.append(again, np.zeros_like(found), 0), found)  # what they stand for is exact
 
 
 # ---- The same thing twice -------------------------------------------------------------------------------------------

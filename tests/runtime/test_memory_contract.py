@@ -99,6 +99,7 @@ def test_the_peak_is_within_the_plan(folder: Folder, name: str, budget: str) -> 
     "options",
     [
         {"sessions": 3, "kv_dtype": "bf16", "context": 100},
+        {"sessions": 2, "kv_dtype": "q8", "context": 300},
         {"cache": "lfu", "verify_reads": True, "readers": 16, "context": 100},
         {"reads": "buffered", "threads": 1, "chunk": 60, "context": 150},
     ],

@@ -41,7 +41,7 @@ def load(session: moeflux.Session, path: Path, ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("part", [1 << 20, 192, 68])
-@pytest.mark.parametrize("kv_dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "q8"])
 def test_it_is_the_file_of_a_snapshot(
     model: moeflux.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_dtype: str, part: int
 ) -> None:

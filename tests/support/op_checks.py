@@ -120,11 +120,19 @@ def widened(bits: Array) -> Array:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
+def as_codes(rows: Array) -> Array:
+    """As ops take them: each head is its codes and the two bytes of their scale."""
+    codes, scales = oracle.quantize_rows(rows)
+    return np.concatenate([codes, scales[..., None].view(np.int8)], axis=-1)
+
+
 def cached(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> tuple[Array, Array]:
     """Rows as a cache holds them, and what they are."""
     rows = rng.standard_normal(shape, dtype=np.float32)
     if dtype == "f32":
         return rows, rows.astype(np.float64)
+    if dtype == "q8":
+        return as_codes(rows), oracle.rows_of_codes(*oracle.quantize_rows(rows)).astype(np.float64)
     bits = bf16_bits(rows)
     return bits, widened(bits).astype(np.float64)
 

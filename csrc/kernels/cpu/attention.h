@@ -13,6 +13,8 @@ namespace moeflux::cpu {
 
 constexpr int64_t cached_block = 256;
 
+enum class Rows { f32, bf16, codes };
+
 struct AttentionTask {
   const float* q = nullptr;  // row i, head j at q + i * q_row_stride + j * q_head_stride: `dim` numbers
   int64_t q_row_stride = 0;
@@ -22,12 +24,13 @@ struct AttentionTask {
   int64_t q_pe_head_stride = 0;
 
   // Cached rows lie in blocks of cached_block. Of each kind those of a block stand together, so many bytes behind its
-  // first: keys and values [kv_heads, dim], f32 or bf16. Latent attention: the latents, both times, and kv_heads = 1.
+  // first: keys and values [kv_heads, dim], f32, bf16 or codes of 8 bits. Latent attention: the latents, both times,
+  // and kv_heads = 1. Behind the codes of a block are their scales, bf16 [kv_heads, cached_block].
   const std::byte* const* blocks = nullptr;
   int64_t k_offset = 0;
   int64_t v_offset = 0;
   int64_t pe_offset = 0;  // [pe_dim], shared by every head; adds q_pe . k_pe to each score
-  bool bf16 = false;
+  Rows kind = Rows::f32;
 
   int64_t rows = 0;   // row i attends to cache rows 0 ... first_position + i
   int64_t heads = 0;  // a multiple of kv_heads; consecutive ones share a key head
@@ -52,8 +55,9 @@ constexpr int64_t max_tiled_channels = max_tiled_dim + 64;
 constexpr int64_t least_tiled_heads = 3;  // that share a key head
 
 [[gnu::always_inline]] constexpr bool fits_tiles(const AttentionTask& task) {
-  return task.bf16 && task.dim % tile_step == 0 && task.dim <= max_tiled_dim && task.pe_dim % tile_step == 0 &&
-         task.dim + task.pe_dim <= max_tiled_channels && task.heads >= least_tiled_heads * task.kv_heads;
+  return task.kind == Rows::bf16 && task.dim % tile_step == 0 && task.dim <= max_tiled_dim &&
+         task.pe_dim % tile_step == 0 && task.dim + task.pe_dim <= max_tiled_channels &&
+         task.heads >= least_tiled_heads * task.kv_heads;
 }
 
 struct AttentionKernels {

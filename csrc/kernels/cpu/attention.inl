@@ -1,5 +1,8 @@
 // Attention in f32 over blocks of cached rows, with the running maximum and sum of an online softmax.
 //
+// Codes are multiplied as they are: the scale of a key multiplies the score that they gave, and the scale of a value
+// the weight that is given to them.
+//
 // Queries go through a block together, in tiles of a few, so that each key and value is loaded once per tile. A tile
 // computes only scores that all its queries may see. The rest is done query by query.
 //
@@ -51,6 +54,49 @@ MOEFLUX_COLD void add_rest(const float* const* q, const Element* k, int64_t stri
         scores[i * keys + j] += q[i][c] * widen(k[j * stride + c]) * scale;
 }
 
+// The scales of one key head's codes, in the block that was entered.
+struct RowScales {
+  const std::byte* const* blocks;
+  int64_t offset;
+  const uint16_t* first = nullptr;  // bf16
+
+  void enter(int64_t block) { first = reinterpret_cast<const uint16_t*>(blocks[block] + offset); }
+};
+
+static RowScales row_scales(const AttentionTask& task, int64_t offset, int64_t head, int64_t width) {
+  return {task.blocks, offset + cached_block * width + head * cached_block * 2};
+}
+
+// What codes need besides. The positional part has scales of its own, and so scores of its own.
+struct CodeScales {
+  RowScales k;
+  RowScales k_pe;
+  RowScales v;
+  float pe_scores[unit_queries * key_block];
+
+  void enter(int64_t block) {
+    k.enter(block);
+    k_pe.enter(block);
+    v.enter(block);
+  }
+};
+
+struct NoScales {
+  void enter(int64_t) {}
+};
+
+template <typename Element>
+struct ScalesOf {
+  static constexpr bool are_there = false;
+  using Type = NoScales;
+};
+
+template <>
+struct ScalesOf<int8_t> {
+  static constexpr bool are_there = true;
+  using Type = CodeScales;
+};
+
 // A block of queries at a span.
 template <typename Element>
 struct AttentionUnit {
@@ -73,11 +119,34 @@ struct AttentionUnit {
   int64_t keys[unit_queries];   // that a query sees
   SpanEnds ends[unit_queries];  // so far
   float scores[unit_queries * key_block];
+  typename ScalesOf<Element>::Type scales;
 };
+
+// Scores of a tile's queries at `keys` rows of codes, of one part and without its scales.
+template <int64_t queries, int64_t keys>
+MOEFLUX_INLINE void score_codes(const float* const* q, const CachedRows<int8_t>& k, int64_t row, float scale,
+                                float* scores) {
+  constexpr int64_t count = queries * keys < lanes ? lanes : queries * keys;
+  Floats products[count] = {};
+  add_products<queries, keys>(q, k.row(row), k.stride, k.dim, products);
+  float tile[count];
+  MOEFLUX_UNROLL
+  for (int64_t i = 0; i < count; i += lanes) store(tile + i, sums<lanes>(products + i) * splat(scale));
+  if (k.dim % lanes != 0) add_rest<queries, keys>(q, k.row(row), k.stride, k.dim, scale, tile);
+  MOEFLUX_UNROLL
+  for (int64_t i = 0; i < queries; ++i) __builtin_memcpy(scores + i * key_block, tile + i * keys, keys * sizeof(float));
+}
 
 // Scores of a tile's queries at `keys` rows.
 template <int64_t queries, int64_t keys, typename Element>
 MOEFLUX_INLINE void score_tile(AttentionUnit<Element>& unit, int64_t query, int64_t row, float* scores) {
+  if constexpr (ScalesOf<Element>::are_there) {
+    score_codes<queries, keys>(unit.q + query, unit.k, row, unit.scale, scores);
+    if (unit.k_pe.dim > 0)
+      score_codes<queries, keys>(unit.q_pe + query, unit.k_pe, row, unit.scale,
+                                 unit.scales.pe_scores + (scores - unit.scores));
+    return;
+  }
   constexpr int64_t count = queries * keys < lanes ? lanes : queries * keys;
   Floats products[count] = {};
   add_products<queries, keys>(unit.q + query, unit.k.row(row), unit.k.stride, unit.k.dim, products);
@@ -121,11 +190,29 @@ static void score_rows(AttentionUnit<Element>& unit, int64_t query, int64_t bloc
 
 // ---- Weights ---------------------------------------------------------------------------------------------------
 
+// Multiplies a query's `count` scores by the scales of the keys' codes. `row` is the first key's.
+MOEFLUX_INLINE void scale_scores(AttentionUnit<int8_t>& unit, int64_t query, int64_t row, int64_t count) {
+  const auto part = [&](float* scores, const RowScales& scales, int64_t i) __attribute__((always_inline)) {
+    const int64_t there = count - i;
+    return there < lanes ? load_part(scores + i, there) * load_part(scales.first + row + i, there)
+                         : load_row(scores + i) * load_row(scales.first + row + i);
+  };
+  float* scores = unit.scores + query * key_block;
+  float* pe_scores = unit.scales.pe_scores + query * key_block;
+  for (int64_t i = 0; i < count; i += lanes) {
+    Floats scaled = part(scores, unit.scales.k, i);
+    if (unit.k_pe.dim > 0) scaled += part(pe_scores, unit.scales.k_pe, i);
+    store(scores + i, scaled);
+  }
+}
+
 // Turns a query's `count` scores into weights relative to the greatest score so far, and scales down what came before.
+// `row` is the first key's in the block that was entered.
 template <typename Element>
-MOEFLUX_INLINE void weigh(AttentionUnit<Element>& unit, int64_t query, int64_t count) {
+MOEFLUX_INLINE void weigh(AttentionUnit<Element>& unit, int64_t query, int64_t row, int64_t count) {
   float* scores = unit.scores + query * key_block;
   const int64_t padded = divide_up(count, lanes) * lanes;
+  if constexpr (ScalesOf<Element>::are_there) scale_scores(unit, query, row, count);
   for (int64_t i = count; i < padded; ++i) scores[i] = minus_infinity;
   SpanEnds& ends = unit.ends[query];
   Floats greatest = splat(ends.maximum);
@@ -136,8 +223,11 @@ MOEFLUX_INLINE void weigh(AttentionUnit<Element>& unit, int64_t query, int64_t c
   Floats total = {};
   for (int64_t i = 0; i < padded; i += lanes) {
     const Floats weights = exp(load<Floats>(scores + i) - offset);
-    store(scores + i, weights);
     total += weights;
+    if constexpr (ScalesOf<Element>::are_there)  // behind `count` are scales of rows that nobody reads
+      store(scores + i, weights * load_row(unit.scales.v.first + row + i));
+    else
+      store(scores + i, weights);
   }
   float kept = 1;
   if (ends.maximum != maximum) {
@@ -247,7 +337,7 @@ void AttentionUnit<Element>::attend(int64_t first) {
     pass<true>(unit, block, block_end);
     for (int64_t query = 0; query < unit.count; ++query) {
       const int64_t seen = smaller(block_end, unit.keys[query]) - block;
-      if (seen > 0) weigh(unit, query, seen);
+      if (seen > 0) weigh(unit, query, block - unit.origin, seen);
     }
     pass<false>(unit, block, block_end);
     if (block_end % cached_block == 0 && block_end < unit.end) {
@@ -264,6 +354,7 @@ void AttentionUnit<Element>::enter(int64_t row) {
   k.enter(row / cached_block);
   v.enter(row / cached_block);
   k_pe.enter(row / cached_block);
+  scales.enter(row / cached_block);
 }
 
 template <typename Element>
@@ -272,6 +363,11 @@ void AttentionUnit<Element>::begin(const AttentionTask& task, const QueryBlock& 
   k = cached_rows<Element>(task, task.k_offset, queries.kv_head, width, task.dim);
   v = cached_rows<Element>(task, task.v_offset, queries.kv_head, width, task.dim);
   k_pe = cached_rows<Element>(task, task.pe_offset, 0, task.pe_dim, task.pe_dim);
+  if constexpr (ScalesOf<Element>::are_there) {
+    scales.k = row_scales(task, task.k_offset, queries.kv_head, width);
+    scales.v = row_scales(task, task.v_offset, queries.kv_head, width);
+    scales.k_pe = row_scales(task, task.pe_offset, 0, task.pe_dim);
+  }
   scale = task.scale;
   count = queries.count;
   for (int64_t i = 0; i < queries.count; ++i) {
@@ -284,7 +380,9 @@ void AttentionUnit<Element>::begin(const AttentionTask& task, const QueryBlock& 
 }
 
 static void attention_run(const AttentionTask& task, int64_t unit) {
-  if (task.bf16)
+  if (task.kind == Rows::codes)
+    attention_unit<AttentionUnit<int8_t>>(task, unit);
+  else if (task.kind == Rows::bf16)
     attention_unit<AttentionUnit<uint16_t>>(task, unit);
   else
     attention_unit<AttentionUnit<float>>(task, unit);

@@ -8,6 +8,9 @@
 
 namespace moeflux::cpu {
 
+// Of codes. Far above the subnormal numbers, which some devices take for zeros.
+constexpr float least_scale = 0x1p-100f;
+
 struct ElementwiseKernels {
   // x * rsqrt(mean(x * x) + eps) * weight * scale. `weight` null: 1.
   void (*rms_norm)(const float* x, const float* weight, float* out, int64_t width, float eps, float scale);
@@ -27,6 +30,11 @@ struct ElementwiseKernels {
   void (*rope)(float* x, const float* angles, int64_t half, bool interleaved);
   // To the nearest bf16, ties to even.
   void (*to_bf16)(const float* x, uint16_t* out, int64_t count);
+  // To codes of -127 ... 127 for a scale that they share, whose bf16 it returns: the nearest to a 127th of the largest
+  // number, ties to even. Codes are the nearest, too. So the largest number gets 127, and numbers that are codes times
+  // a scale give the same again. Where it would be below least_scale, it is 0, and so are all codes; where a number is
+  // not finite, it is NaN.
+  uint16_t (*to_codes)(const float* x, int8_t* out, int64_t count);
 };
 
 }  // namespace moeflux::cpu

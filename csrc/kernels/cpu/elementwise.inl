@@ -88,7 +88,40 @@ static void to_bf16(const float* x, uint16_t* out, int64_t count) {
   if (i < count) store_some(out + i, to_bf16(load_some<Floats>(x + i, count - i)), count - i);
 }
 
-constexpr ElementwiseKernels elementwise_kernels{rms_norm,     gated_rms_norm, swiglu, sigmoid_gate,
-                                                 residual_add, combine,        rope,   to_bf16};
+// visit(a vector of the numbers' bits, where they begin, how many they are).
+template <typename Visit>
+MOEFLUX_INLINE void for_words(const float* x, int64_t count, const Visit& visit) {
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) visit(load<Words>(x + i), i, lanes);
+  if (i < count) visit(load_some<Words>(x + i, count - i), i, count - i);
+}
+
+static uint16_t to_codes(const float* x, int8_t* out, int64_t count) {
+  Words greatest = {};
+  for_words(x, count, [&](Words bits, int64_t, int64_t) __attribute__((always_inline)) {
+    const Words size = bits & 0x7fffffffu;  // in the order of the numbers; NaN is above infinity
+    greatest = size > greatest ? size : greatest;
+  });
+  uint32_t largest_bits = 0;
+  for (int64_t i = 0; i < lanes; ++i) largest_bits = greatest[i] > largest_bits ? greatest[i] : largest_bits;
+  float largest;
+  __builtin_memcpy(&largest, &largest_bits, sizeof largest);
+  const bool is_finite = largest < __builtin_inff();
+  const Halves scale = to_bf16(splat(largest / 127.0f));
+  if (!is_finite || from_bf16(scale)[0] < least_scale) {
+    __builtin_memset(out, 0, static_cast<size_t>(count));
+    return is_finite ? 0 : 0x7fc0;
+  }
+  const Floats inverse = 1.0f / from_bf16(scale);
+  for_words(x, count, [&](Words bits, int64_t i, int64_t there) __attribute__((always_inline)) {
+    // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
+    const Codes codes = narrow_codes((Ints)((Floats)bits * inverse + 0x1.8p+23f));
+    __builtin_memcpy(out + i, &codes, static_cast<size_t>(there));
+  });
+  return scale[0];
+}
+
+constexpr ElementwiseKernels elementwise_kernels{rms_norm, gated_rms_norm, swiglu,  sigmoid_gate, residual_add,
+                                                 combine,  rope,           to_bf16, to_codes};
 
 }  // namespace moeflux::cpu::MOEFLUX_ISA

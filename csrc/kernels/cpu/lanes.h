@@ -83,14 +83,21 @@ MOEFLUX_INLINE float widen(uint16_t value) {
   return wide;
 }
 
-// A vector of f32 or bf16 elements.
+MOEFLUX_INLINE float widen(int8_t value) { return value; }
+
+// A vector of f32 or bf16 elements, or of codes.
 MOEFLUX_INLINE Floats load_row(const float* from) { return load<Floats>(from); }
 MOEFLUX_INLINE Floats load_row(const uint16_t* from) { return load_bf16(from); }
+MOEFLUX_INLINE Floats load_row(const int8_t* from) { return __builtin_convertvector(load_codes(from), Floats); }
 
 // The first `count` elements, then zeros.
 MOEFLUX_INLINE Floats load_part(const float* from, int64_t count) { return load_some<Floats>(from, count); }
 MOEFLUX_INLINE Floats load_part(const uint16_t* from, int64_t count) {
   return from_bf16(load_some<Halves>(from, count));
+}
+MOEFLUX_INLINE Floats load_part(const int8_t* from, int64_t count) {
+  const Codes codes = load_some<Codes>(from, count);
+  return load_row((const int8_t*)&codes);
 }
 
 }  // namespace moeflux::cpu::MOEFLUX_ISA

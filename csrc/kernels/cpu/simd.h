@@ -163,6 +163,28 @@ MOEFLUX_INLINE Ints load_bytes(const uint8_t* from) {
 #endif
 }
 
+typedef int8_t Codes __attribute__((vector_size(lanes)));
+
+// One signed byte for each lane.
+MOEFLUX_INLINE Ints load_codes(const int8_t* from) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_maskz_cvtepi8_epi32(all_lanes, _mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtepi8_epi32(_mm_loadu_si64(from));
+#else
+  return (load_bytes((const uint8_t*)from) ^ 0x80) - 0x80;
+#endif
+}
+
+// The lowest byte of each lane.
+MOEFLUX_INLINE Codes narrow_codes(Ints value) {
+#if defined(__AVX512F__)
+  return (Codes)_mm512_maskz_cvtepi32_epi8(all_lanes, (__m512i)value);
+#else
+  return __builtin_convertvector(value, Codes);
+#endif
+}
+
 // ---- 16-bit floats -------------------------------------------------------------------------------------------------
 
 MOEFLUX_INLINE Floats from_bf16(Halves value) { return (Floats)(widen(value) << 16); }

@@ -201,7 +201,7 @@ HELP: dict[str, tuple[str | None, str]] = {
     "readers": ("N", "threads that read experts; default: as many as `moeflux doctor` found best, else 4"),
     "chunk": ("N", "tokens in a chunk of prefill, at most; default: 512, more or less as memory allows"),
     "precision": (None, "bits of activations; auto, the default: 16 where that is faster; exact: float32"),
-    "kv_dtype": (None, "type of keys and values; default: f32. LOSSY: bf16, at half the memory"),
+    "kv_dtype": (None, "type of keys and values; default: f32. LOSSY: bf16, at half the memory; q8, at a quarter"),
     "reads": (None, "how experts are read, past the page cache or through it; default: auto"),
     "cache": (None, "which expert goes when another needs its place; default: lru"),
     "look_ahead": (None, "read ahead what the next layer may need; auto, the default: while it pays"),

@@ -36,6 +36,7 @@ class Info:
     expert_bytes_per_token: int
     state_bytes: int  # recurrent and convolution state of one session
     kv_bytes_per_position: int  # f32
+    q8_bytes_per_position: int
     fingerprint: str = ""
     ignored: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)  # one sentence for each part that a conversion leaves out
@@ -140,7 +141,11 @@ def _lines(info: Info) -> list[str]:
             "read per token",
             f"{size_text(info.dense_bytes_per_token)} dense + {size_text(info.expert_bytes_per_token)} experts",
         ),
-        ("session state", f"{size_text(info.state_bytes)} + {size_text(info.kv_bytes_per_position)} a position (f32)"),
+        (
+            "session state",
+            f"{size_text(info.state_bytes)} + {size_text(info.kv_bytes_per_position)} a position (f32; "
+            f"bf16 {size_text(info.kv_bytes_per_position // 2)}, q8 {size_text(info.q8_bytes_per_position)})",
+        ),
     ]
     if info.fingerprint:
         rows.append(("fingerprint", info.fingerprint))

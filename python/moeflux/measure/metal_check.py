@@ -18,7 +18,7 @@ from moeflux.machine.machine import Machine, this_machine
 from moeflux.model import load
 from moeflux.models import builtin
 from moeflux.ops import Ops
-from moeflux.oracle.stored import float_to_bf16
+from moeflux.oracle.stored import float_to_bf16, quantize_rows
 from moeflux.progress import Progress, Silent
 
 __all__ = ["Check", "MetalReport", "check_metal"]
@@ -186,6 +186,12 @@ def _matrix(rng: np.random.Generator, format: QuantFormat, rows: int, columns: i
     return _Matrix(format, numbers.astype(np.float16) if format.element == "F16" else numbers)
 
 
+def _codes(rows: np.ndarray) -> np.ndarray:
+    """As ops take rows in 8 bits: each head is its codes and the two bytes of their scale."""
+    codes, scales = quantize_rows(rows)
+    return np.concatenate([codes, scales[..., None].view(np.int8)], axis=-1)
+
+
 def _expert(rng: np.random.Generator, format: QuantFormat) -> tuple[_Matrix, _Matrix, _Matrix]:
     gate, up, down = (_matrix(rng, format, *shape) for shape in ((64, 96), (64, 96), (96, 64)))
     return gate, up, down
@@ -231,10 +237,11 @@ def _cases(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[Ops], Any]
     angles = np.stack([np.cos(turns), np.sin(turns)], axis=-1).astype(np.float32)
     for interleaved in (False, True):
         yield f"rope{' interleaved' * interleaved}", partial(Ops.rope, x=heads, angles=angles, interleaved=interleaved)
-    for name, kept in (("f32", normal(9, 700)), ("bf16", float_to_bf16(normal(9, 700)))):
-        yield f"append {name}", partial(Ops.append, x=x, cache=kept, first=4)
+    kept = normal(9, 700)
+    for name, cache in (("f32", kept), ("bf16", float_to_bf16(kept)), ("q8", _codes(kept.reshape(9, 2, 350)))):
+        yield f"append {name}", partial(Ops.append, x=x, cache=cache, first=4)
 
-    for name, store in (("f32", lambda a: a), ("bf16", float_to_bf16)):
+    for name, store in (("f32", lambda a: a), ("bf16", float_to_bf16), ("q8", _codes)):
         for dim, length in ((64, 300), (200, 40), (512, 20)):
             q, k, v = normal(3, 4, dim), store(normal(length, 2, dim)), store(normal(length, 2, dim))
             yield f"attention {dim} {name}", partial(Ops.attention, q=q, k=k, v=v, scale=dim**-0.5)

@@ -105,6 +105,10 @@ class Variant:
             fixed, row = (fixed, row + count) if rows else (fixed + count, row)
         return fixed, row
 
+    def state_heads(self) -> int:
+        """How many heads a session remembers with each position: each has a scale of its own where rows are codes."""
+        return sum(math.prod(shape[:-1]) for _, _, rows, shape in state_pieces(self.to_json()) if rows)
+
     # ---- Making variants ----------------------------------------------------------------------------------------
 
     @classmethod

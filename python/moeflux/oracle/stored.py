@@ -105,6 +105,32 @@ def quantize(values: Array, bits: int, group_size: int) -> tuple[Array, Array, A
     return pack_codes(codes.reshape(values.shape), bits), scale[..., 0], bias[..., 0]
 
 
+def quantize_rows(heads: Array) -> tuple[Array, Array]:
+    """Rows as a session keeps them in 8 bits, for values exact in f32 [..., dim] -> int8 codes [..., dim], and u16 bits
+    of bf16 scales [...]. A number is its code times the scale of its head.
+
+    This is in f32, because every rounding is part of the format. The scale is the bf16 that is nearest to a 127th of
+    the largest number. So the largest gets code 127 in size, none gets more, a code times its scale is exact in f32,
+    and numbers that are such products give the same codes and scale again. Where the scale would be
+    below 2^-100, all count as zeros; so neither a scale nor a product is subnormal. Where a number is not finite, the
+    scale is NaN, and so is whatever meets the head.
+    """
+    heads = np.ascontiguousarray(heads, np.float32)
+    largest = np.abs(heads).max(axis=-1, keepdims=True)
+    finite = np.isfinite(largest)
+    scales = float_to_bf16(np.where(finite, largest, np.float32(0)) / np.float32(127))
+    coded = finite & (bf16_to_float(scales) >= np.float32(2.0**-100))
+    inverse = np.float32(1) / np.where(coded, bf16_to_float(scales), np.float32(1))
+    codes = np.rint(np.where(coded, heads, np.float32(0)) * inverse).astype(np.int8)
+    scales = np.where(coded, scales, np.where(finite, 0, 0x7FC0)).astype(np.uint16)
+    return codes, scales[..., 0]
+
+
+def rows_of_codes(codes: Array, scales: Array) -> Array:
+    """What `quantize_rows` made codes and scales of, rounded -> f32 [..., dim], exactly."""
+    return np.asarray(codes.astype(np.float32) * bf16_to_float(scales)[..., None])
+
+
 def widen(stored: Stored) -> Array:
     """Any stored tensor as float64."""
     if stored.format.is_affine and stored.scales is not None and stored.biases is not None:

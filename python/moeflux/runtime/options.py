@@ -11,7 +11,7 @@ from moeflux.errors import ArgumentError, found
 __all__ = ["DEFAULTS", "LoadOptions", "resolved", "whole_number", "words_of"]
 
 # The words are those of csrc/core/choices.h.
-KvType = Literal["f32", "bf16"]
+KvType = Literal["f32", "bf16", "q8"]
 Precision = Literal["auto", "exact"]
 Reads = Literal["auto", "direct", "buffered"]
 CachePolicy = Literal["lru", "lfu", "none"]

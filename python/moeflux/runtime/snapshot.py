@@ -1,12 +1,13 @@
 """Saved sessions: our own format, and the two wire formats of the older engine, read and written byte for byte.
 
-Ours is a safetensors file. It has one tensor for each piece of state ("layers.3.k") and one for the token ids
-("tokens"). Its metadata have the version, the fingerprint of the model, the position and the SHA-256 of every tensor.
-See docs/formats.md.
+Ours is a safetensors file. It has one tensor for each piece of state ("layers.3.k"), one more for the scales where the
+piece is codes ("layers.3.k_scale"), and one for the token ids ("tokens"). Its metadata have the version, the
+fingerprint of the model, the position and the SHA-256 of every tensor. See docs/formats.md.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,24 +19,31 @@ from moeflux import _core, files
 from moeflux._core import SafetensorsFile, parse_snapshot_wire, snapshot_wire_header, snapshot_wire_layout
 from moeflux.errors import ArgumentError, BufferTooSmall, FormatError, StateError, found, refusals
 from moeflux.models.variants import MAX_CONTEXT, Variant
-from moeflux.stores.floats import bf16_bits, decode
+from moeflux.stores.floats import bf16_bits, decode, decoded_rows, row_codes
 from moeflux.stores.tensor_file import arrays_in, check_kind, chunks_of, forms_of, read_arrays, size_of
 
 __all__ = ["Snapshot"]
 
 FORMAT = "moeflux-session"
 VERSION = "1"
+VERSION_OF_CODES = "2"
+"""Of files with rows in 8 bits, which the first version does not know."""
 WIRE = {"wire-1": 1, "wire-2": 2}
 WIRE_MAGIC = b"XLFM"
 FIXED = ("conv", "recurrent")
 """Pieces that do not grow with the position, and are always f32."""
+TYPES = {np.float32: "f32", np.uint16: "bf16", np.int8: "q8"}
+
+SCALE = "_scale"
+"""Behind the name of a piece: the scales of its codes."""
 
 Key = tuple[int, str]  # layer, piece
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a session at one position. Keys and values are f32, or bf16 as u16 bits."""
+    """The state of a session at one position. Keys and values are f32, or bf16 as u16 bits, or int8 codes; for codes
+    there are scales, bf16 as u16 bits [heads, position]."""
 
     variant: Variant
     position: int
@@ -65,22 +73,47 @@ class Snapshot:
         if self.position < 0:
             raise ArgumentError(f"restore: expected a position from 0 on, found {self.position}")
         check_length(self.position, max_context)
-        expected = variant.state(self.position)
+        pieces = variant.state(self.position)
+        coded = {key for key in pieces if key[1] not in FIXED and scale_key(key) in self.tensors}
+        expected = pieces | {scale_key(key): scale_shape(pieces[key]) for key in coded}
         if expected.keys() != self.tensors.keys():
             odd = min(expected.keys() ^ self.tensors.keys())
             raise ArgumentError(f"restore: expected the pieces of {variant.name}, found another set: {odd}")
-        arrays = []
         for (layer, name), shape in expected.items():
             array = self.tensors[layer, name]
-            types = (np.float32,) if name in FIXED else (np.float32, np.uint16)
+            types: tuple[type, ...] = (np.float32, np.uint16)
+            if name in FIXED:
+                types = (np.float32,)
+            elif (layer, name) in coded:
+                types = (np.int8,)
+            elif (layer, name) not in pieces:
+                types = (np.uint16,)
             if array.shape != shape or array.dtype not in types:
                 names = " or ".join(np.dtype(kind).name for kind in types)
                 raise ArgumentError(
                     f"restore: layer {layer}, {name}: expected {names} {shape}, found {array.dtype} {array.shape}"
                 )
-            narrow = kv_dtype == "bf16" and name not in FIXED
-            arrays.append(np.ascontiguousarray(as_bf16(array) if narrow else as_f32(array)))
-        return arrays
+        return [
+            np.ascontiguousarray(array)
+            for key in pieces
+            for array in ((self.tensors[key],) if key[1] in FIXED else self.rows_as(key, kv_dtype))
+        ]
+
+    def rows_as(self, key: Key, kv_dtype: str) -> tuple[np.ndarray, ...]:
+        """The rows of a piece in another type, rounded as a session of that type would have rounded them itself, or in
+        the type that they have. Of codes there are two arrays, these and their scales."""
+        array, scales = self.tensors[key], self.tensors.get(scale_key(key))
+        if kv_dtype == TYPES.get(array.dtype.type):
+            return (array,) if scales is None else (array, scales)
+        if scales is not None:
+            array = decoded_rows(array.reshape(heads_of(array.shape)), scales.T).reshape(array.shape)
+        wide = as_f32(array)
+        if kv_dtype == "f32":
+            return (wide,)
+        if kv_dtype == "bf16":
+            return (bf16_bits(wide).reshape(wide.shape),)
+        codes, scales = row_codes(wide.reshape(heads_of(wide.shape)))
+        return codes.reshape(wide.shape), scales.T
 
     # ---- Files --------------------------------------------------------------------------------------------------
 
@@ -174,9 +207,28 @@ def as_f32(array: np.ndarray) -> np.ndarray:
     return decode(np.ascontiguousarray(array).reshape(-1).view(np.uint8), "BF16").reshape(array.shape)
 
 
-def as_bf16(array: np.ndarray) -> np.ndarray:
-    """Rounds to nearest, ties to even, as a session with bf16 rows would have rounded them itself."""
-    return array if array.dtype == np.uint16 else bf16_bits(array).reshape(array.shape)
+def pieces_of(variant: Variant, position: int, codes: bool) -> dict[Key, tuple[int, ...]]:
+    """The shapes of all tensors of a state, in their order. Behind codes are their scales."""
+    pieces: dict[Key, tuple[int, ...]] = {}
+    for key, shape in variant.state(position).items():
+        pieces[key] = shape
+        if codes and key[1] not in FIXED:
+            pieces[scale_key(key)] = scale_shape(shape)
+    return pieces
+
+
+def scale_key(key: Key) -> Key:
+    return key[0], key[1] + SCALE
+
+
+def heads_of(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Positions, heads and numbers of a head, of rows of that shape. What has no heads is one."""
+    return shape[0], math.prod(shape[1:-1]), shape[-1]
+
+
+def scale_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Of the scales of such rows: one for each head of a row."""
+    return math.prod(shape[1:-1]), shape[0]
 
 
 # ---- Our own format ---------------------------------------------------------------------------------------------
@@ -191,13 +243,15 @@ def own_arrays(snapshot: Snapshot) -> dict[str, np.ndarray]:
 
 
 def own_metadata(snapshot: Snapshot) -> dict[str, str]:
-    return metadata_of(snapshot.variant, snapshot.fingerprint, snapshot.position)
+    codes = any(name.endswith(SCALE) for _, name in snapshot.tensors)
+    return metadata_of(snapshot.variant, snapshot.fingerprint, snapshot.position, codes)
 
 
-def metadata_of(variant: Variant, fingerprint: str, position: int) -> dict[str, str]:
+def metadata_of(variant: Variant, fingerprint: str, position: int, codes: bool) -> dict[str, str]:
+    """`codes`: the rows are in 8 bits."""
     return {
         "format": FORMAT,
-        "version": VERSION,
+        "version": VERSION_OF_CODES if codes else VERSION,
         "fingerprint": fingerprint,
         "position": str(position),
         "model": variant.name,
@@ -222,25 +276,27 @@ def own_of(
         conversation = arrays.pop("conversation", np.empty(0, "u1")).tobytes().decode()
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: conversation: expected UTF-8, found byte {error.start} to be none") from error
-    tensors = {key: arrays[f"layers.{key[0]}.{key[1]}"] for key in variant.state(position)}
+    pieces = pieces_of(variant, position, file.metadata["version"] == VERSION_OF_CODES)
+    tensors = {key: arrays[f"layers.{key[0]}.{key[1]}"] for key in pieces}
     return Snapshot(variant, position, tensors, tokens, file.metadata.get("fingerprint", ""), conversation)
 
 
 def check_directory(path: Path, file: SafetensorsFile, variant: Variant, max_tokens: int) -> int:
     """Returns the position when the file has what a state there takes, and nothing else."""
     metadata = file.metadata
-    check_kind(path, metadata, FORMAT, VERSION)
+    check_kind(path, metadata, FORMAT, VERSION_OF_CODES if metadata.get("version") == VERSION_OF_CODES else VERSION)
     position = metadata.get("position", "")
     if not (position.isascii() and position.isdigit() and len(position) < 10 and int(position) <= MAX_CONTEXT):
         raise FormatError(f"{path}: position: expected 0 to {MAX_CONTEXT}, found {position!r:.60}")
     check_length(int(position), max_tokens)
-    expected = {f"layers.{layer}.{name}": shape for (layer, name), shape in variant.state(int(position)).items()}
+    pieces = pieces_of(variant, int(position), metadata["version"] == VERSION_OF_CODES)
+    expected = {f"layers.{layer}.{name}": shape for (layer, name), shape in pieces.items()}
     for name in sorted(expected.keys() | file.tensors.keys() | {"tokens"}):
-        check_entry(path, name, file.tensors.get(name), expected)
+        check_entry(path, name, file.tensors.get(name), expected, metadata["version"])
     return int(position)
 
 
-def check_entry(path: Path, name: str, entry: Any, expected: dict[str, tuple[int, ...]]) -> None:
+def check_entry(path: Path, name: str, entry: Any, expected: dict[str, tuple[int, ...]], version: str) -> None:
     if entry is None:
         raise FormatError(f'{path}: tensor "{name}" is missing')
     if name == "tokens":
@@ -252,7 +308,10 @@ def check_entry(path: Path, name: str, entry: Any, expected: dict[str, tuple[int
     elif name not in expected:
         raise FormatError(f'{path}: tensor "{name}": expected a piece of this model\'s state, found something else')
     else:
-        types = ("F32",) if name.rpartition(".")[2] in FIXED else ("F32", "BF16")
+        piece = name.rpartition(".")[2]
+        types = ("F32",) if piece in FIXED else ("F32", "BF16") if version == VERSION else ("I8",)
+        if piece.endswith(SCALE):
+            types = ("BF16",)
         fits = entry.dtype in types and entry.shape == expected[name]
         wanted = f"{' or '.join(types)} {expected[name]}"
     if not fits:
@@ -271,7 +330,8 @@ def wire_chunks(snapshot: Snapshot, version: int) -> Iterator[bytes | np.ndarray
         if end in lengths:
             yield snapshot.position.to_bytes(4, "little")
             end += 4
-        yield np.ascontiguousarray(as_f32(snapshot.tensors[span.layer, span.part]))
+        key = span.layer, span.part
+        yield np.ascontiguousarray(snapshot.tensors[key] if span.part in FIXED else snapshot.rows_as(key, "f32")[0])
         end += span.bytes
 
 

@@ -18,7 +18,7 @@ from moeflux import _core, files
 from moeflux._core import SafetensorsFile, StatePieces
 from moeflux.errors import FormatError, IoError, refusals
 from moeflux.models.variants import Variant
-from moeflux.runtime.snapshot import FIXED, check_directory, metadata_of
+from moeflux.runtime.snapshot import FIXED, SCALE, check_directory, metadata_of, pieces_of
 from moeflux.stores.tensor_file import Form, check_sums, header_of, size_of
 
 __all__ = ["PASSING_BYTES", "load_state", "save_state", "state_file_bytes"]
@@ -34,13 +34,14 @@ Move = Callable[[int, int, memoryview], object]
 
 def state_file_bytes(variant: Variant, fingerprint: str, kv_dtype: str, position: int) -> int:
     """What the file of a state has."""
-    rows = {"f32": "F32", "bf16": "BF16"}[kv_dtype]
+    codes = kv_dtype == "q8"
+    rows = {"f32": "F32", "bf16": "BF16", "q8": "I8"}[kv_dtype]
     forms = {
-        f"layers.{layer}.{name}": Form("F32" if name in FIXED else rows, shape)
-        for (layer, name), shape in variant.state(position).items()
+        f"layers.{layer}.{name}": Form("F32" if name in FIXED else "BF16" if name.endswith(SCALE) else rows, shape)
+        for (layer, name), shape in pieces_of(variant, position, codes).items()
     }
     forms["tokens"] = Form("I32", (position,))
-    return size_of(metadata_of(variant, fingerprint, position), forms)
+    return size_of(metadata_of(variant, fingerprint, position, codes), forms)
 
 
 # ---- Writing ----------------------------------------------------------------------------------------------------
@@ -51,9 +52,10 @@ def save_state(session: _core.Session, variant: Variant, fingerprint: str, path:
     at all."""
     with refusals(f"{path}: its parts"):
         tokens = np.asarray(session.tokens, "<i4")
-        metadata = metadata_of(variant, fingerprint, len(tokens))
 
     def write(pieces: StatePieces) -> None:
+        codes = any(name.endswith(SCALE) for _, name, _, _ in pieces.list())
+        metadata = metadata_of(variant, fingerprint, len(tokens), codes)
         forms = {f"layers.{layer}.{name}": Form(dtype, tuple(shape)) for layer, name, dtype, shape in pieces.list()}
         sizes = [form.bytes for form in forms.values()]
         found = digests(sizes, lambda _: pieces.read)
@@ -89,10 +91,12 @@ def load_state(session: _core.Session, variant: Variant, fingerprint: str, path:
 
         def fill(pieces: StatePieces) -> None:
             forms = {f"layers.{layer}.{name}": Form(dtype, tuple(shape)) for layer, name, dtype, shape in pieces.list()}
+            for name, form in forms.items():
+                entry = file.tensors.get(name)  # none: scales of codes, in the file of rows that are none
+                if entry is None or entry.dtype != form.dtype:
+                    there = entry.dtype if entry else "nothing"
+                    raise FormatError(f'{path}: tensor "{name}": expected {form.dtype}, found {there}')
             entries = [file.tensors[name] for name in forms]
-            for (name, form), entry in zip(forms.items(), entries, strict=True):
-                if entry.dtype != form.dtype:
-                    raise FormatError(f'{path}: tensor "{name}": expected {form.dtype}, found {entry.dtype}')
 
             def moving(stack: ExitStack) -> Move:
                 data = stack.enter_context(files.open_file(path))

@@ -18,6 +18,7 @@ class Costs(TypedDict):
     expert_bytes_per_token: int
     state_bytes: int
     kv_bytes_per_position: int
+    q8_bytes_per_position: int
 
 
 def costs(variant: Variant, directory: StoreDirectory) -> Costs:
@@ -45,4 +46,5 @@ def costs_of_shape(variant: Variant, expert_bytes: int, dense_bytes: int, embedd
         "expert_bytes_per_token": expert_bytes * variant.experts.per_token * len(variant.moe_layers),
         "state_bytes": 4 * fixed,
         "kv_bytes_per_position": 4 * growing,
+        "q8_bytes_per_position": growing + 2 * variant.state_heads(),
     }

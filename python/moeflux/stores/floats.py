@@ -1,10 +1,14 @@
-"""The float types of checkpoints that NumPy lacks: bf16 and fp8 (e4m3), as conversions from and to float32."""
+"""The float types of checkpoints that NumPy lacks: bf16 and fp8 (e4m3), as conversions from and to float32; and rows in
+8 bits, as sessions keep them."""
 
 from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["FLOAT_BYTES", "bf16_bits", "decode", "encode", "is_float", "rounded"]
+__all__ = ["FLOAT_BYTES", "bf16_bits", "decode", "decoded_rows", "encode", "is_float", "rounded", "row_codes"]
+
+LEAST_SCALE = np.float32(2.0**-100)
+"""Heads of rows whose scale would be smaller count as zeros."""
 
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}
 
@@ -24,6 +28,26 @@ def bf16_bits(values: np.ndarray) -> np.ndarray:
     if np.isnan(values).any():
         result[np.isnan(values)] = 0x7FC0
     return result
+
+
+def row_codes(heads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """float32 [..., dim] -> int8 codes, and the u16 patterns of a bf16 scale for each head, as a session with such rows
+    makes them (oracle.quantize_rows)."""
+    largest = np.abs(heads).max(axis=-1, keepdims=True)  # NaN where there is one
+    finite = np.isfinite(largest)
+    scales = rounded(np.where(finite, largest, np.float32(0)) / np.float32(127), "BF16")
+    coded = finite & (scales >= LEAST_SCALE)
+    inverse = np.float32(1) / np.where(coded, scales, np.float32(1))
+    codes = np.rint(np.where(coded, heads, np.float32(0)) * inverse).astype(np.int8)
+    scales = np.where(coded, scales, np.where(finite, np.float32(0), np.float32(np.nan)))
+    return codes, bf16_bits(scales[..., 0])
+
+
+def decoded_rows(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Codes and their scales -> float32, exactly."""
+    wide = decode(np.ascontiguousarray(scales).reshape(-1).view(np.uint8), "BF16").reshape(scales.shape)
+    numbers: np.ndarray = codes * wide[..., None]
+    return numbers
 
 
 def _e4m3_table() -> np.ndarray:

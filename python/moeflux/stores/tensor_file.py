@@ -35,6 +35,7 @@ TYPES: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype("<u2"),
     "I32": np.dtype("<i4"),
     "U8": np.dtype("u1"),
+    "I8": np.dtype("i1"),
 }
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 
