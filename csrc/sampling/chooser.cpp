@@ -18,7 +18,6 @@ constexpr double lowest = std::numeric_limits<double>::lowest();
 
 Chooser::Chooser(const cpu::ChoiceKernels& kernels, int64_t vocab_size)
     : kernels_(kernels),
-      vocab_size_(vocab_size),
       blocks_(kernels, vocab_size),
       guess_(kernels, static_cast<int64_t>(blocks_.tops().size())),
       worths_(blocks_.tops().size() + blocks_.samples().size()),

@@ -53,7 +53,6 @@ class Chooser {
   double least_value(const Goal& goal, double total) const;
 
   const cpu::ChoiceKernels& kernels_;
-  int64_t vocab_size_;
   LogitBlocks blocks_;
   cpu::ChoiceScale scale_;
   // A draw by rough weights may be in doubt; it is made again with exact ones then.
