@@ -364,7 +364,7 @@ def test_help_teaches_the_protocol(harness: Path) -> None:
         (["a", "--backend", "tpu"], '--backend: expected one of auto, cpu, metal, found "tpu"'),
         (["a", "--isa", "sse"], '--isa: expected one of portable, avx2, avx512, avx512vnni, amx, neon, found "sse"'),
         (["a", "--count", "cycles"], '--count: expected one of calls, instructions, nothing, found "cycles"'),
-        (["a", "--kv", "f16"], '--kv: expected one of f32, bf16, found "f16"'),
+        (["a", "--kv", "f16"], '--kv: expected one of f32, bf16, q8, found "f16"'),
         (["a", "--readers", "257"], '--readers: expected 0 to 256, found "257"'),
         (["a", "--reads", "mapped"], '--reads: expected one of auto, direct, buffered, found "mapped"'),
         (["a", "--cache", "fifo"], '--cache: expected one of lru, lfu, none, found "fifo"'),
