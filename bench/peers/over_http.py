@@ -41,7 +41,7 @@ from moeflux.serving import Request, Scheduler
 
 STORY = [{"role": "user", "content": "Tell a story."}]
 LATE = 20  # clients, while others stream
-DEEPER = 3  # times as many layers as the built-in model
+DEEPER = 6  # times as many layers as the built-in model
 
 
 @dataclasses.dataclass(frozen=True)

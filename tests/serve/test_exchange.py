@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -56,10 +56,10 @@ class Uncounted:
     def tokens(self, count: int) -> None: ...
 
 
-def stream_of(handles: list[Endless]) -> _Stream:
+def stream_of(handles: Sequence[Endless], gather: float = 0.0) -> _Stream:
     tokenizer = Tokenizer.from_folder(builtin.path())
     ask = Ask("m", answers=len(handles), stream=True)
-    exchange = Exchange(CHAT, None, Uncounted(), Pace(ping=0.05, send=0.05))  # type: ignore[arg-type]
+    exchange = Exchange(CHAT, None, Uncounted(), Pace(ping=0.05, gather=gather, send=0.05))  # type: ignore[arg-type]
     begun = [Begun(handle, Answer(ask, 3, False, HERMES, tokenizer)) for handle in handles]
     return _Stream(exchange, Prepared(ask, Prompt("x", [1, 2, 3], (), False), [], None), begun)
 
@@ -92,6 +92,45 @@ def test_a_client_that_left_while_it_is_sent_something_ends_its_answer() -> None
 
     asyncio.run(stream_of(handles)({"type": "http"}, there, send))  # type: ignore[arg-type]
     assert handles[0].cancelled
+
+
+class Hasty(Endless):
+    """Tokens that come one after the other, in turns of the event loop that take microseconds."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.left = tokens
+        self.came = list[Piece]()
+
+    def follow(self, tell: Callable[[], object]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def say() -> None:
+            self.left -= 1
+            self.came.append(Piece("word ", 5, None))  # type: ignore[arg-type]
+            tell()
+            if self.left > 0:
+                loop.call_soon(say)
+
+        loop.call_soon(say)
+
+    def arrived(self) -> list[Piece]:
+        came, self.came = self.came, []
+        return came
+
+
+def test_tokens_that_come_fast_are_told_together() -> None:
+    """The first is told at once."""
+    sent = list[bytes]()
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+        if b"".join(sent).count(b"word") == 50:
+            raise OSError("the connection: gone")
+
+    asyncio.run(stream_of([Hasty(50)], gather=0.5)({"type": "http"}, there, send))  # type: ignore[arg-type]
+    told = [body.count(b"word") for body in sent if b"word" in body]
+    assert told[0] < 50 and len(told) == 2
 
 
 @pytest.mark.parametrize(

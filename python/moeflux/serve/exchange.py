@@ -74,6 +74,7 @@ class Pace:
     """Seconds."""
 
     ping: float = 10.0  # without anything to tell
+    gather: float = 0.01  # tokens that come sooner than this after the last ones are told together
     body: float = 60.0  # for the whole of a request
     send: float = 60.0  # until a client has taken what it was sent
 
@@ -147,12 +148,16 @@ class Exchange:
     async def _parts(self, begun: list[Begun]) -> AsyncIterator[list[Part]]:
         """Of all answers as they come; of one, what has come together is together."""
         came, left = asyncio.Event(), dict(enumerate(begun))
+        clock, next_at = asyncio.get_running_loop().time, 0.0
         try:
             for each in begun:
                 each.handle.follow(came.set)
             while left:
                 await came.wait()
+                if (early := next_at - clock()) > 0:
+                    await asyncio.sleep(early)
                 came.clear()
+                next_at = clock() + self._pace.gather
                 for index, each in list(left.items()):
                     while pieces := each.handle.arrived():
                         self._metrics.tokens(len(pieces))
