@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from threading import Lock
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,25 +21,31 @@ from moeflux.routing.trace import Trace
 __all__ = ["Counting", "Recording"]
 
 
-class Recording:
-    """What `model.trace()` returns. In its `with`, every token that any session of the model evaluates is recorded."""
+_Self = TypeVar("_Self", bound="_Observing")
 
-    def __init__(
-        self, engine: _core.Engine, one_at_a_time: Lock, variant: Variant, fingerprint: str, expert_bytes: int
-    ) -> None:
+
+class _Observing:
+    """In its `with`, it is told what the routers of a model pick. A model tells one at a time."""
+
+    _word: str  # of the refusal
+
+    def __init__(self, engine: _core.Engine, one_at_a_time: Lock) -> None:
         self._engine = engine
         self._one_at_a_time = one_at_a_time
-        self._variant = variant
-        self._fingerprint = fingerprint
-        self._expert_bytes = expert_bytes
-        self._core = _core.RoutingTrace(engine)
 
-    def __enter__(self) -> Recording:
+    def _begin(self) -> None:
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self: _Self) -> _Self:
         if not self._one_at_a_time.acquire(blocking=False):
-            raise StateError("trace: expected a model that is not recorded yet, found another recording under way")
+            raise StateError(
+                f"{self._word}: expected a model that is not recorded yet, found another recording under way"
+            )
         try:
-            self._core = _core.RoutingTrace(self._engine)
-            _core.record_routing(self._engine, self._core)
+            self._begin()
         except BaseException:
             self._one_at_a_time.release()
             raise
@@ -46,9 +53,31 @@ class Recording:
 
     def __exit__(self, *exception: object) -> None:
         try:
-            _core.record_routing(self._engine, None)
+            self._end()
         finally:
             self._one_at_a_time.release()
+
+
+class Recording(_Observing):
+    """What `model.trace()` returns. In its `with`, every token that any session of the model evaluates is recorded."""
+
+    _word = "trace"
+
+    def __init__(
+        self, engine: _core.Engine, one_at_a_time: Lock, variant: Variant, fingerprint: str, expert_bytes: int
+    ) -> None:
+        super().__init__(engine, one_at_a_time)
+        self._variant = variant
+        self._fingerprint = fingerprint
+        self._expert_bytes = expert_bytes
+        self._core = _core.RoutingTrace(engine)
+
+    def _begin(self) -> None:
+        self._core = _core.RoutingTrace(self._engine)
+        _core.record_routing(self._engine, self._core)
+
+    def _end(self) -> None:
+        _core.record_routing(self._engine, None)
 
     @property
     def tokens(self) -> int:
@@ -72,30 +101,21 @@ class Recording:
         self.trace().save(path)
 
 
-class Counting:
+class Counting(_Observing):
     """What `model.count_experts()` returns. In its `with`, it is counted how often the router of each layer picks each
     expert, for all sessions of the model. What was counted before is kept."""
 
+    _word = "counting"
+
     def __init__(self, engine: _core.Engine, one_at_a_time: Lock) -> None:
-        self._engine = engine
-        self._one_at_a_time = one_at_a_time
+        super().__init__(engine, one_at_a_time)
         self._core = _core.RoutingCounts(engine)
 
-    def __enter__(self) -> Counting:
-        if not self._one_at_a_time.acquire(blocking=False):
-            raise StateError("counting: expected a model that is not recorded yet, found another recording under way")
-        try:
-            _core.count_routing(self._engine, self._core)
-        except BaseException:
-            self._one_at_a_time.release()
-            raise
-        return self
+    def _begin(self) -> None:
+        _core.count_routing(self._engine, self._core)
 
-    def __exit__(self, *exception: object) -> None:
-        try:
-            _core.count_routing(self._engine, None)
-        finally:
-            self._one_at_a_time.release()
+    def _end(self) -> None:
+        _core.count_routing(self._engine, None)
 
     @property
     def layers(self) -> list[int]:

@@ -7,12 +7,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from moeflux.models.variants import Variant
 from moeflux.runtime.recording import Counting
-from moeflux.text.chat import ChatFormat, Prompt
+from moeflux.text.chat import Prompt
 from moeflux.text.generate import Finish, GenerationStats, Piece
+from moeflux.text.protocols import TextModel
 from moeflux.text.sampling import Sampling
-from moeflux.text.tokenizer import Tokenizer
 
 __all__ = ["Handle", "Mask", "Scheduler", "ServedModel"]
 
@@ -65,19 +64,7 @@ class Scheduler(Protocol):
     def close(self, drain: bool = True) -> None: ...  # when nothing is left; from any thread
 
 
-class ServedModel(Protocol):
-    @property
-    def variant(self) -> Variant: ...
-    @property
-    def fingerprint(self) -> str: ...
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-    @property
-    def chat_format(self) -> ChatFormat | None: ...
-    @property
-    def end_tokens(self) -> frozenset[int]: ...
-    @property
-    def default_sampling(self) -> Sampling: ...
+class ServedModel(TextModel, Protocol):
     @property
     def plan(self) -> Any: ...
     @property
