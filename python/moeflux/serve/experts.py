@@ -51,7 +51,7 @@ class Watch:
         try:
             self._under_way.enter_context(self._counting)
         except StateError:
-            return  # somebody records the routing, and has the engine's ear
+            return  # somebody records the routing, and a model tells one at a time
         self._end = time.monotonic() + self._patience
         self._wait(self._patience)
 
