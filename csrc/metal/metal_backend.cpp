@@ -21,7 +21,7 @@ constexpr int64_t max_spans = 128;  // of one row, side by side: 32768 positions
 // has none.
 class Departed final : public Ticket::State {
  public:
-  Departed(std::shared_ptr<Flight> flight, std::shared_ptr<Event> marks)
+  Departed(std::shared_ptr<gpu::Flight> flight, std::shared_ptr<Event> marks)
       : flight_(std::move(flight)), marks_(std::move(marks)) {}
 
   void become(int64_t last, int64_t mark, std::exception_ptr error) {
@@ -42,7 +42,7 @@ class Departed final : public Ticket::State {
   bool done() const override { return flight_->arrived(last_); }
 
  private:
-  std::shared_ptr<Flight> flight_;
+  std::shared_ptr<gpu::Flight> flight_;
   int64_t last_ = 0;
   std::shared_ptr<Event> marks_;
   int64_t mark_ = 0;

@@ -9,9 +9,9 @@
 #include <string>
 
 #include "backend/backend.h"
+#include "gpu/flight.h"
+#include "gpu/list_ring.h"
 #include "metal/device.h"
-#include "metal/flight.h"
-#include "metal/list_ring.h"
 #include "metal/pipelines.h"
 
 namespace moeflux::metal {
@@ -67,7 +67,7 @@ class MetalBackend final : public Backend {
   int64_t fail_at_op_;
   int64_t ops_ = 0;
   std::shared_ptr<std::atomic<int64_t>> held_ = std::make_shared<std::atomic<int64_t>>(0);
-  std::shared_ptr<Flight> flight_ = std::make_shared<Flight>();
+  std::shared_ptr<gpu::Flight> flight_ = std::make_shared<gpu::Flight>();
   std::shared_ptr<Event> marks_;     // reached, by number
   std::shared_ptr<Event> released_;  // holds that batches need not wait for any more, by number
   int64_t last_mark_ = 0;
@@ -78,8 +78,8 @@ class MetalBackend final : public Backend {
   std::unique_ptr<Buffer> picks_[2][2];    // by round, odd or even: values, and ids
   std::unique_ptr<Buffer> chosen_blocks_;  // of experts that the GPU chose itself
   std::unique_ptr<Buffer> chosen_pairs_;
-  ListRing lists_;
-  ListRing tables_;
+  gpu::ListRing lists_;
+  gpu::ListRing tables_;
 };
 
 }  // namespace moeflux::metal

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace moeflux::metal {
@@ -14,14 +13,5 @@ std::vector<std::string> shader_files();
 // One of the files, with every file of ours that it includes put in its place, as Apple's compiler wants it. Lines keep
 // the names of their files. IoError when MOEFLUX_METAL_DIR has no such file.
 std::string shader_text(const std::string& file);
-
-struct EmbeddedFile {
-  std::string_view name;  // "matmul.metal"
-  std::string_view text;
-};
-
-// Generated: the files of metal/.
-extern const EmbeddedFile embedded_files[];
-extern const size_t embedded_file_count;
 
 }  // namespace moeflux::metal

@@ -17,13 +17,16 @@ MAY_INCLUDE = {
     "io": {"core", "models", "format"},
     "kernels": {"core"},
     "backend": {"core", "kernels"},
-    "metal": {"core", "backend"},
-    "devices": {"core", "backend", "metal"},
+    "gpu": {"core", "backend"},
+    "metal": {"core", "backend", "gpu"},
+    "cuda": {"core", "backend", "gpu"},
+    "devices": {"core", "backend", "metal", "cuda"},
     "engine": {"core", "models", "format", "io", "backend", "devices"},
     "sampling": {"core", "kernels"},
     "decoder": {"core"},
     "python": {
-        *("core", "models", "format", "io", "kernels", "backend", "metal", "devices", "engine", "sampling", "decoder")
+        *("core", "models", "format", "io", "kernels", "backend", "metal", "cuda", "devices", "engine", "sampling"),
+        "decoder",
     },
 }
 # The engine knows backends by their interface, what is built on that, and the clock that fits every one.
@@ -33,8 +36,7 @@ BOUNDARY = "moeflux.h"
 BOUNDARY_MAY_INCLUDE = {"core", "models", "engine", "sampling"}
 MAY_INCLUDE_BOUNDARY = {"engine", "decoder", "python"}
 # Kernel argument structs and sizes that shaders and host share.
-SHADER_HEADERS = {"params.h"}
-MAY_INCLUDE_SHADER_HEADERS = {"metal"}
+SHADER_HEADERS = {"params.h": "metal", "cuda/params.h": "cuda"}  # each for one folder of csrc
 
 INCLUDE = re.compile(r'^\s*#\s*(?:include|import)\s*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 
@@ -60,8 +62,9 @@ def _quoted_fault(file: Path, folder: str, included: str) -> str:
     target = included.split("/")[0] if "/" in included else ""
     if included == BOUNDARY:
         return "" if folder in MAY_INCLUDE_BOUNDARY else "only engine, decoder and python know the boundary"
-    if included in SHADER_HEADERS or included.startswith("../metal/"):
-        return "" if folder in MAY_INCLUDE_SHADER_HEADERS else "shared with shaders: for csrc/metal only"
+    if included in SHADER_HEADERS or included.startswith("../"):
+        owner = SHADER_HEADERS.get(included)
+        return "" if folder == owner else f"shared with shaders: for csrc/{owner} only"
     if target not in MAY_INCLUDE:
         return "expected a path from csrc, as in core/error.h"
     allowed = MAY_INCLUDE[folder] | {folder} if folder else BOUNDARY_MAY_INCLUDE
@@ -119,6 +122,9 @@ def test_the_table_has_no_circles() -> None:
         ("metal/device.h", "#include <Metal/Metal.h>", "for csrc/metal/*.mm only"),
         ("backend/x.mm", "#import <Foundation/Foundation.h>", "for csrc/metal/*.mm only"),
         ("kernels/cpu/x.cpp", '#include "params.h"', "shared with shaders"),
+        ("devices/x.cpp", '#include "cuda/params.h"', "shared with shaders"),
+        ("metal/x.cpp", '#include "../metal/params.h"', "shared with shaders"),
+        ("metal/x.cpp", '#include "cuda/launches.h"', "metal may lean on"),
         ("format/x.cpp", '#include "json.h"', "expected a path from csrc"),
         ("io/x.cpp", '#include "moeflux.h"', "only engine, decoder and python"),
         ("moeflux.h", '#include "io/reader.h"', "moeflux.h may lean on"),
@@ -137,6 +143,7 @@ def test_a_planted_include_is_found(tmp_path: Path, path: str, line: str, fault:
     [
         ("metal/device.mm", "#include <Metal/Metal.h>"),
         ("metal/arguments.h", '#include "params.h"'),
+        ("cuda/arguments.h", '#include "cuda/params.h"'),
         ("engine/decode.cpp", '#include "backend/backend.h"'),
         ("engine/decode.cpp", '#include "moeflux.h"'),
         ("python/register_ops.cpp", "#include <pybind11/numpy.h>"),

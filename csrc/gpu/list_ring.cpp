@@ -1,8 +1,8 @@
-#include "metal/list_ring.h"
+#include "gpu/list_ring.h"
 
 #include "core/error.h"
 
-namespace moeflux::metal {
+namespace moeflux::gpu {
 
 void ListRing::reserve(Backend& backend, int64_t bytes) {
   if (bytes <= capacity()) return;
@@ -28,4 +28,4 @@ std::optional<View> ListRing::take(int64_t bytes, Flight& flight) {
   return View{buffer_.get(), begin};
 }
 
-}  // namespace moeflux::metal
+}  // namespace moeflux::gpu

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace moeflux::metal {
+namespace moeflux::gpu {
 
 class Flight {
  public:
@@ -48,4 +48,4 @@ class Flight {
   std::vector<Fault> faults_;
 };
 
-}  // namespace moeflux::metal
+}  // namespace moeflux::gpu

@@ -8,9 +8,9 @@
 #include <optional>
 
 #include "backend/backend.h"
-#include "metal/flight.h"
+#include "gpu/flight.h"
 
-namespace moeflux::metal {
+namespace moeflux::gpu {
 
 class ListRing {
  public:
@@ -33,4 +33,4 @@ class ListRing {
   int64_t next_ = 0;
 };
 
-}  // namespace moeflux::metal
+}  // namespace moeflux::gpu

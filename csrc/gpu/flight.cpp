@@ -1,8 +1,8 @@
-#include "metal/flight.h"
+#include "gpu/flight.h"
 
 #include "core/error.h"
 
-namespace moeflux::metal {
+namespace moeflux::gpu {
 
 int64_t Flight::depart() {
   const std::lock_guard lock(mutex_);
@@ -67,4 +67,4 @@ const Flight::Fault* Flight::fault_of(int64_t number) const {
   return nullptr;
 }
 
-}  // namespace moeflux::metal
+}  // namespace moeflux::gpu
