@@ -32,14 +32,24 @@ inline void add_sums(thread Sums<chunks>& sums, const thread Sums<chunks>& more)
   for (int c = 0; c < chunks; c++) sums.values[c] = fma(sums.values[c], before, more.values[c] * after);
 }
 
+// A score without a value.
+template <int chunks>
+inline void add_sink(thread Sums<chunks>& sums, float sink) {
+  const float highest = max(sums.highest, sink), before = precise::exp(sums.highest - highest);
+  sums.total = fma(sums.total, before, precise::exp(sink - highest));
+  for (int c = 0; c < chunks; c++) sums.values[c] *= before;
+}
+
 // Queries of one key head: rows of the call, and in each the heads that share it.
 struct Queries {
   device const float* q[attention_queries];
   device const float* q_pe[attention_queries];
   uint index[attention_queries];  // row * heads + head
-  uint seen[attention_queries];   // cached rows
+  uint begin[attention_queries];  // cached rows begin ... seen - 1
+  uint seen[attention_queries];
   uint count;
-  uint longest;  // of `seen`
+  uint earliest;  // of `begin`
+  uint longest;   // of `seen`
 };
 
 inline Queries queries_of(constant AttentionParams& params, device const float* q, device const float* q_pe,
@@ -49,6 +59,7 @@ inline Queries queries_of(constant AttentionParams& params, device const float* 
   Queries queries;
   queries.count = min(attention_queries, all - tile_index * attention_queries);
   queries.longest = 0;
+  queries.earliest = ~0u;
   for (uint r = 0; r < attention_queries; r++) {
     const uint query = min(tile_index * attention_queries + r, all - 1);
     const uint row = query / group, head = kv_head * group + query % group;
@@ -56,6 +67,9 @@ inline Queries queries_of(constant AttentionParams& params, device const float* 
     queries.q_pe[r] = q_pe + ulong(row) * params.q_pe_row_stride + head * params.q_pe_head_stride;
     queries.index[r] = row * params.heads + head;
     queries.seen[r] = uint(params.first_position) + row + 1;
+    const uint hidden = params.window > 0 ? queries.seen[r] - min(queries.seen[r], params.window) : 0;
+    queries.begin[r] = hidden;
+    queries.earliest = min(queries.earliest, hidden);
     queries.longest = max(queries.longest, queries.seen[r]);
   }
   return queries;
@@ -94,7 +108,7 @@ inline void attend(constant AttentionParams& params, const thread Queries& queri
   device const T* k_pe = rows + params.pe_begin / sizeof(T);
   const uint width = params.kv_heads * params.dim;
   for (uint r = 0; r < attention_queries; r++) clear(sums[r]);
-  for (uint first = begin; first < end; first += lanes) {
+  for (uint first = max(begin, queries.earliest / lanes * lanes); first < end; first += lanes) {
     const uint key = first + lane;
     float scores[attention_queries] = {};
     if (key < end) {
@@ -113,7 +127,7 @@ inline void attend(constant AttentionParams& params, const thread Queries& queri
       }
     }
     for (uint r = 0; r < attention_queries; r++) {
-      const bool is_seen = key < queries.seen[r];
+      const bool is_seen = key >= queries.begin[r] && key < queries.seen[r];
       const float score = is_seen ? scores[r] * params.scale : -FLT_MAX;
       const float highest = max(sums[r].highest, simd_max(score));
       const float weight = is_seen ? precise::exp(score - highest) : 0.0f;
@@ -131,7 +145,8 @@ inline void attend(constant AttentionParams& params, const thread Queries& queri
         const uint i = lane + uint(c) * lanes;
         const float value = i < params.dim ? float(numbers[i]) * scale : 0.0f;
         for (uint r = 0; r < attention_queries; r++)
-          if (first + j < queries.seen[r]) sums[r].values[c] = fma(weights[r][j], value, sums[r].values[c]);
+          if (first + j >= queries.begin[r] && first + j < queries.seen[r])
+            sums[r].values[c] = fma(weights[r][j], value, sums[r].values[c]);
       }
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -144,22 +159,25 @@ kernel void attention(constant AttentionParams& params [[buffer(0)]], device con
                       device const float* q_pe [[buffer(2)]], device const RowBlock* blocks [[buffer(3)]],
                       device const T* first [[buffer(4)]], device const T* second [[buffer(5)]],
                       device const T* third [[buffer(6)]], device const T* fourth [[buffer(7)]],
-                      device float* out [[buffer(8)]], uint2 at [[threadgroup_position_in_grid]],
-                      uint lane [[thread_index_in_simdgroup]]) {
+                      device const float* sinks [[buffer(8)]], device float* out [[buffer(9)]],
+                      uint2 at [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
   threadgroup float weights[attention_queries][lanes];
   const Cached<T> cached = {blocks, first, second, third, fourth};
   const Queries queries = queries_of(params, q, q_pe, at.x, at.y);
   Sums<chunks> sums[attention_queries], part[attention_queries];
   for (uint r = 0; r < attention_queries; r++) clear(sums[r]);
-  for (uint begin = 0; begin < queries.longest; begin += attention_span) {
+  const uint earliest = queries.earliest / attention_span * attention_span;
+  for (uint begin = earliest; begin < queries.longest; begin += attention_span) {
     attend(params, queries, cached, at.y, begin, min(begin + attention_span, queries.longest), weights, lane, part);
     for (uint r = 0; r < attention_queries; r++) add_sums(sums[r], part[r]);
   }
-  for (uint r = 0; r < queries.count; r++)
+  for (uint r = 0; r < queries.count; r++) {
+    if (params.has_sinks != 0) add_sink(sums[r], sinks[queries.index[r] % params.heads]);
     for (int c = 0; c < chunks; c++) {
       const uint i = lane + uint(c) * lanes;
       if (i < params.dim) out[ulong(queries.index[r]) * params.dim + i] = sums[r].values[c] / sums[r].total;
     }
+  }
 }
 
 // A simdgroup a span, from first_span on: its sums into parts [n * heads, spans, dim + 2]. Grid: tiles of queries, key
@@ -192,13 +210,13 @@ kernel void attention_spans(constant AttentionParams& params [[buffer(0)]], devi
 // are not the first. The last round makes the result, each other one what the next begins with. Grid of threads:
 // numbers of a value, heads, rows.
 kernel void attention_merge(constant AttentionParams& params [[buffer(0)]], device const float* parts [[buffer(1)]],
-                            device const float* before [[buffer(2)]], device float* out [[buffer(3)]],
-                            uint3 at [[thread_position_in_grid]]) {
+                            device const float* before [[buffer(2)]], device const float* sinks [[buffer(3)]],
+                            device float* out [[buffer(4)]], uint3 at [[thread_position_in_grid]]) {
   if (at.x >= params.dim) return;
   const ulong query = ulong(at.z) * params.heads + at.y;
   Sums<1> sums, more;
   clear(sums);
-  if (params.first_span > 0) {
+  if (params.is_first == 0) {
     device const float* part = before + query * (params.dim + 2);
     sums.highest = part[0];
     sums.total = part[1];
@@ -212,6 +230,7 @@ kernel void attention_merge(constant AttentionParams& params [[buffer(0)]], devi
     add_sums(sums, more);
   }
   if (params.is_last != 0) {
+    if (params.has_sinks != 0) add_sink(sums, sinks[at.y]);
     out[query * params.dim + at.x] = sums.values[0] / sums.total;
     return;
   }

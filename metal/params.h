@@ -174,7 +174,10 @@ struct AttentionParams {
   // If spans are side by side, these are the spans of one round.
   uint32_t first_span;
   uint32_t spans;
+  uint32_t is_first;
   uint32_t is_last;
+  uint32_t window;  // a row attends to no more than the last so many rows; 0: to all
+  uint32_t has_sinks;
   float scale;
 };
 

@@ -99,6 +99,21 @@ def experts(n: int, k: int) -> Case:
     return Case(lambda o: o.expert_ffn(x, pool, jobs, k), reference)
 
 
+def windowed_attention(n: int) -> Case:
+    """A window of 128 rows, and sinks, in 64 heads of 64 numbers; NumPy meets no row outside the windows either."""
+    q, k, v, sinks = numbers(n, 64, 64), numbers(CONTEXT, 8, 64), numbers(CONTEXT, 8, 64), numbers(64)
+    first = CONTEXT - n - 127
+    hidden = np.tri(n, n + 127, -1, dtype=bool) | ~np.tri(n, n + 127, 127, dtype=bool)
+
+    def reference() -> np.ndarray:
+        scores = np.einsum("nghd,tgd->nght", q.reshape(n, 8, 8, 64), k[first:], optimize=True) / 8
+        weights = np.exp(np.where(hidden[:, None, None], -np.inf, scores))
+        total = weights.sum(axis=-1, keepdims=True) + np.exp(sinks.reshape(8, 8, 1))
+        return np.einsum("nght,tgd->nghd", weights / total, v[first:], optimize=True)
+
+    return Case(lambda o: o.attention(q, k, v, 1 / 8, sinks, 128), reference)
+
+
 def attention(n: int, context: int = CONTEXT, narrow: bool = False) -> Case:
     """`narrow`: rows of bf16, for NumPy of f32."""
     q, k, v = numbers(n, 16, 256), numbers(context, 2, 256), numbers(context, 2, 256)
@@ -210,6 +225,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "attention 64 of 4096": lambda: attention(64),
     "attention 1 of 32768, bf16": lambda: attention(1, 32768, narrow=True),
     "attention 64 of 4096, bf16": lambda: attention(64, narrow=True),
+    "attention 1 of 4096, window of 128": lambda: windowed_attention(1),
+    "attention 64 of 4096, window of 128": lambda: windowed_attention(64),
     "mla_attention 1 of 4096": lambda: latent_attention(1),
     "conv1d": convolution,
     "gated_delta": delta,

@@ -114,7 +114,7 @@ ExpertMatrices inside(ExpertMatrices expert) {
 }
 
 AttentionArgs inside(AttentionArgs args) {
-  move_inside(args.q, args.out);
+  move_inside(args.q, args.sinks, args.out);
   return args;
 }
 

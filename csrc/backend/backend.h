@@ -138,7 +138,9 @@ struct AttentionArgs {
   int64_t kv_heads = 0;        // query heads j * (heads / kv_heads) ... share key head j
   int64_t first_position = 0;  // of the n rows: row i attends to cache rows 0 ... first_position + i
   float scale = 0;
-  View out;  // [n, q.heads * q.dim]
+  View out;            // [n, q.heads * q.dim]
+  View sinks;          // [q.heads] or empty: a score that each head has besides, without a value
+  int64_t window = 0;  // a row attends to no more than the last so many rows, its own among them; 0: to all
 };
 
 struct LatentAttentionArgs {

@@ -207,7 +207,9 @@ void CpuCommands::attention(const AttentionArgs& args, int64_t n) {
     task.kv_heads = args.kv_heads;
     task.dim = args.q.dim;
     task.first_position = args.first_position;
+    task.window = args.window;
     task.scale = args.scale;
+    task.sinks = args.sinks ? args.sinks.f32() : nullptr;
     task.out = args.out.f32();
     run_attention(task, args.k);
   });

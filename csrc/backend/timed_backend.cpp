@@ -16,8 +16,14 @@ int64_t numbers(const Heads& heads) { return heads.heads * heads.dim; }
 
 bool same_place(const View& a, const View& b) { return a.buffer == b.buffer && a.offset == b.offset; }
 
-// How many pairs of rows attention computes for n rows from `first` on, each with every row up to its own.
-int64_t meetings(int64_t first, int64_t n) { return n * first + n * (n + 1) / 2; }
+// How many pairs of rows attention computes for n rows from `first` on, each with every row up to its own, or with the
+// last so many of them.
+int64_t meetings(int64_t first, int64_t n, int64_t window = 0) {
+  const int64_t all = n * first + n * (n + 1) / 2;
+  if (window == 0 || window >= first + n) return all;
+  const int64_t begin = std::max(first, window);  // from there on, the window hides rows
+  return all - meetings(begin - window, first + n - begin);
+}
 
 std::string shape_of(const OpTimes::Kind& kind) {
   if (kind.matrices == 0) return {};
@@ -99,8 +105,10 @@ class TimedCommands final : public Commands {
           [&] { inner_->append(x, x_stride, cache, first, n); });
   }
   void attention(const AttentionArgs& args, int64_t n) override {
-    const int64_t cached = (args.first_position + n) * (row_bytes(args.k) + row_bytes(args.v));
-    timed({"attention"}, n, cached + n * 8 * numbers(args.q), 2 * meetings(args.first_position, n) * numbers(args.q),
+    const int64_t before = args.window ? std::min(args.first_position, args.window - 1) : args.first_position;
+    const int64_t cached = (before + n) * (row_bytes(args.k) + row_bytes(args.v));
+    const int64_t met = meetings(args.first_position, n, args.window);
+    timed({"attention"}, n, cached + n * 8 * numbers(args.q), 2 * met * numbers(args.q),
           [&] { inner_->attention(args, n); });
   }
   void mla_attention(const LatentAttentionArgs& args, int64_t n) override {

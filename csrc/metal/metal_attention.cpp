@@ -45,19 +45,40 @@ struct MetalCommands::AttentionTask {
   int64_t first_position = 0;
   float scale = 0;
   View out;
+  View sinks;  // empty without any
+  int64_t window = 0;
 };
 
 void MetalCommands::attention(const AttentionArgs& args, int64_t n) {
   op("attention", [&] {
-    run_attention({args.q, {}, args.k, args.v, {}, args.kv_heads, args.first_position, args.scale, args.out}, n);
+    run_attention({args.q,
+                   {},
+                   args.k,
+                   args.v,
+                   {},
+                   args.kv_heads,
+                   args.first_position,
+                   args.scale,
+                   args.out,
+                   args.sinks,
+                   args.window},
+                  n);
   });
 }
 
 void MetalCommands::mla_attention(const LatentAttentionArgs& args, int64_t n) {
   op("mla_attention", [&] {
-    run_attention(
-        {args.q_latent, args.q_pe, args.latent, args.latent, args.k_pe, 1, args.first_position, args.scale, args.out},
-        n);
+    run_attention({args.q_latent,
+                   args.q_pe,
+                   args.latent,
+                   args.latent,
+                   args.k_pe,
+                   1,
+                   args.first_position,
+                   args.scale,
+                   args.out,
+                   {}},
+                  n);
   });
 }
 
@@ -66,7 +87,8 @@ void MetalCommands::run_attention(const AttentionTask& task, int64_t n) {
   if (task.q.dim > int64_t{max_attention_dim})
     throw FormatError(concat("metal: expected attention over at most ", max_attention_dim, " dimensions, found ",
                              task.q.dim, ": load with backend=\"cpu\""));
-  const double row = 2.0 * static_cast<double>(task.q.heads) * static_cast<double>(task.first_position + n) *
+  const int64_t seen = task.window > 0 ? std::min(task.window, task.first_position + n) : task.first_position + n;
+  const double row = 2.0 * static_cast<double>(task.q.heads) * static_cast<double>(seen) *
                      static_cast<double>(task.q.dim + task.q_pe.dim);
   const int64_t most = std::max<int64_t>(1, static_cast<int64_t>(backend_.max_work_ / 2 / row));
   for (int64_t first = 0; first < n; first += most) {
@@ -80,7 +102,9 @@ void MetalCommands::attend(const AttentionTask& task, int64_t first, int64_t n) 
   const int64_t heads = task.q.heads;
   const int64_t dim = task.q.dim;
   const int64_t length = task.first_position + first + n;
-  const int64_t spans = divide_up(length, attention_span);
+  const int64_t earliest = task.window > 0 ? std::max<int64_t>(0, task.first_position + first + 1 - task.window) : 0;
+  const int64_t first_span = earliest / attention_span;
+  const int64_t spans = divide_up(length, attention_span) - first_span;
   AttentionParams params = {.first_position = static_cast<uint64_t>(task.first_position + first),
                             .k_begin = static_cast<uint64_t>(task.k.offset),
                             .v_begin = static_cast<uint64_t>(task.v.offset),
@@ -96,13 +120,17 @@ void MetalCommands::attend(const AttentionTask& task, int64_t first, int64_t n) 
                             .q_pe_head_stride = static_cast<uint32_t>(task.q_pe.head_stride),
                             .first_span = 0,
                             .spans = static_cast<uint32_t>(spans),
+                            .is_first = true,
                             .is_last = true,
+                            .window = static_cast<uint32_t>(task.window),
+                            .has_sinks = static_cast<bool>(task.sinks),
                             .scale = task.scale};
   const int64_t chunks = dim <= 4 * lanes ? 4 : dim <= 8 * lanes ? 8 : 16;
   const char* type = task.k.dtype == DType::i8 ? "_codes" : task.k.dtype == DType::bf16 ? "_bf16" : "_f32";
   const std::string kind = concat(chunks, type);
   const View q = task.q.view.at(first * task.q.row_stride);
   const View q_pe = task.q_pe.dim ? task.q_pe.view.at(first * task.q_pe.row_stride) : or_nothing({});
+  const View sinks = or_nothing(task.sinks);
   const View out = task.out.at(first * heads * dim);
   const RowTable rows = row_table(task.k.blocks, length);
   const auto& [a, b, c, d] = rows.buffers;
@@ -115,15 +143,17 @@ void MetalCommands::attend(const AttentionTask& task, int64_t first, int64_t n) 
   const bool in_one_round = side_by_side == spans;
   if (spans == 1 || side_by_side == 0 || (!in_one_round && n > MetalBackend::max_carried) ||
       int64_t{tiles} * kv_heads >= enough_simdgroups) {
-    dispatch({"attention", "attention_" + kind}, params, {q, q_pe, rows.table, a, b, c, d, out}, {tiles, kv_heads});
+    dispatch({"attention", "attention_" + kind}, params, {q, q_pe, rows.table, a, b, c, d, sinks, out},
+             {tiles, kv_heads});
     return;
   }
   if (!in_one_round) backend_.reserve_carried(n * heads * query_bytes);
   const View parts = {backend_.parts_.get(), 0};
   for (int64_t begin = 0, round = 0; begin < spans; begin += side_by_side, ++round) {
     const int64_t count = std::min(side_by_side, spans - begin);
-    params.first_span = static_cast<uint32_t>(begin);
+    params.first_span = static_cast<uint32_t>(first_span + begin);
     params.spans = static_cast<uint32_t>(count);
+    params.is_first = begin == 0;
     params.is_last = begin + count == spans;
     if (first + begin > 0) barrier();  // rows or spans before these have used the same room
     dispatch({"attention", "attention_spans_" + kind}, params, {q, q_pe, rows.table, a, b, c, d, parts},
@@ -131,7 +161,7 @@ void MetalCommands::attend(const AttentionTask& task, int64_t first, int64_t n) 
     barrier();
     const View before = begin > 0 ? View{backend_.carried_[round % 2].get(), 0} : or_nothing({});
     const View after = params.is_last ? out : View{backend_.carried_[(round + 1) % 2].get(), 0};
-    flat({"attention", "attention_merge"}, params, {parts, before, after}, dim, heads, n);
+    flat({"attention", "attention_merge"}, params, {parts, before, sinks, after}, dim, heads, n);
   }
 }
 

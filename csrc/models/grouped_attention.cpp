@@ -16,11 +16,14 @@ void GroupedAttention::add_tensors(TensorList& list) const {
     list.vector("self_attn.k_proj.bias", kv_width());
     list.vector("self_attn.v_proj.bias", kv_width());
   }
+  if (out_bias) list.vector("self_attn.o_proj.bias", list.hidden());
+  if (sinks) list.vector("self_attn.sinks", heads);
 }
 
 void GroupedAttention::check(const Check& check) const {
   check.limits(
       {{"heads", heads, 1, max_width}, {"kv_heads", kv_heads, 1, max_width}, {"head_dim", head_dim, 1, max_width}});
+  check.limits({{"window", window, 0, max_context_limit}});
   check.limits({{"heads * head_dim (q_proj)", q_width(), 1, max_product_width},
                 {"kv_heads * head_dim", kv_width(), 1, max_product_width}});
   check.divides("heads", heads, "kv_heads", kv_heads);

@@ -12,9 +12,12 @@ struct GroupedAttention {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   Rope rope;
-  bool gate = false;    // q_proj yields [query | gate] per head; the output is multiplied by the gate's sigmoid
-  bool qk_norm = true;  // each q and k head is normed by itself
-  bool bias = false;    // q_proj, k_proj and v_proj add a bias
+  bool gate = false;      // q_proj yields [query | gate] per head; the output is multiplied by the gate's sigmoid
+  bool qk_norm = true;    // each q and k head is normed by itself
+  bool bias = false;      // q_proj, k_proj and v_proj add a bias
+  bool out_bias = false;  // o_proj does
+  bool sinks = false;     // each head has a score besides, without a value
+  int64_t window = 0;     // rows that a row attends to at most, its own among them; 0: all
 
   int64_t kv_width() const { return kv_heads * head_dim; }
   int64_t q_head() const { return head_dim * (gate ? 2 : 1); }  // numbers that q_proj yields per head
@@ -31,6 +34,9 @@ struct GroupedAttention {
     visit("gate", self.gate, false);
     visit("qk_norm", self.qk_norm, true);
     visit("bias", self.bias, false);
+    visit("out_bias", self.out_bias, false);
+    visit("sinks", self.sinks, false);
+    visit("window", self.window, int64_t{0});
   }
   void check(const Check& check) const;
 

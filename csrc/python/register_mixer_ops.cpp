@@ -6,7 +6,8 @@
 namespace moeflux::python {
 namespace {
 
-py::object attention(const Ops& ops, const Array& q, const Array& k, const Array& v, float scale) {
+py::object attention(const Ops& ops, const Array& q, const Array& k, const Array& v, float scale,
+                     const py::object& sinks, int64_t window) {
   OpArguments a = ops.arguments("attention");
   AttentionArgs args;
   args.q = a.heads("q", q, {-1, -1, -1});
@@ -24,6 +25,9 @@ py::object attention(const Ops& ops, const Array& q, const Array& k, const Array
   args.v = kept[1];
   args.first_position = rows - n;
   args.scale = scale;
+  args.sinks = a.maybe_floats("sinks", sinks, {args.q.heads});
+  a.require(window >= 0, "window", "0 or a number of rows", window);
+  args.window = window;
   args.out = a.output(n * args.q.heads * args.q.dim);
   a.run([&](Commands& commands) { commands.attention(args, n); });
   return a.floats_of(args.out, {n, args.q.heads, args.q.dim});
@@ -147,7 +151,8 @@ py::tuple gated_delta(const Ops& ops, const Array& q, const Array& k, const Arra
 }  // namespace
 
 void register_mixer_ops(Class<Ops>& ops) {
-  ops.def("attention", &attention, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("scale"))
+  ops.def("attention", &attention, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("scale"),
+          py::arg("sinks") = py::none(), py::arg("window") = 0)
       .def("attention_scores", &attention_scores, py::arg("q"), py::arg("k"), py::arg("scale"))
       .def("attention_softmax", &attention_softmax, py::arg("scores"))
       .def("attention_values", &attention_values, py::arg("scores"), py::arg("v"))

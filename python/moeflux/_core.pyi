@@ -560,6 +560,8 @@ class Ops:
         k: numpy.typing.NDArray[typing.Any],
         v: numpy.typing.NDArray[typing.Any],
         scale: float,
+        sinks: typing.Any = None,
+        window: int = 0,
     ) -> numpy.typing.NDArray[typing.Any]: ...
     def attention_scores(
         self, q: numpy.typing.NDArray[typing.Any], k: numpy.typing.NDArray[typing.Any], scale: float

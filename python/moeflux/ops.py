@@ -151,9 +151,12 @@ class Ops:
 
     # ---- Attention and delta net --------------------------------------------------------------------------------
 
-    def attention(self, q: Array, k: Array, v: Array, scale: float) -> Array:
-        """q [n, heads, dim]; k and v [t, kv_heads, dim], whose last n rows are those of q."""
-        return self._core.attention(q, k, v, scale)
+    def attention(
+        self, q: Array, k: Array, v: Array, scale: float, sinks: Array | None = None, window: int = 0
+    ) -> Array:
+        """q [n, heads, dim]; k and v [t, kv_heads, dim], whose last n rows are those of q; sinks [heads]. A row sees no
+        more than the last `window` rows, unless that is 0."""
+        return self._core.attention(q, k, v, scale, sinks, window)
 
     def attention_scores(self, q: Array, k: Array, scale: float) -> Array:
         """One query in steps, on Metal alone: q [heads, dim], k [t, kv_heads, dim] -> [1, heads, t]"""

@@ -1,5 +1,5 @@
 """Grouped attention in all its flavours, whether a published model has them together or not: with and without a norm of
-each head, biases and a gate."""
+each head, biases, sinks, a window and a gate."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ from support.tiny_stores import MlxFolder, Raw, hybrid, latent
 
 LAYERS = {"layer_kinds": ("linear", "full"), "mlp_kinds": ("moe",) * 2, "linear_value_heads": 4, "head_dim": 32}
 PLAIN = hybrid("qwen3_5_moe", **LAYERS, vocab_size=384)
-FLAVOURS = [
+FLAVOURS: list[dict[str, bool | int]] = [
     dict(zip(("qk_norm", "bias", "gate"), each, strict=True)) for each in itertools.product((False, True), repeat=3)
 ]
-BIASES = [f"model.layers.1.self_attn.{name}_proj.bias" for name in "qkv"]
+FLAVOURS += [{"out_bias": True}, {"sinks": True}, {"window": 1}, {"window": 5}]
+FLAVOURS += [{"qk_norm": False, "bias": True, "out_bias": True, "sinks": True, "window": window} for window in (0, 6)]
+BIASES = [f"model.layers.1.self_attn.{name}_proj.bias" for name in "qkvo"]
+SINKS = "model.layers.1.self_attn.sinks"
+ALL = {"bias": True, "out_bias": True, "sinks": True, "window": 5}
 
 
-def flavoured(**changes: bool) -> Variant:
+def flavoured(**changes: bool | int) -> Variant:
     return PLAIN.with_parts(GroupedAttention, **changes)
 
 
@@ -43,12 +47,12 @@ def session(opened: Store, **options: int) -> moeflux.Session:
     return moeflux.Model(opened, engine).session(max_context=64)
 
 
-def names(flavour: dict[str, bool]) -> str:
-    return " ".join(name for name, here in flavour.items() if here) or "plain"
+def names(flavour: dict[str, bool | int]) -> str:
+    return " ".join(name if here is True else f"{name}={here}" for name, here in flavour.items() if here) or "plain"
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS, ids=names)
-def test_prefill_and_steps_meet_the_oracle(tmp_path: Path, flavour: dict[str, bool]) -> None:
+def test_prefill_and_steps_meet_the_oracle(tmp_path: Path, flavour: dict[str, bool | int]) -> None:
     variant, ids = flavoured(**flavour), tokens(20)
     with store(tmp_path / "mlx", variant, tensors(variant)) as opened:
         expected = oracle.Session(variant, opened).prefill(ids)
@@ -60,9 +64,9 @@ def test_prefill_and_steps_meet_the_oracle(tmp_path: Path, flavour: dict[str, bo
 
 
 @pytest.mark.parametrize("element", FLOATS)
-@pytest.mark.parametrize("name", BIASES)
-def test_biases_of_every_type_meet_the_oracle(tmp_path: Path, name: str, element: str) -> None:
-    variant, ids = flavoured(bias=True), tokens(6)
+@pytest.mark.parametrize("name", [*BIASES, SINKS])
+def test_vectors_of_every_type_meet_the_oracle(tmp_path: Path, name: str, element: str) -> None:
+    variant, ids = flavoured(**ALL), tokens(6)
     stored = tensors(variant)
     with store(tmp_path / "mlx", variant, stored | vector(name, stored[name].shape, element)) as opened:
         assert opened.directory.tensors[name].dtype == element
@@ -72,18 +76,18 @@ def test_biases_of_every_type_meet_the_oracle(tmp_path: Path, name: str, element
 
 def test_every_vector_of_a_flavour_counts(tmp_path: Path) -> None:
     """Another value of any of them gives other logits."""
-    variant, ids = flavoured(bias=True), tokens(6)
+    variant, ids = flavoured(**ALL), tokens(6)
     stored = tensors(variant)
     seen = []
-    for i, name in enumerate([None, *BIASES, *(f"model.layers.1.self_attn.{x}_norm.weight" for x in "qk")]):
+    for i, name in enumerate([None, *BIASES, SINKS, *(f"model.layers.1.self_attn.{x}_norm.weight" for x in "qk")]):
         other = {} if name is None else {name: vector(f"another {name}", stored[name].shape, "F32").popitem()[1]}
         with store(tmp_path / str(i), variant, stored | other) as opened:
             seen.append(session(opened).prefill(ids, logits="all").tobytes())
-    assert len(set(seen)) == 6
+    assert len(set(seen)) == 8
 
 
 def test_a_session_goes_on_from_a_snapshot(tmp_path: Path) -> None:
-    variant, ids = flavoured(bias=True, qk_norm=False), tokens(12)
+    variant, ids = flavoured(**ALL, qk_norm=False), tokens(12)
     with store(tmp_path / "mlx", variant, tensors(variant)) as opened:
         one = session(opened)
         one.prefill(ids)
@@ -94,10 +98,10 @@ def test_a_session_goes_on_from_a_snapshot(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flavour", "missing"),
-    [({"bias": True}, name) for name in BIASES] + [({}, f"model.layers.1.self_attn.{x}_norm.weight") for x in "qk"],
+    [(ALL, name) for name in (*BIASES, SINKS)] + [({}, f"model.layers.1.self_attn.{x}_norm.weight") for x in "qk"],
 )
 def test_tensors_of_a_flavour_are_needed_and_belong_to_it(
-    tmp_path: Path, flavour: dict[str, bool], missing: str
+    tmp_path: Path, flavour: dict[str, bool | int], missing: str
 ) -> None:
     variant = flavoured(**flavour)
     stored = {name: tensor for name, tensor in tensors(variant).items() if name != missing}

@@ -44,6 +44,37 @@ def test_latent_attention(n: int, first: int, heads: int, rank: int, rope: int, 
     check_latent_attention(metal, n, first, heads, rank, rope, dtype)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "q8"])
+@pytest.mark.parametrize("sinks", [None, -1000.0, 1.0, 40.0])
+@pytest.mark.parametrize(
+    ("n", "first", "heads", "kv_heads", "dim", "window"),
+    [
+        (1, 40, 6, 2, 40, 1),
+        (5, 250, 6, 2, 33, 7),
+        (40, 500, 2, 1, 16, 32),
+        (1, 1200, 2, 1, 40, 900),
+        (3, 2, 2, 1, 8, 0),
+    ],
+)
+def test_sinks_and_windows(
+    n: int, first: int, heads: int, kv_heads: int, dim: int, window: int, sinks: float | None, dtype: str
+) -> None:
+    check_attention(metal, n, first, heads, kv_heads, dim, dtype, window=window, sinks=sinks)
+
+
+def test_nothing_comes_from_rows_before_a_window() -> None:
+    rng = np.random.default_rng(8)
+    q = rng.standard_normal((20, 2, 8), dtype=np.float32)
+    k, v = (rng.standard_normal((320, 1, 8), dtype=np.float32) for _ in range(2))
+    whole = metal.attention(q, k, v, 0.3, None, 9)
+    k[304], v[304] = np.nan, np.nan
+    spoilt = metal.attention(q, k, v, 0.3, None, 9)
+    seen = np.zeros(20, bool)
+    seen[4:13] = True
+    assert np.array_equal(spoilt[~seen], whole[~seen])
+    assert np.isnan(spoilt[seen]).all()
+
+
 @pytest.mark.parametrize("scale", [30.0, 1e4])
 def test_scores_far_apart(scale: float) -> None:
     """One key has all the weight, and may be the last or long past."""
@@ -61,11 +92,14 @@ def test_a_row_depends_on_what_it_sees_alone() -> None:
     q, q_pe = (rng.standard_normal((n, 3, 8), dtype=np.float32) for _ in range(2))
     k, v = (rng.standard_normal((end, 1, 8), dtype=np.float32) for _ in range(2))
     k_pe = rng.standard_normal((end, 8), dtype=np.float32)
+    sinks = rng.standard_normal(3, dtype=np.float32)
     whole = metal.attention(q, k, v, 0.3)
+    windowed = metal.attention(q, k, v, 0.3, sinks, 5)
     latent = metal.mla_attention(q, q_pe, np.ascontiguousarray(k[:, 0]), k_pe, 0.3)
     for begin, stop in ((0, 1), (1, 4), (5, 7)):
         seen, rows = first + stop, slice(begin, stop)
         assert np.array_equal(metal.attention(q[rows], k[:seen], v[:seen], 0.3), whole[rows])
+        assert np.array_equal(metal.attention(q[rows], k[:seen], v[:seen], 0.3, sinks, 5), windowed[rows])
         keys = np.ascontiguousarray(k[:seen, 0])
         assert np.array_equal(metal.mla_attention(q[rows], q_pe[rows], keys, k_pe[:seen], 0.3), latent[rows])
     k[-1], v[-1] = np.nan, np.nan
@@ -139,6 +173,8 @@ def test_spans_side_by_side_are_spans_one_by_one(n: int, length: int, heads: int
     rng = np.random.default_rng(7)
     q = rng.standard_normal((n, heads, dim), dtype=np.float32)
     k, v = (rng.standard_normal((length, kv_heads, dim), dtype=np.float32) for _ in range(2))
-    found = metal.attention(q, k, v, dim**-0.5)
-    for way in attention_both_ways(q, k, v, dim**-0.5):
-        assert np.array_equal(way, found)
+    sinks = rng.standard_normal(heads, dtype=np.float32)
+    for beside in ((None, 0), (sinks, 290)):
+        found = metal.attention(q, k, v, dim**-0.5, *beside)
+        for way in attention_both_ways(q, k, v, dim**-0.5, *beside):
+            assert np.array_equal(way, found)

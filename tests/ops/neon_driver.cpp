@@ -206,7 +206,7 @@ void check_elementwise(int64_t width) {
 // ---- Attention -----------------------------------------------------------------------------------------------------
 
 void check_attention(int64_t rows, int64_t first, int64_t heads, int64_t kv_heads, int64_t dim, int64_t pe_dim,
-                     Rows kind) {
+                     Rows kind, int64_t window = 0) {
   const int64_t count = (first + rows + cached_block - 1) / cached_block;
   const int64_t keys = cached_block * kv_heads * dim;
   const int64_t pe_keys = cached_block * pe_dim;
@@ -233,6 +233,8 @@ void check_attention(int64_t rows, int64_t first, int64_t heads, int64_t kv_head
   task.v_offset = keys * element + scales;
   task.pe_offset = 2 * task.v_offset;
   task.kind = kind;
+  task.sinks = window > 0 ? numbers(heads) : nullptr;
+  task.window = window;
   task.rows = rows;
   task.heads = heads;
   task.kv_heads = kv_heads;
@@ -386,6 +388,7 @@ void check_all() {
       check_attention(rows, 70, 6, 2, 40, 0, kind);
       check_attention(rows, 1, 16, 2, 128, 0, kind);
       check_attention(rows, 9, 5, 1, 64, 12, kind);
+      check_attention(rows, 600, 6, 2, 40, 0, kind, 130);
     }
     check_attention(2, 1500, 4, 2, 36, 0, kind);
   }

@@ -72,6 +72,64 @@ def test_latent_attention_over_a_long_context(kernels: Ops, dtype: str) -> None:
     check_latent_attention(kernels, 2, 5000, 6, 40, 8, dtype)
 
 
+# ---- Sinks and windows ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", CACHES)
+@pytest.mark.parametrize("window", [1, 5, 64, 128, 600])
+@pytest.mark.parametrize("n", [1, 3, 17, 70])
+def test_windows(kernels: Ops, n: int, window: int, dtype: str) -> None:
+    """That begin within a block, at its border, a span before their row, or before all rows."""
+    for first in (0, 4, 130, 511, 1100):
+        check_attention(kernels, n, first, heads=6, kv_heads=2, dim=40, dtype=dtype, window=window)
+
+
+@pytest.mark.parametrize("dtype", CACHES)
+@pytest.mark.parametrize("window", [128, 5000])
+def test_windows_far_out(kernels: Ops, window: int, dtype: str) -> None:
+    """Where spans are long, and a window is cut into some that are merged."""
+    for n in (1, 40):
+        check_attention(kernels, n, 9200, heads=8, kv_heads=2, dim=36, dtype=dtype, window=window, sinks=0.0)
+
+
+@pytest.mark.parametrize("dtype", CACHES)
+@pytest.mark.parametrize("sinks", [-1000.0, 0.0, 3.0, 40.0])
+def test_sinks(kernels: Ops, sinks: float, dtype: str) -> None:
+    """Far below all scores, among them, above, and far above: then nothing is left of the values."""
+    for n, first, heads, dim in ((1, 0, 8, 32), (17, 130, 16, 64), (3, 5000, 8, 40), (64, 600, 70, 32)):
+        kv_heads = 1 if heads == 70 else 2
+        check_attention(kernels, n, first, heads, kv_heads, dim, dtype, sinks=sinks)
+        check_attention(kernels, n, first, heads, kv_heads, dim, dtype, sinks=sinks, window=100)
+
+
+@pytest.mark.parametrize("dtype", CACHES)
+@pytest.mark.parametrize("first", [0, 300, 5000])
+def test_nothing_comes_from_rows_before_a_window(kernels: Ops, first: int, dtype: str) -> None:
+    """NaN in a row reaches the rows that see it and no others."""
+    rng = np.random.default_rng(first)
+    q = rng.standard_normal((40, 6, 32), dtype=np.float32)
+    k, v = (cached(rng, (first + 40, 2, 32), dtype)[0] for _ in range(2))
+    whole = kernels.attention(q, k, v, 0.2, None, 9)
+    nan = np.full((2, 32), np.nan, np.float32)
+    k[first + 7] = v[first + 7] = {"f32": lambda row: row, "bf16": bf16_bits, "q8": as_codes}[dtype](nan)
+    spoilt = kernels.attention(q, k, v, 0.2, None, 9)
+    seen = np.zeros(40, bool)
+    seen[7:16] = True
+    assert np.array_equal(spoilt[~seen], whole[~seen])
+    assert np.isnan(spoilt[seen]).all()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "q8"])
+def test_a_window_that_hides_nothing_changes_nothing(kernels: Ops, dtype: str) -> None:
+    rng = np.random.default_rng(8)
+    q = rng.standard_normal((20, 6, 32), dtype=np.float32)
+    k, v = (cached(rng, (620, 2, 32), dtype)[0] for _ in range(2))
+    whole = kernels.attention(q, k, v, 0.2)
+    assert np.array_equal(kernels.attention(q, k, v, 0.2, None, 620), whole)
+    assert np.array_equal(kernels.attention(q, k, v, 0.2, np.full(6, -np.inf, np.float32), 1 << 40), whole)
+    assert not np.array_equal(kernels.attention(q, k, v, 0.2, None, 619), whole)
+
+
 # ---- Numbers at the edges ---------------------------------------------------------------------------------------
 
 
@@ -172,6 +230,14 @@ def test_empty_and_inconsistent_shapes_are_refused(op: str, shapes: dict[str, tu
         getattr(Ops("cpu"), op)(*arrays, 0.5)
 
 
+def test_sinks_and_windows_are_checked() -> None:
+    q, k, v = (np.ones(shape, np.float32) for shape in GROUPED.values())
+    with pytest.raises(ArgumentError, match=r"^\[attention\] sinks: expected float32 \(4,\) contiguous, found"):
+        Ops("cpu").attention(q, k, v, 0.5, np.ones(3, np.float32))
+    with pytest.raises(ArgumentError, match=r"^\[attention\] window: expected 0 or a number of rows, found -1"):
+        Ops("cpu").attention(q, k, v, 0.5, None, -1)
+
+
 # ---- The same bits ----------------------------------------------------------------------------------------------
 
 
@@ -183,6 +249,7 @@ def test_any_number_of_threads_gives_the_same_bits(n: int, first: int, dim: int,
     q = rng.standard_normal((n, 8, dim), dtype=np.float32)
     k, v = (cached(rng, (first + n, 2, dim), dtype)[0] for _ in range(2))
     k_pe, _ = cached(rng, (first + n, rope), dtype)
+    sinks = rng.standard_normal(8, dtype=np.float32)
     q_pe = rng.standard_normal((n, 8, rope), dtype=np.float32)
     for isa in isas():
         results = set()
@@ -190,7 +257,8 @@ def test_any_number_of_threads_gives_the_same_bits(n: int, first: int, dim: int,
             kernels = Ops(isa=isa, threads=threads)
             plain = kernels.attention(q, k, v, 0.2)
             latent = kernels.mla_attention(q, q_pe, np.ascontiguousarray(k[:, 0]), k_pe, 0.2)
-            results.add(plain.tobytes() + latent.tobytes())
+            windowed = kernels.attention(q, k, v, 0.2, sinks, 1000)
+            results.add(plain.tobytes() + latent.tobytes() + windowed.tobytes())
         assert len(results) == 1, isa
 
 
@@ -210,11 +278,14 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
     v, _ = cached(rng, (total, kv_heads, dim), dtype)
     q_pe = rng.standard_normal((total, heads, rope), dtype=np.float32)
     k_pe, _ = cached(rng, (total, rope), dtype)
+    sinks = rng.standard_normal(heads, dtype=np.float32)
 
     def rows(first: int, end: int) -> bytes:
         plain = kernels.attention(q[first:end], k[:end], v[:end], 0.2)
         latent = kernels.mla_attention(q[first:end], q_pe[first:end], np.ascontiguousarray(k[:end, 0]), k_pe[:end], 0.2)
-        return b"".join(plain[i].tobytes() + latent[i].tobytes() for i in range(end - first))
+        windows = [kernels.attention(q[first:end], k[:end], v[:end], 0.2, sinks, window) for window in (21, 700)]
+        found = (plain, latent, *windows)
+        return b"".join(each[i].tobytes() for i in range(end - first) for each in found)
 
     for first, cuts in ((500, (501, 511, 512, 513, 530, 640)), (8180, (8181, 8192, 8193, 8260)), (9214, (9215, 9240))):
         whole = rows(first, cuts[-1])

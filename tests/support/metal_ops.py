@@ -167,7 +167,9 @@ def in_a_row(*kinds: Array) -> tuple[Array, Array]:
     return table, rows
 
 
-def attention_both_ways(q: Array, k: Array, v: Array, scale: float) -> tuple[Array, Array]:
+def attention_both_ways(
+    q: Array, k: Array, v: Array, scale: float, sinks: Array | None = None, window: int = 0
+) -> tuple[Array, Array]:
     """One simdgroup through all spans, and spans side by side."""
     n, heads, dim = q.shape
     kv_heads, length = k.shape[1], len(k)
@@ -190,16 +192,20 @@ def attention_both_ways(q: Array, k: Array, v: Array, scale: float) -> tuple[Arr
         q_pe_head_stride=0,
         first_span=0,
         spans=spans,
+        is_first=1,
         is_last=1,
+        window=window,
+        has_sinks=int(sinks is not None),
         scale=scale,
     )
     chunks = next(c for c in (4, 8, 16) if dim <= c * LANES)
     tiles = divide_up(n * heads // kv_heads, sizes()["attention_queries"])
     inputs = [arguments, q, nothing(), table, rows, nothing(), nothing(), nothing()]
-    out = np.empty((n, heads, dim), np.float32)
-    (whole,) = dispatch("attention", f"attention_{chunks}_f32", [*inputs, out], [8], (tiles, kv_heads), (LANES,))
+    out, ends = np.empty((n, heads, dim), np.float32), nothing() if sinks is None else sinks
+    grid: tuple[int, ...] = (tiles, kv_heads)
+    (whole,) = dispatch("attention", f"attention_{chunks}_f32", [*inputs, ends, out], [9], grid, (LANES,))
     parts = np.empty((n * heads, spans, dim + 2), np.float32)
-    grid = (tiles, kv_heads, spans), (LANES,)
-    (parts,) = dispatch("attention", f"attention_spans_{chunks}_f32", [*inputs, parts], [8], *grid)
-    (merged,) = flat("attention", "attention_merge", [arguments, parts, nothing(), out], [3], dim, heads, n)
+    grid = (tiles, kv_heads, spans)
+    (parts,) = dispatch("attention", f"attention_spans_{chunks}_f32", [*inputs, parts], [8], grid, (LANES,))
+    (merged,) = flat("attention", "attention_merge", [arguments, parts, nothing(), ends, out], [4], dim, heads, n)
     return whole, merged

@@ -137,13 +137,15 @@ def cached(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> tupl
     return bits, widened(bits).astype(np.float64)
 
 
-def rounding_of_tiles(run: Any, dtype: str, q: Array, k: Array, v: Array, scale: float) -> Array | float:
+def rounding_of_tiles(
+    run: Any, dtype: str, q: Array, k: Array, v: Array, scale: float, window: int = 0
+) -> Array | float:
     """The most that attention over k [rows, kv_heads, ...] and v can be off if it takes digits of bf16.
 
     Scores are off by that part of the terms that add up to them. So weights, before and after they are divided by their
     sum, are off by e to twice the most of that. Then they are written in digits, too.
     """
-    if run.isa != "amx" or dtype != "bf16":
+    if run.isa != "amx" or dtype != "bf16" or window:
         return 0.0
     n, group = len(q), q.shape[1] // k.shape[1]
     seen = np.tri(n, len(k), len(k) - n, dtype=bool)[:, None]
@@ -156,16 +158,28 @@ def rounding_of_tiles(run: Any, dtype: str, q: Array, k: Array, v: Array, scale:
 
 
 def check_attention(
-    run: Any, n: int, first: int, heads: int, kv_heads: int, dim: int, dtype: str, scale: float = 0.0
+    run: Any,
+    n: int,
+    first: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    dtype: str,
+    scale: float = 0.0,
+    window: int = 0,
+    sinks: float | None = None,
 ) -> None:
+    """`sinks`: each head's is a normal number beside this one."""
     rng = np.random.default_rng([n, first, heads, kv_heads, dim])
     scale = scale or dim**-0.5
     q = rng.standard_normal((n, heads, dim), dtype=np.float32)
     k, k_numbers = cached(rng, (first + n, kv_heads, dim), dtype)
     v, v_numbers = cached(rng, (first + n, kv_heads, dim), dtype)
-    expected = oracle.ops.attention(q.astype(np.float64), k_numbers, v_numbers, scale)
-    rounding = rounding_of_tiles(run, dtype, q.astype(np.float64), k_numbers, v_numbers, scale)
-    assert_agrees("attention", run.attention(q, k, v, scale), expected, dtype, rounding)
+    ends = None if sinks is None else rng.standard_normal(heads, dtype=np.float32) + np.float32(sinks)
+    wide_ends = None if ends is None else ends.astype(np.float64)
+    expected = oracle.ops.attention(q.astype(np.float64), k_numbers, v_numbers, scale, wide_ends, window)
+    rounding = rounding_of_tiles(run, dtype, q.astype(np.float64), k_numbers, v_numbers, scale, window)
+    assert_agrees("attention", run.attention(q, k, v, scale, ends, window), expected, dtype, rounding)
 
 
 def check_latent_attention(run: Any, n: int, first: int, heads: int, rank: int, rope: int, dtype: str) -> None:

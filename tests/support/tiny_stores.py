@@ -179,6 +179,10 @@ def shapes(v: Variant, split_kv: bool = False) -> tuple[dict[str, tuple[int, ...
                 plain |= {f"{sa}.{x}_norm.weight": (mixer.head_dim,) for x in "qk"}
             if mixer.bias:
                 plain |= {f"{sa}.{x}_proj.bias": matrices[f"{sa}.{x}_proj"][:1] for x in "qkv"}
+            if mixer.out_bias:
+                plain[f"{sa}.o_proj.bias"] = (h,)
+            if mixer.sinks:
+                plain[f"{sa}.sinks"] = (mixer.heads,)
         else:
             sa, q_out = f"{at}.self_attn", mixer.heads * (mixer.nope_dim + mixer.rope.dim)
             if mixer.q_rank:

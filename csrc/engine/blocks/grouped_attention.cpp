@@ -36,6 +36,8 @@ void GroupedAttentionBlock::load(const LayerTensors& tensors) {
     w.k_bias = tensors.vector("self_attn.k_proj.bias");
     w.v_bias = tensors.vector("self_attn.v_proj.bias");
   }
+  if (shape_.out_bias) w.o_bias = tensors.vector("self_attn.o_proj.bias");
+  if (shape_.sinks) w.sinks = tensors.vector("self_attn.sinks");
 }
 
 void GroupedAttentionBlock::record(Commands& commands, Scratch& scratch, size_t layer, const Rows& rows) const {
@@ -67,7 +69,7 @@ void GroupedAttentionBlock::record(Commands& commands, Scratch& scratch, size_t 
     commands.append(s.k.at(piece.first * a.kv_width()), a.kv_width(), keys, piece.position, piece.rows());
     commands.append(s.v.at(piece.first * a.kv_width()), a.kv_width(), values, piece.position, piece.rows());
     commands.attention({from_row(q, piece.first), keys, values, a.kv_heads, piece.position, scale,
-                        s.mixed.at(piece.first * a.out_width())},
+                        s.mixed.at(piece.first * a.out_width()), w.sinks, a.window},
                        piece.rows());
   }
   if (a.gate) {
@@ -75,6 +77,7 @@ void GroupedAttentionBlock::record(Commands& commands, Scratch& scratch, size_t 
     commands.sigmoid_gate(dense_heads(s.mixed, a.heads, a.head_dim), gate, rows.n);
   }
   commands.matmul(std::array{project(s.mixed, w.o, scratch.out)}, rows.n);
+  if (a.out_bias) commands.bias_add(scratch.out, w.o_bias, rows.n, stream_.width);
 }
 
 }  // namespace moeflux

@@ -25,6 +25,8 @@ class GroupedAttentionBlock final : public MixerBlock {
     View q_bias;  // as many as q has rows; empty without biases
     View k_bias;
     View v_bias;
+    View o_bias;  // [hidden]; empty without one
+    View sinks;   // [heads]; empty without any
   };
   struct Room {
     View angles;

@@ -32,8 +32,11 @@ struct AttentionTask {
   int64_t pe_offset = 0;  // [pe_dim], shared by every head; adds q_pe . k_pe to each score
   Rows kind = Rows::f32;
 
-  int64_t rows = 0;   // row i attends to cache rows 0 ... first_position + i
-  int64_t heads = 0;  // a multiple of kv_heads; consecutive ones share a key head
+  const float* sinks = nullptr;  // [heads] or null: a score that each head has besides, without a value
+
+  int64_t rows = 0;    // row i attends to cache rows 0 ... first_position + i
+  int64_t window = 0;  // and to no more than the last so many of them; 0: to all
+  int64_t heads = 0;   // a multiple of kv_heads; consecutive ones share a key head
   int64_t kv_heads = 0;
   int64_t dim = 0;
   int64_t pe_dim = 0;
@@ -48,14 +51,14 @@ struct AttentionTask {
 [[gnu::always_inline]] constexpr int64_t attention_scratch_bound(int64_t dim) { return 8192 * (dim + 2); }
 
 // Whether AMX takes a task (see attention_tiles.inl): it needs rows of bf16 of whole steps, and enough heads for a
-// tile.
+// tile. A window leaves few rows, and tiles would compute scores on both sides of it in vain.
 constexpr int64_t tile_step = 32;
 constexpr int64_t max_tiled_dim = 512;
 constexpr int64_t max_tiled_channels = max_tiled_dim + 64;
 constexpr int64_t least_tiled_heads = 3;  // that share a key head
 
 [[gnu::always_inline]] constexpr bool fits_tiles(const AttentionTask& task) {
-  return task.kind == Rows::bf16 && task.dim % tile_step == 0 && task.dim <= max_tiled_dim &&
+  return task.kind == Rows::bf16 && task.window == 0 && task.dim % tile_step == 0 && task.dim <= max_tiled_dim &&
          task.pe_dim % tile_step == 0 && task.dim + task.pe_dim <= max_tiled_channels &&
          task.heads >= least_tiled_heads * task.kv_heads;
 }

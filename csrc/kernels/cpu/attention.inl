@@ -7,7 +7,7 @@
 // computes only scores that all its queries may see. The rest is done query by query.
 //
 // The result of a query depends on the rows that it sees and on nothing else: blocks begin at fixed positions, as spans
-// do.
+// do. Rows before a window are neither met nor read, but for the scales of a few.
 
 #include "kernels/cpu/attention_spans.inl"
 
@@ -116,7 +116,8 @@ struct AttentionUnit {
   const float* q[unit_queries];
   const float* q_pe[unit_queries];
   float* values[unit_queries];  // weighted so far, [dim] each
-  int64_t keys[unit_queries];   // that a query sees
+  int64_t keys[unit_queries];   // that a query sees: rows starts ... keys - 1
+  int64_t starts[unit_queries];
   SpanEnds ends[unit_queries];  // so far
   float scores[unit_queries * key_block];
   typename ScalesOf<Element>::Type scales;
@@ -190,8 +191,9 @@ static void score_rows(AttentionUnit<Element>& unit, int64_t query, int64_t bloc
 
 // ---- Weights ---------------------------------------------------------------------------------------------------
 
-// Multiplies a query's `count` scores by the scales of the keys' codes. `row` is the first key's.
-MOEFLUX_INLINE void scale_scores(AttentionUnit<int8_t>& unit, int64_t query, int64_t row, int64_t count) {
+// Multiplies scores first ... count - 1 of a query by the scales of the keys' codes. `row` is that of score 0.
+MOEFLUX_INLINE void scale_scores(AttentionUnit<int8_t>& unit, int64_t query, int64_t row, int64_t first,
+                                 int64_t count) {
   const auto part = [&](float* scores, const RowScales& scales, int64_t i) __attribute__((always_inline)) {
     const int64_t there = count - i;
     return there < lanes ? load_part(scores + i, there) * load_part(scales.first + row + i, there)
@@ -199,7 +201,7 @@ MOEFLUX_INLINE void scale_scores(AttentionUnit<int8_t>& unit, int64_t query, int
   };
   float* scores = unit.scores + query * key_block;
   float* pe_scores = unit.scales.pe_scores + query * key_block;
-  for (int64_t i = 0; i < count; i += lanes) {
+  for (int64_t i = first; i < count; i += lanes) {
     Floats scaled = part(scores, unit.scales.k, i);
     if (unit.k_pe.dim > 0) scaled += part(pe_scores, unit.scales.k_pe, i);
     store(scores + i, scaled);
@@ -207,21 +209,26 @@ MOEFLUX_INLINE void scale_scores(AttentionUnit<int8_t>& unit, int64_t query, int
 }
 
 // Turns a query's `count` scores into weights relative to the greatest score so far, and scales down what came before.
-// `row` is the first key's in the block that was entered.
+// `row` is the first key's in the block that was entered. The query does not see the first `hidden` keys.
 template <typename Element>
-MOEFLUX_INLINE void weigh(AttentionUnit<Element>& unit, int64_t query, int64_t row, int64_t count) {
+MOEFLUX_INLINE void weigh(AttentionUnit<Element>& unit, int64_t query, int64_t row, int64_t hidden, int64_t count) {
   float* scores = unit.scores + query * key_block;
+  const int64_t first = hidden / lanes * lanes;
   const int64_t padded = divide_up(count, lanes) * lanes;
-  if constexpr (ScalesOf<Element>::are_there) scale_scores(unit, query, row, count);
+  if constexpr (ScalesOf<Element>::are_there) {
+    for (int64_t i = first; i < hidden; ++i) scores[i] = 0;
+    scale_scores(unit, query, row, first, count);
+  }
+  for (int64_t i = first; i < hidden; ++i) scores[i] = minus_infinity;
   for (int64_t i = count; i < padded; ++i) scores[i] = minus_infinity;
   SpanEnds& ends = unit.ends[query];
   Floats greatest = splat(ends.maximum);
-  for (int64_t i = 0; i < padded; i += lanes) greatest = max(greatest, load<Floats>(scores + i));
+  for (int64_t i = first; i < padded; i += lanes) greatest = max(greatest, load<Floats>(scores + i));
   const float maximum = largest(greatest);
   // Scores that are all minus infinity weigh nothing; subtracting their maximum would make NaN of them.
   const Floats offset = splat(maximum == minus_infinity ? 0.0f : maximum);
   Floats total = {};
-  for (int64_t i = 0; i < padded; i += lanes) {
+  for (int64_t i = first; i < padded; i += lanes) {
     const Floats weights = exp(load<Floats>(scores + i) - offset);
     total += weights;
     if constexpr (ScalesOf<Element>::are_there)  // behind `count` are scales of rows that nobody reads
@@ -304,10 +311,17 @@ MOEFLUX_INLINE void pass_rows(AttentionUnit<Element>& unit, int64_t query, int64
 // Rows that the whole tile sees go through together, the others one query at a time.
 template <bool scoring, int64_t queries, typename Element>
 static void pass_tile(AttentionUnit<Element>& unit, int64_t query, int64_t block, int64_t end) {
+  int64_t begin = block;
   int64_t common = end;
-  for (int64_t i = 0; i < queries; ++i) common = smaller(common, unit.keys[query + i]);
-  pass_rows<scoring, queries>(unit, query, block, block, common);
-  const int64_t from = greater(common, block);
+  for (int64_t i = 0; i < queries; ++i) {
+    begin = greater(begin, unit.starts[query + i]);
+    common = smaller(common, unit.keys[query + i]);
+  }
+  for (int64_t i = 0; begin > block && i < queries; ++i)
+    pass_rows<scoring, 1>(unit, query + i, block, greater(block, unit.starts[query + i]),
+                          smaller(begin, smaller(end, unit.keys[query + i])));
+  pass_rows<scoring, queries>(unit, query, block, begin, common);
+  const int64_t from = greater(common, begin);
   for (int64_t i = 0; i < queries; ++i)
     pass_rows<scoring, 1>(unit, query + i, block, from, smaller(end, unit.keys[query + i]));
 }
@@ -331,13 +345,16 @@ void AttentionUnit<Element>::attend(int64_t first) {
     unit.ends[query] = {minus_infinity, 0};
     __builtin_memset(unit.values[query], 0, static_cast<size_t>(unit.v.dim) * sizeof(float));
   }
+  first = greater(first, unit.starts[0] / key_block * key_block);  // the first query sees the earliest rows
+  if (first < unit.end) unit.enter(first / cached_block * cached_block);
   for (int64_t block = first; block < unit.end; block += key_block) {
     const int64_t block_end = smaller(block + key_block, unit.end);
     if (block % cached_block == 0) unit.enter(block);
     pass<true>(unit, block, block_end);
     for (int64_t query = 0; query < unit.count; ++query) {
+      const int64_t hidden = greater(unit.starts[query] - block, 0);
       const int64_t seen = smaller(block_end, unit.keys[query]) - block;
-      if (seen > 0) weigh(unit, query, block - unit.origin, seen);
+      if (seen > hidden) weigh(unit, query, block - unit.origin, hidden, seen);
     }
     pass<false>(unit, block, block_end);
     if (block_end % cached_block == 0 && block_end < unit.end) {
@@ -376,6 +393,7 @@ void AttentionUnit<Element>::begin(const AttentionTask& task, const QueryBlock& 
     q[i] = task.q + row * task.q_row_stride + head * task.q_head_stride;
     q_pe[i] = task.pe_dim > 0 ? task.q_pe + row * task.q_pe_row_stride + head * task.q_pe_head_stride : nullptr;
     keys[i] = task.first_position + row + 1;
+    starts[i] = first_seen(task, row);
   }
 }
 

@@ -36,6 +36,13 @@ static int64_t spans_of(int64_t keys) {
   return spans;
 }
 
+static int64_t span_of(int64_t key) { return spans_of(key + 1) - 1; }
+
+// The first cached row that a row of the task sees.
+static int64_t first_seen(const AttentionTask& task, int64_t row) {
+  return task.window > 0 ? greater(task.first_position + row + 1 - task.window, 0) : 0;
+}
+
 struct AttentionPlan {
   int64_t group;        // query heads that share a key head
   int64_t unit_heads;   // of them, in a block of queries
@@ -43,8 +50,9 @@ struct AttentionPlan {
   int64_t unit_rows;
   int64_t row_blocks;
   int64_t blocks;  // of queries
-  int64_t spans;
-  bool split;  // a unit is one block at one span; else it is every so many blocks, each at all spans
+  int64_t first_span;
+  int64_t spans;  // from there on
+  bool split;     // a unit is one block at one span; else it is every so many blocks, each at all spans
   int64_t units;
 
   int64_t region(int64_t dim) const { return unit_rows * unit_heads * (dim + 2); }  // of one unit in the scratch
@@ -60,7 +68,8 @@ static AttentionPlan attention_plan(const AttentionTask& task) {
   plan.unit_rows = smaller(task.rows, unit_queries / (divide_up(plan.unit_heads, together) * together));
   plan.row_blocks = divide_up(task.rows, plan.unit_rows);
   plan.blocks = task.kv_heads * plan.head_blocks * plan.row_blocks;
-  plan.spans = spans_of(task.first_position + task.rows);
+  plan.first_span = span_of(first_seen(task, 0));
+  plan.spans = spans_of(task.first_position + task.rows) - plan.first_span;
   plan.split = plan.spans > 1 && plan.blocks < enough_blocks &&
                plan.spans * plan.blocks * plan.region(task.dim) <= attention_scratch_bound(task.dim);
   plan.units = plan.split ? plan.spans * plan.blocks : smaller(plan.blocks, max_units);
@@ -133,9 +142,17 @@ struct SpanEnds {
   ends = {maximum, fma(added, splat(more_ends.total), splat(ends.total) * kept)[0]};
 }
 
-static void finish_query(float* values, const SpanEnds& ends, int64_t dim) {
-  const float inverse = 1.0f / ends.total;
-  for (int64_t c = 0; c < dim; ++c) values[c] *= inverse;
+// Divides what all spans gave a query of that head by the sum of its weights. Not inline, as above.
+[[gnu::noinline]] static void finish_query(const AttentionTask& task, int64_t head, float* values,
+                                           const SpanEnds& ends) {
+  float factor = 1.0f / ends.total;
+  if (task.sinks) {
+    const float sink = task.sinks[head];
+    const float maximum = sink > ends.maximum ? sink : ends.maximum;
+    const Floats kept = exp(splat(ends.maximum - maximum));
+    factor = (kept / fma(splat(ends.total), kept, exp(splat(sink - maximum))))[0];
+  }
+  for (int64_t c = 0; c < task.dim; ++c) values[c] *= factor;
 }
 
 // Where a split task keeps what one span gave one block: the values of its queries, then their ends.
@@ -145,7 +162,7 @@ struct SpanRegion {
 };
 
 static SpanRegion span_region(const AttentionTask& task, const AttentionPlan& plan, int64_t span, int64_t block) {
-  float* region = task.scratch + (span * plan.blocks + block) * plan.region(task.dim);
+  float* region = task.scratch + ((span - plan.first_span) * plan.blocks + block) * plan.region(task.dim);
   return {region, reinterpret_cast<SpanEnds*>(region + plan.unit_rows * plan.unit_heads * task.dim)};
 }
 
@@ -157,9 +174,16 @@ static SpanRegion span_region(const AttentionTask& task, const AttentionPlan& pl
 //   values, ends          where attend leaves the weighted values of each query, and their ends;
 //   together              heads of a row that it takes together.
 
+MOEFLUX_INLINE int64_t row_of(const QueryBlock& queries, int64_t query) {
+  return queries.first_row + query / queries.heads;
+}
+
+MOEFLUX_INLINE int64_t head_of(const QueryBlock& queries, int64_t query) {
+  return queries.first_head + query % queries.heads;
+}
+
 MOEFLUX_INLINE float* out_of(const AttentionTask& task, const QueryBlock& queries, int64_t query) {
-  const int64_t row = queries.first_row + query / queries.heads;
-  return task.out + (row * task.heads + queries.first_head + query % queries.heads) * task.dim;
+  return task.out + (row_of(queries, query) * task.heads + head_of(queries, query)) * task.dim;
 }
 
 // One block at one span of a split task.
@@ -182,25 +206,36 @@ static void whole_block(const AttentionTask& task, const AttentionPlan& plan, in
   unit.begin(task, queries);
   for (int64_t i = 0; i < unit.count; ++i) unit.values[i] = out_of(task, queries, i);
   const int64_t max_keys = unit.keys[unit.count - 1];
-  unit.end = smaller(shortest_span, max_keys);
-  unit.attend(0);
+  const int64_t first_span = span_of(first_seen(task, queries.first_row));
+  unit.end = smaller(span_begin(first_span + 1), max_keys);
+  unit.attend(span_begin(first_span));
   SpanEnds ends[unit_queries];
   __builtin_memcpy(ends, unit.ends, static_cast<size_t>(unit.count) * sizeof(SpanEnds));
-  for (int64_t span = 1; span_begin(span) < max_keys; ++span) {
+  for (int64_t span = first_span + 1; span_begin(span) < max_keys; ++span) {
     for (int64_t i = 0; i < unit.count; ++i) unit.values[i] = region + i * task.dim;
     unit.end = smaller(span_begin(span + 1), max_keys);
     unit.attend(span_begin(span));
-    for (int64_t i = 0; i < unit.count; ++i)
-      if (unit.keys[i] > span_begin(span))
-        merge_span(out_of(task, queries, i), ends[i], unit.values[i], unit.ends[i], task.dim);
+    for (int64_t i = 0; i < unit.count; ++i) {
+      if (unit.keys[i] <= span_begin(span)) continue;
+      float* out = out_of(task, queries, i);
+      if (first_seen(task, row_of(queries, i)) < span_begin(span)) {
+        merge_span(out, ends[i], unit.values[i], unit.ends[i], task.dim);
+      } else {  // the first span that it sees
+        __builtin_memcpy(out, unit.values[i], static_cast<size_t>(task.dim) * sizeof(float));
+        ends[i] = unit.ends[i];
+      }
+    }
   }
-  for (int64_t i = 0; i < unit.count; ++i) finish_query(out_of(task, queries, i), ends[i], task.dim);
+  for (int64_t i = 0; i < unit.count; ++i) finish_query(task, head_of(queries, i), out_of(task, queries, i), ends[i]);
 }
 
 template <typename Unit>
 static void attention_unit(const AttentionTask& task, int64_t index) {
   const AttentionPlan plan = attention_plan<Unit::together>(task);
-  if (plan.split) return split_unit<Unit>(task, plan, plan.spans - 1 - index / plan.blocks, index % plan.blocks);
+  if (plan.split) {
+    const int64_t span = plan.first_span + plan.spans - 1 - index / plan.blocks;
+    return split_unit<Unit>(task, plan, span, index % plan.blocks);
+  }
   float* region = plan.spans > 1 ? task.scratch + index * plan.region(task.dim) : nullptr;
   for (int64_t block = index; block < plan.blocks; block += plan.units) whole_block<Unit>(task, plan, block, region);
 }
@@ -214,14 +249,15 @@ static void merge_query(const AttentionTask& task, const AttentionPlan& plan, in
   const int64_t query = (row - queries.first_row) * queries.heads + head - queries.first_head;
   float* out = task.out + (row * task.heads + head) * task.dim;
 
-  const SpanRegion first = span_region(task, plan, 0, block);
+  const int64_t first_span = span_of(first_seen(task, row));
+  const SpanRegion first = span_region(task, plan, first_span, block);
   SpanEnds ends = first.ends[query];
   __builtin_memcpy(out, first.values + query * task.dim, static_cast<size_t>(task.dim) * sizeof(float));
-  for (int64_t span = 1; span_begin(span) <= task.first_position + row; ++span) {
+  for (int64_t span = first_span + 1; span_begin(span) <= task.first_position + row; ++span) {
     const SpanRegion region = span_region(task, plan, span, block);
     merge_span(out, ends, region.values + query * task.dim, region.ends[query], task.dim);
   }
-  finish_query(out, ends, task.dim);
+  finish_query(task, head, out, ends);
 }
 
 // ---- The table's entries ---------------------------------------------------------------------------------------

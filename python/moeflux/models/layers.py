@@ -66,6 +66,9 @@ class GroupedAttention:
     gate: bool = False  # q_proj yields [query | gate] a head; the output is multiplied by the gate's sigmoid
     qk_norm: bool = True  # each q and k head by itself
     bias: bool = False  # q_proj, k_proj and v_proj add one to what they yield
+    out_bias: bool = False  # o_proj does
+    sinks: bool = False  # each head has a score besides, which takes its part of the weight and has no value
+    window: int = 0  # rows that a row attends to at most, its own among them; 0: all
 
     @property
     def kv_width(self) -> int:

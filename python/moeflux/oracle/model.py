@@ -108,7 +108,8 @@ class Widened:
 def full_attention(
     a: GroupedAttention, eps: float, w: Widened, at: str, x: Array, positions: Array, state: KeyValueState
 ) -> tuple[Array, KeyValueState]:
-    """Grouped-query attention; its biases, q/k norm and output gate where the model has them. x [n, h] -> [n, h]"""
+    """Grouped-query attention, with what the model has of biases, q/k norm, sinks, window and output gate.
+    x [n, h] -> [n, h]"""
     n = len(x)
     q, k, value = (matmul(x, w(f"{at}{name}_proj")) for name in "qkv")
     if a.bias:
@@ -123,10 +124,12 @@ def full_attention(
     turn = _turn(a.rope, interleaved=False)
     q, k = rope(q, positions, **turn), rope(k, positions, **turn)
     state = KeyValueState(np.concatenate([state.k, k]), np.concatenate([state.v, value]))
-    out = attention(q, state.k, state.v, a.head_dim**-0.5)
+    sinks = w(f"{at}sinks") if a.sinks else None
+    out = attention(q, state.k, state.v, a.head_dim**-0.5, sinks, a.window)
     if gate is not None:
         out = sigmoid_gate(out, gate)
-    return matmul(out.reshape(n, -1), w(f"{at}o_proj")), state
+    out = matmul(out.reshape(n, -1), w(f"{at}o_proj"))
+    return bias_add(out, w(f"{at}o_proj.bias")) if a.out_bias else out, state
 
 
 def _turn(turn: Rope, *, interleaved: bool) -> dict[str, Any]:

@@ -177,19 +177,26 @@ def rope_pairs(half: int, interleaved: bool) -> tuple[slice, slice]:
 # ---- Ops: attention ---------------------------------------------------------------------------------------------
 
 
-def causal(scores: Array) -> Array:
-    """Hides from row i of the last n everything after it. scores [..., n, t]"""
+def causal(scores: Array, window: int = 0) -> Array:
+    """Hides from row i of the last n everything after it, and everything before the last `window` rows that end with
+    it, unless that is 0. scores [..., n, t]"""
     n, t = scores.shape[-2:]
-    hidden = np.arange(t)[None, :] > (t - n + np.arange(n))[:, None]
+    own, rows = (t - n + np.arange(n))[:, None], np.arange(t)[None, :]
+    hidden = (rows > own) | (rows <= own - (window or t))
     return np.where(hidden, -np.inf, scores)
 
 
-def attention(q: Array, k: Array, v: Array, scale: float) -> Array:
-    """q [n, heads, d], k and v [t, kv_heads, d] -> [n, heads, d]. Consecutive query heads share a key head."""
-    shared_by = q.shape[1] // k.shape[1]
+def attention(q: Array, k: Array, v: Array, scale: float, sinks: Array | None = None, window: int = 0) -> Array:
+    """q [n, heads, d], k and v [t, kv_heads, d] -> [n, heads, d]. Consecutive query heads share a key head.
+
+    sinks [heads]: a score that each head has besides. It takes its part of the weight, and has no value.
+    """
+    n, t, shared_by = len(q), len(k), q.shape[1] // k.shape[1]
     k, v = np.repeat(k, shared_by, axis=1), np.repeat(v, shared_by, axis=1)
-    weights = softmax(causal(np.einsum("nhd,thd->hnt", q, k) * scale))
-    return np.asarray(np.einsum("hnt,thd->nhd", weights, v))
+    scores = causal(np.einsum("nhd,thd->hnt", q, k) * scale, window)
+    if sinks is not None:
+        scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (len(sinks), n, 1))], axis=-1)
+    return np.asarray(np.einsum("hnt,thd->nhd", softmax(scores)[..., :t], v))
 
 
 def mla_attention(
