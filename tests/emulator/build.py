@@ -1,4 +1,4 @@
-"""Kernel libraries from .metal files, kept under build/emulator by the hash of everything that goes into them."""
+"""Kernel libraries from .metal and .cuh files, under build/emulator by the hash of everything that goes into them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emulator.compilers import BUILD, CompileError, Compiler, compiler
+from emulator.tokens import tokens
 from emulator.translate import Translation, translate, wrappers
+from emulator.translate_cuda import cuda_wrappers, translate_cuda
 
 HERE = Path(__file__).resolve().parent
 RUNTIME = HERE / "runtime"
 METAL = HERE.parents[1] / "metal"
+CUDA = HERE.parents[1] / "cuda"
 
 DIALECT = ["-std=c++17", "-ffreestanding", "-fno-exceptions", "-fno-rtti", "-DMSL_CPU"]
 # The same bits from both builds and from every compiler: nothing contracted, nothing reordered.
@@ -30,32 +33,35 @@ RUNTIME_FLAGS = ["-std=c++20", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-W
 @dataclass(frozen=True)
 class Source:
     path: Path
-    translation: Translation
     text: str  # C++
+    translation: Translation | None = None  # of Metal's text
 
 
 def preprocessed(path: Path, by: Compiler) -> str:
-    macros = ["-D__METAL__=1", "-D__METAL_VERSION__=310"]
+    macros = [] if path.suffix == ".cuh" else ["-D__METAL__=1", "-D__METAL_VERSION__=310"]
     return by.run(
         *("-E", "-x", "c++", "-std=c++17", "-nostdinc", "-undef", *macros),
-        *("-isystem", HERE / "include", f"-I{METAL}", path),
+        *("-isystem", HERE / "include", f"-I{CUDA if path.suffix == '.cuh' else METAL}", path),
     )
 
 
 def source(path: Path, by: Compiler) -> Source:
+    if path.suffix == ".cuh":
+        body, kernels = translate_cuda(tokens(preprocessed(path, by)))
+        return Source(path, _assembled("cuda.h", body, cuda_wrappers(kernels)))
     translation = translate(preprocessed(path, by))
-    text = (
-        f'#include "{RUNTIME}/abi.h"\n#include "{HERE}/shim/keywords.h"\n'
-        f'{translation.body}\n# 1 "wrappers" 3\n{wrappers(translation)}'
-    )
-    return Source(path, translation, text)
+    return Source(path, _assembled("keywords.h", translation.body, wrappers(translation)), translation)
+
+
+def _assembled(shim: str, body: str, table: str) -> str:
+    return f'#include "{RUNTIME}/abi.h"\n#include "{HERE}/shim/{shim}"\n{body}\n# 1 "wrappers" 3\n{table}'
 
 
 @functools.cache
 def _shared_hash() -> str:
     """Of the shim, the runtime and this file."""
     whole = hashlib.sha256()
-    for file in sorted([*HERE.glob("shim/*.h"), *RUNTIME.iterdir(), HERE / "build.py", HERE / "translate.py"]):
+    for file in sorted([*HERE.glob("shim/*.h"), *RUNTIME.iterdir(), *HERE.glob("translate*.py"), HERE / "build.py"]):
         whole.update(file.read_bytes())
     return whole.hexdigest()
 
@@ -93,7 +99,7 @@ def into_place(path: Path, make) -> None:
 
 
 def library(path: Path, checked: bool, by: Compiler | None = None) -> Path:
-    """The shared library of one .metal file."""
+    """The shared library of one file of kernels."""
     by = by or compiler()
     built = source(path, by)
     flags = [*DIALECT, *CODE, *(CHECKED if checked else FAST)]
@@ -111,4 +117,4 @@ def library(path: Path, checked: bool, by: Compiler | None = None) -> Path:
     return result
 
 
-__all__ = ["METAL", "CompileError", "host_compiler", "library", "preprocessed", "source"]
+__all__ = ["CUDA", "METAL", "CompileError", "host_compiler", "library", "preprocessed", "source"]

@@ -41,7 +41,7 @@ class Fault(Exception):
 
 
 class Library:
-    """One compiled .metal file."""
+    """One compiled file of kernels."""
 
     def __init__(self, path: Path, checked: bool) -> None:
         self.path, self.checked = path, checked
@@ -80,7 +80,7 @@ class Library:
             raise Fault(self._with_lines(self._library.msl_report().decode()))
 
     def _with_lines(self, report: str) -> str:
-        """Places in the code, written @hex, as lines of the .metal file."""
+        """Places in the code, written @hex, as lines of the kernel's file."""
         return re.sub(r"@([0-9a-f]+)", lambda at: self._line(int(at.group(1), 16)), report)
 
     def _line(self, offset: int) -> str:
@@ -90,7 +90,8 @@ class Library:
             found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
         except OSError:
             found = []
-        return next((line for line in found if ".metal" in line), found[0] if found else hex(offset))
+        own = (line for line in found if line.partition(":")[0].endswith((".metal", ".cuh")))
+        return next(own, found[0] if found else hex(offset))
 
 
 def _extent(sizes: Sequence[int]) -> ctypes.Array:

@@ -81,7 +81,7 @@ def translate(preprocessed: str) -> Translation:
         depth += (token.text == "{") - (token.text == "}")
         if token.text == "template" and (end := _instance_end(text, i)):
             instances.append(_instance(text[i:end]))
-            i = _skip(text, i, end + 1, body)
+            i = skip(text, i, end + 1, body)
         elif token.text == "kernel" and depth == 0:
             function = _function(text, i)
             functions[function.name] = function
@@ -90,13 +90,13 @@ def translate(preprocessed: str) -> Translation:
             body.append(token.text)
             i += 1
         elif token.text == "[[":
-            i = _skip(text, i, closing(text, i) + 1, body)
-        elif token.text == "threadgroup" and depth and _declares(text, i):
+            i = skip(text, i, closing(text, i) + 1, body)
+        elif token.text == "threadgroup" and depth and declares_variable(text, i):
             end = next(j for j in range(i, len(text)) if text[j].text == ";")
-            for macro in _threadgroup_variables(text[i + 1 : end], variables):
+            for macro in shared_variables(text[i + 1 : end], variables):
                 variables += 1
                 body.append(macro)
-            i = _skip(text, i, end + 1, body)
+            i = skip(text, i, end + 1, body)
         else:
             body.append(token.text)
             i += 1
@@ -108,12 +108,12 @@ def translate(preprocessed: str) -> Translation:
     return Translation("".join(body), functions, instances)
 
 
-def _skip(text: list[Token], begin: int, end: int, body: list[str]) -> int:
+def skip(text: list[Token], begin: int, end: int, body: list[str]) -> int:
     body.append("\n" * sum(token.text.count("\n") for token in text[begin:end]))
     return end
 
 
-def _next(text: list[Token], i: int, step: int = 1) -> int:
+def next_place(text: list[Token], i: int, step: int = 1) -> int:
     """The next place that means something."""
     i += step
     while 0 <= i < len(text) and text[i].kind in ("space", "line"):
@@ -126,7 +126,7 @@ def _next(text: list[Token], i: int, step: int = 1) -> int:
 
 def _instance_end(text: list[Token], i: int) -> int:
     """The semicolon of `template [[host_name("x")]] kernel decltype(f<T>) f<T>;`, or 0: this is another template."""
-    if text[_next(text, i)].text != "[[":
+    if text[next_place(text, i)].text != "[[":
         return 0
     return next(j for j in range(i, len(text)) if text[j].text == ";")
 
@@ -145,12 +145,12 @@ def _instance(text: list[Token]) -> Instance:
 
 def _function(text: list[Token], i: int) -> Function:
     opening = next(j for j in range(i, len(text)) if text[j].text == "(")
-    name = text[_next(text, opening, -1)]
+    name = text[next_place(text, opening, -1)]
     parameters = tuple(_parameter(name.text, part) for part in parts(text[opening + 1 : closing(text, opening)]))
     places = [p.index for p in parameters if p.attribute == "buffer"]
     if len(places) != len(set(places)):
         raise KernelError(f"{name.place}: {name.text}: a buffer index is used twice: {places}")
-    return Function(name.text, parameters, text[_next(text, i, -1)].text == ">")
+    return Function(name.text, parameters, text[next_place(text, i, -1)].text == ">")
 
 
 def _parameter(kernel: str, part: list[Token]) -> Parameter:
@@ -178,9 +178,9 @@ def _parameter(kernel: str, part: list[Token]) -> Parameter:
 # ---- Threadgroup variables ------------------------------------------------------------------------------------------
 
 
-def _declares(text: list[Token], i: int) -> bool:
-    """Whether this `threadgroup` begins a variable: it begins a statement, and no pointer comes of it."""
-    if text[_next(text, i, -1)].text not in ("{", "}", ";"):
+def declares_variable(text: list[Token], i: int) -> bool:
+    """Whether `threadgroup`, or `__shared__`, begins a variable: a statement begins, and no pointer comes of it."""
+    if text[next_place(text, i, -1)].text not in ("{", "}", ";"):
         return False
     for token in text[i:]:
         if token.text in ("*", "&"):
@@ -190,7 +190,7 @@ def _declares(text: list[Token], i: int) -> bool:
     return False
 
 
-def _threadgroup_variables(declaration: list[Token], first: int) -> list[str]:
+def shared_variables(declaration: list[Token], first: int) -> list[str]:
     """`float a[8], b` as one macro each."""
     place = declaration[0].place
     macros, type = [], ""

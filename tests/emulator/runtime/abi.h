@@ -43,6 +43,7 @@ struct MslBuffer {
 constexpr uint32_t msl_buffers = 31;         // that a kernel may have
 constexpr uint32_t msl_most_threads = 1024;  // of a threadgroup
 constexpr uint32_t msl_threadgroup_memory = 32768;
+constexpr uint32_t msl_shared_memory = 101376;  // of a block in CUDA's dialect: what most chips give
 
 struct MslOptions {
   uint32_t order;  // of threadgroups, simdgroups and lanes: 0 ascending, 1 descending, else random with this seed
@@ -57,9 +58,14 @@ struct MslOptions {
 // again.
 uint32_t msl_dispatch(const MslKernel* kernel, const MslBuffer* buffers, const uint32_t* threadgroups,
                       const uint32_t* threads, const MslOptions* options);
+// The same for a kernel of CUDA's dialect, which takes `params` by value. `memory` are the `count` allocations that the
+// addresses in there may point to: the device's, and lists. `shared_bytes` are those of `extern __shared__`.
+uint32_t msl_launch(const MslKernel* kernel, const void* params, const MslBuffer* memory, uint32_t count,
+                    const uint32_t* blocks, const uint32_t* threads, uint32_t shared_bytes, const MslOptions* options);
 const char* msl_report();
 
-// Generated into every library.
+// Generated into every library. A kernel of CUDA's dialect has one parameter, whose element_bytes are those of its
+// params.
 const MslKernel* msl_kernels(uint32_t* count);
 
 }  // extern "C"

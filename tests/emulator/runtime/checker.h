@@ -41,6 +41,22 @@ struct Cell {
   Accesses reads;
 };
 
+// The cells of a region. They come when one of their neighbours is first used, because memory may be large.
+class Cells {
+ public:
+  void resize(size_t count) { pages_.resize(count / page + 1); }
+  bool empty() const { return pages_.empty(); }
+  Cell& operator[](size_t i) {
+    std::vector<Cell>& cells = pages_[i / page];
+    if (cells.empty()) cells.resize(page);
+    return cells[i % page];
+  }
+
+ private:
+  static constexpr size_t page = 1024;
+  std::vector<std::vector<Cell>> pages_;
+};
+
 struct Region {
   uintptr_t begin = 0;
   uintptr_t end = 0;
@@ -48,7 +64,7 @@ struct Region {
   bool read_only = false;
   uint32_t granule = 4;  // bytes that one thread writes at once: no more than an element
   const char* name = "";
-  std::vector<Cell> cells;       // one for each granule, unless read-only
+  Cells cells;                   // one for each granule, unless read-only
   std::vector<uint8_t> written;  // of each byte of threadgroup memory
 };
 

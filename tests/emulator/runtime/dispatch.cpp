@@ -87,6 +87,40 @@ static void run(Execution& execution, const uint32_t (&groups)[3], const uint32_
   }
 }
 
+// Memory that a kernel of CUDA's dialect finds by address. Nobody knows what is in it, so threads may write single
+// bytes.
+static void add_memory(Execution& execution, const MslBuffer& memory) {
+  Region region;
+  region.begin = reinterpret_cast<uintptr_t>(memory.data);
+  region.end = region.begin + memory.bytes;
+  region.granule = 1;
+  region.name = "memory";
+  execution.checker.add_buffer(std::move(region));
+}
+
+static Execution& prepare(const MslKernel* kernel, const MslOptions& options) {
+  Execution& execution = current();
+  execution.kernel = kernel;
+  execution.options = options;
+  execution.random.seed(options.order);
+  execution.report.clear();
+  execution.reported.clear();
+  execution.problems = 0;
+  execution.stopped = false;
+  execution.dynamic_bytes = 0;
+  execution.checker.begin_dispatch(execution);
+  return execution;
+}
+
+static uint32_t run_all(Execution& execution, const uint32_t* groups, const uint32_t* threads) {
+  execution.thread_count = threads[0] * threads[1] * threads[2];
+  if (execution.thread_count < 1 || execution.thread_count > msl_most_threads)
+    execution.problem(__LINE__, nullptr, "threads of a threadgroup: 1 to %u, found %u", msl_most_threads,
+                      execution.thread_count);
+  if (!execution.problems) run(execution, {groups[0], groups[1], groups[2]}, {threads[0], threads[1], threads[2]});
+  return execution.problems;
+}
+
 }  // namespace emulator
 
 using namespace emulator;
@@ -96,22 +130,24 @@ extern "C" {
 __attribute__((visibility("default"))) uint32_t msl_dispatch(const MslKernel* kernel, const MslBuffer* buffers,
                                                              const uint32_t* groups, const uint32_t* threads,
                                                              const MslOptions* options) {
-  Execution& execution = current();
-  execution.kernel = kernel;
-  execution.options = *options;
-  execution.random.seed(options->order);
-  execution.report.clear();
-  execution.reported.clear();
-  execution.problems = 0;
-  execution.stopped = false;
-  execution.checker.begin_dispatch(execution);
+  Execution& execution = prepare(kernel, *options);
+  execution.most_shared = msl_threadgroup_memory;
   bind(execution, buffers);
-  execution.thread_count = threads[0] * threads[1] * threads[2];
-  if (execution.thread_count < 1 || execution.thread_count > msl_most_threads)
-    execution.problem(__LINE__, nullptr, "threads of a threadgroup: 1 to %u, found %u", msl_most_threads,
-                      execution.thread_count);
-  if (!execution.problems) run(execution, {groups[0], groups[1], groups[2]}, {threads[0], threads[1], threads[2]});
-  return execution.problems;
+  return run_all(execution, groups, threads);
+}
+
+__attribute__((visibility("default"))) uint32_t msl_launch(const MslKernel* kernel, const void* params,
+                                                           const MslBuffer* memory, uint32_t count,
+                                                           const uint32_t* blocks, const uint32_t* threads,
+                                                           uint32_t shared_bytes, const MslOptions* options) {
+  Execution& execution = prepare(kernel, *options);
+  execution.most_shared = msl_shared_memory;
+  execution.dynamic_bytes = shared_bytes;
+  const MslBuffer argument = {const_cast<void*>(params), kernel->parameters->element_bytes};
+  bind(execution, &argument);
+  if (options->check)
+    for (uint32_t i = 0; i < count; ++i) add_memory(execution, memory[i]);
+  return run_all(execution, blocks, threads);
 }
 
 __attribute__((visibility("default"))) const char* msl_report() { return current().report.c_str(); }

@@ -77,6 +77,8 @@ struct Execution {
   char* threadgroup_memory = nullptr;
   uint32_t threadgroup_bytes = 0;  // taken, gaps included
   uint32_t threadgroup_sum = 0;    // taken
+  uint32_t most_shared = 0;        // that may be
+  uint32_t dynamic_bytes = 0;      // of `extern __shared__`
   std::vector<ThreadgroupVariable> variables;
   Checker checker;
 

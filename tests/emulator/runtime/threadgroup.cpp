@@ -14,6 +14,8 @@
 
 namespace emulator {
 
+constexpr size_t threadgroup_room = 2 * msl_shared_memory;  // with the gaps between variables
+
 constexpr uint32_t flag_of[] = {1, 2};  // of a barrier, by Space: metal::mem_flags
 
 Execution& current() {
@@ -75,7 +77,7 @@ Execution::Execution() {
     return static_cast<char*>(memory);
   };
   stacks = pages(stack_bytes * msl_most_threads);
-  threadgroup_memory = pages(4 * msl_threadgroup_memory);
+  threadgroup_memory = pages(threadgroup_room);
   for (uint32_t i = 0; i < msl_most_threads; ++i) {
     threads[i].stack = stacks + i * stack_bytes;
     // Tops at different distances: at one distance all stacks would fight for the same lines of the CPU's cache.
@@ -86,7 +88,7 @@ Execution::Execution() {
 
 Execution::~Execution() {
   munmap(stacks, stack_bytes * msl_most_threads);
-  munmap(threadgroup_memory, 4 * msl_threadgroup_memory);
+  munmap(threadgroup_memory, threadgroup_room);
 }
 
 void Execution::arrange(std::span<uint32_t> items) {
@@ -264,10 +266,9 @@ void* msl_threadgroup_variable(uint32_t id, uint32_t bytes, uint32_t alignment, 
   const uint32_t rounded = (bytes + 15) / 16 * 16;
   execution.threadgroup_bytes += gap + rounded;
   execution.threadgroup_sum += rounded;
-  if (execution.threadgroup_sum > msl_threadgroup_memory) {
-    execution.problem(__LINE__, __builtin_return_address(0),
-                      "threadgroup memory: %u bytes, over the %u that Apple GPUs have", execution.threadgroup_sum,
-                      msl_threadgroup_memory);
+  if (execution.threadgroup_sum > execution.most_shared) {
+    execution.problem(__LINE__, __builtin_return_address(0), "threadgroup memory: %u bytes, over the %u that there are",
+                      execution.threadgroup_sum, execution.most_shared);
     stop(execution);
   }
   memset(place, 0xFF, bytes);
@@ -275,5 +276,12 @@ void* msl_threadgroup_variable(uint32_t id, uint32_t bytes, uint32_t alignment, 
   if (execution.options.check) execution.checker.add_threadgroup_variable(place, bytes, alignment, name);
   return place;
 }
+
+// What the launch asked for, in one variable.
+void* msl_dynamic_memory(uint32_t alignment, const char* name) {
+  return msl_threadgroup_variable(~0u, current().dynamic_bytes, alignment, name);
+}
+
+const MslPlace* msl_place() { return &current().running->place; }
 
 }  // extern "C"

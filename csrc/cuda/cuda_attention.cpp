@@ -1,0 +1,204 @@
+// Attention in both its forms, and the delta-net.
+#include <algorithm>
+#include <bit>
+
+#include "core/error.h"
+#include "cuda/cuda_commands.h"
+
+namespace moeflux::cuda {
+namespace {
+
+constexpr int64_t most_part_bytes = int64_t{64} << 20;
+constexpr int64_t most_parts = 4096;             // of one row: their multipliers are in shared memory
+constexpr int64_t most_chunks = 128;             // of one row; where there are more, a part is a span
+constexpr int64_t blocks_of_multiprocessor = 2;  // with fewer, it is half idle
+constexpr int64_t few_conv_rows = 8;
+
+}  // namespace
+
+// Where the call's rows are, for all ops of the batch that see the same. It is in memory, and not among the arguments,
+// so that what is launched is the same from step to step.
+const CachedRows* CudaCommands::cached_rows(std::span<const View> blocks, int64_t first, int64_t n) {
+  static_assert(cached_block == block_rows && attention_span == cached_block);
+  const size_t count = divide_up(first + n, block_rows);
+  std::vector<const std::byte*> addresses;
+  for (const View& block : blocks.first(count)) addresses.push_back(block.bytes());
+  for (const RowTable& made : row_tables_)
+    if (made.first == static_cast<uint64_t>(first) && made.blocks == addresses) return made.rows;
+  const List list = launches_.list(static_cast<int64_t>(sizeof(CachedRows) + count * sizeof(uint64_t)));
+  *list.values<CachedRows>() = {static_cast<uint64_t>(first), count};
+  std::ranges::copy(addresses, reinterpret_cast<const std::byte**>(list.values<CachedRows>() + 1));
+  row_tables_.push_back(
+      {static_cast<uint64_t>(first), std::move(addresses), reinterpret_cast<const CachedRows*>(list.device)});
+  return row_tables_.back().rows;
+}
+
+// ---- Attention ------------------------------------------------------------------------------------------------------
+
+struct CudaCommands::AttentionTask {
+  Heads q;
+  Heads q_pe;  // empty without a positional part of its own
+  Cache k;
+  Cache v;
+  Cache k_pe;
+  int64_t kv_heads = 1;
+  int64_t first_position = 0;
+  float scale = 0;
+  View out;
+  View sinks;
+  int64_t window = 0;
+};
+
+void CudaCommands::attention(const AttentionArgs& args, int64_t n) {
+  op("attention", [&] {
+    run_attention({args.q,
+                   {},
+                   args.k,
+                   args.v,
+                   {},
+                   args.kv_heads,
+                   args.first_position,
+                   args.scale,
+                   args.out,
+                   args.sinks,
+                   args.window},
+                  n);
+  });
+}
+
+void CudaCommands::mla_attention(const LatentAttentionArgs& args, int64_t n) {
+  op("mla_attention", [&] {
+    run_attention({args.q_latent,
+                   args.q_pe,
+                   args.latent,
+                   args.latent,
+                   args.k_pe,
+                   1,
+                   args.first_position,
+                   args.scale,
+                   args.out,
+                   {},
+                   0},
+                  n);
+  });
+}
+
+void CudaCommands::run_attention(const AttentionTask& task, int64_t n) {
+  if (n == 0) return;
+  if (task.q.dim > int64_t{max_attention_dim})
+    throw FormatError(concat("cuda: expected attention over at most ", max_attention_dim, " dimensions, found ",
+                             task.q.dim, ": load with backend=\"cpu\""));
+  const int64_t heads = task.q.heads;
+  AttentionParams params = {.q = address<const float>(task.q.view),
+                            .q_pe = address<const float>(task.q_pe.view),
+                            .rows = cached_rows(task.k.blocks, task.first_position, n),
+                            .sinks = address<const float>(task.sinks),
+                            .out = address<float>(task.out),
+                            .parts = nullptr,
+                            .k_begin = static_cast<uint64_t>(task.k.offset),
+                            .v_begin = static_cast<uint64_t>(task.v.offset),
+                            .pe_begin = static_cast<uint64_t>(task.k_pe.offset),
+                            .n = static_cast<uint32_t>(n),
+                            .heads = static_cast<uint32_t>(heads),
+                            .kv_heads = static_cast<uint32_t>(task.kv_heads),
+                            .dim = static_cast<uint32_t>(task.q.dim),
+                            .pe_dim = static_cast<uint32_t>(task.q_pe.dim),
+                            .q_row_stride = static_cast<uint32_t>(task.q.row_stride),
+                            .q_head_stride = static_cast<uint32_t>(task.q.head_stride),
+                            .q_pe_row_stride = static_cast<uint32_t>(task.q_pe.row_stride),
+                            .q_pe_head_stride = static_cast<uint32_t>(task.q_pe.head_stride),
+                            .window = static_cast<uint32_t>(task.window),
+                            .part_count = 0,
+                            .part_chunks = 1,
+                            .scale = task.scale};
+  const char* type = task.k.dtype == DType::i8 ? "codes" : task.k.dtype == DType::bf16 ? "bf16" : "f32";
+  const std::string kind = concat(type, "_", divide_up(task.q.dim, attention_threads));
+  const uint32_t shared = (params.dim + params.pe_dim) * attention_queries * sizeof(float);
+  const uint32_t tiles = divide_up(n * (heads / task.kv_heads), attention_queries);
+  const auto kv_heads = static_cast<uint32_t>(task.kv_heads);
+
+  // Room for as many rows as a power of two has, so that the launches stay as they are for many steps.
+  const int64_t length = task.first_position + n;
+  const int64_t seen = std::min(length, task.window ? task.window + n : length);
+  const auto count_of = [&](int64_t rows) {
+    return static_cast<int64_t>(std::bit_ceil(divide_up(seen, rows))) + (task.window ? 1 : 0);
+  };
+  int64_t count = count_of(attention_chunk);
+  if (count > most_chunks) {
+    params.part_chunks = span_chunks;
+    count = count_of(attention_span);
+  }
+  const int64_t bytes = n * heads * count * (task.q.dim + 2) * 4;
+  const int64_t enough = blocks_of_multiprocessor * launches_.chip().multiprocessors;
+  if (int64_t{tiles} * kv_heads >= enough || bytes > most_part_bytes || count > most_parts) {
+    launch("attention_" + kind, {tiles, kv_heads}, attention_threads, params, shared);
+    return;
+  }
+  params.parts = room<float>(parts, bytes);
+  params.part_count = static_cast<uint32_t>(count);
+  launch("attention_parts_" + kind, {tiles, kv_heads, params.part_count}, attention_threads, params, shared);
+  const int64_t spans = count / (span_chunks / params.part_chunks) + 2;
+  launch("attention_merge", {params.heads, params.n}, std::min(attention_threads, divide_up(task.q.dim, lanes) * lanes),
+         params, static_cast<uint32_t>((2 * count + 4 * spans) * 4));
+}
+
+// ---- Delta net ------------------------------------------------------------------------------------------------------
+
+void CudaCommands::conv1d(const ConvArgs& args, int64_t n) {
+  op("conv1d", [&] {
+    const ConvParams params = {.x = address<const float>(args.x),
+                               .state = address<float>(args.state),
+                               .weight = address<const float>(args.weight),
+                               .out = address<float>(args.out),
+                               .n = static_cast<uint32_t>(n),
+                               .channels = static_cast<uint32_t>(args.channels),
+                               .taps = static_cast<uint32_t>(args.taps)};
+    if (n <= few_conv_rows) return flat("conv1d_few", params, args.channels);
+    flat("conv1d", params, args.channels, n);
+    flat("conv1d_state", params, args.channels);
+  });
+}
+
+void CudaCommands::delta_gates(const DeltaGatesArgs& args, int64_t n) {
+  op("delta_gates", [&] {
+    const DeltaGatesParams params = {.alpha = address<const float>(args.alpha),
+                                     .b = address<const float>(args.b),
+                                     .a_log = address<const float>(args.a_log),
+                                     .dt_bias = address<const float>(args.dt_bias),
+                                     .decay = address<float>(args.decay),
+                                     .beta = address<float>(args.beta),
+                                     .heads = static_cast<uint32_t>(args.heads),
+                                     .count = static_cast<uint32_t>(n * args.heads)};
+    flat("delta_gates", params, n * args.heads);
+  });
+}
+
+void CudaCommands::gated_delta(const DeltaArgs& args, int64_t n) {
+  op("gated_delta", [&] {
+    if (args.k.dim > int64_t{max_key_dim})
+      throw FormatError(concat("cuda: expected linear attention over keys of at most ", max_key_dim, " numbers, found ",
+                               args.k.dim, ": load with backend=\"cpu\""));
+    const DeltaParams params = {.q = address<const float>(args.q.view),
+                                .k = address<const float>(args.k.view),
+                                .v = address<const float>(args.v.view),
+                                .decay = address<const float>(args.decay),
+                                .beta = address<const float>(args.beta),
+                                .state = address<float>(args.state),
+                                .out = address<float>(args.out),
+                                .n = static_cast<uint32_t>(n),
+                                .value_heads = static_cast<uint32_t>(args.v.heads),
+                                .key_dim = static_cast<uint32_t>(args.k.dim),
+                                .value_dim = static_cast<uint32_t>(args.v.dim),
+                                .values_per_key = static_cast<uint32_t>(args.v.heads / args.k.heads),
+                                .q_row_stride = static_cast<uint32_t>(args.q.row_stride),
+                                .q_head_stride = static_cast<uint32_t>(args.q.head_stride),
+                                .k_row_stride = static_cast<uint32_t>(args.k.row_stride),
+                                .k_head_stride = static_cast<uint32_t>(args.k.head_stride),
+                                .v_row_stride = static_cast<uint32_t>(args.v.row_stride),
+                                .v_head_stride = static_cast<uint32_t>(args.v.head_stride)};
+    launch(args.k.dim <= 4 * int64_t{lanes} ? "gated_delta_4" : "gated_delta_8",
+           {divide_up(args.v.dim, delta_values), static_cast<uint32_t>(args.v.heads)}, delta_values * lanes, params);
+  });
+}
+
+}  // namespace moeflux::cuda

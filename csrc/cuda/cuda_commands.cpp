@@ -1,0 +1,185 @@
+#include "cuda/cuda_commands.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace moeflux::cuda {
+namespace {
+
+bool same(View a, View b) { return a.buffer == b.buffer && a.offset == b.offset; }
+
+void require_in_place(bool holds, const char* op) {
+  if (!holds) throw StateError(concat("[", op, "] expected to be in place, found another output"));
+}
+
+HeadParams head_params(const Heads& x, const Heads& gate, View weight, int64_t n, float eps, float scale) {
+  return {.x = address<float>(x.view),
+          .weight = address<const float>(weight),
+          .gate = address<const float>(gate.view),
+          .row_stride = static_cast<uint32_t>(x.row_stride),
+          .head_stride = static_cast<uint32_t>(x.head_stride),
+          .gate_row_stride = static_cast<uint32_t>(gate.row_stride),
+          .gate_head_stride = static_cast<uint32_t>(gate.head_stride),
+          .dim = static_cast<uint32_t>(x.dim),
+          .heads = static_cast<uint32_t>(x.heads),
+          .n = static_cast<uint32_t>(n),
+          .eps = eps,
+          .scale = scale};
+}
+
+FlatParams flat_params(View x, View y, int64_t count) {
+  return {address<float>(x), address<const float>(y), static_cast<uint64_t>(count)};
+}
+
+}  // namespace
+
+// ---- Vectors --------------------------------------------------------------------------------------------------------
+
+void CudaCommands::rms_norm(View x, View weight, View out, int64_t n, int64_t width, float eps) {
+  op("rms_norm", [&] {
+    launch("rms_norm", {static_cast<uint32_t>(n)}, row_threads,
+           NormParams{address<const float>(x), address<const float>(weight), address<float>(out),
+                      static_cast<uint32_t>(width), eps});
+  });
+}
+
+void CudaCommands::rms_norm_heads(const Heads& x, View weight, int64_t n, float eps, float scale) {
+  op("rms_norm_heads", [&] { by_heads("rms_norm_heads", head_params(x, {}, weight, n, eps, scale), x.heads * n); });
+}
+
+void CudaCommands::gated_rms_norm(const Heads& x, const Heads& z, View weight, int64_t n, float eps) {
+  op("gated_rms_norm", [&] { by_heads("gated_rms_norm", head_params(x, z, weight, n, eps, 1), x.heads * n); });
+}
+
+void CudaCommands::rope(const Heads& x, View angles, int64_t half, bool interleaved, int64_t n) {
+  op("rope", [&] {
+    const RopeParams params = {.x = address<float>(x.view),
+                               .angles = address<const float>(angles),
+                               .row_stride = static_cast<uint32_t>(x.row_stride),
+                               .head_stride = static_cast<uint32_t>(x.head_stride),
+                               .half_dim = static_cast<uint32_t>(half),
+                               .heads = static_cast<uint32_t>(x.heads),
+                               .n = static_cast<uint32_t>(n),
+                               .interleaved = interleaved};
+    flat("rope", params, half * x.heads * n);
+  });
+}
+
+void CudaCommands::append(View x, int64_t x_stride, const Cache& cache, int64_t first, int64_t n) {
+  op("append", [&] {
+    if (n == 0) return;
+    const AppendParams params = {.x = address<const float>(x),
+                                 .rows = cached_rows(cache.blocks, first, n),
+                                 .begin = static_cast<uint64_t>(cache.offset),
+                                 .x_stride = static_cast<uint32_t>(x_stride),
+                                 .width = static_cast<uint32_t>(cache.width),
+                                 .dim = static_cast<uint32_t>(cache.head),
+                                 .n = static_cast<uint32_t>(n)};
+    if (cache.dtype == DType::i8)
+      by_heads("append_codes", params, cache.scales() * n);
+    else
+      flat(cache.dtype == DType::bf16 ? "append_bf16" : "append_f32", params, cache.width * n);
+  });
+}
+
+void CudaCommands::swiglu(View gate, View up, View out, int64_t count) {
+  op("swiglu", [&] {
+    require_in_place(same(gate, out), "swiglu");
+    flat("swiglu", flat_params(gate, up, count), count);
+  });
+}
+
+void CudaCommands::residual_add(View x, View y, View out, int64_t count) {
+  op("residual_add", [&] {
+    require_in_place(same(x, out), "residual_add");
+    flat("residual_add", flat_params(x, y, count), count);
+  });
+}
+
+void CudaCommands::bias_add(View x, View bias, int64_t n, int64_t width) {
+  op("bias_add", [&] {
+    const BiasParams params = {address<float>(x), address<const float>(bias), static_cast<uint64_t>(n * width),
+                               static_cast<uint32_t>(width)};
+    flat("bias_add", params, n * width);
+  });
+}
+
+void CudaCommands::sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) {
+  op("sigmoid_gate", [&] { flat("sigmoid_gate", head_params(x, gate, {}, n, 0, 1), x.dim * x.heads * n); });
+}
+
+void CudaCommands::combine(const CombineArgs& args, int64_t n) {
+  op("combine", [&] {
+    require_in_place(same(args.residual, args.out), "combine");
+    const CombineParams params = {.residual = address<float>(args.residual),
+                                  .outputs = address<const float>(args.outputs),
+                                  .weights = address<const float>(args.weights),
+                                  .shared = address<const float>(args.shared),
+                                  .shared_gate = address<const float>(args.shared_gate),
+                                  .hidden = static_cast<uint32_t>(args.hidden),
+                                  .k = static_cast<uint32_t>(args.k),
+                                  .n = static_cast<uint32_t>(n)};
+    flat("combine", params, args.hidden * n);
+  });
+}
+
+void CudaCommands::copy(View from, View to, int64_t bytes) {
+  op("copy", [&] { launches_.copy(from, to, bytes); });
+}
+
+// ---- Choosing -------------------------------------------------------------------------------------------------------
+
+static RouteParams route_params(const RouteArgs& args) {
+  if (args.experts > int64_t{max_experts})
+    throw FormatError(concat("cuda: expected at most ", max_experts,
+                             " experts in a layer, which is what its routers choose from, found ", args.experts,
+                             ": load with backend=\"cpu\""));
+  return {.logits = address<const float>(args.logits),
+          .bias = address<const float>(args.bias),
+          .ids = address<int>(args.ids),
+          .weights = address<float>(args.weights),
+          .experts = static_cast<uint32_t>(args.experts),
+          .k = static_cast<uint32_t>(args.k),
+          .normalize = args.normalize,
+          .groups = static_cast<uint32_t>(std::max<int64_t>(1, args.groups)),
+          .groups_kept = static_cast<uint32_t>(std::max<int64_t>(1, args.groups_kept)),
+          .scaling = args.scaling};
+}
+
+void CudaCommands::route_softmax(const RouteArgs& args, int64_t n) {
+  op("route_softmax", [&] { launch("route_softmax", {static_cast<uint32_t>(n)}, lanes, route_params(args)); });
+}
+
+void CudaCommands::route_grouped(const RouteArgs& args, int64_t n) {
+  op("route_grouped", [&] { launch("route_grouped", {static_cast<uint32_t>(n)}, lanes, route_params(args)); });
+}
+
+// It works in rounds. Each leaves the k best of every block to the next, until one block is left.
+void CudaCommands::top_k(View logits, int64_t count, int64_t k, View ids, View values) {
+  op("top_k", [&] {
+    if (k > int64_t{top_k_block} / 2)
+      throw ArgumentError(concat("[top_k] k: expected at most ", top_k_block / 2, " on CUDA, found ", k));
+    TopKParams params = {.values = address<const float>(logits),
+                         .ids = nullptr,
+                         .best_values = address<float>(values),
+                         .best_ids = address<int>(ids),
+                         .count = 0,
+                         .k = static_cast<uint32_t>(k)};
+    for (size_t round = 0;; round ^= 1) {
+      const int64_t blocks = divide_up(count, top_k_block);
+      const int64_t left = (blocks - 1) * k + std::min(k, count - (blocks - 1) * top_k_block);
+      const bool is_last = blocks == 1;
+      params.count = static_cast<uint32_t>(count);
+      params.best_values = is_last ? address<float>(values) : room<float>(picked_values + round, 4 * left);
+      params.best_ids = is_last ? address<int>(ids) : room<int>(picked_ids + round, 4 * left);
+      launch("top_k", {static_cast<uint32_t>(blocks)}, row_threads, params);
+      if (is_last) return;
+      params.values = params.best_values;
+      params.ids = params.best_ids;
+      count = left;
+    }
+  });
+}
+
+}  // namespace moeflux::cuda

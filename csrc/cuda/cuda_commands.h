@@ -1,0 +1,109 @@
+// Every op as launches: which kernel, on which grid, with which arguments. Below that is Launches.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "cuda/launches.h"
+#include "cuda/params.h"
+
+namespace moeflux::cuda {
+
+inline uint32_t divide_up(int64_t value, int64_t by) { return static_cast<uint32_t>((value + by - 1) / by); }
+
+class CudaCommands : public Commands {
+ public:
+  explicit CudaCommands(Launches& launches) : launches_(launches) {}
+
+  // What ops need besides their arguments, for Launches::room, and the lists of one batch.
+  static std::vector<RoomSize> rooms(const WorkSizes& sizes);
+  static int64_t list_bytes(const WorkSizes& sizes);
+
+  void embed(const Matrix& table, View ids, View out, int64_t n) override;
+  void rms_norm(View x, View weight, View out, int64_t n, int64_t width, float eps) override;
+  void rms_norm_heads(const Heads& x, View weight, int64_t n, float eps, float scale) override;
+  void gated_rms_norm(const Heads& x, const Heads& z, View weight, int64_t n, float eps) override;
+  void matmul(std::span<const Product> products, int64_t n) override;
+  void rope(const Heads& x, View angles, int64_t half, bool interleaved, int64_t n) override;
+  void append(View x, int64_t x_stride, const Cache& cache, int64_t first, int64_t n) override;
+  void attention(const AttentionArgs& args, int64_t n) override;
+  void mla_attention(const LatentAttentionArgs& args, int64_t n) override;
+  void conv1d(const ConvArgs& args, int64_t n) override;
+  void delta_gates(const DeltaGatesArgs& args, int64_t n) override;
+  void gated_delta(const DeltaArgs& args, int64_t n) override;
+  void route_softmax(const RouteArgs& args, int64_t n) override;
+  void route_grouped(const RouteArgs& args, int64_t n) override;
+  void expert_ffn(const ExpertArgs& args) override;
+  void chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) override;
+  void swiglu(View gate, View up, View out, int64_t count) override;
+  void combine(const CombineArgs& args, int64_t n) override;
+  void residual_add(View x, View y, View out, int64_t count) override;
+  void bias_add(View x, View bias, int64_t n, int64_t width) override;
+  void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) override;
+  void top_k(View logits, int64_t count, int64_t k, View ids, View values) override;
+  void copy(View from, View to, int64_t bytes) override;
+  void mark() override { launches_.mark(); }
+  int64_t hold() override { return launches_.hold(); }
+
+ private:
+  // Rooms, by their numbers.
+  enum Room : size_t {
+    parts,
+    digits,
+    groups,
+    picked_values,
+    picked_ids = picked_values + 2,
+    room_count = picked_ids + 2
+  };
+
+  struct AttentionTask;
+  struct Digits;
+  struct Lists;
+  // A list of CachedRows, and what it was made of.
+  struct RowTable {
+    uint64_t first;
+    std::vector<const std::byte*> blocks;
+    const CachedRows* rows;  // as kernels address it
+  };
+
+  template <typename Body>
+  void op(const char* name, const Body& body) {
+    launches_.op(name, body);
+  }
+  template <typename Params>
+  void launch(const std::string& kernel, Extent grid, uint32_t threads, const Params& params,
+              uint32_t shared_bytes = 0) {
+    launches_.launch(kernel.c_str(), grid, threads, params, shared_bytes);
+  }
+  // A thread for each of `extent`, in whole blocks along the first axis.
+  template <typename Params>
+  void flat(const std::string& kernel, const Params& params, int64_t x, int64_t y = 1, int64_t z = 1) {
+    launch(kernel, {divide_up(x, flat_threads), static_cast<uint32_t>(y), static_cast<uint32_t>(z)}, flat_threads,
+           params);
+  }
+  // A warp for each of `heads`.
+  template <typename Params>
+  void by_heads(const char* kernel, const Params& params, int64_t heads) {
+    launch(kernel, {divide_up(heads, head_warps)}, head_warps * lanes, params);
+  }
+  template <typename T>
+  T* room(size_t which, int64_t bytes) {
+    return address<T>(launches_.room(which, bytes));
+  }
+
+  const CachedRows* cached_rows(std::span<const View> blocks, int64_t first, int64_t n);
+  void run_attention(const AttentionTask& task, int64_t n);
+  void multiply(std::span<const Product> batch, int64_t n, Digits& made);
+  Lists lists_of(const ExpertArgs& args);
+  void product_of_experts(const char* kernel, const Lists& lists, int64_t base, const Matrix& matrix,
+                          const Matrix* second, int64_t k, View x, View out);
+  void feed_forward(const Lists& lists, const ExpertMatrices& expert, int64_t base, const ExpertArgs& args);
+
+  Launches& launches_;
+  std::vector<RowTable> row_tables_;  // of this batch
+};
+
+}  // namespace moeflux::cuda

@@ -1,0 +1,369 @@
+// Softmax attention over cached rows: grouped queries, and latent attention in its absorbed form.
+//
+// A block takes a few queries that share a key head through the keys, a chunk at a time. What a query yields depends on
+// the rows that it sees, and not on how the work was cut:
+//   * A score is a chain in each lane over every 32nd number of the key, then the lanes' sum.
+//   * A chunk's weights are relative to its highest score. Its values are one chain over its keys.
+//   * Chunks are added one after the other to their span's sums, which begin at nothing, and spans to the whole.
+// One block does so for all that a query sees, or each chunk or span has a block, and the merge adds them in that
+// order.
+#include "basics.h"
+
+constexpr u32 chunk_of_warp = attention_chunk / product_warps;  // keys
+static_assert(attention_threads == attention_queries * lanes, "a warp a query");
+static_assert(chunk_of_warp * attention_queries == lanes, "a lane a score");
+
+// ---- Cached numbers -------------------------------------------------------------------------------------------------
+
+DEV float number_of(const float* numbers, u64 i) { return numbers[i]; }
+DEV float number_of(const u16* numbers, u64 i) { return bf16(numbers[i]); }
+DEV float number_of(const signed char* numbers, u64 i) { return float(numbers[i]); }
+
+// What the numbers of a head are multiplied by. Only codes have scales: behind those of a block's rows.
+DEV float scale_of(const float*, u32, u32, u32) { return 1.0f; }
+DEV float scale_of(const u16*, u32, u32, u32) { return 1.0f; }
+DEV float scale_of(const signed char* rows, u32 width, u32 head, u32 row) {
+  return bf16(reinterpret_cast<const u16*>(rows + u64(cached_block) * width)[head * cached_block + row]);
+}
+
+// ---- Queries --------------------------------------------------------------------------------------------------------
+
+// Of one key head: rows of the call, and in each the heads that share it.
+struct Queries {
+  u32 first;
+  u32 count;
+  u32 all;
+  u32 group;  // query heads of the key head
+  u32 kv_head;
+  u32 position;  // of the call's first row
+  u32 window;
+
+  // Behind the last they are the last again.
+  DEV u32 row(u32 i) const { return min(first + i, all - 1) / group; }
+  DEV u32 head(u32 i) const { return kv_head * group + min(first + i, all - 1) % group; }
+  // The cached rows that a query sees. Later queries see later ones.
+  DEV u32 end(u32 i) const { return position + row(i) + 1; }
+  DEV u32 begin(u32 i) const { return window && end(i) > window ? end(i) - window : 0; }
+  DEV u32 end_of_all() const { return end(attention_queries - 1); }
+};
+DEV Queries queries_of(const AttentionParams& params, u32 tile, u32 kv_head) {
+  const u32 group = params.heads / params.kv_heads, all = params.n * group, first = tile * attention_queries;
+  const u32 position = u32(params.rows->first);
+  return {first, min(attention_queries, all - first), all, group, kv_head, position, params.window};
+}
+
+// What a block shares.
+struct Chunk {
+  float scores[attention_queries][attention_chunk + 1];
+  float weights[attention_chunk][attention_queries];
+  float before[attention_queries];  // what the sums so far are multiplied by when a chunk comes to them
+  float after[attention_queries];   // and the chunk
+  float span_before[attention_queries];
+  float span_after[attention_queries];
+  float sink_before[attention_queries];
+  float total[attention_queries];
+};
+
+// Puts the queries into shared memory: number i of query r at queries[i * attention_queries + r].
+DEV void bring_queries(const AttentionParams& params, const Queries& of, float* queries) {
+  const u32 width = params.dim + params.pe_dim;
+  for (u32 at = threadIdx.x; at < width * attention_queries; at += attention_threads) {
+    const u32 i = at / attention_queries, r = at % attention_queries;
+    const u64 row = of.row(r), head = of.head(r);
+    queries[at] = i < params.dim
+                      ? params.q[row * params.q_row_stride + head * params.q_head_stride + i]
+                      : params.q_pe[row * params.q_pe_row_stride + head * params.q_pe_head_stride + (i - params.dim)];
+  }
+}
+
+// ---- A chunk --------------------------------------------------------------------------------------------------------
+
+// 32 sums over the lanes of a warp, of which lane l gets that of number l. The pairs that are added are a butterfly's.
+DEV float sums_of_lanes(float (&x)[lanes]) {
+  const u32 lane = lane_of();
+#pragma unroll
+  for (u32 half = lanes / 2; half > 0; half /= 2) {
+    const bool is_upper = lane & half;
+#pragma unroll
+    for (u32 i = 0; i < lanes / 2; i++) {
+      if (i >= half) break;
+      const float sent = is_upper ? x[i] : x[i + half], kept = is_upper ? x[i + half] : x[i];
+      x[i] = kept + __shfl_xor_sync(everyone, sent, half);
+    }
+  }
+  return x[0];
+}
+
+// Adds keys[...] . queries[...] of `dim` numbers, each lane every 32nd.
+template <typename T>
+DEV void add_products(const T* const (&keys)[chunk_of_warp], const float* queries, u32 dim,
+                      const float (&scales)[chunk_of_warp], float (&sums)[lanes]) {
+  for (u32 i = lane_of(); i < dim; i += lanes) {
+    float query[attention_queries];
+#pragma unroll
+    for (u32 r = 0; r < attention_queries; r++) query[r] = queries[i * attention_queries + r];
+#pragma unroll
+    for (u32 j = 0; j < chunk_of_warp; j++) {
+      const float key = number_of(keys[j], i) * scales[j];
+#pragma unroll
+      for (u32 r = 0; r < attention_queries; r++)
+        sums[j * attention_queries + r] = fmaf(query[r], key, sums[j * attention_queries + r]);
+    }
+  }
+}
+
+// The weights of keys begin ... end - 1, at most a chunk of one block, and their values. `highest` and `total` are
+// those of the query that is the warp's. `rows`: the block that the keys are in.
+template <typename T, u32 slots>
+DEV void take_chunk(const AttentionParams& params, const Queries& of, const float* queries, const u8* rows, u32 begin,
+                    u32 end, Chunk& chunk, float& highest, float& total, float (&values)[slots][attention_queries]) {
+  const T* k = reinterpret_cast<const T*>(rows + params.k_begin);
+  const T* v = reinterpret_cast<const T*>(rows + params.v_begin);
+  const T* pe = reinterpret_cast<const T*>(rows + params.pe_begin);
+  const u32 lane = lane_of(), warp = warp_of(), width = params.kv_heads * params.dim;
+  float sums[lanes] = {};
+  {
+    const T *keys[chunk_of_warp], *positions[chunk_of_warp];
+    float scales[chunk_of_warp], pe_scales[chunk_of_warp];
+#pragma unroll
+    for (u32 j = 0; j < chunk_of_warp; j++) {
+      const u32 row = min(begin + warp * chunk_of_warp + j, end - 1) % cached_block;
+      keys[j] = k + (u64(row) * params.kv_heads + of.kv_head) * params.dim;
+      scales[j] = scale_of(k, width, of.kv_head, row);
+      if (params.pe_dim) {
+        positions[j] = pe + u64(row) * params.pe_dim;
+        pe_scales[j] = scale_of(pe, params.pe_dim, 0, row);
+      }
+    }
+    add_products<T>(keys, queries, params.dim, scales, sums);
+    if (params.pe_dim)
+      add_products<T>(positions, queries + params.dim * attention_queries, params.pe_dim, pe_scales, sums);
+  }
+  const float score = sums_of_lanes(sums) * params.scale;
+  chunk.scores[lane % attention_queries][warp * chunk_of_warp + lane / attention_queries] = score;
+  __syncthreads();
+  const u32 key = begin + lane;
+  const bool is_seen = key < end && key >= of.begin(warp) && key < of.end(warp);
+  const float own = is_seen ? chunk.scores[warp][lane] : lowest;
+  highest = warp_max(own);
+  const float weight = is_seen ? expf(own - highest) : 0.0f;
+  total = warp_sum(weight);
+  chunk.weights[lane][warp] = weight;
+  __syncthreads();
+#pragma unroll
+  for (u32 s = 0; s < slots; s++)
+#pragma unroll
+    for (u32 r = 0; r < attention_queries; r++) values[s][r] = 0.0f;
+  const bool by_all = begin >= of.begin(attention_queries - 1) && end <= of.end(0);
+#pragma unroll 4
+  for (u32 j = 0; j < end - begin; j++) {
+    const u32 row = (begin + j) % cached_block;
+    const T* numbers = v + (u64(row) * params.kv_heads + of.kv_head) * params.dim;
+    const float scale = scale_of(v, width, of.kv_head, row);
+    float weights[attention_queries];
+#pragma unroll
+    for (u32 r = 0; r < attention_queries; r++) weights[r] = chunk.weights[j][r];
+#pragma unroll
+    for (u32 s = 0; s < slots; s++) {
+      const u32 i = threadIdx.x + s * attention_threads;
+      if (i >= params.dim) break;
+      const float value = number_of(numbers, i) * scale;
+#pragma unroll
+      for (u32 r = 0; r < attention_queries; r++)
+        if (by_all || (begin + j >= of.begin(r) && begin + j < of.end(r)))
+          values[s][r] = fmaf(weights[r], value, values[s][r]);
+    }
+  }
+}
+
+// ---- Sums -----------------------------------------------------------------------------------------------------------
+
+// What follows is added to what came before: both are multiplied so that they are relative to the higher of the two.
+struct Joint {
+  float before;
+  float after;
+};
+DEV Joint join(float& highest, float& total, float more_highest, float more_total) {
+  const float both = fmaxf(highest, more_highest);
+  const Joint joint = {expf(highest - both), expf(more_highest - both)};
+  highest = both;
+  total = fmaf(total, joint.before, more_total * joint.after);
+  return joint;
+}
+DEV float joined(float value, float more, float before, float after) { return fmaf(value, before, more * after); }
+
+// Takes the chunks of keys begin ... end - 1, which are in one span.
+template <typename T, u32 slots>
+DEV void take_span(const AttentionParams& params, const Queries& of, const float* queries, u32 begin, u32 end,
+                   Chunk& chunk, float& highest, float& total, float (&values)[slots][attention_queries]) {
+  const u8* rows = reinterpret_cast<const u8* const*>(params.rows + 1)[begin / cached_block];
+  highest = lowest;
+  total = 0.0f;
+#pragma unroll
+  for (u32 s = 0; s < slots; s++)
+#pragma unroll
+    for (u32 r = 0; r < attention_queries; r++) values[s][r] = 0.0f;
+  for (u32 at = max(begin, of.begin(0) / attention_chunk * attention_chunk); at < end; at += attention_chunk) {
+    float chunk_highest, chunk_total, chunk_values[slots][attention_queries];
+    take_chunk<T, slots>(params, of, queries, rows, at, min(at + attention_chunk, end), chunk, chunk_highest,
+                         chunk_total, chunk_values);
+    const Joint joint = join(highest, total, chunk_highest, chunk_total);
+    if (lane_of() == 0) chunk.before[warp_of()] = joint.before, chunk.after[warp_of()] = joint.after;
+    __syncthreads();
+#pragma unroll
+    for (u32 s = 0; s < slots; s++)
+#pragma unroll
+      for (u32 r = 0; r < attention_queries; r++)
+        values[s][r] = joined(values[s][r], chunk_values[s][r], chunk.before[r], chunk.after[r]);
+  }
+}
+
+// A block through all spans. Grid of blocks: tiles of queries, key heads.
+template <typename T, u32 slots>
+DEV void attention(const AttentionParams& params) {
+  extern __shared__ float queries[];
+  __shared__ Chunk chunk;
+  begin_kernel();
+  const Queries of = queries_of(params, blockIdx.x, blockIdx.y);
+  bring_queries(params, of, queries);
+  __syncthreads();
+  float highest = lowest, total = 0.0f, values[slots][attention_queries] = {};
+  const u32 length = of.end_of_all();
+  for (u32 begin = of.begin(0) / attention_span * attention_span; begin < length; begin += attention_span) {
+    float span_highest, span_total, span_values[slots][attention_queries];
+    take_span<T, slots>(params, of, queries, begin, min(begin + attention_span, length), chunk, span_highest,
+                        span_total, span_values);
+    const Joint joint = join(highest, total, span_highest, span_total);
+    if (lane_of() == 0) chunk.span_before[warp_of()] = joint.before, chunk.span_after[warp_of()] = joint.after;
+    __syncthreads();
+#pragma unroll
+    for (u32 s = 0; s < slots; s++)
+#pragma unroll
+      for (u32 r = 0; r < attention_queries; r++)
+        values[s][r] = joined(values[s][r], span_values[s][r], chunk.span_before[r], chunk.span_after[r]);
+  }
+  Joint sink = {1.0f, 0.0f};
+  if (params.sinks) sink = join(highest, total, params.sinks[of.head(warp_of())], 1.0f);
+  if (lane_of() == 0) chunk.sink_before[warp_of()] = sink.before, chunk.total[warp_of()] = total;
+  __syncthreads();
+#pragma unroll
+  for (u32 s = 0; s < slots; s++)
+#pragma unroll
+    for (u32 r = 0; r < attention_queries; r++) {
+      const u32 i = threadIdx.x + s * attention_threads;
+      if (r < of.count && i < params.dim)
+        params.out[(u64(of.row(r)) * params.heads + of.head(r)) * params.dim + i] =
+            values[s][r] * chunk.sink_before[r] / chunk.total[r];
+    }
+}
+
+// The first part that somebody sees.
+DEV u32 first_part(const AttentionParams& params, u32 part_rows) {
+  const u64 end = params.rows->first + 1;
+  return params.window && end > params.window ? u32(end - params.window) / part_rows : 0;
+}
+
+// A block a chunk or a span: its sums into parts. Grid of blocks: tiles of queries, key heads, parts. Those behind the
+// last key have nothing to do.
+template <typename T, u32 slots>
+DEV void attention_parts(const AttentionParams& params) {
+  extern __shared__ float queries[];
+  __shared__ Chunk chunk;
+  begin_kernel();
+  const Queries of = queries_of(params, blockIdx.x, blockIdx.y);
+  const u32 part_rows = params.part_chunks * attention_chunk;
+  const u32 begin = (first_part(params, part_rows) + blockIdx.z) * part_rows, length = of.end_of_all();
+  if (begin >= of.position + params.n) return;
+  bring_queries(params, of, queries);
+  __syncthreads();
+  float highest = lowest, total = 0.0f, values[slots][attention_queries] = {};
+  if (begin < length) {
+    const u32 end = min(begin + part_rows, length);
+    const u8* block = reinterpret_cast<const u8* const*>(params.rows + 1)[begin / cached_block];
+    if (params.part_chunks == 1)
+      take_chunk<T, slots>(params, of, queries, block, begin, end, chunk, highest, total, values);
+    else
+      take_span<T, slots>(params, of, queries, begin, end, chunk, highest, total, values);
+  }
+  const auto part = [&](u32 r) {
+    const u64 query = u64(of.row(r)) * params.heads + of.head(r);
+    return params.parts + (query * params.part_count + blockIdx.z) * (params.dim + 2);
+  };
+  if (warp_of() < of.count && lane_of() == 0) {
+    part(warp_of())[0] = highest;
+    part(warp_of())[1] = total;
+  }
+#pragma unroll
+  for (u32 s = 0; s < slots; s++)
+#pragma unroll
+    for (u32 r = 0; r < attention_queries; r++) {
+      const u32 i = threadIdx.x + s * attention_threads;
+      if (r < of.count && i < params.dim) part(r)[2 + i] = values[s][r];
+    }
+}
+
+// The parts of each query, in their order. What they are multiplied by depends on the highest scores alone, so threads
+// find it together before each makes its own numbers of the values. Grid of blocks: heads, rows.
+extern "C" __global__ void attention_merge(const AttentionParams params) {
+  extern __shared__ float shared[];
+  __shared__ float whole, sink_before;
+  begin_kernel();
+  const u32 part_rows = params.part_chunks * attention_chunk, of_span = span_chunks / params.part_chunks;
+  const u32 end = u32(params.rows->first) + blockIdx.y + 1,
+            begin = params.window && end > params.window ? end - params.window : 0;
+  const u32 first = begin / part_rows, last = (end - 1) / part_rows, count = last - first + 1, width = params.dim + 2;
+  const u32 first_span = first / of_span, spans = last / of_span - first_span + 1;
+  float *before = shared, *after = before + count;  // of parts, within their span
+  float *span_highest = after + count, *span_total = span_highest + spans;
+  float *span_before = span_total + spans, *span_after = span_before + spans;
+  const u64 query = u64(blockIdx.y) * params.heads + blockIdx.x;
+  const float* parts = params.parts + (query * params.part_count + (first - first_part(params, part_rows))) * width;
+  const auto begin_of = [&](u32 span) { return max((first_span + span) * of_span, first) - first; };
+  const auto end_of = [&](u32 span) { return min((first_span + span + 1) * of_span, last + 1) - first; };
+  for (u32 span = threadIdx.x; span < spans; span += blockDim.x) {
+    float highest = lowest, total = 0.0f;
+    for (u32 i = begin_of(span); i < end_of(span); i++) {
+      const Joint joint = join(highest, total, parts[u64(i) * width], parts[u64(i) * width + 1]);
+      before[i] = joint.before, after[i] = joint.after;
+    }
+    span_highest[span] = highest, span_total[span] = total;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    float highest = lowest, total = 0.0f;
+    for (u32 span = 0; span < spans; span++) {
+      const Joint joint = join(highest, total, span_highest[span], span_total[span]);
+      span_before[span] = joint.before, span_after[span] = joint.after;
+    }
+    Joint sink = {1.0f, 0.0f};
+    if (params.sinks) sink = join(highest, total, params.sinks[blockIdx.x], 1.0f);
+    sink_before = sink.before, whole = total;
+  }
+  __syncthreads();
+  for (u32 i = threadIdx.x; i < params.dim; i += blockDim.x) {
+    float value = 0.0f;
+    for (u32 span = 0; span < spans; span++) {
+      float sum = 0.0f;
+      for (u32 j = begin_of(span); j < end_of(span); j++)
+        sum = joined(sum, parts[u64(j) * width + 2 + i], before[j], after[j]);
+      value = joined(value, sum, span_before[span], span_after[span]);
+    }
+    params.out[query * params.dim + i] = value * sink_before / whole;
+  }
+}
+
+#define ATTENTION_KERNELS(type, T, slots)                              \
+  extern "C" __global__ void __launch_bounds__(attention_threads)      \
+      attention_##type##_##slots(const AttentionParams params) {       \
+    attention<T, slots>(params);                                       \
+  }                                                                    \
+  extern "C" __global__ void __launch_bounds__(attention_threads)      \
+      attention_parts_##type##_##slots(const AttentionParams params) { \
+    attention_parts<T, slots>(params);                                 \
+  }
+ATTENTION_KERNELS(f32, float, 1)
+ATTENTION_KERNELS(f32, float, 2)
+ATTENTION_KERNELS(bf16, u16, 1)
+ATTENTION_KERNELS(bf16, u16, 2)
+ATTENTION_KERNELS(codes, signed char, 1)
+ATTENTION_KERNELS(codes, signed char, 2)

@@ -1,0 +1,123 @@
+// What every kernel file begins with: the words of the language, what warps tell each other, and what only a GPU can
+// say. All of the assembly is here. The emulator of tests/ has its own definitions of what stands under MOEFLUX_GPU.
+//
+// The text is compiled with --fmad=false: two instances of one template must round alike, or a row would depend on its
+// neighbours. So only what says fmaf is fused.
+#pragma once
+
+#include "params.h"
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define MOEFLUX_GPU
+#endif
+
+#define DEV __device__ __forceinline__
+
+using namespace moeflux::cuda;
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+constexpr float lowest = -3.402823466e+38f;  // stands for minus infinity
+
+#if defined(MOEFLUX_GPU)
+
+// ---- Order between kernels ------------------------------------------------------------------------------------------
+
+// Where the host launches programmatically (9.0 on), the next kernel may come while this one runs, and this one may
+// have come while the one before ran. Every kernel calls both, before it reads or writes what another kernel may have.
+// So whatever is ordered in the stream is ordered here.
+DEV void let_next_come() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+DEV void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// ---- Products of integers -------------------------------------------------------------------------------------------
+
+// c[16, 8] += a[16, 32] . b[32, 8], of unsigned and signed bytes, by a warp. Lane 4 g + t has of a the rows g and g +
+// 8, columns 4 t ... 4 t + 3 (a0, a1) and those + 16 (a2, a3); of b column g, the same rows (b0, b1); of c the rows g
+// and g + 8, columns 2 t and 2 t + 1.
+DEV void multiply_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#else
+#define MULTIPLY_8(x, y, a, b)                                                       \
+  asm("mma.sync.aligned.m8n8k16.row.col.s32.u8.s8.s32 {%0,%1}, {%2}, {%3}, {%0,%1};" \
+      : "+r"(x), "+r"(y)                                                             \
+      : "r"(a), "r"(b))
+  MULTIPLY_8(c[0], c[1], a0, b0);
+  MULTIPLY_8(c[0], c[1], a2, b1);
+  MULTIPLY_8(c[2], c[3], a1, b0);
+  MULTIPLY_8(c[2], c[3], a3, b1);
+#undef MULTIPLY_8
+#endif
+}
+
+DEV float f16(u16 bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+
+#endif  // MOEFLUX_GPU
+
+DEV void begin_kernel() {
+  let_next_come();
+  wait_for_previous();
+}
+
+// ---- Warps ----------------------------------------------------------------------------------------------------------
+
+constexpr u32 everyone = 0xffffffffu;
+
+DEV u32 lane_of() { return threadIdx.x % lanes; }
+DEV u32 warp_of() { return threadIdx.x / lanes; }
+
+// In every lane the same, because a butterfly adds the same pairs in each.
+DEV float warp_sum(float x) {
+  for (u32 distance = lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(everyone, x, distance);
+  return x;
+}
+DEV float warp_max(float x) {
+  for (u32 distance = lanes / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(everyone, x, distance));
+  return x;
+}
+
+// The sum over a block of whole warps, the same in every thread. `scratch` has room for max_warps; it may be used again
+// only after a barrier that follows the call.
+DEV float block_sum(float x, float* scratch) {
+  x = warp_sum(x);
+  if (lane_of() == 0) scratch[warp_of()] = x;
+  __syncthreads();
+  return warp_sum(lane_of() < blockDim.x / lanes ? scratch[lane_of()] : 0.0f);
+}
+
+// ---- Numbers --------------------------------------------------------------------------------------------------------
+
+DEV float bf16(u16 bits) { return __uint_as_float(u32(bits) << 16); }
+DEV u16 to_bf16(float x) {
+  const u32 bits = __float_as_uint(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return u16(bits >> 16 | 64);
+  return u16((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+DEV bool is_nan(float x) { return (__float_as_uint(x) & 0x7fffffffu) > 0x7f800000u; }
+
+DEV float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+DEV float silu(float x) { return x * sigmoid(x); }
+
+DEV float number_at(const u8* numbers, u64 i, u32 type) {
+  if (type == number_bf16) return bf16(reinterpret_cast<const u16*>(numbers)[i]);
+  if (type == number_f16) return f16(reinterpret_cast<const u16*>(numbers)[i]);
+  return reinterpret_cast<const float*>(numbers)[i];
+}
+DEV u32 bytes_of(u32 type) { return type == number_f32 ? 4 : 2; }

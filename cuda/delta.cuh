@@ -1,0 +1,104 @@
+// The gated delta-net: a short convolution, the gates, and the recurrence on a state per value head.
+#include "basics.h"
+
+// ---- The convolution ------------------------------------------------------------------------------------------------
+
+// Of the rows of the state [taps - 1, channels], oldest first, and behind them those of the input.
+DEV float tap(const ConvParams& params, u64 row, u32 channel) {
+  const u32 kept = params.taps - 1;
+  return row < kept ? params.state[row * params.channels + channel]
+                    : params.x[(row - kept) * params.channels + channel];
+}
+DEV void convolve(const ConvParams& params, u32 row, u32 channel) {
+  float sum = 0.0f;
+  for (u32 i = 0; i < params.taps; i++)
+    sum = fmaf(tap(params, u64(row) + i, channel), params.weight[u64(channel) * params.taps + i], sum);
+  params.out[u64(row) * params.channels + channel] = silu(sum);
+}
+// The last rows of state and input become the state. Each row comes from a later one.
+DEV void keep_last(const ConvParams& params, u32 channel) {
+  for (u32 row = 0; row + 1 < params.taps; row++)
+    params.state[u64(row) * params.channels + channel] = tap(params, u64(row) + params.n, channel);
+}
+
+// A thread has a channel, in all rows. Grid of threads: channels.
+extern "C" __global__ void conv1d_few(const ConvParams params) {
+  begin_kernel();
+  const u32 channel = blockIdx.x * blockDim.x + threadIdx.x;
+  if (channel >= params.channels) return;
+  for (u32 row = 0; row < params.n; row++) convolve(params, row, channel);
+  keep_last(params, channel);
+}
+
+// A thread has a number of the output, and the state comes after. Grid of threads: channels, rows.
+extern "C" __global__ void conv1d(const ConvParams params) {
+  begin_kernel();
+  const u32 channel = blockIdx.x * blockDim.x + threadIdx.x;
+  if (channel < params.channels) convolve(params, blockIdx.y, channel);
+}
+extern "C" __global__ void conv1d_state(const ConvParams params) {
+  begin_kernel();
+  const u32 channel = blockIdx.x * blockDim.x + threadIdx.x;
+  if (channel < params.channels) keep_last(params, channel);
+}
+
+// ---- The recurrence -------------------------------------------------------------------------------------------------
+
+// ln(1 + x) for x >= 0. A small x is not lost.
+DEV float log_of_one_plus(float x) {
+  const float sum = 1.0f + x;
+  return sum == 1.0f ? x : logf(sum) * (x / (sum - 1.0f));
+}
+DEV float softplus(float x) { return fmaxf(x, 0.0f) + log_of_one_plus(expf(-fabsf(x))); }
+
+// Grid of threads: n * heads.
+extern "C" __global__ void delta_gates(const DeltaGatesParams params) {
+  begin_kernel();
+  const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= params.count) return;
+  const u32 head = i % params.heads;
+  params.decay[i] = expf(-expf(params.a_log[head]) * softplus(params.alpha[i] + params.dt_bias[head]));
+  params.beta[i] = sigmoid(params.b[i]);
+}
+
+// A warp has one row of a head's state in registers. It takes that through all rows of the call, one by one, so the
+// size of a chunk changes nothing. `chunks` times 32 numbers are room for a key. Grid of blocks: delta_values rows of
+// the state, value heads.
+template <u32 chunks>
+DEV void gated_delta(const DeltaParams& params) {
+  begin_kernel();
+  const u32 row = blockIdx.x * delta_values + warp_of(), head = blockIdx.y, lane = lane_of();
+  if (row >= params.value_dim) return;
+  const u32 key_head = head / params.values_per_key;
+  float* state = params.state + (u64(head) * params.value_dim + row) * params.key_dim;
+  float held[chunks];
+  for (u32 c = 0; c < chunks; c++) held[c] = lane + c * lanes < params.key_dim ? state[lane + c * lanes] : 0.0f;
+  for (u32 token = 0; token < params.n; token++) {
+    const float* query = params.q + u64(token) * params.q_row_stride + key_head * params.q_head_stride;
+    const float* key = params.k + u64(token) * params.k_row_stride + key_head * params.k_head_stride;
+    const u64 gate = u64(token) * params.value_heads + head;
+    const float decay = params.decay[gate], beta = params.beta[gate];
+    const float value = params.v[u64(token) * params.v_row_stride + head * params.v_head_stride + row];
+    float keys[chunks], queries[chunks], found = 0.0f, read = 0.0f;
+    for (u32 c = 0; c < chunks; c++) {
+      const u32 i = lane + c * lanes;
+      keys[c] = i < params.key_dim ? key[i] : 0.0f;
+      queries[c] = i < params.key_dim ? query[i] : 0.0f;
+    }
+    for (u32 c = 0; c < chunks; c++) {
+      held[c] *= decay;
+      found = fmaf(held[c], keys[c], found);
+    }
+    const float correction = (value - warp_sum(found)) * beta;
+    for (u32 c = 0; c < chunks; c++) {
+      held[c] = fmaf(correction, keys[c], held[c]);
+      read = fmaf(held[c], queries[c], read);
+    }
+    read = warp_sum(read);
+    if (lane == 0) params.out[gate * params.value_dim + row] = read;
+  }
+  for (u32 c = 0; c < chunks; c++)
+    if (lane + c * lanes < params.key_dim) state[lane + c * lanes] = held[c];
+}
+extern "C" __global__ void gated_delta_4(const DeltaParams params) { gated_delta<4>(params); }
+extern "C" __global__ void gated_delta_8(const DeltaParams params) { gated_delta<8>(params); }

@@ -1,0 +1,171 @@
+// Norms, activations, sums, rotations, copies: what touches each number of a row once or twice.
+#include "basics.h"
+
+// ---- Norms ----------------------------------------------------------------------------------------------------------
+
+// A block for each row. The sum of squares is one chain in each thread, then the sum of the lanes, then that of the
+// warps. In place too: each thread writes what only it has read.
+extern "C" __global__ void rms_norm(const NormParams params) {
+  __shared__ float scratch[max_warps];
+  begin_kernel();
+  const float* x = params.x + u64(blockIdx.x) * params.width;
+  float* out = params.out + u64(blockIdx.x) * params.width;
+  float squares = 0.0f;
+  for (u32 i = threadIdx.x; i < params.width; i += row_threads) squares = fmaf(x[i], x[i], squares);
+  squares = block_sum(squares, scratch);
+  const float factor = 1.0f / sqrtf(squares / float(params.width) + params.eps);
+  for (u32 i = threadIdx.x; i < params.width; i += row_threads) out[i] = x[i] * factor * params.weight[i];
+}
+
+// A warp for each head, in place. Whole warps stay or go.
+struct Head {
+  u32 row;
+  u32 head;
+  bool is_there;
+};
+DEV Head head_of(const HeadParams& params) {
+  const u64 i = u64(blockIdx.x) * head_warps + warp_of();
+  return {u32(i / params.heads), u32(i % params.heads), i < u64(params.heads) * params.n};
+}
+DEV float head_factor(const float* x, u32 dim, float eps) {
+  float squares = 0.0f;
+  for (u32 i = lane_of(); i < dim; i += lanes) squares = fmaf(x[i], x[i], squares);
+  return 1.0f / sqrtf(warp_sum(squares) / float(dim) + eps);
+}
+
+extern "C" __global__ void rms_norm_heads(const HeadParams params) {
+  begin_kernel();
+  const Head at = head_of(params);
+  if (!at.is_there) return;
+  float* x = params.x + u64(at.row) * params.row_stride + at.head * params.head_stride;
+  const float factor = head_factor(x, params.dim, params.eps);
+  for (u32 i = lane_of(); i < params.dim; i += lanes) {
+    const float normed = x[i] * factor;
+    x[i] = (params.weight ? normed * params.weight[i] : normed) * params.scale;
+  }
+}
+
+extern "C" __global__ void gated_rms_norm(const HeadParams params) {
+  begin_kernel();
+  const Head at = head_of(params);
+  if (!at.is_there) return;
+  float* x = params.x + u64(at.row) * params.row_stride + at.head * params.head_stride;
+  const float* gate = params.gate + u64(at.row) * params.gate_row_stride + at.head * params.gate_head_stride;
+  const float factor = head_factor(x, params.dim, params.eps);
+  for (u32 i = lane_of(); i < params.dim; i += lanes) x[i] = x[i] * factor * params.weight[i] * silu(gate[i]);
+}
+
+// ---- A thread a number ----------------------------------------------------------------------------------------------
+
+DEV u64 place_of_thread() { return u64(blockIdx.x) * blockDim.x + threadIdx.x; }
+
+// x = silu(x) * y
+extern "C" __global__ void swiglu(const FlatParams params) {
+  begin_kernel();
+  const u64 i = place_of_thread();
+  if (i < params.count) params.x[i] = silu(params.x[i]) * params.y[i];
+}
+
+extern "C" __global__ void residual_add(const FlatParams params) {
+  begin_kernel();
+  const u64 i = place_of_thread();
+  if (i < params.count) params.x[i] = params.x[i] + params.y[i];
+}
+
+// The same bias to every row.
+extern "C" __global__ void bias_add(const BiasParams params) {
+  begin_kernel();
+  const u64 i = place_of_thread();
+  if (i < params.count) params.x[i] = params.x[i] + params.bias[i % params.width];
+}
+
+// x *= sigmoid(gate), head by head.
+extern "C" __global__ void sigmoid_gate(const HeadParams params) {
+  begin_kernel();
+  const u64 i = place_of_thread();
+  if (i >= u64(params.n) * params.heads * params.dim) return;
+  const u32 at = u32(i % params.dim);
+  const u64 row = i / params.dim / params.heads, head = i / params.dim % params.heads;
+  float& x = params.x[row * params.row_stride + head * params.head_stride + at];
+  x = x * sigmoid(params.gate[row * params.gate_row_stride + head * params.gate_head_stride + at]);
+}
+
+// Rotates the first 2 * half_dim channels in place.
+extern "C" __global__ void rope(const RopeParams params) {
+  begin_kernel();
+  const u64 i = place_of_thread();
+  if (i >= u64(params.n) * params.heads * params.half_dim) return;
+  const u32 pair = u32(i % params.half_dim);
+  const u64 row = i / params.half_dim / params.heads, head = i / params.half_dim % params.heads;
+  const float* angle = params.angles + (row * params.half_dim + pair) * 2;
+  float* x = params.x + row * params.row_stride + head * params.head_stride;
+  const u32 first = params.interleaved ? 2 * pair : pair;
+  const u32 second = params.interleaved ? 2 * pair + 1 : pair + params.half_dim;
+  const float a = x[first], b = x[second];
+  x[first] = a * angle[0] - b * angle[1];
+  x[second] = a * angle[1] + b * angle[0];
+}
+
+// ---- Rows that a session keeps --------------------------------------------------------------------------------------
+
+DEV u8* cached_rows(const CachedRows* rows, u64 row, u64 begin) {
+  return reinterpret_cast<u8* const*>(rows + 1)[row / cached_block] + begin;
+}
+
+// Rows to a cache, rounded to its type.
+DEV void keep(float* to, float x) { *to = x; }
+DEV void keep(u16* to, float x) { *to = to_bf16(x); }
+template <typename T>
+DEV void append(const AppendParams& params) {
+  begin_kernel();
+  const u64 i = place_of_thread();
+  if (i >= u64(params.n) * params.width) return;
+  const u32 column = u32(i % params.width);
+  const u64 row = i / params.width, kept = params.rows->first + row;
+  T* rows = reinterpret_cast<T*>(cached_rows(params.rows, kept, params.begin));
+  keep(rows + kept % cached_block * params.width + column, params.x[row * params.x_stride + column]);
+}
+extern "C" __global__ void append_f32(const AppendParams params) { append<float>(params); }
+extern "C" __global__ void append_bf16(const AppendParams params) { append<u16>(params); }
+
+// Rows to codes, and the scales of their heads, which lie behind the codes of a block. Every rounding is that of the
+// oracle's quantize_rows. A warp each.
+extern "C" __global__ void append_codes(const AppendParams params) {
+  begin_kernel();
+  const u32 heads = params.width / params.dim;
+  const u64 i = u64(blockIdx.x) * head_warps + warp_of();
+  if (i >= u64(params.n) * heads) return;
+  const u64 head = i % heads, row = params.rows->first + i / heads;
+  const float* x = params.x + i / heads * params.x_stride + head * params.dim;
+  u8* rows = cached_rows(params.rows, row, params.begin);
+  u8* codes = rows + row % cached_block * params.width + head * params.dim;
+  u32 bits = 0;  // without signs they are in the order of the numbers; NaN is above infinity
+  for (u32 j = lane_of(); j < params.dim; j += lanes) bits = max(bits, __float_as_uint(x[j]) & 0x7fffffffu);
+  for (u32 distance = lanes / 2; distance > 0; distance /= 2)
+    bits = max(bits, __shfl_xor_sync(everyone, bits, distance));
+  const bool is_finite = bits < 0x7f800000u;
+  const u16 rounded = to_bf16(is_finite ? __uint_as_float(bits) / 127.0f : 0.0f);
+  const bool is_coded = bf16(rounded) >= 0x1p-100f;
+  const float inverse = is_coded ? 1.0f / bf16(rounded) : 0.0f;
+  for (u32 j = lane_of(); j < params.dim; j += lanes) codes[j] = is_coded ? u8(__float2int_rn(x[j] * inverse)) : u8(0);
+  u16* scales = reinterpret_cast<u16*>(rows + u64(cached_block) * params.width);
+  if (lane_of() == 0)
+    scales[head * cached_block + row % cached_block] = is_coded ? rounded : u16(is_finite ? 0 : 0x7fc0);
+}
+
+// ---- Combine --------------------------------------------------------------------------------------------------------
+
+// (residual + the experts in the router's order) + the shared one. In place with the residual.
+extern "C" __global__ void combine(const CombineParams params) {
+  begin_kernel();
+  const u64 i = place_of_thread();
+  if (i >= u64(params.n) * params.hidden) return;
+  const u64 row = i / params.hidden, column = i % params.hidden;
+  float routed = 0.0f;
+  for (u32 j = 0; j < params.k; j++)
+    routed =
+        fmaf(params.weights[row * params.k + j], params.outputs[(row * params.k + j) * params.hidden + column], routed);
+  float total = params.residual[i] + routed;
+  if (params.shared) total += params.shared[i] * (params.shared_gate ? sigmoid(params.shared_gate[row]) : 1.0f);
+  params.residual[i] = total;
+}

@@ -1,0 +1,117 @@
+// The experts that a router chose. However many there are, they take one launch for gate, up and SwiGLU, and one for
+// down; where a block has several pairs, the digits of x are made before each.
+//
+// When a router on the device chose them, a block has one pair (token * k + place). Otherwise the host lists blocks of
+// pairs of one expert. The output of a pair goes to its own row, so the order of the blocks changes no bit.
+#include "products.h"
+
+DEV Storage storage_of(const ExpertParams& params) { return {params.columns, params.group_steps, params.number}; }
+
+struct Pairs {
+  const u8* slot;
+  u32 first;
+  u32 count;
+};
+DEV Pairs pairs_of(const ExpertParams& params) {
+  if (params.ids) return {params.slots + params.slot_of[params.ids[blockIdx.y]], blockIdx.y, 1};
+  const ExpertBlock& block = params.blocks[blockIdx.y];
+  return {block.slot, block.first, block.count};
+}
+DEV u32 pair_at(const ExpertParams& params, u32 place) { return params.ids ? place : params.pairs[place]; }
+DEV StoredMatrix matrix_of(const u8* slot, const ExpertMatrix& matrix) {
+  return {slot + matrix.codes, slot + matrix.scales, slot + matrix.biases};
+}
+
+// The rows of a tile. For gate and up, eight of each lie side by side.
+template <u32 bits, bool is_double>
+DEV TwoRows<bits> rows_of_tile(const ExpertParams& params, const u8* slot, u32 tile) {
+  const u32 g = lane_of() / 4, first = tile * (is_double ? tile_rows / 2 : tile_rows);
+  const Storage stored = storage_of(params);
+  TwoRows<bits> rows;
+  rows.set(0, stored, matrix_of(slot, params.matrix), min(first + g, params.rows - 1));
+  rows.set(1, stored, matrix_of(slot, is_double ? params.second : params.matrix),
+           min(first + (is_double ? g : g + 8), params.rows - 1));
+  return rows;
+}
+
+// out[p] = silu(gate . x[p / k]) * (up . x[p / k]), or W . x[p / k]. Grid of blocks: tiles of rows, blocks of one pair.
+template <u32 bits, bool is_double>
+DEV void expert_one(const ExpertParams& params) {
+  __shared__ OneRow shared;
+  __shared__ float totals[tile_rows];
+  begin_kernel();
+  constexpr u32 outputs = is_double ? tile_rows / 2 : tile_rows;
+  const Pairs block = pairs_of(params);
+  const u32 pair = pair_at(params, block.first);
+  const TwoRows<bits> rows = rows_of_tile<bits, is_double>(params, block.slot, blockIdx.x);
+  const float total =
+      outputs_of_one<bits>(rows, storage_of(params), params.x + u64(pair / params.k) * params.columns, shared, false);
+  if (threadIdx.x < tile_rows) totals[threadIdx.x] = total;
+  __syncthreads();
+  const u32 row = blockIdx.x * outputs + threadIdx.x;
+  if (threadIdx.x < outputs && row < params.rows)
+    params.out[u64(pair) * params.rows + row] = is_double ? silu(total) * totals[threadIdx.x + tile_rows / 2] : total;
+}
+
+// Grid of blocks: tiles of rows, blocks of pairs.
+template <u32 bits, u32 fragments, bool is_double>
+DEV void expert_some(const ExpertParams& params) {
+  __shared__ SomeRows<fragments> shared;
+  begin_kernel();
+  constexpr u32 outputs = is_double ? tile_rows / 2 : tile_rows;
+  const Pairs block = pairs_of(params);
+  const TwoRows<bits> rows = rows_of_tile<bits, is_double>(params, block.slot, blockIdx.x);
+  outputs_of_some<bits, fragments>(rows, storage_of(params), params.digits, params.groups, u64(blockIdx.y) * fragments,
+                                   shared);
+  for (u32 i = threadIdx.x; i < block.count * outputs; i += blockDim.x) {
+    const u32 at = i % outputs, r = i / outputs, row = blockIdx.x * outputs + at;
+    if (row >= params.rows) continue;
+    const float total = shared.totals[at][r];
+    params.out[u64(pair_at(params, block.first + r)) * params.rows + row] =
+        is_double ? silu(total) * shared.totals[at + tile_rows / 2][r] : total;
+  }
+}
+
+// Of plain elements. Grid of blocks: blocks of outputs, blocks of pairs.
+template <u32 some, bool is_double>
+DEV void expert_plain(const ExpertParams& params) {
+  begin_kernel();
+  const u32 first = (blockIdx.x * plain_warps + warp_of()) * plain_outputs;
+  if (first >= params.rows) return;
+  const Pairs block = pairs_of(params);
+  const float* x[some];
+#pragma unroll
+  for (u32 r = 0; r < some; r++)
+    x[r] = params.x + u64(pair_at(params, block.first + min(r, block.count - 1)) / params.k) * params.columns;
+  float result[some][plain_outputs], raised[some][plain_outputs];
+  add_plain(block.slot + params.matrix.codes, storage_of(params), first, params.rows - 1, x, result);
+  if (is_double) add_plain(block.slot + params.second.codes, storage_of(params), first, params.rows - 1, x, raised);
+  if (lane_of() > 0) return;
+#pragma unroll
+  for (u32 r = 0; r < some; r++)
+#pragma unroll
+    for (u32 o = 0; o < plain_outputs; o++)
+      if (r < block.count && first + o < params.rows)
+        params.out[u64(pair_at(params, block.first + r)) * params.rows + first + o] =
+            is_double ? silu(result[r][o]) * raised[r][o] : result[r][o];
+}
+
+// ---- Kernels --------------------------------------------------------------------------------------------------------
+
+constexpr u32 product_threads = product_warps * lanes, few = few_rows / fragment_rows, many = many_rows / fragment_rows;
+
+#define EXPERT_KERNEL(name, function) \
+  extern "C" __global__ void __launch_bounds__(product_threads) name(const ExpertParams params) { function(params); }
+#define EXPERT_KERNELS(bits)                                                 \
+  EXPERT_KERNEL(expert_gate_up_one_##bits, (expert_one<bits, true>))         \
+  EXPERT_KERNEL(expert_gate_up_few_##bits, (expert_some<bits, few, true>))   \
+  EXPERT_KERNEL(expert_gate_up_many_##bits, (expert_some<bits, many, true>)) \
+  EXPERT_KERNEL(expert_down_one_##bits, (expert_one<bits, false>))           \
+  EXPERT_KERNEL(expert_down_few_##bits, (expert_some<bits, few, false>))     \
+  EXPERT_KERNEL(expert_down_many_##bits, (expert_some<bits, many, false>))
+FOR_ALL_BITS(EXPERT_KERNELS)
+
+EXPERT_KERNEL(expert_gate_up_one_0, (expert_plain<1, true>))
+EXPERT_KERNEL(expert_gate_up_few_0, (expert_plain<plain_rows, true>))
+EXPERT_KERNEL(expert_down_one_0, (expert_plain<1, false>))
+EXPERT_KERNEL(expert_down_few_0, (expert_plain<plain_rows, false>))

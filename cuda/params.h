@@ -1,0 +1,325 @@
+// Arguments and sizes that kernels and host share. Each kernel takes one struct, by value: sizes, and the addresses of
+// what it reads and writes. An address of something that is not given is null.
+//
+// Widths are fixed, there are no bools, and 64-bit members come first. So the layout is the same everywhere. A stride
+// counts elements.
+#pragma once
+
+#if defined(__CUDACC_RTC__)
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
+#else
+#include <stdint.h>
+#endif
+
+namespace moeflux::cuda {
+
+// ---- Sizes ----------------------------------------------------------------------------------------------------------
+
+constexpr uint32_t lanes = 32;          // of a warp
+constexpr uint32_t row_threads = 256;   // of a block that goes through one row
+constexpr uint32_t flat_threads = 256;  // of a block where every thread has a number of its own
+constexpr uint32_t head_warps = 4;      // of a block where every warp has a head of its own
+constexpr uint32_t max_warps = 32;      // of any block
+
+constexpr uint32_t pack = 8;            // codes that a lane takes at once: as many bytes as a code has bits
+constexpr uint32_t step_columns = 32;   // of a tensor core's product: a pack of each of four lanes
+constexpr uint32_t part_columns = 128;  // whose groups are added up before the parts are
+constexpr uint32_t part_steps = part_columns / step_columns;
+constexpr uint32_t tile_rows = 16;     // of a matrix, that a block takes together
+constexpr uint32_t product_warps = 8;  // of a block at most: each takes every eighth part
+constexpr uint32_t digits_of_number = 3;
+constexpr uint32_t fragment_rows = 8;  // of x, whose digits lie together
+constexpr uint32_t few_rows = 8;       // of x, that a block takes together if there are some
+constexpr uint32_t many_rows = 32;     // and if there are many
+constexpr uint32_t slab_parts = 32;    // of one row of x, that are in shared memory together
+constexpr uint32_t plain_outputs = 4;  // of a warp, in products of plain elements
+constexpr uint32_t plain_rows = 4;     // of x, that such a warp takes together if there are several
+constexpr uint32_t plain_warps = 4;    // of a block
+
+// What plain elements, scales and biases are.
+constexpr uint32_t number_bf16 = 0;
+constexpr uint32_t number_f16 = 1;
+constexpr uint32_t number_f32 = 2;
+
+constexpr uint32_t attention_queries = 8;    // that a block takes through the keys together
+constexpr uint32_t attention_threads = 256;  // of a block: a warp a query
+constexpr uint32_t attention_chunk = 32;     // cached rows whose weights are made together
+constexpr uint32_t attention_span = 256;     // cached rows whose chunks are added up before the spans are
+constexpr uint32_t span_chunks = attention_span / attention_chunk;
+constexpr uint32_t cached_block = 256;  // cached rows that lie together: no span is in two blocks
+constexpr uint32_t max_attention_dim = 512;
+constexpr uint32_t delta_values = 4;    // rows of the state of a block, one a warp
+constexpr uint32_t max_key_dim = 256;   // of the delta-net
+constexpr uint32_t max_experts = 1024;  // that a router chooses from
+constexpr uint32_t top_k_block = 2048;  // candidates of a block; k is at most half of it
+
+// ---- Vectors --------------------------------------------------------------------------------------------------------
+
+struct FlatParams {
+  float* x;
+  const float* y;
+  uint64_t count;
+};
+
+struct BiasParams {
+  float* x;
+  const float* bias;
+  uint64_t count;
+  uint32_t width;
+};
+
+struct NormParams {
+  const float* x;
+  const float* weight;
+  float* out;
+  uint32_t width;
+  float eps;
+};
+
+// Heads side by side in rows: head j of row i begins at i * row_stride + j * head_stride.
+struct HeadParams {
+  float* x;
+  const float* weight;
+  const float* gate;
+  uint32_t row_stride;
+  uint32_t head_stride;
+  uint32_t gate_row_stride;
+  uint32_t gate_head_stride;
+  uint32_t dim;
+  uint32_t heads;
+  uint32_t n;
+  float eps;
+  float scale;
+};
+
+struct RopeParams {
+  float* x;
+  const float* angles;  // [n, half_dim, 2]: cosine, sine
+  uint32_t row_stride;
+  uint32_t head_stride;
+  uint32_t half_dim;  // pairs
+  uint32_t heads;
+  uint32_t n;
+  uint32_t interleaved;
+};
+
+// What a call sees of the rows that a session keeps. It lies in a list, so that arguments do not change from step to
+// step: the addresses of the blocks are behind it.
+struct CachedRows {
+  uint64_t first;  // the cached row of the call's first row
+  uint64_t count;  // of blocks
+};
+
+struct AppendParams {
+  const float* x;
+  const CachedRows* rows;
+  uint64_t begin;  // bytes of a block before its rows of this kind
+  uint32_t x_stride;
+  uint32_t width;
+  uint32_t dim;  // of a head: numbers that share a scale; of codes only
+  uint32_t n;
+};
+
+struct CombineParams {
+  float* residual;
+  const float* outputs;
+  const float* weights;
+  const float* shared;
+  const float* shared_gate;
+  uint32_t hidden;
+  uint32_t k;
+  uint32_t n;
+};
+
+// ---- Products -------------------------------------------------------------------------------------------------------
+
+// A matrix as stored.
+struct StoredMatrix {
+  const uint8_t* codes;  // or plain elements
+  const uint8_t* scales;
+  const uint8_t* biases;
+};
+
+// What a group of x's integers is multiplied by, and their sum.
+struct DigitGroup {
+  float unit;
+  float sum;
+};
+
+// Rows of x as digits: those of a product, or of the products of a batch, or of the pairs of blocks.
+struct DigitsParams {
+  const float* x;
+  const struct ExpertBlock* blocks;  // each some fragments; null: the rows come one after the other
+  const uint32_t* pairs;             // of the blocks
+  uint8_t* digits;
+  DigitGroup* groups;
+  uint64_t x_batch;
+  uint32_t x_stride;
+  uint32_t columns;
+  uint32_t group_steps;
+  uint32_t n;                // rows of x
+  uint32_t block_fragments;  // of an ExpertBlock
+  uint32_t k;                // pairs that share a row of x
+};
+
+struct ProductParams {
+  StoredMatrix matrix;
+  const float* x;
+  const uint8_t* digits;  // of x, if there are several rows
+  const DigitGroup* groups;
+  float* out;
+  uint64_t x_batch;  // elements from one product of a batch to the next
+  uint64_t out_batch;
+  uint32_t batch_rows;       // of the stack, likewise
+  uint32_t batch_fragments;  // of the digits, likewise
+  uint32_t rows;             // of the matrix
+  uint32_t columns;
+  uint32_t n;  // rows of x
+  uint32_t x_stride;
+  uint32_t out_stride;
+  uint32_t group_steps;  // steps of a group of columns
+  uint32_t number;       // one of number_...
+};
+
+struct EmbedParams {
+  StoredMatrix table;
+  const int* ids;
+  float* out;
+  uint32_t columns;
+  uint32_t group_steps;
+  uint32_t number;
+  uint32_t n;
+};
+
+// A matrix of every expert, in bytes from the expert's first.
+struct ExpertMatrix {
+  uint64_t codes;
+  uint64_t scales;
+  uint64_t biases;
+};
+
+// Pairs (token * k + place) that go through one expert: `count` entries of the list from `first` on.
+struct ExpertBlock {
+  const uint8_t* slot;
+  uint32_t first;
+  uint32_t count;
+};
+
+struct ExpertParams {
+  ExpertMatrix matrix;
+  ExpertMatrix second;        // up, where the first is gate and both are taken together
+  const uint8_t* slots;       // the buffer's first byte; with `ids`
+  const uint64_t* slot_of;    // expert -> bytes; with `ids`
+  const int* ids;             // pair -> expert, if a router on the device chose them
+  const ExpertBlock* blocks;  // else
+  const uint32_t* pairs;      // of the blocks
+  const float* x;
+  const uint8_t* digits;
+  const DigitGroup* groups;
+  float* out;
+  uint32_t rows;  // of each matrix
+  uint32_t columns;
+  uint32_t group_steps;
+  uint32_t number;
+  uint32_t k;  // pairs that share a row of x
+};
+
+// ---- Attention ------------------------------------------------------------------------------------------------------
+
+struct AttentionParams {
+  const float* q;
+  const float* q_pe;
+  const CachedRows* rows;
+  const float* sinks;  // [heads], or null
+  float* out;
+  float* parts;      // [n * heads, part_count, dim + 2]: the highest score, the sum of the weights, the weighted values
+  uint64_t k_begin;  // bytes of a block before its keys
+  uint64_t v_begin;
+  uint64_t pe_begin;
+  uint32_t n;
+  uint32_t heads;
+  uint32_t kv_heads;
+  uint32_t dim;     // of a key, without its positional part
+  uint32_t pe_dim;  // of the positional part that all heads share
+  uint32_t q_row_stride;
+  uint32_t q_head_stride;
+  uint32_t q_pe_row_stride;
+  uint32_t q_pe_head_stride;
+  uint32_t window;       // a row attends to no more than the last so many rows; 0: to all
+  uint32_t part_count;   // that there is room for
+  uint32_t part_chunks;  // 1, or those of a span
+  float scale;
+};
+
+// ---- Delta net ------------------------------------------------------------------------------------------------------
+
+struct ConvParams {
+  const float* x;
+  float* state;
+  const float* weight;
+  float* out;
+  uint32_t n;
+  uint32_t channels;
+  uint32_t taps;
+};
+
+struct DeltaGatesParams {
+  const float* alpha;
+  const float* b;
+  const float* a_log;
+  const float* dt_bias;
+  float* decay;
+  float* beta;
+  uint32_t heads;
+  uint32_t count;  // n * heads
+};
+
+struct DeltaParams {
+  const float* q;
+  const float* k;
+  const float* v;
+  const float* decay;
+  const float* beta;
+  float* state;
+  float* out;
+  uint32_t n;
+  uint32_t value_heads;
+  uint32_t key_dim;
+  uint32_t value_dim;
+  uint32_t values_per_key;  // value heads that share a key head
+  uint32_t q_row_stride;
+  uint32_t q_head_stride;
+  uint32_t k_row_stride;
+  uint32_t k_head_stride;
+  uint32_t v_row_stride;
+  uint32_t v_head_stride;
+};
+
+// ---- Choosing -------------------------------------------------------------------------------------------------------
+
+struct RouteParams {
+  const float* logits;
+  const float* bias;
+  int* ids;
+  float* weights;
+  uint32_t experts;
+  uint32_t k;
+  uint32_t normalize;
+  uint32_t groups;
+  uint32_t groups_kept;
+  float scaling;
+};
+
+struct TopKParams {
+  const float* values;
+  const int* ids;  // null in the first round: a candidate's id is its place
+  float* best_values;
+  int* best_ids;
+  uint32_t count;
+  uint32_t k;
+};
+
+}  // namespace moeflux::cuda

@@ -1,0 +1,337 @@
+// Products of matrices as stored with rows of f32, exact as far as that goes.
+//
+// An affine weight is code * scale + bias. A group of columns shares scale and bias, and its x becomes whole numbers of
+// 22 bits and a sign that share a power of two, `unit`. Such a number is three digits, each a signed byte. So a group's
+// sums of code times digit are whole numbers below 2^23, exact in whatever order a tensor core adds them, and every way
+// to make them gives the same bits. What follows has one order:
+//
+//   t = s2 * 2^16 + (s1 * 2^8 + s0)          of the sums with the three digits: the bracket is a whole number, rounded
+//   part += (scale * t + bias * sum) * unit  groups in the order of the columns, within a part of 128 columns;
+//                                            `sum` is that of the group's whole numbers
+//   out += part                              parts in the order of the columns
+//
+// A group of x that has a NaN or an infinity makes NaN of every output.
+#pragma once
+#include "basics.h"
+
+// ---- x as digits ----------------------------------------------------------------------------------------------------
+
+// Where a lane finds the digits of its pack: a step is 32 columns, a pack of each of four lanes. Within a group of
+// `group_steps` steps, lane t of the four has packs t * group_steps ... in its steps, so that its codes lie together.
+struct PackPlace {
+  u32 step;
+  u32 lane;
+};
+DEV PackPlace place_of_pack(u32 index, u32 group_steps) {
+  const u32 packs = 4 * group_steps, within = index % packs;
+  return {index / packs * group_steps + within % group_steps, within / group_steps};
+}
+
+// Each digit of eight numbers: x for the even ones, y for the odd.
+struct Digits {
+  uint2 of[digits_of_number];
+};
+
+DEV u32 bytes_together(u32 a, u32 b, u32 c, u32 d) {
+  return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+}
+
+// A warp makes digits of 256 columns, a pack a lane: `x` are the lane's numbers, 0 behind the last column.
+DEV Digits digits_of(const float (&x)[pack], u32 group_steps, DigitGroup& group) {
+  u32 most = 0;  // without signs, bits are in the order of the numbers
+#pragma unroll
+  for (u32 i = 0; i < pack; i++) most = max(most, __float_as_uint(x[i]) & 0x7fffffffu);
+  for (u32 distance = 2 * group_steps; distance > 0; distance /= 2)
+    most = max(most, __shfl_xor_sync(everyone, most, distance));
+  const bool is_finite = most < 0x7f800000u;
+  const u32 exponent = max(most >> 23, 22u);  // `up` takes the largest to 2^21 ... 2^22
+  const float up = is_finite ? __uint_as_float((275u - exponent) << 23) : 0.0f;
+  group.unit = is_finite ? __uint_as_float((exponent - 21u) << 23) : __uint_as_float(0x7fc00000u);
+  int own[pack], sum = 0;
+#pragma unroll
+  for (u32 i = 0; i < pack; i++) {
+    own[i] = __float2int_rn(x[i] * up);
+    sum += own[i];
+  }
+  for (u32 distance = 2 * group_steps; distance > 0; distance /= 2) sum += __shfl_xor_sync(everyone, sum, distance);
+  group.sum = float(sum);
+  Digits digits;
+#pragma unroll
+  for (u32 d = 0; d < digits_of_number; d++) {
+    digits.of[d].x = bytes_together(u32(own[0]), u32(own[2]), u32(own[4]), u32(own[6]));
+    digits.of[d].y = bytes_together(u32(own[1]), u32(own[3]), u32(own[5]), u32(own[7]));
+#pragma unroll
+    for (u32 i = 0; i < pack; i++) own[i] = (own[i] + 128) >> 8;  // what is left when the signed byte is gone
+  }
+  return digits;
+}
+
+DEV void pack_of_x(const float* x, u32 first, u32 columns, float (&numbers)[pack]) {
+  if (first < columns && reinterpret_cast<u64>(x) % 16 == 0) {
+    const float4 low = reinterpret_cast<const float4*>(x + first)[0],
+                 high = reinterpret_cast<const float4*>(x + first)[1];
+    numbers[0] = low.x, numbers[1] = low.y, numbers[2] = low.z, numbers[3] = low.w;
+    numbers[4] = high.x, numbers[5] = high.y, numbers[6] = high.z, numbers[7] = high.w;
+    return;
+  }
+#pragma unroll
+  for (u32 i = 0; i < pack; i++) numbers[i] = first < columns ? x[first + i] : 0.0f;
+}
+
+// ---- Codes ----------------------------------------------------------------------------------------------------------
+
+// The codes of a pack as bytes: x has those of the even columns, y those of the odd ones.
+template <u32 bits>
+DEV uint2 codes_of(const u8* from) {
+  if constexpr (bits == 4) {
+    const u32 word = *reinterpret_cast<const u32*>(from);
+    return make_uint2(word & 0x0f0f0f0fu, word >> 4 & 0x0f0f0f0fu);
+  } else if constexpr (bits == 8) {
+    const u32 low = reinterpret_cast<const u32*>(from)[0], high = reinterpret_cast<const u32*>(from)[1];
+    return make_uint2(__byte_perm(low, high, 0x6420), __byte_perm(low, high, 0x7531));
+  } else if constexpr (bits == 2) {
+    const u32 half = *reinterpret_cast<const u16*>(from);
+    const u32 spread = (half | half << 8) & 0x00ff00ffu, nibbles = (spread | spread << 4) & 0x0f0f0f0fu;
+    return make_uint2(nibbles & 0x03030303u, nibbles >> 2 & 0x03030303u);
+  } else {
+    u64 word = 0;
+#pragma unroll
+    for (u32 i = 0; i < bits; i++) word |= u64(from[i]) << (8 * i);
+    uint2 codes = make_uint2(0, 0);
+    constexpr u32 mask = (1u << bits) - 1;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+      codes.x |= (u32(word >> (bits * (2 * i))) & mask) << (8 * i);
+      codes.y |= (u32(word >> (bits * (2 * i + 1))) & mask) << (8 * i);
+    }
+    return codes;
+  }
+}
+
+// How a matrix is stored.
+struct Storage {
+  u32 columns;
+  u32 group_steps;
+  u32 number;  // the type of elements, or of scales and biases
+
+  DEV u32 steps() const { return columns / step_columns; }
+  DEV u32 groups() const { return steps() / group_steps; }
+  DEV u32 parts() const { return (columns + part_columns - 1) / part_columns; }
+};
+
+// Two rows of a matrix, or one of each of two.
+template <u32 bits>
+struct TwoRows {
+  const u8* codes[2];
+  const u8* scales[2];
+  const u8* biases[2];
+
+  DEV void set(u32 i, const Storage& stored, const StoredMatrix& matrix, u64 row) {
+    const u64 scale = row * stored.groups() * bytes_of(stored.number);
+    codes[i] = matrix.codes + row * (stored.columns / pack * bits);
+    scales[i] = matrix.scales + scale;
+    biases[i] = matrix.biases + scale;
+  }
+};
+
+DEV float total_of_digits(int s0, int s1, int s2) { return fmaf(float(s2), 65536.0f, float(s1 * 256 + s0)); }
+DEV float with_group(float part, float total, float scale, float bias, const DigitGroup& group) {
+  return fmaf(fmaf(scale, total, bias * group.sum), group.unit, part);
+}
+
+// ---- One row of x ---------------------------------------------------------------------------------------------------
+
+// What a block shares: the digits of as many columns as there is room for, and the parts of its outputs.
+struct OneRow {
+  uint2 digits[slab_parts * part_steps][digits_of_number * 4];  // [step][digit, lane of four]
+  DigitGroup groups[slab_parts * part_steps];
+  float parts[slab_parts][tile_rows];
+};
+
+// Steps first ... first + count - 1 of x into shared memory. All threads.
+DEV void bring_digits(const float* x, const Storage& stored, u32 first, u32 count, OneRow& shared) {
+  const u32 packs = count * 4;
+  for (u32 base = warp_of() * lanes; base < packs; base += blockDim.x) {
+    const u32 index = base + lane_of();
+    float numbers[pack];
+    pack_of_x(x + first * step_columns, index * pack, count * step_columns, numbers);
+    DigitGroup group;
+    const Digits digits = digits_of(numbers, stored.group_steps, group);
+    if (index >= packs) continue;
+    const PackPlace at = place_of_pack(index, stored.group_steps);
+#pragma unroll
+    for (u32 d = 0; d < digits_of_number; d++) shared.digits[at.step][d * 4 + at.lane] = digits.of[d];
+    if (at.lane == 0 && at.step % stored.group_steps == 0) shared.groups[at.step / stored.group_steps] = group;
+  }
+}
+
+// One part of the lane's row g (lane t = 0 of four) or g + 8 (t = 1). `from`: its first step, of the matrix's row and
+// of the shared memory.
+template <u32 bits>
+DEV float part_of_one(const TwoRows<bits>& rows, const Storage& stored, u32 step, u32 from, u32 count,
+                      const OneRow& shared) {
+  const u32 lane = lane_of(), g = lane / 4, t = lane % 4, group_steps = stored.group_steps;
+  const u32 own = t & 1;
+  float part = 0.0f;
+  for (u32 begin = 0; begin < count; begin += group_steps) {
+    int c[4] = {};
+    for (u32 j = 0; j < group_steps; j++) {
+      const u64 at = u64((step + begin) * 4 + t * group_steps + j) * bits;
+      const uint2 first = codes_of<bits>(rows.codes[0] + at), second = codes_of<bits>(rows.codes[1] + at);
+      const uint2 x = g < digits_of_number ? shared.digits[from + begin + j][g * 4 + t] : make_uint2(0, 0);
+      multiply_bytes(c, first.x, second.x, first.y, second.y, x.x, x.y);
+    }
+    // Lane t = 0 has s0 and s1 of both rows, lane t = 1 has s2. Each keeps its row and sends what is the other's.
+    const int s01 = c[1] * 256 + c[0], other_s01 = c[3] * 256 + c[2];
+    const int got = __shfl_xor_sync(everyone, own ? c[0] : other_s01, 1);
+    const float total = fmaf(float(own ? c[2] : got), 65536.0f, float(own ? got : s01));
+    const u32 group = (step + begin) / group_steps;
+    part = with_group(part, total, number_at(own ? rows.scales[1] : rows.scales[0], group, stored.number),
+                      number_at(own ? rows.biases[1] : rows.biases[0], group, stored.number),
+                      shared.groups[(from + begin) / group_steps]);
+  }
+  return part;
+}
+
+// Sixteen outputs of one row of x. In the end the threads below tile_rows have one each.
+template <u32 bits>
+DEV float outputs_of_one(const TwoRows<bits>& rows, const Storage& stored, const float* x, OneRow& shared,
+                         bool has_digits) {
+  const u32 lane = lane_of(), g = lane / 4, t = lane % 4;
+  constexpr u32 slab_steps = slab_parts * part_steps;
+  float total = 0.0f;
+  for (u32 first = 0; first < stored.steps(); first += slab_steps) {
+    const u32 steps = min(slab_steps, stored.steps() - first), parts = (steps + part_steps - 1) / part_steps;
+    if (!has_digits || stored.steps() > slab_steps) {
+      __syncthreads();
+      bring_digits(x, stored, first, steps, shared);
+      __syncthreads();
+    }
+    for (u32 part = warp_of(); part < parts; part += blockDim.x / lanes) {
+      const u32 from = part * part_steps;
+      const float sum = part_of_one<bits>(rows, stored, first + from, from, min(part_steps, steps - from), shared);
+      if (t < 2) shared.parts[part][g + t * 8] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x < tile_rows)
+      for (u32 part = 0; part < parts; part++) total += shared.parts[part][threadIdx.x];
+  }
+  __syncthreads();
+  return total;
+}
+
+// ---- Several rows of x ----------------------------------------------------------------------------------------------
+
+// Digits lie as the tensor core takes them: of eight rows together, [step][digit][lane], and their groups [group][row].
+DEV u64 digits_at(u64 block, u32 steps, u32 step, u32 digit) {
+  return ((block * steps + step) * digits_of_number + digit) * lanes;
+}
+
+// What a block shares: the parts that its warps have just made, and the sums of those before.
+template <u32 fragments>
+struct SomeRows {
+  float parts[product_warps][tile_rows][fragments * fragment_rows + 1];
+  float totals[tile_rows][fragments * fragment_rows];
+};
+
+// One part of sixteen rows of the matrix and the rows of x of all fragments, into shared memory.
+template <u32 bits, u32 fragments>
+DEV void part_of_some(const TwoRows<bits>& rows, const Storage& stored, const uint2* digits, const DigitGroup* groups,
+                      u64 block, u32 step, u32 count, float (&parts)[tile_rows][fragments * fragment_rows + 1]) {
+  const u32 lane = lane_of(), g = lane / 4, t = lane % 4, group_steps = stored.group_steps;
+  float sums[fragments][4] = {};
+  for (u32 begin = 0; begin < count; begin += group_steps) {
+    int c[fragments][digits_of_number][4] = {};
+    for (u32 j = 0; j < group_steps; j++) {
+      const u64 at = u64((step + begin) * 4 + t * group_steps + j) * bits;
+      const uint2 first = codes_of<bits>(rows.codes[0] + at), second = codes_of<bits>(rows.codes[1] + at);
+#pragma unroll
+      for (u32 f = 0; f < fragments; f++)
+#pragma unroll
+        for (u32 d = 0; d < digits_of_number; d++) {
+          const uint2 x = digits[digits_at(block + f, stored.steps(), step + begin + j, d) + lane];
+          multiply_bytes(c[f][d], first.x, second.x, first.y, second.y, x.x, x.y);
+        }
+    }
+    const u32 group = (step + begin) / group_steps;
+    float scales[2], biases[2];
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+      scales[i] = number_at(rows.scales[i], group, stored.number);
+      biases[i] = number_at(rows.biases[i], group, stored.number);
+    }
+#pragma unroll
+    for (u32 f = 0; f < fragments; f++)
+#pragma unroll
+      for (u32 i = 0; i < 4; i++) {  // row g, then g + 8, each with rows 2 t and 2 t + 1 of x
+        const DigitGroup of = groups[((block + f) * stored.groups() + group) * fragment_rows + 2 * t + i % 2];
+        sums[f][i] = with_group(sums[f][i], total_of_digits(c[f][0][i], c[f][1][i], c[f][2][i]), scales[i / 2],
+                                biases[i / 2], of);
+      }
+  }
+#pragma unroll
+  for (u32 f = 0; f < fragments; f++)
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) parts[g + i / 2 * 8][f * fragment_rows + 2 * t + i % 2] = sums[f][i];
+}
+
+// Sixteen outputs of each row of x, into shared.totals. `block` is the first of the digits' blocks.
+template <u32 bits, u32 fragments>
+DEV void outputs_of_some(const TwoRows<bits>& rows, const Storage& stored, const u8* digits, const DigitGroup* groups,
+                         u64 block, SomeRows<fragments>& shared) {
+  constexpr u32 width = fragments * fragment_rows;
+  const u32 warps = blockDim.x / lanes;
+  for (u32 i = threadIdx.x; i < tile_rows * width; i += blockDim.x) shared.totals[i / width][i % width] = 0.0f;
+  for (u32 first = 0; first < stored.parts(); first += warps) {
+    const u32 part = first + warp_of(), step = part * part_steps;
+    if (part < stored.parts())
+      part_of_some<bits, fragments>(rows, stored, reinterpret_cast<const uint2*>(digits), groups, block, step,
+                                    min(part_steps, stored.steps() - step), shared.parts[warp_of()]);
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < tile_rows * width; i += blockDim.x)
+      for (u32 j = 0; j < min(warps, stored.parts() - first); j++)
+        shared.totals[i / width][i % width] += shared.parts[j][i / width][i % width];
+    __syncthreads();
+  }
+}
+
+// ---- Plain elements -------------------------------------------------------------------------------------------------
+
+// A lane takes every 32nd pack of columns, in the order of the columns. A pack is a chain of multiply-adds, and the
+// lanes are summed at the end. What one row of x yields is the same chain whatever rows are beside it. Multiplies the
+// rows of the matrix from `first` on, none beyond `last`.
+template <u32 rows, u32 outputs>
+DEV void add_plain(const u8* elements, const Storage& stored, u64 first, u64 last, const float* const (&x)[rows],
+                   float (&result)[rows][outputs]) {
+  for (u32 r = 0; r < rows; r++)
+    for (u32 o = 0; o < outputs; o++) result[r][o] = 0.0f;
+  for (u32 column = lane_of() * pack; column < stored.columns; column += lanes * pack) {
+    float numbers[rows][pack];
+    const u32 count = min(pack, stored.columns - column);
+#pragma unroll
+    for (u32 r = 0; r < rows; r++)
+#pragma unroll
+      for (u32 i = 0; i < pack; i++) numbers[r][i] = i < count ? x[r][column + i] : 0.0f;
+#pragma unroll
+    for (u32 o = 0; o < outputs; o++) {
+      const u64 at = min(first + o, last) * stored.columns + column;
+      float weights[pack];
+#pragma unroll
+      for (u32 i = 0; i < pack; i++) weights[i] = i < count ? number_at(elements, at + i, stored.number) : 0.0f;
+#pragma unroll
+      for (u32 r = 0; r < rows; r++) {
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < pack; i++) sum = fmaf(weights[i], numbers[r][i], sum);
+        result[r][o] += sum;
+      }
+    }
+  }
+#pragma unroll
+  for (u32 r = 0; r < rows; r++)
+#pragma unroll
+    for (u32 o = 0; o < outputs; o++) result[r][o] = warp_sum(result[r][o]);
+}
+
+// Instances for every way in which affine weights may be stored.
+#define FOR_ALL_BITS(instance) instance(2) instance(3) instance(4) instance(5) instance(6) instance(8)

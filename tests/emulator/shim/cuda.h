@@ -1,0 +1,179 @@
+// The words of CUDA's dialect as C++, and the functions of cuda/basics.h that are assembly on a GPU.
+#pragma once
+#pragma GCC system_header
+#include <stddef.h>
+#include <stdint.h>
+
+struct msl_snapshot {
+  uint32_t mask;  // of the lanes that took part
+  char value[32][16];
+  const void* folded_by;
+  char folded[16];
+};
+struct msl_exchanged {
+  msl_snapshot* snapshot;
+  uint64_t lane;  // of the caller
+};
+extern "C" {
+// Not inlined and convergent: the runtime knows a rendezvous by the address it is called from.
+__attribute__((convergent, noinline)) msl_exchanged msl_exchange(const void* value, uint32_t size);
+__attribute__((convergent, noinline)) void msl_barrier(uint32_t flags);
+__attribute__((convergent, noinline)) void msl_simdgroup_barrier(uint32_t flags);
+void* msl_threadgroup_variable(uint32_t id, uint32_t bytes, uint32_t alignment, const char* name);
+void* msl_dynamic_memory(uint32_t alignment, const char* name);
+__attribute__((const)) const MslPlace* msl_place();
+void msl_undefined(const char* what);
+float expf(float);
+float logf(float);
+}
+
+#define MSL_INLINE static inline __attribute__((always_inline))
+#define __global__
+#define __device__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __restrict__
+
+// ---- Places ---------------------------------------------------------------------------------------------------------
+
+struct msl_index {
+  uint32_t x, y, z;
+};
+#define MSL_INDEX(field) (*(const msl_index*)msl_place()->field)
+#define threadIdx MSL_INDEX(thread_position_in_threadgroup)
+#define blockIdx MSL_INDEX(threadgroup_position_in_grid)
+#define blockDim MSL_INDEX(threads_per_threadgroup)
+#define gridDim MSL_INDEX(threadgroups_per_grid)
+
+// `__shared__ T name[n];` becomes MSL_THREADGROUP_VARIABLE(id, name, [n], T), and `extern __shared__ T name[];`
+// MSL_DYNAMIC_MEMORY(name, T).
+template <typename T>
+MSL_INLINE T& msl_threadgroup_place(uint32_t id, const char* name) {
+  return *(T*)msl_threadgroup_variable(id, sizeof(T), alignof(T), name);
+}
+#define MSL_THREADGROUP_VARIABLE(id, name, extents, ...) \
+  typedef __VA_ARGS__ msl_type_of_##name extents;        \
+  msl_type_of_##name& name = msl_threadgroup_place<msl_type_of_##name>(id, #name)
+#define MSL_DYNAMIC_MEMORY(name, ...) \
+  __VA_ARGS__* const name = (__VA_ARGS__*)msl_dynamic_memory(alignof(__VA_ARGS__), #name)
+
+// ---- Vectors --------------------------------------------------------------------------------------------------------
+
+struct __attribute__((aligned(8))) uint2 {
+  uint32_t x, y;
+};
+struct __attribute__((aligned(16))) uint4 {
+  uint32_t x, y, z, w;
+};
+struct __attribute__((aligned(8))) float2 {
+  float x, y;
+};
+struct __attribute__((aligned(16))) float4 {
+  float x, y, z, w;
+};
+MSL_INLINE uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+MSL_INLINE uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+MSL_INLINE float2 make_float2(float x, float y) { return {x, y}; }
+MSL_INLINE float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+// ---- Numbers --------------------------------------------------------------------------------------------------------
+
+MSL_INLINE uint32_t min(uint32_t a, uint32_t b) { return b < a ? b : a; }
+MSL_INLINE uint32_t max(uint32_t a, uint32_t b) { return a < b ? b : a; }
+MSL_INLINE int min(int a, int b) { return b < a ? b : a; }
+MSL_INLINE int max(int a, int b) { return a < b ? b : a; }
+MSL_INLINE unsigned long long min(unsigned long long a, unsigned long long b) { return b < a ? b : a; }
+MSL_INLINE unsigned long long max(unsigned long long a, unsigned long long b) { return a < b ? b : a; }
+MSL_INLINE float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+MSL_INLINE float sqrtf(float x) { return __builtin_sqrtf(x); }
+MSL_INLINE float fabsf(float x) { return __builtin_fabsf(x); }
+MSL_INLINE float fmaxf(float a, float b) { return __builtin_fmaxf(a, b); }
+MSL_INLINE float fminf(float a, float b) { return __builtin_fminf(a, b); }
+MSL_INLINE float __uint_as_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+MSL_INLINE uint32_t __float_as_uint(float x) { return __builtin_bit_cast(uint32_t, x); }
+// The nearest, the even one on ties; a NaN is 0, and what is too large the largest.
+MSL_INLINE int __float2int_rn(float x) {
+  if (!(x == x)) return 0;
+  if (x >= 2147483648.0f) return 2147483647;
+  if (x < -2147483648.0f) return -2147483647 - 1;
+  return (int)__builtin_rintf(x);
+}
+// Four of the eight bytes of a (0 ... 3) and b (4 ... 7), one a nibble of the selector.
+MSL_INLINE uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t both = (uint64_t)b << 32 | a;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; i++) result |= (uint32_t)(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+  return result;
+}
+MSL_INLINE float f16(uint16_t bits) { return (float)__builtin_bit_cast(_Float16, bits); }
+
+// ---- Warps ----------------------------------------------------------------------------------------------------------
+
+MSL_INLINE void __syncthreads() { msl_barrier(3); }
+MSL_INLINE void __syncwarp() { msl_simdgroup_barrier(3); }
+
+template <typename T>
+MSL_INLINE T msl_value_of(const msl_exchanged& met, uint32_t lane, const char* what) {
+  if (lane > 31 || !(met.snapshot->mask >> lane & 1)) msl_undefined(what);
+  T value;
+  __builtin_memcpy(&value, met.snapshot->value[lane & 31], sizeof(T));
+  return value;
+}
+template <typename T>
+MSL_INLINE msl_exchanged msl_met(uint32_t mask, T value) {
+  static_assert(sizeof(T) <= 16, "too wide a value");
+  if (mask != 0xffffffffu) msl_undefined("a warp's operation names some of its lanes: expected all");
+  return msl_exchange(&value, sizeof(T));
+}
+template <typename T>
+MSL_INLINE T __shfl_sync(uint32_t mask, T value, uint32_t lane) {
+  return msl_value_of<T>(msl_met(mask, value), lane, "__shfl_sync from an inactive lane");
+}
+template <typename T>
+MSL_INLINE T __shfl_xor_sync(uint32_t mask, T value, uint32_t distance) {
+  const msl_exchanged met = msl_met(mask, value);
+  return msl_value_of<T>(met, (uint32_t)met.lane ^ distance, "__shfl_xor_sync from an inactive lane");
+}
+template <typename T>
+MSL_INLINE T __shfl_down_sync(uint32_t mask, T value, uint32_t delta) {
+  const msl_exchanged met = msl_met(mask, value);
+  if (met.lane + delta > 31) return value;
+  return msl_value_of<T>(met, (uint32_t)met.lane + delta, "__shfl_down_sync from an inactive lane");
+}
+MSL_INLINE uint32_t __ballot_sync(uint32_t mask, int vote) {
+  const msl_exchanged met = msl_met(mask, vote != 0);
+  uint32_t votes = 0;
+  for (uint32_t i = 0; i < 32; i++)
+    if (met.snapshot->mask >> i & 1 && met.snapshot->value[i][0]) votes |= 1u << i;
+  return votes;
+}
+
+// As cuda/basics.h says it. In two exchanges, because the second's values take the place of the first's.
+MSL_INLINE void multiply_bytes(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                               uint32_t b1) {
+  uint8_t rows[2][32];
+  const uint4 own = {a0, a1, a2, a3};
+  const msl_exchanged first = msl_met(0xffffffffu, own);
+  const uint32_t g = (uint32_t)first.lane / 4, t = (uint32_t)first.lane % 4;
+  for (uint32_t i = 0; i < 4; i++) {
+    const uint4 a = msl_value_of<uint4>(first, 4 * g + i, "multiply_bytes with inactive lanes");
+    __builtin_memcpy(rows[0] + 4 * i, &a.x, 4);
+    __builtin_memcpy(rows[1] + 4 * i, &a.y, 4);
+    __builtin_memcpy(rows[0] + 16 + 4 * i, &a.z, 4);
+    __builtin_memcpy(rows[1] + 16 + 4 * i, &a.w, 4);
+  }
+  const msl_exchanged second = msl_met(0xffffffffu, (uint2{b0, b1}));
+  for (uint32_t column = 0; column < 2; column++)
+    for (uint32_t i = 0; i < 4; i++) {
+      const uint2 b = msl_value_of<uint2>(second, 4 * (2 * t + column) + i, "multiply_bytes with inactive lanes");
+      for (uint32_t j = 0; j < 4; j++)
+        for (uint32_t row = 0; row < 2; row++) {
+          c[2 * row + column] += (int)rows[row][4 * i + j] * (int8_t)(b.x >> 8 * j & 255);
+          c[2 * row + column] += (int)rows[row][16 + 4 * i + j] * (int8_t)(b.y >> 8 * j & 255);
+        }
+    }
+}
+
+// Launches of the emulator come one after the other.
+MSL_INLINE void let_next_come() {}
+MSL_INLINE void wait_for_previous() {}
