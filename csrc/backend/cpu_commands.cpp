@@ -178,6 +178,12 @@ void CpuCommands::copy(View from, View to, int64_t bytes) {
 
 // ---- Attention, delta net, routing ---------------------------------------------------------------------------------
 
+const cpu::AttentionKernels& CpuCommands::kernels_of(const cpu::AttentionTask& task) const {
+  if (tiled_attention_ && cpu::fits_tiles(task)) return *tiled_attention_;
+  if (code_attention_ && cpu::fits_codes(task)) return *code_attention_;
+  return kernels_.attention;
+}
+
 void CpuCommands::run_attention(cpu::AttentionTask& task, const Cache& rows) {
   static_assert(cpu::cached_block == block_rows);
   const int64_t count = (task.first_position + task.rows + block_rows - 1) / block_rows;
@@ -185,8 +191,7 @@ void CpuCommands::run_attention(cpu::AttentionTask& task, const Cache& rows) {
   for (int64_t i = 0; i < count; ++i) lists_.blocks.push_back(rows.blocks[static_cast<size_t>(i)].bytes());
   task.blocks = lists_.blocks.data();
   task.kind = rows.dtype == DType::i8 ? cpu::Rows::codes : rows.dtype == DType::bf16 ? cpu::Rows::bf16 : cpu::Rows::f32;
-  const bool tiled = tiled_attention_ && cpu::fits_tiles(task);
-  const cpu::AttentionKernels& kernels = tiled ? *tiled_attention_ : kernels_.attention;
+  const cpu::AttentionKernels& kernels = kernels_of(task);
   if (kernels.scratch(task) > static_cast<int64_t>(lists_.attention.size()))
     lists_.attention.resize(static_cast<size_t>(cpu::attention_scratch_bound(task.dim)));
   task.scratch = lists_.attention.data();

@@ -27,6 +27,7 @@ class CpuCommands final : public Commands {
         pool_(backend.pool_),
         kernels_(*backend.isa_.kernels),
         int16_(backend.isa_.int16),
+        code_attention_(backend.isa_.code_attention),
         tiled_attention_(backend.isa_.tiled_attention) {}
 
   // How many of each the ops may need besides their arguments.
@@ -104,6 +105,7 @@ class CpuCommands final : public Commands {
     });
   }
 
+  const cpu::AttentionKernels& kernels_of(const cpu::AttentionTask& task) const;
   // `rows`: in the same blocks as all others of the task.
   void run_attention(cpu::AttentionTask& task, const Cache& rows);
   // The rows of x that a matrix meets: row i is at x + i * stride, and row i of `source` where they are 16-bit
@@ -129,6 +131,7 @@ class CpuCommands final : public Commands {
   ThreadPool& pool_;
   const cpu::Kernels& kernels_;
   const cpu::Int16Kernels* int16_;                // null where the instruction set has none
+  const cpu::AttentionKernels* code_attention_;   // likewise
   const cpu::AttentionKernels* tiled_attention_;  // likewise
   std::exception_ptr error_;
 

@@ -9,6 +9,7 @@ from moeflux import ArgumentError, oracle
 from moeflux.ops import Ops, isas
 from moeflux.stores.floats import bf16_bits
 from support.op_checks import as_codes, cached, check_attention, check_latent_attention
+from support.tolerances import CODE_ERROR
 
 Array = np.ndarray
 CACHES = ("f32", "bf16", "q8")
@@ -189,7 +190,17 @@ def test_exact_attention_is_that_of_f32(dtype: str) -> None:
         pytest.skip("this machine has no tiles")
     exact = Ops(isa="amx", exact=True).attention(q, k, v, 0.2)
     assert np.array_equal(exact, Ops(isa="avx512").attention(q, k, v, 0.2))
-    assert np.array_equal(exact, Ops(isa="amx").attention(q, k, v, 0.2)) == (dtype != "bf16")
+    assert np.array_equal(exact, Ops(isa="amx").attention(q, k, v, 0.2)) == (dtype == "f32")
+
+
+@pytest.mark.parametrize(("rows", "dim"), [(300, 64), (1500, 256)])
+def test_whole_numbers_lose_little(kernels: Ops, rows: int, dim: int) -> None:
+    rng = np.random.default_rng(rows)
+    q = rng.standard_normal((4, 16, dim), dtype=np.float32)
+    (k, wide_k), (v, wide_v) = (cached(rng, (rows, 2, dim), "q8") for _ in range(2))
+    expected = oracle.attention(q.astype(np.float64), wide_k, wide_v, dim**-0.5)
+    error = kernels.attention(q, k, v, dim**-0.5) - expected
+    assert np.linalg.norm(error) < CODE_ERROR * np.linalg.norm(expected)
 
 
 # ---- At the edge ------------------------------------------------------------------------------------------------

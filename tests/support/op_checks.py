@@ -10,7 +10,7 @@ import numpy as np
 from moeflux import oracle
 from moeflux.stores.floats import bf16_bits
 from support.ops import StoredMatrix, numbers
-from support.tolerances import INT16_ROUNDING, TILE_ROUNDING, assert_agrees, assert_close
+from support.tolerances import CODE_ROUNDING, INT16_ROUNDING, TILE_ROUNDING, assert_agrees, assert_close
 
 Array = np.ndarray
 
@@ -137,24 +137,48 @@ def cached(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> tupl
     return bits, widened(bits).astype(np.float64)
 
 
-def rounding_of_tiles(
-    run: Any, dtype: str, q: Array, k: Array, v: Array, scale: float, window: int = 0
+def rounding_of_attention(
+    run: Any, dtype: str, q: Sequence[Array], k: Sequence[Array], v: Array, scale: float, window: int = 0
 ) -> Array | float:
-    """The most that attention over k [rows, kv_heads, ...] and v can be off if it takes digits of bf16.
+    """The most that attention over k [rows, kv_heads, ...] and v can be off beside float32's roundings, where it takes
+    digits of bf16 or whole numbers. q and k have one part, or two: what is multiplied apart.
 
-    Scores are off by that part of the terms that add up to them. So weights, before and after they are divided by their
-    sum, are off by e to twice the most of that. Then they are written in digits, too.
+    Scores are off by that part of the terms that add up to them, or of the query's largest number instead of its own.
+    So weights, before and after they are divided by their sum, are off by e to twice the most of that. Then they are
+    rounded, too.
     """
-    if run.isa != "amx" or dtype != "bf16" or window:
+    tiled = run.isa == "amx" and dtype == "bf16" and not window
+    whole = run.isa in ("amx", "avx512vnni") and dtype == "q8" and all(part.shape[-1] % 32 == 0 for part in k)
+    if not tiled and not whole:
         return 0.0
-    n, group = len(q), q.shape[1] // k.shape[1]
-    seen = np.tri(n, len(k), len(k) - n, dtype=bool)[:, None]
-    k, v = (np.repeat(rows, group, axis=1) for rows in (k, v))
-    scores = np.where(seen, np.einsum("nhd,thd->nht", q, k) * scale, -np.inf)
-    off = TILE_ROUNDING * np.where(seen, np.einsum("nhd,thd->nht", np.abs(q), np.abs(k)) * scale, 0).max(axis=-1)
+    n, group, total = len(q[0]), q[0].shape[1] // v.shape[1], len(v)
+    seen = np.tri(n, total, total - n, dtype=bool)[:, None]
+    if window:
+        seen &= ~np.tri(n, total, total - n - window, dtype=bool)[:, None]
+    k, v = [np.repeat(part, group, axis=1) for part in k], np.repeat(v, group, axis=1)
+    scores = sum(np.einsum("nhd,thd->nht", a, b) for a, b in zip(q, k, strict=True)) * scale
+    scores = np.where(seen, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    size = np.einsum("nht,thd->nhd", weights / weights.sum(axis=-1, keepdims=True), np.abs(v))
-    return (np.expm1(2 * off) + TILE_ROUNDING)[..., None] * size
+    weights /= weights.sum(axis=-1, keepdims=True)
+    sizes = [np.abs(part) if tiled else np.broadcast_to(largest(part), part.shape) for part in q]
+    terms = sum(np.einsum("nhd,thd->nht", size, np.abs(part)) for size, part in zip(sizes, k, strict=True)) * scale
+    off = (TILE_ROUNDING if tiled else CODE_ROUNDING) * np.where(seen, terms, 0).max(axis=-1)
+    size = np.einsum("nht,thd->nhd", weights, np.abs(v))
+    if tiled:
+        return (np.expm1(2 * off) + TILE_ROUNDING)[..., None] * size
+    # Rows of codes share a unit with those of their block: the largest weight times the scale of its values.
+    scales = largest(v)[..., 0] / 127
+    codes = np.abs(v) / np.where(scales > 0, scales, 1)[..., None]
+    of_values = np.zeros_like(size)
+    for first in range(0, total, 64):
+        block = slice(first, first + 64)
+        units = (weights[..., block] * scales[block].T).max(axis=-1)
+        of_values += CODE_ROUNDING * units[..., None] * codes[block].sum(axis=0)
+    return np.expm1(2 * off)[..., None] * size + np.exp(2 * off)[..., None] * of_values
+
+
+def largest(heads: Array) -> Array:
+    return np.abs(heads).max(axis=-1, keepdims=True)
 
 
 def check_attention(
@@ -178,7 +202,7 @@ def check_attention(
     ends = None if sinks is None else rng.standard_normal(heads, dtype=np.float32) + np.float32(sinks)
     wide_ends = None if ends is None else ends.astype(np.float64)
     expected = oracle.ops.attention(q.astype(np.float64), k_numbers, v_numbers, scale, wide_ends, window)
-    rounding = rounding_of_tiles(run, dtype, q.astype(np.float64), k_numbers, v_numbers, scale, window)
+    rounding = rounding_of_attention(run, dtype, wide(q), [k_numbers], v_numbers, scale, window)
     assert_agrees("attention", run.attention(q, k, v, scale, ends, window), expected, dtype, rounding)
 
 
@@ -194,10 +218,8 @@ def check_latent_attention(run: Any, n: int, first: int, heads: int, rank: int, 
     expected = oracle.ops.mla_attention(
         *wide(q_latent, q_pe), latent_numbers, k_pe_numbers, identity, identity, scale, absorbed=True
     )
-    keys = np.concatenate([latent_numbers, k_pe_numbers], axis=-1)[:, None]
-    rounding = rounding_of_tiles(
-        run, dtype, np.concatenate(wide(q_latent, q_pe), axis=-1), keys, latent_numbers[:, None], scale
-    )
+    keys = latent_numbers[:, None], k_pe_numbers[:, None]
+    rounding = rounding_of_attention(run, dtype, wide(q_latent, q_pe), keys, latent_numbers[:, None], scale)
     assert_agrees("mla_attention", run.mla_attention(q_latent, q_pe, latent, k_pe, scale), expected, dtype, rounding)
 
 

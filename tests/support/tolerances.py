@@ -47,6 +47,14 @@ INT16_ERROR = 3e-5
 # bf16 (kernels/cpu/attention_tiles.inl): half a unit of the last of 8 bits, of half a unit of the last of 8 bits.
 TILE_ROUNDING = 2.0**-18
 
+# What each number may lose, as a part of the largest of those that share its unit, where attention over codes takes
+# queries and weights as whole numbers (kernels/cpu/attention_codes.inl): half a unit.
+CODE_ROUNDING = 0.501 / 32767
+
+# And what attention by normal numbers is then off by, root mean square over root mean square. Codes themselves lose a
+# hundred times as much.
+CODE_ERROR = 7e-5
+
 BF16_ROUNDING = 2.0**-8  # of a number: half a unit of the last of eight bits
 
 

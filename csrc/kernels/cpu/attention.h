@@ -63,6 +63,17 @@ constexpr int64_t least_tiled_heads = 3;  // that share a key head
          task.heads >= least_tiled_heads * task.kv_heads;
 }
 
+// Whether VNNI takes a task (see attention_codes.inl): it needs rows of codes of whole steps, and sums that fit in 32
+// bits.
+constexpr int64_t coded_step = 32;
+constexpr int64_t max_coded_dim = 512;
+constexpr int64_t max_coded_channels = max_coded_dim + 64;
+
+[[gnu::always_inline]] constexpr bool fits_codes(const AttentionTask& task) {
+  return task.kind == Rows::codes && task.dim % coded_step == 0 && task.dim <= max_coded_dim &&
+         task.pe_dim % coded_step == 0 && task.dim + task.pe_dim <= max_coded_channels;
+}
+
 struct AttentionKernels {
   int64_t (*scratch)(const AttentionTask& task);  // numbers
   int64_t (*units)(const AttentionTask& task);

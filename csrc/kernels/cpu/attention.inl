@@ -54,19 +54,6 @@ MOEFLUX_COLD void add_rest(const float* const* q, const Element* k, int64_t stri
         scores[i * keys + j] += q[i][c] * widen(k[j * stride + c]) * scale;
 }
 
-// The scales of one key head's codes, in the block that was entered.
-struct RowScales {
-  const std::byte* const* blocks;
-  int64_t offset;
-  const uint16_t* first = nullptr;  // bf16
-
-  void enter(int64_t block) { first = reinterpret_cast<const uint16_t*>(blocks[block] + offset); }
-};
-
-static RowScales row_scales(const AttentionTask& task, int64_t offset, int64_t head, int64_t width) {
-  return {task.blocks, offset + cached_block * width + head * cached_block * 2};
-}
-
 // What codes need besides. The positional part has scales of its own, and so scores of its own.
 struct CodeScales {
   RowScales k;

@@ -119,6 +119,19 @@ static CachedRows<Element> cached_rows(const AttentionTask& task, int64_t offset
   return {task.blocks, offset + head * dim * static_cast<int64_t>(sizeof(Element)), width, dim};
 }
 
+// The scales of one key head's codes, in the block that was entered.
+struct RowScales {
+  const std::byte* const* blocks;
+  int64_t offset;
+  const uint16_t* first = nullptr;  // bf16
+
+  void enter(int64_t block) { first = reinterpret_cast<const uint16_t*>(blocks[block] + offset); }
+};
+
+MOEFLUX_INLINE RowScales row_scales(const AttentionTask& task, int64_t offset, int64_t head, int64_t width) {
+  return {task.blocks, offset + cached_block * width + head * cached_block * 2};
+}
+
 // What a span left of a query beside its values: the greatest score, and the sum of the weights relative to it.
 struct SpanEnds {
   float maximum;

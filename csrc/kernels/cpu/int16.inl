@@ -1,6 +1,7 @@
 // Turns rows of x into digits, and codes into bytes in the same order of columns. It takes AVX-512 BW.
 #include "kernels/cpu/codes.h"
 #include "kernels/cpu/int16.h"
+#include "kernels/cpu/lanes.h"
 
 namespace moeflux::cpu::MOEFLUX_ISA {
 
@@ -35,17 +36,6 @@ struct DigitRow {
 MOEFLUX_INLINE DigitRow digit_row(const uint8_t* row, int64_t columns, int64_t group_size) {
   const float* units = reinterpret_cast<const float*>(row + int16_blocks(columns) * int16_block_bytes);
   return {row, units, units + int16_groups(columns, group_size)};
-}
-
-// The sum, or the largest, of 16 whole numbers.
-template <bool add>
-MOEFLUX_INLINE int32_t reduce_whole(__m512i value) {
-  Ints v = (Ints)value;
-  v = merge<add, Ints>(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-  v = merge<add, Ints>(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-  v = merge<add, Ints>(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
-  v = merge<add, Ints>(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
-  return v[0];
 }
 
 // Turns the numbers of a group, 16 in each vector, into whole numbers of units.

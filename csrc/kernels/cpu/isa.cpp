@@ -18,6 +18,7 @@ namespace moeflux::cpu {
 #if defined(__x86_64__)
 extern const AttentionKernels amx_attention;
 extern const Int16Kernels amx_int16;
+extern const AttentionKernels avx512vnni_attention;
 extern const Int16Kernels avx512vnni_int16;
 extern const Kernels avx512_kernels;
 extern const Kernels avx2_kernels;
@@ -75,11 +76,12 @@ std::vector<Isa> detect() {
   std::vector<Isa> found;
 #if defined(__x86_64__)
   const Features has = features();
-  if (has.tiles) found.push_back({"amx", &avx512_kernels, &amx_int16, &amx_attention});
-  if (has.vnni) found.push_back({"avx512vnni", &avx512_kernels, &avx512vnni_int16});
+  const AttentionKernels* codes = &avx512vnni_attention;
+  if (has.tiles) found.push_back({"amx", &avx512_kernels, &amx_int16, codes, &amx_attention});
+  if (has.vnni) found.push_back({"avx512vnni", &avx512_kernels, &avx512vnni_int16, codes});
   if (has.avx512) found.push_back({"avx512", &avx512_kernels});
   if (has.avx2) found.push_back({"avx2", &avx2_kernels});
-  if (has.vnni && emulated_int16) found.push_back({"amx", &avx512_kernels, emulated_int16, emulated_attention});
+  if (has.vnni && emulated_int16) found.push_back({"amx", &avx512_kernels, emulated_int16, codes, emulated_attention});
 #elif defined(__aarch64__)
   found.push_back({"neon", &neon_kernels});
 #endif

@@ -14,6 +14,7 @@ struct Isa {
   std::string name;  // "portable", "avx2", "avx512", "avx512vnni", "amx", "neon"
   const Kernels* kernels;
   const Int16Kernels* int16 = nullptr;                // for products that are faster with them; null where none are
+  const AttentionKernels* code_attention = nullptr;   // for tasks that fit; null where there is no VNNI
   const AttentionKernels* tiled_attention = nullptr;  // for tasks that fit; null where there are no tiles
 };
 

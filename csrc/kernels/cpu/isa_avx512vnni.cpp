@@ -6,10 +6,14 @@
 #endif
 
 #define MOEFLUX_ISA avx512vnni
+#include "kernels/cpu/attention_codes.inl"
+
 #include "kernels/cpu/matmul_int16.inl"
 
 namespace moeflux::cpu {
 
+extern const AttentionKernels avx512vnni_attention;
+const AttentionKernels avx512vnni_attention = avx512vnni::code_attention;
 extern const Int16Kernels avx512vnni_int16;
 const Int16Kernels avx512vnni_int16 = avx512vnni::int16_kernels;
 

@@ -17,33 +17,58 @@ MOEFLUX_INLINE int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // Every second lane of a, then of b.
 #if defined(__AVX512F__)
-MOEFLUX_INLINE Floats evens(Floats a, Floats b) {
+template <typename Vector>
+MOEFLUX_INLINE Vector evens(Vector a, Vector b) {
   return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
 }
-MOEFLUX_INLINE Floats odds(Floats a, Floats b) {
+template <typename Vector>
+MOEFLUX_INLINE Vector odds(Vector a, Vector b) {
   return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 }
 #elif defined(__AVX2__)
-MOEFLUX_INLINE Floats evens(Floats a, Floats b) { return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14); }
-MOEFLUX_INLINE Floats odds(Floats a, Floats b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15); }
+template <typename Vector>
+MOEFLUX_INLINE Vector evens(Vector a, Vector b) {
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+}
+template <typename Vector>
+MOEFLUX_INLINE Vector odds(Vector a, Vector b) {
+  return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+}
 #else
-MOEFLUX_INLINE Floats evens(Floats a, Floats b) { return __builtin_shufflevector(a, b, 0, 2, 4, 6); }
-MOEFLUX_INLINE Floats odds(Floats a, Floats b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7); }
+template <typename Vector>
+MOEFLUX_INLINE Vector evens(Vector a, Vector b) {
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6);
+}
+template <typename Vector>
+MOEFLUX_INLINE Vector odds(Vector a, Vector b) {
+  return __builtin_shufflevector(a, b, 1, 3, 5, 7);
+}
 #endif
 
 // Lane i of the result is the sum of vector i, for `count` = lanes vectors. Neighbours are added first.
-template <int64_t count>
-MOEFLUX_INLINE Floats sums(const Floats* vectors) {
+template <int64_t count, typename Vector>
+MOEFLUX_INLINE Vector sums(const Vector* vectors) {
   if constexpr (count == 1) {
     return vectors[0];
   } else {
-    const Floats low = sums<count / 2>(vectors);
-    const Floats high = sums<count / 2>(vectors + count / 2);
+    const Vector low = sums<count / 2>(vectors);
+    const Vector high = sums<count / 2>(vectors + count / 2);
     return evens(low, high) + odds(low, high);
   }
 }
 
 #if defined(__AVX512F__)
+// The sum, or the largest, of 16 whole numbers.
+template <bool add>
+MOEFLUX_INLINE int32_t reduce_whole(__m512i value) {
+  Ints v = (Ints)value;
+  v = merge<add, Ints>(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = merge<add, Ints>(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  v = merge<add, Ints>(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  v = merge<add, Ints>(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+  return v[0];
+}
+
 // Transposes 16 vectors of 16 lanes: lane c of vector r becomes lane r of vector c.
 MOEFLUX_INLINE void turn(__m512i (&v)[16]) {
   __m512i t[16];
