@@ -1,5 +1,5 @@
-"""Makes the saved sessions of tests/golden/snapshots: once. They are read for ever; a format that changes gets files
-of its own beside these.
+"""Makes the saved sessions of tests/golden/snapshots: each once. They are read for ever; a format that changes gets
+files of its own beside these, and this makes those that are not there yet.
 
     python tests/golden/make_snapshots.py
 
@@ -53,6 +53,8 @@ SNAPSHOTS = {
     "latent.wire-2": Saved("latent", "wire-2"),
     "hybrid.f32.moeflux-1": Saved("hybrid", "moeflux"),
     "latent.bf16.moeflux-1": Saved("latent", "moeflux", "bf16"),
+    "hybrid.q8.moeflux-2": Saved("hybrid", "moeflux", "q8"),
+    "latent.q8.moeflux-2": Saved("latent", "moeflux", "q8"),
 }
 
 
@@ -74,9 +76,14 @@ def write_store(name: str, folder: Path) -> Path:
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     logits = {}
+    if (FOLDER / "logits.npz").exists():
+        with np.load(FOLDER / "logits.npz") as stored:
+            logits = dict(stored)
     stores: dict[str, Path] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for name, saved in SNAPSHOTS.items():
+            if name in logits:
+                continue
             if saved.checkpoint not in stores:
                 stores[saved.checkpoint] = write_store(saved.checkpoint, Path(temporary))
             store = stores[saved.checkpoint]
