@@ -47,9 +47,37 @@ DEV void finish_weights(const RouteParams& params, float* weights) {
   for (u32 i = 0; i < params.k; i++) weights[i] = weights[i] / divisor * params.scaling;
 }
 
-// The weights are probabilities among all experts. A warp for each row.
+// Marks in `taken` the experts of all groups but those that are worth most. A warp does it together, and wrote the
+// worths before.
+DEV void take_other_groups(const RouteParams& params, const float* worths, u32* kept, u32& taken) {
+  const u32 lane = lane_of(), size = params.experts / params.groups;
+  for (u32 group = lane; group < params.groups; group += lanes) kept[group] = 0;
+  __syncwarp();
+  u32 taken_groups = 0;
+  for (u32 i = 0; i < params.groups_kept; i++) {
+    const Candidate best = take_best(worths, params.groups, taken_groups);
+    if (lane == 0) kept[best.id] = 1;
+  }
+  __syncwarp();
+  for (u32 i = lane; i < params.experts; i += lanes)
+    if (kept[i / size] == 0) taken |= 1u << (i / lanes);
+}
+
+// The best score of a group.
+DEV float best_of_group(const float* scores, u32 size) {
+  Candidate best = {0.0f, no_candidate};
+  for (u32 i = 0; i < size; i++) {
+    const Candidate other = {scores[i], i};
+    if (comes_before(other, best)) best = other;
+  }
+  return best.value;
+}
+
+// The weights are probabilities among all experts. With groups, one is worth its best expert, so the best of all is
+// among those kept. A warp for each row.
 extern "C" __global__ void route_softmax(const RouteParams params) {
-  __shared__ float values[max_experts];
+  __shared__ float values[max_experts], worths[max_experts];
+  __shared__ u32 kept[max_experts];
   begin_kernel();
   const u32 lane = lane_of();
   const float* logits = params.logits + u64(blockIdx.x) * params.experts;
@@ -58,6 +86,12 @@ extern "C" __global__ void route_softmax(const RouteParams params) {
   for (u32 i = lane; i < params.experts; i += lanes) values[i] = logits[i];
   __syncwarp();
   u32 taken = 0;
+  if (params.groups != 0) {
+    const u32 size = params.experts / params.groups;
+    for (u32 group = lane; group < params.groups; group += lanes)
+      worths[group] = best_of_group(values + group * size, size);
+    take_other_groups(params, worths, kept, taken);
+  }
   float highest = 0.0f, total = 0.0f;
   for (u32 place = 0; place < params.k; place++) {
     const Candidate best = take_best(values, params.experts, taken);
@@ -98,20 +132,10 @@ extern "C" __global__ void route_grouped(const RouteParams params) {
   float* weights = params.weights + u64(blockIdx.x) * params.k;
   for (u32 i = lane; i < params.experts; i += lanes) choice[i] = sigmoid(logits[i]) + params.bias[i];
   __syncwarp();
-  for (u32 group = lane; group < params.groups; group += lanes) {
+  for (u32 group = lane; group < params.groups; group += lanes)
     worths[group] = group_worth(choice + group * size, size);
-    kept[group] = 0;
-  }
-  __syncwarp();
   u32 taken = 0;
-  for (u32 i = 0; i < params.groups_kept; i++) {
-    const Candidate best = take_best(worths, params.groups, taken);
-    if (lane == 0) kept[best.id] = 1;
-  }
-  __syncwarp();
-  taken = 0;
-  for (u32 i = lane; i < params.experts; i += lanes)
-    if (kept[i / size] == 0) taken |= 1u << (i / lanes);
+  take_other_groups(params, worths, kept, taken);
   for (u32 place = 0; place < params.k; place++) {
     const Candidate best = take_best(choice, params.experts, taken);
     if (lane == 0) ids[place] = int(best.id);

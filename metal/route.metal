@@ -47,17 +47,52 @@ inline void finish_weights(constant RouteParams& params, device float* weights) 
   for (uint i = 0; i < params.k; i++) weights[i] = weights[i] / divisor * params.scaling;
 }
 
-// The weights are probabilities among all experts. A simdgroup for each row.
+// Marks in `taken` the experts of all groups but those that are worth most. A simdgroup does it together, and wrote the
+// worths before.
+inline void take_other_groups(constant RouteParams& params, threadgroup const float* worths, threadgroup uint* kept,
+                              thread uint& taken, uint lane) {
+  const uint size = params.experts / params.groups;
+  for (uint group = lane; group < params.groups; group += lanes) kept[group] = 0;
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  uint taken_groups = 0;
+  for (uint i = 0; i < params.groups_kept; i++) {
+    const Candidate best = take_best(worths, params.groups, taken_groups, lane);
+    if (lane == 0) kept[best.id] = 1;
+  }
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint i = lane; i < params.experts; i += lanes)
+    if (kept[i / size] == 0) taken |= 1u << (i / lanes);
+}
+
+// The best score of a group.
+inline float best_of_group(threadgroup const float* scores, uint size) {
+  Candidate best = {0.0f, no_candidate};
+  for (uint i = 0; i < size; i++) {
+    const Candidate other = {scores[i], i};
+    if (comes_before(other, best)) best = other;
+  }
+  return best.value;
+}
+
+// The weights are probabilities among all experts. With groups, one is worth its best expert, so the best of all is
+// among those kept. A simdgroup for each row.
 kernel void route_softmax(constant RouteParams& params [[buffer(0)]], device const float* logits [[buffer(1)]],
                           device int* ids [[buffer(2)]], device float* weights [[buffer(3)]],
                           uint row [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup float values[max_experts];
+  threadgroup float values[max_experts], worths[max_experts];
+  threadgroup uint kept[max_experts];
   logits += ulong(row) * params.experts;
   ids += ulong(row) * params.k;
   weights += ulong(row) * params.k;
   for (uint i = lane; i < params.experts; i += lanes) values[i] = logits[i];
   simdgroup_barrier(mem_flags::mem_threadgroup);
   uint taken = 0;
+  if (params.groups != 0) {
+    const uint size = params.experts / params.groups;
+    for (uint group = lane; group < params.groups; group += lanes)
+      worths[group] = best_of_group(values + group * size, size);
+    take_other_groups(params, worths, kept, taken, lane);
+  }
   float highest = 0.0f, total = 0.0f;
   for (uint slot = 0; slot < params.k; slot++) {
     const Candidate best = take_best(values, params.experts, taken, lane);
@@ -100,20 +135,10 @@ kernel void route_grouped(constant RouteParams& params [[buffer(0)]], device con
   weights += ulong(row) * params.k;
   for (uint i = lane; i < params.experts; i += lanes) choice[i] = sigmoid(logits[i]) + bias[i];
   simdgroup_barrier(mem_flags::mem_threadgroup);
-  for (uint group = lane; group < params.groups; group += lanes) {
+  for (uint group = lane; group < params.groups; group += lanes)
     worths[group] = group_worth(choice + group * size, size);
-    kept[group] = 0;
-  }
-  simdgroup_barrier(mem_flags::mem_threadgroup);
   uint taken = 0;
-  for (uint i = 0; i < params.groups_kept; i++) {
-    const Candidate best = take_best(worths, params.groups, taken, lane);
-    if (lane == 0) kept[best.id] = 1;
-  }
-  simdgroup_barrier(mem_flags::mem_threadgroup);
-  taken = 0;
-  for (uint i = lane; i < params.experts; i += lanes)
-    if (kept[i / size] == 0) taken |= 1u << (i / lanes);
+  take_other_groups(params, worths, kept, taken, lane);
   for (uint slot = 0; slot < params.k; slot++) {
     const Candidate best = take_best(choice, params.experts, taken, lane);
     if (lane == 0) ids[slot] = int(best.id);

@@ -188,8 +188,8 @@ struct RouteArgs {
   int64_t k = 0;
   bool normalize = true;
   float scaling = 1;
-  View bias;           // [experts]; grouped routing only
-  int64_t groups = 0;  // grouped routing only
+  View bias;           // [experts]; route_grouped only
+  int64_t groups = 0;  // route_softmax: 0 is none
   int64_t groups_kept = 0;
   View ids;      // i32 [n, k], best first, the earlier expert on ties
   View weights;  // [n, k]

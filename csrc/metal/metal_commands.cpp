@@ -231,8 +231,8 @@ RouteParams MetalCommands::route_params(const RouteArgs& args) const {
   return {.experts = static_cast<uint32_t>(args.experts),
           .k = static_cast<uint32_t>(args.k),
           .normalize = args.normalize,
-          .groups = static_cast<uint32_t>(std::max<int64_t>(1, args.groups)),
-          .groups_kept = static_cast<uint32_t>(std::max<int64_t>(1, args.groups_kept)),
+          .groups = static_cast<uint32_t>(args.groups),
+          .groups_kept = static_cast<uint32_t>(args.groups_kept),
           .scaling = args.scaling};
 }
 

@@ -8,8 +8,8 @@ void GroupedAttention::add_tensors(TensorList& list) const {
   list.matrix("self_attn.v_proj", kv_width(), list.hidden());
   list.matrix("self_attn.o_proj", list.hidden(), out_width());
   if (qk_norm) {
-    list.vector("self_attn.q_norm.weight", head_dim);
-    list.vector("self_attn.k_norm.weight", head_dim);
+    list.vector("self_attn.q_norm.weight", joint_norm ? out_width() : head_dim);
+    list.vector("self_attn.k_norm.weight", joint_norm ? kv_width() : head_dim);
   }
   if (bias) {
     list.vector("self_attn.q_proj.bias", q_width());
@@ -27,6 +27,8 @@ void GroupedAttention::check(const Check& check) const {
   check.limits({{"heads * head_dim (q_proj)", q_width(), 1, max_product_width},
                 {"kv_heads * head_dim", kv_width(), 1, max_product_width}});
   check.divides("heads", heads, "kv_heads", kv_heads);
+  check.require(!joint_norm || qk_norm, "joint_norm", "false without qk_norm", "true");
+  check.require(!joint_norm || !gate, "joint_norm", "false with a gate, which lies between the heads of q", "true");
   rope.check(check, head_dim);
 }
 

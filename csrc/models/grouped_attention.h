@@ -1,4 +1,5 @@
-// Attention in which groups of query heads share a key and a value head; each q and k head may be normed.
+// Attention in which groups of query heads share a key and a value head; each q and k head may be normed, or all of
+// them as one.
 #pragma once
 
 #include "models/rope.h"
@@ -12,12 +13,13 @@ struct GroupedAttention {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   Rope rope;
-  bool gate = false;      // q_proj yields [query | gate] per head; the output is multiplied by the gate's sigmoid
-  bool qk_norm = true;    // each q and k head is normed by itself
-  bool bias = false;      // q_proj, k_proj and v_proj add a bias
-  bool out_bias = false;  // o_proj does
-  bool sinks = false;     // each head has a score besides, without a value
-  int64_t window = 0;     // rows that a row attends to at most, its own among them; 0: all
+  bool gate = false;        // q_proj yields [query | gate] per head; the output is multiplied by the gate's sigmoid
+  bool qk_norm = true;      // each q and k head is normed by itself
+  bool joint_norm = false;  // not so: all q heads are normed as one row, and all k heads as another
+  bool bias = false;        // q_proj, k_proj and v_proj add a bias
+  bool out_bias = false;    // o_proj does
+  bool sinks = false;       // each head has a score besides, without a value
+  int64_t window = 0;       // rows that a row attends to at most, its own among them; 0: all
 
   int64_t kv_width() const { return kv_heads * head_dim; }
   int64_t q_head() const { return head_dim * (gate ? 2 : 1); }  // numbers that q_proj yields per head
@@ -33,6 +35,7 @@ struct GroupedAttention {
     visit("rope", self.rope);
     visit("gate", self.gate, false);
     visit("qk_norm", self.qk_norm, true);
+    visit("joint_norm", self.joint_norm, false);
     visit("bias", self.bias, false);
     visit("out_bias", self.out_bias, false);
     visit("sinks", self.sinks, false);

@@ -9,8 +9,8 @@ void RoutedExperts::check(const Check& check) const {
   check.whole_groups("intermediate", intermediate);
   check.positive("router.scaling", router.scaling);
   if (shared) check.limits({{"shared.intermediate", shared->intermediate, 1, max_width}});
-  if (router.scoring != Scoring::noaux_tc) {
-    check.limits({{"router.groups", router.groups, 0, 0}, {"router.groups_kept", router.groups_kept, 0, 0}});
+  if (router.scoring == Scoring::softmax && router.groups == 0) {
+    check.limits({{"router.groups_kept", router.groups_kept, 0, 0}});
     return;
   }
   check.limits(

@@ -21,8 +21,8 @@ struct Router {
   Scoring scoring = Scoring::softmax;
   bool normalize = true;    // the weights of the chosen add up to 1, before scaling
   double scaling = 1;       // of the weights
-  int64_t groups = 0;       // noaux_tc: how many groups the experts are divided into
-  int64_t groups_kept = 0;  // noaux_tc: how many of the groups a token keeps
+  int64_t groups = 0;       // how many groups the experts are divided into; softmax: 0 is none
+  int64_t groups_kept = 0;  // how many of the groups a token keeps
 
   template <typename Self, typename Visit>
   static void each_field(Self& self, const Visit& visit) {

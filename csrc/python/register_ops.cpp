@@ -244,22 +244,33 @@ py::object chosen_expert_ffn(const Ops& ops, const Array& x, const StoredExperts
 
 // ---- Choosing -------------------------------------------------------------------------------------------------------
 
-// The arguments that both routers share.
-RouteArgs route_args(OpArguments& a, const Array& logits, int64_t k, bool normalize) {
+// The arguments that both routers share. Without groups, both numbers of them are 0.
+RouteArgs route_args(OpArguments& a, const Array& logits, int64_t k, int64_t groups, int64_t groups_kept,
+                     bool normalize, float scaling) {
   RouteArgs args;
   args.logits = a.floats("logits", logits, {-1, -1});
   args.experts = logits.shape(1);
   a.require(k >= 1 && k <= args.experts, "k", concat("1 to ", args.experts), k);
+  if (groups || groups_kept) {
+    a.require(groups >= 1 && args.experts % groups == 0, "groups", concat("a divisor of ", args.experts), groups);
+    a.require(groups_kept >= 1 && groups_kept <= groups, "groups_kept", concat("1 to ", groups), groups_kept);
+    a.require(k <= args.experts / groups * groups_kept, "k", "no more than the groups kept have", k);
+    a.require(args.experts <= 4096, "logits", "at most 4096 experts", args.experts);
+  }
   args.k = k;
+  args.groups = groups;
+  args.groups_kept = groups_kept;
   args.normalize = normalize;
+  args.scaling = scaling;
   args.ids = a.output(logits.shape(0) * k);
   args.weights = a.output(logits.shape(0) * k);
   return args;
 }
 
-py::tuple route_softmax(const Ops& ops, const Array& logits, int64_t k, bool normalize) {
+py::tuple route_softmax(const Ops& ops, const Array& logits, int64_t k, int64_t groups, int64_t groups_kept,
+                        bool normalize, float scaling) {
   OpArguments a = ops.arguments("route_softmax");
-  const RouteArgs args = route_args(a, logits, k, normalize);
+  const RouteArgs args = route_args(a, logits, k, groups, groups_kept, normalize, scaling);
   const int64_t n = logits.shape(0);
   a.run([&](Commands& commands) { commands.route_softmax(args, n); });
   return py::make_tuple(a.ints_of(args.ids, {n, k}), a.floats_of(args.weights, {n, k}));
@@ -268,16 +279,10 @@ py::tuple route_softmax(const Ops& ops, const Array& logits, int64_t k, bool nor
 py::tuple route_grouped(const Ops& ops, const Array& logits, const Array& bias, int64_t k, int64_t groups,
                         int64_t groups_kept, bool normalize, float scaling) {
   OpArguments a = ops.arguments("route_grouped");
-  RouteArgs args = route_args(a, logits, k, normalize);
+  a.require(groups >= 1, "groups", "at least 1", groups);
+  RouteArgs args = route_args(a, logits, k, groups, groups_kept, normalize, scaling);
   const int64_t n = logits.shape(0);
   args.bias = a.floats("bias", bias, {args.experts});
-  a.require(groups >= 1 && args.experts % groups == 0, "groups", concat("a divisor of ", args.experts), groups);
-  a.require(groups_kept >= 1 && groups_kept <= groups, "groups_kept", concat("1 to ", groups), groups_kept);
-  a.require(k <= args.experts / groups * groups_kept, "k", "no more than the groups kept have", k);
-  a.require(args.experts <= 4096, "logits", "at most 4096 experts", args.experts);
-  args.groups = groups;
-  args.groups_kept = groups_kept;
-  args.scaling = scaling;
   a.run([&](Commands& commands) { commands.route_grouped(args, n); });
   return py::make_tuple(a.ints_of(args.ids, {n, k}), a.floats_of(args.weights, {n, k}));
 }
@@ -399,7 +404,8 @@ void register_ops(py::module_& m, Class<Testing>& testing) {
            py::arg("intermediate"))
       .def("chosen_expert_ffn", &chosen_expert_ffn, py::arg("x"), py::arg("experts"), py::arg("ids"),
            py::arg("intermediate"))
-      .def("route_softmax", &route_softmax, py::arg("logits"), py::arg("k"), py::arg("normalize"))
+      .def("route_softmax", &route_softmax, py::arg("logits"), py::arg("k"), py::arg("groups"), py::arg("groups_kept"),
+           py::arg("normalize"), py::arg("scaling"))
       .def("route_grouped", &route_grouped, py::arg("logits"), py::arg("bias"), py::arg("k"), py::arg("groups"),
            py::arg("groups_kept"), py::arg("normalize"), py::arg("scaling"))
       .def("top_k", &top_k, py::arg("logits"), py::arg("k"))

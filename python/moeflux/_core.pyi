@@ -665,7 +665,13 @@ class Ops:
         scaling: float,
     ) -> tuple[numpy.typing.NDArray[typing.Any], numpy.typing.NDArray[typing.Any]]: ...
     def route_softmax(
-        self, logits: numpy.typing.NDArray[typing.Any], k: int, normalize: bool
+        self,
+        logits: numpy.typing.NDArray[typing.Any],
+        k: int,
+        groups: int,
+        groups_kept: int,
+        normalize: bool,
+        scaling: float,
     ) -> tuple[numpy.typing.NDArray[typing.Any], numpy.typing.NDArray[typing.Any]]: ...
     def sigmoid_gate(
         self, x: numpy.typing.NDArray[typing.Any], gate: numpy.typing.NDArray[typing.Any]

@@ -188,9 +188,11 @@ class Ops:
 
     # ---- Choosing -----------------------------------------------------------------------------------------------
 
-    def route_softmax(self, logits: Array, k: int, *, normalize: bool) -> tuple[Array, Array]:
-        """logits [n, experts] -> ids and weights [n, k]"""
-        return self._core.route_softmax(logits, k, normalize)
+    def route_softmax(
+        self, logits: Array, k: int, *, normalize: bool, groups: int = 0, groups_kept: int = 0, scaling: float = 1.0
+    ) -> tuple[Array, Array]:
+        """logits [n, experts] -> ids and weights [n, k]; no groups: 0"""
+        return self._core.route_softmax(logits, k, groups, groups_kept, normalize, scaling)
 
     def route_grouped(
         self, logits: Array, bias: Array, k: int, *, groups: int, groups_kept: int, normalize: bool, scaling: float

@@ -1,5 +1,5 @@
 """Grouped attention in all its flavours, whether a published model has them together or not: with and without a norm of
-each head, biases, sinks, a window and a gate."""
+each head or of all heads as one, biases, sinks, a window and a gate."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ FLAVOURS: list[dict[str, bool | int]] = [
 ]
 FLAVOURS += [{"out_bias": True}, {"sinks": True}, {"window": 1}, {"window": 5}]
 FLAVOURS += [{"qk_norm": False, "bias": True, "out_bias": True, "sinks": True, "window": window} for window in (0, 6)]
+JOINT: dict[str, bool | int] = {"joint_norm": True, "gate": False}
+FLAVOURS += [JOINT, JOINT | {"bias": True, "out_bias": True, "sinks": True, "window": 6}]
 BIASES = [f"model.layers.1.self_attn.{name}_proj.bias" for name in "qkvo"]
 SINKS = "model.layers.1.self_attn.sinks"
 ALL = {"bias": True, "out_bias": True, "sinks": True, "window": 5}

@@ -8,7 +8,13 @@ import pytest
 from moeflux import oracle
 from support.metal import needs_device
 from support.metal_ops import MetalOps
-from support.op_checks import check_softmax_routing, check_softmax_routing_far_apart
+from support.op_checks import (
+    GROUPED_SOFTMAX,
+    check_grouped_softmax_routing,
+    check_grouped_softmax_routing_by_hand,
+    check_softmax_routing,
+    check_softmax_routing_far_apart,
+)
 from support.tolerances import assert_agrees
 
 pytestmark = needs_device
@@ -35,6 +41,15 @@ def test_softmax_routing_gives_ties_to_the_earlier_expert() -> None:
 
 def test_softmax_routing_far_apart() -> None:
     check_softmax_routing_far_apart(metal)
+
+
+@pytest.mark.parametrize(("experts", "groups", "groups_kept", "k"), GROUPED_SOFTMAX)
+def test_softmax_routing_among_groups(experts: int, groups: int, groups_kept: int, k: int) -> None:
+    check_grouped_softmax_routing(metal, experts, groups, groups_kept, k)
+
+
+def test_softmax_routing_among_groups_by_hand() -> None:
+    check_grouped_softmax_routing_by_hand(metal)
 
 
 @pytest.mark.parametrize(

@@ -338,24 +338,22 @@ void check_routers(int64_t experts, int64_t k, int64_t groups, int64_t groups_ke
   task.bias = numbers(experts);
   task.experts = experts;
   task.k = k;
-  task.groups = groups;
   task.groups_kept = groups_kept;
   task.scaling = 2.5f;
-  int32_t* ids[2][2];
-  float* weights[2][2];
-  for (int side = 0; side < 2; ++side) {
-    for (int grouped = 0; grouped < 2; ++grouped) {
-      task.ids = ids[grouped][side] = room<int32_t>(task.rows * k);
-      task.weights = weights[grouped][side] = room<float>(task.rows * k);
+  const char* names[] = {"route_softmax", "route_softmax among groups", "route_grouped"};
+  for (int kind = 0; kind < 3; ++kind) {
+    int32_t* ids[2];
+    float* weights[2];
+    task.groups = kind == 0 ? 0 : groups;
+    for (int side = 0; side < 2; ++side) {
+      task.ids = ids[side] = room<int32_t>(task.rows * k);
+      task.weights = weights[side] = room<float>(task.rows * k);
       const RouteKernels& kernels = both[side]->route;
       for (int64_t row = 0; row < task.rows; ++row)
-        (grouped ? kernels.route_grouped : kernels.route_softmax)(task, row);
+        (kind == 2 ? kernels.route_grouped : kernels.route_softmax)(task, row);
     }
-  }
-  const char* names[] = {"route_softmax", "route_grouped"};
-  for (int grouped = 0; grouped < 2; ++grouped) {
-    equal(names[grouped], {ids[grouped][0], ids[grouped][1]}, task.rows * k);
-    near(names[grouped], {weights[grouped][0], weights[grouped][1]}, task.rows * k);
+    equal(names[kind], {ids[0], ids[1]}, task.rows * k);
+    near(names[kind], {weights[0], weights[1]}, task.rows * k);
   }
 }
 

@@ -7,7 +7,13 @@ import pytest
 
 from moeflux import oracle
 from moeflux.ops import Ops, isas
-from support.op_checks import check_softmax_routing, check_softmax_routing_far_apart
+from support.op_checks import (
+    GROUPED_SOFTMAX,
+    check_grouped_softmax_routing,
+    check_grouped_softmax_routing_by_hand,
+    check_softmax_routing,
+    check_softmax_routing_far_apart,
+)
 from support.tolerances import assert_agrees
 
 Array = np.ndarray
@@ -49,6 +55,15 @@ def test_softmax_routing_gives_ties_to_the_earlier_expert(kernels: Ops) -> None:
 
 def test_softmax_routing_far_apart(kernels: Ops) -> None:
     check_softmax_routing_far_apart(kernels)
+
+
+@pytest.mark.parametrize(("experts", "groups", "groups_kept", "k"), GROUPED_SOFTMAX)
+def test_softmax_routing_among_groups(kernels: Ops, experts: int, groups: int, groups_kept: int, k: int) -> None:
+    check_grouped_softmax_routing(kernels, experts, groups, groups_kept, k)
+
+
+def test_softmax_routing_among_groups_by_hand(kernels: Ops) -> None:
+    check_grouped_softmax_routing_by_hand(kernels)
 
 
 # ---- Grouped ----------------------------------------------------------------------------------------------------

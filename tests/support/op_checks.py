@@ -226,11 +226,38 @@ def check_latent_attention(run: Any, n: int, first: int, heads: int, rank: int, 
 # ---- Routers ----------------------------------------------------------------------------------------------------
 
 
-def check_softmax_routing(run: Any, logits: Array, k: int, normalize: bool) -> None:
-    expected_ids, expected = oracle.ops.route_softmax(logits.astype(np.float64), k, normalize=normalize)
-    ids, weights = run.route_softmax(logits, k, normalize=normalize)
+def check_softmax_routing(run: Any, logits: Array, k: int, normalize: bool, **rest: float) -> None:
+    expected_ids, expected = oracle.ops.route_softmax(logits.astype(np.float64), k, normalize=normalize, **rest)
+    ids, weights = run.route_softmax(logits, k, normalize=normalize, **rest)
     assert np.array_equal(ids, expected_ids)
     assert_agrees("route_softmax", weights, expected)
+
+
+GROUPED_SOFTMAX = [(160, 8, 3, 6), (8, 8, 3, 3), (12, 4, 4, 12), (6, 1, 1, 3), (40, 5, 2, 7), (64, 64, 64, 9)]
+"""Experts, groups, groups kept, k: groups of one, one group, and all of them too."""
+
+
+def check_grouped_softmax_routing(run: Any, experts: int, groups: int, groups_kept: int, k: int) -> None:
+    logits = 3 * np.random.default_rng(experts).standard_normal((5, experts), dtype=np.float32)
+    for normalize, scaling in ((False, 16.0), (True, 1.0)):
+        rest = {"groups": groups, "groups_kept": groups_kept, "scaling": scaling}
+        check_softmax_routing(run, logits, k, normalize, **rest)
+
+
+def check_grouped_softmax_routing_by_hand(run: Any) -> None:
+    """The second group has the best expert, the third the next best; the first's two good ones are no candidates. Ties
+    go to the earlier group and expert, and what is no number is no candidate as long as there are others."""
+    logits = np.log(np.array([[5, 5, 1, 9, 1, 1, 1, 8, 2]], np.float32))
+    ids, weights = run.route_softmax(logits, 3, normalize=False, groups=3, groups_kept=2, scaling=33.0)
+    assert ids.tolist() == [[3, 7, 8]]
+    assert np.allclose(weights, [[9, 8, 2]], rtol=1e-5)
+    ids, _ = run.route_softmax(np.zeros((1, 12), np.float32), 5, normalize=True, groups=4, groups_kept=2)
+    assert ids.tolist() == [[0, 1, 2, 3, 4]]
+    nan = np.array([[np.nan, np.nan, 0, 1, np.nan, -5]], np.float32)
+    ids, _ = run.route_softmax(nan, 2, normalize=True, groups=3, groups_kept=1)
+    assert ids.tolist() == [[3, 2]]
+    ids, _ = run.route_softmax(nan, 4, normalize=True, groups=3, groups_kept=2)
+    assert ids.tolist() == [[3, 2, 5, 4]]
 
 
 def check_softmax_routing_far_apart(run: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moeflux import Variant
-from moeflux.models.layers import DenseMlp, GatedDelta, GroupedAttention
+from moeflux.models.layers import DenseMlp, GatedDelta, GroupedAttention, Router
 from support.flat import flat
 
 BYTES = {"U8": 1, "U32": 4, "BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I32": 4, "I64": 8}
@@ -148,6 +148,20 @@ def glm(**changes: Any) -> Variant:
     return flat(**(fields | changes)).with_parts(GroupedAttention, bias=True)
 
 
+def minimax(**changes: Any) -> Variant:
+    """Layers with experts alone, whose q heads are normed as one and whose k heads are."""
+    layers = {"mlp_kinds": ("moe",) * 2, "shared_expert": "none", "shared_intermediate": 0, "dense_intermediate": 0}
+    v = glm(name="tiny minimax", model_type="minimax_m2", **layers | changes)
+    return v.with_parts(GroupedAttention, bias=False, joint_norm=True)
+
+
+def deepseek_v2(**changes: Any) -> Variant:
+    """A softmax router keeps to the best of its groups of two."""
+    fields = {"model_type": "deepseek_v2", "router": "softmax", "num_groups": 0, "groups_per_token": 0}
+    v = latent(name="tiny deepseek_v2", **fields | changes)
+    return v.with_parts(Router, normalize=False, scaling=16.0, groups=v.experts.count // 2, groups_kept=1)
+
+
 # ---- Tensors ----------------------------------------------------------------------------------------------------
 
 
@@ -176,7 +190,8 @@ def shapes(v: Variant, split_kv: bool = False) -> tuple[dict[str, tuple[int, ...
             matrices |= {f"{sa}.q_proj": (heads * (1 + mixer.gate), h), f"{sa}.o_proj": (h, heads)}
             matrices |= {f"{sa}.{x}_proj": (kv, h) for x in "kv"}
             if mixer.qk_norm:
-                plain |= {f"{sa}.{x}_norm.weight": (mixer.head_dim,) for x in "qk"}
+                normed = {"q": heads, "k": kv} if mixer.joint_norm else dict.fromkeys("qk", mixer.head_dim)
+                plain |= {f"{sa}.{x}_norm.weight": (width,) for x, width in normed.items()}
             if mixer.bias:
                 plain |= {f"{sa}.{x}_proj.bias": matrices[f"{sa}.{x}_proj"][:1] for x in "qkv"}
             if mixer.out_bias:

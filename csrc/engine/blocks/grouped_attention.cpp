@@ -56,7 +56,10 @@ void GroupedAttentionBlock::record(Commands& commands, Scratch& scratch, size_t 
   // With a gate a head of q is [query | gate].
   const Heads q = {s.q, a.heads, a.head_dim, a.q_width(), a.q_head()};
   const Heads k = dense_heads(s.k, a.kv_heads, a.head_dim);
-  if (a.qk_norm) {
+  if (a.joint_norm) {
+    commands.rms_norm(s.q, w.q_norm, s.q, rows.n, a.q_width(), stream_.eps);
+    commands.rms_norm(s.k, w.k_norm, s.k, rows.n, a.kv_width(), stream_.eps);
+  } else if (a.qk_norm) {
     commands.rms_norm_heads(q, w.q_norm, rows.n, stream_.eps, 1);
     commands.rms_norm_heads(k, w.k_norm, rows.n, stream_.eps, 1);
   }

@@ -20,8 +20,8 @@ class GroupedAttentionBlock final : public MixerBlock {
     Matrix k;     // [kv_heads * dim, hidden]
     Matrix v;     // [kv_heads * dim, hidden]
     Matrix o;     // [hidden, heads * dim]
-    View q_norm;  // [dim]; empty where heads are not normed
-    View k_norm;  // [dim]
+    View q_norm;  // [dim], or [heads * dim] where all heads are normed as one; empty where none are
+    View k_norm;  // [dim], or [kv_heads * dim]
     View q_bias;  // as many as q has rows; empty without biases
     View k_bias;
     View v_bias;

@@ -8,7 +8,7 @@
 
 namespace moeflux::cpu {
 
-// route_grouped keeps the scores of one row on the stack: neither more experts nor more groups than this.
+// Choices among groups keep the scores of one row on the stack: neither more experts nor more groups than this.
 constexpr int64_t max_routed_experts = 4096;
 
 struct RouteTask {
@@ -18,8 +18,8 @@ struct RouteTask {
   int64_t k = 0;  // at most `experts`
   bool normalize = true;
   float scaling = 1;
-  const float* bias = nullptr;  // [experts]; grouped routing only, and so are the two below
-  int64_t groups = 0;           // divides `experts`
+  const float* bias = nullptr;  // [experts]; route_grouped only
+  int64_t groups = 0;           // divides `experts`; route_softmax: 0 is none
   int64_t groups_kept = 0;
   int32_t* ids = nullptr;    // [rows, k]
   float* weights = nullptr;  // [rows, k]

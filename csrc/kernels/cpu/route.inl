@@ -41,12 +41,43 @@ MOEFLUX_INLINE void finish_weights(const RouteTask& task, float* weights) {
   for (int64_t i = 0; i < task.k; ++i) weights[i] = weights[i] / divisor * task.scaling;
 }
 
-// The weights are probabilities among all experts. The greatest logits have the greatest ones.
+// Of each group, whether it is among the best.
+MOEFLUX_INLINE void keep_best_groups(const RouteTask& task, const float* worths, bool* kept) {
+  int32_t ids[max_routed_experts];
+  float values[max_routed_experts];
+  BestFew best = {ids, values, task.groups_kept, 0};
+  for (int64_t group = 0; group < task.groups; ++group) {
+    offer(best, static_cast<int32_t>(group), worths[group]);
+    kept[group] = false;
+  }
+  for (int64_t i = 0; i < task.groups_kept; ++i) kept[ids[i]] = true;
+}
+
+// Offers the experts of the best groups. A group is worth its best score.
+MOEFLUX_INLINE void offer_of_groups(const RouteTask& task, const float* scores, BestFew& best) {
+  const int64_t size = task.experts / task.groups;
+  float worths[max_routed_experts];
+  bool kept[max_routed_experts];
+  for (int64_t group = 0; group < task.groups; ++group) {
+    worths[group] = scores[group * size];
+    for (int64_t i = group * size + 1; i < group * size + size; ++i)
+      if (better(scores[i], worths[group])) worths[group] = scores[i];
+  }
+  keep_best_groups(task, worths, kept);
+  for (int64_t i = 0; i < task.experts; ++i)
+    if (kept[i / size]) offer(best, static_cast<int32_t>(i), scores[i]);
+}
+
+// The weights are probabilities among all experts. The greatest logits have the greatest ones, and the group with the
+// greatest is always kept.
 static void route_softmax(const RouteTask& task, int64_t row) {
   const float* logits = task.logits + row * task.experts;
   float* weights = task.weights + row * task.k;
   BestFew best = {task.ids + row * task.k, weights, task.k, 0};
-  for (int64_t i = 0; i < task.experts; ++i) offer(best, static_cast<int32_t>(i), logits[i]);
+  if (task.groups)
+    offer_of_groups(task, logits, best);
+  else
+    for (int64_t i = 0; i < task.experts; ++i) offer(best, static_cast<int32_t>(i), logits[i]);
 
   const Floats greatest = splat(weights[0]);
   Floats total = {};
@@ -80,13 +111,10 @@ static void route_grouped(const RouteTask& task, int64_t row) {
     store(choice + whole, sigmoid(load<Floats>(logits + whole)) + load<Floats>(task.bias + whole));
   for (int64_t i = whole; i < task.experts; ++i) choice[i] = sigmoid(splat(logits[i]))[0] + task.bias[i];
 
-  int32_t kept_groups[max_routed_experts];
   float worths[max_routed_experts];
-  BestFew best_groups = {kept_groups, worths, task.groups_kept, 0};
-  for (int64_t group = 0; group < task.groups; ++group)
-    offer(best_groups, static_cast<int32_t>(group), group_worth(choice + group * size, size));
-  bool kept[max_routed_experts] = {};
-  for (int64_t i = 0; i < task.groups_kept; ++i) kept[kept_groups[i]] = true;
+  bool kept[max_routed_experts];
+  for (int64_t group = 0; group < task.groups; ++group) worths[group] = group_worth(choice + group * size, size);
+  keep_best_groups(task, worths, kept);
 
   BestFew best = {ids, weights, task.k, 0};
   for (int64_t i = 0; i < task.experts; ++i)

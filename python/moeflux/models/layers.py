@@ -65,6 +65,7 @@ class GroupedAttention:
     rope: Rope
     gate: bool = False  # q_proj yields [query | gate] a head; the output is multiplied by the gate's sigmoid
     qk_norm: bool = True  # each q and k head by itself
+    joint_norm: bool = False  # not so: all q heads as one row, and all k heads as another
     bias: bool = False  # q_proj, k_proj and v_proj add one to what they yield
     out_bias: bool = False  # o_proj does
     sinks: bool = False  # each head has a score besides, which takes its part of the weight and has no value
@@ -126,8 +127,8 @@ class Router:
     scoring: str  # "softmax", or "noaux_tc": sigmoid scores, a bias for choosing only, groups
     normalize: bool = True  # the weights of the chosen add up to 1, before scaling
     scaling: float = 1.0  # of the weights
-    groups: int = 0  # noaux_tc: how many groups the experts form
-    groups_kept: int = 0  # noaux_tc: how many of these groups a token keeps
+    groups: int = 0  # how many groups the experts form; softmax: 0 is none
+    groups_kept: int = 0  # how many of these groups a token keeps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -114,11 +114,13 @@ def full_attention(
     q, k, value = (matmul(x, w(f"{at}{name}_proj")) for name in "qkv")
     if a.bias:
         q, k, value = (bias_add(y, w(f"{at}{name}_proj.bias")) for y, name in zip((q, k, value), "qkv", strict=True))
+    if a.joint_norm:
+        q, k = rms_norm(q, w(f"{at}q_norm.weight"), eps), rms_norm(k, w(f"{at}k_norm.weight"), eps)
     q, k, value = q.reshape(n, a.heads, -1), k.reshape(n, a.kv_heads, -1), value.reshape(n, a.kv_heads, -1)
     gate = None
     if a.gate:
         q, gate = q[..., : a.head_dim], q[..., a.head_dim :]
-    if a.qk_norm:
+    if a.qk_norm and not a.joint_norm:
         q = rms_norm_heads(q, w(f"{at}q_norm.weight"), eps)
         k = rms_norm_heads(k, w(f"{at}k_norm.weight"), eps)
     turn = _turn(a.rope, interleaved=False)
@@ -194,18 +196,11 @@ def feed_forward(w: Widened, at: str, x: Array) -> Array:
 
 def route(e: RoutedExperts, w: Widened, at: str, x: Array) -> tuple[Array, Array]:
     """Which experts each token takes, and with what weights. x [n, h] -> ids [n, K], weights [n, K]"""
-    logits = matmul(x, w(f"{at}gate"))
-    if e.router.scoring == "softmax":
-        return route_softmax(logits, e.per_token, normalize=e.router.normalize)
-    return route_grouped(
-        logits,
-        w(f"{at}gate.e_score_correction_bias"),
-        e.per_token,
-        groups=e.router.groups,
-        groups_kept=e.router.groups_kept,
-        normalize=e.router.normalize,
-        scaling=e.router.scaling,
-    )
+    logits, r = matmul(x, w(f"{at}gate")), e.router
+    rest: dict[str, Any] = {name: getattr(r, name) for name in ("groups", "groups_kept", "normalize", "scaling")}
+    if r.scoring == "softmax":
+        return route_softmax(logits, e.per_token, **rest)
+    return route_grouped(logits, w(f"{at}gate.e_score_correction_bias"), e.per_token, **rest)
 
 
 def expert_block(e: RoutedExperts, w: Widened, index: int, at: str, x: Array, residual: Array) -> Array:

@@ -286,14 +286,27 @@ def normalized(weights: Array) -> Array:
     return weights / np.where(total > 0, total, 1.0)
 
 
-def route_softmax(logits: Array, k: int, *, normalize: bool) -> tuple[Ids, Array]:
+def of_best_groups(scores: Array, worth: Array, groups_kept: int) -> Array:
+    """scores [n, E], worth [n, groups] -> the scores, minus infinity outside of the best groups"""
+    kept = np.zeros(worth.shape, bool)
+    np.put_along_axis(kept, top_k(worth, groups_kept), True, axis=-1)
+    return np.where(np.repeat(kept, scores.shape[1] // worth.shape[1], axis=-1), scores, -np.inf)
+
+
+def route_softmax(
+    logits: Array, k: int, *, normalize: bool, groups: int = 0, groups_kept: int = 0, scaling: float = 1.0
+) -> tuple[Ids, Array]:
     """logits [n, E] -> ids [n, k] and weights [n, k]: probabilities among all experts, then made to sum to 1.
 
-    Experts are chosen by logit. By probability, small ones would all round to 0 and tie.
+    Experts are chosen by logit. By probability, small ones would all round to 0 and tie. With groups, only the best of
+    them are candidates, and each is worth its best expert.
     """
-    ids = top_k(logits, k)
+    choice = logits
+    if groups:
+        choice = of_best_groups(logits, logits.reshape(len(logits), groups, -1).max(axis=-1), groups_kept)
+    ids = top_k(choice, k)
     weights = np.take_along_axis(softmax(logits), ids, axis=-1)
-    return ids, normalized(weights) if normalize else weights
+    return ids, (normalized(weights) if normalize else weights) * scaling
 
 
 def route_grouped(
@@ -305,11 +318,9 @@ def route_grouped(
     only the best groups are candidates.
     """
     scores = sigmoid(logits)
-    choice = (scores + bias).reshape(len(scores), groups, -1)
-    worth = np.sort(choice, axis=-1)[..., -2:].sum(axis=-1)
-    kept = np.zeros(worth.shape, bool)
-    np.put_along_axis(kept, top_k(worth, groups_kept), True, axis=-1)
-    ids = top_k(np.where(kept[..., None], choice, -np.inf).reshape(scores.shape), k)
+    choice = scores + bias
+    worth = np.sort(choice.reshape(len(scores), groups, -1), axis=-1)[..., -2:].sum(axis=-1)
+    ids = top_k(of_best_groups(choice, worth, groups_kept), k)
     weights = np.take_along_axis(scores, ids, axis=-1)
     return ids, (normalized(weights) if normalize else weights) * scaling
 
