@@ -1,5 +1,7 @@
 #include "format/tensor_requirements.h"
 
+#include <algorithm>
+#include <initializer_list>
 #include <variant>
 
 #include "core/error.h"
@@ -47,9 +49,15 @@ std::vector<TensorRequirement> tensor_requirements(const Variant& variant, const
 std::string canonical_name(std::string_view stored) {
   constexpr std::string_view first = "language_model.";
   constexpr std::string_view second = "model.language_model.";
-  if (stored.starts_with(first)) return std::string(stored.substr(first.size()));
-  if (stored.starts_with(second)) return concat("model.", stored.substr(second.size()));
-  return std::string(stored);
+  std::string name(stored);
+  if (stored.starts_with(first)) name = stored.substr(first.size());
+  if (stored.starts_with(second)) name = concat("model.", stored.substr(second.size()));
+  constexpr std::string_view block = ".block_sparse_moe.";
+  constexpr std::string_view correction = "e_score_correction_bias";
+  const size_t at = name.find(block);
+  if (at == std::string::npos) return name;
+  const std::string part = name.substr(at + block.size());
+  return concat(name.substr(0, at), part == correction ? ".mlp.gate." : ".mlp.", part);
 }
 
 bool is_unused_tensor(const Variant& variant, std::string_view canonical) {
@@ -59,7 +67,8 @@ bool is_unused_tensor(const Variant& variant, std::string_view canonical) {
   if (canonical.ends_with(".rotary_emb.inv_freq")) return true;
   if (variant.tied_embeddings && canonical.starts_with("lm_head.")) return true;
   // Some number their multi-token prediction layers after the others.
-  const bool numbered = variant.model_type == ModelType::deepseek_v3 || variant.model_type == ModelType::glm4_moe;
+  const std::initializer_list<ModelType> ones = {ModelType::deepseek_v3, ModelType::glm4_moe, ModelType::minimax_m2};
+  const bool numbered = std::ranges::find(ones, variant.model_type) != ones.end();
   return numbered && layer_of(canonical) >= variant.num_layers();
 }
 

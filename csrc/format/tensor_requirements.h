@@ -14,7 +14,8 @@ namespace moeflux {
 // either as one matrix or as two stacks, layer by layer.
 std::vector<TensorRequirement> tensor_requirements(const Variant& variant, const TensorList::Has& has);
 
-// The name without the `language_model.` that multimodal checkpoints put first or after `model.`.
+// The name without the `language_model.` that multimodal checkpoints put first or after `model.`, and with the words
+// that most models have for their feed-forward parts: `mlp`, where some say `block_sparse_moe`.
 std::string canonical_name(std::string_view stored);
 
 // Whether the canonical name is of a part that is deliberately not used: vision tower, multi-token prediction, tables

@@ -18,10 +18,22 @@
 
 namespace moeflux {
 
-enum class ModelType { qwen3_5_moe, qwen3_next, qwen3_moe, deepseek_v3, glm4_moe };
+enum class ModelType {
+  qwen3_5_moe,
+  qwen3_next,
+  qwen3_moe,
+  deepseek_v3,
+  glm4_moe,
+  minimax_m2,
+  qwen2_moe,
+  mixtral,
+  olmoe,
+  deepseek_v2,
+};
 
-constexpr std::array<std::string_view, 5> names_of(ModelType) {
-  return {"qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe"};
+constexpr std::array<std::string_view, 10> names_of(ModelType) {
+  return {"qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe",
+          "minimax_m2",  "qwen2_moe",  "mixtral",   "olmoe",       "deepseek_v2"};
 }
 
 using Mixer = std::variant<GroupedAttention, LatentAttention, GatedDelta>;

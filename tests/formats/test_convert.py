@@ -27,7 +27,7 @@ from support.mlx_folder import TOKENIZER_FILES, dense_tensors, write_mlx_folder
 
 HERE = Path(__file__).resolve().parents[1]
 GOLDEN = json.loads((HERE / "golden" / "tensors.json").read_text())
-ONE_OF_EACH = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe")
+ONE_OF_EACH = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe", "minimax_m2")
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_vectors_keep_every_bit(name: str, sources: Path, tmp_path: Path) -> Non
     stored = dense_tensors(tmp_path / "packed")
     whole = reference_weights.load(name)[1].tensors
     vectors = [tensor for tensor in stored if tensor in whole and whole[tensor].ndim != 2]
-    assert len(vectors) > 10
+    assert len(vectors) > 6  # two norms in each of three layers, and the last one, where a model has nothing else
     for tensor in vectors:
         dtype, values = stored[tensor]
         found = from_bf16(values) if dtype == "BF16" else values.astype(np.float32)

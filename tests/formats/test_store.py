@@ -19,7 +19,7 @@ from moeflux.stores.store import Store, open_store
 from support.mlx_folder import write_mlx_folder
 
 IDS = [1, 100, 50, 10, 42, 3, 77, 9]
-NAMES = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe")
+NAMES = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe", "minimax_m2")
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +163,16 @@ def test_a_model_that_sees_three_ways(tmp_path: Path, name: str) -> None:
     write_mlx_folder(direct, mlx)
     add_what_sees(mlx)
     convert(mlx, packed)
+    expected = logits(direct)
+    assert np.ptp(expected) > 1
+    assert np.array_equal(logits(mlx), expected) and np.array_equal(logits(packed), expected)
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", "mixtral", "olmoe", "deepseek_v2", "deepseek_v2_lite"])
+def test_parts_that_others_have_too_three_ways(tmp_path: Path, name: str) -> None:
+    hf, direct, mlx, packed = (tmp_path / kind for kind in ("hf", "direct", "mlx", "packed"))
+    convert(checkpoints.write(name, hf), direct)
+    convert(write_mlx_folder(direct, mlx), packed)
     expected = logits(direct)
     assert np.ptp(expected) > 1
     assert np.array_equal(logits(mlx), expected) and np.array_equal(logits(packed), expected)

@@ -10,15 +10,20 @@ import pytest
 from moeflux import PRESETS, FormatError, Variant
 from moeflux._core import read_variant
 from support.tiny_stores import (
+    deepseek_v2,
     glm,
     hybrid,
     latent,
+    minimax,
 )
 
 # ---- Variants -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", [*PRESETS.values(), hybrid(), latent(), glm()], ids=lambda v: v.name)
+TINY = [hybrid(), latent(), glm(), minimax(), deepseek_v2()]
+
+
+@pytest.mark.parametrize("variant", [*PRESETS.values(), *TINY], ids=lambda v: v.name)
 def test_variant_means_the_same_to_both(variant: Variant) -> None:
     found = read_variant(variant.to_json())
     assert found == variant.to_dict()

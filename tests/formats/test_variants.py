@@ -244,7 +244,16 @@ YARN = Yarn(factor=4.0, original_context=64, beta_fast=32.0, beta_slow=1.0)
         (Rope, {"yarn": dataclasses.replace(YARN, factor=0.0)}, r"rope\.yarn\.factor: expected a positive number"),
         (Rope, {"yarn": dataclasses.replace(YARN, mscale=-1.0)}, r"mscale: expected 0 or a positive number, found -1"),
         (Router, {"scoring": "random"}, 'scoring: expected softmax or noaux_tc, found the string "random"'),
+        (GroupedAttention, {"joint_norm": True}, r"layer 3: joint_norm: expected false with a gate, .*, found true"),
+        (
+            GroupedAttention,
+            {"joint_norm": True, "qk_norm": False, "gate": False},
+            "joint_norm: expected false without qk_norm, found true",
+        ),
         (Router, {"scoring": "noaux_tc"}, r"router\.groups: expected 1 to 256, found 0"),
+        (Router, {"groups_kept": 1}, r"router\.groups_kept: expected 0 to 0, found 1"),
+        (Router, {"groups": 7, "groups_kept": 1}, r"router\.groups: expected a divisor of count \(256\), found 7"),
+        (Router, {"groups": 64, "groups_kept": 1}, "per_token: expected at most the 4 experts of the kept groups"),
         (SharedExpert, {"intermediate": "512"}, "intermediate: expected a whole number, found the string"),
     ],
 )
@@ -273,5 +282,6 @@ def test_with_layers_keeps_the_pattern() -> None:
 def test_preset_names() -> None:
     assert preset("a3b") is A3B
     assert preset("cogito") is COGITO
+    assert preset("deepseek-v2") is PRESETS["DeepSeek-V2"]  # its whole name, which is a part of another
     with pytest.raises(ArgumentError, match=r'variant "qwen": expected one of Qwen3\.5-397B-A17B'):
         preset("qwen")

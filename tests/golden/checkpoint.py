@@ -10,6 +10,8 @@ import numpy as np
 
 from golden.elements import from_int4, normal, to_bf16
 
+HIDDEN, LAYERS, VOCAB = 128, 4, 384
+
 
 @dataclass
 class Checkpoint:

@@ -20,10 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from golden.checkpoint import Checkpoint, safetensors_bytes, tokenizer_files
+from golden.checkpoint import HIDDEN, LAYERS, VOCAB, Checkpoint, safetensors_bytes, tokenizer_files
+from golden.checkpoints_plain import minimax_m2, mixtral, olmoe, qwen2_moe
 from golden.elements import fp8_blocks, from_bf16, int4_groups, name_seed, normal, splitmix64, uniform
-
-HIDDEN, LAYERS, VOCAB = 128, 4, 384
 
 QWEN_MOE = {
     "vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
@@ -364,6 +363,30 @@ def glm4_moe_air() -> Checkpoint:
     )  # fmt: skip
 
 
+def deepseek_v2(name: str = "deepseek_v2", **changes: Any) -> Checkpoint:
+    """deepseek_v3 with a softmax router, whose weights are not normalised, and without a bias for choosing."""
+    own = {
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "scoring_func": "softmax",
+        "topk_method": "group_limited_greedy", "norm_topk_prob": False, "num_nextn_predict_layers": 0,
+        "n_shared_experts": 2, "routed_scaling_factor": 16.0, "num_hidden_layers": 3,
+    }  # fmt: skip
+    c = deepseek_v3(name, **own | changes)
+    del c.config["num_nextn_predict_layers"]
+    for key in [key for key in c.tensors if key.endswith(("e_score_correction_bias", "inv_freq"))]:
+        del c.tensors[key]
+    return c
+
+
+def deepseek_v2_lite() -> Checkpoint:
+    """Queries from one matrix, no groups, YaRN with the coefficients of the published model."""
+    return deepseek_v2(
+        "deepseek_v2_lite", q_lora_rank=None, topk_method="greedy", n_group=1, topk_group=1,
+        routed_scaling_factor=1.0, num_experts_per_tok=3,
+        rope_scaling={"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+                      "original_max_position_embeddings": 64, "type": "yarn"},
+    )  # fmt: skip
+
+
 def kimi_k25() -> Checkpoint:
     """The text part of a model that sees, its experts int4 as published; every scale of YaRN differs from 1."""
     c = deepseek_v3(
@@ -423,12 +446,18 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
     "glm4_moe": glm4_moe,
     "glm4_moe_air": glm4_moe_air,
     "kimi_k25": kimi_k25,
+    "minimax_m2": minimax_m2,
+    "qwen2_moe": qwen2_moe,
+    "mixtral": mixtral,
+    "olmoe": olmoe,
+    "deepseek_v2": deepseek_v2,
+    "deepseek_v2_lite": deepseek_v2_lite,
 }  # fmt: skip
 
 
 # What each peer answers for, and why not for others: make_goldens.py.
 TRANSFORMERS = [name for name in CHECKPOINTS if name != "deepseek_v3_fp8"]
-MLX_CONVERTS = [name for name in CHECKPOINTS if name != "qwen3_moe_coder"]
+MLX_CONVERTS = [name for name in CHECKPOINTS if name not in ("qwen3_moe_coder", "deepseek_v2", "deepseek_v2_lite")]
 MLX = [name for name in MLX_CONVERTS if name != "glm4_moe_lite"]
 
 

@@ -23,6 +23,10 @@ What each peer covers:
                 too, and wants to be told in qwen3_vl_moe's text_config that the embeddings are not tied. Token by token
                 it must agree with its own single pass, which for deepseek_v3 is another formula (absorbed or not): that
                 is checked here and not stored.
+                Of minimax_m2, qwen2_moe, mixtral and olmoe it would quantise the routers otherwise than moeflux does
+                (to 4 bits, where they are no matrices of a class of their own); it is told to do the same. It leaves
+                the second key-value projection of deepseek_v2 whole, where moeflux and the other conversions split it,
+                so it converts none of those.
 Only logits in float32 are an oracle: in bf16 either peer is off by whole units on such models.
 """
 
@@ -57,6 +61,11 @@ VISION = ("model.visual.", "model.vision_tower.", "model.mm_projector.")
 TOLERANCE = 1e-4
 
 
+# In which format mlx-lm is told to keep routers: those that choose with a bias stay as they are.
+EIGHT_BITS = {"group_size": 64, "bits": 8}
+ROUTERS_TOLD = {"minimax_m2": False, "qwen2_moe": EIGHT_BITS, "mixtral": EIGHT_BITS, "olmoe": EIGHT_BITS}
+ROUTERS = ("mlp.gate", "block_sparse_moe.gate", "shared_expert_gate")
+
 # ---- Inside the peers -------------------------------------------------------------------------------------------
 
 
@@ -90,7 +99,10 @@ def run_mlx(root: Path) -> None:
     mx.set_default_device(mx.cpu)
     for name, bits, group in CONVERSIONS:
         folder = root / name / f"mlx-{bits}-{group}"
-        convert(str(root / name / "hf-for-mlx"), folder, quantize=True, q_bits=bits, q_group_size=group)
+        told = ROUTERS_TOLD.get(name)
+        predicate = (lambda path, _, told=told: told if path.endswith(ROUTERS) else True) if told is not None else None
+        source = str(root / name / "hf-for-mlx")
+        convert(source, folder, quantize=True, q_bits=bits, q_group_size=group, quant_predicate=predicate)
         if (bits, group) != (4, 64) or name not in checkpoints.MLX:
             continue
         model, _ = load_model(folder)

@@ -46,7 +46,7 @@ def write_mlx_folder(packed: Path, folder: Path, shards: int = 2, *, rounded: bo
     config = json.loads((packed / "config.json").read_text())
     nested = variant.model_type == "qwen3_5_moe" or "text_config" in config
     prefix = "language_model." if nested else ""
-    write_shards(folder, {prefix + name: tensors[name] for name in sorted(tensors)}, shards)
+    write_shards(folder, {prefix + own_word(variant, name): tensors[name] for name in sorted(tensors)}, shards)
     config.pop("quantization_config", None)
     if any(dtype == "U32" for dtype, _ in tensors.values()):
         config["quantization"] = declared(packed, tensors, description, prefix)
@@ -55,6 +55,13 @@ def write_mlx_folder(packed: Path, folder: Path, shards: int = 2, *, rounded: bo
         if (packed / name).exists():
             (folder / name).write_bytes((packed / name).read_bytes())
     return folder
+
+
+def own_word(variant: Variant, name: str) -> str:
+    """What mlx-lm calls a tensor of that name."""
+    if variant.model_type not in ("minimax_m2", "mixtral"):
+        return name
+    return name.replace(".mlp.gate.e_score", ".mlp.e_score").replace(".mlp.", ".block_sparse_moe.")
 
 
 def dense_tensors(packed: Path) -> Tensors:
@@ -128,7 +135,8 @@ def declared(packed: Path, tensors: Tensors, description: dict[str, Any], prefix
             columns = words.shape[-1] * 32 // bits[source]
             formats[base] = (bits[source], columns // tensors[f"{base}.scales"][1].shape[-1])
     common = Counter(formats.values()).most_common(1)[0][0]
-    others = {prefix + base: form for base, form in formats.items() if form != common}
+    variant = Variant.from_dict(description["variant"], version=description["version"])
+    others = {prefix + own_word(variant, base): form for base, form in formats.items() if form != common}
     as_json = {base: {"bits": form[0], "group_size": form[1]} for base, form in others.items()}
     return {"bits": common[0], "group_size": common[1], "mode": "affine", **as_json}
 

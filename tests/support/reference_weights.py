@@ -20,6 +20,15 @@ UNUSED = ("mtp.", "model.visual.", "vision_tower.", "mm_projector.", *(f"model.l
 FOLDED_NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight", "q_norm.weight", "k_norm.weight")
 
 
+MIXTRAL_WORDS = (
+    ("block_sparse_moe.e_score", "mlp.gate.e_score"),
+    ("block_sparse_moe", "mlp"),
+    (".w1.", ".gate_proj."),
+    (".w2.", ".down_proj."),
+    (".w3.", ".up_proj."),
+)
+
+
 class Plain(NamedTuple):
     weight: np.ndarray
     format: QuantFormat = PLAIN
@@ -51,6 +60,8 @@ def load(name: str) -> tuple[Variant, ReferenceWeights]:
     tensors: dict[str, np.ndarray] = {}
     for key, (dtype, raw) in checkpoint.tensors.items():
         canonical = key.replace("model.language_model.", "model.", 1).removeprefix("language_model.")
+        for own, usual in MIXTRAL_WORDS:
+            canonical = canonical.replace(own, usual)
         if not key.startswith(UNUSED):
             tensors[canonical] = from_bf16(raw) if dtype == "BF16" else raw.astype(np.float32)
     if variant.model_type in ("qwen3_5_moe", "qwen3_next"):

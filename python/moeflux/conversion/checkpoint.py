@@ -31,6 +31,14 @@ STORAGE: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<
 
 VISION = ("visual.", "vision_tower.", "mm_projector.", "multi_modal_projector.")
 
+MIXTRAL_BLOCK = ".block_sparse_moe."
+MIXTRAL_WORDS = {
+    "e_score_correction_bias": "gate.e_score_correction_bias",
+    ".w1.": ".gate_proj.",
+    ".w2.": ".down_proj.",
+    ".w3.": ".up_proj.",
+}
+
 T = TypeVar("T")
 
 QWEN_FOLDED_NORMS = ("input_layernorm", "post_attention_layernorm", "model.norm", "q_norm", "k_norm")
@@ -413,7 +421,15 @@ def _canonical(name: str) -> str:
     for prefix, spelling in (("model.language_model.", "model."), ("language_model.", "")):
         if name.startswith(prefix):
             return spelling + name.removeprefix(prefix)
-    return name
+    return _in_the_words_of_most(name) if MIXTRAL_BLOCK in name else name
+
+
+def _in_the_words_of_most(name: str) -> str:
+    """Mixtral and MiniMax have words of their own for routers and experts."""
+    at, part = name.split(MIXTRAL_BLOCK, 1)
+    for own, usual in MIXTRAL_WORDS.items():
+        part = part.replace(own, usual)
+    return f"{at}.mlp.{part}"
 
 
 def _layer_of(name: str) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from moeflux.errors import ArgumentError
 from moeflux.models.layers import (
     DenseMlp,
@@ -115,6 +117,88 @@ def _plain(count: int, intermediate: int, *, scaling: float) -> RoutedExperts:
     )
 
 
+def _uniform(name: str, model_type: str, *, layers: int, layer: Layer, context: int, **rest: Any) -> Variant:
+    """All layers are alike."""
+    return Variant(name=name, model_type=model_type, layers=(layer,) * layers, max_context=context, **rest)
+
+
+def _minimax() -> Variant:
+    rope = Rope(dim=64, theta=5e6)
+    mixer = GroupedAttention(heads=48, kv_heads=8, head_dim=128, rope=rope, joint_norm=True)
+    router = Router(scoring="noaux_tc", groups=1, groups_kept=1)
+    experts = RoutedExperts(count=256, per_token=8, intermediate=1536, router=router)
+    return _uniform(
+        "MiniMax-M2", "minimax_m2", layers=62, layer=Layer(mixer, experts), context=196_608, hidden_size=3072,
+        vocab_size=200_064, rms_norm_eps=1e-6, eos_ids=(200_020,),
+    )  # fmt: skip
+
+
+def _qwen15() -> Variant:
+    rope = Rope(dim=128, theta=1e6)
+    mixer = GroupedAttention(heads=16, kv_heads=16, head_dim=128, rope=rope, qk_norm=False, bias=True)
+    experts = RoutedExperts(
+        count=60,
+        per_token=4,
+        intermediate=1408,
+        router=Router(scoring="softmax", normalize=False),
+        shared=SharedExpert(intermediate=5632, gated=True),
+    )
+    return _uniform(
+        "Qwen1.5-MoE-A2.7B", "qwen2_moe", layers=24, layer=Layer(mixer, experts), context=8192, hidden_size=2048,
+        vocab_size=151_936, rms_norm_eps=1e-6, eos_ids=(151_643,), bos_id=151_643,
+    )  # fmt: skip
+
+
+def _mixtral(name: str, *, layers: int, hidden: int, heads: int, wide: int, context: int) -> Variant:
+    rope = Rope(dim=128, theta=1e6)
+    mixer = GroupedAttention(heads=heads, kv_heads=8, head_dim=128, rope=rope, qk_norm=False)
+    experts = RoutedExperts(count=8, per_token=2, intermediate=wide, router=Router(scoring="softmax"))
+    return _uniform(
+        name, "mixtral", layers=layers, layer=Layer(mixer, experts), context=context, hidden_size=hidden,
+        vocab_size=32_000, rms_norm_eps=1e-5, eos_ids=(2,), bos_id=1,
+    )  # fmt: skip
+
+
+def _olmoe() -> Variant:
+    mixer = GroupedAttention(heads=16, kv_heads=16, head_dim=128, rope=Rope(dim=128, theta=1e4), joint_norm=True)
+    router = Router(scoring="softmax", normalize=False)
+    experts = RoutedExperts(count=64, per_token=8, intermediate=1024, router=router)
+    return _uniform(
+        "OLMoE-1B-7B", "olmoe", layers=16, layer=Layer(mixer, experts), context=4096, hidden_size=2048,
+        vocab_size=50_304, rms_norm_eps=1e-5, eos_ids=(50_279,),
+    )  # fmt: skip
+
+
+def _deepseek_v2(
+    name: str, *, layers: int, hidden: int, heads: int, q_rank: int, wide: int, mscale: float, experts: RoutedExperts
+) -> Variant:
+    yarn = Yarn(factor=40.0, original_context=4096, beta_fast=32.0, beta_slow=1.0, mscale=mscale, mscale_all_dim=mscale)
+    mixer = LatentAttention(
+        heads=heads, q_rank=q_rank, kv_rank=512, nope_dim=128, v_dim=128, rope=Rope(dim=64, theta=1e4, yarn=yarn)
+    )
+    return Variant(
+        name=name,
+        model_type="deepseek_v2",
+        layers=(Layer(mixer, DenseMlp(intermediate=wide)),) + (Layer(mixer, experts),) * (layers - 1),
+        hidden_size=hidden,
+        vocab_size=102_400,
+        rms_norm_eps=1e-6,
+        max_context=163_840,
+        eos_ids=(100_001,),
+        bos_id=100_000,
+    )
+
+
+def _greedy(count: int, intermediate: int, **router: Any) -> RoutedExperts:
+    return RoutedExperts(
+        count=count,
+        per_token=6,
+        intermediate=intermediate,
+        router=Router(scoring="softmax", normalize=False, **router),
+        shared=SharedExpert(intermediate=2 * intermediate),
+    )
+
+
 PRESETS: dict[str, Variant] = {
     variant.name: variant
     for variant in (
@@ -123,13 +207,41 @@ PRESETS: dict[str, Variant] = {
         _cogito(),
         _glm_air(),
         _glm_large(),
+        _minimax(),
+        _qwen15(),
+        _mixtral("Mixtral-8x7B", layers=32, hidden=4096, heads=32, wide=14_336, context=32_768),
+        _mixtral("Mixtral-8x22B", layers=56, hidden=6144, heads=48, wide=16_384, context=65_536),
+        _olmoe(),
+        _deepseek_v2(
+            "DeepSeek-V2",
+            layers=60,
+            hidden=5120,
+            heads=128,
+            q_rank=1536,
+            wide=12_288,
+            mscale=1.0,
+            experts=_greedy(160, 1536, groups=8, groups_kept=3, scaling=16.0),
+        ),
+        _deepseek_v2(
+            "DeepSeek-V2-Lite",
+            layers=27,
+            hidden=2048,
+            heads=16,
+            q_rank=0,
+            wide=10_944,
+            mscale=0.707,
+            experts=_greedy(64, 1408),
+        ),
     )
 }
 
 
 def preset(name: str) -> Variant:
     """A preset by its name, in any case, or by an unambiguous part of it ("a3b")."""
-    matches = [variant for key, variant in PRESETS.items() if name and name.lower() in key.lower()]
+    wanted = name.lower()
+    if whole := [variant for key, variant in PRESETS.items() if key.lower() == wanted]:
+        return whole[0]
+    matches = [variant for key, variant in PRESETS.items() if wanted and wanted in key.lower()]
     if len(matches) != 1:
         raise ArgumentError(f'variant "{name}": expected one of {", ".join(PRESETS)}')
     return matches[0]

@@ -32,7 +32,10 @@ __all__ = ["MAX_CONTEXT", "QuantFormat", "Variant"]
 MAX_CONTEXT = 1 << 20
 """Positions a session may hold at most, and the largest length a snapshot may claim."""
 
-MODEL_TYPES = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe")
+MODEL_TYPES = (
+    "qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe", "minimax_m2", "qwen2_moe", "mixtral", "olmoe",
+    "deepseek_v2",
+)  # fmt: skip
 
 KINDS: dict[str, type] = {
     "grouped_attention": GroupedAttention,

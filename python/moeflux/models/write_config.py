@@ -32,13 +32,13 @@ def config_of(variant: Variant) -> dict[str, Any]:
         "max_position_embeddings": variant.max_context,
         "tie_word_embeddings": variant.tied_embeddings,
         "num_experts_per_tok": experts.per_token,
-        "moe_intermediate_size": experts.intermediate,
-        "norm_topk_prob": experts.router.normalize,
         "eos_token_id": list(variant.eos_ids),
         "bos_token_id": variant.bos_id if variant.bos_id >= 0 else None,
         "torch_dtype": "bfloat16",
     }
-    config |= {"deepseek_v3": _deepseek, "glm4_moe": _glm}.get(variant.model_type, _qwen)(variant)
+    if variant.model_type not in ("minimax_m2", "mixtral", "olmoe"):
+        config |= {"moe_intermediate_size": experts.intermediate, "norm_topk_prob": experts.router.normalize}
+    config |= WRITERS.get(variant.model_type, _qwen)(variant)
     unspoken = {key: getattr(variant, key) for key in NOT_IN_CONFIG}
     found = dataclasses.replace(read_config(config, "config.json", variant.name), **unspoken)
     for wanted, got, field in _differences(variant, found):
@@ -128,6 +128,50 @@ def _qwen(v: Variant) -> dict[str, Any]:
     }
 
 
+def _qwen2(v: Variant) -> dict[str, Any]:
+    shared = v.experts.shared
+    return {
+        **_grouped(v),
+        "num_experts": v.experts.count,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": list(v.layers_with(DenseMlp)),
+        "intermediate_size": _dense_intermediate(v),
+        "shared_expert_intermediate_size": shared.intermediate if shared else None,
+    }
+
+
+def _plain(v: Variant) -> dict[str, Any]:
+    return {**_grouped(v), "num_local_experts": v.experts.count, "intermediate_size": v.experts.intermediate}
+
+
+def _olmoe(v: Variant) -> dict[str, Any]:
+    return {**_plain(v), "norm_topk_prob": v.experts.router.normalize}
+
+
+def _minimax(v: Variant) -> dict[str, Any]:
+    mixer = _mixer(v, GroupedAttention, "grouped attention")
+    return {**_plain(v), "rotary_dim": mixer.rope.dim}
+
+
+def _grouped(v: Variant) -> dict[str, Any]:
+    mixer = _mixer(v, GroupedAttention, "grouped attention")
+    return {
+        "num_attention_heads": mixer.heads,
+        "num_key_value_heads": mixer.kv_heads,
+        "head_dim": mixer.head_dim,
+        **_rope(mixer.rope, None),
+    }
+
+
+def _deepseek_v2(v: Variant) -> dict[str, Any]:
+    router = v.experts.router
+    return _deepseek(v) | {
+        "topk_method": "group_limited_greedy" if router.groups else "greedy",
+        "scoring_func": "softmax",
+        "norm_topk_prob": router.normalize,
+    }
+
+
 def _deepseek(v: Variant) -> dict[str, Any]:
     mixer = _mixer(v, LatentAttention, "latent attention")
     return {
@@ -171,3 +215,15 @@ def _noaux(v: Variant) -> dict[str, Any]:
         "first_k_dense_replace": v.moe_layers[0],
         "intermediate_size": _dense_intermediate(v),
     }
+
+
+WRITERS = {
+    "deepseek_v2": _deepseek_v2,
+    "deepseek_v3": _deepseek,
+    "glm4_moe": _glm,
+    "minimax_m2": _minimax,
+    "mixtral": _plain,
+    "olmoe": _olmoe,
+    "qwen2_moe": _qwen2,
+}
+"""`model_type` -> what it says besides; all others, what Qwen's say."""

@@ -1,0 +1,134 @@
+"""config.json of families whose parts others have too: Qwen2-MoE, Mixtral, OLMoE, MiniMax-M2, DeepSeek-V2."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from moeflux import PRESETS, FormatError
+from moeflux.models.config import variant_from_config
+from moeflux.models.layers import DenseMlp, GroupedAttention
+from support.published_configs import (
+    DEEPSEEK_V2,
+    DEEPSEEK_V2_LITE,
+    MINIMAX_M2,
+    MIXTRAL_8X7B,
+    OLMOE_1B_7B,
+    QWEN15_MOE,
+)
+
+PUBLISHED = {
+    "MiniMax-M2": MINIMAX_M2,
+    "Qwen1.5-MoE-A2.7B": QWEN15_MOE,
+    "Mixtral-8x7B": MIXTRAL_8X7B,
+    "OLMoE-1B-7B": OLMOE_1B_7B,
+    "DeepSeek-V2": DEEPSEEK_V2,
+    "DeepSeek-V2-Lite": DEEPSEEK_V2_LITE,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_equal_the_presets(name: str) -> None:
+    assert dataclasses.replace(variant_from_config(PUBLISHED[name]), name=name) == PRESETS[name]
+
+
+def test_what_the_families_are_made_of() -> None:
+    variants = {name: variant_from_config(config) for name, config in PUBLISHED.items()}
+    mixers = {name: variant.layers[0].mixer for name, variant in variants.items()}
+    flavours = {
+        name: (m.qk_norm, m.joint_norm, m.bias, m.rope.dim)
+        for name, m in mixers.items()
+        if isinstance(m, GroupedAttention)
+    }
+    assert flavours == {
+        "MiniMax-M2": (True, True, False, 64),
+        "Qwen1.5-MoE-A2.7B": (False, False, True, 128),
+        "Mixtral-8x7B": (False, False, False, 128),
+        "OLMoE-1B-7B": (True, True, False, 128),
+    }
+    routers = {name: variant.experts.router for name, variant in variants.items()}
+    assert {name: (r.scoring, r.normalize, r.scaling, r.groups, r.groups_kept) for name, r in routers.items()} == {
+        "MiniMax-M2": ("noaux_tc", True, 1.0, 1, 1),
+        "Qwen1.5-MoE-A2.7B": ("softmax", False, 1.0, 0, 0),
+        "Mixtral-8x7B": ("softmax", True, 1.0, 0, 0),
+        "OLMoE-1B-7B": ("softmax", False, 1.0, 0, 0),
+        "DeepSeek-V2": ("softmax", False, 16.0, 8, 3),
+        "DeepSeek-V2-Lite": ("softmax", False, 1.0, 0, 0),
+    }
+    assert mixers["DeepSeek-V2-Lite"].q_rank == 0 and mixers["DeepSeek-V2"].q_rank == 1536
+    assert variants["DeepSeek-V2"].moe_layers == tuple(range(1, 60))
+
+
+def test_layers_of_qwen2_moe_may_be_dense() -> None:
+    variant = variant_from_config({**QWEN15_MOE, "mlp_only_layers": [0], "decoder_sparse_step": 2})
+    assert variant.layers_with(DenseMlp)[:3] == (0, 2, 4)
+
+
+MOVED = {key: value for key, value in MINIMAX_M2.items() if key not in ("rope_theta", "rotary_dim")}
+
+
+@pytest.mark.parametrize(
+    ("base", "same"),
+    [
+        # As transformers 5 writes it: rope parameters in one place.
+        (MINIMAX_M2, {**MOVED, "rope_parameters": {"rope_theta": 5e6, "partial_rotary_factor": 0.5}}),
+        (MINIMAX_M2, {**MINIMAX_M2, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
+        (MINIMAX_M2, {**MINIMAX_M2, "num_experts": 256}),
+        (MIXTRAL_8X7B, {**MIXTRAL_8X7B, "head_dim": 128}),
+        (MIXTRAL_8X7B, {**MIXTRAL_8X7B, "head_dim": None, "router_jitter_noise": 0.0}),
+        (QWEN15_MOE, {**QWEN15_MOE, "qkv_bias": True, "layer_types": ["full_attention"] * 24}),
+        (QWEN15_MOE, {**QWEN15_MOE, "mlp_only_layers": None}),
+        (DEEPSEEK_V2_LITE, {**DEEPSEEK_V2_LITE, "topk_method": None, "mlp_bias": False, "head_dim": 64}),
+        (DEEPSEEK_V2_LITE, {**DEEPSEEK_V2_LITE, "n_group": None, "topk_group": None}),
+    ],
+)
+def test_other_words_for_the_same(base: dict[str, Any], same: dict[str, Any]) -> None:
+    assert variant_from_config(same) == variant_from_config(base)
+
+
+YARN = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "message"),
+    [
+        (MINIMAX_M2, {"attn_type_list": [0] * 62}, r"attn_type_list: expected None or \[1, 1"),
+        (MINIMAX_M2, {"qk_norm_type": "per_head"}, "qk_norm_type: expected 'per_layer', found 'per_head'"),
+        (MINIMAX_M2, {"use_qk_norm": False}, "use_qk_norm: expected True, found False"),
+        (MINIMAX_M2, {"use_routing_bias": False}, "use_routing_bias: expected True, found False"),
+        (MINIMAX_M2, {"scoring_func": "softmax"}, "scoring_func: expected 'sigmoid', found 'softmax'"),
+        (MINIMAX_M2, {"shared_intermediate_size": 1536}, "shared_intermediate_size: expected 0, found 1536"),
+        (MINIMAX_M2, {"layernorm_mlp_beta": 2.0}, "layernorm_mlp_beta: expected 1.0, found 2.0"),
+        (MINIMAX_M2, {"sliding_window": 512}, "sliding_window: expected None, found 512"),
+        (MINIMAX_M2, {"rotary_dim": None}, "rotary_dim: expected how many channels of a head turn, found None"),
+        (MINIMAX_M2, {"partial_rotary_factor": 0.25}, "rotary_dim: expected 32, which partial_rotary_factor comes to"),
+        (MINIMAX_M2, {"rope_scaling": YARN}, "rope_scaling: expected none, for implementations differ about it"),
+        (MINIMAX_M2, {"colour": "red"}, 'field "colour" is not one that moeflux knows'),
+        (QWEN15_MOE, {"qkv_bias": False}, "qkv_bias: expected True, found False"),
+        (QWEN15_MOE, {"head_dim": 64}, "head_dim: expected 128 or None, found 64"),
+        (QWEN15_MOE, {"use_sliding_window": True}, "use_sliding_window: expected False, found True"),
+        (QWEN15_MOE, {"tie_word_embeddings": True}, "tie_word_embeddings: expected False, found True"),
+        (MIXTRAL_8X7B, {"sliding_window": 4096}, "sliding_window: expected None, found 4096"),
+        (MIXTRAL_8X7B, {"rope_scaling": YARN}, "rope_scaling: expected none"),
+        (MIXTRAL_8X7B, {"norm_topk_prob": True}, 'field "norm_topk_prob" is not one that moeflux knows'),
+        (OLMOE_1B_7B, {"clip_qkv": 8.0}, "clip_qkv: expected None, found 8.0"),
+        (OLMOE_1B_7B, {"attention_bias": True}, "attention_bias: expected False, found True"),
+        (DEEPSEEK_V2, {"topk_method": "noaux_tc"}, "topk_method: expected 'greedy' or 'group_limited_greedy'"),
+        (DEEPSEEK_V2, {"norm_topk_prob": True}, "norm_topk_prob: expected False, found True"),
+        (DEEPSEEK_V2, {"scoring_func": "sigmoid"}, "scoring_func: expected 'softmax', found 'sigmoid'"),
+        (DEEPSEEK_V2, {"n_group": None}, "n_group: expected a whole number of at least 1, found None"),
+        (DEEPSEEK_V2, {"n_group": 7}, r"router.groups: expected a divisor of count \(160\), found 7"),
+        (DEEPSEEK_V2, {"moe_layer_freq": 2}, "moe_layer_freq: expected 1, found 2"),
+    ],
+)
+def test_refused(base: dict[str, Any], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        variant_from_config({**base, **changes})
+
+
+@pytest.mark.parametrize(("base", "field"), [(OLMOE_1B_7B, "tie_word_embeddings"), (DEEPSEEK_V2, "n_shared_experts")])
+def test_defaults_about_which_implementations_differ(base: dict[str, Any], field: str) -> None:
+    with pytest.raises(FormatError, match=f"{field}: expected a value, for implementations differ .* found nothing"):
+        variant_from_config({key: value for key, value in base.items() if key != field})
