@@ -98,6 +98,7 @@ DEV float sums_of_lanes(float (&x)[lanes]) {
 template <typename T>
 DEV void add_products(const T* const (&keys)[chunk_of_warp], const float* queries, u32 dim,
                       const float (&scales)[chunk_of_warp], float (&sums)[lanes]) {
+#pragma unroll 4
   for (u32 i = lane_of(); i < dim; i += lanes) {
     float query[attention_queries];
 #pragma unroll
@@ -155,7 +156,7 @@ DEV void take_chunk(const AttentionParams& params, const Queries& of, const floa
 #pragma unroll
     for (u32 r = 0; r < attention_queries; r++) values[s][r] = 0.0f;
   const bool by_all = begin >= of.begin(attention_queries - 1) && end <= of.end(0);
-#pragma unroll 4
+#pragma unroll 8
   for (u32 j = 0; j < end - begin; j++) {
     const u32 row = (begin + j) % cached_block;
     const T* numbers = v + (u64(row) * params.kv_heads + of.kv_head) * params.dim;

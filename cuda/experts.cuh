@@ -35,34 +35,38 @@ DEV TwoRows<bits> rows_of_tile(const ExpertParams& params, const u8* slot, u32 t
 }
 
 // out[p] = silu(gate . x[p / k]) * (up . x[p / k]), or W . x[p / k]. Grid of blocks: tiles of rows, blocks of one pair.
-template <u32 bits, bool is_double>
+template <u32 bits, u32 steps, bool is_double>
 DEV void expert_one(const ExpertParams& params) {
   __shared__ OneRow shared;
-  __shared__ float totals[tile_rows];
   begin_kernel();
   constexpr u32 outputs = is_double ? tile_rows / 2 : tile_rows;
   const Pairs block = pairs_of(params);
-  const u32 pair = pair_at(params, block.first);
-  const TwoRows<bits> rows = rows_of_tile<bits, is_double>(params, block.slot, blockIdx.x);
-  const float total =
-      outputs_of_one<bits>(rows, storage_of(params), params.x + u64(pair / params.k) * params.columns, shared, false);
-  if (threadIdx.x < tile_rows) totals[threadIdx.x] = total;
-  __syncthreads();
-  const u32 row = blockIdx.x * outputs + threadIdx.x;
-  if (threadIdx.x < outputs && row < params.rows)
-    params.out[u64(pair) * params.rows + row] = is_double ? silu(total) * totals[threadIdx.x + tile_rows / 2] : total;
+  const u32 pair = pair_at(params, block.first), first = blockIdx.x * outputs;
+  const auto rows_of = [&](u32) { return rows_of_tile<bits, is_double>(params, block.slot, blockIdx.x); };
+  const auto out = [&](u32, u32 row, float total) {
+    if (is_double) {
+      const float up = __shfl_sync(everyone, total, row % 8 + 8);
+      total = silu(total) * up;
+    }
+    if (row < outputs && first + row < params.rows) params.out[u64(pair) * params.rows + first + row] = total;
+  };
+  const float* x = params.x + u64(pair / params.k) * params.columns;
+  // The host does not know the slots that a router chose.
+  if (steps > 0 && params.ids && reinterpret_cast<u64>(block.slot) % 16 != 0)
+    return outputs_of_one<bits, 0>(storage_of(params), x, 1, shared, rows_of, [] {}, out);
+  outputs_of_one<bits, steps>(storage_of(params), x, 1, shared, rows_of, [] {}, out);
 }
 
 // Grid of blocks: tiles of rows, blocks of pairs.
-template <u32 bits, u32 fragments, bool is_double>
+template <u32 bits, u32 steps, u32 fragments, bool is_double>
 DEV void expert_some(const ExpertParams& params) {
   __shared__ SomeRows<fragments> shared;
   begin_kernel();
   constexpr u32 outputs = is_double ? tile_rows / 2 : tile_rows;
   const Pairs block = pairs_of(params);
   const TwoRows<bits> rows = rows_of_tile<bits, is_double>(params, block.slot, blockIdx.x);
-  outputs_of_some<bits, fragments>(rows, storage_of(params), params.digits, params.groups, u64(blockIdx.y) * fragments,
-                                   shared);
+  outputs_of_some<bits, steps, fragments>(rows, storage_of(params), params.digits, params.groups,
+                                          u64(blockIdx.y) * fragments, shared, [] {});
   for (u32 i = threadIdx.x; i < block.count * outputs; i += blockDim.x) {
     const u32 at = i % outputs, r = i / outputs, row = blockIdx.x * outputs + at;
     if (row >= params.rows) continue;
@@ -100,18 +104,20 @@ DEV void expert_plain(const ExpertParams& params) {
 
 constexpr u32 product_threads = product_warps * lanes, few = few_rows / fragment_rows, many = many_rows / fragment_rows;
 
-#define EXPERT_KERNEL(name, function) \
-  extern "C" __global__ void __launch_bounds__(product_threads) name(const ExpertParams params) { function(params); }
-#define EXPERT_KERNELS(bits)                                                 \
-  EXPERT_KERNEL(expert_gate_up_one_##bits, (expert_one<bits, true>))         \
-  EXPERT_KERNEL(expert_gate_up_few_##bits, (expert_some<bits, few, true>))   \
-  EXPERT_KERNEL(expert_gate_up_many_##bits, (expert_some<bits, many, true>)) \
-  EXPERT_KERNEL(expert_down_one_##bits, (expert_one<bits, false>))           \
-  EXPERT_KERNEL(expert_down_few_##bits, (expert_some<bits, few, false>))     \
-  EXPERT_KERNEL(expert_down_many_##bits, (expert_some<bits, many, false>))
-FOR_ALL_BITS(EXPERT_KERNELS)
+#define EXPERT_KERNEL(name, threads, function) \
+  extern "C" __global__ void __launch_bounds__(threads) name(const ExpertParams params) { function(params); }
+#define EXPERT_KERNELS(name, bits, steps)                                                          \
+  EXPERT_KERNEL(expert_gate_up_one_##name, one_warps* lanes, (expert_one<bits, steps, true>))      \
+  EXPERT_KERNEL(expert_gate_up_few_##name, product_threads, (expert_some<bits, steps, few, true>)) \
+  EXPERT_KERNEL(expert_down_one_##name, one_warps* lanes, (expert_one<bits, steps, false>))        \
+  EXPERT_KERNEL(expert_down_few_##name, product_threads, (expert_some<bits, steps, few, false>))
+FOR_ALL_FORMATS(EXPERT_KERNELS)
+#define MANY_KERNELS(name, bits, steps)                                                              \
+  EXPERT_KERNEL(expert_gate_up_many_##name, product_threads, (expert_some<bits, steps, many, true>)) \
+  EXPERT_KERNEL(expert_down_many_##name, product_threads, (expert_some<bits, steps, many, false>))
+FOR_KNOWN_FORMATS(MANY_KERNELS)
 
-EXPERT_KERNEL(expert_gate_up_one_0, (expert_plain<1, true>))
-EXPERT_KERNEL(expert_gate_up_few_0, (expert_plain<plain_rows, true>))
-EXPERT_KERNEL(expert_down_one_0, (expert_plain<1, false>))
-EXPERT_KERNEL(expert_down_few_0, (expert_plain<plain_rows, false>))
+EXPERT_KERNEL(expert_gate_up_one_0, plain_warps* lanes, (expert_plain<1, true>))
+EXPERT_KERNEL(expert_gate_up_few_0, plain_warps* lanes, (expert_plain<plain_rows, true>))
+EXPERT_KERNEL(expert_down_one_0, plain_warps* lanes, (expert_plain<1, false>))
+EXPERT_KERNEL(expert_down_few_0, plain_warps* lanes, (expert_plain<plain_rows, false>))

@@ -3,31 +3,64 @@
 
 DEV Storage storage_of(const ProductParams& params) { return {params.columns, params.group_steps, params.number}; }
 
-// out[r] = W[r] . x. Blocks go through tiles of rows. Grid of blocks: any number, 1, the products of a batch.
-template <u32 bits>
-DEV void matmul_one(const ProductParams& params) {
+// out[r] = W[r] . x, of some matrices. Blocks go through tiles of rows.
+template <u32 bits, u32 steps>
+DEV void matmul_one(const OneRowParams& params) {
   __shared__ OneRow shared;
-  begin_kernel();
-  const Storage stored = storage_of(params);
-  const float* x = params.x + blockIdx.z * params.x_batch;
-  float* out = params.out + blockIdx.z * params.out_batch;
-  const u64 above = u64(blockIdx.z) * params.batch_rows;  // rows of the stack that belong to other products
-  const u32 g = lane_of() / 4, tiles = (params.rows + tile_rows - 1) / tile_rows;
-  for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+  let_next_come();
+  const Storage stored = {params.columns, params.group_steps, params.number};
+  const u32 g = lane_of() / 4, count = (params.tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
+  struct Place {
+    u32 matrix;
+    u32 row;
+  };
+  const auto place = [&](u32 i) {
+    const u32 tile = blockIdx.x + i * gridDim.x;
+    u32 matrix = 0;
+#pragma unroll
+    for (u32 j = 1; j < most_outputs; j++) matrix += tile >= params.first_tile[j];
+    return Place{matrix, (tile - params.first_tile[matrix]) * tile_rows};
+  };
+  const auto rows_of = [&](u32 i) {
+    const Place at = place(i);
     TwoRows<bits> rows;
-    rows.set(0, stored, params.matrix, above + min(tile * tile_rows + g, params.rows - 1));
-    rows.set(1, stored, params.matrix, above + min(tile * tile_rows + g + 8, params.rows - 1));
-    const float total = outputs_of_one<bits>(rows, stored, x, shared, tile != blockIdx.x);
-    const u32 row = tile * tile_rows + threadIdx.x;
-    if (threadIdx.x < tile_rows && row < params.rows) out[row] = total;
-  }
+    rows.set(0, stored, params.matrices[at.matrix], min(at.row + g, params.rows[at.matrix] - 1));
+    rows.set(1, stored, params.matrices[at.matrix], min(at.row + g + 8, params.rows[at.matrix] - 1));
+    return rows;
+  };
+  const auto out = [&](u32 i, u32 row, float total) {
+    const Place at = place(i);
+    if (row < tile_rows && at.row + row < params.rows[at.matrix]) params.out[at.matrix][at.row + row] = total;
+  };
+  outputs_of_one<bits, steps>(stored, params.x, count, shared, rows_of, [] { wait_for_previous(); }, out);
+}
+
+// The same for the products of a batch, each a tile of a block. Grid of blocks: tiles of rows, 1, products.
+template <u32 bits, u32 steps>
+DEV void matmul_each(const ProductParams& params) {
+  __shared__ OneRow shared;
+  let_next_come();
+  const Storage stored = storage_of(params);
+  const u64 above = u64(blockIdx.z) * params.batch_rows;  // rows of the stack that belong to other products
+  const u32 g = lane_of() / 4, first = blockIdx.x * tile_rows;
+  const auto rows_of = [&](u32) {
+    TwoRows<bits> rows;
+    rows.set(0, stored, params.matrix, above + min(first + g, params.rows - 1));
+    rows.set(1, stored, params.matrix, above + min(first + g + 8, params.rows - 1));
+    return rows;
+  };
+  const auto out = [&](u32, u32 row, float total) {
+    if (row < tile_rows && first + row < params.rows) params.out[blockIdx.z * params.out_batch + first + row] = total;
+  };
+  outputs_of_one<bits, steps>(
+      stored, params.x + blockIdx.z * params.x_batch, 1, shared, rows_of, [] { wait_for_previous(); }, out);
 }
 
 // Grid of blocks: tiles of rows, blocks of rows of x, the products of a batch.
-template <u32 bits, u32 fragments>
+template <u32 bits, u32 steps, u32 fragments>
 DEV void matmul_some(const ProductParams& params) {
   __shared__ SomeRows<fragments> shared;
-  begin_kernel();
+  let_next_come();
   constexpr u32 width = fragments * fragment_rows;
   const Storage stored = storage_of(params);
   const u32 g = lane_of() / 4, tile = blockIdx.x, first = blockIdx.y * width;
@@ -37,7 +70,8 @@ DEV void matmul_some(const ProductParams& params) {
   TwoRows<bits> rows;
   rows.set(0, stored, params.matrix, above + min(tile * tile_rows + g, params.rows - 1));
   rows.set(1, stored, params.matrix, above + min(tile * tile_rows + g + 8, params.rows - 1));
-  outputs_of_some<bits, fragments>(rows, stored, params.digits, params.groups, block, shared);
+  outputs_of_some<bits, steps, fragments>(rows, stored, params.digits, params.groups, block, shared,
+                                          [] { wait_for_previous(); });
   for (u32 i = threadIdx.x; i < tile_rows * width; i += blockDim.x) {
     const u32 row = tile * tile_rows + i % tile_rows, at = first + i / tile_rows;
     if (row < params.rows && at < params.n)
@@ -85,7 +119,7 @@ DEV void weights_at(const StoredMatrix& matrix, const Storage& stored, u64 row, 
     const u64 group = row * stored.groups() + column / (stored.group_steps * step_columns);
     const float scale = number_at(matrix.scales, group, stored.number),
                 bias = number_at(matrix.biases, group, stored.number);
-    const uint2 codes = codes_of<bits>(matrix.codes + (row * (stored.columns / pack) + column / pack) * bits);
+    const uint2 codes = codes_at<bits>(matrix.codes + (row * (stored.columns / pack) + column / pack) * bits).bytes();
 #pragma unroll
     for (u32 i = 0; i < pack; i++)
       weights[i] = fmaf(float((i % 2 ? codes.y : codes.x) >> (i / 2 * 8) & 255u), scale, bias);
@@ -132,21 +166,29 @@ DEV void embed(const EmbedParams& params) {
 
 constexpr u32 product_threads = product_warps * lanes, few = few_rows / fragment_rows, many = many_rows / fragment_rows;
 
-#define AFFINE_KERNELS(bits)                                                                                           \
-  extern "C" __global__ void __launch_bounds__(product_threads) matmul_one_##bits(const ProductParams params) {        \
-    matmul_one<bits>(params);                                                                                          \
-  }                                                                                                                    \
-  extern "C" __global__ void __launch_bounds__(product_threads) matmul_few_##bits(const ProductParams params) {        \
-    matmul_some<bits, few>(params);                                                                                    \
-  }                                                                                                                    \
-  extern "C" __global__ void __launch_bounds__(product_threads) matmul_many_##bits(const ProductParams params) {       \
-    matmul_some<bits, many>(params);                                                                                   \
-  }                                                                                                                    \
+#define PRODUCT_KERNELS(name, bits, steps)                                                                        \
+  extern "C" __global__ void __launch_bounds__(one_warps* lanes) matmul_one_##name(const OneRowParams params) {   \
+    matmul_one<bits, steps>(params);                                                                              \
+  }                                                                                                               \
+  extern "C" __global__ void __launch_bounds__(one_warps* lanes) matmul_each_##name(const ProductParams params) { \
+    matmul_each<bits, steps>(params);                                                                             \
+  }                                                                                                               \
+  extern "C" __global__ void __launch_bounds__(product_threads) matmul_few_##name(const ProductParams params) {   \
+    matmul_some<bits, steps, few>(params);                                                                        \
+  }
+FOR_ALL_FORMATS(PRODUCT_KERNELS)
+#define MANY_KERNEL(name, bits, steps)                                                                           \
+  extern "C" __global__ void __launch_bounds__(product_threads) matmul_many_##name(const ProductParams params) { \
+    matmul_some<bits, steps, many>(params);                                                                      \
+  }
+FOR_KNOWN_FORMATS(MANY_KERNEL)
+
+#define ROW_KERNELS(bits)                                                                                              \
   extern "C" __global__ void matmul_transposed_##bits(const ProductParams params) { matmul_transposed<bits>(params); } \
   extern "C" __global__ void embed_##bits(const EmbedParams params) { embed<bits>(params); }
-FOR_ALL_BITS(AFFINE_KERNELS)
+FOR_ALL_BITS(ROW_KERNELS)
 
-extern "C" __global__ void matmul_one_0(const ProductParams params) { matmul_plain<1>(params); }
+extern "C" __global__ void matmul_each_0(const ProductParams params) { matmul_plain<1>(params); }
 extern "C" __global__ void matmul_few_0(const ProductParams params) { matmul_plain<plain_rows>(params); }
 extern "C" __global__ void matmul_transposed_0(const ProductParams params) { matmul_transposed<0>(params); }
 extern "C" __global__ void embed_0(const EmbedParams params) { embed<0>(params); }

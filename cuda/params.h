@@ -34,7 +34,9 @@ constexpr uint32_t digits_of_number = 3;
 constexpr uint32_t fragment_rows = 8;  // of x, whose digits lie together
 constexpr uint32_t few_rows = 8;       // of x, that a block takes together if there are some
 constexpr uint32_t many_rows = 32;     // and if there are many
-constexpr uint32_t slab_parts = 32;    // of one row of x, that are in shared memory together
+constexpr uint32_t slab_parts = 64;    // of one row of x, that are in shared memory together
+constexpr uint32_t one_warps = 16;     // of a block that multiplies one row of x, at most
+constexpr uint32_t most_outputs = 4;   // matrices that one row is multiplied with in one launch
 constexpr uint32_t plain_outputs = 4;  // of a warp, in products of plain elements
 constexpr uint32_t plain_rows = 4;     // of x, that such a warp takes together if there are several
 constexpr uint32_t plain_warps = 4;    // of a block
@@ -182,6 +184,19 @@ struct ProductParams {
   uint32_t out_stride;
   uint32_t group_steps;  // steps of a group of columns
   uint32_t number;       // one of number_...
+};
+
+// One row of x, and matrices of one format. Those behind the last have their first tile at the end.
+struct OneRowParams {
+  StoredMatrix matrices[most_outputs];
+  float* out[most_outputs];
+  const float* x;
+  uint32_t rows[most_outputs];
+  uint32_t first_tile[most_outputs];
+  uint32_t tiles;
+  uint32_t columns;
+  uint32_t group_steps;
+  uint32_t number;
 };
 
 struct EmbedParams {

@@ -80,31 +80,69 @@ DEV void pack_of_x(const float* x, u32 first, u32 columns, float (&numbers)[pack
 
 // ---- Codes ----------------------------------------------------------------------------------------------------------
 
-// The codes of a pack as bytes: x has those of the even columns, y those of the odd ones.
+// The codes of a pack as they are stored, and as bytes: x has those of the even columns, y those of the odd ones.
 template <u32 bits>
-DEV uint2 codes_of(const u8* from) {
+struct Codes {
+  static constexpr u32 words = bits == 4 || bits == 2 ? 1 : 2;
+  u32 of[words];
+
+  DEV uint2 bytes() const {
+    if constexpr (bits == 4) {
+      return make_uint2(of[0] & 0x0f0f0f0fu, of[0] >> 4 & 0x0f0f0f0fu);
+    } else if constexpr (bits == 8) {
+      return make_uint2(__byte_perm(of[0], of[1], 0x6420), __byte_perm(of[0], of[1], 0x7531));
+    } else if constexpr (bits == 2) {
+      const u32 spread = (of[0] | of[0] << 8) & 0x00ff00ffu, nibbles = (spread | spread << 4) & 0x0f0f0f0fu;
+      return make_uint2(nibbles & 0x03030303u, nibbles >> 2 & 0x03030303u);
+    } else {
+      const u64 word = u64(of[1]) << 32 | of[0];
+      constexpr u32 mask = (1u << bits) - 1;
+      uint2 codes = make_uint2(0, 0);
+#pragma unroll
+      for (u32 i = 0; i < 4; i++) {
+        codes.x |= (u32(word >> (bits * (2 * i))) & mask) << (8 * i);
+        codes.y |= (u32(word >> (bits * (2 * i + 1))) & mask) << (8 * i);
+      }
+      return codes;
+    }
+  }
+};
+
+template <u32 bits>
+DEV Codes<bits> codes_at(const u8* from) {
+  Codes<bits> codes;
   if constexpr (bits == 4) {
-    const u32 word = *reinterpret_cast<const u32*>(from);
-    return make_uint2(word & 0x0f0f0f0fu, word >> 4 & 0x0f0f0f0fu);
+    codes.of[0] = *reinterpret_cast<const u32*>(from);
   } else if constexpr (bits == 8) {
-    const u32 low = reinterpret_cast<const u32*>(from)[0], high = reinterpret_cast<const u32*>(from)[1];
-    return make_uint2(__byte_perm(low, high, 0x6420), __byte_perm(low, high, 0x7531));
+    codes.of[0] = reinterpret_cast<const u32*>(from)[0];
+    codes.of[1] = reinterpret_cast<const u32*>(from)[1];
   } else if constexpr (bits == 2) {
-    const u32 half = *reinterpret_cast<const u16*>(from);
-    const u32 spread = (half | half << 8) & 0x00ff00ffu, nibbles = (spread | spread << 4) & 0x0f0f0f0fu;
-    return make_uint2(nibbles & 0x03030303u, nibbles >> 2 & 0x03030303u);
+    codes.of[0] = *reinterpret_cast<const u16*>(from);
   } else {
     u64 word = 0;
 #pragma unroll
     for (u32 i = 0; i < bits; i++) word |= u64(from[i]) << (8 * i);
-    uint2 codes = make_uint2(0, 0);
-    constexpr u32 mask = (1u << bits) - 1;
+    codes.of[0] = u32(word);
+    codes.of[1] = u32(word >> 32);
+  }
+  return codes;
+}
+
+// Of `count` packs that lie together, aligned to their size.
+template <u32 bits, u32 count>
+DEV void codes_together(const u8* from, Codes<bits> (&codes)[count]) {
+  if constexpr (bits == 4 && count == 2) {
+    const uint2 both = *reinterpret_cast<const uint2*>(from);
+    codes[0].of[0] = both.x, codes[1].of[0] = both.y;
+  } else if constexpr (bits == 4 && count == 4) {
+    const uint4 all = *reinterpret_cast<const uint4*>(from);
+    codes[0].of[0] = all.x, codes[1].of[0] = all.y, codes[2].of[0] = all.z, codes[3].of[0] = all.w;
+  } else if constexpr (bits == 8 && count == 2) {
+    const uint4 all = *reinterpret_cast<const uint4*>(from);
+    codes[0].of[0] = all.x, codes[0].of[1] = all.y, codes[1].of[0] = all.z, codes[1].of[1] = all.w;
+  } else {
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-      codes.x |= (u32(word >> (bits * (2 * i))) & mask) << (8 * i);
-      codes.y |= (u32(word >> (bits * (2 * i + 1))) & mask) << (8 * i);
-    }
-    return codes;
+    for (u32 j = 0; j < count; j++) codes[j] = codes_at<bits>(from + j * bits);
   }
 }
 
@@ -139,13 +177,65 @@ DEV float with_group(float part, float total, float scale, float bias, const Dig
   return fmaf(fmaf(scale, total, bias * group.sum), group.unit, part);
 }
 
+// A number as it is stored, so that what loads it need not wait for it.
+DEV u32 stored_number(const u8* numbers, u64 i, u32 type) {
+  if (type == number_f32) return reinterpret_cast<const u32*>(numbers)[i];
+  return reinterpret_cast<const u16*>(numbers)[i];
+}
+DEV float number_of(u32 bits, u32 type) {
+  return type == number_bf16 ? bf16(u16(bits)) : type == number_f16 ? f16(u16(bits)) : __uint_as_float(bits);
+}
+
+// What a lane needs of a part of two rows: its packs of each, and scale and bias of each group. A kernel loads it long
+// before it multiplies. `steps` are those of a group, 0 where the kernel is for all: a part has at most `most` groups.
+template <u32 bits, u32 steps>
+struct PartOfRows {
+  static constexpr u32 most = steps ? part_steps / steps : part_steps;
+  Codes<bits> codes[2][part_steps];  // in the order of groups, then of the lane's packs
+  u32 scales[2][most];
+  u32 biases[2][most];
+
+  // Of rows 0 and 1 the scales are loaded if `first` and `second` say so. Steps from `step` on, `count` of them.
+  DEV void load(const TwoRows<bits>& rows, const Storage& stored, u32 step, u32 count, bool first, bool second) {
+    const u32 t = lane_of() % 4, of_group = steps ? steps : stored.group_steps;
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+      if constexpr (steps > 0) {
+#pragma unroll
+        for (u32 j = 0; j < most; j++) {
+          Codes<bits> some[steps];
+          if (j * steps < count) {
+            codes_together<bits, steps>(rows.codes[i] + u64((step + j * steps) * 4 + t * steps) * bits, some);
+#pragma unroll
+            for (u32 k = 0; k < steps; k++) codes[i][j * steps + k] = some[k];
+          }
+        }
+      } else {
+#pragma unroll
+        for (u32 j = 0; j < part_steps; j++)
+          if (j < count)
+            codes[i][j] = codes_at<bits>(
+                rows.codes[i] + u64((step + j / of_group * of_group) * 4 + t * of_group + j % of_group) * bits);
+      }
+      if (i == 0 ? !first : !second) continue;
+#pragma unroll
+      for (u32 j = 0; j < most; j++)
+        if (j * of_group < count) {
+          scales[i][j] = stored_number(rows.scales[i], step / of_group + j, stored.number);
+          biases[i][j] = stored_number(rows.biases[i], step / of_group + j, stored.number);
+        }
+    }
+  }
+};
+
 // ---- One row of x ---------------------------------------------------------------------------------------------------
 
-// What a block shares: the digits of as many columns as there is room for, and the parts of its outputs.
+// What a block shares: the digits of as many columns as there is room for, and the parts of its outputs, of one tile
+// and of the next.
 struct OneRow {
   uint2 digits[slab_parts * part_steps][digits_of_number * 4];  // [step][digit, lane of four]
   DigitGroup groups[slab_parts * part_steps];
-  float parts[slab_parts][tile_rows];
+  float parts[2][slab_parts][tile_rows];
 };
 
 // Steps first ... first + count - 1 of x into shared memory. All threads.
@@ -165,59 +255,87 @@ DEV void bring_digits(const float* x, const Storage& stored, u32 first, u32 coun
   }
 }
 
-// One part of the lane's row g (lane t = 0 of four) or g + 8 (t = 1). `from`: its first step, of the matrix's row and
-// of the shared memory.
-template <u32 bits>
-DEV float part_of_one(const TwoRows<bits>& rows, const Storage& stored, u32 step, u32 from, u32 count,
+// One part of the lane's row g (lane t = 0 of four) or g + 8 (t = 1). `from`: its first step in shared memory.
+template <u32 bits, u32 steps>
+DEV float part_of_one(const PartOfRows<bits, steps>& part, const Storage& stored, u32 from, u32 count,
                       const OneRow& shared) {
-  const u32 lane = lane_of(), g = lane / 4, t = lane % 4, group_steps = stored.group_steps;
-  const u32 own = t & 1;
-  float part = 0.0f;
-  for (u32 begin = 0; begin < count; begin += group_steps) {
-    int c[4] = {};
-    for (u32 j = 0; j < group_steps; j++) {
-      const u64 at = u64((step + begin) * 4 + t * group_steps + j) * bits;
-      const uint2 first = codes_of<bits>(rows.codes[0] + at), second = codes_of<bits>(rows.codes[1] + at);
-      const uint2 x = g < digits_of_number ? shared.digits[from + begin + j][g * 4 + t] : make_uint2(0, 0);
-      multiply_bytes(c, first.x, second.x, first.y, second.y, x.x, x.y);
-    }
+  const u32 lane = lane_of(), g = lane / 4, t = lane % 4, of_group = steps ? steps : stored.group_steps;
+  const bool is_second = t & 1;
+  float sum = 0.0f;
+  int c[4] = {};
+#pragma unroll
+  for (u32 j = 0; j < part_steps; j++) {
+    if (j >= count) break;
+    const uint2 first = part.codes[0][j].bytes(), second = part.codes[1][j].bytes();
+    const uint2 x = g < digits_of_number ? shared.digits[from + j][g * 4 + t] : make_uint2(0, 0);
+    multiply_bytes(c, first.x, second.x, first.y, second.y, x.x, x.y);
+    if ((j + 1) % of_group != 0) continue;
     // Lane t = 0 has s0 and s1 of both rows, lane t = 1 has s2. Each keeps its row and sends what is the other's.
     const int s01 = c[1] * 256 + c[0], other_s01 = c[3] * 256 + c[2];
-    const int got = __shfl_xor_sync(everyone, own ? c[0] : other_s01, 1);
-    const float total = fmaf(float(own ? c[2] : got), 65536.0f, float(own ? got : s01));
-    const u32 group = (step + begin) / group_steps;
-    part = with_group(part, total, number_at(own ? rows.scales[1] : rows.scales[0], group, stored.number),
-                      number_at(own ? rows.biases[1] : rows.biases[0], group, stored.number),
-                      shared.groups[(from + begin) / group_steps]);
+    const int got = __shfl_xor_sync(everyone, is_second ? c[0] : other_s01, 1);
+    const float total = fmaf(float(is_second ? c[2] : got), 65536.0f, float(is_second ? got : s01));
+    const u32 group = steps ? j / steps : j / of_group;
+    u32 scale = 0, bias = 0;
+#pragma unroll
+    for (u32 i = 0; i < PartOfRows<bits, steps>::most; i++)
+      if (i == group) scale = part.scales[0][i], bias = part.biases[0][i];
+    sum = with_group(sum, total, number_of(scale, stored.number), number_of(bias, stored.number),
+                     shared.groups[from / of_group + group]);
+    c[0] = c[1] = c[2] = c[3] = 0;
   }
-  return part;
+  return sum;
 }
 
-// Sixteen outputs of one row of x. In the end the threads below tile_rows have one each.
-template <u32 bits>
-DEV float outputs_of_one(const TwoRows<bits>& rows, const Storage& stored, const float* x, OneRow& shared,
-                         bool has_digits) {
-  const u32 lane = lane_of(), g = lane / 4, t = lane % 4;
+// Tiles of sixteen outputs of one row of x, for a block: count of them. rows_of(i) are the two rows of the lane in
+// tile i, and out(i, row, sum) takes the sums, in the first warp: lanes below tile_rows have one. What the first parts
+// need is loaded before x is there, and what the next needs before a part is multiplied.
+template <u32 bits, u32 steps, class RowsOf, class WaitForX, class Out>
+DEV void outputs_of_one(const Storage& stored, const float* x, u32 count, OneRow& shared, RowsOf rows_of,
+                        WaitForX wait_for_x, Out out) {
+  const u32 lane = lane_of(), g = lane / 4, t = lane % 4, warps = blockDim.x / lanes;
   constexpr u32 slab_steps = slab_parts * part_steps;
-  float total = 0.0f;
-  for (u32 first = 0; first < stored.steps(); first += slab_steps) {
-    const u32 steps = min(slab_steps, stored.steps() - first), parts = (steps + part_steps - 1) / part_steps;
-    if (!has_digits || stored.steps() > slab_steps) {
+  // A lane's own scales are those of row g, or of row g + 8.
+  const auto load = [&](PartOfRows<bits, steps>& part, u32 tile, u32 step, u32 end) {
+    TwoRows<bits> rows = rows_of(tile);
+    if (t & 1) rows.scales[0] = rows.scales[1], rows.biases[0] = rows.biases[1];
+    part.load(rows, stored, step, min(part_steps, end - step), true, false);
+  };
+  PartOfRows<bits, steps> next;
+  const u32 first_step = warp_of() * part_steps;
+  if (count > 0 && first_step < min(slab_steps, stored.steps()))
+    load(next, 0, first_step, min(slab_steps, stored.steps()));
+  wait_for_x();
+  for (u32 tile = 0; tile < count; tile++) {
+    float total = 0.0f;
+    for (u32 first = 0; first < stored.steps(); first += slab_steps) {
+      const u32 slab = first / slab_steps, slabs = (stored.steps() + slab_steps - 1) / slab_steps;
+      const u32 end = min(first + slab_steps, stored.steps()), parts = (end - first + part_steps - 1) / part_steps;
+      float (&sums)[slab_parts][tile_rows] = shared.parts[(tile * slabs + slab) % 2];
+      if (tile == 0 || slabs > 1) {
+        if (tile > 0 || slab > 0) __syncthreads();
+        bring_digits(x, stored, first, end - first, shared);
+        __syncthreads();
+      }
+      for (u32 part = warp_of(); part < parts; part += warps) {
+        const PartOfRows<bits, steps> now = next;
+        const u32 from = part * part_steps;
+        if (part + warps < parts) {
+          load(next, tile, first + from + warps * part_steps, end);
+        } else if (slab + 1 < slabs) {
+          if (end + first_step < stored.steps())
+            load(next, tile, end + first_step, min(end + slab_steps, stored.steps()));
+        } else if (tile + 1 < count) {
+          load(next, tile + 1, first_step, min(slab_steps, stored.steps()));
+        }
+        const float sum = part_of_one<bits, steps>(now, stored, from, min(part_steps, end - first - from), shared);
+        if (t < 2) sums[part][g + t * 8] = sum;
+      }
       __syncthreads();
-      bring_digits(x, stored, first, steps, shared);
-      __syncthreads();
+      if (threadIdx.x < tile_rows)
+        for (u32 part = 0; part < parts; part++) total += sums[part][threadIdx.x];
     }
-    for (u32 part = warp_of(); part < parts; part += blockDim.x / lanes) {
-      const u32 from = part * part_steps;
-      const float sum = part_of_one<bits>(rows, stored, first + from, from, min(part_steps, steps - from), shared);
-      if (t < 2) shared.parts[part][g + t * 8] = sum;
-    }
-    __syncthreads();
-    if (threadIdx.x < tile_rows)
-      for (u32 part = 0; part < parts; part++) total += shared.parts[part][threadIdx.x];
+    if (threadIdx.x < lanes) out(tile, threadIdx.x, total);
   }
-  __syncthreads();
-  return total;
 }
 
 // ---- Several rows of x ----------------------------------------------------------------------------------------------
@@ -235,39 +353,47 @@ struct SomeRows {
 };
 
 // One part of sixteen rows of the matrix and the rows of x of all fragments, into shared memory.
-template <u32 bits, u32 fragments>
-DEV void part_of_some(const TwoRows<bits>& rows, const Storage& stored, const uint2* digits, const DigitGroup* groups,
-                      u64 block, u32 step, u32 count, float (&parts)[tile_rows][fragments * fragment_rows + 1]) {
-  const u32 lane = lane_of(), g = lane / 4, t = lane % 4, group_steps = stored.group_steps;
+template <u32 bits, u32 steps, u32 fragments>
+DEV void part_of_some(const PartOfRows<bits, steps>& part, const Storage& stored, const uint2* digits,
+                      const DigitGroup* groups, u64 block, u32 step, u32 count,
+                      float (&parts)[tile_rows][fragments * fragment_rows + 1]) {
+  const u32 lane = lane_of(), g = lane / 4, t = lane % 4, of_group = steps ? steps : stored.group_steps;
   float sums[fragments][4] = {};
-  for (u32 begin = 0; begin < count; begin += group_steps) {
-    int c[fragments][digits_of_number][4] = {};
-    for (u32 j = 0; j < group_steps; j++) {
-      const u64 at = u64((step + begin) * 4 + t * group_steps + j) * bits;
-      const uint2 first = codes_of<bits>(rows.codes[0] + at), second = codes_of<bits>(rows.codes[1] + at);
+  int c[fragments][digits_of_number][4] = {};
 #pragma unroll
-      for (u32 f = 0; f < fragments; f++)
-#pragma unroll
-        for (u32 d = 0; d < digits_of_number; d++) {
-          const uint2 x = digits[digits_at(block + f, stored.steps(), step + begin + j, d) + lane];
-          multiply_bytes(c[f][d], first.x, second.x, first.y, second.y, x.x, x.y);
-        }
-    }
-    const u32 group = (step + begin) / group_steps;
-    float scales[2], biases[2];
-#pragma unroll
-    for (u32 i = 0; i < 2; i++) {
-      scales[i] = number_at(rows.scales[i], group, stored.number);
-      biases[i] = number_at(rows.biases[i], group, stored.number);
-    }
+  for (u32 j = 0; j < part_steps; j++) {
+    if (j >= count) break;
+    const uint2 first = part.codes[0][j].bytes(), second = part.codes[1][j].bytes();
 #pragma unroll
     for (u32 f = 0; f < fragments; f++)
 #pragma unroll
-      for (u32 i = 0; i < 4; i++) {  // row g, then g + 8, each with rows 2 t and 2 t + 1 of x
-        const DigitGroup of = groups[((block + f) * stored.groups() + group) * fragment_rows + 2 * t + i % 2];
-        sums[f][i] = with_group(sums[f][i], total_of_digits(c[f][0][i], c[f][1][i], c[f][2][i]), scales[i / 2],
-                                biases[i / 2], of);
+      for (u32 d = 0; d < digits_of_number; d++) {
+        const uint2 x = digits[digits_at(block + f, stored.steps(), step + j, d) + lane];
+        multiply_bytes(c[f][d], first.x, second.x, first.y, second.y, x.x, x.y);
       }
+    if ((j + 1) % of_group != 0) continue;
+    const u32 group = steps ? j / steps : j / of_group;
+    float scales[2] = {}, biases[2] = {};
+#pragma unroll
+    for (u32 i = 0; i < PartOfRows<bits, steps>::most; i++)
+#pragma unroll
+      for (u32 r = 0; r < 2; r++)
+        if (i == group) {
+          scales[r] = number_of(part.scales[r][i], stored.number);
+          biases[r] = number_of(part.biases[r][i], stored.number);
+        }
+#pragma unroll
+    for (u32 f = 0; f < fragments; f++) {
+      const DigitGroup* of = groups + ((block + f) * stored.groups() + step / of_group + group) * fragment_rows + 2 * t;
+      const float4 two = *reinterpret_cast<const float4*>(of);
+      const DigitGroup own[2] = {{two.x, two.y}, {two.z, two.w}};
+#pragma unroll
+      for (u32 i = 0; i < 4; i++) {  // row g, then g + 8, each with rows 2 t and 2 t + 1 of x
+        sums[f][i] = with_group(sums[f][i], total_of_digits(c[f][0][i], c[f][1][i], c[f][2][i]), scales[i / 2],
+                                biases[i / 2], own[i % 2]);
+        c[f][0][i] = c[f][1][i] = c[f][2][i] = 0;
+      }
+    }
   }
 #pragma unroll
   for (u32 f = 0; f < fragments; f++)
@@ -276,17 +402,26 @@ DEV void part_of_some(const TwoRows<bits>& rows, const Storage& stored, const ui
 }
 
 // Sixteen outputs of each row of x, into shared.totals. `block` is the first of the digits' blocks.
-template <u32 bits, u32 fragments>
+template <u32 bits, u32 steps, u32 fragments, class WaitForX>
 DEV void outputs_of_some(const TwoRows<bits>& rows, const Storage& stored, const u8* digits, const DigitGroup* groups,
-                         u64 block, SomeRows<fragments>& shared) {
+                         u64 block, SomeRows<fragments>& shared, WaitForX wait_for_x) {
   constexpr u32 width = fragments * fragment_rows;
   const u32 warps = blockDim.x / lanes;
+  const auto load = [&](PartOfRows<bits, steps>& part, u32 at) {
+    const u32 step = at * part_steps;
+    if (at < stored.parts()) part.load(rows, stored, step, min(part_steps, stored.steps() - step), true, true);
+  };
+  PartOfRows<bits, steps> next;
+  load(next, warp_of());
   for (u32 i = threadIdx.x; i < tile_rows * width; i += blockDim.x) shared.totals[i / width][i % width] = 0.0f;
+  wait_for_x();
   for (u32 first = 0; first < stored.parts(); first += warps) {
     const u32 part = first + warp_of(), step = part * part_steps;
+    const PartOfRows<bits, steps> now = next;
+    load(next, part + warps);
     if (part < stored.parts())
-      part_of_some<bits, fragments>(rows, stored, reinterpret_cast<const uint2*>(digits), groups, block, step,
-                                    min(part_steps, stored.steps() - step), shared.parts[warp_of()]);
+      part_of_some<bits, steps, fragments>(now, stored, reinterpret_cast<const uint2*>(digits), groups, block, step,
+                                           min(part_steps, stored.steps() - step), shared.parts[warp_of()]);
     __syncthreads();
     for (u32 i = threadIdx.x; i < tile_rows * width; i += blockDim.x)
       for (u32 j = 0; j < min(warps, stored.parts() - first); j++)
@@ -333,5 +468,10 @@ DEV void add_plain(const u8* elements, const Storage& stored, u64 first, u64 las
     for (u32 o = 0; o < outputs; o++) result[r][o] = warp_sum(result[r][o]);
 }
 
-// Instances for every way in which affine weights may be stored.
+// Instances for every way in which affine weights may be stored: of `bits`, and those where a group's steps are known
+// and its codes are aligned.
 #define FOR_ALL_BITS(instance) instance(2) instance(3) instance(4) instance(5) instance(6) instance(8)
+#define FOR_KNOWN_FORMATS(instance) instance(4_32, 4, 1) instance(4_64, 4, 2) instance(8_64, 8, 2)
+#define FOR_ALL_FORMATS(instance)                                                                             \
+  instance(2, 2, 0) instance(3, 3, 0) instance(4, 4, 0) instance(5, 5, 0) instance(6, 6, 0) instance(8, 8, 0) \
+      FOR_KNOWN_FORMATS(instance)

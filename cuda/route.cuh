@@ -4,37 +4,35 @@
 // distinct and in range.
 #include "basics.h"
 
-struct Candidate {
-  float value;
-  u32 id;
-};
+// A candidate as one number: whoever comes before another has the greater one. 0 is nobody.
+DEV u64 candidate(float value, u32 id) {
+  const u32 bits = __float_as_uint(value + 0.0f);  // there is one zero
+  const u32 ordered = is_nan(value) ? 0u : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  return u64(ordered) << 32 | ~id;
+}
+DEV u32 id_of(u64 key) { return ~u32(key); }
+DEV float value_of(u64 key) {
+  const u32 ordered = u32(key >> 32);
+  if (ordered == 0) return __uint_as_float(0x7fc00000u);
+  return __uint_as_float(ordered & 0x80000000u ? ordered & 0x7fffffffu : ~ordered);
+}
 
-constexpr u32 no_candidate = 0xffffffffu;  // an id that comes after all others
-
-DEV bool comes_before(Candidate a, Candidate b) {
-  if (a.id == no_candidate || b.id == no_candidate) return b.id == no_candidate && a.id != no_candidate;
-  if (is_nan(a.value) != is_nan(b.value)) return is_nan(b.value);
-  if (a.value != b.value && !is_nan(a.value)) return a.value > b.value;
-  return a.id < b.id;
+DEV u64 warp_best(u64 key) {
+  for (u32 distance = lanes / 2; distance > 0; distance /= 2) {
+    const u32 high = __shfl_xor_sync(everyone, u32(key >> 32), distance);
+    key = max(key, u64(high) << 32 | __shfl_xor_sync(everyone, u32(key), distance));
+  }
+  return key;
 }
 
 // ---- Routers --------------------------------------------------------------------------------------------------------
 
-// Takes the best of `values` that was not taken before. A warp finds it together: lane l looks after numbers l, l + 32
-// ..., and the bits of its `taken` say which of them are gone.
-DEV Candidate take_best(const float* values, u32 count, u32& taken) {
-  const u32 lane = lane_of();
-  Candidate best = {0.0f, no_candidate};
-  for (u32 i = lane; i < count; i += lanes) {
-    const Candidate other = {values[i], i};
-    if ((taken >> (i / lanes) & 1u) == 0 && comes_before(other, best)) best = other;
-  }
-  for (u32 distance = lanes / 2; distance > 0; distance /= 2) {
-    const float value = __shfl_xor_sync(everyone, best.value, distance);
-    const Candidate other = {value, __shfl_xor_sync(everyone, best.id, distance)};
-    if (comes_before(other, best)) best = other;
-  }
-  if (best.id % lanes == lane) taken |= 1u << (best.id / lanes);
+// Takes the best of `keys`. A warp finds it together: lane l looks after numbers l, l + 32 ...
+DEV u64 take_best(u64* keys, u32 count) {
+  u64 best = 0;
+  for (u32 i = lane_of(); i < count; i += lanes) best = max(best, keys[i]);
+  best = warp_best(best);
+  if (id_of(best) % lanes == lane_of()) keys[id_of(best)] = 0;
   return best;
 }
 
@@ -47,99 +45,84 @@ DEV void finish_weights(const RouteParams& params, float* weights) {
   for (u32 i = 0; i < params.k; i++) weights[i] = weights[i] / divisor * params.scaling;
 }
 
-// Marks in `taken` the experts of all groups but those that are worth most. A warp does it together, and wrote the
-// worths before.
-DEV void take_other_groups(const RouteParams& params, const float* worths, u32* kept, u32& taken) {
+// Takes the experts of all groups but those that are worth most. A warp does it together, after each lane wrote the
+// worths of its groups.
+DEV void take_other_groups(const RouteParams& params, u64* worths, u32* kept, u64* keys) {
   const u32 lane = lane_of(), size = params.experts / params.groups;
   for (u32 group = lane; group < params.groups; group += lanes) kept[group] = 0;
   __syncwarp();
-  u32 taken_groups = 0;
   for (u32 i = 0; i < params.groups_kept; i++) {
-    const Candidate best = take_best(worths, params.groups, taken_groups);
-    if (lane == 0) kept[best.id] = 1;
+    const u64 best = take_best(worths, params.groups);
+    if (lane == 0) kept[id_of(best)] = 1;
   }
   __syncwarp();
   for (u32 i = lane; i < params.experts; i += lanes)
-    if (kept[i / size] == 0) taken |= 1u << (i / lanes);
-}
-
-// The best score of a group.
-DEV float best_of_group(const float* scores, u32 size) {
-  Candidate best = {0.0f, no_candidate};
-  for (u32 i = 0; i < size; i++) {
-    const Candidate other = {scores[i], i};
-    if (comes_before(other, best)) best = other;
-  }
-  return best.value;
+    if (kept[i / size] == 0) keys[i] = 0;
 }
 
 // The weights are probabilities among all experts. With groups, one is worth its best expert, so the best of all is
 // among those kept. A warp for each row.
 extern "C" __global__ void route_softmax(const RouteParams params) {
-  __shared__ float values[max_experts], worths[max_experts];
+  __shared__ u64 keys[max_experts], worths[max_experts];
   __shared__ u32 kept[max_experts];
   begin_kernel();
   const u32 lane = lane_of();
   const float* logits = params.logits + u64(blockIdx.x) * params.experts;
   int* ids = params.ids + u64(blockIdx.x) * params.k;
   float* weights = params.weights + u64(blockIdx.x) * params.k;
-  for (u32 i = lane; i < params.experts; i += lanes) values[i] = logits[i];
-  __syncwarp();
-  u32 taken = 0;
+  for (u32 i = lane; i < params.experts; i += lanes) keys[i] = candidate(logits[i], i);
   if (params.groups != 0) {
+    __syncwarp();
     const u32 size = params.experts / params.groups;
-    for (u32 group = lane; group < params.groups; group += lanes)
-      worths[group] = best_of_group(values + group * size, size);
-    take_other_groups(params, worths, kept, taken);
+    for (u32 group = lane; group < params.groups; group += lanes) {
+      u64 best = 0;
+      for (u32 i = group * size; i < (group + 1) * size; i++) best = max(best, keys[i]);
+      worths[group] = candidate(value_of(best), group);
+    }
+    take_other_groups(params, worths, kept, keys);
   }
   float highest = 0.0f, total = 0.0f;
   for (u32 place = 0; place < params.k; place++) {
-    const Candidate best = take_best(values, params.experts, taken);
+    const u64 best = take_best(keys, params.experts);
     if (place == 0) {
-      highest = best.value;
-      for (u32 i = lane; i < params.experts; i += lanes) total += expf(values[i] - highest);
+      highest = value_of(best);
+      for (u32 i = lane; i < params.experts; i += lanes) total += expf(logits[i] - highest);
       total = warp_sum(total);
     }
-    if (lane == 0) ids[place] = int(best.id);
-    if (lane == 0) weights[place] = expf(best.value - highest) / total;
+    if (lane == 0) ids[place] = int(id_of(best));
+    if (lane == 0) weights[place] = expf(value_of(best) - highest) / total;
   }
   if (lane == 0) finish_weights(params, weights);
 }
 
 // The sum of the two best of a group, or the only one of a group of one.
-DEV float group_worth(const float* choice, u32 size) {
-  Candidate first = {0.0f, no_candidate}, second = first;
+DEV float group_worth(const u64* choice, u32 size) {
+  u64 first = 0, second = 0;
   for (u32 i = 0; i < size; i++) {
-    const Candidate other = {choice[i], i};
-    if (comes_before(other, first)) {
-      second = first;
-      first = other;
-    } else if (comes_before(other, second)) {
-      second = other;
-    }
+    second = max(second, min(first, choice[i]));
+    first = max(first, choice[i]);
   }
-  return size == 1 ? first.value : first.value + second.value;
+  return size == 1 ? value_of(first) : value_of(first) + value_of(second);
 }
 
 // noaux_tc: the bias helps to choose, and has no part in the weights. A warp for each row.
 extern "C" __global__ void route_grouped(const RouteParams params) {
-  __shared__ float choice[max_experts], worths[max_experts];
+  __shared__ u64 choice[max_experts], worths[max_experts];
   __shared__ u32 kept[max_experts];
   begin_kernel();
   const u32 lane = lane_of(), size = params.experts / params.groups;
   const float* logits = params.logits + u64(blockIdx.x) * params.experts;
   int* ids = params.ids + u64(blockIdx.x) * params.k;
   float* weights = params.weights + u64(blockIdx.x) * params.k;
-  for (u32 i = lane; i < params.experts; i += lanes) choice[i] = sigmoid(logits[i]) + params.bias[i];
+  for (u32 i = lane; i < params.experts; i += lanes) choice[i] = candidate(sigmoid(logits[i]) + params.bias[i], i);
   __syncwarp();
   for (u32 group = lane; group < params.groups; group += lanes)
-    worths[group] = group_worth(choice + group * size, size);
-  u32 taken = 0;
-  take_other_groups(params, worths, kept, taken);
+    worths[group] = candidate(group_worth(choice + group * size, size), group);
+  take_other_groups(params, worths, kept, choice);
   for (u32 place = 0; place < params.k; place++) {
-    const Candidate best = take_best(choice, params.experts, taken);
-    if (lane == 0) ids[place] = int(best.id);
-    if (lane == 0) weights[place] = sigmoid(logits[best.id]);
+    const u64 best = take_best(choice, params.experts);
+    if (lane == 0) ids[place] = int(id_of(best));
+    if (lane == 0) weights[place] = sigmoid(logits[id_of(best)]);
   }
   if (lane == 0) finish_weights(params, weights);
 }
@@ -149,36 +132,40 @@ extern "C" __global__ void route_grouped(const RouteParams params) {
 // The best of every block of top_k_block candidates, in order. It is launched again on what is left until one block is
 // left. Grid of blocks of row_threads.
 extern "C" __global__ void top_k(const TopKParams params) {
-  __shared__ float sorted_values[top_k_block];
-  __shared__ u32 sorted_ids[top_k_block];
+  __shared__ u64 keys[top_k_block];
+  __shared__ u64 best_of_warp[row_threads / lanes];
   begin_kernel();
   const u32 first = blockIdx.x * top_k_block;
+  const u32 left = min(params.k, params.count - first);  // every block but the last has k of them
+  float* best_values = params.best_values + u64(blockIdx.x) * params.k;
+  int* best_ids = params.best_ids + u64(blockIdx.x) * params.k;
+  u64 best = 0;
   for (u32 i = threadIdx.x; i < top_k_block; i += row_threads) {
     const u32 at = first + i;
-    sorted_values[i] = at < params.count ? params.values[at] : 0.0f;
-    sorted_ids[i] = at >= params.count ? no_candidate : params.ids ? u32(params.ids[at]) : at;
+    keys[i] = at < params.count ? candidate(params.values[at], params.ids ? u32(params.ids[at]) : at) : 0;
+    best = max(best, keys[i]);
+  }
+  if (params.k == 1) {
+    best = warp_best(best);
+    if (lane_of() == 0) best_of_warp[warp_of()] = best;
+    __syncthreads();
+    best = warp_best(lane_of() < row_threads / lanes ? best_of_warp[lane_of()] : 0);
+    if (threadIdx.x == 0) best_values[0] = value_of(best), best_ids[0] = int(id_of(best));
+    return;
   }
   // A bitonic sort: runs of length `run` are sorted, up and down in turn, then runs of twice that length.
   for (u32 run = 2; run <= top_k_block; run *= 2)
     for (u32 distance = run / 2; distance > 0; distance /= 2) {
       __syncthreads();
       for (u32 pair = threadIdx.x; pair < top_k_block / 2; pair += row_threads) {
-        const u32 low = pair / distance * distance * 2 + pair % distance, high = low + distance;
-        const Candidate a = {sorted_values[low], sorted_ids[low]}, b = {sorted_values[high], sorted_ids[high]};
-        const bool is_upward = (low & run) == 0;
-        if (is_upward ? comes_before(b, a) : comes_before(a, b)) {
-          sorted_values[low] = b.value;
-          sorted_ids[low] = b.id;
-          sorted_values[high] = a.value;
-          sorted_ids[high] = a.id;
-        }
+        const u32 low = (pair & ~(distance - 1)) * 2 + (pair & (distance - 1)), high = low + distance;
+        const u64 a = keys[low], b = keys[high];
+        if ((low & run) == 0 ? b > a : a > b) keys[low] = b, keys[high] = a;
       }
     }
   __syncthreads();
-  // Every block but the last has k of them.
-  const u32 left = min(params.k, params.count - first);
   for (u32 i = threadIdx.x; i < left; i += row_threads) {
-    params.best_values[u64(blockIdx.x) * params.k + i] = sorted_values[i];
-    params.best_ids[u64(blockIdx.x) * params.k + i] = int(sorted_ids[i]);
+    best_values[i] = value_of(keys[i]);
+    best_ids[i] = int(id_of(keys[i]));
   }
 }

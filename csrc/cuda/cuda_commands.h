@@ -96,6 +96,7 @@ class CudaCommands : public Commands {
 
   const CachedRows* cached_rows(std::span<const View> blocks, int64_t first, int64_t n);
   void run_attention(const AttentionTask& task, int64_t n);
+  void multiply_row(std::span<const Product> products);
   void multiply(std::span<const Product> batch, int64_t n, Digits& made);
   Lists lists_of(const ExpertArgs& args);
   void product_of_experts(const char* kernel, const Lists& lists, int64_t base, const Matrix& matrix,

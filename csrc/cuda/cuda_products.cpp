@@ -9,7 +9,7 @@
 namespace moeflux::cuda {
 namespace {
 
-constexpr int64_t blocks_of_multiprocessor = 8;  // that go through the tiles of one row's product
+constexpr uint32_t blocks_of_multiprocessor = 4;  // that go through the tiles of one row's product
 
 uint32_t number_of(const QuantFormat& format) {
   const DType type = format.is_affine() ? format.scale_type : format.element;
@@ -64,15 +64,35 @@ size_t batch_of(std::span<const Product> products) {
 }
 
 // A warp for each part of the columns, up to the most that a block has.
-uint32_t product_threads(int64_t columns) { return lanes * std::min(product_warps, divide_up(columns, part_columns)); }
+uint32_t product_threads(int64_t columns, uint32_t most = product_warps) {
+  return lanes * std::min(most, divide_up(columns, part_columns));
+}
+
+bool is_aligned(const std::byte* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; }
+
+// Formats with kernels of their own, if codes are aligned. These take more rows together, too.
+bool is_known(const QuantFormat& format) {
+  return (format.bits == 4 && format.group_size <= 64) || (format.bits == 8 && format.group_size == 64);
+}
+
+// The end of a kernel's name.
+std::string format_name(const QuantFormat& format, bool codes_are_aligned) {
+  return is_known(format) && codes_are_aligned ? concat(format.bits, "_", format.group_size) : concat(format.bits);
+}
 
 // The rows of x that a block takes together.
-int64_t rows_of_block(const QuantFormat& format, int64_t n) {
+int64_t rows_of_block(const QuantFormat& format, int64_t n, bool codes_are_aligned) {
   if (n == 1) return 1;
   if (!format.is_affine()) return plain_rows;
-  return n <= 2 * few_rows ? few_rows : many_rows;
+  return n > 2 * few_rows && is_known(format) && codes_are_aligned ? many_rows : few_rows;
 }
 const char* kind_of(int64_t rows) { return rows == 1 ? "_one_" : rows == many_rows ? "_many_" : "_few_"; }
+
+// Whether one launch can multiply the row of x with both.
+bool go_together(const Product& a, const Product& b) {
+  return a.matrix.format == b.matrix.format && a.matrix.columns == b.matrix.columns && !b.transposed &&
+         a.x.buffer == b.x.buffer && a.x.offset == b.x.offset;
+}
 
 int64_t digit_bytes(int64_t fragments, int64_t columns) {
   return fragments * fragment_rows * columns * digits_of_number;
@@ -137,11 +157,50 @@ void CudaCommands::matmul(std::span<const Product> products, int64_t n) {
     if (n == 0) return;
     Digits made;
     while (!products.empty()) {
-      const size_t count = batch_of(products);
-      multiply(products.first(count), n, made);
+      const Product& first = products.front();
+      size_t count = 1;
+      if (n == 1 && !first.transposed && first.matrix.format.is_affine())
+        while (count < std::min<size_t>(most_outputs, products.size()) && go_together(first, products[count])) ++count;
+      const size_t evenly = batch_of(products);
+      if (count >= evenly && n == 1 && !first.transposed && first.matrix.format.is_affine()) {
+        multiply_row(products.first(count));
+      } else {
+        count = evenly;
+        multiply(products.first(count), n, made);
+      }
       products = products.subspan(count);
     }
   });
+}
+
+void CudaCommands::multiply_row(std::span<const Product> products) {
+  const Product& first = products.front();
+  OneRowParams params = {.matrices = {},
+                         .out = {},
+                         .x = address<const float>(first.x),
+                         .rows = {},
+                         .first_tile = {},
+                         .tiles = 0,
+                         .columns = static_cast<uint32_t>(first.matrix.columns),
+                         .group_steps = group_steps_of(first.matrix.format),
+                         .number = number_of(first.matrix.format)};
+  bool aligned = true;
+  for (size_t i = 0; i < products.size(); ++i) {
+    const Product& product = products[i];
+    params.matrices[i] = stored(product.matrix);
+    params.out[i] = address<float>(product.out);
+    params.rows[i] = static_cast<uint32_t>(product.matrix.rows);
+    params.first_tile[i] = params.tiles;
+    params.tiles += divide_up(product.matrix.rows, tile_rows);
+    aligned = aligned && is_aligned(product.matrix.weight.bytes());
+  }
+  for (size_t i = products.size(); i < most_outputs; ++i) params.first_tile[i] = params.tiles;
+  // Blocks of as many tiles each, all of them on the chip at once. A few tiles are done by larger blocks.
+  const uint32_t processors = launches_.chip().multiprocessors;
+  const uint32_t tiles_of_block = divide_up(params.tiles, int64_t{blocks_of_multiprocessor} * processors);
+  const uint32_t warps = params.tiles <= 2 * processors ? one_warps : product_warps;
+  launch(concat("matmul_one_", format_name(first.matrix.format, aligned)), {divide_up(params.tiles, tiles_of_block)},
+         product_threads(params.columns, warps), params);
 }
 
 void CudaCommands::multiply(std::span<const Product> batch, int64_t n, Digits& made) {
@@ -167,16 +226,15 @@ void CudaCommands::multiply(std::span<const Product> batch, int64_t n, Digits& m
                           .number = number_of(m.format)};
   if (first.transposed)
     return flat(concat("matmul_transposed_", m.format.bits), params, divide_up(m.columns, pack), n, count);
-  const int64_t rows = rows_of_block(m.format, n);
-  const std::string kernel = concat("matmul", kind_of(rows), m.format.bits);
+  const bool aligned = is_aligned(m.weight.bytes()) && step.rows * m.format.weight_row_bytes(m.columns) % 16 == 0;
+  const int64_t rows = rows_of_block(m.format, n, aligned);
+  const std::string kernel =
+      concat(rows == 1 ? "matmul_each_" : concat("matmul", kind_of(rows)), format_name(m.format, aligned));
   if (!m.format.is_affine())
     return launch(kernel, {divide_up(m.rows, plain_outputs * plain_warps), divide_up(n, rows), count},
                   plain_warps * lanes, params);
-  uint32_t tiles = divide_up(m.rows, tile_rows);
-  if (rows == 1) {
-    const auto most = static_cast<uint32_t>(blocks_of_multiprocessor * launches_.chip().multiprocessors);
-    return launch(kernel, {std::min(tiles, most), 1, count}, product_threads(m.columns), params);
-  }
+  const uint32_t tiles = divide_up(m.rows, tile_rows);
+  if (rows == 1) return launch(kernel, {tiles, 1, count}, product_threads(m.columns), params);
   const uint32_t blocks = divide_up(n, rows);
   params.batch_fragments = blocks * static_cast<uint32_t>(rows / fragment_rows);
   const int64_t fragments = int64_t{params.batch_fragments} * count;
@@ -211,8 +269,9 @@ struct CudaCommands::Lists {
   const uint64_t* slot_of = nullptr;
   const int* ids = nullptr;
 
-  int64_t count = 0;  // of blocks
-  int64_t rows = 0;   // of a block
+  int64_t count = 0;         // of blocks
+  int64_t rows = 0;          // of a block
+  bool are_aligned = false;  // all slots, to 16 bytes
 };
 
 // The first byte of an expert.
@@ -233,10 +292,16 @@ CudaCommands::Lists CudaCommands::lists_of(const ExpertArgs& args) {
     longest = std::max(longest, job.count);
   }
   if (total == 0) return lists;
-  lists.rows = rows_of_block(args.jobs.front().expert.gate.format, longest);
-  // All three have blocks of one size.
-  for (const Matrix* matrix : {&args.jobs.front().expert.up, &args.jobs.front().expert.down})
-    lists.rows = std::min(lists.rows, rows_of_block(matrix->format, longest));
+  const ExpertMatrices& first = args.jobs.front().expert;
+  const int64_t base = base_of(first);
+  lists.are_aligned = std::ranges::all_of(args.jobs, [](const ExpertJob& job) {
+    return is_aligned(View{job.expert.gate.weight.buffer, base_of(job.expert)}.bytes());
+  });
+  for (const Matrix* matrix : {&first.gate, &first.up, &first.down})
+    lists.are_aligned = lists.are_aligned && (matrix->weight.offset - base) % 16 == 0;
+  lists.rows = many_rows;  // all three have blocks of one size
+  for (const Matrix* matrix : {&first.gate, &first.up, &first.down})
+    lists.rows = std::min(lists.rows, rows_of_block(matrix->format, longest, lists.are_aligned));
   for (const ExpertJob& job : args.jobs) lists.count += divide_up(job.count, lists.rows);
   const List blocks = launches_.list(lists.count * static_cast<int64_t>(sizeof(ExpertBlock)));
   const List pairs = launches_.list(total * 4);
@@ -278,7 +343,8 @@ void CudaCommands::product_of_experts(const char* name, const Lists& lists, int6
                          .group_steps = group_steps_of(matrix.format),
                          .number = number_of(matrix.format),
                          .k = static_cast<uint32_t>(k)};
-  const std::string kernel = concat(name, kind_of(lists.rows), matrix.format.bits);
+  const bool aligned = lists.are_aligned && params.matrix.codes % 16 == 0 && params.second.codes % 16 == 0;
+  const std::string kernel = concat(name, kind_of(lists.rows), format_name(matrix.format, aligned));
   const auto blocks = static_cast<uint32_t>(lists.count);
   if (!is_affine)
     return launch(kernel, {divide_up(matrix.rows, plain_outputs * plain_warps), blocks}, plain_warps * lanes, params);
@@ -341,6 +407,7 @@ void CudaCommands::chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) {
     lists.ids = address<const int>(args.ids);
     lists.count = pairs;
     lists.rows = 1;
+    lists.are_aligned = true;  // or the kernel sees that they are not
     feed_forward(lists, args.first, 0, {args.x, n, args.hidden, args.intermediate, args.k, {}, args.scratch, args.out});
   });
 }
