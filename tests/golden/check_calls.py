@@ -33,6 +33,7 @@ from support.vocabularies import byte_level  # noqa: E402
 EXPECTED = {
     "GLM-4.6": ("glm", True),
     "GLM-4.7-Flash": ("glm", True),
+    "MiniMax-M2": ("minimax", True),
     "Qwen-QwQ-32B": ("hermes", True),
     "Qwen-Qwen2.5-7B-Instruct": ("hermes", True),
     "Qwen-Qwen3-0.6B": ("hermes", True),
@@ -50,9 +51,10 @@ ADDED = [
     "<tool_call>", "</tool_call>", "<|im_assistant|>", "<|im_user|>", "<|im_system|>", "<|im_middle|>",
     "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
     "<|tool_calls_section_end|>", "<|assistant|>", "<|user|>", "<|observation|>", "<|system|>", "[gMASK]", "<sop>",
+    "<minimax:tool_call>", "</minimax:tool_call>", "]~!b[", "]~b]", "[e~[",
     *(f"<{BAR}{name.replace(' ', LOW)}{BAR}>" for name in DEEPSEEK),
 ]  # fmt: skip
-ENDS = ("<|im_end|>", f"<{BAR}end{LOW}of{LOW}sentence{BAR}>", "<|user|>", "<|observation|>")
+ENDS = ("<|im_end|>", "[e~[", f"<{BAR}end{LOW}of{LOW}sentence{BAR}>", "<|user|>", "<|observation|>")
 PROPERTIES = {"city": {"type": "string"}, "days": {"type": "integer"}, "text": {"type": "string"}}
 SCHEMAS: dict[str, Any] = {"weather": {"type": "object", "properties": PROPERTIES}, "now": {"type": "object"}}
 TOOLS = tuple(Tool(name, "Tells it.", schema) for name, schema in SCHEMAS.items())

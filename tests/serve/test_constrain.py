@@ -76,6 +76,8 @@ CALLS = {
     "<parameter=kind>\nfile\n</parameter>\n</function>\n</tool_call>",
     "glm": "<tool_call>write\n<arg_key>path</arg_key>\n<arg_value>a.py</arg_value>\n<arg_key>mode</arg_key>\n"
     "<arg_value>7</arg_value>\n<arg_key>kind</arg_key>\n<arg_value>file</arg_value>\n</tool_call>",
+    "minimax": '<minimax:tool_call>\n<invoke name="write">\n<parameter name="path">a.py</parameter>\n'
+    '<parameter name="mode">7</parameter>\n<parameter name="kind">file</parameter>\n</invoke>\n</minimax:tool_call>',
     "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.write:0<|tool_call_argument_begin|>"
     f"{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>",
     "deepseek": f"{mark('tool calls begin')}{mark('tool call begin')}write{mark('tool sep')}{ARGUMENTS}"
@@ -110,6 +112,9 @@ def test_one_call_or_more(name: str, make: Maker) -> None:
         begin = text.index("<", 1)
         inner = text[begin : text.rindex("<")]
         two = text[:begin] + inner * 2 + text[text.rindex("<") :]
+    elif name == "minimax":
+        begin, end = text.index("<invoke"), text.rindex("</minimax")
+        two = text[:begin] + text[begin:end] * 2 + text[end:]
     else:
         two = f"{text}\n{text}"
     assert len(read(family, two).calls) == 2

@@ -54,6 +54,16 @@ def glm(name: str, arguments: dict[str, Any], line: str = "\n") -> str:
     return f"<tool_call>{name}{line}{inner}</tool_call>"
 
 
+def minimax(*made: tuple[str, dict[str, Any]], line: str = "\n") -> str:
+    parts = [
+        f'<invoke name="{name}">{line}'
+        + "".join(f'<parameter name="{key}">{spelled(value)}</parameter>{line}' for key, value in arguments.items())
+        + f"</invoke>{line}"
+        for name, arguments in made
+    ]
+    return f"<minimax:tool_call>{line}{''.join(parts)}</minimax:tool_call>"
+
+
 def hermes(name: str, arguments: dict[str, Any]) -> str:
     return "<tool_call>\n" + json.dumps({"name": name, "arguments": arguments}) + "\n</tool_call>"
 
@@ -112,6 +122,10 @@ def calls(said: Said) -> list[tuple[str, Any]]:
 WELL = {
     "qwen-xml": [qwen("write", ARGUMENTS) + "\n" + qwen("now", {})],
     "glm": [glm("write", ARGUMENTS) + "\n" + glm("now", {}), glm("write", ARGUMENTS, "") + glm("now", {}, "")],
+    "minimax": [
+        minimax(("write", ARGUMENTS), ("now", {})),
+        minimax(("write", ARGUMENTS), line="") + "\n" + minimax(("now", {})),
+    ],
     "hermes": [hermes("write", ARGUMENTS) + "\n" + hermes("now", {})],
     "kimi": [kimi(("write", ARGUMENTS), ("now", {}))],
     "deepseek": [deepseek_31(("write", ARGUMENTS), ("now", {})), deepseek_3(("write", ARGUMENTS), ("now", {}))],
@@ -166,6 +180,7 @@ def test_families_are_told_from_templates() -> None:
     template = "{{ '<tool_call>\\n<function=' + call.name + '>\\n' }}"
     assert family_of(template).name == "qwen-xml"
     assert family_of("<tool_call>{{ name }}<arg_key>{{ k }}</arg_key>").name == "glm"
+    assert family_of('{%- set begin = "<minimax:tool_call>" %}{{ call["arguments"] }}').name == "minimax"
     assert family_of(deepseek("tool call begin")).name == "deepseek"
     assert family_of("<|tool_call_begin|>").name == "kimi"
     assert family_of('<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}').name == "hermes"
@@ -225,6 +240,16 @@ SLIPS = {
     "a space after the name": ("glm", "<tool_call>write <arg_key>path</arg_key> <arg_value>a</arg_value> </tool_call>"),
     "no close tag, GLM": ("glm", "<tool_call>write\n<arg_key>path</arg_key>\n<arg_value>a</arg_value>\n"),
     "no value tag": ("glm", "<tool_call>write\n<arg_key>path</arg_key>a</arg_value>\n</tool_call>"),
+    "no section, MiniMax": ("minimax", '<invoke name="write">\n<parameter name="path">a</parameter>\n</invoke>'),
+    "no closing tags, MiniMax": ("minimax", '<minimax:tool_call>\n<invoke name="write">\n<parameter name="path">a'),
+    "no closing tag of the function, MiniMax": (
+        "minimax",
+        '<minimax:tool_call><invoke name="write"><parameter name="path">a</parameter></minimax:tool_call>',
+    ),
+    "no closing tag of a value, another call": (
+        "minimax",
+        '<minimax:tool_call><invoke name="write"><parameter name="path">a</invoke><invoke name="now"></invoke>',
+    ),
     "no section": ("kimi", WRITE + "functions.write:0" + ARGUE + '{"path": "a"}' + END),
     "no prefix": ("kimi", '<|tool_call_begin|>write<|tool_call_argument_begin|>{"path": "a"}<|tool_call_end|>'),
     "no end": ("kimi", '<|tool_calls_section_begin|>' + WRITE + "write:3" + ARGUE + '{"path": "a"'),
@@ -260,6 +285,8 @@ def test_slips_are_understood(slip: str) -> None:
         ("qwen-xml", "The form is <function=name> in full."),
         ("qwen-xml", "<tool_call>\n<function= >\n</function>\n</tool_call>"),
         ("glm", "The tag <tool_call> opens a call."),
+        ("minimax", "The form is <minimax:tool_call>, then a name."),
+        ("minimax", 'The form is <invoke name="name"> in full.'),
         ("kimi", "<|tool_call_begin|>write<|tool_call_end|>"),
         ("kimi", "<|tool_call_begin|>a b<|tool_call_argument_begin|>{}<|tool_call_end|>"),
         ("kimi", "<|tool_call_begin|>write<|tool_call_argument_begin|>[1]<|tool_call_end|>"),
@@ -284,8 +311,17 @@ def test_values_may_be_about_tags() -> None:
     text = "Close with </parameter> and </function>, or <parameter=x>,\nor </tool_call>. <tool_call> opens."
     said = read("qwen-xml", qwen("write", {"path": "a", "text": text}))
     assert calls(said) == [("write", {"path": "a", "text": text})]
+    text = 'Close with </parameter> and </invoke>, or <parameter name="x">. <minimax:tool_call> opens.'
+    found = [("write", {"path": "a", "text": text}), ("now", {})]
+    assert calls(read("minimax", minimax(*found))) == found
     text = "Close with </arg_value> or </tool_call>."
     assert calls(read("glm", glm("write", {"text": text}))) == [("write", {"text": text})]
+
+
+def test_a_section_holds_calls_of_tools_that_there_are_not() -> None:
+    """Each is as good as the first, which no name makes a text."""
+    made = [("read", {"path": "a"}), ("fly", {}), ("write", {"path": "b"})]
+    assert calls(read("minimax", minimax(*made))) == made
 
 
 def test_a_call_that_was_cut_stays_open() -> None:

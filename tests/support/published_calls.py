@@ -38,6 +38,11 @@ def written(family: str, calls: Sequence[Mapping[str, Any]]) -> str:
         return "\n".join(
             f"<tool_call>{name}\n{text}</tool_call>" for (name, _, _), text in zip(pairs, inner, strict=True)
         )
+    if family == "minimax":
+        form = '<parameter name="{}">{}</parameter>\n'
+        inner = ["".join(form.format(name, _plain(value)) for name, value in each.items()) for _, each, _ in pairs]
+        made = [f'<invoke name="{name}">\n{text}</invoke>\n' for (name, _, _), text in zip(pairs, inner, strict=True)]
+        return f"<minimax:tool_call>\n{''.join(made)}</minimax:tool_call>"
     if family == "kimi":
         form = "<|tool_call_begin|>functions.{}:{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
         inner = [form.format(name, number, text) for number, (name, _, text) in enumerate(pairs)]

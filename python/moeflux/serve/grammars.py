@@ -13,7 +13,7 @@ from typing import Any
 from moeflux.serve.fields import RequestError
 from moeflux.serve.request import Ask, Form, Tool
 from moeflux.serve.tools.families import Family
-from moeflux.serve.tools.tagged import GLM_TAGS, QWEN_TAGS, Tags
+from moeflux.serve.tools.tagged import GLM_TAGS, MINIMAX_TAGS, QWEN_TAGS, Tags
 from moeflux.serve.tools.values import Schemas
 from moeflux.serve.tools.written import CLOSE, DEEPSEEK_MARKS, KIMI_MARKS, OPEN, Marks
 
@@ -130,7 +130,7 @@ def _escaped(text: str) -> str:
 
 def _calls(lark: _Lark, family: Family, tools: Sequence[Tool], parallel: bool, template: str) -> str:
     marks = {"deepseek": DEEPSEEK_MARKS, "kimi": KIMI_MARKS}.get(family.name)
-    tags = {"qwen-xml": QWEN_TAGS, "glm": GLM_TAGS}.get(family.name)
+    tags = {"qwen-xml": QWEN_TAGS, "glm": GLM_TAGS, "minimax": MINIMAX_TAGS}.get(family.name)
     if marks is not None:
         fenced = bool(marks.kind) and FENCE in template
         one = " | ".join(_marked(lark, marks, tool, fenced) for tool in tools)
@@ -138,6 +138,9 @@ def _calls(lark: _Lark, family: Family, tools: Sequence[Tool], parallel: bool, t
         calls = f"({one})" + (f" ({between}({one}))*" if parallel else "")
         return f"{lark.mark(marks.section)} {calls} {lark.mark(marks.section_end)}"
     one = " | ".join(_tagged(lark, tags, tool) if tags else _hermes(lark, tool) for tool in tools)
+    if tags and tags.several:
+        calls = f"({one})" + (f" ({one})*" if parallel else "")
+        return f"{lark.mark(tags.open)} {literal(chr(10))} {calls} {lark.mark(tags.close)}"
     return f"({one})" + (f" ({literal(chr(10))} ({one}))*" if parallel else "")
 
 
@@ -174,9 +177,12 @@ def _tagged(lark: _Lark, tags: Tags, tool: Tool) -> str:
     for name in names:
         one = _parameter(lark, tags, tool, name)
         given.append(one if name in needed else f"({one})?")
-    function = f"\n{tags.function}{tool.name}>\n" if tags.function else f"{tool.name}\n"
+    function = f"{tags.function}{tool.name}{tags.name_end}\n" if tags.function else f"{tool.name}\n"
     end = literal(f"{tags.function_end}\n") + " " if tags.function else ""
-    return f"{lark.mark(OPEN)} {literal(function)} {' '.join(given)} {end}{lark.mark(CLOSE)}"
+    if tags.several:
+        return f"{literal(function)} {' '.join(given)} {end}"
+    begin = literal(("\n" if tags.function else "") + function)
+    return f"{lark.mark(tags.open)} {begin} {' '.join(given)} {end}{lark.mark(tags.close)}"
 
 
 def _parameter(lark: _Lark, tags: Tags, tool: Tool, name: str) -> str:

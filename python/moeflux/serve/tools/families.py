@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from moeflux.serve.tools.reader import Reader
-from moeflux.serve.tools.tagged import GLM_TAGS, QWEN_TAGS, TaggedReader
+from moeflux.serve.tools.tagged import GLM_TAGS, MINIMAX_TAGS, QWEN_TAGS, TaggedReader
 from moeflux.serve.tools.values import Schemas
 from moeflux.serve.tools.written import CLOSE, DEEPSEEK_MARKS, KIMI_MARKS, OPEN, HermesReader, MarkedReader
 
@@ -42,6 +42,13 @@ FAMILIES = (
         (OPEN,),
         (*TAGS, GLM_TAGS.key, GLM_TAGS.key_end, GLM_TAGS.value, GLM_TAGS.value_end),
         lambda schemas, id: TaggedReader(schemas, id, GLM_TAGS),
+    ),
+    Family(
+        "minimax",
+        MINIMAX_TAGS.open,
+        (MINIMAX_TAGS.open,),
+        (MINIMAX_TAGS.open, MINIMAX_TAGS.close),
+        lambda schemas, id: TaggedReader(schemas, id, MINIMAX_TAGS),
     ),
     Family(
         "deepseek",

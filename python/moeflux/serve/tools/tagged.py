@@ -1,4 +1,5 @@
-"""Calls whose arguments stand between tags, each value by itself and without quotes: Qwen3-Coder, Qwen3.5 and GLM."""
+"""Calls whose arguments stand between tags, each value by itself and without quotes: Qwen3-Coder, Qwen3.5, GLM and
+MiniMax-M2."""
 
 from __future__ import annotations
 
@@ -10,23 +11,35 @@ from moeflux.serve.tools.reader import NAME, Wait
 from moeflux.serve.tools.values import Schemas, escaped, value_of
 from moeflux.serve.tools.written import CLOSE, OPEN, HermesReader
 
-__all__ = ["GLM_TAGS", "QWEN_TAGS", "TaggedReader", "Tags"]
+__all__ = ["GLM_TAGS", "MINIMAX_TAGS", "QWEN_TAGS", "TaggedReader", "Tags"]
 
 
 @dataclass(frozen=True)
 class Tags:
-    function: str  # before the name; "": the name follows <tool_call>
+    function: str  # before the name; "": the name follows what opens a call
     function_end: str
     key: str
     key_end: str
     value: str  # between key and value
     value_end: str
     line_ends: bool  # a value stands on lines of its own
+    name_end: str = ">"
+    open: str = OPEN
+    close: str = CLOSE
+
+    @property
+    def several(self) -> bool:
+        """Whether what is opened holds all calls of an answer, and never JSON."""
+        return self.open != OPEN
 
 
 QWEN_TAGS = Tags("<function=", "</function>", "<parameter=", ">", "", "</parameter>", True)
 GLM_TAGS = Tags("", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", False)
-NAME_AT = re.compile(rf"\s*({NAME.pattern})[ \t]*(?:>|(?=[\n<])|\Z)", re.ASCII)
+MINIMAX_TAGS = Tags(
+    '<invoke name="', "</invoke>", '<parameter name="', '">', "", "</parameter>", False,
+    name_end='">', open="<minimax:tool_call>", close="</minimax:tool_call>",
+)  # fmt: skip
+NAME_AT = re.compile(rf"\s*({NAME.pattern})\"?[ \t]*(?:>|(?=[\n<])|\Z)", re.ASCII)
 NAME_STOPS = re.compile(r"[^\s][^>\n<]*[>\n<]")
 
 
@@ -38,7 +51,8 @@ class TaggedReader(HermesReader):
         super().__init__(schemas, new_id)
 
     def _read(self) -> Wait:
-        openers = (OPEN, self._tags.function) if self._tags.function else (OPEN,)
+        tags = self._tags
+        openers = (tags.open, tags.function) if tags.function else (tags.open,)
         while True:
             opener = yield from self._until(openers, self._say)
             if not opener:
@@ -54,8 +68,9 @@ class TaggedReader(HermesReader):
     def _opened(self, opener: str) -> Generator[None, None, str]:
         """The name of the tool, or "" when there is no call to go on with."""
         function, raw = self._tags.function, opener
-        if opener == OPEN:
-            ahead = yield from self._ahead(("{", function) if function else ("{",))
+        if opener == self._tags.open:
+            begins = (() if self._tags.several else ("{",)) + ((function,) if function else ())
+            ahead = yield from self._ahead(begins)
             if ahead == "{":
                 yield from self._json_call()
                 return ""
@@ -75,16 +90,16 @@ class TaggedReader(HermesReader):
         if name in self._schemas:
             return True
         if self._tags.function:
-            return opener == OPEN
-        return (yield from self._ahead((self._tags.key, CLOSE))) is not None
+            return opener == self._tags.open
+        return (yield from self._ahead((self._tags.key, self._tags.close))) is not None
 
     # ---- Arguments ----------------------------------------------------------------------------------------------
 
     def _arguments(self, name: str) -> Wait:
         tags, given = self._tags, set[str]()
-        ends = tuple(end for end in (tags.function_end, CLOSE) if end)
+        ends = tuple(end for end in (tags.function_end, tags.close) if end)
         while True:
-            marker = yield from self._until((tags.key, *ends, OPEN), self._keep_for_later)
+            marker = yield from self._until((tags.key, *ends, tags.open), self._keep_for_later)
             if marker != tags.key:
                 break
             key = yield from self._key()
@@ -99,11 +114,19 @@ class TaggedReader(HermesReader):
         complete = bool(marker) or not self._cut
         if complete:
             self._argue("}" if given else "{}")
-        if marker == OPEN:  # the next call, and this one was not closed
-            self._left = OPEN + self._left
-        elif tags.function_end and marker == tags.function_end and (yield from self._ahead((CLOSE,))) == CLOSE:
-            yield from self._until((CLOSE,), str)
+        if marker == tags.open:  # the next call, and this one was not closed
+            self._left = tags.open + self._left
+        elif tags.function_end and marker == tags.function_end:
+            yield from self._after_function()
         self._end(complete)
+
+    def _after_function(self) -> Wait:
+        tags = self._tags
+        follows = yield from self._ahead((tags.close, *((tags.function,) if tags.several else ())))
+        if follows == tags.close:
+            yield from self._until((tags.close,), str)
+        elif follows:  # the next call, as if it were opened like the first
+            self._left = tags.open + self._left
 
     def _key(self) -> Generator[None, None, str]:
         """The name of a parameter, and what stands between that and the value."""
@@ -131,7 +154,7 @@ class TaggedReader(HermesReader):
     @property
     def _value_ends(self) -> tuple[str, ...]:
         tags = self._tags
-        return tuple(end for end in (tags.value_end, tags.key, tags.function_end, CLOSE) if end)
+        return tuple(end for end in (tags.value_end, tags.key, tags.function_end, tags.close) if end)
 
     def _ends_value(self, marker: str, name: str, given: set[str]) -> Generator[None, None, bool]:
         """Whether a tag ends a value, or is part of it: people have models write about such tags. What a closing tag
@@ -141,11 +164,13 @@ class TaggedReader(HermesReader):
         if not marker:
             return True
         if marker == tags.value_end:
-            ends = tuple(end for end in (tags.key, tags.function_end, CLOSE) if end)
+            ends = tuple(end for end in (tags.key, tags.function_end, tags.close) if end)
             return (yield from self._ahead(ends)) is not None
         if marker == tags.key:
             return (yield from self._opens_known(name, given))
-        after = (CLOSE, OPEN) if marker == tags.function_end else (OPEN,)
+        after: tuple[str, ...] = (tags.close, tags.open) if marker == tags.function_end else (tags.open,)
+        if marker == tags.function_end and tags.several:
+            after = (*after, tags.function)
         ended = (yield from self._ahead(after)) is not None
         if ended:
             self._left = marker + self._left
