@@ -132,3 +132,43 @@ def test_refused(base: dict[str, Any], changes: dict[str, Any], message: str) ->
 def test_defaults_about_which_implementations_differ(base: dict[str, Any], field: str) -> None:
     with pytest.raises(FormatError, match=f"{field}: expected a value, for implementations differ .* found nothing"):
         variant_from_config({key: value for key, value in base.items() if key != field})
+
+
+# ---- What a refusal says ----------------------------------------------------------------------------------------
+
+
+def refusal(config: dict[str, Any]) -> str:
+    with pytest.raises(FormatError) as caught:
+        variant_from_config(config)
+    return str(caught.value)
+
+
+INDEXER = {"index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048}
+
+
+def test_a_refusal_names_every_field_and_the_block_that_is_missing() -> None:
+    said = refusal({**MIXTRAL_8X7B, **INDEXER, "colour": "red"})
+    assert said.startswith(
+        'config.json: field "colour" is not one that moeflux knows for this architecture, nor are "index_head_dim", '
+        '"index_n_heads", "index_topk"; moeflux does not have what the model needs: an indexer that picks the rows to '
+        "attend to (index_head_dim, index_n_heads, index_topk); supported: "
+    )
+
+
+def test_a_refused_family_says_which_block_is_missing() -> None:
+    said = refusal({**DEEPSEEK_V2, **INDEXER, "model_type": "deepseek_v9"})
+    assert "model_type: expected qwen3_5_moe or " in said
+    assert said.endswith(
+        "found 'deepseek_v9'; moeflux does not have what the model needs: an indexer that picks the rows to attend to "
+        "(index_head_dim, index_n_heads, index_topk)"
+    )
+    nested = {"model_type": "seer", "text_config": {"final_logit_softcapping": 30.0, "hc_mult": 4}}
+    assert refusal(nested).endswith(
+        "a soft cap of the logits (final_logit_softcapping); residual streams with gated mixing (hyper-connections) "
+        "(hc_mult)"
+    )
+    assert refusal({"model_type": "llama", "colour": 1}).endswith("found 'llama'")
+
+
+def test_a_refusal_stays_short() -> None:
+    assert len(refusal({**MIXTRAL_8X7B, **{f"{'x' * 1000}{i}": 1 for i in range(1000)}})) < 4000

@@ -153,23 +153,47 @@ def test_expert_totals() -> None:
     assert all(layout.bytes % (16 << 10) == 0 for layout in layouts)
 
 
+def parameters(v: Variant) -> tuple[float, float]:
+    """Of the whole model and of a token's way through it, in thousands of millions."""
+    dense = sum(math.prod(shape.shape) for shape in dense_shapes(v))
+    expert = 3 * v.hidden_size * v.experts.intermediate * len(v.moe_layers)
+    counts = (dense + expert * v.experts.count, dense + expert * v.experts.per_token)
+    return round(counts[0] / 1e9, 1), round(counts[1] / 1e9, 1)
+
+
 def test_glm_has_as_many_parameters_as_published() -> None:
     """106 and 355 billion, 12 and 32 of them active, says their card, which counts embeddings and the layer for
     multi-token prediction as it likes."""
-    totals, active = [], []
-    for v in GLM:
-        dense = sum(math.prod(shape.shape) for shape in dense_shapes(v))
-        expert = 3 * v.hidden_size * v.experts.intermediate
-        totals.append(dense + expert * v.experts.count * len(v.moe_layers))
-        active.append(dense + expert * v.experts.per_token * len(v.moe_layers))
-    assert [round(total / 1e9, 1) for total in totals] == [106.9, 352.8]
-    assert [round(count / 1e9, 1) for count in active] == [13.4, 33.6]
+    assert [parameters(v) for v in GLM] == [(106.9, 13.4), (352.8, 33.6)]
     assert [v.state_numbers() for v in GLM] == [(0, 46 * 2 * 1024), (0, 92 * 2 * 1024)]
     assert [v.moe_layers for v in GLM] == [tuple(range(1, 46)), tuple(range(3, 92))]
 
 
+# In thousands of millions, with what a token goes through. Their cards say 230 and 10, 14.3 and 2.7, 46.7 and 12.9, 141
+# and 39, 6.9 and 1.3, 236 and 21, 15.7 and 2.4 (which leaves out a part of the embeddings).
+PARAMETERS = {
+    "MiniMax-M2": (228.7, 11.0),
+    "Qwen1.5-MoE-A2.7B": (14.3, 2.7),
+    "Mixtral-8x7B": (46.7, 12.9),
+    "Mixtral-8x22B": (140.6, 39.2),
+    "OLMoE-1B-7B": (6.9, 1.3),
+    "DeepSeek-V2": (235.7, 21.4),
+    "DeepSeek-V2-Lite": (15.7, 2.7),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_others_have_as_many_parameters_as_published(name: str) -> None:
+    assert parameters(PRESETS[name]) == PARAMETERS[name]
+
+
+def test_what_a_position_takes_in_others() -> None:
+    assert PRESETS["MiniMax-M2"].state_numbers() == (0, 62 * 2 * 1024)
+    assert PRESETS["DeepSeek-V2-Lite"].state_numbers() == (0, 27 * 576)
+
+
 def test_json_round_trip() -> None:
-    for variant in (*KNOWN, *GLM):
+    for variant in PRESETS.values():
         assert Variant.from_dict(json.loads(variant.to_json())) == variant
 
 

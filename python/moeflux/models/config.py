@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from moeflux import files
+from moeflux.errors import FormatError
 from moeflux.models.config_deepseek import read_deepseek, read_deepseek_v2, read_glm
-from moeflux.models.config_fields import REQUIRED, Fields
+from moeflux.models.config_fields import REQUIRED, Fields, missing_blocks
 from moeflux.models.config_parts import ARCHITECTURES
 from moeflux.models.config_plain import read_minimax, read_mixtral, read_olmoe
 from moeflux.models.config_qwen import read_qwen, read_qwen2
@@ -89,7 +90,9 @@ def read_config(config: Any, where: str, name: str) -> Variant:
     root = Fields(config, where)
     declared = root.get("model_type", str, "a string", REQUIRED)
     if declared not in ARCHITECTURES:
-        raise root.fail("model_type", " or ".join(ARCHITECTURES))
+        error = root.fail("model_type", " or ".join(ARCHITECTURES))
+        text = config.get("text_config")
+        raise FormatError(f"{error}{missing_blocks({*config, *(text if isinstance(text, dict) else ())})}")
     fields = root
     if "text_config" in config or declared in ("qwen3_vl_moe", "kimi_k25"):
         fields = text_part(root, declared)

@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from moeflux.errors import FormatError
 
 REQUIRED = object()
+
+BLOCKS = {
+    "attn_logit_softcapping": "a soft cap of attention's scores",
+    "clip_qkv": "attention with clipped queries, keys and values",
+    "final_logit_softcapping": "a soft cap of the logits",
+    "hc_mult": "residual streams with gated mixing (hyper-connections)",
+    "index_head_dim": "an indexer that picks the rows to attend to",
+    "index_n_heads": "an indexer that picks the rows to attend to",
+    "index_topk": "an indexer that picks the rows to attend to",
+    "linear_attn_config": "linear attention with a gate for each channel",
+    "mamba_d_state": "a state-space mixer",
+    "sparse_attention_config": "attention to blocks of rows that an indexer picks",
+    "ssm_state_size": "a state-space mixer",
+    "zero_expert_num": "experts that compute nothing",
+}
+"""Fields that models have whose blocks moeflux lacks -> the block. Where a reader knows such a field, it decides."""
+
+
+def missing_blocks(fields: Iterable[str]) -> str:
+    """What these fields say is missing, as the end of an error; empty where they say nothing."""
+    named: dict[str, list[str]] = {}
+    for field in sorted(fields):
+        if field in BLOCKS:
+            named.setdefault(BLOCKS[field], []).append(field)
+    blocks = "; ".join(f"{block} ({', '.join(names)})" for block, names in named.items())
+    return f"; moeflux does not have what the model needs: {blocks}" if blocks else ""
 
 
 class Fields:
@@ -71,7 +98,9 @@ class Fields:
     def finish(self, irrelevant: frozenset[str]) -> None:
         unknown = sorted(self.values.keys() - self.seen - irrelevant)
         if unknown:
+            others = [f'"{name:.60}"' for name in unknown[1:20]] + (["others"] if len(unknown) > 20 else [])
             raise FormatError(
-                f'{self.where}: field "{unknown[0]}" is not one that moeflux knows for this architecture; '
+                f'{self.where}: field "{unknown[0]:.60}" is not one that moeflux knows for this architecture'
+                f"{', nor are ' + ', '.join(others) if others else ''}{missing_blocks(unknown)}; "
                 f"supported: {', '.join(sorted(self.seen))}"
             )
