@@ -21,12 +21,17 @@ import mlx.core as mx
 import numpy as np
 import torch
 import transformers
+from mlx_lm.models import deepseek_v2 as mlx_deepseek_v2
 from mlx_lm.models import deepseek_v3 as mlx_deepseek
 from mlx_lm.models import glm4_moe as mlx_glm
 from mlx_lm.models import glm4_moe_lite as mlx_lite
+from mlx_lm.models import minimax as mlx_minimax
+from mlx_lm.models import mixtral as mlx_mixtral
+from mlx_lm.models import olmoe as mlx_olmoe
 from mlx_lm.models import qwen3_moe as mlx_qwen
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as hf_deepseek
 from transformers.models.glm4_moe import modeling_glm4_moe as hf_glm
+from transformers.models.minimax_m2 import modeling_minimax_m2 as hf_minimax
 from transformers.models.qwen3_moe import modeling_qwen3_moe as hf_qwen
 
 from golden import checkpoints
@@ -38,8 +43,13 @@ from moeflux.models.layers import GatedDelta, LatentAttention
 PEERS = {
     "deepseek_v3": (hf_deepseek, "DeepseekV3", mlx_deepseek),
     "glm4_moe": (hf_glm, "Glm4Moe", mlx_glm),
+    "minimax_m2": (hf_minimax, "MiniMaxM2", mlx_minimax),
     "qwen3_moe": (hf_qwen, "Qwen3Moe", mlx_qwen),
 }
+# Of these only what is taken for a field that is not there.
+MLX_ALONE = {
+    "deepseek_v2": mlx_deepseek_v2, "glm4_moe_lite": mlx_lite, "mixtral": mlx_mixtral, "olmoe": mlx_olmoe
+}  # fmt: skip
 
 Answer = np.ndarray
 Config = dict[str, Any]
@@ -72,7 +82,8 @@ def rope_of_mlx(config: Config) -> Answer:
     model = PEERS[config["model_type"]][2]
     arguments = model.ModelArgs.from_dict(config)
     latent = model is mlx_deepseek
-    kind = model.DeepseekV3Attention if latent else model.Attention
+    own = {mlx_deepseek: "DeepseekV3Attention", mlx_minimax: "MiniMaxAttention"}
+    kind = getattr(model, own.get(model, "Attention"))
     attention = kind(arguments, 0) if model is mlx_qwen else kind(arguments)
 
     def turn(row: np.ndarray, position: np.ndarray) -> np.ndarray:
@@ -115,6 +126,9 @@ def rope_cases() -> list[tuple[str, Config]]:
     cases += [("deepseek_v3 without YaRN, half", deepseek | half), ("qwen3_moe without YaRN, half", qwen | half)]
     glm = checkpoints.glm4_moe(head_dim=32).config
     cases += [(f"glm4_moe, {part}", glm | {"partial_rotary_factor": part}) for part in (0.25, 0.5, 1.0)]
+    minimax = checkpoints.minimax_m2(head_dim=32).config
+    cases += [(f"minimax_m2, {channels} channels", minimax | {"rotary_dim": channels}) for channels in (8, 16, 32)]
+    cases += [("minimax_m2, YaRN", minimax | {"rope_scaling": YARN})]
     return [*cases, ("glm4_moe, YaRN", glm | {"rope_scaling": YARN}), ("glm4_moe, no part", without(glm, PART))]
 
 
@@ -130,7 +144,12 @@ def default_cases() -> list[tuple[str, Config]]:
     cases = [(field, without(deepseek, field)) for field in (*DEFAULTS, "first_k_dense_replace")]
     cases += [(field, without(lite, field)) for field in DEFAULTS]
     said = ("n_group", "topk_group", "n_shared_experts", "norm_topk_prob", "first_k_dense_replace")
-    return cases + [(field, without(glm, field)) for field in (*said, "attention_bias", "use_qk_norm")]
+    cases += [(field, without(glm, field)) for field in (*said, "attention_bias", "use_qk_norm")]
+    v2, mixtral, olmoe = (checkpoints.CHECKPOINTS[name]().config for name in ("deepseek_v2", "mixtral", "olmoe"))
+    cases += [(field, without(v2, field)) for field in ("n_shared_experts", "q_lora_rank", "routed_scaling_factor")]
+    cases += [("first_k_dense_replace", without(v2, "first_k_dense_replace"))]
+    cases += [("tie_word_embeddings", without(config, "tie_word_embeddings")) for config in (mixtral, olmoe)]
+    return [*cases, ("norm_topk_prob", without(olmoe, "norm_topk_prob"))]
 
 
 def without(config: Config, field: str) -> Config:
@@ -138,8 +157,14 @@ def without(config: Config, field: str) -> Config:
 
 
 def default_of(field: str, declared: str) -> list[Callable[[Config], Answer]]:
-    mlx = PEERS[declared][2] if declared in PEERS else mlx_lite
-    names = {"n_group": "num_groups", "topk_group": "groups_per_token", "norm_topk_prob": "normalize_topk"}
+    mlx = PEERS[declared][2] if declared in PEERS else MLX_ALONE[declared]
+    names = {
+        "tie_word_embeddings": "tied_embeddings",
+        "routed_scaling_factor": "routed_scaling",
+        "n_group": "num_groups",
+        "topk_group": "groups_per_token",
+        "norm_topk_prob": "normalize_topk",
+    }
     return [
         lambda config: np.array([float(getattr(transformers.AutoConfig.for_model(**config), field))]),
         lambda config: np.array([float(getattr(mlx.ModelArgs.from_dict(config), field))]),
@@ -149,6 +174,16 @@ def default_of(field: str, declared: str) -> list[Callable[[Config], Answer]]:
 
 def of_moeflux(variant: Variant, field: str) -> float:
     said = variant.identity()
+    if "layer_kinds" not in said:  # version 1 has no words for the model
+        experts, mixer = variant.experts, variant.layers[0].mixer
+        said = {
+            "moe_intermediate": experts.intermediate,
+            "shared_intermediate": experts.shared.intermediate if experts.shared else 0,
+            "normalize_topk": experts.router.normalize,
+            "routed_scaling": experts.router.scaling,
+            "tied_embeddings": variant.tied_embeddings,
+            "q_lora_rank": getattr(mixer, "q_rank", 0),
+        }
     if field == "n_shared_experts":
         return said["shared_intermediate"] / said["moe_intermediate"]
     return variant.moe_layers[0] if field == "first_k_dense_replace" else said[field]
