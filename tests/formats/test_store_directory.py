@@ -19,6 +19,7 @@ from support.tiny_stores import (
     glm,
     hybrid,
     latent,
+    minimax,
     quantised,
     raw,
     shapes,
@@ -146,8 +147,8 @@ def test_latent_attention(tmp_path: Path, v: Variant, split_kv: bool) -> None:
     assert ("model.layers.0.self_attn.embed_q" in store.formats) == split_kv
 
 
-def test_layers_behind_the_last_are_left_out_where_a_family_numbers_them_so(tmp_path: Path) -> None:
-    v = glm()
+@pytest.mark.parametrize("v", [glm(), minimax()], ids=lambda v: v.model_type)
+def test_layers_behind_the_last_are_left_out_where_a_family_numbers_them_so(tmp_path: Path, v: Variant) -> None:
     stored, stacks = tensors(v), expert_stacks(v)
     extra = {"model.layers.2.eh_proj.weight": raw("e", "BF16", (3,))}
     store = open_mlx(MlxFolder(stored | stacks | extra).write(tmp_path / "m"), v.to_json())
