@@ -13,6 +13,8 @@ from moeflux.models.layers import DenseMlp, GroupedAttention
 from support.published_configs import (
     DEEPSEEK_V2,
     DEEPSEEK_V2_LITE,
+    GLM_47_FLASH,
+    KIMI_K25,
     MINIMAX_M2,
     MIXTRAL_8X7B,
     OLMOE_1B_7B,
@@ -29,9 +31,13 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+OF_DEEPSEEK = {"GLM-4.7-Flash": GLM_47_FLASH, "Kimi-K2.5": KIMI_K25}
+
+
+@pytest.mark.parametrize("name", PUBLISHED | OF_DEEPSEEK)
 def test_published_configs_equal_the_presets(name: str) -> None:
-    assert dataclasses.replace(variant_from_config(PUBLISHED[name]), name=name) == PRESETS[name]
+    config = (PUBLISHED | OF_DEEPSEEK)[name]
+    assert dataclasses.replace(variant_from_config(config), name=name) == PRESETS[name]
 
 
 def test_what_the_families_are_made_of() -> None:

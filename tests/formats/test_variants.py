@@ -170,7 +170,7 @@ def test_glm_has_as_many_parameters_as_published() -> None:
 
 
 # In thousands of millions, with what a token goes through. Their cards say 230 and 10, 14.3 and 2.7, 46.7 and 12.9, 141
-# and 39, 6.9 and 1.3, 236 and 21, 15.7 and 2.4 (which leaves out a part of the embeddings).
+# and 39, 6.9 and 1.3, 236 and 21, 15.7 and 2.4, 1000 and 32, 30 and 3: some leave out embeddings.
 PARAMETERS = {
     "MiniMax-M2": (228.7, 11.0),
     "Qwen1.5-MoE-A2.7B": (14.3, 2.7),
@@ -179,6 +179,8 @@ PARAMETERS = {
     "OLMoE-1B-7B": (6.9, 1.3),
     "DeepSeek-V2": (235.7, 21.4),
     "DeepSeek-V2-Lite": (15.7, 2.7),
+    "Kimi-K2.5": (1026.4, 32.9),
+    "GLM-4.7-Flash": (29.9, 3.9),
 }
 
 

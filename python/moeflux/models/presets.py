@@ -77,6 +77,40 @@ def _cogito() -> Variant:
     )
 
 
+def _latent(
+    name: str, mixer: LatentAttention, *, layers: int, wide: int, experts: RoutedExperts, context: int, **rest: Any
+) -> Variant:
+    """A dense layer of that width comes before those with experts."""
+    return Variant(
+        name=name,
+        model_type="deepseek_v3",
+        layers=(Layer(mixer, DenseMlp(intermediate=wide)),) + (Layer(mixer, experts),) * (layers - 1),
+        rms_norm_eps=1e-5,
+        max_context=context,
+        **rest,
+    )
+
+
+def _kimi() -> Variant:
+    yarn = Yarn(factor=64.0, original_context=4096, beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0)
+    mixer = LatentAttention(
+        heads=64, q_rank=1536, kv_rank=512, nope_dim=128, v_dim=128, rope=Rope(dim=64, theta=5e4, yarn=yarn)
+    )
+    return _latent(
+        "Kimi-K2.5", mixer, layers=61, wide=18_432, experts=_plain(384, 2048, scaling=2.827), context=262_144,
+        hidden_size=7168, vocab_size=163_840, eos_ids=(163_585,), bos_id=163_584,
+    )  # fmt: skip
+
+
+def _glm_flash() -> Variant:
+    rope = Rope(dim=64, theta=1e6)
+    mixer = LatentAttention(heads=20, q_rank=768, kv_rank=512, nope_dim=192, v_dim=256, rope=rope)
+    return _latent(
+        "GLM-4.7-Flash", mixer, layers=47, wide=10_240, experts=_plain(64, 1536, scaling=1.8, per_token=4),
+        context=202_752, hidden_size=2048, vocab_size=154_880, eos_ids=(154_820, 154_827, 154_829),
+    )  # fmt: skip
+
+
 def _glm(
     name: str, *, layers: int, dense: int, hidden: int, wide: int, qk_norm: bool, context: int, experts: RoutedExperts
 ) -> Variant:
@@ -107,10 +141,10 @@ def _glm_large() -> Variant:
     return _glm("GLM-4.7", layers=92, dense=3, hidden=5120, wide=12_288, qk_norm=True, context=202_752, experts=experts)
 
 
-def _plain(count: int, intermediate: int, *, scaling: float) -> RoutedExperts:
+def _plain(count: int, intermediate: int, *, scaling: float, per_token: int = 8) -> RoutedExperts:
     return RoutedExperts(
         count=count,
-        per_token=8,
+        per_token=per_token,
         intermediate=intermediate,
         router=Router(scoring="noaux_tc", groups=1, groups_kept=1, scaling=scaling),
         shared=SharedExpert(intermediate=intermediate),
@@ -207,6 +241,8 @@ PRESETS: dict[str, Variant] = {
         _cogito(),
         _glm_air(),
         _glm_large(),
+        _glm_flash(),
+        _kimi(),
         _minimax(),
         _qwen15(),
         _mixtral("Mixtral-8x7B", layers=32, hidden=4096, heads=32, wide=14_336, context=32_768),
