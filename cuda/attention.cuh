@@ -64,15 +64,26 @@ struct Chunk {
   float total[attention_queries];
 };
 
-// Puts the queries into shared memory: number i of query r at queries[i * attention_queries + r].
+// Puts the queries into shared memory: number i of query r at queries[i * attention_queries + r]. A warp each.
 DEV void bring_queries(const AttentionParams& params, const Queries& of, float* queries) {
-  const u32 width = params.dim + params.pe_dim;
-  for (u32 at = threadIdx.x; at < width * attention_queries; at += attention_threads) {
-    const u32 i = at / attention_queries, r = at % attention_queries;
-    const u64 row = of.row(r), head = of.head(r);
-    queries[at] = i < params.dim
-                      ? params.q[row * params.q_row_stride + head * params.q_head_stride + i]
-                      : params.q_pe[row * params.q_pe_row_stride + head * params.q_pe_head_stride + (i - params.dim)];
+  const u32 r = warp_of();
+  const float* q = params.q + u64(of.row(r)) * params.q_row_stride + of.head(r) * params.q_head_stride;
+  for (u32 i = lane_of(); i < params.dim; i += lanes) queries[i * attention_queries + r] = q[i];
+  if (params.pe_dim == 0) return;
+  const float* pe = params.q_pe + u64(of.row(r)) * params.q_pe_row_stride + of.head(r) * params.q_pe_head_stride;
+  for (u32 i = lane_of(); i < params.pe_dim; i += lanes) queries[(params.dim + i) * attention_queries + r] = pe[i];
+}
+
+// Asks for the keys and values of rows begin ... end - 1 of a block, which are needed soon.
+template <typename T>
+DEV void prefetch_rows(const AttentionParams& params, const u8* rows, u32 kv_head, u32 begin, u32 end) {
+  constexpr u32 line = 128;
+  const u32 bytes = params.dim * sizeof(T), lines = (bytes + line - 1) / line;
+  for (u32 i = threadIdx.x; i < (end - begin) * lines; i += attention_threads) {
+    const u64 head = u64((begin + i / lines) % cached_block) * params.kv_heads + kv_head;
+    const u64 at = head * bytes + min(i % lines * line, bytes - 1);
+    prefetch_line(rows + params.k_begin + at);
+    prefetch_line(rows + params.v_begin + at);
   }
 }
 
@@ -275,14 +286,15 @@ DEV void attention_parts(const AttentionParams& params) {
   const u32 part_rows = params.part_chunks * attention_chunk;
   const u32 begin = (first_part(params, part_rows) + blockIdx.z) * part_rows, length = of.end_of_all();
   if (begin >= of.position + params.n) return;
+  const u8* rows = reinterpret_cast<const u8* const*>(params.rows + 1)[begin / cached_block];
+  if (begin < length) prefetch_rows<T>(params, rows, of.kv_head, begin, min(begin + part_rows, length));
   bring_queries(params, of, queries);
   __syncthreads();
   float highest = lowest, total = 0.0f, values[slots][attention_queries] = {};
   if (begin < length) {
     const u32 end = min(begin + part_rows, length);
-    const u8* block = reinterpret_cast<const u8* const*>(params.rows + 1)[begin / cached_block];
     if (params.part_chunks == 1)
-      take_chunk<T, slots>(params, of, queries, block, begin, end, chunk, highest, total, values);
+      take_chunk<T, slots>(params, of, queries, rows, begin, end, chunk, highest, total, values);
     else
       take_span<T, slots>(params, of, queries, begin, end, chunk, highest, total, values);
   }
@@ -345,6 +357,7 @@ extern "C" __global__ void attention_merge(const AttentionParams params) {
     float value = 0.0f;
     for (u32 span = 0; span < spans; span++) {
       float sum = 0.0f;
+#pragma unroll 8
       for (u32 j = begin_of(span); j < end_of(span); j++)
         sum = joined(sum, parts[u64(j) * width + 2 + i], before[j], after[j]);
       value = joined(value, sum, span_before[span], span_after[span]);

@@ -1,7 +1,8 @@
 // Rows of x as digits, for products of several rows. Digits are made once for all blocks that multiply with them.
 #include "products.h"
 
-// Grid of blocks: fragments, 1, the products of a batch; a warp each row of a fragment. Behind the last row are zeros.
+// Grid of blocks: fragments, 1, the products of a batch; a warp each row of a fragment. Nobody reads the digits of rows
+// that are not there, and their groups are zeros.
 extern "C" __global__ void make_digits(const DigitsParams params) {
   begin_kernel();
   const u32 steps = params.columns / step_columns, groups = steps / params.group_steps;
@@ -26,7 +27,7 @@ extern "C" __global__ void make_digits(const DigitsParams params) {
     if (index >= packs) continue;
     const PackPlace at = place_of_pack(index, params.group_steps);
 #pragma unroll
-    for (u32 d = 0; d < digits_of_number; d++)
+    for (u32 d = 0; d < digits_of_number && is_there; d++)
       digits[digits_at(fragment, steps, at.step, d) + row * 4 + at.lane] = made.of[d];
     if (at.lane == 0 && at.step % params.group_steps == 0)
       params.groups[(fragment * groups + at.step / params.group_steps) * fragment_rows + row] = group;

@@ -66,7 +66,7 @@ DEV void expert_some(const ExpertParams& params) {
   const Pairs block = pairs_of(params);
   const TwoRows<bits> rows = rows_of_tile<bits, is_double>(params, block.slot, blockIdx.x);
   outputs_of_some<bits, steps, fragments>(rows, storage_of(params), params.digits, params.groups,
-                                          u64(blockIdx.y) * fragments, shared, [] {});
+                                          u64(blockIdx.y) * fragments, block.count, shared, [] {});
   for (u32 i = threadIdx.x; i < block.count * outputs; i += blockDim.x) {
     const u32 at = i % outputs, r = i / outputs, row = blockIdx.x * outputs + at;
     if (row >= params.rows) continue;

@@ -70,7 +70,7 @@ DEV void matmul_some(const ProductParams& params) {
   TwoRows<bits> rows;
   rows.set(0, stored, params.matrix, above + min(tile * tile_rows + g, params.rows - 1));
   rows.set(1, stored, params.matrix, above + min(tile * tile_rows + g + 8, params.rows - 1));
-  outputs_of_some<bits, steps, fragments>(rows, stored, params.digits, params.groups, block, shared,
+  outputs_of_some<bits, steps, fragments>(rows, stored, params.digits, params.groups, block, params.n - first, shared,
                                           [] { wait_for_previous(); });
   for (u32 i = threadIdx.x; i < tile_rows * width; i += blockDim.x) {
     const u32 row = tile * tile_rows + i % tile_rows, at = first + i / tile_rows;

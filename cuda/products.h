@@ -352,25 +352,51 @@ struct SomeRows {
   float totals[tile_rows][fragments * fragment_rows];
 };
 
-// One part of sixteen rows of the matrix and the rows of x of all fragments, into shared memory.
+// One part of sixteen rows of the matrix and the rows of x of all fragments, into shared memory. Of the rows of x,
+// `present` are there; the digits of others are taken to be zeros.
 template <u32 bits, u32 steps, u32 fragments>
 DEV void part_of_some(const PartOfRows<bits, steps>& part, const Storage& stored, const uint2* digits,
-                      const DigitGroup* groups, u64 block, u32 step, u32 count,
+                      const DigitGroup* groups, u64 block, u32 present, u32 step, u32 count,
                       float (&parts)[tile_rows][fragments * fragment_rows + 1]) {
   const u32 lane = lane_of(), g = lane / 4, t = lane % 4, of_group = steps ? steps : stored.group_steps;
   float sums[fragments][4] = {};
   int c[fragments][digits_of_number][4] = {};
+  const auto load = [&](u32 j, u32 f, uint2(&x)[digits_of_number]) {
+#pragma unroll
+    for (u32 d = 0; d < digits_of_number; d++)
+      x[d] = j < count && f * fragment_rows + g < present
+                 ? digits[digits_at(block + f, stored.steps(), step + j, d) + lane]
+                 : make_uint2(0, 0);
+  };
+  const auto groups_of = [&](u32 f, u32 group) {
+    return *reinterpret_cast<const float4*>(
+        groups + ((block + f) * stored.groups() + step / of_group + group) * fragment_rows + 2 * t);
+  };
+  // One fragment's digits and groups come together; there are too many registers of several.
+  constexpr bool is_early = fragments == 1;
+  uint2 early[is_early ? part_steps : 1][digits_of_number];
+  float4 early_groups[is_early ? PartOfRows<bits, steps>::most : 1];
+  if constexpr (is_early) {
+#pragma unroll
+    for (u32 j = 0; j < part_steps; j++) load(j, 0, early[j]);
+#pragma unroll
+    for (u32 i = 0; i < PartOfRows<bits, steps>::most; i++)
+      if (i * of_group < count) early_groups[i] = groups_of(0, i);
+  }
 #pragma unroll
   for (u32 j = 0; j < part_steps; j++) {
     if (j >= count) break;
     const uint2 first = part.codes[0][j].bytes(), second = part.codes[1][j].bytes();
 #pragma unroll
-    for (u32 f = 0; f < fragments; f++)
+    for (u32 f = 0; f < fragments; f++) {
+      uint2 x[digits_of_number];
+      if constexpr (!is_early) load(j, f, x);
 #pragma unroll
       for (u32 d = 0; d < digits_of_number; d++) {
-        const uint2 x = digits[digits_at(block + f, stored.steps(), step + j, d) + lane];
-        multiply_bytes(c[f][d], first.x, second.x, first.y, second.y, x.x, x.y);
+        if constexpr (is_early) x[d] = early[j][d];
+        multiply_bytes(c[f][d], first.x, second.x, first.y, second.y, x[d].x, x[d].y);
       }
+    }
     if ((j + 1) % of_group != 0) continue;
     const u32 group = steps ? j / steps : j / of_group;
     float scales[2] = {}, biases[2] = {};
@@ -384,8 +410,14 @@ DEV void part_of_some(const PartOfRows<bits, steps>& part, const Storage& stored
         }
 #pragma unroll
     for (u32 f = 0; f < fragments; f++) {
-      const DigitGroup* of = groups + ((block + f) * stored.groups() + step / of_group + group) * fragment_rows + 2 * t;
-      const float4 two = *reinterpret_cast<const float4*>(of);
+      float4 two = {};
+      if constexpr (is_early) {
+#pragma unroll
+        for (u32 i = 0; i < PartOfRows<bits, steps>::most; i++)
+          if (i == group) two = early_groups[i];
+      } else {
+        two = groups_of(f, group);
+      }
       const DigitGroup own[2] = {{two.x, two.y}, {two.z, two.w}};
 #pragma unroll
       for (u32 i = 0; i < 4; i++) {  // row g, then g + 8, each with rows 2 t and 2 t + 1 of x
@@ -401,10 +433,11 @@ DEV void part_of_some(const PartOfRows<bits, steps>& part, const Storage& stored
     for (u32 i = 0; i < 4; i++) parts[g + i / 2 * 8][f * fragment_rows + 2 * t + i % 2] = sums[f][i];
 }
 
-// Sixteen outputs of each row of x, into shared.totals. `block` is the first of the digits' blocks.
+// Sixteen outputs of each row of x, into shared.totals. `block` is the first of the digits' blocks, which have
+// `present` rows.
 template <u32 bits, u32 steps, u32 fragments, class WaitForX>
 DEV void outputs_of_some(const TwoRows<bits>& rows, const Storage& stored, const u8* digits, const DigitGroup* groups,
-                         u64 block, SomeRows<fragments>& shared, WaitForX wait_for_x) {
+                         u64 block, u32 present, SomeRows<fragments>& shared, WaitForX wait_for_x) {
   constexpr u32 width = fragments * fragment_rows;
   const u32 warps = blockDim.x / lanes;
   const auto load = [&](PartOfRows<bits, steps>& part, u32 at) {
@@ -420,8 +453,8 @@ DEV void outputs_of_some(const TwoRows<bits>& rows, const Storage& stored, const
     const PartOfRows<bits, steps> now = next;
     load(next, part + warps);
     if (part < stored.parts())
-      part_of_some<bits, steps, fragments>(now, stored, reinterpret_cast<const uint2*>(digits), groups, block, step,
-                                           min(part_steps, stored.steps() - step), shared.parts[warp_of()]);
+      part_of_some<bits, steps, fragments>(now, stored, reinterpret_cast<const uint2*>(digits), groups, block, present,
+                                           step, min(part_steps, stored.steps() - step), shared.parts[warp_of()]);
     __syncthreads();
     for (u32 i = threadIdx.x; i < tile_rows * width; i += blockDim.x)
       for (u32 j = 0; j < min(warps, stored.parts() - first); j++)

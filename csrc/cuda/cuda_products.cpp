@@ -299,6 +299,8 @@ CudaCommands::Lists CudaCommands::lists_of(const ExpertArgs& args) {
   });
   for (const Matrix* matrix : {&first.gate, &first.up, &first.down})
     lists.are_aligned = lists.are_aligned && (matrix->weight.offset - base) % 16 == 0;
+  // Where experts have hardly more than a pair each, blocks of several would be empty.
+  if (total < 3 * std::ssize(args.jobs)) longest = 1;
   lists.rows = many_rows;  // all three have blocks of one size
   for (const Matrix* matrix : {&first.gate, &first.up, &first.down})
     lists.rows = std::min(lists.rows, rows_of_block(matrix->format, longest, lists.are_aligned));
