@@ -37,11 +37,15 @@ float round_up(double number) {
 
 float round_down(double number) { return -round_up(-number); }
 
-// The same of a number that is not NaN, without a branch that nobody could foretell.
-float floor_of(double number) {
-  const auto rounded = static_cast<float>(number);
-  const auto bits = std::bit_cast<int32_t>(rounded);
-  return std::bit_cast<float>(bits - (rounded > number) * (bits >= 0 ? 1 : -1));
+// The f32 nearest to a number.
+float near(double number) {
+  constexpr double most = std::numeric_limits<float>::max();
+  return static_cast<float>(std::isinf(number) ? number : std::clamp(number, -most, most));
+}
+
+// What a near value may be off by.
+double doubt(double value) {
+  return std::isinf(value) ? 0 : std::abs(value) * cpu::near_choice_error + std::numeric_limits<float>::min();
 }
 
 }  // namespace
@@ -52,11 +56,11 @@ LogitBlocks::LogitBlocks(const cpu::ChoiceKernels& kernels, int64_t vocab_size)
       count_(cpu::choice_blocks(vocab_size)),
       last_logits_(choice_block, forbidden),
       last_allowed_(choice_words),
-      greatest_of_(static_cast<size_t>(count_)),
-      tops_(greatest_of_.size() * choice_columns),
+      ranges_(static_cast<size_t>(count_)),
+      tops_(ranges_.size() * choice_columns),
       samples_(tops_.size() * choice_samples),
       changed_(new double[static_cast<size_t>(count_ * choice_block)]),
-      kept_(max_kept, vocab_size),
+      kept_(max_kept + 2 * choice_block, vocab_size),
       left_(choice_block),
       wide_(choice_block),
       left_of_list_(choice_block),
@@ -64,7 +68,7 @@ LogitBlocks::LogitBlocks(const cpu::ChoiceKernels& kernels, int64_t vocab_size)
       weights_at_(choice_block) {}
 
 int64_t LogitBlocks::bytes() const {
-  return bytes_of(last_logits_, last_allowed_, greatest_of_, tops_, samples_, left_, wide_, left_of_list_, weights_,
+  return bytes_of(last_logits_, last_allowed_, ranges_, tops_, samples_, left_, wide_, left_of_list_, weights_,
                   weights_at_) +
          count_ * choice_block * static_cast<int64_t>(sizeof(double)) + kept_.bytes();
 }
@@ -82,10 +86,10 @@ void LogitBlocks::begin(std::span<const float> logits, const Changes* changes, s
   greatest_ = forbidden;
 }
 
-void LogitBlocks::take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed,
-                       bool probes) {
+void LogitBlocks::take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed) {
   begin(logits, changes, allowed);
-  for (int64_t block = 0; block < count_; ++block) look_at(block, probes);
+  for (int64_t block = 0; block < count_; ++block) look_at(block);
+  if (changes) find_greatest();
 }
 
 // Weights may be of any number instead of the greatest, so long as none is too great for its exponent.
@@ -94,39 +98,68 @@ double LogitBlocks::take_with_sum(std::span<const float> logits) {
   double sum = 0;
   for (int64_t block = 0; block < count_; ++block) {
     const bool is_first = greatest_ == -infinity;
-    look_at(block, true);
+    look_at(block);
     if (are_few() || greatest_ == -infinity) continue;
     if (is_first) set_scale(choice_scale(greatest_, log2_e), true);
-    plain_ = logits_of(block);
-    least_ = -infinity;
+    open(block);
     sum += weigh();
   }
   const double above = greatest_ - scale_.greatest;
-  return are_few() || above > most_above ? std::numeric_limits<double>::quiet_NaN() : std::log(sum) - above;
+  return are_few() || above > most_above ? std::numeric_limits<double>::quiet_NaN() : log_of(sum) - above;
 }
 
-void LogitBlocks::look_at(int64_t block, bool probes) {
-  const float* const plain = plain_of(block);
-  double changed_most = -infinity;
-  if (const cpu::ChangedPlaces list = changed(block); list.count > 0) {
-    changed_most = kernels_.change(logits_of(block), list, changes_->penalties(),
-                                   allowed_.empty() ? nullptr : allowed_of(block), changed_values(block));
-    if (probes) probe_changed(block);
+void LogitBlocks::look_at(int64_t block) {
+  if (is_changed(block)) return look_at_changed(block);
+  const cpu::ChoiceRange range = range_of(block, plain_of(block));
+  if (std::isnan(range.greatest)) refuse(block);
+  ranges_[static_cast<size_t>(block)] = {range.least, range.greatest};
+  greatest_ = std::max<double>(greatest_, range.greatest);
+}
+
+// At near values: the exact ones take longer. Where those are beyond f32 numbers, or the penalty is, at the exact ones.
+void LogitBlocks::look_at_changed(int64_t block) {
+  constexpr float most = std::numeric_limits<float>::max();
+  const uint32_t* const seen = changes_->seen(block);
+  const cpu::ChangedPlaces list = changes_->of(block);
+  const cpu::Penalties& penalties = changes_->penalties();
+  double* const values = changed_values(block);
+  kernels_.change(logits_of(block), list, penalties, allowed_or_null(block), values);
+  Bracket& found = ranges_[static_cast<size_t>(block)];
+  if (!seen || penalties.reciprocal > 0) {
+    kernels_.penalize_nearly(logits_of(block), seen, penalties, allowed_or_null(block), left_.data());
+    for (int64_t i = 0; i < list.count; ++i) left_[static_cast<size_t>(list.places[i])] = near(values[i]);
+    const cpu::ChoiceRange range = range_of(block, left_.data());
+    found.least = range.least > -most ? range.least - doubt(range.least) : -infinity;
+    found.most = range.greatest + doubt(range.greatest);
+    if (range.greatest < most) return;
   }
-  const float most = kernels_.greatest(plain, logits_of(std::min(block + 1, count_ - 1)), row_of(block),
-                                       tops_.data() + block * choice_columns,
-                                       samples_.data() + block * choice_samples * choice_columns);
-  if (std::isnan(changed_most) || std::isnan(most)) refuse(block);
-  greatest_of_[static_cast<size_t>(block)] = std::max<double>(changed_most, most);
-  greatest_ = std::max(greatest_, greatest(block));
+  found = {-infinity, greatest_value(block)};
+  std::transform(wide_.begin(), wide_.end(), left_.begin(), near);
+  range_of(block, left_.data());
 }
 
-// Puts values that were changed among the logits to be looked at, for tops and samples. None becomes greater by that,
-// so the greatest of all stays what it is.
-void LogitBlocks::probe_changed(int64_t block) {
-  const cpu::ChangedPlaces list = changed(block);
-  const double* const values = changed_values(block);
-  for (int64_t i = 0; i < list.count; ++i) left_[static_cast<size_t>(list.places[i])] = floor_of(values[i]);
+cpu::ChoiceRange LogitBlocks::range_of(int64_t block, const float* logits) {
+  return kernels_.range(logits, logits_of(std::min(block + 1, count_ - 1)), row_of(block),
+                        tops_.data() + block * choice_columns,
+                        samples_.data() + block * choice_samples * choice_columns);
+}
+
+// Of those that may have it, in which values were changed.
+void LogitBlocks::find_greatest() {
+  for (;;) {
+    const auto found = std::max_element(ranges_.begin(), ranges_.end(),
+                                        [](const Bracket& a, const Bracket& b) { return a.most < b.most; });
+    if (found->most <= greatest_) return;
+    found->most = greatest_value(found - ranges_.begin());
+    greatest_ = std::max(greatest_, found->most);
+  }
+}
+
+double LogitBlocks::greatest_value(int64_t block) {
+  open(block);
+  const double greatest = kernels_.greatest_value(values_.values);
+  if (std::isnan(greatest)) refuse(block);
+  return greatest;
 }
 
 void LogitBlocks::refuse(int64_t block) {
@@ -161,29 +194,23 @@ int64_t LogitBlocks::count_values() {
 }
 
 int32_t LogitBlocks::first_greatest() {
-  int64_t block = 0;
-  while (greatest(block) != greatest_) ++block;
-  open(block);
-  spread();
-  const auto found = std::find(wide_.begin(), wide_.end(), greatest_);
-  return static_cast<int32_t>(block * choice_block + (found - wide_.begin()));
+  for (int64_t block = 0;; ++block) {
+    if (greatest(block) < greatest_) continue;
+    open(block);
+    spread();
+    const auto found = std::find(wide_.begin(), wide_.end(), greatest_);
+    if (found != wide_.end()) return static_cast<int32_t>(block * choice_block + (found - wide_.begin()));
+  }
 }
 
 // ---- A block --------------------------------------------------------------------------------------------------------
 
-const uint32_t* LogitBlocks::allowed_of(int64_t block) const {
-  return is_cut_short(block) ? last_allowed_.data() : allowed_.data() + block * choice_words;
+const uint32_t* LogitBlocks::allowed_or_null(int64_t block) const {
+  return allowed_.empty() ? nullptr : allowed_of(block);
 }
 
-// The bits of those that are looked at as plain logits; null: all.
-const uint32_t* LogitBlocks::plain_bits_of(int64_t block) {
-  const bool any_changed = changed(block).count > 0;
-  if (allowed_.empty()) return any_changed ? changes_->unchanged(block) : nullptr;
-  const uint32_t* const allowed = allowed_of(block);
-  if (!any_changed) return allowed;
-  const uint32_t* const unchanged = changes_->unchanged(block);
-  std::transform(allowed, allowed + choice_words, unchanged, plain_bits_.begin(), std::bit_and());
-  return plain_bits_.data();
+const uint32_t* LogitBlocks::allowed_of(int64_t block) const {
+  return is_cut_short(block) ? last_allowed_.data() : allowed_.data() + block * choice_words;
 }
 
 const float* LogitBlocks::logits_of(int64_t block) const {
@@ -192,9 +219,8 @@ const float* LogitBlocks::logits_of(int64_t block) const {
 
 const float* LogitBlocks::plain_of(int64_t block) {
   const float* const logits = logits_of(block);
-  const uint32_t* const bits = plain_bits_of(block);
-  if (!bits) return logits;
-  kernels_.forbid(logits, bits, left_.data());
+  if (allowed_.empty()) return logits;
+  kernels_.forbid(logits, allowed_of(block), left_.data());
   return left_.data();
 }
 
@@ -204,18 +230,20 @@ void LogitBlocks::open(int64_t block, const Cut& cut) {
   values_ = {};
   if (is_short())
     values_ = kept_.of(block);
-  else if (changed(block).count > 0)
+  else if (is_changed(block))
     open_changed(block);
   else
     plain_ = plain_of(block);
+  none_below_ = values_.tokens ? -infinity : ranges_[static_cast<size_t>(block)].least;
   const int64_t first = block * choice_block;
   least_ = first > cut.last ? std::nextafter(cut.value, infinity) : cut.value;
   if (first <= cut.last && cut.last < first + choice_block) drop_ties(cut);
 }
 
 void LogitBlocks::open_changed(int64_t block) {
-  kernels_.widen(logits_of(block), plain_bits_of(block), wide_.data());
-  const cpu::ChangedPlaces list = changed(block);
+  kernels_.penalize(logits_of(block), changes_->seen(block), changes_->penalties(), allowed_or_null(block),
+                    wide_.data());
+  const cpu::ChangedPlaces list = changes_->of(block);
   const double* const values = changed_values(block);
   for (int64_t i = 0; i < list.count; ++i) wide_[static_cast<size_t>(list.places[i])] = values[i];
   values_ = {wide_.data(), nullptr, choice_block};
@@ -223,6 +251,7 @@ void LogitBlocks::open_changed(int64_t block) {
 
 // Those behind the last that the cut keeps become -inf.
 void LogitBlocks::drop_ties(const Cut& cut) {
+  none_below_ = -infinity;
   const int64_t first = block_ * choice_block;
   if (plain_) {
     for (int64_t i = 0; i < choice_block; ++i)
@@ -238,6 +267,12 @@ void LogitBlocks::drop_ties(const Cut& cut) {
   values_.values = left_of_list_.data();
 }
 
+// The logarithm of a sum of weights relative to that of the scale's greatest.
+double LogitBlocks::log_of(double sum) const {
+  const double more = rough_ ? -std::fma(scale_.greatest, scale_.factor, -scale_.origin) : 0;
+  return std::log(sum) + more / log2_e;
+}
+
 double LogitBlocks::weigh() { return weigh({}, nullptr, nullptr).all; }
 
 void LogitBlocks::weigh_each() { weigh({}, weights_.data(), nullptr); }
@@ -249,6 +284,7 @@ cpu::ChoiceSums LogitBlocks::weigh(const Bracket& bracket) {
 cpu::ChoiceSums LogitBlocks::weigh(const Bracket& bracket, double* weights, uint64_t* bits) {
   cpu::ChoiceScale scale = scale_;
   scale.least = std::max(scale.least, least_);
+  if (none_below_ >= scale.least) scale.least = -infinity;
   if (plain_)
     return (rough_ ? kernels_.weigh_logits_roughly : kernels_.weigh_logits)(plain_, choice_block, scale, bracket,
                                                                             weights, bits);
@@ -258,7 +294,8 @@ cpu::ChoiceSums LogitBlocks::weigh(const Bracket& bracket, double* weights, uint
 }
 
 void LogitBlocks::weigh(std::span<const float> values, double* weights) const {
-  kernels_.weigh_logits_roughly(values.data(), static_cast<int64_t>(values.size()), scale_, {}, weights, nullptr);
+  (rough_ ? kernels_.weigh_logits_roughly : kernels_.weigh_logits)(values.data(), static_cast<int64_t>(values.size()),
+                                                                   scale_, {}, weights, nullptr);
 }
 
 void LogitBlocks::weigh(std::span<const double> values, double* weights) const {
@@ -315,18 +352,20 @@ void LogitBlocks::spread() {
 
 // ---- The few that are left ------------------------------------------------------------------------------------------
 
-void LogitBlocks::keep(const Cut& cut) {
+bool LogitBlocks::keep(const Cut& cut) {
   kept_.clear();
   for (int64_t block = 0; block < count_; ++block) {
     if (greatest(block) < cut.value) {
       kept_.end(block, 0);
       continue;
     }
+    if (!kept_.has_room(choice_block)) return false;
     open(block, cut);
     find({cut.value, infinity});
     list_found(kept_);
   }
   short_ = true;
+  return true;
 }
 
 }  // namespace moeflux

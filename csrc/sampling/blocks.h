@@ -22,9 +22,9 @@ class LogitBlocks {
 
   LogitBlocks(const cpu::ChoiceKernels& kernels, int64_t vocab_size);
 
-  // Of the next choice; looked at until the one after. `changes` null: none. `probes`: tops and samples are wanted.
-  // ArgumentError naming a token whose value is no number.
-  void take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed, bool probes);
+  // Of the next choice; looked at until the one after. `changes` null: none. ArgumentError naming a token whose value
+  // is no number.
+  void take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed);
   // The same of logits alone. Returns the logarithm of the sum of exp(value - greatest), that is made on the way of
   // rough weights; NaN where it was not: of few logits, and of those that begin too far below the greatest one.
   double take_with_sum(std::span<const float> logits);
@@ -40,7 +40,7 @@ class LogitBlocks {
   int64_t count_values();
   // The greatest of all values, and one that none of a block exceeds; -inf where nothing can be chosen.
   double greatest() const { return greatest_; }
-  double greatest(int64_t block) const { return greatest_of_[static_cast<size_t>(block)]; }
+  double greatest(int64_t block) const { return ranges_[static_cast<size_t>(block)].most; }
   // The first token that has the greatest value.
   int32_t first_greatest();
   // As ChoiceKernels give them, of all blocks.
@@ -50,7 +50,7 @@ class LogitBlocks {
   // How values are weighed from here on.
   void set_scale(const cpu::ChoiceScale& scale, bool rough) {
     scale_ = scale;
-    rough_ = rough;
+    rough_ = rough && scale.can_be_rough();
   }
 
   // What follows is of this block, and of what the cut keeps.
@@ -58,6 +58,7 @@ class LogitBlocks {
   // The sum of the weights.
   double weigh();
   void weigh_each();
+  double log_of(double sum) const;
   // Finds which values lie in a bracket. The sums of the weights; or how many exceed the bracket.
   cpu::ChoiceSums weigh(const Bracket& bracket);
   int64_t find(const Bracket& bracket);
@@ -73,8 +74,8 @@ class LogitBlocks {
   void weigh(std::span<const float> values, double* weights) const;
   void weigh(std::span<const double> values, double* weights) const;
 
-  // From here on there is only what the cut keeps, at most `max_kept`.
-  void keep(const Cut& cut);
+  // From here on there is only what the cut keeps. False, and nothing happens, where that may be more than `max_kept`.
+  bool keep(const Cut& cut);
   ListedValues kept() const { return kept_.all(); }
   // All again.
   void keep_all() { short_ = false; }
@@ -83,16 +84,19 @@ class LogitBlocks {
 
  private:
   void begin(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed);
-  void look_at(int64_t block, bool probes);
-  void probe_changed(int64_t block);
-  cpu::ChangedPlaces changed(int64_t block) const { return changes_ ? changes_->of(block) : cpu::ChangedPlaces{}; }
+  void look_at(int64_t block);
+  void look_at_changed(int64_t block);
+  cpu::ChoiceRange range_of(int64_t block, const float* logits);
+  void find_greatest();
+  double greatest_value(int64_t block);
+  bool is_changed(int64_t block) const { return changes_ && changes_->any(block); }
+  void open_changed(int64_t block);
   double* changed_values(int64_t block) { return changed_.get() + block * cpu::choice_block; }
   bool is_cut_short(int64_t block) const { return (block + 1) * cpu::choice_block > vocab_size_; }
   const uint32_t* allowed_of(int64_t block) const;
-  const uint32_t* plain_bits_of(int64_t block);
+  const uint32_t* allowed_or_null(int64_t block) const;
   const float* logits_of(int64_t block) const;
   const float* plain_of(int64_t block);
-  void open_changed(int64_t block);
   void drop_ties(const Cut& cut);
   cpu::ChoiceSums weigh(const Bracket& bracket, double* weights, uint64_t* bits);
   [[noreturn]] void refuse(int64_t block);
@@ -106,11 +110,10 @@ class LogitBlocks {
   std::span<const uint32_t> allowed_;
   std::vector<float> last_logits_;      // the last block where it is cut short, then -inf
   std::vector<uint32_t> last_allowed_;  // its part of the bit set
-  std::vector<double> greatest_of_;
+  std::vector<Bracket> ranges_;         // of each block; no value is outside
   std::vector<float> tops_;
   std::vector<float> samples_;
-  std::unique_ptr<double[]>
-      changed_;  // values that were changed, as Changes lists them; touched as far as there are some
+  std::unique_ptr<double[]> changed_;  // values as Changes lists them; touched as far as there are some
   ValueList kept_;
   bool short_ = false;
   cpu::ChoiceScale scale_;
@@ -122,7 +125,7 @@ class LogitBlocks {
   const float* plain_ = nullptr;  // null: values
   ListedValues values_ = {};      // tokens null: of the whole block
   double least_ = -infinity;      // what is less was cut
-  std::array<uint32_t, cpu::choice_words> plain_bits_ = {};
+  double none_below_ = -infinity;
   std::vector<float> left_;   // logits of which something was left out
   std::vector<double> wide_;  // all values of the block
   std::vector<double> left_of_list_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 
 #include "sampling/cut.h"
@@ -11,41 +12,75 @@ namespace moeflux {
 using cpu::choice_block;
 using cpu::choice_lanes;
 
+namespace {
+
+__extension__ typedef unsigned __int128 Wide;
+
+// Is every f32 number times the reciprocal, which is y = 1 / penalty rounded and then its rounding error, e = 1 - y *
+// penalty, times y, the quotient rounded once? With the penalty's 53 bits R, a number's 24 bits V, and rounding after
+// 53 bits, that fails at most where a quotient is nearer to the middle M of two numbers than 3 / 2^106 of itself:
+// |M * R - V * 2^k| <= 6, where M is odd and has 54 bits, and k is at least 81. It is never 0, since M does not divide
+// V. Each other number has one M that is right modulo 2^81, nearly always a longer one.
+bool divides_surely(double penalty) {
+  constexpr int power = 81;
+  constexpr int64_t nearest = 6;
+  auto bits = (std::bit_cast<uint64_t>(penalty) & ((uint64_t{1} << 52) - 1)) | uint64_t{1} << 52;
+  const int zeros = std::countr_zero(bits);
+  bits >>= zeros;
+  Wide inverse = bits;  // of an odd number to three bits; each turn doubles them
+  for (int turn = 0; turn < 6; ++turn) inverse *= 2 - bits * inverse;
+  const Wide mask = (Wide{1} << (power - zeros)) - 1;
+  for (int64_t distance = 1; distance <= nearest; ++distance) {
+    if (distance % (int64_t{1} << std::min(zeros, 3)) != 0) continue;
+    const Wide middle = inverse * static_cast<uint64_t>(distance >> zeros) & mask;
+    if (middle < Wide{1} << 54 || (-middle & mask) < Wide{1} << 54) return false;
+  }
+  return true;
+}
+
+// So far from the ends of the range no step of a product or of a division leaves the normal numbers.
+bool is_moderate(double penalty) { return penalty > 0x1p-100 && penalty < 0x1p+100; }
+
+cpu::Penalties penalties_of(const Sampling& sampling) {
+  cpu::Penalties found = {sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty};
+  if (is_moderate(found.repetition) && divides_surely(found.repetition)) {
+    found.reciprocal = 1 / found.repetition;
+    found.rounded_by = std::fma(-found.reciprocal, found.repetition, 1) * found.reciprocal;
+  }
+  return found;
+}
+
+}  // namespace
+
 Changes::Changes(const Sampling& sampling, int64_t vocab_size, std::span<const int32_t> prompt)
-    : penalties_{sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty},
+    : penalties_(penalties_of(sampling)),
       has_penalties_(penalties_.repetition != 1 || penalties_.presence != 0 || penalties_.frequency != 0),
       none_(!has_penalties_ && sampling.logit_bias.empty()),
-      unchanged_(static_cast<size_t>(cpu::choice_blocks(vocab_size) * cpu::choice_words), ~uint32_t{0}),
-      counts_(static_cast<size_t>(cpu::choice_blocks(vocab_size))),
+      seen_(static_cast<size_t>(cpu::choice_blocks(vocab_size) * cpu::choice_words)),
+      any_seen_(static_cast<size_t>(cpu::choice_blocks(vocab_size))),
+      counts_(any_seen_.size()),
       room_(none_ ? 0 : counts_.size() * choice_block),
       places_(new int32_t[room_]),
       times_(new int32_t[room_]),
       biases_(sampling.logit_bias.empty() ? nullptr : new double[room_]) {
-  if (none_) return;
   if (penalties_.repetition != 1)
-    for (const int32_t token : prompt) touch(token);
-  const std::vector<uint32_t> unseen = unchanged_;
-  for (const auto& [token, bias] : sampling.logit_bias) touch(token);
-  for (size_t word = 0; word < unseen.size(); ++word)
-    for (uint32_t rest = ~unchanged_[word]; rest != 0; rest &= rest - 1) {
-      const int bit = std::countr_zero(rest);
-      const auto block = static_cast<int64_t>(word) / cpu::choice_words;
-      const auto place = static_cast<int32_t>(word % cpu::choice_words) * 32 + bit;
-      insert(block, counts_[static_cast<size_t>(block)], place, (unseen[word] >> bit & 1) != 0 ? 0 : cpu::seen_before);
+    for (const int32_t token : prompt) {
+      seen_[static_cast<size_t>(token / 32)] |= 1u << (token % 32);
+      any_seen_[static_cast<size_t>(token / choice_block)] = 1;
     }
-  for (const auto& [token, bias] : sampling.logit_bias) biases_[static_cast<size_t>(find(token))] += bias;
+  for (const auto& [token, bias] : sampling.logit_bias)
+    biases_[entry(token, is_seen(token) ? cpu::seen_before : 0)] += bias;
 }
 
-// Where the token is in the lists, or where it belongs.
-int64_t Changes::find(int32_t token) const {
+// Where the token is in the lists; with so many `times`, and no bias, where it was not.
+size_t Changes::entry(int32_t token, int32_t times) {
   const int64_t block = token / choice_block;
-  const int32_t* const begin = places_.get() + block * choice_block;
-  const int32_t* const end = begin + counts_[static_cast<size_t>(block)];
-  return std::lower_bound(begin, end, token % choice_block) - places_.get();
-}
-
-void Changes::insert(int64_t block, int64_t at, int32_t place, int32_t times) {
+  const auto place = static_cast<int32_t>(token % choice_block);
   int32_t& count = counts_[static_cast<size_t>(block)];
+  const int32_t* const places = places_.get() + block * choice_block;
+  const int64_t at = std::lower_bound(places, places + count, place) - places;
+  const auto found = static_cast<size_t>(block * choice_block + at);
+  if (at < count && places[at] == place) return found;
   const auto put = [&](auto* lists, auto value) {
     auto* const list = lists + block * choice_block;
     if (count % choice_lanes == 0) std::fill_n(list + count, choice_lanes, 0);  // what is behind the last one
@@ -56,18 +91,12 @@ void Changes::insert(int64_t block, int64_t at, int32_t place, int32_t times) {
   put(times_.get(), times);
   if (biases_) put(biases_.get(), 0.0);
   ++count;
+  return found;
 }
 
 void Changes::count(int32_t token) {
   if (!has_penalties_) return;
-  const int64_t block = token / choice_block;
-  const int64_t at = find(token);
-  const uint32_t word = unchanged_[static_cast<size_t>(token / 32)];
-  if ((word >> (token % 32) & 1) != 0) {
-    touch(token);
-    insert(block, at - block * choice_block, static_cast<int32_t>(token % choice_block), cpu::seen_before);
-  }
-  int32_t& times = times_[static_cast<size_t>(at)];
+  int32_t& times = times_[entry(token, 0)];
   times = (times | cpu::seen_before) + 1;
 }
 
@@ -78,7 +107,7 @@ cpu::ChangedPlaces Changes::of(int64_t block) const {
 }
 
 int64_t Changes::bytes() const {
-  return bytes_of(unchanged_, counts_) +
+  return bytes_of(seen_, any_seen_, counts_) +
          static_cast<int64_t>(room_ * (2 * sizeof(int32_t) + (biases_ ? sizeof(double) : 0)));
 }
 

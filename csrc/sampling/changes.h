@@ -11,7 +11,8 @@
 
 namespace moeflux {
 
-// The tokens to which something is done, block by block. The others, nearly all, keep their logits.
+// Tokens of the prompt have the repetition penalty, and are bits; those with a bias and those of the answer are lists,
+// block by block, and what the lists say is all that is done to them. The others keep their logits.
 class Changes {
  public:
   // Tokens of the biases and of the prompt are of the vocabulary.
@@ -20,24 +21,27 @@ class Changes {
   bool none() const { return none_; }
   // One more token of the answer.
   void count(int32_t token);
-  // Of a block, ascending.
+  bool any(int64_t block) const { return seen(block) || counts_[static_cast<size_t>(block)] > 0; }
+  // A bit set: which tokens of a block are in the prompt; null: none.
+  const uint32_t* seen(int64_t block) const {
+    return any_seen_[static_cast<size_t>(block)] ? seen_.data() + block * cpu::choice_words : nullptr;
+  }
+  // The lists of a block, ascending.
   cpu::ChangedPlaces of(int64_t block) const;
-  // A bit set: the others of a block.
-  const uint32_t* unchanged(int64_t block) const { return unchanged_.data() + block * cpu::choice_words; }
   const cpu::Penalties& penalties() const { return penalties_; }
 
   int64_t bytes() const;
 
  private:
-  void touch(int32_t token) { unchanged_[static_cast<size_t>(token / 32)] &= ~(1u << (token % 32)); }
-  int64_t find(int32_t token) const;
-  void insert(int64_t block, int64_t at, int32_t place, int32_t times);
+  bool is_seen(int32_t token) const { return (seen_[static_cast<size_t>(token / 32)] >> (token % 32) & 1) != 0; }
+  size_t entry(int32_t token, int32_t times);
 
   cpu::Penalties penalties_;
   bool has_penalties_;
   bool none_;
-  std::vector<uint32_t> unchanged_;
-  std::vector<int32_t> counts_;  // of each block
+  std::vector<uint32_t> seen_;
+  std::vector<uint8_t> any_seen_;  // of each block
+  std::vector<int32_t> counts_;    // of each block
   // Of each block one behind the other, with room for all its tokens. Memory is touched as far as there are some.
   size_t room_;
   std::unique_ptr<int32_t[]> places_;

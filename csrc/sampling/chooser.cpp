@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -29,9 +30,8 @@ int64_t Chooser::bytes() const {
   return blocks_.bytes() + guess_.bytes() + bytes_of(worths_, kept_, within_) + listed_.bytes();
 }
 
-void Chooser::take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed,
-                   bool cuts) {
-  blocks_.take(logits, changes, allowed, cuts);
+void Chooser::take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed) {
+  blocks_.take(logits, changes, allowed);
   log_sum_ = std::numeric_limits<double>::quiet_NaN();
   best_ = {};
   summed_by_ = 0;
@@ -45,9 +45,9 @@ void Chooser::take_with_sum(std::span<const float> logits) {
 
 int32_t Chooser::draw(const Sampling& sampling, double uniform) {
   set_temperature(sampling.temperature);
-  if (sampling.top_k > 0 && blocks_.allows_more_than(sampling.top_k)) keep_best(sampling.top_k);
   const double floor =
       sampling.min_p > 0 ? std::max(blocks_.greatest() + std::log2(sampling.min_p) / scale_.factor, lowest) : lowest;
+  if (sampling.top_k > 0 && blocks_.allows_more_than(sampling.top_k)) keep_best(sampling.top_k);
   for (bool rough = !blocks_.are_few();; rough = false) {
     weigh(rough);
     sure_ = true;
@@ -66,13 +66,31 @@ double Chooser::log_sum() {
     weigh(!blocks_.are_few());
     keep_above(lowest);
   }
-  return std::log(sum_);
+  return sum_;
 }
 
-ListedValues Chooser::best(int64_t count) {
-  blocks_.keep(find({Goal::number, static_cast<double>(count)}, lowest));
+Best Chooser::best(int64_t count) {
+  const auto amount = static_cast<double>(count);
+  Cut cut = {count > blocks_.count() ? -infinity : greatest_of_blocks(count)};
+  // As many blocks have a value from there on, and few others, unless many are equal.
+  if (cut.value > -infinity && blocks_.keep(cut)) {
+    ListedValues list = blocks_.kept();
+    cut = cut_list(kernels_, list, {cut.value, blocks_.greatest()}, amount).cut;
+  } else {
+    cut = find({Goal::number, amount}, lowest);
+    blocks_.keep(cut);
+  }
   blocks_.keep_all();
-  return blocks_.kept();
+  return {blocks_.kept(), cut};
+}
+
+// The greatest values of all blocks, in their order: the last of so many.
+double Chooser::greatest_of_blocks(int64_t count) {
+  const auto begin = worths_.begin();
+  for (int64_t block = 0; block < blocks_.count(); ++block)
+    worths_[static_cast<size_t>(block)] = blocks_.greatest(block);
+  std::nth_element(begin, begin + (count - 1), begin + blocks_.count(), std::greater());
+  return worths_[static_cast<size_t>(count - 1)];
 }
 
 void Chooser::set_temperature(double temperature) {
@@ -105,7 +123,7 @@ void Chooser::keep_best(int64_t count) {
 void Chooser::set_sum(double sum) {
   if (best_.value > -infinity || blocks_.is_short()) return;
   summed_by_ = scale_.factor;
-  sum_ = sum;
+  sum_ = blocks_.log_of(sum);
 }
 
 // Two sums of which one has to be the greater: near each other, rough weights do not tell which.
@@ -204,8 +222,10 @@ Cut Chooser::find(const Goal& goal, double floor) {
     }
     if (weighed) set_sum(all);
     const double amount = goal.of(all);
+    // So far beyond a bracket that missed the next one goes.
+    const double far = listed ? (bracket.most - bracket.least) * (turn == 0 ? 1 : 8) : infinity;
     if (above >= amount) {
-      bracket = {std::nextafter(bracket.most, infinity), blocks_.greatest()};
+      bracket = {std::nextafter(bracket.most, infinity), std::min(bracket.most + far, blocks_.greatest())};
     } else {
       ListedValues list = listed_.all();
       if (weighed)
@@ -228,9 +248,9 @@ Cut Chooser::find(const Goal& goal, double floor) {
         if (weighed) compare_sums(through, amount, all);
         return best_.value >= floor ? best_ : Cut{floor};
       }
-      bracket = {least_value(goal, all), std::nextafter(bracket.least, -infinity)};
+      bracket = {std::max(least_value(goal, all), bracket.least - far), std::nextafter(bracket.least, -infinity)};
     }
-    if (turn > 0) bracket = {floor, blocks_.greatest()};  // where nothing can be missed
+    if (turn > 2) bracket = {floor, blocks_.greatest()};  // where nothing can be missed
   }
 }
 

@@ -11,12 +11,18 @@
 
 namespace moeflux {
 
+// Values and their tokens, in the order of the tokens: those that the cut keeps.
+struct Best {
+  ListedValues values;
+  Cut cut;
+};
+
 class Chooser {
  public:
   Chooser(const cpu::ChoiceKernels& kernels, int64_t vocab_size);
 
-  // The logits of a choice, as for LogitBlocks::take. What follows is of them; `cuts`: some of it may cut them.
-  void take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed, bool cuts);
+  // The logits of a choice, as for LogitBlocks::take. What follows is of them.
+  void take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed);
 
   // The same of logits alone, whose `log_sum` will be asked for.
   void take_with_sum(std::span<const float> logits);
@@ -25,9 +31,8 @@ class Chooser {
   // The logarithm of the sum of exp(value - greatest), within `rough_choice_error`. After a draw at temperature 1 it is
   // known already.
   double log_sum();
-  // The `count` greatest values and their tokens, in the order of the tokens; at most LogitBlocks::max_kept. Good
-  // until the next choice.
-  ListedValues best(int64_t count);
+  // The `count` greatest values; at most LogitBlocks::max_kept. Good until the next choice.
+  Best best(int64_t count);
 
   // The first of the likeliest.
   int32_t likeliest() { return blocks_.first_greatest(); }
@@ -42,6 +47,7 @@ class Chooser {
   double weight_of(double value) const;
   void set_sum(double sum);
   void keep_best(int64_t count);
+  double greatest_of_blocks(int64_t count);
   Cut keep_above(double floor);
   int32_t at(double share, const Cut& cut);
   void compare_sums(double less, double more, double total);
@@ -59,7 +65,7 @@ class Chooser {
   bool rough_ = false;
   bool sure_ = true;
   double summed_by_ = 0;  // with this factor; 0: not yet
-  double sum_ = 0;        // of the weights of all values
+  double sum_ = 0;        // the logarithm of all weights' sum
   double log_sum_ = 0;    // that was made while taking them; NaN: none was
   Cut best_;              // what top-k left, where that is more than `max_kept`
   Guess guess_;

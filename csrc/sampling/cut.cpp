@@ -24,7 +24,7 @@ cpu::ChoiceScale choice_scale(double greatest, double factor) {
   constexpr double lowest = std::numeric_limits<double>::lowest();
   double least = std::max(greatest + cpu::least_choice_exponent / factor, lowest);
   while ((least - greatest) * factor < cpu::least_choice_exponent) least = std::nextafter(least, infinity);
-  return {greatest, factor, least};
+  return {greatest, factor, least, std::nearbyint(greatest * factor * 8) / 8};
 }
 
 // ---- A list ---------------------------------------------------------------------------------------------------------
@@ -193,19 +193,22 @@ Guess::Guess(const cpu::ChoiceKernels& kernels, int64_t columns)
       columns_(static_cast<size_t>(columns)),
       ranks_(columns_ * (1 + cpu::choice_samples)),
       probes_(ranks_.size()),
-      buckets_(size_t{1} << guess_bits),
-      sums_(buckets_.size()) {}
+      buckets_(size_t{2} << guess_bits),
+      sums_(size_t{1} << guess_bits) {}
 
 void Guess::fill_buckets(std::span<const double> worths, const Ranks& ranks) {
   std::fill(buckets_.begin(), buckets_.end(), Bucket{});
-  const auto add = [&](Some& some, double worth) {
-    some.number += worth > 0;
-    some.worth += worth;
+  const auto add = [&](Some Bucket::* some, size_t i, size_t probe) {
+    Some& sum = (buckets_[2 * ranks.bucket(ranks_[probe]) + i % 2].*some);
+    sum.number += worths[probe] > 0;
+    sum.worth += worths[probe];
   };
   size_t i = 0;
-  for (; i < probes_.size() && probes_[i] < columns_; ++i)
-    add(buckets_[ranks.bucket(ranks_[probes_[i]])].tops, worths[probes_[i]]);
-  for (; i < probes_.size(); ++i) add(buckets_[ranks.bucket(ranks_[probes_[i]])].samples, worths[probes_[i]]);
+  for (; i < probes_.size() && probes_[i] < columns_; ++i) add(&Bucket::tops, i, probes_[i]);
+  for (; i < probes_.size(); ++i) add(&Bucket::samples, i, probes_[i]);
+  // Neighbours often are of one bucket and would wait for each other, so there are two of each.
+  for (size_t bucket = 0; bucket < sums_.size(); ++bucket)
+    buckets_[bucket] = buckets_[2 * bucket] + buckets_[2 * bucket + 1];
 }
 
 // Leaves those of the ranks.
@@ -221,7 +224,7 @@ void Guess::leave_probes(const Ranks& ranks) {
 // `sum` is above the first bucket.
 void Guess::estimate(Estimate sum) {
   const auto columns = static_cast<double>(columns_);
-  for (size_t i = 0; i < buckets_.size(); ++i) {
+  for (size_t i = 0; i < sums_.size(); ++i) {
     const Bucket& bucket = buckets_[i];
     if (bucket.tops.number == 0 && bucket.samples.number == 0) {
       sums_[i] = sum;

@@ -86,6 +86,7 @@ class Guess {
 
     // The sum of the squares of what each is worth.
     double squares() const { return number > 0 ? worth * worth / number : 0; }
+    Some operator+(const Some& other) const { return {number + other.number, worth + other.worth}; }
   };
   struct Bucket {
     Some tops;
@@ -93,6 +94,7 @@ class Guess {
 
     // About what one of them is worth.
     double worth() const { return (tops.worth + samples.worth) / std::max(tops.number + samples.number, 1.0); }
+    Bucket operator+(const Bucket& other) const { return {tops + other.tops, samples + other.samples}; }
   };
   // What they stand for.
   struct Estimate {

@@ -85,7 +85,7 @@ int32_t Sampler::choose(std::span<const float> logits, std::span<const uint32_t>
   if (log_probabilities) {
     // A draw at temperature 1 makes the sum anyway.
     if (as_they_are && sampling_.temperature == 1)
-      chooser_->take(logits, nullptr, {}, true);
+      chooser_->take(logits, nullptr, {});
     else
       chooser_->take_with_sum(logits);
     check_left();
@@ -93,8 +93,7 @@ int32_t Sampler::choose(std::span<const float> logits, std::span<const uint32_t>
     if (!as_they_are) all = chooser_->greatest() + chooser_->log_sum();
   }
   if (!log_probabilities || !as_they_are) {
-    const bool cuts = sampling_.top_k > 0 || sampling_.top_p < 1;
-    chooser_->take(logits, changes_->none() ? nullptr : changes_.get(), allowed, cuts);
+    chooser_->take(logits, changes_->none() ? nullptr : changes_.get(), allowed);
     check_left();
   }
   const int32_t token =
@@ -138,10 +137,11 @@ void Sampler::check_left() const {
 // Their logits.
 void Sampler::find_likeliest(LogProbabilities& wanted) {
   if (wanted.best.empty()) return;
-  const ListedValues found = chooser_->best(static_cast<int64_t>(wanted.best.size()));
+  const auto [found, cut] = chooser_->best(static_cast<int64_t>(wanted.best.size()));
   size_t count = 0;
   for (size_t i = 0; i < found.count; ++i)
-    if (found.values[i] > -infinity) wanted.best[count++] = {found.tokens[i], found.values[i]};
+    if (found.values[i] > -infinity && cut.keeps(found.values[i], found.tokens[i]))
+      wanted.best[count++] = {found.tokens[i], found.values[i]};
   wanted.best.resize(count);
   std::sort(wanted.best.begin(), wanted.best.end(), [](const auto& a, const auto& b) {
     return a.value > b.value || (a.value == b.value && a.token < b.token);

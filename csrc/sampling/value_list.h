@@ -27,6 +27,10 @@ class ValueList {
   ValueList(int64_t room, int64_t vocab_size, bool worths = false);
 
   void clear() { size_ = 0; }
+  // Is there room for so many values of one more block?
+  bool has_room(int64_t count) const {
+    return size_ + static_cast<size_t>(count + cpu::choice_lanes + cpu::spare_choice_places) <= room_;
+  }
   // Blocks are written one after the other: so many values of the next, which the caller writes and passes to `end`.
   double* values() { return values_.get() + size_; }
   int32_t* tokens() { return tokens_.get() + size_; }

@@ -344,6 +344,19 @@ def test_a_bias_beyond_what_is_divided_quickly() -> None:
         assert chosen([np.zeros(2)], asked, [0]) == [1]
 
 
+def test_values_beyond_all_f32_numbers() -> None:
+    """The greatest are looked for among f32 numbers near the values, as far as there are any."""
+    logits = np.random.default_rng(2).normal(0, 1, SOME_BLOCKS)
+    for greatest in (1e30, 1e39, 1e300):
+        others = {id: greatest * (1 - 1e-9) for id in range(100, SOME_BLOCKS, 1000)}
+        for asked in ({}, {"temperature": 1e-3 * greatest, "min_p": 1.0}, {"temperature": greatest, "top_k": 2}):
+            sampling = Sampling(**asked, logit_bias=others | {9 * BLOCK + 5: greatest}, seed=1)
+            assert chosen([logits] * 5, sampling, []) == oracle.choose_tokens([logits.astype(np.float32)] * 5, sampling)
+    logits[7] = 3e38  # multiplied by the reciprocal of this penalty it has no f32 number near it
+    asked = Sampling(temperature=0.0, repetition_penalty=1e-10, logit_bias={5000: 3e47})
+    assert chosen([logits], asked, [7, 8]) == oracle.choose_tokens([logits.astype(np.float32)], asked, [7, 8]) == [7]
+
+
 def test_huge_biases() -> None:
     logits = np.random.default_rng(1).normal(0, 1, 500)
     for bias in (1e30, 1e300, -1e300, -math.inf):
@@ -360,13 +373,26 @@ def test_log_probabilities(kind: str, size: int) -> None:
     rng = np.random.default_rng(size)
     logits = KINDS[kind](rng, size).astype(np.float32)
     sampler = Sampler(Sampling(temperature=0.5, top_k=3, logit_bias={0: 5.0}, seed=2), size, [0])
-    count = min(40, size)
-    token, logprob, top = sampler.choose(logits, logprobs=count)
-    assert logprob is not None
-    finite = min(count, int(np.isfinite(logits).sum()))
-    assert [id for id, _ in top] == np.argsort(-logits, kind="stable")[:finite].tolist()
-    for id, value in [(token, logprob), *top]:
-        assert math.isclose(value, oracle.log_probability(logits, id), rel_tol=0, abs_tol=LOG_PROBABILITY)
+    for count in (min(40, size), min(5, size)):  # more than there are blocks, and fewer
+        token, logprob, top = sampler.choose(logits, logprobs=count)
+        assert logprob is not None
+        finite = min(count, int(np.isfinite(logits).sum()))
+        assert [id for id, _ in top] == np.argsort(-logits, kind="stable")[:finite].tolist()
+        for id, value in [(token, logprob), *top]:
+            assert math.isclose(value, oracle.log_probability(logits, id), rel_tol=0, abs_tol=LOG_PROBABILITY)
+
+
+@pytest.mark.parametrize("scale", [1e6, 1e12, 1e30])
+def test_logits_far_from_0(scale: float) -> None:
+    """Rough weights are made of logits times a factor, while that is moderate."""
+    rng = np.random.default_rng(5)
+    rows = [(scale + rng.normal(0, 1, SOME_BLOCKS) * scale / 1e4).astype(np.float32) for _ in range(3)]
+    asked = Sampling(temperature=scale / 1e4, top_p=0.9, seed=3)
+    assert chosen(rows, asked, []) == oracle.choose_tokens(rows, asked)
+    for row in rows:
+        choice = Sampler(Sampling(temperature=1.0, seed=4), SOME_BLOCKS, []).choose(row, logprobs=0)
+        assert choice.logprob is not None
+        assert math.isclose(choice.logprob, oracle.log_probability(row, choice.token), rel_tol=0, abs_tol=1e-9)
 
 
 @pytest.mark.parametrize("first", [-1e30, -900.0, -490.0, -10.0, -np.inf])

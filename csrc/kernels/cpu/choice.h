@@ -25,15 +25,21 @@ constexpr int64_t choice_lanes = 8;
 constexpr int64_t choice_blocks(int64_t values) { return (values + choice_block - 1) / choice_block; }
 
 // A weight is 2^((value - greatest) * factor). What is less than `least` weighs nothing.
+//
+// Rough weights are 2^(value * factor - origin), for which the processor has one thing less to do: all of them are
+// greater by the same factor, or all smaller.
 struct ChoiceScale {
   double greatest = 0;
   double factor = 1;
-  double least = 0;  // its exponent is at least `least_choice_exponent`
+  double least = 0;   // its exponent is at least `least_choice_exponent`; -inf: no value is less than that
+  double origin = 0;  // the whole number of eighths next to greatest * factor
+
+  bool can_be_rough() const { return origin > -0x1p+30 && origin < 0x1p+30; }
 };
 
 constexpr double least_choice_exponent = -1021;
 // Rough weights are off by less than this share of themselves; exact ones by some units of the last place.
-constexpr double rough_choice_error = 1.2e-10;
+constexpr double rough_choice_error = 9e-11;
 
 // Values in which a cut lies, ends included.
 struct ChoiceBracket {
@@ -71,6 +77,10 @@ struct Penalties {
   double repetition = 1;
   double presence = 0;
   double frequency = 0;
+  // 1 / repetition, and what that was rounded by: f32 numbers times both are quotients, rounded as a division rounds
+  // them. 0: they are to be divided.
+  double reciprocal = 0;
+  double rounded_by = 0;
 };
 
 constexpr int64_t spare_choice_places = 4;  // behind the last of a list that is written, so many are overwritten
@@ -81,12 +91,20 @@ struct ChoiceAbove {
   int64_t number;
 };
 
+struct ChoiceRange {
+  float least;
+  float greatest;
+};
+
+// Near values are off by less than this share of themselves.
+constexpr double near_choice_error = 0x1p-22;
+
 // A block of logits has choice_block elements. -inf stands for what cannot be chosen.
 struct ChoiceKernels {
-  // The greatest; NaN when one is NaN or +inf. Into `tops` [choice_columns] the greatest of each column, into `samples`
-  // [choice_samples, choice_columns] other elements of it: those of `row` and of rows far from it, or of the row behind
-  // one where an element is the greatest. Meanwhile the block at `next` comes nearer.
-  float (*greatest)(const float* logits, const float* next, int64_t row, float* tops, float* samples);
+  // The range; its greatest is NaN when one is NaN or +inf. Into `tops` [choice_columns] the greatest of each column,
+  // into `samples` [choice_samples, choice_columns] other elements of it: those of `row` and of rows far from it, or of
+  // the row behind one where an element is the greatest. Meanwhile the block at `next` comes nearer.
+  ChoiceRange (*range)(const float* logits, const float* next, int64_t row, float* tops, float* samples);
   // How many exceed `most`. Into `bits` [choice_long_words] which lie from `least` to `most`.
   int64_t (*find)(const float* logits, float least, float most, uint64_t* bits);
   // The same of values, as many and with such bits as where they are weighed.
@@ -101,11 +119,17 @@ struct ChoiceKernels {
   ChoiceAbove (*sum_above)(const double* values, const double* worths, int64_t count, double value);
   // Into `out`: -inf where the bit is 0.
   void (*forbid)(const float* logits, const uint32_t* allowed, float* out);
-  void (*widen)(const float* logits, const uint32_t* allowed, double* out);
-  // The values of logits to which something was done, -inf where `allowed`, unless it is null, has no bit. Returns the
-  // greatest; NaN when one is NaN or +inf.
-  double (*change)(const float* logits, const ChangedPlaces& changed, const Penalties& penalties,
-                   const uint32_t* allowed, double* values);
+  // The values of logits of which those with a bit in `seen` have the repetition penalty, -inf where `allowed` has no
+  // bit. Either may be null: none was seen, all are allowed. Near values may be infinite where the penalty is great.
+  void (*penalize)(const float* logits, const uint32_t* seen, const Penalties& penalties, const uint32_t* allowed,
+                   double* values);
+  void (*penalize_nearly)(const float* logits, const uint32_t* seen, const Penalties& penalties,
+                          const uint32_t* allowed, float* values);
+  // The values of the logits in these places alone.
+  void (*change)(const float* logits, const ChangedPlaces& changed, const Penalties& penalties, const uint32_t* allowed,
+                 double* values);
+  // The greatest of a block's values; NaN when one is NaN or +inf.
+  double (*greatest_value)(const double* values);
   ChoiceWeigh<float> weigh_logits;
   ChoiceWeigh<float> weigh_logits_roughly;
   ChoiceWeigh<double> weigh_values;

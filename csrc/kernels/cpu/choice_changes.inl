@@ -1,0 +1,154 @@
+// Choosing a token: the values of logits to which something is done before they are weighed.
+#pragma once
+
+#include "kernels/cpu/choice_lanes.inl"
+
+namespace moeflux::cpu::MOEFLUX_ISA {
+
+// Values with the repetition penalty where the bit is 1. What is above 0 is divided as IEEE says, by two products where
+// their sum is the same: a division takes as long as everything else that is done to a value.
+template <bool divides>
+MOEFLUX_INLINE Doubles penalized(uint32_t seen, Doubles value, const Penalties& penalties) {
+  const Doubles by = splat(penalties.repetition);
+#if defined(__AVX512F__)
+  const auto all = static_cast<__mmask8>(seen);
+  const auto from = (__m512d)value;
+  const __mmask8 above = _mm512_mask_cmp_pd_mask(all, from, __m512d{}, _CMP_GT_OQ);
+  if constexpr (divides)
+    return (Doubles)_mm512_mask_div_pd(_mm512_mask_mul_pd(from, all, from, (__m512d)by), above, from, (__m512d)by);
+  const __m512d factor = _mm512_mask_mov_pd((__m512d)by, above, _mm512_set1_pd(penalties.reciprocal));
+  const __m512d rest = _mm512_maskz_mul_pd(above, from, _mm512_set1_pd(penalties.rounded_by));
+  return (Doubles)_mm512_mask_fmadd_pd(from, all, factor, rest);
+#else
+  const Doubles quotient = divides ? value / by : fma(value, splat(penalties.reciprocal), value * penalties.rounded_by);
+  return lanes_of(seen) ? (value > 0 ? quotient : value * by) : value;
+#endif
+}
+
+MOEFLUX_INLINE Floats nearly_penalized(uint32_t seen, Floats value, Floats by, Floats reciprocal) {
+#if defined(__AVX512F__)
+  const auto all = static_cast<__mmask16>(seen);
+  const __mmask16 above = _mm512_mask_cmp_ps_mask(all, (__m512)value, __m512{}, _CMP_GT_OQ);
+  const __m512 factor = _mm512_mask_mov_ps((__m512)by, above, (__m512)reciprocal);
+  return (Floats)_mm512_mask_mul_ps((__m512)value, all, (__m512)value, factor);
+#else
+  return float_lanes_of(seen) ? value * (value > 0 ? reciprocal : by) : value;
+#endif
+}
+
+// Of a bit set, those of a vector of Doubles and more.
+MOEFLUX_INLINE uint32_t bits_at(const unsigned char* bytes, int64_t first) {
+  return static_cast<uint32_t>(bytes[first / choice_lanes]) >> (first % choice_lanes);
+}
+
+template <bool any_seen, bool all_allowed, bool divides>
+MOEFLUX_INLINE void penalize_all(const float* logits, const uint32_t* seen, const Penalties& penalties,
+                                 const uint32_t* allowed, double* values) {
+  const auto* const seen_bytes = reinterpret_cast<const unsigned char*>(seen);
+  const auto* const allowed_bytes = reinterpret_cast<const unsigned char*>(allowed);
+  const Penalties own = penalties;  // what no store can change
+  for (int64_t first = 0; first < choice_block; first += wide) {
+    Doubles value = load_values(logits + first);
+    if constexpr (any_seen) value = penalized<divides>(bits_at(seen_bytes, first), value, own);
+    if constexpr (!all_allowed)
+      value = choose(bits_at(allowed_bytes, first), splat(static_cast<double>(minus_infinity)), value);
+    store(values + first, value);
+  }
+}
+
+template <bool any_seen, bool divides>
+static void penalize_some(const float* logits, const uint32_t* seen, const Penalties& penalties,
+                          const uint32_t* allowed, double* values) {
+  if (allowed)
+    penalize_all<any_seen, false, divides>(logits, seen, penalties, allowed, values);
+  else
+    penalize_all<any_seen, true, divides>(logits, seen, penalties, allowed, values);
+}
+
+static void penalize(const float* logits, const uint32_t* seen, const Penalties& penalties, const uint32_t* allowed,
+                     double* values) {
+  if (!seen)
+    penalize_some<false, false>(logits, seen, penalties, allowed, values);
+  else if (penalties.reciprocal > 0)
+    penalize_some<true, false>(logits, seen, penalties, allowed, values);
+  else
+    penalize_some<true, true>(logits, seen, penalties, allowed, values);
+}
+
+static void penalize_nearly(const float* logits, const uint32_t* seen, const Penalties& penalties,
+                            const uint32_t* allowed, float* values) {
+  constexpr int64_t bits = 32;
+  const Floats by = splat(static_cast<float>(penalties.repetition));
+  const Floats reciprocal = splat(static_cast<float>(1 / penalties.repetition));
+  for (int64_t word = 0; word < choice_words; ++word) {
+    const uint32_t seen_word = seen ? seen[word] : 0;
+    const uint32_t allowed_word = allowed ? allowed[word] : ~uint32_t{0};
+    MOEFLUX_UNROLL
+    for (int64_t i = 0; i < bits; i += lanes) {
+      const Floats value = nearly_penalized(seen_word >> i, load<Floats>(logits + word * bits + i), by, reciprocal);
+      store(values + word * bits + i, choose(allowed_word >> i, splat(minus_infinity), value));
+    }
+  }
+}
+
+static double greatest_value(const double* values) {
+  constexpr double beyond = -static_cast<double>(minus_infinity);
+  constexpr int64_t vectors = 4;
+  Doubles best[vectors];
+  LongInts good = ~LongInts{};
+  MOEFLUX_UNROLL
+  for (int64_t i = 0; i < vectors; ++i) best[i] = splat(-beyond);
+  for (int64_t first = 0; first < choice_block; first += vectors * wide) {
+    MOEFLUX_UNROLL
+    for (int64_t i = 0; i < vectors; ++i) {
+      const Doubles some = load<Doubles>(values + first + i * wide);
+      best[i] = some > best[i] ? some : best[i];
+      good &= (LongInts)(some < beyond);
+    }
+  }
+  double found = best[0][0];
+  bool all = true;
+  for (int64_t i = 0; i < wide; ++i) {
+    for (const Doubles& each : best) found = each[i] > found ? each[i] : found;
+    all &= good[i] != 0;
+  }
+  return all ? found : __builtin_nan("");
+}
+
+#if defined(__AVX512F__)
+MOEFLUX_INLINE Doubles load_places(const float* logits, const int32_t* places) {
+  return (Doubles)_mm512_maskz_cvtps_pd(0xff,
+                                        _mm256_i32gather_ps(logits, _mm256_loadu_si256((const __m256i*)places), 4));
+}
+#else
+MOEFLUX_INLINE Doubles load_places(const float* logits, const int32_t* places) {
+  Doubles some;
+  for (int64_t i = 0; i < wide; ++i) some[i] = logits[places[i]];
+  return some;
+}
+#endif
+
+// Lanes of -1 or 0.
+MOEFLUX_INLINE LongInts are_allowed(const uint32_t* allowed, const int32_t* places) {
+  LongInts some;
+  for (int64_t i = 0; i < wide; ++i) some[i] = -static_cast<int64_t>(allowed[places[i] / 32] >> (places[i] % 32) & 1);
+  return some;
+}
+
+static void change(const float* logits, const ChangedPlaces& changed, const Penalties& penalties,
+                   const uint32_t* allowed, double* values) {
+  for (int64_t first = 0; first < changed.count; first += wide) {
+    Doubles value = load_places(logits, changed.places + first);
+    if (changed.biases) value += load<Doubles>(changed.biases + first);
+    const HalfInts times = load<HalfInts>(changed.times + first);
+    const Doubles number = doubles_of(times & std::numeric_limits<int32_t>::max());
+    const Doubles penalized = value > 0 ? value / penalties.repetition : value * penalties.repetition;
+    value = longs_of(times) < 0 ? penalized : value;
+    value -= number > 0 ? penalties.presence + penalties.frequency * number : Doubles{};
+    if (allowed)
+      value = are_allowed(allowed, changed.places + first) ? value : splat(static_cast<double>(minus_infinity));
+    store(values + first, value);
+  }
+}
+
+}  // namespace moeflux::cpu::MOEFLUX_ISA

@@ -1,0 +1,160 @@
+// What the passes of choosing a token are written with: f64 numbers beside the f32 ones of simd.h.
+#pragma once
+
+#include "kernels/cpu/choice.h"
+#include "kernels/cpu/lanes.h"
+
+namespace moeflux::cpu::MOEFLUX_ISA {
+
+constexpr int64_t wide = lanes / 2;  // f64 in a register
+
+typedef double Doubles __attribute__((vector_size(wide * 8)));
+typedef uint64_t LongWords __attribute__((vector_size(wide * 8)));
+typedef long long LongInts __attribute__((vector_size(wide * 8)));  // what comparing Doubles gives
+typedef int32_t HalfInts __attribute__((vector_size(wide * 4)));
+typedef float HalfFloats __attribute__((vector_size(wide * 4)));
+
+constexpr int64_t parts = choice_lanes / wide;
+constexpr int64_t choice_together = parts > 4 ? parts : 4;  // so many vectors are weighed together
+
+MOEFLUX_INLINE Doubles splat(double value) { return value - Doubles{}; }
+
+// a * b + c with one rounding.
+MOEFLUX_INLINE Doubles fma(Doubles a, Doubles b, Doubles c) {
+#if defined(__AVX512F__)
+  return (Doubles)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined(__AVX2__)
+  return (Doubles)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#elif defined(__ARM_NEON)
+  return (Doubles)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
+#else
+  for (int64_t i = 0; i < wide; ++i) c[i] = __builtin_fma(a[i], b[i], c[i]);
+  return c;
+#endif
+}
+
+#if !defined(__AVX512F__)
+MOEFLUX_INLINE uint64_t bits_of(Ints mask) {
+#if defined(__AVX2__)
+  return static_cast<uint32_t>(_mm256_movemask_ps((__m256)mask));
+#else
+  uint64_t bits = 0;
+  for (int64_t i = 0; i < lanes; ++i) bits |= static_cast<uint64_t>(mask[i] & 1) << i;
+  return bits;
+#endif
+}
+MOEFLUX_INLINE uint32_t bits_of(LongInts mask) {
+#if defined(__AVX2__)
+  return static_cast<uint32_t>(_mm256_movemask_pd((__m256d)mask));
+#else
+  uint32_t bits = 0;
+  for (int64_t i = 0; i < wide; ++i) bits |= static_cast<uint32_t>(mask[i] & 1) << i;
+  return bits;
+#endif
+}
+#endif
+
+// One bit a lane: which are at least, or above, a number.
+MOEFLUX_INLINE uint64_t bits_of_least(Floats values, float least) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)values, _mm512_set1_ps(least), _CMP_GE_OQ);
+#else
+  return bits_of(values >= least);
+#endif
+}
+
+MOEFLUX_INLINE uint64_t bits_above(Floats values, float most) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)values, _mm512_set1_ps(most), _CMP_GT_OQ);
+#else
+  return bits_of(values > most);
+#endif
+}
+
+MOEFLUX_INLINE uint32_t bits_of_least(Doubles values, double least) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_pd_mask((__m512d)values, _mm512_set1_pd(least), _CMP_GE_OQ);
+#else
+  return bits_of((LongInts)(values >= least));
+#endif
+}
+
+MOEFLUX_INLINE uint32_t bits_above(Doubles values, double most) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_pd_mask((__m512d)values, _mm512_set1_pd(most), _CMP_GT_OQ);
+#else
+  return bits_of((LongInts)(values > most));
+#endif
+}
+
+#if !defined(__AVX512F__)
+// Lanes of -1 or 0: those of the lowest bits.
+MOEFLUX_INLINE Ints float_lanes_of(uint32_t bits) {
+  Words own;
+  for (int64_t i = 0; i < lanes; ++i) own[i] = 1u << i;
+  return ((bits - Words{}) & own) != 0;
+}
+MOEFLUX_INLINE LongInts lanes_of(uint32_t bits) {
+  LongInts own;
+  for (int64_t i = 0; i < wide; ++i) own[i] = int64_t{1} << i;
+  return ((static_cast<int64_t>(bits) - LongInts{}) & own) != 0;
+}
+#endif
+
+// b where the bit is 1, from the lowest on, else a.
+MOEFLUX_INLINE Floats choose(uint32_t bits, Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_mask_mov_ps((__m512)a, static_cast<__mmask16>(bits), (__m512)b);
+#else
+  return float_lanes_of(bits) ? b : a;
+#endif
+}
+MOEFLUX_INLINE Doubles choose(uint32_t bits, Doubles a, Doubles b) {
+#if defined(__AVX512F__)
+  return (Doubles)_mm512_mask_mov_pd((__m512d)a, static_cast<__mmask8>(bits), (__m512d)b);
+#else
+  return lanes_of(bits) ? b : a;
+#endif
+}
+
+MOEFLUX_INLINE Doubles load_values(const double* from) { return load<Doubles>(from); }
+// Written out where GCC takes __builtin_convertvector to pieces.
+MOEFLUX_INLINE Doubles load_values(const float* from) {
+#if defined(__AVX512F__)
+  return (Doubles)_mm512_maskz_cvtps_pd(0xff, _mm256_loadu_ps(from));
+#elif defined(__AVX2__)
+  return (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(from));
+#else
+  return __builtin_convertvector(load<HalfFloats>(from), Doubles);
+#endif
+}
+
+MOEFLUX_INLINE Doubles doubles_of(HalfInts from) {
+#if defined(__AVX512F__)
+  return (Doubles)_mm512_maskz_cvtepi32_pd(0xff, (__m256i)from);
+#elif defined(__AVX2__)
+  return (Doubles)_mm256_cvtepi32_pd((__m128i)from);
+#else
+  return __builtin_convertvector(from, Doubles);
+#endif
+}
+MOEFLUX_INLINE LongInts longs_of(HalfInts from) {
+#if defined(__AVX512F__)
+  return (LongInts)_mm512_maskz_cvtepi32_epi64(0xff, (__m256i)from);
+#elif defined(__AVX2__)
+  return (LongInts)_mm256_cvtepi32_epi64((__m128i)from);
+#else
+  return __builtin_convertvector(from, LongInts);
+#endif
+}
+
+// The parts of a sum, neighbours far apart first.
+MOEFLUX_INLINE double total(const Doubles (&sums)[parts]) {
+  double part[choice_lanes];
+  __builtin_memcpy(part, sums, sizeof part);
+  for (int64_t step = choice_lanes / 2; step > 0; step /= 2)
+    for (int64_t i = 0; i < step; ++i) part[i] += part[i + step];
+  return part[0];
+}
+
+}  // namespace moeflux::cpu::MOEFLUX_ISA

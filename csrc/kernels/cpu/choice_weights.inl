@@ -1,0 +1,197 @@
+// Choosing a token: weights and their sums.
+#pragma once
+
+#include "kernels/cpu/choice_lanes.inl"
+
+namespace moeflux::cpu::MOEFLUX_ISA {
+
+// 2^(k / 8), less k eighths of what the exponent counts: adding those of any whole number of eighths makes its power.
+constexpr uint64_t powers_of_2[] = {
+    0x3ff0000000000000, 0x3fef72b83c7d517b, 0x3fef06fe0a31b715, 0x3feebfdad5362a27,
+    0x3feea09e667f3bcd, 0x3feeace5422aa0db, 0x3feee89f995ad3ad, 0x3fef5818dcfba487,
+};
+
+#if defined(__AVX512F__)
+MOEFLUX_INLINE LongWords look_up_power(LongWords eighths) {
+  return (LongWords)_mm512_maskz_permutexvar_epi64(0xff, (__m512i)eighths, _mm512_loadu_si512(powers_of_2));
+}
+#elif defined(__AVX2__)
+struct PowerHalves {
+  alignas(32) uint32_t low[8] = {};
+  alignas(32) uint32_t high[8] = {};
+
+  constexpr PowerHalves() {
+    for (int i = 0; i < 8; ++i) {
+      low[i] = static_cast<uint32_t>(powers_of_2[i]);
+      high[i] = static_cast<uint32_t>(powers_of_2[i] >> 32);
+    }
+  }
+};
+
+constexpr PowerHalves power_halves;
+
+MOEFLUX_INLINE LongWords look_up_power(LongWords eighths) {
+  const __m256i place = _mm256_shuffle_epi32((__m256i)eighths, 0xa0);
+  const __m256i low = _mm256_permutevar8x32_epi32(load<__m256i>(power_halves.low), place);
+  const __m256i high = _mm256_permutevar8x32_epi32(load<__m256i>(power_halves.high), place);
+  return (LongWords)_mm256_blend_epi32(low, high, 0xaa);
+}
+#else
+MOEFLUX_INLINE LongWords look_up_power(LongWords eighths) {
+  LongWords power;
+  for (int64_t i = 0; i < wide; ++i) power[i] = powers_of_2[eighths[i] & 7];
+  return power;
+}
+#endif
+
+// Of the whole number of eighths that the lowest bits of each lane are.
+MOEFLUX_INLINE Doubles power_of_2(LongWords eighths) { return (Doubles)(look_up_power(eighths) + (eighths << 49)); }
+
+// 2^x for |x| at most a sixteenth. The last coefficient is 1, and so is 2^0.
+template <bool rough>
+MOEFLUX_INLINE void small_powers_of_2(Doubles* x, int64_t vectors) {
+  constexpr double exact_terms[] = {
+      0x1.ff669e79a21afp-17, 0x1.430e80e7265a8p-13, 0x1.5d8800061465dp-10, 0x1.3b2ab6eeb19fep-7,
+      0x1.c6b08d70430f8p-5,  0x1.ebfbdff82c7cap-3,  0x1.62e42fefa39f0p-1,  1.0,
+  };
+  constexpr double rough_terms[] = {
+      0x1.3b26b9696825cp-7, 0x1.c6be27da0faddp-5, 0x1.ebfbe06a27846p-3, 0x1.62e42fb9b538dp-1, 1.0,
+  };
+  const double* terms = rough ? rough_terms : exact_terms;
+  constexpr int64_t count = rough ? 5 : 8;
+  Doubles sums[choice_together];
+  MOEFLUX_UNROLL
+  for (int64_t v = 0; v < vectors; ++v) sums[v] = splat(terms[0]);
+  MOEFLUX_UNROLL
+  for (int64_t i = 1; i < count; ++i) {
+    MOEFLUX_UNROLL
+    for (int64_t v = 0; v < vectors; ++v) sums[v] = fma(sums[v], x[v], splat(terms[i]));
+  }
+  MOEFLUX_UNROLL
+  for (int64_t v = 0; v < vectors; ++v) x[v] = sums[v];
+}
+
+// One bit, or a lane of -1 or 0, for each.
+#if defined(__AVX512F__)
+typedef __mmask8 Lanes;
+MOEFLUX_INLINE Lanes at_least(Doubles a, double b) {
+  return _mm512_cmp_pd_mask((__m512d)a, _mm512_set1_pd(b), _CMP_GE_OQ);
+}
+MOEFLUX_INLINE Lanes at_most(Lanes mask, Doubles a, double b) {
+  return _mm512_mask_cmp_pd_mask(mask, (__m512d)a, _mm512_set1_pd(b), _CMP_LE_OQ);
+}
+MOEFLUX_INLINE uint32_t bits_of(Lanes mask) { return mask; }
+constexpr Lanes all_of_them = 0xff;
+#else
+typedef LongInts Lanes;
+constexpr Lanes all_of_them = LongInts{} == LongInts{};
+MOEFLUX_INLINE Lanes at_least(Doubles a, double b) { return a >= b; }
+MOEFLUX_INLINE Lanes at_most(Lanes mask, Doubles a, double b) { return mask & (LongInts)(a <= b); }
+#endif
+
+// 0 in the lanes that are not of the mask. AVX-512 masks what is done next instead.
+template <bool every>
+MOEFLUX_INLINE Doubles only([[maybe_unused]] Lanes mask, Doubles a) {
+#if defined(__AVX512F__)
+  return a;
+#else
+  return every ? a : (Doubles)((LongInts)a & mask);
+#endif
+}
+
+// What a sum becomes when a * b is added with one rounding, in the lanes of a mask.
+template <bool every>
+MOEFLUX_INLINE Doubles add_product(Lanes mask, Doubles sum, Doubles a, Doubles b) {
+  if constexpr (every) return fma(a, b, sum);
+#if defined(__AVX512F__)
+  return (Doubles)_mm512_mask3_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)sum, mask);
+#else
+  return fma(a, only<false>(mask, b), sum);
+#endif
+}
+
+struct ChoiceLanes {
+  Doubles all[parts] = {};
+  Doubles above[parts] = {};
+};
+
+// So many vectors one behind the other: each operation of all of them before the next. Operations on one vector wait
+// for each other, and a processor looks only so far ahead for others.
+template <bool rough, bool split, bool stored, bool every, int64_t vectors, typename Number>
+MOEFLUX_INLINE void weigh_together(const Number* values, const ChoiceScale& scale, const ChoiceBracket& bracket,
+                                   ChoiceLanes& sums, double* weights, unsigned char* bits) {
+  Lanes kept[vectors];
+  Lanes upto[vectors];
+  Lanes found[vectors];
+  Doubles rest[vectors];
+  Doubles power[vectors];
+  MOEFLUX_UNROLL
+  for (int64_t v = 0; v < vectors; ++v) {
+    const Doubles value = load_values(values + v * wide);
+    kept[v] = every ? all_of_them : at_least(value, scale.least);
+    if constexpr (split) {
+      upto[v] = at_most(kept[v], value, bracket.most);
+      found[v] = upto[v] & at_least(value, bracket.least);
+    }
+    rest[v] = rough ? value : value - scale.greatest;
+  }
+  // Adding 1.5 * 2^49 rounds to a whole number of eighths and leaves it in the low bits.
+  const Doubles rounding = splat(rough ? 0x1.8p+49 - scale.origin : 0x1.8p+49);
+  MOEFLUX_UNROLL
+  for (int64_t v = 0; v < vectors; ++v) power[v] = fma(rest[v], splat(scale.factor), rounding);
+  MOEFLUX_UNROLL
+  for (int64_t v = 0; v < vectors; ++v)
+    rest[v] = only<every>(kept[v], fma(rest[v], splat(scale.factor), rounding - power[v]));
+  MOEFLUX_UNROLL
+  for (int64_t v = 0; v < vectors; ++v) power[v] = power_of_2((LongWords)power[v]);
+  small_powers_of_2<rough>(rest, vectors);
+  MOEFLUX_UNROLL
+  for (int64_t v = 0; v < vectors; ++v) {
+    Doubles& all = sums.all[v % parts];
+    Doubles& above = sums.above[v % parts];
+    if constexpr (stored) store(weights + v * wide, add_product<every>(kept[v], Doubles{}, rest[v], power[v]));
+    all = add_product<every>(kept[v], all, rest[v], power[v]);
+    if constexpr (split) above = add_product<false>(kept[v] & ~upto[v], above, rest[v], power[v]);
+  }
+  if constexpr (split) {
+    MOEFLUX_UNROLL
+    for (int64_t v = 0; v < vectors; v += parts) {
+      uint32_t byte = 0;
+      MOEFLUX_UNROLL
+      for (int64_t part = 0; part < parts; ++part) byte |= bits_of(found[v + part]) << (part * wide);
+      // Stored byte by byte: GCC would make words of them, for which it moves the masks to other registers.
+      *const_cast<volatile unsigned char*>(bits + v / parts) = static_cast<unsigned char>(byte);
+    }
+  }
+}
+
+template <bool rough, bool split, bool stored, bool every, typename Number>
+MOEFLUX_INLINE ChoiceSums weigh_all(const Number* values, int64_t count, const ChoiceScale& asked,
+                                    const ChoiceBracket& within, double* weights, uint64_t* bits) {
+  const ChoiceScale scale = asked;  // what no store can change
+  const ChoiceBracket bracket = within;
+  auto* const bytes = reinterpret_cast<unsigned char*>(bits);
+  ChoiceLanes sums;
+  int64_t i = 0;
+  const auto weights_at = [&] { return stored ? weights + i : nullptr; };
+  const auto bytes_at = [&] { return split ? bytes + i / choice_lanes : nullptr; };
+  for (; i + choice_together * wide <= count; i += choice_together * wide)
+    weigh_together<rough, split, stored, every, choice_together>(values + i, scale, bracket, sums, weights_at(),
+                                                                 bytes_at());
+  for (; i < count; i += choice_lanes)
+    weigh_together<rough, split, stored, every, parts>(values + i, scale, bracket, sums, weights_at(), bytes_at());
+  return {total(sums.all), split ? total(sums.above) : 0};
+}
+
+template <bool rough, typename Number>
+static ChoiceSums weigh(const Number* values, int64_t count, const ChoiceScale& scale, const ChoiceBracket& bracket,
+                        double* weights, uint64_t* bits) {
+  const bool every = rough && scale.least == static_cast<double>(minus_infinity);
+  if (weights) return weigh_all<rough, false, true, false>(values, count, scale, bracket, weights, bits);
+  if (every && bits) return weigh_all<rough, true, false, rough>(values, count, scale, bracket, weights, bits);
+  if (every) return weigh_all<rough, false, false, rough>(values, count, scale, bracket, weights, bits);
+  return bits ? weigh_all<rough, true, false, false>(values, count, scale, bracket, weights, bits)
+              : weigh_all<rough, false, false, false>(values, count, scale, bracket, weights, bits);
+}
+
+}  // namespace moeflux::cpu::MOEFLUX_ISA
