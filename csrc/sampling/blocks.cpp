@@ -43,6 +43,13 @@ float near(double number) {
   return static_cast<float>(std::isinf(number) ? number : std::clamp(number, -most, most));
 }
 
+// Not every machine that this is compiled for has an instruction, and the library's function takes longer.
+int64_t count_bits(uint64_t word) {
+  word -= word >> 1 & 0x5555555555555555;
+  word = (word & 0x3333333333333333) + (word >> 2 & 0x3333333333333333);
+  return static_cast<int64_t>(((word + (word >> 4)) & 0x0f0f0f0f0f0f0f0f) * 0x0101010101010101 >> 56);
+}
+
 // What a near value may be off by.
 double doubt(double value) {
   return std::isinf(value) ? 0 : std::abs(value) * cpu::near_choice_error + std::numeric_limits<float>::min();
@@ -180,7 +187,7 @@ bool LogitBlocks::are_few() const { return is_short() || count_ <= few_blocks; }
 bool LogitBlocks::allows_more_than(int64_t number) const {
   if (allowed_.empty()) return vocab_size_ > number;
   int64_t count = 0;
-  for (size_t word = 0; word < allowed_.size() && count <= number; ++word) count += std::popcount(allowed_[word]);
+  for (size_t word = 0; word < allowed_.size() && count <= number; ++word) count += count_bits(allowed_[word]);
   return count > number;
 }
 
@@ -312,7 +319,7 @@ int64_t LogitBlocks::find(const Bracket& asked) {
 
 int64_t LogitBlocks::count_found() const {
   int64_t count = 0;
-  for (const uint64_t word : found_) count += std::popcount(word);
+  for (const uint64_t word : found_) count += count_bits(word);
   return count;
 }
 

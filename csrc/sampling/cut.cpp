@@ -193,25 +193,49 @@ Guess::Guess(const cpu::ChoiceKernels& kernels, int64_t columns)
       columns_(static_cast<size_t>(columns)),
       ranks_(columns_ * (1 + cpu::choice_samples)),
       probes_(ranks_.size()),
-      buckets_(size_t{2} << guess_bits),
-      sums_(size_t{1} << guess_bits) {}
+      buckets_(size_t{1} << guess_bits),
+      other_samples_(buckets_.size()),
+      sums_(buckets_.size()) {}
 
-void Guess::fill_buckets(std::span<const double> worths, const Ranks& ranks) {
+// All probes. Neighbours often are of one bucket and would wait for each other: a top and its samples go to three
+// places.
+void Guess::fill_buckets_with_all(std::span<const double> worths, const Ranks& ranks) {
   std::fill(buckets_.begin(), buckets_.end(), Bucket{});
-  const auto add = [&](Some Bucket::* some, size_t i, size_t probe) {
-    Some& sum = (buckets_[2 * ranks.bucket(ranks_[probe]) + i % 2].*some);
-    sum.number += worths[probe] > 0;
-    sum.worth += worths[probe];
-  };
-  size_t i = 0;
-  for (; i < probes_.size() && probes_[i] < columns_; ++i) add(&Bucket::tops, i, probes_[i]);
-  for (; i < probes_.size(); ++i) add(&Bucket::samples, i, probes_[i]);
-  // Neighbours often are of one bucket and would wait for each other, so there are two of each.
-  for (size_t bucket = 0; bucket < sums_.size(); ++bucket)
-    buckets_[bucket] = buckets_[2 * bucket] + buckets_[2 * bucket + 1];
+  std::fill(other_samples_.begin(), other_samples_.end(), Some{});
+  static_assert(cpu::choice_samples == 2);
+  const uint32_t* const samples = ranks_.data() + columns_;
+  const double* const worths_of_samples = worths.data() + columns_;
+  for (size_t i = 0; i < columns_; ++i) {
+    buckets_[ranks.bucket(ranks_[i])].tops.add(worths[i]);
+    buckets_[ranks.bucket(samples[i])].samples.add(worths_of_samples[i]);
+    other_samples_[ranks.bucket(samples[columns_ + i])].add(worths_of_samples[columns_ + i]);
+  }
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    buckets_[i].samples.number += other_samples_[i].number;
+    buckets_[i].samples.worth += other_samples_[i].worth;
+  }
 }
 
-// Leaves those of the ranks.
+// Those that are left.
+void Guess::fill_buckets(std::span<const double> worths, const Ranks& ranks) {
+  std::fill(buckets_.begin(), buckets_.end(), Bucket{});
+  size_t i = 0;
+  for (; i < probes_.size() && probes_[i] < columns_; ++i)
+    buckets_[ranks.bucket(ranks_[probes_[i]])].tops.add(worths[probes_[i]]);
+  for (; i < probes_.size(); ++i) buckets_[ranks.bucket(ranks_[probes_[i]])].samples.add(worths[probes_[i]]);
+}
+
+// Leaves those of the ranks; of all, those that are worth something.
+void Guess::leave_of_all(std::span<const double> worths, const Ranks& ranks) {
+  probes_.resize(ranks_.size());
+  size_t count = 0;
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    probes_[count] = static_cast<uint32_t>(i);
+    count += static_cast<size_t>(ranks.has(ranks_[i])) & static_cast<size_t>(worths[i] > 0);
+  }
+  probes_.resize(count);
+}
+
 void Guess::leave_probes(const Ranks& ranks) {
   size_t count = 0;
   for (const uint32_t probe : probes_) {
@@ -224,7 +248,7 @@ void Guess::leave_probes(const Ranks& ranks) {
 // `sum` is above the first bucket.
 void Guess::estimate(Estimate sum) {
   const auto columns = static_cast<double>(columns_);
-  for (size_t i = 0; i < sums_.size(); ++i) {
+  for (size_t i = 0; i < buckets_.size(); ++i) {
     const Bucket& bucket = buckets_[i];
     if (bucket.tops.number == 0 && bucket.samples.number == 0) {
       sums_[i] = sum;
@@ -261,13 +285,6 @@ Bracket Guess::bracket(std::span<const float> tops, std::span<const float> sampl
   };
   rank(tops, ranks_.data());
   rank(samples, ranks_.data() + columns_);
-  probes_.resize(worths.size());
-  size_t count = 0;
-  for (size_t i = 0; i < worths.size(); ++i) {
-    probes_[count] = static_cast<uint32_t>(i);
-    count += worths[i] > 0;
-  }
-  probes_.resize(count);
   // Each turn looks closer at where the sum passes the goal, until the bracket is as narrow as the doubt allows.
   constexpr auto low = std::bit_cast<uint32_t>(nearest);
   constexpr auto high = std::bit_cast<uint32_t>(farthest);
@@ -278,7 +295,7 @@ Bracket Guess::bracket(std::span<const float> tops, std::span<const float> sampl
   double all_variance = 0;
   for (int turn = 0; turn < max_turns; ++turn) {
     const size_t last = ranks.bucket(ranks.high);
-    fill_buckets(worths, ranks);
+    turn == 0 ? fill_buckets_with_all(worths, ranks) : fill_buckets(worths, ranks);
     estimate(above);
     if (turn == 0) {
       total_ = sums_.back().worth;
@@ -300,7 +317,7 @@ Bracket Guess::bracket(std::span<const float> tops, std::span<const float> sampl
     const double within = sums_[end].worth - above.worth;
     ranks.high = std::min(ranks.high, ranks.first_of(end + 1) - 1);
     ranks.low = ranks.first_of(first);
-    leave_probes(ranks);
+    turn == 0 ? leave_of_all(worths, ranks) : leave_probes(ranks);
     if (ranks.shift == 0 || within <= 4 * margin) break;
     ranks.shift = shift_for(ranks.low, ranks.high, guess_bits);
   }

@@ -76,7 +76,7 @@ class Guess {
                   double greatest, const Goal& goal);
   // What all values are worth, by the last guess.
   double total() const { return total_; }
-  int64_t bytes() const { return bytes_of(ranks_, probes_, buckets_, sums_); }
+  int64_t bytes() const { return bytes_of(ranks_, probes_, buckets_, other_samples_, sums_); }
 
  private:
   // Probes of about the same value that are worth something.
@@ -86,7 +86,10 @@ class Guess {
 
     // The sum of the squares of what each is worth.
     double squares() const { return number > 0 ? worth * worth / number : 0; }
-    Some operator+(const Some& other) const { return {number + other.number, worth + other.worth}; }
+    void add(double other) {
+      number += other > 0;
+      worth += other;
+    }
   };
   struct Bucket {
     Some tops;
@@ -94,7 +97,6 @@ class Guess {
 
     // About what one of them is worth.
     double worth() const { return (tops.worth + samples.worth) / std::max(tops.number + samples.number, 1.0); }
-    Bucket operator+(const Bucket& other) const { return {tops + other.tops, samples + other.samples}; }
   };
   // What they stand for.
   struct Estimate {
@@ -114,7 +116,9 @@ class Guess {
     uint32_t first_of(size_t bucket) const { return low + (static_cast<uint32_t>(bucket) << shift); }
   };
 
+  void fill_buckets_with_all(std::span<const double> worths, const Ranks& ranks);
   void fill_buckets(std::span<const double> worths, const Ranks& ranks);
+  void leave_of_all(std::span<const double> worths, const Ranks& ranks);
   void leave_probes(const Ranks& ranks);
   void estimate(Estimate sum);
   size_t bucket_at(double worth, size_t last) const;
@@ -125,7 +129,8 @@ class Guess {
   std::vector<uint32_t> ranks_;   // of the probes
   std::vector<uint32_t> probes_;  // which of them are looked at
   std::vector<Bucket> buckets_;
-  std::vector<Estimate> sums_;  // through each bucket
+  std::vector<Some> other_samples_;  // of the second samples
+  std::vector<Estimate> sums_;       // through each bucket
 };
 
 }  // namespace moeflux

@@ -348,7 +348,7 @@ def test_values_beyond_all_f32_numbers() -> None:
     """The greatest are looked for among f32 numbers near the values, as far as there are any."""
     logits = np.random.default_rng(2).normal(0, 1, SOME_BLOCKS)
     for greatest in (1e30, 1e39, 1e300):
-        others = {id: greatest * (1 - 1e-9) for id in range(100, SOME_BLOCKS, 1000)}
+        others = dict.fromkeys(range(100, SOME_BLOCKS, 1000), greatest * (1 - 1e-09))
         for asked in ({}, {"temperature": 1e-3 * greatest, "min_p": 1.0}, {"temperature": greatest, "top_k": 2}):
             sampling = Sampling(**asked, logit_bias=others | {9 * BLOCK + 5: greatest}, seed=1)
             assert chosen([logits] * 5, sampling, []) == oracle.choose_tokens([logits.astype(np.float32)] * 5, sampling)
