@@ -14,6 +14,10 @@ using cpu::choice_lanes;
 
 namespace {
 
+// So many tokens of the prompt in a block are listed like those of the answer. To look at all of the block's bits takes
+// as long as a longer list.
+constexpr int64_t few_seen = choice_block / 16;
+
 __extension__ typedef unsigned __int128 Wide;
 
 // Is every f32 number times the reciprocal, which is y = 1 / penalty rounded and then its rounding error, e = 1 - y *
@@ -63,13 +67,24 @@ Changes::Changes(const Sampling& sampling, int64_t vocab_size, std::span<const i
       places_(new int32_t[room_]),
       times_(new int32_t[room_]),
       biases_(sampling.logit_bias.empty() ? nullptr : new double[room_]) {
-  if (penalties_.repetition != 1)
-    for (const int32_t token : prompt) {
-      seen_[static_cast<size_t>(token / 32)] |= 1u << (token % 32);
-      any_seen_[static_cast<size_t>(token / choice_block)] = 1;
-    }
+  if (penalties_.repetition != 1) see(prompt);
   for (const auto& [token, bias] : sampling.logit_bias)
     biases_[entry(token, is_seen(token) ? cpu::seen_before : 0)] += bias;
+}
+
+void Changes::see(std::span<const int32_t> prompt) {
+  std::vector<int64_t> counts(counts_.size());
+  for (const int32_t token : prompt) {
+    if (is_seen(token)) continue;
+    seen_[static_cast<size_t>(token / 32)] |= 1u << (token % 32);
+    ++counts[static_cast<size_t>(token / choice_block)];
+  }
+  for (size_t block = 0; block < counts.size(); ++block) any_seen_[block] = counts[block] > few_seen;
+  for (size_t word = 0; word < seen_.size(); ++word) {
+    if (any_seen_[word / cpu::choice_words]) continue;
+    for (uint32_t rest = seen_[word]; rest != 0; rest &= rest - 1)
+      entry(static_cast<int32_t>(32 * word) + std::countr_zero(rest), cpu::seen_before);
+  }
 }
 
 // Where the token is in the lists; with so many `times`, and no bias, where it was not.

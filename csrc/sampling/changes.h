@@ -11,8 +11,9 @@
 
 namespace moeflux {
 
-// Tokens of the prompt have the repetition penalty, and are bits; those with a bias and those of the answer are lists,
-// block by block, and what the lists say is all that is done to them. The others keep their logits.
+// Tokens with a bias and those of the answer are lists, block by block. Those of the prompt have the repetition
+// penalty: where they are many they are bits, unless they are in a list too, which says all that is done to a token.
+// The others keep their logits.
 class Changes {
  public:
   // Tokens of the biases and of the prompt are of the vocabulary.
@@ -22,7 +23,7 @@ class Changes {
   // One more token of the answer.
   void count(int32_t token);
   bool any(int64_t block) const { return seen(block) || counts_[static_cast<size_t>(block)] > 0; }
-  // A bit set: which tokens of a block are in the prompt; null: none.
+  // A bit set: which tokens of a block are in the prompt; null: none, or few, which are listed.
   const uint32_t* seen(int64_t block) const {
     return any_seen_[static_cast<size_t>(block)] ? seen_.data() + block * cpu::choice_words : nullptr;
   }
@@ -34,6 +35,7 @@ class Changes {
 
  private:
   bool is_seen(int32_t token) const { return (seen_[static_cast<size_t>(token / 32)] >> (token % 32) & 1) != 0; }
+  void see(std::span<const int32_t> prompt);
   size_t entry(int32_t token, int32_t times);
 
   cpu::Penalties penalties_;

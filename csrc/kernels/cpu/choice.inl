@@ -134,16 +134,6 @@ static ChoiceAbove sum_above(const double* values, const double* worths, int64_t
                 : sum_all_above<false>(values, worths, count, value);
 }
 
-static void forbid(const float* logits, const uint32_t* allowed, float* out) {
-  for (int64_t word = 0; word < choice_words; ++word) {
-    MOEFLUX_UNROLL
-    for (int64_t i = 0; i < 32; i += lanes) {
-      const int64_t place = 32 * word + i;
-      store(out + place, choose(allowed[word] >> i, splat(minus_infinity), load<Floats>(logits + place)));
-    }
-  }
-}
-
 constexpr ChoiceKernels choice_kernels = {
     range,
     find,

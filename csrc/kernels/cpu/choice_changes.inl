@@ -75,17 +75,33 @@ static void penalize(const float* logits, const uint32_t* seen, const Penalties&
     penalize_some<true, true>(logits, seen, penalties, allowed, values);
 }
 
+static void forbid(const float* logits, const uint32_t* allowed, float* out) {
+  for (int64_t word = 0; word < choice_words; ++word) {
+    MOEFLUX_UNROLL
+    for (int64_t i = 0; i < 32; i += lanes) {
+      const int64_t place = 32 * word + i;
+      store(out + place, choose(allowed[word] >> i, splat(minus_infinity), load<Floats>(logits + place)));
+    }
+  }
+}
+
 static void penalize_nearly(const float* logits, const uint32_t* seen, const Penalties& penalties,
                             const uint32_t* allowed, float* values) {
+  if (!seen) {
+    if (allowed)
+      forbid(logits, allowed, values);
+    else
+      __builtin_memcpy(values, logits, choice_block * sizeof(float));
+    return;
+  }
   constexpr int64_t bits = 32;
   const Floats by = splat(static_cast<float>(penalties.repetition));
   const Floats reciprocal = splat(static_cast<float>(1 / penalties.repetition));
   for (int64_t word = 0; word < choice_words; ++word) {
-    const uint32_t seen_word = seen ? seen[word] : 0;
     const uint32_t allowed_word = allowed ? allowed[word] : ~uint32_t{0};
     MOEFLUX_UNROLL
     for (int64_t i = 0; i < bits; i += lanes) {
-      const Floats value = nearly_penalized(seen_word >> i, load<Floats>(logits + word * bits + i), by, reciprocal);
+      const Floats value = nearly_penalized(seen[word] >> i, load<Floats>(logits + word * bits + i), by, reciprocal);
       store(values + word * bits + i, choose(allowed_word >> i, splat(minus_infinity), value));
     }
   }
