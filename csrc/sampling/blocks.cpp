@@ -25,18 +25,6 @@ constexpr double most_above = 500;  // of the range of exponents, far from its e
 // Not the same of every block, for a vocabulary may have patterns.
 int64_t row_of(int64_t block) { return block * 37 % cpu::choice_rows; }
 
-// The f32 next to a number, at or above it.
-float round_up(double number) {
-  constexpr float most = std::numeric_limits<float>::max();
-  if (std::isinf(number)) return static_cast<float>(number);
-  if (number < -most) return -most;
-  if (number > most) return std::numeric_limits<float>::infinity();
-  const auto rounded = static_cast<float>(number);
-  return rounded < number ? std::nextafter(rounded, std::numeric_limits<float>::infinity()) : rounded;
-}
-
-float round_down(double number) { return -round_up(-number); }
-
 // The f32 nearest to a number.
 float near(double number) {
   constexpr double most = std::numeric_limits<float>::max();
@@ -312,7 +300,7 @@ void LogitBlocks::weigh(std::span<const double> values, double* weights) const {
 
 int64_t LogitBlocks::find(const Bracket& asked) {
   const Bracket bracket = {std::max(asked.least, least_), asked.most};
-  if (plain_) return kernels_.find(plain_, round_up(bracket.least), round_down(bracket.most), found_.data());
+  if (plain_) return kernels_.find(plain_, bracket, found_.data());
   if (values_.tokens) found_ = {};
   return kernels_.find_values(values_.values, static_cast<int64_t>(values_.count), bracket, found_.data());
 }

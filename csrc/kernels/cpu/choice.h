@@ -105,8 +105,8 @@ struct ChoiceKernels {
   // into `samples` [choice_samples, choice_columns] other elements of it: those of `row` and of rows far from it, or of
   // the row behind one where an element is the greatest. Meanwhile the block at `next` comes nearer.
   ChoiceRange (*range)(const float* logits, const float* next, int64_t row, float* tops, float* samples);
-  // How many exceed `most`. Into `bits` [choice_long_words] which lie from `least` to `most`.
-  int64_t (*find)(const float* logits, float least, float most, uint64_t* bits);
+  // How many exceed a bracket. Into `bits` [choice_long_words] which lie in it.
+  int64_t (*find)(const float* logits, const ChoiceBracket& bracket, uint64_t* bits);
   // The same of values, as many and with such bits as where they are weighed.
   int64_t (*find_values)(const double* values, int64_t count, const ChoiceBracket& bracket, uint64_t* bits);
   // Of `count` probes, a multiple of choice_columns, how far each is below the greatest logit: the bits of that

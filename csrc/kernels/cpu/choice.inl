@@ -46,7 +46,8 @@ static ChoiceRange range(const float* logits, const float* next, int64_t row, fl
   return found;
 }
 
-static int64_t find(const float* logits, float least, float most, uint64_t* bits) {
+static int64_t find(const float* logits, const ChoiceBracket& bracket, uint64_t* bits) {
+  const ChoiceRange range = floats_within(bracket);
   int64_t count = 0;
   for (int64_t word = 0; word < choice_long_words; ++word) {
     uint64_t found = 0;
@@ -54,8 +55,8 @@ static int64_t find(const float* logits, float least, float most, uint64_t* bits
     MOEFLUX_UNROLL
     for (int64_t i = 0; i < 64; i += lanes) {
       const Floats some = load<Floats>(logits + 64 * word + i);
-      found |= bits_of_least(some, least) << i;
-      above |= bits_above(some, most) << i;
+      found |= bits_of_least(some, range.least) << i;
+      above |= bits_above(some, range.greatest) << i;
     }
     bits[word] = found & ~above;
     count += __builtin_popcountll(above);

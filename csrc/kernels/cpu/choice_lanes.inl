@@ -1,6 +1,8 @@
 // What the passes of choosing a token are written with: f64 numbers beside the f32 ones of simd.h.
 #pragma once
 
+#include <limits>
+
 #include "kernels/cpu/choice.h"
 #include "kernels/cpu/lanes.h"
 
@@ -85,6 +87,20 @@ MOEFLUX_INLINE uint32_t bits_above(Doubles values, double most) {
 #else
   return bits_of((LongInts)(values > most));
 #endif
+}
+
+// The f32 next to a number, at or above it.
+static float round_up(double number) {
+  constexpr float most = std::numeric_limits<float>::max();
+  if (number == minus_infinity || number > most) return number > most ? -minus_infinity : minus_infinity;
+  if (number < -most) return -most;
+  const auto rounded = static_cast<float>(number);
+  return rounded < number ? __builtin_nextafterf(rounded, -minus_infinity) : rounded;
+}
+
+// The f32 numbers in a bracket.
+MOEFLUX_INLINE ChoiceRange floats_within(const ChoiceBracket& bracket) {
+  return {round_up(bracket.least), -round_up(-bracket.most)};
 }
 
 #if !defined(__AVX512F__)

@@ -86,7 +86,7 @@ constexpr Lanes all_of_them = 0xff;
 typedef LongInts Lanes;
 constexpr Lanes all_of_them = LongInts{} == LongInts{};
 MOEFLUX_INLINE Lanes at_least(Doubles a, double b) { return a >= b; }
-MOEFLUX_INLINE Lanes at_most(Lanes mask, Doubles a, double b) { return mask & (LongInts)(a <= b); }
+MOEFLUX_INLINE Lanes at_most(Lanes, Doubles a, double b) { return a <= b; }
 #endif
 
 // 0 in the lanes that are not of the mask. AVX-512 masks what is done next instead.
@@ -99,16 +99,32 @@ MOEFLUX_INLINE Doubles only([[maybe_unused]] Lanes mask, Doubles a) {
 #endif
 }
 
-// What a sum becomes when a * b is added with one rounding, in the lanes of a mask.
+// What a sum becomes when a * b is added with one rounding, in the lanes of a mask; elsewhere b is 0 without AVX-512.
 template <bool every>
-MOEFLUX_INLINE Doubles add_product(Lanes mask, Doubles sum, Doubles a, Doubles b) {
-  if constexpr (every) return fma(a, b, sum);
+MOEFLUX_INLINE Doubles add_product([[maybe_unused]] Lanes mask, Doubles sum, Doubles a, Doubles b) {
 #if defined(__AVX512F__)
-  return (Doubles)_mm512_mask3_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)sum, mask);
+  if constexpr (!every) return (Doubles)_mm512_mask3_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)sum, mask);
+#endif
+  return fma(a, b, sum);
+}
+// And in those of them alone that are above a bracket.
+MOEFLUX_INLINE Doubles add_above([[maybe_unused]] Lanes mask, Lanes upto, Doubles sum, Doubles a, Doubles b) {
+#if defined(__AVX512F__)
+  return (Doubles)_mm512_mask3_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)sum, mask & ~upto);
 #else
-  return fma(a, only<false>(mask, b), sum);
+  return fma(a, (Doubles)((LongInts)b & ~upto), sum);
 #endif
 }
+
+// Which values lie in a bracket is seen in f32 numbers where a vector has twice as many of them, unless a comparison of
+// f64 numbers costs nothing but itself.
+#if defined(__AVX512F__)
+template <typename Number>
+constexpr bool by_floats = false;
+#else
+template <typename Number>
+constexpr bool by_floats = sizeof(Number) == sizeof(float);
+#endif
 
 struct ChoiceLanes {
   Doubles all[parts] = {};
@@ -119,7 +135,8 @@ struct ChoiceLanes {
 // for each other, and a processor looks only so far ahead for others.
 template <bool rough, bool split, bool stored, bool every, int64_t vectors, typename Number>
 MOEFLUX_INLINE void weigh_together(const Number* values, const ChoiceScale& scale, const ChoiceBracket& bracket,
-                                   ChoiceLanes& sums, double* weights, unsigned char* bits) {
+                                   [[maybe_unused]] const ChoiceRange& floats, ChoiceLanes& sums, double* weights,
+                                   unsigned char* bits) {
   Lanes kept[vectors];
   Lanes upto[vectors];
   Lanes found[vectors];
@@ -131,7 +148,7 @@ MOEFLUX_INLINE void weigh_together(const Number* values, const ChoiceScale& scal
     kept[v] = every ? all_of_them : at_least(value, scale.least);
     if constexpr (split) {
       upto[v] = at_most(kept[v], value, bracket.most);
-      found[v] = upto[v] & at_least(value, bracket.least);
+      if constexpr (!by_floats<Number>) found[v] = kept[v] & upto[v] & at_least(value, bracket.least);
     }
     rest[v] = rough ? value : value - scale.greatest;
   }
@@ -149,11 +166,23 @@ MOEFLUX_INLINE void weigh_together(const Number* values, const ChoiceScale& scal
   for (int64_t v = 0; v < vectors; ++v) {
     Doubles& all = sums.all[v % parts];
     Doubles& above = sums.above[v % parts];
+    power[v] = only<every>(kept[v], power[v]);
     if constexpr (stored) store(weights + v * wide, add_product<every>(kept[v], Doubles{}, rest[v], power[v]));
     all = add_product<every>(kept[v], all, rest[v], power[v]);
-    if constexpr (split) above = add_product<false>(kept[v] & ~upto[v], above, rest[v], power[v]);
+    if constexpr (split) above = add_above(kept[v], upto[v], above, rest[v], power[v]);
   }
-  if constexpr (split) {
+  if constexpr (split && by_floats<Number>) {
+    MOEFLUX_UNROLL
+    for (int64_t i = 0; i < vectors * wide; i += choice_lanes) {
+      uint64_t byte = 0;
+      MOEFLUX_UNROLL
+      for (int64_t lane = 0; lane < choice_lanes; lane += lanes) {
+        const Floats some = load<Floats>(values + i + lane);
+        byte |= (bits_of_least(some, floats.least) & ~bits_above(some, floats.greatest)) << lane;
+      }
+      bits[i / choice_lanes] = static_cast<unsigned char>(byte);
+    }
+  } else if constexpr (split) {
     MOEFLUX_UNROLL
     for (int64_t v = 0; v < vectors; v += parts) {
       uint32_t byte = 0;
@@ -170,16 +199,20 @@ MOEFLUX_INLINE ChoiceSums weigh_all(const Number* values, int64_t count, const C
                                     const ChoiceBracket& within, double* weights, uint64_t* bits) {
   const ChoiceScale scale = asked;  // what no store can change
   const ChoiceBracket bracket = within;
+  const ChoiceRange floats = split && by_floats<Number>
+                                 ? floats_within({within.least > asked.least ? within.least : asked.least, within.most})
+                                 : ChoiceRange{};
   auto* const bytes = reinterpret_cast<unsigned char*>(bits);
   ChoiceLanes sums;
   int64_t i = 0;
   const auto weights_at = [&] { return stored ? weights + i : nullptr; };
   const auto bytes_at = [&] { return split ? bytes + i / choice_lanes : nullptr; };
   for (; i + choice_together * wide <= count; i += choice_together * wide)
-    weigh_together<rough, split, stored, every, choice_together>(values + i, scale, bracket, sums, weights_at(),
+    weigh_together<rough, split, stored, every, choice_together>(values + i, scale, bracket, floats, sums, weights_at(),
                                                                  bytes_at());
   for (; i < count; i += choice_lanes)
-    weigh_together<rough, split, stored, every, parts>(values + i, scale, bracket, sums, weights_at(), bytes_at());
+    weigh_together<rough, split, stored, every, parts>(values + i, scale, bracket, floats, sums, weights_at(),
+                                                       bytes_at());
   return {total(sums.all), split ? total(sums.above) : 0};
 }
 
