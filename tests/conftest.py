@@ -29,6 +29,11 @@ def pytest_report_header() -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--on-metal", action="store_true", help="what chooses a backend itself runs on the emulated GPU")
+    parser.addoption(
+        "--on-cuda",
+        choices=("emulated", "real"),
+        help="what chooses a backend itself runs on the emulated NVIDIA GPU, or on that of this machine",
+    )
     parser.addoption("--every-refusal", action="store_true", help="test_refusals.py refuses every call")
     parser.addoption(
         "--apart", action="store_true", help="engines have a device with memory of its own, and that is late"
@@ -36,15 +41,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On Metal, tests that hold on both run once."""
+    """On a GPU, tests that hold on every backend run once."""
+    on_cuda = config.getoption("--on-cuda")
+    wanted = {"cuda"} if on_cuda else {"metal"} if config.getoption("--on-metal") else {"cpu", "metal"}
 
-    def is_of_the_cpu(item: pytest.Item) -> bool:
+    def is_wanted(item: pytest.Item) -> bool:
         call = getattr(item, "callspec", None)
-        return call is not None and call.params.get("backend") == "cpu"
+        backend = call.params.get("backend") if call is not None and "backend" in item.fixturenames else None
+        return backend not in ("cpu", "metal", "cuda") or backend in wanted
 
-    if config.getoption("--on-metal"):
-        config.hook.pytest_deselected(items=[item for item in items if is_of_the_cpu(item)])
-        items[:] = [item for item in items if not is_of_the_cpu(item)]
+    config.hook.pytest_deselected(items=[item for item in items if not is_wanted(item)])
+    items[:] = [item for item in items if is_wanted(item)]
 
 
 def pytest_configure() -> None:
@@ -72,6 +79,21 @@ def preferred_backend(on_metal: bool) -> None:
         gpu.install(preferred=True)
 
 
+@pytest.fixture(scope="session")
+def on_cuda(request: pytest.FixtureRequest) -> str | None:
+    return request.config.getoption("--on-cuda")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def preferred_cuda(on_cuda: str | None) -> None:
+    if on_cuda == "real":
+        os.environ["MOEFLUX_BACKEND"] = "cuda"
+    elif on_cuda:
+        from emulator import cuda_gpu
+
+        cuda_gpu.install(preferred=True)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_memory(request: pytest.FixtureRequest) -> Iterator[None]:
     with apart() if request.config.getoption("--apart") else contextlib.nullcontext():
@@ -85,11 +107,18 @@ def no_copies(request: pytest.FixtureRequest) -> None:
         pytest.skip("it counts ops and reads, and here copies and fills come to them")
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("metal", marks=needs_device)])
-def backend(request: pytest.FixtureRequest, on_metal: bool) -> Iterator[str]:
-    """The backend that "auto" means in tests that hold on both. Afterwards no Metal object may be left."""
-    if request.param == "cpu":
-        yield "cpu"
+@pytest.fixture(
+    scope="module", params=["cpu", pytest.param("metal", marks=needs_device), pytest.param("cuda", marks=needs_device)]
+)
+def backend(request: pytest.FixtureRequest, on_metal: bool, on_cuda: str | None) -> Iterator[str]:
+    """The backend that "auto" means in tests that hold on all; CUDA with --on-cuda alone. Afterwards nothing of an
+    emulated GPU may be left."""
+    if request.param != "metal":
+        yield request.param
+        if on_cuda == "emulated":
+            from emulator import cuda_gpu
+
+            assert cuda_gpu.live_objects() == 0
         return
     from emulator import gpu
 

@@ -195,7 +195,7 @@ const std::map<std::string, Option> options = {
     {"--chunk",
      [](Arguments& a, const std::string& name, const std::string& value) { a.chunk = integer(name, value, 0, 8192); }},
     {"--backend", [](Arguments& a, const std::string& name,
-                     const std::string& value) { a.backend = one_of(name, value, {"auto", "cpu", "metal"}); }},
+                     const std::string& value) { a.backend = one_of(name, value, {"auto", "cpu", "cuda", "metal"}); }},
     {"--isa",
      [](Arguments& a, const std::string& name, const std::string& value) {
        a.isa = one_of(name, value, {"portable", "avx2", "avx512", "avx512vnni", "amx", "neon"});

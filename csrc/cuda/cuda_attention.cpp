@@ -9,9 +9,9 @@ namespace moeflux::cuda {
 namespace {
 
 constexpr int64_t most_part_bytes = int64_t{64} << 20;
-constexpr int64_t most_parts = 4096;             // of one row: their multipliers are in shared memory
-constexpr int64_t most_chunks = 128;             // of one row; where there are more, a part is a span
-constexpr int64_t blocks_of_multiprocessor = 2;  // with fewer, it is half idle
+constexpr int64_t most_parts = 4096;                       // of one row: their multipliers are in shared memory
+constexpr int64_t most_chunks = 128;                       // of one row; where there are more, a part is a span
+constexpr int64_t attention_blocks_of_multiprocessor = 2;  // with fewer, it is half idle
 constexpr int64_t few_conv_rows = 8;
 
 }  // namespace
@@ -129,7 +129,7 @@ void CudaCommands::run_attention(const AttentionTask& task, int64_t n) {
     count = count_of(attention_span);
   }
   const int64_t bytes = n * heads * count * (task.q.dim + 2) * 4;
-  const int64_t enough = blocks_of_multiprocessor * launches_.chip().multiprocessors;
+  const int64_t enough = attention_blocks_of_multiprocessor * launches_.chip().multiprocessors;
   if (int64_t{tiles} * kv_heads >= enough || bytes > most_part_bytes || count > most_parts) {
     launch("attention_" + kind, {tiles, kv_heads}, attention_threads, params, shared);
     return;

@@ -8,6 +8,8 @@
 #include "backend/deferred_backend.h"
 #include "core/error.h"
 #include "core/text.h"
+#include "cuda/cuda_backend.h"
+#include "cuda/make_device.h"
 #include "metal/make_device.h"
 #include "metal/metal_backend.h"
 
@@ -33,6 +35,22 @@ constexpr std::array devices = {
         },
     },
     DeviceEntry{
+        .name = "cuda",
+        .is_chosen = cuda::is_chosen,
+        .failure =
+            [] {
+              const std::string reason = cuda::failure();
+              return reason.empty() ? "" : concat("CUDA does not work here, the CPU does the work: ", reason);
+            },
+        .maps_files = false,
+        .shares_memory = false,
+        .max_bytes = [] { return cuda::CudaBackend::max_bytes(*cuda::Device::open()); },
+        .prepared_bytes = cuda::CudaBackend::prepared_bytes,
+        .make = [](const BackendOptions&, int64_t fail_at_op) -> std::unique_ptr<Backend> {
+          return std::make_unique<cuda::CudaBackend>(cuda::Device::open(), fail_at_op);
+        },
+    },
+    DeviceEntry{
         .name = "cpu",
         .is_chosen = [] { return true; },
         .failure = [] { return std::string(); },
@@ -46,7 +64,7 @@ constexpr std::array devices = {
     },
 };
 
-// "auto, cpu or metal"
+// "auto, cpu, cuda or metal"
 std::string known_names() {
   std::string names = "auto";
   for (size_t i = devices.size(); i-- > 0;) names += concat(i ? ", " : " or ", devices[i].name);

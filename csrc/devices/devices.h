@@ -41,8 +41,8 @@ struct DeviceEntry {
   std::unique_ptr<Backend> (*make)(const BackendOptions& options, int64_t fail_at_op);
 };
 
-// `name` is "cpu", "metal" or "auto". "auto" means what the environment variable MOEFLUX_BACKEND says, or else the best
-// device that works here. For any other name, the ArgumentError lists those that there are.
+// `name` is "cpu", "cuda", "metal" or "auto". "auto" means what the environment variable MOEFLUX_BACKEND says, or else
+// the best device that works here. For any other name, the ArgumentError lists those that there are.
 const DeviceEntry& device_entry(const std::string& name);
 
 // Why "auto" is not the device that this machine should have. Empty when it is, or when there is no such device.

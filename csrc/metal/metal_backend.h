@@ -10,8 +10,8 @@
 
 #include "backend/backend.h"
 #include "gpu/flight.h"
-#include "gpu/list_ring.h"
 #include "metal/device.h"
+#include "metal/list_ring.h"
 #include "metal/pipelines.h"
 
 namespace moeflux::metal {
@@ -78,8 +78,8 @@ class MetalBackend final : public Backend {
   std::unique_ptr<Buffer> picks_[2][2];    // by round, odd or even: values, and ids
   std::unique_ptr<Buffer> chosen_blocks_;  // of experts that the GPU chose itself
   std::unique_ptr<Buffer> chosen_pairs_;
-  gpu::ListRing lists_;
-  gpu::ListRing tables_;
+  ListRing lists_;
+  ListRing tables_;
 };
 
 }  // namespace moeflux::metal

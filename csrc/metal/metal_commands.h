@@ -133,7 +133,7 @@ class MetalCommands final : public Commands {
   void attend(const AttentionTask& task, int64_t first, int64_t n);
   RouteParams route_params(const RouteArgs& args) const;
   Lists lists_of(const ExpertArgs& args);
-  View room_for(int64_t bytes, gpu::ListRing& ring);
+  View room_for(int64_t bytes, ListRing& ring);
   void feed_forward(const Lists& lists, const ExpertMatrices& expert, int64_t base, const ExpertArgs& args);
   void product_of_experts(const char* kernel, const Lists& lists, int64_t base, const Matrix& matrix,
                           const Matrix* second, int64_t k, View x, View out);

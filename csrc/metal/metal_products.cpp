@@ -138,7 +138,7 @@ static int64_t base_of(const ExpertMatrices& expert) {
   return base;
 }
 
-View MetalCommands::room_for(int64_t bytes, gpu::ListRing& ring) {
+View MetalCommands::room_for(int64_t bytes, ListRing& ring) {
   constexpr int64_t min_room = 1 << 16;
   if (ring.capacity() < 2 * bytes) ring.reserve(backend_, std::max(min_room, 4 * bytes));
   std::optional<View> room = ring.take(bytes, *backend_.flight_);

@@ -37,6 +37,7 @@ void register_errors();
 void register_format(pybind11::module_& m);
 void register_io(pybind11::module_& m);
 void register_metal(pybind11::module_& m);
+void register_cuda(pybind11::module_& m);
 void register_ops(pybind11::module_& m, Class<Testing>& testing);
 void register_probe(pybind11::module_& m);
 void register_quant_format(pybind11::module_& m);

@@ -13,6 +13,7 @@ PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
   auto testing = moeflux::python::register_testing(m);
   moeflux::python::register_ops(m, testing);
   moeflux::python::register_metal(m);
+  moeflux::python::register_cuda(m);
   moeflux::python::register_engine(m, testing);
   moeflux::python::register_sampling(m);
   moeflux::python::register_decoder(m);

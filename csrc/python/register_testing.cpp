@@ -1,5 +1,6 @@
 // What only tests do to the engine: another machine in place of this one, and what goes wrong. Engines and ops with
 // faults are made where those without are.
+#include "cuda/make_device.h"
 #include "engine/engine.h"
 #include "io/fault_injection.h"
 #include "kernels/cpu/isa.h"
@@ -44,7 +45,10 @@ Class<Testing> register_testing(py::module_& m) {
             metal::set_make_device(reinterpret_cast<metal::MakeDevice>(make), preferred, max_work);
           },
           py::arg("make"), py::arg("preferred") = false, py::arg("max_work") = metal::default_work,
-          "Sets a function that makes devices, by its address, or with 0 the machine's own.");
+          "Sets a function that makes devices, by its address, or with 0 the machine's own.")
+      .def_static("set_cuda_libraries", &cuda::set_own_libraries, py::arg("driver"), py::arg("compiler"),
+                  "Opens other libraries in place of NVIDIA's driver and of NVRTC, or with empty names the machine's "
+                  "own.");
   return testing;
 }
 

@@ -49,6 +49,12 @@ __all__: list[str] = [
     "chosen_backend",
     "chosen_reads",
     "count_routing",
+    "cuda_compile",
+    "cuda_compile_for_device",
+    "cuda_facts",
+    "cuda_files_to_compile",
+    "cuda_kernel_files",
+    "cuda_kernel_text",
     "dequantize",
     "device_failure",
     "device_memory",
@@ -506,6 +512,11 @@ class testing:
     ) -> Ops:
         """
         Like Ops, but with these faults.
+        """
+    @staticmethod
+    def set_cuda_libraries(driver: str, compiler: str) -> None:
+        """
+        Opens other libraries in place of NVIDIA's driver and of NVRTC, or with empty names the machine's own.
         """
     @staticmethod
     def set_metal_device(make: int, preferred: bool = False, max_work: float = 20000000000.0) -> None:
@@ -1184,6 +1195,32 @@ def chosen_reads(
 def count_routing(engine: Engine, counts: RoutingCounts | None) -> None:
     """
     Counts in `counts` what the engine's routers pick from now on. None ends it.
+    """
+
+def cuda_compile(file: str, architecture: str, options: collections.abc.Sequence[str] = []) -> tuple[bytes, str]:
+    """
+    What NVRTC makes of a file of kernels for an architecture such as `sm_90a`, and what it says about it. It needs neither GPU nor driver.
+    """
+
+def cuda_compile_for_device(file: str) -> None:
+    """
+    Compiles a file of kernels for the GPU of this machine, and keeps what comes of it.
+    """
+
+def cuda_facts() -> tuple[str, list[tuple[str, str]]]:
+    """
+    The name of the GPU, and facts about it as label and text. DeviceError when there is none.
+    """
+
+def cuda_files_to_compile() -> list[str]:
+    """
+    Files of kernels that are not yet compiled for the GPU of this machine. None if there is no GPU, or nobody to compile them.
+    """
+
+def cuda_kernel_files() -> list[str]: ...
+def cuda_kernel_text(file: str) -> str:
+    """
+    The text of a file of kernels as the compiler gets it.
     """
 
 def dequantize(

@@ -18,6 +18,7 @@ from moeflux import _core
 from moeflux._core import Cancel
 from moeflux.errors import ArgumentError, Error, StateError, found, refusals
 from moeflux.log import LOG
+from moeflux.machine.cuda_kernels import make_kernels
 from moeflux.machine.memory import resident
 from moeflux.models.hub import find_model
 from moeflux.models.variants import Variant
@@ -290,7 +291,8 @@ def load(
                   what the budget has left, and take of it what they use
     kv_dtype      type of keys and values: "f32", "bf16" at half the memory, or "q8" at a quarter: codes of 8 bits with
                   a scale for each head of a row. LOSSY: the last two; `moeflux eval` measures what they cost
-    backend       "cpu", "metal" (Apple silicon), or "auto": what MOEFLUX_BACKEND says, else Metal where it works
+    backend       "cpu", "metal" (Apple silicon), "cuda" (NVIDIA), or "auto": what MOEFLUX_BACKEND says, else the GPU
+                  where it works
     threads       CPU threads that compute; by default one per core
     isa           instruction set of the CPU kernels, one of `moeflux.available_isas()`; by default MOEFLUX_ISA, else
                   the best
@@ -322,6 +324,7 @@ def load(
     reads an expert once for many tokens. A small chunk needs less scratch and notices Ctrl-C sooner.
     """
     asked = resolved(options)
+    make_kernels(asked["backend"])
     if asked["backend"] == "auto" and (failure := _core.device_failure()):
         LOG.warning("%s", failure)
         warnings.warn(failure, stacklevel=2)

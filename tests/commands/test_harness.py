@@ -361,7 +361,7 @@ def test_help_teaches_the_protocol(harness: Path) -> None:
         (["a", "--sessions", "8,0"], '--sessions: expected 1 to 1024, found "0"'),
         (["a", "--threads", "1,0"], '--threads: expected 1 to 1024, found "0"'),
         (["a", "--chunk", "8193"], '--chunk: expected 0 to 8192, found "8193"'),
-        (["a", "--backend", "tpu"], '--backend: expected one of auto, cpu, metal, found "tpu"'),
+        (["a", "--backend", "tpu"], '--backend: expected one of auto, cpu, cuda, metal, found "tpu"'),
         (["a", "--isa", "sse"], '--isa: expected one of portable, avx2, avx512, avx512vnni, amx, neon, found "sse"'),
         (["a", "--count", "cycles"], '--count: expected one of calls, instructions, nothing, found "cycles"'),
         (["a", "--kv", "f16"], '--kv: expected one of f32, bf16, q8, found "f16"'),

@@ -164,7 +164,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], type[Error], str]] = [
     ({"sessions": 0}, ArgumentError, "sessions: expected a whole number"),
     ({"kv_dtype": "f16"}, ArgumentError, 'kv_dtype: expected one of f32, bf16, q8, found "f16"'),
     ({"backend": "cpu", "isa": "sse9"}, ArgumentError, "sse9"),
-    ({"backend": "cuda"}, ArgumentError, "backend: expected auto, cpu or metal, found"),
+    ({"backend": "tpu"}, ArgumentError, "backend: expected auto, cpu, cuda or metal, found"),
     ({"experts_per_token": 0}, Error, "experts_per_token"),
 ]
 

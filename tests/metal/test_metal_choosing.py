@@ -89,7 +89,7 @@ def test_the_environment_says_what_auto_is(monkeypatch: pytest.MonkeyPatch) -> N
         assert _core.chosen_backend("auto") == found
         assert _core.chosen_backend("cpu") == "cpu"
     monkeypatch.setenv("MOEFLUX_BACKEND", "gpu")
-    with pytest.raises(ArgumentError, match='MOEFLUX_BACKEND: expected auto, cpu or metal, found "gpu"'):
+    with pytest.raises(ArgumentError, match='MOEFLUX_BACKEND: expected auto, cpu, cuda or metal, found "gpu"'):
         load()
 
 
@@ -97,5 +97,5 @@ def test_no_gpu() -> None:
     gpu.remove()
     with pytest.raises(DeviceError, match="metal: expected macOS on Apple silicon"):
         _core.metal_facts()
-    with pytest.raises(ArgumentError, match='backend: expected auto, cpu or metal, found "gpu"'):
+    with pytest.raises(ArgumentError, match='backend: expected auto, cpu, cuda or metal, found "gpu"'):
         _core.chosen_backend("gpu")

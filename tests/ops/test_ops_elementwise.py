@@ -223,7 +223,7 @@ def test_isa_is_chosen_by_name_and_environment(monkeypatch: pytest.MonkeyPatch) 
     assert "portable" in repr(Ops(isa="portable"))
     with pytest.raises(ArgumentError, match=r'isa: expected one .*\(.*portable\), found "mmx"'):
         Ops(isa="mmx")
-    with pytest.raises(ArgumentError, match=r'backend: expected auto, cpu or metal, found "tpu"'):
+    with pytest.raises(ArgumentError, match=r'backend: expected auto, cpu, cuda or metal, found "tpu"'):
         Ops("tpu")
 
 

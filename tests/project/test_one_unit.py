@@ -23,6 +23,7 @@ def faults(sources: list[Path], *flags: str) -> str:
         "-fvisibility=hidden",
         f"-I{ROOT}/csrc",
         f"-I{ROOT}/metal",
+        f"-I{ROOT}",
         *flags,
     ]
     unit = "".join(f'#include "{source}"\n' for source in sorted(sources))

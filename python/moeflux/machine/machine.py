@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ class Machine:
     memory_bytes: int
     backend: str
     metal: str  # the GPU, or why there is none
+    cuda: str  # likewise
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "presets": list(PRESETS)}
@@ -53,6 +55,7 @@ class Machine:
             ("memory", size_text(self.memory_bytes)),
             ("backend", self.backend),
             ("metal", self.metal),
+            ("cuda", self.cuda),
             ("presets", ", ".join(PRESETS)),
         ]
         return "\n".join(f"{label:<20}{text}" for label, text in rows)
@@ -70,16 +73,18 @@ def this_machine() -> Machine:
         cpu_features=features,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         backend=f"{_core.chosen_backend('auto')}; cpu kernels for {', '.join(isas())}",
-        metal=_metal(),
+        metal=_gpu("metal", _core.metal_facts),
+        cuda=_gpu("cuda", _core.cuda_facts),
     )
 
 
-def _metal() -> str:
+def _gpu(name: str, facts: Callable[[], tuple[str, object]]) -> str:
+    """The GPU's own name, or why it is not used."""
     try:
-        name, _ = _core.metal_facts()
+        found, _ = facts()
     except DeviceError as error:
-        return f"absent: {str(error).removeprefix('metal: ')}"
-    return _core.device_failure() or name
+        return f"absent: {str(error).removeprefix(f'{name}: ')}"
+    return _core.device_failure() or found
 
 
 def _linux_cpu() -> tuple[str, list[str]]:

@@ -333,6 +333,7 @@ def lines_of(d: Diagnosis) -> list[str]:
         ("  features", " ".join(machine.cpu_features) or "unknown"),
         ("kernels", machine.backend),
         ("metal", machine.metal),
+        ("cuda", machine.cuda),
         *d.limits.rows(),
         *((threads_text(rate.threads), f"{size_text(rate.bytes_per_second)}/s read") for rate in d.memory),
         ("disk", f"{d.path}: {d.what}, {size_text(d.probe.read_bytes)} a read, in random order"),

@@ -10,7 +10,7 @@
 #include "backend/backend.h"
 #include "gpu/flight.h"
 
-namespace moeflux::gpu {
+namespace moeflux::metal {
 
 class ListRing {
  public:
@@ -19,7 +19,7 @@ class ListRing {
 
   // Room, aligned to 16 bytes, for the command buffer that departs next. If an earlier one still reads what lies there,
   // waits for it. Empty if the next one itself does: then it must depart first.
-  std::optional<View> take(int64_t bytes, Flight& flight);
+  std::optional<View> take(int64_t bytes, gpu::Flight& flight);
 
  private:
   struct Piece {
@@ -33,4 +33,4 @@ class ListRing {
   int64_t next_ = 0;
 };
 
-}  // namespace moeflux::gpu
+}  // namespace moeflux::metal

@@ -1,8 +1,8 @@
-#include "gpu/list_ring.h"
+#include "metal/list_ring.h"
 
 #include "core/error.h"
 
-namespace moeflux::gpu {
+namespace moeflux::metal {
 
 void ListRing::reserve(Backend& backend, int64_t bytes) {
   if (bytes <= capacity()) return;
@@ -11,7 +11,7 @@ void ListRing::reserve(Backend& backend, int64_t bytes) {
   next_ = 0;
 }
 
-std::optional<View> ListRing::take(int64_t bytes, Flight& flight) {
+std::optional<View> ListRing::take(int64_t bytes, gpu::Flight& flight) {
   constexpr int64_t alignment = 16;
   bytes = (bytes + alignment - 1) / alignment * alignment;
   int64_t begin = next_ + bytes <= capacity() ? next_ : 0;
@@ -28,4 +28,4 @@ std::optional<View> ListRing::take(int64_t bytes, Flight& flight) {
   return View{buffer_.get(), begin};
 }
 
-}  // namespace moeflux::gpu
+}  // namespace moeflux::metal

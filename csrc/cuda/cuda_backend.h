@@ -1,0 +1,81 @@
+// An NVIDIA GPU as a backend. A batch is recorded first and launched when it is submitted: all of it on one stream,
+// where it can be as a graph. Nobody waits for it before somebody asks.
+//
+// One batch is recorded at a time. After a failure every batch under way fails; the first one begun when nothing is
+// under way any more starts afresh, unless the driver has given up the whole process's context.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "cuda/device.h"
+#include "cuda/flights.h"
+#include "cuda/graphs.h"
+#include "cuda/kernels.h"
+#include "cuda/recording.h"
+
+namespace moeflux::cuda {
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(std::shared_ptr<Device> device, int64_t fail_at_op = -1);
+  ~CudaBackend() override;
+
+  std::string name() const override { return "cuda"; }
+  std::string describe() const override { return "cuda: " + device_->chip().name; }
+  bool shares_memory() const override { return false; }
+  // BudgetError when the buffers in the device's memory together would be more than there was to have.
+  std::unique_ptr<Buffer> allocate(int64_t bytes, Memory memory, const std::string& what) override;
+  int64_t prepare(const WorkSizes& sizes) override;
+  int64_t held() const override { return *held_; }
+  static int64_t prepared_bytes(const WorkSizes& sizes);
+  std::unique_ptr<Commands> begin() override;
+  Ticket submit(std::unique_ptr<Commands> commands) override;
+  Ticket copy(View from, View to, int64_t bytes) override;
+  Ticket clear(View to, int64_t bytes) override;
+  bool runs_on_submit() const override { return true; }
+  void release(int64_t number) override;
+
+  // How many bytes of the device's memory a model may have: what is free, but for a margin that the driver itself and
+  // others want.
+  static int64_t max_bytes(const Device& device);
+
+ private:
+  friend class Recording;
+  struct Batch;
+  struct Spare;
+
+  // Counts `bytes` more as held, until what it returns goes.
+  std::shared_ptr<const void> take(int64_t bytes, Memory memory, const std::string& what);
+  View room(size_t which, int64_t bytes);
+  ListRoom make_lists(int64_t bytes);
+  ListRoom take_lists(int64_t bytes);
+  void give_back(ListRoom room);
+  void run(const Work& work, std::vector<ListRoom>& lists, Event* mark);
+  void run(const Item& item, const Work& work, Event* mark);
+  Ticket transfer(Result begun);
+
+  std::shared_ptr<Device> device_;
+  int64_t limit_;  // of the device's memory
+  int64_t fail_at_op_;
+  int64_t ops_ = 0;
+  std::shared_ptr<std::atomic<int64_t>> held_ = std::make_shared<std::atomic<int64_t>>(0);
+  std::shared_ptr<std::atomic<int64_t>> held_there_ = std::make_shared<std::atomic<int64_t>>(0);  // by the device
+  Kernels kernels_;
+  Stream batches_;
+  Stream copies_;
+  Graphs graphs_;
+  std::shared_ptr<Flights> flights_;
+  std::unique_ptr<Buffer> released_;  // a number: holds that batches need not wait for any more
+  std::mutex release_mutex_;
+  int64_t last_hold_ = 0;
+  std::vector<std::unique_ptr<Buffer>> rooms_;
+  std::vector<std::unique_ptr<Buffer>> outgrown_;  // rooms that a batch may still use
+  std::shared_ptr<Spare> spare_;                   // room for lists
+};
+
+}  // namespace moeflux::cuda

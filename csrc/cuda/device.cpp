@@ -1,0 +1,189 @@
+#include "cuda/device.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "core/arena.h"
+#include "core/text.h"
+
+namespace moeflux::cuda {
+namespace {
+
+constexpr int oldest_major = 7;  // compute capability
+constexpr int oldest_minor = 5;
+
+class DeviceMemory final : public Buffer {
+ public:
+  DeviceMemory(std::shared_ptr<Device> device, Address address, int64_t bytes, std::shared_ptr<const void> kept)
+      : Buffer(reinterpret_cast<std::byte*>(address), nullptr, bytes, Memory::device),
+        device_(std::move(device)),
+        kept_(std::move(kept)) {}
+  ~DeviceMemory() override {
+    const Current current(*device_);
+    device_->api().free(reinterpret_cast<Address>(data_));
+  }
+
+ private:
+  std::shared_ptr<Device> device_;
+  std::shared_ptr<const void> kept_;
+};
+
+// Pinned, so that copies run beside everything else. Its address is the same for host and device.
+class PinnedMemory final : public Buffer {
+ public:
+  PinnedMemory(std::shared_ptr<Device> device, void* address, int64_t bytes, Memory memory,
+               std::shared_ptr<const void> kept)
+      : Buffer(static_cast<std::byte*>(address), bytes, memory), device_(std::move(device)), kept_(std::move(kept)) {}
+  ~PinnedMemory() override {
+    const Current current(*device_);
+    device_->api().free_host(host_);
+  }
+
+ private:
+  std::shared_ptr<Device> device_;
+  std::shared_ptr<const void> kept_;
+};
+
+}  // namespace
+
+// ---- Device ---------------------------------------------------------------------------------------------------------
+
+Device::Device() : api_(driver()) {
+  int count = 0;
+  check(api_.device_count(&count), "cuda: cuDeviceGetCount");
+  if (count == 0) throw NoSuchDevice("cuda: expected an NVIDIA GPU, found a driver and no GPU");
+  check(api_.device(&number_, 0), "cuda: cuDeviceGet");
+  const auto attribute = [&](int which) {
+    int value = 0;
+    check(api_.device_attribute(&value, which, number_), "cuda: cuDeviceGetAttribute");
+    return value;
+  };
+  std::array<char, 256> name{};
+  check(api_.device_name(name.data(), static_cast<int>(name.size()) - 1, number_), "cuda: cuDeviceGetName");
+  size_t memory = 0;
+  check(api_.device_memory(&memory, number_), "cuda: cuDeviceTotalMem");
+  chip_ = {.name = name.data(),
+           .major = attribute(attribute_major),
+           .minor = attribute(attribute_minor),
+           .multiprocessors = static_cast<uint32_t>(attribute(attribute_multiprocessors)),
+           .shared_bytes = static_cast<uint32_t>(attribute(attribute_shared_bytes_of_block)),
+           .shared_bytes_of_multiprocessor = static_cast<uint32_t>(attribute(attribute_shared_bytes_of_multiprocessor)),
+           .max_threads = static_cast<uint32_t>(attribute(attribute_max_threads)),
+           .l2_bytes = attribute(attribute_l2_bytes),
+           .memory_bytes = static_cast<int64_t>(memory)};
+  if (!chip_.has(oldest_major, oldest_minor))
+    throw DeviceError(concat("cuda: expected a GPU of compute capability ", oldest_major, ".", oldest_minor,
+                             " or newer, found ", chip_.name, " of ", chip_.major, ".", chip_.minor));
+  check(api_.retain(&context_, number_), "cuda: the GPU gives no context");
+}
+
+std::shared_ptr<Device> Device::open() { return std::shared_ptr<Device>(new Device()); }
+
+Device::~Device() {
+  {
+    const Current current(*this);
+    for (const std::vector<EventHandle>& events : events_)
+      for (EventHandle event : events) api_.end_event(event);
+  }
+  api_.release(number_);
+}
+
+int64_t Device::free_bytes() const {
+  const Current current(*this);
+  size_t free = 0;
+  size_t total = 0;
+  check(api_.memory_info(&free, &total), "cuda: cuMemGetInfo");
+  return static_cast<int64_t>(free);
+}
+
+std::vector<std::pair<std::string, std::string>> Device::facts() const {
+  int version = 0;
+  check(api_.driver_version(&version), "cuda: cuDriverGetVersion");
+  return {{"compute capability", concat(chip_.major, ".", chip_.minor)},
+          {"multiprocessors", std::to_string(chip_.multiprocessors)},
+          {"memory", sized(chip_.memory_bytes)},
+          {"memory that is free", sized(free_bytes())},
+          {"L2", sized(chip_.l2_bytes)},
+          {"driver for CUDA", concat(version / 1000, ".", version % 1000 / 10)}};
+}
+
+Current::Current(const Device& device) : api_(device.api()), result_(api_.push(device.context())) {}
+
+Current::~Current() {
+  ContextHandle before = nullptr;
+  if (result_ == success) api_.pop(&before);
+}
+
+// ---- Streams and events ---------------------------------------------------------------------------------------------
+
+Stream::Stream(std::shared_ptr<Device> device) : device_(std::move(device)) {
+  const Current current(*device_);
+  check(device_->api().make_stream(&handle_, stream_non_blocking), "cuda: cuStreamCreate");
+}
+
+Stream::~Stream() {
+  const Current current(*device_);
+  device_->api().wait_stream(handle_);
+  device_->api().end_stream(handle_);
+}
+
+Event::Event(std::shared_ptr<Device> device, Waiting waiting) : device_(std::move(device)), waiting_(waiting) {
+  {
+    const std::lock_guard lock(device_->mutex_);
+    std::vector<EventHandle>& spare = device_->events_[waiting == Waiting::spins];
+    if (!spare.empty()) {
+      handle_ = spare.back();
+      spare.pop_back();
+      return;
+    }
+  }
+  const Current current(*device_);
+  const unsigned flags = event_no_timing | (waiting == Waiting::sleeps ? event_blocking_sync : 0);
+  check(device_->api().make_event(&handle_, flags), "cuda: cuEventCreate");
+}
+
+Event::~Event() {
+  const std::lock_guard lock(device_->mutex_);
+  device_->events_[waiting_ == Waiting::spins].push_back(handle_);
+}
+
+Result Event::record(const Stream& stream) {
+  const Current current(*device_);
+  return device_->api().record_event(handle_, stream.handle());
+}
+
+Result Event::wait() const {
+  const Current current(*device_);
+  return device_->api().wait_event(handle_);
+}
+
+Result Event::query() const {
+  const Current current(*device_);
+  return device_->api().query_event(handle_);
+}
+
+// ---- Memory ---------------------------------------------------------------------------------------------------------
+
+std::unique_ptr<Buffer> allocate(std::shared_ptr<Device> device, const Stream& stream, int64_t bytes, Memory memory,
+                                 const std::string& what, std::shared_ptr<const void> kept) {
+  const DriverApi& api = device->api();
+  const auto size = static_cast<size_t>(arena_bytes(std::max<int64_t>(1, bytes)));
+  const Current current(*device);
+  if (memory != Memory::device) {
+    void* address = nullptr;
+    check(api.allocate_host(&address, size, host_alloc_portable | host_alloc_mapped),
+          concat(what, ": expected ", sized(bytes), " of pinned host memory, found none"));
+    std::memset(address, 0, size);
+    return std::make_unique<PinnedMemory>(std::move(device), address, bytes, memory, std::move(kept));
+  }
+  Address address = 0;
+  check(api.allocate(&address, size),
+        concat(what, ": expected ", sized(bytes), " of memory of ", device->chip().name, ", found none"));
+  std::unique_ptr<Buffer> buffer = std::make_unique<DeviceMemory>(device, address, bytes, std::move(kept));
+  check(api.clear(address, 0, size, stream.handle()), what);
+  check(api.wait_stream(stream.handle()), what);
+  return buffer;
+}
+
+}  // namespace moeflux::cuda

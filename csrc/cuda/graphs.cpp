@@ -1,0 +1,118 @@
+#include "cuda/graphs.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace moeflux::cuda {
+namespace {
+
+// Shorter stretches gain nothing: those between two waits for reads, which are bound by the reads.
+constexpr size_t fewest_items = 24;
+constexpr size_t most_graphs = 16;
+
+bool same_kernel(const Item& a, const Item& b) { return a.kernel == b.kernel; }
+
+KernelNodeParams launch_of(const Item& item, void** params) {
+  return {.function = item.kernel->function,
+          .grid_x = item.grid.x,
+          .grid_y = item.grid.y,
+          .grid_z = item.grid.z,
+          .block_x = item.threads,
+          .block_y = 1,
+          .block_z = 1,
+          .shared_bytes = item.shared_bytes,
+          .kernel_params = params,
+          .extra = nullptr};
+}
+
+bool same_arguments(const Item& a, const Work& a_work, const Item& b, const Work& b_work) {
+  return a.grid.x == b.grid.x && a.grid.y == b.grid.y && a.grid.z == b.grid.z && a.threads == b.threads &&
+         a.shared_bytes == b.shared_bytes && a.params_bytes == b.params_bytes &&
+         std::memcmp(a_work.params_of(a), b_work.params_of(b), a.params_bytes) == 0;
+}
+
+}  // namespace
+
+struct Graphs::Graph {
+  const DriverApi& api;
+  std::vector<Item> items;  // as they were launched last
+  Work work{};              // its params alone
+  GraphHandle graph = nullptr;
+  GraphExecHandle exec = nullptr;
+  std::vector<GraphNodeHandle> nodes{};
+
+  void end() {
+    if (exec) api.end_exec(exec);
+    if (graph) api.end_graph(graph);
+    exec = nullptr;
+    graph = nullptr;
+    nodes.clear();
+  }
+};
+
+Graphs::Graphs(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+
+Graphs::~Graphs() {
+  const Current current(*device_);
+  for (const std::unique_ptr<Graph>& graph : graphs_) graph->end();
+}
+
+Graphs::Graph* Graphs::find(std::span<const Item> items) {
+  for (auto graph = graphs_.begin(); graph != graphs_.end(); ++graph) {
+    if (!std::ranges::equal((*graph)->items, items, same_kernel)) continue;
+    graphs_.splice(graphs_.begin(), graphs_, graph);
+    return graph->get();
+  }
+  return nullptr;
+}
+
+bool Graphs::launch(std::span<const Item> items, const Work& work, const Stream& stream) {
+  if (items.size() < fewest_items) return false;
+  const DriverApi& api = device_->api();
+  Graph* graph = find(items);
+  if (!graph) {  // perhaps it never comes again
+    if (graphs_.size() == most_graphs) {
+      graphs_.back()->end();
+      graphs_.pop_back();
+    }
+    graphs_.push_front(std::make_unique<Graph>(Graph{.api = api, .items = {items.begin(), items.end()}}));
+    return false;
+  }
+  if (!(graph->exec ? update(*graph, items, work) : make(*graph, items, work))) {
+    graph->end();
+    return false;
+  }
+  graph->items.assign(items.begin(), items.end());
+  graph->work.params = work.params;
+  check(api.launch_graph(graph->exec, stream.handle()), "cuda: cuGraphLaunch");
+  ++launched_;
+  return true;
+}
+
+bool Graphs::make(Graph& graph, std::span<const Item> items, const Work& work) {
+  const DriverApi& api = device_->api();
+  if (api.make_graph(&graph.graph, 0) != success) return false;
+  for (const Item& item : items) {
+    GraphNodeHandle node = nullptr;
+    const GraphNodeHandle* before = graph.nodes.empty() ? nullptr : &graph.nodes.back();
+    void* argument = const_cast<std::byte*>(work.params_of(item));
+    const KernelNodeParams params = launch_of(item, &argument);
+    if (api.add_kernel(&node, graph.graph, before, before ? 1 : 0, &params) != success) return false;
+    graph.nodes.push_back(node);
+  }
+  return api.make_exec(&graph.exec, graph.graph, 0) == success;
+}
+
+bool Graphs::update(Graph& graph, std::span<const Item> items, const Work& work) {
+  const DriverApi& api = device_->api();
+  for (size_t i = 0; i < items.size(); ++i) {
+    const Item& item = items[i];
+    if (same_arguments(graph.items[i], graph.work, item, work)) continue;
+    void* argument = const_cast<std::byte*>(work.params_of(item));
+    const KernelNodeParams params = launch_of(item, &argument);
+    if (api.set_kernel(graph.exec, graph.nodes[i], &params) != success) return false;
+  }
+  return true;
+}
+
+}  // namespace moeflux::cuda

@@ -1,0 +1,58 @@
+// A batch that is being recorded. Nothing runs before it is submitted.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "cuda/launches.h"
+#include "cuda/work.h"
+
+namespace moeflux::cuda {
+
+class CudaBackend;
+
+// Room for lists: where the host writes them, and where they are copied to before the batch runs.
+struct ListRoom {
+  std::unique_ptr<Buffer> host;
+  std::unique_ptr<Buffer> device;
+  int64_t used = 0;
+
+  int64_t bytes() const { return device->bytes(); }
+};
+
+class Recording final : public Launches {
+ public:
+  explicit Recording(CudaBackend& backend) : backend_(backend) {}
+  ~Recording() override;
+
+  using Launches::launch;
+  void launch(const char* kernel, Extent grid, uint32_t threads, uint32_t shared_bytes,
+              std::span<const std::byte> params) override;
+  void copy(View from, View to, int64_t bytes) override;
+  List list(int64_t bytes) override;
+  View room(size_t which, int64_t bytes) override;
+  const Chip& chip() const override;
+  void mark() override;
+  int64_t hold() override;
+
+  const Work& work() const { return work_; }
+  std::exception_ptr take_error() { return std::exchange(error_, nullptr); }
+  std::vector<ListRoom>& lists() { return lists_; }
+
+ private:
+  void begin_op(const char* name) override;
+
+  CudaBackend& backend_;
+  Work work_;
+  std::vector<ListRoom> lists_;
+};
+
+// A base, for whoever has another base that borrows the recording.
+struct HasRecording {
+  Recording recording;
+};
+
+}  // namespace moeflux::cuda

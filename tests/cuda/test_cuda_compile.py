@@ -1,0 +1,31 @@
+"""NVIDIA's own compiler takes the text of every kernel, for the oldest chips and for new ones. It comes as a package
+and needs neither GPU nor driver."""
+
+from __future__ import annotations
+
+import importlib.util
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from moeflux import _core
+
+ARCHITECTURES = ("sm_75", "sm_90a", "sm_120")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("nvidia") is None, reason="the package of NVRTC is for Linux on x86-64 and 64-bit Arm"
+)
+def test_nvrtc_takes_every_kernel_without_a_word() -> None:
+    """With the least optimisation, which takes half of the time."""
+
+    def said(pair: tuple[str, str]) -> str:
+        cubin, words = _core.cuda_compile(*pair, ["--ptxas-options=-O0"])
+        assert cubin[:4] == b"\x7fELF"
+        return words
+
+    files = sorted(_core.cuda_kernel_files(), reverse=True)
+    pairs = [(file, architecture) for file in files for architecture in ARCHITECTURES]
+    assert len(files) > 5
+    with ThreadPoolExecutor(2) as pool:
+        assert [pair for pair, words in zip(pairs, pool.map(said, pairs), strict=True) if words] == []

@@ -1,0 +1,173 @@
+"""The engine on the emulated NVIDIA GPU, through the product's own CUDA backend and a stand-in for the driver: memory
+that the host cannot touch, streams that are late, calls that fail. Everything of the driver's is counted afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import moeflux
+from emulator import cuda_gpu
+from moeflux import BudgetError, DeviceError, _core
+from moeflux.conversion.synth import synth
+from support.engine import evaluate, load_faulty, steps, survive, tokens
+from support.metal import needs_device
+from support.tiny_stores import hybrid, latent
+
+pytestmark = needs_device
+
+VOCAB = 384  # what `evaluate` takes its tokens from
+VARIANTS = {
+    "hybrid": hybrid(layer_kinds=("linear", "full"), mlp_kinds=("moe",) * 2, vocab_size=VOCAB, num_experts=6),
+    "latent": latent(layer_kinds=("full",) * 2, mlp_kinds=("dense", "moe"), vocab_size=VOCAB, num_experts=8,
+                     num_groups=4, groups_per_token=2),
+}  # fmt: skip
+FLOWS: dict[str, dict[str, Any]] = {
+    "resident": {"expert_slots": 0},
+    "streamed": {"expert_slots": 4, "readers": 2},
+    "ahead": {"expert_slots": 5, "look_ahead": "on"},
+}
+
+Stores = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Stores:
+    root = tmp_path_factory.mktemp("cuda")
+
+    def make(name: str) -> Path:
+        if not (root / name).exists():
+            synth(root / name, VARIANTS[name])
+        return root / name
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def device(on_cuda: str | None) -> Iterator[None]:
+    """Everything of the driver's that a test made is gone when it ends."""
+    cuda_gpu.install()
+    yield
+    assert cuda_gpu.live_objects() == 0
+    cuda_gpu.remove(on_cuda)
+
+
+def load(folder: Path, **options: Any) -> moeflux.Model:
+    return load_faulty(folder, **{"backend": "cuda", "look_ahead": "off"} | options)
+
+
+def everything(folder: Path, **options: Any) -> np.ndarray:
+    return evaluate(load(folder, **options).session(max_context=32))
+
+
+def test_the_engine_is_that_of_the_cpu_in_every_flow(store: Stores) -> None:
+    """Close to the CPU's numbers, and the same bits in every flow, however late the device is."""
+    for name in VARIANTS:
+        expected = evaluate(load(store(name), backend="cpu", precision="exact").session(max_context=32))
+        first = everything(store(name))
+        assert np.abs(first - expected).max() < 1e-4 * np.abs(expected).max()
+        for order, flow in enumerate(FLOWS.values()):
+            with cuda_gpu.emulating(delay=500 * order, order=order):
+                assert np.array_equal(everything(store(name), **flow), first)
+
+
+def test_a_graph_gives_the_bits_of_single_launches(store: Stores) -> None:
+    """The first step launches one by one; when its kernels come again, they are a graph, with other arguments."""
+    model = load(store("hybrid"))
+    ids = tokens(9, vocab=VOCAB)
+    with cuda_gpu.emulating():
+        first = steps(model.session(max_context=32), ids[:1])
+        assert (cuda_gpu.launches() > 40, cuda_gpu.graph_launches()) == (True, 0)
+    with cuda_gpu.emulating(delay=300):
+        again = steps(model.session(max_context=64), ids)
+        assert cuda_gpu.graph_launches() > 0
+    with cuda_gpu.emulating():
+        expected = load(store("hybrid"), chunk=32).session(max_context=32).prefill(ids, logits="all")
+        assert cuda_gpu.graph_launches() == 0
+    assert np.array_equal(again[:1], first) and np.array_equal(again, expected)
+
+
+@pytest.mark.parametrize("flow", ["resident", "ahead"])
+@pytest.mark.parametrize(
+    "call",
+    ["cuMemcpyAsync", "cuLaunchKernel", "cuGraphLaunch", "cuGraphAddKernelNode", "cuGraphInstantiateWithFlags",
+     "cuEventRecord", "cuEventCreate", "cuStreamWaitValue32_v2", "cuMemAlloc_v2", "cuCtxPushCurrent_v2"],
+)  # fmt: skip
+def test_a_call_that_fails_leaves_nothing_wrong(store: Stores, call: str, flow: str) -> None:
+    """Calls of the driver fail in turn, the first ones and some of the many that follow."""
+    expected = everything(store("hybrid"))
+    model = load(store("hybrid"), **FLOWS[flow])
+    failed = False
+    for number in (0, 1, 2, 7, 40):
+        with cuda_gpu.emulating(fail_at=number, fail_in=call.encode(), delay=100):
+            try:
+                failed |= survive(model, DeviceError, expected)
+            except DeviceError as error:  # of what a session takes
+                failed = True
+                assert "out of memory (CUDA_ERROR_OUT_OF_MEMORY)" in str(error)
+    # A graph that cannot be made is done without. Only where experts are read does a batch hold.
+    without = ("cuGraphAddKernelNode", "cuGraphInstantiateWithFlags", "cuCtxPushCurrent_v2")
+    assert failed == (call not in without and (call, flow) != ("cuStreamWaitValue32_v2", "resident"))
+    assert np.array_equal(evaluate(model.session(max_context=32)), expected)
+
+
+def test_loading_survives_every_call_that_fails(store: Stores) -> None:
+    """Whichever call fails, loading either says so or does without, and leaves nothing behind."""
+    with cuda_gpu.emulating():
+        expected = everything(store("latent"))
+        count = cuda_gpu.calls()
+    failures = 0
+    for number in range(0, count, max(1, count // 60)):
+        with cuda_gpu.emulating(fail_at=number):
+            try:
+                assert np.array_equal(everything(store("latent")), expected)
+            except (DeviceError, BudgetError):
+                failures += 1
+        assert cuda_gpu.live_objects() == 0, number
+    assert failures > 20
+
+
+def test_a_kernel_that_breaks_off_loses_the_device(store: Stores) -> None:
+    """All that is under way fails, and what comes later says that only a new process will do."""
+    model = load(store("hybrid"))
+    session = model.session(max_context=32)
+    session.prefill(tokens(3))
+    with cuda_gpu.emulating(fault_at=20, delay=200):
+        with pytest.raises(DeviceError, match="cuda: the GPU failed: unspecified launch failure"):
+            session.prefill(tokens(3))
+        for _ in range(2):
+            with pytest.raises(DeviceError, match=r"the GPU is lost to this process.*start the program again"):
+                model.session(max_context=32).prefill(tokens(3))
+        del session, model
+
+
+def test_an_op_that_fails_and_an_engine_beside_it(store: Stores) -> None:
+    expected = everything(store("hybrid"))
+    other = load(store("latent")).session(max_context=32)
+    model = load(store("hybrid"), fail_at_op=30)
+    assert survive(model, DeviceError, expected)
+    assert np.array_equal(evaluate(other), everything(store("latent")))
+
+
+def test_the_plan_is_what_is_held(store: Stores) -> None:
+    for flow in FLOWS.values():
+        engine = load(store("hybrid"), **flow)._engine
+        assert engine.held == engine.memory.total
+
+
+def test_too_little_memory_of_the_device(store: Stores) -> None:
+    """A margin of 256 MiB stays free."""
+    with (
+        cuda_gpu.emulating(memory=(256 << 20) + 4096),
+        pytest.raises(BudgetError, match=r"expected at most 4096 bytes .* were free on an emulated NVIDIA GPU"),
+    ):
+        load(store("hybrid"))
+
+
+def test_device_memory_is_what_is_free() -> None:
+    with cuda_gpu.emulating(memory=16 << 30):
+        assert _core.device_memory("cuda") == (16 << 30) - (512 << 20)
