@@ -1,5 +1,4 @@
-"""The ops of moeflux.ops on the emulated device, by the engine's own Metal backend; and, dispatched from here, those
-kernels and ways that it does not take by itself.
+"""Kernels of Metal that the backend does not take by itself, dispatched on the emulated device from here.
 
 Everything is done in four orders of threads without the checker and in four under it; all must leave the same bits.
 """
@@ -8,46 +7,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from emulator import gpu
 from emulator.build import METAL, library
 from emulator.device import ORDERS, Library
 from emulator.params import params, sizes
-from moeflux.ops import Ops
 
 Array = np.ndarray
 LANES = 32
-
-
-# ---- The backend ----------------------------------------------------------------------------------------------------
-
-
-class MetalOps:
-    """As moeflux.ops.Ops, every op eight times."""
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return functools.partial(_in_every_order, name)
-
-
-def _in_every_order(name: str, *arguments: Any, **settings: Any) -> Any:
-    gpu.install()
-    method = getattr(Ops("metal"), name)
-    results = []
-    for checked in (False, True):
-        for order in ORDERS:
-            with gpu.emulating(order=order, checked=checked):
-                results.append(method(*arguments, **settings))
-    for other in results[1:]:
-        assert _bits(other) == _bits(results[0]), f"{name}: the order of threads changes the result"
-    return results[0]
-
-
-def _bits(result: Any) -> list[bytes]:
-    return [array.tobytes() for array in (result if isinstance(result, (tuple, list)) else (result,))]
 
 
 # ---- Kernels by themselves ------------------------------------------------------------------------------------------

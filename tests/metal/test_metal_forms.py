@@ -1,115 +1,67 @@
-"""Attention of the Metal kernels, on the emulated device, against the oracle and against itself."""
+"""Kernels of Metal that do one op in several ways, and ops that only Metal has, on the emulated device."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from moeflux import ArgumentError, oracle
+from moeflux import ArgumentError, QuantFormat, oracle
 from moeflux.ops import Ops
+from support.gpu_ops import GpuOps
 from support.metal import needs_device
-from support.metal_ops import MetalOps, attention_both_ways
-from support.op_checks import check_attention, check_latent_attention
+from support.metal_ops import attention_both_ways, product, rms_norm_in_place
+from support.ops import PLAIN, StoredMatrix, numbers, random_matrix
 from support.tolerances import assert_agrees
 
 pytestmark = needs_device
 
-Array = np.ndarray
-metal = MetalOps()
+metal = GpuOps("metal")
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "q8"])
-@pytest.mark.parametrize(
-    ("n", "first", "heads", "kv_heads", "dim"),
-    [
-        (1, 0, 1, 1, 1),
-        (1, 40, 6, 2, 40),
-        (5, 30, 6, 2, 33),
-        (3, 255, 2, 1, 128),
-        (2, 511, 1, 1, 200),
-        (33, 0, 3, 3, 16),
-        (1, 300, 2, 1, 400),
-        (2, 9, 1, 1, 200),
-    ],
-)
-def test_attention(n: int, first: int, heads: int, kv_heads: int, dim: int, dtype: str) -> None:
-    check_attention(metal, n, first, heads, kv_heads, dim, dtype)
+@pytest.mark.parametrize("width", [1, 31, 300, 2050])
+def test_norms_in_place(width: int) -> None:
+    rng = np.random.default_rng(1)
+    x, weight = numbers(rng, 3, width) * 5, numbers(rng, width)
+    assert np.array_equal(rms_norm_in_place(x, weight, 1e-6), metal.rms_norm(x, weight, 1e-6))
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "q8"])
-@pytest.mark.parametrize(
-    ("n", "first", "heads", "rank", "rope"), [(1, 300, 5, 64, 16), (3, 20, 2, 512, 64), (6, 0, 3, 40, 7)]
-)
-def test_latent_attention(n: int, first: int, heads: int, rank: int, rope: int, dtype: str) -> None:
-    check_latent_attention(metal, n, first, heads, rank, rope, dtype)
+# ---- Products -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "q8"])
-@pytest.mark.parametrize("sinks", [None, -1000.0, 1.0, 40.0])
-@pytest.mark.parametrize(
-    ("n", "first", "heads", "kv_heads", "dim", "window"),
-    [
-        (1, 40, 6, 2, 40, 1),
-        (5, 250, 6, 2, 33, 7),
-        (40, 500, 2, 1, 16, 32),
-        (1, 1200, 2, 1, 40, 900),
-        (3, 2, 2, 1, 8, 0),
-    ],
-)
-def test_sinks_and_windows(
-    n: int, first: int, heads: int, kv_heads: int, dim: int, window: int, sinks: float | None, dtype: str
-) -> None:
-    check_attention(metal, n, first, heads, kv_heads, dim, dtype, window=window, sinks=sinks)
-
-
-def test_nothing_comes_from_rows_before_a_window() -> None:
-    rng = np.random.default_rng(8)
-    q = rng.standard_normal((20, 2, 8), dtype=np.float32)
-    k, v = (rng.standard_normal((320, 1, 8), dtype=np.float32) for _ in range(2))
-    whole = metal.attention(q, k, v, 0.3, None, 9)
-    k[304], v[304] = np.nan, np.nan
-    spoilt = metal.attention(q, k, v, 0.3, None, 9)
-    seen = np.zeros(20, bool)
-    seen[4:13] = True
-    assert np.array_equal(spoilt[~seen], whole[~seen])
-    assert np.isnan(spoilt[seen]).all()
-
-
-@pytest.mark.parametrize("scale", [30.0, 1e4])
-def test_scores_far_apart(scale: float) -> None:
-    """One key has all the weight, and may be the last or long past."""
+def test_products_of_a_batch() -> None:
+    """One product for each head of a stack."""
     rng = np.random.default_rng(4)
-    q, k, v = (rng.standard_normal(shape, dtype=np.float32) for shape in ((2, 2, 16), (600, 1, 16), (600, 1, 16)))
-    expected = oracle.ops.attention(*(a.astype(np.float64) for a in (q, k, v)), scale)
-    # A score of some thousands is rounded by more than its neighbours are apart.
-    assert np.abs(metal.attention(q, k, v, scale) - expected).max() < 1e-6 * scale
+    matrix = random_matrix(rng, QuantFormat.affine(4, 32), 3 * 10, 96)
+    x, y = numbers(rng, 3, 2, 96), numbers(rng, 3, 2, 10)
+    found, turned = product("matmul", x, matrix), product("matmul_transposed", y, matrix)
+    for i in range(3):
+        own = slice(10 * i, 10 * i + 10)
+        stored = (array[own].copy() for array in (matrix.weight, matrix.scales, matrix.biases))
+        part = StoredMatrix(matrix.format, *stored, matrix.exact, matrix.size)
+        assert np.array_equal(found[i], metal.matmul(x[i], part))
+        assert np.array_equal(turned[i], metal.matmul(y[i], part, transposed=True))
 
 
-def test_a_row_depends_on_what_it_sees_alone() -> None:
-    """However the rows are cut into calls, and whatever comes after them in the cache."""
-    rng = np.random.default_rng(5)
-    n, first, end = 9, 250, 259
-    q, q_pe = (rng.standard_normal((n, 3, 8), dtype=np.float32) for _ in range(2))
-    k, v = (rng.standard_normal((end, 1, 8), dtype=np.float32) for _ in range(2))
-    k_pe = rng.standard_normal((end, 8), dtype=np.float32)
-    sinks = rng.standard_normal(3, dtype=np.float32)
-    whole = metal.attention(q, k, v, 0.3)
-    windowed = metal.attention(q, k, v, 0.3, sinks, 5)
-    latent = metal.mla_attention(q, q_pe, np.ascontiguousarray(k[:, 0]), k_pe, 0.3)
-    for begin, stop in ((0, 1), (1, 4), (5, 7)):
-        seen, rows = first + stop, slice(begin, stop)
-        assert np.array_equal(metal.attention(q[rows], k[:seen], v[:seen], 0.3), whole[rows])
-        assert np.array_equal(metal.attention(q[rows], k[:seen], v[:seen], 0.3, sinks, 5), windowed[rows])
-        keys = np.ascontiguousarray(k[:seen, 0])
-        assert np.array_equal(metal.mla_attention(q[rows], q_pe[rows], keys, k_pe[:seen], 0.3), latent[rows])
-    k[-1], v[-1] = np.nan, np.nan
-    assert np.array_equal(metal.attention(q, k, v, 0.3)[:-1], whole[:-1])
+@pytest.mark.parametrize("format", [QuantFormat.affine(b, 64) for b in (2, 3, 4, 5, 6, 8)] + PLAIN, ids=str)
+def test_neighbours_change_no_bit(format: QuantFormat) -> None:
+    """A row alone, by the kernel for one row or by the other, and a row among others."""
+    rng = np.random.default_rng(6)
+    matrix = random_matrix(rng, format, 9, 320 if format.is_affine else 301)
+    x = numbers(rng, 7, matrix.exact.shape[1])
+    whole = metal.matmul(x, matrix)
+    for i in (0, 3, 6):
+        assert np.array_equal(product("matvec", x[None, i : i + 1], matrix)[0], whole[i : i + 1])
+        assert np.array_equal(product("matmul", x[None, i : i + 1], matrix)[0], whole[i : i + 1])
+    assert np.array_equal(metal.matmul(x[2:5], matrix), whole[2:5])
+
+
+# ---- Attention ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "length"), [(4, 2, 64, 300), (3, 3, 33, 1), (2, 1, 256, 40)])
 def test_one_step_at_a_time(heads: int, kv_heads: int, dim: int, length: int) -> None:
     """Scores, softmax, values, gate: each an op, each held to its definition."""
-    rng, metal = np.random.default_rng(6), MetalOps()
+    rng = np.random.default_rng(6)
     q, gate = (rng.standard_normal((heads, dim), dtype=np.float32) for _ in range(2))
     k, v = (rng.standard_normal((length, kv_heads, dim), dtype=np.float32) for _ in range(2))
     wide_k, wide_v = (np.repeat(a.astype(np.float64), heads // kv_heads, axis=1) for a in (k, v))
@@ -150,7 +102,7 @@ def test_steps_refuse_empty_and_inconsistent_shapes(op: str, shapes: list[tuple[
     arrays = [np.ones(shape, np.float32) for shape in shapes]
     scale = [0.5] if op == "attention_scores" else []
     with pytest.raises(ArgumentError, match=rf"^\[{op}\] {message}"):
-        getattr(MetalOps(), op)(*arrays, *scale)
+        getattr(metal, op)(*arrays, *scale)
 
 
 def test_steps_are_of_metal_alone() -> None:

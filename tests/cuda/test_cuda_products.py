@@ -1,0 +1,140 @@
+"""Products of the CUDA kernels, held bit by bit to what cuda/products.h says they are, on purpose-made numbers too."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moeflux import QuantFormat
+from moeflux.oracle.stored import pack_codes
+from support.gpu_ops import GpuOps
+from support.metal import needs_device
+from support.ops import AFFINE, PLAIN, StoredMatrix, numbers, random_matrix
+
+pytestmark = needs_device
+
+Array = np.ndarray
+cuda = GpuOps("cuda")
+PART = 128  # columns
+
+
+def fused(a: Array, b: Array | float, c: Array) -> Array:
+    """a * b + c in float32, rounded once: the longer type holds the product and nearly every sum."""
+    return (a.astype(np.longdouble) * b + c).astype(np.float32)
+
+
+def whole_numbers(x: Array, group: int) -> tuple[Array, Array]:
+    """x [n, columns] as whole numbers below 2^22, and the unit of each group."""
+    groups = x.reshape(len(x), -1, group)
+    most = np.abs(groups).max(axis=2).view(np.uint32)
+    exponent = np.maximum(most >> 23, 22).astype(np.int64)
+    unit = np.where(most < 0x7F800000, np.ldexp(1.0, exponent - 148), np.nan).astype(np.float32)
+    up = np.where(most < 0x7F800000, np.ldexp(1.0, 148 - exponent), 0.0)
+    with np.errstate(invalid="ignore"):
+        return np.nan_to_num(np.rint(groups * up[..., None])).astype(np.int64), unit
+
+
+def product(x: Array, codes: Array, scales: Array, biases: Array, group: int) -> Array:
+    """What cuda/products.h says, with [rows, columns] codes and [rows, groups] scales and biases of float32."""
+    whole, unit = whole_numbers(x, group)
+    by_group = codes.reshape(len(codes), -1, group).astype(np.int64)
+    low = (whole + 128 & 255) - 128
+    middle = ((whole - low >> 8) + 128 & 255) - 128
+    high = whole - low - (middle << 8) >> 16
+    s0, s1, s2 = (np.einsum("ngc,rgc->nrg", digit, by_group) for digit in (low, middle, high))
+    sums = whole.sum(axis=2).astype(np.float32)[:, None]
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = fused(s2.astype(np.float32), 65536.0, (256 * s1 + s0).astype(np.float32))
+        scaled = fused(total, scales[None], biases[None] * sums)
+        out = np.zeros(total.shape[:2], np.float32)
+        for begin in range(0, total.shape[2], max(1, PART // group)):
+            part = np.zeros_like(out)
+            for i in range(begin, min(begin + PART // group, total.shape[2])):
+                part = fused(scaled[..., i], unit[:, None, i], part)
+            out = out + part
+    return out
+
+
+def same_bits(found: Array, expected: Array) -> bool:
+    both_nan = np.isnan(found) & np.isnan(expected)
+    return bool(np.all(both_nan | (found.view(np.uint32) == expected.view(np.uint32))))
+
+
+def matrix_of(bits: int, group: int, codes: Array, scales: Array, biases: Array) -> StoredMatrix:
+    """Its scales are float32, so that any number can be one."""
+    format = QuantFormat.affine(bits, group, "F32")
+    return StoredMatrix(format, np.ascontiguousarray(pack_codes(codes, bits)), scales, biases, codes, codes)
+
+
+@pytest.mark.parametrize("format", [f for f in AFFINE if f.scale_type == "F32"], ids=str)
+def test_products_are_what_their_definition_says(format: QuantFormat) -> None:
+    """By the kernel for one row, by the one for a few rows, and by that for many where there is one."""
+    rng = np.random.default_rng([format.bits, format.group_size])
+    rows, columns = 19, 3 * 128
+    codes = rng.integers(0, 1 << format.bits, (rows, columns))
+    scales, biases = (numbers(rng, rows, columns // format.group_size) for _ in range(2))
+    x = numbers(rng, 35, columns)
+    expected = product(x, codes, scales, biases, format.group_size)
+    matrix = matrix_of(format.bits, format.group_size, codes, scales, biases)
+    for n in (1, 5, 35):
+        assert same_bits(cuda.matmul(x[:n], matrix), expected[:n])
+
+
+@pytest.mark.parametrize(("bits", "group"), [(4, 64), (8, 128), (8, 64), (6, 32)])
+def test_sums_at_the_edge_of_the_integers(bits: int, group: int) -> None:
+    """All codes are the largest, and every digit of x is as large as it can be, of one sign or the other."""
+    columns = 256
+    codes = np.full((3, columns), (1 << bits) - 1)
+    scales = np.full((3, columns // group), np.float32(0.5))
+    biases = np.float32([[0.0], [-1e30], [3.0]]) * np.ones((3, columns // group), np.float32)
+    extremes = [0x3F7F7F, 0x3F7F80, 0x3F8080, -0x3F7F80, -0x400000, 0x3FFFFF, 128, -128]
+    x = np.array([np.full(columns, whole) for whole in extremes], np.float32)
+    x[:, ::group] = 0x3FFFFF  # so that the unit is 1
+    matrix = matrix_of(bits, group, codes, scales, biases)
+    for n in (1, len(x)):
+        assert same_bits(cuda.matmul(x[:n], matrix), product(x, codes, scales, biases, group)[:n])
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_scales_and_rows_of_any_size(n: int) -> None:
+    """Groups of zeros, subnormal and infinite scales; rows of the smallest and of the largest numbers; NaN."""
+    rng = np.random.default_rng(7)
+    group, columns = 64, 512
+    codes = rng.integers(0, 16, (9, columns))
+    codes[8] = 0
+    scales, biases = numbers(rng, 9, columns // group), numbers(rng, 9, columns // group)
+    scales[1], scales[2, 3], scales[3, 5], scales[4] = 1e-40, np.inf, np.nan, 1e38
+    biases[5], biases[6, 0] = -1e-45, np.inf
+    x = numbers(rng, n, columns)
+    rows = [x, x * np.float32(1e-38), x * np.float32(1e-44), x * np.float32(3e37), np.zeros_like(x)]
+    for place, value in ((70, np.inf), (0, -np.inf), (511, np.nan)):
+        rows.append(x.copy())
+        rows[-1][0, place] = value
+    rows.append(x.copy())
+    rows[-1][:, 64:192] = 0
+    matrix = matrix_of(4, group, codes, scales, biases)
+    for row in rows:
+        assert same_bits(cuda.matmul(row, matrix), product(row, codes, scales, biases, group))
+
+
+@pytest.mark.parametrize("columns", [8192, 8320])
+def test_rows_that_do_not_fit_in_shared_memory(columns: int) -> None:
+    rng = np.random.default_rng(columns)
+    matrix = random_matrix(rng, QuantFormat.affine(4, 64), 3, columns)
+    x = numbers(rng, 3, columns)
+    assert same_bits(cuda.matmul(x[:1], matrix), cuda.matmul(x, matrix)[:1])
+
+
+@pytest.mark.parametrize("format", [QuantFormat.affine(4, 64), QuantFormat.affine(5, 32), *PLAIN[:1]], ids=str)
+def test_experts_of_many_rows(format: QuantFormat) -> None:
+    """More pairs of an expert than a block takes, and the same bits as one by one."""
+    rng = np.random.default_rng(8)
+    hidden, intermediate = 128, 64
+    shapes = ((intermediate, hidden), (intermediate, hidden), (hidden, intermediate))
+    experts = [tuple(random_matrix(rng, format, *shape) for shape in shapes) for _ in range(2)]
+    x = numbers(rng, 41, hidden) / 8
+    jobs = [(1, list(range(1, 36))), (0, [0, *range(36, 41)])]
+    found = cuda.expert_ffn(x, experts, jobs, 1)
+    one_by_one = [(e, [pair]) for e, pairs in jobs for pair in pairs]
+    assert np.array_equal(cuda.expert_ffn(x, experts, one_by_one, 1), found)
+    assert found.any(axis=1).all()

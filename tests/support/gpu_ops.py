@@ -1,0 +1,50 @@
+"""The ops of moeflux.ops on an emulated GPU, by the engine's own backend.
+
+Everything is done in some orders of threads without the checker, and again under it; all must leave the same bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from emulator import cuda_gpu, gpu
+from emulator.device import ORDERS
+from moeflux.ops import Ops
+
+EMULATORS = {"metal": gpu, "cuda": cuda_gpu}
+# Under the checker, where a load takes the longest, the two orders that differ the most.
+CHECKED_ORDERS = {"metal": ORDERS, "cuda": (ORDERS[1], ORDERS[-1])}
+
+
+class GpuOps:
+    """As moeflux.ops.Ops, every op several times."""
+
+    isa = ""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return functools.partial(self._in_every_order, name)
+
+    def _in_every_order(self, name: str, *arguments: Any, **settings: Any) -> Any:
+        emulator = EMULATORS[self.backend]
+        emulator.install()
+        results = []
+        for checked, orders in ((False, ORDERS), (True, CHECKED_ORDERS[self.backend])):
+            for order in orders:
+                with emulator.emulating(order=order, checked=checked):
+                    results.append(getattr(Ops(self.backend), name)(*arguments, **settings))
+        for other in results[1:]:
+            assert _bits(other) == _bits(results[0]), f"{name}: the order of threads changes the result"
+        return results[0]
+
+
+def _bits(result: Any) -> list[bytes]:
+    """Of a NaN only that it is one: which of several becomes the result, the CPU beneath decides."""
+    arrays = result if isinstance(result, (tuple, list)) else (result,)
+    return [(np.where(np.isnan(a), np.nan, a).astype(a.dtype) if a.dtype.kind == "f" else a).tobytes() for a in arrays]
