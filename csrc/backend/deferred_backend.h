@@ -33,7 +33,7 @@ class DeferredBackend final : public Backend {
   std::unique_ptr<Buffer> allocate(int64_t bytes, Memory memory, const std::string& what) override;
   int64_t prepare(const WorkSizes& sizes) override { return inner_->prepare(sizes); }
   int64_t held() const override { return inner_->held(); }
-  bool shares_memory() const override { return !apart_; }
+  bool shares_memory() const override { return !apart_ && inner_->shares_memory(); }
   std::unique_ptr<Buffer> map(const File& file, int64_t begin, int64_t bytes, const std::string& what) override {
     return apart_ ? nullptr : inner_->map(file, begin, bytes, what);
   }

@@ -171,3 +171,7 @@ def test_too_little_memory_of_the_device(store: Stores) -> None:
 def test_device_memory_is_what_is_free() -> None:
     with cuda_gpu.emulating(memory=16 << 30):
         assert _core.device_memory("cuda") == (16 << 30) - (512 << 20)
+
+
+def test_the_late_test_device_leaves_memory_to_the_backend(store: Stores) -> None:
+    assert np.array_equal(everything(store("hybrid"), deferred=True), everything(store("hybrid")))
