@@ -15,6 +15,13 @@ using namespace metal;
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + precise::exp(-x)); }
 inline float silu(float x) { return x * sigmoid(x); }
+// Comparisons leave NaN what it is, and min and max do not.
+inline float clamped_swiglu(float gate, float up, float alpha, float limit) {
+  gate = gate > limit ? limit : gate;
+  up = up > limit ? limit : up;
+  up = up < -limit ? -limit : up;
+  return gate * sigmoid(gate * alpha) * (up + 1.0f);
+}
 
 // The sum over a threadgroup of whole simdgroups, the same in every thread. `scratch` has room for max_simdgroups; it
 // may be used again only after a barrier that follows the call.

@@ -76,6 +76,12 @@ kernel void swiglu(constant FlatParams& params [[buffer(0)]], device float* out 
   if (i < params.count) out[i] = silu(out[i]) * up[i];
 }
 
+// The same with clamped_swiglu.
+kernel void clamped_swiglu_of(constant ClampedParams& params [[buffer(0)]], device float* out [[buffer(1)]],
+                              device const float* up [[buffer(2)]], uint i [[thread_position_in_grid]]) {
+  if (i < params.count) out[i] = clamped_swiglu(out[i], up[i], params.alpha, params.limit);
+}
+
 kernel void residual_add(constant FlatParams& params [[buffer(0)]], device float* x [[buffer(1)]],
                          device const float* y [[buffer(2)]], uint i [[thread_position_in_grid]]) {
   if (i < params.count) x[i] = x[i] + y[i];

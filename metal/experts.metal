@@ -14,6 +14,7 @@ kernel void expert_blocks(constant ExpertBlocksParams& params [[buffer(0)]], dev
   blocks[i].slot = slots[ids[i]];
   blocks[i].first = i;
   blocks[i].count = 1;
+  blocks[i].expert = uint(ids[i]);
   pairs[i] = i;
 }
 
@@ -23,11 +24,13 @@ inline Weights<bits> weights_of(constant ExpertParams& params, device const ucha
   return {expert + weight, expert + scales, expert + biases, params.columns, params.group_shift, params.number};
 }
 
-// out[p] = silu(gate . x[p / k]) * (up . x[p / k]). Grid of threadgroups: blocks of outputs, blocks of pairs.
+// out[p] = silu(gate . x[p / k]) * (up . x[p / k]), or with biases and clamped_swiglu what these make of the products.
+// Grid of threadgroups: blocks of outputs, blocks of pairs.
 template <int bits, int rows>
 kernel void expert_gate_up(constant ExpertParams& params [[buffer(0)]], device const ExpertBlock* blocks [[buffer(1)]],
                            device const uint* pairs [[buffer(2)]], device const uchar* slots [[buffer(3)]],
-                           device const float* x [[buffer(4)]], device float* out [[buffer(5)]],
+                           device const float* x [[buffer(4)]], device const float* gate_bias [[buffer(5)]],
+                           device const float* up_bias [[buffer(6)]], device float* out [[buffer(7)]],
                            uint2 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
                            uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   const uint first = (group.x * product_simdgroups + simdgroup) * outputs_of_simdgroup;
@@ -44,7 +47,14 @@ kernel void expert_gate_up(constant ExpertParams& params [[buffer(0)]], device c
   add_products(up, first, params.rows - 1, pointers, lane, raised);
   for (int r = 0; r < rows; r++)
     for (uint o = 0; o < outputs_of_simdgroup; o++) {
-      const float result = silu(simd_sum(gated[r][o])) * simd_sum(raised[r][o]);
+      float given = simd_sum(gated[r][o]), beside = simd_sum(raised[r][o]);
+      if (params.has_bias != 0) {
+        const ulong at = ulong(block.expert) * params.rows + min(first + o, params.rows - 1);
+        given += gate_bias[at];
+        beside += up_bias[at];
+      }
+      const float result =
+          params.limit > 0.0f ? clamped_swiglu(given, beside, params.alpha, params.limit) : silu(given) * beside;
       if (lane == 0 && uint(r) < block.count && first + o < params.rows)
         out[ulong(pairs[block.first + uint(r)]) * params.rows + first + o] = result;
     }
@@ -52,12 +62,12 @@ kernel void expert_gate_up(constant ExpertParams& params [[buffer(0)]], device c
 instantiate_formats("expert_gate_up_1", expert_gate_up, 1)
 instantiate_formats("expert_gate_up", expert_gate_up, 4)
 
-// out[p] = W . x[p / k]. This is down with k = 1, and gate or up by itself. The grid is the same.
+// out[p] = W . x[p / k], and a bias if there is one. This is down with k = 1, and gate or up by itself. The grid is the same.
 template <int bits, int rows>
 kernel void expert_down(constant ExpertParams& params [[buffer(0)]], device const ExpertBlock* blocks [[buffer(1)]],
                         device const uint* pairs [[buffer(2)]], device const uchar* slots [[buffer(3)]],
-                        device const float* x [[buffer(4)]], device float* out [[buffer(5)]],
-                        uint2 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+                        device const float* x [[buffer(4)]], device const float* bias [[buffer(5)]],
+                        device float* out [[buffer(6)]], uint2 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
                         uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   const uint first = (group.x * product_simdgroups + simdgroup) * outputs_of_simdgroup;
   if (first >= params.rows) return;
@@ -70,7 +80,9 @@ kernel void expert_down(constant ExpertParams& params [[buffer(0)]], device cons
   add_products(down, first, params.rows - 1, pointers, lane, result);
   for (int r = 0; r < rows; r++)
     for (uint o = 0; o < outputs_of_simdgroup; o++) {
-      const float sum = simd_sum(result[r][o]);
+      float sum = simd_sum(result[r][o]);
+      if (params.has_bias != 0)
+        sum += bias[ulong(block.expert) * params.rows + min(first + o, params.rows - 1)];
       if (lane == 0 && uint(r) < block.count && first + o < params.rows)
         out[ulong(pairs[block.first + uint(r)]) * params.rows + first + o] = sum;
     }

@@ -25,6 +25,8 @@ MOEFLUX_SHARED uint32_t product_rows = 4;        // rows of x that a simdgroup t
 MOEFLUX_SHARED uint32_t number_bf16 = 0;
 MOEFLUX_SHARED uint32_t number_f16 = 1;
 MOEFLUX_SHARED uint32_t number_f32 = 2;
+MOEFLUX_SHARED uint32_t number_u8 = 3;  // exponents of powers of two: scales of MXFP4
+MOEFLUX_SHARED uint32_t e2m1 = 20;      // in place of bits: codes of four, which are floats
 
 MOEFLUX_SHARED uint32_t attention_queries = 4;  // that a simdgroup takes through the keys together
 MOEFLUX_SHARED uint32_t attention_span = 256;   // cached rows after which sums begin anew
@@ -40,6 +42,12 @@ MOEFLUX_SHARED uint32_t top_k_block = 2048;  // candidates of a threadgroup; k i
 
 struct FlatParams {
   uint32_t count;
+};
+
+struct ClampedParams {
+  uint32_t count;
+  float alpha;
+  float limit;
 };
 
 struct BiasParams {
@@ -142,6 +150,9 @@ struct ExpertParams {
   uint32_t group_shift;
   uint32_t number;  // one of number_...
   uint32_t k;       // pairs that share a row of x
+  uint32_t has_bias;
+  float alpha;  // of clamped_swiglu
+  float limit;  // 0: swiglu
 };
 
 // Up to product_rows pairs (token * k + place) that go through one expert: `count` entries of the list from `first` on.
@@ -149,6 +160,8 @@ struct ExpertBlock {
   uint64_t slot;  // bytes
   uint32_t first;
   uint32_t count;
+  uint32_t expert;  // in its layer
+  uint32_t padding;
 };
 
 struct ExpertBlocksParams {

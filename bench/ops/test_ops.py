@@ -20,6 +20,7 @@ import pytest
 from moeflux import QuantFormat, _core
 from moeflux.ops import Ops
 from moeflux.oracle import ops as oracle
+from moeflux.oracle.stored import mxfp4_numbers
 from moeflux.stores.floats import bf16_bits
 
 HIDDEN, CONTEXT = 2048, 4096
@@ -36,11 +37,11 @@ class Stored:
     format: QuantFormat
     weight: np.ndarray
     scales: np.ndarray
-    biases: np.ndarray
+    biases: np.ndarray | None
 
     @property
     def bytes(self) -> int:
-        return self.weight.nbytes + self.scales.nbytes + self.biases.nbytes
+        return sum(part.nbytes for part in (self.weight, self.scales, self.biases) if part is not None)
 
 
 def matrix(rows: int, columns: int, bits: int = 4) -> Stored:
@@ -49,7 +50,15 @@ def matrix(rows: int, columns: int, bits: int = 4) -> Stored:
     return Stored(format, weight, scales, biases)
 
 
+def mxfp4(rows: int, columns: int) -> Stored:
+    words = RNG.integers(0, 1 << 32, (rows, columns // 8), np.uint32)
+    scales = RNG.integers(119, 122, (rows, columns // 32)).astype(np.uint8)
+    return Stored(QuantFormat.mxfp4(), words, scales, None)
+
+
 def widened(stored: Stored) -> np.ndarray:
+    if stored.biases is None:
+        return mxfp4_numbers(stored.weight, stored.scales).astype(np.float32)
     columns = stored.scales.shape[-1] * 64
     return _core.dequantize(stored.weight, stored.scales, stored.biases, stored.format, columns)
 
@@ -75,7 +84,11 @@ class Case:
 
 
 def product(rows: int, columns: int, n: int, bits: int = 4) -> Case:
-    x, stored = numbers(n, columns), matrix(rows, columns, bits)
+    return product_of(matrix(rows, columns, bits), n)
+
+
+def product_of(stored: Stored, n: int) -> Case:
+    x = numbers(n, stored.weight.shape[1] * 32 // stored.format.bits)
     wide = widened(stored)
     return Case(lambda o: o.matmul(x, stored), lambda: x @ wide.T)
 
@@ -136,6 +149,26 @@ def latent_attention(n: int) -> Case:
         return (weights / weights.sum(axis=-1, keepdims=True)) @ latent
 
     return Case(lambda o: o.mla_attention(q, q_pe, latent, k_pe, 1 / 14), reference)
+
+
+def clamped_experts(n: int) -> Case:
+    """As `experts`, in MXFP4, with biases and clamped_swiglu."""
+    x, biases = numbers(n, HIDDEN), (numbers(16, 512), numbers(16, 512), numbers(16, HIDDEN))
+    pool = [(mxfp4(512, HIDDEN), mxfp4(512, HIDDEN), mxfp4(HIDDEN, 512)) for _ in range(16)]
+    wide = [tuple(map(widened, expert)) for expert in pool]
+    chosen = np.argsort(RNG.random((n, 16)), axis=1)[:, :4].reshape(-1)
+    jobs = [(e, np.flatnonzero(chosen == e).tolist()) for e in range(16) if (chosen == e).any()]
+
+    def reference() -> np.ndarray:
+        out = np.zeros((n * 4, HIDDEN), np.float32)
+        for e, pairs in jobs:
+            rows = x[np.array(pairs) // 4]
+            gate = np.minimum(rows @ wide[e][0].T + biases[0][e], 7)
+            up = np.clip(rows @ wide[e][1].T + biases[1][e], -7, 7)
+            out[pairs] = (gate * sigmoid(1.702 * gate) * (up + 1)) @ wide[e][2].T + biases[2][e]
+        return out
+
+    return Case(lambda o: o.expert_ffn(x, pool, jobs, 4, biases, (1.702, 7.0)), reference)
 
 
 def convolution() -> Case:
@@ -219,8 +252,12 @@ CASES: dict[str, Callable[[], Case]] = {
     "matmul 1 x 2048 -> 65536": lambda: product(65536, HIDDEN, 1),
     "matmul 64 x 2048 -> 8192": lambda: product(8192, HIDDEN, 64),
     "matmul 1 x 2048 -> 65536, 8 bits": lambda: product(65536, HIDDEN, 1, 8),
+    "matmul 1 x 2048 -> 65536, MXFP4": lambda: product_of(mxfp4(65536, HIDDEN), 1),
+    "matmul 64 x 2048 -> 8192, MXFP4": lambda: product_of(mxfp4(8192, HIDDEN), 64),
     "expert_ffn 1 token, 8 experts": lambda: experts(1, 8),
     "expert_ffn 64 tokens, 8 experts": lambda: experts(64, 8),
+    "expert_ffn 1 token, 4 experts, MXFP4, clamped": lambda: clamped_experts(1),
+    "expert_ffn 64 tokens, 4 experts, MXFP4, clamped": lambda: clamped_experts(64),
     "attention 1 of 4096": lambda: attention(1),
     "attention 64 of 4096": lambda: attention(64),
     "attention 1 of 32768, bf16": lambda: attention(1, 32768, narrow=True),

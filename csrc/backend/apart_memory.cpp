@@ -143,13 +143,18 @@ RouteArgs inside(RouteArgs args) {
   return args;
 }
 
+ExpertFlavour inside(ExpertFlavour flavour) {
+  move_inside(flavour.gate_bias, flavour.up_bias, flavour.down_bias);
+  return flavour;
+}
+
 ExpertArgs inside(ExpertArgs args) {
-  move_inside(args.x, args.scratch, args.out);
+  move_inside(args.x, args.scratch, args.out, args.flavour);
   return args;
 }
 
 ChosenExpertArgs inside(ChosenExpertArgs args) {
-  move_inside(args.x, args.ids, args.slots, args.first, args.scratch, args.out);
+  move_inside(args.x, args.ids, args.slots, args.first, args.scratch, args.out, args.flavour);
   return args;
 }
 

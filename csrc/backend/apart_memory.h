@@ -30,6 +30,7 @@ ConvArgs inside(ConvArgs args);
 DeltaGatesArgs inside(DeltaGatesArgs args);
 DeltaArgs inside(DeltaArgs args);
 RouteArgs inside(RouteArgs args);
+ExpertFlavour inside(ExpertFlavour flavour);
 ExpertArgs inside(ExpertArgs args);  // the jobs stay as they are
 ChosenExpertArgs inside(ChosenExpertArgs args);
 CombineArgs inside(CombineArgs args);

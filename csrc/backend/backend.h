@@ -200,6 +200,16 @@ struct ExpertJob {
   ExpertMatrices expert;
   const int32_t* pairs = nullptr;  // token * k + place in the router's order; borrowed for the call that records them
   int64_t count = 0;
+  int64_t index = 0;  // of the expert in its layer
+};
+
+// What the experts of a layer do besides their products.
+struct ExpertFlavour {
+  View gate_bias;   // f32 [experts, m]; all three are empty without biases
+  View up_bias;     // f32 [experts, m]
+  View down_bias;   // f32 [experts, h]
+  float alpha = 0;  // of clamped_swiglu, which takes the place of swiglu where `limit` is not 0
+  float limit = 0;
 };
 
 struct ExpertArgs {
@@ -211,6 +221,7 @@ struct ExpertArgs {
   std::span<const ExpertJob> jobs;  // borrowed for the call that records them
   View scratch;                     // [n * k, 2 * m]
   View out;                         // [n * k, h]: the output of pair p in row p, so arrival order changes no bit
+  ExpertFlavour flavour = {};
 };
 
 // The same for experts that the host does not know: a router on the device chose them. Nobody else gets their slots
@@ -225,6 +236,7 @@ struct ChosenExpertArgs {
   ExpertMatrices first;  // the matrices of a slot that begins at byte 0
   View scratch;          // [n * k, 2 * m]
   View out;              // [n * k, h]
+  ExpertFlavour flavour = {};
 };
 
 struct CombineArgs {

@@ -124,6 +124,7 @@ class CpuCommands final : public Commands {
   void multiply(const Matrix& matrix, int64_t first, int64_t last, const Input& input, const Row& row,
                 float* const* out, int64_t n, const cpu::ReadNext& next) const;
   void gate_and_up(const ExpertArgs& args);
+  void add_bias(View biases, int64_t expert, int64_t width, int64_t first, int64_t last, float* row) const;
   void down(const ExpertArgs& args, int64_t pairs);
   int64_t unit_outputs(int64_t outputs, int64_t depth, int64_t n, int64_t per_thread) const;
 

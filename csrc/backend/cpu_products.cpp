@@ -46,9 +46,9 @@ cpu::Weights weights_of(const Matrix& matrix) {
   weights.code_stride = matrix.format.weight_row_bytes(matrix.columns);
   weights.columns = matrix.columns;
   weights.element = matrix.format.element;
-  if (!matrix.format.is_affine()) return weights;
+  if (!matrix.format.is_quantised()) return weights;
   weights.scales = reinterpret_cast<const uint8_t*>(matrix.scales.bytes());
-  weights.biases = reinterpret_cast<const uint8_t*>(matrix.biases.bytes());
+  weights.biases = matrix.format.is_affine() ? reinterpret_cast<const uint8_t*>(matrix.biases.bytes()) : weights.scales;
   weights.scale_stride = matrix.format.scale_row_bytes(matrix.columns);
   weights.group_size = matrix.format.group_size;
   weights.bits = matrix.format.bits;
@@ -77,7 +77,7 @@ cpu::ReadNext read_next(const Matrix& matrix, int64_t first) {
 // ---- Rows of x -----------------------------------------------------------------------------------------------------
 
 CpuCommands::Input CpuCommands::input_of(const Matrix& matrix, const float* x, int64_t stride, int64_t rows) {
-  if (!int16_ || !matrix.format.is_affine()) return {x, stride, -1};
+  if (!int16_ || !matrix.format.is_quantised()) return {x, stride, -1};
   return {x, stride, int16_rows_.add({x, stride, rows, matrix.columns, matrix.format.group_size})};
 }
 
@@ -184,13 +184,23 @@ void CpuCommands::chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) {
       return matrix;
     };
     lists_.pairs[static_cast<size_t>(pair)] = static_cast<int32_t>(pair);
-    lists_.chosen.push_back(
-        {{at(args.first.gate), at(args.first.up), at(args.first.down)}, &lists_.pairs[static_cast<size_t>(pair)], 1});
+    lists_.chosen.push_back({{at(args.first.gate), at(args.first.up), at(args.first.down)},
+                             &lists_.pairs[static_cast<size_t>(pair)],
+                             1,
+                             args.ids.i32()[pair]});
   }
-  expert_ffn({args.x, n, args.hidden, args.intermediate, args.k, lists_.chosen, args.scratch, args.out});
+  expert_ffn({args.x, n, args.hidden, args.intermediate, args.k, lists_.chosen, args.scratch, args.out, args.flavour});
 }
 
-// A unit makes the same few columns of gate and up, and then of silu(gate) * up, which takes the place of gate.
+// Adds columns first ... last - 1 of an expert's bias, if there is one.
+void CpuCommands::add_bias(View biases, int64_t expert, int64_t width, int64_t first, int64_t last, float* row) const {
+  if (!biases) return;
+  const float* bias = biases.f32() + expert * width;
+  kernels_.elementwise.residual_add(row + first, bias + first, row + first, last - first);
+}
+
+// A unit makes the same few columns of gate and up, and then of what they become together, which takes the place of
+// gate.
 void CpuCommands::gate_and_up(const ExpertArgs& args) {
   const int64_t m = args.intermediate;
   const auto extent = [&](size_t) { return m; };
@@ -233,9 +243,17 @@ void CpuCommands::gate_and_up(const ExpertArgs& args) {
     multiply(job.expert.gate, part.first, part.last, lists_.inputs[2 * part.of], token, gate, part.count,
              read_next(job.expert.up, part.first));
     multiply(job.expert.up, part.first, part.last, lists_.inputs[2 * part.of + 1], token, up, part.count, next);
-    for (int64_t i = 0; i < part.count; ++i)
-      kernels_.elementwise.swiglu(gate[i] + part.first, up[i] + part.first, gate[i] + part.first,
-                                  part.last - part.first);
+    const ExpertFlavour& flavour = args.flavour;
+    for (int64_t i = 0; i < part.count; ++i) {
+      add_bias(flavour.gate_bias, job.index, m, part.first, part.last, gate[i]);
+      add_bias(flavour.up_bias, job.index, m, part.first, part.last, up[i]);
+      float* gated = gate[i] + part.first;
+      if (flavour.limit > 0)
+        kernels_.elementwise.clamped_swiglu(gated, up[i] + part.first, gated, part.last - part.first, flavour.alpha,
+                                            flavour.limit);
+      else
+        kernels_.elementwise.swiglu(gated, up[i] + part.first, gated, part.last - part.first);
+    }
   });
 }
 
@@ -266,6 +284,8 @@ void CpuCommands::down(const ExpertArgs& args, int64_t pairs) {
     for (int64_t i = 0; i < part.count; ++i) out[i] = args.out.f32() + job.pairs[part.row + i] * args.hidden;
     const auto row = [&](int64_t i) { return lists_.pair_starts[part.of] + part.row + i; };
     multiply(job.expert.down, part.first, part.last, lists_.inputs[part.of], row, out, part.count, next);
+    for (int64_t i = 0; i < part.count; ++i)
+      add_bias(args.flavour.down_bias, job.index, args.hidden, part.first, part.last, out[i]);
   });
 }
 

@@ -123,7 +123,7 @@ class DeferredCommands final : public Commands {
     std::vector<ExpertJob> jobs;
     for (const ExpertJob& job : args.jobs) {
       pairs.emplace_back(job.pairs, job.pairs + job.count);
-      jobs.push_back({inside(job.expert), nullptr, job.count});
+      jobs.push_back({inside(job.expert), nullptr, job.count, job.index});
     }
     later([args = inside(args), jobs = std::move(jobs), pairs = std::move(pairs)](Commands& c) {
       std::vector<ExpertJob> own = jobs;

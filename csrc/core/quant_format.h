@@ -3,6 +3,9 @@
 // Affine: a row of n columns is n codes of `bits` bits, packed little-endian without gaps into u32 words (code c starts
 // at bit c*bits of the row), and for each `group_size` columns one scale and one bias of type `scale_type`:
 //   weight[row][col] = code * scale[row][col / group_size] + bias[row][col / group_size]
+// MXFP4: codes of 4 bits likewise, each a float E2M1: a sign, two bits of exponent, one of mantissa. A group of 32 has
+// a scale of 8 bits, the exponent of a power of two, and no bias:
+//   weight[row][col] = e2m1[code] * 2^(scale[row][col / 32] - 127)
 // Plain: the elements themselves, of type `element`.
 #pragma once
 
@@ -23,10 +26,10 @@ inline DType weight_dtype(std::string_view name, std::string_view where) {
 }
 
 struct QuantFormat {
-  DType element = DType::u32;      // u32 for affine, else bf16, f16 or f32
+  DType element = DType::u32;      // u32 for codes, else bf16, f16 or f32
   int bits = 0;                    // 0 for plain
   int group_size = 0;              // 0 for plain
-  DType scale_type = DType::bf16;  // of scales and biases; meaningless for plain
+  DType scale_type = DType::bf16;  // of scales and biases; u8 for MXFP4, meaningless for plain
 
   static QuantFormat affine(int bits, int group_size, DType scale_type = DType::bf16) {
     const bool known_bits = bits == 2 || bits == 3 || bits == 4 || bits == 5 || bits == 6 || bits == 8;
@@ -44,25 +47,32 @@ struct QuantFormat {
     return {element, 0, 0, DType::bf16};
   }
 
-  bool is_affine() const { return bits != 0; }
+  static QuantFormat mxfp4() { return {DType::u32, 4, 32, DType::u8}; }
+
+  bool is_quantised() const { return bits != 0; }
+  bool is_mxfp4() const { return is_quantised() && scale_type == DType::u8; }
+  bool is_affine() const { return is_quantised() && !is_mxfp4(); }
 
   // A row must be whole groups and whole words. Codes of any number of bits fill whole words in groups of 32 or more.
-  bool fits(int64_t columns) const { return columns > 0 && (!is_affine() || columns % group_size == 0); }
+  bool fits(int64_t columns) const { return columns > 0 && (!is_quantised() || columns % group_size == 0); }
 
   int64_t weight_row_bytes(int64_t columns) const {
-    return is_affine() ? columns * bits / 8 : columns * static_cast<int64_t>(dtype_bytes(element));
+    return is_quantised() ? columns * bits / 8 : columns * static_cast<int64_t>(dtype_bytes(element));
   }
 
-  // Bytes of a row's scales. Its biases take as many.
+  // Bytes of a row's scales. Its biases, if it has any, take as many.
   int64_t scale_row_bytes(int64_t columns) const {
-    return is_affine() ? columns / group_size * static_cast<int64_t>(dtype_bytes(scale_type)) : 0;
+    return is_quantised() ? columns / group_size * static_cast<int64_t>(dtype_bytes(scale_type)) : 0;
   }
 
-  int64_t row_bytes(int64_t columns) const { return weight_row_bytes(columns) + 2 * scale_row_bytes(columns); }
+  int64_t row_bytes(int64_t columns) const {
+    return weight_row_bytes(columns) + (is_affine() ? 2 : 1) * scale_row_bytes(columns);
+  }
 
-  // "4-bit g64", "4-bit g64 F16 scales", "BF16"
+  // "4-bit g64", "4-bit g64 F16 scales", "MXFP4", "BF16"
   std::string describe() const {
-    if (!is_affine()) return std::string(dtype_name(element));
+    if (is_mxfp4()) return "MXFP4";
+    if (!is_quantised()) return std::string(dtype_name(element));
     const std::string text = concat(bits, "-bit g", group_size);
     return scale_type == DType::bf16 ? text : concat(text, " ", dtype_name(scale_type), " scales");
   }

@@ -25,8 +25,10 @@ std::vector<double> rope_frequencies(const Rope& rope) {
   for (size_t i = 0; i < frequencies.size(); ++i)
     frequencies[i] = std::pow(rope.theta, -2 * static_cast<double>(i) / dim);
   if (!rope.yarn) return frequencies;
-  const double low = std::max(std::floor(pair_that_turns(rope, rope.yarn->beta_fast)), 0.0);
-  double high = std::min(std::ceil(pair_that_turns(rope, rope.yarn->beta_slow)), dim - 1);
+  const double fast = pair_that_turns(rope, rope.yarn->beta_fast);
+  const double slow = pair_that_turns(rope, rope.yarn->beta_slow);
+  const double low = std::max(rope.yarn->truncate ? std::floor(fast) : fast, 0.0);
+  double high = std::min(rope.yarn->truncate ? std::ceil(slow) : slow, dim - 1);
   if (low == high) high += 0.001;
   for (size_t i = 0; i < frequencies.size(); ++i) {
     const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);

@@ -17,24 +17,33 @@ int64_t positive_or_unsaid(const Json& fields, std::string_view key, std::string
   return *field->integer();
 }
 
+std::string canonical_module(const std::string& stored) {
+  const std::string name = canonical_name(concat(stored, weight_suffix));
+  return name.substr(0, name.size() - weight_suffix.size());
+}
+
 DeclaredFormat format_of(const Json& fields, std::string_view where) {
   const Json* mode = fields.find("mode");
   const bool affine = !mode || (mode->string() && *mode->string() == "affine");
-  if (!affine) wrong_value(concat(where, ": mode"), "\"affine\", the only supported one", mode);
-  return {true, positive_or_unsaid(fields, "bits", where), positive_or_unsaid(fields, "group_size", where)};
+  const bool mxfp4 = !affine && mode->string() && *mode->string() == "mxfp4";
+  if (!affine && !mxfp4) wrong_value(concat(where, ": mode"), "\"affine\" or \"mxfp4\"", mode);
+  return {true, positive_or_unsaid(fields, "bits", where), positive_or_unsaid(fields, "group_size", where), mxfp4};
 }
 
 }  // namespace
 
 void DeclaredFormats::check(const std::string& base, const QuantFormat& found, std::string_view tensor) const {
   const auto module = modules.find(base);
-  if (module == modules.end() && !found.is_affine()) return;
+  if (module == modules.end() && !found.is_quantised()) return;
   if (module == modules.end() && !others)
     throw FormatError(concat(tensor, ": found ", found.describe(), ", but ", where, " declares no quantisation"));
   const DeclaredFormat& declared = module == modules.end() ? *others : module->second;
-  if (declared.quantized != found.is_affine())
+  if (declared.quantized != found.is_quantised())
     throw FormatError(concat(tensor, ": expected ", declared.quantized ? "a quantised" : "an unquantised",
                              " matrix as declared in ", where, ", found ", found.describe()));
+  if (declared.quantized && declared.mxfp4 != found.is_mxfp4())
+    throw FormatError(concat(tensor, ": expected ", declared.mxfp4 ? "MXFP4" : "affine quantisation",
+                             " as declared in ", where, ", found ", found.describe()));
   if (declared.bits && declared.bits != found.bits)
     throw FormatError(
         concat(tensor, ": expected ", declared.bits, " bits as declared in ", where, ", found ", found.describe()));
@@ -76,7 +85,7 @@ DeclaredFormats declared_by_config(const Json& config, std::string where) {
       format = format_of(member.value, place);
     else if (*flag)
       format = *declared.others;
-    if (!declared.modules.emplace(canonical_name(member.key), format).second)
+    if (!declared.modules.emplace(canonical_module(member.key), format).second)
       throw FormatError(
           concat(place, ": expected one entry a module, found another of the same name with or without prefix"));
   }

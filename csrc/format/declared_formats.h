@@ -17,6 +17,7 @@ struct DeclaredFormat {
   bool quantized = true;
   int64_t bits = 0;        // 0: not said
   int64_t group_size = 0;  // 0: not said
+  bool mxfp4 = false;      // or affine
 };
 
 struct DeclaredFormats {
@@ -32,9 +33,9 @@ struct DeclaredFormats {
 // From "bits" of the entries that hold codes.
 DeclaredFormats declared_by_manifest(const Manifest& manifest, std::string where);
 
-// From "quantization" (or "quantization_config") of an MLX config.json. It has bits, group_size and mode for all
-// modules, and entries for single ones: an object of the same members, true for the common values, false for no
-// quantisation.
+// Modes are affine and mxfp4. From "quantization" (or "quantization_config") of an MLX config.json. It has bits,
+// group_size and mode for all modules, and entries for single ones: an object of the same members, true for the common
+// values, false for no quantisation.
 DeclaredFormats declared_by_config(const Json& config, std::string where);
 
 }  // namespace moeflux

@@ -18,9 +18,10 @@ void append_matrix(ExpertLayout& layout, const std::string& name, const QuantFor
     throw FormatError(concat("expert ", name, ": expected whole groups of ", format.group_size, " columns, found ",
                              columns, " columns"));
   append_piece(layout, name + ".weight", format.element, rows, format.weight_row_bytes(columns));
-  if (!format.is_affine()) return;
+  if (!format.is_quantised()) return;
   append_piece(layout, name + ".scales", format.scale_type, rows, format.scale_row_bytes(columns));
-  append_piece(layout, name + ".biases", format.scale_type, rows, format.scale_row_bytes(columns));
+  if (format.is_affine())
+    append_piece(layout, name + ".biases", format.scale_type, rows, format.scale_row_bytes(columns));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Where the nine pieces of one routed expert lie, contiguous and unpadded:
 //   gate weight, scales, biases | up weight, scales, biases | down weight, scales, biases
-// gate and up are [intermediate, hidden], down is [hidden, intermediate]. A plain matrix is its weight alone.
+// gate and up are [intermediate, hidden], down is [hidden, intermediate]. A plain matrix is its weight alone, and one
+// of MXFP4 has no biases.
 #pragma once
 
 #include <cstdint>

@@ -18,8 +18,10 @@ namespace {
 constexpr int older_group_size = 64;
 
 // The extractor of the older tools copies the routed experts into the weight file when asked to; the layer files hold
-// them too.
-bool is_expert_copy(std::string_view name) { return name.find(".mlp.switch_mlp.") != std::string_view::npos; }
+// them too. Biases of experts are dense tensors.
+bool is_expert_copy(std::string_view name) {
+  return name.find(".mlp.switch_mlp.") != std::string_view::npos && !name.ends_with("_proj.bias");
+}
 
 ExpertLayout older_layout(const Variant& v, int bits) {
   const QuantFormat format = QuantFormat::affine(bits, older_group_size);

@@ -18,6 +18,11 @@ void add(StoreDirectory& store, const std::string& name, DType dtype, std::vecto
   end += bytes;
 }
 
+// The type of matrices that are not quantised.
+QuantFormat dense_plain(const QuantFormat& format) {
+  return format.is_quantised() ? QuantFormat::plain(DType::bf16) : format;
+}
+
 void add_dense(StoreDirectory& store, const QuantFormat& format) {
   // Latent attention is written in stacks, as conversion writes it today.
   const auto stacked = [](const std::string& name) { return name.find("kv_b_proj") == std::string::npos; };
@@ -28,10 +33,11 @@ void add_dense(StoreDirectory& store, const QuantFormat& format) {
       continue;
     }
     const int64_t columns = tensor.shape.back();
-    const QuantFormat own = format.fits(columns) ? format : QuantFormat::plain(DType::bf16);
+    // Only experts are published in MXFP4.
+    const QuantFormat own = format.is_affine() && format.fits(columns) ? format : dense_plain(format);
     store.formats[tensor.name] = own;
     std::vector<int64_t> shape = tensor.shape;
-    if (!own.is_affine()) {
+    if (!own.is_quantised()) {
       add(store, tensor.name + ".weight", own.element, shape, tensor.kind, end);
       continue;
     }

@@ -45,6 +45,25 @@ int64_t group_of_row(int64_t scales, int64_t columns) {
   return scales > 0 && columns % scales == 0 ? columns / scales : 0;
 }
 
+// The scales are of 8 bits, and there are no biases. Whoever matches all tensors finds any that are there.
+QuantFormat mxfp4_format(const std::string& base, const std::vector<int64_t>& shape, const StoredTensor& weight,
+                         const StoredTensor& scales, const StoreDirectory& store) {
+  const QuantFormat format = QuantFormat::mxfp4();
+  const int64_t columns = shape.back();
+  const auto check = [&](const StoredTensor& tensor, const char* part, int64_t row) {
+    std::vector<int64_t> wanted = shape;
+    wanted.back() = row;
+    if (!format.fits(columns) || tensor.shape != wanted)
+      throw FormatError(concat(place(store, tensor, base + part), ": expected ",
+                               format.fits(columns) ? describe_shape(wanted) : "whole groups of 32 columns", " of a ",
+                               describe_shape(shape), " matrix in MXFP4, found ",
+                               describe_shape(tensor.dtype, tensor.shape)));
+  };
+  check(weight, ".weight", columns * format.bits / 32);
+  check(scales, ".scales", columns / format.group_size);
+  return format;
+}
+
 QuantFormat affine_format(const std::string& base, const std::vector<int64_t>& shape, const StoredTensor& weight,
                           const TensorTable& table, const StoreDirectory& store) {
   const std::string where = place(store, weight, base + ".weight");
@@ -53,6 +72,7 @@ QuantFormat affine_format(const std::string& base, const std::vector<int64_t>& s
     throw FormatError(concat(where, ": expected the packed codes of a ", describe_shape(shape), " matrix, found ",
                              describe_shape(weight.dtype, weight.shape)));
   const StoredTensor& scales = needed(table, base + ".scales", store);
+  if (scales.dtype == DType::u8) return mxfp4_format(base, shape, weight, scales, store);
   const StoredTensor& biases = needed(table, base + ".biases", store);
   if (!is_float(scales.dtype) || !same_leading(scales.shape, shape))
     throw FormatError(concat(place(store, scales, base + ".scales"), ": expected BF16, F16 or F32 scales of a ",
@@ -123,9 +143,8 @@ void match_tensors(TensorTable table, const DeclaredFormats& declared, StoreDire
     const QuantFormat format = matrix_format(wanted.name, wanted.shape, table, declared, store);
     store.formats.emplace(wanted.name, format);
     take(wanted.name + ".weight", wanted.kind, table, store);
-    if (!format.is_affine()) continue;
-    take(wanted.name + ".scales", wanted.kind, table, store);
-    take(wanted.name + ".biases", wanted.kind, table, store);
+    if (format.is_quantised()) take(wanted.name + ".scales", wanted.kind, table, store);
+    if (format.is_affine()) take(wanted.name + ".biases", wanted.kind, table, store);
   }
   if (!table.empty()) {
     const auto& [name, tensor] = *table.begin();

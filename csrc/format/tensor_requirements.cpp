@@ -1,6 +1,7 @@
 #include "format/tensor_requirements.h"
 
 #include <algorithm>
+#include <array>
 #include <initializer_list>
 #include <variant>
 
@@ -46,6 +47,19 @@ std::vector<TensorRequirement> tensor_requirements(const Variant& variant, const
   return list.take();
 }
 
+// gpt_oss has its own names for a router and for stacked experts.
+static std::string in_the_words_of_most(const std::string& name) {
+  constexpr std::array<std::array<std::string_view, 2>, 4> words = {
+      {{".mlp.router.", ".mlp.gate."},
+       {".mlp.experts.gate_proj.", ".mlp.switch_mlp.gate_proj."},
+       {".mlp.experts.up_proj.", ".mlp.switch_mlp.up_proj."},
+       {".mlp.experts.down_proj.", ".mlp.switch_mlp.down_proj."}}};
+  for (const auto& [own, usual] : words)
+    if (const size_t at = name.find(own); at != std::string::npos)
+      return concat(name.substr(0, at), usual, name.substr(at + own.size()));
+  return name;
+}
+
 std::string canonical_name(std::string_view stored) {
   constexpr std::string_view first = "language_model.";
   constexpr std::string_view second = "model.language_model.";
@@ -55,7 +69,7 @@ std::string canonical_name(std::string_view stored) {
   constexpr std::string_view block = ".block_sparse_moe.";
   constexpr std::string_view correction = "e_score_correction_bias";
   const size_t at = name.find(block);
-  if (at == std::string::npos) return name;
+  if (at == std::string::npos) return in_the_words_of_most(name);
   const std::string part = name.substr(at + block.size());
   return concat(name.substr(0, at), part == correction ? ".mlp.gate." : ".mlp.", part);
 }

@@ -77,6 +77,13 @@ class MetalCommands final : public Commands {
   };
   struct AttentionTask;
   struct Lists;
+  // The matrix that an expert's gate meets, and how.
+  struct Second {
+    const Matrix* matrix = nullptr;
+    View bias = {};
+    float alpha = 0;
+    float limit = 0;
+  };
   // The blocks of a session's rows as kernels take them.
   struct RowTable {
     const View* blocks;  // that it was made of
@@ -136,7 +143,7 @@ class MetalCommands final : public Commands {
   View room_for(int64_t bytes, ListRing& ring);
   void feed_forward(const Lists& lists, const ExpertMatrices& expert, int64_t base, const ExpertArgs& args);
   void product_of_experts(const char* kernel, const Lists& lists, int64_t base, const Matrix& matrix,
-                          const Matrix* second, int64_t k, View x, View out);
+                          const Second& second, View bias, int64_t k, View x, View out);
 
   MetalBackend& backend_;
   std::unique_ptr<CommandBuffer> buffer_;

@@ -11,13 +11,17 @@ namespace {
 constexpr uint32_t outputs_of_group = outputs_of_simdgroup * product_simdgroups;
 
 uint32_t number_of(const QuantFormat& format) {
-  const DType type = format.is_affine() ? format.scale_type : format.element;
+  const DType type = format.is_quantised() ? format.scale_type : format.element;
+  if (type == DType::u8) return number_u8;
   return type == DType::bf16 ? number_bf16 : type == DType::f16 ? number_f16 : number_f32;
 }
 
 uint32_t group_shift_of(const QuantFormat& format) {
-  return format.is_affine() ? static_cast<uint32_t>(std::countr_zero(static_cast<uint32_t>(format.group_size))) : 0;
+  return format.is_quantised() ? static_cast<uint32_t>(std::countr_zero(static_cast<uint32_t>(format.group_size))) : 0;
 }
+
+// What the names of kernels end with.
+int codes_of(const QuantFormat& format) { return format.is_mxfp4() ? static_cast<int>(e2m1) : format.bits; }
 
 double multiplications(const Matrix& matrix, int64_t rows) {
   return static_cast<double>(matrix.rows) * static_cast<double>(matrix.columns) * static_cast<double>(rows);
@@ -46,7 +50,7 @@ Step step_between(const Product& a, const Product& b) {
   const int64_t rows = weight / row;
   const int64_t scales = rows * format.scale_row_bytes(a.matrix.columns);
   const bool whole = rows * row == weight && b.matrix.scales.offset - a.matrix.scales.offset == scales &&
-                     b.matrix.biases.offset - a.matrix.biases.offset == scales;
+                     (!format.is_affine() || b.matrix.biases.offset - a.matrix.biases.offset == scales);
   return {b.x.offset - a.x.offset, b.out.offset - a.out.offset, whole ? rows : -1};
 }
 
@@ -57,7 +61,7 @@ void MetalCommands::embed(const Matrix& table, View ids, View out, int64_t n) {
     const EmbedParams params = {.columns = static_cast<uint32_t>(table.columns),
                                 .group_shift = group_shift_of(table.format),
                                 .number = number_of(table.format)};
-    flat({"matmul", concat("embed_", table.format.bits)}, params,
+    flat({"matmul", concat("embed_", codes_of(table.format))}, params,
          {table.weight, or_nothing(table.scales), or_nothing(table.biases), ids, out}, divide_up(table.columns, pack),
          n);
   });
@@ -104,11 +108,11 @@ void MetalCommands::multiply(std::span<const Product> batch, int64_t n) {
                                                first.out};
   const auto count = static_cast<int64_t>(batch.size());
   if (first.transposed) {
-    flat({"matmul", concat("matmul_transposed_", m.format.bits)}, params, buffers, divide_up(m.columns, pack), n,
+    flat({"matmul", concat("matmul_transposed_", codes_of(m.format))}, params, buffers, divide_up(m.columns, pack), n,
          count);
   } else {
     const int64_t rows = n == 1 ? 1 : product_rows;
-    dispatch({"matmul", concat(n == 1 ? "matvec_" : "matmul_", m.format.bits)}, params, buffers,
+    dispatch({"matmul", concat(n == 1 ? "matvec_" : "matmul_", codes_of(m.format))}, params, buffers,
              {divide_up(m.rows, outputs_of_group), divide_up(n, rows), static_cast<uint32_t>(count)});
   }
   did(multiplications(m, n * count));
@@ -168,19 +172,19 @@ MetalCommands::Lists MetalCommands::lists_of(const ExpertArgs& args) {
     const auto slot = static_cast<uint64_t>(base_of(job.expert));
     for (int64_t at = 0; at < job.count; at += lists.rows)
       *block++ = {slot, written + static_cast<uint32_t>(at),
-                  static_cast<uint32_t>(std::min(lists.rows, job.count - at))};
+                  static_cast<uint32_t>(std::min(lists.rows, job.count - at)), static_cast<uint32_t>(job.index), 0};
     std::memcpy(lists.pairs.i32() + written, job.pairs, static_cast<size_t>(job.count) * 4);
     written += static_cast<uint32_t>(job.count);
   }
   return lists;
 }
 
-// out[p] = W . x[p / k] for every pair; with a second matrix silu(W . x) * (V . x). `base`: the first byte of the
-// expert that these matrices are of; all are laid out as it is.
+// out[p] = W . x[p / k] for every pair; with a second matrix silu(W . x) * (V . x), or what is in its place. `base`:
+// the first byte of the expert that these matrices are of; all are laid out as it is.
 void MetalCommands::product_of_experts(const char* kernel, const Lists& lists, int64_t base, const Matrix& matrix,
-                                       const Matrix* second, int64_t k, View x, View out) {
+                                       const Second& second, View bias, int64_t k, View x, View out) {
   const auto place = [&](const View& view) { return view ? static_cast<uint64_t>(view.offset - base) : 0; };
-  const Matrix& other = second ? *second : matrix;
+  const Matrix& other = second.matrix ? *second.matrix : matrix;
   const ExpertParams params = {.weight = place(matrix.weight),
                                .scales = place(matrix.scales),
                                .biases = place(matrix.biases),
@@ -191,27 +195,39 @@ void MetalCommands::product_of_experts(const char* kernel, const Lists& lists, i
                                .columns = static_cast<uint32_t>(matrix.columns),
                                .group_shift = group_shift_of(matrix.format),
                                .number = number_of(matrix.format),
-                               .k = static_cast<uint32_t>(k)};
+                               .k = static_cast<uint32_t>(k),
+                               .has_bias = static_cast<bool>(bias),
+                               .alpha = second.alpha,
+                               .limit = second.limit};
   const View slots = {matrix.weight.buffer, 0};
-  dispatch({"experts", concat(kernel, lists.rows == 1 ? "_1_" : "_", matrix.format.bits)}, params,
-           {lists.blocks, lists.pairs, slots, x, out},
-           {divide_up(matrix.rows, outputs_of_group), static_cast<uint32_t>(lists.count)});
-  did(multiplications(matrix, lists.total) * (second ? 2 : 1));
+  const Kernel name = {"experts", concat(kernel, lists.rows == 1 ? "_1_" : "_", codes_of(matrix.format))};
+  const Extent grid = {divide_up(matrix.rows, outputs_of_group), static_cast<uint32_t>(lists.count)};
+  if (second.matrix)
+    dispatch(name, params, {lists.blocks, lists.pairs, slots, x, or_nothing(bias), or_nothing(second.bias), out}, grid);
+  else
+    dispatch(name, params, {lists.blocks, lists.pairs, slots, x, or_nothing(bias), out}, grid);
+  did(multiplications(matrix, lists.total) * (second.matrix ? 2 : 1));
 }
 
 void MetalCommands::feed_forward(const Lists& lists, const ExpertMatrices& e, int64_t base, const ExpertArgs& args) {
+  const ExpertFlavour& f = args.flavour;
   if (e.gate.format == e.up.format) {
-    product_of_experts("expert_gate_up", lists, base, e.gate, &e.up, args.k, args.x, args.scratch);
+    const Second up = {&e.up, f.up_bias, f.alpha, f.limit};
+    product_of_experts("expert_gate_up", lists, base, e.gate, up, f.gate_bias, args.k, args.x, args.scratch);
   } else {  // each by itself; scratch has room for both, with a row for each pair of the call
     const int64_t count = args.rows * args.k * args.intermediate;
     const View up = args.scratch.at(count);
-    product_of_experts("expert_down", lists, base, e.gate, nullptr, args.k, args.x, args.scratch);
-    product_of_experts("expert_down", lists, base, e.up, nullptr, args.k, args.x, up);
+    product_of_experts("expert_down", lists, base, e.gate, {}, f.gate_bias, args.k, args.x, args.scratch);
+    product_of_experts("expert_down", lists, base, e.up, {}, f.up_bias, args.k, args.x, up);
     barrier();
-    flat({"elementwise", "swiglu"}, FlatParams{static_cast<uint32_t>(count)}, {args.scratch, up}, count);
+    const auto numbers = static_cast<uint32_t>(count);
+    if (f.limit > 0)
+      flat({"elementwise", "clamped_swiglu_of"}, ClampedParams{numbers, f.alpha, f.limit}, {args.scratch, up}, count);
+    else
+      flat({"elementwise", "swiglu"}, FlatParams{numbers}, {args.scratch, up}, count);
   }
   barrier();
-  product_of_experts("expert_down", lists, base, e.down, nullptr, 1, args.scratch, args.out);
+  product_of_experts("expert_down", lists, base, e.down, {}, f.down_bias, 1, args.scratch, args.out);
 }
 
 void MetalCommands::expert_ffn(const ExpertArgs& args) {
@@ -236,7 +252,8 @@ void MetalCommands::chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) {
     flat({"experts", "expert_blocks"}, ExpertBlocksParams{static_cast<uint32_t>(pairs)},
          {args.ids, args.slots, lists.blocks, lists.pairs}, pairs);
     barrier();
-    feed_forward(lists, args.first, 0, {args.x, n, args.hidden, args.intermediate, args.k, {}, args.scratch, args.out});
+    feed_forward(lists, args.first, 0,
+                 {args.x, n, args.hidden, args.intermediate, args.k, {}, args.scratch, args.out, args.flavour});
   });
 }
 

@@ -16,6 +16,7 @@ struct Yarn {
   double beta_slow = 0;
   double mscale = 0;
   double mscale_all_dim = 0;
+  bool truncate = true;  // the pairs between which frequencies are mixed are whole ones
 
   template <typename Self, typename Visit>
   static void each_field(Self& self, const Visit& visit) {
@@ -25,6 +26,7 @@ struct Yarn {
     visit("beta_slow", self.beta_slow);
     visit("mscale", self.mscale, 0.0);
     visit("mscale_all_dim", self.mscale_all_dim, 0.0);
+    visit("truncate", self.truncate, true);
   }
   bool operator==(const Yarn&) const = default;
 };

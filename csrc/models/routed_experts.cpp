@@ -8,6 +8,10 @@ void RoutedExperts::check(const Check& check) const {
                 {"intermediate", intermediate, 1, max_width}});
   check.whole_groups("intermediate", intermediate);
   check.positive("router.scaling", router.scaling);
+  if (clamped) {
+    check.positive("clamped.alpha", clamped->alpha);
+    check.positive("clamped.limit", clamped->limit);
+  }
   if (shared) check.limits({{"shared.intermediate", shared->intermediate, 1, max_width}});
   if (router.scoring == Scoring::softmax && router.groups == 0) {
     check.limits({{"router.groups_kept", router.groups_kept, 0, 0}});
@@ -24,6 +28,12 @@ void RoutedExperts::check(const Check& check) const {
 void RoutedExperts::add_tensors(TensorList& list) const {
   list.matrix("mlp.gate", count, list.hidden());
   if (router.scoring == Scoring::noaux_tc) list.vector("mlp.gate.e_score_correction_bias", count);
+  if (router.bias) list.vector("mlp.gate.bias", count);
+  if (bias) {
+    list.vectors("mlp.switch_mlp.gate_proj.bias", count, intermediate);
+    list.vectors("mlp.switch_mlp.up_proj.bias", count, intermediate);
+    list.vectors("mlp.switch_mlp.down_proj.bias", count, list.hidden());
+  }
   if (!shared) return;
   if (shared->gated) list.matrix("mlp.shared_expert_gate", 1, list.hidden());
   list.gated_mlp(shared->gated ? "mlp.shared_expert." : "mlp.shared_experts.", shared->intermediate);

@@ -23,6 +23,7 @@ struct Router {
   double scaling = 1;       // of the weights
   int64_t groups = 0;       // how many groups the experts are divided into; softmax: 0 is none
   int64_t groups_kept = 0;  // how many of the groups a token keeps
+  bool bias = false;        // added to the logits
 
   template <typename Self, typename Visit>
   static void each_field(Self& self, const Visit& visit) {
@@ -31,6 +32,7 @@ struct Router {
     visit("scaling", self.scaling, 1.0);
     visit("groups", self.groups, 0);
     visit("groups_kept", self.groups_kept, 0);
+    visit("bias", self.bias, false);
   }
   bool operator==(const Router&) const = default;
 };
@@ -47,12 +49,28 @@ struct SharedExpert {
   bool operator==(const SharedExpert&) const = default;
 };
 
+// How gate and up of an expert meet where it is not silu(gate) * up: with gate at most `limit`, and up between -limit
+// and limit, it is gate * sigmoid(alpha * gate) * (up + 1).
+struct ClampedSwiglu {
+  double alpha = 0;
+  double limit = 0;
+
+  template <typename Self, typename Visit>
+  static void each_field(Self& self, const Visit& visit) {
+    visit("alpha", self.alpha);
+    visit("limit", self.limit);
+  }
+  bool operator==(const ClampedSwiglu&) const = default;
+};
+
 struct RoutedExperts {
   int64_t count = 0;  // of experts
   int64_t per_token = 0;
   int64_t intermediate = 0;
   Router router;
   std::optional<SharedExpert> shared;
+  bool bias = false;  // gate, up and down of every expert add one
+  std::optional<ClampedSwiglu> clamped = {};
 
   static constexpr std::string_view kind = "routed_experts";
   template <typename Self, typename Visit>
@@ -62,6 +80,8 @@ struct RoutedExperts {
     visit("intermediate", self.intermediate);
     visit("router", self.router);
     visit("shared", self.shared, std::nullopt);
+    visit("bias", self.bias, false);
+    visit("clamped", self.clamped, std::nullopt);
   }
   void check(const Check& check) const;
 

@@ -11,7 +11,7 @@
 namespace moeflux {
 
 enum class TensorKind {
-  vector,  // one float tensor of exactly this name and shape
+  vector,  // one float tensor of exactly this name and shape: a vector, or one for each expert
   matrix,  // NAME.weight, with NAME.scales and NAME.biases when quantised along the last axis
   stack,   // the same with a leading axis: one matrix per head
   conv,    // one float tensor [channels, taps, 1]
@@ -39,6 +39,7 @@ class TensorList {
   bool has(std::string_view name) const { return has_(prefix_ + std::string(name)); }
 
   void vector(std::string_view name, int64_t size) { add(name, TensorKind::vector, {size}); }
+  void vectors(std::string_view name, int64_t count, int64_t size) { add(name, TensorKind::vector, {count, size}); }
   void matrix(std::string_view name, int64_t rows, int64_t columns) { add(name, TensorKind::matrix, {rows, columns}); }
   void stack(std::string_view name, int64_t matrices, int64_t rows, int64_t columns) {
     add(name, TensorKind::stack, {matrices, rows, columns});

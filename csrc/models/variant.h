@@ -29,11 +29,12 @@ enum class ModelType {
   mixtral,
   olmoe,
   deepseek_v2,
+  gpt_oss,
 };
 
-constexpr std::array<std::string_view, 10> names_of(ModelType) {
-  return {"qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe",
-          "minimax_m2",  "qwen2_moe",  "mixtral",   "olmoe",       "deepseek_v2"};
+constexpr std::array<std::string_view, 11> names_of(ModelType) {
+  return {"qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe", "minimax_m2",
+          "qwen2_moe",   "mixtral",    "olmoe",     "deepseek_v2", "gpt_oss"};
 }
 
 using Mixer = std::variant<GroupedAttention, LatentAttention, GatedDelta>;

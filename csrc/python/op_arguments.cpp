@@ -217,6 +217,7 @@ Matrix OpArguments::matrix(const char* name, const py::handle& stored) {
   matrix.format = format.cast<QuantFormat>();
   const auto types = [](DType type) -> std::vector<py::dtype> {
     if (type == DType::f32) return {py::dtype::of<float>()};
+    if (type == DType::u8) return {py::dtype::of<uint8_t>()};
     if (type == DType::f16) return {py::dtype("float16"), py::dtype::of<uint16_t>()};
     return {type == DType::bf16 ? py::dtype::of<uint16_t>() : py::dtype::of<uint32_t>()};
   };
@@ -230,15 +231,15 @@ Matrix OpArguments::matrix(const char* name, const py::handle& stored) {
   };
   const py::array weight = part("weight", matrix.format.element, {-1, -1});
   matrix.rows = weight.shape(0);
-  matrix.columns = matrix.format.is_affine() ? weight.shape(1) * 32 / matrix.format.bits : weight.shape(1);
+  matrix.columns = matrix.format.is_quantised() ? weight.shape(1) * 32 / matrix.format.bits : weight.shape(1);
   if (!matrix.format.fits(matrix.columns) ||
       matrix.format.weight_row_bytes(matrix.columns) != weight.shape(1) * weight.itemsize())
     refuse(name, concat("rows of whole groups of ", matrix.format.describe()), text_of(weight.attr("shape")));
   matrix.weight = copy(weight);
-  if (!matrix.format.is_affine()) return matrix;
+  if (!matrix.format.is_quantised()) return matrix;
   const Shape groups = {matrix.rows, matrix.columns / matrix.format.group_size};
   matrix.scales = copy(part("scales", matrix.format.scale_type, groups));
-  matrix.biases = copy(part("biases", matrix.format.scale_type, groups));
+  if (matrix.format.is_affine()) matrix.biases = copy(part("biases", matrix.format.scale_type, groups));
   return matrix;
 }
 

@@ -181,10 +181,29 @@ std::vector<ExpertMatrices> experts_of(OpArguments& a, const StoredExperts& expe
   return a.in_slots("experts", std::move(matrices));
 }
 
+// Biases of `count` experts: gate, up and down, or none. `clamped`: alpha and limit, or none.
+using Biases = std::optional<std::tuple<Array, Array, Array>>;
+using Clamped = std::optional<std::pair<float, float>>;
+
+ExpertFlavour flavour_of(OpArguments& a, const Biases& biases, const Clamped& clamped, int64_t count, int64_t hidden,
+                         int64_t intermediate) {
+  ExpertFlavour flavour;
+  if (biases) {
+    const auto& [gate, up, down] = *biases;
+    flavour.gate_bias = a.floats("gate bias", gate, {count, intermediate});
+    flavour.up_bias = a.floats("up bias", up, {count, intermediate});
+    flavour.down_bias = a.floats("down bias", down, {count, hidden});
+  }
+  if (!clamped) return flavour;
+  std::tie(flavour.alpha, flavour.limit) = *clamped;
+  a.require(flavour.limit > 0, "clamped", "a limit above 0", static_cast<int64_t>(flavour.limit));
+  return flavour;
+}
+
 // Each job is the number of an expert and its pairs.
 py::object expert_ffn(const Ops& ops, const Array& x, const StoredExperts& experts,
                       const std::vector<std::pair<int64_t, std::vector<int32_t>>>& jobs, int64_t k,
-                      int64_t intermediate) {
+                      int64_t intermediate, const Biases& biases, const Clamped& clamped) {
   OpArguments a = ops.arguments("expert_ffn");
   ExpertArgs args;
   args.x = a.floats("x", x, {-1, -1});
@@ -205,8 +224,10 @@ py::object expert_ffn(const Ops& ops, const Array& x, const StoredExperts& exper
       a.require(!taken[static_cast<size_t>(place)], "jobs", "every pair in one job, once", place);
       taken[static_cast<size_t>(place)] = true;
     }
-    recorded.push_back({matrices[static_cast<size_t>(expert)], places.data(), static_cast<int64_t>(places.size())});
+    recorded.push_back(
+        {matrices[static_cast<size_t>(expert)], places.data(), static_cast<int64_t>(places.size()), expert});
   }
+  args.flavour = flavour_of(a, biases, clamped, static_cast<int64_t>(matrices.size()), args.hidden, intermediate);
   args.jobs = recorded;
   args.scratch = a.output(n * k * 2 * intermediate);
   args.out = a.output(n * k * args.hidden);
@@ -215,7 +236,7 @@ py::object expert_ffn(const Ops& ops, const Array& x, const StoredExperts& exper
 }
 
 py::object chosen_expert_ffn(const Ops& ops, const Array& x, const StoredExperts& experts, const Array& ids,
-                             int64_t intermediate) {
+                             int64_t intermediate, const Biases& biases, const Clamped& clamped) {
   OpArguments a = ops.arguments("chosen_expert_ffn");
   ChosenExpertArgs args;
   args.x = a.floats("x", x, {-1, -1});
@@ -227,6 +248,7 @@ py::object chosen_expert_ffn(const Ops& ops, const Array& x, const StoredExperts
   const std::vector<ExpertMatrices> matrices = experts_of(a, experts, args.hidden, intermediate);
   a.require(!matrices.empty(), "experts", "at least 1", 0);
   const auto count = static_cast<int64_t>(matrices.size());
+  args.flavour = flavour_of(a, biases, clamped, count, args.hidden, intermediate);
   args.slots = a.output(2 * count);
   for (int64_t i = 0; i < count; ++i) {
     const auto slot = static_cast<uint64_t>(matrices[static_cast<size_t>(i)].gate.weight.offset);
@@ -401,9 +423,9 @@ void register_ops(py::module_& m, Class<Testing>& testing) {
            py::arg("shared_gate"))
       .def("matmul", &matmul, py::arg("products"))
       .def("expert_ffn", &expert_ffn, py::arg("x"), py::arg("experts"), py::arg("jobs"), py::arg("k"),
-           py::arg("intermediate"))
+           py::arg("intermediate"), py::arg("biases") = py::none(), py::arg("clamped") = py::none())
       .def("chosen_expert_ffn", &chosen_expert_ffn, py::arg("x"), py::arg("experts"), py::arg("ids"),
-           py::arg("intermediate"))
+           py::arg("intermediate"), py::arg("biases") = py::none(), py::arg("clamped") = py::none())
       .def("route_softmax", &route_softmax, py::arg("logits"), py::arg("k"), py::arg("groups"), py::arg("groups_kept"),
            py::arg("normalize"), py::arg("scaling"))
       .def("route_grouped", &route_grouped, py::arg("logits"), py::arg("bias"), py::arg("k"), py::arg("groups"),

@@ -22,7 +22,8 @@ QuantFormat of_arguments(Make make) {
 }  // namespace
 
 void register_quant_format(py::module_& m) {
-  Class<QuantFormat>(m, "QuantFormat", "How the numbers of one matrix are stored: affine groups, or plain elements.")
+  Class<QuantFormat>(m, "QuantFormat",
+                     "How the numbers of one matrix are stored: affine groups, MXFP4, or plain elements.")
       .def_static(
           "affine",
           [](int bits, int group_size, const std::string& scale_type) {
@@ -36,9 +37,12 @@ void register_quant_format(py::module_& m) {
             return of_arguments([&] { return QuantFormat::plain(weight_dtype(element, "element")); });
           },
           py::arg("element"))
+      .def_static("mxfp4", &QuantFormat::mxfp4)
       .def_readonly("bits", &QuantFormat::bits)
       .def_readonly("group_size", &QuantFormat::group_size)
+      .def_property_readonly("is_quantised", &QuantFormat::is_quantised)
       .def_property_readonly("is_affine", &QuantFormat::is_affine)
+      .def_property_readonly("is_mxfp4", &QuantFormat::is_mxfp4)
       .def_property_readonly("element", [](const QuantFormat& f) { return std::string(dtype_name(f.element)); })
       .def_property_readonly("scale_type", [](const QuantFormat& f) { return std::string(dtype_name(f.scale_type)); })
       .def("fits", &QuantFormat::fits, py::arg("columns"))

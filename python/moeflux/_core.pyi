@@ -91,10 +91,12 @@ __all__: list[str] = [
 
 class QuantFormat:
     """
-    How the numbers of one matrix are stored: affine groups, or plain elements.
+    How the numbers of one matrix are stored: affine groups, MXFP4, or plain elements.
     """
     @staticmethod
     def affine(bits: int, group_size: int, scale_type: str = "BF16") -> QuantFormat: ...
+    @staticmethod
+    def mxfp4() -> QuantFormat: ...
     @staticmethod
     def plain(element: str) -> QuantFormat: ...
     def __eq__(self, arg0: object) -> bool: ...
@@ -113,6 +115,10 @@ class QuantFormat:
     def group_size(self) -> int: ...
     @property
     def is_affine(self) -> bool: ...
+    @property
+    def is_mxfp4(self) -> bool: ...
+    @property
+    def is_quantised(self) -> bool: ...
     @property
     def scale_type(self) -> str: ...
 
@@ -590,6 +596,11 @@ class Ops:
         experts: collections.abc.Sequence[tuple[typing.Any, typing.Any, typing.Any]],
         ids: numpy.typing.NDArray[typing.Any],
         intermediate: int,
+        biases: tuple[
+            numpy.typing.NDArray[typing.Any], numpy.typing.NDArray[typing.Any], numpy.typing.NDArray[typing.Any]
+        ]
+        | None = None,
+        clamped: tuple[float, float] | None = None,
     ) -> numpy.typing.NDArray[typing.Any]: ...
     def combine(
         self,
@@ -625,6 +636,11 @@ class Ops:
         jobs: collections.abc.Sequence[tuple[int, collections.abc.Sequence[int]]],
         k: int,
         intermediate: int,
+        biases: tuple[
+            numpy.typing.NDArray[typing.Any], numpy.typing.NDArray[typing.Any], numpy.typing.NDArray[typing.Any]
+        ]
+        | None = None,
+        clamped: tuple[float, float] | None = None,
     ) -> numpy.typing.NDArray[typing.Any]: ...
     def gated_delta(
         self,

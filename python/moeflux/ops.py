@@ -14,14 +14,15 @@ import numpy as np
 from moeflux import _core
 from moeflux._core import QuantFormat
 
-__all__ = ["Expert", "Matrix", "Ops", "isas"]
+__all__ = ["Biases", "Expert", "Matrix", "Ops", "isas"]
 
 Array = np.ndarray
 
 
 class Matrix(Protocol):
     """Affine: `weight` uint32 [rows, columns * bits / 32], `scales` and `biases` [rows, columns / group_size] in the
-    format's scale type, BF16 as uint16. Plain: `weight` [rows, columns] alone."""
+    format's scale type, BF16 as uint16. MXFP4: the same with `scales` uint8 and no `biases`.
+    Plain: `weight` [rows, columns] alone."""
 
     @property
     def format(self) -> QuantFormat: ...
@@ -35,6 +36,9 @@ class Matrix(Protocol):
 
 Expert = tuple[Matrix, Matrix, Matrix]
 """gate [m, h], up [m, h], down [h, m]"""
+
+Biases = tuple[Array, Array, Array]
+"""Of all experts: gate [experts, m], up [experts, m], down [experts, h]"""
 
 
 def isas() -> list[str]:
@@ -137,17 +141,32 @@ class Ops:
         return self._core.matmul(list(products))
 
     def expert_ffn(
-        self, x: Array, experts: Sequence[Expert], jobs: Sequence[tuple[int, Sequence[int]]], k: int
+        self,
+        x: Array,
+        experts: Sequence[Expert],
+        jobs: Sequence[tuple[int, Sequence[int]]],
+        k: int,
+        biases: Biases | None = None,
+        clamped: tuple[float, float] | None = None,
     ) -> Array:
-        """x [n, h]. A job is the index of an expert and the pairs (token * k + place) that go through it.
+        """x [n, h]. A job is the index of an expert and the pairs (token * k + place) that go through it. With
+        `clamped`, alpha and limit, gate and up meet in clamped_swiglu.
         -> [n * k, h], zero for pairs that no job has"""
         intermediate = len(experts[0][0].weight) if experts else 0
-        return self._core.expert_ffn(x, list(experts), [(e, list(pairs)) for e, pairs in jobs], k, intermediate)
+        pairs_of_jobs = [(e, list(pairs)) for e, pairs in jobs]
+        return self._core.expert_ffn(x, list(experts), pairs_of_jobs, k, intermediate, biases, clamped)
 
-    def chosen_expert_ffn(self, x: Array, experts: Sequence[Expert], ids: Array) -> Array:
+    def chosen_expert_ffn(
+        self,
+        x: Array,
+        experts: Sequence[Expert],
+        ids: Array,
+        biases: Biases | None = None,
+        clamped: tuple[float, float] | None = None,
+    ) -> Array:
         """x [n, h], ids int32 [n, k]: of experts of one shape and format -> [n * k, h]"""
         intermediate = len(experts[0][0].weight) if experts else 0
-        return self._core.chosen_expert_ffn(x, list(experts), ids, intermediate)
+        return self._core.chosen_expert_ffn(x, list(experts), ids, intermediate, biases, clamped)
 
     # ---- Attention and delta net --------------------------------------------------------------------------------
 

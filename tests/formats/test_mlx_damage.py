@@ -173,7 +173,7 @@ BAD_TENSORS: list[tuple[str, Callable[[MlxFolder], None], str]] = [
         put(f"{Q}.scales", "BF16", (64, 2)),
         r"q_proj\.scales\": expected BF16, F16 or F32 scales of a \[128, 64\]",
     ),
-    ("scales of bytes", put(f"{Q}.scales", "U8", (128, 2)), r"expected BF16, F16 or F32 scales .*found U8 \[128, 2\]"),
+    ("scales of bytes", put(f"{Q}.scales", "U8", (128, 2)), "expected affine quantisation as declared .*found MXFP4"),
     (
         "biases of another type",
         put(f"{Q}.biases", "F16", (128, 2)),
@@ -268,9 +268,9 @@ BAD_TENSORS: list[tuple[str, Callable[[MlxFolder], None], str]] = [
         "config.json: quantization: expected an object, found the number 4",
     ),
     (
-        "mode mxfp4",
-        quantization(mode="mxfp4"),
-        'quantization: mode: expected "affine", the only supported one, found the string "mxfp4"',
+        "mode mxfp8",
+        quantization(mode="mxfp8"),
+        'quantization: mode: expected "affine" or "mxfp4", found the string "mxfp8"',
     ),
     ("mode of one", quantization(**{Q: {"mode": "nvfp4"}}), 'q_proj": mode: expected "affine"'),
     (

@@ -115,6 +115,10 @@ void check_matrix(int bits, int64_t group, DType type, int64_t columns, int64_t 
   for (int part = 0; part < 3; ++part) {
     const int64_t bytes = rows * (part == 0 ? weights.code_stride : weights.scale_stride);
     parts[part] = room<uint8_t>(bytes);
+    if (type == DType::u8 && part > 0) {  // exponents of powers of two near 1
+      for (int64_t i = 0; i < bytes; ++i) parts[part][i] = static_cast<uint8_t>(120 + random_bits() % 7);
+      continue;
+    }
     if (part == 0 && affine) {
       for (int64_t i = 0; i < bytes; ++i) parts[part][i] = static_cast<uint8_t>(random_bits());
       continue;
@@ -163,6 +167,7 @@ void check_matrices() {
         for (int64_t group : {32, 64, 128}) check_matrix(bits, group, type, 384, n);
       check_matrix(0, 0, type, 100, n);
     }
+    check_matrix(4, 32, DType::u8, 384, n);  // MXFP4
   }
 }
 
@@ -175,7 +180,7 @@ void check_elementwise(int64_t width) {
   const float* outputs = numbers(3 * width);
   const float* shares = numbers(3);
   const float* angles = numbers(width);
-  float* found[8][2];
+  float* found[9][2];
   uint16_t* narrow[2];
   int8_t* codes[2];
   uint16_t scales[2];
@@ -191,13 +196,14 @@ void check_elementwise(int64_t width) {
     kernels.combine(x, outputs, shares, 3, width, y, weight, found[5][side], 0, width);
     kernels.rope(found[6][side], angles, width / 4, false);
     kernels.rope(found[7][side], angles, width / 4, true);
+    kernels.clamped_swiglu(x, y, found[8][side], width, 1.7f, 3.0f);
     kernels.to_bf16(x, narrow[side], width);
     codes[side] = room<int8_t>(width);
     scales[side] = kernels.to_codes(x, codes[side], width);
   }
-  const char* names[] = {"rms_norm",     "gated_rms_norm", "swiglu", "sigmoid_gate",
-                         "residual_add", "combine",        "rope",   "rope"};
-  for (int i = 0; i < 8; ++i) near(names[i], {found[i][0], found[i][1]}, width);
+  const char* names[] = {"rms_norm", "gated_rms_norm", "swiglu", "sigmoid_gate",  "residual_add",
+                         "combine",  "rope",           "rope",   "clamped_swiglu"};
+  for (int i = 0; i < 9; ++i) near(names[i], {found[i][0], found[i][1]}, width);
   equal("to_bf16", {narrow[0], narrow[1]}, width);
   equal("to_codes", {codes[0], codes[1]}, width);
   equal("the scale of codes", {&scales[0], &scales[1]}, 1);

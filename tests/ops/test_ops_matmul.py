@@ -8,8 +8,21 @@ import pytest
 from moeflux import ArgumentError, QuantFormat
 from moeflux.ops import Ops
 from moeflux.oracle import ops as oracle
+from moeflux.oracle.stored import mxfp4_numbers
 from support.op_checks import check_experts, rounding_of_int16
-from support.ops import AFFINE, PLAIN, WITH_INT16, StoredMatrix, isa, numbers, ops_of, random_matrix, run
+from support.ops import (
+    AFFINE,
+    MXFP4,
+    PLAIN,
+    QUANTISED,
+    WITH_INT16,
+    StoredMatrix,
+    isa,
+    numbers,
+    ops_of,
+    random_matrix,
+    run,
+)
 from support.tolerances import INT16_ERROR, assert_close
 
 __all__ = ["isa", "run"]
@@ -34,8 +47,8 @@ def check_transposed(run: Ops, rng: np.random.Generator, matrix: StoredMatrix, n
     assert_close("matmul", found, x.astype(np.float64) @ matrix.exact, np.abs(x) @ matrix.size)
 
 
-@pytest.mark.parametrize("format", AFFINE, ids=str)
-def test_affine_products(run: Ops, format: QuantFormat) -> None:
+@pytest.mark.parametrize("format", QUANTISED, ids=str)
+def test_quantised_products(run: Ops, format: QuantFormat) -> None:
     rng = np.random.default_rng(1)
     for rows, groups, n in [(1, 1, 1), (31, 1, 3), (33, 3, 1), (6, 5, 2), (7, 9, 64), (40, 2, 17)]:
         matrix = random_matrix(rng, format, rows, groups * format.group_size)
@@ -57,7 +70,8 @@ def test_plain_products(run: Ops, format: QuantFormat, columns: int) -> None:
 def test_wide_rows(run: Ops, n: int) -> None:
     """More groups than have their scales widened at once, more columns than a panel, more rows than a unit of work."""
     rng = np.random.default_rng(3)
-    for format, rows, columns in [(QuantFormat.affine(4, 32), 131, 2240), (QuantFormat.affine(8, 64, "F16"), 65, 4224)]:
+    wide = [(QuantFormat.affine(4, 32), 131, 2240), (QuantFormat.affine(8, 64, "F16"), 65, 4224), (MXFP4, 131, 2880)]
+    for format, rows, columns in wide:
         matrix = random_matrix(rng, format, rows, columns)
         check_product(run, rng, matrix, n)
         check_transposed(run, rng, matrix, n)
@@ -78,10 +92,26 @@ def test_subnormal_and_infinite_f16_scales(isa: str) -> None:
     assert not np.isfinite(ops_of(isa, 1).embed(matrix, np.arange(4, dtype=np.int32))[:, :32]).any()
 
 
-@pytest.mark.parametrize("format", [*AFFINE, *PLAIN], ids=str)
+def test_every_number_and_power_of_mxfp4(isa: str) -> None:
+    """Exactly, the least powers too, of which float32 has subnormal numbers alone; 255 is none."""
+    powers = np.array([0, 1, 2, 127, 200], np.uint8)
+    words = np.tile(np.array([0x76543210, 0xFEDCBA98], np.uint32), (len(powers), 2))
+    matrix = StoredMatrix(MXFP4, words, powers[:, None], None, mxfp4_numbers(words, powers[:, None]), np.ones(1))
+    found = ops_of(isa, 1).embed(matrix, np.arange(len(powers), dtype=np.int32))
+    assert np.array_equal(found.astype(np.float64), matrix.exact)
+    for n in (1, 20):
+        x = np.ones((n, 32), np.float32)
+        x[:, 8:] = 0
+        product = ops_of(isa, 1).matmul(x, matrix)[:, 3:]
+        assert np.allclose(product, matrix.exact[3:, :8].sum(axis=1), rtol=1e-4, atol=0)
+    matrix.scales[:] = 255
+    assert not np.isfinite(ops_of(isa, 1).matmul(x, matrix)).any()
+
+
+@pytest.mark.parametrize("format", [*QUANTISED, *PLAIN], ids=str)
 def test_embed(run: Ops, format: QuantFormat) -> None:
     rng = np.random.default_rng(5)
-    for columns in (128, 384) if format.is_affine else (1, 33, 128):
+    for columns in (128, 384) if format.is_quantised else (1, 33, 128):
         table = random_matrix(rng, format, 9, columns)
         ids = np.array([8, 0, 3, 3, 1], np.int32)
         assert_close("embed", run.embed(table, ids), oracle.embed(table.exact, list(ids)), table.size[ids])
@@ -90,7 +120,7 @@ def test_embed(run: Ops, format: QuantFormat) -> None:
 # ---- Numbers that are hard to write in few digits -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", [f for f in AFFINE if f.scale_type == "BF16"], ids=str)
+@pytest.mark.parametrize("format", [*(f for f in AFFINE if f.scale_type == "BF16"), MXFP4], ids=str)
 def test_two_digits_are_a_hundred_times_finer_than_bf16(run: Ops, format: QuantFormat) -> None:
     """And products of float32 numbers as fine as those."""
     rng = np.random.default_rng(17)
@@ -107,8 +137,8 @@ def test_exact_products_are_those_of_float32_numbers(isa: str) -> None:
     rng = np.random.default_rng(18)
     exact = Ops(isa=isa, threads=2, exact=True)
     assert exact.isa == "avx512"
-    for bits in (4, 8):
-        matrix = random_matrix(rng, QuantFormat.affine(bits, 64), 40, 192)
+    for format in (QuantFormat.affine(4, 64), QuantFormat.affine(8, 64), MXFP4):
+        matrix = random_matrix(rng, format, 40, 192)
         for n in (1, 20):
             x = numbers(rng, n, 192)
             found = exact.matmul(x, matrix)
@@ -128,7 +158,9 @@ def test_an_outlier_in_a_group(run: Ops, bits: int, group: int) -> None:
         check_product_of(run, x, matrix)
 
 
-@pytest.mark.parametrize("format", [QuantFormat.affine(4, 64), QuantFormat.affine(3, 32), QuantFormat.affine(2, 128)])
+@pytest.mark.parametrize(
+    "format", [QuantFormat.affine(4, 64), QuantFormat.affine(3, 32), QuantFormat.affine(2, 128), MXFP4]
+)
 @pytest.mark.parametrize("n", [1, 4, 20])
 def test_extreme_rows(run: Ops, format: QuantFormat, n: int) -> None:
     rng = np.random.default_rng(12)
@@ -143,7 +175,9 @@ def test_extreme_rows(run: Ops, format: QuantFormat, n: int) -> None:
     assert np.abs(run.matmul(normal * np.float32(1e-40), matrix)).max() < 1e-30
 
 
-@pytest.mark.parametrize("format", [QuantFormat.affine(4, 64), QuantFormat.affine(2, 32), QuantFormat.plain("BF16")])
+@pytest.mark.parametrize(
+    "format", [QuantFormat.affine(4, 64), QuantFormat.affine(2, 32), MXFP4, QuantFormat.plain("BF16")]
+)
 @pytest.mark.parametrize("n", [1, 2, 18, 70])
 def test_a_row_that_is_not_finite_spoils_itself_alone(run: Ops, format: QuantFormat, n: int) -> None:
     rng = np.random.default_rng(13)
@@ -161,14 +195,14 @@ def test_a_row_that_is_not_finite_spoils_itself_alone(run: Ops, format: QuantFor
 
 # ---- The same thing twice -------------------------------------------------------------------------------------------
 
-MIXED = [*(f for f in AFFINE if f.group_size == 64 and f.scale_type == "BF16"), *PLAIN]
+MIXED = [*(f for f in AFFINE if f.group_size == 64 and f.scale_type == "BF16"), MXFP4, *PLAIN]
 
 
 @pytest.mark.parametrize("format", MIXED, ids=str)
 def test_threads_and_neighbours_change_no_bit(isa: str, format: QuantFormat) -> None:
     """However many threads, and whether a row of x comes alone or with others."""
     rng = np.random.default_rng(6)
-    matrix = random_matrix(rng, format, 203, 1088 if format.is_affine else 1085)
+    matrix = random_matrix(rng, format, 203, 1088 if format.is_quantised else 1085)
     x = numbers(rng, 67, matrix.exact.shape[1])
     y = numbers(rng, 67, matrix.exact.shape[0])
     whole = ops_of(isa, 1).matmul(x, matrix)
@@ -181,7 +215,7 @@ def test_threads_and_neighbours_change_no_bit(isa: str, format: QuantFormat) -> 
 
 
 @pytest.mark.skipif(len(WITH_INT16) < 2, reason="fewer than two instruction sets here multiply digits")
-@pytest.mark.parametrize("format", AFFINE, ids=str)
+@pytest.mark.parametrize("format", QUANTISED, ids=str)
 def test_digits_give_the_same_bits_whatever_multiplies_them(format: QuantFormat) -> None:
     rng = np.random.default_rng(16)
     for rows, groups, n in [(1, 1, 3), (15, 3, 16), (33, 9, 17), (70, 41, 5), (530, 2, 64), (16, 16, 131)]:
@@ -199,6 +233,8 @@ def test_products_side_by_side_are_the_products_alone(run: Ops) -> None:
         (QuantFormat.affine(4, 64), 70, 128, False),
         (QuantFormat.plain("BF16"), 1, 40, False),
         (QuantFormat.affine(3, 32), 35, 64, True),
+        (MXFP4, 75, 96, False),
+        (MXFP4, 35, 64, True),
         (QuantFormat.affine(8, 128), 260, 256, False),
     ]:
         matrix = random_matrix(rng, format, rows, columns)
@@ -261,6 +297,59 @@ def test_experts_with_groups_of_their_own(isa: str) -> None:
         jobs_of_row = [(e, [k]) for k, e in enumerate(chosen[row])]
         alone = ops_of(isa, 1).expert_ffn(x[row : row + 1], experts, jobs_of_row, 3)
         assert np.array_equal(alone, together[3 * row : 3 * row + 3])
+
+
+def random_biases(rng: np.random.Generator, count: int, hidden: int, intermediate: int) -> tuple[np.ndarray, ...]:
+    return numbers(rng, count, intermediate), numbers(rng, count, intermediate), numbers(rng, count, hidden)
+
+
+@pytest.mark.parametrize("with_biases", [False, True])
+@pytest.mark.parametrize("clamped", [None, (1.702, 7.0), (1.25, 0.5)])
+@pytest.mark.parametrize("format", [MXFP4, QuantFormat.affine(4, 32), QuantFormat.plain("BF16")], ids=str)
+def test_biases_and_clamped_swiglu(
+    isa: str, format: QuantFormat, clamped: tuple[float, float] | None, with_biases: bool
+) -> None:
+    """Limits that a few numbers reach, and nearly all; the rows of a prefill, and of a step."""
+    rng = np.random.default_rng(17)
+    count, hidden, intermediate, k = 5, 96, 160, 2
+    shapes = ((intermediate, hidden), (intermediate, hidden), (hidden, intermediate))
+    experts = [tuple(random_matrix(rng, format, *shape) for shape in shapes) for _ in range(count)]
+    biases = random_biases(rng, count, hidden, intermediate) if with_biases else None
+    x = numbers(rng, 70, hidden) / 8
+    chosen = np.array([rng.permutation(count)[:k] for _ in range(70)])
+    jobs = [(e, np.flatnonzero(chosen.reshape(-1) == e).tolist()) for e in range(count)]
+    found = ops_of(isa, 1).expert_ffn(x, experts, jobs, k, biases, clamped)
+    check_experts(found, x, experts, chosen, isa in WITH_INT16, biases, clamped)
+    assert np.array_equal(ops_of(isa, 3).expert_ffn(x, experts, jobs[::-1], k, biases, clamped), found)
+    ids = chosen[:1].astype(np.int32)
+    assert np.array_equal(ops_of(isa, 2).chosen_expert_ffn(x[:1], experts, ids, biases, clamped), found[:k])
+
+
+def test_clamped_swiglu_at_its_edges(isa: str) -> None:
+    """A NaN stays one, and what is far beyond the limit is at the limit."""
+    eye = np.eye(32, dtype=np.float32)
+    matrix = StoredMatrix(QuantFormat.plain("F32"), eye, None, None, eye.astype(np.float64), eye)
+    x = np.full((1, 32), -1e30, np.float32)
+    x[0, :4] = [np.nan, 1e30, np.inf, 0]
+    [found] = ops_of(isa, 1).expert_ffn(x, [(matrix,) * 3], [(0, [0])], 1, None, (1.702, 7.0))
+    assert np.isnan(found).all()  # the identity adds 0 * NaN to all
+    x[0, 0], x[0, 2] = 1e4, 1e4
+    [found] = ops_of(isa, 1).expert_ffn(x, [(matrix,) * 3], [(0, [0])], 1, None, (1.702, 7.0))
+    highest = 7 / (1 + np.exp(-7 * 1.702)) * 8
+    assert np.allclose(found, [highest] * 3 + [0] * 29, atol=1e-5)
+
+
+def test_biases_and_limits_are_checked(run: Ops) -> None:
+    rng = np.random.default_rng(18)
+    experts = [tuple(random_matrix(rng, MXFP4, 32, 32) for _ in range(3))]
+    x, jobs = numbers(rng, 1, 32), [(0, [0])]
+    gate, up, down = random_biases(rng, 1, 32, 32)
+    with pytest.raises(ArgumentError, match=r"\[expert_ffn\] down bias: expected float32 \(1, 32\)"):
+        run.expert_ffn(x, experts, jobs, 1, (gate, up, down[:, :31].copy()))
+    with pytest.raises(ArgumentError, match=r"\[expert_ffn\] gate bias: expected float32 \(1, 32\)"):
+        run.expert_ffn(x, experts, jobs, 1, (gate.repeat(2, 0), up, down))
+    with pytest.raises(ArgumentError, match=r"\[expert_ffn\] clamped: expected a limit above 0, found 0"):
+        run.expert_ffn(x, experts, jobs, 1, None, (1.0, 0.0))
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 3), (4, 2)])

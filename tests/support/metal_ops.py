@@ -74,14 +74,14 @@ def matrix_buffers(matrix) -> list[Array]:
 def storage(matrix) -> dict[str, int]:
     """The members of a struct that say how the matrix is stored."""
     format = matrix.format
-    number = sizes()[f"number_{(format.scale_type if format.is_affine else format.element).lower()}"]
-    return {"number": number, "group_shift": int(math.log2(format.group_size)) if format.is_affine else 0}
+    number = sizes()[f"number_{(format.scale_type if format.is_quantised else format.element).lower()}"]
+    return {"number": number, "group_shift": int(math.log2(format.group_size)) if format.is_quantised else 0}
 
 
 def shape_of(matrix) -> tuple[int, int]:
     rows = len(matrix.weight)
     words = matrix.weight.shape[1]
-    return rows, words * 32 // matrix.format.bits if matrix.format.is_affine else words
+    return rows, words * 32 // matrix.format.bits if matrix.format.is_quantised else words
 
 
 def rms_norm_in_place(x: Array, weight: Array, eps: float) -> Array:
@@ -114,7 +114,7 @@ def product(kernel: str, x: Array, matrix) -> Array:
         **storage(matrix),
     )
     buffers = [arguments, *matrix_buffers(matrix), x, out]
-    name = f"{kernel}_{matrix.format.bits}"
+    name = f"{kernel}_{sizes()['e2m1'] if matrix.format.is_mxfp4 else matrix.format.bits}"
     if turned:
         return flat("matmul", name, buffers, [5], divide_up(columns, sizes()["pack"]), n, batch)[0]
     block = 1 if kernel == "matvec" else sizes()["product_rows"]

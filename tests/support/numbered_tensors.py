@@ -27,6 +27,15 @@ def vector(name: str, shape: tuple[int, ...], element: str) -> dict[str, Raw]:
 def matrix(name: str, shape: tuple[int, ...], format: QuantFormat) -> dict[str, Raw]:
     """Its output is half as large again as its input."""
     *rows, columns = shape
+    if format.is_mxfp4:
+        random = np.random.default_rng(zlib.crc32(name.encode()))
+        groups = (*rows, columns // 32)
+        middle = round(np.log2(0.3 * columns**-0.5)) + 127
+        scales = random.integers(middle - 1, middle + 2, groups).astype(np.uint8)
+        return {
+            f"{name}.weight": Raw("U32", (*rows, columns // 8), random.bytes(int(np.prod(shape)) // 2)),
+            f"{name}.scales": Raw("U8", groups, scales.tobytes()),
+        }
     if not format.is_affine:
         values = encode(numbers(name, shape, 1.5 * columns**-0.5), format.element)
         return {f"{name}.weight": Raw(format.element, shape, values.tobytes())}
@@ -49,7 +58,7 @@ def tensors(variant: Variant, split_kv: bool = False, format: QuantFormat = F32)
     for layer in variant.moe_layers:
         at = f"model.layers.{layer}.mlp.switch_mlp"
         matrices |= {f"{at}.gate_proj": (e, m, h), f"{at}.up_proj": (e, m, h), f"{at}.down_proj": (e, h, m)}
-    element = format.scale_type if format.is_affine else format.element
+    element = "F32" if format.is_mxfp4 else format.scale_type if format.is_affine else format.element
     out: dict[str, Raw] = {}
     for name, shape in vectors.items():
         out |= vector(name, shape, element)

@@ -28,7 +28,7 @@ def normal(rng: np.random.Generator, *shape: int) -> Array:
 
 def rounding_of_int16(sizes: Array, matrix: StoredMatrix) -> Array:
     """The most that elements of a product can be off because numbers of these sizes are written in two digits."""
-    if not matrix.format.is_affine:
+    if not matrix.format.is_quantised:
         return np.zeros((len(sizes), len(matrix.exact)))
     largest = sizes.reshape(len(sizes), -1, matrix.format.group_size).max(axis=2)
     weights = np.abs(matrix.exact).reshape(len(matrix.exact), -1, matrix.format.group_size).sum(axis=2)
@@ -48,32 +48,48 @@ def check_combine(run: Any, n: int, hidden: int, k: int) -> None:
     assert_close("combine", found, oracle.ops.combine(r, o, w, gated), size)
 
 
+Clamped = tuple[float, float]
+
+
 def check_experts(
     found: Array,
     x: Array,
     experts: Sequence[tuple[StoredMatrix, StoredMatrix, StoredMatrix]],
     chosen: Array,
     int16: bool = False,
+    biases: tuple[Array, Array, Array] | None = None,
+    clamped: Clamped | None = None,
 ) -> None:
     """`found` has a row for each place of `chosen` [n, k]; with `int16`, products were of such."""
     k = chosen.shape[1]
     for pair, expert in enumerate(chosen.reshape(-1)):
         gate, up, down = experts[expert]
         row = x[pair // k : pair // k + 1].astype(np.float64)
-        expected = oracle.ops.expert_ffn(row, gate.exact, up.exact, down.exact)
-        inner = (np.abs(row) @ gate.size.T) * (np.abs(row) @ up.size.T)
-        rounding = rounding_of_expert(row, gate, up, down) if int16 else 0.0
-        assert_close("expert_ffn", found[pair : pair + 1], expected, inner @ down.size.T, rounding)
+        own = wide(*(bias[expert] for bias in biases)) if biases else [np.zeros(1)] * 3
+        expected = oracle.ops.expert_ffn(row, gate.exact, up.exact, down.exact, own, clamped)
+        of_gate, of_up, of_down = map(np.abs, own)
+        inner = (np.abs(row) @ gate.size.T + of_gate) * (np.abs(row) @ up.size.T + of_up + (1 if clamped else 0))
+        rounding = rounding_of_expert(row, gate, up, down, own, clamped) if int16 else 0.0
+        assert_close("expert_ffn", found[pair : pair + 1], expected, inner @ down.size.T + of_down, rounding)
 
 
-def rounding_of_expert(row: Array, gate: StoredMatrix, up: StoredMatrix, down: StoredMatrix) -> Array:
-    """What it can be off by for the digits of x, and for those of silu(gate) * up."""
-    g, u = row @ gate.exact.T, row @ up.exact.T
+def rounding_of_expert(
+    row: Array,
+    gate: StoredMatrix,
+    up: StoredMatrix,
+    down: StoredMatrix,
+    biases: Sequence[Array],
+    clamped: Clamped | None,
+) -> Array:
+    """What it can be off by for the digits of x, and for those of what gate and up become."""
+    g, u = row @ gate.exact.T + biases[0], row @ up.exact.T + biases[1]
     of_g, of_u = rounding_of_int16(np.abs(row), gate), rounding_of_int16(np.abs(row), up)
-    steepest = 1.1  # silu
-    h = np.abs(oracle.ops.silu(g) * u)
-    of_h = steepest * of_g * (np.abs(u) + of_u) + np.abs(oracle.ops.silu(g)) * of_u
-    return of_h @ np.abs(down.exact).T + rounding_of_int16(h + of_h, down)
+    steepest = 1.1  # silu, whatever alpha
+    alpha, limit = clamped or (1.0, np.inf)
+    gated = np.abs(np.minimum(g, limit) * oracle.ops.sigmoid(alpha * np.minimum(g, limit)))
+    met = np.abs(np.clip(u, -limit, limit) + (1 if clamped else 0))
+    of_h = steepest * of_g * (met + of_u) + gated * of_u
+    return of_h @ np.abs(down.exact).T + rounding_of_int16(gated * met + of_h, down)
 
 
 # ---- The delta-net ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 from moeflux import QuantFormat
 from moeflux.ops import Ops, isas
-from moeflux.oracle.stored import pack_codes
+from moeflux.oracle.stored import mxfp4_numbers, pack_codes
 
 
 @cache
@@ -35,6 +35,8 @@ WITH_INT16 = [isa for isa in isas() if isa in ("amx", "avx512vnni")]
 AFFINE = [
     QuantFormat.affine(b, g, s) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64, 128) for s in ("BF16", "F16", "F32")
 ]
+MXFP4 = QuantFormat.mxfp4()
+QUANTISED = [*AFFINE, MXFP4]
 PLAIN = [QuantFormat.plain(element) for element in ("BF16", "F16", "F32")]
 
 
@@ -63,6 +65,13 @@ def narrowed(values: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
 
 def random_matrix(rng: np.random.Generator, format: QuantFormat, rows: int, columns: int) -> StoredMatrix:
     """Codes of every value, scales of both signs."""
+    if format.is_mxfp4:
+        words = np.ascontiguousarray(pack_codes(rng.integers(0, 16, (rows, columns)), 4))
+        scales = rng.integers(120, 127, (rows, columns // 32)).astype(np.uint8)
+        exact = mxfp4_numbers(words, scales)
+        # Where codes are whole numbers, each is 12 more than twice what it stands for.
+        powers = np.repeat(np.exp2(scales.astype(np.float64) - 127), 32, axis=1)
+        return StoredMatrix(format, words, scales, None, exact, np.abs(exact) + 12 * powers)
     if not format.is_affine:
         stored, exact = narrowed(numbers(rng, rows, columns), format.element)
         return StoredMatrix(format, stored, None, None, exact, np.abs(exact))

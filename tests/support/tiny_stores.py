@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 from collections.abc import Callable
@@ -15,7 +16,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moeflux import Variant
-from moeflux.models.layers import DenseMlp, GatedDelta, GroupedAttention, Router
+from moeflux.models.layers import (
+    ClampedSwiglu,
+    DenseMlp,
+    GatedDelta,
+    GroupedAttention,
+    Layer,
+    Rope,
+    RoutedExperts,
+    Router,
+    Yarn,
+)
 from support.flat import flat
 
 BYTES = {"U8": 1, "U32": 4, "BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I32": 4, "I64": 8}
@@ -162,6 +173,29 @@ def deepseek_v2(**changes: Any) -> Variant:
     return v.with_parts(Router, normalize=False, scaling=16.0, groups=v.experts.count // 2, groups_kept=1)
 
 
+def gpt_oss(**changes: Any) -> Variant:
+    """A layer that sees a window and one that sees everything, both with experts; biases and sinks everywhere."""
+    yarn = Yarn(factor=32.0, original_context=8, beta_fast=32.0, beta_slow=1.0, truncate=False)
+    everything = GroupedAttention(
+        heads=4, kv_heads=2, head_dim=32, rope=Rope(dim=32, theta=150_000.0, yarn=yarn), qk_norm=False, bias=True,
+        out_bias=True, sinks=True,
+    )  # fmt: skip
+    experts = RoutedExperts(
+        count=changes.pop("num_experts", 4), per_token=2, intermediate=32, router=Router(scoring="softmax", bias=True),
+        bias=True, clamped=ClampedSwiglu(alpha=1.702, limit=1.0),
+    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "name": "tiny gpt_oss",
+        "model_type": "gpt_oss",
+        "layers": (Layer(dataclasses.replace(everything, window=5), experts), Layer(everything, experts)),
+        "hidden_size": 64,
+        "vocab_size": 48,
+        "rms_norm_eps": 1e-5,
+        "max_context": 1024,
+    }
+    return Variant(**(fields | changes))
+
+
 # ---- Tensors ----------------------------------------------------------------------------------------------------
 
 
@@ -221,6 +255,11 @@ def shapes(v: Variant, split_kv: bool = False) -> tuple[dict[str, tuple[int, ...
             matrices |= mlp_matrices(f"{at}.mlp", rest.intermediate)
             continue
         matrices[f"{at}.mlp.gate"] = (rest.count, h)
+        if rest.router.bias:
+            plain[f"{at}.mlp.gate.bias"] = (rest.count,)
+        if rest.bias:
+            widths = {"gate_proj": rest.intermediate, "up_proj": rest.intermediate, "down_proj": h}
+            plain |= {f"{at}.mlp.switch_mlp.{x}.bias": (rest.count, width) for x, width in widths.items()}
         if rest.router.scoring == "noaux_tc":
             plain[f"{at}.mlp.gate.e_score_correction_bias"] = (rest.count,)
         if rest.shared and rest.shared.gated:

@@ -38,6 +38,15 @@ void RoutedExpertsBlock::want(WorkSizes& sizes, int64_t rows) const {
 
 void RoutedExpertsBlock::load(const LayerTensors& tensors) {
   router_.load(tensors);
+  if (shape_.bias) {
+    flavour_.gate_bias = tensors.vector("mlp.switch_mlp.gate_proj.bias");
+    flavour_.up_bias = tensors.vector("mlp.switch_mlp.up_proj.bias");
+    flavour_.down_bias = tensors.vector("mlp.switch_mlp.down_proj.bias");
+  }
+  if (shape_.clamped) {
+    flavour_.alpha = static_cast<float>(shape_.clamped->alpha);
+    flavour_.limit = static_cast<float>(shape_.clamped->limit);
+  }
   if (!shape_.shared) return;
   if (shape_.shared->gated) shared_gate_ = tensors.matrix("mlp.shared_expert_gate");
   shared_.load(tensors, shape_.shared->gated ? "mlp.shared_expert." : "mlp.shared_experts.");
@@ -66,13 +75,13 @@ void RoutedExpertsBlock::record_shared(Commands& commands, const Scratch& s, int
 void RoutedExpertsBlock::record_experts(Commands& commands, const Scratch& s, int64_t n, const ExpertLayout& layout,
                                         std::span<const ExpertJob> jobs) const {
   commands.expert_ffn({s.normed, n, layout.hidden, layout.intermediate, shape_.per_token, jobs, room_.expert_scratch,
-                       room_.expert_out});
+                       room_.expert_out, flavour_});
 }
 
 void RoutedExpertsBlock::record_chosen(Commands& commands, const Scratch& s, const ExpertLayout& layout, View slots,
                                        const ExpertMatrices& first) const {
   commands.chosen_expert_ffn({s.normed, layout.hidden, layout.intermediate, shape_.per_token, router_.ids().device,
-                              slots, first, room_.expert_scratch, room_.expert_out},
+                              slots, first, room_.expert_scratch, room_.expert_out, flavour_},
                              1);
 }
 

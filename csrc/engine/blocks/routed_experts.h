@@ -58,6 +58,7 @@ class RoutedExpertsBlock final : public FeedForwardBlock {
   ExpertRouter router_;
   GatedMlp shared_;
   Matrix shared_gate_;  // [1, hidden]; empty unless the shared expert is gated
+  ExpertFlavour flavour_;
   Room room_;
 };
 

@@ -21,6 +21,7 @@ void ExpertRouter::load(const LayerTensors& tensors) {
   norm_ = tensors.vector("post_attention_layernorm.weight");
   matrix_ = tensors.matrix("mlp.gate");
   if (shape_.router.scoring == Scoring::noaux_tc) bias_ = tensors.vector("mlp.gate.e_score_correction_bias");
+  if (shape_.router.bias) added_ = tensors.vector("mlp.gate.bias");
 }
 
 void ExpertRouter::record(Commands& commands, const Scratch& s, const std::optional<Product>& beside, int64_t n,
@@ -44,6 +45,7 @@ void ExpertRouter::record(Commands& commands, const Scratch& s, const std::optio
 
 void ExpertRouter::record_choice(Commands& commands, const Choice& choice, int64_t n) const {
   const Router& router = shape_.router;
+  if (added_) commands.bias_add(choice.logits, added_, n, shape_.count);
   const RouteArgs args = {.logits = choice.logits,
                           .experts = shape_.count,
                           .k = shape_.per_token,

@@ -41,7 +41,8 @@ class ExpertRouter {
   Stream stream_;
   View norm_;      // [hidden]
   Matrix matrix_;  // [experts, hidden]
-  View bias_;      // [experts]; noaux_tc only
+  View bias_;      // [experts]: noaux_tc's, which helps to choose
+  View added_;     // [experts]: what is added to the logits; empty without it
   Choice own_;
   Choice guessed_;       // of at most max_guess_rows
   View guessed_normed_;  // [m, hidden]

@@ -43,7 +43,7 @@ void ExpertFeed::sort_out(const ExpertCall& call, std::span<const ExpertGroups::
 }
 
 void ExpertFeed::take(const ExpertCall& call, const ExpertGroups::Group& group, Lease lease) {
-  lists_.jobs.push_back({slots_.matrices(lease.slot()), group.pairs, group.count});
+  lists_.jobs.push_back({slots_.matrices(lease.slot()), group.pairs, group.count, group.expert});
   call.recorder.keep(std::move(lease));
 }
 

@@ -1,14 +1,28 @@
 // Beside simd.h, for the same translation units: packed codes to bytes, in the order of the columns.
 #pragma once
 
+#include "core/dtype.h"
 #include "kernels/cpu/simd.h"
 
 namespace moeflux::cpu::MOEFLUX_ISA {
 
 constexpr int64_t stretch = 32;  // columns that are taken apart together
 
+// What codes are, beside so many bits: of four bits, and floats.
+constexpr int e2m1 = 20;
+constexpr int width_of(int codes) { return codes == e2m1 ? 4 : codes; }
+
 constexpr uint64_t low_bits(int count) { return (uint64_t{1} << count) - 1; }
 constexpr uint64_t in_both_halves(uint64_t half, int half_bits) { return half | half << half_bits; }
+
+constexpr int64_t scale_bytes_of(DType type) { return type == DType::f32 ? 4 : type == DType::u8 ? 1 : 2; }
+
+// Half the power of two of which these are the exponents.
+MOEFLUX_INLINE Floats half_powers(Words exponents) {
+  const Words least = Words{} + 0x00400000u;  // 2^-127, which has no exponent of its own
+  const Words bits = exponents << 23;
+  return (Floats)(bits > least ? bits : least) * 0.5f;
+}
 
 // 32 codes, one per byte. Eight of them are spread over a 64-bit word in three steps. Each step moves the upper half of
 // the codes that are still together.

@@ -18,6 +18,8 @@ struct ElementwiseKernels {
   void (*gated_rms_norm)(float* x, const float* z, const float* weight, int64_t width, float eps);
   // silu(gate) * up
   void (*swiglu)(const float* gate, const float* up, float* out, int64_t count);
+  // gate * sigmoid(alpha * gate) * (up + 1), gate being at most `limit`, and up between -limit and limit
+  void (*clamped_swiglu)(const float* gate, const float* up, float* out, int64_t count, float alpha, float limit);
   // x *= sigmoid(gate)
   void (*sigmoid_gate)(float* x, const float* gate, int64_t count);
   // out = x + y

@@ -47,6 +47,19 @@ static void swiglu(const float* gate, const float* up, float* out, int64_t count
                          __attribute__((always_inline)) { put(out + i, silu(get(gate + i)) * get(up + i)); });
 }
 
+// NaN stays NaN: it is not above the limit.
+static void clamped_swiglu(const float* gate, const float* up, float* out, int64_t count, float alpha, float limit) {
+  const Floats highest = splat(limit);
+  for_vectors(count, [&](int64_t i, auto get, auto put) __attribute__((always_inline)) {
+    const Floats given = get(gate + i);
+    const Floats raised = get(up + i);
+    const Floats clamped = given > highest ? highest : given;
+    const Floats below = raised > highest ? highest : raised;
+    const Floats within = below < -highest ? -highest : below;
+    put(out + i, clamped * sigmoid(clamped * splat(alpha)) * (within + 1.0f));
+  });
+}
+
 static void sigmoid_gate(float* x, const float* gate, int64_t count) {
   for_vectors(count, [&](int64_t i, auto get, auto put)
                          __attribute__((always_inline)) { put(x + i, get(x + i) * sigmoid(get(gate + i))); });
@@ -121,7 +134,7 @@ static uint16_t to_codes(const float* x, int8_t* out, int64_t count) {
   return scale[0];
 }
 
-constexpr ElementwiseKernels elementwise_kernels{rms_norm, gated_rms_norm, swiglu,  sigmoid_gate, residual_add,
-                                                 combine,  rope,           to_bf16, to_codes};
+constexpr ElementwiseKernels elementwise_kernels{rms_norm,     gated_rms_norm, swiglu, clamped_swiglu, sigmoid_gate,
+                                                 residual_add, combine,        rope,   to_bf16,        to_codes};
 
 }  // namespace moeflux::cpu::MOEFLUX_ISA

@@ -23,13 +23,14 @@ constexpr int64_t x_tile = 2;
 // ---- Scales --------------------------------------------------------------------------------------------------------
 
 MOEFLUX_INLINE Floats widen(DType type, const uint8_t* from) {
+  if (type == DType::u8) return half_powers((Words)load_bytes(from));
   if (type == DType::f32) return load<Floats>(from);
   return type == DType::bf16 ? load_bf16(from) : from_f16(load<Halves>(from));
 }
 
 // `count` numbers as f32.
 MOEFLUX_INLINE void widen_all(DType type, const uint8_t* from, int64_t count, float* to) {
-  const int64_t bytes = type == DType::f32 ? 4 : 2;
+  const int64_t bytes = scale_bytes_of(type);
   int64_t i = 0;
   for (; i + lanes <= count; i += lanes) store(to + i, widen(type, from + i * bytes));
   if (i == count) return;
@@ -40,6 +41,7 @@ MOEFLUX_INLINE void widen_all(DType type, const uint8_t* from, int64_t count, fl
 
 MOEFLUX_INLINE float widen_one(DType type, const uint8_t* from) {
   if (type == DType::f32) return load<float>(from);
+  if (type == DType::u8) return half_powers(Words{} + *from)[0];
   const Halves half = Halves{} + load<uint16_t>(from);
   return (type == DType::bf16 ? from_bf16(half) : from_f16(half))[0];
 }
@@ -104,6 +106,67 @@ struct Affine<4> {
       const __m512i both = _mm512_mask_broadcastd_epi32(low, 0xff00, _mm_loadu_si32(from + v * 8 + 4));
       out[v] = (Floats)_mm512_maskz_permutexvar_ps(all_lanes, (__m512i)((Words)both >> shifts), (__m512)group.numbers);
     }
+  }
+};
+#endif
+
+// Codes are floats. `scale` is half that of the group.
+#if defined(__AVX512F__)
+struct E2m1 : Affine<4> {
+  MOEFLUX_INLINE Group group(float scale, float) {
+    const Floats twice = {0, 1, 2, 3, 4, 6, 8, 12, -0.0f, -1, -2, -3, -4, -6, -8, -12};
+    return {twice * splat(scale)};
+  }
+};
+#elif defined(__AVX2__)
+// The 8 numbers that a code can have beside its sign are in one register.
+struct E2m1 {
+  static constexpr bool affine = true;
+  static constexpr int64_t stretch_bytes = stretch / 2;
+  struct Group {
+    Floats numbers;
+  };
+
+  MOEFLUX_INLINE Group group(float scale, float) {
+    const Floats twice = {0, 1, 2, 3, 4, 6, 8, 12};
+    return {twice * splat(scale)};
+  }
+  MOEFLUX_INLINE void unpack(const Group& group, const uint8_t* from, Floats (&out)[stretch_vectors]) {
+    const Words shifts = {0, 4, 8, 12, 16, 20, 24, 28};
+    MOEFLUX_UNROLL
+    for (int64_t v = 0; v < stretch_vectors; ++v) {
+      const Words codes = (Words{} + load<uint32_t>(from + v * 4)) >> shifts;
+      const Words sizes = (Words)_mm256_permutevar8x32_ps((__m256)group.numbers, (__m256i)codes);
+      out[v] = (Floats)(sizes ^ ((codes << 28) & 0x80000000u));
+    }
+  }
+};
+#else
+struct E2m1 {
+  static constexpr bool affine = true;
+  static constexpr int64_t stretch_bytes = stretch / 2;
+  struct Group {
+    Floats scale;
+  };
+
+  MOEFLUX_INLINE Group group(float scale, float) { return {splat(scale)}; }
+  // Without its sign, twice the number of a code is the code itself up to 4, and then 6, 8 and 12.
+  MOEFLUX_INLINE void unpack(const Group& group, const uint8_t* from, Floats (&out)[stretch_vectors]) {
+    typedef int8_t Bytes __attribute__((vector_size(16)));
+    uint8_t codes[stretch];
+    codes_to_bytes<4>(from, codes);
+    int8_t numbers[stretch];
+    MOEFLUX_UNROLL
+    for (int64_t i = 0; i < stretch; i += 16) {
+      const Bytes code = load<Bytes>(codes + i);
+      const Bytes size = code & 7;
+      const Bytes twice = size + ((size - 4) & (size > 4)) + ((size == 7) & 2);
+      const Bytes negative = code > 7;
+      store(numbers + i, (twice ^ negative) - negative);
+    }
+    MOEFLUX_UNROLL
+    for (int64_t v = 0; v < stretch_vectors; ++v)
+      out[v] = __builtin_convertvector(load_codes(numbers + v * lanes), Floats) * group.scale;
   }
 };
 #endif
@@ -176,7 +239,7 @@ template <typename Format>
 MOEFLUX_INLINE void unpack_stretch(const Weights& w, int64_t row, int64_t column, Floats (&out)[stretch_vectors]) {
   const uint8_t* codes = w.codes + row * w.code_stride + column / stretch * Format::stretch_bytes;
   if constexpr (Format::affine) {
-    const int64_t at = row * w.scale_stride + column / w.group_size * (w.scale_type == DType::f32 ? 4 : 2);
+    const int64_t at = row * w.scale_stride + column / w.group_size * scale_bytes_of(w.scale_type);
     Format::unpack(Format::group(widen_one(w.scale_type, w.scales + at), widen_one(w.scale_type, w.biases + at)), codes,
                    out);
   } else {
@@ -196,7 +259,7 @@ static void multiply_one(const Weights& w, int64_t row, const float* x, float* o
   for (int64_t r = 0; r < rows; ++r) codes[r] = w.codes + (row + r) * w.code_stride;
   if constexpr (Format::affine) {
     const int64_t groups = w.columns / w.group_size;
-    const int64_t scale_bytes = w.scale_type == DType::f32 ? 4 : 2;
+    const int64_t scale_bytes = scale_bytes_of(w.scale_type);
     for (int64_t first = 0; first < groups; first += scale_block) {
       const int64_t count = groups - first < scale_block ? groups - first : scale_block;
       float scales[rows][scale_block];
@@ -243,7 +306,7 @@ MOEFLUX_INLINE void unpack_columns(const Weights& w, int64_t row, int64_t column
     int64_t stop = end;
     if constexpr (Format::affine) {
       const int64_t g = column / w.group_size;
-      const int64_t at = row * w.scale_stride + g * (w.scale_type == DType::f32 ? 4 : 2);
+      const int64_t at = row * w.scale_stride + g * scale_bytes_of(w.scale_type);
       group = Format::group(widen_one(w.scale_type, w.scales + at), widen_one(w.scale_type, w.biases + at));
       stop = (g + 1) * w.group_size < end ? (g + 1) * w.group_size : end;
     }
@@ -397,6 +460,7 @@ static void dequantize_with(const Weights& w, int64_t row, float* out) {
     case 3:                                                                                      \
       return function<Affine<3>>(weights, __VA_ARGS__);                                          \
     case 4:                                                                                      \
+      if (weights.scale_type == DType::u8) return function<E2m1>(weights, __VA_ARGS__);          \
       return function<Affine<4>>(weights, __VA_ARGS__);                                          \
     case 5:                                                                                      \
       return function<Affine<5>>(weights, __VA_ARGS__);                                          \

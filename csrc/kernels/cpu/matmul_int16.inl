@@ -3,102 +3,9 @@
 // For one row of x, a vector holds parts of one matrix row's sum. The vectors of sixteen rows are added up together, so
 // that each lane becomes a row. For several rows of x, the codes are transposed first, and lanes are rows from the
 // start. The scales of a group are transposed in both cases.
-#include "kernels/cpu/int16.inl"
-#include "kernels/cpu/lanes.h"
+#include "kernels/cpu/int16_scales.inl"
 
 namespace moeflux::cpu::MOEFLUX_ISA {
-
-constexpr int64_t code_rows = 16;     // matrix rows that are computed together, one per lane
-constexpr int64_t scale_groups = 32;  // groups whose scales are transposed at once
-
-// ---- Scales: lanes become matrix rows ------------------------------------------------------------------------------
-
-// Transposes the scales of 16 rows, so that each row has a lane. Scales of two bytes are moved in pairs, as one lane.
-template <DType type>
-constexpr int64_t groups_a_lane = type == DType::f32 ? 1 : 2;
-
-template <DType type>
-MOEFLUX_INLINE void store_lane(__m512i lane, float (*to)[code_rows]) {
-  if constexpr (type == DType::f32) {
-    store(to[0], lane);
-  } else if constexpr (type == DType::bf16) {
-    store(to[0], _mm512_maskz_slli_epi32(all_lanes, lane, 16));
-    store(to[1], _mm512_and_si512(lane, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
-  } else {
-    store(to[0], from_f16(narrow((Words)lane & 0xffffu)));
-    store(to[1], from_f16(narrow((Words)lane >> 16)));
-  }
-}
-
-// Transposes scales, or biases, of `count` groups of 16 rows to out[g][r]. from[r] is that of the first group of row r.
-// It is for at most a quarter of a vector of each row: each quarter of v[i] has row 4 * quarter + i.
-template <DType type>
-MOEFLUX_INLINE void turn_few_scales(const uint8_t* const (&from)[code_rows], int64_t count,
-                                    float (&out)[scale_groups][code_rows]) {
-  const auto there = static_cast<__mmask16>((1u << count * (4 / groups_a_lane<type>)) - 1);
-  __m512i v[4];
-  MOEFLUX_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    v[i] = _mm512_zextsi128_si512(_mm_maskz_loadu_epi8(there, from[i]));
-    MOEFLUX_UNROLL
-    for (int quarter = 1; quarter < 4; ++quarter)
-      v[i] = _mm512_mask_broadcast_i32x4(v[i], static_cast<__mmask16>(0xf << 4 * quarter),
-                                         _mm_maskz_loadu_epi8(there, from[4 * quarter + i]));
-  }
-  const __m512i low[2] = {_mm512_maskz_unpacklo_epi32(all_lanes, v[0], v[1]),
-                          _mm512_maskz_unpacklo_epi32(all_lanes, v[2], v[3])};
-  const __m512i high[2] = {_mm512_maskz_unpackhi_epi32(all_lanes, v[0], v[1]),
-                           _mm512_maskz_unpackhi_epi32(all_lanes, v[2], v[3])};
-  store_lane<type>(_mm512_maskz_unpacklo_epi64(0xff, low[0], low[1]), out);
-  store_lane<type>(_mm512_maskz_unpackhi_epi64(0xff, low[0], low[1]), out + groups_a_lane<type>);
-  store_lane<type>(_mm512_maskz_unpacklo_epi64(0xff, high[0], high[1]), out + 2 * groups_a_lane<type>);
-  store_lane<type>(_mm512_maskz_unpackhi_epi64(0xff, high[0], high[1]), out + 3 * groups_a_lane<type>);
-}
-
-// The same for count <= scale_groups.
-template <DType type>
-static void turn_scales(const uint8_t* const (&from)[code_rows], int64_t count, float (&out)[scale_groups][code_rows]) {
-  constexpr int64_t a_lane = groups_a_lane<type>;
-  if (count <= 4 * a_lane) return turn_few_scales<type>(from, count, out);
-  for (int64_t first = 0; first < count; first += 16 * a_lane) {
-    const int64_t bytes = (count - first < 16 * a_lane ? count - first : 16 * a_lane) * (4 / a_lane);
-    const __mmask64 there = bytes == 64 ? ~__mmask64{0} : (__mmask64{1} << bytes) - 1;
-    __m512i v[16];
-    MOEFLUX_UNROLL
-    for (int r = 0; r < 16; ++r) v[r] = _mm512_maskz_loadu_epi8(there, from[r] + first * (4 / a_lane));
-    turn(v);
-    MOEFLUX_UNROLL
-    for (int c = 0; c < 16; ++c) store_lane<type>(v[c], out + first + a_lane * c);
-  }
-}
-
-struct Scales {
-  alignas(64) float scales[scale_groups][code_rows];
-  alignas(64) float biases[scale_groups][code_rows];
-};
-
-// Loads scales and biases of groups first ... first + count - 1 for matrix rows row ... row + 15. Rows from `last` on
-// get those of the row before it.
-static void load_scales(const Weights& w, int64_t row, int64_t last, int64_t first, int64_t count, Scales& to) {
-  const uint8_t* scales[code_rows];
-  const uint8_t* biases[code_rows];
-  for (int64_t r = 0; r < code_rows; ++r) {
-    const int64_t at =
-        (row + r < last ? row + r : last - 1) * w.scale_stride + first * (w.scale_type == DType::f32 ? 4 : 2);
-    scales[r] = w.scales + at;
-    biases[r] = w.biases + at;
-  }
-  if (w.scale_type == DType::bf16) {
-    turn_scales<DType::bf16>(scales, count, to.scales);
-    turn_scales<DType::bf16>(biases, count, to.biases);
-  } else if (w.scale_type == DType::f16) {
-    turn_scales<DType::f16>(scales, count, to.scales);
-    turn_scales<DType::f16>(biases, count, to.biases);
-  } else {
-    turn_scales<DType::f32>(scales, count, to.scales);
-    turn_scales<DType::f32>(biases, count, to.biases);
-  }
-}
 
 // ---- Sums of 16 matrix rows ----------------------------------------------------------------------------------------
 
@@ -149,13 +56,13 @@ MOEFLUX_INLINE __m512i dot(__m512i sum, __m512i codes, __m512i digits) {
 
 // Cache lines that a block of one row has at most, if it begins on one.
 template <int bits>
-constexpr int64_t lines_of_block = (int16_block * bits / 8 + 63) / 64;
+constexpr int64_t lines_of_block = (int16_block * width_of(bits) / 8 + 63) / 64;
 
 // Where the last byte of the block after block b lies in each of the `together` rows; after the last block, that of the
 // first in the next `together` rows. Without a place there, it is still a place that may be prefetched.
 template <int bits>
 MOEFLUX_INLINE int64_t end_of_next_block(const Weights& w, int64_t b, int64_t blocks, int64_t together) {
-  constexpr int64_t block_bytes = int16_block * bits / 8;
+  constexpr int64_t block_bytes = int16_block * width_of(bits) / 8;
   return b + 1 < blocks ? (b + 2) * block_bytes - 1 : together * w.code_stride + block_bytes - 1;
 }
 
@@ -166,7 +73,7 @@ MOEFLUX_INLINE int64_t end_of_next_block(const Weights& w, int64_t b, int64_t bl
 template <int bits, int64_t group_size>
 MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const uint8_t* const* rows, int64_t offset, int64_t left,
                                   const uint8_t* target, int64_t next, BlockSums<group_size>& sums) {
-  constexpr int64_t lines = 4 * bits;  // as many as 16 blocks have
+  constexpr int64_t lines = 4 * width_of(bits);  // as many as 16 blocks have
   const __m512i high_even = load<__m512i>(digits);
   const __m512i high_odd = load<__m512i>(digits + 64);
   const __m512i low_even = load<__m512i>(digits + 128);
@@ -248,7 +155,7 @@ MOEFLUX_INLINE void store_rows(float* to, Floats sums, int64_t left) {
 template <int bits, int64_t group_size>
 static void multiply_one_row(const Weights& w, int64_t row, int64_t last, const uint8_t* x, float* out,
                              const ReadNext& next) {
-  constexpr int64_t block_bytes = int16_block * bits / 8;  // of one row
+  constexpr int64_t block_bytes = int16_block * width_of(bits) / 8;  // of one row
   constexpr int64_t block_groups = int16_block / group_size;
   const int64_t groups = w.columns / group_size;
   const int64_t blocks = int16_blocks(w.columns);
@@ -293,7 +200,7 @@ struct TurnedCodes {
 template <int bits>
 MOEFLUX_INLINE void turn_codes(const uint8_t* const* rows, int64_t offset, int64_t left, TurnedCodes& to) {
   __m512i v[code_rows];
-  if constexpr (bits == 4) {
+  if constexpr (width_of(bits) == 4) {
     if (left >= int16_block) {  // then there is half as much to transpose
       MOEFLUX_UNROLL
       for (int64_t r = 0; r < code_rows; ++r) v[r] = load<__m512i>(rows[r] + offset);
@@ -303,6 +210,10 @@ MOEFLUX_INLINE void turn_codes(const uint8_t* const* rows, int64_t offset, int64
       for (int64_t k = 0; k < block_words; ++k) {
         to.words[0][k] = _mm512_and_si512(v[k], low);
         to.words[1][k] = _mm512_and_si512(_mm512_maskz_srli_epi32(all_lanes, v[k], 4), low);
+        if constexpr (bits == e2m1) {
+          to.words[0][k] = raised(to.words[0][k]);
+          to.words[1][k] = raised(to.words[1][k]);
+        }
       }
       return;
     }
@@ -412,7 +323,7 @@ static void add_rest(const TurnedCodes (&codes)[panel_vectors], const Scales (&s
 template <int bits, int64_t group_size, int64_t vectors>
 static void multiply_panel(const Weights& w, int64_t row, int64_t last, const uint8_t* const* x, float* const* out,
                            int64_t n, const ReadNext& next) {
-  constexpr int64_t block_bytes = int16_block * bits / 8;  // of one row
+  constexpr int64_t block_bytes = int16_block * width_of(bits) / 8;  // of one row
   constexpr int64_t block_groups = int16_block / group_size;
   const int64_t groups = w.columns / group_size;
   const int64_t blocks = int16_blocks(w.columns);
@@ -438,10 +349,10 @@ static void multiply_panel(const Weights& w, int64_t row, int64_t last, const ui
     prefetch_line(target.scales, b * scale_step);
     prefetch_line(target.biases, b * scale_step);
     Asked asked = {target.codes + b * vectors * code_rows * block_bytes, vectors * code_rows * block_bytes / 64};
-    if constexpr (bits == 4 || bits == 8) {  // taking the others apart takes longer than reading them
+    if constexpr (width_of(bits) == 4 || bits == 8) {  // taking the others apart takes longer than reading them
       asked.rows = rows;
       asked.next = end_of_next_block<bits>(w, b, blocks, vectors * code_rows);
-      asked.two = bits / 8;
+      asked.two = width_of(bits) / 8;
     }
     int64_t i = 0;
     for (; i + rows_together <= n; i += rows_together, asked = {})
@@ -483,6 +394,7 @@ static void multiply_int16(const Weights& weights, int64_t first, int64_t last, 
     case 3:
       return multiply_codes<3>(weights, first, last, x, out, n, next);
     case 4:
+      if (weights.scale_type == DType::u8) return multiply_groups<e2m1, 32>(weights, first, last, x, out, n, next);
       return multiply_codes<4>(weights, first, last, x, out, n, next);
     case 5:
       return multiply_codes<5>(weights, first, last, x, out, n, next);

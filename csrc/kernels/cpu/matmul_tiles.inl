@@ -94,11 +94,27 @@ MOEFLUX_INLINE void widen(DType type, const uint8_t* from, int64_t count, int64_
   }
 }
 
+// The same for scales of MXFP4, which are halved, and the biases that its codes need.
+MOEFLUX_INLINE void widen_powers(const uint8_t* from, int64_t count, int64_t distance, float* scales, float* biases) {
+  for (int64_t i = 0; i < count; i += lanes) {
+    const auto there = static_cast<__mmask16>(count - i < lanes ? (1u << (count - i)) - 1 : 0xffff);
+    prefetch_line(from, distance + i);
+    const Floats scale =
+        half_powers((Words)_mm512_maskz_cvtepu8_epi32(all_lanes, _mm_maskz_loadu_epi8(there, from + i)));
+    store(scales + i, scale);
+    store(biases + i, scale * -12.0f);
+  }
+}
+
 // Widens the scales of `groups` groups from `first` on, in 16 rows of the matrix.
 static void widen_scales(const Weights& w, int64_t row, int64_t last, int64_t first, int64_t groups, PanelScales& to) {
   const int64_t distance = panels_together * tile_rows * w.scale_stride;
   for (int64_t r = 0; r < tile_rows; ++r) {
-    const int64_t at = smaller(row + r, last - 1) * w.scale_stride + first * (w.scale_type == DType::f32 ? 4 : 2);
+    const int64_t at = smaller(row + r, last - 1) * w.scale_stride + first * scale_bytes_of(w.scale_type);
+    if (w.scale_type == DType::u8) {
+      widen_powers(w.scales + at, groups, distance, to.scales[r], to.biases[r]);
+      continue;
+    }
     widen(w.scale_type, w.scales + at, groups, distance, to.scales[r]);
     widen(w.scale_type, w.biases + at, groups, distance, to.biases[r]);
   }
@@ -107,8 +123,8 @@ static void widen_scales(const Weights& w, int64_t row, int64_t last, int64_t fi
 template <int bits, int64_t group_size>
 static void unpack_chunk(const Weights& w, int64_t row, int64_t last, int64_t column, int64_t blocks, CodeChunk& to) {
   for (int64_t r = 0; r < tile_rows; ++r) {
-    const uint8_t* from = w.codes + smaller(row + r, last - 1) * w.code_stride + column * bits / 8;
-    for (int64_t b = 0; b < blocks; ++b, from += int16_block * bits / 8) {
+    const uint8_t* from = w.codes + smaller(row + r, last - 1) * w.code_stride + column * width_of(bits) / 8;
+    for (int64_t b = 0; b < blocks; ++b, from += int16_block * width_of(bits) / 8) {
       const BlockCodes codes = codes_of<bits>(from, w.columns - column - b * int16_block);
       __m512i first_tile = quarters<0x44>(codes.even, codes.odd);
       __m512i second_tile = quarters<0xee>(codes.even, codes.odd);
@@ -215,7 +231,7 @@ struct TileRoom {
 template <int bits, int64_t group_size>
 static void multiply_panels(const Weights& w, int64_t first, int64_t last, int64_t begin, int64_t end,
                             const DigitPanel (&x)[x_tiles], int64_t tiles, TileRoom& room) {
-  constexpr int64_t group_bytes = tile_rows * group_size * bits / 8;  // of a group of 16 rows
+  constexpr int64_t group_bytes = tile_rows * group_size * width_of(bits) / 8;  // of a group of 16 rows
   for (int64_t row = first; row < last; row += panels_together * tile_rows) {
     const int64_t panels = smaller(divide_up(last - row, tile_rows), panels_together);
     for (int64_t p = 0; p < panels; ++p)
@@ -304,6 +320,7 @@ static void multiply_int16_or_tiles(const Weights& weights, int64_t first, int64
     case 3:
       return multiply_tiles_of<3>(weights, first, last, x, out, n);
     case 4:
+      if (weights.scale_type == DType::u8) return multiply_tiles<e2m1, 32>(weights, first, last, x, out, n);
       return multiply_tiles_of<4>(weights, first, last, x, out, n);
     case 5:
       return multiply_tiles_of<5>(weights, first, last, x, out, n);

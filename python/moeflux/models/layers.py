@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 __all__ = [
+    "ClampedSwiglu",
     "DenseMlp",
     "FeedForward",
     "GatedDelta",
@@ -39,6 +40,7 @@ class Yarn:
     beta_slow: float
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
+    truncate: bool = True  # the pairs between which frequencies are mixed are whole ones
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,12 +131,22 @@ class Router:
     scaling: float = 1.0  # of the weights
     groups: int = 0  # how many groups the experts form; softmax: 0 is none
     groups_kept: int = 0  # how many of these groups a token keeps
+    bias: bool = False  # added to the logits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedExpert:
     intermediate: int
     gated: bool = False  # multiplied by sigmoid(gate . x); otherwise added as it is
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClampedSwiglu:
+    """How gate and up of an expert meet where it is not silu(gate) * up: with gate at most `limit`, and up between
+    -limit and limit, it is gate * sigmoid(alpha * gate) * (up + 1)."""
+
+    alpha: float
+    limit: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +158,8 @@ class RoutedExperts:
     intermediate: int
     router: Router
     shared: SharedExpert | None = None
+    bias: bool = False  # gate, up and down of every expert add one
+    clamped: ClampedSwiglu | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,5 @@
-"""What a checkpoint's config.json says about weights that are quantised already: fp8 in blocks, int4 in groups."""
+"""What a checkpoint's config.json says about weights that are quantised already: fp8 in blocks, int4 in groups, or
+MXFP4."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 from moeflux.errors import ArgumentError, FormatError
 from moeflux.models.variants import QuantFormat
 
-__all__ = ["Fp8", "Int4", "quantisation_of"]
+__all__ = ["Fp8", "Int4", "Mxfp4", "quantisation_of"]
 
 
 class Fp8(NamedTuple):
@@ -24,7 +25,11 @@ class Int4(NamedTuple):
     group_size: int
 
 
-def quantisation_of(folder: Path, config: dict[str, Any]) -> Fp8 | Int4 | None:
+class Mxfp4(NamedTuple):
+    """Four bits, each code a float, as gpt_oss packs its experts. 32 numbers of a row share a power of two."""
+
+
+def quantisation_of(folder: Path, config: dict[str, Any]) -> Fp8 | Int4 | Mxfp4 | None:
     """None if nothing is quantised. FormatError if something is quantised in a way that we cannot read."""
     text = config.get("text_config")
     found = config.get("quantization_config") or (text if isinstance(text, dict) else {}).get("quantization_config")
@@ -38,10 +43,12 @@ def quantisation_of(folder: Path, config: dict[str, Any]) -> Fp8 | Int4 | None:
         return _fp8(found, where)
     if method == "compressed-tensors":
         return _int4(found, where)
+    if method == "mxfp4":
+        return Mxfp4()
     raise FormatError(
-        f"{where}.quant_method: expected 'fp8' or 'compressed-tensors', found {method!r:.60}. Supported are "
-        f"checkpoints in bf16, fp16, f32, fp8 with block scales and int4 in groups, and MLX folders with affine "
-        f"quantisation"
+        f"{where}.quant_method: expected 'fp8', 'compressed-tensors' or 'mxfp4', found {method!r:.60}. Supported are "
+        f"checkpoints in bf16, fp16, f32, fp8 with block scales, int4 in groups and MXFP4, and MLX folders with affine "
+        f"quantisation or MXFP4"
     )
 
 

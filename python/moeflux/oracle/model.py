@@ -197,6 +197,8 @@ def feed_forward(w: Widened, at: str, x: Array) -> Array:
 def route(e: RoutedExperts, w: Widened, at: str, x: Array) -> tuple[Array, Array]:
     """Which experts each token takes, and with what weights. x [n, h] -> ids [n, K], weights [n, K]"""
     logits, r = matmul(x, w(f"{at}gate")), e.router
+    if r.bias:
+        logits = bias_add(logits, w(f"{at}gate.bias"))
     rest: dict[str, Any] = {name: getattr(r, name) for name in ("groups", "groups_kept", "normalize", "scaling")}
     if r.scoring == "softmax":
         return route_softmax(logits, e.per_token, **rest)
@@ -207,9 +209,13 @@ def expert_block(e: RoutedExperts, w: Widened, index: int, at: str, x: Array, re
     """residual + routed experts + shared expert. x and residual [n, h] -> [n, h]"""
     ids, weights = route(e, w, at, x)
     outputs = np.empty((*ids.shape, x.shape[1]))
+    clamped = (e.clamped.alpha, e.clamped.limit) if e.clamped else None
     for expert in np.unique(ids):
         rows, slots = np.nonzero(ids == expert)
-        outputs[rows, slots] = expert_ffn(x[rows], *w.expert(index, int(expert)))
+        beside: dict[str, Any] = {"clamped": clamped}
+        if e.bias:
+            beside["biases"] = [w(f"{at}switch_mlp.{name}_proj.bias")[expert] for name in ("gate", "up", "down")]
+        outputs[rows, slots] = expert_ffn(x[rows], *w.expert(index, int(expert)), **beside)
     shared = None
     if e.shared and e.shared.gated:
         shared = sigmoid_gate(feed_forward(w, f"{at}shared_expert.", x), matmul(x, w(f"{at}shared_expert_gate")))

@@ -83,6 +83,12 @@ def swiglu(gate: Array, up: Array) -> Array:
     return silu(gate) * up
 
 
+def clamped_swiglu(gate: Array, up: Array, alpha: float, limit: float) -> Array:
+    """A gate is never above the limit, and what it meets lies around 1 instead of 0."""
+    gate, raised = np.minimum(gate, limit), np.clip(up, -limit, limit) + 1.0
+    return np.asarray(gate * sigmoid(alpha * gate) * raised)
+
+
 def sigmoid_gate(x: Array, gate: Array) -> Array:
     """x * sigmoid(gate), broadcast."""
     return x * sigmoid(gate)
@@ -106,7 +112,13 @@ def vanilla_frequencies(rotary_dim: int, theta: float) -> Array:
 
 
 def yarn_frequencies(
-    rotary_dim: int, theta: float, factor: float, original_context: int, beta_fast: float, beta_slow: float
+    rotary_dim: int,
+    theta: float,
+    factor: float,
+    original_context: int,
+    beta_fast: float,
+    beta_slow: float,
+    truncate: bool = True,
 ) -> Array:
     """Pairs that turn more than `beta_fast` times within the original context keep their frequency, those that turn
     less than `beta_slow` times are slowed by `factor`, and those between are mixed linearly. -> [rotary_dim / 2]"""
@@ -114,11 +126,12 @@ def yarn_frequencies(
     def pair_that_turns(times: float) -> float:
         return rotary_dim * math.log(original_context / (times * 2 * math.pi)) / (2 * math.log(theta))
 
-    low = max(math.floor(pair_that_turns(beta_fast)), 0)
-    high: float = min(math.ceil(pair_that_turns(beta_slow)), rotary_dim - 1)
+    fast, slow = pair_that_turns(beta_fast), pair_that_turns(beta_slow)
+    low: float = max(math.floor(fast) if truncate else fast, 0)
+    high: float = min(math.ceil(slow) if truncate else slow, rotary_dim - 1)
     if low == high:
         high += 0.001
-    ramp = np.clip((np.arange(rotary_dim // 2) - low) / (high - low), 0.0, 1.0)
+    ramp: Array = np.clip((np.arange(rotary_dim // 2) - low) / (high - low), 0.0, 1.0)
     kept = vanilla_frequencies(rotary_dim, theta)
     return interpolated_frequencies(rotary_dim, theta, factor) * ramp + kept * (1.0 - ramp)
 
@@ -132,7 +145,8 @@ def rope_frequencies(turn: Rope) -> Array:
     if turn.yarn is None:
         return vanilla_frequencies(turn.dim, turn.theta)
     yarn = turn.yarn
-    return yarn_frequencies(turn.dim, turn.theta, yarn.factor, yarn.original_context, yarn.beta_fast, yarn.beta_slow)
+    edges = (yarn.beta_fast, yarn.beta_slow, yarn.truncate)
+    return yarn_frequencies(turn.dim, turn.theta, yarn.factor, yarn.original_context, *edges)
 
 
 def rope_magnitude(turn: Rope) -> float:
@@ -325,9 +339,20 @@ def route_grouped(
     return ids, (normalized(weights) if normalize else weights) * scaling
 
 
-def expert_ffn(x: Array, gate: Array, up: Array, down: Array) -> Array:
-    """x [n, h], gate and up [m, h], down [h, m] -> [n, h]"""
-    return matmul(swiglu(matmul(x, gate), matmul(x, up)), down)
+def expert_ffn(
+    x: Array,
+    gate: Array,
+    up: Array,
+    down: Array,
+    biases: Sequence[Array] | None = None,
+    clamped: tuple[float, float] | None = None,
+) -> Array:
+    """x [n, h], gate and up [m, h], down [h, m] -> [n, h]. `biases`: of gate and up [m], of down [h]. `clamped`: alpha
+    and limit of clamped_swiglu, which takes the place of swiglu."""
+    of_gate, of_up, of_down = biases or (np.zeros(1),) * 3
+    gated, raised = matmul(x, gate) + of_gate, matmul(x, up) + of_up
+    inner = clamped_swiglu(gated, raised, *clamped) if clamped else swiglu(gated, raised)
+    return matmul(inner, down) + of_down
 
 
 def combine(residual: Array, outputs: Array, weights: Array, shared: Array | None) -> Array:

@@ -15,6 +15,7 @@ class Stored(Protocol):
     """One matrix or vector as it lies in a store, unconverted.
 
     Affine: `weight` u32 [..., rows, columns * bits / 32], `scales` and `biases` [..., rows, columns / group_size].
+    MXFP4: the same with `scales` u8 and no `biases`.
     Plain: `weight` [...] alone. BF16 is u16 bits throughout, in `weight` as in `scales` and `biases`.
     """
 
@@ -83,6 +84,18 @@ def dequantize(words: Array, scales: Array, biases: Array, format: QuantFormat) 
     return np.asarray(groups * scale + bias).reshape(codes.shape)
 
 
+E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
+"""What a code of four bits stands for: a sign, two bits of exponent, one of mantissa."""
+
+
+def mxfp4_numbers(words: Array, scales: Array) -> Array:
+    """weight = E2M1[code] * 2^(scale - 127), one scale u8 to 32 columns. 255 is no scale: NaN.
+    -> float64 [..., rows, columns]"""
+    codes = unpack_codes(words, 4)
+    powers = np.where(scales < 255, np.exp2(scales.astype(np.float64) - 127), np.nan)
+    return np.asarray(E2M1[codes].reshape(*scales.shape, 32) * powers[..., None]).reshape(codes.shape)
+
+
 def quantize(values: Array, bits: int, group_size: int) -> tuple[Array, Array, Array]:
     """MLX's affine algorithm, for values exact in f32 -> u32 words, and scales and biases still in f32.
 
@@ -133,6 +146,8 @@ def rows_of_codes(codes: Array, scales: Array) -> Array:
 
 def widen(stored: Stored) -> Array:
     """Any stored tensor as float64."""
+    if stored.format.is_mxfp4 and stored.scales is not None:
+        return mxfp4_numbers(stored.weight, stored.scales)
     if stored.format.is_affine and stored.scales is not None and stored.biases is not None:
         return dequantize(stored.weight, stored.scales, stored.biases, stored.format)
     return plain_to_float(stored.weight, stored.format.element)

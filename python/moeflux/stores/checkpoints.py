@@ -38,10 +38,12 @@ def source_files(folder: Path) -> list[Path]:
 
 
 def is_mlx(folder: Path, config: dict[str, Any]) -> bool:
-    """MLX stacks experts as switch_mlp, and says "quantization" where Hugging Face says "quantization_config"."""
+    """MLX stacks experts as switch_mlp, or those of gpt_oss one projection at a time, and says "quantization" where
+    Hugging Face says "quantization_config"."""
     if "quantization" in config:
         return True
-    return any(".switch_mlp." in name for path in source_files(folder) for name in SafetensorsFile(str(path)).tensors)
+    names = (name for path in source_files(folder) for name in SafetensorsFile(str(path)).tensors)
+    return any(".switch_mlp." in name or ".mlp.experts.gate_proj." in name for name in names)
 
 
 def needs_converting(folder: Path) -> bool:

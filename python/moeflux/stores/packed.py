@@ -70,12 +70,14 @@ def layer_file(layer: int) -> str:
 def format_to_json(storage: QuantFormat) -> dict[str, Any]:
     if storage.is_affine:
         return {"bits": storage.bits, "group_size": storage.group_size, "scale_type": storage.scale_type}
-    return {"element": storage.element}
+    return {"element": "MXFP4" if storage.is_mxfp4 else storage.element}
 
 
 def format_from_json(value: Any, where: str) -> QuantFormat:
     if not isinstance(value, dict) or set(value) not in ({"bits", "group_size", "scale_type"}, {"element"}):
         raise FormatError(f"{where}: expected bits, group_size and scale_type, or element, found {value!r:.120}")
+    if value == {"element": "MXFP4"}:
+        return QuantFormat.mxfp4()
     numbers = [value[key] for key in ("bits", "group_size") if key in value]
     names = [value[key] for key in ("scale_type", "element") if key in value]
     if any(type(number) is not int for number in numbers) or any(type(name) is not str for name in names):

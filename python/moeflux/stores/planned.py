@@ -13,7 +13,7 @@ from moeflux.models import builtin
 from moeflux.models.config import variant_from_config
 from moeflux.models.hub import find_config, is_repository
 from moeflux.models.presets import PRESETS, preset
-from moeflux.models.quantised import Int4, quantisation_of
+from moeflux.models.quantised import Int4, Mxfp4, quantisation_of
 from moeflux.models.variants import Variant
 from moeflux.stores.checkpoints import needs_converting
 from moeflux.stores.store import Store, is_store, open_store
@@ -65,10 +65,12 @@ def planned_store(name: str | Path, experts_per_token: int | None = None) -> Pla
     variant, kind, path = _named(name)
     if experts_per_token is not None:
         variant = variant.with_experts_per_token(experts_per_token)
-    format = DEFAULT_FORMAT if path is None else _format(path)
+    of_experts = QuantFormat.mxfp4() if variant.model_type == "gpt_oss" else DEFAULT_FORMAT
+    format = of_experts if path is None else _format(path, of_experts)
     is_checkpoint = path is not None and files.is_folder(path) and needs_converting(path)
     what = "the store that `moeflux convert` makes of it," if is_checkpoint else "a store"
-    note = f"of {what} with every matrix {format}, which is not here yet"
+    matrices = "experts in MXFP4 and every other matrix BF16" if format.is_mxfp4 else f"every matrix {format}"
+    note = f"of {what} with {matrices}, which is not here yet"
     return PlannedStore(Path(), kind, variant, _core.planned_store(variant.to_json(), format), note)
 
 
@@ -91,16 +93,20 @@ def _named(name: str | Path) -> tuple[Variant, str, Path | None]:
     return variant_from_config(path), "config", path
 
 
-def _format(path: Path) -> QuantFormat:
+def _format(path: Path, default: QuantFormat) -> QuantFormat:
     """The format of its MLX weights, if the config says one, or the one in which `convert` stores its experts."""
     file = path / "config.json" if files.is_folder(path) else path
     config: dict[str, Any] = files.read_json(file)
     said = config.get("quantization")
     if said is None:
         kind = quantisation_of(file.parent, config)
-        return QuantFormat.affine(4, kind.group_size) if isinstance(kind, Int4) else DEFAULT_FORMAT
+        if isinstance(kind, Mxfp4):
+            return QuantFormat.mxfp4()
+        return QuantFormat.affine(4, kind.group_size) if isinstance(kind, Int4) else default
     if not isinstance(said, dict) or "bits" not in said:
-        return DEFAULT_FORMAT
+        return default
+    if said.get("mode") == "mxfp4":
+        return QuantFormat.mxfp4()
     try:
         return QuantFormat.affine(int(said["bits"]), int(said.get("group_size", 64)))
     except (ArgumentError, TypeError, ValueError) as error:

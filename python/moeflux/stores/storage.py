@@ -31,18 +31,24 @@ class ConvertFormat:
         cls, bits: int | str = 4, group_size: int = 64, *, dense_bits: int | str | None = None, element: str = "BF16"
     ) -> ConvertFormat:
         """`bits` is 2, 3, 4, 5, 6 or 8, or "bf16", "f16" or "f32" for no quantisation. `dense_bits` is the same for all
-        matrices but the experts."""
-        dense_bits = bits if dense_bits is None else dense_bits
+        matrices but the experts. Experts may be "mxfp4". Then the other matrices are not quantised unless asked for."""
+        if dense_bits is None:
+            dense_bits = element if bits == "mxfp4" else bits
+        if bits == "mxfp4":
+            return cls(QuantFormat.mxfp4(), _storage(dense_bits, group_size, element))
         return cls(_storage(bits, group_size, element), _storage(dense_bits, group_size, element))
 
     @classmethod
     def default(cls, config: dict[str, Any]) -> ConvertFormat:
-        """4 bits in groups of 64. Scales and plain matrices in the type that config.json declares."""
+        """4 bits in groups of 64. Scales and plain matrices in the type that config.json declares. If experts are
+        published in MXFP4, nothing is quantised."""
         text = config.get("text_config")
         layers = [config, text] if isinstance(text, dict) else [config]
         declared = [layer.get(key) for layer in layers for key in ("torch_dtype", "dtype")]
         element = next((DECLARED[name] for name in declared if isinstance(name, str) and name in DECLARED), "BF16")
-        return cls.asked(element=element)
+        said = config.get("quantization_config")
+        is_mxfp4 = isinstance(said, dict) and said.get("quant_method") == "mxfp4"
+        return cls.asked("mxfp4" if is_mxfp4 else 4, element=element)
 
     @property
     def element(self) -> str:
@@ -79,10 +85,12 @@ def _storage(bits: int | str, group_size: int, element: str) -> QuantFormat:
     try:
         return QuantFormat.affine(int(bits), group_size, element)
     except ValueError:
-        raise ArgumentError(f"bits: expected 2, 3, 4, 5, 6, 8, bf16, f16 or f32, found {bits!r:.40}") from None
+        raise ArgumentError(f"bits: expected 2, 3, 4, 5, 6, 8, mxfp4, bf16, f16 or f32, found {bits!r:.40}") from None
 
 
 def element_of(storage: QuantFormat) -> str:
+    if storage.is_mxfp4:
+        return "BF16"
     return storage.scale_type if storage.is_affine else storage.element
 
 

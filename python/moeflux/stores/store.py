@@ -34,6 +34,7 @@ class StoredTensor:
     """A vector, a matrix or a stack of matrices as it lies in the store. The oracle takes these as they are.
 
     Affine: `weight` u32 [..., rows, columns * bits / 32], `scales` and `biases` [..., rows, columns / group_size].
+    MXFP4: the same with `scales` u8 and no `biases`.
     Plain: `weight` alone. BF16 is u16 bits, in all three.
     """
 
@@ -152,7 +153,7 @@ class Store:
 
 
 PARTS = ("weight", "scales", "biases")
-NUMPY_TYPES = {"U32": "<u4", "BF16": "<u2", "F16": "<f2", "F32": "<f4"}
+NUMPY_TYPES = {"U8": "|u1", "U32": "<u4", "BF16": "<u2", "F16": "<f2", "F32": "<f4"}
 SAMPLES = 64
 SAMPLE_BYTES = 4096
 

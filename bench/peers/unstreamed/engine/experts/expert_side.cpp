@@ -55,7 +55,8 @@ void ExpertSide::run(Recorder& recorder, const RoutedExpertsBlock& block, const 
     groups_.assign({block.router().ids().values<int32_t>(), static_cast<size_t>(n * block.per_token())});
     jobs_.clear();
     for (const ExpertGroups::Group& group : groups_.groups())
-      jobs_.push_back({expert_matrices(store_, place_of(block.layer(), group.expert)), group.pairs, group.count});
+      jobs_.push_back(
+          {expert_matrices(store_, place_of(block.layer(), group.expert)), group.pairs, group.count, group.expert});
     block.record_experts(commands, scratch, n, store_.experts(), jobs_);
     stats.expert_hits += static_cast<int64_t>(groups_.groups().size());
   }
