@@ -13,7 +13,7 @@ from moeflux import oracle
 from moeflux.conversion.convert import convert
 from moeflux.stores.storage import ConvertFormat
 from moeflux.stores.store import open_store
-from support.agreement import golden_logits, own_type
+from support.agreement import golden_logits, mlx_type, own_type
 from support.engine_logits import LARGEST_INT16_ERROR, LARGEST_ORACLE_ERROR, assert_meets
 from support.mlx_folder import write_mlx_folder
 
@@ -40,7 +40,7 @@ def test_plain_weights_are_transformers(checkpoint: dict[str, Path], tmp_path: P
 
 @pytest.mark.parametrize("name", MLX)
 def test_four_bits_are_mlx(checkpoint: dict[str, Path], tmp_path: Path, name: str) -> None:
-    convert(checkpoint[name], tmp_path / "packed", check="none")
+    convert(checkpoint[name], tmp_path / "packed", format=mlx_type(name), check="none")
     folder = write_mlx_folder(tmp_path / "packed", tmp_path / "mlx", rounded=True)
     assert_meets(engine_logits(folder, name), golden_logits(f"{name}/mlx"))
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import moeflux
+from moeflux import _core
 from support.engine import Folder, folders, load_faulty, steps, tokens
 from support.mlx_folder import write_mlx_folder
 
-NAMES = ("minimax_m2", "qwen2_moe", "mixtral", "olmoe", "deepseek_v2", "deepseek_v2_lite")
+NAMES = ("minimax_m2", "qwen2_moe", "mixtral", "olmoe", "deepseek_v2", "deepseek_v2_lite", "gpt_oss")
 PROMPT, TAIL, OTHER = tokens(20), tokens(5, seed=9), tokens(13, seed=3)
 
 
@@ -57,3 +58,22 @@ def test_company_and_the_past_change_no_bit(folder: Folder, name: str) -> None:
         one.rewind(len(PROMPT))
     two.restore(saved)
     assert np.array_equal(steps(two, TAIL), alone[len(PROMPT) :])
+
+
+def test_windows_have_no_wire_format(folder: Folder, tmp_path: Path) -> None:
+    """It knows one kind of layers with rows."""
+    session = load_faulty(folder("gpt_oss")).session(max_context=64)
+    session.prefill(PROMPT)
+    for version in (1, 2):
+        with pytest.raises(moeflux.FormatError, match="found another pattern, which this format cannot say"):
+            session.snapshot().save(tmp_path / "saved.bin", format=f"wire-{version}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_device_that_lacks_what_experts_do_refuses_them(folder: Folder) -> None:
+    """Before it is opened, so on every machine."""
+    with (
+        moeflux.open_store(folder("gpt_oss")) as store,
+        pytest.raises(moeflux.FormatError, match=r"^cuda: expected experts without MXFP4, found .* backend=\"cpu\""),
+    ):
+        _core.Engine(store.directory, backend="cuda")

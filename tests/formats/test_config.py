@@ -12,13 +12,15 @@ import pytest
 
 from moeflux import PRESETS, FormatError, Variant, oracle
 from moeflux.models.config import variant_from_config
-from moeflux.models.layers import GatedDelta, GroupedAttention
+from moeflux.models.layers import ClampedSwiglu, GatedDelta, GroupedAttention
 from support.flat import words
 from support.published_configs import (
     DEEPSEEK,
     GLM_45_AIR,
     GLM_47,
     GLM_47_FLASH,
+    GPT_OSS_20B,
+    GPT_OSS_120B,
     KIMI_K25,
     KIMI_K25_TEXT,
     QWEN3_CODER,
@@ -40,7 +42,13 @@ def shape(variant: Variant) -> Variant:
 def test_published_configs_equal_the_presets() -> None:
     assert shape(variant_from_config(QWEN35)) == shape(PRESETS["Qwen3.6-35B-A3B"])
     assert shape(variant_from_config(DEEPSEEK)) == shape(PRESETS["Cogito-V2-671B"])
-    for name, config in (("GLM-4.5-Air", GLM_45_AIR), ("GLM-4.7", GLM_47)):
+    published = {
+        "GLM-4.5-Air": GLM_45_AIR,
+        "GLM-4.7": GLM_47,
+        "gpt-oss-20b": GPT_OSS_20B,
+        "gpt-oss-120b": GPT_OSS_120B,
+    }
+    for name, config in published.items():
         assert dataclasses.replace(variant_from_config(config), name=name) == PRESETS[name]
 
 
@@ -196,6 +204,30 @@ def test_glm4_moe_as_transformers_5_writes_it() -> None:
     assert again == variant_from_config(GLM_45_AIR)
 
 
+def test_gpt_oss() -> None:
+    variant = variant_from_config(GPT_OSS_20B)
+    assert [layer.mixer.window for layer in variant.layers[:3]] == [128, 0, 128]
+    mixer, experts = variant.layers[1].mixer, variant.experts
+    assert (mixer.bias, mixer.out_bias, mixer.sinks, mixer.qk_norm, mixer.gate) == (True, True, True, False, False)
+    assert (experts.bias, experts.router.bias, experts.clamped) == (True, True, ClampedSwiglu(alpha=1.702, limit=7.0))
+    assert oracle.rope_magnitude(mixer.rope) == pytest.approx(0.1 * math.log(32) + 1)
+    assert not mixer.rope.yarn.truncate and "layer_kinds" not in variant.identity()
+    unsaid = {key: value for key, value in GPT_OSS_20B.items() if key not in ("layer_types", "swiglu_limit")}
+    assert variant_from_config(unsaid) == variant
+    assert variant_from_config({**GPT_OSS_20B, "swiglu_alpha": 1.5}).experts.clamped.alpha == 1.5
+    whole = {**GPT_OSS_20B, "rope_scaling": {**GPT_OSS_20B["rope_scaling"], "truncate": True}}
+    assert variant_from_config(whole).layers[0].mixer.rope.yarn.truncate
+
+
+def test_gpt_oss_as_transformers_5_writes_it() -> None:
+    """Rope parameters in one place, and every number once."""
+    gone = ("rope_theta", "rope_scaling", "experts_per_token", "initial_context_length")
+    moved = {key: value for key, value in GPT_OSS_120B.items() if key not in gone}
+    parameters = {**GPT_OSS_120B["rope_scaling"], "rope_theta": 150000}
+    again = variant_from_config({**moved, "rope_parameters": parameters, "swiglu_alpha": 1.702, "bos_token_id": None})
+    assert again == variant_from_config(GPT_OSS_120B)
+
+
 def test_glm_is_deepseek() -> None:
     """What it says of itself makes a deepseek_v3, which says more."""
     same = {
@@ -336,6 +368,7 @@ def test_partial_rotary_factor_that_nobody_heeds(base: dict[str, Any]) -> None:
 
 UNSAID = [(DEEPSEEK, field) for field in ("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts")]
 UNSAID += [(QWEN3_NEXT, "norm_topk_prob")]
+UNSAID += [(GPT_OSS_20B, field) for field in ("head_dim", "rope_scaling")]
 UNSAID += [(GLM_45_AIR, field) for field in ("attention_bias", "use_qk_norm", "head_dim", "norm_topk_prob", "n_group")]
 
 
@@ -408,6 +441,17 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (GLM_45_AIR, {"tie_word_embeddings": True}, "tie_word_embeddings: expected False, found True"),
     (GLM_45_AIR, {"rope_interleave": True}, 'field "rope_interleave" is not one that moeflux knows'),
     (GLM_45_AIR, {"scoring_func": "softmax"}, "scoring_func: expected 'sigmoid'"),
+    (GPT_OSS_20B, {"attention_bias": False}, "attention_bias: expected True, found False"),
+    (GPT_OSS_20B, {"tie_word_embeddings": True}, "tie_word_embeddings: expected False, found True"),
+    (GPT_OSS_20B, {"experts_per_token": 8}, "experts_per_token: expected 4, which is num_experts_per_tok, found 8"),
+    (GPT_OSS_20B, {"initial_context_length": 8192}, "initial_context_length: expected 4096, found 8192"),
+    (GPT_OSS_20B, {"layer_types": ["full_attention"]}, "layer_types: expected 24 entries of sliding_attention or full"),
+    (GPT_OSS_20B, {"layer_types": ["linear_attention"] * 24}, "layer_types: expected 24 entries of sliding_attention"),
+    (GPT_OSS_20B, {"sliding_window": None}, "sliding_window: expected a whole number of at least 1, found None"),
+    (GPT_OSS_20B, {"swiglu_limit": 0}, r"clamped.limit: expected a positive number, found 0"),
+    (GPT_OSS_20B, {"hidden_act": "gelu"}, "hidden_act: expected 'silu'"),
+    (GPT_OSS_20B, {"moe_intermediate_size": 64}, 'field "moe_intermediate_size" is not one that moeflux knows'),
+    (GPT_OSS_20B, {"norm_topk_prob": True}, 'field "norm_topk_prob" is not one that moeflux knows'),
 ]
 
 

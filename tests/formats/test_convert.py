@@ -22,12 +22,13 @@ from moeflux.conversion.convert import ConvertFormat, convert
 from moeflux.stores.packed import read_description
 from moeflux.stores.store import open_store
 from support import reference_weights
+from support.agreement import mlx_type
 from support.checkpoint_folder import edit_config, rewrite
 from support.mlx_folder import TOKENIZER_FILES, dense_tensors, write_mlx_folder
 
 HERE = Path(__file__).resolve().parents[1]
 GOLDEN = json.loads((HERE / "golden" / "tensors.json").read_text())
-ONE_OF_EACH = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe", "minimax_m2")
+ONE_OF_EACH = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe", "minimax_m2", "gpt_oss")
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +69,8 @@ def test_equals_mlx_lm_convert(case: str, sources: Path, tmp_path: Path) -> None
     """Every tensor has the very bits that mlx_lm.convert gave it, norms once they are rounded as it rounds them; so
     they are folded, fp8 is widened, heads are split, and codes, scales and biases are those of MLX."""
     name, bits, group = case.split("/")
-    default = ConvertFormat.default(json.loads((sources / "hf" / name / "config.json").read_text()))
-    convert(
-        sources / "hf" / name,
-        tmp_path / "packed",
-        format=ConvertFormat.asked(bits, int(group), element=default.element),
-        check="none",
-    )
+    asked = mlx_type(name, int(bits), int(group))
+    convert(sources / "hf" / name, tmp_path / "packed", format=asked, check="none")
     found = tensor_hashes(write_mlx_folder(tmp_path / "packed", tmp_path / "mlx", rounded=True))
     assert found == GOLDEN[case]["sha256"]
 

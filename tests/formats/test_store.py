@@ -19,7 +19,9 @@ from moeflux.stores.store import Store, open_store
 from support.mlx_folder import write_mlx_folder
 
 IDS = [1, 100, 50, 10, 42, 3, 77, 9]
-NAMES = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe", "minimax_m2")
+NAMES = (
+    "qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe", "minimax_m2", "gpt_oss", "gpt_oss_plain",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

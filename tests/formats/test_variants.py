@@ -31,6 +31,7 @@ A3B = PRESETS["Qwen3.6-35B-A3B"]
 COGITO = PRESETS["Cogito-V2-671B"]
 KNOWN = (A17B, A3B, COGITO)
 GLM = (PRESETS["GLM-4.5-Air"], PRESETS["GLM-4.7"])
+GPT_OSS = (PRESETS["gpt-oss-20b"], PRESETS["gpt-oss-120b"])
 
 # In the words of version 1 of moeflux.json: (A17B, A3B, Cogito)
 TABLE = {
@@ -192,6 +193,25 @@ def test_others_have_as_many_parameters_as_published(name: str) -> None:
 def test_what_a_position_takes_in_others() -> None:
     assert PRESETS["MiniMax-M2"].state_numbers() == (0, 62 * 2 * 1024)
     assert PRESETS["DeepSeek-V2-Lite"].state_numbers() == (0, 27 * 576)
+
+
+def test_gpt_oss_has_as_many_parameters_as_published() -> None:
+    """20.9 and 116.8 billion, 3.6 and 5.1 of them active, where the embedding does not count."""
+    totals, active, files = [], [], []
+    for v in GPT_OSS:
+        biases = (2 * v.experts.intermediate + v.hidden_size) * len(v.moe_layers)
+        dense = sum(math.prod(shape.shape) for shape in dense_shapes(v)) - biases * v.experts.count
+        expert = 3 * v.hidden_size * v.experts.intermediate * len(v.moe_layers) + biases
+        totals.append(dense + expert * v.experts.count)
+        active.append(dense + expert * v.experts.per_token - v.vocab_size * v.hidden_size)
+        layout = ExpertLayout(v.hidden_size, v.experts.intermediate, *[QuantFormat.mxfp4()] * 3)
+        assert layout.bytes == 3 * 2880 * 2880 * 17 // 32
+        assert [name.partition(".")[2] for name, *_ in layout.pieces] == ["weight", "scales"] * 3
+        files.append(layout.bytes * v.experts.count * len(v.moe_layers))
+    assert [round(total / 1e9, 1) for total in totals] == [20.9, 116.8]
+    assert [round(count / 1e9, 1) for count in active] == [3.6, 5.1]
+    assert [round(size / 1e9, 1) for size in files] == [10.2, 60.9]
+    assert [v.state_numbers() for v in GPT_OSS] == [(0, 24 * 2 * 512), (0, 36 * 2 * 512)]
 
 
 def test_json_round_trip() -> None:

@@ -24,6 +24,7 @@ import moeflux
 from golden import checkpoints
 from golden.checkpoint import Checkpoint
 from golden.elements import name_seed, splitmix64
+from golden.gpt_oss import gpt_oss as of_gpt_oss
 from moeflux import oracle
 from moeflux.conversion.convert import convert
 from moeflux.stores.storage import ConvertFormat
@@ -117,7 +118,24 @@ def deepseek_v2(name: str, draw: Draw) -> Checkpoint:
     return checkpoints.deepseek_v2(name, **latent(draw), topk_method=draw("greedy", "group_limited_greedy"))
 
 
-FAMILIES = (qwen3_moe, qwen2_moe, mixtral, olmoe, minimax_m2, glm4_moe, deepseek_v3, deepseek_v2)
+def gpt_oss(name: str, draw: Draw) -> Checkpoint:
+    layers, context, per_token = draw(2, 3, 5), draw(16, 32), draw(1, 2, 4)
+    scaling = {
+        "beta_fast": draw(4.0, 32.0), "beta_slow": 1.0, "factor": draw(2.0, 32.0), "rope_type": "yarn",
+        "original_max_position_embeddings": context, "truncate": draw(False, True),
+    }  # fmt: skip
+    kinds = [draw("sliding_attention", "full_attention") for _ in range(layers)]
+    own: dict[str, Any] = {
+        "num_hidden_layers": layers, "layer_types": kinds, "sliding_window": draw(1, 7, 30), "rope_scaling": scaling,
+        "initial_context_length": context, "swiglu_limit": draw(0.75, 7.0), "swiglu_alpha": draw(1.0, 1.702),
+        "num_experts_per_tok": per_token, "experts_per_token": per_token, "num_local_experts": draw(4, 6, 10),
+        "intermediate_size": draw(32, 96, 160), "head_dim": draw(16, 48, 64),
+    }  # fmt: skip
+    sizes = attention(draw) | {"hidden_size": draw(64, 96, 160)}
+    return of_gpt_oss(name, mxfp4=draw(False, True), **sizes | own)
+
+
+FAMILIES = (qwen3_moe, qwen2_moe, mixtral, olmoe, minimax_m2, glm4_moe, deepseek_v3, deepseek_v2, gpt_oss)
 
 
 def made(family: Callable[[str, Draw], Checkpoint], number: int) -> Checkpoint:
@@ -143,11 +161,13 @@ def check(checkpoint: Checkpoint, root: Path) -> str:
     checkpoints.CHECKPOINTS[name] = lambda: checkpoint
     folder = checkpoints.write(name, root / "hf")
     ids = [int(bits % np.uint64(vocab)) for bits in splitmix64(name_seed(name), TOKENS)]
-    expected = transformers_logits(folder, ids)
+    expected = transformers_logits(checkpoints.write(name, root / "decoded", decoded=True), ids)
     variant, weights = reference_weights.load(name)
     if wrong := disagreement(oracle.Session(variant, weights).prefill(ids), expected):
         return f"the oracle: {wrong}"
-    convert(folder, root / "packed", format=ConvertFormat.asked("bf16"), check="none")
+    is_mxfp4 = "quantization_config" in checkpoint.config
+    asked = ConvertFormat.asked("mxfp4" if is_mxfp4 else "bf16", dense_bits="bf16")
+    convert(folder, root / "packed", format=asked, check="none")
     session = moeflux.load(root / "packed", threads=2, precision="exact").session()
     wrong = disagreement(np.asarray(session.prefill(ids, logits="all")), expected)
     return wrong and f"the engine: {wrong}"

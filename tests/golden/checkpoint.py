@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from golden.elements import from_int4, normal, to_bf16
+from golden.elements import from_int4, from_mxfp4, mxfp4_blocks, normal, to_bf16
+
+HIDDEN, LAYERS, VOCAB = 128, 4, 384
+"""Of all checkpoints, unless they are made with others."""
 
 HIDDEN, LAYERS, VOCAB = 128, 4, 384
 
@@ -24,6 +27,7 @@ class Checkpoint:
     def add(self, tensor: str, values: np.ndarray, dtype: str = "BF16") -> None:
         assert tensor not in self.tensors, tensor
         encode = {"BF16": to_bf16, "F16": lambda v: v.astype(np.float16), "F32": lambda v: v.astype(np.float32)}
+        encode["U8"] = lambda v: v
         self.tensors[tensor] = (dtype, np.ascontiguousarray(encode[dtype](values)))
 
     def matrix(self, tensor: str, *shape: int, gain: float = 1.0) -> None:
@@ -34,7 +38,8 @@ class Checkpoint:
         self.add(tensor, centre + normal(f"{self.name}/{tensor}", (width,), 0.25))
 
     def decoded(self) -> Checkpoint:
-        """The same with the numbers that its int4 stands for, in f32."""
+        """The same with the numbers that its int4 or MXFP4 stands for, in f32. What was in MXFP4 is then the other way
+        round, as gpt_oss has plain experts."""
         config = {key: value for key, value in self.config.items() if key != "quantization_config"}
         plain = Checkpoint(self.name, config, dict(self.tensors))
         for key in [key for key in self.tensors if key.endswith("weight_packed")]:
@@ -42,7 +47,17 @@ class Checkpoint:
             (_, words), (_, scales) = plain.tensors.pop(key), plain.tensors.pop(f"{at}_scale")
             del plain.tensors[f"{at}_shape"]
             plain.tensors[at] = ("F32", from_int4(words, scales))
+        for key in [key for key in self.tensors if key.endswith("_blocks")]:
+            at = key.removesuffix("_blocks")
+            (_, codes), (_, scales) = plain.tensors.pop(key), plain.tensors.pop(f"{at}_scales")
+            plain.tensors[at] = ("F32", np.ascontiguousarray(from_mxfp4(codes, scales).swapaxes(1, 2)))
         return plain
+
+    def mxfp4(self, tensor: str, *shape: int, gain: float = 1.0) -> None:
+        """As `matrix`, in blocks."""
+        codes, scales = mxfp4_blocks(normal(f"{self.name}/{tensor}", shape, gain / np.sqrt(shape[-1])))
+        self.add(f"{tensor}_blocks", codes, "U8")
+        self.add(f"{tensor}_scales", scales, "U8")
 
     def swiglu(self, prefix: str, hidden: int, intermediate: int) -> None:
         self.matrix(f"{prefix}gate_proj.weight", intermediate, hidden, gain=1.5)

@@ -23,6 +23,7 @@ import numpy as np
 from golden.checkpoint import HIDDEN, LAYERS, VOCAB, Checkpoint, safetensors_bytes, tokenizer_files
 from golden.checkpoints_plain import minimax_m2, mixtral, olmoe, qwen2_moe
 from golden.elements import fp8_blocks, from_bf16, int4_groups, name_seed, normal, splitmix64, uniform
+from golden.gpt_oss import GPT_OSS
 
 QWEN_MOE = {
     "vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
@@ -434,8 +435,7 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
         "kimi", bias="BF16", n_group=1, topk_group=1, rope_scaling=None, rope_theta=50000.0,
         routed_scaling_factor=2.827, num_experts_per_tok=3, n_routed_experts=12,
     ),
-    # Queries from one matrix, two shared experts, a bias in fp16, YaRN whose two coefficients differ, m a multiple of
-    # 128.
+    # Queries from one matrix, two shared experts, a bias in fp16, YaRN with two coefficients, m a multiple of 128.
     "kimi_plain_q": lambda: deepseek_v3(
         "kimi_plain_q", bias="F16", n_group=1, topk_group=1, q_lora_rank=None, n_shared_experts=2, n_routed_experts=8,
         moe_intermediate_size=128, num_experts_per_tok=2,
@@ -452,12 +452,14 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
     "olmoe": olmoe,
     "deepseek_v2": deepseek_v2,
     "deepseek_v2_lite": deepseek_v2_lite,
+    **GPT_OSS,
 }  # fmt: skip
 
 
 # What each peer answers for, and why not for others: make_goldens.py.
 TRANSFORMERS = [name for name in CHECKPOINTS if name != "deepseek_v3_fp8"]
-MLX_CONVERTS = [name for name in CHECKPOINTS if name not in ("qwen3_moe_coder", "deepseek_v2", "deepseek_v2_lite")]
+HF_ALONE = ("qwen3_moe_coder", "deepseek_v2", "deepseek_v2_lite", "gpt_oss", "gpt_oss_plain")
+MLX_CONVERTS = [name for name in CHECKPOINTS if name not in HF_ALONE]
 MLX = [name for name in MLX_CONVERTS if name != "glm4_moe_lite"]
 
 
@@ -472,9 +474,7 @@ def token_ids(name: str) -> list[int]:
 
 def write(name: str, folder: str | Path, shards: int = 2, *, decoded: bool = False) -> Path:
     """The checkpoint as a folder, its tensors spread over `shards` files without regard to layers."""
-    checkpoint = CHECKPOINTS[name]()
-    if decoded:
-        checkpoint = checkpoint.decoded()
+    checkpoint = CHECKPOINTS[name]().decoded() if decoded else CHECKPOINTS[name]()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(checkpoint.config, indent=2))

@@ -1,5 +1,5 @@
 """The numbers of tiny checkpoints, and the types in which checkpoints are published: bf16, fp8 with a scale a block,
-int4 with a scale a group. NumPy only, and exact: the same bits on every machine."""
+int4 with a scale a group, MXFP4. NumPy only, and exact: the same bits on every machine."""
 
 from __future__ import annotations
 
@@ -88,3 +88,23 @@ def from_int4(words: np.ndarray, scales: np.ndarray) -> np.ndarray:
     codes = (words.view(np.uint32)[..., None] >> (4 * np.arange(8, dtype=np.uint32))) & np.uint32(15)
     groups = codes.reshape(*scales.shape, -1).astype(np.float32) - np.float32(8)
     return (groups * from_bf16(scales)[..., None]).reshape(len(words), -1)
+
+
+MXFP4_SIZES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def mxfp4_blocks(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows [..., columns] as codes, two to a byte and the lower first [..., columns / 32, 16], and the exponent of the
+    power of two that 32 numbers share [..., columns / 32]: as gpt_oss publishes its experts."""
+    blocks = values.reshape(*values.shape[:-1], -1, 32)
+    _, exponents = np.frexp(np.abs(blocks).max(axis=-1))
+    exponents = exponents - 3  # the largest number is 4 to 8 of them, and 6 is as far as codes go
+    sizes = np.abs(blocks) / np.ldexp(1.0, exponents)[..., None]
+    codes = np.searchsorted((MXFP4_SIZES[1:] + MXFP4_SIZES[:-1]) / 2, sizes) | np.where(np.signbit(blocks), 8, 0)
+    return (codes[..., 0::2] | codes[..., 1::2] << 4).astype(np.uint8), (exponents + 127).astype(np.uint8)
+
+
+def from_mxfp4(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    both = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*scales.shape, 32)
+    numbers = np.where(both & 8, -1.0, 1.0) * MXFP4_SIZES[both & 7] * np.ldexp(1.0, scales.astype(int) - 127)[..., None]
+    return numbers.reshape(*scales.shape[:-1], -1).astype(np.float32)

@@ -14,9 +14,12 @@ tensor, and the config.json it wrote.
 
 What each peer covers:
   transformers  every checkpoint but the fp8 one: it takes the block size from the ratio of shapes, which is wrong for a
-                matrix of 160 rows in blocks of 128 (and the published models have such matrices). int4 it gets decoded,
-                in f32, for it needs another package to read that. Vision towers are random and see nothing.
-  mlx-lm        every checkpoint but qwen3_moe_coder, for it needs a head_dim and has no YaRN there. Of glm4_moe_lite it
+                matrix of 160 rows in blocks of 128 (and the published models have such matrices). int4 and MXFP4 it
+                gets decoded, in f32, for it needs another package or a GPU to read those; that MXFP4 was decoded as it
+                would do it is checked here. Vision towers are random and see nothing.
+  mlx-lm        every checkpoint but qwen3_moe_coder, for it needs a head_dim and has no YaRN there, and of gpt_oss only
+                gpt_oss_whole_pairs: of YaRN it knows but that, it has one limit and one alpha, and no plain experts as
+                they are published. Of glm4_moe_lite it
                 converts the tensors, but its logits are others: in latent attention's norms it takes the model's
                 epsilon, as vLLM and SGLang do, where transformers, which we follow, takes DeepSeek's 1e-6. It does not
                 know the model type qwen3_5_moe_text and gets that one as qwen3_5_moe, of which it reads flat configs
@@ -76,6 +79,7 @@ def run_transformers(root: Path) -> None:
 
     transformers.logging.set_verbosity_error()
     for name in checkpoints.TRANSFORMERS:
+        check_mxfp4(name)
         sees = name in ("qwen3_vl_moe", "kimi_k25")
         kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
         model, report = kind.from_pretrained(
@@ -87,6 +91,18 @@ def run_transformers(root: Path) -> None:
         with torch.no_grad():
             logits = model(torch.tensor([checkpoints.token_ids(name)]), use_cache=False).logits[0]
         np.save(root / name / "hf.npy", logits.float().numpy())
+
+
+def check_mxfp4(name: str) -> None:
+    import torch
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    tensors, decoded = checkpoints.CHECKPOINTS[name]().tensors, checkpoints.CHECKPOINTS[name]().decoded().tensors
+    for key in [key for key in tensors if key.endswith("_blocks")]:
+        at = key.removesuffix("_blocks")
+        parts = (torch.tensor(tensors[f"{at}_{part}"][1]) for part in ("blocks", "scales"))
+        numbers = convert_moe_packed_tensors(*parts, dtype=torch.float32).numpy()
+        assert np.array_equal(numbers, decoded[at][1]), f"{name}: {at}: transformers decodes MXFP4 to other numbers"
 
 
 def run_mlx(root: Path) -> None:

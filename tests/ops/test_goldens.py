@@ -12,7 +12,7 @@ from moeflux import oracle
 from moeflux.conversion.convert import convert
 from moeflux.stores.store import open_store
 from support import reference_weights
-from support.agreement import GOLDEN_LOGITS, disagreement, golden_logits, own_type
+from support.agreement import GOLDEN_LOGITS, disagreement, golden_logits, mlx_type, own_type
 from support.mlx_folder import write_mlx_folder
 
 
@@ -35,7 +35,7 @@ def test_conversion_to_its_own_type_is_transformers(name: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", MLX)
 def test_four_bit_is_mlx(name: str, tmp_path: Path) -> None:
     """Through conversion, MLX folder and store: codes, scales, names and layout are in this too."""
-    convert(write(name, tmp_path / "hf"), tmp_path / "packed", check="none")
+    convert(write(name, tmp_path / "hf"), tmp_path / "packed", format=mlx_type(name), check="none")
     folder = write_mlx_folder(tmp_path / "packed", tmp_path / "mlx", rounded=True)
     with open_store(folder) as store:
         logits = oracle.Session(store.variant, store).prefill(token_ids(name))

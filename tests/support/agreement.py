@@ -39,9 +39,18 @@ def golden_logits(name: str) -> np.ndarray:
         return golden[name]
 
 
+def mlx_type(name: str, bits: int = 4, group: int = 64) -> ConvertFormat:
+    """As mlx_lm.convert makes it of a checkpoint, in which experts of MXFP4 stay as they are."""
+    default = ConvertFormat.default(CHECKPOINTS[name]().config)
+    experts = "mxfp4" if default.experts.is_mxfp4 else bits
+    return ConvertFormat.asked(experts, group, dense_bits=bits, element=default.element)
+
+
 def own_type(name: str) -> ConvertFormat:
     """That of a checkpoint: nothing is quantised but what is already."""
     element = ConvertFormat.default(CHECKPOINTS[name]().config).element
+    if name in ("gpt_oss", "gpt_oss_whole_pairs"):
+        return ConvertFormat.asked("mxfp4", element=element)
     if name == "kimi_k25":
         return ConvertFormat.asked(4, 32, dense_bits=element, element=element)
     return ConvertFormat.asked(element)

@@ -7,6 +7,7 @@ NumPy only. test_convert.py holds it to the tensors that mlx_lm.convert itself w
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from golden.elements import to_bf16
 from moeflux import Variant
 from moeflux.models.layers import GatedDelta
 
-STORED = {"U32": "<u4", "BF16": "<u2", "F16": "<f2", "F32": "<f4"}
+STORED = {"U8": "|u1", "U32": "<u4", "BF16": "<u2", "F16": "<f2", "F32": "<f4"}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 Tensors = dict[str, tuple[str, np.ndarray]]
 
@@ -59,6 +60,8 @@ def write_mlx_folder(packed: Path, folder: Path, shards: int = 2, *, rounded: bo
 
 def own_word(variant: Variant, name: str) -> str:
     """What mlx-lm calls a tensor of that name."""
+    if variant.model_type == "gpt_oss":
+        return re.sub(r"\.mlp\.gate(?=\.|$)", ".mlp.router", name.replace(".mlp.switch_mlp.", ".mlp.experts."))
     if variant.model_type not in ("minimax_m2", "mixtral"):
         return name
     return name.replace(".mlp.gate.e_score", ".mlp.e_score").replace(".mlp.", ".block_sparse_moe.")
@@ -129,16 +132,20 @@ def declared(packed: Path, tensors: Tensors, description: dict[str, Any], prefix
             continue
         if ".switch_mlp." in base:
             expert = description["experts"][base.rpartition(".")[2]]
-            formats[base] = (expert["bits"], expert["group_size"])
+            is_mxfp4 = expert == {"element": "MXFP4"}
+            formats[base] = (4, 32, "mxfp4") if is_mxfp4 else (expert["bits"], expert["group_size"], "affine")
         else:
             source = base.replace("in_proj_qkvz", "in_proj_qkv").replace("in_proj_ba", "in_proj_b")
             columns = words.shape[-1] * 32 // bits[source]
-            formats[base] = (bits[source], columns // tensors[f"{base}.scales"][1].shape[-1])
+            formats[base] = (bits[source], columns // tensors[f"{base}.scales"][1].shape[-1], "affine")
     common = Counter(formats.values()).most_common(1)[0][0]
     variant = Variant.from_dict(description["variant"], version=description["version"])
     others = {prefix + own_word(variant, base): form for base, form in formats.items() if form != common}
     as_json = {base: {"bits": form[0], "group_size": form[1]} for base, form in others.items()}
-    return {"bits": common[0], "group_size": common[1], "mode": "affine", **as_json}
+    for base, (_, _, mode) in others.items():
+        if mode != "affine":
+            as_json[base]["mode"] = mode
+    return {"bits": common[0], "group_size": common[1], "mode": common[2], **as_json}
 
 
 def write_shards(folder: Path, tensors: Tensors, shards: int) -> None:

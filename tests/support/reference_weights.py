@@ -62,6 +62,7 @@ def load(name: str) -> tuple[Variant, ReferenceWeights]:
         canonical = key.replace("model.language_model.", "model.", 1).removeprefix("language_model.")
         for own, usual in MIXTRAL_WORDS:
             canonical = canonical.replace(own, usual)
+        canonical = canonical.replace(".mlp.router.", ".mlp.gate.")
         if not key.startswith(UNUSED):
             tensors[canonical] = from_bf16(raw) if dtype == "BF16" else raw.astype(np.float32)
     if variant.model_type in ("qwen3_5_moe", "qwen3_next"):
@@ -73,7 +74,17 @@ def load(name: str) -> tuple[Variant, ReferenceWeights]:
         at = f"model.layers.{layer}."
         if f"{at}linear_attn.in_proj_qkvz.weight" in tensors:
             tensors |= unfuse(variant.layers[layer].mixer, variant.hidden_size, tensors, f"{at}linear_attn.")
-        if f"{at}mlp.experts.gate_up_proj" in tensors:
+        if variant.model_type == "gpt_oss":
+            both, down = (tensors[f"{at}mlp.experts.{part}"] for part in ("gate_up_proj", "down_proj"))
+            experts |= {
+                (layer, e): (both[e, :, 0::2].T, both[e, :, 1::2].T, down[e].T) for e in range(variant.experts.count)
+            }
+            biases = tensors[f"{at}mlp.experts.gate_up_proj_bias"]
+            each = (biases[:, 0::2], biases[:, 1::2], tensors[f"{at}mlp.experts.down_proj_bias"])
+            tensors |= {
+                f"{at}mlp.switch_mlp.{n}_proj.bias": b for n, b in zip(("gate", "up", "down"), each, strict=True)
+            }
+        elif f"{at}mlp.experts.gate_up_proj" in tensors:
             both, down = tensors[f"{at}mlp.experts.gate_up_proj"], tensors[f"{at}mlp.experts.down_proj"]
             half = variant.experts.intermediate
             if both.shape[1] != 2 * half:

@@ -95,7 +95,7 @@ def _asked_format(arguments: argparse.Namespace) -> ConvertFormat | None:
 
     default = ConvertFormat.default(files.read_json(arguments.source / "config.json"))
     return ConvertFormat.asked(
-        arguments.bits or default.experts.bits,
+        arguments.bits or ("mxfp4" if default.experts.is_mxfp4 else default.experts.bits),
         arguments.group_size or default.experts.group_size,
         dense_bits=arguments.dense_bits,
         element=default.element,
@@ -137,9 +137,7 @@ def _synth(arguments: argparse.Namespace) -> int:
         arguments.folder,
         _asked_variant(arguments),
         seed=arguments.seed,
-        format=ConvertFormat.asked(
-            arguments.bits or 4, arguments.group_size or 64, dense_bits=arguments.dense_bits or arguments.bits
-        ),
+        format=ConvertFormat.asked(arguments.bits or 4, arguments.group_size or 64, dense_bits=arguments.dense_bits),
         force=arguments.force,
         progress=for_terminal(),
     )
@@ -180,9 +178,16 @@ def _bits(text: str) -> int | str:
     raise argparse.ArgumentTypeError(f"expected {', '.join(map(str, BITS))} or bf16, found {text!r}")
 
 
+def _expert_bits(text: str) -> int | str:
+    return "mxfp4" if text.lower() == "mxfp4" else _bits(text)
+
+
 def _add_format(command: Parser) -> None:
     command.add_argument(
-        "--bits", type=_bits, metavar="N|bf16", help="bits of a weight: 2, 3, 4, 5, 6, 8 or bf16; default: 4"
+        "--bits",
+        type=_expert_bits,
+        metavar="N|bf16",
+        help="bits of a weight: 2, 3, 4, 5, 6, 8 or bf16, or mxfp4 for experts alone; default: 4, or as published",
     )
     command.add_argument(
         "--group-size",

@@ -14,21 +14,19 @@ from typing import Any, TypeVar
 import numpy as np
 
 from moeflux._core import SafetensorsFile
+from moeflux.conversion.stored import STORAGE, Stored
 from moeflux.errors import FormatError
 from moeflux.models.layers import GatedDelta, LatentAttention
-from moeflux.models.quantised import Fp8, Int4, quantisation_of
+from moeflux.models.quantised import Fp8, Int4, Mxfp4, quantisation_of
 from moeflux.models.tensors import DenseShape, dense_shapes
 from moeflux.models.variants import QuantFormat, Variant
 from moeflux.stores.checkpoints import source_files
-from moeflux.stores.floats import FLOAT_BYTES, decode, encode, rounded
+from moeflux.stores.floats import FLOAT_BYTES, decode, encode
 from moeflux.stores.spans import SpanReader
 
-__all__ = ["Checkpoint", "Matrix", "Packed", "Vector"]
+__all__ = ["Blocks", "Checkpoint", "Matrix", "Packed", "Vector"]
 
 BLOCK_ELEMENTS = 4 << 20  # of a matrix in memory at a time, per thread
-STORAGE: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
-"""How NumPy holds elements of each type; bf16 as its bits."""
-
 VISION = ("visual.", "vision_tower.", "mm_projector.", "multi_modal_projector.")
 
 MIXTRAL_BLOCK = ".block_sparse_moe."
@@ -45,66 +43,6 @@ QWEN_FOLDED_NORMS = ("input_layernorm", "post_attention_layernorm", "model.norm"
 """Published as w - 1 by qwen3_5_moe and qwen3_next. linear_attn.norm is not."""
 
 
-# ---- What is stored ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A tensor of a shard, flattened to rows of its last dimension. fp8 has one scale for each block of a matrix."""
-
-    name: str
-    file: int
-    offset: int
-    dtype: str
-    shape: tuple[int, ...]
-    scale: Stored | None = None
-    block: tuple[int, int] = (0, 0)
-
-    @property
-    def rows(self) -> int:
-        return int(np.prod(self.shape[:-1], dtype=np.int64))
-
-    @property
-    def columns(self) -> int:
-        return self.shape[-1]
-
-    def read(self, reader: SpanReader, start: int, stop: int, element: str) -> np.ndarray:
-        """Rows [start, stop) as `element` holds them, an array of its STORAGE type."""
-        width = self.columns * FLOAT_BYTES[self.dtype]
-        raw = reader.read(self.file, self.offset + start * width, (stop - start) * width)
-        if self.dtype == element:
-            values = raw.view(STORAGE[element]).reshape(stop - start, self.columns)
-        else:
-            wide = decode(raw, self.dtype).reshape(stop - start, self.columns)
-            if self.scale is not None:
-                wide = rounded(wide * self._scales(reader, start, stop), "BF16")
-            values = encode(wide, element).view(STORAGE[element]).reshape(wide.shape)
-        if not _all_finite(values, element):
-            raise FormatError(
-                f'{reader.files[self.file]}: tensor "{self.name}": expected finite numbers that fit {element}, found '
-                f"infinite ones or NaN in rows {start} to {stop - 1}"
-            )
-        return values
-
-    def _scales(self, reader: SpanReader, start: int, stop: int) -> np.ndarray:
-        """The scale of every element of the rows."""
-        rows_of_matrix = self.shape[-2]
-        blocks_of_matrix = -(-rows_of_matrix // self.block[0])
-        row = np.arange(start, stop)
-        block_row = row // rows_of_matrix * blocks_of_matrix + row % rows_of_matrix // self.block[0]
-        first, last = int(block_row[0]), int(block_row[-1])
-        assert self.scale is not None
-        scales = self.scale.read(reader, first, last + 1, "F32")
-        wide = np.repeat(scales, self.block[1], axis=1)[:, : self.columns]
-        return np.asarray(wide[block_row - first])
-
-
-def _all_finite(values: np.ndarray, element: str) -> bool:
-    if element == "BF16":
-        return not bool(((values & 0x7F80) == 0x7F80).any())
-    return bool(np.isfinite(values).all())
-
-
 # ---- What is asked for ------------------------------------------------------------------------------------------
 
 
@@ -116,7 +54,7 @@ class Matrix:
     shape: tuple[int, ...]
     runs: tuple[tuple[Stored, int, int], ...]
     transposed: bool = False
-    columns: tuple[int, int] | None = None  # the part of the stored rows that a transposed matrix takes, if not all
+    columns: slice | None = None  # the part of the stored rows that a transposed matrix takes, if not all
 
     @property
     def position(self) -> tuple[int, int]:
@@ -127,7 +65,7 @@ class Matrix:
         if self.transposed:
             for stored, start, stop in self.runs:
                 rows = stored.read(reader, start, stop, element)
-                yield np.ascontiguousarray(rows[:, slice(*self.columns)].T if self.columns else rows.T)
+                yield np.ascontiguousarray(rows[:, self.columns or slice(None)].T)
             return
         limit = max(1, BLOCK_ELEMENTS // self.shape[-1])
         for group in _groups_of_rows(self.runs, limit):
@@ -172,6 +110,37 @@ class Packed:
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """A matrix in MXFP4, of which every `step`-th row from `first` on of two stored tensors is taken. A block of 32
+    numbers is 16 bytes, two codes in each, the lower one first: the codes as MLX packs them."""
+
+    shape: tuple[int, ...]
+    codes: Stored
+    scales: Stored
+    first: int  # row
+    step: int
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return self.codes.file, self.codes.offset
+
+    def parts(self, reader: SpanReader) -> tuple[np.ndarray, ...]:
+        """Codes and scales, 1-D uint8."""
+        codes, scales = (self._rows(reader, stored) for stored in (self.codes, self.scales))
+        if (scales == 255).any():
+            raise FormatError(
+                f'{reader.files[self.scales.file]}: tensor "{self.scales.name}": expected scales up to 254, found 255'
+            )
+        return codes, scales
+
+    def _rows(self, reader: SpanReader, stored: Stored) -> np.ndarray:
+        width = int(np.prod(stored.shape[2:]))
+        among = self.first % self.step
+        rows = reader.read(stored.file, stored.offset + (self.first - among) * width, self.shape[0] * self.step * width)
+        return np.ascontiguousarray(rows.reshape(-1, self.step, width)[:, among]).reshape(-1)
+
+
+@dataclass(frozen=True)
 class Vector:
     """A tensor that is neither quantised nor narrowed: a norm, a decay, the convolution's taps."""
 
@@ -179,6 +148,7 @@ class Vector:
     stored: Stored
     element: str  # its type in the store
     add_one: bool = False  # in f32: 1 + w has more bits than a bf16 w, and a norm that lost them chooses other experts
+    every: tuple[int, int] = (0, 1)  # of the numbers of the stored rows: from the first on, every so many
 
     @property
     def position(self) -> tuple[int, int]:
@@ -186,7 +156,9 @@ class Vector:
 
     def read(self, reader: SpanReader) -> np.ndarray:
         """1-D uint8."""
-        values = self.stored.read(reader, 0, self.stored.rows, self.element).reshape(-1)
+        first, step = self.every
+        values = np.ascontiguousarray(self.stored.read(reader, 0, self.stored.rows, self.element)[:, first::step])
+        values = values.reshape(-1)
         return (values + np.float32(1) if self.add_one else values).view(np.uint8)
 
 
@@ -217,7 +189,7 @@ class Checkpoint:
                 f"only tensors of a {variant.model_type} model with {variant.num_layers} layers"
             )
 
-    def expert(self, layer: int, expert: int) -> tuple[Matrix | Packed, ...]:
+    def expert(self, layer: int, expert: int) -> tuple[Matrix | Packed | Blocks, ...]:
         """The gate, up and down matrices of one expert."""
         return tuple(self.experts[layer](expert))
 
@@ -299,6 +271,8 @@ class Checkpoint:
 
     def _vector(self, wanted: DenseShape) -> Vector:
         name, shape = wanted.name, wanted.shape
+        if ".mlp.switch_mlp." in name:
+            return self._expert_bias(name, shape)
         if name.endswith("conv1d.weight"):
             channels, taps, _ = shape  # published [channels, 1, taps]: the same bytes
             stored = self._take(name, (channels, 1, taps))
@@ -308,6 +282,16 @@ class Checkpoint:
         folded = hybrid and name.removesuffix(".weight").endswith(QWEN_FOLDED_NORMS)
         f32 = folded or name.endswith("A_log")
         return Vector(shape, stored, "F32" if f32 else stored.dtype, add_one=folded)
+
+    def _expert_bias(self, name: str, shape: tuple[int, ...]) -> Vector:
+        """Biases of gate and up alternate in one tensor, as the rows of the matrices do."""
+        at, _, part = name.removesuffix("_proj.bias").rpartition(".switch_mlp.")
+        if part == "down":
+            stored = self._take(f"{at}.experts.down_proj_bias", shape)
+            return Vector(shape, stored, stored.dtype)
+        count, width = shape
+        stored = self._take_shared(f"{at}.experts.gate_up_proj_bias", (count, 2 * width))
+        return Vector(shape, stored, stored.dtype, every=(("gate", "up").index(part), 2))
 
     def _split_kv_b(self, owner: str, part: str, shape: tuple[int, ...]) -> Matrix:
         """kv_b_proj holds for each head the rows of keys, then those of values."""
@@ -356,17 +340,19 @@ class Checkpoint:
 
     # ---- Experts --------------------------------------------------------------------------------------------
 
-    def _expert_source(self, layer: int) -> Callable[[int], list[Matrix | Packed]]:
+    def _expert_source(self, layer: int) -> Callable[[int], list[Matrix | Packed | Blocks]]:
         """Where the experts of a layer come from. They are published stacked, with gate and up in one tensor, or one by
         one."""
         v = self.variant
         prefix = f"model.layers.{layer}.mlp.experts"
+        if self.variant.model_type == "gpt_oss":
+            return self._alternating(prefix)
         if f"{prefix}.gate_up_proj" in self._free:
             return self._stacked(prefix)
         m, h = v.experts.intermediate, v.hidden_size
         shapes = {"gate_proj": (m, h), "up_proj": (m, h), "down_proj": (h, m)}
         take = self._packed if isinstance(self._quantised, Int4) else self._whole
-        each = [
+        each: list[list[Matrix | Packed | Blocks]] = [
             [take(f"{prefix}.{expert}.{name}.weight", shape) for name, shape in shapes.items()]
             for expert in range(v.experts.count)
         ]
@@ -391,7 +377,43 @@ class Checkpoint:
             )
         return Packed(shape, words, scales)
 
-    def _stacked(self, prefix: str) -> Callable[[int], list[Matrix | Packed]]:
+    def _alternating(self, prefix: str) -> Callable[[int], list[Matrix | Packed | Blocks]]:
+        """gpt_oss: rows of gate and up alternate. In MXFP4, or plain and with input and output the other way round."""
+        v = self.variant
+        e, m, h = v.experts.count, v.experts.intermediate, v.hidden_size
+        if not isinstance(self._quantised, Mxfp4):
+            return self._alternating_columns(prefix)
+        self.expert_format = QuantFormat.mxfp4()
+        stored = {}
+        for name, rows, columns in (("gate_up_proj", 2 * m, h), ("down_proj", h, m)):
+            if columns % 32:
+                raise FormatError(
+                    f"{self.folder}: {prefix}.{name}: expected whole blocks of 32, found {columns} columns"
+                )
+            codes = self._take_as(f"{prefix}.{name}_blocks", (e, rows, columns // 32, 16), ("U8",))
+            stored[name] = codes, self._take_as(f"{prefix}.{name}_scales", (e, rows, columns // 32), ("U8",))
+
+        def along(expert: int) -> list[Matrix | Packed | Blocks]:
+            both, down = stored["gate_up_proj"], stored["down_proj"]
+            gate, up = (Blocks((m, h), *both, 2 * m * expert + part, 2) for part in (0, 1))
+            return [gate, up, Blocks((h, m), *down, h * expert, 1)]
+
+        return along
+
+    def _alternating_columns(self, prefix: str) -> Callable[[int], list[Matrix | Packed | Blocks]]:
+        v = self.variant
+        e, m, h = v.experts.count, v.experts.intermediate, v.hidden_size
+        both = self._take(f"{prefix}.gate_up_proj", (e, h, 2 * m))
+        down = self._take(f"{prefix}.down_proj", (e, m, h))
+
+        def across(expert: int) -> list[Matrix | Packed | Blocks]:
+            rows = (both, expert * h, expert * h + h)
+            gate, up = (Matrix((m, h), (rows,), transposed=True, columns=slice(part, None, 2)) for part in (0, 1))
+            return [gate, up, Matrix((h, m), ((down, expert * m, expert * m + m),), transposed=True)]
+
+        return across
+
+    def _stacked(self, prefix: str) -> Callable[[int], list[Matrix | Packed | Blocks]]:
         """Stacked experts, each tensor [experts, output, input]. Some models with a vision tower have both tensors the
         other way round."""
         v = self.variant
@@ -401,15 +423,16 @@ class Checkpoint:
         if tuple(self._free[name].shape if name in self._free else () for name in names) == turned:
             both, down = map(self._take, names, turned)
 
-            def across(expert: int) -> list[Matrix | Packed]:
+            def across(expert: int) -> list[Matrix | Packed | Blocks]:
                 rows = (both, expert * h, expert * h + h)
-                gate, up = (Matrix((m, h), (rows,), transposed=True, columns=part) for part in ((0, m), (m, 2 * m)))
+                halves = (slice(0, m), slice(m, 2 * m))
+                gate, up = (Matrix((m, h), (rows,), transposed=True, columns=part) for part in halves)
                 return [gate, up, Matrix((h, m), ((down, expert * m, expert * m + m),), transposed=True)]
 
             return across
         both, down = map(self._take, names, shapes)
 
-        def along(expert: int) -> list[Matrix | Packed]:
+        def along(expert: int) -> list[Matrix | Packed | Blocks]:
             at = expert * 2 * m
             gate, up = (Matrix((m, h), ((both, start, start + m),)) for start in (at, at + m))
             return [gate, up, Matrix((h, m), ((down, expert * h, expert * h + h),))]
@@ -421,7 +444,7 @@ def _canonical(name: str) -> str:
     for prefix, spelling in (("model.language_model.", "model."), ("language_model.", "")):
         if name.startswith(prefix):
             return spelling + name.removeprefix(prefix)
-    return _in_the_words_of_most(name) if MIXTRAL_BLOCK in name else name
+    return _in_the_words_of_most(name) if MIXTRAL_BLOCK in name else name.replace(".mlp.router.", ".mlp.gate.")
 
 
 def _in_the_words_of_most(name: str) -> str:

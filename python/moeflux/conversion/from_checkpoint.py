@@ -11,7 +11,7 @@ import numpy as np
 
 from moeflux import _core
 from moeflux._core import ExpertFormats, ExpertLayout
-from moeflux.conversion.checkpoint import Checkpoint, Matrix, Packed, Vector
+from moeflux.conversion.checkpoint import Blocks, Checkpoint, Matrix, Packed, Vector
 from moeflux.conversion.packer import Content, DenseUnit, binding, companions
 from moeflux.errors import FormatError
 from moeflux.files import resolved
@@ -59,6 +59,8 @@ def _unit(name: str, tensor: Matrix | Vector, source: Checkpoint, asked: Convert
 
 def _experts(source: Checkpoint, asked: ConvertFormat) -> ExpertFormats:
     own = source.expert_format
+    if own is None and asked.experts.is_mxfp4:
+        raise FormatError(f"{source.folder}: expected experts in MXFP4, for that is never made of others, found others")
     if own is None:
         return asked.of_experts(source.variant)
     if asked.experts.bits != own.bits:
@@ -70,10 +72,10 @@ def _experts(source: Checkpoint, asked: ConvertFormat) -> ExpertFormats:
 
 
 def _stored_parts(
-    matrix: Matrix | Packed, source: Checkpoint, storage: QuantFormat
+    matrix: Matrix | Packed | Blocks, source: Checkpoint, storage: QuantFormat
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """The bytes of the weight, or of weight, scales and biases, one block of rows after the other."""
-    if isinstance(matrix, Packed):
+    if isinstance(matrix, Packed | Blocks):
         yield matrix.parts(source.reader)
         return
     for block in matrix.blocks(source.reader, element_of(storage)):
@@ -87,7 +89,7 @@ def _fill_expert(source: Checkpoint, layer: int, expert: int, formats: ExpertFor
     for matrix, storage in zip(source.expert(layer, expert), storages, strict=True):
         rows, columns = matrix.shape
         sizes = [storage.weight_row_bytes(columns) * rows]
-        sizes += [storage.scale_row_bytes(columns) * rows] * (2 if storage.is_affine else 0)
+        sizes += [storage.scale_row_bytes(columns) * rows] * (storage.is_quantised + storage.is_affine)
         ends = np.cumsum([at, *sizes]).tolist()
         begins = ends[:-1]
         for parts in _stored_parts(matrix, source, storage):

@@ -175,6 +175,11 @@ def noise(
     Quantised: codes are random bits, scales vary by an eighth and in sign, each bias puts its group's middle on zero.
     """
     count = rows * columns
+    if storage.is_mxfp4:
+        # All codes alike deviate by 2.9; where a half of the groups has twice the scale of the others, by 4.6.
+        words = raw_bytes(random, storage.weight_row_bytes(columns) * rows)
+        exponent = round(np.log2(deviation / 4.6)) + 127
+        return [words, exponent + (raw_bytes(random, storage.scale_row_bytes(columns) * rows) & 1)]
     if not storage.is_affine:
         values = uniform(random, count).reshape(rows, columns) * np.float32(deviation * 3**0.5)
         if shift is not None:
@@ -269,7 +274,7 @@ def vector(wanted: DenseShape, variant: Variant, seed: int) -> np.ndarray:
         return np.float32(0.14) * popularity(variant, seed, layer)  # two thirds of what the scores deviate by
     if wanted.name.endswith(("q_norm.weight", "k_norm.weight")):
         return 1.4 + 0.2 * flat  # attention scores of deviation 2: neither flat nor on one position
-    if wanted.name.endswith("_proj.bias"):
+    if wanted.name.endswith(("_proj.bias", ".gate.bias")):
         return 0.5 * flat  # beside products of size 1
     return 1 + 0.2 * flat
 

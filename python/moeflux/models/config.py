@@ -12,6 +12,7 @@ from moeflux import files
 from moeflux.errors import FormatError
 from moeflux.models.config_deepseek import read_deepseek, read_deepseek_v2, read_glm
 from moeflux.models.config_fields import REQUIRED, Fields, missing_blocks
+from moeflux.models.config_gpt_oss import read_gpt_oss
 from moeflux.models.config_parts import ARCHITECTURES
 from moeflux.models.config_plain import read_minimax, read_mixtral, read_olmoe
 from moeflux.models.config_qwen import read_qwen, read_qwen2
@@ -21,6 +22,7 @@ READERS = {
     "deepseek_v2": read_deepseek_v2,
     "deepseek_v3": read_deepseek,
     "glm4_moe": read_glm,
+    "gpt_oss": read_gpt_oss,
     "minimax_m2": read_minimax,
     "mixtral": read_mixtral,
     "olmoe": read_olmoe,

@@ -24,6 +24,7 @@ ARCHITECTURES = {
     "mixtral": "mixtral",
     "olmoe": "olmoe",
     "deepseek_v2": "deepseek_v2",
+    "gpt_oss": "gpt_oss",
 }
 """`model_type` of config.json -> `model_type` of the variant."""
 
@@ -34,7 +35,7 @@ def common(fields: Fields, declared: str, name: str) -> dict[str, Any]:
     fields.only("hidden_act", "silu")
     for field in ("add_cross_attention", "tie_encoder_decoder"):
         fields.only(field, False)
-    if declared != "glm4_moe":
+    if declared not in ("glm4_moe", "gpt_oss"):
         fields.only("attention_bias", False)
     eos = fields.get("eos_token_id", (int, list), "a token id or a list of them", [])
     eos_ids = tuple(eos) if isinstance(eos, list) else (eos,)
@@ -63,10 +64,10 @@ def expert_count(fields: Fields, *names: str) -> int:
     return count
 
 
-def rope(fields: Fields, dim: int, *, heeds_factor: bool = False) -> Rope:
+def rope(fields: Fields, dim: int, *, heeds_factor: bool = False, may_truncate: tuple[bool, ...] = (True,)) -> Rope:
     """The rope of architectures that rotate all `dim` channels that can turn, whatever partial_rotary_factor says:
     transformers heeds that field only with YaRN, and then fails. `heeds_factor`: for this architecture it heeds it."""
-    parameters, yarn = rope_parameters(fields)
+    parameters, yarn = rope_parameters(fields, may_truncate)
     if heeds_factor:
         parameters.only("partial_rotary_factor", 1.0)
     if yarn:
@@ -99,7 +100,7 @@ def finished(parameters: Fields, dim: int, yarn: Yarn | None) -> Rope:
     return made
 
 
-def rope_parameters(fields: Fields) -> tuple[Fields, Yarn | None]:
+def rope_parameters(fields: Fields, may_truncate: tuple[bool, ...] = (True,)) -> tuple[Fields, Yarn | None]:
     """The rope parameters, wherever the config keeps them.
 
     A config has either one object `rope_parameters`, or `rope_theta` and `partial_rotary_factor` beside an object
@@ -122,14 +123,14 @@ def rope_parameters(fields: Fields) -> tuple[Fields, Yarn | None]:
         raise parameters.fail("rope_type", "'default' or 'yarn'")
     # These are sections of image positions. Text has the same position in all of them.
     parameters.seen |= {"mrope_section", "mrope_interleaved"}
-    return parameters, read_yarn(parameters) if kind == "yarn" else None
+    return parameters, read_yarn(parameters, may_truncate) if kind == "yarn" else None
 
 
-def read_yarn(parameters: Fields) -> Yarn:
+def read_yarn(parameters: Fields, may_truncate: tuple[bool, ...]) -> Yarn:
     """transformers ignores a coefficient that is alone or 0. mlx-lm and DeepSeek's own code take 1 and 0 for absent
     ones. Where the two make different magnitudes, nobody knows what the model was trained with: it is refused."""
     parameters.only("attention_factor", None)
-    parameters.only("truncate", True)
+    parameters.only("truncate", *may_truncate)
     factor = parameters.number("factor")
     given = {key: parameters.number(key, None) for key in ("mscale", "mscale_all_dim")}
     for key, value in given.items():
@@ -152,6 +153,7 @@ def read_yarn(parameters: Fields) -> Yarn:
         beta_slow=parameters.number("beta_slow", 1.0),
         mscale=mscale or 0.0,
         mscale_all_dim=all_dim or 0.0,
+        truncate=parameters.flag("truncate", True),
     )
 
 

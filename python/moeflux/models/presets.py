@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from moeflux.errors import ArgumentError
 from moeflux.models.layers import (
+    ClampedSwiglu,
     DenseMlp,
     GatedDelta,
     GroupedAttention,
@@ -233,6 +235,40 @@ def _greedy(count: int, intermediate: int, **router: Any) -> RoutedExperts:
     )
 
 
+def _gpt_oss(name: str, *, layers: int, experts: int) -> Variant:
+    """Every second layer, from the first on, sees a window."""
+    yarn = Yarn(factor=32.0, original_context=4096, beta_fast=32.0, beta_slow=1.0, truncate=False)
+    everything = GroupedAttention(
+        heads=64,
+        kv_heads=8,
+        head_dim=64,
+        rope=Rope(dim=64, theta=150_000.0, yarn=yarn),
+        qk_norm=False,
+        bias=True,
+        out_bias=True,
+        sinks=True,
+    )
+    windowed = dataclasses.replace(everything, window=128)
+    feed_forward = RoutedExperts(
+        count=experts,
+        per_token=4,
+        intermediate=2880,
+        router=Router(scoring="softmax", bias=True),
+        bias=True,
+        clamped=ClampedSwiglu(alpha=1.702, limit=7.0),
+    )
+    return Variant(
+        name=name,
+        model_type="gpt_oss",
+        layers=tuple(Layer(everything if i % 2 else windowed, feed_forward) for i in range(layers)),
+        hidden_size=2880,
+        vocab_size=201_088,
+        rms_norm_eps=1e-5,
+        max_context=131_072,
+        eos_ids=(200_002,),
+    )
+
+
 PRESETS: dict[str, Variant] = {
     variant.name: variant
     for variant in (
@@ -268,6 +304,8 @@ PRESETS: dict[str, Variant] = {
             mscale=0.707,
             experts=_greedy(64, 1408),
         ),
+        _gpt_oss("gpt-oss-20b", layers=24, experts=32),
+        _gpt_oss("gpt-oss-120b", layers=36, experts=128),
     )
 }
 

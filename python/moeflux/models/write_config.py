@@ -36,7 +36,7 @@ def config_of(variant: Variant) -> dict[str, Any]:
         "bos_token_id": variant.bos_id if variant.bos_id >= 0 else None,
         "torch_dtype": "bfloat16",
     }
-    if variant.model_type not in ("minimax_m2", "mixtral", "olmoe"):
+    if variant.model_type not in ("minimax_m2", "mixtral", "olmoe", "gpt_oss"):
         config |= {"moe_intermediate_size": experts.intermediate, "norm_topk_prob": experts.router.normalize}
     config |= WRITERS.get(variant.model_type, _qwen)(variant)
     unspoken = {key: getattr(variant, key) for key in NOT_IN_CONFIG}
@@ -91,6 +91,8 @@ def _rope(rope: Rope, head_dim: int | None) -> dict[str, Any]:
         # An absent coefficient is 0 in a variant, and only there.
         scales = {"mscale": rope.yarn.mscale, "mscale_all_dim": rope.yarn.mscale_all_dim}
         parameters |= {key: value for key, value in scales.items() if value}
+        if not rope.yarn.truncate:
+            parameters["truncate"] = False
     return {"rope_parameters": parameters}
 
 
@@ -201,6 +203,24 @@ def _glm(v: Variant) -> dict[str, Any]:
     }
 
 
+def _gpt_oss(v: Variant) -> dict[str, Any]:
+    mixer = _mixer(v, GroupedAttention, "grouped attention")
+    windows = [layer.mixer.window for layer in v.layers if isinstance(layer.mixer, GroupedAttention)]
+    config: dict[str, Any] = {
+        "num_attention_heads": mixer.heads,
+        "num_key_value_heads": mixer.kv_heads,
+        "head_dim": mixer.head_dim,
+        "attention_bias": True,
+        "sliding_window": max(windows) or 128,
+        "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
+        "num_local_experts": v.experts.count,
+        "intermediate_size": v.experts.intermediate,
+    }
+    if v.experts.clamped:
+        config |= {"swiglu_alpha": v.experts.clamped.alpha, "swiglu_limit": v.experts.clamped.limit}
+    return config | _rope(mixer.rope, None)
+
+
 def _noaux(v: Variant) -> dict[str, Any]:
     """The feed-forward parts of deepseek_v3."""
     experts = v.experts
@@ -221,6 +241,7 @@ WRITERS = {
     "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek,
     "glm4_moe": _glm,
+    "gpt_oss": _gpt_oss,
     "minimax_m2": _minimax,
     "mixtral": _plain,
     "olmoe": _olmoe,
