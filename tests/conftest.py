@@ -34,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("emulated", "real"),
         help="what chooses a backend itself runs on the emulated NVIDIA GPU, or on that of this machine",
     )
+    parser.addoption("--every-architecture", action="store_true", help="test_cuda_compile.py compiles all for each")
     parser.addoption("--every-refusal", action="store_true", help="test_refusals.py refuses every call")
     parser.addoption(
         "--apart", action="store_true", help="engines have a device with memory of its own, and that is late"

@@ -1,6 +1,6 @@
 // Launches that come again and again, as CUDA graphs. A graph is made when the same kernels come in the same
 // order for the second time. Afterwards, only arguments and grids that have changed are told to it. It gives the same
-// bits as launches one by one, and takes the host and the GPU a fraction of the time. Copies stay outside: a node for
+// bits as launches one by one. Copies stay outside: a node for
 // one is bound to memory that may be gone when it is told of other memory.
 #pragma once
 
