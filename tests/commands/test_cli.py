@@ -238,6 +238,13 @@ def test_info_of_this_machine(capsys: Output) -> None:
     assert machine["presets"] == list(PRESETS)
 
 
+def test_info_of_a_preset_with_experts_in_mxfp4(capsys: Output) -> None:
+    assert main(["info", "gpt-oss-20b"]) == 0
+    printed = capsys.readouterr().out
+    assert "10.15 GB: 768 x 13.22 MB" in printed
+    assert printed.endswith("a conversion with experts in MXFP4 and every other matrix BF16\n")
+
+
 def test_info_of_a_preset(capsys: Output) -> None:
     """The published figures of the model, in words and in exact bytes."""
     assert main(["info", "a17b"]) == 0

@@ -157,7 +157,9 @@ def _lines(info: Info) -> list[str]:
     if info.kind == "hf":
         rows.append(("note", "sizes are those of a conversion as `moeflux convert` does it without flags"))
     if info.kind in ("config", "preset"):
-        rows.append(("note", f"sizes are those of a conversion with every matrix {info.expert_format.split(' / ')[0]}"))
+        experts = info.expert_format.split(" / ")[0]
+        every = "experts in MXFP4 and every other matrix BF16" if experts == "MXFP4" else f"every matrix {experts}"
+        rows.append(("note", f"sizes are those of a conversion with {every}"))
     return [f"{label:<20}{text}" for label, text in rows]
 
 
