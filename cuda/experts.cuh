@@ -3,6 +3,7 @@
 //
 // When a router on the device chose them, a block has one pair (token * k + place). Otherwise the host lists blocks of
 // pairs of one expert. The output of a pair goes to its own row, so the order of the blocks changes no bit.
+#include "plain.h"
 #include "products.h"
 
 DEV Storage storage_of(const ExpertParams& params) { return {params.columns, params.group_steps, params.number}; }

@@ -1,4 +1,5 @@
 // Matrices as stored, times rows of f32; and single rows of matrices.
+#include "plain.h"
 #include "products.h"
 
 DEV Storage storage_of(const ProductParams& params) { return {params.columns, params.group_steps, params.number}; }

@@ -1,5 +1,5 @@
 // The part of NVIDIA's driver API and of NVRTC that moeflux uses: names, types and values as in cuda.h and nvrtc.h,
-// declared here so that no toolkit is needed to build. tests/cuda/check_api.py compares them with NVIDIA's headers.
+// declared here so that no toolkit is needed to build.
 #pragma once
 
 #include <cstddef>
