@@ -140,7 +140,7 @@ def _calls(lark: _Lark, family: Family, tools: Sequence[Tool], parallel: bool, t
     one = " | ".join(_tagged(lark, tags, tool) if tags else _hermes(lark, tool) for tool in tools)
     if tags and tags.several:
         calls = f"({one})" + (f" ({one})*" if parallel else "")
-        return f"{lark.mark(tags.open)} {literal(chr(10))} {calls} {lark.mark(tags.close)}"
+        return f"{lark.mark(tags.opening)} {literal(chr(10))} {calls} {lark.mark(tags.closing)}"
     return f"({one})" + (f" ({literal(chr(10))} ({one}))*" if parallel else "")
 
 
@@ -182,7 +182,7 @@ def _tagged(lark: _Lark, tags: Tags, tool: Tool) -> str:
     if tags.several:
         return f"{literal(function)} {' '.join(given)} {end}"
     begin = literal(("\n" if tags.function else "") + function)
-    return f"{lark.mark(tags.open)} {begin} {' '.join(given)} {end}{lark.mark(tags.close)}"
+    return f"{lark.mark(tags.opening)} {begin} {' '.join(given)} {end}{lark.mark(tags.closing)}"
 
 
 def _parameter(lark: _Lark, tags: Tags, tool: Tool, name: str) -> str:

@@ -45,9 +45,9 @@ FAMILIES = (
     ),
     Family(
         "minimax",
-        MINIMAX_TAGS.open,
-        (MINIMAX_TAGS.open,),
-        (MINIMAX_TAGS.open, MINIMAX_TAGS.close),
+        MINIMAX_TAGS.opening,
+        (MINIMAX_TAGS.opening,),
+        (MINIMAX_TAGS.opening, MINIMAX_TAGS.closing),
         lambda schemas, id: TaggedReader(schemas, id, MINIMAX_TAGS),
     ),
     Family(

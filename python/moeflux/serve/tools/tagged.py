@@ -24,20 +24,20 @@ class Tags:
     value_end: str
     line_ends: bool  # a value stands on lines of its own
     name_end: str = ">"
-    open: str = OPEN
-    close: str = CLOSE
+    opening: str = OPEN
+    closing: str = CLOSE
 
     @property
     def several(self) -> bool:
         """Whether what is opened holds all calls of an answer, and never JSON."""
-        return self.open != OPEN
+        return self.opening != OPEN
 
 
 QWEN_TAGS = Tags("<function=", "</function>", "<parameter=", ">", "", "</parameter>", True)
 GLM_TAGS = Tags("", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", False)
 MINIMAX_TAGS = Tags(
     '<invoke name="', "</invoke>", '<parameter name="', '">', "", "</parameter>", False,
-    name_end='">', open="<minimax:tool_call>", close="</minimax:tool_call>",
+    name_end='">', opening="<minimax:tool_call>", closing="</minimax:tool_call>",
 )  # fmt: skip
 NAME_AT = re.compile(rf"\s*({NAME.pattern})\"?[ \t]*(?:>|(?=[\n<])|\Z)", re.ASCII)
 NAME_STOPS = re.compile(r"[^\s][^>\n<]*[>\n<]")
@@ -52,7 +52,7 @@ class TaggedReader(HermesReader):
 
     def _read(self) -> Wait:
         tags = self._tags
-        openers = (tags.open, tags.function) if tags.function else (tags.open,)
+        openers = (tags.opening, tags.function) if tags.function else (tags.opening,)
         while True:
             opener = yield from self._until(openers, self._say)
             if not opener:
@@ -68,7 +68,7 @@ class TaggedReader(HermesReader):
     def _opened(self, opener: str) -> Generator[None, None, str]:
         """The name of the tool, or "" when there is no call to go on with."""
         function, raw = self._tags.function, opener
-        if opener == self._tags.open:
+        if opener == self._tags.opening:
             begins = (() if self._tags.several else ("{",)) + ((function,) if function else ())
             ahead = yield from self._ahead(begins)
             if ahead == "{":
@@ -90,16 +90,16 @@ class TaggedReader(HermesReader):
         if name in self._schemas:
             return True
         if self._tags.function:
-            return opener == self._tags.open
-        return (yield from self._ahead((self._tags.key, self._tags.close))) is not None
+            return opener == self._tags.opening
+        return (yield from self._ahead((self._tags.key, self._tags.closing))) is not None
 
     # ---- Arguments ----------------------------------------------------------------------------------------------
 
     def _arguments(self, name: str) -> Wait:
         tags, given = self._tags, set[str]()
-        ends = tuple(end for end in (tags.function_end, tags.close) if end)
+        ends = tuple(end for end in (tags.function_end, tags.closing) if end)
         while True:
-            marker = yield from self._until((tags.key, *ends, tags.open), self._keep_for_later)
+            marker = yield from self._until((tags.key, *ends, tags.opening), self._keep_for_later)
             if marker != tags.key:
                 break
             key = yield from self._key()
@@ -114,19 +114,19 @@ class TaggedReader(HermesReader):
         complete = bool(marker) or not self._cut
         if complete:
             self._argue("}" if given else "{}")
-        if marker == tags.open:  # the next call, and this one was not closed
-            self._left = tags.open + self._left
+        if marker == tags.opening:  # the next call, and this one was not closed
+            self._left = tags.opening + self._left
         elif tags.function_end and marker == tags.function_end:
             yield from self._after_function()
         self._end(complete)
 
     def _after_function(self) -> Wait:
         tags = self._tags
-        follows = yield from self._ahead((tags.close, *((tags.function,) if tags.several else ())))
-        if follows == tags.close:
-            yield from self._until((tags.close,), str)
+        follows = yield from self._ahead((tags.closing, *((tags.function,) if tags.several else ())))
+        if follows == tags.closing:
+            yield from self._until((tags.closing,), str)
         elif follows:  # the next call, as if it were opened like the first
-            self._left = tags.open + self._left
+            self._left = tags.opening + self._left
 
     def _key(self) -> Generator[None, None, str]:
         """The name of a parameter, and what stands between that and the value."""
@@ -154,7 +154,7 @@ class TaggedReader(HermesReader):
     @property
     def _value_ends(self) -> tuple[str, ...]:
         tags = self._tags
-        return tuple(end for end in (tags.value_end, tags.key, tags.function_end, tags.close) if end)
+        return tuple(end for end in (tags.value_end, tags.key, tags.function_end, tags.closing) if end)
 
     def _ends_value(self, marker: str, name: str, given: set[str]) -> Generator[None, None, bool]:
         """Whether a tag ends a value, or is part of it: people have models write about such tags. What a closing tag
@@ -164,11 +164,11 @@ class TaggedReader(HermesReader):
         if not marker:
             return True
         if marker == tags.value_end:
-            ends = tuple(end for end in (tags.key, tags.function_end, tags.close) if end)
+            ends = tuple(end for end in (tags.key, tags.function_end, tags.closing) if end)
             return (yield from self._ahead(ends)) is not None
         if marker == tags.key:
             return (yield from self._opens_known(name, given))
-        after: tuple[str, ...] = (tags.close, tags.open) if marker == tags.function_end else (tags.open,)
+        after: tuple[str, ...] = (tags.closing, tags.opening) if marker == tags.function_end else (tags.opening,)
         if marker == tags.function_end and tags.several:
             after = (*after, tags.function)
         ended = (yield from self._ahead(after)) is not None
