@@ -62,13 +62,14 @@ kernel void expert_gate_up(constant ExpertParams& params [[buffer(0)]], device c
 instantiate_formats("expert_gate_up_1", expert_gate_up, 1)
 instantiate_formats("expert_gate_up", expert_gate_up, 4)
 
-// out[p] = W . x[p / k], and a bias if there is one. This is down with k = 1, and gate or up by itself. The grid is the same.
+// out[p] = W . x[p / k], and a bias if there is one. This is down with k = 1, and gate or up by itself. The grid is the
+// same.
 template <int bits, int rows>
 kernel void expert_down(constant ExpertParams& params [[buffer(0)]], device const ExpertBlock* blocks [[buffer(1)]],
                         device const uint* pairs [[buffer(2)]], device const uchar* slots [[buffer(3)]],
                         device const float* x [[buffer(4)]], device const float* bias [[buffer(5)]],
-                        device float* out [[buffer(6)]], uint2 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
-                        uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+                        device float* out [[buffer(6)]], uint2 group [[threadgroup_position_in_grid]],
+                        uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   const uint first = (group.x * product_simdgroups + simdgroup) * outputs_of_simdgroup;
   if (first >= params.rows) return;
   device const ExpertBlock& block = blocks[group.y];
@@ -81,8 +82,7 @@ kernel void expert_down(constant ExpertParams& params [[buffer(0)]], device cons
   for (int r = 0; r < rows; r++)
     for (uint o = 0; o < outputs_of_simdgroup; o++) {
       float sum = simd_sum(result[r][o]);
-      if (params.has_bias != 0)
-        sum += bias[ulong(block.expert) * params.rows + min(first + o, params.rows - 1)];
+      if (params.has_bias != 0) sum += bias[ulong(block.expert) * params.rows + min(first + o, params.rows - 1)];
       if (lane == 0 && uint(r) < block.count && first + o < params.rows)
         out[ulong(pairs[block.first + uint(r)]) * params.rows + first + o] = sum;
     }
