@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import sys
 import time
@@ -99,10 +98,6 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._scheduler = scheduler
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        _let_steps_finish()
-        await super().startup(sockets)
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         draining = asyncio.ensure_future(asyncio.to_thread(self._scheduler.close))
         end = time.monotonic() + DRAIN_SECONDS
@@ -112,13 +107,6 @@ class _Server(uvicorn.Server):
             await asyncio.to_thread(self._scheduler.close, False)
         await draining
         await super().shutdown(sockets)
-
-
-def _let_steps_finish() -> None:
-    """This thread, and those that it makes from now on, no longer take a processor from a thread of the engine when
-    something comes for them. All others that compute would wait for that one, in the midst of a step."""
-    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def made(desk: Desk, listen: Listen, pace: Pace | None = None) -> uvicorn.Server:
