@@ -38,6 +38,15 @@ int64_t count_bits(uint64_t word) {
   return static_cast<int64_t>(((word + (word >> 4)) & 0x0f0f0f0f0f0f0f0f) * 0x0101010101010101 >> 56);
 }
 
+int64_t whole_vectors(int64_t count) { return (count + cpu::choice_lanes - 1) / cpu::choice_lanes * cpu::choice_lanes; }
+
+// The bits that two sets have in common; the second may be null, for all.
+const uint32_t* both(const uint32_t* set, const uint32_t* other, std::array<uint32_t, choice_words>& common) {
+  if (!other) return set;
+  for (size_t word = 0; word < common.size(); ++word) common[word] = set[word] & other[word];
+  return common.data();
+}
+
 // What a near value may be off by.
 double doubt(double value) {
   return std::isinf(value) ? 0 : std::abs(value) * cpu::near_choice_error + std::numeric_limits<float>::min();
@@ -54,18 +63,15 @@ LogitBlocks::LogitBlocks(const cpu::ChoiceKernels& kernels, int64_t vocab_size)
       ranges_(static_cast<size_t>(count_)),
       tops_(ranges_.size() * choice_columns),
       samples_(tops_.size() * choice_samples),
-      changed_(new double[static_cast<size_t>(count_ * choice_block)]),
+      changed_(new double[static_cast<size_t>(count_ * changed_room)]),
       kept_(max_kept + 2 * choice_block, vocab_size),
-      left_(choice_block),
+      left_(choice_block + cpu::spare_packed),
       wide_(choice_block),
-      left_of_list_(choice_block),
-      weights_(choice_block),
-      weights_at_(choice_block) {}
+      weights_(choice_block) {}
 
 int64_t LogitBlocks::bytes() const {
-  return bytes_of(last_logits_, last_allowed_, ranges_, tops_, samples_, left_, wide_, left_of_list_, weights_,
-                  weights_at_) +
-         count_ * choice_block * static_cast<int64_t>(sizeof(double)) + kept_.bytes();
+  return bytes_of(last_logits_, last_allowed_, ranges_, tops_, samples_, left_, wide_, weights_) +
+         count_ * changed_room * static_cast<int64_t>(sizeof(double)) + kept_.bytes();
 }
 
 // ---- All of them ----------------------------------------------------------------------------------------------------
@@ -117,12 +123,11 @@ void LogitBlocks::look_at_changed(int64_t block) {
   const uint32_t* const seen = changes_->seen(block);
   const cpu::ChangedPlaces list = changes_->of(block);
   const cpu::Penalties& penalties = changes_->penalties();
-  double* const values = changed_values(block);
-  kernels_.change(logits_of(block), list, penalties, allowed_or_null(block), values);
   Bracket& found = ranges_[static_cast<size_t>(block)];
+  changes_->fetch(block + 1);
+  kernels_.penalize_nearly(logits_of(block), seen, penalties, allowed_or_null(block), left_.data());
+  kernels_.change(logits_of(block), list, penalties, allowed_or_null(block), changed_values(block), left_.data());
   if (!seen || penalties.reciprocal > 0) {
-    kernels_.penalize_nearly(logits_of(block), seen, penalties, allowed_or_null(block), left_.data());
-    for (int64_t i = 0; i < list.count; ++i) left_[static_cast<size_t>(list.places[i])] = near(values[i]);
     const cpu::ChoiceRange range = range_of(block, left_.data());
     found.least = range.least > -most ? range.least - doubt(range.least) : -infinity;
     found.most = range.greatest + doubt(range.greatest);
@@ -152,7 +157,8 @@ void LogitBlocks::find_greatest() {
 
 double LogitBlocks::greatest_value(int64_t block) {
   open(block);
-  const double greatest = kernels_.greatest_value(values_.values);
+  spread();
+  const double greatest = kernels_.greatest_value(wide_.data());
   if (std::isnan(greatest)) refuse(block);
   return greatest;
 }
@@ -175,7 +181,12 @@ bool LogitBlocks::are_few() const { return is_short() || count_ <= few_blocks; }
 bool LogitBlocks::allows_more_than(int64_t number) const {
   if (allowed_.empty()) return vocab_size_ > number;
   int64_t count = 0;
-  for (size_t word = 0; word < allowed_.size() && count <= number; ++word) count += count_bits(allowed_[word]);
+  int64_t most = 32 * static_cast<int64_t>(allowed_.size());  // with all that are not counted yet
+  for (size_t word = 0; word < allowed_.size() && count <= number && most > number; ++word) {
+    const int64_t own = count_bits(allowed_[word]);
+    count += own;
+    most += own - 32;
+  }
   return count > number;
 }
 
@@ -221,45 +232,46 @@ const float* LogitBlocks::plain_of(int64_t block) {
 
 void LogitBlocks::open(int64_t block, const Cut& cut) {
   block_ = block;
-  plain_ = nullptr;
+  logits_here_ = nullptr;
   values_ = {};
   if (is_short())
     values_ = kept_.of(block);
-  else if (is_changed(block))
-    open_changed(block);
   else
-    plain_ = plain_of(block);
+    open_logits(block);
   none_below_ = values_.tokens ? -infinity : ranges_[static_cast<size_t>(block)].least;
   const int64_t first = block * choice_block;
   least_ = first > cut.last ? std::nextafter(cut.value, infinity) : cut.value;
   if (first <= cut.last && cut.last < first + choice_block) drop_ties(cut);
 }
 
-void LogitBlocks::open_changed(int64_t block) {
-  kernels_.penalize(logits_of(block), changes_->seen(block), changes_->penalties(), allowed_or_null(block),
-                    wide_.data());
-  const cpu::ChangedPlaces list = changes_->of(block);
-  const double* const values = changed_values(block);
-  for (int64_t i = 0; i < list.count; ++i) wide_[static_cast<size_t>(list.places[i])] = values[i];
+void LogitBlocks::open_logits(int64_t block) {
+  logits_here_ = logits_of(block);
+  as_they_are_ = allowed_or_null(block);
+  penalized_ = nullptr;
+  exceptions_ = {};
+  if (!is_changed(block)) return;
+  exceptions_ = changes_->of(block);
+  as_they_are_ = both(changes_->left_alone(block), as_they_are_, bits_as_they_are_);
+  if (const uint32_t* const seen = changes_->seen(block))
+    penalized_ = both(seen, allowed_or_null(block), bits_penalized_);
+}
+
+// All of them, from here on.
+void LogitBlocks::open_values() {
+  spread();
+  logits_here_ = nullptr;
   values_ = {wide_.data(), nullptr, choice_block};
 }
 
-// Those behind the last that the cut keeps become -inf.
+// Of those with the cut's value, what is behind the last that stays becomes -inf.
 void LogitBlocks::drop_ties(const Cut& cut) {
   none_below_ = -infinity;
-  const int64_t first = block_ * choice_block;
-  if (plain_) {
-    for (int64_t i = 0; i < choice_block; ++i)
-      left_[static_cast<size_t>(i)] = cut.keeps(plain_[i], first + i) ? plain_[i] : forbidden;
-    plain_ = left_.data();
-    return;
+  open_values();
+  const int64_t last = cut.last % choice_block;
+  for (int64_t place = last + 1; place < choice_block; ++place) {
+    double& value = wide_[static_cast<size_t>(place)];
+    value = value == cut.value ? -infinity : value;
   }
-  for (size_t i = 0; i < values_.count; ++i) {
-    const double value = values_.values[i];
-    const int64_t token = values_.tokens ? values_.tokens[i] : first + static_cast<int64_t>(i);
-    left_of_list_[i] = cut.keeps(value, token) ? value : -infinity;
-  }
-  values_.values = left_of_list_.data();
 }
 
 // The logarithm of a sum of weights relative to that of the scale's greatest.
@@ -268,24 +280,95 @@ double LogitBlocks::log_of(double sum) const {
   return std::log(sum) + more / log2_e;
 }
 
-double LogitBlocks::weigh() { return weigh({}, nullptr, nullptr).all; }
-
-void LogitBlocks::weigh_each() { weigh({}, weights_.data(), nullptr); }
-
-cpu::ChoiceSums LogitBlocks::weigh(const Bracket& bracket) {
-  return weigh({std::max(bracket.least, least_), bracket.most}, nullptr, found_.data());
+cpu::ChoiceSums LogitBlocks::weigh_values(const double* values, int64_t count, const cpu::ChoiceScale& scale,
+                                          const Bracket& bracket, uint64_t* bits) const {
+  return (rough_ ? kernels_.weigh_values_roughly : kernels_.weigh_values)(values, count, scale, bracket, nullptr, bits);
 }
 
-cpu::ChoiceSums LogitBlocks::weigh(const Bracket& bracket, double* weights, uint64_t* bits) {
+cpu::ChoiceSums LogitBlocks::weigh(const Bracket& asked, bool finds) {
+  const Bracket bracket = {std::max(asked.least, least_), asked.most};
   cpu::ChoiceScale scale = scale_;
   scale.least = std::max(scale.least, least_);
-  if (none_below_ >= scale.least) scale.least = -infinity;
-  if (plain_)
-    return (rough_ ? kernels_.weigh_logits_roughly : kernels_.weigh_logits)(plain_, choice_block, scale, bracket,
-                                                                            weights, bits);
-  if (values_.tokens) found_ = {};
-  return (rough_ ? kernels_.weigh_values_roughly : kernels_.weigh_values)(
-      values_.values, static_cast<int64_t>(values_.count), scale, bracket, weights, bits);
+  uint64_t* const bits = finds ? found_.data() : nullptr;
+  const auto weigh_logits = rough_ ? kernels_.weigh_logits_roughly : kernels_.weigh_logits;
+  // Every value weighs something.
+  cpu::ChoiceScale all = scale;
+  if (rough_) all.least = -infinity;
+  if (!logits_here_) {
+    if (values_.tokens) found_ = {};
+    return weigh_values(values_.values, static_cast<int64_t>(values_.count), scale, bracket, bits);
+  }
+  const bool is_whole = none_below_ >= scale.least;
+  const bool is_dense = is_whole || leaves_most(scale.least);
+  if (!as_they_are_ && is_dense)
+    return weigh_logits(logits_here_, choice_block, is_whole ? all : scale, bracket, nullptr, bits);
+  if (is_dense) {
+    open_values();
+    return weigh_values(values_.values, choice_block, is_whole ? all : scale, bracket, bits);
+  }
+  uint64_t* const others = finds ? also_found_.data() : nullptr;
+  const int64_t count = kernels_.pack(logits_here_, as_they_are_, scale.least, bracket, left_.data(), bits);
+  cpu::ChoiceSums sums = weigh_logits(left_.data(), count, all, bracket, nullptr, others);
+  const auto add = [&](const cpu::ChoiceSums& more) { sums = {sums.all + more.all, sums.above + more.above}; };
+  if (penalized_) add(weigh_penalized(all, bracket, finds));
+  if (exceptions_.count > 0) {
+    also_found_ = {};
+    add(weigh_values(changed_values(block_), whole_vectors(exceptions_.count), scale, bracket, others));
+    if (finds) add_found_exceptions();
+  }
+  return sums;
+}
+
+// Are most of the block's values at least this one, by its samples? Fewer are packed before they are weighed.
+bool LogitBlocks::leaves_most(double least) const {
+  constexpr int64_t samples = cpu::choice_samples * choice_columns;
+  const float* const some = samples_.data() + block_ * samples;
+  const float from = near(least);
+  int count = 0;
+  for (int64_t i = 0; i < samples; ++i) count += some[i] >= from;
+  return count > samples * 5 / 8;
+}
+
+// Those that have the penalty.
+cpu::ChoiceSums LogitBlocks::weigh_penalized(const cpu::ChoiceScale& scale, const Bracket& bracket, bool finds) {
+  const double least = least_logit(std::max(scale_.least, least_), known_logits_[0]);
+  const Bracket within = finds ? logits_within(bracket) : bracket;
+  uint64_t* const bits = finds ? also_found_.data() : nullptr;
+  const int64_t count = kernels_.pack(logits_here_, penalized_, least, within, left_.data(), bits);
+  if (finds) add_found();
+  kernels_.penalize_packed(left_.data(), count, changes_->penalties(), wide_.data());
+  return weigh_values(wide_.data(), count, scale, bracket, bits);
+}
+
+// The logits that are in a bracket when they have the penalty.
+Bracket LogitBlocks::logits_within(const Bracket& bracket) {
+  const double least = least_logit(bracket.least, known_logits_[1]);
+  const double above = least_logit(std::nextafter(bracket.most, infinity), known_logits_[2]);
+  return {least, std::isinf(above) ? above : std::nextafter(static_cast<float>(above), forbidden)};
+}
+
+// The least f32 number whose value with the penalty is this one or more: values ascend as logits do. It is asked for
+// block by block.
+double LogitBlocks::least_logit(double value, KnownLogit& known) const {
+  if (known.value == value) return known.logit;
+  const double penalty = changes_->penalties().repetition;
+  // The order of f32 numbers as that of integers.
+  const auto number = [](int32_t rank) { return rank < 0 ? -std::bit_cast<float>(-rank) : std::bit_cast<float>(rank); };
+  const auto is_below = [&](int32_t rank) {
+    const double logit = number(rank);
+    return (logit > 0 ? logit / penalty : logit * penalty) < value;
+  };
+  int64_t high = std::bit_cast<int32_t>(-forbidden);
+  int64_t low = -high;
+  while (low < high) {
+    const int64_t middle = (low + high) >> 1;
+    if (is_below(static_cast<int32_t>(middle)))
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  known = {value, number(static_cast<int32_t>(low))};
+  return known.logit;
 }
 
 void LogitBlocks::weigh(std::span<const float> values, double* weights) const {
@@ -300,9 +383,41 @@ void LogitBlocks::weigh(std::span<const double> values, double* weights) const {
 
 int64_t LogitBlocks::find(const Bracket& asked) {
   const Bracket bracket = {std::max(asked.least, least_), asked.most};
-  if (plain_) return kernels_.find(plain_, bracket, found_.data());
-  if (values_.tokens) found_ = {};
-  return kernels_.find_values(values_.values, static_cast<int64_t>(values_.count), bracket, found_.data());
+  if (!logits_here_) {
+    if (values_.tokens) found_ = {};
+    return kernels_.find_values(values_.values, static_cast<int64_t>(values_.count), bracket, found_.data());
+  }
+  int64_t above = kernels_.find(logits_here_, as_they_are_, bracket, found_.data());
+  if (penalized_) {
+    above += kernels_.find(logits_here_, penalized_, logits_within(bracket), also_found_.data());
+    add_found();
+  }
+  if (exceptions_.count > 0) {
+    also_found_ = {};
+    above +=
+        kernels_.find_values(changed_values(block_), whole_vectors(exceptions_.count), bracket, also_found_.data());
+    add_found_exceptions();
+  }
+  return above;
+}
+
+void LogitBlocks::add_found() {
+  for (size_t word = 0; word < found_.size(); ++word) found_[word] |= also_found_[word];
+}
+
+// Calls the function with the index of each exception that was found, in their order.
+template <typename Function>
+void LogitBlocks::each_found_exception(const Function& function) const {
+  for (size_t word = 0; word < static_cast<size_t>(exceptions_.count + 63) / 64; ++word)
+    for (uint64_t rest = also_found_[word]; rest != 0; rest &= rest - 1)
+      function(64 * word + static_cast<size_t>(std::countr_zero(rest)));
+}
+
+void LogitBlocks::add_found_exceptions() {
+  each_found_exception([&](size_t i) {
+    const auto place = static_cast<size_t>(exceptions_.places[i]);
+    found_[place / 64] |= uint64_t{1} << (place % 64);
+  });
 }
 
 int64_t LogitBlocks::count_found() const {
@@ -313,36 +428,54 @@ int64_t LogitBlocks::count_found() const {
 
 void LogitBlocks::list_found(ValueList& list) const {
   const int64_t first = block_ * choice_block;
+  double* const values = list.values();
+  int32_t* const tokens = list.tokens();
   int64_t count = 0;
-  if (plain_) {
-    count = kernels_.list(plain_, found_.data(), first, list.values(), list.tokens());
+  if (logits_here_) {
+    count = kernels_.list(logits_here_, found_.data(), first, values, tokens);
   } else if (!values_.tokens) {
-    count = kernels_.list_values(values_.values, found_.data(), first, list.values(), list.tokens());
+    count = kernels_.list_values(values_.values, found_.data(), first, values, tokens);
   } else {
     for (size_t word = 0; word < found_.size(); ++word)
       for (uint64_t rest = found_[word]; rest != 0; rest &= rest - 1) {
         const size_t i = 64 * word + static_cast<size_t>(std::countr_zero(rest));
-        list.values()[count] = values_.values[i];
-        list.tokens()[count++] = values_.tokens[i];
+        values[count] = values_.values[i];
+        tokens[count++] = values_.tokens[i];
       }
   }
   list.end(block_, static_cast<size_t>(count));
+  if (!logits_here_) return;
+  if (penalized_) kernels_.penalize_listed(values, tokens, count, penalized_, changes_->penalties());
+  if (exceptions_.count > 0) list_exceptions(values, tokens, tokens + count);
+}
+
+// At their places in the list of all that were found.
+void LogitBlocks::list_exceptions(double* values, const int32_t* tokens, const int32_t* end) const {
+  const auto first = static_cast<int32_t>(block_ * choice_block);
+  const int32_t* at = tokens;
+  each_found_exception([&](size_t i) {
+    at = std::lower_bound(at, end, first + exceptions_.places[i]);
+    values[at - tokens] = changed_values(block_)[i];
+  });
 }
 
 void LogitBlocks::spread() {
-  spread_weights_ = weights_.data();
-  if (plain_) {
-    std::copy_n(plain_, choice_block, wide_.begin());
+  if (logits_here_) {
+    kernels_.penalize(logits_here_, changes_ ? changes_->seen(block_) : nullptr,
+                      changes_ ? changes_->penalties() : cpu::Penalties{}, allowed_or_null(block_), wide_.data());
+    const double* const values = changed_values(block_);
+    for (int64_t i = 0; i < exceptions_.count; ++i) wide_[static_cast<size_t>(exceptions_.places[i])] = values[i];
   } else if (values_.tokens) {
     std::fill(wide_.begin(), wide_.end(), -infinity);
-    spread_weights_ = weights_at_.data();
-    for (size_t i = 0; i < values_.count; ++i) {
-      if (values_.values[i] == -infinity) continue;
-      const auto place = static_cast<size_t>(values_.tokens[i] % choice_block);
-      wide_[place] = values_.values[i];
-      weights_at_[place] = weights_[i];
-    }
+    for (size_t i = 0; i < values_.count; ++i)
+      if (values_.values[i] > -infinity)
+        wide_[static_cast<size_t>(values_.tokens[i] % choice_block)] = values_.values[i];
   }
+}
+
+void LogitBlocks::spread_weights() {
+  (rough_ ? kernels_.weigh_values_roughly : kernels_.weigh_values)(wide_.data(), choice_block, scale_, {},
+                                                                   weights_.data(), nullptr);
 }
 
 // ---- The few that are left ------------------------------------------------------------------------------------------

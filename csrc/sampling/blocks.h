@@ -1,9 +1,10 @@
-// The logits of one choice, a block at a time: those to which nothing was done where they lie, the others as a list of
-// values; or only a list of the few that are left.
+// The logits of one choice, a block at a time: where they lie, with bits of those that are forbidden or penalised and a
+// list of the values that are something else; or only a list of the few that are left.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -56,19 +57,19 @@ class LogitBlocks {
   // What follows is of this block, and of what the cut keeps.
   void open(int64_t block, const Cut& cut = {});
   // The sum of the weights.
-  double weigh();
-  void weigh_each();
+  double weigh() { return weigh({infinity, infinity}, false).all; }
   double log_of(double sum) const;
   // Finds which values lie in a bracket. The sums of the weights; or how many exceed the bracket.
-  cpu::ChoiceSums weigh(const Bracket& bracket);
+  cpu::ChoiceSums weigh(const Bracket& bracket) { return weigh(bracket, true); }
   int64_t find(const Bracket& bracket);
   int64_t count_found() const;
   // Lists them as this block's values.
   void list_found(ValueList& list) const;
-  // Every value at its place, -inf where there is none, and its weight after `weigh_each`.
+  // Every value at its place, -inf where there is none; and its weight.
   void spread();
+  void spread_weights();
   double value(int64_t place) const { return wide_[static_cast<size_t>(place)]; }
-  double weight(int64_t place) const { return spread_weights_[place]; }
+  double weight(int64_t place) const { return weights_[static_cast<size_t>(place)]; }
 
   // Weights of other values than a block's, whole vectors of them; those of f32 are rough.
   void weigh(std::span<const float> values, double* weights) const;
@@ -83,6 +84,11 @@ class LogitBlocks {
   int64_t bytes() const;
 
  private:
+  struct KnownLogit {
+    double value = std::numeric_limits<double>::quiet_NaN();
+    double logit = 0;
+  };
+
   void begin(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed);
   void look_at(int64_t block);
   void look_at_changed(int64_t block);
@@ -90,15 +96,27 @@ class LogitBlocks {
   void find_greatest();
   double greatest_value(int64_t block);
   bool is_changed(int64_t block) const { return changes_ && changes_->any(block); }
-  void open_changed(int64_t block);
-  double* changed_values(int64_t block) { return changed_.get() + block * cpu::choice_block; }
+  void open_logits(int64_t block);
+  void open_values();
+  bool leaves_most(double least) const;
+  double* changed_values(int64_t block) const { return changed_.get() + block * changed_room; }
   bool is_cut_short(int64_t block) const { return (block + 1) * cpu::choice_block > vocab_size_; }
   const uint32_t* allowed_of(int64_t block) const;
   const uint32_t* allowed_or_null(int64_t block) const;
   const float* logits_of(int64_t block) const;
   const float* plain_of(int64_t block);
   void drop_ties(const Cut& cut);
-  cpu::ChoiceSums weigh(const Bracket& bracket, double* weights, uint64_t* bits);
+  cpu::ChoiceSums weigh(const Bracket& bracket, bool finds);
+  cpu::ChoiceSums weigh_values(const double* values, int64_t count, const cpu::ChoiceScale& scale,
+                               const Bracket& bracket, uint64_t* bits) const;
+  cpu::ChoiceSums weigh_penalized(const cpu::ChoiceScale& scale, const Bracket& bracket, bool finds);
+  Bracket logits_within(const Bracket& bracket);
+  double least_logit(double value, KnownLogit& known) const;
+  void add_found();
+  void add_found_exceptions();
+  template <typename Function>
+  void each_found_exception(const Function& function) const;
+  void list_exceptions(double* values, const int32_t* tokens, const int32_t* end) const;
   [[noreturn]] void refuse(int64_t block);
 
   const cpu::ChoiceKernels& kernels_;
@@ -119,20 +137,24 @@ class LogitBlocks {
   cpu::ChoiceScale scale_;
   bool rough_ = false;
 
-  // The open block: its logits, as they are or with -inf for what is forbidden; or values, where something was changed
-  // or only some are left.
+  // The open block: its logits, with bits of those that are values as they are, and of others that have the repetition
+  // penalty, and exceptions from both; or values, where only some are left, or ties were dropped.
   int64_t block_ = 0;
-  const float* plain_ = nullptr;  // null: values
-  ListedValues values_ = {};      // tokens null: of the whole block
-  double least_ = -infinity;      // what is less was cut
+  const float* logits_here_ = nullptr;     // null: values
+  const uint32_t* as_they_are_ = nullptr;  // null: all
+  const uint32_t* penalized_ = nullptr;    // null: none
+  cpu::ChangedPlaces exceptions_ = {};
+  ListedValues values_ = {};  // tokens null: of the whole block
+  double least_ = -infinity;  // what is less was cut
   double none_below_ = -infinity;
   std::vector<float> left_;   // logits of which something was left out
   std::vector<double> wide_;  // all values of the block
-  std::vector<double> left_of_list_;
   std::vector<double> weights_;
-  std::vector<double> weights_at_;  // at their places, where values are listed
-  const double* spread_weights_ = nullptr;
+  std::array<uint32_t, cpu::choice_words> bits_as_they_are_ = {};
+  std::array<uint32_t, cpu::choice_words> bits_penalized_ = {};
   std::array<uint64_t, cpu::choice_long_words> found_ = {};
+  std::array<uint64_t, cpu::choice_long_words> also_found_ = {};
+  std::array<KnownLogit, 3> known_logits_;
 };
 
 }  // namespace moeflux

@@ -62,8 +62,9 @@ Changes::Changes(const Sampling& sampling, int64_t vocab_size, std::span<const i
       none_(!has_penalties_ && sampling.logit_bias.empty()),
       seen_(static_cast<size_t>(cpu::choice_blocks(vocab_size) * cpu::choice_words)),
       any_seen_(static_cast<size_t>(cpu::choice_blocks(vocab_size))),
+      left_alone_(seen_.size(), ~uint32_t{0}),
       counts_(any_seen_.size()),
-      room_(none_ ? 0 : counts_.size() * choice_block),
+      room_(none_ ? 0 : counts_.size() * static_cast<size_t>(changed_room)),
       places_(new int32_t[room_]),
       times_(new int32_t[room_]),
       biases_(sampling.logit_bias.empty() ? nullptr : new double[room_]) {
@@ -81,7 +82,10 @@ void Changes::see(std::span<const int32_t> prompt) {
   }
   for (size_t block = 0; block < counts.size(); ++block) any_seen_[block] = counts[block] > few_seen;
   for (size_t word = 0; word < seen_.size(); ++word) {
-    if (any_seen_[word / cpu::choice_words]) continue;
+    if (any_seen_[word / cpu::choice_words]) {
+      left_alone_[word] &= ~seen_[word];
+      continue;
+    }
     for (uint32_t rest = seen_[word]; rest != 0; rest &= rest - 1)
       entry(static_cast<int32_t>(32 * word) + std::countr_zero(rest), cpu::seen_before);
   }
@@ -92,12 +96,12 @@ size_t Changes::entry(int32_t token, int32_t times) {
   const int64_t block = token / choice_block;
   const auto place = static_cast<int32_t>(token % choice_block);
   int32_t& count = counts_[static_cast<size_t>(block)];
-  const int32_t* const places = places_.get() + block * choice_block;
+  const int32_t* const places = places_.get() + block * changed_room;
   const int64_t at = std::lower_bound(places, places + count, place) - places;
-  const auto found = static_cast<size_t>(block * choice_block + at);
+  const auto found = static_cast<size_t>(block * changed_room + at);
   if (at < count && places[at] == place) return found;
   const auto put = [&](auto* lists, auto value) {
-    auto* const list = lists + block * choice_block;
+    auto* const list = lists + block * changed_room;
     if (count % choice_lanes == 0) std::fill_n(list + count, choice_lanes, 0);  // what is behind the last one
     std::move_backward(list + at, list + count, list + count + 1);
     list[at] = value;
@@ -105,6 +109,8 @@ size_t Changes::entry(int32_t token, int32_t times) {
   put(places_.get(), place);
   put(times_.get(), times);
   if (biases_) put(biases_.get(), 0.0);
+  seen_[static_cast<size_t>(token / 32)] &= ~(1u << (token % 32));
+  left_alone_[static_cast<size_t>(token / 32)] &= ~(1u << (token % 32));
   ++count;
   return found;
 }
@@ -116,13 +122,23 @@ void Changes::count(int32_t token) {
 }
 
 cpu::ChangedPlaces Changes::of(int64_t block) const {
-  const int64_t first = block * choice_block;
+  const int64_t first = block * changed_room;
   return {places_.get() + first, times_.get() + first, biases_ ? biases_.get() + first : nullptr,
           counts_[static_cast<size_t>(block)]};
 }
 
+void Changes::fetch(int64_t block) const {
+  constexpr int64_t line = 64 / sizeof(int32_t);
+  if (block == static_cast<int64_t>(counts_.size())) return;
+  const cpu::ChangedPlaces list = of(block);
+  for (int64_t i = 0; i < list.count; i += line) {
+    __builtin_prefetch(list.places + i);
+    __builtin_prefetch(list.times + i);
+  }
+}
+
 int64_t Changes::bytes() const {
-  return bytes_of(seen_, any_seen_, counts_) +
+  return bytes_of(seen_, any_seen_, left_alone_, counts_) +
          static_cast<int64_t>(room_ * (2 * sizeof(int32_t) + (biases_ ? sizeof(double) : 0)));
 }
 

@@ -11,6 +11,10 @@
 
 namespace moeflux {
 
+// What lists have room for, block by block: all tokens, and so much more that the beginnings of the lists, which mostly
+// are all that there is, fall into different sets of the caches.
+constexpr int64_t changed_room = cpu::choice_block + 2 * cpu::choice_columns;
+
 // Tokens with a bias and those of the answer are lists, block by block. Those of the prompt have the repetition
 // penalty: where they are many they are bits, unless they are in a list too, which says all that is done to a token.
 // The others keep their logits.
@@ -23,12 +27,15 @@ class Changes {
   // One more token of the answer.
   void count(int32_t token);
   bool any(int64_t block) const { return seen(block) || counts_[static_cast<size_t>(block)] > 0; }
-  // A bit set: which tokens of a block are in the prompt; null: none, or few, which are listed.
+  // Bit sets: which tokens of a block have the repetition penalty alone, null: none; and to which nothing is done.
   const uint32_t* seen(int64_t block) const {
     return any_seen_[static_cast<size_t>(block)] ? seen_.data() + block * cpu::choice_words : nullptr;
   }
+  const uint32_t* left_alone(int64_t block) const { return left_alone_.data() + block * cpu::choice_words; }
   // The lists of a block, ascending.
   cpu::ChangedPlaces of(int64_t block) const;
+  // Brings the lists of a block nearer, if there is one.
+  void fetch(int64_t block) const;
   const cpu::Penalties& penalties() const { return penalties_; }
 
   int64_t bytes() const;
@@ -43,7 +50,8 @@ class Changes {
   bool none_;
   std::vector<uint32_t> seen_;
   std::vector<uint8_t> any_seen_;  // of each block
-  std::vector<int32_t> counts_;    // of each block
+  std::vector<uint32_t> left_alone_;
+  std::vector<int32_t> counts_;  // of each block
   // Of each block one behind the other, with room for all its tokens. Memory is touched as far as there are some.
   size_t room_;
   std::unique_ptr<int32_t[]> places_;

@@ -163,8 +163,8 @@ int32_t Chooser::at(double share, const Cut& cut) {
     sum += kept_[block];
   }
   blocks_.open(static_cast<int64_t>(chosen));
-  blocks_.weigh_each();
   blocks_.spread();
+  blocks_.spread_weights();
   sum = before;
   int64_t place = 0;
   for (int64_t i = 0; i < choice_block && sum <= goal; ++i) {

@@ -192,7 +192,7 @@ Guess::Guess(const cpu::ChoiceKernels& kernels, int64_t columns)
     : kernels_(kernels),
       columns_(static_cast<size_t>(columns)),
       ranks_(columns_ * (1 + cpu::choice_samples)),
-      probes_(ranks_.size()),
+      probes_(ranks_.size() + cpu::spare_packed),
       buckets_(size_t{1} << guess_bits),
       other_samples_(buckets_.size()),
       sums_(buckets_.size()) {}
@@ -220,29 +220,18 @@ void Guess::fill_buckets_with_all(std::span<const double> worths, const Ranks& r
 void Guess::fill_buckets(std::span<const double> worths, const Ranks& ranks) {
   std::fill(buckets_.begin(), buckets_.end(), Bucket{});
   size_t i = 0;
-  for (; i < probes_.size() && probes_[i] < columns_; ++i)
+  for (; i < left_ && probes_[i] < columns_; ++i)
     buckets_[ranks.bucket(ranks_[probes_[i]])].tops.add(worths[probes_[i]]);
-  for (; i < probes_.size(); ++i) buckets_[ranks.bucket(ranks_[probes_[i]])].samples.add(worths[probes_[i]]);
-}
-
-// Leaves those of the ranks; of all, those that are worth something.
-void Guess::leave_of_all(std::span<const double> worths, const Ranks& ranks) {
-  probes_.resize(ranks_.size());
-  size_t count = 0;
-  for (size_t i = 0; i < ranks_.size(); ++i) {
-    probes_[count] = static_cast<uint32_t>(i);
-    count += static_cast<size_t>(ranks.has(ranks_[i])) & static_cast<size_t>(worths[i] > 0);
-  }
-  probes_.resize(count);
+  for (; i < left_; ++i) buckets_[ranks.bucket(ranks_[probes_[i]])].samples.add(worths[probes_[i]]);
 }
 
 void Guess::leave_probes(const Ranks& ranks) {
   size_t count = 0;
-  for (const uint32_t probe : probes_) {
+  for (const uint32_t probe : probes()) {
     probes_[count] = probe;
     count += ranks.has(ranks_[probe]);
   }
-  probes_.resize(count);
+  left_ = count;
 }
 
 // `sum` is above the first bucket.
@@ -317,12 +306,16 @@ Bracket Guess::bracket(std::span<const float> tops, std::span<const float> sampl
     const double within = sums_[end].worth - above.worth;
     ranks.high = std::min(ranks.high, ranks.first_of(end + 1) - 1);
     ranks.low = ranks.first_of(first);
-    turn == 0 ? leave_of_all(worths, ranks) : leave_probes(ranks);
+    if (turn == 0)
+      left_ = static_cast<size_t>(kernels_.leave(ranks_.data(), worths.data(), static_cast<int64_t>(ranks_.size()),
+                                                 ranks.low, ranks.high, probes_.data()));
+    else
+      leave_probes(ranks);
     if (ranks.shift == 0 || within <= 4 * margin) break;
     ranks.shift = shift_for(ranks.low, ranks.high, guess_bits);
   }
   Bracket found = {infinity, -infinity};
-  for (const uint32_t i : probes_) {
+  for (const uint32_t i : probes()) {
     found.least = std::min<double>(found.least, value_of(i));
     found.most = std::max<double>(found.most, value_of(i));
   }

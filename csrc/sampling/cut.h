@@ -118,7 +118,7 @@ class Guess {
 
   void fill_buckets_with_all(std::span<const double> worths, const Ranks& ranks);
   void fill_buckets(std::span<const double> worths, const Ranks& ranks);
-  void leave_of_all(std::span<const double> worths, const Ranks& ranks);
+  std::span<uint32_t> probes() { return {probes_.data(), left_}; }
   void leave_probes(const Ranks& ranks);
   void estimate(Estimate sum);
   size_t bucket_at(double worth, size_t last) const;
@@ -127,7 +127,8 @@ class Guess {
   size_t columns_;
   double total_ = 0;
   std::vector<uint32_t> ranks_;   // of the probes
-  std::vector<uint32_t> probes_;  // which of them are looked at
+  std::vector<uint32_t> probes_;  // which of them are looked at; the first `left_`
+  size_t left_ = 0;
   std::vector<Bucket> buckets_;
   std::vector<Some> other_samples_;  // of the second samples
   std::vector<Estimate> sums_;       // through each bucket

@@ -395,6 +395,17 @@ def test_logits_far_from_0(scale: float) -> None:
         assert math.isclose(choice.logprob, oracle.log_probability(row, choice.token), rel_tol=0, abs_tol=1e-9)
 
 
+@pytest.mark.parametrize("far", [1e15, -1e15, 1e100])
+def test_values_too_far_from_0_for_rough_weights(far: float) -> None:
+    """Biases are f64 numbers: those next to each other differ by about the temperature."""
+    step, size, rng = math.ulp(far), 3 * BLOCK, np.random.default_rng(8)
+    biases = {id: far + step * int(rng.integers(4)) for id in range(size)}
+    rows = [np.zeros(size, np.float32)] * 20
+    for more in ({}, {"top_p": 0.9}):
+        asked = Sampling(temperature=step, logit_bias=biases, seed=7, **more)
+        assert chosen(rows, asked, []) == oracle.choose_tokens(rows, asked)
+
+
 @pytest.mark.parametrize("first", [-1e30, -900.0, -490.0, -10.0, -np.inf])
 def test_log_probabilities_of_logits_that_begin_far_below(first: float) -> None:
     """Weights are added up before the greatest logit is known."""

@@ -54,7 +54,8 @@ struct ChoiceSums {
 };
 
 // Of `count` values, a multiple of choice_lanes. Into `bits`, a byte for so many, which of them lie in the bracket;
-// null: nobody asks for that, nor for the sum above. `weights` null: only the sums are wanted.
+// null: nobody asks for that, nor for the sum above. `weights` null: only the sums are wanted. Where the scale has no
+// least weight, the last choice_lanes values may be -inf.
 template <typename Number>
 using ChoiceWeigh = ChoiceSums (*)(const Number* values, int64_t count, const ChoiceScale& scale,
                                    const ChoiceBracket& bracket, double* weights, uint64_t* bits);
@@ -84,6 +85,7 @@ struct Penalties {
 };
 
 constexpr int64_t spare_choice_places = 4;  // behind the last of a list that is written, so many are overwritten
+constexpr int64_t spare_packed = 16;        // and behind the last of packed logits and of probes that are left
 
 // Of the values that exceed one: what they are worth, and their number.
 struct ChoiceAbove {
@@ -105,13 +107,22 @@ struct ChoiceKernels {
   // into `samples` [choice_samples, choice_columns] other elements of it: those of `row` and of rows far from it, or of
   // the row behind one where an element is the greatest. Meanwhile the block at `next` comes nearer.
   ChoiceRange (*range)(const float* logits, const float* next, int64_t row, float* tops, float* samples);
-  // How many exceed a bracket. Into `bits` [choice_long_words] which lie in it.
-  int64_t (*find)(const float* logits, const ChoiceBracket& bracket, uint64_t* bits);
-  // The same of values, as many and with such bits as where they are weighed.
+  // Of the logits with a bit in `some`, all where it is null: how many exceed a bracket. Into `bits`
+  // [choice_long_words] which lie in it.
+  int64_t (*find)(const float* logits, const uint32_t* some, const ChoiceBracket& bracket, uint64_t* bits);
+  // One behind the other, into `packed`, those of them that are at least `least`; then -inf, to a multiple of
+  // choice_lanes. Returns how many `packed` has, with these. Into `bits`, unless it is null, which of those lie in the
+  // bracket.
+  int64_t (*pack)(const float* logits, const uint32_t* some, double least, const ChoiceBracket& bracket, float* packed,
+                  uint64_t* bits);
+  // The first of values, as many and with such bits as where they are weighed.
   int64_t (*find_values)(const double* values, int64_t count, const ChoiceBracket& bracket, uint64_t* bits);
   // Of `count` probes, a multiple of choice_columns, how far each is below the greatest logit: the bits of that
   // distance as f32, which ascend as it does, between those of `nearest` and `farthest`.
   void (*rank)(const float* probes, int64_t count, float greatest, float nearest, float farthest, uint32_t* ranks);
+  // Lists which of `count` probes have a rank from `low` to `high` and are worth something. Returns how many they are.
+  int64_t (*leave)(const uint32_t* ranks, const double* worths, int64_t count, uint32_t low, uint32_t high,
+                   uint32_t* left);
   // Lists those with a bit, and their tokens. Returns how many they are.
   ChoiceList<float> list;
   ChoiceList<double> list_values;
@@ -125,9 +136,15 @@ struct ChoiceKernels {
                    double* values);
   void (*penalize_nearly)(const float* logits, const uint32_t* seen, const Penalties& penalties,
                           const uint32_t* allowed, float* values);
-  // The values of the logits in these places alone.
+  // The values of `count` logits, a multiple of choice_lanes, that all have the penalty. And of a list, where those
+  // with a bit in `seen` get it.
+  void (*penalize_packed)(const float* logits, int64_t count, const Penalties& penalties, double* values);
+  void (*penalize_listed)(double* values, const int32_t* tokens, int64_t count, const uint32_t* seen,
+                          const Penalties& penalties);
+  // The values of the logits in these places alone, then -inf to a multiple of choice_lanes; and near values, at their
+  // places.
   void (*change)(const float* logits, const ChangedPlaces& changed, const Penalties& penalties, const uint32_t* allowed,
-                 double* values);
+                 double* values, float* near);
   // The greatest of a block's values; NaN when one is NaN or +inf.
   double (*greatest_value)(const double* values);
   ChoiceWeigh<float> weigh_logits;

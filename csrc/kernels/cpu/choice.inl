@@ -46,22 +46,58 @@ static ChoiceRange range(const float* logits, const float* next, int64_t row, fl
   return found;
 }
 
-static int64_t find(const float* logits, const ChoiceBracket& bracket, uint64_t* bits) {
+MOEFLUX_INLINE uint64_t long_word(const uint32_t* bits, int64_t word) {
+  if (!bits) return ~uint64_t{0};
+  return bits[2 * word] | static_cast<uint64_t>(bits[2 * word + 1]) << 32;
+}
+
+static int64_t find(const float* logits, const uint32_t* some, const ChoiceBracket& bracket, uint64_t* bits) {
   const ChoiceRange range = floats_within(bracket);
   int64_t count = 0;
   for (int64_t word = 0; word < choice_long_words; ++word) {
+    const uint64_t wanted = long_word(some, word);
     uint64_t found = 0;
     uint64_t above = 0;
     MOEFLUX_UNROLL
     for (int64_t i = 0; i < 64; i += lanes) {
-      const Floats some = load<Floats>(logits + 64 * word + i);
-      found |= bits_of_least(some, range.least) << i;
-      above |= bits_above(some, range.greatest) << i;
+      const Floats each = load<Floats>(logits + 64 * word + i);
+      found |= bits_of_least(each, range.least) << i;
+      above |= bits_above(each, range.greatest) << i;
     }
-    bits[word] = found & ~above;
-    count += __builtin_popcountll(above);
+    bits[word] = found & ~above & wanted;
+    count += __builtin_popcountll(above & wanted);
   }
   return count;
+}
+
+template <bool finds>
+MOEFLUX_INLINE int64_t pack_all(const float* logits, const uint32_t* some, double least, const ChoiceBracket& bracket,
+                                float* packed, uint64_t* bits) {
+  const ChoiceRange range = finds ? floats_within(bracket) : ChoiceRange{};
+  const float from = round_up(least);
+  int64_t count = 0;
+  for (int64_t word = 0; word < choice_long_words; ++word) {
+    const uint64_t wanted = long_word(some, word);
+    uint64_t found = 0;
+    MOEFLUX_UNROLL
+    for (int64_t i = 0; i < 64; i += lanes) {
+      const Floats each = load<Floats>(logits + 64 * word + i);
+      const uint64_t left = bits_of_least(each, from) & wanted >> i;
+      if constexpr (finds) found |= bits_within(left, each, range) << i;
+      store_packed(packed + count, each, static_cast<uint32_t>(left));
+      count += __builtin_popcountll(left);
+    }
+    if constexpr (finds) bits[word] = found;
+  }
+  const int64_t whole = (count + choice_lanes - 1) / choice_lanes * choice_lanes;
+  for (; count < whole; ++count) packed[count] = minus_infinity;
+  return count;
+}
+
+static int64_t pack(const float* logits, const uint32_t* some, double least, const ChoiceBracket& bracket,
+                    float* packed, uint64_t* bits) {
+  return bits ? pack_all<true>(logits, some, least, bracket, packed, bits)
+              : pack_all<false>(logits, some, least, bracket, packed, bits);
 }
 
 // The bits of eight are a byte.
@@ -91,6 +127,23 @@ static void rank(const float* probes, int64_t count, float greatest, float neare
     const Floats distance = max(greatest - load<Floats>(probes + i), splat(nearest));
     store(ranks + i, distance < farthest ? distance : splat(farthest));
   }
+}
+
+static int64_t leave(const uint32_t* ranks, const double* worths, int64_t count, uint32_t low, uint32_t high,
+                     uint32_t* left) {
+  Words places;
+  for (int64_t i = 0; i < lanes; ++i) places[i] = static_cast<uint32_t>(i);
+  int64_t number = 0;
+  for (int64_t first = 0; first < count; first += lanes) {
+    uint64_t worthy = 0;
+    MOEFLUX_UNROLL
+    for (int64_t i = 0; i < lanes; i += wide)
+      worthy |= static_cast<uint64_t>(bits_above(load<Doubles>(worths + first + i), 0.0)) << i;
+    const uint64_t bits = bits_upto(load<Words>(ranks + first) - low, high - low) & worthy;
+    store_packed(left + number, (Floats)(places + static_cast<uint32_t>(first)), static_cast<uint32_t>(bits));
+    number += __builtin_popcountll(bits);
+  }
+  return number;
 }
 
 template <typename Number>
@@ -138,14 +191,18 @@ static ChoiceAbove sum_above(const double* values, const double* worths, int64_t
 constexpr ChoiceKernels choice_kernels = {
     range,
     find,
+    pack,
     find_values,
     rank,
+    leave,
     list<float>,
     list<double>,
     sum_above,
     forbid,
     penalize,
     penalize_nearly,
+    penalize_packed,
+    penalize_listed,
     change,
     greatest_value,
     weigh<false, float>,

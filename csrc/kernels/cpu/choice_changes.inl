@@ -75,6 +75,20 @@ static void penalize(const float* logits, const uint32_t* seen, const Penalties&
     penalize_some<true, true>(logits, seen, penalties, allowed, values);
 }
 
+template <bool divides>
+MOEFLUX_INLINE void penalize_each(const float* logits, int64_t count, const Penalties& penalties, double* values) {
+  const Penalties own = penalties;  // what no store can change
+  for (int64_t i = 0; i < count; i += wide)
+    store(values + i, penalized<divides>(~uint32_t{0}, load_values(logits + i), own));
+}
+
+static void penalize_packed(const float* logits, int64_t count, const Penalties& penalties, double* values) {
+  if (penalties.reciprocal > 0)
+    penalize_each<false>(logits, count, penalties, values);
+  else
+    penalize_each<true>(logits, count, penalties, values);
+}
+
 static void forbid(const float* logits, const uint32_t* allowed, float* out) {
   for (int64_t word = 0; word < choice_words; ++word) {
     MOEFLUX_UNROLL
@@ -144,27 +158,53 @@ MOEFLUX_INLINE Doubles load_places(const float* logits, const int32_t* places) {
 }
 #endif
 
-// Lanes of -1 or 0.
-MOEFLUX_INLINE LongInts are_allowed(const uint32_t* allowed, const int32_t* places) {
+// Lanes of -1 or 0: which tokens, by their places or ids, have a bit in their block.
+MOEFLUX_INLINE LongInts have_bits(const uint32_t* bits, const int32_t* tokens) {
   LongInts some;
-  for (int64_t i = 0; i < wide; ++i) some[i] = -static_cast<int64_t>(allowed[places[i] / 32] >> (places[i] % 32) & 1);
+  for (int64_t i = 0; i < wide; ++i) {
+    const auto place = static_cast<uint32_t>(tokens[i]) % static_cast<uint32_t>(choice_block);
+    some[i] = -static_cast<int64_t>(bits[place / 32] >> (place % 32) & 1);
+  }
   return some;
 }
 
+MOEFLUX_INLINE Doubles divided(Doubles value, const Penalties& penalties) {
+  return value > 0 ? value / penalties.repetition : value * penalties.repetition;
+}
+
+static void penalize_listed(double* values, const int32_t* tokens, int64_t count, const uint32_t* seen,
+                            const Penalties& penalties) {
+  for (int64_t i = 0; i < count; i += wide) {
+    const Doubles value = load<Doubles>(values + i);
+    store(values + i, have_bits(seen, tokens + i) ? divided(value, penalties) : value);
+  }
+}
+
+// As f32 numbers that are finite where the values are.
+MOEFLUX_INLINE HalfFloats near_values(Doubles values) {
+  constexpr double most = std::numeric_limits<float>::max();
+  constexpr double beyond = -static_cast<double>(minus_infinity);
+  const Doubles upto = values > most ? splat(most) : values;
+  return halves_of(upto < -most ? (values > -beyond ? splat(-most) : splat(-beyond)) : upto);
+}
+
 static void change(const float* logits, const ChangedPlaces& changed, const Penalties& penalties,
-                   const uint32_t* allowed, double* values) {
+                   const uint32_t* allowed, double* values, float* near) {
   for (int64_t first = 0; first < changed.count; first += wide) {
     Doubles value = load_places(logits, changed.places + first);
     if (changed.biases) value += load<Doubles>(changed.biases + first);
     const HalfInts times = load<HalfInts>(changed.times + first);
     const Doubles number = doubles_of(times & std::numeric_limits<int32_t>::max());
-    const Doubles penalized = value > 0 ? value / penalties.repetition : value * penalties.repetition;
-    value = longs_of(times) < 0 ? penalized : value;
+    value = longs_of(times) < 0 ? divided(value, penalties) : value;
     value -= number > 0 ? penalties.presence + penalties.frequency * number : Doubles{};
     if (allowed)
-      value = are_allowed(allowed, changed.places + first) ? value : splat(static_cast<double>(minus_infinity));
+      value = have_bits(allowed, changed.places + first) ? value : splat(static_cast<double>(minus_infinity));
     store(values + first, value);
+    const HalfFloats about = near_values(value);
+    const int64_t count = smaller(changed.count - first, wide);
+    for (int64_t i = 0; i < count; ++i) near[changed.places[first + i]] = about[i];
   }
+  for (int64_t i = changed.count; i % choice_lanes != 0; ++i) values[i] = static_cast<double>(minus_infinity);
 }
 
 }  // namespace moeflux::cpu::MOEFLUX_ISA

@@ -89,6 +89,25 @@ MOEFLUX_INLINE uint32_t bits_above(Doubles values, double most) {
 #endif
 }
 
+MOEFLUX_INLINE uint64_t bits_upto(Words values, uint32_t most) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_epu32_mask((__m512i)values, _mm512_set1_epi32(static_cast<int32_t>(most)), _MM_CMPINT_LE);
+#else
+  return bits_of((Ints)(values <= most));
+#endif
+}
+
+// Of those with a bit.
+MOEFLUX_INLINE uint64_t bits_within(uint64_t bits, Floats values, const ChoiceRange& range) {
+#if defined(__AVX512F__)
+  const auto least =
+      _mm512_mask_cmp_ps_mask(static_cast<__mmask16>(bits), (__m512)values, _mm512_set1_ps(range.least), _CMP_GE_OQ);
+  return _mm512_mask_cmp_ps_mask(least, (__m512)values, _mm512_set1_ps(range.greatest), _CMP_LE_OQ);
+#else
+  return bits & bits_of((values >= range.least) & (values <= range.greatest));
+#endif
+}
+
 // The f32 next to a number, at or above it.
 static float round_up(double number) {
   constexpr float most = std::numeric_limits<float>::max();
@@ -133,6 +152,40 @@ MOEFLUX_INLINE Doubles choose(uint32_t bits, Doubles a, Doubles b) {
 #endif
 }
 
+// Those with a bit, from the lowest on, one behind the other; what follows them in a vector is overwritten.
+#if defined(__AVX512F__)
+MOEFLUX_INLINE void store_packed(void* to, Floats values, uint32_t bits) {
+  store(to, _mm512_maskz_compress_ps(static_cast<__mmask16>(bits), (__m512)values));
+}
+#elif defined(__AVX2__)
+// The places of the bits of a byte, a byte for each.
+struct PlacesOfBits {
+  uint64_t of[256] = {};
+
+  constexpr PlacesOfBits() {
+    for (unsigned byte = 0; byte < 256; ++byte)
+      for (unsigned bit = 8; bit-- > 0;)
+        if ((byte >> bit & 1) != 0) of[byte] = of[byte] << 8 | bit;
+  }
+};
+
+constexpr PlacesOfBits places_of_bits;
+
+MOEFLUX_INLINE void store_packed(void* to, Floats values, uint32_t bits) {
+  const __m256i places = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(places_of_bits.of + (bits & 0xff))));
+  store(to, _mm256_permutevar8x32_ps((__m256)values, places));
+}
+#else
+MOEFLUX_INLINE void store_packed(void* to, Floats values, uint32_t bits) {
+  auto* at = static_cast<char*>(to);
+  for (int64_t i = 0; i < lanes; ++i) {
+    const float value = values[i];
+    __builtin_memcpy(at, &value, sizeof value);
+    at += sizeof value * (bits >> i & 1);
+  }
+}
+#endif
+
 MOEFLUX_INLINE Doubles load_values(const double* from) { return load<Doubles>(from); }
 // Written out where GCC takes __builtin_convertvector to pieces.
 MOEFLUX_INLINE Doubles load_values(const float* from) {
@@ -142,6 +195,16 @@ MOEFLUX_INLINE Doubles load_values(const float* from) {
   return (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(from));
 #else
   return __builtin_convertvector(load<HalfFloats>(from), Doubles);
+#endif
+}
+
+MOEFLUX_INLINE HalfFloats halves_of(Doubles from) {
+#if defined(__AVX512F__)
+  return (HalfFloats)_mm512_maskz_cvtpd_ps(0xff, (__m512d)from);
+#elif defined(__AVX2__)
+  return (HalfFloats)_mm256_cvtpd_ps((__m256d)from);
+#else
+  return __builtin_convertvector(from, HalfFloats);
 #endif
 }
 

@@ -197,7 +197,8 @@ MOEFLUX_INLINE void weigh_together(const Number* values, const ChoiceScale& scal
 template <bool rough, bool split, bool stored, bool every, typename Number>
 MOEFLUX_INLINE ChoiceSums weigh_all(const Number* values, int64_t count, const ChoiceScale& asked,
                                     const ChoiceBracket& within, double* weights, uint64_t* bits) {
-  const ChoiceScale scale = asked;  // what no store can change
+  ChoiceScale scale = asked;  // what no store can change
+  if (every) scale.least = std::numeric_limits<double>::lowest();
   const ChoiceBracket bracket = within;
   const ChoiceRange floats = split && by_floats<Number>
                                  ? floats_within({within.least > asked.least ? within.least : asked.least, within.most})
@@ -207,11 +208,12 @@ MOEFLUX_INLINE ChoiceSums weigh_all(const Number* values, int64_t count, const C
   int64_t i = 0;
   const auto weights_at = [&] { return stored ? weights + i : nullptr; };
   const auto bytes_at = [&] { return split ? bytes + i / choice_lanes : nullptr; };
-  for (; i + choice_together * wide <= count; i += choice_together * wide)
+  constexpr int64_t last = every ? 1 : 0;  // at least so many are looked at more closely: there may be -inf
+  for (; i + choice_together * wide + last <= count; i += choice_together * wide)
     weigh_together<rough, split, stored, every, choice_together>(values + i, scale, bracket, floats, sums, weights_at(),
                                                                  bytes_at());
   for (; i < count; i += choice_lanes)
-    weigh_together<rough, split, stored, every, parts>(values + i, scale, bracket, floats, sums, weights_at(),
+    weigh_together<rough, split, stored, false, parts>(values + i, scale, bracket, floats, sums, weights_at(),
                                                        bytes_at());
   return {total(sums.all), split ? total(sums.above) : 0};
 }
