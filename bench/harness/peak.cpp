@@ -32,7 +32,9 @@ volatile float factor = 1;
 
 // Twelve sums as variables of their own, so that they stay in registers.
 #define MOEFLUX_TWELVE(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11)
-#define MOEFLUX_DECLARE(i) auto sum##i = x;
+#define MOEFLUX_DECLARE(i) \
+  auto sum##i = x;         \
+  asm volatile("" : "+x"(sum##i));                         /* otherwise the compiler would see that all are equal */
 #define MOEFLUX_KEEP(i) asm volatile("" : : "x"(sum##i));  // otherwise the compiler would see that nobody wants it
 #define MOEFLUX_LOOP(NAME, TARGET, X, LANES, ADD)      \
   __attribute__((target(TARGET))) int64_t NAME() {     \

@@ -141,7 +141,7 @@ void Report::add(const Count& c) {
 // ---- Limits and ops -----------------------------------------------------------------------------------------------
 
 void Report::add(const Limits& limits) {
-  limits_ = limits;
+  limits_[limits.threads] = limits;
   Members peaks;
   std::string words;
   for (const Peak& peak : limits.peaks) {
@@ -159,18 +159,20 @@ void Report::add(const Limits& limits) {
                limits.read_bandwidth / 1e9, limits.disk_bandwidth / 1e9, words.c_str());
 }
 
-double Report::peak() const {
-  for (const Peak& peak : limits_.peaks)
+double Report::peak(const Limits& limits) const {
+  for (const Peak& peak : limits.peaks)
     if (peak.isa == isa_) return peak.multiplications;
   return 0;
 }
 
-double Report::shortest(const moeflux::OpTime& op) const {
-  const double moving = static_cast<double>(op.bytes) / limits_.read_bandwidth;
-  return peak() > 0 ? std::max(moving, static_cast<double>(op.products) / peak()) : moving;
+double Report::shortest(const moeflux::OpTime& op, const Limits& limits) const {
+  const double moving = static_cast<double>(op.bytes) / limits.read_bandwidth;
+  const double most = peak(limits);
+  return most > 0 ? std::max(moving, static_cast<double>(op.products) / most) : moving;
 }
 
 std::string Report::json(const moeflux::OpTime& op, const Measurement& m) const {
+  const Limits& limits = limits_.at(m.threads);
   const double bytes_a_second = static_cast<double>(op.bytes) / op.seconds;
   const double products_a_second = static_cast<double>(op.products) / op.seconds;
   Members members;
@@ -185,11 +187,11 @@ std::string Report::json(const moeflux::OpTime& op, const Measurement& m) const 
       .add("seconds", op.seconds)
       .add("bytes", op.bytes)
       .add("bytes_per_second", bytes_a_second)
-      .add("share_of_read_bandwidth", bytes_a_second / limits_.read_bandwidth)
+      .add("share_of_read_bandwidth", bytes_a_second / limits.read_bandwidth)
       .add("products", op.products)
       .add("products_per_second", products_a_second)
-      .add("share_of_peak", share(products_a_second, peak()))
-      .add("share_of_roofline", shortest(op) / op.seconds)
+      .add("share_of_peak", share(products_a_second, peak(limits)))
+      .add("share_of_roofline", shortest(op, limits) / op.seconds)
       .add("rep", m.rep)
       .add("sessions", m.sessions)
       .add("threads", m.threads);
@@ -221,6 +223,7 @@ void Report::op_tables() const {
   }
   for (const auto& [key, sum] : sums) {
     const auto& [threads, context, sessions, what] = key;
+    const Limits& limits = limits_.at(threads);
     std::vector<moeflux::OpTime> ops;
     for (const auto& [name, op] : sum.ops) ops.push_back(op);
     std::sort(ops.begin(), ops.end(), [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
@@ -235,8 +238,8 @@ void Report::op_tables() const {
                    op.shape.c_str(), static_cast<long long>(op.calls),
                    1e6 * op.seconds / static_cast<double>(sum.tokens), 100 * op.seconds / sum.seconds,
                    static_cast<double>(op.bytes) / op.seconds / 1e9,
-                   100 * static_cast<double>(op.bytes) / op.seconds / limits_.read_bandwidth,
-                   static_cast<double>(op.products) / op.seconds / 1e9, 100 * shortest(op) / op.seconds);
+                   100 * static_cast<double>(op.bytes) / op.seconds / limits.read_bandwidth,
+                   static_cast<double>(op.products) / op.seconds / 1e9, 100 * shortest(op, limits) / op.seconds);
     }
     std::fprintf(stderr, "%-15s %-34s %6s %9.1f %5.1f%%\n", "between ops", "", "",
                  1e6 * rest / static_cast<double>(sum.tokens), 100 * rest / sum.seconds);

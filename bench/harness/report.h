@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -67,7 +68,7 @@ class Report {
   void begin(const moeflux::Engine& engine);
   void begin_counts(const moeflux::Engine& engine);
   void add(const Count& count);
-  void add(const Limits& limits);  // what follows is compared with them
+  void add(const Limits& limits);  // what follows with as many threads is compared with them
   void add(const Measurement& measurement);
   // The medians of the warm walks.
   void end() const;
@@ -75,8 +76,8 @@ class Report {
  private:
   std::string json(const Measurement& m) const;
   std::string json(const moeflux::OpTime& op, const Measurement& m) const;
-  double peak() const;  // of the instruction set in use
-  double shortest(const moeflux::OpTime& op) const;
+  double peak(const Limits& limits) const;  // of the instruction set in use
+  double shortest(const moeflux::OpTime& op, const Limits& limits) const;
   void set_constant(const moeflux::Engine& engine);
   void op_tables() const;
   void write_line(const std::string& line);
@@ -86,7 +87,7 @@ class Report {
   bool to_stdout_;
   std::string constant_;  // the JSON members that all measurements of an engine share
   std::string isa_;
-  Limits limits_;
+  std::map<int64_t, Limits> limits_;  // by the number of threads
   std::vector<Measurement> all_;
 };
 

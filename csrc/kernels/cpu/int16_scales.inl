@@ -1,12 +1,53 @@
-// The scales of quantised matrices for products of digits and codes (see int16.h). Those of 16 matrix rows are
+// Sixteen rows of a quantised matrix, and their scales, for products of digits and codes (see int16.h). Scales are
 // transposed, so that each row has a lane.
 #include "kernels/cpu/int16.inl"
 #include "kernels/cpu/lanes.h"
 
 namespace moeflux::cpu::MOEFLUX_ISA {
 
-constexpr int64_t code_rows = 16;     // matrix rows that are computed together, one per lane
-constexpr int64_t scale_groups = 32;  // groups whose scales are transposed at once
+constexpr int64_t code_rows = 16;    // matrix rows that are computed together, one per lane
+constexpr int64_t scale_groups = 8;  // groups whose scales are transposed at once
+
+// ---- Sixteen rows --------------------------------------------------------------------------------------------------
+
+// Rows that lie `stride` bytes apart. Sixteen addresses are too many for the registers, so that of each row is a few
+// strides from one of two.
+struct SpacedRows {
+  const uint8_t* first;
+  int64_t stride;
+  int64_t three;  // times the stride
+  int64_t five;
+  int64_t seven;
+  int64_t eight;
+
+  [[gnu::always_inline]] const uint8_t* row(int64_t r) const {
+    const int64_t strides[8] = {0, stride, 2 * stride, three, 4 * stride, five, 2 * three, seven};
+    return first + (r < 8 ? 0 : eight) + strides[r % 8];
+  }
+};
+
+MOEFLUX_INLINE SpacedRows spaced_rows(const uint8_t* first, int64_t stride) {
+  SpacedRows rows = {first, stride, 3 * stride, 5 * stride, 7 * stride, 8 * stride};
+  // Otherwise the compiler would make sixteen addresses of them again.
+  asm("" : "+r"(rows.three), "+r"(rows.five), "+r"(rows.seven), "+r"(rows.eight));
+  return rows;
+}
+
+// Sixteen rows of the matrix that are computed together, and those of them that are wanted.
+struct SixteenRows {
+  int64_t first;
+  __mmask16 wanted;
+};
+
+// Those from `row` on that come before `last` >= 16. If there are fewer, rows before them are computed again.
+MOEFLUX_INLINE SixteenRows sixteen_rows(int64_t row, int64_t last) {
+  const int64_t first = smaller(row, last - code_rows);
+  return {first, static_cast<__mmask16>(all_lanes << (row - first))};
+}
+
+MOEFLUX_INLINE void store_wanted(const SixteenRows& rows, float* out, Floats sums) {
+  _mm512_mask_storeu_ps(out + rows.first, rows.wanted, (__m512)sums);
+}
 
 // ---- Scales: lanes become matrix rows ------------------------------------------------------------------------------
 
@@ -27,45 +68,47 @@ MOEFLUX_INLINE void store_lane(__m512i lane, float (*to)[code_rows]) {
   }
 }
 
-// Transposes scales, or biases, of `count` groups of 16 rows to out[g][r]. from[r] is that of the first group of row r.
-// It is for at most a quarter of a vector of each row: each quarter of v[i] has row 4 * quarter + i.
-template <DType type>
-MOEFLUX_INLINE void turn_few_scales(const uint8_t* const (&from)[code_rows], int64_t count,
-                                    float (&out)[scale_groups][code_rows]) {
-  const auto there = static_cast<__mmask16>((1u << count * (4 / groups_a_lane<type>)) - 1);
+// Transposes 16 bytes of each of 16 rows: lane r of vector i has those from 4 * i on of row r. `there` says which bytes
+// are; the others count as 0.
+template <bool whole>
+MOEFLUX_INLINE void turn_quarter_rows(const SpacedRows& rows, __mmask16 there, __m512i (&lane)[4]) {
+  const auto part = [&](int64_t r) __attribute__((always_inline)) {
+    return whole ? load<__m128i>(rows.row(r)) : _mm_maskz_loadu_epi8(there, rows.row(r));
+  };
+  // Each quarter of v[i] has row 4 * quarter + i.
   __m512i v[4];
   MOEFLUX_UNROLL
   for (int i = 0; i < 4; ++i) {
-    v[i] = _mm512_zextsi128_si512(_mm_maskz_loadu_epi8(there, from[i]));
+    v[i] = _mm512_zextsi128_si512(part(i));
     MOEFLUX_UNROLL
     for (int quarter = 1; quarter < 4; ++quarter)
-      v[i] = _mm512_mask_broadcast_i32x4(v[i], static_cast<__mmask16>(0xf << 4 * quarter),
-                                         _mm_maskz_loadu_epi8(there, from[4 * quarter + i]));
+      v[i] = _mm512_mask_broadcast_i32x4(v[i], static_cast<__mmask16>(0xf << 4 * quarter), part(4 * quarter + i));
   }
   const __m512i low[2] = {_mm512_maskz_unpacklo_epi32(all_lanes, v[0], v[1]),
                           _mm512_maskz_unpacklo_epi32(all_lanes, v[2], v[3])};
   const __m512i high[2] = {_mm512_maskz_unpackhi_epi32(all_lanes, v[0], v[1]),
                            _mm512_maskz_unpackhi_epi32(all_lanes, v[2], v[3])};
-  store_lane<type>(_mm512_maskz_unpacklo_epi64(0xff, low[0], low[1]), out);
-  store_lane<type>(_mm512_maskz_unpackhi_epi64(0xff, low[0], low[1]), out + groups_a_lane<type>);
-  store_lane<type>(_mm512_maskz_unpacklo_epi64(0xff, high[0], high[1]), out + 2 * groups_a_lane<type>);
-  store_lane<type>(_mm512_maskz_unpackhi_epi64(0xff, high[0], high[1]), out + 3 * groups_a_lane<type>);
+  lane[0] = _mm512_maskz_unpacklo_epi64(0xff, low[0], low[1]);
+  lane[1] = _mm512_maskz_unpackhi_epi64(0xff, low[0], low[1]);
+  lane[2] = _mm512_maskz_unpacklo_epi64(0xff, high[0], high[1]);
+  lane[3] = _mm512_maskz_unpackhi_epi64(0xff, high[0], high[1]);
 }
 
-// The same for count <= scale_groups.
+// The same for the first `bytes` of them, up to 16.
+MOEFLUX_INLINE void turn_quarter_rows(const SpacedRows& rows, int64_t bytes, __m512i (&lane)[4]) {
+  if (bytes >= 16) return turn_quarter_rows<true>(rows, 0xffff, lane);
+  turn_quarter_rows<false>(rows, static_cast<__mmask16>((1u << bytes) - 1), lane);
+}
+
+// Transposes scales, or biases, of `count` groups of 16 rows to out[g][r].
 template <DType type>
-static void turn_scales(const uint8_t* const (&from)[code_rows], int64_t count, float (&out)[scale_groups][code_rows]) {
+MOEFLUX_INLINE void turn_scales(SpacedRows rows, int64_t count, float (&out)[scale_groups][code_rows]) {
   constexpr int64_t a_lane = groups_a_lane<type>;
-  if (count <= 4 * a_lane) return turn_few_scales<type>(from, count, out);
-  for (int64_t first = 0; first < count; first += 16 * a_lane) {
-    const int64_t bytes = (count - first < 16 * a_lane ? count - first : 16 * a_lane) * (4 / a_lane);
-    const __mmask64 there = bytes == 64 ? ~__mmask64{0} : (__mmask64{1} << bytes) - 1;
-    __m512i v[16];
+  for (int64_t first = 0; first < count; first += 4 * a_lane, rows.first += 16) {
+    __m512i lane[4];
+    turn_quarter_rows(rows, (count - first) * (4 / a_lane), lane);
     MOEFLUX_UNROLL
-    for (int r = 0; r < 16; ++r) v[r] = _mm512_maskz_loadu_epi8(there, from[r] + first * (4 / a_lane));
-    turn(v);
-    MOEFLUX_UNROLL
-    for (int c = 0; c < 16; ++c) store_lane<type>(v[c], out + first + a_lane * c);
+    for (int i = 0; i < 4; ++i) store_lane<type>(lane[i], out + first + a_lane * i);
   }
 }
 
@@ -75,30 +118,22 @@ struct Scales {
 };
 
 // The same for scales of MXFP4, which are halved, and the biases that its codes need.
-static void turn_powers(const uint8_t* const (&from)[code_rows], int64_t count, Scales& to) {
-  const __mmask64 there = (__mmask64{1} << count) - 1;
-  __m512i v[16];
-  MOEFLUX_UNROLL
-  for (int r = 0; r < 16; ++r) v[r] = _mm512_maskz_loadu_epi8(there, from[r]);
-  turn(v);
+static void turn_powers(const SpacedRows& rows, int64_t count, Scales& to) {
+  __m512i lane[4];
+  turn_quarter_rows(rows, count, lane);
   MOEFLUX_UNROLL
   for (int g = 0; g < scale_groups; ++g) {
-    const Floats scale = half_powers(((Words)v[g / 4] >> (g % 4 * 8)) & 0xffu);
+    const Floats scale = half_powers(((Words)lane[g / 4] >> (g % 4 * 8)) & 0xffu);
     store(to.scales[g], scale);
     store(to.biases[g], scale * -12.0f);
   }
 }
 
-// Loads scales and biases of groups first ... first + count - 1 for matrix rows row ... row + 15. Rows from `last` on
-// get those of the row before it.
-static void load_scales(const Weights& w, int64_t row, int64_t last, int64_t first, int64_t count, Scales& to) {
-  const uint8_t* scales[code_rows];
-  const uint8_t* biases[code_rows];
-  for (int64_t r = 0; r < code_rows; ++r) {
-    const int64_t at = (row + r < last ? row + r : last - 1) * w.scale_stride + first * scale_bytes_of(w.scale_type);
-    scales[r] = w.scales + at;
-    biases[r] = w.biases + at;
-  }
+// Loads scales and biases of groups first ... first + count - 1 for matrix rows row ... row + 15.
+static void load_scales(const Weights& w, int64_t row, int64_t first, int64_t count, Scales& to) {
+  const int64_t at = row * w.scale_stride + first * scale_bytes_of(w.scale_type);
+  const SpacedRows scales = spaced_rows(w.scales + at, w.scale_stride);
+  const SpacedRows biases = spaced_rows(w.biases + at, w.scale_stride);
   if (w.scale_type == DType::u8) return turn_powers(scales, count, to);
   if (w.scale_type == DType::bf16) {
     turn_scales<DType::bf16>(scales, count, to.scales);

@@ -13,23 +13,58 @@ namespace moeflux::cpu::MOEFLUX_ISA {
 template <int64_t group_size>
 using BlockSums = __m512i[int16_block / group_size];
 
-// Each quarter of v[r] has parts of row r's sum over one stretch of the block.
+// As an intrinsic, GCC 12 copies many of the sums from register to register in between.
+MOEFLUX_INLINE __m512i dot(__m512i sum, __m512i codes, __m512i digits) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(digits));
+  return sum;
+}
+
+// Parts of a row's sums over a block: what its codes give with the high digits, and with the low ones.
+struct DigitSums {
+  __m512i high;
+  __m512i low;
+};
+
+template <int bits>
+constexpr bool sums_fit_16_bits = bits == e2m1 || bits <= 5;  // 8 products of at most 31 and 128
+
+// 256 * high + low of two rows. Each quarter has two parts of each row's sum over one stretch. Where digits' sums fit
+// in 16 bits, two instructions put them together for both rows.
+template <int bits>
+MOEFLUX_INLINE __m512i of_two_rows(const DigitSums& a, const DigitSums& b) {
+  if constexpr (sums_fit_16_bits<bits>) {
+    const __m512i high = _mm512_maskz_packs_epi32(~__mmask32{0}, a.high, b.high);
+    const __m512i low = _mm512_maskz_packs_epi32(~__mmask32{0}, a.low, b.low);
+    const __m512i sum = _mm512_maskz_madd_epi16(all_lanes, high, _mm512_set1_epi16(256));
+    return _mm512_maskz_dpwssd_epi32(all_lanes, sum, low, _mm512_set1_epi16(1));
+  } else {
+    const __m512i of_a = _mm512_add_epi32(_mm512_maskz_slli_epi32(all_lanes, a.high, 8), a.low);
+    const __m512i of_b = _mm512_add_epi32(_mm512_maskz_slli_epi32(all_lanes, b.high, 8), b.low);
+    return _mm512_add_epi32(_mm512_maskz_unpacklo_epi32(all_lanes, of_a, of_b),
+                            _mm512_maskz_unpackhi_epi32(all_lanes, of_a, of_b));
+  }
+}
+
+// Then each quarter has the sums of four rows over one stretch.
+template <int bits>
+MOEFLUX_INLINE __m512i of_four_rows(__m512i a, __m512i b) {
+  if constexpr (sums_fit_16_bits<bits>) {  // parts of a row are neighbours
+    const __m512 first = (__m512)a;
+    const __m512 second = (__m512)b;
+    return _mm512_add_epi32((__m512i)_mm512_maskz_shuffle_ps(all_lanes, first, second, 0x88),
+                            (__m512i)_mm512_maskz_shuffle_ps(all_lanes, first, second, 0xdd));
+  } else {
+    return _mm512_add_epi32(_mm512_maskz_unpacklo_epi64(0xff, a, b), _mm512_maskz_unpackhi_epi64(0xff, a, b));
+  }
+}
+
+// v[i] are the sums of rows 4 * i ... 4 * i + 3.
 template <int64_t group_size>
-MOEFLUX_INLINE void sums_of_rows(__m512i (&v)[code_rows], BlockSums<group_size>& sums) {
-  // Neighbouring lanes are added twice. After that, a quarter has the sums of 4 rows over its stretch.
-  MOEFLUX_UNROLL
-  for (int i = 0; i < 8; ++i)
-    v[i] = _mm512_add_epi32(_mm512_maskz_unpacklo_epi32(all_lanes, v[2 * i], v[2 * i + 1]),
-                            _mm512_maskz_unpackhi_epi32(all_lanes, v[2 * i], v[2 * i + 1]));
-  MOEFLUX_UNROLL
-  for (int i = 0; i < 4; ++i)
-    v[i] = _mm512_add_epi32(_mm512_maskz_unpacklo_epi64(0xff, v[2 * i], v[2 * i + 1]),
-                            _mm512_maskz_unpackhi_epi64(0xff, v[2 * i], v[2 * i + 1]));
+MOEFLUX_INLINE void sums_of_groups(const __m512i (&v)[4], BlockSums<group_size>& sums) {
   if constexpr (group_size == 32) {
-    __m512i of_groups[4] = {v[0], v[1], v[2], v[3]};
-    turn_quarters(of_groups);
     MOEFLUX_UNROLL
-    for (int i = 0; i < 4; ++i) sums[i] = of_groups[i];
+    for (int i = 0; i < 4; ++i) sums[i] = v[i];
+    turn_quarters(sums);
   } else {
     const __m512i first = _mm512_add_epi32(quarters<0x88>(v[0], v[1]), quarters<0xdd>(v[0], v[1]));
     const __m512i second = _mm512_add_epi32(quarters<0x88>(v[2], v[3]), quarters<0xdd>(v[2], v[3]));
@@ -42,12 +77,6 @@ MOEFLUX_INLINE void sums_of_rows(__m512i (&v)[code_rows], BlockSums<group_size>&
       sums[0] = _mm512_add_epi32(low, high);
     }
   }
-}
-
-// As an intrinsic, GCC 12 copies many of the sums from register to register in between.
-MOEFLUX_INLINE __m512i dot(__m512i sum, __m512i codes, __m512i digits) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(digits));
-  return sum;
 }
 
 // What is prefetched goes to the second-level cache, far ahead and in the order of memory, and from there to the first,
@@ -66,32 +95,52 @@ MOEFLUX_INLINE int64_t end_of_next_block(const Weights& w, int64_t b, int64_t bl
   return b + 1 < blocks ? (b + 2) * block_bytes - 1 : together * w.code_stride + block_bytes - 1;
 }
 
-// Sums of code * q over a block. rows[r] + offset is the block of matrix row r, of which `left` columns are there.
-// Meanwhile it prefetches the cache lines at `target`, some of them with each row, and those before rows[r] + next. If
-// all lines were asked for at once, they would wait for each other, and the multiplications with them. So they go one
-// after the other, each tied to the numbers that are being multiplied.
-template <int bits, int64_t group_size>
-MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const uint8_t* const* rows, int64_t offset, int64_t left,
-                                  const uint8_t* target, int64_t next, BlockSums<group_size>& sums) {
+// Otherwise a row is so many instructions that sixteen are a loop.
+template <int bits>
+constexpr bool taken_apart_quickly = bits == 2 || bits == 8 || width_of(bits) == 4;
+
+// Sums of code * q over a block, of which `left` columns are there, or all if it is `whole`. Meanwhile it prefetches
+// the cache lines at `target`, some of them with each row, and those that end with the bytes that `next` has. If all
+// lines were asked for at once, they would wait for each other, and the multiplications with them. So they go one after
+// the other, each tied to the numbers that are being multiplied.
+template <int bits, int64_t group_size, bool whole>
+MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const SpacedRows& rows, int64_t left, const uint8_t* target,
+                                  const SpacedRows& next, BlockSums<group_size>& sums) {
   constexpr int64_t lines = 4 * width_of(bits);  // as many as 16 blocks have
   const __m512i high_even = load<__m512i>(digits);
   const __m512i high_odd = load<__m512i>(digits + 64);
   const __m512i low_even = load<__m512i>(digits + 128);
   const __m512i low_odd = load<__m512i>(digits + 192);
-  __m512i v[code_rows];
-  MOEFLUX_UNROLL
-  for (int64_t r = 0; r < code_rows; ++r) {
-    const BlockCodes codes = codes_of<bits>(rows[r] + offset, left);
+  const auto sums_of_row = [&](int64_t r) __attribute__((always_inline)) {
+    const BlockCodes codes = whole ? codes_of<bits>(rows.row(r)) : codes_of<bits>(rows.row(r), left);
     __m512i high = dot(dot(_mm512_setzero_si512(), codes.even, high_even), codes.odd, high_odd);
-    MOEFLUX_UNROLL
     for (int64_t i = r * lines / code_rows; i < (r + 1) * lines / code_rows; ++i)
       asm volatile("prefetcht1 %1" : "+v"(high) : "m"(target[i * 64]));
     MOEFLUX_UNROLL
     for (int64_t i = 0; i < lines_of_block<bits>; ++i)
-      asm volatile("prefetcht0 %1" : "+v"(high) : "m"(rows[r][next - i * 64]));
-    v[r] = dot(dot(_mm512_maskz_slli_epi32(all_lanes, high, 8), codes.even, low_even), codes.odd, low_odd);
+      asm volatile("prefetcht0 %1" : "+v"(high) : "m"(next.row(r)[-i * 64]));
+    return DigitSums{high, dot(dot(_mm512_setzero_si512(), codes.even, low_even), codes.odd, low_odd)};
+  };
+  DigitSums of_row[code_rows];
+  __m512i of_two[code_rows / 2];
+  __m512i v[code_rows / 4];
+  if constexpr (!taken_apart_quickly<bits>)
+    for (int64_t r = 0; r < code_rows; ++r) of_row[r] = sums_of_row(r);
+  MOEFLUX_UNROLL
+  for (int64_t r = 0; r < code_rows; ++r) {
+    if constexpr (taken_apart_quickly<bits>) of_row[r] = sums_of_row(r);
+    // Rows are added up as they come: their shuffles have another unit than the products, and both go side by side.
+    if (r % 2 == 1) of_two[r / 2] = of_two_rows<bits>(of_row[r - 1], of_row[r]);
+    if (r % 4 == 3) v[r / 4] = of_four_rows<bits>(of_two[r / 2 - 1], of_two[r / 2]);
   }
-  sums_of_rows<group_size>(v, sums);
+  sums_of_groups<group_size>(v, sums);
+}
+
+// The same for the last block of a row that ends within it. It stays out of the loop, which would share its addresses.
+template <int bits, int64_t group_size>
+[[gnu::noinline]] static void sums_of_part(const uint8_t* digits, const SpacedRows& rows, int64_t left,
+                                           const uint8_t* target, const SpacedRows& next, BlockSums<group_size>& sums) {
+  sums_of_block<bits, group_size, false>(digits, rows, left, target, next, sums);
 }
 
 // ---- Sixteen rows of the matrix ------------------------------------------------------------------------------------
@@ -129,19 +178,14 @@ constexpr int64_t min_prefetch_distance = 16384;  // bytes of codes between what
 // last row, what is read next.
 MOEFLUX_INLINE ReadNext prefetch_target(const Weights& w, int64_t row, int64_t last, int64_t together,
                                         const ReadNext& next) {
-  const int64_t distance = divide_up(min_prefetch_distance, together * w.code_stride) * together;
+  // Rows that are all the same (see multiply_few) have no stride.
+  const int64_t distance = divide_up(min_prefetch_distance, greater(together * w.code_stride, 1)) * together;
   const auto at = [&](const ReadNext& from, int64_t rows) {
     return ReadNext{from.codes + rows * w.code_stride, from.scales + rows * w.scale_stride,
                     from.biases + rows * w.scale_stride};
   };
   const int64_t to = row + distance;
   return to < last || !next.codes ? at({w.codes, w.scales, w.biases}, to) : at(next, to - last);
-}
-
-// Where the codes of `count` rows from `row` on begin. Rows from `last` on are computed as the row before it.
-template <int64_t count>
-MOEFLUX_INLINE void codes_of_rows(const Weights& w, int64_t row, int64_t last, const uint8_t* (&rows)[count]) {
-  for (int64_t r = 0; r < count; ++r) rows[r] = w.codes + (row + r < last ? row + r : last - 1) * w.code_stride;
 }
 
 // Of 16 rows' sums, those of the `left` rows that are there.
@@ -160,24 +204,33 @@ static void multiply_one_row(const Weights& w, int64_t row, int64_t last, const 
   const int64_t groups = w.columns / group_size;
   const int64_t blocks = int16_blocks(w.columns);
   const int64_t scale_step = code_rows * w.scale_stride / blocks;
+  const SixteenRows sixteen = sixteen_rows(row, last);
   const ReadNext target = prefetch_target(w, row, last, code_rows, next);
   const DigitRow from = digit_row(x, w.columns, group_size);
-  const uint8_t* rows[code_rows];
-  codes_of_rows(w, row, last, rows);
+  SpacedRows rows = spaced_rows(w.codes + sixteen.first * w.code_stride, w.code_stride);
+  // From the last block of a row to the end of the first one in the next sixteen rows. Without a row there, it is still
+  // a place that may be prefetched.
+  const int64_t to_next_rows = code_rows * w.code_stride - (blocks - 2) * block_bytes - 1;
   Floats total = {};
   Scales scales;
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t g = b * block_groups;
-    if (g % scale_groups == 0) load_scales(w, row, last, g, smaller(groups - g, scale_groups), scales);
+    if (g % scale_groups == 0) load_scales(w, sixteen.first, g, smaller(groups - g, scale_groups), scales);
     prefetch_line(target.scales, b * scale_step);
     prefetch_line(target.biases, b * scale_step);
+    const uint8_t* digits = from.digits + b * int16_block_bytes;
+    const uint8_t* codes = target.codes + b * code_rows * block_bytes;
+    SpacedRows ahead = rows;
+    ahead.first += b + 1 < blocks ? 2 * block_bytes - 1 : to_next_rows;
     BlockSums<group_size> sums;
-    sums_of_block<bits, group_size>(from.digits + b * int16_block_bytes, rows, b * block_bytes,
-                                    w.columns - b * int16_block, target.codes + b * code_rows * block_bytes,
-                                    end_of_next_block<bits>(w, b, blocks, code_rows), sums);
+    if (const int64_t left = w.columns - b * int16_block; left >= int16_block)
+      sums_of_block<bits, group_size, true>(digits, rows, left, codes, ahead, sums);
+    else
+      sums_of_part<bits, group_size>(digits, rows, left, codes, ahead, sums);
+    rows.first += block_bytes;
     total = add_block<group_size>(total, sums, scales, from, g);
   }
-  store_rows(out + row, total, last - row);
+  store_wanted(sixteen, out, total);
 }
 
 // ---- Several rows of x ---------------------------------------------------------------------------------------------
@@ -318,8 +371,7 @@ static void add_rest(const TurnedCodes (&codes)[panel_vectors], const Scales (&s
   }
 }
 
-// `vectors` times 16 rows of the matrix, of which the last 16 are there in part at least. Rows from `last` on are
-// computed as the row before it.
+// `vectors` times 16 rows of the matrix, of which the last 16 are there in part at least.
 template <int bits, int64_t group_size, int64_t vectors>
 static void multiply_panel(const Weights& w, int64_t row, int64_t last, const uint8_t* const* x, float* const* out,
                            int64_t n, const ReadNext& next) {
@@ -329,8 +381,12 @@ static void multiply_panel(const Weights& w, int64_t row, int64_t last, const ui
   const int64_t blocks = int16_blocks(w.columns);
   const int64_t scale_step = vectors * code_rows * w.scale_stride / blocks;
   const ReadNext target = prefetch_target(w, row, last, vectors * code_rows, next);
+  SixteenRows sixteen[vectors];
   const uint8_t* rows[vectors * code_rows];
-  codes_of_rows(w, row, last, rows);
+  for (int64_t m = 0; m < vectors; ++m) {
+    sixteen[m] = sixteen_rows(row + m * code_rows, last);
+    for (int64_t r = 0; r < code_rows; ++r) rows[m * code_rows + r] = w.codes + (sixteen[m].first + r) * w.code_stride;
+  }
   DigitRow from[max_block];
   Floats total[max_block][panel_vectors];
   for (int64_t i = 0; i < n; ++i) {
@@ -342,8 +398,7 @@ static void multiply_panel(const Weights& w, int64_t row, int64_t last, const ui
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t g = b * block_groups;
     for (int64_t m = 0; m < vectors; ++m) {
-      if (g % scale_groups == 0)
-        load_scales(w, row + m * code_rows, last, g, smaller(groups - g, scale_groups), scales[m]);
+      if (g % scale_groups == 0) load_scales(w, sixteen[m].first, g, smaller(groups - g, scale_groups), scales[m]);
       turn_codes<bits>(rows + m * code_rows, b * block_bytes, w.columns - b * int16_block, codes[m]);
     }
     prefetch_line(target.scales, b * scale_step);
@@ -360,10 +415,7 @@ static void multiply_panel(const Weights& w, int64_t row, int64_t last, const ui
     add_rest<group_size, vectors, rows_together - 1>(codes, scales, from + i, n - i, b, asked, total + i);
   }
   for (int64_t i = 0; i < n; ++i)
-    for (int64_t m = 0; m < vectors; ++m) {
-      const int64_t at = row + m * code_rows;
-      store_rows(out[i] + at, total[i][m], last - at);
-    }
+    for (int64_t m = 0; m < vectors; ++m) store_wanted(sixteen[m], out[i], total[i][m]);
 }
 
 template <int bits, int64_t group_size>
@@ -378,12 +430,37 @@ static void multiply_groups(const Weights& w, int64_t first, int64_t last, const
   if (first < last) multiply_panel<bits, group_size, 1>(w, first, last, x, out, n, next);
 }
 
+// For a matrix of fewer than 16 rows: each is computed as 16 that are the same.
+template <int bits, int64_t group_size>
+MOEFLUX_COLD void multiply_few(const Weights& w, int64_t first, int64_t last, const uint8_t* const* x,
+                               float* const* out, int64_t n) {
+  float same[max_block][code_rows];
+  float* to[max_block];
+  for (int64_t i = 0; i < n; ++i) to[i] = same[i];
+  Weights one = w;
+  one.code_stride = one.scale_stride = 0;
+  for (; first < last; ++first) {
+    one.codes = w.codes + first * w.code_stride;
+    one.scales = w.scales + first * w.scale_stride;
+    one.biases = w.biases + first * w.scale_stride;
+    multiply_groups<bits, group_size>(one, 0, code_rows, x, to, n, {});
+    for (int64_t i = 0; i < n; ++i) out[i][first] = same[i][0];
+  }
+}
+
+template <int bits, int64_t group_size>
+static void multiply_rows(const Weights& w, int64_t first, int64_t last, const uint8_t* const* x, float* const* out,
+                          int64_t n, const ReadNext& next) {
+  if (last < code_rows) return multiply_few<bits, group_size>(w, first, last, x, out, n);
+  multiply_groups<bits, group_size>(w, first, last, x, out, n, next);
+}
+
 template <int bits>
 static void multiply_codes(const Weights& w, int64_t first, int64_t last, const uint8_t* const* x, float* const* out,
                            int64_t n, const ReadNext& next) {
-  if (w.group_size == 32) return multiply_groups<bits, 32>(w, first, last, x, out, n, next);
-  if (w.group_size == 64) return multiply_groups<bits, 64>(w, first, last, x, out, n, next);
-  return multiply_groups<bits, 128>(w, first, last, x, out, n, next);
+  if (w.group_size == 32) return multiply_rows<bits, 32>(w, first, last, x, out, n, next);
+  if (w.group_size == 64) return multiply_rows<bits, 64>(w, first, last, x, out, n, next);
+  return multiply_rows<bits, 128>(w, first, last, x, out, n, next);
 }
 
 static void multiply_int16(const Weights& weights, int64_t first, int64_t last, const uint8_t* const* x,
@@ -394,7 +471,7 @@ static void multiply_int16(const Weights& weights, int64_t first, int64_t last, 
     case 3:
       return multiply_codes<3>(weights, first, last, x, out, n, next);
     case 4:
-      if (weights.scale_type == DType::u8) return multiply_groups<e2m1, 32>(weights, first, last, x, out, n, next);
+      if (weights.scale_type == DType::u8) return multiply_rows<e2m1, 32>(weights, first, last, x, out, n, next);
       return multiply_codes<4>(weights, first, last, x, out, n, next);
     case 5:
       return multiply_codes<5>(weights, first, last, x, out, n, next);
