@@ -5,7 +5,6 @@
 #include <new>
 
 #include "core/error.h"
-#include "core/sha256.h"
 #include "io/expert_loader.h"
 #include "io/fault_injection.h"
 #include "python/bindings.h"
@@ -139,17 +138,6 @@ void register_reading(py::module_& m) {
       .def_property_readonly(
           "counts", [](const Reader& r) { return py::make_tuple(r.counts().calls, r.counts().bytes); },
           "(calls, bytes): how often the system was called, and what it gave.");
-  m.def(
-      "sha256",
-      [](const std::vector<py::bytes>& parts) {
-        Sha256 hash;
-        for (const py::bytes& part : parts) {
-          const std::string_view data = part;
-          hash.add(std::as_bytes(std::span(data)));
-        }
-        return hex(hash.sum());
-      },
-      py::arg("parts"), "For tests: the sum of all parts, as hexadecimal digits.");
   m.def(
       "supports_direct", [](const fs::path& path) { return supports_direct(path.string()); }, py::arg("path"),
       "Whether the file's file system has direct reads.");

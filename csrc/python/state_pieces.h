@@ -1,12 +1,16 @@
 // What a session remembers, lent to Python for the length of a call, so that it can pass to or from a file in parts.
+// And sums of these parts.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <mutex>
 #include <shared_mutex>
 #include <span>
+#include <string>
 
+#include "core/sha256.h"
 #include "moeflux.h"
 #include "python/class.h"
 
@@ -32,6 +36,19 @@ class StatePieces {
   std::span<const StateTensor> pieces_;
   bool lent_ = true;
   mutable std::shared_mutex mutex_;  // guards both
+};
+
+// SHA-256 with the machine's own instructions, of data that any thread may add.
+class PythonSha256 {
+ public:
+  void update(const pybind11::object& data);
+  static void update_both(PythonSha256& one, const pybind11::object& data, PythonSha256& other,
+                          const pybind11::object& other_data);
+  std::string hexdigest() const;
+
+ private:
+  Sha256 sum_;
+  mutable std::mutex mutex_;  // guards it
 };
 
 // show(StatePieces) of a session as it is.

@@ -40,13 +40,15 @@ def load(session: moeflux.Session, path: Path, ids: list[int]) -> None:
     load_state(session._core, session.model.variant, session.model.fingerprint, path, np.asarray(ids, np.int32))
 
 
+@pytest.mark.parametrize("sums", ["hashlib", "ours"])
 @pytest.mark.parametrize("part", [1 << 20, 192, 68])
 @pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "q8"])
 def test_it_is_the_file_of_a_snapshot(
-    model: moeflux.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_dtype: str, part: int
+    model: moeflux.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_dtype: str, part: int, sums: str
 ) -> None:
-    """However small the parts are: rows of 300 tokens lie in two blocks."""
+    """However small the parts are: rows of 300 tokens lie in two blocks. Ours also without instructions."""
     monkeypatch.setattr(state_file, "PART", part)
+    monkeypatch.setattr(state_file, "HAS_INSTRUCTIONS", sums == "ours")
     ids = tokens(300)
     with model.session(max_context=512, kv_dtype=kv_dtype) as session, model.session(512, kv_dtype) as other:
         session.prefill(ids)
@@ -110,6 +112,22 @@ def test_a_disk_that_is_full_leaves_nothing(model: moeflux.Model, tmp_path: Path
         with pytest.raises(moeflux.NotFoundError):
             save(session, tmp_path / "no folder" / "state")
         assert session.step(1) is not None
+
+
+@pytest.mark.parametrize("piece", range(8))
+def test_a_bit_of_any_piece_is_noticed(model: moeflux.Model, tmp_path: Path, piece: int) -> None:
+    """Whichever pieces pass side by side, each is held to its own sum."""
+    ids = tokens(40)
+    with model.session(max_context=64) as session:
+        session.prefill(ids)
+        path = save(session, tmp_path / "state")
+    file = _core.SafetensorsFile(path)
+    name = sorted(name for name in file.tensors if name != "tokens")[piece % (len(file.tensors) - 1)]
+    data = bytearray(path.read_bytes())
+    data[file.tensors[name].offset + file.tensors[name].bytes - 1] ^= 1
+    path.write_bytes(data)
+    with model.session(max_context=64) as session, pytest.raises(FormatError, match=f'"{name}": expected SHA-256'):
+        load(session, path, ids)
 
 
 # ---- What is lent to Python -------------------------------------------------------------------------------------
