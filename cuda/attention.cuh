@@ -230,6 +230,13 @@ DEV void take_span(const AttentionParams& params, const Queries& of, const float
   }
 }
 
+// Number i of the output of a head, which may go through a gate.
+DEV void keep(const AttentionParams& params, u32 row, u32 head, u32 i, float x) {
+  if (params.gate)
+    x = x * sigmoid(params.gate[u64(row) * params.gate_row_stride + u64(head) * params.gate_head_stride + i]);
+  params.out[(u64(row) * params.heads + head) * params.dim + i] = x;
+}
+
 // A block through all spans. Grid of blocks: tiles of queries, key heads.
 template <typename T, u32 slots>
 DEV void attention(const AttentionParams& params) {
@@ -264,8 +271,7 @@ DEV void attention(const AttentionParams& params) {
     for (u32 r = 0; r < attention_queries; r++) {
       const u32 i = threadIdx.x + s * attention_threads;
       if (r < of.count && i < params.dim)
-        params.out[(u64(of.row(r)) * params.heads + of.head(r)) * params.dim + i] =
-            values[s][r] * chunk.sink_before[r] / chunk.total[r];
+        keep(params, of.row(r), of.head(r), i, values[s][r] * chunk.sink_before[r] / chunk.total[r]);
     }
 }
 
@@ -334,10 +340,19 @@ extern "C" __global__ void attention_merge(const AttentionParams params) {
   const auto begin_of = [&](u32 span) { return max((first_span + span) * of_span, first) - first; };
   const auto end_of = [&](u32 span) { return min((first_span + span + 1) * of_span, last + 1) - first; };
   for (u32 span = threadIdx.x; span < spans; span += blockDim.x) {
+    const u32 begin = begin_of(span), end = end_of(span);
+    float highests[span_chunks], totals[span_chunks];  // loaded together
+#pragma unroll
+    for (u32 j = 0; j < span_chunks; j++) {
+      const u64 at = u64(min(begin + j, end - 1)) * width;
+      highests[j] = parts[at], totals[j] = parts[at + 1];
+    }
     float highest = lowest, total = 0.0f;
-    for (u32 i = begin_of(span); i < end_of(span); i++) {
-      const Joint joint = join(highest, total, parts[u64(i) * width], parts[u64(i) * width + 1]);
-      before[i] = joint.before, after[i] = joint.after;
+#pragma unroll
+    for (u32 j = 0; j < span_chunks; j++) {
+      if (begin + j >= end) break;
+      const Joint joint = join(highest, total, highests[j], totals[j]);
+      before[begin + j] = joint.before, after[begin + j] = joint.after;
     }
     span_highest[span] = highest, span_total[span] = total;
   }
@@ -362,7 +377,7 @@ extern "C" __global__ void attention_merge(const AttentionParams params) {
         sum = joined(sum, parts[u64(j) * width + 2 + i], before[j], after[j]);
       value = joined(value, sum, span_before[span], span_after[span]);
     }
-    params.out[query * params.dim + i] = value * sink_before / whole;
+    keep(params, blockIdx.y, blockIdx.x, i, value * sink_before / whole);
   }
 }
 

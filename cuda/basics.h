@@ -96,13 +96,19 @@ DEV float warp_max(float x) {
   return x;
 }
 
-// The sum over a block of whole warps, the same in every thread. `scratch` has room for max_warps; it may be used again
-// only after a barrier that follows the call.
-DEV float block_sum(float x, float* scratch) {
-  x = warp_sum(x);
-  if (lane_of() == 0) scratch[warp_of()] = x;
+// By what the norm of a row multiplies it. Eight warps have a chain in each lane; then come the sums of their lanes,
+// then that of the warps. In a block of any size these sums are the same. `scratch` has room for eight numbers.
+DEV float norm_factor(const float* x, u32 width, float eps, float* scratch) {
+  constexpr u32 chains = row_threads / lanes;
+  for (u32 chain = warp_of(); chain < chains; chain += blockDim.x / lanes) {
+    float squares = 0.0f;
+#pragma unroll 8
+    for (u32 i = chain * lanes + lane_of(); i < width; i += row_threads) squares = fmaf(x[i], x[i], squares);
+    squares = warp_sum(squares);
+    if (lane_of() == 0) scratch[chain] = squares;
+  }
   __syncthreads();
-  return warp_sum(lane_of() < blockDim.x / lanes ? scratch[lane_of()] : 0.0f);
+  return 1.0f / sqrtf(warp_sum(lane_of() < chains ? scratch[lane_of()] : 0.0f) / float(width) + eps);
 }
 
 // ---- Numbers --------------------------------------------------------------------------------------------------------
@@ -115,12 +121,28 @@ DEV u16 to_bf16(float x) {
 }
 DEV bool is_nan(float x) { return (__float_as_uint(x) & 0x7fffffffu) > 0x7f800000u; }
 
+DEV float normed(float x, float factor, float weight) { return x * factor * weight; }
 DEV float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 DEV float silu(float x) { return x * sigmoid(x); }
+// gelu(x) = x / 2 * (1 + tanh(y)) = x * sigmoid(2 y), y being sqrt(2 / pi) * (x + 0.044715 x^3).
+DEV float gelu(float x) { return x * sigmoid(x * (1.5957691216f + 0.0713548163f * (x * x))); }
+// Gate and up of a feed-forward: SwiGLU, or GeGLU, or with a limit clamped_swiglu, whose comparisons leave NaN what it
+// is.
+DEV float gated(float gate, float up, float alpha, float limit, u32 is_geglu) {
+  if (!(limit > 0.0f)) return (is_geglu ? gelu(gate) : silu(gate)) * up;
+  gate = gate > limit ? limit : gate;
+  up = up > limit ? limit : up;
+  up = up < -limit ? -limit : up;
+  return gate * sigmoid(gate * alpha) * (up + 1.0f);
+}
+
+// The number 127 less is the exponent; 0 is subnormal, and 255 infinity.
+DEV float power_of_two(u32 exponent) { return __uint_as_float(max(exponent << 23, 0x00400000u)); }
 
 DEV float number_at(const u8* numbers, u64 i, u32 type) {
   if (type == number_bf16) return bf16(reinterpret_cast<const u16*>(numbers)[i]);
   if (type == number_f16) return f16(reinterpret_cast<const u16*>(numbers)[i]);
+  if (type == number_u8) return power_of_two(numbers[i]);
   return reinterpret_cast<const float*>(numbers)[i];
 }
-DEV u32 bytes_of(u32 type) { return type == number_f32 ? 4 : 2; }
+DEV u32 bytes_of(u32 type) { return type == number_f32 ? 4 : type == number_u8 ? 1 : 2; }

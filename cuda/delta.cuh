@@ -51,52 +51,84 @@ DEV float log_of_one_plus(float x) {
 }
 DEV float softplus(float x) { return fmaxf(x, 0.0f) + log_of_one_plus(expf(-fabsf(x))); }
 
+struct Gates {
+  float decay;
+  float beta;
+};
+DEV Gates gates_at(const DeltaGatesParams& params, u64 i) {
+  const u32 head = u32(i % params.heads);
+  return {expf(-expf(params.a_log[head]) * softplus(params.alpha[i] + params.dt_bias[head])), sigmoid(params.b[i])};
+}
+DEV void keep_gates(const DeltaGatesParams& params, u64 i, const Gates& gates) {
+  params.decay[i] = gates.decay;
+  params.beta[i] = gates.beta;
+}
+
 // Grid of threads: n * heads.
 extern "C" __global__ void delta_gates(const DeltaGatesParams params) {
   begin_kernel();
   const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= params.count) return;
-  const u32 head = i % params.heads;
-  params.decay[i] = expf(-expf(params.a_log[head]) * softplus(params.alpha[i] + params.dt_bias[head]));
-  params.beta[i] = sigmoid(params.b[i]);
+  if (i < params.count) keep_gates(params, i, gates_at(params, i));
 }
 
+// What a lane needs of a token.
+template <u32 chunks>
+struct DeltaToken {
+  float keys[chunks];
+  float queries[chunks];
+  float value;
+  Gates gates;
+
+  DEV void load(const DeltaParams& params, u32 token, u32 head, u32 row) {
+    const u32 key_head = head / params.values_per_key;
+    const float* query = params.q + u64(token) * params.q_row_stride + key_head * params.q_head_stride;
+    const float* key = params.k + u64(token) * params.k_row_stride + key_head * params.k_head_stride;
+    const u64 gate = u64(token) * params.value_heads + head;
+    gates = params.gates.alpha ? gates_at(params.gates, gate) : Gates{params.decay[gate], params.beta[gate]};
+    if (params.gates.alpha && blockIdx.x == 0 && threadIdx.x == 0) keep_gates(params.gates, gate, gates);
+    value = params.v[u64(token) * params.v_row_stride + head * params.v_head_stride + row];
+#pragma unroll
+    for (u32 c = 0; c < chunks; c++) {
+      const u32 i = lane_of() + c * lanes;
+      keys[c] = i < params.key_dim ? key[i] : 0.0f;
+      queries[c] = i < params.key_dim ? query[i] : 0.0f;
+    }
+  }
+};
+
 // A warp has one row of a head's state in registers. It takes that through all rows of the call, one by one, so the
-// size of a chunk changes nothing. `chunks` times 32 numbers are room for a key. Grid of blocks: delta_values rows of
-// the state, value heads.
+// size of a chunk changes nothing. What the next one needs is loaded before a row is taken. `chunks` times 32 numbers
+// are room for a key. Grid of blocks: delta_values rows of the state, value heads.
 template <u32 chunks>
 DEV void gated_delta(const DeltaParams& params) {
   begin_kernel();
   const u32 row = blockIdx.x * delta_values + warp_of(), head = blockIdx.y, lane = lane_of();
   if (row >= params.value_dim) return;
-  const u32 key_head = head / params.values_per_key;
   float* state = params.state + (u64(head) * params.value_dim + row) * params.key_dim;
   float held[chunks];
+#pragma unroll
   for (u32 c = 0; c < chunks; c++) held[c] = lane + c * lanes < params.key_dim ? state[lane + c * lanes] : 0.0f;
+  DeltaToken<chunks> next;
+  next.load(params, 0, head, row);
   for (u32 token = 0; token < params.n; token++) {
-    const float* query = params.q + u64(token) * params.q_row_stride + key_head * params.q_head_stride;
-    const float* key = params.k + u64(token) * params.k_row_stride + key_head * params.k_head_stride;
-    const u64 gate = u64(token) * params.value_heads + head;
-    const float decay = params.decay[gate], beta = params.beta[gate];
-    const float value = params.v[u64(token) * params.v_row_stride + head * params.v_head_stride + row];
-    float keys[chunks], queries[chunks], found = 0.0f, read = 0.0f;
+    const DeltaToken<chunks> now = next;
+    if (token + 1 < params.n) next.load(params, token + 1, head, row);
+    float found = 0.0f, read = 0.0f;
+#pragma unroll
     for (u32 c = 0; c < chunks; c++) {
-      const u32 i = lane + c * lanes;
-      keys[c] = i < params.key_dim ? key[i] : 0.0f;
-      queries[c] = i < params.key_dim ? query[i] : 0.0f;
+      held[c] *= now.gates.decay;
+      found = fmaf(held[c], now.keys[c], found);
     }
+    const float correction = (now.value - warp_sum(found)) * now.gates.beta;
+#pragma unroll
     for (u32 c = 0; c < chunks; c++) {
-      held[c] *= decay;
-      found = fmaf(held[c], keys[c], found);
-    }
-    const float correction = (value - warp_sum(found)) * beta;
-    for (u32 c = 0; c < chunks; c++) {
-      held[c] = fmaf(correction, keys[c], held[c]);
-      read = fmaf(held[c], queries[c], read);
+      held[c] = fmaf(correction, now.keys[c], held[c]);
+      read = fmaf(held[c], now.queries[c], read);
     }
     read = warp_sum(read);
-    if (lane == 0) params.out[gate * params.value_dim + row] = read;
+    if (lane == 0) params.out[(u64(token) * params.value_heads + head) * params.value_dim + row] = read;
   }
+#pragma unroll
   for (u32 c = 0; c < chunks; c++)
     if (lane + c * lanes < params.key_dim) state[lane + c * lanes] = held[c];
 }

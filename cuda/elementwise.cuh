@@ -3,18 +3,25 @@
 
 // ---- Norms ----------------------------------------------------------------------------------------------------------
 
-// A block for each row. The sum of squares is one chain in each thread, then the sum of the lanes, then that of the
-// warps. In place too: each thread writes what only it has read.
+// A block for each row. In place too: each thread writes what only it has read after the sum.
 extern "C" __global__ void rms_norm(const NormParams params) {
-  __shared__ float scratch[max_warps];
+  __shared__ float scratch[row_threads / lanes];
   begin_kernel();
   const float* x = params.x + u64(blockIdx.x) * params.width;
   float* out = params.out + u64(blockIdx.x) * params.width;
-  float squares = 0.0f;
-  for (u32 i = threadIdx.x; i < params.width; i += row_threads) squares = fmaf(x[i], x[i], squares);
-  squares = block_sum(squares, scratch);
-  const float factor = 1.0f / sqrtf(squares / float(params.width) + params.eps);
-  for (u32 i = threadIdx.x; i < params.width; i += row_threads) out[i] = x[i] * factor * params.weight[i];
+  const float factor = norm_factor(x, params.width, params.eps, scratch);
+  constexpr u32 together = 8;  // numbers of a thread that are loaded before any is written
+  for (u32 first = threadIdx.x; first < params.width; first += together * row_threads) {
+    float numbers[together], weights[together];
+#pragma unroll
+    for (u32 j = 0; j < together; j++) {
+      const u32 i = min(first + j * row_threads, params.width - 1);
+      numbers[j] = x[i], weights[j] = params.weight[i];
+    }
+#pragma unroll
+    for (u32 j = 0; j < together; j++)
+      if (first + j * row_threads < params.width) out[first + j * row_threads] = normed(numbers[j], factor, weights[j]);
+  }
 }
 
 // A warp for each head, in place. Whole warps stay or go.
@@ -59,17 +66,31 @@ extern "C" __global__ void gated_rms_norm(const HeadParams params) {
 
 DEV u64 place_of_thread() { return u64(blockIdx.x) * blockDim.x + threadIdx.x; }
 
-// x = silu(x) * y
-extern "C" __global__ void swiglu(const FlatParams params) {
+extern "C" __global__ void swiglu(const SwigluParams params) {
   begin_kernel();
   const u64 i = place_of_thread();
-  if (i < params.count) params.x[i] = silu(params.x[i]) * params.y[i];
+  if (i < params.count)
+    params.gate[i] = gated(params.gate[i], params.up[i], params.alpha, params.limit, params.is_geglu);
 }
 
 extern "C" __global__ void residual_add(const FlatParams params) {
   begin_kernel();
   const u64 i = place_of_thread();
   if (i < params.count) params.x[i] = params.x[i] + params.y[i];
+}
+
+extern "C" __global__ void scale(const FactorParams params) {
+  begin_kernel();
+  const u64 i = place_of_thread();
+  if (i < params.count) params.x[i] = params.x[i] * params.factor;
+}
+
+// x = factor * tanh(x / factor), and tanh(y) = 2 sigmoid(2 y) - 1
+extern "C" __global__ void soft_cap(const FactorParams params) {
+  begin_kernel();
+  const u64 i = place_of_thread();
+  if (i >= params.count) return;
+  params.x[i] = (sigmoid(params.x[i] * (2.0f / params.factor)) * 2.0f - 1.0f) * params.factor;
 }
 
 // The same bias to every row.
@@ -155,7 +176,7 @@ extern "C" __global__ void append_codes(const AppendParams params) {
 
 // ---- Combine --------------------------------------------------------------------------------------------------------
 
-// (residual + the experts in the router's order) + the shared one. In place with the residual.
+// (residual + the experts in the router's order) + the shared one. In place with the residual, if there is one.
 extern "C" __global__ void combine(const CombineParams params) {
   begin_kernel();
   const u64 i = place_of_thread();
@@ -165,7 +186,7 @@ extern "C" __global__ void combine(const CombineParams params) {
   for (u32 j = 0; j < params.k; j++)
     routed =
         fmaf(params.weights[row * params.k + j], params.outputs[(row * params.k + j) * params.hidden + column], routed);
-  float total = params.residual[i] + routed;
+  float total = params.residual ? params.residual[i] + routed : routed;
   if (params.shared) total += params.shared[i] * (params.shared_gate ? sigmoid(params.shared_gate[row]) : 1.0f);
-  params.residual[i] = total;
+  params.out[i] = total;
 }

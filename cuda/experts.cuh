@@ -12,15 +12,29 @@ struct Pairs {
   const u8* slot;
   u32 first;
   u32 count;
+  u32 expert;
 };
 DEV Pairs pairs_of(const ExpertParams& params) {
-  if (params.ids) return {params.slots + params.slot_of[params.ids[blockIdx.y]], blockIdx.y, 1};
+  if (params.ids) {
+    const u32 expert = u32(params.ids[blockIdx.y]);
+    return {params.slots + params.slot_of[expert], blockIdx.y, 1, expert};
+  }
   const ExpertBlock& block = params.blocks[blockIdx.y];
-  return {block.slot, block.first, block.count};
+  return {block.slot, block.first, block.count, block.expert};
 }
 DEV u32 pair_at(const ExpertParams& params, u32 place) { return params.ids ? place : params.pairs[place]; }
 DEV StoredMatrix matrix_of(const u8* slot, const ExpertMatrix& matrix) {
   return {slot + matrix.codes, slot + matrix.scales, slot + matrix.biases};
+}
+
+// An output of an expert's matrix, with its bias if there is one.
+DEV float biased(const ExpertParams& params, const float* bias, u32 expert, u32 row, float x) {
+  return bias && row < params.rows ? x + bias[u64(expert) * params.rows + row] : x;
+}
+// What becomes of gate and up.
+DEV float both_of(const ExpertParams& params, u32 expert, u32 row, float gate, float up) {
+  return gated(biased(params, params.bias, expert, row, gate), biased(params, params.second_bias, expert, row, up),
+               params.alpha, params.limit, params.is_geglu);
 }
 
 // The rows of a tile. For gate and up, eight of each lie side by side.
@@ -35,7 +49,8 @@ DEV TwoRows<bits> rows_of_tile(const ExpertParams& params, const u8* slot, u32 t
   return rows;
 }
 
-// out[p] = silu(gate . x[p / k]) * (up . x[p / k]), or W . x[p / k]. Grid of blocks: tiles of rows, blocks of one pair.
+// out[p] = silu(gate . x[p / k]) * (up . x[p / k]), or W . x[p / k], or what biases, clamped_swiglu and geglu make.
+// Grid of blocks: tiles of rows, blocks of one pair.
 template <u32 bits, u32 steps, bool is_double>
 DEV void expert_one(const ExpertParams& params) {
   __shared__ OneRow shared;
@@ -47,15 +62,17 @@ DEV void expert_one(const ExpertParams& params) {
   const auto out = [&](u32, u32 row, float total) {
     if (is_double) {
       const float up = __shfl_sync(everyone, total, row % 8 + 8);
-      total = silu(total) * up;
+      total = both_of(params, block.expert, first + row, total, up);
+    } else {
+      total = biased(params, params.bias, block.expert, first + row, total);
     }
     if (row < outputs && first + row < params.rows) params.out[u64(pair) * params.rows + first + row] = total;
   };
-  const float* x = params.x + u64(pair / params.k) * params.columns;
+  const auto x = [&] { return RowOfX{params.x + u64(pair / params.k) * params.columns, nullptr, 1.0f, nullptr}; };
   // The host does not know the slots that a router chose.
-  if (steps > 0 && params.ids && reinterpret_cast<u64>(block.slot) % 16 != 0)
-    return outputs_of_one<bits, 0>(storage_of(params), x, 1, shared, rows_of, [] {}, out);
-  outputs_of_one<bits, steps>(storage_of(params), x, 1, shared, rows_of, [] {}, out);
+  if (steps > 0 && bits != e2m1 && params.ids && reinterpret_cast<u64>(block.slot) % 16 != 0)
+    return outputs_of_one<bits, 0>(storage_of(params), 1, shared, rows_of, x, out);
+  outputs_of_one<bits, steps>(storage_of(params), 1, shared, rows_of, x, out);
 }
 
 // Grid of blocks: tiles of rows, blocks of pairs.
@@ -73,7 +90,8 @@ DEV void expert_some(const ExpertParams& params) {
     if (row >= params.rows) continue;
     const float total = shared.totals[at][r];
     params.out[u64(pair_at(params, block.first + r)) * params.rows + row] =
-        is_double ? silu(total) * shared.totals[at + tile_rows / 2][r] : total;
+        is_double ? both_of(params, block.expert, row, total, shared.totals[at + tile_rows / 2][r])
+                  : biased(params, params.bias, block.expert, row, total);
   }
 }
 
@@ -98,7 +116,8 @@ DEV void expert_plain(const ExpertParams& params) {
     for (u32 o = 0; o < plain_outputs; o++)
       if (r < block.count && first + o < params.rows)
         params.out[u64(pair_at(params, block.first + r)) * params.rows + first + o] =
-            is_double ? silu(result[r][o]) * raised[r][o] : result[r][o];
+            is_double ? both_of(params, block.expert, first + o, result[r][o], raised[r][o])
+                      : biased(params, params.bias, block.expert, first + o, result[r][o]);
 }
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------

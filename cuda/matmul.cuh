@@ -4,7 +4,8 @@
 
 DEV Storage storage_of(const ProductParams& params) { return {params.columns, params.group_steps, params.number}; }
 
-// out[r] = W[r] . x, of some matrices. Blocks go through tiles of rows.
+// out[r] = W[r] . x, of some matrices. Blocks go through tiles of rows. All blocks make the norm of x if there is one,
+// and the first one keeps it.
 template <u32 bits, u32 steps>
 DEV void matmul_one(const OneRowParams& params) {
   __shared__ OneRow shared;
@@ -17,6 +18,7 @@ DEV void matmul_one(const OneRowParams& params) {
   };
   const auto place = [&](u32 i) {
     const u32 tile = blockIdx.x + i * gridDim.x;
+    if (params.is_gated) return Place{0, tile * tile_rows / 2};  // so many rows of each
     u32 matrix = 0;
 #pragma unroll
     for (u32 j = 1; j < most_outputs; j++) matrix += tile >= params.first_tile[j];
@@ -24,16 +26,34 @@ DEV void matmul_one(const OneRowParams& params) {
   };
   const auto rows_of = [&](u32 i) {
     const Place at = place(i);
+    const u32 last = params.rows[at.matrix] - 1;
     TwoRows<bits> rows;
-    rows.set(0, stored, params.matrices[at.matrix], min(at.row + g, params.rows[at.matrix] - 1));
-    rows.set(1, stored, params.matrices[at.matrix], min(at.row + g + 8, params.rows[at.matrix] - 1));
+    rows.set(0, stored, params.matrices[at.matrix], min(at.row + g, last));
+    if (params.is_gated)
+      rows.set(1, stored, params.matrices[1], min(at.row + g, last));
+    else
+      rows.set(1, stored, params.matrices[at.matrix], min(at.row + g + 8, last));
     return rows;
+  };
+  const auto x_when_there = [&] {
+    wait_for_previous();
+    if (params.weight == nullptr) return RowOfX{params.x, nullptr, 1.0f, nullptr};
+    const float factor = norm_factor(params.x, params.columns, params.eps, shared.squares);
+    return RowOfX{params.x, params.weight, factor, blockIdx.x == 0 ? params.normed : nullptr};
   };
   const auto out = [&](u32 i, u32 row, float total) {
     const Place at = place(i);
-    if (row < tile_rows && at.row + row < params.rows[at.matrix]) params.out[at.matrix][at.row + row] = total;
+    if (params.is_gated) {
+      const float up = __shfl_sync(everyone, total, row % 8 + 8);
+      if (row < tile_rows && at.row + row % 8 < params.rows[0])
+        params.out[row / 8][at.row + row % 8] = row < 8 ? silu(total) * up : total;
+      return;
+    }
+    if (row >= tile_rows || at.row + row >= params.rows[at.matrix]) return;
+    params.out[at.matrix][at.row + row] = total;
+    if (params.residual) params.residual[at.row + row] = params.residual[at.row + row] + total;
   };
-  outputs_of_one<bits, steps>(stored, params.x, count, shared, rows_of, [] { wait_for_previous(); }, out);
+  outputs_of_one<bits, steps>(stored, count, shared, rows_of, x_when_there, out);
 }
 
 // The same for the products of a batch, each a tile of a block. Grid of blocks: tiles of rows, 1, products.
@@ -53,8 +73,11 @@ DEV void matmul_each(const ProductParams& params) {
   const auto out = [&](u32, u32 row, float total) {
     if (row < tile_rows && first + row < params.rows) params.out[blockIdx.z * params.out_batch + first + row] = total;
   };
-  outputs_of_one<bits, steps>(
-      stored, params.x + blockIdx.z * params.x_batch, 1, shared, rows_of, [] { wait_for_previous(); }, out);
+  const auto x_when_there = [&] {
+    wait_for_previous();
+    return RowOfX{params.x + blockIdx.z * params.x_batch, nullptr, 1.0f, nullptr};
+  };
+  outputs_of_one<bits, steps>(stored, 1, shared, rows_of, x_when_there, out);
 }
 
 // Grid of blocks: tiles of rows, blocks of rows of x, the products of a batch.
@@ -118,12 +141,14 @@ DEV void weights_at(const StoredMatrix& matrix, const Storage& stored, u64 row, 
                        : 0.0f;
   } else {
     const u64 group = row * stored.groups() + column / (stored.group_steps * step_columns);
-    const float scale = number_at(matrix.scales, group, stored.number),
-                bias = number_at(matrix.biases, group, stored.number);
-    const uint2 codes = codes_at<bits>(matrix.codes + (row * (stored.columns / pack) + column / pack) * bits).bytes();
+    const Scaling by =
+        scaling_of<bits>(stored_number(matrix.scales, group, stored.number),
+                         bits == e2m1 ? 0 : stored_number(matrix.biases, group, stored.number), stored.number);
+    const uint2 codes =
+        codes_at<bits>(matrix.codes + (row * (stored.columns / pack) + column / pack) * width_of(bits)).bytes();
 #pragma unroll
     for (u32 i = 0; i < pack; i++)
-      weights[i] = fmaf(float((i % 2 ? codes.y : codes.x) >> (i / 2 * 8) & 255u), scale, bias);
+      weights[i] = fmaf(float((i % 2 ? codes.y : codes.x) >> (i / 2 * 8) & 255u), by.scale, by.bias);
   }
 }
 

@@ -45,6 +45,11 @@ constexpr uint32_t plain_warps = 4;    // of a block
 constexpr uint32_t number_bf16 = 0;
 constexpr uint32_t number_f16 = 1;
 constexpr uint32_t number_f32 = 2;
+constexpr uint32_t number_u8 = 3;  // the exponent of a power of two
+
+// In place of bits: codes of MXFP4, each a float of four bits. As bytes they are 0 to 24, twice the float and 12 more.
+constexpr uint32_t e2m1 = 20;
+constexpr uint32_t e2m1_zero = 12;
 
 constexpr uint32_t attention_queries = 8;    // that a block takes through the keys together
 constexpr uint32_t attention_threads = 256;  // of a block: a warp a query
@@ -64,6 +69,22 @@ struct FlatParams {
   float* x;
   const float* y;
   uint64_t count;
+};
+
+struct FactorParams {
+  float* x;
+  uint64_t count;
+  float factor;
+};
+
+// With a limit it is clamped_swiglu.
+struct SwigluParams {
+  float* gate;
+  const float* up;
+  uint64_t count;
+  float alpha;
+  float limit;
+  uint32_t is_geglu;
 };
 
 struct BiasParams {
@@ -126,11 +147,12 @@ struct AppendParams {
 };
 
 struct CombineParams {
-  float* residual;
+  const float* residual;  // or null
   const float* outputs;
   const float* weights;
   const float* shared;
   const float* shared_gate;
+  float* out;
   uint32_t hidden;
   uint32_t k;
   uint32_t n;
@@ -186,17 +208,23 @@ struct ProductParams {
   uint32_t number;       // one of number_...
 };
 
-// One row of x, and matrices of one format. Those behind the last have their first tile at the end.
+// One row of x, and matrices of one format. Those behind the last have their first tile at the end. With it may go the
+// norm that makes x, and what comes of the outputs: a sum, or SwiGLU.
 struct OneRowParams {
   StoredMatrix matrices[most_outputs];
   float* out[most_outputs];
-  const float* x;
+  const float* x;       // before the norm, if there is one
+  const float* weight;  // of the norm, or null
+  float* normed;        // where the norm's output belongs
+  float* residual;      // to which the output of the only matrix is added, or null
   uint32_t rows[most_outputs];
   uint32_t first_tile[most_outputs];
   uint32_t tiles;
   uint32_t columns;
   uint32_t group_steps;
   uint32_t number;
+  uint32_t is_gated;  // silu(the first output) * the second takes the place of the first
+  float eps;          // of the norm
 };
 
 struct EmbedParams {
@@ -221,6 +249,8 @@ struct ExpertBlock {
   const uint8_t* slot;
   uint32_t first;
   uint32_t count;
+  uint32_t expert;
+  uint32_t nothing;
 };
 
 struct ExpertParams {
@@ -234,12 +264,17 @@ struct ExpertParams {
   const float* x;
   const uint8_t* digits;
   const DigitGroup* groups;
+  const float* bias;         // [experts, rows] or null
+  const float* second_bias;  // of the second matrix
   float* out;
   uint32_t rows;  // of each matrix
   uint32_t columns;
   uint32_t group_steps;
   uint32_t number;
   uint32_t k;  // pairs that share a row of x
+  float alpha;
+  float limit;  // of clamped_swiglu, or 0
+  uint32_t is_geglu;
 };
 
 // ---- Attention ------------------------------------------------------------------------------------------------------
@@ -249,6 +284,7 @@ struct AttentionParams {
   const float* q_pe;
   const CachedRows* rows;
   const float* sinks;  // [heads], or null
+  const float* gate;   // by whose sigmoid the output is multiplied, or null
   float* out;
   float* parts;      // [n * heads, part_count, dim + 2]: the highest score, the sum of the weights, the weighted values
   uint64_t k_begin;  // bytes of a block before its keys
@@ -267,6 +303,8 @@ struct AttentionParams {
   uint32_t part_count;   // that there is room for
   uint32_t part_chunks;  // 1, or those of a span
   float scale;
+  uint32_t gate_row_stride;
+  uint32_t gate_head_stride;
 };
 
 // ---- Delta net ------------------------------------------------------------------------------------------------------
@@ -300,6 +338,7 @@ struct DeltaParams {
   const float* beta;
   float* state;
   float* out;
+  DeltaGatesParams gates;  // of n rows, if decay and beta are not made yet; else alpha is null
   uint32_t n;
   uint32_t value_heads;
   uint32_t key_dim;
@@ -318,6 +357,7 @@ struct DeltaParams {
 struct RouteParams {
   const float* logits;
   const float* bias;
+  const float* factors;  // of the experts, or null
   int* ids;
   float* weights;
   uint32_t experts;

@@ -11,222 +11,10 @@
 //   out += part                              parts in the order of the columns
 //
 // A group of x that has a NaN or an infinity makes NaN of every output.
+//
+// A weight of MXFP4 is (byte - 12) * scale / 2, its byte being 0 to 24. So it is affine, too.
 #pragma once
-#include "basics.h"
-
-// ---- x as digits ----------------------------------------------------------------------------------------------------
-
-// Where a lane finds the digits of its pack: a step is 32 columns, a pack of each of four lanes. Within a group of
-// `group_steps` steps, lane t of the four has packs t * group_steps ... in its steps, so that its codes lie together.
-struct PackPlace {
-  u32 step;
-  u32 lane;
-};
-DEV PackPlace place_of_pack(u32 index, u32 group_steps) {
-  const u32 packs = 4 * group_steps, within = index % packs;
-  return {index / packs * group_steps + within % group_steps, within / group_steps};
-}
-
-// Each digit of eight numbers: x for the even ones, y for the odd.
-struct Digits {
-  uint2 of[digits_of_number];
-};
-
-DEV u32 bytes_together(u32 a, u32 b, u32 c, u32 d) {
-  return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
-}
-
-// A warp makes digits of 256 columns, a pack a lane: `x` are the lane's numbers, 0 behind the last column.
-DEV Digits digits_of(const float (&x)[pack], u32 group_steps, DigitGroup& group) {
-  u32 most = 0;  // without signs, bits are in the order of the numbers
-#pragma unroll
-  for (u32 i = 0; i < pack; i++) most = max(most, __float_as_uint(x[i]) & 0x7fffffffu);
-  for (u32 distance = 2 * group_steps; distance > 0; distance /= 2)
-    most = max(most, __shfl_xor_sync(everyone, most, distance));
-  const bool is_finite = most < 0x7f800000u;
-  const u32 exponent = max(most >> 23, 22u);  // `up` takes the largest to 2^21 ... 2^22
-  const float up = is_finite ? __uint_as_float((275u - exponent) << 23) : 0.0f;
-  group.unit = is_finite ? __uint_as_float((exponent - 21u) << 23) : __uint_as_float(0x7fc00000u);
-  int own[pack], sum = 0;
-#pragma unroll
-  for (u32 i = 0; i < pack; i++) {
-    own[i] = __float2int_rn(x[i] * up);
-    sum += own[i];
-  }
-  for (u32 distance = 2 * group_steps; distance > 0; distance /= 2) sum += __shfl_xor_sync(everyone, sum, distance);
-  group.sum = float(sum);
-  Digits digits;
-#pragma unroll
-  for (u32 d = 0; d < digits_of_number; d++) {
-    digits.of[d].x = bytes_together(u32(own[0]), u32(own[2]), u32(own[4]), u32(own[6]));
-    digits.of[d].y = bytes_together(u32(own[1]), u32(own[3]), u32(own[5]), u32(own[7]));
-#pragma unroll
-    for (u32 i = 0; i < pack; i++) own[i] = (own[i] + 128) >> 8;  // what is left when the signed byte is gone
-  }
-  return digits;
-}
-
-DEV void pack_of_x(const float* x, u32 first, u32 columns, float (&numbers)[pack]) {
-  if (first < columns && reinterpret_cast<u64>(x) % 16 == 0) {
-    const float4 low = reinterpret_cast<const float4*>(x + first)[0],
-                 high = reinterpret_cast<const float4*>(x + first)[1];
-    numbers[0] = low.x, numbers[1] = low.y, numbers[2] = low.z, numbers[3] = low.w;
-    numbers[4] = high.x, numbers[5] = high.y, numbers[6] = high.z, numbers[7] = high.w;
-    return;
-  }
-#pragma unroll
-  for (u32 i = 0; i < pack; i++) numbers[i] = first < columns ? x[first + i] : 0.0f;
-}
-
-// ---- Codes ----------------------------------------------------------------------------------------------------------
-
-// The codes of a pack as they are stored, and as bytes: x has those of the even columns, y those of the odd ones.
-template <u32 bits>
-struct Codes {
-  static constexpr u32 words = bits == 4 || bits == 2 ? 1 : 2;
-  u32 of[words];
-
-  DEV uint2 bytes() const {
-    if constexpr (bits == 4) {
-      return make_uint2(of[0] & 0x0f0f0f0fu, of[0] >> 4 & 0x0f0f0f0fu);
-    } else if constexpr (bits == 8) {
-      return make_uint2(__byte_perm(of[0], of[1], 0x6420), __byte_perm(of[0], of[1], 0x7531));
-    } else if constexpr (bits == 2) {
-      const u32 spread = (of[0] | of[0] << 8) & 0x00ff00ffu, nibbles = (spread | spread << 4) & 0x0f0f0f0fu;
-      return make_uint2(nibbles & 0x03030303u, nibbles >> 2 & 0x03030303u);
-    } else {
-      const u64 word = u64(of[1]) << 32 | of[0];
-      constexpr u32 mask = (1u << bits) - 1;
-      uint2 codes = make_uint2(0, 0);
-#pragma unroll
-      for (u32 i = 0; i < 4; i++) {
-        codes.x |= (u32(word >> (bits * (2 * i))) & mask) << (8 * i);
-        codes.y |= (u32(word >> (bits * (2 * i + 1))) & mask) << (8 * i);
-      }
-      return codes;
-    }
-  }
-};
-
-template <u32 bits>
-DEV Codes<bits> codes_at(const u8* from) {
-  Codes<bits> codes;
-  if constexpr (bits == 4) {
-    codes.of[0] = *reinterpret_cast<const u32*>(from);
-  } else if constexpr (bits == 8) {
-    codes.of[0] = reinterpret_cast<const u32*>(from)[0];
-    codes.of[1] = reinterpret_cast<const u32*>(from)[1];
-  } else if constexpr (bits == 2) {
-    codes.of[0] = *reinterpret_cast<const u16*>(from);
-  } else {
-    u64 word = 0;
-#pragma unroll
-    for (u32 i = 0; i < bits; i++) word |= u64(from[i]) << (8 * i);
-    codes.of[0] = u32(word);
-    codes.of[1] = u32(word >> 32);
-  }
-  return codes;
-}
-
-// Of `count` packs that lie together, aligned to their size.
-template <u32 bits, u32 count>
-DEV void codes_together(const u8* from, Codes<bits> (&codes)[count]) {
-  if constexpr (bits == 4 && count == 2) {
-    const uint2 both = *reinterpret_cast<const uint2*>(from);
-    codes[0].of[0] = both.x, codes[1].of[0] = both.y;
-  } else if constexpr (bits == 4 && count == 4) {
-    const uint4 all = *reinterpret_cast<const uint4*>(from);
-    codes[0].of[0] = all.x, codes[1].of[0] = all.y, codes[2].of[0] = all.z, codes[3].of[0] = all.w;
-  } else if constexpr (bits == 8 && count == 2) {
-    const uint4 all = *reinterpret_cast<const uint4*>(from);
-    codes[0].of[0] = all.x, codes[0].of[1] = all.y, codes[1].of[0] = all.z, codes[1].of[1] = all.w;
-  } else {
-#pragma unroll
-    for (u32 j = 0; j < count; j++) codes[j] = codes_at<bits>(from + j * bits);
-  }
-}
-
-// How a matrix is stored.
-struct Storage {
-  u32 columns;
-  u32 group_steps;
-  u32 number;  // the type of elements, or of scales and biases
-
-  DEV u32 steps() const { return columns / step_columns; }
-  DEV u32 groups() const { return steps() / group_steps; }
-  DEV u32 parts() const { return (columns + part_columns - 1) / part_columns; }
-};
-
-// Two rows of a matrix, or one of each of two.
-template <u32 bits>
-struct TwoRows {
-  const u8* codes[2];
-  const u8* scales[2];
-  const u8* biases[2];
-
-  DEV void set(u32 i, const Storage& stored, const StoredMatrix& matrix, u64 row) {
-    const u64 scale = row * stored.groups() * bytes_of(stored.number);
-    codes[i] = matrix.codes + row * (stored.columns / pack * bits);
-    scales[i] = matrix.scales + scale;
-    biases[i] = matrix.biases + scale;
-  }
-};
-
-DEV float total_of_digits(int s0, int s1, int s2) { return fmaf(float(s2), 65536.0f, float(s1 * 256 + s0)); }
-DEV float with_group(float part, float total, float scale, float bias, const DigitGroup& group) {
-  return fmaf(fmaf(scale, total, bias * group.sum), group.unit, part);
-}
-
-// A number as it is stored, so that what loads it need not wait for it.
-DEV u32 stored_number(const u8* numbers, u64 i, u32 type) {
-  if (type == number_f32) return reinterpret_cast<const u32*>(numbers)[i];
-  return reinterpret_cast<const u16*>(numbers)[i];
-}
-DEV float number_of(u32 bits, u32 type) {
-  return type == number_bf16 ? bf16(u16(bits)) : type == number_f16 ? f16(u16(bits)) : __uint_as_float(bits);
-}
-
-// What a lane needs of a part of two rows: its packs of each, and scale and bias of each group. A kernel loads it long
-// before it multiplies. `steps` are those of a group, 0 where the kernel is for all: a part has at most `most` groups.
-template <u32 bits, u32 steps>
-struct PartOfRows {
-  static constexpr u32 most = steps ? part_steps / steps : part_steps;
-  Codes<bits> codes[2][part_steps];  // in the order of groups, then of the lane's packs
-  u32 scales[2][most];
-  u32 biases[2][most];
-
-  // Of rows 0 and 1 the scales are loaded if `first` and `second` say so. Steps from `step` on, `count` of them.
-  DEV void load(const TwoRows<bits>& rows, const Storage& stored, u32 step, u32 count, bool first, bool second) {
-    const u32 t = lane_of() % 4, of_group = steps ? steps : stored.group_steps;
-#pragma unroll
-    for (u32 i = 0; i < 2; i++) {
-      if constexpr (steps > 0) {
-#pragma unroll
-        for (u32 j = 0; j < most; j++) {
-          Codes<bits> some[steps];
-          if (j * steps < count) {
-            codes_together<bits, steps>(rows.codes[i] + u64((step + j * steps) * 4 + t * steps) * bits, some);
-#pragma unroll
-            for (u32 k = 0; k < steps; k++) codes[i][j * steps + k] = some[k];
-          }
-        }
-      } else {
-#pragma unroll
-        for (u32 j = 0; j < part_steps; j++)
-          if (j < count)
-            codes[i][j] = codes_at<bits>(
-                rows.codes[i] + u64((step + j / of_group * of_group) * 4 + t * of_group + j % of_group) * bits);
-      }
-      if (i == 0 ? !first : !second) continue;
-#pragma unroll
-      for (u32 j = 0; j < most; j++)
-        if (j * of_group < count) {
-          scales[i][j] = stored_number(rows.scales[i], step / of_group + j, stored.number);
-          biases[i][j] = stored_number(rows.biases[i], step / of_group + j, stored.number);
-        }
-    }
-  }
-};
+#include "operands.h"
 
 // ---- One row of x ---------------------------------------------------------------------------------------------------
 
@@ -236,15 +24,37 @@ struct OneRow {
   uint2 digits[slab_parts * part_steps][digits_of_number * 4];  // [step][digit, lane of four]
   DigitGroup groups[slab_parts * part_steps];
   float parts[2][slab_parts][tile_rows];
+  float squares[row_threads / lanes];
+};
+
+// A row of x, and perhaps the norm that comes first.
+struct RowOfX {
+  const float* x;
+  const float* weight;  // null: none
+  float factor;
+  float* kept;  // where the norm's output belongs, or null
+
+  // Numbers index * pack ... of those from column `first` on, 0 behind `end`.
+  DEV void pack_at(u32 first, u32 index, u32 end, float (&numbers)[pack]) const {
+    pack_of_x(x + first, index * pack, end - first, numbers);
+    if (weight == nullptr) return;
+    float weights[pack];
+    pack_of_x(weight + first, index * pack, end - first, weights);
+#pragma unroll
+    for (u32 i = 0; i < pack; i++) numbers[i] = normed(numbers[i], factor, weights[i]);
+    if (kept == nullptr || first + index * pack >= end) return;
+#pragma unroll
+    for (u32 i = 0; i < pack; i++) kept[first + index * pack + i] = numbers[i];
+  }
 };
 
 // Steps first ... first + count - 1 of x into shared memory. All threads.
-DEV void bring_digits(const float* x, const Storage& stored, u32 first, u32 count, OneRow& shared) {
+DEV void bring_digits(const RowOfX& x, const Storage& stored, u32 first, u32 count, OneRow& shared) {
   const u32 packs = count * 4;
   for (u32 base = warp_of() * lanes; base < packs; base += blockDim.x) {
     const u32 index = base + lane_of();
     float numbers[pack];
-    pack_of_x(x + first * step_columns, index * pack, count * step_columns, numbers);
+    x.pack_at(first * step_columns, index, (first + count) * step_columns, numbers);
     DigitGroup group;
     const Digits digits = digits_of(numbers, stored.group_steps, group);
     if (index >= packs) continue;
@@ -275,12 +85,7 @@ DEV float part_of_one(const PartOfRows<bits, steps>& part, const Storage& stored
     const int got = __shfl_xor_sync(everyone, is_second ? c[0] : other_s01, 1);
     const float total = fmaf(float(is_second ? c[2] : got), 65536.0f, float(is_second ? got : s01));
     const u32 group = steps ? j / steps : j / of_group;
-    u32 scale = 0, bias = 0;
-#pragma unroll
-    for (u32 i = 0; i < PartOfRows<bits, steps>::most; i++)
-      if (i == group) scale = part.scales[0][i], bias = part.biases[0][i];
-    sum = with_group(sum, total, number_of(scale, stored.number), number_of(bias, stored.number),
-                     shared.groups[from / of_group + group]);
+    sum = with_group(sum, total, part.scaling(0, group, stored.number), shared.groups[from / of_group + group]);
     c[0] = c[1] = c[2] = c[3] = 0;
   }
   return sum;
@@ -288,10 +93,10 @@ DEV float part_of_one(const PartOfRows<bits, steps>& part, const Storage& stored
 
 // Tiles of sixteen outputs of one row of x, for a block: count of them. rows_of(i) are the two rows of the lane in
 // tile i, and out(i, row, sum) takes the sums, in the first warp: lanes below tile_rows have one. What the first parts
-// need is loaded before x is there, and what the next needs before a part is multiplied.
-template <u32 bits, u32 steps, class RowsOf, class WaitForX, class Out>
-DEV void outputs_of_one(const Storage& stored, const float* x, u32 count, OneRow& shared, RowsOf rows_of,
-                        WaitForX wait_for_x, Out out) {
+// need is loaded before x is there, which x_when_there() gives, and what the next needs before a part is multiplied.
+template <u32 bits, u32 steps, class RowsOf, class XWhenThere, class Out>
+DEV void outputs_of_one(const Storage& stored, u32 count, OneRow& shared, RowsOf rows_of, XWhenThere x_when_there,
+                        Out out) {
   const u32 lane = lane_of(), g = lane / 4, t = lane % 4, warps = blockDim.x / lanes;
   constexpr u32 slab_steps = slab_parts * part_steps;
   // A lane's own scales are those of row g, or of row g + 8.
@@ -304,7 +109,7 @@ DEV void outputs_of_one(const Storage& stored, const float* x, u32 count, OneRow
   const u32 first_step = warp_of() * part_steps;
   if (count > 0 && first_step < min(slab_steps, stored.steps()))
     load(next, 0, first_step, min(slab_steps, stored.steps()));
-  wait_for_x();
+  const RowOfX x = x_when_there();
   for (u32 tile = 0; tile < count; tile++) {
     float total = 0.0f;
     for (u32 first = 0; first < stored.steps(); first += slab_steps) {
@@ -399,15 +204,7 @@ DEV void part_of_some(const PartOfRows<bits, steps>& part, const Storage& stored
     }
     if ((j + 1) % of_group != 0) continue;
     const u32 group = steps ? j / steps : j / of_group;
-    float scales[2] = {}, biases[2] = {};
-#pragma unroll
-    for (u32 i = 0; i < PartOfRows<bits, steps>::most; i++)
-#pragma unroll
-      for (u32 r = 0; r < 2; r++)
-        if (i == group) {
-          scales[r] = number_of(part.scales[r][i], stored.number);
-          biases[r] = number_of(part.biases[r][i], stored.number);
-        }
+    const Scaling by[2] = {part.scaling(0, group, stored.number), part.scaling(1, group, stored.number)};
 #pragma unroll
     for (u32 f = 0; f < fragments; f++) {
       float4 two = {};
@@ -421,8 +218,7 @@ DEV void part_of_some(const PartOfRows<bits, steps>& part, const Storage& stored
       const DigitGroup own[2] = {{two.x, two.y}, {two.z, two.w}};
 #pragma unroll
       for (u32 i = 0; i < 4; i++) {  // row g, then g + 8, each with rows 2 t and 2 t + 1 of x
-        sums[f][i] = with_group(sums[f][i], total_of_digits(c[f][0][i], c[f][1][i], c[f][2][i]), scales[i / 2],
-                                biases[i / 2], own[i % 2]);
+        sums[f][i] = with_group(sums[f][i], total_of_digits(c[f][0][i], c[f][1][i], c[f][2][i]), by[i / 2], own[i % 2]);
         c[f][0][i] = c[f][1][i] = c[f][2][i] = 0;
       }
     }
@@ -463,10 +259,10 @@ DEV void outputs_of_some(const TwoRows<bits>& rows, const Storage& stored, const
   }
 }
 
-// Instances for every way in which affine weights may be stored: of `bits`, and those where a group's steps are known
-// and its codes are aligned.
-#define FOR_ALL_BITS(instance) instance(2) instance(3) instance(4) instance(5) instance(6) instance(8)
-#define FOR_KNOWN_FORMATS(instance) instance(4_32, 4, 1) instance(4_64, 4, 2) instance(8_64, 8, 2)
+// Instances for every way in which codes may be stored: of `bits`, and those where a group's steps are known and all is
+// aligned. Those of MXFP4 always are.
+#define FOR_ALL_BITS(instance) instance(2) instance(3) instance(4) instance(5) instance(6) instance(8) instance(20)
+#define FOR_KNOWN_FORMATS(instance) instance(4_32, 4, 1) instance(4_64, 4, 2) instance(8_64, 8, 2) instance(20, 20, 1)
 #define FOR_ALL_FORMATS(instance)                                                                             \
   instance(2, 2, 0) instance(3, 3, 0) instance(4, 4, 0) instance(5, 5, 0) instance(6, 6, 0) instance(8, 8, 0) \
       FOR_KNOWN_FORMATS(instance)

@@ -30,19 +30,21 @@ DEV u64 warp_best(u64 key) {
 // Takes the best of `keys`. A warp finds it together: lane l looks after numbers l, l + 32 ...
 DEV u64 take_best(u64* keys, u32 count) {
   u64 best = 0;
+#pragma unroll 8
   for (u32 i = lane_of(); i < count; i += lanes) best = max(best, keys[i]);
   best = warp_best(best);
   if (id_of(best) % lanes == lane_of()) keys[id_of(best)] = 0;
   return best;
 }
 
-// Divides the weights by their sum, if that is asked for and the sum is above 0. Then multiplies them by the scaling.
-// One lane does it.
-DEV void finish_weights(const RouteParams& params, float* weights) {
+// The weights of those that were chosen, in shared memory, to where they belong: divided by their sum, if that is asked
+// for and the sum is above 0, and multiplied by the scaling. A warp does it together.
+DEV void finish_weights(const RouteParams& params, const float* chosen, float* weights) {
+  __syncwarp();
   float total = 0.0f;
-  for (u32 i = 0; i < params.k; i++) total += weights[i];
+  for (u32 i = 0; i < params.k; i++) total += chosen[i];
   const float divisor = params.normalize && total > 0.0f ? total : 1.0f;
-  for (u32 i = 0; i < params.k; i++) weights[i] = weights[i] / divisor * params.scaling;
+  for (u32 i = lane_of(); i < params.k; i += lanes) weights[i] = chosen[i] / divisor * params.scaling;
 }
 
 // Takes the experts of all groups but those that are worth most. A warp does it together, after each lane wrote the
@@ -65,11 +67,13 @@ DEV void take_other_groups(const RouteParams& params, u64* worths, u32* kept, u6
 extern "C" __global__ void route_softmax(const RouteParams params) {
   __shared__ u64 keys[max_experts], worths[max_experts];
   __shared__ u32 kept[max_experts];
+  __shared__ float chosen[max_experts];
   begin_kernel();
   const u32 lane = lane_of();
   const float* logits = params.logits + u64(blockIdx.x) * params.experts;
   int* ids = params.ids + u64(blockIdx.x) * params.k;
   float* weights = params.weights + u64(blockIdx.x) * params.k;
+#pragma unroll 8
   for (u32 i = lane; i < params.experts; i += lanes) keys[i] = candidate(logits[i], i);
   if (params.groups != 0) {
     __syncwarp();
@@ -86,13 +90,16 @@ extern "C" __global__ void route_softmax(const RouteParams params) {
     const u64 best = take_best(keys, params.experts);
     if (place == 0) {
       highest = value_of(best);
+#pragma unroll 8
       for (u32 i = lane; i < params.experts; i += lanes) total += expf(logits[i] - highest);
       total = warp_sum(total);
     }
-    if (lane == 0) ids[place] = int(id_of(best));
-    if (lane == 0) weights[place] = expf(value_of(best) - highest) / total;
+    if (lane != place % lanes) continue;  // who finishes the weight
+    ids[place] = int(id_of(best));
+    chosen[place] = expf(value_of(best) - highest) / total;
   }
-  if (lane == 0) finish_weights(params, weights);
+  finish_weights(params, chosen, weights);
+  for (u32 i = lane; i < params.k && params.factors; i += lanes) weights[i] *= params.factors[ids[i]];
 }
 
 // The sum of the two best of a group, or the only one of a group of one.
@@ -109,6 +116,7 @@ DEV float group_worth(const u64* choice, u32 size) {
 extern "C" __global__ void route_grouped(const RouteParams params) {
   __shared__ u64 choice[max_experts], worths[max_experts];
   __shared__ u32 kept[max_experts];
+  __shared__ float chosen[max_experts];
   begin_kernel();
   const u32 lane = lane_of(), size = params.experts / params.groups;
   const float* logits = params.logits + u64(blockIdx.x) * params.experts;
@@ -121,10 +129,11 @@ extern "C" __global__ void route_grouped(const RouteParams params) {
   take_other_groups(params, worths, kept, choice);
   for (u32 place = 0; place < params.k; place++) {
     const u64 best = take_best(choice, params.experts);
-    if (lane == 0) ids[place] = int(id_of(best));
-    if (lane == 0) weights[place] = sigmoid(logits[id_of(best)]);
+    if (lane != place % lanes) continue;  // who finishes the weight
+    ids[place] = int(id_of(best));
+    chosen[place] = sigmoid(logits[id_of(best)]);
   }
-  if (lane == 0) finish_weights(params, weights);
+  finish_weights(params, chosen, weights);
 }
 
 // ---- Top-k ----------------------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ using namespace metal;
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + precise::exp(-x)); }
 inline float silu(float x) { return x * sigmoid(x); }
+// gelu(x) = x / 2 * (1 + tanh(y)) = x * sigmoid(2 y), y being sqrt(2 / pi) * (x + 0.044715 x^3).
+inline float gelu(float x) { return x * sigmoid(x * (1.5957691216f + 0.0713548163f * (x * x))); }
 // Comparisons leave NaN what it is, and min and max do not.
 inline float clamped_swiglu(float gate, float up, float alpha, float limit) {
   gate = gate > limit ? limit : gate;

@@ -76,6 +76,12 @@ kernel void swiglu(constant FlatParams& params [[buffer(0)]], device float* out 
   if (i < params.count) out[i] = silu(out[i]) * up[i];
 }
 
+// out = gelu(out) * up, out being the gate
+kernel void geglu(constant FlatParams& params [[buffer(0)]], device float* out [[buffer(1)]],
+                  device const float* up [[buffer(2)]], uint i [[thread_position_in_grid]]) {
+  if (i < params.count) out[i] = gelu(out[i]) * up[i];
+}
+
 // The same with clamped_swiglu.
 kernel void clamped_swiglu_of(constant ClampedParams& params [[buffer(0)]], device float* out [[buffer(1)]],
                               device const float* up [[buffer(2)]], uint i [[thread_position_in_grid]]) {
@@ -85,6 +91,17 @@ kernel void clamped_swiglu_of(constant ClampedParams& params [[buffer(0)]], devi
 kernel void residual_add(constant FlatParams& params [[buffer(0)]], device float* x [[buffer(1)]],
                          device const float* y [[buffer(2)]], uint i [[thread_position_in_grid]]) {
   if (i < params.count) x[i] = x[i] + y[i];
+}
+
+kernel void scale(constant FactorParams& params [[buffer(0)]], device float* x [[buffer(1)]],
+                  uint i [[thread_position_in_grid]]) {
+  if (i < params.count) x[i] = x[i] * params.factor;
+}
+
+// x = factor * tanh(x / factor), and tanh(y) = 2 sigmoid(2 y) - 1
+kernel void soft_cap(constant FactorParams& params [[buffer(0)]], device float* x [[buffer(1)]],
+                     uint i [[thread_position_in_grid]]) {
+  if (i < params.count) x[i] = (sigmoid(x[i] * (2.0f / params.factor)) * 2.0f - 1.0f) * params.factor;
 }
 
 // The same bias to every row. Grid: numbers of a row, rows.
@@ -173,12 +190,13 @@ inline float combined(constant CombineParams& params, float residual, device con
   return total + shared[row * params.hidden + i] * gate;
 }
 
-// In place with the residual. Grid: columns, rows.
+// In place with the residual, if there is one. Grid: columns, rows.
 kernel void combine(constant CombineParams& params [[buffer(0)]], device float* residual [[buffer(1)]],
                     device const float* outputs [[buffer(2)]], device const float* weights [[buffer(3)]],
                     device const float* shared [[buffer(4)]], device const float* shared_gate [[buffer(5)]],
                     uint2 at [[thread_position_in_grid]]) {
   if (at.x >= params.hidden) return;
   const ulong place = ulong(at.y) * params.hidden + at.x;
-  residual[place] = combined(params, residual[place], outputs, weights, shared, shared_gate, at.y, at.x);
+  const float before = params.has_residual != 0 ? residual[place] : 0.0f;
+  residual[place] = combined(params, before, outputs, weights, shared, shared_gate, at.y, at.x);
 }

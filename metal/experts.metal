@@ -24,7 +24,7 @@ inline Weights<bits> weights_of(constant ExpertParams& params, device const ucha
   return {expert + weight, expert + scales, expert + biases, params.columns, params.group_shift, params.number};
 }
 
-// out[p] = silu(gate . x[p / k]) * (up . x[p / k]), or with biases and clamped_swiglu what these make of the products.
+// out[p] = silu(gate . x[p / k]) * (up . x[p / k]), or what biases, clamped_swiglu and geglu make of the products.
 // Grid of threadgroups: blocks of outputs, blocks of pairs.
 template <int bits, int rows>
 kernel void expert_gate_up(constant ExpertParams& params [[buffer(0)]], device const ExpertBlock* blocks [[buffer(1)]],
@@ -53,8 +53,9 @@ kernel void expert_gate_up(constant ExpertParams& params [[buffer(0)]], device c
         given += gate_bias[at];
         beside += up_bias[at];
       }
-      const float result =
-          params.limit > 0.0f ? clamped_swiglu(given, beside, params.alpha, params.limit) : silu(given) * beside;
+      const float result = params.limit > 0.0f    ? clamped_swiglu(given, beside, params.alpha, params.limit)
+                           : params.is_geglu != 0 ? gelu(given) * beside
+                                                  : silu(given) * beside;
       if (lane == 0 && uint(r) < block.count && first + o < params.rows)
         out[ulong(pairs[block.first + uint(r)]) * params.rows + first + o] = result;
     }

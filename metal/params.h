@@ -50,6 +50,11 @@ struct ClampedParams {
   float limit;
 };
 
+struct FactorParams {
+  uint32_t count;
+  float factor;
+};
+
 struct BiasParams {
   uint32_t width;
 };
@@ -111,6 +116,7 @@ struct RowBlock {
 struct CombineParams {
   uint32_t hidden;
   uint32_t k;
+  uint32_t has_residual;
   uint32_t has_shared;
   uint32_t has_gate;
 };
@@ -152,7 +158,8 @@ struct ExpertParams {
   uint32_t k;       // pairs that share a row of x
   uint32_t has_bias;
   float alpha;  // of clamped_swiglu
-  float limit;  // 0: swiglu
+  float limit;  // 0: swiglu, or geglu
+  uint32_t is_geglu;
 };
 
 // Up to product_rows pairs (token * k + place) that go through one expert: `count` entries of the list from `first` on.
@@ -239,6 +246,7 @@ struct RouteParams {
   uint32_t normalize;
   uint32_t groups;
   uint32_t groups_kept;
+  uint32_t has_factors;
   float scaling;
 };
 

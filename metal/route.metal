@@ -75,10 +75,11 @@ inline float best_of_group(threadgroup const float* scores, uint size) {
 }
 
 // The weights are probabilities among all experts. With groups, one is worth its best expert, so the best of all is
-// among those kept. A simdgroup for each row.
+// among those kept. Factors, if there are any, are of the experts. A simdgroup for each row.
 kernel void route_softmax(constant RouteParams& params [[buffer(0)]], device const float* logits [[buffer(1)]],
-                          device int* ids [[buffer(2)]], device float* weights [[buffer(3)]],
-                          uint row [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
+                          device const float* factors [[buffer(2)]], device int* ids [[buffer(3)]],
+                          device float* weights [[buffer(4)]], uint row [[threadgroup_position_in_grid]],
+                          uint lane [[thread_index_in_simdgroup]]) {
   threadgroup float values[max_experts], worths[max_experts];
   threadgroup uint kept[max_experts];
   logits += ulong(row) * params.experts;
@@ -104,7 +105,9 @@ kernel void route_softmax(constant RouteParams& params [[buffer(0)]], device con
     if (lane == 0) ids[slot] = int(best.id);
     if (lane == 0) weights[slot] = precise::exp(best.value - highest) / total;
   }
-  if (lane == 0) finish_weights(params, weights);
+  if (lane != 0) return;
+  finish_weights(params, weights);
+  for (uint slot = 0; slot < params.k && params.has_factors != 0; slot++) weights[slot] *= factors[ids[slot]];
 }
 
 // The sum of the two best of a group, or the only one of a group of one.

@@ -139,7 +139,7 @@ DeltaArgs inside(DeltaArgs args) {
 }
 
 RouteArgs inside(RouteArgs args) {
-  move_inside(args.logits, args.bias, args.ids, args.weights);
+  move_inside(args.logits, args.bias, args.factors, args.ids, args.weights);
   return args;
 }
 

@@ -189,6 +189,7 @@ struct RouteArgs {
   bool normalize = true;
   float scaling = 1;
   View bias;           // [experts]; route_grouped only
+  View factors = {};   // [experts] or empty: by which a weight is multiplied at last; route_softmax only
   int64_t groups = 0;  // route_softmax: 0 is none
   int64_t groups_kept = 0;
   View ids;      // i32 [n, k], best first, the earlier expert on ties
@@ -210,6 +211,7 @@ struct ExpertFlavour {
   View down_bias;   // f32 [experts, h]
   float alpha = 0;  // of clamped_swiglu, which takes the place of swiglu where `limit` is not 0
   float limit = 0;
+  bool geglu = false;  // takes the place of swiglu, too
 };
 
 struct ExpertArgs {
@@ -240,14 +242,14 @@ struct ChosenExpertArgs {
 };
 
 struct CombineArgs {
-  View residual;  // [n, h]
+  View residual;  // [n, h] or empty
   View outputs;   // [n, k, h]
   View weights;   // [n, k]
   int64_t hidden = 0;
   int64_t k = 0;
   View shared;       // [n, h] or empty
   View shared_gate;  // [n] or empty; shared is multiplied by its sigmoid
-  View out;          // [n, h] = (residual + sum in router order) + shared; in place with residual, always
+  View out;          // [n, h] = (residual + sum in router order) + shared; in place with a residual, always
 };
 
 // ---- Recording -------------------------------------------------------------------------------------------------
@@ -282,11 +284,17 @@ class Commands {
   virtual void chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) = 0;
   // out = silu(gate) * up, `count` numbers. In place with gate, always.
   virtual void swiglu(View gate, View up, View out, int64_t count) = 0;
+  // out = gelu(gate) * up, `count` numbers, by the tanh approximation of gelu. In place with gate, always.
+  virtual void geglu(View gate, View up, View out, int64_t count) = 0;
   virtual void combine(const CombineArgs& args, int64_t n) = 0;
   // out = x + y, `count` numbers. In place with x, always.
   virtual void residual_add(View x, View y, View out, int64_t count) = 0;
   // x += bias [width], in each of n rows. In place, always.
   virtual void bias_add(View x, View bias, int64_t n, int64_t width) = 0;
+  // x *= factor, `count` numbers. In place, always.
+  virtual void scale(View x, float factor, int64_t count) = 0;
+  // x = cap * tanh(x / cap), `count` numbers. In place, always.
+  virtual void soft_cap(View x, float cap, int64_t count) = 0;
   // x *= sigmoid(gate), head by head. In place, always.
   virtual void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) = 0;
   // The k best of `count` logits: ids i32 [k] and values [k], best first, the lower id on ties.

@@ -123,6 +123,14 @@ void CpuCommands::swiglu(View gate, View up, View out, int64_t count) {
   });
 }
 
+void CpuCommands::geglu(View gate, View up, View out, int64_t count) {
+  op("geglu", [&] {
+    spread(count, 4, [&](int64_t first, int64_t last) {
+      kernels_.elementwise.geglu(gate.f32() + first, up.f32() + first, out.f32() + first, last - first);
+    });
+  });
+}
+
 void CpuCommands::residual_add(View x, View y, View out, int64_t count) {
   op("residual_add", [&] {
     spread(count, 1, [&](int64_t first, int64_t last) {
@@ -137,6 +145,20 @@ void CpuCommands::bias_add(View x, View bias, int64_t n, int64_t width) {
       for (int64_t i = first; i < last; ++i)
         kernels_.elementwise.residual_add(x.f32() + i * width, bias.f32(), x.f32() + i * width, width);
     });
+  });
+}
+
+void CpuCommands::scale(View x, float factor, int64_t count) {
+  op("scale", [&] {
+    spread(count, 1,
+           [&](int64_t first, int64_t last) { kernels_.elementwise.scale(x.f32() + first, factor, last - first); });
+  });
+}
+
+void CpuCommands::soft_cap(View x, float cap, int64_t count) {
+  op("soft_cap", [&] {
+    spread(count, 4,
+           [&](int64_t first, int64_t last) { kernels_.elementwise.soft_cap(x.f32() + first, cap, last - first); });
   });
 }
 
@@ -157,9 +179,9 @@ void CpuCommands::combine(const CombineArgs& args, int64_t n) {
         const int64_t row = first / hidden;
         const int64_t column = first % hidden;
         const int64_t end = std::min(hidden, column + last - first);
-        kernels_.elementwise.combine(row_of(args.residual, row * hidden), row_of(args.outputs, row * args.k * hidden),
-                                     row_of(args.weights, row * args.k), args.k, hidden,
-                                     args.shared ? row_of(args.shared, row * hidden) : nullptr,
+        kernels_.elementwise.combine(args.residual ? row_of(args.residual, row * hidden) : nullptr,
+                                     row_of(args.outputs, row * args.k * hidden), row_of(args.weights, row * args.k),
+                                     args.k, hidden, args.shared ? row_of(args.shared, row * hidden) : nullptr,
                                      args.shared_gate ? row_of(args.shared_gate, row) : nullptr,
                                      args.out.f32() + row * hidden, column, end);
         first += end - column;
@@ -299,6 +321,7 @@ cpu::RouteTask route_task(const RouteArgs& args, int64_t n) {
   task.normalize = args.normalize;
   task.scaling = args.scaling;
   task.bias = args.bias ? args.bias.f32() : nullptr;
+  task.factors = args.factors ? args.factors.f32() : nullptr;
   task.groups = args.groups;
   task.groups_kept = args.groups_kept;
   task.ids = args.ids.i32();

@@ -66,9 +66,12 @@ class CpuCommands final : public Commands {
   void expert_ffn(const ExpertArgs& args) override;
   void chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) override;
   void swiglu(View gate, View up, View out, int64_t count) override;
+  void geglu(View gate, View up, View out, int64_t count) override;
   void combine(const CombineArgs& args, int64_t n) override;
   void residual_add(View x, View y, View out, int64_t count) override;
   void bias_add(View x, View bias, int64_t n, int64_t width) override;
+  void scale(View x, float factor, int64_t count) override;
+  void soft_cap(View x, float cap, int64_t count) override;
   void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) override;
   void top_k(View logits, int64_t count, int64_t k, View ids, View values) override;
   void copy(View from, View to, int64_t bytes) override;

@@ -248,7 +248,9 @@ void CpuCommands::gate_and_up(const ExpertArgs& args) {
       add_bias(flavour.gate_bias, job.index, m, part.first, part.last, gate[i]);
       add_bias(flavour.up_bias, job.index, m, part.first, part.last, up[i]);
       float* gated = gate[i] + part.first;
-      if (flavour.limit > 0)
+      if (flavour.geglu)
+        kernels_.elementwise.geglu(gated, up[i] + part.first, gated, part.last - part.first);
+      else if (flavour.limit > 0)
         kernels_.elementwise.clamped_swiglu(gated, up[i] + part.first, gated, part.last - part.first, flavour.alpha,
                                             flavour.limit);
       else

@@ -140,6 +140,9 @@ class DeferredCommands final : public Commands {
     later(
         [=, gate = inside(gate), up = inside(up), out = inside(out)](Commands& c) { c.swiglu(gate, up, out, count); });
   }
+  void geglu(View gate, View up, View out, int64_t count) override {
+    later([=, gate = inside(gate), up = inside(up), out = inside(out)](Commands& c) { c.geglu(gate, up, out, count); });
+  }
   void combine(const CombineArgs& args, int64_t n) override {
     later([=, args = inside(args)](Commands& c) { c.combine(args, n); });
   }
@@ -148,6 +151,12 @@ class DeferredCommands final : public Commands {
   }
   void bias_add(View x, View bias, int64_t n, int64_t width) override {
     later([=, x = inside(x), bias = inside(bias)](Commands& c) { c.bias_add(x, bias, n, width); });
+  }
+  void scale(View x, float factor, int64_t count) override {
+    later([=, x = inside(x)](Commands& c) { c.scale(x, factor, count); });
+  }
+  void soft_cap(View x, float cap, int64_t count) override {
+    later([=, x = inside(x)](Commands& c) { c.soft_cap(x, cap, count); });
   }
   void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) override {
     later([=, x = inside(x), gate = inside(gate)](Commands& c) { c.sigmoid_gate(x, gate, n); });

@@ -161,8 +161,11 @@ class TimedCommands final : public Commands {
   void swiglu(View gate, View up, View out, int64_t count) override {
     moves("swiglu", 1, 3 * count, [&] { inner_->swiglu(gate, up, out, count); });
   }
+  void geglu(View gate, View up, View out, int64_t count) override {
+    moves("geglu", 1, 3 * count, [&] { inner_->geglu(gate, up, out, count); });
+  }
   void combine(const CombineArgs& args, int64_t n) override {
-    const int64_t row = (args.k + 2 + (args.shared ? 1 : 0)) * args.hidden;
+    const int64_t row = (args.k + 1 + (args.residual ? 1 : 0) + (args.shared ? 1 : 0)) * args.hidden;
     moves("combine", n, row, [&] { inner_->combine(args, n); });
   }
   void residual_add(View x, View y, View out, int64_t count) override {
@@ -170,6 +173,12 @@ class TimedCommands final : public Commands {
   }
   void bias_add(View x, View bias, int64_t n, int64_t width) override {
     moves("bias_add", n, 2 * width, [&] { inner_->bias_add(x, bias, n, width); });
+  }
+  void scale(View x, float factor, int64_t count) override {
+    moves("scale", 1, 2 * count, [&] { inner_->scale(x, factor, count); });
+  }
+  void soft_cap(View x, float cap, int64_t count) override {
+    moves("soft_cap", 1, 2 * count, [&] { inner_->soft_cap(x, cap, count); });
   }
   void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) override {
     moves("sigmoid_gate", n, 3 * numbers(x), [&] { inner_->sigmoid_gate(x, gate, n); });

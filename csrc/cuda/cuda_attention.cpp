@@ -35,55 +35,15 @@ const CachedRows* CudaCommands::cached_rows(std::span<const View> blocks, int64_
 
 // ---- Attention ------------------------------------------------------------------------------------------------------
 
-struct CudaCommands::AttentionTask {
-  Heads q;
-  Heads q_pe;  // empty without a positional part of its own
-  Cache k;
-  Cache v;
-  Cache k_pe;
-  int64_t kv_heads = 1;
-  int64_t first_position = 0;
-  float scale = 0;
-  View out;
-  View sinks;
-  int64_t window = 0;
-};
-
 void CudaCommands::attention(const AttentionArgs& args, int64_t n) {
-  op("attention", [&] {
-    run_attention({args.q,
-                   {},
-                   args.k,
-                   args.v,
-                   {},
-                   args.kv_heads,
-                   args.first_position,
-                   args.scale,
-                   args.out,
-                   args.sinks,
-                   args.window},
-                  n);
-  });
+  op("attention", [&] { run_attention(gpu::AttentionTask::of(args), n); });
 }
 
 void CudaCommands::mla_attention(const LatentAttentionArgs& args, int64_t n) {
-  op("mla_attention", [&] {
-    run_attention({args.q_latent,
-                   args.q_pe,
-                   args.latent,
-                   args.latent,
-                   args.k_pe,
-                   1,
-                   args.first_position,
-                   args.scale,
-                   args.out,
-                   {},
-                   0},
-                  n);
-  });
+  op("mla_attention", [&] { run_attention(gpu::AttentionTask::of(args), n); });
 }
 
-void CudaCommands::run_attention(const AttentionTask& task, int64_t n) {
+void CudaCommands::run_attention(const gpu::AttentionTask& task, int64_t n) {
   if (n == 0) return;
   if (task.q.dim > int64_t{max_attention_dim})
     throw FormatError(concat("cuda: expected attention over at most ", max_attention_dim, " dimensions, found ",
@@ -93,6 +53,7 @@ void CudaCommands::run_attention(const AttentionTask& task, int64_t n) {
                             .q_pe = address<const float>(task.q_pe.view),
                             .rows = cached_rows(task.k.blocks, task.first_position, n),
                             .sinks = address<const float>(task.sinks),
+                            .gate = nullptr,
                             .out = address<float>(task.out),
                             .parts = nullptr,
                             .k_begin = static_cast<uint64_t>(task.k.offset),
@@ -110,7 +71,9 @@ void CudaCommands::run_attention(const AttentionTask& task, int64_t n) {
                             .window = static_cast<uint32_t>(task.window),
                             .part_count = 0,
                             .part_chunks = 1,
-                            .scale = task.scale};
+                            .scale = task.scale,
+                            .gate_row_stride = 0,
+                            .gate_head_stride = 0};
   const char* type = task.k.dtype == DType::i8 ? "codes" : task.k.dtype == DType::bf16 ? "bf16" : "f32";
   const std::string kind = concat(type, "_", divide_up(task.q.dim, attention_threads));
   const uint32_t shared = (params.dim + params.pe_dim) * attention_queries * sizeof(float);
@@ -131,15 +94,17 @@ void CudaCommands::run_attention(const AttentionTask& task, int64_t n) {
   const int64_t bytes = n * heads * count * (task.q.dim + 2) * 4;
   const int64_t enough = attention_blocks_of_multiprocessor * launches_.chip().multiprocessors;
   if (int64_t{tiles} * kv_heads >= enough || bytes > most_part_bytes || count > most_parts) {
-    launch("attention_" + kind, {tiles, kv_heads}, attention_threads, params, shared);
-    return;
+    return wait_with(AttentionOutput{"attention_" + kind, {tiles, kv_heads}, attention_threads, params, shared});
   }
   params.parts = room<float>(parts, bytes);
   params.part_count = static_cast<uint32_t>(count);
   launch("attention_parts_" + kind, {tiles, kv_heads, params.part_count}, attention_threads, params, shared);
   const int64_t spans = count / (span_chunks / params.part_chunks) + 2;
-  launch("attention_merge", {params.heads, params.n}, std::min(attention_threads, divide_up(task.q.dim, lanes) * lanes),
-         params, static_cast<uint32_t>((2 * count + 4 * spans) * 4));
+  wait_with(AttentionOutput{"attention_merge",
+                            {params.heads, params.n},
+                            std::min(attention_threads, divide_up(task.q.dim, lanes) * lanes),
+                            params,
+                            static_cast<uint32_t>((2 * count + 4 * spans) * 4)});
 }
 
 // ---- Delta net ------------------------------------------------------------------------------------------------------
@@ -169,6 +134,7 @@ void CudaCommands::delta_gates(const DeltaGatesArgs& args, int64_t n) {
                                      .beta = address<float>(args.beta),
                                      .heads = static_cast<uint32_t>(args.heads),
                                      .count = static_cast<uint32_t>(n * args.heads)};
+    if (n == 1) return wait_with(params);
     flat("delta_gates", params, n * args.heads);
   });
 }
@@ -178,24 +144,26 @@ void CudaCommands::gated_delta(const DeltaArgs& args, int64_t n) {
     if (args.k.dim > int64_t{max_key_dim})
       throw FormatError(concat("cuda: expected linear attention over keys of at most ", max_key_dim, " numbers, found ",
                                args.k.dim, ": load with backend=\"cpu\""));
-    const DeltaParams params = {.q = address<const float>(args.q.view),
-                                .k = address<const float>(args.k.view),
-                                .v = address<const float>(args.v.view),
-                                .decay = address<const float>(args.decay),
-                                .beta = address<const float>(args.beta),
-                                .state = address<float>(args.state),
-                                .out = address<float>(args.out),
-                                .n = static_cast<uint32_t>(n),
-                                .value_heads = static_cast<uint32_t>(args.v.heads),
-                                .key_dim = static_cast<uint32_t>(args.k.dim),
-                                .value_dim = static_cast<uint32_t>(args.v.dim),
-                                .values_per_key = static_cast<uint32_t>(args.v.heads / args.k.heads),
-                                .q_row_stride = static_cast<uint32_t>(args.q.row_stride),
-                                .q_head_stride = static_cast<uint32_t>(args.q.head_stride),
-                                .k_row_stride = static_cast<uint32_t>(args.k.row_stride),
-                                .k_head_stride = static_cast<uint32_t>(args.k.head_stride),
-                                .v_row_stride = static_cast<uint32_t>(args.v.row_stride),
-                                .v_head_stride = static_cast<uint32_t>(args.v.head_stride)};
+    DeltaParams params = {.q = address<const float>(args.q.view),
+                          .k = address<const float>(args.k.view),
+                          .v = address<const float>(args.v.view),
+                          .decay = address<const float>(args.decay),
+                          .beta = address<const float>(args.beta),
+                          .state = address<float>(args.state),
+                          .out = address<float>(args.out),
+                          .gates = {},
+                          .n = static_cast<uint32_t>(n),
+                          .value_heads = static_cast<uint32_t>(args.v.heads),
+                          .key_dim = static_cast<uint32_t>(args.k.dim),
+                          .value_dim = static_cast<uint32_t>(args.v.dim),
+                          .values_per_key = static_cast<uint32_t>(args.v.heads / args.k.heads),
+                          .q_row_stride = static_cast<uint32_t>(args.q.row_stride),
+                          .q_head_stride = static_cast<uint32_t>(args.q.head_stride),
+                          .k_row_stride = static_cast<uint32_t>(args.k.row_stride),
+                          .k_head_stride = static_cast<uint32_t>(args.k.head_stride),
+                          .v_row_stride = static_cast<uint32_t>(args.v.row_stride),
+                          .v_head_stride = static_cast<uint32_t>(args.v.head_stride)};
+    takes_gates(args, n, params);
     launch(args.k.dim <= 4 * int64_t{lanes} ? "gated_delta_4" : "gated_delta_8",
            {divide_up(args.v.dim, delta_values), static_cast<uint32_t>(args.v.heads)}, delta_values * lanes, params);
   });

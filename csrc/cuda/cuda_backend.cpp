@@ -193,7 +193,9 @@ std::unique_ptr<Commands> CudaBackend::begin() {
 }
 
 Ticket CudaBackend::submit(std::unique_ptr<Commands> commands) {
-  Recording& recording = static_cast<Batch&>(*commands).recording;
+  auto& batch = static_cast<Batch&>(*commands);
+  batch.end();
+  Recording& recording = batch.recording;
   const Work& work = recording.work();
   std::exception_ptr error = recording.take_error();
   if (!error && work.items.empty()) return {};

@@ -38,9 +38,10 @@ FlatParams flat_params(View x, View y, int64_t count) {
 
 void CudaCommands::rms_norm(View x, View weight, View out, int64_t n, int64_t width, float eps) {
   op("rms_norm", [&] {
-    launch("rms_norm", {static_cast<uint32_t>(n)}, row_threads,
-           NormParams{address<const float>(x), address<const float>(weight), address<float>(out),
-                      static_cast<uint32_t>(width), eps});
+    const NormParams params = {address<const float>(x), address<const float>(weight), address<float>(out),
+                               static_cast<uint32_t>(width), eps};
+    if (n == 1 && !same(x, out)) return wait_with(params);
+    launch("rms_norm", {static_cast<uint32_t>(n)}, row_threads, params);
   });
 }
 
@@ -86,13 +87,26 @@ void CudaCommands::append(View x, int64_t x_stride, const Cache& cache, int64_t 
 void CudaCommands::swiglu(View gate, View up, View out, int64_t count) {
   op("swiglu", [&] {
     require_in_place(same(gate, out), "swiglu");
-    flat("swiglu", flat_params(gate, up, count), count);
+    if (takes_swiglu(gate, up, count)) return;
+    const SwigluParams params = {
+        address<float>(gate), address<const float>(up), static_cast<uint64_t>(count), 0, 0, false};
+    flat("swiglu", params, count);
+  });
+}
+
+void CudaCommands::geglu(View gate, View up, View out, int64_t count) {
+  op("geglu", [&] {
+    require_in_place(same(gate, out), "geglu");
+    const SwigluParams params = {
+        address<float>(gate), address<const float>(up), static_cast<uint64_t>(count), 0, 0, true};
+    flat("swiglu", params, count);
   });
 }
 
 void CudaCommands::residual_add(View x, View y, View out, int64_t count) {
   op("residual_add", [&] {
     require_in_place(same(x, out), "residual_add");
+    if (takes_residual(x, y, count)) return;
     flat("residual_add", flat_params(x, y, count), count);
   });
 }
@@ -105,18 +119,30 @@ void CudaCommands::bias_add(View x, View bias, int64_t n, int64_t width) {
   });
 }
 
+void CudaCommands::scale(View x, float factor, int64_t count) {
+  op("scale", [&] { flat("scale", FactorParams{address<float>(x), static_cast<uint64_t>(count), factor}, count); });
+}
+
+void CudaCommands::soft_cap(View x, float cap, int64_t count) {
+  op("soft_cap", [&] { flat("soft_cap", FactorParams{address<float>(x), static_cast<uint64_t>(count), cap}, count); });
+}
+
 void CudaCommands::sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) {
-  op("sigmoid_gate", [&] { flat("sigmoid_gate", head_params(x, gate, {}, n, 0, 1), x.dim * x.heads * n); });
+  op("sigmoid_gate", [&] {
+    if (takes_gate(x, gate, n)) return;
+    flat("sigmoid_gate", head_params(x, gate, {}, n, 0, 1), x.dim * x.heads * n);
+  });
 }
 
 void CudaCommands::combine(const CombineArgs& args, int64_t n) {
   op("combine", [&] {
-    require_in_place(same(args.residual, args.out), "combine");
-    const CombineParams params = {.residual = address<float>(args.residual),
+    require_in_place(!args.residual || same(args.residual, args.out), "combine");
+    const CombineParams params = {.residual = address<const float>(args.residual),
                                   .outputs = address<const float>(args.outputs),
                                   .weights = address<const float>(args.weights),
                                   .shared = address<const float>(args.shared),
                                   .shared_gate = address<const float>(args.shared_gate),
+                                  .out = address<float>(args.out),
                                   .hidden = static_cast<uint32_t>(args.hidden),
                                   .k = static_cast<uint32_t>(args.k),
                                   .n = static_cast<uint32_t>(n)};
@@ -125,7 +151,10 @@ void CudaCommands::combine(const CombineArgs& args, int64_t n) {
 }
 
 void CudaCommands::copy(View from, View to, int64_t bytes) {
-  op("copy", [&] { launches_.copy(from, to, bytes); });
+  op("copy", [&] {
+    finish();
+    launches_.copy(from, to, bytes);
+  });
 }
 
 // ---- Choosing -------------------------------------------------------------------------------------------------------
@@ -137,6 +166,7 @@ static RouteParams route_params(const RouteArgs& args) {
                              ": load with backend=\"cpu\""));
   return {.logits = address<const float>(args.logits),
           .bias = address<const float>(args.bias),
+          .factors = address<const float>(args.factors),
           .ids = address<int>(args.ids),
           .weights = address<float>(args.weights),
           .experts = static_cast<uint32_t>(args.experts),

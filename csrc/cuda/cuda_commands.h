@@ -1,14 +1,19 @@
 // Every op as launches: which kernel, on which grid, with which arguments. Below that is Launches.
+//
+// Where a launch can do the work of the op after it, or of the one before, they are one launch. So the last launch
+// waits for the next op. Everything that the ops by themselves would have written is written, with the same bits.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "backend/backend.h"
 #include "cuda/launches.h"
 #include "cuda/params.h"
+#include "gpu/attention_task.h"
 
 namespace moeflux::cuda {
 
@@ -39,14 +44,19 @@ class CudaCommands : public Commands {
   void expert_ffn(const ExpertArgs& args) override;
   void chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) override;
   void swiglu(View gate, View up, View out, int64_t count) override;
+  void geglu(View gate, View up, View out, int64_t count) override;
   void combine(const CombineArgs& args, int64_t n) override;
   void residual_add(View x, View y, View out, int64_t count) override;
   void bias_add(View x, View bias, int64_t n, int64_t width) override;
+  void scale(View x, float factor, int64_t count) override;
+  void soft_cap(View x, float cap, int64_t count) override;
   void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) override;
   void top_k(View logits, int64_t count, int64_t k, View ids, View values) override;
   void copy(View from, View to, int64_t bytes) override;
-  void mark() override { launches_.mark(); }
-  int64_t hold() override { return launches_.hold(); }
+  void mark() override;
+  int64_t hold() override;
+  // Launches what waits. Nothing is recorded after this.
+  void end();
 
  private:
   // Rooms, by their numbers.
@@ -59,14 +69,35 @@ class CudaCommands : public Commands {
     room_count = picked_ids + 2
   };
 
-  struct AttentionTask;
   struct Digits;
   struct Lists;
+  // The matrix whose output meets that of the first in SwiGLU, or in what is in its place.
+  struct Second {
+    const Matrix* matrix = nullptr;
+    View bias{};
+    float alpha = 0;
+    float limit = 0;
+    bool is_geglu = false;
+  };
   // A list of CachedRows, and what it was made of.
   struct RowTable {
     uint64_t first;
     std::vector<const std::byte*> blocks;
     const CachedRows* rows;  // as kernels address it
+  };
+
+  // What may wait. A product has one row, and is of the first `count` matrices.
+  struct RowProduct {
+    std::string kernel;
+    OneRowParams params;
+    size_t count;
+  };
+  struct AttentionOutput {
+    std::string kernel;
+    Extent grid;
+    uint32_t threads;
+    AttentionParams params;
+    uint32_t shared_bytes;
   };
 
   template <typename Body>
@@ -76,6 +107,7 @@ class CudaCommands : public Commands {
   template <typename Params>
   void launch(const std::string& kernel, Extent grid, uint32_t threads, const Params& params,
               uint32_t shared_bytes = 0) {
+    finish();
     launches_.launch(kernel.c_str(), grid, threads, params, shared_bytes);
   }
   // A thread for each of `extent`, in whole blocks along the first axis.
@@ -94,16 +126,30 @@ class CudaCommands : public Commands {
     return address<T>(launches_.room(which, bytes));
   }
 
+  template <typename Waiting>
+  void wait_with(Waiting&& waiting) {
+    finish();
+    waiting_ = std::forward<Waiting>(waiting);
+  }
+  void finish();
+  void launch_row(const RowProduct& product);
+  bool takes_norm(OneRowParams& params, std::span<const Product> products);
+  bool takes_swiglu(View gate, View up, int64_t count);
+  bool takes_residual(View x, View y, int64_t count);
+  bool takes_gates(const DeltaArgs& args, int64_t n, DeltaParams& params);
+  bool takes_gate(const Heads& x, const Heads& gate, int64_t n);
+
   const CachedRows* cached_rows(std::span<const View> blocks, int64_t first, int64_t n);
-  void run_attention(const AttentionTask& task, int64_t n);
+  void run_attention(const gpu::AttentionTask& task, int64_t n);
   void multiply_row(std::span<const Product> products);
   void multiply(std::span<const Product> batch, int64_t n, Digits& made);
   Lists lists_of(const ExpertArgs& args);
   void product_of_experts(const char* kernel, const Lists& lists, int64_t base, const Matrix& matrix,
-                          const Matrix* second, int64_t k, View x, View out);
+                          const Second& second, View bias, int64_t k, View x, View out);
   void feed_forward(const Lists& lists, const ExpertMatrices& expert, int64_t base, const ExpertArgs& args);
 
   Launches& launches_;
+  std::variant<std::monostate, NormParams, RowProduct, DeltaGatesParams, AttentionOutput> waiting_;
   std::vector<RowTable> row_tables_;  // of this batch
 };
 

@@ -5,86 +5,58 @@
 
 #include "core/error.h"
 #include "cuda/cuda_commands.h"
+#include "gpu/products.h"
 
 namespace moeflux::cuda {
 namespace {
 
-constexpr uint32_t blocks_of_multiprocessor = 4;  // that go through the tiles of one row's product
-
 uint32_t number_of(const QuantFormat& format) {
-  const DType type = format.is_affine() ? format.scale_type : format.element;
+  const DType type = format.is_quantised() ? format.scale_type : format.element;
+  if (type == DType::u8) return number_u8;
   return type == DType::bf16 ? number_bf16 : type == DType::f16 ? number_f16 : number_f32;
 }
 
 uint32_t group_steps_of(const QuantFormat& format) {
-  return format.is_affine() ? static_cast<uint32_t>(format.group_size) / step_columns : 1;
+  return format.is_quantised() ? static_cast<uint32_t>(format.group_size) / step_columns : 1;
 }
 
 StoredMatrix stored(const Matrix& m) {
   return {address<const uint8_t>(m.weight), address<const uint8_t>(m.scales), address<const uint8_t>(m.biases)};
 }
 
-bool same_shape(const Product& a, const Product& b) {
-  return a.matrix.format == b.matrix.format && a.matrix.rows == b.matrix.rows && a.matrix.columns == b.matrix.columns &&
-         a.transposed == b.transposed && a.x_stride == b.x_stride && a.out_stride == b.out_stride &&
-         a.x.buffer == b.x.buffer && a.out.buffer == b.out.buffer && a.matrix.weight.buffer == b.matrix.weight.buffer;
-}
-
-// How far apart two products of one shape are: x and out in bytes, the matrix in rows, or -1 if that is no whole
-// number.
-struct Step {
-  int64_t x = 0;
-  int64_t out = 0;
-  int64_t rows = 0;
-
-  bool operator==(const Step&) const = default;
-};
-
-Step step_between(const Product& a, const Product& b) {
-  const QuantFormat& format = a.matrix.format;
-  const int64_t row = format.weight_row_bytes(a.matrix.columns);
-  const int64_t weight = b.matrix.weight.offset - a.matrix.weight.offset;
-  const int64_t rows = weight / row;
-  const int64_t scales = rows * format.scale_row_bytes(a.matrix.columns);
-  const bool whole = rows * row == weight && b.matrix.scales.offset - a.matrix.scales.offset == scales &&
-                     b.matrix.biases.offset - a.matrix.biases.offset == scales;
-  return {b.x.offset - a.x.offset, b.out.offset - a.out.offset, whole ? rows : -1};
-}
-
-// How many products, from the first on, are evenly apart, as those of the heads of a stack are. They take one launch.
-size_t batch_of(std::span<const Product> products) {
-  if (products.size() < 2 || !same_shape(products[0], products[1])) return 1;
-  const Step step = step_between(products[0], products[1]);
-  if (step.x < 0 || step.out <= 0 || step.rows < 0) return 1;
-  size_t count = 2;
-  while (count < products.size() && same_shape(products[0], products[count]) &&
-         step_between(products[count - 1], products[count]) == step)
-    ++count;
-  return count;
-}
-
 // A warp for each part of the columns, up to the most that a block has.
-uint32_t product_threads(int64_t columns, uint32_t most = product_warps) {
-  return lanes * std::min(most, divide_up(columns, part_columns));
-}
+uint32_t product_threads(int64_t columns) { return lanes * std::min(product_warps, divide_up(columns, part_columns)); }
 
 bool is_aligned(const std::byte* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; }
 
-// Formats with kernels of their own, if codes are aligned. These take more rows together, too.
+// Formats with kernels of their own, for matrices that are aligned. These take more rows together, too.
 bool is_known(const QuantFormat& format) {
-  return (format.bits == 4 && format.group_size <= 64) || (format.bits == 8 && format.group_size == 64);
+  if (format.is_mxfp4()) return true;
+  return format.scale_type != DType::f32 &&
+         ((format.bits == 4 && format.group_size <= 64) || (format.bits == 8 && format.group_size == 64));
 }
+// Where codes, and all scales of a part, may be loaded together. Nothing of MXFP4 is. `base`: where the matrix is
+// counted from.
+bool is_aligned(const Matrix& matrix, int64_t base) {
+  if (matrix.format.is_mxfp4()) return true;
+  const auto divides = [&](const View& view, int64_t by) { return !view || (view.offset - base) % by == 0; };
+  return matrix.columns % part_columns == 0 && divides(matrix.weight, 16) && divides(matrix.scales, 8) &&
+         divides(matrix.biases, 8);
+}
+bool is_aligned(const Matrix& matrix) { return is_aligned(matrix.weight.buffer->data()) && is_aligned(matrix, 0); }
 
 // The end of a kernel's name.
-std::string format_name(const QuantFormat& format, bool codes_are_aligned) {
-  return is_known(format) && codes_are_aligned ? concat(format.bits, "_", format.group_size) : concat(format.bits);
+std::string bits_name(const QuantFormat& format) { return concat(format.is_mxfp4() ? int{e2m1} : format.bits); }
+std::string format_name(const QuantFormat& format, bool aligned) {
+  const bool has_own = is_known(format) && aligned && !format.is_mxfp4();
+  return has_own ? concat(bits_name(format), "_", format.group_size) : bits_name(format);
 }
 
 // The rows of x that a block takes together.
-int64_t rows_of_block(const QuantFormat& format, int64_t n, bool codes_are_aligned) {
+int64_t rows_of_block(const QuantFormat& format, int64_t n, bool aligned) {
   if (n == 1) return 1;
-  if (!format.is_affine()) return plain_rows;
-  return n > 2 * few_rows && is_known(format) && codes_are_aligned ? many_rows : few_rows;
+  if (!format.is_quantised()) return plain_rows;
+  return n > 2 * few_rows && is_known(format) && aligned ? many_rows : few_rows;
 }
 const char* kind_of(int64_t rows) { return rows == 1 ? "_one_" : rows == many_rows ? "_many_" : "_few_"; }
 
@@ -148,7 +120,7 @@ void CudaCommands::embed(const Matrix& table, View ids, View out, int64_t n) {
                                 .group_steps = group_steps_of(table.format),
                                 .number = number_of(table.format),
                                 .n = static_cast<uint32_t>(n)};
-    flat(concat("embed_", table.format.bits), params, divide_up(table.columns, pack), n);
+    flat("embed_" + bits_name(table.format), params, divide_up(table.columns, pack), n);
   });
 }
 
@@ -159,10 +131,10 @@ void CudaCommands::matmul(std::span<const Product> products, int64_t n) {
     while (!products.empty()) {
       const Product& first = products.front();
       size_t count = 1;
-      if (n == 1 && !first.transposed && first.matrix.format.is_affine())
+      if (n == 1 && !first.transposed && first.matrix.format.is_quantised())
         while (count < std::min<size_t>(most_outputs, products.size()) && go_together(first, products[count])) ++count;
-      const size_t evenly = batch_of(products);
-      if (count >= evenly && n == 1 && !first.transposed && first.matrix.format.is_affine()) {
+      const size_t evenly = gpu::evenly_apart(products);
+      if (count >= evenly && n == 1 && !first.transposed && first.matrix.format.is_quantised()) {
         multiply_row(products.first(count));
       } else {
         count = evenly;
@@ -178,35 +150,33 @@ void CudaCommands::multiply_row(std::span<const Product> products) {
   OneRowParams params = {.matrices = {},
                          .out = {},
                          .x = address<const float>(first.x),
+                         .weight = nullptr,
+                         .normed = nullptr,
+                         .residual = nullptr,
                          .rows = {},
                          .first_tile = {},
                          .tiles = 0,
                          .columns = static_cast<uint32_t>(first.matrix.columns),
                          .group_steps = group_steps_of(first.matrix.format),
-                         .number = number_of(first.matrix.format)};
+                         .number = number_of(first.matrix.format),
+                         .is_gated = false,
+                         .eps = 0};
   bool aligned = true;
   for (size_t i = 0; i < products.size(); ++i) {
     const Product& product = products[i];
     params.matrices[i] = stored(product.matrix);
     params.out[i] = address<float>(product.out);
     params.rows[i] = static_cast<uint32_t>(product.matrix.rows);
-    params.first_tile[i] = params.tiles;
-    params.tiles += divide_up(product.matrix.rows, tile_rows);
-    aligned = aligned && is_aligned(product.matrix.weight.bytes());
+    aligned = aligned && is_aligned(product.matrix);
   }
-  for (size_t i = products.size(); i < most_outputs; ++i) params.first_tile[i] = params.tiles;
-  // Blocks of as many tiles each, all of them on the chip at once. A few tiles are done by larger blocks.
-  const uint32_t processors = launches_.chip().multiprocessors;
-  const uint32_t tiles_of_block = divide_up(params.tiles, int64_t{blocks_of_multiprocessor} * processors);
-  const uint32_t warps = params.tiles <= 2 * processors ? one_warps : product_warps;
-  launch(concat("matmul_one_", format_name(first.matrix.format, aligned)), {divide_up(params.tiles, tiles_of_block)},
-         product_threads(params.columns, warps), params);
+  takes_norm(params, products);
+  wait_with(RowProduct{concat("matmul_one_", format_name(first.matrix.format, aligned)), params, products.size()});
 }
 
 void CudaCommands::multiply(std::span<const Product> batch, int64_t n, Digits& made) {
   const Product& first = batch.front();
   const Matrix& m = first.matrix;
-  const Step step = batch.size() > 1 ? step_between(first, batch[1]) : Step{};
+  const gpu::Step step = batch.size() > 1 ? gpu::step_between(first, batch[1]) : gpu::Step{};
   const auto count = static_cast<uint32_t>(batch.size());
   ProductParams params = {.matrix = stored(m),
                           .x = address<const float>(first.x),
@@ -225,12 +195,12 @@ void CudaCommands::multiply(std::span<const Product> batch, int64_t n, Digits& m
                           .group_steps = group_steps_of(m.format),
                           .number = number_of(m.format)};
   if (first.transposed)
-    return flat(concat("matmul_transposed_", m.format.bits), params, divide_up(m.columns, pack), n, count);
-  const bool aligned = is_aligned(m.weight.bytes()) && step.rows * m.format.weight_row_bytes(m.columns) % 16 == 0;
+    return flat("matmul_transposed_" + bits_name(m.format), params, divide_up(m.columns, pack), n, count);
+  const bool aligned = is_aligned(m) && step.rows * m.format.weight_row_bytes(m.columns) % 16 == 0;
   const int64_t rows = rows_of_block(m.format, n, aligned);
   const std::string kernel =
       concat(rows == 1 ? "matmul_each_" : concat("matmul", kind_of(rows)), format_name(m.format, aligned));
-  if (!m.format.is_affine())
+  if (!m.format.is_quantised())
     return launch(kernel, {divide_up(m.rows, plain_outputs * plain_warps), divide_up(n, rows), count},
                   plain_warps * lanes, params);
   const uint32_t tiles = divide_up(m.rows, tile_rows);
@@ -274,15 +244,6 @@ struct CudaCommands::Lists {
   bool are_aligned = false;  // all slots, to 16 bytes
 };
 
-// The first byte of an expert.
-static int64_t base_of(const ExpertMatrices& expert) {
-  int64_t base = expert.gate.weight.offset;
-  for (const Matrix* matrix : {&expert.gate, &expert.up, &expert.down})
-    for (const View& view : {matrix->weight, matrix->scales, matrix->biases})
-      if (view) base = std::min(base, view.offset);
-  return base;
-}
-
 CudaCommands::Lists CudaCommands::lists_of(const ExpertArgs& args) {
   Lists lists;
   int64_t longest = 0;
@@ -293,12 +254,12 @@ CudaCommands::Lists CudaCommands::lists_of(const ExpertArgs& args) {
   }
   if (total == 0) return lists;
   const ExpertMatrices& first = args.jobs.front().expert;
-  const int64_t base = base_of(first);
+  const int64_t base = gpu::base_of(first);
   lists.are_aligned = std::ranges::all_of(args.jobs, [](const ExpertJob& job) {
-    return is_aligned(View{job.expert.gate.weight.buffer, base_of(job.expert)}.bytes());
+    return is_aligned(View{job.expert.gate.weight.buffer, gpu::base_of(job.expert)}.bytes());
   });
   for (const Matrix* matrix : {&first.gate, &first.up, &first.down})
-    lists.are_aligned = lists.are_aligned && (matrix->weight.offset - base) % 16 == 0;
+    lists.are_aligned = lists.are_aligned && is_aligned(*matrix, base);
   // Where experts have hardly more than a pair each, blocks of several would be empty.
   if (total < 3 * std::ssize(args.jobs)) longest = 1;
   lists.rows = many_rows;  // all three have blocks of one size
@@ -310,10 +271,10 @@ CudaCommands::Lists CudaCommands::lists_of(const ExpertArgs& args) {
   auto* block = blocks.values<ExpertBlock>();
   uint32_t written = 0;
   for (const ExpertJob& job : args.jobs) {
-    const View slot = {job.expert.gate.weight.buffer, base_of(job.expert)};
+    const View slot = {job.expert.gate.weight.buffer, gpu::base_of(job.expert)};
     for (int64_t at = 0; at < job.count; at += lists.rows)
       *block++ = {address<const uint8_t>(slot), written + static_cast<uint32_t>(at),
-                  static_cast<uint32_t>(std::min(lists.rows, job.count - at))};
+                  static_cast<uint32_t>(std::min(lists.rows, job.count - at)), static_cast<uint32_t>(job.index), 0};
     std::memcpy(pairs.values<uint32_t>() + written, job.pairs, static_cast<size_t>(job.count) * 4);
     written += static_cast<uint32_t>(job.count);
   }
@@ -322,15 +283,15 @@ CudaCommands::Lists CudaCommands::lists_of(const ExpertArgs& args) {
   return lists;
 }
 
-// out[p] = W . x[p / k] for every pair; with a second matrix silu(W . x) * (V . x). `base`: the first byte of the
-// expert that these matrices are of; all are laid out as it is.
+// out[p] = W . x[p / k] for every pair; with a second matrix silu(W . x) * (V . x), or what is in its place. `base`:
+// the first byte of the expert that these matrices are of; all are laid out as it is.
 void CudaCommands::product_of_experts(const char* name, const Lists& lists, int64_t base, const Matrix& matrix,
-                                      const Matrix* second, int64_t k, View x, View out) {
+                                      const Second& second, View bias, int64_t k, View x, View out) {
   const auto place = [&](const View& view) { return view ? static_cast<uint64_t>(view.offset - base) : 0; };
   const auto places = [&](const Matrix& m) { return ExpertMatrix{place(m.weight), place(m.scales), place(m.biases)}; };
-  const bool is_affine = matrix.format.is_affine();
+  const bool has_codes = matrix.format.is_quantised();
   ExpertParams params = {.matrix = places(matrix),
-                         .second = places(second ? *second : matrix),
+                         .second = places(second.matrix ? *second.matrix : matrix),
                          .slots = lists.slots,
                          .slot_of = lists.slot_of,
                          .ids = lists.ids,
@@ -339,16 +300,22 @@ void CudaCommands::product_of_experts(const char* name, const Lists& lists, int6
                          .x = address<const float>(x),
                          .digits = nullptr,
                          .groups = nullptr,
+                         .bias = address<const float>(bias),
+                         .second_bias = address<const float>(second.bias),
                          .out = address<float>(out),
                          .rows = static_cast<uint32_t>(matrix.rows),
                          .columns = static_cast<uint32_t>(matrix.columns),
                          .group_steps = group_steps_of(matrix.format),
                          .number = number_of(matrix.format),
-                         .k = static_cast<uint32_t>(k)};
-  const bool aligned = lists.are_aligned && params.matrix.codes % 16 == 0 && params.second.codes % 16 == 0;
+                         .k = static_cast<uint32_t>(k),
+                         .alpha = second.alpha,
+                         .limit = second.limit,
+                         .is_geglu = second.is_geglu};
+  const bool aligned =
+      lists.are_aligned && is_aligned(matrix, base) && (!second.matrix || is_aligned(*second.matrix, base));
   const std::string kernel = concat(name, kind_of(lists.rows), format_name(matrix.format, aligned));
   const auto blocks = static_cast<uint32_t>(lists.count);
-  if (!is_affine)
+  if (!has_codes)
     return launch(kernel, {divide_up(matrix.rows, plain_outputs * plain_warps), blocks}, plain_warps * lanes, params);
   if (lists.rows > 1) {
     const uint32_t of_block = divide_up(lists.rows, fragment_rows);
@@ -371,22 +338,29 @@ void CudaCommands::product_of_experts(const char* name, const Lists& lists, int6
     params.digits = made;
     params.groups = made_groups;
   }
-  const int64_t outputs = second ? tile_rows / 2 : tile_rows;  // of a tile
+  const int64_t outputs = second.matrix ? tile_rows / 2 : tile_rows;  // of a tile
   launch(kernel, {divide_up(matrix.rows, outputs), blocks}, product_threads(matrix.columns), params);
 }
 
 void CudaCommands::feed_forward(const Lists& lists, const ExpertMatrices& e, int64_t base, const ExpertArgs& args) {
+  const ExpertFlavour& f = args.flavour;
   if (e.gate.format == e.up.format) {
-    product_of_experts("expert_gate_up", lists, base, e.gate, &e.up, args.k, args.x, args.scratch);
+    const Second up = {&e.up, f.up_bias, f.alpha, f.limit, f.geglu};
+    product_of_experts("expert_gate_up", lists, base, e.gate, up, f.gate_bias, args.k, args.x, args.scratch);
   } else {  // each by itself; scratch has room for both, with a row for each pair of the call
     const int64_t count = args.rows * args.k * args.intermediate;
     const View up = args.scratch.at(count);
-    product_of_experts("expert_down", lists, base, e.gate, nullptr, args.k, args.x, args.scratch);
-    product_of_experts("expert_down", lists, base, e.up, nullptr, args.k, args.x, up);
-    flat("swiglu", FlatParams{address<float>(args.scratch), address<const float>(up), static_cast<uint64_t>(count)},
-         count);
+    product_of_experts("expert_down", lists, base, e.gate, {}, f.gate_bias, args.k, args.x, args.scratch);
+    product_of_experts("expert_down", lists, base, e.up, {}, f.up_bias, args.k, args.x, up);
+    const SwigluParams params = {address<float>(args.scratch),
+                                 address<const float>(up),
+                                 static_cast<uint64_t>(count),
+                                 f.alpha,
+                                 f.limit,
+                                 f.geglu};
+    flat("swiglu", params, count);
   }
-  product_of_experts("expert_down", lists, base, e.down, nullptr, 1, args.scratch, args.out);
+  product_of_experts("expert_down", lists, base, e.down, {}, f.down_bias, 1, args.scratch, args.out);
 }
 
 void CudaCommands::expert_ffn(const ExpertArgs& args) {
@@ -394,7 +368,7 @@ void CudaCommands::expert_ffn(const ExpertArgs& args) {
     const Lists lists = lists_of(args);
     if (lists.count == 0) return;
     const ExpertMatrices& expert = args.jobs.front().expert;
-    feed_forward(lists, expert, base_of(expert), args);
+    feed_forward(lists, expert, gpu::base_of(expert), args);
   });
 }
 
@@ -410,7 +384,8 @@ void CudaCommands::chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) {
     lists.count = pairs;
     lists.rows = 1;
     lists.are_aligned = true;  // or the kernel sees that they are not
-    feed_forward(lists, args.first, 0, {args.x, n, args.hidden, args.intermediate, args.k, {}, args.scratch, args.out});
+    feed_forward(lists, args.first, 0,
+                 {args.x, n, args.hidden, args.intermediate, args.k, {}, args.scratch, args.out, args.flavour});
   });
 }
 

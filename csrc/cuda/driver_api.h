@@ -57,6 +57,17 @@ struct KernelNodeParams {
   void** extra;
 };
 
+// CUgraphEdgeData: of what a node has to wait for.
+struct GraphEdge {
+  uint8_t from_port;
+  uint8_t to_port;
+  uint8_t type;
+  uint8_t reserved[5];
+};
+// CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC and CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC: the next kernel may come before
+// this one has ended, and waits by itself.
+constexpr GraphEdge programmatic_edge = {1, 0, 1, {}};
+
 // call(name here, name there, type): what the driver must have.
 // clang-format off
 #define MOEFLUX_CUDA_DRIVER(call)                                                                                      \
@@ -106,6 +117,11 @@ struct KernelNodeParams {
        Result(GraphExecHandle, GraphNodeHandle, const KernelNodeParams*))                                              \
   call(launch_graph, cuGraphLaunch, Result(GraphExecHandle, StreamHandle))
 
+// What a newer driver has: 12.3.
+#define MOEFLUX_CUDA_NEWER_DRIVER(call)                                                                                \
+  call(add_edges, cuGraphAddDependencies_v2,                                                                           \
+       Result(GraphHandle, const GraphNodeHandle*, const GraphNodeHandle*, const GraphEdge*, size_t))
+
 // The same for NVRTC.
 using Program = struct ProgramOfCompiler*;  // nvrtcProgram
 #define MOEFLUX_CUDA_COMPILER(call)                                                                                    \
@@ -127,6 +143,7 @@ using Program = struct ProgramOfCompiler*;  // nvrtcProgram
 
 struct DriverApi {
   MOEFLUX_CUDA_DRIVER(MOEFLUX_CUDA_POINTER)
+  MOEFLUX_CUDA_NEWER_DRIVER(MOEFLUX_CUDA_POINTER)  // null in an older one
 };
 
 struct CompilerApi {

@@ -89,16 +89,23 @@ bool Graphs::launch(std::span<const Item> items, const Work& work, const Stream&
   return true;
 }
 
+// A chain. Where chip and driver can, a kernel comes while the one before it still runs.
 bool Graphs::make(Graph& graph, std::span<const Item> items, const Work& work) {
   const DriverApi& api = device_->api();
   if (api.make_graph(&graph.graph, 0) != success) return false;
+  const bool is_programmatic = api.add_edges && device_->chip().has(9);
   for (const Item& item : items) {
     GraphNodeHandle node = nullptr;
-    const GraphNodeHandle* before = graph.nodes.empty() ? nullptr : &graph.nodes.back();
+    const GraphNodeHandle* before = is_programmatic || graph.nodes.empty() ? nullptr : &graph.nodes.back();
     void* argument = const_cast<std::byte*>(work.params_of(item));
     const KernelNodeParams params = launch_of(item, &argument);
     if (api.add_kernel(&node, graph.graph, before, before ? 1 : 0, &params) != success) return false;
     graph.nodes.push_back(node);
+  }
+  if (is_programmatic) {
+    const std::vector<GraphEdge> edges(items.size() - 1, programmatic_edge);
+    const GraphNodeHandle* nodes = graph.nodes.data();
+    if (api.add_edges(graph.graph, nodes, nodes + 1, edges.data(), edges.size()) != success) return false;
   }
   return api.make_exec(&graph.exec, graph.graph, 0) == success;
 }

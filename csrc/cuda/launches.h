@@ -63,9 +63,16 @@ class Launches {
   // Records an op. What the body throws ends the batch, and whoever waits for the batch gets it.
   template <typename Body>
   void op(const char* name, const Body& body) {
+    attempt([&] {
+      begin_op(name);
+      body();
+    });
+  }
+  // The same for what is no op.
+  template <typename Body>
+  void attempt(const Body& body) {
     if (error_) return;
     try {
-      begin_op(name);
       body();
     } catch (...) {
       error_ = std::current_exception();

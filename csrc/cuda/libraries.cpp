@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -29,6 +30,7 @@ Names names;  // of tests; else empty
 std::deque<DriverApi> opened_drivers;
 std::deque<Compiler> opened_compilers;
 std::atomic<const DriverApi*> driver_api = nullptr;
+pid_t opened_in = 0;  // the process
 const Compiler* found_compiler = nullptr;
 bool compiler_was_sought = false;
 
@@ -44,6 +46,7 @@ void* symbol(void* library, const char* name, const std::string& path) {
 
 #define MOEFLUX_CUDA_FIND(here, there, ...) \
   api.here = reinterpret_cast<decltype(api.here)>(symbol(library, #there, path));
+#define MOEFLUX_CUDA_SEEK(here, there, ...) api.here = reinterpret_cast<decltype(api.here)>(dlsym(library, #there));
 
 DriverApi open_driver() {
   const std::string path = names.driver.empty() ? "libcuda.so.1" : names.driver;
@@ -59,6 +62,7 @@ DriverApi open_driver() {
                              " or newer, found one for ", version_text(version), ": update the NVIDIA driver"));
   DriverApi api;
   MOEFLUX_CUDA_DRIVER(MOEFLUX_CUDA_FIND)
+  MOEFLUX_CUDA_NEWER_DRIVER(MOEFLUX_CUDA_SEEK)
   const Result started = api.init(0);
   if (started == error_no_device) throw NoSuchDevice("cuda: expected an NVIDIA GPU, found a driver and no GPU");
   if (started != success) {
@@ -104,6 +108,7 @@ std::optional<Compiler> find_compiler(int driver_version) {
 }
 
 #undef MOEFLUX_CUDA_FIND
+#undef MOEFLUX_CUDA_SEEK
 
 // Whether every later call fails likewise. After a fault of a kernel the driver gives up all that the process has
 // there.
@@ -112,8 +117,16 @@ bool is_lasting(Result result) {
   return std::ranges::find(lasting, result) != lasting.end();
 }
 
+// What the driver holds for a process does not pass to its children, and in a child it cannot be started again.
 const DriverApi& opened_driver() {
-  if (!driver_api) driver_api = &opened_drivers.emplace_back(open_driver());
+  if (!driver_api) {
+    opened_in = getpid();
+    driver_api = &opened_drivers.emplace_back(open_driver());
+  }
+  if (opened_in != getpid())
+    throw DeviceError(concat("cuda: expected the process that began to use the GPU (", opened_in,
+                             "), found a child that was forked from it (", getpid(),
+                             "): start the child as a new program (\"spawn\" in Python's multiprocessing)"));
   return *driver_api;
 }
 

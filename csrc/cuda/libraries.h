@@ -7,13 +7,11 @@
 
 #include "core/error.h"
 #include "cuda/driver_api.h"
+#include "gpu/trial.h"
 
 namespace moeflux::cuda {
 
-// The machine has no NVIDIA GPU, or no driver for one. Nothing is wrong with it.
-struct NoSuchDevice : DeviceError {
-  using DeviceError::DeviceError;
-};
+using gpu::NoSuchDevice;
 
 // The driver. It is opened once and stays. NoSuchDevice where there is none, DeviceError when it is too old.
 const DriverApi& driver();

@@ -28,7 +28,6 @@ constexpr std::array devices = {
             },
         .maps_files = true,
         .shares_memory = true,
-        .expert_flavours = true,
         .max_bytes = [] { return metal::MetalBackend::max_bytes(*metal::make_device()); },
         .prepared_bytes = metal::MetalBackend::prepared_bytes,
         .make = [](const BackendOptions&, int64_t fail_at_op) -> std::unique_ptr<Backend> {
@@ -57,7 +56,6 @@ constexpr std::array devices = {
         .failure = [] { return std::string(); },
         .maps_files = false,
         .shares_memory = true,
-        .expert_flavours = true,
         .max_bytes = nullptr,
         .prepared_bytes = CpuBackend::prepared_bytes,
         .make = [](const BackendOptions& options, int64_t fail_at_op) -> std::unique_ptr<Backend> {

@@ -32,12 +32,11 @@ struct BackendFaults {
 // What is known of a device before there is a backend for it. A new one is a row of the table in devices.cpp.
 struct DeviceEntry {
   const char* name;
-  bool (*is_chosen)();           // whether "auto" means it, if none before it in the table is chosen
-  std::string (*failure)();      // why it is not chosen where it should be; empty otherwise
-  bool maps_files;               // whether weights are used in their mapped file: Backend::map
-  bool shares_memory;            // whether it shares the host's: Backend::shares_memory
-  bool expert_flavours = false;  // whether experts may be in MXFP4, and have biases and clamped_swiglu
-  int64_t (*max_bytes)();        // limit for all buffers; null: as much as the host has
+  bool (*is_chosen)();       // whether "auto" means it, if none before it in the table is chosen
+  std::string (*failure)();  // why it is not chosen where it should be; empty otherwise
+  bool maps_files;           // whether weights are used in their mapped file: Backend::map
+  bool shares_memory;        // whether it shares the host's: Backend::shares_memory
+  int64_t (*max_bytes)();    // limit for all buffers; null: as much as the host has
   int64_t (*prepared_bytes)(const WorkSizes& sizes);  // what `prepare` takes
   std::unique_ptr<Backend> (*make)(const BackendOptions& options, int64_t fail_at_op);
 };

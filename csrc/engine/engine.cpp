@@ -48,19 +48,6 @@ std::unique_ptr<Backend> backend_of(const EngineOptions& options, const EngineFa
   return backend;
 }
 
-// FormatError where a device does not know what the experts do, for it would compute something else.
-void check_flavours(const StoreDirectory& store, const DeviceEntry& device) {
-  const RoutedExperts& experts = store.variant.experts();
-  const ExpertFormats& formats = store.experts.formats;
-  const bool mxfp4 = formats.gate.is_mxfp4() || formats.up.is_mxfp4() || formats.down.is_mxfp4();
-  if (device.expert_flavours || !(mxfp4 || experts.bias || experts.clamped)) return;
-  throw FormatError(concat(device.name, ": expected experts without ",
-                           mxfp4          ? "MXFP4"
-                           : experts.bias ? "biases"
-                                          : "clamped SwiGLU",
-                           ", found those of ", printable(store.variant.name), ": load with backend=\"cpu\""));
-}
-
 Scratch make_scratch(Model& model, int64_t chunk, Backend& backend) {
   Scratch scratch;
   ScratchLayout layout = scratch_layout(model.variant, model.layers, chunk, scratch);
@@ -98,7 +85,6 @@ std::shared_ptr<Engine> Engine::open(StoreDirectory store, const EngineOptions& 
 
 std::shared_ptr<Engine> open_engine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults) {
   check_experts(store);
-  check_flavours(store, device_entry(checked(options).backend));
   // A forked child leaves its copy alone, because it has no threads to join.
   const auto destroy = [before = forks()](LoadedEngine* engine) {
     if (forks() == before) delete engine;

@@ -66,6 +66,8 @@ void Pass::run_layers(StepStats& stats) {
   }
 
   recorder.current().embed(model.embed, s.tokens, s.hidden, rows.n);
+  if (model.variant.embedding_scale != 1)
+    recorder.current().scale(s.hidden, static_cast<float>(model.variant.embedding_scale), rows.n * width);
   for (size_t i = 0; i < model.layers.size(); ++i) {
     recorder.look_around();
     const LayerBlocks& layer = model.layers[i];
@@ -164,6 +166,8 @@ void Pass::record_logits(View rows, int64_t count, const Mirrored& out) {
   const Matrix& head = engine_.model_.head;
   Commands& commands = engine_.recorder_.current();
   commands.matmul(std::array{Product{rows, engine_.model_.variant.hidden_size, head, out.device, head.rows}}, count);
+  if (engine_.model_.variant.logit_cap > 0)
+    commands.soft_cap(out.device, static_cast<float>(engine_.model_.variant.logit_cap), count * head.rows);
   out.download(commands, count * head.rows * 4);
 }
 

@@ -24,6 +24,7 @@ std::vector<double> rope_frequencies(const Rope& rope) {
   std::vector<double> frequencies(static_cast<size_t>(rope.dim / 2));
   for (size_t i = 0; i < frequencies.size(); ++i)
     frequencies[i] = std::pow(rope.theta, -2 * static_cast<double>(i) / dim);
+  if (rope.turning) std::fill(frequencies.begin() + rope.turning, frequencies.end(), 0.0);
   if (!rope.yarn) return frequencies;
   const double fast = pair_that_turns(rope, rope.yarn->beta_fast);
   const double slow = pair_that_turns(rope, rope.yarn->beta_slow);

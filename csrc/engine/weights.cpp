@@ -1,6 +1,7 @@
 #include "engine/weights.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
 
@@ -77,6 +78,18 @@ WeightLoader::WeightLoader(const StoreDirectory& store, Backend& backend, const 
 View WeightLoader::vector(const std::string& name) const {
   const DenseLayout::Place& place = place_of(name);
   return {(place.map < 0 ? weights_.arena : weights_.maps[static_cast<size_t>(place.map)]).get(), place.offset};
+}
+
+float WeightLoader::number(const std::string& name) const {
+  const StoredTensor& tensor = store_.tensors.at(name);
+  const Span& span = tensor.spans.front();
+  std::array<std::byte, sizeof(float)> room = {};
+  const size_t bytes = dtype_bytes(tensor.dtype);
+  File(store_.files[static_cast<size_t>(span.file)]).read_exact(span.offset, {room.end() - bytes, bytes});
+  if (is_widened(tensor)) widen(tensor.dtype, room.data(), 1);
+  float number;
+  std::memcpy(&number, room.data(), sizeof number);
+  return number;
 }
 
 Matrix WeightLoader::matrix(const std::string& base) const {

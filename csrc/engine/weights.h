@@ -73,6 +73,8 @@ class WeightLoader {
   WeightLoader(const StoreDirectory& store, Backend& backend, const Progress& progress);
 
   View vector(const std::string& name) const;
+  // The only number of a vector, read from its file.
+  float number(const std::string& name) const;
   bool has_matrix(const std::string& base) const { return store_.formats.count(base) != 0; }
   // A stack [heads, rows, columns] becomes one matrix of heads * rows rows.
   Matrix matrix(const std::string& base) const;
@@ -100,6 +102,7 @@ class LayerTensors {
   LayerTensors(const WeightLoader& load, std::string prefix) : load_(load), prefix_(std::move(prefix)) {}
 
   View vector(const std::string& name) const { return load_.vector(prefix_ + name); }
+  float number(const std::string& name) const { return load_.number(prefix_ + name); }
   bool has_matrix(const std::string& base) const { return load_.has_matrix(prefix_ + base); }
   Matrix matrix(const std::string& base) const { return load_.matrix(prefix_ + base); }
 

@@ -47,13 +47,15 @@ std::vector<TensorRequirement> tensor_requirements(const Variant& variant, const
   return list.take();
 }
 
-// gpt_oss has its own names for a router and for stacked experts.
+// gpt_oss and gemma4 have their own names for a router and for stacked experts.
 static std::string in_the_words_of_most(const std::string& name) {
-  constexpr std::array<std::array<std::string_view, 2>, 4> words = {
+  constexpr std::array<std::array<std::string_view, 2>, 6> words = {
       {{".mlp.router.", ".mlp.gate."},
        {".mlp.experts.gate_proj.", ".mlp.switch_mlp.gate_proj."},
        {".mlp.experts.up_proj.", ".mlp.switch_mlp.up_proj."},
-       {".mlp.experts.down_proj.", ".mlp.switch_mlp.down_proj."}}};
+       {".mlp.experts.down_proj.", ".mlp.switch_mlp.down_proj."},
+       {".router.proj.", ".mlp.gate."},
+       {".experts.switch_glu.", ".mlp.switch_mlp."}}};
   for (const auto& [own, usual] : words)
     if (const size_t at = name.find(own); at != std::string::npos)
       return concat(name.substr(0, at), usual, name.substr(at + own.size()));
@@ -76,7 +78,8 @@ std::string canonical_name(std::string_view stored) {
 
 bool is_unused_tensor(const Variant& variant, std::string_view canonical) {
   const std::string_view part = canonical.starts_with("model.") ? canonical.substr(6) : canonical;
-  for (std::string_view start : {"vision_tower.", "visual.", "mm_projector.", "multi_modal_projector.", "mtp."})
+  for (std::string_view start :
+       {"vision_tower.", "visual.", "embed_vision.", "mm_projector.", "multi_modal_projector.", "mtp."})
     if (part.starts_with(start)) return true;
   if (canonical.ends_with(".rotary_emb.inv_freq")) return true;
   if (variant.tied_embeddings && canonical.starts_with("lm_head.")) return true;

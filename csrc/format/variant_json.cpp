@@ -42,6 +42,8 @@ struct Written {
     visit("rms_norm_eps", self.v.rms_norm_eps);
     visit("max_context", self.v.max_context);
     visit("tied_embeddings", self.v.tied_embeddings, false);
+    visit("embedding_scale", self.v.embedding_scale, 1.0);
+    visit("logit_cap", self.v.logit_cap, 0.0);
     visit("mixers", self.mixers);
     visit("feed_forwards", self.feed_forwards);
     visit("layers", self.layers);

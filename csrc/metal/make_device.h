@@ -4,22 +4,18 @@
 #include <memory>
 #include <string>
 
-#include "core/error.h"
+#include "gpu/trial.h"
 #include "metal/device.h"
 
 namespace moeflux::metal {
 
 using MakeDevice = std::unique_ptr<Device> (*)();
 
-// The machine has no GPU of the kind that the kernels are written for. Nothing is wrong with it.
-struct NoSuchDevice : DeviceError {
-  using DeviceError::DeviceError;
-};
+using gpu::NoSuchDevice;
 
 // If there is none, the DeviceError says why. It is NoSuchDevice where there cannot be one.
 std::unique_ptr<Device> make_device();
-// Whether "auto" means it: it is preferred, and works. To find out, every kernel is made ready once, so that no model
-// finds out in the middle of a text.
+// Whether "auto" means it: it is preferred, and works.
 bool is_chosen();
 // Why a GPU that should work does not, in the words of whoever refused. Empty when it works, when "auto" does not mean
 // it, or when there is no such GPU.

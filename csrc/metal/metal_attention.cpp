@@ -35,55 +35,16 @@ MetalCommands::RowTable MetalCommands::row_table(std::span<const View> blocks, i
   return made;
 }
 
-struct MetalCommands::AttentionTask {
-  Heads q;
-  Heads q_pe;  // empty without a positional part of its own
-  Cache k;
-  Cache v;
-  Cache k_pe;
-  int64_t kv_heads = 1;
-  int64_t first_position = 0;
-  float scale = 0;
-  View out;
-  View sinks;  // empty without any
-  int64_t window = 0;
-};
-
 void MetalCommands::attention(const AttentionArgs& args, int64_t n) {
-  op("attention", [&] {
-    run_attention({args.q,
-                   {},
-                   args.k,
-                   args.v,
-                   {},
-                   args.kv_heads,
-                   args.first_position,
-                   args.scale,
-                   args.out,
-                   args.sinks,
-                   args.window},
-                  n);
-  });
+  op("attention", [&] { run_attention(gpu::AttentionTask::of(args), n); });
 }
 
 void MetalCommands::mla_attention(const LatentAttentionArgs& args, int64_t n) {
-  op("mla_attention", [&] {
-    run_attention({args.q_latent,
-                   args.q_pe,
-                   args.latent,
-                   args.latent,
-                   args.k_pe,
-                   1,
-                   args.first_position,
-                   args.scale,
-                   args.out,
-                   {}},
-                  n);
-  });
+  op("mla_attention", [&] { run_attention(gpu::AttentionTask::of(args), n); });
 }
 
 // Some rows at a time, so that no dispatch runs long.
-void MetalCommands::run_attention(const AttentionTask& task, int64_t n) {
+void MetalCommands::run_attention(const gpu::AttentionTask& task, int64_t n) {
   if (task.q.dim > int64_t{max_attention_dim})
     throw FormatError(concat("metal: expected attention over at most ", max_attention_dim, " dimensions, found ",
                              task.q.dim, ": load with backend=\"cpu\""));
@@ -98,7 +59,7 @@ void MetalCommands::run_attention(const AttentionTask& task, int64_t n) {
   }
 }
 
-void MetalCommands::attend(const AttentionTask& task, int64_t first, int64_t n) {
+void MetalCommands::attend(const gpu::AttentionTask& task, int64_t first, int64_t n) {
   const int64_t heads = task.q.heads;
   const int64_t dim = task.q.dim;
   const int64_t length = task.first_position + first + n;

@@ -178,6 +178,13 @@ void MetalCommands::swiglu(View gate, View up, View out, int64_t count) {
   });
 }
 
+void MetalCommands::geglu(View gate, View up, View out, int64_t count) {
+  op("geglu", [&] {
+    require_in_place(same(gate, out), "geglu");
+    flat({"elementwise", "geglu"}, FlatParams{static_cast<uint32_t>(count)}, {gate, up}, count);
+  });
+}
+
 void MetalCommands::residual_add(View x, View y, View out, int64_t count) {
   op("residual_add", [&] {
     require_in_place(same(x, out), "residual_add");
@@ -188,6 +195,15 @@ void MetalCommands::residual_add(View x, View y, View out, int64_t count) {
 void MetalCommands::bias_add(View x, View bias, int64_t n, int64_t width) {
   op("bias_add",
      [&] { flat({"elementwise", "bias_add"}, BiasParams{static_cast<uint32_t>(width)}, {x, bias}, width, n); });
+}
+
+void MetalCommands::scale(View x, float factor, int64_t count) {
+  op("scale", [&] { flat({"elementwise", "scale"}, FactorParams{static_cast<uint32_t>(count), factor}, {x}, count); });
+}
+
+void MetalCommands::soft_cap(View x, float cap, int64_t count) {
+  op("soft_cap",
+     [&] { flat({"elementwise", "soft_cap"}, FactorParams{static_cast<uint32_t>(count), cap}, {x}, count); });
 }
 
 void MetalCommands::sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) {
@@ -203,14 +219,14 @@ void MetalCommands::sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) {
 
 void MetalCommands::combine(const CombineArgs& args, int64_t n) {
   op("combine", [&] {
-    require_in_place(same(args.residual, args.out), "combine");
+    require_in_place(!args.residual || same(args.residual, args.out), "combine");
     const CombineParams params = {.hidden = static_cast<uint32_t>(args.hidden),
                                   .k = static_cast<uint32_t>(args.k),
+                                  .has_residual = bool(args.residual),
                                   .has_shared = bool(args.shared),
                                   .has_gate = bool(args.shared_gate)};
     flat({"elementwise", "combine"}, params,
-         {args.residual, args.outputs, args.weights, or_nothing(args.shared), or_nothing(args.shared_gate)},
-         args.hidden, n);
+         {args.out, args.outputs, args.weights, or_nothing(args.shared), or_nothing(args.shared_gate)}, args.hidden, n);
   });
 }
 
@@ -233,13 +249,14 @@ RouteParams MetalCommands::route_params(const RouteArgs& args) const {
           .normalize = args.normalize,
           .groups = static_cast<uint32_t>(args.groups),
           .groups_kept = static_cast<uint32_t>(args.groups_kept),
+          .has_factors = bool(args.factors),
           .scaling = args.scaling};
 }
 
 void MetalCommands::route_softmax(const RouteArgs& args, int64_t n) {
   op("route_softmax", [&] {
-    dispatch({"route", "route_softmax"}, route_params(args), {args.logits, args.ids, args.weights},
-             {static_cast<uint32_t>(n)});
+    dispatch({"route", "route_softmax"}, route_params(args),
+             {args.logits, or_nothing(args.factors), args.ids, args.weights}, {static_cast<uint32_t>(n)});
   });
 }
 

@@ -15,6 +15,7 @@
 
 #include "backend/backend.h"
 #include "core/error.h"
+#include "gpu/attention_task.h"
 #include "metal/attention_steps.h"
 #include "metal/metal_backend.h"
 #include "params.h"
@@ -57,9 +58,12 @@ class MetalCommands final : public Commands {
   void expert_ffn(const ExpertArgs& args) override;
   void chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) override;
   void swiglu(View gate, View up, View out, int64_t count) override;
+  void geglu(View gate, View up, View out, int64_t count) override;
   void combine(const CombineArgs& args, int64_t n) override;
   void residual_add(View x, View y, View out, int64_t count) override;
   void bias_add(View x, View bias, int64_t n, int64_t width) override;
+  void scale(View x, float factor, int64_t count) override;
+  void soft_cap(View x, float cap, int64_t count) override;
   void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) override;
   void top_k(View logits, int64_t count, int64_t k, View ids, View values) override;
   void copy(View from, View to, int64_t bytes) override;
@@ -75,7 +79,6 @@ class MetalCommands final : public Commands {
     const char* file;
     std::string name;
   };
-  struct AttentionTask;
   struct Lists;
   // The matrix that an expert's gate meets, and how.
   struct Second {
@@ -83,6 +86,7 @@ class MetalCommands final : public Commands {
     View bias = {};
     float alpha = 0;
     float limit = 0;
+    bool is_geglu = false;
   };
   // The blocks of a session's rows as kernels take them.
   struct RowTable {
@@ -133,11 +137,10 @@ class MetalCommands final : public Commands {
   void did(double multiplications);
   View or_nothing(View view) const { return view ? view : View{backend_.nothing_.get(), 0}; }
 
-  size_t batch_of(std::span<const Product> products) const;
   void multiply(std::span<const Product> batch, int64_t n);
   RowTable row_table(std::span<const View> blocks, int64_t rows);
-  void run_attention(const AttentionTask& task, int64_t n);
-  void attend(const AttentionTask& task, int64_t first, int64_t n);
+  void run_attention(const gpu::AttentionTask& task, int64_t n);
+  void attend(const gpu::AttentionTask& task, int64_t first, int64_t n);
   RouteParams route_params(const RouteArgs& args) const;
   Lists lists_of(const ExpertArgs& args);
   View room_for(int64_t bytes, ListRing& ring);

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstring>
 
+#include "gpu/products.h"
 #include "metal/metal_commands.h"
 
 namespace moeflux::metal {
@@ -27,33 +28,6 @@ double multiplications(const Matrix& matrix, int64_t rows) {
   return static_cast<double>(matrix.rows) * static_cast<double>(matrix.columns) * static_cast<double>(rows);
 }
 
-bool same_shape(const Product& a, const Product& b) {
-  return a.matrix.format == b.matrix.format && a.matrix.rows == b.matrix.rows && a.matrix.columns == b.matrix.columns &&
-         a.transposed == b.transposed && a.x_stride == b.x_stride && a.out_stride == b.out_stride &&
-         a.x.buffer == b.x.buffer && a.out.buffer == b.out.buffer && a.matrix.weight.buffer == b.matrix.weight.buffer;
-}
-
-// How far apart two products of one shape are: x and out in bytes, the matrix in rows, or -1 if that is no whole
-// number.
-struct Step {
-  int64_t x;
-  int64_t out;
-  int64_t rows;
-
-  bool operator==(const Step&) const = default;
-};
-
-Step step_between(const Product& a, const Product& b) {
-  const QuantFormat& format = a.matrix.format;
-  const int64_t row = format.weight_row_bytes(a.matrix.columns);
-  const int64_t weight = b.matrix.weight.offset - a.matrix.weight.offset;
-  const int64_t rows = weight / row;
-  const int64_t scales = rows * format.scale_row_bytes(a.matrix.columns);
-  const bool whole = rows * row == weight && b.matrix.scales.offset - a.matrix.scales.offset == scales &&
-                     (!format.is_affine() || b.matrix.biases.offset - a.matrix.biases.offset == scales);
-  return {b.x.offset - a.x.offset, b.out.offset - a.out.offset, whole ? rows : -1};
-}
-
 }  // namespace
 
 void MetalCommands::embed(const Matrix& table, View ids, View out, int64_t n) {
@@ -71,29 +45,17 @@ void MetalCommands::matmul(std::span<const Product> products, int64_t n) {
   op("matmul", [&] {
     if (n == 0) return;
     while (!products.empty()) {
-      const size_t count = batch_of(products);
+      const size_t count = gpu::evenly_apart(products);
       multiply(products.first(count), n);
       products = products.subspan(count);
     }
   });
 }
 
-// How many products, from the first on, are evenly apart, as those of the heads of a stack are. They take one dispatch.
-size_t MetalCommands::batch_of(std::span<const Product> products) const {
-  if (products.size() < 2 || !same_shape(products[0], products[1])) return 1;
-  const Step step = step_between(products[0], products[1]);
-  if (step.x < 0 || step.out <= 0 || step.rows < 0) return 1;
-  size_t count = 2;
-  while (count < products.size() && same_shape(products[0], products[count]) &&
-         step_between(products[count - 1], products[count]) == step)
-    ++count;
-  return count;
-}
-
 void MetalCommands::multiply(std::span<const Product> batch, int64_t n) {
   const Product& first = batch.front();
   const Matrix& m = first.matrix;
-  const Step step = batch.size() > 1 ? step_between(first, batch[1]) : Step{0, 0, 0};
+  const gpu::Step step = batch.size() > 1 ? gpu::step_between(first, batch[1]) : gpu::Step{};
   const ProductParams params = {.x_batch = static_cast<uint64_t>(step.x / 4),
                                 .out_batch = static_cast<uint64_t>(step.out / 4),
                                 .batch_rows = static_cast<uint32_t>(step.rows),
@@ -133,15 +95,6 @@ int64_t MetalCommands::list_bytes(int64_t pairs, int64_t jobs) {
   return pairs * 4 + std::max(blocks, std::min(pairs, jobs)) * static_cast<int64_t>(sizeof(ExpertBlock)) + 32;
 }
 
-// The first byte of an expert.
-static int64_t base_of(const ExpertMatrices& expert) {
-  int64_t base = expert.gate.weight.offset;
-  for (const Matrix* matrix : {&expert.gate, &expert.up, &expert.down})
-    for (const View& view : {matrix->weight, matrix->scales, matrix->biases})
-      if (view) base = std::min(base, view.offset);
-  return base;
-}
-
 View MetalCommands::room_for(int64_t bytes, ListRing& ring) {
   constexpr int64_t min_room = 1 << 16;
   if (ring.capacity() < 2 * bytes) ring.reserve(backend_, std::max(min_room, 4 * bytes));
@@ -169,7 +122,7 @@ MetalCommands::Lists MetalCommands::lists_of(const ExpertArgs& args) {
   auto* block = reinterpret_cast<ExpertBlock*>(lists.blocks.bytes());
   uint32_t written = 0;
   for (const ExpertJob& job : args.jobs) {
-    const auto slot = static_cast<uint64_t>(base_of(job.expert));
+    const auto slot = static_cast<uint64_t>(gpu::base_of(job.expert));
     for (int64_t at = 0; at < job.count; at += lists.rows)
       *block++ = {slot, written + static_cast<uint32_t>(at),
                   static_cast<uint32_t>(std::min(lists.rows, job.count - at)), static_cast<uint32_t>(job.index), 0};
@@ -198,7 +151,8 @@ void MetalCommands::product_of_experts(const char* kernel, const Lists& lists, i
                                .k = static_cast<uint32_t>(k),
                                .has_bias = static_cast<bool>(bias),
                                .alpha = second.alpha,
-                               .limit = second.limit};
+                               .limit = second.limit,
+                               .is_geglu = second.is_geglu};
   const View slots = {matrix.weight.buffer, 0};
   const Kernel name = {"experts", concat(kernel, lists.rows == 1 ? "_1_" : "_", codes_of(matrix.format))};
   const Extent grid = {divide_up(matrix.rows, outputs_of_group), static_cast<uint32_t>(lists.count)};
@@ -212,7 +166,7 @@ void MetalCommands::product_of_experts(const char* kernel, const Lists& lists, i
 void MetalCommands::feed_forward(const Lists& lists, const ExpertMatrices& e, int64_t base, const ExpertArgs& args) {
   const ExpertFlavour& f = args.flavour;
   if (e.gate.format == e.up.format) {
-    const Second up = {&e.up, f.up_bias, f.alpha, f.limit};
+    const Second up = {&e.up, f.up_bias, f.alpha, f.limit, f.geglu};
     product_of_experts("expert_gate_up", lists, base, e.gate, up, f.gate_bias, args.k, args.x, args.scratch);
   } else {  // each by itself; scratch has room for both, with a row for each pair of the call
     const int64_t count = args.rows * args.k * args.intermediate;
@@ -224,7 +178,7 @@ void MetalCommands::feed_forward(const Lists& lists, const ExpertMatrices& e, in
     if (f.limit > 0)
       flat({"elementwise", "clamped_swiglu_of"}, ClampedParams{numbers, f.alpha, f.limit}, {args.scratch, up}, count);
     else
-      flat({"elementwise", "swiglu"}, FlatParams{numbers}, {args.scratch, up}, count);
+      flat({"elementwise", f.geglu ? "geglu" : "swiglu"}, FlatParams{numbers}, {args.scratch, up}, count);
   }
   barrier();
   product_of_experts("expert_down", lists, base, e.down, {}, f.down_bias, 1, args.scratch, args.out);
@@ -235,7 +189,7 @@ void MetalCommands::expert_ffn(const ExpertArgs& args) {
     const Lists lists = lists_of(args);
     if (lists.count == 0) return;
     const ExpertMatrices& expert = args.jobs.front().expert;
-    feed_forward(lists, expert, base_of(expert), args);
+    feed_forward(lists, expert, gpu::base_of(expert), args);
   });
 }
 

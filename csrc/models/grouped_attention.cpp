@@ -5,7 +5,7 @@ namespace moeflux {
 void GroupedAttention::add_tensors(TensorList& list) const {
   list.matrix("self_attn.q_proj", q_width(), list.hidden());
   list.matrix("self_attn.k_proj", kv_width(), list.hidden());
-  list.matrix("self_attn.v_proj", kv_width(), list.hidden());
+  if (!keys_as_values) list.matrix("self_attn.v_proj", kv_width(), list.hidden());
   list.matrix("self_attn.o_proj", list.hidden(), out_width());
   if (qk_norm) {
     list.vector("self_attn.q_norm.weight", joint_norm ? out_width() : head_dim);
@@ -14,7 +14,7 @@ void GroupedAttention::add_tensors(TensorList& list) const {
   if (bias) {
     list.vector("self_attn.q_proj.bias", q_width());
     list.vector("self_attn.k_proj.bias", kv_width());
-    list.vector("self_attn.v_proj.bias", kv_width());
+    if (!keys_as_values) list.vector("self_attn.v_proj.bias", kv_width());
   }
   if (out_bias) list.vector("self_attn.o_proj.bias", list.hidden());
   if (sinks) list.vector("self_attn.sinks", heads);
@@ -29,6 +29,7 @@ void GroupedAttention::check(const Check& check) const {
   check.divides("heads", heads, "kv_heads", kv_heads);
   check.require(!joint_norm || qk_norm, "joint_norm", "false without qk_norm", "true");
   check.require(!joint_norm || !gate, "joint_norm", "false with a gate, which lies between the heads of q", "true");
+  check.require(scale >= 0, "scale", "0 or a positive number", scale);
   rope.check(check, head_dim);
 }
 

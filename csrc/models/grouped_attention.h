@@ -13,13 +13,17 @@ struct GroupedAttention {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   Rope rope;
-  bool gate = false;        // q_proj yields [query | gate] per head; the output is multiplied by the gate's sigmoid
-  bool qk_norm = true;      // each q and k head is normed by itself
-  bool joint_norm = false;  // not so: all q heads are normed as one row, and all k heads as another
-  bool bias = false;        // q_proj, k_proj and v_proj add a bias
-  bool out_bias = false;    // o_proj does
-  bool sinks = false;       // each head has a score besides, without a value
-  int64_t window = 0;       // rows that a row attends to at most, its own among them; 0: all
+  bool gate = false;            // q_proj yields [query | gate] per head; the output is multiplied by the gate's sigmoid
+  bool qk_norm = true;          // each q and k head is normed by itself
+  bool joint_norm = false;      // not so: all q heads are normed as one row, and all k heads as another
+  bool bias = false;            // q_proj, k_proj and v_proj add a bias
+  bool out_bias = false;        // o_proj does
+  bool sinks = false;           // each head has a score besides, without a value
+  int64_t window = 0;           // rows that a row attends to at most, its own among them; 0: all
+  double scale = 0;             // of the scores; 0: 1 / sqrt(head_dim)
+  bool keys_as_values = false;  // a value is its key before norm and rope; there is no v_proj
+  bool value_norm = false;      // each value head is normed by itself, without a weight
+  bool out_norm = false;        // what o_proj yields is normed before it is added
 
   int64_t kv_width() const { return kv_heads * head_dim; }
   int64_t q_head() const { return head_dim * (gate ? 2 : 1); }  // numbers that q_proj yields per head
@@ -40,6 +44,10 @@ struct GroupedAttention {
     visit("out_bias", self.out_bias, false);
     visit("sinks", self.sinks, false);
     visit("window", self.window, int64_t{0});
+    visit("scale", self.scale, 0.0);
+    visit("keys_as_values", self.keys_as_values, false);
+    visit("value_norm", self.value_norm, false);
+    visit("out_norm", self.out_norm, false);
   }
   void check(const Check& check) const;
 

@@ -35,12 +35,14 @@ struct Rope {
   int64_t dim = 0;  // channels that turn, in pairs
   double theta = 0;
   std::optional<Yarn> yarn;
+  int64_t turning = 0;  // pairs: all after the first so many stand still; 0: all turn
 
   template <typename Self, typename Visit>
   static void each_field(Self& self, const Visit& visit) {
     visit("dim", self.dim);
     visit("theta", self.theta);
     visit("yarn", self.yarn, std::nullopt);
+    visit("turning", self.turning, int64_t{0});
   }
   // `channels` is how many there are.
   void check(const Check& check, int64_t channels) const;

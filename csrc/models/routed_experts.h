@@ -3,6 +3,7 @@
 
 #include <array>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "models/check.h"
@@ -24,6 +25,7 @@ struct Router {
   int64_t groups = 0;       // how many groups the experts are divided into; softmax: 0 is none
   int64_t groups_kept = 0;  // how many of the groups a token keeps
   bool bias = false;        // added to the logits
+  bool factors = false;     // of the experts, by which their weights are multiplied at last; softmax only
 
   template <typename Self, typename Visit>
   static void each_field(Self& self, const Visit& visit) {
@@ -33,6 +35,7 @@ struct Router {
     visit("groups", self.groups, 0);
     visit("groups_kept", self.groups_kept, 0);
     visit("bias", self.bias, false);
+    visit("factors", self.factors, false);
   }
   bool operator==(const Router&) const = default;
 };
@@ -71,6 +74,10 @@ struct RoutedExperts {
   std::optional<SharedExpert> shared;
   bool bias = false;  // gate, up and down of every expert add one
   std::optional<ClampedSwiglu> clamped = {};
+  bool geglu = false;  // in place of swiglu, in the shared expert too
+  // Router, experts and shared expert each norm by themselves what they read. What the experts yield, what the shared
+  // one yields, and their sum are normed. At last, the stream is multiplied by a number of the layer.
+  bool framed = false;
 
   static constexpr std::string_view kind = "routed_experts";
   template <typename Self, typename Visit>
@@ -82,10 +89,13 @@ struct RoutedExperts {
     visit("shared", self.shared, std::nullopt);
     visit("bias", self.bias, false);
     visit("clamped", self.clamped, std::nullopt);
+    visit("geglu", self.geglu, false);
+    visit("framed", self.framed, false);
   }
   void check(const Check& check) const;
 
   void add_tensors(TensorList& list) const;
+  std::string shared_name() const;  // what the names of the shared expert's matrices begin with
 
   bool operator==(const RoutedExperts&) const = default;
 };

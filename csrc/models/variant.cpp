@@ -21,6 +21,8 @@ void check_variant(const Variant& v) {
                 {"vocab_size", v.vocab_size, 1, max_vocab},
                 {"max_context", v.max_context, 1, max_context_limit}});
   check.positive("rms_norm_eps", v.rms_norm_eps);
+  check.positive("embedding_scale", v.embedding_scale);
+  check.require(v.logit_cap >= 0, "logit_cap", "0 or a positive number", v.logit_cap);
   check.whole_groups("hidden_size", v.hidden_size);
   check.require(v.moe_layers() > 0, "layers", "at least one layer with experts", "none");
   for (int64_t index = 0; index < v.num_layers(); ++index) {
@@ -28,6 +30,11 @@ void check_variant(const Variant& v) {
     const Check here(concat(printable(v.name), ": layer ", index));
     std::visit([&](const auto& mixer) { mixer.check(here); }, layer.mixer);
     std::visit([&](const auto& feed_forward) { feed_forward.check(here); }, layer.feed_forward);
+    // The norms of both halves have names that fit together.
+    const auto* attention = std::get_if<GroupedAttention>(&layer.mixer);
+    const bool framed = layer.experts() && layer.experts()->framed;
+    here.require((attention && attention->out_norm) == framed, "out_norm",
+                 framed ? "true, as framed" : "false, as framed", framed ? "false" : "true");
     if (!layer.experts()) continue;
     const RoutedExperts& first = v.experts();
     const auto same = [&](std::string_view field, int64_t wanted, int64_t found) {

@@ -30,11 +30,12 @@ enum class ModelType {
   olmoe,
   deepseek_v2,
   gpt_oss,
+  gemma4,
 };
 
-constexpr std::array<std::string_view, 11> names_of(ModelType) {
+constexpr std::array<std::string_view, 12> names_of(ModelType) {
   return {"qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe", "minimax_m2",
-          "qwen2_moe",   "mixtral",    "olmoe",     "deepseek_v2", "gpt_oss"};
+          "qwen2_moe",   "mixtral",    "olmoe",     "deepseek_v2", "gpt_oss",  "gemma4"};
 }
 
 using Mixer = std::variant<GroupedAttention, LatentAttention, GatedDelta>;
@@ -63,6 +64,8 @@ struct Variant {
   double rms_norm_eps = 0;
   int64_t max_context = 0;
   bool tied_embeddings = false;
+  double embedding_scale = 1;  // by which a row of the embedding begins the stream
+  double logit_cap = 0;        // logits are cap * tanh(logits / cap); 0: as they are
 
   std::vector<int64_t> eos_ids;
   int64_t bos_id = -1;

@@ -91,6 +91,15 @@ py::object swiglu(const Ops& ops, const Array& gate, const Array& up) {
   return a.floats_of(gates, {count});
 }
 
+py::object geglu(const Ops& ops, const Array& gate, const Array& up) {
+  OpArguments a = ops.arguments("geglu");
+  const View gates = a.floats("gate", gate, {-1});
+  const int64_t count = gate.shape(0);
+  const View ups = a.floats("up", up, {count});
+  a.run([&](Commands& commands) { commands.geglu(gates, ups, gates, count); });
+  return a.floats_of(gates, {count});
+}
+
 py::object residual_add(const Ops& ops, const Array& x, const Array& y) {
   OpArguments a = ops.arguments("residual_add");
   const View xs = a.floats("x", x, {-1});
@@ -110,6 +119,22 @@ py::object bias_add(const Ops& ops, const Array& x, const Array& bias) {
   return a.floats_of(rows, {n, width});
 }
 
+py::object scale(const Ops& ops, const Array& x, float factor) {
+  OpArguments a = ops.arguments("scale");
+  const View numbers = a.floats("x", x, {-1});
+  const int64_t count = x.shape(0);
+  a.run([&](Commands& commands) { commands.scale(numbers, factor, count); });
+  return a.floats_of(numbers, {count});
+}
+
+py::object soft_cap(const Ops& ops, const Array& x, float cap) {
+  OpArguments a = ops.arguments("soft_cap");
+  const View numbers = a.floats("x", x, {-1});
+  const int64_t count = x.shape(0);
+  a.run([&](Commands& commands) { commands.soft_cap(numbers, cap, count); });
+  return a.floats_of(numbers, {count});
+}
+
 py::object sigmoid_gate(const Ops& ops, const Array& x, const Array& gate) {
   OpArguments a = ops.arguments("sigmoid_gate");
   const Heads heads = a.heads("x", x, {-1, -1, -1});
@@ -119,19 +144,19 @@ py::object sigmoid_gate(const Ops& ops, const Array& x, const Array& gate) {
   return a.numbers(heads, n);
 }
 
-py::object combine(const Ops& ops, const Array& residual, const Array& outputs, const Array& weights,
+py::object combine(const Ops& ops, const py::object& residual, const Array& outputs, const Array& weights,
                    const py::object& shared, const py::object& shared_gate) {
   OpArguments a = ops.arguments("combine");
   CombineArgs args;
-  args.residual = a.floats("residual", residual, {-1, -1});
-  const int64_t n = residual.shape(0);
-  args.hidden = residual.shape(1);
-  args.outputs = a.floats("outputs", outputs, {n, -1, args.hidden});
+  args.outputs = a.floats("outputs", outputs, {-1, -1, -1});
+  const int64_t n = outputs.shape(0);
+  args.hidden = outputs.shape(2);
+  args.residual = a.maybe_floats("residual", residual, {n, args.hidden});
   args.k = outputs.shape(1);
   args.weights = a.floats("weights", weights, {n, args.k});
   args.shared = a.maybe_floats("shared", shared, {n, args.hidden});
   args.shared_gate = a.maybe_floats("shared_gate", shared_gate, {n});
-  args.out = args.residual;
+  args.out = args.residual ? args.residual : a.output(n * args.hidden);
   a.run([&](Commands& commands) { commands.combine(args, n); });
   return a.floats_of(args.out, {n, args.hidden});
 }
@@ -203,7 +228,7 @@ ExpertFlavour flavour_of(OpArguments& a, const Biases& biases, const Clamped& cl
 // Each job is the number of an expert and its pairs.
 py::object expert_ffn(const Ops& ops, const Array& x, const StoredExperts& experts,
                       const std::vector<std::pair<int64_t, std::vector<int32_t>>>& jobs, int64_t k,
-                      int64_t intermediate, const Biases& biases, const Clamped& clamped) {
+                      int64_t intermediate, const Biases& biases, const Clamped& clamped, bool geglu) {
   OpArguments a = ops.arguments("expert_ffn");
   ExpertArgs args;
   args.x = a.floats("x", x, {-1, -1});
@@ -228,6 +253,7 @@ py::object expert_ffn(const Ops& ops, const Array& x, const StoredExperts& exper
         {matrices[static_cast<size_t>(expert)], places.data(), static_cast<int64_t>(places.size()), expert});
   }
   args.flavour = flavour_of(a, biases, clamped, static_cast<int64_t>(matrices.size()), args.hidden, intermediate);
+  args.flavour.geglu = geglu;
   args.jobs = recorded;
   args.scratch = a.output(n * k * 2 * intermediate);
   args.out = a.output(n * k * args.hidden);
@@ -236,7 +262,7 @@ py::object expert_ffn(const Ops& ops, const Array& x, const StoredExperts& exper
 }
 
 py::object chosen_expert_ffn(const Ops& ops, const Array& x, const StoredExperts& experts, const Array& ids,
-                             int64_t intermediate, const Biases& biases, const Clamped& clamped) {
+                             int64_t intermediate, const Biases& biases, const Clamped& clamped, bool geglu) {
   OpArguments a = ops.arguments("chosen_expert_ffn");
   ChosenExpertArgs args;
   args.x = a.floats("x", x, {-1, -1});
@@ -249,6 +275,7 @@ py::object chosen_expert_ffn(const Ops& ops, const Array& x, const StoredExperts
   a.require(!matrices.empty(), "experts", "at least 1", 0);
   const auto count = static_cast<int64_t>(matrices.size());
   args.flavour = flavour_of(a, biases, clamped, count, args.hidden, intermediate);
+  args.flavour.geglu = geglu;
   args.slots = a.output(2 * count);
   for (int64_t i = 0; i < count; ++i) {
     const auto slot = static_cast<uint64_t>(matrices[static_cast<size_t>(i)].gate.weight.offset);
@@ -290,9 +317,10 @@ RouteArgs route_args(OpArguments& a, const Array& logits, int64_t k, int64_t gro
 }
 
 py::tuple route_softmax(const Ops& ops, const Array& logits, int64_t k, int64_t groups, int64_t groups_kept,
-                        bool normalize, float scaling) {
+                        bool normalize, float scaling, const py::object& factors) {
   OpArguments a = ops.arguments("route_softmax");
-  const RouteArgs args = route_args(a, logits, k, groups, groups_kept, normalize, scaling);
+  RouteArgs args = route_args(a, logits, k, groups, groups_kept, normalize, scaling);
+  args.factors = a.maybe_floats("factors", factors, {args.experts});
   const int64_t n = logits.shape(0);
   a.run([&](Commands& commands) { commands.route_softmax(args, n); });
   return py::make_tuple(a.ints_of(args.ids, {n, k}), a.floats_of(args.weights, {n, k}));
@@ -416,18 +444,23 @@ void register_ops(py::module_& m, Class<Testing>& testing) {
       .def("rope", &rope, py::arg("x"), py::arg("angles"), py::arg("interleaved"))
       .def("append", &append, py::arg("x"), py::arg("cache"), py::arg("first"))
       .def("swiglu", &swiglu, py::arg("gate"), py::arg("up"))
+      .def("geglu", &geglu, py::arg("gate"), py::arg("up"))
       .def("residual_add", &residual_add, py::arg("x"), py::arg("y"))
       .def("bias_add", &bias_add, py::arg("x"), py::arg("bias"))
+      .def("scale", &scale, py::arg("x"), py::arg("factor"))
+      .def("soft_cap", &soft_cap, py::arg("x"), py::arg("cap"))
       .def("sigmoid_gate", &sigmoid_gate, py::arg("x"), py::arg("gate"))
       .def("combine", &combine, py::arg("residual"), py::arg("outputs"), py::arg("weights"), py::arg("shared"),
            py::arg("shared_gate"))
       .def("matmul", &matmul, py::arg("products"))
       .def("expert_ffn", &expert_ffn, py::arg("x"), py::arg("experts"), py::arg("jobs"), py::arg("k"),
-           py::arg("intermediate"), py::arg("biases") = py::none(), py::arg("clamped") = py::none())
+           py::arg("intermediate"), py::arg("biases") = py::none(), py::arg("clamped") = py::none(),
+           py::arg("geglu") = false)
       .def("chosen_expert_ffn", &chosen_expert_ffn, py::arg("x"), py::arg("experts"), py::arg("ids"),
-           py::arg("intermediate"), py::arg("biases") = py::none(), py::arg("clamped") = py::none())
+           py::arg("intermediate"), py::arg("biases") = py::none(), py::arg("clamped") = py::none(),
+           py::arg("geglu") = false)
       .def("route_softmax", &route_softmax, py::arg("logits"), py::arg("k"), py::arg("groups"), py::arg("groups_kept"),
-           py::arg("normalize"), py::arg("scaling"))
+           py::arg("normalize"), py::arg("scaling"), py::arg("factors") = py::none())
       .def("route_grouped", &route_grouped, py::arg("logits"), py::arg("bias"), py::arg("k"), py::arg("groups"),
            py::arg("groups_kept"), py::arg("normalize"), py::arg("scaling"))
       .def("top_k", &top_k, py::arg("logits"), py::arg("k"))

@@ -37,6 +37,7 @@ __all__: list[str] = [
     "SafetensorsFile",
     "Sampler",
     "Session",
+    "Sha256",
     "SlotCache",
     "SnapshotSpan",
     "SnapshotWire",
@@ -79,7 +80,6 @@ __all__: list[str] = [
     "replay",
     "required_tensors",
     "sampler_bytes",
-    "sha256",
     "slot_bytes",
     "snapshot_wire_header",
     "snapshot_wire_layout",
@@ -601,10 +601,11 @@ class Ops:
         ]
         | None = None,
         clamped: tuple[float, float] | None = None,
+        geglu: bool = False,
     ) -> numpy.typing.NDArray[typing.Any]: ...
     def combine(
         self,
-        residual: numpy.typing.NDArray[typing.Any],
+        residual: typing.Any,
         outputs: numpy.typing.NDArray[typing.Any],
         weights: numpy.typing.NDArray[typing.Any],
         shared: typing.Any,
@@ -641,6 +642,7 @@ class Ops:
         ]
         | None = None,
         clamped: tuple[float, float] | None = None,
+        geglu: bool = False,
     ) -> numpy.typing.NDArray[typing.Any]: ...
     def gated_delta(
         self,
@@ -657,6 +659,9 @@ class Ops:
         z: numpy.typing.NDArray[typing.Any],
         weight: numpy.typing.NDArray[typing.Any],
         eps: float,
+    ) -> numpy.typing.NDArray[typing.Any]: ...
+    def geglu(
+        self, gate: numpy.typing.NDArray[typing.Any], up: numpy.typing.NDArray[typing.Any]
     ) -> numpy.typing.NDArray[typing.Any]: ...
     def matmul(
         self, products: collections.abc.Sequence[tuple[numpy.typing.NDArray[typing.Any], typing.Any, bool]]
@@ -699,10 +704,13 @@ class Ops:
         groups_kept: int,
         normalize: bool,
         scaling: float,
+        factors: typing.Any = None,
     ) -> tuple[numpy.typing.NDArray[typing.Any], numpy.typing.NDArray[typing.Any]]: ...
+    def scale(self, x: numpy.typing.NDArray[typing.Any], factor: float) -> numpy.typing.NDArray[typing.Any]: ...
     def sigmoid_gate(
         self, x: numpy.typing.NDArray[typing.Any], gate: numpy.typing.NDArray[typing.Any]
     ) -> numpy.typing.NDArray[typing.Any]: ...
+    def soft_cap(self, x: numpy.typing.NDArray[typing.Any], cap: float) -> numpy.typing.NDArray[typing.Any]: ...
     def swiglu(
         self, gate: numpy.typing.NDArray[typing.Any], up: numpy.typing.NDArray[typing.Any]
     ) -> numpy.typing.NDArray[typing.Any]: ...
@@ -876,6 +884,24 @@ class StatePieces:
         """
         Replaces the bytes of a piece from `begin` on.
         """
+
+class Sha256:
+    """
+    As hashlib's, with the machine's own instructions.
+    """
+    @staticmethod
+    def has_instructions() -> bool:
+        """
+        Whether the machine has them. Without them, hashlib's is faster.
+        """
+    @staticmethod
+    def update_both(one: Sha256, data: typing.Any, other: Sha256, other_data: typing.Any) -> None:
+        """
+        Adds to two sums, in less time than to one after the other.
+        """
+    def __init__(self) -> None: ...
+    def hexdigest(self) -> str: ...
+    def update(self, data: typing.Any) -> None: ...
 
 class Session:
     """
@@ -1389,11 +1415,6 @@ def required_tensors(variant_json: str) -> list[typing.Any]:
 def sampler_bytes(vocab_size: int) -> int:
     """
     How much memory a Sampler of such a vocabulary has at most.
-    """
-
-def sha256(parts: collections.abc.Sequence[bytes]) -> str:
-    """
-    For tests: the sum of all parts, as hexadecimal digits.
     """
 
 def slot_bytes(store: StoreDirectory) -> int:

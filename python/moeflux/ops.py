@@ -107,6 +107,10 @@ class Ops:
         """Both arguments have the same shape, which may be any."""
         return self._core.swiglu(gate.reshape(-1), up.reshape(-1)).reshape(gate.shape)
 
+    def geglu(self, gate: Array, up: Array) -> Array:
+        """Both arguments have the same shape, which may be any."""
+        return self._core.geglu(gate.reshape(-1), up.reshape(-1)).reshape(gate.shape)
+
     def residual_add(self, x: Array, y: Array) -> Array:
         """Both arguments have the same shape, which may be any."""
         return self._core.residual_add(x.reshape(-1), y.reshape(-1)).reshape(x.shape)
@@ -115,19 +119,28 @@ class Ops:
         """x [n, width], bias [width]"""
         return self._core.bias_add(x, bias)
 
+    def scale(self, x: Array, factor: float) -> Array:
+        """x of any shape, each number times the factor."""
+        return self._core.scale(x.reshape(-1), factor).reshape(x.shape)
+
+    def soft_cap(self, x: Array, cap: float) -> Array:
+        """x of any shape"""
+        return self._core.soft_cap(x.reshape(-1), cap).reshape(x.shape)
+
     def sigmoid_gate(self, x: Array, gate: Array) -> Array:
         """x and gate [n, heads, dim]"""
         return self._core.sigmoid_gate(x, gate)
 
     def combine(
         self,
-        residual: Array,
+        residual: Array | None,
         outputs: Array,
         weights: Array,
         shared: Array | None = None,
         shared_gate: Array | None = None,
     ) -> Array:
-        """residual [n, h], outputs [n, k, h], weights [n, k], shared [n, h] times the sigmoid of shared_gate [n]."""
+        """residual [n, h] or none, outputs [n, k, h], weights [n, k], shared [n, h] times the sigmoid of shared_gate
+        [n]."""
         return self._core.combine(residual, outputs, weights, shared, shared_gate)
 
     # ---- Products -----------------------------------------------------------------------------------------------
@@ -148,13 +161,14 @@ class Ops:
         k: int,
         biases: Biases | None = None,
         clamped: tuple[float, float] | None = None,
+        geglu: bool = False,
     ) -> Array:
         """x [n, h]. A job is the index of an expert and the pairs (token * k + place) that go through it. With
-        `clamped`, alpha and limit, gate and up meet in clamped_swiglu.
+        `clamped`, alpha and limit, gate and up meet in clamped_swiglu, with `geglu` in that.
         -> [n * k, h], zero for pairs that no job has"""
         intermediate = len(experts[0][0].weight) if experts else 0
         pairs_of_jobs = [(e, list(pairs)) for e, pairs in jobs]
-        return self._core.expert_ffn(x, list(experts), pairs_of_jobs, k, intermediate, biases, clamped)
+        return self._core.expert_ffn(x, list(experts), pairs_of_jobs, k, intermediate, biases, clamped, geglu)
 
     def chosen_expert_ffn(
         self,
@@ -163,10 +177,11 @@ class Ops:
         ids: Array,
         biases: Biases | None = None,
         clamped: tuple[float, float] | None = None,
+        geglu: bool = False,
     ) -> Array:
         """x [n, h], ids int32 [n, k]: of experts of one shape and format -> [n * k, h]"""
         intermediate = len(experts[0][0].weight) if experts else 0
-        return self._core.chosen_expert_ffn(x, list(experts), ids, intermediate, biases, clamped)
+        return self._core.chosen_expert_ffn(x, list(experts), ids, intermediate, biases, clamped, geglu)
 
     # ---- Attention and delta net --------------------------------------------------------------------------------
 
@@ -208,10 +223,18 @@ class Ops:
     # ---- Choosing -----------------------------------------------------------------------------------------------
 
     def route_softmax(
-        self, logits: Array, k: int, *, normalize: bool, groups: int = 0, groups_kept: int = 0, scaling: float = 1.0
+        self,
+        logits: Array,
+        k: int,
+        *,
+        normalize: bool,
+        groups: int = 0,
+        groups_kept: int = 0,
+        scaling: float = 1.0,
+        factors: Array | None = None,
     ) -> tuple[Array, Array]:
-        """logits [n, experts] -> ids and weights [n, k]; no groups: 0"""
-        return self._core.route_softmax(logits, k, groups, groups_kept, normalize, scaling)
+        """logits [n, experts] -> ids and weights [n, k]; no groups: 0; factors [experts]"""
+        return self._core.route_softmax(logits, k, groups, groups_kept, normalize, scaling, factors)
 
     def route_grouped(
         self, logits: Array, bias: Array, k: int, *, groups: int, groups_kept: int, normalize: bool, scaling: float

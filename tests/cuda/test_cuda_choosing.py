@@ -3,6 +3,8 @@ CPU, and nothing to say, where there is no GPU. And what is kept of what the com
 
 from __future__ import annotations
 
+import os
+import traceback
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -77,6 +79,27 @@ def test_auto_is_cuda_where_it_works(auto: None) -> None:
     assert (_core.chosen_backend("auto"), _core.device_failure()) == ("cuda", "")
     name, facts = _core.cuda_facts()
     assert name == "an emulated NVIDIA GPU" and dict(facts)["NVRTC"] == "13.0"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_has_no_gpu(auto: None) -> None:
+    """The driver cannot be started again there: "auto" is the CPU, and who asks for the GPU is told why."""
+    assert _core.chosen_backend("auto") == "cuda"
+    child = os.fork()
+    if child == 0:
+        try:
+            with pytest.warns(UserWarning, match="the CPU does the work: cuda: .* a child that was forked from it"):
+                model = load()
+            assert "cpu" in repr(model) and model.session().prefill([1, 2, 3])
+            with pytest.raises(DeviceError, match=r"forked from it \(\d+\): start the child as a new program"):
+                load(backend="cuda")
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0) == (child, 0)
+    assert _core.chosen_backend("auto") == "cuda"
 
 
 def test_kernels_are_compiled_once(device: Path) -> None:

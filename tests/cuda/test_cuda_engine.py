@@ -32,6 +32,8 @@ FLOWS: dict[str, dict[str, Any]] = {
     "ahead": {"expert_slots": 5, "look_ahead": "on"},
 }
 
+LAUNCHES_OF_STEP = 34  # of "hybrid"; 47 if each op had its own
+
 Stores = Callable[[str], Path]
 
 
@@ -76,12 +78,13 @@ def test_the_engine_is_that_of_the_cpu_in_every_flow(store: Stores) -> None:
 
 
 def test_a_graph_gives_the_bits_of_single_launches(store: Stores) -> None:
-    """The first step launches one by one; when its kernels come again, they are a graph, with other arguments."""
+    """The first step launches one by one; when its kernels come again, they are a graph, with other arguments. In
+    steps, ops go together in a launch: with the residual, SwiGLU, a norm, a gate. In a prefill each has its own."""
     model = load(store("hybrid"))
     ids = tokens(9, vocab=VOCAB)
     with cuda_gpu.emulating():
         first = steps(model.session(max_context=32), ids[:1])
-        assert (cuda_gpu.launches() > 40, cuda_gpu.graph_launches()) == (True, 0)
+        assert (cuda_gpu.launches(), cuda_gpu.graph_launches()) == (LAUNCHES_OF_STEP, 0)
     with cuda_gpu.emulating(delay=300):
         again = steps(model.session(max_context=64), ids)
         assert cuda_gpu.graph_launches() > 0
@@ -94,8 +97,9 @@ def test_a_graph_gives_the_bits_of_single_launches(store: Stores) -> None:
 @pytest.mark.parametrize("flow", ["resident", "ahead"])
 @pytest.mark.parametrize(
     "call",
-    ["cuMemcpyAsync", "cuLaunchKernel", "cuGraphLaunch", "cuGraphAddKernelNode", "cuGraphInstantiateWithFlags",
-     "cuEventRecord", "cuEventCreate", "cuStreamWaitValue32_v2", "cuMemAlloc_v2", "cuCtxPushCurrent_v2"],
+    ["cuMemcpyAsync", "cuLaunchKernel", "cuGraphLaunch", "cuGraphAddKernelNode", "cuGraphAddDependencies_v2",
+     "cuGraphInstantiateWithFlags", "cuEventRecord", "cuEventCreate", "cuStreamWaitValue32_v2", "cuMemAlloc_v2",
+     "cuCtxPushCurrent_v2"],
 )  # fmt: skip
 def test_a_call_that_fails_leaves_nothing_wrong(store: Stores, call: str, flow: str) -> None:
     """Calls of the driver fail in turn, the first ones and some of the many that follow."""
@@ -110,7 +114,9 @@ def test_a_call_that_fails_leaves_nothing_wrong(store: Stores, call: str, flow: 
                 failed = True
                 assert "out of memory (CUDA_ERROR_OUT_OF_MEMORY)" in str(error)
     # A graph that cannot be made is done without. Only where experts are read does a batch hold.
-    without = ("cuGraphAddKernelNode", "cuGraphInstantiateWithFlags", "cuCtxPushCurrent_v2")
+    without = (
+        "cuGraphAddKernelNode", "cuGraphAddDependencies_v2", "cuGraphInstantiateWithFlags", "cuCtxPushCurrent_v2",
+    )  # fmt: skip
     assert failed == (call not in without and (call, flow) != ("cuStreamWaitValue32_v2", "resident"))
     assert np.array_equal(evaluate(model.session(max_context=32)), expected)
 

@@ -9,7 +9,7 @@ from moeflux import QuantFormat
 from moeflux.oracle.stored import pack_codes
 from support.gpu_ops import GpuOps
 from support.metal import needs_device
-from support.ops import AFFINE, PLAIN, StoredMatrix, numbers, random_matrix
+from support.ops import AFFINE, PLAIN, StoredMatrix, narrowed, numbers, random_matrix
 
 pytestmark = needs_device
 
@@ -66,16 +66,50 @@ def matrix_of(bits: int, group: int, codes: Array, scales: Array, biases: Array)
     return StoredMatrix(format, np.ascontiguousarray(pack_codes(codes, bits)), scales, biases, codes, codes)
 
 
-@pytest.mark.parametrize("format", [f for f in AFFINE if f.scale_type == "F32"], ids=str)
-def test_products_are_what_their_definition_says(format: QuantFormat) -> None:
+# Those with kernels of their own, unless scales are float32; others have the same kernels whatever these are.
+KNOWN = ((4, 32), (4, 64), (8, 64))
+DEFINED = [f for f in AFFINE if f.scale_type == "F32" or (f.bits, f.group_size) in KNOWN]
+
+
+@pytest.mark.parametrize("columns", [3 * PART, 3 * PART - 64], ids=["whole parts", "half a part"])
+@pytest.mark.parametrize("format", [f for f in DEFINED if f.group_size < PART], ids=str)
+def test_products_are_what_their_definition_says(format: QuantFormat, columns: int) -> None:
     """By the kernel for one row, by the one for a few rows, and by that for many where there is one."""
-    rng = np.random.default_rng([format.bits, format.group_size])
-    rows, columns = 19, 3 * 128
-    codes = rng.integers(0, 1 << format.bits, (rows, columns))
-    scales, biases = (numbers(rng, rows, columns // format.group_size) for _ in range(2))
+    check_products(format, columns)
+
+
+@pytest.mark.parametrize("format", [f for f in DEFINED if f.group_size == PART], ids=str)
+def test_products_of_groups_that_are_parts(format: QuantFormat) -> None:
+    check_products(format, 3 * PART)
+
+
+def check_products(format: QuantFormat, columns: int) -> None:
+    rng = np.random.default_rng([format.bits, format.group_size, columns])
+    codes = rng.integers(0, 1 << format.bits, (19, columns))
+    of_groups = [narrowed(numbers(rng, 19, columns // format.group_size), format.scale_type) for _ in range(2)]
+    (scales, exact_scales), (biases, exact_biases) = of_groups
     x = numbers(rng, 35, columns)
-    expected = product(x, codes, scales, biases, format.group_size)
-    matrix = matrix_of(format.bits, format.group_size, codes, scales, biases)
+    wide = (exact_scales.astype(np.float32), exact_biases.astype(np.float32))
+    expected = product(x, codes, *wide, format.group_size)
+    packed = np.ascontiguousarray(pack_codes(codes, format.bits))
+    matrix = StoredMatrix(format, packed, scales, biases, codes, codes)
+    for n in (1, 5, 35):
+        assert same_bits(cuda.matmul(x[:n], matrix), expected[:n])
+
+
+def test_mxfp4_is_affine() -> None:
+    """A code is a byte, 12 more than twice its number. Every code, every kind of scale, and half a part at the end."""
+    rng = np.random.default_rng(4)
+    columns = 3 * PART - 64
+    sizes = np.array([0, 1, 2, 3, 4, 6, 8, 12])
+    codes = rng.integers(0, 16, (19, columns))
+    scales = rng.integers(100, 140, (19, columns // 32)).astype(np.uint8)
+    scales[0] = 0
+    half = np.maximum(scales.astype(np.uint32) << 23, 0x00400000).view(np.float32) * np.float32(0.5)
+    x = numbers(rng, 35, columns)
+    expected = product(x, np.concatenate([12 + sizes, 12 - sizes])[codes], half, half * np.float32(-12), 32)
+    packed = np.ascontiguousarray(pack_codes(codes, 4))
+    matrix = StoredMatrix(QuantFormat.mxfp4(), packed, scales, None, codes, codes)
     for n in (1, 5, 35):
         assert same_bits(cuda.matmul(x[:n], matrix), expected[:n])
 
@@ -129,7 +163,7 @@ def test_rows_that_do_not_fit_in_shared_memory(columns: int) -> None:
 def test_experts_of_many_rows(format: QuantFormat) -> None:
     """More pairs of an expert than a block takes, and the same bits as one by one."""
     rng = np.random.default_rng(8)
-    hidden, intermediate = 128, 64
+    hidden, intermediate = 256, 128
     shapes = ((intermediate, hidden), (intermediate, hidden), (hidden, intermediate))
     experts = [tuple(random_matrix(rng, format, *shape) for shape in shapes) for _ in range(2)]
     x = numbers(rng, 41, hidden) / 8

@@ -327,7 +327,7 @@ def test_control_c_in_a_prefill(folder: Folder) -> None:
 
 
 FORK = """
-    import os, signal, sys, threading
+    import os, signal, sys, threading, traceback
     import moeflux
     from moeflux import StateError, _core
     from support.engine import load_faulty
@@ -359,6 +359,8 @@ FORK = """
             mine.prefill([1, 2, 3])
             del mine
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     _, status = os.waitpid(child, 0)

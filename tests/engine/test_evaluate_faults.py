@@ -144,9 +144,11 @@ def test_single_tokens_go_last(folder: Folder, alone: Any, stride: int) -> None:
     found = outcomes((LONE, 0, 1, 2, 3))
     assert set(found) == {"kept"}
     found = outcomes((0, 2, 3, LONE, 1))
-    kept = found.index("lost")
-    assert found == ["kept"] * kept + ["lost"] * (len(found) - kept)
-    assert kept > len(found) / 2
+    first_lost = found.index("lost")
+    last_kept = len(found) - 1 - found[::-1].index("kept")
+    # Experts that arrive together are one op, so the last pass begins some ops sooner or later from run to run.
+    assert last_kept - first_lost <= 2
+    assert first_lost > len(found) / 2
 
 
 def test_every_copy(folder: Folder, alone: Any, stride: int) -> None:

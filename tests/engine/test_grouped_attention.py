@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import moeflux
 from moeflux import FormatError, Variant, _core, oracle
-from moeflux.models.layers import GroupedAttention, LatentAttention
+from moeflux.models.layers import GroupedAttention, LatentAttention, Rope, Yarn
 from moeflux.stores.spans import SpanReader
 from moeflux.stores.store import Store
 from support.engine import steps, tokens
@@ -21,19 +22,22 @@ from support.tiny_stores import MlxFolder, Raw, hybrid, latent
 
 LAYERS = {"layer_kinds": ("linear", "full"), "mlp_kinds": ("moe",) * 2, "linear_value_heads": 4, "head_dim": 32}
 PLAIN = hybrid("qwen3_5_moe", **LAYERS, vocab_size=384)
-FLAVOURS: list[dict[str, bool | int]] = [
+FLAVOURS: list[dict[str, bool | float]] = [
     dict(zip(("qk_norm", "bias", "gate"), each, strict=True)) for each in itertools.product((False, True), repeat=3)
 ]
 FLAVOURS += [{"out_bias": True}, {"sinks": True}, {"window": 1}, {"window": 5}]
 FLAVOURS += [{"qk_norm": False, "bias": True, "out_bias": True, "sinks": True, "window": window} for window in (0, 6)]
-JOINT: dict[str, bool | int] = {"joint_norm": True, "gate": False}
+YARN = Yarn(factor=4.0, original_context=8, beta_fast=32.0, beta_slow=1.0)
+JOINT: dict[str, bool | float] = {"joint_norm": True, "gate": False}
+FLAVOURS += [{"scale": 0.5}, {"value_norm": True}, {"keys_as_values": True}]
+FLAVOURS += [{"keys_as_values": True, "value_norm": True, "bias": True, "scale": 1.0, "window": 6, "gate": False}]
 FLAVOURS += [JOINT, JOINT | {"bias": True, "out_bias": True, "sinks": True, "window": 6}]
 BIASES = [f"model.layers.1.self_attn.{name}_proj.bias" for name in "qkvo"]
 SINKS = "model.layers.1.self_attn.sinks"
 ALL = {"bias": True, "out_bias": True, "sinks": True, "window": 5}
 
 
-def flavoured(**changes: bool | int) -> Variant:
+def flavoured(**changes: bool | float) -> Variant:
     return PLAIN.with_parts(GroupedAttention, **changes)
 
 
@@ -49,12 +53,12 @@ def session(opened: Store, **options: int) -> moeflux.Session:
     return moeflux.Model(opened, engine).session(max_context=64)
 
 
-def names(flavour: dict[str, bool | int]) -> str:
+def names(flavour: dict[str, bool | float]) -> str:
     return " ".join(name if here is True else f"{name}={here}" for name, here in flavour.items() if here) or "plain"
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS, ids=names)
-def test_prefill_and_steps_meet_the_oracle(tmp_path: Path, flavour: dict[str, bool | int]) -> None:
+def test_prefill_and_steps_meet_the_oracle(tmp_path: Path, flavour: dict[str, bool | float]) -> None:
     variant, ids = flavoured(**flavour), tokens(20)
     with store(tmp_path / "mlx", variant, tensors(variant)) as opened:
         expected = oracle.Session(variant, opened).prefill(ids)
@@ -63,6 +67,34 @@ def test_prefill_and_steps_meet_the_oracle(tmp_path: Path, flavour: dict[str, bo
         at_once = session(opened).prefill(ids, logits="all")
     assert_meets(found, expected, LARGEST_ORACLE_ERROR)
     assert np.array_equal(found, at_once)
+
+
+@pytest.mark.parametrize("turning", [1, 5])
+def test_a_rope_of_which_some_pairs_turn(tmp_path: Path, turning: int) -> None:
+    """Those that stand still are the last ones, and count for the frequencies of the others."""
+    variant, ids = PLAIN.with_parts(Rope, dim=32, turning=turning), tokens(12)
+    with store(tmp_path / "mlx", variant, tensors(variant)) as opened:
+        found = session(opened).prefill(ids, logits="all")
+        assert_meets(found, oracle.Session(variant, opened).prefill(ids), LARGEST_ORACLE_ERROR)
+    assert variant.identity() != PLAIN.with_parts(Rope, dim=32).identity()
+    assert Variant.from_dict(variant.to_dict()) == variant
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"turning": 3}, r"rope\.turning: expected 0 to 2, found 3"),
+        ({"turning": 1, "yarn": YARN}, r"rope\.turning: expected 0 with YaRN, found 1"),
+    ],
+)
+def test_what_may_turn(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        PLAIN.with_parts(Rope, **changes)
+
+
+def test_what_attention_yields_is_normed_in_frames_alone() -> None:
+    with pytest.raises(FormatError, match=r"layer 1: out_norm: expected false, as framed, found true"):
+        flavoured(out_norm=True)
 
 
 @pytest.mark.parametrize("element", FLOATS)
@@ -103,7 +135,7 @@ def test_a_session_goes_on_from_a_snapshot(tmp_path: Path) -> None:
     [(ALL, name) for name in (*BIASES, SINKS)] + [({}, f"model.layers.1.self_attn.{x}_norm.weight") for x in "qk"],
 )
 def test_tensors_of_a_flavour_are_needed_and_belong_to_it(
-    tmp_path: Path, flavour: dict[str, bool | int], missing: str
+    tmp_path: Path, flavour: dict[str, bool | float], missing: str
 ) -> None:
     variant = flavoured(**flavour)
     stored = {name: tensor for name, tensor in tensors(variant).items() if name != missing}

@@ -1,5 +1,5 @@
 """Routed experts in all their flavours, whether a published model has them together or not: biases of the experts and
-of the router, clamped SwiGLU, and experts in MXFP4."""
+of the router, clamped SwiGLU, GeGLU, factors, frames, and experts in MXFP4."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 
 import moeflux
 from moeflux import FormatError, QuantFormat, Variant, _core, oracle
-from moeflux.models.layers import ClampedSwiglu, RoutedExperts, Router
+from moeflux.models.layers import ClampedSwiglu, RoutedExperts, Router, SharedExpert
 from moeflux.stores.spans import SpanReader
 from moeflux.stores.store import Store
 from support.engine import steps, tokens
 from support.engine_logits import LARGEST_INT16_ERROR, LARGEST_ORACLE_ERROR, assert_meets
 from support.numbered_tensors import tensors, vector
-from support.tiny_stores import MlxFolder, Raw, hybrid
+from support.tiny_stores import MlxFolder, Raw, gemma4, hybrid
 
 LAYERS = {"layer_kinds": ("linear", "full"), "mlp_kinds": ("moe",) * 2, "linear_value_heads": 4, "head_dim": 32}
 PLAIN = hybrid("qwen3_5_moe", **LAYERS, vocab_size=384)
@@ -29,6 +29,11 @@ FLAVOURS: list[dict[str, Any]] = [
     for bias, clamped, of_router in itertools.product((False, True), (None, CLAMPED), (False, True))
 ]
 ALL = FLAVOURS[-1]
+FACTORS = Router(scoring="softmax", bias=True, factors=True)
+FLAVOURS += [
+    {"bias": False, "clamped": None, "router": FLAVOURS[0]["router"], "geglu": True},
+    {"bias": True, "clamped": None, "router": FACTORS, "geglu": True},
+]
 MXFP4 = QuantFormat.mxfp4()
 BIASES = [f"model.layers.1.mlp.switch_mlp.{part}_proj.bias" for part in ("gate", "up", "down")]
 
@@ -56,20 +61,83 @@ def session(opened: Store, **options: Any) -> moeflux.Session:
 
 
 def names(flavour: dict[str, Any]) -> str:
-    said = {"bias": flavour["bias"], "clamped": flavour["clamped"], "router": flavour["router"].bias}
+    said = {**flavour, "router": flavour["router"].bias, "factors": flavour["router"].factors}
     return " ".join(name for name, here in said.items() if here) or "plain"
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS, ids=names)
-def test_prefill_and_steps_meet_the_oracle(tmp_path: Path, flavour: dict[str, Any]) -> None:
-    variant, ids = flavoured(**flavour), tokens(20)
-    with store(tmp_path / "mlx", variant, tensors(variant)) as opened:
+def logits_that_meet_the_oracle(folder: Path, variant: Variant, expert_slots: int) -> np.ndarray:
+    """Of a prefill in chunks and steps behind it, streamed; a resident prefill gives the same bits."""
+    ids = tokens(20)
+    with store(folder, variant, tensors(variant)) as opened:
         expected = oracle.Session(variant, opened).prefill(ids)
-        one = session(opened, chunk=7, expert_slots=3)
+        one = session(opened, chunk=7, expert_slots=expert_slots)
         found = np.concatenate([one.prefill(ids[:16], logits="all"), steps(one, ids[16:])])
         at_once = session(opened).prefill(ids, logits="all")
     assert_meets(found, expected, LARGEST_ORACLE_ERROR)
     assert np.array_equal(found, at_once)
+    return found
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS, ids=names)
+def test_prefill_and_steps_meet_the_oracle(tmp_path: Path, flavour: dict[str, Any]) -> None:
+    logits_that_meet_the_oracle(tmp_path / "mlx", flavoured(**flavour), expert_slots=3)
+
+
+FRAMED = gemma4(vocab_size=384)
+FRAME = (
+    "post_attention_layernorm.weight", "pre_feedforward_layernorm.weight", "pre_feedforward_layernorm_2.weight",
+    "post_feedforward_layernorm.weight", "post_feedforward_layernorm_1.weight", "post_feedforward_layernorm_2.weight",
+    "router.scale", "router.per_expert_scale", "layer_scalar", "self_attn.q_norm.weight",
+)  # fmt: skip
+
+
+def test_a_framed_mixture_meets_the_oracle(tmp_path: Path) -> None:
+    """With heads of two sizes, a scaled embedding and capped logits."""
+    found = logits_that_meet_the_oracle(tmp_path / "mlx", FRAMED, expert_slots=2)
+    assert 1 < np.abs(found).max() <= 5
+
+
+def test_every_vector_of_a_frame_counts(tmp_path: Path) -> None:
+    ids, stored, seen = tokens(6), tensors(FRAMED), []
+    for i, name in enumerate([None, *FRAME]):
+        whole = f"model.layers.1.{name}"
+        other = {} if name is None else {whole: vector(f"another {name}", stored[whole].shape, "F32").popitem()[1]}
+        with store(tmp_path / str(i), FRAMED, stored | other) as opened:
+            seen.append(session(opened).prefill(ids, logits="all").tobytes())
+    assert len(set(seen)) == len(FRAME) + 1
+
+
+@pytest.mark.parametrize("element", ["F16", "BF16"])
+def test_the_number_of_a_layer_may_be_of_any_type(tmp_path: Path, element: str) -> None:
+    name = "model.layers.1.layer_scalar"
+    with store(tmp_path / "mlx", FRAMED, tensors(FRAMED) | vector(name, (1,), element)) as opened:
+        assert opened.directory.tensors[name].dtype == element
+        found = session(opened).prefill(tokens(6), logits="all")
+        assert_meets(found, oracle.Session(FRAMED, opened).prefill(tokens(6)), LARGEST_ORACLE_ERROR)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"geglu": True, "clamped": CLAMPED}, "geglu: expected false with clamped, found true"),
+        ({"framed": True, "shared": None}, "framed: expected false without a shared expert that has no gate"),
+        ({"framed": True, "shared": SharedExpert(intermediate=32)}, "out_norm: expected true, as framed, found false"),
+        (
+            {"router": Router(scoring="noaux_tc", groups=1, groups_kept=1, factors=True)},
+            r"router\.factors: expected false without softmax, found true",
+        ),
+    ],
+)
+def test_flavours_that_exclude_each_other(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(FormatError, match=f"layer 0: {message}"):
+        flavoured(**changes)
+
+
+def test_scales_and_caps_of_a_model_are_positive() -> None:
+    with pytest.raises(FormatError, match="embedding_scale: expected a positive number, found 0"):
+        dataclasses.replace(FRAMED, embedding_scale=0.0)
+    with pytest.raises(FormatError, match="logit_cap: expected 0 or a positive number, found -1"):
+        dataclasses.replace(FRAMED, logit_cap=-1.0)
 
 
 def test_experts_in_mxfp4_meet_the_oracle(tmp_path: Path) -> None:

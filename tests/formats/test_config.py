@@ -17,12 +17,14 @@ from support.flat import words
 from support.published_configs import (
     DEEPSEEK,
     GLM_45_AIR,
+    GLM_45V,
     GLM_47,
     GLM_47_FLASH,
     GPT_OSS_20B,
     GPT_OSS_120B,
     KIMI_K25,
     KIMI_K25_TEXT,
+    KIMI_VL,
     QWEN3_CODER,
     QWEN3_MOE,
     QWEN3_NEXT,
@@ -271,6 +273,25 @@ def test_qwen3_vl_is_qwen3_moe() -> None:
     assert (variant.bos_id, variant.eos_ids, variant.max_context) == (151643, (151645,), 262144)
 
 
+def test_glm_45v_is_glm_45_air() -> None:
+    variant = variant_from_config(GLM_45V)
+    assert shape(variant) == shape(variant_from_config({**GLM_45_AIR, "rope_theta": 10000.0}))
+    assert (variant.eos_ids, variant.max_context) == ((151329, 151336, 151338), 65536)
+    newer = {"mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"}
+    text = {name: value for name, value in GLM_45V["text_config"].items() if not name.startswith("rope")}
+    text |= {"rope_parameters": newer, "use_qk_norm": False, "bos_token_id": None}
+    assert variant_from_config({**GLM_45V, "text_config": text}) == variant
+    alone = {name: value for name, value in text.items() if not name.startswith(("image", "video"))}
+    assert shape(variant_from_config(alone)) == shape(variant)
+
+
+def test_kimi_vl_is_deepseek_v3() -> None:
+    variant = variant_from_config(KIMI_VL)
+    assert shape(variant) == shape(variant_from_config(KIMI_VL["text_config"]))
+    assert (variant.model_type, variant.experts.count, words(variant).q_lora_rank) == ("deepseek_v3", 64, 0)
+    assert (variant.bos_id, variant.eos_ids, variant.max_context) == (163584, (163585,), 131072)
+
+
 def without_text(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != "text_config"}
 
@@ -280,6 +301,17 @@ def without_text(config: dict[str, Any]) -> dict[str, Any]:
     [
         (without_text(QWEN3_VL), "text_config: expected an object, found nothing"),
         (without_text(KIMI_K25), "text_config: expected an object, found nothing"),
+        (without_text(KIMI_VL), "text_config: expected an object, found nothing"),
+        (without_text(GLM_45V), "text_config: expected an object, found nothing"),
+        ({**GLM_45V, "text_config": GLM_45_AIR}, "text_config: model_type: expected 'glm4v_moe_text'"),
+        (
+            {**GLM_45V, "text_config": {**GLM_45V["text_config"], "use_qk_norm": True}},
+            "use_qk_norm: expected False, found True",
+        ),
+        (
+            {**KIMI_VL, "text_config": {k: v for k, v in KIMI_VL["text_config"].items() if k != "tie_word_embeddings"}},
+            "text_config: tie_word_embeddings: expected a value",
+        ),
         ({**QWEN3_NEXT, "text_config": {}}, "text_config: expected none in a qwen3_next model"),
         ({**QWEN3_VL, "text_config": QWEN35_TEXT}, "text_config: model_type: expected 'qwen3_vl_moe_text'"),
         ({**KIMI_K25, "surprise": 1}, 'config.json: field "surprise" is not one that moeflux knows'),

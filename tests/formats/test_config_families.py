@@ -1,4 +1,5 @@
-"""config.json of families whose parts others have too: Qwen2-MoE, Mixtral, OLMoE, MiniMax-M2, DeepSeek-V2."""
+"""config.json of families whose parts others have too: Qwen2-MoE, Mixtral, OLMoE, MiniMax-M2, DeepSeek-V2; and
+of Gemma 4."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from moeflux.models.layers import DenseMlp, GroupedAttention
 from support.published_configs import (
     DEEPSEEK_V2,
     DEEPSEEK_V2_LITE,
+    GEMMA4_26B,
+    GEMMA4_26B_TEXT,
     GLM_47_FLASH,
     KIMI_K25,
     MINIMAX_M2,
@@ -28,6 +31,7 @@ PUBLISHED = {
     "OLMoE-1B-7B": OLMOE_1B_7B,
     "DeepSeek-V2": DEEPSEEK_V2,
     "DeepSeek-V2-Lite": DEEPSEEK_V2_LITE,
+    "gemma-4-26B-A4B": GEMMA4_26B,
 }
 
 
@@ -53,6 +57,7 @@ def test_what_the_families_are_made_of() -> None:
         "Qwen1.5-MoE-A2.7B": (False, False, True, 128),
         "Mixtral-8x7B": (False, False, False, 128),
         "OLMoE-1B-7B": (True, True, False, 128),
+        "gemma-4-26B-A4B": (True, False, False, 256),
     }
     routers = {name: variant.experts.router for name, variant in variants.items()}
     assert {name: (r.scoring, r.normalize, r.scaling, r.groups, r.groups_kept) for name, r in routers.items()} == {
@@ -62,6 +67,7 @@ def test_what_the_families_are_made_of() -> None:
         "OLMoE-1B-7B": ("softmax", False, 1.0, 0, 0),
         "DeepSeek-V2": ("softmax", False, 16.0, 8, 3),
         "DeepSeek-V2-Lite": ("softmax", False, 1.0, 0, 0),
+        "gemma-4-26B-A4B": ("softmax", True, 1.0, 0, 0),
     }
     assert mixers["DeepSeek-V2-Lite"].q_rank == 0 and mixers["DeepSeek-V2"].q_rank == 1536
     assert variants["DeepSeek-V2"].moe_layers == tuple(range(1, 60))
@@ -92,6 +98,75 @@ MOVED = {key: value for key, value in MINIMAX_M2.items() if key not in ("rope_th
 )
 def test_other_words_for_the_same(base: dict[str, Any], same: dict[str, Any]) -> None:
     assert variant_from_config(same) == variant_from_config(base)
+
+
+GEMMA4_EACH = {
+    **{k: v for k, v in GEMMA4_26B_TEXT.items() if k not in ("global_head_dim", "num_global_key_value_heads")},
+    "per_layer_config": {str(i): {"head_dim": 512, "num_key_value_heads": 2} for i in range(5, 30, 6)},
+}
+
+
+def test_gemma4() -> None:
+    """Its text part by itself; the sizes layer by layer, as transformers 5 writes them."""
+    variant = variant_from_config(GEMMA4_26B)
+    windowed, everything = variant.layers[4].mixer, variant.layers[5].mixer
+    assert (windowed.window, windowed.kv_heads, windowed.rope.dim, windowed.rope.turning) == (1024, 8, 256, 0)
+    assert (everything.window, everything.kv_heads, everything.rope.dim, everything.rope.turning) == (0, 2, 512, 64)
+    assert (windowed.keys_as_values, everything.keys_as_values, everything.scale) == (False, True, 1.0)
+    assert variant.embedding_scale**2 == pytest.approx(2816) and variant.eos_ids == (1, 106)
+    alone = variant_from_config(GEMMA4_26B_TEXT)
+    assert alone == dataclasses.replace(variant, name=alone.name, eos_ids=(1,))
+    assert variant_from_config(GEMMA4_EACH) == alone
+    both = {**GEMMA4_EACH, "global_head_dim": 512, "num_global_key_value_heads": 2}
+    assert variant_from_config(both) == alone
+    assert variant_from_config({**GEMMA4_26B_TEXT, "final_logit_softcapping": None}).logit_cap == 0
+    own = variant_from_config({**GEMMA4_26B_TEXT, "attention_k_eq_v": False}).layers[5].mixer
+    assert (own.kv_heads, own.keys_as_values) == (8, False)
+    assert variant_from_config({**GEMMA4_26B, "vocab_size": 262144}) == variant
+
+
+ROPES = GEMMA4_26B_TEXT["rope_parameters"]
+
+
+def rope_of(kind: str, **changes: Any) -> dict[str, Any]:
+    return {"rope_parameters": {**ROPES, kind: {**ROPES[kind], **changes}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"enable_moe_block": False}, "enable_moe_block: expected True, found False"),
+        ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input: expected 0, found 256"),
+        ({"num_kv_shared_layers": 20}, "num_kv_shared_layers: expected 0, found 20"),
+        ({"hidden_activation": "silu"}, "hidden_activation: expected 'gelu_pytorch_tanh', found 'silu'"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention: expected None or 'vision'"),
+        ({"layer_types": ["sliding_attention"] * 30}, "layer_types: expected full_attention in the last layer"),
+        ({"layer_types": ["full_attention"]}, "layer_types: expected 30 entries of sliding_attention or"),
+        ({"final_logit_softcapping": -1.0}, "logit_cap: expected 0 or a positive number, found -1"),
+        ({"attention_bias": True}, "attention_bias: expected False, found True"),
+        ({"per_layer_config": {"5": {"head_dim": 512}}}, "per_layer_config: expected the same for each layer of full"),
+        ({"per_layer_config": {"5": {"colour": 1}}}, 'per_layer_config: 5: field "colour" is not one'),
+        (rope_of("full_attention", rope_type="yarn"), "rope_type: expected 'default' or 'proportional', found 'yarn'"),
+        (rope_of("full_attention", factor=8.0), "factor: expected 1.0 or None, found 8.0"),
+        (rope_of("full_attention", partial_rotary_factor=0.001), "expected a number with which at least one pair"),
+        (rope_of("sliding_attention", partial_rotary_factor=0.5), "partial_rotary_factor: expected 1, or a number up"),
+        (rope_of("sliding_attention", colour=1), 'rope_parameters: sliding_attention: field "colour" is not one'),
+        ({"colour": "red"}, 'text_config: field "colour" is not one'),
+    ],
+)
+def test_refused_of_gemma4(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        variant_from_config({**GEMMA4_26B, "text_config": {**GEMMA4_26B_TEXT, **changes}})
+
+
+def test_what_gemma4_must_agree_with() -> None:
+    with pytest.raises(FormatError, match="vocab_size: expected 262144, found 5"):
+        variant_from_config({**GEMMA4_26B, "vocab_size": 5})
+    with pytest.raises(FormatError, match=r"head_dim and num_key_value_heads \(256, 2\) as elsewhere"):
+        variant_from_config({**GEMMA4_EACH, "global_head_dim": 256, "num_global_key_value_heads": 2})
+    for field in ("hidden_size_per_layer_input", "num_kv_shared_layers", "layer_types", "final_logit_softcapping"):
+        with pytest.raises(FormatError, match=f"{field}: expected a value, for implementations differ"):
+            variant_from_config({key: value for key, value in GEMMA4_26B_TEXT.items() if key != field})
 
 
 YARN = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
@@ -168,10 +243,10 @@ def test_a_refused_family_says_which_block_is_missing() -> None:
         "found 'deepseek_v9'; moeflux does not have what the model needs: an indexer that picks the rows to attend to "
         "(index_head_dim, index_n_heads, index_topk)"
     )
-    nested = {"model_type": "seer", "text_config": {"final_logit_softcapping": 30.0, "hc_mult": 4}}
+    nested = {"model_type": "seer", "text_config": {"attn_logit_softcapping": 30.0, "hc_mult": 4}}
     assert refusal(nested).endswith(
-        "a soft cap of the logits (final_logit_softcapping); residual streams with gated mixing (hyper-connections) "
-        "(hc_mult)"
+        "a soft cap of attention's scores (attn_logit_softcapping); residual streams with gated mixing "
+        "(hyper-connections) (hc_mult)"
     )
     assert refusal({"model_type": "llama", "colour": 1}).endswith("found 'llama'")
 

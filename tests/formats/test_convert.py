@@ -28,7 +28,7 @@ from support.mlx_folder import TOKENIZER_FILES, dense_tensors, write_mlx_folder
 
 HERE = Path(__file__).resolve().parents[1]
 GOLDEN = json.loads((HERE / "golden" / "tensors.json").read_text())
-ONE_OF_EACH = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe", "minimax_m2", "gpt_oss")
+ONE_OF_EACH = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe", "minimax_m2", "gpt_oss", "gemma4")
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,13 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
         convert(root / "hf" / name, root / "packed" / name)
         write_mlx_folder(root / "packed" / name, root / "mlx" / name)
     return root
+
+
+def test_what_gemma4_sees_with_is_dropped(tmp_path: Path) -> None:
+    folder = checkpoints.write("gemma4", tmp_path / "hf")
+    seen = ("vision_tower.encoder.layers.0.mlp.up_proj.linear.weight", "embed_vision.embedding_projection.weight")
+    rewrite(folder, lambda stored: stored.update({f"model.{name}": ("BF16", np.zeros((2, 2), "<u2")) for name in seen}))
+    assert "vision tower: 2 tensors" in str(convert(folder, tmp_path / "packed"))
 
 
 def tensor_hashes(folder: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ from moeflux.models.write_config import config_of
 from moeflux.stores.store import open_store
 from support.engine_logits import LARGEST_ORACLE_ERROR, assert_meets
 from support.numbered_tensors import FLOATS, matrix, tensors, vector
-from support.tiny_stores import MlxFolder, Raw, fuse, glm, gpt_oss, hybrid, latent, minimax, shapes
+from support.tiny_stores import MlxFolder, Raw, fuse, gemma4, glm, gpt_oss, hybrid, latent, minimax, shapes
 
 IDS = [1, 40, 17, 33, 8]
 FORMATS = [*map(QuantFormat.plain, FLOATS), *(QuantFormat.affine(4, 32, scales) for scales in FLOATS)]
@@ -40,6 +40,7 @@ ARCHITECTURES: dict[str, tuple[Variant, bool]] = {
     "glm4_moe": (glm(), False),
     "minimax_m2": (minimax(), False),
     "gpt_oss": (gpt_oss(), False),
+    "gemma4": (gemma4(), False),
     "deepseek_v3": (latent(**LATENT), False),
     "deepseek_v3-stacks": (latent(**LATENT), True),
     "deepseek_v3-plain_q": (latent(**LATENT, q_lora_rank=0), False),

@@ -21,6 +21,7 @@ from support.mlx_folder import write_mlx_folder
 IDS = [1, 100, 50, 10, 42, 3, 77, 9]
 NAMES = (
     "qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe", "minimax_m2", "gpt_oss", "gpt_oss_plain",
+    "gemma4", "gemma4_other",
 )  # fmt: skip
 
 
@@ -184,6 +185,7 @@ def add_what_sees(mlx: Path) -> None:
     """A shard of tensors under the names that MLX folders of such models have beside the language model's."""
     names = ("vision_tower.blocks.0.norm1.weight", "mm_projector.pre_norm.weight", "model.visual.merger.norm.weight")
     names += ("multi_modal_projector.linear_1.weight", "language_model.vision_tower.patch_embed.proj.bias")
+    names += ("embed_vision.embedding_projection.weight",)
     shard = safetensors_bytes({name: ("BF16", np.ones(4, np.uint16)) for name in names})
     (mlx / "model-vision.safetensors").write_bytes(shard)
     index = mlx / "model.safetensors.index.json"

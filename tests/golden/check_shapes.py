@@ -24,6 +24,7 @@ import moeflux
 from golden import checkpoints
 from golden.checkpoint import Checkpoint
 from golden.elements import name_seed, splitmix64
+from golden.gemma4 import gemma4_text
 from golden.gpt_oss import gpt_oss as of_gpt_oss
 from moeflux import oracle
 from moeflux.conversion.convert import convert
@@ -135,7 +136,27 @@ def gpt_oss(name: str, draw: Draw) -> Checkpoint:
     return of_gpt_oss(name, mxfp4=draw(False, True), **sizes | own)
 
 
-FAMILIES = (qwen3_moe, qwen2_moe, mixtral, olmoe, minimax_m2, glm4_moe, deepseek_v3, deepseek_v2, gpt_oss)
+def gemma4(name: str, draw: Draw) -> Checkpoint:
+    layers, shared_by = draw(2, 3, 5), draw(1, 2, 3)
+    kv_heads, global_heads = draw(2, 4), draw(1, 2)
+    kinds = [draw("sliding_attention", "full_attention") for _ in range(layers - 1)] + ["full_attention"]
+    ropes = {
+        "full_attention": {
+            "partial_rotary_factor": draw(0.25, 0.5, 1.0), "rope_theta": draw(1e4, 1e6), "rope_type": "proportional",
+        },
+        "sliding_attention": {"rope_theta": draw(1e3, 1e4), "rope_type": "default"},
+    }  # fmt: skip
+    return gemma4_text(
+        name, num_hidden_layers=layers, layer_types=kinds, num_attention_heads=kv_heads * shared_by,
+        num_key_value_heads=kv_heads, num_global_key_value_heads=global_heads, head_dim=draw(32, 64),
+        global_head_dim=draw(32, 64, 128), attention_k_eq_v=draw(False, True), hidden_size=draw(64, 96, 160),
+        sliding_window=draw(1, 7, 30), final_logit_softcapping=draw(None, 2.0, 30.0), num_experts=draw(4, 6, 10),
+        top_k_experts=draw(1, 2, 4), moe_intermediate_size=draw(32, 96, 160), intermediate_size=draw(32, 96),
+        vocab_size=draw(300, 384, 401), rms_norm_eps=draw(1e-6, 1e-5), rope_parameters=ropes,
+    )  # fmt: skip
+
+
+FAMILIES = (qwen3_moe, qwen2_moe, mixtral, olmoe, minimax_m2, glm4_moe, deepseek_v3, deepseek_v2, gpt_oss, gemma4)
 
 
 def made(family: Callable[[str, Draw], Checkpoint], number: int) -> Checkpoint:

@@ -23,6 +23,7 @@ import numpy as np
 from golden.checkpoint import HIDDEN, LAYERS, VOCAB, Checkpoint, safetensors_bytes, tokenizer_files
 from golden.checkpoints_plain import minimax_m2, mixtral, olmoe, qwen2_moe
 from golden.elements import fp8_blocks, from_bf16, int4_groups, name_seed, normal, splitmix64, uniform
+from golden.gemma4 import GEMMA4
 from golden.gpt_oss import GPT_OSS
 
 QWEN_MOE = {
@@ -452,13 +453,13 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
     "olmoe": olmoe,
     "deepseek_v2": deepseek_v2,
     "deepseek_v2_lite": deepseek_v2_lite,
-    **GPT_OSS,
+    **GPT_OSS, **GEMMA4,
 }  # fmt: skip
 
 
 # What each peer answers for, and why not for others: make_goldens.py.
 TRANSFORMERS = [name for name in CHECKPOINTS if name != "deepseek_v3_fp8"]
-HF_ALONE = ("qwen3_moe_coder", "deepseek_v2", "deepseek_v2_lite", "gpt_oss", "gpt_oss_plain")
+HF_ALONE = ("qwen3_moe_coder", "deepseek_v2", "deepseek_v2_lite", "gpt_oss", "gpt_oss_plain", "gemma4_other")
 MLX_CONVERTS = [name for name in CHECKPOINTS if name not in HF_ALONE]
 MLX = [name for name in MLX_CONVERTS if name != "glm4_moe_lite"]
 

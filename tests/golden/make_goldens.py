@@ -19,7 +19,8 @@ What each peer covers:
                 would do it is checked here. Vision towers are random and see nothing.
   mlx-lm        every checkpoint but qwen3_moe_coder, for it needs a head_dim and has no YaRN there, and of gpt_oss only
                 gpt_oss_whole_pairs: of YaRN it knows but that, it has one limit and one alpha, and no plain experts as
-                they are published. Of glm4_moe_lite it
+                they are published. It does not read the sizes of gemma4_other, which are said layer by layer, and wants
+                to be told the size of gemma4's vocabulary again. Of glm4_moe_lite it
                 converts the tensors, but its logits are others: in latent attention's norms it takes the model's
                 epsilon, as vLLM and SGLang do, where transformers, which we follow, takes DeepSeek's 1e-6. It does not
                 know the model type qwen3_5_moe_text and gets that one as qwen3_5_moe, of which it reads flat configs
@@ -80,7 +81,7 @@ def run_transformers(root: Path) -> None:
     transformers.logging.set_verbosity_error()
     for name in checkpoints.TRANSFORMERS:
         check_mxfp4(name)
-        sees = name in ("qwen3_vl_moe", "kimi_k25")
+        sees = name in ("qwen3_vl_moe", "kimi_k25", "gemma4")
         kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
         model, report = kind.from_pretrained(
             root / name / "hf", dtype=torch.float32, attn_implementation="eager", output_loading_info=True
@@ -165,6 +166,8 @@ def write_checkpoints(root: Path) -> None:
             config["model_type"] = "qwen3_5_moe"
         if config["model_type"] == "qwen3_vl_moe":
             config["text_config"]["tie_word_embeddings"] = False
+        if config["model_type"] == "gemma4":
+            config["vocab_size"] = config["text_config"]["vocab_size"]
         (for_mlx / "config.json").write_text(json.dumps(config, indent=2))
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from emulator import cuda_gpu
 from support.gpu_ops import EMULATORS, GpuOps
 
 
-@pytest.fixture(params=EMULATORS)
-def run(request: pytest.FixtureRequest) -> GpuOps:
-    return GpuOps(request.param)
+@pytest.fixture(scope="module", params=EMULATORS)
+def run(request: pytest.FixtureRequest, on_cuda: str | None) -> Iterator[GpuOps]:
+    """Afterwards "auto" means what it meant before."""
+    yield GpuOps(request.param)
+    if request.param == "cuda":
+        cuda_gpu.remove(on_cuda)

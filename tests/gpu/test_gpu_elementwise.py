@@ -9,7 +9,7 @@ from moeflux.oracle import ops as oracle
 from moeflux.stores.floats import bf16_bits
 from support.gpu_ops import GpuOps
 from support.metal import needs_device
-from support.op_checks import as_codes, check_combine, wide
+from support.op_checks import as_codes, check_combine, check_geglu, check_scale_and_cap, wide
 from support.ops import numbers
 from support.tolerances import assert_close
 
@@ -49,6 +49,12 @@ def test_activations_and_sums(run: GpuOps, width: int) -> None:
     assert_close("bias_add", run.bias_add(rows, y), oracle.bias_add(*wide(rows, y)))
     heads, gates = numbers(rng, 3, 2, width), numbers(rng, 3, 2, width) * 3
     assert_close("sigmoid_gate", run.sigmoid_gate(heads, gates), oracle.sigmoid_gate(*wide(heads, gates)))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_geglu_scale_and_soft_cap(run: GpuOps, width: int) -> None:
+    check_geglu(run, width)
+    check_scale_and_cap(run, width)
 
 
 def test_sigmoid_over_its_whole_range(run: GpuOps) -> None:

@@ -13,6 +13,7 @@ from support.op_checks import (
     check_grouped_softmax_routing,
     check_grouped_softmax_routing_by_hand,
     check_softmax_routing,
+    check_softmax_routing_by_factors,
     check_softmax_routing_far_apart,
 )
 from support.tolerances import assert_agrees
@@ -35,6 +36,11 @@ def test_softmax_routing_gives_ties_to_the_earlier_expert(run: GpuOps) -> None:
     ids, weights = run.route_softmax(logits, 5, normalize=True)
     assert ids.tolist() == [[1, 3, 5, 2, 6], [0, 1, 2, 3, 4]]
     assert np.allclose(weights[1], 0.2, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("experts", "k"), [(1, 1), (5, 5), (128, 8)])
+def test_softmax_routing_by_factors(run: GpuOps, experts: int, k: int) -> None:
+    check_softmax_routing_by_factors(run, experts, k)
 
 
 def test_softmax_routing_far_apart(run: GpuOps) -> None:

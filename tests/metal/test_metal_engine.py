@@ -28,7 +28,7 @@ from support.engine import FIRST, NEXT, SECOND, evaluate, load_faulty, steps, su
 from support.flat import changed
 from support.metal import needs_device
 from support.mlx_folder import write_mlx_folder
-from support.tiny_stores import deepseek_v2, glm, gpt_oss, hybrid, latent, minimax
+from support.tiny_stores import deepseek_v2, gemma4, glm, gpt_oss, hybrid, latent, minimax
 
 pytestmark = needs_device
 
@@ -48,6 +48,7 @@ VARIANTS = {
     "joint norms": minimax(vocab_size=VOCAB),
     "groups of a softmax": deepseek_v2(vocab_size=VOCAB, num_experts=8),
     "windows": gpt_oss(vocab_size=VOCAB, num_experts=6),
+    "frames": gemma4(vocab_size=VOCAB, num_experts=6),
 }  # fmt: skip
 NAMES = ("hybrid", "rows", "latent")
 COSINE = 0.99999

@@ -10,7 +10,7 @@ from moeflux import oracle as oracle_package
 from moeflux.ops import Ops, isas
 from moeflux.oracle import ops as oracle
 from moeflux.stores.floats import bf16_bits
-from support.op_checks import as_codes, check_combine, wide
+from support.op_checks import as_codes, check_combine, check_geglu, check_scale_and_cap, wide
 from support.ops import isa, numbers, ops_of, run
 from support.tolerances import BF16_ROUNDING, assert_close
 
@@ -78,6 +78,16 @@ def test_extreme_gates(run: Ops) -> None:
     np.testing.assert_allclose(run.swiglu(gate, ones), np.maximum(gate, 0), rtol=1e-6, atol=1e-36)
     nan = np.full(3, np.nan, np.float32)
     assert np.isnan(run.swiglu(nan, ones[:3])).all() and np.isnan(run.residual_add(nan, ones[:3])).all()
+
+
+@pytest.mark.parametrize("width", [*WIDTHS, 20000])
+def test_geglu(run: Ops, width: int) -> None:
+    check_geglu(run, width)
+
+
+@pytest.mark.parametrize("width", [*WIDTHS, 20000])
+def test_scale_and_soft_cap(run: Ops, width: int) -> None:
+    check_scale_and_cap(run, width)
 
 
 @pytest.mark.parametrize("hidden", [1, 31, 64, 100, 4100])
@@ -197,6 +207,9 @@ def test_threads_change_no_bit(isa: str) -> None:
                 run.rms_norm_heads(x, weight, EPS),
                 run.gated_rms_norm(x, z, weight, EPS),
                 run.swiglu(x, z),
+                run.geglu(x, z),
+                run.scale(x, 0.3),
+                run.soft_cap(x, 2.0),
                 run.residual_add(x, z),
                 run.bias_add(x.reshape(-1, 130), weight),
                 run.sigmoid_gate(x, z),
@@ -253,8 +266,10 @@ def test_refusals_name_the_argument(run: Ops) -> None:
         (lambda: run.append(row, np.ones((3, 8), np.float32), 2), "first"),
         (lambda: run.append(row, np.ones((3, 8), np.int8), 0), "cache"),
         (lambda: run.residual_add(row, row[:1]), "y"),
+        (lambda: run.geglu(row, row[:1]), "up"),
         (lambda: run.bias_add(row, row[0, :7].copy()), "bias"),
         (lambda: run.combine(row, x, np.ones((2, 2), np.float32)), "weights"),
+        (lambda: run.combine(row[:1], x, np.ones((2, 3), np.float32)), "residual"),
         (lambda: run.combine(row, x, np.ones((2, 3), np.float32), row[:1]), "shared"),
         (lambda: run.sigmoid_gate(x, row), "gate"),
     ]:

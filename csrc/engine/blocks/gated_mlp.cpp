@@ -22,7 +22,10 @@ void GatedMlp::load(const LayerTensors& tensors, const std::string& name) {
 
 void GatedMlp::record(Commands& commands, View x, View out, int64_t n) const {
   commands.matmul(std::array{project(x, gate_, gate_room_), project(x, up_, up_room_)}, n);
-  commands.swiglu(gate_room_, up_room_, gate_room_, n * intermediate_);
+  if (geglu_)
+    commands.geglu(gate_room_, up_room_, gate_room_, n * intermediate_);
+  else
+    commands.swiglu(gate_room_, up_room_, gate_room_, n * intermediate_);
   commands.matmul(std::array{project(gate_room_, down_, out)}, n);
 }
 

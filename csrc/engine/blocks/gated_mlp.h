@@ -1,4 +1,4 @@
-// down(silu(gate x) * up x): a dense layer's feed-forward part, and a shared expert.
+// down(silu(gate x) * up x), or with gelu: a dense layer's feed-forward part, and a shared expert.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@ namespace moeflux {
 
 class GatedMlp {
  public:
-  explicit GatedMlp(int64_t intermediate) : intermediate_(intermediate) {}
+  explicit GatedMlp(int64_t intermediate, bool geglu = false) : intermediate_(intermediate), geglu_(geglu) {}
 
   void place(ScratchLayout& layout);
   void want(WorkSizes& sizes, int64_t rows) const;
@@ -19,6 +19,7 @@ class GatedMlp {
 
  private:
   int64_t intermediate_;
+  bool geglu_;
   Matrix gate_;     // [intermediate, hidden]
   Matrix up_;       // [intermediate, hidden]
   Matrix down_;     // [hidden, intermediate]

@@ -25,7 +25,7 @@ void GroupedAttentionBlock::load(const LayerTensors& tensors) {
   Weights& w = weights_;
   w.q = tensors.matrix("self_attn.q_proj");
   w.k = tensors.matrix("self_attn.k_proj");
-  w.v = tensors.matrix("self_attn.v_proj");
+  if (!shape_.keys_as_values) w.v = tensors.matrix("self_attn.v_proj");
   w.o = tensors.matrix("self_attn.o_proj");
   if (shape_.qk_norm) {
     w.q_norm = tensors.vector("self_attn.q_norm.weight");
@@ -34,24 +34,36 @@ void GroupedAttentionBlock::load(const LayerTensors& tensors) {
   if (shape_.bias) {
     w.q_bias = tensors.vector("self_attn.q_proj.bias");
     w.k_bias = tensors.vector("self_attn.k_proj.bias");
-    w.v_bias = tensors.vector("self_attn.v_proj.bias");
+    if (!shape_.keys_as_values) w.v_bias = tensors.vector("self_attn.v_proj.bias");
   }
   if (shape_.out_bias) w.o_bias = tensors.vector("self_attn.o_proj.bias");
   if (shape_.sinks) w.sinks = tensors.vector("self_attn.sinks");
+  if (shape_.out_norm) w.out_norm = tensors.vector("post_attention_layernorm.weight");
+}
+
+// As they are before norms and rope.
+void GroupedAttentionBlock::record_queries_keys_and_values(Commands& commands, const Scratch& scratch,
+                                                           int64_t n) const {
+  const GroupedAttention& a = shape_;
+  const Weights& w = weights_;
+  const Room& s = room_;
+  std::array<Product, 3> products = {project(scratch.normed, w.q, s.q), project(scratch.normed, w.k, s.k)};
+  size_t count = 2;
+  if (!a.keys_as_values) products[count++] = project(scratch.normed, w.v, s.v);
+  commands.matmul({products.data(), count}, n);
+  if (a.bias) {
+    commands.bias_add(s.q, w.q_bias, n, a.q_width());
+    commands.bias_add(s.k, w.k_bias, n, a.kv_width());
+    if (!a.keys_as_values) commands.bias_add(s.v, w.v_bias, n, a.kv_width());
+  }
+  if (a.keys_as_values) commands.copy(s.k, s.v, n * a.kv_width() * 4);
 }
 
 void GroupedAttentionBlock::record(Commands& commands, Scratch& scratch, size_t layer, const Rows& rows) const {
   const GroupedAttention& a = shape_;
   const Weights& w = weights_;
   const Room& s = room_;
-  commands.matmul(std::array{project(scratch.normed, w.q, s.q), project(scratch.normed, w.k, s.k),
-                             project(scratch.normed, w.v, s.v)},
-                  rows.n);
-  if (a.bias) {
-    commands.bias_add(s.q, w.q_bias, rows.n, a.q_width());
-    commands.bias_add(s.k, w.k_bias, rows.n, a.kv_width());
-    commands.bias_add(s.v, w.v_bias, rows.n, a.kv_width());
-  }
+  record_queries_keys_and_values(commands, scratch, rows.n);
 
   // With a gate a head of q is [query | gate].
   const Heads q = {s.q, a.heads, a.head_dim, a.q_width(), a.q_head()};
@@ -63,9 +75,10 @@ void GroupedAttentionBlock::record(Commands& commands, Scratch& scratch, size_t 
     commands.rms_norm_heads(q, w.q_norm, rows.n, stream_.eps, 1);
     commands.rms_norm_heads(k, w.k_norm, rows.n, stream_.eps, 1);
   }
+  if (a.value_norm) commands.rms_norm_heads(dense_heads(s.v, a.kv_heads, a.head_dim), {}, rows.n, stream_.eps, 1);
   commands.rope(q, s.angles, a.rope.dim / 2, false, rows.n);
   commands.rope(k, s.angles, a.rope.dim / 2, false, rows.n);
-  const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(a.head_dim)));
+  const auto scale = static_cast<float>(a.scale > 0 ? a.scale : 1 / std::sqrt(static_cast<double>(a.head_dim)));
   for (const Piece& piece : rows.pieces) {
     const Cache& keys = piece.state->layer(layer)[0].rows;
     const Cache& values = piece.state->layer(layer)[1].rows;
@@ -81,6 +94,7 @@ void GroupedAttentionBlock::record(Commands& commands, Scratch& scratch, size_t 
   }
   commands.matmul(std::array{project(s.mixed, w.o, scratch.out)}, rows.n);
   if (a.out_bias) commands.bias_add(scratch.out, w.o_bias, rows.n, stream_.width);
+  if (a.out_norm) commands.rms_norm(scratch.out, w.out_norm, scratch.out, rows.n, stream_.width, stream_.eps);
 }
 
 }  // namespace moeflux

@@ -15,18 +15,21 @@ class GroupedAttentionBlock final : public MixerBlock {
   void record(Commands& commands, Scratch& scratch, size_t layer, const Rows& rows) const override;
 
  private:
+  void record_queries_keys_and_values(Commands& commands, const Scratch& scratch, int64_t n) const;
+
   struct Weights {
     Matrix q;     // [heads * dim, or twice that with a gate, hidden]
     Matrix k;     // [kv_heads * dim, hidden]
-    Matrix v;     // [kv_heads * dim, hidden]
+    Matrix v;     // [kv_heads * dim, hidden]; empty where keys are values
     Matrix o;     // [hidden, heads * dim]
     View q_norm;  // [dim], or [heads * dim] where all heads are normed as one; empty where none are
     View k_norm;  // [dim], or [kv_heads * dim]
     View q_bias;  // as many as q has rows; empty without biases
     View k_bias;
     View v_bias;
-    View o_bias;  // [hidden]; empty without one
-    View sinks;   // [heads]; empty without any
+    View o_bias;    // [hidden]; empty without one
+    View sinks;     // [heads]; empty without any
+    View out_norm;  // [hidden]; empty without it
   };
   struct Room {
     View angles;

@@ -11,7 +11,7 @@ RoutedExpertsBlock::RoutedExpertsBlock(const RoutedExperts& shape, const Stream&
       stream_(stream),
       layer_(layer),
       router_(shape, stream),
-      shared_(shape.shared ? shape.shared->intermediate : 0) {}
+      shared_(shape.shared ? shape.shared->intermediate : 0, shape.geglu) {}
 
 void RoutedExpertsBlock::place(ScratchLayout& layout) {
   const int64_t n = layout.rows();
@@ -47,9 +47,17 @@ void RoutedExpertsBlock::load(const LayerTensors& tensors) {
     flavour_.alpha = static_cast<float>(shape_.clamped->alpha);
     flavour_.limit = static_cast<float>(shape_.clamped->limit);
   }
+  flavour_.geglu = shape_.geglu;
+  if (shape_.framed) {
+    frame_.shared_in = tensors.vector("pre_feedforward_layernorm.weight");
+    frame_.shared_out = tensors.vector("post_feedforward_layernorm_1.weight");
+    frame_.routed_out = tensors.vector("post_feedforward_layernorm_2.weight");
+    frame_.out = tensors.vector("post_feedforward_layernorm.weight");
+    frame_.scale = tensors.number("layer_scalar");
+  }
   if (!shape_.shared) return;
   if (shape_.shared->gated) shared_gate_ = tensors.matrix("mlp.shared_expert_gate");
-  shared_.load(tensors, shape_.shared->gated ? "mlp.shared_expert." : "mlp.shared_experts.");
+  shared_.load(tensors, shape_.shared_name());
 }
 
 void RoutedExpertsBlock::run(Recorder& recorder, ExpertSide& experts, Scratch& scratch, int64_t n,
@@ -69,7 +77,14 @@ void RoutedExpertsBlock::record_picks(Commands& commands, int64_t n, int64_t gue
 }
 
 void RoutedExpertsBlock::record_shared(Commands& commands, const Scratch& s, int64_t n) const {
-  if (shape_.shared) shared_.record(commands, s.normed, room_.shared, n);
+  if (!shape_.shared) return;
+  if (!shape_.framed) return shared_.record(commands, s.normed, room_.shared, n);
+  const auto norm = [&](View x, View weight, View out) {
+    commands.rms_norm(x, weight, out, n, stream_.width, stream_.eps);
+  };
+  norm(s.hidden, frame_.shared_in, s.out);
+  shared_.record(commands, s.out, room_.shared, n);
+  norm(room_.shared, frame_.shared_out, room_.shared);
 }
 
 void RoutedExpertsBlock::record_experts(Commands& commands, const Scratch& s, int64_t n, const ExpertLayout& layout,
@@ -86,9 +101,20 @@ void RoutedExpertsBlock::record_chosen(Commands& commands, const Scratch& s, con
 }
 
 void RoutedExpertsBlock::record_sum(Commands& commands, const Scratch& s, int64_t n) const {
+  if (shape_.framed) return record_framed_sum(commands, s, n);
   commands.combine({s.hidden, room_.expert_out, router_.weights(), stream_.width, shape_.per_token, room_.shared,
                     shared_gate_.rows ? room_.shared_gate : View{}, s.hidden},
                    n);
+}
+
+void RoutedExpertsBlock::record_framed_sum(Commands& commands, const Scratch& s, int64_t n) const {
+  const int64_t width = stream_.width;
+  commands.combine({{}, room_.expert_out, router_.weights(), width, shape_.per_token, {}, {}, s.out}, n);
+  commands.rms_norm(s.out, frame_.routed_out, s.out, n, width, stream_.eps);
+  commands.residual_add(s.out, room_.shared, s.out, n * width);
+  commands.rms_norm(s.out, frame_.out, s.out, n, width, stream_.eps);
+  commands.residual_add(s.hidden, s.out, s.hidden, n * width);
+  commands.scale(s.hidden, frame_.scale, n * width);
 }
 
 }  // namespace moeflux

@@ -44,6 +44,16 @@ class RoutedExpertsBlock final : public FeedForwardBlock {
   void record_sum(Commands& commands, const Scratch& scratch, int64_t n) const;
 
  private:
+  void record_framed_sum(Commands& commands, const Scratch& scratch, int64_t n) const;
+
+  // Norms of a framed one: of what the shared expert reads, of what it yields, of what the experts yield, of the sum.
+  struct Frame {
+    View shared_in;  // [hidden], like the others
+    View shared_out;
+    View routed_out;
+    View out;
+    float scale = 1;  // of the stream at last
+  };
   struct Room {
     View expert_scratch;  // [n * k, 2 * intermediate]
     View expert_out;      // [n * k, hidden]
@@ -59,6 +69,7 @@ class RoutedExpertsBlock final : public FeedForwardBlock {
   GatedMlp shared_;
   Matrix shared_gate_;  // [1, hidden]; empty unless the shared expert is gated
   ExpertFlavour flavour_;
+  Frame frame_;
   Room room_;
 };
 

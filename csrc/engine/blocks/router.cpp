@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 namespace moeflux {
 
 void ExpertRouter::place(ScratchLayout& layout) {
   const int64_t n = layout.rows();
   const int64_t m = std::min(n, max_guess_rows);
+  if (shape_.framed) layout.place(read_, "router normed", n * stream_.width);
   layout.place(own_.logits, "router", n * shape_.count);
   layout.place(own_.ids, "ids", n * shape_.per_token);
   layout.place(own_.weights, "weights", n * shape_.per_token);
@@ -18,20 +20,24 @@ void ExpertRouter::place(ScratchLayout& layout) {
 }
 
 void ExpertRouter::load(const LayerTensors& tensors) {
-  norm_ = tensors.vector("post_attention_layernorm.weight");
+  norm_ = tensors.vector(shape_.framed ? "pre_feedforward_layernorm_2.weight" : "post_attention_layernorm.weight");
+  if (shape_.framed) scale_ = tensors.vector("router.scale");
   matrix_ = tensors.matrix("mlp.gate");
   if (shape_.router.scoring == Scoring::noaux_tc) bias_ = tensors.vector("mlp.gate.e_score_correction_bias");
   if (shape_.router.bias) added_ = tensors.vector("mlp.gate.bias");
+  if (shape_.router.factors) factors_ = tensors.vector("router.per_expert_scale");
 }
 
 void ExpertRouter::record(Commands& commands, const Scratch& s, const std::optional<Product>& beside, int64_t n,
                           const ExpertRouter* next, int64_t guess_rows) const {
   if (guess_rows == 0) next = nullptr;
   commands.rms_norm(s.hidden, norm_, s.normed, n, stream_.width, stream_.eps);
-  if (next) commands.rms_norm(s.hidden, next->norm_, next->guessed_normed_, guess_rows, stream_.width, stream_.eps);
+  if (scale_) commands.rms_norm(s.hidden, scale_, read_, n, stream_.width, stream_.eps);
+  if (next)
+    commands.rms_norm(s.hidden, next->own_norm(), next->guessed_normed_, guess_rows, stream_.width, stream_.eps);
   std::array<Product, 3> products;
   size_t count = 0;
-  products[count++] = project(s.normed, matrix_, own_.logits);
+  products[count++] = project(scale_ ? read_ : s.normed, matrix_, own_.logits);
   if (beside) products[count++] = *beside;
   const size_t own = count;
   if (next) products[count++] = project(next->guessed_normed_, next->matrix_, next->guessed_.logits);
@@ -45,6 +51,7 @@ void ExpertRouter::record(Commands& commands, const Scratch& s, const std::optio
 
 void ExpertRouter::record_choice(Commands& commands, const Choice& choice, int64_t n) const {
   const Router& router = shape_.router;
+  if (scale_) commands.scale(choice.logits, 1 / std::sqrt(static_cast<float>(stream_.width)), n * shape_.count);
   if (added_) commands.bias_add(choice.logits, added_, n, shape_.count);
   const RouteArgs args = {.logits = choice.logits,
                           .experts = shape_.count,
@@ -52,6 +59,7 @@ void ExpertRouter::record_choice(Commands& commands, const Choice& choice, int64
                           .normalize = router.normalize,
                           .scaling = static_cast<float>(router.scaling),
                           .bias = bias_,
+                          .factors = factors_,
                           .groups = router.groups,
                           .groups_kept = router.groups_kept,
                           .ids = choice.ids.device,

@@ -35,14 +35,18 @@ class ExpertRouter {
     View weights;  // [n, k]
   };
 
+  View own_norm() const { return scale_ ? scale_ : norm_; }
   void record_choice(Commands& commands, const Choice& choice, int64_t n) const;
 
   RoutedExperts shape_;
   Stream stream_;
-  View norm_;      // [hidden]
+  View norm_;      // [hidden]: of what the experts read, and the router, unless it has its own
+  View scale_;     // [hidden]: the router's own; empty without it
   Matrix matrix_;  // [experts, hidden]
   View bias_;      // [experts]: noaux_tc's, which helps to choose
   View added_;     // [experts]: what is added to the logits; empty without it
+  View factors_;   // [experts]: of the weights; empty without them
+  View read_;      // [n, hidden]: what the router reads, if it has a norm of its own
   Choice own_;
   Choice guessed_;       // of at most max_guess_rows
   View guessed_normed_;  // [m, hidden]

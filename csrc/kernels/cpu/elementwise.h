@@ -20,12 +20,18 @@ struct ElementwiseKernels {
   void (*swiglu)(const float* gate, const float* up, float* out, int64_t count);
   // gate * sigmoid(alpha * gate) * (up + 1), gate being at most `limit`, and up between -limit and limit
   void (*clamped_swiglu)(const float* gate, const float* up, float* out, int64_t count, float alpha, float limit);
+  // gelu(gate) * up, by the tanh approximation of gelu
+  void (*geglu)(const float* gate, const float* up, float* out, int64_t count);
   // x *= sigmoid(gate)
   void (*sigmoid_gate)(float* x, const float* gate, int64_t count);
   // out = x + y
   void (*residual_add)(const float* x, const float* y, float* out, int64_t count);
-  // Columns first ... last - 1 of one row: (residual + sum of weights[j] * outputs[j * width] for j < k) + shared, the
-  // shared expert (null: none) multiplied by the sigmoid of *shared_gate (null: 1).
+  // x *= factor
+  void (*scale)(float* x, float factor, int64_t count);
+  // x = cap * tanh(x / cap)
+  void (*soft_cap)(float* x, float cap, int64_t count);
+  // Columns first ... last - 1 of one row: (residual (null: 0) + sum of weights[j] * outputs[j * width] for j < k) +
+  // shared, the shared expert (null: none) multiplied by the sigmoid of *shared_gate (null: 1).
   void (*combine)(const float* residual, const float* outputs, const float* weights, int64_t k, int64_t width,
                   const float* shared, const float* shared_gate, float* out, int64_t first, int64_t last);
   // Rotates the first 2 * half channels of one head in place. angles [half, 2]: cosine, sine.

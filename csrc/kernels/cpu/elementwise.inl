@@ -60,6 +60,14 @@ static void clamped_swiglu(const float* gate, const float* up, float* out, int64
   });
 }
 
+// gelu(x) = x / 2 * (1 + tanh(y)) = x * sigmoid(2 y), y being sqrt(2 / pi) * (x + 0.044715 x^3).
+static void geglu(const float* gate, const float* up, float* out, int64_t count) {
+  for_vectors(count, [&](int64_t i, auto get, auto put) __attribute__((always_inline)) {
+    const Floats x = get(gate + i);
+    put(out + i, x * sigmoid(x * (1.5957691216f + 0.0713548163f * (x * x))) * get(up + i));
+  });
+}
+
 static void sigmoid_gate(float* x, const float* gate, int64_t count) {
   for_vectors(count, [&](int64_t i, auto get, auto put)
                          __attribute__((always_inline)) { put(x + i, get(x + i) * sigmoid(get(gate + i))); });
@@ -70,6 +78,19 @@ static void residual_add(const float* x, const float* y, float* out, int64_t cou
                          __attribute__((always_inline)) { put(out + i, get(x + i) + get(y + i)); });
 }
 
+static void scale(float* x, float factor, int64_t count) {
+  for_vectors(count, [&](int64_t i, auto get, auto put)
+                         __attribute__((always_inline)) { put(x + i, get(x + i) * splat(factor)); });
+}
+
+// tanh(y) = 2 sigmoid(2 y) - 1
+static void soft_cap(float* x, float cap, int64_t count) {
+  const float twice = 2.0f / cap;
+  for_vectors(count, [&](int64_t i, auto get, auto put) __attribute__((always_inline)) {
+    put(x + i, (sigmoid(get(x + i) * twice) * 2.0f - 1.0f) * cap);
+  });
+}
+
 static void combine(const float* residual, const float* outputs, const float* weights, int64_t k, int64_t width,
                     const float* shared, const float* shared_gate, float* out, int64_t first, int64_t last) {
   const Floats gate = shared_gate ? sigmoid(splat(*shared_gate)) : splat(1.0f);
@@ -77,7 +98,7 @@ static void combine(const float* residual, const float* outputs, const float* we
     const int64_t column = first + i;
     Floats routed{};
     for (int64_t j = 0; j < k; ++j) routed = fma(splat(weights[j]), get(outputs + j * width + column), routed);
-    const Floats total = get(residual + column) + routed;
+    const Floats total = residual ? get(residual + column) + routed : routed;
     put(out + column, shared ? fma(gate, get(shared + column), total) : total);
   });
 }
@@ -134,7 +155,8 @@ static uint16_t to_codes(const float* x, int8_t* out, int64_t count) {
   return scale[0];
 }
 
-constexpr ElementwiseKernels elementwise_kernels{rms_norm,     gated_rms_norm, swiglu, clamped_swiglu, sigmoid_gate,
-                                                 residual_add, combine,        rope,   to_bf16,        to_codes};
+constexpr ElementwiseKernels elementwise_kernels{rms_norm,     gated_rms_norm, swiglu,  clamped_swiglu, geglu,
+                                                 sigmoid_gate, residual_add,   scale,   soft_cap,       combine,
+                                                 rope,         to_bf16,        to_codes};
 
 }  // namespace moeflux::cpu::MOEFLUX_ISA

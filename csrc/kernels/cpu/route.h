@@ -18,8 +18,9 @@ struct RouteTask {
   int64_t k = 0;  // at most `experts`
   bool normalize = true;
   float scaling = 1;
-  const float* bias = nullptr;  // [experts]; route_grouped only
-  int64_t groups = 0;           // divides `experts`; route_softmax: 0 is none
+  const float* bias = nullptr;     // [experts]; route_grouped only
+  const float* factors = nullptr;  // [experts] or null: by which weights are multiplied at last; route_softmax only
+  int64_t groups = 0;              // divides `experts`; route_softmax: 0 is none
   int64_t groups_kept = 0;
   int32_t* ids = nullptr;    // [rows, k]
   float* weights = nullptr;  // [rows, k]

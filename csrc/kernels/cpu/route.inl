@@ -87,6 +87,8 @@ static void route_softmax(const RouteTask& task, int64_t row) {
   for (; i < task.experts; ++i) sum_of_all += exp(splat(logits[i]) - greatest)[0];
   for (int64_t slot = 0; slot < task.k; ++slot) weights[slot] = exp(splat(weights[slot]) - greatest)[0] / sum_of_all;
   finish_weights(task, weights);
+  if (!task.factors) return;
+  for (int64_t slot = 0; slot < task.k; ++slot) weights[slot] *= task.factors[best.ids[slot]];
 }
 
 // The sum of the two best of a group, or the only one of a group of one.

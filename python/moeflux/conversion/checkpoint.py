@@ -5,6 +5,7 @@ Nothing is read before it is asked for. Reads come in blocks of rows, so memory 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -27,7 +28,7 @@ from moeflux.stores.spans import SpanReader
 __all__ = ["Blocks", "Checkpoint", "Matrix", "Packed", "Vector"]
 
 BLOCK_ELEMENTS = 4 << 20  # of a matrix in memory at a time, per thread
-VISION = ("visual.", "vision_tower.", "mm_projector.", "multi_modal_projector.")
+VISION = ("visual.", "vision_tower.", "embed_vision.", "mm_projector.", "multi_modal_projector.")
 
 MIXTRAL_BLOCK = ".block_sparse_moe."
 MIXTRAL_WORDS = {
@@ -36,6 +37,13 @@ MIXTRAL_WORDS = {
     ".w2.": ".down_proj.",
     ".w3.": ".up_proj.",
 }
+
+OTHER_WORDS = {
+    r"\.mlp\.router\.": ".mlp.gate.",
+    r"\.router\.proj\.": ".mlp.gate.",
+    r"^(model\.layers\.\d+)\.experts\.": r"\1.mlp.experts.",
+}
+"""gpt_oss's word for a router, and gemma4's for that and for experts."""
 
 T = TypeVar("T")
 
@@ -443,8 +451,13 @@ class Checkpoint:
 def _canonical(name: str) -> str:
     for prefix, spelling in (("model.language_model.", "model."), ("language_model.", "")):
         if name.startswith(prefix):
-            return spelling + name.removeprefix(prefix)
-    return _in_the_words_of_most(name) if MIXTRAL_BLOCK in name else name.replace(".mlp.router.", ".mlp.gate.")
+            name = spelling + name.removeprefix(prefix)
+            break
+    if MIXTRAL_BLOCK in name:
+        return _in_the_words_of_most(name)
+    for own, usual in OTHER_WORDS.items():
+        name = re.sub(own, usual, name)
+    return name
 
 
 def _in_the_words_of_most(name: str) -> str:

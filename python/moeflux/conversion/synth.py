@@ -31,7 +31,7 @@ from moeflux.conversion.destination import (
 )
 from moeflux.conversion.packer import Content, DenseUnit
 from moeflux.errors import ArgumentError, found
-from moeflux.models.layers import LatentAttention
+from moeflux.models.layers import GroupedAttention, LatentAttention
 from moeflux.models.tensors import DenseShape, dense_shapes
 from moeflux.models.variants import QuantFormat, Variant
 from moeflux.models.write_config import config_of
@@ -51,6 +51,8 @@ LATENT, GATED = 0.6, 0.45
 SHARED = 0.4  # size of the shared direction, where the part that is a token's own has size 1
 SPREAD, POPULAR = 0.4, 0.75
 """In deviations of a router's logits: all experts lie within +-SPREAD, and an eighth of them have POPULAR more."""
+ADDED_NORMS = (".post_attention_layernorm.weight", ".post_feedforward_layernorm.weight")
+"""Of what is added to the stream, in a model that norms that."""
 GROWTH = 1.5  # measured: how much the square of the residual stream grows over all layers, in squares of the embedding
 
 
@@ -232,6 +234,15 @@ def expert_sizes(variant: Variant) -> tuple[float, float, float]:
     return 1.0, 1.0, residual_size(variant) / mixed
 
 
+def sharpness(variant: Variant, layer: int) -> float:
+    """By what the norms of queries and keys are larger than where scores are divided by the root of a head's size."""
+    mixer = variant.layers[layer].mixer
+    if not isinstance(mixer, GroupedAttention) or not mixer.scale:
+        return 1.0
+    root: float = (mixer.scale * mixer.head_dim**0.5) ** -0.5
+    return root
+
+
 def output_size(name: str, variant: Variant) -> float:
     """Root mean square of a matrix's output for input of size 1."""
     if name == "lm_head":
@@ -273,9 +284,12 @@ def vector(wanted: DenseShape, variant: Variant, seed: int) -> np.ndarray:
         layer = int(wanted.name.split(".")[2])
         return np.float32(0.14) * popularity(variant, seed, layer)  # two thirds of what the scores deviate by
     if wanted.name.endswith(("q_norm.weight", "k_norm.weight")):
-        return 1.4 + 0.2 * flat  # attention scores of deviation 2: neither flat nor on one position
+        # Attention scores of deviation 2: neither flat nor on one position.
+        return (1.4 + 0.2 * flat) * np.float32(sharpness(variant, int(wanted.name.split(".")[2])))
     if wanted.name.endswith(("_proj.bias", ".gate.bias")):
         return 0.5 * flat  # beside products of size 1
+    if variant.experts.framed and wanted.name.endswith(ADDED_NORMS):
+        return np.float32(residual_size(variant)) * (1 + 0.2 * flat)
     return 1 + 0.2 * flat
 
 
@@ -286,8 +300,10 @@ def matrix(wanted: DenseShape, variant: Variant, storage: QuantFormat, seed: int
     fan_in = wanted.shape[1] if name.endswith(".embed_q") else 1 if name == "model.embed_tokens" else columns
     deviation = output_size(name, variant) / fan_in**0.5
     shift = None
+    if name == "model.embed_tokens":
+        deviation /= variant.embedding_scale
     if name == "model.embed_tokens" and variant.experts.router.scoring == "softmax":
-        shift = SHARED * shared_direction(variant, seed)
+        shift = SHARED / np.float32(variant.embedding_scale) * shared_direction(variant, seed)
     elif name.endswith(".mlp.gate") and variant.experts.router.scoring == "softmax":
         yield router(name, variant, storage, seed)
         return
@@ -303,13 +319,15 @@ def router(name: str, variant: Variant, storage: QuantFormat, seed: int) -> tupl
     rows, columns = variant.experts.count, variant.hidden_size
     layer = int(name.split(".")[2])
     direction = shared_direction(variant, seed)
-    blind = noise(stream(seed, name), rows, columns, storage, columns**-0.5)
+    # A framed router takes a row of length 1, not of size 1.
+    gain = columns**0.5 if variant.experts.framed else 1.0
+    blind = noise(stream(seed, name), rows, columns, storage, gain * columns**-0.5)
     seen = values_of(blind, storage, columns) @ np.repeat(direction[0], 32)[:columns] / columns
     # The share of the direction in the router's input shrinks as the residual stream grows.
     size = (SHARED**2 + 1 + GROWTH * (layer + 0.5) / variant.num_layers) ** 0.5
-    wanted = popularity(variant, seed, layer) * np.float32(size / SHARED / columns)
+    wanted = popularity(variant, seed, layer) * np.float32(gain * size / SHARED / columns)
     shift = (wanted - seen)[:, None] * direction
-    return tuple(noise(stream(seed, name), rows, columns, storage, columns**-0.5, shift))
+    return tuple(noise(stream(seed, name), rows, columns, storage, gain * columns**-0.5, shift))
 
 
 def values_of(parts: list[np.ndarray], storage: QuantFormat, columns: int) -> np.ndarray:

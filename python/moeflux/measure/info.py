@@ -164,8 +164,10 @@ def _lines(info: Info) -> list[str]:
 
 
 def _attention(mixer: GroupedAttention | LatentAttention) -> str:
-    rest = f"{mixer.kv_heads} kv heads" if isinstance(mixer, GroupedAttention) else _latent(mixer)
-    return f"{mixer.heads} heads x {mixer.head_dim}, {rest}"
+    if isinstance(mixer, LatentAttention):
+        return f"{mixer.heads} heads x {mixer.head_dim}, {_latent(mixer)}"
+    window = f", the last {mixer.window} rows" if mixer.window else ""
+    return f"{mixer.heads} heads x {mixer.head_dim}, {mixer.kv_heads} kv heads{window}"
 
 
 def _latent(mixer: LatentAttention) -> str:
@@ -175,7 +177,8 @@ def _latent(mixer: LatentAttention) -> str:
 def _rope(mixer: GroupedAttention | LatentAttention) -> str:
     turn = mixer.rope
     kind = "yarn" if turn.yarn else "vanilla"
-    return f"{kind}, theta {turn.theta:g}, {turn.dim} of {mixer.head_dim} dimensions"
+    turning = 2 * turn.turning or turn.dim
+    return f"{kind}, theta {turn.theta:g}, {turning} of {mixer.head_dim} dimensions"
 
 
 def _shared(shared: SharedExpert | None) -> str:

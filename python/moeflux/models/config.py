@@ -12,6 +12,7 @@ from moeflux import files
 from moeflux.errors import FormatError
 from moeflux.models.config_deepseek import read_deepseek, read_deepseek_v2, read_glm
 from moeflux.models.config_fields import REQUIRED, Fields, missing_blocks
+from moeflux.models.config_gemma4 import read_gemma4
 from moeflux.models.config_gpt_oss import read_gpt_oss
 from moeflux.models.config_parts import ARCHITECTURES
 from moeflux.models.config_plain import read_minimax, read_mixtral, read_olmoe
@@ -21,6 +22,7 @@ from moeflux.models.variants import MAX_CONTEXT, Variant
 READERS = {
     "deepseek_v2": read_deepseek_v2,
     "deepseek_v3": read_deepseek,
+    "gemma4": read_gemma4,
     "glm4_moe": read_glm,
     "gpt_oss": read_gpt_oss,
     "minimax_m2": read_minimax,
@@ -33,9 +35,15 @@ READERS = {
 TEXT_PARTS = {
     "qwen3_5_moe": ("qwen3_5_moe_text", "qwen3_5_moe"),
     "qwen3_vl_moe": ("qwen3_vl_moe_text",),
+    "glm4v_moe": ("glm4v_moe_text",),
     "kimi_k25": ("kimi_k2", "deepseek_v3"),
+    "kimi_vl": ("deepseek_v3",),
+    "gemma4": ("gemma4_text",),
 }
 """`model_type` of a model that sees -> those of its text_config, which is all that is read of it."""
+
+SEEING = frozenset(TEXT_PARTS) - {"qwen3_5_moe"}
+"""Those that are never a text part themselves."""
 
 # These fields say how a model was trained, saved or sampled, not what it computes.
 IRRELEVANT = frozenset(
@@ -56,13 +64,25 @@ IRRELEVANT = frozenset(
     """.split()
 )
 
-# A model with a vision tower has these fields, but its text part does not need them.
-IRRELEVANT_BESIDE_TEXT = IRRELEVANT | frozenset(
+# Tokens that stand for images. Some say them in the text part, too.
+IMAGE_TOKENS = frozenset(
     """
-    bos_token_id eos_token_id ignore_index image_token_id media_placeholder_token_id projection_hidden_size
-    projection_layer_norm_eps tie_word_embeddings use_unified_vision_chunk video_placeholder video_token_id
-    vision_config vision_end_token_id vision_start_token_id
+    image_end_token_id image_start_token_id image_token_id media_placeholder_token_id video_end_token_id
+    video_start_token_id video_token_id vision_end_token_id vision_start_token_id
     """.split()
+)
+
+# A model with a vision tower has these fields, but its text part does not need them.
+IRRELEVANT_BESIDE_TEXT = (
+    IRRELEVANT
+    | IMAGE_TOKENS
+    | frozenset(
+        """
+        audio_config audio_token_id boa_token_id boi_token_id bos_token_id eoa_token_id eoa_token_index eoi_token_id
+        eos_token_id ignore_index projection_hidden_size projection_layer_norm_eps tie_word_embeddings
+        use_unified_vision_chunk video_placeholder vision_config vision_soft_tokens_per_image
+        """.split()
+    )
 )
 
 
@@ -96,7 +116,7 @@ def read_config(config: Any, where: str, name: str) -> Variant:
         text = config.get("text_config")
         raise FormatError(f"{error}{missing_blocks({*config, *(text if isinstance(text, dict) else ())})}")
     fields = root
-    if "text_config" in config or declared in ("qwen3_vl_moe", "kimi_k25"):
+    if "text_config" in config or declared in SEEING:
         fields = text_part(root, declared)
     read = READERS.get(ARCHITECTURES[declared], read_qwen)
     variant = read(fields, declared, name or declared)
@@ -113,10 +133,16 @@ def text_part(root: Fields, declared: str) -> Fields:
     whole = root.values
     if declared == "kimi_k25":
         root.said("tie_word_embeddings")
+    if declared == "kimi_vl" and "tie_word_embeddings" not in whole:
+        fields.said("tie_word_embeddings")
+    fields.seen |= IMAGE_TOKENS
     if "tie_word_embeddings" in whole:
         fields.only("tie_word_embeddings", whole["tie_word_embeddings"])
         fields.values = {**fields.values, "tie_word_embeddings": whole["tie_word_embeddings"]}
-    if fields.values.get("eos_token_id") is None:
+    if declared == "gemma4" and "vocab_size" in whole:  # mlx-lm asks for it here
+        root.only("vocab_size", fields.values.get("vocab_size"))
+    # Only the whole gemma4 says that the end of a turn ends an answer, too.
+    if fields.values.get("eos_token_id") is None or (declared == "gemma4" and whole.get("eos_token_id") is not None):
         fields.values = {**fields.values, "eos_token_id": whole.get("eos_token_id")}
     root.finish(IRRELEVANT_BESIDE_TEXT)
     return fields

@@ -85,11 +85,16 @@ def greedy_router(fields: Fields) -> Router:
 
 def read_glm(fields: Fields, declared: str, name: str) -> Variant:
     """glm4_moe: grouped attention, and feed-forward parts as in deepseek_v3. Its biases are those of q, k and v alone,
-    unlike those that other architectures call attention_bias."""
+    unlike those that other architectures call attention_bias. The text part of glm4v_moe is the same without norms of
+    heads, and its configs need not say that."""
     layers = layer_count(fields)
     for field, value in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid"), ("tie_word_embeddings", False)):
         fields.only(field, value)
-    fields.said("attention_bias", "use_qk_norm", "head_dim", "norm_topk_prob")
+    fields.said("attention_bias", "head_dim", "norm_topk_prob")
+    if declared == "glm4_moe":
+        fields.said("use_qk_norm")
+    else:
+        fields.only("use_qk_norm", False)
     fields.said("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts")
     head_dim = fields.count("head_dim")
     turn = unscaled(fields, partial_rope(fields, head_dim))

@@ -12,7 +12,6 @@ REQUIRED = object()
 BLOCKS = {
     "attn_logit_softcapping": "a soft cap of attention's scores",
     "clip_qkv": "attention with clipped queries, keys and values",
-    "final_logit_softcapping": "a soft cap of the logits",
     "hc_mult": "residual streams with gated mixing (hyper-connections)",
     "index_head_dim": "an indexer that picks the rows to attend to",
     "index_n_heads": "an indexer that picks the rows to attend to",

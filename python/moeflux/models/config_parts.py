@@ -17,14 +17,19 @@ ARCHITECTURES = {
     "deepseek_v3": "deepseek_v3",
     "kimi_k2": "deepseek_v3",
     "kimi_k25": "deepseek_v3",
+    "kimi_vl": "deepseek_v3",
     "glm4_moe_lite": "deepseek_v3",
     "glm4_moe": "glm4_moe",
+    "glm4v_moe": "glm4_moe",
+    "glm4v_moe_text": "glm4_moe",
     "minimax_m2": "minimax_m2",
     "qwen2_moe": "qwen2_moe",
     "mixtral": "mixtral",
     "olmoe": "olmoe",
     "deepseek_v2": "deepseek_v2",
     "gpt_oss": "gpt_oss",
+    "gemma4": "gemma4",
+    "gemma4_text": "gemma4",
 }
 """`model_type` of config.json -> `model_type` of the variant."""
 
@@ -35,7 +40,7 @@ def common(fields: Fields, declared: str, name: str) -> dict[str, Any]:
     fields.only("hidden_act", "silu")
     for field in ("add_cross_attention", "tie_encoder_decoder"):
         fields.only(field, False)
-    if declared not in ("glm4_moe", "gpt_oss"):
+    if ARCHITECTURES[declared] not in ("glm4_moe", "gpt_oss"):
         fields.only("attention_bias", False)
     eos = fields.get("eos_token_id", (int, list), "a token id or a list of them", [])
     eos_ids = tuple(eos) if isinstance(eos, list) else (eos,)

@@ -48,6 +48,7 @@ class Rope:
     dim: int  # channels that turn, in pairs
     theta: float
     yarn: Yarn | None = None
+    turning: int = 0  # pairs: all after the first so many stand still; 0: all turn
 
 
 def yarn_mscale(factor: float, coefficient: float) -> float:
@@ -72,6 +73,10 @@ class GroupedAttention:
     out_bias: bool = False  # o_proj does
     sinks: bool = False  # each head has a score besides, which takes its part of the weight and has no value
     window: int = 0  # rows that a row attends to at most, its own among them; 0: all
+    scale: float = 0.0  # of the scores; 0: 1 / sqrt(head_dim)
+    keys_as_values: bool = False  # a value is its key before norm and rope; there is no v_proj
+    value_norm: bool = False  # each value head by itself, without a weight
+    out_norm: bool = False  # what o_proj yields is normed before it is added
 
     @property
     def kv_width(self) -> int:
@@ -132,6 +137,7 @@ class Router:
     groups: int = 0  # how many groups the experts form; softmax: 0 is none
     groups_kept: int = 0  # how many of these groups a token keeps
     bias: bool = False  # added to the logits
+    factors: bool = False  # of the experts, by which their weights are multiplied at last; softmax only
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,6 +166,10 @@ class RoutedExperts:
     shared: SharedExpert | None = None
     bias: bool = False  # gate, up and down of every expert add one
     clamped: ClampedSwiglu | None = None
+    geglu: bool = False  # in place of swiglu, in the shared expert too
+    # Router, experts and shared expert each norm by themselves what they read. What the experts yield, what the shared
+    # one yields, and their sum are normed. At last, the stream is multiplied by a number of the layer.
+    framed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

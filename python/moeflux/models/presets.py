@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from moeflux.errors import ArgumentError
@@ -269,6 +270,45 @@ def _gpt_oss(name: str, *, layers: int, experts: int) -> Variant:
     )
 
 
+def _gemma4() -> Variant:
+    """Every sixth layer sees everything; the others see a window."""
+    windowed = GroupedAttention(
+        heads=16,
+        kv_heads=8,
+        head_dim=256,
+        rope=Rope(dim=256, theta=1e4),
+        window=1024,
+        scale=1.0,
+        value_norm=True,
+        out_norm=True,
+    )
+    whole_rope = Rope(dim=512, theta=1e6, turning=64)
+    everything = dataclasses.replace(windowed, kv_heads=2, head_dim=512, rope=whole_rope, window=0, keys_as_values=True)
+    feed_forward = RoutedExperts(
+        count=128,
+        per_token=8,
+        intermediate=704,
+        router=Router(scoring="softmax", factors=True),
+        shared=SharedExpert(intermediate=2112),
+        geglu=True,
+        framed=True,
+    )
+    return Variant(
+        name="gemma-4-26B-A4B",
+        model_type="gemma4",
+        layers=tuple(Layer(windowed if (i + 1) % 6 else everything, feed_forward) for i in range(30)),
+        hidden_size=2816,
+        vocab_size=262_144,
+        rms_norm_eps=1e-6,
+        max_context=262_144,
+        tied_embeddings=True,
+        embedding_scale=math.sqrt(2816),
+        logit_cap=30.0,
+        eos_ids=(1, 106),
+        bos_id=2,
+    )
+
+
 PRESETS: dict[str, Variant] = {
     variant.name: variant
     for variant in (
@@ -306,6 +346,7 @@ PRESETS: dict[str, Variant] = {
         ),
         _gpt_oss("gpt-oss-20b", layers=24, experts=32),
         _gpt_oss("gpt-oss-120b", layers=36, experts=128),
+        _gemma4(),
     )
 }
 

@@ -22,7 +22,8 @@ MAX_STEPS = 8  # of a sequence
 LETTERS = r"[^\r\n\p{L}\p{N}]?"
 TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+CAPITAL, SMALL = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+UPPER, LOWER = rf"[{CAPITAL}&&[^\p{{Han}}]]", rf"[{SMALL}&&[^\p{{Han}}]]"
 PATTERNS = frozenset(
     {
         # GPT-2, GPT-4 and Llama 3, Qwen2 and Qwen3, Qwen3.5
@@ -38,6 +39,9 @@ PATTERNS = frozenset(
         r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         # Kimi-K2
         rf"[\p{{Han}}]+|{LETTERS}{UPPER}*{LOWER}+{SHORT}?|{LETTERS}{UPPER}+{LOWER}*{SHORT}?|\p{{N}}{{1,3}}|{TAIL}",
+        # GPT-4o: gpt-oss and MiniMax-M2
+        rf"{LETTERS}[{CAPITAL}]*[{SMALL}]+{SHORT}?|{LETTERS}[{CAPITAL}]+[{SMALL}]*{SHORT}?|\p{{N}}{{1,3}}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     }
 )
 """Each match of these looks at the characters that it takes, and at as many more at most."""

@@ -34,7 +34,7 @@ MAX_CONTEXT = 1 << 20
 
 MODEL_TYPES = (
     "qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe", "minimax_m2", "qwen2_moe", "mixtral", "olmoe",
-    "deepseek_v2", "gpt_oss",
+    "deepseek_v2", "gpt_oss", "gemma4",
 )  # fmt: skip
 
 KINDS: dict[str, type] = {
@@ -60,6 +60,8 @@ class Variant:
     rms_norm_eps: float
     max_context: int
     tied_embeddings: bool = False  # the embedding is the output matrix too; there is no lm_head
+    embedding_scale: float = 1.0  # by which a row of the embedding begins the stream
+    logit_cap: float = 0.0  # logits are cap * tanh(logits / cap); 0: as they are
 
     # Tokens with a meaning to the engine's users; -1 is an absent one.
     eos_ids: tuple[int, ...] = ()

@@ -36,7 +36,9 @@ def config_of(variant: Variant) -> dict[str, Any]:
         "bos_token_id": variant.bos_id if variant.bos_id >= 0 else None,
         "torch_dtype": "bfloat16",
     }
-    if variant.model_type not in ("minimax_m2", "mixtral", "olmoe", "gpt_oss"):
+    if variant.model_type == "gemma4":
+        del config["hidden_act"], config["num_experts_per_tok"]
+    elif variant.model_type not in ("minimax_m2", "mixtral", "olmoe", "gpt_oss"):
         config |= {"moe_intermediate_size": experts.intermediate, "norm_topk_prob": experts.router.normalize}
     config |= WRITERS.get(variant.model_type, _qwen)(variant)
     unspoken = {key: getattr(variant, key) for key in NOT_IN_CONFIG}
@@ -221,6 +223,48 @@ def _gpt_oss(v: Variant) -> dict[str, Any]:
     return config | _rope(mixer.rope, None)
 
 
+def _gemma4(v: Variant) -> dict[str, Any]:
+    """Layers of a kind that the variant lacks are as the others, for a config.json has their sizes all the same."""
+    mixers = [layer.mixer for layer in v.layers if isinstance(layer.mixer, GroupedAttention)]
+    full = next((mixer for mixer in mixers if not mixer.window), _mixer(v, GroupedAttention, "grouped attention"))
+    sliding = next((mixer for mixer in mixers if mixer.window), full)
+    return {
+        "model_type": "gemma4_text",
+        "num_attention_heads": full.heads,
+        "num_key_value_heads": sliding.kv_heads if full.keys_as_values else full.kv_heads,
+        "num_global_key_value_heads": full.kv_heads,
+        "head_dim": sliding.head_dim,
+        "global_head_dim": full.head_dim,
+        "attention_k_eq_v": full.keys_as_values,
+        "sliding_window": sliding.window or 1,
+        "layer_types": ["sliding_attention" if mixer.window else "full_attention" for mixer in mixers],
+        "rope_parameters": {
+            "full_attention": _turning(full),
+            "sliding_attention": _turning(sliding),
+        },
+        "enable_moe_block": True,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "num_experts": v.experts.count,
+        "top_k_experts": v.experts.per_token,
+        "moe_intermediate_size": v.experts.intermediate,
+        "intermediate_size": v.experts.shared.intermediate if v.experts.shared else None,
+        "final_logit_softcapping": v.logit_cap or None,
+    }
+
+
+def _turning(mixer: GroupedAttention) -> dict[str, Any]:
+    rope = mixer.rope
+    if not rope.turning:
+        return {"rope_type": "default", "rope_theta": rope.theta}
+    return {
+        "rope_type": "proportional",
+        "rope_theta": rope.theta,
+        "partial_rotary_factor": 2 * rope.turning / mixer.head_dim,
+    }
+
+
 def _noaux(v: Variant) -> dict[str, Any]:
     """The feed-forward parts of deepseek_v3."""
     experts = v.experts
@@ -240,6 +284,7 @@ def _noaux(v: Variant) -> dict[str, Any]:
 WRITERS = {
     "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek,
+    "gemma4": _gemma4,
     "glm4_moe": _glm,
     "gpt_oss": _gpt_oss,
     "minimax_m2": _minimax,

@@ -32,7 +32,9 @@ from moeflux.oracle.ops import (
     rope_magnitude,
     route_grouped,
     route_softmax,
+    scale,
     sigmoid_gate,
+    soft_cap,
 )
 from moeflux.oracle.stored import Stored, Weights, widen
 
@@ -111,9 +113,10 @@ def full_attention(
     """Grouped-query attention, with what the model has of biases, q/k norm, sinks, window and output gate.
     x [n, h] -> [n, h]"""
     n = len(x)
-    q, k, value = (matmul(x, w(f"{at}{name}_proj")) for name in "qkv")
+    made = {name: matmul(x, w(f"{at}{name}_proj")) for name in ("qk" if a.keys_as_values else "qkv")}
     if a.bias:
-        q, k, value = (bias_add(y, w(f"{at}{name}_proj.bias")) for y, name in zip((q, k, value), "qkv", strict=True))
+        made = {name: bias_add(y, w(f"{at}{name}_proj.bias")) for name, y in made.items()}
+    q, k, value = made["q"], made["k"], made["k" if a.keys_as_values else "v"]
     if a.joint_norm:
         q, k = rms_norm(q, w(f"{at}q_norm.weight"), eps), rms_norm(k, w(f"{at}k_norm.weight"), eps)
     q, k, value = q.reshape(n, a.heads, -1), k.reshape(n, a.kv_heads, -1), value.reshape(n, a.kv_heads, -1)
@@ -123,11 +126,13 @@ def full_attention(
     if a.qk_norm and not a.joint_norm:
         q = rms_norm_heads(q, w(f"{at}q_norm.weight"), eps)
         k = rms_norm_heads(k, w(f"{at}k_norm.weight"), eps)
+    if a.value_norm:
+        value = rms_norm_heads(value, None, eps)
     turn = _turn(a.rope, interleaved=False)
     q, k = rope(q, positions, **turn), rope(k, positions, **turn)
     state = KeyValueState(np.concatenate([state.k, k]), np.concatenate([state.v, value]))
     sinks = w(f"{at}sinks") if a.sinks else None
-    out = attention(q, state.k, state.v, a.head_dim**-0.5, sinks, a.window)
+    out = attention(q, state.k, state.v, a.scale or a.head_dim**-0.5, sinks, a.window)
     if gate is not None:
         out = sigmoid_gate(out, gate)
     out = matmul(out.reshape(n, -1), w(f"{at}o_proj"))
@@ -189,38 +194,64 @@ def gated_delta_net(
     return matmul(out.reshape(n, -1), w(f"{at}out_proj")), LinearState(conv_state, recurrent)
 
 
-def feed_forward(w: Widened, at: str, x: Array) -> Array:
+def feed_forward(w: Widened, at: str, x: Array, is_geglu: bool = False) -> Array:
     """A dense MLP or a shared expert. x [n, h] -> [n, h]"""
-    return expert_ffn(x, w(f"{at}gate_proj"), w(f"{at}up_proj"), w(f"{at}down_proj"))
+    gate, up, down = (w(f"{at}{name}_proj") for name in ("gate", "up", "down"))
+    return expert_ffn(x, gate, up, down, is_geglu=is_geglu)
 
 
 def route(e: RoutedExperts, w: Widened, at: str, x: Array) -> tuple[Array, Array]:
     """Which experts each token takes, and with what weights. x [n, h] -> ids [n, K], weights [n, K]"""
-    logits, r = matmul(x, w(f"{at}gate")), e.router
+    logits, r = matmul(x, w(f"{at}mlp.gate")), e.router
     if r.bias:
-        logits = bias_add(logits, w(f"{at}gate.bias"))
+        logits = bias_add(logits, w(f"{at}mlp.gate.bias"))
     rest: dict[str, Any] = {name: getattr(r, name) for name in ("groups", "groups_kept", "normalize", "scaling")}
     if r.scoring == "softmax":
-        return route_softmax(logits, e.per_token, **rest)
-    return route_grouped(logits, w(f"{at}gate.e_score_correction_bias"), e.per_token, **rest)
+        factors = w(f"{at}router.per_expert_scale") if r.factors else None
+        return route_softmax(logits, e.per_token, factors=factors, **rest)
+    return route_grouped(logits, w(f"{at}mlp.gate.e_score_correction_bias"), e.per_token, **rest)
+
+
+def expert_outputs(e: RoutedExperts, w: Widened, index: int, x: Array, ids: Array) -> Array:
+    """x [n, h], ids [n, K] -> [n, K, h]"""
+    outputs = np.empty((*ids.shape, x.shape[1]))
+    clamped = (e.clamped.alpha, e.clamped.limit) if e.clamped else None
+    for expert in np.unique(ids):
+        rows, slots = np.nonzero(ids == expert)
+        beside: dict[str, Any] = {"clamped": clamped, "is_geglu": e.geglu}
+        if e.bias:
+            names = (f"model.layers.{index}.mlp.switch_mlp.{name}_proj.bias" for name in ("gate", "up", "down"))
+            beside["biases"] = [w(name)[expert] for name in names]
+        outputs[rows, slots] = expert_ffn(x[rows], *w.expert(index, int(expert)), **beside)
+    return outputs
+
+
+def framed_block(e: RoutedExperts, eps: float, w: Widened, index: int, at: str, x: Array) -> Array:
+    """A block with norms before and after each part. x [n, h] is the stream -> [n, h], what the stream becomes"""
+
+    def normed(values: Array, name: str) -> Array:
+        return rms_norm(values, w(f"{at}{name}.weight"), eps)
+
+    shared = feed_forward(w, f"{at}mlp.", normed(x, "pre_feedforward_layernorm"), e.geglu)
+    read = scale(rms_norm(x, w(f"{at}router.scale"), eps), x.shape[1] ** -0.5)
+    ids, weights = route(e, w, at, read)
+    outputs = expert_outputs(e, w, index, normed(x, "pre_feedforward_layernorm_2"), ids)
+    routed = normed(combine(None, outputs, weights, None), "post_feedforward_layernorm_2")
+    both = residual_add(normed(shared, "post_feedforward_layernorm_1"), routed)
+    whole = residual_add(x, normed(both, "post_feedforward_layernorm"))
+    return scale(whole, float(w(f"{at}layer_scalar")[0]))
 
 
 def expert_block(e: RoutedExperts, w: Widened, index: int, at: str, x: Array, residual: Array) -> Array:
     """residual + routed experts + shared expert. x and residual [n, h] -> [n, h]"""
     ids, weights = route(e, w, at, x)
-    outputs = np.empty((*ids.shape, x.shape[1]))
-    clamped = (e.clamped.alpha, e.clamped.limit) if e.clamped else None
-    for expert in np.unique(ids):
-        rows, slots = np.nonzero(ids == expert)
-        beside: dict[str, Any] = {"clamped": clamped}
-        if e.bias:
-            beside["biases"] = [w(f"{at}switch_mlp.{name}_proj.bias")[expert] for name in ("gate", "up", "down")]
-        outputs[rows, slots] = expert_ffn(x[rows], *w.expert(index, int(expert)), **beside)
+    outputs = expert_outputs(e, w, index, x, ids)
     shared = None
     if e.shared and e.shared.gated:
-        shared = sigmoid_gate(feed_forward(w, f"{at}shared_expert.", x), matmul(x, w(f"{at}shared_expert_gate")))
+        shared = feed_forward(w, f"{at}mlp.shared_expert.", x, e.geglu)
+        shared = sigmoid_gate(shared, matmul(x, w(f"{at}mlp.shared_expert_gate")))
     elif e.shared:
-        shared = feed_forward(w, f"{at}shared_experts.", x)
+        shared = feed_forward(w, f"{at}mlp.shared_experts.", x, e.geglu)
     return combine(residual, outputs, weights, shared)
 
 
@@ -241,11 +272,14 @@ def layer(
     else:
         assert isinstance(state, KeyValueState)
         mixed, state = full_attention(mixer, eps, w, f"{at}self_attn.", normed, positions, state)
+    if isinstance(rest, RoutedExperts) and rest.framed:
+        x = residual_add(x, rms_norm(mixed, w(f"{at}post_attention_layernorm.weight"), eps))
+        return framed_block(rest, eps, w, index, at, x), state
     x = residual_add(x, mixed)
     normed = rms_norm(x, w(f"{at}post_attention_layernorm.weight"), eps)
     if isinstance(rest, DenseMlp):
         return residual_add(x, feed_forward(w, f"{at}mlp.", normed)), state
-    return expert_block(rest, w, index, f"{at}mlp.", normed, x), state
+    return expert_block(rest, w, index, at, normed, x), state
 
 
 # ---- Whole model ------------------------------------------------------------------------------------------------
@@ -273,12 +307,14 @@ class Session:
         if self.position + len(ids) > v.max_context:
             raise ValueError(f"position: expected at most {v.max_context}, found {self.position + len(ids)}")
         positions = np.arange(self.position, self.position + len(ids))
-        x = embed(w("model.embed_tokens"), ids)
+        x = scale(embed(w("model.embed_tokens"), ids), v.embedding_scale)
         states = list(self.states)
         for i in range(v.num_layers):
             x, states[i] = layer(v, w, i, x, positions, states[i], absorbed=self.absorbed)
         x = rms_norm(x, w("model.norm.weight"), v.rms_norm_eps)
         logits = matmul(x, w("model.embed_tokens" if v.tied_embeddings else "lm_head"))
+        if v.logit_cap:
+            logits = soft_cap(logits, v.logit_cap)
         self.states, self.position = states, self.position + len(ids)
         return logits
 

@@ -89,6 +89,15 @@ def clamped_swiglu(gate: Array, up: Array, alpha: float, limit: float) -> Array:
     return np.asarray(gate * sigmoid(alpha * gate) * raised)
 
 
+def gelu(x: Array) -> Array:
+    """By its tanh approximation."""
+    return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def geglu(gate: Array, up: Array) -> Array:
+    return gelu(gate) * up
+
+
 def sigmoid_gate(x: Array, gate: Array) -> Array:
     """x * sigmoid(gate), broadcast."""
     return x * sigmoid(gate)
@@ -101,6 +110,15 @@ def residual_add(x: Array, y: Array) -> Array:
 def bias_add(x: Array, bias: Array) -> Array:
     """x [n, width], bias [width]"""
     return x + bias
+
+
+def scale(x: Array, factor: float) -> Array:
+    return x * factor
+
+
+def soft_cap(x: Array, cap: float) -> Array:
+    """Nearly x where that is small, and never beyond the cap."""
+    return cap * np.tanh(x / cap)
 
 
 # ---- Ops: rotary embedding --------------------------------------------------------------------------------------
@@ -143,7 +161,9 @@ def interpolated_frequencies(rotary_dim: int, theta: float, factor: float) -> Ar
 
 def rope_frequencies(turn: Rope) -> Array:
     if turn.yarn is None:
-        return vanilla_frequencies(turn.dim, turn.theta)
+        frequencies = vanilla_frequencies(turn.dim, turn.theta)
+        frequencies[turn.turning or turn.dim :] = 0
+        return frequencies
     yarn = turn.yarn
     edges = (yarn.beta_fast, yarn.beta_slow, yarn.truncate)
     return yarn_frequencies(turn.dim, turn.theta, yarn.factor, yarn.original_context, *edges)
@@ -308,19 +328,27 @@ def of_best_groups(scores: Array, worth: Array, groups_kept: int) -> Array:
 
 
 def route_softmax(
-    logits: Array, k: int, *, normalize: bool, groups: int = 0, groups_kept: int = 0, scaling: float = 1.0
+    logits: Array,
+    k: int,
+    *,
+    normalize: bool,
+    groups: int = 0,
+    groups_kept: int = 0,
+    scaling: float = 1.0,
+    factors: Array | None = None,
 ) -> tuple[Ids, Array]:
     """logits [n, E] -> ids [n, k] and weights [n, k]: probabilities among all experts, then made to sum to 1.
 
     Experts are chosen by logit. By probability, small ones would all round to 0 and tie. With groups, only the best of
-    them are candidates, and each is worth its best expert.
+    them are candidates, and each is worth its best expert. factors [E]: what each expert's weight is multiplied by.
     """
     choice = logits
     if groups:
         choice = of_best_groups(logits, logits.reshape(len(logits), groups, -1).max(axis=-1), groups_kept)
     ids = top_k(choice, k)
     weights = np.take_along_axis(softmax(logits), ids, axis=-1)
-    return ids, (normalized(weights) if normalize else weights) * scaling
+    weights = (normalized(weights) if normalize else weights) * scaling
+    return ids, weights if factors is None else weights * factors[ids]
 
 
 def route_grouped(
@@ -346,22 +374,27 @@ def expert_ffn(
     down: Array,
     biases: Sequence[Array] | None = None,
     clamped: tuple[float, float] | None = None,
+    is_geglu: bool = False,
 ) -> Array:
     """x [n, h], gate and up [m, h], down [h, m] -> [n, h]. `biases`: of gate and up [m], of down [h]. `clamped`: alpha
-    and limit of clamped_swiglu, which takes the place of swiglu."""
+    and limit of clamped_swiglu, which takes the place of swiglu, as geglu does with `is_geglu`."""
     of_gate, of_up, of_down = biases or (np.zeros(1),) * 3
     gated, raised = matmul(x, gate) + of_gate, matmul(x, up) + of_up
-    inner = clamped_swiglu(gated, raised, *clamped) if clamped else swiglu(gated, raised)
+    if clamped:
+        inner = clamped_swiglu(gated, raised, *clamped)
+    else:
+        inner = geglu(gated, raised) if is_geglu else swiglu(gated, raised)
     return matmul(inner, down) + of_down
 
 
-def combine(residual: Array, outputs: Array, weights: Array, shared: Array | None) -> Array:
-    """residual [n, h], outputs [n, K, h] and weights [n, K] in router order, shared [n, h] already gated -> [n, h]
+def combine(residual: Array | None, outputs: Array, weights: Array, shared: Array | None) -> Array:
+    """residual [n, h] or none, outputs [n, K, h] and weights [n, K] in router order, shared [n, h] already gated
+    -> [n, h]
 
     The order of the sum is: experts as the router names them, the residual, the shared expert.
     """
-    routed = np.zeros(residual.shape)
+    routed = np.zeros(outputs[:, 0].shape)
     for slot in range(weights.shape[1]):
         routed = routed + weights[:, slot, None] * outputs[:, slot]
-    total = residual + routed
+    total = routed if residual is None else residual + routed
     return total if shared is None else total + shared

@@ -38,12 +38,13 @@ def source_files(folder: Path) -> list[Path]:
 
 
 def is_mlx(folder: Path, config: dict[str, Any]) -> bool:
-    """MLX stacks experts as switch_mlp, or those of gpt_oss one projection at a time, and says "quantization" where
-    Hugging Face says "quantization_config"."""
+    """MLX stacks experts as switch_mlp or switch_glu, or those of gpt_oss one projection at a time, and says
+    "quantization" where Hugging Face says "quantization_config"."""
     if "quantization" in config:
         return True
     names = (name for path in source_files(folder) for name in SafetensorsFile(str(path)).tensors)
-    return any(".switch_mlp." in name or ".mlp.experts.gate_proj." in name for name in names)
+    marks = (".switch_mlp.", ".experts.switch_glu.", ".mlp.experts.gate_proj.")
+    return any(mark in name for name in names for mark in marks)
 
 
 def needs_converting(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -22,6 +23,7 @@ int a_context = 0;                       // whose address is the context
 
 struct Node {
   Launch launch;
+  bool is_behind = false;  // whether it waits for the node before it
 };
 struct Graph {
   std::vector<std::unique_ptr<Node>> nodes;
@@ -78,9 +80,8 @@ Result launch_of(const api::KernelNodeParams& params, Launch& launch) {
 Result add_node(api::GraphNodeHandle* handle, api::GraphHandle graph, const api::GraphNodeHandle* before, size_t count,
                 std::unique_ptr<Node> node) {
   std::vector<std::unique_ptr<Node>>& nodes = as<Graph>(graph)->nodes;
-  // What we make is a chain. Anything else may run in any order.
-  const bool is_behind = nodes.empty() ? count == 0 : count == 1 && as<Node>(before[0]) == nodes.back().get();
-  if (!is_behind) return invalid_value;
+  if (count > 1 || (count && (nodes.empty() || as<Node>(before[0]) != nodes.back().get()))) return invalid_value;
+  node->is_behind = count == 1;
   nodes.push_back(std::move(node));
   *handle = reinterpret_cast<api::GraphNodeHandle>(nodes.back().get());
   return success;
@@ -328,9 +329,26 @@ EXPORT Result cuGraphAddKernelNode(api::GraphNodeHandle* handle, api::GraphHandl
   if (const Result result = launch_of(*params, node->launch)) return result;
   return add_node(handle, graph, before, count, std::move(node));
 }
+EXPORT Result cuGraphAddDependencies_v2(api::GraphHandle graph, const api::GraphNodeHandle* from,
+                                        const api::GraphNodeHandle* to, const api::GraphEdge* edges, size_t count) {
+  ENTER();
+  const std::vector<std::unique_ptr<Node>>& nodes = as<Graph>(graph)->nodes;
+  for (size_t i = 0; i < count; ++i) {
+    const auto node = std::ranges::find(nodes, as<Node>(from[i]), &std::unique_ptr<Node>::get);
+    const bool are_neighbours = nodes.end() - node > 1 && node[1].get() == as<Node>(to[i]) && !node[1]->is_behind;
+    if (!are_neighbours || std::memcmp(&edges[i], &api::programmatic_edge, sizeof edges[i]) != 0 ||
+        emulation().major < 9)
+      return invalid_value;
+    node[1]->is_behind = true;
+  }
+  return success;
+}
 EXPORT Result cuGraphInstantiateWithFlags(api::GraphExecHandle* exec, api::GraphHandle graph, unsigned long long) {
   ENTER();
   auto made = std::make_unique<Exec>();
+  // What we make is a chain. Anything else may run in any order.
+  for (size_t i = 1; i < as<Graph>(graph)->nodes.size(); ++i)
+    if (!as<Graph>(graph)->nodes[i]->is_behind) return invalid_value;
   for (const std::unique_ptr<Node>& node : as<Graph>(graph)->nodes) {
     made->places[node.get()] = made->nodes.size();
     made->nodes.push_back(*node);

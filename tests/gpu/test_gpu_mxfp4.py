@@ -1,4 +1,4 @@
-"""What experts of gpt_oss need of the Metal kernels, on the emulated device: MXFP4, biases, clamped SwiGLU."""
+"""What experts of gpt_oss and gemma4 need of both GPUs, emulated: MXFP4, biases, clamped SwiGLU, GeGLU."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from support.tolerances import assert_close
 
 pytestmark = needs_device
 
-metal = GpuOps("metal")
 
-
-def test_products() -> None:
+def test_products(run: GpuOps) -> None:
     """Both ways, of one row and of several; a row alone, and a row among others."""
     rng = np.random.default_rng(1)
     matrix = random_matrix(rng, MXFP4, 13, 320)
     x, y = numbers(rng, 7, 320), numbers(rng, 7, 13)
-    found, turned = metal.matmul(x, matrix), metal.matmul(y, matrix, transposed=True)
+    found, turned = run.matmul(x, matrix), run.matmul(y, matrix, transposed=True)
     assert_close("matmul", found, oracle.matmul(x.astype(np.float64), matrix.exact), np.abs(x) @ matrix.size.T)
     assert_close("matmul", turned, y.astype(np.float64) @ matrix.exact, np.abs(y) @ matrix.size)
     for rows in (slice(0, 1), slice(6, 7), slice(2, 5)):
-        assert np.array_equal(metal.matmul(x[rows], matrix), found[rows])
+        assert np.array_equal(run.matmul(x[rows], matrix), found[rows])
 
 
-def test_embed() -> None:
+def test_embed(run: GpuOps) -> None:
     rng = np.random.default_rng(5)
     table = random_matrix(rng, MXFP4, 9, 96)
     ids = np.array([8, 0, 3, 3], np.int32)
-    assert_close("embed", metal.embed(table, ids), oracle.embed(table.exact, list(ids)), table.size[ids])
+    assert_close("embed", run.embed(table, ids), oracle.embed(table.exact, list(ids)), table.size[ids])
 
 
-@pytest.mark.parametrize("clamped", [None, (1.702, 1.5)])
+@pytest.mark.parametrize(("clamped", "geglu"), [(None, False), ((1.702, 1.5), False), (None, True)])
 @pytest.mark.parametrize("up_format", [MXFP4, QuantFormat.plain("BF16")], ids=str)
-def test_biases_and_clamped_swiglu(up_format: QuantFormat, clamped: tuple[float, float] | None) -> None:
+def test_biases_and_activations(
+    run: GpuOps, up_format: QuantFormat, clamped: tuple[float, float] | None, geglu: bool
+) -> None:
     """In one dispatch for gate and up, and in one for each."""
     rng = np.random.default_rng(12)
     hidden, intermediate, count, k = 64, 32, 3, 2
@@ -50,6 +50,6 @@ def test_biases_and_clamped_swiglu(up_format: QuantFormat, clamped: tuple[float,
     x = numbers(rng, 5, hidden) / 8
     chosen = np.array([rng.permutation(count)[:k] for _ in range(5)])
     jobs = [(e, np.flatnonzero(chosen.reshape(-1) == e).tolist()) for e in rng.permutation(count)]
-    found = metal.expert_ffn(x, experts, jobs, k, biases, clamped)
-    check_experts(found, x, experts, chosen, False, biases, clamped)
-    assert np.array_equal(metal.chosen_expert_ffn(x, experts, chosen.astype(np.int32), biases, clamped), found)
+    found = run.expert_ffn(x, experts, jobs, k, biases, clamped, geglu)
+    check_experts(found, x, experts, chosen, False, biases, clamped, geglu)
+    assert np.array_equal(run.chosen_expert_ffn(x, experts, chosen.astype(np.int32), biases, clamped, geglu), found)

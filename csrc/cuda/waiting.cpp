@@ -1,0 +1,126 @@
+// Which ops go together with the launch that waits, and that launch.
+#include <algorithm>
+#include <utility>
+
+#include "cuda/cuda_commands.h"
+
+namespace moeflux::cuda {
+namespace {
+
+constexpr uint32_t blocks_of_multiprocessor = 4;  // that go through the tiles of one row's product
+
+// Whether what is written would be read by another block of the same launch.
+bool meet(const float* a, int64_t a_count, const float* b, int64_t b_count) {
+  return a < b + b_count && b < a + a_count;
+}
+
+}  // namespace
+
+void CudaCommands::mark() {
+  launches_.attempt([&] { finish(); });
+  launches_.mark();
+}
+
+int64_t CudaCommands::hold() {
+  launches_.attempt([&] { finish(); });
+  return launches_.hold();
+}
+
+void CudaCommands::end() {
+  launches_.attempt([&] { finish(); });
+}
+
+void CudaCommands::finish() {
+  const auto waiting = std::exchange(waiting_, std::monostate());
+  if (const auto* norm = std::get_if<NormParams>(&waiting)) launch("rms_norm", {1}, row_threads, *norm);
+  if (const auto* product = std::get_if<RowProduct>(&waiting)) launch_row(*product);
+  if (const auto* gates = std::get_if<DeltaGatesParams>(&waiting)) flat("delta_gates", *gates, gates->count);
+  if (const auto* out = std::get_if<AttentionOutput>(&waiting))
+    launch(out->kernel, out->grid, out->threads, out->params, out->shared_bytes);
+}
+
+// Blocks of as many tiles each, all of them on the chip at once. A few tiles are done by larger blocks.
+void CudaCommands::launch_row(const RowProduct& product) {
+  OneRowParams params = product.params;
+  for (size_t i = 0; i < product.count; ++i) {
+    params.first_tile[i] = params.tiles;
+    params.tiles += divide_up(params.rows[i], tile_rows);
+  }
+  for (size_t i = product.count; i < most_outputs; ++i) params.first_tile[i] = params.tiles;
+  if (params.is_gated) params.tiles = divide_up(params.rows[0], tile_rows / 2);
+  const uint32_t processors = launches_.chip().multiprocessors;
+  const uint32_t tiles_of_block = divide_up(params.tiles, int64_t{blocks_of_multiprocessor} * processors);
+  const uint32_t warps = params.tiles <= 2 * processors ? one_warps : product_warps;
+  launch(product.kernel, {divide_up(params.tiles, tiles_of_block)},
+         lanes * std::min(warps, divide_up(params.columns, part_columns)), params);
+}
+
+// The products of a row that a norm makes. Every block makes the norm, so nobody may write what the norm reads.
+bool CudaCommands::takes_norm(OneRowParams& params, std::span<const Product> products) {
+  const auto* norm = std::get_if<NormParams>(&waiting_);
+  if (!norm || norm->out != params.x || norm->width != params.columns) return false;
+  for (const Product& product : products)
+    if (meet(address<const float>(product.out), product.matrix.rows, norm->x, norm->width)) return false;
+  params.x = norm->x;
+  params.weight = norm->weight;
+  params.normed = norm->out;
+  params.eps = norm->eps;
+  waiting_ = std::monostate();
+  return true;
+}
+
+// Two products, of which SwiGLU takes both outputs.
+bool CudaCommands::takes_swiglu(View gate, View up, int64_t count) {
+  auto* product = std::get_if<RowProduct>(&waiting_);
+  if (!product || product->count != 2 || product->params.is_gated) return false;
+  OneRowParams& params = product->params;
+  if (params.out[0] != address<float>(gate) || params.out[1] != address<float>(up) || params.rows[0] != count ||
+      params.rows[1] != count)
+    return false;
+  params.is_gated = true;
+  return true;
+}
+
+// A product whose output is added to a row that it does not read.
+bool CudaCommands::takes_residual(View x, View y, int64_t count) {
+  auto* product = std::get_if<RowProduct>(&waiting_);
+  if (!product || product->count != 1 || product->params.residual) return false;
+  OneRowParams& params = product->params;
+  auto* residual = address<float>(x);
+  if (params.out[0] != address<float>(y) || params.rows[0] != count ||
+      meet(residual, count, params.x, params.columns) ||
+      (params.normed && meet(residual, count, params.normed, params.columns)))
+    return false;
+  params.residual = residual;
+  return true;
+}
+
+// The gates of one row, and the recurrence that they are for. Every block of a head makes its gates.
+bool CudaCommands::takes_gates(const DeltaArgs& args, int64_t n, DeltaParams& params) {
+  const auto* gates = std::get_if<DeltaGatesParams>(&waiting_);
+  if (!gates || n != 1 || gates->decay != params.decay || gates->beta != params.beta || gates->count != args.v.heads)
+    return false;
+  for (const float* read : {gates->alpha, gates->b})
+    for (const float* written : {params.out, const_cast<float*>(params.decay), const_cast<float*>(params.beta)})
+      if (meet(read, gates->count, written, written == params.out ? args.v.heads * args.v.dim : gates->count))
+        return false;
+  params.gates = *gates;
+  waiting_ = std::monostate();
+  return true;
+}
+
+// The output of attention, and its gate.
+bool CudaCommands::takes_gate(const Heads& x, const Heads& gate, int64_t n) {
+  auto* waiting = std::get_if<AttentionOutput>(&waiting_);
+  if (!waiting || waiting->params.gate) return false;
+  AttentionParams& params = waiting->params;
+  if (params.out != address<float>(x.view) || params.n != n || params.heads != x.heads || params.dim != x.dim ||
+      x.head_stride != x.dim || x.row_stride != x.heads * x.dim)
+    return false;
+  params.gate = address<const float>(gate.view);
+  params.gate_row_stride = static_cast<uint32_t>(gate.row_stride);
+  params.gate_head_stride = static_cast<uint32_t>(gate.head_stride);
+  return true;
+}
+
+}  // namespace moeflux::cuda
