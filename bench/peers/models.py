@@ -10,7 +10,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from moeflux import Variant
+from moeflux import Variant, builtin, open_store
 from moeflux.conversion.synth import synth
 from moeflux.models.layers import RoutedExperts
 from moeflux.models.presets import preset
@@ -23,6 +23,14 @@ MODELS: dict[str, Variant] = {
         RoutedExperts, count=32
     ),
 }
+
+LONG = 1 << 15
+
+
+def small() -> Variant:
+    """The shape of the built-in model, which fits in a processor's cache, with a longer context."""
+    with open_store(builtin.path()) as store:
+        return dataclasses.replace(store.variant, max_context=LONG)
 
 
 if __name__ == "__main__":

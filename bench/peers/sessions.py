@@ -12,6 +12,10 @@ rows: together   tokens a second of 8 sessions that decode together, over those 
                  the least of the steps of a turn, because other programs only add to it
       prefix     the time to the first token of a prompt of 8000 of which 7500 are known to the scheduler, over that of
                  a prompt from nothing. The known part ends at a border, as a message does
+      beside     the time between two tokens of an answer while a prompt of 8192 is read, over that without one: the
+                 middle and the 99th percentile, with one answer and with eight. On a model in the built-in one's shape,
+                 because beside answers the large one takes minutes for such a prompt. With one thread, it is the time
+                 of the process that counts, whatever other programs do
 
 How memory behaves with many sessions is measured by `make soak` and tests/runtime/test_memory_contract.py.
 """
@@ -30,10 +34,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from beside_a_prompt import context_for, measured
+from models import small
 from turns import run, take_turns
 
 import moeflux
 from moeflux import _core
+from moeflux.conversion.synth import synth
 from moeflux.runtime.tokens import random_prompt
 from moeflux.serving import Request, Scheduler
 from moeflux.text.sampling import Sampler, Sampling
@@ -41,6 +48,8 @@ from moeflux.text.sampling import Sampler, Sampling
 SESSIONS = 8
 STEPS = 16  # of a turn of the row `decoder`
 PROMPT, KNOWN = 8000, 7500
+LONG_PROMPT = 8192
+QUIET = 400  # tokens of all answers together between two stretches of a long prompt
 
 Ratios = dict[str, list[float]]
 
@@ -64,6 +73,10 @@ TARGETS = {
     "streamed, bytes read a token": Target(most=0.5),
     "decoder, time of a step": Target(most=1.02),
     "prefix, time to the first token": Target(most=0.125),
+    "beside a prompt, 1 answer, p50": Target(most=2),
+    "beside a prompt, 1 answer, p99": Target(most=2),
+    "beside a prompt, 8 answers, p50": Target(most=2),
+    "beside a prompt, 8 answers, p99": Target(most=2),
 }
 
 
@@ -191,10 +204,28 @@ def prefix(arguments: argparse.Namespace) -> Ratios:
     return {"prefix, time to the first token": ratios}
 
 
+def beside(arguments: argparse.Namespace) -> Ratios:
+    folder = arguments.folder / "small"
+    synth(folder, small(), force=True)
+    clock = time.process_time if arguments.threads == 1 else time.perf_counter
+    ratios: Ratios = {}
+    with moeflux.load(
+        folder, threads=arguments.threads, context=context_for(LONG_PROMPT, QUIET), sessions=SESSIONS + 1
+    ) as model:
+        for _ in range(arguments.rounds):
+            for count, answers in ((1, "1 answer"), (SESSIONS, f"{SESSIONS} answers")):
+                waits = measured(model, count, prompt=LONG_PROMPT, quiet=QUIET // count, clock=clock)
+                print(f"{answers}: between two tokens {waits}")
+                for percent in (50, 99):
+                    name = f"beside a prompt, {answers}, p{percent}"
+                    ratios.setdefault(name, []).append(waits.ratio(percent))
+    return ratios
+
+
 # ---- Command line -----------------------------------------------------------------------------------------------
 
 ROWS: dict[str, Callable[[argparse.Namespace], Ratios]] = {
-    row.__name__: row for row in (together, streamed, decoder, prefix)
+    row.__name__: row for row in (together, streamed, decoder, prefix, beside)
 }
 
 

@@ -245,6 +245,14 @@ def test_info_of_a_preset_with_experts_in_mxfp4(capsys: Output) -> None:
     assert printed.endswith("a conversion with experts in MXFP4 and every other matrix BF16\n")
 
 
+def test_info_of_a_preset_with_heads_of_two_sizes(capsys: Output) -> None:
+    assert main(["info", "gemma-4"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "attention 16 heads x 256, 8 kv heads, the last 1024 rows" in lines
+    assert "attention 16 heads x 512, 2 kv heads" in lines
+    assert "rope vanilla, theta 1e+06, 128 of 512 dimensions" in lines
+
+
 def test_info_of_a_preset(capsys: Output) -> None:
     """The published figures of the model, in words and in exact bytes."""
     assert main(["info", "a17b"]) == 0

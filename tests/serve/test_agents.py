@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+import moeflux
 from moeflux.serve import chat_completions, messages, responses
 from moeflux.serve.request import Ask
 from moeflux.serve.responses import Stored
-from support.live_server import Live
+from support.harmony import model_folder
+from support.live_server import Live, live
 
 FOLDER = Path(__file__).with_name("agents")
 PATHS = {"claude": "/v1/messages?beta=true", "codex": "/v1/responses", "opencode": "/v1/chat/completions"}
@@ -59,17 +62,43 @@ def test_thoughts_that_an_agent_sends_back_are_read() -> None:
         assert said[0]["reasoning_content"] == "text"
 
 
+def answer_to(body: dict[str, Any], agent: str, server: Live) -> str:
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+    connection.request("POST", PATHS[agent], json.dumps(body), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    assert answer.status == 200, text
+    return text
+
+
 @pytest.mark.parametrize("agent", PATHS)
 def test_every_request_is_answered(agent: str, server: Live) -> None:
     server.scheduler.script = lambda prompt: "<think>hm</think>Yes."
     for body in sent_by(agent):
-        connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
-        connection.request("POST", PATHS[agent], json.dumps(body), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        text = answer.read().decode()
-        connection.close()
-        assert answer.status == 200, text
+        text = answer_to(body, agent, server)
         assert "Yes" in text and text.rstrip().endswith(("[DONE]", "}"))
+
+
+@pytest.fixture(scope="module")
+def harmony(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A server of a model that speaks in channels."""
+    folder = model_folder(tmp_path_factory.mktemp("harmony"))
+    with moeflux.load(folder, threads=1, sessions=1) as model, live(model) as server:
+        yield server
+
+
+@pytest.mark.parametrize("agent", PATHS)
+def test_every_request_is_answered_in_channels(agent: str, harmony: Live) -> None:
+    harmony.scheduler.script = lambda prompt: (
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+    )
+    for body in sent_by(agent):
+        prompt = harmony.desk.prepare(understood(agent, body)).prompt.text
+        assert all(f"type {tool.name} = " in prompt for tool in understood(agent, body).tools)
+        assert prompt.count(" to=assistant<|channel|>commentary") == prompt.count("<|call|>")
+        text = answer_to(body, agent, harmony)
+        assert "Yes" in text and "<|" not in text and text.rstrip().endswith(("[DONE]", "}"))
 
 
 def test_a_line_that_changes_is_no_part_of_the_prompt(server: Live) -> None:

@@ -56,7 +56,7 @@ def make(tokenizer: Tokenizer, grammars: Grammars) -> Maker:
 
 def read(family: Family, text: str, thinking: bool = False) -> Said:
     reader = AnswerReader(thinking, family, {"write": SCHEMA, "now": {}})
-    return together(reader.add(text) + reader.finish())
+    return together(reader.add(family.heard(text)) + reader.finish())
 
 
 # ---- Calls ------------------------------------------------------------------------------------------------------
@@ -82,6 +82,7 @@ CALLS = {
     f"{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>",
     "deepseek": f"{mark('tool calls begin')}{mark('tool call begin')}write{mark('tool sep')}{ARGUMENTS}"
     f"{mark('tool call end')}{mark('tool calls end')}",
+    "harmony": f"<|channel|>commentary to=functions.write <|constrain|>json<|message|>{ARGUMENTS}",
 }  # fmt: skip
 
 
@@ -101,7 +102,7 @@ def test_a_call_must_come(name: str, make: Maker) -> None:
 def test_the_tool_that_is_named_must_be_called(name: str, make: Maker) -> None:
     family, named = BY_NAME[name], Ask("m", tools=(WRITE, NOW), choice="tool:now")
     assert make.end_of(make.of(named, family), CALLS[name]) is not None
-    made = make.at_random(make.of(named, family), 1)
+    made = make.at_random(make.of(named, family), 1, family)
     assert {call.name for call in read(family, made).calls} == {"now"}
 
 
@@ -116,7 +117,7 @@ def test_one_call_or_more(name: str, make: Maker) -> None:
         begin, end = text.index("<invoke"), text.rindex("</minimax")
         two = text[:begin] + text[begin:end] * 2 + text[end:]
     else:
-        two = f"{text}\n{text}"
+        two = f"{text}{'<|end|><|start|>assistant' if family.channels else chr(10)}{text}"
     assert len(read(family, two).calls) == 2
     assert make.end_of(make.of(REQUIRED, family), two) is None
     single = Ask("m", tools=(WRITE, NOW), choice="required", parallel=False)
@@ -124,11 +125,11 @@ def test_one_call_or_more(name: str, make: Maker) -> None:
     assert make.end_of(make.of(single, family), two) is not None
 
 
-@pytest.mark.parametrize("name", ["hermes", "kimi", "deepseek"])
+@pytest.mark.parametrize("name", ["hermes", "kimi", "deepseek", "harmony"])
 @pytest.mark.parametrize("seed", range(4))
 def test_calls_at_random_keep_to_the_schema(name: str, seed: int, make: Maker) -> None:
     family = BY_NAME[name]
-    text = make.at_random(make.of(Ask("m", tools=(WRITE,), choice="required", parallel=False), family), seed)
+    text = make.at_random(make.of(Ask("m", tools=(WRITE,), choice="required", parallel=False), family), seed, family)
     said = read(family, text)
     assert said.text == "" and len(said.calls) == 1
     arguments = json.loads(said.calls[0].arguments)

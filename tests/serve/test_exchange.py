@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from moeflux import builtin
 from moeflux.errors import Error
 from moeflux.serve.answer import Answer
 from moeflux.serve.app import CHAT
+from moeflux.serve.arrivals import Beat
 from moeflux.serve.desk import Begun, Prepared
 from moeflux.serve.exchange import Exchange, Pace, _Stream
 from moeflux.serve.request import Ask
@@ -59,7 +61,8 @@ class Uncounted:
 def stream_of(handles: Sequence[Endless], gather: float = 0.0) -> _Stream:
     tokenizer = Tokenizer.from_folder(builtin.path())
     ask = Ask("m", answers=len(handles), stream=True)
-    exchange = Exchange(CHAT, None, Uncounted(), Pace(ping=0.05, gather=gather, send=0.05))  # type: ignore[arg-type]
+    pace = Pace(ping=0.05, gather=gather, send=0.05)
+    exchange = Exchange(CHAT, None, Uncounted(), pace, Beat(gather))  # type: ignore[arg-type]
     begun = [Begun(handle, Answer(ask, 3, False, HERMES, tokenizer)) for handle in handles]
     return _Stream(exchange, Prepared(ask, Prompt("x", [1, 2, 3], (), False), [], None), begun)
 
@@ -131,6 +134,60 @@ def test_tokens_that_come_fast_are_told_together() -> None:
     asyncio.run(stream_of([Hasty(50)], gather=0.5)({"type": "http"}, there, send))  # type: ignore[arg-type]
     told = [body.count(b"word") for body in sent if b"word" in body]
     assert told[0] < 50 and len(told) == 2
+
+
+class Told(Hasty):
+    """Numbered tokens, a few in each turn."""
+
+    def follow(self, tell: Callable[[], object]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def say() -> None:
+            for _ in range(3):
+                self.left -= 1
+                self.came.append(Piece(f"{self.left} ", 5, None))  # type: ignore[arg-type]
+            if self.left > 0:
+                loop.call_later(0.001, say)
+            else:
+                self.finish = "cancelled"  # type: ignore[assignment]
+            tell()
+
+        loop.call_soon(say)
+
+    def arrived(self) -> list[Piece] | None:  # type: ignore[override]
+        came = super().arrived()
+        return came if came or self.finish is None else None
+
+
+@pytest.mark.parametrize("refused", [(0, 1), (1, 2), (1, 1)])
+def test_what_the_short_way_refuses_goes_the_long_one_in_its_turn(refused: tuple[int, int]) -> None:
+    """Also while something is on the long one, which takes as long as several tokens."""
+    sent, ways, asked = list[bytes](), list[str](), list[bytes]()
+
+    def write(part: bytes) -> bool:
+        asked.append(part)
+        if len(asked) % refused[1] < refused[0]:
+            return False
+        assert not ways or ways[-1] != "busy"
+        sent.append(part)
+        ways.append("short")
+        return True
+
+    async def send(text: str) -> None:
+        ways.append("busy")
+        await asyncio.sleep(0.004)
+        sent.append(text.encode())
+        ways.append("long")
+
+    async def program() -> None:
+        stream = stream_of([Told(90)])
+        await stream._exchange.stream(stream._prepared, stream._begun, send, write)
+
+    asyncio.run(program())
+    told = b"".join(sent).split(b"data: ")
+    words = [json.loads(each)["choices"][0]["delta"].get("content", "") for each in told[1:] if b"delta" in each]
+    assert "".join(words).split() == [str(number) for number in reversed(range(90))]
+    assert ("short" in ways, ways.count("long") > 2) == (refused[0] < refused[1], refused[0] > 0)
 
 
 @pytest.mark.parametrize(

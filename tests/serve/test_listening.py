@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import json
 import os
@@ -11,13 +12,17 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from moeflux.errors import ArgumentError, FormatError, IoError
+from moeflux.model import Model
+from moeflux.serve.desk import Desk
 from moeflux.serve.guard import LOOPBACK
-from moeflux.serve.server import Listen, keys_in, listening, ready_lines
+from moeflux.serve.server import TURN_SECONDS, Listen, keys_in, listening, made, ready_lines
+from support.stand_in_scheduler import StandIn
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,6 +68,22 @@ def test_the_lines_that_it_prints_are_commands() -> None:
     lines = ready_lines("http://127.0.0.1:8080", "m", with_key=True)
     assert all("KEY" in line and shlex.split(line) for line in lines)
     assert compile(shlex.split(lines[1])[2], "line", "exec")
+
+
+def test_who_serves_is_not_kept_from_python_for_long(model: Model) -> None:
+    before, desk = sys.getswitchinterval(), Desk(model, StandIn(model), "m", 100)
+    with listening(Listen(port=0)) as at:
+        server = made(desk, Listen(port=0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
+        thread.start()
+        while not server.started:
+            assert thread.is_alive()
+            thread.join(0.01)
+        assert sys.getswitchinterval() == pytest.approx(TURN_SECONDS) != before
+        assert gc.get_freeze_count() > 10_000
+        server.should_exit = True
+        thread.join()
+    assert (sys.getswitchinterval(), gc.get_freeze_count()) == (before, 0)
 
 
 def asked(port: int, method: str, path: str, body: str | None = None) -> tuple[int, str]:

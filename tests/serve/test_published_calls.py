@@ -25,7 +25,7 @@ from support.published_calls import keeps_to, written
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "published_calls.json").read_text())
 ALL = [*FAMILIES, HERMES] if HERMES not in FAMILIES else list(FAMILIES)
-OF_JSON = [family for family in ALL if family.name in ("hermes", "kimi", "deepseek")]
+OF_JSON = [family for family in ALL if family.name in ("hermes", "kimi", "deepseek", "harmony")]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def asking(case: dict[str, Any]) -> Ask:
 
 def calls_in(case: dict[str, Any], family: Family, text: str) -> list[Call]:
     reader = AnswerReader(False, family, {tool["name"]: tool["parameters"] for tool in case["tools"]})
-    said = together(reader.add(text) + reader.finish())
+    said = together(reader.add(family.heard(text)) + reader.finish())
     assert said.text.strip() == "" and said.thought == ""
     return said.calls
 
@@ -59,6 +59,6 @@ def test_what_is_right_is_read_and_allowed(case: dict[str, Any], family: Family,
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_whatever_is_allowed_keeps_to_the_schema(case: dict[str, Any], family: Family, make: Maker) -> None:
     tools = {tool["name"]: tool["parameters"] for tool in case["tools"]}
-    for call in calls_in(case, family, make.at_random(make.of(asking(case), family), 1)):
+    for call in calls_in(case, family, make.at_random(make.of(asking(case), family), 1, family)):
         arguments = json.loads(call.arguments)
         assert keeps_to(arguments, {"type": "object", **tools[call.name]}), arguments

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from moeflux.errors import BudgetError, Refused
 from moeflux.serve import chat_completions, completions, errors, messages, response_stream
-from moeflux.serve.events import Arguments, CallBegin, CallEnd, Event, Text, Thought, together
+from moeflux.serve.events import Arguments, CallBegin, CallEnd, Event, Text, Thought, joined, together
 from moeflux.serve.fields import RequestError
 from moeflux.serve.request import Ask, Ending, Result, TokenLogprob, Tool, Usage
 
@@ -116,6 +116,39 @@ def test_several_answers_have_their_own_calls() -> None:
     for index in (0, 1):
         (chunk,) = lines(writer.add(index, [CallBegin(f"c{index}", "f")]))
         assert (chunk["choices"][0]["index"], chunk["choices"][0]["delta"]["tool_calls"][0]["index"]) == (index, 0)
+
+
+ODD = ['""', '"\\\n\t\u2028\0\x7f', "data: x\n\n", "<\u00e9\U0001f600>"]
+
+
+@pytest.mark.parametrize("api", [chat_completions.ChatStream, completions.CompletionStream, messages.MessageStream])
+def test_texts_are_those_that_were_said_whatever_they_hold(api: Any) -> None:
+    """What is around a text is encoded once."""
+    writer = api(Ask('m""', answers=1, stream=True, stream_usage=True), '""')
+    begun = writer.begin(3)
+    told = begun + "".join(writer.add(0, [kind(odd)]) for kind in (Thought, Text) for odd in ODD * 2)
+    found: dict[str, str] = {}
+    for each in lines(told):
+        if "choices" in each:
+            choice = each["choices"][0]
+            assert (each["model"], each["id"], each.get("usage")) == ('m""', '""', None)
+            delta = choice.get("delta", {"content": choice.get("text")})
+        else:
+            delta = each.get("delta", {})
+        for name, value in delta.items():
+            found[name] = found.get(name, "") + value
+    said = "".join(ODD * 2)
+    thoughts = [value for name, value in found.items() if name in ("reasoning_content", "thinking")]
+    assert thoughts == ([] if api is completions.CompletionStream else [said])
+    assert said in (found.get("content"), found.get("text"))
+
+
+def test_events_that_came_together_are_told_as_few() -> None:
+    few = joined(EVENTS)
+    assert few[:2] == [Thought("hm"), Text("Let me.")] and few[3] == Arguments('{"city": "Bern"}')
+    assert together(few) == together(EVENTS) and len(few) == len(EVENTS) - 3 and joined([]) == []
+    apart = [CallBegin("1", "f"), CallEnd(), CallBegin("1", "f"), CallEnd()]
+    assert joined(apart) == apart
 
 
 # ---- Completions ------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from moeflux.serve.answer import AnswerReader
 from moeflux.serve.events import Arguments, CallBegin, CallEnd, Event, Said, Text, Thought, together
 from moeflux.serve.tools.families import FAMILIES, HERMES, Family, family_of
+from moeflux.text.channels import MARKS
 
 BY_NAME = {family.name: family for family in FAMILIES}
 
@@ -182,6 +183,7 @@ def test_families_are_told_from_templates() -> None:
     assert family_of('{%- set begin = "<minimax:tool_call>" %}{{ call["arguments"] }}').name == "minimax"
     assert family_of(deepseek("tool call begin")).name == "deepseek"
     assert family_of("<|tool_call_begin|>").name == "kimi"
+    assert family_of("<|start|>assistant<|channel|>final<|message|>").name == "harmony"
     assert family_of('<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}').name == "hermes"
     assert family_of("{{ message.content }}") is HERMES
 
@@ -347,7 +349,8 @@ SCRAPS = [
     "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "functions.write:0", "```json\n", "```", "function",
     "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
     "<|tool_calls_section_end|>", deepseek("tool calls begin"), deepseek("tool call begin"), deepseek("tool sep"),
-    deepseek("tool call end"), deepseek("tool calls end"), *SLIPS["arguments first"][1:], *WELL["qwen-xml"], "é",
+    deepseek("tool call end"), deepseek("tool calls end"), *MARKS,
+    "commentary", "to=functions.write", *SLIPS["arguments first"][1:], *WELL["qwen-xml"], "é",
 ]  # fmt: skip
 
 
@@ -363,7 +366,7 @@ SCRAPS = [
 def test_what_comes_out_does_not_depend_on_the_cuts(
     family: Family, scraps: list[str], places: list[int], thinking: bool, cut: bool
 ) -> None:
-    text = "".join(scraps)
+    text = family.heard("".join(scraps))
     whole = read(family, text, thinking=thinking, cut=cut)
     bounds = sorted({0, len(text), *(place for place in places if place < len(text))})
     pieces = [text[start:end] for start, end in itertools.pairwise(bounds)]
@@ -386,7 +389,7 @@ def test_calls_do_not_depend_on_the_cuts(case: tuple[str, str]) -> None:
 @given(st.sampled_from(FAMILIES), st.lists(st.sampled_from(SCRAPS), max_size=14))
 def test_events_come_in_order(family: Family, scraps: list[str]) -> None:
     open_call = False
-    for event in events(family, ["", *scraps, ""]):
+    for event in events(family, ["", *map(family.heard, scraps), ""]):
         if isinstance(event, CallBegin):
             assert not open_call
             open_call = True

@@ -16,6 +16,8 @@ import moeflux
 from moeflux import ArgumentError, Refused, Sampling
 from moeflux.serving import Handle, Request, Scheduler
 from moeflux.serving.handle import Bell
+from moeflux.text.answer_text import AnswerText
+from moeflux.text.generate import Piece
 from support.engine import Folder, load_faulty
 from support.served import Alone, Gate, ask, text, until
 
@@ -255,6 +257,34 @@ def test_who_follows_has_an_error_once_and_after_what_came() -> None:
         assert answer.arrived() is None
         answer.follow(lambda: told.append(2))
         assert told == [1, 2]
+
+    asyncio.run(program())
+
+
+def test_who_follows_is_told_once_until_it_asks(model: moeflux.Model) -> None:
+    """To tell takes a system call, and somebody may look less often than tokens come."""
+
+    async def program() -> None:
+        bell, told = Bell(), list[int]()
+        answer = Handle([1], Sampling(0.0), lambda: None, bell)
+        text, stats = AnswerText(None), model.session().stats
+
+        async def say(word: str) -> None:
+            answer.say(Piece(word, 7, stats), text)
+            bell.ring()
+            await asyncio.sleep(0)
+
+        answer.follow(lambda: told.append(len(told)))
+        for word in "abc":
+            await say(word)
+        assert told == [0]
+        pieces = answer.arrived()
+        assert pieces is not None and [piece.text for piece in pieces] == ["a", "b", "c"]
+        await say("d")
+        answer.over("cancelled", None)
+        bell.ring()
+        await asyncio.sleep(0)
+        assert told == [0, 1] and answer.arrived() and answer.arrived() is None
 
     asyncio.run(program())
 

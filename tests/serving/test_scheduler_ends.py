@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,23 @@ def test_wrong_requests(model: moeflux.Model, request_: Request, message: str) -
 def test_wrong_options(model: moeflux.Model, options: dict[str, object], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         Scheduler(model, **options)  # type: ignore[arg-type]
+
+
+def test_an_answer_goes_with_its_handle(model: moeflux.Model) -> None:
+    """When nobody has that any more. What waits for the collector of cycles instead is memory that grows for thousands
+    of requests."""
+    gc.collect()
+    gc.disable()
+    try:
+        with Scheduler(model, running=2) as scheduler:
+            answers = [scheduler.submit(ask(seed, 12)) for seed in range(4)]
+            answers[1].cancel()
+            gone = [weakref.ref(answer) for answer in answers]
+            while answers:
+                answers.pop().wait()
+            until(lambda: all(answer() is None for answer in gone))
+    finally:
+        gc.enable()
 
 
 # ---- The end ----------------------------------------------------------------------------------------------------

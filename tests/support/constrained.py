@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 
 import numpy as np
 
@@ -29,9 +30,10 @@ def ends(tokenizer: Tokenizer) -> set[int]:
 class Maker:
     """Grammars of requests, and texts held to them."""
 
-    def __init__(self, tokenizer: Tokenizer, grammars: Grammars) -> None:
+    def __init__(self, tokenizer: Tokenizer, grammars: Grammars, ending: Collection[int] = ()) -> None:
         self.tokenizer = tokenizer
         self._grammars = grammars
+        self._ends = set(ending) or ends(tokenizer)
         self._ending = {id for id in range(len(tokenizer)) if tokenizer.token_bytes(id)[:1] in (b'"', b"}", b"]")}
 
     def of(self, ask: Ask, family: Family = HERMES, thinking: bool = False, template: str = "") -> Constraint:
@@ -44,19 +46,20 @@ class Maker:
 
     def end_of(self, constraint: Constraint, text: str) -> str | None:
         """None if the whole text may be the answer, or else the text up to what is not allowed."""
-        tokens = [*self.tokenizer.encode_marked(text), min(ends(self.tokenizer))]
+        tokens = [*self.tokenizer.encode_marked(text), min(self._ends)]
         for place, token in enumerate(tokens):
             if token not in allowed(constraint(tokens[:place])):
                 return self.tokenizer.decode(tokens[:place])
         return None
 
-    def at_random(self, constraint: Constraint, seed: int) -> str:
+    def at_random(self, constraint: Constraint, seed: int, family: Family = HERMES) -> str:
         """A whole answer of tokens that are allowed, none of them likely but those that end something: without them,
-        texts and lists would not end."""
-        rng, tokens = random.Random(seed), list[int]()
+        texts and lists would not end. One in channels does not begin with a thought."""
+        rng = random.Random(seed)
+        tokens = self.tokenizer.encode_marked("<|channel|>commentary") if family.channels else []
         for _ in range(1000):
             ids = allowed(constraint(tokens))
-            over = sorted(set(ids) & ends(self.tokenizer))
+            over = sorted(set(ids) & self._ends)
             if over:
                 return self.tokenizer.decode(tokens)
             ending = [id for id in ids if id in self._ending]

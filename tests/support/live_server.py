@@ -17,6 +17,7 @@ from moeflux.serve.exchange import Pace
 from moeflux.serve.fields import LIMITS, Limits
 from moeflux.serve.guard import Rules
 from moeflux.serve.protocols import Scheduler
+from moeflux.serve.wire import Http
 from support.stand_in_scheduler import StandIn
 
 __all__ = ["Live", "live"]
@@ -45,7 +46,7 @@ def live(
     desk = Desk(model, scheduler, "builtin", context, limits)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         config = uvicorn.Config(
-            application(desk, rules, pace), log_level="critical", ws="none", timeout_graceful_shutdown=5
+            application(desk, rules, pace), log_level="critical", http=Http, ws="none", timeout_graceful_shutdown=5
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

@@ -62,6 +62,9 @@ def own_word(variant: Variant, name: str) -> str:
     """What mlx-lm calls a tensor of that name."""
     if variant.model_type == "gpt_oss":
         return re.sub(r"\.mlp\.gate(?=\.|$)", ".mlp.router", name.replace(".mlp.switch_mlp.", ".mlp.experts."))
+    if variant.model_type == "gemma4":
+        name = re.sub(r"\.mlp\.gate(?=\.|$)", ".router.proj", name)
+        return name.replace(".mlp.switch_mlp.", ".experts.switch_glu.")
     if variant.model_type not in ("minimax_m2", "mixtral"):
         return name
     return name.replace(".mlp.gate.e_score", ".mlp.e_score").replace(".mlp.", ".block_sparse_moe.")

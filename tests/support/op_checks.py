@@ -43,9 +43,30 @@ def check_combine(run: Any, n: int, hidden: int, k: int) -> None:
     gated = s * oracle.ops.sigmoid(gate.astype(np.float64))[:, None]
     size = np.abs(r) + np.einsum("nk,nkh->nh", np.abs(w), np.abs(o)) + np.abs(s)
     assert_close("combine", run.combine(residual, outputs, weights), oracle.ops.combine(r, o, w, None), size)
+    assert_close("combine", run.combine(None, outputs, weights), oracle.ops.combine(None, o, w, None), size)
     assert_close("combine", run.combine(residual, outputs, weights, shared), oracle.ops.combine(r, o, w, s), size)
     found = run.combine(residual, outputs, weights, shared, gate)
     assert_close("combine", found, oracle.ops.combine(r, o, w, gated), size)
+
+
+def check_geglu(run: Any, width: int) -> None:
+    rng = np.random.default_rng(width)
+    gate, up = numbers(rng, width) * 4, numbers(rng, width)
+    if width > 6:
+        gate[:6] = [0, -0.0, 30, -30, 1e30, -1e30]
+    found, expected = run.geglu(gate, up), oracle.ops.geglu(*wide(gate, up))
+    assert_close("geglu", found, expected, np.abs(wide(gate * up)[0]))
+
+
+def check_scale_and_cap(run: Any, width: int) -> None:
+    rng = np.random.default_rng(width)
+    x = numbers(rng, width) * 40
+    if width > 2:
+        x[:2] = [1e30, -1e30]
+    assert_close("scale", run.scale(x, 0.37), oracle.ops.scale(wide(x)[0], float(np.float32(0.37))))
+    found = run.soft_cap(x, 30.0)
+    assert_close("soft_cap", found, oracle.ops.soft_cap(wide(x)[0], 30.0), np.full(width, 30.0))
+    assert np.abs(found).max() <= 30
 
 
 Clamped = tuple[float, float]
@@ -59,6 +80,7 @@ def check_experts(
     int16: bool = False,
     biases: tuple[Array, Array, Array] | None = None,
     clamped: Clamped | None = None,
+    geglu: bool = False,
 ) -> None:
     """`found` has a row for each place of `chosen` [n, k]; with `int16`, products were of such."""
     k = chosen.shape[1]
@@ -66,7 +88,7 @@ def check_experts(
         gate, up, down = experts[expert]
         row = x[pair // k : pair // k + 1].astype(np.float64)
         own = wide(*(bias[expert] for bias in biases)) if biases else [np.zeros(1)] * 3
-        expected = oracle.ops.expert_ffn(row, gate.exact, up.exact, down.exact, own, clamped)
+        expected = oracle.ops.expert_ffn(row, gate.exact, up.exact, down.exact, own, clamped, geglu)
         of_gate, of_up, of_down = map(np.abs, own)
         inner = (np.abs(row) @ gate.size.T + of_gate) * (np.abs(row) @ up.size.T + of_up + (1 if clamped else 0))
         rounding = rounding_of_expert(row, gate, up, down, own, clamped) if int16 else 0.0
@@ -84,7 +106,7 @@ def rounding_of_expert(
     """What it can be off by for the digits of x, and for those of what gate and up become."""
     g, u = row @ gate.exact.T + biases[0], row @ up.exact.T + biases[1]
     of_g, of_u = rounding_of_int16(np.abs(row), gate), rounding_of_int16(np.abs(row), up)
-    steepest = 1.1  # silu, whatever alpha
+    steepest = 1.13  # silu, whatever alpha, and gelu, which is never larger
     alpha, limit = clamped or (1.0, np.inf)
     gated = np.abs(np.minimum(g, limit) * oracle.ops.sigmoid(alpha * np.minimum(g, limit)))
     met = np.abs(np.clip(u, -limit, limit) + (1 if clamped else 0))
@@ -274,6 +296,16 @@ def check_grouped_softmax_routing_by_hand(run: Any) -> None:
     assert ids.tolist() == [[3, 2]]
     ids, _ = run.route_softmax(nan, 4, normalize=True, groups=3, groups_kept=2)
     assert ids.tolist() == [[3, 2, 5, 4]]
+
+
+def check_softmax_routing_by_factors(run: Any, experts: int, k: int) -> None:
+    """Factors change no choice. They may be negative."""
+    rng = np.random.default_rng(experts)
+    logits, factors = 3 * normal(rng, 5, experts), normal(rng, experts)
+    expected_ids, expected = oracle.ops.route_softmax(*wide(logits), k, normalize=True, factors=wide(factors)[0])
+    ids, weights = run.route_softmax(logits, k, normalize=True, factors=factors)
+    assert np.array_equal(ids, expected_ids)
+    assert_agrees("route_softmax", weights, expected)
 
 
 def check_softmax_routing_far_apart(run: Any) -> None:

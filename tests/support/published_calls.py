@@ -47,6 +47,9 @@ def written(family: str, calls: Sequence[Mapping[str, Any]]) -> str:
         form = "<|tool_call_begin|>functions.{}:{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
         inner = [form.format(name, number, text) for number, (name, _, text) in enumerate(pairs)]
         return f"<|tool_calls_section_begin|>{''.join(inner)}<|tool_calls_section_end|>"
+    if family == "harmony":
+        form = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}"
+        return "<|end|><|start|>assistant".join(form.format(name, text) for name, _, text in pairs)
     assert family == "deepseek"
     inner = [f"{_mark('tool call begin')}{name}{_mark('tool sep')}{text}{_mark('tool call end')}"
              for name, _, text in pairs]  # fmt: skip

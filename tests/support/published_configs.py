@@ -206,6 +206,45 @@ GLM_45_AIR: dict[str, Any] = {
     "transformers_version": "4.54.1", "use_cache": True, "use_qk_norm": False, "vocab_size": 151552,
 }  # fmt: skip
 
+GLM_45V: dict[str, Any] = {
+    "architectures": ["Glm4vMoeForConditionalGeneration"], "image_end_token_id": 151340,
+    "image_start_token_id": 151339, "image_token_id": 151363, "model_type": "glm4v_moe",
+    "text_config": {
+        "attention_bias": True, "attention_dropout": 0.0, "dtype": "bfloat16",
+        "eos_token_id": [151329, 151336, 151338], "first_k_dense_replace": 1, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 4096, "image_end_token_id": 151340, "image_start_token_id": 151339, "image_token_id": 151363,
+        "initializer_range": 0.02, "intermediate_size": 10944, "max_position_embeddings": 65536,
+        "model_type": "glm4v_moe_text", "moe_intermediate_size": 1408, "n_group": 1, "n_routed_experts": 128,
+        "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 96, "num_experts_per_tok": 8,
+        "num_hidden_layers": 46, "num_key_value_heads": 8, "pad_token_id": 151329, "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-05, "rope_scaling": {"mrope_section": [8, 12, 12], "rope_type": "default"},
+        "rope_theta": 10000.0, "routed_scaling_factor": 1.0, "topk_group": 1, "use_cache": True,
+        "video_end_token_id": 151342, "video_start_token_id": 151341, "video_token_id": 151364,
+        "vocab_size": 151552,
+    },
+    "tie_word_embeddings": False, "transformers_version": "4.57.1", "video_end_token_id": 151342,
+    "video_start_token_id": 151341, "video_token_id": 151364, "vision_config": {"depth": 24},
+}  # fmt: skip
+
+KIMI_VL: dict[str, Any] = {
+    "architectures": ["KimiVLForConditionalGeneration"], "auto_map": {}, "ignore_index": -100,
+    "media_placeholder_token_id": 163605, "model_type": "kimi_vl", "pad_token_id": 0,
+    "text_config": {
+        "attention_bias": False, "attention_dropout": 0.0, "aux_loss_alpha": 0.001, "bos_token_id": 163584,
+        "eos_token_id": 163585, "ep_size": 1, "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 2048,
+        "initializer_range": 0.02, "intermediate_size": 11264, "kv_lora_rank": 512, "max_position_embeddings": 131072,
+        "model_type": "deepseek_v3", "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1,
+        "n_routed_experts": 64, "n_shared_experts": 2, "norm_topk_prob": True, "num_attention_heads": 16,
+        "num_experts_per_tok": 6, "num_hidden_layers": 27, "num_key_value_heads": 16, "num_nextn_predict_layers": 1,
+        "pad_token_id": 163839, "pretraining_tp": 1, "q_lora_rank": None, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 800000.0,
+        "routed_scaling_factor": 2.446, "scoring_func": "sigmoid", "seq_aux": True, "tie_word_embeddings": False,
+        "topk_group": 1, "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "use_cache": True, "v_head_dim": 128,
+        "vocab_size": 163840,
+    },
+    "torch_dtype": "bfloat16", "transformers_version": "4.48.3", "vision_config": {"model_type": "moonvit"},
+}  # fmt: skip
+
 GLM_47: dict[str, Any] = {
     "architectures": ["Glm4MoeForCausalLM"], "attention_bias": True, "eos_token_id": [151329, 151336, 151338],
     "first_k_dense_replace": 3, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
@@ -239,6 +278,32 @@ GPT_OSS_120B: dict[str, Any] = {
     "num_hidden_layers": 36,
     "num_local_experts": 128,
 }
+
+GEMMA4_26B_TEXT: dict[str, Any] = {
+    "attention_bias": False, "attention_dropout": 0.0, "attention_k_eq_v": True, "bos_token_id": 2,
+    "dtype": "bfloat16", "enable_moe_block": True, "eos_token_id": 1, "final_logit_softcapping": 30.0,
+    "global_head_dim": 512, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2816,
+    "hidden_size_per_layer_input": 0, "initializer_range": 0.02, "intermediate_size": 2112,
+    "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 5, "max_position_embeddings": 262144,
+    "model_type": "gemma4_text", "moe_intermediate_size": 704, "num_attention_heads": 16, "num_experts": 128,
+    "num_global_key_value_heads": 2, "num_hidden_layers": 30, "num_key_value_heads": 8, "num_kv_shared_layers": 0,
+    "pad_token_id": 0, "rms_norm_eps": 1e-06,
+    "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    },
+    "sliding_window": 1024, "tie_word_embeddings": True, "top_k_experts": 8, "use_bidirectional_attention": "vision",
+    "use_cache": True, "use_double_wide_mlp": False, "vocab_size": 262144, "vocab_size_per_layer_input": 262144,
+}  # fmt: skip
+
+GEMMA4_26B: dict[str, Any] = {
+    "architectures": ["Gemma4ForConditionalGeneration"], "audio_config": None, "audio_token_id": 258881,
+    "boa_token_id": 256000, "boi_token_id": 255999, "dtype": "bfloat16", "eoa_token_id": 258883,
+    "eoa_token_index": 258883, "eoi_token_id": 258882, "eos_token_id": [1, 106], "image_token_id": 258880,
+    "initializer_range": 0.02, "model_type": "gemma4", "text_config": GEMMA4_26B_TEXT, "tie_word_embeddings": True,
+    "transformers_version": "5.5.0.dev0", "video_token_id": 258884, "vision_config": {"model_type": "gemma4_vision"},
+    "vision_soft_tokens_per_image": 280,
+}  # fmt: skip
 
 KIMI_K25_TEXT: dict[str, Any] = {
     "_name_or_path": "", "add_cross_attention": False, "architectures": ["DeepseekV3ForCausalLM"],

@@ -3,6 +3,7 @@ the stores do, in NumPy alone and in full precision (norms keep 1 + w unrounded,
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,7 +63,8 @@ def load(name: str) -> tuple[Variant, ReferenceWeights]:
         canonical = key.replace("model.language_model.", "model.", 1).removeprefix("language_model.")
         for own, usual in MIXTRAL_WORDS:
             canonical = canonical.replace(own, usual)
-        canonical = canonical.replace(".mlp.router.", ".mlp.gate.")
+        canonical = canonical.replace(".mlp.router.", ".mlp.gate.").replace(".router.proj.", ".mlp.gate.")
+        canonical = re.sub(r"^(model\.layers\.\d+)\.experts\.", r"\1.mlp.experts.", canonical)
         if not key.startswith(UNUSED):
             tensors[canonical] = from_bf16(raw) if dtype == "BF16" else raw.astype(np.float32)
     if variant.model_type in ("qwen3_5_moe", "qwen3_next"):
@@ -94,8 +96,8 @@ def load(name: str) -> tuple[Variant, ReferenceWeights]:
             for e in range(variant.experts.count):
                 parts = ("gate_proj", "up_proj", "down_proj")
                 experts[layer, e] = tuple(tensors[f"{at}mlp.experts.{e}.{part}.weight"] for part in parts)
-    vectors = ("norm.weight", "conv1d.weight")
-    named = {k if k.endswith(vectors) else k.removesuffix(".weight"): tensors[k] for k in tensors}
+    vectors = re.compile(r"(norm|norm_[12]|conv1d)\.weight$")
+    named = {k if vectors.search(k) else k.removesuffix(".weight"): tensors[k] for k in tensors}
     return variant, ReferenceWeights(named, experts)
 
 

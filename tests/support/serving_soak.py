@@ -39,10 +39,10 @@ LONGEST = 400
 RECORDS = 200
 """Answers that are put aside, spread evenly over the run."""
 SAMPLES = 400
-MAX_GROWTH = 8 << 20
+MAX_GROWTH = 4 << 20
 """Bytes that the process may grow by from the second quarter to the last. Sessions come and go within memory that is
-planned, and touch more of it for a long time: 2 and 6 MB were seen. Five thousand requests lie between, so two
-kilobytes lost with each would show."""
+planned, and touch more of it for a long time: 0.4 MB were seen. Five thousand requests lie between, so a kilobyte lost
+with each would show."""
 UNUSED = ("text", "encoder", "renderer")
 """Parts of the plan that nobody asks for here: they are no excuse for others."""
 

@@ -25,6 +25,7 @@ from moeflux.models.layers import (
     Rope,
     RoutedExperts,
     Router,
+    SharedExpert,
     Yarn,
 )
 from support.flat import flat
@@ -196,6 +197,34 @@ def gpt_oss(**changes: Any) -> Variant:
     return Variant(**(fields | changes))
 
 
+def gemma4(**changes: Any) -> Variant:
+    """A layer that sees a window and one that sees everything, with heads of two sizes; a framed mixture in both."""
+    windowed = GroupedAttention(
+        heads=4, kv_heads=2, head_dim=32, rope=Rope(dim=32, theta=1e4), window=5, scale=1.0, value_norm=True,
+        out_norm=True,
+    )  # fmt: skip
+    everything = dataclasses.replace(
+        windowed, kv_heads=1, head_dim=64, rope=Rope(dim=64, theta=1e6, turning=8), window=0, keys_as_values=True
+    )
+    experts = RoutedExperts(
+        count=changes.pop("num_experts", 4), per_token=2, intermediate=32,
+        router=Router(scoring="softmax", factors=True), shared=SharedExpert(intermediate=96), geglu=True, framed=True,
+    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "name": "tiny gemma4",
+        "model_type": "gemma4",
+        "layers": (Layer(windowed, experts), Layer(everything, experts)),
+        "hidden_size": 64,
+        "vocab_size": 48,
+        "rms_norm_eps": 1e-6,
+        "max_context": 1024,
+        "tied_embeddings": True,
+        "embedding_scale": 8.0,
+        "logit_cap": 5.0,
+    }
+    return Variant(**(fields | changes))
+
+
 # ---- Tensors ----------------------------------------------------------------------------------------------------
 
 
@@ -222,12 +251,13 @@ def shapes(v: Variant, split_kv: bool = False) -> tuple[dict[str, tuple[int, ...
             sa, kv = f"{at}.self_attn", mixer.kv_heads * mixer.head_dim
             heads = mixer.heads * mixer.head_dim
             matrices |= {f"{sa}.q_proj": (heads * (1 + mixer.gate), h), f"{sa}.o_proj": (h, heads)}
-            matrices |= {f"{sa}.{x}_proj": (kv, h) for x in "kv"}
+            matrices |= {f"{sa}.{x}_proj": (kv, h) for x in ("k" if mixer.keys_as_values else "kv")}
             if mixer.qk_norm:
                 normed = {"q": heads, "k": kv} if mixer.joint_norm else dict.fromkeys("qk", mixer.head_dim)
                 plain |= {f"{sa}.{x}_norm.weight": (width,) for x, width in normed.items()}
             if mixer.bias:
-                plain |= {f"{sa}.{x}_proj.bias": matrices[f"{sa}.{x}_proj"][:1] for x in "qkv"}
+                made = "qk" if mixer.keys_as_values else "qkv"
+                plain |= {f"{sa}.{x}_proj.bias": matrices[f"{sa}.{x}_proj"][:1] for x in made}
             if mixer.out_bias:
                 plain[f"{sa}.o_proj.bias"] = (h,)
             if mixer.sinks:
@@ -262,7 +292,16 @@ def shapes(v: Variant, split_kv: bool = False) -> tuple[dict[str, tuple[int, ...
             plain |= {f"{at}.mlp.switch_mlp.{x}.bias": (rest.count, width) for x, width in widths.items()}
         if rest.router.scoring == "noaux_tc":
             plain[f"{at}.mlp.gate.e_score_correction_bias"] = (rest.count,)
-        if rest.shared and rest.shared.gated:
+        if rest.router.factors:
+            plain[f"{at}.router.per_expert_scale"] = (rest.count,)
+        if rest.framed:
+            norms = ("pre_feedforward_layernorm", "post_feedforward_layernorm", "pre_feedforward_layernorm_2",
+                     "post_feedforward_layernorm_1", "post_feedforward_layernorm_2")  # fmt: skip
+            plain |= {f"{at}.{norm}.weight": (h,) for norm in norms}
+            plain |= {f"{at}.router.scale": (h,), f"{at}.layer_scalar": (1,)}
+        if rest.framed and rest.shared:
+            matrices |= mlp_matrices(f"{at}.mlp", rest.shared.intermediate)
+        elif rest.shared and rest.shared.gated:
             matrices[f"{at}.mlp.shared_expert_gate"] = (1, h)
             matrices |= mlp_matrices(f"{at}.mlp.shared_expert", rest.shared.intermediate)
         elif rest.shared:

@@ -27,9 +27,12 @@ LARGEST_ERROR = {
     "rms_norm_heads": {"f32": 1e-6},
     "gated_rms_norm": {"f32": 2e-6},  # and silu
     "swiglu": {"f32": 1e-6},  # exp to two units of the last place, a sum, a division, a product
+    "geglu": {"f32": 1e-6},  # of both factors: near nothing, a polynomial in the exponent
     "sigmoid_gate": {"f32": 1e-6},
     "residual_add": {"f32": 6e-8},
     "bias_add": {"f32": 6e-8},
+    "scale": {"f32": 6e-8},
+    "soft_cap": {"f32": 3e-7},  # of the cap: a sigmoid, and a difference of numbers up to 1
     "combine": {"f32": 1e-6},  # a chain over the experts, two sums, a sigmoid
     "rope": {"f32": 2e-7},  # two products and a sum
 }

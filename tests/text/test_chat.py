@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from moeflux import ArgumentError, FormatError, StateError
-from moeflux.text.chat import ChatFormat, ReasoningSplit
+from moeflux.text.chat import ChatFormat, ReasoningSplit, _Added
 from moeflux.text.template import Template
 from moeflux.text.tokenizer import Tokenizer
 from support.vocabularies import byte_level
@@ -131,6 +133,14 @@ PLAIN = ["<|im_start|>", "<|im_end|>", "<|im_start|>", "<think>"]
 )
 def test_what_a_user_writes_stays_text(form: ChatFormat, content: Any) -> None:
     assert added(form, [turn("user", content)]) == PLAIN
+
+
+@given(st.lists(st.sampled_from(["<", "|", ">", "im_", "<x>", "x>", " ", "\n", "a", "]"]), max_size=12).map("".join))
+@settings(max_examples=400, deadline=None)
+def test_a_text_that_is_not_searched_spells_nothing(text: str) -> None:
+    tokens = _Added(("<|im_", "<x>", "x>", "[a]", "|"))
+    left, right = len(text) - len(text.lstrip()), len(text.rstrip())
+    assert tokens.in_text(text) == tokens._searched(text, left, right)
 
 
 def test_tools_and_their_answers_stay_text(form: ChatFormat) -> None:

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 
 from moeflux import ArgumentError, FormatError
 from moeflux.models import builtin
 from moeflux.models.tokenizer_rules import is_proportional
+from moeflux.text.channels import MARKS
 from moeflux.text.tokenizer import AddedTokens, Tokenizer, end_tokens
 from support.vocabularies import CORPUS, MARKERS, SPECIAL, byte_fallback, byte_level, with_added
 
@@ -107,6 +109,87 @@ def test_a_barrier_keeps_a_spelling_from_being_a_token() -> None:
 def test_half_a_surrogate_pair_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"'\\udcff' at character 1"):
         _BYTE_LEVEL.encode("a\udcff")
+
+
+# ---- gpt-oss ----------------------------------------------------------------------------------------------------
+
+WORD = r"[^\r\n\p{L}\p{N}]?"
+CAPITALS, SMALLS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+O200K = (
+    rf"{WORD}{CAPITALS}*{SMALLS}+{SHORT}|{WORD}{CAPITALS}+{SMALLS}*{SHORT}|\p{{N}}{{1,3}}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def o200k(folder: Path) -> Tokenizer:
+    """As gpt-oss' own is made, with fewer pieces."""
+    whole = tokenizers.Tokenizer(models.BPE())
+    whole.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(O200K), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    whole.decoder = decoders.ByteLevel()
+    whole.post_processor = processors.ByteLevel(trim_offsets=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    whole.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    )
+    names = ["<|startoftext|>", "<|endoftext|>", *MARKS, "<|reserved_200004|>", "<|endofprompt|>"]
+    whole.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    values = json.loads(whole.to_str())
+    values["model"]["ignore_merges"] = True
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    config = {"eos_token": "<|return|>", "bos_token": "<|startoftext|>", "pad_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Tokenizer.from_folder(folder)
+
+
+@pytest.fixture(scope="module")
+def harmony(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return o200k(tmp_path_factory.mktemp("o200k"))
+
+
+def test_gpt_oss_needs_no_process_of_its_own(harmony: Tokenizer) -> None:
+    assert harmony._guard is None
+    assert harmony.named("eos_token") == "<|return|>" and {harmony.id_of(mark) for mark in MARKS} < harmony.special_ids
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("I'VE said DON'T, don't", ["I'VE", " said", " DON'T", ",", " don't"]),
+        ("HelloWorld fooBAR", ["Hello", "World", " foo", "BAR"]),
+        ("12345 x", ["123", "45", " x"]),
+        ("a://b//\nc", ["a", "://", "b", "//\n", "c"]),
+        ("Straße \u01c5ep e\u0301te\u0301 \u0939\u093f", ["Straße", " \u01c5ep", " e\u0301te\u0301", " \u0939\u093f"]),
+        ("毛泽东 mixed漢字", ["毛泽东", " mixed漢字"]),
+        ("a  b \n\n  c ", ["a", " ", " b", " \n\n", " ", " c", " "]),
+    ],
+)
+def test_where_gpt_oss_divides_words(harmony: Tokenizer, text: str, words: list[str]) -> None:
+    assert harmony._plain.pre_tokenizer is not None
+    found = harmony._plain.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in found] == words
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.one_of(
+            st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+            st.sampled_from([*MARKS, "I'LL ", "ǅ", "e\u0301", "ʰ", "١٢٣٤", "ABC", "aB", " /", "\r\n", "\u3000", "漢"]),
+        ),
+        max_size=12,
+    )
+)
+def test_gpt_oss_reads_any_text_as_the_library_does(harmony: Tokenizer, scraps: list[str]) -> None:
+    text = "".join(scraps)
+    ids = harmony.encode_marked(text)
+    assert ids == harmony._whole.encode(text, add_special_tokens=False).ids
+    assert harmony.decode(ids) == text == streamed(harmony, harmony.encode(text))
 
 
 # ---- Files ------------------------------------------------------------------------------------------------------

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from moeflux.serve.events import Event, Text, Thought, together
+from moeflux.serve.events import Event, Text, Thought, joined, together
 from moeflux.serve.request import Ask, Ending, Result, TokenLogprob, Usage
 from moeflux.serve.tools.families import Family, new_id
 from moeflux.serve.tools.values import Schemas
-from moeflux.text.chat import ReasoningSplit
+from moeflux.text.channels import ANSWER_HEAD, ChannelSplit, spelled
+from moeflux.text.chat import AnswerSplit, ReasoningSplit
 from moeflux.text.generate import Finish, Piece
 from moeflux.text.tokenizer import Tokenizer
 
@@ -29,11 +30,18 @@ class AnswerReader:
         """`thinking`: the template has begun a thought. `tools` are the schemas of their parameters by name; without
         any, nothing is a call. Some models begin a call before they have closed their thought."""
         self._reader = family.reader(Schemas(tools), ids) if tools else None
-        self._split = ReasoningSplit(thinking, breaks=family.openers if tools else ())
+        breaks = family.openers if tools else ()
+        self._split: AnswerSplit = ChannelSplit() if family.channels else ReasoningSplit(thinking, breaks=breaks)
+        self._spelled = spelled if family.channels else str
 
     @property
     def thinking(self) -> bool:
         return self._split.thinking
+
+    @property
+    def settled(self) -> bool:
+        """Whether no thought comes any more."""
+        return self._split.settled
 
     def add(self, text: str) -> list[Event]:
         """What is certain now."""
@@ -47,7 +55,7 @@ class AnswerReader:
     def _part(self, thought: bool, text: str) -> list[Event]:
         if thought:
             return [Thought(text)]
-        return self._reader.add(text) if self._reader else [Text(text)]
+        return self._reader.add(text) if self._reader else [Text(self._spelled(text))]
 
 
 class Answer:
@@ -60,7 +68,10 @@ class Answer:
         self._reader = AnswerReader(thinking, family, tools)
         self._tokenizer = tokenizer
         marks = () if self._plain else (*family.marks, "<think>", "</think>")
-        self._hidden = {id: mark for mark in marks if (id := tokenizer.id_of(mark)) in tokenizer.special_ids}
+        ids = {tokenizer.id_of(mark): family.heard(mark) for mark in marks}
+        self._hidden = {id: mark for id, mark in ids.items() if id in tokenizer.special_ids}
+        if ask.prefill and family.channels:
+            self._reader.add(family.heard(ANSWER_HEAD))
         self._events: list[Event] = []
         self._logprobs: list[TokenLogprob] = []
         self._prompt_tokens = prompt_tokens
@@ -68,20 +79,27 @@ class Answer:
         self._ending = Ending("cancelled")
         self.tokens: list[int] = []
 
-    def take(self, piece: Piece) -> tuple[list[Event], list[TokenLogprob]]:
-        """What a piece makes certain."""
+    def take(self, pieces: Iterable[Piece]) -> tuple[list[Event], list[TokenLogprob]]:
+        """What pieces make certain that have come together."""
         if self._mute:
             return [], []
-        text, told = piece.text, list[TokenLogprob]()
-        if piece.token is not None:
-            self.tokens.append(piece.token)
-            text += self._hidden.get(piece.token, "")
-            if piece.logprob is not None:
-                told.append(self._told(piece.token, piece.logprob, piece.top))
-        self._thought_tokens += self._reader.thinking
-        events = self._say([Text(text)] if self._plain and text else [] if self._plain else self._reader.add(text))
+        text, events, told = "", list[Event](), list[TokenLogprob]()
+        settled = self._plain or self._reader.settled
+        for piece in pieces:
+            text += piece.text
+            if piece.token is not None:
+                self.tokens.append(piece.token)
+                text += self._hidden.get(piece.token, "")
+                if piece.logprob is not None:
+                    told.append(self._told(piece.token, piece.logprob, piece.top))
+            if not settled:  # each token is one of a thought, or not
+                self._thought_tokens += self._reader.thinking
+                events += self._reader.add(text)
+                text = ""
+        if text:
+            events += [Text(text)] if self._plain else self._reader.add(text)
         self._logprobs += told
-        return events, told
+        return self._say(joined(events) if len(events) > 1 else events), told
 
     def finish(self, finish: Finish, stop_string: str | None = None) -> tuple[list[Event], Ending]:
         """The rest, and why it ended."""

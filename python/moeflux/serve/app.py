@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moeflux.serve import chat_completions, completions, messages, page, response_stream, responses
+from moeflux.serve.arrivals import Beat
 from moeflux.serve.desk import Desk
 from moeflux.serve.errors import anthropic_body, openai_body
 from moeflux.serve.exchange import Api, Exchange, Pace, failure, read_body
@@ -82,6 +83,7 @@ class _Server:
     def __init__(self, desk: Desk, pace: Pace) -> None:
         self._desk = desk
         self._pace = pace
+        self._beat = Beat(pace.gather)
         self._created = int(time.time())
         self.metrics = Metrics(desk.scheduler, desk.model)
         self.watch = Watch(desk.model)
@@ -110,7 +112,8 @@ class _Server:
 
     def _answering(self, api: Api) -> Endpoint:
         async def answer(request: Request) -> Response:
-            return await Exchange(api, self._desk, self.metrics, self._pace).respond(request, request.state.tenant)
+            exchange = Exchange(api, self._desk, self.metrics, self._pace, self._beat)
+            return await exchange.respond(request, request.state.tenant)
 
         return answer
 

@@ -21,7 +21,7 @@ from moeflux.serve.request import (
     sampling_of,
     texts_of,
 )
-from moeflux.serve.sse import DONE, comment, data
+from moeflux.serve.sse import DONE, around, comment, data, json_text
 
 __all__ = ["FIELDS", "ChatStream", "finish_of", "logprobs_body", "read", "usage_body", "whole"]
 
@@ -80,6 +80,7 @@ FIELDS = Table(
     },
 )
 TEXT_PARTS = ("text", "refusal")
+TEXTS: dict[type[Event], str] = {Text: "content", Thought: "reasoning_content"}
 
 
 def read(body: dict[str, Any], limits: Limits = LIMITS) -> Ask:
@@ -258,18 +259,18 @@ class ChatStream:
         self._ask = ask
         self._head = _head(ask, id, "chat.completion.chunk")
         self._calls: dict[int, int] = {}  # of each answer, so far
+        self._around: dict[tuple[int, str], tuple[str, str]] = {}  # texts of an answer
 
     def begin(self, prompt_tokens: int) -> str:
         return "".join(self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self._ask.answers))
 
     def add(self, index: int, events: Sequence[Event], logprobs: Sequence[TokenLogprob] = ()) -> str:
+        if not logprobs:
+            return "".join([self._told(index, event) for event in events])
         deltas = [delta for event in events for delta in self._delta(index, event)]
-        if logprobs and not deltas:
-            deltas = [{}]
-        lines = [self._chunk(index, delta) for delta in deltas[:-1]]
-        if deltas:
-            lines.append(self._chunk(index, deltas[-1], logprobs=logprobs))
-        return "".join(lines)
+        *others, last = deltas or [{}]
+        lines = [self._chunk(index, delta) for delta in others]
+        return "".join([*lines, self._chunk(index, last, logprobs=logprobs)])
 
     def end(self, index: int, ending: Ending) -> str:
         return self._chunk(index, {}, finish=finish_of(ending, index in self._calls))
@@ -287,11 +288,18 @@ class ChatStream:
     def error(self, body: dict[str, Any]) -> str:
         return data(body)
 
+    def _told(self, index: int, event: Event) -> str:
+        if not isinstance(event, Text | Thought):
+            return "".join(self._chunk(index, delta) for delta in self._delta(index, event))
+        key = index, TEXTS[type(event)]
+        if key not in self._around:
+            self._around[key] = around(self._chunk(index, {key[1]: ""}))
+        before, after = self._around[key]
+        return f"{before}{json_text(event.text)}{after}"
+
     def _delta(self, index: int, event: Event) -> list[dict[str, Any]]:
-        if isinstance(event, Text):
-            return [{"content": event.text}]
-        if isinstance(event, Thought):
-            return [{"reasoning_content": event.text}]
+        if isinstance(event, Text | Thought):
+            return [{TEXTS[type(event)]: event.text}]
         if isinstance(event, CallBegin):
             self._calls[index] = self._calls.get(index, -1) + 1
             function = {"name": event.name, "arguments": ""}

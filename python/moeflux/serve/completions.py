@@ -10,7 +10,7 @@ from moeflux.serve.chat_completions import OWN, usage_body
 from moeflux.serve.events import Event, Text
 from moeflux.serve.fields import LIMITS, Fields, Limits, Table
 from moeflux.serve.request import Ask, Ending, Result, TokenLogprob, Usage, bias_of, sampling_of
-from moeflux.serve.sse import DONE, comment, data
+from moeflux.serve.sse import DONE, around, comment, data, json_text
 
 __all__ = ["FIELDS", "CompletionStream", "read", "whole"]
 
@@ -113,15 +113,17 @@ class CompletionStream:
         self._ask = ask
         self._head = _head(ask, id)
         self._said = [0] * ask.answers  # characters of tokens
+        self._around = [around(self._chunk(index, "", None, None)) for index in range(ask.answers)]
 
     def begin(self, prompt_tokens: int) -> str:
         return ""
 
     def add(self, index: int, events: Sequence[Event], logprobs: Sequence[TokenLogprob] = ()) -> str:
         text = "".join(event.text for event in events if isinstance(event, Text))
-        if not text and not logprobs:
-            return ""
-        told = _logprobs(logprobs, self._said[index]) if logprobs else None
+        if not logprobs:
+            before, after = self._around[index]
+            return f"{before}{json_text(text)}{after}" if text else ""
+        told = _logprobs(logprobs, self._said[index])
         self._said[index] += sum(len(each.text) for each in logprobs)
         return self._chunk(index, text, told, None)
 

@@ -55,7 +55,7 @@ class Desk:
         form = model.chat_format
         self._template = "" if form is None else form.text
         self.family = family_of(self._template)
-        self._replay = None if form is None else Replay(form, model.end_tokens)
+        self._replay = None if form is None else Replay(form, model.end_tokens, self.family)
 
     @cached_property
     def _grammars(self) -> Grammars:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-__all__ = ["Arguments", "Call", "CallBegin", "CallEnd", "Event", "Said", "Text", "Thought", "together"]
+__all__ = ["Arguments", "Call", "CallBegin", "CallEnd", "Event", "Said", "Text", "Thought", "joined", "together"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class CallEnd:
 Event = Text | Thought | CallBegin | Arguments | CallEnd
 """Between a CallBegin and its CallEnd there are only Arguments."""
 
+GROWING = (Text, Thought, Arguments)
+
 
 @dataclass(frozen=True)
 class Call:
@@ -55,6 +57,18 @@ class Said:
     text: str = ""
     thought: str = ""
     calls: list[Call] = field(default_factory=list)
+
+
+def joined(events: Iterable[Event]) -> list[Event]:
+    """The same with fewer events: what grows one text grows it once."""
+    found: list[Event] = []
+    for event in events:
+        last = found[-1] if found else None
+        if isinstance(event, GROWING) and isinstance(last, GROWING) and type(event) is type(last):
+            found[-1] = type(event)(last.text + event.text)
+        else:
+            found.append(event)
+    return found
 
 
 def together(events: Iterable[Event]) -> Said:

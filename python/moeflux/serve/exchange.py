@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -18,12 +18,14 @@ from starlette.types import Receive, Scope, Send
 
 from moeflux.errors import Cancelled, Error
 from moeflux.log import LOG
+from moeflux.serve.arrivals import Arrivals, Beat, Part
 from moeflux.serve.desk import Begun, Desk, Prepared
 from moeflux.serve.errors import headers_of, status_of
 from moeflux.serve.events import Event
 from moeflux.serve.fields import RequestError, parse_body
 from moeflux.serve.metrics import Metrics
 from moeflux.serve.request import Ask, Ending, Result, TokenLogprob, Usage
+from moeflux.serve.wire import wire_of
 
 __all__ = ["Api", "Exchange", "Pace", "Writer", "failure", "read_body"]
 
@@ -41,10 +43,6 @@ async def within(seconds: float, work: Awaitable[T]) -> T:
         async with asyncio.timeout(seconds):
             return await work
     return await asyncio.wait_for(work, seconds)
-
-
-Part = tuple[int, list[Event], list[TokenLogprob], Ending | None]
-"""Which answer, what comes of it, and how it ends if it does."""
 
 
 class Writer(Protocol):
@@ -74,7 +72,7 @@ class Pace:
     """Seconds."""
 
     ping: float = 10.0  # without anything to tell
-    gather: float = 0.01  # tokens that come sooner than this after the last ones are told together
+    gather: float = 0.033  # tokens that come sooner than this after the last ones are told together
     body: float = 60.0  # for the whole of a request
     send: float = 60.0  # until a client has taken what it was sent
 
@@ -108,11 +106,13 @@ def failure(error: Exception, body: Callable[[Exception], dict[str, Any]]) -> JS
 class Exchange:
     """Answers one request. The answers end when the client leaves."""
 
-    def __init__(self, api: Api, desk: Desk, metrics: Metrics, pace: Pace) -> None:
+    def __init__(self, api: Api, desk: Desk, metrics: Metrics, pace: Pace, beat: Beat) -> None:
+        """`beat` is that of all exchanges."""
         self._api = api
         self._desk = desk
         self._metrics = metrics
         self._pace = pace
+        self._beat = beat
         self._id = f"{api.prefix}{secrets.token_hex(12)}"
 
     async def respond(self, request: Request, tenant: str) -> Response:
@@ -134,7 +134,7 @@ class Exchange:
 
     async def _whole(self, request: Request, prepared: Prepared, begun: list[Begun]) -> Response:
         async def gather() -> None:
-            async for _ in self._parts(begun):
+            async for _ in Arrivals(begun, self._metrics, self._beat, lambda part: "", lambda text: True):
                 pass
 
         try:
@@ -144,33 +144,6 @@ class Exchange:
         except Exception as error:
             return failure(error, self._api.error)
         return JSONResponse(self._api.whole(prepared.ask, self._id, results, usage))
-
-    async def _parts(self, begun: list[Begun]) -> AsyncIterator[list[Part]]:
-        """Of all answers as they come; of one, what has come together is together."""
-        came, left = asyncio.Event(), dict(enumerate(begun))
-        clock, next_at = asyncio.get_running_loop().time, 0.0
-        try:
-            for each in begun:
-                each.handle.follow(came.set)
-            while left:
-                await came.wait()
-                if (early := next_at - clock()) > 0:
-                    await asyncio.sleep(early)
-                came.clear()
-                next_at = clock() + self._pace.gather
-                for index, each in list(left.items()):
-                    while pieces := each.handle.arrived():
-                        self._metrics.tokens(len(pieces))
-                        yield [(index, *each.answer.take(piece), None) for piece in pieces]
-                    if pieces is None:
-                        del left[index]
-                        assert each.handle.finish is not None
-                        events, ending = each.answer.finish(each.handle.finish, each.handle.stop_string)
-                        yield [(index, events, [], ending)]
-        finally:
-            if left:
-                for each in begun:
-                    each.handle.cancel()
 
     def _end(self, prepared: Prepared, begun: list[Begun]) -> tuple[list[Result], Usage]:
         results, usages = [], []
@@ -187,7 +160,14 @@ class Exchange:
 
     # ---- As events ----------------------------------------------------------------------------------------------
 
-    async def stream(self, prepared: Prepared, begun: list[Begun], send: Callable[[str], Awaitable[None]]) -> None:
+    async def stream(
+        self,
+        prepared: Prepared,
+        begun: list[Begun],
+        send: Callable[[str], Awaitable[None]],
+        write: Callable[[bytes], bool],
+    ) -> None:
+        """`write` is a short way to send, which may refuse."""
         writer = self._api.stream(prepared.ask, self._id)
         count = len(prepared.prompt.tokens)
         clock = asyncio.get_running_loop().time
@@ -197,6 +177,18 @@ class Exchange:
             nonlocal last
             await send(text)
             last = clock()
+
+        def say_at_once(text: str) -> bool:
+            nonlocal last
+            if not write(text.encode()):
+                return False
+            last = clock()
+            return True
+
+        def tell(part: Part) -> str:
+            index, events, logprobs, ending = part
+            text = writer.add(index, events, logprobs)
+            return text if ending is None else text + writer.end(index, ending)
 
         async def ping() -> None:
             """One timer for a stream. One for each token would cost as much as the token."""
@@ -210,14 +202,8 @@ class Exchange:
         await say(writer.begin(count))
         pinging = asyncio.ensure_future(ping())
         try:
-            async for parts in self._parts(begun):
-                text = ""
-                for index, events, logprobs, ending in parts:
-                    text += writer.add(index, events, logprobs)
-                    if ending is not None:
-                        text += writer.end(index, ending)
-                if text:
-                    await say(text)
+            async for text in Arrivals(begun, self._metrics, self._beat, tell, say_at_once):
+                await say(text)
             pinging.cancel()
             _, usage = self._end(prepared, begun)
             await say(writer.close(usage))
@@ -293,9 +279,11 @@ class _Stream(Response):
 
         async def work() -> None:
             await take({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await self._exchange.stream(self._prepared, self._begun, tell)
+            await self._exchange.stream(self._prepared, self._begun, tell, write)
             await take({"type": "http.response.body", "body": b"", "more_body": False})
 
+        wire = wire_of(scope)
+        write = (lambda part: False) if wire is None else wire.write
         try:
             await unless_gone(receive, work(), self._begun, late())
         except OSError as error:

@@ -13,9 +13,11 @@ from typing import Any
 from moeflux.serve.fields import RequestError
 from moeflux.serve.request import Ask, Form, Tool
 from moeflux.serve.tools.families import Family
+from moeflux.serve.tools.harmony import PREFIX
 from moeflux.serve.tools.tagged import GLM_TAGS, MINIMAX_TAGS, QWEN_TAGS, Tags
 from moeflux.serve.tools.values import Schemas
 from moeflux.serve.tools.written import CLOSE, DEEPSEEK_MARKS, KIMI_MARKS, OPEN, Marks
+from moeflux.text.channels import THOUGHT_END
 
 __all__ = ["grammar_of", "json_rule"]
 
@@ -38,11 +40,12 @@ def grammar_of(ask: Ask, family: Family, thinking: bool, template: str, find: Fi
     lark = _Lark(find)
     if tools:
         calls = _calls(lark, family, tools, ask.parallel, template)
-        body = calls if ask.choice != "auto" else f"{_maybe(lark, ask)} | {lark.rule(ANY)} ({calls})"
+        body = calls if ask.choice != "auto" else f"{_maybe(lark, ask, family)} | {_before(lark, family)} ({calls})"
     else:
         assert ask.form is not None
-        body = _form(lark, ask.form)
-    return lark.text(_thought(lark, thinking, template) + f"({body})")
+        body = _said(lark, family, _form(lark, ask.form))
+    thought = f"({_message(lark, 'analysis')})? " if family.channels else _thought(lark, thinking, template)
+    return lark.text(f"{thought}({body})")
 
 
 def _tools_to_call(ask: Ask) -> Sequence[Tool]:
@@ -54,9 +57,14 @@ def _tools_to_call(ask: Ask) -> Sequence[Tool]:
     return ask.tools if ask.choice == "auto" and any(tool.strict for tool in ask.tools) else ()
 
 
-def _maybe(lark: _Lark, ask: Ask) -> str:
+def _maybe(lark: _Lark, ask: Ask, family: Family) -> str:
     """What may be said instead of a call."""
-    return lark.rule(ANY) if ask.form is None else _form(lark, ask.form)
+    return _said(lark, family, lark.rule(ANY) if ask.form is None else _form(lark, ask.form))
+
+
+def _before(lark: _Lark, family: Family) -> str:
+    """What may be said before a call."""
+    return f"({_message(lark, 'commentary')})?" if family.channels else lark.rule(ANY)
 
 
 def _thought(lark: _Lark, thinking: bool, template: str) -> str:
@@ -66,6 +74,24 @@ def _thought(lark: _Lark, thinking: bool, template: str) -> str:
         return f"{lark.until(end)} {lark.SPACE} "
     start = lark.find("<think>") if "</think>" in template else None
     return "" if start is None else f"(<[{start}]> {lark.until(end)} {lark.SPACE})? "
+
+
+def _said(lark: _Lark, family: Family, body: str) -> str:
+    return f"{_channel(lark, 'final')} {body}" if family.channels else body
+
+
+def _channel(lark: _Lark, header: str) -> str:
+    """The header of a message."""
+    return f"{lark.mark('<|channel|>')} {literal(header)} {lark.mark('<|message|>')}"
+
+
+def _message(lark: _Lark, channel: str) -> str:
+    """A message of any text, and what announces the next one."""
+    return f"{_channel(lark, channel)} {lark.until(lark.mark(THOUGHT_END))} {_next(lark)}"
+
+
+def _next(lark: _Lark) -> str:
+    return f"{lark.mark('<|start|>')} {literal('assistant')}"
 
 
 def _form(lark: _Lark, form: Form) -> str:
@@ -137,6 +163,9 @@ def _calls(lark: _Lark, family: Family, tools: Sequence[Tool], parallel: bool, t
         between = literal("\n") + " " if fenced else ""
         calls = f"({one})" + (f" ({between}({one}))*" if parallel else "")
         return f"{lark.mark(marks.section)} {calls} {lark.mark(marks.section_end)}"
+    if family.channels:
+        one = " | ".join(_addressed(lark, tool) for tool in tools)
+        return f"({one})" + (f" ({lark.mark(THOUGHT_END)} {_next(lark)} ({one}))*" if parallel else "")
     one = " | ".join(_tagged(lark, tags, tool) if tags else _hermes(lark, tool) for tool in tools)
     if tags and tags.several:
         calls = f"({one})" + (f" ({one})*" if parallel else "")
@@ -154,6 +183,13 @@ def _hermes(lark: _Lark, tool: Tool) -> str:
     head = literal(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ')
     tail = literal("}\n")
     return f"{lark.mark(OPEN)} {head} {_arguments(lark, tool)} {tail} {lark.mark(CLOSE)}"
+
+
+def _addressed(lark: _Lark, tool: Tool) -> str:
+    """The token that ends the message ends the answer."""
+    channel, constrain, message = (lark.mark(mark) for mark in ("<|channel|>", "<|constrain|>", "<|message|>"))
+    header = f"{channel} {literal(f'commentary to={PREFIX}{tool.name} ')} {constrain} {literal('json')} {message}"
+    return f"{header} {_arguments(lark, tool)}"
 
 
 def _marked(lark: _Lark, marks: Marks, tool: Tool, fenced: bool) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from moeflux.serve.events import Arguments, Call, CallBegin, CallEnd, Event, Text, Thought
 from moeflux.serve.fields import LIMITS, Fields, Limits, RequestError, Table
 from moeflux.serve.request import Ask, Ending, Form, Message, Result, TokenLogprob, Tool, Usage, sampling_of
-from moeflux.serve.sse import event
+from moeflux.serve.sse import around, event, json_text
 
 __all__ = ["COUNT_FIELDS", "FIELDS", "MessageStream", "read", "read_count", "whole"]
 
@@ -255,6 +255,7 @@ class MessageStream:
         self._id = id
         self._open = ""  # the kind of block that is open
         self._index = -1
+        self._around: dict[str, tuple[str, str]] = {}  # texts of the block
         self._called = False
         self._ending = Ending("end")
 
@@ -285,16 +286,16 @@ class MessageStream:
     def _event(self, each: Event) -> str:
         if isinstance(each, Text):
             begun = self._block("text", {"type": "text", "text": ""})
-            return begun + self._delta({"type": "text_delta", "text": each.text})
+            return begun + self._grow("text_delta", "text", each.text)
         if isinstance(each, Thought):
             begun = self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-            return begun + self._delta({"type": "thinking_delta", "thinking": each.text})
+            return begun + self._grow("thinking_delta", "thinking", each.text)
         if isinstance(each, CallBegin):
             self._called = True
             call = {"type": "tool_use", "id": each.id, "name": each.name, "input": {}}
             return self._close_block() + self._block("tool_use", call)
         if isinstance(each, Arguments):
-            return self._delta({"type": "input_json_delta", "partial_json": each.text})
+            return self._grow("input_json_delta", "partial_json", each.text)
         assert isinstance(each, CallEnd)
         return self._close_block()
 
@@ -304,6 +305,7 @@ class MessageStream:
         closed = self._close_block()
         self._open = kind
         self._index += 1
+        self._around.clear()
         return closed + event({"type": "content_block_start", "index": self._index, "content_block": block})
 
     def _close_block(self) -> str:
@@ -312,6 +314,12 @@ class MessageStream:
             return ""
         signed = self._delta({"type": "signature_delta", "signature": SIGNATURE}) if kind == "thinking" else ""
         return signed + event({"type": "content_block_stop", "index": self._index})
+
+    def _grow(self, kind: str, name: str, text: str) -> str:
+        if kind not in self._around:
+            self._around[kind] = around(self._delta({"type": kind, name: ""}))
+        before, after = self._around[kind]
+        return f"{before}{json_text(text)}{after}"
 
     def _delta(self, delta: dict[str, Any]) -> str:
         return event({"type": "content_block_delta", "index": self._index, "delta": delta})

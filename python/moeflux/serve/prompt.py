@@ -11,6 +11,7 @@ from moeflux.errors import ArgumentError, StateError
 from moeflux.serve.request import Ask, Message, Tool
 from moeflux.serve.tools.families import Family
 from moeflux.serve.tools.values import arguments_of
+from moeflux.text.channels import ANSWER_HEAD
 from moeflux.text.chat import ChatFormat, Prompt
 
 __all__ = ["BILLING", "prepared", "prompt_of", "without_billing"]
@@ -27,7 +28,7 @@ def without_billing(text: str) -> str:
 def prompt_of(ask: Ask, form: ChatFormat, family: Family) -> Prompt:
     """The conversation as the model reads it, up to where its answer begins or goes on."""
     messages, tools = prepared(ask, form, family)
-    optional = {name: value for name, value in ask.optional.items() if form.knows(name)}
+    optional = {name: family.efforts.get(value, value) for name, value in ask.optional.items() if form.knows(name)}
     variables = {"tools": tools or None, "enable_thinking": _thinking(ask, form), **optional, **ask.variables}
     try:
         prompt = form.encode(messages, **variables)
@@ -38,8 +39,9 @@ def prompt_of(ask: Ask, form: ChatFormat, family: Family) -> Prompt:
         prompt = form.encode(told, **variables)
     if not ask.prefill:
         return prompt
-    text = form.tokenizer.encode(ask.prefill)
-    return Prompt(prompt.text + ask.prefill, [*prompt.tokens, *text], prompt.borders, prompt.thinking)
+    head = ANSWER_HEAD if family.channels else ""
+    text = [*form.tokenizer.encode_marked(head), *form.tokenizer.encode(ask.prefill)]
+    return Prompt(prompt.text + head + ask.prefill, [*prompt.tokens, *text], prompt.borders, prompt.thinking)
 
 
 def _told_by_users(messages: Sequence[Message]) -> list[Message]:
@@ -61,8 +63,8 @@ def _thinking(ask: Ask, form: ChatFormat) -> bool | None:
 def prepared(ask: Ask, form: ChatFormat, family: Family) -> tuple[list[Message], list[dict[str, Any]]]:
     """Messages and tools as the template of this family wants them. Where it has no place for tools, they stand in the
     instructions."""
-    tools = [tool.for_template() for tool in ask.tools] if ask.choice != "none" else []
-    messages = _with_instructions(_for_family(ask.messages, family))
+    tools = family.tools([tool.for_template() for tool in ask.tools]) if ask.choice != "none" else []
+    messages = family.messages(_with_instructions(_for_family(ask.messages, family)))
     if tools and not form.knows("tools"):
         if not form.knows("tool_calls"):
             messages = [_plain(message) for message in messages]

@@ -32,7 +32,8 @@ class Handle(Protocol):
     def prompt_read(self) -> int: ...  # tokens of the prompt that are evaluated, or were already
     def cancel(self) -> None: ...
     def follow(self, tell: Callable[[], object]) -> None:
-        """Calls this in the event loop that runs now whenever `arrived` has something."""
+        """Calls this in the event loop that runs now when `arrived` has something, and may wait with the next time
+        until that was asked."""
 
     def arrived(self) -> list[Piece] | None:
         """The pieces that have come since the last time; None when no more will. Raises what ended the answer."""

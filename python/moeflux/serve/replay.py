@@ -8,6 +8,7 @@ the same answer.
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections import OrderedDict
@@ -20,6 +21,8 @@ import numpy as np
 from moeflux.errors import StateError
 from moeflux.serve.events import Said
 from moeflux.serve.request import Message
+from moeflux.serve.tools.families import HERMES, Family
+from moeflux.text.channels import ANSWER_HEAD, THOUGHT_END, THOUGHT_HEAD
 from moeflux.text.chat import ChatFormat, Prompt
 
 __all__ = ["Replay"]
@@ -40,10 +43,17 @@ class Turn:
 
 
 class Replay:
-    def __init__(self, form: ChatFormat, ends: Collection[int], most: int = KEPT_TOKENS) -> None:
+    def __init__(
+        self, form: ChatFormat, ends: Collection[int], family: Family = HERMES, most: int = KEPT_TOKENS
+    ) -> None:
         self._tokenizer = form.tokenizer
         self._ends = frozenset(ends)
         self._header = _header(form)
+        self._one_call = family.one_call
+        self._thought_end = THOUGHT_END if family.channels else "</think>"
+        self._thought = self._tokenizer.encode_marked(THOUGHT_HEAD) if family.channels else []
+        behind = self._tokenizer.id_of(THOUGHT_END) if family.channels else None
+        self._closes = self._ends | ({behind} if behind is not None else set())  # what follows an answer in a prompt
         self._most = most
         self._count = 0
         self._turns: OrderedDict[Key, Turn] = OrderedDict()
@@ -58,7 +68,9 @@ class Replay:
         if not begins or not answer or any(not call.complete for call in said.calls) or "\ufffd" in said.text:
             return
         # Some templates announce no answer that follows the result of a call: then this is no beginning of one.
-        opened = self._tokenizer.decode(prompt[begins[-1] :]).replace("<think>", "").replace("</think>", "")
+        opened = self._tokenizer.decode(prompt[begins[-1] :])
+        for mark in ("<think>", "</think>", ANSWER_HEAD):
+            opened = opened.replace(mark, "")
         if opened.strip() != begun.strip():
             return
         tokens = [*prompt[begins[-1] :], *answer]
@@ -102,16 +114,32 @@ class Replay:
         """The prompt with the tokens of answers that are known. `messages` are those that it was made of, with
         arguments as text. An answer whose thought the template leaves out stays as the template writes it."""
         said = [message for message in messages if message["role"] == "assistant"]
-        begins = _places(prompt.tokens, self._header)
-        if not said or len(begins) != len(said) + 1:  # what announces answers is not where it was expected
+        written = self._written(prompt.tokens)
+        # Calls that were one answer stand in several, with a result between them: they stay as the template has them.
+        counts = [max(1, len(message.get("tool_calls", ()))) if self._one_call else 1 for message in said]
+        if not said or len(written) != sum(counts):  # what announces answers is not where it was expected
             return prompt
-        changes = []
-        for message, begin, limit in zip(said, begins[:-1], begins[1:], strict=True):
-            turn = self._turn_of(message)
-            end = next((at for at in range(begin, limit) if prompt.tokens[at] in self._ends), None)
+        changes, place = [], 0
+        for message, count in zip(said, counts, strict=True):
+            begin, end = written[place]
+            place += count
+            turn = self._turn_of(message) if count == 1 else None
             if turn is not None and end is not None and self._keeps_thought(turn, prompt.tokens[begin:end]):
                 changes.append((begin, end, turn.tokens.tolist()))
         return _changed(prompt, changes)
+
+    def _written(self, tokens: Sequence[int]) -> list[tuple[int, int | None]]:
+        """Where each answer that the template has written begins and ends. A thought in a message of its own belongs to
+        the answer after it. The last header is that of the answer to come."""
+        found, size = list[tuple[int, int | None]](), len(self._thought)
+        begins, thought_ends = _places(tokens, self._header), None
+        for begin, limit in itertools.pairwise(begins):
+            end = next((at for at in range(begin, limit) if tokens[at] in self._closes), None)
+            goes_on = thought_ends is not None and thought_ends + 1 + len(self._header) == begin
+            found.append((found.pop()[0] if goes_on else begin, end))
+            is_thought = bool(size) and list(tokens[begin : begin + size]) == self._thought
+            thought_ends = end if is_thought else None
+        return found
 
     def _turn_of(self, message: Message) -> Turn | None:
         calls = ((call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ()))
@@ -123,7 +151,7 @@ class Replay:
 
     def _keeps_thought(self, turn: Turn, written: Sequence[int]) -> bool:
         """Whether the template has written the thought, too."""
-        thought, end, _ = self._tokenizer.decode(written).partition("</think>")
+        thought, end, _ = self._tokenizer.decode(written).partition(self._thought_end)
         return not turn.thought or (bool(end) and turn.thought.strip() in thought)
 
 

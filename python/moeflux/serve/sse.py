@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["DONE", "comment", "data", "event", "json_text"]
+__all__ = ["DONE", "around", "comment", "data", "event", "json_text"]
 
 DONE = "data: [DONE]\n\n"
 
@@ -21,6 +21,13 @@ def data(value: Any) -> str:
 def event(value: dict[str, Any]) -> str:
     """An event with the name that its `type` is."""
     return f"event: {value['type']}\n{data(value)}"
+
+
+def around(told: str) -> tuple[str, str]:
+    """What stands before and after the last empty text of an event. To put others there, in JSON, takes a tenth of the
+    time that each event of theirs would take."""
+    before, _, after = told.rpartition('""')
+    return before, after
 
 
 def comment(text: str) -> str:

@@ -53,12 +53,14 @@ class Handle(TokenAnswer):
         self.finish: Finish | None = None  # None: it goes on
         self.put_aside = 0  # how many times it gave way to others
         self.waited_seconds: float | None = None  # from `submit` until it was begun; None: it waits still
-        self._cancel = cancel
+        self._cancel: Callable[[], object] | None = cancel  # None: it has ended
         self._bell = bell
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)  # to enter it costs more than the lock alone
         self._pieces: deque[Piece] = deque()
         self._sleepers: list[tuple[asyncio.AbstractEventLoop, Tell]] = []
         self._follower: tuple[asyncio.AbstractEventLoop, Tell] | None = None
+        self._told = False  # the follower was, and has not looked since
         self._error: BaseException | None = None
         self._stop_string: str | None = None
         self._reused = 0
@@ -89,7 +91,9 @@ class Handle(TokenAnswer):
 
     def cancel(self) -> None:
         """Ends the answer within one chunk, also in the midst of its prompt. May be called from any thread."""
-        self._cancel()
+        cancel = self._cancel
+        if cancel is not None:
+            cancel()
 
     def close(self) -> None:
         """Ends the answer here, as `cancel` does, and waits for that."""
@@ -134,8 +138,8 @@ class Handle(TokenAnswer):
         return piece
 
     def follow(self, tell: Tell) -> None:
-        """Calls this in the event loop that runs now whenever something has come, which `arrived` has then. One
-        follower takes what several answers have, with one wait for all of them."""
+        """Calls this in the event loop that runs now when something has come, which `arrived` has then; and again when
+        more has come after that was asked. One follower takes what several answers have."""
         with self._changed:
             self._follower = asyncio.get_running_loop(), tell
             here = bool(self._pieces) or self.finish is not None
@@ -145,7 +149,8 @@ class Handle(TokenAnswer):
     def arrived(self) -> list[Piece] | None:
         """The pieces that have come since the last time; None when no more will. The error that ended the answer,
         once."""
-        with self._changed:
+        with self._lock:
+            self._told = False
             pieces = list(self._pieces)
             self._pieces.clear()
             if pieces or self.finish is None:
@@ -180,7 +185,7 @@ class Handle(TokenAnswer):
 
     def say(self, piece: Piece, text: AnswerText) -> None:
         now = time.perf_counter()
-        with self._changed:
+        with self._lock:
             if piece.token is not None:
                 self._first, self._last = self._first if self.tokens else now, now
                 self.tokens.append(piece.token)
@@ -194,8 +199,10 @@ class Handle(TokenAnswer):
         self._runs.append((before, after))
 
     def over(self, finish: Finish, error: BaseException | None) -> None:
-        with self._changed:
+        with self._lock:
             self.finish, self._error = finish, error
+            # It holds the request, which holds this: nothing of either would be free before the collector comes.
+            self._cancel = None
             self._wake()
 
     def _wake(self) -> None:
@@ -204,7 +211,8 @@ class Handle(TokenAnswer):
         for loop, tell in self._sleepers:
             self._bell.add(loop, tell)
         self._sleepers.clear()
-        if self._follower is not None:
+        if self._follower is not None and not self._told:
+            self._told = True
             self._bell.add(*self._follower)
 
 

@@ -7,8 +7,8 @@ that says how long a step takes without them.
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
+from collections.abc import Collection
 
 __all__ = ["PromptShare"]
 
@@ -17,7 +17,10 @@ LONGEST = 1.7
 that take longer than the one before."""
 STEPS = 8
 """With prompts, until one without."""
-REMEMBERED = 3
+REMEMBERED = 5
+"""Steps of either kind. What one takes goes up and down, and other programs add to it. Were the middle to count,
+prompts would have too much now and then, and just those steps are what answers notice. So a step without prompts counts
+as it is when it is short, and a row as it is when it costs much."""
 
 
 class PromptShare:
@@ -42,12 +45,22 @@ class PromptShare:
             self._plain.append(seconds)
             self._answers, self._since, others = answers, 0, False
         elif self._plain:
-            self._row.append(max(seconds - statistics.median(self._plain), 0.0) / rows)
+            self._row.append(max(seconds - _low(self._plain), 0.0) / rows)
             self._largest = rows + 1 + rows // 4
             self._since += 1
         self.rows = 0 if self._since >= STEPS or others or not self._plain else self._next()
 
     def _next(self) -> int:
-        spare = (LONGEST - 1) * statistics.median(self._plain)
-        each = statistics.median(self._row) if self._row else 0.0
+        spare = (LONGEST - 1) * _low(self._plain)
+        each = _high(self._row) if self._row else 0.0
         return max(1, self._largest if each * self._largest <= spare else int(spare / each))
+
+
+def _low(seconds: Collection[float]) -> float:
+    """The second least of five."""
+    return sorted(seconds)[len(seconds) // 4]
+
+
+def _high(seconds: Collection[float]) -> float:
+    """The second greatest of five: the greatest may be an accident."""
+    return sorted(seconds)[-1 - len(seconds) // 4]

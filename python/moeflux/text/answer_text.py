@@ -18,7 +18,10 @@ class AnswerText:
         self._stops = StopText(stops)
 
     def add(self, token: int) -> str:
-        """The text that becomes certain with a token."""
+        """The text that becomes certain with a token. One that is no text ends what was before it, also for stop
+        strings: what they hold back belongs there."""
+        if self._stream is not None and self._stream.hides(token):
+            return self._stops.finish()
         text, self.stop_string = self._stops.add("" if self._stream is None else self._stream.add(token))
         return text
 

@@ -7,19 +7,22 @@ itself looks for inside a message (`</think>` in what the model said) keeps the 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from moeflux import files
 from moeflux.errors import ArgumentError, FormatError, StateError
+from moeflux.text.channels import MARKS, SIGN, ChannelSplit
 from moeflux.text.template import Template
 from moeflux.text.tokenizer import Tokenizer, shared_length
 
-__all__ = ["ChatFormat", "Prompt", "ReasoningSplit", "check_messages", "plain_value"]
+__all__ = ["AnswerSplit", "ChatFormat", "Prompt", "ReasoningSplit", "check_messages", "plain_value"]
 
 Message = dict[str, Any]
 ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
@@ -44,6 +47,7 @@ class ChatFormat:
         self.tokenizer = tokenizer
         self._templates = {name: Template(text, source) for name, text in templates.items()}
         self._text = "".join(templates.values())
+        self._added = _Added(tokenizer.added)
         self._named = {name: tokenizer.named(name) for name in NAMED_TOKENS if tokenizer.named(name) is not None}
 
     @classmethod
@@ -65,7 +69,7 @@ class ChatFormat:
         """ArgumentError if the template does not allow it: without a choice, a model always thinks or never does."""
         if wanted is None or "enable_thinking" in self._text:
             return
-        always = "<think>" in self._text
+        always = "<think>" in self._text or self.has_channels
         if wanted is not always:
             raise ArgumentError(
                 f"thinking: expected a template that lets one choose, found one with which the model "
@@ -75,6 +79,21 @@ class ChatFormat:
     def knows(self, variable: str) -> bool:
         """Whether a template names a variable."""
         return re.search(rf"\b{re.escape(variable)}\b", self._text) is not None
+
+    @property
+    def has_channels(self) -> bool:
+        """Whether the model thinks and answers in channels, as gpt-oss does."""
+        return SIGN in self._text
+
+    def split(self, prompt: Prompt) -> AnswerSplit:
+        """Tells thoughts from the answer to a prompt."""
+        return ChannelSplit() if self.has_channels else ReasoningSplit(prompt.thinking)
+
+    @cached_property
+    def marks(self) -> dict[int, str]:
+        """What a split is to be given for tokens that have no text: those that divide channels."""
+        ids = {self.tokenizer.id_of(name): mark for name, mark in MARKS.items()} if self.has_channels else {}
+        return {id: mark for id, mark in ids.items() if id in self.tokenizer.special_ids}
 
     @property
     def text(self) -> str:
@@ -126,8 +145,15 @@ class ChatFormat:
 
     def _tokens(self, messages: list[Message], given: dict[str, Any]) -> tuple[str, list[int]]:
         """Renders the text. If a message spells an added token, renders again with a barrier inside the spelling."""
-        text = self._render(messages, given)
-        spelled = _Spellings(self.tokenizer.added, messages, given)
+        spelled = _Spellings(self._added, messages, given)
+        try:
+            text = self._render(messages, given)
+        except StateError:  # maybe of what they spell: as a text, with barriers, it is nothing to be refused
+            if not spelled.found:
+                raise
+            barrier = _unused_character(json.dumps([messages, given], ensure_ascii=False))
+            marked = self._render_barred(spelled, spelled.found, barrier)
+            return marked.replace(barrier, ""), self.tokenizer.encode_marked(marked, barrier)
         if not spelled.found:
             return text, self.tokenizer.encode_marked(text)
         barrier = _unused_character(text)
@@ -252,10 +278,40 @@ def _unicode(text: str, where: str) -> str:
     return text
 
 
+class _Added:
+    """The added tokens, and characters without which a text has nothing of them. Most texts have none of those."""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        self.tokens = tokens
+        self._firsts = {token[:1] for token in tokens}
+        self._lasts = {token[-1:] for token in tokens}
+        self._longest = max(map(len, tokens), default=0)
+
+    def in_text(self, text: str) -> dict[str, list[int]]:
+        """Token -> places inside its spellings. Templates trim, so an edge is where white space ends."""
+        left, right = len(text) - len(text.lstrip()), len(text.rstrip())
+        inside = any(first in text for first in self._firsts)
+        edge = not self._lasts.isdisjoint(text[left : left + self._longest])
+        return self._searched(text, left, right) if inside or edge else {}
+
+    def _searched(self, text: str, left: int, right: int) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for token in self.tokens:
+            places = [match.start() + 1 for match in re.finditer(f"(?={re.escape(token)})", text)]
+            for size in range(1, min(len(token), right - left + 1)):
+                if text.startswith(token[-size:], left):
+                    places += [left + size - 1] if size > 1 else [left]
+                if text.endswith(token[:size], 0, right):
+                    places.append(right - size + 1)
+            if places:
+                found[token] = places
+        return found
+
+
 class _Spellings:
     """Where messages and variables spell added tokens: whole, or at an edge where another text could complete them."""
 
-    def __init__(self, added: Sequence[str], messages: list[Message], given: dict[str, Any]) -> None:
+    def __init__(self, added: _Added, messages: list[Message], given: dict[str, Any]) -> None:
         self._added = added
         self._messages = messages
         self._given = given
@@ -263,12 +319,13 @@ class _Spellings:
         self._each_text(self._find)
 
     def _find(self, role: str, text: str) -> str:
-        self.found.update((role, token) for token in self._in(text))
+        self.found.update((role, token) for token in self._added.in_text(text))
         return text
 
     def with_barriers(self, barred: set[tuple[str, str]], barrier: str) -> tuple[list[Message], dict[str, Any]]:
         def bar(role: str, text: str) -> str:
-            places = {place for token, at in self._in(text).items() if (role, token) in barred for place in at}
+            spelled = self._added.in_text(text)
+            places = {place for token, at in spelled.items() if (role, token) in barred for place in at}
             for place in sorted(places, reverse=True):
                 text = text[:place] + barrier + text[place:]
             return text
@@ -289,21 +346,6 @@ class _Spellings:
             messages.append({"role": message["role"], **walk(message["role"], rest)})
         return messages, walk("", self._given)
 
-    def _in(self, text: str) -> dict[str, list[int]]:
-        """Token -> places inside its spellings. Templates trim, so an edge is where white space ends."""
-        left, right = len(text) - len(text.lstrip()), len(text.rstrip())
-        found: dict[str, list[int]] = {}
-        for token in self._added:
-            places = [match.start() + 1 for match in re.finditer(f"(?={re.escape(token)})", text)]
-            for size in range(1, min(len(token), right - left + 1)):
-                if text.startswith(token[-size:], left):
-                    places += [left + size - 1] if size > 1 else [left]
-                if text.endswith(token[:size], 0, right):
-                    places.append(right - size + 1)
-            if places:
-                found[token] = places
-        return found
-
 
 def _unused_character(text: str) -> str:
     """A private-use character that the text does not have. It is in the rendered text for a moment only."""
@@ -311,6 +353,17 @@ def _unused_character(text: str) -> str:
 
 
 # ---- Thoughts and answer ----------------------------------------------------------------------------------------
+
+
+class AnswerSplit(Protocol):
+    """Splits what a model says into thoughts and answer as it comes."""
+
+    @property
+    def thinking(self) -> bool: ...
+    @property
+    def settled(self) -> bool: ...
+    def add(self, text: str) -> Sequence[tuple[bool, str]]: ...
+    def finish(self) -> Iterator[tuple[bool, str]]: ...
 
 
 class ReasoningSplit:
@@ -332,13 +385,20 @@ class ReasoningSplit:
         """Whether what comes now is a thought, as far as that is known."""
         return self._thinking
 
-    def add(self, text: str) -> Iterator[tuple[bool, str]]:
+    @property
+    def settled(self) -> bool:
+        """Whether no thought can begin any more: that is most of an answer."""
+        return not (self._thinking or self._fresh)
+
+    def add(self, text: str) -> Sequence[tuple[bool, str]]:
         """(is it a thought, text) as far as it is certain."""
         self._held += text
-        if not (self._thinking or self._fresh):  # most of an answer: no thought begins any more
+        if self.settled:
             text, self._held = self._held, ""
-            yield from self._say(text)
-            return
+            return ((False, text),) if text else ()
+        return tuple(self._split())
+
+    def _split(self) -> Iterator[tuple[bool, str]]:
         while True:
             markers = (self._end, *self._breaks) if self._thinking else (self._start,)
             at, marker = min(

@@ -18,7 +18,8 @@ from moeflux.errors import FormatError, StateError
 from moeflux.files import parse_json
 from moeflux.runtime.snapshot import Snapshot
 from moeflux.text.awaiting import Answer
-from moeflux.text.chat import Message, Prompt, ReasoningSplit, check_messages, plain_value
+from moeflux.text.channels import spelled, without_thoughts
+from moeflux.text.chat import ChatFormat, Message, Prompt, check_messages, plain_value
 from moeflux.text.generate import Finish, Generation, GenerationStats, Piece, begin
 from moeflux.text.protocols import TextModel, TextSession
 from moeflux.text.reuse import reach
@@ -43,9 +44,11 @@ class Reply(Answer[Part]):
     To have the answer in one piece, ask for its `text`, or `wait`. `async for` works as in Generation.
     """
 
-    def __init__(self, generation: Generation, prompt: Prompt, done: Callable[[Reply], None]) -> None:
+    def __init__(self, generation: Generation, prompt: Prompt, form: ChatFormat, done: Callable[[Reply], None]) -> None:
         self.generation = generation
         self.prompt = prompt
+        self._split = form.split(prompt)
+        self._marks = form.marks
         self.begun = False
         self._said = {False: "", True: ""}  # text, thoughts
         self._done = done
@@ -95,22 +98,25 @@ class Reply(Answer[Part]):
             pass
 
     def _run(self) -> Iterator[Part]:
-        split = ReasoningSplit(self.prompt.thinking)
+        split = self._split
         try:
             for piece in self.generation:
-                parts = list(split.add(piece.text))
+                mark = "" if piece.token is None else self._marks.get(piece.token, "")
+                parts = list(split.add(piece.text + mark))
                 if self.generation.finish is not None:
                     parts += split.finish()
                 for thought, text in parts or [(False, "")]:
-                    self._keep(thought, text)
-                    yield Part(text, thought, piece)
+                    yield Part(self._keep(thought, text), thought, piece)
         finally:
             for thought, text in split.finish():
                 self._keep(thought, text)
             self._done(self)
 
-    def _keep(self, thought: bool, text: str) -> None:
+    def _keep(self, thought: bool, text: str) -> str:
+        """A call in a channel is text here."""
+        text = spelled(text) if self._marks else text
         self._said[thought] += text
+        return text
 
 
 class Conversation:
@@ -231,8 +237,9 @@ class Conversation:
 
     def prompt(self, messages: Sequence[Message] | None = None) -> Prompt:
         """The prompt that the model will read."""
+        said = self.messages if messages is None else messages
         return self._form.encode(
-            self.messages if messages is None else messages,
+            without_thoughts(said) if self._form.has_channels else said,
             tools=self.tools,
             enable_thinking=self.thinking,
             **self.variables,
@@ -249,7 +256,7 @@ class Conversation:
 
         prompt = self.prompt()
         asked: dict[str, Any] = {"continues": False, **options}
-        self._open = Reply(begin(self.session, prompt, **asked), prompt, done)
+        self._open = Reply(begin(self.session, prompt, **asked), prompt, self._form, done)
         return self._open
 
     def _close(self) -> None:

@@ -266,6 +266,10 @@ class TextStream:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip = tokenizer._strips_first_space and not continues
 
+    def hides(self, id: int) -> bool:
+        """Whether a token is none of the text."""
+        return id in self._hidden
+
     def add(self, id: int) -> str:
         """The characters that this token completes."""
         if id in self._hidden:

@@ -25,6 +25,8 @@ SEEDS = [
     "<function=now>\n</function>\n</tool_call>\n<tool_call>now\n<arg_key>tags</arg_key><arg_value>[1]</arg_value>",
     "<|tool_calls_section_begin|><|tool_call_begin|>functions.write:0<|tool_call_argument_begin|>"
     '{"path": "a\n", "tags": [True, None]}<|tool_call_end|><|tool_calls_section_end|>',
+    "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.write "
+    '<|constrain|>json<|message|>{"path": "a", "mode": 3<|call|><|start|>assistant<|channel|>final<|message|>Yes.',
     f"<{BAR}tool{LOW}calls{LOW}begin{BAR}><{BAR}tool{LOW}call{LOW}begin{BAR}>function<{BAR}tool{LOW}sep{BAR}>write\n"
     f"```json\n{{}}\n```<{BAR}tool{LOW}call{LOW}end{BAR}><{BAR}tool{LOW}calls{LOW}end{BAR}>",
 ]
@@ -41,7 +43,7 @@ def one(data: bytes) -> None:
     if not data:
         return
     family, cut = FAMILIES[data[0] % len(FAMILIES)], bool(data[0] & 64)
-    text = data[1:].decode(errors="replace")
+    text = family.heard(data[1:].decode(errors="replace"))
 
     def read(pieces: list[str]) -> list[Event]:
         ids = map(str, itertools.count())

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from moeflux.serve.tools.harmony import EFFORTS, HarmonyReader, arranged, described
 from moeflux.serve.tools.reader import Reader
 from moeflux.serve.tools.tagged import GLM_TAGS, MINIMAX_TAGS, QWEN_TAGS, TaggedReader
 from moeflux.serve.tools.values import Schemas
 from moeflux.serve.tools.written import CLOSE, DEEPSEEK_MARKS, KIMI_MARKS, OPEN, HermesReader, MarkedReader
+from moeflux.text.channels import MARKS, SIGN, heard
 
 __all__ = ["FAMILIES", "HERMES", "Family", "family_of", "new_id"]
 
@@ -24,6 +27,12 @@ class Family:
     example: str = '<tool_call>{"name": NAME, "arguments": OBJECT}</tool_call>'  # for templates that show none
     arguments_as_text: bool = False  # templates add them to a text
     numbered_ids: bool = False  # templates write ids, and models expect functions.NAME:NUMBER there
+    channels: bool = False  # thoughts and answers are messages of their own, each with a header
+    one_call: bool = False  # templates write one call of a message
+    heard: Callable[[str], str] = str  # what the reader is given for the text of a mark
+    messages: Callable[[Sequence[dict[str, Any]]], list[dict[str, Any]]] = list  # as templates take them
+    tools: Callable[[Sequence[dict[str, Any]]], list[dict[str, Any]]] = list
+    efforts: Mapping[str, str] = field(default_factory=dict)  # of reasoning, that templates call otherwise
 
 
 TAGS = (OPEN, CLOSE)
@@ -67,6 +76,20 @@ FAMILIES = (
         lambda schemas, id: MarkedReader(schemas, id, KIMI_MARKS),
         arguments_as_text=True,
         numbered_ids=True,
+    ),
+    Family(
+        "harmony",
+        SIGN,
+        (),
+        tuple(MARKS),
+        HarmonyReader,
+        example="<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>OBJECT<|call|>",
+        channels=True,
+        one_call=True,
+        heard=heard,
+        messages=arranged,
+        tools=described,
+        efforts=EFFORTS,
     ),
     HERMES,
 )
