@@ -58,11 +58,11 @@ class Uncounted:
     def tokens(self, count: int) -> None: ...
 
 
-def stream_of(handles: Sequence[Endless], gather: float = 0.0) -> _Stream:
+def stream_of(handles: Sequence[Endless], gather: float = 0.0, beat: Beat | None = None) -> _Stream:
     tokenizer = Tokenizer.from_folder(builtin.path())
     ask = Ask("m", answers=len(handles), stream=True)
     pace = Pace(ping=0.05, gather=gather, send=0.05)
-    exchange = Exchange(CHAT, None, Uncounted(), pace, Beat(gather))  # type: ignore[arg-type]
+    exchange = Exchange(CHAT, None, Uncounted(), pace, beat or Beat(gather))  # type: ignore[arg-type]
     begun = [Begun(handle, Answer(ask, 3, False, HERMES, tokenizer)) for handle in handles]
     return _Stream(exchange, Prepared(ask, Prompt("x", [1, 2, 3], (), False), [], None), begun)
 
@@ -134,6 +134,25 @@ def test_tokens_that_come_fast_are_told_together() -> None:
     asyncio.run(stream_of([Hasty(50)], gather=0.5)({"type": "http"}, there, send))  # type: ignore[arg-type]
     told = [body.count(b"word") for body in sent if b"word" in body]
     assert told[0] < 50 and len(told) == 2
+
+
+@pytest.mark.parametrize(("streams", "waits"), [(1, 0.1), (5, 0.1), (8, 0.16), (15, 0.3), (64, 0.3)])
+def test_many_streams_are_told_less_often(streams: int, waits: float) -> None:
+    """And alone again, one waits as long as before."""
+    beat, waited = Beat(0.1), list[float]()
+
+    async def send(message: Any) -> None:
+        waited.append(beat.seconds)
+        if b"word" in message.get("body", b"") and beat.streams >= streams:
+            raise OSError("the connection: gone")
+
+    async def all_of_them() -> None:
+        streamed = [stream_of([Endless()], beat=beat) for _ in range(streams)]
+        await asyncio.gather(*(each({"type": "http"}, there, send) for each in streamed))  # type: ignore[arg-type]
+
+    asyncio.run(asyncio.wait_for(all_of_them(), 60))
+    assert max(waited) == pytest.approx(waits)
+    assert beat.streams == 0 and beat.seconds == 0.1
 
 
 class Told(Hasty):

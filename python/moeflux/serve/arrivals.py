@@ -19,9 +19,19 @@ Part = tuple[int, Sequence[Event], Sequence[TokenLogprob], "Ending | None"]
 class Beat:
     """The moment at which all streams that have just told something may tell more. The event loop wakes once for it."""
 
+    FEW, SLOWEST = 5, 3
+    """So many streams cost an engine of two cores nothing to speak of. Those of more are told less often, up to so many
+    times: it is the parts of all streams that cost."""
+
     def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+        self._seconds = seconds
         self._waiting: list[Callable[[], None]] = []
+        self.streams = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long a stream waits before it tells more."""
+        return self._seconds * min(max(1.0, self.streams / self.FEW), self.SLOWEST)
 
     def join(self, look: Callable[[], None], at: float) -> None:
         """Calls this then, or sooner when others came first; `seconds` from now at the latest."""
@@ -60,6 +70,7 @@ class Arrivals:
         self._error: Exception | None = None
 
     async def __aiter__(self) -> AsyncIterator[str]:
+        self._beat.streams += 1
         try:
             for each in self._begun:
                 each.handle.follow(self._come)
@@ -74,6 +85,7 @@ class Arrivals:
                     raise self._error
                 self._waits = True
         finally:
+            self._beat.streams -= 1
             self._waits = False
             if self._left:
                 for each in self._begun:
