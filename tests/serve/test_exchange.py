@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,8 +59,13 @@ class Uncounted:
     def tokens(self, count: int) -> None: ...
 
 
+@functools.cache
+def tokenizer_of_all() -> Tokenizer:
+    return Tokenizer.from_folder(builtin.path())
+
+
 def stream_of(handles: Sequence[Endless], gather: float = 0.0, beat: Beat | None = None) -> _Stream:
-    tokenizer = Tokenizer.from_folder(builtin.path())
+    tokenizer = tokenizer_of_all()
     ask = Ask("m", answers=len(handles), stream=True)
     pace = Pace(ping=0.05, gather=gather, send=0.05)
     exchange = Exchange(CHAT, None, Uncounted(), pace, beat or Beat(gather))  # type: ignore[arg-type]
