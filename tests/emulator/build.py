@@ -41,7 +41,8 @@ def preprocessed(path: Path, by: Compiler) -> str:
     macros = [] if path.suffix == ".cuh" else ["-D__METAL__=1", "-D__METAL_VERSION__=310"]
     return by.run(
         *("-E", "-x", "c++", "-std=c++17", "-nostdinc", "-undef", *macros),
-        *("-isystem", HERE / "include", f"-I{CUDA if path.suffix == '.cuh' else METAL}", path),
+        # As a system's, ours would come behind those that zig adds whatever it is told.
+        *(f"-I{HERE / 'include'}", f"-I{CUDA if path.suffix == '.cuh' else METAL}", path),
     )
 
 
