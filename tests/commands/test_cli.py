@@ -147,6 +147,12 @@ def test_every_flag_that_takes_a_number_says_what_it_takes(capsys: Output) -> No
         ("run -p x --thinking on", "thinking: expected a template that lets one choose, found .* never thinks"),
         ("run -p x --raw --thinking off", "--thinking: expected a model with a chat template and no --raw"),
         ("chat --thinking on", "thinking: expected a template that lets one choose"),
+        (
+            "run -p x --raw --reasoning-effort low",
+            "--reasoning-effort: expected a model with a chat template and no --raw",
+        ),
+        ("run -p x --reasoning-effort low", "reasoning_effort: expected a template that has it, found one without"),
+        ("chat --reasoning-effort high", "reasoning_effort: expected a template that has it, found one without"),
         ("trace x -o y --prompt-ids z --seed 3", "--seed: expected random tokens, found --prompt-ids"),
         ("doctor --metal /", "--metal: expected no folder with it, found /"),
     ],

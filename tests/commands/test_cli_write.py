@@ -227,6 +227,8 @@ def test_commands_that_are_wrong(
         ("/set heat 3", "/set: expected temperature"),
         ("/set top_p 3", "top_p: expected more than 0 to 1"),
         ("/thinking maybe", "/thinking: expected on or off"),
+        ("/effort much", "/effort: expected low, medium, high, found 'much'"),
+        ("/effort low", "reasoning_effort: expected a template that has it"),
         ("x " * 5000, "prompt: expected at most 4096 tokens"),
     ):
         monkeypatch.setattr(sys, "stdin", io.StringIO(line + "\n"))

@@ -27,6 +27,7 @@ from moeflux.serve.request import Ask, Tool  # noqa: E402
 from moeflux.serve.tools.families import family_of  # noqa: E402
 from moeflux.text.channels import MARKS  # noqa: E402
 from moeflux.text.chat import ChatFormat  # noqa: E402
+from moeflux.text.speech import GEMMA_MARKS  # noqa: E402
 from moeflux.text.tokenizer import Tokenizer  # noqa: E402
 from support.vocabularies import byte_level  # noqa: E402
 
@@ -41,6 +42,8 @@ EXPECTED = {
     "Qwen3-Coder": ("qwen-xml", True),
     "Qwen3.5-4B": ("qwen-xml", True),
     "deepseek-ai-DeepSeek-V3.1": ("deepseek", False),
+    "google-gemma-4-31B-it": ("gemma", True),
+    "google-gemma-4-31B-it-interleaved": ("gemma", True),
     "moonshotai-Kimi-K2": ("kimi", True),
     "openai-gpt-oss-120b": ("harmony", True),
 }
@@ -54,9 +57,13 @@ ADDED = [
     "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
     "<|tool_calls_section_end|>", "<|assistant|>", "<|user|>", "<|observation|>", "<|system|>", "[gMASK]", "<sop>",
     "<minimax:tool_call>", "</minimax:tool_call>", "]~!b[", "]~b]", "[e~[",
-    *MARKS, *(f"<{BAR}{name.replace(' ', LOW)}{BAR}>" for name in DEEPSEEK),
+    "<|turn>", "<turn|>", "<|think|>", "<|tool>", "<tool|>",
+    *MARKS, *GEMMA_MARKS, *(f"<{BAR}{name.replace(' ', LOW)}{BAR}>" for name in DEEPSEEK),
 ]  # fmt: skip
-ENDS = ("<|im_end|>", "[e~[", f"<{BAR}end{LOW}of{LOW}sentence{BAR}>", "<|user|>", "<|observation|>", "<|call|>")
+ENDS = (
+    "<|im_end|>", "[e~[", f"<{BAR}end{LOW}of{LOW}sentence{BAR}>", "<|user|>", "<|observation|>", "<|call|>",
+    "<turn|>", "<|tool_response>",
+)  # fmt: skip
 PROPERTIES = {"city": {"type": "string"}, "days": {"type": "integer"}, "text": {"type": "string"}}
 SCHEMAS: dict[str, Any] = {"weather": {"type": "object", "properties": PROPERTIES}, "now": {"type": "object"}}
 TOOLS = tuple(Tool(name, "Tells it.", schema) for name, schema in SCHEMAS.items())

@@ -58,7 +58,9 @@ def test_arguments_are_as_templates_take_them(family: Family, with_tools: ChatFo
     assert (json.loads(arguments) if family.arguments_as_text else arguments) == {"city": "Bern"}
     assert isinstance(arguments, str) == (family.name in ("deepseek", "kimi"))
     ids = ("functions.weather:0", "functions.weather:1") if family.name == "kimi" else ("call_9", "call_10")
-    assert (first["id"], second["id"], messages[-1]["tool_call_id"]) == (*ids, ids[1])
+    assert (first["id"], second["id"]) == ids
+    if family.result is None:  # results have messages of their own
+        assert messages[-1]["tool_call_id"] == ids[1]
     assert TALK[2]["tool_calls"][0] is CALL and CALL["id"] == "call_9", "the request itself was changed"
 
 

@@ -15,6 +15,7 @@ from moeflux.serve.answer import AnswerReader
 from moeflux.serve.events import Arguments, CallBegin, CallEnd, Event, Said, Text, Thought, together
 from moeflux.serve.tools.families import FAMILIES, HERMES, Family, family_of
 from moeflux.text.channels import MARKS
+from moeflux.text.speech import GEMMA_MARKS
 
 BY_NAME = {family.name: family for family in FAMILIES}
 
@@ -183,6 +184,7 @@ def test_families_are_told_from_templates() -> None:
     assert family_of('{%- set begin = "<minimax:tool_call>" %}{{ call["arguments"] }}').name == "minimax"
     assert family_of(deepseek("tool call begin")).name == "deepseek"
     assert family_of("<|tool_call_begin|>").name == "kimi"
+    assert family_of("{{ '<|tool_call>call:' + call.name }}").name == "gemma"
     assert family_of("<|start|>assistant<|channel|>final<|message|>").name == "harmony"
     assert family_of('<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}').name == "hermes"
     assert family_of("{{ message.content }}") is HERMES
@@ -350,6 +352,7 @@ SCRAPS = [
     "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
     "<|tool_calls_section_end|>", deepseek("tool calls begin"), deepseek("tool call begin"), deepseek("tool sep"),
     deepseek("tool call end"), deepseek("tool calls end"), *MARKS,
+    *GEMMA_MARKS, "call:", "write{path:", "thought\n", "'",
     "commentary", "to=functions.write", *SLIPS["arguments first"][1:], *WELL["qwen-xml"], "é",
 ]  # fmt: skip
 

@@ -11,6 +11,7 @@ from moeflux.serve.constrain import Constraint, Grammars
 from moeflux.serve.grammars import grammar_of
 from moeflux.serve.request import Ask
 from moeflux.serve.tools.families import HERMES, Family
+from moeflux.serve.tools.gemma import QUOTE_NAME
 from moeflux.text.tokenizer import Tokenizer
 
 __all__ = ["Maker", "allowed", "ends"]
@@ -34,7 +35,8 @@ class Maker:
         self.tokenizer = tokenizer
         self._grammars = grammars
         self._ends = set(ending) or ends(tokenizer)
-        self._ending = {id for id in range(len(tokenizer)) if tokenizer.token_bytes(id)[:1] in (b'"', b"}", b"]")}
+        closing = (b'"', b"}", b"]", QUOTE_NAME.encode()[:4])
+        self._ending = {id for id in range(len(tokenizer)) if tokenizer.token_bytes(id).startswith(closing)}
 
     def of(self, ask: Ask, family: Family = HERMES, thinking: bool = False, template: str = "") -> Constraint:
         text = grammar_of(ask, family, thinking, template, self._added)

@@ -3,16 +3,13 @@ the tokens for it."""
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken
 
-from moeflux import builtin
 from moeflux.text.channels import MARKS
 from moeflux.text.tokenizer import Tokenizer
+from support.remade import remade
 from support.vocabularies import byte_level
 
 __all__ = ["TEMPLATE", "model_folder", "tokenizer"]
@@ -172,20 +169,5 @@ REPLACED = {
 
 
 def model_folder(folder: Path) -> Path:
-    """The built-in model with marks in place of tokens that it has: what it says itself is nonsense."""
-    source = builtin.path()
-    for file in source.iterdir():
-        if not file.name.startswith(("tokenizer", "chat_template", "generation_config")):
-            os.symlink(file, folder / file.name)
-    values: dict[str, Any] = json.loads((source / "tokenizer.json").read_text())
-    for token in values["added_tokens"]:
-        if token["content"] in REPLACED:
-            token.update(content=REPLACED[token["content"]], special=True)
-    values["model"]["vocab"] = {REPLACED.get(piece, piece): id for piece, id in values["model"]["vocab"].items()}
-    (folder / "tokenizer.json").write_text(json.dumps(values))
-    ids = {token["content"]: token["id"] for token in values["added_tokens"]}
-    ends = [ids[mark] for mark in ("<|return|>", "<|endoftext|>", "<|call|>")]
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|return|>"}))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
+    """The built-in model with marks in place of tokens that it has."""
+    return remade(folder, REPLACED, ("<|return|>", "<|endoftext|>", "<|call|>"), TEMPLATE)

@@ -19,6 +19,14 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def _of_gemma(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{_of_gemma(value[name])}" for name in sorted(value, key=str.lower)) + "}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_of_gemma, value))}]"
+    return f'<|"|>{value}<|"|>' if isinstance(value, str) else json.dumps(value)
+
+
 def written(family: str, calls: Sequence[Mapping[str, Any]]) -> str:
     """`calls` have a name and arguments."""
     pairs = [(call["name"], call["arguments"], json.dumps(call["arguments"], ensure_ascii=False)) for call in calls]
@@ -50,6 +58,8 @@ def written(family: str, calls: Sequence[Mapping[str, Any]]) -> str:
     if family == "harmony":
         form = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}"
         return "<|end|><|start|>assistant".join(form.format(name, text) for name, _, text in pairs)
+    if family == "gemma":
+        return "".join(f"<|tool_call>call:{name}{_of_gemma(each)}<tool_call|>" for name, each, _ in pairs)
     assert family == "deepseek"
     inner = [f"{_mark('tool call begin')}{name}{_mark('tool sep')}{text}{_mark('tool call end')}"
              for name, _, text in pairs]  # fmt: skip

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,9 @@ from hypothesis import strategies as st
 
 import moeflux
 from moeflux import ArgumentError, StateError
+from moeflux.cli import main
 from moeflux.model import Model
+from moeflux.text import conversation
 from moeflux.text.answer_text import AnswerText
 from moeflux.text.channels import MARKS, ChannelSplit, heard, recipient_of, spelled
 from moeflux.text.chat import ChatFormat
@@ -254,6 +259,25 @@ def test_a_conversation_knows_channels(model: Model, monkeypatch: pytest.MonkeyP
         again = talk.prompt([*talk.messages, {"role": "user", "content": "Sure?"}])
         assert "<|channel|>final<|message|>Yes.<|end|><|start|>user" in again.text and "hm" not in again.text
         assert shared_length(again.tokens, [*reply.prompt.tokens, *words]) == len(reply.prompt.tokens) + 1
+
+
+def test_how_long_to_think(
+    model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with model.chat() as talk:
+        assert talk.reasoning_effort is None and "Effort: medium" in talk.prompt(ASKED).text
+        talk.reasoning_effort = "high"
+        assert talk.reasoning_effort == "high" and "Effort: high" in talk.prompt(ASKED).text
+        talk.reasoning_effort = None
+        assert "Effort: medium" in talk.prompt(ASKED).text
+    prompts = list[str]()
+    folder, begun = str(model_folder(tmp_path)), conversation.begin
+    monkeypatch.setattr(conversation, "begin", lambda *a, **o: prompts.append(a[1].text) or begun(*a, **o))
+    options = ["--reasoning-effort", "low", "-n", "1", "--threads", "1"]
+    assert main(["run", folder, "-p", "Well?", *options]) == 0
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Well?\n/effort high\nWell?\n"))
+    assert main(["chat", folder, *options]) == 0
+    assert ["Effort: low" in text for text in prompts] == [True, True, False] and "Effort: high" in prompts[-1]
 
 
 def test_a_call_is_text_in_a_conversation(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflux import ArgumentError, FormatError, StateError
-from moeflux.text.chat import ChatFormat, ReasoningSplit, _Added
+from moeflux.text.chat import ChatFormat, _Added
 from moeflux.text.template import Template
+from moeflux.text.thoughts import ReasoningSplit
 from moeflux.text.tokenizer import Tokenizer
 from support.vocabularies import byte_level
 

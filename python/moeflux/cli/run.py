@@ -28,6 +28,7 @@ class Options:
     raw: bool = False  # go on with the text, without a template
     system: str | None = None
     thinking: bool | None = None
+    reasoning_effort: str | None = None
     as_json: bool = False
     stats: bool = False
 
@@ -71,12 +72,14 @@ def _begin(
     model: Model, prompt: str, options: Options, generation: dict[str, Any]
 ) -> tuple[Generation, Iterator[tuple[str, bool, Piece]]]:
     if options.raw or model.chat_format is None:
-        for flag in ("system", "thinking"):
+        for flag in ("system", "thinking", "reasoning_effort"):
             if getattr(options, flag) is not None:
-                raise ArgumentError(f"--{flag}: expected a model with a chat template and no --raw")
+                raise ArgumentError(f"--{flag.replace('_', '-')}: expected a model with a chat template and no --raw")
         answer = model.session().generate(prompt, **generation)
         return answer, ((piece.text, False, piece) for piece in answer)
     talk = model.chat(system=options.system, thinking=options.thinking)
+    if options.reasoning_effort is not None:
+        talk.reasoning_effort = options.reasoning_effort
     reply = talk.ask(prompt, **generation)
     return reply.generation, ((part.text, part.thought, part.piece) for part in reply)
 

@@ -31,6 +31,7 @@ HELP = """\
 /set                 show the settings
 /set NAME VALUE      change temperature, top_k, seed, max_tokens ...; the value "default" restores the model's own
 /thinking on|off     think before the answer, where the model's template lets one choose
+/effort LEVEL        think for a low, medium or high time, where the template has it
 /stats               show what the last answer cost
 /save FILE           save the conversation and the model's state
 /load FILE           continue a saved conversation
@@ -38,6 +39,7 @@ HELP = """\
 
 To write several lines, end a line with \\, or put \"\"\" before the first and after the last.
 Ctrl-C stops an answer and keeps what was said. To begin a message with /, type //."""
+EFFORTS = ("low", "medium", "high")
 HISTORY_LINES = 1000
 HISTORY_BYTES = 16 << 20
 BLOCK = '"""'
@@ -66,6 +68,7 @@ class TerminalChat:
             "show": lambda text: self._show(),
             "set": self._set,
             "thinking": self._think,
+            "effort": self._effort,
             "stats": lambda text: print(self.last.generation.stats if self.last else "nothing was answered yet"),
             "save": self._save,
             "load": self.load,
@@ -174,6 +177,11 @@ class TerminalChat:
         if text not in ("on", "off"):
             raise ArgumentError(f"/thinking: expected on or off, found {text or 'nothing'!r}")
         self.talk.thinking = text == "on"
+
+    def _effort(self, text: str) -> None:
+        if text not in EFFORTS:
+            raise ArgumentError(f"/effort: expected {', '.join(EFFORTS)}, found {text or 'nothing'!r}")
+        self.talk.reasoning_effort = text
 
     def _set(self, text: str) -> None:
         default = self.talk.session.model.default_sampling

@@ -66,6 +66,9 @@ def _add_writing(parser: Parser, default_tokens: str) -> None:
         "--thinking", choices=("on", "off"), help="think before the answer, where the template lets one choose"
     )
     parser.add_argument(
+        "--reasoning-effort", choices=("low", "medium", "high"), help="how long to think, where the template has it"
+    )
+    parser.add_argument(
         "-n", "--max-tokens", type=whole_number(), metavar="N", help=f"tokens of an answer; default: {default_tokens}"
     )
     parser.add_argument(
@@ -126,6 +129,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raw=arguments.raw,
         system=arguments.system,
         thinking=_thinking(arguments),
+        reasoning_effort=arguments.reasoning_effort,
         as_json=arguments.json,
         stats=arguments.stats,
     )
@@ -168,6 +172,8 @@ def _chat(arguments: argparse.Namespace) -> int:
     _utf8()
     model = load_model(arguments.model, arguments)
     talk = model.chat(system=arguments.system, thinking=_thinking(arguments))
+    if arguments.reasoning_effort is not None:
+        talk.reasoning_effort = arguments.reasoning_effort
     settings = {"max_tokens": arguments.max_tokens, "stop": arguments.stop, **sampling_options(arguments)}
     given = {name: value for name, value in settings.items() if value not in (None, [])}
     chat = TerminalChat(talk, given, arguments.stats)

@@ -9,8 +9,7 @@ from moeflux.serve.events import Event, Text, Thought, joined, together
 from moeflux.serve.request import Ask, Ending, Result, TokenLogprob, Usage
 from moeflux.serve.tools.families import Family, new_id
 from moeflux.serve.tools.values import Schemas
-from moeflux.text.channels import ANSWER_HEAD, ChannelSplit, spelled
-from moeflux.text.chat import AnswerSplit, ReasoningSplit
+from moeflux.text.channels import ANSWER_HEAD
 from moeflux.text.generate import Finish, Piece
 from moeflux.text.tokenizer import Tokenizer
 
@@ -31,8 +30,8 @@ class AnswerReader:
         any, nothing is a call. Some models begin a call before they have closed their thought."""
         self._reader = family.reader(Schemas(tools), ids) if tools else None
         breaks = family.openers if tools else ()
-        self._split: AnswerSplit = ChannelSplit() if family.channels else ReasoningSplit(thinking, breaks=breaks)
-        self._spelled = spelled if family.channels else str
+        self._split = family.speech.split(thinking, breaks)
+        self._spelled = family.speech.marks.spelled
 
     @property
     def thinking(self) -> bool:
@@ -67,7 +66,7 @@ class Answer:
         self._plain = ask.prompt is not None  # a text that goes on has neither thoughts nor calls
         self._reader = AnswerReader(thinking, family, tools)
         self._tokenizer = tokenizer
-        marks = () if self._plain else (*family.marks, "<think>", "</think>")
+        marks = () if self._plain else (*family.marks, *family.speech.marks, "<think>", "</think>")
         ids = {tokenizer.id_of(mark): family.heard(mark) for mark in marks}
         self._hidden = {id: mark for id, mark in ids.items() if id in tokenizer.special_ids}
         if ask.prefill and family.channels:

@@ -7,10 +7,11 @@ the grammar allows only ordinary tokens.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from moeflux.serve.fields import RequestError
+from moeflux.serve.gemma_grammar import gemma_call
+from moeflux.serve.lark import ANY, FindToken, Lark, literal
 from moeflux.serve.request import Ask, Form, Tool
 from moeflux.serve.tools.families import Family
 from moeflux.serve.tools.harmony import PREFIX
@@ -18,13 +19,11 @@ from moeflux.serve.tools.tagged import GLM_TAGS, MINIMAX_TAGS, QWEN_TAGS, Tags
 from moeflux.serve.tools.values import Schemas
 from moeflux.serve.tools.written import CLOSE, DEEPSEEK_MARKS, KIMI_MARKS, OPEN, Marks
 from moeflux.text.channels import THOUGHT_END
+from moeflux.text.speech import Speech
 
-__all__ = ["grammar_of", "json_rule"]
+__all__ = ["grammar_of"]
 
-ANY = "/(?s:.*)/"
 FENCE = "```json"
-
-FindToken = Callable[[str], int | None]
 
 
 def grammar_of(ask: Ask, family: Family, thinking: bool, template: str, find: FindToken) -> str | None:
@@ -37,14 +36,16 @@ def grammar_of(ask: Ask, family: Family, thinking: bool, template: str, find: Fi
         raise RequestError("tool_choice: expected auto or none beside a form of the answer", "tool_choice")
     if ask.prefill:
         raise RequestError("messages: expected no beginning of an answer whose form is given", "messages")
-    lark = _Lark(find)
+    lark = Lark(find)
     if tools:
         calls = _calls(lark, family, tools, ask.parallel, template)
         body = calls if ask.choice != "auto" else f"{_maybe(lark, ask, family)} | {_before(lark, family)} ({calls})"
     else:
         assert ask.form is not None
         body = _said(lark, family, _form(lark, ask.form))
-    thought = f"({_message(lark, 'analysis')})? " if family.channels else _thought(lark, thinking, template)
+    thought = (
+        f"({_message(lark, 'analysis')})? " if family.channels else _thought(lark, thinking, family.speech, template)
+    )
     return lark.text(f"{thought}({body})")
 
 
@@ -57,104 +58,53 @@ def _tools_to_call(ask: Ask) -> Sequence[Tool]:
     return ask.tools if ask.choice == "auto" and any(tool.strict for tool in ask.tools) else ()
 
 
-def _maybe(lark: _Lark, ask: Ask, family: Family) -> str:
+def _maybe(lark: Lark, ask: Ask, family: Family) -> str:
     """What may be said instead of a call."""
     return _said(lark, family, lark.rule(ANY) if ask.form is None else _form(lark, ask.form))
 
 
-def _before(lark: _Lark, family: Family) -> str:
+def _before(lark: Lark, family: Family) -> str:
     """What may be said before a call."""
     return f"({_message(lark, 'commentary')})?" if family.channels else lark.rule(ANY)
 
 
-def _thought(lark: _Lark, thinking: bool, template: str) -> str:
+def _thought(lark: Lark, thinking: bool, speech: Speech, template: str) -> str:
     """A thought comes first: the template has begun it, or the model may, if its templates know thoughts."""
-    end = lark.mark("</think>")
+    end = lark.mark(speech.end)
     if thinking:
         return f"{lark.until(end)} {lark.SPACE} "
-    start = lark.find("<think>") if "</think>" in template else None
-    return "" if start is None else f"(<[{start}]> {lark.until(end)} {lark.SPACE})? "
+    start = lark.find(speech.opening) if speech.end in template else None
+    label = f"{literal(speech.label)} " if speech.label else ""
+    return "" if start is None else f"(<[{start}]> {label}{lark.until(end)} {lark.SPACE})? "
 
 
-def _said(lark: _Lark, family: Family, body: str) -> str:
+def _said(lark: Lark, family: Family, body: str) -> str:
     return f"{_channel(lark, 'final')} {body}" if family.channels else body
 
 
-def _channel(lark: _Lark, header: str) -> str:
+def _channel(lark: Lark, header: str) -> str:
     """The header of a message."""
     return f"{lark.mark('<|channel|>')} {literal(header)} {lark.mark('<|message|>')}"
 
 
-def _message(lark: _Lark, channel: str) -> str:
+def _message(lark: Lark, channel: str) -> str:
     """A message of any text, and what announces the next one."""
     return f"{_channel(lark, channel)} {lark.until(lark.mark(THOUGHT_END))} {_next(lark)}"
 
 
-def _next(lark: _Lark) -> str:
+def _next(lark: Lark) -> str:
     return f"{lark.mark('<|start|>')} {literal('assistant')}"
 
 
-def _form(lark: _Lark, form: Form) -> str:
+def _form(lark: Lark, form: Form) -> str:
     schema = {"type": "object"} if form.schema is None else form.schema
     return lark.json(schema, strict=form.strict)
-
-
-def json_rule(schema: Mapping[str, Any], strict: bool) -> str:
-    """A schema inside a grammar. There is one space after a colon or a comma and none elsewhere: where white space is
-    free, a small model writes nothing else. Not `strict`: what cannot be kept to is left to the model."""
-    options: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    if not strict:
-        options |= {"lenient": True, "coerce_one_of": True}
-    return f"%json {json.dumps({**schema, 'x-guidance': options})}"
-
-
-class _Lark:
-    """A grammar in the making: rules by what they are."""
-
-    SPACE = r"/[ \n]{0,4}/"
-
-    def __init__(self, find: FindToken) -> None:
-        self.find = find
-        self._rules: dict[str, str] = {}
-
-    def rule(self, body: str, options: str = "") -> str:
-        """The name of a rule."""
-        key = f"{options}: {body}"
-        name = self._rules.setdefault(key, f"r{len(self._rules)}")
-        return name
-
-    def json(self, schema: Mapping[str, Any], *, strict: bool) -> str:
-        return self.rule(json_rule(schema, strict))
-
-    def mark(self, text: str) -> str:
-        """A token if there is one, or else its letters."""
-        found = self.find(text)
-        return f"<[{found}]>" if found is not None else literal(text)
-
-    def until(self, end: str) -> str:
-        """Any text and the mark that ends it."""
-        if end.startswith("<["):
-            return f"{self.rule(ANY)} {end}"
-        return self.rule(f"{ANY[:-1]}{_escaped(json.loads(end))}/", "[lazy]")
-
-    def text(self, start: str) -> str:
-        rules = [f"{name}{key}" for key, name in self._rules.items()]
-        return "\n".join([f"start: {start}", *rules])
-
-
-def literal(text: str) -> str:
-    return json.dumps(text)
-
-
-def _escaped(text: str) -> str:
-    """A text as a regular expression has it."""
-    return "".join(c if c.isalnum() or c in "<>= \u2581\uff5c" else {"\n": r"\n"}.get(c, f"\\{c}") for c in text)
 
 
 # ---- Calls ------------------------------------------------------------------------------------------------------
 
 
-def _calls(lark: _Lark, family: Family, tools: Sequence[Tool], parallel: bool, template: str) -> str:
+def _calls(lark: Lark, family: Family, tools: Sequence[Tool], parallel: bool, template: str) -> str:
     marks = {"deepseek": DEEPSEEK_MARKS, "kimi": KIMI_MARKS}.get(family.name)
     tags = {"qwen-xml": QWEN_TAGS, "glm": GLM_TAGS, "minimax": MINIMAX_TAGS}.get(family.name)
     if marks is not None:
@@ -166,6 +116,9 @@ def _calls(lark: _Lark, family: Family, tools: Sequence[Tool], parallel: bool, t
     if family.channels:
         one = " | ".join(_addressed(lark, tool) for tool in tools)
         return f"({one})" + (f" ({lark.mark(THOUGHT_END)} {_next(lark)} ({one}))*" if parallel else "")
+    if family.name == "gemma":
+        one = " | ".join(gemma_call(lark, tool) for tool in tools)
+        return f"({one})" + (f" ({one})*" if parallel else "")
     one = " | ".join(_tagged(lark, tags, tool) if tags else _hermes(lark, tool) for tool in tools)
     if tags and tags.several:
         calls = f"({one})" + (f" ({one})*" if parallel else "")
@@ -173,26 +126,26 @@ def _calls(lark: _Lark, family: Family, tools: Sequence[Tool], parallel: bool, t
     return f"({one})" + (f" ({literal(chr(10))} ({one}))*" if parallel else "")
 
 
-def _arguments(lark: _Lark, tool: Tool) -> str:
+def _arguments(lark: Lark, tool: Tool) -> str:
     """Arguments that the schema does not have would be none of the tool's."""
     schema = {"type": "object", "properties": {}, "additionalProperties": False, **tool.parameters}
     return lark.json(schema, strict=tool.strict)
 
 
-def _hermes(lark: _Lark, tool: Tool) -> str:
+def _hermes(lark: Lark, tool: Tool) -> str:
     head = literal(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ')
     tail = literal("}\n")
     return f"{lark.mark(OPEN)} {head} {_arguments(lark, tool)} {tail} {lark.mark(CLOSE)}"
 
 
-def _addressed(lark: _Lark, tool: Tool) -> str:
+def _addressed(lark: Lark, tool: Tool) -> str:
     """The token that ends the message ends the answer."""
     channel, constrain, message = (lark.mark(mark) for mark in ("<|channel|>", "<|constrain|>", "<|message|>"))
     header = f"{channel} {literal(f'commentary to={PREFIX}{tool.name} ')} {constrain} {literal('json')} {message}"
     return f"{header} {_arguments(lark, tool)}"
 
 
-def _marked(lark: _Lark, marks: Marks, tool: Tool, fenced: bool) -> str:
+def _marked(lark: Lark, marks: Marks, tool: Tool, fenced: bool) -> str:
     call, separator, end = (lark.mark(each) for each in (marks.call, marks.separator, marks.call_end))
     arguments = _arguments(lark, tool)
     if fenced:
@@ -203,7 +156,7 @@ def _marked(lark: _Lark, marks: Marks, tool: Tool, fenced: bool) -> str:
     return f"{call} {name}{number} {separator} {arguments} {end}"
 
 
-def _tagged(lark: _Lark, tags: Tags, tool: Tool) -> str:
+def _tagged(lark: Lark, tags: Tags, tool: Tool) -> str:
     """Parameters in the order of the schema; those that are required, and any of the others."""
     properties = tool.parameters.get("properties")
     required = tool.parameters.get("required")
@@ -221,7 +174,7 @@ def _tagged(lark: _Lark, tags: Tags, tool: Tool) -> str:
     return f"{lark.mark(tags.opening)} {begin} {' '.join(given)} {end}{lark.mark(tags.closing)}"
 
 
-def _parameter(lark: _Lark, tags: Tags, tool: Tool, name: str) -> str:
+def _parameter(lark: Lark, tags: Tags, tool: Tool, name: str) -> str:
     schema = tool.parameters["properties"][name]
     kinds = Schemas({tool.name: tool.parameters}).kinds(tool.name, name)
     line = "\n" if tags.line_ends else ""

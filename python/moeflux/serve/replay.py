@@ -48,11 +48,13 @@ class Replay:
     ) -> None:
         self._tokenizer = form.tokenizer
         self._ends = frozenset(ends)
+        self._speech = family.speech
         self._header = _header(form)
         self._one_call = family.one_call
-        self._thought_end = THOUGHT_END if family.channels else "</think>"
+        self._results = None if family.result is None else [self._tokenizer.id_of(mark) for mark in family.result]
         self._thought = self._tokenizer.encode_marked(THOUGHT_HEAD) if family.channels else []
-        behind = self._tokenizer.id_of(THOUGHT_END) if family.channels else None
+        follows = THOUGHT_END if family.channels else family.result[0] if family.result else None
+        behind = None if follows is None else self._tokenizer.id_of(follows)
         self._closes = self._ends | ({behind} if behind is not None else set())  # what follows an answer in a prompt
         self._most = most
         self._count = 0
@@ -64,12 +66,12 @@ class Replay:
 
     def keep(self, prompt: Sequence[int], answer: Sequence[int], said: Said, begun: str = "") -> None:
         """An answer that its client was told in full, with what the client had begun of it."""
-        begins = _places(prompt, self._header)
+        begins = self._begins(prompt)
         if not begins or not answer or any(not call.complete for call in said.calls) or "\ufffd" in said.text:
             return
         # Some templates announce no answer that follows the result of a call: then this is no beginning of one.
         opened = self._tokenizer.decode(prompt[begins[-1] :])
-        for mark in ("<think>", "</think>", ANSWER_HEAD):
+        for mark in (self._speech.start, self._speech.end, ANSWER_HEAD):
             opened = opened.replace(mark, "")
         if opened.strip() != begun.strip():
             return
@@ -132,7 +134,7 @@ class Replay:
         """Where each answer that the template has written begins and ends. A thought in a message of its own belongs to
         the answer after it. The last header is that of the answer to come."""
         found, size = list[tuple[int, int | None]](), len(self._thought)
-        begins, thought_ends = _places(tokens, self._header), None
+        begins, thought_ends = self._begins(tokens), None
         for begin, limit in itertools.pairwise(begins):
             end = next((at for at in range(begin, limit) if tokens[at] in self._closes), None)
             goes_on = thought_ends is not None and thought_ends + 1 + len(self._header) == begin
@@ -140,6 +142,19 @@ class Replay:
             is_thought = bool(size) and list(tokens[begin : begin + size]) == self._thought
             thought_ends = end if is_thought else None
         return found
+
+    def _begins(self, tokens: Sequence[int]) -> list[int]:
+        """Behind what announces an answer, and behind the results after which an answer goes on."""
+        found, size = _places(tokens, self._header), len(self._header)
+        if self._results is None or not size:
+            return found
+        behind = (at + 1 for at, token in enumerate(tokens) if token == self._results[1])
+        goes_on = (
+            at
+            for at in behind
+            if not self._closes & {*tokens[at : at + 1]} and list(tokens[at : at + size]) != self._header
+        )
+        return sorted([*found, *goes_on])
 
     def _turn_of(self, message: Message) -> Turn | None:
         calls = ((call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ()))
@@ -151,7 +166,7 @@ class Replay:
 
     def _keeps_thought(self, turn: Turn, written: Sequence[int]) -> bool:
         """Whether the template has written the thought, too."""
-        thought, end, _ = self._tokenizer.decode(written).partition(self._thought_end)
+        thought, end, _ = self._tokenizer.decode(written).partition(self._speech.end)
         return not turn.thought or (bool(end) and turn.thought.strip() in thought)
 
 
@@ -178,7 +193,7 @@ def _header(form: ChatFormat) -> list[int]:
     except StateError:
         return []
     text = whole.text[_shared_text(without.text, whole.text) :]
-    text = text.partition("<think>")[0].partition("</think>")[0].rstrip()
+    text = text.partition(form.speech.start)[0].partition(form.speech.end)[0].rstrip()
     tokens = form.tokenizer.encode_marked(text)
     added = {form.tokenizer.id_of(token) for token in form.tokenizer.added}
     return tokens if added & {*tokens} else []

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from moeflux.text.marks import Marks
+
 __all__ = [
     "ANSWER_HEAD",
     "CALL",
@@ -31,14 +33,9 @@ __all__ = [
 ]
 
 Message = dict[str, Any]
-MARKS = {
-    name: chr(0xFDD0 + place)
-    for place, name in enumerate(
-        ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
-    )
-}
-"""The tokens that divide messages, and a character for each that Unicode keeps free: what a model spells in letters,
-because somebody asked about this very form, divides nothing."""
+MARKS = Marks(("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"), 0xFDD0)
+"""The tokens that divide messages."""
+heard, spelled = MARKS.heard, MARKS.spelled
 START, END, MESSAGE, CHANNEL, CONSTRAIN, RETURN, CALL = MARKS.values()
 SIGN = "<|channel|>"
 """Templates that have it are of this form."""
@@ -54,19 +51,6 @@ ROLE, FINAL = "assistant", f"{CHANNEL}final"
 WORDS = (ROLE, "to=")  # that a header may begin with
 MARKED = frozenset(MARKS.values())
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-SPELLED = re.compile("|".join(map(re.escape, MARKS)))
-
-
-def heard(text: str) -> str:
-    """The text with marks as their characters."""
-    return SPELLED.sub(lambda found: MARKS[found[0]], text)
-
-
-def spelled(text: str) -> str:
-    """The text with marks in letters."""
-    for name, mark in MARKS.items():
-        text = text.replace(mark, name)
-    return text
 
 
 def recipient_of(header: str) -> str:

@@ -1,5 +1,4 @@
-"""Conversations. The model's own template turns messages into tokens, and what the model says is split into thoughts
-and answer.
+"""Conversations: the model's own template turns messages into tokens.
 
 Nothing in a message becomes a token of its own, whatever it spells, with one exception: a marker that the template
 itself looks for inside a message (`</think>` in what the model said) keeps the meaning that the template gives it.
@@ -10,19 +9,20 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from moeflux import files
 from moeflux.errors import ArgumentError, FormatError, StateError
-from moeflux.text.channels import MARKS, SIGN, ChannelSplit
+from moeflux.text.speech import CHANNELS, Speech, speech_of
 from moeflux.text.template import Template
+from moeflux.text.thoughts import AnswerSplit
 from moeflux.text.tokenizer import Tokenizer, shared_length
 
-__all__ = ["AnswerSplit", "ChatFormat", "Prompt", "ReasoningSplit", "check_messages", "plain_value"]
+__all__ = ["ChatFormat", "Prompt", "check_messages", "plain_value"]
 
 Message = dict[str, Any]
 ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
@@ -69,7 +69,7 @@ class ChatFormat:
         """ArgumentError if the template does not allow it: without a choice, a model always thinks or never does."""
         if wanted is None or "enable_thinking" in self._text:
             return
-        always = "<think>" in self._text or self.has_channels
+        always = self.speech.sign in self._text
         if wanted is not always:
             raise ArgumentError(
                 f"thinking: expected a template that lets one choose, found one with which the model "
@@ -80,19 +80,24 @@ class ChatFormat:
         """Whether a template names a variable."""
         return re.search(rf"\b{re.escape(variable)}\b", self._text) is not None
 
+    @cached_property
+    def speech(self) -> Speech:
+        """How the model says what it thinks."""
+        return speech_of(self._text)
+
     @property
     def has_channels(self) -> bool:
         """Whether the model thinks and answers in channels, as gpt-oss does."""
-        return SIGN in self._text
+        return self.speech is CHANNELS
 
     def split(self, prompt: Prompt) -> AnswerSplit:
         """Tells thoughts from the answer to a prompt."""
-        return ChannelSplit() if self.has_channels else ReasoningSplit(prompt.thinking)
+        return self.speech.split(prompt.thinking, ())
 
     @cached_property
     def marks(self) -> dict[int, str]:
-        """What a split is to be given for tokens that have no text: those that divide channels."""
-        ids = {self.tokenizer.id_of(name): mark for name, mark in MARKS.items()} if self.has_channels else {}
+        """What a split is to be given for tokens that have no text."""
+        ids = {self.tokenizer.id_of(name): mark for name, mark in self.speech.marks.items()}
         return {id: mark for id, mark in ids.items() if id in self.tokenizer.special_ids}
 
     @property
@@ -137,8 +142,9 @@ class ChatFormat:
         checked = check_messages(messages)
         given = _variables(tools, add_generation_prompt, enable_thinking, variables)
         text, tokens = self._tokens(checked, given)
-        opened, closed = text.rfind("<think>"), text.rfind("</think>")
-        thinking = add_generation_prompt and opened > closed and not text[opened + len("<think>") :].strip()
+        start, end = self.speech.start, self.speech.end
+        opened = text.rfind(start)
+        thinking = add_generation_prompt and opened > text.rfind(end) and not text[opened + len(start) :].strip()
         return Prompt(text, tokens, self._borders(checked, given, tokens), thinking)
 
     # ---- Tokens of the template's own only ----------------------------------------------------------------------
@@ -350,89 +356,3 @@ class _Spellings:
 def _unused_character(text: str) -> str:
     """A private-use character that the text does not have. It is in the rendered text for a moment only."""
     return next(chr(code) for code in range(0xF0000, 0xFFFFE) if chr(code) not in text)
-
-
-# ---- Thoughts and answer ----------------------------------------------------------------------------------------
-
-
-class AnswerSplit(Protocol):
-    """Splits what a model says into thoughts and answer as it comes."""
-
-    @property
-    def thinking(self) -> bool: ...
-    @property
-    def settled(self) -> bool: ...
-    def add(self, text: str) -> Sequence[tuple[bool, str]]: ...
-    def finish(self) -> Iterator[tuple[bool, str]]: ...
-
-
-class ReasoningSplit:
-    """Splits what a model says into thoughts and answer as it comes. Markers and line ends around them are neither."""
-
-    def __init__(
-        self, thinking: bool, start: str = "<think>", end: str = "</think>", breaks: Sequence[str] = ()
-    ) -> None:
-        """`breaks` end a thought, too, and belong to the answer."""
-        self._thinking = thinking
-        self._start = start
-        self._end = end
-        self._breaks = breaks
-        self._held = ""
-        self._fresh = True  # nothing of this part has been said yet
-
-    @property
-    def thinking(self) -> bool:
-        """Whether what comes now is a thought, as far as that is known."""
-        return self._thinking
-
-    @property
-    def settled(self) -> bool:
-        """Whether no thought can begin any more: that is most of an answer."""
-        return not (self._thinking or self._fresh)
-
-    def add(self, text: str) -> Sequence[tuple[bool, str]]:
-        """(is it a thought, text) as far as it is certain."""
-        self._held += text
-        if self.settled:
-            text, self._held = self._held, ""
-            return ((False, text),) if text else ()
-        return tuple(self._split())
-
-    def _split(self) -> Iterator[tuple[bool, str]]:
-        while True:
-            markers = (self._end, *self._breaks) if self._thinking else (self._start,)
-            at, marker = min(
-                ((at, marker) for marker in markers if (at := self._held.find(marker)) >= 0), default=(-1, "")
-            )
-            # A thought begins at the start of an answer, not in the middle of it.
-            if at < 0 or (not self._thinking and not (self._fresh and not self._held[:at].strip())):
-                break
-            before = self._held[:at].rstrip("\n") if self._thinking else ""
-            yield from self._say(before)
-            self._held = self._held[at if marker in self._breaks else at + len(marker) :]
-            self._thinking = not self._thinking
-            self._fresh = True
-        keep = self._uncertain(markers)
-        ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        yield from self._say(ready)
-
-    def finish(self) -> Iterator[tuple[bool, str]]:
-        yield from self._say(self._held.rstrip("\n") if self._thinking else self._held)
-        self._held = ""
-
-    def _uncertain(self, markers: Sequence[str]) -> int:
-        """How many characters at the end may be the beginning of a marker, or what is dropped before it."""
-        longest = max(self._overlap(marker) for marker in markers)
-        rest = self._held[: len(self._held) - longest]
-        return longest + len(rest) - len(rest.rstrip("\n" if self._thinking else None))
-
-    def _overlap(self, marker: str) -> int:
-        sizes = range(min(len(marker) - 1, len(self._held)), 0, -1)
-        return next((size for size in sizes if self._held.endswith(marker[:size])), 0)
-
-    def _say(self, text: str) -> Iterator[tuple[bool, str]]:
-        if self._fresh:
-            text = text.lstrip("\n")
-        if text:
-            self._fresh = False
-            yield self._thinking, text

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from moeflux.errors import FormatError, StateError
+from moeflux.errors import ArgumentError, FormatError, StateError
 from moeflux.files import parse_json
 from moeflux.runtime.snapshot import Snapshot
 from moeflux.text.awaiting import Answer
-from moeflux.text.channels import spelled, without_thoughts
+from moeflux.text.channels import without_thoughts
 from moeflux.text.chat import ChatFormat, Message, Prompt, check_messages, plain_value
 from moeflux.text.generate import Finish, Generation, GenerationStats, Piece, begin
 from moeflux.text.protocols import TextModel, TextSession
@@ -49,6 +49,7 @@ class Reply(Answer[Part]):
         self.prompt = prompt
         self._split = form.split(prompt)
         self._marks = form.marks
+        self._spelled = form.speech.marks.spelled
         self.begun = False
         self._said = {False: "", True: ""}  # text, thoughts
         self._done = done
@@ -113,8 +114,8 @@ class Reply(Answer[Part]):
             self._done(self)
 
     def _keep(self, thought: bool, text: str) -> str:
-        """A call in a channel is text here."""
-        text = spelled(text) if self._marks else text
+        """A call between marks is text here."""
+        text = self._spelled(text)
         self._said[thought] += text
         return text
 
@@ -229,6 +230,19 @@ class Conversation:
     def thinking(self, wanted: bool | None) -> None:
         self._form.check_thinking(wanted)
         self._thinking = wanted
+
+    @property
+    def reasoning_effort(self) -> str | None:
+        """How long the model should think, in a word of its template. None leaves it to the template."""
+        effort: str | None = self.variables.get("reasoning_effort")
+        return effort
+
+    @reasoning_effort.setter
+    def reasoning_effort(self, wanted: str | None) -> None:
+        if wanted is not None and not self._form.knows("reasoning_effort"):
+            raise ArgumentError("reasoning_effort: expected a template that has it, found one without")
+        rest = {name: value for name, value in self.variables.items() if name != "reasoning_effort"}
+        self.variables = rest if wanted is None else {**rest, "reasoning_effort": wanted}
 
     def set_system(self, text: str | None) -> None:
         self._close()

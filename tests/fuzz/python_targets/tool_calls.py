@@ -29,6 +29,7 @@ SEEDS = [
     '<|constrain|>json<|message|>{"path": "a", "mode": 3<|call|><|start|>assistant<|channel|>final<|message|>Yes.',
     f"<{BAR}tool{LOW}calls{LOW}begin{BAR}><{BAR}tool{LOW}call{LOW}begin{BAR}>function<{BAR}tool{LOW}sep{BAR}>write\n"
     f"```json\n{{}}\n```<{BAR}tool{LOW}call{LOW}end{BAR}><{BAR}tool{LOW}calls{LOW}end{BAR}>",
+    '<|channel>thought\nhm<channel|><|tool_call>call:write{path:<|"|>a "b"<|"|>,tags:[None,\'c\'],mode:3}<tool_call|>',
 ]
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from moeflux.serve.tools import gemma
 from moeflux.serve.tools.harmony import EFFORTS, HarmonyReader, arranged, described
 from moeflux.serve.tools.reader import Reader
 from moeflux.serve.tools.tagged import GLM_TAGS, MINIMAX_TAGS, QWEN_TAGS, TaggedReader
 from moeflux.serve.tools.values import Schemas
 from moeflux.serve.tools.written import CLOSE, DEEPSEEK_MARKS, KIMI_MARKS, OPEN, HermesReader, MarkedReader
-from moeflux.text.channels import MARKS, SIGN, heard
+from moeflux.text.speech import CHANNELS, GEMMA, TAGS, Speech, speech_of
 
 __all__ = ["FAMILIES", "HERMES", "Family", "family_of", "new_id"]
 
@@ -25,31 +26,40 @@ class Family:
     marks: tuple[str, ...]  # that tokenizers have as tokens, and some hide as special ones
     reader: Callable[[Schemas, Callable[[], str]], Reader]
     example: str = '<tool_call>{"name": NAME, "arguments": OBJECT}</tool_call>'  # for templates that show none
+    speech: Speech = TAGS
     arguments_as_text: bool = False  # templates add them to a text
     numbered_ids: bool = False  # templates write ids, and models expect functions.NAME:NUMBER there
-    channels: bool = False  # thoughts and answers are messages of their own, each with a header
     one_call: bool = False  # templates write one call of a message
-    heard: Callable[[str], str] = str  # what the reader is given for the text of a mark
     messages: Callable[[Sequence[dict[str, Any]]], list[dict[str, Any]]] = list  # as templates take them
     tools: Callable[[Sequence[dict[str, Any]]], list[dict[str, Any]]] = list
     efforts: Mapping[str, str] = field(default_factory=dict)  # of reasoning, that templates call otherwise
+    result: tuple[str, str] | None = None  # marks around a result, where the answer goes on behind results
+
+    @property
+    def channels(self) -> bool:
+        """Whether thoughts and answers are messages of their own, each with a header."""
+        return self.speech is CHANNELS
+
+    def heard(self, text: str) -> str:
+        """What the reader is given for a text with marks."""
+        return self.speech.marks.heard(text)
 
 
-TAGS = (OPEN, CLOSE)
-HERMES = Family("hermes", '"arguments"', (OPEN,), TAGS, HermesReader)
+PAIR = (OPEN, CLOSE)
+HERMES = Family("hermes", '"arguments"', (OPEN,), PAIR, HermesReader)
 FAMILIES = (
     Family(
         "qwen-xml",
         QWEN_TAGS.function,
         (OPEN,),
-        TAGS,
+        PAIR,
         lambda schemas, id: TaggedReader(schemas, id, QWEN_TAGS),
     ),
     Family(
         "glm",
         GLM_TAGS.key,
         (OPEN,),
-        (*TAGS, GLM_TAGS.key, GLM_TAGS.key_end, GLM_TAGS.value, GLM_TAGS.value_end),
+        (*PAIR, GLM_TAGS.key, GLM_TAGS.key_end, GLM_TAGS.value, GLM_TAGS.value_end),
         lambda schemas, id: TaggedReader(schemas, id, GLM_TAGS),
     ),
     Family(
@@ -79,17 +89,28 @@ FAMILIES = (
     ),
     Family(
         "harmony",
-        SIGN,
+        CHANNELS.sign,
         (),
-        tuple(MARKS),
+        (),
         HarmonyReader,
         example="<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>OBJECT<|call|>",
-        channels=True,
+        speech=CHANNELS,
         one_call=True,
-        heard=heard,
         messages=arranged,
         tools=described,
         efforts=EFFORTS,
+    ),
+    Family(
+        "gemma",
+        gemma.CALL_NAME,
+        (gemma.CALL,),
+        (),
+        gemma.GemmaReader,
+        example=f"{gemma.CALL_NAME}call:NAME{{PARAMETER:VALUE}}{gemma.CALL_END_NAME}",
+        speech=GEMMA,
+        messages=gemma.arranged,
+        tools=gemma.described,
+        result=gemma.RESULT_NAMES,
     ),
     HERMES,
 )
@@ -97,7 +118,9 @@ FAMILIES = (
 
 def family_of(template: str) -> Family:
     """By the text of the chat template. What writes no calls, or calls of no known kind, is asked to write Hermes'."""
-    return next((family for family in FAMILIES if family.sign in template), HERMES)
+    found = next((family for family in FAMILIES if family.sign in template), HERMES)
+    speech = speech_of(template)
+    return found if found.speech is speech else replace(found, speech=speech)
 
 
 def new_id() -> str:

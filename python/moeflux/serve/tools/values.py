@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["JsonText", "Schemas", "arguments_of", "escaped", "value_of"]
+__all__ = ["JsonText", "Schemas", "arguments_of", "escaped", "kinds_of", "value_of"]
 
 CLOSERS = {"{": "}", "[": "]"}
 SPELLINGS = {"True": "true", "False": "false", "None": "null", "undefined": "null"}
@@ -48,6 +48,19 @@ class JsonText:
             if not self._open:
                 return "".join(out), text[place + 1 :]
         return "".join(out), None
+
+    @property
+    def in_string(self) -> bool:
+        return self._in_string
+
+    @property
+    def after_value(self) -> bool:
+        return self._expected[-1] == "after"
+
+    @property
+    def in_value(self) -> bool:
+        """Whether a value comes next, and not a name."""
+        return self._expected[-1] == "value"
 
     def close(self) -> str:
         """What is missing to end it here."""
@@ -230,14 +243,15 @@ class Schemas:
         parameters = self._parameters(tool)
         if name not in parameters:
             return frozenset({"string"})
-        return _kinds(parameters[name], self._tools[tool], 0) or frozenset({"string", "array", "object"})
+        return kinds_of(parameters[name], self._tools[tool]) or frozenset({"string", "array", "object"})
 
     def _parameters(self, tool: str) -> Mapping[str, Any]:
         found = self._tools.get(tool, {}).get("properties")
         return found if isinstance(found, Mapping) else {}
 
 
-def _kinds(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
+def kinds_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """The kinds of value that a schema allows, as far as it says; `root` is the whole that it is part of."""
     if not isinstance(schema, Mapping) or depth == 16:
         return frozenset()
     said = schema.get("type")
@@ -253,11 +267,11 @@ def _kinds(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
         target: Any = root
         for step in reference[2:].split("/"):
             target = target.get(step) if isinstance(target, Mapping) else None
-        return _kinds(target, root, depth + 1)
+        return kinds_of(target, root, depth + 1)
     parts: Iterable[Any] = [
         part for name in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(name), list) for part in schema[name]
     ]
-    return frozenset(kind for part in parts for kind in _kinds(part, root, depth + 1))
+    return frozenset(kind for part in parts for kind in kinds_of(part, root, depth + 1))
 
 
 def _kind(value: Any) -> str:

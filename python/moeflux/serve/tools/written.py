@@ -11,7 +11,7 @@ from typing import Any
 from moeflux.serve.tools.reader import NAME, Reader, Wait
 from moeflux.serve.tools.values import JsonText, Schemas, arguments_of
 
-__all__ = ["CLOSE", "DEEPSEEK_MARKS", "KIMI_MARKS", "OPEN", "HermesReader", "MarkedReader", "Marks"]
+__all__ = ["CLOSE", "DEEPSEEK_MARKS", "KIMI_MARKS", "OPEN", "HermesReader", "MarkedReader", "Marks", "calls_in"]
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*"({NAME.pattern})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)', re.ASCII)
@@ -50,7 +50,7 @@ class HermesReader(Reader):
         parts: list[str] = []
         closed = yield from self._until_close(parts.append)
         body = "".join(parts)
-        calls = [] if self._cut and not closed else _calls_in(body)
+        calls = [] if self._cut and not closed else calls_in(body)
         for name, arguments in calls:
             self._begin(name)
             self._argue(arguments)
@@ -66,7 +66,7 @@ class HermesReader(Reader):
         return marker
 
 
-def _calls_in(body: str) -> list[tuple[str, str]]:
+def calls_in(body: str) -> list[tuple[str, str]]:
     """Names and arguments of what is written there, however it is wrapped; none if anything cannot be read."""
     found: list[tuple[str, str]] = []
     at, decoder = 0, json.JSONDecoder(strict=False)
