@@ -43,6 +43,7 @@ struct EngineOptions {
   Reads reads = Reads::automatic;
   CachePolicy cache = CachePolicy::lru;
   LookAhead look_ahead = LookAhead::automatic;
+  Speculate speculate = Speculate::off;
   bool verify_reads = false;  // compare every expert with its checksum whenever it is read
   int64_t session_bytes = 0;  // limit for all sessions together, else BudgetError; 0: none
   bool time_ops = false;      // measure the time of each op, for `take_op_times`
@@ -67,7 +68,7 @@ struct Footprint {
   int64_t loading = 0;  // staging while dense weights are read, on a device with memory of its own; then given back
   // For sessions:
   int64_t rows = 0;         // keys and values, or latents, one row per position
-  int64_t recurrent = 0;    // state of linear layers
+  int64_t recurrent = 0;    // state of linear layers, and its copies between drafts
   int64_t checkpoints = 0;  // copies of the recurrent state
   int64_t tokens = 0;       // the tokens themselves, logits, and staging for a device's memory
 
@@ -103,6 +104,12 @@ struct StepStats {
   int64_t look_ahead_wasted_bytes = 0;
   // Whether steps were faster with it, when they were last compared; nothing before that.
   std::optional<bool> look_ahead_pays;
+
+  // Speculation: tokens that were evaluated because they were likely to come next, and those of them that came.
+  int64_t drafted = 0;
+  int64_t accepted = 0;
+  // Whether tokens came faster with drafts, when that was last compared; nothing before that.
+  std::optional<bool> drafts_pay;
 
   StepStats& operator+=(const StepStats& other);
 };
@@ -176,6 +183,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // fault (it is in use, it has no memory for rows, the tokens are wrong), only that `failure` is set. When logits of a
   // session are not finite, nothing is thrown: its `failure` says so, it is unusable, and the others have gone on.
   //
+  // With speculation, a single token may be evaluated together with drafts of those that follow it
+  // (`Session::foresees`). That changes no logits.
+  //
   // `interruption` is called as by `prefill`, as long as every session that has begun can go back. A call that is given
   // up leaves each session where it was, with its logits unless an earlier pass has replaced them.
   virtual StepStats evaluate(std::span<Work> work, const Interruption& interruption = {}) = 0;
@@ -231,6 +241,10 @@ class Session {
                             std::span<float> all_logits = {}, const Interruption& interruption = {}) = 0;
   // With a `serial`, StateError when logits_serial() has changed: then the token was chosen from logits that are gone.
   virtual Evaluated step(int32_t token, const Interruption& interruption = {}, std::optional<int64_t> serial = {}) = 0;
+
+  // Whether a call before has evaluated this token as the next one. Then a step with it takes no time, nor does a part
+  // of `Engine::evaluate`. Any other token, and whatever looks at the state, drops what was foreseen.
+  virtual bool foresees(int32_t token) const = 0;
 
   // Changes whenever the logits are replaced or dropped.
   virtual int64_t logits_serial() const = 0;

@@ -25,6 +25,7 @@ Measures prefill and decode of the model in the folder STORE, a store that moefl
   --readers N        threads that read experts, 0 for the engine's choice (0)
   --cache WORD       which expert goes when a slot is needed: lru, lfu or none (lru)
   --look-ahead WORD  read what the next layer may need: on, off or auto (auto)
+  --speculate WORD   evaluate likely next tokens ahead: off, lookup or auto (off)
   --cold             drop the layer files from the page cache before every walk
   --reps N           warm walks after the first, 0 for none (3)
   --chunk N          tokens in a prefill chunk at most, 0 for the engine's choice (0)
@@ -190,6 +191,8 @@ const std::map<std::string, Option> options = {
                    const std::string& value) { a.cache = choice<moeflux::CachePolicy>(name, value); }},
     {"--look-ahead", [](Arguments& a, const std::string& name,
                         const std::string& value) { a.look_ahead = choice<moeflux::LookAhead>(name, value); }},
+    {"--speculate", [](Arguments& a, const std::string& name,
+                       const std::string& value) { a.speculate = choice<moeflux::Speculate>(name, value); }},
     {"--reps",
      [](Arguments& a, const std::string& name, const std::string& value) { a.reps = integer(name, value, 0, 1000); }},
     {"--chunk",

@@ -22,6 +22,7 @@ struct Arguments {
   int64_t readers = 0;
   moeflux::CachePolicy cache = moeflux::CachePolicy::lru;
   moeflux::LookAhead look_ahead = moeflux::LookAhead::automatic;
+  moeflux::Speculate speculate = moeflux::Speculate::off;
   bool cold = false;
   bool roofline = false;
   std::string count;  // "calls", "instructions", or empty: times are measured

@@ -13,6 +13,7 @@ moeflux::EngineOptions engine_options(const Arguments& arguments, int64_t thread
   options.reads = arguments.reads;
   options.cache = arguments.cache;
   options.look_ahead = arguments.look_ahead;
+  options.speculate = arguments.speculate;
   options.chunk = arguments.chunk;
   options.time_ops = arguments.roofline;
   return options;

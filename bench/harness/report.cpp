@@ -276,6 +276,8 @@ std::string Report::json(const Measurement& m) const {
       .add("look_ahead_reads", m.sum.look_ahead_reads)
       .add("look_ahead_used", m.sum.look_ahead_used)
       .add("look_ahead_wasted_bytes", m.sum.look_ahead_wasted_bytes)
+      .add("drafted", m.sum.drafted)
+      .add("accepted", m.sum.accepted)
       .add("look_ahead_recall", share(experts.used, experts.used + experts.misses))
       .add("look_ahead_precision", share(experts.used, static_cast<double>(m.sum.look_ahead_reads)))
       .add("submissions", m.sum.submissions)

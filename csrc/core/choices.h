@@ -26,6 +26,10 @@ enum class CachePolicy { lru, lfu, none };
 // Reading what the next layer may need while this one computes. Automatic: while it pays.
 enum class LookAhead { automatic, on, off };
 
+// Drafts: likely next tokens that are evaluated together with the one before them. Lookup: what followed the last
+// tokens where they stood before in the text. Automatic: that, while tokens come faster with drafts.
+enum class Speculate { off, automatic, lookup };
+
 template <typename Choice>
 struct Named {
   std::string_view name;
@@ -39,11 +43,14 @@ inline constexpr Named<CachePolicy> cache_policy_names[] = {
     {"lru", CachePolicy::lru}, {"lfu", CachePolicy::lfu}, {"none", CachePolicy::none}};
 inline constexpr Named<LookAhead> look_ahead_names[] = {
     {"auto", LookAhead::automatic}, {"on", LookAhead::on}, {"off", LookAhead::off}};
+inline constexpr Named<Speculate> speculate_names[] = {
+    {"off", Speculate::off}, {"auto", Speculate::automatic}, {"lookup", Speculate::lookup}};
 
 constexpr std::span<const Named<Precision>> names_of(Precision) { return precision_names; }
 constexpr std::span<const Named<Reads>> names_of(Reads) { return reads_names; }
 constexpr std::span<const Named<CachePolicy>> names_of(CachePolicy) { return cache_policy_names; }
 constexpr std::span<const Named<LookAhead>> names_of(LookAhead) { return look_ahead_names; }
+constexpr std::span<const Named<Speculate>> names_of(Speculate) { return speculate_names; }
 
 template <typename Choice>
 std::string_view name_of(Choice choice) {

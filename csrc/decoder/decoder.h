@@ -27,9 +27,10 @@ struct Request {
   std::optional<int64_t> log_probabilities;  // of so many of the likeliest, and of the token
   std::vector<int64_t> borders;              // positions in the prompt where a checkpoint is made
   bool masked = false;                       // waits for `set_mask` before each choice
+  bool stepwise = false;                     // has one token a step, because its maker may end it after any
 };
 
-// What a step did for one request.
+// What a step did for one request. There are several of one for which several tokens were chosen.
 struct DecoderEvent {
   int64_t id = 0;
   std::optional<int32_t> token;  // that was chosen
@@ -64,7 +65,8 @@ class Decoder {
   // way is over. Nothing happens for a request that is over.
   bool remove(int64_t id);
 
-  // What became of each request that got further, by ascending id; nothing when none could. A request whose session
+  // What became of each request that got further, by ascending id; nothing when none could. A request gets a token, and
+  // more as long as its session foresees them, which costs nothing. A request whose session
   // fails ends, and the others go on. What throws leaves every request where it was; tokens that were chosen are told
   // of by the next step. StateError when another thread is at a step.
   std::vector<DecoderEvent> step(const Interruption& interruption = {});

@@ -24,7 +24,7 @@ std::span<const int32_t> Decoder::Running::tokens(int64_t rows) const {
 void Decoder::Running::evaluated(const Work& work) {
   position += static_cast<int64_t>(work.tokens.size());
   serial = work.serial;
-  if (event) event->error.clear();  // of a step before
+  if (!events.empty()) events.back().error.clear();  // of a step before
   if (next) {
     next.reset();
     return;
@@ -55,7 +55,7 @@ void Decoder::Running::choose() {
   }
   mask.reset();
   ++chosen;
-  DecoderEvent& told = tell();
+  DecoderEvent& told = has_told_token() ? tell_more() : tell();
   told.token = next;
   if (wants_more) {
     told.log_probability = found.of_token;
@@ -77,9 +77,21 @@ void Decoder::Running::fail(const std::string& error) {
   over = true;
 }
 
-DecoderEvent& Decoder::Running::tell() {
-  if (!event) event.emplace().id = id;
-  return *event;
+DecoderEvent& Decoder::Running::tell() { return events.empty() ? tell_more() : events.back(); }
+
+DecoderEvent& Decoder::Running::tell_more() {
+  events.emplace_back().id = id;
+  return events.back();
+}
+
+// A session that somebody else uses is met by the next step.
+bool Decoder::Running::is_foreseen() const {
+  if (over || !next || request.masked || request.stepwise) return false;
+  try {
+    return request.session->foresees(*next);
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 void Decoder::Running::check_session() const {

@@ -19,6 +19,9 @@ struct Decoder::Running {
 
   bool reads() const { return read < request.tokens.size(); }
   bool can_choose() const { return !over && !reads() && !next && (!request.masked || mask); }
+  bool has_told_token() const { return !events.empty() && events.back().token; }
+  // The token that was chosen is evaluated already, and another may be chosen in the same step.
+  bool is_foreseen() const;
   // At most `rows` tokens to evaluate now: of the prompt, to the next border, or the one that was chosen.
   std::span<const int32_t> tokens(int64_t rows) const;
 
@@ -28,8 +31,9 @@ struct Decoder::Running {
   void evaluated(const Work& work);
   void choose();
   void fail(const std::string& error);
-  // There is something to tell.
+  // There is something to tell: with what is to be told already, or in an event of its own.
   DecoderEvent& tell();
+  DecoderEvent& tell_more();
   // Error unless the session is as the last step left it.
   void check_session() const;
 
@@ -43,7 +47,7 @@ struct Decoder::Running {
   std::optional<std::vector<uint32_t>> mask;
   uint64_t served = 0;  // greater than that of those who have waited longer
   bool over = false;
-  std::optional<DecoderEvent> event;  // not told yet
+  std::vector<DecoderEvent> events;  // not told yet
 
   // What others hand over, guarded by the decoder's mutex until the next step.
   std::optional<std::vector<uint32_t>> new_mask;

@@ -1,6 +1,7 @@
 #include "decoder/step.h"
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <utility>
 
@@ -25,7 +26,7 @@ Decoder::Step::Step(Decoder& decoder) : decoder_(decoder) {
 Decoder::Step::~Step() {
   const std::lock_guard lock(decoder_.mutex_);
   for (auto& each : decoder_.requests_)
-    if ((each->removed || (each->over && !each->event)) && gone_.size() < gone_.capacity())
+    if ((each->removed || (each->over && each->events.empty())) && gone_.size() < gone_.capacity())
       gone_.push_back(std::move(each));
   std::erase(decoder_.requests_, nullptr);
   decoder_.stepping_ = false;
@@ -36,17 +37,38 @@ std::vector<DecoderEvent> Decoder::Step::run(const Interruption& interruption) {
   share_rows();
   evaluate(std::move(parts_), interruption);
   choose();
+  go_on(interruption);
   return tell();
 }
 
-// For all who can, one token a step. Each has a sampler of its own, so they do not wait for each other.
+// For all who can and have no token of this step.
 void Decoder::Step::choose() {
   std::vector<Running*> choosing;
   for (Running* const each : running_)
-    if (each->can_choose() && !(each->event && each->event->token)) choosing.push_back(each);
+    if (each->can_choose() && !each->has_told_token()) choosing.push_back(each);
+  choose(choosing);
+}
+
+// Each has a sampler of its own, so they do not wait for each other.
+void Decoder::Step::choose(std::span<Running* const> choosing) {
   if (choosing.size() == 1) return choosing.front()->choose();
   decoder_.engine_->parallel(static_cast<int64_t>(choosing.size()),
                              [&](int64_t i) { choosing[static_cast<size_t>(i)]->choose(); });
+}
+
+// As long as tokens are chosen that a call before has evaluated as drafts.
+void Decoder::Step::go_on(const Interruption& interruption) {
+  for (;;) {
+    std::vector<Part> parts;
+    std::vector<Running*> further;
+    for (Running* const each : running_)
+      if (each->is_foreseen()) parts.push_back({each, each->tokens(1)});
+    if (parts.empty()) return;
+    for (const Part& part : parts) further.push_back(part.running);
+    evaluate(std::move(parts), interruption);
+    std::erase_if(further, [](const Running* each) { return !each->can_choose(); });
+    choose(further);
+  }
 }
 
 // Tokens that were chosen, one of each request, and prompts, the oldest first. If there are too many of the former,
@@ -131,8 +153,7 @@ bool Decoder::Step::refuse(std::vector<Part>& parts, const std::vector<Work>& wo
 std::vector<DecoderEvent> Decoder::Step::tell() {
   std::vector<DecoderEvent> events;
   events.reserve(running_.size());
-  for (Running* const each : running_)
-    if (each->event) events.push_back(*std::exchange(each->event, {}));
+  for (Running* const each : running_) std::ranges::move(std::exchange(each->events, {}), std::back_inserter(events));
   return events;
 }
 

@@ -30,6 +30,8 @@ class Decoder::Step {
   };
 
   void choose();
+  void choose(std::span<Running* const> choosing);
+  void go_on(const Interruption& interruption);
   void share_rows();
   void evaluate(std::vector<Part> parts, const Interruption& interruption);
   bool refuse(std::vector<Part>& parts, const std::vector<Work>& work, const Error& error);

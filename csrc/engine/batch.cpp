@@ -78,17 +78,27 @@ void Batch::take_session(size_t index) {
   ++taken_;
   if (work.tokens.empty()) throw ArgumentError("tokens: expected one or more, found none");
   session->check(work.tokens, work.all_logits);
-  left_ += static_cast<int64_t>(work.tokens.size());
+  if (!session->begin_foreseen(work)) left_ += static_cast<int64_t>(work.tokens.size());
 }
 
 // Single tokens go through the last pass, so that no failure comes after it: of a session with a single token there is
 // no copy of the recurrent state. If they need several passes, all but the last need one too.
 void Batch::prepare() {
+  const auto is_single = [](const Work& work) { return work.tokens.size() == 1 && !session_of(work).is_foreseen(); };
   for (size_t i = 0; i < work_.size(); ++i)
     at_work(work_, i, [&] { session_of(work_[i]).take_room(work_[i].tokens.size()); });
   const int64_t last_begins = (left_ - 1) / engine_.chunk() * engine_.chunk();
-  int64_t at = left_ - std::ranges::count_if(work_, [](const Work& work) { return work.tokens.size() == 1; });
-  for (const Work& work : work_) session_of(work).begin(work.tokens.size() > 1 || at++ < last_begins);
+  int64_t at = left_ - std::ranges::count_if(work_, is_single);
+  for (const Work& work : work_)
+    if (!session_of(work).is_foreseen()) session_of(work).begin(work.tokens.size() > 1 || at++ < last_begins);
+  draft();
+}
+
+// What is left of a single pass.
+void Batch::draft() {
+  for (const Work& work : work_)
+    if (!session_of(work).is_foreseen() && left_ < engine_.chunk())
+      left_ += session_of(work).draft(work, engine_.chunk() - left_);
 }
 
 StepStats Batch::run(const Interruption& interruption) {
@@ -123,9 +133,8 @@ void Batch::fill(Pass& pass) {
   for (const bool single : {false, true})
     for (const Work& work : work_) {
       EngineSession& session = session_of(work);
-      const auto count = static_cast<int64_t>(work.tokens.size());
-      const int64_t n = std::min(count - session.begun(), engine_.chunk() - pass.rows());
-      if ((count == 1) != single || n == 0) continue;
+      const int64_t n = std::min(session.rows_left(work), engine_.chunk() - pass.rows());
+      if ((work.tokens.size() == 1) != single || n == 0) continue;
       pass.add(session.next(work, n));
       can_go_back_ &= session.can_go_back();
     }
@@ -158,13 +167,24 @@ void Batch::check_results() {
   }
 }
 
-void Batch::commit(const StepStats& stats) noexcept {
+void Batch::commit(StepStats& stats) noexcept {
+  int64_t tokens = 0;
+  int64_t evaluated = 0;
   for (Work& work : work_) {
     EngineSession& session = session_of(work);
     if (work.failure.empty()) session.commit(work);
-    session.count(stats, static_cast<int64_t>(work.tokens.size()));
+    const auto count = static_cast<int64_t>(work.tokens.size());
+    session.count(stats, count);
     work.serial = session.logits_serial();
+    tokens += count;
+    if (!session.is_foreseen()) evaluated += count;
+    stats.drafted += session.drafted();
+    stats.accepted += session.is_foreseen();
   }
+  stats.tokens = tokens;
+  // Prompts take their own time.
+  const bool single = std::ranges::all_of(work_, [](const Work& work) { return work.tokens.size() == 1; });
+  if (single && evaluated > 0) engine_.draft_governor().add({stats.seconds, evaluated, stats.drafted});
 }
 
 }  // namespace moeflux

@@ -31,11 +31,12 @@ class Batch {
   void take_sessions();
   void take_session(size_t index);
   void prepare();
+  void draft();
   void fill(Pass& pass);
   void take_back(const std::exception* cause);
   std::string lost() const;
   void check_results();
-  void commit(const StepStats& stats) noexcept;
+  void commit(StepStats& stats) noexcept;
 
   LoadedEngine& engine_;
   std::span<Work> work_;

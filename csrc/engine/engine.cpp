@@ -69,7 +69,7 @@ Footprint footprint(const StoreDirectory& store, const EngineOptions& options, c
   const DeviceEntry& device = device_entry(chosen.backend);
   const bool shared = device.shares_memory && !apart;
   Footprint bytes = engine_footprint(store, chosen, shared, device.maps_files && !apart);
-  bytes += session_footprint(store.variant, resolved(store.variant, session), shared);
+  bytes += session_footprint(store.variant, resolved(store.variant, session), drafts_of(chosen.speculate), shared);
   return bytes;
 }
 
@@ -101,6 +101,9 @@ LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, c
       model_(load_model(store, *backend_, options.on_load)),
       scratch_(make_scratch(model_, options.chunk, *backend_)),
       picks_(*backend_, max_top_k * 8, "top-k"),
+      speculate_(options.speculate),
+      drafts_(drafts_of(options.speculate)),
+      draft_governor_(options.speculate),
       prepared_(backend_->prepare(work_sizes(store.variant, model_.layers, options.chunk))),
       f32_rows_(*backend_, session_memory_, state_layout(store.variant, DType::f32).block_bytes),
       bf16_rows_(*backend_, session_memory_, state_layout(store.variant, DType::bf16).block_bytes),
@@ -116,7 +119,10 @@ void LoadedEngine::check_process() const {
                             "), found a child of it (", getpid(), "): load the model there"));
 }
 
-std::string LoadedEngine::describe() const { return concat(backend_->describe(), ", ", experts_.describe()); }
+std::string LoadedEngine::describe() const {
+  const std::string drafts = drafts_ > 0 ? concat(", speculate ", name_of(speculate_)) : "";
+  return concat(backend_->describe(), ", ", experts_.describe(), drafts);
+}
 
 std::unique_ptr<Session> LoadedEngine::session(const SessionOptions& options) {
   check_process();
@@ -213,6 +219,9 @@ StepStats& StepStats::operator+=(const StepStats& other) {
   look_ahead_used += other.look_ahead_used;
   look_ahead_wasted_bytes += other.look_ahead_wasted_bytes;
   if (other.look_ahead_pays) look_ahead_pays = other.look_ahead_pays;
+  drafted += other.drafted;
+  accepted += other.accepted;
+  if (other.drafts_pay) drafts_pay = other.drafts_pay;
   return *this;
 }
 

@@ -13,6 +13,7 @@
 #include "backend/mirror.h"
 #include "backend/timed_backend.h"
 #include "devices/devices.h"
+#include "engine/draft_governor.h"
 #include "engine/experts/expert_side.h"
 #include "engine/footprint.h"
 #include "engine/layer_state.h"
@@ -64,6 +65,8 @@ class LoadedEngine final : public Engine {
   RowPool& row_pool(DType kv_dtype) {
     return kv_dtype == DType::i8 ? code_rows_ : kv_dtype == DType::bf16 ? bf16_rows_ : f32_rows_;
   }
+  int64_t drafts() const { return drafts_; }
+  DraftGovernor& draft_governor() { return draft_governor_; }
   // StateError in a child made by fork, before anything there can wait for a thread that the child does not have.
   void check_process() const;
 
@@ -83,7 +86,10 @@ class LoadedEngine final : public Engine {
   Model model_;
   Scratch scratch_;
   MirroredBuffer picks_;  // top_k: i32 ids, then values
-  int64_t prepared_;      // bytes that the backend took for itself
+  Speculate speculate_;
+  int64_t drafts_;  // the most at once, for a session
+  DraftGovernor draft_governor_;
+  int64_t prepared_;  // bytes that the backend took for itself
   RowPool f32_rows_;
   RowPool bf16_rows_;
   RowPool code_rows_;

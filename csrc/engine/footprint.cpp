@@ -6,6 +6,7 @@
 #include "core/arena.h"
 #include "core/error.h"
 #include "devices/devices.h"
+#include "engine/drafts.h"
 #include "engine/experts/expert_side.h"
 #include "engine/layer_state.h"
 #include "engine/recorder.h"
@@ -21,6 +22,7 @@ constexpr int64_t default_chunk = 512;
 constexpr int default_readers = 4;
 constexpr int64_t default_max_context = 32768;
 constexpr int64_t max_checkpoints_limit = 4096;
+constexpr int64_t max_drafts = 4;
 
 }  // namespace
 
@@ -101,13 +103,16 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
   return bytes;
 }
 
-Footprint session_footprint(const Variant& variant, const SessionOptions& options, bool shared) {
+int64_t drafts_of(Speculate speculate) { return speculate == Speculate::off ? 0 : max_drafts; }
+
+Footprint session_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts, bool shared) {
   const StateLayout layout = state_layout(variant, options.kv_dtype);
   Footprint bytes;
   bytes.rows = RowPool::planned_bytes(blocks_of(options.max_context), layout.block_bytes);
-  bytes.recurrent = arena_bytes(layout.recurrent_bytes);
+  bytes.recurrent = arena_bytes(layout.recurrent_bytes) + Drafts::planned_bytes(drafts, layout.recurrent_bytes);
   bytes.checkpoints = options.max_checkpoints * arena_bytes(layout.recurrent_bytes);
-  bytes.tokens = arena_bytes(options.max_context * 4) + MirroredBuffer::planned_bytes(variant.vocab_size * 4, shared);
+  bytes.tokens = arena_bytes(options.max_context * 4) +
+                 MirroredBuffer::planned_bytes((1 + drafts) * variant.vocab_size * 4, shared);
   if (!shared) bytes.tokens += arena_bytes(layout.exchange_bytes());
   return bytes;
 }

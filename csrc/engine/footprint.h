@@ -31,6 +31,8 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
 Footprint footprint(const StoreDirectory& store, const EngineOptions& options, const SessionOptions& session,
                     bool apart);
 // `shared`: whether host and device share memory.
-Footprint session_footprint(const Variant& variant, const SessionOptions& options, bool shared);
+Footprint session_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts, bool shared);
+// How many drafts a session may have at once.
+int64_t drafts_of(Speculate speculate);
 
 }  // namespace moeflux

@@ -13,7 +13,9 @@ namespace {
 
 bool wants_every(const Piece& piece) { return !piece.all_logits.empty(); }
 bool wants_last(const Piece& piece) { return piece.logits && !wants_every(piece); }
-int64_t last_row(const Piece& piece) { return piece.first + piece.rows() - 1; }
+// Its rows at the end whose logits are wanted, and the first of them.
+int64_t wanted_rows(const Piece& piece) { return wants_last(piece) ? 1 + piece.drafts : 0; }
+int64_t first_wanted(const Piece& piece) { return piece.first + piece.rows() - 1 - piece.drafts; }
 
 }  // namespace
 
@@ -90,7 +92,8 @@ void Pass::run_logits(StepStats& stats) {
   if (any_last) {
     for (size_t begin = 0, end = 0; begin < pieces.size(); begin = end) {
       int64_t count = 0;
-      for (; end < pieces.size() && count < engine_.scratch_.logit_rows; ++end) count += wants_last(pieces[end]);
+      for (; end < pieces.size() && count + wanted_rows(pieces[end]) <= engine_.scratch_.logit_rows; ++end)
+        count += wanted_rows(pieces[end]);
       if (count > 0) record_last_logits(pieces.subspan(begin, end - begin), count);
     }
     await(stats);
@@ -111,38 +114,44 @@ void Pass::await(StepStats& stats) {
   engine_.recorder_.await(std::move(ticket));
 }
 
-// One product for the `count` pieces that want those of their last rows. Each session has its logits in a buffer of its
-// own. Those of one piece go there at once.
+// One product for the `count` rows at the ends of pieces whose logits are wanted. Each session has its logits in a
+// buffer of its own. Those of one piece go there at once.
 void Pass::record_last_logits(std::span<const Piece> pieces, int64_t count) {
   const View rows = side_by_side(pieces);
-  if (count == 1) return record_logits(rows, 1, std::ranges::find_if(pieces, wants_last)->logits);
+  const Piece& first = *std::ranges::find_if(pieces, wants_last);
+  if (count == wanted_rows(first)) return record_logits(rows, count, first.logits);
   const int64_t vocab = engine_.model_.head.rows;
   Commands& commands = engine_.recorder_.current();
   Mirrored from = engine_.scratch_.logits;
   record_logits(rows, count, {from.device, from.device});
   for (const Piece& piece : pieces) {
     if (!wants_last(piece)) continue;
-    commands.copy(from.device, piece.logits.device, vocab * 4);
-    piece.logits.download(commands, vocab * 4);
-    from = from.at(vocab);
+    const int64_t numbers = wanted_rows(piece) * vocab;
+    commands.copy(from.device, piece.logits.device, numbers * 4);
+    piece.logits.download(commands, numbers * 4);
+    from = from.at(numbers);
   }
 }
 
-// The last rows of the pieces that want their logits. They are copied unless they are neighbours anyway.
+// The rows of the pieces whose logits are wanted. They are copied unless they are neighbours anyway.
 View Pass::side_by_side(std::span<const Piece> pieces) {
   const int64_t h = engine_.model_.variant.hidden_size;
   const Scratch& s = engine_.scratch_;
-  const int64_t first = last_row(*std::ranges::find_if(pieces, wants_last));
-  int64_t count = 0;
+  const int64_t first = first_wanted(*std::ranges::find_if(pieces, wants_last));
+  int64_t next = first;
   bool are_neighbours = true;
-  for (const Piece& piece : pieces)
-    if (wants_last(piece)) are_neighbours &= last_row(piece) == first + count++;
+  for (const Piece& piece : pieces) {
+    if (!wants_last(piece)) continue;
+    are_neighbours &= first_wanted(piece) == next;
+    next += wanted_rows(piece);
+  }
   if (are_neighbours) return s.normed.at(first * h);
   View to = s.out;
   for (const Piece& piece : pieces) {
     if (!wants_last(piece)) continue;
-    engine_.recorder_.current().copy(s.normed.at(last_row(piece) * h), to, h * 4);
-    to = to.at(h);
+    const int64_t numbers = wanted_rows(piece) * h;
+    engine_.recorder_.current().copy(s.normed.at(first_wanted(piece) * h), to, numbers * 4);
+    to = to.at(numbers);
   }
   return s.out;
 }

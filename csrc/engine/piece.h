@@ -17,8 +17,11 @@ struct Piece {
   const SessionState* state = nullptr;
   int64_t position = 0;         // in the session, of the first row
   int64_t first = 0;            // of the pass's rows, the first one of this piece
-  Mirrored logits;              // [vocab]: where those of the last row go; empty if nobody wants them
+  int64_t drafts = 0;           // how many rows, the last ones, are drafts
+  Mirrored logits;              // [1 + drafts, vocab]: of the last row that is none, and of these; or nobody wants them
   std::span<float> all_logits;  // [rows, vocab]: where those of every row go; empty likewise
+
+  std::span<const View> copies;  // where the recurrent state after each row but the last goes; none if nobody wants it
 
   int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
 };

@@ -51,14 +51,15 @@ EngineSession::EngineSession(std::shared_ptr<LoadedEngine> engine, const Session
       share_(engine_->session_memory(), footprint_of(options_), asked()),
       state_(engine_->variant(), options_.max_context, options_.kv_dtype, engine_->backend(),
              engine_->row_pool(options_.kv_dtype)),
-      logits_(engine_->backend(), engine_->variant().vocab_size * 4, "logits"),
+      drafts_(engine_->backend(), engine_->drafts(), state_.recurrent_bytes()),
+      logits_(engine_->backend(), (1 + engine_->drafts()) * engine_->variant().vocab_size * 4, "logits"),
       token_room_(engine_->backend().allocate(options_.max_context * 4, Memory::staging, "tokens")),
       checkpoints_(engine_->backend(), state_.recurrent_bytes()) {
   checkpoints_.add_rooms(options_.max_checkpoints);
 }
 
 Footprint EngineSession::footprint_of(const SessionOptions& options) const {
-  return session_footprint(engine_->variant(), options, engine_->backend().shares_memory());
+  return session_footprint(engine_->variant(), options, engine_->drafts(), engine_->backend().shares_memory());
 }
 
 // In the words of an error about memory.
@@ -121,15 +122,21 @@ void EngineSession::begin(bool copies) {
 }
 
 Piece EngineSession::next(const Work& work, int64_t rows) {
+  const std::span<const int32_t> tokens = rows_of(work);
   const auto from = static_cast<size_t>(call_.begun);
   const auto count = static_cast<size_t>(rows);
-  Piece piece = {work.tokens.subspan(from, count), &state_, position() + call_.begun, 0, {}, {}};
+  Piece piece;
+  piece.tokens = tokens.subspan(from, count);
+  piece.state = &state_;
+  piece.position = position() + call_.begun;
+  piece.drafts = drafts_.proposed();
+  piece.copies = drafts_.copies();
   call_.begun += rows;
   if (!work.all_logits.empty()) {
     const size_t vocab = work.all_logits.size() / work.tokens.size();
     piece.all_logits = work.all_logits.subspan(from * vocab, count * vocab);
   }
-  call_.yields_logits = from + count == work.tokens.size() && (work.logits || !work.all_logits.empty());
+  call_.yields_logits = from + count == tokens.size() && (work.logits || !work.all_logits.empty());
   if (call_.yields_logits) piece.logits = logits_.begin();
   return piece;
 }
@@ -146,19 +153,30 @@ void EngineSession::check_result(const Work& work) {
   drop_logits();
   if (!work.all_logits.empty()) return check_finite(work.all_logits);
   const auto vocab = static_cast<size_t>(engine_->variant().vocab_size);
-  if (work.logits) check_finite({logits_.begin().values<float>(), vocab});
+  const int64_t row = call_.foreseen ? drafts_.row() + 1 : 0;
+  if (work.logits) check_finite({logits_of(row).values<float>(), vocab});
 }
 
 void EngineSession::commit(const Work& work) noexcept {
   if (known_tokens_ == position()) add_tokens(work.tokens);
   position_.store(position() + static_cast<int64_t>(work.tokens.size()), std::memory_order_relaxed);
+  if (call_.foreseen) {
+    drafts_.take();
+    engine_->draft_governor().accept(1);
+  } else {
+    drafts_.keep();
+  }
+  logits_row_ = drafts_.row();
   has_logits_ = work.logits || !work.all_logits.empty();
 }
 
-// What a call has cost counts in full for each of its sessions, but for the tokens.
+// What a call has cost counts in full for each of its sessions, but for the tokens and the drafts.
 void EngineSession::count(const StepStats& call, int64_t tokens) {
   last_ = call;
   last_.tokens = tokens;
+  last_.drafted = call_.drafted;
+  last_.accepted = call_.foreseen;
+  last_.drafts_pay = engine_->draft_governor().pays();
   total_ += last_;
 }
 
@@ -168,9 +186,10 @@ void EngineSession::evaluate(const Work& work, const Interruption& interruption,
   Asking asking(interruption);
   if (asking.ask()) asking.ask()();
   begin(work.tokens.size() > 1);
+  draft(work, engine_->chunk() - 1);
   try {
     Pass pass(*engine_, asking.ask());
-    pass.add(next(work, static_cast<int64_t>(work.tokens.size())));
+    pass.add(next(work, static_cast<int64_t>(rows_of(work).size())));
     pass.run(can_go_back() ? asking.ask() : Interruption{}, stats);
   } catch (const std::exception& error) {
     take_back(asking.given_up() ? nullptr : &error);
@@ -225,6 +244,7 @@ Evaluated EngineSession::prefill(std::span<const int32_t> tokens, const Progress
                                  const Interruption& interruption) {
   const Use use(*this);
   check(tokens, all_logits);
+  settle();
   const Room room(*this, tokens.size());
   const auto vocab = static_cast<size_t>(engine_->variant().vocab_size);
   const size_t chunk = static_cast<size_t>(engine_->chunk());
@@ -248,10 +268,18 @@ Evaluated EngineSession::step(int32_t token, const Interruption& interruption, s
   if (serial && *serial != logits_serial())
     throw StateError("step: expected the logits that the token was chosen from, found the session used since");
   check({&token, 1}, {});
-  const Room room(*this, 1);
-  last_ = {};
-  evaluate({this, {&token, 1}}, interruption, last_);
-  total_ += last_;
+  const Work work = {this, {&token, 1}};
+  StepStats stats;
+  if (begin_foreseen(work)) {
+    if (interruption) interruption();
+    check_result(work);
+    commit(work);
+  } else {
+    const Room room(*this, 1);
+    evaluate(work, interruption, stats);
+    engine_->draft_governor().add({stats.seconds, 1, call_.drafted});
+  }
+  count(stats, 1);
   return {1, logits_serial()};
 }
 
@@ -263,13 +291,13 @@ void EngineSession::check_logits() const {
 std::span<const float> EngineSession::logits() const {
   const Use use(*this);
   check_logits();
-  return {logits_.begin().values<float>(), static_cast<size_t>(engine_->variant().vocab_size)};
+  return {logits_of(logits_row_).values<float>(), static_cast<size_t>(engine_->variant().vocab_size)};
 }
 
 void EngineSession::read_logits(const LogitsReader& read) const {
   const Use use(*this);
   check_logits();
-  read({logits_.begin().values<float>(), static_cast<size_t>(engine_->variant().vocab_size)});
+  read({logits_of(logits_row_).values<float>(), static_cast<size_t>(engine_->variant().vocab_size)});
 }
 
 int32_t EngineSession::argmax() const {
@@ -287,7 +315,7 @@ void EngineSession::top_k(std::span<int32_t> ids, std::span<float> values) const
     throw ArgumentError(concat("k: expected 1 to ", std::min(vocab, max_top_k), ", found ", k));
   if (values.size() != ids.size()) throw ArgumentError("top_k: expected as many values as ids");
   check_logits();
-  engine_->top_k(logits_.begin().device, ids, values);
+  engine_->top_k(logits_of(logits_row_).device, ids, values);
 }
 
 // ---- Going back ------------------------------------------------------------------------------------------------
@@ -305,6 +333,7 @@ void EngineSession::change_state(const char* what, const Change& change) {
 
 void EngineSession::clear() {
   const Use use(*this);
+  drafts_.forget();
   change_state("a clear failed half-way", [&] { state_.clear_recurrent(); });
   checkpoints_.forget_after(-1);
   known_tokens_ = 0;
@@ -317,6 +346,7 @@ void EngineSession::clear() {
 std::unique_ptr<Session> EngineSession::fork(std::optional<int64_t> wanted) {
   const Use use(*this);
   check_usable();
+  settle();
   const Place place = place_before("fork", wanted.value_or(position()), true);
   const bool is_here = place.position == position();
   auto other = std::make_unique<EngineSession>(engine_, options_);
@@ -326,8 +356,9 @@ std::unique_ptr<Session> EngineSession::fork(std::optional<int64_t> wanted) {
   other->position_.store(place.position, std::memory_order_relaxed);
   if (is_here && has_logits_) {
     const int64_t bytes = engine_->variant().vocab_size * 4;
-    std::memcpy(other->logits_.begin().values<float>(), logits_.begin().values<float>(), static_cast<size_t>(bytes));
-    other->logits_.begin().upload(engine_->backend(), bytes);
+    std::memcpy(other->logits_of(0).values<float>(), logits_of(logits_row_).values<float>(),
+                static_cast<size_t>(bytes));
+    other->logits_of(0).upload(engine_->backend(), bytes);
     other->has_logits_ = true;
   }
   return other;
@@ -336,6 +367,7 @@ std::unique_ptr<Session> EngineSession::fork(std::optional<int64_t> wanted) {
 void EngineSession::checkpoint() {
   const Use use(*this);
   check_usable();
+  settle();
   const int64_t here = position();
   if (checkpoints_.use(here)) return;  // the state at a position is always the same
   checkpoints_.keep(options_.max_checkpoints - 1, here);
@@ -390,6 +422,7 @@ EngineSession::Place EngineSession::place_before(const char* call, int64_t targe
 int64_t EngineSession::rewind(int64_t target, bool exact) {
   const Use use(*this);
   check_usable();
+  settle();
   const Place place = place_before("rewind", target, exact);
   const int64_t reached = place.position;
   if (reached == position()) return reached;
@@ -417,6 +450,7 @@ void EngineSession::make_room(int64_t tokens) {
 void EngineSession::read_state(const StateVisitor& show) {
   const Use use(*this);
   check_usable();
+  settle();
   show(state_.tensors(position()));
 }
 
@@ -427,6 +461,7 @@ void EngineSession::restore(int64_t target, std::span<const int32_t> tokens, con
         concat("restore: expected a position 0 to ", options_.max_context, " (max_context), found ", target));
   if (!tokens.empty() && static_cast<int64_t>(tokens.size()) != target)
     throw ArgumentError(concat("restore: expected ", target, " tokens, one a position, found ", tokens.size()));
+  drafts_.forget();
   const std::vector<StateTensor> tensors = state_.tensors(target);
   state_.make_room(0, target, "restore");
   break_off("a restore failed half-way");

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/checkpoints.h"
+#include "engine/drafts.h"
 #include "engine/engine.h"
 #include "engine/layer_state.h"
 #include "engine/piece.h"
@@ -26,6 +27,7 @@ class EngineSession final : public Session {
   Evaluated prefill(std::span<const int32_t> tokens, const Progress& progress, std::span<float> all_logits,
                     const Interruption& interruption) override;
   Evaluated step(int32_t token, const Interruption& interruption, std::optional<int64_t> serial) override;
+  bool foresees(int32_t token) const override;
   int64_t logits_serial() const override { return logits_serial_.load(std::memory_order_relaxed); }
   std::span<const float> logits() const override;
   void read_logits(const LogitsReader& read) const override;
@@ -49,17 +51,26 @@ class EngineSession final : public Session {
   // Keeps others away until `leave`. StateError when somebody else does.
   void enter() const;
   void leave() const { busy_.store(false, std::memory_order_release); }
+  // Whether the work is a token that a call before has evaluated: then there is only `commit` to do. Otherwise what was
+  // foreseen is dropped.
+  bool begin_foreseen(const Work& work);
+  bool is_foreseen() const { return call_.foreseen; }
   // Whether these tokens may be evaluated now.
   void check(std::span<const int32_t> tokens, std::span<float> all_logits) const;
   // Takes room for the rows of so many tokens more, or changes nothing. `drop_room` gives back what is not used.
   void take_room(size_t tokens);
-  void drop_room() noexcept { state_.keep_rows(position()); }
+  void drop_room() noexcept { state_.keep_rows(position() + drafts_.ahead()); }
+  // Drafts what may follow the work, at most `most` tokens, and takes room for them. Returns how many there are.
+  int64_t draft(const Work& work, int64_t most);
   // Prepares the way back. With `copies`, it may take a copy of the recurrent state.
   void begin(bool copies);
   bool can_go_back() const { return call_.can_go_back; }
-  // The next `rows` of the work's tokens, for a pass. The logits are those of the last token of all.
+  // The next `rows` of the work's tokens and drafts, for a pass. The logits are those of the last token of all, and of
+  // the drafts.
   Piece next(const Work& work, int64_t rows);
-  int64_t begun() const { return call_.begun; }  // tokens that a pass has had
+  int64_t begun() const { return call_.begun; }  // rows that a pass has had
+  int64_t rows_left(const Work& work) const;     // that none has had
+  int64_t drafted() const { return call_.drafted; }
   void end_pass() { call_.has_logits |= call_.yields_logits; }
   // Goes back after an error, or without one when the call was given up. If it cannot, the session is unusable.
   void take_back(const std::exception* cause) noexcept;
@@ -79,7 +90,9 @@ class EngineSession final : public Session {
   struct Call {
     const Buffer* copy = nullptr;  // of the recurrent state before it
     bool can_go_back = false;
-    int64_t begun = 0;           // tokens that a pass has had
+    bool foreseen = false;
+    int64_t drafted = 0;
+    int64_t begun = 0;           // rows that a pass has had
     bool yields_logits = false;  // the last of these passes does
     bool has_logits = false;     // an earlier one did
   };
@@ -101,17 +114,22 @@ class EngineSession final : public Session {
   void evaluate(const Work& work, const Interruption& interruption, StepStats& stats);
   const Buffer* recurrent_copy(bool make);
   void go_back(const Buffer* copy) noexcept;
+  void settle();
+  std::span<const int32_t> rows_of(const Work& work) const;
   Place place_before(const char* call, int64_t target, bool exact);
   template <typename Change>
   void change_state(const char* what, const Change& change);
   void add_tokens(std::span<const int32_t> tokens) noexcept;
   std::string asked() const;
+  Mirrored logits_of(int64_t row) const;
 
   std::shared_ptr<LoadedEngine> engine_;
   SessionOptions options_;
   SessionMemory::Share share_;
   SessionState state_;
-  MirroredBuffer logits_;  // [vocab] of the last token, valid when has_logits_
+  Drafts drafts_;
+  MirroredBuffer logits_;   // [1 + drafts, vocab] of the last call, valid when has_logits_
+  int64_t logits_row_ = 0;  // of the last token
   bool has_logits_ = false;
   std::atomic<int64_t> logits_serial_ = 0;
   std::atomic<int64_t> position_ = 0;

@@ -36,7 +36,7 @@ std::shared_ptr<void> owner_of(Session& session, Sampler& sampler) {
 
 int64_t add_request(Decoder& decoder, Session& session, const PromptTokens& tokens, Sampler& sampler,
                     std::vector<int32_t> stop_tokens, int64_t max_tokens, std::optional<int64_t> log_probabilities,
-                    std::vector<int64_t> borders, bool masked) {
+                    std::vector<int64_t> borders, bool masked, bool stepwise) {
   if (tokens.ndim() != 1) throw ArgumentError(concat("tokens: expected one dimension, found ", tokens.ndim()));
   Request request;
   request.session = &session;
@@ -48,6 +48,7 @@ int64_t add_request(Decoder& decoder, Session& session, const PromptTokens& toke
   request.log_probabilities = log_probabilities;
   request.borders = std::move(borders);
   request.masked = masked;
+  request.stepwise = stepwise;
   const Released release;
   return decoder.add(std::move(request));
 }
@@ -79,7 +80,8 @@ std::vector<std::pair<int32_t, double>> likeliest_of(const DecoderEvent& event) 
 }  // namespace
 
 void register_decoder(py::module_& m) {
-  Class<DecoderEvent>(m, "DecoderEvent", "What a step of a Decoder did for one request.")
+  Class<DecoderEvent>(m, "DecoderEvent",
+                      "What a step of a Decoder did for one request. There are several of one that has several tokens.")
       .def_readonly("id", &DecoderEvent::id)
       .def_readonly("token", &DecoderEvent::token, "That was chosen; one that ends the answer is not evaluated.")
       .def_readonly("logprob", &DecoderEvent::log_probability)
@@ -101,9 +103,10 @@ void register_decoder(py::module_& m) {
       .def(
           "add", &add_request, py::arg("session"), py::arg("tokens"), py::arg("sampler"), py::arg("stop_tokens"),
           py::arg("max_tokens"), py::arg("logprobs") = py::none(), py::arg("borders") = std::vector<int64_t>(),
-          py::arg("masked") = false,
+          py::arg("masked") = false, py::arg("stepwise") = false,
           "Returns an id, greater than those before. Checkpoints are made at the positions `borders`. A masked request "
-          "waits for `set_mask` before each choice.")
+          "waits for `set_mask` before each choice. A stepwise one has one token a step, even where more were "
+          "foreseen.")
       .def("set_mask", &give_mask, py::arg("id"), py::arg("bits"),
            "For one choice, uint32 [ceil(vocab / 32)]; None: every token is allowed.")
       .def("remove", &Decoder::remove, py::arg("id"), py::call_guard<Released>(),

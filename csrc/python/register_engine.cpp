@@ -206,6 +206,10 @@ void register_stats(py::module_& m) {
                     "Bytes read for the experts that it did not pick.")
       .def_readonly("look_ahead_pays", &StepStats::look_ahead_pays,
                     "Whether steps were faster with it when they were last compared; None before that.")
+      .def_readonly("drafted", &StepStats::drafted, "Tokens evaluated because they were likely to come next.")
+      .def_readonly("accepted", &StepStats::accepted, "How many of them came.")
+      .def_readonly("drafts_pay", &StepStats::drafts_pay,
+                    "Whether tokens came faster with them when that was last compared; None before that.")
       .def_property_readonly(
           "look_ahead_recall",
           [](const StepStats& s) { return share(s.look_ahead_used, s.look_ahead_used + s.expert_misses); },
@@ -235,8 +239,8 @@ std::shared_ptr<Engine> open(const EngineFaults& faults, const Store& store, con
                              const std::string& isa, const std::string& precision, int threads, int readers,
                              int64_t expert_slots, int ring_depth, int64_t chunk, int64_t session_bytes,
                              const std::string& reads, const std::string& cache, const std::string& look_ahead,
-                             const std::optional<Checksums>& checksums, const std::optional<py::function>& on_progress,
-                             bool time_ops) {
+                             const std::string& speculate, const std::optional<Checksums>& checksums,
+                             const std::optional<py::function>& on_progress, bool time_ops) {
   EngineOptions options;
   options.backend = backend;
   options.isa = isa;
@@ -249,6 +253,7 @@ std::shared_ptr<Engine> open(const EngineFaults& faults, const Store& store, con
   options.reads = choice_of<Reads>("reads", reads);
   options.cache = choice_of<CachePolicy>("cache", cache);
   options.look_ahead = choice_of<LookAhead>("look_ahead", look_ahead);
+  options.speculate = choice_of<Speculate>("speculate", speculate);
   options.verify_reads = checksums.has_value();
   options.session_bytes = session_bytes;
   options.time_ops = time_ops;
@@ -261,8 +266,8 @@ std::shared_ptr<Engine> open(const EngineFaults& faults, const Store& store, con
 
 Footprint footprint_of(const EngineFaults& faults, const Store& store, const std::string& backend, int readers,
                        int64_t expert_slots, int ring_depth, int64_t chunk, const std::string& reads,
-                       const std::string& cache, bool verify_reads, int64_t max_context, const std::string& kv,
-                       int64_t max_checkpoints) {
+                       const std::string& cache, const std::string& speculate, bool verify_reads, int64_t max_context,
+                       const std::string& kv, int64_t max_checkpoints) {
   EngineOptions options;
   options.backend = backend;
   options.readers = readers;
@@ -271,6 +276,7 @@ Footprint footprint_of(const EngineFaults& faults, const Store& store, const std
   options.chunk = chunk;
   options.reads = choice_of<Reads>("reads", reads);
   options.cache = choice_of<CachePolicy>("cache", cache);
+  options.speculate = choice_of<Speculate>("speculate", speculate);
   options.verify_reads = verify_reads;
   return footprint(store.directory, options, {max_context, kv_dtype(kv), max_checkpoints}, faults.backend.apart);
 }
@@ -299,8 +305,8 @@ void register_footprint(py::module_& m, Class<Testing>& testing) {
   };
   define(py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("readers") = 0,
          py::arg("expert_slots") = 0, py::arg("ring_depth") = 2, py::arg("chunk") = 0, py::arg("reads") = "auto",
-         py::arg("cache") = "lru", py::arg("verify_reads") = false, py::arg("max_context") = 0,
-         py::arg("kv_dtype") = "f32", py::arg("max_checkpoints") = 4);
+         py::arg("cache") = "lru", py::arg("speculate") = "off", py::arg("verify_reads") = false,
+         py::arg("max_context") = 0, py::arg("kv_dtype") = "f32", py::arg("max_checkpoints") = 4);
   m.def(
       "chosen_reads",
       [](const std::string& asked, bool streams, bool direct_works, bool buffered_is_faster, bool crowds_out) {
@@ -345,8 +351,8 @@ void register_engine(py::module_& m, Class<Testing>& testing) {
   define(py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("isa") = "",
          py::arg("precision") = "auto", py::arg("threads") = 0, py::arg("readers") = 0, py::arg("expert_slots") = 0,
          py::arg("ring_depth") = 2, py::arg("chunk") = 0, py::arg("session_bytes") = 0, py::arg("reads") = "auto",
-         py::arg("cache") = "lru", py::arg("look_ahead") = "auto", py::arg("checksums") = py::none(),
-         py::arg("on_progress") = py::none(), py::arg("time_ops") = false);
+         py::arg("cache") = "lru", py::arg("look_ahead") = "auto", py::arg("speculate") = "off",
+         py::arg("checksums") = py::none(), py::arg("on_progress") = py::none(), py::arg("time_ops") = false);
   engines.def("describe", &Engine::describe)
       .def_property_readonly("memory", &Engine::memory, "What is held now, by what it is for.")
       .def_property_readonly("held", &Engine::held, "The same, counted where memory is given out.")
@@ -373,6 +379,8 @@ void register_engine(py::module_& m, Class<Testing>& testing) {
            "Evaluates tokens. Returns how many, and the serial of the logits that they left.")
       .def("step", &step, py::arg("token"), py::arg("cancel") = py::none(), py::arg("serial") = py::none(),
            "Evaluates one token. Returns the serial of its logits.")
+      .def("foresees", &Session::foresees, py::arg("token"),
+           "Whether a call before has evaluated this token as the next one.")
       .def_property_readonly("logits_serial", &Session::logits_serial)
       .def("logits", &logits, py::arg("out"), py::arg("vocab"))
       .def("argmax", &Session::argmax, release())

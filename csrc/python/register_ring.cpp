@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "devices/devices.h"
 #include "engine/deferred_ring.h"
+#include "engine/draft_governor.h"
 #include "engine/experts/prefetcher.h"
 #include "python/bindings.h"
 
@@ -139,6 +140,17 @@ void register_ring(py::module_& m) {
   m.def("forget_a_copy", &forget_a_copy, py::arg("kind"),
         "For tests: what the engine does when a copy is forgotten, on a device with memory of its own.");
 
+  Class<DraftGovernor>(m, "DraftGovernor", "For tests: decides whether steps draft the tokens that follow.")
+      .def(py::init([] { return std::make_unique<DraftGovernor>(Speculate::automatic); }))
+      .def_property_readonly("on", &DraftGovernor::on)
+      .def_property_readonly("pays", &DraftGovernor::pays)
+      .def("accept", &DraftGovernor::accept, py::arg("tokens"), "So many drafts of calls before have come true.")
+      .def(
+          "add",
+          [](DraftGovernor& governor, double seconds, int64_t tokens, int64_t drafted) {
+            governor.add({seconds, tokens, drafted});
+          },
+          py::arg("seconds"), py::arg("tokens"), py::arg("drafted"), "A call has ended, made with `on` as it is.");
   Class<LookAheadGovernor>(m, "LookAheadGovernor", "For tests: decides whether steps of one token look ahead.")
       .def(py::init([] { return std::make_unique<LookAheadGovernor>(LookAhead::automatic); }))
       .def_property_readonly("on", &LookAheadGovernor::on)

@@ -16,6 +16,7 @@ __all__: list[str] = [
     "Decoder",
     "DecoderEvent",
     "DeferredRing",
+    "DraftGovernor",
     "Engine",
     "ExpertFormats",
     "ExpertLayout",
@@ -475,6 +476,7 @@ class testing:
         reads: str = "auto",
         cache: str = "lru",
         look_ahead: str = "auto",
+        speculate: str = "off",
         checksums: collections.abc.Mapping[int, collections.abc.Sequence[str]] | None = None,
         on_progress: collections.abc.Callable[..., typing.Any] | None = None,
         time_ops: bool = False,
@@ -494,6 +496,7 @@ class testing:
         chunk: int = 0,
         reads: str = "auto",
         cache: str = "lru",
+        speculate: str = "off",
         verify_reads: bool = False,
         max_context: int = 0,
         kv_dtype: str = "f32",
@@ -733,6 +736,11 @@ class StepStats:
     """
     def __repr__(self) -> str: ...
     @property
+    def accepted(self) -> int:
+        """
+        How many of them came.
+        """
+    @property
     def arrived_seconds(self) -> float:
         """
         The part of compute_seconds in experts as they arrived.
@@ -751,6 +759,16 @@ class StepStats:
     def compute_seconds(self) -> float:
         """
         How long recording and running ops took.
+        """
+    @property
+    def drafted(self) -> int:
+        """
+        Tokens evaluated because they were likely to come next.
+        """
+    @property
+    def drafts_pay(self) -> bool | None:
+        """
+        Whether tokens came faster with them when that was last compared; None before that.
         """
     @property
     def expert_hits(self) -> int:
@@ -919,6 +937,10 @@ class Session:
         """
         Calls fill(StatePieces), which must write all of them: the state after these tokens.
         """
+    def foresees(self, token: int) -> bool:
+        """
+        Whether a call before has evaluated this token as the next one.
+        """
     def fork(self, position: int | None = None) -> Session: ...
     def logits(
         self, out: numpy.typing.NDArray[typing.Any] | None, vocab: int
@@ -994,6 +1016,7 @@ class Engine:
         reads: str = "auto",
         cache: str = "lru",
         look_ahead: str = "auto",
+        speculate: str = "off",
         checksums: collections.abc.Mapping[int, collections.abc.Sequence[str]] | None = None,
         on_progress: collections.abc.Callable[..., typing.Any] | None = None,
         time_ops: bool = False,
@@ -1071,7 +1094,7 @@ class Sampler:
 
 class DecoderEvent:
     """
-    What a step of a Decoder did for one request.
+    What a step of a Decoder did for one request. There are several of one that has several tokens.
     """
     @property
     def error(self) -> str:
@@ -1118,9 +1141,10 @@ class Decoder:
         logprobs: int | None = None,
         borders: collections.abc.Sequence[int] = [],
         masked: bool = False,
+        stepwise: bool = False,
     ) -> int:
         """
-        Returns an id, greater than those before. Checkpoints are made at the positions `borders`. A masked request waits for `set_mask` before each choice.
+        Returns an id, greater than those before. Checkpoints are made at the positions `borders`. A masked request waits for `set_mask` before each choice. A stepwise one has one token a step, even where more were foreseen.
         """
     def remove(self, id: int) -> bool:
         """
@@ -1165,6 +1189,24 @@ class DeferredRing:
     def leased(self) -> int: ...
     @property
     def waits(self) -> int: ...
+
+class DraftGovernor:
+    """
+    For tests: decides whether steps draft the tokens that follow.
+    """
+    def __init__(self) -> None: ...
+    def accept(self, tokens: int) -> None:
+        """
+        So many drafts of calls before have come true.
+        """
+    def add(self, seconds: float, tokens: int, drafted: int) -> None:
+        """
+        A call has ended, made with `on` as it is.
+        """
+    @property
+    def on(self) -> bool: ...
+    @property
+    def pays(self) -> bool | None: ...
 
 class LookAheadGovernor:
     """
@@ -1297,6 +1339,7 @@ def footprint(
     chunk: int = 0,
     reads: str = "auto",
     cache: str = "lru",
+    speculate: str = "off",
     verify_reads: bool = False,
     max_context: int = 0,
     kv_dtype: str = "f32",

@@ -313,6 +313,9 @@ def load(
                   ("lfu"), or every one as soon as it is computed ("none")
     look_ahead    read what the next layer will likely need while this one computes: "on", "off", or "auto": while
                   tokens come faster with it than without
+    speculate     evaluate the tokens that are likely to come next together with the one before them. Those that come
+                  are then there already. "lookup": what followed the last tokens where they stood before in the text;
+                  "auto": that, while tokens come faster with it than without; "off", the default
     verify_reads  compare every expert with the SHA-256 in moeflux.json whenever it is read: IoError when it differs
     experts_per_token   LOSSY: another number of experts than the model's own
     on_progress   called now and then with (done, total) of the bytes that loading reads; when it returns False, loading
@@ -349,6 +352,7 @@ def load(
             reads=plan.reads,
             cache=asked["cache"],
             look_ahead=asked["look_ahead"],
+            speculate=asked["speculate"],
             checksums=checksums,
             on_progress=on_progress,
         )

@@ -28,6 +28,7 @@ DEVICES: dict[str, dict[str, Any]] = {
     "streamed": {"expert_slots": 5, "chunk": 5},
     "deferred": {"deferred": True, "expert_slots": 9, "look_ahead": "on"},
     "apart": {"apart": True, "expert_slots": 6, "cache": "none", "chunk": 9},
+    "drafting": {"speculate": "lookup", "chunk": 24},
 }
 
 

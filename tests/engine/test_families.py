@@ -67,3 +67,12 @@ def test_windows_have_no_wire_format(folder: Folder, tmp_path: Path) -> None:
         with pytest.raises(moeflux.FormatError, match="found another pattern, which this format cannot say"):
             session.snapshot().save(tmp_path / "saved.bin", format=f"wire-{version}")
     assert not list(tmp_path.iterdir())
+
+
+def test_drafts_change_no_bit(folder: Folder, name: str) -> None:
+    """Tokens that drafts foresee and tokens that they do not, both from a prompt that says itself again."""
+    ids = [*PROMPT, *PROMPT[:9], *OTHER[:2], *PROMPT[2:11], *TAIL]
+    expected = steps(load_faulty(folder(name)).session(max_context=64), ids)
+    session = load_faulty(folder(name), speculate="lookup").session(max_context=64)
+    assert np.array_equal(steps(session, ids), expected)
+    assert 0 < session.total_stats.accepted < session.total_stats.drafted

@@ -50,6 +50,7 @@ class Found:
     """A core session whose last call has left this finding."""
 
     look_ahead_pays: bool | None
+    drafts_pay: bool | None = None
 
     @property
     def last(self) -> Found:
@@ -64,6 +65,9 @@ def test_whether_look_ahead_pays_is_told_once(caplog: pytest.LogCaptureFixture) 
             notes.note(Found(pays))
     on, off = "m: look-ahead is on: steps are faster with it", "m: look-ahead is off: steps are no faster with it"
     assert said(caplog) == [on, off, on]
+    with caplog.at_level(logging.INFO, "moeflux"):
+        notes.note(Found(True, drafts_pay=False))
+    assert said(caplog)[3:] == ["m: speculation is off: steps are no faster with it"]
 
 
 def test_every_call_may_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:

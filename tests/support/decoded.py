@@ -103,7 +103,8 @@ class Company:
 
     def step(self, cancel: Cancel | None = None) -> Sequence[_core.DecoderEvent]:
         events = self.decoder.step(cancel)
-        assert [event.id for event in events] == sorted({event.id for event in events})
+        ids = [event.id for event in events]
+        assert ids == sorted(ids)
         for event in events:
             answer, wish = self.answers[event.id], self.wishes[event.id]
             assert not answer.finish, "it was over"

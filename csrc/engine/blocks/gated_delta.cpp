@@ -5,6 +5,22 @@
 #include <cmath>
 
 namespace moeflux {
+namespace {
+
+// Records ops over the rows of a piece: record(first row, how many). Where the state after each row is wanted, one row
+// at a time.
+template <typename Record>
+void over_rows(Commands& commands, const Piece& piece, const PlacedPiece& state, const Record& record) {
+  if (piece.copies.empty()) return record(piece.first, piece.rows());
+  for (int64_t row = 0; row < piece.rows(); ++row) {
+    record(piece.first + row, 1);
+    const auto place = static_cast<size_t>(row);
+    if (place < piece.copies.size())
+      commands.copy(state.fixed, piece.copies[place].at(state.fixed.offset, 1), state.piece.width() * 4);
+  }
+}
+
+}  // namespace
 
 void GatedDeltaBlock::place(ScratchLayout& layout) {
   const int64_t n = layout.rows();
@@ -44,9 +60,11 @@ void GatedDeltaBlock::record(Commands& commands, Scratch& scratch, size_t layer,
                              project(scratch.normed, w.a, s.alpha), project(scratch.normed, w.b, s.b)},
                   rows.n);
   for (const Piece& piece : rows.pieces) {
-    const int64_t from = piece.first * d.channels();
-    const View state = piece.state->layer(layer)[0].fixed;
-    commands.conv1d({s.qkv.at(from), d.channels(), d.taps, state, w.conv, s.convolved.at(from)}, piece.rows());
+    const PlacedPiece& state = piece.state->layer(layer)[0];
+    over_rows(commands, piece, state, [&](int64_t row, int64_t count) {
+      const int64_t from = row * d.channels();
+      commands.conv1d({s.qkv.at(from), d.channels(), d.taps, state.fixed, w.conv, s.convolved.at(from)}, count);
+    });
   }
 
   // The convolved row is [query heads | key heads | value heads]. Query and key to length 1, the query also by
@@ -61,11 +79,13 @@ void GatedDeltaBlock::record(Commands& commands, Scratch& scratch, size_t layer,
 
   commands.delta_gates({s.alpha, s.b, w.a_log, w.dt_bias, d.value_heads, s.decay, s.beta}, rows.n);
   for (const Piece& piece : rows.pieces) {
-    const int64_t gate = piece.first * d.value_heads;
-    commands.gated_delta(
-        {from_row(q, piece.first), from_row(k, piece.first), from_row(value, piece.first), s.decay.at(gate),
-         s.beta.at(gate), piece.state->layer(layer)[1].fixed, s.mixed.at(piece.first * d.value_width())},
-        piece.rows());
+    const PlacedPiece& state = piece.state->layer(layer)[1];
+    over_rows(commands, piece, state, [&](int64_t row, int64_t count) {
+      const int64_t gate = row * d.value_heads;
+      commands.gated_delta({from_row(q, row), from_row(k, row), from_row(value, row), s.decay.at(gate), s.beta.at(gate),
+                            state.fixed, s.mixed.at(row * d.value_width())},
+                           count);
+    });
   }
   commands.gated_rms_norm(dense_heads(s.mixed, d.value_heads, d.value_dim),
                           dense_heads(s.z, d.value_heads, d.value_dim), w.norm, rows.n, stream_.eps);

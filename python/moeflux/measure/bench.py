@@ -57,6 +57,8 @@ class Row:
     read_wait_seconds: float
     look_ahead_reads: int
     look_ahead_used: int
+    drafted: int  # tokens evaluated because they were likely to come next
+    accepted: int  # of these, that came
     peak_bytes: int  # resident, of this process: in this row if the system can tell, else so far
     load_seconds: float | None  # of opening the model before a cold row
     settings: str
@@ -249,6 +251,8 @@ class Counted:
             read_wait_seconds=total("read_wait_seconds"),
             look_ahead_reads=total("look_ahead_reads"),
             look_ahead_used=total("look_ahead_used"),
+            drafted=total("drafted"),
+            accepted=total("accepted"),
             peak_bytes=peak_bytes(),
             load_seconds=self.load_seconds,
             settings=repr(self.session.model),

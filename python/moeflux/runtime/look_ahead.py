@@ -1,4 +1,4 @@
-"""Tells the logger when the engine finds out that reading ahead pays, or that it does not."""
+"""Tells the logger when the engine finds out that looking ahead pays, or that it does not."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ class LookAheadNotes:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._pays: bool | None = None
+        self._pays: dict[str, bool] = {}
 
     def note(self, session: Session) -> None:
         if not LOG.isEnabledFor(logging.INFO):
             return
-        pays = session.last.look_ahead_pays
-        if pays in (None, self._pays):
-            return
-        self._pays = pays
-        found = "on: steps are faster with it" if pays else "off: steps are no faster with it"
-        LOG.info("%s: look-ahead is %s", self._model, found)
+        last = session.last
+        for name, pays in (("look-ahead", last.look_ahead_pays), ("speculation", last.drafts_pay)):
+            if pays is None or pays == self._pays.get(name):
+                continue
+            self._pays[name] = pays
+            found = "on: steps are faster with it" if pays else "off: steps are no faster with it"
+            LOG.info("%s: %s is %s", self._model, name, found)

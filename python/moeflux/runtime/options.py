@@ -16,6 +16,7 @@ Precision = Literal["auto", "exact"]
 Reads = Literal["auto", "direct", "buffered"]
 CachePolicy = Literal["lru", "lfu", "none"]
 LookAhead = Literal["auto", "on", "off"]
+Speculate = Literal["off", "auto", "lookup"]
 
 
 class LoadOptions(TypedDict, total=False):
@@ -36,6 +37,7 @@ class LoadOptions(TypedDict, total=False):
     reads: Reads
     cache: CachePolicy
     look_ahead: LookAhead
+    speculate: Speculate
     verify_reads: bool
     experts_per_token: int | None
 
@@ -56,6 +58,7 @@ DEFAULTS: LoadOptions = {
     "reads": "auto",
     "cache": "lru",
     "look_ahead": "auto",
+    "speculate": "off",
     "verify_reads": False,
     "experts_per_token": None,
 }

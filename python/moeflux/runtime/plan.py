@@ -182,6 +182,7 @@ class _Planner:
             chunk=choice.chunk,
             reads=choice.reads,
             cache=options["cache"],
+            speculate=options["speculate"],
             verify_reads=options["verify_reads"],
             max_context=choice.context,
             kv_dtype=options["kv_dtype"],

@@ -36,6 +36,8 @@ class Metrics:
             "expert_hits": "Experts that were in memory when they were needed.",
             "expert_misses": "Experts that were not.",
             "read_bytes": "Read of experts.",
+            "drafted_tokens": "Evaluated because they were likely to come next.",
+            "accepted_tokens": "Of these, that came.",
         }
         self._counted = {
             name: Counter(f"moeflux_{name}", what, registry=self.registry) for name, what in counted.items()
@@ -63,6 +65,8 @@ class Metrics:
             ("expert_hits", stats.expert_hits),
             ("expert_misses", stats.expert_misses),
             ("read_bytes", stats.bytes_read),
+            ("drafted_tokens", stats.drafted),
+            ("accepted_tokens", stats.accepted),
         ):
             self._counted[name].inc(value)
 

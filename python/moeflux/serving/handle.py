@@ -87,6 +87,8 @@ class Handle(TokenAnswer):
             sum(after.read_wait_seconds - before.read_wait_seconds for before, after in runs),
             sum(after.expert_hits - before.expert_hits for before, after in runs),
             sum(after.expert_misses - before.expert_misses for before, after in runs),
+            sum(after.drafted - before.drafted for before, after in runs),
+            sum(after.accepted - before.accepted for before, after in runs),
         )
 
     def cancel(self) -> None:

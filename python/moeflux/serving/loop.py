@@ -212,6 +212,7 @@ class Loop:
                 logprobs=asked.logprobs,
                 borders=job.places,
                 masked=job.mask is not None,
+                stepwise=bool(asked.stop),  # its session is to stand where the answer ends
             )
         except Error as error:
             self._fail(job, error, now)
@@ -253,14 +254,15 @@ class Loop:
             return
         now = time.monotonic()
         if self._share is not None:
-            answers = sum(event.token is not None and not event.evaluated for event in events)
+            answers = len({event.id for event in events if event.token is not None and not event.evaluated})
             self._share.note(now - began, answers, sum(event.evaluated for event in events))
         heard = [(self._running[event.id], event) for event in events if event.id in self._running]
         for job, _ in heard[:1]:  # what a step has cost is known to each of its sessions
             if job.session is not None:
                 self._notes.note(job.session._core)
         for job, event in heard:
-            self._hear(job, event, now)
+            if event.id in self._running:  # its answer goes on
+                self._hear(job, event, now)
         short = [event for _, event in heard if event.error == "budget"]
         if short:
             self._make_room(now)
@@ -355,7 +357,10 @@ class Loop:
     def _keep(self, job: Job, now: float) -> None:
         assert job.session is not None and job.totals is not None
         try:
-            job.handle.cost(job.totals, job.session.total_stats)
+            totals = job.session.total_stats
+            job.handle.cost(job.totals, totals)
+            self._counts.drafted_tokens += totals.drafted - job.totals.drafted
+            self._counts.drafts_accepted += totals.accepted - job.totals.accepted
             self._admission.keep(job, now)
         except Error as error:
             LOG.warning("the state of an answer is lost: %s", error)

@@ -44,7 +44,7 @@ class ServedModel(TextModel, Protocol):
 
 
 class Event(Protocol):
-    """What a step did for one request."""
+    """What a step did for one request: its next token, of several that it may have. There is one for each."""
 
     @property
     def id(self) -> int: ...
@@ -77,9 +77,10 @@ class Decoder(Protocol):
         logprobs: int | None = None,
         borders: Sequence[int] = (),
         masked: bool = False,
+        stepwise: bool = False,
     ) -> int:
         """Returns its number, which is larger than those before. `borders` are positions where a checkpoint is made. A
-        masked request waits for `set_mask` before each choice."""
+        masked request waits for `set_mask` before each choice. A stepwise one has at most one token a step."""
 
     def set_mask(self, id: int, bits: np.ndarray | None) -> None: ...
     def remove(self, id: int) -> object: ...

@@ -27,6 +27,8 @@ class Counts:
     evaluated_tokens: int = 0  # of prompts
     reused_tokens: int = 0  # of prompts, and of answers that went on after they were put aside
     tokens: int = 0  # chosen
+    drafted_tokens: int = 0  # by speculation, for answers that have ended or were put aside
+    drafts_accepted: int = 0  # of these, that were chosen
 
 
 class Times:
@@ -63,10 +65,11 @@ class SchedulerStats(Counts):
         return asdict(self)
 
     def __str__(self) -> str:
+        drafts = f" ({self.drafts_accepted} of {self.drafted_tokens} drafts)" if self.drafted_tokens else ""
         return (
             f"{self.running} run, {self.waiting} wait, {self.ended} ended of {self.accepted} ({self.refused} refused); "
             f"prompts: {self.evaluated_tokens} tokens evaluated, {self.reused_tokens} reused; "
-            f"answers: {self.tokens} tokens, first after {_times(self.first_token_p50, self.first_token_p99)}, "
+            f"answers: {self.tokens} tokens{drafts}, first after {_times(self.first_token_p50, self.first_token_p99)}, "
             f"next after {_times(self.between_tokens_p50, self.between_tokens_p99)}; "
             f"{self.idle} idle in memory, {self.saved} on disk ({size_text(self.saved_bytes)})"
         )

@@ -69,6 +69,8 @@ class GenerationStats:
     read_wait_seconds: float
     expert_hits: int
     expert_misses: int
+    drafted: int = 0  # tokens that speculation evaluated because they were likely to come next
+    accepted: int = 0  # of these, that came
 
     @property
     def tokens_per_second(self) -> float:
@@ -79,18 +81,29 @@ class GenerationStats:
         """The share of the needed experts that was in memory or on its way there."""
         return self.expert_hits / max(self.expert_hits + self.expert_misses, 1)
 
+    @property
+    def acceptance(self) -> float:
+        """The share of the drafted tokens that came."""
+        return self.accepted / max(self.drafted, 1)
+
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "tokens_per_second": self.tokens_per_second, "hit_rate": self.hit_rate}
+        return {
+            **asdict(self),
+            "tokens_per_second": self.tokens_per_second,
+            "hit_rate": self.hit_rate,
+            "acceptance": self.acceptance,
+        }
 
     def __str__(self) -> str:
         new = self.prompt_tokens - self.reused_tokens
         rate = f", {new / self.prompt_seconds:.1f} tokens/s" if self.prompt_seconds > 0 else ""
+        drafts = f"; {self.accepted} of {self.drafted} drafted tokens came" if self.drafted else ""
         reused = f" ({self.reused_tokens} were there already)" if self.reused_tokens else ""
         return (
             f"prompt {self.prompt_tokens} tokens{reused} in {_seconds(self.prompt_seconds)}{rate}; "
             f"answer {self.tokens} tokens in {_seconds(self.seconds)}, {self.tokens_per_second:.1f} tokens/s; "
             f"experts: {size_text(self.bytes_read)} read, {self.hit_rate:.1%} found in memory, "
-            f"{_seconds(self.read_wait_seconds)} waited for reads"
+            f"{_seconds(self.read_wait_seconds)} waited for reads{drafts}"
         )
 
 
@@ -224,6 +237,8 @@ class Generation(TokenAnswer):
             after.read_wait_seconds - before.read_wait_seconds,
             after.expert_hits - before.expert_hits,
             after.expert_misses - before.expert_misses,
+            after.drafted - before.drafted,
+            after.accepted - before.accepted,
         )
 
     # ---- One token after the other ------------------------------------------------------------------------------

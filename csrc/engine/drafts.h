@@ -1,0 +1,59 @@
+// Drafts: tokens that are likely to come next, evaluated in one call with the token before them. The session's position
+// does not count them. When the next token is the first draft, it is the session's without any work, and its logits are
+// there. When it is another one, the drafts are forgotten: rows beyond a position are never read, and of recurrent
+// state there is a copy after each row but the last.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+
+namespace moeflux {
+
+class Drafts {
+ public:
+  // Room for at most so many at once; 0: there are never any.
+  Drafts(Backend& backend, int64_t most, int64_t recurrent_bytes);
+  // Bytes of the copies.
+  static int64_t planned_bytes(int64_t most, int64_t recurrent_bytes);
+
+  // ---- Of the call under way --------------------------------------------------------------------------------------
+
+  // Drafts what follows `token` after the tokens `before`, at most `most`. Returns how many.
+  int64_t propose(std::span<const int32_t> before, int32_t token, int64_t most);
+  int64_t proposed() const { return proposed_; }
+  // The token and its drafts: a row for each.
+  std::span<const int32_t> rows() const { return {rows_.data(), static_cast<size_t>(1 + proposed_)}; }
+  // Where the recurrent state after each row but the last goes; nothing where there is none.
+  std::span<const View> copies() const;
+  // The call has evaluated its rows, which now lie ahead of the session.
+  void keep();
+
+  // ---- Of the call before -----------------------------------------------------------------------------------------
+
+  int64_t ahead() const { return kept_ - taken_; }
+  bool next_is(int32_t token) const { return ahead() > 0 && rows_[static_cast<size_t>(1 + taken_)] == token; }
+  // The next one is the session's now.
+  void take() { ++taken_; }
+  // Which row of the call the session is at.
+  int64_t row() const { return taken_; }
+  // There are none any more. Returns the copy of the recurrent state where the session is, if that is not its state.
+  const Buffer* forget();
+
+ private:
+  std::vector<int32_t> rows_;                    // the token of the call, and its drafts
+  std::vector<std::unique_ptr<Buffer>> copies_;  // one for each draft; none without recurrent state
+  std::vector<View> views_;                      // of them
+  int64_t proposed_ = 0;
+  int64_t kept_ = 0;
+  int64_t taken_ = 0;
+};
+
+// Drafts from the text itself: where its last tokens stood before, what followed them there. Of several such places it
+// takes the one that has most tokens in common, and of these the last. Returns how many of `drafts` it has written.
+int64_t look_up(std::span<const int32_t> before, int32_t token, std::span<int32_t> drafts);
+
+}  // namespace moeflux

@@ -1,0 +1,62 @@
+// The part of a session that knows of drafts: what a call evaluates besides its tokens, and what a call before has
+// evaluated already.
+#include <algorithm>
+
+#include "engine/session.h"
+
+namespace moeflux {
+
+bool EngineSession::foresees(int32_t token) const {
+  enter();
+  const bool found = drafts_.next_is(token);
+  leave();
+  return found;
+}
+
+// The state becomes that of the session's position, without anything ahead of it.
+void EngineSession::settle() {
+  const Buffer* const copy = drafts_.forget();
+  if (!copy) return;
+  try {
+    state_.load_recurrent(*copy);
+  } catch (const std::exception& error) {
+    break_off("going back from drafts failed", &error);
+    throw;
+  }
+}
+
+bool EngineSession::begin_foreseen(const Work& work) {
+  call_ = {};
+  call_.foreseen =
+      work.tokens.size() == 1 && work.logits && work.all_logits.empty() && drafts_.next_is(work.tokens.front());
+  if (!call_.foreseen) settle();
+  return call_.foreseen;
+}
+
+int64_t EngineSession::draft(const Work& work, int64_t most) {
+  const bool is_step = work.tokens.size() == 1 && work.logits && work.all_logits.empty();
+  if (!is_step || known_tokens_ != position() || !engine_->draft_governor().on()) return 0;
+  const auto known = static_cast<size_t>(known_tokens_);
+  const std::span<const int32_t> before = {View{token_room_.get()}.host<int32_t>(), known};
+  most = std::min(most, options_.max_context - position() - 1);
+  call_.drafted = drafts_.propose(before, work.tokens.front(), most);
+  try {
+    if (call_.drafted > 0) take_room(static_cast<size_t>(1 + call_.drafted));
+  } catch (const std::exception&) {  // nobody has asked for them
+    drafts_.forget();
+    call_.drafted = 0;
+  }
+  return call_.drafted;
+}
+
+std::span<const int32_t> EngineSession::rows_of(const Work& work) const {
+  return drafts_.proposed() > 0 ? drafts_.rows() : work.tokens;
+}
+
+int64_t EngineSession::rows_left(const Work& work) const {
+  return call_.foreseen ? 0 : static_cast<int64_t>(rows_of(work).size()) - call_.begun;
+}
+
+Mirrored EngineSession::logits_of(int64_t row) const { return logits_.begin().at(row * engine_->variant().vocab_size); }
+
+}  // namespace moeflux
