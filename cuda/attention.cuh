@@ -7,24 +7,11 @@
 //   * Chunks are added one after the other to their span's sums, which begin at nothing, and spans to the whole.
 // One block does so for all that a query sees, or each chunk or span has a block, and the merge adds them in that
 // order.
-#include "basics.h"
+#include "cached.h"
 
 constexpr u32 chunk_of_warp = attention_chunk / product_warps;  // keys
 static_assert(attention_threads == attention_queries * lanes, "a warp a query");
 static_assert(chunk_of_warp * attention_queries == lanes, "a lane a score");
-
-// ---- Cached numbers -------------------------------------------------------------------------------------------------
-
-DEV float number_of(const float* numbers, u64 i) { return numbers[i]; }
-DEV float number_of(const u16* numbers, u64 i) { return bf16(numbers[i]); }
-DEV float number_of(const signed char* numbers, u64 i) { return float(numbers[i]); }
-
-// What the numbers of a head are multiplied by. Only codes have scales: behind those of a block's rows.
-DEV float scale_of(const float*, u32, u32, u32) { return 1.0f; }
-DEV float scale_of(const u16*, u32, u32, u32) { return 1.0f; }
-DEV float scale_of(const signed char* rows, u32 width, u32 head, u32 row) {
-  return bf16(reinterpret_cast<const u16*>(rows + u64(cached_block) * width)[head * cached_block + row]);
-}
 
 // ---- Queries --------------------------------------------------------------------------------------------------------
 
@@ -141,10 +128,10 @@ DEV void take_chunk(const AttentionParams& params, const Queries& of, const floa
     for (u32 j = 0; j < chunk_of_warp; j++) {
       const u32 row = min(begin + warp * chunk_of_warp + j, end - 1) % cached_block;
       keys[j] = k + (u64(row) * params.kv_heads + of.kv_head) * params.dim;
-      scales[j] = scale_of(k, width, of.kv_head, row);
+      scales[j] = scale_of(k, cached_block, width, of.kv_head, row);
       if (params.pe_dim) {
         positions[j] = pe + u64(row) * params.pe_dim;
-        pe_scales[j] = scale_of(pe, params.pe_dim, 0, row);
+        pe_scales[j] = scale_of(pe, cached_block, params.pe_dim, 0, row);
       }
     }
     add_products<T>(keys, queries, params.dim, scales, sums);
@@ -171,7 +158,7 @@ DEV void take_chunk(const AttentionParams& params, const Queries& of, const floa
   for (u32 j = 0; j < end - begin; j++) {
     const u32 row = (begin + j) % cached_block;
     const T* numbers = v + (u64(row) * params.kv_heads + of.kv_head) * params.dim;
-    const float scale = scale_of(v, width, of.kv_head, row);
+    const float scale = scale_of(v, cached_block, width, of.kv_head, row);
     float weights[attention_queries];
 #pragma unroll
     for (u32 r = 0; r < attention_queries; r++) weights[r] = chunk.weights[j][r];

@@ -1,5 +1,5 @@
 // Norms, activations, sums, rotations, copies: what touches each number of a row once or twice.
-#include "basics.h"
+#include "cached.h"
 
 // ---- Norms ----------------------------------------------------------------------------------------------------------
 
@@ -22,6 +22,21 @@ extern "C" __global__ void rms_norm(const NormParams params) {
     for (u32 j = 0; j < together; j++)
       if (first + j * row_threads < params.width) out[first + j * row_threads] = normed(numbers[j], factor, weights[j]);
   }
+}
+
+// A warp for each row, in place. The mean and then the squares: a chain in each lane, and the sum of the lanes.
+extern "C" __global__ void layer_norm(const LayerNormParams params) {
+  begin_kernel();
+  const u64 row = u64(blockIdx.x) * head_warps + warp_of();
+  if (row >= params.n) return;
+  float* x = params.x + row * params.width;
+  float total = 0.0f, squares = 0.0f;
+  for (u32 i = lane_of(); i < params.width; i += lanes) total += x[i];
+  const float mean = warp_sum(total) / float(params.width);
+  for (u32 i = lane_of(); i < params.width; i += lanes) squares = fmaf(x[i] - mean, x[i] - mean, squares);
+  const float factor = 1.0f / sqrtf(warp_sum(squares) / float(params.width) + params.eps);
+  for (u32 i = lane_of(); i < params.width; i += lanes)
+    x[i] = fmaf((x[i] - mean) * factor, params.weight[i], params.bias[i]);
 }
 
 // A warp for each head, in place. Whole warps stay or go.
@@ -128,10 +143,6 @@ extern "C" __global__ void rope(const RopeParams params) {
 }
 
 // ---- Rows that a session keeps --------------------------------------------------------------------------------------
-
-DEV u8* cached_rows(const CachedRows* rows, u64 row, u64 begin) {
-  return reinterpret_cast<u8* const*>(rows + 1)[row / cached_block] + begin;
-}
 
 // Rows to a cache, rounded to its type.
 DEV void keep(float* to, float x) { *to = x; }

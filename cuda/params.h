@@ -58,6 +58,7 @@ constexpr uint32_t attention_span = 256;     // cached rows whose chunks are add
 constexpr uint32_t span_chunks = attention_span / attention_chunk;
 constexpr uint32_t cached_block = 256;  // cached rows that lie together: no span is in two blocks
 constexpr uint32_t max_attention_dim = 512;
+constexpr uint32_t index_heads = 4;     // that a warp takes through its keys together
 constexpr uint32_t delta_values = 4;    // rows of the state of a block, one a warp
 constexpr uint32_t max_key_dim = 256;   // of the delta-net
 constexpr uint32_t max_experts = 1024;  // that a router chooses from
@@ -99,6 +100,15 @@ struct NormParams {
   const float* weight;
   float* out;
   uint32_t width;
+  float eps;
+};
+
+struct LayerNormParams {
+  float* x;
+  const float* weight;
+  const float* bias;
+  uint32_t width;
+  uint32_t n;
   float eps;
 };
 
@@ -305,6 +315,47 @@ struct AttentionParams {
   float scale;
   uint32_t gate_row_stride;
   uint32_t gate_head_stride;
+};
+
+// ---- Rows that an index selects -------------------------------------------------------------------------------------
+
+struct IndexScoresParams {
+  const float* q;
+  const float* weights;  // [n, heads], or null
+  const CachedRows* rows;
+  float* scores;
+  uint64_t keys_begin;  // bytes of a block before its keys
+  uint64_t stride;      // of the scores
+  uint32_t heads;
+  uint32_t dim;
+  uint32_t unit;
+  uint32_t block_keys;
+  uint32_t q_row_stride;
+  uint32_t q_head_stride;
+  float scale;
+};
+
+struct IndexSelectParams {
+  const float* scores;
+  int* ids;
+  uint64_t first_position;
+  uint64_t stride;
+  uint32_t unit;
+  uint32_t count;
+};
+
+struct GatherRowsParams {
+  const int* ids;
+  const CachedRows* from;
+  const CachedRows* to;
+  uint64_t from_begin;  // bytes of a block before its rows of this kind
+  uint64_t to_begin;
+  uint64_t skipped;  // rows that were not selected
+  uint32_t rows;     // that are written
+  uint32_t selected;
+  uint32_t unit;
+  uint32_t width;
+  uint32_t heads;  // that have scales
 };
 
 // ---- Delta net ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
 // key, then every 32nd number of the values. Sums begin anew at every span of the cache, and spans are added one behind
 // the other, whether one simdgroup went through all of them or each had its own: what a query yields depends on the
 // rows that it sees, and not on how the work was cut.
-#include "common.h"
+#include "cached.h"
 
 // The weighted values of some keys, not yet divided by the sum. A lane has numbers lane, lane + 32 ...
 template <int chunks>
@@ -75,34 +75,12 @@ inline Queries queries_of(constant AttentionParams& params, device const float* 
   return queries;
 }
 
-// The rows that a session keeps: its blocks, and the buffers that those lie in.
-template <typename T>
-struct Cached {
-  device const RowBlock* blocks;
-  device const T* first;
-  device const T* second;
-  device const T* third;
-  device const T* fourth;
-};
-
-// What the numbers of a head are multiplied by. Only codes have scales: behind those of a block's rows.
-inline float scale_of(device const float*, uint, uint, uint) { return 1.0f; }
-inline float scale_of(device const bfloat*, uint, uint, uint) { return 1.0f; }
-inline float scale_of(device const char* rows, uint width, uint head, uint row) {
-  device const bfloat* scales = (device const bfloat*)(rows + ulong(cached_block) * width);
-  return float(scales[head * cached_block + row]);
-}
-
 // Keys begin ... end - 1 of one span. `weights` belongs to the simdgroup.
 template <typename T, int chunks>
 inline void attend(constant AttentionParams& params, const thread Queries& queries, const thread Cached<T>& cached,
                    uint kv_head, uint begin, uint end, threadgroup float (&weights)[attention_queries][lanes],
                    uint lane, thread Sums<chunks> (&sums)[attention_queries]) {
-  device const RowBlock& block = cached.blocks[begin / cached_block];
-  const bool is_odd = block.buffer % 2 != 0;
-  device const T* early = is_odd ? cached.second : cached.first;
-  device const T* late = is_odd ? cached.fourth : cached.third;
-  device const T* rows = (block.buffer > 1 ? late : early) + block.begin / sizeof(T);
+  device const T* rows = block_of(cached, begin / cached_block);
   device const T* k = rows + params.k_begin / sizeof(T);
   device const T* v = rows + params.v_begin / sizeof(T);
   device const T* k_pe = rows + params.pe_begin / sizeof(T);
@@ -115,10 +93,10 @@ inline void attend(constant AttentionParams& params, const thread Queries& queri
       device const T* numbers = k + (ulong(key - begin) * params.kv_heads + kv_head) * params.dim;
       for (uint i = 0; i < params.dim; i++)
         for (uint r = 0; r < attention_queries; r++) scores[r] = fma(queries.q[r][i], float(numbers[i]), scores[r]);
-      const float scale = scale_of(k, width, kv_head, key - begin);
+      const float scale = scale_of(k, cached_block, width, kv_head, key - begin);
       for (uint r = 0; r < attention_queries; r++) scores[r] *= scale;
       if (params.pe_dim > 0) {
-        const float pe_scale = scale_of(k_pe, params.pe_dim, 0, key - begin);
+        const float pe_scale = scale_of(k_pe, cached_block, params.pe_dim, 0, key - begin);
         numbers = k_pe + ulong(key - begin) * params.pe_dim;
         for (uint i = 0; i < params.pe_dim; i++) {
           const float number = float(numbers[i]) * pe_scale;
@@ -140,7 +118,7 @@ inline void attend(constant AttentionParams& params, const thread Queries& queri
     simdgroup_barrier(mem_flags::mem_threadgroup);
     for (uint j = 0; j < min(lanes, end - first); j++) {
       device const T* numbers = v + (ulong(first + j - begin) * params.kv_heads + kv_head) * params.dim;
-      const float scale = scale_of(v, width, kv_head, first + j - begin);
+      const float scale = scale_of(v, cached_block, width, kv_head, first + j - begin);
       for (int c = 0; c < chunks; c++) {
         const uint i = lane + uint(c) * lanes;
         const float value = i < params.dim ? float(numbers[i]) * scale : 0.0f;

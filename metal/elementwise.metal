@@ -41,6 +41,19 @@ kernel void rms_norm_in_place(constant NormParams& params [[buffer(0)]], device 
   for (uint i = thread_index; i < params.width; i += row_threads) x[i] = x[i] * factor * weight[i];
 }
 
+// A simdgroup for each row, in place. The mean and then the squares: a chain in each lane, and the sum of the lanes.
+kernel void layer_norm(constant NormParams& params [[buffer(0)]], device float* x [[buffer(1)]],
+                       device const float* weight [[buffer(2)]], device const float* bias [[buffer(3)]],
+                       uint row [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
+  x += ulong(row) * params.width;
+  float total = 0.0f, squares = 0.0f;
+  for (uint i = lane; i < params.width; i += lanes) total += x[i];
+  const float mean = simd_sum(total) / float(params.width);
+  for (uint i = lane; i < params.width; i += lanes) squares = fma(x[i] - mean, x[i] - mean, squares);
+  const float factor = 1.0f / precise::sqrt(simd_sum(squares) / float(params.width) + params.eps);
+  for (uint i = lane; i < params.width; i += lanes) x[i] = fma((x[i] - mean) * factor, weight[i], bias[i]);
+}
+
 // A simdgroup for each head, in place.
 inline float head_factor(device const float* x, uint dim, float eps, uint lane) {
   float squares = 0.0f;

@@ -32,6 +32,7 @@ MOEFLUX_SHARED uint32_t attention_queries = 4;  // that a simdgroup takes throug
 MOEFLUX_SHARED uint32_t attention_span = 256;   // cached rows after which sums begin anew
 MOEFLUX_SHARED uint32_t cached_block = 256;     // cached rows that lie together: no span is in two blocks
 MOEFLUX_SHARED uint32_t row_buffers = 4;        // in which the blocks of a session may lie
+MOEFLUX_SHARED uint32_t index_heads = 4;        // that a simdgroup takes through its keys together
 MOEFLUX_SHARED uint32_t delta_values = 4;       // rows of the state of a threadgroup, one a simdgroup
 MOEFLUX_SHARED uint32_t max_key_dim = 256;      // of the delta-net
 MOEFLUX_SHARED uint32_t max_attention_dim = 512;
@@ -111,6 +112,39 @@ struct RowBlock {
   uint64_t begin;   // bytes
   uint32_t buffer;  // one of row_buffers
   uint32_t padding;
+};
+
+// Which rows an index selects.
+struct IndexScoresParams {
+  uint64_t first_position;
+  uint64_t keys_begin;  // bytes of a block before its keys
+  uint64_t stride;      // of the scores
+  uint32_t heads;
+  uint32_t dim;
+  uint32_t unit;
+  uint32_t block_keys;
+  uint32_t q_row_stride;
+  uint32_t q_head_stride;
+  uint32_t has_weights;
+  float scale;
+};
+
+struct IndexSelectParams {
+  uint64_t first_position;
+  uint64_t stride;
+  uint32_t unit;
+  uint32_t count;
+};
+
+struct GatherRowsParams {
+  uint64_t from_begin;  // bytes of a block before its rows of this kind
+  uint64_t to_begin;
+  uint64_t skipped;  // rows that were not selected
+  uint32_t first;    // of those that are written
+  uint32_t selected;
+  uint32_t unit;
+  uint32_t width;
+  uint32_t heads;  // that have scales
 };
 
 struct CombineParams {

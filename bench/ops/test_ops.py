@@ -112,6 +112,25 @@ def experts(n: int, k: int) -> Case:
     return Case(lambda o: o.expert_ffn(x, pool, jobs, k), reference)
 
 
+def indexed(n: int, context: int) -> dict[str, Case]:
+    """An index of 64 heads of 128 numbers that selects 2048 rows, in bf16; NumPy computes with f32."""
+    q, weights, keys = numbers(n, 64, 128), numbers(n, 64), numbers(context, 128)
+    narrow, first = bf16_bits(keys), context - n
+    scores = numbers(n, context)
+    rows, ids = bf16_bits(numbers(context, 576)), np.sort(RNG.permutation(context)[:2048]).astype(np.int32)
+    return {
+        "index_scores": Case(
+            lambda o: o.index_scores(q, narrow, weights, 0.01, first_position=first),
+            lambda: np.einsum("nh,nht->nt", weights, np.maximum(q @ keys.T * np.float32(0.01), 0)),
+        ),
+        "index_select": Case(
+            lambda o: o.index_select(scores, 2048, first_position=first),
+            lambda: np.sort(np.argpartition(-scores, 2048, axis=-1)[:, :2048]),
+        ),
+        "gather_rows": Case(lambda o: o.gather_rows(rows, ids, position=context - 1), lambda: rows[ids]),
+    }
+
+
 def windowed_attention(n: int) -> Case:
     """A window of 128 rows, and sinks, in 64 heads of 64 numbers; NumPy meets no row outside the windows either."""
     q, k, v, sinks = numbers(n, 64, 64), numbers(CONTEXT, 8, 64), numbers(CONTEXT, 8, 64), numbers(64)
@@ -225,6 +244,10 @@ def simple() -> dict[str, Case]:
         "rms_norm_heads": Case(
             lambda o: o.rms_norm_heads(heads, head_weight, 1e-6), lambda: normed(heads, head_weight)
         ),
+        "layer_norm": Case(
+            lambda o: o.layer_norm(x, weight, weight, 1e-6),
+            lambda: normed(x - x.mean(axis=-1, keepdims=True), weight) + weight,
+        ),
         "gated_rms_norm": Case(
             lambda o: o.gated_rms_norm(heads, gates, head_weight, 1e-6),
             lambda: normed(heads, head_weight) * silu(gates),
@@ -268,6 +291,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "attention 1 of 4096, window of 128": lambda: windowed_attention(1),
     "attention 64 of 4096, window of 128": lambda: windowed_attention(64),
     "mla_attention 1 of 4096": lambda: latent_attention(1),
+    **{f"{name} 1 of 16384": lambda name=name: indexed(1, 16384)[name] for name in indexed(1, 4096)},
+    "index_scores 8 of 16384": lambda: indexed(8, 16384)["index_scores"],
     "conv1d": convolution,
     "gated_delta": delta,
     **{name: lambda name=name: simple()[name] for name in simple()},

@@ -123,6 +123,21 @@ LatentAttentionArgs inside(LatentAttentionArgs args) {
   return args;
 }
 
+IndexScoresArgs inside(IndexScoresArgs args) {
+  move_inside(args.q, args.weights, args.scores);
+  return args;
+}
+
+IndexSelectArgs inside(IndexSelectArgs args) {
+  move_inside(args.scores, args.ids);
+  return args;
+}
+
+GatherRowsArgs inside(GatherRowsArgs args) {
+  move_inside(args.ids);
+  return args;
+}
+
 ConvArgs inside(ConvArgs args) {
   move_inside(args.x, args.state, args.weight, args.out);
   return args;

@@ -26,6 +26,9 @@ Product inside(Product product);
 ExpertMatrices inside(ExpertMatrices expert);
 AttentionArgs inside(AttentionArgs args);              // but for its blocks
 LatentAttentionArgs inside(LatentAttentionArgs args);  // likewise
+IndexScoresArgs inside(IndexScoresArgs args);          // likewise
+IndexSelectArgs inside(IndexSelectArgs args);
+GatherRowsArgs inside(GatherRowsArgs args);  // likewise
 ConvArgs inside(ConvArgs args);
 DeltaGatesArgs inside(DeltaGatesArgs args);
 DeltaArgs inside(DeltaArgs args);

@@ -97,6 +97,7 @@ struct Heads {
 //
 // Where `dtype` is i8, the numbers are codes, and those of a head share a scale: a number is its code times the scale.
 // Behind the codes of a block are its scales, bf16 [heads, block_rows].
+// Where several positions share a row, a block has so many fewer of them, and rows are counted as they are.
 constexpr int64_t block_rows = 256;
 
 struct Cache {
@@ -105,11 +106,13 @@ struct Cache {
   DType dtype = DType::f32;
   int64_t width = 0;
   int64_t head = 0;  // numbers that share a scale; of codes only
+  int64_t unit = 1;  // positions that share a row; divides block_rows
 
+  int64_t rows() const { return block_rows / unit; }                                      // of a block
   int64_t row_bytes() const { return width * static_cast<int64_t>(dtype_bytes(dtype)); }  // without scales
   int64_t scales() const { return dtype == DType::i8 ? width / head : 0; }                // of a row
-  int64_t scales_offset() const { return offset + block_rows * row_bytes(); }
-  int64_t block_bytes() const { return block_rows * (row_bytes() + scales() * 2); }
+  int64_t scales_offset() const { return offset + rows() * row_bytes(); }
+  int64_t block_bytes() const { return rows() * (row_bytes() + scales() * 2); }
 };
 
 // The three matrices of one routed expert, in a slot that is leased until the batch has completed. All experts of one
@@ -151,6 +154,45 @@ struct LatentAttentionArgs {
   int64_t first_position = 0;
   float scale = 0;
   View out;  // [n, heads, rank]: the weighted latents
+};
+
+// What the rows of a call may attend to where an index selects it. Rows are selected by units: `unit` positions each,
+// which share an index key. A row at position p sees the units that end with p or before: (p + 1) / unit of them. If
+// they are more than `count`, it selects so many. If not, it attends to all rows up to its own, and nothing is selected
+// for it. It always attends to the rows behind the last unit that it sees.
+constexpr int64_t units_seen(int64_t position, int64_t unit) { return (position + 1) / unit; }
+
+// How many rows the row at a position attends to if it selects `count` units.
+constexpr int64_t selected_rows(int64_t position, int64_t unit, int64_t count) {
+  return count * unit + (position + 1) % unit;
+}
+
+struct IndexScoresArgs {
+  Heads q;          // the queries of the index
+  View weights;     // [n, q.heads], or empty: 1 for each
+  float scale = 1;  // of products; above 0
+  Cache keys;       // row u is that of unit u; width q.dim
+  int64_t first_position = 0;
+  View scores;         // [n, stride]: row i has those of the units that it sees
+  int64_t stride = 0;  // at least as many as the last row sees
+};
+
+struct IndexSelectArgs {
+  View scores;  // as index_scores left them
+  int64_t stride = 0;
+  int64_t first_position = 0;
+  int64_t unit = 1;
+  int64_t count = 0;
+  View ids;  // i32 [n, count]: units in ascending order; a row that sees no more than `count` is left alone
+};
+
+struct GatherRowsArgs {
+  Cache from;
+  View ids;  // i32 [count], of one row
+  int64_t unit = 1;
+  int64_t count = 0;
+  int64_t position = 0;  // of the row that they were selected for
+  Cache to;              // its rows 0 ... selected_rows - 1; of the same type and width
 };
 
 struct ConvArgs {
@@ -265,6 +307,8 @@ class Commands {
   virtual void rms_norm(View x, View weight, View out, int64_t n, int64_t width, float eps) = 0;
   // Each head by itself: x * rsqrt(mean(x * x) + eps) * weight[dim] (1 when empty) * scale. In place, always.
   virtual void rms_norm_heads(const Heads& x, View weight, int64_t n, float eps, float scale) = 0;
+  // (x - mean(x)) * rsqrt(variance(x) + eps) * weight + bias, rows of `width`; weight, bias [width]. In place, always.
+  virtual void layer_norm(View x, View weight, View bias, int64_t n, int64_t width, float eps) = 0;
   // rms_norm(x) * weight[dim] * silu(z), head by head. In place, always.
   virtual void gated_rms_norm(const Heads& x, const Heads& z, View weight, int64_t n, float eps) = 0;
   // Every product is of the same n rows; they may run side by side.
@@ -275,6 +319,12 @@ class Commands {
   virtual void append(View x, int64_t x_stride, const Cache& cache, int64_t first, int64_t n) = 0;
   virtual void attention(const AttentionArgs& args, int64_t n) = 0;
   virtual void mla_attention(const LatentAttentionArgs& args, int64_t n) = 0;
+  // What units are worth to each of n rows: the sum of weight * relu(scale * q . key) over the heads, in their order.
+  virtual void index_scores(const IndexScoresArgs& args, int64_t n) = 0;
+  // The units with the greatest scores, the lower unit on ties. NaN is less than any number.
+  virtual void index_select(const IndexSelectArgs& args, int64_t n) = 0;
+  // Copies what a row selected, and the rows behind the last unit that it sees, in ascending order.
+  virtual void gather_rows(const GatherRowsArgs& args) = 0;
   virtual void conv1d(const ConvArgs& args, int64_t n) = 0;
   virtual void delta_gates(const DeltaGatesArgs& args, int64_t n) = 0;
   virtual void gated_delta(const DeltaArgs& args, int64_t n) = 0;

@@ -73,6 +73,15 @@ void CpuCommands::rms_norm_heads(const Heads& x, View weight, int64_t n, float e
   });
 }
 
+void CpuCommands::layer_norm(View x, View weight, View bias, int64_t n, int64_t width, float eps) {
+  op("layer_norm", [&] {
+    spread(n, 2 * width, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i)
+        kernels_.elementwise.layer_norm(x.f32() + i * width, weight.f32(), bias.f32(), width, eps);
+    });
+  });
+}
+
 void CpuCommands::gated_rms_norm(const Heads& x, const Heads& z, View weight, int64_t n, float eps) {
   op("gated_rms_norm", [&] {
     for_heads(x, n, 2 * x.dim, [&](int64_t row, int64_t head) {
@@ -94,16 +103,16 @@ void CpuCommands::append(View x, int64_t x_stride, const Cache& cache, int64_t f
     const int64_t row_bytes = cache.row_bytes();
     spread(n, cache.width, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end;) {
-        const auto row = static_cast<size_t>(first + i);
-        const auto in_block = static_cast<int64_t>(row % block_rows);
-        std::byte* block = cache.blocks[row / block_rows].bytes();
+        const int64_t in_block = (first + i) % cache.rows();
+        std::byte* block = cache.blocks[static_cast<size_t>((first + i) / cache.rows())].bytes();
         std::byte* to = block + cache.offset + in_block * row_bytes;
         uint16_t* scales = reinterpret_cast<uint16_t*>(block + cache.scales_offset()) + in_block;
-        for (const int64_t last = std::min(end, i + block_rows - in_block); i < last; ++i, to += row_bytes, ++scales) {
+        for (const int64_t last = std::min(end, i + cache.rows() - in_block); i < last;
+             ++i, to += row_bytes, ++scales) {
           const float* from = x.f32() + i * x_stride;
           if (cache.dtype == DType::i8)
             for (int64_t head = 0; head < cache.scales(); ++head)
-              scales[head * block_rows] = kernels_.elementwise.to_codes(
+              scales[head * cache.rows()] = kernels_.elementwise.to_codes(
                   from + head * cache.head, reinterpret_cast<int8_t*>(to) + head * cache.head, cache.head);
           else if (cache.dtype == DType::bf16)
             kernels_.elementwise.to_bf16(from, reinterpret_cast<uint16_t*>(to), cache.width);
@@ -208,11 +217,8 @@ const cpu::AttentionKernels& CpuCommands::kernels_of(const cpu::AttentionTask& t
 
 void CpuCommands::run_attention(cpu::AttentionTask& task, const Cache& rows) {
   static_assert(cpu::cached_block == block_rows);
-  const int64_t count = (task.first_position + task.rows + block_rows - 1) / block_rows;
-  lists_.blocks.clear();
-  for (int64_t i = 0; i < count; ++i) lists_.blocks.push_back(rows.blocks[static_cast<size_t>(i)].bytes());
-  task.blocks = lists_.blocks.data();
-  task.kind = rows.dtype == DType::i8 ? cpu::Rows::codes : rows.dtype == DType::bf16 ? cpu::Rows::bf16 : cpu::Rows::f32;
+  task.blocks = blocks_of(rows, task.first_position + task.rows);
+  task.kind = kind_of(rows);
   const cpu::AttentionKernels& kernels = kernels_of(task);
   if (kernels.scratch(task) > static_cast<int64_t>(lists_.attention.size()))
     lists_.attention.resize(static_cast<size_t>(cpu::attention_scratch_bound(task.dim)));

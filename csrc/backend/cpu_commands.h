@@ -52,12 +52,16 @@ class CpuCommands final : public Commands {
   void embed(const Matrix& table, View ids, View out, int64_t n) override;
   void rms_norm(View x, View weight, View out, int64_t n, int64_t width, float eps) override;
   void rms_norm_heads(const Heads& x, View weight, int64_t n, float eps, float scale) override;
+  void layer_norm(View x, View weight, View bias, int64_t n, int64_t width, float eps) override;
   void gated_rms_norm(const Heads& x, const Heads& z, View weight, int64_t n, float eps) override;
   void matmul(std::span<const Product> products, int64_t n) override;
   void rope(const Heads& x, View angles, int64_t half, bool interleaved, int64_t n) override;
   void append(View x, int64_t x_stride, const Cache& cache, int64_t first, int64_t n) override;
   void attention(const AttentionArgs& args, int64_t n) override;
   void mla_attention(const LatentAttentionArgs& args, int64_t n) override;
+  void index_scores(const IndexScoresArgs& args, int64_t n) override;
+  void index_select(const IndexSelectArgs& args, int64_t n) override;
+  void gather_rows(const GatherRowsArgs& args) override;
   void conv1d(const ConvArgs& args, int64_t n) override;
   void delta_gates(const DeltaGatesArgs& args, int64_t n) override;
   void gated_delta(const DeltaArgs& args, int64_t n) override;
@@ -109,6 +113,9 @@ class CpuCommands final : public Commands {
   }
 
   const cpu::AttentionKernels& kernels_of(const cpu::AttentionTask& task) const;
+  static cpu::Rows kind_of(const Cache& rows);
+  // The addresses of the blocks that hold so many rows; until the next op asks.
+  const std::byte* const* blocks_of(const Cache& rows, int64_t count);
   // `rows`: in the same blocks as all others of the task.
   void run_attention(cpu::AttentionTask& task, const Cache& rows);
   // The rows of x that a matrix meets: row i is at x + i * stride, and row i of `source` where they are 16-bit

@@ -69,6 +69,11 @@ class DeferredCommands final : public Commands {
   void rms_norm_heads(const Heads& x, View weight, int64_t n, float eps, float scale) override {
     later([=, x = inside(x), weight = inside(weight)](Commands& c) { c.rms_norm_heads(x, weight, n, eps, scale); });
   }
+  void layer_norm(View x, View weight, View bias, int64_t n, int64_t width, float eps) override {
+    later([=, x = inside(x), weight = inside(weight), bias = inside(bias)](Commands& c) {
+      c.layer_norm(x, weight, bias, n, width, eps);
+    });
+  }
   void gated_rms_norm(const Heads& x, const Heads& z, View weight, int64_t n, float eps) override {
     later([=, x = inside(x), z = inside(z), weight = inside(weight)](Commands& c) {
       c.gated_rms_norm(x, z, weight, n, eps);
@@ -101,6 +106,24 @@ class DeferredCommands final : public Commands {
       LatentAttentionArgs own = args;
       own.latent.blocks = own.k_pe.blocks = blocks;
       c.mla_attention(own, n);
+    });
+  }
+  void index_scores(const IndexScoresArgs& args, int64_t n) override {
+    later([=, args = inside(args), blocks = inside(args.keys.blocks)](Commands& c) {
+      IndexScoresArgs own = args;
+      own.keys.blocks = blocks;
+      c.index_scores(own, n);
+    });
+  }
+  void index_select(const IndexSelectArgs& args, int64_t n) override {
+    later([=, args = inside(args)](Commands& c) { c.index_select(args, n); });
+  }
+  void gather_rows(const GatherRowsArgs& args) override {
+    later([args = inside(args), from = inside(args.from.blocks), to = inside(args.to.blocks)](Commands& c) {
+      GatherRowsArgs own = args;
+      own.from.blocks = from;
+      own.to.blocks = to;
+      c.gather_rows(own);
     });
   }
   void conv1d(const ConvArgs& args, int64_t n) override {

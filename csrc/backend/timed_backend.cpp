@@ -10,7 +10,7 @@ namespace {
 
 int64_t bytes_of(const Matrix& matrix) { return matrix.rows * matrix.format.row_bytes(matrix.columns); }
 
-int64_t row_bytes(const Cache& cache) { return cache.block_bytes() / block_rows; }
+int64_t row_bytes(const Cache& cache) { return cache.block_bytes() / cache.rows(); }
 
 int64_t numbers(const Heads& heads) { return heads.heads * heads.dim; }
 
@@ -77,6 +77,9 @@ class TimedCommands final : public Commands {
   void rms_norm_heads(const Heads& x, View weight, int64_t n, float eps, float scale) override {
     moves("rms_norm_heads", n, 2 * numbers(x), [&] { inner_->rms_norm_heads(x, weight, n, eps, scale); });
   }
+  void layer_norm(View x, View weight, View bias, int64_t n, int64_t width, float eps) override {
+    moves("layer_norm", n, 2 * width, [&] { inner_->layer_norm(x, weight, bias, n, width, eps); });
+  }
   void gated_rms_norm(const Heads& x, const Heads& z, View weight, int64_t n, float eps) override {
     moves("gated_rms_norm", n, 3 * numbers(x), [&] { inner_->gated_rms_norm(x, z, weight, n, eps); });
   }
@@ -117,6 +120,21 @@ class TimedCommands final : public Commands {
     const int64_t outputs = numbers(args.q_latent);
     timed({"mla_attention"}, n, cached + n * 4 * (queries + outputs),
           meetings(args.first_position, n) * (queries + outputs), [&] { inner_->mla_attention(args, n); });
+  }
+  void index_scores(const IndexScoresArgs& args, int64_t n) override {
+    int64_t seen = 0;
+    for (int64_t i = 0; i < n; ++i) seen += units_seen(args.first_position + i, args.keys.unit);
+    const int64_t keys = units_seen(args.first_position + n - 1, args.keys.unit) * row_bytes(args.keys);
+    timed({"index_scores"}, n, keys + n * 4 * (numbers(args.q) + args.q.heads) + seen * 4, seen * numbers(args.q),
+          [&] { inner_->index_scores(args, n); });
+  }
+  void index_select(const IndexSelectArgs& args, int64_t n) override {
+    const int64_t seen = units_seen(args.first_position + n - 1, args.unit);
+    moves("index_select", n, seen + args.count, [&] { inner_->index_select(args, n); });
+  }
+  void gather_rows(const GatherRowsArgs& args) override {
+    const int64_t rows = selected_rows(args.position, args.unit, args.count);
+    timed({"gather_rows"}, 1, 2 * rows * row_bytes(args.from), 0, [&] { inner_->gather_rows(args); });
   }
   void conv1d(const ConvArgs& args, int64_t n) override {
     const int64_t weights_and_state = (3 * args.taps - 2) * args.channels * 4;

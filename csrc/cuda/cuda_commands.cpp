@@ -49,6 +49,18 @@ void CudaCommands::rms_norm_heads(const Heads& x, View weight, int64_t n, float 
   op("rms_norm_heads", [&] { by_heads("rms_norm_heads", head_params(x, {}, weight, n, eps, scale), x.heads * n); });
 }
 
+void CudaCommands::layer_norm(View x, View weight, View bias, int64_t n, int64_t width, float eps) {
+  op("layer_norm", [&] {
+    const LayerNormParams params = {.x = address<float>(x),
+                                    .weight = address<const float>(weight),
+                                    .bias = address<const float>(bias),
+                                    .width = static_cast<uint32_t>(width),
+                                    .n = static_cast<uint32_t>(n),
+                                    .eps = eps};
+    by_heads("layer_norm", params, n);
+  });
+}
+
 void CudaCommands::gated_rms_norm(const Heads& x, const Heads& z, View weight, int64_t n, float eps) {
   op("gated_rms_norm", [&] { by_heads("gated_rms_norm", head_params(x, z, weight, n, eps, 1), x.heads * n); });
 }

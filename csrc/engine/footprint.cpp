@@ -73,7 +73,7 @@ WorkSizes work_sizes(const Variant& variant, const std::vector<LayerBlocks>& lay
 
 ScratchLayout scratch_layout(const Variant& variant, std::vector<LayerBlocks>& layers, int64_t chunk,
                              Scratch& scratch) {
-  ScratchLayout layout(chunk);
+  ScratchLayout layout(chunk, variant.max_context);
   scratch.place(layout, variant.hidden_size, variant.vocab_size);
   for (LayerBlocks& layer : layers) {
     layer.mixer->place(layout);

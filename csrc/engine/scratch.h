@@ -31,10 +31,11 @@ using ScratchMemory = std::array<std::unique_ptr<Buffer>, 3>;
 // name share it, one after the other.
 class ScratchLayout {
  public:
-  // `rows`: the largest chunk.
-  explicit ScratchLayout(int64_t rows) : rows_(rows) {}
+  // `rows`: the largest chunk; `context`: positions of the longest session.
+  ScratchLayout(int64_t rows, int64_t context) : rows_(rows), context_(context) {}
 
   int64_t rows() const { return rows_; }
+  int64_t context() const { return context_; }
   // When there is memory, `view` learns where its numbers lie. Until then the view itself must stay where it is.
   void place(View& view, std::string_view name, int64_t elements, Memory memory = Memory::device);
   // For the host too.
@@ -62,6 +63,7 @@ class ScratchLayout {
   std::array<int64_t, 3> sizes(bool shared) const;  // by kind of memory
 
   int64_t rows_;
+  int64_t context_;
   std::vector<Area> areas_;
   std::vector<std::pair<Rope, std::string>> ropes_;  // and the names of their areas
 };

@@ -53,6 +53,10 @@ std::vector<ShapeWord> shape_words(const Variant& variant, uint32_t version, std
   if (version == 1 && latent.heads > 0)
     throw SnapshotError(where, {.name = "BadVersion", .field = "version", .expected = 2, .found = 1},
                         "expected 2 for latent attention, found 1");
+  if (latent.index)
+    throw SnapshotError(where, {.name = "NoInterval", .field = "index"},
+                        concat("expected attention without an index, found one in ", variant.name,
+                               ", whose keys this format cannot say"));
   const int64_t interval = row_interval(variant);
   if (interval == 0)
     throw SnapshotError(where, {.name = "NoInterval", .field = "full_attn_interval"},

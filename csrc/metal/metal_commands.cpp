@@ -123,6 +123,13 @@ void MetalCommands::rms_norm_heads(const Heads& x, View weight, int64_t n, float
   });
 }
 
+void MetalCommands::layer_norm(View x, View weight, View bias, int64_t n, int64_t width, float eps) {
+  op("layer_norm", [&] {
+    dispatch({"elementwise", "layer_norm"}, NormParams{static_cast<uint32_t>(width), eps}, {x, weight, bias},
+             {static_cast<uint32_t>(n)});
+  });
+}
+
 void MetalCommands::gated_rms_norm(const Heads& x, const Heads& z, View weight, int64_t n, float eps) {
   op("gated_rms_norm", [&] {
     dispatch({"elementwise", "gated_rms_norm"}, head_norm(x, z, true, eps, 1), {x.view, weight, z.view},

@@ -19,6 +19,12 @@ void LatentAttention::add_tensors(TensorList& list) const {
     list.matrix("self_attn.kv_b_proj", heads * kv_b_head(), kv_rank);
   }
   list.matrix("self_attn.o_proj", list.hidden(), out_width());
+  if (!index) return;
+  list.matrix("self_attn.indexer.wq_b", index->heads * index->dim, q_rank);
+  list.matrix("self_attn.indexer.wk", index->dim, list.hidden());
+  list.vector("self_attn.indexer.k_norm.weight", index->dim);
+  list.vector("self_attn.indexer.k_norm.bias", index->dim);
+  list.matrix("self_attn.indexer.weights_proj", index->heads, list.hidden());
 }
 
 void LatentAttention::check(const Check& check) const {
@@ -32,8 +38,16 @@ void LatentAttention::check(const Check& check) const {
                 {"heads * v_dim (o_proj)", out_width(), 1, max_product_width},
                 {"heads * (nope_dim + v_dim)", heads * kv_b_head(), 1, max_product_width},
                 {"heads * kv_rank", heads * kv_rank, 1, max_product_width}});
+  if (!index) return;
+  index->check(check, rope.dim);
+  check.require(q_rank > 0, "q_rank", "above 0 with an index, whose queries are made of the compressed ones", q_rank);
+  check.require(index->unit == 1, "index.unit", "1", index->unit);
 }
 
-StatePieces LatentAttention::state() const { return {{"latent", true, {kv_rank}}, {"rope_k", true, {rope.dim}}}; }
+StatePieces LatentAttention::state() const {
+  StatePieces pieces = {{"latent", true, {kv_rank}}, {"rope_k", true, {rope.dim}}};
+  if (index) pieces.push_back({"index_k", true, {index->dim}});
+  return pieces;
+}
 
 }  // namespace moeflux

@@ -1,6 +1,9 @@
 // Attention over one latent row and one rotated row per position, which all heads share.
 #pragma once
 
+#include <optional>
+
+#include "models/index.h"
 #include "models/rope.h"
 #include "models/state_piece.h"
 #include "models/tensor_list.h"
@@ -13,7 +16,8 @@ struct LatentAttention {
   int64_t kv_rank = 0;
   int64_t nope_dim = 0;  // channels of a head's query and key that do not turn
   int64_t v_dim = 0;
-  Rope rope;  // turns all the other channels
+  Rope rope;                        // turns all the other channels
+  std::optional<Index> index = {};  // selects the rows that a row attends to; absent: it attends to all
 
   int64_t head_dim() const { return nope_dim + rope.dim; }
   int64_t q_width() const { return heads * head_dim(); }
@@ -30,6 +34,7 @@ struct LatentAttention {
     visit("nope_dim", self.nope_dim);
     visit("v_dim", self.v_dim);
     visit("rope", self.rope);
+    visit("index", self.index, std::nullopt);
   }
   void check(const Check& check) const;
 

@@ -31,11 +31,12 @@ enum class ModelType {
   deepseek_v2,
   gpt_oss,
   gemma4,
+  deepseek_v32,
 };
 
-constexpr std::array<std::string_view, 12> names_of(ModelType) {
-  return {"qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe", "minimax_m2",
-          "qwen2_moe",   "mixtral",    "olmoe",     "deepseek_v2", "gpt_oss",  "gemma4"};
+constexpr std::array<std::string_view, 13> names_of(ModelType) {
+  return {"qwen3_5_moe", "qwen3_next", "qwen3_moe",   "deepseek_v3", "glm4_moe", "minimax_m2",  "qwen2_moe",
+          "mixtral",     "olmoe",      "deepseek_v2", "gpt_oss",     "gemma4",   "deepseek_v32"};
 }
 
 using Mixer = std::variant<GroupedAttention, LatentAttention, GatedDelta>;

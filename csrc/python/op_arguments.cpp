@@ -154,13 +154,14 @@ void OpArguments::check_rows(const char* name, const py::array& array, const Sha
   require(last > scale_bytes, name, "codes and the 2 bytes of their scale", last);
 }
 
-std::vector<Cache> OpArguments::in_blocks(const std::vector<py::array>& arrays) {
+std::vector<Cache> OpArguments::in_blocks(const std::vector<py::array>& arrays, int64_t unit) {
   const int64_t rows = arrays.front().shape(0);
-  const int64_t count = (rows + block_rows - 1) / block_rows;
+  const int64_t count = (rows * unit + block_rows - 1) / block_rows;
   std::vector<Cache> caches;
   int64_t bytes = 0;
   for (const py::array& array : arrays) {
     Cache& cache = caches.emplace_back();
+    cache.unit = unit;
     cache.offset = bytes + block_gap;
     cache.dtype = array.itemsize() == 4 ? DType::f32 : array.itemsize() == 2 ? DType::bf16 : DType::i8;
     const int64_t last = array.shape(array.ndim() - 1);
@@ -196,13 +197,13 @@ void OpArguments::each_row(const Cache& cache, int64_t rows, const Visit& visit)
   const int64_t size = cache.row_bytes() / heads;
   const int64_t stored = cache.dtype == DType::i8 ? size + scale_bytes : size;
   for (int64_t row = 0; row < rows; ++row) {
-    std::byte* block = values<std::byte>(cache.blocks[static_cast<size_t>(row / block_rows)]);
-    const int64_t in_block = row % block_rows;
+    std::byte* block = values<std::byte>(cache.blocks[static_cast<size_t>(row / cache.rows())]);
+    const int64_t in_block = row % cache.rows();
     for (int64_t head = 0; head < heads; ++head) {
       const int64_t at = (row * heads + head) * stored;
       visit(block + cache.offset + (in_block * heads + head) * size, at, static_cast<size_t>(size));
       if (stored > size)
-        visit(block + cache.scales_offset() + (head * block_rows + in_block) * scale_bytes, at + size,
+        visit(block + cache.scales_offset() + (head * cache.rows() + in_block) * scale_bytes, at + size,
               static_cast<size_t>(scale_bytes));
     }
   }

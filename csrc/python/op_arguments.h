@@ -41,7 +41,8 @@ class OpArguments {
   // the last dimension is longer than it says here.
   void check_rows(const char* name, const py::array& array, const Shape& shape) const;
   // As many rows of each, of one type, that share blocks. The blocks lie in two buffers by turns, the last first.
-  std::vector<Cache> in_blocks(const std::vector<py::array>& arrays);
+  // `unit` positions share a row.
+  std::vector<Cache> in_blocks(const std::vector<py::array>& arrays, int64_t unit = 1);
   // The rows as they are now, an array like the one they came from.
   py::array rows_of(const Cache& cache, const py::array& like) const;
 

@@ -1,4 +1,4 @@
-// The ops of a backend, one at a time on NumPy arrays: what register_ops.cpp and register_mixer_ops.cpp bind.
+// The ops of a backend, one at a time on NumPy arrays: what the files register_*ops.cpp bind.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -21,5 +21,7 @@ struct Ops {
 
 // Attention, and what the delta-net is made of.
 void register_mixer_ops(Class<Ops>& ops);
+// What attention sees where an index selects it.
+void register_selection_ops(Class<Ops>& ops);
 
 }  // namespace moeflux::python

@@ -47,6 +47,17 @@ py::object rms_norm_heads(const Ops& ops, const Array& x, const py::object& weig
   return a.numbers(heads, n);
 }
 
+py::object layer_norm(const Ops& ops, const Array& x, const Array& weight, const Array& bias, float eps) {
+  OpArguments a = ops.arguments("layer_norm");
+  const View rows = a.floats("x", x, {-1, -1});
+  const int64_t n = x.shape(0);
+  const int64_t width = x.shape(1);
+  const View factors = a.floats("weight", weight, {width});
+  const View added = a.floats("bias", bias, {width});
+  a.run([&](Commands& commands) { commands.layer_norm(rows, factors, added, n, width, eps); });
+  return a.floats_of(rows, {n, width});
+}
+
 py::object gated_rms_norm(const Ops& ops, const Array& x, const Array& z, const Array& weight, float eps) {
   OpArguments a = ops.arguments("gated_rms_norm");
   const Heads heads = a.heads("x", x, {-1, -1, -1});
@@ -440,6 +451,7 @@ void register_ops(py::module_& m, Class<Testing>& testing) {
       .def("embed", &embed, py::arg("table"), py::arg("ids"))
       .def("rms_norm", &rms_norm, py::arg("x"), py::arg("weight"), py::arg("eps"))
       .def("rms_norm_heads", &rms_norm_heads, py::arg("x"), py::arg("weight"), py::arg("eps"), py::arg("scale"))
+      .def("layer_norm", &layer_norm, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("eps"))
       .def("gated_rms_norm", &gated_rms_norm, py::arg("x"), py::arg("z"), py::arg("weight"), py::arg("eps"))
       .def("rope", &rope, py::arg("x"), py::arg("angles"), py::arg("interleaved"))
       .def("append", &append, py::arg("x"), py::arg("cache"), py::arg("first"))
@@ -468,6 +480,7 @@ void register_ops(py::module_& m, Class<Testing>& testing) {
            "x doubled `count` times in one batch, how many of two waits threw an error, and the text of the last "
            "error.");
   register_mixer_ops(ops);
+  register_selection_ops(ops);
 }
 
 }  // namespace moeflux::python

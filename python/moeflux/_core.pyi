@@ -663,8 +663,30 @@ class Ops:
         weight: numpy.typing.NDArray[typing.Any],
         eps: float,
     ) -> numpy.typing.NDArray[typing.Any]: ...
+    def gather_rows(
+        self, rows: numpy.typing.NDArray[typing.Any], ids: numpy.typing.NDArray[typing.Any], position: int, unit: int
+    ) -> numpy.typing.NDArray[typing.Any]: ...
     def geglu(
         self, gate: numpy.typing.NDArray[typing.Any], up: numpy.typing.NDArray[typing.Any]
+    ) -> numpy.typing.NDArray[typing.Any]: ...
+    def index_scores(
+        self,
+        q: numpy.typing.NDArray[typing.Any],
+        keys: numpy.typing.NDArray[typing.Any],
+        weights: typing.Any,
+        scale: float,
+        first_position: int,
+        unit: int,
+    ) -> numpy.typing.NDArray[typing.Any]: ...
+    def index_select(
+        self, scores: numpy.typing.NDArray[typing.Any], count: int, first_position: int, unit: int
+    ) -> numpy.typing.NDArray[typing.Any]: ...
+    def layer_norm(
+        self,
+        x: numpy.typing.NDArray[typing.Any],
+        weight: numpy.typing.NDArray[typing.Any],
+        bias: numpy.typing.NDArray[typing.Any],
+        eps: float,
     ) -> numpy.typing.NDArray[typing.Any]: ...
     def matmul(
         self, products: collections.abc.Sequence[tuple[numpy.typing.NDArray[typing.Any], typing.Any, bool]]

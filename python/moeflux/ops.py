@@ -91,6 +91,10 @@ class Ops:
         """x [n, heads, dim], weight [dim]; multiplied by `scale` at the end."""
         return self._core.rms_norm_heads(x, weight, eps, scale)
 
+    def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Array:
+        """x [n, width], weight and bias [width]"""
+        return self._core.layer_norm(x, weight, bias, eps)
+
     def gated_rms_norm(self, x: Array, z: Array, weight: Array, eps: float) -> Array:
         """x and z [n, heads, dim], weight [dim]"""
         return self._core.gated_rms_norm(x, z, weight, eps)
@@ -206,6 +210,21 @@ class Ops:
     def mla_attention(self, q_latent: Array, q_pe: Array, latent: Array, k_pe: Array, scale: float) -> Array:
         """q_latent [n, heads, rank], q_pe [n, heads, rope], latent [t, rank], k_pe [t, rope] -> [n, heads, rank]"""
         return self._core.mla_attention(q_latent, q_pe, latent, k_pe, scale)
+
+    def index_scores(
+        self, q: Array, keys: Array, weights: Array | None, scale: float, *, first_position: int, unit: int = 1
+    ) -> Array:
+        """q [n, heads, dim], keys [u, dim], one for each `unit` rows, weights [n, heads] or 1 for each -> [n, u], minus
+        infinity where a row does not see the unit"""
+        return self._core.index_scores(q, keys, weights, scale, first_position, unit)
+
+    def index_select(self, scores: Array, count: int, *, first_position: int, unit: int = 1) -> Array:
+        """scores [n, u] -> ids int32 [n, count], ascending; -1 in rows that see no more than `count` units"""
+        return self._core.index_select(scores, count, first_position, unit)
+
+    def gather_rows(self, rows: Array, ids: Array, *, position: int, unit: int = 1) -> Array:
+        """rows [t, ...] of a cache; ids int32: units that the row at `position` selected -> the rows that it sees"""
+        return self._core.gather_rows(rows, ids, position, unit)
 
     def conv1d(self, x: Array, state: Array, weight: Array) -> tuple[Array, Array]:
         """x [n, channels], state [taps - 1, channels], weight [channels, taps] -> rows after SiLU, and the new state"""

@@ -13,7 +13,10 @@ import moeflux
 from support.engine import Folder, folders, load_faulty, steps, tokens
 from support.mlx_folder import write_mlx_folder
 
-NAMES = ("minimax_m2", "qwen2_moe", "mixtral", "olmoe", "deepseek_v2", "deepseek_v2_lite", "gpt_oss", "gemma4")
+NAMES = (
+    "minimax_m2", "qwen2_moe", "mixtral", "olmoe", "deepseek_v2", "deepseek_v2_lite", "deepseek_v32", "gpt_oss",
+    "gemma4",
+)  # fmt: skip
 PROMPT, TAIL, OTHER = tokens(20), tokens(5, seed=9), tokens(13, seed=3)
 
 

@@ -41,7 +41,7 @@ def test_a_step_multiplies_every_matrix_once(store: Store) -> None:
     """Every dense matrix but the embedding, the chosen experts, and nothing else that has weights."""
     engine = engine_of(store, time_ops=True)
     session = moeflux.Model(store, engine).session(max_context=32)
-    session.prefill([1, 2, 3])
+    session.prefill(list(range(20)))  # more rows than an index selects
     assert engine.take_op_times()
     session.step(4)
     times = engine.take_op_times()

@@ -10,10 +10,11 @@ import pytest
 
 from moeflux import PRESETS, FormatError
 from moeflux.models.config import variant_from_config
-from moeflux.models.layers import DenseMlp, GroupedAttention
+from moeflux.models.layers import DenseMlp, GroupedAttention, Index, LatentAttention
 from support.published_configs import (
     DEEPSEEK_V2,
     DEEPSEEK_V2_LITE,
+    DEEPSEEK_V32,
     GEMMA4_26B,
     GEMMA4_26B_TEXT,
     GLM_47_FLASH,
@@ -35,7 +36,7 @@ PUBLISHED = {
 }
 
 
-OF_DEEPSEEK = {"GLM-4.7-Flash": GLM_47_FLASH, "Kimi-K2.5": KIMI_K25}
+OF_DEEPSEEK = {"GLM-4.7-Flash": GLM_47_FLASH, "Kimi-K2.5": KIMI_K25, "DeepSeek-V3.2": DEEPSEEK_V32}
 
 
 @pytest.mark.parametrize("name", PUBLISHED | OF_DEEPSEEK)
@@ -71,6 +72,27 @@ def test_what_the_families_are_made_of() -> None:
     }
     assert mixers["DeepSeek-V2-Lite"].q_rank == 0 and mixers["DeepSeek-V2"].q_rank == 1536
     assert variants["DeepSeek-V2"].moe_layers == tuple(range(1, 60))
+
+
+def test_the_index_of_deepseek_v32() -> None:
+    """What its fields are, and which of them have one value. Other models of the kind do not say that they have one."""
+    variant = variant_from_config(DEEPSEEK_V32)
+    assert {layer.mixer.index for layer in variant.layers if isinstance(layer.mixer, LatentAttention)} == {
+        Index(heads=64, dim=128, count=2048)
+    }
+    layers = ["indexed_attention"] * 61
+    said = {"layer_types": layers, "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 58, "indexer_rope_interleave": False}
+    assert variant_from_config(DEEPSEEK_V32 | said) == variant
+    wrong = {
+        "index_topk": 0, "index_n_heads": None, "index_head_dim": 32, "q_lora_rank": None, "mlp_bias": True,
+        "indexer_rope_interleave": True, "layer_types": [*layers[1:], "full_attention"],
+        "mlp_layer_types": ["sparse"] * 61, "index_topk_freq": 4,
+    }  # fmt: skip
+    for field, value in wrong.items():
+        with pytest.raises(FormatError, match=field):
+            variant_from_config(DEEPSEEK_V32 | {field: value})
+    with pytest.raises(FormatError, match=r'"index_head_dim" .* an indexer'):
+        variant_from_config(DEEPSEEK_V32 | {"model_type": "deepseek_v3"})
 
 
 def test_layers_of_qwen2_moe_may_be_dense() -> None:

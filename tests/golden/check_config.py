@@ -35,6 +35,7 @@ from transformers.models.minimax_m2 import modeling_minimax_m2 as hf_minimax
 from transformers.models.qwen3_moe import modeling_qwen3_moe as hf_qwen
 
 from golden import checkpoints
+from golden.deepseek import deepseek_v3
 from moeflux import FormatError, Variant, oracle
 from moeflux.models.config import variant_from_config
 from moeflux.models.layers import GatedDelta, LatentAttention
@@ -118,7 +119,7 @@ COEFFICIENTS += [
 
 
 def rope_cases() -> list[tuple[str, Config]]:
-    deepseek, qwen = checkpoints.deepseek_v3().config, checkpoints.qwen3_moe(head_dim=32).config
+    deepseek, qwen = deepseek_v3().config, checkpoints.qwen3_moe(head_dim=32).config
     cases = [(f"deepseek_v3, {each}", {**deepseek, "rope_scaling": YARN | each}) for each in COEFFICIENTS]
     unmistakable = [each for each in COEFFICIENTS if len(each) != 1 and 0.0 not in each.values()]
     cases += [(f"qwen3_moe, {each}", {**qwen, "rope_scaling": YARN | each}) for each in unmistakable]

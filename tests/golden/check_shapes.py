@@ -21,7 +21,7 @@ import transformers
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import moeflux
-from golden import checkpoints
+from golden import checkpoints, deepseek
 from golden.checkpoint import Checkpoint
 from golden.elements import name_seed, splitmix64
 from golden.gemma4 import gemma4_text
@@ -112,11 +112,11 @@ def latent(draw: Draw) -> dict[str, Any]:
 
 
 def deepseek_v3(name: str, draw: Draw) -> Checkpoint:
-    return checkpoints.deepseek_v3(name, **latent(draw))
+    return deepseek.deepseek_v3(name, **latent(draw))
 
 
 def deepseek_v2(name: str, draw: Draw) -> Checkpoint:
-    return checkpoints.deepseek_v2(name, **latent(draw), topk_method=draw("greedy", "group_limited_greedy"))
+    return deepseek.deepseek_v2(name, **latent(draw), topk_method=draw("greedy", "group_limited_greedy"))
 
 
 def gpt_oss(name: str, draw: Draw) -> Checkpoint:

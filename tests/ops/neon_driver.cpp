@@ -180,7 +180,7 @@ void check_elementwise(int64_t width) {
   const float* outputs = numbers(3 * width);
   const float* shares = numbers(3);
   const float* angles = numbers(width);
-  float* found[12][2];
+  float* found[13][2];
   uint16_t* narrow[2];
   int8_t* codes[2];
   uint16_t scales[2];
@@ -200,13 +200,14 @@ void check_elementwise(int64_t width) {
     kernels.geglu(x, y, found[9][side], width);
     kernels.scale(found[10][side], 0.3f, width);
     kernels.soft_cap(found[11][side], 2.0f, width);
+    kernels.layer_norm(found[12][side], weight, y, width, 1e-6f);
     kernels.to_bf16(x, narrow[side], width);
     codes[side] = room<int8_t>(width);
     scales[side] = kernels.to_codes(x, codes[side], width);
   }
-  const char* names[] = {"rms_norm", "gated_rms_norm", "swiglu",         "sigmoid_gate", "residual_add", "combine",
-                         "rope",     "rope",           "clamped_swiglu", "geglu",        "scale",        "soft_cap"};
-  for (int i = 0; i < 12; ++i) near(names[i], {found[i][0], found[i][1]}, width);
+  const char* names[] = {"rms_norm", "gated_rms_norm", "swiglu", "sigmoid_gate", "residual_add", "combine",   "rope",
+                         "rope",     "clamped_swiglu", "geglu",  "scale",        "soft_cap",     "layer_norm"};
+  for (int i = 0; i < 13; ++i) near(names[i], {found[i][0], found[i][1]}, width);
   equal("to_bf16", {narrow[0], narrow[1]}, width);
   equal("to_codes", {codes[0], codes[1]}, width);
   equal("the scale of codes", {&scales[0], &scales[1]}, 1);
@@ -260,6 +261,43 @@ void check_attention(int64_t rows, int64_t first, int64_t heads, int64_t kv_head
     for (int64_t unit = 0; unit < kernels.merge_units(task); ++unit) kernels.merge(task, unit);
   }
   near("attention", {out[0], out[1]}, rows * heads * dim);
+}
+
+// Scores of an index, and the best of them.
+void check_selection(int64_t rows, int64_t first, int64_t heads, int64_t dim, int64_t unit, Rows kind) {
+  const int64_t keys = cached_block / unit;
+  const int64_t count = (first + rows + cached_block - 1) / cached_block;
+  IndexTask task;
+  task.q = numbers(rows * heads * dim);
+  task.q_row_stride = heads * dim;
+  task.q_head_stride = dim;
+  task.weights = numbers(rows * heads);
+  const std::byte** blocks = room<const std::byte*>(count);
+  for (int64_t i = 0; i < count; ++i)
+    blocks[i] = kind == Rows::f32 ? reinterpret_cast<const std::byte*>(numbers(keys * dim))
+                                  : reinterpret_cast<const std::byte*>(bf16_numbers(keys * dim + keys));
+  task.blocks = blocks;
+  task.block_keys = keys;
+  task.kind = kind;
+  task.rows = rows;
+  task.heads = heads;
+  task.dim = dim;
+  task.first_position = first;
+  task.unit = unit;
+  task.scale = kind == Rows::codes ? 0.3f / 127 : 0.3f;
+  task.stride = (first + rows) / unit;
+  float* scores[2];
+  int32_t* ids[2];
+  const int64_t chosen = task.stride / 3;
+  for (int side = 0; side < 2; ++side) {
+    const SelectionKernels& kernels = both[side]->selection;
+    task.scores = scores[side] = room<float>(rows * task.stride);
+    for (int64_t work = 0; work < kernels.score_units(task); ++work) kernels.score(task, work);
+    ids[side] = room<int32_t>(chosen);
+    kernels.select(scores[0] + (rows - 1) * task.stride, task.stride, chosen, ids[side]);
+  }
+  near("index_scores", {scores[0], scores[1]}, rows * task.stride);
+  equal("index_select", {ids[0], ids[1]}, chosen);
 }
 
 // ---- Delta net -----------------------------------------------------------------------------------------------------
@@ -398,6 +436,8 @@ void check_all() {
       check_attention(rows, 600, 6, 2, 40, 0, kind, 130);
     }
     check_attention(2, 1500, 4, 2, 36, 0, kind);
+    check_selection(3, 500, 9, 40, 1, kind);
+    check_selection(2, 700, 3, 64, 4, kind);
   }
   for (int64_t rows : {1, 2, 9})
     for (int64_t taps : {2, 4, 5}) check_conv1d(rows, 303, taps);

@@ -127,7 +127,7 @@ def oracle_at(store: Store, snapshot: Snapshot) -> oracle.Session:
         if "conv" in piece:
             session.states[layer] = LinearState(piece["conv"], piece["recurrent"])
         elif "latent" in piece:
-            session.states[layer] = LatentState(piece["latent"], piece["rope_k"])
+            session.states[layer] = LatentState(piece["latent"], piece["rope_k"], piece.get("index_k"))
         else:
             session.states[layer] = KeyValueState(piece["k"], piece["v"])
     return session

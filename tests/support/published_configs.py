@@ -176,6 +176,15 @@ DEEPSEEK: dict[str, Any] = {
     "vocab_size": 128815,
 }
 
+DEEPSEEK_V32: dict[str, Any] = {
+    **{key: value for key, value in DEEPSEEK.items() if key not in ("aux_loss_alpha", "pretraining_tp", "seq_aux")},
+    "architectures": ["DeepseekV32ForCausalLM"], "attention_dropout": 0.0, "index_head_dim": 128, "index_n_heads": 64,
+    "index_topk": 2048, "initializer_range": 0.02, "model_type": "deepseek_v32",
+    "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+                            "scale_fmt": "ue8m0", "weight_block_size": [128, 128]},
+    "transformers_version": "4.44.2", "use_cache": True, "vocab_size": 129280,
+}  # fmt: skip
+
 QWEN3_CODER: dict[str, Any] = {
     **QWEN3_MOE, "max_window_layers": 28, "qkv_bias": False, "shared_expert_intermediate_size": 0,
     "use_qk_norm": True, "rope_theta": 10000000, "router_aux_loss_coef": 0.0, "max_position_embeddings": 262144,

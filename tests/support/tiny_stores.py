@@ -21,6 +21,8 @@ from moeflux.models.layers import (
     DenseMlp,
     GatedDelta,
     GroupedAttention,
+    Index,
+    LatentAttention,
     Layer,
     Rope,
     RoutedExperts,
@@ -174,6 +176,14 @@ def deepseek_v2(**changes: Any) -> Variant:
     return v.with_parts(Router, normalize=False, scaling=16.0, groups=v.experts.count // 2, groups_kept=1)
 
 
+def deepseek_v32(count: int = 5, **changes: Any) -> Variant:
+    """An index selects so many rows."""
+    index = Index(heads=4, dim=24, count=count)
+    fields = {"name": "tiny deepseek_v32", "model_type": "deepseek_v3", **changes}
+    v = latent(**fields).with_parts(LatentAttention, index=index)
+    return dataclasses.replace(v, model_type="deepseek_v32")
+
+
 def gpt_oss(**changes: Any) -> Variant:
     """A layer that sees a window and one that sees everything, both with experts; biases and sinks everywhere."""
     yarn = Yarn(factor=32.0, original_context=8, beta_fast=32.0, beta_slow=1.0, truncate=False)
@@ -277,6 +287,11 @@ def shapes(v: Variant, split_kv: bool = False) -> tuple[dict[str, tuple[int, ...
             else:
                 matrices[f"{sa}.kv_b_proj"] = (mixer.heads * (mixer.nope_dim + mixer.v_dim), mixer.kv_rank)
             matrices[f"{sa}.o_proj"] = (h, mixer.heads * mixer.v_dim)
+            if mixer.index:
+                index, of = mixer.index, f"{sa}.indexer"
+                matrices |= {f"{of}.wq_b": (index.heads * index.dim, mixer.q_rank), f"{of}.wk": (index.dim, h)}
+                matrices[f"{of}.weights_proj"] = (index.heads, h)
+                plain |= {f"{of}.k_norm.{x}": (index.dim,) for x in ("weight", "bias")}
 
         def mlp_matrices(name: str, m: int) -> dict[str, tuple[int, ...]]:
             return {f"{name}.gate_proj": (m, h), f"{name}.up_proj": (m, h), f"{name}.down_proj": (h, m)}

@@ -28,6 +28,11 @@ void LatentAttentionBlock::place(ScratchLayout& layout) {
   layout.place(room_.q_latent, "q_latent", n * shape_.heads * shape_.kv_rank);
   layout.place(room_.latents, "latents", n * shape_.heads * shape_.kv_rank);
   layout.place(room_.mixed, "mixed", n * shape_.out_width());
+  if (!shape_.index) return;
+  layout.place(room_.index_q, "index_q", n * shape_.index->heads * shape_.index->dim);
+  layout.place(room_.index_k, "index_k", n * shape_.index->dim);
+  layout.place(room_.index_weights, "index_weights", n * shape_.index->heads);
+  selection_->place(layout, shape_.kv_rank + shape_.rope.dim);
 }
 
 void LatentAttentionBlock::want(WorkSizes& sizes, int64_t rows) const {
@@ -56,35 +61,43 @@ void LatentAttentionBlock::load(const LayerTensors& tensors) {
     w.unembed_out = tensors.matrix("self_attn.unembed_out");
   }
   w.o = tensors.matrix("self_attn.o_proj");
+  if (!shape_.index) return;
+  w.index_q = tensors.matrix("self_attn.indexer.wq_b");
+  w.index_k = tensors.matrix("self_attn.indexer.wk");
+  w.index_norm = tensors.vector("self_attn.indexer.k_norm.weight");
+  w.index_norm_bias = tensors.vector("self_attn.indexer.k_norm.bias");
+  w.index_weights = tensors.matrix("self_attn.indexer.weights_proj");
 }
 
 void LatentAttentionBlock::record(Commands& commands, Scratch& scratch, size_t layer, const Rows& rows) const {
   const LatentAttention& a = shape_;
   const Room& s = room_;
-  record_queries_and_latent(commands, scratch, rows.n);
+  const bool selects =
+      selection_ && std::ranges::any_of(rows.pieces, [&](const Piece& piece) { return selection_->selects(piece); });
+  record_queries_and_latent(commands, scratch, rows.n, selects);
 
   // A row of kv is [latent | rotated key]; a head of q is [unrotated | rotated].
   const int64_t width = a.kv_a_width();
   const Heads latent = {s.kv, 1, a.kv_rank, width, a.kv_rank};
   const Heads k_pe = {s.kv.at(a.kv_rank), 1, a.rope.dim, width, a.rope.dim};
-  const Heads q_pe = {s.q.at(a.nope_dim), a.heads, a.rope.dim, a.q_width(), a.head_dim()};
   commands.rms_norm_heads(latent, weights_.kv_a_norm, rows.n, latent_eps, 1);
-  commands.rope(q_pe, s.angles, a.rope.dim / 2, true, rows.n);
+  commands.rope(rotated_queries(), s.angles, a.rope.dim / 2, true, rows.n);
   commands.rope(k_pe, s.angles, a.rope.dim / 2, true, rows.n);
+  if (a.index) record_index(commands, rows.n, selects);
 
   std::vector<Product>& products = scratch.products;
   products.clear();
   for (int64_t head = 0; head < a.heads; ++head) products.push_back(into_latent(head));
   commands.matmul(products, rows.n);
-  const Heads q_latent = dense_heads(s.q_latent, a.heads, a.kv_rank);
   for (const Piece& piece : rows.pieces) {
-    const Cache& latents = piece.state->layer(layer)[0].rows;
-    const Cache& rotated = piece.state->layer(layer)[1].rows;
-    commands.append(from_row(latent, piece.first).view, width, latents, piece.position, piece.rows());
-    commands.append(from_row(k_pe, piece.first).view, width, rotated, piece.position, piece.rows());
-    commands.mla_attention({from_row(q_latent, piece.first), from_row(q_pe, piece.first), latents, rotated,
-                            piece.position, score_scale(a), s.latents.at(piece.first * a.heads * a.kv_rank)},
-                           piece.rows());
+    const LayerState& state = piece.state->layer(layer);
+    const RowPair cached = {state[0].rows, state[1].rows};
+    commands.append(from_row(latent, piece.first).view, width, cached[0], piece.position, piece.rows());
+    commands.append(from_row(k_pe, piece.first).view, width, cached[1], piece.position, piece.rows());
+    if (a.index)
+      commands.append(s.index_k.at(piece.first * a.index->dim), a.index->dim, state[2].rows, piece.position,
+                      piece.rows());
+    record_attention(commands, piece, cached, state);
   }
   products.clear();
   for (int64_t head = 0; head < a.heads; ++head) products.push_back(out_of_latent(head));
@@ -92,7 +105,13 @@ void LatentAttentionBlock::record(Commands& commands, Scratch& scratch, size_t l
   commands.matmul(std::array{project(s.mixed, weights_.o, scratch.out)}, rows.n);
 }
 
-void LatentAttentionBlock::record_queries_and_latent(Commands& commands, const Scratch& scratch, int64_t n) const {
+Heads LatentAttentionBlock::rotated_queries() const {
+  const LatentAttention& a = shape_;
+  return {room_.q.at(a.nope_dim), a.heads, a.rope.dim, a.q_width(), a.head_dim()};
+}
+
+void LatentAttentionBlock::record_queries_and_latent(Commands& commands, const Scratch& scratch, int64_t n,
+                                                     bool selects) const {
   const Weights& w = weights_;
   const Room& s = room_;
   const Product kv = project(scratch.normed, w.kv_a, s.kv);
@@ -100,9 +119,45 @@ void LatentAttentionBlock::record_queries_and_latent(Commands& commands, const S
     commands.matmul(std::array{project(scratch.normed, w.q_b, s.q), kv}, n);
     return;
   }
-  commands.matmul(std::array{project(scratch.normed, w.q_a, s.q_low), kv}, n);
+  const std::array of_stream = {project(scratch.normed, w.q_a, s.q_low), kv,
+                                project(scratch.normed, w.index_k, s.index_k),
+                                project(scratch.normed, w.index_weights, s.index_weights)};
+  const std::array of_low = {project(s.q_low, w.q_b, s.q), project(s.q_low, w.index_q, s.index_q)};
+  commands.matmul(std::span(of_stream).first(selects ? 4 : shape_.index ? 3 : 2), n);
   commands.rms_norm(s.q_low, w.q_a_norm, s.q_low, n, shape_.q_rank, latent_eps);
-  commands.matmul(std::array{project(s.q_low, w.q_b, s.q)}, n);
+  commands.matmul(std::span(of_low).first(selects ? 2 : 1), n);
+}
+
+void LatentAttentionBlock::record_index(Commands& commands, int64_t n, bool selects) const {
+  const Index& index = *shape_.index;
+  const int64_t turning = shape_.rope.dim;
+  const auto turned = [&](View view, int64_t heads) {  // the first channels of each
+    return Heads{view, heads, turning, heads * index.dim, index.dim};
+  };
+  commands.layer_norm(room_.index_k, weights_.index_norm, weights_.index_norm_bias, n, index.dim, latent_eps);
+  commands.rope(turned(room_.index_k, 1), room_.angles, turning / 2, false, n);
+  if (selects) commands.rope(turned(room_.index_q, index.heads), room_.angles, turning / 2, false, n);
+}
+
+void LatentAttentionBlock::record_attention(Commands& commands, const Piece& piece, const RowPair& cached,
+                                            const LayerState& state) const {
+  const LatentAttention& a = shape_;
+  const Room& s = room_;
+  const auto attend = [&](const AttendingRows& rows) {
+    const int64_t first = piece.first + rows.first;
+    commands.mla_attention(
+        {from_row(dense_heads(s.q_latent, a.heads, a.kv_rank), first), from_row(rotated_queries(), first),
+         rows.cached[0], rows.cached[1], rows.position, score_scale(a), s.latents.at(first * a.heads * a.kv_rank)},
+        rows.count);
+  };
+  if (!selection_) return attend({0, piece.rows(), piece.position, cached});
+  const Index& index = *a.index;
+  IndexScoresArgs scores;
+  scores.q = from_row(dense_heads(s.index_q, index.heads, index.dim), piece.first);
+  scores.weights = s.index_weights.at(piece.first * index.heads);
+  scores.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(index.heads * index.dim)));
+  scores.keys = state[2].rows;
+  selection_->record(commands, piece, scores, cached, attend);
 }
 
 // Takes the unrotated part of a head's query into the latent space.

@@ -1,13 +1,18 @@
 #pragma once
 
+#include <optional>
+
 #include "engine/blocks/block.h"
+#include "engine/blocks/row_selection.h"
 #include "models/latent_attention.h"
 
 namespace moeflux {
 
 class LatentAttentionBlock final : public MixerBlock {
  public:
-  LatentAttentionBlock(const LatentAttention& shape, const Stream&) : shape_(shape) {}
+  LatentAttentionBlock(const LatentAttention& shape, const Stream&) : shape_(shape) {
+    if (shape.index) selection_.emplace(*shape.index);
+  }
 
   void place(ScratchLayout& layout) override;
   void want(WorkSizes& sizes, int64_t rows) const override;
@@ -26,24 +31,39 @@ class LatentAttentionBlock final : public MixerBlock {
     Matrix embed_q;      // [heads * rank, nope]: a stack, one matrix a head
     Matrix unembed_out;  // [heads * v, rank]: likewise
     Matrix o;            // [hidden, heads * v]
+    // Of the index, if there is one.
+    Matrix index_q;   // [index heads * index dim, q_rank]
+    Matrix index_k;   // [index dim, hidden]
+    View index_norm;  // [index dim], as its bias
+    View index_norm_bias;
+    Matrix index_weights;  // [index heads, hidden]
   };
   struct Room {
     View angles;
-    View q;         // [n, heads * (nope + rope)]
-    View q_low;     // [n, q_rank]
-    View kv;        // [n, rank + rope]
-    View q_latent;  // [n, heads, rank]
-    View latents;   // [n, heads, rank]
-    View mixed;     // [n, heads * v]
+    View q;              // [n, heads * (nope + rope)]
+    View q_low;          // [n, q_rank]
+    View kv;             // [n, rank + rope]
+    View q_latent;       // [n, heads, rank]
+    View latents;        // [n, heads, rank]
+    View mixed;          // [n, heads * v]
+    View index_q;        // [n, index heads, index dim]
+    View index_k;        // [n, index dim]
+    View index_weights;  // [n, index heads]
   };
 
-  void record_queries_and_latent(Commands& commands, const Scratch& scratch, int64_t n) const;
+  // `selects`: whether queries of the index are needed, too.
+  void record_queries_and_latent(Commands& commands, const Scratch& scratch, int64_t n, bool selects) const;
+  // Norm and rope of what the products made for the index.
+  void record_index(Commands& commands, int64_t n, bool selects) const;
+  void record_attention(Commands& commands, const Piece& piece, const RowPair& cached, const LayerState& state) const;
+  Heads rotated_queries() const;
   Product into_latent(int64_t head) const;
   Product out_of_latent(int64_t head) const;
 
   LatentAttention shape_;
   Weights weights_;
   Room room_;
+  std::optional<RowSelection> selection_;
 };
 
 }  // namespace moeflux

@@ -110,10 +110,10 @@ struct AttentionUnit {
   typename ScalesOf<Element>::Type scales;
 };
 
-// Scores of a tile's queries at `keys` rows of codes, of one part and without its scales.
-template <int64_t queries, int64_t keys>
-MOEFLUX_INLINE void score_codes(const float* const* q, const CachedRows<int8_t>& k, int64_t row, float scale,
-                                float* scores) {
+// Scores of a tile's queries at `keys` rows of one part, without the scales that codes have.
+template <int64_t queries, int64_t keys, typename Element>
+MOEFLUX_INLINE void score_part(const float* const* q, const CachedRows<Element>& k, int64_t row, float scale,
+                               float* scores) {
   constexpr int64_t count = queries * keys < lanes ? lanes : queries * keys;
   Floats products[count] = {};
   add_products<queries, keys>(q, k.row(row), k.stride, k.dim, products);
@@ -129,10 +129,10 @@ MOEFLUX_INLINE void score_codes(const float* const* q, const CachedRows<int8_t>&
 template <int64_t queries, int64_t keys, typename Element>
 MOEFLUX_INLINE void score_tile(AttentionUnit<Element>& unit, int64_t query, int64_t row, float* scores) {
   if constexpr (ScalesOf<Element>::are_there) {
-    score_codes<queries, keys>(unit.q + query, unit.k, row, unit.scale, scores);
+    score_part<queries, keys>(unit.q + query, unit.k, row, unit.scale, scores);
     if (unit.k_pe.dim > 0)
-      score_codes<queries, keys>(unit.q_pe + query, unit.k_pe, row, unit.scale,
-                                 unit.scales.pe_scores + (scores - unit.scores));
+      score_part<queries, keys>(unit.q_pe + query, unit.k_pe, row, unit.scale,
+                                unit.scales.pe_scores + (scores - unit.scores));
     return;
   }
   constexpr int64_t count = queries * keys < lanes ? lanes : queries * keys;

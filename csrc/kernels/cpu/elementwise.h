@@ -14,6 +14,8 @@ constexpr float least_scale = 0x1p-100f;
 struct ElementwiseKernels {
   // x * rsqrt(mean(x * x) + eps) * weight * scale. `weight` null: 1.
   void (*rms_norm)(const float* x, const float* weight, float* out, int64_t width, float eps, float scale);
+  // (x - mean(x)) * rsqrt(variance(x) + eps) * weight + bias, in place.
+  void (*layer_norm)(float* x, const float* weight, const float* bias, int64_t width, float eps);
   // rms_norm(x) * weight * silu(z), in place.
   void (*gated_rms_norm)(float* x, const float* z, const float* weight, int64_t width, float eps);
   // silu(gate) * up

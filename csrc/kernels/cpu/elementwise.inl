@@ -35,6 +35,24 @@ static void rms_norm(const float* x, const float* weight, float* out, int64_t wi
   });
 }
 
+static void layer_norm(float* x, const float* weight, const float* bias, int64_t width, float eps) {
+  Floats total{};
+  for_vectors(width, [&](int64_t i, auto get, auto) __attribute__((always_inline)) { total += get(x + i); });
+  const float mean = sum(total) / static_cast<float>(width);
+  Floats squares{};
+  int64_t whole = 0;
+  for (; whole + lanes <= width; whole += lanes) {
+    const Floats value = load<Floats>(x + whole) - mean;
+    squares = fma(value, value, squares);
+  }
+  float square = sum(squares);
+  for (int64_t i = whole; i < width; ++i) square += (x[i] - mean) * (x[i] - mean);
+  const Floats factor = splat(1.0f / __builtin_sqrtf(square / static_cast<float>(width) + eps));
+  for_vectors(width, [&](int64_t i, auto get, auto put) __attribute__((always_inline)) {
+    put(x + i, fma((get(x + i) - mean) * factor, get(weight + i), get(bias + i)));
+  });
+}
+
 static void gated_rms_norm(float* x, const float* z, const float* weight, int64_t width, float eps) {
   const Floats factor = splat(inverse_rms(x, width, eps));
   for_vectors(width, [&](int64_t i, auto get, auto put) __attribute__((always_inline)) {
@@ -155,8 +173,8 @@ static uint16_t to_codes(const float* x, int8_t* out, int64_t count) {
   return scale[0];
 }
 
-constexpr ElementwiseKernels elementwise_kernels{rms_norm,     gated_rms_norm, swiglu,  clamped_swiglu, geglu,
-                                                 sigmoid_gate, residual_add,   scale,   soft_cap,       combine,
-                                                 rope,         to_bf16,        to_codes};
+constexpr ElementwiseKernels elementwise_kernels{rms_norm, layer_norm,   gated_rms_norm, swiglu,  clamped_swiglu,
+                                                 geglu,    sigmoid_gate, residual_add,   scale,   soft_cap,
+                                                 combine,  rope,         to_bf16,        to_codes};
 
 }  // namespace moeflux::cpu::MOEFLUX_ISA

@@ -9,6 +9,8 @@
 
 #include "kernels/cpu/attention.inl"
 
+#include "kernels/cpu/selection.inl"
+
 #include "kernels/cpu/delta.inl"
 
 #include "kernels/cpu/route.inl"
@@ -17,7 +19,7 @@
 
 namespace moeflux::cpu::MOEFLUX_ISA {
 
-constexpr Kernels kernels{matmul_kernels, elementwise_kernels, attention_kernels,
+constexpr Kernels kernels{matmul_kernels, elementwise_kernels, attention_kernels, selection_kernels,
                           delta_kernels,  route_kernels,       choice_kernels};
 
 }  // namespace moeflux::cpu::MOEFLUX_ISA

@@ -11,6 +11,7 @@
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/route.h"
+#include "kernels/cpu/selection.h"
 
 namespace moeflux::cpu {
 
@@ -18,6 +19,7 @@ struct Kernels {
   MatmulKernels matmul;            // matmul.h: quantised and plain matrices times rows
   ElementwiseKernels elementwise;  // elementwise.h: norms, activations, sums, rope, copies to caches
   AttentionKernels attention;      // attention.h: grouped-query and latent attention
+  SelectionKernels selection;      // selection.h: which rows an index selects for attention
   DeltaKernels delta;              // delta.h: conv1d, gates, gated delta
   RouteKernels route;              // route.h: both routers, top-k
   ChoiceKernels choice;            // choice.h: choosing a token, the same bits with every instruction set

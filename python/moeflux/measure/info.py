@@ -10,7 +10,7 @@ from typing import Any
 from moeflux import files
 from moeflux._core import ExpertFormats
 from moeflux.conversion.convert import content_of, matrix_formats
-from moeflux.models.layers import GatedDelta, GroupedAttention, LatentAttention, SharedExpert
+from moeflux.models.layers import GatedDelta, GroupedAttention, Index, LatentAttention, SharedExpert
 from moeflux.models.variants import Variant
 from moeflux.sizes import size_text
 from moeflux.stores.checkpoints import needs_converting
@@ -165,13 +165,20 @@ def _lines(info: Info) -> list[str]:
 
 def _attention(mixer: GroupedAttention | LatentAttention) -> str:
     if isinstance(mixer, LatentAttention):
-        return f"{mixer.heads} heads x {mixer.head_dim}, {_latent(mixer)}"
+        return f"{mixer.heads} heads x {mixer.head_dim}, {_latent(mixer)}{_index(mixer.index)}"
     window = f", the last {mixer.window} rows" if mixer.window else ""
     return f"{mixer.heads} heads x {mixer.head_dim}, {mixer.kv_heads} kv heads{window}"
 
 
 def _latent(mixer: LatentAttention) -> str:
     return f"latent {mixer.kv_rank} + {mixer.rope.dim}"
+
+
+def _index(index: Index | None) -> str:
+    if index is None:
+        return ""
+    units = f"{index.count} rows" if index.unit == 1 else f"{index.count} units of {index.unit} rows"
+    return f", {units} by an index of {index.heads} heads x {index.dim}"
 
 
 def _rope(mixer: GroupedAttention | LatentAttention) -> str:

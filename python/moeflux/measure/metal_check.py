@@ -226,6 +226,7 @@ def _cases(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[Ops], Any]
     x, heads, gates, weight = normal(3, 700), normal(3, 5, 40), normal(3, 5, 40), normal(700)
     yield "rms_norm", lambda o: o.rms_norm(x, weight, 1e-6)
     yield "rms_norm_heads", lambda o: o.rms_norm_heads(heads, weight[:40], 1e-6)
+    yield "layer_norm", lambda o: o.layer_norm(x, weight, weight[::-1].copy(), 1e-6)
     yield "gated_rms_norm", lambda o: o.gated_rms_norm(heads, gates, weight[:40], 1e-6)
     yield "swiglu", lambda o: o.swiglu(x, x[::-1].copy())
     yield "residual_add", lambda o: o.residual_add(x, x[::-1].copy())
@@ -250,6 +251,15 @@ def _cases(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[Ops], Any]
             f"mla_attention {name}",
             partial(Ops.mla_attention, q_latent=q, q_pe=q_pe, latent=latent, k_pe=k_pe, scale=0.1),
         )
+        asked, worth, keys = normal(3, 6, 40), normal(3, 6), store(normal(303, 40))
+        yield (
+            f"index_scores {name}",
+            partial(Ops.index_scores, q=asked, keys=keys, weights=worth, scale=0.2, first_position=300),
+        )
+        chosen = np.arange(0, 300, 3, dtype=np.int32)
+        yield f"gather_rows {name}", partial(Ops.gather_rows, rows=keys, ids=chosen, position=302)
+    scores = normal(3, 1000)
+    yield "index_select", lambda o: o.index_select(scores, 200, first_position=997)
     query, k, v = normal(4, 64), normal(300, 2, 64), normal(300, 2, 64)
     yield "attention in steps", lambda o: _in_steps(o, query, k, v)
     rows, before, taps = normal(5, 67), normal(3, 67), normal(67, 4)

@@ -22,6 +22,7 @@ from moeflux.models.variants import MAX_CONTEXT, Variant
 READERS = {
     "deepseek_v2": read_deepseek_v2,
     "deepseek_v3": read_deepseek,
+    "deepseek_v32": read_deepseek,
     "gemma4": read_gemma4,
     "glm4_moe": read_glm,
     "gpt_oss": read_gpt_oss,

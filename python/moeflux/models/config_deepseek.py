@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from moeflux.models.config_fields import Fields
 from moeflux.models.config_parts import common, expert_count, layer_count, partial_rope, rope, unscaled
 from moeflux.models.layers import (
     DenseMlp,
     FeedForward,
     GroupedAttention,
+    Index,
     LatentAttention,
     Layer,
     RoutedExperts,
@@ -18,7 +21,7 @@ from moeflux.models.variants import Variant
 
 
 def read_deepseek(fields: Fields, declared: str, name: str) -> Variant:
-    """deepseek_v3, kimi_k2, and glm4_moe_lite, whose config may leave out more."""
+    """deepseek_v3, deepseek_v32, kimi_k2, and glm4_moe_lite, whose config may leave out more."""
     lite = declared == "glm4_moe_lite"
     layers = layer_count(fields)
     for field, value in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid"), ("rope_interleave", True)):
@@ -26,6 +29,8 @@ def read_deepseek(fields: Fields, declared: str, name: str) -> Variant:
     if not lite:
         fields.said("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts")
     mixer = latent(fields, lite)
+    if declared == "deepseek_v32":
+        mixer = indexed(fields, mixer, layers)
     rest = deepseek_feed_forwards(fields, layers, lite)
     return Variant(layers=tuple(Layer(mixer, part) for part in rest), **common(fields, declared, name))
 
@@ -43,6 +48,24 @@ def latent(fields: Fields, lite: bool) -> LatentAttention:
         v_dim=fields.count("v_head_dim"),
         rope=rope(fields, fields.count("qk_rope_head_dim"), heeds_factor=lite),
     )
+
+
+def indexed(fields: Fields, mixer: LatentAttention, layers: int) -> LatentAttention:
+    """deepseek_v32: an index selects the rows that a row attends to, in every layer. The rope of its keys has split
+    halves; mlx-lm has a field for models where pairs are neighbours there, too."""
+    fields.only("indexer_rope_interleave", False)
+    fields.only("layer_types", ["indexed_attention"] * layers, None)
+    fields.only("mlp_bias", False)
+    dense = min(fields.count("first_k_dense_replace", minimum=0), layers)
+    fields.only("mlp_layer_types", ["dense"] * dense + ["sparse"] * (layers - dense), None)
+    if not mixer.q_rank:
+        raise fields.fail("q_lora_rank", "a number, for the index makes its queries of the compressed ones")
+    index = Index(
+        heads=fields.count("index_n_heads"), dim=fields.count("index_head_dim"), count=fields.count("index_topk")
+    )
+    if index.dim < mixer.rope.dim:
+        raise fields.fail("index_head_dim", f"at least {mixer.rope.dim}, which is qk_rope_head_dim")
+    return dataclasses.replace(mixer, index=index)
 
 
 def read_deepseek_v2(fields: Fields, declared: str, name: str) -> Variant:

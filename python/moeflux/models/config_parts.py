@@ -15,6 +15,7 @@ ARCHITECTURES = {
     "qwen3_vl_moe": "qwen3_moe",
     "qwen3_vl_moe_text": "qwen3_moe",
     "deepseek_v3": "deepseek_v3",
+    "deepseek_v32": "deepseek_v32",
     "kimi_k2": "deepseek_v3",
     "kimi_k25": "deepseek_v3",
     "kimi_vl": "deepseek_v3",

@@ -15,6 +15,7 @@ __all__ = [
     "FeedForward",
     "GatedDelta",
     "GroupedAttention",
+    "Index",
     "LatentAttention",
     "Layer",
     "Mixer",
@@ -55,6 +56,19 @@ def yarn_mscale(factor: float, coefficient: float) -> float:
     return 0.1 * coefficient * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
+# ---- Rows that attention sees -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Index:
+    """Selects the rows that a row attends to, by units of rows that share a key."""
+
+    heads: int
+    dim: int  # of its keys
+    count: int  # how many units a row selects
+    unit: int = 1  # rows
+
+
 # ---- Mixers -----------------------------------------------------------------------------------------------------
 
 
@@ -93,6 +107,7 @@ class LatentAttention:
     nope_dim: int  # channels of a head's query and key that do not turn
     v_dim: int
     rope: Rope  # turns all other channels of them
+    index: Index | None = None  # selects the rows that a row attends to; none: it attends to all
 
     @property
     def head_dim(self) -> int:

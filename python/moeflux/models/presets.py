@@ -12,6 +12,7 @@ from moeflux.models.layers import (
     DenseMlp,
     GatedDelta,
     GroupedAttention,
+    Index,
     LatentAttention,
     Layer,
     Rope,
@@ -54,10 +55,16 @@ def _gated(count: int, per_token: int, intermediate: int) -> RoutedExperts:
     )
 
 
-def _cogito() -> Variant:
+def _deepseek_v3(name: str, model_type: str, *, vocabulary: int, context: int, index: Index | None = None) -> Variant:
     yarn = Yarn(factor=40.0, original_context=4096, beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0)
     mixer = LatentAttention(
-        heads=128, q_rank=1536, kv_rank=512, nope_dim=128, v_dim=128, rope=Rope(dim=64, theta=1e4, yarn=yarn)
+        heads=128,
+        q_rank=1536,
+        kv_rank=512,
+        nope_dim=128,
+        v_dim=128,
+        rope=Rope(dim=64, theta=1e4, yarn=yarn),
+        index=index,
     )
     experts = RoutedExperts(
         count=256,
@@ -68,13 +75,13 @@ def _cogito() -> Variant:
     )
     dense = Layer(mixer, DenseMlp(intermediate=18_432))
     return Variant(
-        name="Cogito-V2-671B",
-        model_type="deepseek_v3",
+        name=name,
+        model_type=model_type,
         layers=(dense,) * 3 + (Layer(mixer, experts),) * 58,
         hidden_size=7168,
-        vocab_size=128_815,
+        vocab_size=vocabulary,
         rms_norm_eps=1e-6,
-        max_context=MAX_CONTEXT,
+        max_context=context,
         eos_ids=(1,),
         bos_id=0,
     )
@@ -314,7 +321,7 @@ PRESETS: dict[str, Variant] = {
     for variant in (
         _qwen("Qwen3.5-397B-A17B", layers=60, hidden=4096, heads=32, value_heads=64, experts=_gated(512, 10, 1024)),
         _qwen("Qwen3.6-35B-A3B", layers=40, hidden=2048, heads=16, value_heads=32, experts=_gated(256, 8, 512)),
-        _cogito(),
+        _deepseek_v3("Cogito-V2-671B", "deepseek_v3", vocabulary=128_815, context=MAX_CONTEXT),
         _glm_air(),
         _glm_large(),
         _glm_flash(),
@@ -347,6 +354,13 @@ PRESETS: dict[str, Variant] = {
         _gpt_oss("gpt-oss-20b", layers=24, experts=32),
         _gpt_oss("gpt-oss-120b", layers=36, experts=128),
         _gemma4(),
+        _deepseek_v3(
+            "DeepSeek-V3.2",
+            "deepseek_v32",
+            vocabulary=129_280,
+            context=163_840,
+            index=Index(heads=64, dim=128, count=2048),
+        ),
     )
 }
 

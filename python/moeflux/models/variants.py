@@ -34,7 +34,7 @@ MAX_CONTEXT = 1 << 20
 
 MODEL_TYPES = (
     "qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe", "minimax_m2", "qwen2_moe", "mixtral", "olmoe",
-    "deepseek_v2", "gpt_oss", "gemma4",
+    "deepseek_v2", "gpt_oss", "gemma4", "deepseek_v32",
 )  # fmt: skip
 
 KINDS: dict[str, type] = {

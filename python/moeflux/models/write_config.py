@@ -178,6 +178,8 @@ def _deepseek_v2(v: Variant) -> dict[str, Any]:
 
 def _deepseek(v: Variant) -> dict[str, Any]:
     mixer = _mixer(v, LatentAttention, "latent attention")
+    index = mixer.index
+    indexed = {"index_n_heads": index.heads, "index_head_dim": index.dim, "index_topk": index.count} if index else {}
     return {
         "num_attention_heads": mixer.heads,
         "num_key_value_heads": mixer.heads,
@@ -187,6 +189,7 @@ def _deepseek(v: Variant) -> dict[str, Any]:
         "qk_rope_head_dim": mixer.rope.dim,
         "v_head_dim": mixer.v_dim,
         "moe_layer_freq": 1,
+        **indexed,
         **_noaux(v),
         **_rope(mixer.rope, None),
     }
@@ -284,6 +287,7 @@ def _noaux(v: Variant) -> dict[str, Any]:
 WRITERS = {
     "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek,
+    "deepseek_v32": _deepseek,
     "gemma4": _gemma4,
     "glm4_moe": _glm,
     "gpt_oss": _gpt_oss,

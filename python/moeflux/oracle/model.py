@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moeflux.models.layers import DenseMlp, GatedDelta, GroupedAttention, LatentAttention, Mixer, Rope, RoutedExperts
+from moeflux.models.layers import (
+    DenseMlp,
+    GatedDelta,
+    GroupedAttention,
+    Index,
+    LatentAttention,
+    Mixer,
+    Rope,
+    RoutedExperts,
+)
 from moeflux.models.variants import Variant
 from moeflux.oracle.ops import (
     attention,
@@ -21,7 +30,10 @@ from moeflux.oracle.ops import (
     expert_ffn,
     gated_delta,
     gated_rms_norm,
+    index_scores,
+    index_select,
     latent_scale,
+    layer_norm,
     matmul,
     mla_attention,
     residual_add,
@@ -33,6 +45,7 @@ from moeflux.oracle.ops import (
     route_grouped,
     route_softmax,
     scale,
+    selected_rows,
     sigmoid_gate,
     soft_cap,
 )
@@ -55,6 +68,7 @@ class KeyValueState(NamedTuple):
 class LatentState(NamedTuple):
     latent: Array  # [t, rank], after its norm
     k_pe: Array  # [t, rope], after rope
+    index_k: Array | None = None  # [t, index dim], after norm and rope; none without an index
 
 
 class LinearState(NamedTuple):
@@ -70,7 +84,8 @@ def empty_state(mixer: Mixer) -> State:
         recurrent = (mixer.value_heads, mixer.value_dim, mixer.key_dim)
         return LinearState(np.zeros((mixer.taps - 1, mixer.channels)), np.zeros(recurrent))
     if isinstance(mixer, LatentAttention):
-        return LatentState(np.zeros((0, mixer.kv_rank)), np.zeros((0, mixer.rope.dim)))
+        index_k = np.zeros((0, mixer.index.dim)) if mixer.index else None
+        return LatentState(np.zeros((0, mixer.kv_rank)), np.zeros((0, mixer.rope.dim)), index_k)
     rows = np.zeros((0, mixer.kv_heads, mixer.head_dim))
     return KeyValueState(rows, rows)
 
@@ -147,24 +162,40 @@ def latent_attention(
     a: LatentAttention, w: Widened, at: str, x: Array, positions: Array, state: LatentState, absorbed: bool
 ) -> tuple[Array, LatentState]:
     """x [n, h] -> [n, h]"""
-    n = len(x)
+    n, compressed = len(x), x
     if a.q_rank:
-        q = rms_norm(matmul(x, w(f"{at}q_a_proj")), w(f"{at}q_a_layernorm.weight"), LATENT_EPS)
-        q = matmul(q, w(f"{at}q_b_proj"))
-    else:
-        q = matmul(x, w(f"{at}q_proj"))
-    q = q.reshape(n, a.heads, a.head_dim)
+        compressed = rms_norm(matmul(x, w(f"{at}q_a_proj")), w(f"{at}q_a_layernorm.weight"), LATENT_EPS)
+    q = matmul(compressed, w(f"{at}q_b_proj" if a.q_rank else f"{at}q_proj")).reshape(n, a.heads, a.head_dim)
     kv = matmul(x, w(f"{at}kv_a_proj_with_mqa"))
     latent = rms_norm(kv[:, : a.kv_rank], w(f"{at}kv_a_layernorm.weight"), LATENT_EPS)
     turn = _turn(a.rope, interleaved=True)
     q_pe = rope(q[..., a.nope_dim :], positions, **turn)
     k_pe = rope(kv[:, None, a.kv_rank :], positions, **turn)[:, 0]
-    state = LatentState(np.concatenate([state.latent, latent]), np.concatenate([state.k_pe, k_pe]))
+    kept, seen = state.index_k, None
+    if a.index and kept is not None:
+        kept, seen = latent_index(a, a.index, w, f"{at}indexer.", x, compressed, positions, kept)
+    state = LatentState(np.concatenate([state.latent, latent]), np.concatenate([state.k_pe, k_pe]), kept)
     keys, values = latent_matrices(a, w, at)
     scale = latent_scale(a.head_dim, a.rope)
     q_nope = q[..., : a.nope_dim]
-    out = mla_attention(q_nope, q_pe, state.latent, state.k_pe, keys, values, scale, absorbed=absorbed)
+    out = mla_attention(q_nope, q_pe, state.latent, state.k_pe, keys, values, scale, absorbed=absorbed, seen=seen)
     return matmul(out.reshape(n, -1), w(f"{at}o_proj")), state
+
+
+def latent_index(
+    a: LatentAttention, index: Index, w: Widened, at: str, x: Array, compressed: Array, positions: Array, kept: Array
+) -> tuple[Array, Array]:
+    """x [n, h], the compressed queries [n, q_rank], the index keys of the rows before [t - n, d] -> those of all rows,
+    and which of them each of n rows attends to [n, t]. Unlike elsewhere in latent attention, pairs of rope are of split
+    halves, and the first channels turn."""
+    n, turn = len(x), _turn(a.rope, interleaved=False)
+    q = rope(matmul(compressed, w(f"{at}wq_b")).reshape(n, index.heads, index.dim), positions, **turn)
+    k = layer_norm(matmul(x, w(f"{at}wk")), w(f"{at}k_norm.weight"), w(f"{at}k_norm.bias"), LATENT_EPS)
+    kept = np.concatenate([kept, rope(k[:, None], positions, **turn)[:, 0]])
+    scores = index_scores(q, kept, matmul(x, w(f"{at}weights_proj")), (index.heads * index.dim) ** -0.5)
+    first = len(kept) - n
+    ids = index_select(scores, index.count, first_position=first)
+    return kept, selected_rows(ids, len(kept), first_position=first)
 
 
 def latent_matrices(a: LatentAttention, w: Widened, at: str) -> tuple[Array, Array]:

@@ -16,6 +16,7 @@ from moeflux.models.layers import Rope, yarn_mscale
 
 Array = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.intp]
+Mask = npt.NDArray[np.bool_]
 
 
 # ---- Small functions --------------------------------------------------------------------------------------------
@@ -72,6 +73,12 @@ def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
 def rms_norm_heads(x: Array, weight: Array | None, eps: float) -> Array:
     """x [n, heads, d], one weight [d] shared by the heads. -> [n, heads, d]"""
     return rms_norm(x, weight, eps)
+
+
+def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
+    """x [..., d], weight and bias [d]"""
+    centred = x - np.mean(x, axis=-1, keepdims=True)
+    return np.asarray(centred / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + eps) * weight + bias)
 
 
 def gated_rms_norm(x: Array, z: Array, weight: Array, eps: float) -> Array:
@@ -211,23 +218,34 @@ def rope_pairs(half: int, interleaved: bool) -> tuple[slice, slice]:
 # ---- Ops: attention ---------------------------------------------------------------------------------------------
 
 
-def causal(scores: Array, window: int = 0) -> Array:
+def causal(scores: Array, window: int = 0, seen: Mask | None = None) -> Array:
     """Hides from row i of the last n everything after it, and everything before the last `window` rows that end with
-    it, unless that is 0. scores [..., n, t]"""
+    it, unless that is 0. scores [..., n, t]; seen [n, t]: what else is needed for a row to be seen."""
     n, t = scores.shape[-2:]
     own, rows = (t - n + np.arange(n))[:, None], np.arange(t)[None, :]
     hidden = (rows > own) | (rows <= own - (window or t))
+    if seen is not None:
+        hidden |= ~seen
     return np.where(hidden, -np.inf, scores)
 
 
-def attention(q: Array, k: Array, v: Array, scale: float, sinks: Array | None = None, window: int = 0) -> Array:
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    scale: float,
+    sinks: Array | None = None,
+    window: int = 0,
+    seen: Mask | None = None,
+) -> Array:
     """q [n, heads, d], k and v [t, kv_heads, d] -> [n, heads, d]. Consecutive query heads share a key head.
 
     sinks [heads]: a score that each head has besides. It takes its part of the weight, and has no value.
+    seen [n, t]: the rows that an index selected, from `selected_rows`.
     """
     n, t, shared_by = len(q), len(k), q.shape[1] // k.shape[1]
     k, v = np.repeat(k, shared_by, axis=1), np.repeat(v, shared_by, axis=1)
-    scores = causal(np.einsum("nhd,thd->hnt", q, k) * scale, window)
+    scores = causal(np.einsum("nhd,thd->hnt", q, k) * scale, window, seen)
     if sinks is not None:
         scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (len(sinks), n, 1))], axis=-1)
     return np.asarray(np.einsum("hnt,thd->nhd", softmax(scores)[..., :t], v))
@@ -243,23 +261,59 @@ def mla_attention(
     scale: float,
     *,
     absorbed: bool,
+    seen: Mask | None = None,
 ) -> Array:
     """Latent attention, in either of two forms that are equal up to rounding.
 
     q_nope [n, heads, nope], q_pe [n, heads, rope]; cached latent [t, rank] and k_pe [t, rope], shared by the heads;
     key_matrix [heads, nope, rank], value_matrix [heads, v, rank] -> [n, heads, v]
     Naive: keys and values of every cached row are made from its latent. Absorbed: the query goes into the latent space
-    instead and the weighted latent comes out of it, so no key or value is ever made.
+    instead and the weighted latent comes out of it, so no key or value is ever made. seen: as in `attention`.
     """
     positional = np.einsum("nhr,tr->hnt", q_pe, k_pe)
     if absorbed:
         q_latent = np.einsum("nhi,hic->nhc", q_nope, key_matrix)
-        weights = softmax(causal((np.einsum("nhc,tc->hnt", q_latent, latent) + positional) * scale))
+        weights = softmax(causal((np.einsum("nhc,tc->hnt", q_latent, latent) + positional) * scale, seen=seen))
         return np.asarray(np.einsum("nhc,hfc->nhf", np.einsum("hnt,tc->nhc", weights, latent), value_matrix))
     k = np.einsum("tc,hic->thi", latent, key_matrix)
     v = np.einsum("tc,hfc->thf", latent, value_matrix)
-    weights = softmax(causal((np.einsum("nhi,thi->hnt", q_nope, k) + positional) * scale))
+    weights = softmax(causal((np.einsum("nhi,thi->hnt", q_nope, k) + positional) * scale, seen=seen))
     return np.asarray(np.einsum("hnt,thf->nhf", weights, v))
+
+
+# ---- Ops: rows that an index selects ----------------------------------------------------------------------------
+# Rows are selected by units: so many positions that share an index key. The row at position p sees the units that end
+# with p or before. If they are more than `count`, it attends to so many of them. It always attends to the rows behind
+# the last unit that it sees.
+
+
+def index_scores(q: Array, keys: Array, weights: Array | None, scale: float) -> Array:
+    """q [n, heads, d], keys [u, d], weights [n, heads] or 1 for each -> [n, u]: what a unit is worth to a row"""
+    positive = np.maximum(np.einsum("nhd,ud->nhu", q, keys) * scale, 0.0)
+    return np.asarray(positive.sum(axis=1) if weights is None else np.einsum("nh,nhu->nu", weights, positive))
+
+
+def index_select(scores: Array, count: int, *, first_position: int, unit: int = 1) -> Ids:
+    """scores [n, u] -> ids [n, count], ascending: the units with the greatest scores. The lower unit wins a tie, and
+    NaN is less than any number. Rows that see no more than `count` units have -1."""
+    ids = np.full((len(scores), count), -1, np.intp)
+    for i, row in enumerate(scores):
+        seen = (first_position + i + 1) // unit
+        if seen > count:
+            ids[i] = np.sort(np.argsort(-row[:seen], kind="stable")[:count])
+    return ids
+
+
+def selected_rows(ids: Ids, rows: int, *, first_position: int, unit: int = 1) -> Mask:
+    """Which of so many cached rows each of n rows attends to, by the `ids` of index_select. -> [n, rows]"""
+    own, cached = (first_position + np.arange(len(ids)))[:, None], np.arange(rows)
+    selected = np.array([np.isin(cached // unit, chosen) | (chosen < 0).any() for chosen in ids])
+    return (cached <= own) & (selected | (cached >= (own + 1) // unit * unit))
+
+
+def gather_rows(rows: Array, ids: Ids, *, position: int, unit: int = 1) -> Array:
+    """rows [t, ...], ids [count] -> those that the row at `position` attends to"""
+    return np.asarray(rows[selected_rows(ids[None], len(rows), first_position=position, unit=unit)[0]])
 
 
 # ---- Ops: gated delta-net ---------------------------------------------------------------------------------------
