@@ -57,7 +57,7 @@ ALLOWED = {
     # An address, not a file.
     ("cli/launch.py", "open"),
     # No files: what a model has written, which must be forgiven much, or what the server has written itself.
-    ("serve/grammars.py", "loads"),
+    ("serve/lark.py", "loads"),
     ("serve/messages.py", "loads"),
     ("serve/prompt.py", "loads"),
     ("serve/replay.py", "loads"),

@@ -3,6 +3,7 @@ memory. The files are those that `Snapshot` reads and writes, byte for byte."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import threading
@@ -34,8 +35,9 @@ HAS_INSTRUCTIONS = _core.Sha256.has_instructions()
 PASSING_BYTES = 8 << 20
 """What a state takes while it passes: two parts and a stack for each thread, one part more to write from, tokens."""
 
-Move = Callable[[int, int, memoryview], object]
-"""Fills memory with the bytes of a piece, by its number, that begin at a place; and brings them to where they go."""
+Move = Callable[[int, int, memoryview], memoryview]
+"""Moves bytes of a piece, by its number, that begin at a place: as many as the room has that it may use, or fewer.
+Returns the bytes, wherever they lie then."""
 Added = tuple[Any, memoryview]
 """A sum, and what comes to it."""
 
@@ -66,7 +68,7 @@ def save_state(session: _core.Session, variant: Variant, fingerprint: str, path:
         metadata = metadata_of(variant, fingerprint, len(tokens), codes)
         forms = {f"layers.{layer}.{name}": Form(dtype, tuple(shape)) for layer, name, dtype, shape in pieces.list()}
         sizes = [form.bytes for form in forms.values()]
-        found = digests(sizes, lambda _: pieces.read)
+        found = digests(sizes, lambda _: functools.partial(shown, pieces))
         sums = dict(zip(forms, found, strict=True)) | {"tokens": hashlib.sha256(tokens).hexdigest()}
         header = header_of(metadata, forms | {"tokens": Form.of(tokens)}, sums)
         files.write_atomically(path, itertools.chain([header], parts_of(pieces, sizes), [tokens]), private=True)
@@ -75,14 +77,23 @@ def save_state(session: _core.Session, variant: Variant, fingerprint: str, path:
         session.show_state(write)
 
 
-def parts_of(pieces: StatePieces, sizes: Sequence[int]) -> Iterator[np.ndarray]:
-    """One after the other, in the same memory."""
-    part = np.empty(PART, np.uint8)
+def parts_of(pieces: StatePieces, sizes: Sequence[int]) -> Iterator[memoryview]:
+    """One after the other, where they lie or in the same memory."""
+    room = memoryview(bytearray(PART))
     for index, size in enumerate(sizes):
-        for begin in range(0, size, PART):
-            here = part[: size - begin]
-            pieces.read(index, begin, here)
-            yield here
+        begin = 0
+        while begin < size:
+            part = shown(pieces, index, begin, room[: size - begin])
+            yield part
+            begin += len(part)
+
+
+def shown(pieces: StatePieces, index: int, begin: int, room: memoryview) -> memoryview:
+    """Bytes of a piece: where they lie, or in that room."""
+    place = pieces.place(index, begin, len(room))
+    if place is None:
+        pieces.read(index, begin, room)
+    return room if place is None else place
 
 
 # ---- Reading ----------------------------------------------------------------------------------------------------
@@ -109,9 +120,13 @@ def load_state(session: _core.Session, variant: Variant, fingerprint: str, path:
             def moving(stack: ExitStack) -> Move:
                 data = stack.enter_context(files.open_file(path))
 
-                def move(index: int, begin: int, part: memoryview) -> None:
+                def move(index: int, begin: int, room: memoryview) -> memoryview:
+                    place = pieces.place(index, begin, len(room))
+                    part = room if place is None else place
                     read_exactly(path, data, entries[index].offset + begin, part)
-                    pieces.write(index, begin, part)
+                    if place is None:
+                        pieces.write(index, begin, part)
+                    return part
 
                 return move
 
@@ -158,10 +173,11 @@ def digests(sizes: Sequence[int], moving: Callable[[ExitStack], Move]) -> list[s
     def passing(move: Move, room: memoryview) -> Iterator[Added]:
         while (index := next_piece()) is not None:
             sha = new_sum()
-            for begin in range(0, sizes[index], PART):
-                part = room[: sizes[index] - begin]
-                move(index, begin, part)
+            begin = 0
+            while begin < sizes[index]:
+                part = move(index, begin, room[: sizes[index] - begin])
                 yield sha, part
+                begin += len(part)
             found[index] = sha.hexdigest()
 
     def work() -> None:
