@@ -133,7 +133,7 @@ using StateVisitor = std::function<void(std::span<const StateTensor>)>;
 
 // Is told which experts the router picked. It is called for every pass of tokens, of one session or several, once per
 // layer with experts, in order. ids [tokens, k] are in router order and valid during the call. The call is part of the
-// step: what it throws is an error of the step.
+// step: what it throws is an error of the step. Rows of drafts are among them.
 using RoutingObserver = std::function<void(int64_t layer, std::span<const int32_t> ids)>;
 
 using LogitsReader = std::function<void(std::span<const float>)>;

@@ -24,7 +24,8 @@ int64_t in_common(std::span<const int32_t> before, int64_t place) {
 
 }  // namespace
 
-Drafts::Drafts(Backend& backend, int64_t most, int64_t recurrent_bytes) : rows_(static_cast<size_t>(1 + most)) {
+Drafts::Drafts(Backend& backend, const DraftSource& source, int64_t most, int64_t recurrent_bytes)
+    : source_(source), rows_(static_cast<size_t>(1 + most)), longest_(most) {
   if (recurrent_bytes == 0) return;
   for (int64_t i = 0; i < most; ++i) {
     copies_.push_back(backend.allocate(recurrent_bytes, Memory::device, "state between drafts"));
@@ -36,8 +37,8 @@ int64_t Drafts::planned_bytes(int64_t most, int64_t recurrent_bytes) { return mo
 
 int64_t Drafts::propose(std::span<const int32_t> before, int32_t token, int64_t most) {
   rows_.front() = token;
-  const int64_t room = std::min(most, static_cast<int64_t>(rows_.size()) - 1);
-  proposed_ = room > 0 ? look_up(before, token, std::span(rows_).subspan(1, static_cast<size_t>(room))) : 0;
+  const int64_t room = std::min({most, longest_, static_cast<int64_t>(rows_.size()) - 1});
+  proposed_ = room > 0 ? source_(before, token, std::span(rows_).subspan(1, static_cast<size_t>(room))) : 0;
   return proposed_;
 }
 
@@ -52,6 +53,7 @@ void Drafts::keep() {
 
 const Buffer* Drafts::forget() {
   const Buffer* const copy = ahead() > 0 && !copies_.empty() ? copies_[static_cast<size_t>(taken_)].get() : nullptr;
+  if (kept_ > 0) longest_ = taken_ + 1;
   proposed_ = kept_ = taken_ = 0;
   return copy;
 }

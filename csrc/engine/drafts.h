@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -13,16 +14,24 @@
 
 namespace moeflux {
 
+// Drafts what follows the tokens `before` and `token`. Returns how many of `drafts` it has written.
+using DraftSource = std::function<int64_t(std::span<const int32_t> before, int32_t token, std::span<int32_t> drafts)>;
+
+// From the text itself: where its last tokens stood before, what followed them there. Of several such places it takes
+// the one that has most tokens in common, and of these the last.
+int64_t look_up(std::span<const int32_t> before, int32_t token, std::span<int32_t> drafts);
+
 class Drafts {
  public:
-  // Room for at most so many at once; 0: there are never any.
-  Drafts(Backend& backend, int64_t most, int64_t recurrent_bytes);
+  // Room for at most so many at once; 0: there are never any. `source` outlives it.
+  Drafts(Backend& backend, const DraftSource& source, int64_t most, int64_t recurrent_bytes);
   // Bytes of the copies.
   static int64_t planned_bytes(int64_t most, int64_t recurrent_bytes);
 
   // ---- Of the call under way --------------------------------------------------------------------------------------
 
-  // Drafts what follows `token` after the tokens `before`, at most `most`. Returns how many.
+  // Drafts what follows `token` after the tokens `before`, at most `most` and one more than came true of the last ones:
+  // a wrong draft costs a row. Returns how many.
   int64_t propose(std::span<const int32_t> before, int32_t token, int64_t most);
   int64_t proposed() const { return proposed_; }
   // The token and its drafts: a row for each.
@@ -44,16 +53,14 @@ class Drafts {
   const Buffer* forget();
 
  private:
+  const DraftSource& source_;
   std::vector<int32_t> rows_;                    // the token of the call, and its drafts
   std::vector<std::unique_ptr<Buffer>> copies_;  // one for each draft; none without recurrent state
   std::vector<View> views_;                      // of them
+  int64_t longest_;                              // the next ones, at most
   int64_t proposed_ = 0;
   int64_t kept_ = 0;
   int64_t taken_ = 0;
 };
-
-// Drafts from the text itself: where its last tokens stood before, what followed them there. Of several such places it
-// takes the one that has most tokens in common, and of these the last. Returns how many of `drafts` it has written.
-int64_t look_up(std::span<const int32_t> before, int32_t token, std::span<int32_t> drafts);
 
 }  // namespace moeflux

@@ -103,6 +103,7 @@ LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, c
       picks_(*backend_, max_top_k * 8, "top-k"),
       speculate_(options.speculate),
       drafts_(drafts_of(options.speculate)),
+      draft_source_(faults.drafts),
       draft_governor_(options.speculate),
       prepared_(backend_->prepare(work_sizes(store.variant, model_.layers, options.chunk))),
       f32_rows_(*backend_, session_memory_, state_layout(store.variant, DType::f32).block_bytes),

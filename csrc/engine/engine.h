@@ -14,6 +14,7 @@
 #include "backend/timed_backend.h"
 #include "devices/devices.h"
 #include "engine/draft_governor.h"
+#include "engine/drafts.h"
 #include "engine/experts/expert_side.h"
 #include "engine/footprint.h"
 #include "engine/layer_state.h"
@@ -34,6 +35,7 @@ namespace moeflux {
 struct EngineFaults {
   BackendFaults backend;
   ReaderFactory open = file_readers();  // what experts are read with
+  DraftSource drafts = look_up;         // what is likely to come next
 };
 
 // As Engine::open.
@@ -66,6 +68,7 @@ class LoadedEngine final : public Engine {
     return kv_dtype == DType::i8 ? code_rows_ : kv_dtype == DType::bf16 ? bf16_rows_ : f32_rows_;
   }
   int64_t drafts() const { return drafts_; }
+  const DraftSource& draft_source() const { return draft_source_; }
   DraftGovernor& draft_governor() { return draft_governor_; }
   // StateError in a child made by fork, before anything there can wait for a thread that the child does not have.
   void check_process() const;
@@ -88,6 +91,7 @@ class LoadedEngine final : public Engine {
   MirroredBuffer picks_;  // top_k: i32 ids, then values
   Speculate speculate_;
   int64_t drafts_;  // the most at once, for a session
+  DraftSource draft_source_;
   DraftGovernor draft_governor_;
   int64_t prepared_;  // bytes that the backend took for itself
   RowPool f32_rows_;

@@ -51,7 +51,7 @@ EngineSession::EngineSession(std::shared_ptr<LoadedEngine> engine, const Session
       share_(engine_->session_memory(), footprint_of(options_), asked()),
       state_(engine_->variant(), options_.max_context, options_.kv_dtype, engine_->backend(),
              engine_->row_pool(options_.kv_dtype)),
-      drafts_(engine_->backend(), engine_->drafts(), state_.recurrent_bytes()),
+      drafts_(engine_->backend(), engine_->draft_source(), engine_->drafts(), state_.recurrent_bytes()),
       logits_(engine_->backend(), (1 + engine_->drafts()) * engine_->variant().vocab_size * 4, "logits"),
       token_room_(engine_->backend().allocate(options_.max_context * 4, Memory::staging, "tokens")),
       checkpoints_(engine_->backend(), state_.recurrent_bytes()) {

@@ -115,6 +115,24 @@ def test_what_a_session_does_between_drafts(folder: Folder, name: str, accepted:
     assert all(np.array_equal(kept[0].tensors[key], other.tensors[key]) for key in other.tensors)
 
 
+def test_as_many_drafts_as_came_true_and_one_more(folder: Folder) -> None:
+    """A drafter that knows the text, and is right seven times out of ten."""
+    text = tokens(120)
+    plain = load_faulty(folder("qwen3_5_moe")).session(max_context=128)
+    session = load_faulty(folder("qwen3_5_moe"), text=text, right=0.7, speculate="lookup").session(max_context=128)
+    longest, came = 4, 0
+    for place, token in enumerate(text):
+        before = session.total_stats.drafted
+        assert np.array_equal(session.step(token).numpy(), plain.step(token).numpy())
+        if now := session.total_stats.drafted - before:
+            assert now == min(longest, 4, len(text) - place - 1)
+            came = 0
+        came += session.stats.accepted
+        longest = came + 1
+    total = session.total_stats
+    assert 0.5 < total.accepted / total.drafted < 0.9
+
+
 def test_company(folder: Folder) -> None:
     """One session's drafts come true, another's do not, a third reads a prompt."""
     model, plain = drafting(folder, "qwen3_5_moe"), load_faulty(folder("qwen3_5_moe"))

@@ -41,7 +41,7 @@ def _folder(root: Path, name: str) -> Path:
     return packed
 
 
-FAULTS = ("fail_at_op", "fault", "deferred", "apart", "fail_at_copy")
+FAULTS = ("fail_at_op", "fault", "deferred", "apart", "fail_at_copy", "text", "right")
 
 
 def engine_with(faults: dict[str, Any], store: Store, **options: Any) -> _core.Engine:
