@@ -54,13 +54,14 @@ def main() -> None:
     text, _, _ = write(plain, asked.tokens, asked.threads)
     drafting = loaded(asked.folder, asked.threads, text, asked.right)
     write(drafting, asked.tokens, asked.threads)
-    ratios = []
+    ratios, accepted = [], 0.0
     for _ in range(asked.rounds):
         seconds: dict[str, list[float]] = {"plain": [], "drafting": []}
         for name, model in (("plain", plain), ("drafting", drafting), ("drafting", drafting), ("plain", plain)):
-            again, took, accepted = write(model, asked.tokens, asked.threads)
+            again, took, came = write(model, asked.tokens, asked.threads)
             assert again == text, "the text is not the same"
             seconds[name].append(took)
+            accepted = came if name == "drafting" else accepted
         ratios.append(sum(seconds["plain"]) / sum(seconds["drafting"]))
         print(
             f"{1000 * sum(seconds['plain']) / 2 / asked.tokens:.2f} ms a token without drafts, "

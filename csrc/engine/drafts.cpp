@@ -27,10 +27,9 @@ int64_t in_common(std::span<const int32_t> before, int64_t place) {
 Drafts::Drafts(Backend& backend, const DraftSource& source, int64_t most, int64_t recurrent_bytes)
     : source_(source), rows_(static_cast<size_t>(1 + most)), longest_(most) {
   if (recurrent_bytes == 0) return;
-  for (int64_t i = 0; i < most; ++i) {
+  for (int64_t i = 0; i < most; ++i)
     copies_.push_back(backend.allocate(recurrent_bytes, Memory::device, "state between drafts"));
-    views_.push_back({copies_.back().get(), 0});
-  }
+  views_.resize(copies_.size());
 }
 
 int64_t Drafts::planned_bytes(int64_t most, int64_t recurrent_bytes) { return most * arena_bytes(recurrent_bytes); }
@@ -42,8 +41,10 @@ int64_t Drafts::propose(std::span<const int32_t> before, int32_t token, int64_t 
   return proposed_;
 }
 
-std::span<const View> Drafts::copies() const {
-  return std::span(views_).first(std::min(views_.size(), static_cast<size_t>(proposed_)));
+std::span<const View> Drafts::copies() {
+  const size_t count = std::min(copies_.size(), static_cast<size_t>(proposed_));
+  for (size_t i = 0; i < count; ++i) views_[i] = {copies_[i].get(), 0};
+  return std::span(views_).first(count);
 }
 
 void Drafts::keep() {
@@ -51,8 +52,8 @@ void Drafts::keep() {
   taken_ = 0;
 }
 
-const Buffer* Drafts::forget() {
-  const Buffer* const copy = ahead() > 0 && !copies_.empty() ? copies_[static_cast<size_t>(taken_)].get() : nullptr;
+std::unique_ptr<Buffer>* Drafts::forget() {
+  auto* const copy = ahead() > 0 && !copies_.empty() ? &copies_[static_cast<size_t>(taken_)] : nullptr;
   if (kept_ > 0) longest_ = taken_ + 1;
   proposed_ = kept_ = taken_ = 0;
   return copy;

@@ -37,7 +37,7 @@ class Drafts {
   // The token and its drafts: a row for each.
   std::span<const int32_t> rows() const { return {rows_.data(), static_cast<size_t>(1 + proposed_)}; }
   // Where the recurrent state after each row but the last goes; nothing where there is none.
-  std::span<const View> copies() const;
+  std::span<const View> copies();
   // The call has evaluated its rows, which now lie ahead of the session.
   void keep();
 
@@ -49,8 +49,9 @@ class Drafts {
   void take() { ++taken_; }
   // Which row of the call the session is at.
   int64_t row() const { return taken_; }
-  // There are none any more. Returns the copy of the recurrent state where the session is, if that is not its state.
-  const Buffer* forget();
+  // There are none any more. Returns the copy of the recurrent state where the session is, if that is not its state, to
+  // change places with that.
+  std::unique_ptr<Buffer>* forget();
 
  private:
   const DraftSource& source_;

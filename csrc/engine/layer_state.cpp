@@ -49,10 +49,19 @@ SessionState::SessionState(const Variant& variant, int64_t max_context, DType kv
   if (!backend.shares_memory()) exchange_ = backend.allocate(layout.exchange_bytes(), Memory::staging, "saved state");
   for (LayerState& layer : layers_)
     for (PlacedPiece& each : layer)
-      if (each.piece.rows)
-        each.rows.blocks = table_;
-      else
-        each.fixed.buffer = recurrent_.get();
+      if (each.piece.rows) each.rows.blocks = table_;
+  place_recurrent();
+}
+
+void SessionState::place_recurrent() noexcept {
+  for (LayerState& layer : layers_)
+    for (PlacedPiece& each : layer)
+      if (!each.piece.rows) each.fixed.buffer = recurrent_.get();
+}
+
+void SessionState::swap_recurrent(std::unique_ptr<Buffer>& copy) noexcept {
+  recurrent_.swap(copy);
+  place_recurrent();
 }
 
 void SessionState::make_room(int64_t begin, int64_t end, const char* asker) {

@@ -55,6 +55,8 @@ class SessionState {
   void save_recurrent(const Buffer& to) const;
   void load_recurrent(const Buffer& from) const;
   void clear_recurrent() const;
+  // The state and a copy change places.
+  void swap_recurrent(std::unique_ptr<Buffer>& copy) noexcept;
 
   // Makes room for the rows `begin` ... `end` - 1 in blocks that no other session has. Those before `begin` stay as
   // they are. BudgetError and the like leave everything as it was.
@@ -77,6 +79,7 @@ class SessionState {
   };
   StateTensor tensor(size_t layer, std::string name, DType dtype, std::vector<int64_t> shape,
                      std::vector<Part> parts) const;
+  void place_recurrent() noexcept;
   template <typename Visit>
   static void each_part(const std::vector<Part>& parts, int64_t begin, size_t size, const Visit& visit);
   void add_parts(std::vector<Part>& parts, int64_t rows, int64_t offset, int64_t row_bytes) const;

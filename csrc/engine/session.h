@@ -114,7 +114,7 @@ class EngineSession final : public Session {
   void evaluate(const Work& work, const Interruption& interruption, StepStats& stats);
   const Buffer* recurrent_copy(bool make);
   void go_back(const Buffer* copy) noexcept;
-  void settle();
+  void settle() noexcept;
   std::span<const int32_t> rows_of(const Work& work) const;
   Place place_before(const char* call, int64_t target, bool exact);
   template <typename Change>

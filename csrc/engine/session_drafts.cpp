@@ -14,15 +14,8 @@ bool EngineSession::foresees(int32_t token) const {
 }
 
 // The state becomes that of the session's position, without anything ahead of it.
-void EngineSession::settle() {
-  const Buffer* const copy = drafts_.forget();
-  if (!copy) return;
-  try {
-    state_.load_recurrent(*copy);
-  } catch (const std::exception& error) {
-    break_off("going back from drafts failed", &error);
-    throw;
-  }
+void EngineSession::settle() noexcept {
+  if (std::unique_ptr<Buffer>* const copy = drafts_.forget()) state_.swap_recurrent(*copy);
 }
 
 bool EngineSession::begin_foreseen(const Work& work) {

@@ -442,7 +442,7 @@ class testing:
     """
     class Faults:
         """
-        What goes wrong: the op, the copy outside of batches and the expert read that fail. And the device: one that works on a thread of its own (`deferred`), or one that has memory of its own as well (`apart`).
+        What goes wrong: the op, the copy outside of batches and the expert read that fail. And the device: one that works on a thread of its own (`deferred`), or one that has memory of its own as well (`apart`). And drafts of this `text`, each of them `right` with this probability, in place of those that the model would make.
         """
         def __init__(
             self,
@@ -452,6 +452,8 @@ class testing:
             deferred: bool = False,
             apart: bool = False,
             fail_at_copy: int = -1,
+            text: collections.abc.Sequence[int] = [],
+            right: float = 1.0,
         ) -> None: ...
 
     @staticmethod

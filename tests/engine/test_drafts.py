@@ -130,7 +130,7 @@ def test_as_many_drafts_as_came_true_and_one_more(folder: Folder) -> None:
         came += session.stats.accepted
         longest = came + 1
     total = session.total_stats
-    assert 0.5 < total.accepted / total.drafted < 0.9
+    assert 0.4 < total.accepted / total.drafted < 0.7, "those behind a wrong one never come"
 
 
 def test_company(folder: Folder) -> None:
