@@ -47,12 +47,12 @@ bool stays_in_place(const StoredTensor& tensor) {
 
 // Widens in place, so that loading needs no memory besides the arena. `count` halves lie at the end of the room for as
 // many f32. Each is read before a number is written over it.
-void widen(DType dtype, std::byte* room, int64_t count) {
+void widen(const StoredTensor& tensor, std::byte* room, int64_t count) {
   const std::byte* halves = room + 2 * count;
   for (int64_t i = 0; i < count; ++i) {
     uint16_t half;
     std::memcpy(&half, halves + 2 * i, sizeof half);
-    const float number = dtype == DType::bf16 ? bf16_to_f32(half) : f16_to_f32(half);
+    const float number = (tensor.dtype == DType::bf16 ? bf16_to_f32(half) : f16_to_f32(half)) + tensor.added;
     std::memcpy(room + 4 * i, &number, sizeof number);
   }
 }
@@ -86,7 +86,7 @@ float WeightLoader::number(const std::string& name) const {
   std::array<std::byte, sizeof(float)> room = {};
   const size_t bytes = dtype_bytes(tensor.dtype);
   File(store_.files[static_cast<size_t>(span.file)]).read_exact(span.offset, {room.end() - bytes, bytes});
-  if (is_widened(tensor)) widen(tensor.dtype, room.data(), 1);
+  if (is_widened(tensor)) widen(tensor, room.data(), 1);
   float number;
   std::memcpy(&number, room.data(), sizeof number);
   return number;
@@ -136,7 +136,7 @@ void WeightLoader::load(const std::vector<File>& files, const std::string& name,
       tell(bytes);
     }
   if (!widened) return;
-  widen(tensor.dtype, landing.begin(begin), elements_of(tensor));
+  widen(tensor, landing.begin(begin), elements_of(tensor));
   landing.end(begin, elements_of(tensor) * 4);
 }
 

@@ -11,6 +11,7 @@
 #include "core/text.h"
 #include "format/fused_projections.h"
 #include "format/json.h"
+#include "format/published_experts.h"
 #include "format/safetensors.h"
 #include "format/store_files.h"
 #include "format/tensor_match.h"
@@ -102,49 +103,51 @@ std::string expert_base(int64_t layer, std::string_view projection) {
   return concat(layer_prefix(layer), "mlp.switch_mlp.", projection);
 }
 
-void require_experts(const TensorTable& table, const std::string& folder) {
-  bool unstacked = false;
-  for (const auto& [name, tensor] : table) {
-    if (name.find(".mlp.switch_mlp.") != std::string::npos) return;
-    unstacked = unstacked || name.find(".mlp.experts.") != std::string::npos;
-  }
+// Whether they are as MLX stacks them, and not as Hugging Face publishes them.
+bool stacked_by_mlx(TensorTable& table, const StoreDirectory& store, const std::string& folder) {
+  for (const auto& [name, tensor] : table)
+    if (name.find(".mlp.switch_mlp.") != std::string::npos) return true;
+  if (take_as_published(table, store)) return false;
   throw FormatError(
-      concat(printable(folder), ": no routed experts found: expected tensors model.layers.N.mlp.switch_mlp.*",
-             unstacked ? "; these are experts as Hugging Face lays them out, which need converting" : ""));
+      concat(printable(folder), ": no routed experts found: expected tensors model.layers.N.mlp.switch_mlp.*"));
 }
 
-ExpertFormats formats_of_layer(int64_t layer, const TensorTable& table, const DeclaredFormats& declared,
-                               const StoreDirectory& store) {
+LayerExperts take_stacked_experts(int64_t layer, TensorTable& table, const DeclaredFormats& declared,
+                                  const StoreDirectory& store) {
   const Variant& v = store.variant;
   const auto format = [&](std::string_view projection, int64_t rows, int64_t columns) {
     return matrix_format(expert_base(layer, projection), {v.experts().count, rows, columns}, table, declared, store);
   };
-  return {format("gate_proj", v.experts().intermediate, v.hidden_size),
-          format("up_proj", v.experts().intermediate, v.hidden_size),
-          format("down_proj", v.hidden_size, v.experts().intermediate)};
+  const ExpertFormats formats = {format("gate_proj", v.experts().intermediate, v.hidden_size),
+                                 format("up_proj", v.experts().intermediate, v.hidden_size),
+                                 format("down_proj", v.hidden_size, v.experts().intermediate)};
+  LayerExperts found{formats, {}};
+  for (const ExpertPiece& piece : ExpertLayout(v.hidden_size, v.experts().intermediate, formats).pieces) {
+    const auto node = table.extract(expert_base(layer, piece.name));
+    const Span& whole = node.mapped().spans.front();
+    found.places.push_back({whole.file, whole.offset, piece.bytes});
+  }
+  return found;
 }
 
-// Moves the stacked tensors out of `table` into store.expert_places.
+// Moves the tensors of experts out of `table` into store.expert_places.
 void take_experts(TensorTable& table, const DeclaredFormats& declared, StoreDirectory& store) {
   const Variant& v = store.variant;
   store.expert_places.resize(static_cast<size_t>(v.num_layers()));
   int64_t first = -1;  // layer whose formats the others must have
   for (int64_t layer = 0; layer < v.num_layers(); ++layer) {
     if (!v.is_moe(layer)) continue;
-    const ExpertFormats formats = formats_of_layer(layer, table, declared, store);
+    LayerExperts found = store.as_published ? take_published_experts(layer, table, declared, store)
+                                            : take_stacked_experts(layer, table, declared, store);
     if (first < 0) {
-      store.experts = ExpertLayout(v.hidden_size, v.experts().intermediate, formats);
+      store.experts = ExpertLayout(v.hidden_size, v.experts().intermediate, found.formats);
       first = layer;
     }
-    if (!(formats == store.experts.formats))
+    if (!(found.formats == store.experts.formats))
       throw FormatError(concat(printable(store.listing), ": experts of layer ", layer,
                                ": expected the formats of layer ", first, ", ", store.experts.formats.describe(),
-                               ", found ", formats.describe()));
-    for (const ExpertPiece& piece : store.experts.pieces) {
-      const auto node = table.extract(expert_base(layer, piece.name));
-      const Span& whole = node.mapped().spans.front();
-      store.expert_places[static_cast<size_t>(layer)].push_back({whole.file, whole.offset, piece.bytes});
-    }
+                               ", found ", found.formats.describe()));
+    store.expert_places[static_cast<size_t>(layer)] = std::move(found.places);
   }
 }
 
@@ -155,10 +158,11 @@ StoreDirectory open_mlx(const std::string& folder_path, const Variant& variant) 
   store.variant = variant;
   const std::string folder = absolute_path(folder_path);
   TensorTable table = read_shards(store, folder);
-  require_experts(table, folder);  // first: a checkpoint that needs converting would fail with a worse message
+  const bool stacked = stacked_by_mlx(table, store, folder);  // first: other messages would be worse
   const std::string config = required_file(folder, "config.json");
   DeclaredFormats declared = declared_by_config(read_json(config), printable(config));
   if (variant.model_type == ModelType::qwen3_next) split_fused_projections(table, declared, store);
+  store.as_published = !stacked;
   take_experts(table, declared, store);
   match_tensors(std::move(table), declared, store);
   return store;

@@ -14,8 +14,10 @@ std::vector<Span> StoreDirectory::expert_spans(int64_t layer, int64_t expert) co
         concat("expert_spans: expected an expert from 0 to ", variant.experts().count - 1, ", found ", expert));
   const std::vector<ExpertPlace>& places = expert_places[static_cast<size_t>(layer)];
   std::vector<Span> spans;
-  for (size_t i = 0; i < places.size(); ++i)
-    spans.push_back({places[i].file, places[i].offset + expert * places[i].stride, experts.pieces[i].bytes});
+  for (size_t i = 0; i < places.size(); ++i) {
+    const FilePosition at = places[i].of(expert);
+    spans.push_back({at.file, at.offset, experts.pieces[i].bytes});
+  }
   return spans;
 }
 

@@ -32,15 +32,26 @@ struct StoredTensor {
   std::vector<int64_t> shape;            // as stored: packed words for codes
   std::vector<Span> spans;               // in order; together the tensor, row-major
   TensorKind kind = TensorKind::matrix;  // the kind of the required tensor that it is, or is a part of
+  float added = 0;  // to each number, once it is in f32: some norms are published as one less. Never to f32 or a matrix
 };
 
 using TensorTable = std::map<std::string, StoredTensor>;
+
+struct FilePosition {
+  int64_t file = 0;  // index into StoreDirectory::files
+  int64_t offset = 0;
+};
 
 // Where a piece of a layer's experts lies: that of expert e begins at offset + e * stride.
 struct ExpertPlace {
   int64_t file = 0;
   int64_t offset = 0;
   int64_t stride = 0;
+  std::vector<FilePosition> each = {};  // [expert], where each is a tensor of its own; the others say nothing then
+
+  FilePosition of(int64_t expert) const {
+    return each.empty() ? FilePosition{file, offset + expert * stride} : each[static_cast<size_t>(expert)];
+  }
 };
 
 // [layer][expert]; a dense layer has none.
@@ -55,6 +66,7 @@ struct StoreDirectory {
   ExpertLayout experts;
   std::vector<std::vector<ExpertPlace>> expert_places;  // [layer][piece]; empty for a dense layer
   ExpertChecksums expert_checksums;                     // empty where nobody needs them, or the store has none
+  bool as_published = false;                            // of a checkpoint as Hugging Face lays it out
   std::vector<std::string> ignored;                     // tensors that are there and deliberately not used, as stored
 
   // In the order of experts.pieces. std::out_of_range when the layer has no such expert.

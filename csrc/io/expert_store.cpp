@@ -19,8 +19,8 @@ bool lies_contiguous(const StoreDirectory& store) {
   for (const std::vector<ExpertPlace>& places : store.expert_places)
     for (size_t i = 0; i < places.size(); ++i) {
       const int64_t offset = places.front().offset + store.experts.pieces[i].offset;
-      if (places[i].file != places.front().file || places[i].stride != places.front().stride ||
-          places[i].offset != offset)
+      if (!places[i].each.empty() || places[i].file != places.front().file ||
+          places[i].stride != places.front().stride || places[i].offset != offset)
         return false;
     }
   return true;
@@ -46,7 +46,9 @@ int64_t bounce_of(const StoreDirectory& store, ReadMode mode) {
   for (const std::vector<ExpertPlace>& places : store.expert_places)
     for (size_t i = 0; i < (contiguous ? std::min<size_t>(1, places.size()) : places.size()); ++i) {
       const int64_t bytes = contiguous ? store.experts.bytes : store.experts.pieces[i].bytes;
-      if ((places[i].offset | places[i].stride | slot.offsets[i] | bytes) % direct_alignment != 0) return bounce_bytes;
+      int64_t all = places[i].offset | places[i].stride | slot.offsets[i] | bytes;
+      for (const FilePosition& at : places[i].each) all |= at.offset;
+      if (all % direct_alignment != 0) return bounce_bytes;
     }
   return 0;
 }
@@ -67,19 +69,19 @@ ExpertStore::ExpertStore(const StoreDirectory& store, const ExpertStoreOptions& 
 void ExpertStore::open_files(const StoreDirectory& store, const ExpertStoreOptions& options) {
   readers_.resize(store.files.size());
   for (const std::vector<ExpertPlace>& places : store.expert_places)
-    for (const ExpertPlace& place : places) {
-      const auto file = static_cast<size_t>(place.file);
-      if (!readers_[file]) readers_[file] = options.open(store.files[file], options.mode);
-    }
+    for (const ExpertPlace& place : places)
+      for (int64_t expert = 0; expert < (place.each.empty() ? 1 : experts_per_layer_); ++expert) {
+        const auto file = static_cast<size_t>(place.of(expert).file);
+        if (!readers_[file]) readers_[file] = options.open(store.files[file], options.mode);
+      }
 }
 
 std::vector<ExpertStore::Place> ExpertStore::places_of(const StoreDirectory& store, int64_t layer) const {
   const std::vector<ExpertPlace>& stored = store.expert_places[static_cast<size_t>(layer)];
   std::vector<Place> places;
   for (size_t i = 0; i < stored.size(); ++i) {
-    Reader* reader = readers_[static_cast<size_t>(stored[i].file)].get();
     const int64_t bytes = contiguous_ ? layout_.bytes : layout_.pieces[i].bytes;
-    places.push_back({reader, stored[i].offset, stored[i].stride, slot_.offsets[i], bytes});
+    places.push_back({stored[i], slot_.offsets[i], bytes});
     if (contiguous_) break;
   }
   return places;
@@ -87,12 +89,14 @@ std::vector<ExpertStore::Place> ExpertStore::places_of(const StoreDirectory& sto
 
 void ExpertStore::check_lengths() const {
   for (const std::vector<Place>& places : places_)
-    for (const Place& place : places) {
-      const int64_t end = place.offset + (experts_per_layer_ - 1) * place.stride + place.bytes;
-      if (place.reader->bytes() < end)
-        throw IoError(concat(printable(place.reader->path()), ": expected at least ", end, " bytes, found ",
-                             place.reader->bytes(), ": it changed since the store was opened"));
-    }
+    for (const Place& place : places)
+      for (int64_t expert = 0; expert < experts_per_layer_; ++expert) {
+        const FilePosition at = place.stored.of(expert);
+        const Reader& reader = *readers_[static_cast<size_t>(at.file)];
+        if (reader.bytes() < at.offset + place.bytes)
+          throw IoError(concat(printable(reader.path()), ": expected at least ", at.offset + place.bytes,
+                               " bytes, found ", reader.bytes(), ": it changed since the store was opened"));
+      }
 }
 
 bool ExpertStore::has_experts(int64_t layer) const {
@@ -100,7 +104,8 @@ bool ExpertStore::has_experts(int64_t layer) const {
 }
 
 const std::string& ExpertStore::path(int64_t layer) const {
-  return places_.at(static_cast<size_t>(layer)).at(0).reader->path();
+  const FilePosition at = places_.at(static_cast<size_t>(layer)).at(0).stored.of(0);
+  return readers_[static_cast<size_t>(at.file)]->path();
 }
 
 int64_t ExpertStore::add_reads(int64_t layer, int64_t expert, const Landing& slot, ReadBatch& batch,
@@ -113,10 +118,11 @@ int64_t ExpertStore::add_reads(int64_t layer, int64_t expert, const Landing& slo
   assert(slot.bytes() >= slot_.bytes && parts > 0);
   const int64_t part = round_up((layout_.bytes + parts - 1) / parts, direct_alignment);
   for (const Place& place : places_[static_cast<size_t>(layer)]) {
-    const int64_t offset = place.offset + expert * place.stride;
+    const FilePosition at = place.stored.of(expert);
+    Reader* reader = readers_[static_cast<size_t>(at.file)].get();
     for (int64_t done = 0; done < place.bytes; done += part) {
       const int64_t bytes = std::min(part, place.bytes - done);
-      batch.add({place.reader, offset + done, slot.part(place.landing + done, bytes)});
+      batch.add({reader, at.offset + done, slot.part(place.landing + done, bytes)});
     }
   }
   return layout_.bytes;

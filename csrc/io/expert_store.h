@@ -1,8 +1,8 @@
 // The routed experts of a store: where the bytes of each lie, and where they land in a slot.
 //
 // A packed store has an expert in one stretch of bytes, so one read brings it. An MLX store has the pieces of an expert
-// (usually nine) in stacked tensors, and each piece is a read of its own. The slot looks the same for every expert of a
-// store, whatever the read mode.
+// (usually nine) in stacked tensors, and each piece is a read of its own; a published checkpoint has three. The slot
+// looks the same for every expert of a store, whatever the read mode.
 #pragma once
 
 #include <cstddef>
@@ -67,9 +67,7 @@ class ExpertStore {
 
  private:
   struct Place {
-    Reader* reader = nullptr;
-    int64_t offset = 0;
-    int64_t stride = 0;
+    ExpertPlace stored;
     int64_t landing = 0;  // in the slot
     int64_t bytes = 0;
   };

@@ -227,6 +227,7 @@ void register_stores(py::module_& m) {
       .def_property_readonly(
           "spans", [](const StoredTensor& t) { return spans_to_python(t.spans); },
           "(file, offset, bytes) of each range.")
+      .def_readonly("added", &StoredTensor::added, "What is added to each number of a vector, once it is in f32.")
       .def_property_readonly(
           "is_vector", [](const StoredTensor& t) { return is_vector(t.kind); },
           "Whether this is a tensor of its own and no part of a matrix.")
@@ -239,6 +240,9 @@ void register_stores(py::module_& m) {
       .def_readonly("tensors", &Store::tensors, "Tensors by canonical name, without the routed experts.")
       .def_readonly("formats", &Store::formats, "QuantFormat of every matrix, by its base name.")
       .def_property_readonly("experts", [](const Store& s) { return s.directory.experts; })
+      .def_property_readonly(
+          "as_published", [](const Store& s) { return s.directory.as_published; },
+          "Whether it is a checkpoint as Hugging Face lays it out.")
       .def_property_readonly(
           "ignored", [](const Store& s) { return s.directory.ignored; },
           "Names of tensors that are there and deliberately not used.")

@@ -254,6 +254,11 @@ class Tensor:
     """
     def __repr__(self) -> str: ...
     @property
+    def added(self) -> float:
+        """
+        What is added to each number of a vector, once it is in f32.
+        """
+    @property
     def dtype(self) -> str: ...
     @property
     def is_vector(self) -> bool:
@@ -275,6 +280,11 @@ class StoreDirectory:
     def expert_spans(self, layer: int, expert: int) -> list[typing.Any]:
         """
         (file, offset, bytes) of each piece of the expert, in layout order.
+        """
+    @property
+    def as_published(self) -> bool:
+        """
+        Whether it is a checkpoint as Hugging Face lays it out.
         """
     @property
     def experts(self) -> ExpertLayout: ...

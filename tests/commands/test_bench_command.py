@@ -253,7 +253,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_measured(elsewhere: lis
 
 
 def test_a_checkpoint_is_estimated(elsewhere: list[bool], tmp_path: Path, capsys: Output) -> None:
-    checkpoints.write("qwen3_moe", tmp_path / "hf")
+    checkpoints.write("deepseek_v2", tmp_path / "hf")
     assert main(["bench", str(tmp_path / "hf")]) == 0
     assert "of the store that `moeflux convert` makes of it" in capsys.readouterr().out
 

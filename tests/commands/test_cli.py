@@ -271,7 +271,7 @@ def test_info_of_a_preset(capsys: Output) -> None:
     assert info["variant"]["feed_forwards"][0]["count"] == 512
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v3_fp8", "qwen3_5_moe", "kimi_k25"])
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v3_fp8", "qwen3_vl_moe", "kimi_k25"])
 def test_info_of_a_checkpoint_is_that_of_its_conversion(name: str, tmp_path: Path, capsys: Output) -> None:
     source, packed = checkpoints.write(name, tmp_path / "hf"), tmp_path / "packed"
     assert main(["convert", str(source), str(packed), "--verify", "none"]) == 0

@@ -151,7 +151,7 @@ def test_the_artifacts_and_root_layout(folders: Path, tmp_path: Path) -> None:
     assert np.array_equal(logits(tmp_path), logits(source))
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3_fp8"])
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v3_fp8"])
 def test_a_checkpoint_needs_converting(tmp_path: Path, name: str) -> None:
     folder = checkpoints.write(name, tmp_path / "hf")
     with pytest.raises(FormatError, match="experts as Hugging Face lays them out, which need converting"):

@@ -190,7 +190,7 @@ def test_a_store_is_planned_before_it_is_there(store: Path, tmp_path: Path) -> N
         assert before.note in str(before) and "note" not in str(after)
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3_fp8", "kimi_k25"])
+@pytest.mark.parametrize("name", ["qwen3_vl_moe", "deepseek_v3_fp8", "kimi_k25"])
 def test_a_checkpoint_is_planned_as_it_will_be_converted(name: str, tmp_path: Path) -> None:
     """Experts to the byte, also those that are int4 already; other matrices nearly, for routers get more bits."""
     checkpoint = checkpoints.write(name, tmp_path / "hf")

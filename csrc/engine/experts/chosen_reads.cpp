@@ -18,7 +18,7 @@ ChosenReads chosen_reads(Reads asked, const ReadsFacts& facts) {
 
 bool supports_direct(const StoreDirectory& store) {
   return std::ranges::all_of(store.expert_places, [&](const std::vector<ExpertPlace>& places) {
-    return places.empty() || supports_direct(store.files[static_cast<size_t>(places.front().file)]);
+    return places.empty() || supports_direct(store.files[static_cast<size_t>(places.front().of(0).file)]);
   });
 }
 

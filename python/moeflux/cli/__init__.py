@@ -16,8 +16,9 @@ __all__ = ["main"]
 DESCRIPTION = """\
 moeflux runs Mixture-of-Experts language models that are far larger than memory. What every token needs stays in memory.
 The experts stay on the SSD and are read as the router picks them. A small model comes with moeflux, so `moeflux chat`
-works at once, and so does `moeflux serve`, which other programs ask. Stock MLX folders run as they are, and Hugging
-Face checkpoints can be converted. There are commands to inspect, check and measure models too.
+works at once, and so does `moeflux serve`, which other programs ask. Stock MLX folders and most checkpoints in bf16
+run as they are, and any Hugging Face checkpoint can be converted. There are commands to inspect, check and measure
+models too.
 """
 
 EXAMPLES = """\

@@ -24,7 +24,7 @@ class Info:
     """Sizes are bytes. If a model is not converted yet, they are those of a conversion with the default format."""
 
     target: str
-    kind: str  # "packed", "mlx", "hf", "config" or "preset"
+    kind: str  # "packed", "mlx", "published", "hf" where it must be converted, "config" or "preset"
     variant: Variant
     formats: dict[str, int]  # "4-bit g64" -> how many dense matrices have it
     expert_format: str
@@ -65,8 +65,8 @@ def describe(target: str | Path) -> Info:
         return _from_store(str(target), planned_store(target), missing if files.is_folder(path) else [])
     if needs_converting(path):
         return _from_checkpoint(path)
-    store = open_store(path)
-    return _from_store(str(store.path), store, store.missing_extras())
+    with open_store(path) as store:
+        return _from_store(str(store.path), store, store.missing_extras())
 
 
 def _has_weights(folder: Path) -> bool:

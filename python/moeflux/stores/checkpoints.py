@@ -13,6 +13,13 @@ from moeflux.stores.store import is_packed
 __all__ = ["is_mlx", "needs_converting", "source_files"]
 
 INDEX = "model.safetensors.index.json"
+PLAIN = ("BF16", "F16", "F32")
+AS_PUBLISHED = (
+    "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", "qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "minimax_m2",
+    "glm4_moe", "glm4v_moe", "gemma4", "gemma4_text",
+)  # fmt: skip
+"""Families whose checkpoints run in place. Others have rows of two matrices in turns, matrices that must be transposed,
+or latent attention."""
 
 
 def source_files(folder: Path) -> list[Path]:
@@ -48,9 +55,22 @@ def is_mlx(folder: Path, config: dict[str, Any]) -> bool:
 
 
 def needs_converting(folder: Path) -> bool:
-    """Whether the folder is a checkpoint as Hugging Face lays it out."""
+    """Whether the folder is a checkpoint as Hugging Face lays it out that does not run as it is."""
     config = folder / "config.json"
     if is_packed(folder) or not files.exists(config) or not files.listed(folder, "*.safetensors"):
         return False
     fields = files.read_json(config)
-    return isinstance(fields, dict) and not is_mlx(folder, fields)
+    return isinstance(fields, dict) and not is_mlx(folder, fields) and not _runs_as_published(folder, fields)
+
+
+def _runs_as_published(folder: Path, config: dict[str, Any]) -> bool:
+    """Whether its experts are plain elements, each in one stretch of bytes."""
+    if config.get("model_type") not in AS_PUBLISHED or "quantization_config" in config:
+        return False
+    types = {
+        tensor.dtype
+        for path in source_files(folder)
+        for name, tensor in SafetensorsFile(str(path)).tensors.items()
+        if ".experts." in name
+    }
+    return bool(types) and types <= {*PLAIN}

@@ -1,7 +1,8 @@
 """A store: one model's dense weights, routed experts and variant, opened for reading and checked once.
 
-`open_store` takes a packed folder (ours, or one made by older tools) or a stock MLX folder, and presents both alike:
-tensors by their canonical name, experts by layer and number. See docs/formats.md.
+`open_store` takes a packed folder (ours, or one made by older tools), a stock MLX folder, or a checkpoint in plain
+elements as it is published. It presents all alike: tensors by their canonical name, experts by layer and number. See
+docs/formats.md.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from moeflux._core import QuantFormat, StoreDirectory
 from moeflux.errors import FormatError, refusals
 from moeflux.models.config import variant_from_config, variant_from_manifest
 from moeflux.models.variants import Variant
+from moeflux.stores.floats import decode
 from moeflux.stores.packed import DESCRIPTION, MANIFEST, Description, read_description
 from moeflux.stores.spans import SpanReader
 
@@ -49,7 +51,7 @@ class Store:
     """A model on disk, read-only. Close it, or use it in a `with`, to give back its file descriptors."""
 
     path: Path
-    kind: str  # "packed" or "mlx"
+    kind: str  # "packed", "mlx", or "published" of a checkpoint
     variant: Variant
     directory: StoreDirectory
     description: Description | None  # the content of moeflux.json, where there is one
@@ -77,7 +79,11 @@ class Store:
             return StoredTensor(self.directory.formats[name], **{part: self._array(n) for part, n in present.items()})
         if name not in tensors:
             raise FormatError(f'{self.path}: tensor "{name}": expected to be in the store, found nothing')
-        return StoredTensor(QuantFormat.plain(tensors[name].dtype), self._array(name))
+        added, array = tensors[name].added, self._array(name)
+        if added:
+            numbers = decode(array, tensors[name].dtype) + np.float32(added)
+            return StoredTensor(QuantFormat.plain("F32"), numbers)
+        return StoredTensor(QuantFormat.plain(tensors[name].dtype), array)
 
     def expert(self, layer: int, expert: int) -> tuple[StoredTensor, StoredTensor, StoredTensor]:
         """The gate, up and down matrices of one routed expert."""
@@ -186,7 +192,8 @@ def _opened(folder: Path, experts: str | Path | None, experts_per_token: int | N
         return _store(folder, "packed", variant, _core.open_packed(weights, layers, variant.to_json()))
     if files.listed(folder, "*.safetensors"):
         variant = _adjusted(variant_from_config(folder), experts_per_token)
-        return _store(folder, "mlx", variant, _core.open_mlx(folder, variant.to_json()))
+        directory = _core.open_mlx(folder, variant.to_json())
+        return _store(folder, "published" if directory.as_published else "mlx", variant, directory)
     raise FormatError(
         f"{folder}: expected a packed store (moeflux.json or model_weights.json) or an MLX folder "
         f"(config.json and *.safetensors), found neither"
