@@ -170,7 +170,11 @@ def rope_of(kind: str, **changes: Any) -> dict[str, Any]:
         ({"per_layer_config": {"5": {"colour": 1}}}, 'per_layer_config: 5: field "colour" is not one'),
         (rope_of("full_attention", rope_type="yarn"), "rope_type: expected 'default' or 'proportional', found 'yarn'"),
         (rope_of("full_attention", factor=8.0), "factor: expected 1.0 or None, found 8.0"),
-        (rope_of("full_attention", partial_rotary_factor=0.001), "expected a number with which at least one pair"),
+        (
+            rope_of("full_attention", partial_rotary_factor=0.001),
+            "expected a number with which a whole number of pairs",
+        ),
+        (rope_of("full_attention", partial_rotary_factor=0.3), "a number with which a whole number of pairs"),
         (rope_of("sliding_attention", partial_rotary_factor=0.5), "partial_rotary_factor: expected 1, or a number up"),
         (rope_of("sliding_attention", colour=1), 'rope_parameters: sliding_attention: field "colour" is not one'),
         ({"colour": "red"}, 'text_config: field "colour" is not one'),

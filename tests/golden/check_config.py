@@ -23,6 +23,7 @@ import torch
 import transformers
 from mlx_lm.models import deepseek_v2 as mlx_deepseek_v2
 from mlx_lm.models import deepseek_v3 as mlx_deepseek
+from mlx_lm.models import gemma4_text as mlx_gemma4
 from mlx_lm.models import glm4_moe as mlx_glm
 from mlx_lm.models import glm4_moe_lite as mlx_lite
 from mlx_lm.models import minimax as mlx_minimax
@@ -30,6 +31,7 @@ from mlx_lm.models import mixtral as mlx_mixtral
 from mlx_lm.models import olmoe as mlx_olmoe
 from mlx_lm.models import qwen3_moe as mlx_qwen
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as hf_deepseek
+from transformers.models.gemma4 import modeling_gemma4 as hf_gemma4
 from transformers.models.glm4_moe import modeling_glm4_moe as hf_glm
 from transformers.models.minimax_m2 import modeling_minimax_m2 as hf_minimax
 from transformers.models.qwen3_moe import modeling_qwen3_moe as hf_qwen
@@ -38,7 +40,7 @@ from golden import checkpoints
 from golden.deepseek import deepseek_v3
 from moeflux import FormatError, Variant, oracle
 from moeflux.models.config import variant_from_config
-from moeflux.models.layers import GatedDelta, LatentAttention
+from moeflux.models.layers import GatedDelta, GroupedAttention, LatentAttention
 
 # model_type: the module of transformers and how its classes begin, the module of mlx-lm.
 PEERS = {
@@ -49,7 +51,8 @@ PEERS = {
 }
 # Of these only what is taken for a field that is not there.
 MLX_ALONE = {
-    "deepseek_v2": mlx_deepseek_v2, "glm4_moe_lite": mlx_lite, "mixtral": mlx_mixtral, "olmoe": mlx_olmoe
+    "deepseek_v2": mlx_deepseek_v2, "glm4_moe_lite": mlx_lite, "mixtral": mlx_mixtral, "olmoe": mlx_olmoe,
+    "gemma4_text": mlx_gemma4,
 }  # fmt: skip
 
 Answer = np.ndarray
@@ -133,6 +136,59 @@ def rope_cases() -> list[tuple[str, Config]]:
     return [*cases, ("glm4_moe, YaRN", glm | {"rope_scaling": YARN}), ("glm4_moe, no part", without(glm, PART))]
 
 
+# ---- The ropes of gemma4: one for layers that see a window, one for those that see everything ---------------------
+
+GEMMA4_KINDS = ("sliding_attention", "full_attention")
+
+
+def gemma4_cases() -> list[tuple[str, Config]]:
+    config = checkpoints.CHECKPOINTS["gemma4_text"]().config
+    both = config["rope_parameters"]
+    cases = []
+    for part in (0.25, 0.3, 0.5, 1.0):
+        changed = {**both, "full_attention": {**both["full_attention"], "partial_rotary_factor": part}}
+        cases.append((f"gemma4_text, {part}", {**config, "rope_parameters": changed}))
+    return cases
+
+
+def layer_of(config: Config, kind: str) -> int:
+    place: int = config["layer_types"].index(kind)
+    return place
+
+
+def gemma4_of_transformers(config: Config) -> Answer:
+    parsed, found = transformers.AutoConfig.for_model(**config), list[Answer]()
+    rotary = hf_gemma4.Gemma4TextRotaryEmbedding(parsed)
+    for kind in GEMMA4_KINDS:
+        attention = hf_gemma4.Gemma4TextAttention(parsed, layer_of(config, kind))
+        x = torch.ones(1, 1, 1, attention.head_dim)
+        with torch.no_grad():
+            cos, sin = rotary(x, torch.tensor([[37]]), kind)
+            out = hf_gemma4.apply_rotary_pos_emb(x, cos, sin).numpy()
+        found += [out.reshape(-1), np.array([attention.scaling])]
+    return np.concatenate(found)
+
+
+def gemma4_of_mlx(config: Config) -> Answer:
+    arguments, found = mlx_gemma4.ModelArgs.from_dict(config), list[Answer]()
+    for kind in GEMMA4_KINDS:
+        attention = mlx_gemma4.Attention(arguments, layer_of(config, kind))
+        out = np.array(attention.rope(mx.ones((1, 1, 1, attention.head_dim)), 37), np.float32)
+        found += [out.reshape(-1), np.array([attention.scale])]
+    return np.concatenate(found)
+
+
+def gemma4_of_moeflux(config: Config) -> Answer:
+    variant, found = variant_from_config(config), list[Answer]()
+    for kind in GEMMA4_KINDS:
+        mixer = variant.layers[layer_of(config, kind)].mixer
+        assert isinstance(mixer, GroupedAttention)
+        x, frequencies = np.ones((1, 1, mixer.head_dim), np.float32), oracle.rope_frequencies(mixer.rope)
+        out = oracle.rope(x, np.array([37]), frequencies, interleaved=False)
+        found += [out.reshape(-1), np.array([mixer.scale])]
+    return np.concatenate(found)
+
+
 # ---- What is taken for a field that is not there -----------------------------------------------------------------
 
 DEFAULTS = ("n_group", "topk_group", "n_shared_experts", "q_lora_rank", "norm_topk_prob")
@@ -150,6 +206,9 @@ def default_cases() -> list[tuple[str, Config]]:
     cases += [(field, without(v2, field)) for field in ("n_shared_experts", "q_lora_rank", "routed_scaling_factor")]
     cases += [("first_k_dense_replace", without(v2, "first_k_dense_replace"))]
     cases += [("tie_word_embeddings", without(config, "tie_word_embeddings")) for config in (mixtral, olmoe)]
+    gemma4 = checkpoints.CHECKPOINTS["gemma4_text"]().config
+    own = ("attention_k_eq_v", "tie_word_embeddings", "num_kv_shared_layers", "final_logit_softcapping")
+    cases += [(field, without(gemma4, field)) for field in own]
     return [*cases, ("norm_topk_prob", without(olmoe, "norm_topk_prob"))]
 
 
@@ -174,6 +233,8 @@ def default_of(field: str, declared: str) -> list[Callable[[Config], Answer]]:
 
 
 def of_moeflux(variant: Variant, field: str) -> float:
+    if field == "attention_k_eq_v":
+        return any(getattr(layer.mixer, "keys_as_values", False) for layer in variant.layers)
     said = variant.identity()
     if "layer_kinds" not in said:  # version 1 has no words for the model
         experts, mixer = variant.experts, variant.layers[0].mixer
@@ -217,6 +278,8 @@ def main() -> None:
     for what, config in rope_cases():
         scaled = config["model_type"] == "qwen3_moe" and config["rope_scaling"]
         check(what, config, [rope_of_transformers, *([] if scaled else [rope_of_mlx]), rope_of_moeflux])
+    for what, config in gemma4_cases():
+        check(what, config, [gemma4_of_transformers, gemma4_of_mlx, gemma4_of_moeflux])
     for field, config in default_cases():
         declared = config["model_type"]
         check(f"{declared} without {field}", config, default_of(field, declared))

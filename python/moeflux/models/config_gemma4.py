@@ -108,8 +108,8 @@ def turns(fields: Fields, kind: str, head_dim: int) -> Rope:
     if not 0 < part <= 1 or (part != 1 and own.values.get("rope_type") != "proportional"):
         raise own.fail("partial_rotary_factor", "1, or a number up to that and above 0 where rope_type is proportional")
     turning = int(part * head_dim // 2)
-    if turning < 1:
-        raise own.fail("partial_rotary_factor", "a number with which at least one pair turns")
+    if turning < 1 or part * head_dim != 2 * turning:
+        raise own.fail("partial_rotary_factor", "a number with which a whole number of pairs turns")
     made = Rope(dim=head_dim, theta=own.number("rope_theta"), turning=0 if turning == head_dim // 2 else turning)
     own.finish(frozenset())
     return made
