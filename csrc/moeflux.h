@@ -116,11 +116,12 @@ struct StepStats {
 
 // A piece of a session's state. It is valid only during the call that shows it.
 struct StateTensor {
-  std::string name;  // "k", "v", "latent", "rope_k", "conv" or "recurrent"; "k_scale" and the like behind codes
+  std::string name;  // "k", "v", "latent", "rope_k", "index_k", "conv" or "recurrent"; "k_scale" ... behind codes
   int64_t layer = 0;
   DType dtype = DType::f32;
-  std::vector<int64_t> shape;  // k and v [position, kv_heads, dim]; latent, rope_k [position, width]; conv [taps - 1,
-                               // channels]; recurrent [value heads, value dim, key dim]; scales [heads, position]
+  // k and v [position, kv_heads, dim]; latent, rope_k, index_k [position, width]; conv [taps - 1, channels]; recurrent
+  // [value heads, value dim, key dim]; scales [heads, position]
+  std::vector<int64_t> shape;
   int64_t bytes = 0;
   // Copies those of its bytes that begin at `begin`. Several threads may do so at once, for other bytes.
   std::function<void(int64_t begin, std::span<std::byte> to)> read;

@@ -119,6 +119,11 @@ def deepseek_v2(name: str, draw: Draw) -> Checkpoint:
     return deepseek.deepseek_v2(name, **latent(draw), topk_method=draw("greedy", "group_limited_greedy"))
 
 
+def deepseek_v32(name: str, draw: Draw) -> Checkpoint:
+    index = {"index_n_heads": draw(9, 16), "index_head_dim": draw(32, 48, 64), "index_topk": draw(1, 11, 30)}
+    return deepseek.deepseek_v32(name, **latent(draw) | {"q_lora_rank": draw(32, 96)} | index)
+
+
 def gpt_oss(name: str, draw: Draw) -> Checkpoint:
     layers, context, per_token = draw(2, 3, 5), draw(16, 32), draw(1, 2, 4)
     scaling = {
@@ -156,7 +161,9 @@ def gemma4(name: str, draw: Draw) -> Checkpoint:
     )  # fmt: skip
 
 
-FAMILIES = (qwen3_moe, qwen2_moe, mixtral, olmoe, minimax_m2, glm4_moe, deepseek_v3, deepseek_v2, gpt_oss, gemma4)
+FAMILIES = (
+    qwen3_moe, qwen2_moe, mixtral, olmoe, minimax_m2, glm4_moe, deepseek_v3, deepseek_v32, deepseek_v2, gpt_oss, gemma4,
+)  # fmt: skip
 
 
 def made(family: Callable[[str, Draw], Checkpoint], number: int) -> Checkpoint:

@@ -286,7 +286,7 @@ def vector(wanted: DenseShape, variant: Variant, seed: int) -> np.ndarray:
     if wanted.name.endswith(("q_norm.weight", "k_norm.weight")):
         # Attention scores of deviation 2: neither flat nor on one position.
         return (1.4 + 0.2 * flat) * np.float32(sharpness(variant, int(wanted.name.split(".")[2])))
-    if wanted.name.endswith(("_proj.bias", ".gate.bias")):
+    if wanted.name.endswith(("_proj.bias", ".gate.bias", "k_norm.bias")):
         return 0.5 * flat  # beside products of size 1
     if variant.experts.framed and wanted.name.endswith(ADDED_NORMS):
         return np.float32(residual_size(variant)) * (1 + 0.2 * flat)
