@@ -65,6 +65,7 @@ struct Footprint {
   int64_t scratch = 0;       // intermediate numbers of a chunk, and what the kernels want for themselves
   int64_t read_buffers = 0;  // of the reading threads, where reads do not go straight into slots; staging
   int64_t tables = 0;        // which expert is where, what is wanted next, checksums
+  int64_t ngram_rows = 0;    // of tables of n-gram embeddings: the rows that are kept in memory
   int64_t loading = 0;  // staging while dense weights are read, on a device with memory of its own; then given back
   // For sessions:
   int64_t rows = 0;         // keys and values, or latents, one row per position
@@ -72,7 +73,9 @@ struct Footprint {
   int64_t checkpoints = 0;  // copies of the recurrent state
   int64_t tokens = 0;       // the tokens themselves, logits, and staging for a device's memory
 
-  int64_t engine() const { return dense_weights + expert_slots + scratch + read_buffers + tables + loading; }
+  int64_t engine() const {
+    return dense_weights + expert_slots + scratch + read_buffers + tables + ngram_rows + loading;
+  }
   int64_t sessions() const { return rows + recurrent + checkpoints + tokens; }
   int64_t total() const { return engine() + sessions(); }
   Footprint& operator+=(const Footprint& other);
@@ -83,16 +86,18 @@ struct StepStats {
   int64_t tokens = 0;
   double seconds = 0;            // of the whole call
   double compute_seconds = 0;    // recording and running ops
-  double read_wait_seconds = 0;  // the call stood still for expert reads
+  double read_wait_seconds = 0;  // the call stood still for reads
   // What compute_seconds went to in layers with experts. The rest of it is the end of the call: the last norm and the
   // logits. On a device that computes by itself, these are the host's times for recording and waiting.
   double router_seconds = 0;     // until the router has spoken: the sum of the layer before, attention, norms
   double beside_seconds = 0;     // during the reads: beginning them, the shared expert, experts in slots
   double arrived_seconds = 0;    // experts as they arrive
-  double read_busy_seconds = 0;  // at least one expert read was under way; for the rest of `seconds` the disk was idle
-  int64_t bytes_read = 0;        // by expert reads, those of the look-ahead included, wanted or not
+  double read_busy_seconds = 0;  // at least one read was under way; for the rest of `seconds` the disk was idle
+  int64_t bytes_read = 0;        // by reads of experts and of rows, those of the look-ahead included, wanted or not
   int64_t expert_hits = 0;       // experts found in a slot, or on their way into one
   int64_t expert_misses = 0;     // experts that had to be read and were not on their way
+  int64_t ngram_hits = 0;        // rows of n-gram tables found in memory, or on their way there
+  int64_t ngram_misses = 0;      // rows that had to be read and were not on their way
   int64_t submissions = 0;       // batches given to the backend
   int64_t waits = 0;             // times the host waited for one
 

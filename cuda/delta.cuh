@@ -3,21 +3,24 @@
 
 // ---- The convolution ------------------------------------------------------------------------------------------------
 
-// Of the rows of the state [taps - 1, channels], oldest first, and behind them those of the input.
+// Rows of the state.
+DEV u32 kept_rows(const ConvParams& params) { return (params.taps - 1) * params.dilation; }
+// Of the rows of the state, oldest first, and behind them those of the input.
 DEV float tap(const ConvParams& params, u64 row, u32 channel) {
-  const u32 kept = params.taps - 1;
+  const u32 kept = kept_rows(params);
   return row < kept ? params.state[row * params.channels + channel]
                     : params.x[(row - kept) * params.channels + channel];
 }
 DEV void convolve(const ConvParams& params, u32 row, u32 channel) {
   float sum = 0.0f;
   for (u32 i = 0; i < params.taps; i++)
-    sum = fmaf(tap(params, u64(row) + i, channel), params.weight[u64(channel) * params.taps + i], sum);
+    sum =
+        fmaf(tap(params, row + u64(i) * params.dilation, channel), params.weight[u64(channel) * params.taps + i], sum);
   params.out[u64(row) * params.channels + channel] = silu(sum);
 }
 // The last rows of state and input become the state. Each row comes from a later one.
 DEV void keep_last(const ConvParams& params, u32 channel) {
-  for (u32 row = 0; row + 1 < params.taps; row++)
+  for (u32 row = 0; row < kept_rows(params); row++)
     params.state[u64(row) * params.channels + channel] = tap(params, u64(row) + params.n, channel);
 }
 

@@ -112,6 +112,18 @@ struct LayerNormParams {
   float eps;
 };
 
+// Rows of residual streams: [streams, width]. Which of the addresses are given is the kernel's to say.
+struct StreamParams {
+  const float* x;
+  const float* y;
+  const float* z;
+  float* out;
+  uint32_t streams;
+  uint32_t width;
+  uint32_t n;
+  float eps;  // of a norm
+};
+
 // Heads side by side in rows: head j of row i begins at i * row_stride + j * head_stride.
 struct HeadParams {
   float* x;
@@ -368,6 +380,7 @@ struct ConvParams {
   uint32_t n;
   uint32_t channels;
   uint32_t taps;
+  uint32_t dilation;  // rows from one tap to the next
 };
 
 struct DeltaGatesParams {

@@ -1,16 +1,16 @@
 // The gated delta-net: a short convolution, the gates, and the recurrence on a state per value head.
 #include "common.h"
 
-// The convolution, then SiLU. Grid of threads: channels, rows. The state is as it was before the call: [taps - 1,
-// channels].
+// The convolution, then SiLU. Grid of threads: channels, rows. The state is as it was before the call: [(taps -
+// 1) * dilation, channels].
 kernel void conv1d(constant ConvParams& params [[buffer(0)]], device const float* x [[buffer(1)]],
                    device const float* state [[buffer(2)]], device const float* weight [[buffer(3)]],
                    device float* out [[buffer(4)]], uint2 at [[thread_position_in_grid]]) {
   if (at.x >= params.channels) return;
-  const uint kept = params.taps - 1;
+  const uint kept = (params.taps - 1) * params.dilation;
   float sum = 0.0f;
   for (uint tap = 0; tap < params.taps; tap++) {
-    const uint row = at.y + tap;  // first of the state's rows, then of the input's
+    const uint row = at.y + tap * params.dilation;  // first of the state's rows, then of the input's
     const float value =
         row < kept ? state[ulong(row) * params.channels + at.x] : x[ulong(row - kept) * params.channels + at.x];
     sum = fma(value, weight[at.x * params.taps + tap], sum);
@@ -22,7 +22,7 @@ kernel void conv1d(constant ConvParams& params [[buffer(0)]], device const float
 kernel void conv1d_state(constant ConvParams& params [[buffer(0)]], device const float* x [[buffer(1)]],
                          device float* state [[buffer(2)]], uint channel [[thread_position_in_grid]]) {
   if (channel >= params.channels) return;
-  const uint kept = params.taps - 1;
+  const uint kept = (params.taps - 1) * params.dilation;
   for (uint row = 0; row < kept; row++) {
     const uint from = row + params.n;
     state[ulong(row) * params.channels + channel] = from < kept ? state[ulong(from) * params.channels + channel]

@@ -65,6 +65,13 @@ struct NormParams {
   float eps;
 };
 
+// Rows of residual streams: [streams, width].
+struct StreamParams {
+  uint32_t streams;
+  uint32_t width;
+  float eps;  // of a norm
+};
+
 // Heads side by side in rows: head j of row i begins at i * row_stride + j * head_stride.
 struct HeadNormParams {
   uint32_t row_stride;
@@ -251,6 +258,7 @@ struct ConvParams {
   uint32_t n;
   uint32_t channels;
   uint32_t taps;
+  uint32_t dilation;  // rows from one tap to the next
 };
 
 struct DeltaGatesParams {

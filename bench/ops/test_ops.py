@@ -237,6 +237,13 @@ def simple() -> dict[str, Case]:
     def decayed() -> tuple[np.ndarray, np.ndarray]:
         return np.exp(-np.exp(a_log) * np.logaddexp(0, alpha + dt)), sigmoid(b)
 
+    streams, stream_gates = numbers(16, 4, HIDDEN), numbers(16, 4, HIDDEN)
+    one, injections, stream_weight = numbers(16, HIDDEN), numbers(16, 4), numbers(4, HIDDEN)
+
+    def gated_value() -> np.ndarray:
+        score = (streams * stream_gates).sum(axis=-1, keepdims=True) / np.float32(HIDDEN**0.5)
+        return sigmoid(np.sqrt(np.maximum(np.abs(score), 1e-6)) * np.sign(score)) * one[:, None]
+
     grouped = {"groups": 8, "groups_kept": 4, "normalize": True, "scaling": 2.5}
     return {
         "embed": Case(lambda o: o.embed(table, ids), lambda: wide[ids].copy()),
@@ -260,6 +267,18 @@ def simple() -> dict[str, Case]:
         "soft_cap": Case(lambda o: o.soft_cap(x, 30.0), lambda: np.float32(30) * np.tanh(x / np.float32(30))),
         "residual_add": Case(lambda o: o.residual_add(x, y), lambda: x + y),
         "bias_add": Case(lambda o: o.bias_add(x, weight), lambda: x + weight),
+        "silu": Case(lambda o: o.silu(x, 0.25), lambda: silu(x * np.float32(0.25))),
+        "hyper_norm": Case(
+            lambda o: o.hyper_norm(streams, stream_weight, 1e-6), lambda: normed(streams, stream_weight)
+        ),
+        "hyper_mix": Case(
+            lambda o: o.hyper_mix(streams, stream_gates), lambda: (streams * sigmoid(stream_gates)).mean(axis=1)
+        ),
+        "hyper_add": Case(
+            lambda o: o.hyper_add(streams, one, injections),
+            lambda: streams + one[:, None] * (2 * sigmoid(injections / 4))[..., None],
+        ),
+        "ngram_gate": Case(lambda o: o.ngram_gate(streams, stream_gates, one), gated_value),
         "sigmoid_gate": Case(lambda o: o.sigmoid_gate(heads, gates), lambda: heads * sigmoid(gates)),
         "combine": Case(
             lambda o: o.combine(x, outputs, weights), lambda: x + np.einsum("nk,nkh->nh", weights, outputs)

@@ -173,6 +173,21 @@ ChosenExpertArgs inside(ChosenExpertArgs args) {
   return args;
 }
 
+HyperMixArgs inside(HyperMixArgs args) {
+  move_inside(args.normed, args.gates, args.out);
+  return args;
+}
+
+HyperAddArgs inside(HyperAddArgs args) {
+  move_inside(args.x, args.y, args.gates);
+  return args;
+}
+
+NgramGateArgs inside(NgramGateArgs args) {
+  move_inside(args.key, args.query, args.value, args.out);
+  return args;
+}
+
 CombineArgs inside(CombineArgs args) {
   move_inside(args.residual, args.outputs, args.weights, args.shared, args.shared_gate, args.out);
   return args;

@@ -37,6 +37,9 @@ ExpertFlavour inside(ExpertFlavour flavour);
 ExpertArgs inside(ExpertArgs args);  // the jobs stay as they are
 ChosenExpertArgs inside(ChosenExpertArgs args);
 CombineArgs inside(CombineArgs args);
+HyperMixArgs inside(HyperMixArgs args);
+HyperAddArgs inside(HyperAddArgs args);
+NgramGateArgs inside(NgramGateArgs args);
 
 // The same for a copy, which may use `bytes` at a place in any kind of memory.
 View inside_any(View view, int64_t bytes);

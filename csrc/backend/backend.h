@@ -199,9 +199,38 @@ struct ConvArgs {
   View x;  // [n, channels]
   int64_t channels = 0;
   int64_t taps = 0;
-  View state;   // [taps - 1, channels], oldest first; becomes the last rows of the input
-  View weight;  // [channels, taps] f32
-  View out;     // [n, channels], after SiLU
+  View state;            // [kept(), channels], oldest first; becomes the last rows of the input
+  View weight;           // [channels, taps] f32
+  View out;              // [n, channels], after SiLU
+  int64_t dilation = 1;  // rows from one tap to the next
+
+  int64_t kept() const { return (taps - 1) * dilation; }
+};
+
+// Residual streams that lie side by side: a row of them is [streams, width].
+struct HyperMixArgs {
+  View normed;  // [n, streams, width]: the streams, each by its own norm
+  View gates;   // [n, streams, width]
+  int64_t streams = 0;
+  int64_t width = 0;
+  View out;  // [n, width] = the mean over the streams of normed * sigmoid(gates)
+};
+
+struct HyperAddArgs {
+  View x;      // [n, streams, width]; stream j += y * 2 sigmoid(gates[j] / streams). In place, always.
+  View y;      // [n, width]
+  View gates;  // [n, streams]
+  int64_t streams = 0;
+  int64_t width = 0;
+};
+
+struct NgramGateArgs {
+  View key;    // [n, streams, width]
+  View query;  // [n, streams, width]
+  View value;  // [n, width]
+  int64_t streams = 0;
+  int64_t width = 0;
+  View out;  // [n, streams, width] = value * sigmoid(g), g being the signed root of key . query / sqrt(width)
 };
 
 struct DeltaGatesArgs {
@@ -345,6 +374,13 @@ class Commands {
   virtual void scale(View x, float factor, int64_t count) = 0;
   // x = cap * tanh(x / cap), `count` numbers. In place, always.
   virtual void soft_cap(View x, float cap, int64_t count) = 0;
+  // x = silu(x * factor), `count` numbers. In place, always.
+  virtual void silu(View x, float factor, int64_t count) = 0;
+  // Streams of `width`, each normed by itself; weight [streams, width]. Not in place.
+  virtual void hyper_norm(View x, View weight, View out, int64_t n, int64_t streams, int64_t width, float eps) = 0;
+  virtual void hyper_mix(const HyperMixArgs& args, int64_t n) = 0;
+  virtual void hyper_add(const HyperAddArgs& args, int64_t n) = 0;
+  virtual void ngram_gate(const NgramGateArgs& args, int64_t n) = 0;
   // x *= sigmoid(gate), head by head. In place, always.
   virtual void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) = 0;
   // The k best of `count` logits: ids i32 [k] and values [k], best first, the lower id on ties.

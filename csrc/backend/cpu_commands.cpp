@@ -171,6 +171,64 @@ void CpuCommands::soft_cap(View x, float cap, int64_t count) {
   });
 }
 
+void CpuCommands::silu(View x, float factor, int64_t count) {
+  op("silu", [&] {
+    spread(count, 4, [&](int64_t first, int64_t last) { kernels_.hyper.silu(x.f32() + first, factor, last - first); });
+  });
+}
+
+// ---- Residual streams ----------------------------------------------------------------------------------------------
+
+void CpuCommands::hyper_norm(View x, View weight, View out, int64_t n, int64_t streams, int64_t width, float eps) {
+  op("hyper_norm", [&] {
+    spread(n * streams, width, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i)
+        kernels_.elementwise.rms_norm(x.f32() + i * width, weight.f32() + i % streams * width, out.f32() + i * width,
+                                      width, eps, 1.0f);
+    });
+  });
+}
+
+void CpuCommands::hyper_mix(const HyperMixArgs& args, int64_t n) {
+  op("hyper_mix", [&] {
+    const int64_t row_numbers = args.streams * args.width;
+    // The columns of all rows are divided together, so that one long row is divided too.
+    spread(n * args.width, 5 * args.streams, [&](int64_t first, int64_t last) {
+      for (int64_t end = first; first < last; first = end) {
+        const int64_t row = first / args.width;
+        end = std::min(last, (row + 1) * args.width);
+        kernels_.hyper.hyper_mix(row_of(args.normed, row * row_numbers), row_of(args.gates, row * row_numbers),
+                                 args.out.f32() + row * args.width, args.streams, args.width, first - row * args.width,
+                                 end - row * args.width);
+      }
+    });
+  });
+}
+
+void CpuCommands::hyper_add(const HyperAddArgs& args, int64_t n) {
+  op("hyper_add", [&] {
+    const auto share = static_cast<float>(args.streams);
+    spread(n * args.streams, args.width, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i)
+        kernels_.hyper.hyper_add(args.x.f32() + i * args.width, row_of(args.y, i / args.streams * args.width),
+                                 args.gates.f32()[i] / share, args.width);
+    });
+  });
+}
+
+void CpuCommands::ngram_gate(const NgramGateArgs& args, int64_t n) {
+  op("ngram_gate", [&] {
+    spread(n * args.streams, 2 * args.width, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i)
+        kernels_.hyper.ngram_gate(row_of(args.key, i * args.width), row_of(args.query, i * args.width),
+                                  row_of(args.value, i / args.streams * args.width), args.out.f32() + i * args.width,
+                                  args.width);
+    });
+  });
+}
+
+// ---- Gates and sums ------------------------------------------------------------------------------------------------
+
 void CpuCommands::sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) {
   op("sigmoid_gate", [&] {
     for_heads(x, n, 4 * x.dim, [&](int64_t row, int64_t head) {
@@ -275,7 +333,7 @@ void CpuCommands::mla_attention(const LatentAttentionArgs& args, int64_t n) {
 void CpuCommands::conv1d(const ConvArgs& args, int64_t n) {
   op("conv1d", [&] {
     const cpu::ConvTask task{args.x.f32(),  args.state.f32(), args.weight.f32(), args.out.f32(), n,
-                             args.channels, args.taps};
+                             args.channels, args.taps,        args.dilation};
     pool_.parallel(kernels_.delta.conv1d_units(task), [&](int64_t unit) { kernels_.delta.conv1d(task, unit); });
   });
 }

@@ -181,6 +181,23 @@ class DeferredCommands final : public Commands {
   void soft_cap(View x, float cap, int64_t count) override {
     later([=, x = inside(x)](Commands& c) { c.soft_cap(x, cap, count); });
   }
+  void silu(View x, float factor, int64_t count) override {
+    later([=, x = inside(x)](Commands& c) { c.silu(x, factor, count); });
+  }
+  void hyper_norm(View x, View weight, View out, int64_t n, int64_t streams, int64_t width, float eps) override {
+    later([=, x = inside(x), weight = inside(weight), out = inside(out)](Commands& c) {
+      c.hyper_norm(x, weight, out, n, streams, width, eps);
+    });
+  }
+  void hyper_mix(const HyperMixArgs& args, int64_t n) override {
+    later([=, args = inside(args)](Commands& c) { c.hyper_mix(args, n); });
+  }
+  void hyper_add(const HyperAddArgs& args, int64_t n) override {
+    later([=, args = inside(args)](Commands& c) { c.hyper_add(args, n); });
+  }
+  void ngram_gate(const NgramGateArgs& args, int64_t n) override {
+    later([=, args = inside(args)](Commands& c) { c.ngram_gate(args, n); });
+  }
   void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) override {
     later([=, x = inside(x), gate = inside(gate)](Commands& c) { c.sigmoid_gate(x, gate, n); });
   }

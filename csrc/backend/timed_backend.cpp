@@ -198,6 +198,21 @@ class TimedCommands final : public Commands {
   void soft_cap(View x, float cap, int64_t count) override {
     moves("soft_cap", 1, 2 * count, [&] { inner_->soft_cap(x, cap, count); });
   }
+  void silu(View x, float factor, int64_t count) override {
+    moves("silu", 1, 2 * count, [&] { inner_->silu(x, factor, count); });
+  }
+  void hyper_norm(View x, View weight, View out, int64_t n, int64_t streams, int64_t width, float eps) override {
+    moves("hyper_norm", n, 2 * streams * width, [&] { inner_->hyper_norm(x, weight, out, n, streams, width, eps); });
+  }
+  void hyper_mix(const HyperMixArgs& args, int64_t n) override {
+    moves("hyper_mix", n, (2 * args.streams + 1) * args.width, [&] { inner_->hyper_mix(args, n); });
+  }
+  void hyper_add(const HyperAddArgs& args, int64_t n) override {
+    moves("hyper_add", n, (2 * args.streams + 1) * args.width, [&] { inner_->hyper_add(args, n); });
+  }
+  void ngram_gate(const NgramGateArgs& args, int64_t n) override {
+    moves("ngram_gate", n, (3 * args.streams + 1) * args.width, [&] { inner_->ngram_gate(args, n); });
+  }
   void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) override {
     moves("sigmoid_gate", n, 3 * numbers(x), [&] { inner_->sigmoid_gate(x, gate, n); });
   }

@@ -117,7 +117,8 @@ void CudaCommands::conv1d(const ConvArgs& args, int64_t n) {
                                .out = address<float>(args.out),
                                .n = static_cast<uint32_t>(n),
                                .channels = static_cast<uint32_t>(args.channels),
-                               .taps = static_cast<uint32_t>(args.taps)};
+                               .taps = static_cast<uint32_t>(args.taps),
+                               .dilation = static_cast<uint32_t>(args.dilation)};
     if (n <= few_conv_rows) return flat("conv1d_few", params, args.channels);
     flat("conv1d", params, args.channels, n);
     flat("conv1d_state", params, args.channels);

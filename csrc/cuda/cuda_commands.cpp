@@ -139,6 +139,54 @@ void CudaCommands::soft_cap(View x, float cap, int64_t count) {
   op("soft_cap", [&] { flat("soft_cap", FactorParams{address<float>(x), static_cast<uint64_t>(count), cap}, count); });
 }
 
+void CudaCommands::silu(View x, float factor, int64_t count) {
+  op("silu", [&] { flat("silu_of", FactorParams{address<float>(x), static_cast<uint64_t>(count), factor}, count); });
+}
+
+// ---- Residual streams -----------------------------------------------------------------------------------------------
+
+static StreamParams stream_params(View x, View y, View z, View out, int64_t n, int64_t streams, int64_t width,
+                                  float eps = 0) {
+  return {.x = address<const float>(x),
+          .y = address<const float>(y),
+          .z = address<const float>(z),
+          .out = address<float>(out),
+          .streams = static_cast<uint32_t>(streams),
+          .width = static_cast<uint32_t>(width),
+          .n = static_cast<uint32_t>(n),
+          .eps = eps};
+}
+
+void CudaCommands::hyper_norm(View x, View weight, View out, int64_t n, int64_t streams, int64_t width, float eps) {
+  op("hyper_norm", [&] {
+    launch("hyper_norm", {static_cast<uint32_t>(n * streams)}, row_threads,
+           stream_params(x, weight, {}, out, n, streams, width, eps));
+  });
+}
+
+void CudaCommands::hyper_mix(const HyperMixArgs& args, int64_t n) {
+  op("hyper_mix", [&] {
+    flat("hyper_mix", stream_params(args.normed, args.gates, {}, args.out, n, args.streams, args.width),
+         n * args.width);
+  });
+}
+
+void CudaCommands::hyper_add(const HyperAddArgs& args, int64_t n) {
+  op("hyper_add", [&] {
+    flat("hyper_add", stream_params(args.y, args.gates, {}, args.x, n, args.streams, args.width),
+         n * args.streams * args.width);
+  });
+}
+
+void CudaCommands::ngram_gate(const NgramGateArgs& args, int64_t n) {
+  op("ngram_gate", [&] {
+    by_heads("ngram_gate", stream_params(args.key, args.query, args.value, args.out, n, args.streams, args.width),
+             n * args.streams);
+  });
+}
+
+// ---- Gates and sums -------------------------------------------------------------------------------------------------
+
 void CudaCommands::sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) {
   op("sigmoid_gate", [&] {
     if (takes_gate(x, gate, n)) return;

@@ -54,6 +54,11 @@ class CudaCommands : public Commands {
   void bias_add(View x, View bias, int64_t n, int64_t width) override;
   void scale(View x, float factor, int64_t count) override;
   void soft_cap(View x, float cap, int64_t count) override;
+  void silu(View x, float factor, int64_t count) override;
+  void hyper_norm(View x, View weight, View out, int64_t n, int64_t streams, int64_t width, float eps) override;
+  void hyper_mix(const HyperMixArgs& args, int64_t n) override;
+  void hyper_add(const HyperAddArgs& args, int64_t n) override;
+  void ngram_gate(const NgramGateArgs& args, int64_t n) override;
   void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) override;
   void top_k(View logits, int64_t count, int64_t k, View ids, View values) override;
   void copy(View from, View to, int64_t bytes) override;

@@ -50,7 +50,7 @@ std::unique_ptr<Backend> backend_of(const EngineOptions& options, const EngineFa
 
 Scratch make_scratch(Model& model, int64_t chunk, Backend& backend) {
   Scratch scratch;
-  ScratchLayout layout = scratch_layout(model.variant, model.layers, chunk, scratch);
+  ScratchLayout layout = scratch_layout(model.variant, model.layers, model.output, chunk, scratch);
   scratch.memory = layout.allocate(backend);
   scratch.angles = layout.angles();
   return scratch;
@@ -110,6 +110,7 @@ LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, c
       bf16_rows_(*backend_, session_memory_, state_layout(store.variant, DType::bf16).block_bytes),
       code_rows_(*backend_, session_memory_, state_layout(store.variant, DType::i8).block_bytes),
       experts_(store, *backend_, options, faults.open),
+      ngrams_(store, options.chunk, *backend_, experts_.pool(), experts_.read_mode(), faults.open),
       recorder_(*backend_, options.ring_depth, store.variant.experts().count) {
   count_tables();
 }
@@ -139,6 +140,7 @@ Footprint LoadedEngine::memory() const {
     if (buffer) bytes.scratch += arena_bytes(buffer->bytes());
   bytes.read_buffers = experts_.read_buffers() + experts_.staging();
   bytes.tables = tables_;
+  bytes.ngram_rows = ngrams_.rows();
   return bytes;
 }
 
@@ -214,6 +216,8 @@ StepStats& StepStats::operator+=(const StepStats& other) {
   bytes_read += other.bytes_read;
   expert_hits += other.expert_hits;
   expert_misses += other.expert_misses;
+  ngram_hits += other.ngram_hits;
+  ngram_misses += other.ngram_misses;
   submissions += other.submissions;
   waits += other.waits;
   look_ahead_reads += other.look_ahead_reads;

@@ -19,6 +19,7 @@
 #include "engine/footprint.h"
 #include "engine/layer_state.h"
 #include "engine/model.h"
+#include "engine/ngram_feed.h"
 #include "engine/piece.h"
 #include "engine/recorder.h"
 #include "engine/row_pool.h"
@@ -70,6 +71,8 @@ class LoadedEngine final : public Engine {
   int64_t drafts() const { return drafts_; }
   const DraftSource& draft_source() const { return draft_source_; }
   DraftGovernor& draft_governor() { return draft_governor_; }
+  // Whether a session must know the tokens before those that it evaluates.
+  bool needs_past() const { return ngrams_.has_tables(); }
   // StateError in a child made by fork, before anything there can wait for a thread that the child does not have.
   void check_process() const;
 
@@ -79,7 +82,7 @@ class LoadedEngine final : public Engine {
   friend class Pass;
 
   std::unique_lock<Turn> take_turn(const Interruption& interruption = {});
-  void count_tables() { tables_ = experts_.tables() + recorder_.tables(); }
+  void count_tables() { tables_ = experts_.tables() + ngrams_.tables() + recorder_.tables(); }
 
   int64_t process_;  // the process that opened it, for messages
   int64_t forks_;    // forks() when it was opened
@@ -98,6 +101,7 @@ class LoadedEngine final : public Engine {
   RowPool bf16_rows_;
   RowPool code_rows_;
   ExpertSide experts_;
+  NgramFeed ngrams_;
   Recorder recorder_;                // after the members that its batches use
   std::atomic<int64_t> tables_ = 0;  // bytes of lists, as the last pass left them: whoever asks has not the turn
   Turn turn_;

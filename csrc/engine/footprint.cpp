@@ -9,6 +9,7 @@
 #include "engine/drafts.h"
 #include "engine/experts/expert_side.h"
 #include "engine/layer_state.h"
+#include "engine/ngram_feed.h"
 #include "engine/recorder.h"
 #include "engine/scratch.h"
 #include "engine/weights.h"
@@ -64,32 +65,29 @@ WorkSizes work_sizes(const Variant& variant, const std::vector<LayerBlocks>& lay
   sizes.input_rows = chunk;
   sizes.inputs = chunk * variant.hidden_size;
   sizes.row_blocks = blocks_of(variant.max_context);
-  for (const LayerBlocks& layer : layers) {
-    layer.mixer->want(sizes, chunk);
-    layer.feed_forward->want(sizes, chunk);
-  }
+  for (const LayerBlocks& layer : layers)
+    LayerBlocks::each(layer, [&](const auto& block) { block.want(sizes, chunk); });
   return sizes;
 }
 
-ScratchLayout scratch_layout(const Variant& variant, std::vector<LayerBlocks>& layers, int64_t chunk,
-                             Scratch& scratch) {
+ScratchLayout scratch_layout(const Variant& variant, std::vector<LayerBlocks>& layers, Connection& output,
+                             int64_t chunk, Scratch& scratch) {
   ScratchLayout layout(chunk, variant.max_context);
-  scratch.place(layout, variant.hidden_size, variant.vocab_size);
-  for (LayerBlocks& layer : layers) {
-    layer.mixer->place(layout);
-    layer.feed_forward->place(layout);
-  }
+  scratch.place(layout, variant);
+  for (LayerBlocks& layer : layers) LayerBlocks::each(layer, [&](auto& block) { block.place(layout); });
+  output.place(layout);
   return layout;
 }
 
 Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& options, bool shared, bool maps) {
   const Variant& v = store.variant;
   std::vector<LayerBlocks> layers = make_blocks(v);
+  Connection output(stream_of(v));
   Scratch scratch;
   Footprint bytes;
   bytes.dense_weights = dense_layout(store, maps).bytes();
   bytes.expert_slots = arena_bytes(ExpertSide::planned_slots(store, options));
-  bytes.scratch = scratch_layout(v, layers, options.chunk, scratch).bytes(shared) +
+  bytes.scratch = scratch_layout(v, layers, output, options.chunk, scratch).bytes(shared) +
                   MirroredBuffer::planned_bytes(max_top_k * 8, shared) +
                   device_entry(options.backend).prepared_bytes(work_sizes(v, layers, options.chunk));
   // Automatic reads may turn out to be buffered, which needs no such buffers. The plan is for direct reads.
@@ -98,8 +96,10 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
     bytes.read_buffers += ExpertSide::planned_staging(store, options);
     bytes.loading = DenseLanding::planned_bytes(store);
   }
-  bytes.tables =
-      ExpertSide::planned_tables(store, options) + Recorder::planned_tables(options.ring_depth, v.experts().count);
+  bytes.tables = ExpertSide::planned_tables(store, options) +
+                 Recorder::planned_tables(options.ring_depth, v.experts().count) +
+                 NgramFeed::planned_tables(v, options.chunk);
+  bytes.ngram_rows = NgramFeed::planned_rows(store, options.chunk);
   return bytes;
 }
 
@@ -124,6 +124,7 @@ Footprint& Footprint::operator+=(const Footprint& other) {
   read_buffers += other.read_buffers;
   tables += other.tables;
   loading += other.loading;
+  ngram_rows += other.ngram_rows;
   rows += other.rows;
   recurrent += other.recurrent;
   checkpoints += other.checkpoints;

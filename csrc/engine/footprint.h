@@ -22,8 +22,10 @@ int64_t all_experts(const Variant& variant);
 // The largest pieces of work that batches of this model will bring, in chunks of `chunk` tokens.
 WorkSizes work_sizes(const Variant& variant, const std::vector<LayerBlocks>& layers, int64_t chunk);
 
-// Room for all intermediate numbers, in chunks of `chunk` tokens. Its views are members of `scratch` and `layers`.
-ScratchLayout scratch_layout(const Variant& variant, std::vector<LayerBlocks>& layers, int64_t chunk, Scratch& scratch);
+// Room for all intermediate numbers, in chunks of `chunk` tokens. Its views are members of `scratch`, `layers` and
+// `output`, which reads the stream for the head.
+ScratchLayout scratch_layout(const Variant& variant, std::vector<LayerBlocks>& layers, Connection& output,
+                             int64_t chunk, Scratch& scratch);
 
 // For resolved options. `shared`: whether host and device share memory; `maps`: whether the device uses mapped files.
 Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& options, bool shared, bool maps);

@@ -16,13 +16,13 @@ constexpr int64_t max_exchange = int64_t{1} << 20;
 
 StateLayout state_layout(const Variant& variant, DType kv_dtype) {
   StateLayout layout;
-  for (const Layer& layer : variant.layers) {
+  for (int64_t layer = 0; layer < variant.num_layers(); ++layer) {
     LayerState& placed = layout.layers.emplace_back();
-    for (StatePiece& piece : layer.state()) {
+    for (StatePiece& piece : variant.state(layer)) {
       const int64_t width = piece.width();
       PlacedPiece& place = placed.emplace_back();
       if (piece.rows) {
-        place.rows = {{}, layout.block_bytes, kv_dtype, width, piece.shape.back()};
+        place.rows = {{}, layout.block_bytes, kv_dtype, width, piece.shape.back(), piece.unit};
         layout.block_bytes += round_up(place.rows.block_bytes(), alignment);
       } else {
         place.fixed = {nullptr, layout.recurrent_bytes};
@@ -184,11 +184,13 @@ StateTensor SessionState::tensor(size_t layer, std::string name, DType dtype, st
   return {std::move(name), static_cast<int64_t>(layer), dtype, std::move(shape), bytes, read_part, write_part, place};
 }
 
-// Of so many rows, those that begin `offset` bytes behind each block's first and have so many bytes each.
-void SessionState::add_parts(std::vector<Part>& parts, int64_t rows, int64_t offset, int64_t row_bytes) const {
-  for (int64_t row = 0; row < rows; row += block_rows)
-    parts.push_back({&table_[static_cast<size_t>(row / block_rows)], offset,
-                     static_cast<size_t>(std::min(block_rows, rows - row) * row_bytes)});
+// Of so many rows, `in_block` of them in each block, those that begin `offset` bytes behind each block's first and have
+// so many bytes each.
+void SessionState::add_parts(std::vector<Part>& parts, int64_t rows, int64_t in_block, int64_t offset,
+                             int64_t row_bytes) const {
+  for (int64_t row = 0; row < rows; row += in_block)
+    parts.push_back({&table_[static_cast<size_t>(row / in_block)], offset,
+                     static_cast<size_t>(std::min(in_block, rows - row) * row_bytes)});
 }
 
 std::vector<StateTensor> SessionState::tensors(int64_t position) const {
@@ -204,15 +206,16 @@ std::vector<StateTensor> SessionState::tensors(int64_t position) const {
         continue;
       }
       const Cache& rows = placed.rows;
-      shape.insert(shape.begin(), position);
+      const int64_t count = position / piece.unit;
+      shape.insert(shape.begin(), count);
       std::vector<Part> parts;
-      add_parts(parts, position, rows.offset, rows.row_bytes());
+      add_parts(parts, count, rows.rows(), rows.offset, rows.row_bytes());
       tensors.push_back(tensor(i, name, rows.dtype, std::move(shape), std::move(parts)));
       if (rows.scales() == 0) continue;
       std::vector<Part> scales;
       for (int64_t head = 0; head < rows.scales(); ++head)
-        add_parts(scales, position, rows.scales_offset() + head * block_rows * 2, 2);
-      tensors.push_back(tensor(i, name + "_scale", DType::bf16, {rows.scales(), position}, std::move(scales)));
+        add_parts(scales, count, rows.rows(), rows.scales_offset() + head * rows.rows() * 2, 2);
+      tensors.push_back(tensor(i, name + "_scale", DType::bf16, {rows.scales(), count}, std::move(scales)));
     }
   return tensors;
 }

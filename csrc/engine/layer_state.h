@@ -82,7 +82,7 @@ class SessionState {
   void place_recurrent() noexcept;
   template <typename Visit>
   static void each_part(const std::vector<Part>& parts, int64_t begin, size_t size, const Visit& visit);
-  void add_parts(std::vector<Part>& parts, int64_t rows, int64_t offset, int64_t row_bytes) const;
+  void add_parts(std::vector<Part>& parts, int64_t rows, int64_t in_block, int64_t offset, int64_t row_bytes) const;
   void read(View from, std::span<std::byte> to) const;
   void write(std::span<const std::byte> from, View to) const;
 

@@ -6,16 +6,15 @@ namespace moeflux {
 
 Model load_model(const StoreDirectory& store, Backend& backend, const Progress& progress) {
   WeightLoader load(store, backend, progress);
-  Model model;
-  model.variant = store.variant;
+  Model model(store.variant);
   model.embed = load.matrix("model.embed_tokens");
   model.head = store.variant.tied_embeddings ? model.embed : load.matrix("lm_head");
-  model.norm = load.vector("model.norm.weight");
-  model.layers = make_blocks(store.variant);
+  model.output.load({load, ""}, "model.norm.weight", "model.hyper_connection_mixer");
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const LayerTensors tensors(load, layer_prefix(static_cast<int64_t>(i)));
     LayerBlocks& layer = model.layers[i];
-    layer.input_norm = tensors.vector("input_layernorm.weight");
+    if (layer.ngram) layer.ngram->load(tensors);
+    layer.input.load(tensors, "input_layernorm.weight", "attn_hyper_connection");
     layer.mixer->load(tensors);
     layer.feed_forward->load(tensors);
   }

@@ -10,14 +10,14 @@
 namespace moeflux {
 
 struct Model {
+  explicit Model(const Variant& of) : variant(of), layers(make_blocks(of)), output(stream_of(of)) {}
+
   Variant variant;
   Matrix embed;  // [vocab, hidden]
   Matrix head;   // [vocab, hidden]; the embedding itself if the two are tied
-  View norm;     // [hidden]
   std::vector<LayerBlocks> layers;
+  Connection output;     // what the head reads
   DenseWeights weights;  // the memory of all of the above
-
-  float eps() const { return static_cast<float>(variant.rms_norm_eps); }
 };
 
 // `progress` is told after each piece. StateError when it says to stop.

@@ -34,14 +34,17 @@ void Pass::run(const Interruption& halfway, StepStats& stats) {
   engine_.recorder_.begin(stats, halfway);
   engine_.experts_.begin(rows_);
   try {
+    engine_.ngrams_.begin(engine_.pieces_, stats);
     run_layers(stats);
     run_logits(stats);
     engine_.recorder_.finish();
     engine_.experts_.finish(stats);
+    engine_.ngrams_.finish();
     engine_.model_.weights.check_unchanged();
   } catch (...) {
     engine_.recorder_.abandon();
     engine_.experts_.abandon();
+    engine_.ngrams_.abandon();
     throw;
   }
   engine_.count_tables();
@@ -54,32 +57,43 @@ void Pass::run(const Interruption& halfway, StepStats& stats) {
 // Leaves the normed rows of the last layer in scratch.normed, recorded and not yet submitted.
 void Pass::run_layers(StepStats& stats) {
   const Model& model = engine_.model_;
-  const int64_t width = model.variant.hidden_size;
+  const int64_t streams = model.variant.stream_count();
   Scratch& s = engine_.scratch_;
   Recorder& recorder = engine_.recorder_;
   const Rows rows = {engine_.pieces_, rows_};
   for (const Piece& piece : rows.pieces)
-    std::memcpy(s.tokens.host<int32_t>() + piece.first, piece.tokens.data(), piece.tokens.size_bytes());
+    for (int64_t i = 0; i < piece.rows(); ++i)
+      std::fill_n(s.tokens.host<int32_t>() + (piece.first + i) * streams, streams,
+                  piece.tokens[static_cast<size_t>(i)]);
   for (const Angles& angles : s.angles) {
-    for (const Piece& piece : rows.pieces)
-      rope_angles(angles.frequencies, angles.magnitude, piece.position, piece.rows(),
-                  angles.numbers.values<float>() + piece.first * angles.rope.dim);
+    for (const Piece& piece : rows.pieces) {
+      const int64_t first = piece.position / angles.unit;
+      const int64_t count = (piece.position + piece.rows()) / angles.unit - first;
+      rope_angles(angles.frequencies, angles.magnitude, first, count,
+                  angles.numbers.values<float>() + piece.first * angles.rope.dim, angles.unit);
+    }
     angles.numbers.upload(recorder.current(), rows.n * angles.rope.dim * 4);
   }
 
-  recorder.current().embed(model.embed, s.tokens, s.hidden, rows.n);
+  const int64_t begun = rows.n * streams;
+  recorder.current().embed(model.embed, s.tokens, s.hidden, begun);
   if (model.variant.embedding_scale != 1)
-    recorder.current().scale(s.hidden, static_cast<float>(model.variant.embedding_scale), rows.n * width);
+    recorder.current().scale(s.hidden, static_cast<float>(model.variant.embedding_scale),
+                             begun * model.variant.hidden_size);
   for (size_t i = 0; i < model.layers.size(); ++i) {
     recorder.look_around();
     const LayerBlocks& layer = model.layers[i];
+    if (layer.ngram) {
+      engine_.ngrams_.fetch(static_cast<int64_t>(i), layer.ngram->rows().values<float>(), stats);
+      layer.ngram->record(recorder.current(), s, i, rows);
+    }
     Commands& commands = recorder.current();
-    commands.rms_norm(s.hidden, layer.input_norm, s.normed, rows.n, width, model.eps());
+    layer.input.read(commands, s, rows.n);
     layer.mixer->record(commands, s, i, rows);
-    commands.residual_add(s.hidden, s.out, s.hidden, rows.n * width);
+    layer.input.add(commands, s, s.out, rows.n);
     layer.feed_forward->run(recorder, engine_.experts_, s, rows.n, stats);
   }
-  recorder.current().rms_norm(s.hidden, model.norm, s.normed, rows.n, width, model.eps());
+  model.output.read(recorder.current(), s, rows.n);
 }
 
 // Those of all rows come first, because this takes long and may be given up.

@@ -23,6 +23,14 @@ struct Piece {
 
   std::span<const View> copies;  // where the recurrent state after each row but the last goes; none if nobody wants it
 
+  std::span<const int32_t> past;   // all tokens before the call that this is a part of, as far as they are known
+  std::span<const int32_t> given;  // and all of the call, with those that are known to come next
+
+  // At any position up to the end of `given`.
+  int32_t token(int64_t at) const {
+    const auto index = static_cast<size_t>(at);
+    return index < past.size() ? past[index] : given[index - past.size()];
+  }
   int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
 };
 

@@ -49,10 +49,11 @@ double rope_score_magnitude(const Rope& rope) {
   return yarn_mscale(rope.yarn->factor, rope.yarn->mscale_all_dim);
 }
 
-void rope_angles(std::span<const double> frequencies, double magnitude, int64_t first, int64_t n, float* out) {
+void rope_angles(std::span<const double> frequencies, double magnitude, int64_t first, int64_t n, float* out,
+                 int64_t step) {
   for (int64_t i = 0; i < n; ++i) {
     for (const double frequency : frequencies) {
-      const double angle = static_cast<double>(first + i) * frequency;
+      const double angle = static_cast<double>((first + i) * step) * frequency;
       *out++ = static_cast<float>(std::cos(angle) * magnitude);
       *out++ = static_cast<float>(std::sin(angle) * magnitude);
     }

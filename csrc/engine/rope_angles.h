@@ -18,7 +18,8 @@ double rope_magnitude(const Rope& rope);
 // What DeepSeek's YaRN multiplies queries and keys by, before the scores of attention; 1 without it.
 double rope_score_magnitude(const Rope& rope);
 
-// out [n, frequencies, 2]: cosine and sine at positions first ... first + n - 1, times `magnitude`.
-void rope_angles(std::span<const double> frequencies, double magnitude, int64_t first, int64_t n, float* out);
+// out [n, frequencies, 2]: cosine and sine at the positions first * step ... (first + n - 1) * step, times `magnitude`.
+void rope_angles(std::span<const double> frequencies, double magnitude, int64_t first, int64_t n, float* out,
+                 int64_t step = 1);
 
 }  // namespace moeflux

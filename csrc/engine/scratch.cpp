@@ -39,11 +39,11 @@ void ScratchLayout::place(Mirrored& numbers, std::string_view name, int64_t elem
   own.mirrors.push_back(&numbers);
 }
 
-void ScratchLayout::place_angles(View& view, const Rope& rope) {
-  auto known = std::ranges::find(ropes_, rope, &std::pair<Rope, std::string>::first);
-  if (known == ropes_.end()) known = ropes_.insert(known, {rope, concat("angles ", ropes_.size())});
-  place(view, known->second, rows_ * rope.dim);
-  area(known->second, 0).is_mirrored = true;
+void ScratchLayout::place_angles(View& view, const Rope& rope, int64_t unit) {
+  auto known = std::ranges::find_if(turns_, [&](const Turn& turn) { return turn.rope == rope && turn.unit == unit; });
+  if (known == turns_.end()) known = turns_.insert(known, {rope, unit, concat("angles ", turns_.size())});
+  place(view, known->area, rows_ * rope.dim);
+  area(known->area, 0).is_mirrored = true;
 }
 
 std::array<int64_t, 3> ScratchLayout::sizes(bool shared) const {
@@ -86,20 +86,22 @@ ScratchMemory ScratchLayout::allocate(Backend& backend) {
 
 std::vector<Angles> ScratchLayout::angles() const {
   std::vector<Angles> all;
-  for (const auto& [rope, name] : ropes_)
-    all.push_back(
-        {rope, rope_frequencies(rope), rope_magnitude(rope), std::ranges::find(areas_, name, &Area::name)->at});
+  for (const Turn& turn : turns_)
+    all.push_back({turn.rope, turn.unit, rope_frequencies(turn.rope), rope_magnitude(turn.rope),
+                   std::ranges::find(areas_, turn.area, &Area::name)->at});
   return all;
 }
 
-void Scratch::place(ScratchLayout& layout, int64_t hidden_size, int64_t vocab_size) {
+void Scratch::place(ScratchLayout& layout, const Variant& variant) {
+  const int64_t width = variant.hidden_size;
+  const int64_t streams = variant.stream_count();
   rows = layout.rows();
   logit_rows = std::min(rows, max_logit_rows);
-  layout.place(tokens, "tokens", rows, Memory::host_visible);
-  layout.place(hidden, "hidden", rows * hidden_size);
-  layout.place(normed, "normed", rows * hidden_size);
-  layout.place(out, "out", rows * hidden_size);
-  layout.place(logits, "logits", logit_rows * vocab_size);
+  layout.place(tokens, "tokens", rows * streams, Memory::host_visible);
+  layout.place(hidden, "hidden", rows * streams * width);
+  layout.place(normed, "normed", rows * width);
+  layout.place(out, "out", rows * width);
+  layout.place(logits, "logits", logit_rows * variant.vocab_size);
 }
 
 }  // namespace moeflux

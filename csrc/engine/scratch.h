@@ -13,12 +13,14 @@
 #include "backend/backend.h"
 #include "backend/mirror.h"
 #include "models/rope.h"
+#include "models/variant.h"
 
 namespace moeflux {
 
 // Cosines and sines of a call's positions, for the layers that turn alike.
 struct Angles {
   Rope rope;
+  int64_t unit = 1;                 // of the first position of each unit of so many that the rows of a piece complete
   std::vector<double> frequencies;  // radians a position
   double magnitude = 1;
   Mirrored numbers;  // [n, rope.dim / 2, 2]
@@ -40,7 +42,7 @@ class ScratchLayout {
   void place(View& view, std::string_view name, int64_t elements, Memory memory = Memory::device);
   // For the host too.
   void place(Mirrored& numbers, std::string_view name, int64_t elements);
-  void place_angles(View& view, const Rope& rope);
+  void place_angles(View& view, const Rope& rope, int64_t unit = 1);
 
   // Of memory, where host and device share it or do not.
   int64_t bytes(bool shared) const;
@@ -65,15 +67,20 @@ class ScratchLayout {
   int64_t rows_;
   int64_t context_;
   std::vector<Area> areas_;
-  std::vector<std::pair<Rope, std::string>> ropes_;  // and the names of their areas
+  struct Turn {
+    Rope rope;
+    int64_t unit = 1;
+    std::string area;
+  };
+  std::vector<Turn> turns_;
 };
 
 // The room that belongs to no block.
 struct Scratch {
   int64_t rows = 0;  // the largest chunk
 
-  View tokens;  // i32 [n]; host-visible
-  View hidden;  // [n, hidden]: the residual stream
+  View tokens;  // i32 [n, streams]; host-visible
+  View hidden;  // [n, streams, hidden]: the residual stream, or several side by side
   View normed;  // [n, hidden]: what a layer's half is applied to
   View out;     // [n, hidden]: what it yields
 
@@ -86,7 +93,7 @@ struct Scratch {
 
   ScratchMemory memory;
 
-  void place(ScratchLayout& layout, int64_t hidden_size, int64_t vocab_size);
+  void place(ScratchLayout& layout, const Variant& variant);
 };
 
 }  // namespace moeflux

@@ -107,6 +107,10 @@ const Buffer* EngineSession::recurrent_copy(bool make) {
 void EngineSession::check(std::span<const int32_t> tokens, std::span<float> all_logits) const {
   check_usable();
   check_tokens(tokens);
+  if (engine_->needs_past() && known_tokens_ != position())
+    throw StateError(
+        "session: expected the tokens before these, which choose rows of n-gram tables, found a state that "
+        "was restored without them");
   const auto vocab = static_cast<size_t>(engine_->variant().vocab_size);
   if (!all_logits.empty() && all_logits.size() != tokens.size() * vocab)
     throw ArgumentError(
@@ -121,7 +125,7 @@ void EngineSession::begin(bool copies) {
   call_.can_go_back = call_.copy || !needs_copy;
 }
 
-Piece EngineSession::next(const Work& work, int64_t rows) {
+Piece EngineSession::next(const Work& work, int64_t rows, std::span<const int32_t> given) {
   const std::span<const int32_t> tokens = rows_of(work);
   const auto from = static_cast<size_t>(call_.begun);
   const auto count = static_cast<size_t>(rows);
@@ -131,6 +135,8 @@ Piece EngineSession::next(const Work& work, int64_t rows) {
   piece.position = position() + call_.begun;
   piece.drafts = drafts_.proposed();
   piece.copies = drafts_.copies();
+  piece.past = {View{token_room_.get()}.host<int32_t>(), static_cast<size_t>(known_tokens_)};
+  piece.given = given.size() > tokens.size() ? given : tokens;
   call_.begun += rows;
   if (!work.all_logits.empty()) {
     const size_t vocab = work.all_logits.size() / work.tokens.size();
@@ -182,14 +188,15 @@ void EngineSession::count(const StepStats& call, int64_t tokens) {
 
 // Evaluates one chunk. A copy of recurrent state is little beside the work for several tokens, and much beside the work
 // for one.
-void EngineSession::evaluate(const Work& work, const Interruption& interruption, StepStats& stats) {
+void EngineSession::evaluate(const Work& work, std::span<const int32_t> given, const Interruption& interruption,
+                             StepStats& stats) {
   Asking asking(interruption);
   if (asking.ask()) asking.ask()();
   begin(work.tokens.size() > 1);
   draft(work, engine_->chunk() - 1);
   try {
     Pass pass(*engine_, asking.ask());
-    pass.add(next(work, static_cast<int64_t>(rows_of(work).size())));
+    pass.add(next(work, static_cast<int64_t>(rows_of(work).size()), given));
     pass.run(can_go_back() ? asking.ask() : Interruption{}, stats);
   } catch (const std::exception& error) {
     take_back(asking.given_up() ? nullptr : &error);
@@ -254,7 +261,7 @@ Evaluated EngineSession::prefill(std::span<const int32_t> tokens, const Progress
     const size_t n = std::min(chunk, tokens.size() - done);
     const std::span<float> rows = all_logits.empty() ? all_logits : all_logits.subspan(done * vocab, n * vocab);
     StepStats stats;
-    evaluate({this, tokens.subspan(done, n), rows}, interruption, stats);
+    evaluate({this, tokens.subspan(done, n), rows}, tokens.subspan(done), interruption, stats);
     done += n;
     last_ += stats;
     total_ += stats;
@@ -276,7 +283,7 @@ Evaluated EngineSession::step(int32_t token, const Interruption& interruption, s
     commit(work);
   } else {
     const Room room(*this, 1);
-    evaluate(work, interruption, stats);
+    evaluate(work, work.tokens, interruption, stats);
     engine_->draft_governor().add({stats.seconds, 1, call_.drafted});
   }
   count(stats, 1);

@@ -66,8 +66,8 @@ class EngineSession final : public Session {
   void begin(bool copies);
   bool can_go_back() const { return call_.can_go_back; }
   // The next `rows` of the work's tokens and drafts, for a pass. The logits are those of the last token of all, and of
-  // the drafts.
-  Piece next(const Work& work, int64_t rows);
+  // the drafts. `given`: the tokens, and those that the next calls will bring, if they are known already.
+  Piece next(const Work& work, int64_t rows, std::span<const int32_t> given = {});
   int64_t begun() const { return call_.begun; }  // rows that a pass has had
   int64_t rows_left(const Work& work) const;     // that none has had
   int64_t drafted() const { return call_.drafted; }
@@ -111,7 +111,7 @@ class EngineSession final : public Session {
   void break_off(const char* what, const std::exception* cause = nullptr) noexcept;
   void check_tokens(std::span<const int32_t> tokens) const;
   class Room;
-  void evaluate(const Work& work, const Interruption& interruption, StepStats& stats);
+  void evaluate(const Work& work, std::span<const int32_t> given, const Interruption& interruption, StepStats& stats);
   const Buffer* recurrent_copy(bool make);
   void go_back(const Buffer* copy) noexcept;
   void settle() noexcept;

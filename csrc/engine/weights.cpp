@@ -32,11 +32,19 @@ int64_t elements_of(const StoredTensor& tensor) {
 // Kernels take vectors in f32.
 bool is_widened(const StoredTensor& tensor) { return is_vector(tensor.kind) && tensor.dtype != DType::f32; }
 
+// The tensors that are loaded: rows of a table stay in their file.
+template <typename Visit>
+void each_loaded(const StoreDirectory& store, const Visit& visit) {
+  for (const auto& [name, tensor] : store.tensors)
+    if (tensor.kind != TensorKind::table) visit(name, tensor);
+}
+
 // A vector that is widened lands as a whole, anything else piece by piece.
 int64_t largest_landing(const StoreDirectory& store) {
   int64_t largest = 0;
-  for (const auto& [name, tensor] : store.tensors)
+  each_loaded(store, [&](const std::string&, const StoredTensor& tensor) {
     largest = std::max(largest, is_widened(tensor) ? elements_of(tensor) * 4 : std::min(piece, stored_bytes(tensor)));
+  });
   return largest;
 }
 
@@ -67,12 +75,14 @@ WeightLoader::WeightLoader(const StoreDirectory& store, Backend& backend, const 
   for (const std::string& path : store.files) files.emplace_back(path);
   if (!map(files, backend)) layout_ = dense_layout(store, false);
   if (layout_.arena) weights_.arena = backend.allocate(layout_.arena, Memory::device, "dense weights");
-  for (const auto& [name, tensor] : store.tensors)
+  each_loaded(store, [&](const std::string& name, const StoredTensor& tensor) {
     if (place_of(name).map < 0) total_ += stored_bytes(tensor);
+  });
   if (!weights_.arena) return;
   const DenseLanding landing(backend, *weights_.arena, store);
-  for (const auto& [name, tensor] : store.tensors)
+  each_loaded(store, [&](const std::string& name, const StoredTensor& tensor) {
     if (place_of(name).map < 0) load(files, name, tensor, landing);
+  });
 }
 
 View WeightLoader::vector(const std::string& name) const {
@@ -166,8 +176,8 @@ static std::map<int64_t, DenseLayout::Map> maps_of(const StoreDirectory& store) 
   std::map<int64_t, DenseLayout::Map> maps;
   std::map<int64_t, int64_t> used;
   const int64_t page = arena_bytes(1);
-  for (const auto& [name, tensor] : store.tensors) {
-    if (!stays_in_place(tensor)) continue;
+  each_loaded(store, [&](const std::string&, const StoredTensor& tensor) {
+    if (!stays_in_place(tensor)) return;
     const Span& span = tensor.spans.front();
     const int64_t begin = span.offset / page * page;
     const int64_t end = arena_bytes(span.offset + span.bytes);
@@ -176,7 +186,7 @@ static std::map<int64_t, DenseLayout::Map> maps_of(const StoreDirectory& store) 
     map.begin = std::min(map.begin, begin);
     map.bytes = last - map.begin;
     used[span.file] += span.bytes;
-  }
+  });
   // Otherwise memory would be wasted on tensors that nobody needs there, such as experts.
   std::erase_if(maps, [&](const auto& each) { return used[each.first] < each.second.bytes / 16 * 15; });
   return maps;
@@ -190,19 +200,19 @@ DenseLayout dense_layout(const StoreDirectory& store, bool maps) {
       by_file[file] = static_cast<int64_t>(layout.maps.size());
       layout.maps.push_back(map);
     }
-  for (const auto& [name, tensor] : store.tensors) {
+  each_loaded(store, [&](const std::string& name, const StoredTensor& tensor) {
     if (stays_in_place(tensor)) {
       const Span& span = tensor.spans.front();
       if (const auto found = by_file.find(span.file); found != by_file.end()) {
         const DenseLayout::Map& map = layout.maps[static_cast<size_t>(found->second)];
         layout.places[name] = {found->second, span.offset - map.begin};
-        continue;
+        return;
       }
     }
     layout.places[name] = {-1, layout.arena};
     const int64_t bytes = is_widened(tensor) ? elements_of(tensor) * 4 : stored_bytes(tensor);
     layout.arena = round_up(layout.arena + bytes, tensor_alignment);
-  }
+  });
   return layout;
 }
 

@@ -28,7 +28,7 @@ void add_dense(StoreDirectory& store, const QuantFormat& format) {
   const auto stacked = [](const std::string& name) { return name.find("kv_b_proj") == std::string::npos; };
   int64_t end = 0;
   for (const TensorRequirement& tensor : tensor_requirements(store.variant, stacked)) {
-    if (is_vector(tensor.kind)) {
+    if (is_vector(tensor.kind) || tensor.kind == TensorKind::table) {
       add(store, tensor.name, DType::bf16, tensor.shape, tensor.kind, end);
       continue;
     }

@@ -21,7 +21,11 @@ struct ShapeWord {
 };
 
 // Whether the layer's state grows. Only such layers have a length.
-bool has_rows(const Layer& layer) { return layer.state().front().rows; }
+StatePieces state_of(const Layer& layer) {
+  return std::visit([](const auto& each) { return each.state(); }, layer.mixer);
+}
+
+bool has_rows(const Layer& layer) { return state_of(layer).front().rows; }
 
 // n if exactly the layers n-1, 2n-1, ... have rows, and the layers of each of the two kinds are alike. Otherwise 0.
 int64_t row_interval(const Variant& variant) {
@@ -53,10 +57,14 @@ std::vector<ShapeWord> shape_words(const Variant& variant, uint32_t version, std
   if (version == 1 && latent.heads > 0)
     throw SnapshotError(where, {.name = "BadVersion", .field = "version", .expected = 2, .found = 1},
                         "expected 2 for latent attention, found 1");
-  if (latent.index)
+  if (latent.index || full.index)
     throw SnapshotError(where, {.name = "NoInterval", .field = "index"},
                         concat("expected attention without an index, found one in ", variant.name,
                                ", whose keys this format cannot say"));
+  if (has_tables(variant))
+    throw SnapshotError(
+        where, {.name = "NoInterval", .field = "full_attn_interval"},
+        concat("expected a model without n-gram embeddings, whose state this format cannot say, found ", variant.name));
   const int64_t interval = row_interval(variant);
   if (interval == 0)
     throw SnapshotError(where, {.name = "NoInterval", .field = "full_attn_interval"},
@@ -184,7 +192,7 @@ SnapshotWire snapshot_wire_layout(const Variant& variant, uint32_t version, int6
   SnapshotWire wire{version, positions, header_bytes, header_bytes, {}, {}};
   int64_t index = 0;
   for (const Layer& layer : variant.layers) {
-    const StatePieces pieces = layer.state();
+    const StatePieces pieces = state_of(layer);
     if (pieces.front().rows) {
       wire.length_offsets.push_back(wire.bytes);
       wire.bytes += word_bytes;
@@ -206,7 +214,7 @@ SnapshotWire parse_snapshot_wire(std::span<const std::byte> bytes, const Variant
   std::optional<int64_t> positions;
   int64_t index = 0;
   for (const Layer& layer : variant.layers) {
-    const StatePieces pieces = layer.state();
+    const StatePieces pieces = state_of(layer);
     if (pieces.front().rows) {
       wire.length_offsets.push_back(cursor.offset());
       const auto length = static_cast<int32_t>(cursor.take_word("length", index));

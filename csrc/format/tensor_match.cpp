@@ -134,7 +134,7 @@ QuantFormat matrix_format(const std::string& base, const std::vector<int64_t>& s
 void match_tensors(TensorTable table, const DeclaredFormats& declared, StoreDirectory& store) {
   const auto has = [&](const std::string& name) { return table.contains(name); };
   for (const TensorRequirement& wanted : tensor_requirements(store.variant, has)) {
-    if (is_vector(wanted.kind)) {
+    if (is_vector(wanted.kind) || wanted.kind == TensorKind::table) {
       const StoredTensor& tensor = needed(table, wanted.name, store);
       check_float(tensor, wanted.shape, place(store, tensor, wanted.name));
       take(wanted.name, wanted.kind, table, store);

@@ -36,13 +36,22 @@ std::vector<TensorRequirement> tensor_requirements(const Variant& variant, const
   const std::vector<Layer> layers = variant.layers;
   for (size_t i = 0; i < layers.size(); ++i) {
     list.at(layer_prefix(static_cast<int64_t>(i)));
-    list.vector("input_layernorm.weight", hidden);
-    list.vector("post_attention_layernorm.weight", hidden);
+    if (variant.streams) {
+      variant.streams->add_tensors(list, "attn_hyper_connection", true);
+      variant.streams->add_tensors(list, "mlp_hyper_connection", true);
+    } else {
+      list.vector("input_layernorm.weight", hidden);
+      list.vector("post_attention_layernorm.weight", hidden);
+    }
+    if (layers[i].ngram) layers[i].ngram->add_tensors(list, variant.stream_count());
     std::visit([&](const auto& mixer) { mixer.add_tensors(list); }, layers[i].mixer);
     std::visit([&](const auto& feed_forward) { feed_forward.add_tensors(list); }, layers[i].feed_forward);
   }
   list.at("");
-  list.vector("model.norm.weight", hidden);
+  if (variant.streams)
+    variant.streams->add_tensors(list, "model.hyper_connection_mixer", false);
+  else
+    list.vector("model.norm.weight", hidden);
   if (!variant.tied_embeddings) list.matrix("lm_head", variant.vocab_size, hidden);
   return list.take();
 }

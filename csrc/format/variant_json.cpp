@@ -9,21 +9,25 @@
 namespace moeflux {
 namespace {
 
-// What a layer is made of, as numbers into the lists of parts.
+// What a layer is made of, as numbers into the lists of parts. Without an n-gram embedding there are two.
 struct LayerParts {
   int64_t mixer = 0;
   int64_t feed_forward = 0;
+  int64_t ngram = -1;
 };
 
 void read_value(LayerParts& out, const Json& json, const std::string& where) {
-  if (!json.array() || json.array()->size() != 2)
-    wrong_value(where, "a mixer's number and a feed-forward part's", &json);
+  if (!json.array() || (json.array()->size() != 2 && json.array()->size() != 3))
+    wrong_value(where, "a mixer's number, a feed-forward part's, and an n-gram embedding's if it has one", &json);
   read_value(out.mixer, (*json.array())[0], where + "[0]");
   read_value(out.feed_forward, (*json.array())[1], where + "[1]");
+  if (json.array()->size() == 3) read_value(out.ngram, (*json.array())[2], where + "[2]");
 }
 
 Json written(const LayerParts& parts) {
-  return Json(Json::Array{Json(Json::Value(parts.mixer)), Json(Json::Value(parts.feed_forward))});
+  Json::Array numbers = {Json(Json::Value(parts.mixer)), Json(Json::Value(parts.feed_forward))};
+  if (parts.ngram >= 0) numbers.push_back(Json(Json::Value(parts.ngram)));
+  return Json(std::move(numbers));
 }
 
 // A variant as it is written: parts that are alike are listed once, in the order in which layers first have them.
@@ -31,6 +35,7 @@ struct Written {
   Variant v;
   std::vector<Mixer> mixers;
   std::vector<FeedForward> feed_forwards;
+  std::vector<NgramEmbedding> ngrams;
   std::vector<LayerParts> layers;
 
   template <typename Self, typename Visit>
@@ -44,8 +49,10 @@ struct Written {
     visit("tied_embeddings", self.v.tied_embeddings, false);
     visit("embedding_scale", self.v.embedding_scale, 1.0);
     visit("logit_cap", self.v.logit_cap, 0.0);
+    visit("streams", self.v.streams, std::nullopt);
     visit("mixers", self.mixers);
     visit("feed_forwards", self.feed_forwards);
+    visit("ngrams", self.ngrams, std::vector<NgramEmbedding>{});
     visit("layers", self.layers);
     visit("eos_ids", self.v.eos_ids, std::vector<int64_t>{});
     visit("bos_id", self.v.bos_id, int64_t{-1});
@@ -74,7 +81,10 @@ Variant variant_of(Written file, const std::string& where) {
   for (size_t i = 0; i < file.layers.size(); ++i) {
     const std::string here = concat(where, ".layers[", i, "]");
     file.v.layers.push_back({part_of(file.mixers, file.layers[i].mixer, here + "[0]"),
-                             part_of(file.feed_forwards, file.layers[i].feed_forward, here + "[1]")});
+                             part_of(file.feed_forwards, file.layers[i].feed_forward, here + "[1]"),
+                             {}});
+    if (file.layers[i].ngram != -1)
+      file.v.layers.back().ngram = part_of(file.ngrams, file.layers[i].ngram, here + "[2]");
   }
   return std::move(file.v);
 }
@@ -103,9 +113,10 @@ Variant variant_from_json(const Json& json, std::string_view where, int version)
 }
 
 Json variant_to_json(const Variant& variant) {
-  Written file = {variant, {}, {}, {}};
+  Written file = {variant, {}, {}, {}, {}};
   for (const Layer& layer : variant.layers)
-    file.layers.push_back({number_of(file.mixers, layer.mixer), number_of(file.feed_forwards, layer.feed_forward)});
+    file.layers.push_back({number_of(file.mixers, layer.mixer), number_of(file.feed_forwards, layer.feed_forward),
+                           layer.ngram ? number_of(file.ngrams, *layer.ngram) : -1});
   return written(file);
 }
 

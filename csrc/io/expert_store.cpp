@@ -41,6 +41,7 @@ SlotLayout slot_layout(const StoreDirectory& store) {
 
 int64_t bounce_of(const StoreDirectory& store, ReadMode mode) {
   if (mode == ReadMode::buffered) return 0;
+  if (has_tables(store.variant)) return bounce_bytes;  // a row begins anywhere
   const bool contiguous = lies_contiguous(store);
   const SlotLayout slot = slot_layout(store);
   for (const std::vector<ExpertPlace>& places : store.expert_places)

@@ -28,7 +28,8 @@ struct SlotLayout {
 };
 
 // The slot layout of a store, and the bounce buffer that a reading thread needs for it in a mode (0 when every read
-// goes straight into place). Both follow from the directory; no file is opened.
+// goes straight into place), be it for experts or for rows of n-gram tables. Both follow from the directory; no file is
+// opened.
 SlotLayout slot_layout(const StoreDirectory& store);
 int64_t bounce_of(const StoreDirectory& store, ReadMode mode);
 

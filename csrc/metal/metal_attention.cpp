@@ -131,7 +131,7 @@ void MetalCommands::attend(const gpu::AttentionTask& task, int64_t first, int64_
 void MetalCommands::conv1d(const ConvArgs& args, int64_t n) {
   op("conv1d", [&] {
     const ConvParams params = {static_cast<uint32_t>(n), static_cast<uint32_t>(args.channels),
-                               static_cast<uint32_t>(args.taps)};
+                               static_cast<uint32_t>(args.taps), static_cast<uint32_t>(args.dilation)};
     const View state = or_nothing(args.state);
     flat({"delta", "conv1d"}, params, {args.x, state, args.weight, args.out}, args.channels, n);
     barrier();

@@ -213,6 +213,47 @@ void MetalCommands::soft_cap(View x, float cap, int64_t count) {
      [&] { flat({"elementwise", "soft_cap"}, FactorParams{static_cast<uint32_t>(count), cap}, {x}, count); });
 }
 
+void MetalCommands::silu(View x, float factor, int64_t count) {
+  op("silu", [&] { flat({"hyper", "silu_of"}, FactorParams{static_cast<uint32_t>(count), factor}, {x}, count); });
+}
+
+// ---- Residual streams -----------------------------------------------------------------------------------------------
+
+static StreamParams stream_params(int64_t streams, int64_t width, float eps = 0) {
+  return {static_cast<uint32_t>(streams), static_cast<uint32_t>(width), eps};
+}
+
+void MetalCommands::hyper_norm(View x, View weight, View out, int64_t n, int64_t streams, int64_t width, float eps) {
+  op("hyper_norm", [&] {
+    dispatch({"hyper", "hyper_norm"}, stream_params(streams, width, eps), {x, weight, out},
+             {static_cast<uint32_t>(streams), static_cast<uint32_t>(n)});
+  });
+}
+
+void MetalCommands::hyper_mix(const HyperMixArgs& args, int64_t n) {
+  op("hyper_mix", [&] {
+    flat({"hyper", "hyper_mix"}, stream_params(args.streams, args.width), {args.normed, args.gates, args.out},
+         args.width, n);
+  });
+}
+
+void MetalCommands::hyper_add(const HyperAddArgs& args, int64_t n) {
+  op("hyper_add", [&] {
+    flat({"hyper", "hyper_add"}, stream_params(args.streams, args.width), {args.x, args.y, args.gates}, args.width,
+         args.streams, n);
+  });
+}
+
+void MetalCommands::ngram_gate(const NgramGateArgs& args, int64_t n) {
+  op("ngram_gate", [&] {
+    dispatch({"hyper", "ngram_gate"}, stream_params(args.streams, args.width),
+             {args.key, args.query, args.value, args.out},
+             {static_cast<uint32_t>(args.streams), static_cast<uint32_t>(n)});
+  });
+}
+
+// ---- Gates and sums -------------------------------------------------------------------------------------------------
+
 void MetalCommands::sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) {
   op("sigmoid_gate", [&] {
     const HeadGateParams params = {.row_stride = static_cast<uint32_t>(x.row_stride),

@@ -12,8 +12,8 @@ namespace {
 // How many threads a kernel is written for, by its name or by how its name begins.
 uint32_t threads_of(const std::string& kernel) {
   const auto begins = [&](const char* words) { return kernel.rfind(words, 0) == 0; };
-  if (kernel == "rms_norm" || kernel == "rms_norm_in_place" || kernel == "attention_softmax" || kernel == "top_k" ||
-      kernel == "index_select")
+  if (kernel == "rms_norm" || kernel == "rms_norm_in_place" || kernel == "hyper_norm" ||
+      kernel == "attention_softmax" || kernel == "top_k" || kernel == "index_select")
     return row_threads;
   if (begins("matvec_") || (begins("matmul_") && !begins("matmul_transposed_")) || begins("expert_gate_up_") ||
       begins("expert_down_"))

@@ -12,7 +12,8 @@ struct GatedDelta {
   int64_t value_heads = 0;
   int64_t key_dim = 0;
   int64_t value_dim = 0;
-  int64_t taps = 0;  // of the convolution
+  int64_t taps = 0;      // of the convolution
+  bool sigmoid = false;  // what is read is multiplied by sigmoid(z), in place of silu(z)
 
   int64_t key_width() const { return key_heads * key_dim; }
   int64_t value_width() const { return value_heads * value_dim; }
@@ -26,6 +27,7 @@ struct GatedDelta {
     visit("key_dim", self.key_dim);
     visit("value_dim", self.value_dim);
     visit("taps", self.taps);
+    visit("sigmoid", self.sigmoid, false);
   }
   void check(const Check& check) const;
 

@@ -18,6 +18,10 @@ void GroupedAttention::add_tensors(TensorList& list) const {
   }
   if (out_bias) list.vector("self_attn.o_proj.bias", list.hidden());
   if (sinks) list.vector("self_attn.sinks", heads);
+  if (!index) return;
+  list.matrix("self_attn.indexer.index_qk_proj", (index->heads + 1) * index->dim, list.hidden());
+  list.vector("self_attn.indexer.q_layernorm.weight", index->dim);
+  list.vector("self_attn.indexer.k_layernorm.weight", index->dim);
 }
 
 void GroupedAttention::check(const Check& check) const {
@@ -31,10 +35,18 @@ void GroupedAttention::check(const Check& check) const {
   check.require(!joint_norm || !gate, "joint_norm", "false with a gate, which lies between the heads of q", "true");
   check.require(scale >= 0, "scale", "0 or a positive number", scale);
   rope.check(check, head_dim);
+  if (!index) return;
+  index->check(check, rope.dim);
+  check.limits({{"index.unit", index->unit, 2, max_unit}});
+  check.require(window == 0, "window", "0 with an index", window);
 }
 
 StatePieces GroupedAttention::state() const {
-  return {{"k", true, {kv_heads, head_dim}}, {"v", true, {kv_heads, head_dim}}};
+  StatePieces pieces = {{"k", true, {kv_heads, head_dim}}, {"v", true, {kv_heads, head_dim}}};
+  if (!index) return pieces;
+  pieces.push_back({"index_k", true, {index->dim}, index->unit});
+  pieces.push_back({"index_rows", false, {index->unit - 1, index->dim}});  // of the unit that is not complete
+  return pieces;
 }
 
 }  // namespace moeflux

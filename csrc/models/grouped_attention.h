@@ -2,6 +2,9 @@
 // them as one.
 #pragma once
 
+#include <optional>
+
+#include "models/index.h"
 #include "models/rope.h"
 #include "models/state_piece.h"
 #include "models/tensor_list.h"
@@ -24,6 +27,7 @@ struct GroupedAttention {
   bool keys_as_values = false;  // a value is its key before norm and rope; there is no v_proj
   bool value_norm = false;      // each value head is normed by itself, without a weight
   bool out_norm = false;        // what o_proj yields is normed before it is added
+  std::optional<Index> index = {};  // selects the rows that a row attends to; absent: it attends to all
 
   int64_t kv_width() const { return kv_heads * head_dim; }
   int64_t q_head() const { return head_dim * (gate ? 2 : 1); }  // numbers that q_proj yields per head
@@ -48,6 +52,7 @@ struct GroupedAttention {
     visit("keys_as_values", self.keys_as_values, false);
     visit("value_norm", self.value_norm, false);
     visit("out_norm", self.out_norm, false);
+    visit("index", self.index, std::nullopt);
   }
   void check(const Check& check) const;
 

@@ -11,6 +11,7 @@ struct StatePiece {
   std::string_view name;       // "k": the word of snapshots
   bool rows = false;           // one row per position, in the session's type; otherwise one f32 array, zero at first
   std::vector<int64_t> shape;  // of a row, or of all of it
+  int64_t unit = 1;            // positions that share a row
 
   // Numbers of a row, or of all of it.
   int64_t width() const {

@@ -15,6 +15,7 @@ enum class TensorKind {
   matrix,  // NAME.weight, with NAME.scales and NAME.biases when quantised along the last axis
   stack,   // the same with a leading axis: one matrix per head
   conv,    // one float tensor [channels, taps, 1]
+  table,   // one float tensor of exactly this name, whose rows are read from the file as they are needed
 };
 
 // Whether this is a tensor of its own and no part of a matrix.
@@ -45,6 +46,7 @@ class TensorList {
     add(name, TensorKind::stack, {matrices, rows, columns});
   }
   void conv(std::string_view name, int64_t channels, int64_t taps) { add(name, TensorKind::conv, {channels, taps, 1}); }
+  void table(std::string_view name, int64_t rows, int64_t width) { add(name, TensorKind::table, {rows, width}); }
   // gate_proj, up_proj and down_proj: down(silu(gate x) * up x).
   void gated_mlp(const std::string& name, int64_t intermediate);
 

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -14,6 +15,8 @@
 #include "models/gated_delta.h"
 #include "models/grouped_attention.h"
 #include "models/latent_attention.h"
+#include "models/ngram_embedding.h"
+#include "models/residual_streams.h"
 #include "models/routed_experts.h"
 
 namespace moeflux {
@@ -32,11 +35,12 @@ enum class ModelType {
   gpt_oss,
   gemma4,
   deepseek_v32,
+  qwen4_exp,
 };
 
-constexpr std::array<std::string_view, 13> names_of(ModelType) {
-  return {"qwen3_5_moe", "qwen3_next", "qwen3_moe",   "deepseek_v3", "glm4_moe", "minimax_m2",  "qwen2_moe",
-          "mixtral",     "olmoe",      "deepseek_v2", "gpt_oss",     "gemma4",   "deepseek_v32"};
+constexpr std::array<std::string_view, 14> names_of(ModelType) {
+  return {"qwen3_5_moe", "qwen3_next", "qwen3_moe",   "deepseek_v3", "glm4_moe", "minimax_m2",   "qwen2_moe",
+          "mixtral",     "olmoe",      "deepseek_v2", "gpt_oss",     "gemma4",   "deepseek_v32", "qwen4_exp"};
 }
 
 using Mixer = std::variant<GroupedAttention, LatentAttention, GatedDelta>;
@@ -45,13 +49,10 @@ using FeedForward = std::variant<RoutedExperts, DenseMlp>;
 struct Layer {
   Mixer mixer;
   FeedForward feed_forward;
+  std::optional<NgramEmbedding> ngram = {};  // enters the residual streams before the mixer reads them
 
   // Null where the layer is a dense one.
   const RoutedExperts* experts() const { return std::get_if<RoutedExperts>(&feed_forward); }
-  StatePieces state() const {
-    return std::visit([](const auto& each) { return each.state(); }, mixer);
-  }
-
   bool operator==(const Layer&) const = default;
 };
 
@@ -65,8 +66,9 @@ struct Variant {
   double rms_norm_eps = 0;
   int64_t max_context = 0;
   bool tied_embeddings = false;
-  double embedding_scale = 1;  // by which a row of the embedding begins the stream
-  double logit_cap = 0;        // logits are cap * tanh(logits / cap); 0: as they are
+  double embedding_scale = 1;                   // by which a row of the embedding begins the stream
+  double logit_cap = 0;                         // logits are cap * tanh(logits / cap); 0: as they are
+  std::optional<ResidualStreams> streams = {};  // without them the residual stream is one, and norms read it
 
   std::vector<int64_t> eos_ids;
   int64_t bos_id = -1;
@@ -82,9 +84,15 @@ struct Variant {
   // all such layers, because a slot holds any of them.
   const RoutedExperts& experts() const;
   int64_t moe_layers() const;  // how many
+  int64_t stream_count() const { return streams ? streams->count : 1; }
+  // What a layer remembers of a session.
+  StatePieces state(int64_t index) const;
 
   bool operator==(const Variant&) const = default;
 };
+
+// Whether rows are read from tables of n-gram embeddings.
+bool has_tables(const Variant& variant);
 
 // FormatError naming the layer and the field that break a rule.
 void check_variant(const Variant& variant);

@@ -23,5 +23,7 @@ struct Ops {
 void register_mixer_ops(Class<Ops>& ops);
 // What attention sees where an index selects it.
 void register_selection_ops(Class<Ops>& ops);
+// Residual streams, and the gate of n-gram embeddings.
+void register_hyper_ops(Class<Ops>& ops);
 
 }  // namespace moeflux::python

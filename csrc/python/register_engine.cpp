@@ -195,6 +195,10 @@ void register_stats(py::module_& m) {
                     "How long at least one expert read was under way.")
       .def_readonly("bytes_read", &StepStats::bytes_read, "Bytes of expert reads, including those of the look-ahead.")
       .def_readonly("expert_hits", &StepStats::expert_hits, "Experts found in a slot, or on their way into one.")
+      .def_readonly("ngram_hits", &StepStats::ngram_hits,
+                    "Rows of n-gram tables found in memory, or on their way there.")
+      .def_readonly("ngram_misses", &StepStats::ngram_misses,
+                    "Rows of n-gram tables that had to be read and were not on their way.")
       .def_readonly("expert_misses", &StepStats::expert_misses,
                     "Experts that had to be read and were not on their way.")
       .def_readonly("submissions", &StepStats::submissions, "How many batches the backend was given.")
@@ -286,6 +290,7 @@ void register_footprint(py::module_& m, Class<Testing>& testing) {
       .def_readonly("dense_weights", &Footprint::dense_weights)
       .def_readonly("expert_slots", &Footprint::expert_slots)
       .def_readonly("scratch", &Footprint::scratch)
+      .def_readonly("ngram_rows", &Footprint::ngram_rows)
       .def_readonly("read_buffers", &Footprint::read_buffers)
       .def_readonly("tables", &Footprint::tables)
       .def_readonly("loading", &Footprint::loading)

@@ -154,15 +154,16 @@ void register_readers(py::module_& m) {
       [](const std::string& text) {
         py::list list;
         int64_t index = 0;
-        for (const Layer& layer : parse_variant(text).layers) {
-          for (const StatePiece& piece : layer.state())
-            list.append(py::make_tuple(index, std::string(piece.name), piece.rows, shape_to_python(piece.shape)));
-          ++index;
-        }
+        const Variant variant = parse_variant(text);
+        for (; index < variant.num_layers(); ++index)
+          for (const StatePiece& piece : variant.state(index))
+            list.append(
+                py::make_tuple(index, std::string(piece.name), piece.rows, shape_to_python(piece.shape), piece.unit));
         return list;
       },
       py::arg("text"),
-      "(layer, name, whether it has a row per position, shape of a row or of all of it) of each piece of a session's "
+      "(layer, name, whether it has rows, shape of a row or of all of it, positions that share a row) of each piece of "
+      "a session's "
       "state.");
 
   Class<TensorEntry>(m, "TensorEntry", "Where one tensor lies in its file.")
@@ -229,6 +230,9 @@ void register_stores(py::module_& m) {
           "(file, offset, bytes) of each range.")
       .def_readonly("added", &StoredTensor::added, "What is added to each number of a vector, once it is in f32.")
       .def_property_readonly(
+          "is_table", [](const StoredTensor& t) { return t.kind == TensorKind::table; },
+          "Whether its rows are read one by one and never all in memory.")
+      .def_property_readonly(
           "is_vector", [](const StoredTensor& t) { return is_vector(t.kind); },
           "Whether this is a tensor of its own and no part of a matrix.")
       .def("__repr__", [](const StoredTensor& t) {
@@ -260,12 +264,15 @@ void register_stores(py::module_& m) {
         const auto stacked = [](const std::string& name) { return name.find("kv_b_proj") == std::string::npos; };
         py::list list;
         for (const TensorRequirement& tensor : tensor_requirements(parse_variant(variant_json), stacked)) {
-          list.append(py::make_tuple(tensor.name, shape_to_python(tensor.shape), !is_vector(tensor.kind)));
+          const bool is_table = tensor.kind == TensorKind::table;
+          list.append(py::make_tuple(tensor.name, shape_to_python(tensor.shape), !is_vector(tensor.kind) && !is_table,
+                                     is_table));
         }
         return list;
       },
       py::arg("variant_json"),
-      "(name, logical shape, whether a matrix) of everything but the routed experts. A matrix has its base name. "
+      "(name, logical shape, whether a matrix, whether a table of rows) of everything but the routed experts. A matrix "
+      "has its base name. "
       "Latent "
       "attention is in stacks where it may have either form.");
   m.def(

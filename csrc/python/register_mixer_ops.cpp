@@ -98,20 +98,22 @@ py::object mla_attention(const Ops& ops, const Array& q_latent, const Array& q_p
   return a.floats_of(args.out, {n, args.q_latent.heads, args.q_latent.dim});
 }
 
-py::tuple conv1d(const Ops& ops, const Array& x, const Array& state, const Array& weight) {
+py::tuple conv1d(const Ops& ops, const Array& x, const Array& state, const Array& weight, int64_t dilation) {
   OpArguments a = ops.arguments("conv1d");
   ConvArgs args;
+  a.require(dilation >= 1, "dilation", "at least 1", dilation);
+  args.dilation = dilation;
   args.x = a.floats("x", x, {-1, -1});
   const int64_t n = x.shape(0);
   args.channels = x.shape(1);
   args.weight = a.floats("weight", weight, {args.channels, -1});
   args.taps = weight.shape(1);
   a.require(args.taps >= 1, "weight", "at least 1 tap", args.taps);
-  args.state = a.floats("state", state, {args.taps - 1, args.channels});
+  args.state = a.floats("state", state, {args.kept(), args.channels});
   args.out = a.output(n * args.channels);
   a.run([&](Commands& commands) { commands.conv1d(args, n); });
   return py::make_tuple(a.floats_of(args.out, {n, args.channels}),
-                        a.floats_of(args.state, {args.taps - 1, args.channels}));
+                        a.floats_of(args.state, {args.kept(), args.channels}));
 }
 
 py::tuple delta_gates(const Ops& ops, const Array& alpha, const Array& b, const Array& a_log, const Array& dt_bias) {
@@ -158,7 +160,7 @@ void register_mixer_ops(Class<Ops>& ops) {
       .def("attention_values", &attention_values, py::arg("scores"), py::arg("v"))
       .def("mla_attention", &mla_attention, py::arg("q_latent"), py::arg("q_pe"), py::arg("latent"), py::arg("k_pe"),
            py::arg("scale"))
-      .def("conv1d", &conv1d, py::arg("x"), py::arg("state"), py::arg("weight"))
+      .def("conv1d", &conv1d, py::arg("x"), py::arg("state"), py::arg("weight"), py::arg("dilation") = 1)
       .def("delta_gates", &delta_gates, py::arg("alpha"), py::arg("b"), py::arg("a_log"), py::arg("dt_bias"))
       .def("gated_delta", &gated_delta, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("decay"), py::arg("beta"),
            py::arg("state"));

@@ -481,6 +481,7 @@ void register_ops(py::module_& m, Class<Testing>& testing) {
            "error.");
   register_mixer_ops(ops);
   register_selection_ops(ops);
+  register_hyper_ops(ops);
 }
 
 }  // namespace moeflux::python

@@ -261,6 +261,11 @@ class Tensor:
     @property
     def dtype(self) -> str: ...
     @property
+    def is_table(self) -> bool:
+        """
+        Whether its rows are read one by one and never all in memory.
+        """
+    @property
     def is_vector(self) -> bool:
         """
         Whether this is a tensor of its own and no part of a matrix.
@@ -631,6 +636,7 @@ class Ops:
         x: numpy.typing.NDArray[typing.Any],
         state: numpy.typing.NDArray[typing.Any],
         weight: numpy.typing.NDArray[typing.Any],
+        dilation: int = 1,
     ) -> tuple[numpy.typing.NDArray[typing.Any], numpy.typing.NDArray[typing.Any]]: ...
     def delta_gates(
         self,
@@ -681,6 +687,18 @@ class Ops:
     def geglu(
         self, gate: numpy.typing.NDArray[typing.Any], up: numpy.typing.NDArray[typing.Any]
     ) -> numpy.typing.NDArray[typing.Any]: ...
+    def hyper_add(
+        self,
+        x: numpy.typing.NDArray[typing.Any],
+        y: numpy.typing.NDArray[typing.Any],
+        gates: numpy.typing.NDArray[typing.Any],
+    ) -> numpy.typing.NDArray[typing.Any]: ...
+    def hyper_mix(
+        self, normed: numpy.typing.NDArray[typing.Any], gates: numpy.typing.NDArray[typing.Any]
+    ) -> numpy.typing.NDArray[typing.Any]: ...
+    def hyper_norm(
+        self, x: numpy.typing.NDArray[typing.Any], weight: numpy.typing.NDArray[typing.Any], eps: float
+    ) -> numpy.typing.NDArray[typing.Any]: ...
     def index_scores(
         self,
         q: numpy.typing.NDArray[typing.Any],
@@ -710,6 +728,12 @@ class Ops:
         latent: numpy.typing.NDArray[typing.Any],
         k_pe: numpy.typing.NDArray[typing.Any],
         scale: float,
+    ) -> numpy.typing.NDArray[typing.Any]: ...
+    def ngram_gate(
+        self,
+        key: numpy.typing.NDArray[typing.Any],
+        query: numpy.typing.NDArray[typing.Any],
+        value: numpy.typing.NDArray[typing.Any],
     ) -> numpy.typing.NDArray[typing.Any]: ...
     def residual_add(
         self, x: numpy.typing.NDArray[typing.Any], y: numpy.typing.NDArray[typing.Any]
@@ -747,6 +771,7 @@ class Ops:
     def sigmoid_gate(
         self, x: numpy.typing.NDArray[typing.Any], gate: numpy.typing.NDArray[typing.Any]
     ) -> numpy.typing.NDArray[typing.Any]: ...
+    def silu(self, x: numpy.typing.NDArray[typing.Any], factor: float) -> numpy.typing.NDArray[typing.Any]: ...
     def soft_cap(self, x: numpy.typing.NDArray[typing.Any], cap: float) -> numpy.typing.NDArray[typing.Any]: ...
     def swiglu(
         self, gate: numpy.typing.NDArray[typing.Any], up: numpy.typing.NDArray[typing.Any]
@@ -845,6 +870,16 @@ class StepStats:
         Bytes read for the experts that it did not pick.
         """
     @property
+    def ngram_hits(self) -> int:
+        """
+        Rows of n-gram tables found in memory, or on their way there.
+        """
+    @property
+    def ngram_misses(self) -> int:
+        """
+        Rows of n-gram tables that had to be read and were not on their way.
+        """
+    @property
     def read_busy_seconds(self) -> float:
         """
         How long at least one expert read was under way.
@@ -891,6 +926,8 @@ class Footprint:
     def expert_slots(self) -> int: ...
     @property
     def loading(self) -> int: ...
+    @property
+    def ngram_rows(self) -> int: ...
     @property
     def read_buffers(self) -> int: ...
     @property
@@ -1490,7 +1527,7 @@ def replay(
 
 def required_tensors(variant_json: str) -> list[typing.Any]:
     """
-    (name, logical shape, whether a matrix) of everything but the routed experts. A matrix has its base name. Latent attention is in stacks where it may have either form.
+    (name, logical shape, whether a matrix, whether a table of rows) of everything but the routed experts. A matrix has its base name. Latent attention is in stacks where it may have either form.
     """
 
 def sampler_bytes(vocab_size: int) -> int:
@@ -1515,7 +1552,7 @@ def snapshot_wire_layout(variant_json: str, version: int, positions: int) -> Sna
 
 def state_pieces(text: str) -> list[typing.Any]:
     """
-    (layer, name, whether it has a row per position, shape of a row or of all of it) of each piece of a session's state.
+    (layer, name, whether it has rows, shape of a row or of all of it, positions that share a row) of each piece of a session's state.
     """
 
 def supports_direct(path: os.PathLike[str] | str | bytes) -> bool:

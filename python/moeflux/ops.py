@@ -226,9 +226,10 @@ class Ops:
         """rows [t, ...] of a cache; ids int32: units that the row at `position` selected -> the rows that it sees"""
         return self._core.gather_rows(rows, ids, position, unit)
 
-    def conv1d(self, x: Array, state: Array, weight: Array) -> tuple[Array, Array]:
-        """x [n, channels], state [taps - 1, channels], weight [channels, taps] -> rows after SiLU, and the new state"""
-        return self._core.conv1d(x, state, weight)
+    def conv1d(self, x: Array, state: Array, weight: Array, dilation: int = 1) -> tuple[Array, Array]:
+        """x [n, channels], state [(taps - 1) * dilation, channels], weight [channels, taps] -> rows after SiLU, and the
+        new state"""
+        return self._core.conv1d(x, state, weight, dilation)
 
     def delta_gates(self, alpha: Array, b: Array, a_log: Array, dt_bias: Array) -> tuple[Array, Array]:
         """alpha and b [n, heads], a_log and dt_bias [heads] -> decay and beta [n, heads]"""
@@ -238,6 +239,28 @@ class Ops:
         """q and k [n, key heads, dk], v [n, value heads, dv], decay and beta [n, value heads]
         state [value heads, dv, dk] -> [n, value heads, dv] and the new state"""
         return self._core.gated_delta(q, k, v, decay, beta, state)
+
+    # ---- Residual streams ---------------------------------------------------------------------------------------
+
+    def silu(self, x: Array, factor: float = 1.0) -> Array:
+        """silu(x * factor), x of any shape"""
+        return self._core.silu(x.reshape(-1), factor).reshape(x.shape)
+
+    def hyper_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        """x [n, streams, width], weight [streams, width]: each stream by its own norm"""
+        return self._core.hyper_norm(x, weight, eps)
+
+    def hyper_mix(self, normed: Array, gates: Array) -> Array:
+        """Both [n, streams, width] -> [n, width]"""
+        return self._core.hyper_mix(normed, gates)
+
+    def hyper_add(self, x: Array, y: Array, gates: Array) -> Array:
+        """x [n, streams, width], y [n, width], gates [n, streams] -> [n, streams, width]"""
+        return self._core.hyper_add(x, y, gates)
+
+    def ngram_gate(self, key: Array, query: Array, value: Array) -> Array:
+        """key and query [n, streams, width], value [n, width] -> [n, streams, width]"""
+        return self._core.ngram_gate(key, query, value)
 
     # ---- Choosing -----------------------------------------------------------------------------------------------
 

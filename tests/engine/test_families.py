@@ -15,7 +15,7 @@ from support.mlx_folder import write_mlx_folder
 
 NAMES = (
     "minimax_m2", "qwen2_moe", "mixtral", "olmoe", "deepseek_v2", "deepseek_v2_lite", "deepseek_v32", "gpt_oss",
-    "gemma4",
+    "gemma4", "qwen4_exp_linear", "qwen4_exp_other",
 )  # fmt: skip
 PROMPT, TAIL, OTHER = tokens(20), tokens(5, seed=9), tokens(13, seed=3)
 
@@ -54,6 +54,7 @@ def test_company_and_the_past_change_no_bit(folder: Folder, name: str) -> None:
     found = model.evaluate([(one, PROMPT), (two, OTHER)])
     assert np.array_equal(found[0].numpy(), alone[len(PROMPT) - 1])
     assert np.array_equal(found[1].numpy(), other[-1])
+    one.checkpoint()
     saved = one.snapshot()
     for _ in range(2):
         assert np.array_equal(steps(one, TAIL), alone[len(PROMPT) :])

@@ -14,7 +14,17 @@ from moeflux import BudgetError, _core
 from moeflux.stores.store import open_store
 from support.engine import Folder, folders, load_faulty, tokens
 
-PARTS = ("dense_weights", "expert_slots", "scratch", "tables", "rows", "recurrent", "checkpoints", "tokens")
+PARTS = (
+    "dense_weights",
+    "expert_slots",
+    "scratch",
+    "tables",
+    "ngram_rows",
+    "rows",
+    "recurrent",
+    "checkpoints",
+    "tokens",
+)
 
 
 @pytest.fixture(scope="module")

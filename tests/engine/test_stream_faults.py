@@ -70,7 +70,8 @@ def sweep(store: Path, kind: str, step: int, expected: np.ndarray, **options: An
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("qwen3_5_moe", "error"), ("qwen3_5_moe", "end_of_file"), ("deepseek_v3", "error")]
+    ("name", "kind"),
+    [("qwen3_5_moe", "error"), ("qwen3_5_moe", "end_of_file"), ("deepseek_v3", "error"), ("qwen4_exp_linear", "error")],
 )
 def test_every_read_that_fails(folder: Folder, name: str, kind: str) -> None:
     expected = evaluate(load_faulty(folder(name)).session())

@@ -72,7 +72,7 @@ def test_what_has_no_default_is_needed() -> None:
         ({"mixers": [{}]}, r"mixers\[0\]\.kind: expected grouped_attention or latent_attention or gated_delta"),
         ({"mixers": [{"kind": "dense_mlp", "intermediate": 4}]}, r"mixers\[0\]\.kind: expected grouped_attention or"),
         ({"feed_forwards": [{"kind": "dense_mlp", "intermediate": 4, "x": 1}]}, r'forwards\[0\]: unknown field "x"'),
-        ({"layers": [[0, 0], [0]]}, r"layers\[1\]: expected a mixer's number and a feed-forward part's"),
+        ({"layers": [[0, 0], [0]]}, r"layers\[1\]: expected a mixer's number, a feed-forward part's, and an n-gram"),
         ({"layers": [[0, 0], [1, 0]]}, r"layers\[1\]\[0\]: expected 0 to 0, found 1"),
         ({"layers": [[0, -1]]}, r"layers\[0\]\[1\]: expected 0 to 1, found -1"),
         ({"layers": [["0", 0]]}, r"layers\[0\]\[0\]: expected a whole number"),

@@ -26,6 +26,7 @@ from golden.checkpoint import Checkpoint
 from golden.elements import name_seed, splitmix64
 from golden.gemma4 import gemma4_text
 from golden.gpt_oss import gpt_oss as of_gpt_oss
+from golden.qwen4 import qwen4_exp_text
 from moeflux import oracle
 from moeflux.conversion.convert import convert
 from moeflux.stores.storage import ConvertFormat
@@ -161,8 +162,25 @@ def gemma4(name: str, draw: Draw) -> Checkpoint:
     )  # fmt: skip
 
 
+def qwen4_exp(name: str, draw: Draw) -> Checkpoint:
+    layers, per_token, value_heads = draw(2, 3, 5), draw(1, 2, 4), draw(2, 6)
+    kinds = [draw("linear_attention", "indexed_attention") for _ in range(layers - 1)]
+    length, heads, unit = draw(2, 3, 5), draw(1, 3), draw(2, 4, 8)
+    return qwen4_exp_text(
+        name, num_hidden_layers=layers, layer_types=["linear_attention", *kinds], full_attention_interval=None,
+        hidden_size=draw(64, 96, 160), hc_count=draw(2, 3, 5), hc_lowrank=draw(32, 96), ple_layer_ids=[1],
+        ngram_size=length, heads_per_ngram=heads, ple_embed_dim=(length - 1) * heads * draw(8, 24) * 4,
+        ple_conv_kernel_size=draw(2, 4), ngram_vocab_size_base=draw(20, 300), split_ngram_parts=draw(1, 2, 8),
+        linear_num_key_heads=2, linear_num_value_heads=value_heads, output_gate_type=draw("sigmoid", "silu"),
+        indexer_compress_ratio=unit, indexer_budget=unit * draw(1, 2, 3), indexer_n_heads=draw(1, 4),
+        num_experts=draw(4, 6, 10), num_experts_per_tok=per_token, moe_intermediate_size=draw(32, 96),
+        vocab_size=draw(300, 384, 401), rms_norm_eps=draw(1e-6, 1e-5),
+    )  # fmt: skip
+
+
 FAMILIES = (
     qwen3_moe, qwen2_moe, mixtral, olmoe, minimax_m2, glm4_moe, deepseek_v3, deepseek_v32, deepseek_v2, gpt_oss, gemma4,
+    qwen4_exp,
 )  # fmt: skip
 
 

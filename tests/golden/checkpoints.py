@@ -26,6 +26,7 @@ from golden.deepseek import DEEPSEEK
 from golden.elements import from_bf16, name_seed, normal, splitmix64, uniform
 from golden.gemma4 import GEMMA4
 from golden.gpt_oss import GPT_OSS
+from golden.qwen4 import QWEN4
 
 QWEN_MOE = {
     "vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
@@ -295,13 +296,13 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
     "qwen2_moe": qwen2_moe,
     "mixtral": mixtral,
     "olmoe": olmoe,
-    **DEEPSEEK, **GPT_OSS, **GEMMA4,
+    **DEEPSEEK, **GPT_OSS, **GEMMA4, **QWEN4,
 }  # fmt: skip
 
 
 # What each peer answers for, and why not for others: make_goldens.py.
 TRANSFORMERS = [name for name in CHECKPOINTS if name != "deepseek_v3_fp8"]
-HF_ALONE = ("qwen3_moe_coder", "deepseek_v2", "deepseek_v2_lite", "gpt_oss", "gpt_oss_plain", "gemma4_other")
+HF_ALONE = ("qwen3_moe_coder", "deepseek_v2", "deepseek_v2_lite", "gpt_oss", "gpt_oss_plain", "gemma4_other", *QWEN4)
 MLX_CONVERTS = [name for name in CHECKPOINTS if name not in HF_ALONE]
 MLX = [name for name in MLX_CONVERTS if name != "glm4_moe_lite"]
 

@@ -81,7 +81,7 @@ def run_transformers(root: Path) -> None:
     transformers.logging.set_verbosity_error()
     for name in checkpoints.TRANSFORMERS:
         check_mxfp4(name)
-        sees = name in ("qwen3_vl_moe", "kimi_k25", "gemma4")
+        sees = name in ("qwen3_vl_moe", "kimi_k25", "gemma4", "qwen4_exp")
         kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
         model, report = kind.from_pretrained(
             root / name / "hf", dtype=torch.float32, attn_implementation="eager", output_loading_info=True

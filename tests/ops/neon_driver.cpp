@@ -300,11 +300,31 @@ void check_selection(int64_t rows, int64_t first, int64_t heads, int64_t dim, in
   equal("index_select", {ids[0], ids[1]}, chosen);
 }
 
+// ---- Residual streams -----------------------------------------------------------------------------------------------
+
+void check_streams(int64_t streams, int64_t width) {
+  const float* x = numbers(streams * width);
+  const float* gates = numbers(streams * width);
+  const float* value = numbers(width);
+  float* found[4][2];
+  for (int side = 0; side < 2; ++side) {
+    const HyperKernels& kernels = both[side]->hyper;
+    for (auto& each : found) each[side] = copy(x, width);
+    kernels.silu(found[0][side], 0.3f, width);
+    kernels.hyper_mix(x, gates, found[1][side], streams, width, 0, width);
+    kernels.hyper_add(found[2][side], value, 0.7f, width);
+    kernels.ngram_gate(x, gates, value, found[3][side], width);
+  }
+  const char* names[] = {"silu", "hyper_mix", "hyper_add", "ngram_gate"};
+  for (int i = 0; i < 4; ++i) near(names[i], {found[i][0], found[i][1]}, width);
+}
+
 // ---- Delta net -----------------------------------------------------------------------------------------------------
 
-void check_conv1d(int64_t rows, int64_t channels, int64_t taps) {
-  const float* before = numbers((taps - 1) * channels);
+void check_conv1d(int64_t rows, int64_t channels, int64_t taps, int64_t dilation = 1) {
+  const float* before = numbers((taps - 1) * dilation * channels);
   ConvTask task;
+  task.dilation = dilation;
   task.x = numbers(rows * channels);
   task.weight = numbers(channels * taps);
   task.rows = rows;
@@ -315,11 +335,11 @@ void check_conv1d(int64_t rows, int64_t channels, int64_t taps) {
   for (int side = 0; side < 2; ++side) {
     const DeltaKernels& kernels = both[side]->delta;
     task.out = out[side] = room<float>(rows * channels);
-    task.state = state[side] = copy(before, (taps - 1) * channels);
+    task.state = state[side] = copy(before, task.kept() * channels);
     for (int64_t unit = 0; unit < kernels.conv1d_units(task); ++unit) kernels.conv1d(task, unit);
   }
   near("conv1d", {out[0], out[1]}, rows * channels);
-  equal("conv1d's state", {state[0], state[1]}, (taps - 1) * channels);
+  equal("conv1d's state", {state[0], state[1]}, task.kept() * channels);
 }
 
 void check_delta_gates(int64_t rows, int64_t heads) {
@@ -439,8 +459,11 @@ void check_all() {
     check_selection(3, 500, 9, 40, 1, kind);
     check_selection(2, 700, 3, 64, 4, kind);
   }
-  for (int64_t rows : {1, 2, 9})
+  for (int64_t rows : {1, 2, 9}) {
     for (int64_t taps : {2, 4, 5}) check_conv1d(rows, 303, taps);
+    check_conv1d(rows, 303, 4, 3);
+  }
+  for (int64_t width : {4, 36, 100}) check_streams(4, width);
   check_delta_gates(9, 33);
   for (int64_t rows : {1, 9}) {
     check_gated_delta(rows, 128, 128);

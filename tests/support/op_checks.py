@@ -133,11 +133,12 @@ def delta_arguments(
     )
 
 
-def check_convolution(run: Any, n: int, channels: int, taps: int) -> None:
+def check_convolution(run: Any, n: int, channels: int, taps: int, dilation: int = 1) -> None:
     rng = np.random.default_rng([channels, taps, n])
-    x, state, weight = numbers(rng, n, channels), numbers(rng, taps - 1, channels), numbers(rng, channels, taps)
-    expected, expected_state = oracle.ops.conv1d(*wide(x, state, weight))
-    found, found_state = run.conv1d(x, state, weight)
+    x, weight = numbers(rng, n, channels), numbers(rng, channels, taps)
+    state = numbers(rng, (taps - 1) * dilation, channels)
+    expected, expected_state = oracle.ops.conv1d(*wide(x, state, weight), dilation)
+    found, found_state = run.conv1d(x, state, weight, dilation)
     assert_agrees("conv1d", found, expected)
     assert np.array_equal(found_state, expected_state)  # copies
 

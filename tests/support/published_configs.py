@@ -432,3 +432,31 @@ DEEPSEEK_V2_LITE: dict[str, Any] = {
     "q_lora_rank": None, "routed_scaling_factor": 1.0, "topk_group": 1, "topk_method": "greedy",
     "rope_scaling": {**DEEPSEEK_V2["rope_scaling"], "mscale": 0.707, "mscale_all_dim": 0.707},
 }  # fmt: skip
+
+QWEN38_FLASH_NEXT: dict[str, Any] = {
+    "architectures": ["Qwen4ExpForConditionalGeneration"], "image_token_id": 248056, "language_model_only": False,
+    "model_type": "qwen4_exp", "tie_word_embeddings": False, "video_token_id": 248057, "vision_config": {"depth": 27},
+    "vision_end_token_id": 248054, "vision_start_token_id": 248053,
+    "text_config": {
+        "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 248044, "dtype": "bfloat16",
+        "eos_token_id": 248044, "full_attention_interval": 4, "hc_count": 4, "hc_lowrank": 320, "head_dim": 256,
+        "heads_per_ngram": 8, "hidden_act": "silu", "hidden_size": 2560, "indexer_budget": 2048,
+        "indexer_compress_ratio": 4, "indexer_head_dim": 128, "indexer_kv_heads": 1, "indexer_n_heads": 4,
+        "initializer_range": 0.02, "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 12,
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 48, "linear_value_head_dim": 128, "make_ngram_vocab_size_divisible_by": 128,
+        "mamba_ssm_dtype": "float32", "max_position_embeddings": 262144, "model_type": "qwen4_exp_text",
+        "moe_intermediate_size": 640, "mtp": {"hybrid": True, "num_hidden_layers": 1, "rope_theta": 10000000},
+        "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False, "ngram_size": 3,
+        "ngram_vocab_size_base": 20000000, "num_attention_heads": 24, "num_experts": 512, "num_experts_per_tok": 10,
+        "num_hidden_layers": 48, "num_key_value_heads": 2, "output_gate_type": "sigmoid", "output_router_logits": False,
+        "pad_token_id": None, "partial_rotary_factor": 0.25, "ple_conv_kernel_size": 4, "ple_embed_dim": 2560,
+        "ple_layer_ids": [2], "rms_norm_eps": 1e-06, "router_aux_loss_coef": 0.001,
+        "rope_parameters": {
+            "mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000, "rope_type": "default",
+        },
+        "shared_expert_intermediate_size": 640, "split_ngram_parts": 128, "tie_word_embeddings": False,
+        "use_cache": True, "vocab_size": 248320,
+    },
+}  # fmt: skip

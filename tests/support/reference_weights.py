@@ -19,6 +19,9 @@ from moeflux.models.variants import Variant
 PLAIN = QuantFormat.plain("F32")
 UNUSED = ("mtp.", "model.visual.", "vision_tower.", "mm_projector.", *(f"model.layers.{n}." for n in (46, 47, 61)))
 FOLDED_NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight", "q_norm.weight", "k_norm.weight")
+FOLDED_NORMS += tuple(
+    f"{name}.weight" for name in ("hc_norm", "norm_key", "norm_query", "norm_conv", "q_layernorm", "k_layernorm")
+)
 
 
 MIXTRAL_WORDS = (
@@ -67,7 +70,7 @@ def load(name: str) -> tuple[Variant, ReferenceWeights]:
         canonical = re.sub(r"^(model\.layers\.\d+)\.experts\.", r"\1.mlp.experts.", canonical)
         if not key.startswith(UNUSED):
             tensors[canonical] = from_bf16(raw) if dtype == "BF16" else raw.astype(np.float32)
-    if variant.model_type in ("qwen3_5_moe", "qwen3_next"):
+    if variant.model_type in ("qwen3_5_moe", "qwen3_next", "qwen4_exp"):
         for key in tensors:
             if key.endswith(FOLDED_NORMS) or key == "model.norm.weight":
                 tensors[key] = tensors[key] + np.float32(1)
@@ -96,7 +99,7 @@ def load(name: str) -> tuple[Variant, ReferenceWeights]:
             for e in range(variant.experts.count):
                 parts = ("gate_proj", "up_proj", "down_proj")
                 experts[layer, e] = tuple(tensors[f"{at}mlp.experts.{e}.{part}.weight"] for part in parts)
-    vectors = re.compile(r"(norm|norm_[12]|conv1d)\.weight$")
+    vectors = re.compile(r"(norm|norm_[a-z12]+|conv1d|shard_\d+)\.weight$")
     named = {k if vectors.search(k) else k.removesuffix(".weight"): tensors[k] for k in tensors}
     return variant, ReferenceWeights(named, experts)
 

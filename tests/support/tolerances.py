@@ -35,6 +35,11 @@ LARGEST_ERROR = {
     "bias_add": {"f32": 6e-8},
     "scale": {"f32": 6e-8},
     "soft_cap": {"f32": 3e-7},  # of the cap: a sigmoid, and a difference of numbers up to 1
+    "silu": {"f32": 1e-6},
+    "hyper_norm": {"f32": 1e-6},  # as rms_norm
+    "hyper_mix": {"f32": 1e-6},  # of the streams' sizes: a sigmoid, a chain over the streams, a product
+    "hyper_add": {"f32": 1e-6},  # a division, a sigmoid, a fused product
+    "ngram_gate": {"f32": 1e-6},  # a sum of products under a root under a sigmoid, and a product
     "combine": {"f32": 1e-6},  # a chain over the experts, two sums, a sigmoid
     "rope": {"f32": 2e-7},  # two products and a sum
 }

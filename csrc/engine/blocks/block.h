@@ -17,10 +17,13 @@ namespace moeflux {
 class ExpertSide;
 class Recorder;
 
-// The width of the residual stream, and the eps of the norms that read it.
+// The width of the residual stream, and the eps of the norms that read it. There may be several side by side, with
+// gates of a rank.
 struct Stream {
   int64_t width = 0;
   float eps = 0;
+  int64_t count = 1;
+  int64_t rank = 0;
 };
 
 class Block {
@@ -45,7 +48,7 @@ class MixerBlock : public Block {
 // for a guess.
 class FeedForwardBlock : public Block {
  public:
-  // scratch.hidden += feed_forward(norm(scratch.hidden)), n rows, after what was recorded before. If experts are read,
+  // scratch.hidden += feed_forward(what it reads of it), n rows, after what was recorded before. If experts are read,
   // batches are submitted on the way.
   virtual void run(Recorder& recorder, ExpertSide& experts, Scratch& scratch, int64_t n, StepStats& stats) const = 0;
 };

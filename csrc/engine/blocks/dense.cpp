@@ -5,15 +5,15 @@
 namespace moeflux {
 
 void DenseBlock::load(const LayerTensors& tensors) {
-  norm_ = tensors.vector("post_attention_layernorm.weight");
+  input_.load(tensors, "post_attention_layernorm.weight", "mlp_hyper_connection");
   mlp_.load(tensors, "mlp.");
 }
 
 void DenseBlock::run(Recorder& recorder, ExpertSide&, Scratch& s, int64_t n, StepStats&) const {
   Commands& commands = recorder.current();
-  commands.rms_norm(s.hidden, norm_, s.normed, n, stream_.width, stream_.eps);
+  input_.read(commands, s, n);
   mlp_.record(commands, s.normed, s.out, n);
-  commands.residual_add(s.hidden, s.out, s.hidden, n * stream_.width);
+  input_.add(commands, s, s.out, n);
 }
 
 }  // namespace moeflux

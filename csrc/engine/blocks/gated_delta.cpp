@@ -4,24 +4,9 @@
 #include <array>
 #include <cmath>
 
+#include "engine/blocks/recurrent_rows.h"
+
 namespace moeflux {
-namespace {
-
-// Records ops over the rows of a piece: record(first row, how many). Where the state after each row is wanted, one row
-// at a time.
-template <typename Record>
-void over_rows(Commands& commands, const Piece& piece, const PlacedPiece& state, const Record& record) {
-  if (piece.copies.empty()) return record(piece.first, piece.rows());
-  for (int64_t row = 0; row < piece.rows(); ++row) {
-    record(piece.first + row, 1);
-    const auto place = static_cast<size_t>(row);
-    if (place < piece.copies.size())
-      commands.copy(state.fixed, piece.copies[place].at(state.fixed.offset, 1), state.piece.width() * 4);
-  }
-}
-
-}  // namespace
-
 void GatedDeltaBlock::place(ScratchLayout& layout) {
   const int64_t n = layout.rows();
   layout.place(room_.qkv, "qkv", n * shape_.channels());
@@ -87,8 +72,14 @@ void GatedDeltaBlock::record(Commands& commands, Scratch& scratch, size_t layer,
                            count);
     });
   }
-  commands.gated_rms_norm(dense_heads(s.mixed, d.value_heads, d.value_dim),
-                          dense_heads(s.z, d.value_heads, d.value_dim), w.norm, rows.n, stream_.eps);
+  const Heads mixed = dense_heads(s.mixed, d.value_heads, d.value_dim);
+  const Heads z = dense_heads(s.z, d.value_heads, d.value_dim);
+  if (d.sigmoid) {
+    commands.rms_norm_heads(mixed, w.norm, rows.n, stream_.eps, 1);
+    commands.sigmoid_gate(mixed, z, rows.n);
+  } else {
+    commands.gated_rms_norm(mixed, z, w.norm, rows.n, stream_.eps);
+  }
   commands.matmul(std::array{project(s.mixed, w.out, scratch.out)}, rows.n);
 }
 

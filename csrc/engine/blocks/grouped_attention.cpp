@@ -6,7 +6,13 @@
 
 namespace moeflux {
 
+GroupedAttentionBlock::GroupedAttentionBlock(const GroupedAttention& shape, const Stream& stream)
+    : shape_(shape), stream_(stream) {
+  if (shape.index) index_.emplace(*shape.index, shape.rope, stream.eps);
+}
+
 void GroupedAttentionBlock::place(ScratchLayout& layout) {
+  if (index_) index_->place(layout, 2 * shape_.kv_width());
   const int64_t n = layout.rows();
   layout.place_angles(room_.angles, shape_.rope);
   layout.place(room_.q, "q", n * shape_.q_width());
@@ -38,6 +44,7 @@ void GroupedAttentionBlock::load(const LayerTensors& tensors) {
   }
   if (shape_.out_bias) w.o_bias = tensors.vector("self_attn.o_proj.bias");
   if (shape_.sinks) w.sinks = tensors.vector("self_attn.sinks");
+  if (index_) index_->load(tensors);
   if (shape_.out_norm) w.out_norm = tensors.vector("post_attention_layernorm.weight");
 }
 
@@ -79,14 +86,23 @@ void GroupedAttentionBlock::record(Commands& commands, Scratch& scratch, size_t 
   commands.rope(q, s.angles, a.rope.dim / 2, false, rows.n);
   commands.rope(k, s.angles, a.rope.dim / 2, false, rows.n);
   const auto scale = static_cast<float>(a.scale > 0 ? a.scale : 1 / std::sqrt(static_cast<double>(a.head_dim)));
+  if (index_) index_->record(commands, scratch, rows);
   for (const Piece& piece : rows.pieces) {
-    const Cache& keys = piece.state->layer(layer)[0].rows;
-    const Cache& values = piece.state->layer(layer)[1].rows;
+    const LayerState& state = piece.state->layer(layer);
+    const Cache& keys = state[0].rows;
+    const Cache& values = state[1].rows;
     commands.append(s.k.at(piece.first * a.kv_width()), a.kv_width(), keys, piece.position, piece.rows());
     commands.append(s.v.at(piece.first * a.kv_width()), a.kv_width(), values, piece.position, piece.rows());
-    commands.attention({from_row(q, piece.first), keys, values, a.kv_heads, piece.position, scale,
-                        s.mixed.at(piece.first * a.out_width()), w.sinks, a.window},
-                       piece.rows());
+    const auto attend = [&](const AttendingRows& some) {
+      const int64_t first = piece.first + some.first;
+      commands.attention({from_row(q, first), some.cached[0], some.cached[1], a.kv_heads, some.position, scale,
+                          s.mixed.at(first * a.out_width()), w.sinks, a.window},
+                         some.count);
+    };
+    if (index_)
+      index_->select(commands, piece, state, {keys, values}, attend);
+    else
+      attend({0, piece.rows(), piece.position, {keys, values}});
   }
   if (a.gate) {
     const Heads gate = {s.q.at(a.head_dim), a.heads, a.head_dim, a.q_width(), a.q_head()};

@@ -1,13 +1,16 @@
 #pragma once
 
+#include <optional>
+
 #include "engine/blocks/block.h"
+#include "engine/blocks/unit_index.h"
 #include "models/grouped_attention.h"
 
 namespace moeflux {
 
 class GroupedAttentionBlock final : public MixerBlock {
  public:
-  GroupedAttentionBlock(const GroupedAttention& shape, const Stream& stream) : shape_(shape), stream_(stream) {}
+  GroupedAttentionBlock(const GroupedAttention& shape, const Stream& stream);
 
   void place(ScratchLayout& layout) override;
   void want(WorkSizes& sizes, int64_t rows) const override;
@@ -41,6 +44,7 @@ class GroupedAttentionBlock final : public MixerBlock {
 
   GroupedAttention shape_;
   Stream stream_;
+  std::optional<UnitIndex> index_;
   Weights weights_;
   Room room_;
 };

@@ -29,15 +29,22 @@ std::unique_ptr<MixerBlock> mixer_block(const Mixer& mixer, const Stream& stream
 
 }  // namespace
 
+Stream stream_of(const Variant& variant) {
+  Stream stream = {variant.hidden_size, static_cast<float>(variant.rms_norm_eps)};
+  if (variant.streams) stream.count = variant.streams->count, stream.rank = variant.streams->rank;
+  return stream;
+}
+
 std::vector<LayerBlocks> make_blocks(const Variant& variant) {
-  const Stream stream = {variant.hidden_size, static_cast<float>(variant.rms_norm_eps)};
+  const Stream stream = stream_of(variant);
   std::vector<LayerBlocks> blocks;
   RoutedExpertsBlock* before = nullptr;  // of the layer before
   for (const Layer& layer : variant.layers) {
-    LayerBlocks& made = blocks.emplace_back();
+    LayerBlocks& made = blocks.emplace_back(stream);
+    const auto index = static_cast<int64_t>(blocks.size()) - 1;
+    if (layer.ngram) made.ngram = std::make_unique<NgramRowsBlock>(*layer.ngram, stream, index);
     made.mixer = mixer_block(layer.mixer, stream);
     if (const RoutedExperts* experts = layer.experts()) {
-      const auto index = static_cast<int64_t>(blocks.size()) - 1;
       auto block = std::make_unique<RoutedExpertsBlock>(*experts, stream, index);
       if (before) before->set_next(block.get());
       before = block.get();

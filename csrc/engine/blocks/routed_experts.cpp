@@ -33,6 +33,7 @@ void RoutedExpertsBlock::want(WorkSizes& sizes, int64_t rows) const {
   // because gate and up of an expert may have groups of different sizes.
   sizes.input_rows = std::max({sizes.input_rows, 2 * rows, rows * k});
   sizes.inputs = std::max({sizes.inputs, 2 * rows * stream_.width, rows * k * shape_.intermediate});
+  router_.want(sizes, rows);
   if (shape_.shared) shared_.want(sizes, rows);
 }
 
@@ -102,9 +103,11 @@ void RoutedExpertsBlock::record_chosen(Commands& commands, const Scratch& s, con
 
 void RoutedExpertsBlock::record_sum(Commands& commands, const Scratch& s, int64_t n) const {
   if (shape_.framed) return record_framed_sum(commands, s, n);
-  commands.combine({s.hidden, room_.expert_out, router_.weights(), stream_.width, shape_.per_token, room_.shared,
-                    shared_gate_.rows ? room_.shared_gate : View{}, s.hidden},
+  const bool gated = router_.input().is_gated();
+  commands.combine({gated ? View{} : s.hidden, room_.expert_out, router_.weights(), stream_.width, shape_.per_token,
+                    room_.shared, shared_gate_.rows ? room_.shared_gate : View{}, gated ? s.out : s.hidden},
                    n);
+  if (gated) router_.input().add(commands, s, s.out, n);
 }
 
 void RoutedExpertsBlock::record_framed_sum(Commands& commands, const Scratch& s, int64_t n) const {

@@ -9,6 +9,7 @@ namespace moeflux {
 void ExpertRouter::place(ScratchLayout& layout) {
   const int64_t n = layout.rows();
   const int64_t m = std::min(n, max_guess_rows);
+  input_.place(layout);
   if (shape_.framed) layout.place(read_, "router normed", n * stream_.width);
   layout.place(own_.logits, "router", n * shape_.count);
   layout.place(own_.ids, "ids", n * shape_.per_token);
@@ -20,7 +21,8 @@ void ExpertRouter::place(ScratchLayout& layout) {
 }
 
 void ExpertRouter::load(const LayerTensors& tensors) {
-  norm_ = tensors.vector(shape_.framed ? "pre_feedforward_layernorm_2.weight" : "post_attention_layernorm.weight");
+  input_.load(tensors, shape_.framed ? "pre_feedforward_layernorm_2.weight" : "post_attention_layernorm.weight",
+              "mlp_hyper_connection");
   if (shape_.framed) scale_ = tensors.vector("router.scale");
   matrix_ = tensors.matrix("mlp.gate");
   if (shape_.router.scoring == Scoring::noaux_tc) bias_ = tensors.vector("mlp.gate.e_score_correction_bias");
@@ -31,16 +33,18 @@ void ExpertRouter::load(const LayerTensors& tensors) {
 void ExpertRouter::record(Commands& commands, const Scratch& s, const std::optional<Product>& beside, int64_t n,
                           const ExpertRouter* next, int64_t guess_rows) const {
   if (guess_rows == 0) next = nullptr;
-  commands.rms_norm(s.hidden, norm_, s.normed, n, stream_.width, stream_.eps);
+  input_.read(commands, s, n);
   if (scale_) commands.rms_norm(s.hidden, scale_, read_, n, stream_.width, stream_.eps);
-  if (next)
+  const bool shares_input = input_.is_gated();
+  if (next && !shares_input)
     commands.rms_norm(s.hidden, next->own_norm(), next->guessed_normed_, guess_rows, stream_.width, stream_.eps);
   std::array<Product, 3> products;
   size_t count = 0;
   products[count++] = project(scale_ ? read_ : s.normed, matrix_, own_.logits);
   if (beside) products[count++] = *beside;
   const size_t own = count;
-  if (next) products[count++] = project(next->guessed_normed_, next->matrix_, next->guessed_.logits);
+  if (next)
+    products[count++] = project(shares_input ? s.normed : next->guessed_normed_, next->matrix_, next->guessed_.logits);
   // All products go at once if they have the same number of rows.
   const size_t together = guess_rows == n ? count : own;
   commands.matmul({products.data(), together}, n);

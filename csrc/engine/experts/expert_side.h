@@ -41,6 +41,10 @@ class ExpertSide {
   void observe_routing(RoutingObserver observer) { picks_.observe(std::move(observer)); }
   double read_rate(double seconds) const { return slots_.read_rate(seconds); }
 
+  // The threads that read, and how: for all that a step reads.
+  ReadPool& pool() { return slots_.pool(); }
+  ReadMode read_mode() const { return slots_.store().mode(); }
+
   int64_t slots() const { return slots_.count(); }
   int64_t expert_bytes() const { return slots_.store().experts().bytes; }
   int64_t read_buffers() const { return slots_.pool().memory(); }

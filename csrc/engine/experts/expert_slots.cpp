@@ -18,7 +18,7 @@ bool has_slots_for_all(const StoreDirectory& store, const EngineOptions& options
 }
 
 ReadMode read_mode(const StoreDirectory& store, const EngineOptions& options) {
-  const bool streams = !has_slots_for_all(store, options);
+  const bool streams = !has_slots_for_all(store, options) || has_tables(store.variant);
   return chosen_reads(options.reads, {streams, options.reads == Reads::automatic && supports_direct(store)}).mode;
 }
 
@@ -75,7 +75,7 @@ ExpertSlots::ExpertSlots(const StoreDirectory& store, Backend& backend, const En
       staging_(backend, *memory_, options.readers, store_.slot().bytes, options.verify_reads),
       cache_(host_memory(backend, *memory_, options.expert_slots * store_.slot().bytes), cache_shape(store, options),
              options.cache),
-      pool_(options.readers, store_.bounce(), staging_.rooms(), staging_.carry()),
+      pool_(options.readers, bounce_of(store, store_.mode()), staging_.rooms(), staging_.carry()),
       loader_(store_, pool_, cache_, expert_check(store, store_, staging_, options)),
       checksums_(checksum_bytes(store, options)),
       stay_(has_slots_for_all(store, options) && options.cache != CachePolicy::none) {

@@ -36,6 +36,7 @@ class ExpertSlots {
   SlotCache& cache() { return cache_; }
   const SlotCache& cache() const { return cache_; }
   const ReadPool& pool() const { return pool_; }
+  ReadPool& pool() { return pool_; }
   ExpertLoader& loader() { return loader_; }
 
   int64_t count() const { return cache_.shape().slots; }

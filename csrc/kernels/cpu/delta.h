@@ -7,12 +7,15 @@ namespace moeflux::cpu {
 
 struct ConvTask {
   const float* x = nullptr;       // [rows, channels]
-  float* state = nullptr;         // [taps - 1, channels], the oldest row first; becomes the last rows of the input
+  float* state = nullptr;         // [kept(), channels], the oldest row first; becomes the last rows of the input
   const float* weight = nullptr;  // [channels, taps]; the last tap meets the newest row
   float* out = nullptr;           // [rows, channels], after SiLU; not where x is
   int64_t rows = 0;
   int64_t channels = 0;
   int64_t taps = 0;
+  int64_t dilation = 1;  // rows from one tap to the next
+
+  int64_t kept() const { return (taps - 1) * dilation; }
 };
 
 struct DeltaGatesTask {

@@ -15,7 +15,7 @@ constexpr int64_t steps_ahead = 2;      // for which numbers are prefetched
 
 // Row `row` of the state followed by the input.
 MOEFLUX_INLINE const float* conv_input(const ConvTask& task, int64_t row) {
-  return row < task.taps - 1 ? task.state + row * task.channels : task.x + (row - (task.taps - 1)) * task.channels;
+  return row < task.kept() ? task.state + row * task.channels : task.x + (row - task.kept()) * task.channels;
 }
 
 // The weights of `lanes` channels, tap by tap, if there are four taps.
@@ -40,7 +40,7 @@ static void conv_four_taps(const ConvTask& task, int64_t begin, int64_t end) {
   }
   for (int64_t row = 0; row < task.rows; ++row) {
     const float* inputs[4];
-    for (int64_t tap = 0; tap < 4; ++tap) inputs[tap] = conv_input(task, row + tap);
+    for (int64_t tap = 0; tap < 4; ++tap) inputs[tap] = conv_input(task, row + tap * task.dilation);
     for (int64_t c = begin; c < end; c += lanes) {
       const float (&own)[4][lanes] = taps[(c - begin) / lanes];
       Floats y = load<Floats>(inputs[0] + c) * load<Floats>(own[0]);
@@ -58,7 +58,7 @@ static void conv_any_taps(const ConvTask& task, int64_t channel, int64_t count) 
     for (int64_t tap = 0; tap < task.taps; ++tap) {
       float weight[lanes] = {};
       for (int64_t i = 0; i < count; ++i) weight[i] = task.weight[(channel + i) * task.taps + tap];
-      y = fma(load_part(conv_input(task, row + tap) + channel, count), load<Floats>(weight), y);
+      y = fma(load_part(conv_input(task, row + tap * task.dilation) + channel, count), load<Floats>(weight), y);
     }
     store_some(task.out + row * task.channels + channel, silu(y), count);
   }
@@ -73,7 +73,7 @@ static void conv1d(const ConvTask& task, int64_t unit) {
   if (channel > begin) conv_four_taps(task, begin, channel);
   for (; channel < end; channel += lanes) conv_any_taps(task, channel, smaller(lanes, end - channel));
   // Ascending: with fewer rows than the state has, a state row moves up before it is overwritten.
-  for (int64_t row = 0; row < task.taps - 1; ++row)
+  for (int64_t row = 0; row < task.kept(); ++row)
     __builtin_memmove(task.state + row * task.channels + begin, conv_input(task, task.rows + row) + begin,
                       static_cast<size_t>(end - begin) * sizeof(float));
 }

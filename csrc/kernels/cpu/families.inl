@@ -13,6 +13,8 @@
 
 #include "kernels/cpu/delta.inl"
 
+#include "kernels/cpu/hyper.inl"
+
 #include "kernels/cpu/route.inl"
 
 #include "kernels/cpu/choice.inl"
@@ -20,6 +22,6 @@
 namespace moeflux::cpu::MOEFLUX_ISA {
 
 constexpr Kernels kernels{matmul_kernels, elementwise_kernels, attention_kernels, selection_kernels,
-                          delta_kernels,  route_kernels,       choice_kernels};
+                          delta_kernels,  hyper_kernels,       route_kernels,     choice_kernels};
 
 }  // namespace moeflux::cpu::MOEFLUX_ISA

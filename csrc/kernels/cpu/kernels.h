@@ -9,6 +9,7 @@
 #include "kernels/cpu/choice.h"
 #include "kernels/cpu/delta.h"
 #include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/hyper.h"
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/route.h"
 #include "kernels/cpu/selection.h"
@@ -21,6 +22,7 @@ struct Kernels {
   AttentionKernels attention;      // attention.h: grouped-query and latent attention
   SelectionKernels selection;      // selection.h: which rows an index selects for attention
   DeltaKernels delta;              // delta.h: conv1d, gates, gated delta
+  HyperKernels hyper;              // hyper.h: residual streams, the gate of n-gram embeddings
   RouteKernels route;              // route.h: both routers, top-k
   ChoiceKernels choice;            // choice.h: choosing a token, the same bits with every instruction set
 };

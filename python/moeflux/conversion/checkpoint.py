@@ -18,6 +18,7 @@ from moeflux._core import SafetensorsFile
 from moeflux.conversion.stored import STORAGE, Stored
 from moeflux.errors import FormatError
 from moeflux.models.layers import GatedDelta, LatentAttention
+from moeflux.models.ngrams import published_hashes
 from moeflux.models.quantised import Fp8, Int4, Mxfp4, quantisation_of
 from moeflux.models.tensors import DenseShape, dense_shapes
 from moeflux.models.variants import QuantFormat, Variant
@@ -47,8 +48,11 @@ OTHER_WORDS = {
 
 T = TypeVar("T")
 
-QWEN_FOLDED_NORMS = ("input_layernorm", "post_attention_layernorm", "model.norm", "q_norm", "k_norm")
-"""Published as w - 1 by qwen3_5_moe and qwen3_next. linear_attn.norm is not."""
+QWEN_FOLDED_NORMS = (
+    "input_layernorm", "post_attention_layernorm", "model.norm", "q_norm", "k_norm", "hc_norm", "norm_key",
+    "norm_query", "norm_conv", "q_layernorm", "k_layernorm",
+)  # fmt: skip
+"""Published as w - 1 by qwen3_5_moe, qwen3_next and qwen4_exp. linear_attn.norm is not."""
 
 
 # ---- What is asked for ------------------------------------------------------------------------------------------
@@ -185,9 +189,13 @@ class Checkpoint:
         self._free: dict[str, Stored] = {}  # tensors that are not placed yet, by canonical spelling
         self._shared: dict[str, Stored] = {}  # placed tensors of which more canonical tensors are made
         self._collect()
+        self.tables: set[str] = set()  # names of dense tensors whose rows stay on the disk
         for shape in dense_shapes(variant):
             self.dense[shape.name] = self._place(shape)
+            if shape.is_table:
+                self.tables.add(shape.name)
         self.experts = {layer: self._expert_source(layer) for layer in variant.moe_layers}
+        self._take_hashes()
         self._drop()
         if self._free:
             name = min(self._free)
@@ -234,6 +242,18 @@ class Checkpoint:
                 sizes.setdefault(what, []).append(size)
         self.dropped = [f"{what}: {len(each)} tensors, {sum(each)} bytes" for what, each in sizes.items()]
 
+    def _take_hashes(self) -> None:
+        """What n-gram tables were hashed with is published beside them, and must be what config.json says."""
+        for name, numbers in published_hashes(self.variant):
+            if name not in self._free:
+                continue
+            stored = self._take_as(name, (len(numbers),), ("I64",))
+            found = self.reader.read(stored.file, stored.offset, 8 * len(numbers)).view("<i8").tolist()
+            if found != numbers:
+                self.reader.close()
+                where = f'{self.files[stored.file]}: tensor "{stored.name}"'
+                raise FormatError(f"{where}: expected {numbers} from config.json, found {found}")
+
     def _take(self, name: str, shape: tuple[int, ...]) -> Stored:
         stored = self._take_as(name, shape, tuple(FLOAT_BYTES))
         if stored.dtype != "F8_E4M3":
@@ -267,6 +287,9 @@ class Checkpoint:
     # ---- Dense tensors --------------------------------------------------------------------------------------
 
     def _place(self, wanted: DenseShape) -> Matrix | Vector:
+        if wanted.is_table:
+            stored = self._take_as(wanted.name, wanted.shape, tuple(STORAGE))
+            return Matrix(wanted.shape, ((stored, 0, stored.rows),))
         if not wanted.is_matrix:
             return self._vector(wanted)
         owner, _, part = wanted.name.rpartition(".")
@@ -286,7 +309,7 @@ class Checkpoint:
             stored = self._take(name, (channels, 1, taps))
             return Vector(shape, stored, stored.dtype)
         stored = self._take(name, shape)
-        hybrid = self.variant.model_type in ("qwen3_5_moe", "qwen3_next")
+        hybrid = self.variant.model_type in ("qwen3_5_moe", "qwen3_next", "qwen4_exp")
         folded = hybrid and name.removesuffix(".weight").endswith(QWEN_FOLDED_NORMS)
         f32 = folded or name.endswith("A_log")
         return Vector(shape, stored, "F32" if f32 else stored.dtype, add_one=folded)

@@ -52,9 +52,19 @@ def _unit(name: str, tensor: Matrix | Vector, source: Checkpoint, asked: Convert
         size = int(np.prod(tensor.shape)) * FLOAT_BYTES[tensor.element]
         place = DenseTensor(name, tensor.element, tensor.shape, size)
         return DenseUnit(name, (place,), lambda: iter([(tensor.read(source.reader),)]), tensor.position)
+    if name in source.tables:
+        element = tensor.runs[0][0].dtype
+        size = int(np.prod(tensor.shape)) * FLOAT_BYTES[element]
+        place = DenseTensor(name, element, tensor.shape, size, is_table=True)
+        return DenseUnit(name, (place,), lambda: _plain_rows(tensor, source, element), tensor.position)
     storage = asked.of_matrix(name, tensor.shape[-1], source.variant)
     places = matrix_tensors(name, tensor.shape, storage)
     return DenseUnit(name, places, lambda: _stored_parts(tensor, source, storage), tensor.position)
+
+
+def _plain_rows(table: Matrix, source: Checkpoint, element: str) -> Iterator[tuple[np.ndarray, ...]]:
+    for block in table.blocks(source.reader, element):
+        yield (block.reshape(-1).view(np.uint8),)
 
 
 def _experts(source: Checkpoint, asked: ConvertFormat) -> ExpertFormats:

@@ -59,7 +59,7 @@ def _unit(name: str, tensor: _core.Tensor, formats: dict[str, _core.QuantFormat]
         place = DenseTensor(name, "F32", tuple(tensor.shape), int(np.prod(tensor.shape)) * 4)
         return DenseUnit(name, (place,), lambda: _promoted(spans, dtype, reader), spans[0][:2])
     bits = formats[name.removesuffix(".weight")].bits if dtype == "U32" else 0
-    place = DenseTensor(name, dtype, tuple(tensor.shape), size, bits)
+    place = DenseTensor(name, dtype, tuple(tensor.shape), size, bits, is_table=tensor.is_table)
     return DenseUnit(name, (place,), lambda: _parts(spans, reader), spans[0][:2])
 
 

@@ -249,6 +249,8 @@ def output_size(name: str, variant: Variant) -> float:
         return 2.0
     if name.endswith(".down_proj"):
         return residual_size(variant) / SWIGLU
+    if name.endswith(".ple.value_proj"):
+        return residual_size(variant)
     if name.endswith((".o_proj", ".out_proj")):
         mixer = variant.layers[int(name.split(".")[2])].mixer
         return residual_size(variant) / (LATENT if isinstance(mixer, LatentAttention) else GATED)
@@ -258,7 +260,25 @@ def output_size(name: str, variant: Variant) -> float:
 # ---- Dense tensors ----------------------------------------------------------------------------------------------
 
 
+def table_unit(wanted: DenseShape, asked: ConvertFormat, seed: int) -> DenseUnit:
+    rows, columns = wanted.shape
+    size = rows * columns * FLOAT_BYTES[asked.element]
+    place = DenseTensor(wanted.name, asked.element, wanted.shape, size, is_table=True)
+
+    def produce() -> Iterator[tuple[np.ndarray, ...]]:
+        limit = max(1, BLOCK_ELEMENTS // columns)
+        for start in range(0, rows, limit):
+            count = min(limit, rows - start)
+            yield (
+                encode(uniform(stream(seed, wanted.name, start), count * columns) * np.float32(3**0.5), asked.element),
+            )
+
+    return DenseUnit(wanted.name, (place,), produce)
+
+
 def unit(wanted: DenseShape, variant: Variant, asked: ConvertFormat, seed: int) -> DenseUnit:
+    if wanted.is_table:
+        return table_unit(wanted, asked, seed)
     if not wanted.is_matrix:
         element = "F32" if wanted.name.endswith(("A_log", "e_score_correction_bias")) else asked.element
         size = int(np.prod(wanted.shape)) * FLOAT_BYTES[element]

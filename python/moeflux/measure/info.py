@@ -14,7 +14,7 @@ from moeflux.models.layers import GatedDelta, GroupedAttention, Index, LatentAtt
 from moeflux.models.variants import Variant
 from moeflux.sizes import size_text
 from moeflux.stores.checkpoints import needs_converting
-from moeflux.stores.costs import costs, costs_of_shape, dense_sizes, embedding_bytes
+from moeflux.stores.costs import costs, costs_of_shape, dense_sizes, embedding_bytes, table_bytes
 from moeflux.stores.planned import PlannedStore, planned_store
 from moeflux.stores.store import Store, open_store
 
@@ -37,6 +37,7 @@ class Info:
     state_bytes: int  # recurrent and convolution state of one session
     kv_bytes_per_position: int  # f32
     q8_bytes_per_position: int
+    table_bytes: int = 0  # of n-gram tables, whose rows stay on the disk
     fingerprint: str = ""
     ignored: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)  # one sentence for each part that a conversion leaves out
@@ -76,7 +77,7 @@ def _has_weights(folder: Path) -> bool:
 
 def _from_checkpoint(folder: Path) -> Info:
     content = content_of(folder, None)
-    sizes = {name: tensor.bytes for name, tensor in content.placed.items()}
+    sizes = {name: tensor.bytes for name, tensor in content.placed.items() if not tensor.is_table}
     return Info(
         target=str(folder),
         kind="hf",
@@ -86,6 +87,7 @@ def _from_checkpoint(folder: Path) -> Info:
         dense_tensors=len(sizes),
         dense_bytes=sum(sizes.values()),
         expert_bytes=content.layout.bytes,
+        table_bytes=sum(tensor.bytes for tensor in content.placed.values() if tensor.is_table),
         dropped=list(content.source["dropped"]),
         missing=["a conversion: `moeflux convert` makes a store of this checkpoint, which can be run"],
         **costs_of_shape(content.variant, content.layout.bytes, sum(sizes.values()), embedding_bytes(sizes)),
@@ -108,6 +110,7 @@ def _from_store(target: str, store: Store | PlannedStore, missing: list[str]) ->
         dense_tensors=len(sizes),
         dense_bytes=sum(sizes.values()),
         expert_bytes=directory.experts.bytes,
+        table_bytes=table_bytes(directory),
         fingerprint=store.fingerprint,
         ignored=list(directory.ignored),
         missing=missing,
@@ -122,13 +125,14 @@ def _lines(info: Info) -> list[str]:
     v, e = info.variant, info.variant.experts
     full = v.layers_with(GroupedAttention, LatentAttention)
     mixers = dict.fromkeys(layer.mixer for layer in v.layers)
+    streams = f" x {v.streams.count} residual streams" if v.streams else ""
     attends = [mixer for mixer in mixers if not isinstance(mixer, GatedDelta)]
     layers = f"{v.num_layers} ({len(full)} full attention, {len(v.layers_with(GatedDelta))} gated delta-net)"
     dense_layers = v.num_layers - len(v.moe_layers)
     rows = [
         ("model", f"{v.name} ({v.model_type}), {info.kind}"),
         ("layers", layers + (f", {dense_layers} dense" if dense_layers else "")),
-        ("hidden, vocabulary", f"{v.hidden_size}, {v.vocab_size}" + (", tied" if v.tied_embeddings else "")),
+        ("hidden, vocabulary", f"{v.hidden_size}{streams}, {v.vocab_size}" + (", tied" if v.tied_embeddings else "")),
         *[("attention", _attention(mixer)) for mixer in attends],
         ("experts", f"{e.per_token} of {e.count} a layer, width {e.intermediate}, {e.router.scoring} router"),
         ("shared expert", _shared(e.shared)),
@@ -137,6 +141,7 @@ def _lines(info: Info) -> list[str]:
         ("  formats", ", ".join(f"{name} x {count}" for name, count in info.formats.items())),
         ("routed experts", f"{size_text(info.routed_bytes)}: {info.experts} x {size_text(info.expert_bytes)}"),
         ("  format", info.expert_format),
+        *_tables(info),
         (
             "read per token",
             f"{size_text(info.dense_bytes_per_token)} dense + {size_text(info.expert_bytes_per_token)} experts",
@@ -163,11 +168,20 @@ def _lines(info: Info) -> list[str]:
     return [f"{label:<20}{text}" for label, text in rows]
 
 
+def _tables(info: Info) -> list[tuple[str, str]]:
+    """The n-gram tables, which stay on the disk."""
+    shapes = [layer.ngram for layer in info.variant.layers if layer.ngram]
+    if not shapes:
+        return []
+    rows = sum(shape.rows_per_token for shape in shapes)
+    return [("n-gram tables", f"{size_text(info.table_bytes)} on the disk, {rows} rows a token")]
+
+
 def _attention(mixer: GroupedAttention | LatentAttention) -> str:
     if isinstance(mixer, LatentAttention):
         return f"{mixer.heads} heads x {mixer.head_dim}, {_latent(mixer)}{_index(mixer.index)}"
     window = f", the last {mixer.window} rows" if mixer.window else ""
-    return f"{mixer.heads} heads x {mixer.head_dim}, {mixer.kv_heads} kv heads{window}"
+    return f"{mixer.heads} heads x {mixer.head_dim}, {mixer.kv_heads} kv heads{window}{_index(mixer.index)}"
 
 
 def _latent(mixer: LatentAttention) -> str:

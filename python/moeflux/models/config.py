@@ -17,6 +17,7 @@ from moeflux.models.config_gpt_oss import read_gpt_oss
 from moeflux.models.config_parts import ARCHITECTURES
 from moeflux.models.config_plain import read_minimax, read_mixtral, read_olmoe
 from moeflux.models.config_qwen import read_qwen, read_qwen2
+from moeflux.models.config_qwen4 import read_qwen4
 from moeflux.models.variants import MAX_CONTEXT, Variant
 
 READERS = {
@@ -30,6 +31,7 @@ READERS = {
     "mixtral": read_mixtral,
     "olmoe": read_olmoe,
     "qwen2_moe": read_qwen2,
+    "qwen4_exp": read_qwen4,
 }
 """`model_type` of the variant -> what reads its config.json; of all others, read_qwen."""
 
@@ -40,6 +42,7 @@ TEXT_PARTS = {
     "kimi_k25": ("kimi_k2", "deepseek_v3"),
     "kimi_vl": ("deepseek_v3",),
     "gemma4": ("gemma4_text",),
+    "qwen4_exp": ("qwen4_exp_text", "qwen4_exp"),
 }
 """`model_type` of a model that sees -> those of its text_config, which is all that is read of it."""
 

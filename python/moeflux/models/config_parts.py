@@ -31,6 +31,8 @@ ARCHITECTURES = {
     "gpt_oss": "gpt_oss",
     "gemma4": "gemma4",
     "gemma4_text": "gemma4",
+    "qwen4_exp": "qwen4_exp",
+    "qwen4_exp_text": "qwen4_exp",
 }
 """`model_type` of config.json -> `model_type` of the variant."""
 

@@ -19,6 +19,8 @@ __all__ = [
     "LatentAttention",
     "Layer",
     "Mixer",
+    "NgramEmbedding",
+    "ResidualStreams",
     "Rope",
     "RoutedExperts",
     "Router",
@@ -91,6 +93,7 @@ class GroupedAttention:
     keys_as_values: bool = False  # a value is its key before norm and rope; there is no v_proj
     value_norm: bool = False  # each value head by itself, without a weight
     out_norm: bool = False  # what o_proj yields is normed before it is added
+    index: Index | None = None  # selects the rows that a row attends to; none: it attends to all
 
     @property
     def kv_width(self) -> int:
@@ -123,6 +126,7 @@ class GatedDelta:
     key_dim: int
     value_dim: int
     taps: int  # of the convolution
+    sigmoid: bool = False  # what is read is multiplied by sigmoid(z), in place of silu(z)
 
     @property
     def key_width(self) -> int:
@@ -197,7 +201,45 @@ class DenseMlp:
 FeedForward = RoutedExperts | DenseMlp
 
 
+# ---- What a layer may have besides ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NgramEmbedding:
+    """Rows of a table that a token and those before it choose by a hash. They enter the residual streams before the
+    mixer reads them. The table is far larger than memory, so its rows are read as they are needed."""
+
+    index: int  # among the layers that have one: each hashes in a way of its own
+    width: int  # of a token's rows side by side
+    length: int  # of the longest n-gram; the shortest has 2 tokens
+    heads: int  # rows for each length
+    min_rows: int  # each head has a part of the table, whose rows are a prime from this number on
+    divisor: int = 1  # of the rows of the whole table, some of which are never used
+    seed: int = 0  # of the hash
+    end_id: int  # n-grams do not reach over this token, and see it before the first one
+    parts: int = 1  # tensors that the table is cut into
+    taps: int  # of the convolution that follows, which takes every `length`-th row
+
+    @property
+    def rows_per_token(self) -> int:
+        return (self.length - 1) * self.heads
+
+    @property
+    def row_width(self) -> int:
+        return self.width // self.rows_per_token
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResidualStreams:
+    """Residual streams side by side. Each half of a layer reads a gated mean of them, and what it yields goes to each
+    of them by a gate of its own."""
+
+    count: int
+    rank: int  # through which the gates of the mean are made
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     mixer: Mixer
     feed_forward: FeedForward
+    ngram: NgramEmbedding | None = None

@@ -15,6 +15,8 @@ from moeflux.models.layers import (
     Index,
     LatentAttention,
     Layer,
+    NgramEmbedding,
+    ResidualStreams,
     Rope,
     RoutedExperts,
     Router,
@@ -316,6 +318,40 @@ def _gemma4() -> Variant:
     )
 
 
+def _qwen_next() -> Variant:
+    """Every fourth layer attends; the second has rows of an n-gram table."""
+    experts = _gated(512, 10, 640)
+    rope = Rope(dim=64, theta=1e7)
+    index = Index(heads=4, dim=128, count=512, unit=4)
+    full = GroupedAttention(heads=24, kv_heads=2, head_dim=256, rope=rope, gate=True, index=index)
+    delta = GatedDelta(key_heads=16, value_heads=48, key_dim=128, value_dim=128, taps=4, sigmoid=True)
+    ngram = NgramEmbedding(
+        index=0,
+        width=2560,
+        length=3,
+        heads=8,
+        min_rows=20_000_000,
+        divisor=128,
+        seed=1234,
+        end_id=248_044,
+        parts=128,
+        taps=4,
+    )
+    layers = [Layer(full if i % 4 == 3 else delta, experts, ngram if i == 1 else None) for i in range(48)]
+    return Variant(
+        name="Qwen3.8-Flash-Next",
+        model_type="qwen4_exp",
+        layers=tuple(layers),
+        hidden_size=2560,
+        vocab_size=248_320,
+        rms_norm_eps=1e-6,
+        max_context=262_144,
+        streams=ResidualStreams(count=4, rank=320),
+        eos_ids=(248_044,),
+        bos_id=248_044,
+    )
+
+
 PRESETS: dict[str, Variant] = {
     variant.name: variant
     for variant in (
@@ -354,6 +390,7 @@ PRESETS: dict[str, Variant] = {
         _gpt_oss("gpt-oss-20b", layers=24, experts=32),
         _gpt_oss("gpt-oss-120b", layers=36, experts=128),
         _gemma4(),
+        _qwen_next(),
         _deepseek_v3(
             "DeepSeek-V3.2",
             "deepseek_v32",

@@ -17,6 +17,7 @@ class DenseShape:
     name: str
     shape: tuple[int, ...]
     is_matrix: bool
+    is_table: bool = False  # a whole tensor, too, but of rows that are read from the file one by one
 
     @property
     def tensor(self) -> str:

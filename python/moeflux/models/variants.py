@@ -24,6 +24,8 @@ from moeflux.models.layers import (
     LatentAttention,
     Layer,
     Mixer,
+    NgramEmbedding,
+    ResidualStreams,
     RoutedExperts,
 )
 
@@ -34,7 +36,7 @@ MAX_CONTEXT = 1 << 20
 
 MODEL_TYPES = (
     "qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe", "minimax_m2", "qwen2_moe", "mixtral", "olmoe",
-    "deepseek_v2", "gpt_oss", "gemma4", "deepseek_v32",
+    "deepseek_v2", "gpt_oss", "gemma4", "deepseek_v32", "qwen4_exp",
 )  # fmt: skip
 
 KINDS: dict[str, type] = {
@@ -62,6 +64,7 @@ class Variant:
     tied_embeddings: bool = False  # the embedding is the output matrix too; there is no lm_head
     embedding_scale: float = 1.0  # by which a row of the embedding begins the stream
     logit_cap: float = 0.0  # logits are cap * tanh(logits / cap); 0: as they are
+    streams: ResidualStreams | None = None  # without them the residual stream is one, and norms read it
 
     # Tokens with a meaning to the engine's users; -1 is an absent one.
     eos_ids: tuple[int, ...] = ()
@@ -98,21 +101,21 @@ class Variant:
     def state(self, position: int) -> dict[tuple[int, str], tuple[int, ...]]:
         """What a session remembers after so many tokens: (layer, piece) -> shape, in layer order."""
         return {
-            (layer, name): (position, *shape) if rows else tuple(shape)
-            for layer, name, rows, shape in state_pieces(self.to_json())
+            (layer, name): (position // unit, *shape) if rows else tuple(shape)
+            for layer, name, rows, shape, unit in state_pieces(self.to_json())
         }
 
     def state_numbers(self) -> tuple[int, int]:
         """How many numbers a session remembers, whatever its length, and how many more with each position."""
         fixed = row = 0
-        for _, _, rows, shape in state_pieces(self.to_json()):
-            count = math.prod(shape)
+        for _, _, rows, shape, unit in state_pieces(self.to_json()):
+            count = -(-math.prod(shape) // unit)
             fixed, row = (fixed, row + count) if rows else (fixed + count, row)
         return fixed, row
 
     def state_heads(self) -> int:
         """How many heads a session remembers with each position: each has a scale of its own where rows are codes."""
-        return sum(math.prod(shape[:-1]) for _, _, rows, shape in state_pieces(self.to_json()) if rows)
+        return sum(math.prod(shape[:-1]) for _, _, rows, shape, _ in state_pieces(self.to_json()) if rows)
 
     # ---- Making variants ----------------------------------------------------------------------------------------
 
@@ -127,7 +130,13 @@ class Variant:
             raise FormatError(f"{where}: {error}") from None
         values = read_variant(text, where, version)
         parts = {name: [_made(part) for part in values.pop(name)] for name in ("mixers", "feed_forwards")}
-        layers = tuple(Layer(parts["mixers"][m], parts["feed_forwards"][f]) for m, f in values.pop("layers"))
+        ngrams = [_of(NgramEmbedding, part) for part in values.pop("ngrams", [])]
+        layers = tuple(
+            Layer(parts["mixers"][m], parts["feed_forwards"][f], *(ngrams[i] for i in rest))
+            for m, f, *rest in values.pop("layers")
+        )
+        if "streams" in values:
+            values["streams"] = _of(ResidualStreams, values["streams"])
         lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
         return cls(layers=layers, **(values | lists))
 
@@ -138,7 +147,17 @@ class Variant:
         rest: list[FeedForward] = list(dict.fromkeys(layer.feed_forward for layer in self.layers))
         values["mixers"] = [_said(mixer) for mixer in mixers]
         values["feed_forwards"] = [_said(part) for part in rest]
-        values["layers"] = [[mixers.index(layer.mixer), rest.index(layer.feed_forward)] for layer in self.layers]
+        ngrams = list(dict.fromkeys(layer.ngram for layer in self.layers if layer.ngram))
+        if ngrams:
+            values["ngrams"] = [_fields(ngram) for ngram in ngrams]
+        values["layers"] = [
+            [
+                mixers.index(each.mixer),
+                rest.index(each.feed_forward),
+                *([ngrams.index(each.ngram)] if each.ngram else []),
+            ]
+            for each in self.layers
+        ]
         return values
 
     def to_json(self) -> str:
@@ -158,6 +177,7 @@ class Variant:
             Layer(
                 self.layers[i if i < self.num_layers else i % period].mixer,
                 self.layers[min(i, self.num_layers - 1)].feed_forward,
+                self.layers[i].ngram if i < self.num_layers else None,
             )
             for i in range(layers)
         )

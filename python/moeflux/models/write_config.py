@@ -284,6 +284,42 @@ def _noaux(v: Variant) -> dict[str, Any]:
     }
 
 
+def _qwen4(v: Variant) -> dict[str, Any]:
+    delta = _mixer(v, GatedDelta, "gated delta-net")
+    ngram = next((layer.ngram for layer in v.layers if layer.ngram), None)
+    config = _qwen(v) | {
+        "model_type": "qwen4_exp_text",
+        "output_gate_type": "sigmoid" if delta.sigmoid else "silu",
+        "ple_layer_ids": [i + 1 for i, layer in enumerate(v.layers) if layer.ngram],
+    }
+    for field in ("decoder_sparse_step", "mlp_only_layers", "intermediate_size"):
+        del config[field]
+    full = _first(v, GroupedAttention)
+    if full and full.index:
+        config |= {
+            "indexer_n_heads": full.index.heads,
+            "indexer_kv_heads": 1,
+            "indexer_head_dim": full.index.dim,
+            "indexer_budget": full.index.count * full.index.unit,
+            "indexer_compress_ratio": full.index.unit,
+        }
+    if v.streams:
+        config |= {"hc_count": v.streams.count, "hc_lowrank": v.streams.rank}
+    if ngram:
+        config |= {
+            "eos_token_id": [ngram.end_id, *(token for token in v.eos_ids if token != ngram.end_id)],
+            "ple_embed_dim": ngram.width,
+            "ple_conv_kernel_size": ngram.taps,
+            "ngram_size": ngram.length,
+            "heads_per_ngram": ngram.heads,
+            "ngram_vocab_size_base": ngram.min_rows,
+            "make_ngram_vocab_size_divisible_by": ngram.divisor,
+            "seed": ngram.seed,
+            "split_ngram_parts": ngram.parts,
+        }
+    return config
+
+
 WRITERS = {
     "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek,
@@ -295,5 +331,6 @@ WRITERS = {
     "mixtral": _plain,
     "olmoe": _olmoe,
     "qwen2_moe": _qwen2,
+    "qwen4_exp": _qwen4,
 }
 """`model_type` -> what it says besides; all others, what Qwen's say."""

@@ -18,6 +18,7 @@ from moeflux.models.layers import (
     Rope,
     RoutedExperts,
 )
+from moeflux.models.ngrams import ngram_rows, table_rows
 from moeflux.models.variants import Variant
 from moeflux.oracle.ops import (
     attention,
@@ -50,6 +51,7 @@ from moeflux.oracle.ops import (
     soft_cap,
 )
 from moeflux.oracle.stored import Stored, Weights, widen
+from moeflux.oracle.streams import hyper_add, hyper_mix, hyper_norm, ngram_gate, silu
 
 Array = np.ndarray
 
@@ -63,6 +65,7 @@ LATENT_EPS = 1e-6
 class KeyValueState(NamedTuple):
     k: Array  # [t, kv_heads, d], after norm and rope
     v: Array  # [t, kv_heads, d]
+    index_k: Array | None = None  # [t, index dim], what keys of units are made of; none without an index
 
 
 class LatentState(NamedTuple):
@@ -76,10 +79,26 @@ class LinearState(NamedTuple):
     recurrent: Array  # [value_heads, dv, dk]
 
 
-State = KeyValueState | LatentState | LinearState
+class NgramState(NamedTuple):
+    """What a layer with an n-gram embedding remembers."""
+
+    mixer: KeyValueState | LatentState | LinearState
+    conv: Array  # [kept rows, streams * h], oldest first, before the convolution
 
 
-def empty_state(mixer: Mixer) -> State:
+State = KeyValueState | LatentState | LinearState | NgramState
+
+
+def empty_state(v: Variant, index: int) -> State:
+    layer = v.layers[index]
+    state = empty_mixer_state(layer.mixer)
+    if layer.ngram is None or v.streams is None:
+        return state
+    kept = (layer.ngram.taps - 1) * layer.ngram.length
+    return NgramState(state, np.zeros((kept, v.streams.count * v.hidden_size)))
+
+
+def empty_mixer_state(mixer: Mixer) -> KeyValueState | LatentState | LinearState:
     if isinstance(mixer, GatedDelta):
         recurrent = (mixer.value_heads, mixer.value_dim, mixer.key_dim)
         return LinearState(np.zeros((mixer.taps - 1, mixer.channels)), np.zeros(recurrent))
@@ -87,7 +106,7 @@ def empty_state(mixer: Mixer) -> State:
         index_k = np.zeros((0, mixer.index.dim)) if mixer.index else None
         return LatentState(np.zeros((0, mixer.kv_rank)), np.zeros((0, mixer.rope.dim)), index_k)
     rows = np.zeros((0, mixer.kv_heads, mixer.head_dim))
-    return KeyValueState(rows, rows)
+    return KeyValueState(rows, rows, np.zeros((0, mixer.index.dim)) if mixer.index else None)
 
 
 # ---- Layers -----------------------------------------------------------------------------------------------------
@@ -145,9 +164,12 @@ def full_attention(
         value = rms_norm_heads(value, None, eps)
     turn = _turn(a.rope, interleaved=False)
     q, k = rope(q, positions, **turn), rope(k, positions, **turn)
-    state = KeyValueState(np.concatenate([state.k, k]), np.concatenate([state.v, value]))
+    kept, seen = state.index_k, None
+    if a.index and kept is not None:
+        kept, seen = unit_index(a, a.index, eps, w, f"{at}indexer.", x, positions, kept)
+    state = KeyValueState(np.concatenate([state.k, k]), np.concatenate([state.v, value]), kept)
     sinks = w(f"{at}sinks") if a.sinks else None
-    out = attention(q, state.k, state.v, a.scale or a.head_dim**-0.5, sinks, a.window)
+    out = attention(q, state.k, state.v, a.scale or a.head_dim**-0.5, sinks, a.window, seen)
     if gate is not None:
         out = sigmoid_gate(out, gate)
     out = matmul(out.reshape(n, -1), w(f"{at}o_proj"))
@@ -156,6 +178,24 @@ def full_attention(
 
 def _turn(turn: Rope, *, interleaved: bool) -> dict[str, Any]:
     return {"frequencies": rope_frequencies(turn), "interleaved": interleaved, "magnitude": rope_magnitude(turn)}
+
+
+def unit_index(
+    a: GroupedAttention, index: Index, eps: float, w: Widened, at: str, x: Array, positions: Array, kept: Array
+) -> tuple[Array, Array]:
+    """x [n, h], what the rows before yielded [t - n, d] -> the same of all rows, and which of them each of n rows
+    attends to [n, t]. The key of a unit is the mean of its rows, normed, and turned as its first row is."""
+    n, turn, unit = len(x), _turn(a.rope, interleaved=False), index.unit
+    both = matmul(x, w(f"{at}index_qk_proj")).reshape(n, index.heads + 1, index.dim)
+    q = rope(rms_norm_heads(both[:, :-1], w(f"{at}q_layernorm.weight"), eps), positions, **turn)
+    kept = np.concatenate([kept, both[:, -1]])
+    units = len(kept) // unit
+    keys = rms_norm(kept[: units * unit].reshape(units, unit, -1).mean(axis=1), w(f"{at}k_layernorm.weight"), eps)
+    keys = rope(keys[:, None], np.arange(units, dtype=np.float64) * unit, **turn)[:, 0]
+    first = len(kept) - n
+    scores = index_scores(q, keys, None, index.dim**-0.5)
+    ids = index_select(scores, index.count, first_position=first, unit=unit)
+    return kept, selected_rows(ids, len(kept), first_position=first, unit=unit)
 
 
 def latent_attention(
@@ -221,7 +261,10 @@ def gated_delta_net(
     q, k = delta_net_query_key(q.reshape(keys), k.reshape(keys))
     decay, beta = delta_net_gates(alpha, b, w(f"{at}A_log"), w(f"{at}dt_bias"))
     out, recurrent = gated_delta(q, k, value.reshape(z.shape), decay, beta, state.recurrent)
-    out = gated_rms_norm(out, z, w(f"{at}norm.weight"), eps)
+    if d.sigmoid:
+        out = sigmoid_gate(rms_norm_heads(out, w(f"{at}norm.weight"), eps), z)
+    else:
+        out = gated_rms_norm(out, z, w(f"{at}norm.weight"), eps)
     return matmul(out.reshape(n, -1), w(f"{at}out_proj")), LinearState(conv_state, recurrent)
 
 
@@ -273,7 +316,7 @@ def framed_block(e: RoutedExperts, eps: float, w: Widened, index: int, at: str, 
     return scale(whole, float(w(f"{at}layer_scalar")[0]))
 
 
-def expert_block(e: RoutedExperts, w: Widened, index: int, at: str, x: Array, residual: Array) -> Array:
+def expert_block(e: RoutedExperts, w: Widened, index: int, at: str, x: Array, residual: Array | None) -> Array:
     """residual + routed experts + shared expert. x and residual [n, h] -> [n, h]"""
     ids, weights = route(e, w, at, x)
     outputs = expert_outputs(e, w, index, x, ids)
@@ -286,14 +329,12 @@ def expert_block(e: RoutedExperts, w: Widened, index: int, at: str, x: Array, re
     return combine(residual, outputs, weights, shared)
 
 
-def layer(
-    v: Variant, w: Widened, index: int, x: Array, positions: Array, state: State, *, absorbed: bool = True
-) -> tuple[Array, State]:
-    """One whole layer. x [n, h], positions [n] -> [n, h] and the state after it."""
-    at, eps = f"model.layers.{index}.", v.rms_norm_eps
-    mixer, rest = v.layers[index].mixer, v.layers[index].feed_forward
+def mix(
+    v: Variant, w: Widened, index: int, normed: Array, positions: Array, state: State, absorbed: bool
+) -> tuple[Array, KeyValueState | LatentState | LinearState]:
+    """A layer's mixer. normed and what comes of it [n, h]"""
+    at, eps, mixer = f"model.layers.{index}.", v.rms_norm_eps, v.layers[index].mixer
     mixed: Array
-    normed = rms_norm(x, w(f"{at}input_layernorm.weight"), eps)
     if isinstance(mixer, GatedDelta):
         assert isinstance(state, LinearState)
         mixed, state = gated_delta_net(mixer, eps, w, f"{at}linear_attn.", normed, state)
@@ -303,6 +344,17 @@ def layer(
     else:
         assert isinstance(state, KeyValueState)
         mixed, state = full_attention(mixer, eps, w, f"{at}self_attn.", normed, positions, state)
+    return mixed, state
+
+
+def layer(
+    v: Variant, w: Widened, index: int, x: Array, positions: Array, state: State, *, absorbed: bool = True
+) -> tuple[Array, State]:
+    """One whole layer. x [n, h], positions [n] -> [n, h] and the state after it."""
+    at, eps = f"model.layers.{index}.", v.rms_norm_eps
+    rest = v.layers[index].feed_forward
+    normed = rms_norm(x, w(f"{at}input_layernorm.weight"), eps)
+    mixed, state = mix(v, w, index, normed, positions, state, absorbed)
     if isinstance(rest, RoutedExperts) and rest.framed:
         x = residual_add(x, rms_norm(mixed, w(f"{at}post_attention_layernorm.weight"), eps))
         return framed_block(rest, eps, w, index, at, x), state
@@ -311,6 +363,54 @@ def layer(
     if isinstance(rest, DenseMlp):
         return residual_add(x, feed_forward(w, f"{at}mlp.", normed)), state
     return expert_block(rest, w, index, at, normed, x), state
+
+
+# ---- Several residual streams -----------------------------------------------------------------------------------
+
+
+def read_streams(v: Variant, w: Widened, at: str, x: Array) -> tuple[Array, Array]:
+    """What a half of a layer reads of the streams x [n, streams, h], and these as it has normed them, flat. -> [n, h],
+    [n, streams * h]"""
+    n, count, _ = x.shape
+    normed = hyper_norm(x, w(f"{at}hc_norm.weight").reshape(x.shape[1:]), v.rms_norm_eps)
+    flat = normed.reshape(n, -1)
+    low = silu(matmul(flat, w(f"{at}input_mix_weight_down")), 1.0 / count)
+    return hyper_mix(normed, matmul(low, w(f"{at}input_mix_weight_up")).reshape(x.shape)), flat
+
+
+def ngram_embedding(v: Variant, w: Widened, index: int, x: Array, rows: Array, conv: Array) -> tuple[Array, Array]:
+    """What the rows of an n-gram table add to the streams. x [n, streams, h], rows [n, width] -> the streams after it,
+    and the convolution's state"""
+    at, shape = f"model.layers.{index}.ple.", v.layers[index].ngram
+    assert shape is not None
+
+    def normed(values: Array, name: str) -> Array:
+        return hyper_norm(values.reshape(x.shape), w(f"{at}{name}.weight").reshape(x.shape[1:]), v.rms_norm_eps)
+
+    key, query = normed(matmul(rows, w(f"{at}key_proj")), "norm_key"), normed(x, "norm_query")
+    gated = ngram_gate(key, query, matmul(rows, w(f"{at}value_proj")))
+    taps = w(f"{at}conv1d.weight").reshape(-1, shape.taps)
+    convolved, conv = conv1d(normed(gated, "norm_conv").reshape(len(x), -1), conv, taps, shape.length)
+    return residual_add(x, residual_add(gated, convolved.reshape(x.shape))), conv
+
+
+def layer_of_streams(
+    v: Variant, w: Widened, index: int, x: Array, positions: Array, state: State, rows: Array | None
+) -> tuple[Array, State]:
+    """One whole layer. x [n, streams, h]; rows [n, width] of its n-gram table, if it has one."""
+    at, rest, conv = f"model.layers.{index}.", v.layers[index].feed_forward, None
+    if rows is not None:
+        assert isinstance(state, NgramState)
+        x, conv = ngram_embedding(v, w, index, x, rows, state.conv)
+        state = state.mixer
+    read, normed = read_streams(v, w, f"{at}attn_hyper_connection.", x)
+    mixed, after = mix(v, w, index, read, positions, state, True)
+    x = hyper_add(x, mixed, matmul(normed, w(f"{at}attn_hyper_connection.block_inject_weight")))
+    read, normed = read_streams(v, w, f"{at}mlp_hyper_connection.", x)
+    assert isinstance(rest, RoutedExperts)
+    yielded = expert_block(rest, w, index, at, read, None)
+    x = hyper_add(x, yielded, matmul(normed, w(f"{at}mlp_hyper_connection.block_inject_weight")))
+    return x, after if conv is None else NgramState(after, conv)
 
 
 # ---- Whole model ------------------------------------------------------------------------------------------------
@@ -330,7 +430,8 @@ class Session:
 
     def clear(self) -> None:
         self.position = 0
-        self.states = [empty_state(layer.mixer) for layer in self.variant.layers]
+        self.tokens: list[int] = []
+        self.states = [empty_state(self.variant, i) for i in range(self.variant.num_layers)]
 
     def prefill(self, ids: Sequence[int]) -> Array:
         """Tokens [n] that follow what the session has seen -> logits [n, vocab]"""
@@ -339,15 +440,38 @@ class Session:
             raise ValueError(f"position: expected at most {v.max_context}, found {self.position + len(ids)}")
         positions = np.arange(self.position, self.position + len(ids))
         x = scale(embed(w("model.embed_tokens"), ids), v.embedding_scale)
-        states = list(self.states)
+        states, tokens = list(self.states), [*self.tokens, *map(int, ids)]
+        if v.streams:
+            x = np.repeat(x[:, None], v.streams.count, axis=1)
         for i in range(v.num_layers):
-            x, states[i] = layer(v, w, i, x, positions, states[i], absorbed=self.absorbed)
-        x = rms_norm(x, w("model.norm.weight"), v.rms_norm_eps)
+            if v.streams:
+                rows = self._ngram_rows(i, tokens)
+                x, states[i] = layer_of_streams(v, w, i, x, positions, states[i], rows)
+            else:
+                x, states[i] = layer(v, w, i, x, positions, states[i], absorbed=self.absorbed)
+        if v.streams:
+            x, _ = read_streams(v, w, "model.hyper_connection_mixer.", x)
+        else:
+            x = rms_norm(x, w("model.norm.weight"), v.rms_norm_eps)
         logits = matmul(x, w("model.embed_tokens" if v.tied_embeddings else "lm_head"))
         if v.logit_cap:
             logits = soft_cap(logits, v.logit_cap)
-        self.states, self.position = states, self.position + len(ids)
+        self.states, self.tokens, self.position = states, tokens, self.position + len(ids)
         return logits
+
+    def _ngram_rows(self, index: int, tokens: Sequence[int]) -> Array | None:
+        """The rows of the tokens behind those that the session has seen, side by side: [n, width]"""
+        shape = self.variant.layers[index].ngram
+        if shape is None:
+            return None
+        chosen = ngram_rows(shape, self.variant.vocab_size, tokens, self.position)
+        length = table_rows(shape) // shape.parts
+        values = np.empty((*chosen.shape, shape.row_width))
+        for part in np.unique(chosen // length):
+            name = f"model.layers.{index}.ple.ple_embedding.ngram_embedding.shard_{part}.weight"
+            here = chosen // length == part
+            values[here] = embed(self.weights(name), list(chosen[here] % length))
+        return values.reshape(len(chosen), -1)
 
     def step(self, token: int) -> Array:
         """-> logits [vocab]"""

@@ -319,14 +319,14 @@ def gather_rows(rows: Array, ids: Ids, *, position: int, unit: int = 1) -> Array
 # ---- Ops: gated delta-net ---------------------------------------------------------------------------------------
 
 
-def conv1d(x: Array, state: Array, weight: Array) -> tuple[Array, Array]:
-    """Depthwise causal convolution, then SiLU. x [n, C], state [taps - 1, C] with the oldest row first,
+def conv1d(x: Array, state: Array, weight: Array, dilation: int = 1) -> tuple[Array, Array]:
+    """Depthwise causal convolution, then SiLU. x [n, C], state [(taps - 1) * dilation, C] with the oldest row first,
     weight [C, taps] whose last tap meets the newest row -> [n, C] and the new state: the last rows of the input."""
     n, taps = len(x), weight.shape[1]
     rows = np.concatenate([state, x])
     y = np.zeros(x.shape, x.dtype)
     for tap in range(taps):
-        y = y + rows[tap : tap + n] * weight[:, tap]
+        y = y + rows[tap * dilation : tap * dilation + n] * weight[:, tap]
     return silu(y), rows[n:]
 
 

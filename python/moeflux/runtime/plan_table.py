@@ -16,6 +16,7 @@ ENGINE_PARTS = {
     "scratch": "scratch",
     "read buffers": "read_buffers",
     "tables": "tables",
+    "n-gram rows": "ngram_rows",
     "loading": "loading",
 }
 SESSION_PARTS = {
@@ -123,6 +124,7 @@ def _lines(plan: Plan) -> list[str]:
         "scratch": f"prefill in chunks of {plan.chunk} tokens",
         "read buffers": f"{plan.readers} threads that read",
         "tables": "which expert is where",
+        "n-gram rows": "those of this chunk and the next, of tables that stay on the disk",
         "loading": "dense weights on their way to the device's memory, while the model is loaded",
         "keys and values": per_session,
         "checkpoints": "copies of the recurrent state, to go back to",

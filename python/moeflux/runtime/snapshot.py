@@ -30,7 +30,7 @@ VERSION_OF_CODES = "2"
 """Of files with rows in 8 bits, which the first version does not know."""
 WIRE = {"wire-1": 1, "wire-2": 2}
 WIRE_MAGIC = b"XLFM"
-FIXED = ("conv", "recurrent")
+FIXED = ("conv", "recurrent", "ngram_conv", "index_rows")
 """Pieces that do not grow with the position, and are always f32."""
 TYPES = {np.float32: "f32", np.uint16: "bf16", np.int8: "q8"}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from moeflux._core import StoreDirectory
+from moeflux._core import StoreDirectory, Tensor
 from moeflux.models.variants import Variant
 
-__all__ = ["Costs", "costs", "costs_of_shape", "dense_sizes", "embedding_bytes"]
+__all__ = ["Costs", "costs", "costs_of_shape", "dense_sizes", "embedding_bytes", "table_bytes"]
 
 
 class Costs(TypedDict):
@@ -27,8 +27,17 @@ def costs(variant: Variant, directory: StoreDirectory) -> Costs:
 
 
 def dense_sizes(directory: StoreDirectory) -> dict[str, int]:
-    """The size of every dense tensor."""
-    return {name: sum(span[2] for span in tensor.spans) for name, tensor in directory.tensors.items()}
+    """The size of every dense tensor, but for tables whose rows stay on the disk."""
+    return {name: _size(tensor) for name, tensor in directory.tensors.items() if not tensor.is_table}
+
+
+def table_bytes(directory: StoreDirectory) -> int:
+    """Of the tables whose rows stay on the disk."""
+    return sum(_size(tensor) for tensor in directory.tensors.values() if tensor.is_table)
+
+
+def _size(tensor: Tensor) -> int:
+    return sum(span[2] for span in tensor.spans)
 
 
 def embedding_bytes(sizes: dict[str, int]) -> int:

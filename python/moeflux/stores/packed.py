@@ -101,6 +101,7 @@ class DenseTensor:
     bytes: int
     bits: int = 0
     offset: int = -1
+    is_table: bool = False  # of rows that are read one by one
 
     def manifest_entry(self) -> dict[str, Any]:
         entry: dict[str, Any] = {
@@ -113,10 +114,11 @@ class DenseTensor:
 
 
 def place_tensors(tensors: list[DenseTensor]) -> dict[str, DenseTensor]:
-    """The tensors in the order of the file, ascending by name, each with its offset."""
+    """The tensors in the order of the file, ascending by name, each with its offset. Tables come last: what is in
+    memory, or mapped, ends before them."""
     placed: dict[str, DenseTensor] = {}
     end = 0
-    for tensor in sorted(tensors, key=lambda tensor: tensor.name):
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.is_table, tensor.name)):
         offset = -(-end // ALIGNMENT) * ALIGNMENT
         placed[tensor.name] = dataclasses.replace(tensor, offset=offset)
         end = offset + tensor.bytes
