@@ -3,6 +3,7 @@ session does meanwhile, no bit of any result changes."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import moeflux
+from moeflux import Cancel, Cancelled, DeviceError
 from moeflux._core import DraftGovernor
 from support.engine import Folder, folders, load_faulty, steps, tokens
 
@@ -180,6 +182,48 @@ def test_no_memory_for_drafts(folder: Folder) -> None:
     tight, _full = fill(drafting(folder, "qwen3_moe", session_bytes=limit))
     assert np.array_equal([tight.step(token).numpy() for token in tokens(20)[14:16]], expected)
     assert tight.total_stats.drafted == 0
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_moe", "qwen3_moe"])
+def test_a_step_with_drafts_that_fails(folder: Folder, name: str) -> None:
+    """One op in seven, each in a run of its own. The session is where it was and goes on, or it says that it cannot."""
+    following = tokens(9)[6:]
+    expected = steps(ready(load_faulty(folder(name))), following)
+    failed = 0
+    for op in itertools.count(0, 7):
+        session = drafting(folder, name, fail_at_op=op).session(max_context=64)
+        try:
+            session.prefill(PROMPT[:-1])
+        except DeviceError:
+            continue
+        try:
+            session.step(PROMPT[-1])
+            break  # all of its ops came before this one
+        except DeviceError:
+            failed += 1
+        assert session.position == len(PROMPT) - 1
+        if name == "qwen3_5_moe":
+            with pytest.raises(moeflux.StateError, match="clear it or restore"):
+                session.step(PROMPT[-1])
+            session.clear()
+            session.prefill(PROMPT[:-1])
+        session.step(PROMPT[-1])
+        assert np.array_equal(steps(session, following), expected)
+        assert session.total_stats.accepted == len(following)
+    assert failed > 5
+
+
+def test_a_step_with_drafts_that_is_given_up(folder: Folder) -> None:
+    session = ready(drafting(folder, "qwen3_5_moe"))
+    cancel = Cancel()
+    cancel.set()
+    for token, there in ((tokens(7)[6], True), (1, False)):
+        assert session._core.foresees(token) == there
+        with pytest.raises(Cancelled):
+            session.step(token, cancel=cancel)
+        assert session.position == len(PROMPT) and session.tokens == PROMPT
+    plain = ready(load_faulty(folder("qwen3_5_moe")))
+    assert np.array_equal(steps(session, tokens(9)[6:]), steps(plain, tokens(9)[6:]))
 
 
 def test_memory_is_as_planned(folder: Folder) -> None:
