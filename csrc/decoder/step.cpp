@@ -61,12 +61,14 @@ void Decoder::Step::go_on(const Interruption& interruption) {
   for (;;) {
     std::vector<Part> parts;
     std::vector<Running*> further;
-    for (Running* const each : running_)
-      if (each->is_foreseen()) parts.push_back({each, each->tokens(1)});
-    if (parts.empty()) return;
-    for (const Part& part : parts) further.push_back(part.running);
+    for (Running* const each : running_) {
+      if (!each->is_foreseen()) continue;
+      parts.push_back({each, each->tokens(1)});
+      further.push_back(each);
+    }
     evaluate(std::move(parts), interruption);
     std::erase_if(further, [](const Running* each) { return !each->can_choose(); });
+    if (further.empty()) return;
     choose(further);
   }
 }

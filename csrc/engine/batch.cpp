@@ -86,7 +86,8 @@ void Batch::take_session(size_t index) {
 void Batch::prepare() {
   const auto is_single = [](const Work& work) { return work.tokens.size() == 1 && !session_of(work).is_foreseen(); };
   for (size_t i = 0; i < work_.size(); ++i)
-    at_work(work_, i, [&] { session_of(work_[i]).take_room(work_[i].tokens.size()); });
+    if (!session_of(work_[i]).is_foreseen())
+      at_work(work_, i, [&] { session_of(work_[i]).take_room(work_[i].tokens.size()); });
   const int64_t last_begins = (left_ - 1) / engine_.chunk() * engine_.chunk();
   int64_t at = left_ - std::ranges::count_if(work_, is_single);
   for (const Work& work : work_)
