@@ -22,6 +22,7 @@ bool DraftGovernor::on() const {
 }
 
 std::optional<bool> DraftGovernor::pays() const {
+  if (mode_ != Speculate::automatic) return {};
   const std::lock_guard lock(mutex_);
   return pays_;
 }
