@@ -3,6 +3,7 @@ memory and however their experts are laid out, and clear refusals where that can
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,20 @@ def test_others_need_converting(name: str, why: str, tmp_path: Path) -> None:
     folder = checkpoints.write(name, tmp_path / "hf")
     assert needs_converting(folder)
     with pytest.raises(FormatError, match=f"experts as Hugging Face lays them out, which need converting: .*{why}"):
+        open_store(folder)
+
+
+def test_quantised_checkpoints_need_converting(tmp_path: Path) -> None:
+    """Also of families that run as they are."""
+    folder = checkpoints.write("qwen3_moe", tmp_path / "hf", shards=1)
+    config, whole = folder / "config.json", (folder / "config.json").read_text()
+    config.write_text(json.dumps({**json.loads(whole), "quantization_config": {"quant_method": "fp8"}}))
+    assert needs_converting(folder)
+    config.write_text(whole)
+    assert not needs_converting(folder)
+    rewritten(folder, lambda tensors: tensors.update({EXPERT: ("F8_E4M3", tensors[EXPERT][1].view(np.uint8)[:, ::2])}))
+    assert needs_converting(folder)
+    with pytest.raises(FormatError, match=r"which need converting: .*is F8_E4M3"):
         open_store(folder)
 
 
