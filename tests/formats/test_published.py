@@ -12,15 +12,14 @@ import pytest
 
 import moeflux
 from golden import checkpoints
-from golden.checkpoint import safetensors_bytes
 from moeflux import FormatError, IoError, oracle
-from moeflux._core import SafetensorsFile
 from moeflux.conversion.convert import ConvertFormat, convert
 from moeflux.measure.info import describe
 from moeflux.stores.checkpoints import needs_converting
 from moeflux.stores.floats import decode
 from moeflux.stores.planned import store_to_plan
 from moeflux.stores.store import StoredTensor, open_store
+from support.checkpoint_folder import rewrite
 
 IDS = [1, 100, 50, 10, 42, 3, 77, 9]
 NAMES = (
@@ -103,25 +102,10 @@ def test_quantised_checkpoints_need_converting(tmp_path: Path) -> None:
     assert needs_converting(folder)
     config.write_text(whole)
     assert not needs_converting(folder)
-    rewritten(folder, lambda tensors: tensors.update({EXPERT: ("F8_E4M3", tensors[EXPERT][1].view(np.uint8)[:, ::2])}))
+    rewrite(folder, lambda tensors: tensors.update({EXPERT: ("F8_E4M3", tensors[EXPERT][1].view(np.uint8)[:, ::2])}))
     assert needs_converting(folder)
     with pytest.raises(FormatError, match=r"which need converting: .*is F8_E4M3"):
         open_store(folder)
-
-
-def rewritten(folder: Path, change: Any) -> None:
-    """Changes the tensors of the one shard that has the last expert of the first layer."""
-    for file in sorted(folder.glob("*.safetensors")):
-        data = np.fromfile(file, np.uint8)
-        tensors = {
-            name: (each.dtype, data[each.offset : each.offset + each.bytes].view("<u2").reshape(each.shape))
-            for name, each in SafetensorsFile(str(file)).tensors.items()
-        }
-        if any("layers.0.mlp.experts.15.up_proj" in name for name in tensors):
-            change(tensors)
-            file.write_bytes(safetensors_bytes(tensors))
-            return
-    raise AssertionError("no such tensor")
 
 
 EXPERT = "model.layers.0.mlp.experts.15.up_proj.weight"
@@ -133,10 +117,10 @@ def test_damage_is_named(tmp_path: Path) -> None:
     def of_another_type(tensors: dict[str, Any]) -> None:
         tensors[EXPERT] = ("F16", tensors[EXPERT][1])
 
-    rewritten(folder, of_another_type)
+    rewrite(folder, of_another_type)
     with pytest.raises(FormatError, match=r'experts.15.up_proj.weight": expected the type of those before, found F16'):
         open_store(folder)
-    rewritten(folder, lambda tensors: tensors.update({EXPERT: ("BF16", np.zeros((2, 2), np.uint16))}))
+    rewrite(folder, lambda tensors: tensors.update({EXPERT: ("BF16", np.zeros((2, 2), np.uint16))}))
     with pytest.raises(FormatError, match=r"experts.15.up_proj.weight.*found BF16 \[2, 2\]"):
         open_store(folder)
 

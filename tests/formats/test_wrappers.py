@@ -13,6 +13,8 @@ import pytest
 
 from golden import checkpoints
 from moeflux.conversion.convert import convert
+from moeflux.stores.checkpoints import needs_converting
+from moeflux.stores.store import open_store
 from support.checkpoint_folder import rewrite
 
 
@@ -62,3 +64,10 @@ def test_a_text_part_is_the_model_that_it_is(declared: str, tmp_path: Path) -> N
         convert(source, out)
         contents.append({path.relative_to(out): path.read_bytes() for path in out.rglob("*.bin")})
     assert contents[0] == contents[1] and len(contents[0]) > 1
+    assert needs_converting(plain) == needs_converting(folder) == (declared == "kimi_vl")
+    if declared == "glm4v_moe":
+        with open_store(plain) as one, open_store(folder) as other:
+            assert one.directory.tensors.keys() == other.directory.tensors.keys()
+            layer = one.variant.moe_layers[0]
+            for first, second in zip(one.expert(layer, 1), other.expert(layer, 1), strict=True):
+                assert np.array_equal(first.weight, second.weight)
