@@ -280,6 +280,18 @@ def server(running: Live) -> Live:
     return running
 
 
+@pytest.fixture
+def client(server: Live) -> Iterator[Any]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+        yield client
+
+
+@pytest.fixture
+def anthropic(server: Live) -> Iterator[Any]:
+    with Anthropic(base_url=server.url, api_key="x") as client:
+        yield client
+
+
 def last_prompt(server: Live) -> list[int]:
     return server.scheduler.seen[-1][0].prompt
 
@@ -298,8 +310,7 @@ OPENAI_TOOL: Any = {"type": "function", "function": {"name": "write", "parameter
 THINK: Any = {"chat_template_kwargs": {"enable_thinking": True}}
 
 
-def test_chat_completions(server: Live) -> None:
-    client: Any = OpenAI(base_url=f"{server.url}/v1", api_key="x")
+def test_chat_completions(server: Live, client: Any) -> None:
     asked: list[Any] = [{"role": "user", "content": "Write."}]
     options: dict[str, Any] = {"model": "m", "tools": [OPENAI_TOOL], "extra_body": THINK}
     answer = client.chat.completions.create(messages=asked, **options)
@@ -328,8 +339,7 @@ def test_chat_completions(server: Live) -> None:
     assert evaluated_once(server)
 
 
-def test_responses(server: Live) -> None:
-    client: Any = OpenAI(base_url=f"{server.url}/v1", api_key="x")
+def test_responses(server: Live, client: Any) -> None:
     tool: Any = {"type": "function", "name": "write", "parameters": SCHEMA, "strict": False}
     first = client.responses.create(model="m", input="Write.", tools=[tool])
     assert [item.type for item in first.output] == ["reasoning", "function_call"]
@@ -340,37 +350,35 @@ def test_responses(server: Live) -> None:
     assert "response.function_call_arguments.delta" in kinds and kinds[-1] == "response.completed"
 
 
-def test_messages(server: Live) -> None:
+def test_messages(server: Live, anthropic: Any) -> None:
     """A text before a call, and no thought: the turn after it finds all of that again."""
     spoken = "Let me  see.\n" + ANSWERED
     server.scheduler.script = lambda prompt: DONE if "response:write{" in prompt else spoken
-    client: Any = Anthropic(base_url=server.url, api_key="x")
     tool: Any = {"name": "write", "input_schema": SCHEMA}
     asked: list[Any] = [{"role": "user", "content": "Write."}]
-    answer = client.messages.create(model="m", max_tokens=99, messages=asked, tools=[tool])
+    answer = anthropic.messages.create(model="m", max_tokens=99, messages=asked, tools=[tool])
     assert [block.type for block in answer.content] == ["text", "tool_use"] and answer.stop_reason == "tool_use"
     result = {"type": "tool_result", "tool_use_id": answer.content[1].id, "content": "ok"}
     asked += [{"role": "assistant", "content": [block.model_dump() for block in answer.content]},
               {"role": "user", "content": [result]}]  # fmt: skip
-    with client.messages.stream(model="m", max_tokens=99, messages=asked, tools=[tool]) as stream:
+    with anthropic.messages.stream(model="m", max_tokens=99, messages=asked, tools=[tool]) as stream:
         assert stream.get_final_text() == "Done."
     assert evaluated_once(server, spoken, "")
     whole = [*last_prompt(server), *server.desk.tokenizer.encode_marked(DONE)]
     asked += [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "And now?"}]
-    client.messages.create(model="m", max_tokens=99, messages=asked, tools=[tool])
+    anthropic.messages.create(model="m", max_tokens=99, messages=asked, tools=[tool])
     assert last_prompt(server)[: len(whole)] == whole, "a later question goes on there, too"
     begun: list[Any] = [asked[0], {"role": "assistant", "content": "The fox"}]
-    assert client.messages.create(model="m", max_tokens=99, messages=begun).content[0].text
+    assert anthropic.messages.create(model="m", max_tokens=99, messages=begun).content[0].text
     end = server.desk.tokenizer.decode(last_prompt(server))
     assert end.endswith("<|turn>model\n<|channel>thought\n<channel|>The fox")
 
 
-def test_an_answer_that_nobody_knows_is_as_the_template_says(server: Live) -> None:
+def test_an_answer_that_nobody_knows_is_as_the_template_says(server: Live, client: Any) -> None:
     """And one whose turn has no results does not keep others from coming back."""
     call = {"id": "1", "type": "function", "function": {"name": "write", "arguments": '{"path": "b"}'}}
     other = [{"role": "user", "content": "First."}, {"role": "assistant", "content": "", "tool_calls": [call]},
              {"role": "tool", "tool_call_id": "1", "content": "ok"}]  # fmt: skip
-    client: Any = OpenAI(base_url=f"{server.url}/v1", api_key="x")
     server.scheduler.script = lambda prompt: "Yes, \n I  see.<turn|>"
     asked: list[Any] = [*other, {"role": "user", "content": "Well?"}]
     answer = client.chat.completions.create(model="m", messages=asked, tools=[OPENAI_TOOL]).choices[0].message
