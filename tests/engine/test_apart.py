@@ -17,7 +17,7 @@ from moeflux.runtime.snapshot import Snapshot
 from support.apart import apart
 from support.engine import Folder, folders, load_faulty, steps, tokens
 
-NAMES = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "kimi")
+NAMES = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "deepseek_v32", "kimi")
 FLOWS = {
     "resident": {"expert_slots": 0},
     "overlapped": {"expert_slots": 9, "look_ahead": "on", "cache": "lfu"},
