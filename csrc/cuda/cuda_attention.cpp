@@ -74,8 +74,7 @@ void CudaCommands::run_attention(const gpu::AttentionTask& task, int64_t n) {
                             .scale = task.scale,
                             .gate_row_stride = 0,
                             .gate_head_stride = 0};
-  const char* type = task.k.dtype == DType::i8 ? "codes" : task.k.dtype == DType::bf16 ? "bf16" : "f32";
-  const std::string kind = concat(type, "_", divide_up(task.q.dim, attention_threads));
+  const std::string kind = concat(gpu::type_of(task.k), "_", divide_up(task.q.dim, attention_threads));
   const uint32_t shared = (params.dim + params.pe_dim) * attention_queries * sizeof(float);
   const uint32_t tiles = divide_up(n * (heads / task.kv_heads), attention_queries);
   const auto kv_heads = static_cast<uint32_t>(task.kv_heads);

@@ -4,13 +4,6 @@
 #include "cuda/cuda_commands.h"
 
 namespace moeflux::cuda {
-namespace {
-
-const char* type_of(const Cache& rows) {
-  return rows.dtype == DType::i8 ? "codes" : rows.dtype == DType::bf16 ? "bf16" : "f32";
-}
-
-}  // namespace
 
 void CudaCommands::index_scores(const IndexScoresArgs& args, int64_t n) {
   op("index_scores", [&] {
@@ -30,7 +23,7 @@ void CudaCommands::index_scores(const IndexScoresArgs& args, int64_t n) {
                                       .q_head_stride = static_cast<uint32_t>(args.q.head_stride),
                                       .scale = args.scale};
     // As many as a power of two, so that the launches stay as they are for many steps.
-    flat(concat("index_scores_", type_of(args.keys)), params,
+    flat(concat("index_scores_", gpu::type_of(args.keys)), params,
          static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(seen))), n);
   });
 }
@@ -61,7 +54,7 @@ void CudaCommands::gather_rows(const GatherRowsArgs& args) {
                                      .unit = static_cast<uint32_t>(args.unit),
                                      .width = static_cast<uint32_t>(args.from.width),
                                      .heads = static_cast<uint32_t>(args.from.scales())};
-    flat(concat("gather_rows_", type_of(args.from)), params, all * params.width);
+    flat(concat("gather_rows_", gpu::type_of(args.from)), params, all * params.width);
     if (params.heads > 0) flat("gather_scales", params, all * params.heads);
   });
 }

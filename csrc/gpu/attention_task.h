@@ -7,6 +7,11 @@
 
 namespace moeflux::gpu {
 
+// What the names of kernels call the type of cached rows.
+inline const char* type_of(const Cache& rows) {
+  return rows.dtype == DType::i8 ? "codes" : rows.dtype == DType::bf16 ? "bf16" : "f32";
+}
+
 struct AttentionTask {
   Heads q;
   Heads q_pe;  // empty without a positional part of its own

@@ -87,8 +87,7 @@ void MetalCommands::attend(const gpu::AttentionTask& task, int64_t first, int64_
                             .has_sinks = static_cast<bool>(task.sinks),
                             .scale = task.scale};
   const int64_t chunks = dim <= 4 * lanes ? 4 : dim <= 8 * lanes ? 8 : 16;
-  const char* type = task.k.dtype == DType::i8 ? "_codes" : task.k.dtype == DType::bf16 ? "_bf16" : "_f32";
-  const std::string kind = concat(chunks, type);
+  const std::string kind = concat(chunks, "_", gpu::type_of(task.k));
   const View q = task.q.view.at(first * task.q.row_stride);
   const View q_pe = task.q_pe.dim ? task.q_pe.view.at(first * task.q_pe.row_stride) : or_nothing({});
   const View sinks = or_nothing(task.sinks);

@@ -4,13 +4,6 @@
 #include "metal/metal_commands.h"
 
 namespace moeflux::metal {
-namespace {
-
-const char* type_of(const Cache& rows) {
-  return rows.dtype == DType::i8 ? "codes" : rows.dtype == DType::bf16 ? "bf16" : "f32";
-}
-
-}  // namespace
 
 void MetalCommands::index_scores(const IndexScoresArgs& args, int64_t n) {
   op("index_scores", [&] {
@@ -29,7 +22,7 @@ void MetalCommands::index_scores(const IndexScoresArgs& args, int64_t n) {
                                       .scale = args.scale};
     const RowTable rows = row_table(args.keys.blocks, seen * args.keys.unit);
     const auto& [a, b, c, d] = rows.buffers;
-    dispatch({"selection", concat("index_scores_", type_of(args.keys))}, params,
+    dispatch({"selection", concat("index_scores_", gpu::type_of(args.keys))}, params,
              {args.q.view, or_nothing(args.weights), rows.table, a, b, c, d, args.scores},
              {divide_up(seen, lanes), static_cast<uint32_t>(n)});
     did(static_cast<double>(n * seen) * static_cast<double>(args.q.heads * args.q.dim));
@@ -67,7 +60,7 @@ void MetalCommands::gather_rows(const GatherRowsArgs& args) {
       end = std::min(end, all);
       params.first = static_cast<uint32_t>(begin);
       const View out = {buffer_of(begin), 0};
-      flat({"selection", concat("gather_rows_", type_of(args.from))}, params,
+      flat({"selection", concat("gather_rows_", gpu::type_of(args.from))}, params,
            {args.ids, from.table, a, b, c, d, to.table, out}, params.width, end - begin);
       if (params.heads > 0)
         flat({"selection", "gather_scales"}, params, {args.ids, from.table, a, b, c, d, to.table, out}, params.heads,
