@@ -166,9 +166,9 @@ def qwen4_exp_linear() -> Checkpoint:
 
 
 def qwen4_exp_other() -> Checkpoint:
-    """Other sizes everywhere: two streams, two tables of longer n-grams, a gate of SiLU, units of two rows."""
+    """Other sizes everywhere: five streams, two tables of longer n-grams, a gate of SiLU, units of two rows."""
     return qwen4_exp_text(
-        "qwen4_exp_other", hc_count=2, hc_lowrank=64, ple_layer_ids=[1, 3], ngram_size=4, heads_per_ngram=2,
+        "qwen4_exp_other", hc_count=5, hc_lowrank=64, ple_layer_ids=[1, 3], ngram_size=4, heads_per_ngram=2,
         ple_embed_dim=96, split_ngram_parts=2, ple_conv_kernel_size=3, ngram_vocab_size_base=40, seed=5,
         make_ngram_vocab_size_divisible_by=6, output_gate_type="silu", indexer_compress_ratio=2, indexer_budget=24,
         indexer_head_dim=64, indexer_n_heads=10, num_attention_heads=4, num_key_value_heads=1, num_experts=8,
