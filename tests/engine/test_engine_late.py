@@ -10,7 +10,8 @@ import pytest
 
 import moeflux
 from golden.checkpoint import Checkpoint, safetensors_bytes
-from golden.checkpoints import deepseek_v3, qwen3_moe
+from golden.checkpoints import qwen3_moe
+from golden.deepseek import deepseek_v3
 from moeflux.conversion.convert import convert
 from moeflux.models.variants import MAX_CONTEXT
 from moeflux.runtime.snapshot import Snapshot

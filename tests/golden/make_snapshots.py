@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import moeflux
 from golden.checkpoint import Checkpoint, safetensors_bytes
-from golden.checkpoints import deepseek_v3, qwen3_next, qwen_hybrid
+from golden.checkpoints import qwen3_next, qwen_hybrid
+from golden.deepseek import deepseek_v3
 from moeflux.conversion.convert import convert
 from moeflux.stores.storage import ConvertFormat
 from support.engine import oracle_at, steps
