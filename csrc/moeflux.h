@@ -266,19 +266,23 @@ class Session {
 
   virtual void clear() = 0;
 
-  // Makes another session with the same options, which stands where this one does, or where it stood at `position`: any
-  // without recurrent layers, else 0 or that of a checkpoint. StateError, which has the newest before it, otherwise.
+  // Makes another session with the same options, which stands where this one does, or where it stood at `position`: one
+  // that `rewind` goes to exactly. StateError, which has the newest checkpoint before it, otherwise.
   // The fork has the tokens up to there, but no checkpoints; it has the logits if this one stands there. The two share
   // their rows. A fork costs a copy of the recurrent state and of the last block of rows, unless that is full. Neither
   // session notices what the other one does.
   virtual std::unique_ptr<Session> fork(std::optional<int64_t> position = {}) = 0;
 
-  // A checkpoint keeps the recurrent state at the present position; the rows are the session's. When there are more
+  // A checkpoint keeps what the present position needs: a copy of the recurrent state, and the rows that windows see
+  // from there, which are the session's own and not copied. When there are more
   // than `max_checkpoints`, the least recently used one goes. Position 0 and the newest go last.
   virtual void checkpoint() = 0;
   virtual std::vector<int64_t> checkpoints() const = 0;  // positions, ascending
   virtual void set_max_checkpoints(int64_t count) = 0;
-  // Goes to the end, to a checkpoint, or anywhere when no layer is recurrent. Any other position is a StateError that
+  // From there on, every position up to the present one has what it needs: 0 if all layers see everything. Layers with
+  // windows keep a few rows more than they see. A recurrent layer has the present state alone.
+  virtual int64_t exact_from() const = 0;
+  // Goes to a position from `exact_from` on, to a checkpoint, or to 0. Any other position is a StateError that
   // names the newest checkpoint at or before `position`. With exact = false, it goes to that checkpoint instead.
   // Returns the position reached.
   virtual int64_t rewind(int64_t position, bool exact = true) = 0;

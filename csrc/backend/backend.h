@@ -101,7 +101,7 @@ struct Heads {
 constexpr int64_t block_rows = 256;
 
 struct Cache {
-  std::span<const View> blocks;  // as far as an op meets rows; borrowed for the call that records
+  std::span<const View> blocks;  // as far as an op meets rows, empty before; borrowed for the call that records
   int64_t offset = 0;
   DType dtype = DType::f32;
   int64_t width = 0;

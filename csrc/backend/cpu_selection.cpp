@@ -12,8 +12,10 @@ cpu::Rows CpuCommands::kind_of(const Cache& rows) {
 
 const std::byte* const* CpuCommands::blocks_of(const Cache& rows, int64_t count) {
   lists_.blocks.clear();
-  for (int64_t i = 0; i * rows.rows() < count; ++i)
-    lists_.blocks.push_back(rows.blocks[static_cast<size_t>(i)].bytes());
+  for (int64_t i = 0; i * rows.rows() < count; ++i) {
+    const View& block = rows.blocks[static_cast<size_t>(i)];
+    lists_.blocks.push_back(block ? block.bytes() : nullptr);
+  }
   return lists_.blocks.data();
 }
 

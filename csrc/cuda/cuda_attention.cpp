@@ -22,7 +22,7 @@ const CachedRows* CudaCommands::cached_rows(std::span<const View> blocks, int64_
   static_assert(cached_block == block_rows && attention_span == cached_block);
   const size_t count = divide_up(first + n, block_rows);
   std::vector<const std::byte*> addresses;
-  for (const View& block : blocks.first(count)) addresses.push_back(block.bytes());
+  for (const View& block : blocks.first(count)) addresses.push_back(block ? block.bytes() : nullptr);
   for (const RowTable& made : row_tables_)
     if (made.first == static_cast<uint64_t>(first) && made.blocks == addresses) return made.rows;
   const List list = launches_.list(static_cast<int64_t>(sizeof(CachedRows) + count * sizeof(uint64_t)));

@@ -23,6 +23,11 @@ std::vector<int64_t> Checkpoints::positions() const {
   return positions;
 }
 
+bool Checkpoints::has_any(int64_t first, int64_t last) const {
+  return std::ranges::any_of(checkpoints_,
+                             [&](const Checkpoint& c) { return first <= c.position && c.position <= last; });
+}
+
 int64_t Checkpoints::newest(int64_t most) const {
   int64_t newest = 0;
   for (const Checkpoint& checkpoint : checkpoints_)

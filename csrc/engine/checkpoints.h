@@ -19,7 +19,8 @@ class Checkpoints {
   // Gives back so many that are free.
   void drop_rooms(int64_t count);
 
-  std::vector<int64_t> positions() const;  // ascending
+  std::vector<int64_t> positions() const;           // ascending
+  bool has_any(int64_t first, int64_t last) const;  // at positions first ... last
   // The last position that has one, of all or of those up to `most`; 0 if none has, where the state is known.
   int64_t newest(int64_t most = INT64_MAX) const;
   // The copy at a position. None where there is no checkpoint, and none at 0.

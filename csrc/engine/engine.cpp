@@ -69,7 +69,8 @@ Footprint footprint(const StoreDirectory& store, const EngineOptions& options, c
   const DeviceEntry& device = device_entry(chosen.backend);
   const bool shared = device.shares_memory && !apart;
   Footprint bytes = engine_footprint(store, chosen, shared, device.maps_files && !apart);
-  bytes += session_footprint(store.variant, resolved(store.variant, session), drafts_of(chosen.speculate), shared);
+  bytes += session_footprint(store.variant, resolved(store.variant, session), drafts_of(chosen.speculate), chosen.chunk,
+                             shared);
   return bytes;
 }
 
@@ -106,12 +107,13 @@ LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, c
       draft_source_(faults.drafts),
       draft_governor_(options.speculate),
       prepared_(backend_->prepare(work_sizes(store.variant, model_.layers, options.chunk))),
-      f32_rows_(*backend_, session_memory_, state_layout(store.variant, DType::f32).block_bytes),
-      bf16_rows_(*backend_, session_memory_, state_layout(store.variant, DType::bf16).block_bytes),
-      code_rows_(*backend_, session_memory_, state_layout(store.variant, DType::i8).block_bytes),
       experts_(store, *backend_, options, faults.open),
       ngrams_(store, options.chunk, *backend_, experts_.pool(), experts_.read_mode(), faults.open),
       recorder_(*backend_, options.ring_depth, store.variant.experts().count) {
+  for (const auto& [type, pools] :
+       {std::pair{DType::f32, &f32_rows_}, {DType::bf16, &bf16_rows_}, {DType::i8, &code_rows_}})
+    for (const RowKind& kind : state_layout(store.variant, type).kinds)
+      pools->emplace_back(*backend_, session_memory_, kind.block_bytes);
   count_tables();
 }
 

@@ -65,7 +65,7 @@ class LoadedEngine final : public Engine {
 
   Backend& backend() { return *backend_; }
   SessionMemory& session_memory() { return session_memory_; }
-  RowPool& row_pool(DType kv_dtype) {
+  RowPools& row_pools(DType kv_dtype) {
     return kv_dtype == DType::i8 ? code_rows_ : kv_dtype == DType::bf16 ? bf16_rows_ : f32_rows_;
   }
   int64_t drafts() const { return drafts_; }
@@ -97,9 +97,9 @@ class LoadedEngine final : public Engine {
   DraftSource draft_source_;
   DraftGovernor draft_governor_;
   int64_t prepared_;  // bytes that the backend took for itself
-  RowPool f32_rows_;
-  RowPool bf16_rows_;
-  RowPool code_rows_;
+  RowPools f32_rows_;
+  RowPools bf16_rows_;
+  RowPools code_rows_;
   ExpertSide experts_;
   NgramFeed ngrams_;
   Recorder recorder_;                // after the members that its batches use

@@ -105,10 +105,11 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
 
 int64_t drafts_of(Speculate speculate) { return speculate == Speculate::off ? 0 : max_drafts; }
 
-Footprint session_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts, bool shared) {
+Footprint session_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts, int64_t chunk,
+                            bool shared) {
   const StateLayout layout = state_layout(variant, options.kv_dtype);
   Footprint bytes;
-  bytes.rows = RowPool::planned_bytes(blocks_of(options.max_context), layout.block_bytes);
+  bytes.rows = layout.rows_bytes(options, chunk);
   bytes.recurrent = arena_bytes(layout.recurrent_bytes) + Drafts::planned_bytes(drafts, layout.recurrent_bytes);
   bytes.checkpoints = options.max_checkpoints * arena_bytes(layout.recurrent_bytes);
   bytes.tokens = arena_bytes(options.max_context * 4) +

@@ -32,8 +32,9 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
 // Like that of moeflux.h. With `apart`, for tests, as if the device had memory of its own.
 Footprint footprint(const StoreDirectory& store, const EngineOptions& options, const SessionOptions& session,
                     bool apart);
-// `shared`: whether host and device share memory.
-Footprint session_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts, bool shared);
+// `chunk`: of the engine. `shared`: whether host and device share memory.
+Footprint session_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts, int64_t chunk,
+                            bool shared);
 // How many drafts a session may have at once.
 int64_t drafts_of(Speculate speculate);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "core/rounding.h"
@@ -22,8 +23,11 @@ StateLayout state_layout(const Variant& variant, DType kv_dtype) {
       const int64_t width = piece.width();
       PlacedPiece& place = placed.emplace_back();
       if (piece.rows) {
-        place.rows = {{}, layout.block_bytes, kv_dtype, width, piece.shape.back(), piece.unit};
-        layout.block_bytes += round_up(place.rows.block_bytes(), alignment);
+        auto kind = std::ranges::find(layout.kinds, piece.window, &RowKind::window);
+        if (kind == layout.kinds.end()) kind = layout.kinds.insert(kind, {piece.window, 0});
+        place.kind = static_cast<size_t>(kind - layout.kinds.begin());
+        place.rows = {{}, kind->block_bytes, kv_dtype, width, piece.shape.back(), piece.unit};
+        kind->block_bytes += round_up(place.rows.block_bytes(), alignment);
       } else {
         place.fixed = {nullptr, layout.recurrent_bytes};
         layout.recurrent_bytes += round_up(width * 4, alignment);
@@ -34,22 +38,38 @@ StateLayout state_layout(const Variant& variant, DType kv_dtype) {
   return layout;
 }
 
-int64_t StateLayout::exchange_bytes() const { return std::min(block_bytes + recurrent_bytes, max_exchange); }
+int64_t StateLayout::rows_bytes(const SessionOptions& session, int64_t chunk) const {
+  int64_t bytes = 0;
+  for (const RowKind& kind : kinds)
+    bytes += RowPool::planned_bytes(kind.planned_blocks(session.max_context, chunk, session.max_checkpoints),
+                                    kind.block_bytes);
+  return bytes;
+}
 
-SessionState::SessionState(const Variant& variant, int64_t max_context, DType kv_dtype, Backend& backend, RowPool& pool)
-    : backend_(backend), pool_(pool) {
-  StateLayout layout = state_layout(variant, kv_dtype);
+int64_t StateLayout::exchange_bytes() const {
+  int64_t bytes = recurrent_bytes;
+  for (const RowKind& kind : kinds) bytes += kind.block_bytes;
+  return std::min(bytes, max_exchange);
+}
+
+SessionState::SessionState(const Variant& variant, const SessionOptions& options, int64_t chunk, Backend& backend,
+                           RowPools& pools)
+    : backend_(backend), pools_(pools) {
+  StateLayout layout = state_layout(variant, options.kv_dtype);
   layers_ = std::move(layout.layers);
   recurrent_bytes_ = layout.recurrent_bytes;
-  if (layout.block_bytes > 0) {
-    table_.resize(static_cast<size_t>(blocks_of(max_context)));
-    blocks_.reserve(table_.size());
+  tables_.reserve(layout.kinds.size());
+  for (size_t i = 0; i < layout.kinds.size(); ++i) {
+    const RowKind& kind = layout.kinds[i];
+    tables_.emplace_back(kind, pools[i], options.max_context, chunk);
+    planned_.push_back(
+        {kind.planned_blocks(options.max_context, chunk, options.max_checkpoints), layout.rows_bytes(options, chunk)});
   }
   recurrent_ = backend.allocate(recurrent_bytes_, Memory::device, "recurrent state");
   if (!backend.shares_memory()) exchange_ = backend.allocate(layout.exchange_bytes(), Memory::staging, "saved state");
   for (LayerState& layer : layers_)
     for (PlacedPiece& each : layer)
-      if (each.piece.rows) each.rows.blocks = table_;
+      if (each.piece.rows) each.rows.blocks = tables_[each.kind].views();
   place_recurrent();
 }
 
@@ -64,43 +84,62 @@ void SessionState::swap_recurrent(std::unique_ptr<Buffer>& copy) noexcept {
   place_recurrent();
 }
 
-void SessionState::make_room(int64_t begin, int64_t end, const char* asker) {
-  if (table_.empty()) return;
-  const auto first = static_cast<size_t>(begin / block_rows);
-  const auto needed = static_cast<size_t>(blocks_of(end));
-  std::vector<size_t> places;  // that need a block of their own
-  for (size_t i = first; i < needed; ++i)
-    if (i >= blocks_.size() || blocks_[i].is_shared()) places.push_back(i);
-  if (places.empty()) return;
-  std::vector<RowPool::Block> taken;
-  taken.reserve(places.size());
-  pool_.take(static_cast<int64_t>(places.size()), static_cast<int64_t>(table_.size()), asker, taken);
-  if (places.front() == first && first < blocks_.size() && begin % block_rows > 0)
-    backend_.copy(table_[first], taken.front().view(), pool_.block_bytes()).wait();
-  for (size_t i = 0; i < places.size(); ++i) {
-    table_[places[i]] = taken[i].view();
-    if (places[i] < blocks_.size())
-      blocks_[places[i]] = std::move(taken[i]);
-    else
-      blocks_.push_back(std::move(taken[i]));
+// Has each table take what it lacks, and `use` it. What fails gives all of it back.
+template <typename Lacking, typename Use>
+void SessionState::take(const char* asker, const Lacking& lacking, const Use& use) {
+  int64_t bytes = 0;
+  for (const RowTable& table : tables_) bytes += RowPool::planned_bytes(lacking(table), table.kind().block_bytes);
+  if (bytes > 0) pools_.front().check(bytes, asker);
+  size_t taken = 0;
+  try {
+    while (taken < tables_.size()) {
+      RowTable& table = tables_[taken];
+      table.take(lacking(table), planned_[taken++], asker);
+    }
+    for (RowTable& table : tables_) use(table);
+  } catch (...) {
+    while (taken > 0) tables_[--taken].undo_take();
+    throw;
   }
+}
+
+void SessionState::make_room(int64_t begin, int64_t end, const char* asker) {
+  take(
+      asker, [&](const RowTable& table) { return table.lacking(begin, end); },
+      [&](RowTable& table) { table.own(backend_, begin, end); });
+}
+
+void SessionState::enter(int64_t begin, int64_t end, const Places& places) noexcept {
+  for (RowTable& table : tables_) table.enter(begin, end, places);
+}
+
+void SessionState::forget_rows(int64_t position, const Places& places) noexcept {
+  for (RowTable& table : tables_) table.forget(position, places);
+}
+
+void SessionState::end_call(int64_t position, const Places& places) noexcept {
+  for (RowTable& table : tables_) table.end_call(position, places);
+}
+
+int64_t SessionState::exact_from(int64_t position) const {
+  int64_t first = has_recurrent() ? position : 0;
+  for (const RowTable& table : tables_) first = std::max(first, table.exact_from(position));
+  return first;
 }
 
 void SessionState::become(const SessionState& other, int64_t position, const Buffer* recurrent) {
   if (recurrent) load_recurrent(*recurrent);
-  if (table_.empty()) return;
-  const auto full = static_cast<size_t>(position / block_rows);
-  for (size_t i = 0; i < full; ++i) {
-    blocks_.push_back(other.blocks_[i].share());
-    table_[i] = other.table_[i];
-  }
-  make_room(position, round_up(position, block_rows), "fork");
-  if (position % block_rows > 0) backend_.copy(other.table_[full], table_[full], pool_.block_bytes()).wait();
+  const auto source = [&](const RowTable& table) -> const RowTable& {
+    return other.tables_[static_cast<size_t>(&table - tables_.data())];
+  };
+  take(
+      "fork", [&](const RowTable& table) { return int64_t{source(table).has_part(position)}; },
+      [&](RowTable& table) { table.become(backend_, source(table), position); });
 }
 
-void SessionState::keep_rows(int64_t count) noexcept {
-  for (const auto kept = static_cast<size_t>(blocks_of(count)); blocks_.size() > kept; blocks_.pop_back())
-    table_[blocks_.size() - 1] = {};
+void SessionState::renew(int64_t position, const char* asker) {
+  take(asker, [&](const RowTable& table) { return table.lacking_anew(position); }, [](RowTable&) {});
+  for (RowTable& table : tables_) table.renew(position);
 }
 
 void SessionState::save_recurrent(const Buffer& to) const {
@@ -184,13 +223,17 @@ StateTensor SessionState::tensor(size_t layer, std::string name, DType dtype, st
   return {std::move(name), static_cast<int64_t>(layer), dtype, std::move(shape), bytes, read_part, write_part, place};
 }
 
-// Of so many rows, `in_block` of them in each block, those that begin `offset` bytes behind each block's first and have
-// so many bytes each.
-void SessionState::add_parts(std::vector<Part>& parts, int64_t rows, int64_t in_block, int64_t offset,
-                             int64_t row_bytes) const {
-  for (int64_t row = 0; row < rows; row += in_block)
-    parts.push_back({&table_[static_cast<size_t>(row / in_block)], offset,
-                     static_cast<size_t>(std::min(in_block, rows - row) * row_bytes)});
+// Of rows first ... end - 1, `in_block` of them in each block: those that begin `offset` bytes behind each block's first
+// and have so many bytes each.
+std::vector<SessionState::Part> SessionState::row_parts(std::span<const View> blocks, int64_t first, int64_t end,
+                                                        int64_t in_block, int64_t offset, int64_t row_bytes) {
+  std::vector<Part> parts;
+  for (int64_t row = first, next = 0; row < end; row = next) {
+    next = std::min(end, round_up(row + 1, in_block));
+    parts.push_back({&blocks[static_cast<size_t>(row / in_block)], offset + row % in_block * row_bytes,
+                     static_cast<size_t>((next - row) * row_bytes)});
+  }
+  return parts;
 }
 
 std::vector<StateTensor> SessionState::tensors(int64_t position) const {
@@ -206,16 +249,18 @@ std::vector<StateTensor> SessionState::tensors(int64_t position) const {
         continue;
       }
       const Cache& rows = placed.rows;
-      const int64_t count = position / piece.unit;
-      shape.insert(shape.begin(), count);
-      std::vector<Part> parts;
-      add_parts(parts, count, rows.rows(), rows.offset, rows.row_bytes());
-      tensors.push_back(tensor(i, name, rows.dtype, std::move(shape), std::move(parts)));
+      const int64_t first = tables_[placed.kind].kind().first_needed(position) / piece.unit;
+      const int64_t end = position / piece.unit;
+      shape.insert(shape.begin(), end - first);
+      const auto parts = [&](int64_t offset, int64_t row_bytes) {
+        return row_parts(rows.blocks, first, end, rows.rows(), offset, row_bytes);
+      };
+      tensors.push_back(tensor(i, name, rows.dtype, std::move(shape), parts(rows.offset, rows.row_bytes())));
       if (rows.scales() == 0) continue;
       std::vector<Part> scales;
       for (int64_t head = 0; head < rows.scales(); ++head)
-        add_parts(scales, count, rows.rows(), rows.scales_offset() + head * rows.rows() * 2, 2);
-      tensors.push_back(tensor(i, name + "_scale", DType::bf16, {rows.scales(), count}, std::move(scales)));
+        std::ranges::copy(parts(rows.scales_offset() + head * rows.rows() * 2, 2), std::back_inserter(scales));
+      tensors.push_back(tensor(i, name + "_scale", DType::bf16, {rows.scales(), end - first}, std::move(scales)));
     }
   return tensors;
 }

@@ -1,5 +1,6 @@
-// What the layers of one session remember: rows that grow with the session, and state of a fixed size. The rows of all
-// layers at the same positions lie in one block of a pool, so that a session has one table of blocks.
+// What the layers of one session remember: rows that grow with the session, and state of a fixed size. The rows of
+// layers that see equally far lie together: those of the same positions in one block of a pool, and a session has a
+// table of these blocks.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "engine/row_pool.h"
+#include "engine/row_table.h"
 #include "models/variant.h"
 #include "moeflux.h"
 
@@ -19,8 +20,9 @@ namespace moeflux {
 // A piece and where it lies.
 struct PlacedPiece {
   StatePiece piece;
-  Cache rows;  // of the session's type
-  View fixed;  // or f32 of one size
+  Cache rows;       // of the session's type
+  size_t kind = 0;  // of these rows
+  View fixed;       // or f32 of one size
 };
 
 // Of one layer, in the order in which its shape lists them.
@@ -29,8 +31,11 @@ using LayerState = std::vector<PlacedPiece>;
 // Where each layer's pieces lie, before there is memory.
 struct StateLayout {
   std::vector<LayerState> layers;  // without blocks, and views of no buffer
-  int64_t block_bytes = 0;         // of the rows of block_rows positions
+  std::vector<RowKind> kinds;
   int64_t recurrent_bytes = 0;
+
+  // What a session's rows take at most, in passes of at most `chunk` rows.
+  int64_t rows_bytes(const SessionOptions& session, int64_t chunk) const;
 
   // What the host reads and writes the state through, where the device has memory of its own.
   int64_t exchange_bytes() const;
@@ -38,13 +43,10 @@ struct StateLayout {
 
 StateLayout state_layout(const Variant& variant, DType kv_dtype);
 
-// That so many positions take.
-constexpr int64_t blocks_of(int64_t positions) { return (positions + block_rows - 1) / block_rows; }
-
 class SessionState {
  public:
-  // Blocks are taken from the pool, which is for this type.
-  SessionState(const Variant& variant, int64_t max_context, DType kv_dtype, Backend& backend, RowPool& pool);
+  // Blocks are taken from the pools, which are for the kinds of rows of this type.
+  SessionState(const Variant& variant, const SessionOptions& options, int64_t chunk, Backend& backend, RowPools& pools);
 
   const LayerState& layer(size_t index) const { return layers_[index]; }
   bool has_recurrent() const { return recurrent_bytes_ > 0; }
@@ -58,16 +60,25 @@ class SessionState {
   // The state and a copy change places.
   void swap_recurrent(std::unique_ptr<Buffer>& copy) noexcept;
 
-  // Makes room for the rows `begin` ... `end` - 1 in blocks that no other session has. Those before `begin` stay as
-  // they are. BudgetError and the like leave everything as it was.
+  // Makes room for the rows `begin` ... `end` - 1 of a call. Those before `begin` stay as they are. BudgetError and the
+  // like leave everything as it was.
   void make_room(int64_t begin, int64_t end, const char* asker);
+  // Before a pass of the call that writes these rows, in blocks that no other session has.
+  void enter(int64_t begin, int64_t end, const Places& places) noexcept;
+  // Gives back the rows that neither a session at this position needs nor other places do, and, at the end of a call,
+  // the room that it has not used.
+  void forget_rows(int64_t position, const Places& places) noexcept;
+  void end_call(int64_t position, const Places& places) noexcept;
+  // From there on, every place up to `position` has the rows that it needs.
+  int64_t exact_from(int64_t position) const;
   // Becomes what another of the same type was at a position, from nothing. Full blocks are shared. `recurrent` is the
   // fixed-size part there; none at position 0.
   void become(const SessionState& other, int64_t position, const Buffer* recurrent);
-  // Gives back the blocks behind those of so many positions.
-  void keep_rows(int64_t count) noexcept;
+  // Makes room for what a session at a position needs, in place of what there is. BudgetError and the like leave
+  // everything as it was.
+  void renew(int64_t position, const char* asker);
 
-  // Everything, in layer order, with rows for `position` tokens.
+  // Everything that a session at a position needs, in layer order.
   std::vector<StateTensor> tensors(int64_t position) const;
 
  private:
@@ -82,15 +93,18 @@ class SessionState {
   void place_recurrent() noexcept;
   template <typename Visit>
   static void each_part(const std::vector<Part>& parts, int64_t begin, size_t size, const Visit& visit);
-  void add_parts(std::vector<Part>& parts, int64_t rows, int64_t in_block, int64_t offset, int64_t row_bytes) const;
+  static std::vector<Part> row_parts(std::span<const View> blocks, int64_t first, int64_t end, int64_t in_block,
+                                     int64_t offset, int64_t row_bytes);
+  template <typename Lacking, typename Use>
+  void take(const char* asker, const Lacking& lacking, const Use& use);
   void read(View from, std::span<std::byte> to) const;
   void write(std::span<const std::byte> from, View to) const;
 
   Backend& backend_;
-  RowPool& pool_;
+  RowPools& pools_;
   std::vector<LayerState> layers_;
-  std::vector<View> table_;             // [blocks of max_context]: those of `blocks_`, which layers and ops see
-  std::vector<RowPool::Block> blocks_;  // as many as rows need
+  std::vector<RowTable> tables_;      // one for each kind
+  std::vector<PlannedRows> planned_;  // likewise
   std::unique_ptr<Buffer> recurrent_;
   std::unique_ptr<Buffer> exchange_;  // for the host to read and write through, where it does not reach the others
   mutable std::mutex exchanging_;     // guards its content

@@ -28,11 +28,14 @@ RowPool::Block RowPool::Block::share() const {
   return {pool_, slab_, at_};
 }
 
-void RowPool::take(int64_t count, int64_t max_blocks, const std::string& asker, std::vector<Block>& to) {
+void RowPool::check(int64_t bytes, const std::string& asker) const {
+  if (backend_.max_row_buffers() == 0) memory_.check(bytes, asker);
+}
+
+void RowPool::take(int64_t count, const PlannedRows& planned, const std::string& asker, std::vector<Block>& to) {
   const std::lock_guard lock(mutex_);
-  if (backend_.max_row_buffers() == 0) memory_.check(planned_bytes(count, block_bytes_), asker);  // for all at once
   for (; count > 0; --count) {
-    const auto slab = slab_with_room(count, max_blocks, asker);
+    const auto slab = slab_with_room(count, planned, asker);
     const auto free = std::find(slab->holders.begin(), slab->holders.end(), 0);
     to.push_back({this, slab, free - slab->holders.begin()});
     *free = 1;
@@ -43,7 +46,7 @@ void RowPool::take(int64_t count, int64_t max_blocks, const std::string& asker, 
 // Where ops take any number of buffers, each block is one, and memory is taken by the block. Elsewhere the slabs grow,
 // each to three times what there is, so that a few are enough; where the limit ends that, the last has all that is
 // left.
-std::list<RowPool::Slab>::iterator RowPool::slab_with_room(int64_t count, int64_t max_blocks,
+std::list<RowPool::Slab>::iterator RowPool::slab_with_room(int64_t count, const PlannedRows& planned,
                                                            const std::string& asker) {
   const int64_t buffers = backend_.max_row_buffers();
   if (buffers == 0) return add_slab(1, asker);
@@ -58,8 +61,9 @@ std::list<RowPool::Slab>::iterator RowPool::slab_with_room(int64_t count, int64_
                              "together, which is what ", buffers, " buffers were made for, found all of them in use: ",
                              "close a session, or make the longest one first"),
                       count * block_bytes_);
-  const int64_t left = memory_.rows_left(planned_bytes(max_blocks, block_bytes_)) / arena_bytes(block_bytes_);
-  const int64_t wanted = std::max((max_blocks + buffers - 1) / buffers, 3 * blocks);
+  const int64_t bytes = planned_bytes(planned.blocks, block_bytes_);
+  const int64_t left = memory_.rows_left(bytes, planned.all_bytes, blocks * block_bytes_) / arena_bytes(block_bytes_);
+  const int64_t wanted = std::max((planned.blocks + buffers - 1) / buffers, 3 * blocks);
   return add_slab(std::max(count, std::min(left, wanted)), asker);
 }
 

@@ -1,4 +1,4 @@
-// The blocks in which sessions keep their rows. A session takes one when its rows need it. A block that several
+// The blocks in which sessions keep rows of one kind. A session takes one when its rows need it. A block that several
 // sessions share is never written. Blocks are memory of the sessions' limit, and nobody holds more than it uses.
 //
 // Any thread may take blocks and give them back. In a child made by fork they stay where they are: a lock could be held
@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -18,6 +19,12 @@
 
 namespace moeflux {
 
+// What a session has of them at most.
+struct PlannedRows {
+  int64_t blocks = 0;     // of this kind
+  int64_t all_bytes = 0;  // of all kinds
+};
+
 class RowPool {
   // Memory of blocks that were taken from the system together. It goes back when nobody holds any of them.
   struct Slab {
@@ -28,7 +35,7 @@ class RowPool {
   };
 
  public:
-  // Blocks of so many bytes; 0 where no layer keeps rows.
+  // Blocks of so many bytes.
   RowPool(Backend& backend, SessionMemory& memory, int64_t block_bytes);
   ~RowPool();
   RowPool(const RowPool&) = delete;
@@ -40,6 +47,7 @@ class RowPool {
   // One holder's part in a block, given back when it goes. Holders must not outlive the pool.
   class Block {
    public:
+    Block() = default;  // none
     Block(Block&& other) noexcept : pool_(std::exchange(other.pool_, nullptr)), slab_(other.slab_), at_(other.at_) {}
     Block& operator=(Block&& other) noexcept {
       std::swap(pool_, other.pool_);
@@ -51,6 +59,7 @@ class RowPool {
       if (pool_) pool_->give_back(*this);
     }
 
+    explicit operator bool() const { return pool_ != nullptr; }
     View view() const;
     // Whether others hold it too.
     bool is_shared() const;
@@ -62,18 +71,21 @@ class RowPool {
     Block(RowPool* pool, std::list<Slab>::iterator slab, int64_t at) : pool_(pool), slab_(slab), at_(at) {}
 
     RowPool* pool_ = nullptr;
-    std::list<Slab>::iterator slab_;
+    std::list<Slab>::iterator slab_ = {};
     int64_t at_ = 0;  // in the slab
   };
 
-  // `count` more behind those of `to`, for a session that will have up to `max_blocks`. BudgetError that says what
-  // `asker` asked for when the sessions' limit has no room. What fails may leave some of them in `to`.
-  void take(int64_t count, int64_t max_blocks, const std::string& asker, std::vector<Block>& to);
+  // BudgetError as by `take` if so many bytes, of blocks of any kind, are more than what is left. Where blocks lie in
+  // slabs, only taking them tells.
+  void check(int64_t bytes, const std::string& asker) const;
+  // `count` more behind those of `to`. BudgetError that says what `asker` asked for when the sessions' limit has no
+  // room. What fails may leave some of them in `to`.
+  void take(int64_t count, const PlannedRows& planned, const std::string& asker, std::vector<Block>& to);
 
   int64_t block_bytes() const { return block_bytes_; }
 
  private:
-  std::list<Slab>::iterator slab_with_room(int64_t count, int64_t max_blocks, const std::string& asker);
+  std::list<Slab>::iterator slab_with_room(int64_t count, const PlannedRows& planned, const std::string& asker);
   std::list<Slab>::iterator add_slab(int64_t blocks, const std::string& asker);
   void give_back(const Block& block) noexcept;
 
@@ -84,5 +96,8 @@ class RowPool {
   mutable std::mutex mutex_;
   std::list<Slab> slabs_;
 };
+
+// One for each kind of rows.
+using RowPools = std::deque<RowPool>;
 
 }  // namespace moeflux

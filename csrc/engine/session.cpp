@@ -12,17 +12,6 @@
 
 namespace moeflux {
 
-class EngineSession::Use {
- public:
-  explicit Use(const EngineSession& session) : session_(session) { session_.enter(); }
-  ~Use() { session_.leave(); }
-  Use(const Use&) = delete;
-  Use& operator=(const Use&) = delete;
-
- private:
-  const EngineSession& session_;
-};
-
 void EngineSession::enter() const {
   engine_->check_process();
   if (busy_.exchange(true, std::memory_order_acquire))
@@ -49,17 +38,20 @@ EngineSession::EngineSession(std::shared_ptr<LoadedEngine> engine, const Session
     : engine_(std::move(engine)),
       options_(resolved(engine_->variant(), options)),
       share_(engine_->session_memory(), footprint_of(options_), asked()),
-      state_(engine_->variant(), options_.max_context, options_.kv_dtype, engine_->backend(),
-             engine_->row_pool(options_.kv_dtype)),
+      state_(engine_->variant(), options_, engine_->chunk(), engine_->backend(), engine_->row_pools(options_.kv_dtype)),
       drafts_(engine_->backend(), engine_->draft_source(), engine_->drafts(), state_.recurrent_bytes()),
       logits_(engine_->backend(), (1 + engine_->drafts()) * engine_->variant().vocab_size * 4, "logits"),
       token_room_(engine_->backend().allocate(options_.max_context * 4, Memory::staging, "tokens")),
-      checkpoints_(engine_->backend(), state_.recurrent_bytes()) {
+      checkpoints_(engine_->backend(), state_.recurrent_bytes()),
+      places_([this](int64_t first, int64_t last) {
+        return (first <= position() && position() <= last) || checkpoints_.has_any(first, last);
+      }) {
   checkpoints_.add_rooms(options_.max_checkpoints);
 }
 
 Footprint EngineSession::footprint_of(const SessionOptions& options) const {
-  return session_footprint(engine_->variant(), options, engine_->drafts(), engine_->backend().shares_memory());
+  return session_footprint(engine_->variant(), options, engine_->drafts(), engine_->chunk(),
+                           engine_->backend().shares_memory());
 }
 
 // In the words of an error about memory.
@@ -137,6 +129,7 @@ Piece EngineSession::next(const Work& work, int64_t rows, std::span<const int32_
   piece.copies = drafts_.copies();
   piece.past = {View{token_room_.get()}.host<int32_t>(), static_cast<size_t>(known_tokens_)};
   piece.given = given.size() > tokens.size() ? given : tokens;
+  state_.enter(piece.position, piece.position + rows, places_);
   call_.begun += rows;
   if (!work.all_logits.empty()) {
     const size_t vocab = work.all_logits.size() / work.tokens.size();
@@ -345,7 +338,7 @@ void EngineSession::clear() {
   checkpoints_.forget_after(-1);
   known_tokens_ = 0;
   position_.store(0, std::memory_order_relaxed);
-  state_.keep_rows(0);
+  drop_room();
   unusable_ = false;
   drop_logits();
 }
@@ -371,61 +364,6 @@ std::unique_ptr<Session> EngineSession::fork(std::optional<int64_t> wanted) {
   return other;
 }
 
-void EngineSession::checkpoint() {
-  const Use use(*this);
-  check_usable();
-  settle();
-  const int64_t here = position();
-  if (checkpoints_.use(here)) return;  // the state at a position is always the same
-  checkpoints_.keep(options_.max_checkpoints - 1, here);
-  if (here > 0) state_.save_recurrent(*checkpoints_.spare());
-  checkpoints_.add(here);
-}
-
-std::vector<int64_t> EngineSession::checkpoints() const {
-  const Use use(*this);
-  return checkpoints_.positions();
-}
-
-void EngineSession::set_max_checkpoints(int64_t count) {
-  const Use use(*this);
-  SessionOptions changed = options_;
-  changed.max_checkpoints = count;
-  changed = resolved(engine_->variant(), changed);
-  const int64_t more = count - options_.max_checkpoints;
-  const int64_t bytes_before = footprint_of(options_).checkpoints;
-  const int64_t bytes = footprint_of(changed).checkpoints;
-  if (more <= 0) {
-    checkpoints_.keep(count, checkpoints_.newest());
-    checkpoints_.drop_rooms(-more);
-    share_.resize_checkpoints(bytes);
-  } else {
-    share_.resize_checkpoints(bytes, concat("session of ", count, " checkpoints"));
-    try {
-      checkpoints_.add_rooms(more);
-    } catch (...) {
-      share_.resize_checkpoints(bytes_before);
-      throw;
-    }
-  }
-  options_ = changed;
-}
-
-// The last place up to `target` that there is a way to: the present one, position 0, a checkpoint, or any where no
-// layer is recurrent. With `exact`, StateError unless it is `target`.
-EngineSession::Place EngineSession::place_before(const char* call, int64_t target, bool exact) {
-  const int64_t here = position();
-  if (target < 0 || target > here)
-    throw ArgumentError(concat(call, ": expected a position 0 to ", here, ", found ", target));
-  if (target == here || target == 0 || !state_.has_recurrent()) return {target, nullptr};
-  const int64_t reached = checkpoints_.newest(target);
-  if (exact && reached != target)
-    throw StateError(concat(call, ": expected a checkpoint at position ", target,
-                            " (recurrent layers cannot be cut short), found the newest before it at ", reached));
-  checkpoints_.use(reached);
-  return {reached, checkpoints_.at(reached)};
-}
-
 int64_t EngineSession::rewind(int64_t target, bool exact) {
   const Use use(*this);
   check_usable();
@@ -437,9 +375,9 @@ int64_t EngineSession::rewind(int64_t target, bool exact) {
   if (reached == 0) change_state("a rewind failed half-way", [&] { state_.clear_recurrent(); });
   known_tokens_ = std::min(known_tokens_, reached);
   position_.store(reached, std::memory_order_relaxed);
-  state_.keep_rows(reached);
-  drop_logits();
   checkpoints_.forget_after(reached);
+  drop_room();
+  drop_logits();
   return reached;
 }
 
@@ -470,20 +408,20 @@ void EngineSession::restore(int64_t target, std::span<const int32_t> tokens, con
     throw ArgumentError(concat("restore: expected ", target, " tokens, one a position, found ", tokens.size()));
   drafts_.forget();
   const std::vector<StateTensor> tensors = state_.tensors(target);
-  state_.make_room(0, target, "restore");
+  state_.renew(target, "restore");
   break_off("a restore failed half-way");
   drop_logits();
   checkpoints_.forget_after(-1);
   try {
     fill(tensors);
   } catch (...) {
-    state_.keep_rows(0);  // they are worth nothing
+    state_.end_call(0, places_);  // they are worth nothing
     throw;
   }
   known_tokens_ = 0;
   add_tokens(tokens);
   position_.store(target, std::memory_order_relaxed);
-  state_.keep_rows(target);
+  drop_room();
   unusable_ = false;
 }
 

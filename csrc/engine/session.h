@@ -37,6 +37,7 @@ class EngineSession final : public Session {
   std::unique_ptr<Session> fork(std::optional<int64_t> position) override;
   void checkpoint() override;
   std::vector<int64_t> checkpoints() const override;
+  int64_t exact_from() const override;
   void set_max_checkpoints(int64_t count) override;
   int64_t rewind(int64_t position, bool exact) override;
   void make_room(int64_t tokens) override;
@@ -59,7 +60,7 @@ class EngineSession final : public Session {
   void check(std::span<const int32_t> tokens, std::span<float> all_logits) const;
   // Takes room for the rows of so many tokens more, or changes nothing. `drop_room` gives back what is not used.
   void take_room(size_t tokens);
-  void drop_room() noexcept { state_.keep_rows(position() + drafts_.ahead()); }
+  void drop_room() noexcept { state_.end_call(position() + drafts_.ahead(), places_); }
   // Drafts what may follow the work, at most `most` tokens, and takes room for them. Returns how many there are.
   int64_t draft(const Work& work, int64_t most);
   // Prepares the way back. With `copies`, it may take a copy of the recurrent state.
@@ -138,10 +139,22 @@ class EngineSession final : public Session {
   bool unusable_ = false;               // a failure left the state in pieces
   std::string why_;                     // it did, when there was memory to say so
   Checkpoints checkpoints_;
+  Places places_;  // to go back to: this one, and the checkpoints
   Call call_;
   StepStats last_;
   StepStats total_;
   mutable std::atomic<bool> busy_ = false;
+};
+
+class EngineSession::Use {
+ public:
+  explicit Use(const EngineSession& session) : session_(session) { session_.enter(); }
+  ~Use() { session_.leave(); }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+ private:
+  const EngineSession& session_;
 };
 
 }  // namespace moeflux

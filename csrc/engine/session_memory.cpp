@@ -52,11 +52,11 @@ void SessionMemory::check(int64_t bytes, int64_t taken, const std::string& asker
 
 void SessionMemory::check(int64_t bytes, const std::string& asker) const { check(bytes, taken_, asker); }
 
-int64_t SessionMemory::rows_left(int64_t rows) const {
+int64_t SessionMemory::rows_left(int64_t rows, int64_t all, int64_t held) const {
   if (!limit_) return std::numeric_limits<int64_t>::max();
   const int64_t others = (taken_ - rows_) / std::max<int64_t>(1, sessions_);  // of one session
-  const int64_t sessions = limit_ / std::max<int64_t>(1, rows + others);
-  return std::min(sessions * rows - rows_, limit_ - taken_);
+  const int64_t sessions = limit_ / std::max<int64_t>(1, all + others);
+  return std::min({sessions * rows - held, sessions * all - rows_, limit_ - taken_});
 }
 
 void SessionMemory::take_rows(int64_t bytes, const std::string& asker) {

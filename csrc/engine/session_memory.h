@@ -34,9 +34,10 @@ class SessionMemory {
 
   // BudgetError as above when not so much is left now.
   void check(int64_t bytes, const std::string& asker) const;
-  // What rows may take besides what they have, if sessions that need so much for theirs have all of the limit: there is
-  // room for the rest of what each needs then. Never more than what is left now.
-  int64_t rows_left(int64_t rows) const;
+  // What rows of one kind may take besides the `held` that they have, if sessions that need `rows` for them, and `all`
+  // for those of all kinds, have all of the limit: there is room for the rest of what each needs then. Never more than
+  // what is left now.
+  int64_t rows_left(int64_t rows, int64_t all, int64_t held) const;
   void take_rows(int64_t bytes, const std::string& asker);
   void give_back_rows(int64_t bytes) noexcept;
 

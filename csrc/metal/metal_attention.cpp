@@ -24,6 +24,10 @@ MetalCommands::RowTable MetalCommands::row_table(std::span<const View> blocks, i
   auto* to = reinterpret_cast<RowBlock*>(made.table.bytes());
   uint32_t used = 0;
   for (const View& block : blocks.first(static_cast<size_t>(count))) {
+    if (!block) {  // of rows that nobody sees any more
+      *to++ = {0, 0, 0};
+      continue;
+    }
     uint32_t buffer = 0;
     while (buffer < used && made.buffers[buffer].buffer != block.buffer) ++buffer;
     if (buffer == row_buffers)

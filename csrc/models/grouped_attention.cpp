@@ -42,7 +42,7 @@ void GroupedAttention::check(const Check& check) const {
 }
 
 StatePieces GroupedAttention::state() const {
-  StatePieces pieces = {{"k", true, {kv_heads, head_dim}}, {"v", true, {kv_heads, head_dim}}};
+  StatePieces pieces = {{"k", true, {kv_heads, head_dim}, 1, window}, {"v", true, {kv_heads, head_dim}, 1, window}};
   if (!index) return pieces;
   pieces.push_back({"index_k", true, {index->dim}, index->unit});
   pieces.push_back({"index_rows", false, {index->unit - 1, index->dim}});  // of the unit that is not complete

@@ -12,6 +12,7 @@ struct StatePiece {
   bool rows = false;           // one row per position, in the session's type; otherwise one f32 array, zero at first
   std::vector<int64_t> shape;  // of a row, or of all of it
   int64_t unit = 1;            // positions that share a row
+  int64_t window = 0;          // rows: how many of the last ones are seen at most; 0: all
 
   // Numbers of a row, or of all of it.
   int64_t width() const {

@@ -394,6 +394,7 @@ void register_engine(py::module_& m, Class<Testing>& testing) {
       .def("fork", &Session::fork, py::arg("position") = py::none(), release())
       .def("checkpoint", &Session::checkpoint, release())
       .def_property_readonly("checkpoints", &Session::checkpoints)
+      .def_property_readonly("exact_from", &Session::exact_from)
       .def("set_max_checkpoints", &Session::set_max_checkpoints, py::arg("count"))
       .def("rewind", &Session::rewind, py::arg("position"), py::arg("exact") = true, release())
       .def("read_state", &read_state, "(layer, name, copy) of every piece of state, in layer order.")

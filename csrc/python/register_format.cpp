@@ -157,14 +157,13 @@ void register_readers(py::module_& m) {
         const Variant variant = parse_variant(text);
         for (; index < variant.num_layers(); ++index)
           for (const StatePiece& piece : variant.state(index))
-            list.append(
-                py::make_tuple(index, std::string(piece.name), piece.rows, shape_to_python(piece.shape), piece.unit));
+            list.append(py::make_tuple(index, std::string(piece.name), piece.rows, shape_to_python(piece.shape),
+                                       piece.unit, piece.window));
         return list;
       },
       py::arg("text"),
-      "(layer, name, whether it has rows, shape of a row or of all of it, positions that share a row) of each piece of "
-      "a session's "
-      "state.");
+      "(layer, name, whether it has rows, shape of a row or of all of it, positions that share a row, how many of the "
+      "last rows are seen at most or 0) of each piece of a session's state.");
 
   Class<TensorEntry>(m, "TensorEntry", "Where one tensor lies in its file.")
       .def_property_readonly("dtype", [](const TensorEntry& e) { return std::string(dtype_name(e.dtype)); })

@@ -1059,6 +1059,8 @@ class Session:
     @property
     def checkpoints(self) -> list[int]: ...
     @property
+    def exact_from(self) -> int: ...
+    @property
     def last(self) -> StepStats: ...
     @property
     def logits_serial(self) -> int: ...
@@ -1552,7 +1554,7 @@ def snapshot_wire_layout(variant_json: str, version: int, positions: int) -> Sna
 
 def state_pieces(text: str) -> list[typing.Any]:
     """
-    (layer, name, whether it has rows, shape of a row or of all of it, positions that share a row) of each piece of a session's state.
+    (layer, name, whether it has rows, shape of a row or of all of it, positions that share a row, how many of the last rows are seen at most or 0) of each piece of a session's state.
     """
 
 def supports_direct(path: os.PathLike[str] | str | bytes) -> bool:

@@ -253,9 +253,9 @@ class Session:
     def fork(self, position: int | None = None) -> Session:
         """Another session that stands where this one does, or where it stood at `position`, and goes on by itself.
 
-        It may begin wherever `rewind` is exact: at 0, at a checkpoint, and anywhere if no layer is recurrent. Elsewhere
-        it is a StateError that names the last checkpoint before `position`. The fork has the tokens up to there, and
-        the logits if this session stands there, but no checkpoints.
+        It may begin wherever `rewind` is exact: at 0, at a checkpoint, and from `exact_from` on. Elsewhere it is a
+        StateError that names the last checkpoint before `position`. The fork has the tokens up to there, and the logits
+        if this session stands there, but no checkpoints.
 
         Both share the keys and values that they have in common, whatever either does. A fork costs a copy of the
         recurrent state and of at most 256 positions. BudgetError as for a session that is made.
@@ -271,16 +271,23 @@ class Session:
     def checkpoint(self) -> int:
         """Remembers the present position, so that `rewind` can come back to it exactly. Returns the position.
 
-        A checkpoint costs a copy of the recurrent state; keys and values are the session's. Beyond
-        `set_max_checkpoints` (4), the least recently used one is dropped, but never that of position 0.
+        A checkpoint costs a copy of the recurrent state, and keeps the keys and values that layers with a window see
+        from there. Beyond `set_max_checkpoints` (4), the least recently used one is dropped, but never that of
+        position 0.
         """
         self._core.checkpoint()
         return self._core.position
 
     @property
     def checkpoints(self) -> list[int]:
-        """The positions that `rewind` reaches exactly, ascending."""
+        """Their positions, ascending: `rewind` reaches them exactly."""
         return self._core.checkpoints
+
+    @property
+    def exact_from(self) -> int:
+        """Every position from this one on can be reached exactly by `rewind`: 0 if all layers see everything. Layers
+        with a window keep a few keys and values more than they see, and recurrent layers know the present alone."""
+        return self._core.exact_from
 
     def set_max_checkpoints(self, count: int) -> None:
         with pricing(self._plan):
@@ -289,8 +296,8 @@ class Session:
     def rewind(self, position: int, exact: bool = True) -> int:
         """Forgets everything from `position` on; returns the position reached.
 
-        Rewinding is exact at the end, at 0, at a checkpoint, and anywhere if no layer is recurrent. Elsewhere it is a
-        StateError that names the last checkpoint before `position`. With exact=False it goes there instead.
+        Rewinding is exact from `exact_from` on, at 0, and at a checkpoint. Elsewhere it is a StateError that names the
+        last checkpoint before `position`. With exact=False it goes there instead.
         """
         return self._core.rewind(_count("position", position), exact)
 

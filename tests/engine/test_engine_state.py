@@ -260,7 +260,7 @@ def test_codes_are_saved_as_such(models: dict[str, moeflux.Model], tmp_path: Pat
             good.replace(b'"version":"2"', b'"version":"1"'),
             r'tensor "layers\.3\.k": expected F32 or BF16 \(20.*found I8',
         ),
-        (good.replace(b'"version":"2"', b'"version":"3"'), "version: expected '1', found '3'"),
+        (good.replace(b'"version":"2"', b'"version":"4"'), "version: expected '1', found '4'"),
         (good.replace(b"layers.3.k_scale", b"layers.3.k_scalf"), r"k_scale\" is missing"),
     ]:
         (tmp_path / "damaged").write_bytes(data)

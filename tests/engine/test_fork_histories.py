@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 import moeflux
 from moeflux import BudgetError, _core
-from moeflux.models.layers import GatedDelta
 from moeflux.runtime.snapshot import Snapshot
 from moeflux.stores.store import open_store
 from support.engine import Folder, folders, load_faulty, tokens
 
-NAMES = ("qwen3_5_moe", "qwen3_moe", "deepseek_v3")
+NAMES = ("qwen3_5_moe", "qwen3_moe", "deepseek_v3", "gpt_oss")
 DEVICES: dict[str, dict[str, Any]] = {
     "prompt": {"chunk": 5},
     "deferred": {"deferred": True, "expert_slots": 9},
@@ -74,7 +73,6 @@ class Reference:
     def __init__(self, model: moeflux.Model, bases: list[Snapshot]) -> None:
         self.session = model.session(max_context=CONTEXT)
         self.bases = bases
-        self.recurrent = bool(model.variant.layers_with(GatedDelta))
         self.known: dict[History, np.ndarray] = {}
 
     def logits(self, history: History) -> np.ndarray:
@@ -120,7 +118,7 @@ class Family:
     def fork(self, at: int, back: int) -> None:
         session = self.sessions[at]
         wanted = max(0, session.position - back)
-        if self.reference.recurrent and back:
+        if wanted < session.exact_from:
             wanted = max((p for p in session.checkpoints if p <= wanted), default=0)
         self.add(session.fork(wanted), self.histories[at].until(wanted))
 

@@ -9,6 +9,7 @@ of NEXT, token by token, which for f32 rows were held to the oracle here.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import tempfile
@@ -23,8 +24,11 @@ import moeflux
 from golden.checkpoint import Checkpoint, safetensors_bytes
 from golden.checkpoints import qwen3_next, qwen_hybrid
 from golden.deepseek import deepseek_v3
+from golden.gpt_oss import gpt_oss
 from moeflux.conversion.convert import convert
+from moeflux.runtime.snapshot import Key, own_arrays, own_metadata
 from moeflux.stores.storage import ConvertFormat
+from moeflux.stores.tensor_file import chunks_of
 from support.engine import oracle_at, steps
 from support.mlx_folder import write_mlx_folder
 
@@ -33,19 +37,26 @@ TOKENS = [17, 300, 5, 42, 5]
 NEXT = [1, 99, 350]
 
 
+def windows() -> Checkpoint:
+    """Every second layer sees the last three rows."""
+    kinds = ["sliding_attention", "full_attention"]
+    return gpt_oss(mxfp4=False, num_hidden_layers=2, layer_types=kinds, sliding_window=3)
+
+
 def hybrid() -> Checkpoint:
     """Recurrent states of 8 KiB, for files that stay small."""
     config = qwen3_next().config | {"linear_num_value_heads": 2, "linear_value_head_dim": 32}
     return qwen_hybrid("qwen3_next", config, prefix="model.", fused=True, a_log="BF16", tied=False)
 
 
-CHECKPOINTS = {"hybrid": hybrid, "latent": deepseek_v3}
+CHECKPOINTS = {"hybrid": hybrid, "latent": deepseek_v3, "windows": windows}
 
 
 class Saved(NamedTuple):
     checkpoint: str
     format: str
     kv_dtype: str = "f32"
+    all_rows: bool = False  # also of layers with a window, as before version 3
 
 
 SNAPSHOTS = {
@@ -56,6 +67,10 @@ SNAPSHOTS = {
     "latent.bf16.moeflux-1": Saved("latent", "moeflux", "bf16"),
     "hybrid.q8.moeflux-2": Saved("hybrid", "moeflux", "q8"),
     "latent.q8.moeflux-2": Saved("latent", "moeflux", "q8"),
+    "windows.f32.moeflux-1": Saved("windows", "moeflux", all_rows=True),
+    "windows.q8.moeflux-2": Saved("windows", "moeflux", "q8", all_rows=True),
+    "windows.f32.moeflux-3": Saved("windows", "moeflux"),
+    "windows.q8.moeflux-3": Saved("windows", "moeflux", "q8"),
 }
 
 
@@ -74,6 +89,19 @@ def write_store(name: str, folder: Path) -> Path:
     return folder / name
 
 
+def save_all_rows(session: moeflux.Session, path: Path) -> None:
+    """Evaluates TOKENS. The row of a token is the last one of the state behind it."""
+    rows: dict[Key, list[np.ndarray]] = {}
+    for token in TOKENS:
+        session.step(token)
+        for key, array in session.snapshot().tensors.items():
+            rows.setdefault(key, []).append(array[:, -1:] if key[1].endswith("_scale") else array[-1:])
+    whole = {key: np.concatenate(each, axis=int(key[1].endswith("_scale"))) for key, each in rows.items()}
+    snapshot = dataclasses.replace(session.snapshot(), tensors=whole)
+    version = {"version": "2" if session.kv_dtype == "q8" else "1"}
+    path.write_bytes(b"".join(map(bytes, chunks_of(own_metadata(snapshot) | version, own_arrays(snapshot)))))
+
+
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     logits = {}
@@ -89,9 +117,13 @@ def main() -> None:
                 stores[saved.checkpoint] = write_store(saved.checkpoint, Path(temporary))
             store = stores[saved.checkpoint]
             session = moeflux.load(store, isa="portable").session(kv_dtype=saved.kv_dtype)
-            session.prefill(TOKENS)
-            snapshot = session.snapshot()
-            snapshot.save(FOLDER / name, format=saved.format)
+            if saved.all_rows:
+                save_all_rows(session, FOLDER / name)
+                snapshot = session.snapshot()
+            else:
+                session.prefill(TOKENS)
+                snapshot = session.snapshot()
+                snapshot.save(FOLDER / name, format=saved.format)
             logits[name] = steps(session, NEXT)
             if saved.kv_dtype == "f32":
                 with moeflux.open_store(store) as weights:

@@ -17,12 +17,12 @@ from moeflux.serving.protocols import ServedSession
 from support.engine import Folder, load_faulty
 from support.served import Alone, Gate, text
 
-NAMES = ("qwen3_5_moe", "qwen3_moe")
+NAMES = ("qwen3_5_moe", "qwen3_moe", "gpt_oss")
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def model(request: pytest.FixtureRequest, folder: Folder) -> moeflux.Model:
-    """A hybrid one, and one that only attends."""
+    """A hybrid one, one that sees everything, and one of whose layers every second has a window."""
     return load_faulty(folder(request.param))
 
 
@@ -188,21 +188,26 @@ class Stood:
         self.closed = True
 
 
-def branch(ids: list[int], places: list[int] | None, first: int = 0) -> Branch:
-    return Branch(cast(ServedSession, Stood()), np.asarray(ids, np.int32), places, first or len(ids))
+def branch(ids: list[int], places: list[int], exact_from: int | None = None) -> Branch:
+    """From its end on, every position is a place, if nothing else is said."""
+    start = len(ids) if exact_from is None else exact_from
+    return Branch(cast(ServedSession, Stood()), np.asarray(ids, np.int32), places, start, len(ids))
 
 
 short = st.lists(st.integers(0, 1), min_size=1, max_size=8)
 
 
-@given(st.lists(short, max_size=6), short, st.booleans(), st.randoms())
-def test_the_deepest_place_is_found(texts: list[list[int]], wanted: list[int], recurrent: bool, random: Any) -> None:
+@given(st.lists(short, max_size=6), short, st.sampled_from(("all", "last", "end")), st.randoms())
+def test_the_deepest_place_is_found(texts: list[list[int]], wanted: list[int], exact: str, random: Any) -> None:
+    """Where every position is a place, where the last ones are, as with windows, and where the end alone is."""
     tree = PrefixTree(100)
     kept = []
     for ids in texts:
-        places = sorted({*random.sample(range(1, len(ids) + 1), random.randint(0, len(ids))), len(ids)})
-        kept.append((ids, places if recurrent else range(1, len(ids) + 1)))
-        tree.add(branch(ids, places if recurrent else None), 0.0)
+        size = len(ids)
+        start = {"all": 0, "last": random.randint(0, size), "end": size}[exact]
+        places = sorted(random.sample(range(1, size + 1), random.randint(0, size))) if start else []
+        kept.append((ids, sorted({*places, *range(max(start, 1), size + 1)})))
+        tree.add(branch(ids, places, start), 0.0)
     found = tree.find(np.asarray(wanted, np.int32))
     reachable = [
         place for ids, places in kept for place in places if ids[:place] == wanted[:place] and place < len(wanted)
@@ -210,7 +215,7 @@ def test_the_deepest_place_is_found(texts: list[list[int]], wanted: list[int], r
     assert found.position == max(reachable, default=0) and (found.branch is None) == (found.position == 0)
     if found.branch is not None:
         assert found.branch.ids[: found.position].tolist() == wanted[: found.position]
-        assert found.branch.places is None or found.position in found.branch.places
+        assert found.branch.place_before(found.position) == found.position
 
 
 def test_who_goes_first() -> None:
@@ -245,10 +250,15 @@ def test_there_are_no_more_than_may_be_and_none_twice() -> None:
     tree.add(again, 0.0)
     assert tree.all() == [branches[2], again]
     attending = PrefixTree(10)
-    part, whole = branch([1, 2], None), branch([1, 2, 3], None)
+    part, whole = branch([1, 2], [], 0), branch([1, 2, 3], [], 0)
     attending.add(part, 0.0)
     attending.add(whole, 0.0)
     assert attending.all() == [whole]
+    seeing = PrefixTree(10)
+    part, other, whole = branch([1, 2, 3, 4], [2], 4), branch([1, 2, 3], [], 3), branch([1, 2, 3, 4, 5, 6], [2], 4)
+    for each in (part, other, whole):
+        seeing.add(each, 0.0)
+    assert seeing.all() == [other, whole], "one has a place that the longest has not"
 
 
 @given(short, short)

@@ -37,6 +37,7 @@ class Info:
     state_bytes: int  # recurrent and convolution state of one session
     kv_bytes_per_position: int  # f32
     q8_bytes_per_position: int
+    window_bytes_per_position: int  # f32: the part of the former that layers with a window forget again
     table_bytes: int = 0  # of n-gram tables, whose rows stay on the disk
     fingerprint: str = ""
     ignored: list[str] = field(default_factory=list)
@@ -152,6 +153,9 @@ def _lines(info: Info) -> list[str]:
             f"bf16 {size_text(info.kv_bytes_per_position // 2)}, q8 {size_text(info.q8_bytes_per_position)})",
         ),
     ]
+    if info.window_bytes_per_position:
+        part = info.window_bytes_per_position / info.kv_bytes_per_position
+        rows.append(("  windows", f"{part:.0%} of a position is forgotten when no window shows it any more"))
     if info.fingerprint:
         rows.append(("fingerprint", info.fingerprint))
     rows += [("LOSSY", sentence) for sentence in v.lossy]

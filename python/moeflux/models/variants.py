@@ -98,24 +98,36 @@ class Variant:
         """The experts of the first layer that has any. Their count, width and number per token are the same in all."""
         return next(layer.feed_forward for layer in self.layers if isinstance(layer.feed_forward, RoutedExperts))
 
-    def state(self, position: int) -> dict[tuple[int, str], tuple[int, ...]]:
-        """What a session remembers after so many tokens: (layer, piece) -> shape, in layer order."""
+    def state(self, position: int, *, all_rows: bool = False) -> dict[tuple[int, str], tuple[int, ...]]:
+        """What a session needs after so many tokens: (layer, piece) -> shape, in layer order. Of layers with a window
+        these are the rows that the next one sees, or, with `all_rows`, those of every position."""
         return {
-            (layer, name): (position // unit, *shape) if rows else tuple(shape)
-            for layer, name, rows, shape, unit in state_pieces(self.to_json())
+            (layer, name): (rows_seen(position, 0 if all_rows else window) // unit, *shape) if rows else tuple(shape)
+            for layer, name, rows, shape, unit, window in state_pieces(self.to_json())
         }
 
     def state_numbers(self) -> tuple[int, int]:
-        """How many numbers a session remembers, whatever its length, and how many more with each position."""
+        """How many numbers a session remembers, whatever its length, and how many more with each position, which layers
+        with a window forget again."""
         fixed = row = 0
-        for _, _, rows, shape, unit in state_pieces(self.to_json()):
+        for _, _, rows, shape, unit, _ in state_pieces(self.to_json()):
             count = -(-math.prod(shape) // unit)
             fixed, row = (fixed, row + count) if rows else (fixed + count, row)
         return fixed, row
 
+    def window_numbers(self) -> int:
+        """How many of the numbers that come with each position belong to layers with a window."""
+        return sum(math.prod(shape) for _, _, rows, shape, _, window in state_pieces(self.to_json()) if rows and window)
+
     def state_heads(self) -> int:
         """How many heads a session remembers with each position: each has a scale of its own where rows are codes."""
-        return sum(math.prod(shape[:-1]) for _, _, rows, shape, _ in state_pieces(self.to_json()) if rows)
+        return sum(math.prod(shape[:-1]) for _, _, rows, shape, _, _ in state_pieces(self.to_json()) if rows)
+
+    @property
+    def forgets(self) -> bool:
+        """Whether a session cannot go back to every position: recurrent layers and windows keep what the next token
+        needs."""
+        return any(not rows or window for _, _, rows, _, _, window in state_pieces(self.to_json()))
 
     # ---- Making variants ----------------------------------------------------------------------------------------
 
@@ -208,6 +220,11 @@ class Variant:
 
 
 # ---- Values as JSON ---------------------------------------------------------------------------------------------
+
+
+def rows_seen(position: int, window: int) -> int:
+    """How many of the rows before a position its own row sees."""
+    return min(position, window - 1) if window else position
 
 
 @functools.cache

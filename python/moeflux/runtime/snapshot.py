@@ -28,6 +28,9 @@ FORMAT = "moeflux-session"
 VERSION = "1"
 VERSION_OF_CODES = "2"
 """Of files with rows in 8 bits, which the first version does not know."""
+VERSION_OF_WINDOWS = "3"
+"""Of files in which layers with a window have only the rows that the next one sees. The rows are of any type."""
+VERSIONS = (VERSION, VERSION_OF_CODES, VERSION_OF_WINDOWS)
 WIRE = {"wire-1": 1, "wire-2": 2}
 WIRE_MAGIC = b"XLFM"
 FIXED = ("conv", "recurrent", "ngram_conv", "index_rows")
@@ -43,7 +46,7 @@ Key = tuple[int, str]  # layer, piece
 @dataclass(frozen=True)
 class Snapshot:
     """The state of a session at one position. Keys and values are f32, or bf16 as u16 bits, or int8 codes; for codes
-    there are scales, bf16 as u16 bits [heads, position]."""
+    there are scales, bf16 as u16 bits [heads, rows]. Layers with a window have only the rows that the next one sees."""
 
     variant: Variant
     position: int
@@ -207,10 +210,11 @@ def as_f32(array: np.ndarray) -> np.ndarray:
     return decode(np.ascontiguousarray(array).reshape(-1).view(np.uint8), "BF16").reshape(array.shape)
 
 
-def pieces_of(variant: Variant, position: int, codes: bool) -> dict[Key, tuple[int, ...]]:
-    """The shapes of all tensors of a state, in their order. Behind codes are their scales."""
+def pieces_of(variant: Variant, position: int, codes: bool, *, all_rows: bool = False) -> dict[Key, tuple[int, ...]]:
+    """The shapes of all tensors of a state, in their order. Behind codes are their scales. With `all_rows`, layers with
+    a window have every row, too."""
     pieces: dict[Key, tuple[int, ...]] = {}
-    for key, shape in variant.state(position).items():
+    for key, shape in variant.state(position, all_rows=all_rows).items():
         pieces[key] = shape
         if codes and key[1] not in FIXED:
             pieces[scale_key(key)] = scale_shape(shape)
@@ -249,9 +253,10 @@ def own_metadata(snapshot: Snapshot) -> dict[str, str]:
 
 def metadata_of(variant: Variant, fingerprint: str, position: int, codes: bool) -> dict[str, str]:
     """`codes`: the rows are in 8 bits."""
+    has_all = variant.state(position) == variant.state(position, all_rows=True)
     return {
         "format": FORMAT,
-        "version": VERSION_OF_CODES if codes else VERSION,
+        "version": VERSION_OF_WINDOWS if not has_all else VERSION_OF_CODES if codes else VERSION,
         "fingerprint": fingerprint,
         "position": str(position),
         "model": variant.name,
@@ -276,27 +281,47 @@ def own_of(
         conversation = arrays.pop("conversation", np.empty(0, "u1")).tobytes().decode()
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: conversation: expected UTF-8, found byte {error.start} to be none") from error
-    pieces = pieces_of(variant, position, file.metadata["version"] == VERSION_OF_CODES)
-    tensors = {key: arrays[f"layers.{key[0]}.{key[1]}"] for key in pieces}
+    pieces = pieces_of(variant, position, has_codes(file))
+    tensors = {key: last_rows(arrays[f"layers.{key[0]}.{key[1]}"], shape) for key, shape in pieces.items()}
     return Snapshot(variant, position, tensors, tokens, file.metadata.get("fingerprint", ""), conversation)
+
+
+def has_codes(file: SafetensorsFile) -> bool:
+    if file.metadata["version"] == VERSION_OF_WINDOWS:
+        return any(name.endswith(SCALE) for name in file.tensors)
+    return file.metadata["version"] == VERSION_OF_CODES
+
+
+def last_rows(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Of older files, which have all rows, those that a session needs."""
+    if array.shape == shape:
+        return array
+    return np.ascontiguousarray(array[tuple(slice(n - count, n) for n, count in zip(array.shape, shape, strict=True))])
+
+
+def shapes_in(file: SafetensorsFile, variant: Variant, position: int) -> dict[str, tuple[int, ...]]:
+    """What a file of its version has, but for the tokens and a conversation."""
+    all_rows = file.metadata["version"] != VERSION_OF_WINDOWS
+    pieces = pieces_of(variant, position, has_codes(file), all_rows=all_rows)
+    return {f"layers.{layer}.{name}": shape for (layer, name), shape in pieces.items()}
 
 
 def check_directory(path: Path, file: SafetensorsFile, variant: Variant, max_tokens: int) -> int:
     """Returns the position when the file has what a state there takes, and nothing else."""
     metadata = file.metadata
-    check_kind(path, metadata, FORMAT, VERSION_OF_CODES if metadata.get("version") == VERSION_OF_CODES else VERSION)
+    version = metadata.get("version")
+    check_kind(path, metadata, FORMAT, version if version in VERSIONS else VERSION)
     position = metadata.get("position", "")
     if not (position.isascii() and position.isdigit() and len(position) < 10 and int(position) <= MAX_CONTEXT):
         raise FormatError(f"{path}: position: expected 0 to {MAX_CONTEXT}, found {position!r:.60}")
     check_length(int(position), max_tokens)
-    pieces = pieces_of(variant, int(position), metadata["version"] == VERSION_OF_CODES)
-    expected = {f"layers.{layer}.{name}": shape for (layer, name), shape in pieces.items()}
+    expected = shapes_in(file, variant, int(position))
     for name in sorted(expected.keys() | file.tensors.keys() | {"tokens"}):
-        check_entry(path, name, file.tensors.get(name), expected, metadata["version"])
+        check_entry(path, name, file.tensors.get(name), expected, has_codes(file))
     return int(position)
 
 
-def check_entry(path: Path, name: str, entry: Any, expected: dict[str, tuple[int, ...]], version: str) -> None:
+def check_entry(path: Path, name: str, entry: Any, expected: dict[str, tuple[int, ...]], codes: bool) -> None:
     if entry is None:
         raise FormatError(f'{path}: tensor "{name}" is missing')
     if name == "tokens":
@@ -309,7 +334,7 @@ def check_entry(path: Path, name: str, entry: Any, expected: dict[str, tuple[int
         raise FormatError(f'{path}: tensor "{name}": expected a piece of this model\'s state, found something else')
     else:
         piece = name.rpartition(".")[2]
-        types = ("F32",) if piece in FIXED else ("F32", "BF16") if version == VERSION else ("I8",)
+        types = ("F32",) if piece in FIXED else ("I8",) if codes else ("F32", "BF16")
         if piece.endswith(SCALE):
             types = ("BF16",)
         fits = entry.dtype in types and entry.shape == expected[name]

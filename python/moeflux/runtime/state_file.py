@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from moeflux import _core, files
-from moeflux._core import SafetensorsFile, StatePieces
+from moeflux._core import SafetensorsFile, StatePieces, TensorEntry
 from moeflux.errors import FormatError, IoError, refusals
 from moeflux.models.variants import Variant
 from moeflux.runtime.snapshot import FIXED, SCALE, check_directory, metadata_of, pieces_of
@@ -115,26 +116,43 @@ def load_state(session: _core.Session, variant: Variant, fingerprint: str, path:
                 if entry is None or entry.dtype != form.dtype:
                     there = entry.dtype if entry else "nothing"
                     raise FormatError(f'{path}: tensor "{name}": expected {form.dtype}, found {there}')
-            entries = [file.tensors[name] for name in forms]
+            entries, forms_there = [file.tensors[name] for name in forms], list(forms.values())
 
             def moving(stack: ExitStack) -> Move:
                 data = stack.enter_context(files.open_file(path))
 
                 def move(index: int, begin: int, room: memoryview) -> memoryview:
-                    place = pieces.place(index, begin, len(room))
+                    as_here = tuple(entries[index].shape) == forms_there[index].shape
+                    place = pieces.place(index, begin, len(room)) if as_here else None
                     part = room if place is None else place
                     read_exactly(path, data, entries[index].offset + begin, part)
                     if place is None:
-                        pieces.write(index, begin, part)
+                        bring(pieces, index, entries[index], forms_there[index], begin, part)
                     return part
 
                 return move
 
-            sums = dict(zip(forms, digests([form.bytes for form in forms.values()], moving), strict=True))
+            sums = dict(zip(forms, digests([entry.bytes for entry in entries], moving), strict=True))
             check_sums(path, file.metadata, sums)
 
         check_tokens(path, file, tokens)
         session.fill_state(position, np.asarray(tokens, np.int32), fill)
+
+
+def bring(pieces: StatePieces, index: int, entry: TensorEntry, form: Form, begin: int, part: memoryview) -> None:
+    """Writes the bytes of a file's tensor that begin at a place. An older file has every row: of layers with a window,
+    a session takes the last ones."""
+    if tuple(entry.shape) == form.shape:
+        pieces.write(index, begin, part)
+        return
+    sizes = zip(entry.shape, form.shape, strict=True)
+    axis = next(axis for axis, (there, wanted) in enumerate(sizes) if there != wanted)
+    row = entry.bytes // math.prod(entry.shape[: axis + 1])
+    run, kept, end = entry.shape[axis] * row, form.shape[axis] * row, begin + len(part)
+    for at in range(begin // run * run, end, run):  # the rows of all positions
+        first, last = max(begin, at + run - kept), min(end, at + run)
+        if first < last:
+            pieces.write(index, first - (at // run + 1) * (run - kept), part[first - begin : last - begin])
 
 
 def check_tokens(path: Path, file: SafetensorsFile, tokens: np.ndarray) -> None:

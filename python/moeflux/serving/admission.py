@@ -13,7 +13,6 @@ import numpy as np
 
 from moeflux.errors import BudgetError, StateError
 from moeflux.log import LOG
-from moeflux.models.layers import GatedDelta
 from moeflux.serving.disk import DiskTier
 from moeflux.serving.options import Options
 from moeflux.serving.prefixes import Branch, Found, PrefixTree, places_to_make, shared_prefix
@@ -49,7 +48,7 @@ class Admission:
         """`wake` is called, in any thread, when who waits for the disk need not wait any more."""
         self._model = model
         self._options = options
-        self._recurrent = bool(model.variant.layers_with(GatedDelta))
+        self._forgets = model.variant.forgets
         self.tree = PrefixTree(options.idle)
         self._coming: list[Coming] = []
         self.disk: DiskTier | None = None
@@ -133,8 +132,8 @@ class Admission:
         self._coming = [each for each in self._coming if each not in over]
         for each in over:
             if each.done.result():
-                places = [len(each.ids)] if self._recurrent else None
-                self.tree.add(Branch(each.session, each.ids, places, each.first), time.monotonic())
+                branch = Branch(each.session, each.ids, (), each.session.exact_from, each.first)
+                self.tree.add(branch, time.monotonic())
                 continue
             each.session.close()
             assert self.disk is not None
@@ -146,7 +145,7 @@ class Admission:
         for other in running:
             shared = min(shared_prefix(other.ids, job.ids), len(job.ids) - 1)
             ahead = [place for place in other.places if other.position < place <= shared]
-            place = max(ahead, default=0) if self._recurrent else shared
+            place = max(ahead, default=0) if self._forgets else shared
             if place > max(best, other.position):
                 best, job.behind = place, (other, place)
         return job.behind is not None
@@ -155,7 +154,7 @@ class Admission:
         """What a running job has evaluated, for others to go on from."""
         assert job.session is not None
         ids = job.ids[: job.position]
-        return Branch(job.session, ids, job.session.checkpoints if self._recurrent else None, len(ids))
+        return Branch(job.session, ids, job.session.checkpoints, job.session.exact_from, len(ids))
 
     # ---- Sessions -----------------------------------------------------------------------------------------------
 
@@ -177,7 +176,7 @@ class Admission:
             if self.is_freeing:
                 raise
             session = self.tree.remove(branch)
-        if at_its_end and self._recurrent:
+        if at_its_end and self._forgets:
             session.checkpoint()
         session.rewind(position)
         return session
@@ -194,7 +193,7 @@ class Admission:
 
     def _places(self, job: Job, session: ServedSession, found: Found) -> list[int]:
         """Where the job's session makes checkpoints on its way, as many as there is memory for."""
-        if not self._recurrent:
+        if not self._forgets:
             return []
         options, start = self._options, session.position
         places = places_to_make(
@@ -218,17 +217,16 @@ class Admission:
     def keep(self, job: Job, now: float) -> None:
         """The job runs no more. What its session has evaluated becomes a branch."""
         assert job.session is not None
-        session, places = job.session, None
+        session = job.session
         ids = np.asarray(session.tokens, np.int32)
         if not len(ids):
             self.discard(job)
             return
-        if self._recurrent:
+        if self._forgets:
             session.set_max_checkpoints(max(len(session.checkpoints), 1))
-            places = sorted({*session.checkpoints, len(ids)} - {0})
         first = job.borders[0] if job.borders else len(ids)
         job.session = None
-        self.tree.add(Branch(session, ids, places, first), now)
+        self.tree.add(Branch(session, ids, session.checkpoints, session.exact_from, first), now)
 
     def is_lost(self, job: Job) -> bool:
         """Whether a failure has left the job's session unusable."""

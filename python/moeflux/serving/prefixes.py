@@ -1,8 +1,9 @@
 """What is evaluated already: the sessions of answers that have ended, as branches of a tree of tokens.
 
 Branches that begin with the same tokens share the blocks of their keys and values. A recurrent layer can only go on
-from where its state was kept, so a branch has places: its checkpoints and its end. Without recurrent layers, every
-position is a place. A state depends on the tokens before it alone, so going on from a place changes no bit.
+from where its state was kept, and a window from where its rows are, so a branch has places: its checkpoints, and every
+position from some one on to its end. If all layers see everything, every position is a place. A state depends on the
+tokens before it alone, so going on from a place changes no bit.
 """
 
 from __future__ import annotations
@@ -35,20 +36,29 @@ def begins_with(ids: np.ndarray, beginning: np.ndarray) -> bool:
 class Branch:
     """A session, and what it has evaluated."""
 
-    def __init__(self, session: ServedSession, ids: np.ndarray, places: Sequence[int] | None, first: int) -> None:
+    def __init__(
+        self, session: ServedSession, ids: np.ndarray, checkpoints: Sequence[int], exact_from: int, first: int
+    ) -> None:
+        """Every position from `exact_from` on is a place. `first`: where its instructions end, if that is known."""
         self.session = session
         self.ids = ids
-        self.places = places  # ascending; None: every position
-        # The first place that others may share: where its instructions end, if that is known.
-        self.first = first if places is None else next((place for place in places if place), len(ids))
+        self.exact_from = exact_from
+        self.places = sorted({*checkpoints, exact_from} - {0})  # the first ones
+        # The one that others may share.
+        self.first = self.places[0] if exact_from else first
         self.used = 0  # the tree's clock when it was last of use
         self.since = 0.0  # when that was
 
     def place_before(self, position: int) -> int:
         """The last place that is not behind a position; 0 when there is none."""
-        if self.places is None:
+        if position >= self.exact_from:
             return position
         return max((place for place in self.places if place <= position), default=0)
+
+    def covers(self, other: Branch) -> bool:
+        """Whether it has the tokens of the other one, and a place wherever that has one of note."""
+        noted = {*other.places, other.first, len(other.ids)}
+        return all(self.place_before(place) == place for place in noted) and begins_with(self.ids, other.ids)
 
 
 @dataclass(frozen=True)
@@ -92,11 +102,11 @@ class PrefixTree:
                 self._use(branch, now)
 
     def add(self, branch: Branch, now: float) -> None:
-        """Those that it makes superfluous go: the same text again, and, without recurrent layers, any part of it."""
+        """Those that it makes superfluous go: the same text again, and, if every position is a place, any part of
+        it."""
         self._use(branch, now)
         for other in list(self._branches):
-            covered = branch.places is None or set(other.places or ()) <= set(branch.places)
-            if covered and begins_with(branch.ids, other.ids):
+            if branch.covers(other):
                 self.remove(other).close()
         self._branches.append(branch)
         while len(self._branches) > self._limit:

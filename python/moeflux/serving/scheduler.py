@@ -53,6 +53,7 @@ class Scheduler:
         prompt_rows       how many of them may be of prompts while answers are under way: fewer let those come sooner.
                           By default as many as make a step take not quite twice as long, which is measured
         checkpoints       places that a prompt leaves for others to go on from, at most, in models with recurrent layers
+                          or windows
         checkpoint_every  tokens after which a long prompt leaves one, besides the ends of its messages
         idle              branches that are kept in memory, at most; they go earlier when there is no memory for others
         idle_seconds      with `disk`: those that nobody used for so long move there

@@ -19,6 +19,7 @@ class Costs(TypedDict):
     state_bytes: int
     kv_bytes_per_position: int
     q8_bytes_per_position: int
+    window_bytes_per_position: int  # f32: the part of kv_bytes_per_position that layers with a window forget again
 
 
 def costs(variant: Variant, directory: StoreDirectory) -> Costs:
@@ -56,4 +57,5 @@ def costs_of_shape(variant: Variant, expert_bytes: int, dense_bytes: int, embedd
         "state_bytes": 4 * fixed,
         "kv_bytes_per_position": 4 * growing,
         "q8_bytes_per_position": growing + 2 * variant.state_heads(),
+        "window_bytes_per_position": 4 * variant.window_numbers(),
     }

@@ -1,8 +1,9 @@
 """Bringing a session to a new text while evaluating only what it must.
 
-What a session has evaluated stays valid as far as the new text begins with the same tokens. Attention can be cut short
-anywhere, but a recurrent layer only goes back to a checkpoint. So checkpoints are made on the way, where later texts
-are likely to differ from this one. None of this changes a result: a state depends on the tokens alone.
+What a session has evaluated stays valid as far as the new text begins with the same tokens. Attention that sees
+everything can be cut short anywhere, but a recurrent layer only goes back to a checkpoint, and a window only a little
+beyond what it sees. So checkpoints are made on the way, where later texts are likely to differ from this one. None of
+this changes a result: a state depends on the tokens alone.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from contextlib import suppress
 
 from moeflux._core import Cancel
 from moeflux.errors import ArgumentError, Cancelled
-from moeflux.models.layers import GatedDelta
 from moeflux.runtime.logits import Logits
 from moeflux.text.protocols import TextSession
 from moeflux.text.tokenizer import shared_length
@@ -43,7 +43,7 @@ def reach(
     # The last token is evaluated in any case, for its logits.
     reused = session.rewind(min(shared_length(session.tokens, tokens), len(tokens) - 1), exact=False)
     total = len(tokens) - reused
-    places = checkpoint_places(borders, reused, len(tokens)) if is_recurrent(session) else []
+    places = checkpoint_places(borders, reused, len(tokens)) if session.model.variant.forgets else []
     if places:
         session.checkpoint()
 
@@ -60,10 +60,6 @@ def reach(
             session.checkpoint()
         start = end
     return logits, reused
-
-
-def is_recurrent(session: TextSession) -> bool:
-    return bool(session.model.variant.layers_with(GatedDelta))
 
 
 def checkpoint_places(borders: Iterable[int], start: int, end: int) -> list[int]:
