@@ -223,8 +223,8 @@ StateTensor SessionState::tensor(size_t layer, std::string name, DType dtype, st
   return {std::move(name), static_cast<int64_t>(layer), dtype, std::move(shape), bytes, read_part, write_part, place};
 }
 
-// Of rows first ... end - 1, `in_block` of them in each block: those that begin `offset` bytes behind each block's first
-// and have so many bytes each.
+// Of rows first ... end - 1, `in_block` of them in each block: those that begin `offset` bytes behind each block's
+// first and have so many bytes each.
 std::vector<SessionState::Part> SessionState::row_parts(std::span<const View> blocks, int64_t first, int64_t end,
                                                         int64_t in_block, int64_t offset, int64_t row_bytes) {
   std::vector<Part> parts;
