@@ -40,7 +40,7 @@ void check(std::span<const std::byte> bytes, const Variant& variant) {
   size_t length = 0;
   for (size_t i = 0; i < wire.spans.size(); ++i) {
     const SnapshotSpan& span = wire.spans[i];
-    if (i % 2 == 0 && variant.layer(span.layer).state().front().rows) {
+    if (i % 2 == 0 && variant.state(span.layer).front().rows) {
       fuzz::require(length < wire.length_offsets.size() && wire.length_offsets[length] == end,
                     "a full layer starts with its length");
       ++length;

@@ -35,8 +35,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     // Products of widths: the sanitizer objects when one leaves int64.
     for (const TensorRequirement& tensor : tensor_requirements(*variant, [](const std::string&) { return false; }))
       for (const int64_t extent : tensor.shape) fuzz::require(extent > 0, "tensors have numbers");
-    for (const Layer& layer : variant->layers)
-      for (const StatePiece& piece : layer.state()) fuzz::require(piece.width() > 0, "states have numbers");
+    for (int64_t layer = 0; layer < variant->num_layers(); ++layer)
+      for (const StatePiece& piece : variant->state(layer)) fuzz::require(piece.width() > 0, "states have numbers");
     try {
       const SnapshotWire wire = snapshot_wire_layout(*variant, 2, max_context_limit);
       fuzz::require(wire.bytes > 0, "a snapshot has bytes");
