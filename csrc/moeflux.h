@@ -131,8 +131,6 @@ struct StateTensor {
   // Copies those of its bytes that begin at `begin`. Several threads may do so at once, for other bytes.
   std::function<void(int64_t begin, std::span<std::byte> to)> read;
   std::function<void(int64_t begin, std::span<const std::byte> from)> write;  // likewise, for `restore`
-  // Where its bytes lie from `begin` on, as far as they lie side by side. Nothing where the host cannot reach them.
-  std::function<std::span<std::byte>(int64_t begin)> place;
 };
 
 using StateVisitor = std::function<void(std::span<const StateTensor>)>;

@@ -210,17 +210,7 @@ StateTensor SessionState::tensor(size_t layer, std::string name, DType dtype, st
     each_part(parts, begin, from.size(),
               [&](View part, size_t at, size_t size) { write(from.subspan(at, size), part); });
   };
-  const auto place = [this, parts](int64_t begin) -> std::span<std::byte> {
-    if (exchange_) return {};
-    auto skipped = static_cast<size_t>(begin);
-    for (const Part& part : parts) {
-      if (skipped < part.bytes)
-        return {part.base->at(part.offset + static_cast<int64_t>(skipped), 1).host(), part.bytes - skipped};
-      skipped -= part.bytes;
-    }
-    return {};
-  };
-  return {std::move(name), static_cast<int64_t>(layer), dtype, std::move(shape), bytes, read_part, write_part, place};
+  return {std::move(name), static_cast<int64_t>(layer), dtype, std::move(shape), bytes, read_part, write_part};
 }
 
 // Of rows first ... end - 1, `in_block` of them in each block: those that begin `offset` bytes behind each block's

@@ -14,8 +14,6 @@ namespace py = pybind11;
 namespace moeflux::python {
 namespace {
 
-constexpr size_t small_part = size_t{1} << 14;
-
 void lend(std::span<const StateTensor> pieces, const py::function& to) {
   const auto lent = std::make_shared<StatePieces>(pieces);
   struct Loan {
@@ -48,16 +46,6 @@ void StatePieces::write(int64_t index, int64_t begin, const py::object& from) co
   use(index, begin, data.bytes().size(), [&](const StateTensor& piece) { piece.write(begin, data.bytes()); });
 }
 
-py::object StatePieces::place(int64_t index, int64_t begin, int64_t most) {
-  std::span<std::byte> found;
-  use(index, begin, 0, [&](const StateTensor& piece) { found = piece.place(begin); });
-  if (found.size() < small_part) return py::none();
-  py::object view = py::memoryview::from_memory(
-      found.data(), static_cast<py::ssize_t>(std::min(found.size(), static_cast<size_t>(std::max<int64_t>(most, 0)))));
-  places_.append(view);
-  return view;
-}
-
 template <typename Use>
 void StatePieces::use(int64_t index, int64_t begin, size_t size, const Use& use) const {
   const std::shared_lock lock(mutex_);
@@ -73,19 +61,9 @@ void StatePieces::use(int64_t index, int64_t begin, size_t size, const Use& use)
 }
 
 void StatePieces::take_back() {
-  {
-    const Released release;
-    const std::unique_lock lock(mutex_);
-    lent_ = false;
-  }
-  for (const py::handle view : places_) {
-    try {
-      view.attr("release")();
-    } catch (py::error_already_set& error) {  // somebody keeps a slice of it
-      error.discard_as_unraisable("StatePieces.place");
-    }
-  }
-  places_ = py::list();
+  const Released release;
+  const std::unique_lock lock(mutex_);
+  lent_ = false;
 }
 
 void PythonSha256::update(const py::object& data) {
@@ -127,10 +105,7 @@ void define_state_pieces(py::module_& m) {
       .def("read", &StatePieces::read, py::arg("index"), py::arg("begin"), py::arg("to"),
            "Fills memory with the bytes of a piece from `begin` on.")
       .def("write", &StatePieces::write, py::arg("index"), py::arg("begin"), py::arg("data"),
-           "Replaces the bytes of a piece from `begin` on.")
-      .def("place", &StatePieces::place, py::arg("index"), py::arg("begin"), py::arg("most"),
-           "The memory of a piece from `begin` on, as far as it is in one part. None where it is out of reach, or "
-           "small.");
+           "Replaces the bytes of a piece from `begin` on.");
 
   Class<PythonSha256>(m, "Sha256", "As hashlib's, with the machine's own instructions.")
       .def(constructor<PythonSha256>())

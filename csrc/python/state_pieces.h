@@ -26,10 +26,6 @@ class StatePieces {
   // Those bytes of a piece that begin at `begin`, as many as the memory has.
   void read(int64_t index, int64_t begin, const pybind11::object& to) const;
   void write(int64_t index, int64_t begin, const pybind11::object& from) const;
-  // A memoryview of a piece's own memory from `begin` on, as far as it is in one part, `most` bytes at most. None where
-  // the host does not reach it, or the part is so small that a copy costs less than its own read. It is released when
-  // the call is over; a slice of it must not be kept longer.
-  pybind11::object place(int64_t index, int64_t begin, int64_t most);
   // The call is over. Waits for those who are still at it.
   void take_back();
 
@@ -40,7 +36,6 @@ class StatePieces {
   std::span<const StateTensor> pieces_;
   bool lent_ = true;
   mutable std::shared_mutex mutex_;  // guards both
-  pybind11::list places_;            // that were given
 };
 
 // SHA-256 with the machine's own instructions, of data that any thread may add.

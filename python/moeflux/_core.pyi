@@ -965,10 +965,6 @@ class StatePieces:
         """
         (layer, name, dtype, shape) of each piece, in layer order.
         """
-    def place(self, index: int, begin: int, most: int) -> typing.Any:
-        """
-        The memory of a piece from `begin` on, as far as it is in one part. None where it is out of reach, or small.
-        """
     def read(self, index: int, begin: int, to: typing.Any) -> None:
         """
         Fills memory with the bytes of a piece from `begin` on.

@@ -316,9 +316,7 @@ def tell_system(path: Path, text: str) -> None:
 # ---- Writing ----------------------------------------------------------------------------------------------------
 
 
-def write_atomically(
-    path: StrPath, chunks: Iterable[bytes | memoryview | np.ndarray], *, private: bool = False
-) -> None:
+def write_atomically(path: StrPath, chunks: Iterable[bytes | np.ndarray], *, private: bool = False) -> None:
     """Writes the whole file or nothing, whoever else writes there. The file is written and synced under a name of its
     own, and then replaces what was there. `private`: only its owner may read it."""
     path = path_of(path)
@@ -333,7 +331,7 @@ def write_atomically(
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 with open(os.open(partial, flags, 0o600 if private else 0o666), "wb") as file:
                     for chunk in chunks:
-                        file.write(chunk if isinstance(chunk, (bytes, memoryview)) else _bytes_of(chunk))
+                        file.write(chunk if isinstance(chunk, bytes) else _bytes_of(chunk))
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(partial, path)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import threading
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -162,75 +159,6 @@ def test_pieces_are_lent_for_the_length_of_a_call(model: moeflux.Model) -> None:
         ):
             with pytest.raises(StateError, match="found the call over"):
                 use()
-
-
-def test_the_memory_of_a_piece_is_lent_for_the_length_of_a_call(model: moeflux.Model) -> None:
-    """In parts that end where a block of rows ends. They hold what `read` copies."""
-    kept: list[memoryview] = []
-    with model.session(max_context=512) as session, model.session(max_context=512) as other:
-        session.prefill(tokens(300))
-        other.restore(session.snapshot())
-
-        def show(pieces: _core.StatePieces) -> None:
-            for index, (_, _, dtype, shape) in enumerate(pieces.list()):
-                size, begin = math.prod(shape) * (4 if dtype == "F32" else 2), 0
-                while begin < size:
-                    place = pieces.place(index, begin, 100_000)
-                    if place is None:
-                        break
-                    room = bytearray(len(place))
-                    pieces.read(index, begin, room)
-                    assert room == place
-                    kept.append(place)
-                    begin += len(place)
-            assert {len(place) for place in kept} - {100_000}  # those that end where a block does
-            for index, begin in ((len(pieces.list()), 0), (-1, 0), (0, -1), (0, 1 << 40)):
-                with pytest.raises(ArgumentError, match="state: expected"):
-                    pieces.place(index, begin, 1)
-            with pytest.raises(StateError, match="one caller"):
-                session.step(1)
-
-        session._core.show_state(show)
-        assert len(kept) > 2
-        for place in kept:
-            with pytest.raises(ValueError, match="released"):
-                place[0]
-        assert session.step(1).numpy().tobytes() == other.step(1).numpy().tobytes()
-
-
-@pytest.mark.parametrize("own_memory", [False, True])
-def test_a_file_is_read_where_its_pieces_lie(folder: Folder, tmp_path: Path, own_memory: bool) -> None:
-    """Unless the host does not reach them."""
-    model = load_faulty(folder("qwen3_moe"), apart=own_memory)
-    ids = tokens(300)
-    placed = list[bool]()
-
-    class Watched:
-        """A session whose pieces are watched."""
-
-        def __init__(self, session: _core.Session) -> None:
-            self.core = session
-            self.max_context = session.max_context
-
-        def fill_state(self, position: int, tokens: np.ndarray, fill: Callable[[Any], object]) -> None:
-            self.core.fill_state(position, tokens, lambda pieces: fill(Pieces(pieces)))
-
-    class Pieces:
-        def __init__(self, pieces: _core.StatePieces) -> None:
-            self.list, self.write, self.pieces = pieces.list, pieces.write, pieces
-
-        def place(self, index: int, begin: int, most: int) -> memoryview | None:
-            found = self.pieces.place(index, begin, most)
-            placed.append(found is not None)
-            return found
-
-    with model.session(max_context=512) as session, model.session(max_context=512) as other:
-        session.prefill(ids)
-        path = save(session, tmp_path / "state")
-        watched = Watched(other._core)
-        load_state(watched, model.variant, model.fingerprint, path, np.asarray(ids, np.int32))  # type: ignore[arg-type]
-        assert other.step(1).numpy().tobytes() == session.step(1).numpy().tobytes()
-    assert any(placed) is not own_memory
 
 
 def test_a_call_waits_for_those_who_still_use_them(model: moeflux.Model) -> None:

@@ -3,7 +3,6 @@ memory. The files are those that `Snapshot` reads and writes, byte for byte."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import math
@@ -36,9 +35,8 @@ HAS_INSTRUCTIONS = _core.Sha256.has_instructions()
 PASSING_BYTES = 8 << 20
 """What a state takes while it passes: two parts and a stack for each thread, one part more to write from, tokens."""
 
-Move = Callable[[int, int, memoryview], memoryview]
-"""Moves bytes of a piece, by its number, that begin at a place: as many as the room has that it may use, or fewer.
-Returns the bytes, wherever they lie then."""
+Move = Callable[[int, int, memoryview], object]
+"""Fills memory with the bytes of a piece, by its number, that begin at a place; and brings them to where they go."""
 Added = tuple[Any, memoryview]
 """A sum, and what comes to it."""
 
@@ -69,7 +67,7 @@ def save_state(session: _core.Session, variant: Variant, fingerprint: str, path:
         metadata = metadata_of(variant, fingerprint, len(tokens), codes)
         forms = {f"layers.{layer}.{name}": Form(dtype, tuple(shape)) for layer, name, dtype, shape in pieces.list()}
         sizes = [form.bytes for form in forms.values()]
-        found = digests(sizes, lambda _: functools.partial(shown, pieces))
+        found = digests(sizes, lambda _: pieces.read)
         sums = dict(zip(forms, found, strict=True)) | {"tokens": hashlib.sha256(tokens).hexdigest()}
         header = header_of(metadata, forms | {"tokens": Form.of(tokens)}, sums)
         files.write_atomically(path, itertools.chain([header], parts_of(pieces, sizes), [tokens]), private=True)
@@ -78,23 +76,14 @@ def save_state(session: _core.Session, variant: Variant, fingerprint: str, path:
         session.show_state(write)
 
 
-def parts_of(pieces: StatePieces, sizes: Sequence[int]) -> Iterator[memoryview]:
-    """One after the other, where they lie or in the same memory."""
-    room = memoryview(bytearray(PART))
+def parts_of(pieces: StatePieces, sizes: Sequence[int]) -> Iterator[np.ndarray]:
+    """One after the other, in the same memory."""
+    part = np.empty(PART, np.uint8)
     for index, size in enumerate(sizes):
-        begin = 0
-        while begin < size:
-            part = shown(pieces, index, begin, room[: size - begin])
-            yield part
-            begin += len(part)
-
-
-def shown(pieces: StatePieces, index: int, begin: int, room: memoryview) -> memoryview:
-    """Bytes of a piece: where they lie, or in that room."""
-    place = pieces.place(index, begin, len(room))
-    if place is None:
-        pieces.read(index, begin, room)
-    return room if place is None else place
+        for begin in range(0, size, PART):
+            here = part[: size - begin]
+            pieces.read(index, begin, here)
+            yield here
 
 
 # ---- Reading ----------------------------------------------------------------------------------------------------
@@ -116,19 +105,14 @@ def load_state(session: _core.Session, variant: Variant, fingerprint: str, path:
                 if entry is None or entry.dtype != form.dtype:
                     there = entry.dtype if entry else "nothing"
                     raise FormatError(f'{path}: tensor "{name}": expected {form.dtype}, found {there}')
-            entries, forms_there = [file.tensors[name] for name in forms], list(forms.values())
+            entries, wanted = [file.tensors[name] for name in forms], list(forms.values())
 
             def moving(stack: ExitStack) -> Move:
                 data = stack.enter_context(files.open_file(path))
 
-                def move(index: int, begin: int, room: memoryview) -> memoryview:
-                    as_here = tuple(entries[index].shape) == forms_there[index].shape
-                    place = pieces.place(index, begin, len(room)) if as_here else None
-                    part = room if place is None else place
+                def move(index: int, begin: int, part: memoryview) -> None:
                     read_exactly(path, data, entries[index].offset + begin, part)
-                    if place is None:
-                        bring(pieces, index, entries[index], forms_there[index], begin, part)
-                    return part
+                    bring(pieces, index, entries[index], wanted[index], begin, part)
 
                 return move
 
@@ -191,11 +175,10 @@ def digests(sizes: Sequence[int], moving: Callable[[ExitStack], Move]) -> list[s
     def passing(move: Move, room: memoryview) -> Iterator[Added]:
         while (index := next_piece()) is not None:
             sha = new_sum()
-            begin = 0
-            while begin < sizes[index]:
-                part = move(index, begin, room[: sizes[index] - begin])
+            for begin in range(0, sizes[index], PART):
+                part = room[: sizes[index] - begin]
+                move(index, begin, part)
                 yield sha, part
-                begin += len(part)
             found[index] = sha.hexdigest()
 
     def work() -> None:
