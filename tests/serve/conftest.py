@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from anthropic import Anthropic
+from openai import OpenAI
 
 import moeflux
 from moeflux import builtin
@@ -34,3 +37,16 @@ def server(running: Live) -> Iterator[Live]:
     running.scheduler.seen.clear()
     yield running
     running.scheduler.hold.set()
+
+
+@pytest.fixture
+def client(server: Live) -> Iterator[Any]:
+    """OpenAI's. Closed at the end: an open socket would be a warning in another test."""
+    with OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+        yield client
+
+
+@pytest.fixture
+def anthropic(server: Live) -> Iterator[Any]:
+    with Anthropic(base_url=server.url, api_key="x") as client:
+        yield client

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from anthropic import Anthropic
-from openai import OpenAI
 
 import moeflux
 from moeflux.model import Model
@@ -24,7 +22,7 @@ from moeflux.text.sampling import Choice, Sampler
 from moeflux.text.speech import GEMMA
 from support.constrained import Maker
 from support.gemma import TEMPLATE, model_folder
-from support.live_server import Live, live
+from support.live_server import Live
 from support.published_calls import keeps_to
 
 (FAMILY,) = (family for family in FAMILIES if family.name == "gemma")
@@ -263,12 +261,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
         yield model
 
 
-@pytest.fixture(scope="module")
-def running(model: Model) -> Iterator[Live]:
-    with live(model) as server:
-        yield server
-
-
 ANSWERED = CALL + "<|tool_response>"
 DONE = "Done.<turn|>"
 
@@ -278,18 +270,6 @@ def server(running: Live) -> Live:
     running.scheduler.script = lambda prompt: DONE if "response:write{" in prompt else THOUGHT + ANSWERED
     running.scheduler.seen.clear()
     return running
-
-
-@pytest.fixture
-def client(server: Live) -> Iterator[Any]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
-        yield client
-
-
-@pytest.fixture
-def anthropic(server: Live) -> Iterator[Any]:
-    with Anthropic(base_url=server.url, api_key="x") as client:
-        yield client
 
 
 def last_prompt(server: Live) -> list[int]:

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from anthropic import Anthropic
-from openai import OpenAI
 
 import moeflux
 from moeflux.model import Model
@@ -24,7 +22,7 @@ from moeflux.text.channels import heard
 from moeflux.text.tokenizer import shared_length
 from support.constrained import Maker
 from support.harmony import model_folder
-from support.live_server import Live, live
+from support.live_server import Live
 
 (HARMONY,) = (family for family in FAMILIES if family.name == "harmony")
 SCHEMA: dict[str, Any] = {
@@ -186,12 +184,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
         yield model
 
 
-@pytest.fixture(scope="module")
-def running(model: Model) -> Iterator[Live]:
-    with live(model) as server:
-        yield server
-
-
 @pytest.fixture
 def server(running: Live) -> Live:
     running.scheduler.script = lambda prompt: THOUGHT + CALL if prompt.count("functions.write to=") == 0 else FINAL
@@ -206,8 +198,7 @@ def last_prompt(server: Live) -> list[int]:
 OPENAI_TOOL: Any = {"type": "function", "function": {"name": "write", "parameters": SCHEMA}}
 
 
-def test_chat_completions(server: Live) -> None:
-    client: Any = OpenAI(base_url=f"{server.url}/v1", api_key="x")
+def test_chat_completions(server: Live, client: Any) -> None:
     asked: list[Any] = [{"role": "user", "content": "Write."}]
     options: dict[str, Any] = {"model": "m", "tools": [OPENAI_TOOL], "reasoning_effort": "minimal"}
     answer = client.chat.completions.create(messages=asked, **options)
@@ -228,8 +219,7 @@ def test_chat_completions(server: Live) -> None:
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-def test_responses(server: Live) -> None:
-    client: Any = OpenAI(base_url=f"{server.url}/v1", api_key="x")
+def test_responses(server: Live, client: Any) -> None:
     tool: Any = {"type": "function", "name": "write", "parameters": SCHEMA, "strict": False}
     first = client.responses.create(model="m", input="Write.", tools=[tool], reasoning={"effort": "high"})
     assert [item.type for item in first.output] == ["reasoning", "function_call"]
@@ -243,21 +233,20 @@ def test_responses(server: Live) -> None:
     assert "response.function_call_arguments.delta" in kinds and kinds[-1] == "response.completed"
 
 
-def test_messages(server: Live) -> None:
-    client: Any = Anthropic(base_url=server.url, api_key="x")
+def test_messages(server: Live, anthropic: Any) -> None:
     tool: Any = {"name": "write", "input_schema": SCHEMA}
     asked: list[Any] = [{"role": "user", "content": "Write."}]
-    answer = client.messages.create(model="m", max_tokens=99, messages=asked, tools=[tool])
+    answer = anthropic.messages.create(model="m", max_tokens=99, messages=asked, tools=[tool])
     assert [block.type for block in answer.content] == ["thinking", "tool_use"] and answer.stop_reason == "tool_use"
     result = {"type": "tool_result", "tool_use_id": answer.content[1].id, "content": "ok"}
     asked += [{"role": "assistant", "content": [block.model_dump() for block in answer.content]},
               {"role": "user", "content": [result]}]  # fmt: skip
-    with client.messages.stream(model="m", max_tokens=99, messages=asked, tools=[tool]) as stream:
+    with anthropic.messages.stream(model="m", max_tokens=99, messages=asked, tools=[tool]) as stream:
         assert stream.get_final_text() == "Done."
     assert evaluated_once(server)
     server.scheduler.script = lambda prompt: " assistant<|return|>"
     begun: list[Any] = [asked[0], {"role": "assistant", "content": "The fox"}]
-    assert client.messages.create(model="m", max_tokens=99, messages=begun).content[0].text == " assistant"
+    assert anthropic.messages.create(model="m", max_tokens=99, messages=begun).content[0].text == " assistant"
     end = server.desk.tokenizer.decode(last_prompt(server))
     assert end.endswith("<|start|>assistant<|channel|>final<|message|>The fox")
 
@@ -279,9 +268,8 @@ def ask_with(messages: list[dict[str, Any]], server: Live) -> list[int]:
     return list(server.desk.prepare(Ask("m", messages, tools=(WRITE, NOW))).prompt.tokens)
 
 
-def test_a_turn_after_the_answer_is_as_the_template_says(server: Live) -> None:
+def test_a_turn_after_the_answer_is_as_the_template_says(server: Live, client: Any) -> None:
     """It leaves the thoughts of former turns out: what is before them is not evaluated again."""
-    client: Any = OpenAI(base_url=f"{server.url}/v1", api_key="x")
     said: list[Any] = [{"role": "user", "content": "Write."}]
     for _ in range(2):
         message = client.chat.completions.create(model="m", messages=said, tools=[OPENAI_TOOL]).choices[0].message
@@ -302,8 +290,7 @@ def test_a_turn_after_the_answer_is_as_the_template_says(server: Live) -> None:
     assert shared_length(last_prompt(server), answered) == len(answered) - 1
 
 
-def test_two_calls_of_one_answer_do_not_keep_others_from_coming_back(server: Live) -> None:
-    client: Any = OpenAI(base_url=f"{server.url}/v1", api_key="x")
+def test_two_calls_of_one_answer_do_not_keep_others_from_coming_back(server: Live, client: Any) -> None:
     said: list[Any] = [{"role": "user", "content": "Write."}]
     message = client.chat.completions.create(model="m", messages=said, tools=[OPENAI_TOOL]).choices[0].message
     sampled = server.desk.tokenizer.encode_marked(THOUGHT + CALL)

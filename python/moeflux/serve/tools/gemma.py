@@ -48,7 +48,8 @@ class GemmaReader(Reader):
         follows = self._left[:1]
         if match and follows == "{":
             self._begin(match[2])
-            yield from self._arguments()
+            if (yield from self._stream_object(GemmaText())):
+                yield from self._after_arguments()
         elif match and (follows or not self._cut) and (match[2] in self._schemas or (match[1] and follows == CALL_END)):
             self._begin(match[2])
             self._argue("{}")
@@ -57,22 +58,6 @@ class GemmaReader(Reader):
             yield from self._json()
         else:
             self._say_spelled(CALL + (match[0] if match else ""))
-
-    def _arguments(self) -> Wait:
-        text = GemmaText()
-        while True:
-            said, rest = text.add(self._take(len(self._left)))
-            self._argue(said)
-            if rest is not None:
-                self._left = rest
-                yield from self._after_arguments()
-                return
-            if self._ended:
-                if not self._cut:
-                    self._argue(text.close())
-                self._end(not self._cut)
-                return
-            yield
 
     def _after_arguments(self) -> Wait:
         mark = yield from self._until(ENDS, self._keep_for_later)

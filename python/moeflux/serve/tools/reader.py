@@ -5,17 +5,28 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Generator
+from typing import Protocol
 
 from moeflux.serve.events import Arguments, CallBegin, CallEnd, Event, Text
 from moeflux.serve.tools.values import Schemas
 
-__all__ = ["NAME", "Reader", "Wait"]
+__all__ = ["NAME", "ObjectText", "Reader", "Wait"]
 
 NAME = re.compile(r"[A-Za-z0-9_][\w.:/-]{0,255}", re.ASCII)
 """What may be the name of a tool."""
 
 Wait = Generator[None, None, None]
 """A part of the reading. Each `yield` waits for more text."""
+
+
+class ObjectText(Protocol):
+    """Makes JSON of one object, as it comes."""
+
+    def add(self, text: str) -> tuple[str, str | None]:
+        """(JSON that is certain, the text after the end, or None if that has not come)"""
+
+    def close(self) -> str:
+        """The rest of the JSON, where the text ended before the object did."""
 
 
 class Reader:
@@ -132,6 +143,22 @@ class Reader:
         self._calls += 1
         self._said = False
         self._events.append(CallBegin(self._new_id(), name))
+
+    def _stream_object(self, text: ObjectText) -> Generator[None, None, bool]:
+        """Tells the object that the rest begins with, as `text` makes JSON of it. False if the answer ended inside it;
+        the call is then over."""
+        while True:
+            said, rest = text.add(self._take(len(self._left)))
+            self._argue(said)
+            if rest is not None:
+                self._left = rest
+                return True
+            if self._ended:
+                if not self._cut:
+                    self._argue(text.close())
+                self._end(not self._cut)
+                return False
+            yield
 
     def _argue(self, text: str) -> None:
         if text:

@@ -39,7 +39,7 @@ class HermesReader(Reader):
             yield from self._whole()
 
     def _streamed(self) -> Wait:
-        if not (yield from _stream_object(self)):
+        if not (yield from self._stream_object(JsonText())):
             return
         yield from self._until_close(self._keep_for_later)
         self._after = self._after[TAIL.match(self._after).end() :]  # type: ignore[union-attr]
@@ -112,23 +112,6 @@ def _call_of(value: Any) -> tuple[str, str] | None:
     given: Any = next((value[each] for each in ("arguments", "parameters", "input") if each in value), {})
     arguments = arguments_of(given if isinstance(given, str) else json.dumps(given, ensure_ascii=False))
     return None if arguments is None else (name, arguments)
-
-
-def _stream_object(reader: Reader) -> Generator[None, None, bool]:
-    """Tells the object that the text begins with. False if the text ended inside it; the call is then over."""
-    text = JsonText()
-    while True:
-        said, rest = text.add(reader._take(len(reader._left)))
-        reader._argue(said)
-        if rest is not None:
-            reader._left = rest
-            return True
-        if reader._ended:
-            if not reader._cut:
-                reader._argue(text.close())
-            reader._end(not reader._cut)
-            return False
-        yield
 
 
 # ---- Calls between marks of their own ---------------------------------------------------------------------------
@@ -217,7 +200,7 @@ class MarkedReader(Reader):
         if (yield from self._ahead(("{",))) == "{":
             yield from self._take_space()
             self._begin(name)
-            if (yield from _stream_object(self)):
+            if (yield from self._stream_object(JsonText())):
                 yield from self._until_end(self._keep_for_later)
                 self._after = self._after.strip().removeprefix("```")
                 self._end(True)
