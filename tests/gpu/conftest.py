@@ -10,6 +10,15 @@ from emulator import cuda_gpu
 from support.gpu_ops import EMULATORS, GpuOps
 
 
+@pytest.fixture(params=EMULATORS)
+def gpu_name(request: pytest.FixtureRequest, on_cuda: str | None) -> Iterator[str]:
+    """For `backend`, of models."""
+    EMULATORS[request.param].install()
+    yield request.param
+    if request.param == "cuda":
+        cuda_gpu.remove(on_cuda)
+
+
 @pytest.fixture(scope="module", params=EMULATORS)
 def run(request: pytest.FixtureRequest, on_cuda: str | None) -> Iterator[GpuOps]:
     """Afterwards "auto" means what it meant before."""

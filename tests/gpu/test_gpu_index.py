@@ -3,17 +3,14 @@ in every way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import moeflux
-from emulator import cuda_gpu
 from moeflux.conversion.synth import synth
 from support.engine import load_faulty, steps, tokens
-from support.gpu_ops import EMULATORS
 from support.metal import needs_device
 from support.tiny_stores import deepseek_v32
 
@@ -28,14 +25,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("indexed") / "store"
     synth(path, deepseek_v32(5, vocab_size=384, layer_kinds=("full",) * 2, mlp_kinds=("dense", "moe")))
     return path
-
-
-@pytest.fixture(params=EMULATORS)
-def gpu_name(request: pytest.FixtureRequest, on_cuda: str | None) -> Iterator[str]:
-    EMULATORS[request.param].install()
-    yield request.param
-    if request.param == "cuda":
-        cuda_gpu.remove(on_cuda)
 
 
 def everything(model: moeflux.Model, rows: str) -> np.ndarray:

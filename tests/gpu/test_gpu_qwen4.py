@@ -4,20 +4,17 @@ near the CPU's numbers, and the same bits in every way."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import moeflux
-from emulator import cuda_gpu
 from golden.checkpoint import safetensors_bytes
 from golden.qwen4 import qwen4_exp_text
 from moeflux.conversion.convert import convert
 from moeflux.stores.storage import ConvertFormat
 from support.engine import load_faulty, steps, tokens
-from support.gpu_ops import EMULATORS
 from support.metal import needs_device
 
 pytestmark = needs_device
@@ -37,14 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (source / "model.safetensors").write_bytes(safetensors_bytes(checkpoint.tensors))
     convert(source, path, format=ConvertFormat.asked("bf16"), check="none")
     return path
-
-
-@pytest.fixture(params=EMULATORS)
-def gpu_name(request: pytest.FixtureRequest, on_cuda: str | None) -> Iterator[str]:
-    EMULATORS[request.param].install()
-    yield request.param
-    if request.param == "cuda":
-        cuda_gpu.remove(on_cuda)
 
 
 def everything(model: moeflux.Model) -> np.ndarray:

@@ -83,14 +83,19 @@ def hybrid_mixers(fields: Fields, layers: int) -> list[Mixer]:
     fields.only("attn_output_gate", True)
     heads, head_dim = fields.count("num_attention_heads"), fields.count("head_dim")
     full = grouped(fields, heads, head_dim, partial_rope(fields, head_dim), gate=True)
-    delta = GatedDelta(
+    delta = gated_delta(fields)
+    return [full if attends else delta for attends in full_layers(fields, layers)]
+
+
+def gated_delta(fields: Fields, *, sigmoid: bool = False) -> GatedDelta:
+    return GatedDelta(
         key_heads=fields.count("linear_num_key_heads"),
         value_heads=fields.count("linear_num_value_heads"),
         key_dim=fields.count("linear_key_head_dim"),
         value_dim=fields.count("linear_value_head_dim"),
         taps=fields.count("linear_conv_kernel_dim"),
+        sigmoid=sigmoid,
     )
-    return [full if attends else delta for attends in full_layers(fields, layers)]
 
 
 def qwen_feed_forwards(fields: Fields, declared: str, layers: int) -> list[FeedForward]:

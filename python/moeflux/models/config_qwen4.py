@@ -7,9 +7,8 @@ from typing import Any
 
 from moeflux.models.config_fields import Fields
 from moeflux.models.config_parts import common, full_layers, layer_count, partial_rope
-from moeflux.models.config_qwen import grouped
+from moeflux.models.config_qwen import gated_delta, grouped
 from moeflux.models.layers import (
-    GatedDelta,
     Index,
     Layer,
     Mixer,
@@ -52,14 +51,7 @@ def _mixers(fields: Fields, layers: int) -> list[Mixer]:
     heads, head_dim = fields.count("num_attention_heads"), fields.count("head_dim")
     full = grouped(fields, heads, head_dim, partial_rope(fields, head_dim), gate=True)
     fields.only("output_gate_type", "sigmoid", "silu", None)
-    delta = GatedDelta(
-        key_heads=fields.count("linear_num_key_heads"),
-        value_heads=fields.count("linear_num_value_heads"),
-        key_dim=fields.count("linear_key_head_dim"),
-        value_dim=fields.count("linear_value_head_dim"),
-        taps=fields.count("linear_conv_kernel_dim"),
-        sigmoid=fields.values.get("output_gate_type") == "sigmoid",
-    )
+    delta = gated_delta(fields, sigmoid=fields.values.get("output_gate_type") == "sigmoid")
     attends = full_layers(_with_usual_names(fields), layers)
     fields.seen |= {"layer_types", "full_attention_interval"}
     if any(attends):
