@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from moeflux._core import __version__
-from moeflux.cli import look, make, measure, serve, write
+from moeflux.cli import completion, look, make, measure, serve, write
 from moeflux.cli.arguments import Parser
 from moeflux.errors import Error
 
@@ -100,7 +100,7 @@ def _parser() -> Parser:
     parser = Parser(prog="moeflux", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"moeflux {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
-    for group in (write, serve, look, make, measure):
+    for group in (write, serve, look, make, measure, completion):
         group.add(commands)
     parser.commands = commands.choices
     return parser
