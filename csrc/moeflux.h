@@ -28,6 +28,8 @@ namespace moeflux {
 
 struct StoreDirectory;
 
+extern const char* const commit;  // that was built, with a + if files differed from it; or "unknown"
+
 // A long call tells it how much is done: bytes, or tokens after each chunk. If it returns false, the call stops there.
 using Progress = std::function<bool(int64_t done, int64_t total)>;
 

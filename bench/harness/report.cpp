@@ -6,7 +6,6 @@
 #include <map>
 #include <tuple>
 
-#include "commit.h"
 #include "machine.h"
 
 namespace bench {
@@ -103,7 +102,7 @@ void Report::set_constant(const moeflux::Engine& engine) {
       .add("engine", quoted(engine.describe()))
       .add("variant", quoted(engine.variant().name))
       .add("store", quoted(arguments_.store))
-      .add("commit", quoted(commit))
+      .add("commit", quoted(moeflux::commit))
       .add("compiler", quoted(compiler()))
       .add("machine", "{" + machine.text() + "}");
   constant_ = members.text();

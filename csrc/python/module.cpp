@@ -1,9 +1,11 @@
 // moeflux._core: the C++ side of the package. Users import `moeflux`, never this.
+#include "moeflux.h"
 #include "python/bindings.h"
 
 PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
   m.doc() = "The C++ core of moeflux.";
   m.attr("__version__") = MOEFLUX_VERSION;
+  m.attr("__commit__") = moeflux::commit;
   moeflux::python::register_errors();
   moeflux::python::register_quant_format(m);
   moeflux::python::register_quantize(m);

@@ -1563,4 +1563,6 @@ def variant_identity(text: str) -> dict[str, typing.Any]:
     The fields that fingerprints are made of: those of version 1, if it can describe the variant.
     """
 
+__commit__: str = "8498364e73ef+"
+
 __version__: str

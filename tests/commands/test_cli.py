@@ -31,7 +31,10 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 
 def test_version(capsys: Output) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"moeflux {__version__}\n"
+    text = capsys.readouterr().out
+    assert re.fullmatch(
+        rf"moeflux {re.escape(__version__)}, commit ([0-9a-f]{{12}}\+?|unknown), CPU kernels for .*portable.*\n", text
+    )
 
 
 def test_help_teaches(capsys: Output) -> None:

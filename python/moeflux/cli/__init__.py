@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from moeflux._core import __version__
+from moeflux._core import __commit__, __version__, isas
 from moeflux.cli import completion, look, make, measure, serve, write
 from moeflux.cli.arguments import Parser
 from moeflux.errors import Error
@@ -96,9 +96,13 @@ def _fail(command: str, sentence: str, status: int) -> int:
     return status
 
 
+def _version() -> str:
+    return f"moeflux {__version__}, commit {__commit__}, CPU kernels for {', '.join(isas())}"
+
+
 def _parser() -> Parser:
     parser = Parser(prog="moeflux", description=DESCRIPTION, epilog=EXAMPLES)
-    parser.add_argument("--version", action="version", version=f"moeflux {__version__}")
+    parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
     for group in (write, serve, look, make, measure, completion):
         group.add(commands)

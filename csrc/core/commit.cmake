@@ -6,11 +6,11 @@ if(GIT)
                   OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
   if(NOT failed)
     set(commit ${found})
-    execute_process(COMMAND ${GIT} diff --quiet HEAD -- csrc bench CMakeLists.txt WORKING_DIRECTORY ${SOURCE}
+    execute_process(COMMAND ${GIT} diff --quiet HEAD -- csrc cuda metal bench CMakeLists.txt WORKING_DIRECTORY ${SOURCE}
                     ERROR_QUIET RESULT_VARIABLE differs)
     if(differs)
       string(APPEND commit +)
     endif()
   endif()
 endif()
-file(CONFIGURE OUTPUT ${OUT} CONTENT "#include \"commit.h\"\n\nconst char* const bench::commit = \"@commit@\";\n" @ONLY)
+file(CONFIGURE OUTPUT ${OUT} CONTENT "#include \"moeflux.h\"\n\nconst char* const moeflux::commit = \"@commit@\";\n" @ONLY)
