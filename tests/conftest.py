@@ -56,9 +56,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure() -> None:
-    """Tests ignore what doctor once found on this machine, and its GPU."""
+    """Tests ignore what doctor once found on this machine, its GPU, and its user's defaults."""
     os.environ["MOEFLUX_CACHE"] = tempfile.mkdtemp(prefix="moeflux-tests-")
     os.environ["MOEFLUX_BACKEND"] = "cpu"
+    os.environ["MOEFLUX_CONFIG"] = ""
 
 
 @pytest.hookimpl(tryfirst=True)

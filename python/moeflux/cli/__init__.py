@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from moeflux._core import __commit__, __version__, isas
 from moeflux.cli import completion, look, make, measure, serve, write
 from moeflux.cli.arguments import Parser
+from moeflux.cli.defaults import apply_defaults, defaults_file
 from moeflux.errors import Error
 
 __all__ = ["main"]
@@ -39,6 +40,7 @@ examples:
   moeflux trace /ssd/a3b -o run.trace
   moeflux replay run.trace
 
+defaults of flags: ~/.config/moeflux/config.ini, if it is there, or the file that MOEFLUX_CONFIG names.
 units: kB, MB and GB are powers of 1000, as on the label of a disk. --json prints exact bytes.
 exit status: 0 done, 1 verify found a fault, 2 a wrong call or a bad file (one sentence on stderr), 130 Ctrl-C.
 """
@@ -49,9 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = ""
     try:
         parser = _parser()
-        if not (sys.argv[1:] if argv is None else argv):
+        words = sys.argv[1:] if argv is None else argv
+        if not words:
             parser.print_help(sys.stderr)
             return 2
+        if words[0] in parser.commands and (defaults := defaults_file()) is not None:
+            apply_defaults(parser.commands, defaults)
         try:
             arguments = parser.parse_args(argv)
             command = arguments.command
