@@ -24,6 +24,8 @@ def test_one_version() -> None:
     written = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert written is not None
     assert moeflux.__version__ == _core.__version__ == importlib.metadata.version("moeflux") == written[1]
+    assert f"\nversion: {written[1]}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n### {written[1]}" in (ROOT / "docs" / "versions.md").read_text()
 
 
 def test_the_module_runs_as_a_program() -> None:
