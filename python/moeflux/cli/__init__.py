@@ -28,7 +28,8 @@ examples:
   moeflux run /ssd/a3b -p "Why is the sky blue?" --stats
   moeflux serve /ssd/a3b                        let clients of OpenAI's and Anthropic's interfaces ask
   moeflux launch claude /ssd/a3b                an agent that asks it
-  moeflux info                                  this machine, and the presets
+  moeflux models                                what is downloaded, what is known, and whether it runs here
+  moeflux info                                  this machine
   moeflux info Qwen3.6-35B-A3B                  what a known model costs, before any download
   moeflux info ~/models/Qwen3.6-35B-A3B-4bit    what a folder holds
   moeflux plan /ssd/a3b --memory 8GB            where every byte would go, and how fast it would run

@@ -1,4 +1,4 @@
-"""Commands that look at models: `info`, `plan`, `verify`."""
+"""Commands that look at models: `models`, `info`, `plan`, `verify`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,17 @@ from moeflux.cli.arguments import (
 )
 
 __all__ = ["add"]
+
+MODELS_HELP = "which models are here, which are known by name, and whether they run on this machine"
+MODELS = """\
+Lists the models that were downloaded from huggingface.co, by this program or another, and those that moeflux knows by
+name. Beside each stand the bytes of its weights on the disk, the least memory with which it runs, the memory with which
+all of its experts stay there, and whether it runs with what is free now.
+
+examples:
+  moeflux models
+  moeflux models --json
+"""
 
 INFO_HELP = "what a model is and what it costs; without a target, this machine"
 INFO = """\
@@ -67,9 +78,24 @@ examples:
 
 
 def add(commands: Commands) -> None:
+    _add_models(command(commands, "models", _models, MODELS_HELP, MODELS))
     _add_info(command(commands, "info", _info, INFO_HELP, INFO))
     _add_plan(command(commands, "plan", _plan, PLAN_HELP, PLAN))
     _add_verify(command(commands, "verify", _verify, VERIFY_HELP, VERIFY))
+
+
+# ---- models -----------------------------------------------------------------------------------------------------
+
+
+def _add_models(command: Parser) -> None:
+    command.add_argument("--json", action="store_true", help="everything as JSON, sizes in exact bytes")
+
+
+def _models(arguments: argparse.Namespace) -> int:
+    from moeflux.measure.known import known_models
+
+    print_value(known_models(), arguments.json)
+    return 0
 
 
 # ---- info -------------------------------------------------------------------------------------------------------

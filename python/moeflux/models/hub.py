@@ -19,7 +19,15 @@ from moeflux.models.presets import preset
 from moeflux.progress import Counting, Progress, Silent
 from moeflux.sizes import size_text
 
-__all__ = ["check_name", "find_config", "find_downloaded", "find_model", "is_repository"]
+__all__ = [
+    "check_name",
+    "download_folder",
+    "downloads",
+    "find_config",
+    "find_downloaded",
+    "find_model",
+    "is_repository",
+]
 
 REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 SECONDS_BETWEEN_LOOKS = 0.25
@@ -62,6 +70,29 @@ def find_downloaded(name: str) -> Path | None:
             )
         except hub.errors.LocalEntryNotFoundError:
             return None
+
+
+def download_folder() -> Path:
+    """Where downloads go; the user's own folder where nothing can be downloaded."""
+    if find_spec("huggingface_hub") is None:
+        return Path.home()
+    with _library("the cache of huggingface_hub") as hub:
+        return Path(hub.constants.HF_HUB_CACHE)
+
+
+def downloads() -> list[tuple[str, Path]]:
+    """(repository, folder) of every model that was downloaded, in whole or in part, whoever did so. The folder is that
+    of the revision that came last."""
+    if find_spec("huggingface_hub") is None:
+        return []
+    with _library("the cache of huggingface_hub") as hub:
+        try:
+            repositories = hub.scan_cache_dir(download_folder()).repos
+        except hub.errors.CacheNotFound:
+            return []
+        models = sorted((repo for repo in repositories if repo.repo_type == "model"), key=lambda repo: repo.repo_id)
+        last = [max(repo.revisions, key=lambda revision: revision.last_modified, default=None) for repo in models]
+        return [(repo.repo_id, revision.snapshot_path) for repo, revision in zip(models, last, strict=True) if revision]
 
 
 def find_config(name: str) -> Path:
