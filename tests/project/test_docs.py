@@ -19,7 +19,8 @@ import pytest
 from moeflux.cli import _parser
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{file.name}" for file in sorted((ROOT / "docs").glob("*.md")))]
+PAGES = [str(file.relative_to(ROOT)) for file in sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", *PAGES]
 BLOCK = re.compile(r"^(?:<!-- (\w+) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)[^)]*\)")
 # Paths that the documents name: folders of ours, then anything without a placeholder.
@@ -50,10 +51,11 @@ def test_commands_parse(document: str) -> None:
             pytest.fail(f"{document}: {line}: status {stop.code}")
 
 
-def test_readme_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("document", [page for page in DOCUMENTS if any(what == "run" for what, *_ in blocks(page))])
+def test_it_runs(document: str, tmp_path: Path) -> None:
     command = f"{shlex.quote(sys.executable)} -m moeflux"
-    output, ran = "", 0
-    for action, language, content in blocks("README.md"):
+    output = ""
+    for action, language, content in blocks(document):
         if action == "run":
             program = (
                 ["bash", "-ec", f'moeflux() {{ {command} "$@"; }}\n{content}']
@@ -64,10 +66,14 @@ def test_readme_runs(tmp_path: Path) -> None:
                 program, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "120"}
             )
             assert run.returncode == 0, run.stderr
-            output, ran = run.stdout, ran + 1
+            output = run.stdout
         elif action == "prints":
             assert output == content
-    assert ran >= 3
+
+
+def test_what_must_run_does() -> None:
+    for document in ("README.md", "docs/guides/first-text.md", "docs/guides/service.md"):
+        assert sum(action == "run" for action, _, _ in blocks(document)) >= 1, document
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
