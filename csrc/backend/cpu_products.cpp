@@ -46,12 +46,15 @@ cpu::Weights weights_of(const Matrix& matrix) {
   weights.code_stride = matrix.format.weight_row_bytes(matrix.columns);
   weights.columns = matrix.columns;
   weights.element = matrix.format.element;
+  weights.block = matrix.format.block;
   if (!matrix.format.is_quantised()) return weights;
+  weights.group_size = matrix.format.group_size;
+  weights.bits = matrix.format.bits;
+  weights.scales = weights.biases = weights.codes;
+  if (!matrix.format.has_scales()) return weights;
   weights.scales = reinterpret_cast<const uint8_t*>(matrix.scales.bytes());
   weights.biases = matrix.format.is_affine() ? reinterpret_cast<const uint8_t*>(matrix.biases.bytes()) : weights.scales;
   weights.scale_stride = matrix.format.scale_row_bytes(matrix.columns);
-  weights.group_size = matrix.format.group_size;
-  weights.bits = matrix.format.bits;
   weights.scale_type = matrix.format.scale_type;
   return weights;
 }

@@ -107,10 +107,10 @@ Matrix WeightLoader::matrix(const std::string& base) const {
   result.format = store_.formats.at(base);
   const StoredTensor& weight = store_.tensors.at(base + ".weight");
   const int64_t stored_columns = weight.shape.back();
-  result.columns = result.format.is_quantised() ? stored_columns * 32 / result.format.bits : stored_columns;
+  result.columns = result.format.columns_of(stored_columns);
   result.rows = elements_of(weight) / stored_columns;
   result.weight = vector(base + ".weight");
-  if (result.format.is_quantised()) result.scales = vector(base + ".scales");
+  if (result.format.has_scales()) result.scales = vector(base + ".scales");
   if (result.format.is_affine()) result.biases = vector(base + ".biases");
   return result;
 }

@@ -28,13 +28,16 @@ int whole_member(const Json& object, const std::string& key, const std::string& 
   return static_cast<int>(*value.integer());
 }
 
-// {"bits": 4, "group_size": 64, "scale_type": "BF16"}, {"element": "BF16"} or {"element": "MXFP4"}
+// {"bits": 4, "group_size": 64, "scale_type": "BF16"}, {"element": "BF16"}, {"element": "MXFP4"} or
+// {"element": "Q4_K"}
 QuantFormat format_member(const Json& experts, const std::string& key, const std::string& parent) {
   const Json& value = member(experts, key, parent);
   const std::string where = concat(parent, ".", key);
   if (value.find("element")) {
     const std::string element = text_member(value, "element", where);
-    return element == "MXFP4" ? QuantFormat::mxfp4() : QuantFormat::plain(weight_dtype(element, where));
+    if (element == "MXFP4") return QuantFormat::mxfp4();
+    if (const BlockType block = block_type_named(element); block != BlockType::none) return QuantFormat::blocks(block);
+    return QuantFormat::plain(weight_dtype(element, where));
   }
   const DType scales = weight_dtype(text_member(value, "scale_type", where), where);
   return QuantFormat::affine(whole_member(value, "bits", where), whole_member(value, "group_size", where), scales);

@@ -15,10 +15,10 @@ void append_piece(ExpertLayout& layout, std::string name, DType dtype, int64_t r
 void append_matrix(ExpertLayout& layout, const std::string& name, const QuantFormat& format, int64_t rows,
                    int64_t columns) {
   if (!format.fits(columns))
-    throw FormatError(concat("expert ", name, ": expected whole groups of ", format.group_size, " columns, found ",
+    throw FormatError(concat("expert ", name, ": expected whole groups of ", format.whole_columns(), " columns, found ",
                              columns, " columns"));
   append_piece(layout, name + ".weight", format.element, rows, format.weight_row_bytes(columns));
-  if (!format.is_quantised()) return;
+  if (!format.has_scales()) return;
   append_piece(layout, name + ".scales", format.scale_type, rows, format.scale_row_bytes(columns));
   if (format.is_affine())
     append_piece(layout, name + ".biases", format.scale_type, rows, format.scale_row_bytes(columns));

@@ -143,7 +143,7 @@ void match_tensors(TensorTable table, const DeclaredFormats& declared, StoreDire
     const QuantFormat format = matrix_format(wanted.name, wanted.shape, table, declared, store);
     store.formats.emplace(wanted.name, format);
     take(wanted.name + ".weight", wanted.kind, table, store);
-    if (format.is_quantised()) take(wanted.name + ".scales", wanted.kind, table, store);
+    if (format.has_scales()) take(wanted.name + ".scales", wanted.kind, table, store);
     if (format.is_affine()) take(wanted.name + ".biases", wanted.kind, table, store);
   }
   if (!table.empty()) {

@@ -232,12 +232,12 @@ Matrix OpArguments::matrix(const char* name, const py::handle& stored) {
   };
   const py::array weight = part("weight", matrix.format.element, {-1, -1});
   matrix.rows = weight.shape(0);
-  matrix.columns = matrix.format.is_quantised() ? weight.shape(1) * 32 / matrix.format.bits : weight.shape(1);
+  matrix.columns = matrix.format.columns_of(weight.shape(1));
   if (!matrix.format.fits(matrix.columns) ||
       matrix.format.weight_row_bytes(matrix.columns) != weight.shape(1) * weight.itemsize())
     refuse(name, concat("rows of whole groups of ", matrix.format.describe()), text_of(weight.attr("shape")));
   matrix.weight = copy(weight);
-  if (!matrix.format.is_quantised()) return matrix;
+  if (!matrix.format.has_scales()) return matrix;
   const Shape groups = {matrix.rows, matrix.columns / matrix.format.group_size};
   matrix.scales = copy(part("scales", matrix.format.scale_type, groups));
   if (matrix.format.is_affine()) matrix.biases = copy(part("biases", matrix.format.scale_type, groups));

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "core/quant_format.h"
+#include "core/text.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;
@@ -19,11 +20,25 @@ QuantFormat of_arguments(Make make) {
   }
 }
 
+QuantFormat blocks_named(const std::string& name) {
+  const BlockType type = block_type_named(name);
+  if (type != BlockType::none) return QuantFormat::blocks(type);
+  std::string names;
+  for (const BlockShape& shape : block_shapes) names += concat(names.empty() ? "" : ", ", shape.name);
+  throw ArgumentError(concat("type of blocks: expected one of ", names, ", found ", in_quotes(name)));
+}
+
+std::vector<std::string> block_types() {
+  std::vector<std::string> names;
+  for (const BlockShape& shape : block_shapes) names.emplace_back(shape.name);
+  return names;
+}
+
 }  // namespace
 
 void register_quant_format(py::module_& m) {
   Class<QuantFormat>(m, "QuantFormat",
-                     "How the numbers of one matrix are stored: affine groups, MXFP4, or plain elements.")
+                     "How the numbers of one matrix are stored: affine groups, MXFP4, GGUF's blocks, or plain elements.")
       .def_static(
           "affine",
           [](int bits, int group_size, const std::string& scale_type) {
@@ -38,14 +53,20 @@ void register_quant_format(py::module_& m) {
           },
           py::arg("element"))
       .def_static("mxfp4", &QuantFormat::mxfp4)
+      .def_static("blocks", &blocks_named, py::arg("name"))
+      .def_static("block_types", &block_types)
       .def_readonly("bits", &QuantFormat::bits)
       .def_readonly("group_size", &QuantFormat::group_size)
       .def_property_readonly("is_quantised", &QuantFormat::is_quantised)
       .def_property_readonly("is_affine", &QuantFormat::is_affine)
       .def_property_readonly("is_mxfp4", &QuantFormat::is_mxfp4)
+      .def_property_readonly("is_blocks", &QuantFormat::is_blocks)
       .def_property_readonly("element", [](const QuantFormat& f) { return std::string(dtype_name(f.element)); })
       .def_property_readonly("scale_type", [](const QuantFormat& f) { return std::string(dtype_name(f.scale_type)); })
+      .def_property_readonly("has_scales", &QuantFormat::has_scales)
+      .def_property_readonly("whole_columns", &QuantFormat::whole_columns)
       .def("fits", &QuantFormat::fits, py::arg("columns"))
+      .def("columns_of", &QuantFormat::columns_of, py::arg("elements"))
       .def("weight_row_bytes", &QuantFormat::weight_row_bytes, py::arg("columns"))
       .def("scale_row_bytes", &QuantFormat::scale_row_bytes, py::arg("columns"))
       .def("row_bytes", &QuantFormat::row_bytes, py::arg("columns"))

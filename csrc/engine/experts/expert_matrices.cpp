@@ -8,7 +8,7 @@ ExpertMatrices expert_matrices(const ExpertStore& store, View at) {
   const auto next = [&] { return View{at.buffer, at.offset + store.slot().offsets[piece++]}; };
   const auto matrix = [&](const QuantFormat& format, int64_t rows, int64_t columns) {
     Matrix m = {format, rows, columns, next(), {}, {}};
-    if (format.is_quantised()) m.scales = next();
+    if (format.has_scales()) m.scales = next();
     if (format.is_affine()) m.biases = next();
     return m;
   };

@@ -1,29 +1,31 @@
 // Matrices as stored, quantised or plain, times rows of f32.
 //
 // A weight is code * scale + bias in f32, rounded as the instruction set's multiply-add rounds, or the widened plain
-// element. One of MXFP4 is exact: twice its code's number, which is whole, times half its scale. An element of a
-// product is one chain of multiply-adds for each lane, in the order of the columns, and then the sum of the lanes. So
+// element. One of MXFP4 is exact: twice its code's number, which is whole, times half its scale. One of a block is
+// what its type says (block_numbers.inl), to the last bit on every instruction set. An element of a product is one chain of multiply-adds for each lane, in the order of the columns, and then the sum of the lanes. So
 // it depends neither on the number of rows nor on the rows beside it: one row or sixty-four at once give the same bits.
 #pragma once
 
 #include <cstdint>
 
+#include "core/block_types.h"
 #include "core/dtype.h"
 
 namespace moeflux::cpu {
 
 // A weight matrix in memory, laid out as core/quant_format.h says.
 struct Weights {
-  const uint8_t* codes = nullptr;  // packed codes, or plain elements
+  const uint8_t* codes = nullptr;  // packed codes, blocks, or plain elements
   const uint8_t* scales = nullptr;
-  const uint8_t* biases = nullptr;  // of MXFP4, which has none: the scales, so that whatever asks for them finds memory
+  const uint8_t* biases = nullptr;  // where there are none: the scales, or the blocks, so that who asks finds memory
   int64_t code_stride = 0;          // bytes from row to row
-  int64_t scale_stride = 0;         // of the scales, and of the biases
+  int64_t scale_stride = 0;         // of the scales, and of the biases; 0 for blocks
   int64_t columns = 0;
   int64_t group_size = 0;
   int bits = 0;                 // 0 for plain; of MXFP4 4, and its scales are u8
   DType element = DType::bf16;  // of a plain matrix
   DType scale_type = DType::bf16;
+  BlockType block = BlockType::none;
 };
 
 // How many rows of x one call of `multiply` may have.

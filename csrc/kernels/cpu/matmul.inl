@@ -3,6 +3,7 @@
 // the first-level cache.
 #include "kernels/cpu/matmul.h"
 
+#include "kernels/cpu/block_numbers.inl"
 #include "kernels/cpu/codes.h"
 
 namespace moeflux::cpu::MOEFLUX_ISA {
@@ -220,6 +221,29 @@ MOEFLUX_INLINE void add_groups(const uint8_t* const (&codes)[rows], const float 
   }
 }
 
+// The same for whole blocks.
+template <typename Format, int64_t rows>
+MOEFLUX_INLINE void add_blocks(const uint8_t* const (&codes)[rows], const float* x, int64_t columns,
+                               Floats (&total)[rows]) {
+  for (int64_t b = 0; b < columns / Format::shape.columns; ++b) {
+    const int64_t at = b * Format::shape.bytes;
+    BlockScales scales[rows];
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t line = 0; line < Format::shape.bytes; line += 64) prefetch(codes[r] + at + line);
+      Block<Format::shape.type>::scales(codes[r] + at, scales[r]);
+    }
+    MOEFLUX_UNROLL
+    for (int64_t s = 0; s < Format::stretches; ++s) MOEFLUX_UNROLL
+    for (int64_t r = 0; r < rows; ++r) {
+      Floats numbers[stretch_vectors];
+      Format::unpack(scales[r], codes[r] + at, s, numbers);
+      MOEFLUX_UNROLL
+      for (int64_t v = 0; v < stretch_vectors; ++v)
+        total[r] = fma(numbers[v], load<Floats>(x + b * Format::shape.columns + s * stretch + v * lanes), total[r]);
+    }
+  }
+}
+
 // What is left of a plain row after its whole stretches, followed by zeros.
 template <typename Format>
 MOEFLUX_INLINE void copy_tail(const Weights& w, int64_t row, uint8_t (&tail)[Format::stretch_bytes]) {
@@ -237,12 +261,18 @@ MOEFLUX_INLINE void copy_tail_of_x(const Weights& w, const float* x, float (&tai
 // The stretch that begins at `column`, with zeros past the end of the row.
 template <typename Format>
 MOEFLUX_INLINE void unpack_stretch(const Weights& w, int64_t row, int64_t column, Floats (&out)[stretch_vectors]) {
-  const uint8_t* codes = w.codes + row * w.code_stride + column / stretch * Format::stretch_bytes;
-  if constexpr (Format::affine) {
+  if constexpr (in_blocks<Format>) {
+    const uint8_t* block = w.codes + row * w.code_stride + column / Format::shape.columns * Format::shape.bytes;
+    BlockScales scales;
+    Block<Format::shape.type>::scales(block, scales);
+    Format::unpack(scales, block, column % Format::shape.columns / stretch, out);
+  } else if constexpr (Format::affine) {
+    const uint8_t* codes = w.codes + row * w.code_stride + column / stretch * Format::stretch_bytes;
     const int64_t at = row * w.scale_stride + column / w.group_size * scale_bytes_of(w.scale_type);
     Format::unpack(Format::group(widen_one(w.scale_type, w.scales + at), widen_one(w.scale_type, w.biases + at)), codes,
                    out);
   } else {
+    const uint8_t* codes = w.codes + row * w.code_stride + column / stretch * Format::stretch_bytes;
     uint8_t tail[Format::stretch_bytes];
     if (w.columns - column < stretch) {
       copy_tail<Format>(w, row, tail);
@@ -278,6 +308,8 @@ static void multiply_one(const Weights& w, int64_t row, const float* x, float* o
         add_groups<Format, 4>(codes, scales, biases, from, count, total);
       for (int64_t r = 0; r < rows; ++r) codes[r] += count * w.group_size / stretch * Format::stretch_bytes;
     }
+  } else if constexpr (in_blocks<Format>) {
+    add_blocks<Format>(codes, x, w.columns, total);
   } else {
     add_plain<Format>(codes, x, w.columns / stretch * stretch, total);
     if (w.columns % stretch) {
@@ -296,9 +328,14 @@ static void multiply_one(const Weights& w, int64_t row, const float* x, float* o
 
 // ---- Several rows of x ---------------------------------------------------------------------------------------------
 
+MOEFLUX_INLINE void store_numbers(const Floats (&numbers)[stretch_vectors], float* out) {
+  MOEFLUX_UNROLL
+  for (int64_t v = 0; v < stretch_vectors; ++v) store(out + v * lanes, numbers[v]);
+}
+
 // Columns column ... column + count - 1 of one row as f32; whole stretches, and whole groups unless it is one stretch.
 template <typename Format>
-MOEFLUX_INLINE void unpack_columns(const Weights& w, int64_t row, int64_t column, int64_t count, float* out) {
+MOEFLUX_INLINE void unpack_groups(const Weights& w, int64_t row, int64_t column, int64_t count, float* out) {
   const uint8_t* codes = w.codes + row * w.code_stride + column / stretch * Format::stretch_bytes;
   const int64_t end = column + count;
   while (column < end) {
@@ -313,12 +350,37 @@ MOEFLUX_INLINE void unpack_columns(const Weights& w, int64_t row, int64_t column
     for (; column < stop; column += stretch, codes += Format::stretch_bytes, out += stretch) {
       Floats numbers[stretch_vectors];
       Format::unpack(group, codes, numbers);
-      MOEFLUX_UNROLL
-      for (int64_t v = 0; v < stretch_vectors; ++v) store(out + v * lanes, numbers[v]);
+      store_numbers(numbers, out);
     }
   }
 }
 
+// The same for whole blocks, so many columns from a block on.
+template <typename Format>
+MOEFLUX_INLINE void unpack_blocks(const uint8_t* block, int64_t columns, float* out) {
+  for (int64_t column = 0; column < columns; column += Format::shape.columns, block += Format::shape.bytes) {
+    BlockScales scales;
+    Block<Format::shape.type>::scales(block, scales);
+    MOEFLUX_UNROLL
+    for (int64_t s = 0; s < Format::stretches; ++s, out += stretch) {
+      Floats numbers[stretch_vectors];
+      Format::unpack(scales, block, s, numbers);
+      store_numbers(numbers, out);
+    }
+  }
+}
+
+// Columns column ... column + count - 1 of one row as f32; whole stretches, and whole groups or blocks unless it is one
+// stretch.
+template <typename Format>
+MOEFLUX_INLINE void unpack_columns(const Weights& w, int64_t row, int64_t column, int64_t count, float* out) {
+  if constexpr (in_blocks<Format>) {
+    const uint8_t* first = w.codes + row * w.code_stride + column / Format::shape.columns * Format::shape.bytes;
+    return unpack_blocks<Format>(first, count, out);
+  } else {
+    unpack_groups<Format>(w, row, column, count, out);
+  }
+}
 struct Panel {
   alignas(64) float numbers[row_tile][panel_columns];
   alignas(64) float totals[max_block][row_tile][lanes];
@@ -453,7 +515,28 @@ static void dequantize_with(const Weights& w, int64_t row, float* out) {
 
 // ---- Choice of format ----------------------------------------------------------------------------------------------
 
+#define MOEFLUX_FOR_BLOCK(type, function, ...) \
+  case BlockType::type:                        \
+    return function<Blocks<BlockType::type>>(weights, __VA_ARGS__)
+
 #define MOEFLUX_FOR_FORMAT(function, ...)                                                        \
+  switch (weights.block) {                                                                       \
+    MOEFLUX_FOR_BLOCK(q8_0, function, __VA_ARGS__);                                              \
+    MOEFLUX_FOR_BLOCK(q4_0, function, __VA_ARGS__);                                              \
+    MOEFLUX_FOR_BLOCK(q4_1, function, __VA_ARGS__);                                              \
+    MOEFLUX_FOR_BLOCK(q5_0, function, __VA_ARGS__);                                              \
+    MOEFLUX_FOR_BLOCK(q5_1, function, __VA_ARGS__);                                              \
+    MOEFLUX_FOR_BLOCK(q2_k, function, __VA_ARGS__);                                              \
+    MOEFLUX_FOR_BLOCK(q3_k, function, __VA_ARGS__);                                              \
+    MOEFLUX_FOR_BLOCK(q4_k, function, __VA_ARGS__);                                              \
+    MOEFLUX_FOR_BLOCK(q5_k, function, __VA_ARGS__);                                              \
+    MOEFLUX_FOR_BLOCK(q6_k, function, __VA_ARGS__);                                              \
+    MOEFLUX_FOR_BLOCK(iq4_nl, function, __VA_ARGS__);                                            \
+    MOEFLUX_FOR_BLOCK(iq4_xs, function, __VA_ARGS__);                                            \
+    MOEFLUX_FOR_BLOCK(mxfp4, function, __VA_ARGS__);                                             \
+    case BlockType::none:                                                                        \
+      break;                                                                                     \
+  }                                                                                              \
   switch (weights.bits) {                                                                        \
     case 2:                                                                                      \
       return function<Affine<2>>(weights, __VA_ARGS__);                                          \
@@ -490,6 +573,7 @@ static void dequantize(const Weights& weights, int64_t row, float* out) {
 }
 
 #undef MOEFLUX_FOR_FORMAT
+#undef MOEFLUX_FOR_BLOCK
 
 constexpr MatmulKernels matmul_kernels{multiply, multiply_transposed, dequantize};
 

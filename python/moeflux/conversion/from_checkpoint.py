@@ -99,7 +99,7 @@ def _fill_expert(source: Checkpoint, layer: int, expert: int, formats: ExpertFor
     for matrix, storage in zip(source.expert(layer, expert), storages, strict=True):
         rows, columns = matrix.shape
         sizes = [storage.weight_row_bytes(columns) * rows]
-        sizes += [storage.scale_row_bytes(columns) * rows] * (storage.is_quantised + storage.is_affine)
+        sizes += [storage.scale_row_bytes(columns) * rows] * (storage.has_scales + storage.is_affine)
         ends = np.cumsum([at, *sizes]).tolist()
         begins = ends[:-1]
         for parts in _stored_parts(matrix, source, storage):

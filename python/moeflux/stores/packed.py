@@ -70,7 +70,7 @@ def layer_file(layer: int) -> str:
 def format_to_json(storage: QuantFormat) -> dict[str, Any]:
     if storage.is_affine:
         return {"bits": storage.bits, "group_size": storage.group_size, "scale_type": storage.scale_type}
-    return {"element": "MXFP4" if storage.is_mxfp4 else storage.element}
+    return {"element": str(storage) if storage.is_quantised else storage.element}
 
 
 def format_from_json(value: Any, where: str) -> QuantFormat:
@@ -78,6 +78,8 @@ def format_from_json(value: Any, where: str) -> QuantFormat:
         raise FormatError(f"{where}: expected bits, group_size and scale_type, or element, found {value!r:.120}")
     if value == {"element": "MXFP4"}:
         return QuantFormat.mxfp4()
+    if value.get("element") in QuantFormat.block_types():
+        return QuantFormat.blocks(value["element"])
     numbers = [value[key] for key in ("bits", "group_size") if key in value]
     names = [value[key] for key in ("scale_type", "element") if key in value]
     if any(type(number) is not int for number in numbers) or any(type(name) is not str for name in names):
