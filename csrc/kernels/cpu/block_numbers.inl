@@ -37,12 +37,25 @@ MOEFLUX_INLINE float f16_at(const uint8_t* from) {
   return from_f16(Halves{} + load<uint16_t>(from))[0];
 }
 
-// factor * number for 16 whole numbers.
-MOEFLUX_INLINE void times(float factor, const int8_t (&numbers)[16], float (&out)[16]) {
+// factor * number for 16 whole numbers, one a byte.
+MOEFLUX_INLINE void times(float factor, Sixteen numbers, float (&out)[16]) {
+#if defined(__AVX512F__)
+  store(out, (Floats)_mm512_maskz_cvtepi32_ps(all_lanes, _mm512_maskz_cvtepi8_epi32(all_lanes, (__m128i)numbers)) *
+                 splat(factor));
+#elif defined(__AVX2__)
+  const __m128i upper = _mm_unpackhi_epi64((__m128i)numbers, (__m128i)numbers);
+  store(out, (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32((__m128i)numbers)) * splat(factor));
+  store(out + 8, (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(upper)) * splat(factor));
+#else
+  int8_t each[16];
+  store(each, numbers);
   MOEFLUX_UNROLL
   for (int64_t i = 0; i < 16; i += lanes)
-    store(out + i, __builtin_convertvector(load_codes(numbers + i), Floats) * splat(factor));
+    store(out + i, __builtin_convertvector(load_codes(each + i), Floats) * splat(factor));
+#endif
 }
+
+typedef uint32_t FourWords __attribute__((vector_size(16)));
 
 MOEFLUX_INLINE uint32_t word_at(const uint8_t* from) { return load<uint32_t>(from); }
 
@@ -175,31 +188,29 @@ struct Block<BlockType::q2_k> {
   static constexpr bool has_bias = true;
   MOEFLUX_INLINE void scales(const uint8_t* block, BlockScales& to) {
     const Sixteen both = load<Sixteen>(block);
-    int8_t numbers[16];
-    store(numbers, both & 15);
-    times(f16_at(block + 80), numbers, to.scale);
-    store(numbers, bits_from(both, 4, 15));
-    times(-f16_at(block + 82), numbers, to.bias);
+    times(f16_at(block + 80), both & 15, to.scale);
+    times(-f16_at(block + 82), bits_from(both, 4, 15), to.bias);
   }
   MOEFLUX_INLINE void codes(const uint8_t* block, int64_t s, int8_t* out) {
     each_part(out, [&](int64_t i) { return bits_from(load<Bytes>(block + 16 + s / 4 * 32 + i), s % 4 * 2, 3); });
   }
 };
 
+// 16 scales of 6 bits in 12 bytes: the lower 4 bits of all before the upper 2.
+MOEFLUX_INLINE Sixteen scales_of_q3_k(const uint8_t* block) {
+  const uint32_t first = word_at(block + 96);
+  const uint32_t second = word_at(block + 100);
+  const uint32_t high = word_at(block + 104);
+  const FourWords low = {first, second, first >> 4, second >> 4};
+  const FourWords upper = {high << 4, high << 2, high, high >> 2};
+  return (Sixteen)((low & 0x0f0f0f0fu) | (upper & 0x30303030u)) - 32;
+}
+
 template <>
 struct Block<BlockType::q3_k> {
   static constexpr bool has_bias = false;
   MOEFLUX_INLINE void scales(const uint8_t* block, BlockScales& to) {
-    const uint32_t low[2] = {word_at(block + 96), word_at(block + 100)};
-    const uint32_t high = word_at(block + 104);
-    int8_t numbers[16];
-    MOEFLUX_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t four = (low[i % 2] >> (i / 2 * 4)) & 0x0f0f0f0fu;
-      store(numbers + 4 * i, four | ((high >> (2 * i)) & 0x03030303u) << 4);
-    }
-    store(numbers, load<Sixteen>(numbers) - 32);
-    times(f16_at(block + 108), numbers, to.scale);
+    times(f16_at(block + 108), scales_of_q3_k(block), to.scale);
   }
   MOEFLUX_INLINE void codes(const uint8_t* block, int64_t s, int8_t* out) {
     each_part(out, [&](int64_t i) {
@@ -209,24 +220,26 @@ struct Block<BlockType::q3_k> {
   }
 };
 
-// Scales and minima of 6 bits, eight of each in 12 bytes, as Q4_K and Q5_K have them behind their two f16.
-MOEFLUX_INLINE void scales_of_6_bits(const uint8_t* block, BlockScales& to) {
+// Eight scales of 6 bits, then eight minima, which Q4_K and Q5_K have in 12 bytes behind their two f16.
+MOEFLUX_INLINE Sixteen scales_of_6_bits(const uint8_t* block) {
   const uint32_t first = word_at(block + 4);
   const uint32_t second = word_at(block + 8);
   const uint32_t third = word_at(block + 12);
-  int8_t numbers[16] = {};
-  store(numbers, first & 0x3f3f3f3fu);
-  store(numbers + 4, (third & 0x0f0f0f0fu) | ((first >> 2) & 0x30303030u));
+  return (Sixteen)FourWords{first & 0x3f3f3f3fu, (third & 0x0f0f0f0fu) | ((first >> 2) & 0x30303030u),
+                            second & 0x3f3f3f3fu, ((third >> 4) & 0x0f0f0f0fu) | ((second >> 2) & 0x30303030u)};
+}
+
+// Only the first eight of each are there.
+MOEFLUX_INLINE void scales_and_minima(const uint8_t* block, BlockScales& to) {
+  const Sixteen numbers = scales_of_6_bits(block);
   times(f16_at(block), numbers, to.scale);
-  store(numbers, second & 0x3f3f3f3fu);
-  store(numbers + 4, ((third >> 4) & 0x0f0f0f0fu) | ((second >> 2) & 0x30303030u));
-  times(-f16_at(block + 2), numbers, to.bias);
+  times(-f16_at(block + 2), __builtin_shufflevector(numbers, numbers, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15), to.bias);
 }
 
 template <>
 struct Block<BlockType::q4_k> {
   static constexpr bool has_bias = true;
-  MOEFLUX_INLINE void scales(const uint8_t* block, BlockScales& to) { scales_of_6_bits(block, to); }
+  MOEFLUX_INLINE void scales(const uint8_t* block, BlockScales& to) { scales_and_minima(block, to); }
   MOEFLUX_INLINE void codes(const uint8_t* block, int64_t s, int8_t* out) {
     each_part(out, [&](int64_t i) { return bits_from(load<Bytes>(block + 16 + s / 2 * 32 + i), s % 2 * 4, 15); });
   }
@@ -235,7 +248,7 @@ struct Block<BlockType::q4_k> {
 template <>
 struct Block<BlockType::q5_k> {
   static constexpr bool has_bias = true;
-  MOEFLUX_INLINE void scales(const uint8_t* block, BlockScales& to) { scales_of_6_bits(block, to); }
+  MOEFLUX_INLINE void scales(const uint8_t* block, BlockScales& to) { scales_and_minima(block, to); }
   MOEFLUX_INLINE void codes(const uint8_t* block, int64_t s, int8_t* out) {
     each_part(out, [&](int64_t i) {
       const Bytes low = bits_from(load<Bytes>(block + 48 + s / 2 * 32 + i), s % 2 * 4, 15);
@@ -248,9 +261,7 @@ template <>
 struct Block<BlockType::q6_k> {
   static constexpr bool has_bias = false;
   MOEFLUX_INLINE void scales(const uint8_t* block, BlockScales& to) {
-    int8_t numbers[16];
-    __builtin_memcpy(numbers, block + 192, sizeof numbers);
-    times(f16_at(block + 208), numbers, to.scale);
+    times(f16_at(block + 208), load<Sixteen>(block + 192), to.scale);
   }
   MOEFLUX_INLINE void codes(const uint8_t* block, int64_t s, int8_t* out) {
     each_part(out, [&](int64_t i) {
@@ -260,17 +271,27 @@ struct Block<BlockType::q6_k> {
   }
 };
 
+// Eight scales of 6 bits, twice: their lower 4 bits lie in 4 bytes, the upper 2 in the 2 bytes before.
+MOEFLUX_INLINE Sixteen scales_of_iq4_xs(const uint8_t* block) {
+  const uint32_t low = word_at(block + 4);
+  const uint32_t high = load<uint16_t>(block + 2);
+  // Byte i of the two words has scale 2i in its lower half, and scale 2i + 1.
+  const uint32_t even = low & 0x0f0f0f0fu;
+  const uint32_t odd = (low >> 4) & 0x0f0f0f0fu;
+  const auto upper = [&](int first) {  // of scales first, first + 2, first + 4 and first + 6
+    const uint32_t bits = high >> (2 * first);
+    return (bits & 3) << 4 | (bits & 0x30) << 8 | (bits & 0x300) << 12 | (bits & 0x3000) << 16;
+  };
+  const FourWords both = {even | upper(0), odd | upper(1), 0, 0};
+  const Sixteen bytes = (Sixteen)both;
+  return __builtin_shufflevector(bytes, bytes, 0, 4, 1, 5, 2, 6, 3, 7, 0, 4, 1, 5, 2, 6, 3, 7) - 32;
+}
+
 template <>
 struct Block<BlockType::iq4_xs> {
   static constexpr bool has_bias = false;
   MOEFLUX_INLINE void scales(const uint8_t* block, BlockScales& to) {
-    const uint32_t high = load<uint16_t>(block + 2);
-    int8_t numbers[16] = {};
-    for (int s = 0; s < 8; ++s) {
-      const uint32_t low = static_cast<uint32_t>(block[4 + s / 2]) >> (s % 2 * 4);
-      numbers[s] = static_cast<int8_t>((low & 15) | ((high >> (2 * s)) & 3) << 4) - 32;
-    }
-    times(f16_at(block), numbers, to.scale);
+    times(f16_at(block), scales_of_iq4_xs(block), to.scale);
   }
   MOEFLUX_INLINE void codes(const uint8_t* block, int64_t s, int8_t* out) {
     halves_of_bytes(block + 8 + s * 16, out, [](Sixteen codes, int) { return looked_up(codes, iq4_numbers); });

@@ -1,6 +1,7 @@
 // Beside simd.h, for the same translation units: packed codes to bytes, in the order of the columns.
 #pragma once
 
+#include "core/block_types.h"
 #include "core/dtype.h"
 #include "kernels/cpu/simd.h"
 
@@ -8,9 +9,23 @@ namespace moeflux::cpu::MOEFLUX_ISA {
 
 constexpr int64_t stretch = 32;  // columns that are taken apart together
 
-// What codes are, beside so many bits: of four bits, and floats.
+// What codes are, beside so many bits: of four bits, and floats; or those of a type of blocks.
 constexpr int e2m1 = 20;
-constexpr int width_of(int codes) { return codes == e2m1 ? 4 : codes; }
+constexpr int codes_in(BlockType type) { return 100 + static_cast<int>(type); }
+constexpr bool are_in_blocks(int codes) { return codes > 100; }
+constexpr BlockType block_type_of(int codes) { return static_cast<BlockType>(codes - 100); }
+
+constexpr int width_of(int codes) {
+  if (are_in_blocks(codes)) return block_shape(block_type_of(codes)).bits;
+  return codes == e2m1 ? 4 : codes;
+}
+
+// Bytes of a row that hold 128 columns; of blocks of 256, half a block.
+constexpr int64_t bytes_of_128(int codes) {
+  if (!are_in_blocks(codes)) return 16 * width_of(codes);
+  const BlockShape& shape = block_shape(block_type_of(codes));
+  return 128 * shape.bytes / shape.columns;
+}
 
 constexpr uint64_t low_bits(int count) { return (uint64_t{1} << count) - 1; }
 constexpr uint64_t in_both_halves(uint64_t half, int half_bits) { return half | half << half_bits; }

@@ -115,6 +115,7 @@ static void convert_row(const float* x, int64_t columns, uint8_t* row) {
 }
 
 static void convert_to_int16(const float* x, int64_t columns, int64_t group_size, uint8_t* digits) {
+  if (group_size == 16) return convert_row<16>(x, columns, digits);
   if (group_size == 32) return convert_row<32>(x, columns, digits);
   if (group_size == 64) return convert_row<64>(x, columns, digits);
   return convert_row<128>(x, columns, digits);

@@ -1,6 +1,6 @@
 // Sixteen rows of a quantised matrix, and their scales, for products of digits and codes (see int16.h). Scales are
 // transposed, so that each row has a lane.
-#include "kernels/cpu/int16.inl"
+#include "kernels/cpu/block_codes.inl"
 #include "kernels/cpu/lanes.h"
 
 namespace moeflux::cpu::MOEFLUX_ISA {
@@ -129,8 +129,25 @@ static void turn_powers(const SpacedRows& rows, int64_t count, Scales& to) {
   }
 }
 
+// The same for blocks. A row's eight scales and eight biases are one vector, and so are sixteen rows' of a group.
+template <BlockType type>
+static void load_block_scales(const Weights& w, int64_t row, int64_t first, int64_t count, Scales& to) {
+  __m512i v[code_rows];
+  MOEFLUX_UNROLL
+  for (int64_t r = 0; r < code_rows; ++r)
+    v[r] = (__m512i)row_scales<type>(w.codes + (row + r) * w.code_stride, first, count);
+  turn(v);
+  MOEFLUX_UNROLL
+  for (int64_t g = 0; g < scale_groups; ++g) {
+    store(to.scales[g], v[g]);
+    store(to.biases[g], v[scale_groups + g]);
+  }
+}
+
 // Loads scales and biases of groups first ... first + count - 1 for matrix rows row ... row + 15.
+template <int bits>
 static void load_scales(const Weights& w, int64_t row, int64_t first, int64_t count, Scales& to) {
+  if constexpr (are_in_blocks(bits)) return load_block_scales<block_type_of(bits)>(w, row, first, count, to);
   const int64_t at = row * w.scale_stride + first * scale_bytes_of(w.scale_type);
   const SpacedRows scales = spaced_rows(w.scales + at, w.scale_stride);
   const SpacedRows biases = spaced_rows(w.biases + at, w.scale_stride);

@@ -26,7 +26,10 @@ struct DigitSums {
 };
 
 template <int bits>
-constexpr bool sums_fit_16_bits = bits == e2m1 || bits <= 5;  // 8 products of at most 31 and 128
+constexpr bool sums_fit_16_bits = [] {  // 8 products of at most 31 and 128
+  if (!are_in_blocks(bits)) return bits == e2m1 || bits <= 5;
+  return width_of(bits) <= 5 && raised_of(block_type_of(bits)) < 128;
+}();
 
 // 256 * high + low of two rows. Each quarter has two parts of each row's sum over one stretch. Where digits' sums fit
 // in 16 bits, two instructions put them together for both rows.
@@ -85,42 +88,37 @@ MOEFLUX_INLINE void sums_of_groups(const __m512i (&v)[4], BlockSums<group_size>&
 
 // Cache lines that a block of one row has at most, if it begins on one.
 template <int bits>
-constexpr int64_t lines_of_block = (int16_block * width_of(bits) / 8 + 63) / 64;
+constexpr int64_t lines_of_block = (bytes_of_128(bits) + 63) / 64;
 
 // Where the last byte of the block after block b lies in each of the `together` rows; after the last block, that of the
 // first in the next `together` rows. Without a place there, it is still a place that may be prefetched.
 template <int bits>
 MOEFLUX_INLINE int64_t end_of_next_block(const Weights& w, int64_t b, int64_t blocks, int64_t together) {
-  constexpr int64_t block_bytes = int16_block * width_of(bits) / 8;
+  constexpr int64_t block_bytes = bytes_of_128(bits);
   return b + 1 < blocks ? (b + 2) * block_bytes - 1 : together * w.code_stride + block_bytes - 1;
 }
 
 // Otherwise a row is so many instructions that sixteen are a loop.
 template <int bits>
-constexpr bool taken_apart_quickly = bits == 2 || bits == 8 || width_of(bits) == 4;
+constexpr bool taken_apart_quickly = bits == 2 || bits == 8 || width_of(bits) == 4 || are_in_blocks(bits);
 
-// Sums of code * q over a block, of which `left` columns are there, or all if it is `whole`. Meanwhile it prefetches
-// the cache lines at `target`, some of them with each row, and those that end with the bytes that `next` has. If all
-// lines were asked for at once, they would wait for each other, and the multiplications with them. So they go one after
-// the other, each tied to the numbers that are being multiplied.
-template <int bits, int64_t group_size, bool whole>
-MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const SpacedRows& rows, int64_t left, const uint8_t* target,
-                                  const SpacedRows& next, BlockSums<group_size>& sums) {
-  constexpr int64_t lines = 4 * width_of(bits);  // as many as 16 blocks have
-  const __m512i high_even = load<__m512i>(digits);
-  const __m512i high_odd = load<__m512i>(digits + 64);
-  const __m512i low_even = load<__m512i>(digits + 128);
-  const __m512i low_odd = load<__m512i>(digits + 192);
-  const auto sums_of_row = [&](int64_t r) __attribute__((always_inline)) {
-    const BlockCodes codes = whole ? codes_of<bits>(rows.row(r)) : codes_of<bits>(rows.row(r), left);
-    __m512i high = dot(dot(_mm512_setzero_si512(), codes.even, high_even), codes.odd, high_odd);
-    for (int64_t i = r * lines / code_rows; i < (r + 1) * lines / code_rows; ++i)
-      asm volatile("prefetcht1 %1" : "+v"(high) : "m"(target[i * 64]));
-    MOEFLUX_UNROLL
-    for (int64_t i = 0; i < lines_of_block<bits>; ++i)
-      asm volatile("prefetcht0 %1" : "+v"(high) : "m"(next.row(r)[-i * 64]));
-    return DigitSums{high, dot(dot(_mm512_setzero_si512(), codes.even, low_even), codes.odd, low_odd)};
-  };
+// Groups of 16 columns are two lanes of a row each. All lanes are transposed, and then these are added up.
+template <typename SumsOfRow>
+MOEFLUX_INLINE void sums_of_pairs(const SumsOfRow& sums_of_row, BlockSums<16>& sums) {
+  __m512i v[code_rows];
+  MOEFLUX_UNROLL
+  for (int64_t r = 0; r < code_rows; ++r) {
+    const DigitSums of_row = sums_of_row(r);
+    v[r] = _mm512_add_epi32(_mm512_maskz_slli_epi32(all_lanes, of_row.high, 8), of_row.low);
+  }
+  turn(v);
+  MOEFLUX_UNROLL
+  for (int64_t g = 0; g < int16_block / 16; ++g) sums[g] = _mm512_add_epi32(v[2 * g], v[2 * g + 1]);
+}
+
+// Larger groups are whole stretches.
+template <int bits, int64_t group_size, typename SumsOfRow>
+MOEFLUX_INLINE void sums_of_stretches(const SumsOfRow& sums_of_row, BlockSums<group_size>& sums) {
   DigitSums of_row[code_rows];
   __m512i of_two[code_rows / 2];
   __m512i v[code_rows / 4];
@@ -136,11 +134,41 @@ MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const SpacedRows& rows,
   sums_of_groups<group_size>(v, sums);
 }
 
+// Sums of code * q over a block, of which `left` columns are there, or all if it is `whole`. `half` says which half of
+// blocks of 256 columns it is. Meanwhile it prefetches
+// the cache lines at `target`, some of them with each row, and those that end with the bytes that `next` has. If all
+// lines were asked for at once, they would wait for each other, and the multiplications with them. So they go one after
+// the other, each tied to the numbers that are being multiplied.
+template <int bits, int64_t group_size, bool whole>
+MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const SpacedRows& rows, int64_t half, int64_t left,
+                                  const uint8_t* target, const SpacedRows& next, BlockSums<group_size>& sums) {
+  constexpr int64_t lines = bytes_of_128(bits) / 4;  // as many as 16 blocks have
+  const __m512i high_even = load<__m512i>(digits);
+  const __m512i high_odd = load<__m512i>(digits + 64);
+  const __m512i low_even = load<__m512i>(digits + 128);
+  const __m512i low_odd = load<__m512i>(digits + 192);
+  const auto sums_of_row = [&](int64_t r) __attribute__((always_inline)) {
+    const BlockCodes codes = whole ? codes_at<bits>(rows.row(r), half) : codes_at<bits>(rows.row(r), half, left);
+    __m512i high = dot(dot(_mm512_setzero_si512(), codes.even, high_even), codes.odd, high_odd);
+    for (int64_t i = r * lines / code_rows; i < (r + 1) * lines / code_rows; ++i)
+      asm volatile("prefetcht1 %1" : "+v"(high) : "m"(target[i * 64]));
+    MOEFLUX_UNROLL
+    for (int64_t i = 0; i < lines_of_block<bits>; ++i)
+      asm volatile("prefetcht0 %1" : "+v"(high) : "m"(next.row(r)[-i * 64]));
+    return DigitSums{high, dot(dot(_mm512_setzero_si512(), codes.even, low_even), codes.odd, low_odd)};
+  };
+  if constexpr (group_size == 16)
+    sums_of_pairs(sums_of_row, sums);
+  else
+    sums_of_stretches<bits, group_size>(sums_of_row, sums);
+}
+
 // The same for the last block of a row that ends within it. It stays out of the loop, which would share its addresses.
 template <int bits, int64_t group_size>
-[[gnu::noinline]] static void sums_of_part(const uint8_t* digits, const SpacedRows& rows, int64_t left,
-                                           const uint8_t* target, const SpacedRows& next, BlockSums<group_size>& sums) {
-  sums_of_block<bits, group_size, false>(digits, rows, left, target, next, sums);
+[[gnu::noinline]] static void sums_of_part(const uint8_t* digits, const SpacedRows& rows, int64_t half,
+                                           int64_t left, const uint8_t* target, const SpacedRows& next,
+                                           BlockSums<group_size>& sums) {
+  sums_of_block<bits, group_size, false>(digits, rows, half, left, target, next, sums);
 }
 
 // ---- Sixteen rows of the matrix ------------------------------------------------------------------------------------
@@ -199,7 +227,7 @@ MOEFLUX_INLINE void store_rows(float* to, Floats sums, int64_t left) {
 template <int bits, int64_t group_size>
 static void multiply_one_row(const Weights& w, int64_t row, int64_t last, const uint8_t* x, float* out,
                              const ReadNext& next) {
-  constexpr int64_t block_bytes = int16_block * width_of(bits) / 8;  // of one row
+  constexpr int64_t block_bytes = bytes_of_128(bits);  // of one row
   constexpr int64_t block_groups = int16_block / group_size;
   const int64_t groups = w.columns / group_size;
   const int64_t blocks = int16_blocks(w.columns);
@@ -215,7 +243,7 @@ static void multiply_one_row(const Weights& w, int64_t row, int64_t last, const 
   Scales scales;
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t g = b * block_groups;
-    if (g % scale_groups == 0) load_scales(w, sixteen.first, g, smaller(groups - g, scale_groups), scales);
+    if (g % scale_groups == 0) load_scales<bits>(w, sixteen.first, g, smaller(groups - g, scale_groups), scales);
     prefetch_line(target.scales, b * scale_step);
     prefetch_line(target.biases, b * scale_step);
     const uint8_t* digits = from.digits + b * int16_block_bytes;
@@ -224,9 +252,9 @@ static void multiply_one_row(const Weights& w, int64_t row, int64_t last, const 
     ahead.first += b + 1 < blocks ? 2 * block_bytes - 1 : to_next_rows;
     BlockSums<group_size> sums;
     if (const int64_t left = w.columns - b * int16_block; left >= int16_block)
-      sums_of_block<bits, group_size, true>(digits, rows, left, codes, ahead, sums);
+      sums_of_block<bits, group_size, true>(digits, rows, b % 2, left, codes, ahead, sums);
     else
-      sums_of_part<bits, group_size>(digits, rows, left, codes, ahead, sums);
+      sums_of_part<bits, group_size>(digits, rows, b % 2, left, codes, ahead, sums);
     rows.first += block_bytes;
     total = add_block<group_size>(total, sums, scales, from, g);
   }
@@ -249,11 +277,12 @@ struct TurnedCodes {
   __m512i words[2][block_words];  // of even columns, of odd ones
 };
 
-// rows[r] + offset is the block of row r, of which `left` columns are there.
+// Block b of row r begins at rows[r] + b * bytes_of_128(bits); `left` columns of it are there.
 template <int bits>
-MOEFLUX_INLINE void turn_codes(const uint8_t* const* rows, int64_t offset, int64_t left, TurnedCodes& to) {
+MOEFLUX_INLINE void turn_codes(const uint8_t* const* rows, int64_t b, int64_t left, TurnedCodes& to) {
+  const int64_t offset = b * bytes_of_128(bits);
   __m512i v[code_rows];
-  if constexpr (width_of(bits) == 4) {
+  if constexpr (bits == 4 || bits == e2m1) {
     if (left >= int16_block) {  // then there is half as much to transpose
       MOEFLUX_UNROLL
       for (int64_t r = 0; r < code_rows; ++r) v[r] = load<__m512i>(rows[r] + offset);
@@ -272,7 +301,7 @@ MOEFLUX_INLINE void turn_codes(const uint8_t* const* rows, int64_t offset, int64
     }
   }
   for (int64_t r = 0; r < code_rows; ++r) {
-    const BlockCodes codes = codes_of<bits>(rows[r] + offset, left);
+    const BlockCodes codes = codes_at<bits>(rows[r] + offset, b % 2, left);
     to.words[0][r] = codes.even;
     to.words[1][r] = codes.odd;
   }
@@ -375,7 +404,7 @@ static void add_rest(const TurnedCodes (&codes)[panel_vectors], const Scales (&s
 template <int bits, int64_t group_size, int64_t vectors>
 static void multiply_panel(const Weights& w, int64_t row, int64_t last, const uint8_t* const* x, float* const* out,
                            int64_t n, const ReadNext& next) {
-  constexpr int64_t block_bytes = int16_block * width_of(bits) / 8;  // of one row
+  constexpr int64_t block_bytes = bytes_of_128(bits);  // of one row
   constexpr int64_t block_groups = int16_block / group_size;
   const int64_t groups = w.columns / group_size;
   const int64_t blocks = int16_blocks(w.columns);
@@ -398,13 +427,13 @@ static void multiply_panel(const Weights& w, int64_t row, int64_t last, const ui
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t g = b * block_groups;
     for (int64_t m = 0; m < vectors; ++m) {
-      if (g % scale_groups == 0) load_scales(w, sixteen[m].first, g, smaller(groups - g, scale_groups), scales[m]);
-      turn_codes<bits>(rows + m * code_rows, b * block_bytes, w.columns - b * int16_block, codes[m]);
+      if (g % scale_groups == 0) load_scales<bits>(w, sixteen[m].first, g, smaller(groups - g, scale_groups), scales[m]);
+      turn_codes<bits>(rows + m * code_rows, b, w.columns - b * int16_block, codes[m]);
     }
     prefetch_line(target.scales, b * scale_step);
     prefetch_line(target.biases, b * scale_step);
     Asked asked = {target.codes + b * vectors * code_rows * block_bytes, vectors * code_rows * block_bytes / 64};
-    if constexpr (width_of(bits) == 4 || bits == 8) {  // taking the others apart takes longer than reading them
+    if constexpr (bits == 4 || bits == e2m1 || bits == 8) {  // taking the others apart takes longer than reading them
       asked.rows = rows;
       asked.next = end_of_next_block<bits>(w, b, blocks, vectors * code_rows);
       asked.two = width_of(bits) / 8;
@@ -465,6 +494,28 @@ static void multiply_codes(const Weights& w, int64_t first, int64_t last, const 
 
 static void multiply_int16(const Weights& weights, int64_t first, int64_t last, const uint8_t* const* x,
                            float* const* out, int64_t n, const ReadNext& next) {
+  switch (weights.block) {
+#define MOEFLUX_FOR_BLOCK(type)                                                                                    \
+  case BlockType::type:                                                                                            \
+    return multiply_rows<codes_in(BlockType::type), block_shape(BlockType::type).group>(weights, first, last, x,   \
+                                                                                        out, n, next)
+    MOEFLUX_FOR_BLOCK(q8_0);
+    MOEFLUX_FOR_BLOCK(q4_0);
+    MOEFLUX_FOR_BLOCK(q4_1);
+    MOEFLUX_FOR_BLOCK(q5_0);
+    MOEFLUX_FOR_BLOCK(q5_1);
+    MOEFLUX_FOR_BLOCK(q2_k);
+    MOEFLUX_FOR_BLOCK(q3_k);
+    MOEFLUX_FOR_BLOCK(q4_k);
+    MOEFLUX_FOR_BLOCK(q5_k);
+    MOEFLUX_FOR_BLOCK(q6_k);
+    MOEFLUX_FOR_BLOCK(iq4_nl);
+    MOEFLUX_FOR_BLOCK(iq4_xs);
+    MOEFLUX_FOR_BLOCK(mxfp4);
+#undef MOEFLUX_FOR_BLOCK
+    case BlockType::none:
+      break;
+  }
   switch (weights.bits) {
     case 2:
       return multiply_codes<2>(weights, first, last, x, out, n, next);
