@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 
 from moeflux import QuantFormat, _core
+from moeflux.conversion.block_noise import block_noise
 from moeflux.ops import Ops
 from moeflux.oracle import ops as oracle
+from moeflux.oracle.blocks import block_numbers
 from moeflux.oracle.stored import mxfp4_numbers
 from moeflux.stores.floats import bf16_bits
 
@@ -36,7 +38,7 @@ def numbers(*shape: int) -> np.ndarray:
 class Stored:
     format: QuantFormat
     weight: np.ndarray
-    scales: np.ndarray
+    scales: np.ndarray | None
     biases: np.ndarray | None
 
     @property
@@ -56,7 +58,15 @@ def mxfp4(rows: int, columns: int) -> Stored:
     return Stored(QuantFormat.mxfp4(), words, scales, None)
 
 
+def blocks(rows: int, name: str) -> Stored:
+    format = QuantFormat.blocks(name)
+    random = RNG.integers(0, 256, rows * format.weight_row_bytes(HIDDEN), np.uint8)
+    return Stored(format, block_noise(random, name, 0.02).reshape(rows, -1), None, None)
+
+
 def widened(stored: Stored) -> np.ndarray:
+    if stored.format.is_blocks:
+        return block_numbers(stored.weight, str(stored.format))
     if stored.biases is None:
         return mxfp4_numbers(stored.weight, stored.scales).astype(np.float32)
     columns = stored.scales.shape[-1] * 64
@@ -88,7 +98,7 @@ def product(rows: int, columns: int, n: int, bits: int = 4) -> Case:
 
 
 def product_of(stored: Stored, n: int) -> Case:
-    x = numbers(n, stored.weight.shape[1] * 32 // stored.format.bits)
+    x = numbers(n, stored.format.columns_of(stored.weight.shape[1]))
     wide = widened(stored)
     return Case(lambda o: o.matmul(x, stored), lambda: x @ wide.T)
 
@@ -299,6 +309,11 @@ CASES: dict[str, Callable[[], Case]] = {
     "matmul 1 x 2048 -> 65536, 8 bits": lambda: product(65536, HIDDEN, 1, 8),
     "matmul 1 x 2048 -> 65536, MXFP4": lambda: product_of(mxfp4(65536, HIDDEN), 1),
     "matmul 64 x 2048 -> 8192, MXFP4": lambda: product_of(mxfp4(8192, HIDDEN), 64),
+    **{
+        f"matmul {n} x 2048 -> {rows}, {name}": lambda n=n, rows=rows, name=name: product_of(blocks(rows, name), n)
+        for n, rows in ((1, 65536), (64, 8192))
+        for name in ("Q8_0", "Q4_K", "Q6_K", "GGUF_MXFP4")
+    },
     "expert_ffn 1 token, 8 experts": lambda: experts(1, 8),
     "expert_ffn 64 tokens, 8 experts": lambda: experts(64, 8),
     "expert_ffn 1 token, 4 experts, MXFP4, clamped": lambda: clamped_experts(1),

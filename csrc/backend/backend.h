@@ -438,6 +438,9 @@ struct WorkSizes {
   // x, and how many numbers these rows have.
   int64_t input_rows = 0;
   int64_t inputs = 0;
+  // Of the quantised matrices: the fewest columns that share a scale, and how many such numbers of columns there are.
+  int64_t group = 32;
+  int64_t group_sizes = 1;
 };
 
 class Backend {

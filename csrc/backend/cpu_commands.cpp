@@ -26,7 +26,7 @@ CpuCommands::Room CpuCommands::Room::of(const WorkSizes& sizes) {
           isa.kernels->route.top_k_scratch(top_k),
           sizes.products,
           sizes.rows,
-          isa.int16 ? Int16Rows::bytes_for(sizes.inputs, sizes.input_rows) : 0,
+          isa.int16 ? sizes.group_sizes * Int16Rows::bytes_for(sizes.inputs, sizes.input_rows, sizes.group) : 0,
           sizes.rows ? sizes.pairs / sizes.rows : 0,
           sizes.row_blocks};
 }

@@ -4,10 +4,10 @@
 
 namespace moeflux {
 
-// A row's integers are whole blocks; its groups, 32 numbers or more each, have two floats; the row is whole cache
-// lines.
-int64_t Int16Rows::bytes_for(int64_t numbers, int64_t rows) {
-  return numbers * 2 + numbers / 32 * 8 + rows * (cpu::int16_block_bytes + 3 * 8 + 64);
+// A row's integers are whole blocks; its groups have two floats; the row is whole cache lines.
+int64_t Int16Rows::bytes_for(int64_t numbers, int64_t rows, int64_t group) {
+  const int64_t rest = cpu::int16_block / group - 1;  // groups of the last block that the row does not have
+  return numbers * 2 + numbers / group * 8 + rows * (cpu::int16_block_bytes + rest * 8 + 64);
 }
 
 int64_t Int16Rows::held_for(int64_t bytes, int64_t sources) {

@@ -24,8 +24,8 @@ class Int16Rows {
     int64_t row_bytes() const { return cpu::int16_row_bytes(columns, group_size); }
   };
 
-  // Bytes that are enough for an op whose sources have so many numbers and rows together.
-  static int64_t bytes_for(int64_t numbers, int64_t rows);
+  // Bytes that are enough for an op whose sources have so many numbers and rows together, in groups of `group` or more.
+  static int64_t bytes_for(int64_t numbers, int64_t rows, int64_t group);
   // Makes room for `bytes` of integers, from up to `sources` sources.
   void reserve(int64_t bytes, int64_t sources);
   int64_t held() const;

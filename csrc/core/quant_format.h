@@ -28,11 +28,11 @@ inline DType weight_dtype(std::string_view name, std::string_view where) {
 }
 
 struct QuantFormat {
-  DType element = DType::u32;          // of the stored tensor: u32 for codes, u8 for blocks, else bf16, f16 or f32
-  int bits = 0;                        // of a code; 0 for plain
-  int group_size = 0;                  // columns that share a scale; 0 for plain
-  DType scale_type = DType::bf16;      // of scales and biases; u8 for MXFP4, meaningless for blocks and plain
-  BlockType block = BlockType::none;   // of blocks only
+  DType element = DType::u32;         // of the stored tensor: u32 for codes, u8 for blocks, else bf16, f16 or f32
+  int bits = 0;                       // of a code; 0 for plain
+  int group_size = 0;                 // columns that share a scale; 0 for plain
+  DType scale_type = DType::bf16;     // of scales and biases; u8 for MXFP4, meaningless for blocks and plain
+  BlockType block = BlockType::none;  // of blocks only
 
   static QuantFormat affine(int bits, int group_size, DType scale_type = DType::bf16) {
     const bool known_bits = bits == 2 || bits == 3 || bits == 4 || bits == 5 || bits == 6 || bits == 8;

@@ -65,7 +65,7 @@ Footprint footprint(const StoreDirectory& store, const EngineOptions& options, c
 Footprint footprint(const StoreDirectory& store, const EngineOptions& options, const SessionOptions& session,
                     bool apart) {
   check_experts(store);
-  const EngineOptions chosen = resolved(store.variant, checked(options));
+  const EngineOptions chosen = resolved(store, checked(options));
   const DeviceEntry& device = device_entry(chosen.backend);
   const bool shared = device.shares_memory && !apart;
   Footprint bytes = engine_footprint(store, chosen, shared, device.maps_files && !apart);
@@ -90,7 +90,7 @@ std::shared_ptr<Engine> open_engine(StoreDirectory store, const EngineOptions& o
   const auto destroy = [before = forks()](LoadedEngine* engine) {
     if (forks() == before) delete engine;
   };
-  const EngineOptions chosen = resolved(store.variant, checked(options));
+  const EngineOptions chosen = resolved(store, checked(options));
   return std::shared_ptr<LoadedEngine>(new LoadedEngine(std::move(store), chosen, faults), destroy);
 }
 
@@ -106,7 +106,7 @@ LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, c
       drafts_(drafts_of(options.speculate)),
       draft_source_(faults.drafts),
       draft_governor_(options.speculate),
-      prepared_(backend_->prepare(work_sizes(store.variant, model_.layers, options.chunk))),
+      prepared_(backend_->prepare(work_sizes(store, model_.layers, options.chunk))),
       experts_(store, *backend_, options, faults.open),
       ngrams_(store, options.chunk, *backend_, experts_.pool(), experts_.read_mode(), faults.open),
       recorder_(*backend_, options.ring_depth, store.variant.experts().count) {

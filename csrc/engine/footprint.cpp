@@ -1,6 +1,7 @@
 #include "engine/footprint.h"
 
 #include <algorithm>
+#include <set>
 
 #include "backend/mirror.h"
 #include "core/arena.h"
@@ -29,14 +30,15 @@ constexpr int64_t max_drafts = 4;
 
 int64_t all_experts(const Variant& variant) { return variant.experts().count * variant.moe_layers(); }
 
-EngineOptions resolved(const Variant& variant, EngineOptions options) {
+EngineOptions resolved(const StoreDirectory& store, EngineOptions options) {
+  const Variant& variant = store.variant;
   const int64_t all = all_experts(variant);
   const int64_t slots = options.expert_slots == 0 ? all : std::min(options.expert_slots, all);
   if (slots < variant.experts().per_token)
     throw ArgumentError(concat("expert_slots: expected at least ", variant.experts().per_token,
                                ", the experts of one token in one layer, found ", options.expert_slots));
   options.expert_slots = slots;
-  options.backend = device_entry(options.backend).name;
+  options.backend = device_entry(options.backend, store.every_format()).name;
   if (options.chunk == 0) options.chunk = default_chunk;
   if (options.readers == 0) options.readers = default_readers;
   return options;
@@ -56,8 +58,16 @@ SessionOptions resolved(const Variant& variant, SessionOptions options) {
   return options;
 }
 
-WorkSizes work_sizes(const Variant& variant, const std::vector<LayerBlocks>& layers, int64_t chunk) {
+WorkSizes work_sizes(const StoreDirectory& store, const std::vector<LayerBlocks>& layers, int64_t chunk) {
+  const Variant& variant = store.variant;
   WorkSizes sizes;
+  std::set<int64_t> groups;
+  for (const QuantFormat& format : store.every_format())
+    if (format.is_quantised()) groups.insert(format.group_size);
+  if (!groups.empty()) {
+    sizes.group = *groups.begin();
+    sizes.group_sizes = static_cast<int64_t>(groups.size());
+  }
   sizes.logits = variant.vocab_size;
   sizes.picks = max_top_k;
   sizes.products = 8;  // more than any layer has side by side, unless its block asks for more
@@ -89,7 +99,7 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
   bytes.expert_slots = arena_bytes(ExpertSide::planned_slots(store, options));
   bytes.scratch = scratch_layout(v, layers, output, options.chunk, scratch).bytes(shared) +
                   MirroredBuffer::planned_bytes(max_top_k * 8, shared) +
-                  device_entry(options.backend).prepared_bytes(work_sizes(v, layers, options.chunk));
+                  device_entry(options.backend).prepared_bytes(work_sizes(store, layers, options.chunk));
   // Automatic reads may turn out to be buffered, which needs no such buffers. The plan is for direct reads.
   bytes.read_buffers = options.reads == Reads::buffered ? 0 : options.readers * bounce_of(store, ReadMode::direct);
   if (!shared) {

@@ -13,14 +13,14 @@ namespace moeflux {
 constexpr int64_t max_top_k = 1024;
 
 // The options with a value wherever a 0 leaves the choice open. StateError or BudgetError when the model cannot run so.
-EngineOptions resolved(const Variant& variant, EngineOptions options);
+EngineOptions resolved(const StoreDirectory& store, EngineOptions options);
 SessionOptions resolved(const Variant& variant, SessionOptions options);
 
 // How many routed experts all layers have together.
 int64_t all_experts(const Variant& variant);
 
 // The largest pieces of work that batches of this model will bring, in chunks of `chunk` tokens.
-WorkSizes work_sizes(const Variant& variant, const std::vector<LayerBlocks>& layers, int64_t chunk);
+WorkSizes work_sizes(const StoreDirectory& store, const std::vector<LayerBlocks>& layers, int64_t chunk);
 
 // Room for all intermediate numbers, in chunks of `chunk` tokens. Its views are members of `scratch`, `layers` and
 // `output`, which reads the stream for the head.

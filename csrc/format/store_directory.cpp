@@ -1,5 +1,6 @@
 #include "format/store_directory.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "core/error.h"
@@ -19,6 +20,17 @@ std::vector<Span> StoreDirectory::expert_spans(int64_t layer, int64_t expert) co
     spans.push_back({at.file, at.offset, experts.pieces[i].bytes});
   }
   return spans;
+}
+
+std::vector<QuantFormat> StoreDirectory::every_format() const {
+  std::vector<QuantFormat> found;
+  const auto add = [&](const QuantFormat& format) {
+    if (std::ranges::find(found, format) == found.end()) found.push_back(format);
+  };
+  for (const auto& [name, format] : formats) add(format);
+  if (!experts.pieces.empty())
+    for (const QuantFormat& format : {experts.formats.gate, experts.formats.up, experts.formats.down}) add(format);
+  return found;
 }
 
 }  // namespace moeflux

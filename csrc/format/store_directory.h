@@ -71,6 +71,8 @@ struct StoreDirectory {
 
   // In the order of experts.pieces. std::out_of_range when the layer has no such expert.
   std::vector<Span> expert_spans(int64_t layer, int64_t expert) const;
+  // The formats that matrices and experts have, each once.
+  std::vector<QuantFormat> every_format() const;
 };
 
 }  // namespace moeflux

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "devices/devices.h"
 #include "python/bindings.h"
 
 namespace moeflux::python {
@@ -216,6 +217,7 @@ Matrix OpArguments::matrix(const char* name, const py::handle& stored) {
   if (!py::isinstance<QuantFormat>(format)) refuse(name, "a QuantFormat as format", text_of(py::type::of(format)));
   Matrix matrix;
   matrix.format = format.cast<QuantFormat>();
+  device_entry(backend_.name(), {&matrix.format, 1});  // refuses what the device does not know
   const auto types = [](DType type) -> std::vector<py::dtype> {
     if (type == DType::f32) return {py::dtype::of<float>()};
     if (type == DType::u8) return {py::dtype::of<uint8_t>()};

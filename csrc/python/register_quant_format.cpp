@@ -37,8 +37,9 @@ std::vector<std::string> block_types() {
 }  // namespace
 
 void register_quant_format(py::module_& m) {
-  Class<QuantFormat>(m, "QuantFormat",
-                     "How the numbers of one matrix are stored: affine groups, MXFP4, GGUF's blocks, or plain elements.")
+  Class<QuantFormat>(
+      m, "QuantFormat",
+      "How the numbers of one matrix are stored: affine groups, MXFP4, GGUF's blocks, or plain elements.")
       .def_static(
           "affine",
           [](int bits, int group_size, const std::string& scale_type) {

@@ -22,6 +22,7 @@ Array = np.ndarray
 class Matrix(Protocol):
     """Affine: `weight` uint32 [rows, columns * bits / 32], `scales` and `biases` [rows, columns / group_size] in the
     format's scale type, BF16 as uint16. MXFP4: the same with `scales` uint8 and no `biases`.
+    Blocks: `weight` uint8 [rows, bytes of a row] alone.
     Plain: `weight` [rows, columns] alone."""
 
     @property

@@ -10,7 +10,9 @@ import pytest
 
 from moeflux import QuantFormat
 from moeflux.ops import Ops, isas
+from moeflux.oracle.blocks import block_numbers
 from moeflux.oracle.stored import mxfp4_numbers, pack_codes
+from support.blocks import least_codes, random_blocks
 
 
 @cache
@@ -37,6 +39,7 @@ AFFINE = [
 ]
 MXFP4 = QuantFormat.mxfp4()
 QUANTISED = [*AFFINE, MXFP4]
+BLOCKS = [QuantFormat.blocks(name) for name in QuantFormat.block_types()]
 PLAIN = [QuantFormat.plain(element) for element in ("BF16", "F16", "F32")]
 
 
@@ -72,6 +75,14 @@ def random_matrix(rng: np.random.Generator, format: QuantFormat, rows: int, colu
         # Where codes are whole numbers, each is 12 more than twice what it stands for.
         powers = np.repeat(np.exp2(scales.astype(np.float64) - 127), 32, axis=1)
         return StoredMatrix(format, words, scales, None, exact, np.abs(exact) + 12 * powers)
+    if format.is_blocks:
+        name, size = str(format), format.weight_row_bytes(format.whole_columns)
+        blocks = random_blocks(rng, name, rows * columns // format.whole_columns)
+        exact, least = (block_numbers(b, name).astype(np.float64) for b in (blocks, least_codes(blocks, name)))
+        # The least code's number is the bias of codes that begin at 0. The code's part is what the bias leaves, or more.
+        parts = np.abs(exact) + 2 * np.abs(least)
+        weight = blocks.reshape(rows, columns // format.whole_columns * size)
+        return StoredMatrix(format, weight, None, None, exact.reshape(rows, -1), parts.reshape(rows, -1))
     if not format.is_affine:
         stored, exact = narrowed(numbers(rng, rows, columns), format.element)
         return StoredMatrix(format, stored, None, None, exact, np.abs(exact))

@@ -206,9 +206,9 @@ MOEFLUX_INLINE Sixteen twice_eight(const uint8_t* from) {
   return (Sixteen)(Two{} + load<uint64_t>(from));
 }
 
-// Scales of eight groups of a row from group `g` on, of which `count` are there, and then their biases. `g` is a
-// multiple of 8.
-template <BlockType type>
+// Scales of eight groups of a row from group `g` on, and then their biases. `g` is a multiple of 8. If not all of the
+// groups are there, `count` of them are.
+template <BlockType type, bool whole>
 MOEFLUX_INLINE Floats row_scales(const uint8_t* row, int64_t g, int64_t count) {
   constexpr BlockShape shape = block_shape(type);
   constexpr float raised = static_cast<float>(-raised_of(type));
@@ -218,7 +218,7 @@ MOEFLUX_INLINE Floats row_scales(const uint8_t* row, int64_t g, int64_t count) {
     Halves numbers = {};
     MOEFLUX_UNROLL
     for (int i = 0; i < 8; ++i) {
-      if (i >= count) break;
+      if (!whole && i >= count) break;
       if constexpr (type == BlockType::mxfp4) {
         numbers[i] = block[i * shape.bytes];
       } else {
@@ -227,10 +227,8 @@ MOEFLUX_INLINE Floats row_scales(const uint8_t* row, int64_t g, int64_t count) {
       }
     }
     if constexpr (raised == 0) return from_f16(numbers);
-    const Halves both =
-        __builtin_shufflevector(numbers, numbers, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
-    const Floats factors = {1,      1,      1,      1,      1,      1,      1,      1,
-                            raised, raised, raised, raised, raised, raised, raised, raised};
+    const Halves both = __builtin_shufflevector(numbers, numbers, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
+    const Floats factors = {1, 1, 1, 1, 1, 1, 1, 1, raised, raised, raised, raised, raised, raised, raised, raised};
     if constexpr (type == BlockType::mxfp4) {
       const Words exponents = widen(both);
       const Words bits = exponents < 2 ? (Words{} + 0x00200000u) << exponents : (exponents - 1) << 23;
@@ -249,7 +247,8 @@ MOEFLUX_INLINE Floats row_scales(const uint8_t* row, int64_t g, int64_t count) {
     const float scale = f16_at(block + 108);
     const Sixteen all = scales_of_q3_k(block);
     const Sixteen first = __builtin_shufflevector(all, all, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
-    const Sixteen second = __builtin_shufflevector(all, all, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
+    const Sixteen second =
+        __builtin_shufflevector(all, all, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
     return eight_and_eight(half ? second : first, scale, scale * raised);
   } else {
     const Sixteen both = twice_eight(block + half * 8);

@@ -10,6 +10,14 @@
 namespace moeflux::cpu::MOEFLUX_ISA {
 
 constexpr int64_t byte_lanes = lanes >= 8 ? 32 : 16;
+// Stands before the loop over the stretches of a block. Then shifts are by constants. Narrow vectors would be too many
+// instructions.
+#if defined(__AVX2__)
+#define MOEFLUX_UNROLL_BLOCK MOEFLUX_UNROLL
+#else
+#define MOEFLUX_UNROLL_BLOCK
+#endif
+
 typedef uint8_t Bytes __attribute__((vector_size(byte_lanes)));
 typedef uint8_t Sixteen __attribute__((vector_size(16)));
 
@@ -34,7 +42,11 @@ struct BlockScales {
 };
 
 MOEFLUX_INLINE float f16_at(const uint8_t* from) {
+#if defined(__AVX2__)
+  return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(load<uint16_t>(from))));
+#else
   return from_f16(Halves{} + load<uint16_t>(from))[0];
+#endif
 }
 
 // factor * number for 16 whole numbers, one a byte.
@@ -220,20 +232,23 @@ struct Block<BlockType::q3_k> {
   }
 };
 
-// Eight scales of 6 bits, then eight minima, which Q4_K and Q5_K have in 12 bytes behind their two f16.
+// Eight scales of 6 bits, then eight minima, which Q4_K and Q5_K have in 12 bytes behind their two f16. The lower half
+// of each eight is as it is. Of the upper half, the third word has 4 bits, and the first two have 2 above the lower
+// half.
 MOEFLUX_INLINE Sixteen scales_of_6_bits(const uint8_t* block) {
-  const uint32_t first = word_at(block + 4);
-  const uint32_t second = word_at(block + 8);
-  const uint32_t third = word_at(block + 12);
-  return (Sixteen)FourWords{first & 0x3f3f3f3fu, (third & 0x0f0f0f0fu) | ((first >> 2) & 0x30303030u),
-                            second & 0x3f3f3f3fu, ((third >> 4) & 0x0f0f0f0fu) | ((second >> 2) & 0x30303030u)};
+  const FourWords words = load<FourWords>(block);
+  const FourWords low = __builtin_shufflevector(words, words, 1, 3, 2, 3) >> FourWords{0, 0, 0, 4};
+  const FourWords high = __builtin_shufflevector(words, words, 1, 1, 2, 2) >> 2;
+  return (Sixteen)((low & FourWords{0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f}) |
+                   (high & FourWords{0, 0x30303030, 0, 0x30303030}));
 }
 
 // Only the first eight of each are there.
 MOEFLUX_INLINE void scales_and_minima(const uint8_t* block, BlockScales& to) {
   const Sixteen numbers = scales_of_6_bits(block);
   times(f16_at(block), numbers, to.scale);
-  times(-f16_at(block + 2), __builtin_shufflevector(numbers, numbers, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15), to.bias);
+  times(-f16_at(block + 2),
+        __builtin_shufflevector(numbers, numbers, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15), to.bias);
 }
 
 template <>

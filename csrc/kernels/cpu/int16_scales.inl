@@ -130,12 +130,12 @@ static void turn_powers(const SpacedRows& rows, int64_t count, Scales& to) {
 }
 
 // The same for blocks. A row's eight scales and eight biases are one vector, and so are sixteen rows' of a group.
-template <BlockType type>
+template <BlockType type, bool whole>
 static void load_block_scales(const Weights& w, int64_t row, int64_t first, int64_t count, Scales& to) {
   __m512i v[code_rows];
   MOEFLUX_UNROLL
   for (int64_t r = 0; r < code_rows; ++r)
-    v[r] = (__m512i)row_scales<type>(w.codes + (row + r) * w.code_stride, first, count);
+    v[r] = (__m512i)row_scales<type, whole>(w.codes + (row + r) * w.code_stride, first, count);
   turn(v);
   MOEFLUX_UNROLL
   for (int64_t g = 0; g < scale_groups; ++g) {
@@ -147,7 +147,12 @@ static void load_block_scales(const Weights& w, int64_t row, int64_t first, int6
 // Loads scales and biases of groups first ... first + count - 1 for matrix rows row ... row + 15.
 template <int bits>
 static void load_scales(const Weights& w, int64_t row, int64_t first, int64_t count, Scales& to) {
-  if constexpr (are_in_blocks(bits)) return load_block_scales<block_type_of(bits)>(w, row, first, count, to);
+  if constexpr (are_in_blocks(bits)) {
+    constexpr BlockType type = block_type_of(bits);
+    if (block_shape(type).columns == 256 || count == scale_groups)
+      return load_block_scales<type, true>(w, row, first, count, to);
+    return load_block_scales<type, false>(w, row, first, count, to);
+  }
   const int64_t at = row * w.scale_stride + first * scale_bytes_of(w.scale_type);
   const SpacedRows scales = spaced_rows(w.scales + at, w.scale_stride);
   const SpacedRows biases = spaced_rows(w.biases + at, w.scale_stride);

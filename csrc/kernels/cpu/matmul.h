@@ -2,8 +2,9 @@
 //
 // A weight is code * scale + bias in f32, rounded as the instruction set's multiply-add rounds, or the widened plain
 // element. One of MXFP4 is exact: twice its code's number, which is whole, times half its scale. One of a block is
-// what its type says (block_numbers.inl), to the last bit on every instruction set. An element of a product is one chain of multiply-adds for each lane, in the order of the columns, and then the sum of the lanes. So
-// it depends neither on the number of rows nor on the rows beside it: one row or sixty-four at once give the same bits.
+// what its type says (block_numbers.inl), to the last bit on every instruction set. An element of a product is one
+// chain of multiply-adds for each lane, in the order of the columns, and then the sum of the lanes. So it depends
+// neither on the number of rows nor on the rows beside it: one row or sixty-four at once give the same bits.
 #pragma once
 
 #include <cstdint>

@@ -313,7 +313,8 @@ static void multiply_tiles_of(const Weights& w, int64_t first, int64_t last, con
 
 static void multiply_int16_or_tiles(const Weights& weights, int64_t first, int64_t last, const uint8_t* const* x,
                                     float* const* out, int64_t n, const ReadNext& next) {
-  if (n < min_tile_rows || weights.block != BlockType::none) return multiply_int16(weights, first, last, x, out, n, next);
+  if (n < min_tile_rows || weights.block != BlockType::none)
+    return multiply_int16(weights, first, last, x, out, n, next);
   switch (weights.bits) {
     case 2:
       return multiply_tiles_of<2>(weights, first, last, x, out, n);

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from moeflux._core import ExpertLayout, dequantize
+from moeflux.conversion.block_noise import block_noise
 from moeflux.conversion.destination import (
     JSON_ALLOWANCE,
     check_destination,
@@ -182,6 +183,8 @@ def noise(
         words = raw_bytes(random, storage.weight_row_bytes(columns) * rows)
         exponent = round(np.log2(deviation / 4.6)) + 127
         return [words, exponent + (raw_bytes(random, storage.scale_row_bytes(columns) * rows) & 1)]
+    if storage.is_blocks:
+        return [block_noise(raw_bytes(random, storage.weight_row_bytes(columns) * rows), str(storage), deviation)]
     if not storage.is_affine:
         values = uniform(random, count).reshape(rows, columns) * np.float32(deviation * 3**0.5)
         if shift is not None:

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from moeflux.models.variants import QuantFormat
+from moeflux.oracle.blocks import block_numbers
 
 Array = np.ndarray
 
@@ -16,6 +17,7 @@ class Stored(Protocol):
 
     Affine: `weight` u32 [..., rows, columns * bits / 32], `scales` and `biases` [..., rows, columns / group_size].
     MXFP4: the same with `scales` u8 and no `biases`.
+    Blocks: `weight` u8 [..., rows, bytes of a row] alone.
     Plain: `weight` [...] alone. BF16 is u16 bits throughout, in `weight` as in `scales` and `biases`.
     """
 
@@ -146,6 +148,8 @@ def rows_of_codes(codes: Array, scales: Array) -> Array:
 
 def widen(stored: Stored) -> Array:
     """Any stored tensor as float64."""
+    if stored.format.is_blocks:
+        return block_numbers(stored.weight, str(stored.format)).astype(np.float64)
     if stored.format.is_mxfp4 and stored.scales is not None:
         return mxfp4_numbers(stored.weight, stored.scales)
     if stored.format.is_affine and stored.scales is not None and stored.biases is not None:

@@ -89,9 +89,9 @@ def _storage(bits: int | str, group_size: int, element: str) -> QuantFormat:
 
 
 def element_of(storage: QuantFormat) -> str:
-    if storage.is_mxfp4:
-        return "BF16"
-    return storage.scale_type if storage.is_affine else storage.element
+    if storage.is_affine:
+        return storage.scale_type
+    return "BF16" if storage.is_quantised else storage.element
 
 
 def matrix_tensors(name: str, shape: tuple[int, ...], storage: QuantFormat) -> tuple[DenseTensor, ...]:

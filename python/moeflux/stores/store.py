@@ -37,6 +37,7 @@ class StoredTensor:
 
     Affine: `weight` u32 [..., rows, columns * bits / 32], `scales` and `biases` [..., rows, columns / group_size].
     MXFP4: the same with `scales` u8 and no `biases`.
+    Blocks: `weight` u8 [..., rows, bytes of a row] alone.
     Plain: `weight` alone. BF16 is u16 bits, in all three.
     """
 

@@ -1,0 +1,170 @@
+// Products of digits and codes (see int16.h) with AVX-512 VNNI, for one row of x: the sums of 16 rows of the matrix
+// over 128 columns. A vector holds parts of one row's sum, and the vectors of sixteen rows are added up together.
+#include "kernels/cpu/int16_scales.inl"
+
+namespace moeflux::cpu::MOEFLUX_ISA {
+
+// ---- Sums of 16 matrix rows ----------------------------------------------------------------------------------------
+
+// The sums of a block: a vector for each group, a lane for each matrix row.
+template <int64_t group_size>
+using BlockSums = __m512i[int16_block / group_size];
+
+// As an intrinsic, GCC 12 copies many of the sums from register to register in between.
+MOEFLUX_INLINE __m512i dot(__m512i sum, __m512i codes, __m512i digits) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(digits));
+  return sum;
+}
+
+// Parts of a row's sums over a block: what its codes give with the high digits, and with the low ones.
+struct DigitSums {
+  __m512i high;
+  __m512i low;
+};
+
+template <int bits>
+constexpr bool sums_fit_16_bits = [] {  // 8 products of at most 31 and 128
+  if (!are_in_blocks(bits)) return bits == e2m1 || bits <= 5;
+  return width_of(bits) <= 5 && raised_of(block_type_of(bits)) < 128;
+}();
+
+// 256 * high + low of two rows. Each quarter has two parts of each row's sum over one stretch. Where digits' sums fit
+// in 16 bits, two instructions put them together for both rows.
+template <int bits>
+MOEFLUX_INLINE __m512i of_two_rows(const DigitSums& a, const DigitSums& b) {
+  if constexpr (sums_fit_16_bits<bits>) {
+    const __m512i high = _mm512_maskz_packs_epi32(~__mmask32{0}, a.high, b.high);
+    const __m512i low = _mm512_maskz_packs_epi32(~__mmask32{0}, a.low, b.low);
+    const __m512i sum = _mm512_maskz_madd_epi16(all_lanes, high, _mm512_set1_epi16(256));
+    return _mm512_maskz_dpwssd_epi32(all_lanes, sum, low, _mm512_set1_epi16(1));
+  } else {
+    const __m512i of_a = _mm512_add_epi32(_mm512_maskz_slli_epi32(all_lanes, a.high, 8), a.low);
+    const __m512i of_b = _mm512_add_epi32(_mm512_maskz_slli_epi32(all_lanes, b.high, 8), b.low);
+    return _mm512_add_epi32(_mm512_maskz_unpacklo_epi32(all_lanes, of_a, of_b),
+                            _mm512_maskz_unpackhi_epi32(all_lanes, of_a, of_b));
+  }
+}
+
+// Then each quarter has the sums of four rows over one stretch.
+template <int bits>
+MOEFLUX_INLINE __m512i of_four_rows(__m512i a, __m512i b) {
+  if constexpr (sums_fit_16_bits<bits>) {  // parts of a row are neighbours
+    const __m512 first = (__m512)a;
+    const __m512 second = (__m512)b;
+    return _mm512_add_epi32((__m512i)_mm512_maskz_shuffle_ps(all_lanes, first, second, 0x88),
+                            (__m512i)_mm512_maskz_shuffle_ps(all_lanes, first, second, 0xdd));
+  } else {
+    return _mm512_add_epi32(_mm512_maskz_unpacklo_epi64(0xff, a, b), _mm512_maskz_unpackhi_epi64(0xff, a, b));
+  }
+}
+
+// v[i] are the sums of rows 4 * i ... 4 * i + 3.
+template <int64_t group_size>
+MOEFLUX_INLINE void sums_of_groups(const __m512i (&v)[4], BlockSums<group_size>& sums) {
+  if constexpr (group_size == 32) {
+    MOEFLUX_UNROLL
+    for (int i = 0; i < 4; ++i) sums[i] = v[i];
+    turn_quarters(sums);
+  } else {
+    const __m512i first = _mm512_add_epi32(quarters<0x88>(v[0], v[1]), quarters<0xdd>(v[0], v[1]));
+    const __m512i second = _mm512_add_epi32(quarters<0x88>(v[2], v[3]), quarters<0xdd>(v[2], v[3]));
+    const __m512i low = quarters<0x88>(first, second);
+    const __m512i high = quarters<0xdd>(first, second);
+    if constexpr (group_size == 64) {
+      sums[0] = low;
+      sums[1] = high;
+    } else {
+      sums[0] = _mm512_add_epi32(low, high);
+    }
+  }
+}
+
+// What is prefetched goes to the second-level cache, far ahead and in the order of memory, and from there to the first,
+// just before it is multiplied. Most of the lines of a row are far from those of the next, so the processor does not
+// see by itself which comes.
+
+// Cache lines that a block of one row has at most, if it begins on one.
+template <int bits>
+constexpr int64_t lines_of_block = (bytes_of_128(bits) + 63) / 64;
+
+// Where the last byte of the block after block b lies in each of the `together` rows; after the last block, that of the
+// first in the next `together` rows. Without a place there, it is still a place that may be prefetched.
+template <int bits>
+MOEFLUX_INLINE int64_t end_of_next_block(const Weights& w, int64_t b, int64_t blocks, int64_t together) {
+  constexpr int64_t block_bytes = bytes_of_128(bits);
+  return b + 1 < blocks ? (b + 2) * block_bytes - 1 : together * w.code_stride + block_bytes - 1;
+}
+
+// Otherwise a row is so many instructions that sixteen are a loop.
+template <int bits>
+constexpr bool taken_apart_quickly = bits == 2 || bits == 8 || width_of(bits) == 4 || are_in_blocks(bits);
+
+// Groups of 16 columns are two lanes of a row each. All lanes are transposed, and then these are added up.
+template <typename SumsOfRow>
+MOEFLUX_INLINE void sums_of_pairs(const SumsOfRow& sums_of_row, BlockSums<16>& sums) {
+  __m512i v[code_rows];
+  MOEFLUX_UNROLL
+  for (int64_t r = 0; r < code_rows; ++r) {
+    const DigitSums of_row = sums_of_row(r);
+    v[r] = _mm512_add_epi32(_mm512_maskz_slli_epi32(all_lanes, of_row.high, 8), of_row.low);
+  }
+  turn(v);
+  MOEFLUX_UNROLL
+  for (int64_t g = 0; g < int16_block / 16; ++g) sums[g] = _mm512_add_epi32(v[2 * g], v[2 * g + 1]);
+}
+
+// Larger groups are whole stretches.
+template <int bits, int64_t group_size, typename SumsOfRow>
+MOEFLUX_INLINE void sums_of_stretches(const SumsOfRow& sums_of_row, BlockSums<group_size>& sums) {
+  DigitSums of_row[code_rows];
+  __m512i of_two[code_rows / 2];
+  __m512i v[code_rows / 4];
+  if constexpr (!taken_apart_quickly<bits>)
+    for (int64_t r = 0; r < code_rows; ++r) of_row[r] = sums_of_row(r);
+  MOEFLUX_UNROLL
+  for (int64_t r = 0; r < code_rows; ++r) {
+    if constexpr (taken_apart_quickly<bits>) of_row[r] = sums_of_row(r);
+    // Rows are added up as they come: their shuffles have another unit than the products, and both go side by side.
+    if (r % 2 == 1) of_two[r / 2] = of_two_rows<bits>(of_row[r - 1], of_row[r]);
+    if (r % 4 == 3) v[r / 4] = of_four_rows<bits>(of_two[r / 2 - 1], of_two[r / 2]);
+  }
+  sums_of_groups<group_size>(v, sums);
+}
+
+// Sums of code * q over a block, of which `left` columns are there, or all if it is `whole`. `half` says which half of
+// blocks of 256 columns it is. Meanwhile it prefetches
+// the cache lines at `target`, some of them with each row, and those that end with the bytes that `next` has. If all
+// lines were asked for at once, they would wait for each other, and the multiplications with them. So they go one after
+// the other, each tied to the numbers that are being multiplied.
+template <int bits, int64_t group_size, bool whole>
+MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const SpacedRows& rows, int64_t half, int64_t left,
+                                  const uint8_t* target, const SpacedRows& next, BlockSums<group_size>& sums) {
+  constexpr int64_t lines = bytes_of_128(bits) / 4;  // as many as 16 blocks have
+  const __m512i high_even = load<__m512i>(digits);
+  const __m512i high_odd = load<__m512i>(digits + 64);
+  const __m512i low_even = load<__m512i>(digits + 128);
+  const __m512i low_odd = load<__m512i>(digits + 192);
+  const auto sums_of_row = [&](int64_t r) __attribute__((always_inline)) {
+    const BlockCodes codes = whole ? codes_at<bits>(rows.row(r), half) : codes_at<bits>(rows.row(r), half, left);
+    __m512i high = dot(dot(_mm512_setzero_si512(), codes.even, high_even), codes.odd, high_odd);
+    for (int64_t i = r * lines / code_rows; i < (r + 1) * lines / code_rows; ++i)
+      asm volatile("prefetcht1 %1" : "+v"(high) : "m"(target[i * 64]));
+    MOEFLUX_UNROLL
+    for (int64_t i = 0; i < lines_of_block<bits>; ++i)
+      asm volatile("prefetcht0 %1" : "+v"(high) : "m"(next.row(r)[-i * 64]));
+    return DigitSums{high, dot(dot(_mm512_setzero_si512(), codes.even, low_even), codes.odd, low_odd)};
+  };
+  if constexpr (group_size == 16)
+    sums_of_pairs(sums_of_row, sums);
+  else
+    sums_of_stretches<bits, group_size>(sums_of_row, sums);
+}
+
+// The same for the last block of a row that ends within it. It stays out of the loop, which would share its addresses.
+template <int bits, int64_t group_size>
+[[gnu::noinline]] static void sums_of_part(const uint8_t* digits, const SpacedRows& rows, int64_t half, int64_t left,
+                                           const uint8_t* target, const SpacedRows& next, BlockSums<group_size>& sums) {
+  sums_of_block<bits, group_size, false>(digits, rows, half, left, target, next, sums);
+}
+
+}  // namespace moeflux::cpu::MOEFLUX_ISA
