@@ -99,6 +99,31 @@ void equal(const char* kernel, const Element* const (&found)[2], int64_t count) 
 
 // ---- Matrices ------------------------------------------------------------------------------------------------------
 
+void check_products(const Weights& weights, int64_t rows, int64_t n) {
+  const int64_t columns = weights.columns;
+  const float* x[max_block];
+  const float* tall[max_block];
+  for (int64_t i = 0; i < n; ++i) x[i] = numbers(columns), tall[i] = numbers(rows);
+  float* products[2];
+  float* transposed[2];
+  float* row[2];
+  for (int side = 0; side < 2; ++side) {
+    const MatmulKernels& kernels = both[side]->matmul;
+    products[side] = room<float>(n * rows);
+    transposed[side] = room<float>(n * columns);
+    row[side] = room<float>(columns);
+    float* out[max_block];
+    for (int64_t i = 0; i < n; ++i) out[i] = products[side] + i * rows;
+    kernels.multiply(weights, 0, rows, x, out, n);
+    for (int64_t i = 0; i < n; ++i) out[i] = transposed[side] + i * columns;
+    kernels.multiply_transposed(weights, rows, 0, columns, tall, out, n);
+    kernels.dequantize(weights, 5, row[side]);
+  }
+  near("multiply", {products[0], products[1]}, n * rows);
+  near("multiply_transposed", {transposed[0], transposed[1]}, n * columns);
+  near("dequantize", {row[0], row[1]}, columns, 1e-6);
+}
+
 void check_matrix(int bits, int64_t group, DType type, int64_t columns, int64_t n) {
   const int64_t rows = 37;
   const bool affine = bits > 0;
@@ -136,28 +161,59 @@ void check_matrix(int bits, int64_t group, DType type, int64_t columns, int64_t 
   weights.codes = parts[0];
   weights.scales = affine ? parts[1] : nullptr;
   weights.biases = affine ? parts[2] : nullptr;
+  check_products(weights, rows, n);
+}
 
-  const float* x[max_block];
-  const float* tall[max_block];
-  for (int64_t i = 0; i < n; ++i) x[i] = numbers(columns), tall[i] = numbers(rows);
-  float* products[2];
-  float* transposed[2];
-  float* row[2];
-  for (int side = 0; side < 2; ++side) {
-    const MatmulKernels& kernels = both[side]->matmul;
-    products[side] = room<float>(n * rows);
-    transposed[side] = room<float>(n * columns);
-    row[side] = room<float>(columns);
-    float* out[max_block];
-    for (int64_t i = 0; i < n; ++i) out[i] = products[side] + i * rows;
-    kernels.multiply(weights, 0, rows, x, out, n);
-    for (int64_t i = 0; i < n; ++i) out[i] = transposed[side] + i * columns;
-    kernels.multiply_transposed(weights, rows, 0, columns, tall, out, n);
-    kernels.dequantize(weights, 5, row[side]);
+// Where blocks of the type have f16 numbers: so many of them from a place on.
+struct HalvesOfBlock {
+  int64_t first;
+  int64_t count;
+};
+
+HalvesOfBlock halves_of(BlockType type) {
+  switch (type) {
+    case BlockType::q2_k:
+      return {80, 2};
+    case BlockType::q3_k:
+      return {108, 1};
+    case BlockType::q6_k:
+      return {208, 1};
+    case BlockType::q4_1:
+    case BlockType::q5_1:
+    case BlockType::q4_k:
+    case BlockType::q5_k:
+      return {0, 2};
+    default:
+      return {0, 1};
   }
-  near("multiply", {products[0], products[1]}, n * rows);
-  near("multiply_transposed", {transposed[0], transposed[1]}, n * columns);
-  near("dequantize", {row[0], row[1]}, columns, 1e-6);
+}
+
+// Numbers of a row must be the same to the last bit.
+void check_blocks(const BlockShape& shape, int64_t n) {
+  const int64_t rows = 37;
+  const int64_t blocks = 3;  // of a row
+  Weights weights;
+  weights.block = shape.type;
+  weights.bits = shape.bits;
+  weights.group_size = shape.group;
+  weights.columns = blocks * shape.columns;
+  weights.element = DType::u8;
+  weights.code_stride = blocks * shape.bytes;
+  uint8_t* memory = room<uint8_t>(rows * weights.code_stride);
+  for (int64_t i = 0; i < rows * weights.code_stride; ++i) memory[i] = static_cast<uint8_t>(random_bits());
+  const HalvesOfBlock halves = halves_of(shape.type);
+  for (int64_t b = 0; b < rows * blocks; ++b) {
+    uint8_t* block = memory + b * shape.bytes;
+    if (shape.type == BlockType::mxfp4)
+      block[0] = static_cast<uint8_t>(120 + random_bits() % 7);
+    else
+      for (int64_t i = 0; i < halves.count; ++i) block[halves.first + 2 * i + 1] &= 0xbf;  // finite
+  }
+  weights.codes = weights.scales = weights.biases = memory;
+  check_products(weights, rows, n);
+  float* row[2] = {room<float>(weights.columns), room<float>(weights.columns)};
+  for (int side = 0; side < 2; ++side) both[side]->matmul.dequantize(weights, 5, row[side]);
+  equal("dequantize", {row[0], row[1]}, weights.columns);
 }
 
 void check_matrices() {
@@ -168,6 +224,7 @@ void check_matrices() {
       check_matrix(0, 0, type, 100, n);
     }
     check_matrix(4, 32, DType::u8, 384, n);  // MXFP4
+    for (const BlockShape& shape : block_shapes) check_blocks(shape, n);
   }
 }
 
