@@ -186,7 +186,10 @@ def test_expert_ffn(isa: str, n: int, k: int, count: int) -> None:
 
 def softer(matrix: StoredMatrix) -> StoredMatrix:
     """With numbers of about a 64th, so that what experts compute is about as large as x."""
-    name, halves = str(matrix.format), {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+    name, halves = (
+        str(matrix.format),
+        {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)},
+    )
     blocks = matrix.weight.reshape(-1, TYPES[name][0]).copy()
     if name == "GGUF_MXFP4":
         blocks[:, 0] -= 6

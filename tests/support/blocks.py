@@ -17,8 +17,8 @@ CODES |= {"IQ4_XS": (8, 136), "GGUF_MXFP4": (1, 17)}
 
 
 def random_blocks(rng: np.random.Generator, name: str, count: int, *, every_scale: bool = False) -> np.ndarray:
-    """Codes and scales of parts are random bits: uint8 [count, bytes]. f16 numbers are of a normal distribution, or every
-    finite one alike: zeros of both signs and subnormal ones too. So are the powers of MXFP4."""
+    """Codes and scales of parts are random bits: uint8 [count, bytes]. f16 numbers are of a normal distribution, or any
+    finite ones: zeros of both signs and subnormal ones too. So are the powers of MXFP4."""
     format = QuantFormat.blocks(name)
     blocks = rng.integers(0, 256, (count, format.weight_row_bytes(format.whole_columns))).astype(np.uint8)
     for at in HALVES.get(name, (0,)):

@@ -79,7 +79,7 @@ def random_matrix(rng: np.random.Generator, format: QuantFormat, rows: int, colu
         name, size = str(format), format.weight_row_bytes(format.whole_columns)
         blocks = random_blocks(rng, name, rows * columns // format.whole_columns)
         exact, least = (block_numbers(b, name).astype(np.float64) for b in (blocks, least_codes(blocks, name)))
-        # The least code's number is the bias of codes that begin at 0. The code's part is what the bias leaves, or more.
+        # The number of the least code is the bias of codes from 0 on, and the rest of a number is the code's part.
         parts = np.abs(exact) + 2 * np.abs(least)
         weight = blocks.reshape(rows, columns // format.whole_columns * size)
         return StoredMatrix(format, weight, None, None, exact.reshape(rows, -1), parts.reshape(rows, -1))

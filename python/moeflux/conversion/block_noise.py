@@ -14,7 +14,7 @@ SCALES = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208}
 """Where the f16 of a block lies, if not at its start."""
 
 MINIMA = {"Q4_1": -7.5, "Q5_1": -15.5, "Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}
-"""By what the second f16 of a block, which lies behind the first, is larger, where numbers shall deviate from zero."""
+"""By what the second f16 of a block, behind the first, is larger, where numbers shall deviate from zero."""
 
 
 def block_noise(random: np.ndarray, name: str, deviation: float) -> np.ndarray:

@@ -56,7 +56,7 @@ def _numbers(codes: Array, scale: Array, least: Array | None = None) -> Array:
 
 def _fifth(codes: Array, bits: Array) -> Array:
     """Codes of 4 bits [n, 32] with a fifth one from uint8 [n, 4]."""
-    return codes | np.unpackbits(bits, axis=1, bitorder="little") << 4
+    return np.asarray(codes | np.unpackbits(bits, axis=1, bitorder="little") << 4)
 
 
 def q8_0(blocks: Array) -> Array:
