@@ -35,6 +35,7 @@ void register_decoder(pybind11::module_& m);
 void register_engine(pybind11::module_& m, Class<Testing>& testing);
 void register_errors();
 void register_format(pybind11::module_& m);
+void register_gguf(pybind11::module_& m);
 void register_io(pybind11::module_& m);
 void register_metal(pybind11::module_& m);
 void register_cuda(pybind11::module_& m);

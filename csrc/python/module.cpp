@@ -11,6 +11,7 @@ PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
   moeflux::python::register_quantize(m);
   moeflux::python::register_snapshot(m);
   moeflux::python::register_format(m);
+  moeflux::python::register_gguf(m);
   moeflux::python::register_io(m);
   auto testing = moeflux::python::register_testing(m);
   moeflux::python::register_ops(m, testing);

@@ -45,22 +45,12 @@ py::object to_python(const Json& json, const std::set<std::string>& without = {}
   return py::none();
 }
 
-// The str that os.fsdecode would give, whatever bytes the name has.
-py::object path_to_python(const std::string& path) { return py::str(py::cast(fs::path(path))); }
-
 py::tuple shape_to_python(const std::vector<int64_t>& shape) { return py::tuple(py::cast(shape)); }
 
 py::list spans_to_python(const std::vector<Span>& spans) {
   py::list list;
   for (const Span& span : spans) list.append(py::make_tuple(span.file, span.offset, span.bytes));
   return list;
-}
-
-template <typename Named>
-py::dict by_name(const Named& entries) {
-  py::dict dict;
-  for (const auto& [name, value] : entries) dict[py::str(name)] = value;
-  return dict;
 }
 
 // What Python sees of a file's directory. The dict is made once, because callers look tensors up in loops.
@@ -94,20 +84,6 @@ std::unique_ptr<SafetensorsFile> safetensors_of(const py::object& data, const st
   const std::span<const std::byte> bytes = view.bytes();
   SafetensorsHeader header = parse_safetensors_header(bytes, static_cast<int64_t>(bytes.size()), where);
   return std::make_unique<SafetensorsFile>(safetensors_file(where, std::move(header)));
-}
-
-// Runs `open` without the interpreter.
-template <typename Open>
-Store open_store(const Open& open) {
-  Store store;
-  {
-    const Released release;
-    store.directory = open();
-  }
-  for (const std::string& file : store.directory.files) store.files.append(path_to_python(file));
-  store.tensors = by_name(store.directory.tensors);
-  store.formats = by_name(store.directory.formats);
-  return store;
 }
 
 void register_readers(py::module_& m) {
@@ -278,7 +254,7 @@ void register_stores(py::module_& m) {
       "open_packed",
       [](const fs::path& weights_dir, const fs::path& experts_dir, const std::string& variant_json,
          const std::optional<ExpertFormats>& experts) {
-        return open_store([&] {
+        return store_object([&] {
           return open_packed(weights_dir.string(), experts_dir.string(), parse_variant(variant_json), experts);
         });
       },
@@ -288,14 +264,14 @@ void register_stores(py::module_& m) {
   m.def(
       "planned_store",
       [](const std::string& variant_json, const QuantFormat& format) {
-        return open_store([&] { return planned_store(parse_variant(variant_json), format); });
+        return store_object([&] { return planned_store(parse_variant(variant_json), format); });
       },
       py::arg("variant_json"), py::arg("format"),
       "A packed store that nobody has made yet, with every matrix in that format.");
   m.def(
       "open_mlx",
       [](const fs::path& folder, const std::string& variant_json) {
-        return open_store([&] { return open_mlx(folder.string(), parse_variant(variant_json)); });
+        return store_object([&] { return open_mlx(folder.string(), parse_variant(variant_json)); });
       },
       py::arg("folder"), py::arg("variant_json"), "Opens a folder of MLX safetensors in place.");
 }

@@ -24,26 +24,28 @@ TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 CAPITAL, SMALL = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 UPPER, LOWER = rf"[{CAPITAL}&&[^\p{{Han}}]]", rf"[{SMALL}&&[^\p{{Han}}]]"
-PATTERNS = frozenset(
-    {
-        # GPT-2, GPT-4 and Llama 3, Qwen2 and Qwen3, Qwen3.5
-        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-        rf"{SHORT}|{LETTERS}\p{{L}}+|\p{{N}}{{1,3}}|{TAIL}",
-        rf"{SHORT}|{LETTERS}\p{{L}}+|\p{{N}}|{TAIL}",
-        rf"{SHORT}|{LETTERS}[\p{{L}}\p{{M}}]+|\p{{N}}|"
-        r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        # DeepSeek-V3, three in sequence
-        r"\p{N}{1,3}",
-        "[一-龥\u3040-\u309f\u30a0-\u30ff]+",
-        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
-        r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        # Kimi-K2
-        rf"[\p{{Han}}]+|{LETTERS}{UPPER}*{LOWER}+{SHORT}?|{LETTERS}{UPPER}+{LOWER}*{SHORT}?|\p{{N}}{{1,3}}|{TAIL}",
-        # GPT-4o: gpt-oss and MiniMax-M2
-        rf"{LETTERS}[{CAPITAL}]*[{SMALL}]+{SHORT}?|{LETTERS}[{CAPITAL}]+[{SMALL}]*{SHORT}?|\p{{N}}{{1,3}}|"
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    }
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = rf"{SHORT}|{LETTERS}\p{{L}}+|\p{{N}}{{1,3}}|{TAIL}"
+"""Of GPT-4, too."""
+QWEN2 = rf"{SHORT}|{LETTERS}\p{{L}}+|\p{{N}}|{TAIL}"
+QWEN35 = (
+    rf"{SHORT}|{LETTERS}[\p{{L}}\p{{M}}]+|\p{{N}}|"
+    r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
+    r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+"""One after the other."""
+KIMI_K2 = rf"[\p{{Han}}]+|{LETTERS}{UPPER}*{LOWER}+{SHORT}?|{LETTERS}{UPPER}+{LOWER}*{SHORT}?|\p{{N}}{{1,3}}|{TAIL}"
+GPT4O = (
+    rf"{LETTERS}[{CAPITAL}]*[{SMALL}]+{SHORT}?|{LETTERS}[{CAPITAL}]+[{SMALL}]*{SHORT}?|\p{{N}}{{1,3}}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Of gpt-oss and MiniMax-M2, too."""
+PATTERNS = frozenset({GPT2, LLAMA3, QWEN2, QWEN35, *DEEPSEEK3, KIMI_K2, GPT4O})
 """Each match of these looks at the characters that it takes, and at as many more at most."""
 
 
