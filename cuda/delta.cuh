@@ -83,7 +83,7 @@ struct DeltaToken {
   Gates gates;
 
   DEV void load(const DeltaParams& params, u32 token, u32 head, u32 row) {
-    const u32 key_head = head / params.values_per_key;
+    const u32 key_head = head / params.neighbours % params.key_heads;
     const float* query = params.q + u64(token) * params.q_row_stride + key_head * params.q_head_stride;
     const float* key = params.k + u64(token) * params.k_row_stride + key_head * params.k_head_stride;
     const u64 gate = u64(token) * params.value_heads + head;

@@ -59,7 +59,7 @@ kernel void gated_delta(constant DeltaParams& params [[buffer(0)]], device const
   constexpr uint chunks = max_key_dim / lanes;
   const uint row = group.x * delta_values + simdgroup, head = group.y;
   if (row >= params.value_dim) return;
-  const uint key_head = head / params.values_per_key;
+  const uint key_head = head / params.neighbours % params.key_heads;
   state += (ulong(head) * params.value_dim + row) * params.key_dim;
   float held[chunks];
   for (uint c = 0; c < chunks; c++) held[c] = lane + c * lanes < params.key_dim ? state[lane + c * lanes] : 0.0f;

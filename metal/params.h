@@ -271,7 +271,8 @@ struct DeltaParams {
   uint32_t value_heads;
   uint32_t key_dim;
   uint32_t value_dim;
-  uint32_t values_per_key;  // value heads that share a key head
+  uint32_t key_heads;
+  uint32_t neighbours;  // value heads one after another that share a key head
   uint32_t q_row_stride;
   uint32_t q_head_stride;
   uint32_t k_row_stride;

@@ -244,13 +244,17 @@ struct DeltaGatesArgs {
 };
 
 struct DeltaArgs {
-  Heads q;     // key heads, normalised and scaled
-  Heads k;     // key heads, normalised
-  Heads v;     // value heads; a multiple of the key heads, consecutive ones share a key head
-  View decay;  // [n, value heads]
-  View beta;   // [n, value heads]
-  View state;  // [value heads, v.dim, k.dim]; updated
-  View out;    // [n, value heads, v.dim]
+  Heads q;             // key heads, normalised and scaled
+  Heads k;             // key heads, normalised
+  Heads v;             // value heads; a multiple of the key heads
+  View decay;          // [n, value heads]
+  View beta;           // [n, value heads]
+  View state;          // [value heads, v.dim, k.dim]; updated
+  View out;            // [n, value heads, v.dim]
+  bool tiled = false;  // value head i takes key head i % k.heads; otherwise neighbours share one
+
+  // The key head of value head i is i / neighbours() % k.heads.
+  int64_t neighbours() const { return tiled ? 1 : v.heads / k.heads; }
 };
 
 struct RouteArgs {

@@ -367,6 +367,7 @@ void CpuCommands::gated_delta(const DeltaArgs& args, int64_t n) {
     task.rows = n;
     task.key_heads = args.k.heads;
     task.value_heads = args.v.heads;
+    task.neighbours = args.neighbours();
     task.key_dim = args.k.dim;
     task.value_dim = args.v.dim;
     pool_.parallel(kernels_.delta.gated_delta_units(task),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -29,8 +30,10 @@ int64_t elements_of(const StoredTensor& tensor) {
   return count;
 }
 
-// Kernels take vectors in f32.
-bool is_widened(const StoredTensor& tensor) { return is_vector(tensor.kind) && tensor.dtype != DType::f32; }
+// Kernels take vectors in f32, as the model means them.
+bool is_widened(const StoredTensor& tensor) {
+  return is_vector(tensor.kind) && (tensor.dtype != DType::f32 || tensor.negated_exp);
+}
 
 // The tensors that are loaded: rows of a table stay in their file.
 template <typename Visit>
@@ -53,14 +56,25 @@ bool stays_in_place(const StoredTensor& tensor) {
   return tensor.spans.size() == 1 && tensor.spans.front().offset % tensor_alignment == 0 && !is_widened(tensor);
 }
 
-// Widens in place, so that loading needs no memory besides the arena. `count` halves lie at the end of the room for as
+float stored_number(DType dtype, const std::byte* at) {
+  if (dtype == DType::f32) {
+    float number;
+    std::memcpy(&number, at, sizeof number);
+    return number;
+  }
+  uint16_t half;
+  std::memcpy(&half, at, sizeof half);
+  return dtype == DType::bf16 ? bf16_to_f32(half) : f16_to_f32(half);
+}
+
+// Widens in place, so that loading needs no memory besides the arena. `count` numbers lie at the end of the room for as
 // many f32. Each is read before a number is written over it.
 void widen(const StoredTensor& tensor, std::byte* room, int64_t count) {
-  const std::byte* halves = room + 2 * count;
+  const auto size = static_cast<int64_t>(dtype_bytes(tensor.dtype));
+  const std::byte* stored = room + (static_cast<int64_t>(sizeof(float)) - size) * count;
   for (int64_t i = 0; i < count; ++i) {
-    uint16_t half;
-    std::memcpy(&half, halves + 2 * i, sizeof half);
-    const float number = (tensor.dtype == DType::bf16 ? bf16_to_f32(half) : f16_to_f32(half)) + tensor.added;
+    float number = stored_number(tensor.dtype, stored + size * i) + tensor.added;
+    if (tensor.negated_exp) number = static_cast<float>(std::log(-static_cast<double>(number)));
     std::memcpy(room + 4 * i, &number, sizeof number);
   }
 }
@@ -135,7 +149,7 @@ void WeightLoader::load(const std::vector<File>& files, const std::string& name,
                         const DenseLanding& landing) {
   const bool widened = is_widened(tensor);
   const int64_t begin = place_of(name).offset;
-  int64_t offset = widened ? begin + stored_bytes(tensor) : begin;
+  int64_t offset = widened ? begin + 4 * elements_of(tensor) - stored_bytes(tensor) : begin;
   for (const Span& span : tensor.spans)
     for (int64_t done = 0; done < span.bytes; done += piece) {
       const int64_t bytes = std::min(piece, span.bytes - done);

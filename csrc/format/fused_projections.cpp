@@ -17,7 +17,8 @@ struct Slice {
 StoredTensor take_rows(const StoredTensor& fused, const std::vector<std::pair<int64_t, int64_t>>& ranges) {
   const Span& whole = fused.spans.front();
   const int64_t row_bytes = whole.bytes / fused.shape.front();
-  StoredTensor tensor{fused.dtype, fused.shape, {}};
+  StoredTensor tensor = fused;
+  tensor.spans.clear();
   tensor.shape.front() = 0;
   for (const auto& [first, rows] : ranges) {
     const Span span{whole.file, whole.offset + first * row_bytes, rows * row_bytes};

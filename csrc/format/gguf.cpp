@@ -22,24 +22,29 @@ constexpr std::string_view alignment_key = "general.alignment";
 constexpr std::array kind_names = {"u8",   "i8",     "u16",   "i16", "u32", "i32", "f32",
                                    "bool", "string", "array", "u64", "i64", "f64"};
 
-constexpr std::array<GgufType, 34> types = {{
-    {0, "F32", 1, 4},         {1, "F16", 1, 2},         {2, "Q4_0", 32, 18},     {3, "Q4_1", 32, 20},
-    {6, "Q5_0", 32, 22},      {7, "Q5_1", 32, 24},      {8, "Q8_0", 32, 34},     {9, "Q8_1", 32, 36},
-    {10, "Q2_K", 256, 84},    {11, "Q3_K", 256, 110},   {12, "Q4_K", 256, 144},  {13, "Q5_K", 256, 176},
-    {14, "Q6_K", 256, 210},   {15, "Q8_K", 256, 292},   {16, "IQ2_XXS", 256, 66}, {17, "IQ2_XS", 256, 74},
-    {18, "IQ3_XXS", 256, 98}, {19, "IQ1_S", 256, 50},   {20, "IQ4_NL", 32, 18},  {21, "IQ3_S", 256, 110},
-    {22, "IQ2_S", 256, 82},   {23, "IQ4_XS", 256, 136}, {24, "I8", 1, 1},        {25, "I16", 1, 2},
-    {26, "I32", 1, 4},        {27, "I64", 1, 8},        {28, "F64", 1, 8},       {29, "IQ1_M", 256, 56},
-    {30, "BF16", 1, 2},       {34, "TQ1_0", 256, 54},   {35, "TQ2_0", 256, 66},  {39, "MXFP4", 32, 17},
-    {40, "NVFP4", 64, 36},    {41, "Q1_0", 128, 18},
-}};
+struct OtherType {
+  uint32_t number;
+  GgufType type;
+};
 
-// ---- Cursor ---------------------------------------------------------------------------------------------------------
+// Those that are no blocks which kernels read. Two more are of numbers on their way through a product, never of a file.
+constexpr std::array other_types = {
+    OtherType{0, {"F32", 1, 4}},        OtherType{1, {"F16", 1, 2}},         OtherType{16, {"IQ2_XXS", 256, 66}},
+    OtherType{17, {"IQ2_XS", 256, 74}}, OtherType{18, {"IQ3_XXS", 256, 98}}, OtherType{19, {"IQ1_S", 256, 50}},
+    OtherType{21, {"IQ3_S", 256, 110}}, OtherType{22, {"IQ2_S", 256, 82}},   OtherType{24, {"I8", 1, 1}},
+    OtherType{25, {"I16", 1, 2}},       OtherType{26, {"I32", 1, 4}},        OtherType{27, {"I64", 1, 8}},
+    OtherType{28, {"F64", 1, 8}},       OtherType{29, {"IQ1_M", 256, 56}},   OtherType{30, {"BF16", 1, 2}},
+    OtherType{34, {"TQ1_0", 256, 54}},  OtherType{35, {"TQ2_0", 256, 66}},   OtherType{40, {"NVFP4", 64, 36}},
+    OtherType{41, {"Q1_0", 128, 18}},
+};
+
+// ---- HeaderReader
+// ---------------------------------------------------------------------------------------------------------
 
 // Goes through a file from its start, reading a window at a time.
-class Cursor {
+class HeaderReader {
  public:
-  Cursor(const GgufRead& read, int64_t file_bytes, std::string_view where)
+  HeaderReader(const GgufRead& read, int64_t file_bytes, std::string_view where)
       : read_(read), file_bytes_(file_bytes), limit_(std::min(file_bytes, gguf_max_header)), where_(where) {}
 
   int64_t at() const { return at_; }
@@ -49,8 +54,8 @@ class Cursor {
   void require(uint64_t bytes, std::string_view what) const {
     if (bytes <= static_cast<uint64_t>(limit_ - at_)) return;
     const std::string_view end = limit_ < file_bytes_ ? "of the longest header" : "of the file";
-    throw FormatError(concat(where_, ": ", what, ": expected ", bytes, " bytes at byte ", at_, ", found ",
-                             limit_ - at_, " before the end ", end));
+    throw FormatError(concat(where_, ": ", what, ": expected ", bytes, " bytes at byte ", at_, ", found ", limit_ - at_,
+                             " before the end ", end));
   }
 
   void take(std::span<std::byte> into, std::string_view what) {
@@ -78,8 +83,8 @@ class Cursor {
     for (size_t i = 0; i < text.size();) {
       const size_t sequence = utf8_sequence(text, i);
       if (sequence == 0)
-        throw FormatError(concat(where_, ": ", what, ": expected UTF-8, found byte ", i, " of ", in_quotes(text, 60),
-                                 " to be none"));
+        throw FormatError(
+            concat(where_, ": ", what, ": expected UTF-8, found byte ", i, " of ", in_quotes(text, 60), " to be none"));
       i += sequence;
     }
     return text;
@@ -121,7 +126,7 @@ class Cursor {
 
 // ---- Values ---------------------------------------------------------------------------------------------------------
 
-GgufKind kind_of(Cursor& file, std::string_view what) {
+GgufKind kind_of(HeaderReader& file, std::string_view what) {
   const uint32_t kind = file.u32(what);
   if (kind >= kind_names.size())
     throw FormatError(
@@ -129,7 +134,7 @@ GgufKind kind_of(Cursor& file, std::string_view what) {
   return static_cast<GgufKind>(kind);
 }
 
-void take_numbers(Cursor& file, GgufValue& value, std::string_view what) {
+void take_numbers(HeaderReader& file, GgufValue& value, std::string_view what) {
   const size_t size = gguf_kind_bytes(value.kind);
   file.require(static_cast<uint64_t>(value.count) * size, what);  // count is at most the bytes that there are
   value.numbers.resize(static_cast<size_t>(value.count) * size);
@@ -141,9 +146,9 @@ void take_numbers(Cursor& file, GgufValue& value, std::string_view what) {
           concat(file.where(), ": ", what, ": expected 0 or 1 for a bool, found ", std::to_integer<int>(flag)));
 }
 
-GgufValue value_of(Cursor& file, GgufKind kind, std::string_view what);
+GgufValue value_of(HeaderReader& file, GgufKind kind, std::string_view what);
 
-GgufValue array_of(Cursor& file, std::string_view what, int depth) {
+GgufValue array_of(HeaderReader& file, std::string_view what, int depth) {
   if (depth > gguf_max_depth)
     throw FormatError(
         concat(file.where(), ": ", what, ": expected arrays at most ", gguf_max_depth, " deep, found deeper ones"));
@@ -168,7 +173,7 @@ GgufValue array_of(Cursor& file, std::string_view what, int depth) {
   return value;
 }
 
-GgufValue value_of(Cursor& file, GgufKind kind, std::string_view what) {
+GgufValue value_of(HeaderReader& file, GgufKind kind, std::string_view what) {
   if (kind == GgufKind::array) return array_of(file, what, 1);
   GgufValue value;
   value.kind = kind;
@@ -179,10 +184,11 @@ GgufValue value_of(Cursor& file, GgufKind kind, std::string_view what) {
   return value;
 }
 
-void take_values(Cursor& file, uint64_t count, GgufHeader& header) {
+void take_values(HeaderReader& file, uint64_t count, GgufHeader& header) {
   file.count(count, "keys");
   for (uint64_t i = 0; i < count; ++i) {
     std::string key = file.string(concat("key ", i), gguf_max_key);
+    if (key.empty()) throw FormatError(concat(file.where(), ": key ", i, ": expected a name, found none"));
     const std::string what = concat("key ", in_quotes(key, 80));
     const GgufKind kind = kind_of(file, what);
     if (!header.values.emplace(std::move(key), value_of(file, kind, what)).second)
@@ -205,7 +211,7 @@ int64_t alignment_of(const GgufHeader& header, std::string_view where) {
 }
 
 // Its offset is still that in the data.
-GgufTensor tensor_of(Cursor& file, const std::string& what) {
+GgufTensor tensor_of(HeaderReader& file, const std::string& what) {
   GgufTensor tensor;
   const uint32_t rank = file.u32(what);
   if (rank > gguf_max_rank)
@@ -214,23 +220,26 @@ GgufTensor tensor_of(Cursor& file, const std::string& what) {
   for (uint32_t i = 0; i < rank; ++i) {
     const uint64_t size = file.u64(what);
     if (size == 0 || size > static_cast<uint64_t>(INT64_MAX))
-      throw FormatError(concat(file.where(), ": ", what, ": size ", i, ": expected 1 to ", INT64_MAX, ", found ", size));
+      throw FormatError(
+          concat(file.where(), ": ", what, ": size ", i, ": expected 1 to ", INT64_MAX, ", found ", size));
     tensor.shape.insert(tensor.shape.begin(), static_cast<int64_t>(size));
   }
-  const uint32_t type = file.u32(what);
-  tensor.type = gguf_type(type);
-  if (!tensor.type)
-    throw FormatError(concat(file.where(), ": ", what, ": type: expected a number that stands for one, found ", type));
+  const uint32_t number = file.u32(what);
+  const std::optional<GgufType> type = gguf_type(number);
+  if (!type)
+    throw FormatError(
+        concat(file.where(), ": ", what, ": type: expected a number that stands for one, found ", number));
+  tensor.type = *type;
   const int64_t row = tensor.shape.empty() ? 1 : tensor.shape.back();
-  if (row % tensor.type->block != 0)
-    throw FormatError(concat(file.where(), ": ", what, ": expected rows of whole blocks of ", tensor.type->block,
-                             " numbers in ", tensor.type->name, ", found ", describe_shape(tensor.shape)));
+  if (row % type->columns != 0)
+    throw FormatError(concat(file.where(), ": ", what, ": expected rows of whole blocks of ", type->columns,
+                             " numbers in ", type->name, ", found ", describe_shape(tensor.shape)));
   std::vector<int64_t> blocks = tensor.shape;
-  if (!blocks.empty()) blocks.back() /= tensor.type->block;
-  const auto bytes = checked_product(blocks, tensor.type->bytes);
+  if (!blocks.empty()) blocks.back() /= type->columns;
+  const auto bytes = checked_product(blocks, type->bytes);
   if (!bytes)
-    throw FormatError(concat(file.where(), ": ", what, ": expected a size within 63 bits, found ", tensor.type->name,
-                             " ", describe_shape(tensor.shape)));
+    throw FormatError(concat(file.where(), ": ", what, ": expected a size within 63 bits, found ", type->name, " ",
+                             describe_shape(tensor.shape)));
   tensor.bytes = *bytes;
   const uint64_t offset = file.u64(what);
   if (offset > static_cast<uint64_t>(INT64_MAX))
@@ -239,10 +248,11 @@ GgufTensor tensor_of(Cursor& file, const std::string& what) {
   return tensor;
 }
 
-void take_tensors(Cursor& file, uint64_t count, GgufHeader& header) {
+void take_tensors(HeaderReader& file, uint64_t count, GgufHeader& header) {
   file.count(count, "tensors");
   for (uint64_t i = 0; i < count; ++i) {
     std::string name = file.string(concat("tensor ", i, ": name"), gguf_max_name);
+    if (name.empty()) throw FormatError(concat(file.where(), ": tensor ", i, ": expected a name, found none"));
     const std::string what = concat("tensor ", in_quotes(name));
     if (!header.tensors.emplace(std::move(name), tensor_of(file, what)).second)
       throw FormatError(concat(file.where(), ": ", what, ": expected it once, found it twice"));
@@ -269,9 +279,10 @@ void place_tensors(GgufHeader& header, int64_t alignment, int64_t file_bytes, st
   for (size_t i = 1; i < order.size(); ++i) {
     const GgufTensor& before = header.tensors.at(*order[i - 1].second);
     if (order[i].first < before.offset + before.bytes)
-      throw FormatError(concat(where, ": tensor ", in_quotes(*order[i].second), ": expected bytes of its own, found it ",
-                               "at byte ", order[i].first, ", and ", in_quotes(*order[i - 1].second), " at bytes ",
-                               before.offset, " to ", before.offset + before.bytes - 1));
+      throw FormatError(concat(where, ": tensor ", in_quotes(*order[i].second),
+                               ": expected bytes of its own, found it ", "at byte ", order[i].first, ", and ",
+                               in_quotes(*order[i - 1].second), " at bytes ", before.offset, " to ",
+                               before.offset + before.bytes - 1));
   }
 }
 
@@ -318,19 +329,21 @@ bool GgufValue::whole(int64_t& number) const {
   return kind != GgufKind::u64 || number >= 0;
 }
 
-const GgufType* gguf_type(uint32_t id) {
-  const auto found = std::ranges::find(types, id, &GgufType::id);
-  return found != types.end() ? &*found : nullptr;
+std::optional<GgufType> gguf_type(uint32_t number) {
+  if (const BlockType block = block_type_numbered(number); block != BlockType::none)
+    return GgufType{block_shape(block).name, block_shape(block).columns, block_shape(block).bytes, block};
+  const auto found = std::ranges::find(other_types, number, &OtherType::number);
+  return found == other_types.end() ? std::nullopt : std::optional(found->type);
 }
 
 GgufHeader parse_gguf_header(const GgufRead& read, int64_t file_bytes, std::string_view where) {
-  Cursor file(read, file_bytes, where);
+  HeaderReader file(read, file_bytes, where);
   std::array<std::byte, magic.size()> first;
   file.take(first, "header");
   const std::string_view found(reinterpret_cast<const char*>(first.data()), first.size());
   if (found != magic)
-    throw FormatError(concat(where, ": expected ", in_quotes(magic), " first, found ", in_quotes(found),
-                             ": this is no GGUF file"));
+    throw FormatError(
+        concat(where, ": expected ", in_quotes(magic), " first, found ", in_quotes(found), ": this is no GGUF file"));
   GgufHeader header;
   header.version = file.u32("version");
   if (header.version != 2 && header.version != 3) {

@@ -15,10 +15,13 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "core/block_types.h"
 
 namespace moeflux {
 
@@ -49,17 +52,17 @@ struct GgufValue {
 
 // A type of tensors: so many numbers lie in so many bytes.
 struct GgufType {
-  uint32_t id;
   std::string_view name;  // as others write it: "Q4_K"
-  int64_t block;          // numbers
-  int64_t bytes;
+  int64_t columns = 1;
+  int64_t bytes = 0;
+  BlockType block = BlockType::none;  // where it is one that kernels read
 };
 
-// Null for a number that stands for no type.
-const GgufType* gguf_type(uint32_t id);
+// Nothing for a number that stands for no type.
+std::optional<GgufType> gguf_type(uint32_t number);
 
 struct GgufTensor {
-  const GgufType* type = nullptr;
+  GgufType type;
   std::vector<int64_t> shape;  // the slowest first
   int64_t file = 0;            // index into Gguf::files
   int64_t offset = 0;          // from the start of the file
@@ -79,8 +82,8 @@ GgufHeader parse_gguf_header(const GgufRead& read, int64_t file_bytes, std::stri
 
 // A model in one file, or in parts that are named NAME-00001-of-00003.gguf and so on.
 struct Gguf {
-  std::vector<std::string> files;  // absolute paths, in the order of the parts
-  int64_t header_bytes = 0;        // of all files
+  std::vector<std::string> files;           // absolute paths, in the order of the parts
+  int64_t header_bytes = 0;                 // of all files
   std::map<std::string, GgufValue> values;  // of the first part
   std::map<std::string, GgufTensor> tensors;
 };

@@ -29,7 +29,8 @@ class Sorter {
                                ": expected ", rows, " rows, found ", describe_shape(tensor.shape)));
     const int64_t row_bytes = whole.bytes / rows;
     tensor.spans.clear();
-    for (int64_t row = 0; row < rows; ++row) append(tensor.spans, {whole.file, whole.offset + from(row) * row_bytes, row_bytes});
+    for (int64_t row = 0; row < rows; ++row)
+      append(tensor.spans, {whole.file, whole.offset + from(row) * row_bytes, row_bytes});
   }
 
  private:

@@ -45,8 +45,8 @@ std::optional<PartName> part_name(const std::string& path) {
 
 GgufHeader read_header(const std::string& path) {
   const File file(path);
-  return parse_gguf_header(
-      [&](int64_t offset, std::span<std::byte> into) { file.read_exact(offset, into); }, file.bytes(), printable(path));
+  return parse_gguf_header([&](int64_t offset, std::span<std::byte> into) { file.read_exact(offset, into); },
+                           file.bytes(), printable(path));
 }
 
 int64_t whole_value(const GgufHeader& header, const char* key, int64_t absent, std::string_view where) {

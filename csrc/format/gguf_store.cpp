@@ -20,10 +20,21 @@ std::string place(const StoreDirectory& store, int64_t file, const std::string& 
   return concat(printable(store.files[static_cast<size_t>(file)]), ": tensor ", in_quotes(name));
 }
 
-DType element_of(const GgufTensor& tensor, const std::string& where) {
+StoredTensor stored_tensor(const GgufTensor& tensor, const std::string& where) {
+  StoredTensor made{DType::u8, tensor.shape, {{tensor.file, tensor.offset, tensor.bytes}}};
+  made.block = tensor.type.block;
+  if (made.block != BlockType::none) {
+    made.shape.back() = made.shape.back() / tensor.type.columns * tensor.type.bytes;
+    return made;
+  }
   for (const DType type : {DType::f32, DType::f16, DType::bf16})
-    if (dtype_name(type) == tensor.type->name) return type;
-  throw FormatError(concat(where, ": type: expected F32, F16 or BF16, found ", tensor.type->name));
+    if (dtype_name(type) == tensor.type.name) {
+      made.dtype = type;
+      return made;
+    }
+  std::string known;
+  for (const BlockShape& shape : block_shapes) known += concat(", ", shape.name);
+  throw FormatError(concat(where, ": type: expected F32, F16, BF16", known, ", found ", tensor.type.name));
 }
 
 // Layers behind the last are for multi-token prediction.
@@ -42,10 +53,9 @@ TensorTable table_of(const Gguf& model, StoreDirectory& store) {
     }
     if (name.empty())
       throw FormatError(concat(where, ": expected only tensors of ", printable(store.variant.name), ", found ",
-                               tensor.type->name, " ", describe_shape(tensor.shape), " of a name that it does not have"));
-    const DType element = element_of(tensor, where);
-    const StoredTensor made{element, tensor.shape, {{tensor.file, tensor.offset, tensor.bytes}}};
-    if (!table.emplace(name, made).second)
+                               tensor.type.name, " ", describe_shape(tensor.shape),
+                               " of a name that it does not have"));
+    if (!table.emplace(name, stored_tensor(tensor, where)).second)
       throw FormatError(concat(where, ": expected one tensor for ", in_quotes(name), ", found another"));
   }
   return table;
@@ -65,6 +75,11 @@ void fit_shapes(TensorTable& table, const Variant& variant) {
       if (found != table.end() && without_ones(found->second.shape) == without_ones(wanted.shape))
         found->second.shape = wanted.shape;
     }
+}
+
+// Files have -exp(A_log), which is what is computed with.
+void restore_decays(TensorTable& table) {
+  for (auto& [name, tensor] : table) tensor.negated_exp = name.ends_with(".linear_attn.A_log");
 }
 
 // ---- Experts --------------------------------------------------------------------------------------------------------
@@ -94,11 +109,9 @@ class ExpertTaker {
     }
     stacks[2] = take_stack(base + "down_proj", v.hidden_size, inner);
     const ExpertFormats formats = {stacks[0].format, stacks[1].format, stacks[2].format};
-    if (store_.experts.pieces.empty()) store_.experts = ExpertLayout(v.hidden_size, inner, formats);
-    if (!(formats == store_.experts.formats))
-      throw FormatError(concat(printable(store_.listing), ": experts of layer ", layer,
-                               ": expected the formats of the layers before, ", store_.experts.formats.describe(),
-                               ", found ", formats.describe()));
+    const ExpertLayout& layout = store_.layouts[static_cast<size_t>(layer)] =
+        ExpertLayout(v.hidden_size, inner, formats);
+    if (layout.bytes > store_.experts.bytes) store_.experts = layout;
     for (const Stack& stack : stacks) store_.expert_places[static_cast<size_t>(layer)].push_back(stack.place);
   }
 
@@ -115,6 +128,20 @@ class ExpertTaker {
   StoreDirectory& store_;
 };
 
+// Quantisers give layers of their choice more bits than others.
+void take_experts(TensorTable& table, StoreDirectory& store) {
+  const Variant& v = store.variant;
+  store.expert_places.resize(static_cast<size_t>(v.num_layers()));
+  store.layouts.resize(static_cast<size_t>(v.num_layers()));
+  ExpertTaker taker(table, store);
+  for (int64_t layer = 0; layer < v.num_layers(); ++layer)
+    if (v.is_moe(layer)) taker.take(layer);
+  const bool differ = std::ranges::any_of(store.layouts, [&](const ExpertLayout& layout) {
+    return !layout.pieces.empty() && !(layout.formats == store.experts.formats);
+  });
+  if (!differ) store.layouts.clear();
+}
+
 }  // namespace
 
 StoreDirectory open_gguf(const Gguf& model, const Variant& variant) {
@@ -122,15 +149,13 @@ StoreDirectory open_gguf(const Gguf& model, const Variant& variant) {
   store.variant = variant;
   store.files = model.files;
   store.listing = model.files.front();
-  store.expert_places.resize(static_cast<size_t>(variant.num_layers()));
   TensorTable table = table_of(model, store);
   DeclaredFormats declared;
   split_fused_projections(table, declared, store);
-  ExpertTaker experts(table, store);
-  for (int64_t layer = 0; layer < variant.num_layers(); ++layer)
-    if (variant.is_moe(layer)) experts.take(layer);
+  take_experts(table, store);
   fit_shapes(table, variant);
   restore_order(table, store);
+  restore_decays(table);
   match_tensors(std::move(table), declared, store);
   return store;
 }

@@ -1,5 +1,5 @@
-// A model in a GGUF file as a store: its tensors under the canonical names, and what llama.cpp's converter turned turned
-// back.
+// A model in a GGUF file as a store: its tensors under the canonical names, and what llama.cpp's converter turned
+// turned back.
 //
 // Matrices keep their bytes. Rows that were put in another order are read as byte ranges in the canonical one. Experts
 // are three stacks [experts, rows, columns] a layer, so an expert takes three reads.

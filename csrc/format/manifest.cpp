@@ -26,6 +26,16 @@ int bits_of(const Json& entry, DType dtype, std::string_view where) {
   return static_cast<int>(*bits);
 }
 
+BlockType block_of(const Json& entry, DType dtype, std::string_view where) {
+  const Json* field = entry.find("block");
+  if (!field) return BlockType::none;
+  const std::string* name = field->string();
+  const BlockType block = name ? block_type_named(*name) : BlockType::none;
+  if (block == BlockType::none || dtype != DType::u8)
+    wrong_value(concat(where, ": block"), "the name of a type of blocks, and dtype U8", field);
+  return block;
+}
+
 ManifestEntry entry_of(const JsonMember& member, int64_t bin_bytes, std::string_view where) {
   const std::string here = concat(where, ": tensor ", in_quotes(member.key));
   const Json& fields = member.value;
@@ -44,7 +54,8 @@ ManifestEntry entry_of(const JsonMember& member, int64_t bin_bytes, std::string_
     throw FormatError(concat(here, ": expected it within the ", bin_bytes, " bytes of the weight file, found offset ",
                              tensor.offset, " + size ", tensor.bytes));
   const int bits = bits_of(fields, tensor.dtype, here);
-  return {std::move(tensor), bits};
+  const BlockType block = block_of(fields, tensor.dtype, here);
+  return {std::move(tensor), bits, block};
 }
 
 }  // namespace

@@ -2,7 +2,8 @@
 //
 //   {"model": "...", "num_tensors": n, "config": {...},
 //    "tensors": {"name": {"offset": 0, "size": 8, "shape": [2, 2], "dtype": "BF16"},
-//                "name": {"offset": 64, "size": 8, "shape": [2, 1], "dtype": "U32", "bits": 4}, ...}}
+//                "name": {"offset": 64, "size": 8, "shape": [2, 1], "dtype": "U32", "bits": 4},
+//                "name": {"offset": 128, "size": 288, "shape": [2, 144], "dtype": "U8", "block": "Q4_K"}, ...}}
 //
 // Only `tensors` matters here; other members, of the file and of an entry, are ignored. Checked: every tensor starts at
 // a multiple of packed_alignment, lies within the .bin file, has the length that its shape and dtype say, and shares no
@@ -22,7 +23,8 @@ constexpr int64_t packed_alignment = 64;
 
 struct ManifestEntry {
   TensorEntry tensor;
-  int bits = 0;  // of the codes in a U32 tensor, 4 when not given; 0 for every other dtype
+  int bits = 0;                       // of the codes in a U32 tensor, 4 when not given; 0 for every other dtype
+  BlockType block = BlockType::none;  // of the blocks in a U8 tensor
 };
 
 struct Manifest {

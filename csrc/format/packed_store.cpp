@@ -97,7 +97,7 @@ StoreDirectory open_packed(const std::string& weights_dir, const std::string& ex
     if (is_expert_copy(entry.tensor.name))
       store.ignored.push_back(entry.tensor.name);
     else
-      add_stored_tensor(entry.tensor, 0, table, store);
+      add_stored_tensor(entry.tensor, 0, table, store, entry.block);
   }
   match_tensors(std::move(table), declared_by_manifest(manifest, printable(store.listing)), store);
   add_experts(store, absolute_path(experts_dir), formats);

@@ -17,7 +17,7 @@ std::vector<Span> StoreDirectory::expert_spans(int64_t layer, int64_t expert) co
   std::vector<Span> spans;
   for (size_t i = 0; i < places.size(); ++i) {
     const FilePosition at = places[i].of(expert);
-    spans.push_back({at.file, at.offset, experts.pieces[i].bytes});
+    spans.push_back({at.file, at.offset, experts_of(layer).pieces[i].bytes});
   }
   return spans;
 }

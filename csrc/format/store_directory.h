@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/block_types.h"
 #include "core/dtype.h"
 #include "core/quant_format.h"
 #include "core/sha256.h"
@@ -29,10 +30,12 @@ struct Span {
 
 struct StoredTensor {
   DType dtype = DType::u8;
-  std::vector<int64_t> shape;            // as stored: packed words for codes
+  std::vector<int64_t> shape;            // as stored: packed words for codes, bytes for blocks
   std::vector<Span> spans;               // in order; together the tensor, row-major
   TensorKind kind = TensorKind::matrix;  // the kind of the required tensor that it is, or is a part of
   float added = 0;  // to each number, once it is in f32: some norms are published as one less. Never to f32 or a matrix
+  BlockType block = BlockType::none;  // of a matrix in GGUF's blocks, whose rows are bytes
+  bool negated_exp = false;           // of a vector: what is stored is -exp(x). No number is added then
 };
 
 using TensorTable = std::map<std::string, StoredTensor>;
@@ -63,13 +66,19 @@ struct StoreDirectory {
   std::vector<std::string> files;              // absolute paths
   TensorTable tensors;                         // everything but the routed experts
   std::map<std::string, QuantFormat> formats;  // of every matrix, by its base name
-  ExpertLayout experts;
+  ExpertLayout experts;                        // of a layer, one with the largest experts
+  std::vector<ExpertLayout> layouts;           // [layer], where they differ in their formats; or empty
   std::vector<std::vector<ExpertPlace>> expert_places;  // [layer][piece]; empty for a dense layer
   ExpertChecksums expert_checksums;                     // empty where nobody needs them, or the store has none
   bool as_published = false;                            // of a checkpoint as Hugging Face lays it out
   std::vector<std::string> ignored;                     // tensors that are there and deliberately not used, as stored
 
-  // In the order of experts.pieces. std::out_of_range when the layer has no such expert.
+  // Of a layer with experts. All layouts of a store have the same pieces, of other bytes.
+  const ExpertLayout& experts_of(int64_t layer) const {
+    return layouts.empty() ? experts : layouts[static_cast<size_t>(layer)];
+  }
+
+  // In the order of the pieces. std::out_of_range when the layer has no such expert.
   std::vector<Span> expert_spans(int64_t layer, int64_t expert) const;
   // The formats that matrices and experts have, each once.
   std::vector<QuantFormat> every_format() const;

@@ -90,6 +90,17 @@ QuantFormat affine_format(const std::string& base, const std::vector<int64_t>& s
   }
 }
 
+QuantFormat blocks_format(const StoredTensor& weight, const std::vector<int64_t>& shape, const std::string& where) {
+  const QuantFormat format = QuantFormat::blocks(weight.block);
+  std::vector<int64_t> wanted = shape;
+  wanted.back() = format.weight_row_bytes(shape.back());
+  if (!format.fits(shape.back()) || weight.shape != wanted)
+    throw FormatError(concat(where, ": expected ", format.describe(), " ", describe_shape(shape), " in rows of whole ",
+                             "blocks, which are bytes ", describe_shape(wanted), ", found ",
+                             describe_shape(weight.shape)));
+  return format;
+}
+
 void take(const std::string& name, TensorKind kind, TensorTable& table, StoreDirectory& store) {
   auto node = table.extract(name);
   if (node.empty()) return;
@@ -99,13 +110,15 @@ void take(const std::string& name, TensorKind kind, TensorTable& table, StoreDir
 
 }  // namespace
 
-void add_stored_tensor(const TensorEntry& entry, int64_t file, TensorTable& table, StoreDirectory& store) {
+void add_stored_tensor(const TensorEntry& entry, int64_t file, TensorTable& table, StoreDirectory& store,
+                       BlockType block) {
   std::string name = canonical_name(entry.name);
   if (is_unused_tensor(store.variant, name)) {
     store.ignored.push_back(entry.name);
     return;
   }
-  const StoredTensor tensor{entry.dtype, entry.shape, {{file, entry.offset, entry.bytes}}};
+  StoredTensor tensor{entry.dtype, entry.shape, {{file, entry.offset, entry.bytes}}};
+  tensor.block = block;
   const auto [found, inserted] = table.emplace(name, tensor);
   if (!inserted)
     throw FormatError(concat(place(store, tensor, entry.name), ": expected it once, found ", in_quotes(name), " in ",
@@ -118,7 +131,9 @@ QuantFormat matrix_format(const std::string& base, const std::vector<int64_t>& s
   const StoredTensor& weight = needed(table, base + ".weight", store);
   const std::string where = place(store, weight, base + ".weight");
   QuantFormat format;
-  if (weight.dtype == DType::u32) {
+  if (weight.block != BlockType::none) {
+    format = blocks_format(weight, shape, where);
+  } else if (weight.dtype == DType::u32) {
     format = affine_format(base, shape, weight, table, store);
   } else {
     if (!is_float(weight.dtype))

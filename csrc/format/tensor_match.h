@@ -12,7 +12,8 @@ namespace moeflux {
 
 // Enters a tensor of file `file` into `table` under its canonical name, or into store.ignored when it is of an unused
 // part.
-void add_stored_tensor(const TensorEntry& entry, int64_t file, TensorTable& table, StoreDirectory& store);
+void add_stored_tensor(const TensorEntry& entry, int64_t file, TensorTable& table, StoreDirectory& store,
+                       BlockType block = BlockType::none);
 
 // The format of matrix or stack `base`, whose logical shape is `shape`, from the shapes of X.weight, X.scales and
 // X.biases in `table`. FormatError when one is missing or they do not fit each other, the shape, or what is declared.

@@ -19,7 +19,7 @@ ExpertLoader::ExpertLoader(const ExpertStore& store, ReadPool& pool, SlotCache& 
       pool_(pool),
       cache_(cache),
       check_(std::move(check)),
-      shape_{cache.shape().slots, cache.shape().experts, static_cast<int64_t>(store.experts().pieces.size()),
+      shape_{cache.shape().slots, cache.shape().experts, static_cast<int64_t>(store.largest().pieces.size()),
              pool.threads()} {
   assert(cache.shape().slot_bytes >= store.slot().bytes);
   reserve_lists(lists_, shape_);

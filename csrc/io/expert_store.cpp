@@ -14,6 +14,7 @@ namespace {
 // One read can bring an expert if its pieces lie in one file, one after the other, as in ExpertLayout, and if kernels
 // can use them in a slot in these places.
 bool lies_contiguous(const StoreDirectory& store) {
+  if (!store.layouts.empty()) return false;
   for (const ExpertPiece& piece : store.experts.pieces)
     if (piece.offset % piece_alignment != 0) return false;
   for (const std::vector<ExpertPlace>& places : store.expert_places)
@@ -26,14 +27,22 @@ bool lies_contiguous(const StoreDirectory& store) {
   return true;
 }
 
+// Of a piece, in the layer where it is largest.
+int64_t largest_piece(const StoreDirectory& store, size_t piece) {
+  int64_t bytes = store.experts.pieces[piece].bytes;
+  for (const ExpertLayout& layout : store.layouts)
+    if (!layout.pieces.empty()) bytes = std::max(bytes, layout.pieces[piece].bytes);
+  return bytes;
+}
+
 }  // namespace
 
 SlotLayout slot_layout(const StoreDirectory& store) {
   const bool contiguous = lies_contiguous(store);
   SlotLayout slot;
-  for (const ExpertPiece& piece : store.experts.pieces) {
-    slot.offsets.push_back(contiguous ? piece.offset : round_up(slot.bytes, piece_alignment));
-    slot.bytes = slot.offsets.back() + piece.bytes;
+  for (size_t i = 0; i < store.experts.pieces.size(); ++i) {
+    slot.offsets.push_back(contiguous ? store.experts.pieces[i].offset : round_up(slot.bytes, piece_alignment));
+    slot.bytes = slot.offsets.back() + largest_piece(store, i);
   }
   slot.bytes = round_up(slot.bytes, direct_alignment);
   return slot;
@@ -44,18 +53,21 @@ int64_t bounce_of(const StoreDirectory& store, ReadMode mode) {
   if (has_tables(store.variant)) return bounce_bytes;  // a row begins anywhere
   const bool contiguous = lies_contiguous(store);
   const SlotLayout slot = slot_layout(store);
-  for (const std::vector<ExpertPlace>& places : store.expert_places)
+  for (int64_t layer = 0; layer < static_cast<int64_t>(store.expert_places.size()); ++layer) {
+    const std::vector<ExpertPlace>& places = store.expert_places[static_cast<size_t>(layer)];
     for (size_t i = 0; i < (contiguous ? std::min<size_t>(1, places.size()) : places.size()); ++i) {
-      const int64_t bytes = contiguous ? store.experts.bytes : store.experts.pieces[i].bytes;
+      const int64_t bytes = contiguous ? store.experts.bytes : store.experts_of(layer).pieces[i].bytes;
       int64_t all = places[i].offset | places[i].stride | slot.offsets[i] | bytes;
       for (const FilePosition& at : places[i].each) all |= at.offset;
       if (all % direct_alignment != 0) return bounce_bytes;
     }
+  }
   return 0;
 }
 
 ExpertStore::ExpertStore(const StoreDirectory& store, const ExpertStoreOptions& options)
     : layout_(store.experts),
+      layouts_(store.layouts),
       experts_per_layer_(store.variant.experts().count),
       contiguous_(lies_contiguous(store)),
       mode_(options.mode) {
@@ -81,7 +93,7 @@ std::vector<ExpertStore::Place> ExpertStore::places_of(const StoreDirectory& sto
   const std::vector<ExpertPlace>& stored = store.expert_places[static_cast<size_t>(layer)];
   std::vector<Place> places;
   for (size_t i = 0; i < stored.size(); ++i) {
-    const int64_t bytes = contiguous_ ? layout_.bytes : layout_.pieces[i].bytes;
+    const int64_t bytes = contiguous_ ? layout_.bytes : experts(layer).pieces[i].bytes;
     places.push_back({stored[i], slot_.offsets[i], bytes});
     if (contiguous_) break;
   }
@@ -117,16 +129,17 @@ int64_t ExpertStore::add_reads(int64_t layer, int64_t expert, const Landing& slo
     throw std::out_of_range(
         concat("[ExpertStore] expected an expert from 0 to ", experts_per_layer_ - 1, ", found ", expert));
   assert(slot.bytes() >= slot_.bytes && parts > 0);
-  const int64_t part = round_up((layout_.bytes + parts - 1) / parts, direct_alignment);
+  const int64_t bytes = experts(layer).bytes;
+  const int64_t part = round_up((bytes + parts - 1) / parts, direct_alignment);
   for (const Place& place : places_[static_cast<size_t>(layer)]) {
     const FilePosition at = place.stored.of(expert);
     Reader* reader = readers_[static_cast<size_t>(at.file)].get();
     for (int64_t done = 0; done < place.bytes; done += part) {
-      const int64_t bytes = std::min(part, place.bytes - done);
-      batch.add({reader, at.offset + done, slot.part(place.landing + done, bytes)});
+      const int64_t count = std::min(part, place.bytes - done);
+      batch.add({reader, at.offset + done, slot.part(place.landing + done, count)});
     }
   }
-  return layout_.bytes;
+  return bytes;
 }
 
 void ExpertStore::check_unchanged() const {

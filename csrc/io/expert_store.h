@@ -1,8 +1,8 @@
 // The routed experts of a store: where the bytes of each lie, and where they land in a slot.
 //
 // A packed store has an expert in one stretch of bytes, so one read brings it. An MLX store has the pieces of an expert
-// (usually nine) in stacked tensors, and each piece is a read of its own; a published checkpoint has three. The slot
-// looks the same for every expert of a store, whatever the read mode.
+// (usually nine) in stacked tensors, and each piece is a read of its own; a published checkpoint and a GGUF file have
+// three. In a slot, each piece has one place for every expert of a store, with room for the largest.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,10 @@ class ExpertStore {
   // Opens the files that hold experts. IoError when one cannot be opened or is shorter than the directory says.
   explicit ExpertStore(const StoreDirectory& store, const ExpertStoreOptions& options = {});
 
-  const ExpertLayout& experts() const { return layout_; }
+  const ExpertLayout& experts(int64_t layer) const {
+    return layouts_.empty() ? layout_ : layouts_[static_cast<size_t>(layer)];
+  }
+  const ExpertLayout& largest() const { return layout_; }  // of the layers' experts
   const SlotLayout& slot() const { return slot_; }
   int64_t layers() const { return static_cast<int64_t>(places_.size()); }  // of the model, dense ones included
   int64_t experts_per_layer() const { return experts_per_layer_; }
@@ -78,6 +81,7 @@ class ExpertStore {
   void check_lengths() const;
 
   ExpertLayout layout_;
+  std::vector<ExpertLayout> layouts_;  // [layer], where they differ; or empty
   SlotLayout slot_;
   int64_t experts_per_layer_ = 0;
   bool contiguous_ = false;

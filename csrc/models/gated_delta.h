@@ -14,6 +14,7 @@ struct GatedDelta {
   int64_t value_dim = 0;
   int64_t taps = 0;      // of the convolution
   bool sigmoid = false;  // what is read is multiplied by sigmoid(z), in place of silu(z)
+  bool tiled = false;    // value heads take turns at the key heads, in place of neighbours sharing one
 
   int64_t key_width() const { return key_heads * key_dim; }
   int64_t value_width() const { return value_heads * value_dim; }
@@ -28,6 +29,7 @@ struct GatedDelta {
     visit("value_dim", self.value_dim);
     visit("taps", self.taps);
     visit("sigmoid", self.sigmoid, false);
+    visit("tiled", self.tiled, false);
   }
   void check(const Check& check) const;
 

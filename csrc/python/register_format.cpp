@@ -203,6 +203,8 @@ void register_stores(py::module_& m) {
       .def_property_readonly(
           "spans", [](const StoredTensor& t) { return spans_to_python(t.spans); },
           "(file, offset, bytes) of each range.")
+      .def_readonly("negated_exp", &StoredTensor::negated_exp,
+                    "Whether what is stored of a vector is -exp(x), in place of x.")
       .def_readonly("added", &StoredTensor::added, "What is added to each number of a vector, once it is in f32.")
       .def_property_readonly(
           "is_table", [](const StoredTensor& t) { return t.kind == TensorKind::table; },
@@ -218,7 +220,20 @@ void register_stores(py::module_& m) {
       .def_readonly("files", &Store::files, "Absolute paths. Spans refer to them by index.")
       .def_readonly("tensors", &Store::tensors, "Tensors by canonical name, without the routed experts.")
       .def_readonly("formats", &Store::formats, "QuantFormat of every matrix, by its base name.")
-      .def_property_readonly("experts", [](const Store& s) { return s.directory.experts; })
+      .def_property_readonly(
+          "experts", [](const Store& s) { return s.directory.experts; },
+          "The layout of the experts; of a layer with the largest ones, where layers differ.")
+      .def(
+          "experts_of",
+          [](const Store& s, int64_t layer) {
+            if (layer < 0 || layer >= s.directory.variant.num_layers() || !s.directory.variant.is_moe(layer))
+              throw py::index_error(concat("layer: expected one with experts, found ", layer));
+            return s.directory.experts_of(layer);
+          },
+          py::arg("layer"), "The layout of the experts of a layer.")
+      .def_property_readonly(
+          "layers_differ", [](const Store& s) { return !s.directory.layouts.empty(); },
+          "Whether layers have experts in different formats.")
       .def_property_readonly(
           "as_published", [](const Store& s) { return s.directory.as_published; },
           "Whether it is a checkpoint as Hugging Face lays it out.")

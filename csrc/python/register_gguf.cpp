@@ -81,24 +81,25 @@ std::unique_ptr<Gguf> opened(const fs::path& path) {
 
 void register_gguf(py::module_& m) {
   Class<GgufTensor>(m, "GgufTensor", "Where one tensor lies in which file.")
-      .def_property_readonly("type", [](const GgufTensor& t) { return std::string(t.type->name); })
-      .def_property_readonly("shape", [](const GgufTensor& t) { return py::tuple(py::cast(t.shape)); },
-                             "Its sizes, the slowest first.")
+      .def_property_readonly("type", [](const GgufTensor& t) { return std::string(t.type.name); })
+      .def_property_readonly(
+          "shape", [](const GgufTensor& t) { return py::tuple(py::cast(t.shape)); }, "Its sizes, the slowest first.")
       .def_readonly("file", &GgufTensor::file, "Index into GgufFile.files.")
       .def_readonly("offset", &GgufTensor::offset, "Where it begins, from the start of its file.")
       .def_readonly("bytes", &GgufTensor::bytes)
       .def("__repr__", [](const GgufTensor& t) {
-        return concat("GgufTensor(", t.type->name, " ", describe_shape(t.shape), " at ", t.offset, " of file ", t.file,
+        return concat("GgufTensor(", t.type.name, " ", describe_shape(t.shape), " at ", t.offset, " of file ", t.file,
                       ", ", t.bytes, " bytes)");
       });
 
   Class<Gguf>(m, "GgufFile", "The checked directory of a model in a GGUF file, or in several that are its parts.")
       .def(py::init(&opened), py::arg("path"))
-      .def_property_readonly("files", [](const Gguf& g) {
-        py::list files;
-        for (const std::string& file : g.files) files.append(path_to_python(file));
-        return files;
-      })
+      .def_property_readonly("files",
+                             [](const Gguf& g) {
+                               py::list files;
+                               for (const std::string& file : g.files) files.append(path_to_python(file));
+                               return files;
+                             })
       .def_readonly("header_bytes", &Gguf::header_bytes, "Of all files, without their tensors.")
       .def_property_readonly(
           "keys",
@@ -115,9 +116,7 @@ void register_gguf(py::module_& m) {
             return found == g.values.end() ? py::object(py::none()) : to_python(found->second);
           },
           py::arg("key"), "The value of a key, made anew: a number, bool, str, or a list of them. None without one.")
-      .def_property_readonly(
-          "tensors",
-          [](const Gguf& g) { return by_name(g.tensors); }, "GgufTensor by name.");
+      .def_property_readonly("tensors", [](const Gguf& g) { return by_name(g.tensors); }, "GgufTensor by name.");
 
   m.def(
       "open_gguf",

@@ -132,9 +132,10 @@ py::tuple delta_gates(const Ops& ops, const Array& alpha, const Array& b, const 
 }
 
 py::tuple gated_delta(const Ops& ops, const Array& q, const Array& k, const Array& v, const Array& decay,
-                      const Array& beta, const Array& state) {
+                      const Array& beta, const Array& state, bool tiled) {
   OpArguments a = ops.arguments("gated_delta");
   DeltaArgs args;
+  args.tiled = tiled;
   args.q = a.heads("q", q, {-1, -1, -1});
   const int64_t n = q.shape(0);
   args.k = a.heads("k", k, {n, args.q.heads, args.q.dim});
@@ -163,7 +164,7 @@ void register_mixer_ops(Class<Ops>& ops) {
       .def("conv1d", &conv1d, py::arg("x"), py::arg("state"), py::arg("weight"), py::arg("dilation") = 1)
       .def("delta_gates", &delta_gates, py::arg("alpha"), py::arg("b"), py::arg("a_log"), py::arg("dt_bias"))
       .def("gated_delta", &gated_delta, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("decay"), py::arg("beta"),
-           py::arg("state"));
+           py::arg("state"), py::arg("tiled") = false);
 }
 
 }  // namespace moeflux::python

@@ -236,10 +236,12 @@ class Ops:
         """alpha and b [n, heads], a_log and dt_bias [heads] -> decay and beta [n, heads]"""
         return self._core.delta_gates(alpha, b, a_log, dt_bias)
 
-    def gated_delta(self, q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array) -> tuple[Array, Array]:
+    def gated_delta(
+        self, q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array, *, tiled: bool = False
+    ) -> tuple[Array, Array]:
         """q and k [n, key heads, dk], v [n, value heads, dv], decay and beta [n, value heads]
         state [value heads, dv, dk] -> [n, value heads, dv] and the new state"""
-        return self._core.gated_delta(q, k, v, decay, beta, state)
+        return self._core.gated_delta(q, k, v, decay, beta, state, tiled)
 
     # ---- Residual streams ---------------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ def test_trace_of_random_tokens_depends_on_the_seed(trace: Path, store: Path, tm
 def test_trace_refuses(store: Path, tmp_path: Path, capsys: Output) -> None:
     path = tmp_path / "x.trace"
     assert "expected a folder to write into" in refused(capsys, "trace", store, "-o", tmp_path / "no" / "x.trace")
-    assert "expected a folder, or a repository as owner/name, found nothing" in refused(
+    assert "expected a folder, a GGUF file or a repository as owner/name, found nothing" in refused(
         capsys, "trace", tmp_path / "none", "-o", path
     )
     assert "No such file" in refused(capsys, "trace", store, "-o", path, "--prompt-ids", tmp_path / "none")

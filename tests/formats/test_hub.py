@@ -275,7 +275,7 @@ def test_folders_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "owner" / "name").mkdir(parents=True)
     assert find_model("owner/name") == Path("owner/name")
     assert find_model(None) == builtin.path()
-    with pytest.raises(IoError, match="nowhere: expected a folder, or a repository as owner/name, found nothing"):
+    with pytest.raises(IoError, match=r"nowhere: expected a folder, a GGUF file or .* as owner/name, found nothing"):
         find_model("nowhere")
     (tmp_path / "some" / "where").mkdir(parents=True)
     assert find_model("./some/where") == Path("some/where")

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from pathlib import Path
 
 from moeflux.models.presets import PRESETS
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from support import gguf_bytes
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
 
@@ -68,6 +72,25 @@ def safetensors_seeds() -> None:
     save("safetensors", "long_header", struct.pack("<Q", 2**63) + b"{}")
 
 
+def gguf_seeds() -> None:
+    one, of = gguf_bytes, gguf_bytes.value
+    numbers = [of(letter, one.scalar(letter, 1)) for letter in one.KINDS]
+    strings = of("tokens", one.array(one.STRING, one.string("a") + one.string("ö"), 2))
+    inner = struct.pack("<IQ", 0, 2) + b"xy"
+    arrays = of("arrays", one.array(one.ARRAY, inner + struct.pack("<IQ", 8, 0), 2))
+    tensors = [one.tensor("a.weight", (4, 2), 0, 0), one.tensor("b.weight", (32, 3), 8, 32)]
+    save("gguf", "whole", one.file([*numbers, of("name", one.words("test")), strings, arrays], tensors, 134))
+    aligned = of("general.alignment", one.scalar("I", 64))
+    save("gguf", "aligned", one.file([aligned], [one.tensor("a", (8,), 30, 64)], 80, alignment=64, version=2))
+    save("gguf", "empty", one.file([], [], 0))
+    save("gguf", "short", one.file([], tensors, 133))
+    save("gguf", "overlap", one.file([], [one.tensor(name, (8,), 0, 0) for name in "ab"], 32))
+    save("gguf", "long_string", one.file([of("k", one.words("a", 2**63))], [], 0))
+    save("gguf", "deep", one.file([of("k", one.array(9, struct.pack("<IQ", 9, 1) * 5, 1))], [], 0))
+    split = [of("split.no", one.scalar("H", 0)), of("split.count", one.scalar("H", 2))]
+    save("gguf", "split", one.file([*split, of("split.tensors.count", one.scalar("i", 0))], [], 0))
+
+
 def snapshot_seeds() -> None:
     """Of the tiny models that fuzz_snapshot.cpp describes."""
     magic = 0x4D464C58
@@ -96,6 +119,7 @@ def variant_seeds() -> None:
 
 
 if __name__ == "__main__":
+    gguf_seeds()
     json_seeds()
     manifest_seeds()
     safetensors_seeds()

@@ -32,7 +32,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "fuzz"
-TARGETS = ("json", "manifest", "safetensors", "snapshot", "variant")
+TARGETS = ("gguf", "json", "manifest", "safetensors", "snapshot", "variant")
 PYTHON_TARGETS = tuple(sorted(path.stem for path in (HERE / "python_targets").glob("*.py")))
 PYTHON_DRIVER = [sys.executable, str(HERE / "python_driver.py")]
 CORPUS_ONLY_MUTATIONS = 4000

@@ -64,9 +64,9 @@ def test_gates(kernels: Ops, n: int, heads: int) -> None:
 # ---- Recurrence -------------------------------------------------------------------------------------------------
 
 
-def check_delta(kernels: Ops, arguments: tuple[Array, ...]) -> None:
-    expected, expected_state = oracle.ops.gated_delta(*wide(*arguments))
-    found, found_state = kernels.gated_delta(*arguments)
+def check_delta(kernels: Ops, arguments: tuple[Array, ...], tiled: bool = False) -> None:
+    expected, expected_state = oracle.ops.gated_delta(*wide(*arguments), tiled=tiled)
+    found, found_state = kernels.gated_delta(*arguments, tiled=tiled)
     assert_agrees("gated_delta", found, expected)
     assert_agrees("gated_delta", found_state, expected_state)
 
@@ -77,9 +77,10 @@ def test_recurrence(kernels: Ops, dk: int, dv: int, n: int) -> None:
     check_delta(kernels, delta_arguments(n, 2, 6, dk, dv))
 
 
-@pytest.mark.parametrize(("key_heads", "value_heads"), [(1, 1), (3, 3), (1, 4), (2, 4)])
-def test_heads_that_share_keys(kernels: Ops, key_heads: int, value_heads: int) -> None:
-    check_delta(kernels, delta_arguments(5, key_heads, value_heads, 32, 32))
+@pytest.mark.parametrize("tiled", [False, True])
+@pytest.mark.parametrize(("key_heads", "value_heads"), [(1, 1), (3, 3), (1, 4), (2, 4), (3, 6)])
+def test_heads_that_share_keys(kernels: Ops, key_heads: int, value_heads: int, tiled: bool) -> None:
+    check_delta(kernels, delta_arguments(5, key_heads, value_heads, 32, 32), tiled)
 
 
 @pytest.mark.parametrize("decay", [(0.0, 0.0), (0.0, 1e-30), (0.0, 1e-3), (0.999, 1.0), (1.0, 1.0)])

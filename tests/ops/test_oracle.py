@@ -214,15 +214,17 @@ def test_delta_net_query_and_key_lengths() -> None:
     assert np.linalg.norm(short, axis=-1) == pytest.approx(np.full((2, 3), math.sqrt(0.5)))
 
 
-def test_gated_delta_in_scalars() -> None:
+@pytest.mark.parametrize("tiled", [False, True])
+def test_gated_delta_in_scalars(tiled: bool) -> None:
     q, k, v = some(3, 2, 4), some(3, 2, 4, name="k"), some(3, 6, 5, name="v")
     decay, beta = uniform("decay", (3, 6), 0.2, 1.0), uniform("beta", (3, 6), 0.0, 1.0)
     state = some(6, 5, 4, name="state")
-    found, after = oracle.gated_delta(q, k, v, decay, beta, state)
+    found, after = oracle.gated_delta(q, k, v, decay, beta, state, tiled=tiled)
     for head in range(6):
         s = state[head].copy()
+        shared = head % 2 if tiled else head // 3
         for n in range(3):
-            key, query = k[n, head // 3], q[n, head // 3]
+            key, query = k[n, shared], q[n, shared]
             for a in range(5):
                 row = [decay[n, head] * s[a, c] for c in range(4)]
                 held = sum(row[c] * key[c] for c in range(4))

@@ -2,8 +2,8 @@
 
 namespace moeflux {
 
-ExpertMatrices expert_matrices(const ExpertStore& store, View at) {
-  const ExpertLayout& layout = store.experts();
+ExpertMatrices expert_matrices(const ExpertStore& store, int64_t layer, View at) {
+  const ExpertLayout& layout = store.experts(layer);
   size_t piece = 0;
   const auto next = [&] { return View{at.buffer, at.offset + store.slot().offsets[piece++]}; };
   const auto matrix = [&](const QuantFormat& format, int64_t rows, int64_t columns) {

@@ -5,7 +5,7 @@
 
 namespace moeflux {
 
-// The matrices of an expert in the slot that begins at `at`.
-ExpertMatrices expert_matrices(const ExpertStore& store, View at);
+// The matrices of an expert of a layer in the slot that begins at `at`.
+ExpertMatrices expert_matrices(const ExpertStore& store, int64_t layer, View at);
 
 }  // namespace moeflux

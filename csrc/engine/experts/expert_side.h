@@ -46,7 +46,7 @@ class ExpertSide {
   ReadMode read_mode() const { return slots_.store().mode(); }
 
   int64_t slots() const { return slots_.count(); }
-  int64_t expert_bytes() const { return slots_.store().experts().bytes; }
+  int64_t expert_bytes() const { return slots_.store().largest().bytes; }
   int64_t read_buffers() const { return slots_.pool().memory(); }
   // Bytes of the host's memory that a device with memory of its own needs: planned with resolved options, and held.
   static int64_t planned_staging(const StoreDirectory& store, const EngineOptions& options) {

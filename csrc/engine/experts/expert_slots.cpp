@@ -34,9 +34,9 @@ ExpertCheck expert_check(const StoreDirectory& store, const ExpertStore& experts
   return [&experts, &staging, sums = store.expert_checksums](int64_t layer, int64_t expert, const Landing& slot) {
     Sha256 hash;
     staging.show(slot, [&](std::span<const std::byte> bytes) {
-      for (size_t i = 0; i < experts.experts().pieces.size(); ++i)
-        hash.add(bytes.subspan(static_cast<size_t>(experts.slot().offsets[i]),
-                               static_cast<size_t>(experts.experts().pieces[i].bytes)));
+      const std::vector<ExpertPiece>& pieces = experts.experts(layer).pieces;
+      for (size_t i = 0; i < pieces.size(); ++i)
+        hash.add(bytes.subspan(static_cast<size_t>(experts.slot().offsets[i]), static_cast<size_t>(pieces[i].bytes)));
     });
     const Sha256Sum found = hash.sum();
     const Sha256Sum& expected = sums.at(static_cast<size_t>(layer)).at(static_cast<size_t>(expert));
@@ -110,8 +110,8 @@ Mirrored ExpertSlots::table(int64_t layer) const {
   return {device, table_ ? View{table_.get(), place} : device};
 }
 
-ExpertMatrices ExpertSlots::matrices(int64_t slot) const {
-  return expert_matrices(store_, {memory_.get(), slot * store_.slot().bytes});
+ExpertMatrices ExpertSlots::matrices(int64_t layer, int64_t slot) const {
+  return expert_matrices(store_, layer, {memory_.get(), slot * store_.slot().bytes});
 }
 
 double ExpertSlots::read_rate(double seconds) const {

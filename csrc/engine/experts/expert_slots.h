@@ -45,7 +45,7 @@ class ExpertSlots {
   // If there is a slot for every expert, the slots are followed by a table for each layer: u64 [experts], the first
   // byte of each expert.
   Mirrored table(int64_t layer) const;
-  ExpertMatrices matrices(int64_t slot) const;
+  ExpertMatrices matrices(int64_t layer, int64_t slot) const;
 
   // Bytes per second that a pool like this one gets when it does nothing but read random experts for about this long.
   double read_rate(double seconds) const;

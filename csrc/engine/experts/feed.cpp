@@ -43,7 +43,7 @@ void ExpertFeed::sort_out(const ExpertCall& call, std::span<const ExpertGroups::
 }
 
 void ExpertFeed::take(const ExpertCall& call, const ExpertGroups::Group& group, Lease lease) {
-  lists_.jobs.push_back({slots_.matrices(lease.slot()), group.pairs, group.count, group.expert});
+  lists_.jobs.push_back({slots_.matrices(call.layer(), lease.slot()), group.pairs, group.count, group.expert});
   call.recorder.keep(std::move(lease));
 }
 
@@ -61,7 +61,7 @@ void ExpertFeed::read_missing(const ExpertCall& call) {
   for (int64_t i = 0; i < count; ++i) {
     const ExpertGroups::Group& group = lists_.missing[next_missing_++];
     lists_.arriving.push_back({group, slots_.loader().demand(call.layer(), group.expert, parts).lease});
-    call.stats.bytes_read += slots_.store().experts().bytes;
+    call.stats.bytes_read += slots_.store().experts(call.layer()).bytes;
   }
 }
 
@@ -130,7 +130,7 @@ void ExpertFeed::let_go(Recorder& recorder, StepStats& stats) {
 
 void ExpertFeed::record_experts(const ExpertCall& call) {
   if (lists_.jobs.empty()) return;
-  call.block.record_experts(call.commands(), call.scratch, call.n, slots_.store().experts(), lists_.jobs);
+  call.block.record_experts(call.commands(), call.scratch, call.n, slots_.store().experts(call.layer()), lists_.jobs);
   lists_.jobs.clear();
 }
 

@@ -34,7 +34,8 @@ void ResidentStep::run(const ExpertCall& call) {
     table.upload(commands, slots_.cache().shape().experts * 8);
   call.block.record_route(commands, call.scratch, 1, 0);
   call.block.record_shared(commands, call.scratch, 1);
-  call.block.record_chosen(commands, call.scratch, slots_.store().experts(), table.device, slots_.matrices(0));
+  call.block.record_chosen(commands, call.scratch, slots_.store().experts(call.layer()), table.device,
+                           slots_.matrices(call.layer(), 0));
   call.block.record_sum(commands, call.scratch, 1);
   call.stats.expert_hits += call.block.per_token();
   call.stats.beside_seconds += call.laps.lap();
@@ -52,7 +53,7 @@ bool ResidentStep::fill_layer(int64_t layer, StepStats& stats) {
   for (int64_t expert = layers_[static_cast<size_t>(layer)].found; expert < experts; ++expert) {
     if (slots_.cache().contains(layer, expert)) continue;
     if (slots_.loader().under_way() >= experts || !slots_.loader().guess(layer, expert, 0, 1)) return false;
-    stats.bytes_read += slots_.store().experts().bytes;
+    stats.bytes_read += slots_.store().experts(layer).bytes;
   }
   return true;
 }

@@ -45,7 +45,8 @@ struct DeltaTask {
   float* out = nullptr;          // [rows, value_heads, value_dim]
   int64_t rows = 0;
   int64_t key_heads = 0;
-  int64_t value_heads = 0;  // a multiple of key_heads; consecutive ones share a key head
+  int64_t value_heads = 0;  // a multiple of key_heads
+  int64_t neighbours = 1;   // value heads one after another that share a key head
   int64_t key_dim = 0;
   int64_t value_dim = 0;
 };

@@ -196,7 +196,7 @@ MOEFLUX_INLINE void prefetch_step(const DeltaTask& task, int64_t row, int64_t he
 template <int64_t width>
 static void delta_recurrence(const DeltaTask& task, int64_t head, int64_t first, int64_t last) {
   const int64_t key_dim = width > 0 ? width : task.key_dim;
-  const int64_t key_head = head / (task.value_heads / task.key_heads);
+  const int64_t key_head = head / task.neighbours % task.key_heads;
   float* state = task.state + head * task.value_dim * key_dim;
   for (int64_t i = 0; i < task.rows; ++i) {
     if (i + steps_ahead < task.rows) prefetch_step(task, i + steps_ahead, head, key_head, first, last);

@@ -53,7 +53,8 @@ def add(commands: Commands) -> None:
 
 
 def _add_convert(command: Parser) -> None:
-    command.add_argument("source", type=Path, metavar="SRC", help="folder with config.json and *.safetensors")
+    source = "folder with config.json and *.safetensors, or a GGUF file"
+    command.add_argument("source", type=Path, metavar="SRC", help=source)
     command.add_argument("dest", type=Path, metavar="DEST", help="folder to make")
     _add_format(command)
     command.add_argument("--force", action="store_true", help="replace an existing store, finished or not")
@@ -90,10 +91,10 @@ def _asked_format(arguments: argparse.Namespace) -> ConvertFormat | None:
     """The format, or None if no format flag was given: an MLX folder is then repacked and not changed."""
     if arguments.bits is None and arguments.group_size is None and arguments.dense_bits is None:
         return None
-    from moeflux import files
     from moeflux.conversion.convert import ConvertFormat
+    from moeflux.models.model_files import files_of
 
-    default = ConvertFormat.default(files.read_json(arguments.source / "config.json"))
+    default = ConvertFormat.default(files_of(arguments.source).read_json("config.json"))
     return ConvertFormat.asked(
         arguments.bits or ("mxfp4" if default.experts.is_mxfp4 else default.experts.bits),
         arguments.group_size or default.experts.group_size,

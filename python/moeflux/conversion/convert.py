@@ -1,4 +1,5 @@
-"""Turns an MLX folder or a Hugging Face checkpoint into a packed store: what to do, doing it, and checking it."""
+"""Turns an MLX folder, a GGUF file or a Hugging Face checkpoint into a packed store: what to do, doing it, and checking
+it."""
 
 from __future__ import annotations
 
@@ -23,10 +24,11 @@ from moeflux.conversion.destination import (
     resumable,
 )
 from moeflux.conversion.from_checkpoint import content_of_checkpoint
-from moeflux.conversion.from_mlx import content_of_mlx
+from moeflux.conversion.from_mlx import content_of_gguf, content_of_mlx
 from moeflux.conversion.packer import Content
 from moeflux.errors import ArgumentError, FormatError, IoError
 from moeflux.models.config import variant_from_config
+from moeflux.models.gguf import find_gguf
 from moeflux.models.tensors import dense_shapes
 from moeflux.models.variants import Variant
 from moeflux.progress import Progress, Silent, time_text
@@ -47,7 +49,7 @@ class ConvertPlan:
 
     source: Path
     dest: Path
-    kind: str  # "mlx" or "hf"
+    kind: str  # "mlx", "gguf" or "hf"
     variant: Variant
     expert_format: str
     dense_formats: dict[str, int]  # "4-bit g64" -> how many dense matrices
@@ -74,7 +76,8 @@ class ConvertPlan:
 
     def __str__(self) -> str:
         v = self.variant
-        kinds = {"mlx": "MLX folder, repacked byte for byte", "hf": "Hugging Face checkpoint"}
+        same = "repacked byte for byte"
+        kinds = {"mlx": f"MLX folder, {same}", "gguf": f"GGUF, {same}", "hf": "Hugging Face checkpoint"}
         formats = ", ".join(f"{count} {name}" for name, count in sorted(self.dense_formats.items()))
         layers = len(v.moe_layers)
         lines = [
@@ -159,6 +162,11 @@ def convert(
 
 def content_of(source: Path, asked: ConvertFormat | None) -> Content:
     """What the store will hold, from headers alone. The names of the tensors tell which kind of folder it is."""
+    gguf = find_gguf(source)
+    if gguf is not None:
+        if asked is not None:
+            raise ArgumentError(f"{source}: found a GGUF file, which is repacked as it is; expected no format")
+        return content_of_gguf(gguf)
     if files.exists(source / packed.DESCRIPTION):
         raise FormatError(f"{source}: expected an MLX folder or a Hugging Face checkpoint, found a packed store")
     config = files.read_json(source / "config.json")
@@ -207,7 +215,7 @@ def matrix_formats(content: Content) -> list[str]:
             groups = content.placed[f"{name.removesuffix('.weight')}.scales"].shape[-1]
             formats.append(f"{tensor.bits}-bit g{columns // groups}")
         elif name.endswith(".weight") and name not in vectors:
-            formats.append(tensor.dtype)
+            formats.append(tensor.block or tensor.dtype)
     return formats
 
 

@@ -20,6 +20,7 @@ from moeflux import files
 from moeflux.conversion.journal import JOURNAL
 from moeflux.conversion.packer import Content, Packer
 from moeflux.errors import ArgumentError, Error, IoError, StateError
+from moeflux.models.gguf import find_gguf
 from moeflux.progress import Progress
 from moeflux.sizes import size_text
 from moeflux.stores import packed
@@ -103,7 +104,8 @@ def _holder(path: Path) -> str:
 def check_destination(source: Path | None, dest: Path, force: bool) -> None:
     """Refuses to write into the source, or over anything that the caller did not ask to replace."""
     if source:
-        files.expect_folder(source)
+        if find_gguf(source) is None:
+            files.expect_folder(source)
         inner, outer = files.resolved(dest), files.resolved(source)
         if inner == outer or outer in inner.parents or inner in outer.parents:
             raise ArgumentError(f"{dest}: expected a folder apart from the source {source}")

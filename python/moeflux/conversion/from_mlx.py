@@ -1,21 +1,28 @@
-"""A stock MLX folder as the content of a packed store: the same bytes at other places. Nothing is requantised."""
+"""A stock MLX folder, or a GGUF file, as the content of a packed store: the same bytes at other places. Nothing is
+requantised."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from moeflux import _core
 from moeflux.conversion.packer import Content, DenseUnit, binding, companions
-from moeflux.files import resolved
+from moeflux.errors import FormatError
+from moeflux.files import resolved, size_and_time
+from moeflux.models.model_files import MADE, files_of
+from moeflux.models.tokenizer_rules import TOKENIZER
 from moeflux.models.variants import Variant
-from moeflux.stores.floats import decode, encode, is_float
+from moeflux.stores.floats import decode, encode, is_float, logarithms
 from moeflux.stores.packed import DenseTensor
 from moeflux.stores.spans import SpanReader
+from moeflux.stores.store import open_store
 
-__all__ = ["content_of_mlx"]
+__all__ = ["content_of_gguf", "content_of_mlx"]
 
 PART_BYTES = 8 << 20
 Span = tuple[int, int, int]  # file, offset, bytes
@@ -23,6 +30,38 @@ Span = tuple[int, int, int]  # file, offset, bytes
 
 def content_of_mlx(folder: Path, variant: Variant) -> Content:
     directory = _core.open_mlx(str(folder), variant.to_json())
+    bound, copies = binding(folder, directory.files, "as stored"), companions(folder)
+    return _content("mlx", folder, variant, directory, bound, copies=copies)
+
+
+def content_of_gguf(path: Path) -> Content:
+    """With what lies beside the weights of a packed store, made of the file's values."""
+    with open_store(path) as store:
+        variant, directory = store.variant, store.directory
+    if directory.layers_differ:
+        raise FormatError(
+            f"{path}: expected experts of the same types in all layers, for a packed store has no others, found more "
+            f"types; the file runs as it is"
+        )
+    beside = files_of(path)
+    texts = {name: json.dumps(beside.read_json(name), indent=2) for name in MADE}
+    if beside.has(TOKENIZER):
+        texts[TOKENIZER] = beside.read_bytes(TOKENIZER).decode()
+    bound = {"journal": 2, "format": "as stored"}
+    bound["files"] = [[Path(file).name, *size_and_time(file)] for file in directory.files]
+    return _content("gguf", path, variant, directory, bound, texts=texts)
+
+
+def _content(
+    kind: str,
+    path: Path,
+    variant: Variant,
+    directory: _core.StoreDirectory,
+    bound: dict[str, Any],
+    *,
+    copies: Sequence[Path] = (),
+    texts: dict[str, str] | None = None,
+) -> Content:
     reader = SpanReader(directory.files)
     layout = directory.experts
     units = [_unit(name, tensor, directory.formats, reader) for name, tensor in directory.tensors.items()]
@@ -40,13 +79,14 @@ def content_of_mlx(folder: Path, variant: Variant) -> Content:
     dropped = [f"{len(directory.ignored)} tensors that a text model does not use"] if directory.ignored else []
     return Content(
         variant=variant,
-        source={"kind": "mlx", "path": str(resolved(folder)), "dropped": dropped},
-        binding=binding(folder, directory.files, "as stored"),
+        source={"kind": kind, "path": str(resolved(path)), "dropped": dropped},
+        binding=bound,
         experts=layout.formats,
         dense=units,
         read_experts=read_experts,
         layer_position=lambda layer: min((file, offset) for file, offset, _ in directory.expert_spans(layer, 0)),
-        copies=companions(folder),
+        copies=list(copies),
+        texts=texts or {},
         close=reader.close,
     )
 
@@ -54,13 +94,23 @@ def content_of_mlx(folder: Path, variant: Variant) -> Content:
 def _unit(name: str, tensor: _core.Tensor, formats: dict[str, _core.QuantFormat], reader: SpanReader) -> DenseUnit:
     spans = list(tensor.spans)
     dtype, size = tensor.dtype, sum(bytes for _, _, bytes in spans)
-    if name.endswith(".A_log") and is_float(dtype) and dtype != "F32":
+    if name.endswith(".A_log") and is_float(dtype) and dtype != "F32" and not tensor.negated_exp:
         # Every reader of a packed store may rely on f32 here; bf16 and f16 widen exactly.
         place = DenseTensor(name, "F32", tuple(tensor.shape), int(np.prod(tensor.shape)) * 4)
         return DenseUnit(name, (place,), lambda: _promoted(spans, dtype, reader), spans[0][:2])
-    bits = formats[name.removesuffix(".weight")].bits if dtype == "U32" else 0
-    place = DenseTensor(name, dtype, tuple(tensor.shape), size, bits, is_table=tensor.is_table)
+    if tensor.negated_exp:
+        place = DenseTensor(name, "F32", tuple(tensor.shape), int(np.prod(tensor.shape)) * 4)
+        return DenseUnit(name, (place,), lambda: _logarithms(spans, dtype, reader), spans[0][:2])
+    format = formats.get(name.removesuffix(".weight"))
+    bits = format.bits if format is not None and dtype == "U32" else 0
+    block = str(format) if format is not None and format.is_blocks else ""
+    place = DenseTensor(name, dtype, tuple(tensor.shape), size, bits, block, is_table=tensor.is_table)
     return DenseUnit(name, (place,), lambda: _parts(spans, reader), spans[0][:2])
+
+
+def _logarithms(spans: list[Span], dtype: str, reader: SpanReader) -> Iterator[tuple[np.ndarray]]:
+    for (raw,) in _parts(spans, reader):
+        yield (encode(logarithms(decode(raw, dtype)), "F32"),)
 
 
 def _promoted(spans: list[Span], dtype: str, reader: SpanReader) -> Iterator[tuple[np.ndarray]]:

@@ -13,6 +13,7 @@ from moeflux import files
 from moeflux._core import ExpertLayout
 from moeflux.conversion.packer import worker_count
 from moeflux.errors import Error, FormatError, IoError, refusals
+from moeflux.models.gguf import find_gguf
 from moeflux.progress import Progress, Silent, time_text
 from moeflux.sizes import size_text
 from moeflux.stores import packed
@@ -76,7 +77,9 @@ def verify(path: str | Path, *, experts: str | Path | None = None, progress: Pro
 
     `experts` is the folder with the layer files of an older store, if it is not the default one.
     """
-    folder = files.expect_folder(files.expanded(path))
+    folder = files.expanded(path)
+    if find_gguf(folder) is None:
+        files.expect_folder(folder)
     if not files.exists(folder / packed.DESCRIPTION):
         note = f"no {packed.DESCRIPTION}, so no checksums: names, shapes and sizes were checked, contents were not"
         return VerifyReport(folder, False, tuple(structure(folder, experts)), (note,))

@@ -168,11 +168,11 @@ class Source:
 
 @contextlib.contextmanager
 def source_at(path: Path, effort: Effort, progress: Progress) -> Generator[Source, None, None]:
-    files.expect_folder(path)
-    if is_store(path):
+    if files.exists(path) and is_store(path):
         with open_store(path) as store:
             yield of_store(store)
         return
+    files.expect_folder(path)
     with written_file(path, effort, progress) as file:
 
         def read(mode: str, readers: int, seconds: float, seed: int) -> tuple[int, int, float]:

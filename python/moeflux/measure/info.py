@@ -10,11 +10,12 @@ from typing import Any
 from moeflux import files
 from moeflux._core import ExpertFormats
 from moeflux.conversion.convert import content_of, matrix_formats
+from moeflux.models.gguf import find_gguf
 from moeflux.models.layers import GatedDelta, GroupedAttention, Index, LatentAttention, SharedExpert
 from moeflux.models.variants import Variant
 from moeflux.sizes import size_text
 from moeflux.stores.checkpoints import needs_converting
-from moeflux.stores.costs import costs, costs_of_shape, dense_sizes, embedding_bytes, table_bytes
+from moeflux.stores.costs import costs, costs_of_shape, dense_sizes, embedding_bytes, mean_expert_bytes, table_bytes
 from moeflux.stores.planned import PlannedStore, planned_store
 from moeflux.stores.store import Store, open_store
 
@@ -24,13 +25,13 @@ class Info:
     """Sizes are bytes. If a model is not converted yet, they are those of a conversion with the default format."""
 
     target: str
-    kind: str  # "packed", "mlx", "published", "hf" where it must be converted, "config" or "preset"
+    kind: str  # "packed", "mlx", "gguf", "published", "hf" where it must be converted, "config" or "preset"
     variant: Variant
     formats: dict[str, int]  # "4-bit g64" -> how many dense matrices have it
     expert_format: str
     dense_tensors: int
     dense_bytes: int
-    expert_bytes: int  # one expert
+    expert_bytes: int  # one expert; the mean, where layers have them in different formats
     experts: int  # in all layers together
     dense_bytes_per_token: int
     expert_bytes_per_token: int
@@ -59,11 +60,11 @@ class Info:
 
 
 def describe(target: str | Path) -> Info:
-    """A folder with weights, a config.json (or a folder with nothing else), a repository as owner/name, whose config
-    alone is fetched, or the name of a preset."""
+    """A folder with weights, a GGUF file, a config.json (or a folder with nothing else), a repository as owner/name,
+    whose config alone is fetched, or the name of a preset."""
     path = files.expanded(target)
-    if not files.is_folder(path) or not (_has_weights(path) or needs_converting(path)):
-        missing = ["weights: the folder holds a config.json but neither model_weights.bin nor *.safetensors"]
+    if not (_has_weights(path) or needs_converting(path)):
+        missing = ["weights: the folder holds a config.json but no model_weights.bin, *.safetensors or *.gguf"]
         return _from_store(str(target), planned_store(target), missing if files.is_folder(path) else [])
     if needs_converting(path):
         return _from_checkpoint(path)
@@ -71,9 +72,11 @@ def describe(target: str | Path) -> Info:
         return _from_store(str(store.path), store, store.missing_extras())
 
 
-def _has_weights(folder: Path) -> bool:
-    packed = any(files.exists(folder / part / "model_weights.bin") for part in ("", "artifacts"))
-    return packed or bool(files.listed(folder, "*.safetensors"))
+def _has_weights(path: Path) -> bool:
+    if not files.is_folder(path):
+        return find_gguf(path) is not None
+    packed = any(files.exists(path / part / "model_weights.bin") for part in ("", "artifacts"))
+    return packed or bool(files.listed(path, "*.safetensors")) or find_gguf(path) is not None
 
 
 def _from_checkpoint(folder: Path) -> Info:
@@ -95,8 +98,8 @@ def _from_checkpoint(folder: Path) -> Info:
     )
 
 
-def _of_all(experts: ExpertFormats) -> str:
-    return " / ".join(dict.fromkeys(map(str, (experts.gate, experts.up, experts.down))))
+def _of_all(*layers: ExpertFormats) -> str:
+    return " / ".join(dict.fromkeys(str(each) for layer in layers for each in (layer.gate, layer.up, layer.down)))
 
 
 def _from_store(target: str, store: Store | PlannedStore, missing: list[str]) -> Info:
@@ -107,10 +110,10 @@ def _from_store(target: str, store: Store | PlannedStore, missing: list[str]) ->
         kind=store.kind,
         variant=variant,
         formats=dict(Counter(map(str, directory.formats.values()))),
-        expert_format=_of_all(directory.experts.formats),
+        expert_format=_of_all(*(directory.experts_of(layer).formats for layer in variant.moe_layers)),
         dense_tensors=len(sizes),
         dense_bytes=sum(sizes.values()),
-        expert_bytes=directory.experts.bytes,
+        expert_bytes=mean_expert_bytes(variant, directory),
         table_bytes=table_bytes(directory),
         fingerprint=store.fingerprint,
         ignored=list(directory.ignored),

@@ -150,7 +150,9 @@ def check_name(name: str | Path | None) -> None:
         with suppress(ArgumentError):
             preset(str(name))
             there = "only a preset, which has no weights: `moeflux plan`, `moeflux info` and `moeflux bench` take it"
-        raise NotFoundError(f"{name!s:.200}: expected a folder, or a repository as owner/name, found {there}")
+        raise NotFoundError(
+            f"{name!s:.200}: expected a folder, a GGUF file or a repository as owner/name, found {there}"
+        )
     if find_spec("huggingface_hub") is None:
         raise NotFoundError(
             f"{name}: found no such folder; to download the model of that name from huggingface.co: "

@@ -127,6 +127,7 @@ class GatedDelta:
     value_dim: int
     taps: int  # of the convolution
     sigmoid: bool = False  # what is read is multiplied by sigmoid(z), in place of silu(z)
+    tiled: bool = False  # value heads take turns at the key heads, in place of neighbours sharing one
 
     @property
     def key_width(self) -> int:

@@ -260,7 +260,7 @@ def gated_delta_net(
     keys = (n, d.key_heads, d.key_dim)
     q, k = delta_net_query_key(q.reshape(keys), k.reshape(keys))
     decay, beta = delta_net_gates(alpha, b, w(f"{at}A_log"), w(f"{at}dt_bias"))
-    out, recurrent = gated_delta(q, k, value.reshape(z.shape), decay, beta, state.recurrent)
+    out, recurrent = gated_delta(q, k, value.reshape(z.shape), decay, beta, state.recurrent, tiled=d.tiled)
     if d.sigmoid:
         out = sigmoid_gate(rms_norm_heads(out, w(f"{at}norm.weight"), eps), z)
     else:

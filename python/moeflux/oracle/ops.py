@@ -342,15 +342,20 @@ def delta_net_gates(alpha: Array, b: Array, a_log: Array, dt_bias: Array) -> tup
     return np.exp(-np.exp(a_log) * softplus(alpha + dt_bias)), sigmoid(b)
 
 
-def gated_delta(q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array) -> tuple[Array, Array]:
+def gated_delta(
+    q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array, *, tiled: bool = False
+) -> tuple[Array, Array]:
     """q, k [n, key_heads, dk]; v [n, value_heads, dv]; decay, beta [n, value_heads]; state [value_heads, dv, dk]
     -> [n, value_heads, dv] and the new state.
 
     The state is a linear map from keys to values. Each row lets the state fade, looks up what it holds for k, corrects
-    that towards v by beta, and reads the state at q. Consecutive value heads share a key head.
+    that towards v by beta, and reads the state at q. Neighbouring value heads share a key head; `tiled`, they take
+    turns at them.
     """
     shared_by = v.shape[1] // q.shape[1]
-    q, k = np.repeat(q, shared_by, axis=1), np.repeat(k, shared_by, axis=1)
+    heads = np.arange(v.shape[1])
+    heads = heads % q.shape[1] if tiled else heads // shared_by
+    q, k = q[:, heads], k[:, heads]
     out = np.empty(v.shape)
     for i in range(len(v)):
         state = state * decay[i][:, None, None]

@@ -20,6 +20,7 @@ from moeflux.errors import BudgetError, FormatError, IoError
 from moeflux.machine.memory import available, huge_pages_unasked, resident
 from moeflux.machine.remembered import remembered
 from moeflux.machine.sandbox import RENDERING, encoding
+from moeflux.models.model_files import files_of
 from moeflux.models.tokenizer_rules import TOKENIZER, is_proportional, read_rules
 from moeflux.routing.hit_rates import HitRate, hit_rate, hit_rate_of
 from moeflux.routing.trace import Trace
@@ -133,20 +134,23 @@ class _Planner:
     def text_part(self) -> int:
         """The tokenizer is loaded when somebody asks for text. Reading its file takes the most: 10 to 12 times its size
         were measured on vocabularies of 150,000 tokens and more."""
-        status = files.status_of(self.store.path / TOKENIZER) if self.is_here else None
-        size = TOKENIZER_BYTES * self.variant.vocab_size if not self.is_here else status.st_size if status else 0
+        if not self.is_here:
+            size = TOKENIZER_BYTES * self.variant.vocab_size
+        else:
+            beside = files_of(self.store.path)
+            size = beside.size(TOKENIZER) if beside.has(TOKENIZER) else 0
         return 8 * MIB + 16 * size if size else 0
 
     def encoder_part(self) -> int:
         """A process of its own that makes tokens, for a tokenizer that may take unlimited time in this one."""
         path = self.store.path / TOKENIZER
-        status = files.status_of(path) if self.is_here else None
+        status = files.status_of(path) if self.is_here and not files_of(self.store.path).made else None
         return 0 if status is None else _encoder_bytes(path, status.st_size, status.st_mtime_ns)
 
     def renderer_part(self) -> int:
         """A process of its own that renders the chat templates of all models of this process."""
-        here = any(files.status_of(self.store.path / file) is not None for file in TEMPLATE_FILES)
-        return RENDERING.max_resident if here or not self.is_here else 0
+        here = not self.is_here or any(map(files_of(self.store.path).has, TEMPLATE_FILES))
+        return RENDERING.max_resident if here else 0
 
     def budget_of(self, memory: int | str | None) -> tuple[int | None, str]:
         if memory is None:

@@ -7,7 +7,7 @@ from typing import TypedDict
 from moeflux._core import StoreDirectory, Tensor
 from moeflux.models.variants import Variant
 
-__all__ = ["Costs", "costs", "costs_of_shape", "dense_sizes", "embedding_bytes", "table_bytes"]
+__all__ = ["Costs", "costs", "costs_of_shape", "dense_sizes", "embedding_bytes", "mean_expert_bytes", "table_bytes"]
 
 
 class Costs(TypedDict):
@@ -24,7 +24,12 @@ class Costs(TypedDict):
 
 def costs(variant: Variant, directory: StoreDirectory) -> Costs:
     sizes = dense_sizes(directory)
-    return costs_of_shape(variant, directory.experts.bytes, sum(sizes.values()), embedding_bytes(sizes))
+    return costs_of_shape(variant, mean_expert_bytes(variant, directory), sum(sizes.values()), embedding_bytes(sizes))
+
+
+def mean_expert_bytes(variant: Variant, directory: StoreDirectory) -> int:
+    """Of an expert; layers may have theirs in different formats."""
+    return sum(directory.experts_of(layer).bytes for layer in variant.moe_layers) // len(variant.moe_layers)
 
 
 def dense_sizes(directory: StoreDirectory) -> dict[str, int]:
@@ -46,7 +51,8 @@ def embedding_bytes(sizes: dict[str, int]) -> int:
 
 
 def costs_of_shape(variant: Variant, expert_bytes: int, dense_bytes: int, embedding_bytes: int) -> Costs:
-    """A token reads only one row of the embedding, unless the embedding is the output matrix too."""
+    """`expert_bytes` are those of an expert; the mean, where layers differ. A token reads only one row of the
+    embedding, unless the embedding is the output matrix too."""
     row = embedding_bytes // variant.vocab_size
     touched = dense_bytes - (0 if variant.tied_embeddings else embedding_bytes - row)
     fixed, growing = variant.state_numbers()

@@ -5,7 +5,17 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["FLOAT_BYTES", "bf16_bits", "decode", "decoded_rows", "encode", "is_float", "rounded", "row_codes"]
+__all__ = [
+    "FLOAT_BYTES",
+    "bf16_bits",
+    "decode",
+    "decoded_rows",
+    "encode",
+    "is_float",
+    "logarithms",
+    "rounded",
+    "row_codes",
+]
 
 LEAST_SCALE = np.float32(2.0**-100)
 """Heads of rows whose scale would be smaller count as zeros."""
@@ -87,6 +97,11 @@ def encode(values: np.ndarray, dtype: str) -> np.ndarray:
     else:
         stored = np.ascontiguousarray(values, dtype="<f4")
     return stored.reshape(-1).view(np.uint8)
+
+
+def logarithms(values: np.ndarray) -> np.ndarray:
+    """float32 values that are -exp(x) -> x in float32."""
+    return np.log(-values.astype(np.float64)).astype(np.float32)
 
 
 def rounded(values: np.ndarray, dtype: str) -> np.ndarray:

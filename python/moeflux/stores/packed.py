@@ -102,6 +102,7 @@ class DenseTensor:
     shape: tuple[int, ...]
     bytes: int
     bits: int = 0
+    block: str = ""  # type of the blocks that its bytes are, if they are such
     offset: int = -1
     is_table: bool = False  # of rows that are read one by one
 
@@ -112,6 +113,8 @@ class DenseTensor:
             "shape": list(self.shape),
             "dtype": self.dtype,
         }
+        if self.block:
+            return {**entry, "block": self.block}
         return {**entry, "bits": self.bits} if self.dtype == "U32" else entry
 
 

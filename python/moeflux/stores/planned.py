@@ -53,9 +53,9 @@ def store_to_plan(name: str | Path | None, experts_per_token: int | None = None)
 
 
 def folder_that_runs(name: str | Path | None) -> Path | None:
-    """The folder of a model that runs as it is; None if the name is of something else."""
+    """The folder, or the GGUF file, of a model that runs as it is; None if the name is of something else."""
     folder = builtin.path() if name is None else files.expanded(name)
-    runs = files.is_folder(folder) and is_store(folder) and not needs_converting(folder)
+    runs = files.exists(folder) and is_store(folder) and not needs_converting(folder)
     return folder if runs else None
 
 

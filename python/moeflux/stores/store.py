@@ -1,8 +1,8 @@
 """A store: one model's dense weights, routed experts and variant, opened for reading and checked once.
 
-`open_store` takes a packed folder (ours, or one made by older tools), a stock MLX folder, or a checkpoint in plain
-elements as it is published. It presents all alike: tensors by their canonical name, experts by layer and number. See
-docs/formats.md.
+`open_store` takes a packed folder (ours, or one made by older tools), a stock MLX folder, a checkpoint in plain
+elements as it is published, or a GGUF file. It presents all alike: tensors by their canonical name,
+experts by layer and number. See docs/formats.md.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from moeflux import _core, files
 from moeflux._core import QuantFormat, StoreDirectory
 from moeflux.errors import FormatError, refusals
 from moeflux.models.config import variant_from_config, variant_from_manifest
+from moeflux.models.gguf import GgufValues, find_gguf
+from moeflux.models.gguf_config import variant_of_gguf
+from moeflux.models.model_files import files_of
 from moeflux.models.variants import Variant
-from moeflux.stores.floats import decode
+from moeflux.stores.floats import decode, logarithms
 from moeflux.stores.packed import DESCRIPTION, MANIFEST, Description, read_description
 from moeflux.stores.spans import SpanReader
 
@@ -51,8 +54,8 @@ class StoredTensor:
 class Store:
     """A model on disk, read-only. Close it, or use it in a `with`, to give back its file descriptors."""
 
-    path: Path
-    kind: str  # "packed", "mlx", or "published" of a checkpoint
+    path: Path  # a folder, or a GGUF file
+    kind: str  # "packed", "mlx", "gguf", or "published" of a checkpoint
     variant: Variant
     directory: StoreDirectory
     description: Description | None  # the content of moeflux.json, where there is one
@@ -81,6 +84,9 @@ class Store:
         if name not in tensors:
             raise FormatError(f'{self.path}: tensor "{name}": expected to be in the store, found nothing')
         added, array = tensors[name].added, self._array(name)
+        if tensors[name].negated_exp:
+            numbers = logarithms(decode(array, tensors[name].dtype))
+            return StoredTensor(QuantFormat.plain("F32"), numbers)
         if added:
             numbers = decode(array, tensors[name].dtype) + np.float32(added)
             return StoredTensor(QuantFormat.plain("F32"), numbers)
@@ -88,12 +94,13 @@ class Store:
 
     def expert(self, layer: int, expert: int) -> tuple[StoredTensor, StoredTensor, StoredTensor]:
         """The gate, up and down matrices of one routed expert."""
-        variant, layout = self.variant, self.directory.experts
+        variant = self.variant
         if layer not in variant.moe_layers or not 0 <= expert < variant.experts.count:
             raise FormatError(
                 f"{self.path}: expected an expert 0 to {variant.experts.count - 1} of a layer with experts, "
                 f"found expert {expert} of layer {layer}"
             )
+        layout = self.directory.experts_of(layer)
         data = self._read(self.directory.expert_spans(layer, expert))
         arrays: dict[str, dict[str, np.ndarray]] = {}
         for name, offset, size, dtype, shape in layout.pieces:
@@ -156,7 +163,8 @@ class Store:
 
     def missing_extras(self) -> list[str]:
         """What a user would miss beside the weights, a sentence each."""
-        return [f"{name}: not in the folder" for name in EXTRAS if not files.exists(self.path / name)]
+        beside = files_of(self.path)
+        return [f"{name}: not in the folder" for name in EXTRAS if not beside.has(name)]
 
 
 PARTS = ("weight", "scales", "biases")
@@ -169,14 +177,17 @@ SAMPLE_BYTES = 4096
 
 
 def open_store(path: str | Path, *, experts: str | Path | None = None, experts_per_token: int | None = None) -> Store:
-    """Opens and checks a folder. `experts` is the folder with the layer files if it is not the default one. An
-    `experts_per_token` other than the model's own makes its variant lossy.
+    """Opens and checks a folder or a GGUF file. `experts` is the folder with the layer files if it is not the default
+    one. An `experts_per_token` other than the model's own makes its variant lossy.
 
     Raises FormatError, naming file, tensor, expected and found, when anything is missing or does not fit.
     """
-    folder = files.expect_folder(files.expanded(path))
-    with refusals(f"opening {folder}"):
-        return _opened(folder, experts, experts_per_token)
+    path = files.expanded(path)
+    with refusals(f"opening {path}"):
+        gguf = find_gguf(path)
+        if gguf is not None:
+            return _opened_gguf(gguf, experts_per_token)
+        return _opened(files.expect_folder(path), experts, experts_per_token)
 
 
 def _opened(folder: Path, experts: str | Path | None, experts_per_token: int | None) -> Store:
@@ -196,15 +207,21 @@ def _opened(folder: Path, experts: str | Path | None, experts_per_token: int | N
         directory = _core.open_mlx(folder, variant.to_json())
         return _store(folder, "published" if directory.as_published else "mlx", variant, directory)
     raise FormatError(
-        f"{folder}: expected a packed store (moeflux.json or model_weights.json) or an MLX folder "
-        f"(config.json and *.safetensors), found neither"
+        f"{folder}: expected a packed store (moeflux.json or model_weights.json), an MLX folder "
+        f"(config.json and *.safetensors) or a GGUF file, found none of them"
     )
+
+
+def _opened_gguf(path: Path, experts_per_token: int | None) -> Store:
+    values = GgufValues(path)
+    variant = _adjusted(variant_of_gguf(path, values), experts_per_token)
+    return _store(path, "gguf", variant, _core.open_gguf(values.file, variant.to_json()))
 
 
 def is_store(folder: Path) -> bool:
     """Whether there is something that `open_store` would try to open."""
     weights = files.exists(folder / "config.json") and bool(files.listed(folder, "*.safetensors"))
-    return weights or is_packed(folder)
+    return weights or is_packed(folder) or find_gguf(folder) is not None
 
 
 def is_packed(folder: Path) -> bool:

@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from moeflux import files
 from moeflux.errors import ArgumentError, FormatError, StateError
+from moeflux.models.model_files import files_of
 from moeflux.text.speech import CHANNELS, Speech, speech_of
 from moeflux.text.template import Template
 from moeflux.text.thoughts import AnswerSplit
@@ -53,16 +53,15 @@ class ChatFormat:
     @classmethod
     def from_folder(cls, folder: str | Path, tokenizer: Tokenizer) -> ChatFormat | None:
         """From chat_template.jinja, else tokenizer_config.json; None when the model has no template."""
-        folder = Path(folder)
-        file = folder / "chat_template.jinja"
-        if files.exists(file):
-            return cls(tokenizer, {"default": files.read_text(file)}, str(file))
+        beside, alone = files_of(folder), "chat_template.jinja"
+        if beside.has(alone):
+            return cls(tokenizer, {"default": beside.read_text(alone)}, beside.where(alone))
         for name in ("chat_template.json", "tokenizer_config.json"):
-            file = folder / name
-            found = files.read_json(file) if files.exists(file) else None
+            found = beside.read_json(name) if beside.has(name) else None
             template = found.get("chat_template") if isinstance(found, dict) else None
             if template is not None:
-                return cls(tokenizer, _named_templates(template, f"{file}: chat_template"), str(file))
+                where = beside.where(name)
+                return cls(tokenizer, _named_templates(template, f"{where}: chat_template"), where)
         return None
 
     def check_thinking(self, wanted: bool | None) -> None:

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moeflux import _core, files
+from moeflux import _core
 from moeflux.errors import ArgumentError, FormatError, found
+from moeflux.models.model_files import files_of
 from moeflux.runtime.logits import Logits
 
 __all__ = ["Choice", "Sampler", "Sampling", "log_probabilities"]
@@ -63,8 +64,9 @@ class Sampling:
     @classmethod
     def default(cls, folder: str | Path) -> Sampling:
         """What generation_config.json of a model's folder asks for, or the likeliest token if it asks for nothing."""
-        path = Path(folder) / "generation_config.json"
-        config = files.read_json(path) if files.exists(path) else {}
+        beside, name = files_of(folder), "generation_config.json"
+        path = beside.where(name)
+        config = beside.read_json(name) if beside.has(name) else {}
         if not isinstance(config, dict):
             raise FormatError(f"{path}: expected an object, found {type(config).__name__}")
         known = {each.name for each in fields(cls)} - {"logit_bias", "seed"}

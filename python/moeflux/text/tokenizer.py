@@ -14,6 +14,7 @@ import tokenizers
 
 from moeflux import files
 from moeflux.errors import ArgumentError, Error, FormatError, found
+from moeflux.models.model_files import ModelFiles, files_of
 from moeflux.models.tokenizer_rules import TOKENIZER, check_added, is_proportional, read_rules
 from moeflux.text.guarded import Guarded
 
@@ -67,20 +68,21 @@ class Tokenizer:
 
     @staticmethod
     def is_in(folder: str | Path) -> bool:
-        return files.exists(Path(folder) / TOKENIZER)
+        return files_of(folder).has(TOKENIZER)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
-        path = Path(folder) / TOKENIZER
-        if not files.exists(path):
+        beside = files_of(folder)
+        path = beside.where(TOKENIZER)
+        if not beside.has(TOKENIZER):
             raise FormatError(f"{path}: expected the tokenizer of the model, found nothing")
-        data = files.read_bytes(path)
-        values = read_rules(data, str(path))
+        data = beside.read_bytes(TOKENIZER)
+        values = read_rules(data, path)
         # What loads within limits there loads here too, because loading depends on nothing but the file.
-        guard = None if is_proportional(values) else Guarded(data, str(path))
+        guard = None if is_proportional(values) else Guarded(data, path)
         with _library(f"{path}: expected a tokenizer, found a file that cannot be one"):
             whole = tokenizers.Tokenizer.from_buffer(data)
-            return cls(whole, _optional_json(Path(folder) / "tokenizer_config.json"), str(path), guard)
+            return cls(whole, _optional_json(beside, "tokenizer_config.json"), path, guard)
 
     # ---- Text to tokens -----------------------------------------------------------------------------------------
 
@@ -292,9 +294,10 @@ def end_tokens(folder: str | Path, tokenizer: Tokenizer | None) -> frozenset[int
     """Every token that any file of the checkpoint calls the end. generation_config.json and config.json name it by id,
     tokenizer_config.json by its spelling. The files often disagree, and always because one leaves a token out."""
     ends: set[int] = set()
+    beside = files_of(folder)
     for name in ("generation_config.json", "config.json"):
-        path = Path(folder) / name
-        config = _optional_json(path)
+        path = beside.where(name)
+        config = _optional_json(beside, name)
         for part in (config, config.get("text_config")):
             if isinstance(part, dict):
                 ends |= _ids(part.get("eos_token_id"), f"{path}: eos_token_id")
@@ -311,12 +314,12 @@ def _ids(value: Any, where: str) -> set[int]:
     return set(listed)
 
 
-def _optional_json(path: Path) -> dict[str, Any]:
-    if not files.exists(path):
+def _optional_json(beside: ModelFiles, name: str) -> dict[str, Any]:
+    if not beside.has(name):
         return {}
-    value = files.read_json(path)
+    value = beside.read_json(name)
     if not isinstance(value, dict):
-        raise FormatError(f"{path}: expected an object, found {type(value).__name__}")
+        raise FormatError(f"{beside.where(name)}: expected an object, found {type(value).__name__}")
     return value
 
 
