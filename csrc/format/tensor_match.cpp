@@ -130,10 +130,9 @@ QuantFormat matrix_format(const std::string& base, const std::vector<int64_t>& s
                           const DeclaredFormats& declared, const StoreDirectory& store) {
   const StoredTensor& weight = needed(table, base + ".weight", store);
   const std::string where = place(store, weight, base + ".weight");
+  if (weight.block != BlockType::none) return blocks_format(weight, shape, where);  // which says what it is itself
   QuantFormat format;
-  if (weight.block != BlockType::none) {
-    format = blocks_format(weight, shape, where);
-  } else if (weight.dtype == DType::u32) {
+  if (weight.dtype == DType::u32) {
     format = affine_format(base, shape, weight, table, store);
   } else {
     if (!is_float(weight.dtype))

@@ -88,7 +88,7 @@ def check_checkpoint(llama: Path, name: str, folder: Path) -> bool:
 
 def check_vocabulary(file: Path) -> bool | None:
     """None where its rules are not known, which is said."""
-    texts = file.with_name(f"{file.name}.inp").read_text("utf-8").split(BETWEEN)
+    texts = file.with_name(f"{file.name}.inp").read_text("utf-8").split(BETWEEN)[:-1]
     lines = file.with_name(f"{file.name}.out").read_text("utf-8").splitlines()
     try:
         tokenizer = Tokenizer.from_folder(file)

@@ -7,7 +7,7 @@ import gguf
 from moeflux.text.tokenizer import BYTE_OF
 
 GLYPHS = {byte: glyph for glyph, byte in BYTE_OF.items()}
-TEMPLATE = "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}<|start|>assistant\n"
+TEMPLATE = "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}<|start|>assistant"
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, *, words: str = "qwen2", vocab: int = 384) -> None:

@@ -239,7 +239,7 @@ def added_tokens(tokens: list[str], kinds: list[int]) -> list[dict[str, Any]]:
 def first_token(values: GgufValues, tokens: list[str], *, default: bool) -> dict[str, Any] | None:
     """What puts a token before every text that is not a chat, where the file asks for it."""
     id = values.token(f"{GGML}bos_token_id")
-    if not values.flag(f"{GGML}add_bos_token", default):
+    if not values.flag(f"{GGML}add_bos_token", default and id is not None):
         return None
     if id is None or id >= len(tokens):
         raise values.fail(f"{GGML}bos_token_id", f"the id of one of {len(tokens)} tokens, for each text begins with it")
