@@ -100,8 +100,9 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
   bytes.scratch = scratch_layout(v, layers, output, options.chunk, scratch).bytes(shared) +
                   MirroredBuffer::planned_bytes(max_top_k * 8, shared) +
                   device_entry(options.backend).prepared_bytes(work_sizes(store, layers, options.chunk));
-  // Automatic reads may turn out to be buffered, which needs no such buffers. The plan is for direct reads.
-  bytes.read_buffers = options.reads == Reads::buffered ? 0 : options.readers * bounce_of(store, ReadMode::direct);
+  // Automatic reads may turn out to be buffered, which needs fewer such buffers. The plan is for direct reads.
+  const ReadMode mode = options.reads == Reads::buffered ? ReadMode::buffered : ReadMode::direct;
+  bytes.read_buffers = options.readers * bounce_of(store, mode);
   if (!shared) {
     bytes.read_buffers += ExpertSide::planned_staging(store, options);
     bytes.loading = DenseLanding::planned_bytes(store);

@@ -67,13 +67,13 @@ float stored_number(DType dtype, const std::byte* at) {
   return dtype == DType::bf16 ? bf16_to_f32(half) : f16_to_f32(half);
 }
 
-// Widens in place, so that loading needs no memory besides the arena. `count` numbers lie at the end of the room for as
-// many f32. Each is read before a number is written over it.
+// Widens in place, so that loading needs no memory besides the arena. The stored numbers lie at the end of the room for
+// `count` f32, and every tensor.step-th of them is wanted. Each is read before a number is written over it.
 void widen(const StoredTensor& tensor, std::byte* room, int64_t count) {
-  const auto size = static_cast<int64_t>(dtype_bytes(tensor.dtype));
-  const std::byte* stored = room + (static_cast<int64_t>(sizeof(float)) - size) * count;
+  const int64_t step = tensor.step * static_cast<int64_t>(dtype_bytes(tensor.dtype));
+  const std::byte* stored = room + static_cast<int64_t>(sizeof(float)) * count - stored_bytes(tensor);
   for (int64_t i = 0; i < count; ++i) {
-    float number = stored_number(tensor.dtype, stored + size * i) + tensor.added;
+    float number = stored_number(tensor.dtype, stored + step * i) + tensor.added;
     if (tensor.negated_exp) number = static_cast<float>(std::log(-static_cast<double>(number)));
     std::memcpy(room + 4 * i, &number, sizeof number);
   }

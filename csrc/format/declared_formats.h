@@ -35,7 +35,8 @@ DeclaredFormats declared_by_manifest(const Manifest& manifest, std::string where
 
 // Modes are affine and mxfp4. From "quantization" (or "quantization_config") of an MLX config.json. It has bits,
 // group_size and mode for all modules, and entries for single ones: an object of the same members, true for the common
-// values, false for no quantisation.
+// values, false for no quantisation. gpt_oss says quant_method mxfp4 as it is published, which declares nothing about
+// other matrices than its experts.
 DeclaredFormats declared_by_config(const Json& config, std::string where);
 
 }  // namespace moeflux

@@ -19,9 +19,17 @@ constexpr std::string_view of_experts = ".experts.";
 
 bool is_plain(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::f32; }
 
+// gpt_oss has its experts in MXFP4: codes in blocks of 32, and their scales.
+bool is_mxfp4_part(std::string_view name, const StoredTensor& tensor, const Variant& variant) {
+  return variant.model_type == ModelType::gpt_oss && tensor.dtype == DType::u8 &&
+         (name.ends_with("_blocks") || name.ends_with("_scales"));
+}
+
 // Why a family runs only once it is converted; nothing where it runs as it is.
-std::string_view why_to_convert(const Variant& variant) {
-  if (variant.model_type == ModelType::gpt_oss) return "rows of gate_proj and up_proj alternate";
+std::string_view why_to_convert(const Variant& variant, const TensorTable& table) {
+  const auto is_plain_pair = [](const auto& entry) { return entry.first.ends_with(".experts.gate_up_proj"); };
+  if (variant.model_type == ModelType::gpt_oss && std::ranges::any_of(table, is_plain_pair))
+    return "matrices are transposed, and rows of gate_proj and up_proj alternate";
   const bool latent = std::ranges::any_of(
       variant.layers, [](const Layer& layer) { return std::holds_alternative<LatentAttention>(layer.mixer); });
   return latent ? "latent attention is computed with kv_b_proj in two parts, of which one is transposed" : "";
@@ -64,6 +72,7 @@ class Taker {
     const int64_t inner = v.experts().intermediate;
     const std::string stack = base_of("gate_up_proj");
     if (!stack.empty()) return take_stacks(stack, base_of("down_proj"));
+    if (v.model_type == ModelType::gpt_oss) return take_blocks(concat(layer_prefix(layer_), "mlp.experts."));
     LayerExperts found;
     found.formats.gate = take_each({"gate_proj", "w1"}, inner, v.hidden_size, found.places);
     found.formats.up = take_each({"up_proj", "w3"}, inner, v.hidden_size, found.places);
@@ -120,6 +129,61 @@ class Taker {
              {other.file, other.offset, other.bytes / v.experts().count}}};
   }
 
+  // gpt_oss: MXFP4, where a block of 32 numbers is 16 bytes, the codes as MLX packs them. Rows of gate and up
+  // alternate, and so do the numbers of their biases.
+  LayerExperts take_blocks(const std::string& at) {
+    const Variant& v = store_.variant;
+    const int64_t count = v.experts().count;
+    const int64_t inner = v.experts().intermediate;
+    take_biases(at);
+    LayerExperts found;
+    found.formats = {QuantFormat::mxfp4(), QuantFormat::mxfp4(), QuantFormat::mxfp4()};
+    const std::vector<ExpertPlace> both = take_mxfp4(concat(at, "gate_up_proj"), count, 2 * inner, v.hidden_size);
+    for (const int64_t first : {0, 1})
+      for (const ExpertPlace& part : both) {
+        const int64_t row = part.stride / (2 * inner);
+        found.places.push_back({part.file, part.offset + first * row, part.stride, row});
+      }
+    for (ExpertPlace& part : take_mxfp4(concat(at, "down_proj"), count, v.hidden_size, inner))
+      found.places.push_back(std::move(part));
+    return found;
+  }
+
+  // Where the codes and the scales of a stack lie.
+  std::vector<ExpertPlace> take_mxfp4(const std::string& name, int64_t count, int64_t rows, int64_t columns) {
+    const int64_t group = QuantFormat::mxfp4().group_size;
+    if (!QuantFormat::mxfp4().fits(columns))
+      throw FormatError(concat(printable(store_.listing), ": ", in_quotes(name), ": expected whole blocks of ", group,
+                               ", found ", columns, " columns"));
+    std::vector<ExpertPlace> places;
+    for (const auto& [part, shape] : {std::pair("_blocks", std::vector{count, rows, columns / group, group / 2}),
+                                      std::pair("_scales", std::vector{count, rows, columns / group})}) {
+      const StoredTensor stack = take_stack(name + part, shape);
+      if (stack.dtype != DType::u8)
+        refuse(store_, concat("tensor ", in_quotes(name + part), ": expected U8, found ", dtype_name(stack.dtype)));
+      const Span& whole = stack.spans.front();
+      places.push_back({whole.file, whole.offset, whole.bytes / count});
+    }
+    return places;
+  }
+
+  void take_biases(const std::string& at) {
+    const int64_t count = store_.variant.experts().count;
+    const int64_t inner = store_.variant.experts().intermediate;
+    const std::string made = concat(layer_prefix(layer_), "mlp.switch_mlp.");
+    StoredTensor both = take_stack(at + "gate_up_proj_bias", {count, 2 * inner});
+    if (!is_plain(both.dtype) || both.dtype == DType::f32)
+      refuse(store_, concat(in_quotes(at + "gate_up_proj_bias"), " is ", dtype_name(both.dtype)));
+    both.shape.back() = inner;
+    both.step = 2;
+    table_[made + "gate_proj.bias"] = both;
+    const auto one = static_cast<int64_t>(dtype_bytes(both.dtype));
+    both.spans.front().offset += one;
+    both.spans.front().bytes -= one;
+    table_[made + "up_proj.bias"] = both;
+    table_[made + "down_proj.bias"] = take_stack(at + "down_proj_bias", {count, store_.variant.hidden_size});
+  }
+
   StoredTensor take_stack(const std::string& name, const std::vector<int64_t>& shape) {
     const auto node = table_.extract(name);
     if (node.empty())
@@ -144,9 +208,10 @@ bool take_as_published(TensorTable& table, const StoreDirectory& store) {
   for (const auto& [name, tensor] : table) {
     if (name.find(of_experts) == std::string::npos) continue;
     any = true;
-    if (!is_plain(tensor.dtype)) refuse(store, concat(in_quotes(name), " is ", dtype_name(tensor.dtype)));
+    if (!is_plain(tensor.dtype) && !is_mxfp4_part(name, tensor, store.variant))
+      refuse(store, concat(in_quotes(name), " is ", dtype_name(tensor.dtype)));
   }
-  if (const std::string_view why = why_to_convert(store.variant); any && !why.empty()) refuse(store, why);
+  if (const std::string_view why = why_to_convert(store.variant, table); any && !why.empty()) refuse(store, why);
   if (any && is_hybrid(store.variant.model_type)) adapt_hybrid(table, store);
   return any;
 }

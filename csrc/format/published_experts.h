@@ -1,5 +1,5 @@
 // Routed experts as Hugging Face publishes them: plain elements, in tensors of their own or with gate and up in one
-// stack.
+// stack, or MXFP4 with the rows of gate and up in turns.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 #include "format/store_directory.h"
 
 #include <algorithm>
+#include <set>
 #include <stdexcept>
 
 #include "core/error.h"
@@ -17,7 +18,9 @@ std::vector<Span> StoreDirectory::expert_spans(int64_t layer, int64_t expert) co
   std::vector<Span> spans;
   for (size_t i = 0; i < places.size(); ++i) {
     const FilePosition at = places[i].of(expert);
-    spans.push_back({at.file, at.offset, experts_of(layer).pieces[i].bytes});
+    const int64_t bytes = experts_of(layer).pieces[i].bytes;
+    const int64_t row = places[i].row ? places[i].row : bytes;
+    for (int64_t done = 0; done < bytes; done += row) spans.push_back({at.file, at.offset + 2 * done, row});
   }
   return spans;
 }
@@ -31,6 +34,15 @@ std::vector<QuantFormat> StoreDirectory::every_format() const {
   if (!experts.pieces.empty())
     for (const QuantFormat& format : {experts.formats.gate, experts.formats.up, experts.formats.down}) add(format);
   return found;
+}
+
+std::vector<int64_t> StoreDirectory::expert_files() const {
+  std::set<int64_t> found;
+  for (const std::vector<ExpertPlace>& places : expert_places)
+    for (const ExpertPlace& place : places)
+      for (int64_t expert = 0; expert < (place.each.empty() ? 1 : variant.experts().count); ++expert)
+        found.insert(place.of(expert).file);
+  return {found.begin(), found.end()};
 }
 
 }  // namespace moeflux

@@ -36,6 +36,8 @@ struct StoredTensor {
   float added = 0;  // to each number, once it is in f32: some norms are published as one less. Never to f32 or a matrix
   BlockType block = BlockType::none;  // of a matrix in GGUF's blocks, whose rows are bytes
   bool negated_exp = false;           // of a vector: what is stored is -exp(x). No number is added then
+  int64_t step = 1;  // of the stored numbers, every so many are its own, from the first on. 2 at most, and never of f32
+                     // or a matrix
 };
 
 using TensorTable = std::map<std::string, StoredTensor>;
@@ -45,11 +47,13 @@ struct FilePosition {
   int64_t offset = 0;
 };
 
-// Where a piece of a layer's experts lies: that of expert e begins at offset + e * stride.
+// Where a piece of a layer's experts lies: that of expert e begins at offset + e * stride. Where the rows of gate and
+// up alternate, so do those of the piece and those of another matrix, and `row` are the bytes of one.
 struct ExpertPlace {
   int64_t file = 0;
   int64_t offset = 0;
   int64_t stride = 0;
+  int64_t row = 0;                      // 0: the piece is in one stretch
   std::vector<FilePosition> each = {};  // [expert], where each is a tensor of its own; the others say nothing then
 
   FilePosition of(int64_t expert) const {
@@ -78,10 +82,13 @@ struct StoreDirectory {
     return layouts.empty() ? experts : layouts[static_cast<size_t>(layer)];
   }
 
-  // In the order of the pieces. std::out_of_range when the layer has no such expert.
+  // In the order of experts.pieces, a span for each or one for each of its rows. std::out_of_range when the layer has
+  // no such expert.
   std::vector<Span> expert_spans(int64_t layer, int64_t expert) const;
   // The formats that matrices and experts have, each once.
   std::vector<QuantFormat> every_format() const;
+  // The files that hold experts, as indices into `files`, ascending.
+  std::vector<int64_t> expert_files() const;
 };
 
 }  // namespace moeflux

@@ -20,7 +20,7 @@ bool lies_contiguous(const StoreDirectory& store) {
   for (const std::vector<ExpertPlace>& places : store.expert_places)
     for (size_t i = 0; i < places.size(); ++i) {
       const int64_t offset = places.front().offset + store.experts.pieces[i].offset;
-      if (!places[i].each.empty() || places[i].file != places.front().file ||
+      if (!places[i].each.empty() || places[i].row || places[i].file != places.front().file ||
           places[i].stride != places.front().stride || places[i].offset != offset)
         return false;
     }
@@ -48,8 +48,16 @@ SlotLayout slot_layout(const StoreDirectory& store) {
   return slot;
 }
 
+static bool has_turns(const StoreDirectory& store) {
+  return std::ranges::any_of(store.expert_places, [](const std::vector<ExpertPlace>& places) {
+    return std::ranges::any_of(places, [](const ExpertPlace& place) { return place.row > 0; });
+  });
+}
+
 int64_t bounce_of(const StoreDirectory& store, ReadMode mode) {
-  if (mode == ReadMode::buffered) return 0;
+  const bool turns = has_turns(store);
+  if (mode == ReadMode::buffered) return turns ? turns_bytes : 0;
+  if (turns) return turns_bytes + bounce_bytes + direct_alignment;
   if (has_tables(store.variant)) return bounce_bytes;  // a row begins anywhere
   const bool contiguous = lies_contiguous(store);
   const SlotLayout slot = slot_layout(store);
@@ -94,7 +102,14 @@ std::vector<ExpertStore::Place> ExpertStore::places_of(const StoreDirectory& sto
   std::vector<Place> places;
   for (size_t i = 0; i < stored.size(); ++i) {
     const int64_t bytes = contiguous_ ? layout_.bytes : experts(layer).pieces[i].bytes;
-    places.push_back({stored[i], slot_.offsets[i], bytes});
+    const auto first = std::ranges::find_if(places, [&](const Place& place) {
+      const ExpertPlace& other = place.stored;
+      return other.row && other.file == stored[i].file && other.offset + other.row == stored[i].offset;
+    });
+    if (stored[i].row && first != places.end())
+      first->apart = slot_.offsets[i] - first->landing;
+    else
+      places.push_back({stored[i], slot_.offsets[i], stored[i].row ? 2 * bytes : bytes});
     if (contiguous_) break;
   }
   return places;
@@ -134,9 +149,13 @@ int64_t ExpertStore::add_reads(int64_t layer, int64_t expert, const Landing& slo
   for (const Place& place : places_[static_cast<size_t>(layer)]) {
     const FilePosition at = place.stored.of(expert);
     Reader* reader = readers_[static_cast<size_t>(at.file)].get();
-    for (int64_t done = 0; done < place.bytes; done += part) {
-      const int64_t count = std::min(part, place.bytes - done);
-      batch.add({reader, at.offset + done, slot.part(place.landing + done, count)});
+    const int64_t row = place.stored.row;
+    const int64_t each = row ? round_up(part, 2 * row) : part;
+    for (int64_t done = 0; done < place.bytes; done += each) {
+      const int64_t count = std::min(each, place.bytes - done);
+      const Landing into =
+          row ? slot.part(place.landing + done / 2, count / 2) : slot.part(place.landing + done, count);
+      batch.add({reader, at.offset + done, into, row, place.apart});
     }
   }
   return bytes;

@@ -2,7 +2,8 @@
 //
 // A packed store has an expert in one stretch of bytes, so one read brings it. An MLX store has the pieces of an expert
 // (usually nine) in stacked tensors, and each piece is a read of its own; a published checkpoint and a GGUF file have
-// three. In a slot, each piece has one place for every expert of a store, with room for the largest.
+// three. Where rows of gate and up alternate, one read brings both, and they are taken apart on their way. In a slot,
+// each piece has one place for every expert of a store, with room for the largest.
 #pragma once
 
 #include <cstddef>
@@ -59,8 +60,8 @@ class ExpertStore {
   int64_t bounce() const { return bounce_; }
 
   // Adds the reads that bring an expert into `slot` (slot().bytes long, aligned to direct_alignment). They are cut at
-  // blocks into about `parts` equal pieces, which as many threads can share when there is little else to read. Returns
-  // the bytes that they bring. std::out_of_range when the layer has no such expert.
+  // blocks, or at pairs of rows, into about `parts` equal pieces, which as many threads can share when there is little
+  // else to read. Returns the bytes that they bring. std::out_of_range when the layer has no such expert.
   int64_t add_reads(int64_t layer, int64_t expert, const Landing& slot, ReadBatch& batch, int64_t parts = 1) const;
 
   // IoError naming a file that is no longer what was opened: truncated, grown, written to, replaced or gone. It takes
@@ -73,7 +74,8 @@ class ExpertStore {
   struct Place {
     ExpertPlace stored;
     int64_t landing = 0;  // in the slot
-    int64_t bytes = 0;
+    int64_t bytes = 0;    // of both matrices where their rows alternate
+    int64_t apart = 0;    // from there to where the second matrix's rows land
   };
 
   void open_files(const StoreDirectory& store, const ExpertStoreOptions& options);

@@ -7,6 +7,7 @@
 #include <cassert>
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
 #include <new>
 #include <utility>
@@ -83,7 +84,7 @@ struct ReadQueue {
   int64_t cancel(ReadBatch& batch) {
     if (!batch.queued_) return 0;
     int64_t dropped = 0;
-    for (size_t i = batch.begun_; i < batch.requests_.size(); ++i) dropped += batch.requests_[i].into.bytes();
+    for (size_t i = batch.begun_; i < batch.requests_.size(); ++i) dropped += batch.requests_[i].bytes();
     give_up(batch);
     batch.cancelled_ = true;
     if (over(batch)) finished.notify_all();
@@ -103,7 +104,7 @@ struct ReadQueue {
     if (--active == 0) stats.busy_seconds += std::chrono::duration<double>(Clock::now() - busy_since).count();
     const bool demand = batch.priority_ == ReadPriority::demand;
     (demand ? stats.demand_reads : stats.look_ahead_reads) += 1;
-    (demand ? stats.demand_bytes : stats.look_ahead_bytes) += batch.requests_[index].into.bytes();
+    (demand ? stats.demand_bytes : stats.look_ahead_bytes) += batch.requests_[index].bytes();
     if (error) {
       give_up(batch);
       if (!batch.error_ || index < batch.error_index_) {
@@ -121,6 +122,7 @@ struct ReadQueue {
   }
 
   void read(const ReadRequest& request, std::span<std::byte> bounce, std::span<std::byte> room) const {
+    if (request.row) return read_turns(request, bounce, room);
     if (!request.into.is_carried()) return request.reader->read(request.offset, request.into.memory(), bounce);
     for (int64_t done = 0; done < request.into.bytes();) {
       const int64_t bytes = std::min(static_cast<int64_t>(room.size()), request.into.bytes() - done);
@@ -129,6 +131,30 @@ struct ReadQueue {
       carry(part, request.into.place() + done);
       done += bytes;
     }
+  }
+
+  void read_turns(const ReadRequest& request, std::span<std::byte> bounce, std::span<std::byte> room) const {
+    const std::span<std::byte> turns = bounce.first(turns_bytes);
+    const int64_t most = turns_bytes / (2 * request.row) * request.row;  // of one matrix
+    for (int64_t done = 0; done < request.into.bytes();) {
+      const int64_t bytes = std::min(most, request.into.bytes() - done);
+      const std::span<std::byte> part = turns.first(static_cast<size_t>(2 * bytes));
+      request.reader->read(request.offset + 2 * done, part, bounce.subspan(turns_bytes));
+      for (const int64_t second : {0, 1}) {
+        const Landing into = request.into.part(done + second * request.apart, bytes);
+        const std::span<std::byte> own = into.is_carried() ? room.first(static_cast<size_t>(bytes)) : into.memory();
+        take_rows(part.subspan(static_cast<size_t>(second * request.row)), request.row, own);
+        if (into.is_carried()) carry(own, into.place());
+      }
+      done += bytes;
+    }
+  }
+
+  // Every second row, from the first on.
+  static void take_rows(std::span<const std::byte> rows, int64_t row, std::span<std::byte> own) {
+    const auto bytes = static_cast<size_t>(row);
+    for (size_t done = 0; done < own.size(); done += bytes)
+      std::memcpy(own.data() + done, rows.data() + 2 * done, bytes);
   }
 
   void run(std::span<std::byte> bounce, std::span<std::byte> room) {

@@ -24,6 +24,12 @@ struct ReadRequest {
   Reader* reader = nullptr;
   int64_t offset = 0;
   Landing into;
+  // Where rows of two matrices alternate: the bytes of a row, of which turns_bytes have two, and from `into` to where
+  // the second matrix's rows land. `into` is for those of the first, and there are as many of both.
+  int64_t row = 0;
+  int64_t apart = 0;
+
+  int64_t bytes() const { return row ? 2 * into.bytes() : into.bytes(); }
 };
 
 // Takes bytes that were read to a place that no read reaches, and returns when they are there. Several reading threads

@@ -26,6 +26,9 @@ constexpr int64_t direct_alignment = 4096;
 // The size of one reading thread's bounce buffer, for direct reads that are not aligned. It is large enough to keep an
 // SSD busy.
 constexpr int64_t bounce_bytes = int64_t{1} << 20;
+// The part of it, before the rest, that rows of two matrices land in before they are taken apart. The rest is then a
+// block longer, so that an unaligned read of so much takes one call.
+constexpr int64_t turns_bytes = int64_t{1} << 20;
 // The same for reads whose bytes are carried on.
 constexpr int64_t staging_bytes = int64_t{1} << 20;
 

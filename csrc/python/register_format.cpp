@@ -206,6 +206,7 @@ void register_stores(py::module_& m) {
       .def_readonly("negated_exp", &StoredTensor::negated_exp,
                     "Whether what is stored of a vector is -exp(x), in place of x.")
       .def_readonly("added", &StoredTensor::added, "What is added to each number of a vector, once it is in f32.")
+      .def_readonly("step", &StoredTensor::step, "Of the stored numbers, every so many are its own.")
       .def_property_readonly(
           "is_table", [](const StoredTensor& t) { return t.kind == TensorKind::table; },
           "Whether its rows are read one by one and never all in memory.")
@@ -245,7 +246,11 @@ void register_stores(py::module_& m) {
           [](const Store& s, int64_t layer, int64_t expert) {
             return spans_to_python(s.directory.expert_spans(layer, expert));
           },
-          py::arg("layer"), py::arg("expert"), "(file, offset, bytes) of each piece of the expert, in layout order.");
+          py::arg("layer"), py::arg("expert"),
+          "(file, offset, bytes) of each piece of the expert, in layout order, or of each row of a piece.")
+      .def_property_readonly(
+          "expert_files", [](const Store& s) { return s.directory.expert_files(); },
+          "The files that hold experts, by index.");
 
   m.def(
       "required_tensors",

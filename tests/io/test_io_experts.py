@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from golden.checkpoint import safetensors_bytes
+from golden.gpt_oss import gpt_oss
 from moeflux import IoError
 from moeflux._core import Experts, FaultPlan, Lease, StoreDirectory, open_mlx, open_packed, supports_direct
+from moeflux.models.config import variant_from_config
 from support.tiny_stores import MlxFolder, expert_stacks, hybrid, latent, tensors, write_packed
 
 BLOCK = 4096
@@ -28,8 +33,21 @@ def make_odd(file: Path) -> None:
     file.write_bytes(struct.pack("<Q", length + len(spaces)) + data[8 : 8 + length] + spaces + data[8 + length :])
 
 
+def in_turns(folder: Path, **changes: Any) -> StoreDirectory:
+    checkpoint = gpt_oss("turns", num_hidden_layers=3, layer_types=["full_attention"] * 3, **changes)
+    folder.mkdir()
+    file = folder / "model.safetensors"
+    file.write_bytes(safetensors_bytes(checkpoint.tensors))
+    (folder / "config.json").write_text(json.dumps(checkpoint.config))
+    make_odd(file)
+    return open_mlx(folder, variant_from_config(folder).to_json())
+
+
 def open_store(kind: str, folder: Path) -> StoreDirectory:
-    """mlx: pieces at odd bytes; packed: experts of no whole blocks; blocks: of whole ones; dense: a layer without."""
+    """mlx: pieces at odd bytes; turns: likewise, and rows of two matrices in turns; packed: experts of no whole blocks;
+    blocks: of whole ones; dense: a layer without."""
+    if kind == "turns":
+        return in_turns(folder, intermediate_size=96, num_local_experts=4)
     if kind == "mlx":
         v = hybrid()
         MlxFolder(tensors(v) | expert_stacks(v), shards=3).write(folder)
@@ -47,7 +65,7 @@ def open_store(kind: str, folder: Path) -> StoreDirectory:
     return open_packed(folder, folder / "packed_experts", v.to_json())
 
 
-KINDS = ["mlx", "packed", "blocks", "dense"]
+KINDS = ["mlx", "turns", "packed", "blocks", "dense"]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -75,12 +93,9 @@ def keys(store: StoreDirectory) -> list[tuple[int, int]]:
 
 def pieces(store: StoreDirectory, key: tuple[int, int]) -> list[bytes]:
     """Read here, with nothing of ours."""
-    out = []
-    for file, offset, size in store.expert_spans(*key):
-        with open(store.files[file], "rb") as stream:
-            stream.seek(offset)
-            out.append(stream.read(size))
-    return out
+    whole = {file: Path(store.files[file]).read_bytes() for file in store.expert_files}
+    data = b"".join(whole[file][offset : offset + size] for file, offset, size in store.expert_spans(*key))
+    return [data[at : at + size] for _, at, size, _, _ in store.experts.pieces]
 
 
 def landed(experts: Experts, store: StoreDirectory, lease: Lease) -> list[bytes]:
@@ -118,21 +133,34 @@ def test_the_slot_suits_kernels_and_disks(store: StoreDirectory) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "contiguous", "bounces"), [("mlx", False, True), ("packed", True, True), ("blocks", True, False)]
+    ("kind", "reads", "bounces"), [("mlx", 9, True), ("turns", 4, True), ("packed", 1, True), ("blocks", 1, False)]
 )
-def test_reads_of_an_expert(tmp_path: Path, kind: str, contiguous: bool, bounces: bool) -> None:
-    """One where it lies in one stretch, nine where it lies in pieces; whole blocks go straight into place."""
+def test_reads_of_an_expert(tmp_path: Path, kind: str, reads: int, bounces: bool) -> None:
+    """One where it lies in one stretch, nine where it lies in pieces, and one for two pieces whose rows are in turns;
+    whole blocks go straight into place."""
     store = open_store(kind, tmp_path / kind)
     experts = Experts(store, 4)
     read(experts, (0, 1))
-    assert experts.contiguous == contiguous
-    assert experts.counts == (1 if contiguous else 9, store.experts.bytes)
+    assert experts.contiguous == (reads == 1)
+    assert (experts.bounce > 0) == (kind == "turns")
+    assert experts.counts == (reads, store.experts.bytes)
     if supports_direct(store.files[0]):
         direct = Experts(store, 4, mode="direct")
         assert (direct.bounce > 0) == bounces
         read(direct, (0, 1))
         if not bounces:
             assert direct.counts == (1, store.experts.bytes)
+
+
+@pytest.mark.parametrize("parts", [1, 5])
+def test_rows_in_turns_that_fill_the_buffer_more_than_once(tmp_path: Path, parts: int) -> None:
+    """Each row lands where it belongs, whether the buffer is full behind its pair or within it."""
+    store = in_turns(tmp_path / "wide", intermediate_size=11_008, hidden_size=96, num_experts_per_tok=2)
+    codes = store.experts.pieces[0][2]
+    experts = Experts(store, 1, threads=3)
+    assert 2 * codes > experts.bounce > 0 and experts.bounce % 96 != 0  # a pair has 96 bytes
+    lease = read(experts, (1, 1), parts)
+    assert landed(experts, store, lease) == pieces(store, (1, 1))
 
 
 def test_mlx_pieces_lie_at_odd_bytes(tmp_path: Path) -> None:

@@ -8,18 +8,12 @@ from typing import Any
 from moeflux import files
 from moeflux._core import SafetensorsFile
 from moeflux.errors import FormatError
+from moeflux.models.published import INDEX, files_of_index, runs_as_published
 from moeflux.stores.store import is_packed
 
-__all__ = ["is_mlx", "needs_converting", "source_files"]
+__all__ = ["PLAIN", "is_mlx", "needs_converting", "source_files"]
 
-INDEX = "model.safetensors.index.json"
 PLAIN = ("BF16", "F16", "F32")
-AS_PUBLISHED = (
-    "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", "qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "minimax_m2",
-    "glm4_moe", "glm4v_moe", "gemma4", "gemma4_text",
-)  # fmt: skip
-"""Families whose checkpoints run in place. Others have rows of two matrices in turns, matrices that must be transposed,
-or latent attention."""
 
 
 def source_files(folder: Path) -> list[Path]:
@@ -30,14 +24,8 @@ def source_files(folder: Path) -> list[Path]:
         if not shards:
             raise FormatError(f"{folder}: expected *.safetensors files, found none")
         return shards
-    weight_map = files.read_json(index)
-    weight_map = weight_map.get("weight_map") if isinstance(weight_map, dict) else None
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise FormatError(f"{index}: weight_map: expected an object of file names")
-    names = sorted(set(weight_map.values()))
+    names = files_of_index(index)
     for name in names:
-        if "/" in name or not name.endswith(".safetensors"):
-            raise FormatError(f"{index}: weight_map: expected names of safetensors files, found {name!r:.120}")
         kind = files.kind_of(folder / name)
         if kind != "a file":
             raise FormatError(f"{folder / name}: named in {INDEX}, expected a file, found {kind}")
@@ -64,8 +52,8 @@ def needs_converting(folder: Path) -> bool:
 
 
 def _runs_as_published(folder: Path, config: dict[str, Any]) -> bool:
-    """Whether its experts are plain elements, each in one stretch of bytes."""
-    if config.get("model_type") not in AS_PUBLISHED or "quantization_config" in config:
+    """Whether its experts are plain elements, each in one stretch of bytes, or those of gpt_oss in MXFP4."""
+    if not runs_as_published(config):
         return False
     types = {
         tensor.dtype
@@ -73,4 +61,5 @@ def _runs_as_published(folder: Path, config: dict[str, Any]) -> bool:
         for name, tensor in SafetensorsFile(str(path)).tensors.items()
         if ".experts." in name
     }
-    return bool(types) and types <= {*PLAIN}
+    mxfp4 = {"U8"} if config["model_type"] == "gpt_oss" else set()
+    return bool(types) and types <= {*PLAIN} | mxfp4

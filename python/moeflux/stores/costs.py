@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TypedDict
 
 from moeflux._core import StoreDirectory, Tensor
 from moeflux.models.variants import Variant
+from moeflux.stores.floats import FLOAT_BYTES
 
 __all__ = ["Costs", "costs", "costs_of_shape", "dense_sizes", "embedding_bytes", "mean_expert_bytes", "table_bytes"]
 
@@ -43,7 +45,8 @@ def table_bytes(directory: StoreDirectory) -> int:
 
 
 def _size(tensor: Tensor) -> int:
-    return sum(span[2] for span in tensor.spans)
+    stored = sum(span[2] for span in tensor.spans)
+    return stored if tensor.step == 1 else prod(tensor.shape) * FLOAT_BYTES[tensor.dtype]
 
 
 def embedding_bytes(sizes: dict[str, int]) -> int:

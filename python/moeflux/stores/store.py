@@ -117,13 +117,12 @@ class Store:
     @property
     def expert_files(self) -> list[str]:
         """The files that routed experts are read from."""
-        directory = self.directory
-        spans = [span for layer in self.variant.moe_layers for span in directory.expert_spans(layer, 0)]
-        return sorted({directory.files[file] for file, _, _ in spans})
+        return sorted(self.directory.files[file] for file in self.directory.expert_files)
 
     def _array(self, name: str) -> np.ndarray:
         tensor = self.directory.tensors[name]
-        return self._read(tensor.spans).view(NUMPY_TYPES[tensor.dtype]).reshape(tensor.shape)
+        numbers = self._read(tensor.spans).view(NUMPY_TYPES[tensor.dtype])[:: tensor.step]
+        return numbers.reshape(tensor.shape)
 
     def _read(self, spans: Sequence[tuple[int, int, int]]) -> np.ndarray:
         """The bytes of the spans, one after another."""
