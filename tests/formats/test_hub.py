@@ -19,9 +19,11 @@ from pathlib import Path
 
 import pytest
 
+from golden import checkpoints
 from moeflux import IoError, builtin
 from moeflux.machine.remembered import Probe, remember
 from moeflux.models.hub import find_model
+from support.checkpoint_folder import edit_config
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 QUESTION = ["-p", "What is the capital of France?", "--temperature", "0"]
@@ -244,11 +246,43 @@ def test_a_download_goes_on_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
     assert asked[1].startswith("bytes=") and int(asked[1][6:].split("-")[0]) > 0
 
 
+def test_a_published_checkpoint_runs_as_it_is(hub: Hub, tmp_path: Path) -> None:
+    """Without the copies of its weights that other programs have in the same repository."""
+    folder = checkpoints.write("qwen3_moe", tmp_path / "hf")
+    words = ("--raw", "-p", "Once", "--temperature", "0", "--max-tokens", "8", "--threads", "1")
+    expected = called(None, tmp_path, str(folder), *words)
+    assert expected.returncode == 0 and expected.stdout, expected.stderr.decode()
+    with_copies = shutil.copytree(folder, tmp_path / "with copies")
+    for copy in ("original/model.safetensors", "consolidated.safetensors", "metal/model.bin"):
+        (with_copies / copy).parent.mkdir(exist_ok=True)
+        (with_copies / copy).write_bytes(bytes(100))
+    hub.repositories["test/published"] = with_copies
+    for server in (hub, None):
+        run = called(server, tmp_path / "home", "test/published", *words)
+        assert (run.stdout, run.returncode) == (expected.stdout, 0), run.stderr.decode()
+        assert (b"downloading" in run.stderr) == (server is not None)
+    assert {file for file, _ in hub.fetched} == {file.name for file in folder.iterdir()}
+
+
+def test_a_published_checkpoint_is_planned_as_it_is(hub: Hub, tmp_path: Path) -> None:
+    """What converting would make of it is another question, which its config.json answers."""
+    folder = hub.repositories["test/published"] = checkpoints.write("qwen3_moe", tmp_path / "hf")
+    here = program_of(hub, tmp_path / "home", "-m", "moeflux", "info", str(folder), "--json")
+    there = program_of(hub, tmp_path / "home", "-m", "moeflux", "info", "test/published", "--json")
+    sizes = [json.loads(run.stdout)["routed_bytes"] for run in (here, there)]
+    assert sizes[0] == sizes[1] and {file for file, _ in hub.fetched} == {"config.json"}
+    for command in ("info", "plan"):
+        run = program_of(hub, tmp_path / "home", "-m", "moeflux", command, "test/published")
+        assert "the checkpoint as it is published, with every matrix BF16" in run.stdout.decode(), run.stderr.decode()
+    config = program_of(hub, tmp_path / "home", "-m", "moeflux", "plan", str(folder / "config.json"))
+    assert "every matrix 4-bit g64" in config.stdout.decode()
+
+
 def test_what_does_not_run_here_is_refused_before_it_is_fetched(hub: Hub, tmp_path: Path) -> None:
     for name, config, words in (
-        ("full", {"model_type": "qwen3_moe"}, "config.json"),
+        ("broken", {"model_type": "qwen3_moe"}, "config.json"),
         ("dense", {"model_type": "llama"}, "llama"),
-        ("gguf", None, "expected MLX weights (config.json and *.safetensors) or a packed store"),
+        ("gguf", None, "expected weights (config.json and *.safetensors) or a packed store"),
     ):
         folder = tmp_path / name
         folder.mkdir()
@@ -257,10 +291,26 @@ def test_what_does_not_run_here_is_refused_before_it_is_fetched(hub: Hub, tmp_pa
             (folder / "config.json").write_text(json.dumps(config))
         hub.repositories[f"test/{name}"] = folder
         refused(called(hub, tmp_path / "home", f"test/{name}", *QUESTION), words)
-    config = json.loads((builtin.path() / "config.json").read_text())
-    del config["quantization"]
-    (tmp_path / "full" / "config.json").write_text(json.dumps(config))
-    refused(called(hub, tmp_path / "home 2", "test/full", *QUESTION), "`moeflux convert`")
+    assert {file for file, _ in hub.fetched} == {"config.json"}
+
+
+@pytest.mark.parametrize(
+    ("name", "quantised", "words"),
+    [
+        ("deepseek_v2", None, "a checkpoint of deepseek_v2"),
+        ("qwen3_moe", {"quant_method": "fp8", "weight_block_size": [128, 128]}, "a checkpoint of qwen3_moe"),
+        ("qwen3_moe", {"quant_method": "awq"}, "expected 'fp8', 'compressed-tensors' or 'mxfp4', found 'awq'"),
+    ],
+)
+def test_what_needs_converting_says_so_before_it_is_fetched(
+    name: str, quantised: object, words: str, hub: Hub, tmp_path: Path
+) -> None:
+    folder = hub.repositories["test/full"] = checkpoints.write(name, tmp_path / "hf")
+    if quantised is not None:
+        edit_config(folder, quantization_config=quantised)
+    run = called(hub, tmp_path / "home", "test/full", *QUESTION)
+    refused(run, words)
+    assert (b"then `moeflux convert` makes a store of it" in run.stderr) == ("awq" not in words)
     assert {file for file, _ in hub.fetched} == {"config.json"}
 
 

@@ -14,7 +14,7 @@ from moeflux.models.gguf import find_gguf
 from moeflux.models.layers import GatedDelta, GroupedAttention, Index, LatentAttention, SharedExpert
 from moeflux.models.variants import Variant
 from moeflux.sizes import size_text
-from moeflux.stores.checkpoints import needs_converting
+from moeflux.stores.checkpoints import PLAIN, needs_converting
 from moeflux.stores.costs import costs, costs_of_shape, dense_sizes, embedding_bytes, mean_expert_bytes, table_bytes
 from moeflux.stores.planned import PlannedStore, planned_store
 from moeflux.stores.store import Store, open_store
@@ -171,7 +171,8 @@ def _lines(info: Info) -> list[str]:
     if info.kind in ("config", "preset"):
         experts = info.expert_format.split(" / ")[0]
         every = "experts in MXFP4 and every other matrix BF16" if experts == "MXFP4" else f"every matrix {experts}"
-        rows.append(("note", f"sizes are those of a conversion with {every}"))
+        what = "the checkpoint as it is published," if experts in PLAIN else "a conversion"
+        rows.append(("note", f"sizes are those of {what} with {every}"))
     return [f"{label:<20}{text}" for label, text in rows]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Thread
@@ -16,6 +17,8 @@ from moeflux.errors import ArgumentError, Error, FormatError, IoError, NotFoundE
 from moeflux.models import builtin
 from moeflux.models.config import variant_from_config
 from moeflux.models.presets import preset
+from moeflux.models.published import INDEX, files_of_index, runs_as_published
+from moeflux.models.quantised import quantisation_of
 from moeflux.progress import Counting, Progress, Silent
 from moeflux.sizes import size_text
 
@@ -31,8 +34,9 @@ __all__ = [
 
 REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 SECONDS_BETWEEN_LOOKS = 0.25
-# The files that a model needs here. Repositories hold the same weights in other formats too.
-FILES = ("*.json", "*.jinja", "*.safetensors", "*.md", "model_weights.bin", "packed_experts/*")
+# The files that a model needs here. Repositories hold the same weights in other formats too, often in folders.
+EXPERTS = "packed_experts"
+FILES = ("*.json", "*.jinja", "*.safetensors", "*.md", "model_weights.bin", f"{EXPERTS}/*")
 
 
 def find_model(name: str | Path | None, progress: Progress | None = None) -> Path:
@@ -178,8 +182,10 @@ def _download(hub: ModuleType, repository: str, revision: str | None, progress: 
             hub.snapshot_download(repository, revision=revision, allow_patterns=list(FILES), local_files_only=True)
         )
     sizes = {file.rfilename: file.size or 0 for file in found.siblings}
-    wanted = {name: size for name, size in sizes.items() if any(Path(name).match(pattern) for pattern in FILES)}
+    wanted = {name: size for name, size in sizes.items() if _is_wanted(name)}
     _check_kind(hub, repository, found.sha, wanted)
+    for name in _beside_the_index(hub, repository, found.sha, wanted):
+        del wanted[name]
     missing = {name: size for name, size in wanted.items() if not _is_cached(hub, repository, name, found.sha)}
     if missing:
         _check_space(hub, repository, sum(missing.values()))
@@ -187,6 +193,19 @@ def _download(hub: ModuleType, repository: str, revision: str | None, progress: 
     with _shown(hub, repository, sum(missing.values()), progress):
         # Ask by the name of the revision, not by its commit: then it is found by that name without a network too.
         return Path(hub.snapshot_download(repository, revision=revision, allow_patterns=list(wanted)))
+
+
+def _is_wanted(name: str) -> bool:
+    inside = name.rpartition("/")[0] in ("", EXPERTS)
+    return inside and any(fnmatchcase(name, pattern) for pattern in FILES)
+
+
+def _beside_the_index(hub: ModuleType, repository: str, revision: str, names: Iterable[str]) -> list[str]:
+    """The safetensors files that the index does not name: copies of the weights for other programs."""
+    if INDEX not in names:
+        return []
+    used = files_of_index(Path(hub.hf_hub_download(repository, INDEX, revision=revision)))
+    return [name for name in names if name.endswith(".safetensors") and name not in used]
 
 
 @contextmanager
@@ -227,17 +246,20 @@ def _check_kind(hub: ModuleType, repository: str, revision: str, sizes: dict[str
     weights = [name for name in sizes if name.endswith(".safetensors")]
     if not weights or "config.json" not in sizes:
         raise FormatError(
-            f"{repository}: expected MLX weights (config.json and *.safetensors) or a packed store (moeflux.json), "
+            f"{repository}: expected weights (config.json and *.safetensors) or a packed store (moeflux.json), "
             f"found neither"
         )
     config = Path(hub.hf_hub_download(repository, "config.json", revision=revision))
-    variant_from_config(config)  # FormatError where the architecture is another
-    if "quantization" not in files.read_json(config):
-        raise FormatError(
-            f"{repository}: expected weights that are quantised for MLX, found a checkpoint in full precision "
-            f"({size_text(sum(sizes[name] for name in weights))}): download it (hf download {repository}), "
-            f"then `moeflux convert` makes a store of it"
-        )
+    variant = variant_from_config(config)  # FormatError where the architecture is another
+    fields = files.read_json(config)
+    if "quantization" in fields or runs_as_published(fields):
+        return
+    quantisation_of(config.parent, fields)  # FormatError where it cannot be converted either
+    raise FormatError(
+        f"{repository}: expected weights that run as they are published, found a checkpoint of {variant.model_type} "
+        f"({size_text(sum(sizes[name] for name in weights))}) that needs converting: download it "
+        f"(hf download {repository}), then `moeflux convert` makes a store of it"
+    )
 
 
 def _is_cached(hub: ModuleType, repository: str, name: str, revision: str) -> bool:

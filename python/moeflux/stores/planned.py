@@ -13,6 +13,7 @@ from moeflux.models import builtin
 from moeflux.models.config import variant_from_config
 from moeflux.models.hub import find_config, is_repository
 from moeflux.models.presets import PRESETS, preset
+from moeflux.models.published import published_format, runs_as_published
 from moeflux.models.quantised import Int4, Mxfp4, quantisation_of
 from moeflux.models.variants import Variant
 from moeflux.stores.checkpoints import needs_converting
@@ -66,9 +67,11 @@ def planned_store(name: str | Path, experts_per_token: int | None = None) -> Pla
     if experts_per_token is not None:
         variant = variant.with_experts_per_token(experts_per_token)
     of_experts = QuantFormat.mxfp4() if variant.model_type == "gpt_oss" else DEFAULT_FORMAT
-    format = of_experts if path is None else _format(path, of_experts)
+    format = of_experts if path is None else _format(path, of_experts, in_place=is_repository(name))
     is_checkpoint = path is not None and files.is_folder(path) and needs_converting(path)
     what = "the store that `moeflux convert` makes of it," if is_checkpoint else "a store"
+    if not format.is_quantised:
+        what = "the checkpoint as it is published,"
     matrices = "experts in MXFP4 and every other matrix BF16" if format.is_mxfp4 else f"every matrix {format}"
     note = f"of {what} with {matrices}, which is not here yet"
     return PlannedStore(Path(), kind, variant, _core.planned_store(variant.to_json(), format), note)
@@ -93,11 +96,14 @@ def _named(name: str | Path) -> tuple[Variant, str, Path | None]:
     return variant_from_config(path), "config", path
 
 
-def _format(path: Path, default: QuantFormat) -> QuantFormat:
-    """The format of its MLX weights, if the config says one, or the one in which `convert` stores its experts."""
+def _format(path: Path, default: QuantFormat, in_place: bool) -> QuantFormat:
+    """The format of its MLX weights, if the config says one. Or, of a checkpoint, that of its elements if it is to run
+    in place and can, else the one in which `convert` stores its experts."""
     file = path / "config.json" if files.is_folder(path) else path
     config: dict[str, Any] = files.read_json(file)
     said = config.get("quantization")
+    if said is None and in_place and runs_as_published(config):
+        return published_format(config)
     if said is None:
         kind = quantisation_of(file.parent, config)
         if isinstance(kind, Mxfp4):
