@@ -144,6 +144,7 @@ peers: $(PEERS)/ready
 	$(PEERS)/bin/python tests/golden/check_text.py build/peers
 	$(PEERS)/bin/python tests/golden/check_calls.py build/peers
 	$(PEERS)/bin/python tests/golden/check_gguf.py build/peers
+	$(PEERS)/bin/python tests/golden/check_program.py build/peers
 
 SCHEMAS = build/schemas
 SCHEMAS_COMMIT = 44401e0c046704b476ec9d2e2fccdaee618f259d

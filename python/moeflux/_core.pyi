@@ -288,6 +288,11 @@ class Tensor:
         """
         (file, offset, bytes) of each range.
         """
+    @property
+    def step(self) -> int:
+        """
+        Of the stored numbers, every so many are its own.
+        """
 
 class StoreDirectory:
     """
@@ -295,12 +300,17 @@ class StoreDirectory:
     """
     def expert_spans(self, layer: int, expert: int) -> list[typing.Any]:
         """
-        (file, offset, bytes) of each piece of the expert, in layout order.
+        (file, offset, bytes) of each piece of the expert, in layout order, or of each row of a piece.
         """
     @property
     def as_published(self) -> bool:
         """
         Whether it is a checkpoint as Hugging Face lays it out.
+        """
+    @property
+    def expert_files(self) -> list[int]:
+        """
+        The files that hold experts, by index.
         """
     @property
     def experts(self) -> ExpertLayout: ...

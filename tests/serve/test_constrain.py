@@ -62,6 +62,7 @@ def read(family: Family, text: str, thinking: bool = False) -> Said:
 # ---- Calls ------------------------------------------------------------------------------------------------------
 
 BAR, LOW = "\uff5c", "\u2581"
+DSML = f"{BAR}DSML{BAR}"
 
 
 def mark(name: str) -> str:
@@ -82,6 +83,10 @@ CALLS = {
     f"{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>",
     "deepseek": f"{mark('tool calls begin')}{mark('tool call begin')}write{mark('tool sep')}{ARGUMENTS}"
     f"{mark('tool call end')}{mark('tool calls end')}",
+    "dsml": f"<{DSML}function_calls>\n"
+    f'<{DSML}invoke name="write">\n<{DSML}parameter name="path" string="true">a.py</{DSML}parameter>\n'
+    f'<{DSML}parameter name="mode" string="false">7</{DSML}parameter>\n'
+    f'<{DSML}parameter name="kind" string="true">file</{DSML}parameter>\n</{DSML}invoke>\n</{DSML}function_calls>',
     "harmony": f"<|channel|>commentary to=functions.write <|constrain|>json<|message|>{ARGUMENTS}",
 }  # fmt: skip
 
@@ -113,8 +118,8 @@ def test_one_call_or_more(name: str, make: Maker) -> None:
         begin = text.index("<", 1)
         inner = text[begin : text.rindex("<")]
         two = text[:begin] + inner * 2 + text[text.rindex("<") :]
-    elif name == "minimax":
-        begin, end = text.index("<invoke"), text.rindex("</minimax")
+    elif name in ("minimax", "dsml"):
+        begin, end = text.index("<", 1), text.rindex("</")
         two = text[:begin] + text[begin:end] * 2 + text[end:]
     else:
         two = f"{text}{'<|end|><|start|>assistant' if family.channels else chr(10)}{text}"

@@ -36,6 +36,7 @@ TOOLS: dict[str, Any] = {
 ARGUMENTS = {"path": "a/ü.py", "text": 'if a < b:\n    print("x")\n', "mode": 3, "force": True, "tags": ["a", "b"]}
 
 BAR = "\uff5c"
+DSML = f"{BAR}DSML{BAR}"
 
 
 def deepseek(name: str) -> str:
@@ -63,6 +64,20 @@ def minimax(*made: tuple[str, dict[str, Any]], line: str = "\n") -> str:
         for name, arguments in made
     ]
     return f"<minimax:tool_call>{line}{''.join(parts)}</minimax:tool_call>"
+
+
+def dsml(*made: tuple[str, dict[str, Any]], line: str = "\n") -> str:
+    parts = [
+        f'<{DSML}invoke name="{name}">{line}'
+        + "".join(
+            f'<{DSML}parameter name="{key}" string="{"true" if isinstance(value, str) else "false"}">{spelled(value)}'
+            f"</{DSML}parameter>{line}"
+            for key, value in arguments.items()
+        )
+        + f"</{DSML}invoke>{line}"
+        for name, arguments in made
+    ]
+    return f"<{DSML}function_calls>{line}{''.join(parts)}</{DSML}function_calls>"
 
 
 def hermes(name: str, arguments: dict[str, Any]) -> str:
@@ -127,6 +142,10 @@ WELL = {
         minimax(("write", ARGUMENTS), ("now", {})),
         minimax(("write", ARGUMENTS), line="") + "\n" + minimax(("now", {})),
     ],
+    "dsml": [
+        dsml(("write", ARGUMENTS), ("now", {})),
+        dsml(("write", ARGUMENTS), ("now", {}), line=""),
+    ],
     "hermes": [hermes("write", ARGUMENTS) + "\n" + hermes("now", {})],
     "kimi": [kimi(("write", ARGUMENTS), ("now", {}))],
     "deepseek": [deepseek_31(("write", ARGUMENTS), ("now", {})), deepseek_3(("write", ARGUMENTS), ("now", {}))],
@@ -183,6 +202,7 @@ def test_families_are_told_from_templates() -> None:
     assert family_of("<tool_call>{{ name }}<arg_key>{{ k }}</arg_key>").name == "glm"
     assert family_of('{%- set begin = "<minimax:tool_call>" %}{{ call["arguments"] }}').name == "minimax"
     assert family_of(deepseek("tool call begin")).name == "deepseek"
+    assert family_of(f"{{{{ '<{DSML}function_calls>' }}}}").name == "dsml"
     assert family_of("<|tool_call_begin|>").name == "kimi"
     assert family_of("{{ '<|tool_call>call:' + call.name }}").name == "gemma"
     assert family_of("<|start|>assistant<|channel|>final<|message|>").name == "harmony"
@@ -253,6 +273,22 @@ SLIPS = {
         "minimax",
         '<minimax:tool_call><invoke name="write"><parameter name="path">a</invoke><invoke name="now"></invoke>',
     ),
+    "no section, DSML": ("dsml", dsml(*ONE).split("function_calls>\n", 1)[1].rpartition("</")[0]),
+    "no closing tags, DSML": ("dsml", dsml(*ONE).partition("</")[0]),
+    "no closing tag of the function, DSML": ("dsml", dsml(*ONE).replace(f"</{DSML}invoke>\n", "")),
+    "no closing tag of a value, DSML, another call": (
+        "dsml", dsml(*ONE, ("now", {})).replace(f"</{DSML}parameter>\n", "")
+    ),
+    "no word about the value": ("dsml", dsml(*ONE).replace(' string="true"', "")),
+    "JSON in place of parameters": (
+        "dsml", f'<{DSML}function_calls>\n<{DSML}invoke name="write">\n{{"path": "a"}}\n</{DSML}invoke>\n</{DSML}fun'
+        "ction_calls>"
+    ),
+    "JSON without an end, DSML": ("dsml", f'<{DSML}function_calls>\n<{DSML}invoke name="write">{{"path": "a"'),
+    "JSON, DSML, another call": (
+        "dsml", f'<{DSML}function_calls><{DSML}invoke name="write">{{"path": "a"}}</{DSML}invoke>'
+        f'<{DSML}invoke name="now">{{}}</{DSML}invoke></{DSML}function_calls>'
+    ),
     "no section": ("kimi", WRITE + "functions.write:0" + ARGUE + '{"path": "a"}' + END),
     "no prefix": ("kimi", '<|tool_call_begin|>write<|tool_call_argument_begin|>{"path": "a"}<|tool_call_end|>'),
     "no end": ("kimi", '<|tool_calls_section_begin|>' + WRITE + "write:3" + ARGUE + '{"path": "a"'),
@@ -290,6 +326,8 @@ def test_slips_are_understood(slip: str) -> None:
         ("glm", "The tag <tool_call> opens a call."),
         ("minimax", "The form is <minimax:tool_call>, then a name."),
         ("minimax", 'The form is <invoke name="name"> in full.'),
+        ("dsml", f"The form is <{DSML}function_calls>, then a name."),
+        ("dsml", f'The form is <{DSML}invoke name="name"> in full.'),
         ("kimi", "<|tool_call_begin|>write<|tool_call_end|>"),
         ("kimi", "<|tool_call_begin|>a b<|tool_call_argument_begin|>{}<|tool_call_end|>"),
         ("kimi", "<|tool_call_begin|>write<|tool_call_argument_begin|>[1]<|tool_call_end|>"),
@@ -317,14 +355,26 @@ def test_values_may_be_about_tags() -> None:
     text = 'Close with </parameter> and </invoke>, or <parameter name="x">. <minimax:tool_call> opens.'
     found = [("write", {"path": "a", "text": text}), ("now", {})]
     assert calls(read("minimax", minimax(*found))) == found
+    text = f'Close with </{DSML}parameter> and </{DSML}invoke>, or <{DSML}parameter name="x" string="true">.'
+    found = [("write", {"path": "a", "text": text}), ("now", {})]
+    assert calls(read("dsml", dsml(*found))) == found
     text = "Close with </arg_value> or </tool_call>."
     assert calls(read("glm", glm("write", {"text": text}))) == [("write", {"text": text})]
 
 
-def test_a_section_holds_calls_of_tools_that_there_are_not() -> None:
+@pytest.mark.parametrize(("family", "written"), [("minimax", minimax), ("dsml", dsml)])
+def test_a_section_holds_calls_of_tools_that_there_are_not(family: str, written: Any) -> None:
     """Each is as good as the first, which no name makes a text."""
     made = [("read", {"path": "a"}), ("fly", {}), ("write", {"path": "b"})]
-    assert calls(read("minimax", minimax(*made))) == made
+    assert calls(read(family, written(*made))) == made
+
+
+def test_what_stands_beside_a_value_says_what_it_is() -> None:
+    """And not the schema, which the model may have forgotten, or which says nothing."""
+    arguments = {"path": 7, "mode": "7", "tags": "[]", "more": None, "new": {"a": [True, 1.5]}, "text": "true"}
+    assert calls(read("dsml", dsml(("write", arguments)))) == [("write", arguments)]
+    text = dsml(("write", {"path": [1]})).replace("[1]", "no JSON")
+    assert calls(read("dsml", text)) == [("write", {"path": "no JSON"})]
 
 
 def test_a_call_that_was_cut_stays_open() -> None:

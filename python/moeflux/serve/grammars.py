@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from moeflux.serve.dsml_grammar import dsml_calls
 from moeflux.serve.fields import RequestError
 from moeflux.serve.gemma_grammar import gemma_call
 from moeflux.serve.lark import ANY, FindToken, Lark, literal
@@ -38,7 +39,7 @@ def grammar_of(ask: Ask, family: Family, thinking: bool, template: str, find: Fi
         raise RequestError("messages: expected no beginning of an answer whose form is given", "messages")
     lark = Lark(find)
     if tools:
-        calls = _calls(lark, family, tools, ask.parallel, template)
+        calls = _calls(lark, family, tools, ask.parallel, template, after_text=ask.choice == "auto")
         body = calls if ask.choice != "auto" else f"{_maybe(lark, ask, family)} | {_before(lark, family)} ({calls})"
     else:
         assert ask.form is not None
@@ -64,7 +65,9 @@ def _maybe(lark: Lark, ask: Ask, family: Family) -> str:
 
 
 def _before(lark: Lark, family: Family) -> str:
-    """What may be said before a call."""
+    """What may be said before a call, where that is no part of the call's own rules."""
+    if family.name == "dsml":
+        return ""
     return f"({_message(lark, 'commentary')})?" if family.channels else lark.rule(ANY)
 
 
@@ -104,7 +107,9 @@ def _form(lark: Lark, form: Form) -> str:
 # ---- Calls ------------------------------------------------------------------------------------------------------
 
 
-def _calls(lark: Lark, family: Family, tools: Sequence[Tool], parallel: bool, template: str) -> str:
+def _calls(
+    lark: Lark, family: Family, tools: Sequence[Tool], parallel: bool, template: str, after_text: bool
+) -> str:
     marks = {"deepseek": DEEPSEEK_MARKS, "kimi": KIMI_MARKS}.get(family.name)
     tags = {"qwen-xml": QWEN_TAGS, "glm": GLM_TAGS, "minimax": MINIMAX_TAGS}.get(family.name)
     if marks is not None:
@@ -116,6 +121,8 @@ def _calls(lark: Lark, family: Family, tools: Sequence[Tool], parallel: bool, te
     if family.channels:
         one = " | ".join(_addressed(lark, tool) for tool in tools)
         return f"({one})" + (f" ({lark.mark(THOUGHT_END)} {_next(lark)} ({one}))*" if parallel else "")
+    if family.name == "dsml":
+        return dsml_calls(lark, tools, parallel, after_text)
     if family.name == "gemma":
         one = " | ".join(gemma_call(lark, tool) for tool in tools)
         return f"({one})" + (f" ({one})*" if parallel else "")

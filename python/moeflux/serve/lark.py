@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["ANY", "FindToken", "Lark", "json_rule", "literal"]
+__all__ = ["ANY", "FindToken", "Lark", "escaped", "json_rule", "literal"]
 
 ANY = "/(?s:.*)/"
 
@@ -59,7 +59,7 @@ class Lark:
         """A text that matches, and the mark that ends it."""
         if end.startswith("<["):
             return f"{self.rule(text)} {end}"
-        return self.rule(f"{text[:-1]}{_escaped(json.loads(end))}/", "[lazy]")
+        return self.rule(f"{text[:-1]}{escaped(json.loads(end))}/", "[lazy]")
 
     def text(self, start: str) -> str:
         rules = [f"{name}{key}" for key, name in self._rules.items()]
@@ -70,6 +70,6 @@ def literal(text: str) -> str:
     return json.dumps(text)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """A text as a regular expression has it."""
     return "".join(c if c.isalnum() or c in "<>= \u2581\uff5c" else {"\n": r"\n"}.get(c, f"\\{c}") for c in text)

@@ -51,6 +51,8 @@ class Replay:
         self._speech = family.speech
         self._header = _header(form)
         self._one_call = family.one_call
+        thoughts = (self._speech.start, self._speech.end) if family.thought_first else ()
+        self._thought_marks = {id for mark in thoughts if (id := self._tokenizer.id_of(mark)) is not None}
         self._results = None if family.result is None else [self._tokenizer.id_of(mark) for mark in family.result]
         self._thought = self._tokenizer.encode_marked(THOUGHT_HEAD) if family.channels else []
         follows = THOUGHT_END if family.channels else family.result[0] if family.result else None
@@ -146,6 +148,8 @@ class Replay:
     def _begins(self, tokens: Sequence[int]) -> list[int]:
         """Behind what announces an answer, and behind the results after which an answer goes on."""
         found, size = _places(tokens, self._header), len(self._header)
+        if self._thought_marks and size:
+            return sorted({*found, *self._behind_results(tokens, found)})
         if self._results is None or not size:
             return found
         behind = (at + 1 for at, token in enumerate(tokens) if token == self._results[1])
@@ -155,6 +159,17 @@ class Replay:
             if not self._closes & {*tokens[at : at + 1]} and list(tokens[at : at + size]) != self._header
         )
         return sorted([*found, *goes_on])
+
+    def _behind_results(self, tokens: Sequence[int], headed: Sequence[int]) -> list[int]:
+        """Where the thought marks are that come first behind an answer, unless a header does. Nobody but the template
+        writes them outside of answers."""
+        found = []
+        ends = [at for at, token in enumerate(tokens) if token in self._ends]
+        for end, limit in itertools.pairwise([*ends, len(tokens)]):
+            mark = next((at for at in range(end, limit) if tokens[at] in self._thought_marks), None)
+            if mark is not None and not any(end < at <= mark for at in headed):
+                found.append(mark)
+        return found
 
     def _turn_of(self, message: Message) -> Turn | None:
         calls = ((call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ()))

@@ -15,18 +15,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from moeflux import files
 from moeflux.errors import ArgumentError, FormatError, StateError
-from moeflux.models.model_files import files_of
+from moeflux.models.model_files import ModelFiles, files_of
 from moeflux.text.speech import CHANNELS, Speech, speech_of
 from moeflux.text.template import Template
 from moeflux.text.thoughts import AnswerSplit
 from moeflux.text.tokenizer import Tokenizer, shared_length
 
-__all__ = ["ChatFormat", "Prompt", "check_messages", "plain_value"]
+__all__ = ["ChatFormat", "Prompt", "check_messages", "plain_value", "template_of_ours"]
 
 Message = dict[str, Any]
 ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 MAX_DEPTH = 32  # of lists and objects in a message
+OURS = {"deepseek_v32": Path(__file__).with_name("deepseek_v32.jinja")}
+"""`model_type` of a model that is published with a program in place of a template -> what writes the same text."""
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -52,7 +55,7 @@ class ChatFormat:
 
     @classmethod
     def from_folder(cls, folder: str | Path, tokenizer: Tokenizer) -> ChatFormat | None:
-        """From chat_template.jinja, else tokenizer_config.json; None when the model has no template."""
+        """From chat_template.jinja, else tokenizer_config.json, else ours; None when the model has no template."""
         beside, alone = files_of(folder), "chat_template.jinja"
         if beside.has(alone):
             return cls(tokenizer, {"default": beside.read_text(alone)}, beside.where(alone))
@@ -62,7 +65,8 @@ class ChatFormat:
             if template is not None:
                 where = beside.where(name)
                 return cls(tokenizer, _named_templates(template, f"{where}: chat_template"), where)
-        return None
+        own = template_of_ours(beside)
+        return None if own is None else cls(tokenizer, {"default": files.read_text(own)}, own.name)
 
     def check_thinking(self, wanted: bool | None) -> None:
         """ArgumentError if the template does not allow it: without a choice, a model always thinks or never does."""
@@ -196,6 +200,13 @@ class ChatFormat:
     def _render(self, messages: list[Message], given: dict[str, Any], barrier: str = "") -> str:
         named = "tool_use" if given.get("tools") and "tool_use" in self._templates else "default"
         return self._templates[named].render({**self._named, **given, "messages": messages}, barrier)
+
+
+def template_of_ours(beside: ModelFiles) -> Path | None:
+    """The template for a model that is published without one."""
+    fields = beside.read_json("config.json") if beside.has("config.json") else None
+    kind = fields.get("model_type") if isinstance(fields, dict) else None
+    return OURS.get(kind) if isinstance(kind, str) else None
 
 
 def _variables(

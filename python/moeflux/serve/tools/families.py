@@ -10,7 +10,7 @@ from typing import Any
 from moeflux.serve.tools import gemma
 from moeflux.serve.tools.harmony import EFFORTS, HarmonyReader, arranged, described
 from moeflux.serve.tools.reader import Reader
-from moeflux.serve.tools.tagged import GLM_TAGS, MINIMAX_TAGS, QWEN_TAGS, TaggedReader
+from moeflux.serve.tools.tagged import DSML, DSML_TAGS, GLM_TAGS, MINIMAX_TAGS, QWEN_TAGS, TaggedReader
 from moeflux.serve.tools.values import Schemas
 from moeflux.serve.tools.written import CLOSE, DEEPSEEK_MARKS, KIMI_MARKS, OPEN, HermesReader, MarkedReader
 from moeflux.text.speech import CHANNELS, GEMMA, TAGS, Speech, speech_of
@@ -34,6 +34,7 @@ class Family:
     tools: Callable[[Sequence[dict[str, Any]]], list[dict[str, Any]]] = list
     efforts: Mapping[str, str] = field(default_factory=dict)  # of reasoning, that templates call otherwise
     result: tuple[str, str] | None = None  # marks around a result, where the answer goes on behind results
+    thought_first: bool = False  # templates announce an answer behind results by a thought, or the end of one, alone
 
     @property
     def channels(self) -> bool:
@@ -68,6 +69,14 @@ FAMILIES = (
         (MINIMAX_TAGS.opening,),
         (MINIMAX_TAGS.opening, MINIMAX_TAGS.closing),
         lambda schemas, id: TaggedReader(schemas, id, MINIMAX_TAGS),
+    ),
+    Family(
+        "dsml",
+        DSML_TAGS.opening,
+        (DSML_TAGS.opening,),
+        (DSML,),
+        lambda schemas, id: TaggedReader(schemas, id, DSML_TAGS),
+        thought_first=True,
     ),
     Family(
         "deepseek",

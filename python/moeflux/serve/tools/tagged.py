@@ -1,5 +1,5 @@
-"""Calls whose arguments stand between tags, each value by itself and without quotes: Qwen3-Coder, Qwen3.5, GLM and
-MiniMax-M2."""
+"""Calls whose arguments stand between tags, each value by itself and without quotes: Qwen3-Coder, Qwen3.5, GLM,
+MiniMax-M2 and DeepSeek-V3.2."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from moeflux.serve.tools.reader import NAME, Wait
-from moeflux.serve.tools.values import Schemas, escaped, value_of
+from moeflux.serve.tools.values import JsonText, Schemas, escaped, value_of
 from moeflux.serve.tools.written import CLOSE, OPEN, HermesReader
 
-__all__ = ["GLM_TAGS", "MINIMAX_TAGS", "QWEN_TAGS", "TaggedReader", "Tags"]
+__all__ = ["DSML", "DSML_TAGS", "GLM_TAGS", "MINIMAX_TAGS", "QWEN_TAGS", "TaggedReader", "Tags"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Tags:
     name_end: str = ">"
     opening: str = OPEN
     closing: str = CLOSE
+    typed: bool = False  # behind a key stands whether its value is a text
 
     @property
     def several(self) -> bool:
@@ -39,6 +40,14 @@ MINIMAX_TAGS = Tags(
     '<invoke name="', "</invoke>", '<parameter name="', '">', "", "</parameter>", False,
     name_end='">', opening="<minimax:tool_call>", closing="</minimax:tool_call>",
 )  # fmt: skip
+DSML = "\uff5cDSML\uff5c"
+"""In all tags of DeepSeek-V3.2, whose tokenizer may have it as a token."""
+DSML_TAGS = Tags(
+    f'<{DSML}invoke name="', f"</{DSML}invoke>", f'<{DSML}parameter name="', '">', "", f"</{DSML}parameter>", False,
+    name_end='">', opening=f"<{DSML}function_calls>", closing=f"</{DSML}function_calls>", typed=True,
+)  # fmt: skip
+TYPED_KEY = re.compile(r'(.*?)"\s+string="(true|false)', re.DOTALL)
+NOT_TEXTS = frozenset({"integer", "number", "boolean", "null", "array", "object"})
 NAME_AT = re.compile(rf"\s*({NAME.pattern})\"?[ \t]*(?:>|(?=[\n<])|\Z)", re.ASCII)
 NAME_STOPS = re.compile(r"[^\s][^>\n<]*[>\n<]")
 
@@ -98,17 +107,24 @@ class TaggedReader(HermesReader):
     def _arguments(self, name: str) -> Wait:
         tags, given = self._tags, set[str]()
         ends = tuple(end for end in (tags.function_end, tags.closing) if end)
+        if tags.typed and (yield from self._ahead(("{",))) == "{":  # JSON in place of parameters
+            yield from self._take_space()
+            if (yield from self._stream_object(JsonText())):
+                yield from self._until((tags.function_end,), self._keep_for_later)
+                yield from self._after_function()
+                self._end(True)
+            return
         while True:
             marker = yield from self._until((tags.key, *ends, tags.opening), self._keep_for_later)
             if marker != tags.key:
                 break
-            key = yield from self._key()
+            key, kinds = yield from self._key(name)
             if self._ended and not self._left and self._cut:
                 self._end(False)
                 return
             self._argue(("{" if not given else ", ") + f'"{escaped(key)}": ')
             given.add(key)
-            if not (yield from self._value(name, key, given)):
+            if not (yield from self._value(name, kinds, given)):
                 self._end(False)
                 return
         complete = bool(marker) or not self._cut
@@ -128,18 +144,22 @@ class TaggedReader(HermesReader):
         elif follows:  # the next call, as if it were opened like the first
             self._left = tags.opening + self._left
 
-    def _key(self) -> Generator[None, None, str]:
-        """The name of a parameter, and what stands between that and the value."""
+    def _key(self, name: str) -> Generator[None, None, tuple[str, frozenset[str]]]:
+        """The name of a parameter and the kinds of value that it may have, and what stands between that and the
+        value."""
         parts: list[str] = []
         tags = self._tags
         marker = yield from self._until((tags.key_end, tags.value or "\n"), parts.append)
         if tags.value and marker == tags.key_end and (yield from self._ahead((tags.value,))) == tags.value:
             yield from self._until((tags.value,), str)
-        return "".join(parts).strip()
+        key = "".join(parts).strip()
+        typed = TYPED_KEY.fullmatch(key) if tags.typed else None
+        if typed:
+            return typed[1], frozenset({"string"}) if typed[2] == "true" else NOT_TEXTS
+        return key, self._schemas.kinds(name, key)
 
-    def _value(self, name: str, key: str, given: set[str]) -> Generator[None, None, bool]:
+    def _value(self, name: str, kinds: frozenset[str], given: set[str]) -> Generator[None, None, bool]:
         """Tells the value. False if the answer was cut inside it."""
-        kinds = self._schemas.kinds(name, key)
         value = _Value(self._tags.line_ends, kinds, self._argue)
         while True:
             marker = yield from self._until(self._value_ends, value.add)
@@ -178,7 +198,8 @@ class TaggedReader(HermesReader):
 
     def _opens_known(self, name: str, given: set[str]) -> Generator[None, None, bool]:
         known = self._schemas.names(name) - given
-        spelled = tuple(each + self._tags.key_end for each in known)
+        end = '"' if self._tags.typed else self._tags.key_end
+        spelled = tuple(each + end for each in known)
         found = bool(spelled) and bool((yield from self._ahead(spelled)))
         if found:
             self._left = self._tags.key + self._left

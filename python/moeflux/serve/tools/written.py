@@ -11,7 +11,16 @@ from typing import Any
 from moeflux.serve.tools.reader import NAME, Reader, Wait
 from moeflux.serve.tools.values import JsonText, Schemas, arguments_of
 
-__all__ = ["CLOSE", "DEEPSEEK_MARKS", "KIMI_MARKS", "OPEN", "HermesReader", "MarkedReader", "Marks", "calls_in"]
+__all__ = [
+    "CLOSE",
+    "DEEPSEEK_MARKS",
+    "KIMI_MARKS",
+    "OPEN",
+    "HermesReader",
+    "MarkedReader",
+    "Marks",
+    "calls_in",
+]
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*"({NAME.pattern})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)', re.ASCII)
