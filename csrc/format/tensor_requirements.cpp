@@ -94,7 +94,7 @@ bool is_unused_tensor(const Variant& variant, std::string_view canonical) {
   if (variant.tied_embeddings && canonical.starts_with("lm_head.")) return true;
   // Some number their multi-token prediction layers after the others.
   const std::initializer_list<ModelType> ones = {ModelType::deepseek_v3, ModelType::deepseek_v32, ModelType::glm4_moe,
-                                                 ModelType::minimax_m2};
+                                                 ModelType::minimax_m2, ModelType::glm_moe_dsa};
   const bool numbered = std::ranges::find(ones, variant.model_type) != ones.end();
   return numbered && layer_of(canonical) >= variant.num_layers();
 }

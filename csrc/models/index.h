@@ -10,9 +10,10 @@ constexpr int64_t max_unit = 256;
 
 struct Index {
   int64_t heads = 0;
-  int64_t dim = 0;    // of its keys
-  int64_t count = 0;  // how many units a row selects
-  int64_t unit = 1;   // rows that share a key and are selected together
+  int64_t dim = 0;           // of its keys
+  int64_t count = 0;         // how many units a row selects
+  int64_t unit = 1;          // rows that share a key and are selected together
+  bool interleaved = false;  // channels that turn together are neighbours; of latent attention alone
 
   template <typename Self, typename Visit>
   static void each_field(Self& self, const Visit& visit) {
@@ -20,6 +21,7 @@ struct Index {
     visit("dim", self.dim);
     visit("count", self.count);
     visit("unit", self.unit, 1);
+    visit("interleaved", self.interleaved, false);
   }
   // `turning`: channels of a key that turn.
   void check(const Check& check, int64_t turning) const {

@@ -36,11 +36,13 @@ enum class ModelType {
   gemma4,
   deepseek_v32,
   qwen4_exp,
+  glm_moe_dsa,
 };
 
-constexpr std::array<std::string_view, 14> names_of(ModelType) {
-  return {"qwen3_5_moe", "qwen3_next", "qwen3_moe",   "deepseek_v3", "glm4_moe", "minimax_m2",   "qwen2_moe",
-          "mixtral",     "olmoe",      "deepseek_v2", "gpt_oss",     "gemma4",   "deepseek_v32", "qwen4_exp"};
+constexpr std::array<std::string_view, 15> names_of(ModelType) {
+  return {"qwen3_5_moe", "qwen3_next", "qwen3_moe",    "deepseek_v3", "glm4_moe",
+          "minimax_m2",  "qwen2_moe",  "mixtral",      "olmoe",       "deepseek_v2",
+          "gpt_oss",     "gemma4",     "deepseek_v32", "qwen4_exp",   "glm_moe_dsa"};
 }
 
 using Mixer = std::variant<GroupedAttention, LatentAttention, GatedDelta>;

@@ -14,8 +14,8 @@ from support.engine import Folder, folders, load_faulty, steps, tokens
 from support.mlx_folder import write_mlx_folder
 
 NAMES = (
-    "minimax_m2", "qwen2_moe", "mixtral", "olmoe", "deepseek_v2", "deepseek_v2_lite", "deepseek_v32", "gpt_oss",
-    "gemma4", "qwen4_exp_linear", "qwen4_exp_other",
+    "minimax_m2", "qwen2_moe", "mixtral", "olmoe", "deepseek_v2", "deepseek_v2_lite", "deepseek_v32", "glm_moe_dsa",
+    "gpt_oss", "gemma4", "qwen4_exp_linear", "qwen4_exp_other",
 )  # fmt: skip
 PROMPT, TAIL, OTHER = tokens(20), tokens(5, seed=9), tokens(13, seed=3)
 

@@ -17,6 +17,7 @@ from support.published_configs import (
     DEEPSEEK_V32,
     GEMMA4_26B,
     GEMMA4_26B_TEXT,
+    GLM_5,
     GLM_47_FLASH,
     KIMI_K25,
     MINIMAX_M2,
@@ -36,7 +37,7 @@ PUBLISHED = {
 }
 
 
-OF_DEEPSEEK = {"GLM-4.7-Flash": GLM_47_FLASH, "Kimi-K2.5": KIMI_K25, "DeepSeek-V3.2": DEEPSEEK_V32}
+OF_DEEPSEEK = {"GLM-4.7-Flash": GLM_47_FLASH, "Kimi-K2.5": KIMI_K25, "DeepSeek-V3.2": DEEPSEEK_V32, "GLM-5": GLM_5}
 
 
 @pytest.mark.parametrize("name", PUBLISHED | OF_DEEPSEEK)
@@ -93,6 +94,18 @@ def test_the_index_of_deepseek_v32() -> None:
             variant_from_config(DEEPSEEK_V32 | {field: value})
     with pytest.raises(FormatError, match=r'"index_head_dim" .* an indexer'):
         variant_from_config(DEEPSEEK_V32 | {"model_type": "deepseek_v3"})
+
+
+def test_the_index_of_glm_moe_dsa() -> None:
+    """Its rope turns neighbours, whether the config says so or not. No layer takes what another one has selected."""
+    variant = variant_from_config(GLM_5)
+    unsaid = {name: value for name, value in GLM_5.items() if name != "indexer_rope_interleave"}
+    every = {"indexer_types": ["full"] * 78, "index_topk_freq": 1, "index_skip_topk_offset": 2}
+    assert variant_from_config(unsaid) == variant_from_config(GLM_5 | every) == variant
+    shared = {"indexer_types": ["full"] * 77 + ["shared"], "index_topk_freq": 4, "index_topk_pattern": "FS" * 39}
+    for field, value in (shared | {"indexer_rope_interleave": False}).items():
+        with pytest.raises(FormatError, match=field):
+            variant_from_config(GLM_5 | {field: value})
 
 
 def test_layers_of_qwen2_moe_may_be_dense() -> None:

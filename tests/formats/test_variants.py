@@ -171,8 +171,8 @@ def test_glm_has_as_many_parameters_as_published() -> None:
 
 
 # In thousands of millions, with what a token goes through. Their cards say 230 and 10, 14.3 and 2.7, 46.7 and 12.9, 141
-# and 39, 6.9 and 1.3, 236 and 21, 15.7 and 2.4, 1000 and 32, 30 and 3, 25.2 and 3.8, 671 and 37: some leave out
-# embeddings.
+# and 39, 6.9 and 1.3, 236 and 21, 15.7 and 2.4, 1000 and 32, 30 and 3, 25.2 and 3.8, 671 and 37, 744 and 40: some leave
+# out embeddings.
 PARAMETERS = {
     "MiniMax-M2": (228.7, 11.0),
     "Qwen1.5-MoE-A2.7B": (14.3, 2.7),
@@ -185,6 +185,7 @@ PARAMETERS = {
     "GLM-4.7-Flash": (29.9, 3.9),
     "gemma-4-26B-A4B": (25.2, 3.8),
     "DeepSeek-V3.2": (671.9, 38.4),
+    "GLM-5": (743.9, 41.8),
 }
 
 
@@ -197,6 +198,7 @@ def test_what_a_position_takes_in_others() -> None:
     assert PRESETS["MiniMax-M2"].state_numbers() == (0, 62 * 2 * 1024)
     assert PRESETS["DeepSeek-V2-Lite"].state_numbers() == (0, 27 * 576)
     assert PRESETS["DeepSeek-V3.2"].state_numbers() == (0, 61 * (576 + 128))
+    assert PRESETS["GLM-5"].state_numbers() == (0, 78 * (576 + 128))
     assert PRESETS["gemma-4-26B-A4B"].state_numbers() == (0, 25 * 2 * 2048 + 5 * 2 * 1024)
 
 

@@ -125,6 +125,13 @@ def deepseek_v32(name: str, draw: Draw) -> Checkpoint:
     return deepseek.deepseek_v32(name, **latent(draw) | {"q_lora_rank": draw(32, 96)} | index)
 
 
+def glm_moe_dsa(name: str, draw: Draw) -> Checkpoint:
+    index = {"index_n_heads": draw(9, 16), "index_head_dim": draw(32, 48, 64), "index_topk": draw(1, 11, 30)}
+    sizes = latent(draw) | {"q_lora_rank": draw(32, 96)} | index
+    turn = {"rope_parameters": {"rope_theta": sizes["rope_theta"], "rope_type": "default"}}
+    return deepseek.glm_moe_dsa(name, **sizes | turn)
+
+
 def gpt_oss(name: str, draw: Draw) -> Checkpoint:
     layers, context, per_token = draw(2, 3, 5), draw(16, 32), draw(1, 2, 4)
     scaling = {
@@ -179,8 +186,8 @@ def qwen4_exp(name: str, draw: Draw) -> Checkpoint:
 
 
 FAMILIES = (
-    qwen3_moe, qwen2_moe, mixtral, olmoe, minimax_m2, glm4_moe, deepseek_v3, deepseek_v32, deepseek_v2, gpt_oss, gemma4,
-    qwen4_exp,
+    qwen3_moe, qwen2_moe, mixtral, olmoe, minimax_m2, glm4_moe, deepseek_v3, deepseek_v32, deepseek_v2, glm_moe_dsa,
+    gpt_oss, gemma4, qwen4_exp,
 )  # fmt: skip
 
 

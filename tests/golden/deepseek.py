@@ -141,6 +141,20 @@ def deepseek_v32(name: str = "deepseek_v32", **changes: Any) -> Checkpoint:
     return c
 
 
+def glm_moe_dsa(name: str = "glm_moe_dsa", **changes: Any) -> Checkpoint:
+    """deepseek_v32 with an index whose rope turns neighbours; no groups, no YaRN, values wider than keys."""
+    own: dict[str, Any] = {
+        "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "head_dim": 32, "n_group": 1,
+        "topk_group": 1, "rms_norm_eps": 1e-5, "v_head_dim": 96, "indexer_rope_interleave": True, "pad_token_id": 256,
+        "rope_interleave": True, "eos_token_id": [256, 257], "rope_scaling": None,
+        "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"}, "mtp_layer": 78,
+    }  # fmt: skip
+    c = deepseek_v32(name, **own | changes)
+    for key in ("bos_token_id", "rope_scaling", "rope_theta"):
+        c.config.pop(key)
+    return c
+
+
 def kimi_k25() -> Checkpoint:
     """The text part of a model that sees, its experts int4 as published; every scale of YaRN differs from 1."""
     c = deepseek_v3(
@@ -193,4 +207,5 @@ DEEPSEEK: dict[str, Callable[[], Checkpoint]] = {
     "deepseek_v2": deepseek_v2,
     "deepseek_v2_lite": deepseek_v2_lite,
     "deepseek_v32": deepseek_v32,
+    "glm_moe_dsa": glm_moe_dsa,
 }  # fmt: skip

@@ -17,10 +17,11 @@ What each peer covers:
                 matrix of 160 rows in blocks of 128 (and the published models have such matrices). int4 and MXFP4 it
                 gets decoded, in f32, for it needs another package or a GPU to read those; that MXFP4 was decoded as it
                 would do it is checked here. Vision towers are random and see nothing.
-  mlx-lm        every checkpoint but qwen3_moe_coder, for it needs a head_dim and has no YaRN there, and of gpt_oss only
-                gpt_oss_whole_pairs: of YaRN it knows but that, it has one limit and one alpha, and no plain experts as
-                they are published. It does not read the sizes of gemma4_other, which are said layer by layer, and wants
-                to be told the size of gemma4's vocabulary again. Of glm4_moe_lite it
+  mlx-lm        every checkpoint but those of qwen4_exp, a family that it does not have, and qwen3_moe_coder, for it
+                needs a head_dim and has no YaRN there, and of gpt_oss only gpt_oss_whole_pairs: of YaRN it knows but
+                that, it has one limit and one alpha, and no plain experts as they are published. It does not read the
+                sizes of gemma4_other, which are said layer by layer, and wants to be told the size of gemma4's
+                vocabulary again. Of glm4_moe_lite it
                 converts the tensors, but its logits are others: in latent attention's norms it takes the model's
                 epsilon, as vLLM and SGLang do, where transformers, which we follow, takes DeepSeek's 1e-6. It does not
                 know the model type qwen3_5_moe_text and gets that one as qwen3_5_moe, of which it reads flat configs

@@ -135,8 +135,8 @@ void LatentAttentionBlock::record_index(Commands& commands, int64_t n, bool sele
     return Heads{view, heads, turning, heads * index.dim, index.dim};
   };
   commands.layer_norm(room_.index_k, weights_.index_norm, weights_.index_norm_bias, n, index.dim, latent_eps);
-  commands.rope(turned(room_.index_k, 1), room_.angles, turning / 2, false, n);
-  if (selects) commands.rope(turned(room_.index_q, index.heads), room_.angles, turning / 2, false, n);
+  commands.rope(turned(room_.index_k, 1), room_.angles, turning / 2, index.interleaved, n);
+  if (selects) commands.rope(turned(room_.index_q, index.heads), room_.angles, turning / 2, index.interleaved, n);
 }
 
 void LatentAttentionBlock::record_attention(Commands& commands, const Piece& piece, const RowPair& cached,

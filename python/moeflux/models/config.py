@@ -26,6 +26,7 @@ READERS = {
     "deepseek_v32": read_deepseek,
     "gemma4": read_gemma4,
     "glm4_moe": read_glm,
+    "glm_moe_dsa": read_deepseek,
     "gpt_oss": read_gpt_oss,
     "minimax_m2": read_minimax,
     "mixtral": read_mixtral,

@@ -21,7 +21,7 @@ from moeflux.models.variants import Variant
 
 
 def read_deepseek(fields: Fields, declared: str, name: str) -> Variant:
-    """deepseek_v3, deepseek_v32, kimi_k2, and glm4_moe_lite, whose config may leave out more."""
+    """deepseek_v3, deepseek_v32, glm_moe_dsa, kimi_k2, and glm4_moe_lite, whose config may leave out more."""
     lite = declared == "glm4_moe_lite"
     layers = layer_count(fields)
     for field, value in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid"), ("rope_interleave", True)):
@@ -29,8 +29,8 @@ def read_deepseek(fields: Fields, declared: str, name: str) -> Variant:
     if not lite:
         fields.said("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts")
     mixer = latent(fields, lite)
-    if declared == "deepseek_v32":
-        mixer = indexed(fields, mixer, layers)
+    if declared in ("deepseek_v32", "glm_moe_dsa"):
+        mixer = indexed(fields, mixer, layers, interleaved=declared == "glm_moe_dsa")
     rest = deepseek_feed_forwards(fields, layers, lite)
     return Variant(layers=tuple(Layer(mixer, part) for part in rest), **common(fields, declared, name))
 
@@ -50,10 +50,16 @@ def latent(fields: Fields, lite: bool) -> LatentAttention:
     )
 
 
-def indexed(fields: Fields, mixer: LatentAttention, layers: int) -> LatentAttention:
-    """deepseek_v32: an index selects the rows that a row attends to, in every layer. The rope of its keys has split
-    halves; mlx-lm has a field for models where pairs are neighbours there, too."""
-    fields.only("indexer_rope_interleave", False)
+def indexed(fields: Fields, mixer: LatentAttention, layers: int, interleaved: bool) -> LatentAttention:
+    """An index selects the rows that a row attends to, in every layer. The rope of its keys has split halves in
+    deepseek_v32 and neighbours in glm_moe_dsa, and transformers does not ask the field. Of the latter kind are models
+    where a layer takes what the index of another one has selected."""
+    fields.only("indexer_rope_interleave", interleaved)
+    if interleaved:
+        fields.only("indexer_types", ["full"] * layers, None)
+        fields.only("index_topk_freq", 1)
+        fields.only("index_topk_pattern", None)
+        fields.seen |= {"index_skip_topk_offset", "index_share_for_mtp_iteration"}  # of no meaning then
     fields.only("layer_types", ["indexed_attention"] * layers, None)
     fields.only("mlp_bias", False)
     dense = min(fields.count("first_k_dense_replace", minimum=0), layers)
@@ -61,7 +67,10 @@ def indexed(fields: Fields, mixer: LatentAttention, layers: int) -> LatentAttent
     if not mixer.q_rank:
         raise fields.fail("q_lora_rank", "a number, for the index makes its queries of the compressed ones")
     index = Index(
-        heads=fields.count("index_n_heads"), dim=fields.count("index_head_dim"), count=fields.count("index_topk")
+        heads=fields.count("index_n_heads"),
+        dim=fields.count("index_head_dim"),
+        count=fields.count("index_topk"),
+        interleaved=interleaved,
     )
     if index.dim < mixer.rope.dim:
         raise fields.fail("index_head_dim", f"at least {mixer.rope.dim}, which is qk_rope_head_dim")

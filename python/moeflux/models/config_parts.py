@@ -16,6 +16,7 @@ ARCHITECTURES = {
     "qwen3_vl_moe_text": "qwen3_moe",
     "deepseek_v3": "deepseek_v3",
     "deepseek_v32": "deepseek_v32",
+    "glm_moe_dsa": "glm_moe_dsa",
     "kimi_k2": "deepseek_v3",
     "kimi_k25": "deepseek_v3",
     "kimi_vl": "deepseek_v3",

@@ -69,6 +69,7 @@ class Index:
     dim: int  # of its keys
     count: int  # how many units a row selects
     unit: int = 1  # rows
+    interleaved: bool = False  # channels that turn together are neighbours; of latent attention alone
 
 
 # ---- Mixers -----------------------------------------------------------------------------------------------------

@@ -123,6 +123,24 @@ def _glm_flash() -> Variant:
     )  # fmt: skip
 
 
+def _glm_5() -> Variant:
+    index = Index(heads=32, dim=128, count=2048, interleaved=True)
+    mixer = LatentAttention(
+        heads=64, q_rank=2048, kv_rank=512, nope_dim=192, v_dim=256, rope=Rope(dim=64, theta=1e6), index=index
+    )
+    dense, sparse = Layer(mixer, DenseMlp(intermediate=12_288)), Layer(mixer, _plain(256, 2048, scaling=2.5))
+    return Variant(
+        name="GLM-5",
+        model_type="glm_moe_dsa",
+        layers=(dense,) * 3 + (sparse,) * 75,
+        hidden_size=6144,
+        vocab_size=154_880,
+        rms_norm_eps=1e-5,
+        max_context=202_752,
+        eos_ids=(154_820, 154_827, 154_829),
+    )
+
+
 def _glm(
     name: str, *, layers: int, dense: int, hidden: int, wide: int, qk_norm: bool, context: int, experts: RoutedExperts
 ) -> Variant:
@@ -398,6 +416,7 @@ PRESETS: dict[str, Variant] = {
             context=163_840,
             index=Index(heads=64, dim=128, count=2048),
         ),
+        _glm_5(),
     )
 }
 

@@ -36,7 +36,7 @@ MAX_CONTEXT = 1 << 20
 
 MODEL_TYPES = (
     "qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "glm4_moe", "minimax_m2", "qwen2_moe", "mixtral", "olmoe",
-    "deepseek_v2", "gpt_oss", "gemma4", "deepseek_v32", "qwen4_exp",
+    "deepseek_v2", "gpt_oss", "gemma4", "deepseek_v32", "qwen4_exp", "glm_moe_dsa",
 )  # fmt: skip
 
 KINDS: dict[str, type] = {

@@ -179,7 +179,10 @@ def _deepseek_v2(v: Variant) -> dict[str, Any]:
 def _deepseek(v: Variant) -> dict[str, Any]:
     mixer = _mixer(v, LatentAttention, "latent attention")
     index = mixer.index
-    indexed = {"index_n_heads": index.heads, "index_head_dim": index.dim, "index_topk": index.count} if index else {}
+    indexed: dict[str, Any] = {}
+    if index:
+        indexed = {"index_n_heads": index.heads, "index_head_dim": index.dim, "index_topk": index.count}
+        indexed["indexer_rope_interleave"] = index.interleaved
     return {
         "num_attention_heads": mixer.heads,
         "num_key_value_heads": mixer.heads,
@@ -326,6 +329,7 @@ WRITERS = {
     "deepseek_v32": _deepseek,
     "gemma4": _gemma4,
     "glm4_moe": _glm,
+    "glm_moe_dsa": _deepseek,
     "gpt_oss": _gpt_oss,
     "minimax_m2": _minimax,
     "mixtral": _plain,

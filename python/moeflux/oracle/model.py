@@ -226,9 +226,9 @@ def latent_index(
     a: LatentAttention, index: Index, w: Widened, at: str, x: Array, compressed: Array, positions: Array, kept: Array
 ) -> tuple[Array, Array]:
     """x [n, h], the compressed queries [n, q_rank], the index keys of the rows before [t - n, d] -> those of all rows,
-    and which of them each of n rows attends to [n, t]. Unlike elsewhere in latent attention, pairs of rope are of split
-    halves, and the first channels turn."""
-    n, turn = len(x), _turn(a.rope, interleaved=False)
+    and which of them each of n rows attends to [n, t]. The first channels turn. Unlike elsewhere in latent
+    attention, those that turn together may lie in split halves."""
+    n, turn = len(x), _turn(a.rope, interleaved=index.interleaved)
     q = rope(matmul(compressed, w(f"{at}wq_b")).reshape(n, index.heads, index.dim), positions, **turn)
     k = layer_norm(matmul(x, w(f"{at}wk")), w(f"{at}k_norm.weight"), w(f"{at}k_norm.bias"), LATENT_EPS)
     kept = np.concatenate([kept, rope(k[:, None], positions, **turn)[:, 0]])
