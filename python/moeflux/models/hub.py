@@ -35,7 +35,7 @@ __all__ = [
 REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 SECONDS_BETWEEN_LOOKS = 0.25
 # The files that a model needs here. Repositories hold the same weights in other formats too, often in folders.
-EXPERTS = "packed_experts"
+PACKED, EXPERTS = "moeflux.json", "packed_experts"
 FILES = ("*.json", "*.jinja", "*.safetensors", "*.md", "model_weights.bin", f"{EXPERTS}/*")
 
 
@@ -68,10 +68,7 @@ def find_downloaded(name: str) -> Path | None:
         raise ArgumentError(f"{name!s:.200}: expected a repository as owner/name")
     with _library(name) as hub:
         try:
-            patterns = list(FILES)
-            return Path(
-                hub.snapshot_download(match[1], revision=match[2], allow_patterns=patterns, local_files_only=True)
-            )
+            return _earlier(hub, match[1], match[2])
         except hub.errors.LocalEntryNotFoundError:
             return None
 
@@ -178,9 +175,7 @@ def _download(hub: ModuleType, repository: str, revision: str | None, progress: 
         if isinstance(error, hub.errors.HfHubHTTPError):  # the server was reached, and said no
             raise
         progress.note(f"{repository}: huggingface.co cannot be reached; looking for an earlier download")
-        return Path(
-            hub.snapshot_download(repository, revision=revision, allow_patterns=list(FILES), local_files_only=True)
-        )
+        return _earlier(hub, repository, revision)
     sizes = {file.rfilename: file.size or 0 for file in found.siblings}
     wanted = {name: size for name, size in sizes.items() if _is_wanted(name)}
     _check_kind(hub, repository, found.sha, wanted)
@@ -193,6 +188,23 @@ def _download(hub: ModuleType, repository: str, revision: str | None, progress: 
     with _shown(hub, repository, sum(missing.values()), progress):
         # Ask by the name of the revision, not by its commit: then it is found by that name without a network too.
         return Path(hub.snapshot_download(repository, revision=revision, allow_patterns=list(wanted)))
+
+
+def _earlier(hub: ModuleType, repository: str, revision: str | None) -> Path:
+    """The folder of an earlier download. The library knows what the repository holds, and has it only if all that is
+    asked for is there. Its patterns find files in folders, too, of which only a packed store has any."""
+    cached = {
+        name: found
+        for name in (PACKED, INDEX)
+        if isinstance(found := hub.try_to_load_from_cache(repository, name, revision=revision), str)
+    }
+    shards = files_of_index(Path(cached[INDEX])) if INDEX in cached else ["*.safetensors"]
+    wanted = [*(pattern for pattern in FILES if pattern != "*.safetensors"), *shards]
+    others = None if PACKED in cached else ["*/*"]
+    folder = hub.snapshot_download(
+        repository, revision=revision, allow_patterns=wanted, ignore_patterns=others, local_files_only=True
+    )
+    return Path(folder)
 
 
 def _is_wanted(name: str) -> bool:
@@ -241,7 +253,7 @@ def _bytes_in(folder: Path) -> int:
 
 def _check_kind(hub: ModuleType, repository: str, revision: str, sizes: dict[str, int]) -> None:
     """Refuses, before gigabytes are fetched, a model that does not run here as it is."""
-    if "moeflux.json" in sizes:
+    if PACKED in sizes:
         return
     weights = [name for name in sizes if name.endswith(".safetensors")]
     if not weights or "config.json" not in sizes:
