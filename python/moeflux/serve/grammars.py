@@ -107,9 +107,7 @@ def _form(lark: Lark, form: Form) -> str:
 # ---- Calls ------------------------------------------------------------------------------------------------------
 
 
-def _calls(
-    lark: Lark, family: Family, tools: Sequence[Tool], parallel: bool, template: str, after_text: bool
-) -> str:
+def _calls(lark: Lark, family: Family, tools: Sequence[Tool], parallel: bool, template: str, after_text: bool) -> str:
     marks = {"deepseek": DEEPSEEK_MARKS, "kimi": KIMI_MARKS}.get(family.name)
     tags = {"qwen-xml": QWEN_TAGS, "glm": GLM_TAGS, "minimax": MINIMAX_TAGS}.get(family.name)
     if marks is not None:
