@@ -17,6 +17,7 @@ static_assert(chunk_of_warp * attention_queries == lanes, "a lane a score");
 
 // Of one key head: rows of the call, and in each the heads that share it.
 struct Queries {
+  const CachedRows* rows;
   u32 first;
   u32 count;
   u32 all;
@@ -24,25 +25,42 @@ struct Queries {
   u32 kv_head;
   u32 position;  // of the call's first row
   u32 window;
+  // The query that is the warp's.
+  u32 row;
+  u32 head;
+  u32 begin;  // the cached rows that it sees
+  u32 end;
+  // Those that any query of the block sees: later queries see later ones.
+  u32 begin_of_all;
+  u32 end_of_all;
 
   // Behind the last they are the last again.
-  DEV u32 row(u32 i) const { return min(first + i, all - 1) / group; }
-  DEV u32 head(u32 i) const { return kv_head * group + min(first + i, all - 1) % group; }
-  // The cached rows that a query sees. Later queries see later ones.
-  DEV u32 end(u32 i) const { return position + row(i) + 1; }
-  DEV u32 begin(u32 i) const { return window && end(i) > window ? end(i) - window : 0; }
-  DEV u32 end_of_all() const { return end(attention_queries - 1); }
+  DEV u32 row_of(u32 i) const { return min(first + i, all - 1) / group; }
+  DEV u32 begin_of(u32 end) const { return window && end > window ? end - window : 0; }
 };
-DEV Queries queries_of(const AttentionParams& params, u32 tile, u32 kv_head) {
+// `place`: of a key head, among those of all sessions.
+DEV Queries queries_of(const AttentionParams& params, u32 tile, u32 place) {
   const u32 group = params.heads / params.kv_heads, all = params.n * group, first = tile * attention_queries;
-  const u32 position = u32(params.rows->first);
-  return {first, min(attention_queries, all - first), all, group, kv_head, position, params.window};
+  const u32 session = params.sessions ? place / params.kv_heads : 0, kv_head = place - session * params.kv_heads;
+  const CachedRows* rows = params.sessions ? params.sessions[session] : params.rows;
+  const u32 position = u32(rows->first);
+  Queries of = {rows, first, min(attention_queries, all - first), all, group, kv_head, position, params.window};
+  const u32 row = of.row_of(warp_of());
+  of.row = session + row;
+  of.head = kv_head * group + min(first + warp_of(), all - 1) - row * group;
+  of.end = position + row + 1;
+  of.begin = of.begin_of(of.end);
+  of.begin_of_all = of.begin_of(position + of.row_of(0) + 1);
+  of.end_of_all = position + of.row_of(attention_queries - 1) + 1;
+  return of;
 }
 
 // What a block shares.
 struct Chunk {
   float scores[attention_queries][attention_chunk + 1];
   float weights[attention_chunk][attention_queries];
+  u32 seen[attention_queries];      // by each query, a bit a key
+  u32 queries[attention_queries];   // row * heads + head of each
   float before[attention_queries];  // what the sums so far are multiplied by when a chunk comes to them
   float after[attention_queries];   // and the chunk
   float span_before[attention_queries];
@@ -51,14 +69,23 @@ struct Chunk {
   float total[attention_queries];
 };
 
+DEV void bring_query(const float* q, u32 dim, float* queries) {
+  constexpr u32 together = 8;  // numbers that are loaded before any is stored
+  for (u32 first = lane_of(); first < dim; first += together * lanes) {
+    float numbers[together];
+#pragma unroll
+    for (u32 j = 0; j < together; j++) numbers[j] = q[min(first + j * lanes, dim - 1)];
+#pragma unroll
+    for (u32 j = 0; j < together; j++)
+      if (first + j * lanes < dim) queries[(first + j * lanes) * attention_queries + warp_of()] = numbers[j];
+  }
+}
 // Puts the queries into shared memory: number i of query r at queries[i * attention_queries + r]. A warp each.
 DEV void bring_queries(const AttentionParams& params, const Queries& of, float* queries) {
-  const u32 r = warp_of();
-  const float* q = params.q + u64(of.row(r)) * params.q_row_stride + of.head(r) * params.q_head_stride;
-  for (u32 i = lane_of(); i < params.dim; i += lanes) queries[i * attention_queries + r] = q[i];
+  bring_query(params.q + u64(of.row) * params.q_row_stride + of.head * params.q_head_stride, params.dim, queries);
   if (params.pe_dim == 0) return;
-  const float* pe = params.q_pe + u64(of.row(r)) * params.q_pe_row_stride + of.head(r) * params.q_pe_head_stride;
-  for (u32 i = lane_of(); i < params.pe_dim; i += lanes) queries[(params.dim + i) * attention_queries + r] = pe[i];
+  bring_query(params.q_pe + u64(of.row) * params.q_pe_row_stride + of.head * params.q_pe_head_stride, params.pe_dim,
+              queries + params.dim * attention_queries);
 }
 
 // Asks for the keys and values of rows begin ... end - 1 of a block, which are needed soon.
@@ -111,6 +138,32 @@ DEV void add_products(const T* const (&keys)[chunk_of_warp], const float* querie
   }
 }
 
+// Adds the weighted values of `count` keys from `begin` on, for all queries or for those that see a key.
+template <typename T, u32 slots, bool by_all>
+DEV void add_values(const AttentionParams& params, const Queries& of, const T* v, u32 begin, u32 count,
+                    const Chunk& chunk, float (&values)[slots][attention_queries]) {
+  const u32 width = params.kv_heads * params.dim, first = begin % cached_block;
+#pragma unroll 1
+  for (u32 s = 0; s < slots; s++) {
+    const u32 i = threadIdx.x + s * attention_threads;
+    if (i >= params.dim) break;
+    const T* numbers = v + u64(first) * width + of.kv_head * params.dim;
+    float sums[attention_queries] = {};
+#pragma unroll by_all ? 8 : 2
+    for (u32 j = 0; j < count; j++, numbers += width) {
+      const float value = number_of(numbers, i) * scale_of(v, cached_block, width, of.kv_head, first + j);
+#pragma unroll
+      for (u32 r = 0; r < attention_queries; r++)
+        if (by_all || chunk.seen[r] >> j & 1) sums[r] = fmaf(chunk.weights[j][r], value, sums[r]);
+    }
+#pragma unroll
+    for (u32 t = 0; t < slots; t++)
+#pragma unroll
+      for (u32 r = 0; r < attention_queries; r++)
+        if (t == s) values[t][r] = sums[r];
+  }
+}
+
 // The weights of keys begin ... end - 1, at most a chunk of one block, and their values. `highest` and `total` are
 // those of the query that is the warp's. `rows`: the block that the keys are in.
 template <typename T, u32 slots>
@@ -142,37 +195,26 @@ DEV void take_chunk(const AttentionParams& params, const Queries& of, const floa
   chunk.scores[lane % attention_queries][warp * chunk_of_warp + lane / attention_queries] = score;
   __syncthreads();
   const u32 key = begin + lane;
-  const bool is_seen = key < end && key >= of.begin(warp) && key < of.end(warp);
+  const bool is_seen = key < end && key >= of.begin && key < of.end;
   const float own = is_seen ? chunk.scores[warp][lane] : lowest;
   highest = warp_max(own);
   const float weight = is_seen ? expf(own - highest) : 0.0f;
   total = warp_sum(weight);
   chunk.weights[lane][warp] = weight;
+  const u32 seen = __ballot_sync(everyone, is_seen);
+  if (lane == 0) chunk.seen[warp] = seen;
   __syncthreads();
 #pragma unroll
   for (u32 s = 0; s < slots; s++)
 #pragma unroll
     for (u32 r = 0; r < attention_queries; r++) values[s][r] = 0.0f;
-  const bool by_all = begin >= of.begin(attention_queries - 1) && end <= of.end(0);
-#pragma unroll 8
-  for (u32 j = 0; j < end - begin; j++) {
-    const u32 row = (begin + j) % cached_block;
-    const T* numbers = v + (u64(row) * params.kv_heads + of.kv_head) * params.dim;
-    const float scale = scale_of(v, cached_block, width, of.kv_head, row);
-    float weights[attention_queries];
+  u32 by_all = everyone;
 #pragma unroll
-    for (u32 r = 0; r < attention_queries; r++) weights[r] = chunk.weights[j][r];
-#pragma unroll
-    for (u32 s = 0; s < slots; s++) {
-      const u32 i = threadIdx.x + s * attention_threads;
-      if (i >= params.dim) break;
-      const float value = number_of(numbers, i) * scale;
-#pragma unroll
-      for (u32 r = 0; r < attention_queries; r++)
-        if (by_all || (begin + j >= of.begin(r) && begin + j < of.end(r)))
-          values[s][r] = fmaf(weights[r], value, values[s][r]);
-    }
-  }
+  for (u32 r = 0; r < attention_queries; r++) by_all &= chunk.seen[r];
+  if (by_all == everyone >> (attention_chunk - (end - begin)))
+    add_values<T, slots, true>(params, of, v, begin, end - begin, chunk, values);
+  else
+    add_values<T, slots, false>(params, of, v, begin, end - begin, chunk, values);
 }
 
 // ---- Sums -----------------------------------------------------------------------------------------------------------
@@ -195,14 +237,14 @@ DEV float joined(float value, float more, float before, float after) { return fm
 template <typename T, u32 slots>
 DEV void take_span(const AttentionParams& params, const Queries& of, const float* queries, u32 begin, u32 end,
                    Chunk& chunk, float& highest, float& total, float (&values)[slots][attention_queries]) {
-  const u8* rows = reinterpret_cast<const u8* const*>(params.rows + 1)[begin / cached_block];
+  const u8* rows = reinterpret_cast<const u8* const*>(of.rows + 1)[begin / cached_block];
   highest = lowest;
   total = 0.0f;
 #pragma unroll
   for (u32 s = 0; s < slots; s++)
 #pragma unroll
     for (u32 r = 0; r < attention_queries; r++) values[s][r] = 0.0f;
-  for (u32 at = max(begin, of.begin(0) / attention_chunk * attention_chunk); at < end; at += attention_chunk) {
+  for (u32 at = max(begin, of.begin_of_all / attention_chunk * attention_chunk); at < end; at += attention_chunk) {
     float chunk_highest, chunk_total, chunk_values[slots][attention_queries];
     take_chunk<T, slots>(params, of, queries, rows, at, min(at + attention_chunk, end), chunk, chunk_highest,
                          chunk_total, chunk_values);
@@ -217,11 +259,13 @@ DEV void take_span(const AttentionParams& params, const Queries& of, const float
   }
 }
 
-// Number i of the output of a head, which may go through a gate.
-DEV void keep(const AttentionParams& params, u32 row, u32 head, u32 i, float x) {
-  if (params.gate)
+// Number i of the output of a query (row * heads + head), which may go through a gate.
+DEV void keep(const AttentionParams& params, u32 query, u32 i, float x) {
+  if (params.gate) {
+    const u32 row = query / params.heads, head = query - row * params.heads;
     x = x * sigmoid(params.gate[u64(row) * params.gate_row_stride + u64(head) * params.gate_head_stride + i]);
-  params.out[(u64(row) * params.heads + head) * params.dim + i] = x;
+  }
+  params.out[u64(query) * params.dim + i] = x;
 }
 
 // A block through all spans. Grid of blocks: tiles of queries, key heads.
@@ -234,8 +278,8 @@ DEV void attention(const AttentionParams& params) {
   bring_queries(params, of, queries);
   __syncthreads();
   float highest = lowest, total = 0.0f, values[slots][attention_queries] = {};
-  const u32 length = of.end_of_all();
-  for (u32 begin = of.begin(0) / attention_span * attention_span; begin < length; begin += attention_span) {
+  const u32 length = of.end_of_all;
+  for (u32 begin = of.begin_of_all / attention_span * attention_span; begin < length; begin += attention_span) {
     float span_highest, span_total, span_values[slots][attention_queries];
     take_span<T, slots>(params, of, queries, begin, min(begin + attention_span, length), chunk, span_highest,
                         span_total, span_values);
@@ -249,8 +293,11 @@ DEV void attention(const AttentionParams& params) {
         values[s][r] = joined(values[s][r], span_values[s][r], chunk.span_before[r], chunk.span_after[r]);
   }
   Joint sink = {1.0f, 0.0f};
-  if (params.sinks) sink = join(highest, total, params.sinks[of.head(warp_of())], 1.0f);
-  if (lane_of() == 0) chunk.sink_before[warp_of()] = sink.before, chunk.total[warp_of()] = total;
+  if (params.sinks) sink = join(highest, total, params.sinks[of.head], 1.0f);
+  if (lane_of() == 0) {
+    chunk.sink_before[warp_of()] = sink.before, chunk.total[warp_of()] = total;
+    chunk.queries[warp_of()] = of.row * params.heads + of.head;
+  }
   __syncthreads();
 #pragma unroll
   for (u32 s = 0; s < slots; s++)
@@ -258,42 +305,43 @@ DEV void attention(const AttentionParams& params) {
     for (u32 r = 0; r < attention_queries; r++) {
       const u32 i = threadIdx.x + s * attention_threads;
       if (r < of.count && i < params.dim)
-        keep(params, of.row(r), of.head(r), i, values[s][r] * chunk.sink_before[r] / chunk.total[r]);
+        keep(params, chunk.queries[r], i, values[s][r] * chunk.sink_before[r] / chunk.total[r]);
     }
 }
 
 // The first part that somebody sees.
-DEV u32 first_part(const AttentionParams& params, u32 part_rows) {
-  const u64 end = params.rows->first + 1;
+DEV u32 first_part(const AttentionParams& params, const CachedRows* rows, u32 part_rows) {
+  const u64 end = rows->first + 1;
   return params.window && end > params.window ? u32(end - params.window) / part_rows : 0;
 }
 
-// A block a chunk or a span: its sums into parts. Grid of blocks: tiles of queries, key heads, parts. Those behind the
-// last key have nothing to do.
-template <typename T, u32 slots>
-DEV void attention_parts(const AttentionParams& params) {
+// A block a chunk, or a span: its sums into parts. Grid of blocks: tiles of queries, key heads of all sessions, parts.
+// Those behind the last key have nothing to do. Two kernels, so that neither has the other's text: a kernel that comes
+// once a layer finds nothing of it in the caches.
+template <typename T, u32 slots, bool is_span>
+DEV void attention_parts(const AttentionParams& params, u32 part_index) {
   extern __shared__ float queries[];
   __shared__ Chunk chunk;
   begin_kernel();
   const Queries of = queries_of(params, blockIdx.x, blockIdx.y);
-  const u32 part_rows = params.part_chunks * attention_chunk;
-  const u32 begin = (first_part(params, part_rows) + blockIdx.z) * part_rows, length = of.end_of_all();
+  constexpr u32 part_rows = is_span ? attention_span : attention_chunk;
+  const u32 begin = (first_part(params, of.rows, part_rows) + part_index) * part_rows, length = of.end_of_all;
   if (begin >= of.position + params.n) return;
-  const u8* rows = reinterpret_cast<const u8* const*>(params.rows + 1)[begin / cached_block];
+  const u8* rows = reinterpret_cast<const u8* const*>(of.rows + 1)[begin / cached_block];
   if (begin < length) prefetch_rows<T>(params, rows, of.kv_head, begin, min(begin + part_rows, length));
   bring_queries(params, of, queries);
+  if (lane_of() == 0) chunk.queries[warp_of()] = of.row * params.heads + of.head;
   __syncthreads();
   float highest = lowest, total = 0.0f, values[slots][attention_queries] = {};
   if (begin < length) {
     const u32 end = min(begin + part_rows, length);
-    if (params.part_chunks == 1)
-      take_chunk<T, slots>(params, of, queries, rows, begin, end, chunk, highest, total, values);
-    else
+    if constexpr (is_span)
       take_span<T, slots>(params, of, queries, begin, end, chunk, highest, total, values);
+    else
+      take_chunk<T, slots>(params, of, queries, rows, begin, end, chunk, highest, total, values);
   }
   const auto part = [&](u32 r) {
-    const u64 query = u64(of.row(r)) * params.heads + of.head(r);
-    return params.parts + (query * params.part_count + blockIdx.z) * (params.dim + 2);
+    return params.parts + (u64(chunk.queries[r]) * params.part_count + part_index) * (params.dim + 2);
   };
   if (warp_of() < of.count && lane_of() == 0) {
     part(warp_of())[0] = highest;
@@ -309,21 +357,23 @@ DEV void attention_parts(const AttentionParams& params) {
 }
 
 // The parts of each query, in their order. What they are multiplied by depends on the highest scores alone, so threads
-// find it together before each makes its own numbers of the values. Grid of blocks: heads, rows.
+// find it together before each makes its own numbers of the values. Grid of blocks: heads, rows, sessions.
 extern "C" __global__ void attention_merge(const AttentionParams params) {
   extern __shared__ float shared[];
   __shared__ float whole, sink_before;
   begin_kernel();
   const u32 part_rows = params.part_chunks * attention_chunk, of_span = span_chunks / params.part_chunks;
-  const u32 end = u32(params.rows->first) + blockIdx.y + 1,
+  const CachedRows* rows = params.sessions ? params.sessions[blockIdx.z] : params.rows;
+  const u32 end = u32(rows->first) + blockIdx.y + 1, row = blockIdx.z + blockIdx.y,
             begin = params.window && end > params.window ? end - params.window : 0;
   const u32 first = begin / part_rows, last = (end - 1) / part_rows, count = last - first + 1, width = params.dim + 2;
   const u32 first_span = first / of_span, spans = last / of_span - first_span + 1;
   float *before = shared, *after = before + count;  // of parts, within their span
   float *span_highest = after + count, *span_total = span_highest + spans;
   float *span_before = span_total + spans, *span_after = span_before + spans;
-  const u64 query = u64(blockIdx.y) * params.heads + blockIdx.x;
-  const float* parts = params.parts + (query * params.part_count + (first - first_part(params, part_rows))) * width;
+  const u32 query = row * params.heads + blockIdx.x;
+  const float* parts =
+      params.parts + (u64(query) * params.part_count + (first - first_part(params, rows, part_rows))) * width;
   const auto begin_of = [&](u32 span) { return max((first_span + span) * of_span, first) - first; };
   const auto end_of = [&](u32 span) { return min((first_span + span + 1) * of_span, last + 1) - first; };
   for (u32 span = threadIdx.x; span < spans; span += blockDim.x) {
@@ -358,25 +408,25 @@ extern "C" __global__ void attention_merge(const AttentionParams params) {
   for (u32 i = threadIdx.x; i < params.dim; i += blockDim.x) {
     float value = 0.0f;
     for (u32 span = 0; span < spans; span++) {
-      float sum = 0.0f;
-#pragma unroll 8
-      for (u32 j = begin_of(span); j < end_of(span); j++)
-        sum = joined(sum, parts[u64(j) * width + 2 + i], before[j], after[j]);
+      const u32 begin = begin_of(span), end = end_of(span);
+      float more[span_chunks], sum = 0.0f;  // loaded together
+#pragma unroll
+      for (u32 j = 0; j < span_chunks; j++) more[j] = parts[u64(min(begin + j, end - 1)) * width + 2 + i];
+#pragma unroll
+      for (u32 j = 0; j < span_chunks; j++)
+        if (begin + j < end) sum = joined(sum, more[j], before[begin + j], after[begin + j]);
       value = joined(value, sum, span_before[span], span_after[span]);
     }
-    keep(params, blockIdx.y, blockIdx.x, i, value * sink_before / whole);
+    keep(params, query, i, value * sink_before / whole);
   }
 }
 
-#define ATTENTION_KERNELS(type, T, slots)                              \
-  extern "C" __global__ void __launch_bounds__(attention_threads)      \
-      attention_##type##_##slots(const AttentionParams params) {       \
-    attention<T, slots>(params);                                       \
-  }                                                                    \
-  extern "C" __global__ void __launch_bounds__(attention_threads)      \
-      attention_parts_##type##_##slots(const AttentionParams params) { \
-    attention_parts<T, slots>(params);                                 \
-  }
+#define ATTENTION_KERNEL(name, call) \
+  extern "C" __global__ void __launch_bounds__(attention_threads) name(const AttentionParams params) { call; }
+#define ATTENTION_KERNELS(type, T, slots)                                                                     \
+  ATTENTION_KERNEL(attention_##type##_##slots, (attention<T, slots>(params)))                                 \
+  ATTENTION_KERNEL(attention_chunks_##type##_##slots, (attention_parts<T, slots, false>(params, blockIdx.z))) \
+  ATTENTION_KERNEL(attention_spans_##type##_##slots, (attention_parts<T, slots, true>(params, blockIdx.z)))
 ATTENTION_KERNELS(f32, float, 1)
 ATTENTION_KERNELS(f32, float, 2)
 ATTENTION_KERNELS(bf16, u16, 1)

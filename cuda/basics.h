@@ -63,6 +63,18 @@ DEV void multiply_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32
 #endif
 }
 
+// The largest of the lanes' numbers, and the smallest, in every lane.
+#if __CUDA_ARCH__ >= 800
+DEV u32 warp_max(u32 x) { return __reduce_max_sync(0xffffffffu, x); }
+DEV u32 warp_min(u32 x) { return __reduce_min_sync(0xffffffffu, x); }
+#else
+DEV u32 warp_max(u32 x) {
+  for (u32 distance = 16; distance > 0; distance /= 2) x = max(x, __shfl_xor_sync(0xffffffffu, x, distance));
+  return x;
+}
+DEV u32 warp_min(u32 x) { return ~warp_max(~x); }
+#endif
+
 // Asks the L2 cache for the line at `p`; nobody waits.
 DEV void prefetch_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 

@@ -24,11 +24,17 @@ DEV void keep_last(const ConvParams& params, u32 channel) {
     params.state[u64(row) * params.channels + channel] = tap(params, u64(row) + params.n, channel);
 }
 
-// A thread has a channel, in all rows. Grid of threads: channels.
-extern "C" __global__ void conv1d_few(const ConvParams params) {
+// A thread has a channel, in all rows of a session. Grid of threads: channels, 1, sessions.
+extern "C" __global__ void conv1d_few(const ConvParams all) {
   begin_kernel();
   const u32 channel = blockIdx.x * blockDim.x + threadIdx.x;
-  if (channel >= params.channels) return;
+  if (channel >= all.channels) return;
+  ConvParams params = all;
+  if (all.sessions) {
+    params.state = all.sessions[blockIdx.z];
+    params.x += u64(blockIdx.z) * all.channels;
+    params.out += u64(blockIdx.z) * all.channels;
+  }
   for (u32 row = 0; row < params.n; row++) convolve(params, row, channel);
   keep_last(params, channel);
 }
@@ -101,10 +107,18 @@ struct DeltaToken {
 
 // A warp has one row of a head's state in registers. It takes that through all rows of the call, one by one, so the
 // size of a chunk changes nothing. What the next one needs is loaded before a row is taken. `chunks` times 32 numbers
-// are room for a key. Grid of blocks: delta_values rows of the state, value heads.
+// are room for a key. Grid of blocks: delta_values rows of the state, value heads, sessions.
 template <u32 chunks>
-DEV void gated_delta(const DeltaParams& params) {
+DEV void gated_delta(const DeltaParams& all) {
   begin_kernel();
+  DeltaParams params = all;
+  if (all.sessions) {
+    const u64 of = blockIdx.z;
+    params.state = all.sessions[of];
+    params.q += of * all.q_row_stride, params.k += of * all.k_row_stride, params.v += of * all.v_row_stride;
+    params.decay += of * all.value_heads, params.beta += of * all.value_heads;
+    params.out += of * all.value_heads * all.value_dim;
+  }
   const u32 row = blockIdx.x * delta_values + warp_of(), head = blockIdx.y, lane = lane_of();
   if (row >= params.value_dim) return;
   float* state = params.state + (u64(head) * params.value_dim + row) * params.key_dim;

@@ -1,8 +1,8 @@
 // Rows of x as digits, for products of several rows. Digits are made once for all blocks that multiply with them.
 #include "products.h"
 
-// Grid of blocks: fragments, 1, the products of a batch; a warp each row of a fragment. Nobody reads the digits of rows
-// that are not there, and their groups are zeros.
+// Grid of blocks: fragments, blocks of columns, the products of a batch; a warp each row of a fragment, and a pack of
+// columns a lane. Nobody reads the digits of rows that are not there, and their groups are zeros.
 extern "C" __global__ void make_digits(const DigitsParams params) {
   begin_kernel();
   const u32 steps = params.columns / step_columns, groups = steps / params.group_steps;
@@ -18,18 +18,16 @@ extern "C" __global__ void make_digits(const DigitsParams params) {
   const float* x = params.x + blockIdx.z * params.x_batch + (is_there ? from : 0) * params.x_stride;
   const u64 fragment = u64(blockIdx.z) * gridDim.x + blockIdx.x;
   uint2* digits = reinterpret_cast<uint2*>(params.digits);
-  for (u32 base = 0; base < packs; base += lanes) {
-    const u32 index = base + lane_of();
-    float numbers[pack];
-    pack_of_x(x, index * pack, is_there ? params.columns : 0, numbers);
-    DigitGroup group;
-    const Digits made = digits_of(numbers, params.group_steps, group);
-    if (index >= packs) continue;
-    const PackPlace at = place_of_pack(index, params.group_steps);
+  const u32 index = blockIdx.y * lanes + lane_of();
+  float numbers[pack];
+  pack_of_x(x, index * pack, is_there ? params.columns : 0, numbers);
+  DigitGroup group;
+  const Digits made = digits_of(numbers, params.group_steps, group);
+  if (index >= packs) return;
+  const PackPlace at = place_of_pack(index, params.group_steps);
 #pragma unroll
-    for (u32 d = 0; d < digits_of_number && is_there; d++)
-      digits[digits_at(fragment, steps, at.step, d) + row * 4 + at.lane] = made.of[d];
-    if (at.lane == 0 && at.step % params.group_steps == 0)
-      params.groups[(fragment * groups + at.step / params.group_steps) * fragment_rows + row] = group;
-  }
+  for (u32 d = 0; d < digits_of_number && is_there; d++)
+    digits[digits_at(fragment, steps, at.step, d) + row * 4 + at.lane] = made.of[d];
+  if (at.lane == 0 && at.step % params.group_steps == 0)
+    params.groups[(fragment * groups + at.step / params.group_steps) * fragment_rows + row] = group;
 }

@@ -144,6 +144,15 @@ extern "C" __global__ void rope(const RopeParams params) {
 
 // ---- Rows that a session keeps --------------------------------------------------------------------------------------
 
+// Whose row of the call it is, and which of theirs.
+struct RowsOf {
+  const CachedRows* rows;
+  u64 row;
+};
+DEV RowsOf rows_of(const AppendParams& params, u64 row) {
+  return params.sessions ? RowsOf{params.sessions[row], 0} : RowsOf{params.rows, row};
+}
+
 // Rows to a cache, rounded to its type.
 DEV void keep(float* to, float x) { *to = x; }
 DEV void keep(u16* to, float x) { *to = to_bf16(x); }
@@ -153,8 +162,10 @@ DEV void append(const AppendParams& params) {
   const u64 i = place_of_thread();
   if (i >= u64(params.n) * params.width) return;
   const u32 column = u32(i % params.width);
-  const u64 row = i / params.width, kept = params.rows->first + row;
-  T* rows = reinterpret_cast<T*>(cached_rows(params.rows, kept, params.begin));
+  const u64 row = i / params.width;
+  const RowsOf of = rows_of(params, row);
+  const u64 kept = of.rows->first + of.row;
+  T* rows = reinterpret_cast<T*>(cached_rows(of.rows, kept, params.begin));
   keep(rows + kept % cached_block * params.width + column, params.x[row * params.x_stride + column]);
 }
 extern "C" __global__ void append_f32(const AppendParams params) { append<float>(params); }
@@ -167,9 +178,11 @@ extern "C" __global__ void append_codes(const AppendParams params) {
   const u32 heads = params.width / params.dim;
   const u64 i = u64(blockIdx.x) * head_warps + warp_of();
   if (i >= u64(params.n) * heads) return;
-  const u64 head = i % heads, row = params.rows->first + i / heads;
+  const u64 head = i % heads;
+  const RowsOf of = rows_of(params, i / heads);
+  const u64 row = of.rows->first + of.row;
   const float* x = params.x + i / heads * params.x_stride + head * params.dim;
-  u8* rows = cached_rows(params.rows, row, params.begin);
+  u8* rows = cached_rows(of.rows, row, params.begin);
   u8* codes = rows + row % cached_block * params.width + head * params.dim;
   u32 bits = 0;  // without signs they are in the order of the numbers; NaN is above infinity
   for (u32 j = lane_of(); j < params.dim; j += lanes) bits = max(bits, __float_as_uint(x[j]) & 0x7fffffffu);

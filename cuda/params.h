@@ -62,6 +62,7 @@ constexpr uint32_t index_heads = 4;     // that a warp takes through its keys to
 constexpr uint32_t delta_values = 4;    // rows of the state of a block, one a warp
 constexpr uint32_t max_key_dim = 256;   // of the delta-net
 constexpr uint32_t max_experts = 1024;  // that a router chooses from
+constexpr uint32_t few_experts = 256;   // that fit in the registers of a warp
 constexpr uint32_t top_k_block = 2048;  // candidates of a block; k is at most half of it
 
 // ---- Vectors --------------------------------------------------------------------------------------------------------
@@ -161,7 +162,8 @@ struct CachedRows {
 struct AppendParams {
   const float* x;
   const CachedRows* rows;
-  uint64_t begin;  // bytes of a block before its rows of this kind
+  const CachedRows* const* sessions;  // of each row, if each is of another one; else null
+  uint64_t begin;                     // bytes of a block before its rows of this kind
   uint32_t x_stride;
   uint32_t width;
   uint32_t dim;  // of a head: numbers that share a scale; of codes only
@@ -305,8 +307,9 @@ struct AttentionParams {
   const float* q;
   const float* q_pe;
   const CachedRows* rows;
-  const float* sinks;  // [heads], or null
-  const float* gate;   // by whose sigmoid the output is multiplied, or null
+  const CachedRows* const* sessions;  // of each row, if each is of another one, and n is 1; else null
+  const float* sinks;                 // [heads], or null
+  const float* gate;                  // by whose sigmoid the output is multiplied, or null
   float* out;
   float* parts;      // [n * heads, part_count, dim + 2]: the highest score, the sum of the weights, the weighted values
   uint64_t k_begin;  // bytes of a block before its keys
@@ -327,6 +330,7 @@ struct AttentionParams {
   float scale;
   uint32_t gate_row_stride;
   uint32_t gate_head_stride;
+  uint32_t nothing;
 };
 
 // ---- Rows that an index selects -------------------------------------------------------------------------------------
@@ -375,6 +379,7 @@ struct GatherRowsParams {
 struct ConvParams {
   const float* x;
   float* state;
+  float* const* sessions;  // the state of each row, if each is of another session, and n is 1; else null
   const float* weight;
   float* out;
   uint32_t n;
@@ -401,6 +406,7 @@ struct DeltaParams {
   const float* decay;
   const float* beta;
   float* state;
+  float* const* sessions;  // the state of each row, if each is of another session, and n is 1; else null
   float* out;
   DeltaGatesParams gates;  // of n rows, if decay and beta are not made yet; else alpha is null
   uint32_t n;
@@ -415,6 +421,7 @@ struct DeltaParams {
   uint32_t k_head_stride;
   uint32_t v_row_stride;
   uint32_t v_head_stride;
+  uint32_t nothing;
 };
 
 // ---- Choosing -------------------------------------------------------------------------------------------------------

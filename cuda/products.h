@@ -259,6 +259,8 @@ DEV void outputs_of_some(const TwoRows<bits>& rows, const Storage& stored, const
   }
 }
 
+DEV Storage storage_of(const ProductParams& params) { return {params.columns, params.group_steps, params.number}; }
+
 // Instances for every way in which codes may be stored: of `bits`, and those where a group's steps are known and all is
 // aligned. Those of MXFP4 always are.
 #define FOR_ALL_BITS(instance) instance(2) instance(3) instance(4) instance(5) instance(6) instance(8) instance(20)

@@ -102,6 +102,53 @@ extern "C" __global__ void route_softmax(const RouteParams params) {
   for (u32 i = lane; i < params.k && params.factors; i += lanes) weights[i] *= params.factors[ids[i]];
 }
 
+// The same for few experts without groups, in registers: lane l has those of l, l + 32 ... A number in the order of the
+// logits stands for each, 1 for NaN, and 0 for one that was taken.
+extern "C" __global__ void route_softmax_few(const RouteParams params) {
+  constexpr u32 most = few_experts / lanes;
+  __shared__ float chosen[few_experts];
+  begin_kernel();
+  const u32 lane = lane_of();
+  const float* logits = params.logits + u64(blockIdx.x) * params.experts;
+  int* ids = params.ids + u64(blockIdx.x) * params.k;
+  float* weights = params.weights + u64(blockIdx.x) * params.k;
+  float numbers[most];
+  u32 keys[most];
+#pragma unroll
+  for (u32 j = 0; j < most; j++) numbers[j] = logits[min(lane + j * lanes, params.experts - 1)];
+#pragma unroll
+  for (u32 j = 0; j < most; j++)
+    keys[j] = lane + j * lanes < params.experts ? max(u32(candidate(numbers[j], 0) >> 32), 1u) : 0u;
+  float highest = 0.0f, total = 0.0f;
+#pragma unroll 1
+  for (u32 place = 0; place < params.k; place++) {
+    u32 best = 0, id = few_experts;
+#pragma unroll
+    for (u32 j = 0; j < most; j++) best = max(best, keys[j]);
+    best = warp_max(best);
+#pragma unroll
+    for (u32 j = most; j-- > 0;)
+      if (keys[j] == best) id = lane + j * lanes;
+    id = warp_min(id);
+#pragma unroll
+    for (u32 j = 0; j < most; j++)
+      if (id == lane + j * lanes) keys[j] = 0;
+    const float value = value_of(u64(best == 1 ? 0 : best) << 32);
+    if (place == 0) {
+      highest = value;
+#pragma unroll
+      for (u32 j = 0; j < most; j++)
+        if (lane + j * lanes < params.experts) total += expf(numbers[j] - highest);
+      total = warp_sum(total);
+    }
+    if (lane != place % lanes) continue;  // who finishes the weight
+    ids[place] = int(id);
+    chosen[place] = expf(value - highest) / total;
+  }
+  finish_weights(params, chosen, weights);
+  for (u32 i = lane; i < params.k && params.factors; i += lanes) weights[i] *= params.factors[ids[i]];
+}
+
 // The sum of the two best of a group, or the only one of a group of one.
 DEV float group_worth(const u64* choice, u32 size) {
   u64 first = 0, second = 0;

@@ -48,7 +48,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def is_wanted(item: pytest.Item) -> bool:
         call = getattr(item, "callspec", None)
-        backend = call.params.get("backend") if call is not None and "backend" in item.fixturenames else None
+        params = call.params if call is not None else {}
+        if on_cuda == "real" and "metal" in (params.get("run"), params.get("gpu_name")):  # it would be emulated
+            return False
+        backend = params.get("backend") if "backend" in item.fixturenames else None
         return backend not in ("cpu", "metal", "cuda") or backend in wanted
 
     config.hook.pytest_deselected(items=[item for item in items if not is_wanted(item)])
@@ -90,6 +93,9 @@ def on_cuda(request: pytest.FixtureRequest) -> str | None:
 def preferred_cuda(on_cuda: str | None) -> None:
     if on_cuda == "real":
         os.environ["MOEFLUX_BACKEND"] = "cuda"
+        from support.gpu_ops import REAL
+
+        REAL.add("cuda")
     elif on_cuda:
         from emulator import cuda_gpu
 

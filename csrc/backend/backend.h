@@ -314,6 +314,7 @@ struct ChosenExpertArgs {
   View scratch;          // [n * k, 2 * m]
   View out;              // [n * k, h]
   ExpertFlavour flavour = {};
+  int64_t alignment = 1;  // every slot begins at a multiple of it
 };
 
 struct CombineArgs {

@@ -1,6 +1,7 @@
 // Attention in both its forms, and the delta-net.
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "core/error.h"
 #include "cuda/cuda_commands.h"
@@ -13,6 +14,11 @@ constexpr int64_t most_parts = 4096;                       // of one row: their 
 constexpr int64_t most_chunks = 128;                       // of one row; where there are more, a part is a span
 constexpr int64_t attention_blocks_of_multiprocessor = 2;  // with fewer, it is half idle
 constexpr int64_t few_conv_rows = 8;
+
+// Of one row, as many as there is room for.
+int64_t part_bytes(const AttentionParams& params) {
+  return int64_t{params.heads} * params.part_count * (params.dim + 2) * 4;
+}
 
 }  // namespace
 
@@ -33,6 +39,22 @@ const CachedRows* CudaCommands::cached_rows(std::span<const View> blocks, int64_
   return row_tables_.back().rows;
 }
 
+// What a kernel asks for the sessions of its rows. Null if there is one.
+template <typename T>
+T* const* CudaCommands::list_of(const std::vector<T*>& sessions) {
+  if (sessions.size() < 2) return nullptr;
+  const std::vector<const void*> wanted(sessions.begin(), sessions.end());
+  auto made = std::ranges::find(session_tables_, wanted, &SessionTable::sessions);
+  if (made == session_tables_.end()) {
+    const List list = launches_.list(static_cast<int64_t>(sessions.size() * sizeof(T*)));
+    std::ranges::copy(sessions, list.values<T*>());
+    made = session_tables_.insert(made, {wanted, list.device});
+  }
+  return reinterpret_cast<T* const*>(made->list);
+}
+template const CachedRows* const* CudaCommands::list_of(const std::vector<const CachedRows*>& sessions);
+template float* const* CudaCommands::list_of(const std::vector<float*>& sessions);
+
 // ---- Attention ------------------------------------------------------------------------------------------------------
 
 void CudaCommands::attention(const AttentionArgs& args, int64_t n) {
@@ -52,6 +74,7 @@ void CudaCommands::run_attention(const gpu::AttentionTask& task, int64_t n) {
   AttentionParams params = {.q = address<const float>(task.q.view),
                             .q_pe = address<const float>(task.q_pe.view),
                             .rows = cached_rows(task.k.blocks, task.first_position, n),
+                            .sessions = nullptr,
                             .sinks = address<const float>(task.sinks),
                             .gate = nullptr,
                             .out = address<float>(task.out),
@@ -73,11 +96,10 @@ void CudaCommands::run_attention(const gpu::AttentionTask& task, int64_t n) {
                             .part_chunks = 1,
                             .scale = task.scale,
                             .gate_row_stride = 0,
-                            .gate_head_stride = 0};
+                            .gate_head_stride = 0,
+                            .nothing = 0};
   const std::string kind = concat(gpu::type_of(task.k), "_", divide_up(task.q.dim, attention_threads));
-  const uint32_t shared = (params.dim + params.pe_dim) * attention_queries * sizeof(float);
   const uint32_t tiles = divide_up(n * (heads / task.kv_heads), attention_queries);
-  const auto kv_heads = static_cast<uint32_t>(task.kv_heads);
 
   // Room for as many rows as a power of two has, so that the launches stay as they are for many steps.
   const int64_t length = task.first_position + n;
@@ -92,18 +114,27 @@ void CudaCommands::run_attention(const gpu::AttentionTask& task, int64_t n) {
   }
   const int64_t bytes = n * heads * count * (task.q.dim + 2) * 4;
   const int64_t enough = attention_blocks_of_multiprocessor * launches_.chip().multiprocessors;
-  if (int64_t{tiles} * kv_heads >= enough || bytes > most_part_bytes || count > most_parts) {
-    return wait_with(AttentionOutput{"attention_" + kind, {tiles, kv_heads}, attention_threads, params, shared});
-  }
-  params.parts = room<float>(parts, bytes);
-  params.part_count = static_cast<uint32_t>(count);
-  launch("attention_parts_" + kind, {tiles, kv_heads, params.part_count}, attention_threads, params, shared);
+  const bool in_parts = int64_t{tiles} * task.kv_heads < enough && bytes <= most_part_bytes && count <= most_parts;
+  params.part_count = in_parts ? static_cast<uint32_t>(count) : 0;
+  const AttentionOutput output = {kind, params, tiles, {params.rows}};
+  if (!takes_attention(output)) wait_with(output);
+}
+
+void CudaCommands::launch_attention(const AttentionOutput& output) {
+  AttentionParams params = output.params;
+  params.sessions = list_of(output.sessions);
+  const auto sessions = static_cast<uint32_t>(output.sessions.size());
+  const uint32_t shared = (params.dim + params.pe_dim) * attention_queries * sizeof(float);
+  if (params.part_count == 0)
+    return launch("attention_" + output.kind, {output.tiles, params.kv_heads}, attention_threads, params, shared);
+  params.parts = room<float>(parts, sessions * part_bytes(params) * params.n);
+  launch(concat("attention_", params.part_chunks == 1 ? "chunks_" : "spans_", output.kind),
+         {output.tiles, sessions * params.kv_heads, params.part_count}, attention_threads, params, shared);
+  const int64_t count = params.part_count;
   const int64_t spans = count / (span_chunks / params.part_chunks) + 2;
-  wait_with(AttentionOutput{"attention_merge",
-                            {params.heads, params.n},
-                            std::min(attention_threads, divide_up(task.q.dim, lanes) * lanes),
-                            params,
-                            static_cast<uint32_t>((2 * count + 4 * spans) * 4)});
+  launch("attention_merge", {params.heads, params.n, sessions},
+         std::min(attention_threads, divide_up(params.dim, lanes) * lanes), params,
+         static_cast<uint32_t>((2 * count + 4 * spans) * 4));
 }
 
 // ---- Delta net ------------------------------------------------------------------------------------------------------
@@ -112,12 +143,17 @@ void CudaCommands::conv1d(const ConvArgs& args, int64_t n) {
   op("conv1d", [&] {
     const ConvParams params = {.x = address<const float>(args.x),
                                .state = address<float>(args.state),
+                               .sessions = nullptr,
                                .weight = address<const float>(args.weight),
                                .out = address<float>(args.out),
                                .n = static_cast<uint32_t>(n),
                                .channels = static_cast<uint32_t>(args.channels),
                                .taps = static_cast<uint32_t>(args.taps),
                                .dilation = static_cast<uint32_t>(args.dilation)};
+    if (n == 1) {
+      if (!takes_convolution(params)) wait_with(Convolved{params, {params.state}});
+      return;
+    }
     if (n <= few_conv_rows) return flat("conv1d_few", params, args.channels);
     flat("conv1d", params, args.channels, n);
     flat("conv1d_state", params, args.channels);
@@ -150,6 +186,7 @@ void CudaCommands::gated_delta(const DeltaArgs& args, int64_t n) {
                           .decay = address<const float>(args.decay),
                           .beta = address<const float>(args.beta),
                           .state = address<float>(args.state),
+                          .sessions = nullptr,
                           .out = address<float>(args.out),
                           .gates = {},
                           .n = static_cast<uint32_t>(n),
@@ -163,10 +200,14 @@ void CudaCommands::gated_delta(const DeltaArgs& args, int64_t n) {
                           .k_row_stride = static_cast<uint32_t>(args.k.row_stride),
                           .k_head_stride = static_cast<uint32_t>(args.k.head_stride),
                           .v_row_stride = static_cast<uint32_t>(args.v.row_stride),
-                          .v_head_stride = static_cast<uint32_t>(args.v.head_stride)};
+                          .v_head_stride = static_cast<uint32_t>(args.v.head_stride),
+                          .nothing = 0};
+    const std::string kernel = args.k.dim <= 4 * int64_t{lanes} ? "gated_delta_4" : "gated_delta_8";
+    if (n == 1 && takes_delta(kernel, params)) return;
     takes_gates(args, n, params);
-    launch(args.k.dim <= 4 * int64_t{lanes} ? "gated_delta_4" : "gated_delta_8",
-           {divide_up(args.v.dim, delta_values), static_cast<uint32_t>(args.v.heads)}, delta_values * lanes, params);
+    const Extent grid = {divide_up(args.v.dim, delta_values), static_cast<uint32_t>(args.v.heads)};
+    if (n == 1) return wait_with(DeltaRow{kernel, grid, params, {params.state}});
+    launch(kernel, grid, delta_values * lanes, params);
   });
 }
 

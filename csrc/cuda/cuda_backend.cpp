@@ -14,6 +14,9 @@ namespace {
 
 constexpr int64_t word_bytes = 4;
 constexpr int64_t least_lists = 1 << 16;
+// Batches that have lists at once: two that run, which is what an engine has in flight if nobody asks for more, and one
+// that is recorded.
+constexpr int list_rooms = 3;
 constexpr int64_t least_margin = int64_t{256} << 20;
 
 using Released = std::atomic<uint32_t>;  // in memory that the GPU reads, too
@@ -112,9 +115,8 @@ int64_t CudaBackend::prepared_bytes(const WorkSizes& sizes) {
   int64_t bytes = arena_bytes(word_bytes);
   for (const RoomSize& room : CudaCommands::rooms(sizes))
     if (room.bytes) bytes += arena_bytes(room.bytes);
-  // There is room for the lists of two batches, so that one can be recorded while another runs. Host and device each
-  // have it.
-  return bytes + 2 * 2 * arena_bytes(std::max(least_lists, CudaCommands::list_bytes(sizes)));
+  // Host and device each have room for lists.
+  return bytes + 2 * list_rooms * arena_bytes(std::max(least_lists, CudaCommands::list_bytes(sizes)));
 }
 
 std::shared_ptr<const void> CudaBackend::take(int64_t bytes, Memory memory, const std::string& what) {
@@ -144,7 +146,7 @@ int64_t CudaBackend::prepare(const WorkSizes& sizes) {
   rooms_.resize(rooms.size());
   for (size_t i = 0; i < rooms.size(); ++i)
     if (rooms[i].bytes) rooms_[i] = allocate(rooms[i].bytes, Memory::device, rooms[i].what);
-  for (int i = 0; i < 2; ++i) spare_->add(make_lists(CudaCommands::list_bytes(sizes)));
+  for (int i = 0; i < list_rooms; ++i) spare_->add(make_lists(CudaCommands::list_bytes(sizes)));
   return held() - before;
 }
 

@@ -84,16 +84,24 @@ void CudaCommands::append(View x, int64_t x_stride, const Cache& cache, int64_t 
     if (n == 0) return;
     const AppendParams params = {.x = address<const float>(x),
                                  .rows = cached_rows(cache.blocks, first, n),
+                                 .sessions = nullptr,
                                  .begin = static_cast<uint64_t>(cache.offset),
                                  .x_stride = static_cast<uint32_t>(x_stride),
                                  .width = static_cast<uint32_t>(cache.width),
                                  .dim = static_cast<uint32_t>(cache.head),
                                  .n = static_cast<uint32_t>(n)};
-    if (cache.dtype == DType::i8)
-      by_heads("append_codes", params, cache.scales() * n);
-    else
-      flat(cache.dtype == DType::bf16 ? "append_bf16" : "append_f32", params, cache.width * n);
+    const std::string kernel = concat("append_", gpu::type_of(cache));
+    if (n > 1) return append_rows(kernel, params);
+    if (!takes_append(kernel, params)) wait_with(Appended{kernel, params, {params.rows}});
   });
+}
+
+void CudaCommands::append_rows(const std::string& kernel, const AppendParams& params) {
+  const int64_t n = params.n;
+  if (kernel == "append_codes")  // a warp for each scale
+    by_heads(kernel.c_str(), params, n * (params.width / params.dim));
+  else
+    flat(kernel, params, n * params.width);
 }
 
 void CudaCommands::swiglu(View gate, View up, View out, int64_t count) {
@@ -238,7 +246,10 @@ static RouteParams route_params(const RouteArgs& args) {
 }
 
 void CudaCommands::route_softmax(const RouteArgs& args, int64_t n) {
-  op("route_softmax", [&] { launch("route_softmax", {static_cast<uint32_t>(n)}, lanes, route_params(args)); });
+  op("route_softmax", [&] {
+    const bool are_few = args.experts <= int64_t{few_experts} && args.groups == 0;
+    launch(are_few ? "route_softmax_few" : "route_softmax", {static_cast<uint32_t>(n)}, lanes, route_params(args));
+  });
 }
 
 void CudaCommands::route_grouped(const RouteArgs& args, int64_t n) {

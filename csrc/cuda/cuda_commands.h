@@ -26,6 +26,8 @@ class CudaCommands : public Commands {
   // What ops need besides their arguments, for Launches::room, and the lists of one batch.
   static std::vector<RoomSize> rooms(const WorkSizes& sizes);
   static int64_t list_bytes(const WorkSizes& sizes);
+  // Parts of attention that the rows of a step have room for together; one row may have more.
+  static int64_t most_parts_of_row(int64_t heads, int64_t dim);
 
   void embed(const Matrix& table, View ids, View out, int64_t n) override;
   void rms_norm(View x, View weight, View out, int64_t n, int64_t width, float eps) override;
@@ -95,18 +97,39 @@ class CudaCommands : public Commands {
     const CachedRows* rows;  // as kernels address it
   };
 
+  // A list of what each session has, as kernels address it.
+  struct SessionTable {
+    std::vector<const void*> sessions;
+    const std::byte* list;
+  };
+
   // What may wait. A product has one row, and is of the first `count` matrices.
   struct RowProduct {
     std::string kernel;
     OneRowParams params;
     size_t count;
   };
+  // One or more rows, each of another session; so are those below.
   struct AttentionOutput {
+    std::string kind;
+    AttentionParams params;
+    uint32_t tiles;
+    std::vector<const CachedRows*> sessions;
+  };
+  struct Appended {
+    std::string kernel;
+    AppendParams params;
+    std::vector<const CachedRows*> sessions;
+  };
+  struct Convolved {
+    ConvParams params;
+    std::vector<float*> sessions;
+  };
+  struct DeltaRow {
     std::string kernel;
     Extent grid;
-    uint32_t threads;
-    AttentionParams params;
-    uint32_t shared_bytes;
+    DeltaParams params;
+    std::vector<float*> sessions;
   };
 
   template <typename Body>
@@ -148,8 +171,18 @@ class CudaCommands : public Commands {
   bool takes_gates(const DeltaArgs& args, int64_t n, DeltaParams& params);
   bool takes_gate(const Heads& x, const Heads& gate, int64_t n);
 
+  bool takes_append(const std::string& kernel, const AppendParams& params);
+  bool takes_attention(const AttentionOutput& next);
+  bool takes_convolution(const ConvParams& params);
+  bool takes_delta(const std::string& kernel, const DeltaParams& params);
+  void launch_attention(const AttentionOutput& output);
+  void append_rows(const std::string& kernel, const AppendParams& params);
+
   const CachedRows* cached_rows(std::span<const View> blocks, int64_t first, int64_t n);
+  template <typename T>
+  T* const* list_of(const std::vector<T*>& sessions);
   void run_attention(const gpu::AttentionTask& task, int64_t n);
+  uint32_t tiles_together(int64_t tiles) const;
   void multiply_row(std::span<const Product> products);
   void multiply(std::span<const Product> batch, int64_t n, Digits& made);
   Lists lists_of(const ExpertArgs& args);
@@ -158,8 +191,11 @@ class CudaCommands : public Commands {
   void feed_forward(const Lists& lists, const ExpertMatrices& expert, int64_t base, const ExpertArgs& args);
 
   Launches& launches_;
-  std::variant<std::monostate, NormParams, RowProduct, DeltaGatesParams, AttentionOutput> waiting_;
-  std::vector<RowTable> row_tables_;  // of this batch
+  std::variant<std::monostate, NormParams, RowProduct, DeltaGatesParams, AttentionOutput, Appended, Convolved, DeltaRow>
+      waiting_;
+  // Of this batch:
+  std::vector<RowTable> row_tables_;
+  std::vector<SessionTable> session_tables_;
 };
 
 }  // namespace moeflux::cuda

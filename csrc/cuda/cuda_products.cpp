@@ -77,10 +77,17 @@ int64_t group_bytes(int64_t fragments, int64_t groups) {
 
 // ---- Room -----------------------------------------------------------------------------------------------------------
 
+// 256, or up to 1024 where these are small: several sessions share them.
+int64_t CudaCommands::most_parts_of_row(int64_t heads, int64_t dim) {
+  constexpr int64_t enough_bytes = int64_t{32} << 20;
+  return std::clamp<int64_t>(enough_bytes / (heads * (dim + 2) * 4), 256, 1024);
+}
+
 std::vector<RoomSize> CudaCommands::rooms(const WorkSizes& sizes) {
   std::vector<RoomSize> rooms(room_count);
-  constexpr int64_t parts_of_row = 256;  // more of them take the room of fewer rows
-  rooms[parts] = {"attention", sizes.value_dim ? sizes.heads * (sizes.value_dim + 2) * 4 * parts_of_row : 0};
+  rooms[parts] = {
+      "attention",
+      sizes.value_dim ? most_parts_of_row(sizes.heads, sizes.value_dim) * sizes.heads * (sizes.value_dim + 2) * 4 : 0};
   // The digits of a step's inputs, or of the pairs of all experts, each of which has a block that is not full.
   const int64_t width = sizes.input_rows ? divide_up(sizes.inputs, sizes.input_rows) : 0;
   const int64_t rows = sizes.rows > 1 ? sizes.input_rows + sizes.pairs +
@@ -98,9 +105,10 @@ std::vector<RoomSize> CudaCommands::rooms(const WorkSizes& sizes) {
 
 int64_t CudaCommands::list_bytes(const WorkSizes& sizes) {
   constexpr int64_t alignment = 16;
+  constexpr int64_t session_lists = 1 << 15;  // of what each of a few sessions has in each layer
   const int64_t blocks = sizes.pairs + sizes.products;
   const int64_t rows = static_cast<int64_t>(sizeof(CachedRows)) + sizes.row_blocks * 8;
-  return sizes.pairs * 4 + blocks * static_cast<int64_t>(sizeof(ExpertBlock)) + rows + 3 * alignment;
+  return sizes.pairs * 4 + blocks * static_cast<int64_t>(sizeof(ExpertBlock)) + rows + session_lists + 3 * alignment;
 }
 
 // ---- Products -------------------------------------------------------------------------------------------------------
@@ -143,6 +151,12 @@ void CudaCommands::matmul(std::span<const Product> products, int64_t n) {
       products = products.subspan(count);
     }
   });
+}
+
+// How many tiles of one row's products a block goes through, so that all blocks are on the chip at once.
+uint32_t CudaCommands::tiles_together(int64_t tiles) const {
+  constexpr int64_t blocks_of_multiprocessor = 4;
+  return divide_up(tiles, blocks_of_multiprocessor * launches_.chip().multiprocessors);
 }
 
 void CudaCommands::multiply_row(std::span<const Product> products) {
@@ -223,7 +237,8 @@ void CudaCommands::multiply(std::span<const Product> batch, int64_t n, Digits& m
                                .block_fragments = 1,
                                .k = 1};
   if (!made.made || made.batch != count || std::memcmp(&*made.made, &making, sizeof making) != 0) {
-    launch("make_digits", {params.batch_fragments, 1, count}, fragment_rows * lanes, making);
+    launch("make_digits", {params.batch_fragments, divide_up(m.columns, lanes * pack), count}, fragment_rows * lanes,
+           making);
     made = {making, count};
   }
   launch(kernel, {tiles, blocks, count}, product_threads(m.columns), params);
@@ -322,7 +337,8 @@ void CudaCommands::product_of_experts(const char* name, const Lists& lists, int6
     const int64_t fragments = int64_t{blocks} * of_block;
     auto* made = room<uint8_t>(digits, digit_bytes(fragments, matrix.columns));
     auto* made_groups = room<DigitGroup>(groups, group_bytes(fragments, matrix.columns / matrix.format.group_size));
-    launch("make_digits", {static_cast<uint32_t>(fragments)}, fragment_rows * lanes,
+    launch("make_digits", {static_cast<uint32_t>(fragments), divide_up(matrix.columns, lanes * pack)},
+           fragment_rows * lanes,
            DigitsParams{.x = params.x,
                         .blocks = lists.blocks,
                         .pairs = lists.pairs,
@@ -338,8 +354,10 @@ void CudaCommands::product_of_experts(const char* name, const Lists& lists, int6
     params.digits = made;
     params.groups = made_groups;
   }
-  const int64_t outputs = second.matrix ? tile_rows / 2 : tile_rows;  // of a tile
-  launch(kernel, {divide_up(matrix.rows, outputs), blocks}, product_threads(matrix.columns), params);
+  const uint32_t tiles = divide_up(matrix.rows, second.matrix ? tile_rows / 2 : tile_rows);
+  // Where each block has a pair, the digits of its row serve as many tiles as leave every processor its blocks.
+  const uint32_t together = lists.rows > 1 ? 1 : std::min(tiles, tiles_together(int64_t{tiles} * blocks));
+  launch(kernel, {divide_up(tiles, together), blocks}, product_threads(matrix.columns), params);
 }
 
 void CudaCommands::feed_forward(const Lists& lists, const ExpertMatrices& e, int64_t base, const ExpertArgs& args) {
@@ -383,7 +401,7 @@ void CudaCommands::chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) {
     lists.ids = address<const int>(args.ids);
     lists.count = pairs;
     lists.rows = 1;
-    lists.are_aligned = true;  // or the kernel sees that they are not
+    lists.are_aligned = args.alignment % 16 == 0 && is_aligned(View{args.first.gate.weight.buffer, 0}.bytes());
     feed_forward(lists, args.first, 0,
                  {args.x, n, args.hidden, args.intermediate, args.k, {}, args.scratch, args.out, args.flavour});
   });

@@ -1,13 +1,12 @@
 // Which ops go together with the launch that waits, and that launch.
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "cuda/cuda_commands.h"
 
 namespace moeflux::cuda {
 namespace {
-
-constexpr uint32_t blocks_of_multiprocessor = 4;  // that go through the tiles of one row's product
 
 // Whether what is written would be read by another block of the same launch.
 bool meet(const float* a, int64_t a_count, const float* b, int64_t b_count) {
@@ -35,9 +34,106 @@ void CudaCommands::finish() {
   if (const auto* norm = std::get_if<NormParams>(&waiting)) launch("rms_norm", {1}, row_threads, *norm);
   if (const auto* product = std::get_if<RowProduct>(&waiting)) launch_row(*product);
   if (const auto* gates = std::get_if<DeltaGatesParams>(&waiting)) flat("delta_gates", *gates, gates->count);
-  if (const auto* out = std::get_if<AttentionOutput>(&waiting))
-    launch(out->kernel, out->grid, out->threads, out->params, out->shared_bytes);
+  if (const auto* output = std::get_if<AttentionOutput>(&waiting)) launch_attention(*output);
+  if (const auto* appended = std::get_if<Appended>(&waiting)) {
+    AppendParams params = appended->params;
+    params.sessions = list_of(appended->sessions);
+    params.n = static_cast<uint32_t>(appended->sessions.size());
+    append_rows(appended->kernel, params);
+  }
+  if (const auto* convolved = std::get_if<Convolved>(&waiting)) {
+    ConvParams params = convolved->params;
+    params.sessions = list_of(convolved->sessions);
+    flat("conv1d_few", params, params.channels, 1, std::ssize(convolved->sessions));
+  }
+  if (const auto* delta = std::get_if<DeltaRow>(&waiting)) {
+    DeltaParams params = delta->params;
+    params.sessions = list_of(delta->sessions);
+    const auto sessions = static_cast<uint32_t>(delta->sessions.size());
+    launch(delta->kernel, {delta->grid.x, delta->grid.y, sessions}, delta_values * lanes, params);
+  }
 }
+
+// ---- Rows of several sessions ---------------------------------------------------------------------------------------
+//
+// In a step of several sessions each has a row. What ops do with these rows one after the other is one launch, if the
+// rows lie as those of one call do and no session comes twice.
+
+namespace {
+
+template <typename Params>
+bool same(const Params& a, const Params& b) {
+  return std::memcmp(&a, &b, sizeof a) == 0;
+}
+
+template <typename T>
+bool has(const std::vector<T>& sessions, T session) {
+  return std::ranges::find(sessions, session) != sessions.end();
+}
+
+}  // namespace
+
+bool CudaCommands::takes_append(const std::string& kernel, const AppendParams& params) {
+  auto* waiting = std::get_if<Appended>(&waiting_);
+  if (!waiting || waiting->kernel != kernel) return false;
+  AppendParams next = waiting->params;
+  next.x += waiting->sessions.size() * next.x_stride;
+  next.rows = params.rows;
+  if (!same(next, params) || has(waiting->sessions, params.rows)) return false;
+  waiting->sessions.push_back(params.rows);
+  return true;
+}
+
+bool CudaCommands::takes_attention(const AttentionOutput& other) {
+  auto* waiting = std::get_if<AttentionOutput>(&waiting_);
+  if (!waiting || waiting->kind != other.kind || waiting->params.n != 1 || waiting->params.part_count == 0 ||
+      other.params.part_count == 0)
+    return false;
+  const auto count = static_cast<int64_t>(waiting->sessions.size());
+  AttentionParams next = waiting->params;
+  next.q += count * next.q_row_stride;
+  if (next.q_pe) next.q_pe += count * next.q_pe_row_stride;
+  next.out += count * next.heads * next.dim;
+  next.rows = other.params.rows;
+  next.part_count = other.params.part_count;
+  const uint32_t most = std::max(waiting->params.part_count, other.params.part_count);
+  if (!same(next, other.params) || (count + 1) * most > most_parts_of_row(next.heads, next.dim)) return false;
+  waiting->params.part_count = most;
+  waiting->sessions.push_back(next.rows);
+  return true;
+}
+
+bool CudaCommands::takes_convolution(const ConvParams& params) {
+  auto* waiting = std::get_if<Convolved>(&waiting_);
+  if (!waiting || has(waiting->sessions, params.state)) return false;
+  const size_t before = waiting->sessions.size() * params.channels;
+  ConvParams next = waiting->params;
+  next.x += before;
+  next.out += before;
+  next.state = params.state;
+  if (!same(next, params)) return false;
+  waiting->sessions.push_back(params.state);
+  return true;
+}
+
+bool CudaCommands::takes_delta(const std::string& kernel, const DeltaParams& params) {
+  auto* waiting = std::get_if<DeltaRow>(&waiting_);
+  if (!waiting || waiting->kernel != kernel || has(waiting->sessions, params.state)) return false;
+  const size_t count = waiting->sessions.size();
+  DeltaParams next = waiting->params;
+  next.q += count * next.q_row_stride;
+  next.k += count * next.k_row_stride;
+  next.v += count * next.v_row_stride;
+  next.decay += count * next.value_heads;
+  next.beta += count * next.value_heads;
+  next.out += count * next.value_heads * next.value_dim;
+  next.state = params.state;
+  if (!same(next, params)) return false;
+  waiting->sessions.push_back(params.state);
+  return true;
+}
+
+// ---- A row ----------------------------------------------------------------------------------------------------------
 
 // Blocks of as many tiles each, all of them on the chip at once. A few tiles are done by larger blocks.
 void CudaCommands::launch_row(const RowProduct& product) {
@@ -49,7 +145,7 @@ void CudaCommands::launch_row(const RowProduct& product) {
   for (size_t i = product.count; i < most_outputs; ++i) params.first_tile[i] = params.tiles;
   if (params.is_gated) params.tiles = divide_up(params.rows[0], tile_rows / 2);
   const uint32_t processors = launches_.chip().multiprocessors;
-  const uint32_t tiles_of_block = divide_up(params.tiles, int64_t{blocks_of_multiprocessor} * processors);
+  const uint32_t tiles_of_block = tiles_together(params.tiles);
   const uint32_t warps = params.tiles <= 2 * processors ? one_warps : product_warps;
   launch(product.kernel, {divide_up(params.tiles, tiles_of_block)},
          lanes * std::min(warps, divide_up(params.columns, part_columns)), params);
@@ -114,7 +210,8 @@ bool CudaCommands::takes_gate(const Heads& x, const Heads& gate, int64_t n) {
   auto* waiting = std::get_if<AttentionOutput>(&waiting_);
   if (!waiting || waiting->params.gate) return false;
   AttentionParams& params = waiting->params;
-  if (params.out != address<float>(x.view) || params.n != n || params.heads != x.heads || params.dim != x.dim ||
+  const auto rows = static_cast<int64_t>(params.n * waiting->sessions.size());
+  if (params.out != address<float>(x.view) || rows != n || params.heads != x.heads || params.dim != x.dim ||
       x.head_stride != x.dim || x.row_stride != x.heads * x.dim)
     return false;
   params.gate = address<const float>(gate.view);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "core/error.h"
 #include "core/thread_pool.h"
@@ -291,6 +292,7 @@ py::object chosen_expert_ffn(const Ops& ops, const Array& x, const StoredExperts
   for (int64_t i = 0; i < count; ++i) {
     const auto slot = static_cast<uint64_t>(matrices[static_cast<size_t>(i)].gate.weight.offset);
     std::memcpy(a.values<std::byte>(args.slots) + i * 8, &slot, sizeof slot);
+    args.alignment = std::gcd(i == 0 ? 0 : args.alignment, matrices[static_cast<size_t>(i)].gate.weight.offset);
   }
   for (int64_t pair = 0; pair < n * args.k; ++pair)
     a.require(a.values<int32_t>(args.ids)[pair] >= 0 && a.values<int32_t>(args.ids)[pair] < count, "ids",

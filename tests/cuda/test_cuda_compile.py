@@ -12,7 +12,13 @@ from moeflux import _core
 
 ARCHITECTURES = ("sm_75", "sm_90a", "sm_120")
 # These take most of the time, so each is compiled for one of them; --every-architecture compiles all for all.
-LARGE = {"attention": "sm_75", "experts": "sm_90a", "matmul": "sm_120"}
+LARGE = {
+    "attention": "sm_75",
+    "expert_down": "sm_75",
+    "expert_gate_up": "sm_90a",
+    "matmul": "sm_120",
+    "matmul_rows": "sm_90a",
+}
 
 
 @pytest.mark.skipif(

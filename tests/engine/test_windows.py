@@ -144,8 +144,8 @@ def test_a_session_that_finds_no_block_loses_nothing(
     folder: Folder, whole: Whole, by_the_block: dict[str, Any]
 ) -> None:
     expected = whole("gpt_oss", "f32")
-    seen, window = block_bytes(load_faulty(folder("gpt_oss")))
-    idle = load_faulty(folder("gpt_oss"))
+    seen, window = block_bytes(load_faulty(folder("gpt_oss"), **by_the_block))
+    idle = load_faulty(folder("gpt_oss"), **by_the_block)
     session = idle.session(max_context=600)
     limit = 2 * idle._engine.memory.sessions + 5 * seen + 2 * window
     session.close()

@@ -1,4 +1,4 @@
-"""Both GPUs, emulated."""
+"""Both GPUs, emulated; with --on-cuda=real, one is that of this machine."""
 
 from __future__ import annotations
 

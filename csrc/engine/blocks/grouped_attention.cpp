@@ -87,12 +87,16 @@ void GroupedAttentionBlock::record(Commands& commands, Scratch& scratch, size_t 
   commands.rope(k, s.angles, a.rope.dim / 2, false, rows.n);
   const auto scale = static_cast<float>(a.scale > 0 ? a.scale : 1 / std::sqrt(static_cast<double>(a.head_dim)));
   if (index_) index_->record(commands, scratch, rows);
+  // The same op for all sessions, before the next: a device may do it at once.
+  const std::array kept = {s.k, s.v};
+  for (size_t i = 0; i < kept.size(); ++i)
+    for (const Piece& piece : rows.pieces)
+      commands.append(kept[i].at(piece.first * a.kv_width()), a.kv_width(), piece.state->layer(layer)[i].rows,
+                      piece.position, piece.rows());
   for (const Piece& piece : rows.pieces) {
     const LayerState& state = piece.state->layer(layer);
     const Cache& keys = state[0].rows;
     const Cache& values = state[1].rows;
-    commands.append(s.k.at(piece.first * a.kv_width()), a.kv_width(), keys, piece.position, piece.rows());
-    commands.append(s.v.at(piece.first * a.kv_width()), a.kv_width(), values, piece.position, piece.rows());
     const auto attend = [&](const AttendingRows& some) {
       const int64_t first = piece.first + some.first;
       commands.attention({from_row(q, first), some.cached[0], some.cached[1], a.kv_heads, some.position, scale,

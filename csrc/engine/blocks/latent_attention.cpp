@@ -89,15 +89,18 @@ void LatentAttentionBlock::record(Commands& commands, Scratch& scratch, size_t l
   products.clear();
   for (int64_t head = 0; head < a.heads; ++head) products.push_back(into_latent(head));
   commands.matmul(products, rows.n);
+  // The same op for all sessions, before the next: a device may do it at once.
+  const auto append = [&](const Heads& x, size_t kind) {
+    for (const Piece& piece : rows.pieces)
+      commands.append(from_row(x, piece.first).view, x.row_stride, piece.state->layer(layer)[kind].rows, piece.position,
+                      piece.rows());
+  };
+  append(latent, 0);
+  append(k_pe, 1);
+  if (a.index) append(dense_heads(s.index_k, 1, a.index->dim), 2);
   for (const Piece& piece : rows.pieces) {
     const LayerState& state = piece.state->layer(layer);
-    const RowPair cached = {state[0].rows, state[1].rows};
-    commands.append(from_row(latent, piece.first).view, width, cached[0], piece.position, piece.rows());
-    commands.append(from_row(k_pe, piece.first).view, width, cached[1], piece.position, piece.rows());
-    if (a.index)
-      commands.append(s.index_k.at(piece.first * a.index->dim), a.index->dim, state[2].rows, piece.position,
-                      piece.rows());
-    record_attention(commands, piece, cached, state);
+    record_attention(commands, piece, {state[0].rows, state[1].rows}, state);
   }
   products.clear();
   for (int64_t head = 0; head < a.heads; ++head) products.push_back(out_of_latent(head));

@@ -97,7 +97,7 @@ void RoutedExpertsBlock::record_experts(Commands& commands, const Scratch& s, in
 void RoutedExpertsBlock::record_chosen(Commands& commands, const Scratch& s, const ExpertLayout& layout, View slots,
                                        const ExpertMatrices& first) const {
   commands.chosen_expert_ffn({s.normed, layout.hidden, layout.intermediate, shape_.per_token, router_.ids().device,
-                              slots, first, room_.expert_scratch, room_.expert_out, flavour_},
+                              slots, first, room_.expert_scratch, room_.expert_out, flavour_, layout.bytes},
                              1);
 }
 

@@ -12,7 +12,7 @@ from moeflux.progress import Progress, for_terminal
 
 __all__ = ["make_kernels"]
 
-THREADS = 4  # the largest files take longer than the others together
+THREADS = 8  # the largest files take longer than the others together
 
 
 def make_kernels(backend: str, progress: Progress | None = None) -> None:

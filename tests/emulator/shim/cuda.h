@@ -148,6 +148,13 @@ MSL_INLINE uint32_t __ballot_sync(uint32_t mask, int vote) {
   return votes;
 }
 
+MSL_INLINE uint32_t warp_max(uint32_t x) {
+  const msl_exchanged met = msl_met(0xffffffffu, x);
+  for (uint32_t i = 0; i < 32; i++) x = max(x, msl_value_of<uint32_t>(met, i, "warp_max with inactive lanes"));
+  return x;
+}
+MSL_INLINE uint32_t warp_min(uint32_t x) { return ~warp_max(~x); }
+
 // As cuda/basics.h says it. In two exchanges, because the second's values take the place of the first's.
 MSL_INLINE void multiply_bytes(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                uint32_t b1) {

@@ -3,6 +3,7 @@
 //
 // When a router on the device chose them, a block has one pair (token * k + place). Otherwise the host lists blocks of
 // pairs of one expert. The output of a pair goes to its own row, so the order of the blocks changes no bit.
+#pragma once
 #include "plain.h"
 #include "products.h"
 
@@ -50,16 +51,19 @@ DEV TwoRows<bits> rows_of_tile(const ExpertParams& params, const u8* slot, u32 t
 }
 
 // out[p] = silu(gate . x[p / k]) * (up . x[p / k]), or W . x[p / k], or what biases, clamped_swiglu and geglu make.
-// Grid of blocks: tiles of rows, blocks of one pair.
+// Grid of blocks: blocks that go through tiles of rows, blocks of one pair.
 template <u32 bits, u32 steps, bool is_double>
 DEV void expert_one(const ExpertParams& params) {
   __shared__ OneRow shared;
   begin_kernel();
   constexpr u32 outputs = is_double ? tile_rows / 2 : tile_rows;
   const Pairs block = pairs_of(params);
-  const u32 pair = pair_at(params, block.first), first = blockIdx.x * outputs;
-  const auto rows_of = [&](u32) { return rows_of_tile<bits, is_double>(params, block.slot, blockIdx.x); };
-  const auto out = [&](u32, u32 row, float total) {
+  const u32 pair = pair_at(params, block.first), tiles = (params.rows + outputs - 1) / outputs;
+  const u32 count = (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
+  const auto tile = [&](u32 i) { return blockIdx.x + i * gridDim.x; };
+  const auto rows_of = [&](u32 i) { return rows_of_tile<bits, is_double>(params, block.slot, tile(i)); };
+  const auto out = [&](u32 i, u32 row, float total) {
+    const u32 first = tile(i) * outputs;
     if (is_double) {
       const float up = __shfl_sync(everyone, total, row % 8 + 8);
       total = both_of(params, block.expert, first + row, total, up);
@@ -69,10 +73,7 @@ DEV void expert_one(const ExpertParams& params) {
     if (row < outputs && first + row < params.rows) params.out[u64(pair) * params.rows + first + row] = total;
   };
   const auto x = [&] { return RowOfX{params.x + u64(pair / params.k) * params.columns, nullptr, 1.0f, nullptr}; };
-  // The host does not know the slots that a router chose.
-  if (steps > 0 && bits != e2m1 && params.ids && reinterpret_cast<u64>(block.slot) % 16 != 0)
-    return outputs_of_one<bits, 0>(storage_of(params), 1, shared, rows_of, x, out);
-  outputs_of_one<bits, steps>(storage_of(params), 1, shared, rows_of, x, out);
+  outputs_of_one<bits, steps>(storage_of(params), count, shared, rows_of, x, out);
 }
 
 // Grid of blocks: tiles of rows, blocks of pairs.
@@ -121,23 +122,10 @@ DEV void expert_plain(const ExpertParams& params) {
 }
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
+//
+// One product in one file and the other in another, because compilers take them side by side.
 
 constexpr u32 product_threads = product_warps * lanes, few = few_rows / fragment_rows, many = many_rows / fragment_rows;
 
 #define EXPERT_KERNEL(name, threads, function) \
   extern "C" __global__ void __launch_bounds__(threads) name(const ExpertParams params) { function(params); }
-#define EXPERT_KERNELS(name, bits, steps)                                                          \
-  EXPERT_KERNEL(expert_gate_up_one_##name, one_warps* lanes, (expert_one<bits, steps, true>))      \
-  EXPERT_KERNEL(expert_gate_up_few_##name, product_threads, (expert_some<bits, steps, few, true>)) \
-  EXPERT_KERNEL(expert_down_one_##name, one_warps* lanes, (expert_one<bits, steps, false>))        \
-  EXPERT_KERNEL(expert_down_few_##name, product_threads, (expert_some<bits, steps, few, false>))
-FOR_ALL_FORMATS(EXPERT_KERNELS)
-#define MANY_KERNELS(name, bits, steps)                                                              \
-  EXPERT_KERNEL(expert_gate_up_many_##name, product_threads, (expert_some<bits, steps, many, true>)) \
-  EXPERT_KERNEL(expert_down_many_##name, product_threads, (expert_some<bits, steps, many, false>))
-FOR_KNOWN_FORMATS(MANY_KERNELS)
-
-EXPERT_KERNEL(expert_gate_up_one_0, plain_warps* lanes, (expert_plain<1, true>))
-EXPERT_KERNEL(expert_gate_up_few_0, plain_warps* lanes, (expert_plain<plain_rows, true>))
-EXPERT_KERNEL(expert_down_one_0, plain_warps* lanes, (expert_plain<1, false>))
-EXPERT_KERNEL(expert_down_few_0, plain_warps* lanes, (expert_plain<plain_rows, false>))
