@@ -24,6 +24,8 @@ __all__: list[str] = [
     "FaultPlan",
     "FileReader",
     "Footprint",
+    "GgufFile",
+    "GgufTensor",
     "Lease",
     "LookAheadGovernor",
     "OpTime",
@@ -67,6 +69,7 @@ __all__: list[str] = [
     "metal_facts",
     "metal_shader",
     "metal_shader_files",
+    "open_gguf",
     "open_mlx",
     "open_packed",
     "parse_json",
@@ -282,6 +285,11 @@ class Tensor:
         Whether this is a tensor of its own and no part of a matrix.
         """
     @property
+    def negated_exp(self) -> bool:
+        """
+        Whether what is stored of a vector is -exp(x), in place of x.
+        """
+    @property
     def shape(self) -> tuple[typing.Any, ...]: ...
     @property
     def spans(self) -> list[typing.Any]:
@@ -301,6 +309,10 @@ class StoreDirectory:
     def expert_spans(self, layer: int, expert: int) -> list[typing.Any]:
         """
         (file, offset, bytes) of each piece of the expert, in layout order, or of each row of a piece.
+        """
+    def experts_of(self, layer: int) -> ExpertLayout:
+        """
+        The layout of the experts of a layer.
         """
     @property
     def as_published(self) -> bool:
@@ -330,9 +342,66 @@ class StoreDirectory:
         Names of tensors that are there and deliberately not used.
         """
     @property
+    def layers_differ(self) -> bool:
+        """
+        Whether layers have experts in different formats.
+        """
+    @property
     def tensors(self) -> dict[str, typing.Any]:
         """
         Tensors by canonical name, without the routed experts.
+        """
+
+class GgufTensor:
+    """
+    Where one tensor lies in which file.
+    """
+    def __repr__(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def file(self) -> int:
+        """
+        Index into GgufFile.files.
+        """
+    @property
+    def offset(self) -> int:
+        """
+        Where it begins, from the start of its file.
+        """
+    @property
+    def shape(self) -> tuple[typing.Any, ...]:
+        """
+        Its sizes, the slowest first.
+        """
+    @property
+    def type(self) -> str: ...
+
+class GgufFile:
+    """
+    The checked directory of a model in a GGUF file, or in several that are its parts.
+    """
+    def __init__(self, path: os.PathLike[str] | str | bytes) -> None: ...
+    def value(self, key: str) -> typing.Any:
+        """
+        The value of a key, made anew: a number, bool, str, or a list of them. None without one.
+        """
+    @property
+    def files(self) -> list[typing.Any]: ...
+    @property
+    def header_bytes(self) -> int:
+        """
+        Of all files, without their tensors.
+        """
+    @property
+    def keys(self) -> list[typing.Any]:
+        """
+        The keys of its values, sorted.
+        """
+    @property
+    def tensors(self) -> dict[str, typing.Any]:
+        """
+        GgufTensor by name.
         """
 
 class FaultPlan:
@@ -694,6 +763,7 @@ class Ops:
         decay: numpy.typing.NDArray[typing.Any],
         beta: numpy.typing.NDArray[typing.Any],
         state: numpy.typing.NDArray[typing.Any],
+        tiled: bool = False,
     ) -> tuple[numpy.typing.NDArray[typing.Any], numpy.typing.NDArray[typing.Any]]: ...
     def gated_rms_norm(
         self,
@@ -1469,6 +1539,11 @@ def metal_shader(file: str) -> str:
     """
 
 def metal_shader_files() -> list[str]: ...
+def open_gguf(file: GgufFile, variant_json: str) -> StoreDirectory:
+    """
+    The model of a GGUF file as a store.
+    """
+
 def open_mlx(folder: os.PathLike[str] | str | bytes, variant_json: str) -> StoreDirectory:
     """
     Opens a folder of MLX safetensors in place.
