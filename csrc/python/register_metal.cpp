@@ -7,6 +7,7 @@
 #include "metal/pipelines.h"
 #include "metal/shaders.h"
 #include "python/bindings.h"
+#include "python/store_object.h"
 
 namespace py = pybind11;
 
