@@ -35,7 +35,7 @@ SDIST = "llama-cpp-python==0.3.36"
 IDS = [1, 100, 50, 10, 42, 3, 77, 9]
 BETWEEN = "\n__ggml_vocab_test__\n"
 LEAST_VOCABULARIES = 3
-PREDICTING = ("qwen3_next", "qwen3_5_moe", "glm4_moe")
+PREDICTING = ("qwen3_next", "qwen3_5_moe", "glm4_moe", "glm4_moe_lite")
 """Of these, the checkpoints have no more than a part of the layers for multi-token prediction."""
 
 # The converter knows a tokenizer by what it makes of one text. Nobody else has that of the checkpoints, so its rules

@@ -245,7 +245,7 @@ def glm4_moe(writer: gguf.GGUFWriter, checkpoint: Checkpoint) -> Tensors:
 def deepseek(writer: gguf.GGUFWriter, checkpoint: Checkpoint) -> Tensors:
     """kv_b in two parts, of which the one for keys is transposed."""
     config, tensors = checkpoint.config, numbers(checkpoint)
-    common(writer, {"scoring_func": "sigmoid"} | config | {"num_key_value_heads": 1})
+    common(writer, config | {"num_key_value_heads": 1})
     deepseek_experts(writer, config)
     rank, nope, turning = config["kv_lora_rank"], config["qk_nope_head_dim"], config["qk_rope_head_dim"]
     writer.add_vocab_size(config["vocab_size"])

@@ -220,8 +220,10 @@ def kinds_of_layers(fields: Fields) -> list[str]:
 
 
 def deepseek2(fields: Fields, values: GgufValues) -> dict[str, Any]:
-    """DeepSeek-V2, and V3 with what has its parts: Kimi-K2, GLM-4.7-Flash."""
-    sigmoid = fields.count("expert_gating_func", SOFTMAX) == SIGMOID
+    """DeepSeek-V2, and V3 with what has its parts: Kimi-K2, GLM-4.7-Flash. Where the router is not named, as in the
+    last, it is the one of V3 if it has that one's correction."""
+    unsaid = SIGMOID if has(values, "exp_probs_b.bias") else SOFTMAX
+    sigmoid = fields.count("expert_gating_func", unsaid) == SIGMOID
     fields.only("expert_gating_func", SOFTMAX, SIGMOID)
     rank, turning = fields.count("attention.kv_lora_rank"), fields.count("rope.dimension_count")
     whole = fields.count("attention.key_length_mla", fields.count("attention.key_length"))
