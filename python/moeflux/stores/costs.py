@@ -45,8 +45,9 @@ def table_bytes(directory: StoreDirectory) -> int:
 
 
 def _size(tensor: Tensor) -> int:
-    stored = sum(span[2] for span in tensor.spans)
-    return stored if tensor.step == 1 else prod(tensor.shape) * FLOAT_BYTES[tensor.dtype]
+    stored: int = sum(span[2] for span in tensor.spans)
+    own: int = prod(tensor.shape) * FLOAT_BYTES[tensor.dtype] if tensor.step > 1 else stored
+    return own
 
 
 def embedding_bytes(sizes: dict[str, int]) -> int:
