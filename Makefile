@@ -138,6 +138,7 @@ $(PEERS)/ready: tests/golden/requirements-peers.txt
 
 peers: $(PEERS)/ready
 	$(PEERS)/bin/python tests/golden/make_goldens.py --check
+	$(PEERS)/bin/python tests/golden/drafting.py --check
 	$(PEERS)/bin/python tests/golden/make_builtin.py --check
 	$(PEERS)/bin/python tests/golden/check_shapes.py
 	$(PEERS)/bin/python tests/golden/check_config.py

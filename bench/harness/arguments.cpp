@@ -25,7 +25,7 @@ Measures prefill and decode of the model in the folder STORE, a store that moefl
   --readers N        threads that read experts, 0 for the engine's choice (0)
   --cache WORD       which expert goes when a slot is needed: lru, lfu or none (lru)
   --look-ahead WORD  read what the next layer may need: on, off or auto (auto)
-  --speculate WORD   evaluate likely next tokens ahead: off, lookup or auto (off)
+  --speculate WORD   evaluate likely next tokens ahead: off, lookup, mtp or auto (off)
   --cold             drop the layer files from the page cache before every walk
   --reps N           warm walks after the first, 0 for none (3)
   --chunk N          tokens in a prefill chunk at most, 0 for the engine's choice (0)

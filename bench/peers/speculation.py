@@ -4,6 +4,9 @@ FOLDER is a store; without it, the built-in model is measured. The text is what 
 and a drafter that only tests have is right about each token with the given probability. Both ways take turns, A-B-B-A,
 in one process. With one thread it is the time of the process that counts, whatever other programs do. All experts are
 in memory.
+
+With --mtp, the layer that drafts makes its guesses as ever, which takes its time, and then those of that drafter are
+evaluated in their place: a layer with random weights is never right. `moeflux synth --mtp` makes a store with one.
 """
 
 from __future__ import annotations
@@ -21,11 +24,11 @@ from moeflux.stores.store import open_store
 PROMPT = [3, 17, 5, 29, 11, 41, 7, 53]
 
 
-def loaded(folder: Path, threads: int, text: list[int], right: float) -> moeflux.Model:
+def loaded(folder: Path, threads: int, text: list[int], right: float, speculate: str) -> moeflux.Model:
     with open_store(folder) as store:
         faults = _core.testing.Faults(text=text, right=right)
         engine = _core.testing.engine(
-            faults, store.directory, threads=threads, speculate="lookup" if text else "off", look_ahead="off"
+            faults, store.directory, threads=threads, speculate=speculate if text else "off", look_ahead="off"
         )
         return moeflux.Model(store, engine)
 
@@ -49,10 +52,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--mtp", action="store_true", help="with the layer that drafts")
     asked = parser.parse_args()
-    plain = loaded(asked.folder, asked.threads, [], 0)
+    speculate = "mtp" if asked.mtp else "lookup"
+    plain = loaded(asked.folder, asked.threads, [], 0, speculate)
     text, _, _ = write(plain, asked.tokens, asked.threads)
-    drafting = loaded(asked.folder, asked.threads, text, asked.right)
+    drafting = loaded(asked.folder, asked.threads, text, asked.right, speculate)
     write(drafting, asked.tokens, asked.threads)
     ratios, accepted = [], 0.0
     for _ in range(asked.rounds):

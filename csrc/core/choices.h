@@ -27,8 +27,9 @@ enum class CachePolicy { lru, lfu, none };
 enum class LookAhead { automatic, on, off };
 
 // Drafts: likely next tokens that are evaluated together with the one before them. Lookup: what followed the last
-// tokens where they stood before in the text. Automatic: that, while tokens come faster with drafts.
-enum class Speculate { off, automatic, lookup };
+// tokens where they stood before in the text. Mtp: what the model's own layer for that says (multi-token prediction).
+// Automatic: that, or lookup for a model without it, while tokens come faster with drafts.
+enum class Speculate { off, automatic, lookup, mtp };
 
 template <typename Choice>
 struct Named {
@@ -44,7 +45,7 @@ inline constexpr Named<CachePolicy> cache_policy_names[] = {
 inline constexpr Named<LookAhead> look_ahead_names[] = {
     {"auto", LookAhead::automatic}, {"on", LookAhead::on}, {"off", LookAhead::off}};
 inline constexpr Named<Speculate> speculate_names[] = {
-    {"off", Speculate::off}, {"auto", Speculate::automatic}, {"lookup", Speculate::lookup}};
+    {"off", Speculate::off}, {"auto", Speculate::automatic}, {"lookup", Speculate::lookup}, {"mtp", Speculate::mtp}};
 
 constexpr std::span<const Named<Precision>> names_of(Precision) { return precision_names; }
 constexpr std::span<const Named<Reads>> names_of(Reads) { return reads_names; }

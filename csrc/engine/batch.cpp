@@ -1,9 +1,11 @@
 #include "engine/batch.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "core/error.h"
 #include "engine/asking.h"
+#include "engine/draft_pass.h"
 #include "engine/engine.h"
 #include "engine/session.h"
 
@@ -83,7 +85,7 @@ void Batch::take_session(size_t index) {
 
 // Single tokens go through the last pass, so that no failure comes after it: of a session with a single token there is
 // no copy of the recurrent state. If they need several passes, all but the last need one too.
-void Batch::prepare() {
+void Batch::prepare(const Interruption& interruption, StepStats& stats) {
   const auto is_single = [](const Work& work) { return work.tokens.size() == 1 && !session_of(work).is_foreseen(); };
   for (size_t i = 0; i < work_.size(); ++i)
     if (!session_of(work_[i]).is_foreseen())
@@ -92,22 +94,28 @@ void Batch::prepare() {
   int64_t at = left_ - std::ranges::count_if(work_, is_single);
   for (const Work& work : work_)
     if (!session_of(work).is_foreseen()) session_of(work).begin(work.tokens.size() > 1 || at++ < last_begins);
-  draft();
+  draft(interruption, stats);
 }
 
 // What is left of a single pass.
-void Batch::draft() {
-  for (const Work& work : work_)
-    if (!session_of(work).is_foreseen() && left_ < engine_.chunk())
-      left_ += session_of(work).draft(work, engine_.chunk() - left_);
+void Batch::draft(const Interruption& interruption, StepStats& stats) {
+  std::vector<EngineSession*> drafting;
+  for (const Work& work : work_) {
+    EngineSession& session = session_of(work);
+    if (session.is_foreseen() || left_ >= engine_.chunk()) continue;
+    const int64_t drafted = session.draft(work, engine_.chunk() - left_);
+    left_ += drafted;
+    if (drafted > 0 && engine_.has_draft_layer()) drafting.push_back(&session);
+  }
+  draft_with_layer(engine_, drafting, interruption, stats);
 }
 
 StepStats Batch::run(const Interruption& interruption) {
   take_sessions();
   Asking asking(interruption);
   if (asking.ask()) asking.ask()();
-  prepare();
   StepStats stats;
+  prepare(asking.ask(), stats);
   try {
     while (left_ > 0) {
       Pass pass(engine_, can_go_back_ ? asking.ask() : Interruption{});

@@ -30,8 +30,8 @@ class Batch {
  private:
   void take_sessions();
   void take_session(size_t index);
-  void prepare();
-  void draft();
+  void prepare(const Interruption& interruption, StepStats& stats);
+  void draft(const Interruption& interruption, StepStats& stats);
   void fill(Pass& pass);
   void take_back(const std::exception* cause);
   std::string lost() const;

@@ -25,7 +25,7 @@ int64_t in_common(std::span<const int32_t> before, int64_t place) {
 }  // namespace
 
 Drafts::Drafts(Backend& backend, const DraftSource& source, int64_t most, int64_t recurrent_bytes)
-    : source_(source), rows_(static_cast<size_t>(1 + most)), longest_(most) {
+    : source_(source), rows_(static_cast<size_t>(1 + most)), guesses_(rows_.size()), longest_(most) {
   if (recurrent_bytes == 0) return;
   for (int64_t i = 0; i < most; ++i)
     copies_.push_back(backend.allocate(recurrent_bytes, Memory::device, "state between drafts"));
@@ -34,9 +34,18 @@ Drafts::Drafts(Backend& backend, const DraftSource& source, int64_t most, int64_
 
 int64_t Drafts::planned_bytes(int64_t most, int64_t recurrent_bytes) { return most * arena_bytes(recurrent_bytes); }
 
+// Returns how many there may be.
+int64_t Drafts::begin(int32_t token, int64_t most) {
+  rows_.front() = guesses_.front() = token;
+  return std::min({most, longest_, static_cast<int64_t>(rows_.size()) - 1});
+}
+
+int64_t Drafts::expect(int32_t token, int64_t most) { return proposed_ = std::max<int64_t>(0, begin(token, most)); }
+
+void Drafts::believe() { std::ranges::copy(guesses(), rows_.begin()); }
+
 int64_t Drafts::propose(std::span<const int32_t> before, int32_t token, int64_t most) {
-  rows_.front() = token;
-  const int64_t room = std::min({most, longest_, static_cast<int64_t>(rows_.size()) - 1});
+  const int64_t room = begin(token, most);
   proposed_ = room > 0 ? source_(before, token, std::span(rows_).subspan(1, static_cast<size_t>(room))) : 0;
   return proposed_;
 }

@@ -33,6 +33,10 @@ class Drafts {
   // Drafts what follows `token` after the tokens `before`, at most `most` and one more than came true of the last ones:
   // a wrong draft costs a row. Returns how many.
   int64_t propose(std::span<const int32_t> before, int32_t token, int64_t most);
+  // As many as there may be, which are not known yet: `guesses` is the token and where they go. `believe` takes them.
+  int64_t expect(int32_t token, int64_t most);
+  std::span<int32_t> guesses() { return {guesses_.data(), static_cast<size_t>(1 + proposed_)}; }
+  void believe();
   int64_t proposed() const { return proposed_; }
   // The token and its drafts: a row for each.
   std::span<const int32_t> rows() const { return {rows_.data(), static_cast<size_t>(1 + proposed_)}; }
@@ -54,8 +58,11 @@ class Drafts {
   std::unique_ptr<Buffer>* forget();
 
  private:
+  int64_t begin(int32_t token, int64_t most);
+
   const DraftSource& source_;
   std::vector<int32_t> rows_;                    // the token of the call, and its drafts
+  std::vector<int32_t> guesses_;                 // likewise, by the layer that drafts
   std::vector<std::unique_ptr<Buffer>> copies_;  // one for each draft; none without recurrent state
   std::vector<View> views_;                      // of them
   int64_t longest_;                              // the next ones, at most

@@ -50,7 +50,7 @@ std::unique_ptr<Backend> backend_of(const EngineOptions& options, const EngineFa
 
 Scratch make_scratch(Model& model, int64_t chunk, Backend& backend) {
   Scratch scratch;
-  ScratchLayout layout = scratch_layout(model.variant, model.layers, model.output, chunk, scratch);
+  ScratchLayout layout = scratch_layout(model.variant, model.layers, model.output, model.draft, chunk, scratch);
   scratch.memory = layout.allocate(backend);
   scratch.angles = layout.angles();
   return scratch;
@@ -62,8 +62,10 @@ Footprint footprint(const StoreDirectory& store, const EngineOptions& options, c
   return footprint(store, options, session, false);
 }
 
-Footprint footprint(const StoreDirectory& store, const EngineOptions& options, const SessionOptions& session,
+Footprint footprint(const StoreDirectory& whole, const EngineOptions& options, const SessionOptions& session,
                     bool apart) {
+  StoreDirectory store = whole;
+  settle_draft(store, options.speculate);
   check_experts(store);
   const EngineOptions chosen = resolved(store, checked(options));
   const DeviceEntry& device = device_entry(chosen.backend);
@@ -85,6 +87,7 @@ std::shared_ptr<Engine> Engine::open(StoreDirectory store, const EngineOptions& 
 }
 
 std::shared_ptr<Engine> open_engine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults) {
+  settle_draft(store, options.speculate);
   check_experts(store);
   // A forked child leaves its copy alone, because it has no threads to join.
   const auto destroy = [before = forks()](LoadedEngine* engine) {
@@ -104,17 +107,22 @@ LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, c
       picks_(*backend_, max_top_k * 8, "top-k"),
       speculate_(options.speculate),
       drafts_(drafts_of(options.speculate)),
-      draft_source_(faults.drafts),
+      draft_source_(faults.drafts ? faults.drafts : look_up),
+      believes_layer_(!faults.drafts),
       draft_governor_(options.speculate),
       prepared_(backend_->prepare(work_sizes(store, model_.layers, options.chunk))),
       experts_(store, *backend_, options, faults.open),
       ngrams_(store, options.chunk, *backend_, experts_.pool(), experts_.read_mode(), faults.open),
       recorder_(*backend_, options.ring_depth, store.variant.experts().count) {
-  for (const auto& [type, pools] :
-       {std::pair{DType::f32, &f32_rows_}, {DType::bf16, &bf16_rows_}, {DType::i8, &code_rows_}})
-    for (const RowKind& kind : state_layout(store.variant, type).kinds)
-      pools->emplace_back(*backend_, session_memory_, kind.block_bytes);
+  add_pools(store.variant, pools_);
+  add_pools(draft_variant(store.variant), draft_pools_);
   count_tables();
+}
+
+void LoadedEngine::add_pools(const Variant& variant, PoolsByType& to) {
+  for (const DType type : {DType::f32, DType::bf16, DType::i8})
+    for (const RowKind& kind : state_layout(variant, type).kinds)
+      to[index_of(type)].emplace_back(*backend_, session_memory_, kind.block_bytes);
 }
 
 void LoadedEngine::check_process() const {
@@ -171,7 +179,11 @@ std::vector<OpTime> LoadedEngine::take_op_times() {
 void LoadedEngine::observe_routing(RoutingObserver observer) {
   check_process();
   const std::unique_lock turn = take_turn();
-  experts_.observe_routing(std::move(observer));
+  if (!observer) return experts_.observe_routing({});
+  experts_.observe_routing(
+      [layers = model_.variant.num_layers(), observer = std::move(observer)](int64_t layer, auto ids) {
+        if (layer < layers) observer(layer, ids);
+      });
 }
 
 void LoadedEngine::parallel(int64_t units, const std::function<void(int64_t unit)>& body) {

@@ -1,6 +1,7 @@
 // A loaded model: weights, expert slots, scratch, and the turn-taking of its sessions.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -36,7 +37,7 @@ namespace moeflux {
 struct EngineFaults {
   BackendFaults backend;
   ReaderFactory open = file_readers();  // what experts are read with
-  DraftSource drafts = look_up;         // what is likely to come next
+  DraftSource drafts = {};              // what is likely to come next, in place of what the model would say
 };
 
 // As Engine::open.
@@ -65,11 +66,13 @@ class LoadedEngine final : public Engine {
 
   Backend& backend() { return *backend_; }
   SessionMemory& session_memory() { return session_memory_; }
-  RowPools& row_pools(DType kv_dtype) {
-    return kv_dtype == DType::i8 ? code_rows_ : kv_dtype == DType::bf16 ? bf16_rows_ : f32_rows_;
-  }
+  RowPools& row_pools(DType kv_dtype) { return pools_[index_of(kv_dtype)]; }
+  RowPools& draft_pools(DType kv_dtype) { return draft_pools_[index_of(kv_dtype)]; }
   int64_t drafts() const { return drafts_; }
   const DraftSource& draft_source() const { return draft_source_; }
+  // Whether the model's own layer drafts, and whether what it says counts: only tests know better.
+  bool has_draft_layer() const { return model_.variant.draft.has_value(); }
+  bool believes_layer() const { return believes_layer_; }
   DraftGovernor& draft_governor() { return draft_governor_; }
   // Whether a session must know the tokens before those that it evaluates.
   bool needs_past() const { return ngrams_.has_tables(); }
@@ -80,6 +83,12 @@ class LoadedEngine final : public Engine {
 
  private:
   friend class Pass;
+  friend class DraftPass;
+
+  // For each type of rows.
+  static size_t index_of(DType kv_dtype) { return kv_dtype == DType::i8 ? 2 : kv_dtype == DType::bf16 ? 1 : 0; }
+  using PoolsByType = std::array<RowPools, 3>;
+  void add_pools(const Variant& variant, PoolsByType& to);
 
   std::unique_lock<Turn> take_turn(const Interruption& interruption = {});
   void count_tables() { tables_ = experts_.tables() + ngrams_.tables() + recorder_.tables(); }
@@ -95,17 +104,18 @@ class LoadedEngine final : public Engine {
   Speculate speculate_;
   int64_t drafts_;  // the most at once, for a session
   DraftSource draft_source_;
+  bool believes_layer_;
   DraftGovernor draft_governor_;
   int64_t prepared_;  // bytes that the backend took for itself
-  RowPools f32_rows_;
-  RowPools bf16_rows_;
-  RowPools code_rows_;
+  PoolsByType pools_;
+  PoolsByType draft_pools_;  // of the layer that drafts
   ExpertSide experts_;
   NgramFeed ngrams_;
   Recorder recorder_;                // after the members that its batches use
   std::atomic<int64_t> tables_ = 0;  // bytes of lists, as the last pass left them: whoever asks has not the turn
   Turn turn_;
   std::vector<Piece> pieces_;  // of the pass that has the turn; kept to be reused
+  std::vector<Piece> draft_pieces_;
 };
 
 }  // namespace moeflux

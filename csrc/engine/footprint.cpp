@@ -6,7 +6,9 @@
 #include "backend/mirror.h"
 #include "core/arena.h"
 #include "core/error.h"
+#include "core/text.h"
 #include "devices/devices.h"
+#include "engine/draft_memory.h"
 #include "engine/drafts.h"
 #include "engine/experts/expert_side.h"
 #include "engine/layer_state.h"
@@ -81,11 +83,12 @@ WorkSizes work_sizes(const StoreDirectory& store, const std::vector<LayerBlocks>
 }
 
 ScratchLayout scratch_layout(const Variant& variant, std::vector<LayerBlocks>& layers, Connection& output,
-                             int64_t chunk, Scratch& scratch) {
+                             DraftEnds& draft, int64_t chunk, Scratch& scratch) {
   ScratchLayout layout(chunk, variant.max_context);
   scratch.place(layout, variant);
   for (LayerBlocks& layer : layers) LayerBlocks::each(layer, [&](auto& block) { block.place(layout); });
   output.place(layout);
+  if (variant.draft) draft.place(layout);
   return layout;
 }
 
@@ -93,11 +96,12 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
   const Variant& v = store.variant;
   std::vector<LayerBlocks> layers = make_blocks(v);
   Connection output(stream_of(v));
+  DraftEnds draft(stream_of(v));
   Scratch scratch;
   Footprint bytes;
   bytes.dense_weights = dense_layout(store, maps).bytes();
   bytes.expert_slots = arena_bytes(ExpertSide::planned_slots(store, options));
-  bytes.scratch = scratch_layout(v, layers, output, options.chunk, scratch).bytes(shared) +
+  bytes.scratch = scratch_layout(v, layers, output, draft, options.chunk, scratch).bytes(shared) +
                   MirroredBuffer::planned_bytes(max_top_k * 8, shared) +
                   device_entry(options.backend).prepared_bytes(work_sizes(store, layers, options.chunk));
   // Automatic reads may turn out to be buffered, which needs fewer such buffers. The plan is for direct reads.
@@ -116,6 +120,15 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
 
 int64_t drafts_of(Speculate speculate) { return speculate == Speculate::off ? 0 : max_drafts; }
 
+void settle_draft(StoreDirectory& store, Speculate speculate) {
+  if (speculate == Speculate::mtp && !store.variant.draft)
+    throw ArgumentError(
+        concat("speculate: expected a model with a layer that drafts for mtp, as `moeflux convert "
+               "--mtp` keeps it, found ",
+               printable(store.variant.name), " without"));
+  if (speculate != Speculate::mtp && speculate != Speculate::automatic) leave_draft_out(store);
+}
+
 Footprint session_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts, int64_t chunk,
                             bool shared) {
   const StateLayout layout = state_layout(variant, options.kv_dtype);
@@ -126,6 +139,10 @@ Footprint session_footprint(const Variant& variant, const SessionOptions& option
   bytes.tokens = arena_bytes(options.max_context * 4) +
                  MirroredBuffer::planned_bytes((1 + drafts) * variant.vocab_size * 4, shared);
   if (!shared) bytes.tokens += arena_bytes(layout.exchange_bytes());
+  if (variant.draft) {
+    bytes.rows += DraftMemory::planned_rows(variant, options, chunk);
+    bytes.tokens += DraftMemory::planned_bytes(variant, options, drafts, shared);
+  }
   return bytes;
 }
 

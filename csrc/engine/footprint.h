@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "engine/blocks/draft_ends.h"
 #include "engine/blocks/make_blocks.h"
 #include "format/store_directory.h"
 #include "moeflux.h"
@@ -22,10 +23,10 @@ int64_t all_experts(const Variant& variant);
 // The largest pieces of work that batches of this model will bring, in chunks of `chunk` tokens.
 WorkSizes work_sizes(const StoreDirectory& store, const std::vector<LayerBlocks>& layers, int64_t chunk);
 
-// Room for all intermediate numbers, in chunks of `chunk` tokens. Its views are members of `scratch`, `layers` and
-// `output`, which reads the stream for the head.
+// Room for all intermediate numbers, in chunks of `chunk` tokens. Its views are members of `scratch`, `layers`,
+// `output`, which reads the stream for the head, and `draft`.
 ScratchLayout scratch_layout(const Variant& variant, std::vector<LayerBlocks>& layers, Connection& output,
-                             int64_t chunk, Scratch& scratch);
+                             DraftEnds& draft, int64_t chunk, Scratch& scratch);
 
 // For resolved options. `shared`: whether host and device share memory; `maps`: whether the device uses mapped files.
 Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& options, bool shared, bool maps);
@@ -37,5 +38,8 @@ Footprint session_footprint(const Variant& variant, const SessionOptions& option
                             bool shared);
 // How many drafts a session may have at once.
 int64_t drafts_of(Speculate speculate);
+
+// Leaves out the layer that drafts where nobody asked for it. ArgumentError where somebody did and there is none.
+void settle_draft(StoreDirectory& store, Speculate speculate);
 
 }  // namespace moeflux

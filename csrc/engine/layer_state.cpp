@@ -53,7 +53,7 @@ int64_t StateLayout::exchange_bytes() const {
 }
 
 SessionState::SessionState(const Variant& variant, const SessionOptions& options, int64_t chunk, Backend& backend,
-                           RowPools& pools)
+                           RowPools& pools, int64_t beside)
     : backend_(backend), pools_(pools) {
   StateLayout layout = state_layout(variant, options.kv_dtype);
   layers_ = std::move(layout.layers);
@@ -62,8 +62,8 @@ SessionState::SessionState(const Variant& variant, const SessionOptions& options
   for (size_t i = 0; i < layout.kinds.size(); ++i) {
     const RowKind& kind = layout.kinds[i];
     tables_.emplace_back(kind, pools[i], options.max_context, chunk);
-    planned_.push_back(
-        {kind.planned_blocks(options.max_context, chunk, options.max_checkpoints), layout.rows_bytes(options, chunk)});
+    planned_.push_back({kind.planned_blocks(options.max_context, chunk, options.max_checkpoints),
+                        layout.rows_bytes(options, chunk) + beside});
   }
   recurrent_ = backend.allocate(recurrent_bytes_, Memory::device, "recurrent state");
   if (!backend.shares_memory()) exchange_ = backend.allocate(layout.exchange_bytes(), Memory::staging, "saved state");

@@ -45,8 +45,10 @@ StateLayout state_layout(const Variant& variant, DType kv_dtype);
 
 class SessionState {
  public:
-  // Blocks are taken from the pools, which are for the kinds of rows of this type.
-  SessionState(const Variant& variant, const SessionOptions& options, int64_t chunk, Backend& backend, RowPools& pools);
+  // Blocks are taken from the pools, which are for the kinds of rows of this type. `beside`: bytes of the session's
+  // rows that others keep.
+  SessionState(const Variant& variant, const SessionOptions& options, int64_t chunk, Backend& backend, RowPools& pools,
+               int64_t beside);
 
   const LayerState& layer(size_t index) const { return layers_[index]; }
   bool has_recurrent() const { return recurrent_bytes_ > 0; }

@@ -18,6 +18,7 @@ Model load_model(const StoreDirectory& store, Backend& backend, const Progress& 
     layer.mixer->load(tensors);
     layer.feed_forward->load(tensors);
   }
+  if (store.variant.draft) model.draft.load({load, layer_prefix(store.variant.num_layers())});
   model.weights = load.take();
   return model;
 }

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "engine/blocks/draft_ends.h"
 #include "engine/blocks/make_blocks.h"
 #include "engine/weights.h"
 #include "models/variant.h"
@@ -10,14 +11,16 @@
 namespace moeflux {
 
 struct Model {
-  explicit Model(const Variant& of) : variant(of), layers(make_blocks(of)), output(stream_of(of)) {}
+  explicit Model(const Variant& of)
+      : variant(of), layers(make_blocks(of)), output(stream_of(of)), draft(stream_of(of)) {}
 
   Variant variant;
-  Matrix embed;  // [vocab, hidden]
-  Matrix head;   // [vocab, hidden]; the embedding itself if the two are tied
-  std::vector<LayerBlocks> layers;
-  Connection output;     // what the head reads
-  DenseWeights weights;  // the memory of all of the above
+  Matrix embed;                     // [vocab, hidden]
+  Matrix head;                      // [vocab, hidden]; the embedding itself if the two are tied
+  std::vector<LayerBlocks> layers;  // with the one that drafts, if there is one: the last
+  Connection output;                // what the head reads
+  DraftEnds draft;                  // of that layer; empty without it
+  DenseWeights weights;             // the memory of all of the above
 };
 
 // `progress` is told after each piece. StateError when it says to stop.

@@ -37,6 +37,7 @@ void Pass::run(const Interruption& halfway, StepStats& stats) {
     engine_.ngrams_.begin(engine_.pieces_, stats);
     run_layers(stats);
     run_logits(stats);
+    run_draft_rows();
     engine_.recorder_.finish();
     engine_.experts_.finish(stats);
     engine_.ngrams_.finish();
@@ -80,7 +81,7 @@ void Pass::run_layers(StepStats& stats) {
   if (model.variant.embedding_scale != 1)
     recorder.current().scale(s.hidden, static_cast<float>(model.variant.embedding_scale),
                              begun * model.variant.hidden_size);
-  for (size_t i = 0; i < model.layers.size(); ++i) {
+  for (size_t i = 0; i < static_cast<size_t>(model.variant.num_layers()); ++i) {
     recorder.look_around();
     const LayerBlocks& layer = model.layers[i];
     if (layer.ngram) {
@@ -119,6 +120,37 @@ void Pass::run_logits(StepStats& stats) {
                 static_cast<size_t>(vocab) * 4);
     piece.logits.upload(*engine_.backend_, vocab * 4);
   }
+}
+
+// The rows that the layer that drafts keeps of these tokens. Nobody waits for what else it would say.
+void Pass::run_draft_rows() {
+  const Model& model = engine_.model_;
+  if (!model.variant.draft) return;
+  const int64_t h = model.variant.hidden_size;
+  Scratch& s = engine_.scratch_;
+  Commands& commands = engine_.recorder_.current();
+  engine_.draft_pieces_.clear();
+  for (const Piece& piece : engine_.pieces_) {
+    const View before = model.draft.before().at(piece.first * h);
+    commands.copy(piece.draft.before ? piece.draft.before : model.draft.unknown(), before, h * 4);
+    if (piece.rows() > 1) commands.copy(s.normed.at(piece.first * h), before.at(h), (piece.rows() - 1) * h * 4);
+    const int64_t last = piece.first + piece.rows() - 1 - piece.drafts;
+    commands.copy(s.normed.at(last * h), piece.draft.hidden, (1 + piece.drafts) * h * 4);
+    const int64_t skipped = piece.draft.row < 0 ? 1 : 0;
+    if (piece.rows() == skipped) continue;
+    Piece& rows = engine_.draft_pieces_.emplace_back(piece);
+    rows.tokens = piece.tokens.subspan(static_cast<size_t>(skipped));
+    rows.state = piece.draft.state;
+    rows.position = piece.draft.row + skipped;
+    rows.first = piece.first + skipped;
+  }
+  if (!engine_.draft_pieces_.empty()) {
+    const LayerBlocks& layer = model.layers.back();
+    model.draft.begin(commands, s, model.embed, rows_);
+    layer.input.read(commands, s, rows_);
+    layer.mixer->record(commands, s, 0, {engine_.draft_pieces_, rows_});
+  }
+  engine_.recorder_.defer(engine_.recorder_.submit());
 }
 
 // Submits the batch at hand, and waits for the reads that it holds for and then for the batch.

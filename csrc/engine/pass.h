@@ -30,6 +30,7 @@ class Pass {
  private:
   void run_layers(StepStats& stats);
   void run_logits(StepStats& stats);
+  void run_draft_rows();
   void await(StepStats& stats);
   void record_last_logits(std::span<const Piece> pieces, int64_t count);
   View side_by_side(std::span<const Piece> pieces);

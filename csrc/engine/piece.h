@@ -11,6 +11,14 @@
 
 namespace moeflux {
 
+// What a pass does for the layer that drafts (engine/draft_memory.h).
+struct DraftPiece {
+  const SessionState* state = nullptr;  // of that layer alone
+  int64_t row = 0;                      // of it, of the first token; -1: that token has none
+  View before;  // [hidden]: the hidden state of the token before the first; empty where it is not known
+  View hidden;  // [1 + drafts, hidden]: where those of the last row that is no draft go, and of the drafts
+};
+
 // The part of a session in a pass. All of it is borrowed until the pass is over.
 struct Piece {
   std::span<const int32_t> tokens;  // one for each of its rows
@@ -22,6 +30,8 @@ struct Piece {
   std::span<float> all_logits;  // [rows, vocab]: where those of every row go; empty likewise
 
   std::span<const View> copies;  // where the recurrent state after each row but the last goes; none if nobody wants it
+
+  DraftPiece draft;  // where the model has such a layer
 
   std::span<const int32_t> past;   // all tokens before the call that this is a part of, as far as they are known
   std::span<const int32_t> given;  // and all of the call, with those that are known to come next

@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "engine/asking.h"
+#include "engine/draft_pass.h"
 #include "engine/footprint.h"
 #include "engine/pass.h"
 
@@ -41,7 +42,14 @@ void EngineSession::enter() const {
 // Room for the rows of so many tokens more. What the call does not use is given back when it ends.
 class EngineSession::Room {
  public:
-  Room(EngineSession& session, size_t tokens) : session_(session) { session_.take_room(tokens); }
+  Room(EngineSession& session, size_t tokens) : session_(session) {
+    try {
+      session_.take_room(tokens);
+    } catch (...) {
+      session_.drop_room();
+      throw;
+    }
+  }
   ~Room() { session_.drop_room(); }
   Room(const Room&) = delete;
   Room& operator=(const Room&) = delete;
@@ -51,14 +59,24 @@ class EngineSession::Room {
 };
 
 void EngineSession::take_room(size_t tokens) {
-  state_.make_room(position(), position() + static_cast<int64_t>(tokens), "rows of a session");
+  const int64_t end = position() + static_cast<int64_t>(tokens);
+  state_.make_room(position(), end, "rows of a session");
+  if (draft_memory_) draft_memory_->make_room(position(), end);
+}
+
+void EngineSession::drop_room() noexcept {
+  const int64_t end = position() + drafts_.ahead();
+  state_.end_call(end, places_);
+  if (draft_memory_) draft_memory_->end_call(end);
 }
 
 EngineSession::EngineSession(std::shared_ptr<LoadedEngine> engine, const SessionOptions& options)
     : engine_(std::move(engine)),
       options_(resolved(engine_->variant(), options)),
       share_(engine_->session_memory(), footprint_of(options_), asked()),
-      state_(engine_->variant(), options_, engine_->chunk(), engine_->backend(), engine_->row_pools(options_.kv_dtype)),
+      state_(
+          engine_->variant(), options_, engine_->chunk(), engine_->backend(), engine_->row_pools(options_.kv_dtype),
+          engine_->has_draft_layer() ? DraftMemory::planned_rows(engine_->variant(), options_, engine_->chunk()) : 0),
       drafts_(engine_->backend(), engine_->draft_source(), engine_->drafts(), state_.recurrent_bytes()),
       logits_(engine_->backend(), (1 + engine_->drafts()) * engine_->variant().vocab_size * 4, "logits"),
       token_room_(engine_->backend().allocate(options_.max_context * 4, Memory::staging, "tokens")),
@@ -67,6 +85,10 @@ EngineSession::EngineSession(std::shared_ptr<LoadedEngine> engine, const Session
         return (first <= position() && position() <= last) || checkpoints_.has_any(first, last);
       }) {
   checkpoints_.add_rooms(options_.max_checkpoints);
+  if (!engine_->has_draft_layer()) return;
+  const StateLayout layout = state_layout(engine_->variant(), options_.kv_dtype);
+  draft_memory_.emplace(engine_->variant(), options_, engine_->chunk(), engine_->drafts(), engine_->backend(),
+                        engine_->draft_pools(options_.kv_dtype), layout.rows_bytes(options_, engine_->chunk()));
 }
 
 Footprint EngineSession::footprint_of(const SessionOptions& options) const {
@@ -150,6 +172,7 @@ Piece EngineSession::next(const Work& work, int64_t rows, std::span<const int32_
   piece.past = {View{token_room_.get()}.host<int32_t>(), static_cast<size_t>(known_tokens_)};
   piece.given = given.size() > tokens.size() ? given : tokens;
   state_.enter(piece.position, piece.position + rows, places_);
+  if (draft_memory_) piece.draft = draft_memory_->enter(piece.position, piece.position + rows, call_.begun == 0);
   call_.begun += rows;
   if (!work.all_logits.empty()) {
     const size_t vocab = work.all_logits.size() / work.tokens.size();
@@ -161,6 +184,7 @@ Piece EngineSession::next(const Work& work, int64_t rows, std::span<const int32_
 }
 
 void EngineSession::take_back(const std::exception* cause) noexcept {
+  if (draft_memory_) draft_memory_->lose();
   if (call_.can_go_back)
     go_back(call_.copy);
   else if (cause)
@@ -185,6 +209,7 @@ void EngineSession::commit(const Work& work) noexcept {
   } else {
     drafts_.keep();
   }
+  if (draft_memory_) draft_memory_->stand(drafts_.row());
   logits_row_ = drafts_.row();
   has_logits_ = work.logits || !work.all_logits.empty();
 }
@@ -206,11 +231,13 @@ void EngineSession::evaluate(const Work& work, std::span<const int32_t> given, c
   Asking asking(interruption);
   if (asking.ask()) asking.ask()();
   begin(work.tokens.size() > 1);
-  draft(work, engine_->chunk() - 1);
+  if (draft(work, engine_->chunk() - 1) > 0) draft_with_layer(*engine_, std::array{this}, asking.ask(), stats);
   try {
     Pass pass(*engine_, asking.ask());
     pass.add(next(work, static_cast<int64_t>(rows_of(work).size()), given));
-    pass.run(can_go_back() ? asking.ask() : Interruption{}, stats);
+    StepStats of_pass;
+    pass.run(can_go_back() ? asking.ask() : Interruption{}, of_pass);
+    stats += of_pass;
   } catch (const std::exception& error) {
     take_back(asking.given_up() ? nullptr : &error);
     throw;
@@ -359,6 +386,7 @@ void EngineSession::clear() {
   checkpoints_.forget_after(-1);
   known_tokens_ = 0;
   position_.store(0, std::memory_order_relaxed);
+  if (draft_memory_) draft_memory_->begin_anew(0);
   drop_room();
   unusable_ = false;
   drop_logits();
@@ -372,6 +400,7 @@ std::unique_ptr<Session> EngineSession::fork(std::optional<int64_t> wanted) {
   const bool is_here = place.position == position();
   auto other = std::make_unique<EngineSession>(engine_, options_);
   other->state_.become(state_, place.position, is_here ? &state_.recurrent() : place.recurrent);
+  if (draft_memory_) other->draft_memory_->become(*draft_memory_, place.position, is_here);
   const auto known = static_cast<size_t>(std::min(known_tokens_, place.position));
   other->add_tokens({View{token_room_.get()}.host<int32_t>(), known});
   other->position_.store(place.position, std::memory_order_relaxed);
@@ -396,6 +425,7 @@ int64_t EngineSession::rewind(int64_t target, bool exact) {
   if (reached == 0) change_state("a rewind failed half-way", [&] { state_.clear_recurrent(); });
   known_tokens_ = std::min(known_tokens_, reached);
   position_.store(reached, std::memory_order_relaxed);
+  if (draft_memory_) draft_memory_->go_to(reached);
   checkpoints_.forget_after(reached);
   drop_room();
   drop_logits();
@@ -442,6 +472,7 @@ void EngineSession::restore(int64_t target, std::span<const int32_t> tokens, con
   known_tokens_ = 0;
   add_tokens(tokens);
   position_.store(target, std::memory_order_relaxed);
+  if (draft_memory_) draft_memory_->begin_anew(target);
   drop_room();
   unusable_ = false;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/checkpoints.h"
+#include "engine/draft_memory.h"
 #include "engine/drafts.h"
 #include "engine/engine.h"
 #include "engine/layer_state.h"
@@ -58,11 +59,16 @@ class EngineSession final : public Session {
   bool is_foreseen() const { return call_.foreseen; }
   // Whether these tokens may be evaluated now.
   void check(std::span<const int32_t> tokens, std::span<float> all_logits) const;
-  // Takes room for the rows of so many tokens more, or changes nothing. `drop_room` gives back what is not used.
+  // Takes room for the rows of so many tokens more. `drop_room` gives back what is not used, after an error too.
   void take_room(size_t tokens);
-  void drop_room() noexcept { state_.end_call(position() + drafts_.ahead(), places_); }
+  void drop_room() noexcept;
   // Drafts what may follow the work, at most `most` tokens, and takes room for them. Returns how many there are.
   int64_t draft(const Work& work, int64_t most);
+  // If the model's own layer is to say which: the token that was asked for and where its guesses go, and the rows of
+  // the session that it takes. Then it has said them.
+  std::span<int32_t> guesses() { return drafts_.guesses(); }
+  DraftPiece draft_piece() { return draft_memory_->enter(position(), position() + drafts_.proposed(), true); }
+  void take_guesses();
   // Prepares the way back. With `copies`, it may take a copy of the recurrent state.
   void begin(bool copies);
   bool can_go_back() const { return call_.can_go_back; }
@@ -129,8 +135,9 @@ class EngineSession final : public Session {
   SessionMemory::Share share_;
   SessionState state_;
   Drafts drafts_;
-  MirroredBuffer logits_;   // [1 + drafts, vocab] of the last call, valid when has_logits_
-  int64_t logits_row_ = 0;  // of the last token
+  std::optional<DraftMemory> draft_memory_;  // where the model has a layer for them
+  MirroredBuffer logits_;                    // [1 + drafts, vocab] of the last call, valid when has_logits_
+  int64_t logits_row_ = 0;                   // of the last token
   bool has_logits_ = false;
   std::atomic<int64_t> logits_serial_ = 0;
   std::atomic<int64_t> position_ = 0;

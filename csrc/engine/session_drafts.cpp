@@ -32,7 +32,11 @@ int64_t EngineSession::draft(const Work& work, int64_t most) {
   const auto known = static_cast<size_t>(known_tokens_);
   const std::span<const int32_t> before = {View{token_room_.get()}.host<int32_t>(), known};
   most = std::min(most, options_.max_context - position() - 1);
-  call_.drafted = drafts_.propose(before, work.tokens.front(), most);
+  if (draft_memory_ && !draft_memory_->can_draft(position())) return 0;
+  if (draft_memory_ && engine_->believes_layer())
+    call_.drafted = drafts_.expect(work.tokens.front(), most);
+  else
+    call_.drafted = drafts_.propose(before, work.tokens.front(), most);
   try {
     if (call_.drafted > 0) take_room(static_cast<size_t>(1 + call_.drafted));
   } catch (const std::exception&) {  // nobody has asked for them
@@ -40,6 +44,10 @@ int64_t EngineSession::draft(const Work& work, int64_t most) {
     call_.drafted = 0;
   }
   return call_.drafted;
+}
+
+void EngineSession::take_guesses() {
+  if (engine_->believes_layer()) drafts_.believe();
 }
 
 std::span<const int32_t> EngineSession::rows_of(const Work& work) const {

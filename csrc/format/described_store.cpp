@@ -71,8 +71,8 @@ ExpertChecksums read_expert_checksums(const std::string& folder, const Variant& 
   const Json root = read_json(path);
   const std::string where = path + ": expert_sha256";
   const Json& layers = member(root, "expert_sha256", path);
-  ExpertChecksums checksums(static_cast<size_t>(variant.num_layers()));
-  for (int64_t layer = 0; layer < variant.num_layers(); ++layer) {
+  ExpertChecksums checksums(static_cast<size_t>(variant.all_layers()));
+  for (int64_t layer = 0; layer < variant.all_layers(); ++layer) {
     if (!variant.is_moe(layer)) continue;
     const std::string here = concat(where, ".", layer);
     const Json& sums = member(layers, std::to_string(layer), where);

@@ -133,9 +133,9 @@ LayerExperts take_stacked_experts(int64_t layer, TensorTable& table, const Decla
 // Moves the tensors of experts out of `table` into store.expert_places.
 void take_experts(TensorTable& table, const DeclaredFormats& declared, StoreDirectory& store) {
   const Variant& v = store.variant;
-  store.expert_places.resize(static_cast<size_t>(v.num_layers()));
+  store.expert_places.resize(static_cast<size_t>(v.all_layers()));
   int64_t first = -1;  // layer whose formats the others must have
-  for (int64_t layer = 0; layer < v.num_layers(); ++layer) {
+  for (int64_t layer = 0; layer < v.all_layers(); ++layer) {
     if (!v.is_moe(layer)) continue;
     LayerExperts found = store.as_published ? take_published_experts(layer, table, declared, store)
                                             : take_stacked_experts(layer, table, declared, store);

@@ -63,9 +63,9 @@ void add_experts(StoreDirectory& store, const std::string& folder, const std::op
   const auto length_of = [&](int64_t layer) { return File(required_file(folder, layer_file_name(layer))).bytes(); };
   store.experts = formats ? ExpertLayout(v.hidden_size, v.experts().intermediate, *formats)
                           : guess_layout(v, folder, length_of(first_moe_layer(v)));
-  store.expert_places.resize(static_cast<size_t>(v.num_layers()));
+  store.expert_places.resize(static_cast<size_t>(v.all_layers()));
   const int64_t expected = store.experts.bytes * v.experts().count;
-  for (int64_t layer = 0; layer < v.num_layers(); ++layer) {
+  for (int64_t layer = 0; layer < v.all_layers(); ++layer) {
     if (!v.is_moe(layer)) continue;
     const std::string path = required_file(folder, layer_file_name(layer));
     const int64_t found = length_of(layer);

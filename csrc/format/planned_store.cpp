@@ -52,8 +52,8 @@ void add_dense(StoreDirectory& store, const QuantFormat& format) {
 void add_experts(StoreDirectory& store, const QuantFormat& format) {
   const Variant& v = store.variant;
   store.experts = ExpertLayout(v.hidden_size, v.experts().intermediate, {format, format, format});
-  store.expert_places.resize(static_cast<size_t>(v.num_layers()));
-  for (int64_t layer = 0; layer < v.num_layers(); ++layer) {
+  store.expert_places.resize(static_cast<size_t>(v.all_layers()));
+  for (int64_t layer = 0; layer < v.all_layers(); ++layer) {
     if (!v.is_moe(layer)) continue;
     const auto file = static_cast<int64_t>(store.files.size());
     store.files.push_back(concat("layer ", layer, ", not made yet"));

@@ -5,11 +5,12 @@
 #include <stdexcept>
 
 #include "core/error.h"
+#include "format/tensor_requirements.h"
 
 namespace moeflux {
 
 std::vector<Span> StoreDirectory::expert_spans(int64_t layer, int64_t expert) const {
-  if (layer < 0 || layer >= variant.num_layers() || !variant.is_moe(layer))
+  if (layer < 0 || layer >= variant.all_layers() || !variant.is_moe(layer))
     throw std::out_of_range(concat("expert_spans: expected a layer with experts, found layer ", layer));
   if (expert < 0 || expert >= variant.experts().count)
     throw std::out_of_range(
@@ -43,6 +44,19 @@ std::vector<int64_t> StoreDirectory::expert_files() const {
       for (int64_t expert = 0; expert < (place.each.empty() ? 1 : variant.experts().count); ++expert)
         found.insert(place.of(expert).file);
   return {found.begin(), found.end()};
+}
+
+void leave_draft_out(StoreDirectory& store) {
+  if (!store.variant.draft) return;
+  const auto layers = static_cast<size_t>(store.variant.num_layers());
+  const std::string prefix = layer_prefix(store.variant.num_layers());
+  const auto belongs = [&](const auto& named) { return named.first.starts_with(prefix); };
+  std::erase_if(store.tensors, belongs);
+  std::erase_if(store.formats, belongs);
+  store.expert_places.resize(layers);
+  if (!store.layouts.empty()) store.layouts.resize(layers);
+  if (!store.expert_checksums.empty()) store.expert_checksums.resize(layers);
+  store.variant.draft.reset();
 }
 
 }  // namespace moeflux

@@ -91,4 +91,7 @@ struct StoreDirectory {
   std::vector<int64_t> expert_files() const;
 };
 
+// The store becomes that of the same model without its layer that drafts.
+void leave_draft_out(StoreDirectory& store);
+
 }  // namespace moeflux

@@ -33,9 +33,9 @@ std::vector<TensorRequirement> tensor_requirements(const Variant& variant, const
   const int64_t hidden = variant.hidden_size;
   TensorList list(hidden, has);
   list.matrix("model.embed_tokens", variant.vocab_size, hidden);
-  const std::vector<Layer> layers = variant.layers;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    list.at(layer_prefix(static_cast<int64_t>(i)));
+  for (int64_t i = 0; i < variant.all_layers(); ++i) {
+    const Layer& layer = variant.layer(i);
+    list.at(layer_prefix(i));
     if (variant.streams) {
       variant.streams->add_tensors(list, "attn_hyper_connection", true);
       variant.streams->add_tensors(list, "mlp_hyper_connection", true);
@@ -43,9 +43,13 @@ std::vector<TensorRequirement> tensor_requirements(const Variant& variant, const
       list.vector("input_layernorm.weight", hidden);
       list.vector("post_attention_layernorm.weight", hidden);
     }
-    if (layers[i].ngram) layers[i].ngram->add_tensors(list, variant.stream_count());
-    std::visit([&](const auto& mixer) { mixer.add_tensors(list); }, layers[i].mixer);
-    std::visit([&](const auto& feed_forward) { feed_forward.add_tensors(list); }, layers[i].feed_forward);
+    if (layer.ngram) layer.ngram->add_tensors(list, variant.stream_count());
+    std::visit([&](const auto& mixer) { mixer.add_tensors(list); }, layer.mixer);
+    std::visit([&](const auto& feed_forward) { feed_forward.add_tensors(list); }, layer.feed_forward);
+  }
+  if (variant.draft) {
+    for (const char* norm : {"enorm.weight", "hnorm.weight", "shared_head.norm.weight"}) list.vector(norm, hidden);
+    for (const char* half : {"e_proj", "h_proj"}) list.matrix(half, hidden, hidden);
   }
   list.at("");
   if (variant.streams)
@@ -96,7 +100,7 @@ bool is_unused_tensor(const Variant& variant, std::string_view canonical) {
   const std::initializer_list<ModelType> ones = {ModelType::deepseek_v3, ModelType::deepseek_v32, ModelType::glm4_moe,
                                                  ModelType::minimax_m2, ModelType::glm_moe_dsa};
   const bool numbered = std::ranges::find(ones, variant.model_type) != ones.end();
-  return numbered && layer_of(canonical) >= variant.num_layers();
+  return numbered && layer_of(canonical) >= variant.all_layers();
 }
 
 std::string layer_prefix(int64_t layer) { return concat("model.layers.", layer, "."); }

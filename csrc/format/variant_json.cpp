@@ -14,6 +14,7 @@ struct LayerParts {
   int64_t mixer = 0;
   int64_t feed_forward = 0;
   int64_t ngram = -1;
+  bool operator==(const LayerParts&) const = default;
 };
 
 void read_value(LayerParts& out, const Json& json, const std::string& where) {
@@ -37,6 +38,7 @@ struct Written {
   std::vector<FeedForward> feed_forwards;
   std::vector<NgramEmbedding> ngrams;
   std::vector<LayerParts> layers;
+  std::vector<LayerParts> draft;  // one, or none
 
   template <typename Self, typename Visit>
   static void each_field(Self& self, const Visit& visit) {
@@ -54,6 +56,7 @@ struct Written {
     visit("feed_forwards", self.feed_forwards);
     visit("ngrams", self.ngrams, std::vector<NgramEmbedding>{});
     visit("layers", self.layers);
+    visit("draft", self.draft, std::vector<LayerParts>{});
     visit("eos_ids", self.v.eos_ids, std::vector<int64_t>{});
     visit("bos_id", self.v.bos_id, int64_t{-1});
     visit("think_start_id", self.v.think_start_id, int64_t{-1});
@@ -77,15 +80,20 @@ int64_t number_of(std::vector<Part>& parts, const Part& part) {
   return number;
 }
 
+Layer layer_of(const Written& file, const LayerParts& parts, const std::string& where) {
+  Layer layer = {part_of(file.mixers, parts.mixer, where + "[0]"),
+                 part_of(file.feed_forwards, parts.feed_forward, where + "[1]"),
+                 {}};
+  if (parts.ngram != -1) layer.ngram = part_of(file.ngrams, parts.ngram, where + "[2]");
+  return layer;
+}
+
 Variant variant_of(Written file, const std::string& where) {
-  for (size_t i = 0; i < file.layers.size(); ++i) {
-    const std::string here = concat(where, ".layers[", i, "]");
-    file.v.layers.push_back({part_of(file.mixers, file.layers[i].mixer, here + "[0]"),
-                             part_of(file.feed_forwards, file.layers[i].feed_forward, here + "[1]"),
-                             {}});
-    if (file.layers[i].ngram != -1)
-      file.v.layers.back().ngram = part_of(file.ngrams, file.layers[i].ngram, here + "[2]");
-  }
+  for (size_t i = 0; i < file.layers.size(); ++i)
+    file.v.layers.push_back(layer_of(file, file.layers[i], concat(where, ".layers[", i, "]")));
+  if (file.draft.size() > 1)
+    throw FormatError(concat(where, ".draft: expected one layer or none, found ", file.draft.size()));
+  if (!file.draft.empty()) file.v.draft = layer_of(file, file.draft.front(), where + ".draft[0]");
   return std::move(file.v);
 }
 
@@ -113,10 +121,13 @@ Variant variant_from_json(const Json& json, std::string_view where, int version)
 }
 
 Json variant_to_json(const Variant& variant) {
-  Written file = {variant, {}, {}, {}, {}};
-  for (const Layer& layer : variant.layers)
-    file.layers.push_back({number_of(file.mixers, layer.mixer), number_of(file.feed_forwards, layer.feed_forward),
-                           layer.ngram ? number_of(file.ngrams, *layer.ngram) : -1});
+  Written file = {variant, {}, {}, {}, {}, {}};
+  const auto parts_of = [&](const Layer& layer) {
+    return LayerParts{number_of(file.mixers, layer.mixer), number_of(file.feed_forwards, layer.feed_forward),
+                      layer.ngram ? number_of(file.ngrams, *layer.ngram) : -1};
+  };
+  for (const Layer& layer : variant.layers) file.layers.push_back(parts_of(layer));
+  if (variant.draft) file.draft.push_back(parts_of(*variant.draft));
   return written(file);
 }
 

@@ -11,7 +11,8 @@ const RoutedExperts& Variant::experts() const {
 }
 
 int64_t Variant::moe_layers() const {
-  return std::ranges::count_if(layers, [](const Layer& each) { return each.experts() != nullptr; });
+  const int64_t before = std::ranges::count_if(layers, [](const Layer& each) { return each.experts() != nullptr; });
+  return before + (draft && draft->experts() ? 1 : 0);
 }
 
 StatePieces Variant::state(int64_t index) const {
@@ -19,6 +20,14 @@ StatePieces Variant::state(int64_t index) const {
   if (const std::optional<NgramEmbedding>& ngram = layer(index).ngram)
     for (StatePiece& piece : ngram->state(stream_count(), hidden_size)) pieces.push_back(std::move(piece));
   return pieces;
+}
+
+Variant draft_variant(const Variant& variant) {
+  Variant alone = variant;
+  alone.layers.clear();
+  if (variant.draft) alone.layers.push_back(*variant.draft);
+  alone.draft.reset();
+  return alone;
 }
 
 bool has_tables(const Variant& variant) {
@@ -39,8 +48,16 @@ void check_variant(const Variant& v) {
     v.streams->check(check);
     check.whole_groups("streams.rank", v.streams->rank);
   }
-  check.require(v.moe_layers() > 0, "layers", "at least one layer with experts", "none");
-  for (int64_t index = 0; index < v.num_layers(); ++index) {
+  const bool any_experts = std::ranges::any_of(v.layers, [](const Layer& each) { return each.experts() != nullptr; });
+  check.require(any_experts, "layers", "at least one layer with experts", "none");
+  if (v.draft) {
+    check.require(!v.streams, "draft", "none with residual streams", "one");
+    check.require(v.embedding_scale == 1, "draft", "none with an embedding_scale", "one");
+    const bool remembers = std::ranges::any_of(v.state(v.num_layers()),
+                                               [](const StatePiece& each) { return !each.rows || each.window > 0; });
+    check.require(!remembers && !v.draft->ngram, "draft", "a layer that attends to all rows", "another");
+  }
+  for (int64_t index = 0; index < v.all_layers(); ++index) {
     const Layer& layer = v.layer(index);
     const Check here(concat(printable(v.name), ": layer ", index));
     std::visit([&](const auto& mixer) { mixer.check(here); }, layer.mixer);

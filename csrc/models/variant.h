@@ -62,6 +62,7 @@ struct Variant {
   std::string name;
   ModelType model_type = ModelType::qwen3_5_moe;
   std::vector<Layer> layers;
+  std::optional<Layer> draft = {};  // numbered behind them: it guesses the token after the next
 
   int64_t hidden_size = 0;
   int64_t vocab_size = 0;
@@ -80,18 +81,25 @@ struct Variant {
   std::vector<std::string> lossy;
 
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
-  const Layer& layer(int64_t index) const { return layers[static_cast<size_t>(index)]; }
+  // With the layer that drafts.
+  int64_t all_layers() const { return num_layers() + (draft ? 1 : 0); }
+  const Layer& layer(int64_t index) const {
+    return index == num_layers() ? *draft : layers[static_cast<size_t>(index)];
+  }
   bool is_moe(int64_t index) const { return layer(index).experts() != nullptr; }
   // The experts of the first layer that has any. Their number, their width and how many a token takes are the same in
   // all such layers, because a slot holds any of them.
   const RoutedExperts& experts() const;
-  int64_t moe_layers() const;  // how many
+  int64_t moe_layers() const;  // how many, with the one that drafts
   int64_t stream_count() const { return streams ? streams->count : 1; }
   // What a layer remembers of a session.
   StatePieces state(int64_t index) const;
 
   bool operator==(const Variant&) const = default;
 };
+
+// A model of nothing but the layer that drafts, for its state; no layers without it.
+Variant draft_variant(const Variant& variant);
 
 // Whether rows are read from tables of n-gram embeddings.
 bool has_tables(const Variant& variant);

@@ -232,7 +232,7 @@ void register_stats(py::module_& m) {
 using Checksums = std::map<int64_t, std::vector<std::string>>;
 
 ExpertChecksums parse_checksums(const Checksums& given, const Variant& variant) {
-  ExpertChecksums checksums(given.empty() ? 0 : static_cast<size_t>(variant.num_layers()));
+  ExpertChecksums checksums(given.empty() ? 0 : static_cast<size_t>(variant.all_layers()));
   for (const auto& [layer, sums] : given)
     for (const std::string& sum : sums)
       checksums.at(static_cast<size_t>(layer)).push_back(parse_sha256(sum, concat("checksums of layer ", layer)));

@@ -121,10 +121,14 @@ void register_readers(py::module_& m) {
   m.def(
       "variant_identity",
       [](const std::string& text) {
-        const Variant variant = parse_variant(text);
+        Variant variant = parse_variant(text);
+        variant.draft.reset();
         return to_python(variant_to_json_1(variant).value_or(variant_to_json(variant)));
       },
-      py::arg("text"), "The fields that fingerprints are made of: those of version 1, if it can describe the variant.");
+      py::arg("text"),
+      "The fields that fingerprints are made of: those of version 1, if it can describe the variant. A layer that "
+      "drafts "
+      "is none of them.");
   m.def(
       "state_pieces",
       [](const std::string& text) {

@@ -315,7 +315,8 @@ def load(
                   tokens come faster with it than without
     speculate     evaluate the tokens that are likely to come next together with the one before them. Those that come
                   are then there already. "lookup": what followed the last tokens where they stood before in the text;
-                  "auto": that, while tokens come faster with it than without; "off", the default
+                  "mtp": what the model's own layer for that says, if `moeflux convert --mtp` has kept it; "auto": that
+                  layer, or lookup without it, while tokens come faster with it than without; "off", the default
     verify_reads  compare every expert with the SHA-256 in moeflux.json whenever it is read: IoError when it differs
     experts_per_token   LOSSY: another number of experts than the model's own
     on_progress   called now and then with (done, total) of the bytes that loading reads; when it returns False, loading

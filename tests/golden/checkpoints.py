@@ -318,7 +318,10 @@ def token_ids(name: str) -> list[int]:
 
 def write(name: str, folder: str | Path, shards: int = 2, *, decoded: bool = False) -> Path:
     """The checkpoint as a folder, its tensors spread over `shards` files without regard to layers."""
-    checkpoint = CHECKPOINTS[name]().decoded() if decoded else CHECKPOINTS[name]()
+    return write_checkpoint(CHECKPOINTS[name]().decoded() if decoded else CHECKPOINTS[name](), folder, shards)
+
+
+def write_checkpoint(checkpoint: Checkpoint, folder: str | Path, shards: int = 2) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(checkpoint.config, indent=2))

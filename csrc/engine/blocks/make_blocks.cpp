@@ -39,9 +39,10 @@ std::vector<LayerBlocks> make_blocks(const Variant& variant) {
   const Stream stream = stream_of(variant);
   std::vector<LayerBlocks> blocks;
   RoutedExpertsBlock* before = nullptr;  // of the layer before
-  for (const Layer& layer : variant.layers) {
+  for (int64_t index = 0; index < variant.all_layers(); ++index) {
+    const Layer& layer = variant.layer(index);
     LayerBlocks& made = blocks.emplace_back(stream);
-    const auto index = static_cast<int64_t>(blocks.size()) - 1;
+    if (index == variant.num_layers()) before = nullptr;  // nobody looks ahead to the one that drafts
     if (layer.ngram) made.ngram = std::make_unique<NgramRowsBlock>(*layer.ngram, stream, index);
     made.mixer = mixer_block(layer.mixer, stream);
     if (const RoutedExperts* experts = layer.experts()) {

@@ -20,7 +20,7 @@ ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const Engi
       prefetcher_(store.variant, options.look_ahead),
       feed_(slots_, prefetcher_, store.variant.experts().count),
       picks_(groups_shape(store.variant, options)),
-      resident_(slots_, store.variant.num_layers(), backend.runs_on_submit()),
+      resident_(slots_, store.variant.all_layers(), backend.runs_on_submit()),
       describe_(concat(slots_.describe(), ", cache ", name_of(options.cache), ", look-ahead ",
                        name_of(options.look_ahead), options.verify_reads ? ", reads verified" : "")) {}
 
@@ -82,7 +82,8 @@ void ExpertSide::end_call(StepStats& stats) {
   stats.bytes_read += stats.look_ahead_reads * expert_bytes() - dropped;
   stats.look_ahead_wasted_bytes += (stats.look_ahead_reads - stats.look_ahead_used) * expert_bytes() - dropped;
   stats.read_busy_seconds += slots_.pool().stats().busy_seconds - call_.busy_seconds;
-  prefetcher_.add(call_.tokens, {call_.time.seconds(), stats.read_wait_seconds, stats.read_busy_seconds}, stats);
+  if (call_.tokens > 0)
+    prefetcher_.add(call_.tokens, {call_.time.seconds(), stats.read_wait_seconds, stats.read_busy_seconds}, stats);
 }
 
 void ExpertSide::abandon() noexcept {

@@ -52,7 +52,7 @@ int64_t checksum_bytes(const StoreDirectory& store, const EngineOptions& options
 }
 
 SlotCacheShape cache_shape(const StoreDirectory& store, const EngineOptions& options) {
-  return {store.variant.num_layers(), store.variant.experts().count, options.expert_slots, slot_layout(store).bytes};
+  return {store.variant.all_layers(), store.variant.experts().count, options.expert_slots, slot_layout(store).bytes};
 }
 
 // The part of the slots' memory that the host reaches.

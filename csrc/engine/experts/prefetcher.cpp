@@ -100,7 +100,7 @@ Prefetcher::Prefetcher(const Variant& variant, LookAhead mode)
 
 int64_t Prefetcher::rows(int64_t layer, int64_t n) const {
   const auto next = static_cast<size_t>(layer) + 1;
-  if (next == has_experts_.size() || !has_experts_[next]) return 0;
+  if (next >= has_experts_.size() || !has_experts_[next]) return 0;
   if (n == 1) return governor_.on() ? 1 : 0;
   return prefill_governor_.on() ? std::min(n, max_guess_rows) : 0;
 }

@@ -205,7 +205,11 @@ HELP: dict[str, tuple[str | None, str]] = {
     "reads": (None, "how experts are read, past the page cache or through it; default: auto"),
     "cache": (None, "which expert goes when another needs its place; default: lru"),
     "look_ahead": (None, "read ahead what the next layer may need; auto, the default: while it pays"),
-    "speculate": (None, "evaluate likely next tokens ahead; auto: while it pays; default: off"),
+    "speculate": (
+        None,
+        "evaluate likely next tokens ahead: lookup, what followed before in the text; mtp, what the layer says that "
+        "`convert --mtp` keeps; auto: either, while it pays; default: off",
+    ),
     "verify_reads": (None, "compare every expert that is read with its checksum"),
     "experts_per_token": ("N", "LOSSY: another number of experts than the model's own"),
 }

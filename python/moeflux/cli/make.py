@@ -57,6 +57,11 @@ def _add_convert(command: Parser) -> None:
     command.add_argument("source", type=Path, metavar="SRC", help=source)
     command.add_argument("dest", type=Path, metavar="DEST", help="folder to make")
     _add_format(command)
+    command.add_argument(
+        "--mtp",
+        action="store_true",
+        help="keep the layer that drafts (multi-token prediction), for --speculate mtp; default: drop it",
+    )
     command.add_argument("--force", action="store_true", help="replace an existing store, finished or not")
     command.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
     command.add_argument(
@@ -79,6 +84,7 @@ def _convert(arguments: argparse.Namespace) -> int:
         force=arguments.force,
         dry_run=arguments.dry_run,
         check=arguments.verify,
+        mtp=arguments.mtp,
         progress=for_terminal(),
     )
     print(report)
@@ -118,6 +124,7 @@ def _add_synth(command: Parser) -> None:
         ("--experts-per-token", "how many of them the router picks"),
     ):
         command.add_argument(flag, type=whole_number(), metavar="N", help=meaning)
+    command.add_argument("--mtp", action="store_true", help="with the layer that drafts, for --speculate mtp")
     _add_format(command)
     command.add_argument(
         "--seed",
@@ -162,7 +169,7 @@ def _asked_variant(arguments: argparse.Namespace) -> Variant:
         model = model.with_parts(RoutedExperts, **experts)
     if shape or experts or arguments.layers is not None:
         model = dataclasses.replace(model, name=f"{model.name}-synthetic", **shape)
-    return model
+    return model.with_draft() if arguments.mtp else model
 
 
 # ---- The format of weights --------------------------------------------------------------------------------------

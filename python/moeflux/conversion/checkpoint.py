@@ -6,29 +6,26 @@ Nothing is read before it is asked for. Reads come in blocks of rows, so memory 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from moeflux._core import SafetensorsFile
+from moeflux.conversion.made_of import Blocks, Matrix, Packed, Vector
 from moeflux.conversion.stored import STORAGE, Stored
-from moeflux.errors import FormatError
+from moeflux.errors import ArgumentError, FormatError
 from moeflux.models.layers import GatedDelta, LatentAttention
 from moeflux.models.ngrams import published_hashes
 from moeflux.models.quantised import Fp8, Int4, Mxfp4, quantisation_of
 from moeflux.models.tensors import DenseShape, dense_shapes
 from moeflux.models.variants import QuantFormat, Variant
 from moeflux.stores.checkpoints import source_files
-from moeflux.stores.floats import FLOAT_BYTES, decode, encode
+from moeflux.stores.floats import FLOAT_BYTES
 from moeflux.stores.spans import SpanReader
 
-__all__ = ["Blocks", "Checkpoint", "Matrix", "Packed", "Vector"]
+__all__ = ["Checkpoint"]
 
-BLOCK_ELEMENTS = 4 << 20  # of a matrix in memory at a time, per thread
 VISION = ("visual.", "vision_tower.", "embed_vision.", "mm_projector.", "multi_modal_projector.")
 
 MIXTRAL_BLOCK = ".block_sparse_moe."
@@ -48,130 +45,20 @@ OTHER_WORDS = {
 
 T = TypeVar("T")
 
+QWEN_DRAFT = {
+    "fc.": "eh_proj.",
+    "pre_fc_norm_embedding.": "enorm.",
+    "pre_fc_norm_hidden.": "hnorm.",
+    "norm.": "shared_head.norm.",
+    "layers.0.": "",
+}
+"""Qwen's words for the layer that drafts, and DeepSeek's, which stand in stores. Behind `mtp.`."""
+
 QWEN_FOLDED_NORMS = (
     "input_layernorm", "post_attention_layernorm", "model.norm", "q_norm", "k_norm", "hc_norm", "norm_key",
-    "norm_query", "norm_conv", "q_layernorm", "k_layernorm",
+    "norm_query", "norm_conv", "q_layernorm", "k_layernorm", "enorm", "hnorm", "shared_head.norm",
 )  # fmt: skip
 """Published as w - 1 by qwen3_5_moe, qwen3_next and qwen4_exp. linear_attn.norm is not."""
-
-
-# ---- What is asked for ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """A canonical matrix: its rows in order, as runs of rows of stored tensors. With `transposed` it is a stack of
-    matrices, where each run is one matrix to be transposed."""
-
-    shape: tuple[int, ...]
-    runs: tuple[tuple[Stored, int, int], ...]
-    transposed: bool = False
-    columns: slice | None = None  # the part of the stored rows that a transposed matrix takes, if not all
-
-    @property
-    def position(self) -> tuple[int, int]:
-        return self.runs[0][0].file, self.runs[0][0].offset
-
-    def blocks(self, reader: SpanReader, element: str) -> Iterator[np.ndarray]:
-        """The rows as `element` holds them, some at a time: arrays [rows, columns] of its STORAGE type."""
-        if self.transposed:
-            for stored, start, stop in self.runs:
-                rows = stored.read(reader, start, stop, element)
-                yield np.ascontiguousarray(rows[:, self.columns or slice(None)].T)
-            return
-        limit = max(1, BLOCK_ELEMENTS // self.shape[-1])
-        for group in _groups_of_rows(self.runs, limit):
-            parts = [stored.read(reader, start, stop, element) for stored, start, stop in group]
-            yield parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _groups_of_rows(runs: Iterable[tuple[Stored, int, int]], limit: int) -> Iterator[list[tuple[Stored, int, int]]]:
-    """The same rows in the same order, cut and gathered into groups of at most `limit` rows."""
-    group, count = [], 0
-    for stored, start, stop in runs:
-        while start < stop:
-            end = min(stop, start + limit - count)
-            group.append((stored, start, end))
-            count += end - start
-            start = end
-            if count == limit:
-                yield group
-                group, count = [], 0
-    if group:
-        yield group
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A matrix in int4. With a bias of -8 scales it is in MLX's affine form already, so nothing is quantised again."""
-
-    shape: tuple[int, ...]
-    words: Stored  # eight codes each; a code is 8 more than the number that it stands for
-    scales: Stored
-
-    @property
-    def position(self) -> tuple[int, int]:
-        return self.words.file, self.words.offset
-
-    def parts(self, reader: SpanReader) -> tuple[np.ndarray, ...]:
-        """Codes, scales and biases, 1-D uint8."""
-        words = reader.read(self.words.file, self.words.offset, self.words.rows * self.words.columns * 4)
-        kind = self.scales.dtype
-        scales = self.scales.read(reader, 0, self.scales.rows, kind).reshape(-1).view(np.uint8)
-        return words, scales, encode(decode(scales, kind) * np.float32(-8), kind)
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """A matrix in MXFP4, of which every `step`-th row from `first` on of two stored tensors is taken. A block of 32
-    numbers is 16 bytes, two codes in each, the lower one first: the codes as MLX packs them."""
-
-    shape: tuple[int, ...]
-    codes: Stored
-    scales: Stored
-    first: int  # row
-    step: int
-
-    @property
-    def position(self) -> tuple[int, int]:
-        return self.codes.file, self.codes.offset
-
-    def parts(self, reader: SpanReader) -> tuple[np.ndarray, ...]:
-        """Codes and scales, 1-D uint8."""
-        codes, scales = (self._rows(reader, stored) for stored in (self.codes, self.scales))
-        if (scales == 255).any():
-            raise FormatError(
-                f'{reader.files[self.scales.file]}: tensor "{self.scales.name}": expected scales up to 254, found 255'
-            )
-        return codes, scales
-
-    def _rows(self, reader: SpanReader, stored: Stored) -> np.ndarray:
-        width = int(np.prod(stored.shape[2:]))
-        among = self.first % self.step
-        rows = reader.read(stored.file, stored.offset + (self.first - among) * width, self.shape[0] * self.step * width)
-        return np.ascontiguousarray(rows.reshape(-1, self.step, width)[:, among]).reshape(-1)
-
-
-@dataclass(frozen=True)
-class Vector:
-    """A tensor that is neither quantised nor narrowed: a norm, a decay, the convolution's taps."""
-
-    shape: tuple[int, ...]
-    stored: Stored
-    element: str  # its type in the store
-    add_one: bool = False  # in f32: 1 + w has more bits than a bf16 w, and a norm that lost them chooses other experts
-    every: tuple[int, int] = (0, 1)  # of the numbers of the stored rows: from the first on, every so many
-
-    @property
-    def position(self) -> tuple[int, int]:
-        return self.stored.file, self.stored.offset
-
-    def read(self, reader: SpanReader) -> np.ndarray:
-        """1-D uint8."""
-        first, step = self.every
-        values = np.ascontiguousarray(self.stored.read(reader, 0, self.stored.rows, self.element)[:, first::step])
-        values = values.reshape(-1)
-        return (values + np.float32(1) if self.add_one else values).view(np.uint8)
 
 
 class Checkpoint:
@@ -189,6 +76,7 @@ class Checkpoint:
         self._free: dict[str, Stored] = {}  # tensors that are not placed yet, by canonical spelling
         self._shared: dict[str, Stored] = {}  # placed tensors of which more canonical tensors are made
         self._collect()
+        self._check_draft()
         self.tables: set[str] = set()  # names of dense tensors whose rows stay on the disk
         for shape in dense_shapes(variant):
             self.dense[shape.name] = self._place(shape)
@@ -214,7 +102,7 @@ class Checkpoint:
     def _collect(self) -> None:
         for index, path in enumerate(self.files):
             for name, entry in SafetensorsFile(str(path)).tensors.items():
-                spelling = _canonical(name)
+                spelling = self._of_draft(_canonical(name))
                 if spelling in self._free:
                     raise FormatError(
                         f'{path}: tensor "{name}": expected once, found also as "{self._free[spelling].name}"'
@@ -222,9 +110,27 @@ class Checkpoint:
                 shape = tuple(entry.shape) or (1,)
                 self._free[spelling] = Stored(name, index, entry.offset, entry.dtype, shape)
 
+    def _of_draft(self, name: str) -> str:
+        """Qwen has words of its own for the layer that drafts. Where it is not kept, they stay."""
+        if self.variant.draft is None or not name.startswith(("mtp.", "model.mtp.")):
+            return name
+        part = name.removeprefix("model.").removeprefix("mtp.")
+        for own, usual in QWEN_DRAFT.items():
+            if part.startswith(own):
+                return f"model.layers.{self.variant.num_layers}.{usual}{part.removeprefix(own)}"
+        return name
+
+    def _check_draft(self) -> None:
+        if self.variant.draft and f"model.layers.{self.variant.num_layers}.eh_proj.weight" not in self._free:
+            self.reader.close()
+            raise ArgumentError(
+                f"{self.folder}: mtp: expected a checkpoint with a layer for multi-token prediction, mtp.fc or "
+                f"model.layers.{self.variant.num_layers}.eh_proj, found none"
+            )
+
     def _drop(self) -> None:
-        """Sets aside the parts that a text model without speculation does not use."""
-        layers = self.variant.num_layers
+        """Sets aside the parts that are not used."""
+        layers = self.variant.num_layers  # what the layer that drafts needs is not free any more
         kinds: list[tuple[str, Callable[[str], bool]]] = [
             ("the vision tower", lambda name: name.removeprefix("model.").startswith(VISION)),
             ("multi-token prediction", lambda name: name.startswith(("mtp.", "model.mtp."))),
@@ -295,6 +201,8 @@ class Checkpoint:
         owner, _, part = wanted.name.rpartition(".")
         if part in ("embed_q", "unembed_out"):
             return self._split_kv_b(owner, part, wanted.shape)
+        if part in ("e_proj", "h_proj"):
+            return self._half_of_draft(owner, part, wanted.shape)
         if part in ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b") and self._is_fused(owner):
             return self._unfused(owner, part, wanted.shape)
         stored = self._take(wanted.tensor, wanted.shape)
@@ -334,9 +242,16 @@ class Checkpoint:
             return Matrix(shape, tuple((stored, at, at + mixer.nope_dim) for at in starts), transposed=True)
         return Matrix(shape, tuple((stored, at + mixer.nope_dim, at + head) for at in starts))
 
+    def _half_of_draft(self, owner: str, part: str, shape: tuple[int, ...]) -> Matrix:
+        """One matrix takes the embedding of a token and a hidden state, side by side."""
+        rows, columns = shape
+        stored = self._take_shared(f"{owner}.eh_proj.weight", (rows, 2 * columns))
+        first = 0 if part == "e_proj" else columns
+        return Matrix(shape, ((stored, 0, rows),), columns=slice(first, first + columns))
+
     def _mixer(self, owner: str, kind: type[T]) -> T:
         """The mixer of the layer that a tensor's owner belongs to."""
-        mixer = self.variant.layers[_layer_of(owner)].mixer
+        mixer = self.variant.layer(_layer_of(owner)).mixer
         assert isinstance(mixer, kind)
         return mixer
 

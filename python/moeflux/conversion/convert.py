@@ -128,19 +128,21 @@ def convert(
     force: bool = False,
     dry_run: bool = False,
     check: str = "quick",
+    mtp: bool = False,
     progress: Progress | None = None,
 ) -> ConvertReport:
     """Writes the packed store `dest`, growing it in `dest`.partial. If a run is stopped, the next one continues it.
 
     `format` is for Hugging Face checkpoints only; None takes `ConvertFormat.default`. `check` compares the result with
-    the source: "quick" compares four experts of every layer, "full" everything, "none" nothing. `force` replaces an
-    existing store, and discards an unfinished conversion of another source or with other options.
+    the source: "quick" compares four experts of every layer, "full" everything, "none" nothing. `mtp` keeps the layer
+    that drafts (multi-token prediction), for `moeflux.load(..., speculate="mtp")`. `force` replaces an existing store,
+    and discards an unfinished conversion of another source or with other options.
     """
     source, dest, progress = files.expanded(source), destination(dest), progress or Silent()
     if check not in CHECKS:
         raise ArgumentError(f"check: expected {', '.join(CHECKS)}, found {check!r:.40}")
     check_destination(source, dest, force)
-    with contextlib.closing(content_of(source, format)) as content:
+    with contextlib.closing(content_of(source, format, mtp)) as content:
         if dry_run:
             return ConvertReport(plan_of(content, source, dest, resumable(content, partial_of(dest), force)))
         with reserved(dest):
@@ -160,7 +162,7 @@ def convert(
 # ---- Before -----------------------------------------------------------------------------------------------------
 
 
-def content_of(source: Path, asked: ConvertFormat | None) -> Content:
+def content_of(source: Path, asked: ConvertFormat | None, mtp: bool = False) -> Content:
     """What the store will hold, from headers alone. The names of the tensors tell which kind of folder it is."""
     gguf = find_gguf(source)
     if gguf is not None:
@@ -177,7 +179,14 @@ def content_of(source: Path, asked: ConvertFormat | None) -> Content:
                 f"{source}: found an MLX folder, which is repacked as it is; expected no format. To change the bits, "
                 "convert the original checkpoint"
             )
+        if mtp:
+            raise ArgumentError(
+                f"{source}: mtp: expected the original checkpoint, found an MLX folder, whose layer that drafts is "
+                "not known here"
+            )
         return content_of_mlx(source, variant)
+    if mtp:
+        variant = variant.with_draft()
     return content_of_checkpoint(source, config, variant, asked or ConvertFormat.default(config))
 
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from moeflux import _core
 from moeflux._core import ExpertFormats, ExpertLayout
-from moeflux.conversion.checkpoint import Blocks, Checkpoint, Matrix, Packed, Vector
+from moeflux.conversion.checkpoint import Checkpoint
+from moeflux.conversion.made_of import Blocks, Matrix, Packed, Vector
 from moeflux.conversion.packer import Content, DenseUnit, binding, companions
 from moeflux.errors import FormatError
 from moeflux.files import resolved
@@ -37,7 +38,7 @@ def content_of_checkpoint(folder: Path, config: dict[str, Any], variant: Variant
     return Content(
         variant=variant,
         source={"kind": "hf", "path": str(resolved(folder)), "dropped": source.dropped},
-        binding=binding(folder, source.files, str(asked)),
+        binding=binding(folder, source.files, f"{asked} with mtp" if variant.draft else str(asked)),
         experts=experts,
         dense=[_unit(name, tensor, source, asked) for name, tensor in source.dense.items()],
         read_experts=read_experts,

@@ -110,7 +110,7 @@ def synth(
 
 def content_of(variant: Variant, asked: ConvertFormat, seed: int) -> Content:
     experts = asked.of_experts(variant)
-    config = json.dumps(config_of(variant), indent=2) + "\n"
+    config = json.dumps(config_of(variant.without_draft()), indent=2) + "\n"
     binding = {"journal": 1, "seed": str(seed), "format": str(asked), "variant": variant.to_dict()}
     hidden, intermediate = variant.hidden_size, variant.experts.intermediate
     layout = ExpertLayout(hidden, intermediate, experts.gate, experts.up, experts.down)
@@ -239,7 +239,7 @@ def expert_sizes(variant: Variant) -> tuple[float, float, float]:
 
 def sharpness(variant: Variant, layer: int) -> float:
     """By what the norms of queries and keys are larger than where scores are divided by the root of a head's size."""
-    mixer = variant.layers[layer].mixer
+    mixer = variant.layer(layer).mixer
     if not isinstance(mixer, GroupedAttention) or not mixer.scale:
         return 1.0
     root: float = (mixer.scale * mixer.head_dim**0.5) ** -0.5
@@ -255,7 +255,7 @@ def output_size(name: str, variant: Variant) -> float:
     if name.endswith(".ple.value_proj"):
         return residual_size(variant)
     if name.endswith((".o_proj", ".out_proj")):
-        mixer = variant.layers[int(name.split(".")[2])].mixer
+        mixer = variant.layer(int(name.split(".")[2])).mixer
         return residual_size(variant) / (LATENT if isinstance(mixer, LatentAttention) else GATED)
     return 1.0
 

@@ -11,7 +11,7 @@ from moeflux import files
 from moeflux._core import ExpertFormats
 from moeflux.conversion.convert import content_of, matrix_formats
 from moeflux.models.gguf import find_gguf
-from moeflux.models.layers import GatedDelta, GroupedAttention, Index, LatentAttention, SharedExpert
+from moeflux.models.layers import GatedDelta, GroupedAttention, Index, LatentAttention, RoutedExperts, SharedExpert
 from moeflux.models.variants import Variant
 from moeflux.sizes import size_text
 from moeflux.stores.checkpoints import PLAIN, needs_converting
@@ -132,7 +132,7 @@ def _lines(info: Info) -> list[str]:
     streams = f" x {v.streams.count} residual streams" if v.streams else ""
     attends = [mixer for mixer in mixers if not isinstance(mixer, GatedDelta)]
     layers = f"{v.num_layers} ({len(full)} full attention, {len(v.layers_with(GatedDelta))} gated delta-net)"
-    dense_layers = v.num_layers - len(v.moe_layers)
+    dense_layers = v.num_layers - len(v.layers_with(RoutedExperts))
     rows = [
         ("model", f"{v.name} ({v.model_type}), {info.kind}"),
         ("layers", layers + (f", {dense_layers} dense" if dense_layers else "")),
@@ -146,6 +146,7 @@ def _lines(info: Info) -> list[str]:
         ("routed experts", f"{size_text(info.routed_bytes)}: {info.experts} x {size_text(info.expert_bytes)}"),
         ("  format", info.expert_format),
         *_tables(info),
+        *_draft(info),
         (
             "read per token",
             f"{size_text(info.dense_bytes_per_token)} dense + {size_text(info.expert_bytes_per_token)} experts",
@@ -174,6 +175,15 @@ def _lines(info: Info) -> list[str]:
         what = "the checkpoint as it is published," if experts in PLAIN else "a conversion"
         rows.append(("note", f"sizes are those of {what} with {every}"))
     return [f"{label:<20}{text}" for label, text in rows]
+
+
+def _draft(info: Info) -> list[tuple[str, str]]:
+    """The layer that drafts, whose dense weights are among the others."""
+    draft = info.variant.draft
+    if draft is None:
+        return []
+    count = info.variant.experts.count if isinstance(draft.feed_forward, RoutedExperts) else 0
+    return [("layer that drafts", f"{size_text(count * info.expert_bytes)} of experts: {count}, for --speculate mtp")]
 
 
 def _tables(info: Info) -> list[tuple[str, str]]:

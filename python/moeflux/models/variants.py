@@ -39,6 +39,9 @@ MODEL_TYPES = (
     "deepseek_v2", "gpt_oss", "gemma4", "deepseek_v32", "qwen4_exp", "glm_moe_dsa",
 )  # fmt: skip
 
+DRAFTING = ("qwen3_5_moe", "qwen3_next", "deepseek_v3")
+"""Model types whose checkpoints have a layer for multi-token prediction that is known here."""
+
 KINDS: dict[str, type] = {
     "grouped_attention": GroupedAttention,
     "latent_attention": LatentAttention,
@@ -56,6 +59,7 @@ class Variant:
     name: str
     model_type: str  # one of MODEL_TYPES
     layers: tuple[Layer, ...]  # first to last
+    draft: Layer | None = None  # numbered behind them: it guesses the token after the next
 
     hidden_size: int
     vocab_size: int
@@ -89,9 +93,19 @@ class Variant:
         pairs = ((layer.mixer, layer.feed_forward) for layer in self.layers)
         return tuple(i for i, pair in enumerate(pairs) if any(isinstance(each, parts) for each in pair))
 
+    def layer(self, index: int) -> Layer:
+        """The layer of that number, which may be the one that drafts."""
+        return self.layers[index] if self.draft is None or index < self.num_layers else self.draft
+
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        return self.layers_with(RoutedExperts)
+        """The layers with experts, and the one that drafts if it has some."""
+        drafts = self.draft is not None and isinstance(self.draft.feed_forward, RoutedExperts)
+        return (*self.layers_with(RoutedExperts), *([self.num_layers] if drafts else []))
+
+    def is_of_draft(self, name: str) -> bool:
+        """Whether a tensor belongs to the layer that drafts."""
+        return self.draft is not None and name.startswith(f"model.layers.{self.num_layers}.")
 
     @property
     def experts(self) -> RoutedExperts:
@@ -143,33 +157,40 @@ class Variant:
         values = read_variant(text, where, version)
         parts = {name: [_made(part) for part in values.pop(name)] for name in ("mixers", "feed_forwards")}
         ngrams = [_of(NgramEmbedding, part) for part in values.pop("ngrams", [])]
-        layers = tuple(
-            Layer(parts["mixers"][m], parts["feed_forwards"][f], *(ngrams[i] for i in rest))
-            for m, f, *rest in values.pop("layers")
+        layers, drafts = (
+            tuple(
+                Layer(parts["mixers"][m], parts["feed_forwards"][f], *(ngrams[i] for i in rest))
+                for m, f, *rest in values.pop(name, [])
+            )
+            for name in ("layers", "draft")
         )
         if "streams" in values:
             values["streams"] = _of(ResidualStreams, values["streams"])
         lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
-        return cls(layers=layers, **(values | lists))
+        return cls(layers=layers, draft=next(iter(drafts), None), **(values | lists))
 
     def to_dict(self) -> dict[str, Any]:
         """Equal parts are written once, and fields that have their default are left out."""
         values = _fields(self)
-        mixers: list[Mixer] = list(dict.fromkeys(layer.mixer for layer in self.layers))
-        rest: list[FeedForward] = list(dict.fromkeys(layer.feed_forward for layer in self.layers))
+        layers = [*self.layers, *([self.draft] if self.draft else [])]
+        mixers: list[Mixer] = list(dict.fromkeys(layer.mixer for layer in layers))
+        rest: list[FeedForward] = list(dict.fromkeys(layer.feed_forward for layer in layers))
         values["mixers"] = [_said(mixer) for mixer in mixers]
         values["feed_forwards"] = [_said(part) for part in rest]
-        ngrams = list(dict.fromkeys(layer.ngram for layer in self.layers if layer.ngram))
+        ngrams = list(dict.fromkeys(layer.ngram for layer in layers if layer.ngram))
         if ngrams:
             values["ngrams"] = [_fields(ngram) for ngram in ngrams]
-        values["layers"] = [
+        numbers = [
             [
                 mixers.index(each.mixer),
                 rest.index(each.feed_forward),
                 *([ngrams.index(each.ngram)] if each.ngram else []),
             ]
-            for each in self.layers
+            for each in layers
         ]
+        values["layers"] = numbers[: self.num_layers]
+        if self.draft:
+            values["draft"] = numbers[self.num_layers :]
         return values
 
     def to_json(self) -> str:
@@ -177,7 +198,7 @@ class Variant:
 
     def identity(self) -> dict[str, Any]:
         """What fingerprints are made of. It is in version 1 where that can describe the model, so that older
-        fingerprints stay the same."""
+        fingerprints stay the same. A layer that drafts decides about no answer, so it is no part of it."""
         return variant_identity(self.to_json())
 
     def with_layers(self, layers: int) -> Variant:
@@ -203,7 +224,21 @@ class Variant:
 
     def with_parts(self, part: type, **changes: Any) -> Variant:
         """The same model with other values in every part of that type, wherever it is (a mixer, a router, a rope)."""
-        return dataclasses.replace(self, layers=tuple(_changed(layer, part, changes) for layer in self.layers))
+        layers = tuple(_changed(layer, part, changes) for layer in self.layers)
+        return dataclasses.replace(self, layers=layers, draft=_changed(self.draft, part, changes))
+
+    def with_draft(self) -> Variant:
+        """The same model with the layer that drafts: it attends as the last layer that does, and has experts."""
+        if self.model_type not in DRAFTING:
+            raise ArgumentError(
+                f"{self.name}: expected a model of {', '.join(DRAFTING)}, whose layer that drafts is known, found one "
+                f"of {self.model_type}"
+            )
+        mixer = next(each.mixer for each in reversed(self.layers) if not isinstance(each.mixer, GatedDelta))
+        return dataclasses.replace(self, draft=Layer(mixer, self.experts))
+
+    def without_draft(self) -> Variant:
+        return dataclasses.replace(self, draft=None)
 
     def with_experts_per_token(self, experts: int) -> Variant:
         """The same model with fewer or more experts per token than it was trained with. This is lossy, and the variant

@@ -333,7 +333,7 @@ def mix(
     v: Variant, w: Widened, index: int, normed: Array, positions: Array, state: State, absorbed: bool
 ) -> tuple[Array, KeyValueState | LatentState | LinearState]:
     """A layer's mixer. normed and what comes of it [n, h]"""
-    at, eps, mixer = f"model.layers.{index}.", v.rms_norm_eps, v.layers[index].mixer
+    at, eps, mixer = f"model.layers.{index}.", v.rms_norm_eps, v.layer(index).mixer
     mixed: Array
     if isinstance(mixer, GatedDelta):
         assert isinstance(state, LinearState)
@@ -352,7 +352,7 @@ def layer(
 ) -> tuple[Array, State]:
     """One whole layer. x [n, h], positions [n] -> [n, h] and the state after it."""
     at, eps = f"model.layers.{index}.", v.rms_norm_eps
-    rest = v.layers[index].feed_forward
+    rest = v.layer(index).feed_forward
     normed = rms_norm(x, w(f"{at}input_layernorm.weight"), eps)
     mixed, state = mix(v, w, index, normed, positions, state, absorbed)
     if isinstance(rest, RoutedExperts) and rest.framed:
@@ -435,6 +435,15 @@ class Session:
 
     def prefill(self, ids: Sequence[int]) -> Array:
         """Tokens [n] that follow what the session has seen -> logits [n, vocab]"""
+        return self.head(self.hidden(ids))
+
+    def head(self, x: Array) -> Array:
+        """What it has read [n, h] -> logits [n, vocab]"""
+        logits: Array = matmul(x, self.weights("model.embed_tokens" if self.variant.tied_embeddings else "lm_head"))
+        return soft_cap(logits, self.variant.logit_cap) if self.variant.logit_cap else logits
+
+    def hidden(self, ids: Sequence[int]) -> Array:
+        """What the head reads of these tokens: [n, h]"""
         v, w = self.variant, self.weights
         if self.position + len(ids) > v.max_context:
             raise ValueError(f"position: expected at most {v.max_context}, found {self.position + len(ids)}")
@@ -453,11 +462,9 @@ class Session:
             x, _ = read_streams(v, w, "model.hyper_connection_mixer.", x)
         else:
             x = rms_norm(x, w("model.norm.weight"), v.rms_norm_eps)
-        logits = matmul(x, w("model.embed_tokens" if v.tied_embeddings else "lm_head"))
-        if v.logit_cap:
-            logits = soft_cap(logits, v.logit_cap)
         self.states, self.tokens, self.position = states, tokens, self.position + len(ids)
-        return logits
+        hidden: Array = x
+        return hidden
 
     def _ngram_rows(self, index: int, tokens: Sequence[int]) -> Array | None:
         """The rows of the tokens behind those that the session has seen, side by side: [n, width]"""

@@ -16,7 +16,7 @@ Precision = Literal["auto", "exact"]
 Reads = Literal["auto", "direct", "buffered"]
 CachePolicy = Literal["lru", "lfu", "none"]
 LookAhead = Literal["auto", "on", "off"]
-Speculate = Literal["off", "auto", "lookup"]
+Speculate = Literal["off", "auto", "lookup", "mtp"]
 
 
 class LoadOptions(TypedDict, total=False):

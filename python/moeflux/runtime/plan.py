@@ -100,6 +100,8 @@ class _Choice:
 class _Planner:
     def __init__(self, store: Store | PlannedStore, options: LoadOptions, trace: Trace | None) -> None:
         self.store, self.options, self.trace, self.variant = store, options, trace, store.variant
+        if options["speculate"] not in ("auto", "mtp"):
+            self.variant = self.variant.without_draft()
         self.experts = self.variant.experts.count * len(self.variant.moe_layers)
         self.is_here = isinstance(store, Store)
         self.probe = remembered(store.expert_files[0] if store.expert_files else store.path)
@@ -304,7 +306,7 @@ class _Planner:
         options, probe = self.options, self.probe
         reads, reason = self.reads(choice.slots < self.experts)
         choice = _with(choice, reads=reads)
-        cost = costs(self.variant, self.store.directory)
+        cost = costs(self.store.variant, self.store.directory)
         touched = cost["expert_bytes_per_token"]
         rate = self.hit_rate(choice.slots)
         read = (1 - rate.value) * touched

@@ -6,6 +6,7 @@ from math import prod
 from typing import TypedDict
 
 from moeflux._core import StoreDirectory, Tensor
+from moeflux.models.layers import RoutedExperts
 from moeflux.models.variants import Variant
 from moeflux.stores.floats import FLOAT_BYTES
 
@@ -13,7 +14,7 @@ __all__ = ["Costs", "costs", "costs_of_shape", "dense_sizes", "embedding_bytes",
 
 
 class Costs(TypedDict):
-    """Bytes, and how many experts all layers have."""
+    """Bytes, and how many experts all layers have. The layer that drafts is not counted."""
 
     experts: int
     dense_bytes_per_token: int
@@ -25,7 +26,7 @@ class Costs(TypedDict):
 
 
 def costs(variant: Variant, directory: StoreDirectory) -> Costs:
-    sizes = dense_sizes(directory)
+    sizes = {name: size for name, size in dense_sizes(directory).items() if not variant.is_of_draft(name)}
     return costs_of_shape(variant, mean_expert_bytes(variant, directory), sum(sizes.values()), embedding_bytes(sizes))
 
 
@@ -61,9 +62,9 @@ def costs_of_shape(variant: Variant, expert_bytes: int, dense_bytes: int, embedd
     touched = dense_bytes - (0 if variant.tied_embeddings else embedding_bytes - row)
     fixed, growing = variant.state_numbers()
     return {
-        "experts": variant.experts.count * len(variant.moe_layers),
+        "experts": variant.experts.count * len(variant.layers_with(RoutedExperts)),
         "dense_bytes_per_token": touched,
-        "expert_bytes_per_token": expert_bytes * variant.experts.per_token * len(variant.moe_layers),
+        "expert_bytes_per_token": expert_bytes * variant.experts.per_token * len(variant.layers_with(RoutedExperts)),
         "state_bytes": 4 * fixed,
         "kv_bytes_per_position": 4 * growing,
         "q8_bytes_per_position": growing + 2 * variant.state_heads(),

@@ -265,13 +265,18 @@ class Description:
 
     @property
     def fingerprint(self) -> str:
+        """Without the layer that drafts, which decides about no answer: states of sessions fit with it and without."""
         said = self.said_before or self.variant.identity()
         shape = {key: value for key, value in said.items() if key not in NOT_WEIGHTS}
         content = {
             "variant": shape,
             "experts": expert_formats_to_json(self.experts),
-            "expert_sha256": {str(layer): sums for layer, sums in self.expert_sha256.items()},
-            "tensor_sha256": self.tensor_sha256,
+            "expert_sha256": {
+                str(layer): sums for layer, sums in self.expert_sha256.items() if layer < self.variant.num_layers
+            },
+            "tensor_sha256": {
+                name: checksum for name, checksum in self.tensor_sha256.items() if not self.variant.is_of_draft(name)
+            },
         }
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
