@@ -4,6 +4,7 @@ it says, no bit of any result changes."""
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 import moeflux
 from golden import checkpoints, drafting
-from moeflux import ArgumentError, Cancel, Cancelled, DeviceError, oracle
+from moeflux import ArgumentError, Cancel, Cancelled, DeviceError, FormatError, oracle
 from moeflux.conversion.convert import ConvertFormat, convert
 from moeflux.conversion.verify import verify
 from moeflux.measure.info import describe
@@ -325,6 +326,11 @@ def test_a_model_without_it(folder: Folder, tmp_path: Path) -> None:
         convert(checkpoints.write("deepseek_v3", tmp_path / "a"), tmp_path / "b", mtp=True)
     with pytest.raises(ArgumentError, match="whose layer that drafts is known, found one of qwen3_moe"):
         convert(checkpoints.write("qwen3_moe", tmp_path / "c"), tmp_path / "d", mtp=True)
+    own = drafting.write("qwen3_next", tmp_path / "e")
+    config = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps(config | {"mtp_use_dedicated_embeddings": True}))
+    with pytest.raises(FormatError, match="mtp_use_dedicated_embeddings: expected false, found true"):
+        convert(own, tmp_path / "f", mtp=True)
 
 
 def test_auto_watches_first_and_then_asks_the_layer(folder: Folder) -> None:

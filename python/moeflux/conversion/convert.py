@@ -168,6 +168,8 @@ def content_of(source: Path, asked: ConvertFormat | None, mtp: bool = False) -> 
     if gguf is not None:
         if asked is not None:
             raise ArgumentError(f"{source}: found a GGUF file, which is repacked as it is; expected no format")
+        if mtp:
+            raise ArgumentError(f"{source}: mtp: expected the original checkpoint, found a GGUF file")
         return content_of_gguf(gguf)
     if files.exists(source / packed.DESCRIPTION):
         raise FormatError(f"{source}: expected an MLX folder or a Hugging Face checkpoint, found a packed store")
@@ -186,6 +188,9 @@ def content_of(source: Path, asked: ConvertFormat | None, mtp: bool = False) -> 
             )
         return content_of_mlx(source, variant)
     if mtp:
+        text = config.get("text_config")
+        if {**config, **(text if isinstance(text, dict) else {})}.get("mtp_use_dedicated_embeddings"):
+            raise FormatError(f"{source}: mtp_use_dedicated_embeddings: expected false, found true")
         variant = variant.with_draft()
     return content_of_checkpoint(source, config, variant, asked or ConvertFormat.default(config))
 
