@@ -18,7 +18,7 @@ constexpr int64_t byte_lanes = lanes >= 8 ? 32 : 16;
 #define MOEFLUX_UNROLL_BLOCK
 #endif
 
-typedef uint8_t Bytes __attribute__((vector_size(byte_lanes)));
+typedef uint8_t ManyBytes __attribute__((vector_size(byte_lanes)));
 typedef uint8_t Sixteen __attribute__((vector_size(16)));
 
 // Each byte moved to the right, and what is left of it there.
@@ -204,7 +204,7 @@ struct Block<BlockType::q2_k> {
     times(-f16_at(block + 82), bits_from(both, 4, 15), to.bias);
   }
   MOEFLUX_INLINE void codes(const uint8_t* block, int64_t s, int8_t* out) {
-    each_part(out, [&](int64_t i) { return bits_from(load<Bytes>(block + 16 + s / 4 * 32 + i), s % 4 * 2, 3); });
+    each_part(out, [&](int64_t i) { return bits_from(load<ManyBytes>(block + 16 + s / 4 * 32 + i), s % 4 * 2, 3); });
   }
 };
 
@@ -226,8 +226,8 @@ struct Block<BlockType::q3_k> {
   }
   MOEFLUX_INLINE void codes(const uint8_t* block, int64_t s, int8_t* out) {
     each_part(out, [&](int64_t i) {
-      const Bytes low = bits_from(load<Bytes>(block + 32 + s / 4 * 32 + i), s % 4 * 2, 3);
-      return (low | raised_by(bits_from(load<Bytes>(block + i), s, 1), 2)) - 4;
+      const ManyBytes low = bits_from(load<ManyBytes>(block + 32 + s / 4 * 32 + i), s % 4 * 2, 3);
+      return (low | raised_by(bits_from(load<ManyBytes>(block + i), s, 1), 2)) - 4;
     });
   }
 };
@@ -256,7 +256,7 @@ struct Block<BlockType::q4_k> {
   static constexpr bool has_bias = true;
   MOEFLUX_INLINE void scales(const uint8_t* block, BlockScales& to) { scales_and_minima(block, to); }
   MOEFLUX_INLINE void codes(const uint8_t* block, int64_t s, int8_t* out) {
-    each_part(out, [&](int64_t i) { return bits_from(load<Bytes>(block + 16 + s / 2 * 32 + i), s % 2 * 4, 15); });
+    each_part(out, [&](int64_t i) { return bits_from(load<ManyBytes>(block + 16 + s / 2 * 32 + i), s % 2 * 4, 15); });
   }
 };
 
@@ -266,8 +266,8 @@ struct Block<BlockType::q5_k> {
   MOEFLUX_INLINE void scales(const uint8_t* block, BlockScales& to) { scales_and_minima(block, to); }
   MOEFLUX_INLINE void codes(const uint8_t* block, int64_t s, int8_t* out) {
     each_part(out, [&](int64_t i) {
-      const Bytes low = bits_from(load<Bytes>(block + 48 + s / 2 * 32 + i), s % 2 * 4, 15);
-      return low | raised_by(bits_from(load<Bytes>(block + 16 + i), s, 1), 4);
+      const ManyBytes low = bits_from(load<ManyBytes>(block + 48 + s / 2 * 32 + i), s % 2 * 4, 15);
+      return low | raised_by(bits_from(load<ManyBytes>(block + 16 + i), s, 1), 4);
     });
   }
 };
@@ -280,8 +280,8 @@ struct Block<BlockType::q6_k> {
   }
   MOEFLUX_INLINE void codes(const uint8_t* block, int64_t s, int8_t* out) {
     each_part(out, [&](int64_t i) {
-      const Bytes low = bits_from(load<Bytes>(block + s / 4 * 64 + s % 2 * 32 + i), s % 4 / 2 * 4, 15);
-      return (low | raised_by(bits_from(load<Bytes>(block + 128 + s / 4 * 32 + i), s % 4 * 2, 3), 4)) - 32;
+      const ManyBytes low = bits_from(load<ManyBytes>(block + s / 4 * 64 + s % 2 * 32 + i), s % 4 / 2 * 4, 15);
+      return (low | raised_by(bits_from(load<ManyBytes>(block + 128 + s / 4 * 32 + i), s % 4 * 2, 3), 4)) - 32;
     });
   }
 };
