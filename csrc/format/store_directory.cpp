@@ -32,8 +32,12 @@ std::vector<QuantFormat> StoreDirectory::every_format() const {
     if (std::ranges::find(found, format) == found.end()) found.push_back(format);
   };
   for (const auto& [name, format] : formats) add(format);
-  if (!experts.pieces.empty())
-    for (const QuantFormat& format : {experts.formats.gate, experts.formats.up, experts.formats.down}) add(format);
+  const auto add_experts = [&](const ExpertLayout& layout) {
+    if (layout.pieces.empty()) return;
+    for (const QuantFormat& format : {layout.formats.gate, layout.formats.up, layout.formats.down}) add(format);
+  };
+  add_experts(experts);
+  std::ranges::for_each(layouts, add_experts);
   return found;
 }
 
