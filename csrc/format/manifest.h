@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/block_types.h"
 #include "format/tensor_entry.h"
 
 namespace moeflux {

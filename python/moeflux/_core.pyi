@@ -325,7 +325,10 @@ class StoreDirectory:
         The files that hold experts, by index.
         """
     @property
-    def experts(self) -> ExpertLayout: ...
+    def experts(self) -> ExpertLayout:
+        """
+        The layout of the experts; of a layer with the largest ones, where layers differ.
+        """
     @property
     def files(self) -> list[typing.Any]:
         """
@@ -1656,9 +1659,9 @@ def supports_direct(path: os.PathLike[str] | str | bytes) -> bool:
 
 def variant_identity(text: str) -> dict[str, typing.Any]:
     """
-    The fields that fingerprints are made of: those of version 1, if it can describe the variant.
+    The fields that fingerprints are made of: those of version 1, if it can describe the variant. A layer that drafts is none of them.
     """
 
-__commit__: str = "8498364e73ef+"
+__commit__: str = "96521ffbc786+"
 
 __version__: str

@@ -70,11 +70,11 @@ MOEFLUX_INLINE BlockCodes of_alternate_stretches(All first, All second) {
 }
 
 // Codes of 4 bits in 16 bytes for each stretch: the lower bits are its first 16 columns, the upper its last.
-MOEFLUX_INLINE BlockCodes of_stretches(const uint8_t* from, int64_t step) {
+MOEFLUX_INLINE BlockCodes of_stretches(const uint8_t* from, int64_t apart) {
   __m512i both = _mm512_zextsi128_si512(load<__m128i>(from));
   MOEFLUX_UNROLL
   for (int s = 1; s < 4; ++s)
-    both = _mm512_mask_broadcast_i32x4(both, static_cast<__mmask16>(0xf << 4 * s), load<__m128i>(from + s * step));
+    both = _mm512_mask_broadcast_i32x4(both, static_cast<__mmask16>(0xf << 4 * s), load<__m128i>(from + s * apart));
   both = evens_first(both);
   const __m512i low = (__m512i)lower_bits(both);
   const __m512i high = (__m512i)upper_bits(both);
@@ -86,7 +86,7 @@ MOEFLUX_INLINE __m512i looked_up_in_all(__m512i codes, const int8_t (&numbers)[1
   return _mm512_shuffle_epi8(_mm512_maskz_broadcast_i32x4(all_lanes, (__m128i)table), codes);
 }
 
-// The fifth bit of each code, from 32 bits of each stretch `step` bytes apart: for all even columns, or all odd ones.
+// The fifth bit of each code, from 32 bits of each stretch: for all even columns, or all odd ones.
 template <int odd>
 MOEFLUX_INLINE __m512i fifth_bits_of_all(__m512i bits) {
   const __m512i which = (__m512i)(AllWords{0x00000000, 0x01010101, 0x02020202, 0x03030303,  //
@@ -97,8 +97,8 @@ MOEFLUX_INLINE __m512i fifth_bits_of_all(__m512i bits) {
   return (__m512i)((All)(((All)_mm512_shuffle_epi8(bits, which) & bit) != 0) & 16);
 }
 
-MOEFLUX_INLINE BlockCodes with_fifth_bits(const BlockCodes& codes, const uint8_t* from, int64_t step) {
-  const FourWords four = {word_at(from), word_at(from + step), word_at(from + 2 * step), word_at(from + 3 * step)};
+MOEFLUX_INLINE BlockCodes with_fifth_bits(const BlockCodes& codes, const uint8_t* from, int64_t apart) {
+  const FourWords four = {word_at(from), word_at(from + apart), word_at(from + 2 * apart), word_at(from + 3 * apart)};
   const __m512i bits = _mm512_maskz_broadcast_i32x4(all_lanes, (__m128i)four);
   return {_mm512_or_si512(codes.even, fifth_bits_of_all<0>(bits)),
           _mm512_or_si512(codes.odd, fifth_bits_of_all<1>(bits))};
