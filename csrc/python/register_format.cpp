@@ -231,7 +231,8 @@ void register_stores(py::module_& m) {
       .def(
           "experts_of",
           [](const Store& s, int64_t layer) {
-            if (layer < 0 || layer >= s.directory.variant.num_layers() || !s.directory.variant.is_moe(layer))
+            const auto& places = s.directory.expert_places;
+            if (layer < 0 || layer >= std::ssize(places) || places[static_cast<size_t>(layer)].empty())
               throw py::index_error(concat("layer: expected one with experts, found ", layer));
             return s.directory.experts_of(layer);
           },

@@ -208,7 +208,7 @@ def test_load_takes_what_the_command_line_takes(hub: Hub, tmp_path: Path) -> Non
         assert Path(run.stdout.decode().strip()).name == COMMIT
     assert program_of(None, tmp_path, "-c", program).stdout.decode() == f"{builtin.path()}\n"
     none = program_of(hub, tmp_path, "-c", program, "nowhere")
-    assert "NotFoundError: nowhere: expected a folder, or a repository" in none.stderr.decode()
+    assert "NotFoundError: nowhere: expected a folder, a GGUF file or a repository" in none.stderr.decode()
 
 
 def test_planning_fetches_the_config_alone(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,7 +282,7 @@ BAD_TENSORS: list[tuple[str, Callable[[MlxFolder], None], str]] = [
     (
         "another method",
         config({"quantization_config": {"quant_method": "fp8"}}),
-        "quantization_config: quant_method: expected none",
+        r'quantization_config: quant_method: expected "mxfp4", or none .* found the string "fp8"',
     ),
 ]
 

@@ -197,7 +197,7 @@ def add_what_sees(mlx: Path) -> None:
 def test_no_store(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"nowhere: expected a folder, found nothing"):
         open_store(tmp_path / "nowhere")
-    with pytest.raises(FormatError, match=r"expected a packed store .* or an MLX folder .*, found neither"):
+    with pytest.raises(FormatError, match=r"expected a packed store .* or a GGUF file, found none of them"):
         open_store(tmp_path)
 
 

@@ -24,7 +24,7 @@ def defaults_file(environment: Mapping[str, str] = os.environ) -> Path | None:
     """The file, where there is one. A file that MOEFLUX_CONFIG names must be there."""
     named = environment.get("MOEFLUX_CONFIG")
     if named is not None:
-        return Path(named).expanduser() if named else None
+        return files.expanded(named) if named else None
     base = environment.get("XDG_CONFIG_HOME", "")
     try:
         folder = Path(base) if os.path.isabs(base) else Path.home() / ".config"

@@ -100,7 +100,7 @@ def _asked_format(arguments: argparse.Namespace) -> ConvertFormat | None:
     from moeflux.conversion.convert import ConvertFormat
     from moeflux.models.model_files import files_of
 
-    default = ConvertFormat.default(files_of(arguments.source).read_json("config.json"))
+    default = ConvertFormat.default(files_of(arguments.source).json_of("config.json"))
     return ConvertFormat.asked(
         arguments.bits or ("mxfp4" if default.experts.is_mxfp4 else default.experts.bits),
         arguments.group_size or default.experts.group_size,

@@ -44,9 +44,9 @@ def content_of_gguf(path: Path) -> Content:
             f"types; the file runs as it is"
         )
     beside = files_of(path)
-    texts = {name: json.dumps(beside.read_json(name), indent=2) for name in MADE}
+    texts = {name: json.dumps(beside.json_of(name), indent=2) for name in MADE}
     if beside.has(TOKENIZER):
-        texts[TOKENIZER] = beside.read_bytes(TOKENIZER).decode()
+        texts[TOKENIZER] = beside.bytes_of(TOKENIZER).decode()
     bound = {"journal": 2, "format": "as stored"}
     bound["files"] = [[Path(file).name, *size_and_time(file)] for file in directory.files]
     return _content("gguf", path, variant, directory, bound, texts=texts)

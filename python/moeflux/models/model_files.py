@@ -34,13 +34,13 @@ class ModelFiles:
         """Bytes of a file that is there, which may be a guess."""
         return files.size_of(self.path / name)
 
-    def read_bytes(self, name: str) -> bytes:
+    def bytes_of(self, name: str) -> bytes:
         return files.read_bytes(self.path / name)
 
-    def read_text(self, name: str) -> str:
+    def text_of(self, name: str) -> str:
         return files.read_text(self.path / name)
 
-    def read_json(self, name: str) -> Any:
+    def json_of(self, name: str) -> Any:
         return files.read_json(self.path / name)
 
 
@@ -61,11 +61,11 @@ class GgufFiles(ModelFiles):
         """Merges, and a vocabulary in JSON, are about twice as long as their strings."""
         return 2 * GgufValues(self.path).file.header_bytes
 
-    def read_bytes(self, name: str) -> bytes:
+    def bytes_of(self, name: str) -> bytes:
         assert name == "tokenizer.json"  # the one that may be large
         return tokenizer_json(GgufValues(self.path))
 
-    def read_json(self, name: str) -> Any:
+    def json_of(self, name: str) -> Any:
         return MADE[name](GgufValues(self.path))
 
 

@@ -58,9 +58,9 @@ class ChatFormat:
         """From chat_template.jinja, else tokenizer_config.json, else ours; None when the model has no template."""
         beside, alone = files_of(folder), "chat_template.jinja"
         if beside.has(alone):
-            return cls(tokenizer, {"default": beside.read_text(alone)}, beside.where(alone))
+            return cls(tokenizer, {"default": beside.text_of(alone)}, beside.where(alone))
         for name in ("chat_template.json", "tokenizer_config.json"):
-            found = beside.read_json(name) if beside.has(name) else None
+            found = beside.json_of(name) if beside.has(name) else None
             template = found.get("chat_template") if isinstance(found, dict) else None
             if template is not None:
                 where = beside.where(name)
@@ -204,7 +204,7 @@ class ChatFormat:
 
 def template_of_ours(beside: ModelFiles) -> Path | None:
     """The template for a model that is published without one."""
-    fields = beside.read_json("config.json") if beside.has("config.json") else None
+    fields = beside.json_of("config.json") if beside.has("config.json") else None
     kind = fields.get("model_type") if isinstance(fields, dict) else None
     return OURS.get(kind) if isinstance(kind, str) else None
 

@@ -66,7 +66,7 @@ class Sampling:
         """What generation_config.json of a model's folder asks for, or the likeliest token if it asks for nothing."""
         beside, name = files_of(folder), "generation_config.json"
         path = beside.where(name)
-        config = beside.read_json(name) if beside.has(name) else {}
+        config = beside.json_of(name) if beside.has(name) else {}
         if not isinstance(config, dict):
             raise FormatError(f"{path}: expected an object, found {type(config).__name__}")
         known = {each.name for each in fields(cls)} - {"logit_bias", "seed"}

@@ -76,7 +76,7 @@ class Tokenizer:
         path = beside.where(TOKENIZER)
         if not beside.has(TOKENIZER):
             raise FormatError(f"{path}: expected the tokenizer of the model, found nothing")
-        data = beside.read_bytes(TOKENIZER)
+        data = beside.bytes_of(TOKENIZER)
         values = read_rules(data, path)
         # What loads within limits there loads here too, because loading depends on nothing but the file.
         guard = None if is_proportional(values) else Guarded(data, path)
@@ -317,7 +317,7 @@ def _ids(value: Any, where: str) -> set[int]:
 def _optional_json(beside: ModelFiles, name: str) -> dict[str, Any]:
     if not beside.has(name):
         return {}
-    value = beside.read_json(name)
+    value = beside.json_of(name)
     if not isinstance(value, dict):
         raise FormatError(f"{beside.where(name)}: expected an object, found {type(value).__name__}")
     return value
