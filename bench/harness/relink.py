@@ -28,6 +28,6 @@ def relink(harness: Path, sources: list[Path], program: Path, *, before: Path | 
     build = harness.parents[1]
     objects = sorted(map(str, (build / "bench" / "CMakeFiles" / "moeflux-bench.dir").glob("*.o")))
     options = ["-pthread", "-ldl", *([link] if link else [])]
-    library = str(build / "libmoeflux_core.a")
-    subprocess.run([compiler, *objects, *planted, library, *options, "-o", str(program)], check=True)
+    libraries = [str(build / f"libmoeflux_{name}.a") for name in ("core", "commit")]
+    subprocess.run([compiler, *objects, *planted, *libraries, *options, "-o", str(program)], check=True)
     return program
