@@ -38,8 +38,7 @@ constexpr std::array other_types = {
     OtherType{41, {"Q1_0", 128, 18}},
 };
 
-// ---- HeaderReader
-// ---------------------------------------------------------------------------------------------------------
+// ---- The reader of a header -----------------------------------------------------------------------------------------
 
 // Goes through a file from its start, reading a window at a time.
 class HeaderReader {

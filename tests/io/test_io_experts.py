@@ -155,7 +155,7 @@ def test_reads_of_an_expert(tmp_path: Path, kind: str, reads: int, bounces: bool
 @pytest.mark.parametrize("parts", [1, 5])
 def test_rows_in_turns_that_fill_the_buffer_more_than_once(tmp_path: Path, parts: int) -> None:
     """Each row lands where it belongs, whether the buffer is full behind its pair or within it."""
-    store = in_turns(tmp_path / "wide", intermediate_size=11_008, hidden_size=96, num_experts_per_tok=2)
+    store = in_turns(tmp_path / "wide", intermediate_size=11_008, hidden_size=96, num_local_experts=4)
     codes = store.experts.pieces[0][2]
     experts = Experts(store, 1, threads=3)
     assert 2 * codes > experts.bounce > 0 and experts.bounce % 96 != 0  # a pair has 96 bytes
