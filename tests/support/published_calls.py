@@ -60,6 +60,14 @@ def written(family: str, calls: Sequence[Mapping[str, Any]]) -> str:
         return "<|end|><|start|>assistant".join(form.format(name, text) for name, _, text in pairs)
     if family == "gemma":
         return "".join(f"<|tool_call>call:{name}{_of_gemma(each)}<tool_call|>" for name, each, _ in pairs)
+    if family == "dsml":
+        own = f"{BAR}DSML{BAR}"
+        form = f'<{own}parameter name="{{}}" string="{{}}">{{}}</{own}parameter>\n'
+        inner = ["".join(form.format(name, json.dumps(isinstance(value, str)), _plain(value))
+                         for name, value in each.items()) for _, each, _ in pairs]  # fmt: skip
+        made = [f'<{own}invoke name="{name}">\n{text}</{own}invoke>\n'
+                for (name, _, _), text in zip(pairs, inner, strict=True)]  # fmt: skip
+        return f"<{own}function_calls>\n{''.join(made)}</{own}function_calls>"
     assert family == "deepseek"
     inner = [f"{_mark('tool call begin')}{name}{_mark('tool sep')}{text}{_mark('tool call end')}"
              for name, _, text in pairs]  # fmt: skip
