@@ -62,10 +62,13 @@ Footprint footprint(const StoreDirectory& store, const EngineOptions& options, c
   return footprint(store, options, session, false);
 }
 
-Footprint footprint(const StoreDirectory& whole, const EngineOptions& options, const SessionOptions& session,
+Footprint footprint(const StoreDirectory& store, const EngineOptions& options, const SessionOptions& session,
                     bool apart) {
-  StoreDirectory store = whole;
-  settle_draft(store, options.speculate);
+  if (!uses_draft(store.variant, options.speculate) && store.variant.draft) {
+    StoreDirectory rest = store;
+    leave_draft_out(rest);
+    return footprint(rest, options, session, apart);
+  }
   check_experts(store);
   const EngineOptions chosen = resolved(store, checked(options));
   const DeviceEntry& device = device_entry(chosen.backend);
@@ -87,7 +90,7 @@ std::shared_ptr<Engine> Engine::open(StoreDirectory store, const EngineOptions& 
 }
 
 std::shared_ptr<Engine> open_engine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults) {
-  settle_draft(store, options.speculate);
+  if (!uses_draft(store.variant, options.speculate)) leave_draft_out(store);
   check_experts(store);
   // A forked child leaves its copy alone, because it has no threads to join.
   const auto destroy = [before = forks()](LoadedEngine* engine) {

@@ -120,13 +120,12 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
 
 int64_t drafts_of(Speculate speculate) { return speculate == Speculate::off ? 0 : max_drafts; }
 
-void settle_draft(StoreDirectory& store, Speculate speculate) {
-  if (speculate == Speculate::mtp && !store.variant.draft)
+bool uses_draft(const Variant& variant, Speculate speculate) {
+  if (speculate == Speculate::mtp && !variant.draft)
     throw ArgumentError(
-        concat("speculate: expected a model with a layer that drafts for mtp, as `moeflux convert "
-               "--mtp` keeps it, found ",
-               printable(store.variant.name), " without"));
-  if (speculate != Speculate::mtp && speculate != Speculate::automatic) leave_draft_out(store);
+        concat("speculate: expected a model with a layer that drafts for mtp, as `moeflux convert --mtp` ",
+               "keeps it, found ", printable(variant.name), " without"));
+  return speculate == Speculate::mtp || speculate == Speculate::automatic;
 }
 
 Footprint session_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts, int64_t chunk,

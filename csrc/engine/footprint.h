@@ -39,7 +39,7 @@ Footprint session_footprint(const Variant& variant, const SessionOptions& option
 // How many drafts a session may have at once.
 int64_t drafts_of(Speculate speculate);
 
-// Leaves out the layer that drafts where nobody asked for it. ArgumentError where somebody did and there is none.
-void settle_draft(StoreDirectory& store, Speculate speculate);
+// Whether a layer that drafts is used. Elsewhere it is left out. ArgumentError where it is asked for and there is none.
+bool uses_draft(const Variant& variant, Speculate speculate);
 
 }  // namespace moeflux
