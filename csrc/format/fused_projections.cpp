@@ -5,19 +5,11 @@
 #include "format/tensor_requirements.h"
 
 namespace moeflux {
-namespace {
 
-// The rows of a key head that belong to one canonical projection.
-struct Slice {
-  const char* projection;
-  int64_t first;
-  int64_t rows;
-};
-
-StoredTensor take_rows(const StoredTensor& fused, const std::vector<std::pair<int64_t, int64_t>>& ranges) {
-  const Span& whole = fused.spans.front();
-  const int64_t row_bytes = whole.bytes / fused.shape.front();
-  StoredTensor tensor = fused;
+StoredTensor take_rows(const StoredTensor& stored, const std::vector<std::pair<int64_t, int64_t>>& ranges) {
+  const Span& whole = stored.spans.front();
+  const int64_t row_bytes = whole.bytes / stored.shape.front();
+  StoredTensor tensor = stored;
   tensor.spans.clear();
   tensor.shape.front() = 0;
   for (const auto& [first, rows] : ranges) {
@@ -32,6 +24,15 @@ StoredTensor take_rows(const StoredTensor& fused, const std::vector<std::pair<in
   }
   return tensor;
 }
+
+namespace {
+
+// The rows of a key head that belong to one canonical projection.
+struct Slice {
+  const char* projection;
+  int64_t first;
+  int64_t rows;
+};
 
 class Splitter {
  public:

@@ -5,10 +5,17 @@
 // and in_proj_a, without a byte moved.
 #pragma once
 
+#include <cstdint>
+#include <utility>
+#include <vector>
+
 #include "format/declared_formats.h"
 #include "format/store_directory.h"
 
 namespace moeflux {
+
+// Rows of a tensor that lies in one stretch: (first, count) of each range, in their order.
+StoredTensor take_rows(const StoredTensor& stored, const std::vector<std::pair<int64_t, int64_t>>& ranges);
 
 // Replaces the fused projections of every linear layer in `table`, where there are any, and what is declared of them.
 void split_fused_projections(TensorTable& table, DeclaredFormats& declared, const StoreDirectory& store);

@@ -8,6 +8,7 @@
 #include "core/checked.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/rounding.h"
 #include "core/text.h"
 #include "format/tensor_entry.h"
 
@@ -355,7 +356,7 @@ GgufHeader parse_gguf_header(const GgufRead& read, int64_t file_bytes, std::stri
   take_values(file, values, header);
   take_tensors(file, tensors, header);
   const int64_t alignment = alignment_of(header, where);
-  header.bytes = (file.at() + alignment - 1) / alignment * alignment;
+  header.bytes = round_up(file.at(), alignment);
   place_tensors(header, alignment, file_bytes, where);
   return header;
 }
