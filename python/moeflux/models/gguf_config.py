@@ -77,7 +77,7 @@ def common(fields: Fields, values: GgufValues) -> dict[str, Any]:
         raise FormatError(f"{values.path}: token_embd.weight: expected a matrix, found none")
     fields.only("attention.causal", True)
     return {
-        "num_hidden_layers": fields.count("block_count") - fields.count("nextn_predict_layers", 0, minimum=0),
+        "num_hidden_layers": layers_of(fields),
         "max_position_embeddings": fields.count("context_length"),
         "hidden_size": fields.count("embedding_length"),
         "vocab_size": embedding.shape[0],
@@ -86,6 +86,11 @@ def common(fields: Fields, values: GgufValues) -> dict[str, Any]:
         "eos_token_id": end_ids(values),
         "bos_token_id": values.token("tokenizer.ggml.bos_token_id"),
     }
+
+
+def layers_of(fields: Fields) -> int:
+    """How many there are, without those that draft."""
+    return fields.count("block_count") - fields.count("nextn_predict_layers", 0, minimum=0)
 
 
 def heads(fields: Fields) -> dict[str, Any]:
@@ -206,7 +211,7 @@ def qwen35_moe(fields: Fields, values: GgufValues) -> dict[str, Any]:
 
 def kinds_of_layers(fields: Fields) -> list[str]:
     """By the list of layers that are recurrent, or by the interval of those that are not."""
-    layers = fields.count("block_count") - fields.count("nextn_predict_layers", 0, minimum=0)
+    layers = layers_of(fields)
     interval = fields.count("full_attention_interval", 4)
     recurrent = fields.get(
         "attention.recurrent_layers", list, "a list", [(i + 1) % interval != 0 for i in range(layers)]
@@ -296,7 +301,7 @@ def gpt_oss(fields: Fields, values: GgufValues) -> dict[str, Any]:
     attention = heads(fields)
     parameters = rope(fields, attention["head_dim"])
     if "rope_type" in parameters:
-        parameters |= {"truncate": False, "beta_fast": 32.0, "beta_slow": 1.0} | parameters
+        parameters = {"truncate": False, "beta_fast": 32.0, "beta_slow": 1.0} | parameters
     return {
         **attention,
         **experts(fields, "num_local_experts"),

@@ -55,6 +55,7 @@ NAMED = {
 """How `tokenizer.ggml.NAME_token_id` spells a name -> how tokenizer_config.json does."""
 
 GGML = "tokenizer.ggml."
+TEMPLATE = "tokenizer.chat_template"
 SPACE = "\u2581"
 """What SentencePiece has in place of a space."""
 
@@ -85,20 +86,18 @@ def tokenizer_config(values: GgufValues) -> dict[str, Any]:
     return config
 
 
-TEMPLATE = "tokenizer.chat_template"
-
-
 def end_ids(values: GgufValues) -> list[int]:
     """The tokens that end an answer."""
-    named = {values.token(f"{GGML}{name}_token_id") for name in ENDS} - {None}
+    said = (values.token(f"{GGML}{name}_token_id") for name in ENDS)
+    named = {id for id in said if id is not None}
     if not has_tokenizer(values):
-        return sorted(id for id in named if id is not None)
-    kinds = kinds_of(values, count := len(tokens := tokens_of(values)))
-    for id in named:
-        if id is not None and id >= count:
-            raise FormatError(f"{values.path}: {GGML}*_token_id: expected ids below {count}, found {id}")
-    ends = {id for id in range(count) if kinds[id] == CONTROL and tokens[id] in END_SPELLINGS}
-    return sorted(ends | {id for id in named if id is not None})
+        return sorted(named)
+    tokens = tokens_of(values)
+    kinds = kinds_of(values, len(tokens))
+    if named and max(named) >= len(tokens):
+        raise FormatError(f"{values.path}: {GGML}*_token_id: expected ids below {len(tokens)}, found {max(named)}")
+    spelled = enumerate(zip(tokens, kinds, strict=True))
+    return sorted(named | {id for id, (token, kind) in spelled if kind == CONTROL and token in END_SPELLINGS})
 
 
 # ---- The parts --------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@ be sampled. In a folder they are files. A GGUF file has the same in its values, 
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,28 +46,32 @@ class ModelFiles:
 
 
 class GgufFiles(ModelFiles):
-    """Those that the values of a GGUF file stand for. They are made anew whenever somebody asks."""
+    """Those that the values of a GGUF file stand for. Each is made anew when somebody asks; the header is read once."""
 
     made = True
+
+    @cached_property
+    def values(self) -> GgufValues:
+        return GgufValues(self.path)
 
     def where(self, name: str) -> str:
         return f"{self.path}: as {name}"
 
     def has(self, name: str) -> bool:
         if name == "tokenizer.json":
-            return has_tokenizer(GgufValues(self.path))
+            return has_tokenizer(self.values)
         return name in MADE
 
     def size(self, name: str) -> int:
         """Merges, and a vocabulary in JSON, are about twice as long as their strings."""
-        return 2 * GgufValues(self.path).file.header_bytes
+        return 2 * self.values.file.header_bytes
 
     def bytes_of(self, name: str) -> bytes:
         assert name == "tokenizer.json"  # the one that may be large
-        return tokenizer_json(GgufValues(self.path))
+        return tokenizer_json(self.values)
 
     def json_of(self, name: str) -> Any:
-        return MADE[name](GgufValues(self.path))
+        return MADE[name](self.values)
 
 
 MADE = {

@@ -103,7 +103,7 @@ class _Planner:
         if options["speculate"] not in ("auto", "mtp"):
             self.variant = self.variant.without_draft()
         self.experts = self.variant.experts.count * len(self.variant.moe_layers)
-        self.is_here = isinstance(store, Store)
+        self.beside = files_of(store.path) if isinstance(store, Store) else None
         self.probe = remembered(store.expert_files[0] if store.expert_files else store.path)
         self.free = available()
         self.threads = whole_number("threads", options["threads"], 1024) or _cores()
@@ -136,23 +136,22 @@ class _Planner:
     def text_part(self) -> int:
         """The tokenizer is loaded when somebody asks for text. Reading its file takes the most: 10 to 12 times its size
         were measured on vocabularies of 150,000 tokens and more."""
-        if not self.is_here:
+        if self.beside is None:
             size = TOKENIZER_BYTES * self.variant.vocab_size
         else:
-            beside = files_of(self.store.path)
-            size = beside.size(TOKENIZER) if beside.has(TOKENIZER) else 0
+            size = self.beside.size(TOKENIZER) if self.beside.has(TOKENIZER) else 0
         return 8 * MIB + 16 * size if size else 0
 
     def encoder_part(self) -> int:
         """A process of its own that makes tokens, for a tokenizer that may take unlimited time in this one."""
         path = self.store.path / TOKENIZER
-        status = files.status_of(path) if self.is_here and not files_of(self.store.path).made else None
+        status = None if self.beside is None or self.beside.made else files.status_of(path)
         return 0 if status is None else _encoder_bytes(path, status.st_size, status.st_mtime_ns)
 
     def renderer_part(self) -> int:
         """A process of its own that renders the chat templates of all models of this process."""
-        here = not self.is_here or any(map(files_of(self.store.path).has, TEMPLATE_FILES))
-        return RENDERING.max_resident if here else 0
+        is_rendered = self.beside is None or any(map(self.beside.has, TEMPLATE_FILES))
+        return RENDERING.max_resident if is_rendered else 0
 
     def budget_of(self, memory: int | str | None) -> tuple[int | None, str]:
         if memory is None:
