@@ -29,6 +29,7 @@ from moeflux.conversion.packer import Content
 from moeflux.errors import ArgumentError, FormatError, IoError
 from moeflux.models.config import variant_from_config
 from moeflux.models.gguf import find_gguf
+from moeflux.models.published import parts_of
 from moeflux.models.tensors import dense_shapes
 from moeflux.models.variants import Variant
 from moeflux.progress import Progress, Silent, time_text
@@ -188,8 +189,7 @@ def content_of(source: Path, asked: ConvertFormat | None, mtp: bool = False) -> 
             )
         return content_of_mlx(source, variant)
     if mtp:
-        text = config.get("text_config")
-        if {**config, **(text if isinstance(text, dict) else {})}.get("mtp_use_dedicated_embeddings"):
+        if any(part.get("mtp_use_dedicated_embeddings") for part in parts_of(config)):
             raise FormatError(f"{source}: mtp_use_dedicated_embeddings: expected false, found true")
         variant = variant.with_draft()
     return content_of_checkpoint(source, config, variant, asked or ConvertFormat.default(config))

@@ -4,7 +4,7 @@ requantised."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +94,11 @@ def _content(
 def _unit(name: str, tensor: _core.Tensor, formats: dict[str, _core.QuantFormat], reader: SpanReader) -> DenseUnit:
     spans = list(tensor.spans)
     dtype, size = tensor.dtype, sum(bytes for _, _, bytes in spans)
-    if name.endswith(".A_log") and is_float(dtype) and dtype != "F32" and not tensor.negated_exp:
+    if tensor.negated_exp or (name.endswith(".A_log") and is_float(dtype) and dtype != "F32"):
         # Every reader of a packed store may rely on f32 here; bf16 and f16 widen exactly.
         place = DenseTensor(name, "F32", tuple(tensor.shape), int(np.prod(tensor.shape)) * 4)
-        return DenseUnit(name, (place,), lambda: _promoted(spans, dtype, reader), spans[0][:2])
-    if tensor.negated_exp:
-        place = DenseTensor(name, "F32", tuple(tensor.shape), int(np.prod(tensor.shape)) * 4)
-        return DenseUnit(name, (place,), lambda: _logarithms(spans, dtype, reader), spans[0][:2])
+        meant = logarithms if tensor.negated_exp else None
+        return DenseUnit(name, (place,), lambda: _promoted(spans, dtype, reader, meant), spans[0][:2])
     format = formats.get(name.removesuffix(".weight"))
     bits = format.bits if format is not None and dtype == "U32" else 0
     block = str(format) if format is not None and format.is_blocks else ""
@@ -108,14 +106,13 @@ def _unit(name: str, tensor: _core.Tensor, formats: dict[str, _core.QuantFormat]
     return DenseUnit(name, (place,), lambda: _parts(spans, reader), spans[0][:2])
 
 
-def _logarithms(spans: list[Span], dtype: str, reader: SpanReader) -> Iterator[tuple[np.ndarray]]:
+def _promoted(
+    spans: list[Span], dtype: str, reader: SpanReader, meant: Callable[[np.ndarray], np.ndarray] | None
+) -> Iterator[tuple[np.ndarray]]:
+    """The values in f32. `meant` makes of them what the model reads, where the file has another form."""
     for (raw,) in _parts(spans, reader):
-        yield (encode(logarithms(decode(raw, dtype)), "F32"),)
-
-
-def _promoted(spans: list[Span], dtype: str, reader: SpanReader) -> Iterator[tuple[np.ndarray]]:
-    for (raw,) in _parts(spans, reader):
-        yield (encode(decode(raw, dtype), "F32"),)
+        values = decode(raw, dtype)
+        yield (encode(meant(values) if meant else values, "F32"),)
 
 
 def _parts(spans: list[Span], reader: SpanReader) -> Iterator[tuple[np.ndarray]]:

@@ -10,7 +10,7 @@ from moeflux import files
 from moeflux.errors import FormatError
 from moeflux.models.variants import QuantFormat
 
-__all__ = ["INDEX", "files_of_index", "published_format", "runs_as_published"]
+__all__ = ["INDEX", "files_of_index", "parts_of", "published_format", "runs_as_published"]
 
 INDEX = "model.safetensors.index.json"
 
@@ -25,7 +25,7 @@ ELEMENTS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 def runs_as_published(config: dict[str, Any]) -> bool:
     """Whether a checkpoint with this config.json runs in place, if its tensors are what the config says."""
-    said = [part["quantization_config"] for part in _parts(config) if part.get("quantization_config")]
+    said = [part["quantization_config"] for part in parts_of(config) if part.get("quantization_config")]
     if config.get("model_type") == "gpt_oss":  # in MXFP4; elsewhere its matrices are transposed
         return bool(said) and all(isinstance(each, dict) and each.get("quant_method") == "mxfp4" for each in said)
     return config.get("model_type") in AS_PUBLISHED and not said
@@ -35,7 +35,7 @@ def published_format(config: dict[str, Any]) -> QuantFormat:
     """The format of the experts of a checkpoint that runs in place, as its config.json has it."""
     if config.get("model_type") == "gpt_oss":
         return QuantFormat.mxfp4()
-    said = [part.get(key) for part in _parts(config) for key in ("dtype", "torch_dtype")]
+    said = [part.get(key) for part in parts_of(config) for key in ("dtype", "torch_dtype")]
     found = [ELEMENTS[word] for word in said if isinstance(word, str) and word in ELEMENTS]
     return QuantFormat.plain(found[0] if found else "BF16")
 
@@ -53,7 +53,7 @@ def files_of_index(index: Path) -> list[str]:
     return names
 
 
-def _parts(config: dict[str, Any]) -> list[dict[str, Any]]:
+def parts_of(config: dict[str, Any]) -> list[dict[str, Any]]:
     """The config, and the one of its text part where it has one."""
     text = config.get("text_config")
     return [config, text] if isinstance(text, dict) else [config]

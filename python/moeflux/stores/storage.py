@@ -9,6 +9,7 @@ import numpy as np
 
 from moeflux._core import ExpertFormats
 from moeflux.errors import ArgumentError
+from moeflux.models.published import parts_of
 from moeflux.models.variants import QuantFormat, Variant
 from moeflux.stores.packed import DenseTensor
 
@@ -42,9 +43,7 @@ class ConvertFormat:
     def default(cls, config: dict[str, Any]) -> ConvertFormat:
         """4 bits in groups of 64. Scales and plain matrices in the type that config.json declares. If experts are
         published in MXFP4, nothing is quantised."""
-        text = config.get("text_config")
-        layers = [config, text] if isinstance(text, dict) else [config]
-        declared = [layer.get(key) for layer in layers for key in ("torch_dtype", "dtype")]
+        declared = [part.get(key) for part in parts_of(config) for key in ("torch_dtype", "dtype")]
         element = next((DECLARED[name] for name in declared if isinstance(name, str) and name in DECLARED), "BF16")
         said = config.get("quantization_config")
         is_mxfp4 = isinstance(said, dict) and said.get("quant_method") == "mxfp4"
