@@ -111,7 +111,7 @@ def own_memory(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def no_copies(request: pytest.FixtureRequest) -> None:
     """For tests that count ops and reads: a device with memory of its own copies besides, and fills its slots."""
-    if request.config.getoption("--apart"):
+    if request.config.getoption("--apart") or request.config.getoption("--on-cuda"):
         pytest.skip("it counts ops and reads, and here copies and fills come to them")
 
 

@@ -439,6 +439,7 @@ struct WorkSizes {
   int64_t rows = 0;        // rows of one call
   int64_t pairs = 0;       // pairs of a row and an expert, in one layer
   int64_t row_blocks = 0;  // blocks of rows of one session
+  int64_t batches = 3;     // batches there may be at once: in flight, and the one being recorded
   // The inputs of one matmul, or of one of the two stages of expert_ffn: how many rows there are in all the different
   // x, and how many numbers these rows have.
   int64_t input_rows = 0;

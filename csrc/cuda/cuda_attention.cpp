@@ -9,8 +9,6 @@
 namespace moeflux::cuda {
 namespace {
 
-constexpr int64_t most_part_bytes = int64_t{64} << 20;
-constexpr int64_t most_parts = 4096;                       // of one row: their multipliers are in shared memory
 constexpr int64_t most_chunks = 128;                       // of one row; where there are more, a part is a span
 constexpr int64_t attention_blocks_of_multiprocessor = 2;  // with fewer, it is half idle
 constexpr int64_t few_conv_rows = 8;
@@ -114,7 +112,8 @@ void CudaCommands::run_attention(const gpu::AttentionTask& task, int64_t n) {
   }
   const int64_t bytes = n * heads * count * (task.q.dim + 2) * 4;
   const int64_t enough = attention_blocks_of_multiprocessor * launches_.chip().multiprocessors;
-  const bool in_parts = int64_t{tiles} * task.kv_heads < enough && bytes <= most_part_bytes && count <= most_parts;
+  const bool in_parts = int64_t{tiles} * task.kv_heads < enough &&
+                        bytes <= std::min(most_part_bytes, launches_.room_limit(parts)) && count <= most_parts;
   params.part_count = in_parts ? static_cast<uint32_t>(count) : 0;
   const AttentionOutput output = {kind, params, tiles, {params.rows}};
   if (!takes_attention(output)) wait_with(output);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <limits>
 #include <utility>
 
 #include "core/arena.h"
@@ -14,9 +15,6 @@ namespace {
 
 constexpr int64_t word_bytes = 4;
 constexpr int64_t least_lists = 1 << 16;
-// Batches that have lists at once: two that run, which is what an engine has in flight if nobody asks for more, and one
-// that is recorded.
-constexpr int list_rooms = 3;
 constexpr int64_t least_margin = int64_t{256} << 20;
 
 using Released = std::atomic<uint32_t>;  // in memory that the GPU reads, too
@@ -116,7 +114,7 @@ int64_t CudaBackend::prepared_bytes(const WorkSizes& sizes) {
   for (const RoomSize& room : CudaCommands::rooms(sizes))
     if (room.bytes) bytes += arena_bytes(room.bytes);
   // Host and device each have room for lists.
-  return bytes + 2 * list_rooms * arena_bytes(std::max(least_lists, CudaCommands::list_bytes(sizes)));
+  return bytes + 2 * sizes.batches * arena_bytes(std::max(least_lists, CudaCommands::list_bytes(sizes)));
 }
 
 std::shared_ptr<const void> CudaBackend::take(int64_t bytes, Memory memory, const std::string& what) {
@@ -144,9 +142,10 @@ int64_t CudaBackend::prepare(const WorkSizes& sizes) {
   const int64_t before = held() - arena_bytes(word_bytes);
   const std::vector<RoomSize> rooms = CudaCommands::rooms(sizes);
   rooms_.resize(rooms.size());
+  is_prepared_ = true;
   for (size_t i = 0; i < rooms.size(); ++i)
     if (rooms[i].bytes) rooms_[i] = allocate(rooms[i].bytes, Memory::device, rooms[i].what);
-  for (int i = 0; i < list_rooms; ++i) spare_->add(make_lists(CudaCommands::list_bytes(sizes)));
+  for (int64_t i = 0; i < sizes.batches; ++i) spare_->add(make_lists(CudaCommands::list_bytes(sizes)));
   return held() - before;
 }
 
@@ -159,6 +158,11 @@ View CudaBackend::room(size_t which, int64_t bytes) {
     room = std::move(larger);
   }
   return {room.get(), 0};
+}
+
+int64_t CudaBackend::room_limit(size_t which) const {
+  constexpr int64_t none = std::numeric_limits<int64_t>::max();
+  return is_prepared_ ? (rooms_[which] ? rooms_[which]->bytes() : 0) : none;
 }
 
 ListRoom CudaBackend::make_lists(int64_t bytes) {

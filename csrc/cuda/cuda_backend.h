@@ -52,6 +52,7 @@ class CudaBackend final : public Backend {
   // Counts `bytes` more as held, until what it returns goes.
   std::shared_ptr<const void> take(int64_t bytes, Memory memory, const std::string& what);
   View room(size_t which, int64_t bytes);
+  int64_t room_limit(size_t which) const;
   ListRoom make_lists(int64_t bytes);
   ListRoom take_lists(int64_t bytes);
   void give_back(ListRoom room);
@@ -74,6 +75,7 @@ class CudaBackend final : public Backend {
   std::mutex release_mutex_;
   int64_t last_hold_ = 0;
   std::vector<std::unique_ptr<Buffer>> rooms_;
+  bool is_prepared_ = false;
   std::vector<std::unique_ptr<Buffer>> outgrown_;  // rooms that a batch may still use
   std::shared_ptr<Spare> spare_;                   // room for lists
 };

@@ -26,8 +26,10 @@ class CudaCommands : public Commands {
   // What ops need besides their arguments, for Launches::room, and the lists of one batch.
   static std::vector<RoomSize> rooms(const WorkSizes& sizes);
   static int64_t list_bytes(const WorkSizes& sizes);
-  // Parts of attention that the rows of a step have room for together; one row may have more.
+  // Parts of attention that the rows of a step have room for together. One row may have more, up to these.
   static int64_t most_parts_of_row(int64_t heads, int64_t dim);
+  static constexpr int64_t most_parts = 4096;  // their multipliers are in shared memory
+  static constexpr int64_t most_part_bytes = int64_t{64} << 20;
 
   void embed(const Matrix& table, View ids, View out, int64_t n) override;
   void rms_norm(View x, View weight, View out, int64_t n, int64_t width, float eps) override;

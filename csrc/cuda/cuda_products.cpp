@@ -1,5 +1,6 @@
 // Products of matrices as stored, and the experts, which are made of them. And the room that ops need.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <optional>
 
@@ -85,9 +86,13 @@ int64_t CudaCommands::most_parts_of_row(int64_t heads, int64_t dim) {
 
 std::vector<RoomSize> CudaCommands::rooms(const WorkSizes& sizes) {
   std::vector<RoomSize> rooms(room_count);
-  rooms[parts] = {
-      "attention",
-      sizes.value_dim ? most_parts_of_row(sizes.heads, sizes.value_dim) * sizes.heads * (sizes.value_dim + 2) * 4 : 0};
+  // Of several sessions, or of one row that sees the longest context.
+  const int64_t part_bytes = sizes.heads * (sizes.value_dim + 2) * 4;
+  const auto longest = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(sizes.row_blocks))) + 1;
+  if (sizes.value_dim) {
+    const int64_t count = std::max(most_parts_of_row(sizes.heads, sizes.value_dim), std::min(longest, most_parts));
+    rooms[parts] = {"attention", std::min(count * part_bytes, most_part_bytes)};
+  }
   // The digits of a step's inputs, or of the pairs of all experts, each of which has a block that is not full.
   const int64_t width = sizes.input_rows ? divide_up(sizes.inputs, sizes.input_rows) : 0;
   const int64_t rows = sizes.rows > 1 ? sizes.input_rows + sizes.pairs +

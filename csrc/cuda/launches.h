@@ -96,6 +96,9 @@ class Launches {
   // The room of number `which` of those that CudaCommands asks for. It is as large as it was prepared; if that is less
   // than `bytes`, it grows, and what it held is lost.
   virtual View room(size_t which, int64_t bytes) = 0;
+  // Bytes that were prepared, within which a room does not grow. No limit where nothing was prepared, as for single
+  // ops.
+  virtual int64_t room_limit(size_t which) const = 0;
   virtual const Chip& chip() const = 0;
 
   // As Commands has them.

@@ -52,6 +52,7 @@ List Recording::list(int64_t bytes) {
 }
 
 View Recording::room(size_t which, int64_t bytes) { return backend_.room(which, bytes); }
+int64_t Recording::room_limit(size_t which) const { return backend_.room_limit(which); }
 
 const Chip& Recording::chip() const { return backend_.device_->chip(); }
 

@@ -34,6 +34,7 @@ class Recording final : public Launches {
   void copy(View from, View to, int64_t bytes) override;
   List list(int64_t bytes) override;
   View room(size_t which, int64_t bytes) override;
+  int64_t room_limit(size_t which) const override;
   const Chip& chip() const override;
   void mark() override;
   int64_t hold() override;

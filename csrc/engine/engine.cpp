@@ -113,7 +113,7 @@ LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, c
       draft_source_(faults.drafts ? faults.drafts : look_up),
       believes_layer_(!faults.drafts),
       draft_governor_(options.speculate),
-      prepared_(backend_->prepare(work_sizes(store, model_.layers, options.chunk))),
+      prepared_(backend_->prepare(work_sizes(store, model_.layers, options))),
       experts_(store, *backend_, options, faults.open),
       ngrams_(store, options.chunk, *backend_, experts_.pool(), experts_.read_mode(), faults.open),
       recorder_(*backend_, options.ring_depth, store.variant.experts().count) {

@@ -60,8 +60,10 @@ SessionOptions resolved(const Variant& variant, SessionOptions options) {
   return options;
 }
 
-WorkSizes work_sizes(const StoreDirectory& store, const std::vector<LayerBlocks>& layers, int64_t chunk) {
+WorkSizes work_sizes(const StoreDirectory& store, const std::vector<LayerBlocks>& layers,
+                     const EngineOptions& options) {
   const Variant& variant = store.variant;
+  const int64_t chunk = options.chunk;
   WorkSizes sizes;
   std::set<int64_t> groups;
   for (const QuantFormat& format : store.every_format())
@@ -77,6 +79,7 @@ WorkSizes work_sizes(const StoreDirectory& store, const std::vector<LayerBlocks>
   sizes.input_rows = chunk;
   sizes.inputs = chunk * variant.hidden_size;
   sizes.row_blocks = blocks_of(variant.max_context);
+  sizes.batches = options.ring_depth + 1;
   for (const LayerBlocks& layer : layers)
     LayerBlocks::each(layer, [&](const auto& block) { block.want(sizes, chunk); });
   return sizes;
@@ -103,7 +106,7 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
   bytes.expert_slots = arena_bytes(ExpertSide::planned_slots(store, options));
   bytes.scratch = scratch_layout(v, layers, output, draft, options.chunk, scratch).bytes(shared) +
                   MirroredBuffer::planned_bytes(max_top_k * 8, shared) +
-                  device_entry(options.backend).prepared_bytes(work_sizes(store, layers, options.chunk));
+                  device_entry(options.backend).prepared_bytes(work_sizes(store, layers, options));
   // Automatic reads may turn out to be buffered, which needs fewer such buffers. The plan is for direct reads.
   const ReadMode mode = options.reads == Reads::buffered ? ReadMode::buffered : ReadMode::direct;
   bytes.read_buffers = options.readers * bounce_of(store, mode);

@@ -20,8 +20,8 @@ SessionOptions resolved(const Variant& variant, SessionOptions options);
 // How many routed experts all layers have together.
 int64_t all_experts(const Variant& variant);
 
-// The largest pieces of work that batches of this model will bring, in chunks of `chunk` tokens.
-WorkSizes work_sizes(const StoreDirectory& store, const std::vector<LayerBlocks>& layers, int64_t chunk);
+// The largest pieces of work that batches of this model will bring, in chunks of `options.chunk` tokens.
+WorkSizes work_sizes(const StoreDirectory& store, const std::vector<LayerBlocks>& layers, const EngineOptions& options);
 
 // Room for all intermediate numbers, in chunks of `chunk` tokens. Its views are members of `scratch`, `layers`,
 // `output`, which reads the stream for the head, and `draft`.

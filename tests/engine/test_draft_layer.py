@@ -268,7 +268,7 @@ def test_memory_is_as_planned(folder: Folder) -> None:
             session.prefill(tokens(290))
             held, planned = model.memory.held, model.plan.parts
             assert sum(held.values()) == model._engine.held
-            assert all(held[part] == planned[part] for part in held)
+            assert all(held[part] == planned[part] for part in held if part != "loading")  # which is given back
             assert model.plan.experts == 16 * (5 if speculate != "off" else 4)
             session.close()
 

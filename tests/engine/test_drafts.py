@@ -232,7 +232,7 @@ def test_memory_is_as_planned(folder: Folder) -> None:
         session.prefill(PROMPT)
         held, planned = model.memory.held, model.plan.parts
         assert sum(held.values()) == model._engine.held
-        assert all(held[name] == planned[name] for name in held)
+        assert all(held[name] == planned[name] for name in held if name != "loading")  # which is given back
 
 
 # ---- Whether they pay ---------------------------------------------------------------------------------------------

@@ -94,8 +94,8 @@ def test_staging_while_loading_is_planned(folder: Folder) -> None:
     with open_store(path) as store:
         tensors = store.directory.tensors.values()
         largest = max(sum(span[2] for span in tensor.spans) for tensor in tensors)
-        apart = _core.testing.footprint(_core.testing.Faults(apart=True), store.directory)
-        shared = _core.testing.footprint(_core.testing.Faults(apart=False), store.directory)
+        apart = _core.testing.footprint(_core.testing.Faults(apart=True), store.directory, backend="cpu")
+        shared = _core.testing.footprint(_core.testing.Faults(apart=False), store.directory, backend="cpu")
     assert largest <= apart.loading < 2 * largest
     assert apart.engine - apart.loading == apart.total - apart.sessions - apart.loading
     assert load_faulty(path, apart=True)._engine.memory.loading == 0

@@ -47,6 +47,7 @@ def test_each_row_is_read_once(folder: Folder) -> None:
     assert (session.stats.ngram_misses, session.stats.ngram_hits) == (0, rows[:16].size)
 
 
+@pytest.mark.usefixtures("no_copies")
 def test_bytes_are_counted(folder: Folder) -> None:
     model = load_faulty(folder(NAME), chunk=16, look_ahead="off")
     shape = model.variant.layers[LAYER].ngram

@@ -125,7 +125,7 @@ def test_a_session_that_finds_no_block_loses_nothing(folder: Folder, by_the_bloc
     whole = model.session(max_context=600)
     whole.prefill(TEXT[:200])
     with open_store(folder(name)) as store:
-        parts = _core.footprint(store.directory, max_context=600)
+        parts = _core.footprint(store.directory, backend="cpu", max_context=600)
     limit = 3 * parts.sessions - 2 * parts.rows  # of three sessions, with three blocks for all
     model = load_faulty(folder(name), session_bytes=limit, chunk=100, **by_the_block)
     first, second, third = (model.session(max_context=600) for _ in range(3))
@@ -375,7 +375,7 @@ def test_forks_that_cannot_be(folder: Folder) -> None:
 
 def test_a_fork_that_finds_no_memory(folder: Folder, by_the_block: dict[str, Any]) -> None:
     with open_store(folder("qwen3_5_moe")) as store:
-        parts = _core.footprint(store.directory, max_context=600)
+        parts = _core.footprint(store.directory, backend="cpu", max_context=600)
     model = load_faulty(folder("qwen3_5_moe"), session_bytes=2 * parts.sessions - parts.rows, chunk=128, **by_the_block)
     session = model.session(max_context=600)
     session.prefill(TEXT[:520])
