@@ -30,8 +30,11 @@ case $kind in
   tsan)
     sanitizers=thread
     preload="$(runtime libtsan.so)"
-    # ThreadSanitizer gives up in a child of fork that starts threads ("not supported"). AddressSanitizer runs that test.
-    [ -z "$command" ] || set -- --deselect tests/engine/test_engine_robustness.py::test_fork "$@"
+    # ThreadSanitizer gives up in a child of fork that starts threads or lets go of those of its parent. AddressSanitizer runs
+    # these tests.
+    [ -z "$command" ] || set -- --deselect tests/engine/test_engine_robustness.py::test_fork \
+      --deselect tests/engine/test_thread_pool.py::test_a_forked_child_computes_alone \
+      --deselect tests/io/test_io_pool.py::test_a_fork_has_no_reading_threads "$@"
     export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:ignore_noninstrumented_modules=1:log_path=$report
     ;;
   *)
