@@ -158,6 +158,7 @@ def test_every_flag_that_takes_a_number_says_what_it_takes(capsys: Output) -> No
         ("chat --reasoning-effort high", "reasoning_effort: expected a template that has it, found one without"),
         ("trace x -o y --prompt-ids z --seed 3", "--seed: expected random tokens, found --prompt-ids"),
         ("doctor --metal /", "--metal: expected no folder with it, found /"),
+        ("doctor --cuda /", "--cuda: expected no folder with it, found /"),
     ],
 )
 def test_no_flag_is_passed_over_in_silence(line: str, said: str, capsys: Output) -> None:

@@ -1,62 +1,111 @@
-"""`moeflux doctor --metal`, on the emulated GPU: all passes, and what fails is a row of the table."""
+"""`moeflux doctor --metal` and `--cuda`, on the emulated GPUs: all passes, and what fails is a row of the table."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from emulator import gpu
+from emulator import cuda_gpu, gpu
 from moeflux import _core
 from moeflux.cli import main
+from support.gpu_ops import EMULATORS, REAL
 from support.metal import needs_device
 
 pytestmark = needs_device
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture(autouse=True)
-def device() -> Iterator[None]:
+def devices(on_cuda: str | None) -> Iterator[None]:
     gpu.install()
+    if "cuda" not in REAL:
+        cuda_gpu.install()
     yield
     assert gpu.live_objects() == 0
+    cuda_gpu.remove(on_cuda)
 
 
-def test_all_passes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--metal"]) == 0
+@pytest.mark.parametrize(
+    ("which", "name", "fact", "file"),
+    [
+        ("metal", "an emulated GPU", "recommended working set", "matmul"),
+        ("cuda", "an emulated NVIDIA GPU", "compute capability", "matmul_rows"),
+    ],
+)
+def test_all_passes(capsys: pytest.CaptureFixture[str], which: str, name: str, fact: str, file: str) -> None:
+    assert main(["doctor", f"--{which}"]) == 0
     text = capsys.readouterr().out
-    assert "gpu                     an emulated GPU" in text and "recommended working set" in text
+    assert (f"gpu                     {name}" in text or which in REAL) and fact in text
     assert "FAILED" not in text and "passed" in text.splitlines()[-1]
-    for row in ("compile matmul  ", "matvec 3-bit g32", "attention 512 bf16", "gated_delta", "a whole model"):
-        assert f"  {row}" in text
+    rows = "open the GPU", "matvec 3-bit g32", "attention 512 bf16", "gated_delta", "a whole model"
+    assert all(f"  {row}" in text for row in (f"compile {file}  ", *rows))
+
+
+def broken(capsys: pytest.CaptureFixture[str], which: str) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """What failed and why, and all checks."""
+    assert main(["doctor", f"--{which}", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    failed = {check["name"]: check["failure"] for check in report["checks"] if check["failure"]}
+    assert report["failures"] == len(failed)
+    return failed, report["checks"]
+
+
+def changed(folder: Path, kind: str, changes: dict[str, tuple[str, str]]) -> None:
+    """The folder of kernels, in which files have other words."""
+    for file in (ROOT / kind).iterdir():
+        text = file.read_text()
+        if file.name in changes:
+            assert changes[file.name][0] in text
+            text = text.replace(*changes[file.name])
+        (folder / file.name).write_text(text)
 
 
 def test_kernels_that_are_wrong_are_rows_of_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One file with an error, one with a kernel that computes something else."""
-    for file in (Path(__file__).parents[2] / "metal").iterdir():
-        text = file.read_text()
-        if file.name == "route.metal":
-            text = text.replace("inline bool is_nan", "inline boole is_nan")
-        if file.name == "delta.metal":
-            text = text.replace("const float correction = (value - ", "const float correction = (value + ")
-        (tmp_path / file.name).write_text(text)
+    error = ("inline bool is_nan", "inline boole is_nan")
+    changed(
+        tmp_path, "metal", {"route.metal": error, "delta.metal": ("correction = (value - ", "correction = (value + ")}
+    )
     monkeypatch.setenv("MOEFLUX_METAL_DIR", str(tmp_path))
-    assert main(["doctor", "--metal", "--json"]) == 1
-    report = json.loads(capsys.readouterr().out)
-    failed = {check["name"]: check["failure"] for check in report["checks"] if check["failure"]}
+    failed, checks = broken(capsys, "metal")
     assert {"compile route", "route_softmax", "route_grouped", "top_k", "gated_delta"} <= set(failed)
     assert "route.metal does not compile" in failed["compile route"] and "boole" in failed["compile route"]
     assert failed["gated_delta"].startswith("off by ")
-    assert report["failures"] == len(failed) < len(report["checks"]) / 4
+    assert len(failed) < len(checks) / 4
 
 
-def test_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    gpu.remove()
-    assert main(["doctor", "--metal"]) != 0
-    assert "metal: expected macOS on Apple silicon" in capsys.readouterr().err
+def test_of_an_nvidia_gpu_all_kernels_must_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It opens with all of them or not at all, so there is nothing to compare when one does not compile."""
+    monkeypatch.setenv("MOEFLUX_CUDA_DIR", str(tmp_path))
+    changed(tmp_path, "cuda", {"delta.cuh": ("correction = (now.value - ", "correction = (now.value + ")})
+    failed, _ = broken(capsys, "cuda")
+    assert "gated_delta" in failed and failed["gated_delta"].startswith("off by ")
+    changed(tmp_path, "cuda", {"delta.cuh": ("const float correction", "const floa correction")})
+    failed, checks = broken(capsys, "cuda")
+    assert list(failed) == ["compile delta", "open the GPU"] and checks[-1]["name"] == "open the GPU"
+    assert "floa" in failed["compile delta"]
+
+
+@pytest.mark.parametrize("which", EMULATORS)
+def test_no_gpu(capsys: pytest.CaptureFixture[str], which: str) -> None:
+    if which in REAL:
+        pytest.skip("it is there")
+    if which == "metal":
+        gpu.remove()
+    else:
+        _core.testing.set_cuda_libraries("/no/such/libcuda.so", "/no/such/libnvrtc.so")
+    assert main(["doctor", f"--{which}"]) != 0
+    said = {"metal": "metal: expected macOS on Apple silicon", "cuda": "cuda: "}
+    assert said[which] in capsys.readouterr().err
 
 
 def test_every_kernel_is_made_ready() -> None:

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from moeflux import files
 from moeflux.cli.arguments import (
@@ -37,14 +37,16 @@ the user's cache folder ($MOEFLUX_CACHE, else the system's), for this machine an
 opened with these settings unless you ask for others. It takes about 15 seconds, or 3 with --quick. Close other programs
 meanwhile.
 
-With --metal it looks at the GPU of a Mac instead. It compiles every kernel, runs every op on small numbers there and on
-the CPU, then runs a whole model. It prints a table for an issue if something fails, and the status is then 1.
+With --metal it looks at the GPU of a Mac instead, with --cuda at an NVIDIA GPU. It compiles every kernel, runs every op
+on small numbers there and on the CPU, then runs a whole model. It prints a table for an issue if something fails, and
+the status is then 1.
 
 examples:
   moeflux doctor /ssd/a3b
   moeflux doctor /ssd --quick
   moeflux doctor --json
   moeflux doctor --metal
+  moeflux doctor --cuda
 """
 
 TRACE_HELP = "run a model and record which experts its router picks"
@@ -130,19 +132,21 @@ def _add_doctor(command: Parser) -> None:
     kind = command.add_mutually_exclusive_group()
     kind.add_argument("--quick", action="store_true", help="3 seconds, less exact")
     kind.add_argument("--metal", action="store_true", help="compare the GPU of a Mac with the CPU, instead")
+    kind.add_argument("--cuda", action="store_true", help="compare an NVIDIA GPU with the CPU, instead")
     command.add_argument("--json", action="store_true", help="everything as JSON, sizes in exact bytes")
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
     from moeflux.errors import ArgumentError
     from moeflux.measure.doctor import examine
-    from moeflux.measure.metal_check import check_metal
+    from moeflux.measure.gpu_check import check_gpu
     from moeflux.progress import for_terminal
 
-    if arguments.metal:
+    if arguments.metal or arguments.cuda:
+        backend: Literal["metal", "cuda"] = "metal" if arguments.metal else "cuda"
         if arguments.folder is not None:
-            raise ArgumentError(f"--metal: expected no folder with it, found {arguments.folder}")
-        report = check_metal(for_terminal())
+            raise ArgumentError(f"--{backend}: expected no folder with it, found {arguments.folder}")
+        report = check_gpu(backend, for_terminal())
         print_value(report, arguments.json)
         return 1 if report.failures else 0
     print_value(examine(arguments.folder or Path(), arguments.quick, for_terminal()), arguments.json)

@@ -1,5 +1,5 @@
-"""Compares Metal with the CPU on this machine: it makes every kernel ready, runs every op on small numbers on both,
-then a whole model. This is the content of `moeflux doctor --metal`."""
+"""Compares the GPU of this machine with its CPU: it makes every kernel ready, runs every op on small numbers on both,
+then a whole model. This is the content of `moeflux doctor --metal` and `moeflux doctor --cuda`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from moeflux.ops import Ops
 from moeflux.oracle.stored import float_to_bf16, quantize_rows
 from moeflux.progress import Progress, Silent
 
-__all__ = ["Check", "MetalReport", "check_metal"]
+__all__ = ["Check", "GpuReport", "check_gpu"]
 
 LARGEST_ERROR = 2e-5
 """Of the largest number of a result. Both add in f32, each in an order of its own."""
@@ -44,7 +44,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class MetalReport:
+class GpuReport:
     machine: Machine
     device: str
     facts: tuple[tuple[str, str], ...]
@@ -77,29 +77,46 @@ class MetalReport:
         return "\n".join(lines)
 
 
-def check_metal(progress: Progress | None = None) -> MetalReport:
-    """DeviceError when there is no GPU that Metal drives; what does not work on it is in the report."""
-    device, facts = _core.metal_facts()
-    files, cases = _core.metal_shader_files(), list(_cases(np.random.default_rng(1)))
-    checks = []
-    with (progress or Silent()).task("Metal", len(files) + len(cases) + 1, "checks") as task:
-        for check in _checks(files, cases):
+def check_gpu(backend: Literal["metal", "cuda"], progress: Progress | None = None) -> GpuReport:
+    """DeviceError when there is no GPU that this backend drives; what does not work on it is in the report."""
+    device, facts = _core.metal_facts() if backend == "metal" else _core.cuda_facts()
+    files = _core.metal_shader_files() if backend == "metal" else _core.cuda_kernel_files()
+    cases, checks = list(_cases(np.random.default_rng(1), in_steps=backend == "metal")), []
+    with (progress or Silent()).task(backend, len(files) + 1 + len(cases) + 1, "checks") as task:
+        for check in _checks(backend, files, cases):
             checks.append(check)
             task.advance(1)
-    return MetalReport(this_machine(), device, tuple(facts), tuple(checks))
+    return GpuReport(this_machine(), device, tuple(facts), tuple(checks))
 
 
-def _checks(files: list[str], cases: list[tuple[str, Callable[[Ops], Any]]]) -> Iterator[Check]:
+def _checks(backend: str, files: list[str], cases: list[tuple[str, Callable[[Ops], Any]]]) -> Iterator[Check]:
+    compile = _compile_metal if backend == "metal" else _compile_cuda
     for file in files:
-        yield _timed(f"compile {file}", partial(_compile, file), times=1)
-    metal, cpu = Ops("metal"), Ops("cpu", threads=1, exact=True)
+        yield _timed(f"compile {file}", partial(compile, file), times=1)
+    # A backend may want all of its kernels at once.
+    opened = _timed("open the GPU", partial(_open, backend), times=1)
+    yield opened
+    if opened.failure:
+        return
+    gpu, cpu = Ops(backend), Ops("cpu", threads=1, exact=True)
     for name, run in cases:
-        yield _compared(name, metal, cpu, run)
-    yield _timed("a whole model", _whole_model, times=1)
+        yield _compared(name, gpu, cpu, run)
+    yield _timed("a whole model", partial(_whole_model, backend), times=1)
 
 
-def _compile(file: str) -> str:
+def _compile_metal(file: str) -> str:
     return f"{_core.metal_compile(file)} kernels"
+
+
+def _compile_cuda(file: str) -> str:
+    is_new = file in _core.cuda_files_to_compile()
+    _core.cuda_compile_for_device(file)
+    return "" if is_new else "compiled before"
+
+
+def _open(backend: str) -> str:
+    Ops(backend)
+    return ""
 
 
 def _timed(name: str, run: Callable[[], str], times: int) -> Check:
@@ -115,14 +132,14 @@ def _timed(name: str, run: Callable[[], str], times: int) -> Check:
     return Check(name, "", note, best)
 
 
-def _compared(name: str, metal: Ops, cpu: Ops, run: Callable[[Ops], Any]) -> Check:
+def _compared(name: str, gpu: Ops, cpu: Ops, run: Callable[[Ops], Any]) -> Check:
     found: list[Any] = []
 
-    def on_metal() -> str:
-        found.append(run(metal))
+    def on_gpu() -> str:
+        found.append(run(gpu))
         return ""
 
-    check = _timed(name, on_metal, TIMES)
+    check = _timed(name, on_gpu, TIMES)
     if check.failure:
         return check
     error = max(map(_error, _arrays(found[0]), _arrays(run(cpu))))
@@ -152,11 +169,11 @@ def _scores(ops: Ops, seen: int, **how: Any) -> Array:
     return ops.index_scores(**how)[:, :seen]
 
 
-def _whole_model() -> str:
+def _whole_model(gpu: str) -> str:
     """Runs the model in the package on both: a prompt and some tokens."""
     prompt, tokens = [1, 100, 50, 10, 42, 7, 300, 12], [5, 9, 200, 77]
     rows, seconds = [], []
-    for backend in ("metal", "cpu"):
+    for backend in (gpu, "cpu"):
         model = load(builtin.path(), memory=None, backend=backend, precision="exact", context=64, chunk=16)
         session = model.session()
         found = [*session.prefill(prompt, logits="all")]
@@ -209,8 +226,9 @@ def _in_steps(o: Ops, q: Array, k: Array, v: Array) -> Array:
     return o.attention_values(o.attention_softmax(o.attention_scores(q, k, q.shape[1] ** -0.5)), v)
 
 
-def _cases(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[Ops], Any]]]:
-    """Cases of awkward sizes: each op at least once, and matrices of every width."""
+def _cases(rng: np.random.Generator, *, in_steps: bool) -> Iterator[tuple[str, Callable[[Ops], Any]]]:
+    """Cases of awkward sizes: each op at least once, and matrices of every width. Metal alone has the older engine's
+    attention in steps."""
 
     def normal(*shape: int) -> Array:
         return rng.standard_normal(shape, dtype=np.float32)
@@ -266,7 +284,8 @@ def _cases(rng: np.random.Generator) -> Iterator[tuple[str, Callable[[Ops], Any]
     scores = normal(3, 1000)
     yield "index_select", lambda o: o.index_select(scores, 200, first_position=997)
     query, k, v = normal(4, 64), normal(300, 2, 64), normal(300, 2, 64)
-    yield "attention in steps", lambda o: _in_steps(o, query, k, v)
+    if in_steps:
+        yield "attention in steps", lambda o: _in_steps(o, query, k, v)
     rows, before, taps = normal(5, 67), normal(3, 67), normal(67, 4)
     yield "conv1d", lambda o: o.conv1d(rows, before, taps)
     alpha, b, a_log, dt_bias = normal(3, 5), normal(3, 5), normal(5), normal(5)
