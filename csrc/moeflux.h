@@ -33,6 +33,13 @@ extern const char* const commit;  // that was built, with a + if files differed 
 // A long call tells it how much is done: bytes, or tokens after each chunk. If it returns false, the call stops there.
 using Progress = std::function<bool(int64_t done, int64_t total)>;
 
+// Some layers of a model: from `first` to the one before `last`.
+struct LayerRange {
+  int64_t first = 0;
+  int64_t last = 0;  // 0: to the model's end
+  bool operator==(const LayerRange&) const = default;
+};
+
 struct EngineOptions {
   std::string backend = "auto";  // "cpu", "metal", or "auto": the best one that works here
   std::string isa;               // CPU kernels: one of `available_isas`; empty: the best the machine has
@@ -48,8 +55,9 @@ struct EngineOptions {
   Speculate speculate = Speculate::off;
   bool verify_reads = false;  // compare every expert with its checksum whenever it is read
   int64_t session_bytes = 0;  // limit for all sessions together, else BudgetError; 0: none
-  bool time_ops = false;      // measure the time of each op, for `take_op_times`
-  Progress on_load = {};      // is told how many bytes of dense weights are loaded; false ends in StateError
+  LayerRange layers = {};  // that the engine has: all, or those of a stage, see `Work`. No `speculate` with the latter
+  bool time_ops = false;   // measure the time of each op, for `take_op_times`
+  Progress on_load = {};   // is told how many bytes of dense weights are loaded; false ends in StateError
 };
 
 struct SessionOptions {
@@ -123,8 +131,8 @@ struct StepStats {
 
 // A piece of a session's state. It is valid only during the call that shows it.
 struct StateTensor {
-  std::string name;  // "k", "v", "latent", "rope_k", "index_k", "conv" or "recurrent"; "k_scale" ... behind codes
-  int64_t layer = 0;
+  std::string name;   // "k", "v", "latent", "rope_k", "index_k", "conv" or "recurrent"; "k_scale" ... behind codes
+  int64_t layer = 0;  // the model's number
   DType dtype = DType::f32;
   // k and v [position, kv_heads, dim]; latent, rope_k, index_k [position, width]; conv [taps - 1, channels]; recurrent
   // [value heads, value dim, key dim]; scales [heads, position]
@@ -153,11 +161,17 @@ struct Evaluated {
 class Session;
 
 // What a call of `Engine::evaluate` is to do for one session, and what became of it.
+//
+// A model may be cut between its layers into stages, engines that each have some of its layers. All of them are given
+// the same tokens. The first makes hidden rows of them, the others take those of the stage before, and the last one has
+// the logits. No bit of these depends on the cut. Each stage has a session of its own.
 struct Work {
   Session* session = nullptr;
-  std::span<const int32_t> tokens = {};  // one or more, after those that the session has
-  std::span<float> all_logits = {};      // room for [tokens, vocab] when those of every token are wanted
-  bool logits = true;                    // false, and no such room: the session has no logits afterwards
+  std::span<const int32_t> tokens = {};   // one or more, after those that the session has
+  std::span<float> all_logits = {};       // room for [tokens, vocab] when those of every token are wanted
+  bool logits = true;                     // false, and no such room: the session has no logits afterwards
+  std::span<const float> hidden_in = {};  // [tokens, width] of the layer before, unless that is none
+  std::span<float> hidden_out = {};       // room for [tokens, width], unless the engine has the last layer
 
   int64_t serial = 0;        // logits_serial() of the logits that it left
   std::string failure = {};  // why this session could not be served, or is unusable now; else empty
@@ -175,9 +189,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   static std::shared_ptr<Engine> open(StoreDirectory store, const EngineOptions& options = {});
 
   virtual ~Engine() = default;
-  virtual const Variant& variant() const = 0;
-  virtual std::string describe() const = 0;  // backend, threads, slots: one line
-  virtual std::string isa() const = 0;       // of the CPU kernels; empty where none run
+  virtual const Variant& variant() const = 0;  // with the layers that the engine has, and no others
+  virtual std::string describe() const = 0;    // backend, threads, slots: one line
+  virtual std::string isa() const = 0;         // of the CPU kernels; empty where none run
   virtual std::unique_ptr<Session> session(const SessionOptions& options = {}) = 0;
 
   // Evaluates tokens of several sessions together, each as its own `prefill` or `step` would, to the same bits. All
@@ -198,7 +212,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // up leaves each session where it was, with its logits unless an earlier pass has replaced them.
   virtual StepStats evaluate(std::span<Work> work, const Interruption& interruption = {}) = 0;
 
-  virtual int64_t experts() const = 0;  // the routed experts of all layers
+  LayerRange layers() const { return {variant().layers_before, variant().layers_before + variant().num_layers()}; }
+  virtual int64_t experts() const = 0;  // the routed experts of all layers that it has
   virtual int64_t expert_slots() const = 0;
   virtual int64_t chunk() const = 0;  // the most tokens that go through the layers at once
   // What the engine and its sessions hold now.
@@ -229,9 +244,12 @@ class Session {
 
   virtual int64_t position() const = 0;  // tokens evaluated
   virtual int64_t max_context() const = 0;
+  virtual LayerRange layers() const = 0;  // those of its engine
   // The tokens evaluated; empty after a restore that did not give them.
   virtual std::vector<int32_t> tokens() const = 0;
 
+  // StateError with an engine that has not all layers, as `step`: such a session goes on by `Engine::evaluate` alone.
+  //
   // Evaluates tokens after those that are there. The logits are those of the last token, or of every token when
   // `all_logits` has room for [tokens, vocab]. When `progress` says to stop, fewer tokens are evaluated, up to the end
   // of a chunk.

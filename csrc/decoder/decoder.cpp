@@ -18,6 +18,8 @@ constexpr int64_t default_prompt_rows = 64;
 
 Decoder::Decoder(std::shared_ptr<Engine> engine, int64_t rows)
     : engine_(std::move(engine)), rows_(rows > 0 ? rows : std::max(engine_->chunk(), min_rows)) {
+  if (const Variant& variant = engine_->variant(); !variant.is_whole())
+    throw StateError(concat("Decoder: expected an engine with all layers, found one with ", variant.layers_named()));
   if (rows != 0 && rows < min_rows)
     throw ArgumentError(concat("rows: expected 0, or ", min_rows, " or more, found ", rows));
   prompt_rows_ = std::min(rows_, default_prompt_rows);

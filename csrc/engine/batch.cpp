@@ -79,7 +79,7 @@ void Batch::take_session(size_t index) {
   session->enter();
   ++taken_;
   if (work.tokens.empty()) throw ArgumentError("tokens: expected one or more, found none");
-  session->check(work.tokens, work.all_logits);
+  session->check(work);
   if (!session->begin_foreseen(work)) left_ += static_cast<int64_t>(work.tokens.size());
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 #include "core/arena.h"
 #include "core/error.h"
@@ -48,6 +49,29 @@ std::unique_ptr<Backend> backend_of(const EngineOptions& options, const EngineFa
   return backend;
 }
 
+// Whether an engine of these options has less than the store does.
+bool leaves_out(const StoreDirectory& store, const EngineOptions& options) {
+  const bool drafts = uses_draft(store.variant, options.speculate);
+  return options.layers != LayerRange{} || (store.variant.draft && !drafts);
+}
+
+// The store becomes what such an engine has of it, and the options those of an engine that has all of that.
+void leave_out(StoreDirectory& store, EngineOptions& options) {
+  const int64_t all = store.variant.num_layers();
+  const LayerRange asked = std::exchange(options.layers, {});
+  const int64_t last = asked.last == 0 ? all : asked.last;
+  if (asked.first < 0 || asked.first >= last || last > all)
+    throw ArgumentError(concat("layers: expected a first layer and one past the last, of ", all, " in all, found ",
+                               asked.first, " and ", asked.last));
+  const bool some = last - asked.first < all;
+  if (some && options.speculate != Speculate::off)
+    throw ArgumentError(concat("speculate: expected off with some of the layers, found ", name_of(options.speculate)));
+  if (some)
+    keep_layers(store, asked.first, last);
+  else if (!uses_draft(store.variant, options.speculate))
+    leave_draft_out(store);
+}
+
 Scratch make_scratch(Model& model, int64_t chunk, Backend& backend) {
   Scratch scratch;
   ScratchLayout layout = scratch_layout(model.variant, model.layers, model.output, model.draft, chunk, scratch);
@@ -64,10 +88,11 @@ Footprint footprint(const StoreDirectory& store, const EngineOptions& options, c
 
 Footprint footprint(const StoreDirectory& store, const EngineOptions& options, const SessionOptions& session,
                     bool apart) {
-  if (!uses_draft(store.variant, options.speculate) && store.variant.draft) {
+  if (leaves_out(store, options)) {
     StoreDirectory rest = store;
-    leave_draft_out(rest);
-    return footprint(rest, options, session, apart);
+    EngineOptions of_rest = options;
+    leave_out(rest, of_rest);
+    return footprint(rest, of_rest, session, apart);
   }
   check_experts(store);
   const EngineOptions chosen = resolved(store, checked(options));
@@ -90,13 +115,14 @@ std::shared_ptr<Engine> Engine::open(StoreDirectory store, const EngineOptions& 
 }
 
 std::shared_ptr<Engine> open_engine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults) {
-  if (!uses_draft(store.variant, options.speculate)) leave_draft_out(store);
+  EngineOptions of_rest = options;
+  if (leaves_out(store, options)) leave_out(store, of_rest);
   check_experts(store);
   // A forked child leaves its copy alone, because it has no threads to join.
   const auto destroy = [before = forks()](LoadedEngine* engine) {
     if (forks() == before) delete engine;
   };
-  const EngineOptions chosen = resolved(store, checked(options));
+  const EngineOptions chosen = resolved(store, checked(std::move(of_rest)));
   return std::shared_ptr<LoadedEngine>(new LoadedEngine(std::move(store), chosen, faults), destroy);
 }
 
@@ -136,7 +162,8 @@ void LoadedEngine::check_process() const {
 
 std::string LoadedEngine::describe() const {
   const std::string drafts = drafts_ > 0 ? concat(", speculate ", name_of(speculate_)) : "";
-  return concat(backend_->describe(), ", ", experts_.describe(), drafts);
+  const std::string part = model_.variant.is_whole() ? "" : concat(", ", model_.variant.layers_named());
+  return concat(backend_->describe(), ", ", experts_.describe(), drafts, part);
 }
 
 std::unique_ptr<Session> LoadedEngine::session(const SessionOptions& options) {
@@ -161,7 +188,8 @@ int64_t LoadedEngine::step_bytes() const {
   const Variant& v = model_.variant;
   const Matrix& embed = model_.embed;
   int64_t bytes = model_.weights.bytes();
-  if (!v.tied_embeddings) bytes -= (embed.rows - 1) * embed.format.row_bytes(embed.columns);
+  const bool is_head = v.tied_embeddings && v.ends();
+  if (v.begins() && !is_head) bytes -= (embed.rows - 1) * embed.format.row_bytes(embed.columns);
   for (int64_t layer = 0; layer < v.num_layers(); ++layer)
     if (v.is_moe(layer)) bytes += v.experts().per_token * experts_.expert_bytes();
   return bytes;
@@ -183,10 +211,9 @@ void LoadedEngine::observe_routing(RoutingObserver observer) {
   check_process();
   const std::unique_lock turn = take_turn();
   if (!observer) return experts_.observe_routing({});
-  experts_.observe_routing(
-      [layers = model_.variant.num_layers(), observer = std::move(observer)](int64_t layer, auto ids) {
-        if (layer < layers) observer(layer, ids);
-      });
+  experts_.observe_routing([layers = layers(), observer = std::move(observer)](int64_t layer, auto ids) {
+    if (const int64_t number = layers.first + layer; number < layers.last) observer(number, ids);
+  });
 }
 
 void LoadedEngine::parallel(int64_t units, const std::function<void(int64_t unit)>& body) {

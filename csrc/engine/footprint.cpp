@@ -90,7 +90,7 @@ ScratchLayout scratch_layout(const Variant& variant, std::vector<LayerBlocks>& l
   ScratchLayout layout(chunk, variant.max_context);
   scratch.place(layout, variant);
   for (LayerBlocks& layer : layers) LayerBlocks::each(layer, [&](auto& block) { block.place(layout); });
-  output.place(layout);
+  if (variant.ends()) output.place(layout);
   if (variant.draft) draft.place(layout);
   return layout;
 }
@@ -131,6 +131,10 @@ bool uses_draft(const Variant& variant, Speculate speculate) {
   return speculate == Speculate::mtp || speculate == Speculate::automatic;
 }
 
+int64_t logits_bytes(const Variant& variant, int64_t drafts) {
+  return variant.ends() ? (1 + drafts) * variant.vocab_size * 4 : 0;
+}
+
 Footprint session_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts, int64_t chunk,
                             bool shared) {
   const StateLayout layout = state_layout(variant, options.kv_dtype);
@@ -138,8 +142,8 @@ Footprint session_footprint(const Variant& variant, const SessionOptions& option
   bytes.rows = layout.rows_bytes(options, chunk);
   bytes.recurrent = arena_bytes(layout.recurrent_bytes) + Drafts::planned_bytes(drafts, layout.recurrent_bytes);
   bytes.checkpoints = options.max_checkpoints * arena_bytes(layout.recurrent_bytes);
-  bytes.tokens = arena_bytes(options.max_context * 4) +
-                 MirroredBuffer::planned_bytes((1 + drafts) * variant.vocab_size * 4, shared);
+  bytes.tokens =
+      arena_bytes(options.max_context * 4) + MirroredBuffer::planned_bytes(logits_bytes(variant, drafts), shared);
   if (!shared) bytes.tokens += arena_bytes(layout.exchange_bytes());
   if (variant.draft) {
     bytes.rows += DraftMemory::planned_rows(variant, options, chunk);

@@ -36,6 +36,8 @@ Footprint footprint(const StoreDirectory& store, const EngineOptions& options, c
 // `chunk`: of the engine. `shared`: whether host and device share memory.
 Footprint session_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts, int64_t chunk,
                             bool shared);
+// What a session's logits take.
+int64_t logits_bytes(const Variant& variant, int64_t drafts);
 // How many drafts a session may have at once.
 int64_t drafts_of(Speculate speculate);
 

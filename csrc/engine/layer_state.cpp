@@ -54,7 +54,7 @@ int64_t StateLayout::exchange_bytes() const {
 
 SessionState::SessionState(const Variant& variant, const SessionOptions& options, int64_t chunk, Backend& backend,
                            RowPools& pools, int64_t beside)
-    : backend_(backend), pools_(pools) {
+    : backend_(backend), pools_(pools), layers_before_(variant.layers_before) {
   StateLayout layout = state_layout(variant, options.kv_dtype);
   layers_ = std::move(layout.layers);
   recurrent_bytes_ = layout.recurrent_bytes;
@@ -210,7 +210,8 @@ StateTensor SessionState::tensor(size_t layer, std::string name, DType dtype, st
     each_part(parts, begin, from.size(),
               [&](View part, size_t at, size_t size) { write(from.subspan(at, size), part); });
   };
-  return {std::move(name), static_cast<int64_t>(layer), dtype, std::move(shape), bytes, read_part, write_part};
+  const int64_t number = layers_before_ + static_cast<int64_t>(layer);
+  return {std::move(name), number, dtype, std::move(shape), bytes, read_part, write_part};
 }
 
 // Of rows first ... end - 1, `in_block` of them in each block: those that begin `offset` bytes behind each block's

@@ -104,6 +104,7 @@ class SessionState {
 
   Backend& backend_;
   RowPools& pools_;
+  int64_t layers_before_;  // of the model
   std::vector<LayerState> layers_;
   std::vector<RowTable> tables_;      // one for each kind
   std::vector<PlannedRows> planned_;  // likewise

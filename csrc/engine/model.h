@@ -15,10 +15,10 @@ struct Model {
       : variant(of), layers(make_blocks(of)), output(stream_of(of)), draft(stream_of(of)) {}
 
   Variant variant;
-  Matrix embed;                     // [vocab, hidden]
-  Matrix head;                      // [vocab, hidden]; the embedding itself if the two are tied
+  Matrix embed;                     // [vocab, hidden]; empty without the model's first layer
+  Matrix head;                      // [vocab, hidden]; the embedding itself if the two are tied; empty without its last
   std::vector<LayerBlocks> layers;  // with the one that drafts, if there is one: the last
-  Connection output;                // what the head reads
+  Connection output;                // what the head reads; likewise
   DraftEnds draft;                  // of that layer; empty without it
   DenseWeights weights;             // the memory of all of the above
 };

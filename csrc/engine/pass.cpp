@@ -37,6 +37,7 @@ void Pass::run(const Interruption& halfway, StepStats& stats) {
     engine_.ngrams_.begin(engine_.pieces_, stats);
     run_layers(stats);
     run_logits(stats);
+    hand_on();
     run_draft_rows();
     engine_.recorder_.finish();
     engine_.experts_.finish(stats);
@@ -55,17 +56,34 @@ void Pass::run(const Interruption& halfway, StepStats& stats) {
   stats.compute_seconds += seconds - stats.read_wait_seconds;
 }
 
-// Leaves the normed rows of the last layer in scratch.normed, recorded and not yet submitted.
-void Pass::run_layers(StepStats& stats) {
+// Leaves rows of the embedding, or those of the stage before, in scratch.hidden.
+void Pass::begin_stream(const Rows& rows) {
   const Model& model = engine_.model_;
-  const int64_t streams = model.variant.stream_count();
-  Scratch& s = engine_.scratch_;
-  Recorder& recorder = engine_.recorder_;
-  const Rows rows = {engine_.pieces_, rows_};
+  const Variant& variant = model.variant;
+  const Scratch& s = engine_.scratch_;
+  Commands& commands = engine_.recorder_.current();
+  if (!variant.begins()) {
+    for (const Piece& piece : rows.pieces)
+      std::ranges::copy(piece.hidden_in, s.exchanged.values<float>() + piece.first * variant.row_width());
+    return s.exchanged.upload(commands, rows.n * variant.row_width() * 4);
+  }
+  const int64_t streams = variant.stream_count();
   for (const Piece& piece : rows.pieces)
     for (int64_t i = 0; i < piece.rows(); ++i)
       std::fill_n(s.tokens.host<int32_t>() + (piece.first + i) * streams, streams,
                   piece.tokens[static_cast<size_t>(i)]);
+  commands.embed(model.embed, s.tokens, s.hidden, rows.n * streams);
+  if (variant.embedding_scale != 1)
+    commands.scale(s.hidden, static_cast<float>(variant.embedding_scale), rows.n * variant.row_width());
+}
+
+// Leaves the normed rows of the model's last layer in scratch.normed, or those of another stage's last layer in
+// scratch.exchanged, recorded and not yet submitted.
+void Pass::run_layers(StepStats& stats) {
+  const Model& model = engine_.model_;
+  Scratch& s = engine_.scratch_;
+  Recorder& recorder = engine_.recorder_;
+  const Rows rows = {engine_.pieces_, rows_};
   for (const Angles& angles : s.angles) {
     for (const Piece& piece : rows.pieces) {
       const int64_t first = piece.position / angles.unit;
@@ -76,11 +94,7 @@ void Pass::run_layers(StepStats& stats) {
     angles.numbers.upload(recorder.current(), rows.n * angles.rope.dim * 4);
   }
 
-  const int64_t begun = rows.n * streams;
-  recorder.current().embed(model.embed, s.tokens, s.hidden, begun);
-  if (model.variant.embedding_scale != 1)
-    recorder.current().scale(s.hidden, static_cast<float>(model.variant.embedding_scale),
-                             begun * model.variant.hidden_size);
+  begin_stream(rows);
   for (size_t i = 0; i < static_cast<size_t>(model.variant.num_layers()); ++i) {
     recorder.look_around();
     const LayerBlocks& layer = model.layers[i];
@@ -94,7 +108,10 @@ void Pass::run_layers(StepStats& stats) {
     layer.input.add(commands, s, s.out, rows.n);
     layer.feed_forward->run(recorder, engine_.experts_, s, rows.n, stats);
   }
-  model.output.read(recorder.current(), s, rows.n);
+  if (model.variant.ends())
+    model.output.read(recorder.current(), s, rows.n);
+  else
+    s.exchanged.download(recorder.current(), rows.n * model.variant.row_width() * 4);
 }
 
 // Those of all rows come first, because this takes long and may be given up.
@@ -120,6 +137,15 @@ void Pass::run_logits(StepStats& stats) {
                 static_cast<size_t>(vocab) * 4);
     piece.logits.upload(*engine_.backend_, vocab * 4);
   }
+}
+
+// The rows of the last layer go to whoever has the next one. All batches are done.
+void Pass::hand_on() {
+  const Variant& variant = engine_.model_.variant;
+  if (variant.ends()) return;
+  for (const Piece& piece : engine_.pieces_)
+    std::copy_n(engine_.scratch_.exchanged.values<float>() + piece.first * variant.row_width(), piece.hidden_out.size(),
+                piece.hidden_out.begin());
 }
 
 // The rows that the layer that drafts keeps of these tokens. Nobody waits for what else it would say.

@@ -28,8 +28,10 @@ class Pass {
   void run(const Interruption& halfway, StepStats& stats);
 
  private:
+  void begin_stream(const Rows& rows);
   void run_layers(StepStats& stats);
   void run_logits(StepStats& stats);
+  void hand_on();
   void run_draft_rows();
   void await(StepStats& stats);
   void record_last_logits(std::span<const Piece> pieces, int64_t count);

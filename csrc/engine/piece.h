@@ -29,6 +29,9 @@ struct Piece {
   Mirrored logits;              // [1 + drafts, vocab]: of the last row that is none, and of these; or nobody wants them
   std::span<float> all_logits;  // [rows, vocab]: where those of every row go; empty likewise
 
+  std::span<const float> hidden_in;  // [rows, width]: what the rows begin with, where the stage has no embedding
+  std::span<float> hidden_out;       // [rows, width]: where they go, where it has not the last layer
+
   std::span<const View> copies;  // where the recurrent state after each row but the last goes; none if nobody wants it
 
   DraftPiece draft;  // where the model has such a layer

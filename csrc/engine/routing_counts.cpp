@@ -7,7 +7,7 @@ namespace moeflux {
 
 RoutingCounts::RoutingCounts(const Variant& variant) : experts_(variant.experts().count) {
   for (int64_t layer = 0; layer < variant.num_layers(); ++layer)
-    if (variant.is_moe(layer)) layers_.push_back(layer);
+    if (variant.is_moe(layer)) layers_.push_back(variant.layers_before + layer);
   counts_.resize(layers_.size() * static_cast<size_t>(experts_));
 }
 

@@ -12,7 +12,7 @@ constexpr size_t default_blocks = 4096;  // 4 GiB; the list itself is not moved 
 RoutingTrace::RoutingTrace(const Variant& variant)
     : experts_(variant.experts().count), experts_per_token_(variant.experts().per_token) {
   for (int64_t layer = 0; layer < variant.num_layers(); ++layer)
-    if (variant.is_moe(layer)) layers_.push_back(layer);
+    if (variant.is_moe(layer)) layers_.push_back(variant.layers_before + layer);
   blocks_.reserve(default_blocks);
   blocks_.push_back(std::make_unique<uint16_t[]>(block_ids));
 }

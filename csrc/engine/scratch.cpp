@@ -97,11 +97,12 @@ void Scratch::place(ScratchLayout& layout, const Variant& variant) {
   const int64_t streams = variant.stream_count();
   rows = layout.rows();
   logit_rows = std::min(rows, max_logit_rows);
-  layout.place(tokens, "tokens", rows * streams, Memory::host_visible);
+  if (variant.begins()) layout.place(tokens, "tokens", rows * streams, Memory::host_visible);
   layout.place(hidden, "hidden", rows * streams * width);
+  if (!variant.is_whole()) layout.place(exchanged, "hidden", rows * streams * width);
   layout.place(normed, "normed", rows * width);
   layout.place(out, "out", rows * width);
-  layout.place(logits, "logits", logit_rows * variant.vocab_size);
+  if (variant.ends()) layout.place(logits, "logits", logit_rows * variant.vocab_size);
 }
 
 }  // namespace moeflux

@@ -79,10 +79,11 @@ class ScratchLayout {
 struct Scratch {
   int64_t rows = 0;  // the largest chunk
 
-  View tokens;  // i32 [n, streams]; host-visible
-  View hidden;  // [n, streams, hidden]: the residual stream, or several side by side
-  View normed;  // [n, hidden]: what a layer's half is applied to
-  View out;     // [n, hidden]: what it yields
+  View tokens;         // i32 [n, streams]; host-visible
+  View hidden;         // [n, streams, hidden]: the residual stream, or several side by side
+  Mirrored exchanged;  // the same for the host too, where rows come from another stage or go to one
+  View normed;         // [n, hidden]: what a layer's half is applied to
+  View out;            // [n, hidden]: what it yields
 
   // Logits of several rows at a time, where all are asked for.
   int64_t logit_rows = 0;

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -11,27 +9,10 @@
 #include "engine/asking.h"
 #include "engine/draft_pass.h"
 #include "engine/footprint.h"
+#include "engine/hidden_rows.h"
 #include "engine/pass.h"
 
 namespace moeflux {
-namespace {
-
-// Adding one to an exponent of ones alone, which infinities and NaN have, reaches the sign. Many numbers at once,
-// because a vocabulary has hundreds of thousands.
-bool all_finite(std::span<const float> numbers) {
-  constexpr size_t together = 16;
-  std::array<uint32_t, together> reached{};
-  const auto add = [&](size_t i, size_t lane) {
-    reached[lane] |= (std::bit_cast<uint32_t>(numbers[i]) & 0x7fffffffu) + 0x00800000u;
-  };
-  const size_t whole = numbers.size() / together * together;
-  for (size_t i = 0; i < whole; i += together)
-    for (size_t lane = 0; lane < together; ++lane) add(i + lane, lane);
-  for (size_t i = whole; i < numbers.size(); ++i) add(i, 0);
-  return std::ranges::none_of(reached, [](uint32_t each) { return each >> 31; });
-}
-
-}  // namespace
 
 void EngineSession::enter() const {
   engine_->check_process();
@@ -78,7 +59,7 @@ EngineSession::EngineSession(std::shared_ptr<LoadedEngine> engine, const Session
           engine_->variant(), options_, engine_->chunk(), engine_->backend(), engine_->row_pools(options_.kv_dtype),
           engine_->has_draft_layer() ? DraftMemory::planned_rows(engine_->variant(), options_, engine_->chunk()) : 0),
       drafts_(engine_->backend(), engine_->draft_source(), engine_->drafts(), state_.recurrent_bytes()),
-      logits_(engine_->backend(), (1 + engine_->drafts()) * engine_->variant().vocab_size * 4, "logits"),
+      logits_(engine_->backend(), logits_bytes(engine_->variant(), engine_->drafts()), "logits"),
       token_room_(engine_->backend().allocate(options_.max_context * 4, Memory::staging, "tokens")),
       checkpoints_(engine_->backend(), state_.recurrent_bytes()),
       places_([this](int64_t first, int64_t last) {
@@ -138,17 +119,24 @@ const Buffer* EngineSession::recurrent_copy(bool make) {
   return spare;
 }
 
-void EngineSession::check(std::span<const int32_t> tokens, std::span<float> all_logits) const {
+void EngineSession::check(const Work& work) const {
   check_usable();
-  check_tokens(tokens);
+  check_tokens(work.tokens);
   if (engine_->needs_past() && known_tokens_ != position())
     throw StateError(
         "session: expected the tokens before these, which choose rows of n-gram tables, found a state that "
         "was restored without them");
   const auto vocab = static_cast<size_t>(engine_->variant().vocab_size);
-  if (!all_logits.empty() && all_logits.size() != tokens.size() * vocab)
+  if (!work.all_logits.empty() && work.all_logits.size() != work.tokens.size() * vocab)
     throw ArgumentError(
-        concat("logits: expected room for ", tokens.size(), " x ", vocab, ", found ", all_logits.size()));
+        concat("logits: expected room for ", work.tokens.size(), " x ", vocab, ", found ", work.all_logits.size()));
+  check_hidden_rows(engine_->variant(), work);
+}
+
+void EngineSession::check_whole(const char* call) const {
+  if (const Variant& variant = engine_->variant(); !variant.is_whole())
+    throw StateError(concat(call, ": expected an engine with all layers, found one with ", variant.layers_named(),
+                            ", whose sessions go on by `evaluate`"));
 }
 
 // When a call fails, the position stays. Rows beyond the position are never read, but recurrent state needs a way back.
@@ -178,7 +166,10 @@ Piece EngineSession::next(const Work& work, int64_t rows, std::span<const int32_
     const size_t vocab = work.all_logits.size() / work.tokens.size();
     piece.all_logits = work.all_logits.subspan(from * vocab, count * vocab);
   }
-  call_.yields_logits = from + count == tokens.size() && (work.logits || !work.all_logits.empty());
+  const auto width = static_cast<size_t>(engine_->variant().row_width());
+  if (!work.hidden_in.empty()) piece.hidden_in = work.hidden_in.subspan(from * width, count * width);
+  if (!work.hidden_out.empty()) piece.hidden_out = work.hidden_out.subspan(from * width, count * width);
+  call_.yields_logits = from + count == tokens.size() && yields_logits(work);
   if (call_.yields_logits) piece.logits = logits_.begin();
   return piece;
 }
@@ -194,10 +185,17 @@ void EngineSession::take_back(const std::exception* cause) noexcept {
 
 void EngineSession::check_result(const Work& work) {
   drop_logits();
-  if (!work.all_logits.empty()) return check_finite(work.all_logits);
-  const auto vocab = static_cast<size_t>(engine_->variant().vocab_size);
+  const Variant& variant = engine_->variant();
+  if (!variant.ends()) return check_finite("hidden rows", work.hidden_out, static_cast<size_t>(variant.row_width()));
+  const auto vocab = static_cast<size_t>(variant.vocab_size);
+  if (!work.all_logits.empty()) return check_finite("logits", work.all_logits, vocab);
   const int64_t row = call_.foreseen ? drafts_.row() + 1 : 0;
-  if (work.logits) check_finite({logits_of(row).values<float>(), vocab});
+  if (work.logits) check_finite("logits", {logits_of(row).values<float>(), vocab}, vocab);
+}
+
+// Whether the session has logits after it.
+bool EngineSession::yields_logits(const Work& work) const {
+  return engine_->variant().ends() && (work.logits || !work.all_logits.empty());
 }
 
 void EngineSession::commit(const Work& work) noexcept {
@@ -211,7 +209,7 @@ void EngineSession::commit(const Work& work) noexcept {
   }
   if (draft_memory_) draft_memory_->stand(drafts_.row());
   logits_row_ = drafts_.row();
-  has_logits_ = work.logits || !work.all_logits.empty();
+  has_logits_ = yields_logits(work);
 }
 
 // What a call has cost counts in full for each of its sessions, but for the tokens and the drafts.
@@ -264,15 +262,12 @@ void EngineSession::drop_logits() {
 }
 
 // Damaged weights show here, before anybody samples from them.
-void EngineSession::check_finite(std::span<const float> logits) {
-  const size_t vocab = static_cast<size_t>(engine_->variant().vocab_size);
-  if (all_finite(logits)) return;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (std::isfinite(logits[i])) continue;
-    break_off("its logits were not finite");
-    throw Error(concat("logits[", i % vocab, "]: expected a finite number, found ", logits[i],
-                       ": the weights are damaged (`moeflux verify` tells where) or the state that was restored is"));
-  }
+void EngineSession::check_finite(const char* what, std::span<const float> numbers, size_t width) {
+  const std::optional<size_t> odd = first_not_finite(numbers);
+  if (!odd) return;
+  break_off(engine_->variant().ends() ? "its logits were not finite" : "its hidden rows were not finite");
+  throw Error(concat(what, "[", *odd % width, "]: expected a finite number, found ", numbers[*odd],
+                     ": the weights are damaged (`moeflux verify` tells where) or the state that was restored is"));
 }
 
 // The caller has checked that there is room for so many more positions.
@@ -291,7 +286,8 @@ std::vector<int32_t> EngineSession::tokens() const {
 Evaluated EngineSession::prefill(std::span<const int32_t> tokens, const Progress& progress, std::span<float> all_logits,
                                  const Interruption& interruption) {
   const Use use(*this);
-  check(tokens, all_logits);
+  check_whole("prefill");
+  check({this, tokens, all_logits});
   settle();
   const Room room(*this, tokens.size());
   const auto vocab = static_cast<size_t>(engine_->variant().vocab_size);
@@ -315,8 +311,9 @@ Evaluated EngineSession::step(int32_t token, const Interruption& interruption, s
   const Use use(*this);
   if (serial && *serial != logits_serial())
     throw StateError("step: expected the logits that the token was chosen from, found the session used since");
-  check({&token, 1}, {});
+  check_whole("step");
   const Work work = {this, {&token, 1}};
+  check(work);
   StepStats stats;
   if (begin_foreseen(work)) {
     if (interruption) interruption();
@@ -332,6 +329,9 @@ Evaluated EngineSession::step(int32_t token, const Interruption& interruption, s
 }
 
 void EngineSession::check_logits() const {
+  if (const Variant& variant = engine_->variant(); !variant.ends())
+    throw StateError(concat("session: expected an engine with the last layer, which has the logits, found one with ",
+                            variant.layers_named()));
   if (!has_logits_)
     throw StateError("session: expected a token evaluated since it was made, cleared, rewound or restored, found none");
 }

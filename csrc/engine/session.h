@@ -24,6 +24,7 @@ class EngineSession final : public Session {
 
   int64_t position() const override { return position_.load(std::memory_order_relaxed); }
   int64_t max_context() const override { return options_.max_context; }
+  LayerRange layers() const override { return engine_->layers(); }
   std::vector<int32_t> tokens() const override;
   Evaluated prefill(std::span<const int32_t> tokens, const Progress& progress, std::span<float> all_logits,
                     const Interruption& interruption) override;
@@ -57,8 +58,8 @@ class EngineSession final : public Session {
   // foreseen is dropped.
   bool begin_foreseen(const Work& work);
   bool is_foreseen() const { return call_.foreseen; }
-  // Whether these tokens may be evaluated now.
-  void check(std::span<const int32_t> tokens, std::span<float> all_logits) const;
+  // Whether this may be evaluated now.
+  void check(const Work& work) const;
   // Takes room for the rows of so many tokens more. `drop_room` gives back what is not used, after an error too.
   void take_room(size_t tokens);
   void drop_room() noexcept;
@@ -112,8 +113,10 @@ class EngineSession final : public Session {
 
   Footprint footprint_of(const SessionOptions& options) const;
   void check_usable() const;
+  void check_whole(const char* call) const;
   void check_logits() const;
-  void check_finite(std::span<const float> logits);
+  void check_finite(const char* what, std::span<const float> numbers, size_t width);
+  bool yields_logits(const Work& work) const;
   void drop_logits();
   void break_off(const char* what, const std::exception* cause = nullptr) noexcept;
   void check_tokens(std::span<const int32_t> tokens) const;

@@ -26,6 +26,8 @@ std::vector<Span> StoreDirectory::expert_spans(int64_t layer, int64_t expert) co
   return spans;
 }
 
+std::string StoreDirectory::prefix(int64_t layer) const { return layer_prefix(variant.layers_before + layer); }
+
 std::vector<QuantFormat> StoreDirectory::every_format() const {
   std::vector<QuantFormat> found;
   const auto add = [&](const QuantFormat& format) {
@@ -61,6 +63,35 @@ void leave_draft_out(StoreDirectory& store) {
   if (!store.layouts.empty()) store.layouts.resize(layers);
   if (!store.expert_checksums.empty()) store.expert_checksums.resize(layers);
   store.variant.draft.reset();
+}
+
+// Of a list with an entry for each layer, or none.
+template <typename List>
+static void keep_entries(List& list, int64_t first, int64_t last) {
+  if (list.empty()) return;
+  list.erase(list.begin() + last, list.end());
+  list.erase(list.begin(), list.begin() + first);
+}
+
+void keep_layers(StoreDirectory& store, int64_t first, int64_t last) {
+  leave_draft_out(store);
+  Variant& variant = store.variant;
+  variant.layers_before = first;
+  variant.layers_behind = variant.num_layers() - last;
+  const bool embeds = variant.begins() || (variant.ends() && variant.tied_embeddings);
+  const auto belongs_elsewhere = [&](const auto& named) {
+    const std::string& name = named.first;
+    if (const int64_t layer = layer_of(name); layer >= 0) return layer < first || layer >= last;
+    return name.starts_with("model.embed_tokens") ? !embeds : !variant.ends();
+  };
+  std::erase_if(store.tensors, belongs_elsewhere);
+  std::erase_if(store.formats, belongs_elsewhere);
+  keep_entries(variant.layers, first, last);
+  keep_entries(store.expert_places, first, last);
+  keep_entries(store.layouts, first, last);
+  keep_entries(store.expert_checksums, first, last);
+  if (!store.layouts.empty() && variant.moe_layers() > 0)
+    store.experts = *std::ranges::max_element(store.layouts, {}, &ExpertLayout::bytes);
 }
 
 }  // namespace moeflux

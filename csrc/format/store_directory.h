@@ -82,6 +82,8 @@ struct StoreDirectory {
     return layouts.empty() ? experts : layouts[static_cast<size_t>(layer)];
   }
 
+  // What the names of a layer's tensors begin with. They have the model's numbers, of a part of it, too.
+  std::string prefix(int64_t layer) const;
   // In the order of experts.pieces, a span for each or one for each of its rows. std::out_of_range when the layer has
   // no such expert.
   std::vector<Span> expert_spans(int64_t layer, int64_t expert) const;
@@ -93,5 +95,9 @@ struct StoreDirectory {
 
 // The store becomes that of the same model without its layer that drafts.
 void leave_draft_out(StoreDirectory& store);
+
+// The store becomes that of some layers of its model, `first` to the one before `last`, without the one that drafts.
+// The embedding stays with the model's first layer, and what follows the layers with the last one.
+void keep_layers(StoreDirectory& store, int64_t first, int64_t last);
 
 }  // namespace moeflux

@@ -9,26 +9,6 @@
 #include "models/variant.h"
 
 namespace moeflux {
-namespace {
-
-// The number in "model.layers.<number>.", -1 for any other name.
-int64_t layer_of(std::string_view name) {
-  constexpr std::string_view prefix = "model.layers.";
-  constexpr size_t max_digits = 9;
-  if (!name.starts_with(prefix)) return -1;
-  const std::string_view rest = name.substr(prefix.size());
-  const size_t digits = rest.find('.');
-  if (digits == 0 || digits == std::string_view::npos || digits > max_digits) return -1;
-  int64_t layer = 0;
-  for (char c : rest.substr(0, digits)) {
-    if (c < '0' || c > '9') return -1;
-    layer = layer * 10 + (c - '0');
-  }
-  return layer;
-}
-
-}  // namespace
-
 std::vector<TensorRequirement> tensor_requirements(const Variant& variant, const TensorList::Has& has) {
   const int64_t hidden = variant.hidden_size;
   TensorList list(hidden, has);
@@ -104,5 +84,20 @@ bool is_unused_tensor(const Variant& variant, std::string_view canonical) {
 }
 
 std::string layer_prefix(int64_t layer) { return concat("model.layers.", layer, "."); }
+
+int64_t layer_of(std::string_view name) {
+  constexpr std::string_view prefix = "model.layers.";
+  constexpr size_t max_digits = 9;
+  if (!name.starts_with(prefix)) return -1;
+  const std::string_view rest = name.substr(prefix.size());
+  const size_t digits = rest.find('.');
+  if (digits == 0 || digits == std::string_view::npos || digits > max_digits) return -1;
+  int64_t layer = 0;
+  for (char c : rest.substr(0, digits)) {
+    if (c < '0' || c > '9') return -1;
+    layer = layer * 10 + (c - '0');
+  }
+  return layer;
+}
 
 }  // namespace moeflux

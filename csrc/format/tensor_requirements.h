@@ -24,5 +24,7 @@ bool is_unused_tensor(const Variant& variant, std::string_view canonical);
 
 // "model.layers.3."
 std::string layer_prefix(int64_t layer);
+// The number in such a name; -1 for any other.
+int64_t layer_of(std::string_view name);
 
 }  // namespace moeflux

@@ -95,7 +95,8 @@ ExpertLoader::Load* ExpertLoader::load_of(int64_t slot) const { return lists_.by
 void ExpertLoader::wait(const Lease& lease) {
   if (load_of(lease.slot())) finish(lease.slot());
   if (lease.state() != SlotState::ready)
-    throw IoError(concat("layer ", lease.layer(), " expert ", lease.expert(), ": its read failed before"));
+    throw IoError(
+        concat("layer ", store_.number(lease.layer()), " expert ", lease.expert(), ": its read failed before"));
 }
 
 bool ExpertLoader::done(const Lease& lease) const {

@@ -77,6 +77,7 @@ ExpertStore::ExpertStore(const StoreDirectory& store, const ExpertStoreOptions& 
     : layout_(store.experts),
       layouts_(store.layouts),
       experts_per_layer_(store.variant.experts().count),
+      layers_before_(store.variant.layers_before),
       contiguous_(lies_contiguous(store)),
       mode_(options.mode) {
   slot_ = slot_layout(store);

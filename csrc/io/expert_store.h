@@ -50,7 +50,9 @@ class ExpertStore {
   }
   const ExpertLayout& largest() const { return layout_; }  // of the layers' experts
   const SlotLayout& slot() const { return slot_; }
-  int64_t layers() const { return static_cast<int64_t>(places_.size()); }  // of the model, dense ones included
+  int64_t layers() const { return static_cast<int64_t>(places_.size()); }  // dense ones included
+  // The model's number of a layer, for messages: it is another one where these are the layers of a part.
+  int64_t number(int64_t layer) const { return layers_before_ + layer; }
   int64_t experts_per_layer() const { return experts_per_layer_; }
   bool has_experts(int64_t layer) const;         // `layer` may be any number
   const std::string& path(int64_t layer) const;  // a file that holds its experts, for messages
@@ -86,6 +88,7 @@ class ExpertStore {
   std::vector<ExpertLayout> layouts_;  // [layer], where they differ; or empty
   SlotLayout slot_;
   int64_t experts_per_layer_ = 0;
+  int64_t layers_before_ = 0;
   bool contiguous_ = false;
   ReadMode mode_;
   int64_t bounce_ = 0;

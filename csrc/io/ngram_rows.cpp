@@ -9,7 +9,6 @@
 #include "core/error.h"
 #include "core/half.h"
 #include "core/text.h"
-#include "format/tensor_requirements.h"
 
 namespace moeflux {
 namespace {
@@ -17,7 +16,7 @@ namespace {
 const NgramEmbedding& shape_of(const StoreDirectory& store, int64_t layer) { return *store.variant.layer(layer).ngram; }
 
 const StoredTensor& part_of(const StoreDirectory& store, int64_t layer, int64_t part) {
-  return store.tensors.at(layer_prefix(layer) + shape_of(store, layer).part_name(part));
+  return store.tensors.at(store.prefix(layer) + shape_of(store, layer).part_name(part));
 }
 
 void widen(DType dtype, const std::byte* from, int64_t count, float* out) {

@@ -2,12 +2,20 @@
 
 #include <algorithm>
 
+#include "core/error.h"
 #include "core/text.h"
 
 namespace moeflux {
 
 const RoutedExperts& Variant::experts() const {
-  return *std::ranges::find_if(layers, [](const Layer& each) { return each.experts() != nullptr; })->experts();
+  static const RoutedExperts none;
+  const auto first = std::ranges::find_if(layers, [](const Layer& each) { return each.experts() != nullptr; });
+  return first == layers.end() ? none : *first->experts();
+}
+
+std::string Variant::layers_named() const {
+  const int64_t last = layers_before + num_layers() - 1;
+  return concat("layers ", layers_before, " to ", last, " of ", last + 1 + layers_behind);
 }
 
 int64_t Variant::moe_layers() const {

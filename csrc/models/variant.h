@@ -80,6 +80,20 @@ struct Variant {
 
   std::vector<std::string> lossy;
 
+  // Where `layers` are some of a model's, which it is cut into for several engines: how many come before and behind.
+  // The twin has all of them.
+  int64_t layers_before = 0;
+  int64_t layers_behind = 0;
+
+  // Whether the embedding is a part of it; otherwise it goes on from the hidden rows of the layer before.
+  bool begins() const { return layers_before == 0; }
+  // Whether the logits are a part of it; otherwise it yields the hidden rows of its last layer.
+  bool ends() const { return layers_behind == 0; }
+  bool is_whole() const { return begins() && ends(); }
+  std::string layers_named() const;  // "layers 2 to 3 of 4"
+  // Numbers of one hidden row: those of all residual streams.
+  int64_t row_width() const { return stream_count() * hidden_size; }
+
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
   // With the layer that drafts.
   int64_t all_layers() const { return num_layers() + (draft ? 1 : 0); }
@@ -88,7 +102,7 @@ struct Variant {
   }
   bool is_moe(int64_t index) const { return layer(index).experts() != nullptr; }
   // The experts of the first layer that has any. Their number, their width and how many a token takes are the same in
-  // all such layers, because a slot holds any of them.
+  // all such layers, because a slot holds any of them. A part of a model may have none: then they are no experts.
   const RoutedExperts& experts() const;
   int64_t moe_layers() const;  // how many, with the one that drafts
   int64_t stream_count() const { return streams ? streams->count : 1; }

@@ -31,6 +31,8 @@ namespace {
 using Tokens = py::array_t<int32_t, py::array::c_style>;
 using Floats = py::array_t<float, py::array::c_style>;
 
+const std::pair<int64_t, int64_t> all_layers = {0, 0};  // first, and one past the last; 0: to the end
+
 constexpr int64_t max_picks = int64_t{1} << 24;
 
 std::span<const int32_t> view_of(const Tokens& tokens) {
@@ -38,14 +40,25 @@ std::span<const int32_t> view_of(const Tokens& tokens) {
   return {tokens.data(), static_cast<size_t>(tokens.size())};
 }
 
-std::span<float> room_in(const py::array& out, std::vector<py::ssize_t> shape) {
-  const bool fits = py::isinstance<py::array_t<float>>(out) && (out.flags() & py::array::c_style) && out.writeable() &&
-                    std::vector(out.shape(), out.shape() + out.ndim()) == shape;
+void check_floats(const char* what, const py::array& found, const std::vector<py::ssize_t>& shape, bool writeable) {
+  const bool is_aligned = reinterpret_cast<uintptr_t>(found.data()) % alignof(float) == 0;
+  const bool fits = py::isinstance<py::array_t<float>>(found) && (found.flags() & py::array::c_style) && is_aligned &&
+                    (found.writeable() || !writeable) &&
+                    std::vector(found.shape(), found.shape() + found.ndim()) == shape;
   if (!fits)
-    throw ArgumentError(concat("out: expected a writeable, contiguous float32 array of shape ",
-                               text_of(py::tuple(py::cast(shape))), ", found ", text_of(out.dtype()), " of shape ",
-                               text_of(out.attr("shape"))));
+    throw ArgumentError(concat(what, ": expected a ", writeable ? "writeable, " : "",
+                               "contiguous float32 array of shape ", text_of(py::tuple(py::cast(shape))), ", found ",
+                               text_of(found.dtype()), " of shape ", text_of(found.attr("shape"))));
+}
+
+std::span<float> room_in(const py::array& out, const std::vector<py::ssize_t>& shape) {
+  check_floats("out", out, shape, true);
   return {static_cast<float*>(const_cast<void*>(out.data())), static_cast<size_t>(out.size())};
+}
+
+std::span<const float> floats_in(const char* what, const py::array& array, const std::vector<py::ssize_t>& shape) {
+  check_floats(what, array, shape, false);
+  return {static_cast<const float*>(array.data()), static_cast<size_t>(array.size())};
 }
 
 DType kv_dtype(const std::string& name) {
@@ -84,22 +97,33 @@ int64_t step(Session& session, int32_t token, const Cancel* cancel, std::optiona
   return session.step(token, std::ref(watch), serial).serial;
 }
 
-// A session, its next tokens, and room for the logits of all of them where they are wanted.
-using Piece = std::tuple<Session*, Tokens, std::optional<py::array>>;
+template <typename Of>
+std::pair<int64_t, int64_t> layers_of(const Of& of) {
+  const LayerRange range = of.layers();
+  return {range.first, range.last};
+}
+
+// A session, its next tokens, room for what all of them yield, and the hidden rows that they begin with. That room is
+// for logits, where they are wanted, or for hidden rows, with an engine that has not the last layer.
+using Piece = std::tuple<Session*, Tokens, std::optional<py::array>, std::optional<py::array>>;
 
 // The serial of each session's logits, and what is wrong with it, if anything is.
 std::vector<std::pair<int64_t, std::string>> evaluate(Engine& engine, const std::vector<Piece>& pieces, bool logits,
                                                       const Cancel* cancel) {
-  const auto vocab = static_cast<py::ssize_t>(engine.variant().vocab_size);
+  const Variant& variant = engine.variant();
+  const auto width = static_cast<py::ssize_t>(variant.row_width());
+  const auto out_width = variant.ends() ? static_cast<py::ssize_t>(variant.vocab_size) : width;
   std::vector<Work> work;
   work.reserve(pieces.size());
   std::vector<std::pair<int64_t, std::string>> done;  // has its room before: what comes behind must not fail
   done.reserve(pieces.size());
-  for (const auto& [session, tokens, all_logits] : pieces) {
+  for (const auto& [session, tokens, out, hidden] : pieces) {
     Work& each = work.emplace_back();
     each.session = session;
     each.tokens = view_of(tokens);
-    if (all_logits) each.all_logits = room_in(*all_logits, {static_cast<py::ssize_t>(each.tokens.size()), vocab});
+    const auto count = static_cast<py::ssize_t>(each.tokens.size());
+    if (out) (variant.ends() ? each.all_logits : each.hidden_out) = room_in(*out, {count, out_width});
+    if (hidden) each.hidden_in = floats_in("hidden", *hidden, {count, width});
     each.logits = logits;
   }
   Watch watch(cancel);
@@ -243,8 +267,9 @@ std::shared_ptr<Engine> open(const EngineFaults& faults, const Store& store, con
                              const std::string& isa, const std::string& precision, int threads, int readers,
                              int64_t expert_slots, int ring_depth, int64_t chunk, int64_t session_bytes,
                              const std::string& reads, const std::string& cache, const std::string& look_ahead,
-                             const std::string& speculate, const std::optional<Checksums>& checksums,
-                             const std::optional<py::function>& on_progress, bool time_ops) {
+                             const std::string& speculate, const std::pair<int64_t, int64_t>& layers,
+                             const std::optional<Checksums>& checksums, const std::optional<py::function>& on_progress,
+                             bool time_ops) {
   EngineOptions options;
   options.backend = backend;
   options.isa = isa;
@@ -258,6 +283,7 @@ std::shared_ptr<Engine> open(const EngineFaults& faults, const Store& store, con
   options.cache = choice_of<CachePolicy>("cache", cache);
   options.look_ahead = choice_of<LookAhead>("look_ahead", look_ahead);
   options.speculate = choice_of<Speculate>("speculate", speculate);
+  options.layers = {layers.first, layers.second};
   options.verify_reads = checksums.has_value();
   options.session_bytes = session_bytes;
   options.time_ops = time_ops;
@@ -270,7 +296,8 @@ std::shared_ptr<Engine> open(const EngineFaults& faults, const Store& store, con
 
 Footprint footprint_of(const EngineFaults& faults, const Store& store, const std::string& backend, int readers,
                        int64_t expert_slots, int ring_depth, int64_t chunk, const std::string& reads,
-                       const std::string& cache, const std::string& speculate, bool verify_reads, int64_t max_context,
+                       const std::string& cache, const std::string& speculate,
+                       const std::pair<int64_t, int64_t>& layers, bool verify_reads, int64_t max_context,
                        const std::string& kv, int64_t max_checkpoints) {
   EngineOptions options;
   options.backend = backend;
@@ -281,6 +308,7 @@ Footprint footprint_of(const EngineFaults& faults, const Store& store, const std
   options.reads = choice_of<Reads>("reads", reads);
   options.cache = choice_of<CachePolicy>("cache", cache);
   options.speculate = choice_of<Speculate>("speculate", speculate);
+  options.layers = {layers.first, layers.second};
   options.verify_reads = verify_reads;
   return footprint(store.directory, options, {max_context, kv_dtype(kv), max_checkpoints}, faults.backend.apart);
 }
@@ -310,8 +338,9 @@ void register_footprint(py::module_& m, Class<Testing>& testing) {
   };
   define(py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("readers") = 0,
          py::arg("expert_slots") = 0, py::arg("ring_depth") = 2, py::arg("chunk") = 0, py::arg("reads") = "auto",
-         py::arg("cache") = "lru", py::arg("speculate") = "off", py::arg("verify_reads") = false,
-         py::arg("max_context") = 0, py::arg("kv_dtype") = "f32", py::arg("max_checkpoints") = 4);
+         py::arg("cache") = "lru", py::arg("speculate") = "off", py::arg("layers") = all_layers,
+         py::arg("verify_reads") = false, py::arg("max_context") = 0, py::arg("kv_dtype") = "f32",
+         py::arg("max_checkpoints") = 4);
   m.def(
       "chosen_reads",
       [](const std::string& asked, bool streams, bool direct_works, bool buffered_is_faster, bool crowds_out) {
@@ -349,19 +378,26 @@ void register_engine(py::module_& m, Class<Testing>& testing) {
 
   Class<Engine, std::shared_ptr<Engine>> engines(m, "Engine", "A loaded model. See moeflux.Model.");
   const auto define = [&](auto&&... arguments) {
-    engines.def(py::init(without_faults(&open)), arguments...,
-                "With `checksums`, {layer: SHA-256 of each expert}, every expert is verified when it is read.");
+    engines.def(
+        py::init(without_faults(&open)), arguments...,
+        "With `checksums`, {layer: SHA-256 of each expert}, every expert is verified when it is read. `layers`: "
+        "the first that it has, and one past the last; 0: to the end.");
     testing.def_static("engine", &open, py::arg("faults"), arguments..., "Like Engine, but with these faults.");
   };
   define(py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("isa") = "",
          py::arg("precision") = "auto", py::arg("threads") = 0, py::arg("readers") = 0, py::arg("expert_slots") = 0,
          py::arg("ring_depth") = 2, py::arg("chunk") = 0, py::arg("session_bytes") = 0, py::arg("reads") = "auto",
          py::arg("cache") = "lru", py::arg("look_ahead") = "auto", py::arg("speculate") = "off",
-         py::arg("checksums") = py::none(), py::arg("on_progress") = py::none(), py::arg("time_ops") = false);
+         py::arg("layers") = all_layers, py::arg("checksums") = py::none(), py::arg("on_progress") = py::none(),
+         py::arg("time_ops") = false);
   engines.def("describe", &Engine::describe)
       .def_property_readonly("memory", &Engine::memory, "What is held now, by what it is for.")
       .def_property_readonly("held", &Engine::held, "The same, counted where memory is given out.")
       .def_property_readonly("sessions", &Engine::sessions)
+      .def_property_readonly("layers", &layers_of<Engine>,
+                             "The model's layers that it has: the first, and one past the last.")
+      .def_property_readonly(
+          "width", [](const Engine& engine) { return engine.variant().row_width(); }, "Numbers of a hidden row.")
       .def("take_op_times", &Engine::take_op_times, release())
       .def(
           "session",
@@ -371,13 +407,14 @@ void register_engine(py::module_& m, Class<Testing>& testing) {
             return engine.session(options);
           },
           py::arg("max_context") = 0, py::arg("kv_dtype") = "f32", py::arg("max_checkpoints") = 4)
-      .def(
-          "evaluate", &evaluate, py::arg("work"), py::arg("logits"), py::arg("cancel") = py::none(),
-          "Evaluates (session, tokens, room for all logits) together. Returns (the serial of its logits, what is wrong "
-          "with it) for each session.");
+      .def("evaluate", &evaluate, py::arg("work"), py::arg("logits"), py::arg("cancel") = py::none(),
+           "Evaluates (session, tokens, out, hidden) together: `out` is room for the logits of all tokens, or, without "
+           "the last layer, for hidden rows; `hidden` are those of the layer before, if there is one. Returns (the "
+           "serial of its logits, what is wrong with it) for each session.");
 
   session.def_property_readonly("position", &Session::position)
       .def_property_readonly("max_context", &Session::max_context)
+      .def_property_readonly("layers", &layers_of<Session>, "Those of its engine.")
       .def_property_readonly("tokens", &Session::tokens)
       .def("prefill", &prefill, py::arg("tokens"), py::arg("on_progress"), py::arg("all_logits"), py::arg("vocab"),
            py::arg("cancel") = py::none(),

@@ -587,6 +587,7 @@ class testing:
         cache: str = "lru",
         look_ahead: str = "auto",
         speculate: str = "off",
+        layers: tuple[int, int] = (0, 0),
         checksums: collections.abc.Mapping[int, collections.abc.Sequence[str]] | None = None,
         on_progress: collections.abc.Callable[..., typing.Any] | None = None,
         time_ops: bool = False,
@@ -607,6 +608,7 @@ class testing:
         reads: str = "auto",
         cache: str = "lru",
         speculate: str = "off",
+        layers: tuple[int, int] = (0, 0),
         verify_reads: bool = False,
         max_context: int = 0,
         kv_dtype: str = "f32",
@@ -1153,6 +1155,11 @@ class Session:
     @property
     def last(self) -> StepStats: ...
     @property
+    def layers(self) -> tuple[int, int]:
+        """
+        Those of its engine.
+        """
+    @property
     def logits_serial(self) -> int: ...
     @property
     def max_context(self) -> int: ...
@@ -1184,26 +1191,30 @@ class Engine:
         cache: str = "lru",
         look_ahead: str = "auto",
         speculate: str = "off",
+        layers: tuple[int, int] = (0, 0),
         checksums: collections.abc.Mapping[int, collections.abc.Sequence[str]] | None = None,
         on_progress: collections.abc.Callable[..., typing.Any] | None = None,
         time_ops: bool = False,
     ) -> None:
         """
-        With `checksums`, {layer: SHA-256 of each expert}, every expert is verified when it is read.
+        With `checksums`, {layer: SHA-256 of each expert}, every expert is verified when it is read. `layers`: the first that it has, and one past the last; 0: to the end.
         """
     def describe(self) -> str: ...
     def evaluate(
         self,
         work: collections.abc.Sequence[
             tuple[
-                Session, typing.Annotated[numpy.typing.ArrayLike, numpy.int32], numpy.typing.NDArray[typing.Any] | None
+                Session,
+                typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+                numpy.typing.NDArray[typing.Any] | None,
+                numpy.typing.NDArray[typing.Any] | None,
             ]
         ],
         logits: bool,
         cancel: Cancel | None = None,
     ) -> list[tuple[int, str]]:
         """
-        Evaluates (session, tokens, room for all logits) together. Returns (the serial of its logits, what is wrong with it) for each session.
+        Evaluates (session, tokens, out, hidden) together: `out` is room for the logits of all tokens, or, without the last layer, for hidden rows; `hidden` are those of the layer before, if there is one. Returns (the serial of its logits, what is wrong with it) for each session.
         """
     def session(self, max_context: int = 0, kv_dtype: str = "f32", max_checkpoints: int = 4) -> Session: ...
     def take_op_times(self) -> list[OpTime]: ...
@@ -1213,12 +1224,22 @@ class Engine:
         The same, counted where memory is given out.
         """
     @property
+    def layers(self) -> tuple[int, int]:
+        """
+        The model's layers that it has: the first, and one past the last.
+        """
+    @property
     def memory(self) -> Footprint:
         """
         What is held now, by what it is for.
         """
     @property
     def sessions(self) -> int: ...
+    @property
+    def width(self) -> int:
+        """
+        Numbers of a hidden row.
+        """
 
 class Sampler:
     """
@@ -1507,6 +1528,7 @@ def footprint(
     reads: str = "auto",
     cache: str = "lru",
     speculate: str = "off",
+    layers: tuple[int, int] = (0, 0),
     verify_reads: bool = False,
     max_context: int = 0,
     kv_dtype: str = "f32",
@@ -1662,6 +1684,6 @@ def variant_identity(text: str) -> dict[str, typing.Any]:
     The fields that fingerprints are made of: those of version 1, if it can describe the variant. A layer that drafts is none of them.
     """
 
-__commit__: str = "96521ffbc786+"
+__commit__: str = "9a8f7c2f24e5+"
 
 __version__: str

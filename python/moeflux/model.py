@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, overload
 
 import numpy as np
 
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 __all__ = ["Memory", "Model", "load"]
 
 LOADING = threading.RLock()
-Work = Sequence[tuple[Session, Tokens]]
+Work = Sequence[tuple[Session, Tokens] | tuple[Session, Tokens, np.ndarray | None]]
+"""Sessions and their tokens, and the hidden rows of these where a model has not the first layers."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,16 @@ class Model:
     @property
     def closed(self) -> bool:
         return self._open is None
+
+    @property
+    def layers(self) -> tuple[int, int]:
+        """The layers that it has: the first, and one past the last. `moeflux.load(..., layers=...)` says which."""
+        return self._engine.layers
+
+    @property
+    def width(self) -> int:
+        """Numbers of a hidden row."""
+        return self._engine.width
 
     def close(self) -> None:
         """Closes the model's sessions and gives all memory back, as the end of its `with` does. Calls under way in
@@ -183,27 +194,51 @@ class Model:
         takes in `prefill`. The error names the sessions that cannot, and these are unusable until they are cleared or
         restored. Logits that are not finite break their session alone: the call raises an Error that names it, and
         the others have gone on.
+
+        Of a model without the first layers, `work` has (session, tokens, hidden) for each: the hidden rows of these
+        tokens that `evaluate_hidden` of the layers before gave.
         """
         if logits not in ("last", "all", "none"):
             raise ArgumentError(f'logits: expected "last", "all" or "none", found {logits!r:.40}')
         vocab = self.variant.vocab_size
         with refusals("evaluate"):
             checked = [_checked(place, each) for place, each in enumerate(work)]
-        rows = sum(len(ids) for *_, ids in checked) if logits == "all" else 0
+        rows = sum(len(each.ids) for each in checked) if logits == "all" else 0
         with refusals(f"evaluate: logits of {rows} tokens x {vocab}"):
-            every = [np.empty((len(ids), vocab), np.float32) for *_, ids in checked if rows]
-        pieces = [(core, ids, every[place] if rows else None) for place, (_, core, ids) in enumerate(checked)]
-        with pricing(self._plan):
-            done = self._engine.evaluate(pieces, logits != "none", cancel)
-        self._notes.note(pieces[0][0])
-        broken = [f"work[{place}]: {failure}" for place, (_, failure) in enumerate(done) if failure]
-        if broken:
-            raise Error("; ".join([*broken, "the other sessions have gone on"]))
+            every = [np.empty((len(each.ids), vocab), np.float32) for each in checked if rows]
+        serials = self._evaluate(checked, every, logits != "none", cancel)
         if logits == "all":
             return every
         if logits == "last":
-            return [session._logits(serial) for (session, *_), (serial, _) in zip(checked, done, strict=True)]
+            return [each.session._logits(serial) for each, serial in zip(checked, serials, strict=True)]
         return None
+
+    def evaluate_hidden(self, work: Work, *, cancel: Cancel | None = None) -> list[np.ndarray]:
+        """As `evaluate`, with a model that has not the last layers: instead of logits, it has the hidden rows of all
+        tokens for each session, float32 [tokens, width]. They are for the model that has the layers behind these."""
+        with refusals("evaluate_hidden"):
+            checked = [_checked(place, each) for place, each in enumerate(work)]
+        with refusals(f"evaluate_hidden: rows of {sum(len(each.ids) for each in checked)} tokens x {self.width}"):
+            every = [np.empty((len(each.ids), self.width), np.float32) for each in checked]
+        if self.layers[1] == self.variant.num_layers:
+            raise StateError("evaluate_hidden: expected a model without the last layer, found one that has logits")
+        self._evaluate(checked, every, False, cancel)
+        return every
+
+    def _evaluate(
+        self, checked: Sequence[_Piece], every: Sequence[np.ndarray], logits: bool, cancel: Cancel | None
+    ) -> list[int]:
+        """Into `every`, if it has a place for each. Returns the serials of the sessions' logits."""
+        pieces = [
+            (each.core, each.ids, every[place] if every else None, each.hidden) for place, each in enumerate(checked)
+        ]
+        with pricing(self._plan):
+            done = self._engine.evaluate(pieces, logits, cancel)
+        self._notes.note(checked[0].core)
+        broken = [f"work[{place}]: {failure}" for place, (_, failure) in enumerate(done) if failure]
+        if broken:
+            raise Error("; ".join([*broken, "the other sessions have gone on"]))
+        return [serial for serial, _ in done]
 
     @property
     def memory(self) -> Memory:
@@ -362,12 +397,25 @@ def load(
         return Model(store, engine, plan, asked["precision"])
 
 
-def _checked(place: int, piece: object) -> tuple[Session, _core.Session, np.ndarray]:
-    """A session, which is open, and its tokens."""
+class _Piece(NamedTuple):
+    """Of some work: a session, which is open, its tokens, and their hidden rows."""
+
+    session: Session
+    core: _core.Session
+    ids: np.ndarray
+    hidden: np.ndarray | None
+
+
+def _checked(place: int, piece: object) -> _Piece:
     try:
-        if not (isinstance(piece, (tuple, list)) and len(piece) == 2 and isinstance(piece[0], Session)):
+        if not (isinstance(piece, (tuple, list)) and len(piece) in (2, 3) and isinstance(piece[0], Session)):
             raise ArgumentError(f"expected a session and its tokens, found {found(piece)}")
-        return piece[0], piece[0]._core, token_array(piece[1])
+        hidden = piece[2] if len(piece) == 3 else None
+        if not (hidden is None or isinstance(hidden, np.ndarray)):
+            raise ArgumentError(
+                f"expected a session and its tokens, and hidden rows in an array, found {found(hidden)}"
+            )
+        return _Piece(piece[0], piece[0]._core, token_array(piece[1]), hidden)
     except Error as error:
         error.args = (f"work[{place}]: {error}",)
         raise

@@ -16,7 +16,7 @@ from moeflux.runtime.logits import Logits
 from moeflux.runtime.look_ahead import LookAheadNotes
 from moeflux.runtime.plan import pricing
 from moeflux.runtime.plan_table import Plan
-from moeflux.runtime.snapshot import Snapshot
+from moeflux.runtime.snapshot import Snapshot, part_of
 from moeflux.runtime.tokens import Tokens, token_array
 
 if TYPE_CHECKING:
@@ -316,7 +316,8 @@ class Session:
         variant = self.model.variant
         with refusals("restore"):
             taken = snapshot if isinstance(snapshot, Snapshot) else Snapshot.load(snapshot, variant, self.max_context)
-            tensors = taken.tensors_for(variant, self.model.fingerprint, self.max_context, self.kv_dtype)
+            layers = part_of(self._core, variant)
+            tensors = taken.tensors_for(variant, self.model.fingerprint, self.max_context, self.kv_dtype, layers)
             tokens = np.asarray(taken.tokens, np.int32)
         with pricing(self._plan):
             self._core.restore(taken.position, tokens, tensors)

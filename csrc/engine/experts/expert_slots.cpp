@@ -41,7 +41,7 @@ ExpertCheck expert_check(const StoreDirectory& store, const ExpertStore& experts
     const Sha256Sum found = hash.sum();
     const Sha256Sum& expected = sums.at(static_cast<size_t>(layer)).at(static_cast<size_t>(expert));
     if (found != expected)
-      throw IoError(concat(printable(experts.path(layer)), ": layer ", layer, " expert ", expert,
+      throw IoError(concat(printable(experts.path(layer)), ": layer ", experts.number(layer), " expert ", expert,
                            ": expected the SHA-256 ", hex(expected), ", found ", hex(found),
                            ": the file is damaged, or the disk gave other bytes than it holds"));
   };

@@ -68,7 +68,8 @@ void ExpertFeed::read_missing(const ExpertCall& call) {
 // Takes back the slots of the oldest batch in flight, and reads into them.
 void ExpertFeed::await_slots(const ExpertCall& call) {
   if (!call.recorder.in_flight())
-    throw StateError(concat("layer ", call.layer(), ": expected a slot for an expert, found all ", slots_.count(),
+    throw StateError(concat("layer ", slots_.store().number(call.layer()),
+                            ": expected a slot for an expert, found all ", slots_.count(),
                             " leased and no batch in flight"));
   call.recorder.pop();
   read_missing(call);

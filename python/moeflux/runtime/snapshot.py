@@ -2,7 +2,8 @@
 
 Ours is a safetensors file. It has one tensor for each piece of state ("layers.3.k"), one more for the scales where the
 piece is codes ("layers.3.k_scale"), and one for the token ids ("tokens"). Its metadata have the version, the
-fingerprint of the model, the position and the SHA-256 of every tensor. See docs/formats.md.
+fingerprint of the model, the position and the SHA-256 of every tensor, and which layers they are of where an engine has
+not all of them. See docs/formats.md.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ SCALE = "_scale"
 """Behind the name of a piece: the scales of its codes."""
 
 Key = tuple[int, str]  # layer, piece
+Layers = tuple[int, int] | None
+"""Those of a part of a model: the first, and one past the last. None: all."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Snapshot:
     tokens: tuple[int, ...] = ()  # those evaluated; empty when not known
     fingerprint: str = ""  # of the model; empty when not known
     conversation: str = field(default="", repr=False)  # what was said, as moeflux.text.conversation writes it
+    layers: Layers = None  # that the state is of: the first and one past the last of a part; None: all
 
     @classmethod
     def of(cls, core: _core.Session, variant: Variant, fingerprint: str) -> Snapshot:
@@ -63,20 +67,24 @@ class Snapshot:
         tensors = {(layer, name): array for layer, name, array in core.read_state()}
         if core.logits_serial != before:
             raise StateError("snapshot: expected a session that stands still, found another thread evaluating with it")
-        return cls(variant, position, tensors, tokens, fingerprint)
+        return cls(variant, position, tensors, tokens, fingerprint, layers=part_of(core, variant))
 
-    def tensors_for(self, variant: Variant, fingerprint: str, max_context: int, kv_dtype: str) -> list[np.ndarray]:
-        """The pieces in the order and the types of a session. StateError when they belong to another model, or do not
-        fit into the session."""
+    def tensors_for(
+        self, variant: Variant, fingerprint: str, max_context: int, kv_dtype: str, layers: Layers = None
+    ) -> list[np.ndarray]:
+        """The pieces in the order and the types of a session. ArgumentError when they belong to another model or to
+        other layers, or do not fit into the session."""
         if self.fingerprint and self.fingerprint != fingerprint:
             raise ArgumentError(
                 f"restore: expected a snapshot of the model {fingerprint[:16]}..., "
                 f"found one of {self.fingerprint[:16]}..."
             )
+        if self.layers != layers:
+            raise ArgumentError(f"restore: expected a snapshot of {named(layers)}, found one of {named(self.layers)}")
         if self.position < 0:
             raise ArgumentError(f"restore: expected a position from 0 on, found {self.position}")
         check_length(self.position, max_context)
-        pieces = variant.state(self.position)
+        pieces = state_of(variant, self.position, layers)
         coded = {key for key in pieces if key[1] not in FIXED and scale_key(key) in self.tensors}
         expected = pieces | {scale_key(key): scale_shape(pieces[key]) for key in coded}
         if expected.keys() != self.tensors.keys():
@@ -139,6 +147,7 @@ class Snapshot:
         """Bytes that the file has, and that `to_bytes` makes; known without making them."""
         wire = WIRE.get(format)
         if wire:
+            check_whole(self, format)
             return snapshot_wire_layout(self.variant.to_json(), wire, self.position).bytes
         check_format(format)
         return size_of(own_metadata(self), forms_of(own_arrays(self)))
@@ -188,6 +197,7 @@ class Snapshot:
     def _chunks(self, format: str) -> Iterator[bytes | np.ndarray]:
         wire = WIRE.get(format)
         if wire:
+            check_whole(self, format)
             return wire_chunks(self, wire)
         check_format(format)
         return chunks_of(own_metadata(self), own_arrays(self))
@@ -197,6 +207,11 @@ def check_format(format: str) -> None:
     """Of the one that is not among WIRE."""
     if format != "moeflux":
         raise ArgumentError(f"format: expected {', '.join(['moeflux', *WIRE])}, found {format!r:.40}")
+
+
+def check_whole(snapshot: Snapshot, format: str) -> None:
+    if snapshot.layers is not None:
+        raise ArgumentError(f"format: expected moeflux for a snapshot of {named(snapshot.layers)}, found {format}")
 
 
 def check_length(position: int, max_tokens: int) -> None:
@@ -210,11 +225,30 @@ def as_f32(array: np.ndarray) -> np.ndarray:
     return decode(np.ascontiguousarray(array).reshape(-1).view(np.uint8), "BF16").reshape(array.shape)
 
 
-def pieces_of(variant: Variant, position: int, codes: bool, *, all_rows: bool = False) -> dict[Key, tuple[int, ...]]:
+def part_of(core: _core.Session, variant: Variant) -> Layers:
+    """The layers of a session."""
+    layers = core.layers
+    return None if layers == (0, variant.num_layers) else layers
+
+
+def named(layers: Layers) -> str:
+    return "all layers" if layers is None else f"layers {layers[0]} to {layers[1] - 1}"
+
+
+def state_of(variant: Variant, position: int, layers: Layers, *, all_rows: bool = False) -> dict[Key, tuple[int, ...]]:
+    """As `Variant.state`, of some layers."""
+    first, last = layers or (0, variant.num_layers)
+    state = variant.state(position, all_rows=all_rows)
+    return {key: shape for key, shape in state.items() if first <= key[0] < last}
+
+
+def pieces_of(
+    variant: Variant, position: int, codes: bool, layers: Layers = None, *, all_rows: bool = False
+) -> dict[Key, tuple[int, ...]]:
     """The shapes of all tensors of a state, in their order. Behind codes are their scales. With `all_rows`, layers with
     a window have every row, too."""
     pieces: dict[Key, tuple[int, ...]] = {}
-    for key, shape in variant.state(position, all_rows=all_rows).items():
+    for key, shape in state_of(variant, position, layers, all_rows=all_rows).items():
         pieces[key] = shape
         if codes and key[1] not in FIXED:
             pieces[scale_key(key)] = scale_shape(shape)
@@ -248,19 +282,34 @@ def own_arrays(snapshot: Snapshot) -> dict[str, np.ndarray]:
 
 def own_metadata(snapshot: Snapshot) -> dict[str, str]:
     codes = any(name.endswith(SCALE) for _, name in snapshot.tensors)
-    return metadata_of(snapshot.variant, snapshot.fingerprint, snapshot.position, codes)
+    return metadata_of(snapshot.variant, snapshot.fingerprint, snapshot.position, codes, snapshot.layers)
 
 
-def metadata_of(variant: Variant, fingerprint: str, position: int, codes: bool) -> dict[str, str]:
+def metadata_of(
+    variant: Variant, fingerprint: str, position: int, codes: bool, layers: Layers = None
+) -> dict[str, str]:
     """`codes`: the rows are in 8 bits."""
-    has_all = variant.state(position) == variant.state(position, all_rows=True)
-    return {
+    has_all = state_of(variant, position, layers) == state_of(variant, position, layers, all_rows=True)
+    metadata = {
         "format": FORMAT,
         "version": VERSION_OF_WINDOWS if not has_all else VERSION_OF_CODES if codes else VERSION,
         "fingerprint": fingerprint,
         "position": str(position),
         "model": variant.name,
     }
+    return metadata if layers is None else metadata | {"layers": f"{layers[0]}:{layers[1]}"}
+
+
+def layers_in(path: Path, file: SafetensorsFile, variant: Variant) -> Layers:
+    """Of a file, what its metadata say."""
+    text = file.metadata.get("layers")
+    if text is None:
+        return None
+    first, _, last = text.partition(":")
+    numbers = [int(each) if each.isascii() and each.isdigit() and len(each) < 6 else -1 for each in (first, last)]
+    if not 0 <= numbers[0] < numbers[1] <= variant.num_layers:
+        raise FormatError(f"{path}: layers: expected two of 0:{variant.num_layers}, found {text!r:.60}")
+    return numbers[0], numbers[1]
 
 
 def load_own(path: Path, variant: Variant, max_tokens: int) -> Snapshot:
@@ -281,9 +330,10 @@ def own_of(
         conversation = arrays.pop("conversation", np.empty(0, "u1")).tobytes().decode()
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: conversation: expected UTF-8, found byte {error.start} to be none") from error
-    pieces = pieces_of(variant, position, has_codes(file))
+    layers = layers_in(path, file, variant)
+    pieces = pieces_of(variant, position, has_codes(file), layers)
     tensors = {key: last_rows(arrays[f"layers.{key[0]}.{key[1]}"], shape) for key, shape in pieces.items()}
-    return Snapshot(variant, position, tensors, tokens, file.metadata.get("fingerprint", ""), conversation)
+    return Snapshot(variant, position, tensors, tokens, file.metadata.get("fingerprint", ""), conversation, layers)
 
 
 def has_codes(file: SafetensorsFile) -> bool:
@@ -299,10 +349,11 @@ def last_rows(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.ascontiguousarray(array[tuple(slice(n - count, n) for n, count in zip(array.shape, shape, strict=True))])
 
 
-def shapes_in(file: SafetensorsFile, variant: Variant, position: int) -> dict[str, tuple[int, ...]]:
+def shapes_in(path: Path, file: SafetensorsFile, variant: Variant, position: int) -> dict[str, tuple[int, ...]]:
     """What a file of its version has, but for the tokens and a conversation."""
     all_rows = file.metadata["version"] != VERSION_OF_WINDOWS
-    pieces = pieces_of(variant, position, has_codes(file), all_rows=all_rows)
+    layers = layers_in(path, file, variant)
+    pieces = pieces_of(variant, position, has_codes(file), layers, all_rows=all_rows)
     return {f"layers.{layer}.{name}": shape for (layer, name), shape in pieces.items()}
 
 
@@ -315,7 +366,7 @@ def check_directory(path: Path, file: SafetensorsFile, variant: Variant, max_tok
     if not (position.isascii() and position.isdigit() and len(position) < 10 and int(position) <= MAX_CONTEXT):
         raise FormatError(f"{path}: position: expected 0 to {MAX_CONTEXT}, found {position!r:.60}")
     check_length(int(position), max_tokens)
-    expected = shapes_in(file, variant, int(position))
+    expected = shapes_in(path, file, variant, int(position))
     for name in sorted(expected.keys() | file.tensors.keys() | {"tokens"}):
         check_entry(path, name, file.tensors.get(name), expected, has_codes(file))
     return int(position)

@@ -20,7 +20,7 @@ from moeflux import _core, files
 from moeflux._core import SafetensorsFile, StatePieces, TensorEntry
 from moeflux.errors import FormatError, IoError, refusals
 from moeflux.models.variants import Variant
-from moeflux.runtime.snapshot import FIXED, SCALE, check_directory, metadata_of, pieces_of
+from moeflux.runtime.snapshot import FIXED, SCALE, Layers, check_directory, layers_in, metadata_of, part_of, pieces_of
 from moeflux.stores.tensor_file import Form, check_sums, header_of, size_of
 
 __all__ = ["PASSING_BYTES", "load_state", "save_state", "state_file_bytes"]
@@ -41,16 +41,16 @@ Added = tuple[Any, memoryview]
 """A sum, and what comes to it."""
 
 
-def state_file_bytes(variant: Variant, fingerprint: str, kv_dtype: str, position: int) -> int:
-    """What the file of a state has."""
+def state_file_bytes(variant: Variant, fingerprint: str, kv_dtype: str, position: int, layers: Layers = None) -> int:
+    """What the file of a state has, of all layers or of those of a part."""
     codes = kv_dtype == "q8"
     rows = {"f32": "F32", "bf16": "BF16", "q8": "I8"}[kv_dtype]
     forms = {
         f"layers.{layer}.{name}": Form("F32" if name in FIXED else "BF16" if name.endswith(SCALE) else rows, shape)
-        for (layer, name), shape in pieces_of(variant, position, codes).items()
+        for (layer, name), shape in pieces_of(variant, position, codes, layers).items()
     }
     forms["tokens"] = Form("I32", (position,))
-    return size_of(metadata_of(variant, fingerprint, position, codes), forms)
+    return size_of(metadata_of(variant, fingerprint, position, codes, layers), forms)
 
 
 # ---- Writing ----------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def save_state(session: _core.Session, variant: Variant, fingerprint: str, path:
 
     def write(pieces: StatePieces) -> None:
         codes = any(name.endswith(SCALE) for _, name, _, _ in pieces.list())
-        metadata = metadata_of(variant, fingerprint, len(tokens), codes)
+        metadata = metadata_of(variant, fingerprint, len(tokens), codes, part_of(session, variant))
         forms = {f"layers.{layer}.{name}": Form(dtype, tuple(shape)) for layer, name, dtype, shape in pieces.list()}
         sizes = [form.bytes for form in forms.values()]
         found = digests(sizes, lambda _: pieces.read)
@@ -95,7 +95,8 @@ def load_state(session: _core.Session, variant: Variant, fingerprint: str, path:
     with refusals(f"{path}: its parts"):
         file = SafetensorsFile(path)
         position = check_directory(path, file, variant, session.max_context)
-        if file.metadata.get("fingerprint") != fingerprint or position != len(tokens):
+        same = layers_in(path, file, variant) == part_of(session, variant)
+        if file.metadata.get("fingerprint") != fingerprint or position != len(tokens) or not same:
             raise FormatError(f"{path}: expected {len(tokens)} tokens of this model, found another state")
 
         def fill(pieces: StatePieces) -> None:
