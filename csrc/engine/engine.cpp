@@ -35,7 +35,9 @@ EngineOptions checked(EngineOptions options) {
   return options;
 }
 
-void check_experts(const StoreDirectory& store) {
+void check_store(const StoreDirectory& store, const EngineOptions& options) {
+  if (!store.variant.is_whole() && options.speculate != Speculate::off)
+    throw ArgumentError(concat("speculate: expected off with some of the layers, found ", name_of(options.speculate)));
   if (store.variant.experts().count > max_routed_experts)
     throw FormatError(concat(printable(store.listing), ": num_experts: expected at most ", max_routed_experts,
                              " experts in a layer, which is what this engine can choose from, found ",
@@ -57,19 +59,9 @@ bool leaves_out(const StoreDirectory& store, const EngineOptions& options) {
 
 // The store becomes what such an engine has of it, and the options those of an engine that has all of that.
 void leave_out(StoreDirectory& store, EngineOptions& options) {
-  const int64_t all = store.variant.num_layers();
   const LayerRange asked = std::exchange(options.layers, {});
-  const int64_t last = asked.last == 0 ? all : asked.last;
-  if (asked.first < 0 || asked.first >= last || last > all)
-    throw ArgumentError(concat("layers: expected a first layer and one past the last, of ", all, " in all, found ",
-                               asked.first, " and ", asked.last));
-  const bool some = last - asked.first < all;
-  if (some && options.speculate != Speculate::off)
-    throw ArgumentError(concat("speculate: expected off with some of the layers, found ", name_of(options.speculate)));
-  if (some)
-    keep_layers(store, asked.first, last);
-  else if (!uses_draft(store.variant, options.speculate))
-    leave_draft_out(store);
+  keep_layers(store, asked.first, asked.last);
+  if (!uses_draft(store.variant, options.speculate)) leave_draft_out(store);
 }
 
 Scratch make_scratch(Model& model, int64_t chunk, Backend& backend) {
@@ -94,7 +86,7 @@ Footprint footprint(const StoreDirectory& store, const EngineOptions& options, c
     leave_out(rest, of_rest);
     return footprint(rest, of_rest, session, apart);
   }
-  check_experts(store);
+  check_store(store, options);
   const EngineOptions chosen = resolved(store, checked(options));
   const DeviceEntry& device = device_entry(chosen.backend);
   const bool shared = device.shares_memory && !apart;
@@ -117,7 +109,7 @@ std::shared_ptr<Engine> Engine::open(StoreDirectory store, const EngineOptions& 
 std::shared_ptr<Engine> open_engine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults) {
   EngineOptions of_rest = options;
   if (leaves_out(store, options)) leave_out(store, of_rest);
-  check_experts(store);
+  check_store(store, options);
   // A forked child leaves its copy alone, because it has no threads to join.
   const auto destroy = [before = forks()](LoadedEngine* engine) {
     if (forks() == before) delete engine;

@@ -67,29 +67,36 @@ void leave_draft_out(StoreDirectory& store) {
 
 // Of a list with an entry for each layer, or none.
 template <typename List>
-static void keep_entries(List& list, int64_t first, int64_t last) {
+static void keep_entries(List& list, int64_t first, int64_t end) {
   if (list.empty()) return;
-  list.erase(list.begin() + last, list.end());
+  list.erase(list.begin() + end, list.end());
   list.erase(list.begin(), list.begin() + first);
 }
 
 void keep_layers(StoreDirectory& store, int64_t first, int64_t last) {
-  leave_draft_out(store);
   Variant& variant = store.variant;
-  variant.layers_before = first;
-  variant.layers_behind = variant.num_layers() - last;
+  const int64_t all = variant.num_layers();
+  const int64_t end = last == 0 ? all : last;
+  if (first < 0 || first >= end || end > all)
+    throw ArgumentError(concat("layers: expected a first layer and one past the last, of ", all, " in all, found ",
+                               first, " and ", last));
+  if (end - first == all) return;
+  leave_draft_out(store);
+  variant.layers_before += first;
+  variant.layers_behind += all - end;
   const bool embeds = variant.begins() || (variant.ends() && variant.tied_embeddings);
+  const int64_t kept = variant.layers_before;
   const auto belongs_elsewhere = [&](const auto& named) {
     const std::string& name = named.first;
-    if (const int64_t layer = layer_of(name); layer >= 0) return layer < first || layer >= last;
+    if (const int64_t layer = layer_of(name); layer >= 0) return layer < kept || layer >= kept + end - first;
     return name.starts_with("model.embed_tokens") ? !embeds : !variant.ends();
   };
   std::erase_if(store.tensors, belongs_elsewhere);
   std::erase_if(store.formats, belongs_elsewhere);
-  keep_entries(variant.layers, first, last);
-  keep_entries(store.expert_places, first, last);
-  keep_entries(store.layouts, first, last);
-  keep_entries(store.expert_checksums, first, last);
+  keep_entries(variant.layers, first, end);
+  keep_entries(store.expert_places, first, end);
+  keep_entries(store.layouts, first, end);
+  keep_entries(store.expert_checksums, first, end);
   if (!store.layouts.empty() && variant.moe_layers() > 0)
     store.experts = *std::ranges::max_element(store.layouts, {}, &ExpertLayout::bytes);
 }

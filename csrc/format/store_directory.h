@@ -96,8 +96,9 @@ struct StoreDirectory {
 // The store becomes that of the same model without its layer that drafts.
 void leave_draft_out(StoreDirectory& store);
 
-// The store becomes that of some layers of its model, `first` to the one before `last`, without the one that drafts.
-// The embedding stays with the model's first layer, and what follows the layers with the last one.
+// The store becomes that of some of its layers, `first` to the one before `last`, or to the end if that is 0. Unless
+// these are all, the one that drafts is left out. The embedding stays with the model's first layer, and what follows
+// the layers with the last one. ArgumentError when there are no such layers.
 void keep_layers(StoreDirectory& store, int64_t first, int64_t last);
 
 }  // namespace moeflux

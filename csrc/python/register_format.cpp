@@ -237,6 +237,19 @@ void register_stores(py::module_& m) {
             return s.directory.experts_of(layer);
           },
           py::arg("layer"), "The layout of the experts of a layer.")
+      .def(
+          "part",
+          [](const Store& s, int64_t first, int64_t last) {
+            return store_object([&] {
+              StoreDirectory part = s.directory;
+              keep_layers(part, first, last);
+              return part;
+            });
+          },
+          py::arg("first"), py::arg("last"),
+          "The same of some layers, the first and one past the last; 0: to the end. They are numbered from 0 on, and "
+          "the "
+          "names of their tensors stay as they are.")
       .def_property_readonly(
           "layers_differ", [](const Store& s) { return !s.directory.layouts.empty(); },
           "Whether layers have experts in different formats.")

@@ -314,6 +314,10 @@ class StoreDirectory:
         """
         The layout of the experts of a layer.
         """
+    def part(self, first: int, last: int) -> StoreDirectory:
+        """
+        The same of some layers, the first and one past the last; 0: to the end. They are numbered from 0 on, and the names of their tensors stay as they are.
+        """
     @property
     def as_published(self) -> bool:
         """
@@ -1684,6 +1688,6 @@ def variant_identity(text: str) -> dict[str, typing.Any]:
     The fields that fingerprints are made of: those of version 1, if it can describe the variant. A layer that drafts is none of them.
     """
 
-__commit__: str = "9a8f7c2f24e5+"
+__commit__: str = "2fb8bb8f4d83+"
 
 __version__: str

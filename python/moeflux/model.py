@@ -353,6 +353,8 @@ def load(
                   "mtp": what the model's own layer for that says, if `moeflux convert --mtp` has kept it; "auto": that
                   layer, or lookup without it, while tokens come faster with it than without; "off", the default
     verify_reads  compare every expert with the SHA-256 in moeflux.json whenever it is read: IoError when it differs
+    layers        (first, last): only the layers from the first to the one before the last, or to the end if that is 0.
+                  Such a model takes and gives hidden rows: see `Model.evaluate_hidden`. By default all layers
     experts_per_token   LOSSY: another number of experts than the model's own
     on_progress   called now and then with (done, total) of the bytes that loading reads; when it returns False, loading
                   ends with a StateError
@@ -389,6 +391,7 @@ def load(
             cache=asked["cache"],
             look_ahead=asked["look_ahead"],
             speculate=asked["speculate"],
+            layers=asked["layers"] or (0, 0),
             checksums=checksums,
             on_progress=on_progress,
         )

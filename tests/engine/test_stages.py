@@ -215,7 +215,38 @@ def test_memory_is_that_of_the_layers(folder: Folder, name: str, apart: bool) ->
         assert abs(together - getattr(whole, part)) <= 3 * page, part
 
 
+def test_loading_a_part(folder: Folder, expected: Expect) -> None:
+    """By a plan of its own, which it keeps; the experts of all parts are those of the whole."""
+    path, experts = folder("deepseek_v3"), []
+    rows: list[np.ndarray | None] = [None]
+    for layers in (0, 1), (1, 3), (3, 0):
+        options: dict[str, Any] = {"layers": layers, "memory": "1GB", "context": CONTEXT, "chunk": 16, "readers": 1}
+        plan = moeflux.plan(path, **options)
+        with moeflux.load(path, **options) as model:
+            assert model.layers == (layers[0], layers[1] or 4)
+            assert (
+                model.plan.parts["dense weights"] == plan.parts["dense weights"] == model._engine.memory.dense_weights
+            )
+            assert model._engine.held <= sum(model.plan.parts.values())
+            work = [(model.session(), STREAMS[0], rows[0])]
+            rows = [*model.evaluate_hidden(work)] if layers[1] else [*model.evaluate(work, logits="all")]
+        experts.append((plan.experts, plan.expert_bytes_per_token))
+        assert str(plan.experts) in str(plan)
+    assert rows[0] is not None and np.array_equal(rows[0], expected("deepseek_v3")[0])
+    whole = moeflux.plan(path, memory="1GB", context=CONTEXT)
+    assert tuple(map(sum, zip(*experts, strict=True))) == (whole.experts, whole.expert_bytes_per_token)
+    touched = [moeflux.plan(path, layers=layers).bytes_touched_per_token for layers in ((0, 2), (2, 0), (0, 4))]
+    assert touched[0] + touched[1] == touched[2] == whole.bytes_touched_per_token
+
+
 # ---- Bad use ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", [(1,), [0, 1], (0, "a"), (True, 2), (0, 1 << 40), 3])
+def test_layers_that_are_no_range(folder: Folder, layers: Any) -> None:
+    for call in (moeflux.plan, moeflux.load):
+        with pytest.raises(ArgumentError, match="layers: expected a first layer and one past the last, found"):
+            call(folder("qwen3_moe"), layers=layers)
 
 
 @pytest.mark.parametrize("layers", [(2, 2), (3, 1), (-1, 2), (0, 5), (4, 0), (0, -1)])
@@ -231,6 +262,8 @@ def test_ranges_that_cannot_be(folder: Folder, layers: tuple[int, int]) -> None:
 def test_no_drafts_in_a_part(folder: Folder, speculate: str) -> None:
     with pytest.raises(ArgumentError, match=f"speculate: expected off with some of the layers, found {speculate}"):
         load_faulty(folder("qwen3_moe"), layers=(0, 2), speculate=speculate)
+    with pytest.raises(ArgumentError, match="speculate: expected off with some of the layers"):
+        moeflux.plan(folder("qwen3_moe"), layers=(0, 2), speculate=speculate)
 
 
 def test_rows_that_do_not_fit(folder: Folder) -> None:

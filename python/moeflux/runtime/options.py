@@ -39,6 +39,7 @@ class LoadOptions(TypedDict, total=False):
     look_ahead: LookAhead
     speculate: Speculate
     verify_reads: bool
+    layers: tuple[int, int] | None
     experts_per_token: int | None
 
 
@@ -60,6 +61,7 @@ DEFAULTS: LoadOptions = {
     "look_ahead": "auto",
     "speculate": "off",
     "verify_reads": False,
+    "layers": None,
     "experts_per_token": None,
 }
 
@@ -78,6 +80,8 @@ def resolved(given: LoadOptions) -> LoadOptions:
             raise ArgumentError(f"options: expected {', '.join(DEFAULTS)}, found {name}")
         if name in ("backend", "isa") and not isinstance(value, str | type(None)):
             raise ArgumentError(f"{name}: expected a name, found {value!r:.40}")
+        if name == "layers" and not (value is None or _is_pair(value)):
+            raise ArgumentError(f"layers: expected a first layer and one past the last, found {value!r:.40}")
         words = words_of(name)
         if words and value not in words:
             raise ArgumentError(f"{name}: expected one of {', '.join(words)}, found {_shown(value)}")
@@ -93,6 +97,12 @@ def whole_number(name: str, count: int | None, maximum: int) -> int | None:
     if operator.index(count) > maximum:
         raise ArgumentError(f"{name}: expected 1 to {maximum}, found {found(count)}")
     return operator.index(count)
+
+
+def _is_pair(value: object) -> bool:
+    """Whether it is two numbers. Which layers there are is known once the model is open."""
+    numbers = value if isinstance(value, tuple) and len(value) == 2 else (None,)
+    return all(isinstance(each, int) and not isinstance(each, bool) and abs(each) < 1 << 31 for each in numbers)
 
 
 def _shown(value: object) -> str:

@@ -28,7 +28,7 @@ from moeflux.runtime.options import LoadOptions, resolved, whole_number
 from moeflux.runtime.plan_table import ENGINE_PARTS, SESSION_PARTS, Plan
 from moeflux.runtime.state_file import PASSING_BYTES
 from moeflux.sizes import parse_size, size_text
-from moeflux.stores.costs import costs
+from moeflux.stores.costs import bytes_touched
 from moeflux.stores.planned import PlannedStore, store_to_plan
 from moeflux.stores.store import Store
 
@@ -102,7 +102,12 @@ class _Planner:
         self.store, self.options, self.trace, self.variant = store, options, trace, store.variant
         if options["speculate"] not in ("auto", "mtp"):
             self.variant = self.variant.without_draft()
-        self.experts = self.variant.experts.count * len(self.variant.moe_layers)
+        first, last = options["layers"] or (0, 0)
+        self.directory = store.directory.part(first, last) if options["layers"] else store.directory
+        self.layers = range(first, last or self.variant.num_layers)
+        is_part = len(self.layers) < self.variant.num_layers
+        moe_layers = [layer for layer in self.variant.moe_layers if layer in self.layers or not is_part]
+        self.experts = self.variant.experts.count * len(moe_layers)
         self.beside = files_of(store.path) if isinstance(store, Store) else None
         self.probe = remembered(store.expert_files[0] if store.expert_files else store.path)
         self.free = available()
@@ -168,7 +173,7 @@ class _Planner:
         """A GPU that shares the memory may use only a part of it. What the model holds must lie within that part."""
         if budget is None:
             return budget, source
-        allowed = _core.device_memory(self.options["backend"], self.store.directory)
+        allowed = _core.device_memory(self.options["backend"], self.directory)
         if allowed is None:
             return budget, source
         limit = allowed + sum(self.fixed.values())
@@ -179,7 +184,7 @@ class _Planner:
     def parts(self, choice: _Choice) -> dict[str, int]:
         options = self.options
         sizes = _core.footprint(
-            self.store.directory,
+            self.directory,
             backend=options["backend"],
             readers=self.readers,
             expert_slots=choice.slots,
@@ -289,7 +294,7 @@ class _Planner:
             streams=streams,
             direct_works=self.direct_works,
             buffered_is_faster=probed,
-            crowds_out=self.experts * self.store.directory.experts.bytes > self.free.bytes // 4,
+            crowds_out=self.experts * self.directory.experts.bytes > self.free.bytes // 4,
         )
         return "direct" if mode == "direct" else "buffered", reason
 
@@ -305,11 +310,10 @@ class _Planner:
         options, probe = self.options, self.probe
         reads, reason = self.reads(choice.slots < self.experts)
         choice = _with(choice, reads=reads)
-        cost = costs(self.store.variant, self.store.directory)
-        touched = cost["expert_bytes_per_token"]
+        dense, touched = bytes_touched(self.store.variant, self.directory, self.layers)
         rate = self.hit_rate(choice.slots)
         read = (1 - rate.value) * touched
-        everything = cost["dense_bytes_per_token"] + touched
+        everything = dense + touched
         return Plan(
             model=self.variant.name,
             note=self.store.note if isinstance(self.store, PlannedStore) else "",
@@ -320,7 +324,7 @@ class _Planner:
             least_bytes=self.least_budget(),
             slots=choice.slots,
             experts=self.experts,
-            slot_bytes=_core.slot_bytes(self.store.directory),
+            slot_bytes=_core.slot_bytes(self.directory),
             context=choice.context,
             sessions=self.sessions,
             kv_dtype=options["kv_dtype"],

@@ -41,7 +41,7 @@ class Plan:
     least_bytes: int  # the least for this model: one session of a short context
 
     slots: int
-    experts: int  # of all layers
+    experts: int  # of all layers that are loaded
     slot_bytes: int
     context: int  # of each session
     sessions: int
@@ -119,7 +119,7 @@ def _lines(plan: Plan) -> list[str]:
         "passing states": "parts of those on their way to or from a scheduler's disk",
         "renderer": "a process of its own for the chat template, once it is asked for; never more",
         "dense weights": "all but the routed experts, read once",
-        "expert slots": f"{plan.slots} of {plan.experts} experts ({plan.slots / plan.experts:.1%}), "
+        "expert slots": f"{plan.slots} of {plan.experts} experts ({plan.slots / max(1, plan.experts):.1%}), "
         f"{size_text(plan.slot_bytes)} each",
         "scratch": f"prefill in chunks of {plan.chunk} tokens",
         "read buffers": f"{plan.readers} threads that read",

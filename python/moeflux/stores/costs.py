@@ -10,7 +10,16 @@ from moeflux.models.layers import RoutedExperts
 from moeflux.models.variants import Variant
 from moeflux.stores.floats import FLOAT_BYTES
 
-__all__ = ["Costs", "costs", "costs_of_shape", "dense_sizes", "embedding_bytes", "mean_expert_bytes", "table_bytes"]
+__all__ = [
+    "Costs",
+    "bytes_touched",
+    "costs",
+    "costs_of_shape",
+    "dense_sizes",
+    "embedding_bytes",
+    "mean_expert_bytes",
+    "table_bytes",
+]
 
 
 class Costs(TypedDict):
@@ -28,6 +37,17 @@ class Costs(TypedDict):
 def costs(variant: Variant, directory: StoreDirectory) -> Costs:
     sizes = {name: size for name, size in dense_sizes(directory).items() if not variant.is_of_draft(name)}
     return costs_of_shape(variant, mean_expert_bytes(variant, directory), sum(sizes.values()), embedding_bytes(sizes))
+
+
+def bytes_touched(variant: Variant, directory: StoreDirectory, layers: range) -> tuple[int, int]:
+    """Bytes of dense weights, and of experts, that a token needs in some layers, of a directory that has these."""
+    sizes = {name: size for name, size in dense_sizes(directory).items() if not variant.is_of_draft(name)}
+    embedding = embedding_bytes(sizes)
+    is_head = variant.tied_embeddings and layers.stop == variant.num_layers
+    dense = sum(sizes.values()) - (0 if is_head else embedding - embedding // variant.vocab_size)
+    moe_layers = [layer for layer in variant.layers_with(RoutedExperts) if layer in layers]
+    experts = sum(directory.experts_of(layer - layers.start).bytes for layer in moe_layers)
+    return dense, experts * variant.experts.per_token
 
 
 def mean_expert_bytes(variant: Variant, directory: StoreDirectory) -> int:
