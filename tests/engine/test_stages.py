@@ -379,6 +379,45 @@ def test_snapshots_of_other_layers(folder: Folder, tmp_path: Any) -> None:
         Snapshot.from_bytes(data.replace(b'"layers":"0:2"', b'"layers":"1:2"'), whole.variant)
 
 
+def test_snapshots_of_parts_and_of_all(folder: Folder, expected: Expect) -> None:
+    """Stages go on where a whole model stood, and the other way round, whatever the cut."""
+    wanted, load = expected("qwen3_5_moe"), loaded(folder, "qwen3_5_moe")
+    whole = load_faulty(folder("qwen3_5_moe")).session(max_context=CONTEXT)
+    whole.prefill(STREAMS[0][:9])
+    taken = whole.snapshot()
+    pipeline = Pipeline(stages_of(load, (0, 1, 3, 4)))
+    for session in pipeline.sessions[0]:
+        session.restore(taken.part(*session._core.layers))
+    pipeline.go({0: 8}, wanted)
+    parts = [session.snapshot() for session in pipeline.sessions[0]]
+    together = Snapshot.joined(parts)
+    whole.restore(together)
+    assert np.array_equal(whole.prefill(STREAMS[0][17:20], logits="all"), wanted[0][17:20])
+    again = Pipeline(stages_of(load, (0, 2, 4)))
+    for session in again.sessions[0]:
+        session.restore(together.part(*session._core.layers))
+    again.go({0: 4}, wanted)
+    assert together.part(0, 4).to_bytes() == together.to_bytes() == Snapshot.joined([together]).to_bytes()
+    assert parts[1].part(2, 3).layers == (2, 3)
+    for odd, match in (
+        ([], "parts: expected all layers, found those up to 0"),
+        (parts[:2], "parts: expected all layers, found those up to 3"),
+        (
+            [parts[0], parts[2]],
+            r"parts\[1\]: expected layers from 1 on, of .* and its 17 tokens, found layers 3 to 3 of",
+        ),
+        (
+            [parts[0], taken.part(1, 4)],
+            r"parts\[1\]: expected layers from 1 on, of .* 17 tokens, found .* and 9 tokens",
+        ),
+    ):
+        with pytest.raises(ArgumentError, match=match):
+            Snapshot.joined(odd)
+    for first, last in ((0, 1), (1, 4), (2, 2)):
+        with pytest.raises(ArgumentError, match=f"layers: expected some of layers 1 to 2, found {first} and {last}"):
+            parts[1].part(first, last)
+
+
 def test_state_files_of_a_part(folder: Folder, tmp_path: Any) -> None:
     first, last = stages_of(loaded(folder, "qwen3_5_moe"), (0, 2, 4))
     session, path = first.session(max_context=CONTEXT), tmp_path / "state"

@@ -9,8 +9,8 @@ not all of them. See docs/formats.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,35 @@ class Snapshot:
         if core.logits_serial != before:
             raise StateError("snapshot: expected a session that stands still, found another thread evaluating with it")
         return cls(variant, position, tensors, tokens, fingerprint, layers=part_of(core, variant))
+
+    def part(self, first: int, last: int) -> Snapshot:
+        """Of some of its layers, the first and one past the last, for a model that has no others."""
+        begin, end = self.layers or (0, self.variant.num_layers)
+        if not begin <= first < last <= end:
+            raise ArgumentError(f"layers: expected some of {named((begin, end))}, found {first} and {last}")
+        layers = None if (first, last) == (0, self.variant.num_layers) else (first, last)
+        tensors = {key: array for key, array in self.tensors.items() if first <= key[0] < last}
+        return replace(self, tensors=tensors, layers=layers)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Snapshot]) -> Snapshot:
+        """Of all layers, from those of the parts of a model, in order. A whole model goes on with it where the parts
+        stood."""
+        end = 0
+        for place, each in enumerate(parts):
+            first, last = each.layers or (0, each.variant.num_layers)
+            same = [(of.variant, of.fingerprint, of.position, of.tokens) for of in (parts[0], each)]
+            if first != end or same[0] != same[1]:
+                raise ArgumentError(
+                    f"parts[{place}]: expected layers from {end} on, of {parts[0].fingerprint[:16]}... and its "
+                    f"{parts[0].position} tokens, found {named((first, last))} of {each.fingerprint[:16]}... and "
+                    f"{each.position} tokens"
+                )
+            end = last
+        if not parts or end != parts[0].variant.num_layers:
+            raise ArgumentError(f"parts: expected all layers, found those up to {end}")
+        tensors = {key: array for each in parts for key, array in each.tensors.items()}
+        return replace(parts[0], tensors=tensors, layers=None)
 
     def tensors_for(
         self, variant: Variant, fingerprint: str, max_context: int, kv_dtype: str, layers: Layers = None
