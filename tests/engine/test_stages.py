@@ -22,7 +22,7 @@ from support.evaluated import plant_nan
 STREAMS = [tokens(28), tokens(20, seed=5)]
 CONTEXT = 40
 DEVICES: dict[str, dict[str, Any]] = {
-    "plain": {},
+    "plain": {"verify_reads": True},
     "deferred": {"deferred": True, "look_ahead": "on"},
     "apart": {"apart": True},
 }
