@@ -50,6 +50,7 @@ void check_hidden_rows(const Variant& part, const Work& work) {
   if (!part.ends() && !work.all_logits.empty())
     throw ArgumentError(concat("logits: expected no room for them with ", part.layers_named(),
                                ", which have hidden rows in their place, found ", work.all_logits.size()));
+  if (part.begins()) return;
   if (const std::optional<size_t> odd = first_not_finite(work.hidden_in))
     throw ArgumentError(concat("hidden_in: expected finite numbers, found ", work.hidden_in[*odd], " in row ",
                                *odd / static_cast<size_t>(part.row_width())));
