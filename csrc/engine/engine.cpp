@@ -38,6 +38,7 @@ EngineOptions checked(EngineOptions options) {
 void check_store(const StoreDirectory& store, const EngineOptions& options) {
   if (!store.variant.is_whole() && options.speculate != Speculate::off)
     throw ArgumentError(concat("speculate: expected off with some of the layers, found ", name_of(options.speculate)));
+  static_cast<void>(uses_draft(store.variant, options.speculate));  // whether there is the layer that mtp needs
   if (store.variant.experts().count > max_routed_experts)
     throw FormatError(concat(printable(store.listing), ": num_experts: expected at most ", max_routed_experts,
                              " experts in a layer, which is what this engine can choose from, found ",
@@ -53,15 +54,14 @@ std::unique_ptr<Backend> backend_of(const EngineOptions& options, const EngineFa
 
 // Whether an engine of these options has less than the store does.
 bool leaves_out(const StoreDirectory& store, const EngineOptions& options) {
-  const bool drafts = uses_draft(store.variant, options.speculate);
-  return options.layers != LayerRange{} || (store.variant.draft && !drafts);
+  return options.layers != LayerRange{} || (store.variant.draft && !uses_draft(store.variant, options.speculate));
 }
 
 // The store becomes what such an engine has of it, and the options those of an engine that has all of that.
 void leave_out(StoreDirectory& store, EngineOptions& options) {
   const LayerRange asked = std::exchange(options.layers, {});
   keep_layers(store, asked.first, asked.last);
-  if (!uses_draft(store.variant, options.speculate)) leave_draft_out(store);
+  if (store.variant.draft && !uses_draft(store.variant, options.speculate)) leave_draft_out(store);
 }
 
 Scratch make_scratch(Model& model, int64_t chunk, Backend& backend) {

@@ -258,7 +258,7 @@ def test_ranges_that_cannot_be(folder: Folder, layers: tuple[int, int]) -> None:
         load_faulty(folder("qwen3_moe"), layers=layers)
 
 
-@pytest.mark.parametrize("speculate", ["lookup", "auto"])
+@pytest.mark.parametrize("speculate", ["lookup", "auto", "mtp"])
 def test_no_drafts_in_a_part(folder: Folder, speculate: str) -> None:
     with pytest.raises(ArgumentError, match=f"speculate: expected off with some of the layers, found {speculate}"):
         load_faulty(folder("qwen3_moe"), layers=(0, 2), speculate=speculate)
