@@ -19,9 +19,10 @@ CONVERT_HELP = "make a packed store of an MLX folder or a Hugging Face checkpoin
 CONVERT = """\
 Writes DEST, a packed store. One file holds the dense weights, and one file per layer holds its experts, each in one
 piece, so that it takes one read. An MLX folder is repacked byte for byte. A Hugging Face checkpoint (bf16, fp16, f32,
-or fp8 with block scales) is quantised as mlx_lm.convert would do it. Experts that are int4 already (compressed-tensors)
-are taken as they are. The store grows in DEST.partial and gets its name when it is complete and checked. To continue a
-run that was stopped, give the same command again. Only one run at a time writes to a DEST. Memory stays below 2 GB.
+or fp8 with block scales) is quantised as mlx_lm.convert would do it. Matrices that are int4 already, as
+compressed-tensors, AutoAWQ or GPTQ have them, are taken as they are. The store grows in DEST.partial and gets its name
+when it is complete and checked. To continue a run that was stopped, give the same command again. Only one run at a time
+writes to a DEST. Memory stays below 2 GB.
 
 examples:
   moeflux convert ~/models/Qwen3.6-35B-A3B-4bit /ssd/a3b            an MLX folder, repacked

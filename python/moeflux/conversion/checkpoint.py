@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from moeflux._core import SafetensorsFile
+from moeflux.conversion.coded import Coded, Int4Kind, parts_of_coded, take_coded
 from moeflux.conversion.made_of import Blocks, Matrix, Packed, Vector
 from moeflux.conversion.stored import STORAGE, Stored
 from moeflux.errors import ArgumentError, FormatError
 from moeflux.models.layers import GatedDelta, LatentAttention
 from moeflux.models.ngrams import published_hashes
-from moeflux.models.quantised import Fp8, Int4, Mxfp4, quantisation_of
+from moeflux.models.quantised import Fp8, Gptq, Mxfp4, quantisation_of
 from moeflux.models.tensors import DenseShape, dense_shapes
 from moeflux.models.variants import QuantFormat, Variant
 from moeflux.stores.checkpoints import source_files
@@ -70,19 +71,27 @@ class Checkpoint:
         self.files = source_files(folder)
         self.reader = SpanReader(self.files)
         self.dropped: list[str] = []
-        self.dense: dict[str, Matrix | Vector] = {}
+        self.dense: dict[str, Matrix | Packed | Vector] = {}
         self.expert_format: QuantFormat | None = None  # of routed experts, if they are quantised already
         self._quantised = quantisation_of(folder, config)
         self._free: dict[str, Stored] = {}  # tensors that are not placed yet, by canonical spelling
-        self._shared: dict[str, Stored] = {}  # placed tensors of which more canonical tensors are made
+        self._experts_seen = False  # whether the next is not the first of them
+        self._shared: dict[str, Stored | Coded] = {}  # placed tensors of which more canonical tensors are made
+        self.tables: set[str] = set()  # names of dense tensors whose rows stay on the disk
+        try:
+            self._open()
+        except BaseException:
+            self.reader.close()
+            raise
+
+    def _open(self) -> None:
         self._collect()
         self._check_draft()
-        self.tables: set[str] = set()  # names of dense tensors whose rows stay on the disk
-        for shape in dense_shapes(variant):
+        for shape in dense_shapes(self.variant):
             self.dense[shape.name] = self._place(shape)
             if shape.is_table:
                 self.tables.add(shape.name)
-        self.experts = {layer: self._expert_source(layer) for layer in variant.moe_layers}
+        self.experts = {layer: self._expert_source(layer) for layer in self.variant.moe_layers}
         self._take_hashes()
         self._drop()
         if self._free:
@@ -90,7 +99,7 @@ class Checkpoint:
             stored = self._free[name]
             raise FormatError(
                 f'{self.files[stored.file]}: tensor "{stored.name}" {stored.dtype} {list(stored.shape)}: expected '
-                f"only tensors of a {variant.model_type} model with {variant.num_layers} layers"
+                f"only tensors of a {self.variant.model_type} model with {self.variant.num_layers} layers"
             )
 
     def expert(self, layer: int, expert: int) -> tuple[Matrix | Packed | Blocks, ...]:
@@ -122,7 +131,6 @@ class Checkpoint:
 
     def _check_draft(self) -> None:
         if self.variant.draft and f"model.layers.{self.variant.num_layers}.eh_proj.weight" not in self._free:
-            self.reader.close()
             raise ArgumentError(
                 f"{self.folder}: mtp: expected a checkpoint with a layer for multi-token prediction, mtp.fc or "
                 f"model.layers.{self.variant.num_layers}.eh_proj, found none"
@@ -137,6 +145,8 @@ class Checkpoint:
             ("multi-token prediction", lambda name: _layer_of(name) >= layers),
             ("precomputed rotary tables", lambda name: name.endswith(".rotary_emb.inv_freq")),
         ]
+        if isinstance(self._quantised, Gptq):  # its tools write biases of matrices that have none
+            kinds.append(("biases that are zero", lambda name: name.endswith("_proj.bias") and self._is_zero(name)))
         if self.variant.tied_embeddings:
             kinds.append(("an output matrix equal to the embedding", lambda name: name == "lm_head.weight"))
         sizes: dict[str, list[int]] = {}
@@ -148,6 +158,11 @@ class Checkpoint:
                 sizes.setdefault(what, []).append(size)
         self.dropped = [f"{what}: {len(each)} tensors, {sum(each)} bytes" for what, each in sizes.items()]
 
+    def _is_zero(self, name: str) -> bool:
+        stored = self._free[name]
+        size = stored.rows * stored.columns * FLOAT_BYTES.get(stored.dtype, 1)
+        return not self.reader.read(stored.file, stored.offset, size).any()
+
     def _take_hashes(self) -> None:
         """What n-gram tables were hashed with is published beside them, and must be what config.json says."""
         for name, numbers in published_hashes(self.variant):
@@ -156,7 +171,6 @@ class Checkpoint:
             stored = self._take_as(name, (len(numbers),), ("I64",))
             found = self.reader.read(stored.file, stored.offset, 8 * len(numbers)).view("<i8").tolist()
             if found != numbers:
-                self.reader.close()
                 where = f'{self.files[stored.file]}: tensor "{stored.name}"'
                 raise FormatError(f"{where}: expected {numbers} from config.json, found {found}")
 
@@ -192,7 +206,11 @@ class Checkpoint:
 
     # ---- Dense tensors --------------------------------------------------------------------------------------
 
-    def _place(self, wanted: DenseShape) -> Matrix | Vector:
+    def _place(self, wanted: DenseShape) -> Matrix | Packed | Vector:
+        placed = self._placed(wanted)
+        return Packed.instead_of(placed) if isinstance(placed, Matrix) else placed
+
+    def _placed(self, wanted: DenseShape) -> Matrix | Vector:
         if wanted.is_table:
             stored = self._take_as(wanted.name, wanted.shape, tuple(STORAGE))
             return Matrix(wanted.shape, ((stored, 0, stored.rows),))
@@ -205,8 +223,8 @@ class Checkpoint:
             return self._half_of_draft(owner, part, wanted.shape)
         if part in ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b") and self._is_fused(owner):
             return self._unfused(owner, part, wanted.shape)
-        stored = self._take(wanted.tensor, wanted.shape)
-        return Matrix(wanted.shape, ((stored, 0, stored.rows),))
+        matrix = self._take_matrix(wanted.tensor, wanted.shape)
+        return Matrix(wanted.shape, ((matrix, 0, matrix.rows),))
 
     def _vector(self, wanted: DenseShape) -> Vector:
         name, shape = wanted.name, wanted.shape
@@ -229,8 +247,9 @@ class Checkpoint:
             stored = self._take(f"{at}.experts.down_proj_bias", shape)
             return Vector(shape, stored, stored.dtype)
         count, width = shape
-        stored = self._take_shared(f"{at}.experts.gate_up_proj_bias", (count, 2 * width))
-        return Vector(shape, stored, stored.dtype, every=(("gate", "up").index(part), 2))
+        both = self._take_shared(f"{at}.experts.gate_up_proj_bias", (count, 2 * width))
+        assert isinstance(both, Stored)
+        return Vector(shape, both, both.dtype, every=(("gate", "up").index(part), 2))
 
     def _split_kv_b(self, owner: str, part: str, shape: tuple[int, ...]) -> Matrix:
         """kv_b_proj holds for each head the rows of keys, then those of values."""
@@ -257,7 +276,7 @@ class Checkpoint:
 
     def _is_fused(self, owner: str) -> bool:
         names = (f"{owner}.in_proj_qkvz.weight", f"{owner}.in_proj_ba.weight")
-        return any(name in self._free or name in self._shared for name in names)
+        return any(name in self._shared or self._has(name) for name in names)
 
     def _unfused(self, owner: str, part: str, shape: tuple[int, ...]) -> Matrix:
         """One of the four projections that two matrices hold, with rows grouped by key head: q, k, v, z and b, a."""
@@ -278,11 +297,22 @@ class Checkpoint:
             runs += [(stored, start, start + sizes[wanted]) for start in starts]
         return Matrix(shape, tuple(runs))
 
-    def _take_shared(self, name: str, shape: tuple[int, ...]) -> Stored:
+    def _take_shared(self, name: str, shape: tuple[int, ...]) -> Stored | Coded:
         """A stored tensor that several canonical ones are made of."""
         if name not in self._shared:
-            self._shared[name] = self._take(name, shape)
+            self._shared[name] = self._take_matrix(name, shape)
         return self._shared[name]
+
+    def _take_matrix(self, name: str, shape: tuple[int, ...]) -> Stored | Coded:
+        if isinstance(self._quantised, Int4Kind) and name not in self._free and self._has(name):
+            return take_coded(name, shape, self._quantised, self._take_as)
+        return self._take(name, shape)
+
+    def _has(self, name: str) -> bool:
+        """Whether a matrix is there, in codes or not."""
+        kind = self._quantised
+        parts = parts_of_coded(name, kind) if isinstance(kind, Int4Kind) else ()
+        return name in self._free or any(part in self._free for part in parts)
 
     # ---- Experts --------------------------------------------------------------------------------------------
 
@@ -297,31 +327,23 @@ class Checkpoint:
             return self._stacked(prefix)
         m, h = v.experts.intermediate, v.hidden_size
         shapes = {"gate_proj": (m, h), "up_proj": (m, h), "down_proj": (h, m)}
-        take = self._packed if isinstance(self._quantised, Int4) else self._whole
-        each: list[list[Matrix | Packed | Blocks]] = [
-            [take(f"{prefix}.{expert}.{name}.weight", shape) for name, shape in shapes.items()]
+        each = [
+            [self._whole(f"{prefix}.{expert}.{name}.weight", shape) for name, shape in shapes.items()]
             for expert in range(v.experts.count)
         ]
         return lambda expert: each[expert]
 
-    def _whole(self, name: str, shape: tuple[int, ...]) -> Matrix:
-        stored = self._take(name, shape)
-        return Matrix(shape, ((stored, 0, stored.rows),))
-
-    def _packed(self, name: str, shape: tuple[int, ...]) -> Packed:
-        rows, columns = shape
-        assert isinstance(self._quantised, Int4)
-        self._take_as(f"{name}_shape", (2,), ("I32", "I64"))
-        words = self._take_as(f"{name}_packed", (rows, columns // 8), ("I32",))
-        scales = self._take_as(f"{name}_scale", (rows, columns // self._quantised.group_size), tuple(STORAGE))
-        format = QuantFormat.affine(4, self._quantised.group_size, scales.dtype)
-        self.expert_format = self.expert_format or format
-        if format != self.expert_format:
-            raise FormatError(
-                f'{self.files[scales.file]}: tensor "{scales.name}": expected {self.expert_format.scale_type} as those '
-                f"before, found {scales.dtype}"
-            )
-        return Packed(shape, words, scales)
+    def _whole(self, name: str, shape: tuple[int, ...]) -> Matrix | Packed | Blocks:
+        taken = self._take_matrix(name, shape)
+        matrix = Packed.instead_of(Matrix(shape, ((taken, 0, taken.rows),)))
+        found = matrix.format if isinstance(matrix, Packed) else None
+        if not self._experts_seen:
+            self._experts_seen, self.expert_format = True, found
+        if found != self.expert_format:
+            own, other = (str(each or "no codes") for each in (self.expert_format, found))
+            where = f'{self.files[taken.file]}: tensor "{taken.name}"'
+            raise FormatError(f"{where}: expected experts in {own} as those before, found {other}")
+        return matrix
 
     def _alternating(self, prefix: str) -> Callable[[int], list[Matrix | Packed | Blocks]]:
         """gpt_oss: rows of gate and up alternate. In MXFP4, or plain and with input and output the other way round."""

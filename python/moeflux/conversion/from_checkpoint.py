@@ -48,11 +48,14 @@ def content_of_checkpoint(folder: Path, config: dict[str, Any], variant: Variant
     )
 
 
-def _unit(name: str, tensor: Matrix | Vector, source: Checkpoint, asked: ConvertFormat) -> DenseUnit:
+def _unit(name: str, tensor: Matrix | Packed | Vector, source: Checkpoint, asked: ConvertFormat) -> DenseUnit:
     if isinstance(tensor, Vector):
         size = int(np.prod(tensor.shape)) * FLOAT_BYTES[tensor.element]
         place = DenseTensor(name, tensor.element, tensor.shape, size)
         return DenseUnit(name, (place,), lambda: iter([(tensor.read(source.reader),)]), tensor.position)
+    if isinstance(tensor, Packed):
+        places = matrix_tensors(name, tensor.shape, tensor.format)
+        return DenseUnit(name, places, lambda: iter([tensor.parts(source.reader)]), tensor.position)
     if name in source.tables:
         element = tensor.runs[0][0].dtype
         size = int(np.prod(tensor.shape)) * FLOAT_BYTES[element]

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moeflux.conversion.coded import Coded
 from moeflux.conversion.stored import Stored
 from moeflux.errors import FormatError
-from moeflux.stores.floats import decode, encode
+from moeflux.models.variants import QuantFormat
 from moeflux.stores.spans import SpanReader
 
 __all__ = ["Blocks", "Matrix", "Packed", "Vector"]
+
+Run = tuple[Stored | Coded, int, int]
+"""Rows of a stored matrix: the first, and the one behind the last."""
 
 BLOCK_ELEMENTS = 4 << 20  # of a matrix in memory at a time, per thread
 
@@ -23,7 +27,7 @@ class Matrix:
     matrices, where each run is one matrix to be transposed."""
 
     shape: tuple[int, ...]
-    runs: tuple[tuple[Stored, int, int], ...]
+    runs: tuple[Run, ...]
     transposed: bool = False
     columns: slice | None = None  # the part of the stored rows that it takes, if not all
 
@@ -45,9 +49,10 @@ class Matrix:
             yield np.ascontiguousarray(rows[:, self.columns]) if self.columns else rows
 
 
-def _groups_of_rows(runs: Iterable[tuple[Stored, int, int]], limit: int) -> Iterator[list[tuple[Stored, int, int]]]:
+def _groups_of_rows(runs: Iterable[Run], limit: int) -> Iterator[list[Run]]:
     """The same rows in the same order, cut and gathered into groups of at most `limit` rows."""
-    group, count = [], 0
+    group: list[Run] = []
+    count = 0
     for stored, start, stop in runs:
         while start < stop:
             end = min(stop, start + limit - count)
@@ -63,22 +68,36 @@ def _groups_of_rows(runs: Iterable[tuple[Stored, int, int]], limit: int) -> Iter
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix in int4. With a bias of -8 scales it is in MLX's affine form already, so nothing is quantised again."""
+    """A matrix that is published in codes, and stored in the same: its rows in order, as runs of rows."""
 
     shape: tuple[int, ...]
-    words: Stored  # eight codes each; a code is 8 more than the number that it stands for
-    scales: Stored
+    coded: Coded
+    runs: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def instead_of(cls, matrix: Matrix) -> Packed | Matrix:
+        """The same without quantising again, where all of it is whole rows of one matrix in codes."""
+        coded = matrix.runs[0][0]
+        if not isinstance(coded, Coded) or matrix.transposed or matrix.columns or len(matrix.shape) != 2:
+            return matrix
+        assert all(stored is coded for stored, _, _ in matrix.runs)
+        return cls(matrix.shape, coded, tuple((start, stop) for _, start, stop in matrix.runs))
+
+    @property
+    def format(self) -> QuantFormat:
+        return self.coded.format
 
     @property
     def position(self) -> tuple[int, int]:
-        return self.words.file, self.words.offset
+        return self.coded.file, self.coded.offset
 
     def parts(self, reader: SpanReader) -> tuple[np.ndarray, ...]:
         """Codes, scales and biases, 1-D uint8."""
-        words = reader.read(self.words.file, self.words.offset, self.words.rows * self.words.columns * 4)
-        kind = self.scales.dtype
-        scales = self.scales.read(reader, 0, self.scales.rows, kind).reshape(-1).view(np.uint8)
-        return words, scales, encode(decode(scales, kind) * np.float32(-8), kind)
+        first, last = min(start for start, _ in self.runs), max(stop for _, stop in self.runs)
+        rows = np.concatenate([np.arange(start - first, stop - first) for start, stop in self.runs])
+        parts = self.coded.parts(reader, first, last)
+        whole = len(self.runs) == 1
+        return tuple((part if whole else part[rows]).reshape(-1) for part in parts)
 
 
 @dataclass(frozen=True)

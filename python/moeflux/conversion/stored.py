@@ -11,7 +11,7 @@ from moeflux.errors import FormatError
 from moeflux.stores.floats import FLOAT_BYTES, decode, encode, rounded
 from moeflux.stores.spans import SpanReader
 
-__all__ = ["STORAGE", "Stored"]
+__all__ = ["STORAGE", "Stored", "all_finite"]
 
 STORAGE: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 """How NumPy holds elements of each type; bf16 as its bits."""
@@ -48,7 +48,7 @@ class Stored:
             if self.scale is not None:
                 wide = rounded(wide * self._scales(reader, start, stop), "BF16")
             values = encode(wide, element).view(STORAGE[element]).reshape(wide.shape)
-        if not _all_finite(values, element):
+        if not all_finite(values, element):
             raise FormatError(
                 f'{reader.files[self.file]}: tensor "{self.name}": expected finite numbers that fit {element}, found '
                 f"infinite ones or NaN in rows {start} to {stop - 1}"
@@ -68,7 +68,7 @@ class Stored:
         return np.asarray(wide[block_row - first])
 
 
-def _all_finite(values: np.ndarray, element: str) -> bool:
+def all_finite(values: np.ndarray, element: str) -> bool:
     if element == "BF16":
         return not bool(((values & 0x7F80) == 0x7F80).any())
     return bool(np.isfinite(values).all())

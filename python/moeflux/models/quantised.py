@@ -1,15 +1,16 @@
 """What a checkpoint's config.json says about weights that are quantised already: fp8 in blocks, int4 in groups, or
-MXFP4."""
+MXFP4. Which matrices are, the names of the tensors tell."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from moeflux.errors import ArgumentError, FormatError
 from moeflux.models.variants import QuantFormat
 
-__all__ = ["Fp8", "Int4", "Mxfp4", "quantisation_of"]
+__all__ = ["Awq", "Fp8", "Gptq", "Int4", "Mxfp4", "Quantised", "format_of_experts", "quantisation_of"]
 
 
 class Fp8(NamedTuple):
@@ -20,16 +21,34 @@ class Fp8(NamedTuple):
 
 
 class Int4(NamedTuple):
-    """Four bits, symmetric, as compressed-tensors packs the experts of a model. A group of a row shares a scale."""
+    """Four bits as compressed-tensors packs them. A group of a row shares a scale, and a zero point."""
 
     group_size: int
+    symmetric: bool = True  # then the zero point of all is 8
+
+
+class Awq(NamedTuple):
+    """Four bits as AutoAWQ packs them, in the order of its gemm kernels, with zero points."""
+
+    group_size: int
+
+
+class Gptq(NamedTuple):
+    """Four bits as GPTQ packs them. What stands for a zero point is `less` than it."""
+
+    group_size: int
+    symmetric: bool = True
+    less: int = 1
 
 
 class Mxfp4(NamedTuple):
     """Four bits, each code a float, as gpt_oss packs its experts. 32 numbers of a row share a power of two."""
 
 
-def quantisation_of(folder: Path, config: dict[str, Any]) -> Fp8 | Int4 | Mxfp4 | None:
+Quantised = Fp8 | Int4 | Awq | Gptq | Mxfp4
+
+
+def quantisation_of(folder: Path, config: dict[str, Any]) -> Quantised | None:
     """None if nothing is quantised. FormatError if something is quantised in a way that we cannot read."""
     text = config.get("text_config")
     found = config.get("quantization_config") or (text if isinstance(text, dict) else {}).get("quantization_config")
@@ -39,17 +58,30 @@ def quantisation_of(folder: Path, config: dict[str, Any]) -> Fp8 | Int4 | Mxfp4 
     if not isinstance(found, dict):
         raise FormatError(f"{where}: expected an object, found {type(found).__name__}")
     method = found.get("quant_method")
-    if method == "fp8":
-        return _fp8(found, where)
-    if method == "compressed-tensors":
-        return _int4(found, where)
-    if method == "mxfp4":
-        return Mxfp4()
+    readers: dict[str, Callable[[dict[str, Any], str], Quantised]] = {
+        "fp8": _fp8, "compressed-tensors": _int4, "awq": _awq, "gptq": _gptq, "mxfp4": lambda *_: Mxfp4(),
+    }  # fmt: skip
+    if isinstance(method, str) and method in readers:
+        return readers[method](found, where)
     raise FormatError(
-        f"{where}.quant_method: expected 'fp8', 'compressed-tensors' or 'mxfp4', found {method!r:.60}. Supported are "
+        f"{where}.quant_method: expected {', '.join(map(repr, readers))}, found {method!r:.60}. Supported are "
         f"checkpoints in bf16, fp16, f32, fp8 with block scales, int4 in groups and MXFP4, and MLX folders with affine "
         f"quantisation or MXFP4"
     )
+
+
+def format_of_experts(kind: Quantised | None) -> QuantFormat | None:
+    """In which experts are taken as they are, if they are, with scales of the usual type. Where there are zero points,
+    scale and bias are kept in f32, for their product has more digits than a scale."""
+    if isinstance(kind, Mxfp4):
+        return QuantFormat.mxfp4()
+    if isinstance(kind, Int4):
+        return QuantFormat.affine(4, kind.group_size, "BF16" if kind.symmetric else "F32")
+    if isinstance(kind, Awq):
+        return QuantFormat.affine(4, kind.group_size, "F32")
+    if isinstance(kind, Gptq):
+        return QuantFormat.affine(4, kind.group_size, "F16" if kind.symmetric else "F32")
+    return None
 
 
 def _fp8(found: dict[str, Any], where: str) -> Fp8:
@@ -59,8 +91,19 @@ def _fp8(found: dict[str, Any], where: str) -> Fp8:
     return Fp8(*block)
 
 
-# Of `weights`; what is not there is None.
-INT4 = {"num_bits": (4,), "type": ("int",), "symmetric": (True,), "strategy": ("group",), "actorder": (None,)}
+# ---- Four bits --------------------------------------------------------------------------------------------------
+
+
+# What is not there is None.
+OF_WEIGHTS: dict[str, tuple[object, ...]] = {
+    "num_bits": (4,), "type": ("int",), "symmetric": (True, False), "strategy": ("group",),
+    "actorder": (None, "static", "weight"),
+}  # fmt: skip
+OF_AWQ: dict[str, tuple[object, ...]] = {"bits": (4,), "version": ("gemm", "GEMM", None), "zero_point": (True,)}
+OF_GPTQ: dict[str, tuple[object, ...]] = {
+    "bits": (4,), "desc_act": (False,), "sym": (True, False), "checkpoint_format": (None, "gptq", "gptq_v2"),
+    "pack_dtype": (None, "int32"),
+}  # fmt: skip
 
 
 def _int4(found: dict[str, Any], where: str) -> Int4:
@@ -71,13 +114,36 @@ def _int4(found: dict[str, Any], where: str) -> Int4:
     weights = groups[0].get("weights") if len(groups) == 1 and isinstance(groups[0], dict) else None
     if not isinstance(weights, dict):
         raise FormatError(f"{where}.config_groups: expected one group that says how its weights are quantised")
-    for key, supported in INT4.items():
-        if weights.get(key) not in supported:
-            raise FormatError(f"{where}: weights: {key}: expected {supported[0]!r}, found {weights.get(key)!r:.60}")
-    size = weights.get("group_size")
+    _check(weights, OF_WEIGHTS, f"{where}: weights")
+    return Int4(_group_size(weights, f"{where}: weights"), weights["symmetric"])
+
+
+def _awq(found: dict[str, Any], where: str) -> Awq:
+    _check(found, OF_AWQ, where)
+    return Awq(_group_size(found, where))
+
+
+def _gptq(found: dict[str, Any], where: str) -> Gptq:
+    _check(found, OF_GPTQ, where)
+    others = found.get("dynamic") or {}
+    # A rule that begins so leaves out what it matches. The names of the tensors tell that, too.
+    if not isinstance(others, dict) or not all(rule.startswith("-:") for rule in others):
+        raise FormatError(f"{where}.dynamic: expected rules for what is not quantised alone, found {others!r:.120}")
+    return Gptq(_group_size(found, where), found["sym"], 0 if found.get("checkpoint_format") == "gptq_v2" else 1)
+
+
+def _check(found: dict[str, Any], known: dict[str, tuple[object, ...]], where: str) -> None:
+    for key, supported in known.items():
+        value = found.get(key)
+        if not any(value == each and type(value) is type(each) for each in supported):
+            raise FormatError(f"{where}: {key}: expected {supported[0]!r}, found {value!r:.60}")
+
+
+def _group_size(found: dict[str, Any], where: str) -> int:
+    size = found.get("group_size")
     size = size if type(size) is int else 0
     try:
         QuantFormat.affine(4, size)
     except ArgumentError as error:
-        raise FormatError(f"{where}: weights: group_size: {error}") from None
-    return Int4(size)
+        raise FormatError(f"{where}: group_size: {error}") from None
+    return size

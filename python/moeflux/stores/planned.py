@@ -14,7 +14,7 @@ from moeflux.models.config import variant_from_config
 from moeflux.models.hub import find_config, is_repository
 from moeflux.models.presets import PRESETS, preset
 from moeflux.models.published import published_format, runs_as_published
-from moeflux.models.quantised import Int4, Mxfp4, quantisation_of
+from moeflux.models.quantised import format_of_experts, quantisation_of
 from moeflux.models.variants import Variant
 from moeflux.stores.checkpoints import needs_converting
 from moeflux.stores.store import Store, is_store, open_store
@@ -105,10 +105,7 @@ def _format(path: Path, default: QuantFormat, in_place: bool) -> QuantFormat:
     if said is None and in_place and runs_as_published(config):
         return published_format(config)
     if said is None:
-        kind = quantisation_of(file.parent, config)
-        if isinstance(kind, Mxfp4):
-            return QuantFormat.mxfp4()
-        return QuantFormat.affine(4, kind.group_size) if isinstance(kind, Int4) else default
+        return format_of_experts(quantisation_of(file.parent, config)) or default
     if not isinstance(said, dict) or "bits" not in said:
         return default
     if said.get("mode") == "mxfp4":
