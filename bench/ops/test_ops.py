@@ -22,7 +22,7 @@ from moeflux.conversion.block_noise import block_noise
 from moeflux.ops import Ops
 from moeflux.oracle import ops as oracle
 from moeflux.oracle.blocks import block_numbers
-from moeflux.oracle.stored import mxfp4_numbers
+from moeflux.oracle.stored import float_numbers
 from moeflux.stores.floats import bf16_bits
 
 HIDDEN, CONTEXT = 2048, 4096
@@ -58,6 +58,24 @@ def mxfp4(rows: int, columns: int) -> Stored:
     return Stored(QuantFormat.mxfp4(), words, scales, None)
 
 
+def nvfp4(rows: int, columns: int) -> Stored:
+    words = RNG.integers(0, 1 << 32, (rows, columns // 8), np.uint32)
+    scales = RNG.integers(40, 72, (rows, columns // 16)).astype(np.uint8)
+    of_rows = np.full((rows, 1), 0.01, np.float32).view(np.uint8)
+    return Stored(QuantFormat.floats("NVFP4"), words, np.hstack([of_rows, scales]), None)
+
+
+def fp8(rows: int, columns: int) -> Stored:
+    codes = (RNG.integers(0, 120, (rows, columns)) | RNG.integers(0, 2, (rows, columns)) << 7).astype(np.uint8)
+    return Stored(QuantFormat.floats("FP8"), codes, bf16_bits(numbers(rows, columns // 128) * 0.001), None)
+
+
+def mxfp8(rows: int, columns: int) -> Stored:
+    words = fp8(rows, columns).weight.view(np.uint32)
+    scales = RNG.integers(115, 118, (rows, columns // 32)).astype(np.uint8)
+    return Stored(QuantFormat.floats("MXFP8"), words, scales, None)
+
+
 def blocks(rows: int, name: str) -> Stored:
     format = QuantFormat.blocks(name)
     random = RNG.integers(0, 256, rows * format.weight_row_bytes(HIDDEN), np.uint8)
@@ -68,7 +86,7 @@ def widened(stored: Stored) -> np.ndarray:
     if stored.format.is_blocks:
         return block_numbers(stored.weight, str(stored.format))
     if stored.biases is None:
-        return mxfp4_numbers(stored.weight, stored.scales).astype(np.float32)
+        return float_numbers(stored.weight, stored.scales, stored.format).astype(np.float32)
     columns = stored.scales.shape[-1] * 64
     return _core.dequantize(stored.weight, stored.scales, stored.biases, stored.format, columns)
 
@@ -309,6 +327,11 @@ CASES: dict[str, Callable[[], Case]] = {
     "matmul 1 x 2048 -> 65536, 8 bits": lambda: product(65536, HIDDEN, 1, 8),
     "matmul 1 x 2048 -> 65536, MXFP4": lambda: product_of(mxfp4(65536, HIDDEN), 1),
     "matmul 64 x 2048 -> 8192, MXFP4": lambda: product_of(mxfp4(8192, HIDDEN), 64),
+    "matmul 1 x 2048 -> 65536, NVFP4": lambda: product_of(nvfp4(65536, HIDDEN), 1),
+    "matmul 64 x 2048 -> 8192, NVFP4": lambda: product_of(nvfp4(8192, HIDDEN), 64),
+    "matmul 1 x 2048 -> 32768, FP8": lambda: product_of(fp8(32768, HIDDEN), 1),
+    "matmul 64 x 2048 -> 8192, FP8": lambda: product_of(fp8(8192, HIDDEN), 64),
+    "matmul 1 x 2048 -> 32768, MXFP8": lambda: product_of(mxfp8(32768, HIDDEN), 1),
     **{
         f"matmul {n} x 2048 -> {rows}, {name}": lambda n=n, rows=rows, name=name: product_of(blocks(rows, name), n)
         for n, rows in ((1, 65536), (64, 8192))

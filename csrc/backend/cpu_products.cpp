@@ -56,6 +56,7 @@ cpu::Weights weights_of(const Matrix& matrix) {
   weights.biases = matrix.format.is_affine() ? reinterpret_cast<const uint8_t*>(matrix.biases.bytes()) : weights.scales;
   weights.scale_stride = matrix.format.scale_row_bytes(matrix.columns);
   weights.scale_type = matrix.format.scale_type;
+  weights.row_scale_bytes = matrix.format.row_scale_bytes;
   return weights;
 }
 
@@ -80,7 +81,7 @@ cpu::ReadNext read_next(const Matrix& matrix, int64_t first) {
 // ---- Rows of x -----------------------------------------------------------------------------------------------------
 
 CpuCommands::Input CpuCommands::input_of(const Matrix& matrix, const float* x, int64_t stride, int64_t rows) {
-  if (!int16_ || !matrix.format.is_quantised()) return {x, stride, -1};
+  if (!int16_ || !matrix.format.has_whole_codes()) return {x, stride, -1};
   return {x, stride, int16_rows_.add({x, stride, rows, matrix.columns, matrix.format.group_size})};
 }
 

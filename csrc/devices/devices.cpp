@@ -16,8 +16,10 @@
 namespace moeflux {
 namespace {
 
-// The GPUs have no kernels for GGUF's blocks.
-bool is_known_to_gpus(const QuantFormat& format) { return !format.is_blocks(); }
+// The GPUs have no kernels for GGUF's blocks, and of codes that are floats for those of MXFP4 alone.
+bool is_known_to_gpus(const QuantFormat& format) {
+  return !format.is_blocks() && (!format.has_float_codes() || format.is_mxfp4());
+}
 
 // The best device comes first.
 constexpr std::array devices = {

@@ -1,5 +1,8 @@
 #include "format/declared_formats.h"
 
+#include <algorithm>
+#include <array>
+
 #include "core/error.h"
 #include "core/text.h"
 #include "format/tensor_requirements.h"
@@ -8,6 +11,15 @@ namespace moeflux {
 namespace {
 
 constexpr std::string_view weight_suffix = ".weight";
+constexpr std::array<std::string_view, 4> modes = {"affine", "mxfp4", "mxfp8", "nvfp4"};
+
+// What MLX calls it; nothing where it has none such.
+std::string_view mode_of(const QuantFormat& format) {
+  if (format.is_affine()) return "affine";
+  if (format.is_mxfp4()) return "mxfp4";
+  if (format == QuantFormat::mxfp8()) return "mxfp8";
+  return format == QuantFormat::nvfp4(false) ? "nvfp4" : "";
+}
 
 int64_t positive_or_unsaid(const Json& fields, std::string_view key, std::string_view where) {
   const Json* field = fields.find(key);
@@ -24,10 +36,10 @@ std::string canonical_module(const std::string& stored) {
 
 DeclaredFormat format_of(const Json& fields, std::string_view where) {
   const Json* mode = fields.find("mode");
-  const bool affine = !mode || (mode->string() && *mode->string() == "affine");
-  const bool mxfp4 = !affine && mode->string() && *mode->string() == "mxfp4";
-  if (!affine && !mxfp4) wrong_value(concat(where, ": mode"), "\"affine\" or \"mxfp4\"", mode);
-  return {true, positive_or_unsaid(fields, "bits", where), positive_or_unsaid(fields, "group_size", where), mxfp4};
+  const std::string name = !mode ? "affine" : mode->string() ? *mode->string() : "";
+  if (std::ranges::find(modes, name) == modes.end())
+    wrong_value(concat(where, ": mode"), R"("affine", "mxfp4", "mxfp8" or "nvfp4")", mode);
+  return {true, positive_or_unsaid(fields, "bits", where), positive_or_unsaid(fields, "group_size", where), name};
 }
 
 }  // namespace
@@ -41,9 +53,9 @@ void DeclaredFormats::check(const std::string& base, const QuantFormat& found, s
   if (declared.quantized != found.is_quantised())
     throw FormatError(concat(tensor, ": expected ", declared.quantized ? "a quantised" : "an unquantised",
                              " matrix as declared in ", where, ", found ", found.describe()));
-  if (declared.quantized && declared.mxfp4 != found.is_mxfp4())
-    throw FormatError(concat(tensor, ": expected ", declared.mxfp4 ? "MXFP4" : "affine quantisation",
-                             " as declared in ", where, ", found ", found.describe()));
+  if (!declared.mode.empty() && declared.mode != mode_of(found))
+    throw FormatError(
+        concat(tensor, ": expected the mode ", declared.mode, " as declared in ", where, ", found ", found.describe()));
   if (declared.bits && declared.bits != found.bits)
     throw FormatError(
         concat(tensor, ": expected ", declared.bits, " bits as declared in ", where, ", found ", found.describe()));
@@ -58,7 +70,7 @@ DeclaredFormats declared_by_manifest(const Manifest& manifest, std::string where
   for (const ManifestEntry& entry : manifest.tensors) {
     const std::string name = canonical_name(entry.tensor.name);
     if (entry.bits && name.ends_with(weight_suffix))
-      declared.modules[name.substr(0, name.size() - weight_suffix.size())] = {true, entry.bits, 0};
+      declared.modules[name.substr(0, name.size() - weight_suffix.size())] = {true, entry.bits, 0, ""};
   }
   return declared;
 }

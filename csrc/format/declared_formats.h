@@ -17,7 +17,7 @@ struct DeclaredFormat {
   bool quantized = true;
   int64_t bits = 0;        // 0: not said
   int64_t group_size = 0;  // 0: not said
-  bool mxfp4 = false;      // or affine
+  std::string mode = "";   // as MLX calls it; empty: not said
 };
 
 struct DeclaredFormats {
@@ -33,10 +33,10 @@ struct DeclaredFormats {
 // From "bits" of the entries that hold codes.
 DeclaredFormats declared_by_manifest(const Manifest& manifest, std::string where);
 
-// Modes are affine and mxfp4. From "quantization" (or "quantization_config") of an MLX config.json. It has bits,
-// group_size and mode for all modules, and entries for single ones: an object of the same members, true for the common
-// values, false for no quantisation. gpt_oss says quant_method mxfp4 as it is published, which declares nothing about
-// other matrices than its experts.
+// Modes are affine, mxfp4, mxfp8 and nvfp4. From "quantization" (or "quantization_config") of an MLX config.json. It
+// has bits, group_size and mode for all modules, and entries for single ones: an object of the same members, true for
+// the common values, false for no quantisation. gpt_oss says quant_method mxfp4 as it is published, which declares
+// nothing about other matrices than its experts.
 DeclaredFormats declared_by_config(const Json& config, std::string where);
 
 }  // namespace moeflux

@@ -35,7 +35,7 @@ QuantFormat format_member(const Json& experts, const std::string& key, const std
   const std::string where = concat(parent, ".", key);
   if (value.find("element")) {
     const std::string element = text_member(value, "element", where);
-    if (element == "MXFP4") return QuantFormat::mxfp4();
+    if (const auto format = QuantFormat::float_named(element)) return *format;
     if (const BlockType block = block_type_named(element); block != BlockType::none) return QuantFormat::blocks(block);
     return QuantFormat::plain(weight_dtype(element, where));
   }

@@ -45,22 +45,45 @@ int64_t group_of_row(int64_t scales, int64_t columns) {
   return scales > 0 && columns % scales == 0 ? columns / scales : 0;
 }
 
-// The scales are of 8 bits, and there are no biases. Whoever matches all tensors finds any that are there.
-QuantFormat mxfp4_format(const std::string& base, const std::vector<int64_t>& shape, const StoredTensor& weight,
+void check_part(const std::string& base, const char* part, const StoredTensor& tensor,
+                const std::vector<int64_t>& shape, int64_t row, const QuantFormat& format,
+                const StoreDirectory& store) {
+  std::vector<int64_t> wanted = shape;
+  wanted.back() = row;
+  if (format.fits(shape.back()) && tensor.shape == wanted) return;
+  throw FormatError(concat(place(store, tensor, base + part), ": expected ",
+                           format.fits(shape.back()) ? describe_shape(wanted)
+                                                     : concat("whole groups of ", format.whole_columns(), " columns"),
+                           " of a ", describe_shape(shape), " matrix in ", format.describe(), ", found ",
+                           describe_shape(tensor.dtype, tensor.shape)));
+}
+
+// Codes in words that are floats. The scales are of 8 bits, and there are no biases. Whoever matches all tensors finds
+// any that are there. The shapes tell such formats apart. Where none fits, that of the scales is named, or MXFP4.
+QuantFormat float_format(const std::string& base, const std::vector<int64_t>& shape, const StoredTensor& weight,
                          const StoredTensor& scales, const StoreDirectory& store) {
-  const QuantFormat format = QuantFormat::mxfp4();
   const int64_t columns = shape.back();
-  const auto check = [&](const StoredTensor& tensor, const char* part, int64_t row) {
-    std::vector<int64_t> wanted = shape;
-    wanted.back() = row;
-    if (!format.fits(columns) || tensor.shape != wanted)
-      throw FormatError(concat(place(store, tensor, base + part), ": expected ",
-                               format.fits(columns) ? describe_shape(wanted) : "whole groups of 32 columns", " of a ",
-                               describe_shape(shape), " matrix in MXFP4, found ",
-                               describe_shape(tensor.dtype, tensor.shape)));
+  QuantFormat format = QuantFormat::mxfp4();
+  const auto fits = [&](const QuantFormat& each) {
+    return each.fits(columns) && scales.shape.back() == each.scale_row_bytes(columns);
   };
-  check(weight, ".weight", columns * format.bits / 32);
-  check(scales, ".scales", columns / format.group_size);
+  for (const QuantFormat& each : {QuantFormat::nvfp4(true), QuantFormat::nvfp4(false)})
+    if (fits(each)) format = each;
+  if (fits(QuantFormat::mxfp8()) && weight.shape.back() == columns / 4) format = QuantFormat::mxfp8();
+  check_part(base, ".weight", weight, shape, columns * format.bits / 32, format, store);
+  check_part(base, ".scales", scales, shape, format.scale_row_bytes(columns), format, store);
+  return format;
+}
+
+QuantFormat fp8_format(const std::string& base, const std::vector<int64_t>& shape, const StoredTensor& weight,
+                       const TensorTable& table, const StoreDirectory& store) {
+  const StoredTensor& scales = needed(table, base + ".scales", store);
+  if (scales.dtype != DType::bf16 && scales.dtype != DType::f32)
+    throw FormatError(concat(place(store, scales, base + ".scales"), ": expected BF16 or F32 scales of FP8, found ",
+                             describe_shape(scales.dtype, scales.shape)));
+  const QuantFormat format = QuantFormat::fp8(scales.dtype);
+  check_part(base, ".weight", weight, shape, shape.back(), format, store);
+  check_part(base, ".scales", scales, shape, shape.back() / format.group_size, format, store);
   return format;
 }
 
@@ -72,7 +95,7 @@ QuantFormat affine_format(const std::string& base, const std::vector<int64_t>& s
     throw FormatError(concat(where, ": expected the packed codes of a ", describe_shape(shape), " matrix, found ",
                              describe_shape(weight.dtype, weight.shape)));
   const StoredTensor& scales = needed(table, base + ".scales", store);
-  if (scales.dtype == DType::u8) return mxfp4_format(base, shape, weight, scales, store);
+  if (scales.dtype == DType::u8) return float_format(base, shape, weight, scales, store);
   const StoredTensor& biases = needed(table, base + ".biases", store);
   if (!is_float(scales.dtype) || !same_leading(scales.shape, shape))
     throw FormatError(concat(place(store, scales, base + ".scales"), ": expected BF16, F16 or F32 scales of a ",
@@ -130,7 +153,9 @@ QuantFormat matrix_format(const std::string& base, const std::vector<int64_t>& s
                           const DeclaredFormats& declared, const StoreDirectory& store) {
   const StoredTensor& weight = needed(table, base + ".weight", store);
   const std::string where = place(store, weight, base + ".weight");
-  if (weight.block != BlockType::none) return blocks_format(weight, shape, where);  // which says what it is itself
+  // These say themselves what they are.
+  if (weight.block != BlockType::none) return blocks_format(weight, shape, where);
+  if (weight.dtype == DType::f8_e4m3) return fp8_format(base, shape, weight, table, store);
   QuantFormat format;
   if (weight.dtype == DType::u32) {
     format = affine_format(base, shape, weight, table, store);

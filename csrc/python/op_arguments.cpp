@@ -220,7 +220,7 @@ Matrix OpArguments::matrix(const char* name, const py::handle& stored) {
   device_entry(backend_.name(), {&matrix.format, 1});  // refuses what the device does not know
   const auto types = [](DType type) -> std::vector<py::dtype> {
     if (type == DType::f32) return {py::dtype::of<float>()};
-    if (type == DType::u8) return {py::dtype::of<uint8_t>()};
+    if (dtype_bytes(type) == 1) return {py::dtype::of<uint8_t>()};
     if (type == DType::f16) return {py::dtype("float16"), py::dtype::of<uint16_t>()};
     return {type == DType::bf16 ? py::dtype::of<uint16_t>() : py::dtype::of<uint32_t>()};
   };
@@ -240,7 +240,8 @@ Matrix OpArguments::matrix(const char* name, const py::handle& stored) {
     refuse(name, concat("rows of whole groups of ", matrix.format.describe()), text_of(weight.attr("shape")));
   matrix.weight = copy(weight);
   if (!matrix.format.has_scales()) return matrix;
-  const Shape groups = {matrix.rows, matrix.columns / matrix.format.group_size};
+  const int64_t scales = matrix.format.scale_row_bytes(matrix.columns);
+  const Shape groups = {matrix.rows, scales / static_cast<int64_t>(dtype_bytes(matrix.format.scale_type))};
   matrix.scales = copy(part("scales", matrix.format.scale_type, groups));
   if (matrix.format.is_affine()) matrix.biases = copy(part("biases", matrix.format.scale_type, groups));
   return matrix;

@@ -28,6 +28,15 @@ QuantFormat blocks_named(const std::string& name) {
   throw ArgumentError(concat("type of blocks: expected one of ", names, ", found ", in_quotes(name)));
 }
 
+QuantFormat floats_named(const std::string& name) {
+  if (const auto format = QuantFormat::float_named(name)) return *format;
+  std::string names;
+  for (const std::string_view each : QuantFormat::float_names) names += concat(names.empty() ? "" : ", ", each);
+  throw ArgumentError(concat("codes that are floats: expected one of ", names, ", found ", in_quotes(name)));
+}
+
+std::vector<std::string> float_types() { return {QuantFormat::float_names.begin(), QuantFormat::float_names.end()}; }
+
 std::vector<std::string> block_types() {
   std::vector<std::string> names;
   for (const BlockShape& shape : block_shapes) names.emplace_back(shape.name);
@@ -37,9 +46,9 @@ std::vector<std::string> block_types() {
 }  // namespace
 
 void register_quant_format(py::module_& m) {
-  Class<QuantFormat>(
-      m, "QuantFormat",
-      "How the numbers of one matrix are stored: affine groups, MXFP4, GGUF's blocks, or plain elements.")
+  Class<QuantFormat>(m, "QuantFormat",
+                     "How the numbers of one matrix are stored: affine groups, codes that are floats, GGUF's blocks, "
+                     "or plain elements.")
       .def_static(
           "affine",
           [](int bits, int group_size, const std::string& scale_type) {
@@ -54,6 +63,8 @@ void register_quant_format(py::module_& m) {
           },
           py::arg("element"))
       .def_static("mxfp4", &QuantFormat::mxfp4)
+      .def_static("floats", &floats_named, py::arg("name"))
+      .def_static("float_types", &float_types)
       .def_static("blocks", &blocks_named, py::arg("name"))
       .def_static("block_types", &block_types)
       .def_readonly("bits", &QuantFormat::bits)
@@ -61,6 +72,7 @@ void register_quant_format(py::module_& m) {
       .def_property_readonly("is_quantised", &QuantFormat::is_quantised)
       .def_property_readonly("is_affine", &QuantFormat::is_affine)
       .def_property_readonly("is_mxfp4", &QuantFormat::is_mxfp4)
+      .def_property_readonly("has_float_codes", &QuantFormat::has_float_codes)
       .def_property_readonly("is_blocks", &QuantFormat::is_blocks)
       .def_property_readonly("element", [](const QuantFormat& f) { return std::string(dtype_name(f.element)); })
       .def_property_readonly("scale_type", [](const QuantFormat& f) { return std::string(dtype_name(f.scale_type)); })

@@ -203,8 +203,8 @@ def test_damaged_mxfp4_is_refused(
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
-        ({"mode": "affine"}, "expected affine quantisation as declared in .*, found MXFP4"),
-        ({"mode": "mxfp8"}, 'mode: expected "affine" or "mxfp4", found the string "mxfp8"'),
+        ({"mode": "affine"}, "expected the mode affine as declared in .*, found MXFP4"),
+        ({"mode": "mxfp6"}, 'mode: expected "affine", "mxfp4", "mxfp8" or "nvfp4", found the string "mxfp6"'),
         ({"mode": "mxfp4", "group_size": 64}, "expected groups of 64 as declared in .*, found MXFP4"),
         ({"mode": "mxfp4", "bits": 8}, "expected 8 bits as declared in .*, found MXFP4"),
     ],

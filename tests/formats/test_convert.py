@@ -206,7 +206,7 @@ def test_fp8_without_scales(sources: Path, tmp_path: Path) -> None:
         convert(folder, tmp_path / "packed")
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "aqlm", "modelopt"])
+@pytest.mark.parametrize("method", ["bitsandbytes", "aqlm"])
 def test_other_quantisations_are_refused(method: str, sources: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(sources / "hf" / "qwen3_moe", tmp_path / "hf"))
     edit_config(folder, quantization_config={"quant_method": method, "bits": 4})

@@ -136,7 +136,7 @@ BAD_TENSORS: list[tuple[str, Callable[[MlxFolder], None], str]] = [
     (
         "fp8 matrix",
         put("lm_head.weight", "F8_E4M3", (48, 64)),
-        r"expected U32, BF16, F16 or F32, found F8_E4M3 \[48, 64\]",
+        r"expected whole groups of 128 columns of a \[48, 64\] matrix in FP8, found F8_E4M3",
     ),
     (
         "codes with other rows",
@@ -173,7 +173,7 @@ BAD_TENSORS: list[tuple[str, Callable[[MlxFolder], None], str]] = [
         put(f"{Q}.scales", "BF16", (64, 2)),
         r"q_proj\.scales\": expected BF16, F16 or F32 scales of a \[128, 64\]",
     ),
-    ("scales of bytes", put(f"{Q}.scales", "U8", (128, 2)), "expected affine quantisation as declared .*found MXFP4"),
+    ("scales of bytes", put(f"{Q}.scales", "U8", (128, 2)), "expected the mode affine as declared .*found MXFP4"),
     (
         "biases of another type",
         put(f"{Q}.biases", "F16", (128, 2)),
@@ -268,11 +268,16 @@ BAD_TENSORS: list[tuple[str, Callable[[MlxFolder], None], str]] = [
         "config.json: quantization: expected an object, found the number 4",
     ),
     (
-        "mode mxfp8",
-        quantization(mode="mxfp8"),
-        'quantization: mode: expected "affine" or "mxfp4", found the string "mxfp8"',
+        "mode mxfp6",
+        quantization(mode="mxfp6"),
+        'quantization: mode: expected "affine", "mxfp4", "mxfp8" or "nvfp4", found the string "mxfp6"',
     ),
-    ("mode of one", quantization(**{Q: {"mode": "nvfp4"}}), 'q_proj": mode: expected "affine"'),
+    ("mode of one", quantization(**{Q: {"mode": "nf4"}}), 'q_proj": mode: expected "affine"'),
+    (
+        "mode of others",
+        quantization(**{Q: {"mode": "nvfp4"}}),
+        "expected the mode nvfp4 as declared in .*found 4-bit g32",
+    ),
     (
         "bits a string",
         quantization(bits="4"),

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from compressed_tensors.compressors.nvfp4.base import NVFP4PackedCompressor
 from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
@@ -57,12 +58,29 @@ def awq(group: int, packing: Any) -> dict[str, np.ndarray]:
     return {f"awq/{group}/{part}": array(tensor) for part, tensor in parts.items()}
 
 
+def nvfp4() -> dict[str, np.ndarray]:
+    """Every code with every scale of e4m3 that is a number, and a scale of the tensor that is no power of two."""
+    made = torch.Generator().manual_seed(16)
+    codes = torch.randint(0, 256, (16, 128), generator=made, dtype=torch.uint8).repeat_interleave(8, dim=1)
+    codes += (torch.arange(8, dtype=torch.uint8) * 37).repeat(128)
+    scales = torch.arange(128, dtype=torch.uint8).remainder(127).repeat(16, 1)
+    whole = torch.tensor([2688 / 0.0731], dtype=torch.float32)
+    weights = QuantizationArgs(
+        num_bits=4, type="float", strategy="tensor_group", group_size=16, scale_dtype=torch.float8_e4m3fn
+    )
+    state = {"weight_packed": codes, "weight_scale": scales.view(torch.float8_e4m3fn), "weight_global_scale": whole}
+    numbers = NVFP4PackedCompressor.decompress(state, QuantizationScheme(targets=["Linear"], weights=weights))["weight"]
+    parts = {"packed": codes, "scale": scales, "global_scale": whole, "numbers": numbers}
+    e4m3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    return {"e4m3": array(e4m3), **{f"nvfp4/{part}": array(tensor) for part, tensor in parts.items()}}
+
+
 def main(path: str, packing_utils: str) -> None:
     spec = importlib.util.spec_from_file_location("packing_utils", packing_utils)
     assert spec is not None and spec.loader is not None
     packing = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(packing)
-    arrays: dict[str, np.ndarray] = {}
+    arrays = nvfp4()
     for group in (32, 64, 128):
         arrays |= awq(group, packing)
         for dtype in TYPES:

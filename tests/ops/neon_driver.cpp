@@ -63,10 +63,6 @@ void check_matrix(int bits, int64_t group, DType type, int64_t columns, int64_t 
   for (int part = 0; part < 3; ++part) {
     const int64_t bytes = rows * (part == 0 ? weights.code_stride : weights.scale_stride);
     parts[part] = room<uint8_t>(bytes);
-    if (type == DType::u8 && part > 0) {  // exponents of powers of two near 1
-      for (int64_t i = 0; i < bytes; ++i) parts[part][i] = static_cast<uint8_t>(120 + random_bits() % 7);
-      continue;
-    }
     if (part == 0 && affine) {
       for (int64_t i = 0; i < bytes; ++i) parts[part][i] = static_cast<uint8_t>(random_bits());
       continue;
@@ -112,6 +108,13 @@ HalvesOfBlock halves_of(BlockType type) {
 }
 
 // Numbers of a row must be the same to the last bit.
+void check_numbers(const Weights& weights, int64_t rows, int64_t n) {
+  check_products(weights, rows, n);
+  float* row[2] = {room<float>(weights.columns), room<float>(weights.columns)};
+  for (int side = 0; side < 2; ++side) both[side]->matmul.dequantize(weights, 5, row[side]);
+  equal("dequantize", {row[0], row[1]}, weights.columns);
+}
+
 void check_blocks(const BlockShape& shape, int64_t n) {
   const int64_t rows = 37;
   const int64_t blocks = 3;  // of a row
@@ -133,10 +136,35 @@ void check_blocks(const BlockShape& shape, int64_t n) {
       for (int64_t i = 0; i < halves.count; ++i) block[halves.first + 2 * i + 1] &= 0xbf;  // finite
   }
   weights.codes = weights.scales = weights.biases = memory;
-  check_products(weights, rows, n);
-  float* row[2] = {room<float>(weights.columns), room<float>(weights.columns)};
-  for (int side = 0; side < 2; ++side) both[side]->matmul.dequantize(weights, 5, row[side]);
-  equal("dequantize", {row[0], row[1]}, weights.columns);
+  check_numbers(weights, rows, n);
+}
+
+// Of codes that are floats: MXFP4, MXFP8, NVFP4 with scales of the rows and without, FP8.
+constexpr Weights float_formats[] = {
+    {.group_size = 32, .bits = 4, .element = DType::u32, .scale_type = DType::u8},
+    {.group_size = 32, .bits = 8, .element = DType::u32, .scale_type = DType::u8},
+    {.row_scale_bytes = 4, .group_size = 16, .bits = 4, .element = DType::u32, .scale_type = DType::f8_e4m3},
+    {.group_size = 16, .bits = 4, .element = DType::u32, .scale_type = DType::f8_e4m3},
+    {.group_size = 128, .bits = 8, .element = DType::f8_e4m3, .scale_type = DType::bf16},
+    {.group_size = 128, .bits = 8, .element = DType::f8_e4m3, .scale_type = DType::f32},
+};
+
+void check_floats(Weights weights, int64_t n) {
+  const int64_t rows = 37;
+  const auto scale_bytes = static_cast<int64_t>(dtype_bytes(weights.scale_type));
+  weights.columns = 384;
+  weights.code_stride = weights.columns * weights.bits / 8;
+  weights.scale_stride = weights.row_scale_bytes + weights.columns / weights.group_size * scale_bytes;
+  uint8_t* codes = room<uint8_t>(rows * weights.code_stride);
+  uint8_t* scales = room<uint8_t>(rows * weights.scale_stride);
+  for (int64_t i = 0; i < rows * weights.code_stride; ++i) codes[i] = static_cast<uint8_t>(random_bits());
+  for (int64_t i = 0; i < rows * weights.scale_stride; ++i) {
+    const auto bits = static_cast<uint8_t>(random_bits());
+    scales[i] = weights.scale_type == DType::u8 ? static_cast<uint8_t>(120 + bits % 7) : bits & 0xbf;  // finite
+  }
+  weights.codes = codes;
+  weights.scales = weights.biases = scales;
+  check_numbers(weights, rows, n);
 }
 
 void check_matrices() {
@@ -146,7 +174,7 @@ void check_matrices() {
         for (int64_t group : {32, 64, 128}) check_matrix(bits, group, type, 384, n);
       check_matrix(0, 0, type, 100, n);
     }
-    check_matrix(4, 32, DType::u8, 384, n);  // MXFP4
+    for (const Weights& format : float_formats) check_floats(format, n);
     for (const BlockShape& shape : block_shapes) check_blocks(shape, n);
   }
 }

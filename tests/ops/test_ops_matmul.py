@@ -8,11 +8,14 @@ import pytest
 from moeflux import ArgumentError, QuantFormat
 from moeflux.ops import Ops
 from moeflux.oracle import ops as oracle
-from moeflux.oracle.stored import mxfp4_numbers
+from moeflux.oracle.stored import float_numbers, mxfp4_numbers, pack_codes
 from support.op_checks import check_experts, rounding_of_int16
 from support.ops import (
     AFFINE,
+    E4M3_CODES,
+    FLOATS,
     MXFP4,
+    NVFP4,
     PLAIN,
     QUANTISED,
     WITH_INT16,
@@ -51,7 +54,7 @@ def check_transposed(run: Ops, rng: np.random.Generator, matrix: StoredMatrix, n
 def test_quantised_products(run: Ops, format: QuantFormat) -> None:
     rng = np.random.default_rng(1)
     for rows, groups, n in [(1, 1, 1), (31, 1, 3), (33, 3, 1), (6, 5, 2), (7, 9, 64), (40, 2, 17)]:
-        matrix = random_matrix(rng, format, rows, groups * format.group_size)
+        matrix = random_matrix(rng, format, rows, groups * format.whole_columns)
         check_product(run, rng, matrix, n)
         check_transposed(run, rng, matrix, n)
 
@@ -71,6 +74,7 @@ def test_wide_rows(run: Ops, n: int) -> None:
     """More groups than have their scales widened at once, more columns than a panel, more rows than a unit of work."""
     rng = np.random.default_rng(3)
     wide = [(QuantFormat.affine(4, 32), 131, 2240), (QuantFormat.affine(8, 64, "F16"), 65, 4224), (MXFP4, 131, 2880)]
+    wide += [(format, 131, 2816) for format in FLOATS if format != MXFP4]
     for format, rows, columns in wide:
         matrix = random_matrix(rng, format, rows, columns)
         check_product(run, rng, matrix, n)
@@ -108,6 +112,51 @@ def test_every_number_and_power_of_mxfp4(isa: str) -> None:
     assert not np.isfinite(ops_of(isa, 1).matmul(x, matrix)).any()
 
 
+def every_number(format: QuantFormat) -> StoredMatrix:
+    """A row for each scale that stands for a number, or for a part of them, with every code."""
+    codes = np.tile(np.arange(1 << format.bits, dtype=np.uint8), 16 if format.bits == 4 else 1)
+    if format in NVFP4:
+        scales = np.arange(256, dtype=np.uint8)[:, None].repeat(16, axis=1)
+        scales[scales & 127 == 127] = 0
+        scales[:, 1::2] = scales[::-1, 1::2]  # the two of a stretch differ
+    elif format.scale_type == "U8":
+        scales = np.arange(255, dtype=np.uint8)[:, None].repeat(8, axis=1)
+    else:
+        scales = np.geomspace(1e-30, 1e30, 200, dtype=np.float32)[:, None].repeat(2, axis=1)
+        if format.scale_type == "BF16":
+            scales = (scales.view(np.uint32) >> 16).astype(np.uint16)
+    rows = len(scales)
+    if str(format) == "NVFP4":
+        of_rows = np.geomspace(1e-30, 1e30, rows, dtype=np.float32)[:, None]
+        scales = np.ascontiguousarray(np.hstack([of_rows.view(np.uint8), scales]))
+    weight = codes[None].repeat(rows, axis=0)
+    if not str(format).startswith("FP8"):
+        weight = np.ascontiguousarray(pack_codes(weight, format.bits))
+    exact = float_numbers(weight, scales, format)
+    return StoredMatrix(format, weight, scales, None, exact, np.abs(exact))
+
+
+@pytest.mark.parametrize("format", FLOATS, ids=str)
+def test_every_number_of_codes_that_are_floats(isa: str, format: QuantFormat) -> None:
+    """To the last bit, with every scale that stands for a number, or many of them. Zeros may lose their sign."""
+    matrix = every_number(format)
+    found = ops_of(isa, 1).embed(matrix, np.arange(len(matrix.weight), dtype=np.int32))
+    with np.errstate(over="ignore"):
+        expected = matrix.exact.astype(np.float32)
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("format", E4M3_CODES, ids=str)
+def test_codes_of_e4m3_meet_rows_of_f32(run: Ops, format: QuantFormat) -> None:
+    """On every instruction set: whole numbers of a byte have too few digits for them."""
+    rng = np.random.default_rng(21)
+    matrix = random_matrix(rng, format, 40, 256)
+    for n in (1, 20):
+        x = numbers(rng, n, 256)
+        expected = oracle.matmul(x.astype(np.float64), matrix.exact)
+        assert_close("matmul", run.matmul(x, matrix), expected, np.abs(x) @ matrix.size.T)
+
+
 @pytest.mark.parametrize("format", [*QUANTISED, *PLAIN], ids=str)
 def test_embed(run: Ops, format: QuantFormat) -> None:
     rng = np.random.default_rng(5)
@@ -120,16 +169,16 @@ def test_embed(run: Ops, format: QuantFormat) -> None:
 # ---- Numbers that are hard to write in few digits -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", [*(f for f in AFFINE if f.scale_type == "BF16"), MXFP4], ids=str)
+@pytest.mark.parametrize("format", [*(f for f in AFFINE if f.scale_type == "BF16"), *FLOATS], ids=str)
 def test_two_digits_are_a_hundred_times_finer_than_bf16(run: Ops, format: QuantFormat) -> None:
     """And products of float32 numbers as fine as those."""
     rng = np.random.default_rng(17)
-    matrix = random_matrix(rng, format, 64, 12 * format.group_size)
+    matrix = random_matrix(rng, format, 64, 12 * format.whole_columns)
     for n in (1, 24):
-        x = numbers(rng, n, 12 * format.group_size)
+        x = numbers(rng, n, 12 * format.whole_columns)
         exact = oracle.matmul(x.astype(np.float64), matrix.exact)
         error = np.sqrt(np.mean((run.matmul(x, matrix) - exact) ** 2) / np.mean(exact**2))
-        assert error < (INT16_ERROR if run.isa in WITH_INT16 else 1e-6)
+        assert error < (INT16_ERROR if run.isa in WITH_INT16 and format not in E4M3_CODES else 1e-6)
 
 
 @pytest.mark.parametrize("isa", WITH_INT16)
@@ -159,7 +208,7 @@ def test_an_outlier_in_a_group(run: Ops, bits: int, group: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "format", [QuantFormat.affine(4, 64), QuantFormat.affine(3, 32), QuantFormat.affine(2, 128), MXFP4]
+    "format", [QuantFormat.affine(4, 64), QuantFormat.affine(3, 32), QuantFormat.affine(2, 128), *FLOATS]
 )
 @pytest.mark.parametrize("n", [1, 4, 20])
 def test_extreme_rows(run: Ops, format: QuantFormat, n: int) -> None:
@@ -176,13 +225,13 @@ def test_extreme_rows(run: Ops, format: QuantFormat, n: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "format", [QuantFormat.affine(4, 64), QuantFormat.affine(2, 32), MXFP4, QuantFormat.plain("BF16")]
+    "format", [QuantFormat.affine(4, 64), QuantFormat.affine(2, 32), *FLOATS, QuantFormat.plain("BF16")]
 )
 @pytest.mark.parametrize("n", [1, 2, 18, 70])
 def test_a_row_that_is_not_finite_spoils_itself_alone(run: Ops, format: QuantFormat, n: int) -> None:
     rng = np.random.default_rng(13)
-    matrix = random_matrix(rng, format, 50, 192)
-    x = numbers(rng, n, 192)
+    matrix = random_matrix(rng, format, 50, 256)
+    x = numbers(rng, n, 256)
     before = run.matmul(x, matrix)
     for value in (np.nan, np.inf, -np.inf):
         for row in {0, n // 2, n - 1}:
@@ -195,14 +244,16 @@ def test_a_row_that_is_not_finite_spoils_itself_alone(run: Ops, format: QuantFor
 
 # ---- The same thing twice -------------------------------------------------------------------------------------------
 
-MIXED = [*(f for f in AFFINE if f.group_size == 64 and f.scale_type == "BF16"), MXFP4, *PLAIN]
+MIXED = [*(f for f in AFFINE if f.group_size == 64 and f.scale_type == "BF16"), *FLOATS, *PLAIN]
 
 
 @pytest.mark.parametrize("format", MIXED, ids=str)
 def test_threads_and_neighbours_change_no_bit(isa: str, format: QuantFormat) -> None:
     """However many threads, and whether a row of x comes alone or with others."""
     rng = np.random.default_rng(6)
-    matrix = random_matrix(rng, format, 203, 1088 if format.is_quantised else 1085)
+    matrix = random_matrix(
+        rng, format, 203, 1152 if format.group_size == 128 else 1088 if format.is_quantised else 1085
+    )
     x = numbers(rng, 67, matrix.exact.shape[1])
     y = numbers(rng, 67, matrix.exact.shape[0])
     whole = ops_of(isa, 1).matmul(x, matrix)
@@ -219,8 +270,8 @@ def test_threads_and_neighbours_change_no_bit(isa: str, format: QuantFormat) -> 
 def test_digits_give_the_same_bits_whatever_multiplies_them(format: QuantFormat) -> None:
     rng = np.random.default_rng(16)
     for rows, groups, n in [(1, 1, 3), (15, 3, 16), (33, 9, 17), (70, 41, 5), (530, 2, 64), (16, 16, 131)]:
-        matrix = random_matrix(rng, format, rows, groups * format.group_size)
-        x = numbers(rng, n, groups * format.group_size)
+        matrix = random_matrix(rng, format, rows, groups * format.whole_columns)
+        x = numbers(rng, n, groups * format.whole_columns)
         first, *others = (ops_of(isa, 2).matmul(x, matrix) for isa in WITH_INT16)
         for other in others:
             assert np.array_equal(first, other)

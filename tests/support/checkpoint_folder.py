@@ -9,7 +9,7 @@ import numpy as np
 
 from golden.checkpoint import safetensors_bytes
 
-WORDS = {"I32": "<i4", "U32": "<u4", "BF16": "<u2", "F16": "<f2", "F32": "<f4", "F8_E4M3": "u1"}
+WORDS = {"I32": "<i4", "U32": "<u4", "BF16": "<u2", "F16": "<f2", "F32": "<f4", "F8_E4M3": "u1", "U8": "u1"}
 
 
 def edit_config(folder: Path, **changes: object) -> None:

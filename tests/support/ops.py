@@ -11,7 +11,7 @@ import pytest
 from moeflux import QuantFormat
 from moeflux.ops import Ops, isas
 from moeflux.oracle.blocks import block_numbers
-from moeflux.oracle.stored import mxfp4_numbers, pack_codes
+from moeflux.oracle.stored import float_numbers, mxfp4_numbers, pack_codes
 from support.blocks import least_codes, random_blocks
 
 
@@ -38,7 +38,11 @@ AFFINE = [
     QuantFormat.affine(b, g, s) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64, 128) for s in ("BF16", "F16", "F32")
 ]
 MXFP4 = QuantFormat.mxfp4()
-QUANTISED = [*AFFINE, MXFP4]
+FLOATS = [QuantFormat.floats(name) for name in QuantFormat.float_types()]
+NVFP4 = [format for format in FLOATS if format.bits == 4 and format != MXFP4]
+E4M3_CODES = [format for format in FLOATS if format.bits == 8]
+"""No instruction multiplies such with whole numbers: products are of f32."""
+QUANTISED = [*AFFINE, *FLOATS]
 BLOCKS = [QuantFormat.blocks(name) for name in QuantFormat.block_types()]
 PLAIN = [QuantFormat.plain(element) for element in ("BF16", "F16", "F32")]
 
@@ -75,6 +79,8 @@ def random_matrix(rng: np.random.Generator, format: QuantFormat, rows: int, colu
         # Where codes are whole numbers, each is 12 more than twice what it stands for.
         powers = np.repeat(np.exp2(scales.astype(np.float64) - 127), 32, axis=1)
         return StoredMatrix(format, words, scales, None, exact, np.abs(exact) + 12 * powers)
+    if format.has_float_codes:
+        return random_floats(rng, format, rows, columns)
     if format.is_blocks:
         name, size = str(format), format.weight_row_bytes(format.whole_columns)
         blocks = random_blocks(rng, name, rows * columns // format.whole_columns)
@@ -94,3 +100,27 @@ def random_matrix(rng: np.random.Generator, format: QuantFormat, rows: int, colu
     offset = np.repeat(exact_biases, format.group_size, axis=1)
     words = np.ascontiguousarray(pack_codes(codes, format.bits))
     return StoredMatrix(format, words, scales, biases, scaled + offset, np.abs(scaled) + np.abs(offset))
+
+
+def random_floats(rng: np.random.Generator, format: QuantFormat, rows: int, columns: int) -> StoredMatrix:
+    """Codes and scales of every value but those that stand for none."""
+    codes = rng.integers(0, 1 << format.bits, (rows, columns)).astype(np.uint8)
+    groups = (rows, columns // format.group_size)
+    if format.bits == 8:
+        codes[codes & 127 == 127] = 0
+    if format in NVFP4:
+        scales = rng.integers(1, 127, groups).astype(np.uint8)
+        if str(format) == "NVFP4":
+            of_rows = np.abs(numbers(rng, rows, 1)) / np.float32(512)
+            scales = np.hstack([of_rows.view(np.uint8), scales])
+    elif format.scale_type == "U8":
+        scales = rng.integers(108, 119, groups).astype(np.uint8)
+    else:
+        scales, _ = narrowed(numbers(rng, *groups) / np.float32(256), format.scale_type)
+    weight = codes if format.element == "F8_E4M3" else np.ascontiguousarray(pack_codes(codes, format.bits))
+    exact = float_numbers(weight, scales, format)
+    size = np.abs(exact)
+    if format in NVFP4:  # where codes are whole numbers, each is 12 more than twice what it stands for
+        sixes = np.full_like(weight, 0x77777777)
+        size = size + 2 * np.abs(float_numbers(sixes, scales, format))  # 7 stands for 6
+    return StoredMatrix(format, weight, scales, None, exact, size)

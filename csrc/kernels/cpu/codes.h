@@ -30,13 +30,19 @@ constexpr int64_t bytes_of_128(int codes) {
 constexpr uint64_t low_bits(int count) { return (uint64_t{1} << count) - 1; }
 constexpr uint64_t in_both_halves(uint64_t half, int half_bits) { return half | half << half_bits; }
 
-constexpr int64_t scale_bytes_of(DType type) { return type == DType::f32 ? 4 : type == DType::u8 ? 1 : 2; }
+constexpr int64_t scale_bytes_of(DType type) { return static_cast<int64_t>(dtype_bytes(type)); }
 
 // Half the power of two of which these are the exponents.
 MOEFLUX_INLINE Floats half_powers(Words exponents) {
   const Words least = Words{} + 0x00400000u;  // 2^-127, which has no exponent of its own
   const Words bits = exponents << 23;
   return (Floats)(bits > least ? bits : least) * 0.5f;
+}
+
+// Numbers E4M3, whose bits are the same as those of a 256th in f16, but for leading zeros of the exponent. 127 and 255,
+// which stand for none, become 480 and -480.
+MOEFLUX_INLINE Floats from_e4m3(Words bytes) {
+  return from_f16(narrow((bytes & 0x80u) << 8 | (bytes & 0x7fu) << 7)) * 256.0f;
 }
 
 // 32 codes, one per byte. Eight of them are spread over a 64-bit word in three steps. Each step moves the upper half of

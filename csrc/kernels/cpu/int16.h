@@ -5,11 +5,11 @@
 // them is 32639 units. q is a whole number of 16 bits in two digits of base 256, each -128 ... 127: q = 256 * high +
 // low. Then
 //   sum of w[j] * x[j] = (unit * scale) * sum of code[j] * q[j] + bias * (unit * sum of q[j])
-// A code of MXFP4 is 12 more than twice the number it stands for, from 0 to 24; its scale is half that of the group,
-// and its bias -12 scales. Both sums are whole numbers, exact in any order, and fit in 32 bits for every width of codes
-// and groups. Instructions that multiply bytes compute them, each in its own order, and all come to the same bits. Only
-// two things are rounded: q, by half a unit, and the chain of multiply-adds over the groups, which is in the order of
-// the columns.
+// A code of MXFP4 or NVFP4 is 12 more than twice the number it stands for, from 0 to 24; its scale is half that of the
+// group, and its bias -12 scales. Both sums are whole numbers, exact in any order, and fit in 32 bits for every width
+// of codes and groups. Instructions that multiply bytes compute them, each in its own order, and all come to the same
+// bits. Only two things are rounded: q, by half a unit, and the chain of multiply-adds over the groups, which is in the
+// order of the columns.
 //
 // So an element of a product depends neither on the number of rows nor on the instructions that computed it. Numbers of
 // a normal distribution come out with a relative error of about 2.2e-5; bf16 has 1.7e-3.

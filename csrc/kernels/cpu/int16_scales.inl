@@ -129,6 +129,25 @@ static void turn_powers(const SpacedRows& rows, int64_t count, Scales& to) {
   }
 }
 
+// The same for scales of NVFP4, and those of the rows, which begin 4 bytes before the rows of scales.
+static void turn_e4m3(const Weights& w, int64_t row, int64_t first, int64_t count, Scales& to) {
+  const uint8_t* begin = w.scales + row * w.scale_stride;
+  __m512i lane[4];
+  turn_quarter_rows(spaced_rows(begin + w.row_scale_bytes + first, w.scale_stride), count, lane);
+  Floats of_rows = splat(1.0f);
+  if (w.row_scale_bytes) {
+    const Ints at = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    of_rows = (Floats)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), all_lanes,
+                                               (__m512i)(at * static_cast<int32_t>(w.scale_stride)), begin, 1);
+  }
+  MOEFLUX_UNROLL
+  for (int g = 0; g < scale_groups; ++g) {
+    const Floats scale = from_e4m3(((Words)lane[g / 4] >> (g % 4 * 8)) & 0xffu) * 0.5f * of_rows;
+    store(to.scales[g], scale);
+    store(to.biases[g], scale * -12.0f);
+  }
+}
+
 // The same for blocks. A row's eight scales and eight biases are one vector, and so are sixteen rows' of a group.
 template <BlockType type, bool whole>
 static void load_block_scales(const Weights& w, int64_t row, int64_t first, int64_t count, Scales& to) {
@@ -153,6 +172,7 @@ static void load_scales(const Weights& w, int64_t row, int64_t first, int64_t co
       return load_block_scales<type, true>(w, row, first, count, to);
     return load_block_scales<type, false>(w, row, first, count, to);
   }
+  if (w.scale_type == DType::f8_e4m3) return turn_e4m3(w, row, first, count, to);
   const int64_t at = row * w.scale_stride + first * scale_bytes_of(w.scale_type);
   const SpacedRows scales = spaced_rows(w.scales + at, w.scale_stride);
   const SpacedRows biases = spaced_rows(w.biases + at, w.scale_stride);

@@ -27,6 +27,11 @@ MOEFLUX_INLINE void prefetch(const uint8_t* codes) {
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(codes) + prefetch_bytes));
 }
 
+template <typename Format>
+MOEFLUX_INLINE int64_t columns_of_group(const Weights& w) {
+  return in_pairs<Format> ? stretch : w.group_size;
+}
+
 // total[r] += W[row + r] . x over `columns`, whole stretches, of a plain matrix.
 template <typename Format, int64_t rows>
 MOEFLUX_INLINE void add_plain(const uint8_t* const (&codes)[rows], const float* x, int64_t columns,
@@ -91,6 +96,42 @@ MOEFLUX_INLINE void add_blocks(const uint8_t* const (&codes)[rows], const float*
   }
 }
 
+// The scales and biases of `count` groups of a row from group `first` on. Where groups are half a stretch, two of them
+// count as one: the scale of the second stands in place of a bias.
+template <typename Format>
+MOEFLUX_INLINE void widen_groups(const Weights& w, int64_t row, int64_t first, int64_t count,
+                                 float (&scales)[scale_block], float (&biases)[scale_block]) {
+  const int64_t scale_bytes = scale_bytes_of(w.scale_type);
+  if constexpr (in_pairs<Format>) {
+    const uint8_t* from = w.scales + row * w.scale_stride;
+    const float of_row = w.row_scale_bytes ? load<float>(from) : 1.0f;
+    float both[2 * scale_block];
+    widen_all(w.scale_type, from + w.row_scale_bytes + 2 * first * scale_bytes, 2 * count, both);
+    for (int64_t i = 0; i < count; ++i) {
+      scales[i] = both[2 * i] * of_row;
+      biases[i] = both[2 * i + 1] * of_row;
+    }
+  } else {
+    const int64_t at = row * w.scale_stride + first * scale_bytes;
+    widen_all(w.scale_type, w.scales + at, count, scales);
+    widen_all(w.scale_type, w.biases + at, count, biases);
+  }
+}
+
+// The same of one group.
+template <typename Format>
+MOEFLUX_INLINE typename Format::Group group_of(const Weights& w, int64_t row, int64_t g) {
+  if constexpr (in_pairs<Format>) {
+    const uint8_t* from = w.scales + row * w.scale_stride;
+    const float of_row = w.row_scale_bytes ? load<float>(from) : 1.0f;
+    const uint8_t* both = from + w.row_scale_bytes + 2 * g;
+    return Format::group(widen_one(w.scale_type, both) * of_row, widen_one(w.scale_type, both + 1) * of_row);
+  } else {
+    const int64_t at = row * w.scale_stride + g * scale_bytes_of(w.scale_type);
+    return Format::group(widen_one(w.scale_type, w.scales + at), widen_one(w.scale_type, w.biases + at));
+  }
+}
+
 // What is left of a plain row after its whole stretches, followed by zeros.
 template <typename Format>
 MOEFLUX_INLINE void copy_tail(const Weights& w, int64_t row, uint8_t (&tail)[Format::stretch_bytes]) {
@@ -115,9 +156,7 @@ MOEFLUX_INLINE void unpack_stretch(const Weights& w, int64_t row, int64_t column
     Format::unpack(scales, block, column % Format::shape.columns / stretch, out);
   } else if constexpr (Format::affine) {
     const uint8_t* codes = w.codes + row * w.code_stride + column / stretch * Format::stretch_bytes;
-    const int64_t at = row * w.scale_stride + column / w.group_size * scale_bytes_of(w.scale_type);
-    Format::unpack(Format::group(widen_one(w.scale_type, w.scales + at), widen_one(w.scale_type, w.biases + at)), codes,
-                   out);
+    Format::unpack(group_of<Format>(w, row, column / columns_of_group<Format>(w)), codes, out);
   } else {
     const uint8_t* codes = w.codes + row * w.code_stride + column / stretch * Format::stretch_bytes;
     uint8_t tail[Format::stretch_bytes];
@@ -135,25 +174,21 @@ static void multiply_one(const Weights& w, int64_t row, const float* x, float* o
   Floats total[rows] = {};
   for (int64_t r = 0; r < rows; ++r) codes[r] = w.codes + (row + r) * w.code_stride;
   if constexpr (Format::affine) {
-    const int64_t groups = w.columns / w.group_size;
-    const int64_t scale_bytes = scale_bytes_of(w.scale_type);
+    const int64_t group_columns = columns_of_group<Format>(w);
+    const int64_t groups = w.columns / group_columns;
     for (int64_t first = 0; first < groups; first += scale_block) {
       const int64_t count = groups - first < scale_block ? groups - first : scale_block;
       float scales[rows][scale_block];
       float biases[rows][scale_block];
-      for (int64_t r = 0; r < rows; ++r) {
-        const int64_t at = (row + r) * w.scale_stride + first * scale_bytes;
-        widen_all(w.scale_type, w.scales + at, count, scales[r]);
-        widen_all(w.scale_type, w.biases + at, count, biases[r]);
-      }
-      const float* from = x + first * w.group_size;
-      if (w.group_size == 32)
+      for (int64_t r = 0; r < rows; ++r) widen_groups<Format>(w, row + r, first, count, scales[r], biases[r]);
+      const float* from = x + first * group_columns;
+      if (group_columns == 32)
         add_groups<Format, 1>(codes, scales, biases, from, count, total);
-      else if (w.group_size == 64)
+      else if (group_columns == 64)
         add_groups<Format, 2>(codes, scales, biases, from, count, total);
       else
         add_groups<Format, 4>(codes, scales, biases, from, count, total);
-      for (int64_t r = 0; r < rows; ++r) codes[r] += count * w.group_size / stretch * Format::stretch_bytes;
+      for (int64_t r = 0; r < rows; ++r) codes[r] += count * group_columns / stretch * Format::stretch_bytes;
     }
   } else if constexpr (in_blocks<Format>) {
     add_blocks<Format>(codes, x, w.columns, total);
@@ -189,10 +224,10 @@ MOEFLUX_INLINE void unpack_groups(const Weights& w, int64_t row, int64_t column,
     typename Format::Group group{};
     int64_t stop = end;
     if constexpr (Format::affine) {
-      const int64_t g = column / w.group_size;
-      const int64_t at = row * w.scale_stride + g * scale_bytes_of(w.scale_type);
-      group = Format::group(widen_one(w.scale_type, w.scales + at), widen_one(w.scale_type, w.biases + at));
-      stop = (g + 1) * w.group_size < end ? (g + 1) * w.group_size : end;
+      const int64_t g = column / columns_of_group<Format>(w);
+      group = group_of<Format>(w, row, g);
+      const int64_t next = (g + 1) * columns_of_group<Format>(w);
+      stop = next < end ? next : end;
     }
     for (; column < stop; column += stretch, codes += Format::stretch_bytes, out += stretch) {
       Floats numbers[stretch_vectors];
@@ -366,43 +401,46 @@ static void dequantize_with(const Weights& w, int64_t row, float* out) {
   case BlockType::type:                        \
     return function<Blocks<BlockType::type>>(weights, __VA_ARGS__)
 
-#define MOEFLUX_FOR_FORMAT(function, ...)                                                        \
-  switch (weights.block) {                                                                       \
-    MOEFLUX_FOR_BLOCK(q8_0, function, __VA_ARGS__);                                              \
-    MOEFLUX_FOR_BLOCK(q4_0, function, __VA_ARGS__);                                              \
-    MOEFLUX_FOR_BLOCK(q4_1, function, __VA_ARGS__);                                              \
-    MOEFLUX_FOR_BLOCK(q5_0, function, __VA_ARGS__);                                              \
-    MOEFLUX_FOR_BLOCK(q5_1, function, __VA_ARGS__);                                              \
-    MOEFLUX_FOR_BLOCK(q2_k, function, __VA_ARGS__);                                              \
-    MOEFLUX_FOR_BLOCK(q3_k, function, __VA_ARGS__);                                              \
-    MOEFLUX_FOR_BLOCK(q4_k, function, __VA_ARGS__);                                              \
-    MOEFLUX_FOR_BLOCK(q5_k, function, __VA_ARGS__);                                              \
-    MOEFLUX_FOR_BLOCK(q6_k, function, __VA_ARGS__);                                              \
-    MOEFLUX_FOR_BLOCK(iq4_nl, function, __VA_ARGS__);                                            \
-    MOEFLUX_FOR_BLOCK(iq4_xs, function, __VA_ARGS__);                                            \
-    MOEFLUX_FOR_BLOCK(mxfp4, function, __VA_ARGS__);                                             \
-    case BlockType::none:                                                                        \
-      break;                                                                                     \
-  }                                                                                              \
-  switch (weights.bits) {                                                                        \
-    case 2:                                                                                      \
-      return function<Affine<2>>(weights, __VA_ARGS__);                                          \
-    case 3:                                                                                      \
-      return function<Affine<3>>(weights, __VA_ARGS__);                                          \
-    case 4:                                                                                      \
-      if (weights.scale_type == DType::u8) return function<E2m1>(weights, __VA_ARGS__);          \
-      return function<Affine<4>>(weights, __VA_ARGS__);                                          \
-    case 5:                                                                                      \
-      return function<Affine<5>>(weights, __VA_ARGS__);                                          \
-    case 6:                                                                                      \
-      return function<Affine<6>>(weights, __VA_ARGS__);                                          \
-    case 8:                                                                                      \
-      return function<Affine<8>>(weights, __VA_ARGS__);                                          \
-    default:                                                                                     \
-      break;                                                                                     \
-  }                                                                                              \
-  if (weights.element == DType::bf16) return function<Plain<DType::bf16>>(weights, __VA_ARGS__); \
-  if (weights.element == DType::f16) return function<Plain<DType::f16>>(weights, __VA_ARGS__);   \
+#define MOEFLUX_FOR_FORMAT(function, ...)                                                         \
+  switch (weights.block) {                                                                        \
+    MOEFLUX_FOR_BLOCK(q8_0, function, __VA_ARGS__);                                               \
+    MOEFLUX_FOR_BLOCK(q4_0, function, __VA_ARGS__);                                               \
+    MOEFLUX_FOR_BLOCK(q4_1, function, __VA_ARGS__);                                               \
+    MOEFLUX_FOR_BLOCK(q5_0, function, __VA_ARGS__);                                               \
+    MOEFLUX_FOR_BLOCK(q5_1, function, __VA_ARGS__);                                               \
+    MOEFLUX_FOR_BLOCK(q2_k, function, __VA_ARGS__);                                               \
+    MOEFLUX_FOR_BLOCK(q3_k, function, __VA_ARGS__);                                               \
+    MOEFLUX_FOR_BLOCK(q4_k, function, __VA_ARGS__);                                               \
+    MOEFLUX_FOR_BLOCK(q5_k, function, __VA_ARGS__);                                               \
+    MOEFLUX_FOR_BLOCK(q6_k, function, __VA_ARGS__);                                               \
+    MOEFLUX_FOR_BLOCK(iq4_nl, function, __VA_ARGS__);                                             \
+    MOEFLUX_FOR_BLOCK(iq4_xs, function, __VA_ARGS__);                                             \
+    MOEFLUX_FOR_BLOCK(mxfp4, function, __VA_ARGS__);                                              \
+    case BlockType::none:                                                                         \
+      break;                                                                                      \
+  }                                                                                               \
+  switch (weights.bits) {                                                                         \
+    case 2:                                                                                       \
+      return function<Affine<2>>(weights, __VA_ARGS__);                                           \
+    case 3:                                                                                       \
+      return function<Affine<3>>(weights, __VA_ARGS__);                                           \
+    case 4:                                                                                       \
+      if (weights.scale_type == DType::u8) return function<E2m1>(weights, __VA_ARGS__);           \
+      if (weights.scale_type == DType::f8_e4m3) return function<E2m1Pairs>(weights, __VA_ARGS__); \
+      return function<Affine<4>>(weights, __VA_ARGS__);                                           \
+    case 5:                                                                                       \
+      return function<Affine<5>>(weights, __VA_ARGS__);                                           \
+    case 6:                                                                                       \
+      return function<Affine<6>>(weights, __VA_ARGS__);                                           \
+    case 8:                                                                                       \
+      if (weights.element == DType::f8_e4m3) return function<E4m3<false>>(weights, __VA_ARGS__);  \
+      if (weights.scale_type == DType::u8) return function<E4m3<true>>(weights, __VA_ARGS__);     \
+      return function<Affine<8>>(weights, __VA_ARGS__);                                           \
+    default:                                                                                      \
+      break;                                                                                      \
+  }                                                                                               \
+  if (weights.element == DType::bf16) return function<Plain<DType::bf16>>(weights, __VA_ARGS__);  \
+  if (weights.element == DType::f16) return function<Plain<DType::f16>>(weights, __VA_ARGS__);    \
   return function<Plain<DType::f32>>(weights, __VA_ARGS__)
 
 static void multiply(const Weights& weights, int64_t first, int64_t last, const float* const* x, float* const* out,

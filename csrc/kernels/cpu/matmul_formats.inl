@@ -11,11 +11,12 @@ constexpr int64_t stretch_vectors = stretch / lanes;
 
 MOEFLUX_INLINE Floats widen(DType type, const uint8_t* from) {
   if (type == DType::u8) return half_powers((Words)load_bytes(from));
+  if (type == DType::f8_e4m3) return from_e4m3((Words)load_bytes(from)) * 0.5f;
   if (type == DType::f32) return load<Floats>(from);
   return type == DType::bf16 ? load_bf16(from) : from_f16(load<Halves>(from));
 }
 
-// `count` numbers as f32.
+// `count` numbers as f32; scales of codes of four bits are halved.
 MOEFLUX_INLINE void widen_all(DType type, const uint8_t* from, int64_t count, float* to) {
   const int64_t bytes = scale_bytes_of(type);
   int64_t i = 0;
@@ -29,6 +30,7 @@ MOEFLUX_INLINE void widen_all(DType type, const uint8_t* from, int64_t count, fl
 MOEFLUX_INLINE float widen_one(DType type, const uint8_t* from) {
   if (type == DType::f32) return load<float>(from);
   if (type == DType::u8) return half_powers(Words{} + *from)[0];
+  if (type == DType::f8_e4m3) return from_e4m3(Words{} + *from)[0] * 0.5f;
   const Halves half = Halves{} + load<uint16_t>(from);
   return (type == DType::bf16 ? from_bf16(half) : from_f16(half))[0];
 }
@@ -157,5 +159,45 @@ struct E2m1 {
   }
 };
 #endif
+
+// NVFP4. A stretch is two groups.
+struct E2m1Pairs {
+  static constexpr bool affine = true;
+  static constexpr int64_t stretch_bytes = E2m1::stretch_bytes;
+  struct Group {
+    E2m1::Group first;
+    E2m1::Group second;
+  };
+
+  MOEFLUX_INLINE Group group(float first, float second) { return {E2m1::group(first, 0), E2m1::group(second, 0)}; }
+  MOEFLUX_INLINE void unpack(const Group& group, const uint8_t* from, Floats (&out)[stretch_vectors]) {
+    Floats other[stretch_vectors];
+    E2m1::unpack(group.first, from, out);
+    E2m1::unpack(group.second, from, other);
+    MOEFLUX_UNROLL
+    for (int64_t v = stretch_vectors / 2; v < stretch_vectors; ++v) out[v] = other[v];
+  }
+};
+
+template <typename Format>
+constexpr bool in_pairs = false;
+template <>
+constexpr bool in_pairs<E2m1Pairs> = true;
+
+// Codes are floats of 8 bits. Scales that are powers of two come as half of what they are.
+template <bool powers>
+struct E4m3 {
+  static constexpr bool affine = true;
+  static constexpr int64_t stretch_bytes = stretch;
+  struct Group {
+    Floats scale;
+  };
+
+  MOEFLUX_INLINE Group group(float scale, float) { return {splat(powers ? 2 * scale : scale)}; }
+  MOEFLUX_INLINE void unpack(const Group& group, const uint8_t* from, Floats (&out)[stretch_vectors]) {
+    MOEFLUX_UNROLL
+    for (int64_t v = 0; v < stretch_vectors; ++v) out[v] = from_e4m3((Words)load_bytes(from + v * lanes)) * group.scale;
+  }
+};
 
 }  // namespace moeflux::cpu::MOEFLUX_ISA

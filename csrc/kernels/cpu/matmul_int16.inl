@@ -360,6 +360,7 @@ static void multiply_int16(const Weights& weights, int64_t first, int64_t last, 
       return multiply_codes<3>(weights, first, last, x, out, n, next);
     case 4:
       if (weights.scale_type == DType::u8) return multiply_rows<e2m1, 32>(weights, first, last, x, out, n, next);
+      if (weights.scale_type == DType::f8_e4m3) return multiply_rows<e2m1, 16>(weights, first, last, x, out, n, next);
       return multiply_codes<4>(weights, first, last, x, out, n, next);
     case 5:
       return multiply_codes<5>(weights, first, last, x, out, n, next);

@@ -313,7 +313,7 @@ static void multiply_tiles_of(const Weights& w, int64_t first, int64_t last, con
 
 static void multiply_int16_or_tiles(const Weights& weights, int64_t first, int64_t last, const uint8_t* const* x,
                                     float* const* out, int64_t n, const ReadNext& next) {
-  if (n < min_tile_rows || weights.block != BlockType::none)
+  if (n < min_tile_rows || weights.block != BlockType::none || weights.group_size < min_group)
     return multiply_int16(weights, first, last, x, out, n, next);
   switch (weights.bits) {
     case 2:

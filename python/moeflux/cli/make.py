@@ -19,10 +19,10 @@ CONVERT_HELP = "make a packed store of an MLX folder or a Hugging Face checkpoin
 CONVERT = """\
 Writes DEST, a packed store. One file holds the dense weights, and one file per layer holds its experts, each in one
 piece, so that it takes one read. An MLX folder is repacked byte for byte. A Hugging Face checkpoint (bf16, fp16, f32,
-or fp8 with block scales) is quantised as mlx_lm.convert would do it. Matrices that are int4 already, as
-compressed-tensors, AutoAWQ or GPTQ have them, are taken as they are. The store grows in DEST.partial and gets its name
-when it is complete and checked. To continue a run that was stopped, give the same command again. Only one run at a time
-writes to a DEST. Memory stays below 2 GB.
+or fp8 with block scales) is quantised as mlx_lm.convert would do it. Matrices that are int4 or NVFP4 already, as
+compressed-tensors, AutoAWQ, GPTQ or modelopt have them, are taken as they are, and with --bits fp8 those in fp8. The
+store grows in DEST.partial and gets its name when it is complete and checked. To continue a run that was stopped, give
+the same command again. Only one run at a time writes to a DEST. Memory stays below 2 GB.
 
 examples:
   moeflux convert ~/models/Qwen3.6-35B-A3B-4bit /ssd/a3b            an MLX folder, repacked
@@ -188,7 +188,7 @@ def _bits(text: str) -> int | str:
 
 
 def _expert_bits(text: str) -> int | str:
-    return "mxfp4" if text.lower() == "mxfp4" else _bits(text)
+    return text.lower() if text.lower() in ("mxfp4", "fp8") else _bits(text)
 
 
 def _add_format(command: Parser) -> None:
@@ -196,7 +196,8 @@ def _add_format(command: Parser) -> None:
         "--bits",
         type=_expert_bits,
         metavar="N|bf16",
-        help="bits of a weight: 2, 3, 4, 5, 6, 8 or bf16, or mxfp4 for experts alone; default: 4, or as published",
+        help="bits of a weight: 2, 3, 4, 5, 6, 8 or bf16, or mxfp4 for experts alone, or fp8 as published; "
+        "default: 4, or mxfp4 as published",
     )
     command.add_argument(
         "--group-size",

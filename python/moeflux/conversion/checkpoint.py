@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 
 from moeflux._core import SafetensorsFile
 from moeflux.conversion.coded import Coded, Int4Kind, parts_of_coded, take_coded
+from moeflux.conversion.float_codes import Fp8Codes, has_nvfp4, take_nvfp4
 from moeflux.conversion.made_of import Blocks, Matrix, Packed, Vector
 from moeflux.conversion.stored import STORAGE, Stored
 from moeflux.errors import ArgumentError, FormatError
 from moeflux.models.layers import GatedDelta, LatentAttention
 from moeflux.models.ngrams import published_hashes
-from moeflux.models.quantised import Fp8, Gptq, Mxfp4, quantisation_of
+from moeflux.models.quantised import Fp8, Gptq, Mxfp4, Nvfp4, quantisation_of
 from moeflux.models.tensors import DenseShape, dense_shapes
 from moeflux.models.variants import QuantFormat, Variant
 from moeflux.stores.checkpoints import source_files
@@ -28,6 +29,8 @@ from moeflux.stores.spans import SpanReader
 __all__ = ["Checkpoint"]
 
 VISION = ("visual.", "vision_tower.", "embed_vision.", "mm_projector.", "multi_modal_projector.")
+
+OF_ACTIVATIONS = (".input_scale", ".input_global_scale", ".k_scale", ".v_scale")
 
 MIXTRAL_BLOCK = ".block_sparse_moe."
 MIXTRAL_WORDS = {
@@ -65,17 +68,17 @@ QWEN_FOLDED_NORMS = (
 class Checkpoint:
     """The canonical tensors of a Hugging Face folder. Opening it reads headers only, and refuses unknown tensors."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], variant: Variant) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any], variant: Variant, keep_fp8: bool = False) -> None:
         self.folder = folder
         self.variant = variant
         self.files = source_files(folder)
         self.reader = SpanReader(self.files)
         self.dropped: list[str] = []
         self.dense: dict[str, Matrix | Packed | Vector] = {}
-        self.expert_format: QuantFormat | None = None  # of routed experts, if they are quantised already
+        self.expert_formats: list[QuantFormat | None] = []  # of gate, up and down that are kept; None where not
         self._quantised = quantisation_of(folder, config)
+        self._keep_fp8 = keep_fp8
         self._free: dict[str, Stored] = {}  # tensors that are not placed yet, by canonical spelling
-        self._experts_seen = False  # whether the next is not the first of them
         self._shared: dict[str, Stored | Coded] = {}  # placed tensors of which more canonical tensors are made
         self.tables: set[str] = set()  # names of dense tensors whose rows stay on the disk
         try:
@@ -92,6 +95,7 @@ class Checkpoint:
             if shape.is_table:
                 self.tables.add(shape.name)
         self.experts = {layer: self._expert_source(layer) for layer in self.variant.moe_layers}
+        self._check_experts()
         self._take_hashes()
         self._drop()
         if self._free:
@@ -147,6 +151,8 @@ class Checkpoint:
         ]
         if isinstance(self._quantised, Gptq):  # its tools write biases of matrices that have none
             kinds.append(("biases that are zero", lambda name: name.endswith("_proj.bias") and self._is_zero(name)))
+        if isinstance(self._quantised, Nvfp4):
+            kinds.append(("scales of activations", lambda name: name.endswith(OF_ACTIVATIONS)))
         if self.variant.tied_embeddings:
             kinds.append(("an output matrix equal to the embedding", lambda name: name == "lm_head.weight"))
         sizes: dict[str, list[int]] = {}
@@ -306,15 +312,32 @@ class Checkpoint:
     def _take_matrix(self, name: str, shape: tuple[int, ...]) -> Stored | Coded:
         if isinstance(self._quantised, Int4Kind) and name not in self._free and self._has(name):
             return take_coded(name, shape, self._quantised, self._take_as)
-        return self._take(name, shape)
+        if isinstance(self._quantised, Nvfp4) and has_nvfp4(name, self._quantised, self._free):
+            return take_nvfp4(name, shape, self._quantised, self._take_as)
+        stored = self._take(name, shape)
+        return Fp8Codes.of(stored) if self._keep_fp8 else stored
 
     def _has(self, name: str) -> bool:
         """Whether a matrix is there, in codes or not."""
         kind = self._quantised
-        parts = parts_of_coded(name, kind) if isinstance(kind, Int4Kind) else ()
+        parts = parts_of_coded(name, kind) if isinstance(kind, Int4Kind) else (f"{name}_packed",)
         return name in self._free or any(part in self._free for part in parts)
 
     # ---- Experts --------------------------------------------------------------------------------------------
+
+    def _check_experts(self) -> None:
+        """All have their codes, if they are published in such, in the same formats."""
+        for layer, source in self.experts.items():
+            for expert in range(self.variant.experts.count):
+                matrices = source(expert)
+                found = [None if isinstance(matrix, Matrix) else matrix.format for matrix in matrices]
+                self.expert_formats = self.expert_formats or found
+                if found != self.expert_formats:
+                    i = next(i for i, format in enumerate(found) if format != self.expert_formats[i])
+                    raise FormatError(
+                        f"{self.files[matrices[i].position[0]]}: expert {expert} of layer {layer}: expected "
+                        f"{self.expert_formats[i] or 'no codes'} as experts before, found {found[i] or 'no codes'}"
+                    )
 
     def _expert_source(self, layer: int) -> Callable[[int], list[Matrix | Packed | Blocks]]:
         """Where the experts of a layer come from. They are published stacked, with gate and up in one tensor, or one by
@@ -335,15 +358,7 @@ class Checkpoint:
 
     def _whole(self, name: str, shape: tuple[int, ...]) -> Matrix | Packed | Blocks:
         taken = self._take_matrix(name, shape)
-        matrix = Packed.instead_of(Matrix(shape, ((taken, 0, taken.rows),)))
-        found = matrix.format if isinstance(matrix, Packed) else None
-        if not self._experts_seen:
-            self._experts_seen, self.expert_format = True, found
-        if found != self.expert_format:
-            own, other = (str(each or "no codes") for each in (self.expert_format, found))
-            where = f'{self.files[taken.file]}: tensor "{taken.name}"'
-            raise FormatError(f"{where}: expected experts in {own} as those before, found {other}")
-        return matrix
+        return Packed.instead_of(Matrix(shape, ((taken, 0, taken.rows),)))
 
     def _alternating(self, prefix: str) -> Callable[[int], list[Matrix | Packed | Blocks]]:
         """gpt_oss: rows of gate and up alternate. In MXFP4, or plain and with input and output the other way round."""
@@ -351,7 +366,6 @@ class Checkpoint:
         e, m, h = v.experts.count, v.experts.intermediate, v.hidden_size
         if not isinstance(self._quantised, Mxfp4):
             return self._alternating_columns(prefix)
-        self.expert_format = QuantFormat.mxfp4()
         stored = {}
         for name, rows, columns in (("gate_up_proj", 2 * m, h), ("down_proj", h, m)):
             if columns % 32:
@@ -398,12 +412,13 @@ class Checkpoint:
                 return [gate, up, Matrix((h, m), ((down, expert * m, expert * m + m),), transposed=True)]
 
             return across
-        both, down = map(self._take, names, shapes)
+        pair, last = map(self._take_matrix, names, shapes)
 
         def along(expert: int) -> list[Matrix | Packed | Blocks]:
             at = expert * 2 * m
-            gate, up = (Matrix((m, h), ((both, start, start + m),)) for start in (at, at + m))
-            return [gate, up, Matrix((h, m), ((down, expert * h, expert * h + h),))]
+            gate, up = (Matrix((m, h), ((pair, start, start + m),)) for start in (at, at + m))
+            matrices = (gate, up, Matrix((h, m), ((last, expert * h, expert * h + h),)))
+            return [Packed.instead_of(matrix) for matrix in matrices]
 
         return along
 

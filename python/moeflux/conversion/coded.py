@@ -20,7 +20,7 @@ from moeflux.models.variants import QuantFormat
 from moeflux.stores.floats import encode
 from moeflux.stores.spans import SpanReader
 
-__all__ = ["Coded", "Int4Kind", "parts_of_coded", "take_coded"]
+__all__ = ["AffineCodes", "Coded", "Int4Kind", "Take", "parts_of_coded", "take_coded"]
 
 Int4Kind = Int4 | Awq | Gptq
 
@@ -35,7 +35,7 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Which four bits of a word, from the lowest, hold number i of eight."""
 
 
-ReadGroups = Callable[["Coded", SpanReader, int, int], "Groups"]
+ReadGroups = Callable[["AffineCodes", SpanReader, int, int], "Groups"]
 """Rows from the first to the one behind the last."""
 
 
@@ -49,15 +49,13 @@ class Groups(NamedTuple):
 
 @dataclass(frozen=True)
 class Coded:
-    """A matrix in such codes. It has what `Stored` has, and `read` gives its numbers."""
+    """A matrix in codes. It has what `Stored` has, and `read` gives its numbers."""
 
     name: str
     shape: tuple[int, ...]
     format: QuantFormat  # in which a store keeps it as it is
     words: Stored
     scales: Stored
-    zeros: Stored | None  # packed as well; without them, the zero point is 8
-    read_groups: ReadGroups
 
     @property
     def file(self) -> int:
@@ -73,39 +71,57 @@ class Coded:
 
     @property
     def rows(self) -> int:
-        return self.shape[0]
+        return int(np.prod(self.shape[:-1], dtype=np.int64))
 
     @property
     def columns(self) -> int:
-        return self.shape[1]
+        return self.shape[-1]
 
     def read(self, reader: SpanReader, start: int, stop: int, element: str) -> np.ndarray:
         """The numbers of rows [start, stop) as `element` holds them."""
-        groups = self.read_groups(self, reader, start, stop)
-        codes = np.stack([(groups.words >> np.uint32(4 * i)) & np.uint32(15) for i in range(8)], axis=-1)
-        of_group = codes.reshape(*groups.scales.shape, -1).astype(np.float32)
-        numbers = ((of_group - groups.zeros[..., None]) * groups.scales[..., None]).reshape(stop - start, self.columns)
+        numbers = self.numbers(reader, start, stop)
         values = encode(numbers, element).view(STORAGE[element]).reshape(numbers.shape)
-        self._expect_finite(reader, values, element)
+        self.expect_finite(reader, values, element)
         return values
+
+    def numbers(self, reader: SpanReader, start: int, stop: int) -> np.ndarray:
+        """Those of rows [start, stop), in f32."""
+        raise NotImplementedError
 
     def parts(self, reader: SpanReader, start: int, stop: int) -> tuple[np.ndarray, ...]:
         """Rows [start, stop) as a store keeps them: the bytes of codes, scales and biases, [rows, bytes]."""
+        raise NotImplementedError
+
+    def expect_finite(self, reader: SpanReader, values: np.ndarray, element: str) -> None:
+        if not all_finite(values, element):
+            raise FormatError(
+                f'{reader.files[self.scales.file]}: tensor "{self.scales.name}": expected scales with which '
+                f"numbers and biases fit {element}, found larger ones"
+            )
+
+
+@dataclass(frozen=True)
+class AffineCodes(Coded):
+    """Whole numbers of four bits."""
+
+    zeros: Stored | None  # packed as well; without them, the zero point is 8
+    read_groups: ReadGroups
+
+    def numbers(self, reader: SpanReader, start: int, stop: int) -> np.ndarray:
+        groups = self.read_groups(self, reader, start, stop)
+        codes = _spread(groups.words, IN_ORDER).reshape(*groups.scales.shape, -1).astype(np.float32)
+        numbers = (codes - groups.zeros[..., None]) * groups.scales[..., None]
+        return np.asarray(numbers).reshape(stop - start, self.columns)
+
+    def parts(self, reader: SpanReader, start: int, stop: int) -> tuple[np.ndarray, ...]:
         groups = self.read_groups(self, reader, start, stop)
         kind = self.format.scale_type
         parts = [np.ascontiguousarray(groups.words).view(np.uint8)]
         for numbers in (groups.scales, groups.zeros * -groups.scales):
             stored = encode(numbers, kind)
-            self._expect_finite(reader, stored.view(STORAGE[kind]), kind)
+            self.expect_finite(reader, stored.view(STORAGE[kind]), kind)
             parts.append(stored.reshape(stop - start, -1))
         return tuple(parts)
-
-    def _expect_finite(self, reader: SpanReader, values: np.ndarray, element: str) -> None:
-        if not all_finite(values, element):
-            raise FormatError(
-                f'{reader.files[self.scales.file]}: tensor "{self.scales.name}": expected scales that fit {element} '
-                f"times 8, found larger ones"
-            )
 
 
 def parts_of_coded(name: str, kind: Int4Kind) -> tuple[str, ...]:
@@ -115,7 +131,7 @@ def parts_of_coded(name: str, kind: Int4Kind) -> tuple[str, ...]:
     return tuple(f"{name.removesuffix('.weight')}.{part}" for part in ("qweight", "scales", "qzeros"))
 
 
-def take_coded(name: str, shape: tuple[int, ...], kind: Int4Kind, take: Take) -> Coded:
+def take_coded(name: str, shape: tuple[int, ...], kind: Int4Kind, take: Take) -> AffineCodes:
     """The matrix whose weight would be called `name`, if it were not quantised."""
     rows, columns = shape
     if columns % kind.group_size or (rows % 8 and not isinstance(kind, Int4)):
@@ -143,7 +159,7 @@ def take_coded(name: str, shape: tuple[int, ...], kind: Int4Kind, take: Take) ->
             read = _gptq_reader(kind, order)
     symmetric = isinstance(kind, Int4 | Gptq) and kind.symmetric
     format = QuantFormat.affine(4, kind.group_size, scales.dtype if symmetric else "F32")
-    return Coded(name, shape, format, words, scales, zeros, read)
+    return AffineCodes(name, shape, format, words, scales, zeros, read)
 
 
 # ---- As they are packed -----------------------------------------------------------------------------------------
@@ -157,7 +173,7 @@ def _raw(reader: SpanReader, stored: Stored, start: int = 0, stop: int | None = 
     return raw.view("<u4").reshape(stop - start, stored.columns)
 
 
-def _compressed_groups(matrix: Coded, reader: SpanReader, start: int, stop: int) -> Groups:
+def _compressed_groups(matrix: AffineCodes, reader: SpanReader, start: int, stop: int) -> Groups:
     words = _raw(reader, matrix.words, start, stop)
     scales = matrix.scales.read(reader, start, stop, "F32")
     if matrix.zeros is None:
@@ -167,7 +183,7 @@ def _compressed_groups(matrix: Coded, reader: SpanReader, start: int, stop: int)
     return Groups(words, scales, zeros.astype(np.float32))
 
 
-def _awq_groups(matrix: Coded, reader: SpanReader, start: int, stop: int) -> Groups:
+def _awq_groups(matrix: AffineCodes, reader: SpanReader, start: int, stop: int) -> Groups:
     assert matrix.zeros is not None
     packed = _raw(reader, matrix.words)
     words = np.empty((matrix.rows, matrix.columns // 8), np.uint32)
@@ -182,7 +198,7 @@ def _awq_groups(matrix: Coded, reader: SpanReader, start: int, stop: int) -> Gro
 
 
 def _gptq_reader(kind: Gptq, order: Stored) -> ReadGroups:
-    def read(matrix: Coded, reader: SpanReader, start: int, stop: int) -> Groups:
+    def read(matrix: AffineCodes, reader: SpanReader, start: int, stop: int) -> Groups:
         assert matrix.zeros is not None
         _expect_order(reader, order, kind.group_size)
         zeros = _spread(_raw(reader, matrix.zeros), IN_ORDER).T + np.uint32(kind.less)

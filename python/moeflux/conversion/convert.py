@@ -31,11 +31,12 @@ from moeflux.models.config import variant_from_config
 from moeflux.models.gguf import find_gguf
 from moeflux.models.published import parts_of
 from moeflux.models.tensors import dense_shapes
-from moeflux.models.variants import Variant
+from moeflux.models.variants import QuantFormat, Variant
 from moeflux.progress import Progress, Silent, time_text
 from moeflux.sizes import size_text
 from moeflux.stores import packed
 from moeflux.stores.checkpoints import is_mlx
+from moeflux.stores.packed import DenseTensor
 from moeflux.stores.spans import SpanReader
 from moeflux.stores.storage import ConvertFormat
 
@@ -224,13 +225,26 @@ def matrix_formats(content: Content) -> list[str]:
     vectors = {shape.name for shape in dense_shapes(content.variant) if not shape.is_matrix}
     formats = []
     for name, tensor in content.placed.items():
-        if tensor.dtype == "U32":
-            columns = tensor.shape[-1] * 32 // tensor.bits
-            groups = content.placed[f"{name.removesuffix('.weight')}.scales"].shape[-1]
-            formats.append(f"{tensor.bits}-bit g{columns // groups}")
+        base = name.removesuffix(".weight")
+        if tensor.dtype in ("U32", "F8_E4M3"):
+            formats.append(coded_format(tensor, content.placed[f"{base}.scales"], f"{base}.biases" in content.placed))
         elif name.endswith(".weight") and name not in vectors:
             formats.append(tensor.block or tensor.dtype)
     return formats
+
+
+def coded_format(weight: DenseTensor, scales: DenseTensor, affine: bool) -> str:
+    columns = weight.shape[-1] * 32 // weight.bits if weight.bits else weight.shape[-1]
+    if affine:
+        return f"{weight.bits}-bit g{columns // scales.shape[-1]}"
+    rows = weight.bytes * 8 // (weight.bits or 8) // columns
+    each = (QuantFormat.floats(name) for name in QuantFormat.float_types())
+    own = (weight.dtype, weight.bytes // rows, scales.bytes // rows)
+    return next(
+        str(format)
+        for format in each
+        if (format.element, format.weight_row_bytes(columns), format.scale_row_bytes(columns)) == own
+    )
 
 
 # ---- After ------------------------------------------------------------------------------------------------------

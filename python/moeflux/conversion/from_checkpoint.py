@@ -25,7 +25,7 @@ __all__ = ["content_of_checkpoint"]
 
 
 def content_of_checkpoint(folder: Path, config: dict[str, Any], variant: Variant, asked: ConvertFormat) -> Content:
-    source = Checkpoint(folder, config, variant)
+    source = Checkpoint(folder, config, variant, keep_fp8=asked.keeps_fp8)
     experts = _experts(source, asked)
     layout = ExpertLayout(variant.hidden_size, variant.experts.intermediate, experts.gate, experts.up, experts.down)
 
@@ -72,17 +72,23 @@ def _plain_rows(table: Matrix, source: Checkpoint, element: str) -> Iterator[tup
 
 
 def _experts(source: Checkpoint, asked: ConvertFormat) -> ExpertFormats:
-    own = source.expert_format
-    if own is None and asked.experts.is_mxfp4:
-        raise FormatError(f"{source.folder}: expected experts in MXFP4, for that is never made of others, found others")
-    if own is None:
-        return asked.of_experts(source.variant)
-    if asked.experts.bits != own.bits:
+    kept = [format for format in source.expert_formats if format is not None]
+    own = kept[0] if kept else None
+    alike = own is not None and own.element == asked.experts.element and own.is_mxfp4 == asked.experts.is_mxfp4
+    if asked.experts.has_float_codes and not alike:
+        raise FormatError(
+            f"{source.folder}: expected experts in {asked.experts}, for that is never made of others, found "
+            f"{own or 'others'}"
+        )
+    if own is not None and asked.experts.bits != own.bits:
         raise FormatError(
             f"{source.folder}: found experts in {own}, which are taken as they are; expected {own.bits} bits, found "
             f"{asked.experts}. The other matrices have bits of their own: --dense-bits"
         )
-    return ExpertFormats(own, own, own)
+    made = asked.of_experts(source.variant)
+    return ExpertFormats(
+        *(own or each for own, each in zip(source.expert_formats, (made.gate, made.up, made.down), strict=True))
+    )
 
 
 def _stored_parts(

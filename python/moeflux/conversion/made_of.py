@@ -92,7 +92,7 @@ class Packed:
         return self.coded.file, self.coded.offset
 
     def parts(self, reader: SpanReader) -> tuple[np.ndarray, ...]:
-        """Codes, scales and biases, 1-D uint8."""
+        """Codes, scales, and biases if it has any, 1-D uint8."""
         first, last = min(start for start, _ in self.runs), max(stop for _, stop in self.runs)
         rows = np.concatenate([np.arange(start - first, stop - first) for start, stop in self.runs])
         parts = self.coded.parts(reader, first, last)
@@ -110,6 +110,10 @@ class Blocks:
     scales: Stored
     first: int  # row
     step: int
+
+    @property
+    def format(self) -> QuantFormat:
+        return QuantFormat.mxfp4()
 
     @property
     def position(self) -> tuple[int, int]:

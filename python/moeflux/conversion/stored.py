@@ -57,15 +57,18 @@ class Stored:
 
     def _scales(self, reader: SpanReader, start: int, stop: int) -> np.ndarray:
         """The scale of every element of the rows."""
+        scales = self.scale_rows(reader, start, stop, "F32")
+        return np.asarray(np.repeat(scales, self.block[1], axis=1)[:, : self.columns])
+
+    def scale_rows(self, reader: SpanReader, start: int, stop: int, element: str) -> np.ndarray:
+        """The scales of the blocks of each row."""
         rows_of_matrix = self.shape[-2]
         blocks_of_matrix = -(-rows_of_matrix // self.block[0])
         row = np.arange(start, stop)
         block_row = row // rows_of_matrix * blocks_of_matrix + row % rows_of_matrix // self.block[0]
         first, last = int(block_row[0]), int(block_row[-1])
         assert self.scale is not None
-        scales = self.scale.read(reader, first, last + 1, "F32")
-        wide = np.repeat(scales, self.block[1], axis=1)[:, : self.columns]
-        return np.asarray(wide[block_row - first])
+        return np.asarray(self.scale.read(reader, first, last + 1, element)[block_row - first])
 
 
 def all_finite(values: np.ndarray, element: str) -> bool:

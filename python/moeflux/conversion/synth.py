@@ -91,6 +91,8 @@ def synth(
 ) -> SynthReport:
     """Writes a random store. The same variant, format and seed give the same bytes. The default format is 4-bit g64."""
     dest, asked, progress = destination(dest), format or ConvertFormat.asked(), progress or Silent()
+    if asked.keeps_fp8:
+        raise ArgumentError("bits: fp8 is kept where it is published, and not made; expected others, found fp8")
     if not -(1 << 63) <= seed < 1 << 63:
         raise ArgumentError(f"seed: expected a whole number of 64 bits, found {found(seed)}")
     check_destination(None, dest, force)

@@ -1,4 +1,5 @@
-"""Tensors as they lie in a store, and the numbers they stand for: bf16, and codes with scales and biases."""
+"""Tensors as they lie in a store, and the numbers they stand for: bf16, and codes, whole numbers or floats, with scales
+and biases."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ class Stored(Protocol):
     """One matrix or vector as it lies in a store, unconverted.
 
     Affine: `weight` u32 [..., rows, columns * bits / 32], `scales` and `biases` [..., rows, columns / group_size].
-    MXFP4: the same with `scales` u8 and no `biases`.
+    MXFP4, MXFP8, NVFP4: the same with `scales` u8 and no `biases`.
+    FP8: `weight` u8 [..., rows, columns], `scales` [..., rows, columns / 128] and no `biases`.
     Blocks: `weight` u8 [..., rows, bytes of a row] alone.
     Plain: `weight` [...] alone. BF16 is u16 bits throughout, in `weight` as in `scales` and `biases`.
     """
@@ -93,9 +95,62 @@ E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5,
 def mxfp4_numbers(words: Array, scales: Array) -> Array:
     """weight = E2M1[code] * 2^(scale - 127), one scale u8 to 32 columns. 255 is no scale: NaN.
     -> float64 [..., rows, columns]"""
-    codes = unpack_codes(words, 4)
-    powers = np.where(scales < 255, np.exp2(scales.astype(np.float64) - 127), np.nan)
-    return np.asarray(E2M1[codes].reshape(*scales.shape, 32) * powers[..., None]).reshape(codes.shape)
+    return _in_groups(E2M1[unpack_codes(words, 4)], powers_of_two(scales))
+
+
+def nvfp4_numbers(words: Array, scales: Array, row_scales: bool) -> Array:
+    """weight = E2M1[code] * (E4M3[scale] * scale of the row), one scale u8 to 16 columns. That of the row is f32, in
+    the first four bytes of its scales, or 1. Each product is rounded to f32, as the tools do it that made the weights.
+    -> float64 [..., rows, columns]"""
+    each = E4M3[scales[..., 4:] if row_scales else scales]
+    of_row = np.ascontiguousarray(scales[..., :4]).view("<f4") if row_scales else np.float32(1)
+    groups = each.astype(np.float32) * of_row
+    return _in_groups(E2M1[unpack_codes(words, 4)].astype(np.float32), groups).astype(np.float64)
+
+
+def mxfp8_numbers(words: Array, scales: Array) -> Array:
+    """weight = E4M3[code] * 2^(scale - 127), one scale u8 to 32 columns. -> float64 [..., rows, columns]"""
+    return _in_groups(E4M3[np.ascontiguousarray(words).view(np.uint8)], powers_of_two(scales))
+
+
+def fp8_numbers(codes: Array, scales: Array, scale_type: str) -> Array:
+    """weight = E4M3[code] * scale, rounded to f32. -> float64 [..., rows, columns]"""
+    groups = plain_to_float(scales, scale_type).astype(np.float32)
+    return _in_groups(E4M3[codes].astype(np.float32), groups).astype(np.float64)
+
+
+def float_numbers(weight: Array, scales: Array, format: QuantFormat) -> Array:
+    """Of any format whose codes are floats. -> float64 [..., rows, columns]"""
+    match str(format):
+        case "MXFP4":
+            return mxfp4_numbers(weight, scales)
+        case "MXFP8":
+            return mxfp8_numbers(weight, scales)
+        case "NVFP4" | "MLX_NVFP4" as name:
+            return nvfp4_numbers(weight, scales, name == "NVFP4")
+        case _:
+            return fp8_numbers(weight, scales, format.scale_type)
+
+
+def powers_of_two(exponents: Array) -> Array:
+    return np.where(exponents < 255, np.exp2(exponents.astype(np.float64) - 127), np.nan)
+
+
+def _in_groups(numbers: Array, scales: Array) -> Array:
+    """Numbers times the scales of their groups."""
+    return np.asarray(numbers.reshape(*scales.shape, -1) * scales[..., None]).reshape(numbers.shape)
+
+
+def _e4m3() -> Array:
+    """What a code of eight bits stands for: a sign, four bits of exponent, three of mantissa. The codes that stand for
+    no number have that which comes next: 480."""
+    code = np.arange(128)
+    exponent, mantissa = code >> 3, (code & 7) / 8
+    sizes = np.where(exponent == 0, mantissa * 2.0**-6, (1 + mantissa) * 2.0 ** (exponent - 7))
+    return np.concatenate([sizes, -sizes])
+
+
+E4M3 = _e4m3()
 
 
 def quantize(values: Array, bits: int, group_size: int) -> tuple[Array, Array, Array]:
@@ -150,8 +205,8 @@ def widen(stored: Stored) -> Array:
     """Any stored tensor as float64."""
     if stored.format.is_blocks:
         return block_numbers(stored.weight, str(stored.format)).astype(np.float64)
-    if stored.format.is_mxfp4 and stored.scales is not None:
-        return mxfp4_numbers(stored.weight, stored.scales)
+    if stored.format.has_float_codes and stored.scales is not None:
+        return float_numbers(stored.weight, stored.scales, stored.format)
     if stored.format.is_affine and stored.scales is not None and stored.biases is not None:
         return dequantize(stored.weight, stored.scales, stored.biases, stored.format)
     return plain_to_float(stored.weight, stored.format.element)

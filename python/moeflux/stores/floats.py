@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 __all__ = [
+    "E4M3",
     "FLOAT_BYTES",
     "bf16_bits",
     "decode",
@@ -70,7 +71,8 @@ def _e4m3_table() -> np.ndarray:
     return np.where(code & 128, -magnitude, magnitude).astype(np.float32)
 
 
-_E4M3 = _e4m3_table()
+E4M3 = _e4m3_table()
+"""What codes stand for."""
 
 
 def decode(raw: np.ndarray, dtype: str) -> np.ndarray:
@@ -83,7 +85,7 @@ def decode(raw: np.ndarray, dtype: str) -> np.ndarray:
         wide = raw.view("<u2").astype(np.uint32)
         wide <<= 16
         return wide.view(np.float32)
-    numbers: np.ndarray = _E4M3[raw]
+    numbers: np.ndarray = E4M3[raw]
     return numbers
 
 

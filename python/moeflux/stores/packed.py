@@ -76,8 +76,8 @@ def format_to_json(storage: QuantFormat) -> dict[str, Any]:
 def format_from_json(value: Any, where: str) -> QuantFormat:
     if not isinstance(value, dict) or set(value) not in ({"bits", "group_size", "scale_type"}, {"element"}):
         raise FormatError(f"{where}: expected bits, group_size and scale_type, or element, found {value!r:.120}")
-    if value == {"element": "MXFP4"}:
-        return QuantFormat.mxfp4()
+    if value.get("element") in QuantFormat.float_types():
+        return QuantFormat.floats(value["element"])
     if value.get("element") in QuantFormat.block_types():
         return QuantFormat.blocks(value["element"])
     numbers = [value[key] for key in ("bits", "group_size") if key in value]

@@ -21,6 +21,9 @@ from moeflux.stores.store import Store, is_store, open_store
 
 __all__ = ["PlannedStore", "folder_that_runs", "planned_store", "store_to_plan"]
 
+OF_MLX = {"mxfp4": "MXFP4", "mxfp8": "MXFP8", "nvfp4": "MLX_NVFP4"}
+"""What MLX calls formats whose codes are floats."""
+
 DEFAULT_FORMAT = QuantFormat.affine(4, 64)
 """The format of a model that does not say how its matrices are stored."""
 
@@ -72,7 +75,9 @@ def planned_store(name: str | Path, experts_per_token: int | None = None) -> Pla
     what = "the store that `moeflux convert` makes of it," if is_checkpoint else "a store"
     if not format.is_quantised:
         what = "the checkpoint as it is published,"
-    matrices = "experts in MXFP4 and every other matrix BF16" if format.is_mxfp4 else f"every matrix {format}"
+    matrices = (
+        f"experts in {format} and every other matrix BF16" if format.has_float_codes else f"every matrix {format}"
+    )
     note = f"of {what} with {matrices}, which is not here yet"
     return PlannedStore(Path(), kind, variant, _core.planned_store(variant.to_json(), format), note)
 
@@ -108,8 +113,9 @@ def _format(path: Path, default: QuantFormat, in_place: bool) -> QuantFormat:
         return format_of_experts(quantisation_of(file.parent, config)) or default
     if not isinstance(said, dict) or "bits" not in said:
         return default
-    if said.get("mode") == "mxfp4":
-        return QuantFormat.mxfp4()
+    mode = said.get("mode")
+    if isinstance(mode, str) and mode in OF_MLX:
+        return QuantFormat.floats(OF_MLX[mode])
     try:
         return QuantFormat.affine(int(said["bits"]), int(said.get("group_size", 64)))
     except (ArgumentError, TypeError, ValueError) as error:

@@ -11,11 +11,15 @@ from moeflux._core import ExpertFormats
 from moeflux.errors import ArgumentError
 from moeflux.models.published import parts_of
 from moeflux.models.variants import QuantFormat, Variant
+from moeflux.stores.floats import FLOAT_BYTES
 from moeflux.stores.packed import DenseTensor
 
 __all__ = ["ConvertFormat", "element_of", "matrix_tensors"]
 
 ELEMENTS = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
+AS_PUBLISHED = {"mxfp4": "MXFP4", "fp8": "FP8"}
+"""Formats that are kept and never made of others."""
+
 DECLARED = {"bfloat16": "BF16", "float16": "F16"}
 """A checkpoint's own type -> that of plain matrices and of the scales. An f32 checkpoint is rounded to bf16 first."""
 
@@ -32,11 +36,13 @@ class ConvertFormat:
         cls, bits: int | str = 4, group_size: int = 64, *, dense_bits: int | str | None = None, element: str = "BF16"
     ) -> ConvertFormat:
         """`bits` is 2, 3, 4, 5, 6 or 8, or "bf16", "f16" or "f32" for no quantisation. `dense_bits` is the same for all
-        matrices but the experts. Experts may be "mxfp4". Then the other matrices are not quantised unless asked for."""
+        matrices but the experts. Experts may be "mxfp4" or "fp8", as they are published. Then the
+        other matrices are not quantised unless asked for; those in fp8 stay in it, too."""
+        kept = AS_PUBLISHED.get(bits) if isinstance(bits, str) else None
         if dense_bits is None:
-            dense_bits = element if bits == "mxfp4" else bits
-        if bits == "mxfp4":
-            return cls(QuantFormat.mxfp4(), _storage(dense_bits, group_size, element))
+            dense_bits = element if kept else bits
+        if kept:
+            return cls(QuantFormat.floats(kept), _storage(dense_bits, group_size, element))
         return cls(_storage(bits, group_size, element), _storage(dense_bits, group_size, element))
 
     @classmethod
@@ -48,6 +54,10 @@ class ConvertFormat:
         said = config.get("quantization_config")
         is_mxfp4 = isinstance(said, dict) and said.get("quant_method") == "mxfp4"
         return cls.asked("mxfp4" if is_mxfp4 else 4, element=element)
+
+    @property
+    def keeps_fp8(self) -> bool:
+        return self.experts.element == "F8_E4M3"
 
     @property
     def element(self) -> str:
@@ -84,7 +94,9 @@ def _storage(bits: int | str, group_size: int, element: str) -> QuantFormat:
     try:
         return QuantFormat.affine(int(bits), group_size, element)
     except ValueError:
-        raise ArgumentError(f"bits: expected 2, 3, 4, 5, 6, 8, mxfp4, bf16, f16 or f32, found {bits!r:.40}") from None
+        raise ArgumentError(
+            f"bits: expected 2, 3, 4, 5, 6, 8, mxfp4, fp8, bf16, f16 or f32, found {bits!r:.40}"
+        ) from None
 
 
 def element_of(storage: QuantFormat) -> str:
@@ -97,12 +109,22 @@ def matrix_tensors(name: str, shape: tuple[int, ...], storage: QuantFormat) -> t
     """The tensors of a matrix (or a stack of them) of that logical shape: one, or weight, scales and biases."""
     rows, columns = int(np.prod(shape[:-1])), shape[-1]
     words = storage.weight_row_bytes(columns) * rows
-    if not storage.is_affine:
+    if not storage.has_scales:
         return (DenseTensor(f"{name}.weight", storage.element, shape, words),)
+    in_words = storage.element == "U32"
+    stored = columns * storage.bits // 32 if in_words else columns
+    weight = DenseTensor(
+        f"{name}.weight", storage.element, (*shape[:-1], stored), words, storage.bits if in_words else 0
+    )
+    if storage.has_float_codes:
+        kind = storage.scale_type if storage.scale_type in FLOAT_BYTES and storage.scale_type != "F8_E4M3" else "U8"
+        size = storage.scale_row_bytes(columns)
+        each = (*shape[:-1], size // (1 if kind == "U8" else FLOAT_BYTES[kind]))
+        return weight, DenseTensor(f"{name}.scales", kind, each, size * rows)
     groups = (*shape[:-1], columns // storage.group_size)
     scales = storage.scale_row_bytes(columns) * rows
     return (
-        DenseTensor(f"{name}.weight", "U32", (*shape[:-1], columns * storage.bits // 32), words, storage.bits),
+        weight,
         DenseTensor(f"{name}.scales", storage.scale_type, groups, scales),
         DenseTensor(f"{name}.biases", storage.scale_type, groups, scales),
     )

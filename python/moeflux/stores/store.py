@@ -39,7 +39,8 @@ class StoredTensor:
     """A vector, a matrix or a stack of matrices as it lies in the store. The oracle takes these as they are.
 
     Affine: `weight` u32 [..., rows, columns * bits / 32], `scales` and `biases` [..., rows, columns / group_size].
-    MXFP4: the same with `scales` u8 and no `biases`.
+    MXFP4, MXFP8, NVFP4: the same with `scales` u8 and no `biases`.
+    FP8: `weight` u8 [..., rows, columns], `scales` [..., rows, columns / 128] and no `biases`.
     Blocks: `weight` u8 [..., rows, bytes of a row] alone.
     Plain: `weight` alone. BF16 is u16 bits, in all three.
     """
@@ -167,7 +168,7 @@ class Store:
 
 
 PARTS = ("weight", "scales", "biases")
-NUMPY_TYPES = {"U8": "|u1", "U32": "<u4", "BF16": "<u2", "F16": "<f2", "F32": "<f4"}
+NUMPY_TYPES = {"U8": "|u1", "F8_E4M3": "|u1", "U32": "<u4", "BF16": "<u2", "F16": "<f2", "F32": "<f4"}
 SAMPLES = 64
 SAMPLE_BYTES = 4096
 
