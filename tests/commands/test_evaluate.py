@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 import moeflux
 from moeflux import ArgumentError, builtin
 from moeflux.cli import main
-from moeflux.measure import evaluate as module
-from moeflux.measure.evaluate import Mean, evaluate
+from moeflux.measure import reading as module
+from moeflux.measure.compare import compare, share_of_budget
+from moeflux.measure.evaluate import evaluate
+from moeflux.measure.reading import Mean
 
 Output = pytest.CaptureFixture[str]
 
@@ -166,3 +169,74 @@ def test_what_is_wrong_is_said_in_a_line(
     assert main(["eval", "--text", str(tmp_path / "text"), *flags]) == 2
     error = capsys.readouterr().err
     assert error.startswith("moeflux eval: ") and words in error and error.count("\n") == 1
+
+
+# ---- Several models ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text"
+    path.write_text("Once upon a time there was a little fox who lived in a village by the sea. " * 8)
+    return path
+
+
+def test_a_comparison_has_the_figures_of_each_pair(model: moeflux.Model, tokens: list[int]) -> None:
+    fewer, one = (moeflux.load(builtin.path(), threads=2, experts_per_token=count) for count in (2, 1))
+    found = compare([("two", fewer), ("own", model), ("one", one)], tokens, reference=1, window=100, overlap=10)
+    assert [each.model for each in found.models] == ["two", "own", "one"] and found.models[1].divergence is None
+    for each, loaded in zip(found.models, (fewer, model, one), strict=True):
+        alone = evaluate(loaded, tokens, reference=model, window=100, overlap=10)
+        assert (found.tokens, found.windows, each.lossy) == (alone.tokens, alone.windows, alone.lossy)
+        assert each.perplexity == alone.perplexity and found.reference == alone.reference
+        if loaded is not model:
+            assert (each.divergence, each.agreement, each.difference) == (
+                alone.divergence,
+                alone.agreement,
+                alone.difference,
+            )
+            assert each.worst == alone.worst
+    assert found.models[2].divergence.value > found.models[0].divergence.value > 0
+
+
+def test_bits_are_those_of_all_weights(model: moeflux.Model, tokens: list[int]) -> None:
+    """Counted from the files: what is not there to be read takes no bits."""
+    (each, _) = compare([("a", model), ("b", model)], tokens[:40]).models
+    stored = json.loads((builtin.path() / "model_weights.json").read_text())["tensors"]
+    count = 3 * 384 * 128 * 32 * 8
+    for name, entry in stored.items():
+        if not name.endswith((".scales", ".biases")):
+            words = math.prod(entry["shape"])
+            count += words * 32 // entry["bits"] if entry["dtype"] == "U32" else words
+    size = sum(path.stat().st_size for path in (builtin.path() / "packed_experts").glob("*.bin"))
+    size += sum(entry["size"] for entry in stored.values())
+    assert each.bytes == size and each.bits == pytest.approx(8 * size / count, rel=1e-12)
+    assert each.experts == "4-bit g64"
+
+
+def test_a_vocabulary_of_another_size_is_refused(model: moeflux.Model, tokens: list[int], tmp_path: Path) -> None:
+    variant = moeflux.PRESETS["Qwen3.6-35B-A3B"].with_layers(1).with_parts(moeflux.layers.RoutedExperts, count=8)
+    moeflux.synth(tmp_path / "other", dataclasses.replace(variant, vocab_size=512))
+    other = moeflux.load(tmp_path / "other", context=1024)
+    with pytest.raises(ArgumentError, match=r"expected a vocabulary of 8192, .* found 512"):
+        compare([("own", model), ("other", other)], tokens)
+
+
+def test_shares_of_a_budget_end_with_all_of_it() -> None:
+    assert [share_of_budget(1000, place, 3) for place in range(3)] == [333, 666, 1000]
+
+
+def test_the_command_compares_several(text: Path, capsys: Output) -> None:
+    store = str(builtin.path())
+    flags = ["--text", str(text), "--window", "40", "--tokens", "90", "--threads", "1"]
+    assert main(["eval", store, store, *flags]) == 0
+    out = capsys.readouterr().out
+    assert "reference  moeflux-48m, " in out and "bits" in out
+    rows = [line for line in out.splitlines() if line.startswith(store)]
+    assert len(rows) == 2 and "4-bit g64" in rows[0] and rows[1].endswith("100.00% +- 0.00%")
+    other = str(builtin.path() / ".." / builtin.path().name)  # another name of the same model
+    assert main(["eval", store, store, "--reference", other, *flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["model"] for each in found["models"]] == [store, store, other]
+    assert found["models"][0]["divergence"] == {"value": 0.0, "error": 0.0}
+    assert found["models"][2]["divergence"] is None and found["tokens"] == 87

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from moeflux import files
 from moeflux.cli.arguments import (
@@ -25,6 +25,9 @@ from moeflux.cli.arguments import (
     whole_number,
     whole_numbers,
 )
+
+if TYPE_CHECKING:
+    from moeflux.model import Model
 
 __all__ = ["add"]
 
@@ -100,7 +103,7 @@ examples:
 """
 
 
-EVAL_HELP = "how well a model predicts a text, and how far it is from another model"
+EVAL_HELP = "how well a model predicts a text, and how far it is from others: what fewer bits cost"
 EVAL = """\
 Lets a model read a text in windows, and measures how well it predicts each next token: the loss, and perplexity, which
 is exp of the loss. With --reference, a second model, or the same one with its own settings, reads the same text. Then
@@ -108,9 +111,14 @@ the command also measures how far apart their predictions are: the KL divergence
 choice. That is the price of fewer bits or fewer experts. Standard errors are over windows. The loading options apply to
 MODEL. The reference is loaded as it is, and both are in memory at once.
 
+With several models, it prints one table: bits a weight, size, perplexity, and the distance of each from the first, or
+from --reference. They read the text together, a piece at a time, so all are in memory at once and share the budget.
+Then the loading options apply to all.
+
 examples:
   moeflux eval --text book.txt
   moeflux eval /ssd/a3b-2bit --text book.txt --reference /ssd/a3b
+  moeflux eval /ssd/a3b-bf16 /ssd/a3b-4bit /ssd/a3b-3bit /ssd/a3b-2bit --text book.txt
   moeflux eval /ssd/a3b --text book.txt --reference /ssd/a3b --experts-per-token 4
   moeflux eval /ssd/a3b --text book.txt --reference /ssd/a3b --kv-dtype bf16 --json
 """
@@ -380,7 +388,7 @@ def _folder_to_run(name: str | None) -> Path | None:
 
 
 def _add_eval(command: Parser) -> None:
-    command.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    command.add_argument("models", nargs="*", metavar="MODEL", help=MODEL_HELP)
     command.add_argument("--text", type=Path, required=True, metavar="FILE", help="the text to read, in UTF-8")
     command.add_argument("--reference", metavar="MODEL", help="the model to compare with")
     command.add_argument(
@@ -400,18 +408,19 @@ def _add_eval(command: Parser) -> None:
 
 def _eval(arguments: argparse.Namespace) -> int:
     import moeflux
-    from moeflux.measure.evaluate import evaluate, read_text
+    from moeflux.measure.evaluate import evaluate
+    from moeflux.measure.reading import read_text
     from moeflux.models.hub import find_model
     from moeflux.progress import Counting, for_terminal
 
     text = read_text(arguments.text)
-    model = load_model(arguments.model, arguments)
+    if len(arguments.models) > 1:
+        return _eval_several(text, arguments)
+    model = load_model(next(iter(arguments.models), None), arguments)
     reference = None
     if arguments.reference is not None:
         reference = moeflux.load(find_model(arguments.reference, for_terminal()), threads=arguments.threads)
-    tokens = model.tokenizer.encode(text)
-    if reference is not None and reference.tokenizer.encode(text) != tokens:
-        raise moeflux.ArgumentError("reference: expected the model's own tokenizer, found another one")
+    tokens = _tokens_of_all([model, reference] if reference is not None else [model], text)
     with Counting(for_terminal(passing=True), "reading", "tokens") as counting:
         result = evaluate(
             model,
@@ -423,3 +432,47 @@ def _eval(arguments: argparse.Namespace) -> int:
         )
     print_value(result, arguments.json)
     return 0
+
+
+def _eval_several(text: str, arguments: argparse.Namespace) -> int:
+    import moeflux
+    from moeflux.measure.compare import compare, share_of_budget
+    from moeflux.models.hub import find_model
+    from moeflux.progress import Counting, for_terminal
+
+    names = list(arguments.models)
+    if arguments.reference is not None and arguments.reference not in names:
+        names.append(arguments.reference)
+    progress = for_terminal(passing=True)
+    folders = [find_model(name, progress) for name in names]
+    options = load_options(arguments)
+    budget = moeflux.plan(folders[0], **options).budget_bytes
+    models = []
+    for place, folder in enumerate(folders):
+        if budget is not None:
+            options["memory"] = share_of_budget(budget, place, len(folders))
+        with Counting(progress, f"loading {names[place]}") as counting:
+            models.append((names[place], moeflux.load(folder, **options, on_progress=counting)))
+    tokens = _tokens_of_all([model for _, model in models], text)
+    with Counting(progress, "reading", "tokens") as counting:
+        result = compare(
+            models,
+            tokens[: arguments.tokens],
+            reference=0 if arguments.reference is None else names.index(arguments.reference),
+            window=arguments.window,
+            overlap=arguments.overlap,
+            on_progress=counting,
+        )
+    print_value(result, arguments.json)
+    return 0
+
+
+def _tokens_of_all(models: list[Model], text: str) -> list[int]:
+    """All must cut the text into the same tokens, or there is nothing to compare."""
+    from moeflux.errors import ArgumentError
+
+    tokens = models[0].tokenizer.encode(text)
+    for each in models[1:]:
+        if each.tokenizer.encode(text) != tokens:
+            raise ArgumentError(f"{each.path}: expected the tokenizer of {models[0].path}, found another one")
+    return tokens
