@@ -1,18 +1,15 @@
 #include "format/quantize.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "core/error.h"
 #include "core/half.h"
-#include "core/threads.h"
+#include "format/quantize_rows.h"
+#include "format/weighted_fit.h"
 
 #ifdef __FAST_MATH__
 #error "quantize.cpp promises MLX's bits: compile it without -ffast-math"
@@ -24,89 +21,7 @@ namespace {
 
 constexpr int block = 32;  // divides every group size; with a fixed trip count the compiler can vectorise
 constexpr int max_group = 128;
-constexpr int codes_per_pack = 8;                    // eight codes of b bits are exactly b bytes
-constexpr int64_t numbers_worth_a_thread = 1 << 16;  // fewer cost less than starting one
-
-// Calls work(first row, row past the last) for contiguous parts that together are all rows.
-template <typename Work>
-void share_rows(int64_t rows, int64_t columns, int threads, const Work& work) {
-  if (threads < 0) throw FormatError(concat("threads: expected 0 or more, found ", threads));
-  if (threads == 0) threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  const int64_t worth = std::max<int64_t>(1, rows * columns / numbers_worth_a_thread);
-  const int64_t parts = std::clamp<int64_t>(std::min(rows, worth), 1, threads);
-  const auto first_row = [&](int64_t part) { return rows / parts * part + std::min(part, rows % parts); };
-
-  Threads helpers("that quantise");
-  for (int64_t part = 1; part < parts; ++part) helpers.start([&, part] { work(first_row(part), first_row(part + 1)); });
-  work(0, first_row(1));
-  helpers.join();
-}
-
-// Keeps the failure in the lowest row, whichever thread comes first.
-class FirstFailure {
- public:
-  void report(int64_t row, std::string message) {
-    const std::lock_guard lock(mutex_);
-    if (message_ && row_ <= row) return;
-    row_ = row;
-    message_ = std::move(message);
-  }
-
-  // After every thread is done.
-  void raise() const {
-    if (message_) throw FormatError(*message_);
-  }
-
- private:
-  std::mutex mutex_;
-  int64_t row_ = 0;
-  std::optional<std::string> message_;
-};
-
-void load(const std::byte* source, DType type, int64_t first, int64_t count, float* out) {
-  if (type == DType::f32) {
-    std::memcpy(out, source + first * 4, static_cast<size_t>(count) * 4);
-    return;
-  }
-  uint16_t raw[max_group];
-  std::memcpy(raw, source + first * 2, static_cast<size_t>(count) * 2);
-  for (int64_t start = 0; start < count; start += block)
-    for (int i = 0; i < block; ++i)
-      out[start + i] = type == DType::bf16 ? bf16_to_f32(raw[start + i]) : f16_to_f32(raw[start + i]);
-}
-
-struct Range {
-  float low;
-  float high;
-  bool finite;
-};
-
-Range find_range(const float* values, int64_t count) {
-  float low[block], high[block];
-  uint32_t not_finite[block] = {};
-  std::memcpy(low, values, sizeof low);
-  std::memcpy(high, values, sizeof high);
-  for (int64_t start = 0; start < count; start += block) {
-    for (int i = 0; i < block; ++i) {
-      const float value = values[start + i];
-      low[i] = value < low[i] ? value : low[i];
-      high[i] = value > high[i] ? value : high[i];
-      not_finite[i] |= (std::bit_cast<uint32_t>(value) & 0x7f800000u) == 0x7f800000u ? 1u : 0u;
-    }
-  }
-  Range range{low[0], high[0], true};
-  for (int i = 0; i < block; ++i) {
-    range.low = std::min(range.low, low[i]);
-    range.high = std::max(range.high, high[i]);
-    range.finite = range.finite && not_finite[i] == 0;
-  }
-  return range;
-}
-
-struct Line {
-  float scale;
-  float bias;
-};
+constexpr int codes_per_pack = 8;  // eight codes of b bits are exactly b bytes
 
 Line fit(const Range& range, float top) {
   const bool edge_is_low = std::abs(range.low) > std::abs(range.high);
@@ -191,16 +106,6 @@ float load_scale(const std::byte* in, DType type) {
   return type == DType::bf16 ? bf16_to_f32(raw) : f16_to_f32(raw);
 }
 
-std::string place(int64_t row, int64_t first_column, int group_size) {
-  return concat("[quantize] row ", row, ", columns ", first_column, " to ", first_column + group_size - 1);
-}
-
-std::string not_finite_message(const std::string& where, const float* values, int64_t first_column) {
-  int64_t i = 0;
-  while (std::isfinite(values[i])) ++i;
-  return concat(where, ": expected finite numbers, found ", values[i], " in column ", first_column + i);
-}
-
 void check_shape(const char* where, const QuantFormat& format, int64_t rows, int64_t columns) {
   if (!format.is_affine()) throw FormatError(concat(where, " expected an affine format, found ", format.describe()));
   if (rows < 0) throw FormatError(concat(where, " rows: expected 0 or more, found ", rows));
@@ -211,10 +116,10 @@ void check_shape(const char* where, const QuantFormat& format, int64_t rows, int
 
 }  // namespace
 
-void quantize(const MatrixView& matrix, const QuantFormat& format, const AffineParts<std::byte>& parts, int threads) {
+void quantize(const MatrixView& matrix, const QuantFormat& format, const AffineParts<std::byte>& parts, int threads,
+              const float* importance) {
   check_shape("[quantize]", format, matrix.rows, matrix.columns);
-  if (matrix.type != DType::f32 && matrix.type != DType::bf16 && matrix.type != DType::f16)
-    throw FormatError(concat("[quantize] expected F32, BF16 or F16 numbers, found ", dtype_name(matrix.type)));
+  check_numbers("[quantize]", matrix, format);
 
   const int64_t columns = matrix.columns;
   const int group = format.group_size;
@@ -231,14 +136,19 @@ void quantize(const MatrixView& matrix, const QuantFormat& format, const AffineP
       const std::byte* source = static_cast<const std::byte*>(matrix.data) + row * row_bytes;
       std::byte* words = parts.words + row * format.weight_row_bytes(columns);
       for (int64_t column = 0; column < columns; column += group) {
-        load(source, matrix.type, column, group, values);
+        load_numbers(source, matrix.type, column, group, values);
         const Range range = find_range(values, group);
-        if (!range.finite) return failure.report(row, not_finite_message(place(row, column, group), values, column));
-        const Line line = fit(range, top);
+        if (!range.finite) return failure.report(row, not_finite_message(place_of(row, column, group), values, column));
+        Line line = fit(range, top);
+        if (importance) {
+          const LineRule rule = {format.scale_type};
+          const Line fitted = fit_line({values, weights_of(importance + column, group), group}, top, line, rule);
+          if (fitted.scale != 0.0f) line = fitted;
+        }
         const int64_t scale_at = row * format.scale_row_bytes(columns) + column / group * scale_bytes;
         if (!store_scale(line.scale, format.scale_type, parts.scales + scale_at) ||
             !store_scale(line.bias, format.scale_type, parts.biases + scale_at))
-          return failure.report(row, concat(place(row, column, group), ": expected scale and bias within ",
+          return failure.report(row, concat(place_of(row, column, group), ": expected scale and bias within ",
                                             dtype_name(format.scale_type), ", found ", line.scale, " and ", line.bias));
         encode(values, group, line, top, codes);
         pack_codes<bits>(codes, group, words + column * bits / 8);

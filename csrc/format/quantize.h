@@ -39,8 +39,11 @@ struct AffineParts {
 // Rows are shared out over `threads` threads, 0 for as many as the machine runs at once; the result does not depend on
 // it. FormatError names row and columns of the first group that holds a NaN or an infinity, or whose scale or bias is
 // beyond the scale type; the parts then hold no meaning.
-void quantize(const MatrixView& matrix, const QuantFormat& format, const AffineParts<std::byte>& parts,
-              int threads = 0);
+//
+// With `importance`, f32 [columns], all of them finite, 0 or more, an error in a column weighs so much, and scale and
+// bias are those of the least weighted squared error that a search finds. They are not MLX's then.
+void quantize(const MatrixView& matrix, const QuantFormat& format, const AffineParts<std::byte>& parts, int threads = 0,
+              const float* importance = nullptr);
 
 // code * scale + bias, two roundings, into out [rows, columns]. MLX does the same in the type of the scales: equal to
 // ours when that is f32, and rounded once more after the product and after the sum when it is narrower.

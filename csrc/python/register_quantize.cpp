@@ -1,7 +1,15 @@
 // Quantising NumPy arrays. bf16 has no NumPy type: it travels as uint16, and so do f16 scales.
 #include <pybind11/numpy.h>
+#include <pybind11/stl.h>
 
+#include <cmath>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/quant_format.h"
 #include "format/quantize.h"
+#include "format/quantize_blocks.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;
@@ -28,14 +36,37 @@ py::array scale_array(const QuantFormat& format, int64_t rows, int64_t groups) {
   return py::array(type, std::vector<py::ssize_t>{rows, groups});
 }
 
-py::tuple quantize_array(const py::array& array, const QuantFormat& format, int threads) {
+// f32 [columns], checked; null if there is none.
+const float* importance_of(const std::optional<py::array_t<float, py::array::c_style>>& array, int64_t columns) {
+  if (!array) return nullptr;
+  if (array->ndim() != 1 || array->shape(0) != columns)
+    throw ArgumentError(concat("[quantize] importance: expected shape (", columns, ",), found ", shape_text(*array)));
+  for (int64_t i = 0; i < columns; ++i)
+    if (!(std::isfinite(array->data()[i]) && array->data()[i] >= 0))
+      throw ArgumentError(concat("[quantize] importance: expected finite numbers of 0 or more, found ",
+                                 array->data()[i], " for column ", i));
+  return array->data();
+}
+
+py::tuple quantize_array(const py::array& array, const QuantFormat& format, int threads,
+                         const std::optional<py::array_t<float, py::array::c_style>>& importance) {
   if (array.ndim() != 2 || !contiguous(array))
     throw ArgumentError(
         concat("[quantize] array: expected two dimensions, contiguous, found shape ", shape_text(array)));
   const MatrixView matrix{array.data(), number_type(array), array.shape(0), array.shape(1)};
-  if (!format.is_affine() || !format.fits(matrix.columns))
+  if (!(format.is_affine() || can_quantize_to(format)) || !format.fits(matrix.columns))
     throw ArgumentError(
         concat("[quantize] ", format.describe(), " does not fit an array of shape ", shape_text(array)));
+  const float* weights = importance_of(importance, matrix.columns);
+  if (format.is_blocks()) {
+    py::array_t<uint8_t> blocks({matrix.rows, format.weight_row_bytes(matrix.columns)});
+    auto* out = reinterpret_cast<std::byte*>(blocks.mutable_data());
+    {
+      const Released release;
+      quantize_blocks(matrix, format, weights, out, threads);
+    }
+    return py::make_tuple(blocks);
+  }
 
   py::array_t<uint32_t> words({matrix.rows, static_cast<int64_t>(format.weight_row_bytes(matrix.columns) / 4)});
   py::array scales = scale_array(format, matrix.rows, matrix.columns / format.group_size);
@@ -45,7 +76,7 @@ py::tuple quantize_array(const py::array& array, const QuantFormat& format, int 
                                      static_cast<std::byte*>(biases.mutable_data())};
   {
     const Released release;
-    quantize(matrix, format, parts, threads);
+    quantize(matrix, format, parts, threads, weights);
   }
   return py::make_tuple(words, scales, biases);
 }
@@ -87,7 +118,9 @@ py::array_t<float> dequantize_arrays(const py::array& words, const py::array& sc
 
 void register_quantize(py::module_& m) {
   m.def("quantize", &quantize_array, py::arg("array"), py::arg("format"), py::arg("threads") = 0,
-        "MLX's affine quantisation of float32, float16 or uint16 (raw bf16) rows: (words, scales, biases).");
+        py::arg("importance") = py::none(),
+        "Quantises float32, float16 or uint16 (raw bf16) rows: (words, scales, biases), or (blocks,). Affine without "
+        "`importance`, float32 [columns], is MLX's.");
   m.def("dequantize", &dequantize_arrays, py::arg("words"), py::arg("scales"), py::arg("biases"), py::arg("format"),
         py::arg("columns"), py::arg("threads") = 0,
         "The float32 numbers that an affine matrix stands for: code * scale + bias.");
