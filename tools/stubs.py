@@ -21,6 +21,7 @@ PRECISE = {
     r"\bcollections\.abc\.Callable(?!\[)": "collections.abc.Callable[..., typing.Any]",
     r"(\w+): ([A-Z]\w+) = None": r"\1: \2 | None = None",
     r"(trace|counts): (Routing\w+)\)": r"\1: \2 | None)",
+    r"(moments): (ActivationMoments)\)": r"\1: \2 | None)",
     r"def parse_json\(text: str,": "def parse_json(text: str | bytes,",
     r"(def variant_identity\(.*\)) -> typing\.Any": r"\1 -> dict[str, typing.Any]",
     r"def __eq__\(self, (\w+): \w+\)": r"def __eq__(self, \1: object)",

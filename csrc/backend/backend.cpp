@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "core/error.h"
+
 namespace moeflux {
 
 std::byte* Buffer::host() const {
@@ -52,6 +54,11 @@ std::unique_ptr<Buffer> Backend::map(const File& /*file*/, int64_t /*begin*/, in
 Ticket Backend::copy(View from, View to, int64_t bytes) {
   if (bytes) std::memcpy(to.host(), from.host(), static_cast<size_t>(bytes));
   return {};
+}
+
+void Backend::observe(ActivationObserver* observer) {
+  if (observer)
+    throw DeviceError("observe: expected ops that run while they are recorded, as on the cpu, found " + name());
 }
 
 Ticket Backend::clear(View to, int64_t bytes) {

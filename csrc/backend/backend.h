@@ -299,6 +299,7 @@ struct ExpertArgs {
   View scratch;                     // [n * k, 2 * m]
   View out;                         // [n * k, h]: the output of pair p in row p, so arrival order changes no bit
   ExpertFlavour flavour = {};
+  int64_t layer = 0;  // for observers
 };
 
 // The same for experts that the host does not know: a router on the device chose them. Nobody else gets their slots
@@ -315,6 +316,7 @@ struct ChosenExpertArgs {
   View out;              // [n * k, h]
   ExpertFlavour flavour = {};
   int64_t alignment = 1;  // every slot begins at a multiple of it
+  int64_t layer = 0;      // for observers
 };
 
 struct CombineArgs {
@@ -449,6 +451,18 @@ struct WorkSizes {
   int64_t group_sizes = 1;
 };
 
+// Is shown the rows that matrices have been multiplied with, by a backend whose ops run while they are recorded. What
+// it throws is an error of the op.
+class ActivationObserver {
+ public:
+  virtual ~ActivationObserver() = default;
+  // n rows of product.matrix.columns. Not shown are rows that a matrix meets transposed.
+  virtual void saw(const Product& product, int64_t n) = 0;
+  // Experts and their rows. Where down is multiplied with the row of pair p, the jobs' pairs counted one after another,
+  // row p of `scratch` begins with these intermediate numbers.
+  virtual void saw(const ExpertArgs& experts) = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -484,6 +498,9 @@ class Backend {
   }
   // Lets batches go on that hold at this number or an earlier one.
   virtual void release(int64_t /*number*/) {}
+  // Shows activations to `observer`, which is borrowed, in the batches that begin from now on; null: to nobody.
+  // DeviceError where ops do not run while they are recorded.
+  virtual void observe(ActivationObserver* observer);
 };
 
 }  // namespace moeflux

@@ -30,6 +30,7 @@ class CpuBackend final : public Backend {
   std::unique_ptr<Commands> begin() override;
   Ticket submit(std::unique_ptr<Commands> commands) override;
   void parallel(int64_t units, const std::function<void(int64_t unit)>& body) override { pool_.parallel(units, body); }
+  void observe(ActivationObserver* observer) override { observer_ = observer; }
 
  private:
   friend class CpuCommands;
@@ -42,6 +43,7 @@ class CpuBackend final : public Backend {
   std::atomic<int64_t> ops_{0};
   // Bytes of the buffers that exist. The buffers share the count, because they may outlive the backend.
   std::shared_ptr<std::atomic<int64_t>> buffers_ = std::make_shared<std::atomic<int64_t>>(0);
+  ActivationObserver* observer_ = nullptr;
   WorkSizes sizes_;  // what was prepared for
   int64_t prepared_ = 0;
   // A batch that has been submitted, kept with its scratch for the next `begin`: steps allocate nothing.

@@ -157,6 +157,9 @@ void CpuCommands::matmul(std::span<const Product> products, int64_t n) {
       kernels_.matmul.multiply_transposed(weights_of(product.matrix), product.matrix.rows, part.first, part.last, x,
                                           out, part.count);
     });
+    if (!backend_.observer_) return;
+    for (const Product& product : products)
+      if (!product.transposed) backend_.observer_->saw(product, n);
   });
 }
 
@@ -172,6 +175,7 @@ void CpuCommands::expert_ffn(const ExpertArgs& args) {
     }
     gate_and_up(args);
     down(args, pairs);
+    if (backend_.observer_) backend_.observer_->saw(args);
   });
 }
 
@@ -193,7 +197,8 @@ void CpuCommands::chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) {
                              1,
                              args.ids.i32()[pair]});
   }
-  expert_ffn({args.x, n, args.hidden, args.intermediate, args.k, lists_.chosen, args.scratch, args.out, args.flavour});
+  expert_ffn({args.x, n, args.hidden, args.intermediate, args.k, lists_.chosen, args.scratch, args.out, args.flavour,
+              args.layer});
 }
 
 // Adds columns first ... last - 1 of an expert's bias, if there is one.

@@ -208,6 +208,14 @@ void LoadedEngine::observe_routing(RoutingObserver observer) {
   });
 }
 
+void LoadedEngine::observe_activations(const StoreDirectory& store, std::shared_ptr<ActivationMoments> moments) {
+  check_process();
+  const std::unique_lock turn = take_turn();
+  if (moments) moments->place(store, model_.weights, model_.variant.draft.has_value());
+  backend_->observe(moments.get());
+  moments_ = std::move(moments);
+}
+
 void LoadedEngine::parallel(int64_t units, const std::function<void(int64_t unit)>& body) {
   check_process();
   backend_->parallel(units, body);

@@ -14,6 +14,7 @@
 #include "backend/mirror.h"
 #include "backend/timed_backend.h"
 #include "devices/devices.h"
+#include "engine/activation_moments.h"
 #include "engine/draft_governor.h"
 #include "engine/drafts.h"
 #include "engine/experts/expert_side.h"
@@ -62,6 +63,9 @@ class LoadedEngine final : public Engine {
   int64_t step_bytes() const override;
   std::vector<OpTime> take_op_times() override;
   void observe_routing(RoutingObserver observer) override;
+  // Shows `moments` what the matrices of the store meet, from the next call on; null ends it. The store is the one that
+  // was opened. Waits for the call under way. DeviceError where the host does not see activations.
+  void observe_activations(const StoreDirectory& store, std::shared_ptr<ActivationMoments> moments);
   void parallel(int64_t units, const std::function<void(int64_t unit)>& body) override;
 
   Backend& backend() { return *backend_; }
@@ -97,6 +101,7 @@ class LoadedEngine final : public Engine {
   int64_t forks_;    // forks() when it was opened
   SessionMemory session_memory_;
   OpTimes op_times_;
+  std::shared_ptr<ActivationMoments> moments_;  // before the backend, which borrows them
   std::unique_ptr<Backend> backend_;
   Model model_;
   Scratch scratch_;

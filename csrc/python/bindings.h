@@ -31,6 +31,7 @@ auto without_faults(Result (*function)(const Faults&, Given...)) {
   return [function](Given... given) { return function(Faults{}, std::forward<Given>(given)...); };
 }
 
+void register_activations(pybind11::module_& m);
 void register_decoder(pybind11::module_& m);
 void register_engine(pybind11::module_& m, Class<Testing>& testing);
 void register_errors();

@@ -19,6 +19,7 @@ PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
   moeflux::python::register_cuda(m);
   moeflux::python::register_engine(m, testing);
   moeflux::python::register_sampling(m);
+  moeflux::python::register_activations(m);
   moeflux::python::register_decoder(m);
   moeflux::python::register_ring(m);
   moeflux::python::register_probe(m);

@@ -11,6 +11,7 @@ import os
 import typing
 
 __all__: list[str] = [
+    "ActivationMoments",
     "Batch",
     "Cancel",
     "Decoder",
@@ -69,6 +70,7 @@ __all__: list[str] = [
     "metal_facts",
     "metal_shader",
     "metal_shader_files",
+    "observe_activations",
     "open_gguf",
     "open_mlx",
     "open_packed",
@@ -1290,6 +1292,20 @@ class Sampler:
         The same from a session's logits, where the engine left them.
         """
 
+class ActivationMoments:
+    """
+    Sums of squares of what matrices meet. See moeflux.measure.calibrate.
+    """
+    def __init__(self, engine: Engine) -> None: ...
+    def dense(self) -> dict[str, typing.Any]:
+        """
+        {name of a matrix: (rows, sums of squares f64 [columns])}
+        """
+    def experts(self) -> list[typing.Any]:
+        """
+        [(layer, rows, sums f64 [hidden] of gate and up, rows i64 [experts], sums f64 [experts, intermediate] of down)]
+        """
+
 class DecoderEvent:
     """
     What a step of a Decoder did for one request. There are several of one that has several tokens.
@@ -1574,6 +1590,11 @@ def metal_shader(file: str) -> str:
     """
 
 def metal_shader_files() -> list[str]: ...
+def observe_activations(engine: Engine, store: StoreDirectory, moments: ActivationMoments | None) -> None:
+    """
+    Adds to `moments` what the matrices of the engine, which was opened from `store`, meet from now on. None ends it.
+    """
+
 def open_gguf(file: GgufFile, variant_json: str) -> StoreDirectory:
     """
     The model of a GGUF file as a store.
@@ -1623,9 +1644,14 @@ def probe_file_reads(
     (reads, bytes, seconds) of random reads of a file's pieces.
     """
 
-def quantize(array: numpy.typing.NDArray[typing.Any], format: QuantFormat, threads: int = 0) -> tuple[typing.Any, ...]:
+def quantize(
+    array: numpy.typing.NDArray[typing.Any],
+    format: QuantFormat,
+    threads: int = 0,
+    importance: typing.Annotated[numpy.typing.ArrayLike, numpy.float32] | None = None,
+) -> tuple[typing.Any, ...]:
     """
-    MLX's affine quantisation of float32, float16 or uint16 (raw bf16) rows: (words, scales, biases).
+    Quantises float32, float16 or uint16 (raw bf16) rows: (words, scales, biases), or (blocks,). Affine without `importance`, float32 [columns], is MLX's.
     """
 
 def read_json(path: os.PathLike[str] | str | bytes) -> typing.Any:

@@ -28,7 +28,7 @@ from moeflux.runtime.look_ahead import LookAheadNotes
 from moeflux.runtime.options import LoadOptions, resolved, whole_number, words_of
 from moeflux.runtime.plan import DEFAULT_CONTEXT, LOADED, make_plan, pricing
 from moeflux.runtime.plan_table import ENGINE_PARTS, SESSION_PARTS, Plan
-from moeflux.runtime.recording import Counting, Recording
+from moeflux.runtime.recording import Activations, Counting, Recording
 from moeflux.runtime.tokens import Tokens, token_array
 from moeflux.session import Session
 from moeflux.sizes import size_text
@@ -267,6 +267,11 @@ class Model:
     def count_experts(self) -> Counting:
         """Counts how often the router picks each expert, for use with `with`. See moeflux.runtime.recording."""
         return Counting(self._engine, self._recorded)
+
+    def observe_activations(self) -> Activations:
+        """Adds up the squares of what each matrix is multiplied with, for use with `with`: what `moeflux convert
+        --calibrate` goes by. DeviceError where the host does not see them, which is everywhere but on the CPU."""
+        return Activations(self._engine, self._recorded, self.path)
 
     # ---- Text: from the other files of the folder, read when they are first asked for ------------------------------
 

@@ -91,13 +91,13 @@ void RoutedExpertsBlock::record_shared(Commands& commands, const Scratch& s, int
 void RoutedExpertsBlock::record_experts(Commands& commands, const Scratch& s, int64_t n, const ExpertLayout& layout,
                                         std::span<const ExpertJob> jobs) const {
   commands.expert_ffn({s.normed, n, layout.hidden, layout.intermediate, shape_.per_token, jobs, room_.expert_scratch,
-                       room_.expert_out, flavour_});
+                       room_.expert_out, flavour_, layer_});
 }
 
 void RoutedExpertsBlock::record_chosen(Commands& commands, const Scratch& s, const ExpertLayout& layout, View slots,
                                        const ExpertMatrices& first) const {
   commands.chosen_expert_ffn({s.normed, layout.hidden, layout.intermediate, shape_.per_token, router_.ids().device,
-                              slots, first, room_.expert_scratch, room_.expert_out, flavour_, layout.bytes},
+                              slots, first, room_.expert_scratch, room_.expert_out, flavour_, layout.bytes, layer_},
                              1);
 }
 

@@ -11,7 +11,9 @@ from moeflux.cli.arguments import MAX_SEED, Commands, Parser, command, whole_num
 
 if TYPE_CHECKING:
     from moeflux.conversion.convert import ConvertFormat
+    from moeflux.conversion.importance import Calibration
     from moeflux.models.variants import Variant
+    from moeflux.progress import Progress
 
 __all__ = ["add"]
 
@@ -19,16 +21,20 @@ CONVERT_HELP = "make a packed store of an MLX folder or a Hugging Face checkpoin
 CONVERT = """\
 Writes DEST, a packed store. One file holds the dense weights, and one file per layer holds its experts, each in one
 piece, so that it takes one read. An MLX folder is repacked byte for byte. A Hugging Face checkpoint (bf16, fp16, f32,
-or fp8 with block scales) is quantised as mlx_lm.convert would do it. Matrices that are int4 or NVFP4 already, as
-compressed-tensors, AutoAWQ, GPTQ or modelopt have them, are taken as they are, and with --bits fp8 those in fp8. The
-store grows in DEST.partial and gets its name when it is complete and checked. To continue a run that was stopped, give
-the same command again. Only one run at a time writes to a DEST. Memory stays below 2 GB.
+or fp8 with block scales) is quantised as mlx_lm.convert would do it, or to GGUF's blocks, with which the CPU computes.
+Matrices that are int4 or NVFP4 already, as compressed-tensors, AutoAWQ, GPTQ or modelopt have them, are taken as they
+are, and with --bits fp8 those in fp8. With --calibrate, a model first reads a text, and scales are chosen so that
+errors are small in the columns that matter there: as many bits, closer to the original. The store grows in DEST.partial
+and gets its name when it is complete and checked. To continue a run that was stopped, give the same command again. Only
+one run at a time writes to a DEST. Memory stays below 2 GB, besides what the model that reads the text takes.
 
 examples:
   moeflux convert ~/models/Qwen3.6-35B-A3B-4bit /ssd/a3b            an MLX folder, repacked
   moeflux convert ~/models/Qwen3.6-35B-A3B /ssd/a3b --bits 4        a Hugging Face checkpoint, quantised
   moeflux convert ~/models/Qwen3.6-35B-A3B /ssd/a3b --dry-run       only what would be written, and whether it fits
   moeflux convert ~/models/Qwen3.6-35B-A3B /ssd/a3b --bits 3 --dense-bits 6 --group-size 32
+  moeflux convert ~/models/Qwen3.6-35B-A3B /ssd/a3b --bits 3 --calibrate text.txt
+  moeflux convert ~/models/Qwen3.6-35B-A3B /ssd/a3b --bits q4_k --dense-bits q6_k
 """
 
 SYNTH_HELP = "make a random model of any shape"
@@ -63,6 +69,17 @@ def _add_convert(command: Parser) -> None:
         action="store_true",
         help="keep the layer that drafts (multi-token prediction), for --speculate mtp; default: drop it",
     )
+    command.add_argument(
+        "--calibrate",
+        type=Path,
+        metavar="FILE",
+        help="weigh errors by the activations that a column meets while a model reads this text, in UTF-8",
+    )
+    command.add_argument(
+        "--calibrate-with",
+        metavar="MODEL",
+        help="the model that reads it, where SRC does not run as it is: another store of the same checkpoint",
+    )
     command.add_argument("--force", action="store_true", help="replace an existing store, finished or not")
     command.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
     command.add_argument(
@@ -78,6 +95,7 @@ def _convert(arguments: argparse.Namespace) -> int:
     from moeflux.conversion.destination import check_space
     from moeflux.progress import for_terminal
 
+    progress = for_terminal()
     report = convert(
         arguments.source,
         arguments.dest,
@@ -86,12 +104,26 @@ def _convert(arguments: argparse.Namespace) -> int:
         dry_run=arguments.dry_run,
         check=arguments.verify,
         mtp=arguments.mtp,
-        progress=for_terminal(),
+        calibration=_asked_calibration(arguments, progress),
+        progress=progress,
     )
     print(report)
     if arguments.dry_run:
         check_space(arguments.dest, report.plan.needed)
     return 0
+
+
+def _asked_calibration(arguments: argparse.Namespace, progress: Progress) -> Calibration | None:
+    from moeflux.errors import ArgumentError
+    from moeflux.measure.calibrate import calibration_of
+    from moeflux.models.hub import find_model
+
+    if arguments.calibrate is None:
+        if arguments.calibrate_with is not None:
+            raise ArgumentError("--calibrate-with: expected --calibrate with it")
+        return None
+    model = arguments.source if arguments.calibrate_with is None else find_model(arguments.calibrate_with, progress)
+    return calibration_of(arguments.calibrate, model, progress=progress)
 
 
 def _asked_format(arguments: argparse.Namespace) -> ConvertFormat | None:
@@ -177,14 +209,15 @@ def _asked_variant(arguments: argparse.Namespace) -> Variant:
 
 
 BITS = (2, 3, 4, 5, 6, 8)
+BLOCKS = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0")  # as stores.storage has them, which needs NumPy
 
 
 def _bits(text: str) -> int | str:
-    if text.lower() == "bf16":
-        return "bf16"
+    if text.lower() in ("bf16", *BLOCKS):
+        return text.lower()
     if text.isdecimal() and int(text) in BITS:
         return int(text)
-    raise argparse.ArgumentTypeError(f"expected {', '.join(map(str, BITS))} or bf16, found {text!r}")
+    raise argparse.ArgumentTypeError(f"expected {', '.join(map(str, (*BITS, *BLOCKS)))} or bf16, found {text!r}")
 
 
 def _expert_bits(text: str) -> int | str:
@@ -195,9 +228,9 @@ def _add_format(command: Parser) -> None:
     command.add_argument(
         "--bits",
         type=_expert_bits,
-        metavar="N|bf16",
-        help="bits of a weight: 2, 3, 4, 5, 6, 8 or bf16, or mxfp4 for experts alone, or fp8 as published; "
-        "default: 4, or mxfp4 as published",
+        metavar="N|TYPE",
+        help="bits of a weight: 2, 3, 4, 5, 6, 8 or bf16, or GGUF's blocks q8_0, q6_k, q5_k, q4_k or q4_0, or mxfp4 "
+        "for experts alone, or fp8 as published; default: 4, or mxfp4 as published",
     )
     command.add_argument(
         "--group-size",
@@ -206,5 +239,5 @@ def _add_format(command: Parser) -> None:
         help="weights that share a scale and a bias; default: 64",
     )
     command.add_argument(
-        "--dense-bits", type=_bits, metavar="N|bf16", help="bits of all but the experts; default: as --bits"
+        "--dense-bits", type=_bits, metavar="N|TYPE", help="bits of all but the experts; default: as --bits"
     )

@@ -25,6 +25,7 @@ from moeflux.conversion.destination import (
 )
 from moeflux.conversion.from_checkpoint import content_of_checkpoint
 from moeflux.conversion.from_mlx import content_of_gguf, content_of_mlx
+from moeflux.conversion.importance import Calibration
 from moeflux.conversion.packer import Content
 from moeflux.errors import ArgumentError, FormatError, IoError
 from moeflux.models.config import variant_from_config
@@ -61,6 +62,7 @@ class ConvertPlan:
     layer_bytes: int  # of one layer file
     copied: tuple[str, ...]
     dropped: tuple[str, ...]
+    calibrated: str  # by what; empty: by nothing
     resumed: int  # bytes that an earlier run left
     free: int
 
@@ -90,6 +92,7 @@ class ConvertPlan:
             f"{size_text(self.expert_bytes)} each ({self.expert_format})",
             f"beside    {', '.join(self.copied) or 'no tokenizer and no config.json'}",
             *(f"dropped   {sentence}" for sentence in self.dropped),
+            *([f"rounded   {self.calibrated}"] if self.calibrated else []),
             f"into      {self.dest}: needs {size_text(self.needed)}, {size_text(self.free)} free",
         ]
         if self.resumed:
@@ -131,26 +134,30 @@ def convert(
     dry_run: bool = False,
     check: str = "quick",
     mtp: bool = False,
+    calibration: Calibration | None = None,
     progress: Progress | None = None,
 ) -> ConvertReport:
     """Writes the packed store `dest`, growing it in `dest`.partial. If a run is stopped, the next one continues it.
 
     `format` is for Hugging Face checkpoints only; None takes `ConvertFormat.default`. `check` compares the result with
     the source: "quick" compares four experts of every layer, "full" everything, "none" nothing. `mtp` keeps the layer
-    that drafts (multi-token prediction), for `moeflux.load(..., speculate="mtp")`. `force` replaces an existing store,
-    and discards an unfinished conversion of another source or with other options.
+    that drafts (multi-token prediction), for `moeflux.load(..., speculate="mtp")`. `calibration` says what an error in
+    each column of a matrix weighs (`moeflux.measure.calibrate`). `force` replaces an existing store, and discards an
+    unfinished conversion of another source or with other options.
     """
     source, dest, progress = files.expanded(source), destination(dest), progress or Silent()
     if check not in CHECKS:
         raise ArgumentError(f"check: expected {', '.join(CHECKS)}, found {check!r:.40}")
     check_destination(source, dest, force)
-    with contextlib.closing(content_of(source, format, mtp)) as content:
+    with contextlib.closing(content_of(source, format, mtp, calibration)) as content:
         if dry_run:
             return ConvertReport(plan_of(content, source, dest, resumable(content, partial_of(dest), force)))
         with reserved(dest):
             check_destination(source, dest, force)  # again: another process may have put something there meanwhile
             plan = plan_of(content, source, dest, resumable(content, partial_of(dest), force))
             check_space(dest, plan.needed)
+            if calibration is not None:
+                calibration.prepare()
             started = time.monotonic()
             with growing(content, dest, plan.resumed, progress) as packer:
                 with progress.task("convert", plan.total) as task:
@@ -164,10 +171,13 @@ def convert(
 # ---- Before -----------------------------------------------------------------------------------------------------
 
 
-def content_of(source: Path, asked: ConvertFormat | None, mtp: bool = False) -> Content:
+def content_of(
+    source: Path, asked: ConvertFormat | None, mtp: bool = False, calibration: Calibration | None = None
+) -> Content:
     """What the store will hold, from headers alone. The names of the tensors tell which kind of folder it is."""
     gguf = find_gguf(source)
     if gguf is not None:
+        refuse_calibration(source, "a GGUF file", calibration)
         if asked is not None:
             raise ArgumentError(f"{source}: found a GGUF file, which is repacked as it is; expected no format")
         if mtp:
@@ -178,6 +188,7 @@ def content_of(source: Path, asked: ConvertFormat | None, mtp: bool = False) -> 
     config = files.read_json(source / "config.json")
     variant = variant_from_config(source)
     if is_mlx(source, config):
+        refuse_calibration(source, "an MLX folder", calibration)
         if asked is not None:
             raise ArgumentError(
                 f"{source}: found an MLX folder, which is repacked as it is; expected no format. To change the bits, "
@@ -193,7 +204,15 @@ def content_of(source: Path, asked: ConvertFormat | None, mtp: bool = False) -> 
         if any(part.get("mtp_use_dedicated_embeddings") for part in parts_of(config)):
             raise FormatError(f"{source}: mtp_use_dedicated_embeddings: expected false, found true")
         variant = variant.with_draft()
-    return content_of_checkpoint(source, config, variant, asked or ConvertFormat.default(config))
+    asked = asked or ConvertFormat.default(config)
+    if calibration is not None and not (asked.is_rounded(asked.experts) or asked.is_rounded(asked.dense)):
+        raise ArgumentError(f"calibrate: expected a format that rounds by scales it may choose, found {asked}")
+    return content_of_checkpoint(source, config, variant, asked, calibration)
+
+
+def refuse_calibration(source: Path, what: str, calibration: Calibration | None) -> None:
+    if calibration is not None:
+        raise ArgumentError(f"{source}: found {what}, which is repacked as it is; expected no calibration")
 
 
 def plan_of(content: Content, source: Path, dest: Path, resumed: int) -> ConvertPlan:
@@ -210,6 +229,7 @@ def plan_of(content: Content, source: Path, dest: Path, resumed: int) -> Convert
         layer_bytes=content.layer_bytes,
         copied=tuple(path.name for path in content.copies),
         dropped=tuple(content.source["dropped"]),
+        calibrated=content.source.get("calibrated", ""),
         resumed=resumed,
         free=files.free_bytes(dest),
     )

@@ -12,6 +12,7 @@ import numpy as np
 from moeflux import _core
 from moeflux._core import ExpertFormats, ExpertLayout
 from moeflux.conversion.checkpoint import Checkpoint
+from moeflux.conversion.importance import Calibration
 from moeflux.conversion.made_of import Blocks, Matrix, Packed, Vector
 from moeflux.conversion.packer import Content, DenseUnit, binding, companions
 from moeflux.errors import FormatError
@@ -24,7 +25,13 @@ from moeflux.stores.storage import ConvertFormat, element_of, matrix_tensors
 __all__ = ["content_of_checkpoint"]
 
 
-def content_of_checkpoint(folder: Path, config: dict[str, Any], variant: Variant, asked: ConvertFormat) -> Content:
+def content_of_checkpoint(
+    folder: Path,
+    config: dict[str, Any],
+    variant: Variant,
+    asked: ConvertFormat,
+    calibration: Calibration | None = None,
+) -> Content:
     source = Checkpoint(folder, config, variant, keep_fp8=asked.keeps_fp8)
     experts = _experts(source, asked)
     layout = ExpertLayout(variant.hidden_size, variant.experts.intermediate, experts.gate, experts.up, experts.down)
@@ -32,15 +39,17 @@ def content_of_checkpoint(folder: Path, config: dict[str, Any], variant: Variant
     def read_experts(layer: int, first: int, count: int) -> np.ndarray:
         data = np.empty(count * layout.bytes, np.uint8)
         for i in range(count):
-            _fill_expert(source, layer, first + i, experts, data[i * layout.bytes : (i + 1) * layout.bytes])
+            part = data[i * layout.bytes : (i + 1) * layout.bytes]
+            _fill_expert(source, layer, first + i, experts, part, calibration)
         return data
 
     return Content(
         variant=variant,
-        source={"kind": "hf", "path": str(resolved(folder)), "dropped": source.dropped},
-        binding=binding(folder, source.files, f"{asked} with mtp" if variant.draft else str(asked)),
+        source={"kind": "hf", "path": str(resolved(folder)), "dropped": source.dropped, **_said(calibration)},
+        binding=binding(folder, source.files, f"{asked} with mtp" if variant.draft else str(asked))
+        | _said(calibration),
         experts=experts,
-        dense=[_unit(name, tensor, source, asked) for name, tensor in source.dense.items()],
+        dense=[_unit(name, tensor, source, asked, calibration) for name, tensor in source.dense.items()],
         read_experts=read_experts,
         layer_position=lambda layer: source.expert(layer, 0)[0].position,
         copies=companions(folder),
@@ -48,7 +57,17 @@ def content_of_checkpoint(folder: Path, config: dict[str, Any], variant: Variant
     )
 
 
-def _unit(name: str, tensor: Matrix | Packed | Vector, source: Checkpoint, asked: ConvertFormat) -> DenseUnit:
+def _said(calibration: Calibration | None) -> dict[str, str]:
+    return {} if calibration is None else {"calibrated": calibration.label}
+
+
+def _unit(
+    name: str,
+    tensor: Matrix | Packed | Vector,
+    source: Checkpoint,
+    asked: ConvertFormat,
+    calibration: Calibration | None,
+) -> DenseUnit:
     if isinstance(tensor, Vector):
         size = int(np.prod(tensor.shape)) * FLOAT_BYTES[tensor.element]
         place = DenseTensor(name, tensor.element, tensor.shape, size)
@@ -63,7 +82,11 @@ def _unit(name: str, tensor: Matrix | Packed | Vector, source: Checkpoint, asked
         return DenseUnit(name, (place,), lambda: _plain_rows(tensor, source, element), tensor.position)
     storage = asked.of_matrix(name, tensor.shape[-1], source.variant)
     places = matrix_tensors(name, tensor.shape, storage)
-    return DenseUnit(name, places, lambda: _stored_parts(tensor, source, storage), tensor.position)
+
+    def produce() -> Iterator[tuple[np.ndarray, ...]]:
+        return _stored_parts(tensor, source, storage, calibration.importance.of(name) if calibration else None)
+
+    return DenseUnit(name, places, produce, tensor.position)
 
 
 def _plain_rows(table: Matrix, source: Checkpoint, element: str) -> Iterator[tuple[np.ndarray, ...]]:
@@ -80,7 +103,7 @@ def _experts(source: Checkpoint, asked: ConvertFormat) -> ExpertFormats:
             f"{source.folder}: expected experts in {asked.experts}, for that is never made of others, found "
             f"{own or 'others'}"
         )
-    if own is not None and asked.experts.bits != own.bits:
+    if own is not None and (asked.experts.is_blocks or asked.experts.bits != own.bits):
         raise FormatError(
             f"{source.folder}: found experts in {own}, which are taken as they are; expected {own.bits} bits, found "
             f"{asked.experts}. The other matrices have bits of their own: --dense-bits"
@@ -92,27 +115,36 @@ def _experts(source: Checkpoint, asked: ConvertFormat) -> ExpertFormats:
 
 
 def _stored_parts(
-    matrix: Matrix | Packed | Blocks, source: Checkpoint, storage: QuantFormat
+    matrix: Matrix | Packed | Blocks, source: Checkpoint, storage: QuantFormat, importance: np.ndarray | None
 ) -> Iterator[tuple[np.ndarray, ...]]:
-    """The bytes of the weight, or of weight, scales and biases, one block of rows after the other."""
+    """The bytes of the weight, or of weight, scales and biases, one block of rows after the other. `importance` says
+    what an error in a column weighs."""
     if isinstance(matrix, Packed | Blocks):
         yield matrix.parts(source.reader)
         return
-    for block in matrix.blocks(source.reader, element_of(storage)):
-        parts = _core.quantize(block, storage, threads=1) if storage.is_affine else (block,)
+    for block in matrix.blocks(source.reader, "F32" if storage.is_blocks else element_of(storage)):
+        parts = _core.quantize(block, storage, 1, importance) if storage.is_quantised else (block,)
         yield tuple(part.reshape(-1).view(np.uint8) for part in parts)
 
 
-def _fill_expert(source: Checkpoint, layer: int, expert: int, formats: ExpertFormats, out: np.ndarray) -> None:
+def _fill_expert(
+    source: Checkpoint,
+    layer: int,
+    expert: int,
+    formats: ExpertFormats,
+    out: np.ndarray,
+    calibration: Calibration | None,
+) -> None:
     at = 0
     storages = (formats.gate, formats.up, formats.down)
-    for matrix, storage in zip(source.expert(layer, expert), storages, strict=True):
+    weights = calibration.importance.of_expert(layer, expert) if calibration else (None, None, None)
+    for matrix, storage, importance in zip(source.expert(layer, expert), storages, weights, strict=True):
         rows, columns = matrix.shape
         sizes = [storage.weight_row_bytes(columns) * rows]
         sizes += [storage.scale_row_bytes(columns) * rows] * (storage.has_scales + storage.is_affine)
         ends = np.cumsum([at, *sizes]).tolist()
         begins = ends[:-1]
-        for parts in _stored_parts(matrix, source, storage):
+        for parts in _stored_parts(matrix, source, storage, importance):
             for i, part in enumerate(parts):
                 out[begins[i] : begins[i] + len(part)] = part
                 begins[i] += len(part)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moeflux._core import ExpertLayout, dequantize
+from moeflux._core import ExpertLayout, dequantize, quantize
 from moeflux.conversion.block_noise import block_noise
 from moeflux.conversion.destination import (
     JSON_ALLOWANCE,
@@ -45,6 +45,8 @@ from moeflux.stores.storage import ConvertFormat, matrix_tensors
 __all__ = ["SynthReport", "synth"]
 
 BLOCK_ELEMENTS = 4 << 20  # of a dense matrix in memory at a time, per thread
+
+PLAIN = QuantFormat.plain("F32")
 
 # Sizes (root mean square) of what the parts of a layer yield for input of size 1, measured on random weights.
 SWIGLU = 0.6
@@ -185,6 +187,8 @@ def noise(
         words = raw_bytes(random, storage.weight_row_bytes(columns) * rows)
         exponent = round(np.log2(deviation / 4.6)) + 127
         return [words, exponent + (raw_bytes(random, storage.scale_row_bytes(columns) * rows) & 1)]
+    if storage.is_blocks and shift is not None:
+        return blocks_of(noise(random, rows, columns, PLAIN, deviation, shift), storage, columns)
     if storage.is_blocks:
         return [block_noise(raw_bytes(random, storage.weight_row_bytes(columns) * rows), str(storage), deviation)]
     if not storage.is_affine:
@@ -203,6 +207,11 @@ def noise(
         biases = biases + shift[:, :: storage.group_size // 32]
     words = raw_bytes(random, storage.weight_row_bytes(columns) * rows)
     return [words, scales, encode(biases, storage.scale_type)]
+
+
+def blocks_of(plain: list[np.ndarray], storage: QuantFormat, columns: int) -> list[np.ndarray]:
+    """The same matrix as blocks."""
+    return [quantize(values_of(plain, PLAIN, columns), storage, 1)[0].reshape(-1)]
 
 
 def shared_direction(variant: Variant, seed: int) -> np.ndarray:
@@ -342,6 +351,8 @@ def router(name: str, variant: Variant, storage: QuantFormat, seed: int) -> tupl
     """Noise that is blind to the direction that all tokens share, plus as much of that direction as makes each expert
     popular."""
     rows, columns = variant.experts.count, variant.hidden_size
+    if storage.is_blocks:
+        return tuple(blocks_of(list(router(name, variant, PLAIN, seed)), storage, columns))
     layer = int(name.split(".")[2])
     direction = shared_direction(variant, seed)
     # A framed router takes a row of length 1, not of size 1.

@@ -1,4 +1,4 @@
-"""Recording, or counting, which experts a router picks, while a model is used.
+"""Recording, or counting, which experts a router picks, or what matrices are multiplied with, while a model is used.
 
 with model.trace() as trace:
     session.prefill(prompt)
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,15 +17,16 @@ from moeflux import _core
 from moeflux.errors import StateError
 from moeflux.models.variants import Variant
 from moeflux.routing.trace import Trace
+from moeflux.stores.store import open_store
 
-__all__ = ["Counting", "Recording"]
+__all__ = ["Activations", "Counting", "Recording"]
 
 
 _Self = TypeVar("_Self", bound="_Observing")
 
 
 class _Observing:
-    """In its `with`, it is told what the routers of a model pick. A model tells one at a time."""
+    """In its `with`, it is told what happens in a model. A model tells one at a time."""
 
     _word: str  # of the refusal
 
@@ -125,3 +126,32 @@ class Counting(_Observing):
     def counts(self) -> np.ndarray:
         """So far: int64 [layers, experts]."""
         return self._core.counts()
+
+
+class Activations(_Observing):
+    """What `model.observe_activations()` returns. In its `with`, the squares of what every matrix is multiplied with
+    are added up, a column each, for all sessions of the model. What was added before is kept."""
+
+    _word = "activations"
+
+    def __init__(self, engine: _core.Engine, one_at_a_time: Lock, path: Path) -> None:
+        super().__init__(engine, one_at_a_time)
+        self._path = path
+        self._core = _core.ActivationMoments(engine)
+
+    def _begin(self) -> None:
+        with open_store(self._path) as store:
+            _core.observe_activations(self._engine, store.directory, self._core)
+
+    def _end(self) -> None:
+        with open_store(self._path) as store:
+            _core.observe_activations(self._engine, store.directory, None)
+
+    def dense(self) -> dict[str, tuple[int, np.ndarray]]:
+        """For each matrix by its name: how many rows it met, and float64 [columns]."""
+        return self._core.dense()
+
+    def experts(self) -> dict[int, list[Any]]:
+        """For each layer with experts: rows and float64 [hidden] of gate and up of all, and of down, of each expert,
+        rows int64 [experts] and float64 [experts, intermediate]."""
+        return {layer: each for layer, *each in self._core.experts()}
