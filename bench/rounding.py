@@ -44,6 +44,7 @@ def main() -> int:
     parser.add_argument("--store", type=Path, default=builtin.path())
     parser.add_argument("--bits", nargs="+", default=["3", "2"])
     parser.add_argument("--group-size", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=6000, help="of each text, at most")
     asked = parser.parse_args()
     source = asked.folder / "bf16"
     if not source.exists():
@@ -62,7 +63,7 @@ def main() -> int:
                 )
     for text in (asked.folder / "stories.txt", ROOT / "docs" / "serving.md"):
         print(f"\n{text.name}", flush=True)
-        cli.main(["eval", *stores, "--text", str(text), "--window", "256", "--tokens", "6000"])
+        cli.main(["eval", *stores, "--text", str(text), "--window", "256", "--tokens", str(asked.tokens)])
     return 0
 
 

@@ -1,6 +1,7 @@
 // Products with matrices. They are divided by outputs, and by rows of x if there are more than a kernel takes at once.
 #include <algorithm>
 
+#include "backend/activation_observer.h"
 #include "backend/cpu_commands.h"
 #include "core/rounding.h"
 

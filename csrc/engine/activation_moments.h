@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/backend.h"
+#include "backend/activation_observer.h"
 #include "engine/weights.h"
 #include "format/store_directory.h"
 
