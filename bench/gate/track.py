@@ -40,6 +40,7 @@ import history_plot
 
 from moeflux import Variant
 from moeflux.conversion.synth import synth
+from moeflux.measure.plots import check_plot
 from moeflux.models.layers import (
     DenseMlp,
     GatedDelta,
@@ -431,10 +432,12 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--update", action="store_true", help="write what was found into bench/gate/expected.json")
     parser.add_argument("--history", type=Path, metavar="FILE", help="JSON lines, one a run, to append to")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="every number of the history over its commits")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="every number of the history over its commits")
     arguments = parser.parse_args(words)
     if arguments.plot and not arguments.history:
         parser.error("--plot: expected --history too, whose numbers it draws")
+    if arguments.plot:
+        check_plot(arguments.plot)  # the run takes minutes
     return arguments
 
 
@@ -449,7 +452,7 @@ def main(words: list[str] | None = None) -> int:
     if arguments.history:
         record(numbers, arguments.history)
     if arguments.plot:
-        arguments.plot.write_text(history_plot.svg(arguments.history.read_text().splitlines()))
+        history_plot.plot(arguments.history.read_text().splitlines(), arguments.plot)
     if arguments.update:
         EXPECTED.write_text(json.dumps(updated(numbers, expected), indent=2) + "\n")
         print(f"{EXPECTED.relative_to(ROOT)}: written")

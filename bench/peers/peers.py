@@ -1,6 +1,6 @@
 """Compares moeflux with llama.cpp and mlx-lm, with everything in memory: same shapes, threads and contexts, in turn.
 
-    python bench/peers/peers.py FOLDER [--rounds 5] [--rows NAME,NAME] [--json FILE] [--plot FILE.svg]
+    python bench/peers/peers.py FOLDER [--rounds 5] [--rows NAME,NAME] [--json FILE] [--plot FILE]
 
 bench/peers/prepare.sh makes FOLDER (`make bench-peers` does both). It has the engines, and each model as a store, which
 mlx-lm is given too, and as GGUF with as many bytes. Each measurement is a process of its own, and every round reverses
@@ -36,9 +36,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
 from turns import Ran, run, take_turns
+
+from moeflux.measure.plots import COLOURS, check_plot, draw
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -181,33 +182,26 @@ def compare(name: str, engines: Engines, rounds: int) -> tuple[Outcome, list[dic
 
 # ---- Plot -------------------------------------------------------------------------------------------------------
 
-COLOURS = {OURS: "#0072b2", LLAMA: "#d55e00", MLX: "#009e73"}
-WIDTH, LEFT, BAR = 760, 300, 16
+ENGINES = dict(zip((OURS, LLAMA, MLX), COLOURS, strict=False))
 
 
-def svg(outcomes: list[Outcome]) -> str:
+def plot(outcomes: list[Outcome], path: Path) -> None:
     """A bar for every contender of a row, the fastest of the row as long as the picture is wide."""
-    parts, y = [], 40
-    for outcome in outcomes:
-        parts.append(f'<text x="16" y="{y}" font-weight="600">{outcome.row}: {outcome.ratio:.2f}</text>')
-        fastest = max(outcome.medians.values())
-        for name, speed in outcome.medians.items():
-            y += BAR + 4
-            length = (WIDTH - LEFT - 110) * speed / fastest
-            colour = COLOURS[name.partition(",")[0]]
-            parts += [
-                f'<text x="{LEFT - 8}" y="{y}" text-anchor="end">{escape(name)}</text>',
-                f'<rect x="{LEFT}" y="{y - BAR + 4}" width="{length:.1f}" height="{BAR - 2}" fill="{colour}"/>',
-                f'<text x="{LEFT + length + 8:.1f}" y="{y}">{speed:.1f} tok/s</text>',
-            ]
-        y += 34
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}" '
-        f'font-family="system-ui, sans-serif" font-size="13" fill="#222222">'
-    )
-    title = "Tokens a second, medians of interleaved runs"
-    frame = [head, f"<title>{title}</title>", '<rect width="100%" height="100%" fill="#ffffff"/>']
-    return "\n".join([*frame, *parts, "</svg>", ""])
+    bars = [(outcome, name, speed) for outcome in outcomes for name, speed in outcome.medians.items()]
+
+    def picture(figure: Any) -> None:
+        axes = figure.subplots()
+        for place, (outcome, name, speed) in enumerate(bars):
+            share = 100 * speed / max(outcome.medians.values())
+            axes.barh(place, share, color=ENGINES[name.partition(",")[0]])
+            axes.annotate(f" {speed:.1f} tok/s", (share, place), va="center")
+        labels = [f"{outcome.row} ({outcome.ratio:.2f}): {name}" for outcome, name, _ in bars]
+        axes.set_yticks(range(len(bars)), labels)
+        axes.set(xlim=(0, 120), xlabel="of the fastest of the row, %")
+        axes.invert_yaxis()
+        axes.set_title("Tokens a second, medians of interleaved runs; in parentheses: ours over the best other")
+
+    draw(path, picture, (10, 1.2 + 0.35 * len(bars)))
 
 
 # ---- Command line -----------------------------------------------------------------------------------------------
@@ -231,12 +225,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--decode", type=int, default=64, metavar="N", help="steps that are timed; default: 64")
     parser.add_argument("--harness", type=Path, help="moeflux-bench; default: the newest under build/")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every sample, a JSON object a line")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="SVG, PNG or PDF; extra `plot`")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse()
+    if arguments.plot:
+        check_plot(arguments.plot)  # the runs take an hour
     harness = arguments.harness
     if harness is None:
         found = sorted(ROOT.glob("build/*/bench/moeflux-bench"), key=lambda path: path.stat().st_mtime)
@@ -257,7 +253,7 @@ def main() -> None:
     for outcome in outcomes:
         print(outcome)
     if arguments.plot:
-        arguments.plot.write_text(svg(outcomes))
+        plot(outcomes, arguments.plot)
 
 
 if __name__ == "__main__":

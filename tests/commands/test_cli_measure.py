@@ -10,6 +10,7 @@ import pytest
 from moeflux.cli import main
 from moeflux.routing.trace import Trace
 from support.engine import folders
+from support.pictures import texts_of
 
 Output = pytest.CaptureFixture[str]
 
@@ -82,7 +83,7 @@ def test_replay_draws_where_it_is_told(trace: Path, tmp_path: Path, capsys: Outp
     text = capsys.readouterr().out
     assert text.endswith(f"{picture}: the curves\n")
     assert "lru" not in text
-    assert picture.read_text().startswith("<svg ")
+    assert "lfu" in texts_of(picture)
 
 
 def test_replay_as_json(trace: Path, capsys: Output) -> None:
@@ -95,7 +96,7 @@ def test_replay_refuses(trace: Path, tmp_path: Path, capsys: Output) -> None:
     assert "slots: expected" in refused(capsys, "replay", trace, "--slots", "1%,many")
     assert "policy: expected" in refused(capsys, "replay", trace, "--policy", "fifo")
     assert "found nothing" in refused(capsys, "replay", tmp_path / "none")
-    assert "No such file" in refused(capsys, "replay", trace, "--plot", tmp_path / "none" / "x.svg")
+    assert "expected a folder" in refused(capsys, "replay", trace, "--plot", tmp_path / "none" / "x.svg")
     bad = tmp_path / "bad"
     bad.write_bytes(trace.read_bytes()[:-1])
     assert str(bad) in refused(capsys, "replay", bad)

@@ -69,7 +69,7 @@ LATE: dict[str, dict[str, str]] = {
     "model": {"text": WITHOUT_TEXT, "typing_extensions": FOR_TYPES},
     "session": {"text": WITHOUT_TEXT},
     "runtime": {"typing_extensions": FOR_TYPES},
-    "measure": {"typing_extensions": FOR_TYPES},
+    "measure": {"typing_extensions": FOR_TYPES, "matplotlib": ONLY_WHEN_USED},
     "files": {"numpy": STARTS_AT_ONCE},
     "progress": {"rich": ONLY_WHEN_USED},
     "models": {"huggingface_hub": ONLY_WHEN_USED},

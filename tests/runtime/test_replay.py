@@ -7,7 +7,6 @@ import re
 import time
 from functools import cache
 from itertools import combinations
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflux import ArgumentError, _core
-from moeflux.measure.replay_plot import svg, text_plot
+from moeflux.measure.text_plot import text_plot
 from moeflux.routing.replay import OPTIMUM, POLICIES, Replay, replay, slot_counts
 from moeflux.routing.trace import Trace
 
@@ -274,23 +273,6 @@ def test_plots(slots: tuple[int | str, ...]) -> None:
     assert "r" in body
     assert len(slots) == 1 or ("n" in body and "*" in body)
     assert all(f"{mark} {name}" in drawn for name, mark in marks.items())
-    picture = ElementTree.fromstring(svg(result))
-    lines = picture.findall("{*}polyline")
-    assert len(lines) == 4
-    for line in lines:
-        points = [tuple(map(float, pair.split(","))) for pair in line.attrib["points"].split()]
-        assert len(points) == len(result.slots)
-        assert points == sorted(points)
-    (best,) = (line for line in lines if "stroke-dasharray" in line.attrib)
-    x, y = map(float, best.attrib["points"].split()[0].split(","))
-    share, rate = result.share(result.slots[0]), result.curves[OPTIMUM][0].hit_rate
-    assert x == pytest.approx(64 + share * (760 - 64 - 120), abs=0.06)
-    assert y == pytest.approx(56 + (1 - rate) * (460 - 112), abs=0.06)
-
-
-def test_a_name_with_brackets_is_still_a_picture() -> None:
-    strange = Trace("<a & b>", "", 32, 1, TRACE.layers, TRACE.experts, TRACE.passes)
-    ElementTree.fromstring(svg(replay(strange, ["50%"])))
 
 
 def test_points_are_told_as_they_come() -> None:

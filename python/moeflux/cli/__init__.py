@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from moeflux._core import __commit__, __version__, isas
-from moeflux.cli import completion, look, make, measure, serve, write
+from moeflux.cli import completion, look, make, measure, routing, serve, write
 from moeflux.cli.arguments import Parser
 from moeflux.cli.defaults import apply_defaults, defaults_file
 from moeflux.errors import Error
@@ -110,7 +110,7 @@ def _parser() -> Parser:
     parser = Parser(prog="moeflux", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
-    for group in (write, serve, look, make, measure, completion):
+    for group in (write, serve, look, make, measure, routing, completion):
         group.add(commands)
     parser.commands = commands.choices
     return parser

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 from moeflux.runtime.options import LoadOptions, words_of
@@ -23,7 +24,9 @@ __all__ = [
     "Commands",
     "Parser",
     "add_loading",
+    "add_plot",
     "add_sampling",
+    "check_plot",
     "command",
     "load_model",
     "load_options",
@@ -251,6 +254,21 @@ def load_model(name: str | None, arguments: argparse.Namespace) -> Model:
     folder = find_model(name, progress)
     with Counting(progress, "loading") as counting:
         return moeflux.load(folder, **load_options(arguments), on_progress=counting)
+
+
+# ---- Pictures -----------------------------------------------------------------------------------------------------
+
+
+def add_plot(command: Parser, what: str) -> None:
+    command.add_argument("--plot", type=Path, metavar="FILE", help=f"{what} (.svg, .png or .pdf; extra `plot`)")
+
+
+def check_plot(arguments: argparse.Namespace) -> None:
+    """Before the work, which may take long: whether its picture can be drawn."""
+    if arguments.plot:
+        from moeflux.measure import plots
+
+        plots.check_plot(arguments.plot)
 
 
 # ---- Printing ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Commands that measure: `doctor`, `trace`, `replay`, `bench`, `eval`."""
+"""Commands that measure: `doctor`, `bench`, `eval`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from moeflux import files
 from moeflux.cli.arguments import (
-    MAX_SEED,
     MODEL_HELP,
     SHAPE_HELP,
     Commands,
     Parser,
     add_loading,
+    add_plot,
     add_sampling,
+    check_plot,
     command,
     load_model,
     load_options,
@@ -52,32 +52,6 @@ examples:
   moeflux doctor --cuda
 """
 
-TRACE_HELP = "run a model and record which experts its router picks"
-TRACE = """\
-Evaluates a prompt, and then as many of the likeliest tokens as you ask for. It records which experts the router picked
-for every token in every layer. The file is small: one byte per pick, or two with more than 256 experts. The picks
-depend on the model and the tokens alone, not on memory, cache or threads. Without a prompt, the tokens are random.
-Then, and with a synthetic model, the picks spread more evenly than those of text.
-
-examples:
-  moeflux trace /ssd/a3b -o run.trace --prompt-ids prompt.txt --decode 200
-  moeflux trace /tmp/tiny -o tiny.trace --tokens 1000 --seed 3
-"""
-
-REPLAY_HELP = "how other caches would have done in a recorded run: hit rates by policy and size"
-REPLAY = """\
-Plays a trace against the engine's own slot cache, with each policy at each size. It also plays it against the optimum,
-which knows the future and which no policy can beat. It counts the tokens as if they were decoded one after the other
-from an empty cache, however the run evaluated them. A prefill picks the same experts but reads each once per chunk, so
-its hits would say little. Prints hit rates and bytes read per token, as a table and as a plot.
-
-examples:
-  moeflux replay run.trace
-  moeflux replay run.trace --slots 10%,25%,1024 --policy lru,lfu
-  moeflux replay run.trace --plot curves.svg
-  moeflux replay run.trace --json
-"""
-
 BENCH_HELP = "how fast a model runs here: cold and warm, prefill and decode"
 BENCH = """\
 Measures prefill and decode, cold and warm. Cold means that the model is opened anew, with its files dropped from the
@@ -98,7 +72,7 @@ examples:
   moeflux bench /ssd/a3b --prefill 1024 --decode 64 --reps 5 --json
   moeflux bench /ssd/a3b --prompt-ids prompt.txt --look-ahead off
   moeflux bench /ssd/a3b --temperature 0.7 --top-p 0.95
-  moeflux bench /ssd/a3b --sessions 1,2,4,8 --temperature 1
+  moeflux bench /ssd/a3b --sessions 1,2,4,8 --temperature 1 --plot sessions.svg
   moeflux bench a3b --memory 8GB                              an estimate, before any download
 """
 
@@ -126,8 +100,6 @@ examples:
 
 def add(commands: Commands) -> None:
     _add_doctor(command(commands, "doctor", _doctor, DOCTOR_HELP, DOCTOR))
-    _add_trace(command(commands, "trace", _trace, TRACE_HELP, TRACE))
-    _add_replay(command(commands, "replay", _replay, REPLAY_HELP, REPLAY))
     _add_bench(command(commands, "bench", _bench, BENCH_HELP, BENCH))
     _add_eval(command(commands, "eval", _eval, EVAL_HELP, EVAL))
 
@@ -161,104 +133,6 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# ---- trace ------------------------------------------------------------------------------------------------------
-
-
-def _add_trace(command: Parser) -> None:
-    command.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
-    command.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
-    prompt = command.add_mutually_exclusive_group()
-    prompt.add_argument(
-        "--prompt-ids", type=Path, metavar="FILE", help="a text file of token ids, separated by white space or commas"
-    )
-    prompt.add_argument(
-        "--tokens", type=whole_number(), default=512, metavar="N", help="random tokens instead; default: 512"
-    )
-    command.add_argument(
-        "--seed", type=whole_number(0, MAX_SEED), metavar="S", help="seed of the random tokens; default: 0"
-    )
-    command.add_argument(
-        "--decode",
-        type=whole_number(0),
-        default=0,
-        metavar="N",
-        help="tokens to decode after the prompt; default: none",
-    )
-    add_loading(command)
-
-
-def _trace(arguments: argparse.Namespace) -> int:
-    import moeflux
-    from moeflux import files
-    from moeflux.measure.record import record
-    from moeflux.progress import Counting, for_terminal
-    from moeflux.runtime.tokens import random_prompt, read_prompt
-
-    if not files.is_folder(arguments.output.absolute().parent):
-        raise moeflux.IoError(f"{arguments.output}: expected a folder to write into, found none")
-    if arguments.prompt_ids and arguments.seed is not None:
-        raise moeflux.ArgumentError("--seed: expected random tokens, found --prompt-ids")
-    model = load_model(arguments.model, arguments)
-    vocab = model.variant.vocab_size
-    if arguments.prompt_ids:
-        prompt = read_prompt(arguments.prompt_ids, vocab)
-    else:
-        prompt = random_prompt(arguments.tokens, vocab, arguments.seed or 0)
-    with Counting(for_terminal(passing=True), "recording", "tokens") as counting:
-        trace = record(model, prompt, arguments.decode, counting)
-    trace.save(arguments.output)
-    print(f"{arguments.output}: {trace}")
-    return 0
-
-
-# ---- replay -----------------------------------------------------------------------------------------------------
-
-
-def _add_replay(command: Parser) -> None:
-    command.add_argument("trace", type=Path, metavar="FILE", help="a trace that `moeflux trace` wrote")
-    command.add_argument(
-        "--slots", metavar="LIST", help="experts held: numbers, or shares of all such as 25%%, separated by commas"
-    )
-    command.add_argument(
-        "--policy", default="all", metavar="LIST", help="lru, lfu and none, separated by commas; default: all"
-    )
-    command.add_argument(
-        "--ring-depth",
-        type=whole_number(),
-        default=2,
-        metavar="N",
-        help="expert batches in flight, as in the engine; default: 2",
-    )
-    command.add_argument(
-        "--plot", type=Path, metavar="FILE.svg", help="draw the curves there instead of below the table"
-    )
-    command.add_argument("--json", action="store_true", help="every point as JSON, sizes in exact bytes")
-
-
-def _replay(arguments: argparse.Namespace) -> int:
-    import moeflux
-    from moeflux.measure.replay_plot import svg, text_plot
-    from moeflux.routing.hit_rates import remember_replay
-    from moeflux.routing.replay import DEFAULT_SHARES, POLICIES, replay
-    from moeflux.routing.trace import Trace
-
-    policies = POLICIES if arguments.policy == "all" else [word.strip() for word in arguments.policy.split(",")]
-    slots = DEFAULT_SHARES if arguments.slots is None else arguments.slots.split(",")
-    result = replay(Trace.load(arguments.trace), slots, policies, arguments.ring_depth)
-    if arguments.slots is None:
-        # If it fails, only the hit rate of the next plan is less exact.
-        with contextlib.suppress(OSError, moeflux.IoError):
-            remember_replay(result)
-    if arguments.plot:
-        files.write_atomically(arguments.plot, [svg(result).encode()])
-    if arguments.json:
-        print(json.dumps(result.to_dict(), indent=2))
-        return 0
-    print(result)
-    print(f"\n{arguments.plot}: the curves" if arguments.plot else f"\n{text_plot(result)}")
-    return 0
-
-
 # ---- bench ------------------------------------------------------------------------------------------------------
 
 
@@ -285,12 +159,14 @@ def _add_bench(command: Parser) -> None:
         metavar="N,N,...",
         help="answers that are made together, as 1,2,4,8: decoding of each number instead",
     )
+    add_plot(command, "draw the speeds, too")
     command.add_argument("--json", action="store_true", help="one line of JSON for each measurement")
     add_sampling(command, "the likeliest token, always, and a seed of 0")
     add_loading(command, own="sessions")
 
 
 def _bench(arguments: argparse.Namespace) -> int:
+    from moeflux.errors import ArgumentError
     from moeflux.measure.bench import bench, table
     from moeflux.measure.estimate import estimate
     from moeflux.progress import Lines, for_terminal
@@ -298,10 +174,13 @@ def _bench(arguments: argparse.Namespace) -> int:
     from moeflux.stores.store import open_store
     from moeflux.text.sampling import Sampling
 
+    check_plot(arguments)
     folder = _folder_to_run(arguments.model)
     if arguments.together:
         return _bench_together(folder, arguments)
     if folder is None:
+        if arguments.plot:
+            raise ArgumentError(f"--plot: expected a model that is here, found {arguments.model}")
         options = load_options(arguments)
         print_value(estimate(arguments.model, progress=for_terminal(), **options), arguments.json)
         return 0
@@ -330,6 +209,10 @@ def _bench(arguments: argparse.Namespace) -> int:
         by_phase = {row.phase: row.tokens for row in rows}
         print(", ".join(f"{tokens} tokens {phase}" for phase, tokens in by_phase.items()) + "\n")
         print(table(rows))
+    if arguments.plot:
+        from moeflux.measure.plots import bench_plot, draw
+
+        draw(arguments.plot, bench_plot(rows))
     return 0
 
 
@@ -364,6 +247,10 @@ def _bench_together(folder: Path | None, arguments: argparse.Namespace) -> int:
     if not arguments.json:
         print(f"{rows[0].settings}\n{arguments.prefill} tokens prefill, {arguments.decode} steps\n")
         print(table_together(rows))
+    if arguments.plot:
+        from moeflux.measure.plots import draw, together_plot
+
+        draw(arguments.plot, together_plot(rows))
     return 0
 
 
@@ -402,6 +289,7 @@ def _add_eval(command: Parser) -> None:
         help="tokens of a window that repeat the one before and are not counted; default: 0",
     )
     command.add_argument("--tokens", type=whole_number(), metavar="N", help="only the first N tokens of the text")
+    add_plot(command, "draw the figures with their errors, too")
     command.add_argument("--json", action="store_true", help="everything as JSON")
     add_loading(command)
 
@@ -413,6 +301,7 @@ def _eval(arguments: argparse.Namespace) -> int:
     from moeflux.models.hub import find_model
     from moeflux.progress import Counting, for_terminal
 
+    check_plot(arguments)
     text = read_text(arguments.text)
     if len(arguments.models) > 1:
         return _eval_several(text, arguments)
@@ -431,6 +320,10 @@ def _eval(arguments: argparse.Namespace) -> int:
             on_progress=counting,
         )
     print_value(result, arguments.json)
+    if arguments.plot:
+        from moeflux.measure.plots import draw, evaluation_plot
+
+        draw(arguments.plot, evaluation_plot(result))
     return 0
 
 
