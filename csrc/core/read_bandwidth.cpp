@@ -9,6 +9,7 @@
 #include <new>
 #include <vector>
 
+#include "core/cpu_features.h"
 #include "core/threads.h"
 
 namespace moeflux {
@@ -58,9 +59,8 @@ MOEFLUX_READ_LOOP(read_by_64, __attribute__((target("avx512f"))), 64)
 // The loop with the widest loads. The fewer instructions a line takes, the more lines are on their way at once.
 Loop widest() {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f")) return read_by_64;
-  if (__builtin_cpu_supports("avx2")) return read_by_32;
+  if (cpu_features().avx512f) return read_by_64;
+  if (cpu_features().avx2) return read_by_32;
 #endif
   return read_by_16;
 }

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 
+#include "core/cpu_features.h"
 #include "core/error.h"
 #include "core/text.h"
 
@@ -120,10 +121,7 @@ __attribute__((target("sha,sse4.1"))) void compress_x86(const States<streams>& s
   }
 }
 
-bool has_x86_instructions() {
-  static const bool has = __builtin_cpu_supports("sha") && __builtin_cpu_supports("sse4.1");
-  return has;
-}
+bool has_x86_instructions() { return cpu_features().sha && cpu_features().sse41; }
 
 template <size_t streams>
 void compress(const States<streams>& states, const Data<streams>& data, size_t blocks) {

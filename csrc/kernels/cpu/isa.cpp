@@ -2,14 +2,12 @@
 
 #include <cstdlib>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 #if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
+#include "core/cpu_features.h"
 #include "core/error.h"
 #include "core/text.h"
 
@@ -36,12 +34,7 @@ const AttentionKernels* emulated_attention = nullptr;
 // The tiles of AMX are registers that Linux gives to a process that asks for them, once for all its threads.
 bool has_amx() {
 #if defined(__linux__)
-  unsigned a = 0;
-  unsigned b = 0;
-  unsigned c = 0;
-  unsigned d = 0;
-  constexpr unsigned bf16_tiles_int8 = 1u << 22 | 3u << 24;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & bf16_tiles_int8) != bf16_tiles_int8) return false;
+  if (!cpu_features().amx) return false;
   constexpr long request_permission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long tile_data = 18;
   return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
@@ -60,13 +53,11 @@ struct Features {
 };
 
 Features features() {
-  // These ask the operating system too: registers that it does not save count as missing.
-  __builtin_cpu_init();
+  const CpuFeatures& cpu = cpu_features();
   Features found;
-  found.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  found.avx512 = found.avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                 __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  found.vnni = found.avx512 && __builtin_cpu_supports("avx512vnni");
+  found.avx2 = cpu.avx2 && cpu.fma && cpu.f16c;
+  found.avx512 = found.avx2 && cpu.avx512f && cpu.avx512bw && cpu.avx512vl && cpu.avx512dq;
+  found.vnni = found.avx512 && cpu.avx512vnni;
   found.tiles = found.vnni && has_amx();
   return found;
 }
