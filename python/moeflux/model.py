@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +16,7 @@ import numpy as np
 from moeflux import _core
 from moeflux._core import Cancel
 from moeflux.errors import ArgumentError, Error, StateError, found, refusals
+from moeflux.living import Living
 from moeflux.log import LOG
 from moeflux.machine.cuda_kernels import make_kernels
 from moeflux.machine.memory import resident
@@ -97,7 +97,7 @@ class Model:
         self.expert_bytes: int = store.directory.experts.bytes
         self._recorded = threading.Lock()  # while somebody records its routing
         self._open: _core.Engine | None = engine  # None: closed
-        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._sessions: Living[Session, None] = Living()
         self._plan = plan
         self._notes = LookAheadNotes(self.variant.name)
 
@@ -105,9 +105,10 @@ class Model:
 
     @property
     def _engine(self) -> _core.Engine:
-        if self._open is None:
+        engine = self._open  # another thread may close it now
+        if engine is None:
             raise StateError(f"{self.path}: expected a model that is open, found it closed")
-        return self._open
+        return engine
 
     @property
     def closed(self) -> bool:
@@ -129,7 +130,7 @@ class Model:
         if self._open is not None:
             LOG.info("%s: closed", self.path)
         self._open = None
-        for session in list(self._sessions):
+        for session, _ in self._sessions.items():
             session.close()
 
     def __enter__(self) -> Model:
@@ -307,7 +308,8 @@ class Model:
 
     def __repr__(self) -> str:
         lossy = "".join(f", LOSSY: {sentence}" for sentence in self.variant.lossy)
-        return f"Model({self.variant.name}, {'closed' if self._open is None else self._open.describe()}{lossy})"
+        engine = self._open
+        return f"Model({self.variant.name}, {'closed' if engine is None else engine.describe()}{lossy})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Model cannot be pickled: open the store in the other process with moeflux.load")
@@ -400,7 +402,7 @@ def load(
             checksums=checksums,
             on_progress=on_progress,
         )
-        LOADED[engine] = plan
+        LOADED.add(engine, plan)
         LOG.info("%s: loaded in %.2f s: %s", folder, time.perf_counter() - started, engine.describe())
         return Model(store, engine, plan, asked["precision"])
 

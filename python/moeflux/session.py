@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
@@ -12,6 +11,7 @@ import numpy as np
 from moeflux import _core
 from moeflux._core import Cancel, StepStats
 from moeflux.errors import ArgumentError, StateError, found, refusals
+from moeflux.living import Living
 from moeflux.runtime.logits import Logits
 from moeflux.runtime.look_ahead import LookAheadNotes
 from moeflux.runtime.plan import pricing
@@ -45,23 +45,26 @@ class Session:
         kv_dtype: str,
         plan: Plan | None = None,
         notes: LookAheadNotes | None = None,
-        siblings: weakref.WeakSet[Session] | None = None,
+        siblings: Living[Session, None] | None = None,
     ) -> None:
         self.model = model
         self.kv_dtype = kv_dtype
         self._open: _core.Session | None = core  # None: closed
         self._plan = plan
         self._notes = notes or LookAheadNotes(model.variant.name)
-        self._siblings = weakref.WeakSet() if siblings is None else siblings  # those that the model closes
-        self._siblings.add(self)
+        self._siblings: Living[Session, None] = (
+            Living() if siblings is None else siblings
+        )  # those that the model closes
+        self._siblings.add(self, None)
 
     # ---- Being open ---------------------------------------------------------------------------------------------
 
     @property
     def _core(self) -> _core.Session:
-        if self._open is None:
+        core = self._open  # another thread may close it now
+        if core is None:
             raise StateError("session: expected one that is open, found it closed")
-        return self._open
+        return core
 
     @property
     def closed(self) -> bool:

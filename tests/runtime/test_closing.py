@@ -75,7 +75,7 @@ def test_a_model_that_is_closed() -> None:
         session.step(5)
         engine = model._engine
         assert engine.held > 0 and not model.closed
-        others = [other for other in LOADED if other is engine]
+        others = [other for other, _ in LOADED.items() if other is engine]
         assert len(others) == 1
         del engine, others
     gc.collect()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import weakref
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from moeflux import ArgumentError, BudgetError, FormatError, NotFoundError, Plan
 from moeflux.cli import main
 from moeflux.conversion.convert import convert
 from moeflux.conversion.synth import synth
+from moeflux.living import Living
 from moeflux.machine.memory import Available
 from moeflux.machine.remembered import Probe, remember
 from moeflux.machine.sandbox import RENDERING
@@ -147,7 +147,7 @@ def test_auto_is_what_is_free_less_a_reserve(store: Path, monkeypatch: pytest.Mo
 
 def test_other_models_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(planning, "LOADED", weakref.WeakKeyDictionary())  # whatever other tests have left
+    monkeypatch.setattr(planning, "LOADED", Living())  # whatever other tests have left
     monkeypatch.setattr(model, "LOADED", planning.LOADED)
     first = moeflux.load(store, memory="1TB", context=100)
     assert plan(store, memory="1TB", context=100).parts["other models"] == first.plan.model_bytes
@@ -162,7 +162,7 @@ def test_other_models_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_process_has_one_renderer(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(planning, "LOADED", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(planning, "LOADED", Living())
     monkeypatch.setattr(model, "LOADED", planning.LOADED)
     assert plan(store, memory="1TB", context=100).parts["renderer"] == 0
     first = moeflux.load(moeflux.builtin.path(), memory="1TB", context=100)

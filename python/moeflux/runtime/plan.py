@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from moeflux import _core, files
 from moeflux.errors import BudgetError, FormatError, IoError
+from moeflux.living import Living
 from moeflux.machine.memory import available, huge_pages_unasked, resident
 from moeflux.machine.remembered import remembered
 from moeflux.machine.sandbox import RENDERING, encoding
@@ -80,7 +80,7 @@ def pricing(plan: Plan | None) -> Generator[None, None, None]:
         raise
 
 
-LOADED: weakref.WeakKeyDictionary[_core.Engine, Plan] = weakref.WeakKeyDictionary()
+LOADED: Living[_core.Engine, Plan] = Living()
 """The engines of this process that go by a plan: the budget of the next one is for all of them."""
 
 
@@ -130,9 +130,10 @@ class _Planner:
         steps, so that a plan printed in one process holds in another. The part of other models is counted with them."""
         # A stack is one mapping of megabytes. Its first touch may bring a huge page.
         stack = 5 * MIB // 2 if huge_pages_unasked() else MIB // 2
-        own = resident().now - sum(engine.held for engine in LOADED)
+        loaded = LOADED.items()
+        own = resident().now - sum(engine.held for engine, _ in loaded)
         process = _round_up(own + 16 * MIB + stack * (self.threads + self.readers), 32 * MIB)
-        others = list(LOADED.values())
+        others = [plan for _, plan in loaded]
         parts = {"process": max([process, *(plan.parts["process"] for plan in others)]), "text": self.text_part()}
         parts["encoder"] = self.encoder_part()
         parts["renderer"] = max([self.renderer_part(), *(plan.parts.get("renderer", 0) for plan in others)])
