@@ -108,7 +108,9 @@ def _version() -> str:
 
 def _parser() -> Parser:
     parser = Parser(prog="moeflux", description=DESCRIPTION, epilog=EXAMPLES)
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument(
+        "--version", action="version", version=_version(), help="print version, commit and CPU kernels, and stop"
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
     for group in (write, serve, look, make, measure, routing, completion):
         group.add(commands)

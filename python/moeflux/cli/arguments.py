@@ -48,8 +48,29 @@ class Parser(argparse.ArgumentParser):
     passes_on = False  # words after -- are for another program, as `passed`
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, add_help=False, **options)
         self.commands: dict[str, Parser] = {}
+        self._positionals.title = "arguments"
+        self.add_argument("-h", "--help", action="help", help="print this and stop")
+
+    def format_help(self) -> str:
+        self.usage = self._synopsis()
+        return super().format_help()
+
+    def _synopsis(self) -> str:
+        """What must be given, and in which order: the flags that may be given follow anyway, and there are dozens."""
+        words = ["%(prog)s"]
+        for group in self._mutually_exclusive_groups:
+            if group.required:
+                words.append(f"({' | '.join(map(_as_typed, group._group_actions))})")
+        words += [_as_typed(action) for action in self._actions if action.option_strings and action.required]
+        words.append("[options]")
+        for action in self._actions:
+            if not action.option_strings:
+                name = str(action.metavar or action.dest)
+                shapes = {"?": f"[{name}]", "*": f"[{name} ...]", argparse.PARSER: f"{name} ..."}
+                words.append(shapes.get(str(action.nargs), name))
+        return " ".join([*words, *(["[-- WORD ...]"] if self.passes_on else [])])
 
     def parse_args(self, args: Any = None, *given: Any, **named: Any) -> Any:
         arguments, rest = self.parse_known_args(args, *given, **named)
@@ -92,6 +113,10 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
 
 
+def _as_typed(action: argparse.Action) -> str:
+    return f"{action.option_strings[0]} {action.metavar}"
+
+
 def _nearest(word: str, words: Iterable[str]) -> str:
     near = difflib.get_close_matches(word, list(words), n=1)
     return f"; did you mean {near[0]}?" if near else ""
@@ -104,9 +129,11 @@ def command(
     summary: str,
     text: str,
 ) -> Parser:
-    """Adds a command. `text` is a paragraph, and after a blank line the examples."""
-    paragraph, _, examples = text.partition("\n\n")
-    parser: Parser = commands.add_parser(name, help=summary, description=paragraph, epilog=examples)
+    """Adds a command. `text` is paragraphs, and after a blank line the examples."""
+    paragraphs, head, examples = text.partition("\n\nexamples:\n")
+    parser: Parser = commands.add_parser(
+        name, help=summary, description=paragraphs, epilog=f"{head.strip()}\n{examples}"
+    )
     parser.set_defaults(run=run)
     return parser
 

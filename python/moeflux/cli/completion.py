@@ -27,7 +27,7 @@ examples:
 
 def add(commands: Commands) -> None:
     parser = add_command(commands, "completion", functools.partial(_print, commands), HELP, TEXT)
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), metavar="bash|zsh|fish")
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish")
 
 
 def _print(commands: Commands, arguments: argparse.Namespace) -> int:

@@ -102,7 +102,12 @@ def _models(arguments: argparse.Namespace) -> int:
 
 
 def _add_info(command: Parser) -> None:
-    command.add_argument("target", nargs="?", metavar="STORE|CONFIG|PRESET|REPOSITORY")
+    command.add_argument(
+        "target",
+        nargs="?",
+        metavar="MODEL",
+        help="a folder, a GGUF file, a config.json, a repository as owner/name or a preset; default: this machine",
+    )
     command.add_argument("--json", action="store_true", help="everything as JSON, sizes in exact bytes")
 
 

@@ -146,7 +146,7 @@ def _asked_format(arguments: argparse.Namespace) -> ConvertFormat | None:
 
 
 def _add_synth(command: Parser) -> None:
-    command.add_argument("folder", type=Path, metavar="DIR", help="folder to make")
+    command.add_argument("folder", type=Path, metavar="DEST", help="folder to make")
     model = command.add_mutually_exclusive_group(required=True)
     model.add_argument("--variant", metavar="NAME", help="a preset, by name or an unambiguous part of it")
     model.add_argument("--config", type=Path, metavar="FILE", help="a config.json, or the folder with it")
@@ -163,7 +163,7 @@ def _add_synth(command: Parser) -> None:
         "--seed",
         type=whole_number(0, MAX_SEED),
         default=0,
-        metavar="S",
+        metavar="N",
         help="another seed gives other weights; default: 0",
     )
     command.add_argument("--force", action="store_true", help="replace an existing store, finished or not")

@@ -33,12 +33,12 @@ __all__ = ["add"]
 
 DOCTOR_HELP = "what this disk and this machine can do, and the settings that follow"
 DOCTOR = """\
-Reads the disk under DIR as the engine does when it decodes: an expert's bytes at a random place, 1 to 8 at a time, past
-the page cache and through it. If DIR is a store, it reads the store's own experts. Otherwise it writes a file of at
-most 1 GB and removes it again. It also measures memory, and prints what limits there are. It remembers the results in
-the user's cache folder ($MOEFLUX_CACHE, else the system's), for this machine and this disk. From then on, models are
-opened with these settings unless you ask for others. It takes about 15 seconds, or 3 with --quick. Close other programs
-meanwhile.
+Reads the disk under FOLDER as the engine does when it decodes: an expert's bytes at a random place, 1 to 8 at a time,
+past the page cache and through it. If FOLDER is a store, it reads the store's own experts. Otherwise it writes a file
+of at most 1 GB and removes it again. It also measures memory, and prints what limits there are. It remembers the
+results in the user's cache folder ($MOEFLUX_CACHE, else the system's), for this machine and this disk. From then on,
+models are opened with these settings unless you ask for others. It takes about 15 seconds, or 3 with --quick. Close
+other programs meanwhile.
 
 With --metal it looks at the GPU of a Mac instead, with --cuda at an NVIDIA GPU. It compiles every kernel, runs every op
 on small numbers there and on the CPU, then runs a whole model. It prints a table for an issue if something fails, and
@@ -108,7 +108,9 @@ def add(commands: Commands) -> None:
 
 
 def _add_doctor(command: Parser) -> None:
-    command.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="a folder on the disk; default: this one")
+    command.add_argument(
+        "folder", nargs="?", type=Path, metavar="FOLDER", help="a folder on the disk; default: this one"
+    )
     kind = command.add_mutually_exclusive_group()
     kind.add_argument("--quick", action="store_true", help="3 seconds, less exact")
     kind.add_argument("--metal", action="store_true", help="compare the GPU of a Mac with the CPU, instead")

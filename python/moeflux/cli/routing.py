@@ -69,7 +69,7 @@ def _add_trace(command: Parser) -> None:
         "--tokens", type=whole_number(), default=512, metavar="N", help="random tokens instead; default: 512"
     )
     command.add_argument(
-        "--seed", type=whole_number(0, MAX_SEED), metavar="S", help="seed of the random tokens; default: 0"
+        "--seed", type=whole_number(0, MAX_SEED), metavar="N", help="seed of the random tokens; default: 0"
     )
     command.add_argument(
         "--decode",
