@@ -171,6 +171,7 @@ def build(python: Interpreter, arch: str, toolchain: Path) -> Path:
         "cmake.define.PYBIND11_USE_CROSSCOMPILING": "ON",
         "cmake.define.CMAKE_SHARED_LINKER_FLAGS": "-s",
         "cmake.define.CMAKE_MODULE_LINKER_FLAGS": "-s",
+        "cmake.define.CMAKE_INTERPROCEDURAL_OPTIMIZATION": "OFF",  # the bindings gain nothing by it
         "install.strip": "false",  # the linker has: strip knows one machine
     }
     words = [f"--config-setting={name}={value}" for name, value in settings.items()]
