@@ -52,7 +52,9 @@ def stub_text() -> str:
         text = re.sub(pattern, precise, text, flags=re.MULTILINE)
     for pattern, arrays in ARRAYS.items():
         text = OPS.sub(lambda found, pattern=pattern, arrays=arrays: re.sub(pattern, arrays, found[0]), text)
-    text = re.sub(r"^__version__.*\n", "", text, flags=re.MULTILINE).rstrip() + "\n\n__version__: str\n"
+    # What differs from build to build is no part of the type.
+    text = re.sub(r"^__(version|commit)__.*\n", "", text, flags=re.MULTILINE).rstrip()
+    text += "\n\n__commit__: str\n\n__version__: str\n"
     return formatted(HEADER + text)
 
 

@@ -1720,6 +1720,6 @@ def variant_identity(text: str) -> dict[str, typing.Any]:
     The fields that fingerprints are made of: those of version 1, if it can describe the variant. A layer that drafts is none of them.
     """
 
-__commit__: str = "2fb8bb8f4d83+"
+__commit__: str
 
 __version__: str
