@@ -146,6 +146,7 @@ peers: $(PEERS)/ready
 	$(PEERS)/bin/python tests/golden/check_text.py build/peers
 	$(PEERS)/bin/python tests/golden/check_calls.py build/peers
 	$(PEERS)/bin/python tests/golden/check_gguf.py build/peers
+	$(PEERS)/bin/python tests/golden/check_llama.py build/peers
 	$(PEERS)/bin/python tests/golden/check_program.py build/peers
 
 SCHEMAS = build/schemas
