@@ -1,5 +1,5 @@
-// llama_logits FILE TOKEN...: llama.cpp's logits after each token, as float32 on stdout. On the CPU, with keys and values
-// in f32 and no fused attention, so that rounding is that of f32 wherever the weights of the file are.
+// llama_logits FILE TOKEN...: llama.cpp's logits after each token, as float32 on stdout. On the CPU, with keys and
+// values in f32 and no fused attention, so that rounding is that of f32 wherever the weights of the file are.
 #include <llama.h>
 
 #include <cstdio>
@@ -8,9 +8,11 @@
 
 int main(int count, char** words) {
   if (count < 3) return 2;
-  llama_log_set([](ggml_log_level level, const char* text, void*) {
-    if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
-  }, nullptr);
+  llama_log_set(
+      [](ggml_log_level level, const char* text, void*) {
+        if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
+      },
+      nullptr);
   llama_model_params of_model = llama_model_default_params();
   of_model.n_gpu_layers = 0;
   of_model.use_extra_bufts = false;
