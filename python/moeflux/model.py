@@ -115,6 +115,11 @@ class Model:
         return self._open is None
 
     @property
+    def ready(self) -> bool:
+        """Whether calls go through now: over several machines, not while one of them is started again."""
+        return True
+
+    @property
     def layers(self) -> tuple[int, int]:
         """The layers that it has: the first, and one past the last. `moeflux.load(..., layers=...)` says which."""
         return self._engine.layers
@@ -213,6 +218,10 @@ class Model:
         if logits == "last":
             return [each.session._logits(serial) for each, serial in zip(checked, serials, strict=True)]
         return None
+
+    def make_decoder(self, rows: int = 0) -> Any:
+        """What evaluates requests side by side, as `moeflux.serving.protocols.Decoder` has it."""
+        return _core.Decoder(self._engine, rows)
 
     def evaluate_hidden(self, work: Work, *, cancel: Cancel | None = None) -> list[np.ndarray]:
         """As `evaluate`, with a model that has not the last layers: instead of logits, it has the hidden rows of all

@@ -48,7 +48,9 @@ class Logits:
         self, sampler: _core.Sampler, allowed: np.ndarray | None = None, logprobs: int | None = None
     ) -> tuple[int, float | None, list[tuple[int, float]]]:
         """What a sampler chooses: a token, its log probability and those of the likeliest, where they are asked for."""
-        return self._read(lambda core: sampler.choose_of(core, allowed, logprobs))
+        if isinstance(self._session._core, _core.Session):
+            return self._read(lambda core: sampler.choose_of(core, allowed, logprobs))
+        return self._read(lambda core: sampler.choose(core.logits(None, len(self)), allowed, logprobs))
 
     def numpy(self, out: np.ndarray | None = None) -> np.ndarray:
         """A copy, float32 [vocab]; in `out` when given."""

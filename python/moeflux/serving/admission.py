@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from moeflux.errors import BudgetError, StateError
+from moeflux.errors import BudgetError, PeerError, StateError
 from moeflux.log import LOG
 from moeflux.serving.disk import DiskTier
 from moeflux.serving.options import Options
@@ -66,7 +66,7 @@ class Admission:
         """Whether the job should begin now. Where it is worth it, it waits until its state is read, or until a job
         that runs has evaluated what both have in common."""
         self._arrive()
-        if self._waits(job):
+        if not self._model.ready or self._waits(job):
             return False
         running = list(running)
         found = self._find(job, running)
@@ -77,9 +77,16 @@ class Admission:
         found = self._find(job, running)
         try:
             session = self._session_at(found)
+            places = self._places(job, session, found)
         except BudgetError:
             return False
-        job.session, job.places = session, self._places(job, session, found)
+        except PeerError:  # the session was lost with a machine, or is not to be had now
+            if found.branch is None and self._model.ready:
+                raise
+            if found.branch is not None and found.branch in self.tree:
+                self.tree.remove(found.branch).close()
+            return False
+        job.session, job.places = session, places
         self.tree.was_used(job.ids, found.branch, now)
         return True
 
@@ -233,7 +240,7 @@ class Admission:
         assert job.session is not None
         try:
             job.session._core.make_room(0)
-        except StateError:
+        except (PeerError, StateError):
             return True
         return False
 

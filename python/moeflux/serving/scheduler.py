@@ -7,7 +7,6 @@ import time
 import weakref
 from pathlib import Path
 
-from moeflux._core import Decoder
 from moeflux.errors import ArgumentError, StateError, refusals
 from moeflux.runtime.plan_table import Plan
 from moeflux.serving.handle import Handle
@@ -32,7 +31,7 @@ class Scheduler:
         self,
         model: ServedModel,
         *,
-        decoder: MakeDecoder = Decoder,
+        decoder: MakeDecoder | None = None,
         running: int | None = None,
         waiting: int = 64,
         rows: int = 0,
@@ -60,7 +59,7 @@ class Scheduler:
         disk              a folder for them, for this alone; made if there is none
         disk_quota        bytes that it may have, as 20_000_000_000 or "20GB"
         disk_seconds      files unused for so long are removed
-        decoder           makes what evaluates; for tests
+        decoder           makes what evaluates, in place of the model's own; for tests
         """
         options = Options(
             running=default_running(model) if running is None else running,
@@ -75,7 +74,7 @@ class Scheduler:
             disk_quota=disk_quota,
             disk_seconds=disk_seconds,
         )
-        made = decoder(model._engine, rows)
+        made = model.make_decoder(rows) if decoder is None else decoder(model._engine, rows)
         if prompt_rows is not None:
             made.prompt_rows = prompt_rows
         self._model = model
