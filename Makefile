@@ -14,7 +14,7 @@ export PYTHON
 # Importing an editable install rebuilds with cmake and ninja. A fresh machine has only those of the environment.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz fuzz-server peers schemas bench-peers bench-streaming bench-resident bench-sessions bench-ops bench-serve track track-trips train-test metal-engine cuda-engine apart-engine agents page-test macos cuda docs wheel wheels clean
+.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals fuzz fuzz-server peers schemas bench-peers bench-streaming bench-resident bench-sessions bench-stages bench-ops bench-serve track track-trips train-test metal-engine cuda-engine apart-engine agents page-test macos cuda docs wheel wheels clean
 
 help:
 	@echo "make demo      set up, then the built-in model writes, with all its experts in memory and with a quarter"
@@ -35,6 +35,7 @@ help:
 	@echo "make bench-streaming  compare it with llama.cpp under one memory limit, at two read-aheads of the disk, as root  ARGS=\"--rounds 3\""
 	@echo "make bench-resident  compare a model in memory with an engine that cannot stream  ARGS=\"--rounds 3\""
 	@echo "make bench-sessions  compare eight sessions with one, and with llama.cpp's batched bench  ARGS=\"--rounds 3\""
+	@echo "make bench-stages  compare two stages with one, and a hop between them with ZeroMQ alone  ARGS=\"--rounds 3\""
 	@echo "make bench-ops  compare every op and way of reading with NumPy and a bare loop  ARGS=\"bench/ops/test_ops.py -k matmul\""
 	@echo "make bench-serve  compare eight clients of the server with its scheduler alone  ARGS=\"--rounds 3\""
 	@echo "make track     compare instructions, system calls, allocations and the like with bench/gate/expected.json  ARGS=--update"
@@ -172,6 +173,9 @@ bench-resident: $(READY)
 bench-sessions: $(READY)
 	@bash bench/peers/prepare.sh build/peers a3b
 	$(BIN)/python bench/peers/sessions.py build/peers $(ARGS)
+
+bench-stages: $(READY)
+	$(BIN)/python bench/peers/stages.py $(ARGS)
 
 bench-ops: $(READY)
 	$(BIN)/python -m pytest -q --benchmark-columns=min,median,iqr --benchmark-sort=name $(or $(ARGS),bench)

@@ -16,11 +16,13 @@ from moeflux.errors import (
     FormatError,
     IoError,
     NotFoundError,
+    PeerError,
     Refused,
     SnapshotError,
     StateError,
 )
-from moeflux.model import Memory, Model, load
+from moeflux.loading import load
+from moeflux.model import Memory, Model
 from moeflux.models import builtin, layers
 from moeflux.models.config import variant_from_config
 from moeflux.models.presets import PRESETS
@@ -59,6 +61,7 @@ __all__ = [
     "Model",
     "NotFoundError",
     "Part",
+    "PeerError",
     "Piece",
     "Plan",
     "QuantFormat",

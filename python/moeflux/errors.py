@@ -22,6 +22,7 @@ __all__ = [
     "NegativeLen",
     "NoInterval",
     "NotFoundError",
+    "PeerError",
     "Refused",
     "ShapeMismatch",
     "SnapshotError",
@@ -65,6 +66,11 @@ class NotFoundError(IoError, FileNotFoundError):
 
 class DeviceError(Error):
     """There is no such accelerator here, or a command on it failed."""
+
+
+class PeerError(Error):
+    """A machine that a model runs on is gone, cannot be reached, or is none that could take part. What was asked of the
+    model may be asked again when the machine is back."""
 
 
 class StateError(Error):

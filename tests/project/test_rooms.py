@@ -25,10 +25,12 @@ BELOW_THE_FACE = {"serving", "text", "runtime", "routing", "machine", "stores", 
 # Room, or module beside the rooms -> what it may import besides the ground, and besides itself.
 MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
-    "cli": {"__init__", "serve", "measure", "conversion"} | FACE | BELOW_THE_FACE,
+    "cli": {"__init__", "cluster", "serve", "measure", "conversion"} | FACE | BELOW_THE_FACE,
     "serve": {"serving", "text", "runtime", "models"} | FACE,
     "measure": {"conversion"} | FACE | BELOW_THE_FACE,
     "conversion": {"stores", "models"},
+    "loading": {"cluster", "model", "runtime"},
+    "cluster": {"runtime", "machine", "stores", "models"} | FACE,
     "model": {"session", "text", "runtime", "machine", "stores", "models"},
     "session": {"text", "runtime"},
     "serving": {"text", "runtime", "models"},
@@ -67,6 +69,8 @@ A_PROCESS = (
 LATE: dict[str, dict[str, str]] = {
     "__main__": {"cli": "the process catches a Ctrl-C before it imports anything"},
     "cli": {"*": STARTS_AT_ONCE},
+    "loading": {"cluster": STARTS_AT_ONCE, "typing_extensions": FOR_TYPES},
+    "cluster": {"ray": ONLY_WHEN_USED, "zmq": ONLY_WHEN_USED, "typing_extensions": FOR_TYPES},
     "model": {"text": WITHOUT_TEXT, "typing_extensions": FOR_TYPES},
     "session": {"text": WITHOUT_TEXT},
     "runtime": {"typing_extensions": FOR_TYPES},

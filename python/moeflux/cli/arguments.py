@@ -24,6 +24,7 @@ __all__ = [
     "Commands",
     "Parser",
     "add_loading",
+    "add_machines",
     "add_plot",
     "add_sampling",
     "check_plot",
@@ -243,6 +244,7 @@ HELP: dict[str, tuple[str | None, str]] = {
     "verify_reads": (None, "compare every expert that is read with its checksum"),
     "experts_per_token": ("N", "LOSSY: another number of experts than the model's own"),
 }
+MACHINES_HELP = "cut the layers over several machines: a file that lists them, or a number of processes here"
 
 
 def add_loading(parser: argparse.ArgumentParser, own: str = "") -> None:
@@ -259,6 +261,11 @@ def add_loading(parser: argparse.ArgumentParser, own: str = "") -> None:
             group.add_argument(flag, action="store_true", help=meaning)
         else:
             group.add_argument(flag, type=str if name == "memory" else whole_number(), metavar=metavar, help=meaning)
+
+
+def add_machines(parser: argparse.ArgumentParser) -> None:
+    """For commands that run, or plan, a model over several machines."""
+    parser.add_argument("--machines", metavar="FILE|N", help=MACHINES_HELP)
 
 
 def load_options(arguments: argparse.Namespace) -> LoadOptions:
@@ -279,6 +286,8 @@ def load_model(name: str | None, arguments: argparse.Namespace) -> Model:
 
     progress = for_terminal(passing=True)
     folder = find_model(name, progress)
+    if getattr(arguments, "machines", None) is not None:
+        return moeflux.load(folder, machines=arguments.machines, **load_options(arguments))
     with Counting(progress, "loading") as counting:
         return moeflux.load(folder, **load_options(arguments), on_progress=counting)
 

@@ -12,10 +12,12 @@ from moeflux.cli.arguments import (
     Commands,
     Parser,
     add_loading,
+    add_machines,
     command,
     load_options,
     print_value,
 )
+from moeflux.errors import ArgumentError
 
 __all__ = ["add"]
 
@@ -62,6 +64,7 @@ examples:
   moeflux plan /ssd/a3b --memory 8GB --kv-dtype bf16 --sessions 4
   moeflux plan /ssd/a3b --memory 8GB --trace run.trace        with the hit rate of a recorded run
   moeflux plan /ssd/a3b --memory 8GB --json
+  moeflux plan Kimi-K2.5 --machines machines.json            the layers cut over several machines
 """
 
 VERIFY_HELP = "read a whole store again and compare every checksum"
@@ -132,6 +135,7 @@ def _add_plan(command: Parser) -> None:
         "--trace", type=Path, metavar="FILE", help="a trace that `moeflux trace` wrote; the plan takes its hit rate"
     )
     command.add_argument("--json", action="store_true", help="everything as JSON, sizes in exact bytes")
+    add_machines(command)
     add_loading(command)
 
 
@@ -139,6 +143,13 @@ def _plan(arguments: argparse.Namespace) -> int:
     from moeflux.routing.trace import Trace
     from moeflux.runtime.plan import plan
 
+    if arguments.machines is not None:
+        from moeflux.cluster.plan import cluster_plan
+
+        if arguments.trace is not None:
+            raise ArgumentError("--trace: expected none with --machines, found one: hit rates are of one machine")
+        print_value(cluster_plan(arguments.model, arguments.machines, **load_options(arguments)), arguments.json)
+        return 0
     trace = None if arguments.trace is None else Trace.load(arguments.trace)
     print_value(plan(arguments.model, trace=trace, **load_options(arguments)), arguments.json)
     return 0

@@ -17,6 +17,7 @@ from moeflux.cli.arguments import (
     Commands,
     Parser,
     add_loading,
+    add_machines,
     command,
     load_model,
     load_options,
@@ -44,6 +45,7 @@ examples:
   moeflux serve /ssd/a3b --port 9000 --disk /ssd/states --disk-quota 50GB
   moeflux serve /ssd/a3b --host 0.0.0.0 --allow-host box.example --api-key-file keys
   moeflux serve /ssd/a3b --allow-origin https://chat.example
+  moeflux serve /ssd/kimi --machines machines.json           its layers on several machines
 """
 
 LAUNCH_HELP = "start an agent (claude, codex, opencode) that asks a model of this machine"
@@ -115,6 +117,7 @@ def _add_serve(command: Parser) -> None:
     disk.add_argument(
         "--idle-seconds", type=COUNT, default=300, metavar="N", help="until a state moves there; default: 300"
     )
+    add_machines(command)
     add_loading(command)
 
 

@@ -1,0 +1,167 @@
+"""The end of the links that asks: what it sends goes through all stages in order, and what they say comes back here."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from moeflux.cluster.links import Frame, Keys, Links, Outlet
+from moeflux.cluster.stage import raised
+from moeflux.errors import Error, PeerError
+from moeflux.log import LOG
+
+__all__ = ["Chain", "Flight"]
+
+WAIT = 0.1
+
+
+class Flight:
+    """A frame on its way."""
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._frame: Frame | None = None
+        self._error: Error | None = None
+
+    @property
+    def landed(self) -> bool:
+        return self._done.is_set()
+
+    def land(self, frame: Frame | None, error: Error | None) -> None:
+        self._frame, self._error = frame, error
+        self._done.set()
+
+    def wait(self) -> Frame:
+        """What has come back. PeerError when a machine is lost: then nothing comes any more. Whether the stages did
+        what was asked is in the frame."""
+        self._done.wait()
+        if self._error is not None:
+            raise PeerError(str(self._error)) from self._error
+        assert self._frame is not None
+        return self._frame
+
+    def told(self) -> tuple[list[Any], list[np.ndarray]]:
+        """What the stages said, one after the other, and the arrays. The error of the first that could not do it."""
+        frame = self.wait()
+        if "error" in frame.body:
+            raise raised(frame.body["error"])
+        return frame.body["told"], frame.arrays
+
+
+class Chain:
+    """Of one run. Frames are sent from any thread; a thread of its own takes what comes back. When a link breaks, or a
+    machine gives no sign of life for `patience` seconds, all that is on its way fails, and all that follows."""
+
+    def __init__(
+        self,
+        run: bytes,
+        keys: Keys,
+        address: str,
+        machines: Sequence[tuple[str, bytes]],
+        *,
+        patience: float,
+        lost: Callable[[], object],
+    ) -> None:
+        """`machines` are names and keys of the stages. `lost` is called, in some thread, when the chain fails."""
+        self.count = len(machines)
+        self._names = [name for name, _ in machines]
+        self._links = Links(run, self.count, keys, address=address, allowed=[key for _, key in machines])
+        self.port = self._links.port
+        self._patience, self._lost = patience, lost
+        self._outlet: Outlet | None = None
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()  # of the outlet and the flights
+        self._flights: dict[int, Flight] = {}
+        self._error: PeerError | None = None
+        self._ending = False
+        self._heard = [time.monotonic()] * self.count
+        self._thread = threading.Thread(target=self._receive, name="moeflux-chain", daemon=True)
+
+    def begin(self, host: str, port: int, key: bytes) -> None:
+        """Frames go to that stage from now on."""
+        self._outlet = self._links.connect(host, port, key)
+        self._heard = [time.monotonic()] * self.count
+        self._thread.start()
+
+    @property
+    def error(self) -> PeerError | None:
+        """Why nothing goes through any more."""
+        return self._error
+
+    def send(self, op: str, arrays: Sequence[np.ndarray] = (), **fields: Any) -> Flight:
+        """Arrays must stay as they are until the flight has landed."""
+        flight = Flight()
+        with self._lock:
+            if self._error is not None:
+                flight.land(None, self._error)
+                return flight
+            assert self._outlet is not None
+            number = next(self._numbers)
+            self._flights[number] = flight
+            try:
+                self._outlet.send({"op": op, "ask": number, "told": [], **fields}, arrays)
+            except PeerError as error:
+                failed = error
+            else:
+                return flight
+        self.fail(failed)
+        return flight
+
+    def ask(self, op: str, **fields: Any) -> list[Any]:
+        """What the stages say to something that has no arrays."""
+        return self.send(op, **fields).told()[0]
+
+    def fail(self, error: PeerError) -> None:
+        """Nothing comes any more."""
+        with self._lock:
+            if self._error is not None:
+                return
+            self._error = error
+            flights, self._flights = list(self._flights.values()), {}
+        if not self._ending:
+            LOG.warning("%s; %d calls under way fail", error, len(flights))
+        for flight in flights:
+            flight.land(None, error)
+        self._lost()
+
+    def close(self) -> None:
+        self._ending = True
+        self.fail(PeerError("machines: expected a model that is open, found it closed"))
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._links.close()
+
+    def _receive(self) -> None:
+        try:
+            while not self._ending and self._error is None:
+                frame = self._links.receive(WAIT)
+                if frame is not None:
+                    self._take(frame)
+                self._check_signs(time.monotonic())
+        except Error as error:
+            self.fail(PeerError(str(error)))
+
+    def _take(self, frame: Frame) -> None:
+        beat = frame.body.get("beat")
+        if beat is not None:
+            self._heard[beat] = time.monotonic()
+            if frame.body["broken"]:
+                raise PeerError(f"machine {self._names[beat]}: {frame.body['broken']}")
+            return
+        with self._lock:
+            flight = self._flights.pop(frame.body["ask"], None)
+        if flight is not None:
+            flight.land(frame, None)
+
+    def _check_signs(self, now: float) -> None:
+        for name, heard in zip(self._names, self._heard, strict=True):
+            if now - heard > self._patience:
+                raise PeerError(
+                    f"machine {name}: expected a sign of life within {self._patience:g} s, found none: it is gone, "
+                    "or cannot reach this machine"
+                )

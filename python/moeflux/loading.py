@@ -1,0 +1,41 @@
+"""`moeflux.load`: on this machine, or over several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from moeflux import model
+from moeflux.errors import ArgumentError
+from moeflux.model import Model
+from moeflux.runtime.options import LoadOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["load"]
+
+
+def load(
+    name: str | Path | None = None,
+    *,
+    machines: Any = None,
+    on_loss: Literal["again", "fail"] = "again",
+    on_progress: Callable[[int, int], object] | None = None,
+    **options: Unpack[LoadOptions],
+) -> Model:
+    """What `moeflux.model.load` says, with the same options, and over several machines if `machines` says which
+    (docs/cluster.md): how many processes of this machine, a file that lists machines, or a list of
+    `moeflux.cluster.machines.Machine`. Then `memory` is the budget of the process on each machine.
+
+    on_loss   what becomes of answers of a scheduler when a machine is lost: "again", they are made again from where
+              their state is kept, to the same bits; "fail", they end with the error. Other calls end with PeerError
+    """
+    if machines is None:
+        return model.load(name, on_progress=on_progress, **options)
+    from moeflux.cluster.model import load_over
+
+    if on_progress is not None:
+        raise ArgumentError("on_progress: expected none with machines, found one: each loads by itself")
+    return load_over(name, machines, options, on_loss=on_loss)
