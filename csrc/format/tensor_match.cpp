@@ -65,7 +65,8 @@ QuantFormat float_format(const std::string& base, const std::vector<int64_t>& sh
   const int64_t columns = shape.back();
   QuantFormat format = QuantFormat::mxfp4();
   const auto fits = [&](const QuantFormat& each) {
-    return each.fits(columns) && scales.shape.back() == each.scale_row_bytes(columns);
+    return each.fits(columns) && same_leading(scales.shape, shape) &&
+           scales.shape.back() == each.scale_row_bytes(columns);
   };
   for (const QuantFormat& each : {QuantFormat::nvfp4(true), QuantFormat::nvfp4(false)})
     if (fits(each)) format = each;

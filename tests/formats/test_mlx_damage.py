@@ -174,6 +174,9 @@ BAD_TENSORS: list[tuple[str, Callable[[MlxFolder], None], str]] = [
         r"q_proj\.scales\": expected BF16, F16 or F32 scales of a \[128, 64\]",
     ),
     ("scales of bytes", put(f"{Q}.scales", "U8", (128, 2)), "expected the mode affine as declared .*found MXFP4"),
+    ("scales of 16 columns", put(f"{Q}.scales", "U8", (128, 4)), "expected the mode affine as .*found MLX_NVFP4"),
+    ("scales of rows", put(f"{Q}.scales", "U8", (128, 8)), "expected the mode affine as .*found NVFP4"),
+    ("scales of no shape", put(f"{Q}.scales", "U8", ()), r"q_proj\.scales\": expected \[128, 2\] of a .* in MXFP4"),
     (
         "biases of another type",
         put(f"{Q}.biases", "F16", (128, 2)),

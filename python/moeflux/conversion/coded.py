@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moeflux.conversion.stored import STORAGE, Stored, all_finite
+from moeflux.conversion.stored import STORAGE, InRows, Stored, all_finite
 from moeflux.errors import FormatError
 from moeflux.models.quantised import Awq, Gptq, Int4
 from moeflux.models.variants import QuantFormat
@@ -48,7 +48,7 @@ class Groups(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Coded:
+class Coded(InRows):
     """A matrix in codes. It has what `Stored` has, and `read` gives its numbers."""
 
     name: str
@@ -68,14 +68,6 @@ class Coded:
     @property
     def dtype(self) -> str:
         return "F32"
-
-    @property
-    def rows(self) -> int:
-        return int(np.prod(self.shape[:-1], dtype=np.int64))
-
-    @property
-    def columns(self) -> int:
-        return self.shape[-1]
 
     def read(self, reader: SpanReader, start: int, stop: int, element: str) -> np.ndarray:
         """The numbers of rows [start, stop) as `element` holds them."""

@@ -11,14 +11,28 @@ from moeflux.errors import FormatError
 from moeflux.stores.floats import FLOAT_BYTES, decode, encode, rounded
 from moeflux.stores.spans import SpanReader
 
-__all__ = ["STORAGE", "Stored", "all_finite"]
+__all__ = ["STORAGE", "InRows", "Stored", "all_finite"]
 
 STORAGE: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 """How NumPy holds elements of each type; bf16 as its bits."""
 
 
+class InRows:
+    """What has a shape, flattened to rows of its last dimension."""
+
+    shape: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        return int(np.prod(self.shape[:-1], dtype=np.int64))
+
+    @property
+    def columns(self) -> int:
+        return self.shape[-1]
+
+
 @dataclass(frozen=True)
-class Stored:
+class Stored(InRows):
     """A tensor of a shard, flattened to rows of its last dimension. fp8 has one scale for each block of a matrix."""
 
     name: str
@@ -28,14 +42,6 @@ class Stored:
     shape: tuple[int, ...]
     scale: Stored | None = None
     block: tuple[int, int] = (0, 0)
-
-    @property
-    def rows(self) -> int:
-        return int(np.prod(self.shape[:-1], dtype=np.int64))
-
-    @property
-    def columns(self) -> int:
-        return self.shape[-1]
 
     def read(self, reader: SpanReader, start: int, stop: int, element: str) -> np.ndarray:
         """Rows [start, stop) as `element` holds them, an array of its STORAGE type."""
