@@ -115,6 +115,7 @@ MOEFLUX_INLINE void turn_scales(SpacedRows rows, int64_t count, float (&out)[sca
 struct Scales {
   alignas(64) float scales[scale_groups][code_rows];
   alignas(64) float biases[scale_groups][code_rows];
+  alignas(64) float of_rows[code_rows];  // of NVFP4 only
 };
 
 // The same for scales of MXFP4, which are halved, and the biases that its codes need.
@@ -129,17 +130,16 @@ static void turn_powers(const SpacedRows& rows, int64_t count, Scales& to) {
   }
 }
 
-// The same for scales of NVFP4, and those of the rows, which begin 4 bytes before the rows of scales.
+// The same for scales of NVFP4, times those of the rows, with which rows of scales begin. These are loaded with the
+// first groups.
 static void turn_e4m3(const Weights& w, int64_t row, int64_t first, int64_t count, Scales& to) {
   const uint8_t* begin = w.scales + row * w.scale_stride;
+  if (first == 0)
+    for (int64_t r = 0; r < code_rows; ++r)
+      to.of_rows[r] = w.row_scale_bytes ? load<float>(begin + r * w.scale_stride) : 1.0f;
   __m512i lane[4];
   turn_quarter_rows(spaced_rows(begin + w.row_scale_bytes + first, w.scale_stride), count, lane);
-  Floats of_rows = splat(1.0f);
-  if (w.row_scale_bytes) {
-    const Ints at = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    of_rows = (Floats)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), all_lanes,
-                                               (__m512i)(at * static_cast<int32_t>(w.scale_stride)), begin, 1);
-  }
+  const Floats of_rows = load<Floats>(to.of_rows);
   MOEFLUX_UNROLL
   for (int g = 0; g < scale_groups; ++g) {
     const Floats scale = from_e4m3(((Words)lane[g / 4] >> (g % 4 * 8)) & 0xffu) * 0.5f * of_rows;

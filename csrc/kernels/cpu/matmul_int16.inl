@@ -52,6 +52,17 @@ MOEFLUX_INLINE ReadNext prefetch_target(const Weights& w, int64_t row, int64_t l
   return to < last || !next.codes ? at({w.codes, w.scales, w.biases}, to) : at(next, to - last);
 }
 
+// And their scales, evenly over the blocks. Those of NVFP4 are more than a line for each, and have no biases.
+template <int64_t group_size>
+MOEFLUX_INLINE void prefetch_scales(const ReadNext& target, int64_t b, int64_t bytes) {
+  if constexpr (group_size == 16) {
+    for (int64_t line = 0; line < bytes; line += 64) prefetch_line(target.scales, b * bytes + line);
+  } else {
+    prefetch_line(target.scales, b * bytes);
+    prefetch_line(target.biases, b * bytes);
+  }
+}
+
 // Of 16 rows' sums, those of the `left` rows that are there.
 MOEFLUX_INLINE void store_rows(float* to, Floats sums, int64_t left) {
   if (left >= code_rows)
@@ -80,8 +91,7 @@ static void multiply_one_row(const Weights& w, int64_t row, int64_t last, const 
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t g = b * block_groups;
     if (g % scale_groups == 0) load_scales<bits>(w, sixteen.first, g, smaller(groups - g, scale_groups), scales);
-    prefetch_line(target.scales, b * scale_step);
-    prefetch_line(target.biases, b * scale_step);
+    prefetch_scales<group_size>(target, b, scale_step);
     const uint8_t* digits = from.digits + b * int16_block_bytes;
     const uint8_t* codes = target.codes + b * code_rows * block_bytes;
     SpacedRows ahead = rows;
@@ -267,8 +277,7 @@ static void multiply_panel(const Weights& w, int64_t row, int64_t last, const ui
         load_scales<bits>(w, sixteen[m].first, g, smaller(groups - g, scale_groups), scales[m]);
       turn_codes<bits>(rows + m * code_rows, b, w.columns - b * int16_block, codes[m]);
     }
-    prefetch_line(target.scales, b * scale_step);
-    prefetch_line(target.biases, b * scale_step);
+    prefetch_scales<group_size>(target, b, scale_step);
     Asked asked = {target.codes + b * vectors * code_rows * block_bytes, vectors * code_rows * block_bytes / 64};
     if constexpr (bits == 4 || bits == e2m1 || bits == 8) {  // taking the others apart takes longer than reading them
       asked.rows = rows;
