@@ -2,6 +2,8 @@
 // that end within a vector.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cpu/simd.h"
 
 // Marks code for rare cases, to keep it out of the loops around it.
@@ -58,15 +60,17 @@ MOEFLUX_INLINE Vector sums(const Vector* vectors) {
 }
 
 #if defined(__AVX512F__)
-// The sum, or the largest, of 16 whole numbers.
+// The sum, or the largest, of 16 whole numbers. A sum wraps around: numbers that are not finite may make any whole
+// ones, and then nobody uses it.
 template <bool add>
 MOEFLUX_INLINE int32_t reduce_whole(__m512i value) {
-  Ints v = (Ints)value;
-  v = merge<add, Ints>(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-  v = merge<add, Ints>(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-  v = merge<add, Ints>(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
-  v = merge<add, Ints>(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
-  return v[0];
+  using Whole = std::conditional_t<add, Words, Ints>;
+  Whole v = (Whole)value;
+  v = merge<add, Whole>(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = merge<add, Whole>(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  v = merge<add, Whole>(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  v = merge<add, Whole>(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+  return static_cast<int32_t>(v[0]);
 }
 
 // Transposes 16 vectors of 16 lanes: lane c of vector r becomes lane r of vector c.
