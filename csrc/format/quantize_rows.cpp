@@ -9,7 +9,7 @@
 namespace moeflux {
 namespace {
 
-constexpr int block = 32;  // with a fixed trip count the compiler can vectorise
+constexpr int run = 32;  // with a fixed trip count the compiler can vectorise
 
 float widened(uint16_t raw, DType type) { return type == DType::bf16 ? bf16_to_f32(raw) : f16_to_f32(raw); }
 
@@ -20,20 +20,20 @@ void load_numbers(const std::byte* source, DType type, int64_t first, int64_t co
     std::memcpy(out, source + first * 4, static_cast<size_t>(count) * 4);
     return;
   }
-  for (int64_t start = 0; start < count; start += block) {
-    uint16_t raw[block];
+  for (int64_t start = 0; start < count; start += run) {
+    uint16_t raw[run];
     std::memcpy(raw, source + (first + start) * 2, sizeof raw);
-    for (int i = 0; i < block; ++i) out[start + i] = widened(raw[i], type);
+    for (int i = 0; i < run; ++i) out[start + i] = widened(raw[i], type);
   }
 }
 
 Range find_range(const float* values, int64_t count) {
-  float low[block], high[block];
-  uint32_t not_finite[block] = {};
+  float low[run], high[run];
+  uint32_t not_finite[run] = {};
   std::memcpy(low, values, sizeof low);
   std::memcpy(high, values, sizeof high);
-  for (int64_t start = 0; start < count; start += block) {
-    for (int i = 0; i < block; ++i) {
+  for (int64_t start = 0; start < count; start += run) {
+    for (int i = 0; i < run; ++i) {
       const float value = values[start + i];
       low[i] = value < low[i] ? value : low[i];
       high[i] = value > high[i] ? value : high[i];
@@ -41,7 +41,7 @@ Range find_range(const float* values, int64_t count) {
     }
   }
   Range range{low[0], high[0], true};
-  for (int i = 0; i < block; ++i) {
+  for (int i = 0; i < run; ++i) {
     range.low = std::min(range.low, low[i]);
     range.high = std::max(range.high, high[i]);
     range.finite = range.finite && not_finite[i] == 0;

@@ -62,7 +62,7 @@ Line best_line(const Sums& s, const LineRule& rule) {
 }
 
 // Adding 1.5 * 2^23 leaves the rounded number in the low bits.
-float nearest(float value) { return value + 0x1.8p23f - 0x1.8p23f; }
+float nearest_whole(float value) { return value + 0x1.8p23f - 0x1.8p23f; }
 
 }  // namespace
 
@@ -79,7 +79,7 @@ const float* weights_of(const float* importance, int count) {
 void nearest_codes(const Numbers& n, Line line, float top, float* codes) {
   const float inverse = 1.0f / line.scale;
   for (int i = 0; i < n.count; ++i) {
-    const float code = nearest((n.values[i] - line.bias) * inverse);
+    const float code = nearest_whole((n.values[i] - line.bias) * inverse);
     codes[i] = std::clamp(code, 0.0f, top);
   }
 }
@@ -139,7 +139,7 @@ float fit_scale(const Numbers& n, int lowest) {
       std::array<double, lanes> xq = {}, qq = {};
       for (int at = 0; at < n.count; at += lanes)
         for (int i = 0; i < lanes; ++i) {
-          const float code = std::clamp(nearest(n.values[at + i] * inverse), static_cast<float>(lowest),
+          const float code = std::clamp(nearest_whole(n.values[at + i] * inverse), static_cast<float>(lowest),
                                         static_cast<float>(-lowest - 1));
           xq[i] += static_cast<double>(n.weights[at + i]) * n.values[at + i] * code;
           qq[i] += static_cast<double>(n.weights[at + i]) * code * code;
