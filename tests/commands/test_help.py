@@ -38,7 +38,7 @@ def test_help_of_a_command(name: str, capsys: Output) -> None:
 
 METAVARS = {
     *("MODEL", "AGENT", "SHELL", "SRC", "DEST", "STORE", "FILE", "FOLDER", "NAME", "ADDRESS", "URL", "TEXT"),
-    *("N", "K", "P", "T", "X", "SIZE", "LIST", "N,N,...", "N|bf16", "TOKEN=X"),
+    *("N", "K", "P", "T", "X", "SIZE", "LIST", "N,N,...", "N|bf16", "N|TYPE", "FILE|N", "TOKEN=X"),
 }
 
 

@@ -25,7 +25,7 @@ from moeflux.conversion.packer import Packer
 from moeflux.conversion.verify import verify
 from moeflux.errors import Error
 from moeflux.machine import remembered
-from moeflux.measure import evaluate
+from moeflux.measure import reading
 from moeflux.measure.info import describe
 from moeflux.models import builtin
 from moeflux.models.config import variant_from_config
@@ -180,7 +180,7 @@ CALLS: dict[str, Callable[[moeflux.Model, str], Any]] = {
     "load a conversation": lambda model, path: model.chat().load(path),
     "trace": lambda model, path: Trace.load(path),
     "prompt ids": lambda model, path: read_prompt(path, 10),
-    "text to evaluate": lambda model, path: evaluate.read_text(path),
+    "text to evaluate": lambda model, path: reading.read_text(path),
     "prompt": lambda model, path: run.read_prompt(None, path),
     "config": lambda model, path: variant_from_config(path),
     "store": lambda model, path: open_store(path),

@@ -299,7 +299,7 @@ def test_what_does_not_run_here_is_refused_before_it_is_fetched(hub: Hub, tmp_pa
     [
         ("deepseek_v2", None, "a checkpoint of deepseek_v2"),
         ("qwen3_moe", {"quant_method": "fp8", "weight_block_size": [128, 128]}, "a checkpoint of qwen3_moe"),
-        ("qwen3_moe", {"quant_method": "awq"}, "expected 'fp8', 'compressed-tensors' or 'mxfp4', found 'awq'"),
+        ("qwen3_moe", {"quant_method": "eetq"}, "found 'eetq'"),
     ],
 )
 def test_what_needs_converting_says_so_before_it_is_fetched(
@@ -310,7 +310,7 @@ def test_what_needs_converting_says_so_before_it_is_fetched(
         edit_config(folder, quantization_config=quantised)
     run = called(hub, tmp_path / "home", "test/full", *QUESTION)
     refused(run, words)
-    assert (b"then `moeflux convert` makes a store of it" in run.stderr) == ("awq" not in words)
+    assert (b"then `moeflux convert` makes a store of it" in run.stderr) == ("eetq" not in words)
     assert {file for file, _ in hub.fetched} == {"config.json"}
 
 
