@@ -39,6 +39,19 @@ MetalCommands::RowTable MetalCommands::row_table(std::span<const View> blocks, i
   return made;
 }
 
+// Where there is no room for the second beside the first, the command buffer departs, and the first is made again.
+std::pair<MetalCommands::RowTable, MetalCommands::RowTable> MetalCommands::row_tables(std::span<const View> first,
+                                                                                      int64_t first_rows,
+                                                                                      std::span<const View> second,
+                                                                                      int64_t second_rows) {
+  for (;;) {
+    const RowTable one = row_table(first, first_rows);
+    const RowTable other = row_table(second, second_rows);
+    const auto is_first = [&](const RowTable& made) { return made.blocks == one.blocks; };
+    if (std::ranges::any_of(row_tables_, is_first)) return {one, other};
+  }
+}
+
 void MetalCommands::attention(const AttentionArgs& args, int64_t n) {
   op("attention", [&] { run_attention(gpu::AttentionTask::of(args), n); });
 }

@@ -148,6 +148,9 @@ class MetalCommands final : public Commands {
 
   void multiply(std::span<const Product> batch, int64_t n);
   RowTable row_table(std::span<const View> blocks, int64_t rows);
+  // Both in one command buffer. The ring has room for two tables of the longest context.
+  std::pair<RowTable, RowTable> row_tables(std::span<const View> first, int64_t first_rows,
+                                           std::span<const View> second, int64_t second_rows);
   void run_attention(const gpu::AttentionTask& task, int64_t n);
   void attend(const gpu::AttentionTask& task, int64_t first, int64_t n);
   RouteParams route_params(const RouteArgs& args) const;

@@ -50,8 +50,7 @@ void MetalCommands::gather_rows(const GatherRowsArgs& args) {
                                .unit = static_cast<uint32_t>(args.unit),
                                .width = static_cast<uint32_t>(args.from.width),
                                .heads = static_cast<uint32_t>(args.from.scales())};
-    const RowTable from = row_table(args.from.blocks, args.position + 1);
-    const RowTable to = row_table(args.to.blocks, all);
+    const auto [from, to] = row_tables(args.from.blocks, args.position + 1, args.to.blocks, all);
     const auto& [a, b, c, d] = from.buffers;
     const auto buffer_of = [&](int64_t row) { return args.to.blocks[static_cast<size_t>(row / block_rows)].buffer; };
     int64_t end = 0;
