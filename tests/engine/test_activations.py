@@ -85,7 +85,7 @@ class Inputs:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_moments_are_those_of_the_oracle(folder: Folder, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with moeflux.load(folder(name), threads=2, precision="exact", look_ahead="off") as model:
+    with moeflux.load(folder(name), backend="cpu", threads=2, precision="exact", look_ahead="off") as model:
         dense, experts = observed(model)
         variant = model.variant
     wanted = Inputs(folder(name), monkeypatch)
@@ -115,7 +115,7 @@ def test_no_cut_no_cache_and_no_thread_changes_a_bit(folder: Folder, name: str) 
         ({"threads": 3, "chunk": 8}, (1, 20, 37)),
         ({"threads": 1, "expert_slots": 9, "chunk": 16, "cache": "none"}, (36, 37)),
     ):
-        with moeflux.load(folder(name), look_ahead="off", **options) as model:
+        with moeflux.load(folder(name), backend="cpu", look_ahead="off", **options) as model:
             found.append(observed(model, cuts))
     for dense, experts in found[1:]:
         assert dense.keys() == found[0][0].keys()
@@ -126,7 +126,7 @@ def test_no_cut_no_cache_and_no_thread_changes_a_bit(folder: Folder, name: str) 
 
 
 def test_what_is_evaluated_outside_is_not_counted_and_changes_no_logits(folder: Folder) -> None:
-    with moeflux.load(folder("qwen3_5_moe"), threads=1, look_ahead="off") as model:
+    with moeflux.load(folder("qwen3_5_moe"), backend="cpu", threads=1, look_ahead="off") as model:
         session = model.session(max_context=128)
         before = session.prefill(IDS).numpy()
         taken = pytest.raises(StateError, match="found another recording under way")
