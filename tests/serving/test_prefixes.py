@@ -197,6 +197,17 @@ def branch(ids: list[int], places: list[int], exact_from: int | None = None) -> 
 short = st.lists(st.integers(0, 1), min_size=1, max_size=8)
 
 
+@pytest.mark.parametrize(
+    ("exact_from", "places", "left"), [(0, [1, 2], 1), (0, [1], 2), (1, [], 2), (2, [1, 2], 1), (3, [], 1)]
+)
+def test_a_branch_goes_where_another_has_all_of_its_places(exact_from: int, places: list[int], left: int) -> None:
+    tree = PrefixTree(100)
+    tree.add(branch([1, 1, 1], [], exact_from), 0.0)
+    tree.add(branch([1, 1, 1], places, 3), 0.0)
+    assert len(tree) == left
+    assert tree.find(np.asarray([1, 1, 0], np.int32)).position == (2 if exact_from < 3 else 0)
+
+
 @given(st.lists(short, max_size=6), short, st.sampled_from(("all", "last", "end")), st.randoms())
 def test_the_deepest_place_is_found(texts: list[list[int]], wanted: list[int], exact: str, random: Any) -> None:
     """Where every position is a place, where the last ones are, as with windows, and where the end alone is."""

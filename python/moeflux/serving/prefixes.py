@@ -56,9 +56,12 @@ class Branch:
         return max((place for place in self.places if place <= position), default=0)
 
     def covers(self, other: Branch) -> bool:
-        """Whether it has the tokens of the other one, and a place wherever that has one of note."""
-        noted = {*other.places, other.first, len(other.ids)}
-        return all(self.place_before(place) == place for place in noted) and begins_with(self.ids, other.ids)
+        """Whether it has the tokens of the other one, and a place wherever that has one."""
+        if not all(self.place_before(place) == place for place in other.places):
+            return False
+        # From `exact_from` on, each position is one; nearly always the first says already that it is none of ours.
+        behind = range(max(other.exact_from, 1), min(self.exact_from, len(other.ids) + 1))
+        return all(self.place_before(place) == place for place in behind) and begins_with(self.ids, other.ids)
 
 
 @dataclass(frozen=True)
