@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 import moeflux
+from emulator import gpu
 from moeflux import FormatError, Variant, _core, oracle
 from moeflux.models.layers import Index, LatentAttention
 from moeflux.stores.spans import SpanReader
 from moeflux.stores.store import Store
-from support.engine import steps, tokens
+from support.engine import folders, load_faulty, steps, tokens
 from support.engine_logits import LARGEST_ORACLE_ERROR, assert_meets
+from support.metal import needs_device
 from support.numbered_tensors import tensors
 from support.tiny_stores import MlxFolder, deepseek_v32
 
@@ -125,3 +127,22 @@ def test_a_variant_with_an_index_is_written_and_read() -> None:
     assert Variant.from_dict(variant.to_dict()) == variant
     assert variant.to_dict()["mixers"][0]["index"] == {"heads": 4, "dim": 24, "count": 5}
     assert variant.identity() != variant.with_parts(LatentAttention, index=None).identity()
+
+
+@needs_device
+def test_gathered_rows_need_two_tables_at_once(tmp_path: Path) -> None:
+    """On Metal, of those that they come from and go to. There is room for two in all, and other ops take it, too."""
+    gpu.install()
+    path = folders(tmp_path)("deepseek_v32")
+    plain, late = (load_faulty(path, backend="metal", deferred=deferred) for deferred in (False, True))
+    expected = plain.session(max_context=64)
+    expected.prefill(tokens(20))
+    session = late.session(max_context=64)
+    session.prefill(tokens(20))
+    assert np.array_equal(steps(session, tokens(6)), steps(expected, tokens(6)))
+    sessions = [plain.session(max_context=64) for _ in range(3)]
+    for each in sessions:
+        each.prefill(tokens(26))
+    told = [logits.numpy() for logits in plain.evaluate([(each, tokens(4, seed=2)) for each in sessions])]
+    assert all(np.array_equal(each, told[0]) for each in told)
+    assert np.array_equal(told[0], steps(sessions[0].fork(26), tokens(4, seed=2))[-1])

@@ -24,7 +24,7 @@ from moeflux.conversion.synth import synth
 from moeflux.runtime.plan import plan
 from moeflux.stores.store import open_store
 from moeflux.text.sampling import Sampler, Sampling
-from support.engine import FIRST, NEXT, SECOND, evaluate, folders, load_faulty, steps, survive, tokens
+from support.engine import FIRST, NEXT, SECOND, evaluate, load_faulty, steps, survive, tokens
 from support.flat import changed
 from support.metal import needs_device
 from support.mlx_folder import write_mlx_folder
@@ -195,23 +195,6 @@ def test_a_narrow_gpu_changes_no_bit(store: Stores) -> None:
     expected = everything(store("hybrid"))
     with gpu.emulating(max_threads=256):
         assert np.array_equal(everything(store("hybrid")), expected)
-
-
-def test_gathered_rows_need_two_tables_at_once(tmp_path: Path) -> None:
-    """Of those that they come from and go to. There is room for two in all, and other ops of the batch take it, too."""
-    path = folders(tmp_path)("deepseek_v32")
-    plain, late = (load_faulty(path, backend="metal", deferred=deferred) for deferred in (False, True))
-    expected = plain.session(max_context=64)
-    expected.prefill(tokens(20))
-    session = late.session(max_context=64)
-    session.prefill(tokens(20))
-    assert np.array_equal(steps(session, tokens(6)), steps(expected, tokens(6)))
-    sessions = [plain.session(max_context=64) for _ in range(3)]
-    for each in sessions:
-        each.prefill(tokens(26))
-    told = [logits.numpy() for logits in plain.evaluate([(each, tokens(4, seed=2)) for each in sessions])]
-    assert all(np.array_equal(each, told[0]) for each in told)
-    assert np.array_equal(told[0], steps(sessions[0].fork(26), tokens(4, seed=2))[-1])
 
 
 @pytest.mark.parametrize("name", NAMES)
