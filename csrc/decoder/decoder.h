@@ -50,6 +50,7 @@ class Decoder {
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
 
+  int64_t rows() const { return rows_; }
   // How many tokens of a step prompts may take together, the oldest request first, while others go on with their
   // answers. Where nobody does, they take all. 0: they wait.
   int64_t prompt_rows() const { return prompt_rows_.load(std::memory_order_relaxed); }

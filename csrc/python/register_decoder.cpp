@@ -98,6 +98,7 @@ void register_decoder(py::module_& m) {
       "Requests that are answered side by side. A request has its session and its sampler to itself until it "
       "is over or removed.")
       .def(constructor<Decoder, std::shared_ptr<Engine>, int64_t>(), py::arg("engine"), py::arg("rows") = 0)
+      .def_property_readonly("rows", &Decoder::rows, "The most tokens of one step.")
       .def_property("prompt_rows", &Decoder::prompt_rows, &Decoder::set_prompt_rows,
                     "How many tokens of a step prompts may take while others go on with their answers.")
       .def(

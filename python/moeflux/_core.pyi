@@ -1379,6 +1379,11 @@ class Decoder:
         """
     @prompt_rows.setter
     def prompt_rows(self, arg1: int) -> None: ...
+    @property
+    def rows(self) -> int:
+        """
+        The most tokens of one step.
+        """
 
 class Batch:
     """

@@ -94,6 +94,7 @@ class GatedDecoder:
         self._gate = gate
         self._decoder = Decoder(engine, rows)
         self.add, self.set_mask, self.remove = self._decoder.add, self._decoder.set_mask, self._decoder.remove
+        self.rows = self._decoder.rows
 
     @property
     def prompt_rows(self) -> int:

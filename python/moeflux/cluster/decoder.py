@@ -105,8 +105,8 @@ class FarDecoder:
         if rows and rows < 2:
             raise ArgumentError(f"rows: expected 0, or 2 or more, found {rows}")
         self._engine = engine
-        self._rows = rows or max(engine.chunk, 2)
-        self.prompt_rows = min(self._rows, PROMPT_ROWS)
+        self.rows = rows or max(engine.chunk, 2)
+        self.prompt_rows = min(self.rows, PROMPT_ROWS)
         self._requests: dict[int, _Running] = {}
         self._flights: deque[tuple[Evaluation, list[_Running]]] = deque()
         self._ids = itertools.count(1)
@@ -196,14 +196,14 @@ class FarDecoder:
             return False
         single = next((each for each in ready if each.alone), None)
         if single is not None:
-            return self._fly([(single, single.take(self._rows))])
+            return self._fly([(single, single.take(self.rows))])
         active = sum(not each.over for each in self._requests.values())
         share = -(-active // len(self._engine.ranges))
         answering = sorted((each for each in ready if each.next is not None), key=lambda each: each.served)
         reading = [each for each in ready if each.next is None]
-        answering = answering[: min(share, self._rows - bool(reading))]
+        answering = answering[: min(share, self.rows - bool(reading))]
         parts = [(each, each.take(1)) for each in answering]
-        left = self._rows - len(parts)
+        left = self.rows - len(parts)
         if any(each.next is not None for each in self._requests.values()):
             left = min(left, self.prompt_rows)
         for each in reading[: max(share - len(parts), 1)]:

@@ -32,7 +32,7 @@ class Loop:
         self._decoder = decoder
         self._options = options
         self._notes = model._notes
-        self._share = PromptShare() if options.prompt_rows is None else None
+        self._share = PromptShare(decoder.rows) if options.prompt_rows is None else None
         self._line = Line(options.waiting)
         self._running: dict[int, Job] = {}
         self._counts = Counts()
@@ -218,6 +218,7 @@ class Loop:
             self._fail(job, error, now)
             return
         self._running[job.id] = job
+        job.reads = True
         job.begun_at = now
         job.totals = job.session.total_stats
         self._counts.reused_tokens += reused
@@ -240,7 +241,7 @@ class Loop:
         if not self._running:
             return
         if self._share is not None:
-            self._decoder.prompt_rows = self._share.rows
+            self._decoder.prompt_rows = self._share.rows([job.unread for job in self._running.values() if job.reads])
         began = time.monotonic()
         try:
             events = self._decoder.step(self._step_cancel)
@@ -285,6 +286,7 @@ class Loop:
             job.handle.read(job.position)
         if event.token is None:
             return
+        job.reads = False
         self._counts.tokens += 1
         if job.last_token is None:
             self._first_token.add(now - job.arrived)

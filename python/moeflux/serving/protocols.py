@@ -72,6 +72,8 @@ class Decoder(Protocol):
 
     prompt_rows: int  # that prompts may take of one step, together
 
+    @property
+    def rows(self) -> int: ...  # of one step, at most
     def add(
         self,
         session: _core.Session,

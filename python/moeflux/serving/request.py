@@ -86,6 +86,7 @@ class Job:
         self.sampler: Sampler | None = None  # from the first time that it runs: it has megabytes
         self.session: ServedSession | None = None  # while it runs
         self.id = 0  # in the decoder, while it runs
+        self.reads = False  # some of `ids` are not evaluated, and no token is chosen
         self.behind: tuple[Job, int] | None = None  # waits until that one has evaluated so many tokens
         self.fetched: Future[bool] | None = None  # waits until a state has come from the disk
         self.places: list[int] = []  # where its session makes checkpoints
@@ -106,6 +107,12 @@ class Job:
     def position(self) -> int:
         """How much of `ids` is evaluated."""
         return 0 if self.session is None else min(self.session.position, len(self.ids))
+
+    @property
+    def unread(self) -> int:
+        """How much of `ids` is not evaluated, up to where a checkpoint is made."""
+        position = self.position
+        return min((place for place in self.places if place > position), default=len(self.ids)) - position
 
     @property
     def tokens_left(self) -> int:
