@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from moeflux.serve.events import Event, Text, Thought, joined, together
@@ -37,10 +37,9 @@ class AnswerReader:
     def thinking(self) -> bool:
         return self._split.thinking
 
-    @property
-    def settled(self) -> bool:
-        """Whether no thought comes any more."""
-        return self._split.settled
+    def keeps(self, text: str) -> bool:
+        """Whether no part of this text changes `thinking`."""
+        return self._split.keeps(text)
 
     def add(self, text: str) -> list[Event]:
         """What is certain now."""
@@ -68,7 +67,7 @@ class Answer:
         self._tokenizer = tokenizer
         marks = () if self._plain else (*family.marks, *family.speech.marks, "<think>", "</think>")
         ids = {tokenizer.id_of(mark): family.heard(mark) for mark in marks}
-        self._hidden = {id: mark for id, mark in ids.items() if id in tokenizer.special_ids}
+        self._hidden: dict[int | None, str] = {id: mark for id, mark in ids.items() if id in tokenizer.special_ids}
         if ask.prefill and family.channels:
             self._reader.add(family.heard(ANSWER_HEAD))
         self._events: list[Event] = []
@@ -78,27 +77,34 @@ class Answer:
         self._ending = Ending("cancelled")
         self.tokens: list[int] = []
 
-    def take(self, pieces: Iterable[Piece]) -> tuple[list[Event], list[TokenLogprob]]:
+    def take(self, pieces: Sequence[Piece]) -> tuple[list[Event], list[TokenLogprob]]:
         """What pieces make certain that have come together."""
         if self._mute:
             return [], []
-        text, events, told = "", list[Event](), list[TokenLogprob]()
-        settled = self._plain or self._reader.settled
-        for piece in pieces:
-            text += piece.text
-            if piece.token is not None:
-                self.tokens.append(piece.token)
-                text += self._hidden.get(piece.token, "")
-                if piece.logprob is not None:
-                    told.append(self._told(piece.token, piece.logprob, piece.top))
-            if not settled:  # each token is one of a thought, or not
-                self._thought_tokens += self._reader.thinking
-                events += self._reader.add(text)
-                text = ""
-        if text:
-            events += [Text(text)] if self._plain else self._reader.add(text)
+        tokens = [piece.token for piece in pieces if piece.token is not None]
+        self.tokens += tokens
+        texts = [piece.text + self._hidden.get(piece.token, "") for piece in pieces]
+        text = "".join(texts)
+        if self._plain:
+            events: list[Event] = [Text(text)] if text else []
+        elif self._reader.keeps(text):
+            self._thought_tokens += self._reader.thinking * len(tokens)
+            events = self._reader.add(text)
+        else:
+            events = joined(self._one_by_one(pieces, texts))
+        told = [
+            self._told(piece.token, piece.logprob, piece.top)
+            for piece in pieces
+            if piece.token is not None and piece.logprob is not None
+        ]
         self._logprobs += told
-        return self._say(joined(events) if len(events) > 1 else events), told
+        return self._say(events), told
+
+    def _one_by_one(self, pieces: Sequence[Piece], texts: Sequence[str]) -> Iterator[Event]:
+        """Each token is one of a thought, or not."""
+        for piece, text in zip(pieces, texts, strict=True):
+            self._thought_tokens += self._reader.thinking and piece.token is not None
+            yield from self._reader.add(text)
 
     def finish(self, finish: Finish, stop_string: str | None = None) -> tuple[list[Event], Ending]:
         """The rest, and why it ended."""

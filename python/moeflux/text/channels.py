@@ -47,7 +47,7 @@ ENDS = (END, RETURN, CALL)
 PIECE = re.compile(f"[{START}-{CALL}]|[^{START}-{CALL}]+")
 RECIPIENT = re.compile(rf"\bto=([^\s{START}-{CALL}]+)")
 NAMED = re.compile(rf"{CHANNEL}\s*(\w*)")
-ROLE, FINAL = "assistant", f"{CHANNEL}final"
+ROLE = "assistant"
 WORDS = (ROLE, "to=")  # that a header may begin with
 MARKED = frozenset(MARKS.values())
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
@@ -78,17 +78,15 @@ class ChannelSplit:
         self._kind = "answer"  # of the message that is open; "thought", or "call" if it is passed on as it is
         self._fresh = True  # nothing of this message has been said yet
         self._said = set[str]()  # kinds
-        self._last = False  # this is the last message, as far as models know
 
     @property
     def thinking(self) -> bool:
         """Whether what comes now is a thought."""
         return self._header is None and self._kind == "thought"
 
-    @property
-    def settled(self) -> bool:
-        """Whether no thought begins any more."""
-        return self._header is None and self._last
+    def keeps(self, text: str) -> bool:
+        """Whether no part of this text changes `thinking`."""
+        return self._header is None and MARKED.isdisjoint(text)
 
     def add(self, text: str) -> Sequence[tuple[bool, str]]:
         """(is it a thought, text)"""
@@ -141,7 +139,6 @@ class ChannelSplit:
                 yield from self._say(text)
 
     def _begin(self, kind: str) -> None:
-        self._last = kind == "answer" and FINAL in (self._header or "")
         self._header, self._kind, self._fresh = None, kind, True
 
     def _open(self) -> Iterator[tuple[bool, str]]:

@@ -13,8 +13,7 @@ class AnswerSplit(Protocol):
 
     @property
     def thinking(self) -> bool: ...
-    @property
-    def settled(self) -> bool: ...
+    def keeps(self, text: str) -> bool: ...
     def add(self, text: str) -> Sequence[tuple[bool, str]]: ...
     def finish(self) -> Iterator[tuple[bool, str]]: ...
 
@@ -35,6 +34,7 @@ class ReasoningSplit:
         self._start = start
         self._end = end
         self._breaks = breaks
+        self._signs = frozenset(marker[0] for marker in (start, end, *breaks))
         self._label = label
         self._labelled = not thinking  # the label may come with the next thought
         self._held = ""
@@ -46,14 +46,19 @@ class ReasoningSplit:
         return self._thinking
 
     @property
-    def settled(self) -> bool:
+    def _settled(self) -> bool:
         """Whether no thought can begin any more: that is most of an answer."""
         return not (self._thinking or self._fresh)
+
+    def keeps(self, text: str) -> bool:
+        """Whether no part of this text changes `thinking`. What a token costs goes by this: nearly all text has no
+        marker."""
+        return self._settled or self._signs.isdisjoint(self._held + text)
 
     def add(self, text: str) -> Sequence[tuple[bool, str]]:
         """(is it a thought, text) as far as it is certain."""
         self._held += text
-        if self.settled:
+        if self._settled:
             text, self._held = self._held, ""
             return ((False, text),) if text else ()
         return tuple(self._split())
