@@ -316,3 +316,21 @@ def test_what_was_kept_of_a_lost_machine_is_not_gone_on_from(folder: Path, whole
         assert list(scheduler.submit(first).completion().tokens) == alone(whole, first)
         model._cluster.hands[1].kill()  # type: ignore[attr-defined]
         assert list(scheduler.submit(second).completion().tokens) == alone(whole, second)
+
+
+def test_a_session_that_is_dropped_while_its_thread_sends(folder: Path) -> None:
+    """Python collects what refers to itself at any moment: then, too."""
+    with toys(folder, 2) as model:
+        chain, dropped = model._cluster.chain(), threading.Event()
+        session = [model.session()]
+
+        def drop() -> None:
+            with chain._lock:
+                session.clear()
+            dropped.set()
+
+        threading.Thread(target=drop, daemon=True).start()
+        assert dropped.wait(60)
+        model.session().prefill(tokens(3))
+        hosts = [hand.host for hand in model._cluster.hands]  # type: ignore[attr-defined]
+        assert all(len(host._stage._sessions) == 1 for host in hosts)

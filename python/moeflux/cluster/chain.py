@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -77,6 +79,7 @@ class Chain:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()  # of the outlet and the flights
         self._flights: dict[int, Flight] = {}
+        self._forgotten: deque[int] = deque()
         self._error: PeerError | None = None
         self._ending = False
         self._heard = [time.monotonic()] * self.count
@@ -95,6 +98,23 @@ class Chain:
 
     def send(self, op: str, arrays: Sequence[np.ndarray] = (), **fields: Any) -> Flight:
         """Arrays must stay as they are until the flight has landed."""
+        self._close_forgotten()
+        return self._send(op, arrays, **fields)
+
+    def forget(self, session: int) -> None:
+        """Closes it with the next call, or soon. Nothing waits here: Python may drop a session at any moment, also in a
+        thread that is sending just now and has the lock."""
+        self._forgotten.append(session)
+
+    def _close_forgotten(self) -> None:
+        sessions = list[int]()
+        with suppress(IndexError):  # another thread may take the last one
+            while True:
+                sessions.append(self._forgotten.popleft())
+        if sessions:
+            self._send("close", ids=sessions)
+
+    def _send(self, op: str, arrays: Sequence[np.ndarray] = (), **fields: Any) -> Flight:
         flight = Flight()
         with self._lock:
             if self._error is not None:
@@ -143,6 +163,7 @@ class Chain:
                 if frame is not None:
                     self._take(frame)
                 self._check_signs(time.monotonic())
+                self._close_forgotten()
         except Error as error:
             self.fail(PeerError(str(error)))
 

@@ -94,8 +94,8 @@ class FarSession:
 
     def __del__(self) -> None:
         chain = getattr(self, "_chain", None)
-        if chain is not None and chain.error is None:
-            chain.send("close", ids=[self._id])
+        if chain is not None:
+            chain.forget(self._id)
 
     # ---- One caller at a time -----------------------------------------------------------------------------------
 
