@@ -18,12 +18,12 @@ from moeflux.cluster.stage import Stage
 from moeflux.errors import PeerError, StateError
 from moeflux.log import LOG
 from moeflux.machine.memory import available
-from moeflux.machine.remembered import remembered
 from moeflux.model import load
 from moeflux.models.hub import find_model
 from moeflux.models.variants import Variant
 from moeflux.progress import Silent
 from moeflux.runtime.options import LoadOptions
+from moeflux.runtime.plan import probe_of
 from moeflux.stores.store import open_store
 
 __all__ = ["BEAT_SECONDS", "Host", "Joining", "Run", "joined", "version"]
@@ -77,8 +77,7 @@ class Host:
         probe = None
         if path is not None:
             with open_store(find_model(path, Silent())) as store:
-                files = store.expert_files
-                probe = remembered(files[0] if files else store.path)
+                probe = probe_of(store)
         return {
             "version": version(),
             "pid": os.getpid(),

@@ -13,11 +13,10 @@ from moeflux.cluster.cut import Figures, LayerSize, Share, Sizes, check, cut, sh
 from moeflux.cluster.machines import Link, Machine, Machines, machines_of
 from moeflux.errors import BudgetError
 from moeflux.machine.memory import available
-from moeflux.machine.remembered import remembered
 from moeflux.models.layers import RoutedExperts
 from moeflux.models.variants import Variant
 from moeflux.runtime.options import LoadOptions, resolved
-from moeflux.runtime.plan import DEFAULT_CONTEXT
+from moeflux.runtime.plan import DEFAULT_CONTEXT, probe_of
 from moeflux.sizes import parse_size, size_text
 from moeflux.stores.costs import dense_sizes, embedding_bytes
 from moeflux.stores.planned import PlannedStore, store_to_plan
@@ -144,8 +143,7 @@ def _figures(machine: Machine, store: Store | PlannedStore, asked: LoadOptions, 
     if machine.node is None:
         if limit == 0:  # those on this machine share what is free
             limit = available().bytes * 9 // 10 // sum(each.node is None for each in all_)
-        files = store.expert_files
-        probe = remembered(files[0] if files else store.path)
+        probe = probe_of(store)
         disk = disk or (probe.disk_bytes_per_second if probe else None)
         memory_rate = memory_rate or (probe.memory_bytes_per_second if probe else None)
     return Figures(machine.name, limit or None, disk, memory_rate)

@@ -18,7 +18,7 @@ from moeflux import _core, files
 from moeflux.errors import BudgetError, FormatError, IoError
 from moeflux.living import Living
 from moeflux.machine.memory import available, huge_pages_unasked, resident
-from moeflux.machine.remembered import remembered
+from moeflux.machine.remembered import Probe, remembered
 from moeflux.machine.sandbox import RENDERING, encoding
 from moeflux.models.model_files import files_of
 from moeflux.models.tokenizer_rules import TOKENIZER, is_proportional, read_rules
@@ -35,7 +35,7 @@ from moeflux.stores.store import Store
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["make_plan", "plan", "pricing"]
+__all__ = ["make_plan", "plan", "pricing", "probe_of"]
 
 MIB = 1 << 20
 
@@ -67,6 +67,11 @@ def plan(name: str | Path | None = None, *, trace: Trace | None = None, **option
 def make_plan(store: Store | PlannedStore, options: LoadOptions, trace: Trace | None = None) -> Plan:
     """BudgetError when the budget is below the floor, ArgumentError for what can never be."""
     return _Planner(store, options, trace).plan()
+
+
+def probe_of(store: Store | PlannedStore) -> Probe | None:
+    """What doctor has found for the disk that a model's experts are on, or would be."""
+    return remembered(store.expert_files[0] if store.expert_files else store.path)
 
 
 @contextmanager
@@ -109,7 +114,7 @@ class _Planner:
         moe_layers = [layer for layer in self.variant.moe_layers if layer in self.layers or not is_part]
         self.experts = self.variant.experts.count * len(moe_layers)
         self.beside = files_of(store.path) if isinstance(store, Store) else None
-        self.probe = remembered(store.expert_files[0] if store.expert_files else store.path)
+        self.probe = probe_of(store)
         self.free = available()
         self.threads = whole_number("threads", options["threads"], 1024) or _cores()
         default_readers = self.probe.readers if self.probe else DEFAULT_READERS
