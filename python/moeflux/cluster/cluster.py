@@ -18,7 +18,7 @@ from moeflux.cluster.chain import Chain
 from moeflux.cluster.host import Joining, Run, joined
 from moeflux.cluster.links import RUN_BYTES, new_keys
 from moeflux.cluster.machines import Machine, Machines
-from moeflux.cluster.plan import ClusterPlan, plan_over
+from moeflux.cluster.plan import ClusterPlan, plan_over, share_of_free
 from moeflux.cluster.protocols import Crew, Hand
 from moeflux.errors import Error, PeerError, refusals
 from moeflux.log import LOG
@@ -49,8 +49,8 @@ class Cluster:
     ) -> None:
         """Starts all processes and loads their layers. The error names the machine that cannot."""
         self._crew, self._patience = crew, patience or Patience()
-        self._machines, self._asked, self._fingerprint = machines.machines, asked, store.fingerprint
-        self._path = str(store.path)
+        self._machines = [_with_defaults(each, str(store.path), asked["memory"]) for each in machines.machines]
+        self._asked, self._fingerprint = asked, store.fingerprint
         self._address = machines.address
         self._hands: list[Hand | None] = [None] * len(self._machines)
         self._changed = threading.Condition()
@@ -144,11 +144,10 @@ class Cluster:
 
         def ask(index: int) -> Machine:
             machine = self._machines[index]
-            path = machine.path if machine.path is not None else self._path
-            about = self._hand(index).call("about", path, seconds=self._patience.call)
-            memory = machine.memory if machine.memory is not None else self._asked["memory"]
+            about = self._hand(index).call("about", machine.path, seconds=self._patience.call)
+            memory = machine.memory
             if memory == "auto":
-                memory = about["available"] * 9 // 10 // self._neighbours(index)
+                memory = share_of_free(about["available"], self._neighbours(index))
             disk, rate = machine.disk or about["disk"], machine.memory_rate or about["memory_rate"]
             return replace(machine, memory=memory, disk=disk, memory_rate=rate)
 
@@ -160,17 +159,15 @@ class Cluster:
 
     def _open(self, index: int) -> dict[str, Any]:
         machine = self._machines[index]
-        memory = machine.memory if machine.memory is not None else self._asked["memory"]
         options: Any = {
             **self._asked,
             **machine.options,
-            "memory": memory,
+            "memory": machine.memory,
             "context": self.plan.context,
             "speculate": "off",
         }
-        path = machine.path if machine.path is not None else self._path
         opened: dict[str, Any] = self._hand(index).call(
-            "open", path, self.layers[index], options, self._neighbours(index), seconds=self._patience.load
+            "open", machine.path, self.layers[index], options, self._neighbours(index), seconds=self._patience.load
         )
         return opened
 
@@ -296,3 +293,12 @@ class Cluster:
         hand, self._hands[index] = self._hands[index], None
         if hand is not None:
             hand.dismiss()
+
+
+def _with_defaults(machine: Machine, path: str, memory: int | str | None) -> Machine:
+    """With what the call says, where it says nothing of its own."""
+    return replace(
+        machine,
+        path=path if machine.path is None else machine.path,
+        memory=memory if machine.memory is None else machine.memory,
+    )

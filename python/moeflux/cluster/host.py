@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from moeflux import _core
 from moeflux.cluster.links import Keys, Links
-from moeflux.cluster.plan import width_of
+from moeflux.cluster.plan import share_of_free, width_of
 from moeflux.cluster.protocols import StageEngine
 from moeflux.cluster.stage import Stage
 from moeflux.errors import PeerError, StateError
@@ -102,7 +102,7 @@ class Host:
         self.stop()
         self._engine = None
         if asked["memory"] == "auto" and neighbours > 1:
-            asked = {**asked, "memory": max(1, available().bytes * 9 // 10 // neighbours)}
+            asked = {**asked, "memory": max(1, share_of_free(available().bytes, neighbours))}
         options: LoadOptions = {**asked, "layers": layers}
         loaded = load(path, **options)
         self._variant, self._engine, self._layers = loaded.variant, cast(StageEngine, loaded._engine), layers

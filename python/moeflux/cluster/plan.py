@@ -25,7 +25,7 @@ from moeflux.stores.store import Store
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["ClusterPlan", "cluster_plan", "forecast", "plan_over", "sizes_of", "width_of"]
+__all__ = ["ClusterPlan", "cluster_plan", "forecast", "plan_over", "share_of_free", "sizes_of", "width_of"]
 
 MIB = 1 << 20
 PROCESS = 192 * MIB
@@ -142,11 +142,16 @@ def _figures(machine: Machine, store: Store | PlannedStore, asked: LoadOptions, 
     disk, memory_rate = machine.disk, machine.memory_rate
     if machine.node is None:
         if limit == 0:  # those on this machine share what is free
-            limit = available().bytes * 9 // 10 // sum(each.node is None for each in all_)
+            limit = share_of_free(available().bytes, sum(each.node is None for each in all_))
         probe = probe_of(store)
         disk = disk or (probe.disk_bytes_per_second if probe else None)
         memory_rate = memory_rate or (probe.memory_bytes_per_second if probe else None)
     return Figures(machine.name, limit or None, disk, memory_rate)
+
+
+def share_of_free(free: int, processes: int) -> int:
+    """The budget of each, where so many processes of a machine share what is free there. A tenth is left to others."""
+    return free * 9 // 10 // processes
 
 
 # ---- Sizes ------------------------------------------------------------------------------------------------------
