@@ -15,7 +15,7 @@ from moeflux.cluster.host import Host, Joining, version
 from moeflux.cluster.machines import Machines, machines_of
 from moeflux.cluster.model import ClusterModel, load_over
 from moeflux.cluster.plan import width_of
-from moeflux.cluster.stage import COUNTED
+from moeflux.cluster.stats import COUNTED
 from moeflux.errors import BudgetError, Error, PeerError, StateError
 from moeflux.models.variants import Variant
 from moeflux.runtime.options import resolved

@@ -14,21 +14,15 @@ import numpy as np
 from moeflux import _core
 from moeflux.cluster.links import Frame, Links, Outlet
 from moeflux.cluster.protocols import StageEngine, StageSession, StageWork
+from moeflux.cluster.stats import COUNTED
 from moeflux.errors import BudgetError, Error, StateError
 from moeflux.log import LOG
 from moeflux.runtime.plan_table import ENGINE_PARTS, SESSION_PARTS
 
-__all__ = ["ALL", "COUNTED", "LAST", "NONE", "Stage", "raised"]
+__all__ = ["ALL", "LAST", "NONE", "Stage", "raised"]
 
 NONE, LAST, ALL = 0, 1, 2
 """Of which of its tokens a piece wants logits."""
-
-COUNTED = (
-    "seconds", "compute_seconds", "read_wait_seconds", "router_seconds", "beside_seconds", "arrived_seconds",
-    "read_busy_seconds", "bytes_read", "expert_hits", "expert_misses", "ngram_hits", "ngram_misses", "submissions",
-    "waits", "look_ahead_reads", "look_ahead_used", "look_ahead_wasted_bytes",
-)  # fmt: skip
-"""Of StepStats: what is summed over the stages."""
 
 WAIT = 0.1
 Arrays = list[np.ndarray]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-__all__ = ["FarStats"]
+__all__ = ["COUNTED", "FarStats"]
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,12 @@ class FarStats:
 
     @classmethod
     def of(cls, stages: Sequence[Mapping[str, float]], tokens: int, seconds: float) -> FarStats:
-        """`stages` have the fields of each."""
-        names = {name for stage in stages for name in stage} - {"seconds"}
-        summed = {name: sum(stage.get(name, 0) for stage in stages) for name in names}
+        """`stages` have what each has COUNTED."""
+        summed = {name: sum(stage.get(name, 0) for stage in stages) for name in COUNTED}
         return cls(tokens=tokens, seconds=seconds, **summed)  # type: ignore[arg-type]
 
     def plus(self, other: FarStats) -> FarStats:
-        names = [each.name for each in fields(self) if not each.name.endswith(("_pays", "_pay"))]
+        names = ("tokens", "seconds", *COUNTED)
         return FarStats(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     @property
@@ -54,3 +53,11 @@ class FarStats:
     @property
     def look_ahead_precision(self) -> float:
         return self.look_ahead_used / self.look_ahead_reads if self.look_ahead_reads else 0.0
+
+
+COUNTED = tuple(
+    each.name
+    for each in fields(FarStats)
+    if each.name not in ("tokens", "seconds") and not each.name.endswith(("_pays", "_pay"))
+)
+"""What a stage tells of its evaluations, and what is summed over all."""
