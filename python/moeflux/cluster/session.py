@@ -55,7 +55,10 @@ class FarSession:
     """It takes one caller at a time. A session that was lost with a machine, or broken by a failure, takes `clear` and
     `restore` alone."""
 
-    def __init__(self, engine: Owner, max_context: int, kv_dtype: str) -> None:
+    def __init__(
+        self, engine: Owner, max_context: int, kv_dtype: str, make: Callable[[FarSession], None] | None = None
+    ) -> None:
+        """`make` has it made on the stages; by default it is empty there."""
         self._engine = engine
         self.max_context, self.kv_dtype = max_context, kv_dtype
         self._max_checkpoints = 4
@@ -63,7 +66,10 @@ class FarSession:
         self._busy = threading.RLock()
         self._pending: Evaluation | None = None
         self._reset()
-        self._make(engine.chain())
+        if make is None:
+            self._make(engine.chain())
+        else:
+            make(self)
 
     def _reset(self) -> None:
         self._position = 0
@@ -270,19 +276,17 @@ class FarSession:
             where = self._position if position is None else self._checked("fork", position)
             if not self._reaches(where):
                 raise StateError(self._no_way("fork", where))
-            forked = FarSession.__new__(FarSession)
-            forked._engine, forked.max_context, forked.kv_dtype = self._engine, self.max_context, self.kv_dtype
-            forked._max_checkpoints, forked._serials = 4, itertools.count(1)
-            forked._busy, forked._pending = threading.RLock(), None
-            forked._reset()
-            forked._id = self._engine.new_id()
-            told = self._whole(self._chain, "fork", id=self._id, new=forked._id, position=where)
-            forked._chain = self._chain
-            forked._position = where
-            forked._tokens = None if self._tokens is None else self._tokens[:where]
-            forked._logits = self._logits if where == self._position else None
-            forked._take_reach(told)
-            return forked
+
+            def make(forked: FarSession) -> None:
+                forked._id = self._engine.new_id()
+                told = self._whole(self._chain, "fork", id=self._id, new=forked._id, position=where)
+                forked._chain = self._chain
+                forked._position = where
+                forked._tokens = None if self._tokens is None else self._tokens[:where]
+                forked._logits = self._logits if where == self._position else None
+                forked._take_reach(told)
+
+            return FarSession(self._engine, self.max_context, self.kv_dtype, make)
 
     def checkpoint(self) -> None:
         with self.used():
