@@ -17,13 +17,11 @@ from moeflux.cluster.session import Evaluation, FarSession
 from moeflux.cluster.stage import ALL, LAST, NONE
 from moeflux.errors import ArgumentError, Cancelled, Error
 from moeflux.models.variants import Variant
+from moeflux.runtime.plan import CONTEXT_STEP, DEFAULT_CONTEXT
 from moeflux.runtime.plan_table import ENGINE_PARTS, SESSION_PARTS
 from moeflux.runtime.snapshot import FIXED, TYPES, pieces_of
 
 __all__ = ["FarEngine", "Source"]
-
-BLOCK = 256
-"""Rows of a block: a session takes memory for so many at a time."""
 
 
 class Source(Protocol):
@@ -67,7 +65,7 @@ class FarEngine:
         return SimpleNamespace(**{name: sum(stage[name] for stage in told) for name in names})
 
     def session(self, max_context: int = 0, kv_dtype: str = "f32") -> FarSession:
-        return FarSession(self, max_context or min(self.variant.max_context, 32768), kv_dtype)
+        return FarSession(self, max_context or min(self.variant.max_context, DEFAULT_CONTEXT), kv_dtype)
 
     # ---- Evaluating ---------------------------------------------------------------------------------------------
 
@@ -195,7 +193,8 @@ class FarEngine:
         pieces = [
             [session.identity, count]
             for session, count in wanted
-            if session.place % BLOCK == 0 or session.place // BLOCK != (session.place + count - 1) // BLOCK
+            if session.place % CONTEXT_STEP == 0
+            or session.place // CONTEXT_STEP != (session.place + count - 1) // CONTEXT_STEP
         ]
         if pieces:
             wanted[0][0].chain.ask("room", pieces=pieces)

@@ -35,7 +35,7 @@ from moeflux.stores.store import Store
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["make_plan", "plan", "pricing", "probe_of"]
+__all__ = ["CONTEXT_STEP", "DEFAULT_CONTEXT", "make_plan", "plan", "pricing", "probe_of"]
 
 MIB = 1 << 20
 
