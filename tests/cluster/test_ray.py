@@ -23,6 +23,8 @@ pytest.importorskip("ray")
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 2
+HEAD_SECONDS = "5"
+"""After which Ray gives up a cluster whose head is gone; by itself it waits for a minute."""
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folders(tmp_path_factory.mktemp("ray"))("qwen3_5_moe")
 
 
-def child(*words: object) -> dict[str, Any]:
-    command = [sys.executable, str(ROOT / "tests/support/cluster_child.py"), *map(str, words)]
+def child(program: str, *words: object) -> dict[str, Any]:
+    command = [sys.executable, str(ROOT / "tests/support" / program), *map(str, words)]
     run = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=300, env=_environment(), cwd=ROOT
     )
@@ -42,22 +44,39 @@ def child(*words: object) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}", "RAY_USAGE_STATS_ENABLED": "0"}
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_gcs_rpc_server_reconnect_timeout_s": HEAD_SECONDS,
+    }
 
 
 def test_a_ray_of_this_machine_listens_at_the_loopback_address_alone(folder: Path) -> None:
-    found = child("local", folder)
+    found = child("cluster_child.py", "local", folder)
     assert found["same"]
     assert {*found["listening"]} <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
 def test_nodes_whose_processes_are_killed(folder: Path) -> None:
-    found = child("nodes", folder, KILLS)
+    found = child("cluster_child.py", "nodes", folder, KILLS)
     assert found["processes"] == 3 and found["same"]
     assert found["kills"] == [True] * KILLS
     assert found["again"] == {"failed": 0, "ended": REQUESTS * (KILLS + 1)}
     assert found["wrong"] == []
     assert found["errors"] and all("machine b" in error for error in found["errors"])
+
+
+def test_a_server_over_two_nodes_whose_processes_are_killed(tmp_path: Path) -> None:
+    found = child("served_cluster.py", tmp_path)
+    assert found == {
+        "same": True,
+        "kills": [True, True],
+        "server": True,
+        "left by the server": False,
+        "head": True,
+        "left by the head": False,
+    }
 
 
 def test_no_ray_or_another_one_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
