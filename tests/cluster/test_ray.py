@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def child(program: str, *words: object) -> dict[str, Any]:
     command = [sys.executable, str(ROOT / "tests/support" / program), *map(str, words)]
     run = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=300, env=_environment(), cwd=ROOT
+        command, capture_output=True, text=True, check=False, timeout=900, env=_environment(), cwd=ROOT
     )
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
     found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])

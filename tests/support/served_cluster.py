@@ -28,7 +28,8 @@ import moeflux
 QUESTIONS = ("Once upon a time", "A little fox", "The capital of France is", "Tom had a red ball")
 LENGTH = 60
 OPTIONS = ("--context", "256", "--sessions", "4", "--threads", "1")
-DEADLINE = 120.0
+DEADLINE = 300.0
+"""Seconds. Starting a process again takes Ray a second, and much longer where other programs run."""
 
 
 class Server:
