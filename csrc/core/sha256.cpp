@@ -61,121 +61,73 @@ void compress_portable(uint32_t* state, const uint8_t* data, size_t blocks) {
 }
 #endif
 
-template <size_t streams>
-using States = std::array<uint32_t*, streams>;
-template <size_t streams>
-using Data = std::array<const uint8_t*, streams>;
-
 // With the instructions of both kinds of machine, four rounds go together and take four words of the schedule. The last
-// sixteen words are kept. As many streams of data as there are states advance by the same number of blocks, in turns of
-// four rounds.
+// sixteen words are kept.
 #if defined(__x86_64__)
-template <size_t streams>
-__attribute__((target("sha,sse4.1"))) void compress_x86(const States<streams>& states, Data<streams> data,
-                                                        size_t blocks) {
+__attribute__((target("sha,sse4.1"))) void compress_x86(uint32_t* state, const uint8_t* data, size_t blocks) {
   const __m128i swap = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
   // The instructions take the state as [a b e f] and [c d g h].
-  __m128i abef[streams];
-  __m128i cdgh[streams];
-  for (size_t s = 0; s < streams; ++s) {
-    const __m128i cdab = _mm_shuffle_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(states[s])), 0xb1);
-    const __m128i efgh = _mm_shuffle_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(states[s] + 4)), 0x1b);
-    abef[s] = _mm_alignr_epi8(cdab, efgh, 8);
-    cdgh[s] = _mm_blend_epi16(efgh, cdab, 0xf0);
-  }
-  for (; blocks > 0; --blocks) {
-    __m128i abef_before[streams];
-    __m128i cdgh_before[streams];
-    __m128i w[streams][4];
-    for (size_t s = 0; s < streams; ++s) {
-      abef_before[s] = abef[s];
-      cdgh_before[s] = cdgh[s];
-      for (size_t i = 0; i < 4; ++i)
-        w[s][i] = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(data[s] + 16 * i)), swap);
-      data[s] += block_bytes;
-    }
+  const __m128i cdab = _mm_shuffle_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(state)), 0xb1);
+  const __m128i efgh = _mm_shuffle_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(state + 4)), 0x1b);
+  __m128i abef = _mm_alignr_epi8(cdab, efgh, 8);
+  __m128i cdgh = _mm_blend_epi16(efgh, cdab, 0xf0);
+  for (; blocks > 0; --blocks, data += block_bytes) {
+    const __m128i abef_before = abef;
+    const __m128i cdgh_before = cdgh;
+    __m128i w[4];
+    for (size_t i = 0; i < 4; ++i)
+      w[i] = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(data + 16 * i)), swap);
 #pragma GCC unroll 16
     for (size_t i = 0; i < 16; ++i) {
       const auto* constants = reinterpret_cast<const __m128i*>(round_constants.data() + 4 * i);
-#pragma GCC unroll 2
-      for (size_t s = 0; s < streams; ++s) {
-        const __m128i words = _mm_add_epi32(w[s][i % 4], _mm_load_si128(constants));
-        cdgh[s] = _mm_sha256rnds2_epu32(cdgh[s], abef[s], words);
-        abef[s] = _mm_sha256rnds2_epu32(abef[s], cdgh[s], _mm_shuffle_epi32(words, 0x0e));
-        if (i >= 12) continue;
-        const __m128i shifted = _mm_alignr_epi8(w[s][(i + 3) % 4], w[s][(i + 2) % 4], 4);
-        const __m128i sum = _mm_add_epi32(_mm_sha256msg1_epu32(w[s][i % 4], w[s][(i + 1) % 4]), shifted);
-        w[s][i % 4] = _mm_sha256msg2_epu32(sum, w[s][(i + 3) % 4]);
-      }
+      const __m128i words = _mm_add_epi32(w[i % 4], _mm_load_si128(constants));
+      cdgh = _mm_sha256rnds2_epu32(cdgh, abef, words);
+      abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(words, 0x0e));
+      if (i >= 12) continue;
+      const __m128i shifted = _mm_alignr_epi8(w[(i + 3) % 4], w[(i + 2) % 4], 4);
+      const __m128i sum = _mm_add_epi32(_mm_sha256msg1_epu32(w[i % 4], w[(i + 1) % 4]), shifted);
+      w[i % 4] = _mm_sha256msg2_epu32(sum, w[(i + 3) % 4]);
     }
-    for (size_t s = 0; s < streams; ++s) {
-      abef[s] = _mm_add_epi32(abef[s], abef_before[s]);
-      cdgh[s] = _mm_add_epi32(cdgh[s], cdgh_before[s]);
-    }
+    abef = _mm_add_epi32(abef, abef_before);
+    cdgh = _mm_add_epi32(cdgh, cdgh_before);
   }
-  for (size_t s = 0; s < streams; ++s) {
-    const __m128i feba = _mm_shuffle_epi32(abef[s], 0x1b);
-    const __m128i dchg = _mm_shuffle_epi32(cdgh[s], 0xb1);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(states[s]), _mm_blend_epi16(feba, dchg, 0xf0));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(states[s] + 4), _mm_alignr_epi8(dchg, feba, 8));
-  }
+  const __m128i feba = _mm_shuffle_epi32(abef, 0x1b);
+  const __m128i dchg = _mm_shuffle_epi32(cdgh, 0xb1);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(state), _mm_blend_epi16(feba, dchg, 0xf0));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(state + 4), _mm_alignr_epi8(dchg, feba, 8));
 }
 
-bool has_x86_instructions() { return cpu_features().sha && cpu_features().sse41; }
-
-template <size_t streams>
-void compress(const States<streams>& states, const Data<streams>& data, size_t blocks) {
-  if (has_x86_instructions()) return compress_x86<streams>(states, data, blocks);
-  for (size_t s = 0; s < streams; ++s) compress_portable(states[s], data[s], blocks);
+void compress(uint32_t* state, const uint8_t* data, size_t blocks) {
+  if (cpu_features().sha && cpu_features().sse41) return compress_x86(state, data, blocks);
+  compress_portable(state, data, blocks);
 }
 #elif defined(__ARM_FEATURE_SHA2)
-template <size_t streams>
-void compress(const States<streams>& states, Data<streams> data, size_t blocks) {
-  uint32x4_t abcd[streams];
-  uint32x4_t efgh[streams];
-  for (size_t s = 0; s < streams; ++s) {
-    abcd[s] = vld1q_u32(states[s]);
-    efgh[s] = vld1q_u32(states[s] + 4);
-  }
-  for (; blocks > 0; --blocks) {
-    uint32x4_t abcd_before[streams];
-    uint32x4_t efgh_before[streams];
-    uint32x4_t w[streams][4];
-    for (size_t s = 0; s < streams; ++s) {
-      abcd_before[s] = abcd[s];
-      efgh_before[s] = efgh[s];
-      for (size_t i = 0; i < 4; ++i) w[s][i] = vreinterpretq_u32_u8(vrev32q_u8(vld1q_u8(data[s] + 16 * i)));
-      data[s] += block_bytes;
-    }
+void compress(uint32_t* state, const uint8_t* data, size_t blocks) {
+  uint32x4_t abcd = vld1q_u32(state);
+  uint32x4_t efgh = vld1q_u32(state + 4);
+  for (; blocks > 0; --blocks, data += block_bytes) {
+    const uint32x4_t abcd_before = abcd;
+    const uint32x4_t efgh_before = efgh;
+    uint32x4_t w[4];
+    for (size_t i = 0; i < 4; ++i) w[i] = vreinterpretq_u32_u8(vrev32q_u8(vld1q_u8(data + 16 * i)));
 #pragma GCC unroll 16
     for (size_t i = 0; i < 16; ++i) {
-      const uint32x4_t constants = vld1q_u32(round_constants.data() + 4 * i);
-#pragma GCC unroll 2
-      for (size_t s = 0; s < streams; ++s) {
-        const uint32x4_t words = vaddq_u32(w[s][i % 4], constants);
-        const uint32x4_t before = abcd[s];
-        abcd[s] = vsha256hq_u32(abcd[s], efgh[s], words);
-        efgh[s] = vsha256h2q_u32(efgh[s], before, words);
-        if (i >= 12) continue;
-        const uint32x4_t sum = vsha256su0q_u32(w[s][i % 4], w[s][(i + 1) % 4]);
-        w[s][i % 4] = vsha256su1q_u32(sum, w[s][(i + 2) % 4], w[s][(i + 3) % 4]);
-      }
+      const uint32x4_t words = vaddq_u32(w[i % 4], vld1q_u32(round_constants.data() + 4 * i));
+      const uint32x4_t before = abcd;
+      abcd = vsha256hq_u32(abcd, efgh, words);
+      efgh = vsha256h2q_u32(efgh, before, words);
+      if (i >= 12) continue;
+      const uint32x4_t sum = vsha256su0q_u32(w[i % 4], w[(i + 1) % 4]);
+      w[i % 4] = vsha256su1q_u32(sum, w[(i + 2) % 4], w[(i + 3) % 4]);
     }
-    for (size_t s = 0; s < streams; ++s) {
-      abcd[s] = vaddq_u32(abcd[s], abcd_before[s]);
-      efgh[s] = vaddq_u32(efgh[s], efgh_before[s]);
-    }
+    abcd = vaddq_u32(abcd, abcd_before);
+    efgh = vaddq_u32(efgh, efgh_before);
   }
-  for (size_t s = 0; s < streams; ++s) {
-    vst1q_u32(states[s], abcd[s]);
-    vst1q_u32(states[s] + 4, efgh[s]);
-  }
+  vst1q_u32(state, abcd);
+  vst1q_u32(state + 4, efgh);
 }
 #else
-template <size_t streams>
-void compress(const States<streams>& states, const Data<streams>& data, size_t blocks) {
-  for (size_t s = 0; s < streams; ++s) compress_portable(states[s], data[s], blocks);
-}
+void compress(uint32_t* state, const uint8_t* data, size_t blocks) { compress_portable(state, data, blocks); }
 #endif
 
 const uint8_t* begin_of(std::span<const std::byte> data) { return reinterpret_cast<const uint8_t*>(data.data()); }
@@ -185,31 +137,9 @@ const uint8_t* begin_of(std::span<const std::byte> data) { return reinterpret_ca
 void Sha256::add(std::span<const std::byte> data) {
   data = add_to_rest(data);
   const size_t blocks = data.size() / block_bytes;
-  compress<1>({state_.data()}, {begin_of(data)}, blocks);
+  compress(state_.data(), begin_of(data), blocks);
   bytes_ += blocks * block_bytes;
   keep(data.subspan(blocks * block_bytes));
-}
-
-void Sha256::add_to_both(Sha256& one, std::span<const std::byte> to_one, Sha256& other,
-                         std::span<const std::byte> to_other) {
-  to_one = one.add_to_rest(to_one);
-  to_other = other.add_to_rest(to_other);
-  const size_t blocks = std::min(to_one.size(), to_other.size()) / block_bytes;
-  compress<2>({one.state_.data(), other.state_.data()}, {begin_of(to_one), begin_of(to_other)}, blocks);
-  one.bytes_ += blocks * block_bytes;
-  other.bytes_ += blocks * block_bytes;
-  one.add(to_one.subspan(blocks * block_bytes));
-  other.add(to_other.subspan(blocks * block_bytes));
-}
-
-bool Sha256::has_instructions() {
-#if defined(__x86_64__)
-  return has_x86_instructions();
-#elif defined(__ARM_FEATURE_SHA2)
-  return true;
-#else
-  return false;
-#endif
 }
 
 // Fills the block that is begun. Returns what lies behind it.
@@ -218,7 +148,7 @@ std::span<const std::byte> Sha256::add_to_rest(std::span<const std::byte> data) 
   if (filled == 0) return data;
   const size_t part = std::min(data.size(), block_bytes - filled);
   keep(data.first(part));
-  if (filled + part == block_bytes) compress<1>({state_.data()}, {rest_.data()}, 1);
+  if (filled + part == block_bytes) compress(state_.data(), rest_.data(), 1);
   return data.subspan(part);
 }
 
@@ -238,7 +168,7 @@ Sha256Sum Sha256::sum() {
   end[filled] = 0x80;
   put_big_endian(static_cast<uint32_t>(bits >> 32), end.data() + size - 8);
   put_big_endian(static_cast<uint32_t>(bits), end.data() + size - 4);
-  compress<1>({state_.data()}, {end.data()}, size / block_bytes);
+  compress(state_.data(), end.data(), size / block_bytes);
   Sha256Sum sum;
   for (size_t i = 0; i < state_.size(); ++i) put_big_endian(state_[i], sum.data() + 4 * i);
   return sum;

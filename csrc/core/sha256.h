@@ -17,14 +17,6 @@ class Sha256 {
   void add(std::span<const std::byte> data);
   Sha256Sum sum();  // of everything added; the object is used up
 
-  // Adds to two of them. A sum is a chain of instructions, each of which waits for the one before. Two chains fill each
-  // other's gaps, so this takes less time than one after the other.
-  static void add_to_both(Sha256& one, std::span<const std::byte> to_one, Sha256& other,
-                          std::span<const std::byte> to_other);
-
-  // Whether the machine has instructions for it. It is slow without them.
-  static bool has_instructions();
-
  private:
   std::span<const std::byte> add_to_rest(std::span<const std::byte> data);
   void keep(std::span<const std::byte> data);

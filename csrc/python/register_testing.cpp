@@ -6,12 +6,14 @@
 #include <utility>
 #include <vector>
 
+#include "core/sha256.h"
 #include "cuda/make_device.h"
 #include "engine/engine.h"
 #include "io/fault_injection.h"
 #include "kernels/cpu/isa.h"
 #include "metal/make_device.h"
 #include "python/bindings.h"
+#include "python/bytes_view.h"
 
 namespace py = pybind11;
 
@@ -82,7 +84,15 @@ Class<Testing> register_testing(py::module_& m) {
           "Sets a function that makes devices, by its address, or with 0 the machine's own.")
       .def_static("set_cuda_libraries", &cuda::set_own_libraries, py::arg("driver"), py::arg("compiler"),
                   "Opens other libraries in place of NVIDIA's driver and of NVRTC, or with empty names the machine's "
-                  "own.");
+                  "own.")
+      .def_static(
+          "sha256",
+          [](const std::vector<py::bytes>& parts) {
+            Sha256 sum;
+            for (const py::bytes& part : parts) sum.add(BytesView(part).bytes());
+            return hex(sum.sum());
+          },
+          py::arg("parts"), "Of these bytes, one after the other.");
   return testing;
 }
 

@@ -66,28 +66,20 @@ void StatePieces::take_back() {
   lent_ = false;
 }
 
-void PythonSha256::update(const py::object& data) {
+void PythonXxh64::update(const py::object& data) {
   const BytesView view(data);
   const Released release;
   const std::lock_guard lock(mutex_);
   sum_.add(view.bytes());
 }
 
-void PythonSha256::update_both(PythonSha256& one, const py::object& data, PythonSha256& other,
-                               const py::object& other_data) {
-  if (&one == &other) throw ArgumentError("update_both: expected two sums, found one twice");
-  const BytesView view(data);
-  const BytesView other_view(other_data);
-  const Released release;
-  const std::scoped_lock lock(one.mutex_, other.mutex_);
-  Sha256::add_to_both(one.sum_, view.bytes(), other.sum_, other_view.bytes());
-}
-
-std::string PythonSha256::hexdigest() const {
+std::string PythonXxh64::hexdigest() const {
   const Released release;
   const std::lock_guard lock(mutex_);
-  Sha256 copy = sum_;
-  return hex(copy.sum());
+  const uint64_t sum = sum_.sum();
+  std::string digits;
+  for (int shift = 60; shift >= 0; shift -= 4) digits += "0123456789abcdef"[sum >> shift & 15];
+  return digits;
 }
 
 void show_state(Session& session, const py::function& show) {
@@ -107,14 +99,10 @@ void define_state_pieces(py::module_& m) {
       .def("write", &StatePieces::write, py::arg("index"), py::arg("begin"), py::arg("data"),
            "Replaces the bytes of a piece from `begin` on.");
 
-  Class<PythonSha256>(m, "Sha256", "As hashlib's, with the machine's own instructions.")
-      .def(constructor<PythonSha256>())
-      .def("update", &PythonSha256::update, py::arg("data"))
-      .def_static("update_both", &PythonSha256::update_both, py::arg("one"), py::arg("data"), py::arg("other"),
-                  py::arg("other_data"), "Adds to two sums, in less time than to one after the other.")
-      .def("hexdigest", &PythonSha256::hexdigest)
-      .def_static("has_instructions", &Sha256::has_instructions,
-                  "Whether the machine has them. Without them, hashlib's is faster.");
+  Class<PythonXxh64>(m, "Xxh64", "XXH64 with the seed 0, in the manner of hashlib: a quick sum against damage.")
+      .def(constructor<PythonXxh64>())
+      .def("update", &PythonXxh64::update, py::arg("data"))
+      .def("hexdigest", &PythonXxh64::hexdigest);
 }
 
 }  // namespace moeflux::python

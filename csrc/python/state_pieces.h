@@ -10,7 +10,7 @@
 #include <span>
 #include <string>
 
-#include "core/sha256.h"
+#include "core/xxh64.h"
 #include "moeflux.h"
 #include "python/class.h"
 
@@ -38,16 +38,14 @@ class StatePieces {
   mutable std::shared_mutex mutex_;  // guards both
 };
 
-// SHA-256 with the machine's own instructions, of data that any thread may add.
-class PythonSha256 {
+// XXH64 of data that any thread may add.
+class PythonXxh64 {
  public:
   void update(const pybind11::object& data);
-  static void update_both(PythonSha256& one, const pybind11::object& data, PythonSha256& other,
-                          const pybind11::object& other_data);
   std::string hexdigest() const;
 
  private:
-  Sha256 sum_;
+  Xxh64 sum_;
   mutable std::mutex mutex_;  // guards it
 };
 

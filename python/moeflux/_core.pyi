@@ -41,7 +41,6 @@ __all__: list[str] = [
     "SafetensorsFile",
     "Sampler",
     "Session",
-    "Sha256",
     "SlotCache",
     "SnapshotSpan",
     "SnapshotWire",
@@ -51,6 +50,7 @@ __all__: list[str] = [
     "Tensor",
     "TensorEntry",
     "ThreadPool",
+    "Xxh64",
     "chosen_backend",
     "chosen_reads",
     "count_routing",
@@ -656,6 +656,11 @@ class testing:
         """
         Sets a function that makes devices, by its address, or with 0 the machine's own.
         """
+    @staticmethod
+    def sha256(parts: collections.abc.Sequence[bytes]) -> str:
+        """
+        Of these bytes, one after the other.
+        """
 
 class OpTime:
     """
@@ -1082,20 +1087,10 @@ class StatePieces:
         Replaces the bytes of a piece from `begin` on.
         """
 
-class Sha256:
+class Xxh64:
     """
-    As hashlib's, with the machine's own instructions.
+    XXH64 with the seed 0, in the manner of hashlib: a quick sum against damage.
     """
-    @staticmethod
-    def has_instructions() -> bool:
-        """
-        Whether the machine has them. Without them, hashlib's is faster.
-        """
-    @staticmethod
-    def update_both(one: Sha256, data: typing.Any, other: Sha256, other_data: typing.Any) -> None:
-        """
-        Adds to two sums, in less time than to one after the other.
-        """
     def __init__(self) -> None: ...
     def hexdigest(self) -> str: ...
     def update(self, data: typing.Any) -> None: ...

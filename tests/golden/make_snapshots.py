@@ -9,7 +9,6 @@ of NEXT, token by token, which for f32 rows were held to the oracle here.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import tempfile
@@ -26,9 +25,7 @@ from golden.checkpoints import qwen3_next, qwen_hybrid
 from golden.deepseek import deepseek_v3
 from golden.gpt_oss import gpt_oss
 from moeflux.conversion.convert import convert
-from moeflux.runtime.snapshot import Key, own_arrays, own_metadata
 from moeflux.stores.storage import ConvertFormat
-from moeflux.stores.tensor_file import chunks_of
 from support.engine import oracle_at, steps
 from support.mlx_folder import write_mlx_folder
 
@@ -56,7 +53,7 @@ class Saved(NamedTuple):
     checkpoint: str
     format: str
     kv_dtype: str = "f32"
-    all_rows: bool = False  # also of layers with a window, as before version 3
+    earlier: str = ""  # a file of an older version, which was read and written again
 
 
 SNAPSHOTS = {
@@ -67,11 +64,18 @@ SNAPSHOTS = {
     "latent.bf16.moeflux-1": Saved("latent", "moeflux", "bf16"),
     "hybrid.q8.moeflux-2": Saved("hybrid", "moeflux", "q8"),
     "latent.q8.moeflux-2": Saved("latent", "moeflux", "q8"),
-    "windows.f32.moeflux-1": Saved("windows", "moeflux", all_rows=True),
-    "windows.q8.moeflux-2": Saved("windows", "moeflux", "q8", all_rows=True),
+    "windows.f32.moeflux-1": Saved("windows", "moeflux"),
+    "windows.q8.moeflux-2": Saved("windows", "moeflux", "q8"),
     "windows.f32.moeflux-3": Saved("windows", "moeflux"),
     "windows.q8.moeflux-3": Saved("windows", "moeflux", "q8"),
+    "hybrid.f32.moeflux-4": Saved("hybrid", "moeflux", "f32", "hybrid.f32.moeflux-1"),
+    "latent.bf16.moeflux-4": Saved("latent", "moeflux", "bf16", "latent.bf16.moeflux-1"),
+    "hybrid.q8.moeflux-4": Saved("hybrid", "moeflux", "q8", "hybrid.q8.moeflux-2"),
+    "latent.q8.moeflux-4": Saved("latent", "moeflux", "q8", "latent.q8.moeflux-2"),
+    "windows.f32.moeflux-4": Saved("windows", "moeflux", "f32", "windows.f32.moeflux-3"),
+    "windows.q8.moeflux-4": Saved("windows", "moeflux", "q8", "windows.q8.moeflux-3"),
 }
+"""Those of an older version were written by the program of that time."""
 
 
 def write_store(name: str, folder: Path) -> Path:
@@ -89,19 +93,6 @@ def write_store(name: str, folder: Path) -> Path:
     return folder / name
 
 
-def save_all_rows(session: moeflux.Session, path: Path) -> None:
-    """Evaluates TOKENS. The row of a token is the last one of the state behind it."""
-    rows: dict[Key, list[np.ndarray]] = {}
-    for token in TOKENS:
-        session.step(token)
-        for key, array in session.snapshot().tensors.items():
-            rows.setdefault(key, []).append(array[:, -1:] if key[1].endswith("_scale") else array[-1:])
-    whole = {key: np.concatenate(each, axis=int(key[1].endswith("_scale"))) for key, each in rows.items()}
-    snapshot = dataclasses.replace(session.snapshot(), tensors=whole)
-    version = {"version": "2" if session.kv_dtype == "q8" else "1"}
-    path.write_bytes(b"".join(map(bytes, chunks_of(own_metadata(snapshot) | version, own_arrays(snapshot)))))
-
-
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     logits = {}
@@ -117,13 +108,12 @@ def main() -> None:
                 stores[saved.checkpoint] = write_store(saved.checkpoint, Path(temporary))
             store = stores[saved.checkpoint]
             session = moeflux.load(store, isa="portable").session(kv_dtype=saved.kv_dtype)
-            if saved.all_rows:
-                save_all_rows(session, FOLDER / name)
-                snapshot = session.snapshot()
+            if saved.earlier:
+                session.restore(FOLDER / saved.earlier)
             else:
                 session.prefill(TOKENS)
-                snapshot = session.snapshot()
-                snapshot.save(FOLDER / name, format=saved.format)
+            snapshot = session.snapshot()
+            snapshot.save(FOLDER / name, format=saved.format)
             logits[name] = steps(session, NEXT)
             if saved.kv_dtype == "f32":
                 with moeflux.open_store(store) as weights:

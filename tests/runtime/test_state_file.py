@@ -40,15 +40,13 @@ def load(session: moeflux.Session, path: Path, ids: list[int]) -> None:
     load_state(session._core, session.model.variant, session.model.fingerprint, path, np.asarray(ids, np.int32))
 
 
-@pytest.mark.parametrize("sums", ["hashlib", "ours"])
 @pytest.mark.parametrize("part", [1 << 20, 192, 68])
 @pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "q8"])
 def test_it_is_the_file_of_a_snapshot(
-    model: moeflux.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_dtype: str, part: int, sums: str
+    model: moeflux.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_dtype: str, part: int
 ) -> None:
-    """However small the parts are: rows of 300 tokens lie in two blocks. Ours also without instructions."""
+    """However small the parts are: rows of 300 tokens lie in two blocks."""
     monkeypatch.setattr(state_file, "PART", part)
-    monkeypatch.setattr(state_file, "HAS_INSTRUCTIONS", sums == "ours")
     ids = tokens(300)
     with model.session(max_context=512, kv_dtype=kv_dtype) as session, model.session(512, kv_dtype) as other:
         session.prefill(ids)
@@ -116,7 +114,7 @@ def test_a_disk_that_is_full_leaves_nothing(model: moeflux.Model, tmp_path: Path
 
 @pytest.mark.parametrize("piece", range(8))
 def test_a_bit_of_any_piece_is_noticed(model: moeflux.Model, tmp_path: Path, piece: int) -> None:
-    """Whichever pieces pass side by side, each is held to its own sum."""
+    """Each is held to its own sum."""
     ids = tokens(40)
     with model.session(max_context=64) as session:
         session.prefill(ids)
@@ -126,7 +124,7 @@ def test_a_bit_of_any_piece_is_noticed(model: moeflux.Model, tmp_path: Path, pie
     data = bytearray(path.read_bytes())
     data[file.tensors[name].offset + file.tensors[name].bytes - 1] ^= 1
     path.write_bytes(data)
-    with model.session(max_context=64) as session, pytest.raises(FormatError, match=f'"{name}": expected SHA-256'):
+    with model.session(max_context=64) as session, pytest.raises(FormatError, match=f'"{name}": expected xxh64'):
         load(session, path, ids)
 
 

@@ -309,7 +309,7 @@ ARRAYS = {
     ("metadata", "arrays", "message"),
     [
         ({"format": "moeflux-session"}, {}, "format: expected 'moeflux-trace', found 'moeflux-session'"),
-        ({"version": "2"}, {}, "version: expected '1', found '2'"),
+        ({"version": "3"}, {}, "version: expected '1' or '2', found '3'"),
         ({"num_experts": "many"}, {}, "num_experts: expected 1 to 4096, found 'many'"),
         ({"num_experts": "300"}, {}, 'tensor "experts": expected U8 in 4 dimensions, found U8 (1, 1, 1)'),
         ({}, {"experts": np.zeros((1, 1, 1, 2), np.uint8)}, 'tensor "experts": expected U8 in 3 dimensions'),

@@ -16,7 +16,9 @@ from moeflux.stores.tensor_file import check_kind, chunks_of, read_arrays
 __all__ = ["Trace"]
 
 FORMAT = "moeflux-trace"
-VERSION = "1"
+VERSION = "2"
+"""Of the files that are written. It has XXH64 where the first one had SHA-256."""
+VERSIONS = ("1", VERSION)
 MAX_EXPERTS = 4096
 MAX_BYTES = 4 << 30
 BYTE_IDS = 256
@@ -87,7 +89,7 @@ class Trace:
             raise NotFoundError(f"{path}: expected a trace, found nothing")
         file = _core.SafetensorsFile(path)
         metadata = file.metadata
-        check_kind(path, metadata, FORMAT, VERSION)
+        check_kind(path, metadata, FORMAT, VERSIONS)
         num_experts = count(path, metadata, "num_experts", MAX_EXPERTS)
         expert_bytes = count(path, metadata, "expert_bytes", 1 << 40)
         check_entries(path, file, num_experts)

@@ -2,7 +2,7 @@
 
 Ours is a safetensors file. It has one tensor for each piece of state ("layers.3.k"), one more for the scales where the
 piece is codes ("layers.3.k_scale"), and one for the token ids ("tokens"). Its metadata have the version, the
-fingerprint of the model, the position and the SHA-256 of every tensor, and which layers they are of where an engine has
+fingerprint of the model, the position and a sum of every tensor, and which layers they are of where an engine has
 not all of them. See docs/formats.md.
 """
 
@@ -26,12 +26,12 @@ from moeflux.stores.tensor_file import arrays_in, check_kind, chunks_of, forms_o
 __all__ = ["Snapshot"]
 
 FORMAT = "moeflux-session"
-VERSION = "1"
-VERSION_OF_CODES = "2"
-"""Of files with rows in 8 bits, which the first version does not know."""
-VERSION_OF_WINDOWS = "3"
-"""Of files in which layers with a window have only the rows that the next one sees. The rows are of any type."""
-VERSIONS = (VERSION, VERSION_OF_CODES, VERSION_OF_WINDOWS)
+VERSION = "4"
+"""Of the files that are written. Sums are XXH64, where the earlier ones had SHA-256."""
+VERSIONS_OF_ALL_ROWS = {"1": False, "2": True}
+"""Whether rows are codes in files that have every row of layers with a window, too. From version 3 on, layers with a
+window have only the rows that the next one sees, and the rows are of any type."""
+VERSIONS = (*VERSIONS_OF_ALL_ROWS, "3", VERSION)
 WIRE = {"wire-1": 1, "wire-2": 2}
 WIRE_MAGIC = b"XLFM"
 FIXED = ("conv", "recurrent", "ngram_conv", "index_rows")
@@ -310,18 +310,13 @@ def own_arrays(snapshot: Snapshot) -> dict[str, np.ndarray]:
 
 
 def own_metadata(snapshot: Snapshot) -> dict[str, str]:
-    codes = any(name.endswith(SCALE) for _, name in snapshot.tensors)
-    return metadata_of(snapshot.variant, snapshot.fingerprint, snapshot.position, codes, snapshot.layers)
+    return metadata_of(snapshot.variant, snapshot.fingerprint, snapshot.position, snapshot.layers)
 
 
-def metadata_of(
-    variant: Variant, fingerprint: str, position: int, codes: bool, layers: Layers = None
-) -> dict[str, str]:
-    """`codes`: the rows are in 8 bits."""
-    has_all = state_of(variant, position, layers) == state_of(variant, position, layers, all_rows=True)
+def metadata_of(variant: Variant, fingerprint: str, position: int, layers: Layers = None) -> dict[str, str]:
     metadata = {
         "format": FORMAT,
-        "version": VERSION_OF_WINDOWS if not has_all else VERSION_OF_CODES if codes else VERSION,
+        "version": VERSION,
         "fingerprint": fingerprint,
         "position": str(position),
         "model": variant.name,
@@ -366,9 +361,8 @@ def own_of(
 
 
 def has_codes(file: SafetensorsFile) -> bool:
-    if file.metadata["version"] == VERSION_OF_WINDOWS:
-        return any(name.endswith(SCALE) for name in file.tensors)
-    return file.metadata["version"] == VERSION_OF_CODES
+    codes = VERSIONS_OF_ALL_ROWS.get(file.metadata["version"])
+    return any(name.endswith(SCALE) for name in file.tensors) if codes is None else codes
 
 
 def last_rows(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -380,7 +374,7 @@ def last_rows(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 def shapes_in(path: Path, file: SafetensorsFile, variant: Variant, position: int) -> dict[str, tuple[int, ...]]:
     """What a file of its version has, but for the tokens and a conversation."""
-    all_rows = file.metadata["version"] != VERSION_OF_WINDOWS
+    all_rows = file.metadata["version"] in VERSIONS_OF_ALL_ROWS
     layers = layers_in(path, file, variant)
     pieces = pieces_of(variant, position, has_codes(file), layers, all_rows=all_rows)
     return {f"layers.{layer}.{name}": shape for (layer, name), shape in pieces.items()}
@@ -389,8 +383,7 @@ def shapes_in(path: Path, file: SafetensorsFile, variant: Variant, position: int
 def check_directory(path: Path, file: SafetensorsFile, variant: Variant, max_tokens: int) -> int:
     """Returns the position when the file has what a state there takes, and nothing else."""
     metadata = file.metadata
-    version = metadata.get("version")
-    check_kind(path, metadata, FORMAT, version if version in VERSIONS else VERSION)
+    check_kind(path, metadata, FORMAT, VERSIONS)
     position = metadata.get("position", "")
     if not (position.isascii() and position.isdigit() and len(position) < 10 and int(position) <= MAX_CONTEXT):
         raise FormatError(f"{path}: position: expected 0 to {MAX_CONTEXT}, found {position!r:.60}")

@@ -3,7 +3,6 @@ memory. The files are those that `Snapshot` reads and writes, byte for byte."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import threading
@@ -12,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,24 +19,17 @@ from moeflux._core import SafetensorsFile, StatePieces, TensorEntry
 from moeflux.errors import FormatError, IoError, refusals
 from moeflux.models.variants import Variant
 from moeflux.runtime.snapshot import FIXED, SCALE, Layers, check_directory, layers_in, metadata_of, part_of, pieces_of
-from moeflux.stores.tensor_file import Form, check_sums, header_of, size_of
+from moeflux.stores.tensor_file import NEW_SUMS, Form, Sums, check_sums, digest, header_of, size_of, sums_in
 
 __all__ = ["PASSING_BYTES", "load_state", "save_state", "state_file_bytes"]
 
 PART = 1 << 19
 THREADS = 4
-ABREAST = 2
-"""Pieces that pass through a thread side by side. A sum is a chain of instructions that wait for one another, and two
-of them take less time together."""
-HAS_INSTRUCTIONS = _core.Sha256.has_instructions()
-"""Without the machine's instructions for it, hashlib's is faster."""
 PASSING_BYTES = 8 << 20
-"""What a state takes while it passes: two parts and a stack for each thread, one part more to write from, tokens."""
+"""What a state takes while it passes: a part and a stack for each thread, one part more to write from, tokens."""
 
 Move = Callable[[int, int, memoryview], object]
 """Fills memory with the bytes of a piece, by its number, that begin at a place; and brings them to where they go."""
-Added = tuple[Any, memoryview]
-"""A sum, and what comes to it."""
 
 
 def state_file_bytes(variant: Variant, fingerprint: str, kv_dtype: str, position: int, layers: Layers = None) -> int:
@@ -50,7 +41,7 @@ def state_file_bytes(variant: Variant, fingerprint: str, kv_dtype: str, position
         for (layer, name), shape in pieces_of(variant, position, codes, layers).items()
     }
     forms["tokens"] = Form("I32", (position,))
-    return size_of(metadata_of(variant, fingerprint, position, codes, layers), forms)
+    return size_of(metadata_of(variant, fingerprint, position, layers), forms)
 
 
 # ---- Writing ----------------------------------------------------------------------------------------------------
@@ -63,12 +54,11 @@ def save_state(session: _core.Session, variant: Variant, fingerprint: str, path:
         tokens = np.asarray(session.tokens, "<i4")
 
     def write(pieces: StatePieces) -> None:
-        codes = any(name.endswith(SCALE) for _, name, _, _ in pieces.list())
-        metadata = metadata_of(variant, fingerprint, len(tokens), codes, part_of(session, variant))
+        metadata = metadata_of(variant, fingerprint, len(tokens), part_of(session, variant))
         forms = {f"layers.{layer}.{name}": Form(dtype, tuple(shape)) for layer, name, dtype, shape in pieces.list()}
         sizes = [form.bytes for form in forms.values()]
-        found = digests(sizes, lambda _: pieces.read)
-        sums = dict(zip(forms, found, strict=True)) | {"tokens": hashlib.sha256(tokens).hexdigest()}
+        found = digests(NEW_SUMS, sizes, lambda _: pieces.read)
+        sums = dict(zip(forms, found, strict=True)) | {"tokens": digest(NEW_SUMS, tokens)}
         header = header_of(metadata, forms | {"tokens": Form.of(tokens)}, sums)
         files.write_atomically(path, itertools.chain([header], parts_of(pieces, sizes), [tokens]), private=True)
 
@@ -117,8 +107,8 @@ def load_state(session: _core.Session, variant: Variant, fingerprint: str, path:
 
                 return move
 
-            sums = dict(zip(forms, digests([entry.bytes for entry in entries], moving), strict=True))
-            check_sums(path, file.metadata, sums)
+            found = digests(sums_in(file), [entry.bytes for entry in entries], moving)
+            check_sums(path, file, dict(zip(forms, found, strict=True)))
 
         check_tokens(path, file, tokens)
         session.fill_state(position, np.asarray(tokens, np.int32), fill)
@@ -162,45 +152,30 @@ def read_exactly(path: Path, file: FileIO, offset: int, part: memoryview) -> Non
 # ---- Both -------------------------------------------------------------------------------------------------------
 
 
-def digests(sizes: Sequence[int], moving: Callable[[ExitStack], Move]) -> list[str]:
-    """The SHA-256 of pieces of these sizes. Each is moved part by part, several pieces at a time, by what `moving`
-    makes for it and for those behind it."""
+def digests(kind: Sums, sizes: Sequence[int], moving: Callable[[ExitStack], Move]) -> list[str]:
+    """The sums of pieces of these sizes. Each is moved part by part, several pieces at a time, by what `moving` makes
+    for it and for those behind it."""
     found = [""] * len(sizes)
-    # The largest first: then those side by side have one size, and no large one is left for the end.
+    # The largest first, so that none of them is left for the end.
     left, lock = iter(sorted(range(len(sizes)), key=lambda index: -sizes[index])), threading.Lock()
 
     def next_piece() -> int | None:
         with lock:
             return next(left, None)
 
-    def passing(move: Move, room: memoryview) -> Iterator[Added]:
-        while (index := next_piece()) is not None:
-            sha = new_sum()
-            for begin in range(0, sizes[index], PART):
-                part = room[: sizes[index] - begin]
-                move(index, begin, part)
-                yield sha, part
-            found[index] = sha.hexdigest()
-
     def work() -> None:
+        room = memoryview(bytearray(PART))
         with ExitStack() as stack:
-            abreast = [passing(moving(stack), memoryview(bytearray(PART))) for _ in range(ABREAST)]
-            for parts in itertools.zip_longest(*abreast):
-                add_side_by_side([part for part in parts if part])
+            move = moving(stack)
+            while (index := next_piece()) is not None:
+                made = kind.new()
+                for begin in range(0, sizes[index], PART):
+                    part = room[: sizes[index] - begin]
+                    move(index, begin, part)
+                    made.update(part)
+                found[index] = made.hexdigest()
 
     with ThreadPoolExecutor(THREADS, "moeflux-state") as threads:
         for each in [threads.submit(work) for _ in range(THREADS)]:
             each.result()
     return found
-
-
-def new_sum() -> Any:
-    return _core.Sha256() if HAS_INSTRUCTIONS else hashlib.sha256()
-
-
-def add_side_by_side(added: Sequence[Added]) -> None:
-    if len(added) == 2 and HAS_INSTRUCTIONS:
-        _core.Sha256.update_both(*added[0], *added[1])
-    else:
-        for sha, part in added:
-            sha.update(part)

@@ -1,4 +1,5 @@
-"""The form of saved sessions and traces: safetensors, with metadata and the SHA-256 of every tensor."""
+"""The form of saved sessions and traces: safetensors, with metadata and a sum of every tensor against damage. That is
+XXH64, because SHA-256 takes longer than to read the file; older files have that."""
 
 from __future__ import annotations
 
@@ -6,20 +7,23 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from moeflux import files
-from moeflux._core import SafetensorsFile
+from moeflux._core import SafetensorsFile, Xxh64
 from moeflux.errors import FormatError, IoError, refusals
 
 __all__ = [
+    "NEW_SUMS",
     "Form",
+    "Sum",
+    "Sums",
     "arrays_in",
     "check_kind",
     "check_sums",
@@ -28,6 +32,7 @@ __all__ = [
     "header_of",
     "read_arrays",
     "size_of",
+    "sums_in",
 ]
 
 TYPES: dict[str, np.dtype[Any]] = {
@@ -38,6 +43,24 @@ TYPES: dict[str, np.dtype[Any]] = {
     "I8": np.dtype("i1"),
 }
 NAMES = {dtype: name for name, dtype in TYPES.items()}
+
+
+class Sum(Protocol):
+    def update(self, data: Any, /) -> object: ...
+    def hexdigest(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Sums:
+    """A kind of them."""
+
+    name: str  # among the metadata
+    digits: int
+    new: Callable[[], Sum]
+
+
+NEW_SUMS = Sums("xxh64", 16, Xxh64)
+OLD_SUMS = Sums("sha256", 64, hashlib.sha256)
 
 
 @dataclass(frozen=True)
@@ -60,9 +83,9 @@ class Form:
 
 
 def chunks_of(metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> Iterator[bytes | np.ndarray]:
-    """The bytes of the file, in order. The checksums join the metadata as \"sha256\"."""
+    """The bytes of the file, in order. The checksums join the metadata."""
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    yield header_of(metadata, forms_of(arrays), checksums(arrays.items()))
+    yield header_of(metadata, forms_of(arrays), checksums(NEW_SUMS, arrays.items()))
     yield from arrays.values()
 
 
@@ -72,14 +95,14 @@ def forms_of(arrays: dict[str, np.ndarray]) -> dict[str, Form]:
 
 def size_of(metadata: dict[str, str], forms: dict[str, Form]) -> int:
     """Of all those bytes. Nothing is summed up for it, for every sum has as many digits."""
-    header = header_of(metadata, forms, dict.fromkeys(forms, "0" * 64))
+    header = header_of(metadata, forms, dict.fromkeys(forms, "0" * NEW_SUMS.digits))
     return len(header) + sum(form.bytes for form in forms.values())
 
 
 def header_of(metadata: dict[str, str], forms: dict[str, Form], sums: dict[str, str]) -> bytes:
     """What the file begins with; the tensors follow each other behind it."""
     stated = json.dumps(sums, separators=(",", ":"))
-    header: dict[str, Any] = {"__metadata__": {**metadata, "sha256": stated}}
+    header: dict[str, Any] = {"__metadata__": {**metadata, NEW_SUMS.name: stated}}
     end = 0
     for name, form in forms.items():
         header[name] = {"dtype": form.dtype, "shape": list(form.shape), "data_offsets": [end, end + form.bytes]}
@@ -92,16 +115,18 @@ def header_of(metadata: dict[str, str], forms: dict[str, Form], sums: dict[str, 
 # ---- Reading ----------------------------------------------------------------------------------------------------
 
 
-def check_kind(path: Path, metadata: dict[str, str], format: str, version: str) -> None:
-    for field, expected in (("format", format), ("version", version)):
-        if metadata.get(field) != expected:
-            raise FormatError(f"{path}: {field}: expected {expected!r}, found {metadata.get(field)!r:.60}")
+def check_kind(path: Path, metadata: dict[str, str], format: str, versions: Sequence[str]) -> None:
+    """`versions`: those that are read, the one that is written last."""
+    for field, expected in (("format", [format]), ("version", versions)):
+        if metadata.get(field) not in expected:
+            words = " or ".join(map(repr, expected))
+            raise FormatError(f"{path}: {field}: expected {words}, found {metadata.get(field)!r:.60}")
 
 
 def read_arrays(path: Path, file: SafetensorsFile) -> dict[str, np.ndarray]:
     """All tensors, in one pass, each compared with its checksum. The caller must have checked their sizes."""
     arrays: dict[str, np.ndarray] = {}
-    check_sums(path, file.metadata, checksums(read_in_order(path, file, arrays)))
+    check_sums(path, file, checksums(sums_in(file), read_in_order(path, file, arrays)))
     return arrays
 
 
@@ -111,7 +136,7 @@ def arrays_in(data: np.ndarray, file: SafetensorsFile) -> dict[str, np.ndarray]:
     for name, entry in file.tensors.items():
         stored = data[entry.offset : entry.offset + entry.bytes]
         arrays[name] = np.frombuffer(stored.tobytes(), TYPES[entry.dtype]).reshape(entry.shape)
-    check_sums(Path(str(file.path)), file.metadata, checksums(arrays.items()))
+    check_sums(Path(str(file.path)), file, checksums(sums_in(file), arrays.items()))
     return arrays
 
 
@@ -131,27 +156,34 @@ def read_in_order(path: Path, file: SafetensorsFile, arrays: dict[str, np.ndarra
             yield name, array
 
 
-def check_sums(path: Path, metadata: dict[str, str], sums: dict[str, str]) -> None:
+def sums_in(file: SafetensorsFile) -> Sums:
+    return NEW_SUMS if NEW_SUMS.name in file.metadata else OLD_SUMS
+
+
+def check_sums(path: Path, file: SafetensorsFile, sums: dict[str, str]) -> None:
+    name = sums_in(file).name
     try:
-        stated = files.parse_json(metadata.get("sha256", ""), "sha256")
+        stated = files.parse_json(file.metadata.get(name, ""), name)
     except FormatError:
         stated = None
     if not isinstance(stated, dict):
-        raise FormatError(f"{path}: sha256: expected an object of checksums, found {metadata.get('sha256')!r:.60}")
-    for name, found in sums.items():
-        if stated.get(name) != found:
-            raise FormatError(f'{path}: tensor "{name}": expected SHA-256 {stated.get(name)!r:.70}, found {found}')
+        raise FormatError(f"{path}: {name}: expected an object of checksums, found {file.metadata.get(name)!r:.60}")
+    for tensor, found in sums.items():
+        if stated.get(tensor) != found:
+            raise FormatError(f'{path}: tensor "{tensor}": expected {name} {stated.get(tensor)!r:.70}, found {found}')
 
 
 # ---- Checksums --------------------------------------------------------------------------------------------------
 
 
-def checksums(arrays: Iterable[tuple[str, np.ndarray]]) -> dict[str, str]:
-    """SHA-256 by name, computed while the next arrays arrive: hashlib lets other threads run."""
+def checksums(kind: Sums, arrays: Iterable[tuple[str, np.ndarray]]) -> dict[str, str]:
+    """By name, computed while the next arrays arrive: a sum lets other threads run."""
     with refusals("checksums"), ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
-        made = {name: threads.submit(digest, array) for name, array in arrays}
+        made = {name: threads.submit(digest, kind, array) for name, array in arrays}
     return {name: digest.result() for name, digest in made.items()}
 
 
-def digest(array: np.ndarray) -> str:
-    return hashlib.sha256(array.reshape(-1).view(np.uint8)).hexdigest()
+def digest(kind: Sums, array: np.ndarray) -> str:
+    made = kind.new()
+    made.update(array.reshape(-1).view(np.uint8))
+    return made.hexdigest()
