@@ -201,7 +201,7 @@ def test_files_that_are_no_conversation(model: moeflux.Model, tmp_path: Path) ->
     data = bytearray((tmp_path / "good").read_bytes())
     data[data.rindex(b"plus")] ^= 1  # of the messages, which come last
     (tmp_path / "bad").write_bytes(data)
-    with pytest.raises(FormatError, match='"conversation": expected SHA-256'):
+    with pytest.raises(FormatError, match='"conversation": expected xxh64'):
         talk.load(tmp_path / "bad")
     with pytest.raises(IoError, match="No such file"):
         talk.save(tmp_path / "no" / "folder")
