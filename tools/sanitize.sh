@@ -18,10 +18,12 @@ runtime() { "$compiler" -print-file-name="$1"; }
 
 case $kind in
   # Python frees little at exit, so nothing looks for leaks. libstdc++ is loaded too, so that exceptions are intercepted.
+  # Use after return is not looked for: GCC 13 keeps the frames for that off the stack and does not align them to the 64 bytes
+  # that a vector of AVX-512 has, so that a right store to one crashes.
   asan)
     sanitizers=address,undefined
     preload="$(runtime libasan.so) $(runtime libstdc++.so.6)"
-    export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:strict_string_checks=1:detect_stack_use_after_return=1:log_path=$report
+    export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:strict_string_checks=1:detect_stack_use_after_return=0:log_path=$report
     ;;
   ubsan)
     sanitizers=undefined

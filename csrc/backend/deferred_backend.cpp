@@ -304,6 +304,7 @@ void DeferredBackend::release(int64_t number) {
 Ticket DeferredBackend::submit(std::unique_ptr<Commands> commands) {
   auto batch = std::make_shared<Batch>();
   batch->ops = static_cast<DeferredCommands&>(*commands).take();
+  if (batch->ops.empty()) return {};  // as Metal's: it waits for nothing, not for those before it either
   auto completion = std::make_unique<Completion>(queue_, batch);
   {
     const std::lock_guard lock(queue_->mutex);

@@ -139,10 +139,11 @@ void Pass::run_logits(StepStats& stats) {
   }
 }
 
-// The rows of the last layer go to whoever has the next one. All batches are done.
+// The rows of the last layer go to whoever has the next one.
 void Pass::hand_on() {
   const Variant& variant = engine_.model_.variant;
   if (variant.ends()) return;
+  engine_.recorder_.drain();  // where memory is shared, nothing follows the last layer, and the batch awaited was empty
   for (const Piece& piece : engine_.pieces_)
     std::copy_n(engine_.scratch_.exchanged.values<float>() + piece.first * variant.row_width(), piece.hidden_out.size(),
                 piece.hidden_out.begin());

@@ -24,7 +24,7 @@ void Recorder::begin(StepStats& stats, const Interruption& interruption) {
 }
 
 void Recorder::finish() {
-  ring_.drain();
+  drain();
   leases_.clear();
   stats_->waits += ring_.waits() - ring_waits_;
 }
@@ -33,7 +33,7 @@ void Recorder::abandon() noexcept {
   commands_.reset();
   release();
   try {
-    ring_.drain();
+    drain();
   } catch (...) {
     // Report the failure that led here, not this one.
   }

@@ -25,7 +25,9 @@ class Recorder {
   // Begins a call. `stats` counts its submissions and waits. `finish` or `abandon` ends it, and both arguments are used
   // until then.
   void begin(StepStats& stats, const Interruption& interruption);
-  // Waits for everything in flight, and throws the first error.
+  // Waits for everything that was deferred, and throws the first error.
+  void drain() { ring_.drain(); }
+  // The same at the end of a call.
   void finish();
   // The same after a failure elsewhere: drops what was not submitted, waits, and throws nothing.
   void abandon() noexcept;

@@ -220,7 +220,7 @@ def test_loading_a_part(folder: Folder, expected: Expect) -> None:
     path, experts = folder("deepseek_v3"), []
     rows: list[np.ndarray | None] = [None]
     for layers in (0, 1), (1, 3), (3, 0):
-        options: dict[str, Any] = {"layers": layers, "memory": "1GB", "context": CONTEXT, "chunk": 16, "readers": 1}
+        options: dict[str, Any] = {"layers": layers, "memory": "2GB", "context": CONTEXT, "chunk": 16, "readers": 1}
         plan = moeflux.plan(path, **options)
         with moeflux.load(path, **options) as model:
             assert model.layers == (layers[0], layers[1] or 4)
@@ -233,7 +233,7 @@ def test_loading_a_part(folder: Folder, expected: Expect) -> None:
         experts.append((plan.experts, plan.expert_bytes_per_token))
         assert str(plan.experts) in str(plan)
     assert rows[0] is not None and np.array_equal(rows[0], expected("deepseek_v3")[0])
-    whole = moeflux.plan(path, memory="1GB", context=CONTEXT)
+    whole = moeflux.plan(path, memory="2GB", context=CONTEXT)
     assert tuple(map(sum, zip(*experts, strict=True))) == (whole.experts, whole.expert_bytes_per_token)
     touched = [moeflux.plan(path, layers=layers).bytes_touched_per_token for layers in ((0, 2), (2, 0), (0, 4))]
     assert touched[0] + touched[1] == touched[2] == whole.bytes_touched_per_token
