@@ -8,6 +8,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -106,6 +107,14 @@ def preferred_cuda(on_cuda: str | None) -> None:
 def own_memory(request: pytest.FixtureRequest) -> Iterator[None]:
     with apart() if request.config.getoption("--apart") else contextlib.nullcontext():
         yield
+
+
+@pytest.fixture
+def by_the_block(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Options of an engine that takes memory by the block, and weights into memory of its own."""
+    if request.config.getoption("--apart"):
+        pytest.skip("it counts blocks, and here a few buffers have them all")
+    return {"backend": "cpu"}
 
 
 @pytest.fixture

@@ -312,8 +312,11 @@ def test_a_store_with_it_and_one_without(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("word", ["off", "lookup"])
-def test_it_takes_no_memory_where_nobody_wants_it(folder: Folder, word: str) -> None:
-    kept, less = (load_faulty(path, speculate=word) for path in (folder("qwen3_next"), plain(folder, "qwen3_next")))
+def test_it_takes_no_memory_where_nobody_wants_it(folder: Folder, by_the_block: dict[str, Any], word: str) -> None:
+    kept, less = (
+        load_faulty(path, speculate=word, **by_the_block)
+        for path in (folder("qwen3_next"), plain(folder, "qwen3_next"))
+    )
     assert kept._engine.held == less._engine.held
 
 

@@ -164,7 +164,7 @@ def test_the_end_of_the_context(folder: Folder) -> None:
         session.step(1)
 
 
-def test_no_memory_for_drafts(folder: Folder) -> None:
+def test_no_memory_for_drafts(folder: Folder, by_the_block: dict[str, Any]) -> None:
     """The row of the token itself has room in a block that is there; those of its drafts would need another."""
     walk = [*tokens(20) * 12, *tokens(14)]
 
@@ -174,12 +174,12 @@ def test_no_memory_for_drafts(folder: Folder) -> None:
         session.prefill(walk)
         return [session, other]
 
-    free = drafting(folder, "qwen3_moe")
+    free = drafting(folder, "qwen3_moe", **by_the_block)
     session, _other = fill(free)
     limit = free._engine.memory.sessions
     expected = [session.step(token).numpy() for token in tokens(20)[14:16]]
     assert session.stats.accepted == 1
-    tight, _full = fill(drafting(folder, "qwen3_moe", session_bytes=limit))
+    tight, _full = fill(drafting(folder, "qwen3_moe", session_bytes=limit, **by_the_block))
     assert np.array_equal([tight.step(token).numpy() for token in tokens(20)[14:16]], expected)
     assert tight.total_stats.drafted == 0
 

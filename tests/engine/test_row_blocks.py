@@ -65,14 +65,6 @@ devices = pytest.mark.parametrize(
 """Where memory is taken by the block, and two where a few buffers have all blocks."""
 
 
-@pytest.fixture
-def by_the_block(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Options of an engine that takes memory by the block."""
-    if request.config.getoption("--apart"):
-        pytest.skip("it counts blocks, and here a few buffers have them all")
-    return {"backend": "cpu"}
-
-
 def block_bytes(folder: Folder, name: str, kv_dtype: str = "f32") -> int:
     with open_store(folder(name)) as store:
         return _core.footprint(store.directory, max_context=1, kv_dtype=kv_dtype).rows

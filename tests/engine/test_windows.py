@@ -26,7 +26,7 @@ END = len(TEXT)
 LAST = END + 1 - WINDOW - SPARE  # the first row that a session at the end keeps
 FROM = LAST // BLOCK * BLOCK + WINDOW - 1  # the first place to go on from, without a checkpoint
 
-Whole = Callable[[str, str], np.ndarray]
+Whole = Callable[..., np.ndarray]
 
 
 @pytest.fixture(scope="module")
@@ -37,23 +37,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 @pytest.fixture(scope="module")
 def whole(folder: Folder) -> Whole:
     """The logits of all of TEXT, of one pass."""
-    known: dict[tuple[str, str], np.ndarray] = {}
+    known: dict[tuple[str, str, str], np.ndarray] = {}
 
-    def of(name: str, kv_dtype: str) -> np.ndarray:
-        if (name, kv_dtype) not in known:
-            session = load_faulty(folder(name), chunk=END, threads=2).session(kv_dtype=kv_dtype)
-            known[name, kv_dtype] = session.prefill(TEXT, logits="all")
-        return known[name, kv_dtype]
+    def of(name: str, kv_dtype: str, backend: str = "auto") -> np.ndarray:
+        key = name, kv_dtype, backend
+        if key not in known:
+            session = load_faulty(folder(name), backend=backend, chunk=END, threads=2).session(kv_dtype=kv_dtype)
+            known[key] = session.prefill(TEXT, logits="all")
+        return known[key]
 
     return of
-
-
-@pytest.fixture
-def by_the_block(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Options of an engine that takes memory by the block."""
-    if request.config.getoption("--apart"):
-        pytest.skip("it counts blocks, and here a few buffers have them all")
-    return {"backend": "cpu"}
 
 
 def block_bytes(model: moeflux.Model) -> tuple[int, int]:
@@ -75,7 +68,7 @@ def block_bytes(model: moeflux.Model) -> tuple[int, int]:
 def test_rows_that_are_gone_change_no_bit(
     folder: Folder, whole: Whole, name: str, kv_dtype: str, device: dict[str, Any]
 ) -> None:
-    expected = whole(name, kv_dtype)
+    expected = whole(name, kv_dtype, "cpu" if "apart" in device else "auto")  # apart is a mode of the CPU
     session = load_faulty(folder(name), **device).session(kv_dtype=kv_dtype)
     found = [session.prefill(TEXT[:600], logits="all"), steps(session, TEXT[600:610])]
     found.append(session.prefill(TEXT[610:], logits="all"))
@@ -143,7 +136,7 @@ def test_a_plan_counts_windows(by_the_block: dict[str, Any]) -> None:
 def test_a_session_that_finds_no_block_loses_nothing(
     folder: Folder, whole: Whole, by_the_block: dict[str, Any]
 ) -> None:
-    expected = whole("gpt_oss", "f32")
+    expected = whole("gpt_oss", "f32", **by_the_block)
     seen, window = block_bytes(load_faulty(folder("gpt_oss"), **by_the_block))
     idle = load_faulty(folder("gpt_oss"), **by_the_block)
     session = idle.session(max_context=600)
