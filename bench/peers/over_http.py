@@ -48,7 +48,6 @@ from moeflux.serve.server import Listen, listening, made
 from moeflux.serving import Request, Scheduler
 
 LATE = 20  # clients, while others stream
-DEEPER = 6  # times as many layers as the built-in model
 
 
 def story(number: int) -> list[dict[str, str]]:
@@ -243,11 +242,11 @@ def compare(name: str, model: Model, arguments: argparse.Namespace, program: Pat
         print(f"{name}: first byte of headers, ms: median {statistics.median(waits):.1f}, most {max(waits):.1f}")
 
 
-def deeper(folder: Path) -> Path:
-    """A random model with the text of the built-in one."""
+def deeper(folder: Path, times: int) -> Path:
+    """A random model with so many times the layers of the built-in one, and its text."""
     with moeflux.open_store(builtin.path()) as store:
         variant = store.variant
-    moeflux.synth(folder, dataclasses.replace(variant, layers=variant.layers * DEEPER))
+    moeflux.synth(folder, dataclasses.replace(variant, layers=variant.layers * times))
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
         shutil.copy(builtin.path() / name, folder / name)
     return folder
@@ -259,11 +258,12 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=512, help="of each answer; default: 512")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--deeper", type=int, default=6, help="times the layers of the built-in model; default: 6")
     arguments = parser.parse_args()
     options = {"sessions": arguments.clients, "threads": arguments.threads}
     with tempfile.TemporaryDirectory() as folder:
         program = built(Path(folder))
-        for name, path in (("built-in", builtin.path()), ("deeper", deeper(Path(folder) / "deeper"))):
+        for name, path in (("built-in", builtin.path()), ("deeper", deeper(Path(folder) / "deeper", arguments.deeper))):
             with moeflux.load(path, **options) as model:
                 compare(name, model, arguments, program)
 

@@ -185,7 +185,7 @@ def test_what_layers_are_called(folder: Folder) -> None:
 
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("name", [*FAMILIES, "qwen3_moe_tied"])
-def test_memory_is_that_of_the_layers(folder: Folder, name: str, apart: bool) -> None:
+def test_memory_is_that_of_the_layers(folder: Folder, name: str, apart: bool, on_metal: bool) -> None:
     options = {"max_context": CONTEXT, "kv_dtype": "bf16"}
     said = functools.partial(_core.testing.footprint, _core.testing.Faults(apart=apart))
     with open_store(folder(name)) as store:
@@ -212,7 +212,9 @@ def test_memory_is_that_of_the_layers(folder: Folder, name: str, apart: bool) ->
     twice = sum(span[2] for tensor in table for span in tensor.spans) if tied else 0
     for part, extra in {"dense_weights": twice, "expert_slots": 0, "rows": 0, "recurrent": 0, "ngram_rows": 0}.items():
         together = sum(getattr(plan, part) for plan in plans) - extra
-        assert abs(together - getattr(whole, part)) <= 3 * page, part
+        # Where files are mapped, up to a sixteenth of a map is between tensors: of the whole, and of parts another.
+        unused = getattr(whole, part) // 16 if on_metal and part == "dense_weights" else 0
+        assert abs(together - getattr(whole, part)) <= 3 * page + unused, part
 
 
 def test_loading_a_part(folder: Folder, expected: Expect) -> None:
