@@ -3,8 +3,8 @@
 Eight clients stream answers, each from a session of its own. The same scheduler then makes the same answers for this
 process alone. The two take turns; the ratio of their tokens a second is printed for each pair of turns, and as a
 median: with the built-in model, and with a random one that has as many more layers as make its step take 10 ms or more.
-Each client asks for another text. Texts that are the same need the same experts while they are at the same place, and
-only for the scheduler alone would all of them always be there.
+Each client asks for another text and draws from random numbers of its own. Texts that are the same need the same experts
+while they are at the same place, and only for the scheduler alone would all of them always be there.
 
 Clients are another process on the same processors, so the machine should be otherwise idle. They are a small program
 (clients.cpp), for they are not what is measured. What a token costs in time of a processor is printed, too, which
@@ -105,7 +105,7 @@ def seconds_of_threads() -> dict[int, float]:
 
 
 def request(number: int, tokens: int) -> bytes:
-    body = {"messages": story(number), "max_tokens": tokens, "ignore_eos": True, "temperature": 0,
+    body = {"messages": story(number), "max_tokens": tokens, "ignore_eos": True, "seed": number,
             "stream": True, "stream_options": {"include_usage": True}}  # fmt: skip
     data = json.dumps(body).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
@@ -214,8 +214,12 @@ def compare(name: str, model: Model, arguments: argparse.Namespace, program: Pat
             return Sample(made, seconds, costs, step, between)
 
         def alone() -> tuple[int, float]:
-            how = {"max_tokens": tokens, "ignore_end": True, "sampling": moeflux.Sampling(temperature=0)}
-            handles = [scheduler.submit(Request(prompt, **how)) for prompt in prompts]
+            how = {"max_tokens": tokens, "ignore_end": True}
+            samplings = [dataclasses.replace(model.default_sampling, seed=number) for number in range(clients)]
+            handles = [
+                scheduler.submit(Request(prompt, sampling=sampling, **how))
+                for prompt, sampling in zip(prompts, samplings, strict=True)
+            ]
             return sum(len(handle.wait().tokens) for handle in handles), 0.0
 
         def over_http() -> tuple[int, float]:
@@ -247,8 +251,10 @@ def deeper(folder: Path, times: int) -> Path:
     with moeflux.open_store(builtin.path()) as store:
         variant = store.variant
     moeflux.synth(folder, dataclasses.replace(variant, layers=variant.layers * times))
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(builtin.path() / name, folder / name)
+    # Its embeddings are its output, too, so that it would say one token again and again.
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 100}))
     return folder
 
 

@@ -72,5 +72,5 @@ class Watch:
 
     def _stop(self) -> None:
         if self._end is not None:
-            self._end = None
             self._under_way.close()
+            self._end = None
