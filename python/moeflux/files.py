@@ -316,9 +316,12 @@ def tell_system(path: Path, text: str) -> None:
 # ---- Writing ----------------------------------------------------------------------------------------------------
 
 
-def write_atomically(path: StrPath, chunks: Iterable[bytes | np.ndarray], *, private: bool = False) -> None:
+def write_atomically(
+    path: StrPath, chunks: Iterable[bytes | np.ndarray], *, private: bool = False, first: bool = False
+) -> None:
     """Writes the whole file or nothing, whoever else writes there. The file is written and synced under a name of its
-    own, and then replaces what was there. `private`: only its owner may read it."""
+    own, and then replaces what was there. `private`: only its owner may read it. `first`: a file that is there stays,
+    also if somebody else has made it meanwhile."""
     path = path_of(path)
     kind = kind_of(path)
     if kind not in ("nothing", "a file"):
@@ -334,7 +337,11 @@ def write_atomically(path: StrPath, chunks: Iterable[bytes | np.ndarray], *, pri
                         file.write(chunk if isinstance(chunk, bytes) else _bytes_of(chunk))
                     file.flush()
                     os.fsync(file.fileno())
-                os.replace(partial, path)
+                if not first:
+                    os.replace(partial, path)
+                else:
+                    with suppress(FileExistsError):
+                        os.link(partial, path)
             except OSError as error:  # name the caller's path, not the temporary one
                 raise OSError(error.errno, error.strerror) from error
         sync(path.parent)

@@ -44,6 +44,46 @@ def saved(disk: Path) -> list[Path]:
     return sorted(disk.glob("*.session"))
 
 
+def test_two_at_the_same_time_find_what_the_other_has_written(
+    model: moeflux.Model, alone: Alone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moeflux.serving.disk.LOOK_SECONDS", 0.0)
+    disk = tmp_path / "states"
+    with Scheduler(model, disk=disk) as other:
+        with Scheduler(model, disk=disk) as scheduler:
+            first = ask(1)
+            assert reused(scheduler, alone, first) == 0
+        said = [*first.prompt, *alone(first)[0]]
+        assert reused(other, alone, ask(2, said)) == len(said) - 1
+        for file in saved(disk):
+            file.unlink()
+        assert reused(other, alone, ask(9, text(160, seed=77))) == 0
+        assert other.stats.saved == 0, "what somebody else has removed is no state any more"
+
+
+def test_a_damaged_state_is_tried_once(
+    model: moeflux.Model,
+    alone: Alone,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("moeflux.serving.disk.LOOK_SECONDS", 0.0)
+    disk = tmp_path / "states"
+    with Scheduler(model, disk=disk) as scheduler:
+        first = ask(1)
+        assert reused(scheduler, alone, first) == 0
+    said = [*first.prompt, *alone(first)[0]]
+    for file in saved(disk):
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(bytes(data))
+    with Scheduler(model, disk=disk) as scheduler, caplog.at_level(logging.WARNING, "moeflux"):
+        for seed in (2, 3, 4):
+            reused(scheduler, alone, ask(seed, said))
+    assert len([each for each in caplog.messages if "a saved state is ignored" in each]) <= 2
+
+
 def test_a_conversation_survives_a_restart(model: moeflux.Model, alone: Alone, tmp_path: Path) -> None:
     """And so do instructions that others share."""
     disk = tmp_path / "states"

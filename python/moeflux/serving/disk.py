@@ -2,7 +2,8 @@
 
 A file is a saved session: safetensors with checksums and the fingerprint of the model. Its name is a keyed hash of the
 tokens, so it says nothing about them, and nobody without the folder's key can try what they were. Files that are
-damaged, or of another model, are left alone until they are old.
+damaged, or of another model, are left alone until they are old. Several processes may use a folder at the same time,
+also on a disk that several machines share: each finds what the others have written.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ __all__ = ["DiskTier"]
 
 KEY = "key"
 KEY_BYTES = 32
+LOOK_SECONDS = 2.0
+"""How often it is looked for what others have written."""
 NAME = re.compile(r"[0-9a-f]{64}\.session")
 
 Made = TypeVar("Made")
@@ -69,6 +72,8 @@ class DiskTier:
         self._age = age
         self._root = hmac.new(self._key(), identity.encode(), "sha256").digest()
         self._stored: dict[str, Stored] = {}
+        self._damaged: set[str] = set()  # files that are there and could not be read
+        self._looked = 0.0  # when
         self._writing: list[Future[list[str]]] = []  # the names of those that could not be written
         self._thread = ThreadPoolExecutor(1, "moeflux-disk")
         self._look()
@@ -81,16 +86,23 @@ class DiskTier:
             LOG.warning("%s: expected a key of %d bytes, found another file: a new one is made", path, KEY_BYTES)
             files.remove(path)
         if not files.exists(path):
-            files.write_atomically(path, [secrets.token_bytes(KEY_BYTES)], private=True)
+            files.write_atomically(path, [secrets.token_bytes(KEY_BYTES)], private=True, first=True)
         return files.read_bytes(path, KEY_BYTES)
 
     def _look(self) -> None:
-        """Learns which states there are by the directory of each file. Old files go."""
-        for path in files.listed(self.folder):
-            if path.name == KEY:
+        """Learns which states there are by the directory of each file, but for those that it knows. Old files go."""
+        first, self._looked = self._looked == 0.0, time.monotonic()
+        found = files.listed(self.folder)
+        names = {path.name for path in found}
+        self._damaged &= names
+        if not self._writing:
+            self._stored = {name: stored for name, stored in self._stored.items() if name in names}
+        for path in found:
+            if path.name == KEY or path.name in self._stored or path.name in self._damaged:
                 continue
             if not NAME.fullmatch(path.name):
-                LOG.warning("%s: expected saved states only, found something else, which is left alone", path)
+                if first:
+                    LOG.warning("%s: expected saved states only, found something else, which is left alone", path)
                 continue
             try:
                 size, changed = files.size_and_time(path)
@@ -130,6 +142,8 @@ class DiskTier:
     def find(self, ids: np.ndarray) -> int:
         """The longest part of a text, but for its last token, of which there is a state; 0 when there is none."""
         self._hear()
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            self._look()
         positions = sorted({each.position for each in self._stored.values() if 0 < each.position < len(ids)})
         names = self._names(ids, positions)
         return max((position for position, name in names.items() if name in self._stored), default=0)
@@ -151,7 +165,8 @@ class DiskTier:
         """Begins to bring a session, which has room for it, to the state behind these tokens. False when its file turns
         out to be none: then it is not looked for again, and goes when it is old."""
         name = self._names(ids, [len(ids)])[len(ids)]
-        self._stored[name].used = time.time()
+        if name in self._stored:  # else somebody else has removed it meanwhile
+            self._stored[name].used = time.time()
         return self._begin(self._read, name, session, ids)
 
     def _read(self, name: str, session: ServedSession, ids: np.ndarray) -> bool:
@@ -166,7 +181,9 @@ class DiskTier:
 
     def forget(self, ids: np.ndarray) -> None:
         """The state behind these tokens could not be read."""
-        self._stored.pop(self._names(ids, [len(ids)])[len(ids)], None)
+        name = self._names(ids, [len(ids)])[len(ids)]
+        self._stored.pop(name, None)
+        self._damaged.add(name)
 
     def save(self, session: ServedSession, positions: Sequence[int]) -> None:
         """Takes a session over. Begins to write its states at these positions, descending, to which it can go back, and
@@ -178,6 +195,7 @@ class DiskTier:
             if names[position] not in self._stored and size <= self._quota:
                 new[position] = names[position]
                 self._make_room(size)
+                self._damaged.discard(names[position])
                 self._stored[names[position]] = Stored(position, size, time.time())
         self._writing.append(self._begin(self._write, session, new))
 
