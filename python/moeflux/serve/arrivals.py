@@ -74,7 +74,7 @@ class Arrivals:
         try:
             for each in self._begun:
                 each.handle.follow(self._come)
-            while self._left:
+            while self._left or self._untold:
                 await self._changed.wait()
                 self._changed.clear()
                 self._waits = False
