@@ -9,13 +9,15 @@ the package touches the file system; tests/formats/test_files.py holds them to i
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import os
+import re
 import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Collection, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +40,7 @@ __all__ = [
     "is_file",
     "is_folder",
     "is_link",
+    "is_partial",
     "is_same",
     "kind_of",
     "listed",
@@ -58,6 +61,7 @@ __all__ = [
     "size_of",
     "status_of",
     "stdin_text",
+    "sweep",
     "sync",
     "system_errors",
     "system_text",
@@ -316,38 +320,77 @@ def tell_system(path: Path, text: str) -> None:
 # ---- Writing ----------------------------------------------------------------------------------------------------
 
 
+PARTIAL = re.compile(r"\.moeflux-[0-9a-f]{16}\.partial")
+_swept: set[Path] = set()
+
+
+def is_partial(path: Path) -> bool:
+    """Whether this is the name of a file that is being written, or was when its process was killed."""
+    return PARTIAL.fullmatch(path.name) is not None
+
+
+def sweep(folder: StrPath) -> None:
+    """Removes the files that processes were writing here when they were killed. Whoever still writes one has it
+    locked."""
+    folder = path_of(folder)
+    _swept.add(folder)
+    for path in filter(is_partial, listed(folder)):
+        with suppress(OSError):  # it is locked, or gone
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(path)
+            finally:
+                os.close(descriptor)
+
+
+def _new_partial(folder: Path, mode: int) -> tuple[Path, int]:
+    """A file of a name of its own, locked. Without the lock where the file system has none."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    while True:
+        path = folder / f".moeflux-{secrets.token_hex(8)}.partial"
+        descriptor = os.open(path, flags, mode)
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if is_same(path, descriptor):
+            return path, descriptor
+        os.close(descriptor)  # somebody swept before it was locked
+
+
 def write_atomically(
     path: StrPath, chunks: Iterable[bytes | np.ndarray], *, private: bool = False, first: bool = False
 ) -> None:
     """Writes the whole file or nothing, whoever else writes there. The file is written and synced under a name of its
     own, and then replaces what was there. `private`: only its owner may read it. `first`: a file that is there stays,
-    also if somebody else has made it meanwhile."""
+    also if somebody else has made it meanwhile. What a process that was killed left goes when another one writes to
+    the folder for the first time."""
     path = path_of(path)
     kind = kind_of(path)
     if kind not in ("nothing", "a file"):
         raise FormatError(f"{shown(path)}: expected a file to replace, or nothing, found {kind}")
     kept = "nothing was written" if kind == "nothing" else "the file that was there is kept"
-    partial = path.parent / f".moeflux-{secrets.token_hex(8)}.partial"
-    try:
-        with system_errors(path, kept):
+    if path.parent not in _swept:
+        sweep(path.parent)
+    with system_errors(path, kept):
+        try:
+            partial, descriptor = _new_partial(path.parent, 0o600 if private else 0o666)
             try:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                with open(os.open(partial, flags, 0o600 if private else 0o666), "wb") as file:
+                with open(descriptor, "wb") as file:
                     for chunk in chunks:
                         file.write(chunk if isinstance(chunk, bytes) else _bytes_of(chunk))
                     file.flush()
                     os.fsync(file.fileno())
-                if not first:
-                    os.replace(partial, path)
-                else:
-                    with suppress(FileExistsError):
-                        os.link(partial, path)
-            except OSError as error:  # name the caller's path, not the temporary one
-                raise OSError(error.errno, error.strerror) from error
-        sync(path.parent)
-    finally:
-        with suppress(OSError):
-            os.unlink(partial)
+                    if not first:
+                        os.replace(partial, path)
+                    else:
+                        with suppress(FileExistsError):
+                            os.link(partial, path)
+            finally:
+                with suppress(OSError):
+                    os.unlink(partial)
+        except OSError as error:  # name the caller's path, not the temporary one
+            raise OSError(error.errno, error.strerror) from error
+    sync(path.parent)
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
@@ -413,7 +456,15 @@ def remove(path: StrPath) -> None:
         os.unlink(path)
 
 
-def remove_folder(path: StrPath) -> None:
-    """Removes a folder with all that is in it. Of a link it removes the link, not what it leads to."""
+def remove_folder(path: StrPath, last: Collection[str]) -> None:
+    """Removes a folder with all that is in it, and no link to one. The files named `last` tell what the folder is, and
+    go behind all others, so that what a kill leaves can still be told."""
     with system_errors(path):
+        for inner in () if os.path.islink(path) else path_of(path).iterdir():
+            if inner.name in last:
+                continue
+            if inner.is_dir() and not inner.is_symlink():
+                shutil.rmtree(inner)
+            else:
+                inner.unlink()
         shutil.rmtree(path)

@@ -288,6 +288,72 @@ print(path.read_bytes(), [each.name for each in path.parent.iterdir()])
     assert run.stdout.splitlines() == [": File too large; the file that was there is kept", "b'before' ['file']"]
 
 
+WRITER = """
+import sys
+from moeflux import files
+
+def chunks():
+    yield b"begun"
+    print("begun", flush=True)
+    sys.stdin.readline()
+
+files.write_atomically(sys.argv[1], chunks())
+"""
+
+
+def test_what_a_killed_writer_left_goes(tmp_path: Path) -> None:
+    """And what is still being written stays."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / name)], **pipes) for name in ("a", "b")]
+    for writer in writers:
+        assert writer.stdout is not None and writer.stdout.readline() == "begun\n"
+    assert len(list(tmp_path.iterdir())) == 2 and all(map(files.is_partial, tmp_path.iterdir()))
+    writers[0].kill()
+    writers[0].communicate()
+    files.write_atomically(tmp_path / "c", [b"x"])
+    assert len(list(filter(files.is_partial, tmp_path.iterdir()))) == 1
+    writers[1].communicate("\n")
+    assert writers[1].returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "c"]
+
+
+def test_one_that_is_swept_before_it_is_locked_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    locked, swept = fcntl.flock, []
+
+    def late(descriptor: int, operation: int) -> None:
+        if not swept:
+            swept.extend(tmp_path.iterdir())
+            swept[0].unlink()
+        locked(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    files.write_atomically(tmp_path / "file", [b"x"])
+    assert len(swept) == 1 and (tmp_path / "file").read_bytes() == b"x"
+
+
+def test_a_folder_goes_before_what_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "folder"
+    (folder / "inner").mkdir(parents=True)
+    for name in ("a", "journal", "z", "inner/b"):
+        (folder / name).touch()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").touch()
+    (folder / "link").symlink_to(outside)
+    with monkeypatch.context() as stopped:
+        stopped.setattr(files.shutil, "rmtree", lambda path: None)  # the process ends there
+        files.remove_folder(folder, last=["journal"])
+    assert sorted(path.name for path in folder.iterdir()) == ["inner", "journal"]
+    files.remove_folder(folder, last=["journal"])
+    assert not folder.exists() and (outside / "precious").exists()
+    (tmp_path / "link").symlink_to(outside)
+    with pytest.raises(IoError):
+        files.remove_folder(tmp_path / "link", last=[])
+    assert (outside / "precious").exists()
+
+
 def test_savers_to_one_path(tmp_path: Path) -> None:
     """Each writes the whole file; the last one's stays. Threads here, which share even the process's number."""
     path, contents = tmp_path / "file", [bytes([letter]) * 300_000 for letter in b"abc"]

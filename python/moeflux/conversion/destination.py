@@ -117,8 +117,12 @@ def check_destination(source: Path | None, dest: Path, force: bool) -> None:
         raise StateError(f"{dest}: expected a packed store to replace, found something else, which is left alone")
 
 
+STORE = (packed.DESCRIPTION, packed.MANIFEST)
+"""Files of which every packed store has one."""
+
+
 def _is_store(folder: Path) -> bool:
-    return any(files.is_file(folder / name) for name in (packed.DESCRIPTION, packed.MANIFEST))
+    return any(files.is_file(folder / name) for name in STORE)
 
 
 def resumable(content: Content, partial: Path, force: bool) -> int:
@@ -172,7 +176,7 @@ def growing(content: Content, dest: Path, resumed: int, progress: Progress) -> G
 def _discard(partial: Path) -> None:
     """Removes an unfinished store of which nothing can be used, and only if it is one."""
     if files.exists(partial / JOURNAL):
-        files.remove_folder(partial)
+        files.remove_folder(partial, last=[JOURNAL])
 
 
 def _replace_store(partial: Path, dest: Path) -> None:
@@ -192,4 +196,4 @@ def _remove_store(folder: Path) -> None:
         return
     if files.listed(folder) and not _is_store(folder):
         raise StateError(f"{folder}: expected a store that was replaced, found something else, which is left alone")
-    files.remove_folder(folder)
+    files.remove_folder(folder, last=STORE)

@@ -151,9 +151,9 @@ class Packer:
     def begin(self) -> None:
         """Creates the folder and its files at their full length, or takes up what an earlier run left."""
         content = self.content
-        experts = self.folder / packed.EXPERTS_DIRECTORY
-        files.make_folder(experts)
-        self.journal = Journal(self.folder, content.binding)
+        files.make_folder(self.folder)
+        self.journal = Journal(self.folder, content.binding)  # before all else: without it the folder is a stranger's
+        files.make_folder(self.folder / packed.EXPERTS_DIRECTORY)
         for entry in self.journal.done:
             self.resumed += self._recall(entry)
         for name, size in content.data_files().items():
