@@ -261,6 +261,22 @@ def test_the_quota_holds(model: moeflux.Model, alone: Alone, tmp_path: Path) -> 
     assert not saved(disk)
 
 
+def test_a_clock_that_was_set_back(model: moeflux.Model, alone: Alone, tmp_path: Path) -> None:
+    """What was written before has times that are still to come. It gives way to what is written now, all the same."""
+    disk = tmp_path / "states"
+    with Scheduler(model, disk=disk) as scheduler:
+        reused(scheduler, alone, ask(1))
+    quota = 3 * max(file.stat().st_size for file in saved(disk))
+    for path in saved(disk):
+        os.utime(path, (time.time() + 1e6,) * 2)
+    for seed in (2, 3):
+        with Scheduler(model, disk=disk, disk_quota=quota) as scheduler:
+            reused(scheduler, alone, ask(seed))
+    with Scheduler(model, disk=disk, disk_quota=quota) as scheduler:
+        first = [*ask(2).prompt, *alone(ask(2))[0]]
+        assert reused(scheduler, alone, ask(4, first)) == len(first) - 1
+
+
 def test_a_disk_that_refuses_changes_no_answer(
     model: moeflux.Model,
     alone: Alone,

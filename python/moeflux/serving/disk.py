@@ -46,7 +46,7 @@ class Stored:
 
     position: int  # 0: it is no state that could be read
     bytes: int
-    used: float  # when it was written or last read; of the system's clock, as the times of files are
+    used: float  # when it was written or last read; by a clock that nobody sets
 
 
 class DiskTier:
@@ -92,7 +92,8 @@ class DiskTier:
     def _look(self) -> None:
         """Learns which states there are by the directory of each file, but for those that it knows. Old files go."""
         first, self._looked = self._looked == 0.0, time.monotonic()
-        found = files.listed(self.folder)
+        files.sweep(self.folder)
+        found = [path for path in files.listed(self.folder) if not files.is_partial(path)]
         names = {path.name for path in found}
         self._damaged &= names
         if not self._writing:
@@ -106,8 +107,12 @@ class DiskTier:
                 continue
             try:
                 size, changed = files.size_and_time(path)
-                self._stored[path.name] = Stored(0, size, changed / 1e9)
-                if changed / 1e9 < time.time() - self._age:
+                unused = time.time() - changed / 1e9
+                if unused < 0:  # the times of files are of the system's clock, which was set back
+                    files.touch(path)
+                    unused = 0.0
+                self._stored[path.name] = Stored(0, size, time.monotonic() - unused)
+                if unused > self._age:
                     LOG.info("%s: removed, unused for more than %.0f s", path.name, self._age)
                     del self._stored[path.name]
                     files.remove(path)
@@ -166,7 +171,7 @@ class DiskTier:
         out to be none: then it is not looked for again, and goes when it is old."""
         name = self._names(ids, [len(ids)])[len(ids)]
         if name in self._stored:  # else somebody else has removed it meanwhile
-            self._stored[name].used = time.time()
+            self._stored[name].used = time.monotonic()
         return self._begin(self._read, name, session, ids)
 
     def _read(self, name: str, session: ServedSession, ids: np.ndarray) -> bool:
@@ -196,7 +201,7 @@ class DiskTier:
                 new[position] = names[position]
                 self._make_room(size)
                 self._damaged.discard(names[position])
-                self._stored[names[position]] = Stored(position, size, time.time())
+                self._stored[names[position]] = Stored(position, size, time.monotonic())
         self._writing.append(self._begin(self._write, session, new))
 
     def _write(self, session: ServedSession, new: dict[int, str]) -> list[str]:
