@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import refusing
-from moeflux import _core
 from support.engine import Folder, folders
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,13 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 @pytest.fixture(scope="module")
 def library() -> Path:
-    """The module whose system refuses, as the build of the package under test left it."""
-    found = refusing.library()
-    if found is None and ROOT / "build" in Path(_core.__file__).resolve().parents:
-        pytest.fail("tests/refusing is not built: `make setup` turns it on in the editable install")
-    if found is None:
-        pytest.skip("this install has no _core that refuses: an editable one has")
-    return found
+    return refusing.needed_library()
 
 
 @pytest.fixture

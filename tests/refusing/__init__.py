@@ -10,19 +10,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("memory", "mappings", "threads")
+
+
+def _core_of_the_package() -> str:
+    shipped = importlib.util.find_spec("moeflux._core")
+    assert shipped is not None and shipped.origin is not None
+    return shipped.origin
 
 
 def library() -> Path | None:
     """It lies beside the _core under test, where that was built for tests."""
-    shipped = importlib.util.find_spec("moeflux._core")
-    assert shipped is not None and shipped.origin is not None
-    build = Path(shipped.origin).resolve().parents[3]
+    build = Path(_core_of_the_package()).resolve().parents[3]
     for folder in (build, Path(sys.prefix) / "cmake"):
         found = folder / "tests" / "refusing" / "_core.so"
         if found.exists():
             return found
     return None
+
+
+def needed_library() -> Path:
+    """The module whose system refuses, as the build of the package under test left it; without one, no test."""
+    found = library()
+    if found is None and ROOT / "build" in Path(_core_of_the_package()).resolve().parents:
+        pytest.fail("tests/refusing is not built: `make setup` turns it on in the editable install")
+    if found is None:
+        pytest.skip("this install has no _core that refuses: an editable one has")
+    return found
 
 
 @dataclass

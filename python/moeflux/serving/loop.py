@@ -27,6 +27,10 @@ from moeflux.text.generate import Finish
 __all__ = ["Loop"]
 
 
+MOST_FAULTS = 16
+"""Turns in a row that fail, until the scheduler ends."""
+
+
 class Loop:
     def __init__(self, model: ServedModel, decoder: Decoder, options: Options) -> None:
         self._decoder = decoder
@@ -40,6 +44,7 @@ class Loop:
         self._step_cancel = Cancel()
         self.bell = Bell()  # of all handles
         self._next_tidy: float | None = None
+        self._faults = 0  # turns in a row that failed
         self._tried = 0.0  # when those who wait were last asked
         # Of all threads, under its lock.
         self._changed = threading.Condition()
@@ -113,17 +118,35 @@ class Loop:
         error: BaseException | None = None
         try:
             while self._wait():
-                now = time.monotonic()
-                self._end_early(now)
-                self._begin(now)
-                self.bell.ring()  # a step may take long
-                self._step()
-                self.bell.ring()
-                self._next_tidy = self._admission.tidy(time.monotonic())
+                try:
+                    self._turn()
+                    self._faults = 0
+                except Error as found:
+                    self._go_on(found)
         except BaseException as found:
             LOG.exception("the scheduler ends: %s", found)
             error = found
         self._end(error)
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        self._end_early(now)
+        self._begin(now)
+        self.bell.ring()  # a step may take long
+        self._step()
+        self.bell.ring()
+        self._next_tidy = self._admission.tidy(time.monotonic())
+
+    def _go_on(self, error: Error) -> None:
+        """Something failed of which it is not known whom it was for, as where memory is short: all who run fail."""
+        self._faults += 1
+        if self._faults > MOST_FAULTS:
+            raise error
+        LOG.warning("a turn failed, and the %d answers that were under way: %s", len(self._running), error)
+        for job in list(self._running.values()):
+            self._stop(job)
+            self._fail(job, error, time.monotonic())
+        self._rest()
 
     def _wait(self) -> bool:
         """Until there is something to do. Returns whether to go on."""
@@ -161,11 +184,11 @@ class Loop:
             full = len(self._running) >= self._options.running
             if full and self._less_entitled(job, fairly=True) is None:
                 continue
-            if not self._admission.is_ready(job, self._running.values()):
-                continue
-            if full:
-                self._displace(job, now, fairly=True)
             try:
+                if not self._admission.is_ready(job, self._running.values()):
+                    continue
+                if full:
+                    self._displace(job, now, fairly=True)
                 while not self._admission.begin(job, self._running.values(), now):
                     if self._admission.is_freeing or not self._displace(job, now, fairly=False):
                         return
@@ -203,6 +226,7 @@ class Loop:
         self._line.take(job)
         reused, asked = job.position, job.asked
         try:
+            job.totals = job.session.total_stats
             job.id = self._decoder.add(
                 job.session._core,
                 job.ids[reused:],
@@ -220,7 +244,6 @@ class Loop:
         self._running[job.id] = job
         job.reads = True
         job.begun_at = now
-        job.totals = job.session.total_stats
         self._counts.reused_tokens += reused
         job.handle.begun(reused, now - job.arrived)
         self._set_mask(job, now)
@@ -263,7 +286,13 @@ class Loop:
                 self._notes.note(job.session._core)
         for job, event in heard:
             if event.id in self._running:  # its answer goes on
-                self._hear(job, event, now)
+                try:
+                    self._hear(job, event, now)
+                except Error as error:
+                    if event.id in self._running:
+                        self._stop(job)
+                    if job.handle.finish is None:
+                        self._fail(job, error, now)
         short = [event for _, event in heard if event.error == "budget"]
         if short:
             self._make_room(now)
