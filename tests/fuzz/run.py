@@ -3,13 +3,15 @@
     python tests/fuzz/run.py --seconds 600                 all targets, the time shared out among them
     python tests/fuzz/run.py --seconds 60 --target json    one of them
     python tests/fuzz/run.py --corpus-only                 seeds, regressions and a fixed series of mutations
+    python tests/fuzz/run.py --seconds 3600 --plain        readers in C++ without sanitizers, at ten times the rate
 
 A clang++ with libFuzzer is used when there is one, else the C++ compiler at hand with our driver.cpp; --corpus-only
 always takes the latter, so that it does the same everywhere. Targets of readers that are written in Python lie in
 python_targets: python_driver.py runs them. Seeds lie in tests/fuzz/corpus/TARGET (those of a Python target in its
 module), inputs that once failed in tests/fuzz/regressions/TARGET; what a run learns is kept in build/fuzz/corpus/TARGET
 for the next. An input that crashes, hangs or breaks a promise of a target is a finding: it is written to
-build/fuzz/findings/TARGET, and the exit status is 1. Fix the reader and move the input to the regressions.
+build/fuzz/findings/TARGET, and the exit status is 1. Fix the reader and move the input to the regressions. What is
+learned without sanitizers is run with them in the end.
 
 Python targets with the C++ below them under AddressSanitizer and UndefinedBehaviorSanitizer:
 
@@ -77,12 +79,13 @@ def cmake() -> str:
     return found
 
 
-def build(libfuzzer: str | None, targets: tuple[str, ...]) -> Path:
+def build(libfuzzer: str | None, targets: tuple[str, ...], checks: bool = True) -> Path:
     """Builds the targets and returns the folder with the programs."""
-    folder = BUILD / ("libfuzzer" if libfuzzer else "driver")
+    folder = BUILD / ("libfuzzer" if libfuzzer else "driver" if checks else "plain")
     configure = [cmake(), "-S", str(ROOT), "-B", str(folder), "-DMOEFLUX_FUZZ=ON", "-DCMAKE_BUILD_TYPE=None"]
     configure += [
-        "-DCMAKE_CXX_FLAGS=-O1 -g1",
+        f"-DCMAKE_CXX_FLAGS={'-O1' if checks else '-O2'} -g1",
+        f"-DMOEFLUX_FUZZ_CHECKS={'ON' if checks else 'OFF'}",
         "-DMOEFLUX_METAL=OFF",
         f"-DMOEFLUX_LIBFUZZER={'ON' if libfuzzer else 'OFF'}",
     ]
@@ -178,6 +181,11 @@ def run_libfuzzer(program: list[str], target: str, seconds: int) -> Outcome:
     return Outcome(target, int(executions[-1]), int(edges[-1]), finding)
 
 
+def again(target: str, programs: Path) -> Outcome:
+    """What was learned, once and unchanged."""
+    return run_driver([str(programs / f"fuzz_{target}")], target, ["--runs", "0"], learn=True)
+
+
 def run(target: str, programs: Path, libfuzzer: str | None, options: argparse.Namespace, seconds: int) -> Outcome:
     compiled = target in TARGETS
     program = [str(programs / f"fuzz_{target}")] if compiled else [*PYTHON_DRIVER, target]
@@ -199,18 +207,23 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=600, help="for all targets together")
     parser.add_argument("--target", choices=TARGETS + PYTHON_TARGETS, action="append", help="one; may be repeated")
     parser.add_argument("--corpus-only", action="store_true", help="seeds, regressions and a fixed series of mutations")
+    parser.add_argument("--plain", action="store_true", help="without sanitizers; then what was learned with them")
     parser.add_argument("--driver", action="store_true", help="our driver even where there is libFuzzer")
     options = parser.parse_args()
 
     targets = tuple(options.target or TARGETS + PYTHON_TARGETS)
     compiled = tuple(target for target in targets if target in TARGETS)
-    libfuzzer = None if options.corpus_only or options.driver or not compiled else clang_with_libfuzzer()
-    programs = build(libfuzzer, compiled) if compiled else BUILD
+    ours = options.corpus_only or options.driver or options.plain or not compiled
+    libfuzzer = None if ours else clang_with_libfuzzer()
+    programs = build(libfuzzer, compiled, not options.plain) if compiled else BUILD
     seconds = max(1, options.seconds // len(targets))
     outcomes = []
     for target in targets:
         print(f"{target}:", flush=True)
         outcomes.append(run(target, programs, libfuzzer, options, seconds))
+    if options.plain and compiled:
+        checked = build(None, compiled)
+        outcomes += [again(target, checked) for target in compiled]
 
     print()
     for outcome in outcomes:
