@@ -99,3 +99,12 @@ def test_every_command_is_in_the_contributing_table() -> None:
     assert targets - mentioned == {"help"}
     helped = set(re.findall(r"make ([\w-]+)", "\n".join(re.findall(r'@echo "(.*)"', makefile))))
     assert targets - helped == {"help"}
+
+
+def test_what_a_report_is_asked_for_is_there() -> None:
+    """The commands that issue templates name are ones that the command line takes."""
+    texts = [path.read_text() for path in sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))]
+    named = {command for text in texts for command in re.findall(r"`moeflux ([^`]+)`", text)}
+    assert {"--version", "doctor --quick"} <= named
+    for command in named - {"--version"}:
+        _parser().parse_args(shlex.split(command))
