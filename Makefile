@@ -81,7 +81,7 @@ test: $(READY)
 	@$(if $(ARGS),$(BIN)/python -m pytest -q $(ARGS),bash tools/test.sh $(BIN)/python "$(RUNNING)" "$(OTHERS)")
 	@$(if $(ARGS),,$(BIN)/python tests/page/run.py --where-possible build/page)
 
-SOURCES = $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp csrc/*/*/*.inl csrc/*/*.mm metal/*.h metal/*.metal cuda/*.h cuda/*.cuh) \
+SOURCES = $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp csrc/*/*/*.inl csrc/*/*.mm metal/*.h metal/*.metal cuda/*.h cuda/*.cuh gpu/*.h) \
           $(wildcard bench/*/*.h bench/*/*.cpp bench/*/*/*/*.h bench/*/*/*/*.cpp) \
           $(wildcard tests/refusing/*.cpp) \
           $(wildcard tests/emulator/*/*.h tests/emulator/*/*.cpp tests/emulator/*/*.mm tests/emulator/*/*/*/*.h)

@@ -9,5 +9,5 @@ FOR_ALL_FORMATS(EXPERT_KERNELS)
   EXPERT_KERNEL(expert_down_many_##name, product_threads, (expert_some<bits, steps, many, false>))
 FOR_KNOWN_FORMATS(MANY_KERNEL)
 
-EXPERT_KERNEL(expert_down_one_0, plain_warps* lanes, (expert_plain<1, false>))
-EXPERT_KERNEL(expert_down_few_0, plain_warps* lanes, (expert_plain<plain_rows, false>))
+EXPERT_KERNEL(expert_down_one_0, plain_warps* lanes, (expert_plain<0, plain_outputs, 1, false>))
+EXPERT_KERNEL(expert_down_few_0, plain_warps* lanes, (expert_plain<0, plain_outputs, plain_rows, false>))

@@ -9,5 +9,5 @@ FOR_ALL_FORMATS(EXPERT_KERNELS)
   EXPERT_KERNEL(expert_gate_up_many_##name, product_threads, (expert_some<bits, steps, many, true>))
 FOR_KNOWN_FORMATS(MANY_KERNEL)
 
-EXPERT_KERNEL(expert_gate_up_one_0, plain_warps* lanes, (expert_plain<1, true>))
-EXPERT_KERNEL(expert_gate_up_few_0, plain_warps* lanes, (expert_plain<plain_rows, true>))
+EXPERT_KERNEL(expert_gate_up_one_0, plain_warps* lanes, (expert_plain<0, plain_outputs, 1, true>))
+EXPERT_KERNEL(expert_gate_up_few_0, plain_warps* lanes, (expert_plain<0, plain_outputs, plain_rows, true>))

@@ -96,25 +96,26 @@ DEV void expert_some(const ExpertParams& params) {
   }
 }
 
-// Of plain elements. Grid of blocks: blocks of outputs, blocks of pairs.
-template <u32 some, bool is_double>
+// Of plain elements, or of codes that become f32. Grid of blocks: blocks of outputs, blocks of pairs.
+template <u32 codes, u32 outputs, u32 some, bool is_double>
 DEV void expert_plain(const ExpertParams& params) {
   begin_kernel();
-  const u32 first = (blockIdx.x * plain_warps + warp_of()) * plain_outputs;
+  const u32 first = (blockIdx.x * plain_warps + warp_of()) * outputs;
   if (first >= params.rows) return;
   const Pairs block = pairs_of(params);
   const float* x[some];
 #pragma unroll
   for (u32 r = 0; r < some; r++)
     x[r] = params.x + u64(pair_at(params, block.first + min(r, block.count - 1)) / params.k) * params.columns;
-  float result[some][plain_outputs], raised[some][plain_outputs];
-  add_plain(block.slot + params.matrix.codes, storage_of(params), first, params.rows - 1, x, result);
-  if (is_double) add_plain(block.slot + params.second.codes, storage_of(params), first, params.rows - 1, x, raised);
+  float result[some][outputs], raised[some][outputs];
+  add_plain<codes>(matrix_of(block.slot, params.matrix), storage_of(params), first, params.rows - 1, x, result);
+  if (is_double)
+    add_plain<codes>(matrix_of(block.slot, params.second), storage_of(params), first, params.rows - 1, x, raised);
   if (lane_of() > 0) return;
 #pragma unroll
   for (u32 r = 0; r < some; r++)
 #pragma unroll
-    for (u32 o = 0; o < plain_outputs; o++)
+    for (u32 o = 0; o < outputs; o++)
       if (r < block.count && first + o < params.rows)
         params.out[u64(pair_at(params, block.first + r)) * params.rows + first + o] =
             is_double ? both_of(params, block.expert, first + o, result[r][o], raised[r][o])

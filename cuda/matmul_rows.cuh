@@ -25,31 +25,6 @@ DEV void matmul_some(const ProductParams& params) {
   }
 }
 
-// Of plain elements. A warp makes plain_outputs outputs of some rows of x. Grid of blocks: blocks of outputs, blocks of
-// rows, the products of a batch.
-template <u32 some>
-DEV void matmul_plain(const ProductParams& params) {
-  begin_kernel();
-  const u32 first = (blockIdx.x * plain_warps + warp_of()) * plain_outputs;
-  if (first >= params.rows) return;
-  const u64 above = u64(blockIdx.z) * params.batch_rows;
-  const float* x[some];
-#pragma unroll
-  for (u32 r = 0; r < some; r++)
-    x[r] = params.x + blockIdx.z * params.x_batch + u64(min(blockIdx.y * some + r, params.n - 1)) * params.x_stride;
-  float result[some][plain_outputs];
-  add_plain(params.matrix.codes, storage_of(params), above + first, above + params.rows - 1, x, result);
-  if (lane_of() > 0) return;
-  float* out = params.out + blockIdx.z * params.out_batch;
-#pragma unroll
-  for (u32 r = 0; r < some; r++)
-#pragma unroll
-    for (u32 o = 0; o < plain_outputs; o++) {
-      const u32 row = blockIdx.y * some + r;
-      if (row < params.n && first + o < params.rows) out[u64(row) * params.out_stride + first + o] = result[r][o];
-    }
-}
-
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
 constexpr u32 product_threads = product_warps * lanes, few = few_rows / fragment_rows, many = many_rows / fragment_rows;
@@ -65,5 +40,7 @@ FOR_ALL_FORMATS(FEW_KERNEL)
   }
 FOR_KNOWN_FORMATS(MANY_KERNEL)
 
-extern "C" __global__ void matmul_each_0(const ProductParams params) { matmul_plain<1>(params); }
-extern "C" __global__ void matmul_few_0(const ProductParams params) { matmul_plain<plain_rows>(params); }
+extern "C" __global__ void matmul_each_0(const ProductParams params) { matmul_plain<0, plain_outputs, 1>(params); }
+extern "C" __global__ void matmul_few_0(const ProductParams params) {
+  matmul_plain<0, plain_outputs, plain_rows>(params);
+}

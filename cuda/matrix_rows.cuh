@@ -1,4 +1,5 @@
 // Rows of a matrix as stored, as numbers: embeddings, and products with the transposed matrix.
+#include "decoded.h"
 #include "products.h"
 
 // Eight weights of a row from `column` on. bits = 0: plain elements.
@@ -10,6 +11,10 @@ DEV void weights_at(const StoredMatrix& matrix, const Storage& stored, u64 row, 
       weights[i] = column + i < stored.columns
                        ? number_at(matrix.codes, row * stored.columns + column + i, stored.number)
                        : 0.0f;
+  } else if constexpr (is_decoded(bits)) {
+    const Decoded decoded = decoded_at<bits>(matrix, stored, row, column, within_block<bits>(column));
+#pragma unroll
+    for (u32 i = 0; i < pack; i++) weights[i] = fmaf(decoded.weights[i], decoded.scale, decoded.least);
   } else {
     const u64 group = row * stored.groups() + column / (stored.group_steps * step_columns);
     const Scaling by =
@@ -61,10 +66,12 @@ DEV void embed(const EmbedParams& params) {
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
-#define ROW_KERNELS(bits)                                                                                              \
-  extern "C" __global__ void matmul_transposed_##bits(const ProductParams params) { matmul_transposed<bits>(params); } \
-  extern "C" __global__ void embed_##bits(const EmbedParams params) { embed<bits>(params); }
+#define ROW_KERNELS(bits) NAMED_KERNELS(bits, bits)
+#define NAMED_KERNELS(name, bits)                                                                                      \
+  extern "C" __global__ void matmul_transposed_##name(const ProductParams params) { matmul_transposed<bits>(params); } \
+  extern "C" __global__ void embed_##name(const EmbedParams params) { embed<bits>(params); }
 FOR_ALL_BITS(ROW_KERNELS)
+FOR_DECODED(NAMED_KERNELS)
 
 extern "C" __global__ void matmul_transposed_0(const ProductParams params) { matmul_transposed<0>(params); }
 extern "C" __global__ void embed_0(const EmbedParams params) { embed<0>(params); }

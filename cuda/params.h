@@ -37,7 +37,8 @@ constexpr uint32_t many_rows = 32;     // and if there are many
 constexpr uint32_t slab_parts = 64;    // of one row of x, that are in shared memory together
 constexpr uint32_t one_warps = 16;     // of a block that multiplies one row of x, at most
 constexpr uint32_t most_outputs = 4;   // matrices that one row is multiplied with in one launch
-constexpr uint32_t plain_outputs = 4;  // of a warp, in products of plain elements
+constexpr uint32_t plain_outputs = 4;  // of a warp, in products of plain elements, and of codes that become f32
+constexpr uint32_t one_outputs = 1;    // the same of codes, where x is one row
 constexpr uint32_t plain_rows = 4;     // of x, that such a warp takes together if there are several
 constexpr uint32_t plain_warps = 4;    // of a block
 
@@ -45,11 +46,16 @@ constexpr uint32_t plain_warps = 4;    // of a block
 constexpr uint32_t number_bf16 = 0;
 constexpr uint32_t number_f16 = 1;
 constexpr uint32_t number_f32 = 2;
-constexpr uint32_t number_u8 = 3;  // the exponent of a power of two
+constexpr uint32_t number_u8 = 3;            // the exponent of a power of two
+constexpr uint32_t number_e4m3 = 4;          // a float of 8 bits
+constexpr uint32_t number_e4m3_of_rows = 5;  // the same, and each row begins with an f32 that they are times
 
 // In place of bits: codes of MXFP4, each a float of four bits. As bytes they are 0 to 24, twice the float and 12 more.
 constexpr uint32_t e2m1 = 20;
 constexpr uint32_t e2m1_zero = 12;
+// Likewise codes of eight bits that are floats, and those of MXFP4 with scales that are floats.
+constexpr uint32_t e4m3 = 21;
+constexpr uint32_t nvfp4 = 22;
 
 constexpr uint32_t attention_queries = 8;    // that a block takes through the keys together
 constexpr uint32_t attention_threads = 256;  // of a block: a warp a query

@@ -25,8 +25,12 @@ MOEFLUX_SHARED uint32_t product_rows = 4;        // rows of x that a simdgroup t
 MOEFLUX_SHARED uint32_t number_bf16 = 0;
 MOEFLUX_SHARED uint32_t number_f16 = 1;
 MOEFLUX_SHARED uint32_t number_f32 = 2;
-MOEFLUX_SHARED uint32_t number_u8 = 3;  // exponents of powers of two: scales of MXFP4
-MOEFLUX_SHARED uint32_t e2m1 = 20;      // in place of bits: codes of four, which are floats
+MOEFLUX_SHARED uint32_t number_u8 = 3;            // exponents of powers of two
+MOEFLUX_SHARED uint32_t number_e4m3 = 4;          // floats of 8 bits
+MOEFLUX_SHARED uint32_t number_e4m3_of_rows = 5;  // the same, and each row begins with an f32 that they are times
+// In place of bits: codes that are floats, of four bits and of eight.
+MOEFLUX_SHARED uint32_t e2m1 = 20;
+MOEFLUX_SHARED uint32_t e4m3 = 21;
 
 MOEFLUX_SHARED uint32_t attention_queries = 4;  // that a simdgroup takes through the keys together
 MOEFLUX_SHARED uint32_t attention_span = 256;   // cached rows after which sums begin anew

@@ -449,6 +449,7 @@ struct WorkSizes {
   // Of the quantised matrices: the fewest columns that share a scale, and how many such numbers of columns there are.
   int64_t group = 32;
   int64_t group_sizes = 1;
+  bool has_blocks = false;  // whether matrices are in GGUF's blocks
 };
 
 class ActivationObserver;

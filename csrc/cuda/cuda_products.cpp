@@ -14,11 +14,15 @@ namespace {
 uint32_t number_of(const QuantFormat& format) {
   const DType type = format.is_quantised() ? format.scale_type : format.element;
   if (type == DType::u8) return number_u8;
+  if (type == DType::f8_e4m3) return format.row_scale_bytes ? number_e4m3_of_rows : number_e4m3;
   return type == DType::bf16 ? number_bf16 : type == DType::f16 ? number_f16 : number_f32;
 }
 
+// Whether tensor cores multiply its codes with digits of x. Of others, codes become f32.
+bool has_digits(const QuantFormat& format) { return format.is_affine() || format.is_mxfp4(); }
+
 uint32_t group_steps_of(const QuantFormat& format) {
-  return format.is_quantised() ? static_cast<uint32_t>(format.group_size) / step_columns : 1;
+  return has_digits(format) ? static_cast<uint32_t>(format.group_size) / step_columns : 1;
 }
 
 StoredMatrix stored(const Matrix& m) {
@@ -33,7 +37,7 @@ bool is_aligned(const std::byte* at) { return reinterpret_cast<uintptr_t>(at) % 
 // Formats with kernels of their own, for matrices that are aligned. These take more rows together, too.
 bool is_known(const QuantFormat& format) {
   if (format.is_mxfp4()) return true;
-  return format.scale_type != DType::f32 &&
+  return format.is_affine() && format.scale_type != DType::f32 &&
          ((format.bits == 4 && format.group_size <= 64) || (format.bits == 8 && format.group_size == 64));
 }
 // Where codes, and all scales of a part, may be loaded together. Nothing of MXFP4 is. `base`: where the matrix is
@@ -47,7 +51,11 @@ bool is_aligned(const Matrix& matrix, int64_t base) {
 bool is_aligned(const Matrix& matrix) { return is_aligned(matrix.weight.buffer->data()) && is_aligned(matrix, 0); }
 
 // The end of a kernel's name.
-std::string bits_name(const QuantFormat& format) { return concat(format.is_mxfp4() ? int{e2m1} : format.bits); }
+std::string bits_name(const QuantFormat& format) {
+  if (format.is_blocks()) return format.describe();
+  if (!format.has_float_codes()) return concat(format.bits);
+  return concat(format.bits == 8 ? e4m3 : format.is_mxfp4() ? e2m1 : nvfp4);
+}
 std::string format_name(const QuantFormat& format, bool aligned) {
   const bool has_own = is_known(format) && aligned && !format.is_mxfp4();
   return has_own ? concat(bits_name(format), "_", format.group_size) : bits_name(format);
@@ -57,9 +65,15 @@ std::string format_name(const QuantFormat& format, bool aligned) {
 int64_t rows_of_block(const QuantFormat& format, int64_t n, bool aligned) {
   if (n == 1) return 1;
   if (!format.is_quantised()) return plain_rows;
+  if (!has_digits(format)) return few_rows;
   return n > 2 * few_rows && is_known(format) && aligned ? many_rows : few_rows;
 }
 const char* kind_of(int64_t rows) { return rows == 1 ? "_one_" : rows == many_rows ? "_many_" : "_few_"; }
+
+// The outputs of a block where x has no digits.
+int64_t plain_outputs_of(const QuantFormat& format, int64_t rows) {
+  return plain_warps * int64_t{rows == 1 && format.is_quantised() ? one_outputs : plain_outputs};
+}
 
 // Whether one launch can multiply the row of x with both.
 bool go_together(const Product& a, const Product& b) {
@@ -144,10 +158,10 @@ void CudaCommands::matmul(std::span<const Product> products, int64_t n) {
     while (!products.empty()) {
       const Product& first = products.front();
       size_t count = 1;
-      if (n == 1 && !first.transposed && first.matrix.format.is_quantised())
+      if (n == 1 && !first.transposed && has_digits(first.matrix.format))
         while (count < std::min<size_t>(most_outputs, products.size()) && go_together(first, products[count])) ++count;
       const size_t evenly = gpu::evenly_apart(products);
-      if (count >= evenly && n == 1 && !first.transposed && first.matrix.format.is_quantised()) {
+      if (count >= evenly && n == 1 && !first.transposed && has_digits(first.matrix.format)) {
         multiply_row(products.first(count));
       } else {
         count = evenly;
@@ -219,8 +233,8 @@ void CudaCommands::multiply(std::span<const Product> batch, int64_t n, Digits& m
   const int64_t rows = rows_of_block(m.format, n, aligned);
   const std::string kernel =
       concat(rows == 1 ? "matmul_each_" : concat("matmul", kind_of(rows)), format_name(m.format, aligned));
-  if (!m.format.is_quantised())
-    return launch(kernel, {divide_up(m.rows, plain_outputs * plain_warps), divide_up(n, rows), count},
+  if (!has_digits(m.format))
+    return launch(kernel, {divide_up(m.rows, plain_outputs_of(m.format, rows)), divide_up(n, rows), count},
                   plain_warps * lanes, params);
   const uint32_t tiles = divide_up(m.rows, tile_rows);
   if (rows == 1) return launch(kernel, {tiles, 1, count}, product_threads(m.columns), params);
@@ -309,7 +323,6 @@ void CudaCommands::product_of_experts(const char* name, const Lists& lists, int6
                                       const Second& second, View bias, int64_t k, View x, View out) {
   const auto place = [&](const View& view) { return view ? static_cast<uint64_t>(view.offset - base) : 0; };
   const auto places = [&](const Matrix& m) { return ExpertMatrix{place(m.weight), place(m.scales), place(m.biases)}; };
-  const bool has_codes = matrix.format.is_quantised();
   ExpertParams params = {.matrix = places(matrix),
                          .second = places(second.matrix ? *second.matrix : matrix),
                          .slots = lists.slots,
@@ -335,8 +348,9 @@ void CudaCommands::product_of_experts(const char* name, const Lists& lists, int6
       lists.are_aligned && is_aligned(matrix, base) && (!second.matrix || is_aligned(*second.matrix, base));
   const std::string kernel = concat(name, kind_of(lists.rows), format_name(matrix.format, aligned));
   const auto blocks = static_cast<uint32_t>(lists.count);
-  if (!has_codes)
-    return launch(kernel, {divide_up(matrix.rows, plain_outputs * plain_warps), blocks}, plain_warps * lanes, params);
+  if (!has_digits(matrix.format))
+    return launch(kernel, {divide_up(matrix.rows, plain_outputs_of(matrix.format, lists.rows)), blocks},
+                  plain_warps * lanes, params);
   if (lists.rows > 1) {
     const uint32_t of_block = divide_up(lists.rows, fragment_rows);
     const int64_t fragments = int64_t{blocks} * of_block;

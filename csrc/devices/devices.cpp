@@ -16,11 +16,6 @@
 namespace moeflux {
 namespace {
 
-// The GPUs have no kernels for GGUF's blocks, and of codes that are floats for those of MXFP4 alone.
-bool is_known_to_gpus(const QuantFormat& format) {
-  return !format.is_blocks() && (!format.has_float_codes() || format.is_mxfp4());
-}
-
 // The best device comes first.
 constexpr std::array devices = {
     DeviceEntry{
@@ -34,7 +29,6 @@ constexpr std::array devices = {
         .maps_files = true,
         .shares_memory = true,
         .max_bytes = [] { return metal::MetalBackend::max_bytes(*metal::make_device()); },
-        .knows = is_known_to_gpus,
         .prepared_bytes = metal::MetalBackend::prepared_bytes,
         .make = [](const BackendOptions&, int64_t fail_at_op) -> std::unique_ptr<Backend> {
           return std::make_unique<metal::MetalBackend>(metal::make_device(), metal::max_work(), fail_at_op);
@@ -51,7 +45,6 @@ constexpr std::array devices = {
         .maps_files = false,
         .shares_memory = false,
         .max_bytes = [] { return cuda::CudaBackend::max_bytes(*cuda::Device::open()); },
-        .knows = is_known_to_gpus,
         .prepared_bytes = cuda::CudaBackend::prepared_bytes,
         .make = [](const BackendOptions&, int64_t fail_at_op) -> std::unique_ptr<Backend> {
           return std::make_unique<cuda::CudaBackend>(cuda::Device::open(), fail_at_op);
@@ -64,7 +57,6 @@ constexpr std::array devices = {
         .maps_files = false,
         .shares_memory = true,
         .max_bytes = nullptr,
-        .knows = [](const QuantFormat&) { return true; },
         .prepared_bytes = CpuBackend::prepared_bytes,
         .make = [](const BackendOptions& options, int64_t fail_at_op) -> std::unique_ptr<Backend> {
           return std::make_unique<CpuBackend>(options.isa, options.exact, options.threads, fail_at_op);
@@ -100,21 +92,6 @@ const DeviceEntry& device_entry(const std::string& name) {
   if (const DeviceEntry* entry = named("backend", name)) return *entry;
   if (const DeviceEntry* entry = forced()) return *entry;
   return *std::ranges::find_if(devices, [](const DeviceEntry& entry) { return entry.is_chosen(); });
-}
-
-const DeviceEntry& device_entry(const std::string& name, std::span<const QuantFormat> formats) {
-  const auto unknown_to = [&](const DeviceEntry& entry) {
-    return std::ranges::find_if(formats, [&](const QuantFormat& format) { return !entry.knows(format); });
-  };
-  const DeviceEntry* entry = named("backend", name);
-  if (!entry) entry = forced();
-  if (!entry)
-    return *std::ranges::find_if(
-        devices, [&](const DeviceEntry& each) { return each.is_chosen() && unknown_to(each) == formats.end(); });
-  if (const auto unknown = unknown_to(*entry); unknown != formats.end())
-    throw DeviceError(concat(entry->name, ": expected matrices in formats that this device computes with, found ",
-                             unknown->describe(), ", which the cpu computes with"));
-  return *entry;
 }
 
 std::string device_failure() {

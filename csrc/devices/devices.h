@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 
 #include "backend/backend.h"
@@ -32,12 +31,11 @@ struct BackendFaults {
 // What is known of a device before there is a backend for it. A new one is a row of the table in devices.cpp.
 struct DeviceEntry {
   const char* name;
-  bool (*is_chosen)();                       // whether "auto" means it, if none before it in the table is chosen
-  std::string (*failure)();                  // why it is not chosen where it should be; empty otherwise
-  bool maps_files;                           // whether weights are used in their mapped file: Backend::map
-  bool shares_memory;                        // whether it shares the host's: Backend::shares_memory
-  int64_t (*max_bytes)();                    // limit for all buffers; null: as much as the host has
-  bool (*knows)(const QuantFormat& format);  // whether its ops take matrices in that format
+  bool (*is_chosen)();       // whether "auto" means it, if none before it in the table is chosen
+  std::string (*failure)();  // why it is not chosen where it should be; empty otherwise
+  bool maps_files;           // whether weights are used in their mapped file: Backend::map
+  bool shares_memory;        // whether it shares the host's: Backend::shares_memory
+  int64_t (*max_bytes)();    // limit for all buffers; null: as much as the host has
   int64_t (*prepared_bytes)(const WorkSizes& sizes);  // what `prepare` takes
   std::unique_ptr<Backend> (*make)(const BackendOptions& options, int64_t fail_at_op);
 };
@@ -45,10 +43,6 @@ struct DeviceEntry {
 // `name` is "cpu", "cuda", "metal" or "auto". "auto" means what the environment variable MOEFLUX_BACKEND says, or else
 // the best device that works here. For any other name, the ArgumentError lists those that there are.
 const DeviceEntry& device_entry(const std::string& name);
-
-// The same for a model whose matrices have these formats. "auto" passes over a device that does not know all of them.
-// If the device is named, or MOEFLUX_BACKEND names it, a format that it does not know is a DeviceError.
-const DeviceEntry& device_entry(const std::string& name, std::span<const QuantFormat> formats);
 
 // Why "auto" is not the device that this machine should have. Empty when it is, or when there is no such device.
 // Whoever talks to the user says it once.

@@ -40,7 +40,7 @@ EngineOptions resolved(const StoreDirectory& store, EngineOptions options) {
     throw ArgumentError(concat("expert_slots: expected at least ", variant.experts().per_token,
                                ", the experts of one token in one layer, found ", options.expert_slots));
   options.expert_slots = slots;
-  options.backend = device_entry(options.backend, store.every_format()).name;
+  options.backend = device_entry(options.backend).name;
   if (options.chunk == 0) options.chunk = default_chunk;
   if (options.readers == 0) options.readers = default_readers;
   return options;
@@ -67,7 +67,10 @@ WorkSizes work_sizes(const StoreDirectory& store, const std::vector<LayerBlocks>
   WorkSizes sizes;
   std::set<int64_t> groups;
   for (const QuantFormat& format : store.every_format())
-    if (format.is_quantised()) groups.insert(format.group_size);
+    if (format.is_quantised()) {
+      groups.insert(format.group_size);
+      sizes.has_blocks = sizes.has_blocks || format.is_blocks();
+    }
   if (!groups.empty()) {
     sizes.group = *groups.begin();
     sizes.group_sizes = static_cast<int64_t>(groups.size());

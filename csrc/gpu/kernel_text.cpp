@@ -21,6 +21,8 @@ std::string included(const std::string& line) {
 }  // namespace
 
 std::string KernelTexts::file_text(const std::string& file) const {
+  for (const EmbeddedFile& each : gpu_files())
+    if (each.name == file) return std::string(each.text);
   if (const char* own = std::getenv(folder)) return File(concat(own, "/", file)).read_text(max_bytes);
   for (const EmbeddedFile& each : embedded)
     if (each.name == file) return std::string(each.text);

@@ -1,5 +1,5 @@
 // The text of a GPU's kernels. It is part of the program. For experiments, an environment variable names a folder whose
-// files are used instead.
+// files are used instead of the GPU's own.
 #pragma once
 
 #include <set>
@@ -31,8 +31,9 @@ struct KernelTexts {
   void add(const std::string& file, std::set<std::string>& seen, std::string& text) const;
 };
 
-// Generated: the files of metal/ and of cuda/.
+// Generated: the files of metal/ and of cuda/, and those of gpu/, which both include.
 std::span<const EmbeddedFile> metal_files();
 std::span<const EmbeddedFile> cuda_files();
+std::span<const EmbeddedFile> gpu_files();
 
 }  // namespace moeflux::gpu

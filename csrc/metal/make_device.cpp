@@ -11,7 +11,7 @@ double work = default_work;
 gpu::Trial trial([] {
   if (!preferred) throw NoSuchDevice("metal: expected a device that \"auto\" prefers, found another");
   const std::unique_ptr<Device> device = make();
-  Pipelines(*device).make_all();
+  Pipelines(*device).make_all(true);
 });
 
 }  // namespace

@@ -140,7 +140,7 @@ int64_t MetalBackend::prepare(const WorkSizes& sizes) {
     chosen_pairs_ = allocate(room.chosen * 4, Memory::device, "chosen experts");
   }
   // So whoever opens a model waits for the compiler, and no step does.
-  pipelines_.make_all();
+  pipelines_.make_all(sizes.has_blocks);
   return held() - before;
 }
 

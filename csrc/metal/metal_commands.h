@@ -85,7 +85,7 @@ class MetalCommands final : public Commands {
   friend void attention_values(Commands& commands, const AttentionSteps& args);
 
   struct Kernel {
-    const char* file;
+    std::string file;
     std::string name;
   };
   struct Lists;

@@ -14,6 +14,7 @@ constexpr uint32_t outputs_of_group = outputs_of_simdgroup * product_simdgroups;
 uint32_t number_of(const QuantFormat& format) {
   const DType type = format.is_quantised() ? format.scale_type : format.element;
   if (type == DType::u8) return number_u8;
+  if (type == DType::f8_e4m3) return format.row_scale_bytes ? number_e4m3_of_rows : number_e4m3;
   return type == DType::bf16 ? number_bf16 : type == DType::f16 ? number_f16 : number_f32;
 }
 
@@ -21,8 +22,15 @@ uint32_t group_shift_of(const QuantFormat& format) {
   return format.is_quantised() ? static_cast<uint32_t>(std::countr_zero(static_cast<uint32_t>(format.group_size))) : 0;
 }
 
-// What the names of kernels end with.
-int codes_of(const QuantFormat& format) { return format.is_mxfp4() ? static_cast<int>(e2m1) : format.bits; }
+// The file of kernels, which begins with this, and what the names of kernels end with.
+std::string file_of(const char* file, const QuantFormat& format) {
+  return concat(file, format.is_blocks() ? "_blocks" : "");
+}
+std::string codes_of(const QuantFormat& format) {
+  if (format.is_blocks()) return format.describe();
+  if (format.has_float_codes()) return concat(format.bits == 4 ? e2m1 : e4m3);
+  return concat(format.bits);
+}
 
 double multiplications(const Matrix& matrix, int64_t rows) {
   return static_cast<double>(matrix.rows) * static_cast<double>(matrix.columns) * static_cast<double>(rows);
@@ -35,7 +43,7 @@ void MetalCommands::embed(const Matrix& table, View ids, View out, int64_t n) {
     const EmbedParams params = {.columns = static_cast<uint32_t>(table.columns),
                                 .group_shift = group_shift_of(table.format),
                                 .number = number_of(table.format)};
-    flat({"matmul", concat("embed_", codes_of(table.format))}, params,
+    flat({file_of("matmul", table.format), concat("embed_", codes_of(table.format))}, params,
          {table.weight, or_nothing(table.scales), or_nothing(table.biases), ids, out}, divide_up(table.columns, pack),
          n);
   });
@@ -70,11 +78,11 @@ void MetalCommands::multiply(std::span<const Product> batch, int64_t n) {
                                                first.out};
   const auto count = static_cast<int64_t>(batch.size());
   if (first.transposed) {
-    flat({"matmul", concat("matmul_transposed_", codes_of(m.format))}, params, buffers, divide_up(m.columns, pack), n,
-         count);
+    flat({file_of("matmul", m.format), concat("matmul_transposed_", codes_of(m.format))}, params, buffers,
+         divide_up(m.columns, pack), n, count);
   } else {
     const int64_t rows = n == 1 ? 1 : product_rows;
-    dispatch({"matmul", concat(n == 1 ? "matvec_" : "matmul_", codes_of(m.format))}, params, buffers,
+    dispatch({file_of("matmul", m.format), concat(n == 1 ? "matvec_" : "matmul_", codes_of(m.format))}, params, buffers,
              {divide_up(m.rows, outputs_of_group), divide_up(n, rows), static_cast<uint32_t>(count)});
   }
   did(multiplications(m, n * count));
@@ -154,7 +162,8 @@ void MetalCommands::product_of_experts(const char* kernel, const Lists& lists, i
                                .limit = second.limit,
                                .is_geglu = second.is_geglu};
   const View slots = {matrix.weight.buffer, 0};
-  const Kernel name = {"experts", concat(kernel, lists.rows == 1 ? "_1_" : "_", codes_of(matrix.format))};
+  const Kernel name = {file_of("experts", matrix.format),
+                       concat(kernel, lists.rows == 1 ? "_1_" : "_", codes_of(matrix.format))};
   const Extent grid = {divide_up(matrix.rows, outputs_of_group), static_cast<uint32_t>(lists.count)};
   if (second.matrix)
     dispatch(name, params, {lists.blocks, lists.pairs, slots, x, or_nothing(bias), or_nothing(second.bias), out}, grid);

@@ -48,8 +48,9 @@ int64_t Pipelines::make_all(const std::string& file) {
   return static_cast<int64_t>(kernels.size());
 }
 
-void Pipelines::make_all() {
-  for (const std::string& file : shader_files()) make_all(file);
+void Pipelines::make_all(bool has_blocks) {
+  for (const std::string& file : shader_files())
+    if (has_blocks || !file.ends_with("_blocks")) make_all(file);
 }
 
 }  // namespace moeflux::metal

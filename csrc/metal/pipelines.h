@@ -28,7 +28,8 @@ class Pipelines {
   const Ready& get(const std::string& file, const std::string& kernel);
   // Every kernel of a file; returns how many there are.
   int64_t make_all(const std::string& file);
-  void make_all();
+  // Those for GGUF's blocks only if there are such.
+  void make_all(bool has_blocks);
 
  private:
   void compile(const std::string& file);

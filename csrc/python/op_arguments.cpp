@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "core/error.h"
-#include "devices/devices.h"
 #include "python/bindings.h"
 
 namespace moeflux::python {
@@ -217,7 +216,6 @@ Matrix OpArguments::matrix(const char* name, const py::handle& stored) {
   if (!py::isinstance<QuantFormat>(format)) refuse(name, "a QuantFormat as format", text_of(py::type::of(format)));
   Matrix matrix;
   matrix.format = format.cast<QuantFormat>();
-  device_entry(backend_.name(), {&matrix.format, 1});  // refuses what the device does not know
   const auto types = [](DType type) -> std::vector<py::dtype> {
     if (type == DType::f32) return {py::dtype::of<float>()};
     if (dtype_bytes(type) == 1) return {py::dtype::of<uint8_t>()};

@@ -7,7 +7,6 @@
 #include "metal/pipelines.h"
 #include "metal/shaders.h"
 #include "python/bindings.h"
-#include "python/store_object.h"
 
 namespace py = pybind11;
 
@@ -22,12 +21,11 @@ void register_metal(py::module_& m) {
       "Why `auto` is not the device that this machine should have. Empty when it is, or when there is no such device.");
   m.def(
       "device_memory",
-      [](const std::string& backend, const Store* store) -> std::optional<int64_t> {
-        const DeviceEntry& device =
-            store ? device_entry(backend, store->directory.every_format()) : device_entry(backend);
+      [](const std::string& backend) -> std::optional<int64_t> {
+        const DeviceEntry& device = device_entry(backend);
         return device.max_bytes ? std::optional(device.max_bytes()) : std::nullopt;
       },
-      py::arg("backend"), py::arg("store") = nullptr,
+      py::arg("backend"),
       "How many bytes the buffers of a model may have on this device. None: as much as the host has.");
   m.def("metal_shader", &metal::shader_text, py::arg("file"), "The text of a shader file as the driver gets it.");
   m.def("metal_shader_files", &metal::shader_files);

@@ -1538,7 +1538,7 @@ def device_failure() -> str:
     Why `auto` is not the device that this machine should have. Empty when it is, or when there is no such device.
     """
 
-def device_memory(backend: str, store: StoreDirectory | None = None) -> int | None:
+def device_memory(backend: str) -> int | None:
     """
     How many bytes the buffers of a model may have on this device. None: as much as the host has.
     """

@@ -18,6 +18,7 @@ HERE = Path(__file__).resolve().parent
 RUNTIME = HERE / "runtime"
 METAL = HERE.parents[1] / "metal"
 CUDA = HERE.parents[1] / "cuda"
+GPU = HERE.parents[1] / "gpu"  # what both include
 
 DIALECT = ["-std=c++17", "-ffreestanding", "-fno-exceptions", "-fno-rtti", "-DMSL_CPU"]
 # The same bits from both builds and from every compiler: nothing contracted, nothing reordered.
@@ -42,7 +43,7 @@ def preprocessed(path: Path, by: Compiler) -> str:
     return by.run(
         *("-E", "-x", "c++", "-std=c++17", "-nostdinc", "-undef", *macros),
         # As a system's, ours would come behind those that zig adds whatever it is told.
-        *(f"-I{HERE / 'include'}", f"-I{CUDA if path.suffix == '.cuh' else METAL}", path),
+        *(f"-I{HERE / 'include'}", f"-I{CUDA if path.suffix == '.cuh' else METAL}", f"-I{GPU}", path),
     )
 
 

@@ -1,4 +1,4 @@
-"""A model whose experts are in GGUF's blocks: its store, its logits, and the devices that take it."""
+"""A model whose experts are in GGUF's blocks: its store and its logits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import moeflux
-from moeflux import DeviceError, FormatError, QuantFormat, _core, oracle
+from moeflux import FormatError, QuantFormat, _core, oracle
 from moeflux.conversion.synth import synth
 from moeflux.conversion.verify import verify
 from moeflux.stores.packed import format_from_json, format_to_json
@@ -47,26 +47,6 @@ def test_logits_are_those_of_the_oracle(tmp_path: Path, name: str) -> None:
     assert_meets(found, expected, LARGEST_ORACLE_ERROR)
     assert np.array_equal(found, at_once)
     assert verify(tmp_path / "store").ok
-
-
-@pytest.mark.parametrize("device", ["metal", "cuda"])
-def test_a_device_without_kernels_for_blocks_refuses_them_by_name(tmp_path: Path, device: str) -> None:
-    """Before anything is asked of the device, which need not be there."""
-    with made(tmp_path / "store", "Q5_K") as opened:
-        said = rf"{device}: expected matrices in formats that this device computes with, found Q5_K, which the cpu"
-        with pytest.raises(DeviceError, match=said):
-            _core.Engine(opened.directory, backend=device)
-        with pytest.raises(DeviceError, match=said):
-            _core.device_memory(device, opened.directory)
-
-
-def test_auto_takes_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MOEFLUX_BACKEND", raising=False)
-    with made(tmp_path / "store", "Q4_0") as opened:
-        assert _core.Engine(opened.directory, backend="auto").describe().startswith("cpu")
-        monkeypatch.setenv("MOEFLUX_BACKEND", "metal")  # somebody's word, not a choice of ours
-        with pytest.raises(DeviceError, match="metal: expected matrices in formats"):
-            _core.Engine(opened.directory, backend="auto")
 
 
 def test_the_store_names_the_type(tmp_path: Path) -> None:

@@ -12,44 +12,23 @@ import pytest
 import moeflux
 from golden import checkpoints
 from golden.checkpoint import safetensors_bytes
-from golden.elements import fp8_blocks, fp8_values, from_bf16, to_bf16
+from golden.elements import to_bf16
 from moeflux import ArgumentError, FormatError, QuantFormat, oracle
 from moeflux._core import SafetensorsFile
 from moeflux.conversion.convert import ConvertFormat, convert
 from moeflux.conversion.float_codes import take_nvfp4
 from moeflux.conversion.stored import Stored
 from moeflux.models.quantised import Nvfp4
-from moeflux.oracle.stored import E2M1, E4M3, float_numbers, pack_codes, widen
+from moeflux.oracle.stored import E4M3, float_numbers, widen
 from moeflux.stores.spans import SpanReader
 from moeflux.stores.store import open_store
 from support.checkpoint_folder import edit_config, rewrite
 from support.engine_logits import LARGEST_INT16_ERROR, assert_meets
+from support.float_folders import LAYOUTS, MODES, Tensors, fp8_checkpoint, mlx_folder, nvfp4_checkpoint
 from support.mlx_folder import write_mlx_folder
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "compressed.npz")
 IDS = [1, 100, 50, 10, 42, 3, 77, 9]
-STAY = (".gate.weight", "norm.weight", "layernorm.weight", "lm_head.weight", "conv1d.weight", "_expert_gate.weight")
-Tensors = dict[str, tuple[str, np.ndarray]]
-
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "modelopt": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
-    "compressed": {
-        "quant_method": "compressed-tensors",
-        "format": "nvfp4-pack-quantized",
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": {
-                    "num_bits": 4,
-                    "type": "float",
-                    "strategy": "tensor_group",
-                    "group_size": 16,
-                    "symmetric": True,
-                },
-            }
-        },
-    },
-}
 
 
 def bits_of(values: np.ndarray) -> np.ndarray:
@@ -63,10 +42,6 @@ def stored_in(folder: Path, tensors: Tensors) -> tuple[SpanReader, dict[str, Sto
     return SpanReader([path]), {
         name: Stored(name, 0, entry.offset, entry.dtype, tuple(entry.shape)) for name, entry in entries.items()
     }
-
-
-def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    return ".layers." in name and name.endswith(".weight") and not name.endswith(STAY) and len(shape) == 2
 
 
 # ---- Numbers --------------------------------------------------------------------------------------------------------
@@ -96,43 +71,6 @@ def test_numbers_of_nvfp4_are_those_of_compressed_tensors(tmp_path: Path) -> Non
 
 
 # ---- NVFP4 ----------------------------------------------------------------------------------------------------------
-
-
-def nvfp4_of(values: np.ndarray, layout: str, name: str) -> tuple[Tensors, np.ndarray]:
-    """A matrix as tensors of that layout, and the numbers that they stand for, f32."""
-    rows, columns = values.shape
-    groups = values.reshape(rows, -1, 16)
-    whole = np.float32(np.abs(values).max() / (448 * 6))
-    scales = np.searchsorted(fp8_values(), np.abs(groups).max(-1) / 6 / whole).clip(1, 126).astype(np.uint8)
-    stored = whole if layout == "modelopt" else np.float32(1) / whole
-    of_groups = E4M3[scales].astype(np.float32) * (stored if layout == "modelopt" else np.float32(1) / stored)
-    codes = np.abs(groups[..., None] / of_groups[..., None, None] - E2M1).argmin(-1).reshape(rows, columns)
-    numbers = E2M1.astype(np.float32)[codes] * of_groups.repeat(16, axis=1)
-    both = (codes[:, 0::2] | codes[:, 1::2] << 4).astype(np.uint8)
-    base = name.removesuffix(".weight")
-    if layout == "modelopt":
-        tensors: Tensors = {name: ("U8", both), f"{name}_scale_2": ("F32", np.array(stored))}
-        tensors[f"{base}.input_scale"] = ("F32", np.array(np.float32(0.5)))
-    else:
-        tensors = {f"{name}_packed": ("U8", both), f"{name}_global_scale": ("F32", np.array([stored]))}
-        tensors[f"{base}.input_global_scale"] = ("F32", np.array([0.5], np.float32))
-    tensors[f"{name}_scale"] = ("F8_E4M3", scales)
-    return tensors, numbers
-
-
-def nvfp4_checkpoint(folder: Path, layout: str, meant: Tensors | None = None, name: str = "qwen3_moe") -> Path:
-    checkpoints.write(name, folder)
-
-    def encode(tensors: Tensors) -> None:
-        for key in [key for key in sorted(tensors) if is_matrix(key, tensors[key][1].shape)]:
-            parts, numbers = nvfp4_of(from_bf16(tensors.pop(key)[1]), layout, key)
-            tensors.update(parts)
-            if meant is not None:
-                meant[key] = ("F32", numbers)
-
-    rewrite(folder, encode)
-    edit_config(folder, quantization_config=LAYOUTS[layout])
-    return folder
 
 
 @pytest.mark.parametrize(("layout", "name"), [("modelopt", "qwen3_moe"), ("compressed", "qwen3_next")])
@@ -237,25 +175,8 @@ def test_nvfp4_is_not_made_of_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "dtype"), [("qwen3_moe", "F32"), ("qwen3_5_moe", "BF16")])
 def test_fp8_is_kept(tmp_path: Path, name: str, dtype: str) -> None:
     """In experts of their own and in stacks. Widths that are no whole blocks are plain."""
-    folder = checkpoints.write(name, tmp_path / "hf")
     meant: dict[str, np.ndarray] = {}
-
-    def narrow(tensors: Tensors) -> None:
-        stacks = [key for key in tensors if key.endswith((".gate_up_proj", ".down_proj"))]
-        for key in [key for key in sorted(tensors) if is_matrix(key, tensors[key][1].shape)] + stacks:
-            values = from_bf16(tensors[key][1]).astype(np.float64)
-            each = [fp8_blocks(matrix) for matrix in values.reshape(-1, *values.shape[-2:])]
-            codes, scales = (
-                np.stack(parts).reshape(*values.shape[:-2], *parts[0].shape) for parts in zip(*each, strict=True)
-            )
-            stored = to_bf16(scales) if dtype == "BF16" else scales
-            tensors[key], tensors[f"{key}_scale_inv"] = ("F8_E4M3", codes), (dtype, stored)
-            wide = from_bf16(stored) if dtype == "BF16" else stored
-            spread = wide.repeat(128, axis=-2).repeat(128, axis=-1)[..., : values.shape[-2], : values.shape[-1]]
-            meant[key] = E4M3.astype(np.float32)[codes] * spread
-
-    rewrite(folder, narrow)
-    edit_config(folder, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    folder = fp8_checkpoint(tmp_path / "hf", dtype, meant, name)
     report = convert(folder, tmp_path / "packed", format=ConvertFormat.asked("fp8"), check="full")
     own = QuantFormat.floats("FP8" if dtype == "BF16" else "FP8_F32")
     assert report.plan.dense_formats[str(own)] > 3
@@ -278,38 +199,6 @@ def test_fp8_is_kept(tmp_path: Path, name: str, dtype: str) -> None:
 
 
 # ---- MLX ------------------------------------------------------------------------------------------------------------
-
-
-MODES = {"mxfp4": ("MXFP4", 4, 32), "mxfp8": ("MXFP8", 8, 32), "nvfp4": ("MLX_NVFP4", 4, 16)}
-
-
-def mlx_folder(root: Path, mode: str, name: str = "qwen3_moe") -> Path:
-    """All that MLX quantises is in that mode, but for the router, which is affine."""
-    checkpoints.write(name, root / "hf")
-    convert(root / "hf", root / "affine", format=ConvertFormat.asked(4), check="none")
-    folder = write_mlx_folder(root / "affine", root / "mlx")
-    _, bits, group = MODES[mode]
-    rng = np.random.default_rng(bits + group)
-
-    def encode(tensors: Tensors) -> None:
-        for base in [key.removesuffix(".scales") for key in sorted(tensors) if key.endswith(".scales")]:
-            words = tensors[f"{base}.weight"][1]
-            if base.endswith(".gate"):
-                continue
-            columns = words.shape[-1] * 8
-            codes = rng.integers(0, 1 << bits, (*words.shape[:-1], columns)).astype(np.uint8)
-            codes[codes & 127 == 127] = 0
-            scales = rng.integers(*((24, 40) if mode == "nvfp4" else (113, 116)), (*words.shape[:-1], columns // group))
-            del tensors[f"{base}.biases"]
-            tensors[f"{base}.weight"] = ("U32", np.ascontiguousarray(pack_codes(codes, bits)))
-            tensors[f"{base}.scales"] = ("U8", scales.astype(np.uint8) - np.uint8(6 if mode == "mxfp8" else 0))
-
-    rewrite(folder, encode)
-    said = {"group_size": group, "bits": bits, "mode": mode}
-    for layer in range(4):
-        said[f"model.layers.{layer}.mlp.gate"] = {"group_size": 64, "bits": 8, "mode": "affine"}
-    edit_config(folder, quantization=said, quantization_config=said)
-    return folder
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -361,16 +250,7 @@ def test_a_folder_with_distilled_weights_is_an_affine_one(tmp_path: Path) -> Non
         assert str(found.directory.experts.formats.down) == "4-bit g64"
 
 
-# ---- Devices --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("device", ["metal", "cuda"])
-def test_a_gpu_refuses_codes_that_it_has_no_kernels_for(tmp_path: Path, device: str) -> None:
-    with open_store(mlx_folder(tmp_path, "nvfp4")) as store:
-        said = rf"{device}: expected matrices in formats that this device computes with, found MLX_NVFP4, which the cpu"
-        with pytest.raises(moeflux.DeviceError, match=said):
-            moeflux._core.Engine(store.directory, backend=device)
-        assert moeflux._core.Engine(store.directory, backend="auto").describe().startswith("cpu")
+# ---- Names -----------------------------------------------------------------------------------------------------------
 
 
 def test_names_of_formats() -> None:

@@ -16,7 +16,7 @@ from moeflux.oracle.blocks import TYPES, block_numbers
 from moeflux.oracle.stored import widen
 from support.blocks import CODES, random_blocks
 from support.op_checks import check_experts, rounding_of_int16
-from support.ops import BLOCKS, WITH_INT16, StoredMatrix, isa, numbers, ops_of, random_matrix, run
+from support.ops import BLOCKS, WITH_INT16, StoredMatrix, isa, numbers, ops_of, random_matrix, run, softer
 from support.tolerances import INT16_ERROR, assert_close
 
 __all__ = ["isa", "run"]
@@ -182,23 +182,6 @@ def test_expert_ffn(isa: str, n: int, k: int, count: int) -> None:
     assert np.array_equal(ops_of(isa, 3).expert_ffn(x, experts, jobs[::-1], k), found)
     alone = [(e, [i]) for i, e in enumerate(chosen[0])]
     assert np.array_equal(ops_of(isa, 2).expert_ffn(x[:1], experts, alone, k), found[:k])
-
-
-def softer(matrix: StoredMatrix) -> StoredMatrix:
-    """With numbers of about a 64th, so that what experts compute is about as large as x."""
-    name, halves = (
-        str(matrix.format),
-        {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)},
-    )
-    blocks = matrix.weight.reshape(-1, TYPES[name][0]).copy()
-    if name == "GGUF_MXFP4":
-        blocks[:, 0] -= 6
-    else:
-        for at in halves.get(name, (0,)):
-            half = np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2") / np.float16(64)
-            blocks[:, at : at + 2] = half.view(np.uint8)
-    weight = blocks.reshape(matrix.weight.shape)
-    return replace(matrix, weight=weight, exact=block_numbers(weight, name).astype(np.float64), size=matrix.size / 63)
 
 
 # ---- At the edge ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("bench", "csrc", "cuda", "metal", "python", "tests", "tools")
+FOLDERS = ("bench", "csrc", "cuda", "gpu", "metal", "python", "tests", "tools")
 SUFFIXES = {".cpp", ".cuh", ".h", ".inl", ".metal", ".mm", ".py"}
 LONGEST = 500  # lines: a longer file usually answers two questions
 ALONE = re.compile(r"^[ \t]*(?://|#) -{20,}", re.MULTILINE)

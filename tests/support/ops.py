@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 
 from moeflux import QuantFormat
 from moeflux.ops import Ops, isas
-from moeflux.oracle.blocks import block_numbers
+from moeflux.oracle.blocks import TYPES, block_numbers
 from moeflux.oracle.stored import float_numbers, mxfp4_numbers, pack_codes
 from support.blocks import least_codes, random_blocks
 
@@ -124,3 +124,22 @@ def random_floats(rng: np.random.Generator, format: QuantFormat, rows: int, colu
         sixes = np.full_like(weight, 0x77777777)
         size = size + 2 * np.abs(float_numbers(sixes, scales, format))  # 7 stands for 6
     return StoredMatrix(format, weight, scales, None, exact, size)
+
+
+def softer(matrix: StoredMatrix) -> StoredMatrix:
+    """One of blocks with numbers of about a 64th, so that what experts compute is about as large as x."""
+    if not matrix.format.is_blocks:
+        return matrix
+    name, halves = (
+        str(matrix.format),
+        {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)},
+    )
+    blocks = matrix.weight.reshape(-1, TYPES[name][0]).copy()
+    if name == "GGUF_MXFP4":
+        blocks[:, 0] -= 6
+    else:
+        for at in halves.get(name, (0,)):
+            half = np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2") / np.float16(64)
+            blocks[:, at : at + 2] = half.view(np.uint8)
+    weight = blocks.reshape(matrix.weight.shape)
+    return replace(matrix, weight=weight, exact=block_numbers(weight, name).astype(np.float64), size=matrix.size / 63)

@@ -13,6 +13,7 @@ import numpy as np
 
 from moeflux import _core
 from moeflux._core import QuantFormat
+from moeflux.conversion.block_noise import block_noise
 from moeflux.errors import Error
 from moeflux.machine.machine import Machine, this_machine
 from moeflux.model import load
@@ -203,9 +204,30 @@ def _matrix(rng: np.random.Generator, format: QuantFormat, rows: int, columns: i
     numbers = rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(np.sqrt(columns))
     if format.is_affine:
         return _Matrix(format, *_core.quantize(numbers, format, 1))
+    if format.is_blocks:
+        noise = rng.integers(0, 256, rows * format.weight_row_bytes(columns)).astype(np.uint8)
+        return _Matrix(format, block_noise(noise, str(format), columns**-0.5).reshape(rows, -1))
+    if format.has_float_codes:
+        return _float_codes(rng, format, rows, columns)
     if format.element == "BF16":
         return _Matrix(format, float_to_bf16(numbers))
     return _Matrix(format, numbers.astype(np.float16) if format.element == "F16" else numbers)
+
+
+def _float_codes(rng: np.random.Generator, format: QuantFormat, rows: int, columns: int) -> _Matrix:
+    """Codes of every value but those that stand for none. The scales are small."""
+    codes = rng.integers(0, 256, (rows, format.weight_row_bytes(columns))).astype(np.uint8)
+    if format.bits == 8:
+        codes[codes & 127 == 127] = 0
+    groups = (rows, columns // format.group_size)
+    if format.element == "F8_E4M3":
+        wide = rng.uniform(2**-13, 2**-12, groups).astype(np.float32)
+        return _Matrix(format, codes, float_to_bf16(wide) if format.scale_type == "BF16" else wide)
+    of_exponents = (120, 124) if format.bits == 4 else (112, 116)
+    scales = rng.integers(*((24, 40) if format.scale_type == "F8_E4M3" else of_exponents), groups).astype(np.uint8)
+    if format.scale_row_bytes(columns) > groups[1]:  # a row begins with a scale of its own
+        scales = np.hstack([rng.uniform(0.5, 2, (rows, 1)).astype(np.float32).view(np.uint8), scales])
+    return _Matrix(format, codes.view(np.uint32), scales)
 
 
 def _codes(rows: np.ndarray) -> np.ndarray:
@@ -215,8 +237,14 @@ def _codes(rows: np.ndarray) -> np.ndarray:
 
 
 def _expert(rng: np.random.Generator, format: QuantFormat) -> tuple[_Matrix, _Matrix, _Matrix]:
-    gate, up, down = (_matrix(rng, format, *shape) for shape in ((64, 96), (64, 96), (96, 64)))
+    hidden, wide = _whole(format, 96), _whole(format, 64)
+    gate, up, down = (_matrix(rng, format, *shape) for shape in ((wide, hidden), (wide, hidden), (hidden, wide)))
     return gate, up, down
+
+
+def _whole(format: QuantFormat, columns: int) -> int:
+    """So many columns, or the next that are whole blocks or groups."""
+    return -(-columns // format.whole_columns) * format.whole_columns
 
 
 def _in_steps(o: Ops, q: Array, k: Array, v: Array) -> Array:
@@ -227,7 +255,7 @@ def _in_steps(o: Ops, q: Array, k: Array, v: Array) -> Array:
 
 
 def _cases(rng: np.random.Generator, *, in_steps: bool) -> Iterator[tuple[str, Callable[[Ops], Any]]]:
-    """Cases of awkward sizes: each op at least once, and matrices of every width. Metal alone has the older engine's
+    """Cases of awkward sizes: each op at least once, and matrices in every format. Metal alone has the older engine's
     attention in steps."""
 
     def normal(*shape: int) -> Array:
@@ -235,7 +263,7 @@ def _cases(rng: np.random.Generator, *, in_steps: bool) -> Iterator[tuple[str, C
 
     formats = [QuantFormat.affine(bits, 32) for bits in (2, 3, 4, 5, 6, 8)]
     formats += [QuantFormat.plain(element) for element in ("BF16", "F16", "F32")]
-    ids = np.array([8, 0, 3], np.int32)
+    ids, jobs = np.array([8, 0, 3], np.int32), [(0, [0, 3, 4, 7, 9, 8]), (2, [1, 2]), (1, [5, 6])]
     for format in formats:
         table, x, y = _matrix(rng, format, 37, 352), normal(5, 352), normal(3, 37)
         yield f"matvec {format}", partial(Ops.matmul, x=x[:1], matrix=table)
@@ -243,7 +271,17 @@ def _cases(rng: np.random.Generator, *, in_steps: bool) -> Iterator[tuple[str, C
         yield f"matmul transposed {format}", partial(Ops.matmul, x=y, matrix=table, transposed=True)
         yield f"embed {format}", partial(Ops.embed, table=table, ids=ids)
         experts = [_expert(rng, format) for _ in range(3)]
-        jobs, tokens = [(0, [0, 3, 4, 7, 9, 8]), (2, [1, 2]), (1, [5, 6])], normal(5, 96)
+        tokens = normal(5, 96)
+        yield f"experts {format}", partial(Ops.expert_ffn, x=tokens, experts=experts, jobs=jobs, k=2)
+    for format in (
+        *(QuantFormat.floats(name) for name in QuantFormat.float_types()),
+        *(QuantFormat.blocks(name) for name in QuantFormat.block_types()),
+    ):
+        columns = _whole(format, 352)
+        table, x = _matrix(rng, format, 37, columns), normal(5, columns)
+        yield f"matvec {format}", partial(Ops.matmul, x=x[:1], matrix=table)
+        yield f"matmul {format}", partial(Ops.matmul, x=x, matrix=table)
+        experts, tokens = [_expert(rng, format) for _ in range(3)], normal(5, _whole(format, 96))
         yield f"experts {format}", partial(Ops.expert_ffn, x=tokens, experts=experts, jobs=jobs, k=2)
 
     x, heads, gates, weight = normal(3, 700), normal(3, 5, 40), normal(3, 5, 40), normal(700)

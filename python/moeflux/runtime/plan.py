@@ -179,7 +179,7 @@ class _Planner:
         """A GPU that shares the memory may use only a part of it. What the model holds must lie within that part."""
         if budget is None:
             return budget, source
-        allowed = _core.device_memory(self.options["backend"], self.directory)
+        allowed = _core.device_memory(self.options["backend"])
         if allowed is None:
             return budget, source
         limit = allowed + sum(self.fixed.values())
