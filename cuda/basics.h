@@ -62,6 +62,17 @@ DEV void multiply_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32
 #undef MULTIPLY_8
 #endif
 }
+// d = c + a . b, of what is said above.
+DEV void multiply_bytes(int (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, const int (&c)[4]) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+#else
+  for (int i = 0; i < 4; i++) d[i] = c[i];
+  multiply_bytes(d, a0, a1, a2, a3, b0, b1);
+#endif
+}
 
 // The largest of the lanes' numbers, and the smallest, in every lane.
 #if __CUDA_ARCH__ >= 800
@@ -74,6 +85,34 @@ DEV u32 warp_max(u32 x) {
 }
 DEV u32 warp_min(u32 x) { return ~warp_max(~x); }
 #endif
+
+// The lanes whose number is the caller's, a bit for each, and how many bits there are.
+DEV u32 warp_peers(u32 x) { return __match_any_sync(0xffffffffu, x); }
+DEV u32 count_bits(u32 x) { return u32(__popc(int(x))); }
+
+// ---- Copies to shared memory ----------------------------------------------------------------------------------------
+
+// Sixteen bytes, which come while the thread goes on. Copies are in groups, in the order in which these end, and a
+// thread waits until no more than `still` of its groups are under way. Others see them after a barrier.
+DEV void copy_16(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+  const u32 at = u32(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+#else
+  *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+#endif
+}
+DEV void end_of_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <u32 still>
+DEV void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(still) : "memory");
+#endif
+}
 
 // Asks the L2 cache for the line at `p`; nobody waits.
 DEV void prefetch_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }

@@ -1,6 +1,7 @@
 // The state of one dispatch: threads as fibers, what their simdgroups exchange, threadgroup memory, problems found.
 #pragma once
 #include <cstdint>
+#include <deque>
 #include <random>
 #include <set>
 #include <span>
@@ -23,6 +24,13 @@ enum class State : uint8_t {
   finished,
 };
 
+// Sixteen bytes. The shim has the same.
+struct Copy {
+  void* to;
+  const void* from;
+  uint32_t group;
+};
+
 struct Thread {
   void* stack_pointer = nullptr;
   char* stack = nullptr;  // stack_bytes of it
@@ -37,6 +45,10 @@ struct Thread {
   Clock clock;
   char value[16] = {};  // that it brings to an exchange
   MslPlace place = {};
+  // Copies to shared memory under way, in the order in which they were asked for. They come when the thread waits, so
+  // whoever does not wait misses them.
+  std::deque<Copy> copies;
+  uint32_t copy_groups = 0;  // that have ended
 };
 
 // What the lanes of a simdgroup see after an exchange. The shim has the same two.

@@ -53,8 +53,12 @@ static void run_round(Execution& execution, uint32_t count) {
 static void thread_main() {
   for (;;) {
     Execution& execution = current();
-    execution.kernel->entry(&execution.running->place, execution.buffers);
-    execution.running->state = State::finished;
+    Thread& thread = *execution.running;
+    execution.kernel->entry(&thread.place, execution.buffers);
+    if (!thread.copies.empty())
+      execution.problem(__LINE__, nullptr, "%zu copies to shared memory that nobody waited for", thread.copies.size());
+    thread.copies.clear();
+    thread.state = State::finished;
     hand_on(execution);
   }
 }
@@ -280,6 +284,20 @@ void* msl_threadgroup_variable(uint32_t id, uint32_t bytes, uint32_t alignment, 
 // What the launch asked for, in one variable.
 void* msl_dynamic_memory(uint32_t alignment, const char* name) {
   return msl_threadgroup_variable(~0u, current().dynamic_bytes, alignment, name);
+}
+
+void msl_copy_later(void* to, const void* from) {
+  Thread& thread = *current().running;
+  thread.copies.push_back({to, from, thread.copy_groups});
+}
+void msl_end_of_copies() { ++current().running->copy_groups; }
+// The next of the copies that are not of the last `still` groups; false when there is none.
+bool msl_next_copy(uint32_t still, Copy* copy) {
+  Thread& thread = *current().running;
+  if (thread.copies.empty() || thread.copies.front().group + still >= thread.copy_groups) return false;
+  *copy = thread.copies.front();
+  thread.copies.pop_front();
+  return true;
 }
 
 const MslPlace* msl_place() { return &current().running->place; }

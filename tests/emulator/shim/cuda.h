@@ -10,6 +10,11 @@ struct msl_snapshot {
   const void* folded_by;
   char folded[16];
 };
+struct msl_copy {
+  void* to;
+  const void* from;
+  uint32_t group;
+};
 struct msl_exchanged {
   msl_snapshot* snapshot;
   uint64_t lane;  // of the caller
@@ -21,6 +26,9 @@ __attribute__((convergent, noinline)) void msl_barrier(uint32_t flags);
 __attribute__((convergent, noinline)) void msl_simdgroup_barrier(uint32_t flags);
 void* msl_threadgroup_variable(uint32_t id, uint32_t bytes, uint32_t alignment, const char* name);
 void* msl_dynamic_memory(uint32_t alignment, const char* name);
+void msl_copy_later(void* to, const void* from);
+void msl_end_of_copies();
+bool msl_next_copy(uint32_t still, msl_copy* copy);
 __attribute__((const)) const MslPlace* msl_place();
 void msl_undefined(const char* what);
 float expf(float);
@@ -153,6 +161,14 @@ MSL_INLINE uint32_t warp_max(uint32_t x) {
   for (uint32_t i = 0; i < 32; i++) x = max(x, msl_value_of<uint32_t>(met, i, "warp_max with inactive lanes"));
   return x;
 }
+MSL_INLINE uint32_t warp_peers(uint32_t x) {
+  const msl_exchanged met = msl_met(0xffffffffu, x);
+  uint32_t peers = 0;
+  for (uint32_t i = 0; i < 32; i++)
+    if (msl_value_of<uint32_t>(met, i, "warp_peers with inactive lanes") == x) peers |= 1u << i;
+  return peers;
+}
+MSL_INLINE uint32_t count_bits(uint32_t x) { return (uint32_t)__builtin_popcount(x); }
 MSL_INLINE uint32_t warp_min(uint32_t x) { return ~warp_max(~x); }
 
 // As cuda/basics.h says it. In two exchanges, because the second's values take the place of the first's.
@@ -181,7 +197,25 @@ MSL_INLINE void multiply_bytes(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a
     }
 }
 
-// Nothing is late here, and launches come one after the other.
+MSL_INLINE void multiply_bytes(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                               uint32_t b1, const int (&c)[4]) {
+  for (int i = 0; i < 4; i++) d[i] = c[i];
+  multiply_bytes(d, a0, a1, a2, a3, b0, b1);
+}
+
+// A copy comes as late as it may.
+MSL_INLINE void copy_16(void* to, const void* from) {
+  if ((uint64_t)to % 16 || (uint64_t)from % 16) msl_undefined("a copy of sixteen bytes that is not aligned");
+  msl_copy_later(to, from);
+}
+MSL_INLINE void end_of_copies() { msl_end_of_copies(); }
+template <uint32_t still>
+MSL_INLINE void wait_for_copies() {
+  msl_copy copy;
+  while (msl_next_copy(still, &copy)) *(uint4*)copy.to = *(const uint4*)copy.from;
+}
+
+// Otherwise nothing is late here, and launches come one after the other.
 MSL_INLINE void prefetch_line(const void*) {}
 MSL_INLINE void let_next_come() {}
 MSL_INLINE void wait_for_previous() {}
