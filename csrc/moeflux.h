@@ -104,12 +104,14 @@ struct StepStats {
   double arrived_seconds = 0;    // experts as they arrive
   double read_busy_seconds = 0;  // at least one read was under way; for the rest of `seconds` the disk was idle
   int64_t bytes_read = 0;        // by reads of experts and of rows, those of the look-ahead included, wanted or not
-  int64_t expert_hits = 0;       // experts found in a slot, or on their way into one
-  int64_t expert_misses = 0;     // experts that had to be read and were not on their way
-  int64_t ngram_hits = 0;        // rows of n-gram tables found in memory, or on their way there
-  int64_t ngram_misses = 0;      // rows that had to be read and were not on their way
-  int64_t submissions = 0;       // batches given to the backend
-  int64_t waits = 0;             // times the host waited for one
+  // Experts found in a slot, or on their way into one. Where the host does not know the choice of several rows, each
+  // row's counts.
+  int64_t expert_hits = 0;
+  int64_t expert_misses = 0;  // experts that had to be read and were not on their way
+  int64_t ngram_hits = 0;     // rows of n-gram tables found in memory, or on their way there
+  int64_t ngram_misses = 0;   // rows that had to be read and were not on their way
+  int64_t submissions = 0;    // batches given to the backend
+  int64_t waits = 0;          // times the host waited for one
 
   // The look-ahead: experts whose reads it began, those of them that their layer's router then picked, and bytes read
   // for the others. Its recall is used / (used + expert_misses), the share of the experts to be read that it foresaw.

@@ -69,6 +69,8 @@ struct Chunk {
   float total[attention_queries];
 };
 
+// Number i of query r is in the half of four queries that r is in, so that lanes read neighbours.
+DEV u32 place_of_query(u32 dim, u32 i, u32 r) { return (r / 4 * dim + i) * 4 + r % 4; }
 DEV void bring_query(const float* q, u32 dim, float* queries) {
   constexpr u32 together = 8;  // numbers that are loaded before any is stored
   for (u32 first = lane_of(); first < dim; first += together * lanes) {
@@ -77,10 +79,10 @@ DEV void bring_query(const float* q, u32 dim, float* queries) {
     for (u32 j = 0; j < together; j++) numbers[j] = q[min(first + j * lanes, dim - 1)];
 #pragma unroll
     for (u32 j = 0; j < together; j++)
-      if (first + j * lanes < dim) queries[(first + j * lanes) * attention_queries + warp_of()] = numbers[j];
+      if (first + j * lanes < dim) queries[place_of_query(dim, first + j * lanes, warp_of())] = numbers[j];
   }
 }
-// Puts the queries into shared memory: number i of query r at queries[i * attention_queries + r]. A warp each.
+// Puts the queries into shared memory, then their positional parts. A warp each.
 DEV void bring_queries(const AttentionParams& params, const Queries& of, float* queries) {
   bring_query(params.q + u64(of.row) * params.q_row_stride + of.head * params.q_head_stride, params.dim, queries);
   if (params.pe_dim == 0) return;
@@ -125,9 +127,9 @@ DEV void add_products(const T* const (&keys)[chunk_of_warp], const float* querie
                       const float (&scales)[chunk_of_warp], float (&sums)[lanes]) {
 #pragma unroll 4
   for (u32 i = lane_of(); i < dim; i += lanes) {
-    float query[attention_queries];
-#pragma unroll
-    for (u32 r = 0; r < attention_queries; r++) query[r] = queries[i * attention_queries + r];
+    const float4 low = reinterpret_cast<const float4*>(queries)[i],
+                 high = reinterpret_cast<const float4*>(queries)[dim + i];
+    const float query[attention_queries] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
     for (u32 j = 0; j < chunk_of_warp; j++) {
       const float key = number_of(keys[j], i) * scales[j];
@@ -271,7 +273,8 @@ DEV void keep(const AttentionParams& params, u32 query, u32 i, float x) {
 // A block through all spans. Grid of blocks: tiles of queries, key heads.
 template <typename T, u32 slots>
 DEV void attention(const AttentionParams& params) {
-  extern __shared__ float queries[];
+  extern __shared__ float4 space[];
+  float* queries = reinterpret_cast<float*>(space);
   __shared__ Chunk chunk;
   begin_kernel();
   const Queries of = queries_of(params, blockIdx.x, blockIdx.y);
@@ -320,7 +323,8 @@ DEV u32 first_part(const AttentionParams& params, const CachedRows* rows, u32 pa
 // once a layer finds nothing of it in the caches.
 template <typename T, u32 slots, bool is_span>
 DEV void attention_parts(const AttentionParams& params, u32 part_index) {
-  extern __shared__ float queries[];
+  extern __shared__ float4 space[];
+  float* queries = reinterpret_cast<float*>(space);
   __shared__ Chunk chunk;
   begin_kernel();
   const Queries of = queries_of(params, blockIdx.x, blockIdx.y);

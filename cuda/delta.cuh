@@ -80,36 +80,102 @@ extern "C" __global__ void delta_gates(const DeltaGatesParams params) {
   if (i < params.count) keep_gates(params, i, gates_at(params, i));
 }
 
-// What a lane needs of a token.
-template <u32 chunks>
-struct DeltaToken {
-  float keys[chunks];
-  float queries[chunks];
-  float value;
+// What a block needs of some tokens. Numbers behind the last of a key are zeros.
+template <u32 quads>
+struct DeltaTokens {
+  float4 keys[delta_tokens][quads * delta_lanes];
+  float4 queries[delta_tokens][quads * delta_lanes];
+  float values[delta_tokens][delta_values];
+  Gates gates[delta_tokens];
+};
+
+// What a thread brings of them, in registers until there is room.
+template <u32 quads>
+struct DeltaLoad {
+  static constexpr u32 width = quads * delta_lanes * 4, threads = delta_warps * lanes;
+  static constexpr u32 each = delta_tokens * width / threads, values_each = delta_tokens * delta_values / threads;
+  float keys[each];
+  float queries[each];
+  float values[values_each];
   Gates gates;
 
-  DEV void load(const DeltaParams& params, u32 token, u32 head, u32 row) {
-    const u32 key_head = head / params.neighbours % params.key_heads;
-    const float* query = params.q + u64(token) * params.q_row_stride + key_head * params.q_head_stride;
-    const float* key = params.k + u64(token) * params.k_row_stride + key_head * params.k_head_stride;
-    const u64 gate = u64(token) * params.value_heads + head;
-    gates = params.gates.alpha ? gates_at(params.gates, gate) : Gates{params.decay[gate], params.beta[gate]};
-    if (params.gates.alpha && blockIdx.x == 0 && threadIdx.x == 0) keep_gates(params.gates, gate, gates);
-    value = params.v[u64(token) * params.v_row_stride + head * params.v_head_stride + row];
+  DEV void load(const DeltaParams& params, u32 first, u32 head, u32 first_row) {
+    const u32 count = min(delta_tokens, params.n - first), key_head = head / params.neighbours % params.key_heads;
 #pragma unroll
-    for (u32 c = 0; c < chunks; c++) {
-      const u32 i = lane_of() + c * lanes;
-      keys[c] = i < params.key_dim ? key[i] : 0.0f;
-      queries[c] = i < params.key_dim ? query[i] : 0.0f;
+    for (u32 j = 0; j < each; j++) {
+      const u32 at = j * threads + threadIdx.x, token = at / width, i = at % width;
+      const bool is_there = token < count && i < params.key_dim;
+      const u64 row = first + token;
+      keys[j] = is_there ? params.k[row * params.k_row_stride + key_head * params.k_head_stride + i] : 0.0f;
+      queries[j] = is_there ? params.q[row * params.q_row_stride + key_head * params.q_head_stride + i] : 0.0f;
     }
+#pragma unroll
+    for (u32 j = 0; j < values_each; j++) {
+      const u32 at = j * threads + threadIdx.x, token = at / delta_values, row = first_row + at % delta_values;
+      values[j] = token < count && row < params.value_dim
+                      ? params.v[u64(first + token) * params.v_row_stride + head * params.v_head_stride + row]
+                      : 0.0f;
+    }
+    gates = {};
+    if (threadIdx.x >= count) return;
+    const u64 gate = u64(first + threadIdx.x) * params.value_heads + head;
+    gates = params.gates.alpha ? gates_at(params.gates, gate) : Gates{params.decay[gate], params.beta[gate]};
+    if (params.gates.alpha && blockIdx.x == 0) keep_gates(params.gates, gate, gates);
+  }
+
+  DEV void store(DeltaTokens<quads>& to) const {
+#pragma unroll
+    for (u32 j = 0; j < each; j++) {
+      reinterpret_cast<float*>(to.keys)[j * threads + threadIdx.x] = keys[j];
+      reinterpret_cast<float*>(to.queries)[j * threads + threadIdx.x] = queries[j];
+    }
+#pragma unroll
+    for (u32 j = 0; j < values_each; j++) reinterpret_cast<float*>(to.values)[j * threads + threadIdx.x] = values[j];
+    if (threadIdx.x < delta_tokens) to.gates[threadIdx.x] = gates;
   }
 };
 
-// A warp has one row of a head's state in registers. It takes that through all rows of the call, one by one, so the
-// size of a chunk changes nothing. What the next one needs is loaded before a row is taken. `chunks` times 32 numbers
-// are room for a key. Grid of blocks: delta_values rows of the state, value heads, sessions.
-template <u32 chunks>
+// In each of the lanes of a row: four chains each over every fourth number of the lane's, then the lanes' sums.
+DEV float row_sum(const float4& x) {
+  float sum = (x.x + x.y) + (x.z + x.w);
+  for (u32 distance = delta_lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(everyone, sum, distance);
+  return sum;
+}
+DEV void add_product(float4& sum, const float4& a, const float4& b) {
+  sum.x = fmaf(a.x, b.x, sum.x), sum.y = fmaf(a.y, b.y, sum.y);
+  sum.z = fmaf(a.z, b.z, sum.z), sum.w = fmaf(a.w, b.w, sum.w);
+}
+
+// One token. `held` is the lane's of a row of the state, and `value` the token's for that row. What comes of it.
+template <u32 quads>
+DEV float take_token(const DeltaTokens<quads>& tokens, u32 token, float value, float4 (&held)[quads]) {
+  const u32 lane = threadIdx.x % delta_lanes;
+  const Gates gates = tokens.gates[token];
+  float4 keys[quads], found = {}, read = {};
+#pragma unroll
+  for (u32 c = 0; c < quads; c++) {
+    keys[c] = tokens.keys[token][c * delta_lanes + lane];
+    float4& now = held[c];
+    now.x *= gates.decay, now.y *= gates.decay, now.z *= gates.decay, now.w *= gates.decay;
+    add_product(found, now, keys[c]);
+  }
+  const float correction = (value - row_sum(found)) * gates.beta;
+  const float4 corrections = {correction, correction, correction, correction};
+#pragma unroll
+  for (u32 c = 0; c < quads; c++) {
+    add_product(held[c], corrections, keys[c]);
+    add_product(read, held[c], tokens.queries[token][c * delta_lanes + lane]);
+  }
+  return row_sum(read);
+}
+
+// Eight lanes have a row of a head's state in registers. They take that through all rows of the call, one by one, so
+// the size of a chunk changes nothing. Tokens come to shared memory some at a time, and the next ones are loaded before
+// those are taken. `quads` are the fours of numbers that a lane has room for. Grid of blocks: delta_values rows of the
+// state, value heads, sessions.
+template <u32 quads>
 DEV void gated_delta(const DeltaParams& all) {
+  __shared__ DeltaTokens<quads> tokens[2];
   begin_kernel();
   DeltaParams params = all;
   if (all.sessions) {
@@ -119,35 +185,57 @@ DEV void gated_delta(const DeltaParams& all) {
     params.decay += of * all.value_heads, params.beta += of * all.value_heads;
     params.out += of * all.value_heads * all.value_dim;
   }
-  const u32 row = blockIdx.x * delta_values + warp_of(), head = blockIdx.y, lane = lane_of();
-  if (row >= params.value_dim) return;
-  float* state = params.state + (u64(head) * params.value_dim + row) * params.key_dim;
-  float held[chunks];
+  const u32 first_row = blockIdx.x * delta_values, head = blockIdx.y, lane = threadIdx.x % delta_lanes;
+  const u32 place = threadIdx.x / delta_lanes, row = first_row + place;
+  const bool is_there = row < params.value_dim;
+  float* state = params.state + (u64(head) * params.value_dim + min(row, params.value_dim - 1)) * params.key_dim;
+  const bool in_fours = params.key_dim % 4 == 0 && reinterpret_cast<u64>(state) % 16 == 0;
+  DeltaLoad<quads> next;
+  next.load(params, 0, head, first_row);
+  float4 held[quads];
 #pragma unroll
-  for (u32 c = 0; c < chunks; c++) held[c] = lane + c * lanes < params.key_dim ? state[lane + c * lanes] : 0.0f;
-  DeltaToken<chunks> next;
-  next.load(params, 0, head, row);
-  for (u32 token = 0; token < params.n; token++) {
-    const DeltaToken<chunks> now = next;
-    if (token + 1 < params.n) next.load(params, token + 1, head, row);
-    float found = 0.0f, read = 0.0f;
-#pragma unroll
-    for (u32 c = 0; c < chunks; c++) {
-      held[c] *= now.gates.decay;
-      found = fmaf(held[c], now.keys[c], found);
-    }
-    const float correction = (now.value - warp_sum(found)) * now.gates.beta;
-#pragma unroll
-    for (u32 c = 0; c < chunks; c++) {
-      held[c] = fmaf(correction, now.keys[c], held[c]);
-      read = fmaf(held[c], now.queries[c], read);
-    }
-    read = warp_sum(read);
-    if (lane == 0) params.out[(u64(token) * params.value_heads + head) * params.value_dim + row] = read;
+  for (u32 c = 0; c < quads; c++) {
+    const u32 i = (c * delta_lanes + lane) * 4;
+    const auto number = [&](u32 j) { return i + j < params.key_dim ? state[i + j] : 0.0f; };
+    if (in_fours && i < params.key_dim)
+      held[c] = *reinterpret_cast<const float4*>(state + i);
+    else
+      held[c] = {number(0), number(1), number(2), number(3)};
   }
+  next.store(tokens[0]);
+  __syncthreads();
+  for (u32 first = 0; first < params.n; first += delta_tokens) {
+    const DeltaTokens<quads>& now = tokens[first / delta_tokens % 2];
+    const bool are_more = first + delta_tokens < params.n;
+    if (are_more) next.load(params, first + delta_tokens, head, first_row);
+    const auto take = [&](u32 token) {
+      const float read = take_token<quads>(now, token, now.values[token][place], held);
+      if (lane == 0 && is_there)
+        params.out[(u64(first + token) * params.value_heads + head) * params.value_dim + row] = read;
+    };
+    if (first + delta_tokens <= params.n) {
+#pragma unroll 4
+      for (u32 token = 0; token < delta_tokens; token++) take(token);
+    } else {
+#pragma unroll 1
+      for (u32 token = 0; first + token < params.n; token++) take(token);
+    }
+    if (are_more) next.store(tokens[(first / delta_tokens + 1) % 2]);
+    __syncthreads();
+  }
+  if (!is_there) return;
 #pragma unroll
-  for (u32 c = 0; c < chunks; c++)
-    if (lane + c * lanes < params.key_dim) state[lane + c * lanes] = held[c];
+  for (u32 c = 0; c < quads; c++) {
+    const u32 i = (c * delta_lanes + lane) * 4;
+    if (in_fours && i < params.key_dim) {
+      *reinterpret_cast<float4*>(state + i) = held[c];
+      continue;
+    }
+    const float numbers[4] = {held[c].x, held[c].y, held[c].z, held[c].w};
+#pragma unroll
+    for (u32 j = 0; j < 4; j++)
+      if (i + j < params.key_dim) state[i + j] = numbers[j];
+  }
 }
 extern "C" __global__ void gated_delta_4(const DeltaParams params) { gated_delta<4>(params); }
 extern "C" __global__ void gated_delta_8(const DeltaParams params) { gated_delta<8>(params); }

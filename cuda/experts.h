@@ -1,11 +1,13 @@
 // The experts that a router chose. However many there are, they take one launch for gate, up and SwiGLU, and one for
 // down; where a block has several pairs, the digits of x are made before each.
 //
-// When a router on the device chose them, a block has one pair (token * k + place). Otherwise the host lists blocks of
-// pairs of one expert. The output of a pair goes to its own row, so the order of the blocks changes no bit.
+// When a router on the device chose them for one token, a block has one pair (token * k + place). Otherwise there is a
+// list of blocks of pairs of one expert, by the host or by group_experts, which leaves blocks without pairs behind the
+// last. The output of a pair goes to its own row, so the order of the blocks changes no bit.
 #pragma once
+#include "few.h"
+#include "many.h"
 #include "plain.h"
-#include "products.h"
 
 DEV Storage storage_of(const ExpertParams& params) { return {params.columns, params.group_steps, params.number}; }
 
@@ -58,6 +60,7 @@ DEV void expert_one(const ExpertParams& params) {
   begin_kernel();
   constexpr u32 outputs = is_double ? tile_rows / 2 : tile_rows;
   const Pairs block = pairs_of(params);
+  if (block.count == 0) return;
   const u32 pair = pair_at(params, block.first), tiles = (params.rows + outputs - 1) / outputs;
   const u32 count = (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
   const auto tile = [&](u32 i) { return blockIdx.x + i * gridDim.x; };
@@ -76,16 +79,43 @@ DEV void expert_one(const ExpertParams& params) {
   outputs_of_one<bits, steps>(storage_of(params), count, shared, rows_of, x, out);
 }
 
-// Grid of blocks: tiles of rows, blocks of pairs.
-template <u32 bits, u32 steps, u32 fragments, bool is_double>
-DEV void expert_some(const ExpertParams& params) {
-  __shared__ SomeRows<fragments> shared;
+// For formats that are known: a warp a tile. Grid of blocks: few_warps tiles of rows, blocks of pairs.
+template <u32 bits, u32 steps, bool is_double>
+DEV void expert_few_known(const ExpertParams& params) {
+  extern __shared__ uint4 space[];
   begin_kernel();
   constexpr u32 outputs = is_double ? tile_rows / 2 : tile_rows;
   const Pairs block = pairs_of(params);
+  if (block.count == 0) return;
+  const Storage stored = storage_of(params);
+  const FewRows x = few_rows_in(space, stored, block.count);
+  const u32 g = lane_of() / 4, t = lane_of() % 4, tile = blockIdx.x * few_warps + warp_of();
+  float totals[few_pairs];
+  outputs_of_few<bits, steps>(rows_of_tile<bits, is_double>(params, block.slot, tile), stored, params.digits,
+                              params.groups, blockIdx.y, x, totals);
+  const u32 row = tile * outputs + g + (is_double ? 0 : t % 2 * 8);
+#pragma unroll
+  for (u32 p = 0; p < few_pairs; p++) {
+    const u32 place = 2 * p + t / 2;
+    const float up = is_double ? __shfl_xor_sync(everyone, totals[p], 1) : 0.0f;
+    if (place >= block.count || row >= params.rows || (is_double && t % 2)) continue;
+    params.out[u64(pair_at(params, block.first + place)) * params.rows + row] =
+        is_double ? both_of(params, block.expert, row, totals[p], up)
+                  : biased(params, params.bias, block.expert, row, totals[p]);
+  }
+}
+
+// For the others. Grid of blocks: tiles of rows, blocks of pairs.
+template <u32 bits, u32 steps, bool is_double>
+DEV void expert_few(const ExpertParams& params) {
+  __shared__ SomeRows shared;
+  begin_kernel();
+  constexpr u32 outputs = is_double ? tile_rows / 2 : tile_rows;
+  const Pairs block = pairs_of(params);
+  if (block.count == 0) return;
   const TwoRows<bits> rows = rows_of_tile<bits, is_double>(params, block.slot, blockIdx.x);
-  outputs_of_some<bits, steps, fragments>(rows, storage_of(params), params.digits, params.groups,
-                                          u64(blockIdx.y) * fragments, block.count, shared, [] {});
+  outputs_of_some<bits, steps>(rows, storage_of(params), params.digits, params.groups, blockIdx.y, block.count, shared,
+                               [] {});
   for (u32 i = threadIdx.x; i < block.count * outputs; i += blockDim.x) {
     const u32 at = i % outputs, r = i / outputs, row = blockIdx.x * outputs + at;
     if (row >= params.rows) continue;
@@ -96,6 +126,36 @@ DEV void expert_some(const ExpertParams& params) {
   }
 }
 
+// A warp a tile. Grid of blocks: many_warps tiles of rows, blocks of pairs.
+template <u32 bits, u32 steps, bool is_double>
+DEV void expert_many(const ExpertParams& params) {
+  __shared__ PartFor<bits, steps> shared[many_stages];
+  begin_kernel();
+  constexpr u32 outputs = is_double ? tile_rows / 2 : tile_rows;
+  const Pairs block = pairs_of(params);
+  if (block.count == 0) return;
+  const u32 g = lane_of() / 4, t = lane_of() % 4, tile = blockIdx.x * many_warps + warp_of(), row = tile * outputs + g;
+  const ManyRows x = {params.digits, params.groups, u64(blockIdx.y) * many_fragments, fragments_of(block.count)};
+  ManySums totals;
+  outputs_of_many<bits, steps>(
+      storage_of(params), x, shared, rows_of_tile<bits, is_double>(params, block.slot, tile), [] {}, totals);
+#pragma unroll
+  for (u32 f = 0; f < many_fragments; f++)
+#pragma unroll
+    for (u32 j = 0; j < 2; j++) {
+      const u32 place = f * fragment_rows + 2 * t + j;
+      if (place >= block.count) continue;
+      float* out = params.out + u64(pair_at(params, block.first + place)) * params.rows;
+      const float first = totals.of[f][j], second = totals.of[f][2 + j];
+      if (is_double) {
+        if (row < params.rows) out[row] = both_of(params, block.expert, row, first, second);
+      } else {
+        if (row < params.rows) out[row] = biased(params, params.bias, block.expert, row, first);
+        if (row + 8 < params.rows) out[row + 8] = biased(params, params.bias, block.expert, row + 8, second);
+      }
+    }
+}
+
 // Of plain elements, or of codes that become f32. Grid of blocks: blocks of outputs, blocks of pairs.
 template <u32 codes, u32 outputs, u32 some, bool is_double>
 DEV void expert_plain(const ExpertParams& params) {
@@ -103,6 +163,7 @@ DEV void expert_plain(const ExpertParams& params) {
   const u32 first = (blockIdx.x * plain_warps + warp_of()) * outputs;
   if (first >= params.rows) return;
   const Pairs block = pairs_of(params);
+  if (block.count == 0) return;
   const float* x[some];
 #pragma unroll
   for (u32 r = 0; r < some; r++)
@@ -126,7 +187,7 @@ DEV void expert_plain(const ExpertParams& params) {
 //
 // One product in one file and the other in another, because compilers take them side by side.
 
-constexpr u32 product_threads = product_warps * lanes, few = few_rows / fragment_rows, many = many_rows / fragment_rows;
+constexpr u32 product_threads = product_warps * lanes;
 
-#define EXPERT_KERNEL(name, threads, function) \
-  extern "C" __global__ void __launch_bounds__(threads) name(const ExpertParams params) { function(params); }
+#define EXPERT_KERNEL(name, bounds, function) \
+  extern "C" __global__ void __launch_bounds__ bounds name(const ExpertParams params) { function(params); }

@@ -31,12 +31,16 @@ constexpr uint32_t part_steps = part_columns / step_columns;
 constexpr uint32_t tile_rows = 16;     // of a matrix, that a block takes together
 constexpr uint32_t product_warps = 8;  // of a block at most: each takes every eighth part
 constexpr uint32_t digits_of_number = 3;
-constexpr uint32_t fragment_rows = 8;  // of x, whose digits lie together
-constexpr uint32_t few_rows = 8;       // of x, that a block takes together if there are some
-constexpr uint32_t many_rows = 32;     // and if there are many
+constexpr uint32_t fragment_rows = 8;    // of x, whose digits lie together
+constexpr uint32_t few_rows = 8;         // of x, that a block takes together if there are some
+constexpr uint32_t many_rows = 32;       // and if there are many
+constexpr uint32_t few_warps = 8;        // of a block that takes few rows of x: each has a tile of its own
+constexpr uint32_t few_slab_steps = 64;  // whose digits are in shared memory together
+constexpr uint32_t few_step_bytes = few_rows * digits_of_number * step_columns;  // of digits
+constexpr uint32_t many_warps = 4;     // of a block that takes many rows of x: each has a tile of its own
 constexpr uint32_t slab_parts = 64;    // of one row of x, that are in shared memory together
 constexpr uint32_t one_warps = 16;     // of a block that multiplies one row of x, at most
-constexpr uint32_t most_outputs = 4;   // matrices that one row is multiplied with in one launch
+constexpr uint32_t most_outputs = 4;   // matrices that rows are multiplied with in one launch
 constexpr uint32_t plain_outputs = 4;  // of a warp, in products of plain elements, and of codes that become f32
 constexpr uint32_t one_outputs = 1;    // the same of codes, where x is one row
 constexpr uint32_t plain_rows = 4;     // of x, that such a warp takes together if there are several
@@ -64,12 +68,16 @@ constexpr uint32_t attention_span = 256;     // cached rows whose chunks are add
 constexpr uint32_t span_chunks = attention_span / attention_chunk;
 constexpr uint32_t cached_block = 256;  // cached rows that lie together: no span is in two blocks
 constexpr uint32_t max_attention_dim = 512;
-constexpr uint32_t index_heads = 4;     // that a warp takes through its keys together
-constexpr uint32_t delta_values = 4;    // rows of the state of a block, one a warp
-constexpr uint32_t max_key_dim = 256;   // of the delta-net
-constexpr uint32_t max_experts = 1024;  // that a router chooses from
-constexpr uint32_t few_experts = 256;   // that fit in the registers of a warp
-constexpr uint32_t top_k_block = 2048;  // candidates of a block; k is at most half of it
+constexpr uint32_t index_heads = 4;                                   // that a warp takes through its keys together
+constexpr uint32_t delta_lanes = 8;                                   // that have a row of the state together
+constexpr uint32_t delta_warps = 4;                                   // of a block
+constexpr uint32_t delta_values = delta_warps * lanes / delta_lanes;  // rows of the state of a block
+constexpr uint32_t delta_tokens = 8;                                  // that a block brings together
+constexpr uint32_t max_key_dim = 256;                                 // of the delta-net
+constexpr uint32_t max_experts = 1024;                                // that a router chooses from
+constexpr uint32_t few_experts = 256;                                 // that fit in the registers of a warp
+constexpr uint32_t group_warps = 8;                                   // of the block that groups pairs by their experts
+constexpr uint32_t top_k_block = 2048;                                // candidates of a block; k is at most half of it
 
 // ---- Vectors --------------------------------------------------------------------------------------------------------
 
@@ -219,8 +227,19 @@ struct DigitsParams {
   uint32_t k;                // pairs that share a row of x
 };
 
+// Another matrix of the same shape of x and format, that some rows are multiplied with in one launch.
+struct MoreOutput {
+  StoredMatrix matrix;
+  float* out;
+  uint32_t rows;
+  uint32_t out_stride;
+  uint32_t first_tile;  // at the end if there is none
+  uint32_t nothing;
+};
+
 struct ProductParams {
   StoredMatrix matrix;
+  MoreOutput more[most_outputs - 1];
   const float* x;
   const uint8_t* digits;  // of x, if there are several rows
   const DigitGroup* groups;
@@ -281,6 +300,19 @@ struct ExpertBlock {
   uint32_t count;
   uint32_t expert;
   uint32_t nothing;
+};
+
+// Pairs by their experts, as blocks: what a router on the device chose.
+struct GroupParams {
+  const int* ids;           // pair -> expert
+  const uint8_t* slots;     // the buffer's first byte
+  const uint64_t* slot_of;  // expert -> bytes
+  ExpertBlock* blocks;      // those behind the last get no pair
+  uint32_t* pairs;
+  uint32_t count;  // of pairs
+  uint32_t experts;
+  uint32_t block_rows;   // pairs of a block at most
+  uint32_t most_blocks;  // that there is room for
 };
 
 struct ExpertParams {

@@ -145,96 +145,75 @@ DEV void outputs_of_one(const Storage& stored, u32 count, OneRow& shared, RowsOf
 
 // ---- Several rows of x ----------------------------------------------------------------------------------------------
 
+// A float of 1.5 * 2^23. Integers below 2^22 in size that are added to its bits are added to its value. A kernel makes
+// it of a number that the compiler does not know, or it would be made again for every product.
+constexpr u32 shifted_zero = 0x4b400000u;
+DEV float unshifted(int bits) { return __uint_as_float(u32(bits)) - __uint_as_float(shifted_zero); }
+
 // Digits lie as the tensor core takes them: of eight rows together, [step][digit][lane], and their groups [group][row].
 DEV u64 digits_at(u64 block, u32 steps, u32 step, u32 digit) {
   return ((block * steps + step) * digits_of_number + digit) * lanes;
 }
 
 // What a block shares: the parts that its warps have just made, and the sums of those before.
-template <u32 fragments>
 struct SomeRows {
-  float parts[product_warps][tile_rows][fragments * fragment_rows + 1];
-  float totals[tile_rows][fragments * fragment_rows];
+  float parts[one_warps][tile_rows][few_rows + 1];
+  float totals[tile_rows][few_rows];
 };
 
-// One part of sixteen rows of the matrix and the rows of x of all fragments, into shared memory. Of the rows of x,
+// One part of sixteen rows of the matrix and the rows of x of a fragment, into shared memory. Of the rows of x,
 // `present` are there; the digits of others are taken to be zeros.
-template <u32 bits, u32 steps, u32 fragments>
+template <u32 bits, u32 steps>
 DEV void part_of_some(const PartOfRows<bits, steps>& part, const Storage& stored, const uint2* digits,
                       const DigitGroup* groups, u64 block, u32 present, u32 step, u32 count,
-                      float (&parts)[tile_rows][fragments * fragment_rows + 1]) {
+                      float (&parts)[tile_rows][few_rows + 1]) {
   const u32 lane = lane_of(), g = lane / 4, t = lane % 4, of_group = steps ? steps : stored.group_steps;
-  float sums[fragments][4] = {};
-  int c[fragments][digits_of_number][4] = {};
-  const auto load = [&](u32 j, u32 f, uint2(&x)[digits_of_number]) {
+  constexpr u32 most = PartOfRows<bits, steps>::most;
+  float sums[4] = {};
+  int c[digits_of_number][4] = {};
+  uint2 x[part_steps][digits_of_number];
+  float4 x_groups[most];
+#pragma unroll
+  for (u32 j = 0; j < part_steps; j++)
 #pragma unroll
     for (u32 d = 0; d < digits_of_number; d++)
-      x[d] = j < count && f * fragment_rows + g < present
-                 ? digits[digits_at(block + f, stored.steps(), step + j, d) + lane]
-                 : make_uint2(0, 0);
-  };
-  const auto groups_of = [&](u32 f, u32 group) {
-    return *reinterpret_cast<const float4*>(
-        groups + ((block + f) * stored.groups() + step / of_group + group) * fragment_rows + 2 * t);
-  };
-  // One fragment's digits and groups come together; there are too many registers of several.
-  constexpr bool is_early = fragments == 1;
-  uint2 early[is_early ? part_steps : 1][digits_of_number];
-  float4 early_groups[is_early ? PartOfRows<bits, steps>::most : 1];
-  if constexpr (is_early) {
+      x[j][d] =
+          j < count && g < present ? digits[digits_at(block, stored.steps(), step + j, d) + lane] : make_uint2(0, 0);
 #pragma unroll
-    for (u32 j = 0; j < part_steps; j++) load(j, 0, early[j]);
-#pragma unroll
-    for (u32 i = 0; i < PartOfRows<bits, steps>::most; i++)
-      if (i * of_group < count) early_groups[i] = groups_of(0, i);
-  }
+  for (u32 i = 0; i < most; i++)
+    if (i * of_group < count)
+      x_groups[i] = *reinterpret_cast<const float4*>(
+          groups + (block * stored.groups() + step / of_group + i) * fragment_rows + 2 * t);
 #pragma unroll
   for (u32 j = 0; j < part_steps; j++) {
     if (j >= count) break;
     const uint2 first = part.codes[0][j].bytes(), second = part.codes[1][j].bytes();
 #pragma unroll
-    for (u32 f = 0; f < fragments; f++) {
-      uint2 x[digits_of_number];
-      if constexpr (!is_early) load(j, f, x);
-#pragma unroll
-      for (u32 d = 0; d < digits_of_number; d++) {
-        if constexpr (is_early) x[d] = early[j][d];
-        multiply_bytes(c[f][d], first.x, second.x, first.y, second.y, x[d].x, x[d].y);
-      }
-    }
+    for (u32 d = 0; d < digits_of_number; d++)
+      multiply_bytes(c[d], first.x, second.x, first.y, second.y, x[j][d].x, x[j][d].y);
     if ((j + 1) % of_group != 0) continue;
     const u32 group = steps ? j / steps : j / of_group;
     const Scaling by[2] = {part.scaling(0, group, stored.number), part.scaling(1, group, stored.number)};
+    float4 two = {};
 #pragma unroll
-    for (u32 f = 0; f < fragments; f++) {
-      float4 two = {};
-      if constexpr (is_early) {
+    for (u32 i = 0; i < most; i++)
+      if (i == group) two = x_groups[i];
+    const DigitGroup own[2] = {{two.x, two.y}, {two.z, two.w}};
 #pragma unroll
-        for (u32 i = 0; i < PartOfRows<bits, steps>::most; i++)
-          if (i == group) two = early_groups[i];
-      } else {
-        two = groups_of(f, group);
-      }
-      const DigitGroup own[2] = {{two.x, two.y}, {two.z, two.w}};
-#pragma unroll
-      for (u32 i = 0; i < 4; i++) {  // row g, then g + 8, each with rows 2 t and 2 t + 1 of x
-        sums[f][i] = with_group(sums[f][i], total_of_digits(c[f][0][i], c[f][1][i], c[f][2][i]), by[i / 2], own[i % 2]);
-        c[f][0][i] = c[f][1][i] = c[f][2][i] = 0;
-      }
+    for (u32 i = 0; i < 4; i++) {  // row g, then g + 8, each with rows 2 t and 2 t + 1 of x
+      sums[i] = with_group(sums[i], total_of_digits(c[0][i], c[1][i], c[2][i]), by[i / 2], own[i % 2]);
+      c[0][i] = c[1][i] = c[2][i] = 0;
     }
   }
 #pragma unroll
-  for (u32 f = 0; f < fragments; f++)
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) parts[g + i / 2 * 8][f * fragment_rows + 2 * t + i % 2] = sums[f][i];
+  for (u32 i = 0; i < 4; i++) parts[g + i / 2 * 8][2 * t + i % 2] = sums[i];
 }
 
-// Sixteen outputs of each row of x, into shared.totals. `block` is the first of the digits' blocks, which have
-// `present` rows.
-template <u32 bits, u32 steps, u32 fragments, class WaitForX>
+// Sixteen outputs of each row of x, into shared.totals. `block` is the fragment of the digits, which has `present`
+// rows.
+template <u32 bits, u32 steps, class WaitForX>
 DEV void outputs_of_some(const TwoRows<bits>& rows, const Storage& stored, const u8* digits, const DigitGroup* groups,
-                         u64 block, u32 present, SomeRows<fragments>& shared, WaitForX wait_for_x) {
-  constexpr u32 width = fragments * fragment_rows;
+                         u64 block, u32 present, SomeRows& shared, WaitForX wait_for_x) {
   const u32 warps = blockDim.x / lanes;
   const auto load = [&](PartOfRows<bits, steps>& part, u32 at) {
     const u32 step = at * part_steps;
@@ -242,29 +221,47 @@ DEV void outputs_of_some(const TwoRows<bits>& rows, const Storage& stored, const
   };
   PartOfRows<bits, steps> next;
   load(next, warp_of());
-  for (u32 i = threadIdx.x; i < tile_rows * width; i += blockDim.x) shared.totals[i / width][i % width] = 0.0f;
+  for (u32 i = threadIdx.x; i < tile_rows * few_rows; i += blockDim.x) shared.totals[i / few_rows][i % few_rows] = 0.0f;
   wait_for_x();
   for (u32 first = 0; first < stored.parts(); first += warps) {
     const u32 part = first + warp_of(), step = part * part_steps;
     const PartOfRows<bits, steps> now = next;
     load(next, part + warps);
     if (part < stored.parts())
-      part_of_some<bits, steps, fragments>(now, stored, reinterpret_cast<const uint2*>(digits), groups, block, present,
-                                           step, min(part_steps, stored.steps() - step), shared.parts[warp_of()]);
+      part_of_some<bits, steps>(now, stored, reinterpret_cast<const uint2*>(digits), groups, block, present, step,
+                                min(part_steps, stored.steps() - step), shared.parts[warp_of()]);
     __syncthreads();
-    for (u32 i = threadIdx.x; i < tile_rows * width; i += blockDim.x)
+    for (u32 i = threadIdx.x; i < tile_rows * few_rows; i += blockDim.x)
       for (u32 j = 0; j < min(warps, stored.parts() - first); j++)
-        shared.totals[i / width][i % width] += shared.parts[j][i / width][i % width];
+        shared.totals[i / few_rows][i % few_rows] += shared.parts[j][i / few_rows][i % few_rows];
     __syncthreads();
   }
 }
 
+// Whose outputs a tile has.
+struct OutputPlace {
+  StoredMatrix matrix;
+  float* out;
+  u32 rows;
+  u32 out_stride;
+  u32 row;  // the first of the tile
+};
+DEV OutputPlace output_of_tile(const ProductParams& params, u32 tile) {
+  OutputPlace at = {params.matrix, params.out, params.rows, params.out_stride, tile * tile_rows};
+#pragma unroll
+  for (u32 j = 0; j < most_outputs - 1; j++) {
+    const MoreOutput& more = params.more[j];
+    if (tile >= more.first_tile)
+      at = {more.matrix, more.out, more.rows, more.out_stride, (tile - more.first_tile) * tile_rows};
+  }
+  return at;
+}
 DEV Storage storage_of(const ProductParams& params) { return {params.columns, params.group_steps, params.number}; }
 
 // Instances for every way in which codes may be stored: of `bits`, and those where a group's steps are known and all is
 // aligned. Those of MXFP4 always are.
 #define FOR_ALL_BITS(instance) instance(2) instance(3) instance(4) instance(5) instance(6) instance(8) instance(20)
 #define FOR_KNOWN_FORMATS(instance) instance(4_32, 4, 1) instance(4_64, 4, 2) instance(8_64, 8, 2) instance(20, 20, 1)
-#define FOR_ALL_FORMATS(instance)                                                                             \
-  instance(2, 2, 0) instance(3, 3, 0) instance(4, 4, 0) instance(5, 5, 0) instance(6, 6, 0) instance(8, 8, 0) \
-      FOR_KNOWN_FORMATS(instance)
+#define FOR_OTHER_FORMATS(instance) \
+  instance(2, 2, 0) instance(3, 3, 0) instance(4, 4, 0) instance(5, 5, 0) instance(6, 6, 0) instance(8, 8, 0)
+#define FOR_ALL_FORMATS(instance) FOR_OTHER_FORMATS(instance) FOR_KNOWN_FORMATS(instance)

@@ -183,6 +183,81 @@ extern "C" __global__ void route_grouped(const RouteParams params) {
   finish_weights(params, chosen, weights);
 }
 
+// ---- Pairs of experts -----------------------------------------------------------------------------------------------
+
+// body(pair, expert, place) for each pair of the warp's stretch: its place among those of the expert there, after what
+// `counts` has. All lanes of the warp.
+template <class Body>
+DEV void each_pair(const GroupParams& params, u16 (&counts)[max_experts], Body body) {
+  const u32 lane = lane_of(), chunks = (params.count + lanes - 1) / lanes;
+  const u32 of_warp = (chunks + group_warps - 1) / group_warps, first = warp_of() * of_warp;
+  for (u32 chunk = first; chunk < min(first + of_warp, chunks); chunk++) {
+    const u32 pair = chunk * lanes + lane;
+    const bool is_there = pair < params.count;
+    const u32 expert = is_there ? u32(params.ids[pair]) : max_experts;
+    const u32 peers = warp_peers(expert), before = count_bits(peers & ((1u << lane) - 1));
+    const u32 place = is_there ? counts[expert] + before : 0;
+    __syncwarp();
+    if (is_there && before == 0) counts[expert] = u16(place + count_bits(peers));
+    __syncwarp();
+    if (is_there) body(pair, expert, place);
+  }
+}
+
+// Pairs by their experts, and in their order, as blocks of pairs of one expert. One block: each warp has a stretch of
+// the pairs, and counts those of each expert; a pair's place follows from the counts before it.
+extern "C" __global__ void __launch_bounds__(group_warps* lanes) group_experts(const GroupParams params) {
+  __shared__ u16 counts[group_warps][max_experts];                // of a warp, then of those before it
+  __shared__ u32 begins[max_experts], block_begins[max_experts];  // of an expert's pairs and blocks
+  __shared__ u32 totals[max_experts + 1];
+  begin_kernel();
+  const u32 lane = lane_of(), warp = warp_of(), threads = group_warps * lanes;
+  for (u32 i = threadIdx.x; i < group_warps * max_experts; i += threads) counts[i / max_experts][i % max_experts] = 0;
+  __syncthreads();
+  each_pair(params, counts[warp], [](u32, u32, u32) {});
+  __syncthreads();
+  for (u32 expert = threadIdx.x; expert < params.experts; expert += threads) {
+    u32 total = 0;
+#pragma unroll
+    for (u32 i = 0; i < group_warps; i++) {
+      const u32 own = counts[i][expert];
+      counts[i][expert] = u16(total);
+      total += own;
+    }
+    totals[expert] = total;
+  }
+  __syncthreads();
+  const auto blocks_of = [&](u32 expert) { return (totals[expert] + params.block_rows - 1) / params.block_rows; };
+  if (warp == 0) {  // sums of all before, over a stretch of the experts a lane
+    const u32 stretch = (params.experts + lanes - 1) / lanes, first = min(lane * stretch, params.experts),
+              end = min(first + stretch, params.experts);
+    u32 pairs = 0, blocks = 0;
+    for (u32 expert = first; expert < end; expert++) pairs += totals[expert], blocks += blocks_of(expert);
+    const u32 own_pairs = pairs, own_blocks = blocks;
+    for (u32 distance = 1; distance < lanes; distance *= 2) {
+      const u32 from = lane >= distance ? lane - distance : lane;
+      const u32 more_pairs = __shfl_sync(everyone, pairs, from), more_blocks = __shfl_sync(everyone, blocks, from);
+      if (lane >= distance) pairs += more_pairs, blocks += more_blocks;
+    }
+    if (lane == lanes - 1) totals[max_experts] = blocks;
+    pairs -= own_pairs, blocks -= own_blocks;
+    for (u32 expert = first; expert < end; expert++) {
+      begins[expert] = pairs, block_begins[expert] = blocks;
+      pairs += totals[expert], blocks += blocks_of(expert);
+    }
+  }
+  __syncthreads();
+  each_pair(params, counts[warp],
+            [&](u32 pair, u32 expert, u32 place) { params.pairs[begins[expert] + place] = pair; });
+  for (u32 expert = threadIdx.x; expert < params.experts; expert += threads)
+    for (u32 i = 0; i < blocks_of(expert); i++)
+      params.blocks[block_begins[expert] + i] = {
+          params.slots + params.slot_of[expert], begins[expert] + i * params.block_rows,
+          min(params.block_rows, totals[expert] - i * params.block_rows), expert, 0};
+  for (u32 i = totals[max_experts] + threadIdx.x; i < params.most_blocks; i += threads)
+    params.blocks[i] = {params.slots, 0, 0, 0, 0};
+}
+
 // ---- Top-k ----------------------------------------------------------------------------------------------------------
 
 // The best of every block of top_k_block candidates, in order. It is launched again on what is left until one block is

@@ -310,6 +310,7 @@ struct ChosenExpertArgs {
   int64_t intermediate = 0;
   int64_t k = 0;
   View ids;              // i32 [n, k]
+  int64_t experts = 0;   // of the layer
   View slots;            // u64 [experts]: the first byte of each expert, in the buffer with the matrices
   ExpertMatrices first;  // the matrices of a slot that begins at byte 0
   View scratch;          // [n * k, 2 * m]
@@ -440,6 +441,7 @@ struct WorkSizes {
   int64_t products = 0;    // products of one matmul, or jobs of one expert_ffn
   int64_t rows = 0;        // rows of one call
   int64_t pairs = 0;       // pairs of a row and an expert, in one layer
+  int64_t pair_width = 0;  // numbers that an expert takes of a pair, or makes of it on the way
   int64_t row_blocks = 0;  // blocks of rows of one session
   int64_t batches = 3;     // batches there may be at once: in flight, and the one being recorded
   // The inputs of one matmul, or of one of the two stages of expert_ffn: how many rows there are in all the different
@@ -482,6 +484,8 @@ class Backend {
   // Whether ops run after their batch was submitted, and not while they are recorded. Only then can a batch be told to
   // hold.
   virtual bool runs_on_submit() const { return false; }
+  // Whether chosen_expert_ffn reads each expert once for all of several rows.
+  virtual bool groups_chosen() const { return false; }
   // Calls `body` once for each unit 0 ... units - 1: other work of the host, on the threads of the ops if there are
   // any.
   virtual void parallel(int64_t units, const std::function<void(int64_t unit)>& body) {

@@ -57,6 +57,7 @@ class TimedBackend final : public Backend {
   }
   int64_t max_row_buffers() const override { return inner_->max_row_buffers(); }
   bool runs_on_submit() const override { return inner_->runs_on_submit(); }
+  bool groups_chosen() const override { return inner_->groups_chosen(); }
   void release(int64_t number) override { inner_->release(number); }
   void parallel(int64_t units, const std::function<void(int64_t unit)>& body) override {
     inner_->parallel(units, body);

@@ -206,7 +206,7 @@ void CudaCommands::gated_delta(const DeltaArgs& args, int64_t n) {
     takes_gates(args, n, params);
     const Extent grid = {divide_up(args.v.dim, delta_values), static_cast<uint32_t>(args.v.heads)};
     if (n == 1) return wait_with(DeltaRow{kernel, grid, params, {params.state}});
-    launch(kernel, grid, delta_values * lanes, params);
+    launch(kernel, grid, delta_warps * lanes, params);
   });
 }
 

@@ -38,6 +38,7 @@ class CudaBackend final : public Backend {
   Ticket copy(View from, View to, int64_t bytes) override;
   Ticket clear(View to, int64_t bytes) override;
   bool runs_on_submit() const override { return true; }
+  bool groups_chosen() const override { return true; }
   void release(int64_t number) override;
 
   // How many bytes of the device's memory a model may have: what is free, but for a margin that the driver itself and

@@ -77,6 +77,7 @@ class CudaCommands : public Commands {
     parts,
     digits,
     groups,
+    chosen,
     picked_values,
     picked_ids = picked_values + 2,
     room_count = picked_ids + 2
@@ -186,8 +187,9 @@ class CudaCommands : public Commands {
   void run_attention(const gpu::AttentionTask& task, int64_t n);
   uint32_t tiles_together(int64_t tiles) const;
   void multiply_row(std::span<const Product> products);
-  void multiply(std::span<const Product> batch, int64_t n, Digits& made);
+  void multiply(std::span<const Product> products, int64_t n, bool together, Digits& made);
   Lists lists_of(const ExpertArgs& args);
+  Lists group(const ChosenExpertArgs& args, int64_t pairs);
   void product_of_experts(const char* kernel, const Lists& lists, int64_t base, const Matrix& matrix,
                           const Second& second, View bias, int64_t k, View x, View out);
   void feed_forward(const Lists& lists, const ExpertMatrices& expert, int64_t base, const ExpertArgs& args);

@@ -1,91 +1,19 @@
-// Products of matrices as stored, and the experts, which are made of them. And the room that ops need.
-#include <algorithm>
+// Products of matrices as stored. And the room that ops need.
 #include <bit>
 #include <cstring>
+#include <limits>
 #include <optional>
 
-#include "core/error.h"
-#include "cuda/cuda_commands.h"
+#include "cuda/stored_matrices.h"
 #include "gpu/products.h"
 
 namespace moeflux::cuda {
 namespace {
 
-uint32_t number_of(const QuantFormat& format) {
-  const DType type = format.is_quantised() ? format.scale_type : format.element;
-  if (type == DType::u8) return number_u8;
-  if (type == DType::f8_e4m3) return format.row_scale_bytes ? number_e4m3_of_rows : number_e4m3;
-  return type == DType::bf16 ? number_bf16 : type == DType::f16 ? number_f16 : number_f32;
-}
-
-// Whether tensor cores multiply its codes with digits of x. Of others, codes become f32.
-bool has_digits(const QuantFormat& format) { return format.is_affine() || format.is_mxfp4(); }
-
-uint32_t group_steps_of(const QuantFormat& format) {
-  return has_digits(format) ? static_cast<uint32_t>(format.group_size) / step_columns : 1;
-}
-
-StoredMatrix stored(const Matrix& m) {
-  return {address<const uint8_t>(m.weight), address<const uint8_t>(m.scales), address<const uint8_t>(m.biases)};
-}
-
-// A warp for each part of the columns, up to the most that a block has.
-uint32_t product_threads(int64_t columns) { return lanes * std::min(product_warps, divide_up(columns, part_columns)); }
-
-bool is_aligned(const std::byte* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; }
-
-// Formats with kernels of their own, for matrices that are aligned. These take more rows together, too.
-bool is_known(const QuantFormat& format) {
-  if (format.is_mxfp4()) return true;
-  return format.is_affine() && format.scale_type != DType::f32 &&
-         ((format.bits == 4 && format.group_size <= 64) || (format.bits == 8 && format.group_size == 64));
-}
-// Where codes, and all scales of a part, may be loaded together. Nothing of MXFP4 is. `base`: where the matrix is
-// counted from.
-bool is_aligned(const Matrix& matrix, int64_t base) {
-  if (matrix.format.is_mxfp4()) return true;
-  const auto divides = [&](const View& view, int64_t by) { return !view || (view.offset - base) % by == 0; };
-  return matrix.columns % part_columns == 0 && divides(matrix.weight, 16) && divides(matrix.scales, 8) &&
-         divides(matrix.biases, 8);
-}
-bool is_aligned(const Matrix& matrix) { return is_aligned(matrix.weight.buffer->data()) && is_aligned(matrix, 0); }
-
-// The end of a kernel's name.
-std::string bits_name(const QuantFormat& format) {
-  if (format.is_blocks()) return format.describe();
-  if (!format.has_float_codes()) return concat(format.bits);
-  return concat(format.bits == 8 ? e4m3 : format.is_mxfp4() ? e2m1 : nvfp4);
-}
-std::string format_name(const QuantFormat& format, bool aligned) {
-  const bool has_own = is_known(format) && aligned && !format.is_mxfp4();
-  return has_own ? concat(bits_name(format), "_", format.group_size) : bits_name(format);
-}
-
-// The rows of x that a block takes together.
-int64_t rows_of_block(const QuantFormat& format, int64_t n, bool aligned) {
-  if (n == 1) return 1;
-  if (!format.is_quantised()) return plain_rows;
-  if (!has_digits(format)) return few_rows;
-  return n > 2 * few_rows && is_known(format) && aligned ? many_rows : few_rows;
-}
-const char* kind_of(int64_t rows) { return rows == 1 ? "_one_" : rows == many_rows ? "_many_" : "_few_"; }
-
-// The outputs of a block where x has no digits.
-int64_t plain_outputs_of(const QuantFormat& format, int64_t rows) {
-  return plain_warps * int64_t{rows == 1 && format.is_quantised() ? one_outputs : plain_outputs};
-}
-
-// Whether one launch can multiply the row of x with both.
+// Whether one launch can multiply x with both.
 bool go_together(const Product& a, const Product& b) {
   return a.matrix.format == b.matrix.format && a.matrix.columns == b.matrix.columns && !b.transposed &&
-         a.x.buffer == b.x.buffer && a.x.offset == b.x.offset;
-}
-
-int64_t digit_bytes(int64_t fragments, int64_t columns) {
-  return fragments * fragment_rows * columns * digits_of_number;
-}
-int64_t group_bytes(int64_t fragments, int64_t groups) {
-  return fragments * fragment_rows * groups * static_cast<int64_t>(sizeof(DigitGroup));
+         a.x.buffer == b.x.buffer && a.x.offset == b.x.offset && a.x_stride == b.x_stride;
 }
 
 }  // namespace
@@ -113,8 +41,18 @@ std::vector<RoomSize> CudaCommands::rooms(const WorkSizes& sizes) {
                                             std::min(sizes.pairs, sizes.products) * (many_rows - 1) + many_rows
                                       : 0;
   const int64_t fragments = divide_up(rows, fragment_rows);
-  rooms[digits] = {"digits", digit_bytes(fragments, width)};
-  rooms[groups] = {"digits", group_bytes(fragments, divide_up(width, step_columns))};
+  // Those of the pairs that routers on the device chose: as many blocks as there may be.
+  int64_t pair_fragments = 0;
+  int64_t block_count = 0;
+  if (sizes.rows > 1 && sizes.pairs) {
+    for (const int64_t size : {few_rows, many_rows})
+      pair_fragments = std::max(pair_fragments, most_blocks(sizes.pairs, sizes.products, size) * size / fragment_rows);
+    block_count = most_blocks(sizes.pairs, sizes.products, plain_rows);
+  }
+  rooms[digits] = {"digits", std::max(digit_bytes(fragments, width), digit_bytes(pair_fragments, sizes.pair_width))};
+  rooms[groups] = {"digits", std::max(group_bytes(fragments, divide_up(width, step_columns)),
+                                      group_bytes(pair_fragments, divide_up(sizes.pair_width, step_columns)))};
+  rooms[chosen] = {"lists of experts", block_count * static_cast<int64_t>(sizeof(ExpertBlock)) + sizes.pairs * 4};
   const int64_t blocks = divide_up(sizes.logits, top_k_block);
   for (const size_t room : {picked_values, picked_ids})
     for (size_t round = 0; round < 2; ++round)
@@ -136,6 +74,7 @@ int64_t CudaCommands::list_bytes(const WorkSizes& sizes) {
 struct CudaCommands::Digits {
   std::optional<DigitsParams> made;
   int64_t batch = 0;
+  uint32_t batch_fragments = 0;
 };
 
 void CudaCommands::embed(const Matrix& table, View ids, View out, int64_t n) {
@@ -157,17 +96,19 @@ void CudaCommands::matmul(std::span<const Product> products, int64_t n) {
     Digits made;
     while (!products.empty()) {
       const Product& first = products.front();
-      size_t count = 1;
-      if (n == 1 && !first.transposed && has_digits(first.matrix.format))
-        while (count < std::min<size_t>(most_outputs, products.size()) && go_together(first, products[count])) ++count;
+      const bool is_of_digits = !first.transposed && has_digits(first.matrix.format);
+      size_t together = 1;
+      while (is_of_digits && together < std::min<size_t>(most_outputs, products.size()) &&
+             go_together(first, products[together]))
+        ++together;
       const size_t evenly = gpu::evenly_apart(products);
-      if (count >= evenly && n == 1 && !first.transposed && has_digits(first.matrix.format)) {
-        multiply_row(products.first(count));
-      } else {
-        count = evenly;
-        multiply(products.first(count), n, made);
-      }
-      products = products.subspan(count);
+      const bool all_together = is_of_digits && together >= evenly;
+      const auto some = products.first(all_together ? together : evenly);
+      if (all_together && n == 1)
+        multiply_row(some);
+      else
+        multiply(some, n, all_together, made);
+      products = products.subspan(some.size());
     }
   });
 }
@@ -206,12 +147,15 @@ void CudaCommands::multiply_row(std::span<const Product> products) {
   wait_with(RowProduct{concat("matmul_one_", format_name(first.matrix.format, aligned)), params, products.size()});
 }
 
-void CudaCommands::multiply(std::span<const Product> batch, int64_t n, Digits& made) {
-  const Product& first = batch.front();
+// `together`: all are of one x, and are one product with more outputs. Otherwise they are evenly apart.
+void CudaCommands::multiply(std::span<const Product> products, int64_t n, bool together, Digits& made) {
+  const Product& first = products.front();
   const Matrix& m = first.matrix;
-  const gpu::Step step = batch.size() > 1 ? gpu::step_between(first, batch[1]) : gpu::Step{};
-  const auto count = static_cast<uint32_t>(batch.size());
+  const bool is_batch = !together && products.size() > 1;
+  const gpu::Step step = is_batch ? gpu::step_between(first, products[1]) : gpu::Step{};
+  const auto count = is_batch ? static_cast<uint32_t>(products.size()) : 1u;
   ProductParams params = {.matrix = stored(m),
+                          .more = {},
                           .x = address<const float>(first.x),
                           .digits = nullptr,
                           .groups = nullptr,
@@ -229,17 +173,33 @@ void CudaCommands::multiply(std::span<const Product> batch, int64_t n, Digits& m
                           .number = number_of(m.format)};
   if (first.transposed)
     return flat("matmul_transposed_" + bits_name(m.format), params, divide_up(m.columns, pack), n, count);
-  const bool aligned = is_aligned(m) && step.rows * m.format.weight_row_bytes(m.columns) % 16 == 0;
-  const int64_t rows = rows_of_block(m.format, n, aligned);
+  bool aligned = is_aligned(m) && step.rows * m.format.weight_row_bytes(m.columns) % 16 == 0;
+  uint32_t tiles = divide_up(m.rows, tile_rows);
+  for (size_t i = 1; i < most_outputs; ++i) {
+    MoreOutput& more = params.more[i - 1];
+    more.first_tile = std::numeric_limits<uint32_t>::max();
+    if (is_batch || i >= products.size()) continue;
+    const Product& product = products[i];
+    more = {.matrix = stored(product.matrix),
+            .out = address<float>(product.out),
+            .rows = static_cast<uint32_t>(product.matrix.rows),
+            .out_stride = static_cast<uint32_t>(product.out_stride),
+            .first_tile = tiles,
+            .nothing = 0};
+    tiles += divide_up(product.matrix.rows, tile_rows);
+    aligned = aligned && is_aligned(product.matrix);
+  }
+  int64_t rows = rows_of_block(m.format, n, aligned);
+  params.batch_fragments = divide_up(n, rows) * divide_up(rows, fragment_rows);
+  // Large blocks leave multiprocessors idle where there are few of them.
+  const uint32_t processors = launches_.chip().multiprocessors;
+  if (rows == many_rows && divide_up(tiles, many_warps) * divide_up(n, rows) * count < processors) rows = few_rows;
   const std::string kernel =
       concat(rows == 1 ? "matmul_each_" : concat("matmul", kind_of(rows)), format_name(m.format, aligned));
   if (!has_digits(m.format))
     return launch(kernel, {divide_up(m.rows, plain_outputs_of(m.format, rows)), divide_up(n, rows), count},
                   plain_warps * lanes, params);
-  const uint32_t tiles = divide_up(m.rows, tile_rows);
   if (rows == 1) return launch(kernel, {tiles, 1, count}, product_threads(m.columns), params);
-  const uint32_t blocks = divide_up(n, rows);
-  params.batch_fragments = blocks * static_cast<uint32_t>(rows / fragment_rows);
   const int64_t fragments = int64_t{params.batch_fragments} * count;
   params.digits = room<uint8_t>(digits, digit_bytes(fragments, m.columns));
   params.groups = room<DigitGroup>(groups, group_bytes(fragments, m.columns / m.format.group_size));
@@ -255,175 +215,17 @@ void CudaCommands::multiply(std::span<const Product> batch, int64_t n, Digits& m
                                .n = params.n,
                                .block_fragments = 1,
                                .k = 1};
-  if (!made.made || made.batch != count || std::memcmp(&*made.made, &making, sizeof making) != 0) {
+  if (!made.made || made.batch != count || made.batch_fragments != params.batch_fragments ||
+      std::memcmp(&*made.made, &making, sizeof making) != 0) {
     launch("make_digits", {params.batch_fragments, divide_up(m.columns, lanes * pack), count}, fragment_rows * lanes,
            making);
-    made = {making, count};
+    made = {making, count, params.batch_fragments};
   }
-  launch(kernel, {tiles, blocks, count}, product_threads(m.columns), params);
-}
-
-// ---- Experts --------------------------------------------------------------------------------------------------------
-
-struct CudaCommands::Lists {
-  const ExpertBlock* blocks = nullptr;
-  const uint32_t* pairs = nullptr;
-  // Instead, if the router's choice is on the device:
-  const uint8_t* slots = nullptr;
-  const uint64_t* slot_of = nullptr;
-  const int* ids = nullptr;
-
-  int64_t count = 0;         // of blocks
-  int64_t rows = 0;          // of a block
-  bool are_aligned = false;  // all slots, to 16 bytes
-};
-
-CudaCommands::Lists CudaCommands::lists_of(const ExpertArgs& args) {
-  Lists lists;
-  int64_t longest = 0;
-  int64_t total = 0;
-  for (const ExpertJob& job : args.jobs) {
-    total += job.count;
-    longest = std::max(longest, job.count);
-  }
-  if (total == 0) return lists;
-  const ExpertMatrices& first = args.jobs.front().expert;
-  const int64_t base = gpu::base_of(first);
-  lists.are_aligned = std::ranges::all_of(args.jobs, [](const ExpertJob& job) {
-    return is_aligned(View{job.expert.gate.weight.buffer, gpu::base_of(job.expert)}.bytes());
-  });
-  for (const Matrix* matrix : {&first.gate, &first.up, &first.down})
-    lists.are_aligned = lists.are_aligned && is_aligned(*matrix, base);
-  // Where experts have hardly more than a pair each, blocks of several would be empty.
-  if (total < 3 * std::ssize(args.jobs)) longest = 1;
-  lists.rows = many_rows;  // all three have blocks of one size
-  for (const Matrix* matrix : {&first.gate, &first.up, &first.down})
-    lists.rows = std::min(lists.rows, rows_of_block(matrix->format, longest, lists.are_aligned));
-  for (const ExpertJob& job : args.jobs) lists.count += divide_up(job.count, lists.rows);
-  const List blocks = launches_.list(lists.count * static_cast<int64_t>(sizeof(ExpertBlock)));
-  const List pairs = launches_.list(total * 4);
-  auto* block = blocks.values<ExpertBlock>();
-  uint32_t written = 0;
-  for (const ExpertJob& job : args.jobs) {
-    const View slot = {job.expert.gate.weight.buffer, gpu::base_of(job.expert)};
-    for (int64_t at = 0; at < job.count; at += lists.rows)
-      *block++ = {address<const uint8_t>(slot), written + static_cast<uint32_t>(at),
-                  static_cast<uint32_t>(std::min(lists.rows, job.count - at)), static_cast<uint32_t>(job.index), 0};
-    std::memcpy(pairs.values<uint32_t>() + written, job.pairs, static_cast<size_t>(job.count) * 4);
-    written += static_cast<uint32_t>(job.count);
-  }
-  lists.blocks = reinterpret_cast<const ExpertBlock*>(blocks.device);
-  lists.pairs = reinterpret_cast<const uint32_t*>(pairs.device);
-  return lists;
-}
-
-// out[p] = W . x[p / k] for every pair; with a second matrix silu(W . x) * (V . x), or what is in its place. `base`:
-// the first byte of the expert that these matrices are of; all are laid out as it is.
-void CudaCommands::product_of_experts(const char* name, const Lists& lists, int64_t base, const Matrix& matrix,
-                                      const Second& second, View bias, int64_t k, View x, View out) {
-  const auto place = [&](const View& view) { return view ? static_cast<uint64_t>(view.offset - base) : 0; };
-  const auto places = [&](const Matrix& m) { return ExpertMatrix{place(m.weight), place(m.scales), place(m.biases)}; };
-  ExpertParams params = {.matrix = places(matrix),
-                         .second = places(second.matrix ? *second.matrix : matrix),
-                         .slots = lists.slots,
-                         .slot_of = lists.slot_of,
-                         .ids = lists.ids,
-                         .blocks = lists.blocks,
-                         .pairs = lists.pairs,
-                         .x = address<const float>(x),
-                         .digits = nullptr,
-                         .groups = nullptr,
-                         .bias = address<const float>(bias),
-                         .second_bias = address<const float>(second.bias),
-                         .out = address<float>(out),
-                         .rows = static_cast<uint32_t>(matrix.rows),
-                         .columns = static_cast<uint32_t>(matrix.columns),
-                         .group_steps = group_steps_of(matrix.format),
-                         .number = number_of(matrix.format),
-                         .k = static_cast<uint32_t>(k),
-                         .alpha = second.alpha,
-                         .limit = second.limit,
-                         .is_geglu = second.is_geglu};
-  const bool aligned =
-      lists.are_aligned && is_aligned(matrix, base) && (!second.matrix || is_aligned(*second.matrix, base));
-  const std::string kernel = concat(name, kind_of(lists.rows), format_name(matrix.format, aligned));
-  const auto blocks = static_cast<uint32_t>(lists.count);
-  if (!has_digits(matrix.format))
-    return launch(kernel, {divide_up(matrix.rows, plain_outputs_of(matrix.format, lists.rows)), blocks},
-                  plain_warps * lanes, params);
-  if (lists.rows > 1) {
-    const uint32_t of_block = divide_up(lists.rows, fragment_rows);
-    const int64_t fragments = int64_t{blocks} * of_block;
-    auto* made = room<uint8_t>(digits, digit_bytes(fragments, matrix.columns));
-    auto* made_groups = room<DigitGroup>(groups, group_bytes(fragments, matrix.columns / matrix.format.group_size));
-    launch("make_digits", {static_cast<uint32_t>(fragments), divide_up(matrix.columns, lanes * pack)},
-           fragment_rows * lanes,
-           DigitsParams{.x = params.x,
-                        .blocks = lists.blocks,
-                        .pairs = lists.pairs,
-                        .digits = made,
-                        .groups = made_groups,
-                        .x_batch = 0,
-                        .x_stride = params.columns,
-                        .columns = params.columns,
-                        .group_steps = params.group_steps,
-                        .n = 0,
-                        .block_fragments = of_block,
-                        .k = params.k});
-    params.digits = made;
-    params.groups = made_groups;
-  }
-  const uint32_t tiles = divide_up(matrix.rows, second.matrix ? tile_rows / 2 : tile_rows);
-  // Where each block has a pair, the digits of its row serve as many tiles as leave every processor its blocks.
-  const uint32_t together = lists.rows > 1 ? 1 : std::min(tiles, tiles_together(int64_t{tiles} * blocks));
-  launch(kernel, {divide_up(tiles, together), blocks}, product_threads(matrix.columns), params);
-}
-
-void CudaCommands::feed_forward(const Lists& lists, const ExpertMatrices& e, int64_t base, const ExpertArgs& args) {
-  const ExpertFlavour& f = args.flavour;
-  if (e.gate.format == e.up.format) {
-    const Second up = {&e.up, f.up_bias, f.alpha, f.limit, f.geglu};
-    product_of_experts("expert_gate_up", lists, base, e.gate, up, f.gate_bias, args.k, args.x, args.scratch);
-  } else {  // each by itself; scratch has room for both, with a row for each pair of the call
-    const int64_t count = args.rows * args.k * args.intermediate;
-    const View up = args.scratch.at(count);
-    product_of_experts("expert_down", lists, base, e.gate, {}, f.gate_bias, args.k, args.x, args.scratch);
-    product_of_experts("expert_down", lists, base, e.up, {}, f.up_bias, args.k, args.x, up);
-    const SwigluParams params = {address<float>(args.scratch),
-                                 address<const float>(up),
-                                 static_cast<uint64_t>(count),
-                                 f.alpha,
-                                 f.limit,
-                                 f.geglu};
-    flat("swiglu", params, count);
-  }
-  product_of_experts("expert_down", lists, base, e.down, {}, f.down_bias, 1, args.scratch, args.out);
-}
-
-void CudaCommands::expert_ffn(const ExpertArgs& args) {
-  op("expert_ffn", [&] {
-    const Lists lists = lists_of(args);
-    if (lists.count == 0) return;
-    const ExpertMatrices& expert = args.jobs.front().expert;
-    feed_forward(lists, expert, gpu::base_of(expert), args);
-  });
-}
-
-// Each pair has a block of its own, and finds its expert itself.
-void CudaCommands::chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) {
-  op("chosen_expert_ffn", [&] {
-    const int64_t pairs = n * args.k;
-    if (pairs == 0) return;
-    Lists lists;
-    lists.slots = address<const uint8_t>({args.first.gate.weight.buffer, 0});
-    lists.slot_of = address<const uint64_t>(args.slots);
-    lists.ids = address<const int>(args.ids);
-    lists.count = pairs;
-    lists.rows = 1;
-    lists.are_aligned = args.alignment % 16 == 0 && is_aligned(View{args.first.gate.weight.buffer, 0}.bytes());
-    feed_forward(lists, args.first, 0,
-                 {args.x, n, args.hidden, args.intermediate, args.k, {}, args.scratch, args.out, args.flavour});
-  });
+  const uint32_t blocks = divide_up(n, rows);
+  if (rows == many_rows)
+    return launch(kernel, {divide_up(tiles, many_warps), blocks, count}, many_warps * lanes, params);
+  const uint32_t warps = tiles * blocks * count <= 2 * processors ? one_warps : product_warps;
+  launch(kernel, {tiles, blocks, count}, lanes * std::min(warps, divide_up(m.columns, part_columns)), params);
 }
 
 }  // namespace moeflux::cuda

@@ -50,7 +50,7 @@ void CudaCommands::finish() {
     DeltaParams params = delta->params;
     params.sessions = list_of(delta->sessions);
     const auto sessions = static_cast<uint32_t>(delta->sessions.size());
-    launch(delta->kernel, {delta->grid.x, delta->grid.y, sessions}, delta_values * lanes, params);
+    launch(delta->kernel, {delta->grid.x, delta->grid.y, sessions}, delta_warps * lanes, params);
   }
 }
 

@@ -218,7 +218,10 @@ void register_stats(py::module_& m) {
       .def_readonly("read_busy_seconds", &StepStats::read_busy_seconds,
                     "How long at least one expert read was under way.")
       .def_readonly("bytes_read", &StepStats::bytes_read, "Bytes of expert reads, including those of the look-ahead.")
-      .def_readonly("expert_hits", &StepStats::expert_hits, "Experts found in a slot, or on their way into one.")
+      .def_readonly(
+          "expert_hits", &StepStats::expert_hits,
+          "Experts found in a slot, or on their way into one. Where the host does not know the choice of several "
+          "rows, each row's counts.")
       .def_readonly("ngram_hits", &StepStats::ngram_hits,
                     "Rows of n-gram tables found in memory, or on their way there.")
       .def_readonly("ngram_misses", &StepStats::ngram_misses,

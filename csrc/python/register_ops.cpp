@@ -288,6 +288,7 @@ py::object chosen_expert_ffn(const Ops& ops, const Array& x, const StoredExperts
   const auto count = static_cast<int64_t>(matrices.size());
   args.flavour = flavour_of(a, biases, clamped, count, args.hidden, intermediate);
   args.flavour.geglu = geglu;
+  args.experts = count;
   args.slots = a.output(2 * count);
   for (int64_t i = 0; i < count; ++i) {
     const auto slot = static_cast<uint64_t>(matrices[static_cast<size_t>(i)].gate.weight.offset);

@@ -945,7 +945,7 @@ class StepStats:
     @property
     def expert_hits(self) -> int:
         """
-        Experts found in a slot, or on their way into one.
+        Experts found in a slot, or on their way into one. Where the host does not know the choice of several rows, each row's counts.
         """
     @property
     def expert_misses(self) -> int:

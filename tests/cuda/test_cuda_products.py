@@ -159,16 +159,57 @@ def test_rows_that_do_not_fit_in_shared_memory(columns: int) -> None:
     assert same_bits(cuda.matmul(x[:1], matrix), cuda.matmul(x, matrix)[:1])
 
 
+def experts_of(
+    rng: np.random.Generator, format: QuantFormat, count: int, hidden: int, intermediate: int
+) -> list[tuple[StoredMatrix, ...]]:
+    shapes = ((intermediate, hidden), (intermediate, hidden), (hidden, intermediate))
+    return [tuple(random_matrix(rng, format, *shape) for shape in shapes) for _ in range(count)]
+
+
 @pytest.mark.parametrize("format", [QuantFormat.affine(4, 64), QuantFormat.affine(5, 32), *PLAIN[:1]], ids=str)
 def test_experts_of_many_rows(format: QuantFormat) -> None:
     """More pairs of an expert than a block takes, and the same bits as one by one."""
     rng = np.random.default_rng(8)
-    hidden, intermediate = 256, 128
-    shapes = ((intermediate, hidden), (intermediate, hidden), (hidden, intermediate))
-    experts = [tuple(random_matrix(rng, format, *shape) for shape in shapes) for _ in range(2)]
-    x = numbers(rng, 41, hidden) / 8
+    experts = experts_of(rng, format, 2, 256, 128)
+    x = numbers(rng, 41, 256) / 8
     jobs = [(1, list(range(1, 36))), (0, [0, *range(36, 41)])]
     found = cuda.expert_ffn(x, experts, jobs, 1)
     one_by_one = [(e, [pair]) for e, pairs in jobs for pair in pairs]
     assert np.array_equal(cuda.expert_ffn(x, experts, one_by_one, 1), found)
+    assert found.any(axis=1).all()
+
+
+@pytest.mark.parametrize(
+    ("format", "hidden"),
+    [
+        (QuantFormat.affine(4, 32), 256),
+        (QuantFormat.affine(4, 64), 2048 + 128),
+        (QuantFormat.affine(8, 64), 256),
+        (QuantFormat.mxfp4(), 256 + 64),
+    ],
+    ids=str,
+)
+def test_experts_of_a_few_rows(format: QuantFormat, hidden: int) -> None:
+    """By pairs of rows, the last of which may have one, and over more columns than are in shared memory together."""
+    rng = np.random.default_rng(hidden)
+    experts = experts_of(rng, format, 3, hidden, 128)
+    x = numbers(rng, 13, hidden) / 8
+    jobs = [(1, [3, 0, 9, 12, 7]), (0, [1, 2, 4, 5, 6, 8, 10]), (2, [11])]
+    found = cuda.expert_ffn(x, experts, jobs, 1)
+    one_by_one = [(e, [pair]) for e, pairs in jobs for pair in pairs]
+    assert np.array_equal(cuda.expert_ffn(x, experts, one_by_one, 1), found)
+    assert found.any(axis=1).all()
+
+
+@pytest.mark.parametrize("rows", [2, 9, 70])
+@pytest.mark.parametrize("format", [QuantFormat.affine(4, 64), QuantFormat.affine(5, 32), *PLAIN[:1]], ids=str)
+def test_experts_that_routers_of_several_rows_chose(format: QuantFormat, rows: int) -> None:
+    """Few or many pairs of each expert, one that everybody chose, and some that nobody did."""
+    rng = np.random.default_rng(rows)
+    experts = experts_of(rng, format, 7, 256, 128)
+    ids = np.array([[3, *rng.choice([0, 1, 4, 6], 2, replace=False)] for _ in range(rows)], np.int32)
+    x = numbers(rng, rows, 256) / 8
+    found = cuda.chosen_expert_ffn(x, experts, ids)
+    one_by_one = [(int(expert), [pair]) for pair, expert in enumerate(ids.reshape(-1))]
+    assert np.array_equal(cuda.expert_ffn(x, experts, one_by_one, 3), found)
     assert found.any(axis=1).all()

@@ -200,7 +200,9 @@ def test_experts_are_read_once_when_all_fit(folder: Folder) -> None:
     other = model.session()
     other.prefill(ids)
     assert (other.stats.expert_misses, other.stats.bytes_read) == (0, 0)
-    assert other.stats.expert_hits == first.expert_hits + first.expert_misses
+    # Each row's count where the host does not see the routers' choices.
+    of_rows = len(ids) * len(model.variant.moe_layers) * model.variant.experts.per_token
+    assert other.stats.expert_hits in (first.expert_hits + first.expert_misses, of_rows)
 
 
 def test_a_step_waits_and_submits_little(folder: Folder) -> None:

@@ -37,7 +37,7 @@ def test_gates_of_any_size(run: GpuOps) -> None:
     assert_agrees("delta_gates", beta, expected_beta)
 
 
-@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize("n", [1, 5, 19])
 @pytest.mark.parametrize(
     ("key_heads", "value_heads", "dk", "dv"), [(2, 6, 32, 10), (1, 2, 128, 33), (1, 1, 7, 5), (2, 2, 256, 4)]
 )
@@ -50,9 +50,9 @@ def test_recurrence(run: GpuOps, key_heads: int, value_heads: int, dk: int, dv: 
 
 
 def test_rows_together_and_one_by_one_give_the_same_bits(run: GpuOps) -> None:
-    *rows, state = delta_arguments(6, 2, 4, 64, 9)
+    *rows, state = delta_arguments(18, 2, 4, 64, 9)
     whole, end = run.gated_delta(*rows, state)
-    for i in range(6):
+    for i in range(18):
         row, state = run.gated_delta(*(array[i : i + 1] for array in rows), state)
         assert np.array_equal(row[0], whole[i])
     assert np.array_equal(state, end)

@@ -29,6 +29,7 @@ void RoutedExpertsBlock::want(WorkSizes& sizes, int64_t rows) const {
   const int64_t k = shape_.per_token;
   sizes.products = std::max(sizes.products, shape_.count);
   sizes.pairs = std::max(sizes.pairs, rows * k);
+  sizes.pair_width = std::max({sizes.pair_width, stream_.width, shape_.intermediate});
   // There is one row for each pair of a token and an expert. The hidden state counts twice: for the look-ahead, or
   // because gate and up of an expert may have groups of different sizes.
   sizes.input_rows = std::max({sizes.input_rows, 2 * rows, rows * k});
@@ -94,11 +95,12 @@ void RoutedExpertsBlock::record_experts(Commands& commands, const Scratch& s, in
                        room_.expert_out, flavour_, layer_});
 }
 
-void RoutedExpertsBlock::record_chosen(Commands& commands, const Scratch& s, const ExpertLayout& layout, View slots,
-                                       const ExpertMatrices& first) const {
-  commands.chosen_expert_ffn({s.normed, layout.hidden, layout.intermediate, shape_.per_token, router_.ids().device,
-                              slots, first, room_.expert_scratch, room_.expert_out, flavour_, layout.bytes, layer_},
-                             1);
+void RoutedExpertsBlock::record_chosen(Commands& commands, const Scratch& s, int64_t n, const ExpertLayout& layout,
+                                       View slots, const ExpertMatrices& first) const {
+  commands.chosen_expert_ffn(
+      {s.normed, layout.hidden, layout.intermediate, shape_.per_token, router_.ids().device, shape_.count, slots, first,
+       room_.expert_scratch, room_.expert_out, flavour_, layout.bytes, layer_},
+      n);
 }
 
 void RoutedExpertsBlock::record_sum(Commands& commands, const Scratch& s, int64_t n) const {

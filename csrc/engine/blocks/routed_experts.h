@@ -37,8 +37,8 @@ class RoutedExpertsBlock final : public FeedForwardBlock {
   // Records some of the picked experts. Each pair of a token and an expert has a row of its own.
   void record_experts(Commands& commands, const Scratch& scratch, int64_t n, const ExpertLayout& layout,
                       std::span<const ExpertJob> jobs) const;
-  // Records all experts that the router picked for one token. The device finds them in a table of slots.
-  void record_chosen(Commands& commands, const Scratch& scratch, const ExpertLayout& layout, View slots,
+  // Records all experts that the router picked. The device finds them in a table of slots.
+  void record_chosen(Commands& commands, const Scratch& scratch, int64_t n, const ExpertLayout& layout, View slots,
                      const ExpertMatrices& first) const;
   // Records hidden += the outputs of the experts, in router order, and of the shared expert.
   void record_sum(Commands& commands, const Scratch& scratch, int64_t n) const;

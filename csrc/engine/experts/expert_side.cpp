@@ -41,7 +41,7 @@ void ExpertSide::run(Recorder& recorder, const RoutedExpertsBlock& block, const 
   const bool step = n == 1;
   ExpertCall call = {recorder, block, scratch, n, 0, stats, laps_};
   // If somebody wants to know what was picked, the host must look.
-  if (step && !picks_.observed() && resident_.ready(block.layer())) {
+  if ((step || backend_.groups_chosen()) && !picks_.observed() && resident_.ready(block.layer())) {
     resident_.run(call);
     return;
   }

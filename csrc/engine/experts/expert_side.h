@@ -1,6 +1,7 @@
 // Computes the experts that routers pick, layer by layer, in one of three ways:
 //
-// - the resident step: one token, with all experts of the layer in slots for good. The host has no part in it.
+// - the resident step: with all experts of the layer in slots for good, one token, or several where the backend groups
+//   their choices. The host has no part in it.
 // - the overlapped step: one token, on a device that runs ahead of the host. It submits once per layer.
 // - the streamed chunk: any number of tokens. Experts in slots are computed while the others are read.
 //

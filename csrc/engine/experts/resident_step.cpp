@@ -4,6 +4,12 @@
 #include <utility>
 
 namespace moeflux {
+namespace {
+
+constexpr int64_t few_tokens = 64;
+constexpr int64_t layers_of_batch = 4;
+
+}  // namespace
 
 ResidentStep::ResidentStep(ExpertSlots& slots, int64_t layers, bool fills)
     : slots_(slots), fills_(fills && slots.stay()), layers_(static_cast<size_t>(layers)) {}
@@ -32,12 +38,14 @@ void ResidentStep::run(const ExpertCall& call) {
   const Mirrored table = slots_.table(call.layer());
   if (!std::exchange(layers_[static_cast<size_t>(call.layer())].is_uploaded, true))
     table.upload(commands, slots_.cache().shape().experts * 8);
-  call.block.record_route(commands, call.scratch, 1, 0);
-  call.block.record_shared(commands, call.scratch, 1);
-  call.block.record_chosen(commands, call.scratch, slots_.store().experts(call.layer()), table.device,
+  call.block.record_route(commands, call.scratch, call.n, 0);
+  call.block.record_shared(commands, call.scratch, call.n);
+  call.block.record_chosen(commands, call.scratch, call.n, slots_.store().experts(call.layer()), table.device,
                            slots_.matrices(call.layer(), 0));
-  call.block.record_sum(commands, call.scratch, 1);
-  call.stats.expert_hits += call.block.per_token();
+  call.block.record_sum(commands, call.scratch, call.n);
+  if (call.n > few_tokens || (call.n > 1 && (call.layer() + 1) % layers_of_batch == 0))
+    call.recorder.defer(call.recorder.submit());
+  call.stats.expert_hits += call.n * call.block.per_token();
   call.stats.beside_seconds += call.laps.lap();
 }
 

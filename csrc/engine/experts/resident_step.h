@@ -7,8 +7,10 @@
 
 namespace moeflux {
 
-// One token through a layer whose experts are all in slots for good. The device looks up the experts that its router
-// picked, and the host submits nothing and waits for nothing.
+// Tokens through a layer whose experts are all in slots for good: one, or several where the backend groups their pairs.
+// The device looks up the experts that its router picked, and the host waits for nothing. Of one token it submits
+// nothing, either. Of several it submits a few layers at a time, so that the device computes while the host records,
+// and of many each layer, because whoever gives the call up waits for what was submitted.
 class ResidentStep {
  public:
   // `fills`: experts that nobody has asked for are read after the others, so that soon all are there.

@@ -1,0 +1,218 @@
+// The experts, which are products of matrices that each row has others of.
+#include <cstring>
+
+#include "cuda/stored_matrices.h"
+#include "gpu/products.h"
+
+namespace moeflux::cuda {
+namespace {
+
+constexpr int64_t most_grouped = 65535;  // pairs, whose counts are numbers of 16 bits
+
+// In shared memory: digits and groups of the columns that a block of few rows has at once.
+uint32_t few_bytes(const Matrix& matrix) {
+  const int64_t steps = std::min<int64_t>(matrix.columns / step_columns, few_slab_steps);
+  const int64_t step_groups = steps / group_steps_of(matrix.format);
+  return static_cast<uint32_t>(steps * few_step_bytes +
+                               step_groups * few_rows * static_cast<int64_t>(sizeof(DigitGroup)));
+}
+
+}  // namespace
+
+struct CudaCommands::Lists {
+  const ExpertBlock* blocks = nullptr;
+  const uint32_t* pairs = nullptr;
+  // Instead, if the router's choice is on the device:
+  const uint8_t* slots = nullptr;
+  const uint64_t* slot_of = nullptr;
+  const int* ids = nullptr;
+
+  int64_t count = 0;         // of blocks
+  int64_t rows = 0;          // of a block
+  bool are_aligned = false;  // all slots, to 16 bytes
+};
+
+CudaCommands::Lists CudaCommands::lists_of(const ExpertArgs& args) {
+  Lists lists;
+  int64_t longest = 0;
+  int64_t total = 0;
+  for (const ExpertJob& job : args.jobs) {
+    total += job.count;
+    longest = std::max(longest, job.count);
+  }
+  if (total == 0) return lists;
+  const ExpertMatrices& first = args.jobs.front().expert;
+  const int64_t base = gpu::base_of(first);
+  lists.are_aligned = std::ranges::all_of(args.jobs, [](const ExpertJob& job) {
+    return is_aligned(View{job.expert.gate.weight.buffer, gpu::base_of(job.expert)}.bytes());
+  });
+  for (const Matrix* matrix : {&first.gate, &first.up, &first.down})
+    lists.are_aligned = lists.are_aligned && is_aligned(*matrix, base);
+  // Where experts have hardly more than a pair each, blocks of several would be empty.
+  if (total < 3 * std::ssize(args.jobs)) longest = 1;
+  lists.rows = many_rows;  // all three have blocks of one size
+  for (const Matrix* matrix : {&first.gate, &first.up, &first.down})
+    lists.rows = std::min(lists.rows, rows_of_block(matrix->format, longest, lists.are_aligned));
+  for (const ExpertJob& job : args.jobs) lists.count += divide_up(job.count, lists.rows);
+  const List blocks = launches_.list(lists.count * static_cast<int64_t>(sizeof(ExpertBlock)));
+  const List pairs = launches_.list(total * 4);
+  auto* block = blocks.values<ExpertBlock>();
+  uint32_t written = 0;
+  for (const ExpertJob& job : args.jobs) {
+    const View slot = {job.expert.gate.weight.buffer, gpu::base_of(job.expert)};
+    for (int64_t at = 0; at < job.count; at += lists.rows)
+      *block++ = {address<const uint8_t>(slot), written + static_cast<uint32_t>(at),
+                  static_cast<uint32_t>(std::min(lists.rows, job.count - at)), static_cast<uint32_t>(job.index), 0};
+    std::memcpy(pairs.values<uint32_t>() + written, job.pairs, static_cast<size_t>(job.count) * 4);
+    written += static_cast<uint32_t>(job.count);
+  }
+  lists.blocks = reinterpret_cast<const ExpertBlock*>(blocks.device);
+  lists.pairs = reinterpret_cast<const uint32_t*>(pairs.device);
+  return lists;
+}
+
+// out[p] = W . x[p / k] for every pair; with a second matrix silu(W . x) * (V . x), or what is in its place. `base`:
+// the first byte of the expert that these matrices are of; all are laid out as it is.
+void CudaCommands::product_of_experts(const char* name, const Lists& lists, int64_t base, const Matrix& matrix,
+                                      const Second& second, View bias, int64_t k, View x, View out) {
+  const auto place = [&](const View& view) { return view ? static_cast<uint64_t>(view.offset - base) : 0; };
+  const auto places = [&](const Matrix& m) { return ExpertMatrix{place(m.weight), place(m.scales), place(m.biases)}; };
+  ExpertParams params = {.matrix = places(matrix),
+                         .second = places(second.matrix ? *second.matrix : matrix),
+                         .slots = lists.slots,
+                         .slot_of = lists.slot_of,
+                         .ids = lists.ids,
+                         .blocks = lists.blocks,
+                         .pairs = lists.pairs,
+                         .x = address<const float>(x),
+                         .digits = nullptr,
+                         .groups = nullptr,
+                         .bias = address<const float>(bias),
+                         .second_bias = address<const float>(second.bias),
+                         .out = address<float>(out),
+                         .rows = static_cast<uint32_t>(matrix.rows),
+                         .columns = static_cast<uint32_t>(matrix.columns),
+                         .group_steps = group_steps_of(matrix.format),
+                         .number = number_of(matrix.format),
+                         .k = static_cast<uint32_t>(k),
+                         .alpha = second.alpha,
+                         .limit = second.limit,
+                         .is_geglu = second.is_geglu};
+  const bool aligned =
+      lists.are_aligned && is_aligned(matrix, base) && (!second.matrix || is_aligned(*second.matrix, base));
+  const std::string kernel = concat(name, kind_of(lists.rows), format_name(matrix.format, aligned));
+  const auto blocks = static_cast<uint32_t>(lists.count);
+  if (!has_digits(matrix.format))
+    return launch(kernel, {divide_up(matrix.rows, plain_outputs_of(matrix.format, lists.rows)), blocks},
+                  plain_warps * lanes, params);
+  if (lists.rows > 1) {
+    const uint32_t of_block = divide_up(lists.rows, fragment_rows);
+    const int64_t fragments = int64_t{blocks} * of_block;
+    auto* made = room<uint8_t>(digits, digit_bytes(fragments, matrix.columns));
+    auto* made_groups = room<DigitGroup>(groups, group_bytes(fragments, matrix.columns / matrix.format.group_size));
+    launch("make_digits", {static_cast<uint32_t>(fragments), divide_up(matrix.columns, lanes * pack)},
+           fragment_rows * lanes,
+           DigitsParams{.x = params.x,
+                        .blocks = lists.blocks,
+                        .pairs = lists.pairs,
+                        .digits = made,
+                        .groups = made_groups,
+                        .x_batch = 0,
+                        .x_stride = params.columns,
+                        .columns = params.columns,
+                        .group_steps = params.group_steps,
+                        .n = 0,
+                        .block_fragments = of_block,
+                        .k = params.k});
+    params.digits = made;
+    params.groups = made_groups;
+  }
+  const uint32_t tiles = divide_up(matrix.rows, second.matrix ? tile_rows / 2 : tile_rows);
+  if (lists.rows == few_rows && is_known(matrix.format) && (aligned || matrix.format.is_mxfp4()))
+    return launch(kernel, {divide_up(tiles, few_warps), blocks}, few_warps * lanes, params, few_bytes(matrix));
+  // Where each block has a pair, the digits of its row serve as many tiles as leave every processor its blocks.
+  const uint32_t together = lists.rows == many_rows ? many_warps
+                            : lists.rows > 1        ? 1
+                                                    : std::min(tiles, tiles_together(int64_t{tiles} * blocks));
+  launch(kernel, {divide_up(tiles, together), blocks}, threads_of(lists.rows, matrix.columns), params);
+}
+
+void CudaCommands::feed_forward(const Lists& lists, const ExpertMatrices& e, int64_t base, const ExpertArgs& args) {
+  const ExpertFlavour& f = args.flavour;
+  if (e.gate.format == e.up.format) {
+    const Second up = {&e.up, f.up_bias, f.alpha, f.limit, f.geglu};
+    product_of_experts("expert_gate_up", lists, base, e.gate, up, f.gate_bias, args.k, args.x, args.scratch);
+  } else {  // each by itself; scratch has room for both, with a row for each pair of the call
+    const int64_t count = args.rows * args.k * args.intermediate;
+    const View up = args.scratch.at(count);
+    product_of_experts("expert_down", lists, base, e.gate, {}, f.gate_bias, args.k, args.x, args.scratch);
+    product_of_experts("expert_down", lists, base, e.up, {}, f.up_bias, args.k, args.x, up);
+    const SwigluParams params = {address<float>(args.scratch),
+                                 address<const float>(up),
+                                 static_cast<uint64_t>(count),
+                                 f.alpha,
+                                 f.limit,
+                                 f.geglu};
+    flat("swiglu", params, count);
+  }
+  product_of_experts("expert_down", lists, base, e.down, {}, f.down_bias, 1, args.scratch, args.out);
+}
+
+void CudaCommands::expert_ffn(const ExpertArgs& args) {
+  op("expert_ffn", [&] {
+    const Lists lists = lists_of(args);
+    if (lists.count == 0) return;
+    const ExpertMatrices& expert = args.jobs.front().expert;
+    feed_forward(lists, expert, gpu::base_of(expert), args);
+  });
+}
+
+// The pairs of several rows, grouped by a kernel. Each expert has blocks for as many pairs as would be its share,
+// unless that is few.
+CudaCommands::Lists CudaCommands::group(const ChosenExpertArgs& args, int64_t pairs) {
+  Lists lists;
+  lists.are_aligned = args.alignment % 16 == 0 && is_aligned(View{args.first.gate.weight.buffer, 0}.bytes());
+  for (const Matrix* matrix : {&args.first.gate, &args.first.up, &args.first.down})
+    lists.are_aligned = lists.are_aligned && is_aligned(*matrix, 0);
+  const int64_t usual = std::max<int64_t>(2, pairs / args.experts * 2);
+  lists.rows = many_rows;
+  for (const Matrix* matrix : {&args.first.gate, &args.first.up, &args.first.down})
+    lists.rows = std::min(lists.rows, rows_of_block(matrix->format, usual, lists.are_aligned));
+  lists.count = most_blocks(pairs, args.experts, lists.rows);
+  const int64_t block_bytes = lists.count * static_cast<int64_t>(sizeof(ExpertBlock));
+  const View both = launches_.room(chosen, block_bytes + pairs * 4);
+  lists.blocks = address<const ExpertBlock>(both);
+  lists.pairs = address<const uint32_t>(both.at(block_bytes, 1));
+  launch("group_experts", {1}, group_warps * lanes,
+         GroupParams{.ids = address<const int>(args.ids),
+                     .slots = address<const uint8_t>({args.first.gate.weight.buffer, 0}),
+                     .slot_of = address<const uint64_t>(args.slots),
+                     .blocks = const_cast<ExpertBlock*>(lists.blocks),
+                     .pairs = const_cast<uint32_t*>(lists.pairs),
+                     .count = static_cast<uint32_t>(pairs),
+                     .experts = static_cast<uint32_t>(args.experts),
+                     .block_rows = static_cast<uint32_t>(lists.rows),
+                     .most_blocks = static_cast<uint32_t>(lists.count)});
+  return lists;
+}
+
+// A row's pairs have a block each, and find their experts themselves.
+void CudaCommands::chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) {
+  op("chosen_expert_ffn", [&] {
+    const int64_t pairs = n * args.k;
+    if (pairs == 0) return;
+    Lists lists;
+    const ExpertArgs rest = {args.x,       n,        args.hidden, args.intermediate, args.k, {},
+                             args.scratch, args.out, args.flavour};
+    if (n > 1 && pairs <= most_grouped) return feed_forward(group(args, pairs), args.first, 0, rest);
+    lists.slots = address<const uint8_t>({args.first.gate.weight.buffer, 0});
+    lists.slot_of = address<const uint64_t>(args.slots);
+    lists.ids = address<const int>(args.ids);
+    lists.count = pairs;
+    lists.rows = 1;
+    lists.are_aligned = args.alignment % 16 == 0 && is_aligned(View{args.first.gate.weight.buffer, 0}.bytes());
+    feed_forward(lists, args.first, 0, rest);
+  });
+}
+
+}  // namespace moeflux::cuda
