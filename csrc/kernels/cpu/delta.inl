@@ -145,8 +145,17 @@ MOEFLUX_INLINE Floats held(const DeltaStep& step, const float* state, int64_t ke
   return whole * splat(step.decay);
 }
 
-// Decays and corrects `rows` state rows, and reads them at q.
-template <int64_t rows>
+// Prefetches a cache line of what lies after a tile, and that as far again behind it into the second cache. They may
+// lie after the state.
+MOEFLUX_INLINE void prefetch_tiles(const float* tile, int64_t numbers, int64_t at) {
+  const auto line = reinterpret_cast<uintptr_t>(tile) + static_cast<uintptr_t>((numbers + at) * 4);
+  __builtin_prefetch(reinterpret_cast<const void*>(line));
+  __builtin_prefetch(reinterpret_cast<const void*>(line + static_cast<uintptr_t>(numbers * 4)), 0, 2);
+}
+
+// Decays and corrects `rows` state rows, and reads them at q. If it asks, what follows them in memory comes nearer:
+// rows of a tile are too many streams for the hardware to foresee them.
+template <int64_t rows, bool asks>
 MOEFLUX_INLINE Floats update(const DeltaStep& step, const float* corrections, float* state, int64_t key_dim) {
   const Floats decay = splat(step.decay);
   Floats products[lanes] = {};
@@ -155,6 +164,7 @@ MOEFLUX_INLINE Floats update(const DeltaStep& step, const float* corrections, fl
     MOEFLUX_UNROLL
     for (int64_t a = 0; a < rows; ++a) {
       float* place = state + a * key_dim + c;
+      if (asks && a * lanes % 16 == 0) prefetch_tiles(state, rows * key_dim, c * rows + a * lanes);
       const Floats updated = fma(splat(corrections[a]), k, load<Floats>(place) * decay);
       store(place, updated);
       products[a] = fma(updated, q, products[a]);
@@ -165,12 +175,12 @@ MOEFLUX_INLINE Floats update(const DeltaStep& step, const float* corrections, fl
 }
 
 // One step of `rows` state rows: 1, or as many as a vector has lanes, so that their sums make a vector.
-template <int64_t rows>
+template <int64_t rows, bool asks>
 MOEFLUX_INLINE void delta_step(const DeltaStep& step, const float* v, float* state, float* out, int64_t key_dim) {
   const Floats wanted = rows == lanes ? load<Floats>(v) : load_part(v, rows);
   float corrections[lanes];
   store(corrections, (wanted - held<rows>(step, state, key_dim)) * splat(step.beta));
-  const Floats read = update<rows>(step, corrections, state, key_dim);
+  const Floats read = update<rows, asks>(step, corrections, state, key_dim);
   if constexpr (rows == lanes)
     store(out, read);
   else
@@ -208,9 +218,12 @@ static void delta_recurrence(const DeltaTask& task, int64_t head, int64_t first,
     const float* v = task.v + i * task.v_row_stride + head * task.v_head_stride;
     float* out = task.out + (i * task.value_heads + head) * task.value_dim;
     int64_t row = first;
+    // Behind the first row of the task the state is in the first cache.
+    for (; i == 0 && row + lanes <= last; row += lanes)
+      delta_step<lanes, true>(step, v + row, state + row * key_dim, out + row, key_dim);
     for (; row + lanes <= last; row += lanes)
-      delta_step<lanes>(step, v + row, state + row * key_dim, out + row, key_dim);
-    for (; row < last; ++row) delta_step<1>(step, v + row, state + row * key_dim, out + row, key_dim);
+      delta_step<lanes, false>(step, v + row, state + row * key_dim, out + row, key_dim);
+    for (; row < last; ++row) delta_step<1, false>(step, v + row, state + row * key_dim, out + row, key_dim);
   }
 }
 

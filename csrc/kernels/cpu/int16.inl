@@ -129,12 +129,16 @@ struct BlockCodes {
   __m512i odd;
 };
 
-// Takes codes that are bytes already, in the order of the columns.
-MOEFLUX_INLINE BlockCodes even_and_odd(__m512i first, __m512i second) {
+// Of codes that are bytes already, in the order of the columns: in each quarter those of the even columns come first.
+MOEFLUX_INLINE __m512i even_before_odd(__m512i codes) {
   const __m512i within =
       _mm512_maskz_broadcast_i32x4(all_lanes, _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
-  first = _mm512_shuffle_epi8(first, within);
-  second = _mm512_shuffle_epi8(second, within);
+  return _mm512_shuffle_epi8(codes, within);
+}
+
+MOEFLUX_INLINE BlockCodes even_and_odd(__m512i first, __m512i second) {
+  first = even_before_odd(first);
+  second = even_before_odd(second);
   return {_mm512_maskz_permutex2var_epi64(0xff, first, _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14), second),
           _mm512_maskz_permutex2var_epi64(0xff, first, _mm512_setr_epi64(1, 3, 5, 7, 9, 11, 13, 15), second)};
 }
@@ -146,17 +150,23 @@ MOEFLUX_INLINE __m512i raised(__m512i codes) {
   return _mm512_shuffle_epi8(numbers, codes);
 }
 
+// Of codes of 4 bits: the lower half of a byte is that of an even column.
+template <int bits>
+MOEFLUX_INLINE BlockCodes halves_of_bytes(__m512i both) {
+  const __m512i low = _mm512_set1_epi8(15);
+  const __m512i even = _mm512_and_si512(both, low);
+  const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(all_lanes, both, 4), low);
+  if constexpr (bits == e2m1) return {raised(even), raised(odd)};
+  return {even, odd};
+}
+
 // Reads 16 * bits bytes.
 template <int bits>
 MOEFLUX_INLINE BlockCodes codes_of(const uint8_t* from) {
-  if constexpr (bits == e2m1) {
-    const BlockCodes codes = codes_of<4>(from);
-    return {raised(codes.even), raised(codes.odd)};
-  } else if constexpr (bits == 4) {
+  if constexpr (bits == 4 || bits == e2m1) {
     __m512i both = load<__m512i>(from);
     asm("" : "+v"(both));  // otherwise GCC 12 loads it twice, or keeps it in memory
-    const __m512i low = _mm512_set1_epi8(15);
-    return {_mm512_and_si512(both, low), _mm512_and_si512(_mm512_maskz_srli_epi32(all_lanes, both, 4), low)};
+    return halves_of_bytes<bits>(both);
   } else if constexpr (bits == 2) {
     // The low byte of each word holds 4 columns. A copy that is moved up by 4 bits brings the third and fourth into the
     // upper byte.

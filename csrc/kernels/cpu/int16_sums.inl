@@ -16,6 +16,12 @@ MOEFLUX_INLINE __m512i dot(__m512i sum, __m512i codes, __m512i digits) {
   return sum;
 }
 
+// The same with four digits for all lanes, from memory.
+MOEFLUX_INLINE __m512i dot_everywhere(__m512i sum, __m512i codes, const uint8_t* digits) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*reinterpret_cast<const int32_t*>(digits)));
+  return sum;
+}
+
 // Parts of a row's sums over a block: what its codes give with the high digits, and with the low ones.
 struct DigitSums {
   __m512i high;
@@ -82,17 +88,25 @@ MOEFLUX_INLINE void sums_of_groups(const __m512i (&v)[4], BlockSums<group_size>&
 // What is prefetched goes to the second-level cache, far ahead and in the order of memory, and from there to the first,
 // just before it is multiplied. Most of the lines of a row are far from those of the next, so the processor does not
 // see by itself which comes.
+//
+// Sixteen rows of 4 bits mostly fit in half of the first cache. With one row of x, the next sixteen go to both caches
+// in the order of memory, which some processors read faster than sixteen rows side by side.
+template <int bits>
+constexpr bool come_in_order = bits == 4;
+template <int bits>
+constexpr int64_t far_behind = come_in_order<bits> ? 12288 : 0;  // bytes, of what goes to the second-level cache
 
 // Cache lines that a block of one row has at most, if it begins on one.
 template <int bits>
 constexpr int64_t lines_of_block = (bytes_of_128(bits) + 63) / 64;
 
-// Where the last byte of the block after block b lies in each of the `together` rows; after the last block, that of the
-// first in the next `together` rows. Without a place there, it is still a place that may be prefetched.
+// The last byte of the block after block b in each of sixteen rows, where `rows` are at that one; after the last block,
+// of the first in the next sixteen rows. Without a place there, it is still a place that may be prefetched.
 template <int bits>
-MOEFLUX_INLINE int64_t end_of_next_block(const Weights& w, int64_t b, int64_t blocks, int64_t together) {
+MOEFLUX_INLINE SpacedRows next_block(const Weights& w, SpacedRows rows, int64_t b, int64_t blocks) {
   constexpr int64_t block_bytes = bytes_of_128(bits);
-  return b + 1 < blocks ? (b + 2) * block_bytes - 1 : together * w.code_stride + block_bytes - 1;
+  rows.first += b + 1 < blocks ? 2 * block_bytes - 1 : code_rows * w.code_stride - (blocks - 2) * block_bytes - 1;
+  return rows;
 }
 
 // Otherwise a row is so many instructions that sixteen are a loop.
@@ -132,10 +146,10 @@ MOEFLUX_INLINE void sums_of_stretches(const SumsOfRow& sums_of_row, BlockSums<gr
 }
 
 // Sums of code * q over a block, of which `left` columns are there, or all if it is `whole`. `half` says which half of
-// blocks of 256 columns it is. Meanwhile it prefetches
-// the cache lines at `target`, some of them with each row, and those that end with the bytes that `next` has. If all
-// lines were asked for at once, they would wait for each other, and the multiplications with them. So they go one after
-// the other, each tied to the numbers that are being multiplied.
+// blocks of 256 columns it is. Meanwhile it prefetches the cache lines at `target`, some of them with each row, and,
+// unless codes come in order, those that end with the bytes that `next` has. If all lines were asked for at once, they
+// would wait for each other, and the multiplications with them. So they go one after the other, each tied to the
+// numbers that are being multiplied.
 template <int bits, int64_t group_size, bool whole>
 MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const SpacedRows& rows, int64_t half, int64_t left,
                                   const uint8_t* target, const SpacedRows& next, BlockSums<group_size>& sums) {
@@ -147,10 +161,12 @@ MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const SpacedRows& rows,
   const auto sums_of_row = [&](int64_t r) __attribute__((always_inline)) {
     const BlockCodes codes = whole ? codes_at<bits>(rows.row(r), half) : codes_at<bits>(rows.row(r), half, left);
     __m512i high = dot(dot(_mm512_setzero_si512(), codes.even, high_even), codes.odd, high_odd);
-    for (int64_t i = r * lines / code_rows; i < (r + 1) * lines / code_rows; ++i)
-      asm volatile("prefetcht1 %1" : "+v"(high) : "m"(target[i * 64]));
+    for (int64_t i = r * lines / code_rows; i < (r + 1) * lines / code_rows; ++i) {
+      if constexpr (come_in_order<bits>) asm volatile("prefetcht0 %1" : "+v"(high) : "m"(target[i * 64]));
+      asm volatile("prefetcht1 %1" : "+v"(high) : "m"(target[i * 64 + far_behind<bits>]));
+    }
     MOEFLUX_UNROLL
-    for (int64_t i = 0; i < lines_of_block<bits>; ++i)
+    for (int64_t i = 0; i < lines_of_block<bits> && !come_in_order<bits>; ++i)
       asm volatile("prefetcht0 %1" : "+v"(high) : "m"(next.row(r)[-i * 64]));
     return DigitSums{high, dot(dot(_mm512_setzero_si512(), codes.even, low_even), codes.odd, low_odd)};
   };

@@ -38,12 +38,12 @@ MOEFLUX_INLINE void prefetch_line(const uint8_t* from, int64_t offset) {
 
 constexpr int64_t min_prefetch_distance = 16384;  // bytes of codes between what is prefetched and what is multiplied
 
-// The memory that is prefetched while `together` rows from `row` on are computed: some rows further on, or, after the
-// last row, what is read next.
-MOEFLUX_INLINE ReadNext prefetch_target(const Weights& w, int64_t row, int64_t last, int64_t together,
-                                        const ReadNext& next) {
+// The memory that is prefetched while sixteen rows from `row` on are computed: rows so many bytes of codes further on,
+// at least the next sixteen, or, after the last row, what is read next.
+MOEFLUX_INLINE ReadNext prefetch_target(const Weights& w, int64_t row, int64_t last, const ReadNext& next,
+                                        int64_t bytes = min_prefetch_distance) {
   // Rows that are all the same (see multiply_few) have no stride.
-  const int64_t distance = divide_up(min_prefetch_distance, greater(together * w.code_stride, 1)) * together;
+  const int64_t distance = divide_up(bytes, greater(code_rows * w.code_stride, 1)) * code_rows;
   const auto at = [&](const ReadNext& from, int64_t rows) {
     return ReadNext{from.codes + rows * w.code_stride, from.scales + rows * w.scale_stride,
                     from.biases + rows * w.scale_stride};
@@ -80,12 +80,9 @@ static void multiply_one_row(const Weights& w, int64_t row, int64_t last, const 
   const int64_t blocks = int16_blocks(w.columns);
   const int64_t scale_step = code_rows * w.scale_stride / blocks;
   const SixteenRows sixteen = sixteen_rows(row, last);
-  const ReadNext target = prefetch_target(w, row, last, code_rows, next);
+  const ReadNext target = prefetch_target(w, row, last, next, come_in_order<bits> ? 1 : min_prefetch_distance);
   const DigitRow from = digit_row(x, w.columns, group_size);
   SpacedRows rows = spaced_rows(w.codes + sixteen.first * w.code_stride, w.code_stride);
-  // From the last block of a row to the end of the first one in the next sixteen rows. Without a row there, it is still
-  // a place that may be prefetched.
-  const int64_t to_next_rows = code_rows * w.code_stride - (blocks - 2) * block_bytes - 1;
   Floats total = {};
   Scales scales;
   for (int64_t b = 0; b < blocks; ++b) {
@@ -94,8 +91,7 @@ static void multiply_one_row(const Weights& w, int64_t row, int64_t last, const 
     prefetch_scales<group_size>(target, b, scale_step);
     const uint8_t* digits = from.digits + b * int16_block_bytes;
     const uint8_t* codes = target.codes + b * code_rows * block_bytes;
-    SpacedRows ahead = rows;
-    ahead.first += b + 1 < blocks ? 2 * block_bytes - 1 : to_next_rows;
+    const SpacedRows ahead = next_block<bits>(w, rows, b, blocks);
     BlockSums<group_size> sums;
     if (const int64_t left = w.columns - b * int16_block; left >= int16_block)
       sums_of_block<bits, group_size, true>(digits, rows, b % 2, left, codes, ahead, sums);
@@ -113,196 +109,226 @@ static void multiply_one_row(const Weights& w, int64_t row, int64_t last, const 
 // columns of a row of x go to all lanes. So no lanes are added up, and besides the products only a few instructions per
 // group remain.
 
-constexpr int64_t panel_vectors = 2;  // of 16 matrix rows, which take the same columns of x together
-constexpr int64_t panel_rows = panel_vectors * code_rows;
 constexpr int64_t block_words = int16_block / 8;  // of four even columns or four odd ones
-constexpr int64_t rows_together = 8;              // of x: their sums are 16 registers
+constexpr int64_t rows_together = 4;              // of x, beyond those that are few
 
-// A block of 16 matrix rows: lane r of word k has four columns of row r.
-struct TurnedCodes {
-  __m512i words[2][block_words];  // of even columns, of odd ones
-};
-
-// Block b of row r begins at rows[r] + b * bytes_of_128(bits); `left` columns of it are there.
+// With so few rows of x, each number of them has instructions of its own, and the codes need not leave the registers,
+// or only once. It pays where codes are transposed as they lie in memory.
 template <int bits>
-MOEFLUX_INLINE void turn_codes(const uint8_t* const* rows, int64_t b, int64_t left, TurnedCodes& to) {
-  const int64_t offset = b * bytes_of_128(bits);
-  __m512i v[code_rows];
-  if constexpr (bits == 4 || bits == e2m1) {
-    if (left >= int16_block) {  // then there is half as much to transpose
-      MOEFLUX_UNROLL
-      for (int64_t r = 0; r < code_rows; ++r) v[r] = load<__m512i>(rows[r] + offset);
-      turn(v);
-      const __m512i low = _mm512_set1_epi8(15);
-      MOEFLUX_UNROLL
-      for (int64_t k = 0; k < block_words; ++k) {
-        to.words[0][k] = _mm512_and_si512(v[k], low);
-        to.words[1][k] = _mm512_and_si512(_mm512_maskz_srli_epi32(all_lanes, v[k], 4), low);
-        if constexpr (bits == e2m1) {
-          to.words[0][k] = raised(to.words[0][k]);
-          to.words[1][k] = raised(to.words[1][k]);
-        }
-      }
-      return;
-    }
-  }
-  for (int64_t r = 0; r < code_rows; ++r) {
-    const BlockCodes codes = codes_at<bits>(rows[r] + offset, b % 2, left);
-    to.words[0][r] = codes.even;
-    to.words[1][r] = codes.odd;
-  }
-  for (auto& words : to.words) {
-    MOEFLUX_UNROLL
-    for (int64_t r = 0; r < code_rows; ++r) v[r] = words[r];
-    turn(v);
-    MOEFLUX_UNROLL
-    for (int64_t k = 0; k < block_words; ++k) words[k] = v[k];
-  }
-}
+constexpr int64_t few_rows = bits == 4                   ? 8
+                             : bits == 8 || bits == e2m1 ? 4
+                                                         : 0;
 
-// What is prefetched, evenly over the products of a block: so many lines of memory, and with few rows of x as many of
-// the next block of each row of the matrix. That ends at rows[r] + next, and has one line, or two if `two` is 1.
-struct Asked {
-  const uint8_t* from = nullptr;
-  int64_t lines = 0;
-  const uint8_t* const* rows = nullptr;  // null: none of these
-  int64_t next = 0;
-  int64_t two = 0;
+// A block of 16 matrix rows: lane r of a word has some columns of row r. Of 4 bits, these are four even ones and the
+// four odd ones beside them. Of 8 bits, two words of even columns and two of odd ones have 16 columns together. Of
+// other widths, the first words are of even columns, the others of odd ones.
+template <int bits>
+struct TurnedCodes {
+  __m512i words[width_of(bits) == 4 && !are_in_blocks(bits) ? 1 : 2][block_words];
 };
 
-// total[i][m] + the part of the groups of a block, for `n` rows of x and `vectors` times 16 matrix rows. If there are
-// registers enough, both digits are multiplied at once, so that more sums are under way. Then memory is the limit, as
-// for one row of x.
-template <int64_t group_size, int64_t vectors, int64_t n>
-MOEFLUX_INLINE void add_products(const TurnedCodes (&codes)[panel_vectors], const Scales (&scales)[panel_vectors],
-                                 const DigitRow* x, int64_t b, const Asked& asked, Floats (*total)[panel_vectors]) {
-  constexpr int64_t words = group_size / 8;  // of a group
-  constexpr bool few = n * 2 <= rows_together;
-  constexpr int64_t together = few ? 2 : 1;  // digits
-  constexpr int64_t turns = 2 / together * block_words;
-  const int64_t first = b * (int16_block / group_size);
-  int64_t turn = 0;
-  int64_t line = 0;
-  for (int64_t g = 0; g < int16_block / group_size; ++g) {
-    __m512i sums[together][n][vectors];
+// 64 bytes of each row, of which some are there.
+template <int bits>
+MOEFLUX_INLINE void load_codes(const SpacedRows& rows, int64_t there, __m512i (&v)[code_rows]) {
+  if (there >= 64) {
     MOEFLUX_UNROLL
-    for (auto& of_digit : sums)
-      for (auto& of_row : of_digit)
-        for (__m512i& sum : of_row) sum = _mm512_setzero_si512();
-    for (int64_t pass = 0; pass < 2 / together; ++pass) {
-      const int64_t at = b * int16_block_bytes + pass * int16_block + g * words * 4;
-      for (int64_t k = 0; k < words; ++k) {
-        for (const int64_t upto = ++turn * asked.lines / turns; line < upto; ++line) {
-          if (few && asked.rows) {
-            prefetch_line<second_cache>(asked.from, line * 64);
-            prefetch_line(asked.rows[line >> asked.two], asked.next - (line & asked.two) * 64);
-          } else {
-            prefetch_line(asked.from, line * 64);
-          }
-        }
+    for (int64_t r = 0; r < code_rows; ++r) v[r] = load<__m512i>(rows.row(r));
+  } else {
+    const __mmask64 bytes = (uint64_t{1} << greater(there, 0)) - 1;
+    MOEFLUX_UNROLL
+    for (int64_t r = 0; r < code_rows; ++r) v[r] = _mm512_maskz_loadu_epi8(bytes, rows.row(r));
+  }
+  if constexpr (bits == 8) {
+    MOEFLUX_UNROLL
+    for (int64_t r = 0; r < code_rows; ++r) v[r] = even_before_odd(v[r]);
+  }
+}
+
+// A block of the rows, of which `left` columns are there.
+template <int bits>
+MOEFLUX_INLINE void turn_codes(const SpacedRows& rows, int64_t half, int64_t left, TurnedCodes<bits>& to) {
+  if constexpr (few_rows<bits> > 0) {
+    const int64_t bytes = left * width_of(bits) / 8;
+    SpacedRows from = rows;
+    int64_t at = 0;
+    MOEFLUX_UNROLL
+    for (auto& words : to.words) {
+      load_codes<bits>(from, bytes - at, words);
+      turn(words);
+      from.first += 64;
+      at += 64;
+    }
+  } else {
+    const uint8_t* from[code_rows];  // a loop finds them faster in memory
+    for (int64_t r = 0; r < code_rows; ++r) from[r] = rows.row(r);
+    for (int64_t r = 0; r < code_rows; ++r) {
+      const BlockCodes codes = codes_at<bits>(from[r], half, left);
+      to.words[0][r] = codes.even;
+      to.words[1][r] = codes.odd;
+    }
+    for (auto& words : to.words) {
+      __m512i v[code_rows];
+      MOEFLUX_UNROLL
+      for (int64_t r = 0; r < code_rows; ++r) v[r] = words[r];
+      turn(v);
+      MOEFLUX_UNROLL
+      for (int64_t r = 0; r < code_rows; ++r) words[r] = v[r];
+    }
+  }
+}
+
+// The k-th four even columns, and the odd ones beside them.
+template <int bits>
+MOEFLUX_INLINE BlockCodes word_of(const TurnedCodes<bits>& codes, int64_t k) {
+  if constexpr (bits == 4 || bits == e2m1) {
+    return halves_of_bytes<bits>(codes.words[0][k]);
+  } else if constexpr (bits == 8) {
+    const __m512i* of_16 = codes.words[k / 8] + k / 2 % 4 * 4 + k % 2;
+    return {of_16[0], of_16[2]};
+  } else {
+    return {codes.words[0][k], codes.words[1][k]};
+  }
+}
+
+// What is prefetched while a block is multiplied: some lines far ahead, in the order of memory, and what follows in
+// each row.
+struct Asked {
+  const uint8_t* far;
+  SpacedRows next;
+};
+
+// The prefetches that go with the k-th words of a block, each tied to one of these.
+template <int bits>
+MOEFLUX_INLINE void ask(const Asked& asked, int64_t k, BlockCodes& codes) {
+  constexpr int64_t lines = bytes_of_128(bits) / 4;  // as many as 16 blocks have
+  for (int64_t i = k * lines / code_rows; i < (k + 1) * lines / code_rows; ++i)
+    asm volatile("prefetcht1 %1" : "+v"(codes.even) : "m"(asked.far[i * 64]));
+  MOEFLUX_UNROLL
+  for (int64_t i = 0; i < lines_of_block<bits>; ++i)
+    asm volatile("prefetcht0 %1" : "+v"(codes.odd) : "m"(asked.next.row(k)[-i * 64]));
+}
+
+// total[i] + the part of the groups of a block, for `n` rows of x.
+template <int bits, int64_t group_size, int64_t n, bool asks>
+MOEFLUX_INLINE void add_products(const TurnedCodes<bits>& codes, const Scales& scales, const DigitRow* x, int64_t b,
+                                 const Asked& asked, Floats* total) {
+  constexpr int64_t block_groups = int16_block / group_size;
+  constexpr int64_t words = group_size / 8;   // of a group
+  constexpr int64_t chains = n <= 2 ? 2 : 1;  // of each sum: products of one chain wait for each other
+  const int64_t first = b * block_groups;
+  const uint8_t* digits[n];
+  MOEFLUX_UNROLL
+  for (int64_t i = 0; i < n; ++i) {
+    digits[i] = x[i].digits + b * int16_block_bytes;
+    asm("" : "+r"(digits[i]));  // otherwise GCC 12 makes an address for each product, and stores them
+  }
+  MOEFLUX_UNROLL
+  for (int64_t g = 0; g < block_groups; ++g) {
+    __m512i sums[2][chains][n] = {};
+    MOEFLUX_UNROLL
+    for (int64_t k = g * words; k < (g + 1) * words; ++k) {
+      BlockCodes word = word_of<bits>(codes, k);
+      if constexpr (asks) ask<bits>(asked, k, word);
+      MOEFLUX_UNROLL
+      for (int64_t digit = 0; digit < 2; ++digit) {
         MOEFLUX_UNROLL
-        for (int64_t parity = 0; parity < 2; ++parity) {
-          __m512i of_rows[vectors];
-          MOEFLUX_UNROLL
-          for (int64_t m = 0; m < vectors; ++m) of_rows[m] = codes[m].words[parity][g * words + k];
-          MOEFLUX_UNROLL
-          for (int64_t digit = 0; digit < together; ++digit) {
-            MOEFLUX_UNROLL
-            for (int64_t i = 0; i < n; ++i) {
-              int32_t four;
-              __builtin_memcpy(&four, x[i].digits + at + digit * int16_block + parity * 64 + k * 4, sizeof four);
-              const __m512i everywhere = _mm512_set1_epi32(four);
-              MOEFLUX_UNROLL
-              for (int64_t m = 0; m < vectors; ++m) sums[digit][i][m] = dot(sums[digit][i][m], of_rows[m], everywhere);
-            }
-          }
+        for (int64_t i = 0; i < n; ++i) {
+          const uint8_t* four = digits[i] + digit * int16_block + k * 4;
+          __m512i& of_even = sums[digit][0][i];
+          of_even = dot_everywhere(of_even, word.even, four);
+          __m512i& of_odd = sums[digit][chains - 1][i];
+          of_odd = dot_everywhere(of_odd, word.odd, four + 64);
         }
-      }
-      if (pass == 0) {
-        MOEFLUX_UNROLL
-        for (auto& of_row : sums[0])
-          for (__m512i& sum : of_row) sum = _mm512_maskz_slli_epi32(all_lanes, sum, 8);
       }
     }
+    const int64_t at = (first + g) % scale_groups;
     MOEFLUX_UNROLL
-    for (int64_t i = 0; i < n; ++i)
-      for (int64_t m = 0; m < vectors; ++m) {
-        __m512i sum = sums[0][i][m];
-        if constexpr (together == 2) sum = _mm512_add_epi32(sum, sums[1][i][m]);
-        const int64_t at = (first + g) % scale_groups;
-        total[i][m] =
-            add_group(total[i][m], floats(sum), load<Floats>(scales[m].scales[at]), load<Floats>(scales[m].biases[at]),
-                      splat(x[i].units[first + g]), splat(x[i].sums[first + g]));
+    for (int64_t i = 0; i < n; ++i) {
+      __m512i high = sums[0][0][i];
+      __m512i low = sums[1][0][i];
+      if constexpr (chains == 2) {
+        high = _mm512_add_epi32(high, sums[0][1][i]);
+        low = _mm512_add_epi32(low, sums[1][1][i]);
       }
+      const __m512i sum = _mm512_add_epi32(_mm512_maskz_slli_epi32(all_lanes, high, 8), low);
+      total[i] = add_group(total[i], floats(sum), load<Floats>(scales.scales[at]), load<Floats>(scales.biases[at]),
+                           splat(x[i].units[first + g]), splat(x[i].sums[first + g]));
+    }
   }
 }
 
-template <int64_t group_size, int64_t vectors, int64_t max>
-static void add_rest(const TurnedCodes (&codes)[panel_vectors], const Scales (&scales)[panel_vectors],
-                     const DigitRow* x, int64_t n, int64_t b, const Asked& asked, Floats (*total)[panel_vectors]) {
-  if constexpr (max > 0) {
-    if (n == max) return add_products<group_size, vectors, max>(codes, scales, x, b, asked, total);
-    add_rest<group_size, vectors, max - 1>(codes, scales, x, n, b, asked, total);
+// The same for `n` rows of x, at most `max`.
+template <int bits, int64_t group_size, bool asks, int64_t max = rows_together>
+MOEFLUX_INLINE void add_some(const TurnedCodes<bits>& codes, const Scales& scales, const DigitRow* x, int64_t n,
+                             int64_t b, const Asked& asked, Floats* total) {
+  if constexpr (max > 1) {
+    if (n < max) return add_some<bits, group_size, asks, max - 1>(codes, scales, x, n, b, asked, total);
   }
+  const TurnedCodes<bits>* from = &codes;
+  asm("" : "+r"(from));  // otherwise the compiler takes all bytes apart once, and stores the halves
+  add_products<bits, group_size, max, asks>(*from, scales, x, b, asked, total);
 }
 
-// `vectors` times 16 rows of the matrix, of which the last 16 are there in part at least.
-template <int bits, int64_t group_size, int64_t vectors>
-static void multiply_panel(const Weights& w, int64_t row, int64_t last, const uint8_t* const* x, float* const* out,
-                           int64_t n, const ReadNext& next) {
+// 16 rows of the matrix, of which some are there at least. `few` is the number of rows of x, or 0 for any number.
+template <int bits, int64_t group_size, int64_t few>
+static void multiply_sixteen(const Weights& w, int64_t row, int64_t last, const uint8_t* const* x, float* const* out,
+                             int64_t n, const ReadNext& next) {
   constexpr int64_t block_bytes = bytes_of_128(bits);  // of one row
   constexpr int64_t block_groups = int16_block / group_size;
+  constexpr int64_t max_rows = few > 0 ? few : max_block;
+  if constexpr (few > 0) n = few;
   const int64_t groups = w.columns / group_size;
   const int64_t blocks = int16_blocks(w.columns);
-  const int64_t scale_step = vectors * code_rows * w.scale_stride / blocks;
-  const ReadNext target = prefetch_target(w, row, last, vectors * code_rows, next);
-  SixteenRows sixteen[vectors];
-  const uint8_t* rows[vectors * code_rows];
-  for (int64_t m = 0; m < vectors; ++m) {
-    sixteen[m] = sixteen_rows(row + m * code_rows, last);
-    for (int64_t r = 0; r < code_rows; ++r) rows[m * code_rows + r] = w.codes + (sixteen[m].first + r) * w.code_stride;
-  }
-  DigitRow from[max_block];
-  Floats total[max_block][panel_vectors];
+  const int64_t scale_step = code_rows * w.scale_stride / blocks;
+  const SixteenRows sixteen = sixteen_rows(row, last);
+  const ReadNext target = prefetch_target(w, row, last, next);
+  SpacedRows rows = spaced_rows(w.codes + sixteen.first * w.code_stride, w.code_stride);
+  const int64_t parts = divide_up(n, rows_together);
+  DigitRow from[max_rows];
+  Floats total[max_rows];
   for (int64_t i = 0; i < n; ++i) {
     from[i] = digit_row(x[i], w.columns, group_size);
-    for (Floats& part : total[i]) part = Floats{};
+    total[i] = Floats{};
   }
-  TurnedCodes codes[panel_vectors];
-  Scales scales[panel_vectors];
+  Scales scales;
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t g = b * block_groups;
-    for (int64_t m = 0; m < vectors; ++m) {
-      if (g % scale_groups == 0)
-        load_scales<bits>(w, sixteen[m].first, g, smaller(groups - g, scale_groups), scales[m]);
-      turn_codes<bits>(rows + m * code_rows, b, w.columns - b * int16_block, codes[m]);
-    }
+    if (g % scale_groups == 0) load_scales<bits>(w, sixteen.first, g, smaller(groups - g, scale_groups), scales);
     prefetch_scales<group_size>(target, b, scale_step);
-    Asked asked = {target.codes + b * vectors * code_rows * block_bytes, vectors * code_rows * block_bytes / 64};
-    if constexpr (bits == 4 || bits == e2m1 || bits == 8) {  // taking the others apart takes longer than reading them
-      asked.rows = rows;
-      asked.next = end_of_next_block<bits>(w, b, blocks, vectors * code_rows);
-      asked.two = width_of(bits) / 8;
+    const Asked asked = {target.codes + b * code_rows * block_bytes, next_block<bits>(w, rows, b, blocks)};
+    TurnedCodes<bits> codes;
+    turn_codes<bits>(rows, b % 2, w.columns - b * int16_block, codes);
+    rows.first += block_bytes;
+    if constexpr (few > 0) {
+      add_products<bits, group_size, few, true>(codes, scales, from, b, asked, total);
+    } else {
+      int64_t i = divide_up(n, parts);
+      add_some<bits, group_size, true>(codes, scales, from, i, b, asked, total);
+      for (int64_t part = parts - 1; part > 0; --part) {
+        const int64_t count = divide_up(n - i, part);
+        add_some<bits, group_size, false>(codes, scales, from + i, count, b, asked, total + i);
+        i += count;
+      }
     }
-    int64_t i = 0;
-    for (; i + rows_together <= n; i += rows_together, asked = {})
-      add_products<group_size, vectors, rows_together>(codes, scales, from + i, b, asked, total + i);
-    add_rest<group_size, vectors, rows_together - 1>(codes, scales, from + i, n - i, b, asked, total + i);
   }
-  for (int64_t i = 0; i < n; ++i)
-    for (int64_t m = 0; m < vectors; ++m) store_wanted(sixteen[m], out[i], total[i][m]);
+  for (int64_t i = 0; i < n; ++i) store_wanted(sixteen, out[i], total[i]);
+}
+
+template <int bits, int64_t group_size, int64_t few>
+static void multiply_several(const Weights& w, int64_t first, int64_t last, const uint8_t* const* x, float* const* out,
+                             int64_t n, const ReadNext& next) {
+  if constexpr (few > 2) {
+    if (n < few) return multiply_several<bits, group_size, few - 1>(w, first, last, x, out, n, next);
+  }
+  const auto multiply = n == few ? multiply_sixteen<bits, group_size, few> : multiply_sixteen<bits, group_size, 0>;
+  for (; first < last; first += code_rows) multiply(w, first, last, x, out, n, next);
 }
 
 template <int bits, int64_t group_size>
 static void multiply_groups(const Weights& w, int64_t first, int64_t last, const uint8_t* const* x, float* const* out,
                             int64_t n, const ReadNext& next) {
-  if (n == 1) {
-    for (; first < last; first += code_rows) multiply_one_row<bits, group_size>(w, first, last, *x, *out, next);
-    return;
-  }
-  for (; last - first > code_rows; first += panel_rows)
-    multiply_panel<bits, group_size, panel_vectors>(w, first, last, x, out, n, next);
-  if (first < last) multiply_panel<bits, group_size, 1>(w, first, last, x, out, n, next);
+  if (n > 1) return multiply_several<bits, group_size, few_rows<bits>>(w, first, last, x, out, n, next);
+  for (; first < last; first += code_rows) multiply_one_row<bits, group_size>(w, first, last, *x, *out, next);
 }
 
 // For a matrix of fewer than 16 rows: each is computed as 16 that are the same.
