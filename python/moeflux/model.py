@@ -330,8 +330,9 @@ def load(
     on_progress: Callable[[int, int], object] | None = None,
     **options: Unpack[LoadOptions],
 ) -> Model:
-    """Opens a model for evaluation. `name` is a folder (a packed store, or MLX as it is), or a repository on
-    huggingface.co as owner/name or owner/name@revision, which is downloaded once. Without it, the built-in model opens.
+    """Opens a model for evaluation. `name` is a folder (a packed store, or MLX as it is), a GGUF file, or a repository
+    on huggingface.co as owner/name, which is downloaded once; of its GGUF files, one is named as owner/name:Q4_K_M or
+    as owner/name/FILE.gguf. @revision may follow. Without a name, the built-in model opens.
 
     memory        the most that this process may have in physical memory: bytes, or "8GB", "8GiB"; BudgetError below the
                   floor. "auto": what is free now, less a reserve, within the limits of control groups. None: no limit;

@@ -273,7 +273,10 @@ def load_options(arguments: argparse.Namespace) -> LoadOptions:
     return cast("LoadOptions", {name: value for name in HELP if (value := getattr(arguments, name, None))})
 
 
-MODEL_HELP = "a folder (store, MLX or checkpoint), a GGUF file or a repository as owner/name; default: the built-in one"
+MODEL_HELP = (
+    "a folder (store, MLX or checkpoint), a GGUF file, a repository as owner/name, or a GGUF file of one as "
+    "owner/name:Q4_K_M or owner/name/FILE.gguf; default: the built-in one"
+)
 SHAPE_HELP = "a folder, a GGUF file, a repository as owner/name, a config.json or a preset; default: the built-in model"
 PROMPT_HINT = "; give a prompt with -p"
 

@@ -11,6 +11,7 @@ from moeflux import files
 from moeflux._core import ExpertFormats
 from moeflux.conversion.convert import content_of, matrix_formats
 from moeflux.models.gguf import find_gguf
+from moeflux.models.hub import downloaded_gguf
 from moeflux.models.layers import GatedDelta, GroupedAttention, Index, LatentAttention, RoutedExperts, SharedExpert
 from moeflux.models.variants import Variant
 from moeflux.sizes import size_text
@@ -61,8 +62,8 @@ class Info:
 
 def describe(target: str | Path) -> Info:
     """A folder with weights, a GGUF file, a config.json (or a folder with nothing else), a repository as owner/name,
-    whose config alone is fetched, or the name of a preset."""
-    path = files.expanded(target)
+    whose config alone is fetched or whose GGUF file was downloaded, or the name of a preset."""
+    path = downloaded_gguf(target) or files.expanded(target)
     if not (_has_weights(path) or needs_converting(path)):
         missing = ["weights: the folder holds a config.json but no model_weights.bin, *.safetensors or *.gguf"]
         return _from_store(str(target), planned_store(target), missing if files.is_folder(path) else [])

@@ -1,12 +1,16 @@
-"""Models by name: a folder, a repository on huggingface.co that is downloaded once, or none for the built-in one."""
+"""Models by name: a folder, a repository on huggingface.co that is downloaded once, or none for the built-in one.
+
+Of a repository with GGUF files, one model is downloaded: `owner/name` if there is but one, else `owner/name:Q4_K_M`, by
+the type that the names of files end with, or `owner/name/FILE.gguf`. `@revision` may follow any of these.
+"""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
+from glob import escape
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Thread
@@ -16,6 +20,9 @@ from moeflux import files
 from moeflux.errors import ArgumentError, Error, FormatError, IoError, NotFoundError
 from moeflux.models import builtin
 from moeflux.models.config import variant_from_config
+from moeflux.models.gguf import SUFFIX
+from moeflux.models.gguf_choice import Asked, asked_of, choose_gguf, has_gguf
+from moeflux.models.gguf_config import ARCHITECTURES
 from moeflux.models.presets import preset
 from moeflux.models.published import INDEX, files_of_index, runs_as_published
 from moeflux.models.quantised import quantisation_of
@@ -25,6 +32,7 @@ from moeflux.sizes import size_text
 __all__ = [
     "check_name",
     "download_folder",
+    "downloaded_gguf",
     "downloads",
     "find_config",
     "find_downloaded",
@@ -32,7 +40,6 @@ __all__ = [
     "is_repository",
 ]
 
-REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 SECONDS_BETWEEN_LOOKS = 0.25
 # The files that a model needs here. Repositories hold the same weights in other formats too, often in folders.
 PACKED, EXPERTS = "moeflux.json", "packed_experts"
@@ -40,7 +47,8 @@ FILES = ("*.json", "*.jinja", "*.safetensors", "*.md", "model_weights.bin", f"{E
 
 
 def find_model(name: str | Path | None, progress: Progress | None = None) -> Path:
-    """The folder of a model: a path, `owner/name` or `owner/name@revision` of a repository, None for the built-in one.
+    """The folder of a model, or its GGUF file: a path, the name of a repository or of a model in it, None for the
+    built-in one.
 
     A folder on the disk wins over a repository of the same name. A download goes to the cache of huggingface_hub, where
     other programs find it too. If it is stopped, the next one continues it.
@@ -48,29 +56,33 @@ def find_model(name: str | Path | None, progress: Progress | None = None) -> Pat
     check_name(name)
     if name is None:
         return builtin.path()
-    match = REPOSITORY.fullmatch(str(name))
-    if _is_there(name) or match is None:
+    asked = asked_of(name)
+    if _is_there(name) or asked is None:
         return files.expanded(name)
     progress = progress or Silent()
     with _library(name) as hub:
         try:
-            return _download(hub, match[1], match[2], progress)
+            return _download(hub, asked, progress)
         except KeyboardInterrupt:
             progress.note(f"{name}: what is downloaded is kept; the same command goes on from there")
             raise
 
 
 def find_downloaded(name: str) -> Path | None:
-    """The folder of a repository that was downloaded earlier; None if it was not, or only a part of it."""
-    check_name(name)
-    match = REPOSITORY.fullmatch(name)
-    if match is None:
-        raise ArgumentError(f"{name!s:.200}: expected a repository as owner/name")
+    """What `find_model` gives for a repository that was downloaded earlier; None if it was not, or only a part of
+    it."""
+    asked = _asked(name)
     with _library(name) as hub:
         try:
-            return _earlier(hub, match[1], match[2])
+            return _earlier(hub, asked)
         except hub.errors.LocalEntryNotFoundError:
             return None
+
+
+def downloaded_gguf(name: str | Path) -> Path | None:
+    """The GGUF file that the name of a repository stands for, if it was downloaded."""
+    found = find_downloaded(str(name)) if is_repository(name) else None
+    return found if found is not None and found.suffix == SUFFIX else None
 
 
 def download_folder() -> Path:
@@ -97,18 +109,35 @@ def downloads() -> list[tuple[str, Path]]:
 
 
 def find_config(name: str) -> Path:
-    """The config.json of a repository. Only this file is downloaded: it tells what a model is, without its weights."""
-    check_name(name)
-    match = REPOSITORY.fullmatch(name)
-    if match is None:
-        raise ArgumentError(f"{name!s:.200}: expected a repository as owner/name")
+    """The config.json of a repository. Only this file is downloaded: it tells what a model is, without its weights.
+    GGUF files have no such file."""
+    asked = _asked(name)
+    alone = FormatError(
+        f"{name}: expected the config.json of a repository, found GGUF files alone, which say in themselves what they "
+        f"are: `moeflux run {name}` downloads one, and then it is known by the same name"
+    )
+    if asked.gguf:
+        raise alone
     with _library(name) as hub:
-        return Path(hub.hf_hub_download(match[1], "config.json", revision=match[2]))
+        try:
+            return Path(hub.hf_hub_download(asked.repository, "config.json", revision=asked.revision))
+        except hub.errors.RemoteEntryNotFoundError:
+            if not has_gguf(hub.HfApi().list_repo_files(asked.repository, revision=asked.revision)):
+                raise
+    raise alone
 
 
 def is_repository(name: str | Path) -> bool:
-    """Whether a name is that of a repository. A folder on the disk wins."""
-    return REPOSITORY.fullmatch(str(name)) is not None and not _is_there(name)
+    """Whether a name is that of a repository, or of a model in one. A folder on the disk wins."""
+    return asked_of(name) is not None and not _is_there(name)
+
+
+def _asked(name: str) -> Asked:
+    check_name(name)
+    asked = asked_of(name)
+    if asked is None:
+        raise ArgumentError(f"{name!s:.200}: expected a repository as owner/name")
+    return asked
 
 
 @contextmanager
@@ -146,7 +175,7 @@ def check_name(name: str | Path | None) -> None:
     files.path_of(name)
     if _is_there(name):
         return
-    if REPOSITORY.fullmatch(str(name)) is None:
+    if asked_of(name) is None:
         there = "nothing of that name"
         with suppress(ArgumentError):
             preset(str(name))
@@ -168,31 +197,52 @@ def _is_there(name: str | Path) -> bool:
         return False
 
 
-def _download(hub: ModuleType, repository: str, revision: str | None, progress: Progress) -> Path:
+def _download(hub: ModuleType, asked: Asked, progress: Progress) -> Path:
+    repository, revision = asked.repository, asked.revision
     try:
         found = hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
     except Exception as error:
         if isinstance(error, hub.errors.HfHubHTTPError):  # the server was reached, and said no
             raise
         progress.note(f"{repository}: huggingface.co cannot be reached; looking for an earlier download")
-        return _earlier(hub, repository, revision)
+        return _earlier(hub, asked)
     sizes = {file.rfilename: file.size or 0 for file in found.siblings}
     wanted = {name: size for name, size in sizes.items() if _is_wanted(name)}
-    _check_kind(hub, repository, found.sha, wanted)
-    for name in _beside_the_index(hub, repository, found.sha, wanted):
-        del wanted[name]
+    gguf = choose_gguf(asked, sizes) if _is_of_gguf(asked, sizes) else []
+    if gguf:
+        _check_architecture(asked, getattr(found, "gguf", None))
+        wanted = {name: sizes[name] for name in gguf}
+    else:
+        _check_kind(hub, repository, found.sha, wanted)
+        for name in _beside_the_index(hub, repository, found.sha, wanted):
+            del wanted[name]
     missing = {name: size for name, size in wanted.items() if not _is_cached(hub, repository, name, found.sha)}
     if missing:
         _check_space(hub, repository, sum(missing.values()))
-        progress.note(f"{repository}: downloading {len(missing)} files, {size_text(sum(missing.values()))}")
+        count = f"{len(missing)} files" if len(missing) > 1 else "one file"
+        progress.note(f"{asked}: downloading {count}, {size_text(sum(missing.values()))}")
     with _shown(hub, repository, sum(missing.values()), progress):
         # Ask by the name of the revision, not by its commit: then it is found by that name without a network too.
-        return Path(hub.snapshot_download(repository, revision=revision, allow_patterns=list(wanted)))
+        folder = Path(hub.snapshot_download(repository, revision=revision, allow_patterns=list(map(escape, wanted))))
+    return folder / gguf[0] if gguf else folder
 
 
-def _earlier(hub: ModuleType, repository: str, revision: str | None) -> Path:
-    """The folder of an earlier download. The library knows what the repository holds, and has it only if all that is
+def _earlier(hub: ModuleType, asked: Asked) -> Path:
+    """What an earlier download brought. The library knows what the repository holds, and has it only if all that is
     asked for is there. Its patterns find files in folders, too, of which only a packed store has any."""
+    repository, revision = asked.repository, asked.revision
+    folder = Path(hub.snapshot_download(repository, revision=revision, allow_patterns=[], local_files_only=True))
+    found = filter(files.is_file, files.listed(folder, "**/*.*"))
+    here = {str(file.relative_to(folder)): files.size_of(file) for file in found}
+    if _is_of_gguf(asked, here):
+        try:
+            return folder / choose_gguf(asked, here)[0]
+        except FormatError as error:
+            if not asked.gguf:  # several models are here
+                raise
+            raise hub.errors.LocalEntryNotFoundError(str(error)) from error
+        except NotFoundError as error:
+            raise hub.errors.LocalEntryNotFoundError(str(error)) from error
     cached = {
         name: found
         for name in (PACKED, INDEX)
@@ -205,6 +255,20 @@ def _earlier(hub: ModuleType, repository: str, revision: str | None) -> Path:
         repository, revision=revision, allow_patterns=wanted, ignore_patterns=others, local_files_only=True
     )
     return Path(folder)
+
+
+def _is_of_gguf(asked: Asked, names: Iterable[str]) -> bool:
+    """Whether a GGUF file is meant: one was named, or there are no other weights that could be."""
+    others = any(name == PACKED or (_is_wanted(name) and name.endswith(".safetensors")) for name in names)
+    return asked.gguf or (not others and has_gguf(names))
+
+
+def _check_architecture(asked: Asked, said: object) -> None:
+    """Refuses, before gigabytes are fetched, what the hub says of GGUF files that do not run here."""
+    architecture = said.get("architecture") if isinstance(said, dict) else None
+    if isinstance(architecture, str) and architecture not in ARCHITECTURES:
+        expected = ", ".join(sorted(ARCHITECTURES))
+        raise FormatError(f"{asked}: expected GGUF files of one of {expected}, found those of {architecture:.60}")
 
 
 def _is_wanted(name: str) -> bool:
@@ -258,8 +322,8 @@ def _check_kind(hub: ModuleType, repository: str, revision: str, sizes: dict[str
     weights = [name for name in sizes if name.endswith(".safetensors")]
     if not weights or "config.json" not in sizes:
         raise FormatError(
-            f"{repository}: expected weights (config.json and *.safetensors) or a packed store (moeflux.json), "
-            f"found neither"
+            f"{repository}: expected weights (config.json and *.safetensors), GGUF files or a packed store "
+            f"(moeflux.json), found none of these"
         )
     config = Path(hub.hf_hub_download(repository, "config.json", revision=revision))
     variant = variant_from_config(config)  # FormatError where the architecture is another

@@ -11,7 +11,7 @@ from moeflux._core import QuantFormat, StoreDirectory
 from moeflux.errors import ArgumentError, FormatError, NotFoundError
 from moeflux.models import builtin
 from moeflux.models.config import variant_from_config
-from moeflux.models.hub import find_config, is_repository
+from moeflux.models.hub import downloaded_gguf, find_config, is_repository
 from moeflux.models.presets import PRESETS, preset
 from moeflux.models.published import published_format, runs_as_published
 from moeflux.models.quantised import format_of_experts, quantisation_of
@@ -48,8 +48,8 @@ class PlannedStore:
 
 
 def store_to_plan(name: str | Path | None, experts_per_token: int | None = None) -> Store | PlannedStore:
-    """Opens a folder or the built-in model. Of a checkpoint that is not converted, a config.json, a preset, or a
-    repository, whose config alone is fetched, it makes a planned store."""
+    """Opens a folder, the built-in model or a GGUF file, maybe one that was downloaded. Of a checkpoint that is not
+    converted, a config.json, a preset, or a repository, whose config alone is fetched, it makes a planned store."""
     folder = folder_that_runs(name)
     if folder is not None:
         return open_store(folder, experts_per_token=experts_per_token)
@@ -57,8 +57,9 @@ def store_to_plan(name: str | Path | None, experts_per_token: int | None = None)
 
 
 def folder_that_runs(name: str | Path | None) -> Path | None:
-    """The folder, or the GGUF file, of a model that runs as it is; None if the name is of something else."""
-    folder = builtin.path() if name is None else files.expanded(name)
+    """The folder, or the GGUF file, of a model that runs as it is; None if the name is of something else. A repository
+    is not one, unless the name stands for a GGUF file of it that was downloaded."""
+    folder = builtin.path() if name is None else downloaded_gguf(name) or files.expanded(name)
     runs = files.exists(folder) and is_store(folder) and not needs_converting(folder)
     return folder if runs else None
 
