@@ -62,6 +62,16 @@ constexpr std::array<Name, 4> whole_names = {{{"ssm_a", "linear_attn.A_log"},
                                               {"attn_sinks.weight", "self_attn.sinks"},
                                               {"exp_probs_b.bias", "mlp.gate.e_score_correction_bias"}}};
 
+// Of gemma4, whose layers have norms before and after each part.
+constexpr std::array<Name, 5> names_inside_gemma4 = {{{"ffn_norm", "pre_feedforward_layernorm"},
+                                                      {"post_ffw_norm", "post_feedforward_layernorm"},
+                                                      {"pre_ffw_norm_2", "pre_feedforward_layernorm_2"},
+                                                      {"post_ffw_norm_1", "post_feedforward_layernorm_1"},
+                                                      {"post_ffw_norm_2", "post_feedforward_layernorm_2"}}};
+constexpr std::array<Name, 3> whole_names_of_gemma4 = {{{"layer_output_scale.weight", "layer_scalar"},
+                                                        {"ffn_gate_inp.scale", "router.scale"},
+                                                        {"ffn_down_exps.scale", "router.per_expert_scale"}}};
+
 template <size_t count>
 std::optional<std::string_view> find(const std::array<Name, count>& names, std::string_view stored) {
   for (const auto& [own, canonical] : names)
@@ -92,10 +102,14 @@ std::optional<std::string> name_of_gguf(const Variant& variant, std::string_view
   const int64_t layer = layer_of_gguf(stored);
   if (layer < 0) return std::nullopt;
   const std::string_view rest = stored.substr(stored.find('.', block_prefix.size()) + 1);
-  if (const auto found = find(whole_names, rest)) return concat(layer_prefix(layer), *found);
+  const bool gemma4 = variant.model_type == ModelType::gemma4;
+  auto found = gemma4 ? find(whole_names_of_gemma4, rest) : std::nullopt;
+  if (!found) found = find(whole_names, rest);
+  if (found) return concat(layer_prefix(layer), *found);
   const size_t dot = rest.rfind('.');
   if (dot == std::string_view::npos) return std::nullopt;
-  const auto found = find(names_inside, rest.substr(0, dot));
+  if (gemma4) found = find(names_inside_gemma4, rest.substr(0, dot));
+  if (!found) found = find(names_inside, rest.substr(0, dot));
   const std::string_view part = rest.substr(dot);
   if (!found || (part != ".weight" && part != ".bias")) return std::nullopt;
   const bool shared = rest.substr(0, dot).ends_with("_shexp") && found->find('.') == std::string_view::npos;

@@ -37,8 +37,9 @@ StoredTensor stored_tensor(const GgufTensor& tensor, const std::string& where) {
   throw FormatError(concat(where, ": type: expected F32, F16, BF16", known, ", found ", tensor.type.name));
 }
 
-// Layers behind the last are for multi-token prediction.
+// Layers behind the last are for multi-token prediction. What gemma4's ropes do not turn is said by the variant.
 bool is_unused(const Variant& variant, const std::string& stored, const std::string& canonical) {
+  if (variant.model_type == ModelType::gemma4 && stored == "rope_freqs.weight") return true;
   return layer_of_gguf(stored) >= variant.num_layers() || is_unused_tensor(variant, canonical);
 }
 

@@ -218,6 +218,10 @@ def set_value(writer: gguf.GGUFWriter, key: str, text: str) -> None:
     writer.kv_data[0][key] = gguf.gguf_writer.GGUFValue(text, gguf.GGUFValueType.STRING)
 
 
+def set_list(writer: gguf.GGUFWriter, key: str, values: list[int]) -> None:
+    writer.kv_data[0][key] = gguf.gguf_writer.GGUFValue(values, gguf.GGUFValueType.ARRAY)
+
+
 def del_value(writer: gguf.GGUFWriter, key: str) -> None:
     del writer.kv_data[0][key]
 
@@ -225,6 +229,27 @@ def del_value(writer: gguf.GGUFWriter, key: str) -> None:
 @pytest.mark.parametrize(("change", "message"), [each[1:] for each in BAD], ids=[each[0] for each in BAD])
 def test_what_does_not_fit_is_named(change: Change, message: str, tmp_path: Path) -> None:
     file = gguf_files.write("qwen3_moe", tmp_path / "m.gguf", change=change)
+    with pytest.raises(FormatError, match=f"^{tmp_path}/m.gguf: .*{message}"):
+        open_store(file)
+
+
+FREQS = "rope_freqs.weight"
+BAD_GEMMA4: list[tuple[str, Change, str]] = [
+    ("other divisors", lambda w, t: t[FREQS].__setitem__(1, 8.0), r"tensor rope_freqs.weight: expected ones and then"),
+    ("a turn behind others", lambda w, t: t[FREQS].__setitem__(-1, 1.0), r"rope_freqs.weight: expected ones and then"),
+    ("no divisors", lambda w, t: t.pop(FREQS), r"rope_freqs.weight: expected F32 \[32\], found none"),
+    ("too few divisors", lambda w, t: t.update({FREQS: t[FREQS][1:]}), r"expected F32 \[32\], found F32 \[31\]"),
+    ("layers of a kind that differ", lambda w, t: set_list(w, KV, [4, 2, 4, 2]), r"head_count_kv: expected one number"),
+    ("too few layers", lambda w, t: set_list(w, KV, [4, 4, 2]), r"head_count_kv: expected a number for each of 4"),
+    ("a layer too many", lambda w, t: w.add_uint32("gemma4.nextn_predict_layers", 1), r"window_pattern: expected true"),
+    ("no scale of a layer", lambda w, t: t.pop("blk.0.layer_output_scale.weight"), r'"model.layers.0.layer_scalar"'),
+]  # fmt: skip
+KV = "gemma4.attention.head_count_kv"
+
+
+@pytest.mark.parametrize(("change", "message"), [each[1:] for each in BAD_GEMMA4], ids=[each[0] for each in BAD_GEMMA4])
+def test_what_does_not_fit_gemma4_is_named(change: Change, message: str, tmp_path: Path) -> None:
+    file = gguf_files.write("gemma4", tmp_path / "m.gguf", change=change)
     with pytest.raises(FormatError, match=f"^{tmp_path}/m.gguf: .*{message}"):
         open_store(file)
 

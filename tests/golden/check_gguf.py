@@ -38,6 +38,11 @@ LEAST_VOCABULARIES = 3
 PREDICTING = ("qwen3_next", "qwen3_5_moe", "glm4_moe", "glm4_moe_lite")
 """Of these, the checkpoints have no more than a part of the layers for multi-token prediction."""
 
+WITHOUT_CLASS = ("gemma4_other",)
+"""These do not say which class of transformers they are of, and so the converter does not know them."""
+CUT = ("gemma4",)
+"""Of these, the converter leaves out the embeddings that no token has."""
+
 # The converter knows a tokenizer by what it makes of one text. Nobody else has that of the checkpoints, so its rules
 # are named here.
 CONVERTER = """
@@ -46,6 +51,8 @@ sys.path.insert(0, sys.argv[1])
 from conversion import base
 base.TextModel.get_vocab_base_pre = lambda *_: "qwen2"
 base.TextModel._set_vocab_glm = base.TextModel._set_vocab_gpt2
+from conversion import gemma
+gemma.Gemma4Model.set_vocab = base.TextModel._set_vocab_gpt2
 sys.argv = ["convert_hf_to_gguf.py", *sys.argv[2:]]
 runpy.run_path(sys.path[0] + "/convert_hf_to_gguf.py", run_name="__main__")
 """
@@ -82,6 +89,8 @@ def check_checkpoint(llama: Path, name: str, folder: Path) -> bool:
     own = None if name == "gpt_oss" else ConvertFormat.asked("bf16")
     convert(published, folder / f"{name}-packed", format=own, check="none")
     found, wanted = logits_of(file), logits_of(folder / f"{name}-packed")
+    if name in CUT:
+        wanted = wanted[:, : found.shape[1]]
     off = float(np.abs(found - wanted).max() / np.ptp(wanted))
     good = off < 1e-5 if name in CHANGED else off == 0
     print(f"{name:<20} {'ok' if good else 'DIFFERS'}: logits off by {off:.2g} of their range")
@@ -91,7 +100,7 @@ def check_checkpoint(llama: Path, name: str, folder: Path) -> bool:
 def check_vocabulary(file: Path) -> bool | None:
     """None where its rules are not known, which is said. Where the published tokenizer composes characters, llama.cpp
     does not, so texts with others are left out."""
-    texts = file.with_name(f"{file.name}.inp").read_text("utf-8").split(BETWEEN)[:-1]
+    texts = file.with_name(f"{file.name}.inp").read_text("utf-8").removesuffix(BETWEEN).split(BETWEEN)
     lines = file.with_name(f"{file.name}.out").read_text("utf-8").splitlines()
     try:
         tokenizer = Tokenizer.from_folder(file)
@@ -114,7 +123,7 @@ def main() -> int:
         print(f"expected at least {LEAST_VOCABULARIES} vocabularies whose rules are known")
         good = False
     with tempfile.TemporaryDirectory() as folder:
-        for name in sys.argv[2:] or FAMILIES:
+        for name in sys.argv[2:] or [name for name in FAMILIES if name not in WITHOUT_CLASS]:
             good = check_checkpoint(llama, name, Path(folder)) and good
     return 0 if good else 1
 

@@ -7,10 +7,13 @@ checkpoints in f32, because llama.cpp rounds activations to 8 bits where weights
 experts now and then. The engine, with activations in f32, must give its logits: a cosine of 0.9999 after each token,
 and the same likeliest token where that is clear.
 
-Not here: qwen3_next and qwen3_5_moe, whose checkpoints have keys and values of other widths than llama.cpp allows,
-olmoe (a norm of its keys likewise), and three of which llama.cpp's logits are others: deepseek_v2 and glm4_moe_lite,
-whose routers it takes for those of published models by their sizes, and gpt_oss. Why gpt_oss differs is not known; the
-engine gives transformers' logits for it.
+Some checkpoints have other shapes, or their files another value, than elsewhere, because llama.cpp takes for granted:
+qwen3_next and qwen3_5_moe have keys as wide as values; olmoe has as many heads for keys as for queries; the router of
+glm4_moe_lite is named, which it otherwise knows by the sizes of the published model; deepseek_v2 has no groups, of
+which llama.cpp adds up the best two experts where the published model takes the best; and YaRN of gpt_oss mixes up to a
+whole pair of channels, because llama.cpp rounds to whole pairs where the published model does not. With the sizes of
+the golden file, that rounding is all by which gpt_oss differs. gemma4 comes near alone, because llama.cpp looks GELU up
+in a table of f16.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
@@ -26,12 +31,56 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import moeflux
+from golden import checkpoints, deepseek
 from golden.check_gguf import sources
+from golden.checkpoint import Checkpoint
+from golden.gpt_oss import gpt_oss
 from support import gguf_files
 from support.gguf_tokens import add_tokenizer
 
-CHECKPOINTS = ("qwen3_moe", "qwen2_moe", "mixtral", "minimax_m2", "glm4_moe", "deepseek_v3")
-IDS = [1, 100, 50, 10, 42, 3, 77, 9, 200, 5, 301, 77, 8, 8, 150, 33]
+CONTEXT = 32
+"""For which gpt_oss was trained before YaRN."""
+
+
+def sigmoid(writer: gguf.GGUFWriter) -> None:
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def sections(writer: gguf.GGUFWriter) -> None:
+    """Of image positions, which all are those of the text here."""
+    writer.add_rope_dimension_sections([3, 3, 2, 0])
+
+
+def whole_pairs() -> Checkpoint:
+    """The eighth pair of a head is the last that YaRN changes."""
+    return gpt_oss(rope_theta=(CONTEXT / (2 * np.pi)) ** 2 * (1 + 1e-5))
+
+
+@dataclass(frozen=True)
+class Case:
+    checkpoint: Callable[[], Checkpoint] | None = None
+    """In place of that of the golden files."""
+    says: Callable[[gguf.GGUFWriter], None] | None = None
+    """Writes another value."""
+
+
+CASES = {
+    "qwen3_moe": Case(),
+    "qwen2_moe": Case(),
+    "mixtral": Case(),
+    "minimax_m2": Case(),
+    "glm4_moe": Case(),
+    "deepseek_v3": Case(),
+    "deepseek_v2": Case(lambda: deepseek.deepseek_v2(n_group=1, topk_group=1, topk_method="greedy")),
+    "glm4_moe_lite": Case(says=sigmoid),
+    "gpt_oss": Case(whole_pairs),
+    "olmoe": Case(lambda: checkpoints.olmoe(num_key_value_heads=4)),
+    "qwen3_next": Case(lambda: checkpoints.qwen3_next(linear_key_head_dim=64)),
+    "gemma4": Case(),
+    "qwen3_5_moe": Case(lambda: checkpoints.qwen3_5_moe(linear_key_head_dim=64), sections),
+}
+IDS = [(37 * i + 11) % 384 for i in range(60)]
+"""More than a window, and than the context before YaRN."""
 LEAST = 0.9999
 CLEAR = 0.01
 """Of the range of the logits: by how much the first choice must lead the second to be clear."""
@@ -65,7 +114,15 @@ def in_full(writer: gguf.GGUFWriter, tensors: gguf_files.Tensors) -> None:
 
 
 def agrees(program: Path, name: str, folder: Path) -> bool:
-    file = gguf_files.write(name, folder / f"{name}.gguf", type="F32", tokens=False, change=in_full)
+    case = CASES[name]
+
+    def change(writer: gguf.GGUFWriter, tensors: gguf_files.Tensors) -> None:
+        in_full(writer, tensors)
+        if case.says:
+            case.says(writer)
+
+    other = case.checkpoint() if case.checkpoint else None
+    file = gguf_files.write(name, folder / f"{name}.gguf", type="F32", tokens=False, change=change, checkpoint=other)
     made = subprocess.run([program, file, *map(str, IDS)], capture_output=True)
     if made.returncode:
         print(f"{name:<14} llama.cpp failed: {made.stderr.decode()[-300:]}")
@@ -88,7 +145,7 @@ def agrees(program: Path, name: str, folder: Path) -> bool:
 def main() -> int:
     program = built(Path(sys.argv[1]))
     with tempfile.TemporaryDirectory() as folder:
-        results = [agrees(program, name, Path(folder)) for name in sys.argv[2:] or CHECKPOINTS]
+        results = [agrees(program, name, Path(folder)) for name in sys.argv[2:] or CASES]
     return 0 if all(results) else 1
 
 

@@ -101,13 +101,14 @@ def qwen_hybrid(name: str, config: dict[str, Any], *, prefix: str, fused: bool, 
     return c
 
 
-def qwen3_5_moe() -> Checkpoint:
+def qwen3_5_moe(**changes: Any) -> Checkpoint:
     text = {
         **QWEN_MOE, **QWEN_LINEAR, "model_type": "qwen3_5_moe_text", "attn_output_gate": True, "dtype": "bfloat16",
         "layer_types": ["linear_attention"] * 3 + ["full_attention"], "mamba_ssm_dtype": "float32",
         "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False, "tie_word_embeddings": False,
         "rope_parameters": {"mrope_interleaved": True, "mrope_section": [3, 3, 2], "partial_rotary_factor": 0.25,
                             "rope_theta": 10000000, "rope_type": "default"},
+        **changes,
     }  # fmt: skip
     config = {
         "architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe", "image_token_id": 380,
@@ -130,13 +131,13 @@ def qwen3_5_moe_text() -> Checkpoint:
     return qwen_hybrid("qwen3_5_moe_text", config, prefix="model.", fused=False, a_log="BF16", tied=True)
 
 
-def qwen3_next() -> Checkpoint:
+def qwen3_next(**changes: Any) -> Checkpoint:
     config = {
         **QWEN_MOE, **QWEN_LINEAR, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next",
         "decoder_sparse_step": 1, "mlp_only_layers": [], "intermediate_size": 256, "norm_topk_prob": True,
         "partial_rotary_factor": 0.25, "rope_scaling": None, "rope_theta": 10000000, "tie_word_embeddings": False,
         "torch_dtype": "bfloat16", "num_experts": 8, "num_experts_per_tok": 3,
-        "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128,
+        "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, **changes,
     }  # fmt: skip
     return qwen_hybrid("qwen3_next", config, prefix="model.", fused=True, a_log="BF16", tied=False)
 

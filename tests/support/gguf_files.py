@@ -16,6 +16,7 @@ import numpy as np
 from golden.checkpoint import Checkpoint
 from golden.checkpoints import CHECKPOINTS
 from golden.elements import from_bf16
+from golden.gemma4 import sizes_of
 from support.gguf_tokens import add_tokenizer
 
 Tensors = dict[str, np.ndarray]
@@ -35,16 +36,23 @@ WORDS = {
     "linear_attn.out_proj": "ssm_out", "mlp.router": "ffn_gate_inp", "self_attn.sinks": "attn_sinks",
     "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
-    "eh_proj": "nextn.eh_proj",
+    "eh_proj": "nextn.eh_proj", "router.proj": "ffn_gate_inp", "pre_feedforward_layernorm": "ffn_norm",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    **{f"post_feedforward_layernorm{s}": f"post_ffw_norm{s}" for s in ("", "_1", "_2")},
     **{f"mlp.shared_expert{s}.{part}_proj": f"ffn_{part}_shexp" for s in ("", "s") for part in ("gate", "up", "down")},
 }  # fmt: skip
 WHOLE = {
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias", "linear_attn.A_log": "ssm_a",
     "linear_attn.dt_bias": "ssm_dt.bias", "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
+    "layer_scalar": "layer_output_scale.weight", "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale", "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
 }  # fmt: skip
-OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+OUTSIDE = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "rope_freqs": "rope_freqs",
+}  # fmt: skip
 PLAIN = ("gate_proj", "up_proj", "down_proj")
-AS_NORM = ("qwen3next", "qwen35moe", "glm4moe", "gpt-oss")
+AS_NORM = ("qwen3next", "qwen35moe", "glm4moe", "gpt-oss", "gemma4")
 """Architectures that call the norm before experts by what it comes after."""
 
 
@@ -80,7 +88,7 @@ def renamed(tensors: Tensors, architecture: str) -> Tensors:
             continue
         rest = f"{rest}.weight" if rest.endswith("sinks") else rest
         own = WORDS[rest.rpartition(".")[0]]
-        if own == "ffn_norm" and architecture in AS_NORM:
+        if rest == "post_attention_layernorm.weight" and architecture in AS_NORM:
             own = "post_attention_norm"
         made[f"blk.{layer}.{own}.{rest.rpartition('.')[2]}"] = array
     return made
@@ -305,6 +313,32 @@ def gpt_oss(writer: gguf.GGUFWriter, checkpoint: Checkpoint) -> Tensors:
     return made
 
 
+def gemma4(writer: gguf.GGUFWriter, checkpoint: Checkpoint) -> Tensors:
+    """Values of layers that see everything, and with _swa those of layers that see a window. What turns of a head is
+    said by divisors of angles."""
+    config, tensors = checkpoint.config.get("text_config", checkpoint.config), numbers(checkpoint)
+    ropes, windows = config["rope_parameters"], [kind == "sliding_attention" for kind in config["layer_types"]]
+    layer = windows.index(False)
+    sizes = {True: (config["head_dim"], config["num_key_value_heads"]), False: sizes_of(config, layer)}
+    said = {"head_dim": sizes[False][0], "num_experts_per_tok": config["top_k_experts"], "rope_parameters": {}}
+    said["rope_theta"] = ropes["full_attention"]["rope_theta"]
+    common(writer, config | said | {"num_key_value_heads": [sizes[window][1] for window in windows]})
+    writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
+    if config["final_logit_softcapping"]:
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern(windows)
+    writer.add_shared_kv_layers(0)
+    writer.add_embedding_length_per_layer_input(0)
+    writer.add_key_length_swa(config["head_dim"])
+    writer.add_value_length_swa(config["head_dim"])
+    writer.add_rope_dimension_count(sizes[False][0])
+    writer.add_rope_dimension_count_swa(config["head_dim"])
+    divisors = np.full(sizes[False][0] // 2, 1e30, np.float32)
+    divisors[: int(len(divisors) * ropes["full_attention"]["partial_rotary_factor"])] = 1
+    return {"rope_freqs.weight": divisors, **tensors}
+
+
 FAMILIES: dict[str, tuple[str, Callable[[gguf.GGUFWriter, Checkpoint], Tensors]]] = {
     "qwen3_moe": ("qwen3moe", qwen),
     "qwen2_moe": ("qwen2moe", qwen),
@@ -318,6 +352,8 @@ FAMILIES: dict[str, tuple[str, Callable[[gguf.GGUFWriter, Checkpoint], Tensors]]
     "deepseek_v2": ("deepseek2", deepseek),
     "glm4_moe_lite": ("deepseek2", deepseek),
     "gpt_oss": ("gpt-oss", gpt_oss),
+    "gemma4": ("gemma4", gemma4),
+    "gemma4_other": ("gemma4", gemma4),
 }
 """Name of a checkpoint -> architecture, and what writes its values and makes its tensors."""
 CHANGED = frozenset({"qwen3_next", "qwen3_5_moe"})
@@ -333,16 +369,17 @@ def write(
     parts: int = 0,
     tokens: bool = True,
     change: Callable[[gguf.GGUFWriter, Tensors], None] | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Path:
-    """Matrices in that type where their columns fit it, else in BF16; vectors and routers in F32. `others` are tensors
-    of another type. With `parts`, the file is cut into several of at most so many tensors. `change` may add values and
-    change tensors first."""
+    """The checkpoint of that name, or another of its family. Matrices in that type where their columns fit it, else in
+    BF16; vectors and routers in F32. `others` are tensors of another type. With `parts`, the file is cut into several
+    of at most so many tensors. `change` may add values and change tensors first."""
     path.parent.mkdir(exist_ok=True)
     architecture, make = FAMILIES[name]
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=parts)
     writer.add_name(f"tiny {name}")
     writer.add_type("model")
-    tensors = renamed(make(writer, CHECKPOINTS[name]()), architecture)
+    tensors = renamed(make(writer, checkpoint or CHECKPOINTS[name]()), architecture)
     if tokens:
         add_tokenizer(writer)
     if change:
@@ -361,7 +398,7 @@ def add(writer: gguf.GGUFWriter, name: str, array: np.ndarray, type: str) -> Non
         writer.add_tensor(name, array, raw_dtype=Type.MXFP4)
         return
     kind = Type[type]
-    if array.ndim < 2 or name.endswith(".bias") or ".ffn_gate_inp" in name or "conv1d" in name:
+    if array.ndim < 2 or name.endswith((".bias", ".scale")) or ".ffn_gate_inp" in name or "conv1d" in name:
         kind = Type.F32
     elif array.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
         kind = Type.BF16

@@ -81,6 +81,26 @@ def test_the_rules_take_time_in_proportion_to_the_text(words: str, tmp_path: Pat
     assert is_proportional(read_rules(data, "made"))
 
 
+def test_merges_of_words_with_spaces(tmp_path: Path) -> None:
+    """As in Gemma: a space is a character, no text begins with one by itself, and bytes spell the rest."""
+    tokens = ["<pad>", "<bos>", "\u2581", "a", "b", "ab", "\u2581a", *(f"<0x{byte:02X}>" for byte in range(256))]
+    writer = Writer(tmp_path / "m.gguf", "test")
+    writer.add_tokenizer_model("gemma4")
+    writer.add_token_list(tokens)
+    kinds = [Kind.CONTROL] * 2 + [Kind.NORMAL] * 5 + [Kind.BYTE] * 256
+    writer.add_token_types(kinds)
+    writer.add_token_merges(["\u2581 a", "a b"])  # the first wins
+    writer.add_add_space_prefix(False)
+    writer.add_bos_token_id(1)
+    for close in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        close()
+    writer.close()
+    found = Tokenizer.from_folder(tmp_path / "m.gguf")
+    names = [found._whole.id_to_token(id) for id in found.encode("ab ab\n\u00e9")]
+    assert names == ["ab", "\u2581a", "b", "<0x0A>", "<0xC3>", "<0xA9>"]
+    assert found.prefix == (1,) and found.decode(found.encode("ab ab\n\u00e9")) == "ab ab\n\u00e9"
+
+
 def test_characters_are_composed_where_the_rules_say_so(tmp_path: Path) -> None:
     for words, same in (("qwen2", True), ("llama-bpe", False)):
         found = Tokenizer.from_folder(written(tmp_path / f"{words}.gguf", trained(words), words))
@@ -130,7 +150,7 @@ BAD: list[tuple[str, Callable[[Writer], object], str]] = [
     (
         "another model",
         lambda w: w.add_tokenizer_model("rwkv"),
-        r"tokenizer.ggml.model: expected one of gpt2, llama, found 'rwkv'",
+        r"tokenizer.ggml.model: expected one of gpt2, llama, gemma4, found 'rwkv'",
     ),
     ("no tokens", lambda w: w.add_array("tokenizer.ggml.tokens", [1]), r"ggml.tokens: expected a list of str, found"),
     ("a token twice", lambda w: w.add_token_list(["a"] * 404), r"tokens: expected each once, found 'a' as 0 and as 1"),

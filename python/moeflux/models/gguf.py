@@ -89,6 +89,20 @@ class GgufValues:
             raise self.fail(key, f"a list of {kind.__name__}")
         return value
 
+    def vector(self, name: str, length: int) -> np.ndarray:
+        """The numbers of a tensor that is a vector of so many f32."""
+        tensor = self.tensors.get(name)
+        if tensor is None or tensor.type != "F32" or tensor.shape != (length,):
+            found = f"{tensor.type} {list(tensor.shape)}" if tensor is not None else "none"
+            raise FormatError(f"{self.path}: tensor {name}: expected F32 [{length}], found {found}")
+        file = self.file.files[tensor.file]
+        with files.open_file(file) as opened:
+            opened.seek(tensor.offset)
+            data = opened.read(tensor.bytes)
+        if len(data) != tensor.bytes:
+            raise FormatError(f"{file}: tensor {name}: expected {tensor.bytes} bytes, found {len(data)}")
+        return np.frombuffer(data, "<f4")
+
     def under(self, prefix: str) -> Iterator[tuple[str, Any]]:
         """The values whose keys begin so, by the rest of the key."""
         for key in sorted(self.keys):

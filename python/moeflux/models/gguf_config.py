@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from moeflux.errors import FormatError
 from moeflux.models.config import read_config
-from moeflux.models.config_fields import Fields
+from moeflux.models.config_fields import REQUIRED, Fields
 from moeflux.models.gguf import GgufValues
 from moeflux.models.gguf_tokenizer import end_ids
 from moeflux.models.layers import GatedDelta
@@ -26,6 +28,9 @@ itself."""
 
 SOFTMAX, SIGMOID = 1, 2
 """Of `expert_gating_func`."""
+
+LARGE = 1e20
+"""An angle divided by so much is nothing."""
 
 
 def variant_of_gguf(path: Path, values: GgufValues) -> Variant:
@@ -358,6 +363,79 @@ def mixtral(fields: Fields, values: GgufValues) -> dict[str, Any]:
     }
 
 
+def gemma4(fields: Fields, values: GgufValues) -> dict[str, Any]:
+    """Its mixture. Layers that see a window and layers that see everything have heads of their own sizes; the latter
+    have no matrix for values if their keys are those, too. How much of a head turns is said by a tensor."""
+    plain_routing(fields)
+    fields.only("rope.scaling.type", "none", None)
+    count = layers_of(fields)
+    sees_window: list[Any] = fields.get("attention.sliding_window_pattern", list, "a list", REQUIRED)
+    if len(sees_window) != count or not all(type(each) is bool for each in sees_window):
+        raise fields.fail("attention.sliding_window_pattern", f"true or false for each of {count} layers")
+    sizes = fields.count("attention.key_length"), fields.count("attention.key_length_swa")
+    for own, size in zip(("", "_swa"), sizes, strict=True):
+        fields.only(f"attention.value_length{own}", size)
+        fields.only(f"rope.dimension_count{own}", size)
+    kv_heads = heads_of_keys(fields, sees_window)
+    full = [layer for layer, window in enumerate(sees_window) if not window]
+    return {
+        "model_type": "gemma4_text",
+        "num_experts": fields.count("expert_count"),
+        "top_k_experts": fields.count("expert_used_count"),
+        "enable_moe_block": True,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size_per_layer_input": fields.count("embedding_length_per_layer_input", minimum=0),
+        "num_kv_shared_layers": fields.count("attention.shared_kv_layers", 0, minimum=0),
+        "final_logit_softcapping": fields.number("final_logit_softcapping", None),
+        "layer_types": ["sliding_attention" if window else "full_attention" for window in sees_window],
+        "sliding_window": fields.count("attention.sliding_window"),
+        "num_attention_heads": fields.count("attention.head_count"),
+        "num_key_value_heads": kv_heads[1],
+        "head_dim": sizes[1],
+        "per_layer_config": {str(layer): {"head_dim": sizes[0], "num_key_value_heads": kv_heads[0]} for layer in full},
+        "attention_k_eq_v": not any(f"blk.{layer}.attn_v.weight" in values.tensors for layer in full),
+        "intermediate_size": fields.count("feed_forward_length"),
+        "moe_intermediate_size": fields.count("expert_feed_forward_length"),
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": fields.number("rope.freq_base"),
+                "partial_rotary_factor": turning_part(values, sizes[0]),
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": fields.number("rope.freq_base_swa", 10000.0)},
+        },
+    }
+
+
+def heads_of_keys(fields: Fields, sees_window: list[bool]) -> tuple[int, int]:
+    """In layers that see everything, and in those that see a window: one number, or one a layer."""
+    given = fields.values.get("attention.head_count_kv")
+    if not isinstance(given, list):
+        number = fields.count("attention.head_count_kv")
+        return number, number
+    fields.seen.add("attention.head_count_kv")
+    if len(given) != len(sees_window) or not all(type(each) is int for each in given):
+        raise fields.fail("attention.head_count_kv", f"a number for each of {len(sees_window)} layers")
+    kinds = [
+        [each for each, window in zip(given, sees_window, strict=True) if window == kind] for kind in (False, True)
+    ]
+    if any(len(set(kind)) > 1 for kind in kinds):
+        raise fields.fail("attention.head_count_kv", "one number for all layers of a kind")
+    full, window = ((kind or given)[0] for kind in kinds)
+    return full, window
+
+
+def turning_part(values: GgufValues, head_dim: int) -> float:
+    """Of the pairs of a head: those whose angles are divided by 1, before those of which next to nothing is left."""
+    divisors = values.vector("rope_freqs.weight", head_dim // 2)
+    turning = int(np.count_nonzero(divisors == 1))
+    if turning == 0 or not (divisors[:turning] == 1).all() or not (divisors[turning:] >= LARGE).all():
+        raise FormatError(
+            f"{values.path}: tensor rope_freqs.weight: expected ones and then numbers from {LARGE:g} on, found others"
+        )
+    return 2 * turning / head_dim
+
+
 ARCHITECTURES: dict[str, Callable[[Fields, GgufValues], dict[str, Any]]] = {
     "qwen3moe": qwen3_moe,
     "qwen3vlmoe": qwen3_moe,
@@ -367,6 +445,7 @@ ARCHITECTURES: dict[str, Callable[[Fields, GgufValues], dict[str, Any]]] = {
     "deepseek2": deepseek2,
     "glm4moe": glm4_moe,
     "gpt-oss": gpt_oss,
+    "gemma4": gemma4,
     "minimax-m2": minimax_m2,
     "olmoe": olmoe,
     "llama": mixtral,

@@ -8,6 +8,7 @@ that are nearly right give other tokens now and then, and nobody notices.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from moeflux.errors import FormatError
@@ -149,10 +150,24 @@ def byte_level(values: GgufValues) -> dict[str, Any]:
 
 
 def with_scores(values: GgufValues) -> dict[str, Any]:
-    """As SentencePiece makes them: spaces are a character of their own, and bytes spell what no token does."""
+    """As SentencePiece makes them: a pair of tokens is merged by the score of what it makes."""
     tokens = tokens_of(values)
     kinds = kinds_of(values, len(tokens))
     known = vocabulary(values, tokens, kinds)
+    return spelled(values, tokens, kinds, known, merges_by_score(values, tokens, kinds, known))
+
+
+def with_merges(values: GgufValues) -> dict[str, Any]:
+    """The same, but for a list of merges. Of Gemma 4."""
+    tokens = tokens_of(values)
+    kinds = kinds_of(values, len(tokens))
+    return spelled(values, tokens, kinds, vocabulary(values, tokens, kinds), merges(values, {*tokens}))
+
+
+def spelled(
+    values: GgufValues, tokens: list[str], kinds: list[int], known: dict[str, int], pairs: Sequence[Sequence[str]]
+) -> dict[str, Any]:
+    """Spaces are a character of their own, and bytes spell what no token does."""
     begins = values.flag(f"{GGML}add_space_prefix", True)
     unknown = values.token(f"{GGML}unknown_token_id")
     space: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
@@ -171,7 +186,7 @@ def with_scores(values: GgufValues) -> dict[str, Any]:
         "model": {
             "type": "BPE",
             "vocab": known,
-            "merges": merges_by_score(values, tokens, kinds, known),
+            "merges": pairs,
             "unk_token": tokens[unknown] if unknown is not None and unknown < len(tokens) else None,
             "fuse_unk": True,
             "byte_fallback": True,
@@ -196,7 +211,7 @@ def merges_by_score(
     return [pair[3:] for pair in sorted(made)]
 
 
-MODELS = {"gpt2": byte_level, "llama": with_scores}
+MODELS = {"gpt2": byte_level, "llama": with_scores, "gemma4": with_merges}
 """`tokenizer.ggml.model` -> what makes the tokenizer.json."""
 
 
