@@ -49,6 +49,8 @@ MOEFLUX_INLINE void store_wanted(const SixteenRows& rows, float* out, Floats sum
   _mm512_mask_storeu_ps(out + rows.first, rows.wanted, (__m512)sums);
 }
 
+MOEFLUX_INLINE Floats floats(__m512i sums) { return (Floats)_mm512_maskz_cvtepi32_ps(all_lanes, sums); }
+
 // ---- Scales: lanes become matrix rows ------------------------------------------------------------------------------
 
 // Transposes the scales of 16 rows, so that each row has a lane. Scales of two bytes are moved in pairs, as one lane.
@@ -114,53 +116,210 @@ MOEFLUX_INLINE void turn_scales(SpacedRows rows, int64_t count, float (&out)[sca
 
 struct Scales {
   alignas(64) float scales[scale_groups][code_rows];
-  alignas(64) float biases[scale_groups][code_rows];
-  alignas(64) float of_rows[code_rows];  // of NVFP4 only
+  alignas(64) float biases[scale_groups][code_rows];  // where the codes do not tell them
+  alignas(64) float of_rows[code_rows];               // of NVFP4 only
 };
 
-// The same for scales of MXFP4, which are halved, and the biases that its codes need.
-static void turn_powers(const SpacedRows& rows, int64_t count, Scales& to) {
-  __m512i lane[4];
-  turn_quarter_rows(rows, count, lane);
-  MOEFLUX_UNROLL
-  for (int g = 0; g < scale_groups; ++g) {
-    const Floats scale = half_powers(((Words)lane[g / 4] >> (g % 4 * 8)) & 0xffu);
-    store(to.scales[g], scale);
-    store(to.biases[g], scale * -12.0f);
+// The bias of a group of these codes, as a multiple of its scale; 0 where it is a number of its own. It is exact, or
+// rounded as it would be in memory.
+template <int bits>
+constexpr float bias_of_scale = [] {
+  if (bits == e2m1) return -12.0f;
+  return are_in_blocks(bits) ? static_cast<float>(-raised_of(block_type_of(bits))) : 0.0f;
+}();
+
+template <int bits>
+MOEFLUX_INLINE Floats bias_at(const Scales& scales, int64_t g, Floats scale) {
+  if constexpr (bias_of_scale<bits> == 0)
+    return load<Floats>(scales.biases[g]);
+  else
+    return scale * bias_of_scale<bits>;
+}
+
+// For whoever loads them again and again.
+template <int bits>
+MOEFLUX_INLINE void store_biases(Scales& scales) {
+  if constexpr (bias_of_scale<bits> != 0) {
+    MOEFLUX_UNROLL
+    for (int64_t g = 0; g < scale_groups; ++g)
+      store(scales.biases[g], load<Floats>(scales.scales[g]) * bias_of_scale<bits>);
   }
 }
 
-// The same for scales of NVFP4, times those of the rows, with which rows of scales begin. These are loaded with the
-// first groups.
+// Eight bytes of each of eight rows from row `r` on.
+MOEFLUX_INLINE __m512i eight_rows(const SpacedRows& rows, int64_t r) {
+  const auto two = [&](int64_t i) __attribute__((always_inline)) {
+    typedef uint64_t Two __attribute__((vector_size(16)));
+    return (__m128i)Two{load<uint64_t>(rows.row(r + i)), load<uint64_t>(rows.row(r + i + 1))};
+  };
+  __m512i all = _mm512_zextsi128_si512(two(0));
+  all = _mm512_mask_broadcast_i32x4(all, 0x00f0, two(2));
+  all = _mm512_mask_broadcast_i32x4(all, 0x0f00, two(4));
+  return _mm512_mask_broadcast_i32x4(all, 0xf000, two(6));
+}
+
+// Eight bytes of each of 16 rows: lane r of the first vector has four of row r, of the second the other four.
+MOEFLUX_INLINE void turn_eight_bytes(const SpacedRows& rows, __m512i (&lane)[2]) {
+  const Words a = (Words)eight_rows(rows, 0);
+  const Words b = (Words)eight_rows(rows, 8);
+  lane[0] = (__m512i)evens(a, b);
+  lane[1] = (__m512i)odds(a, b);
+}
+
+// The same for the first `count` of them, up to 8.
+MOEFLUX_INLINE void turn_bytes(const SpacedRows& rows, int64_t count, __m512i (&lane)[2]) {
+  if (count == scale_groups) return turn_eight_bytes(rows, lane);
+  __m512i all[4];
+  turn_quarter_rows(rows, count, all);
+  lane[0] = all[0];
+  lane[1] = all[1];
+}
+
+// One byte of each lane, as a number of 32 bits.
+MOEFLUX_INLINE Words byte_of(__m512i words, int which) { return ((Words)words >> (which * 8)) & 0xffu; }
+
+// Scales of MXFP4, which are halved.
+static void turn_powers(const Weights& w, int64_t row, int64_t first, int64_t count, Scales& to) {
+  __m512i lane[2];
+  turn_bytes(spaced_rows(w.scales + row * w.scale_stride + first, w.scale_stride), count, lane);
+  MOEFLUX_UNROLL
+  for (int g = 0; g < scale_groups; ++g) store(to.scales[g], half_powers(byte_of(lane[g / 4], g % 4)));
+}
+
+// Halves of numbers E4M3, which are byte `which` of each lane. Their bits are those of an f32 that is 2^120 times less.
+MOEFLUX_INLINE Floats half_of_e4m3(__m512i words, int which) {
+  const Words upper = (Words)words << (24 - which * 8);
+  return (Floats)((Words)((Ints)upper >> 4) & 0x87f00000u) * 0x1p119f;
+}
+
+// Scales of NVFP4, times those of the rows, with which rows of scales begin. These are loaded with the first groups.
 static void turn_e4m3(const Weights& w, int64_t row, int64_t first, int64_t count, Scales& to) {
   const uint8_t* begin = w.scales + row * w.scale_stride;
   if (first == 0)
     for (int64_t r = 0; r < code_rows; ++r)
       to.of_rows[r] = w.row_scale_bytes ? load<float>(begin + r * w.scale_stride) : 1.0f;
-  __m512i lane[4];
-  turn_quarter_rows(spaced_rows(begin + w.row_scale_bytes + first, w.scale_stride), count, lane);
+  __m512i lane[2];
+  turn_bytes(spaced_rows(begin + w.row_scale_bytes + first, w.scale_stride), count, lane);
   const Floats of_rows = load<Floats>(to.of_rows);
   MOEFLUX_UNROLL
-  for (int g = 0; g < scale_groups; ++g) {
-    const Floats scale = from_e4m3(((Words)lane[g / 4] >> (g % 4 * 8)) & 0xffu) * 0.5f * of_rows;
-    store(to.scales[g], scale);
-    store(to.biases[g], scale * -12.0f);
+  for (int g = 0; g < scale_groups; ++g) store(to.scales[g], half_of_e4m3(lane[g / 4], g % 4) * of_rows);
+}
+
+// ---- Scales of blocks ----------------------------------------------------------------------------------------------
+
+// A number of each of `count` blocks of 16 rows, `offset` bytes behind the start of the block.
+template <typename Number, bool whole>
+MOEFLUX_INLINE void copy_numbers(const SpacedRows& rows, int64_t apart, int64_t offset, int64_t count,
+                                 Number (&to)[scale_groups][code_rows]) {
+  MOEFLUX_UNROLL
+  for (int64_t r = 0; r < code_rows; ++r) {
+    const uint8_t* from = rows.row(r) + offset;
+    MOEFLUX_UNROLL
+    for (int64_t g = 0; g < scale_groups; ++g) {
+      uint32_t number = whole || g < count ? load<Number>(from + g * apart) : 0;
+      asm("" : "+r"(number));  // otherwise they are put together in vectors, whose units have enough to do
+      to[g][r] = static_cast<Number>(number);
+    }
   }
 }
 
-// The same for blocks. A row's eight scales and eight biases are one vector, and so are sixteen rows' of a group.
+// Blocks of 32 columns, each of one group.
+template <BlockType type, bool whole>
+static void load_small_blocks(const SpacedRows& rows, int64_t count, Scales& to) {
+  constexpr int64_t bytes = block_shape(type).bytes;
+  if constexpr (type == BlockType::mxfp4) {
+    alignas(64) uint8_t exponents[scale_groups][code_rows];
+    copy_numbers<uint8_t, whole>(rows, bytes, 0, count, exponents);
+    MOEFLUX_UNROLL
+    for (int64_t g = 0; g < scale_groups; ++g) {
+      const Words e = (Words)load_bytes(exponents[g]);
+      const Words bits = e < 2 ? (Words{} + 0x00200000u) << e : (e - 1) << 23;
+      store(to.scales[g], bits);
+    }
+  } else {
+    alignas(64) uint16_t numbers[scale_groups][code_rows];
+    copy_numbers<uint16_t, whole>(rows, bytes, 0, count, numbers);
+    MOEFLUX_UNROLL
+    for (int64_t g = 0; g < scale_groups; ++g) store(to.scales[g], from_f16(load<Halves>(numbers[g])));
+    if constexpr (bias_of_scale<codes_in(type)> == 0) {
+      copy_numbers<uint16_t, whole>(rows, bytes, 2, count, numbers);
+      MOEFLUX_UNROLL
+      for (int64_t g = 0; g < scale_groups; ++g) store(to.biases[g], from_f16(load<Halves>(numbers[g])));
+    }
+  }
+}
+
+// Q4_K and Q5_K, whose blocks begin with 16 bytes of scales and minima: see scales_of_6_bits.
+static void load_scales_of_6_bits(const SpacedRows& rows, Scales& to) {
+  __m512i lane[4];
+  turn_quarter_rows<true>(rows, 0xffff, lane);
+  const Floats scale = from_f16(narrow((Words)lane[0] & 0xffffu));
+  const Floats minimum = -from_f16(narrow((Words)lane[0] >> 16));
+  const auto first = [](__m512i words) { return (__m512i)((Words)words & 0x3f3f3f3fu); };
+  const auto last = [&](Words low, __m512i words) {
+    return (__m512i)((low & 0x0f0f0f0fu) | (((Words)words >> 2) & 0x30303030u));
+  };
+  const __m512i scales[2] = {first(lane[1]), last((Words)lane[3], lane[1])};
+  const __m512i minima[2] = {first(lane[2]), last((Words)lane[3] >> 4, lane[2])};
+  MOEFLUX_UNROLL
+  for (int g = 0; g < scale_groups; ++g) {
+    store(to.scales[g], floats((__m512i)byte_of(scales[g / 4], g % 4)) * scale);
+    store(to.biases[g], floats((__m512i)byte_of(minima[g / 4], g % 4)) * minimum);
+  }
+}
+
+// Q6_K: eight scales of signed bytes, of one half of a block, and the scale of the block.
+static void load_scales_of_q6_k(const SpacedRows& rows, int64_t half, Scales& to) {
+  __m512i lane[2];
+  SpacedRows at = rows;
+  at.first += 192 + half * 8;
+  turn_eight_bytes(at, lane);
+  alignas(64) uint16_t numbers[code_rows];
+  MOEFLUX_UNROLL
+  for (int64_t r = 0; r < code_rows; ++r) {
+    uint32_t number = load<uint16_t>(rows.row(r) + 208);
+    asm("" : "+r"(number));  // see copy_numbers
+    numbers[r] = static_cast<uint16_t>(number);
+  }
+  const Floats scale = from_f16(load<Halves>(numbers));
+  MOEFLUX_UNROLL
+  for (int g = 0; g < scale_groups; ++g) {
+    const Ints number = (Ints)((Words)lane[g / 4] << (24 - g % 4 * 8)) >> 24;
+    store(to.scales[g], floats((__m512i)number) * scale);
+  }
+}
+
+// A row's eight scales and eight biases are one vector, and so are sixteen rows' of a group.
 template <BlockType type, bool whole>
 static void load_block_scales(const Weights& w, int64_t row, int64_t first, int64_t count, Scales& to) {
-  __m512i v[code_rows];
-  MOEFLUX_UNROLL
-  for (int64_t r = 0; r < code_rows; ++r)
-    v[r] = (__m512i)row_scales<type, whole>(w.codes + (row + r) * w.code_stride, first, count);
-  turn(v);
-  MOEFLUX_UNROLL
-  for (int64_t g = 0; g < scale_groups; ++g) {
-    store(to.scales[g], v[g]);
-    store(to.biases[g], v[scale_groups + g]);
+  constexpr BlockShape shape = block_shape(type);
+  const SpacedRows rows =
+      spaced_rows(w.codes + row * w.code_stride + first * shape.group / shape.columns * shape.bytes, w.code_stride);
+  if constexpr (shape.columns == 32) {
+    load_small_blocks<type, whole>(rows, count, to);
+  } else if constexpr (type == BlockType::q4_k || type == BlockType::q5_k) {
+    load_scales_of_6_bits(rows, to);
+  } else if constexpr (type == BlockType::q6_k) {
+    load_scales_of_q6_k(rows, first / scale_groups % 2, to);
+  } else {
+    __m512i v[code_rows];
+    MOEFLUX_UNROLL
+    for (int64_t r = 0; r < code_rows; ++r)
+      v[r] = (__m512i)row_scales<type>(w.codes + (row + r) * w.code_stride, first);
+    turn(v);
+    MOEFLUX_UNROLL
+    for (int64_t g = 0; g < scale_groups; ++g) {
+      store(to.scales[g], v[g]);
+      if constexpr (bias_of_scale<codes_in(type)> == 0) store(to.biases[g], v[scale_groups + g]);
+    }
   }
+}
+
+// Scales and biases of affine groups.
+template <DType type>
+MOEFLUX_INLINE void turn_both(const SpacedRows& scales, const SpacedRows& biases, int64_t count, Scales& to) {
+  turn_scales<type>(scales, count, to.scales);
+  turn_scales<type>(biases, count, to.biases);
 }
 
 // Loads scales and biases of groups first ... first + count - 1 for matrix rows row ... row + 15.
@@ -171,21 +330,18 @@ static void load_scales(const Weights& w, int64_t row, int64_t first, int64_t co
     if (block_shape(type).columns == 256 || count == scale_groups)
       return load_block_scales<type, true>(w, row, first, count, to);
     return load_block_scales<type, false>(w, row, first, count, to);
-  }
-  if (w.scale_type == DType::f8_e4m3) return turn_e4m3(w, row, first, count, to);
-  const int64_t at = row * w.scale_stride + first * scale_bytes_of(w.scale_type);
-  const SpacedRows scales = spaced_rows(w.scales + at, w.scale_stride);
-  const SpacedRows biases = spaced_rows(w.biases + at, w.scale_stride);
-  if (w.scale_type == DType::u8) return turn_powers(scales, count, to);
-  if (w.scale_type == DType::bf16) {
-    turn_scales<DType::bf16>(scales, count, to.scales);
-    turn_scales<DType::bf16>(biases, count, to.biases);
-  } else if (w.scale_type == DType::f16) {
-    turn_scales<DType::f16>(scales, count, to.scales);
-    turn_scales<DType::f16>(biases, count, to.biases);
   } else {
-    turn_scales<DType::f32>(scales, count, to.scales);
-    turn_scales<DType::f32>(biases, count, to.biases);
+    if constexpr (bits == e2m1) {
+      if (w.scale_type == DType::f8_e4m3) return turn_e4m3(w, row, first, count, to);
+      return turn_powers(w, row, first, count, to);
+    } else {
+      const int64_t at = row * w.scale_stride + first * scale_bytes_of(w.scale_type);
+      const SpacedRows scales = spaced_rows(w.scales + at, w.scale_stride);
+      const SpacedRows biases = spaced_rows(w.biases + at, w.scale_stride);
+      if (w.scale_type == DType::bf16) return turn_both<DType::bf16>(scales, biases, count, to);
+      if (w.scale_type == DType::f16) return turn_both<DType::f16>(scales, biases, count, to);
+      turn_both<DType::f32>(scales, biases, count, to);
+    }
   }
 }
 

@@ -96,9 +96,10 @@ constexpr bool come_in_order = bits == 4;
 template <int bits>
 constexpr int64_t far_behind = come_in_order<bits> ? 12288 : 0;  // bytes, of what goes to the second-level cache
 
-// Cache lines that a block of one row has at most, if it begins on one.
+// Cache lines that are asked for of a block of one row, if it begins on one. The last is not, if the block has eight
+// bytes of it or fewer: the next block asks for it, too.
 template <int bits>
-constexpr int64_t lines_of_block = (bytes_of_128(bits) + 63) / 64;
+constexpr int64_t lines_of_block = (bytes_of_128(bits) + 55) / 64;
 
 // The last byte of the block after block b in each of sixteen rows, where `rows` are at that one; after the last block,
 // of the first in the next sixteen rows. Without a place there, it is still a place that may be prefetched.
@@ -145,6 +146,16 @@ MOEFLUX_INLINE void sums_of_stretches(const SumsOfRow& sums_of_row, BlockSums<gr
   sums_of_groups<group_size>(v, sums);
 }
 
+// One digit of the columns of a block, in the order of its codes. Rows share what it takes to make another order.
+template <Order order>
+MOEFLUX_INLINE BlockCodes digits_of_block(const uint8_t* digits) {
+  const __m512i even = load<__m512i>(digits);
+  const __m512i odd = load<__m512i>(digits + 64);
+  if constexpr (order == Order::parity) return {even, odd};
+  constexpr __mmask64 all_bytes = ~__mmask64{0};
+  return {_mm512_maskz_unpacklo_epi8(all_bytes, even, odd), _mm512_maskz_unpackhi_epi8(all_bytes, even, odd)};
+}
+
 // Sums of code * q over a block, of which `left` columns are there, or all if it is `whole`. `half` says which half of
 // blocks of 256 columns it is. Meanwhile it prefetches the cache lines at `target`, some of them with each row, and,
 // unless codes come in order, those that end with the bytes that `next` has. If all lines were asked for at once, they
@@ -154,13 +165,13 @@ template <int bits, int64_t group_size, bool whole>
 MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const SpacedRows& rows, int64_t half, int64_t left,
                                   const uint8_t* target, const SpacedRows& next, BlockSums<group_size>& sums) {
   constexpr int64_t lines = bytes_of_128(bits) / 4;  // as many as 16 blocks have
-  const __m512i high_even = load<__m512i>(digits);
-  const __m512i high_odd = load<__m512i>(digits + 64);
-  const __m512i low_even = load<__m512i>(digits + 128);
-  const __m512i low_odd = load<__m512i>(digits + 192);
+  constexpr Order order = are_in_blocks(bits) && group_size > 16 ? Order::halves : Order::parity;
+  const BlockCodes high_digits = digits_of_block<order>(digits);
+  const BlockCodes low_digits = digits_of_block<order>(digits + int16_block);
   const auto sums_of_row = [&](int64_t r) __attribute__((always_inline)) {
-    const BlockCodes codes = whole ? codes_at<bits>(rows.row(r), half) : codes_at<bits>(rows.row(r), half, left);
-    __m512i high = dot(dot(_mm512_setzero_si512(), codes.even, high_even), codes.odd, high_odd);
+    const BlockCodes codes =
+        whole ? codes_at<bits, order>(rows.row(r), half) : codes_at<bits, order>(rows.row(r), half, left);
+    __m512i high = dot(dot(_mm512_setzero_si512(), codes.even, high_digits.even), codes.odd, high_digits.odd);
     for (int64_t i = r * lines / code_rows; i < (r + 1) * lines / code_rows; ++i) {
       if constexpr (come_in_order<bits>) asm volatile("prefetcht0 %1" : "+v"(high) : "m"(target[i * 64]));
       asm volatile("prefetcht1 %1" : "+v"(high) : "m"(target[i * 64 + far_behind<bits>]));
@@ -168,7 +179,7 @@ MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const SpacedRows& rows,
     MOEFLUX_UNROLL
     for (int64_t i = 0; i < lines_of_block<bits> && !come_in_order<bits>; ++i)
       asm volatile("prefetcht0 %1" : "+v"(high) : "m"(next.row(r)[-i * 64]));
-    return DigitSums{high, dot(dot(_mm512_setzero_si512(), codes.even, low_even), codes.odd, low_odd)};
+    return DigitSums{high, dot(dot(_mm512_setzero_si512(), codes.even, low_digits.even), codes.odd, low_digits.odd)};
   };
   if constexpr (group_size == 16)
     sums_of_pairs(sums_of_row, sums);

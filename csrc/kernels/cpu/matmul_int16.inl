@@ -9,21 +9,22 @@ namespace moeflux::cpu::MOEFLUX_ISA {
 
 // ---- Sixteen rows of the matrix ------------------------------------------------------------------------------------
 
-MOEFLUX_INLINE Floats floats(__m512i sums) { return (Floats)_mm512_maskz_cvtepi32_ps(all_lanes, sums); }
-
 // total + a group's part of the product: the one place that rounds.
 MOEFLUX_INLINE Floats add_group(Floats total, Floats sum, Floats scale, Floats bias, Floats unit, Floats x_sum) {
   return fma(bias, x_sum, fma(sum, scale * unit, total));
 }
 
 // total + a block's part, for the groups from `g` on. Those after the last group have units and sums of 0.
-template <int64_t group_size>
+template <int bits, int64_t group_size>
 MOEFLUX_INLINE Floats add_block(Floats total, const BlockSums<group_size>& sums, const Scales& scales,
                                 const DigitRow& x, int64_t g) {
   MOEFLUX_UNROLL
-  for (int64_t i = 0; i < int16_block / group_size; ++i)
-    total = add_group(total, floats(sums[i]), load<Floats>(scales.scales[(g + i) % scale_groups]),
-                      load<Floats>(scales.biases[(g + i) % scale_groups]), splat(x.units[g + i]), splat(x.sums[g + i]));
+  for (int64_t i = 0; i < int16_block / group_size; ++i) {
+    const int64_t at = (g + i) % scale_groups;
+    const Floats scale = load<Floats>(scales.scales[at]);
+    total = add_group(total, floats(sums[i]), scale, bias_at<bits>(scales, at, scale), splat(x.units[g + i]),
+                      splat(x.sums[g + i]));
+  }
   return total;
 }
 
@@ -98,7 +99,7 @@ static void multiply_one_row(const Weights& w, int64_t row, int64_t last, const 
     else
       sums_of_part<bits, group_size>(digits, rows, b % 2, left, codes, ahead, sums);
     rows.first += block_bytes;
-    total = add_block<group_size>(total, sums, scales, from, g);
+    total = add_block<bits, group_size>(total, sums, scales, from, g);
   }
   store_wanted(sixteen, out, total);
 }
@@ -293,7 +294,10 @@ static void multiply_sixteen(const Weights& w, int64_t row, int64_t last, const 
   Scales scales;
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t g = b * block_groups;
-    if (g % scale_groups == 0) load_scales<bits>(w, sixteen.first, g, smaller(groups - g, scale_groups), scales);
+    if (g % scale_groups == 0) {
+      load_scales<bits>(w, sixteen.first, g, smaller(groups - g, scale_groups), scales);
+      store_biases<bits>(scales);
+    }
     prefetch_scales<group_size>(target, b, scale_step);
     const Asked asked = {target.codes + b * code_rows * block_bytes, next_block<bits>(w, rows, b, blocks)};
     TurnedCodes<bits> codes;
