@@ -10,9 +10,10 @@ which is linked statically. So a wheel needs nothing of the machine that it was 
 wheels of NumPy that will do, and of tokenizers': where these install, this does. docs/wheels.md tells more.
 
 A wheel that auditwheel finds fault with is no wheel. It is tried in an environment that has it and what it requires,
-and nothing else: the command and the built-in model. Then come tests, which lie outside of the checkout. The wheel of
-another machine is tried by qemu-user, without tests, if FOLDER is a root of that machine with this Python in it, such
-as Debian's packages unpacked with `dpkg -x`.
+and nothing else: the command and the built-in model. Then come tests, which lie outside of the checkout; of a Python
+without the interpreter's lock, also those of threads, and that the lock stays off. The wheel of another machine is
+tried by qemu-user, without tests, if FOLDER is a root of that machine with this Python in it, such as Debian's packages
+unpacked with `dpkg -x`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ MOST_BYTES = 45_000_000
 BUILD_TOOLS = ("scikit-build-core>=1.0", "pybind11>=3.0", "cmake>=3.25", "ninja", "build")
 TESTS = "tests/formats/test_store.py tests/text/test_tokenizer.py tests/engine/test_engine.py"
 """Readers, text and engine: enough to find a module that was built wrongly."""
+WITHOUT_LOCK = "tests/runtime/test_living.py tests/runtime/test_closing.py tests/serving/test_scheduler.py"
+"""What is tested besides where threads of Python really run at once."""
 TEST_TOOLS = ("pytest>=8", "hypothesis>=6")
 
 
@@ -201,14 +204,25 @@ def audited(wheel: Path, arch: str) -> Path:
 # ---- Trying -----------------------------------------------------------------------------------------------------
 
 
+LOCK_IS_OFF = """
+import sys
+import moeflux
+moeflux.load().session().step(1)
+assert not sys._is_gil_enabled(), "expected that no module turns the lock on, found one that does"
+"""
+
+
 def try_out(wheel: Path, python: Interpreter, tests: str) -> None:
     folder = WORK / f"try-{python.name}"
     shutil.rmtree(folder, ignore_errors=True)
     inside = environment(folder, python, str(wheel))
     smoke(inside)
+    if python.free:
+        subprocess.run([inside, "-c", LOCK_IS_OFF], cwd=folder, check=True)
     if tests:
         environment(folder, python, *TEST_TOOLS)
-        subprocess.run([inside, "-m", "pytest", "-q", *tests.split()], cwd=test_sources(), check=True)
+        files = [*tests.split(), *(WITHOUT_LOCK.split() if python.free else ())]
+        subprocess.run([inside, "-m", "pytest", "-q", *files], cwd=test_sources(), check=True)
 
 
 def try_emulated(wheel: Path, python: Interpreter, arch: str, root: Path) -> None:
