@@ -3,7 +3,7 @@
     python tests/fuzz/run.py --seconds 600                 all targets, the time shared out among them
     python tests/fuzz/run.py --seconds 60 --target json    one of them
     python tests/fuzz/run.py --corpus-only                 seeds, regressions and a fixed series of mutations
-    python tests/fuzz/run.py --seconds 3600 --plain        readers in C++ without sanitizers, at ten times the rate
+    python tests/fuzz/run.py --seconds 3600 --plain        readers in C++ without sanitizers, at three times the rate
 
 A clang++ with libFuzzer is used when there is one, else the C++ compiler at hand with our driver.cpp; --corpus-only
 always takes the latter, so that it does the same everywhere. Targets of readers that are written in Python lie in
