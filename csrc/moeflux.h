@@ -46,9 +46,10 @@ struct EngineOptions {
   Precision precision = Precision::automatic;
   int threads = 0;           // threads that compute; 0: one per core
   int readers = 0;           // threads that read experts; 0: chosen by the engine
-  int64_t expert_slots = 0;  // experts held in memory; 0: all of them
-  int ring_depth = 2;        // expert batches that may be in flight
-  int64_t chunk = 0;         // largest number of tokens in a prefill chunk; 0: chosen by the engine
+  int64_t expert_slots = 0;  // experts held in memory, that of the device; 0: all of them
+  int64_t host_slots = 0;  // on a device with memory of its own, experts held in the host's; none if all have the above
+  int ring_depth = 2;      // expert batches that may be in flight
+  int64_t chunk = 0;       // largest number of tokens in a prefill chunk; 0: chosen by the engine
   Reads reads = Reads::automatic;
   CachePolicy cache = CachePolicy::lru;
   LookAhead look_ahead = LookAhead::automatic;
@@ -72,6 +73,7 @@ struct SessionOptions {
 struct Footprint {
   int64_t dense_weights = 0;
   int64_t expert_slots = 0;
+  int64_t host_slots = 0;    // of experts, in the host's memory, below those of a device with memory of its own
   int64_t scratch = 0;       // intermediate numbers of a chunk, and what the kernels want for themselves
   int64_t read_buffers = 0;  // of the reading threads, where reads do not go straight into slots; staging
   int64_t tables = 0;        // which expert is where, what is wanted next, checksums
@@ -84,7 +86,7 @@ struct Footprint {
   int64_t tokens = 0;       // the tokens themselves, logits, and staging for a device's memory
 
   int64_t engine() const {
-    return dense_weights + expert_slots + scratch + read_buffers + tables + ngram_rows + loading;
+    return dense_weights + expert_slots + host_slots + scratch + read_buffers + tables + ngram_rows + loading;
   }
   int64_t sessions() const { return rows + recurrent + checkpoints + tokens; }
   int64_t total() const { return engine() + sessions(); }
@@ -107,7 +109,9 @@ struct StepStats {
   // Experts found in a slot, or on their way into one. Where the host does not know the choice of several rows, each
   // row's counts.
   int64_t expert_hits = 0;
-  int64_t expert_misses = 0;  // experts that had to be read and were not on their way
+  int64_t expert_misses = 0;  // experts that had to be brought and were not on their way
+  int64_t host_hits = 0;      // those of them that were in slots of the host's memory, or on their way there
+  int64_t bytes_copied = 0;   // of experts, from there to the device's memory
   int64_t ngram_hits = 0;     // rows of n-gram tables found in memory, or on their way there
   int64_t ngram_misses = 0;   // rows that had to be read and were not on their way
   int64_t submissions = 0;    // batches given to the backend
@@ -217,6 +221,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   LayerRange layers() const { return {variant().layers_before, variant().layers_before + variant().num_layers()}; }
   virtual int64_t experts() const = 0;  // the routed experts of all layers that it has
   virtual int64_t expert_slots() const = 0;
+  virtual int64_t host_slots() const = 0;
   virtual int64_t chunk() const = 0;  // the most tokens that go through the layers at once
   // What the engine and its sessions hold now.
   virtual Footprint memory() const = 0;

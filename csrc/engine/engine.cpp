@@ -29,6 +29,7 @@ EngineOptions checked(EngineOptions options) {
   require(options.threads >= 0 && options.threads <= 1024, "threads", "0 to 1024", options.threads);
   require(options.readers >= 0 && options.readers <= 256, "readers", "0 to 256", options.readers);
   require(options.expert_slots >= 0, "expert_slots", "0 or more", options.expert_slots);
+  require(options.host_slots >= 0, "host_slots", "0 or more", options.host_slots);
   require(options.ring_depth >= 1 && options.ring_depth <= 16, "ring_depth", "1 to 16", options.ring_depth);
   require(options.chunk >= 0 && options.chunk <= longest_chunk, "chunk", "0 to 8192", options.chunk);
   require(options.session_bytes >= 0, "session_bytes", "0 or more", options.session_bytes);
@@ -45,9 +46,17 @@ void check_store(const StoreDirectory& store, const EngineOptions& options) {
                              store.variant.experts().count));
 }
 
+// Slots in the host's memory are for a device that has another.
+void check_host_slots(const EngineOptions& options, bool shared) {
+  if (options.host_slots > 0 && shared)
+    throw ArgumentError(concat("host_slots: expected none on ", options.backend,
+                               ", whose experts are in the host's memory already, found ", options.host_slots));
+}
+
 std::unique_ptr<Backend> backend_of(const EngineOptions& options, const EngineFaults& faults, OpTimes& times) {
   std::unique_ptr<Backend> backend = make_backend(
       options.backend, {options.isa, options.precision == Precision::exact, options.threads}, faults.backend);
+  check_host_slots(options, backend->shares_memory());
   if (options.time_ops) return std::make_unique<TimedBackend>(std::move(backend), times);
   return backend;
 }
@@ -90,6 +99,7 @@ Footprint footprint(const StoreDirectory& store, const EngineOptions& options, c
   const EngineOptions chosen = resolved(store, checked(options));
   const DeviceEntry& device = device_entry(chosen.backend);
   const bool shared = device.shares_memory && !apart;
+  check_host_slots(chosen, shared);
   Footprint bytes = engine_footprint(store, chosen, shared, device.maps_files && !apart);
   bytes += session_footprint(store.variant, resolved(store.variant, session), drafts_of(chosen.speculate), chosen.chunk,
                              shared);
@@ -167,6 +177,7 @@ Footprint LoadedEngine::memory() const {
   Footprint bytes = session_memory_.held();
   bytes.dense_weights = model_.weights.bytes();
   bytes.expert_slots = arena_bytes(experts_.slot_bytes());
+  bytes.host_slots = arena_bytes(experts_.host_slot_bytes());
   bytes.scratch = picks_.bytes() + prepared_;
   for (const std::unique_ptr<Buffer>& buffer : scratch_.memory)
     if (buffer) bytes.scratch += arena_bytes(buffer->bytes());
@@ -260,6 +271,8 @@ StepStats& StepStats::operator+=(const StepStats& other) {
   bytes_read += other.bytes_read;
   expert_hits += other.expert_hits;
   expert_misses += other.expert_misses;
+  host_hits += other.host_hits;
+  bytes_copied += other.bytes_copied;
   ngram_hits += other.ngram_hits;
   ngram_misses += other.ngram_misses;
   submissions += other.submissions;

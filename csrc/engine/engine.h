@@ -58,6 +58,7 @@ class LoadedEngine final : public Engine {
   int64_t sessions() const override { return session_memory_.sessions(); }
   int64_t experts() const override { return all_experts(model_.variant); }
   int64_t expert_slots() const override { return experts_.slots(); }
+  int64_t host_slots() const override { return experts_.host_slots(); }
   int64_t chunk() const override { return scratch_.rows; }
   double read_rate(double seconds) override;
   int64_t step_bytes() const override;

@@ -40,6 +40,7 @@ EngineOptions resolved(const StoreDirectory& store, EngineOptions options) {
     throw ArgumentError(concat("expert_slots: expected at least ", variant.experts().per_token,
                                ", the experts of one token in one layer, found ", options.expert_slots));
   options.expert_slots = slots;
+  options.host_slots = slots == all ? 0 : std::min(options.host_slots, all);
   options.backend = device_entry(options.backend).name;
   if (options.chunk == 0) options.chunk = default_chunk;
   if (options.readers == 0) options.readers = default_readers;
@@ -107,6 +108,7 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
   Footprint bytes;
   bytes.dense_weights = dense_layout(store, maps).bytes();
   bytes.expert_slots = arena_bytes(ExpertSide::planned_slots(store, options));
+  bytes.host_slots = arena_bytes(ExpertSide::planned_host_slots(store, options));
   bytes.scratch = scratch_layout(v, layers, output, draft, options.chunk, scratch).bytes(shared) +
                   MirroredBuffer::planned_bytes(max_top_k * 8, shared) +
                   device_entry(options.backend).prepared_bytes(work_sizes(store, layers, options));
@@ -158,6 +160,7 @@ Footprint session_footprint(const Variant& variant, const SessionOptions& option
 Footprint& Footprint::operator+=(const Footprint& other) {
   dense_weights += other.dense_weights;
   expert_slots += other.expert_slots;
+  host_slots += other.host_slots;
   scratch += other.scratch;
   read_buffers += other.read_buffers;
   tables += other.tables;

@@ -25,10 +25,15 @@ void EvictionOrder::join(int32_t slot, int32_t key, bool unused_guess) {
     level = 0;
   else if (policy_ == CachePolicy::lfu)
     level = std::max<int32_t>(1, lists_.counts[static_cast<size_t>(key)]);
-  const int32_t last = at(head(level)).before;
-  at(slot) = {last, head(level)};
-  at(last).after = slot;
-  at(head(level)).before = slot;
+  insert(slot, at(head(level)).before, head(level));
+}
+
+void EvictionOrder::join_first(int32_t slot) { insert(slot, head(0), at(head(0)).after); }
+
+void EvictionOrder::insert(int32_t slot, int32_t before, int32_t after) {
+  at(slot) = {before, after};
+  at(before).after = slot;
+  at(after).before = slot;
   ++size_;
 }
 

@@ -3,7 +3,8 @@
 // LRU gives up the slot whose last use ended longest ago. LFU gives up the expert used least often, and among equals
 // the longest unused. It counts uses of every expert, held or not, and halves all counts every `ageing_period` uses, so
 // that an expert that was popular does not stay for ever. In both, a guess of the look-ahead that nobody used goes
-// before everything else. With `none`, nothing is kept that nobody holds.
+// before everything else, and before that, the last first, experts that another memory has too. With `none`, nothing is
+// kept that nobody holds.
 #pragma once
 
 #include <cstddef>
@@ -31,6 +32,8 @@ class EvictionOrder {
   void use(int32_t key);
   // A slot that nobody holds any more joins as the last of its level, or of the lowest level if `unused_guess`.
   void join(int32_t slot, int32_t key, bool unused_guess);
+  // Likewise, but it goes next.
+  void join_first(int32_t slot);
   // The slot is held again, or was taken.
   void leave(int32_t slot);
   // The slot that goes next; -1 when none can.
@@ -65,6 +68,7 @@ class EvictionOrder {
   Link& at(int32_t node) { return lists_.links[static_cast<size_t>(node)]; }
   const Link& at(int32_t node) const { return lists_.links[static_cast<size_t>(node)]; }
   void halve();
+  void insert(int32_t slot, int32_t before, int32_t after);
   void append_list(int32_t from, int32_t to);
 
   CachePolicy policy_;

@@ -1,4 +1,5 @@
-// Experts on demand: the store, the pool and the cache put together.
+// Experts on demand: the store, the pool and the cache put together. Where there are slots below, an expert comes from
+// its file to a slot there, and is copied to its slot here. Only when no slot below is free is it read here at once.
 //
 // While an expert is being read, the loader holds a lease of its own. So no slot goes to another expert while a thread
 // still writes into it, whatever becomes of the asker. Store, pool and cache must outlive the loader, and its
@@ -18,8 +19,21 @@
 
 namespace moeflux {
 
+class LowerSlots;
+
 // Checks an expert that was just read, and throws when it is not what it should be. Called by the threads that read.
 using ExpertCheck = std::function<void(int64_t layer, int64_t expert, const Landing& slot)>;
+
+struct LoaderCounts {
+  int64_t begun = 0;          // experts whose reads have begun
+  int64_t under_way = 0;      // now, demanded or guessed
+  int64_t bytes_read = 0;     // of what has begun, without what was dropped
+  int64_t dropped_bytes = 0;  // of guesses that were never read
+  int64_t found_below = 0;    // demanded experts that were in a slot below, or on their way there
+  int64_t bytes_copied = 0;   // from below
+
+  LoaderCounts& operator+=(const LoaderCounts& other);
+};
 
 // The sizes that a loader makes room for.
 struct LoaderShape {
@@ -34,7 +48,8 @@ struct LoaderShape {
 
 class ExpertLoader {
  public:
-  ExpertLoader(const ExpertStore& store, ReadPool& pool, SlotCache& cache, ExpertCheck check = {});
+  ExpertLoader(const ExpertStore& store, ReadPool& pool, SlotCache& cache, ExpertCheck check = {},
+               LowerSlots* lower = nullptr);
   ~ExpertLoader();
   ExpertLoader(const ExpertLoader&) = delete;
   ExpertLoader& operator=(const ExpertLoader&) = delete;
@@ -60,16 +75,16 @@ class ExpertLoader {
   void give_up_guesses();
   // Ends everything under way, demanded or not.
   void give_up();
-  bool has(int64_t layer, int64_t expert) const { return cache_.contains(layer, expert); }  // or it is coming
-  int64_t under_way() const {
-    return static_cast<int64_t>(lists_.loads.size() - lists_.idle.size());
-  }  // demanded or guessed
+  // Whether the expert is in a slot, here or below, or on its way.
+  bool has(int64_t layer, int64_t expert) const;
+  // Whether `guess` has nothing to do for it.
+  bool needs_no_guess(int64_t layer, int64_t expert) const;
   // Bytes of its lists: planned for so many slots, and held.
   static int64_t planned_tables(const LoaderShape& shape);
   int64_t tables() const;
-  // Bytes of guesses that were never read, since the loader was made.
-  int64_t dropped_guess_bytes() const { return dropped_; }
-  int64_t begun() const { return begun_; }  // since the loader was made: experts whose reads have begun
+  // All of these are of reads of files, here and below, since the loader was made, but for `bytes_copied`, which is of
+  // what came from below.
+  LoaderCounts counts() const;
 
  private:
   struct Load {
@@ -78,8 +93,9 @@ class ExpertLoader {
     int64_t expert = 0;
     Landing slot;
     Lease lease;
-    bool guess = false;  // one of `guesses_`
-    ReadBatch batch;     // last: it goes first
+    bool guess = false;       // one of `guesses_`
+    bool from_below = false;  // no use of the batch
+    ReadBatch batch;          // last: it goes first
   };
 
   struct Lists {
@@ -103,6 +119,9 @@ class ExpertLoader {
   }
   void add_load();
   void begin(Lease lease, bool guess, int64_t parts);
+  bool is_over(const Load& load) const;
+  int64_t drop(Load& load);
+  bool complete(Load& load);
   void no_guess(Load& load);
   void finish(int64_t slot);
   void finish_quietly(int64_t slot);
@@ -113,9 +132,9 @@ class ExpertLoader {
   SlotCache& cache_;
   ExpertCheck check_;
   LoaderShape shape_;
+  LowerSlots* lower_;
   Lists lists_;
-  int64_t dropped_ = 0;
-  int64_t begun_ = 0;
+  LoaderCounts counts_;
 };
 
 }  // namespace moeflux

@@ -154,6 +154,16 @@ void SlotCache::drop_all() {
   }
 }
 
+void SlotCache::set_elsewhere(int64_t layer, int64_t expert, bool elsewhere) {
+  const int32_t slot = lists_.table[key_of(layer, expert)];
+  if (slot < 0) return;
+  Slot& found = at(slot);
+  const bool can_go = found.leases == 0;
+  if (can_go) order_.leave(slot);
+  found.elsewhere = elsewhere;
+  if (can_go) join(slot);
+}
+
 // An empty slot, or the one that is given up next; -1 when there is neither.
 int32_t SlotCache::take_slot() {
   if (!lists_.free.empty()) {
@@ -172,7 +182,7 @@ int32_t SlotCache::take_slot() {
 
 void SlotCache::begin_loading(int32_t slot, size_t key, bool guess) {
   lists_.table[key] = slot;
-  at(slot) = {static_cast<int32_t>(key), 0, SlotState::loading, guess};
+  at(slot) = {static_cast<int32_t>(key), 0, SlotState::loading, guess, false};
 }
 
 Lease SlotCache::hold(int32_t slot) {
@@ -191,16 +201,26 @@ void SlotCache::release(int32_t slot) {
   --leased_;
   if (held.state == SlotState::loading) fail(held);
   if (held.state == SlotState::ready && order_.policy() != CachePolicy::none) {
-    order_.join(slot, held.key, held.unused_guess);
+    join(slot);
     return;
   }
   if (held.state == SlotState::ready) forget(slot);
   lists_.free.push_back(slot);
 }
 
+void SlotCache::join(int32_t slot) {
+  const Slot& joining = at(slot);
+  if (joining.elsewhere)
+    order_.join_first(slot);
+  else
+    order_.join(slot, joining.key, joining.unused_guess);
+}
+
 void SlotCache::forget(int32_t slot) {
-  lists_.table[static_cast<size_t>(at(slot).key)] = -1;
+  const int32_t key = at(slot).key;
+  lists_.table[static_cast<size_t>(key)] = -1;
   at(slot).state = SlotState::empty;
+  if (forgotten_) forgotten_(key / shape_.experts, key % shape_.experts);
 }
 
 void SlotCache::fail(Slot& slot) {

@@ -11,7 +11,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/lists.h"
@@ -113,6 +115,16 @@ class SlotCache {
   bool drop(int64_t layer, int64_t expert);
   void drop_all();
 
+  // An expert that is elsewhere too goes before those that are here alone: the last that came there first, because it
+  // will stay there longest. Does nothing if it is not here.
+  void set_elsewhere(int64_t layer, int64_t expert, bool elsewhere);
+  // `forgotten` is told from now on which ready expert has lost its slot. It must not call the cache.
+  void watch(std::function<void(int64_t layer, int64_t expert)> forgotten) { forgotten_ = std::move(forgotten); }
+  // The slot whose memory that is.
+  int64_t slot_at(const Landing& landing) const {
+    return (landing.memory().data() - memory_.data()) / shape_.slot_bytes;
+  }
+
  private:
   friend class Lease;
 
@@ -121,6 +133,7 @@ class SlotCache {
     int32_t leases = 0;
     SlotState state = SlotState::empty;
     bool unused_guess = false;
+    bool elsewhere = false;
   };
 
   struct Lists {
@@ -145,6 +158,7 @@ class SlotCache {
   void release(int32_t slot);
   void forget(int32_t slot);
   void fail(Slot& slot);
+  void join(int32_t slot);
 
   std::span<std::byte> memory_;
   SlotCacheShape shape_;
@@ -152,6 +166,7 @@ class SlotCache {
   Lists lists_;
   int64_t leased_ = 0;
   SlotCacheStats stats_;
+  std::function<void(int64_t layer, int64_t expert)> forgotten_;
 };
 
 }  // namespace moeflux

@@ -227,7 +227,11 @@ void register_stats(py::module_& m) {
       .def_readonly("ngram_misses", &StepStats::ngram_misses,
                     "Rows of n-gram tables that had to be read and were not on their way.")
       .def_readonly("expert_misses", &StepStats::expert_misses,
-                    "Experts that had to be read and were not on their way.")
+                    "Experts that had to be brought and were not on their way.")
+      .def_readonly("host_hits", &StepStats::host_hits,
+                    "Those of them that were in slots of the host's memory, or on their way there.")
+      .def_readonly("bytes_copied", &StepStats::bytes_copied,
+                    "Bytes of experts that were copied from there to the device's memory.")
       .def_readonly("submissions", &StepStats::submissions, "How many batches the backend was given.")
       .def_readonly("waits", &StepStats::waits, "How many times the host waited for a batch.")
       .def_readonly("look_ahead_reads", &StepStats::look_ahead_reads, "Experts whose reads the look-ahead began.")
@@ -268,11 +272,11 @@ ExpertChecksums parse_checksums(const Checksums& given, const Variant& variant) 
 
 std::shared_ptr<Engine> open(const EngineFaults& faults, const Store& store, const std::string& backend,
                              const std::string& isa, const std::string& precision, int threads, int readers,
-                             int64_t expert_slots, int ring_depth, int64_t chunk, int64_t session_bytes,
-                             const std::string& reads, const std::string& cache, const std::string& look_ahead,
-                             const std::string& speculate, const std::pair<int64_t, int64_t>& layers,
-                             const std::optional<Checksums>& checksums, const std::optional<py::function>& on_progress,
-                             bool time_ops) {
+                             int64_t expert_slots, int64_t host_slots, int ring_depth, int64_t chunk,
+                             int64_t session_bytes, const std::string& reads, const std::string& cache,
+                             const std::string& look_ahead, const std::string& speculate,
+                             const std::pair<int64_t, int64_t>& layers, const std::optional<Checksums>& checksums,
+                             const std::optional<py::function>& on_progress, bool time_ops) {
   EngineOptions options;
   options.backend = backend;
   options.isa = isa;
@@ -280,6 +284,7 @@ std::shared_ptr<Engine> open(const EngineFaults& faults, const Store& store, con
   options.threads = threads;
   options.readers = readers;
   options.expert_slots = expert_slots;
+  options.host_slots = host_slots;
   options.ring_depth = ring_depth;
   options.chunk = chunk;
   options.reads = choice_of<Reads>("reads", reads);
@@ -298,14 +303,15 @@ std::shared_ptr<Engine> open(const EngineFaults& faults, const Store& store, con
 }
 
 Footprint footprint_of(const EngineFaults& faults, const Store& store, const std::string& backend, int readers,
-                       int64_t expert_slots, int ring_depth, int64_t chunk, const std::string& reads,
-                       const std::string& cache, const std::string& speculate,
+                       int64_t expert_slots, int64_t host_slots, int ring_depth, int64_t chunk,
+                       const std::string& reads, const std::string& cache, const std::string& speculate,
                        const std::pair<int64_t, int64_t>& layers, bool verify_reads, int64_t max_context,
                        const std::string& kv, int64_t max_checkpoints) {
   EngineOptions options;
   options.backend = backend;
   options.readers = readers;
   options.expert_slots = expert_slots;
+  options.host_slots = host_slots;
   options.ring_depth = ring_depth;
   options.chunk = chunk;
   options.reads = choice_of<Reads>("reads", reads);
@@ -320,6 +326,7 @@ void register_footprint(py::module_& m, Class<Testing>& testing) {
   Class<Footprint>(m, "Footprint", "Bytes of memory by what they are for: planned, or held. See moeflux.h.")
       .def_readonly("dense_weights", &Footprint::dense_weights)
       .def_readonly("expert_slots", &Footprint::expert_slots)
+      .def_readonly("host_slots", &Footprint::host_slots)
       .def_readonly("scratch", &Footprint::scratch)
       .def_readonly("ngram_rows", &Footprint::ngram_rows)
       .def_readonly("read_buffers", &Footprint::read_buffers)
@@ -340,10 +347,10 @@ void register_footprint(py::module_& m, Class<Testing>& testing) {
                        "Like footprint, for a device with these faults.");
   };
   define(py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("readers") = 0,
-         py::arg("expert_slots") = 0, py::arg("ring_depth") = 2, py::arg("chunk") = 0, py::arg("reads") = "auto",
-         py::arg("cache") = "lru", py::arg("speculate") = "off", py::arg("layers") = all_layers,
-         py::arg("verify_reads") = false, py::arg("max_context") = 0, py::arg("kv_dtype") = "f32",
-         py::arg("max_checkpoints") = 4);
+         py::arg("expert_slots") = 0, py::arg("host_slots") = 0, py::arg("ring_depth") = 2, py::arg("chunk") = 0,
+         py::arg("reads") = "auto", py::arg("cache") = "lru", py::arg("speculate") = "off",
+         py::arg("layers") = all_layers, py::arg("verify_reads") = false, py::arg("max_context") = 0,
+         py::arg("kv_dtype") = "f32", py::arg("max_checkpoints") = 4);
   m.def(
       "chosen_reads",
       [](const std::string& asked, bool streams, bool direct_works, bool buffered_is_faster, bool crowds_out) {
@@ -389,10 +396,10 @@ void register_engine(py::module_& m, Class<Testing>& testing) {
   };
   define(py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("isa") = "",
          py::arg("precision") = "auto", py::arg("threads") = 0, py::arg("readers") = 0, py::arg("expert_slots") = 0,
-         py::arg("ring_depth") = 2, py::arg("chunk") = 0, py::arg("session_bytes") = 0, py::arg("reads") = "auto",
-         py::arg("cache") = "lru", py::arg("look_ahead") = "auto", py::arg("speculate") = "off",
-         py::arg("layers") = all_layers, py::arg("checksums") = py::none(), py::arg("on_progress") = py::none(),
-         py::arg("time_ops") = false);
+         py::arg("host_slots") = 0, py::arg("ring_depth") = 2, py::arg("chunk") = 0, py::arg("session_bytes") = 0,
+         py::arg("reads") = "auto", py::arg("cache") = "lru", py::arg("look_ahead") = "auto",
+         py::arg("speculate") = "off", py::arg("layers") = all_layers, py::arg("checksums") = py::none(),
+         py::arg("on_progress") = py::none(), py::arg("time_ops") = false);
   engines.def("describe", &Engine::describe)
       .def_property_readonly("memory", &Engine::memory, "What is held now, by what it is for.")
       .def_property_readonly("held", &Engine::held, "The same, counted where memory is given out.")

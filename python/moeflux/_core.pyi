@@ -592,6 +592,7 @@ class testing:
         threads: int = 0,
         readers: int = 0,
         expert_slots: int = 0,
+        host_slots: int = 0,
         ring_depth: int = 2,
         chunk: int = 0,
         session_bytes: int = 0,
@@ -615,6 +616,7 @@ class testing:
         backend: str = "auto",
         readers: int = 0,
         expert_slots: int = 0,
+        host_slots: int = 0,
         ring_depth: int = 2,
         chunk: int = 0,
         reads: str = "auto",
@@ -923,6 +925,11 @@ class StepStats:
         The part of compute_seconds in the shared expert and experts in slots, during the reads.
         """
     @property
+    def bytes_copied(self) -> int:
+        """
+        Bytes of experts that were copied from there to the device's memory.
+        """
+    @property
     def bytes_read(self) -> int:
         """
         Bytes of expert reads, including those of the look-ahead.
@@ -950,7 +957,12 @@ class StepStats:
     @property
     def expert_misses(self) -> int:
         """
-        Experts that had to be read and were not on their way.
+        Experts that had to be brought and were not on their way.
+        """
+    @property
+    def host_hits(self) -> int:
+        """
+        Those of them that were in slots of the host's memory, or on their way there.
         """
     @property
     def look_ahead_pays(self) -> bool | None:
@@ -1037,6 +1049,8 @@ class Footprint:
     def engine(self) -> int: ...
     @property
     def expert_slots(self) -> int: ...
+    @property
+    def host_slots(self) -> int: ...
     @property
     def loading(self) -> int: ...
     @property
@@ -1191,6 +1205,7 @@ class Engine:
         threads: int = 0,
         readers: int = 0,
         expert_slots: int = 0,
+        host_slots: int = 0,
         ring_depth: int = 2,
         chunk: int = 0,
         session_bytes: int = 0,
@@ -1549,6 +1564,7 @@ def footprint(
     backend: str = "auto",
     readers: int = 0,
     expert_slots: int = 0,
+    host_slots: int = 0,
     ring_depth: int = 2,
     chunk: int = 0,
     reads: str = "auto",

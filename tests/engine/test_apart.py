@@ -22,6 +22,9 @@ FLOWS = {
     "resident": {"expert_slots": 0},
     "overlapped": {"expert_slots": 9, "look_ahead": "on", "cache": "lfu"},
     "streamed": {"expert_slots": 4, "reads": "direct", "ring_depth": 1, "readers": 3},
+    "host slots": {"expert_slots": 9, "host_slots": 14, "look_ahead": "on"},
+    "few host slots": {"expert_slots": 4, "host_slots": 3, "look_ahead": "on", "cache": "lfu", "readers": 3},
+    "all in host slots": {"expert_slots": 9, "host_slots": 1 << 20, "cache": "none", "verify_reads": True},
 }
 
 

@@ -26,6 +26,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"readers": 3, "reads": "buffered", "look_ahead": "on", "deferred": True},
     {"readers": 3, "reads": "direct", "look_ahead": "off", "ring_depth": 1},
     {"readers": 2, "reads": "buffered", "look_ahead": "off", "cache": "none", "apart": True, "threads": 2},
+    {"readers": 2, "reads": "direct", "look_ahead": "on", "apart": True, "host_slots": 8},
 )
 """In turn, from read to read."""
 

@@ -54,15 +54,16 @@ void ExpertSide::run(Recorder& recorder, const RoutedExpertsBlock& block, const 
 
 void ExpertSide::begin(int64_t n) {
   laps_ = {};
-  call_ = {n, laps_, slots_.pool().stats().busy_seconds, slots_.loader().dropped_guess_bytes()};
+  call_ = {n, laps_, slots_.pool().stats().busy_seconds, slots_.loader().counts()};
 }
 
 void ExpertSide::finish(StepStats& stats) {
   ExpertLoader& loader = slots_.loader();
   loader.collect();
-  if (loader.begun() > confirmed_) check_unchanged();
-  resident_.fill(stats);
-  confirmed_ = loader.begun() - loader.under_way();
+  if (loader.counts().begun > confirmed_) check_unchanged();
+  resident_.fill();
+  const LoaderCounts counts = loader.counts();
+  confirmed_ = counts.begun - counts.under_way;
   end_call(stats);
 }
 
@@ -71,15 +72,18 @@ void ExpertSide::check_unchanged() {
     slots_.store().check_unchanged();
   } catch (...) {
     slots_.loader().give_up();
-    slots_.cache().drop_all();
+    slots_.drop_all();
     resident_.forget();
     throw;
   }
 }
 
 void ExpertSide::end_call(StepStats& stats) {
-  const int64_t dropped = slots_.loader().dropped_guess_bytes() - call_.dropped_bytes;
-  stats.bytes_read += stats.look_ahead_reads * expert_bytes() - dropped;
+  const LoaderCounts counts = slots_.loader().counts();
+  const int64_t dropped = counts.dropped_bytes - call_.loader.dropped_bytes;
+  stats.bytes_read += counts.bytes_read - call_.loader.bytes_read;
+  stats.bytes_copied += counts.bytes_copied - call_.loader.bytes_copied;
+  stats.host_hits += counts.found_below - call_.loader.found_below;
   stats.look_ahead_wasted_bytes += (stats.look_ahead_reads - stats.look_ahead_used) * expert_bytes() - dropped;
   stats.read_busy_seconds += slots_.pool().stats().busy_seconds - call_.busy_seconds;
   if (call_.tokens > 0)

@@ -47,6 +47,7 @@ class ExpertSide {
   ReadMode read_mode() const { return slots_.store().mode(); }
 
   int64_t slots() const { return slots_.count(); }
+  int64_t host_slots() const { return slots_.host_count(); }
   int64_t expert_bytes() const { return slots_.store().largest().bytes; }
   int64_t read_buffers() const { return slots_.pool().memory(); }
   // Bytes of the host's memory that a device with memory of its own needs: planned with resolved options, and held.
@@ -58,6 +59,11 @@ class ExpertSide {
   static int64_t planned_slots(const StoreDirectory& store, const EngineOptions& options);
   static int64_t planned_tables(const StoreDirectory& store, const EngineOptions& options);
   int64_t slot_bytes() const { return slots_.bytes(); }
+  // The same of slots in the host's memory.
+  static int64_t planned_host_slots(const StoreDirectory& store, const EngineOptions& options) {
+    return ExpertSlots::planned_host_bytes(store, options);
+  }
+  int64_t host_slot_bytes() const { return slots_.host_bytes(); }
   int64_t tables() const;
   const std::string& describe() const { return describe_; }  // "32 expert slots, ..., lru, look-ahead auto"
 
@@ -66,8 +72,8 @@ class ExpertSide {
   struct CallStart {
     int64_t tokens = 0;
     Stopwatch time;
-    double busy_seconds = 0;    // of the pool
-    int64_t dropped_bytes = 0;  // of the loader
+    double busy_seconds = 0;  // of the pool
+    LoaderCounts loader;
   };
 
   void check_unchanged();

@@ -31,7 +31,8 @@ ExpertCheck expert_check(const StoreDirectory& store, const ExpertStore& experts
         concat("verify_reads: expected a store with a checksum of every expert, one that `moeflux convert` "
                "or `moeflux synth` wrote, found ",
                printable(store.listing), " without"));
-  return [&experts, &staging, sums = store.expert_checksums](int64_t layer, int64_t expert, const Landing& slot) {
+  const auto sums = std::make_shared<const ExpertChecksums>(store.expert_checksums);
+  return [&experts, &staging, sums](int64_t layer, int64_t expert, const Landing& slot) {
     Sha256 hash;
     staging.show(slot, [&](std::span<const std::byte> bytes) {
       const std::vector<ExpertPiece>& pieces = experts.experts(layer).pieces;
@@ -39,7 +40,7 @@ ExpertCheck expert_check(const StoreDirectory& store, const ExpertStore& experts
         hash.add(bytes.subspan(static_cast<size_t>(experts.slot().offsets[i]), static_cast<size_t>(pieces[i].bytes)));
     });
     const Sha256Sum found = hash.sum();
-    const Sha256Sum& expected = sums.at(static_cast<size_t>(layer)).at(static_cast<size_t>(expert));
+    const Sha256Sum& expected = sums->at(static_cast<size_t>(layer)).at(static_cast<size_t>(expert));
     if (found != expected)
       throw IoError(concat(printable(experts.path(layer)), ": layer ", experts.number(layer), " expert ", expert,
                            ": expected the SHA-256 ", hex(expected), ", found ", hex(found),
@@ -53,6 +54,16 @@ int64_t checksum_bytes(const StoreDirectory& store, const EngineOptions& options
 
 SlotCacheShape cache_shape(const StoreDirectory& store, const EngineOptions& options) {
   return {store.variant.all_layers(), store.variant.experts().count, options.expert_slots, slot_layout(store).bytes};
+}
+
+SlotCacheShape host_shape(const StoreDirectory& store, const EngineOptions& options) {
+  SlotCacheShape shape = cache_shape(store, options);
+  shape.slots = options.host_slots;
+  return shape;
+}
+
+LoaderShape loader_shape(const StoreDirectory& store, const EngineOptions& options, const SlotCacheShape& shape) {
+  return {shape.slots, shape.experts, static_cast<int64_t>(store.experts.pieces.size()), options.readers};
 }
 
 // The part of the slots' memory that the host reaches.
@@ -76,7 +87,11 @@ ExpertSlots::ExpertSlots(const StoreDirectory& store, Backend& backend, const En
       cache_(host_memory(backend, *memory_, options.expert_slots * store_.slot().bytes), cache_shape(store, options),
              options.cache),
       pool_(options.readers, bounce_of(store, store_.mode()), staging_.rooms(), staging_.carry()),
-      loader_(store_, pool_, cache_, expert_check(store, store_, staging_, options)),
+      check_(expert_check(store, store_, staging_, options)),
+      host_(options.host_slots ? std::make_unique<HostSlots>(store_, pool_, host_shape(store, options), options.cache,
+                                                             backend, *memory_, options.expert_slots, check_)
+                               : nullptr),
+      loader_(store_, pool_, cache_, check_, host_ ? &host_->lower() : nullptr),
       checksums_(checksum_bytes(store, options)),
       stay_(has_slots_for_all(store, options) && options.cache != CachePolicy::none) {
   const int64_t bytes = table_bytes(store, options);
@@ -88,6 +103,20 @@ int64_t ExpertSlots::planned_bytes(const StoreDirectory& store, const EngineOpti
   return shape.slots * shape.slot_bytes + table_bytes(store, options);
 }
 
+int64_t ExpertSlots::planned_host_bytes(const StoreDirectory& store, const EngineOptions& options) {
+  const SlotCacheShape shape = host_shape(store, options);
+  return shape.slots * shape.slot_bytes;
+}
+
+int64_t ExpertSlots::tables() const {
+  return cache_.tables() + loader_.tables() + checksums_ + (host_ ? host_->tables() : 0);
+}
+
+void ExpertSlots::drop_all() {
+  cache_.drop_all();
+  if (host_) host_->lower().cache().drop_all();
+}
+
 int64_t ExpertSlots::planned_staging(const StoreDirectory& store, const EngineOptions& options) {
   return SlotStaging::planned_bytes(options.readers, slot_layout(store).bytes, options.verify_reads) +
          arena_bytes(table_bytes(store, options));
@@ -97,10 +126,12 @@ int64_t ExpertSlots::staging() const { return staging_.bytes() + (table_ ? arena
 
 int64_t ExpertSlots::planned_tables(const StoreDirectory& store, const EngineOptions& options) {
   const SlotCacheShape shape = cache_shape(store, options);
-  const auto pieces = static_cast<int64_t>(store.experts.pieces.size());
+  const SlotCacheShape host = host_shape(store, options);
+  const int64_t below =
+      host.slots == 0 ? 0
+                      : HostSlots::planned_tables(host, options.cache, loader_shape(store, options, host), shape.slots);
   return SlotCache::planned_tables(shape, options.cache) +
-         ExpertLoader::planned_tables({shape.slots, shape.experts, pieces, options.readers}) +
-         checksum_bytes(store, options);
+         ExpertLoader::planned_tables(loader_shape(store, options, shape)) + checksum_bytes(store, options) + below;
 }
 
 Mirrored ExpertSlots::table(int64_t layer) const {
@@ -120,7 +151,8 @@ double ExpertSlots::read_rate(double seconds) const {
 }
 
 std::string ExpertSlots::describe() const {
-  return concat(count(), " expert slots, ", pool_.threads(), " readers, ",
+  const std::string below = host_ ? concat(host_count(), " host slots, ") : "";
+  return concat(count(), " expert slots, ", below, pool_.threads(), " readers, ",
                 store_.mode() == ReadMode::direct ? "direct" : "buffered", " reads");
 }
 

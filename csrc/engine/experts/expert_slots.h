@@ -1,4 +1,5 @@
-// The memory that experts are read into: the slots, the expert in each, the threads that read, and the files.
+// The memory that experts are read into: the slots, the expert in each, the threads that read, and the files. Where
+// there are host slots, they are between the two.
 #pragma once
 
 #include <memory>
@@ -7,6 +8,7 @@
 #include "backend/backend.h"
 #include "backend/mirror.h"
 #include "engine/experts/expert_matrices.h"
+#include "engine/experts/host_slots.h"
 #include "engine/experts/slot_staging.h"
 #include "format/store_directory.h"
 #include "io/expert_loader.h"
@@ -30,7 +32,10 @@ class ExpertSlots {
   int64_t staging() const;
   // Bytes of lists, likewise.
   static int64_t planned_tables(const StoreDirectory& store, const EngineOptions& options);
-  int64_t tables() const { return cache_.tables() + loader_.tables() + checksums_; }
+  int64_t tables() const;
+  // Bytes of slots in the host's memory, likewise.
+  static int64_t planned_host_bytes(const StoreDirectory& store, const EngineOptions& options);
+  int64_t host_bytes() const { return host_ ? host_->bytes() : 0; }
 
   const ExpertStore& store() const { return store_; }
   SlotCache& cache() { return cache_; }
@@ -40,6 +45,9 @@ class ExpertSlots {
   ExpertLoader& loader() { return loader_; }
 
   int64_t count() const { return cache_.shape().slots; }
+  int64_t host_count() const { return host_ ? host_->count() : 0; }
+  // Forgets every expert that nobody holds.
+  void drop_all();
   // Whether an expert is in its slot for good, once it is there.
   bool stay() const { return stay_; }
   // If there is a slot for every expert, the slots are followed by a table for each layer: u64 [experts], the first
@@ -49,7 +57,7 @@ class ExpertSlots {
 
   // Bytes per second that a pool like this one gets when it does nothing but read random experts for about this long.
   double read_rate(double seconds) const;
-  std::string describe() const;  // "32 expert slots, 4 readers, direct reads"
+  std::string describe() const;  // "32 expert slots, 64 host slots, 4 readers, direct reads"
 
  private:
   ExpertStore store_;
@@ -58,6 +66,8 @@ class ExpertSlots {
   SlotStaging staging_;
   SlotCache cache_;
   ReadPool pool_;
+  ExpertCheck check_;
+  std::unique_ptr<HostSlots> host_;  // null: none
   ExpertLoader loader_;
   int64_t checksums_;  // bytes
   bool stay_;

@@ -61,7 +61,6 @@ void ExpertFeed::read_missing(const ExpertCall& call) {
   for (int64_t i = 0; i < count; ++i) {
     const ExpertGroups::Group& group = lists_.missing[next_missing_++];
     lists_.arriving.push_back({group, slots_.loader().demand(call.layer(), group.expert, parts).lease});
-    call.stats.bytes_read += slots_.store().experts(call.layer()).bytes;
   }
 }
 

@@ -124,7 +124,7 @@ void Prefetcher::begin(ExpertLoader& loader, int64_t layer, StepStats& stats) {
   const size_t before = lists_.guessed.size();
   for (; wants_more(); ++next_) {
     const int32_t expert = lists_.proposed[next_];
-    if (loader.has(layer + 1, expert)) continue;
+    if (loader.needs_no_guess(layer + 1, expert)) continue;
     if (!loader.guess(layer + 1, expert, keep, parts)) break;
     lists_.guessed.push_back(expert);
   }

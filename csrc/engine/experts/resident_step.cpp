@@ -49,19 +49,18 @@ void ResidentStep::run(const ExpertCall& call) {
   call.stats.beside_seconds += call.laps.lap();
 }
 
-void ResidentStep::fill(StepStats& stats) {
+void ResidentStep::fill() {
   if (!fills_ || slots_.cache().stats().failures > 0) return;
   for (int64_t layer = 0; layer < slots_.store().layers(); ++layer)
-    if (slots_.store().has_experts(layer) && !ready(layer) && !fill_layer(layer, stats)) return;
+    if (slots_.store().has_experts(layer) && !ready(layer) && !fill_layer(layer)) return;
 }
 
 // False when enough is under way.
-bool ResidentStep::fill_layer(int64_t layer, StepStats& stats) {
+bool ResidentStep::fill_layer(int64_t layer) {
   const int64_t experts = slots_.cache().shape().experts;
   for (int64_t expert = layers_[static_cast<size_t>(layer)].found; expert < experts; ++expert) {
     if (slots_.cache().contains(layer, expert)) continue;
-    if (slots_.loader().under_way() >= experts || !slots_.loader().guess(layer, expert, 0, 1)) return false;
-    stats.bytes_read += slots_.store().experts(layer).bytes;
+    if (slots_.loader().counts().under_way >= experts || !slots_.loader().guess(layer, expert, 0, 1)) return false;
   }
   return true;
 }

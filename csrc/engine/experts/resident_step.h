@@ -21,12 +21,12 @@ class ResidentStep {
   void run(const ExpertCall& call);
 
   // Begins some reads, between calls. After one has failed it begins none, because that one would fail again and again.
-  void fill(StepStats& stats);
+  void fill();
   // To be called when the slots hold nothing any more, or when nobody knows which tables the device has.
   void forget();
 
  private:
-  bool fill_layer(int64_t layer, StepStats& stats);
+  bool fill_layer(int64_t layer);
 
   ExpertSlots& slots_;
   bool fills_;

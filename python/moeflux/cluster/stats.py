@@ -23,6 +23,8 @@ class FarStats:
     bytes_read: int = 0
     expert_hits: int = 0
     expert_misses: int = 0
+    host_hits: int = 0
+    bytes_copied: int = 0
     ngram_hits: int = 0
     ngram_misses: int = 0
     submissions: int = 0

@@ -1,0 +1,50 @@
+// Slots of experts in memory of the host, for a device with memory of its own: between its slots and the files. Copies
+// go from a slot to a slot.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "backend/backend.h"
+#include "io/lower_slots.h"
+
+namespace moeflux {
+
+class HostSlots {
+ public:
+  // `upper`: the device's slots, of which there are so many.
+  HostSlots(const ExpertStore& store, ReadPool& pool, const SlotCacheShape& shape, CachePolicy policy, Backend& backend,
+            const Buffer& upper, int64_t upper_slots, const ExpertCheck& check);
+
+  LowerSlots& lower() { return lower_; }
+  int64_t count() const { return cache_.shape().slots; }
+  // Bytes of the slots, and of lists: held, and planned.
+  int64_t bytes() const { return memory_->bytes(); }
+  int64_t tables() const { return cache_.tables() + lower_.tables() + copies_.tables(); }
+  static int64_t planned_tables(const SlotCacheShape& shape, CachePolicy policy, const LoaderShape& loader,
+                                int64_t upper_slots);
+
+ private:
+  class Copies final : public SlotCopies {
+   public:
+    Copies(Backend& backend, const Buffer& lower, const Buffer& upper, int64_t slot_bytes, int64_t upper_slots);
+    void begin(int64_t lower, int64_t upper) override;
+    bool done(int64_t upper) const override { return tickets_[static_cast<size_t>(upper)].done(); }
+    void wait(int64_t upper) override;
+    int64_t tables() const { return static_cast<int64_t>(tickets_.size() * sizeof(Ticket)); }
+
+   private:
+    Backend& backend_;
+    const Buffer& lower_;
+    const Buffer& upper_;
+    int64_t slot_bytes_;
+    std::vector<Ticket> tickets_;  // [slot of the device]
+  };
+
+  std::unique_ptr<Buffer> memory_;
+  SlotCache cache_;
+  Copies copies_;
+  LowerSlots lower_;
+};
+
+}  // namespace moeflux
