@@ -56,6 +56,9 @@ struct EngineOptions {
   Speculate speculate = Speculate::off;
   bool verify_reads = false;  // compare every expert with its checksum whenever it is read
   int64_t session_bytes = 0;  // limit for all sessions together, else BudgetError; 0: none
+  // On a device with memory of its own, this is for what they have in the host's memory, and the limit before it for
+  // the rest; 0: that one is for all.
+  int64_t host_session_bytes = 0;
   LayerRange layers = {};  // that the engine has: all, or those of a stage, see `Work`. No `speculate` with the latter
   bool time_ops = false;   // measure the time of each op, for `take_op_times`
   Progress on_load = {};   // is told how many bytes of dense weights are loaded; false ends in StateError
@@ -186,6 +189,9 @@ struct Work {
 // Exactly what an engine opened with these options will hold, with one such session. It opens no file and takes no
 // memory. Its errors are those of opening.
 Footprint footprint(const StoreDirectory& store, const EngineOptions& options = {}, const SessionOptions& session = {});
+// The part of it that is in a device's own memory; nothing where host and device share theirs.
+Footprint device_footprint(const StoreDirectory& store, const EngineOptions& options = {},
+                           const SessionOptions& session = {});
 
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
@@ -227,6 +233,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   virtual Footprint memory() const = 0;
   // The same, counted where memory is given out. If it is not the sum of `memory`, something is missing there.
   virtual int64_t held() const = 0;
+  virtual int64_t held_by_device() const = 0;  // the part of that which is in a device's own memory
   virtual int64_t sessions() const = 0;
   // Reads random experts, in this engine's way and for about this long, and returns the bytes per second: what the disk
   // gives when nothing else is done. Waits for the call under way.

@@ -20,7 +20,8 @@ Measures prefill and decode of the model in the folder STORE, a store that moefl
   --decode N         steps to decode at each frontier, 0 for none (32)
   --sessions N,N,... sessions that decode together, one number after another (1)
   --threads T,T,...  engines to try, one after another, each with so many threads (one per core)
-  --slots N          experts held in memory, 0 for all of them (0)
+  --slots N          experts held in memory, a GPU's own if it has any, 0 for all of them (0)
+  --host-slots N     there, experts held in the host's memory (0)
   --reads WORD       how experts are read: direct, buffered or auto (auto)
   --readers N        threads that read experts, 0 for the engine's choice (0)
   --cache WORD       which expert goes when a slot is needed: lru, lfu or none (lru)
@@ -183,6 +184,8 @@ const std::map<std::string, Option> options = {
                      const std::string& value) { a.threads = integers(name, value, 1, 1024); }},
     {"--slots", [](Arguments& a, const std::string& name,
                    const std::string& value) { a.slots = integer(name, value, 0, int64_t{1} << 30); }},
+    {"--host-slots", [](Arguments& a, const std::string& name,
+                        const std::string& value) { a.host_slots = integer(name, value, 0, int64_t{1} << 30); }},
     {"--reads", [](Arguments& a, const std::string& name,
                    const std::string& value) { a.reads = choice<moeflux::Reads>(name, value); }},
     {"--readers",

@@ -18,6 +18,7 @@ struct Arguments {
   std::vector<int64_t> sessions = {1};     // that decode together, one number after another
   std::vector<int64_t> threads;            // one engine for each, one after another
   int64_t slots = 0;
+  int64_t host_slots = 0;
   moeflux::Reads reads = moeflux::Reads::automatic;
   int64_t readers = 0;
   moeflux::CachePolicy cache = moeflux::CachePolicy::lru;

@@ -10,6 +10,7 @@ moeflux::EngineOptions engine_options(const Arguments& arguments, int64_t thread
   options.threads = static_cast<int>(threads);
   options.readers = static_cast<int>(arguments.readers);
   options.expert_slots = arguments.slots;
+  options.host_slots = arguments.host_slots;
   options.reads = arguments.reads;
   options.cache = arguments.cache;
   options.look_ahead = arguments.look_ahead;

@@ -265,6 +265,8 @@ std::string Report::json(const Measurement& m) const {
       .add("bytes_read", m.sum.bytes_read)
       .add("expert_hits", m.sum.expert_hits)
       .add("expert_misses", m.sum.expert_misses)
+      .add("host_hits", m.sum.host_hits)
+      .add("bytes_copied", m.sum.bytes_copied)
       .add("hit_rate", share(experts.hits, experts.hits + experts.misses))
       .add("wait_share", share(m.sum.read_wait_seconds, m.seconds))
       .add("read_busy_seconds", m.sum.read_busy_seconds)

@@ -34,23 +34,27 @@ class NoAccess {
 
 class ApartBuffer final : public Buffer {
  public:
-  ApartBuffer(std::unique_ptr<Buffer> inner, Memory memory, std::unique_ptr<NoAccess> addresses)
+  ApartBuffer(std::unique_ptr<Buffer> inner, Memory memory, std::unique_ptr<NoAccess> addresses,
+              std::shared_ptr<const void> kept)
       : Buffer(addresses->start(), memory == Memory::device ? nullptr : inner->host(), inner->bytes(), memory),
         inner_(std::move(inner)),
-        addresses_(std::move(addresses)) {}
+        addresses_(std::move(addresses)),
+        kept_(std::move(kept)) {}
 
   const Buffer& inner() const { return *inner_; }
 
  private:
   std::unique_ptr<Buffer> inner_;
   std::unique_ptr<NoAccess> addresses_;
+  std::shared_ptr<const void> kept_;
 };
 
 }  // namespace
 
-std::unique_ptr<Buffer> apart_buffer(std::unique_ptr<Buffer> inner, Memory memory, const std::string& what) {
+std::unique_ptr<Buffer> apart_buffer(std::unique_ptr<Buffer> inner, Memory memory, const std::string& what,
+                                     std::shared_ptr<const void> kept) {
   auto addresses = std::make_unique<NoAccess>(inner->bytes(), what);
-  return std::make_unique<ApartBuffer>(std::move(inner), memory, std::move(addresses));
+  return std::make_unique<ApartBuffer>(std::move(inner), memory, std::move(addresses), std::move(kept));
 }
 
 View inside_any(View view, int64_t bytes) {

@@ -11,8 +11,9 @@
 namespace moeflux {
 
 // A buffer that stands in for `inner`. The kind of memory decides whether the host reaches it. If it does not, the
-// buffer's addresses belong to pages that nobody may read or write.
-std::unique_ptr<Buffer> apart_buffer(std::unique_ptr<Buffer> inner, Memory memory, const std::string& what);
+// buffer's addresses belong to pages that nobody may read or write. It keeps `kept`.
+std::unique_ptr<Buffer> apart_buffer(std::unique_ptr<Buffer> inner, Memory memory, const std::string& what,
+                                     std::shared_ptr<const void> kept);
 
 // The same arguments with places of the inner backend. Places that are not of an apart buffer stay as they are.
 // std::logic_error where no op may go: in staging, or past the end of a buffer.

@@ -46,6 +46,8 @@ void Ticket::reach() {
 
 int64_t Commands::hold() { throw std::logic_error("hold: these ops run when they are recorded"); }
 
+void Commands::after(const Ticket& /*copy*/) { throw std::logic_error("after: these ops run when they are recorded"); }
+
 std::unique_ptr<Buffer> Backend::map(const File& /*file*/, int64_t /*begin*/, int64_t /*bytes*/,
                                      const std::string& /*what*/) {
   return nullptr;

@@ -15,6 +15,7 @@
 #include <span>
 #include <string>
 
+#include "backend/ticket.h"
 #include "core/dtype.h"
 #include "core/file.h"
 #include "core/quant_format.h"
@@ -403,33 +404,9 @@ class Commands {
   // for backends with `runs_on_submit`. Whoever holds a batch releases it after its submission, whatever fails: a batch
   // that nobody releases never ends.
   virtual int64_t hold();
-};
-
-// The promise that a batch completes. If a ticket is dropped that nobody waited for, it waits itself, and the batch's
-// error is lost.
-class Ticket {
- public:
-  class State {
-   public:
-    virtual ~State() = default;
-    virtual void wait() = 0;  // throws the batch's error on every call; DeviceError for a device's own
-    virtual void reach() { wait(); }
-    virtual bool done() const = 0;
-  };
-
-  Ticket() = default;  // of nothing: done
-  explicit Ticket(std::unique_ptr<State> state) : state_(std::move(state)) {}
-  Ticket(Ticket&&) noexcept = default;
-  Ticket& operator=(Ticket&& other) noexcept;
-  ~Ticket();
-
-  void wait();
-  // Waits for what was recorded before the mark. If something failed after the mark, only `wait` throws it.
-  void reach();
-  bool done() const { return !state_ || state_->done(); }
-
- private:
-  std::unique_ptr<State> state_;
+  // What is recorded after this begins when a copy beside the batches is over. Whether it went well is what its ticket
+  // says. The caller keeps that until the batch is submitted. Only for backends with `runs_on_submit`.
+  virtual void after(const Ticket& copy);
 };
 
 // The largest pieces of work that batches will bring. From them a backend knows what room of its own it needs.
@@ -474,6 +451,8 @@ class Backend {
   virtual int64_t prepare(const WorkSizes& sizes) = 0;
   // Bytes taken from the system: the buffers that exist, and what `prepare` took.
   virtual int64_t held() const = 0;
+  // The part of that which is in the device's own memory; 0 where there is none.
+  virtual int64_t held_by_device() const { return 0; }
   virtual std::unique_ptr<Commands> begin() = 0;
   virtual Ticket submit(std::unique_ptr<Commands> commands) = 0;
   // They copy, and write zeros, outside of batches and from any thread. No batch under way may use the memory.

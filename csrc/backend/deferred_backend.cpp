@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/arena.h"
 #include "core/error.h"
 
 namespace moeflux {
@@ -48,6 +49,48 @@ struct DeferredBackend::Queue {
     std::unique_lock lock(mutex);
     let_go.wait(lock, [&] { return closing || released >= number; });
   }
+};
+
+// A copy outside of the batches, made as late as possible: when somebody waits for it, or a batch that comes after it.
+class DeferredBackend::Move {
+ public:
+  explicit Move(std::function<void()> move) : move_(std::move(move)) {}
+
+  // Makes it, once. Returns what went wrong.
+  std::exception_ptr run() {
+    const std::lock_guard lock(mutex_);
+    if (const std::function<void()> move = std::exchange(move_, nullptr)) {
+      try {
+        move();
+      } catch (...) {
+        error_ = std::current_exception();
+      }
+    }
+    return error_;
+  }
+  bool done() {
+    const std::lock_guard lock(mutex_);
+    return !move_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::function<void()> move_;
+  std::exception_ptr error_;
+};
+
+class DeferredBackend::Transfer final : public Ticket::State {
+ public:
+  explicit Transfer(std::shared_ptr<Move> move) : move_(std::move(move)) {}
+
+  void wait() override {
+    if (const std::exception_ptr error = move_->run()) std::rethrow_exception(error);
+  }
+  bool done() const override { return move_->done(); }
+  const std::shared_ptr<Move>& move() const { return move_; }
+
+ private:
+  std::shared_ptr<Move> move_;
 };
 
 // Arguments that are borrowed for the call are copied. Views, matrices and caches are not: their memory must stay.
@@ -218,9 +261,23 @@ class DeferredCommands final : public Commands {
     later([queue = queue_, number](Commands&) { queue->hold(number); });
     return number;
   }
+  void after(const Ticket& copy) override {
+    if (const auto* transfer = dynamic_cast<const DeferredBackend::Transfer*>(copy.state()))
+      later([move = transfer->move()](Commands&) { move->run(); });
+    else if (copy.state())
+      static_cast<void>(error_of(*copy.state()));  // of the inner backend, which is not told of this batch yet
+  }
 
  private:
   void later(Op op) { ops_.push_back(std::move(op)); }
+  static std::exception_ptr error_of(Ticket::State& copy) {
+    try {
+      copy.wait();
+    } catch (...) {
+      return std::current_exception();
+    }
+    return {};
+  }
 
   std::shared_ptr<DeferredBackend::Queue> queue_;
   std::vector<Op> ops_;
@@ -249,28 +306,6 @@ class DeferredBackend::Completion final : public Ticket::State {
   std::shared_ptr<Batch> batch_;
 };
 
-// A copy outside of the batches. It is made as late as possible: when somebody waits for it.
-class DeferredBackend::Transfer final : public Ticket::State {
- public:
-  explicit Transfer(std::function<void()> move) : move_(std::move(move)) {}
-
-  void wait() override {
-    if (const std::function<void()> move = std::exchange(move_, nullptr)) {
-      try {
-        move();
-      } catch (...) {
-        error_ = std::current_exception();
-      }
-    }
-    if (error_) std::rethrow_exception(error_);
-  }
-  bool done() const override { return !move_; }
-
- private:
-  std::function<void()> move_;
-  std::exception_ptr error_;
-};
-
 DeferredBackend::DeferredBackend(std::unique_ptr<Backend> inner, bool apart, int64_t fail_at_copy)
     : inner_(std::move(inner)), apart_(apart), fail_at_copy_(fail_at_copy), queue_(std::make_shared<Queue>()) {
   thread_.start([this] { run(); });
@@ -288,7 +323,17 @@ DeferredBackend::~DeferredBackend() {
 
 std::unique_ptr<Buffer> DeferredBackend::allocate(int64_t bytes, Memory memory, const std::string& what) {
   std::unique_ptr<Buffer> buffer = inner_->allocate(bytes, memory, what);
-  return apart_ ? apart_buffer(std::move(buffer), memory, what) : std::move(buffer);
+  if (!apart_) return buffer;
+  const int64_t there = memory == Memory::device ? arena_bytes(bytes) : 0;
+  *held_there_ += there;
+  const std::shared_ptr<const void> kept(nullptr, [held = held_there_, there](const void*) { *held -= there; });
+  return apart_buffer(std::move(buffer), memory, what, kept);
+}
+
+int64_t DeferredBackend::prepare(const WorkSizes& sizes) {
+  const int64_t bytes = inner_->prepare(sizes);
+  *held_there_ += bytes;
+  return bytes;
 }
 
 std::unique_ptr<Commands> DeferredBackend::begin() { return std::make_unique<DeferredCommands>(queue_); }
@@ -331,7 +376,7 @@ Ticket DeferredBackend::transfer(std::function<void()> move) {
   const int64_t number = copies_++;
   if (number == fail_at_copy_)
     move = [number] { throw DeviceError(concat("[copy] copy ", number, " was told to fail")); };
-  return Ticket(std::make_unique<Transfer>(std::move(move)));
+  return Ticket(std::make_unique<Transfer>(std::make_shared<Move>(std::move(move))));
 }
 
 // A batch that fails does not stop those after it: they run on whatever it left.

@@ -31,8 +31,9 @@ class DeferredBackend final : public Backend {
   std::string describe() const override { return inner_->describe() + (apart_ ? ", apart" : ", deferred"); }
   std::string isa() const override { return inner_->isa(); }
   std::unique_ptr<Buffer> allocate(int64_t bytes, Memory memory, const std::string& what) override;
-  int64_t prepare(const WorkSizes& sizes) override { return inner_->prepare(sizes); }
+  int64_t prepare(const WorkSizes& sizes) override;
   int64_t held() const override { return inner_->held(); }
+  int64_t held_by_device() const override { return apart_ ? held_there_->load() : inner_->held_by_device(); }
   bool shares_memory() const override { return !apart_ && inner_->shares_memory(); }
   std::unique_ptr<Buffer> map(const File& file, int64_t begin, int64_t bytes, const std::string& what) override {
     return apart_ ? nullptr : inner_->map(file, begin, bytes, what);
@@ -53,6 +54,7 @@ class DeferredBackend final : public Backend {
   struct Batch;
   struct Queue;
   class Completion;
+  class Move;
   class Transfer;
 
   void run();
@@ -62,6 +64,7 @@ class DeferredBackend final : public Backend {
   bool apart_;
   int64_t fail_at_copy_;
   std::atomic<int64_t> copies_{0};  // beside the batches
+  std::shared_ptr<std::atomic<int64_t>> held_there_ = std::make_shared<std::atomic<int64_t>>(0);
   std::shared_ptr<Queue> queue_;
   Threads thread_{"that run batches"};
 };

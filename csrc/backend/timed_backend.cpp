@@ -224,6 +224,7 @@ class TimedCommands final : public Commands {
   }
   void mark() override { inner_->mark(); }
   int64_t hold() override { return inner_->hold(); }
+  void after(const Ticket& copy) override { inner_->after(copy); }
 
  private:
   template <typename Run>

@@ -52,6 +52,7 @@ class TimedBackend final : public Backend {
   bool shares_memory() const override { return inner_->shares_memory(); }
   int64_t prepare(const WorkSizes& sizes) override { return inner_->prepare(sizes); }
   int64_t held() const override { return inner_->held(); }
+  int64_t held_by_device() const override { return inner_->held_by_device(); }
   std::unique_ptr<Buffer> map(const File& file, int64_t begin, int64_t bytes, const std::string& what) override {
     return inner_->map(file, begin, bytes, what);
   }

@@ -58,6 +58,7 @@ class Transfer final : public Ticket::State {
     if (const Result result = begun_ != success ? begun_ : ended) throw DeviceError(failure_of(result));
   }
   bool done() const override { return end_->query() != error_not_ready; }
+  const Event& end() const { return *end_; }
 
  private:
   std::shared_ptr<Event> end_;
@@ -109,12 +110,21 @@ int64_t CudaBackend::max_bytes(const Device& device) {
   return std::max<int64_t>(0, device.free_bytes() - margin);
 }
 
+int64_t CudaBackend::prepared_host_bytes(const WorkSizes& sizes) {
+  return arena_bytes(word_bytes) + sizes.batches * arena_bytes(std::max(least_lists, CudaCommands::list_bytes(sizes)));
+}
+
 int64_t CudaBackend::prepared_bytes(const WorkSizes& sizes) {
-  int64_t bytes = arena_bytes(word_bytes);
+  // Host and device each have room for lists.
+  int64_t bytes = 2 * prepared_host_bytes(sizes) - arena_bytes(word_bytes);
   for (const RoomSize& room : CudaCommands::rooms(sizes))
     if (room.bytes) bytes += arena_bytes(room.bytes);
-  // Host and device each have room for lists.
-  return bytes + 2 * sizes.batches * arena_bytes(std::max(least_lists, CudaCommands::list_bytes(sizes)));
+  return bytes;
+}
+
+const Event* CudaBackend::end_of(const Ticket& copy) {
+  const auto* transfer = static_cast<const Transfer*>(copy.state());
+  return transfer ? &transfer->end() : nullptr;
 }
 
 std::shared_ptr<const void> CudaBackend::take(int64_t bytes, Memory memory, const std::string& what) {
@@ -269,6 +279,8 @@ void CudaBackend::run(const Item& item, const Work& work, Event* mark) {
       return check(api.hold_stream(stream, device_address({released_.get()}), static_cast<uint32_t>(item.number),
                                    wait_until_at_least),
                    "cuda: cuStreamWaitValue32");
+    case Item::Kind::after:
+      return check(item.event->hold(batches_), "cuda: cuStreamWaitEvent");
   }
 }
 

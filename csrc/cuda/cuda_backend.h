@@ -32,7 +32,9 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Buffer> allocate(int64_t bytes, Memory memory, const std::string& what) override;
   int64_t prepare(const WorkSizes& sizes) override;
   int64_t held() const override { return *held_; }
+  int64_t held_by_device() const override { return *held_there_; }
   static int64_t prepared_bytes(const WorkSizes& sizes);
+  static int64_t prepared_host_bytes(const WorkSizes& sizes);  // the part of it that is not the device's
   std::unique_ptr<Commands> begin() override;
   Ticket submit(std::unique_ptr<Commands> commands) override;
   Ticket copy(View from, View to, int64_t bytes) override;
@@ -44,6 +46,8 @@ class CudaBackend final : public Backend {
   // How many bytes of the device's memory a model may have: what is free, but for a margin that the driver itself and
   // others want.
   static int64_t max_bytes(const Device& device);
+  // What comes at the end of a copy beside the batches; null for one of nothing.
+  static const Event* end_of(const Ticket& copy);
 
  private:
   friend class Recording;

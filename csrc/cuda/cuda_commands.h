@@ -68,6 +68,7 @@ class CudaCommands : public Commands {
   void copy(View from, View to, int64_t bytes) override;
   void mark() override;
   int64_t hold() override;
+  void after(const Ticket& copy) override;
   // Launches what waits. Nothing is recorded after this.
   void end();
 

@@ -153,6 +153,11 @@ Result Event::record(const Stream& stream) {
   return device_->api().record_event(handle_, stream.handle());
 }
 
+Result Event::hold(const Stream& stream) const {
+  const Current current(*device_);
+  return device_->api().hold_for_event(stream.handle(), handle_, 0);
+}
+
 Result Event::wait() const {
   const Current current(*device_);
   return device_->api().wait_event(handle_);

@@ -79,6 +79,8 @@ class Event {
   Event& operator=(const Event&) = delete;
 
   Result record(const Stream& stream);
+  // What comes on the stream from here on begins after the event.
+  Result hold(const Stream& stream) const;
   // What the driver says of the work before the event, or of anything that failed earlier.
   Result wait() const;
   Result query() const;  // error_not_ready while it is under way

@@ -105,6 +105,7 @@ constexpr GraphEdge programmatic_edge = {1, 0, 1, {}};
   call(make_event, cuEventCreate, Result(EventHandle*, unsigned))                                                      \
   call(end_event, cuEventDestroy_v2, Result(EventHandle))                                                              \
   call(record_event, cuEventRecord, Result(EventHandle, StreamHandle))                                                 \
+  call(hold_for_event, cuStreamWaitEvent, Result(StreamHandle, EventHandle, unsigned))                                 \
   call(query_event, cuEventQuery, Result(EventHandle))                                                                 \
   call(wait_event, cuEventSynchronize, Result(EventHandle))                                                            \
   call(make_graph, cuGraphCreate, Result(GraphHandle*, unsigned))                                                      \

@@ -104,6 +104,7 @@ class Launches {
   // As Commands has them.
   virtual void mark() = 0;
   virtual int64_t hold() = 0;
+  virtual void after(const Ticket& copy) = 0;
 
  protected:
   // Counts it. DeviceError if a test wants this op to fail.

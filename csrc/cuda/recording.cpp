@@ -66,4 +66,9 @@ int64_t Recording::hold() {
   return number;
 }
 
+void Recording::after(const Ticket& copy) {
+  if (const Event* event = CudaBackend::end_of(copy); event && !error_)
+    work_.items.push_back({.kind = Item::Kind::after, .event = event});
+}
+
 }  // namespace moeflux::cuda

@@ -38,6 +38,7 @@ class Recording final : public Launches {
   const Chip& chip() const override;
   void mark() override;
   int64_t hold() override;
+  void after(const Ticket& copy) override;
 
   const Work& work() const { return work_; }
   std::exception_ptr take_error() { return std::exchange(error_, nullptr); }

@@ -25,6 +25,11 @@ int64_t CudaCommands::hold() {
   return launches_.hold();
 }
 
+void CudaCommands::after(const Ticket& copy) {
+  launches_.attempt([&] { finish(); });
+  launches_.after(copy);
+}
+
 void CudaCommands::end() {
   launches_.attempt([&] { finish(); });
 }

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "cuda/device.h"
 #include "cuda/kernels.h"
 
 namespace moeflux::cuda {
@@ -13,7 +14,7 @@ namespace moeflux::cuda {
 inline Address device_address(View view) { return reinterpret_cast<Address>(view.bytes()); }
 
 struct Item {
-  enum class Kind { launch, copy, mark, hold };
+  enum class Kind { launch, copy, mark, hold, after };
 
   Kind kind = Kind::launch;
   // A launch:
@@ -29,6 +30,8 @@ struct Item {
   int64_t bytes = 0;
   // A hold:
   int64_t number = 0;
+  // What waits for an event, which is borrowed until the batch is submitted:
+  const Event* event = nullptr;
 };
 
 struct Work {

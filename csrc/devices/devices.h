@@ -37,6 +37,8 @@ struct DeviceEntry {
   bool shares_memory;        // whether it shares the host's: Backend::shares_memory
   int64_t (*max_bytes)();    // limit for all buffers; null: as much as the host has
   int64_t (*prepared_bytes)(const WorkSizes& sizes);  // what `prepare` takes
+  int64_t (*prepared_host_bytes)(
+      const WorkSizes& sizes);  // the part that is not in the device's own memory; null: none
   std::unique_ptr<Backend> (*make)(const BackendOptions& options, int64_t fail_at_op);
 };
 

@@ -33,6 +33,7 @@ EngineOptions checked(EngineOptions options) {
   require(options.ring_depth >= 1 && options.ring_depth <= 16, "ring_depth", "1 to 16", options.ring_depth);
   require(options.chunk >= 0 && options.chunk <= longest_chunk, "chunk", "0 to 8192", options.chunk);
   require(options.session_bytes >= 0, "session_bytes", "0 or more", options.session_bytes);
+  require(options.host_session_bytes >= 0, "host_session_bytes", "0 or more", options.host_session_bytes);
   return options;
 }
 
@@ -87,23 +88,50 @@ Footprint footprint(const StoreDirectory& store, const EngineOptions& options, c
   return footprint(store, options, session, false);
 }
 
-Footprint footprint(const StoreDirectory& store, const EngineOptions& options, const SessionOptions& session,
-                    bool apart) {
+Footprint device_footprint(const StoreDirectory& store, const EngineOptions& options, const SessionOptions& session) {
+  return device_footprint(store, options, session, false);
+}
+
+namespace {
+
+// Calls `say` with the store that an engine of these options would have, with options that are resolved, and with
+// whether host and device would share their memory.
+template <typename Say>
+Footprint say_footprint(const StoreDirectory& store, const EngineOptions& options, bool apart, const Say& say) {
   if (leaves_out(store, options)) {
     StoreDirectory rest = store;
     EngineOptions of_rest = options;
     leave_out(rest, of_rest);
-    return footprint(rest, of_rest, session, apart);
+    return say_footprint(rest, of_rest, apart, say);
   }
   check_store(store, options);
   const EngineOptions chosen = resolved(store, checked(options));
-  const DeviceEntry& device = device_entry(chosen.backend);
-  const bool shared = device.shares_memory && !apart;
+  const bool shared = device_entry(chosen.backend).shares_memory && !apart;
   check_host_slots(chosen, shared);
-  Footprint bytes = engine_footprint(store, chosen, shared, device.maps_files && !apart);
-  bytes += session_footprint(store.variant, resolved(store.variant, session), drafts_of(chosen.speculate), chosen.chunk,
-                             shared);
-  return bytes;
+  return say(store, chosen, shared);
+}
+
+}  // namespace
+
+Footprint footprint(const StoreDirectory& store, const EngineOptions& options, const SessionOptions& session,
+                    bool apart) {
+  return say_footprint(store, options, apart, [&](const StoreDirectory& had, const EngineOptions& chosen, bool shared) {
+    Footprint bytes = engine_footprint(had, chosen, shared, device_entry(chosen.backend).maps_files && !apart);
+    bytes += session_footprint(had.variant, resolved(had.variant, session), drafts_of(chosen.speculate), chosen.chunk,
+                               shared);
+    return bytes;
+  });
+}
+
+Footprint device_footprint(const StoreDirectory& store, const EngineOptions& options, const SessionOptions& session,
+                           bool apart) {
+  return say_footprint(store, options, apart, [&](const StoreDirectory& had, const EngineOptions& chosen, bool shared) {
+    if (shared) return Footprint{};
+    Footprint bytes = engine_device_footprint(had, chosen);
+    bytes += session_device_footprint(had.variant, resolved(had.variant, session), drafts_of(chosen.speculate),
+                                      chosen.chunk);
+    return bytes;
+  });
 }
 
 std::shared_ptr<Engine> Engine::open(const std::string& folder, const EngineOptions& options) {
@@ -131,7 +159,7 @@ std::shared_ptr<Engine> open_engine(StoreDirectory store, const EngineOptions& o
 LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, const EngineFaults& faults)
     : process_(getpid()),
       forks_(forks()),
-      session_memory_(options.session_bytes),
+      session_memory_(options.session_bytes, options.host_session_bytes),
       backend_(backend_of(options, faults, op_times_)),
       model_(load_model(store, *backend_, options.on_load)),
       scratch_(make_scratch(model_, options.chunk, *backend_)),

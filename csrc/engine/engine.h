@@ -55,6 +55,7 @@ class LoadedEngine final : public Engine {
   std::string isa() const override { return backend_->isa(); }
   Footprint memory() const override;
   int64_t held() const override { return backend_->held() + experts_.read_buffers() + tables_; }
+  int64_t held_by_device() const override { return backend_->held_by_device(); }
   int64_t sessions() const override { return session_memory_.sessions(); }
   int64_t experts() const override { return all_experts(model_.variant); }
   int64_t expert_slots() const override { return experts_.slots(); }

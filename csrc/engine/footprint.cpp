@@ -126,6 +126,23 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
   return bytes;
 }
 
+Footprint engine_device_footprint(const StoreDirectory& store, const EngineOptions& options) {
+  std::vector<LayerBlocks> layers = make_blocks(store.variant);
+  Connection output(stream_of(store.variant));
+  DraftEnds draft(stream_of(store.variant));
+  Scratch scratch;
+  const DeviceEntry& device = device_entry(options.backend);
+  const WorkSizes sizes = work_sizes(store, layers, options);
+  const int64_t prepared =
+      device.prepared_bytes(sizes) - (device.prepared_host_bytes ? device.prepared_host_bytes(sizes) : 0);
+  Footprint bytes;
+  bytes.dense_weights = dense_layout(store, false).bytes();
+  bytes.expert_slots = arena_bytes(ExpertSide::planned_slots(store, options));
+  bytes.scratch = scratch_layout(store.variant, layers, output, draft, options.chunk, scratch).device_bytes() +
+                  arena_bytes(max_top_k * 8) + prepared;
+  return bytes;
+}
+
 int64_t drafts_of(Speculate speculate) { return speculate == Speculate::off ? 0 : max_drafts; }
 
 bool uses_draft(const Variant& variant, Speculate speculate) {
@@ -154,6 +171,14 @@ Footprint session_footprint(const Variant& variant, const SessionOptions& option
     bytes.rows += DraftMemory::planned_rows(variant, options, chunk);
     bytes.tokens += DraftMemory::planned_bytes(variant, options, drafts, shared);
   }
+  return bytes;
+}
+
+// What there is once on a device whose memory is the host's, but for the tokens.
+Footprint session_device_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts,
+                                   int64_t chunk) {
+  Footprint bytes = session_footprint(variant, options, drafts, chunk, true);
+  bytes.tokens -= arena_bytes(options.max_context * 4);
   return bytes;
 }
 

@@ -30,12 +30,19 @@ ScratchLayout scratch_layout(const Variant& variant, std::vector<LayerBlocks>& l
 
 // For resolved options. `shared`: whether host and device share memory; `maps`: whether the device uses mapped files.
 Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& options, bool shared, bool maps);
-// Like that of moeflux.h. With `apart`, for tests, as if the device had memory of its own.
+// The part of it that is in a device's own memory.
+Footprint engine_device_footprint(const StoreDirectory& store, const EngineOptions& options);
+// Like those of moeflux.h. With `apart`, for tests, as if the device had memory of its own.
 Footprint footprint(const StoreDirectory& store, const EngineOptions& options, const SessionOptions& session,
                     bool apart);
+Footprint device_footprint(const StoreDirectory& store, const EngineOptions& options, const SessionOptions& session,
+                           bool apart);
 // `chunk`: of the engine. `shared`: whether host and device share memory.
 Footprint session_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts, int64_t chunk,
                             bool shared);
+// The part of it that is in a device's own memory.
+Footprint session_device_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts,
+                                   int64_t chunk);
 // What a session's logits take.
 int64_t logits_bytes(const Variant& variant, int64_t drafts);
 // How many drafts a session may have at once.

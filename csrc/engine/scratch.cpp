@@ -62,6 +62,8 @@ int64_t ScratchLayout::bytes(bool shared) const {
   return bytes;
 }
 
+int64_t ScratchLayout::device_bytes() const { return arena_bytes(sizes(false)[index_of(Memory::device)]); }
+
 ScratchMemory ScratchLayout::allocate(Backend& backend) {
   const bool shared = backend.shares_memory();
   ScratchMemory memory;

@@ -46,6 +46,7 @@ class ScratchLayout {
 
   // Of memory, where host and device share it or do not.
   int64_t bytes(bool shared) const;
+  int64_t device_bytes() const;  // the part of it that is in a device's own memory
   ScratchMemory allocate(Backend& backend);
   // Of all that were asked for, when there is memory.
   std::vector<Angles> angles() const;

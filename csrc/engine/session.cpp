@@ -54,7 +54,7 @@ void EngineSession::drop_room() noexcept {
 EngineSession::EngineSession(std::shared_ptr<LoadedEngine> engine, const SessionOptions& options)
     : engine_(std::move(engine)),
       options_(resolved(engine_->variant(), options)),
-      share_(engine_->session_memory(), footprint_of(options_), asked()),
+      share_(engine_->session_memory(), footprint_of(options_), host_bytes_of(options_), asked()),
       state_(
           engine_->variant(), options_, engine_->chunk(), engine_->backend(), engine_->row_pools(options_.kv_dtype),
           engine_->has_draft_layer() ? DraftMemory::planned_rows(engine_->variant(), options_, engine_->chunk()) : 0),
@@ -75,6 +75,13 @@ EngineSession::EngineSession(std::shared_ptr<LoadedEngine> engine, const Session
 Footprint EngineSession::footprint_of(const SessionOptions& options) const {
   return session_footprint(engine_->variant(), options, engine_->drafts(), engine_->chunk(),
                            engine_->backend().shares_memory());
+}
+
+// What it has in the host's memory, where the device has another.
+int64_t EngineSession::host_bytes_of(const SessionOptions& options) const {
+  if (engine_->backend().shares_memory()) return 0;
+  const Footprint there = session_device_footprint(engine_->variant(), options, engine_->drafts(), engine_->chunk());
+  return footprint_of(options).sessions() - there.sessions();
 }
 
 // In the words of an error about memory.

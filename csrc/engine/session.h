@@ -112,6 +112,7 @@ class EngineSession final : public Session {
   };
 
   Footprint footprint_of(const SessionOptions& options) const;
+  int64_t host_bytes_of(const SessionOptions& options) const;
   void check_usable() const;
   void check_whole(const char* call) const;
   void check_logits() const;

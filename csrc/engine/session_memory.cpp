@@ -8,11 +8,17 @@
 
 namespace moeflux {
 
-SessionMemory::Share::Share(SessionMemory& memory, const Footprint& bytes, const std::string& asker)
-    : memory_(memory), bytes_(bytes) {
-  memory_.check(bytes_.sessions(), memory_.taken_ - memory_.rows_, asker);
+SessionMemory::Share::Share(SessionMemory& memory, const Footprint& bytes, int64_t host_bytes, const std::string& asker)
+    : memory_(memory), bytes_(bytes), host_bytes_(memory.host_limit_ ? host_bytes : 0) {
+  memory_.check(bytes_.sessions() - host_bytes_, memory_.taken_ - memory_.rows_, asker);
   bytes_.rows = 0;
-  memory_.take(bytes_.sessions(), asker);
+  memory_.take_of_host(host_bytes_, asker);
+  try {
+    memory_.take(bytes_.sessions() - host_bytes_, asker);
+  } catch (...) {
+    memory_.host_taken_ -= host_bytes_;
+    throw;
+  }
   ++memory_.sessions_;
   memory_.recurrent_ += bytes_.recurrent;
   memory_.checkpoints_ += bytes_.checkpoints;
@@ -20,7 +26,8 @@ SessionMemory::Share::Share(SessionMemory& memory, const Footprint& bytes, const
 }
 
 SessionMemory::Share::~Share() {
-  memory_.taken_ -= bytes_.sessions();
+  memory_.taken_ -= bytes_.sessions() - host_bytes_;
+  memory_.host_taken_ -= host_bytes_;
   --memory_.sessions_;
   memory_.recurrent_ -= bytes_.recurrent;
   memory_.checkpoints_ -= bytes_.checkpoints;
@@ -41,13 +48,26 @@ void SessionMemory::take(int64_t bytes, const std::string& asker) {
   } while (!taken_.compare_exchange_weak(taken, taken + bytes));
 }
 
+void SessionMemory::take_of_host(int64_t bytes, const std::string& asker) {
+  const int64_t before = host_taken_.fetch_add(bytes);
+  if (!host_limit_ || bytes <= host_limit_ - before) return;
+  host_taken_ -= bytes;
+  throw BudgetError(
+      concat(asker, ": expected at most ", sized(host_limit_ - before), " of the host's memory, which is left of ",
+             sized(host_limit_), " for sessions, found ", sized(bytes),
+             ": close a session, ask for less, or load the model with more `memory` or more `sessions`"),
+      bytes - (host_limit_ - before));
+}
+
 void SessionMemory::check(int64_t bytes, int64_t taken, const std::string& asker) const {
-  if (limit_ && bytes > limit_ - taken)
-    throw BudgetError(concat(asker, ": expected at most ", sized(limit_ - taken), ", which is left of ", sized(limit_),
-                             " for sessions, found ", sized(bytes),
-                             ": close a session, ask for less, or load the model with more `memory`, a longer "
-                             "`context` or more `sessions`"),
-                      bytes - (limit_ - taken));
+  if (!limit_ || bytes <= limit_ - taken) return;
+  const char* where = host_limit_ ? " of the device's memory" : "";
+  const char* more = host_limit_ ? "`device_memory`" : "`memory`";
+  throw BudgetError(
+      concat(asker, ": expected at most ", sized(limit_ - taken), where, ", which is left of ", sized(limit_),
+             " for sessions, found ", sized(bytes), ": close a session, ask for less, or load the model with more ",
+             more, ", a longer `context` or more `sessions`"),
+      bytes - (limit_ - taken));
 }
 
 void SessionMemory::check(int64_t bytes, const std::string& asker) const { check(bytes, taken_, asker); }

@@ -12,14 +12,16 @@ namespace moeflux {
 // Used from several threads at once, and in a forked child, where a lock could be held by a thread that is not there.
 class SessionMemory {
  public:
-  explicit SessionMemory(int64_t limit) : limit_(limit) {}  // bytes; 0: no limit
+  // Bytes; 0: no limit. `host_limit` is as EngineOptions::host_session_bytes.
+  SessionMemory(int64_t limit, int64_t host_limit) : limit_(limit), host_limit_(host_limit) {}
 
   // One session's part, given back when it goes.
   class Share {
    public:
     // But for its rows, which are taken as they are used: it is enough that there would be room for them if the other
-    // sessions had none. BudgetError that says what `asker` asked for, when there is not so much.
-    Share(SessionMemory& memory, const Footprint& bytes, const std::string& asker);
+    // sessions had none. `host_bytes` of them are in the host's memory, and the device has another. BudgetError that
+    // says what `asker` asked for, when there is not so much.
+    Share(SessionMemory& memory, const Footprint& bytes, int64_t host_bytes, const std::string& asker);
     ~Share();
     Share(const Share&) = delete;
     Share& operator=(const Share&) = delete;
@@ -30,6 +32,7 @@ class SessionMemory {
    private:
     SessionMemory& memory_;
     Footprint bytes_;
+    int64_t host_bytes_;
   };
 
   // BudgetError as above when not so much is left now.
@@ -47,9 +50,12 @@ class SessionMemory {
  private:
   void take(int64_t bytes, const std::string& asker);
   void check(int64_t bytes, int64_t taken, const std::string& asker) const;
+  void take_of_host(int64_t bytes, const std::string& asker);
 
   int64_t limit_;
+  int64_t host_limit_;
   std::atomic<int64_t> taken_{0};
+  std::atomic<int64_t> host_taken_{0};
   std::atomic<int64_t> sessions_{0};
   // The parts of taken_, by purpose.
   std::atomic<int64_t> rows_{0};

@@ -149,6 +149,11 @@ bool ExpertLoader::done(const Lease& lease) const {
   return !load || is_over(*load);
 }
 
+bool ExpertLoader::is_copied(const Lease& lease) const {
+  const Load* load = load_of(lease.slot());
+  return load && load->from_below && lower_->copies(lease.slot());
+}
+
 bool ExpertLoader::is_over(const Load& load) const {
   return load.from_below ? lower_->done(load.lease.slot()) : load.batch.done();
 }

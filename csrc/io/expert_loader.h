@@ -65,6 +65,8 @@ class ExpertLoader {
   void wait(const Lease& lease);
   // Whether `wait` would return at once.
   bool done(const Lease& lease) const;
+  // Whether the expert is only being copied from a slot below: the disk has no part in it any more.
+  bool is_copied(const Lease& lease) const;
   // The guess was wrong: drops those of its reads that have not begun, and forgets the expert if there were any. Its
   // slot is spare when its last read has ended. Does nothing if the expert is no guess.
   void dismiss(int64_t layer, int64_t expert);

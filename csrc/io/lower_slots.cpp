@@ -57,6 +57,11 @@ void LowerSlots::begin_copy(int64_t lower, int64_t upper) {
   arrival(upper).is_begun = true;
 }
 
+bool LowerSlots::copies(int64_t upper) {
+  const std::lock_guard lock(mutex_);
+  return arrival(upper).lease && arrival(upper).is_begun;
+}
+
 bool LowerSlots::done(int64_t upper) {
   const Arrival& coming = arrival(upper);
   if (!loader_.done(coming.lease)) return false;

@@ -34,6 +34,8 @@ class LowerSlots {
   // Begins to bring an expert to a slot above, and to read it if it is not here. False when there is no slot for that:
   // then nothing has begun.
   bool bring(int64_t layer, int64_t expert, int64_t upper, int64_t parts);
+  // Whether the copy to a slot above has begun.
+  bool copies(int64_t upper);
   // Whether what `bring` began for a slot above is over.
   bool done(int64_t upper);
   // Returns when it is. Throws when reading or copying has failed. Either way nothing touches the slot above any more.

@@ -273,8 +273,8 @@ ExpertChecksums parse_checksums(const Checksums& given, const Variant& variant) 
 std::shared_ptr<Engine> open(const EngineFaults& faults, const Store& store, const std::string& backend,
                              const std::string& isa, const std::string& precision, int threads, int readers,
                              int64_t expert_slots, int64_t host_slots, int ring_depth, int64_t chunk,
-                             int64_t session_bytes, const std::string& reads, const std::string& cache,
-                             const std::string& look_ahead, const std::string& speculate,
+                             int64_t session_bytes, int64_t host_session_bytes, const std::string& reads,
+                             const std::string& cache, const std::string& look_ahead, const std::string& speculate,
                              const std::pair<int64_t, int64_t>& layers, const std::optional<Checksums>& checksums,
                              const std::optional<py::function>& on_progress, bool time_ops) {
   EngineOptions options;
@@ -294,6 +294,7 @@ std::shared_ptr<Engine> open(const EngineFaults& faults, const Store& store, con
   options.layers = {layers.first, layers.second};
   options.verify_reads = checksums.has_value();
   options.session_bytes = session_bytes;
+  options.host_session_bytes = host_session_bytes;
   options.time_ops = time_ops;
   options.on_load = guarded(on_progress);
   const Released release;
@@ -302,6 +303,10 @@ std::shared_ptr<Engine> open(const EngineFaults& faults, const Store& store, con
   return open_engine(std::move(directory), options, faults);
 }
 
+using SayFootprint = Footprint (*)(const StoreDirectory& store, const EngineOptions& options,
+                                   const SessionOptions& session, bool apart);
+
+template <SayFootprint say>
 Footprint footprint_of(const EngineFaults& faults, const Store& store, const std::string& backend, int readers,
                        int64_t expert_slots, int64_t host_slots, int ring_depth, int64_t chunk,
                        const std::string& reads, const std::string& cache, const std::string& speculate,
@@ -319,7 +324,7 @@ Footprint footprint_of(const EngineFaults& faults, const Store& store, const std
   options.speculate = choice_of<Speculate>("speculate", speculate);
   options.layers = {layers.first, layers.second};
   options.verify_reads = verify_reads;
-  return footprint(store.directory, options, {max_context, kv_dtype(kv), max_checkpoints}, faults.backend.apart);
+  return say(store.directory, options, {max_context, kv_dtype(kv), max_checkpoints}, faults.backend.apart);
 }
 
 void register_footprint(py::module_& m, Class<Testing>& testing) {
@@ -341,10 +346,14 @@ void register_footprint(py::module_& m, Class<Testing>& testing) {
       .def_property_readonly("total", &Footprint::total);
   const auto define = [&](auto&&... arguments) {
     m.def(
-        "footprint", without_faults(&footprint_of), arguments...,
+        "footprint", without_faults(&footprint_of<footprint>), arguments...,
         "What an engine opened with these options and one such session will hold. Takes no memory and opens no file.");
-    testing.def_static("footprint", &footprint_of, py::arg("faults"), arguments...,
+    testing.def_static("footprint", &footprint_of<footprint>, py::arg("faults"), arguments...,
                        "Like footprint, for a device with these faults.");
+    m.def("device_footprint", without_faults(&footprint_of<device_footprint>), arguments...,
+          "The part of it that is in a device's own memory; nothing where it shares the host's.");
+    testing.def_static("device_footprint", &footprint_of<device_footprint>, py::arg("faults"), arguments...,
+                       "Like device_footprint, for a device with these faults.");
   };
   define(py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("readers") = 0,
          py::arg("expert_slots") = 0, py::arg("host_slots") = 0, py::arg("ring_depth") = 2, py::arg("chunk") = 0,
@@ -397,12 +406,14 @@ void register_engine(py::module_& m, Class<Testing>& testing) {
   define(py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("isa") = "",
          py::arg("precision") = "auto", py::arg("threads") = 0, py::arg("readers") = 0, py::arg("expert_slots") = 0,
          py::arg("host_slots") = 0, py::arg("ring_depth") = 2, py::arg("chunk") = 0, py::arg("session_bytes") = 0,
-         py::arg("reads") = "auto", py::arg("cache") = "lru", py::arg("look_ahead") = "auto",
-         py::arg("speculate") = "off", py::arg("layers") = all_layers, py::arg("checksums") = py::none(),
-         py::arg("on_progress") = py::none(), py::arg("time_ops") = false);
+         py::arg("host_session_bytes") = 0, py::arg("reads") = "auto", py::arg("cache") = "lru",
+         py::arg("look_ahead") = "auto", py::arg("speculate") = "off", py::arg("layers") = all_layers,
+         py::arg("checksums") = py::none(), py::arg("on_progress") = py::none(), py::arg("time_ops") = false);
   engines.def("describe", &Engine::describe)
       .def_property_readonly("memory", &Engine::memory, "What is held now, by what it is for.")
       .def_property_readonly("held", &Engine::held, "The same, counted where memory is given out.")
+      .def_property_readonly("held_by_device", &Engine::held_by_device,
+                             "The part of `held` that is in a device's own memory.")
       .def_property_readonly("sessions", &Engine::sessions)
       .def_property_readonly("layers", &layers_of<Engine>,
                              "The model's layers that it has: the first, and one past the last.")

@@ -27,6 +27,9 @@ void register_metal(py::module_& m) {
       },
       py::arg("backend"),
       "How many bytes the buffers of a model may have on this device. None: as much as the host has.");
+  m.def(
+      "has_own_memory", [](const std::string& backend) { return !device_entry(backend).shares_memory; },
+      py::arg("backend"), "Whether the device has memory of its own.");
   m.def("metal_shader", &metal::shader_text, py::arg("file"), "The text of a shader file as the driver gets it.");
   m.def("metal_shader_files", &metal::shader_files);
   m.def(

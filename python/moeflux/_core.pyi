@@ -577,6 +577,29 @@ class testing:
         ) -> None: ...
 
     @staticmethod
+    def device_footprint(
+        faults: testing.Faults,
+        store: StoreDirectory,
+        *,
+        backend: str = "auto",
+        readers: int = 0,
+        expert_slots: int = 0,
+        host_slots: int = 0,
+        ring_depth: int = 2,
+        chunk: int = 0,
+        reads: str = "auto",
+        cache: str = "lru",
+        speculate: str = "off",
+        layers: tuple[int, int] = (0, 0),
+        verify_reads: bool = False,
+        max_context: int = 0,
+        kv_dtype: str = "f32",
+        max_checkpoints: int = 4,
+    ) -> Footprint:
+        """
+        Like device_footprint, for a device with these faults.
+        """
+    @staticmethod
     def emulate_amx(int16: int, attention: int) -> None:
         """
         Adds `amx` with the kernels at these addresses, if only the tiles are missing. It must be called before anybody has asked for the instruction sets that there are.
@@ -596,6 +619,7 @@ class testing:
         ring_depth: int = 2,
         chunk: int = 0,
         session_bytes: int = 0,
+        host_session_bytes: int = 0,
         reads: str = "auto",
         cache: str = "lru",
         look_ahead: str = "auto",
@@ -1209,6 +1233,7 @@ class Engine:
         ring_depth: int = 2,
         chunk: int = 0,
         session_bytes: int = 0,
+        host_session_bytes: int = 0,
         reads: str = "auto",
         cache: str = "lru",
         look_ahead: str = "auto",
@@ -1244,6 +1269,11 @@ class Engine:
     def held(self) -> int:
         """
         The same, counted where memory is given out.
+        """
+    @property
+    def held_by_device(self) -> int:
+        """
+        The part of `held` that is in a device's own memory.
         """
     @property
     def layers(self) -> tuple[int, int]:
@@ -1553,6 +1583,28 @@ def device_failure() -> str:
     Why `auto` is not the device that this machine should have. Empty when it is, or when there is no such device.
     """
 
+def device_footprint(
+    store: StoreDirectory,
+    *,
+    backend: str = "auto",
+    readers: int = 0,
+    expert_slots: int = 0,
+    host_slots: int = 0,
+    ring_depth: int = 2,
+    chunk: int = 0,
+    reads: str = "auto",
+    cache: str = "lru",
+    speculate: str = "off",
+    layers: tuple[int, int] = (0, 0),
+    verify_reads: bool = False,
+    max_context: int = 0,
+    kv_dtype: str = "f32",
+    max_checkpoints: int = 4,
+) -> Footprint:
+    """
+    The part of it that is in a device's own memory; nothing where it shares the host's.
+    """
+
 def device_memory(backend: str) -> int | None:
     """
     How many bytes the buffers of a model may have on this device. None: as much as the host has.
@@ -1583,6 +1635,11 @@ def footprint(
 def forget_a_copy(kind: str) -> None:
     """
     For tests: what the engine does when a copy is forgotten, on a device with memory of its own.
+    """
+
+def has_own_memory(backend: str) -> bool:
+    """
+    Whether the device has memory of its own.
     """
 
 def isas() -> list[str]:

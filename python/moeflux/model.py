@@ -356,6 +356,10 @@ def load(
     readers       threads that read experts from disk; by default what `moeflux doctor` found best for it, else 4
     expert_slots  experts held in memory; by default as many as the budget has room for. This changes the speed and not
                   one bit of the result
+    device_memory where a GPU has memory of its own, the most of it that the model may take: bytes, "24GB"; "auto": what
+                  is free there, less a margin; None: no limit. Then `memory` is for the host's memory alone
+    host_slots    there, experts held in the host's memory, from where they are copied when the GPU needs them; by
+                  default as many as `memory` has room for
     ring_depth    expert batches that may be in flight
     chunk         tokens in a chunk of prefill, at most; by default 512, or fewer or more as the budget allows
     reads         how experts are read: "direct", past the page cache; "buffered", through it, which is memory that
@@ -401,9 +405,11 @@ def load(
             threads=plan.threads,
             readers=plan.readers,
             expert_slots=plan.slots,
+            host_slots=plan.host_slots,
             ring_depth=whole_number("ring_depth", asked["ring_depth"], 16) or 2,
             chunk=plan.chunk,
             session_bytes=plan.session_limit,
+            host_session_bytes=plan.host_session_limit,
             reads=plan.reads,
             cache=asked["cache"],
             look_ahead=asked["look_ahead"],
@@ -446,8 +452,13 @@ def _log_plan(plan: Plan, asked: LoadOptions) -> None:
     budget = "no limit" if plan.budget_bytes is None else f"{size_text(plan.budget_bytes)} ({plan.budget_source})"
     LOG.info(
         "%s: plan: %s of %s, %d of %d experts in memory, %d x %d tokens",
-        *(plan.model, size_text(plan.total_bytes), budget, plan.slots, plan.experts, plan.sessions, plan.context),
+        *(plan.model, size_text(plan.host_bytes), budget, plan.slots, plan.experts, plan.sessions, plan.context),
     )
+    if plan.device_parts:
+        LOG.info(
+            "%s: plan: %s of the device's memory (%s), %d experts in host slots below those",
+            *(plan.model, size_text(plan.device_bytes), plan.device_budget_source, plan.host_slots),
+        )
     LOG.debug("%s: the whole plan:\n%s", plan.model, plan)
     if asked["reads"] == "auto" and plan.reads == "buffered" and plan.slots < plan.experts:
         LOG.info("%s: reads fall back to the page cache: %s", plan.model, plan.reads_reason)

@@ -18,6 +18,7 @@ from moeflux.measure.bench import SETTLE, Row, bench, drop_cached, files_of, tab
 from moeflux.measure.together import bench_together, table_together
 from moeflux.progress import Progress
 from moeflux.text.sampling import Sampling
+from support.apart import apart
 from support.engine import Folder, folders, tokens
 
 Output = pytest.CaptureFixture[str]
@@ -265,3 +266,15 @@ def test_a_disk_that_cannot_be_remembered(
     monkeypatch.setattr(estimating, "examine", lambda *measured, **named: None)
     assert main(["bench", "a3b", "--memory", "8GB"]) == 0
     assert "unknown: what `moeflux doctor` measures could not be remembered" in capsys.readouterr().out
+
+
+def test_what_was_copied_has_columns(folder: Folder) -> None:
+    """Where a device has memory of its own, and nowhere else."""
+    with apart():
+        options = {"threads": 1, "expert_slots": 9, "host_slots": 200, "look_ahead": "off"}
+        rows = list(bench(folder("qwen3_5_moe"), prefill=20, decode=6, **options))
+    for row in rows:
+        assert 0 <= row.host_hits <= row.misses
+        assert row.bytes_copied > 0 or row.misses == 0
+    assert sum(row.host_hits for row in rows) > 0
+    assert table(rows).splitlines()[0].endswith("peak  host hits  copied/token")

@@ -30,6 +30,7 @@ FLOWS: dict[str, dict[str, Any]] = {
     "resident": {"expert_slots": 0},
     "streamed": {"expert_slots": 4, "readers": 2},
     "ahead": {"expert_slots": 5, "look_ahead": "on"},
+    "host slots": {"expert_slots": 4, "host_slots": 3, "look_ahead": "on", "readers": 2},
 }
 
 LAUNCHES_OF_STEP = 34  # of "hybrid"; 47 if each op had its own

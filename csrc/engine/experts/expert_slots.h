@@ -46,6 +46,8 @@ class ExpertSlots {
 
   int64_t count() const { return cache_.shape().slots; }
   int64_t host_count() const { return host_ ? host_->count() : 0; }
+  // Of the copy that an expert comes by, if the loader says that it is copied.
+  const Ticket& copy_to(const Lease& lease) const { return host_->copy_to(lease.slot()); }
   // Forgets every expert that nobody holds.
   void drop_all();
   // Whether an expert is in its slot for good, once it is there.

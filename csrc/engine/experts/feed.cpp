@@ -110,11 +110,16 @@ void ExpertFeed::take_arrived(const ExpertCall& call) {
 }
 
 void ExpertFeed::take_promised(const ExpertCall& call) {
+  const auto is_copied = [&](const Arriving& each) { return slots_.loader().is_copied(each.lease); };
+  if (std::ranges::all_of(lists_.arriving, is_copied))
+    for (const Arriving& each : lists_.arriving) call.commands().after(slots_.copy_to(each.lease));
+  else
+    call.recorder.hold();
   for (const Arriving& each : lists_.arriving) take(call, each.group, slots_.cache().share(each.lease));
 }
 
 void ExpertFeed::let_go(Recorder& recorder, StepStats& stats) {
-  if (!recorder.holds()) return;
+  if (!arriving()) return;
   const Stopwatch watch;
   std::exception_ptr failure;
   try {
@@ -122,7 +127,7 @@ void ExpertFeed::let_go(Recorder& recorder, StepStats& stats) {
   } catch (...) {
     failure = std::current_exception();
   }
-  recorder.release();
+  if (recorder.holds()) recorder.release();
   stats.read_wait_seconds += watch.seconds();
   if (failure) std::rethrow_exception(failure);
   lists_.arriving.clear();

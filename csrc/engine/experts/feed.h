@@ -38,13 +38,15 @@ class ExpertFeed {
 
   // Takes in the experts that have arrived. If none has, it waits for one.
   void take_arrived(const ExpertCall& call);
-  // Takes the experts that are on their way as if they were there, for a batch that holds until `let_go`.
+  // Takes the experts that are on their way as if they were there. The batch goes on after their copies, or if there
+  // are reads among them, it holds until `let_go`.
   void take_promised(const ExpertCall& call);
 
   // Records the experts that are there, once each. Their slots are kept until the batch at hand is done.
   void record_experts(const ExpertCall& call);
 
-  // After a submission: waits for the reads that the batch holds for, and releases it. IoError when a read failed.
+  // After a submission: waits for the reads and copies that the batch holds for, and releases it. Throws what went
+  // wrong.
   void let_go(Recorder& recorder, StepStats& stats);
   void abandon();
 

@@ -17,6 +17,8 @@ class HostSlots {
             const Buffer& upper, int64_t upper_slots, const ExpertCheck& check);
 
   LowerSlots& lower() { return lower_; }
+  // Of the copy to a slot of the device.
+  const Ticket& copy_to(int64_t upper) const { return copies_.to(upper); }
   int64_t count() const { return cache_.shape().slots; }
   // Bytes of the slots, and of lists: held, and planned.
   int64_t bytes() const { return memory_->bytes(); }
@@ -31,6 +33,7 @@ class HostSlots {
     void begin(int64_t lower, int64_t upper) override;
     bool done(int64_t upper) const override { return tickets_[static_cast<size_t>(upper)].done(); }
     void wait(int64_t upper) override;
+    const Ticket& to(int64_t upper) const { return tickets_[static_cast<size_t>(upper)]; }
     int64_t tables() const { return static_cast<int64_t>(tickets_.size() * sizeof(Ticket)); }
 
    private:

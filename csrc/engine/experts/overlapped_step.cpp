@@ -14,7 +14,6 @@ void run_overlapped_step(const ExpertCall& call, Picks& picks, ExpertFeed& feed,
   feed.ask_for_all(call);
   feed.record_experts(call);
   if (feed.arriving()) {
-    call.recorder.hold();
     feed.take_promised(call);
     feed.record_experts(call);
   }

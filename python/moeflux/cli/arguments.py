@@ -225,10 +225,12 @@ change an answer.
 # The options of `moeflux.load` that people touch: what stands for a value, where that is no word of a few, and help.
 HELP: dict[str, tuple[str | None, str]] = {
     "memory": ("SIZE", "budget of the whole process: 8GB, 8GiB, bytes; default: auto, what is free less a reserve"),
+    "device_memory": ("SIZE", "budget in the memory of a GPU that has its own; default: auto, what is free there"),
     "context": ("N", "tokens that a session has room for; default: the model's limit, at most 32768"),
     "sessions": ("N", "sessions to plan room for; default: 1"),
     "threads": ("N", "threads that compute; default: one per core"),
-    "expert_slots": ("N", "experts held in memory; default: as many as fit"),
+    "expert_slots": ("N", "experts held in memory, a GPU's own if it has any; default: as many as fit"),
+    "host_slots": ("N", "beside a GPU with memory of its own, experts held in the host's; default: as many as fit"),
     "readers": ("N", "threads that read experts; default: as many as `moeflux doctor` found best, else 4"),
     "chunk": ("N", "tokens in a chunk of prefill, at most; default: 512, more or less as memory allows"),
     "precision": (None, "bits of activations; auto, the default: 16 where that is faster; exact: float32"),
@@ -260,7 +262,8 @@ def add_loading(parser: argparse.ArgumentParser, own: str = "") -> None:
         elif name == "verify_reads":
             group.add_argument(flag, action="store_true", help=meaning)
         else:
-            group.add_argument(flag, type=str if name == "memory" else whole_number(), metavar=metavar, help=meaning)
+            kind = str if metavar == "SIZE" else whole_number()
+            group.add_argument(flag, type=kind, metavar=metavar, help=meaning)
 
 
 def add_machines(parser: argparse.ArgumentParser) -> None:

@@ -62,6 +62,9 @@ class Row:
     peak_bytes: int  # resident, of this process: in this row if the system can tell, else so far
     load_seconds: float | None  # of opening the model before a cold row
     settings: str
+    # On a GPU with memory of its own:
+    host_hits: int = 0  # of the misses, those that were in the host's memory
+    bytes_copied: int = 0  # from there
 
     @property
     def tokens_per_second(self) -> float:
@@ -256,6 +259,8 @@ class Counted:
             peak_bytes=peak_bytes(),
             load_seconds=self.load_seconds,
             settings=repr(self.session.model),
+            host_hits=total("host_hits"),
+            bytes_copied=total("bytes_copied"),
         )
 
 
@@ -309,10 +314,12 @@ ORDER = [("prefill", "cold"), ("prefill", "warm"), ("decode", "cold"), ("decode"
 def table(rows: Sequence[Row]) -> str:
     """A line for each phase and state, medians where there are several repetitions. Fit for pasting."""
     columns = "phase state tok/s read/token disk/token hits waiting foreseen choosing peak".split()
+    copies = any(row.bytes_copied for row in rows)
+    columns += ["host hits", "copied/token"] if copies else []
     lines: list[list[str]] = [[*columns]]
     for phase, state in sorted({(row.phase, row.state) for row in rows}, key=ORDER.index):
         group = [row for row in rows if (row.phase, row.state) == (phase, state)]
-        lines.append([phase, state, *cells(group)])
+        lines.append([phase, state, *cells(group), *(copied_cells(group) if copies else [])])
     widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
     text = [
         "  ".join(
@@ -322,6 +329,12 @@ def table(rows: Sequence[Row]) -> str:
         for line in lines
     ]
     return "\n".join(text)
+
+
+def copied_cells(group: list[Row]) -> list[str]:
+    asked = [row.host_hits / (row.hits + row.misses) for row in group if row.hits + row.misses]
+    copied = statistics.median(row.bytes_copied / row.tokens for row in group)
+    return [f"{statistics.median(asked):.1%}" if asked else "-", size_text(round(copied))]
 
 
 def cells(group: list[Row]) -> list[str]:

@@ -59,7 +59,8 @@ def _lines(found: Estimate) -> list[str]:
     rows = [
         ("model", plan.model),
         ("estimate", plan.note),
-        ("memory", f"{size_text(plan.total_bytes)} of {budget}"),
+        ("memory", f"{size_text(plan.host_bytes)} of {budget}"),
+        *_device_rows(plan),
         ("experts", f"{plan.slots} of {plan.experts} in memory; {plan.hit_rate:.1%} are found, {plan.hit_rate_source}"),
         ("decode", _decode(plan)),
         ("prefill", _prefill(found)),
@@ -69,6 +70,15 @@ def _lines(found: Estimate) -> list[str]:
         rows.append(("measured", f"{when}, on the disk of this folder (moeflux doctor)"))
     text = "Nothing was run. The estimate leaves out what computing takes beyond reading the weights once a token."
     return [*(f"{label:<20}{value}" for label, value in rows), "", text]
+
+
+def _device_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Of a device with memory of its own."""
+    if not plan.device_parts:
+        return []
+    budget = "no limit" if plan.device_budget_bytes is None else size_text(plan.device_budget_bytes)
+    copied = f"{size_text(round(plan.bytes_copied_per_token))} a token are copied there"
+    return [("device memory", f"{size_text(plan.device_bytes)} of {budget}, {plan.device_budget_source}; {copied}")]
 
 
 def _decode(plan: Plan) -> str:

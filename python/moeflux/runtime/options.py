@@ -23,6 +23,7 @@ class LoadOptions(TypedDict, total=False):
     """The keyword arguments of `moeflux.load`, which says what each does. None: the plan or the engine chooses."""
 
     memory: int | str | None
+    device_memory: int | str | None
     context: int | None
     sessions: int
     kv_dtype: KvType
@@ -32,6 +33,7 @@ class LoadOptions(TypedDict, total=False):
     threads: int | None
     readers: int | None
     expert_slots: int | None
+    host_slots: int | None
     ring_depth: int | None
     chunk: int | None
     reads: Reads
@@ -45,6 +47,7 @@ class LoadOptions(TypedDict, total=False):
 
 DEFAULTS: LoadOptions = {
     "memory": "auto",
+    "device_memory": "auto",
     "context": None,
     "sessions": 1,
     "kv_dtype": "f32",
@@ -54,6 +57,7 @@ DEFAULTS: LoadOptions = {
     "threads": None,
     "readers": None,
     "expert_slots": None,
+    "host_slots": None,
     "ring_depth": None,
     "chunk": None,
     "reads": "auto",

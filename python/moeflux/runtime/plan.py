@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from moeflux import _core, files
-from moeflux.errors import BudgetError, FormatError, IoError
+from moeflux.errors import ArgumentError, BudgetError, DeviceError, FormatError, IoError
 from moeflux.living import Living
 from moeflux.machine.memory import available, huge_pages_unasked, resident
 from moeflux.machine.remembered import Probe, remembered
@@ -25,7 +25,7 @@ from moeflux.models.tokenizer_rules import TOKENIZER, is_proportional, read_rule
 from moeflux.routing.hit_rates import HitRate, hit_rate, hit_rate_of
 from moeflux.routing.trace import Trace
 from moeflux.runtime.options import LoadOptions, resolved, whole_number
-from moeflux.runtime.plan_table import ENGINE_PARTS, SESSION_PARTS, Plan
+from moeflux.runtime.plan_table import ENGINE_PARTS, NO_LIMIT, SESSION_PARTS, Plan
 from moeflux.runtime.state_file import PASSING_BYTES
 from moeflux.sizes import parse_size, size_text
 from moeflux.stores.costs import bytes_touched
@@ -80,7 +80,8 @@ def pricing(plan: Plan | None) -> Generator[None, None, None]:
     try:
         yield
     except BudgetError as error:
-        if plan is not None and plan.budget_bytes is not None and error.missing is not None:
+        known = plan is not None and not plan.device_parts  # of two memories, the error names the one
+        if known and plan is not None and plan.budget_bytes is not None and error.missing is not None:
             error.needed, error.floor = plan.budget_bytes + error.missing, plan.least_bytes
         raise
 
@@ -97,6 +98,7 @@ class _Choice:
     """The sizes that the plan chooses."""
 
     slots: int
+    host_slots: int
     chunk: int
     context: int
     reads: Literal["direct", "buffered"]
@@ -125,9 +127,16 @@ class _Planner:
         self.ring_depth = whole_number("ring_depth", options["ring_depth"], 16) or 2
         slots = whole_number("expert_slots", options["expert_slots"], 1 << 31)
         self.slots = min(slots, self.experts) if slots else None
+        self.host_slots = whole_number("host_slots", options["host_slots"], 1 << 31)
+        self.apart = _core.has_own_memory(options["backend"])
+        self.check_apart()
+        self.loaded = LOADED.items()
         choosing = self.sessions * _core.sampler_bytes(self.variant.vocab_size)
         self.fixed = self.process_parts() | {"choosing": choosing, "passing states": PASSING_BYTES}
         self.budget, self.source = self.within_gpu(*self.budget_of(options["memory"]))
+        self.device_budget, self.device_source = self.device_budget_of(options["device_memory"])
+        others = sum(plan.device_model_bytes for _, plan in self.loaded)
+        self.device_fixed = {"other models": others} if self.apart and others else {}
         self.direct_works = all(_core.supports_direct(file) for file in store.expert_files)
 
     def process_parts(self) -> dict[str, int]:
@@ -135,14 +144,14 @@ class _Planner:
         steps, so that a plan printed in one process holds in another. The part of other models is counted with them."""
         # A stack is one mapping of megabytes. Its first touch may bring a huge page.
         stack = 5 * MIB // 2 if huge_pages_unasked() else MIB // 2
-        loaded = LOADED.items()
-        own = resident().now - sum(engine.held for engine, _ in loaded)
+        own = resident().now - sum(engine.held - engine.held_by_device for engine, _ in self.loaded)
         process = _round_up(own + 16 * MIB + stack * (self.threads + self.readers), 32 * MIB)
-        others = [plan for _, plan in loaded]
+        others = [plan for _, plan in self.loaded]
         parts = {"process": max([process, *(plan.parts["process"] for plan in others)]), "text": self.text_part()}
         parts["encoder"] = self.encoder_part()
         parts["renderer"] = max([self.renderer_part(), *(plan.parts.get("renderer", 0) for plan in others)])
-        return parts | {"other models": sum(plan.model_bytes for plan in others)} if others else parts
+        held = sum(plan.model_bytes - plan.device_model_bytes for plan in others)
+        return parts | {"other models": held} if others else parts
 
     def text_part(self) -> int:
         """The tokenizer is loaded when somebody asks for text. Reading its file takes the most: 10 to 12 times its size
@@ -177,7 +186,7 @@ class _Planner:
 
     def within_gpu(self, budget: int | None, source: str) -> tuple[int | None, str]:
         """A GPU that shares the memory may use only a part of it. What the model holds must lie within that part."""
-        if budget is None:
+        if budget is None or self.apart:
             return budget, source
         allowed = _core.device_memory(self.options["backend"])
         if allowed is None:
@@ -185,15 +194,49 @@ class _Planner:
         limit = allowed + sum(self.fixed.values())
         return (limit, f"{source}, less what the GPU may not use") if limit < budget else (budget, source)
 
+    def check_apart(self) -> None:
+        """What is only for a device with memory of its own."""
+        if self.apart:
+            return
+        for name in ("host_slots", "device_memory"):
+            if self.options[name] not in (None, "auto"):
+                raise ArgumentError(
+                    f'{name}: expected a device with memory of its own, as backend="cuda" has, found one whose '
+                    "memory is the host's"
+                )
+
+    def device_budget_of(self, memory: int | str | None) -> tuple[int | None, str]:
+        """Of the memory of a device that has its own."""
+        if not self.apart or memory is None:
+            return None, "no limit"
+        if memory != "auto":
+            return parse_size("device_memory", memory), "asked for"
+        try:
+            allowed = _core.device_memory(self.options["backend"])
+        except DeviceError as error:
+            raise DeviceError(f"{error}; a plan for one that is not here needs device_memory") from None
+        if allowed is None:
+            return None, "no limit"
+        own = sum(engine.held_by_device for engine, _ in self.loaded)
+        return allowed + own, "auto: what is free there, and what this process has, less a margin"
+
     # ---- Sizes ----
 
     def parts(self, choice: _Choice) -> dict[str, int]:
+        return self.fixed | self.model_parts(_core.footprint, choice)
+
+    def device_parts(self, choice: _Choice) -> dict[str, int]:
+        """What of them is in the memory of a device that has its own."""
+        return self.device_fixed | self.model_parts(_core.device_footprint, choice) if self.apart else {}
+
+    def model_parts(self, footprint: Callable[..., _core.Footprint], choice: _Choice) -> dict[str, int]:
         options = self.options
-        sizes = _core.footprint(
+        sizes = footprint(
             self.directory,
             backend=options["backend"],
             readers=self.readers,
             expert_slots=choice.slots,
+            host_slots=choice.host_slots,
             ring_depth=self.ring_depth,
             chunk=choice.chunk,
             reads=choice.reads,
@@ -204,19 +247,31 @@ class _Planner:
             kv_dtype=options["kv_dtype"],
         )
         engine = {name: getattr(sizes, field) for name, field in ENGINE_PARTS.items()}
-        return self.fixed | engine | {k: self.sessions * getattr(sizes, field) for k, field in SESSION_PARTS.items()}
+        return engine | {k: self.sessions * getattr(sizes, field) for k, field in SESSION_PARTS.items()}
 
     def total(self, choice: _Choice) -> int:
-        return sum(self.parts(choice).values())
+        """Of the host's memory."""
+        there = sum(self.model_parts(_core.device_footprint, choice).values()) if self.apart else 0
+        return sum(self.parts(choice).values()) - there
 
-    @property
-    def limit(self) -> int:
-        """The budget, where there is one."""
-        assert self.budget is not None
-        return self.budget
+    def device_total(self, choice: _Choice) -> int:
+        return sum(self.device_parts(choice).values())
+
+    def fits(self, choice: _Choice) -> bool:
+        fits = self.budget is None or self.total(choice) <= self.budget
+        return fits and (self.device_budget is None or self.device_total(choice) <= self.device_budget)
+
+    def where_slots_are(self, choice: _Choice) -> dict[str, int]:
+        """The parts of the memory that expert slots share with everything else."""
+        return self.device_parts(choice) if self.apart else self.parts(choice)
+
+    def spare(self, choice: _Choice) -> int:
+        """What is left there."""
+        budget = self.device_budget if self.apart else self.budget
+        return NO_LIMIT if budget is None else budget - sum(self.where_slots_are(choice).values())
 
     def session_part(self, choice: _Choice) -> int:
-        parts = self.parts(choice)
+        parts = self.where_slots_are(choice)
         return sum(parts[name] for name in SESSION_PARTS)
 
     # ---- Choosing ----
@@ -225,19 +280,17 @@ class _Planner:
         default_context = self.context or min(self.variant.max_context, DEFAULT_CONTEXT)
         full = self.choice(self.slots or self.experts, self.chunk or DEFAULT_CHUNK, default_context)
         least, small = self.least()
-        floor = min(self.total(least), self.total(small))
-        if self.budget is not None and self.budget < floor:
-            raise self.too_little(min(least, small, key=self.total), floor)
-        if self.budget is None:
+        floor = least if self.apart else min(least, small, key=self.total)
+        if not (self.fits(least) or self.fits(small)):
+            raise self.too_little(floor)
+        if self.budget is None and self.device_budget is None:
             return self.finished(full, floor)
-        while not self.chunk and full.chunk > SMALLEST_CHUNK and self.total(full) > self.budget:
+        while not self.chunk and full.chunk > SMALLEST_CHUNK and not self.fits(full):
             full = _with(full, chunk=full.chunk // 2)
-        if self.total(full) <= self.budget:
+        if self.fits(full):
             return self.finished(full, floor)
-        if self.total(least) > self.budget:
-            least = small
-        choice = self.with_chunk(self.with_context(least, default_context))
-        return self.finished(self.with_slots(choice), floor)
+        choice = self.with_chunk(self.with_context(least if self.fits(least) else small, default_context))
+        return self.finished(self.with_host_slots(self.with_slots(choice)), floor)
 
     def least(self) -> tuple[_Choice, _Choice]:
         """The choices with the fewest slots and with all of them. The experts of a small model may take less memory
@@ -251,23 +304,28 @@ class _Planner:
         """The smallest budget that this model runs with: one session of a short context, the smallest chunks, the
         fewest slots."""
         chosen: LoadOptions = {"memory": None, "context": None, "sessions": 1, "expert_slots": None, "chunk": None}
-        bare: LoadOptions = {**self.options, **chosen}
+        bare: LoadOptions = {**self.options, **chosen, "device_memory": None, "host_slots": None}
         planner = _Planner(self.store, bare, None)
         return min(planner.total(choice) for choice in planner.least())
 
     def choice(self, slots: int, chunk: int, context: int) -> _Choice:
-        return _Choice(slots, chunk, context, self.reads(slots < self.experts)[0])
+        below = min(self.host_slots or 0, self.experts) if slots < self.experts else 0
+        return _Choice(slots, below, chunk, context, self.reads(slots < self.experts)[0])
 
     def with_context(self, least: _Choice, default: int) -> _Choice:
         """The longest context that leaves half of the memory to experts, and enough for the fewest slots."""
         if self.context:
             return least
-        spare = self.limit - self.total(least)
-        without = self.parts(least)
-        room = spare + without["expert slots"] + self.session_part(least)
-        limit = min(room // 2, room - without["expert slots"])
+        fewest = self.where_slots_are(least)["expert slots"]
+        room = self.spare(least) + fewest + self.session_part(least)
+        limit = min(room // 2, room - fewest)
         steps = range(least.context // CONTEXT_STEP + 1, default // CONTEXT_STEP + 1)
-        fitting = _last(steps, lambda step: self.session_part(_with(least, context=step * CONTEXT_STEP)) <= limit)
+
+        def is_short(step: int) -> bool:
+            longer = _with(least, context=step * CONTEXT_STEP)
+            return self.session_part(longer) <= limit and self.fits(longer)
+
+        fitting = _last(steps, is_short)
         return least if fitting is None else _with(least, context=fitting * CONTEXT_STEP)
 
     def with_chunk(self, choice: _Choice) -> _Choice:
@@ -275,12 +333,12 @@ class _Planner:
         reads each expert once for many tokens, but takes room from experts."""
         if self.chunk:
             return choice
-        parts = self.parts(choice)
-        room = self.limit - sum(parts.values()) + parts["scratch"] + parts["expert slots"]
+        parts = self.where_slots_are(choice)
+        room = self.spare(choice) + parts["scratch"] + parts["expert slots"]
         chunk = LARGEST_CHUNK
         while chunk > choice.chunk:
             larger = _with(choice, chunk=chunk)
-            if self.parts(larger)["scratch"] <= room // 4 and self.total(larger) <= self.limit:
+            if self.where_slots_are(larger)["scratch"] <= room // 4 and self.fits(larger):
                 return larger
             chunk //= 2
         return choice
@@ -289,8 +347,14 @@ class _Planner:
         if self.slots:
             return choice
         counts = range(choice.slots + 1, self.experts + 1)
-        slots = _last(counts, lambda count: self.total(_with(choice, slots=count)) <= self.limit)
+        slots = _last(counts, lambda count: self.fits(_with(choice, slots=count)))
         return choice if slots is None else _with(choice, slots=slots)
+
+    def with_host_slots(self, choice: _Choice) -> _Choice:
+        if self.host_slots or not self.apart or choice.slots == self.experts:
+            return choice
+        slots = _last(range(1, self.experts + 1), lambda count: self.fits(_with(choice, host_slots=count)))
+        return choice if slots is None else _with(choice, host_slots=slots)
 
     def reads(self, streams: bool) -> tuple[Literal["direct", "buffered"], str]:
         """How experts are read, and why."""
@@ -312,23 +376,38 @@ class _Planner:
             return hit_rate_of(self.trace, fingerprint, self.options["cache"], slots)
         return hit_rate(fingerprint, self.options["cache"], slots, self.experts)
 
-    def finished(self, choice: _Choice, floor: int) -> Plan:
+    def known_slots(self, choice: _Choice) -> int:
+        """How many slots would find as many experts as both memories do. An expert in a device slot gives up its host
+        slot first, but nothing comes back from the device: about half of the host slots have experts of their own."""
+        return min(self.experts, max(choice.host_slots, choice.slots + choice.host_slots // 2))
+
+    def other_device_parts(self) -> dict[str, int]:
+        """`parts` has what is in either memory."""
+        return {name: self.fixed.get(name, 0) + size for name, size in self.device_fixed.items()}
+
+    def finished(self, choice: _Choice, floor: _Choice) -> Plan:
         options, probe = self.options, self.probe
         reads, reason = self.reads(choice.slots < self.experts)
         choice = _with(choice, reads=reads)
         dense, touched = bytes_touched(self.store.variant, self.directory, self.layers)
-        rate = self.hit_rate(choice.slots)
+        rate = self.hit_rate(self.known_slots(choice))
+        copied = (1 - self.hit_rate(choice.slots).value) * touched if self.apart else 0
         read = (1 - rate.value) * touched
         everything = dense + touched
         return Plan(
             model=self.variant.name,
             note=self.store.note if isinstance(self.store, PlannedStore) else "",
-            parts=self.parts(choice),
+            parts=self.parts(choice) | self.other_device_parts(),
+            device_parts=self.device_parts(choice),
             budget_bytes=self.budget,
             budget_source=self.source,
-            floor_bytes=floor,
+            device_budget_bytes=self.device_budget,
+            device_budget_source=self.device_source,
+            floor_bytes=self.total(floor),
+            device_floor_bytes=self.device_total(floor),
             least_bytes=self.least_budget(),
             slots=choice.slots,
+            host_slots=choice.host_slots,
             experts=self.experts,
             slot_bytes=_core.slot_bytes(self.directory),
             context=choice.context,
@@ -344,21 +423,30 @@ class _Planner:
             bytes_touched_per_token=everything,
             expert_bytes_per_token=touched,
             bytes_read_per_token=read,
+            bytes_copied_per_token=copied,
             read_seconds=read / probe.disk_bytes_per_second if probe else None,
             compute_seconds=everything / probe.memory_bytes_per_second if probe else None,
             probe=probe,
         )
 
-    def too_little(self, least: _Choice, floor: int) -> BudgetError:
-        parts = ", ".join(f"{size_text(size)} {name}" for name, size in self.parts(least).items() if size)
-        found = size_text(self.budget or 0)
+    def too_little(self, least: _Choice) -> BudgetError:
+        there = self.device_budget is not None and self.device_total(least) > self.device_budget
+        if there:
+            what, parts, floor = "device_memory", self.device_parts(least), self.device_total(least)
+            budget, source = self.device_budget or 0, self.device_source
+        else:
+            device = self.device_parts(least)
+            parts = {name: size - device.get(name, 0) for name, size in self.parts(least).items()}
+            what, floor, budget, source = "memory", self.total(least), self.budget or 0, self.source
+        listed = ", ".join(f"{size_text(size)} {name}" for name, size in parts.items() if size)
         hint = "a shorter context, fewer sessions or bf16 keys and values need less" if self.context else ""
         error = BudgetError(
-            f"memory: expected at least {floor} bytes ({size_text(floor)}), the floor of {self.variant.name} with "
-            f"{self.sessions} x {least.context} tokens: {parts}; found {self.budget} bytes ({found}), {self.source}"
+            f"{what}: expected at least {floor} bytes ({size_text(floor)}), the floor of {self.variant.name} with "
+            f"{self.sessions} x {least.context} tokens: {listed}; found {budget} bytes ({size_text(budget)}), {source}"
             f"{'; ' if hint else ''}{hint}"
         )
-        error.needed, error.floor, error.missing = floor, self.least_budget(), floor - (self.budget or 0)
+        if not there:
+            error.needed, error.floor, error.missing = floor, self.least_budget(), floor - budget
         return error
 
 

@@ -296,6 +296,17 @@ EXPORT Result cuEventRecord(api::EventHandle handle, api::StreamHandle stream) {
   });
   return success;
 }
+EXPORT Result cuStreamWaitEvent(api::StreamHandle stream, api::EventHandle handle, unsigned flags) {
+  ENTER();
+  if (flags != 0) return invalid_value;
+  auto* event = as<Event>(handle);
+  const std::lock_guard lock(event->mutex);
+  as<Stream>(stream)->add([event, number = event->recorded] {
+    std::unique_lock inner(event->mutex);
+    event->changed.wait(inner, [&] { return event->done >= number; });
+  });
+  return success;
+}
 EXPORT Result cuEventQuery(api::EventHandle handle) {
   ENTER();
   auto* event = as<Event>(handle);

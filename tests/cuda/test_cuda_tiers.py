@@ -1,0 +1,125 @@
+"""Two memories on an NVIDIA GPU: the emulated one, or with --on-cuda=real that of this machine. Engines share it with
+each other and with torch, both budgets are kept, and neither changes a bit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import moeflux
+from emulator import cuda_gpu
+from moeflux import BudgetError, plan
+from moeflux.conversion.synth import synth
+from support.engine import evaluate, tokens
+from support.metal import needs_device
+from support.tiny_stores import hybrid
+
+pytestmark = needs_device
+
+VARIANT = hybrid(layer_kinds=("linear", "full"), mlp_kinds=("moe",) * 2, vocab_size=384, num_experts=6)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cuda-tiers") / "hybrid"
+    synth(path, VARIANT)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def device(on_cuda: str | None) -> Iterator[None]:
+    if on_cuda == "real":
+        yield
+        return
+    cuda_gpu.install()
+    yield
+    assert cuda_gpu.live_objects() == 0
+    cuda_gpu.remove(on_cuda)
+
+
+def load(path: Path, **options: object) -> moeflux.Model:
+    defaults = {"backend": "cuda", "context": 64, "chunk": 16, "threads": 1, "readers": 2, "memory": None}
+    return moeflux.load(path, **{**defaults, **options})  # type: ignore[arg-type]
+
+
+def use(model: moeflux.Model) -> np.ndarray:
+    with model.session() as session:
+        return evaluate(session)
+
+
+def test_neither_number_of_slots_changes_a_bit(store: Path) -> None:
+    with load(store) as model:
+        expected = use(model)
+    for slots, host_slots, look_ahead in ((4, 3, "on"), (4, 12, "off"), (9, 12, "on"), (5, 1, "off")):
+        with load(store, expert_slots=slots, host_slots=host_slots, look_ahead=look_ahead) as model:
+            assert np.array_equal(use(model), expected), (slots, host_slots, look_ahead)
+            assert model._engine.held == model._engine.memory.total
+
+
+def test_both_budgets_are_kept(store: Path) -> None:
+    whole = plan(store, backend="cuda", memory="1TB", context=64, chunk=16, threads=1, readers=2, sessions=2)
+    floor = whole.device_floor_bytes
+    budget = floor + 2 * whole.slot_bytes
+    with load(store, memory="1TB", device_memory=budget, sessions=2) as model:
+        assert model.plan.device_bytes <= budget and 4 <= model.plan.slots < 12 and model.plan.host_slots == 12
+        use(model)
+        engine = model._engine
+        assert 0 < engine.held_by_device <= model.plan.device_bytes
+        assert engine.held - engine.held_by_device <= model.plan.host_bytes
+        kept = [model.session()]
+        with pytest.raises(BudgetError, match="of the device's memory"):
+            kept.extend(model.session() for _ in range(100))
+        for session in kept:
+            session.close()
+    with pytest.raises(BudgetError, match=f"device_memory: expected at least {floor} bytes"):
+        load(store, memory="1TB", device_memory=floor - 1, sessions=2)
+
+
+def test_two_engines_on_one_gpu(store: Path) -> None:
+    with load(store) as first, load(store, expert_slots=4, host_slots=6) as second:
+        expected = use(first)
+        assert np.array_equal(use(second), expected)
+        one, other = first.session(), second.session()
+        logits = [one.prefill(tokens(9)).numpy(), other.prefill(tokens(9)).numpy()]
+        for token in tokens(6, seed=4):
+            logits += [one.step(token).numpy(), other.step(token).numpy()]
+        for mine, its in zip(logits[::2], logits[1::2], strict=True):
+            assert np.array_equal(mine, its)
+        one.close(), other.close()
+
+
+BESIDE_TORCH = """
+import numpy as np, torch, moeflux
+def product():
+    x = torch.arange(1 << 20, dtype=torch.float32, device="cuda").reshape(1024, 1024) / (1 << 20)
+    return (x @ x).cpu().numpy()
+before = product()
+options = {"backend": "cuda", "context": 64, "chunk": 16, "memory": None}
+with moeflux.load(STORE, **options) as model:
+    session = model.session()
+    expected = session.prefill([1, 2, 3, 4]).numpy().copy()
+    session.close()
+stream = torch.cuda.Stream()
+with moeflux.load(STORE, expert_slots=4, host_slots=6, **options) as model:
+    session = model.session()
+    with torch.cuda.stream(stream):
+        beside = product()
+        logits = session.prefill([1, 2, 3, 4]).numpy().copy()
+    session.close()
+assert np.array_equal(logits, expected) and np.array_equal(before, beside) and np.array_equal(before, product())
+print("alike")
+"""
+
+
+def test_torch_in_the_same_process(store: Path, on_cuda: str | None) -> None:
+    if on_cuda != "real":
+        pytest.skip("it needs a GPU, with --on-cuda=real")
+    pytest.importorskip("torch")
+    script = f"STORE = {str(store)!r}\n{BESIDE_TORCH}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, "alike\n"), done.stderr
