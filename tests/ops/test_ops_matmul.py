@@ -263,6 +263,8 @@ def test_threads_and_neighbours_change_no_bit(isa: str, format: QuantFormat) -> 
         for part in (slice(0, 67), slice(0, 1), slice(66, 67), slice(3, 5), slice(8, 15)):
             assert np.array_equal(run.matmul(x[part], matrix), whole[part])
             assert np.array_equal(run.matmul(y[part], matrix, transposed=True), turned[part])
+    for count in range(2, 11):  # each has instructions of its own somewhere
+        assert np.array_equal(ops_of(isa, 1).matmul(x[:count], matrix), whole[:count])
 
 
 @pytest.mark.skipif(len(WITH_INT16) < 2, reason="fewer than two instruction sets here multiply digits")
