@@ -10,6 +10,7 @@
 #include "core/quant_format.h"
 #include "format/quantize.h"
 #include "format/quantize_blocks.h"
+#include "format/quantize_mxfp4.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;
@@ -54,7 +55,7 @@ py::tuple quantize_array(const py::array& array, const QuantFormat& format, int 
     throw ArgumentError(
         concat("[quantize] array: expected two dimensions, contiguous, found shape ", shape_text(array)));
   const MatrixView matrix{array.data(), number_type(array), array.shape(0), array.shape(1)};
-  if (!(format.is_affine() || can_quantize_to(format)) || !format.fits(matrix.columns))
+  if (!(format.is_affine() || format.is_mxfp4() || can_quantize_to(format)) || !format.fits(matrix.columns))
     throw ArgumentError(
         concat("[quantize] ", format.describe(), " does not fit an array of shape ", shape_text(array)));
   const float* weights = importance_of(importance, matrix.columns);
@@ -69,6 +70,16 @@ py::tuple quantize_array(const py::array& array, const QuantFormat& format, int 
   }
 
   py::array_t<uint32_t> words({matrix.rows, static_cast<int64_t>(format.weight_row_bytes(matrix.columns) / 4)});
+  if (format.is_mxfp4()) {
+    py::array_t<uint8_t> exponents({matrix.rows, matrix.columns / format.group_size});
+    auto* codes = reinterpret_cast<std::byte*>(words.mutable_data());
+    auto* out = reinterpret_cast<std::byte*>(exponents.mutable_data());
+    {
+      const Released release;
+      quantize_mxfp4(matrix, weights, codes, out, threads);
+    }
+    return py::make_tuple(words, exponents);
+  }
   py::array scales = scale_array(format, matrix.rows, matrix.columns / format.group_size);
   py::array biases = scale_array(format, matrix.rows, matrix.columns / format.group_size);
   const AffineParts<std::byte> parts{reinterpret_cast<std::byte*>(words.mutable_data()),
@@ -119,7 +130,8 @@ py::array_t<float> dequantize_arrays(const py::array& words, const py::array& sc
 void register_quantize(py::module_& m) {
   m.def("quantize", &quantize_array, py::arg("array"), py::arg("format"), py::arg("threads") = 0,
         py::arg("importance") = py::none(),
-        "Quantises float32, float16 or uint16 (raw bf16) rows: (words, scales, biases), or (blocks,). Affine without "
+        "Quantises float32, float16 or uint16 (raw bf16) rows: (words, scales, biases), (words, scales) of MXFP4, or "
+        "(blocks,). Affine without "
         "`importance`, float32 [columns], is MLX's.");
   m.def("dequantize", &dequantize_arrays, py::arg("words"), py::arg("scales"), py::arg("biases"), py::arg("format"),
         py::arg("columns"), py::arg("threads") = 0,

@@ -1724,7 +1724,7 @@ def quantize(
     importance: typing.Annotated[numpy.typing.ArrayLike, numpy.float32] | None = None,
 ) -> tuple[typing.Any, ...]:
     """
-    Quantises float32, float16 or uint16 (raw bf16) rows: (words, scales, biases), or (blocks,). Affine without `importance`, float32 [columns], is MLX's.
+    Quantises float32, float16 or uint16 (raw bf16) rows: (words, scales, biases), (words, scales) of MXFP4, or (blocks,). Affine without `importance`, float32 [columns], is MLX's.
     """
 
 def read_json(path: os.PathLike[str] | str | bytes) -> typing.Any:

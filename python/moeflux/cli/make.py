@@ -230,7 +230,7 @@ def _add_format(command: Parser) -> None:
         type=_expert_bits,
         metavar="N|TYPE",
         help="bits of a weight: 2, 3, 4, 5, 6, 8 or bf16, or GGUF's blocks q8_0, q6_k, q5_k, q4_k or q4_0, or mxfp4 "
-        "for experts alone, or fp8 as published; default: 4, or mxfp4 as published",
+        "for experts alone, or fp8 as published; default: 4, or mxfp4 if that is published",
     )
     command.add_argument(
         "--group-size",

@@ -98,7 +98,7 @@ def _experts(source: Checkpoint, asked: ConvertFormat) -> ExpertFormats:
     kept = [format for format in source.expert_formats if format is not None]
     own = kept[0] if kept else None
     alike = own is not None and own.element == asked.experts.element and own.is_mxfp4 == asked.experts.is_mxfp4
-    if asked.experts.has_float_codes and not alike:
+    if asked.experts.has_float_codes and not alike and not (asked.experts.is_mxfp4 and own is None):
         raise FormatError(
             f"{source.folder}: expected experts in {asked.experts}, for that is never made of others, found "
             f"{own or 'others'}"
@@ -122,7 +122,8 @@ def _stored_parts(
     if isinstance(matrix, Packed | Blocks):
         yield matrix.parts(source.reader)
         return
-    for block in matrix.blocks(source.reader, "F32" if storage.is_blocks else element_of(storage)):
+    wide = storage.is_blocks or storage.has_float_codes
+    for block in matrix.blocks(source.reader, "F32" if wide else element_of(storage)):
         parts = _core.quantize(block, storage, 1, importance) if storage.is_quantised else (block,)
         yield tuple(part.reshape(-1).view(np.uint8) for part in parts)
 

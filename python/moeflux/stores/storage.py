@@ -42,7 +42,7 @@ class ConvertFormat:
         cls, bits: int | str = 4, group_size: int = 64, *, dense_bits: int | str | None = None, element: str = "BF16"
     ) -> ConvertFormat:
         """`bits` is 2, 3, 4, 5, 6 or 8, one of GGUF's types of blocks as "q4_k", or "bf16", "f16" or "f32" for no
-        quantisation. `dense_bits` is the same for all matrices but the experts. Experts may be "mxfp4" or "fp8", as
+        quantisation. `dense_bits` is the same for all matrices but the experts. Experts may be "mxfp4", or "fp8" as
         they are published. Then the other matrices are not quantised unless asked for; those in fp8 stay in it, too."""
         kept = AS_PUBLISHED.get(bits) if isinstance(bits, str) else None
         if dense_bits is None:
@@ -53,7 +53,7 @@ class ConvertFormat:
     @staticmethod
     def is_rounded(format: QuantFormat) -> bool:
         """Whether conversion chooses scales for it, so that it can weigh errors."""
-        return format.is_affine or (format.is_blocks and format != WIDE)
+        return format.is_affine or format.is_mxfp4 or (format.is_blocks and format != WIDE)
 
     @classmethod
     def default(cls, config: dict[str, Any]) -> ConvertFormat:
