@@ -92,7 +92,7 @@ MOEFLUX_INLINE void sums_of_groups(const __m512i (&v)[4], BlockSums<group_size>&
 // Sixteen rows of 4 bits mostly fit in half of the first cache. With one row of x, the next sixteen go to both caches
 // in the order of memory, which some processors read faster than sixteen rows side by side.
 template <int bits>
-constexpr bool come_in_order = bits == 4;
+constexpr bool come_in_order = width_of(bits) == 4;
 template <int bits>
 constexpr int64_t far_behind = come_in_order<bits> ? 12288 : 0;  // bytes, of what goes to the second-level cache
 
