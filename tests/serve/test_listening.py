@@ -19,6 +19,7 @@ import pytest
 
 from moeflux.errors import ArgumentError, FormatError, IoError
 from moeflux.model import Model
+from moeflux.serve.app import application
 from moeflux.serve.desk import Desk
 from moeflux.serve.guard import LOOPBACK
 from moeflux.serve.server import TURN_SECONDS, Listen, keys_in, listening, made, ready_lines
@@ -73,7 +74,7 @@ def test_the_lines_that_it_prints_are_commands() -> None:
 def test_who_serves_is_not_kept_from_python_for_long(model: Model) -> None:
     before, desk = sys.getswitchinterval(), Desk(model, StandIn(model), "m", 100)
     with listening(Listen(port=0)) as at:
-        server = made(desk, Listen(port=0))
+        server = made(application(desk, Listen(port=0).rules), desk.scheduler)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
         thread.start()
         while not server.started:

@@ -6,6 +6,7 @@ import sys
 
 import moeflux
 from moeflux import builtin
+from moeflux.serve.app import application
 from moeflux.serve.desk import Desk
 from moeflux.serve.server import Listen, listening, run
 from support.stand_in_scheduler import StandIn
@@ -20,7 +21,8 @@ def main() -> int:
         scheduler = StandIn(model)
         scheduler.script = slowly
         listen = Listen(port=0)
-        return run(Desk(model, scheduler, "builtin", model.plan.context), listen, listening(listen))
+        app = application(Desk(model, scheduler, "builtin", model.plan.context), listen.rules)
+        return run(app, scheduler, "builtin", listen, listening(listen))
 
 
 if __name__ == "__main__":

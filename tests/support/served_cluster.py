@@ -35,10 +35,12 @@ DEADLINE = 300.0
 class Server:
     """`moeflux serve` in a process."""
 
-    def __init__(self, machines: Path) -> None:
+    def __init__(self, *words: object) -> None:
+        """With these words on its command line, and without a disk unless they name one."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        command = [sys.executable, "-m", "moeflux", "serve", "--machines", machines, "--no-disk", "--port", port]
+        command = [sys.executable, "-m", "moeflux", "serve", "--port", port, *words]
+        command += [] if "--disk" in words else ["--no-disk"]
         self.process = subprocess.Popen(
             [*map(str, command), *OPTIONS], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
         )
@@ -53,11 +55,20 @@ class Server:
             raise RuntimeError("".join(told))
         threading.Thread(target=self.process.stderr.read, daemon=True).start()
 
+    def request(self, path: str, body: dict[str, Any] | None = None) -> urllib.request.Request:
+        data = None if body is None else json.dumps({"model": "builtin", **body}).encode()
+        return urllib.request.Request(f"{self.url}{path}", data, {"Content-Type": "application/json"})
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """What comes whole."""
+        with urllib.request.urlopen(self.request(path, body), timeout=DEADLINE) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
     def answer(self, prompt: str) -> str:
         """What comes as a stream, or the error that ended it."""
-        body = {"model": "builtin", "prompt": prompt, "max_tokens": LENGTH, "temperature": 0, "stream": True}
-        asked = urllib.request.Request(
-            f"{self.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        asked = self.request(
+            "/v1/completions", {"prompt": prompt, "max_tokens": LENGTH, "temperature": 0, "stream": True}
         )
         text, ended = "", False
         try:
@@ -130,6 +141,18 @@ def gone(left: Callable[[], list[int]]) -> bool:
     return not left()
 
 
+def processes(name: str) -> list[int]:
+    """Of this user, those that call themselves so and run."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if folder.joinpath("cmdline").read_bytes().startswith(name.encode()):
+                found.append(int(folder.name))
+        except OSError:
+            continue  # it has ended meanwhile
+    return alive(found)
+
+
 def alive(pids: list[int]) -> list[int]:
     """Those that run: one that has ended, and that nobody has asked for, does not."""
     found = []
@@ -154,14 +177,14 @@ def main(folder: Path) -> dict[str, Any]:
     listed = [{"name": name, "node": node.node_id} for name, node in zip("ab", nodes, strict=True)]
     machines.write_text(json.dumps({"ray": cluster.address, "machines": listed}))
     found: dict[str, Any] = {}
-    server = Server(machines)
+    server = Server("--machines", machines)
     found["same"] = server.answers() == right
     found["kills"] = [server.answers(lambda node=node: soon(stages(node))) == right for node in nodes]
     cut = server.answers(lambda: soon([server.process.pid]))
     server.process.wait()
     found["server"] = all(each.startswith("error: ") or each in right for each in cut)
     found["left by the server"] = not gone(lambda: [pid for node in nodes for pid in stages(node)])
-    server = Server(machines)
+    server = Server("--machines", machines)
     held = [server.process.pid, *(pid for node in nodes for pid in stages(node))]
     head = nodes[0].all_processes["gcs_server"][0].process.pid
     cut = server.answers(lambda: soon([head]))

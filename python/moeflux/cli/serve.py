@@ -23,10 +23,11 @@ from moeflux.cli.arguments import (
     load_options,
     whole_number,
 )
-from moeflux.errors import ArgumentError, BudgetError, NotFoundError
+from moeflux.errors import ArgumentError, NotFoundError
 
 if TYPE_CHECKING:
     from moeflux.model import Model
+    from moeflux.serve.server import Listen
 
 __all__ = ["add"]
 
@@ -46,6 +47,7 @@ examples:
   moeflux serve /ssd/a3b --host 0.0.0.0 --allow-host box.example --api-key-file keys
   moeflux serve /ssd/a3b --allow-origin https://chat.example
   moeflux serve /ssd/kimi --machines machines.json           its layers on several machines
+  moeflux serve /ssd/a3b --replicas 2 --ray 10.0.0.1:6379 --memory 56GB      the whole model on each of two
 """
 
 LAUNCH_HELP = "start an agent (claude, codex, opencode) that asks a model of this machine"
@@ -63,8 +65,6 @@ examples:
 """
 
 AGENT_NAMES = ("claude", "codex", "opencode")
-SESSIONS = (4, 2)
-"""Without --sessions: the first of them that there is memory for, else one."""
 MODULES = ("starlette", "uvicorn", "llguidance", "prometheus_client")
 UNUSUAL = re.compile(r"[^A-Za-z0-9._/:@-]+")
 
@@ -118,13 +118,23 @@ def _add_serve(command: Parser) -> None:
         "--idle-seconds", type=COUNT, default=300, metavar="N", help="until a state moves there; default: 300"
     )
     add_machines(command)
+    command.add_argument(
+        "--replicas",
+        type=whole_number(),
+        metavar="N",
+        help="load the model so many times, each in a process of its own",
+    )
+    command.add_argument(
+        "--ray", metavar="ADDRESS", help="of a Ray cluster that runs, for --replicas; default: this machine alone"
+    )
     add_loading(command)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
     _expect_extra()
+    from moeflux.serve.app import application
     from moeflux.serve.desk import Desk
-    from moeflux.serve.scheduling import Scheduled
+    from moeflux.serve.scheduling import Scheduled, with_room
     from moeflux.serve.server import Listen, keys_in, listening, run
     from moeflux.serving import Scheduler
 
@@ -142,7 +152,13 @@ def _serve(arguments: argparse.Namespace) -> int:
         arguments.allow_origin,
     )
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    with listening(listen) as at, _model(arguments) as model:
+    if arguments.replicas is not None or arguments.ray is not None:
+        return _serve_replicas(arguments, name, listen)
+
+    def loaded(sessions: int | None) -> Model:
+        return load_model(arguments.model, argparse.Namespace(**{**vars(arguments), "sessions": sessions}))
+
+    with listening(listen) as at, with_room(loaded, arguments.sessions) as model:
         scheduler = Scheduler(
             model,
             waiting=arguments.waiting,
@@ -152,7 +168,39 @@ def _serve(arguments: argparse.Namespace) -> int:
         )
         with scheduler:
             print(model.plan, file=sys.stderr)
-            return run(Desk(model, Scheduled(scheduler), name, model.plan.context), listen, at)
+            scheduled = Scheduled(scheduler)
+            app = application(Desk(model, scheduled, name, model.plan.context), listen.rules)
+            return run(app, scheduled, name, listen, at)
+
+
+def _serve_replicas(arguments: argparse.Namespace, name: str, listen: Listen) -> int:
+    from moeflux.progress import for_terminal
+    from moeflux.replicas.replicas import Replicas, given_for
+    from moeflux.serve.front import Door, front
+    from moeflux.serve.server import listening, run
+
+    if arguments.replicas is None:
+        raise ArgumentError(f"--ray: expected --replicas with it, found {arguments.ray} alone")
+    if arguments.machines is not None:
+        raise ArgumentError("--replicas: expected no --machines with it: a replica has the whole model on one machine")
+    from moeflux.models.hub import find_model
+
+    disk = _disk(arguments)
+    given = given_for(
+        find_model(arguments.model, for_terminal(passing=True)),
+        load_options(arguments),
+        arguments.replicas,
+        arguments.ray,
+        name=name,
+        waiting=arguments.waiting,
+        disk=None if disk is None else str(files.resolved(disk)),
+        disk_quota=arguments.disk_quota,
+        idle_seconds=arguments.idle_seconds,
+    )
+    with listening(listen) as at, Replicas(given, arguments.replicas, arguments.ray) as replicas:
+        print(replicas.described, file=sys.stderr)
+        door = Door(replicas.close)
+        return run(front(replicas, door, listen.rules), door, name, listen, at)
 
 
 def _expect_extra() -> None:
@@ -161,17 +209,6 @@ def _expect_extra() -> None:
         raise NotFoundError(
             f'expected the packages of a server, found no {", ".join(missing)}: pip install "moeflux[serve]"'
         )
-
-
-def _model(arguments: argparse.Namespace) -> Model:
-    """With room for several sessions, as far as there is memory."""
-    if arguments.sessions is None:
-        for sessions in SESSIONS:
-            try:
-                return load_model(arguments.model, argparse.Namespace(**{**vars(arguments), "sessions": sessions}))
-            except BudgetError:
-                continue
-    return load_model(arguments.model, arguments)
 
 
 def _disk(arguments: argparse.Namespace) -> str | Path | None:

@@ -26,7 +26,7 @@ from moeflux.serve.fields import Fields, RequestError
 from moeflux.serve.guard import Guard, Rules
 from moeflux.serve.metrics import Metrics
 
-__all__ = ["application"]
+__all__ = ["ANSWERS", "OPEN", "OTHERS", "answering", "application", "body_for", "handlers"]
 
 CHAT = Api(
     "chatcmpl-",
@@ -57,6 +57,25 @@ MESSAGE = Api(
     anthropic_body,
 )
 
+ANSWERS = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETION,
+    "/v1/responses": RESPONSE,
+    "/v1/messages": MESSAGE,
+}
+OTHERS = {
+    "/v1/messages/count_tokens": "POST",
+    "/v1/models": "GET",
+    "/v1/models/{id:path}": "GET",
+    "/tokenize": "POST",
+    "/detokenize": "POST",
+    "/plan": "GET",
+    "/experts": "GET",
+    "/health": "GET",
+    "/metrics": "GET",
+}
+"""The methods of other paths."""
+
 OPEN = ("/health", *page.PATHS)
 """What may be asked without a key. The page is where one is typed."""
 
@@ -65,6 +84,11 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 def application(desk: Desk, rules: Rules | None = None, pace: Pace | None = None) -> ASGIApp:
     """An ASGI application. When it ends, the scheduler finishes what it has."""
+    return Guard(answering(desk, pace), rules or Rules(), OPEN)
+
+
+def answering(desk: Desk, pace: Pace | None = None) -> ASGIApp:
+    """The same without a guard. Who was let in elsewhere has `tenant` in the state of its request."""
     server = _Server(desk, pace or Pace())
 
     @asynccontextmanager
@@ -73,10 +97,12 @@ def application(desk: Desk, rules: Rules | None = None, pace: Pace | None = None
         await asyncio.to_thread(server.watch.close)
         await asyncio.to_thread(desk.scheduler.close)
 
-    app = Starlette(
-        routes=server.routes(), lifespan=life, exception_handlers={HTTPException: _no_such, Exception: _broken}
-    )
-    return Guard(_Counted(app, server.metrics), rules or Rules(), OPEN)
+    return _Counted(Starlette(routes=server.routes(), lifespan=life, exception_handlers=handlers()), server.metrics)
+
+
+def handlers() -> dict[Any, Any]:
+    """Of requests that no path takes, and of what went wrong."""
+    return {HTTPException: _no_such, Exception: _broken}
 
 
 class _Server:
@@ -89,30 +115,24 @@ class _Server:
         self.watch = Watch(desk.model)
 
     def routes(self) -> list[Route]:
-        answers = {
-            "/v1/chat/completions": CHAT,
-            "/v1/completions": COMPLETION,
-            "/v1/responses": RESPONSE,
-            "/v1/messages": MESSAGE,
+        asked = [Route(path, self._answering(api), methods=["POST"]) for path, api in ANSWERS.items()]
+        own: dict[str, Endpoint] = {
+            "/v1/messages/count_tokens": self.count_tokens,
+            "/v1/models": self.models,
+            "/v1/models/{id:path}": self.one_model,
+            "/tokenize": self.tokenize,
+            "/detokenize": self.detokenize,
+            "/plan": self.plan,
+            "/experts": self.experts,
+            "/health": self.health,
+            "/metrics": self.numbers,
         }
-        asked = [Route(path, self._answering(api), methods=["POST"]) for path, api in answers.items()]
-        others: list[tuple[str, Endpoint, str]] = [
-            ("/v1/messages/count_tokens", self.count_tokens, "POST"),
-            ("/v1/models", self.models, "GET"),
-            ("/v1/models/{id:path}", self.one_model, "GET"),
-            ("/tokenize", self.tokenize, "POST"),
-            ("/detokenize", self.detokenize, "POST"),
-            ("/plan", self.plan, "GET"),
-            ("/experts", self.experts, "GET"),
-            ("/health", self.health, "GET"),
-            ("/metrics", self.numbers, "GET"),
-        ]
-        own = (Route(path, endpoint, methods=[method]) for path, endpoint, method in others)
-        return [*asked, *own, *page.routes()]
+        return [*asked, *(Route(path, own[path], methods=[method]) for path, method in OTHERS.items()), *page.routes()]
 
     def _answering(self, api: Api) -> Endpoint:
         async def answer(request: Request) -> Response:
-            exchange = Exchange(api, self._desk, self.metrics, self._pace, self._beat)
+            id = getattr(request.state, "id", None)
+            exchange = Exchange(api, self._desk, self.metrics, self._pace, self._beat, id)
             return await exchange.respond(request, request.state.tenant)
 
         return answer
@@ -232,12 +252,13 @@ async def _no_such(request: Request, error: Exception) -> Response:
         told = RequestError(f"{request.method}: expected another method for this path", None, 405)
     else:
         told = RequestError("path: expected one of this server's (docs/serve.md lists them)", None, error.status_code)
-    return JSONResponse(_body_for(request)(told), error.status_code)
+    return JSONResponse(body_for(request.url.path)(told), error.status_code)
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    return failure(error, _body_for(request))
+    return failure(error, body_for(request.url.path))
 
 
-def _body_for(request: Request) -> Callable[[Exception], dict[str, Any]]:
-    return anthropic_body if request.url.path.startswith("/v1/messages") else openai_body
+def body_for(path: str) -> Callable[[Exception], dict[str, Any]]:
+    """Errors as the interface of that path has them."""
+    return anthropic_body if path.startswith("/v1/messages") else openai_body

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from moeflux.errors import ArgumentError, BudgetError, Error, Refused, StateError
+from moeflux.errors import ArgumentError, BudgetError, Error, PeerError, Refused, StateError
 from moeflux.serve.fields import RequestError
 
 __all__ = ["ContextError", "anthropic_body", "headers_of", "openai_body", "status_of"]
@@ -32,14 +32,14 @@ class ContextError(RequestError):
 
 
 def status_of(error: Exception) -> int:
-    """What a request is wrong in is 400, a full line 429, no memory 503. Everything else is our fault."""
+    """What a request is wrong in is 400, a full line 429, no memory or a lost machine 503. The rest is our fault."""
     if isinstance(error, RequestError):
         return error.status
     if isinstance(error, ArgumentError | StateError):  # a template that refuses a conversation says StateError
         return 400
     if isinstance(error, Refused) and error.waiting:  # else it is closing
         return 429
-    return 503 if isinstance(error, Refused | BudgetError) else 500
+    return 503 if isinstance(error, Refused | BudgetError | PeerError) else 500
 
 
 def headers_of(error: Exception) -> dict[str, str]:

@@ -22,12 +22,12 @@ from moeflux.serve.arrivals import Arrivals, Beat, Part
 from moeflux.serve.desk import Begun, Desk, Prepared
 from moeflux.serve.errors import headers_of, status_of
 from moeflux.serve.events import Event
-from moeflux.serve.fields import RequestError, parse_body
+from moeflux.serve.fields import Limits, RequestError, parse_body
 from moeflux.serve.metrics import Metrics
 from moeflux.serve.request import Ask, Ending, Result, TokenLogprob, Usage
 from moeflux.serve.wire import wire_of
 
-__all__ = ["Api", "Exchange", "Pace", "Writer", "failure", "read_body"]
+__all__ = ["Api", "Exchange", "Pace", "Writer", "failure", "read_body", "read_bytes", "unless_gone", "within"]
 
 
 LARGE = 256 << 10
@@ -77,23 +77,29 @@ class Pace:
     send: float = 60.0  # until a client has taken what it was sent
 
 
-async def read_body(request: Request, desk: Desk, pace: Pace) -> dict[str, Any]:
-    """RequestError when it is too large, too slow, or no JSON."""
-    data, most = bytearray(), desk.limits.body
+async def read_bytes(request: Request, limits: Limits, pace: Pace) -> bytes:
+    """The body. RequestError when it is too slow, and no more than one part of what is too large."""
+    data = bytearray()
 
     async def take() -> None:
         async for part in request.stream():
             data.extend(part)
-            if len(data) > most:
+            if len(data) > limits.body:
                 break
 
     try:
         await within(pace.body, take())
     except asyncio.TimeoutError as error:
         raise RequestError(f"body: expected within {pace.body:g} s, found a part of it", None, 408) from error
+    return bytes(data)
+
+
+async def read_body(request: Request, desk: Desk, pace: Pace) -> dict[str, Any]:
+    """RequestError when it is too large, too slow, or no JSON."""
+    data = await read_bytes(request, desk.limits, pace)
     if len(data) < LARGE:
-        return parse_body(bytes(data), desk.limits)
-    return await asyncio.to_thread(parse_body, bytes(data), desk.limits)
+        return parse_body(data, desk.limits)
+    return await asyncio.to_thread(parse_body, data, desk.limits)
 
 
 def failure(error: Exception, body: Callable[[Exception], dict[str, Any]]) -> JSONResponse:
@@ -106,14 +112,14 @@ def failure(error: Exception, body: Callable[[Exception], dict[str, Any]]) -> JS
 class Exchange:
     """Answers one request. The answers end when the client leaves."""
 
-    def __init__(self, api: Api, desk: Desk, metrics: Metrics, pace: Pace, beat: Beat) -> None:
-        """`beat` is that of all exchanges."""
+    def __init__(self, api: Api, desk: Desk, metrics: Metrics, pace: Pace, beat: Beat, id: str | None = None) -> None:
+        """`beat` is that of all exchanges. `id` is of the answer, if somebody has one for it already."""
         self._api = api
         self._desk = desk
         self._metrics = metrics
         self._pace = pace
         self._beat = beat
-        self._id = f"{api.prefix}{secrets.token_hex(12)}"
+        self._id = api.prefix + (id or secrets.token_hex(12))
 
     async def respond(self, request: Request, tenant: str) -> Response:
         try:

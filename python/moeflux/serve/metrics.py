@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from moeflux.serve.protocols import Handle, Scheduler, ServedModel
 
-__all__ = ["Metrics"]
+__all__ = ["Metrics", "labelled"]
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
@@ -101,3 +102,25 @@ class _Now:
             held.add_metric((name,), size)
         yield held
         yield GaugeMetricFamily("moeflux_memory_resident_bytes", "Of the whole process.", value=memory.resident)
+
+
+def labelled(texts: Mapping[str, bytes], label: str) -> bytes:
+    """The numbers of several, each with its name as a label."""
+    families: dict[str, Metric] = {}
+    for name, text in texts.items():
+        for family in text_string_to_metric_families(text.decode()):
+            one = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            for sample in family.samples:
+                one.add_sample(sample.name, {**sample.labels, label: name}, sample.value)
+    return generate_latest(_Given(families.values()))
+
+
+class _Given(CollectorRegistry):
+    """Of numbers that were collected elsewhere."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        super().__init__(auto_describe=False)
+        self._families = list(families)
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families

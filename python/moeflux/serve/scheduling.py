@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from moeflux.errors import BudgetError
+from moeflux.model import Model
 from moeflux.serving import Handle, Request, Scheduler
 
-__all__ = ["Scheduled"]
+__all__ = ["Scheduled", "with_room"]
+
+SESSIONS = (4, 2)
+"""The first of them that there is memory for, else one."""
+
+
+def with_room(load: Callable[[int | None], Model], asked: int | None) -> Model:
+    """A model that is loaded for as many sessions as asked, or for several as far as there is memory."""
+    for sessions in SESSIONS if asked is None else ():
+        try:
+            return load(sessions)
+        except BudgetError:
+            continue
+    return load(asked)
 
 
 class Scheduled:

@@ -10,19 +10,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from moeflux import files
 from moeflux.errors import ArgumentError, FormatError, IoError
-from moeflux.serve.app import application
-from moeflux.serve.desk import Desk
-from moeflux.serve.exchange import Pace
 from moeflux.serve.guard import LOOPBACK, Rules, check_address, is_loopback
-from moeflux.serve.protocols import Scheduler
 from moeflux.serve.wire import Http
 
-__all__ = ["Listen", "keys_in", "listening", "made", "ready_lines", "run"]
+__all__ = ["Closing", "Listen", "keys_in", "listening", "made", "ready_lines", "run"]
 
 LONGEST_KEY = 512
 DRAIN_SECONDS = 600
@@ -95,13 +93,19 @@ def listening(listen: Listen) -> socket.socket:
         ) from error
 
 
+class Closing(Protocol):
+    """What takes requests, and is closed before the doors are."""
+
+    def close(self, drain: bool = True) -> None: ...
+
+
 class _Server(uvicorn.Server):
     """Told to end, it finishes what it has, and tells so whoever asks meanwhile. Only then are its doors closed: who
     finds them closed cannot know whether the server is gone or never was there."""
 
-    def __init__(self, config: uvicorn.Config, scheduler: Scheduler) -> None:
+    def __init__(self, config: uvicorn.Config, closing: Closing) -> None:
         super().__init__(config)
-        self._scheduler = scheduler
+        self._closing = closing
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         before = sys.getswitchinterval()
@@ -115,19 +119,19 @@ class _Server(uvicorn.Server):
             sys.setswitchinterval(before)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        draining = asyncio.ensure_future(asyncio.to_thread(self._scheduler.close))
+        draining = asyncio.ensure_future(asyncio.to_thread(self._closing.close))
         end = time.monotonic() + DRAIN_SECONDS
         while not (draining.done() or self.force_exit or time.monotonic() > end):
             await asyncio.wait((draining,), timeout=0.1)
         if not draining.done():
-            await asyncio.to_thread(self._scheduler.close, False)
+            await asyncio.to_thread(self._closing.close, False)
         await draining
         await super().shutdown(sockets)
 
 
-def made(desk: Desk, listen: Listen, pace: Pace | None = None) -> uvicorn.Server:
+def made(app: ASGIApp, closing: Closing) -> uvicorn.Server:
     config = uvicorn.Config(
-        application(desk, listen.rules, pace),
+        app,
         log_level="warning",
         access_log=False,  # its lines would have paths and addresses of clients
         server_header=False,
@@ -137,16 +141,16 @@ def made(desk: Desk, listen: Listen, pace: Pace | None = None) -> uvicorn.Server
         timeout_graceful_shutdown=DRAIN_SECONDS,
         limit_concurrency=MOST_CONNECTIONS,
     )
-    return _Server(config, desk.scheduler)
+    return _Server(config, closing)
 
 
-def run(desk: Desk, listen: Listen, at: socket.socket, pace: Pace | None = None) -> int:
+def run(app: ASGIApp, closing: Closing, name: str, listen: Listen, at: socket.socket) -> int:
     """Serves until SIGTERM or Ctrl-C; then what was accepted is finished. Returns the exit status."""
     url = _url(*at.getsockname()[:2])
-    for line in (f"ready: {url}", *ready_lines(url, desk.name, bool(listen.keys))):
+    for line in (f"ready: {url}", *ready_lines(url, name, bool(listen.keys))):
         print(line, file=sys.stderr, flush=True)
     with at:
-        made(desk, listen, pace).run(sockets=[at])
+        made(app, closing).run(sockets=[at])
     return 0
 
 

@@ -1,0 +1,1 @@
+"""One model, loaded several times, as an application of Ray Serve: docs/cluster.md."""

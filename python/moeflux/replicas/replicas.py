@@ -1,0 +1,202 @@
+"""All replicas: Ray Serve starts them, watches them, and starts another one in place of one that is gone. Requests go
+to them as calls of its handle, by a router of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from moeflux.cluster.host import version
+from moeflux.cluster.plan import share_of_free
+from moeflux.cluster.ray_crew import connect, expect_packages
+from moeflux.errors import ArgumentError, Error, PeerError, StateError
+from moeflux.log import LOG
+from moeflux.machine.memory import available
+from moeflux.replicas.replica import Given, Replica
+from moeflux.replicas.router import PATH
+from moeflux.runtime.options import LoadOptions
+from moeflux.runtime.plan import plan
+from moeflux.serve.exchange import within
+from moeflux.serve.passing import Asked, Item
+from moeflux.serve.server import DRAIN_SECONDS, MOST_CONNECTIONS
+from moeflux.stores.store import open_store
+
+__all__ = ["MAX_REPLICAS", "Replicas", "given_for"]
+
+MAX_REPLICAS = 256
+PATIENCE = 180.0
+"""Seconds that a request waits for a replica that takes it."""
+LOOK_SECONDS = 10.0
+HEALTH_SECONDS = 1.0
+TRIES = 2
+"""How often each replica is tried to be made at first. One that was there is tried for ever."""
+DEPLOYMENT = "replica"
+QUIET: dict[str, Any] = {"log_level": "WARNING", "enable_access_log": False}
+
+
+def given_for(path: Path, options: LoadOptions, count: int, address: str | None, **rest: Any) -> Given:
+    """With the budget of each. ArgumentError and BudgetError for what cannot be, before anything is started."""
+    expect_packages()
+    if count > MAX_REPLICAS:
+        raise ArgumentError(f"replicas: expected 1 to {MAX_REPLICAS}, found {count}")
+    if options.get("memory", "auto") == "auto":
+        if address is not None:
+            raise ArgumentError("memory: expected a size for replicas on other machines, found auto")
+        options = {**options, "memory": share_of_free(available().bytes, count)}
+    plan(path, **options)
+    with open_store(path, experts_per_token=options.get("experts_per_token")) as store:
+        return Given(str(path), options, store.fingerprint, version(), **rest)
+
+
+class Replicas:
+    """What serve calls Answerers. Closed, it ends the replicas, which finish what they have."""
+
+    def __init__(self, given: Given, count: int, address: str | None, patience: float = PATIENCE) -> None:
+        """At a Ray that runs, or one of this machine for this program alone. Waits until all are there."""
+        expect_packages()
+        self.count, self._patience = count, patience
+        self._name = f"moeflux-{given.name}"
+        with _own_signals():
+            self._own = connect(address)
+        self._running = self._hurry = False
+        self._closing = threading.Lock()
+        try:
+            self._handle: Any = self._started(given)
+            plans = self._handle.broadcast("plan").results(timeout_s=LOOK_SECONDS)
+            self.described = f"{plans[0]}\n\n{count} replicas, each with this plan"
+        except BaseException:
+            self.close()
+            raise
+
+    def _started(self, given: Given) -> Any:
+        import ray
+        from ray import serve
+        from ray.serve.config import RequestRouterConfig
+
+        nodes = sum(1 for node in ray.nodes() if node["Alive"])
+        made = serve.deployment(
+            name=DEPLOYMENT,
+            num_replicas=self.count,
+            max_replicas_per_node=math.ceil(self.count / nodes),
+            max_ongoing_requests=MOST_CONNECTIONS,
+            max_constructor_retry_count=TRIES,
+            graceful_shutdown_timeout_s=DRAIN_SECONDS,
+            graceful_shutdown_wait_loop_s=0.1,
+            health_check_period_s=HEALTH_SECONDS,
+            ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": ""}}},
+            request_router_config=RequestRouterConfig(request_router_class=PATH),
+            logging_config=QUIET,
+        )(Replica)
+        self._running = True
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        try:
+            serve.start(proxy_location="Disabled", logging_config=QUIET)
+            return serve.run(made.bind(given), name=self._name, route_prefix=None)
+        except (ray.exceptions.RayError, RuntimeError) as error:
+            status = self._status()
+            said = str(error) if status is None else status.message or str(error)
+            raise StateError(f"replicas: expected {self.count} that start, found: {_reason(said)}") from error
+
+    # ---- For the server -----------------------------------------------------------------------------------------
+
+    async def answer(self, asked: Asked) -> AsyncGenerator[Item, None]:
+        import ray
+
+        response = self._handle.options(stream=True, method_name="answer").remote(asked)
+        try:
+            items = aiter(response)
+            await within(self._patience, anext(items))
+            async for item in items:
+                yield item
+        except asyncio.TimeoutError as error:
+            said = f"replicas: expected one that takes a request within {self._patience:g} s, found none"
+            raise PeerError(said) from error
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, Error):
+                raise error.cause from error
+            raise PeerError(f"replica: expected an answer, found: {error.cause!r}") from error
+        except ray.exceptions.RayError as error:
+            raise PeerError("replica: expected its process, found it gone") from error
+        except Exception as error:  # of Ray Serve
+            raise PeerError(f"replica: expected an answer, found: {error!r}") from error
+        finally:
+            response.cancel()
+
+    async def each(self, path: str) -> dict[str, bytes]:
+        asked = self._handle.broadcast("say", path)
+        told = await asked.results_async(timeout_s=LOOK_SECONDS, return_exceptions=True)
+        for each in told:
+            if isinstance(each, Exception):
+                LOG.warning("a replica does not say its %s: %s", path, each)
+        return dict(sorted(each for each in told if not isinstance(each, Exception)))
+
+    async def there(self) -> int:
+        try:
+            status = await within(LOOK_SECONDS, asyncio.to_thread(self._status))
+        except asyncio.TimeoutError:  # who would know is gone, too
+            status = None
+        return 0 if status is None else int(status.replica_states.get("RUNNING", 0))
+
+    def _status(self) -> Any:
+        """Of the replicas; None when Ray Serve knows of none."""
+        from ray import serve
+
+        found = serve.status().applications.get(self._name)
+        return None if found is None else found.deployments.get(DEPLOYMENT)
+
+    # ---- The end ------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Replicas:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self, drain: bool = True) -> None:
+        """Waits until they have finished, unless told not to, then or later."""
+        self._hurry = self._hurry or not drain
+        with self._closing:
+            self._close()
+
+    def _close(self) -> None:
+        import ray
+        from ray import serve
+
+        running, self._running = self._running, False
+        if not ray.is_initialized():
+            return
+        try:
+            if running:
+                serve.delete(self._name, _blocking=False)
+                end = time.monotonic() + DRAIN_SECONDS
+                while not self._hurry and self._status() is not None and time.monotonic() < end:
+                    time.sleep(0.1)
+        except (ray.exceptions.RayError, RuntimeError) as error:
+            LOG.warning("replicas: expected Ray Serve to end them, found: %s", error)
+        if self._own:
+            ray.shutdown()
+
+
+@contextmanager
+def _own_signals() -> Generator[None, None, None]:
+    """Ray takes a SIGTERM for itself, and ends the program there and then."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if is_main:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _reason(said: str) -> str:
+    """The error that a replica ended with, without where in Ray it was."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith("moeflux.errors.")]
+    return ours[-1].partition(": ")[2] if ours else lines[-1]
