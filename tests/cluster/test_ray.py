@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
-import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,40 +13,19 @@ import moeflux
 from moeflux.cluster import ray_crew
 from moeflux.cluster.machines import Machine
 from moeflux.errors import NotFoundError, PeerError, StateError
+from support.children import child
 from support.cluster_child import REQUESTS
 from support.engine import folders
 
 pytest.importorskip("ray")
 
-ROOT = Path(__file__).resolve().parents[2]
 KILLS = 2
-HEAD_SECONDS = "5"
-"""After which Ray gives up a cluster whose head is gone; by itself it waits for a minute."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With recurrent layers: what is lost of these can only be made again."""
     return folders(tmp_path_factory.mktemp("ray"))("qwen3_5_moe")
-
-
-def child(program: str, *words: object) -> dict[str, Any]:
-    command = [sys.executable, str(ROOT / "tests/support" / program), *map(str, words)]
-    run = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=900, env=_environment(), cwd=ROOT
-    )
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
-    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    return found
-
-
-def _environment() -> dict[str, str]:
-    return {
-        **os.environ,
-        "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_gcs_rpc_server_reconnect_timeout_s": HEAD_SECONDS,
-    }
 
 
 def test_a_ray_of_this_machine_listens_at_the_loopback_address_alone(folder: Path) -> None:
@@ -84,7 +60,9 @@ def test_no_ray_or_another_one_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(StateError, match=r"expected Ray 2\.60, found 3\.1\.4: pip install \"moeflux\[cluster\]\""):
         moeflux.load(machines=2)
     monkeypatch.setattr(ray_crew, "find_spec", lambda name: None)
-    with pytest.raises(NotFoundError, match=r"found no ray, pyzmq: pip install \"moeflux\[cluster\]\""):
+    with pytest.raises(
+        NotFoundError, match=r"found no ray, ray\[serve\], cryptography: pip install \"moeflux\[cluster\]\""
+    ):
         moeflux.load(machines=2)
 
 
@@ -103,12 +81,12 @@ def test_a_node_is_found_by_any_of_its_names() -> None:
             ray_crew.node_of(Machine("a", name), nodes)
 
 
-def test_nothing_imports_ray_or_zeromq_before_a_model_is_loaded_over_machines() -> None:
+def test_nothing_imports_ray_before_a_model_is_loaded_over_machines() -> None:
     program = """
 import sys
-import moeflux, moeflux.loading, moeflux.serving, moeflux.cluster.model, moeflux.cluster.plan
+import moeflux, moeflux.loading, moeflux.serving, moeflux.cluster.model, moeflux.cluster.plan, moeflux.replicas.replicas
 moeflux.load(memory=None, context=64).close()
-print([name for name in ("ray", "zmq") if name in sys.modules])
+print([name for name in ("ray", "cryptography", "grpc") if name in sys.modules])
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"

@@ -16,7 +16,7 @@ from moeflux.serving import Request, Scheduler
 from support.engine import Folder, folders, load_faulty, tokens
 from support.stages import real
 
-pytest.importorskip("zmq")
+pytest.importorskip("cryptography")
 
 FAMILIES = ("qwen3_5_moe", "deepseek_v3", "gpt_oss")
 """With recurrent layers, with latent attention and a dense layer, with windows."""

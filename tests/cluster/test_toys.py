@@ -20,7 +20,7 @@ from support.engine import folders, tokens
 from support.served import until
 from support.stages import ToyHost, toys
 
-pytest.importorskip("zmq")
+pytest.importorskip("cryptography")
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +229,15 @@ def test_answers_under_way_when_a_machine_is_lost(folder: Path, whole: ClusterMo
         assert list(late.completion().tokens) == expected[0]
 
 
+def test_a_machine_that_is_lost_is_named_whoever_tells_of_it(folder: Path) -> None:
+    with toys(folder, 2) as model:
+        why = model._cluster.chain()._why
+        assert why(1, -1, "gone") == "machine 1: lost by machine 2: gone"
+        assert why(0, 1, "gone") == "machine 2: lost by machine 1: gone"
+        assert why(0, -1, "gone") == "machine 1: gone" and why(1, 1, "gone") == "machine 2: gone"
+        assert why(1, 0, "gone") == "machine 2: gone"
+
+
 # ---- Joining ----------------------------------------------------------------------------------------------------
 
 
@@ -260,7 +269,7 @@ def test_a_machine_that_has_something_else_is_refused_by_name(
 def test_a_machine_that_cannot_be_reached_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = ToyHost.listen
     monkeypatch.setattr(Patience, "hello", 1.0)
-    # The port of nobody: what is sent there arrives nowhere.
+    # The port of nobody.
     monkeypatch.setattr(
         ToyHost, "listen", lambda self, run: plain(self, run) and 1 if self.name == "2" else plain(self, run)
     )

@@ -1,1 +1,1 @@
-"""One model over several machines: docs/cluster.md. Nothing here imports Ray or ZeroMQ before a model is loaded so."""
+"""One model over several machines: docs/cluster.md. Nothing here imports Ray before a model is loaded so."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from moeflux.cluster.links import Frame, Keys, Links, Outlet
+from moeflux.cluster.links import Broken, Frame, Keys, Links, Outlet
 from moeflux.cluster.stage import raised
 from moeflux.errors import Error, PeerError
 from moeflux.log import LOG
@@ -26,22 +26,26 @@ class Flight:
     """A frame on its way."""
 
     def __init__(self) -> None:
-        self._done = threading.Event()
+        self._landed = False
+        self._wait = threading.Lock()  # until it has: an Event takes ten times as long to make
+        self._wait.acquire()
         self._frame: Frame | None = None
         self._error: Error | None = None
 
     @property
     def landed(self) -> bool:
-        return self._done.is_set()
+        return self._landed
 
     def land(self, frame: Frame | None, error: Error | None) -> None:
-        self._frame, self._error = frame, error
-        self._done.set()
+        """Once."""
+        self._frame, self._error, self._landed = frame, error, True
+        self._wait.release()
 
     def wait(self) -> Frame:
         """What has come back. PeerError when a machine is lost: then nothing comes any more. Whether the stages did
         what was asked is in the frame."""
-        self._done.wait()
+        with self._wait:
+            pass
         if self._error is not None:
             raise PeerError(str(self._error)) from self._error
         assert self._frame is not None
@@ -77,7 +81,8 @@ class Chain:
         self._patience, self._lost = patience, lost
         self._outlet: Outlet | None = None
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()  # of the outlet and the flights
+        self._sending = threading.Lock()  # of the outlet. Who has it may wait for long, and so needs no other
+        self._lock = threading.Lock()  # of the flights
         self._flights: dict[int, Flight] = {}
         self._forgotten: deque[int] = deque()
         self._error: PeerError | None = None
@@ -116,13 +121,14 @@ class Chain:
 
     def _send(self, op: str, arrays: Sequence[np.ndarray] = (), **fields: Any) -> Flight:
         flight = Flight()
-        with self._lock:
-            if self._error is not None:
-                flight.land(None, self._error)
-                return flight
+        with self._sending:
+            with self._lock:
+                if self._error is not None:
+                    flight.land(None, self._error)
+                    return flight
+                number = next(self._numbers)
+                self._flights[number] = flight
             assert self._outlet is not None
-            number = next(self._numbers)
-            self._flights[number] = flight
             try:
                 self._outlet.send({"op": op, "ask": number, "told": [], **fields}, arrays)
             except PeerError as error:
@@ -147,6 +153,7 @@ class Chain:
             LOG.warning("%s; %d calls under way fail", error, len(flights))
         for flight in flights:
             flight.land(None, error)
+        self._links.stop()
         self._lost()
 
     def close(self) -> None:
@@ -164,6 +171,8 @@ class Chain:
                     self._take(frame)
                 self._check_signs(time.monotonic())
                 self._close_forgotten()
+        except Broken as error:
+            self.fail(PeerError(f"machine {self._names[error.index]}: {error}"))
         except Error as error:
             self.fail(PeerError(str(error)))
 
@@ -172,12 +181,19 @@ class Chain:
         if beat is not None:
             self._heard[beat] = time.monotonic()
             if frame.body["broken"]:
-                raise PeerError(f"machine {self._names[beat]}: {frame.body['broken']}")
+                raise PeerError(self._why(beat, frame.body["side"], frame.body["broken"]))
             return
         with self._lock:
             flight = self._flights.pop(frame.body["ask"], None)
         if flight is not None:
             flight.land(frame, None)
+
+    def _why(self, machine: int, side: int, broken: str) -> str:
+        """Why its run has ended. A machine that is lost is told of by those beside it, often before it is missed."""
+        names, lost = self._names, machine + side
+        if side == 0 or not 0 <= lost < self.count:
+            return f"machine {names[machine]}: {broken}"
+        return f"machine {names[lost]}: lost by machine {names[machine]}: {broken}"
 
     def _check_signs(self, now: float) -> None:
         for name, heard in zip(self._names, self._heard, strict=True):

@@ -16,7 +16,7 @@ from typing import Any
 
 from moeflux.cluster.chain import Chain
 from moeflux.cluster.host import Joining, Run, joined
-from moeflux.cluster.links import RUN_BYTES, new_keys
+from moeflux.cluster.links import RUN_BYTES, Unreached, new_keys
 from moeflux.cluster.machines import Machine, Machines
 from moeflux.cluster.plan import ClusterPlan, plan_over, share_of_free
 from moeflux.cluster.protocols import Crew, Hand
@@ -194,10 +194,17 @@ class Cluster:
 
             def connect(index: int) -> None:
                 after = ways[index + 1] if index + 1 < len(ways) else asker
-                self._hand(index).call("connect", after, asker, seconds=self._patience.call)
+                try:
+                    self._hand(index).call("connect", after, asker, seconds=self._patience.call)
+                except Unreached as error:
+                    is_asker = (error.host, error.port) == asker[:2]
+                    raise _unreached(None if is_asker else names[index + 1], names[index], error) from error
 
             self._each(connect)
-            chain.begin(*ways[0])
+            try:
+                chain.begin(*ways[0])
+            except Unreached as error:
+                raise _unreached(names[0], None, error) from error
             self._greet(chain)
         except BaseException:
             chain.close()
@@ -293,6 +300,12 @@ class Cluster:
         hand, self._hands[index] = self._hands[index], None
         if hand is not None:
             hand.dismiss()
+
+
+def _unreached(name: str | None, before: str | None, error: Unreached) -> PeerError:
+    """Between which two machines there is no way; None is this one."""
+    to, at = (f"machine {each}" if each is not None else "this machine" for each in (name, before))
+    return PeerError(f"{to}: expected it to be reached at {error.host} from {at}, found: {error.reason}")
 
 
 def _with_defaults(machine: Machine, path: str, memory: int | str | None) -> Machine:

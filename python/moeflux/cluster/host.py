@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from moeflux import _core
-from moeflux.cluster.links import Keys, Links
+from moeflux.cluster.links import Broken, Keys, Links, Unsent
 from moeflux.cluster.plan import share_of_free, width_of
 from moeflux.cluster.protocols import StageEngine
 from moeflux.cluster.stage import Stage
@@ -68,6 +68,7 @@ class Host:
         self._threads: list[threading.Thread] = []
         self._ending = threading.Event()  # of the run
         self._broken = ""  # why it ended by itself
+        self._side = 0  # whether it was for the machine before, -1, or after, 1
         self._over = threading.Event()
 
     # ---- What is here -------------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ class Host:
             width=width_of(variant),
             vocab=variant.vocab_size,
         )
-        self._ending, self._broken = threading.Event(), ""
+        self._ending, self._broken, self._side = threading.Event(), "", 0
         ending, links, index = self._ending, self._links, self._run.index
         outlet, pulse = links.connect(*after), links.connect(*asker, pulse=True)
 
@@ -139,13 +140,15 @@ class Host:
             try:
                 stage.run(links, outlet, lambda: not ending.is_set())
             except Exception as error:
-                LOG.warning("machine %s: the run ends: %s", self.name, error)
-                self._broken = f"{type(error).__name__}: {error}"
+                if not ending.is_set():
+                    LOG.warning("machine %s: the run ends: %s", self.name, error)
+                self._side = -1 if isinstance(error, Broken) else 1 if isinstance(error, Unsent) else 0
+                self._broken = str(error) if self._side else f"{type(error).__name__}: {error}"
 
         def live() -> None:
             with suppress(PeerError):  # who asks is gone, and Ray ends this process
                 while not ending.is_set():
-                    pulse.send({"beat": index, "broken": self._broken})
+                    pulse.send({"beat": index, "broken": self._broken, "side": self._side})
                     ending.wait(beat)
 
         named = {"moeflux-stage": work, "moeflux-pulse": live}
@@ -162,6 +165,8 @@ class Host:
         self._ending.set()
         if self._stage is not None:
             self._stage.cancel()
+        if self._links is not None:
+            self._links.stop()
         for thread in self._threads:
             thread.join()
         self._threads, self._stage = [], None

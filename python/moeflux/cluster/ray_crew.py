@@ -17,7 +17,7 @@ __all__ = ["TESTED", "RayCrew", "expect_packages"]
 
 TESTED = ("2.60",)
 """Versions of Ray with which the tests were run: their first two numbers."""
-PACKAGES = {"ray": "ray", "zmq": "pyzmq"}
+PACKAGES = {"ray": "ray", "grpc": "ray[serve]", "cryptography": "cryptography"}
 LOOPBACK = "127.0.0.1"
 OBJECT_BYTES = 80 << 20
 """Of Ray's store of objects, which nothing of ours uses; Ray takes no less than 75 MiB."""
