@@ -14,7 +14,7 @@ export PYTHON
 # Importing an editable install rebuilds with cmake and ninja. A fresh machine has only those of the environment.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals kills fuzz fuzz-server peers schemas bench-peers bench-streaming bench-resident bench-sessions bench-stages bench-ops bench-serve track track-trips train-test metal-engine cuda-engine apart-engine agents page-test macos cuda docs wheel wheels clean
+.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals kills fuzz fuzz-server peers schemas bench-peers bench-streaming bench-resident bench-sessions bench-stages bench-delayed bench-ops bench-serve track track-trips train-test metal-engine cuda-engine apart-engine agents page-test macos cuda docs wheel wheels clean
 
 help:
 	@echo "make demo      set up, then the built-in model writes, with all its experts in memory and with a quarter"
@@ -37,6 +37,7 @@ help:
 	@echo "make bench-resident  compare a model in memory with an engine that cannot stream  ARGS=\"--rounds 3\""
 	@echo "make bench-sessions  compare eight sessions with one, and with llama.cpp's batched bench  ARGS=\"--rounds 3\""
 	@echo "make bench-stages  compare two stages with one, and a hop between them with ZeroMQ alone  ARGS=\"--rounds 3\""
+	@echo "make bench-delayed  compare two stages with one across links that take longer, as root  ARGS=\"--rounds 2\""
 	@echo "make bench-ops  compare every op and way of reading with NumPy and a bare loop  ARGS=\"bench/ops/test_ops.py -k matmul\""
 	@echo "make bench-serve  compare eight clients of the server with its scheduler alone  ARGS=\"--rounds 3\""
 	@echo "make track     compare instructions, system calls, allocations and the like with bench/gate/expected.json  ARGS=--update"
@@ -180,6 +181,9 @@ bench-sessions: $(READY)
 
 bench-stages: $(READY)
 	$(BIN)/python bench/peers/stages.py $(ARGS)
+
+bench-delayed: $(READY)
+	$(BIN)/python bench/peers/delayed.py $(ARGS)
 
 bench-ops: $(READY)
 	$(BIN)/python -m pytest -q --benchmark-columns=min,median,iqr --benchmark-sort=name $(or $(ARGS),bench)

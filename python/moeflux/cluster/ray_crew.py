@@ -92,6 +92,8 @@ class RayHand:
     def alive(self) -> bool:
         import ray
 
+        if not ray.is_initialized():  # somebody has ended it; to ask would start another one
+            self._gone = True
         if not self._gone:
             ended, _ = ray.wait([self._watch], timeout=0)
             self._gone = bool(ended)
