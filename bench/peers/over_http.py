@@ -3,8 +3,8 @@
 Eight clients stream answers, each from a session of its own. The same scheduler then makes the same answers for this
 process alone. The two take turns; the ratio of their tokens a second is printed for each pair of turns, and as a
 median: with the built-in model, and with a random one that has as many more layers as make its step take 10 ms or more.
-Each client asks for another text and draws from random numbers of its own. Texts that are the same need the same experts
-while they are at the same place, and only for the scheduler alone would all of them always be there.
+Each client asks for another text and draws from random numbers of its own. Texts that are the same need the same
+experts while they are at the same place, and only for the scheduler alone would all of them always be there.
 
 Clients are another process on the same processors, so the machine should be otherwise idle. They are a small program
 (clients.cpp), for they are not what is measured. What a token costs in time of a processor is printed, too, which
