@@ -19,7 +19,7 @@ constexpr int exponent_of_largest_code = 2;  // of 6
 constexpr float sizes[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
 
 // The code of the nearest number, of two the even one. Without a sign.
-uint8_t nearest(float size) {
+uint8_t nearest_code(float size) {
   if (size <= 1.25f) return static_cast<uint8_t>((size > 0.25f) + (size >= 0.75f));
   return static_cast<uint8_t>(2 + 1 + (size >= 1.75f) + (size > 2.5f) + (size >= 3.5f) + (size > 5));
 }
@@ -34,7 +34,7 @@ Fit fit(const float* values, const float* importance, int exponent) {
   Fit made = {};
   for (int i = 0; i < group; ++i) {
     const float size = std::abs(values[i]) * inverse;
-    const uint8_t code = nearest(size);
+    const uint8_t code = nearest_code(size);
     made.codes[i] = static_cast<uint8_t>(code | (code != 0 && values[i] < 0 ? 8 : 0));
     const float off = size - sizes[code];
     made.error += (importance ? importance[i] : 1.0f) * off * off;

@@ -114,11 +114,13 @@ def test_a_call_that_fails_leaves_nothing_wrong(store: Stores, call: str, flow: 
             except DeviceError as error:  # of what a session takes
                 failed = True
                 assert "out of memory (CUDA_ERROR_OUT_OF_MEMORY)" in str(error)
-    # A graph that cannot be made is done without. Only where experts are read does a batch hold.
+    # A graph that cannot be made is done without. Only where experts are read does a batch hold, and there, batches
+    # have too few launches for a graph.
     without = (
         "cuGraphAddKernelNode", "cuGraphAddDependencies_v2", "cuGraphInstantiateWithFlags", "cuCtxPushCurrent_v2",
     )  # fmt: skip
-    assert failed == (call not in without and (call, flow) != ("cuStreamWaitValue32_v2", "resident"))
+    never = {"resident": "cuStreamWaitValue32_v2", "ahead": "cuGraphLaunch"}
+    assert failed == (call not in (*without, never[flow]))
     assert np.array_equal(evaluate(model.session(max_context=32)), expected)
 
 

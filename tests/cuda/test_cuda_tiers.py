@@ -76,6 +76,7 @@ def test_both_budgets_are_kept(store: Path) -> None:
             kept.extend(model.session() for _ in range(100))
         for session in kept:
             session.close()
+        del engine  # or it would be another model beside the next
     with pytest.raises(BudgetError, match=f"device_memory: expected at least {floor} bytes"):
         load(store, memory="1TB", device_memory=floor - 1, sessions=2)
 

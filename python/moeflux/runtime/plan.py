@@ -80,8 +80,9 @@ def pricing(plan: Plan | None) -> Generator[None, None, None]:
     try:
         yield
     except BudgetError as error:
-        known = plan is not None and not plan.device_parts  # of two memories, the error names the one
-        if known and plan is not None and plan.budget_bytes is not None and error.missing is not None:
+        if plan is None or plan.budget_bytes is None or error.missing is None:
+            raise
+        if not plan.device_parts:  # of two memories, the error names the one
             error.needed, error.floor = plan.budget_bytes + error.missing, plan.least_bytes
         raise
 
