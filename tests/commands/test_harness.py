@@ -325,15 +325,16 @@ def test_a_step_asks_nothing_of_the_system(harness: Path, model: tuple[Path, Var
 
 
 def test_instructions_are_counted(harness: Path, tmp_path: Path) -> None:
-    """The number is the same twice, except for effects of where things lie in memory. More tokens take more."""
+    """The number is the same twice, except for effects of where things lie in memory. Many tokens take more than one;
+    two may take less, because kernels for several rows are others."""
     synth(tmp_path / "store", SMALLEST)
-    one, again, two = (
+    one, again, many = (
         counted(harness, tmp_path / "store", "--count", "instructions", "--prefill", tokens, "--decode", 0)["prefill"]
-        for tokens in (1, 1, 2)
+        for tokens in (1, 1, 16)
     )
     assert one["what"] == "count" and one["instructions"] > 10_000
     assert again["instructions"] == pytest.approx(one["instructions"], rel=0.001)
-    assert two["instructions"] > 1.02 * one["instructions"]
+    assert many["instructions"] > 1.02 * one["instructions"]
 
 
 def test_help_teaches_the_protocol(harness: Path) -> None:
