@@ -15,8 +15,11 @@ ARCHITECTURES = ("sm_75", "sm_90a", "sm_120")
 LARGE = {
     "attention": "sm_75",
     "expert_down": "sm_75",
+    "expert_down_decoded": "sm_120",
     "expert_gate_up": "sm_90a",
+    "expert_gate_up_decoded": "sm_75",
     "matmul": "sm_120",
+    "matmul_decoded": "sm_90a",
     "matmul_rows": "sm_90a",
 }
 
