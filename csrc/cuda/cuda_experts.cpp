@@ -128,7 +128,7 @@ void CudaCommands::product_of_experts(const char* name, const Lists& lists, int6
     params.groups = made_groups;
   }
   const uint32_t tiles = divide_up(matrix.rows, second.matrix ? tile_rows / 2 : tile_rows);
-  if (lists.rows == few_rows && is_known(matrix.format) && (aligned || matrix.format.is_mxfp4()))
+  if (lists.rows > 1 && lists.rows <= few_rows && is_known(matrix.format) && (aligned || matrix.format.is_mxfp4()))
     return launch(kernel, {divide_up(tiles, few_warps), blocks}, few_warps * lanes, params, few_bytes(matrix));
   // Where each block has a pair, the digits of its row serve as many tiles as leave every processor its blocks.
   const uint32_t together = lists.rows == many_rows ? many_warps

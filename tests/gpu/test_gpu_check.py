@@ -87,7 +87,7 @@ def test_of_an_nvidia_gpu_all_kernels_must_compile(
 ) -> None:
     """It opens with all of them or not at all, so there is nothing to compare when one does not compile."""
     monkeypatch.setenv("MOEFLUX_CUDA_DIR", str(tmp_path))
-    changed(tmp_path, "cuda", {"delta.cuh": ("correction = (now.value - ", "correction = (now.value + ")})
+    changed(tmp_path, "cuda", {"delta.cuh": ("correction = (value - ", "correction = (value + ")})
     failed, _ = broken(capsys, "cuda")
     assert "gated_delta" in failed and failed["gated_delta"].startswith("off by ")
     changed(tmp_path, "cuda", {"delta.cuh": ("const float correction", "const floa correction")})

@@ -227,7 +227,7 @@ def test_the_config_says_in_how_many_bits(store: Path, tmp_path: Path) -> None:
 
 def test_options_are_those_of_load(store: Path) -> None:
     for call in (plan, moeflux.load):
-        with pytest.raises(ArgumentError, match=r"options: expected memory, context, .*, found memry"):
+        with pytest.raises(ArgumentError, match=r"options: expected memory, device_memory, context, .*, found memry"):
             call(store, memry="8GB")
         with pytest.raises(ArgumentError, match='cache: expected one of lru, lfu, none, found "random"'):
             call(store, cache="random")
