@@ -39,6 +39,7 @@ def own_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(planning._Planner, "process_parts", lambda self: {"process": 64 * MIB, "text": 0})
     with apart():
         yield
+        monkeypatch.undo()  # of what a test has put in place of the device's, before the device goes
 
 
 def test_the_parts_add_up_in_each_memory(store: Path) -> None:
