@@ -42,6 +42,7 @@ from turns import take_turns
 import moeflux
 from moeflux import _core, builtin
 from moeflux.model import Model
+from moeflux.serve.app import application
 from moeflux.serve.desk import Desk
 from moeflux.serve.scheduling import Scheduled
 from moeflux.serve.server import Listen, listening, made
@@ -162,7 +163,7 @@ def serving(model: Model, scheduler: Scheduler) -> Iterator[tuple[int, int]]:
     listen = Listen(port=0)
     desk = Desk(model, Scheduled(scheduler), "bench", model.plan.context)
     with listening(listen) as at:
-        server = made(desk, listen)
+        server = made(application(desk, listen.rules), desk.scheduler)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
         thread.start()
         try:
