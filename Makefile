@@ -26,7 +26,7 @@ help:
 	@echo "make sanitize  run engine, reads and ops under AddressSanitizer + UndefinedBehaviorSanitizer, engine and reads under ThreadSanitizer"
 	@echo "make asan      run any tests under the first two: ARGS=...; also make ubsan, make tsan"
 	@echo "make soak      run sessions for 10,000 tokens and a scheduler for 10,000 requests at the fewest expert slots: memory stays flat, bits are those of a fresh process"
-	@echo "make refusals  refuse each allocation, mapping and thread of a model's life in turn (half an hour)"
+	@echo "make refusals  refuse each allocation, mapping and thread of a model's life, and of a server's answers, in turn (an hour)"
 	@echo "make kills     kill processes that convert, save or move conversations to the disk, and look at what they left  ARGS=\"--kills 1000\""
 	@echo "make fuzz      feed hostile files to every reader     SECONDS=600"
 	@echo "make fuzz-server  send changed requests to a live server     SECONDS=600 ARGS=\"--seed 2\""
