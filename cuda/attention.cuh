@@ -326,13 +326,16 @@ DEV void attention_parts(const AttentionParams& params, u32 part_index) {
   extern __shared__ float4 space[];
   float* queries = reinterpret_cast<float*>(space);
   __shared__ Chunk chunk;
-  begin_kernel();
+  let_next_come();
+  // Lists are there before the batch begins, and a cache that is asked for rows is never wrong.
   const Queries of = queries_of(params, blockIdx.x, blockIdx.y);
   constexpr u32 part_rows = is_span ? attention_span : attention_chunk;
   const u32 begin = (first_part(params, of.rows, part_rows) + part_index) * part_rows, length = of.end_of_all;
-  if (begin >= of.position + params.n) return;
-  const u8* rows = reinterpret_cast<const u8* const*>(of.rows + 1)[begin / cached_block];
+  const bool is_there = begin < of.position + params.n;
+  const u8* rows = is_there ? reinterpret_cast<const u8* const*>(of.rows + 1)[begin / cached_block] : nullptr;
   if (begin < length) prefetch_rows<T>(params, rows, of.kv_head, begin, min(begin + part_rows, length));
+  wait_for_previous();
+  if (!is_there) return;
   bring_queries(params, of, queries);
   if (lane_of() == 0) chunk.queries[warp_of()] = of.row * params.heads + of.head;
   __syncthreads();
@@ -365,7 +368,7 @@ DEV void attention_parts(const AttentionParams& params, u32 part_index) {
 extern "C" __global__ void attention_merge(const AttentionParams params) {
   extern __shared__ float shared[];
   __shared__ float whole, sink_before;
-  begin_kernel();
+  let_next_come();
   const u32 part_rows = params.part_chunks * attention_chunk, of_span = span_chunks / params.part_chunks;
   const CachedRows* rows = params.sessions ? params.sessions[blockIdx.z] : params.rows;
   const u32 end = u32(rows->first) + blockIdx.y + 1, row = blockIdx.z + blockIdx.y,
@@ -378,6 +381,18 @@ extern "C" __global__ void attention_merge(const AttentionParams params) {
   const u32 query = row * params.heads + blockIdx.x;
   const float* parts =
       params.parts + (u64(query) * params.part_count + (first - first_part(params, rows, part_rows))) * width;
+  wait_for_previous();  // lists were there before
+  // Numbers of the values come before what they are multiplied by is known. Each thread has its own.
+  constexpr u32 together = 32;
+  __shared__ float more[together][attention_threads];
+  const auto load = [&](u32 i, u32 base) {
+    float numbers[together];
+#pragma unroll
+    for (u32 j = 0; j < together; j++) numbers[j] = parts[u64(min(base + j, count - 1)) * width + 2 + i];
+#pragma unroll
+    for (u32 j = 0; j < together; j++) more[j][threadIdx.x] = numbers[j];
+  };
+  if (threadIdx.x < params.dim) load(threadIdx.x, 0);
   const auto begin_of = [&](u32 span) { return max((first_span + span) * of_span, first) - first; };
   const auto end_of = [&](u32 span) { return min((first_span + span + 1) * of_span, last + 1) - first; };
   for (u32 span = threadIdx.x; span < spans; span += blockDim.x) {
@@ -410,16 +425,16 @@ extern "C" __global__ void attention_merge(const AttentionParams params) {
   }
   __syncthreads();
   for (u32 i = threadIdx.x; i < params.dim; i += blockDim.x) {
-    float value = 0.0f;
-    for (u32 span = 0; span < spans; span++) {
-      const u32 begin = begin_of(span), end = end_of(span);
-      float more[span_chunks], sum = 0.0f;  // loaded together
-#pragma unroll
-      for (u32 j = 0; j < span_chunks; j++) more[j] = parts[u64(min(begin + j, end - 1)) * width + 2 + i];
-#pragma unroll
-      for (u32 j = 0; j < span_chunks; j++)
-        if (begin + j < end) sum = joined(sum, more[j], before[begin + j], after[begin + j]);
-      value = joined(value, sum, span_before[span], span_after[span]);
+    float value = 0.0f, sum = 0.0f;
+    u32 span = 0;
+#pragma unroll 4
+    for (u32 part = 0; part < count; part++) {
+      if (part % together == 0 && (part > 0 || i != threadIdx.x)) load(i, part);
+      sum = joined(sum, more[part % together][threadIdx.x], before[part], after[part]);
+      if (part + 1 < count && (first + part + 1 & of_span - 1) != 0) continue;
+      value = joined(value, sum, span_before[span], span_after[span]);  // a span ends
+      sum = 0.0f;
+      span++;
     }
     keep(params, query, i, value * sink_before / whole);
   }

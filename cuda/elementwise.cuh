@@ -126,6 +126,16 @@ extern "C" __global__ void sigmoid_gate(const HeadParams params) {
   x = x * sigmoid(params.gate[row * params.gate_row_stride + head * params.gate_head_stride + at]);
 }
 
+// One pair of a head. `angles`: of the row.
+DEV void turn(const RopeParams& params, const float* angles, u32 pair, float* x) {
+  const float* angle = angles + pair * 2;
+  const u32 first = params.interleaved ? 2 * pair : pair;
+  const u32 second = params.interleaved ? 2 * pair + 1 : pair + params.half_dim;
+  const float a = x[first], b = x[second];
+  x[first] = a * angle[0] - b * angle[1];
+  x[second] = a * angle[1] + b * angle[0];
+}
+
 // Rotates the first 2 * half_dim channels in place.
 extern "C" __global__ void rope(const RopeParams params) {
   begin_kernel();
@@ -133,13 +143,8 @@ extern "C" __global__ void rope(const RopeParams params) {
   if (i >= u64(params.n) * params.heads * params.half_dim) return;
   const u32 pair = u32(i % params.half_dim);
   const u64 row = i / params.half_dim / params.heads, head = i / params.half_dim % params.heads;
-  const float* angle = params.angles + (row * params.half_dim + pair) * 2;
-  float* x = params.x + row * params.row_stride + head * params.head_stride;
-  const u32 first = params.interleaved ? 2 * pair : pair;
-  const u32 second = params.interleaved ? 2 * pair + 1 : pair + params.half_dim;
-  const float a = x[first], b = x[second];
-  x[first] = a * angle[0] - b * angle[1];
-  x[second] = a * angle[1] + b * angle[0];
+  turn(params, params.angles + row * params.half_dim * 2, pair,
+       params.x + row * params.row_stride + head * params.head_stride);
 }
 
 // ---- Rows that a session keeps --------------------------------------------------------------------------------------
@@ -170,6 +175,43 @@ DEV void append(const AppendParams& params) {
 }
 extern "C" __global__ void append_f32(const AppendParams params) { append<float>(params); }
 extern "C" __global__ void append_bf16(const AppendParams params) { append<u16>(params); }
+
+// A row's heads of queries, keys and values. What norms, ropes and appends make by themselves. A warp each.
+template <typename T>
+DEV void heads_row(const HeadsRowParams& params) {
+  __shared__ float heads[head_warps][max_attention_dim];
+  begin_kernel();
+  u32 head = blockIdx.x * head_warps + warp_of();
+  const u32 dim = params.q.dim, values = params.values.width / dim;
+  const bool is_query = head < params.q.heads, is_key = !is_query && head < params.q.heads + params.k.heads;
+  head -= is_query ? 0 : is_key ? params.q.heads : params.q.heads + params.k.heads;
+  if (!is_query && !is_key && head >= values) return;
+  float* own = heads[warp_of()];
+  if (is_query || is_key) {
+    const HeadParams& norm = is_query ? params.q : params.k;
+    float* x = norm.x + u64(head) * norm.head_stride;
+    for (u32 i = lane_of(); i < dim; i += lanes) own[i] = x[i];
+    const float factor = head_factor(own, dim, norm.eps);
+    for (u32 i = lane_of(); i < dim; i += lanes) {
+      const float normed = own[i] * factor;
+      own[i] = (norm.weight ? normed * norm.weight[i] : normed) * norm.scale;
+    }
+    __syncwarp();
+    for (u32 pair = lane_of(); pair < params.rope.half_dim; pair += lanes)
+      turn(params.rope, params.rope.angles, pair, own);
+    __syncwarp();
+    for (u32 i = lane_of(); i < dim; i += lanes) x[i] = own[i];
+  } else {
+    for (u32 i = lane_of(); i < dim; i += lanes) own[i] = params.values.x[head * dim + i];
+  }
+  if (is_query) return;
+  const AppendParams& kept = is_key ? params.keys : params.values;
+  const u64 row = kept.rows->first;
+  T* to = reinterpret_cast<T*>(cached_rows(kept.rows, row, kept.begin)) + row % cached_block * kept.width + head * dim;
+  for (u32 i = lane_of(); i < dim; i += lanes) keep(to + i, own[i]);
+}
+extern "C" __global__ void heads_row_f32(const HeadsRowParams params) { heads_row<float>(params); }
+extern "C" __global__ void heads_row_bf16(const HeadsRowParams params) { heads_row<u16>(params); }
 
 // Rows to codes, and the scales of their heads, which lie behind the codes of a block. Every rounding is that of the
 // oracle's quantize_rows. A warp each.

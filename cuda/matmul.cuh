@@ -1,5 +1,5 @@
 // Matrices as stored, times one row of f32, or one row each.
-#include "products.h"
+#include "row_outputs.h"
 
 // out[r] = W[r] . x, of some matrices. Blocks go through tiles of rows. All blocks make the norm of x if there is one,
 // and the first one keeps it.
@@ -9,27 +9,15 @@ DEV void matmul_one(const OneRowParams& params) {
   let_next_come();
   const Storage stored = {params.columns, params.group_steps, params.number};
   const u32 g = lane_of() / 4, count = (params.tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
-  struct Place {
-    u32 matrix;
-    u32 row;
-  };
-  const auto place = [&](u32 i) {
-    const u32 tile = blockIdx.x + i * gridDim.x;
-    if (params.is_gated) return Place{0, tile * tile_rows / 2};  // so many rows of each
-    u32 matrix = 0;
-#pragma unroll
-    for (u32 j = 1; j < most_outputs; j++) matrix += tile >= params.first_tile[j];
-    return Place{matrix, (tile - params.first_tile[matrix]) * tile_rows};
-  };
+  const auto place = [&](u32 i) { return tile_place(params, blockIdx.x + i * gridDim.x); };
   const auto rows_of = [&](u32 i) {
-    const Place at = place(i);
-    const u32 last = params.rows[at.matrix] - 1;
+    const TilePlace at = place(i);
     TwoRows<bits> rows;
-    rows.set(0, stored, params.matrices[at.matrix], min(at.row + g, last));
-    if (params.is_gated)
-      rows.set(1, stored, params.matrices[1], min(at.row + g, last));
-    else
-      rows.set(1, stored, params.matrices[at.matrix], min(at.row + g + 8, last));
+#pragma unroll
+    for (u32 j = 0; j < 2; j++) {
+      const TilePlace row = row_in_tile(params, at, g + j * 8);
+      rows.set(j, stored, params.matrices[row.matrix], row.row);
+    }
     return rows;
   };
   const auto x_when_there = [&] {
@@ -39,16 +27,9 @@ DEV void matmul_one(const OneRowParams& params) {
     return RowOfX{params.x, params.weight, factor, blockIdx.x == 0 ? params.normed : nullptr};
   };
   const auto out = [&](u32 i, u32 row, float total) {
-    const Place at = place(i);
-    if (params.is_gated) {
-      const float up = __shfl_sync(everyone, total, row % 8 + 8);
-      if (row < tile_rows && at.row + row % 8 < params.rows[0])
-        params.out[row / 8][at.row + row % 8] = row < 8 ? silu(total) * up : total;
-      return;
-    }
-    if (row >= tile_rows || at.row + row >= params.rows[at.matrix]) return;
-    params.out[at.matrix][at.row + row] = total;
-    if (params.residual) params.residual[at.row + row] = params.residual[at.row + row] + total;
+    const TilePlace at = place(i);
+    const float up = __shfl_sync(everyone, total, row % 8 + 8);
+    if (row < tile_rows) keep_output(params, at, row, total, up, load_met(params, at, row));
   };
   outputs_of_one<bits, steps>(stored, count, shared, rows_of, x_when_there, out);
 }

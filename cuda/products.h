@@ -65,19 +65,20 @@ DEV void bring_digits(const RowOfX& x, const Storage& stored, u32 first, u32 cou
   }
 }
 
-// One part of the lane's row g (lane t = 0 of four) or g + 8 (t = 1). `from`: its first step in shared memory.
-template <u32 bits, u32 steps>
-DEV float part_of_one(const PartOfRows<bits, steps>& part, const Storage& stored, u32 from, u32 count,
-                      const OneRow& shared) {
-  const u32 lane = lane_of(), g = lane / 4, t = lane % 4, of_group = steps ? steps : stored.group_steps;
-  const bool is_second = t & 1;
+// One part of the lane's row g (lane t = 0 of four) or g + 8 (t = 1). x_of(j) is what the lane has of x in step j:
+// digit g of a pack, or zeros. group_of(i) is that of x.
+template <u32 bits, u32 steps, class XOf, class GroupOf>
+DEV float part_of_row(const PartOfRows<bits, steps>& part, const Storage& stored, u32 count, XOf x_of,
+                      GroupOf group_of) {
+  const u32 of_group = steps ? steps : stored.group_steps;
+  const bool is_second = lane_of() & 1;
   float sum = 0.0f;
   int c[4] = {};
 #pragma unroll
   for (u32 j = 0; j < part_steps; j++) {
     if (j >= count) break;
     const uint2 first = part.codes[0][j].bytes(), second = part.codes[1][j].bytes();
-    const uint2 x = g < digits_of_number ? shared.digits[from + j][g * 4 + t] : make_uint2(0, 0);
+    const uint2 x = x_of(j);
     multiply_bytes(c, first.x, second.x, first.y, second.y, x.x, x.y);
     if ((j + 1) % of_group != 0) continue;
     // Lane t = 0 has s0 and s1 of both rows, lane t = 1 has s2. Each keeps its row and sends what is the other's.
@@ -85,10 +86,20 @@ DEV float part_of_one(const PartOfRows<bits, steps>& part, const Storage& stored
     const int got = __shfl_xor_sync(everyone, is_second ? c[0] : other_s01, 1);
     const float total = fmaf(float(is_second ? c[2] : got), 65536.0f, float(is_second ? got : s01));
     const u32 group = steps ? j / steps : j / of_group;
-    sum = with_group(sum, total, part.scaling(0, group, stored.number), shared.groups[from / of_group + group]);
+    sum = with_group(sum, total, part.scaling(0, group, stored.number), group_of(group));
     c[0] = c[1] = c[2] = c[3] = 0;
   }
   return sum;
+}
+
+// The same with digits in shared memory, where `from` is the part's first step.
+template <u32 bits, u32 steps>
+DEV float part_of_one(const PartOfRows<bits, steps>& part, const Storage& stored, u32 from, u32 count,
+                      const OneRow& shared) {
+  const u32 g = lane_of() / 4, t = lane_of() % 4, of_group = steps ? steps : stored.group_steps;
+  const auto x_of = [&](u32 j) { return g < digits_of_number ? shared.digits[from + j][g * 4 + t] : make_uint2(0, 0); };
+  return part_of_row<bits, steps>(part, stored, count, x_of,
+                                  [&](u32 group) { return shared.groups[from / of_group + group]; });
 }
 
 // Tiles of sixteen outputs of one row of x, for a block: count of them. rows_of(i) are the two rows of the lane in

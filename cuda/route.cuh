@@ -2,20 +2,7 @@
 //
 // The best comes first and the lower id wins a tie. A NaN is worse than any number when choosing, so ids are always
 // distinct and in range.
-#include "basics.h"
-
-// A candidate as one number: whoever comes before another has the greater one. 0 is nobody.
-DEV u64 candidate(float value, u32 id) {
-  const u32 bits = __float_as_uint(value + 0.0f);  // there is one zero
-  const u32 ordered = is_nan(value) ? 0u : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-  return u64(ordered) << 32 | ~id;
-}
-DEV u32 id_of(u64 key) { return ~u32(key); }
-DEV float value_of(u64 key) {
-  const u32 ordered = u32(key >> 32);
-  if (ordered == 0) return __uint_as_float(0x7fc00000u);
-  return __uint_as_float(ordered & 0x80000000u ? ordered & 0x7fffffffu : ~ordered);
-}
+#include "choice.h"
 
 DEV u64 warp_best(u64 key) {
   for (u32 distance = lanes / 2; distance > 0; distance /= 2) {
@@ -35,16 +22,6 @@ DEV u64 take_best(u64* keys, u32 count) {
   best = warp_best(best);
   if (id_of(best) % lanes == lane_of()) keys[id_of(best)] = 0;
   return best;
-}
-
-// The weights of those that were chosen, in shared memory, to where they belong: divided by their sum, if that is asked
-// for and the sum is above 0, and multiplied by the scaling. A warp does it together.
-DEV void finish_weights(const RouteParams& params, const float* chosen, float* weights) {
-  __syncwarp();
-  float total = 0.0f;
-  for (u32 i = 0; i < params.k; i++) total += chosen[i];
-  const float divisor = params.normalize && total > 0.0f ? total : 1.0f;
-  for (u32 i = lane_of(); i < params.k; i += lanes) weights[i] = chosen[i] / divisor * params.scaling;
 }
 
 // Takes the experts of all groups but those that are worth most. A warp does it together, after each lane wrote the
@@ -102,51 +79,16 @@ extern "C" __global__ void route_softmax(const RouteParams params) {
   for (u32 i = lane; i < params.k && params.factors; i += lanes) weights[i] *= params.factors[ids[i]];
 }
 
-// The same for few experts without groups, in registers: lane l has those of l, l + 32 ... A number in the order of the
-// logits stands for each, 1 for NaN, and 0 for one that was taken.
+// The same for few experts without groups.
 extern "C" __global__ void route_softmax_few(const RouteParams params) {
-  constexpr u32 most = few_experts / lanes;
   __shared__ float chosen[few_experts];
+  __shared__ int ids[few_experts];
   begin_kernel();
-  const u32 lane = lane_of();
-  const float* logits = params.logits + u64(blockIdx.x) * params.experts;
-  int* ids = params.ids + u64(blockIdx.x) * params.k;
-  float* weights = params.weights + u64(blockIdx.x) * params.k;
-  float numbers[most];
-  u32 keys[most];
-#pragma unroll
-  for (u32 j = 0; j < most; j++) numbers[j] = logits[min(lane + j * lanes, params.experts - 1)];
-#pragma unroll
-  for (u32 j = 0; j < most; j++)
-    keys[j] = lane + j * lanes < params.experts ? max(u32(candidate(numbers[j], 0) >> 32), 1u) : 0u;
-  float highest = 0.0f, total = 0.0f;
-#pragma unroll 1
-  for (u32 place = 0; place < params.k; place++) {
-    u32 best = 0, id = few_experts;
-#pragma unroll
-    for (u32 j = 0; j < most; j++) best = max(best, keys[j]);
-    best = warp_max(best);
-#pragma unroll
-    for (u32 j = most; j-- > 0;)
-      if (keys[j] == best) id = lane + j * lanes;
-    id = warp_min(id);
-#pragma unroll
-    for (u32 j = 0; j < most; j++)
-      if (id == lane + j * lanes) keys[j] = 0;
-    const float value = value_of(u64(best == 1 ? 0 : best) << 32);
-    if (place == 0) {
-      highest = value;
-#pragma unroll
-      for (u32 j = 0; j < most; j++)
-        if (lane + j * lanes < params.experts) total += expf(numbers[j] - highest);
-      total = warp_sum(total);
-    }
-    if (lane != place % lanes) continue;  // who finishes the weight
-    ids[place] = int(id);
-    chosen[place] = expf(value - highest) / total;
-  }
-  finish_weights(params, chosen, weights);
-  for (u32 i = lane; i < params.k && params.factors; i += lanes) weights[i] *= params.factors[ids[i]];
+  FewLogits logits;
+  logits.load(params.logits + u64(blockIdx.x) * params.experts, params.experts);
+  choose_of_few(logits, params.experts, params.k, ids, chosen);
+  keep_choice(params, logits, ids, chosen, params.ids + u64(blockIdx.x) * params.k,
+              params.weights + u64(blockIdx.x) * params.k);
 }
 
 // The sum of the two best of a group, or the only one of a group of one.
@@ -298,5 +240,52 @@ extern "C" __global__ void top_k(const TopKParams params) {
   for (u32 i = threadIdx.x; i < left; i += row_threads) {
     best_values[i] = value_of(keys[i]);
     best_ids[i] = int(id_of(keys[i]));
+  }
+}
+
+// The best, and the first that is not finite. Each block of the first round leaves a candidate, and the place of the
+// first odd one. Grid of blocks of row_threads: blocks of top_k_block, then one.
+extern "C" __global__ void survey(const SurveyParams params) {
+  __shared__ u64 bests[row_threads / lanes];
+  __shared__ u32 firsts[row_threads / lanes];
+  begin_kernel();
+  constexpr u32 together = top_k_block / row_threads;
+  u64 best = 0;
+  u32 odd = 0xffffffffu;  // the place of the first
+  if (params.values) {
+    float numbers[together];
+#pragma unroll
+    for (u32 j = 0; j < together; j++) {
+      const u32 at = blockIdx.x * top_k_block + j * row_threads + threadIdx.x;
+      numbers[j] = params.values[min(at, params.count - 1)];
+    }
+#pragma unroll
+    for (u32 j = 0; j < together; j++) {
+      const u32 at = blockIdx.x * top_k_block + j * row_threads + threadIdx.x;
+      if (at >= params.count) continue;
+      best = max(best, candidate(numbers[j], at));
+      if ((__float_as_uint(numbers[j]) & 0x7f800000u) == 0x7f800000u) odd = min(odd, at);
+    }
+  } else {
+    for (u32 i = threadIdx.x; i < params.count; i += row_threads) {
+      best = max(best, params.found[2 * i]);
+      odd = min(odd, u32(params.found[2 * i + 1]));
+    }
+  }
+  best = warp_best(best);
+  odd = warp_min(odd);
+  if (lane_of() == 0) bests[warp_of()] = best, firsts[warp_of()] = odd;
+  __syncthreads();
+  if (warp_of() > 0) return;
+  const u32 warps = row_threads / lanes;
+  best = warp_best(lane_of() < warps ? bests[lane_of()] : 0);
+  odd = warp_min(lane_of() < warps ? firsts[lane_of()] : 0xffffffffu);
+  if (lane_of() > 0) return;
+  if (params.best) {
+    params.best[2 * blockIdx.x] = best;
+    params.best[2 * blockIdx.x + 1] = odd;
+  } else {
+    params.result[0] = int(id_of(best));
+    params.result[1] = odd == 0xffffffffu ? -1 : int(odd);
   }
 }

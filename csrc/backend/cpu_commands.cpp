@@ -1,6 +1,7 @@
 #include "backend/cpu_commands.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "core/error.h"
@@ -427,6 +428,20 @@ void CpuCommands::top_k(View logits, int64_t count, int64_t k, View ids, View va
     task.scratch = lists_.candidates.data();
     pool_.parallel(kernels_.route.top_k_units(task), [&](int64_t unit) { kernels_.route.top_k(task, unit); });
     kernels_.route.top_k_merge(task);
+  });
+}
+
+// For a test device, whose memory is apart: simple rather than fast.
+void CpuCommands::survey(View logits, int64_t count, View found) {
+  op("survey", [&] {
+    const std::span<const float> all(logits.f32(), static_cast<size_t>(count));
+    const auto comes_before = [](float a, float b) { return a > b || (std::isnan(b) && !std::isnan(a)); };
+    size_t best = 0;
+    for (size_t i = 1; i < all.size(); ++i)
+      if (comes_before(all[i], all[best])) best = i;
+    const auto odd = std::ranges::find_if(all, [](float x) { return !std::isfinite(x); });
+    found.i32()[0] = static_cast<int32_t>(best);
+    found.i32()[1] = odd == all.end() ? -1 : static_cast<int32_t>(odd - all.begin());
   });
 }
 

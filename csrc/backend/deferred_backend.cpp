@@ -249,6 +249,9 @@ class DeferredCommands final : public Commands {
       c.top_k(logits, count, k, ids, values);
     });
   }
+  void survey(View logits, int64_t count, View found) override {
+    later([=, logits = inside(logits), found = inside(found)](Commands& c) { c.survey(logits, count, found); });
+  }
   void copy(View from, View to, int64_t bytes) override {
     later([=, from = inside_any(from, bytes), to = inside_any(to, bytes)](Commands& c) { c.copy(from, to, bytes); });
   }

@@ -219,6 +219,9 @@ class TimedCommands final : public Commands {
   void top_k(View logits, int64_t count, int64_t k, View ids, View values) override {
     moves("top_k", 1, count + 2 * k, [&] { inner_->top_k(logits, count, k, ids, values); });
   }
+  void survey(View logits, int64_t count, View found) override {
+    moves("survey", 1, count + 2, [&] { inner_->survey(logits, count, found); });
+  }
   void copy(View from, View to, int64_t bytes) override {
     timed({"copy"}, 1, 2 * bytes, 0, [&] { inner_->copy(from, to, bytes); });
   }

@@ -150,6 +150,7 @@ void CudaCommands::conv1d(const ConvArgs& args, int64_t n) {
                                .taps = static_cast<uint32_t>(args.taps),
                                .dilation = static_cast<uint32_t>(args.dilation)};
     if (n == 1) {
+      if (takes_taps(params)) return;
       if (!takes_convolution(params)) wait_with(Convolved{params, {params.state}});
       return;
     }
@@ -205,7 +206,7 @@ void CudaCommands::gated_delta(const DeltaArgs& args, int64_t n) {
     if (n == 1 && takes_delta(kernel, params)) return;
     takes_gates(args, n, params);
     const Extent grid = {divide_up(args.v.dim, delta_values), static_cast<uint32_t>(args.v.heads)};
-    if (n == 1) return wait_with(DeltaRow{kernel, grid, params, {params.state}});
+    if (n == 1) return wait_with(DeltaRow{kernel, grid, params, {params.state}, {}});
     launch(kernel, grid, delta_warps * lanes, params);
   });
 }

@@ -46,7 +46,10 @@ void CudaCommands::rms_norm(View x, View weight, View out, int64_t n, int64_t wi
 }
 
 void CudaCommands::rms_norm_heads(const Heads& x, View weight, int64_t n, float eps, float scale) {
-  op("rms_norm_heads", [&] { by_heads("rms_norm_heads", head_params(x, {}, weight, n, eps, scale), x.heads * n); });
+  op("rms_norm_heads", [&] {
+    const HeadParams params = head_params(x, {}, weight, n, eps, scale);
+    if (n > 1 || !takes_head_norm(params)) by_heads("rms_norm_heads", params, x.heads * n);
+  });
 }
 
 void CudaCommands::layer_norm(View x, View weight, View bias, int64_t n, int64_t width, float eps) {
@@ -62,7 +65,10 @@ void CudaCommands::layer_norm(View x, View weight, View bias, int64_t n, int64_t
 }
 
 void CudaCommands::gated_rms_norm(const Heads& x, const Heads& z, View weight, int64_t n, float eps) {
-  op("gated_rms_norm", [&] { by_heads("gated_rms_norm", head_params(x, z, weight, n, eps, 1), x.heads * n); });
+  op("gated_rms_norm", [&] {
+    const HeadParams params = head_params(x, z, weight, n, eps, 1);
+    if (n > 1 || !takes_gated_norm(params)) by_heads("gated_rms_norm", params, x.heads * n);
+  });
 }
 
 void CudaCommands::rope(const Heads& x, View angles, int64_t half, bool interleaved, int64_t n) {
@@ -75,7 +81,7 @@ void CudaCommands::rope(const Heads& x, View angles, int64_t half, bool interlea
                                .heads = static_cast<uint32_t>(x.heads),
                                .n = static_cast<uint32_t>(n),
                                .interleaved = interleaved};
-    flat("rope", params, half * x.heads * n);
+    if (n > 1 || !takes_rope(params)) flat("rope", params, half * x.heads * n);
   });
 }
 
@@ -92,6 +98,7 @@ void CudaCommands::append(View x, int64_t x_stride, const Cache& cache, int64_t 
                                  .n = static_cast<uint32_t>(n)};
     const std::string kernel = concat("append_", gpu::type_of(cache));
     if (n > 1) return append_rows(kernel, params);
+    if (takes_row(kernel, params)) return;
     if (!takes_append(kernel, params)) wait_with(Appended{kernel, params, {params.rows}});
   });
 }
@@ -214,6 +221,7 @@ void CudaCommands::combine(const CombineArgs& args, int64_t n) {
                                   .hidden = static_cast<uint32_t>(args.hidden),
                                   .k = static_cast<uint32_t>(args.k),
                                   .n = static_cast<uint32_t>(n)};
+    if (n == 1 && takes_sum(params)) return;
     flat("combine", params, args.hidden * n);
   });
 }
@@ -248,6 +256,7 @@ static RouteParams route_params(const RouteArgs& args) {
 void CudaCommands::route_softmax(const RouteArgs& args, int64_t n) {
   op("route_softmax", [&] {
     const bool are_few = args.experts <= int64_t{few_experts} && args.groups == 0;
+    if (n == 1 && are_few && takes_route(route_params(args))) return;
     launch(are_few ? "route_softmax_few" : "route_softmax", {static_cast<uint32_t>(n)}, lanes, route_params(args));
   });
 }
@@ -280,6 +289,26 @@ void CudaCommands::top_k(View logits, int64_t count, int64_t k, View ids, View v
       params.ids = params.best_ids;
       count = left;
     }
+  });
+}
+
+void CudaCommands::survey(View logits, int64_t count, View found) {
+  op("survey", [&] {
+    const uint32_t blocks = divide_up(count, top_k_block);
+    SurveyParams params = {.values = address<const float>(logits),
+                           .found = nullptr,
+                           .best = room<uint64_t>(surveyed, int64_t{blocks} * 16),
+                           .result = nullptr,
+                           .count = static_cast<uint32_t>(count),
+                           .nothing = 0};
+    launch("survey", {blocks}, row_threads, params);
+    params = {.values = nullptr,
+              .found = params.best,
+              .best = nullptr,
+              .result = address<int>(found),
+              .count = blocks,
+              .nothing = 0};
+    launch("survey", {1}, row_threads, params);
   });
 }
 

@@ -1,10 +1,11 @@
 // Every op as launches: which kernel, on which grid, with which arguments. Below that is Launches.
 //
-// Where a launch can do the work of the op after it, or of the one before, they are one launch. So the last launch
-// waits for the next op. Everything that the ops by themselves would have written is written, with the same bits.
+// Where a launch can do the work of the op after it, or of the one before, they are one launch. So the last launches
+// wait for the next op. Everything that the ops by themselves would have written is written, with the same bits.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <variant>
@@ -65,6 +66,7 @@ class CudaCommands : public Commands {
   void ngram_gate(const NgramGateArgs& args, int64_t n) override;
   void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) override;
   void top_k(View logits, int64_t count, int64_t k, View ids, View values) override;
+  void survey(View logits, int64_t count, View found) override;
   void copy(View from, View to, int64_t bytes) override;
   void mark() override;
   int64_t hold() override;
@@ -81,11 +83,12 @@ class CudaCommands : public Commands {
     chosen,
     picked_values,
     picked_ids = picked_values + 2,
-    room_count = picked_ids + 2
+    surveyed = picked_ids + 2,
+    heads_before_norm,
+    room_count
   };
 
   struct Digits;
-  struct Lists;
   // The matrix whose output meets that of the first in SwiGLU, or in what is in its place.
   struct Second {
     const Matrix* matrix = nullptr;
@@ -112,6 +115,37 @@ class CudaCommands : public Commands {
     std::string kernel;
     OneRowParams params;
     size_t count;
+    bool is_copied;  // to shared memory, if there is room
+  };
+  // A router's products, its choice, and the shared expert: none of it launched yet, in this order. Its gate and up are
+  // the last two of the products, if there are such.
+  struct FeedForward {
+    RowProduct products;
+    RouteParams route;
+    std::optional<RowProduct> down{};
+  };
+  // Of blocks of pairs, or of a router's choice.
+  struct Lists {
+    const ExpertBlock* blocks = nullptr;
+    const uint32_t* pairs = nullptr;
+    // Instead, if the router's choice is on the device:
+    const uint8_t* slots = nullptr;
+    const uint64_t* slot_of = nullptr;
+    const int* ids = nullptr;
+
+    int64_t count = 0;         // of blocks
+    int64_t rows = 0;          // of a block
+    bool are_aligned = false;  // all slots, to 16 bytes
+  };
+  // Down of the experts that a router chose for one row, and perhaps of the shared one.
+  struct ExpertOutputs {
+    Lists lists;
+    Matrix matrix;
+    View bias;
+    View x;
+    View out;
+    const float* weights;  // of the router's choice
+    std::optional<RowProduct> shared;
   };
   // One or more rows, each of another session; so are those below.
   struct AttentionOutput {
@@ -125,6 +159,12 @@ class CudaCommands : public Commands {
     AppendParams params;
     std::vector<const CachedRows*> sessions;
   };
+  // Of one row, in this order, as far as they have come: norms of q and k, their ropes, the keys that are kept.
+  struct HeadsRow {
+    HeadsRowParams params{};
+    int count = 0;  // of these ops
+    std::string append{};
+  };
   struct Convolved {
     ConvParams params;
     std::vector<float*> sessions;
@@ -134,6 +174,7 @@ class CudaCommands : public Commands {
     Extent grid;
     DeltaParams params;
     std::vector<float*> sessions;
+    std::optional<HeadParams> gate;  // of a single session: the gated norm behind it
   };
 
   template <typename Body>
@@ -169,12 +210,38 @@ class CudaCommands : public Commands {
   }
   void finish();
   void launch_row(const RowProduct& product);
+  static bool may_be_copied(const Matrix& matrix, int64_t base);
+  // How many tiles a block goes through, how many of them have a place at once, and how many are added up together.
+  struct CopiedRoom {
+    uint32_t of_block;
+    uint32_t places;
+    uint32_t together;
+    uint32_t parts;  // of a warp
+    uint32_t threads;
+    uint32_t bytes;
+  };
+  std::optional<CopiedRoom> copied_room(uint32_t columns, uint32_t bits, uint32_t tiles) const;
+  bool launch_copied(const RowProduct& product, OneRowParams& params);
+  RowProduct* waiting_products();
+  bool takes_route(const RouteParams& route);
+  bool takes_shared(const RowProduct& products);
+  bool takes_choice(const ChosenExpertArgs& args, const Lists& lists);
+  void launch_outputs(const ExpertOutputs& outputs);
+  bool takes_sum(const CombineParams& sum);
   bool takes_norm(OneRowParams& params, std::span<const Product> products);
   bool takes_swiglu(View gate, View up, int64_t count);
   bool takes_residual(View x, View y, int64_t count);
+  bool takes_taps(const ConvParams& params);
   bool takes_gates(const DeltaArgs& args, int64_t n, DeltaParams& params);
   bool takes_gate(const Heads& x, const Heads& gate, int64_t n);
+  bool takes_gated_norm(const HeadParams& params);
+  void launch_delta(const DeltaRow& delta, float* out);
+  bool takes_heads(RowProduct& product);
 
+  bool takes_head_norm(const HeadParams& params);
+  bool takes_rope(const RopeParams& params);
+  bool takes_row(const std::string& kernel, const AppendParams& params);
+  void launch_heads(const HeadsRow& heads);
   bool takes_append(const std::string& kernel, const AppendParams& params);
   bool takes_attention(const AttentionOutput& next);
   bool takes_convolution(const ConvParams& params);
@@ -191,12 +258,15 @@ class CudaCommands : public Commands {
   void multiply(std::span<const Product> products, int64_t n, bool together, Digits& made);
   Lists lists_of(const ExpertArgs& args);
   Lists group(const ChosenExpertArgs& args, int64_t pairs);
+  ExpertParams expert_params(const Lists& lists, int64_t base, const Matrix& matrix, const Second& second, View bias,
+                             int64_t k, View x, View out) const;
   void product_of_experts(const char* kernel, const Lists& lists, int64_t base, const Matrix& matrix,
                           const Second& second, View bias, int64_t k, View x, View out);
   void feed_forward(const Lists& lists, const ExpertMatrices& expert, int64_t base, const ExpertArgs& args);
 
   Launches& launches_;
-  std::variant<std::monostate, NormParams, RowProduct, DeltaGatesParams, AttentionOutput, Appended, Convolved, DeltaRow>
+  std::variant<std::monostate, NormParams, RowProduct, FeedForward, ExpertOutputs, DeltaGatesParams, AttentionOutput,
+               HeadsRow, Appended, Convolved, DeltaRow>
       waiting_;
   // Of this batch:
   std::vector<RowTable> row_tables_;

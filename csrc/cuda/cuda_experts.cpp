@@ -19,19 +19,6 @@ uint32_t few_bytes(const Matrix& matrix) {
 
 }  // namespace
 
-struct CudaCommands::Lists {
-  const ExpertBlock* blocks = nullptr;
-  const uint32_t* pairs = nullptr;
-  // Instead, if the router's choice is on the device:
-  const uint8_t* slots = nullptr;
-  const uint64_t* slot_of = nullptr;
-  const int* ids = nullptr;
-
-  int64_t count = 0;         // of blocks
-  int64_t rows = 0;          // of a block
-  bool are_aligned = false;  // all slots, to 16 bytes
-};
-
 CudaCommands::Lists CudaCommands::lists_of(const ExpertArgs& args) {
   Lists lists;
   int64_t longest = 0;
@@ -71,33 +58,38 @@ CudaCommands::Lists CudaCommands::lists_of(const ExpertArgs& args) {
   return lists;
 }
 
+ExpertParams CudaCommands::expert_params(const Lists& lists, int64_t base, const Matrix& matrix, const Second& second,
+                                         View bias, int64_t k, View x, View out) const {
+  const auto place = [&](const View& view) { return view ? static_cast<uint64_t>(view.offset - base) : 0; };
+  const auto places = [&](const Matrix& m) { return ExpertMatrix{place(m.weight), place(m.scales), place(m.biases)}; };
+  return {.matrix = places(matrix),
+          .second = places(second.matrix ? *second.matrix : matrix),
+          .slots = lists.slots,
+          .slot_of = lists.slot_of,
+          .ids = lists.ids,
+          .blocks = lists.blocks,
+          .pairs = lists.pairs,
+          .x = address<const float>(x),
+          .digits = nullptr,
+          .groups = nullptr,
+          .bias = address<const float>(bias),
+          .second_bias = address<const float>(second.bias),
+          .out = address<float>(out),
+          .rows = static_cast<uint32_t>(matrix.rows),
+          .columns = static_cast<uint32_t>(matrix.columns),
+          .group_steps = group_steps_of(matrix.format),
+          .number = number_of(matrix.format),
+          .k = static_cast<uint32_t>(k),
+          .alpha = second.alpha,
+          .limit = second.limit,
+          .is_geglu = second.is_geglu};
+}
+
 // out[p] = W . x[p / k] for every pair; with a second matrix silu(W . x) * (V . x), or what is in its place. `base`:
 // the first byte of the expert that these matrices are of; all are laid out as it is.
 void CudaCommands::product_of_experts(const char* name, const Lists& lists, int64_t base, const Matrix& matrix,
                                       const Second& second, View bias, int64_t k, View x, View out) {
-  const auto place = [&](const View& view) { return view ? static_cast<uint64_t>(view.offset - base) : 0; };
-  const auto places = [&](const Matrix& m) { return ExpertMatrix{place(m.weight), place(m.scales), place(m.biases)}; };
-  ExpertParams params = {.matrix = places(matrix),
-                         .second = places(second.matrix ? *second.matrix : matrix),
-                         .slots = lists.slots,
-                         .slot_of = lists.slot_of,
-                         .ids = lists.ids,
-                         .blocks = lists.blocks,
-                         .pairs = lists.pairs,
-                         .x = address<const float>(x),
-                         .digits = nullptr,
-                         .groups = nullptr,
-                         .bias = address<const float>(bias),
-                         .second_bias = address<const float>(second.bias),
-                         .out = address<float>(out),
-                         .rows = static_cast<uint32_t>(matrix.rows),
-                         .columns = static_cast<uint32_t>(matrix.columns),
-                         .group_steps = group_steps_of(matrix.format),
-                         .number = number_of(matrix.format),
-                         .k = static_cast<uint32_t>(k),
-                         .alpha = second.alpha,
-                         .limit = second.limit,
-                         .is_geglu = second.is_geglu};
+  ExpertParams params = expert_params(lists, base, matrix, second, bias, k, x, out);
   const bool aligned =
       lists.are_aligned && is_aligned(matrix, base) && (!second.matrix || is_aligned(*second.matrix, base));
   const std::string kernel = concat(name, kind_of(lists.rows), format_name(matrix.format, aligned));
@@ -211,6 +203,7 @@ void CudaCommands::chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) {
     lists.count = pairs;
     lists.rows = 1;
     lists.are_aligned = args.alignment % 16 == 0 && is_aligned(View{args.first.gate.weight.buffer, 0}.bytes());
+    if (n == 1 && takes_choice(args, lists)) return;
     feed_forward(lists, args.first, 0, rest);
   });
 }

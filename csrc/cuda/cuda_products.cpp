@@ -10,6 +10,11 @@
 namespace moeflux::cuda {
 namespace {
 
+// Whose tiles may lie in shared memory.
+bool has_copied_format(const QuantFormat& format) {
+  return is_known(format) && !format.is_mxfp4() && format.group_size == 64;
+}
+
 // Whether one launch can multiply x with both.
 bool go_together(const Product& a, const Product& b) {
   return a.matrix.format == b.matrix.format && a.matrix.columns == b.matrix.columns && !b.transposed &&
@@ -54,6 +59,8 @@ std::vector<RoomSize> CudaCommands::rooms(const WorkSizes& sizes) {
                                       group_bytes(pair_fragments, divide_up(sizes.pair_width, step_columns)))};
   rooms[chosen] = {"lists of experts", block_count * static_cast<int64_t>(sizeof(ExpertBlock)) + sizes.pairs * 4};
   const int64_t blocks = divide_up(sizes.logits, top_k_block);
+  if (sizes.rows) rooms[heads_before_norm] = {"heads", divide_up(sizes.inputs, sizes.rows) * int64_t{4}};
+  rooms[surveyed] = {"survey", blocks * 16};
   for (const size_t room : {picked_values, picked_ids})
     for (size_t round = 0; round < 2; ++round)
       rooms[room + round] = {"top-k", blocks > 1 ? blocks * std::min(sizes.picks, sizes.logits) * 4 : 0};
@@ -69,6 +76,10 @@ int64_t CudaCommands::list_bytes(const WorkSizes& sizes) {
 }
 
 // ---- Products -------------------------------------------------------------------------------------------------------
+
+bool CudaCommands::may_be_copied(const Matrix& matrix, int64_t base) {
+  return has_copied_format(matrix.format) && is_aligned(matrix, base);
+}
 
 // Of which x the digits were made last.
 struct CudaCommands::Digits {
@@ -126,15 +137,24 @@ void CudaCommands::multiply_row(std::span<const Product> products) {
                          .x = address<const float>(first.x),
                          .weight = nullptr,
                          .normed = nullptr,
+                         .z = nullptr,
+                         .heads = nullptr,
                          .residual = nullptr,
+                         .taps = nullptr,
+                         .tap_rows = nullptr,
+                         .convolved = nullptr,
                          .rows = {},
                          .first_tile = {},
                          .tiles = 0,
                          .columns = static_cast<uint32_t>(first.matrix.columns),
                          .group_steps = group_steps_of(first.matrix.format),
                          .number = number_of(first.matrix.format),
-                         .is_gated = false,
-                         .eps = 0};
+                         .gated = no_output,
+                         .eps = 0,
+                         .bits = {},
+                         .places = 0,
+                         .together = 0,
+                         .nothing = 0};
   bool aligned = true;
   for (size_t i = 0; i < products.size(); ++i) {
     const Product& product = products[i];
@@ -143,8 +163,20 @@ void CudaCommands::multiply_row(std::span<const Product> products) {
     params.rows[i] = static_cast<uint32_t>(product.matrix.rows);
     aligned = aligned && is_aligned(product.matrix);
   }
-  takes_norm(params, products);
-  wait_with(RowProduct{concat("matmul_one_", format_name(first.matrix.format, aligned)), params, products.size()});
+  const QuantFormat& format = first.matrix.format;
+  const bool is_copied = aligned && has_copied_format(format);
+  for (size_t i = 0; i < products.size(); ++i) params.bits[i] = static_cast<uint32_t>(format.bits);
+  RowProduct product = {concat("matmul_one_", format_name(format, aligned)), params, products.size(), is_copied};
+  if (takes_shared(product)) return;
+  takes_norm(product.params, products);
+  // Tiles in shared memory are for rows that are loaded sixteen bytes at a time, and for matrices longer than such a
+  // row.
+  const OneRowParams& of = product.params;
+  for (const float* row : {of.x, of.weight, static_cast<const float*>(of.normed)})
+    product.is_copied = product.is_copied && is_aligned(reinterpret_cast<const std::byte*>(row));
+  product.is_copied = product.is_copied && of.rows[0] >= fragment_rows;
+  if (takes_heads(product)) return;
+  wait_with(std::move(product));
 }
 
 // `together`: all are of one x, and are one product with more outputs. Otherwise they are evenly apart.

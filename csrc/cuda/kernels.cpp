@@ -9,7 +9,7 @@
 namespace moeflux::cuda {
 namespace {
 
-constexpr uint32_t usual_shared_bytes = 48 << 10;  // that every kernel may have without being told
+constexpr uint32_t usual_shared_bytes = 8 << 10;  // that every kernel may have without being told, besides its own
 
 gpu::KernelTexts texts() { return {gpu::cuda_files(), ".cuh", "MOEFLUX_CUDA_DIR"}; }
 

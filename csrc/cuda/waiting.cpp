@@ -38,8 +38,15 @@ void CudaCommands::finish() {
   const auto waiting = std::exchange(waiting_, std::monostate());
   if (const auto* norm = std::get_if<NormParams>(&waiting)) launch("rms_norm", {1}, row_threads, *norm);
   if (const auto* product = std::get_if<RowProduct>(&waiting)) launch_row(*product);
+  if (const auto* forward = std::get_if<FeedForward>(&waiting)) {
+    launch_row(forward->products);
+    launch("route_softmax_few", {1}, lanes, forward->route);
+    if (forward->down) launch_row(*forward->down);
+  }
+  if (const auto* outputs = std::get_if<ExpertOutputs>(&waiting)) launch_outputs(*outputs);
   if (const auto* gates = std::get_if<DeltaGatesParams>(&waiting)) flat("delta_gates", *gates, gates->count);
   if (const auto* output = std::get_if<AttentionOutput>(&waiting)) launch_attention(*output);
+  if (const auto* heads = std::get_if<HeadsRow>(&waiting)) launch_heads(*heads);
   if (const auto* appended = std::get_if<Appended>(&waiting)) {
     AppendParams params = appended->params;
     params.sessions = list_of(appended->sessions);
@@ -55,6 +62,11 @@ void CudaCommands::finish() {
     DeltaParams params = delta->params;
     params.sessions = list_of(delta->sessions);
     const auto sessions = static_cast<uint32_t>(delta->sessions.size());
+    if (sessions == 1) {
+      launch_delta(*delta, params.out);
+      if (delta->gate) by_heads("gated_rms_norm", *delta->gate, delta->gate->heads);
+      return;
+    }
     launch(delta->kernel, {delta->grid.x, delta->grid.y, sessions}, delta_warps * lanes, params);
   }
 }
@@ -124,6 +136,7 @@ bool CudaCommands::takes_convolution(const ConvParams& params) {
 bool CudaCommands::takes_delta(const std::string& kernel, const DeltaParams& params) {
   auto* waiting = std::get_if<DeltaRow>(&waiting_);
   if (!waiting || waiting->kernel != kernel || has(waiting->sessions, params.state)) return false;
+  if (waiting->gate) return false;
   const size_t count = waiting->sessions.size();
   DeltaParams next = waiting->params;
   next.q += count * next.q_row_stride;
@@ -145,10 +158,11 @@ void CudaCommands::launch_row(const RowProduct& product) {
   OneRowParams params = product.params;
   for (size_t i = 0; i < product.count; ++i) {
     params.first_tile[i] = params.tiles;
-    params.tiles += divide_up(params.rows[i], tile_rows);
+    const bool is_second = i > 0 && i - 1 == params.gated;  // its rows are in the tiles of the first
+    if (!is_second) params.tiles += divide_up(params.rows[i], i == params.gated ? tile_rows / 2 : tile_rows);
   }
   for (size_t i = product.count; i < most_outputs; ++i) params.first_tile[i] = params.tiles;
-  if (params.is_gated) params.tiles = divide_up(params.rows[0], tile_rows / 2);
+  if (product.is_copied && launch_copied(product, params)) return;
   const uint32_t processors = launches_.chip().multiprocessors;
   const uint32_t tiles_of_block = tiles_together(params.tiles);
   const uint32_t warps = params.tiles <= 2 * processors ? one_warps : product_warps;
@@ -172,27 +186,44 @@ bool CudaCommands::takes_norm(OneRowParams& params, std::span<const Product> pro
 
 // Two products, of which SwiGLU takes both outputs.
 bool CudaCommands::takes_swiglu(View gate, View up, int64_t count) {
-  auto* product = std::get_if<RowProduct>(&waiting_);
-  if (!product || product->count != 2 || product->params.is_gated) return false;
+  RowProduct* product = waiting_products();
+  if (!product || product->count < 2 || product->params.gated != no_output || product->params.taps) return false;
   OneRowParams& params = product->params;
-  if (params.out[0] != address<float>(gate) || params.out[1] != address<float>(up) || params.rows[0] != count ||
-      params.rows[1] != count)
+  const size_t last = product->count - 1;
+  if (params.out[last - 1] != address<float>(gate) || params.out[last] != address<float>(up) ||
+      params.rows[last - 1] != count || params.rows[last] != count)
     return false;
-  params.is_gated = true;
+  params.gated = static_cast<uint32_t>(last - 1);
   return true;
 }
 
 // A product whose output is added to a row that it does not read.
 bool CudaCommands::takes_residual(View x, View y, int64_t count) {
   auto* product = std::get_if<RowProduct>(&waiting_);
-  if (!product || product->count != 1 || product->params.residual) return false;
+  if (!product || product->count != 1 || product->params.residual || product->params.taps) return false;
   OneRowParams& params = product->params;
   auto* residual = address<float>(x);
   if (params.out[0] != address<float>(y) || params.rows[0] != count ||
       meet(residual, count, params.x, params.columns) ||
+      (params.z && meet(residual, count, params.z, params.columns)) ||
       (params.normed && meet(residual, count, params.normed, params.columns)))
     return false;
   params.residual = residual;
+  return true;
+}
+
+// Products, and the convolution of the first. Each of its channels is where the output is.
+bool CudaCommands::takes_taps(const ConvParams& conv) {
+  auto* product = std::get_if<RowProduct>(&waiting_);
+  if (!product || conv.n != 1 || conv.taps != 4 || conv.dilation != 1) return false;
+  OneRowParams& params = product->params;
+  if (params.taps || params.residual || params.gated != no_output || params.out[0] != conv.x ||
+      params.rows[0] != conv.channels || meet(conv.out, conv.channels, params.x, params.columns) ||
+      (params.normed && meet(conv.out, conv.channels, params.normed, params.columns)))
+    return false;
+  params.taps = conv.weight;
+  params.tap_rows = conv.state;
+  params.convolved = conv.out;
   return true;
 }
 
@@ -222,6 +253,49 @@ bool CudaCommands::takes_gate(const Heads& x, const Heads& gate, int64_t n) {
   params.gate = address<const float>(gate.view);
   params.gate_row_stride = static_cast<uint32_t>(gate.row_stride);
   params.gate_head_stride = static_cast<uint32_t>(gate.head_stride);
+  return true;
+}
+
+void CudaCommands::launch_delta(const DeltaRow& delta, float* out) {
+  DeltaParams params = delta.params;
+  params.out = out;
+  launch(delta.kernel, delta.grid, delta_warps * lanes, params);
+}
+
+// What the recurrence of one row makes, and the norm and gate of each of its heads.
+bool CudaCommands::takes_gated_norm(const HeadParams& params) {
+  auto* waiting = std::get_if<DeltaRow>(&waiting_);
+  if (!waiting || waiting->sessions.size() != 1 || waiting->gate) return false;
+  const DeltaParams& delta = waiting->params;
+  if (delta.out != params.x || delta.value_heads != params.heads || delta.value_dim != params.dim ||
+      params.head_stride != params.dim)
+    return false;
+  waiting->gate = params;
+  return true;
+}
+
+// The product of such heads, if each is a part of the columns: every block makes the norms, so the recurrence leaves
+// what they are of in a room of its own.
+bool CudaCommands::takes_heads(RowProduct& product) {
+  auto* waiting = std::get_if<DeltaRow>(&waiting_);
+  OneRowParams& params = product.params;
+  if (!waiting || !waiting->gate || !product.is_copied || product.count != 1 || params.weight) return false;
+  const HeadParams& gate = *waiting->gate;
+  const int64_t count = int64_t{gate.heads} * gate.dim;
+  if (params.x != gate.x || gate.dim != part_columns || gate.gate_head_stride != part_columns ||
+      params.columns != count || !copied_room(params.columns, params.bits[0], divide_up(params.rows[0], tile_rows)) ||
+      meet(params.out[0], params.rows[0], gate.gate, count) || 4 * count > launches_.room_limit(heads_before_norm))
+    return false;
+  const DeltaRow delta = std::move(*waiting);
+  waiting_ = std::monostate();
+  auto* before = room<float>(heads_before_norm, 4 * count);
+  launch_delta(delta, before);
+  params.x = before;
+  params.normed = gate.x;
+  params.z = delta.gate->gate;
+  params.heads = delta.gate->weight;
+  params.eps = delta.gate->eps;
+  waiting_ = product;
   return true;
 }
 

@@ -217,5 +217,6 @@ MSL_INLINE void wait_for_copies() {
 
 // Otherwise nothing is late here, and launches come one after the other.
 MSL_INLINE void prefetch_line(const void*) {}
+MSL_INLINE void prefetch_bytes(const void*, uint32_t) {}
 MSL_INLINE void let_next_come() {}
 MSL_INLINE void wait_for_previous() {}

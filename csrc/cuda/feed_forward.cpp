@@ -1,0 +1,205 @@
+// Products of one row by tiles in shared memory, and what a layer's feed-forward part becomes of them: the router's
+// products with gate and up of the shared expert, the choice with gate and up of the experts, down of all with the sum.
+#include <algorithm>
+#include <utility>
+
+#include "cuda/cuda_commands.h"
+#include "gpu/products.h"
+
+namespace moeflux::cuda {
+namespace {
+
+constexpr uint32_t most_bytes = 160 << 10;  // of a block, so that the next kernel's blocks have room beside it
+constexpr uint32_t own_bytes = 20 << 10;    // of which blocks have so many besides tiles and sums
+
+bool meet(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
+  const auto* first = static_cast<const std::byte*>(a);
+  const auto* second = static_cast<const std::byte*>(b);
+  return first < second + b_bytes && second < first + a_bytes;
+}
+
+uint32_t tile_bytes(uint32_t columns, uint32_t bits) {
+  return copied_tile_bytes(columns / pack * bits, 8 * bits, columns / part_columns);
+}
+
+}  // namespace
+
+// ---- Products -------------------------------------------------------------------------------------------------------
+
+// As many blocks as multiprocessors. Where a block's tiles do not all fit, the next come while half of them is
+// multiplied. Nothing if there is no room, or a block's warps cannot have all parts of the columns.
+std::optional<CudaCommands::CopiedRoom> CudaCommands::copied_room(uint32_t columns, uint32_t bits,
+                                                                  uint32_t tiles) const {
+  const uint32_t all_parts = columns / part_columns;
+  const uint32_t warps = std::min(copied_warps, all_parts);
+  CopiedRoom room = {.of_block = divide_up(tiles, launches_.chip().multiprocessors),
+                     .places = 0,
+                     .together = 0,
+                     .parts = divide_up(all_parts, warps),
+                     .threads = lanes * warps,
+                     .bytes = 0};
+  const uint32_t tile = tile_bytes(columns, bits);
+  const uint32_t sums = 2 * all_parts * tile_rows * sizeof(float);  // of a tile
+  const uint32_t all = std::min(launches_.chip().shared_bytes, most_bytes);
+  if (room.parts > copied_parts || all < own_bytes + tile + sums) return std::nullopt;
+  room.places = std::min({copied_places, room.of_block, (all - own_bytes) / (tile + sums)});
+  room.together = std::min(room.places == room.of_block ? room.places : divide_up(room.places, 2), 2 * warps);
+  room.bytes = room.places * tile + room.together * sums;
+  return room;
+}
+
+bool CudaCommands::launch_copied(const RowProduct& product, OneRowParams& params) {
+  const std::span bits = std::span(params.bits).first(product.count);
+  const auto [least, most] = std::ranges::minmax(bits);
+  const std::optional<CopiedRoom> room = copied_room(params.columns, most, params.tiles);
+  if (!room) return false;
+  params.places = room->places;
+  params.together = room->together;
+  launch(concat(params.z ? "row_heads_" : "row_", least == most ? concat(most) : "4_and_8", "_", room->parts),
+         {divide_up(params.tiles, room->of_block)}, room->threads, params, room->bytes);
+  return true;
+}
+
+// ---- The feed-forward part ------------------------------------------------------------------------------------------
+
+CudaCommands::RowProduct* CudaCommands::waiting_products() {
+  if (auto* products = std::get_if<RowProduct>(&waiting_)) return products;
+  auto* forward = std::get_if<FeedForward>(&waiting_);
+  return forward && !forward->down ? &forward->products : nullptr;
+}
+
+// The choice of experts by one of the outputs of products that wait.
+bool CudaCommands::takes_route(const RouteParams& route) {
+  auto* products = std::get_if<RowProduct>(&waiting_);
+  if (!products || !products->is_copied) return false;
+  const OneRowParams& params = products->params;
+  if (params.gated != no_output || params.residual || params.taps ||
+      std::ranges::find(params.out, route.logits) == std::end(params.out) ||
+      !copied_room(params.columns, 8, params.tiles))
+    return false;
+  waiting_ = FeedForward{std::move(*products), route};
+  return true;
+}
+
+// Gate and up of the shared expert, which go before the choice, or its down, which goes behind it.
+bool CudaCommands::takes_shared(const RowProduct& next) {
+  auto* forward = std::get_if<FeedForward>(&waiting_);
+  if (!forward || forward->down || !next.is_copied) return false;
+  RowProduct& products = forward->products;
+  OneRowParams& params = products.params;
+  if (params.gated != no_output) {
+    if (next.count != 1 || next.params.x != params.out[params.gated]) return false;
+    forward->down = next;
+    return true;
+  }
+  const float* x = params.normed ? params.normed : params.x;
+  if (next.count != 2 || products.count + 2 > most_outputs || next.params.x != x ||
+      next.params.columns != params.columns || next.params.number != params.number)
+    return false;
+  const RouteParams& route = forward->route;
+  for (size_t i = 0; i < next.count; ++i) {
+    const int64_t bytes = int64_t{next.params.rows[i]} * 4;
+    if (meet(next.params.out[i], bytes, route.logits, int64_t{route.experts} * 4) ||
+        meet(next.params.out[i], bytes, route.ids, int64_t{route.k} * 4) ||
+        meet(next.params.out[i], bytes, route.weights, int64_t{route.k} * 4))
+      return false;
+  }
+  for (size_t i = 0; i < next.count; ++i, ++products.count) {
+    params.matrices[products.count] = next.params.matrices[i];
+    params.out[products.count] = next.params.out[i];
+    params.rows[products.count] = next.params.rows[i];
+    params.bits[products.count] = next.params.bits[i];
+  }
+  return true;
+}
+
+// The experts that the router chooses: the choice and the products of gate and up are one launch, and down waits.
+bool CudaCommands::takes_choice(const ChosenExpertArgs& args, const Lists& lists) {
+  auto* forward = std::get_if<FeedForward>(&waiting_);
+  const ExpertMatrices& e = args.first;
+  if (!forward || forward->route.ids != lists.ids || forward->route.k != args.k || args.k > int64_t{lanes} ||
+      !lists.are_aligned || e.gate.format != e.up.format)
+    return false;
+  for (const Matrix* matrix : {&e.gate, &e.up, &e.down})
+    if (!may_be_copied(*matrix, 0)) return false;
+  const ExpertFlavour& f = args.flavour;
+  const Second up = {&e.up, f.up_bias, f.alpha, f.limit, f.geglu};
+  RoutedParams params = {.route = forward->route,
+                         .experts = expert_params(lists, 0, e.gate, up, f.gate_bias, args.k, args.x, args.scratch),
+                         .down_bytes = 0,
+                         .down = 0,
+                         .places = 0,
+                         .together = 0};
+  const auto bits = static_cast<uint32_t>(e.gate.format.bits);
+  const uint32_t tiles = divide_up(e.gate.rows, tile_rows / 2);
+  const auto k = static_cast<uint32_t>(args.k);
+  const std::optional<CopiedRoom> room = copied_room(params.experts.columns, bits, tiles * k);
+  const int64_t made = args.k * e.gate.rows * 4;
+  if (!room || room->parts > 1 || reinterpret_cast<uintptr_t>(params.experts.x) % 16 != 0 ||
+      meet(params.experts.out, made, params.experts.x, e.gate.columns * 4) ||
+      meet(params.experts.out, made, params.route.logits, int64_t{params.route.experts} * 4))
+    return false;
+  params.places = room->places;
+  params.together = room->together;
+  const int64_t first = e.down.weight.offset;
+  const int64_t last = e.down.biases.offset + e.down.rows * e.down.columns / e.down.format.group_size * 2;
+  if (first < e.down.scales.offset && e.down.scales.offset < e.down.biases.offset) {
+    params.down = static_cast<uint64_t>(first);
+    params.down_bytes = static_cast<uint64_t>(last - first);
+  }
+  const FeedForward taken = std::move(*forward);
+  waiting_ = std::monostate();
+  launch_row(taken.products);
+  launch(concat("routed_gate_up_", bits), {divide_up(tiles, room->of_block), k}, room->threads + lanes, params,
+         room->bytes);
+  waiting_ = ExpertOutputs{lists, e.down, f.down_bias, args.scratch, args.out, taken.route.weights, taken.down};
+  return true;
+}
+
+void CudaCommands::launch_outputs(const ExpertOutputs& outputs) {
+  if (outputs.shared) launch_row(*outputs.shared);
+  product_of_experts("expert_down", outputs.lists, 0, outputs.matrix, {}, outputs.bias, 1, outputs.x, outputs.out);
+}
+
+// The sum of the outputs that wait.
+bool CudaCommands::takes_sum(const CombineParams& sum) {
+  auto* outputs = std::get_if<ExpertOutputs>(&waiting_);
+  if (!outputs) return false;
+  const Matrix& down = outputs->matrix;
+  const std::optional<RowProduct>& shared = outputs->shared;
+  const auto bits = static_cast<uint32_t>(down.format.bits);
+  ExpertSumParams params = {
+      .experts = expert_params(outputs->lists, 0, down, {}, outputs->bias, 1, outputs->x, outputs->out),
+      .shared = {},
+      .shared_x = nullptr,
+      .shared_out = nullptr,
+      .sum = sum};
+  params.experts.k = sum.k;
+  if (sum.outputs != params.experts.out || sum.weights != outputs->weights || sum.hidden != params.experts.rows ||
+      sum.k != outputs->lists.count || reinterpret_cast<uintptr_t>(params.experts.x) % 16 != 0)
+    return false;
+  if (shared) {
+    const OneRowParams& own = shared->params;
+    if (own.out[0] != sum.shared || own.rows[0] != sum.hidden || own.columns != params.experts.columns ||
+        own.bits[0] != bits || own.number != params.experts.number || reinterpret_cast<uintptr_t>(own.x) % 16 != 0)
+      return false;
+    params.shared = own.matrices[0];
+    params.shared_x = own.x;
+    params.shared_out = own.out[0];
+  }
+  const uint32_t all_parts = params.experts.columns / part_columns;
+  const uint32_t experts = sum.k + (shared ? 1 : 0);
+  const uint32_t bytes =
+      experts * (tile_bytes(params.experts.columns, bits) + (all_parts + 1) * tile_rows * uint32_t{sizeof(float)});
+  const int64_t made = int64_t{sum.hidden} * 4;
+  if (bytes + own_bytes > launches_.chip().shared_bytes ||
+      meet(sum.out, made, params.experts.x, sum.k * params.experts.columns * 4) ||
+      (shared && meet(sum.out, made, params.shared_x, params.experts.columns * 4)))
+    return false;
+  waiting_ = std::monostate();
+  const uint32_t warps = std::min(sum_warps, divide_up(experts * all_parts, 2));  // each has two parts at once
+  launch(concat("expert_sum_", bits), {divide_up(sum.hidden, tile_rows)}, lanes * warps, params, bytes);
+  return true;
+}
+
+}  // namespace moeflux::cuda

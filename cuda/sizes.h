@@ -1,0 +1,90 @@
+// Sizes that kernels and host share, and the types of fixed width that both have.
+#pragma once
+
+#if defined(__CUDACC_RTC__)
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
+#else
+#include <stdint.h>
+#endif
+
+namespace moeflux::cuda {
+
+constexpr uint32_t lanes = 32;          // of a warp
+constexpr uint32_t row_threads = 256;   // of a block that goes through one row
+constexpr uint32_t flat_threads = 256;  // of a block where every thread has a number of its own
+constexpr uint32_t head_warps = 4;      // of a block where every warp has a head of its own
+constexpr uint32_t max_warps = 32;      // of any block
+
+constexpr uint32_t pack = 8;            // codes that a lane takes at once: as many bytes as a code has bits
+constexpr uint32_t step_columns = 32;   // of a tensor core's product: a pack of each of four lanes
+constexpr uint32_t part_columns = 128;  // whose groups are added up before the parts are
+constexpr uint32_t part_steps = part_columns / step_columns;
+constexpr uint32_t tile_rows = 16;     // of a matrix, that a block takes together
+constexpr uint32_t product_warps = 8;  // of a block at most: each takes every eighth part
+constexpr uint32_t digits_of_number = 3;
+constexpr uint32_t fragment_rows = 8;    // of x, whose digits lie together
+constexpr uint32_t few_rows = 8;         // of x, that a block takes together if there are some
+constexpr uint32_t many_rows = 32;       // and if there are many
+constexpr uint32_t few_warps = 8;        // of a block that takes few rows of x: each has a tile of its own
+constexpr uint32_t few_slab_steps = 64;  // whose digits are in shared memory together
+constexpr uint32_t few_step_bytes = few_rows * digits_of_number * step_columns;  // of digits
+constexpr uint32_t many_warps = 4;     // of a block that takes many rows of x: each has a tile of its own
+constexpr uint32_t slab_parts = 64;    // of one row of x, that are in shared memory together
+constexpr uint32_t one_warps = 16;     // of a block that multiplies one row of x, at most
+constexpr uint32_t most_outputs = 4;   // matrices that rows are multiplied with in one launch
+constexpr uint32_t plain_outputs = 4;  // of a warp, in products of plain elements, and of codes that become f32
+constexpr uint32_t one_outputs = 1;    // the same of codes, where x is one row
+constexpr uint32_t plain_rows = 4;     // of x, that such a warp takes together if there are several
+constexpr uint32_t plain_warps = 4;    // of a block
+
+// What plain elements, scales and biases are.
+constexpr uint32_t number_bf16 = 0;
+constexpr uint32_t number_f16 = 1;
+constexpr uint32_t number_f32 = 2;
+constexpr uint32_t number_u8 = 3;            // the exponent of a power of two
+constexpr uint32_t number_e4m3 = 4;          // a float of 8 bits
+constexpr uint32_t number_e4m3_of_rows = 5;  // the same, and each row begins with an f32 that they are times
+
+// In place of bits: codes of MXFP4, each a float of four bits. As bytes they are 0 to 24, twice the float and 12 more.
+constexpr uint32_t e2m1 = 20;
+constexpr uint32_t e2m1_zero = 12;
+// Likewise codes of eight bits that are floats, and those of MXFP4 with scales that are floats.
+constexpr uint32_t e4m3 = 21;
+constexpr uint32_t nvfp4 = 22;
+
+constexpr uint32_t attention_queries = 8;    // that a block takes through the keys together
+constexpr uint32_t attention_threads = 256;  // of a block: a warp a query
+constexpr uint32_t attention_chunk = 32;     // cached rows whose weights are made together
+constexpr uint32_t attention_span = 256;     // cached rows whose chunks are added up before the spans are
+constexpr uint32_t span_chunks = attention_span / attention_chunk;
+constexpr uint32_t cached_block = 256;  // cached rows that lie together: no span is in two blocks
+constexpr uint32_t max_attention_dim = 512;
+constexpr uint32_t index_heads = 4;                                   // that a warp takes through its keys together
+constexpr uint32_t delta_lanes = 8;                                   // that have a row of the state together
+constexpr uint32_t delta_warps = 4;                                   // of a block
+constexpr uint32_t delta_values = delta_warps * lanes / delta_lanes;  // rows of the state of a block
+constexpr uint32_t delta_tokens = 8;                                  // that a block brings together
+constexpr uint32_t max_key_dim = 256;                                 // of the delta-net
+constexpr uint32_t max_experts = 1024;                                // that a router chooses from
+constexpr uint32_t few_experts = 256;                                 // that fit in the registers of a warp
+constexpr uint32_t group_warps = 8;                                   // of the block that groups pairs by their experts
+constexpr uint32_t top_k_block = 2048;                                // candidates of a block; k is at most half of it
+
+constexpr uint32_t no_output = 0xffffffff;
+constexpr uint32_t copied_warps = 16;  // of a block that multiplies one row of x with tiles in shared memory
+constexpr uint32_t sum_warps = 18;     // of one that adds up experts, at most
+constexpr uint32_t copied_parts = 2;   // of the columns, that such a warp has at most
+constexpr uint32_t copied_places = 8;  // for tiles
+
+// Bytes of a tile in shared memory: sixteen rows of codes and of the words of their scales and biases.
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+__host__ __device__
+#endif
+    constexpr uint32_t copied_tile_bytes(uint32_t row_bytes, uint32_t more, uint32_t words) {
+  return tile_rows * (row_bytes + more + 2 * 4 * (words + 1));
+}
+
+}  // namespace moeflux::cuda
