@@ -293,6 +293,8 @@ class Session {
   // Shows the logits where they lie. No other thread can evaluate meanwhile.
   virtual void read_logits(const LogitsReader& read) const = 0;
   virtual int32_t argmax() const = 0;
+  // The same, where the device has found it and the host has no logits yet; for sessions of such a vocabulary.
+  virtual std::optional<int32_t> likeliest(int64_t vocab_size) const = 0;
   // The best k, best first.
   virtual void top_k(std::span<int32_t> ids, std::span<float> values) const = 0;
 

@@ -287,6 +287,13 @@ void LoadedEngine::top_k(View logits, std::span<int32_t> ids, std::span<float> v
   std::memcpy(values.data(), picked_values.values<float>(), values.size_bytes());
 }
 
+void LoadedEngine::download(const Mirrored& numbers, int64_t bytes) {
+  const std::unique_lock turn = take_turn();
+  std::unique_ptr<Commands> commands = backend_->begin();
+  numbers.download(*commands, bytes);
+  backend_->submit(std::move(commands)).wait();
+}
+
 StepStats& StepStats::operator+=(const StepStats& other) {
   tokens += other.tokens;
   seconds += other.seconds;

@@ -86,6 +86,8 @@ class LoadedEngine final : public Engine {
   void check_process() const;
 
   void top_k(View logits, std::span<int32_t> ids, std::span<float> values);
+  // Of numbers that no batch under way uses.
+  void download(const Mirrored& numbers, int64_t bytes);
 
  private:
   friend class Pass;

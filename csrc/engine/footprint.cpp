@@ -157,6 +157,8 @@ int64_t logits_bytes(const Variant& variant, int64_t drafts) {
   return variant.ends() ? (1 + drafts) * variant.vocab_size * 4 : 0;
 }
 
+int64_t survey_bytes(const Variant& variant, int64_t drafts) { return variant.ends() ? (1 + drafts) * 8 : 0; }
+
 Footprint session_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts, int64_t chunk,
                             bool shared) {
   const StateLayout layout = state_layout(variant, options.kv_dtype);
@@ -167,6 +169,7 @@ Footprint session_footprint(const Variant& variant, const SessionOptions& option
   bytes.tokens =
       arena_bytes(options.max_context * 4) + MirroredBuffer::planned_bytes(logits_bytes(variant, drafts), shared);
   if (!shared) bytes.tokens += arena_bytes(layout.exchange_bytes());
+  if (!shared && variant.ends()) bytes.tokens += MirroredBuffer::planned_bytes(survey_bytes(variant, drafts), shared);
   if (variant.draft) {
     bytes.rows += DraftMemory::planned_rows(variant, options, chunk);
     bytes.tokens += DraftMemory::planned_bytes(variant, options, drafts, shared);

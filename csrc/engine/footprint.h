@@ -45,6 +45,7 @@ Footprint session_device_footprint(const Variant& variant, const SessionOptions&
                                    int64_t chunk);
 // What a session's logits take.
 int64_t logits_bytes(const Variant& variant, int64_t drafts);
+int64_t survey_bytes(const Variant& variant, int64_t drafts);
 // How many drafts a session may have at once.
 int64_t drafts_of(Speculate speculate);
 

@@ -11,6 +11,8 @@
 namespace moeflux {
 namespace {
 
+constexpr int64_t layers_ahead = 4;
+
 bool wants_every(const Piece& piece) { return !piece.all_logits.empty(); }
 bool wants_last(const Piece& piece) { return piece.logits && !wants_every(piece); }
 // Its rows at the end whose logits are wanted, and the first of them.
@@ -107,11 +109,23 @@ void Pass::run_layers(StepStats& stats) {
     layer.mixer->record(commands, s, i, rows);
     layer.input.add(commands, s, s.out, rows.n);
     layer.feed_forward->run(recorder, engine_.experts_, s, rows.n, stats);
+    if (static_cast<int64_t>(i) + 1 == layers_ahead) send_ahead();
   }
   if (model.variant.ends())
     model.output.read(recorder.current(), s, rows.n);
   else
     s.exchanged.download(recorder.current(), rows.n * model.variant.row_width() * 4);
+}
+
+// What is recorded so far, so that the device is at work while the host records the rest: of a deep model, where
+// nothing was submitted yet.
+void Pass::send_ahead() {
+  Recorder& recorder = engine_.recorder_;
+  if (!engine_.backend_->runs_on_submit() || engine_.model_.variant.num_layers() < 4 * layers_ahead ||
+      recorder.holds() || recorder.keeps_any())
+    return;
+  recorder.current();
+  recorder.defer(recorder.submit());
 }
 
 // Those of all rows come first, because this takes long and may be given up.
@@ -192,18 +206,31 @@ void Pass::await(StepStats& stats) {
 void Pass::record_last_logits(std::span<const Piece> pieces, int64_t count) {
   const View rows = side_by_side(pieces);
   const Piece& first = *std::ranges::find_if(pieces, wants_last);
-  if (count == wanted_rows(first)) return record_logits(rows, count, first.logits);
+  if (count == wanted_rows(first)) {
+    record_logits(rows, count, first.logits.device);
+    return bring_logits(first);
+  }
   const int64_t vocab = engine_.model_.head.rows;
   Commands& commands = engine_.recorder_.current();
   Mirrored from = engine_.scratch_.logits;
-  record_logits(rows, count, {from.device, from.device});
+  record_logits(rows, count, from.device);
   for (const Piece& piece : pieces) {
     if (!wants_last(piece)) continue;
     const int64_t numbers = wanted_rows(piece) * vocab;
     commands.copy(from.device, piece.logits.device, numbers * 4);
-    piece.logits.download(commands, numbers * 4);
+    bring_logits(piece);
     from = from.at(numbers);
   }
+}
+
+// To the host: the logits, or what it asks of them instead.
+void Pass::bring_logits(const Piece& piece) {
+  const int64_t vocab = engine_.model_.head.rows;
+  Commands& commands = engine_.recorder_.current();
+  if (!piece.found) return piece.logits.download(commands, wanted_rows(piece) * vocab * 4);
+  for (int64_t row = 0; row < wanted_rows(piece); ++row)
+    commands.survey(piece.logits.device.at(row * vocab), vocab, piece.found.device.at(row * 2));
+  piece.found.download(commands, wanted_rows(piece) * 8);
 }
 
 // The rows of the pieces whose logits are wanted. They are copied unless they are neighbours anyway.
@@ -236,7 +263,8 @@ void Pass::every_logit(const Piece& piece, StepStats& stats) {
   for (int64_t first = 0; first < piece.rows(); first += s.logit_rows) {
     engine_.recorder_.look_around();
     const int64_t count = std::min(s.logit_rows, piece.rows() - first);
-    record_logits(s.normed.at((piece.first + first) * engine_.model_.variant.hidden_size), count, s.logits);
+    record_logits(s.normed.at((piece.first + first) * engine_.model_.variant.hidden_size), count, s.logits.device);
+    s.logits.download(engine_.recorder_.current(), count * vocab * 4);
     await(stats);
     std::memcpy(piece.all_logits.data() + first * vocab, s.logits.values<float>(),
                 static_cast<size_t>(count * vocab) * 4);
@@ -244,13 +272,12 @@ void Pass::every_logit(const Piece& piece, StepStats& stats) {
 }
 
 // Of `count` normed rows.
-void Pass::record_logits(View rows, int64_t count, const Mirrored& out) {
+void Pass::record_logits(View rows, int64_t count, View out) {
   const Matrix& head = engine_.model_.head;
   Commands& commands = engine_.recorder_.current();
-  commands.matmul(std::array{Product{rows, engine_.model_.variant.hidden_size, head, out.device, head.rows}}, count);
+  commands.matmul(std::array{Product{rows, engine_.model_.variant.hidden_size, head, out, head.rows}}, count);
   if (engine_.model_.variant.logit_cap > 0)
-    commands.soft_cap(out.device, static_cast<float>(engine_.model_.variant.logit_cap), count * head.rows);
-  out.download(commands, count * head.rows * 4);
+    commands.soft_cap(out, static_cast<float>(engine_.model_.variant.logit_cap), count * head.rows);
 }
 
 }  // namespace moeflux

@@ -37,7 +37,9 @@ class Pass {
   void record_last_logits(std::span<const Piece> pieces, int64_t count);
   View side_by_side(std::span<const Piece> pieces);
   void every_logit(const Piece& piece, StepStats& stats);
-  void record_logits(View rows, int64_t count, const Mirrored& out);
+  void send_ahead();
+  void bring_logits(const Piece& piece);
+  void record_logits(View rows, int64_t count, View out);
 
   LoadedEngine& engine_;
   std::unique_lock<Turn> turn_;

@@ -51,6 +51,12 @@ void EngineSession::drop_room() noexcept {
   if (draft_memory_) draft_memory_->end_call(end);
 }
 
+static std::optional<MirroredBuffer> surveys(LoadedEngine& engine) {
+  const int64_t bytes = survey_bytes(engine.variant(), engine.drafts());
+  if (bytes == 0 || engine.backend().shares_memory()) return std::nullopt;
+  return std::optional<MirroredBuffer>(std::in_place, engine.backend(), bytes, "surveys");
+}
+
 EngineSession::EngineSession(std::shared_ptr<LoadedEngine> engine, const SessionOptions& options)
     : engine_(std::move(engine)),
       options_(resolved(engine_->variant(), options)),
@@ -60,6 +66,7 @@ EngineSession::EngineSession(std::shared_ptr<LoadedEngine> engine, const Session
           engine_->has_draft_layer() ? DraftMemory::planned_rows(engine_->variant(), options_, engine_->chunk()) : 0),
       drafts_(engine_->backend(), engine_->draft_source(), engine_->drafts(), state_.recurrent_bytes()),
       logits_(engine_->backend(), logits_bytes(engine_->variant(), engine_->drafts()), "logits"),
+      found_(surveys(*engine_)),
       token_room_(engine_->backend().allocate(options_.max_context * 4, Memory::staging, "tokens")),
       checkpoints_(engine_->backend(), state_.recurrent_bytes()),
       places_([this](int64_t first, int64_t last) {
@@ -177,7 +184,14 @@ Piece EngineSession::next(const Work& work, int64_t rows, std::span<const int32_
   if (!work.hidden_in.empty()) piece.hidden_in = work.hidden_in.subspan(from * width, count * width);
   if (!work.hidden_out.empty()) piece.hidden_out = work.hidden_out.subspan(from * width, count * width);
   call_.yields_logits = from + count == tokens.size() && yields_logits(work);
-  if (call_.yields_logits) piece.logits = logits_.begin();
+  if (call_.yields_logits) {
+    piece.logits = logits_.begin();
+    call_.was_surveyed = is_surveyed_;
+    is_surveyed_ = found_ && wants_survey_ && piece.all_logits.empty();
+    if (is_surveyed_) piece.found = found_->begin();
+    row_here_ = -1;
+    asked_survey_ = false;
+  }
   return piece;
 }
 
@@ -187,7 +201,10 @@ void EngineSession::take_back(const std::exception* cause) noexcept {
     go_back(call_.copy);
   else if (cause)
     break_off("an evaluation failed half-way", cause);
-  if (call_.has_logits || (cause && call_.yields_logits)) drop_logits();
+  if (call_.has_logits || (cause && call_.yields_logits))
+    drop_logits();
+  else if (call_.yields_logits)
+    is_surveyed_ = call_.was_surveyed;
 }
 
 void EngineSession::check_result(const Work& work) {
@@ -197,7 +214,9 @@ void EngineSession::check_result(const Work& work) {
   const auto vocab = static_cast<size_t>(variant.vocab_size);
   if (!work.all_logits.empty()) return check_finite("logits", work.all_logits, vocab);
   const int64_t row = call_.foreseen ? drafts_.row() + 1 : 0;
-  if (work.logits) check_finite("logits", {logits_of(row).values<float>(), vocab}, vocab);
+  if (!work.logits) return;
+  if (!is_surveyed_ || found_->begin().values<int32_t>()[row * 2 + 1] >= 0)
+    check_finite("logits", read_row(row), vocab);
 }
 
 // Whether the session has logits after it.
@@ -268,15 +287,6 @@ void EngineSession::drop_logits() {
   logits_serial_.fetch_add(1, std::memory_order_relaxed);
 }
 
-// Damaged weights show here, before anybody samples from them.
-void EngineSession::check_finite(const char* what, std::span<const float> numbers, size_t width) {
-  const std::optional<size_t> odd = first_not_finite(numbers);
-  if (!odd) return;
-  break_off(engine_->variant().ends() ? "its logits were not finite" : "its hidden rows were not finite");
-  throw Error(concat(what, "[", *odd % width, "]: expected a finite number, found ", numbers[*odd],
-                     ": the weights are damaged (`moeflux verify` tells where) or the state that was restored is"));
-}
-
 // The caller has checked that there is room for so many more positions.
 void EngineSession::add_tokens(std::span<const int32_t> tokens) noexcept {
   if (!tokens.empty())
@@ -335,44 +345,6 @@ Evaluated EngineSession::step(int32_t token, const Interruption& interruption, s
   return {1, logits_serial()};
 }
 
-void EngineSession::check_logits() const {
-  if (const Variant& variant = engine_->variant(); !variant.ends())
-    throw StateError(concat("session: expected an engine with the last layer, which has the logits, found one with ",
-                            variant.layers_named()));
-  if (!has_logits_)
-    throw StateError("session: expected a token evaluated since it was made, cleared, rewound or restored, found none");
-}
-
-std::span<const float> EngineSession::logits() const {
-  const Use use(*this);
-  check_logits();
-  return {logits_of(logits_row_).values<float>(), static_cast<size_t>(engine_->variant().vocab_size)};
-}
-
-void EngineSession::read_logits(const LogitsReader& read) const {
-  const Use use(*this);
-  check_logits();
-  read({logits_of(logits_row_).values<float>(), static_cast<size_t>(engine_->variant().vocab_size)});
-}
-
-int32_t EngineSession::argmax() const {
-  int32_t id;
-  float value;
-  top_k({&id, 1}, {&value, 1});
-  return id;
-}
-
-void EngineSession::top_k(std::span<int32_t> ids, std::span<float> values) const {
-  const Use use(*this);
-  const int64_t vocab = engine_->variant().vocab_size;
-  const auto k = static_cast<int64_t>(ids.size());
-  if (k < 1 || k > std::min(vocab, max_top_k))
-    throw ArgumentError(concat("k: expected 1 to ", std::min(vocab, max_top_k), ", found ", k));
-  if (values.size() != ids.size()) throw ArgumentError("top_k: expected as many values as ids");
-  check_logits();
-  engine_->top_k(logits_of(logits_row_).device, ids, values);
-}
-
 // ---- Going back ------------------------------------------------------------------------------------------------
 
 // What fails leaves pieces.
@@ -413,8 +385,7 @@ std::unique_ptr<Session> EngineSession::fork(std::optional<int64_t> wanted) {
   other->position_.store(place.position, std::memory_order_relaxed);
   if (is_here && has_logits_) {
     const int64_t bytes = engine_->variant().vocab_size * 4;
-    std::memcpy(other->logits_of(0).values<float>(), logits_of(logits_row_).values<float>(),
-                static_cast<size_t>(bytes));
+    std::memcpy(other->logits_of(0).values<float>(), read_row(logits_row_).data(), static_cast<size_t>(bytes));
     other->logits_of(0).upload(engine_->backend(), bytes);
     other->has_logits_ = true;
   }

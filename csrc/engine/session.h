@@ -34,6 +34,7 @@ class EngineSession final : public Session {
   std::span<const float> logits() const override;
   void read_logits(const LogitsReader& read) const override;
   int32_t argmax() const override;
+  std::optional<int32_t> likeliest(int64_t vocab_size) const override;
   void top_k(std::span<int32_t> ids, std::span<float> values) const override;
   void clear() override;
   std::unique_ptr<Session> fork(std::optional<int64_t> position) override;
@@ -103,6 +104,7 @@ class EngineSession final : public Session {
     int64_t begun = 0;           // rows that a pass has had
     bool yields_logits = false;  // the last of these passes does
     bool has_logits = false;     // an earlier one did
+    bool was_surveyed = false;   // what is_surveyed_ was before
   };
 
   // A position that the session can be brought to, and the recurrent state there, if a checkpoint has it.
@@ -133,6 +135,7 @@ class EngineSession final : public Session {
   void add_tokens(std::span<const int32_t> tokens) noexcept;
   std::string asked() const;
   Mirrored logits_of(int64_t row) const;
+  std::span<const float> read_row(int64_t row) const;
 
   std::shared_ptr<LoadedEngine> engine_;
   SessionOptions options_;
@@ -141,7 +144,12 @@ class EngineSession final : public Session {
   Drafts drafts_;
   std::optional<DraftMemory> draft_memory_;  // where the model has a layer for them
   MirroredBuffer logits_;                    // [1 + drafts, vocab] of the last call, valid when has_logits_
-  int64_t logits_row_ = 0;                   // of the last token
+  std::optional<MirroredBuffer> found_;  // i32 [1 + drafts, 2]: surveys of them, where the host has no logits itself
+  int64_t logits_row_ = 0;               // of the last token
+  bool is_surveyed_ = false;             // the last pass left surveys in place of logits
+  mutable int64_t row_here_ = -1;        // then the one of the logits that the host has after all; -1: none
+  mutable bool wants_survey_ = true;     // those who had the last logits did with surveys
+  mutable bool asked_survey_ = false;    // since the last pass
   bool has_logits_ = false;
   std::atomic<int64_t> logits_serial_ = 0;
   std::atomic<int64_t> position_ = 0;

@@ -47,6 +47,14 @@ class Choice {
     token_ = sampler.choose(logits, allowed, asked_ ? &found_ : nullptr);
   }
 
+  // If it is all that the sampler wants, and is known.
+  bool take_likeliest(const Sampler& sampler, const Session& session, std::span<const uint32_t> allowed) {
+    if (asked_ || !allowed.empty() || !sampler.is_greedy()) return false;
+    const std::optional<int32_t> token = session.likeliest(sampler.vocab_size());
+    if (token) token_ = *token;
+    return token.has_value();
+  }
+
   py::tuple tuple() const {
     if (!asked_) return py::make_tuple(token_, py::none(), py::list());
     py::list best;
@@ -106,7 +114,8 @@ void register_sampling(py::module_& m) {
             const std::span<const uint32_t> words = view_of(allowed);
             {
               const Released release;
-              session.read_logits([&](std::span<const float> logits) { choice.make(sampler, logits, words); });
+              if (!choice.take_likeliest(sampler, session, words))
+                session.read_logits([&](std::span<const float> logits) { choice.make(sampler, logits, words); });
             }
             return choice.tuple();
           },

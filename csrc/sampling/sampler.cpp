@@ -107,6 +107,8 @@ int32_t Sampler::choose(std::span<const float> logits, std::span<const uint32_t>
   return token;
 }
 
+bool Sampler::is_greedy() const { return sampling_.temperature == 0 && changes_->none(); }
+
 int64_t Sampler::bytes() const { return changes_->bytes() + chooser_->bytes(); }
 
 int64_t Sampler::max_bytes(int64_t vocab_size) {

@@ -65,6 +65,10 @@ class Sampler {
   int32_t choose(std::span<const float> logits, std::span<const uint32_t> allowed = {},
                  LogProbabilities* log_probabilities = nullptr);
 
+  // Whether it takes the likeliest token whenever all are allowed. Whoever knows that one need not ask then.
+  bool is_greedy() const;
+  int64_t vocab_size() const { return vocab_size_; }
+
   // Of memory; and the most that one of such a vocabulary has, but for biases.
   int64_t bytes() const;
   static int64_t max_bytes(int64_t vocab_size);

@@ -14,6 +14,7 @@ import pytest
 import moeflux
 from moeflux import DeviceError, IoError, StateError, _core
 from moeflux.runtime.snapshot import Snapshot
+from moeflux.text.sampling import Sampler, Sampling
 from support.apart import apart
 from support.engine import Folder, folders, load_faulty, steps, tokens
 
@@ -65,6 +66,26 @@ def test_every_family_in_every_flow(folder: Folder, name: str, flow: str) -> Non
         assert np.array_equal(found, wanted)
     engine = model._engine
     assert engine.held == engine.memory.total
+
+
+def test_the_likeliest_token_is_known_without_logits(folder: Folder) -> None:
+    """And the logits come when they are asked for: by a reader, a fork, a sampler that wants more than that token."""
+    expected, session = (load_faulty(folder("qwen3_moe"), apart=own).session(max_context=64) for own in (False, True))
+    vocab = session.model.variant.vocab_size
+    greedy = [Sampler(Sampling(temperature=0), vocab, []) for _ in range(2)]
+    drawing = [Sampler(Sampling(temperature=0.9, seed=5), vocab, []) for _ in range(2)]
+    for i, token in enumerate(tokens(16)):
+        wanted, found = expected.step(token), session.step(token)
+        if i % 4 == 1:
+            assert np.array_equal(found.numpy(), wanted.numpy())
+        if i % 4 == 2:
+            assert drawing[0].choose(found) == drawing[1].choose(wanted)
+        assert greedy[0].choose(found) == greedy[1].choose(wanted)
+        assert found.argmax() == wanted.argmax() == int(wanted.numpy().argmax())
+        if i % 4 == 3:
+            other = session.fork()
+            assert np.array_equal(other.prefill([]).numpy(), wanted.numpy())
+            other.close()
 
 
 def test_what_was_guessed_comes_to_the_host(folder: Folder) -> None:
