@@ -22,7 +22,7 @@ NAMES = ("qwen3_5_moe", "qwen3_moe", "deepseek_v3", "gpt_oss")
 DEVICES: dict[str, dict[str, Any]] = {
     "prompt": {"chunk": 5},
     "deferred": {"deferred": True, "expert_slots": 9},
-    "apart": {"apart": True, "expert_slots": 6},
+    "apart": {"apart": True, "expert_slots": 6, "backend": "cpu"},  # a mode of the CPU
 }
 BASES = (257, 510)
 """Where sessions begin: so many tokens of TEXT, shortly behind a border of blocks, or before one."""
@@ -175,7 +175,7 @@ def test_what_others_do_changes_no_bit(folder: Folder, bases: Bases, on_metal: b
     # Five sessions, with blocks for two whole ones.
     limit = 5 * (parts.sessions - parts.rows) + 2 * parts.rows
     model = load_faulty(folder(name), session_bytes=limit, **DEVICES[device])
-    backend = "cpu" if device == "apart" else "auto"  # apart is a mode of the CPU
+    backend = DEVICES[device].get("backend", "auto")
     reference = Reference(load_faulty(folder(name), backend=backend, chunk=128, threads=2), bases(name))
 
     @settings(max_examples=2 if on_metal else 25, database=None)
