@@ -6,17 +6,15 @@ kept, does memory stay flat, and are the answers those of a fresh process?
 
 A seed decides what every client asks for. It does not decide who is served first, and that must not matter. Now and
 then an answer is kept. In the end another process makes the same answers, one at a time and with every expert in
-memory.
+memory. Eight times all clients rest until every conversation is on the disk: then no more memory may be in use than
+before.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
-import json
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +22,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import moeflux
@@ -33,16 +30,15 @@ from moeflux.machine.memory import resident
 from moeflux.runtime.plan import plan
 from moeflux.serving import Handle, Request, Scheduler, SchedulerStats
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+
+from support.at_rest import RESTS, Records, Rest, count_every_byte, is_flat, told  # noqa: E402
+
 CONTEXT = 512
 LONGEST = 400
 """Tokens of a conversation, which then ends."""
 RECORDS = 200
 """Answers that are put aside, spread evenly over the run."""
-SAMPLES = 400
-MAX_GROWTH = 4 << 20
-"""Bytes that the process may grow by from the second quarter to the last. Sessions come and go within memory that is
-planned, and touch more of it for a long time: 0.4 MB were seen. Five thousand requests lie between, so a kilobyte lost
-with each would show."""
 UNUSED = ("text", "encoder", "renderer")
 """Parts of the plan that nobody asks for here: they are no excuse for others."""
 
@@ -50,11 +46,12 @@ UNUSED = ("text", "encoder", "renderer")
 @dataclass
 class Tally:
     requests: int  # to be made
+    records: Records
+    until: int = 0
+    """Requests after which the clients rest."""
     begun: int = 0
     ended: int = 0
     done: Counter[str] = field(default_factory=Counter)
-    records: list[dict[str, Any]] = field(default_factory=list)
-    resident: list[tuple[int, int]] = field(default_factory=list)  # requests so far, bytes
 
 
 @dataclass
@@ -68,30 +65,23 @@ class Report:
     """Bytes of the plan, without what nobody asks for."""
     peak: int
     """Bytes that were resident at most."""
-    resident: list[tuple[int, int]]
+    rests: list[Rest]
     sessions_left: int
     bytes_left: int
     """What sessions still held in the end."""
 
     @property
-    def growth(self) -> int:
-        """Bytes by which the resident memory of the last quarter exceeds that of the second one: the mean, because what
-        is idle comes and goes."""
-        quarter = self.resident[-1][0] / 4
-
-        def mean(first: float, last: float) -> float:
-            return fmean(size for requests, size in self.resident if first * quarter <= requests <= last * quarter)
-
-        return int(mean(3, 4) - mean(1, 2))
+    def is_right(self) -> bool:
+        left = self.sessions_left or self.bytes_left or any(rest.held != self.rests[0].held for rest in self.rests)
+        return self.peak <= self.planned and is_flat(self.rests) and not (self.differing or self.stats.failed or left)
 
     def __str__(self) -> str:
         done = ", ".join(f"{count} {what}" for what, count in sorted(self.done.items()))
         return (
             f"{self.stats.ended} requests in {self.seconds:.0f} s\n{done}\n{self.stats}\n"
             f"answers against a fresh process: {self.compared - self.differing} of {self.compared} equal\n"
-            f"memory: {self.planned / 1e6:.1f} MB planned, at most {self.peak / 1e6:.1f} MB resident; "
-            f"{self.resident[0][1] / 1e6:.1f} MB after the first requests, {self.resident[-1][1] / 1e6:.1f} MB at the "
-            f"end; {self.growth / 1e6:+.2f} MB from the second quarter to the last\n"
+            f"memory: {self.planned / 1e6:.1f} MB planned, at most {self.peak / 1e6:.1f} MB resident\n"
+            f"{told(self.rests, 'requests')}\n"
             f"left behind: {self.sessions_left} sessions, {self.bytes_left} bytes"
         )
 
@@ -108,7 +98,7 @@ class Client:
         self.borders: list[int] = []
 
     async def run(self) -> None:
-        while self.tally.begun < self.tally.requests:
+        while self.tally.begun < self.tally.until:
             self.tally.begun += 1
             if not self.said or len(self.said) > LONGEST:
                 self.begin()
@@ -163,17 +153,15 @@ class Client:
                 await asyncio.sleep(0.01)
 
     def note(self, request: Request, handle: Handle) -> None:
-        tally, before = self.tally, self.tally.ended
+        tally = self.tally
         tally.ended += 1
         tally.done[f"ended by {handle.finish}"] += 1
         tally.done["put aside"] += handle.put_aside
-        if before * SAMPLES // tally.requests != tally.ended * SAMPLES // tally.requests:
-            tally.resident.append((tally.ended, resident().now))
         wanted = tally.ended * RECORDS // tally.requests
-        if handle.finish == "length" and len(tally.records) < wanted and request.sampling is not None:
+        if handle.finish == "length" and tally.records.count < wanted and request.sampling is not None:
             asked = {"prompt": request.prompt, "count": request.max_tokens}
             how = {"temperature": request.sampling.temperature, "seed": request.sampling.seed}
-            tally.records.append(asked | how | {"tokens": handle.tokens})
+            tally.records.add(asked | how | {"tokens": handle.tokens})
 
 
 def options(sessions: int) -> dict[str, Any]:
@@ -191,12 +179,14 @@ def load_at_the_floor(sessions: int) -> moeflux.Model:
         return once()
 
 
-def soak(requests: int, clients: int = 64, say: Callable[[str], None] = lambda line: None) -> Report:
-    gc.collect()
+def soak(
+    requests: int, clients: int = 64, rests: int = RESTS, say: Callable[[str], None] = lambda line: None
+) -> Report:
     start = time.monotonic()
     model = load_at_the_floor(clients)
-    tally = Tally(requests)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, Records(Path(folder) / "records.json") as records:
+        tally = Tally(requests, records)
+        at_rest = []
 
         async def serve(scheduler: Scheduler) -> None:
             async def tell() -> None:
@@ -206,7 +196,13 @@ def soak(requests: int, clients: int = 64, say: Callable[[str], None] = lambda l
 
             telling = asyncio.create_task(tell())
             vocab = model.variant.vocab_size
-            await asyncio.gather(*(Client(scheduler, vocab, seed, tally).run() for seed in range(clients)))
+            all_clients = [Client(scheduler, vocab, seed, tally) for seed in range(clients)]
+            for rest in range(rests):
+                tally.until = requests * (rest + 1) // rests
+                await asyncio.gather(*(client.run() for client in all_clients))
+                while scheduler.stats.idle:
+                    await asyncio.sleep(0.1)
+                at_rest.append(Rest.now(tally.ended, model._engine.held))
             telling.cancel()
 
         with Scheduler(
@@ -219,32 +215,26 @@ def soak(requests: int, clients: int = 64, say: Callable[[str], None] = lambda l
         ) as scheduler:
             asyncio.run(serve(scheduler))
         peak = resident().peak
-        say(f"comparing {len(tally.records)} answers with those of a fresh process")
-        differing = differing_in_a_fresh_process(tally.records, Path(folder) / "records.json")
+        say(f"comparing {records.count} answers with those of a fresh process")
+        differing = records.differing_from(__file__)
     return Report(
         seconds=time.monotonic() - start,
         done=tally.done,
         stats=scheduler.stats,
-        compared=len(tally.records),
+        compared=records.count,
         differing=differing,
         planned=model.plan.total_bytes - sum(model.plan.parts.get(name, 0) for name in UNUSED),
         peak=peak,
-        resident=tally.resident,
+        rests=at_rest,
         sessions_left=model._engine.sessions,
         bytes_left=model._engine.memory.sessions,
     )
 
 
-def differing_in_a_fresh_process(records: list[dict[str, Any]], file: Path) -> int:
-    file.write_text(json.dumps(records))
-    command = [sys.executable, __file__, "--compare", str(file)]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
 def differing_here(file: Path) -> int:
     session = moeflux.load(builtin.path(), memory=None, context=CONTEXT, threads=2).session()
     differing = 0
-    for each in json.loads(file.read_text()):
+    for each in Records.read(file):
         session.clear()
         sampling = Sampling(each["temperature"], seed=each["seed"])
         answer = session.generate(each["prompt"], max_tokens=each["count"], ignore_end=True, sampling=sampling).wait()
@@ -261,10 +251,10 @@ def main() -> int:
     if arguments.compare:
         print(differing_here(arguments.compare))
         return 0
+    count_every_byte()
     report = soak(arguments.requests, arguments.clients, say=lambda line: print(line, file=sys.stderr, flush=True))
     print(report)
-    kept = report.peak <= report.planned and report.growth <= MAX_GROWTH
-    return 0 if kept and not (report.differing or report.stats.failed or report.sessions_left) else 1
+    return 0 if report.is_right else 1
 
 
 if __name__ == "__main__":

@@ -6,18 +6,15 @@ process?
 
 A seed decides what every session does. It does not decide which of them is served first, and that must not matter. Now
 and then a session's logits are kept with its tokens. In the end another process evaluates the same tokens, with every
-expert in memory, and compares bits.
+expert in memory, and compares bits. Eight times all of them rest, with nothing evaluated and nothing saved: then no
+more memory may be in use than before.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import hashlib
-import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -31,28 +28,32 @@ import numpy as np
 
 import moeflux
 from moeflux import builtin
+from moeflux.machine.memory import resident
 from moeflux.runtime.logits import Logits
 from moeflux.runtime.plan import plan
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+
+from support.at_rest import RESTS, Records, Rest, count_every_byte, is_flat, told  # noqa: E402
 
 MAX_CONTEXT = 256
 CHUNK = 16
 RECORDS = 60
 """Logits that are put aside, spread evenly over the run."""
 
-MAX_GROWTH = 4 << 20
-"""Bytes that the process may grow by from the second quarter to the last: what Python's and malloc's memory goes up and
-down by. Half of the tokens lie between: one that lost a kilobyte would show."""
-
 
 @dataclass
 class Tally:
     """What was done, by all sessions together; under the lock."""
 
+    max_tokens: int
+    records: Records  # tokens, SHA-256 of the logits after them
+    until: int = 0
+    """Tokens at which the sessions rest."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     tokens: int = 0
     done: dict[str, int] = field(default_factory=dict)
-    records: list[tuple[list[int], str]] = field(default_factory=list)  # tokens, SHA-256 of the logits after them
-    resident: list[tuple[int, int]] = field(default_factory=list)  # tokens so far, bytes
+    max_resident: int = 0
     errors: list[BaseException] = field(default_factory=list)
 
 
@@ -65,69 +66,50 @@ class Report:
     differing: int
     held_before: int
     """Bytes as the engine counts them, with every session there and nothing evaluated yet."""
-    held_after: int
-    """The same, with every session empty again."""
-    resident: list[tuple[int, int]]
+    rests: list[Rest]
+    max_resident: int
     budget: int
     slots: int
     bytes_read: int
 
     @property
-    def growth(self) -> int:
-        """Bytes by which the resident memory at its largest in the last quarter exceeds that of the second quarter."""
-        quarter = self.resident[-1][0] / 4
-
-        def largest(first: float, last: float) -> int:
-            return max(size for tokens, size in self.resident if first * quarter <= tokens <= last * quarter)
-
-        return largest(3, 4) - largest(1, 2)
-
-    @property
-    def max_resident(self) -> int:
-        return max(size for _, size in self.resident)
+    def is_right(self) -> bool:
+        kept = self.max_resident <= self.budget and all(rest.held == self.held_before for rest in self.rests)
+        return kept and not self.differing and is_flat(self.rests)
 
     def __str__(self) -> str:
         done = ", ".join(f"{count} {what}" for what, count in sorted(self.done.items()))
         return (
             f"{self.tokens} tokens in {self.seconds:.0f} s, {self.bytes_read / 1e9:.1f} GB of experts read\n{done}\n"
             f"logits against a fresh process: {self.compared - self.differing} of {self.compared} equal\n"
-            f"memory the engine holds: {self.held_before} bytes before, {self.held_after} after\n"
+            f"memory the engine holds: {self.held_before} bytes before, {self.rests[-1].held} after\n"
             f"budget: {self.budget / 1e6:.1f} MB, the floor, with {self.slots} expert slots; at most "
-            f"{self.max_resident / 1e6:.1f} MB resident\n"
-            f"resident: {self.resident[0][1] / 1e6:.1f} MB after the first tokens, {self.resident[-1][1] / 1e6:.1f} MB "
-            f"at the end; {self.growth / 1e6:+.2f} MB from the second quarter to the last"
+            f"{self.max_resident / 1e6:.1f} MB resident\n{told(self.rests, 'tokens')}"
         )
-
-
-def resident_bytes() -> int:
-    """0 where the system does not say."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 class Walker:
     """One session and what happens to it."""
 
-    def __init__(self, model: moeflux.Model, seed: int, tally: Tally, tokens: int, folder: Path) -> None:
+    def __init__(self, model: moeflux.Model, seed: int, tally: Tally, folder: Path) -> None:
         self.session = model.session(max_context=MAX_CONTEXT)
         self.vocab = model.variant.vocab_size
         self.random = random.Random(seed)
         self.tally = tally
-        self.max_tokens = tokens  # of all sessions together
         self.file = folder / f"session-{seed}.moeflux"
         self.saved: moeflux.Snapshot | None = None
 
     def run(self) -> None:
         try:
-            self.prefill(stop_after=1)
-            self.save_or_restore()
-            self.steps()
-            self.save_or_restore()
-            while self.tally.tokens < self.max_tokens and not self.tally.errors:
+            if not self.tally.done.get("rests"):  # each of these at least once
+                self.prefill(stop_after=1)
+                self.save_or_restore()
+                self.steps()
+                self.save_or_restore()
+            while self.tally.tokens < self.tally.until and not self.tally.errors:
                 self.act()
+            self.session.clear()
+            self.saved = None
         except BaseException as error:
             self.tally.errors.append(error)
 
@@ -193,12 +175,12 @@ class Walker:
 
     def count(self, what: str, tokens: int = 0, logits: Logits | None = None) -> None:
         with self.tally.lock:
-            before = self.tally.tokens * RECORDS // self.max_tokens
+            before = self.tally.tokens * RECORDS // self.tally.max_tokens
             self.tally.tokens += tokens
             self.tally.done[what] = self.tally.done.get(what, 0) + 1
-            if before != self.tally.tokens * RECORDS // self.max_tokens and logits is not None:
-                self.tally.records.append((self.session.tokens, digest(logits.numpy())))
-                self.tally.resident.append((self.tally.tokens, resident_bytes()))
+            if before != self.tally.tokens * RECORDS // self.tally.max_tokens and logits is not None:
+                self.tally.records.add([self.session.tokens, digest(logits.numpy())])
+                self.tally.max_resident = max(self.tally.max_resident, resident().now)
 
 
 def digest(logits: np.ndarray) -> str:
@@ -223,53 +205,54 @@ def load_at_the_floor(sessions: int) -> moeflux.Model:
         return once()
 
 
-def soak(tokens: int, sessions: int = 3, say: Callable[[str], None] = lambda line: None) -> Report:
+def soak(tokens: int, sessions: int = 3, rests: int = RESTS, say: Callable[[str], None] = lambda line: None) -> Report:
     """Raises what a session raised."""
-    gc.collect()
     start = time.monotonic()
     model = load_at_the_floor(sessions)
-    tally = Tally()
-    with tempfile.TemporaryDirectory() as folder:
-        walkers = [Walker(model, seed, tally, tokens, Path(folder)) for seed in range(sessions)]
+    at_rest = []
+    with tempfile.TemporaryDirectory() as folder, Records(Path(folder) / "records.json") as records:
+        tally = Tally(tokens, records)
+        walkers = [Walker(model, seed, tally, Path(folder)) for seed in range(sessions)]
         held_before = model._engine.held
-        threads = [threading.Thread(target=walker.run) for walker in walkers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(10)
-                say(f"{tally.tokens} of {tokens} tokens, {resident_bytes() / 1e6:.1f} MB resident")
-        if tally.errors:
-            raise tally.errors[0]
-        say(f"comparing {len(tally.records)} logits with those of a fresh process")
-        differing = differing_in_a_fresh_process(tally.records, Path(folder) / "records.json")
-    for walker in walkers:
-        walker.session.clear()  # its rows are memory while they are used
+        for rest in range(rests):
+            tally.until = tokens * (rest + 1) // rests
+            walk(walkers, tally, say)
+            walkers[0].count("rests")
+            at_rest.append(Rest.now(tally.tokens, model._engine.held))
+        say(f"comparing {records.count} logits with those of a fresh process")
+        differing = records.differing_from(__file__)
     return Report(
         tokens=tally.tokens,
         seconds=time.monotonic() - start,
         done=tally.done,
-        compared=len(tally.records),
+        compared=records.count,
         differing=differing,
         held_before=held_before,
-        held_after=model._engine.held,
-        resident=tally.resident,
+        rests=at_rest,
+        max_resident=tally.max_resident,
         budget=model.plan.floor_bytes,
         slots=model.plan.slots,
         bytes_read=sum(walker.session.total_stats.bytes_read for walker in walkers),
     )
 
 
-def differing_in_a_fresh_process(records: list[tuple[list[int], str]], file: Path) -> int:
-    file.write_text(json.dumps(records))
-    command = [sys.executable, __file__, "--compare", str(file)]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+def walk(walkers: list[Walker], tally: Tally, say: Callable[[str], None]) -> None:
+    """Until all of them rest."""
+    threads = [threading.Thread(target=walker.run) for walker in walkers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(10)
+            say(f"{tally.tokens} of {tally.max_tokens} tokens, {resident().now / 1e6:.1f} MB resident")
+    if tally.errors:
+        raise tally.errors[0]
 
 
 def differing_here(file: Path) -> int:
     session = load(1, None).session(max_context=MAX_CONTEXT)
     differing = 0
-    for tokens, expected in json.loads(file.read_text()):
+    for tokens, expected in Records.read(file):
         session.clear()
         logits = session.prefill(tokens)
         differing += digest(logits.numpy()) != expected
@@ -285,10 +268,10 @@ def main() -> int:
     if arguments.compare:
         print(differing_here(arguments.compare))
         return 0
+    count_every_byte()
     report = soak(arguments.tokens, arguments.sessions, say=lambda line: print(line, file=sys.stderr, flush=True))
     print(report)
-    flat = report.growth <= MAX_GROWTH and report.held_after == report.held_before
-    return 0 if flat and report.max_resident <= report.budget and not report.differing else 1
+    return 0 if report.is_right else 1
 
 
 if __name__ == "__main__":
