@@ -42,7 +42,8 @@ def test_loss_is_the_mean_of_minus_log_p(model: moeflux.Model, tokens: list[int]
     losses = []
     for start in (0, 100, 200):
         ids = tokens[start : start + 100]
-        losses.append([-expected_of(model, ids)[at, ids[at + 1]] for at in range(len(ids) - 1)])
+        expected = expected_of(model, ids)
+        losses.append([-expected[at, ids[at + 1]] for at in range(len(ids) - 1)])
     together = [loss for window in losses for loss in window]
     assert (found.tokens, found.windows) == (99 + 99 + 29, 3)
     assert found.loss.value == pytest.approx(np.mean(together), rel=1e-12)
@@ -58,7 +59,8 @@ def test_with_an_overlap_every_token_counts_once(model: moeflux.Model, tokens: l
     losses = []
     for start in (0, 70, 140):
         ids = tokens[start : start + 100]
-        losses += [-expected_of(model, ids)[at, ids[at + 1]] for at in range(29 if start else 0, len(ids) - 1)]
+        expected = expected_of(model, ids)
+        losses += [-expected[at, ids[at + 1]] for at in range(29 if start else 0, len(ids) - 1)]
     assert found.tokens == len(losses) == len(tokens) - 1
     assert found.loss.value == pytest.approx(np.mean(losses), rel=1e-12)
 
