@@ -15,6 +15,7 @@
 #include "cuda/launches.h"
 #include "cuda/params.h"
 #include "gpu/attention_task.h"
+#include "gpu/products.h"
 
 namespace moeflux::cuda {
 
@@ -89,14 +90,7 @@ class CudaCommands : public Commands {
   };
 
   struct Digits;
-  // The matrix whose output meets that of the first in SwiGLU, or in what is in its place.
-  struct Second {
-    const Matrix* matrix = nullptr;
-    View bias{};
-    float alpha = 0;
-    float limit = 0;
-    bool is_geglu = false;
-  };
+  using Second = gpu::Second;
   // A list of CachedRows, and what it was made of.
   struct RowTable {
     uint64_t first;

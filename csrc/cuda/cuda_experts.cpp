@@ -131,23 +131,17 @@ void CudaCommands::product_of_experts(const char* name, const Lists& lists, int6
 
 void CudaCommands::feed_forward(const Lists& lists, const ExpertMatrices& e, int64_t base, const ExpertArgs& args) {
   const ExpertFlavour& f = args.flavour;
-  if (e.gate.format == e.up.format) {
-    const Second up = {&e.up, f.up_bias, f.alpha, f.limit, f.geglu};
-    product_of_experts("expert_gate_up", lists, base, e.gate, up, f.gate_bias, args.k, args.x, args.scratch);
-  } else {  // each by itself; scratch has room for both, with a row for each pair of the call
-    const int64_t count = args.rows * args.k * args.intermediate;
-    const View up = args.scratch.at(count);
-    product_of_experts("expert_down", lists, base, e.gate, {}, f.gate_bias, args.k, args.x, args.scratch);
-    product_of_experts("expert_down", lists, base, e.up, {}, f.up_bias, args.k, args.x, up);
-    const SwigluParams params = {address<float>(args.scratch),
-                                 address<const float>(up),
-                                 static_cast<uint64_t>(count),
-                                 f.alpha,
-                                 f.limit,
-                                 f.geglu};
-    flat("swiglu", params, count);
-  }
-  product_of_experts("expert_down", lists, base, e.down, {}, f.down_bias, 1, args.scratch, args.out);
+  gpu::feed_forward(
+      e, args,
+      [&](const char* kernel, const Matrix& matrix, const Second& second, View bias, int64_t k, View x, View out) {
+        product_of_experts(kernel, lists, base, matrix, second, bias, k, x, out);
+      },
+      [&](View gate, View up, int64_t count) {
+        const SwigluParams params = {
+            address<float>(gate), address<const float>(up), static_cast<uint64_t>(count), f.alpha, f.limit, f.geglu};
+        flat("swiglu", params, count);
+      },
+      [] {});  // launches are in order
 }
 
 void CudaCommands::expert_ffn(const ExpertArgs& args) {

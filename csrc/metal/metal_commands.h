@@ -16,6 +16,7 @@
 #include "backend/backend.h"
 #include "core/error.h"
 #include "gpu/attention_task.h"
+#include "gpu/products.h"
 #include "metal/attention_steps.h"
 #include "metal/metal_backend.h"
 #include "params.h"
@@ -89,14 +90,7 @@ class MetalCommands final : public Commands {
     std::string name;
   };
   struct Lists;
-  // The matrix that an expert's gate meets, and how.
-  struct Second {
-    const Matrix* matrix = nullptr;
-    View bias = {};
-    float alpha = 0;
-    float limit = 0;
-    bool is_geglu = false;
-  };
+  using Second = gpu::Second;
   // The blocks of a session's rows as kernels take them.
   struct RowTable {
     const View* blocks;  // that it was made of

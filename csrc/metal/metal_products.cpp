@@ -174,23 +174,19 @@ void MetalCommands::product_of_experts(const char* kernel, const Lists& lists, i
 
 void MetalCommands::feed_forward(const Lists& lists, const ExpertMatrices& e, int64_t base, const ExpertArgs& args) {
   const ExpertFlavour& f = args.flavour;
-  if (e.gate.format == e.up.format) {
-    const Second up = {&e.up, f.up_bias, f.alpha, f.limit, f.geglu};
-    product_of_experts("expert_gate_up", lists, base, e.gate, up, f.gate_bias, args.k, args.x, args.scratch);
-  } else {  // each by itself; scratch has room for both, with a row for each pair of the call
-    const int64_t count = args.rows * args.k * args.intermediate;
-    const View up = args.scratch.at(count);
-    product_of_experts("expert_down", lists, base, e.gate, {}, f.gate_bias, args.k, args.x, args.scratch);
-    product_of_experts("expert_down", lists, base, e.up, {}, f.up_bias, args.k, args.x, up);
-    barrier();
-    const auto numbers = static_cast<uint32_t>(count);
-    if (f.limit > 0)
-      flat({"elementwise", "clamped_swiglu_of"}, ClampedParams{numbers, f.alpha, f.limit}, {args.scratch, up}, count);
-    else
-      flat({"elementwise", f.geglu ? "geglu" : "swiglu"}, FlatParams{numbers}, {args.scratch, up}, count);
-  }
-  barrier();
-  product_of_experts("expert_down", lists, base, e.down, {}, f.down_bias, 1, args.scratch, args.out);
+  gpu::feed_forward(
+      e, args,
+      [&](const char* kernel, const Matrix& matrix, const Second& second, View bias, int64_t k, View x, View out) {
+        product_of_experts(kernel, lists, base, matrix, second, bias, k, x, out);
+      },
+      [&](View gate, View up, int64_t count) {
+        const auto numbers = static_cast<uint32_t>(count);
+        if (f.limit > 0)
+          flat({"elementwise", "clamped_swiglu_of"}, ClampedParams{numbers, f.alpha, f.limit}, {gate, up}, count);
+        else
+          flat({"elementwise", f.geglu ? "geglu" : "swiglu"}, FlatParams{numbers}, {gate, up}, count);
+      },
+      [&] { barrier(); });
 }
 
 void MetalCommands::expert_ffn(const ExpertArgs& args) {
