@@ -86,6 +86,8 @@ def test_numbers(server: Live) -> None:
         "moeflux_first_token_seconds_bucket",
         "moeflux_reused_tokens_total",
         "moeflux_expert_hits_total",
+        "moeflux_host_hits_total",
+        "moeflux_copied_bytes_total",
         "moeflux_scheduler_waiting 0.0",
         'moeflux_memory_planned_bytes{purpose="scratch"}',
         "moeflux_memory_resident_bytes",

@@ -36,7 +36,9 @@ class Metrics:
             "reused_tokens": "Of prompts that were evaluated already.",
             "expert_hits": "Experts that were in memory when they were needed.",
             "expert_misses": "Experts that were not.",
+            "host_hits": "Of these, for a device with memory of its own, that were in the host's.",
             "read_bytes": "Read of experts.",
+            "copied_bytes": "Of experts, copied to a device with memory of its own.",
             "drafted_tokens": "Evaluated because they were likely to come next.",
             "accepted_tokens": "Of these, that came.",
         }
@@ -65,7 +67,9 @@ class Metrics:
             ("reused_tokens", stats.reused_tokens),
             ("expert_hits", stats.expert_hits),
             ("expert_misses", stats.expert_misses),
+            ("host_hits", stats.host_hits),
             ("read_bytes", stats.bytes_read),
+            ("copied_bytes", stats.bytes_copied),
             ("drafted_tokens", stats.drafted),
             ("accepted_tokens", stats.accepted),
         ):

@@ -89,6 +89,8 @@ class Handle(TokenAnswer):
             sum(after.expert_misses - before.expert_misses for before, after in runs),
             sum(after.drafted - before.drafted for before, after in runs),
             sum(after.accepted - before.accepted for before, after in runs),
+            sum(after.host_hits - before.host_hits for before, after in runs),
+            sum(after.bytes_copied - before.bytes_copied for before, after in runs),
         )
 
     def cancel(self) -> None:

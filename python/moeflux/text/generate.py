@@ -71,6 +71,8 @@ class GenerationStats:
     expert_misses: int
     drafted: int = 0  # tokens that speculation evaluated because they were likely to come next
     accepted: int = 0  # of these, that came
+    host_hits: int = 0  # of the misses on a device with memory of its own, those that were in the host's
+    bytes_copied: int = 0  # to that device, prompt and answer together
 
     @property
     def tokens_per_second(self) -> float:
@@ -78,7 +80,8 @@ class GenerationStats:
 
     @property
     def hit_rate(self) -> float:
-        """The share of the needed experts that was in memory or on its way there."""
+        """The share of the needed experts that was in memory, or on its way there: in that of the device, if it has its
+        own."""
         return self.expert_hits / max(self.expert_hits + self.expert_misses, 1)
 
     @property
@@ -97,12 +100,13 @@ class GenerationStats:
     def __str__(self) -> str:
         new = self.prompt_tokens - self.reused_tokens
         rate = f", {new / self.prompt_seconds:.1f} tokens/s" if self.prompt_seconds > 0 else ""
+        copied = f"{size_text(self.bytes_copied)} copied to the device, " if self.bytes_copied else ""
         drafts = f"; {self.accepted} of {self.drafted} drafted tokens came" if self.drafted else ""
         reused = f" ({self.reused_tokens} were there already)" if self.reused_tokens else ""
         return (
             f"prompt {self.prompt_tokens} tokens{reused} in {_seconds(self.prompt_seconds)}{rate}; "
             f"answer {self.tokens} tokens in {_seconds(self.seconds)}, {self.tokens_per_second:.1f} tokens/s; "
-            f"experts: {size_text(self.bytes_read)} read, {self.hit_rate:.1%} found in memory, "
+            f"experts: {size_text(self.bytes_read)} read, {copied}{self.hit_rate:.1%} found in memory, "
             f"{_seconds(self.read_wait_seconds)} waited for reads{drafts}"
         )
 
@@ -239,6 +243,8 @@ class Generation(TokenAnswer):
             after.expert_misses - before.expert_misses,
             after.drafted - before.drafted,
             after.accepted - before.accepted,
+            after.host_hits - before.host_hits,
+            after.bytes_copied - before.bytes_copied,
         )
 
     # ---- One token after the other ------------------------------------------------------------------------------
