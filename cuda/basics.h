@@ -213,6 +213,13 @@ DEV float norm_factor(const float* x, u32 width, float eps, float* scratch) {
   return 1.0f / sqrtf(warp_sum(lane_of() < chains ? scratch[lane_of()] : 0.0f) / float(width) + eps);
 }
 
+// The same of a head, which a warp has.
+DEV float head_factor(const float* x, u32 dim, float eps) {
+  float squares = 0.0f;
+  for (u32 i = lane_of(); i < dim; i += lanes) squares = fmaf(x[i], x[i], squares);
+  return 1.0f / sqrtf(warp_sum(squares) / float(dim) + eps);
+}
+
 // ---- Numbers --------------------------------------------------------------------------------------------------------
 
 DEV float bf16(u16 bits) { return __uint_as_float(u32(bits) << 16); }

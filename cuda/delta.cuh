@@ -80,6 +80,8 @@ extern "C" __global__ void delta_gates(const DeltaGatesParams params) {
   if (i < params.count) keep_gates(params, i, gates_at(params, i));
 }
 
+DEV u32 key_head_of(const DeltaParams& params, u32 head) { return head / params.neighbours % params.key_heads; }
+
 // What a block needs of some tokens. Numbers behind the last of a key are zeros.
 template <u32 quads>
 struct DeltaTokens {
@@ -100,7 +102,7 @@ struct DeltaLoad {
   Gates gates;
 
   DEV void load(const DeltaParams& params, u32 first, u32 head, u32 first_row) {
-    const u32 count = min(delta_tokens, params.n - first), key_head = head / params.neighbours % params.key_heads;
+    const u32 count = min(delta_tokens, params.n - first), key_head = key_head_of(params, head);
 #pragma unroll
     for (u32 j = 0; j < each; j++) {
       const u32 at = j * threads + threadIdx.x, token = at / width, i = at % width;
@@ -134,6 +136,23 @@ struct DeltaLoad {
     if (threadIdx.x < delta_tokens) to.gates[threadIdx.x] = gates;
   }
 };
+
+// The norms of one row's query and key in place, by a warp each, as rms_norm_heads has them. Of the blocks that have
+// this key, one keeps what comes of them.
+template <u32 quads>
+DEV void norm_token(const DeltaParams& params, u32 head, DeltaTokens<quads>& to) {
+  if (warp_of() > 1) return;
+  const bool is_query = warp_of() == 0,
+             keeps = blockIdx.x == 0 && head % params.neighbours == 0 && head / params.neighbours < params.key_heads;
+  const u32 at = key_head_of(params, head) * (is_query ? params.q_head_stride : params.k_head_stride);
+  float* kept = (is_query ? params.q_kept : params.k_kept) + at;
+  float* own = reinterpret_cast<float*>(is_query ? to.queries[0] : to.keys[0]);
+  const float factor = head_factor(own, params.key_dim, is_query ? params.q_eps : params.k_eps);
+  for (u32 i = lane_of(); i < params.key_dim; i += lanes) {
+    own[i] = own[i] * factor * (is_query ? params.q_scale : params.k_scale);
+    if (keeps) kept[i] = own[i];
+  }
+}
 
 // In each of the lanes of a row: four chains each over every fourth number of the lane's, then the lanes' sums.
 DEV float row_sum(const float4& x) {
@@ -203,6 +222,12 @@ DEV void gated_delta(const DeltaParams& all) {
       held[c] = {number(0), number(1), number(2), number(3)};
   }
   next.store(tokens[0]);
+  if (params.q_kept) {
+    __syncthreads();
+    norm_token(params, head, tokens[0]);
+    if (threadIdx.x < delta_values && first_row + threadIdx.x < params.value_dim)
+      params.v_kept[head * params.v_head_stride + first_row + threadIdx.x] = next.values[0];
+  }
   __syncthreads();
   for (u32 first = 0; first < params.n; first += delta_tokens) {
     const DeltaTokens<quads>& now = tokens[first / delta_tokens % 2];

@@ -49,12 +49,6 @@ DEV Head head_of(const HeadParams& params) {
   const u64 i = u64(blockIdx.x) * head_warps + warp_of();
   return {u32(i / params.heads), u32(i % params.heads), i < u64(params.heads) * params.n};
 }
-DEV float head_factor(const float* x, u32 dim, float eps) {
-  float squares = 0.0f;
-  for (u32 i = lane_of(); i < dim; i += lanes) squares = fmaf(x[i], x[i], squares);
-  return 1.0f / sqrtf(warp_sum(squares) / float(dim) + eps);
-}
-
 extern "C" __global__ void rms_norm_heads(const HeadParams params) {
   begin_kernel();
   const Head at = head_of(params);

@@ -397,6 +397,10 @@ struct DeltaParams {
   float* const* sessions;  // the state of each row, if each is of another session, and n is 1; else null
   float* out;
   DeltaGatesParams gates;  // of n rows, if decay and beta are not made yet; else alpha is null
+  // Of one row, if heads of queries and keys had no norm yet: where q, k and v belong, which are elsewhere. Else null.
+  float* q_kept;
+  float* k_kept;
+  float* v_kept;
   uint32_t n;
   uint32_t value_heads;
   uint32_t key_dim;
@@ -409,6 +413,10 @@ struct DeltaParams {
   uint32_t k_head_stride;
   uint32_t v_row_stride;
   uint32_t v_head_stride;
+  float q_eps;
+  float k_eps;
+  float q_scale;
+  float k_scale;
   uint32_t nothing;
 };
 

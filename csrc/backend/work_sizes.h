@@ -24,6 +24,7 @@ struct WorkSizes {
   // Of the quantised matrices: the fewest columns that share a scale, and how many such numbers of columns there are.
   int64_t group = 32;
   int64_t group_sizes = 1;
+  int64_t channels = 0;     // of a row that a convolution makes
   bool has_blocks = false;  // whether matrices are in GGUF's blocks
 };
 

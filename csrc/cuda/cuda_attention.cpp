@@ -170,6 +170,7 @@ void CudaCommands::delta_gates(const DeltaGatesArgs& args, int64_t n) {
                                      .beta = address<float>(args.beta),
                                      .heads = static_cast<uint32_t>(args.heads),
                                      .count = static_cast<uint32_t>(n * args.heads)};
+    if (n == 1 && takes_row_gates(params)) return;
     if (n == 1) return wait_with(params);
     flat("delta_gates", params, n * args.heads);
   });
@@ -189,6 +190,9 @@ void CudaCommands::gated_delta(const DeltaArgs& args, int64_t n) {
                           .sessions = nullptr,
                           .out = address<float>(args.out),
                           .gates = {},
+                          .q_kept = nullptr,
+                          .k_kept = nullptr,
+                          .v_kept = nullptr,
                           .n = static_cast<uint32_t>(n),
                           .value_heads = static_cast<uint32_t>(args.v.heads),
                           .key_dim = static_cast<uint32_t>(args.k.dim),
@@ -201,10 +205,14 @@ void CudaCommands::gated_delta(const DeltaArgs& args, int64_t n) {
                           .k_head_stride = static_cast<uint32_t>(args.k.head_stride),
                           .v_row_stride = static_cast<uint32_t>(args.v.row_stride),
                           .v_head_stride = static_cast<uint32_t>(args.v.head_stride),
+                          .q_eps = 0,
+                          .k_eps = 0,
+                          .q_scale = 0,
+                          .k_scale = 0,
                           .nothing = 0};
     const std::string kernel = args.k.dim <= 4 * int64_t{lanes} ? "gated_delta_4" : "gated_delta_8";
     if (n == 1 && takes_delta(kernel, params)) return;
-    takes_gates(args, n, params);
+    if (n == 1 && !takes_inputs(params)) takes_gates(params);
     const Extent grid = {divide_up(args.v.dim, delta_values), static_cast<uint32_t>(args.v.heads)};
     if (n == 1) return wait_with(DeltaRow{kernel, grid, params, {params.state}, {}});
     launch(kernel, grid, delta_warps * lanes, params);

@@ -21,6 +21,11 @@ namespace moeflux::cuda {
 
 inline uint32_t divide_up(int64_t value, int64_t by) { return static_cast<uint32_t>((value + by - 1) / by); }
 
+// Whether what is written would be read by another block of the same launch.
+inline bool meet(const float* a, int64_t a_count, const float* b, int64_t b_count) {
+  return a < b + b_count && b < a + a_count;
+}
+
 class CudaCommands : public Commands {
  public:
   explicit CudaCommands(Launches& launches) : launches_(launches) {}
@@ -86,6 +91,7 @@ class CudaCommands : public Commands {
     picked_ids = picked_values + 2,
     surveyed = picked_ids + 2,
     heads_before_norm,
+    convolved_before_norm,
     room_count
   };
 
@@ -164,6 +170,14 @@ class CudaCommands : public Commands {
     std::vector<float*> sessions;
   };
   struct DeltaRow {
+  // Of one row: products with the convolution of the first, and what has come of norms of queries and keys and of
+  // gates.
+  struct DeltaInputs {
+    RowProduct products;
+    HeadParams q;
+    std::optional<HeadParams> k;
+    std::optional<DeltaGatesParams> gates;
+  };
     std::string kernel;
     Extent grid;
     DeltaParams params;
@@ -226,9 +240,13 @@ class CudaCommands : public Commands {
   bool takes_swiglu(View gate, View up, int64_t count);
   bool takes_residual(View x, View y, int64_t count);
   bool takes_taps(const ConvParams& params);
-  bool takes_gates(const DeltaArgs& args, int64_t n, DeltaParams& params);
+  bool takes_gates(DeltaParams& delta);
   bool takes_gate(const Heads& x, const Heads& gate, int64_t n);
   bool takes_gated_norm(const HeadParams& params);
+  bool takes_convolved_norm(const HeadParams& norm);
+  bool takes_row_gates(const DeltaGatesParams& gates);
+  void launch_inputs(const DeltaInputs& inputs);
+  bool takes_inputs(DeltaParams& delta);
   void launch_delta(const DeltaRow& delta, float* out);
   bool takes_heads(RowProduct& product);
 
@@ -260,7 +278,7 @@ class CudaCommands : public Commands {
 
   Launches& launches_;
   std::variant<std::monostate, NormParams, RowProduct, FeedForward, ExpertOutputs, DeltaGatesParams, AttentionOutput,
-               HeadsRow, Appended, Convolved, DeltaRow>
+               HeadsRow, Appended, Convolved, DeltaInputs, DeltaRow>
       waiting_;
   // Of this batch:
   std::vector<RowTable> row_tables_;

@@ -21,6 +21,7 @@ bool CudaCommands::takes_head_norm(const HeadParams& params) {
     waiting->count = both_norms;
     return true;
   }
+  if (takes_convolved_norm(params)) return true;
   if (params.dim > max_attention_dim) return false;
   HeadsRow row;
   row.params.q = params;

@@ -6,15 +6,6 @@
 #include "cuda/cuda_commands.h"
 
 namespace moeflux::cuda {
-namespace {
-
-// Whether what is written would be read by another block of the same launch.
-bool meet(const float* a, int64_t a_count, const float* b, int64_t b_count) {
-  return a < b + b_count && b < a + a_count;
-}
-
-}  // namespace
-
 void CudaCommands::mark() {
   launches_.attempt([&] { finish(); });
   launches_.mark();
@@ -45,6 +36,7 @@ void CudaCommands::finish() {
   }
   if (const auto* outputs = std::get_if<ExpertOutputs>(&waiting)) launch_outputs(*outputs);
   if (const auto* gates = std::get_if<DeltaGatesParams>(&waiting)) flat("delta_gates", *gates, gates->count);
+  if (const auto* inputs = std::get_if<DeltaInputs>(&waiting)) launch_inputs(*inputs);
   if (const auto* output = std::get_if<AttentionOutput>(&waiting)) launch_attention(*output);
   if (const auto* heads = std::get_if<HeadsRow>(&waiting)) launch_heads(*heads);
   if (const auto* appended = std::get_if<Appended>(&waiting)) {
@@ -227,20 +219,6 @@ bool CudaCommands::takes_taps(const ConvParams& conv) {
   return true;
 }
 
-// The gates of one row, and the recurrence that they are for. Every block of a head makes its gates.
-bool CudaCommands::takes_gates(const DeltaArgs& args, int64_t n, DeltaParams& params) {
-  const auto* gates = std::get_if<DeltaGatesParams>(&waiting_);
-  if (!gates || n != 1 || gates->decay != params.decay || gates->beta != params.beta || gates->count != args.v.heads)
-    return false;
-  for (const float* read : {gates->alpha, gates->b})
-    for (const float* written : {params.out, const_cast<float*>(params.decay), const_cast<float*>(params.beta)})
-      if (meet(read, gates->count, written, written == params.out ? args.v.heads * args.v.dim : gates->count))
-        return false;
-  params.gates = *gates;
-  waiting_ = std::monostate();
-  return true;
-}
-
 // The output of attention, and its gate.
 bool CudaCommands::takes_gate(const Heads& x, const Heads& gate, int64_t n) {
   auto* waiting = std::get_if<AttentionOutput>(&waiting_);
@@ -253,49 +231,6 @@ bool CudaCommands::takes_gate(const Heads& x, const Heads& gate, int64_t n) {
   params.gate = address<const float>(gate.view);
   params.gate_row_stride = static_cast<uint32_t>(gate.row_stride);
   params.gate_head_stride = static_cast<uint32_t>(gate.head_stride);
-  return true;
-}
-
-void CudaCommands::launch_delta(const DeltaRow& delta, float* out) {
-  DeltaParams params = delta.params;
-  params.out = out;
-  launch(delta.kernel, delta.grid, delta_warps * lanes, params);
-}
-
-// What the recurrence of one row makes, and the norm and gate of each of its heads.
-bool CudaCommands::takes_gated_norm(const HeadParams& params) {
-  auto* waiting = std::get_if<DeltaRow>(&waiting_);
-  if (!waiting || waiting->sessions.size() != 1 || waiting->gate) return false;
-  const DeltaParams& delta = waiting->params;
-  if (delta.out != params.x || delta.value_heads != params.heads || delta.value_dim != params.dim ||
-      params.head_stride != params.dim)
-    return false;
-  waiting->gate = params;
-  return true;
-}
-
-// The product of such heads, if each is a part of the columns: every block makes the norms, so the recurrence leaves
-// what they are of in a room of its own.
-bool CudaCommands::takes_heads(RowProduct& product) {
-  auto* waiting = std::get_if<DeltaRow>(&waiting_);
-  OneRowParams& params = product.params;
-  if (!waiting || !waiting->gate || !product.is_copied || product.count != 1 || params.weight) return false;
-  const HeadParams& gate = *waiting->gate;
-  const int64_t count = int64_t{gate.heads} * gate.dim;
-  if (params.x != gate.x || gate.dim != part_columns || gate.gate_head_stride != part_columns ||
-      params.columns != count || !copied_room(params.columns, params.bits[0], divide_up(params.rows[0], tile_rows)) ||
-      meet(params.out[0], params.rows[0], gate.gate, count) || 4 * count > launches_.room_limit(heads_before_norm))
-    return false;
-  const DeltaRow delta = std::move(*waiting);
-  waiting_ = std::monostate();
-  auto* before = room<float>(heads_before_norm, 4 * count);
-  launch_delta(delta, before);
-  params.x = before;
-  params.normed = gate.x;
-  params.z = delta.gate->gate;
-  params.heads = delta.gate->weight;
-  params.eps = delta.gate->eps;
-  waiting_ = product;
   return true;
 }
 

@@ -37,7 +37,7 @@ FLOWS: dict[str, dict[str, Any]] = {
     "host slots": {"expert_slots": 4, "host_slots": 3, "look_ahead": "on", "readers": 2},
 }
 
-LAUNCHES_OF_STEP = {"hybrid": 30, "wide": 28}  # of the first, whose experts are read
+LAUNCHES_OF_STEP = {"hybrid": 28, "wide": 26}  # of the first, whose experts are read
 
 Stores = Callable[[str], Path]
 

@@ -21,6 +21,7 @@ void GatedDeltaBlock::place(ScratchLayout& layout) {
 
 void GatedDeltaBlock::want(WorkSizes& sizes, int64_t rows) const {
   sizes.inputs = std::max(sizes.inputs, rows * shape_.value_width());
+  sizes.channels = std::max(sizes.channels, shape_.channels());
 }
 
 void GatedDeltaBlock::load(const LayerTensors& tensors) {

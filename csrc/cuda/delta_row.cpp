@@ -1,0 +1,140 @@
+// The delta-net of one row: what goes together before it and behind it.
+#include <utility>
+
+#include "cuda/cuda_commands.h"
+
+namespace moeflux::cuda {
+
+// Whether they are what the recurrence of one row is for, which then makes them: every block of a head those of it.
+static bool are_of(const DeltaGatesParams& gates, const DeltaParams& delta) {
+  if (gates.decay != delta.decay || gates.beta != delta.beta || gates.count != delta.value_heads) return false;
+  for (const float* read : {gates.alpha, gates.b})
+    if (meet(read, gates.count, delta.out, int64_t{delta.value_heads} * delta.value_dim) ||
+        meet(read, gates.count, gates.decay, gates.count) || meet(read, gates.count, gates.beta, gates.count))
+      return false;
+  return true;
+}
+
+// ---- Before it ------------------------------------------------------------------------------------------------------
+
+// The norms of queries, then of keys, that a convolution behind products makes: first and second in its row.
+bool CudaCommands::takes_convolved_norm(const HeadParams& norm) {
+  if (norm.weight || norm.head_stride != norm.dim || norm.dim > max_key_dim) return false;
+  const uint32_t width = norm.heads * norm.dim;
+  if (auto* inputs = std::get_if<DeltaInputs>(&waiting_)) {
+    const HeadParams& q = inputs->q;
+    if (inputs->k || norm.x != q.x + width || norm.heads != q.heads || norm.dim != q.dim) return false;
+    inputs->k = norm;
+    return true;
+  }
+  auto* products = std::get_if<RowProduct>(&waiting_);
+  if (!products || !products->params.taps || norm.x != products->params.convolved ||
+      2 * int64_t{width} > products->params.rows[0])
+    return false;
+  waiting_ = DeltaInputs{std::move(*products), norm, {}, {}};
+  return true;
+}
+
+bool CudaCommands::takes_row_gates(const DeltaGatesParams& gates) {
+  auto* inputs = std::get_if<DeltaInputs>(&waiting_);
+  if (!inputs || !inputs->k || inputs->gates) return false;
+  inputs->gates = gates;
+  return true;
+}
+
+// What has come, one by one.
+void CudaCommands::launch_inputs(const DeltaInputs& inputs) {
+  launch_row(inputs.products);
+  by_heads("rms_norm_heads", inputs.q, inputs.q.heads);
+  if (inputs.k) by_heads("rms_norm_heads", *inputs.k, inputs.k->heads);
+  if (inputs.gates) flat("delta_gates", *inputs.gates, inputs.gates->count);
+}
+
+// Every block makes the norms of its head, so the convolution leaves what they are of in a room of its own.
+bool CudaCommands::takes_inputs(DeltaParams& delta) {
+  const auto* inputs = std::get_if<DeltaInputs>(&waiting_);
+  if (!inputs || !inputs->k || !inputs->gates) return false;
+  const HeadParams &q = inputs->q, &k = *inputs->k;
+  const DeltaGatesParams& gates = *inputs->gates;
+  const OneRowParams& made = inputs->products.params;
+  const int64_t channels = made.rows[0], keys = int64_t{q.heads} * q.dim;
+  const int64_t values = int64_t{delta.value_heads} * delta.value_dim;
+  const bool lie_so = delta.q == q.x && delta.k == k.x && delta.v == q.x + 2 * keys && channels == 2 * keys + values &&
+                      delta.key_heads == q.heads && delta.key_dim == q.dim && delta.q_head_stride == q.dim &&
+                      delta.k_head_stride == q.dim && delta.v_head_stride == delta.value_dim;
+  if (!lie_so || !are_of(gates, delta) || meet(gates.alpha, gates.count, q.x, channels) ||
+      meet(gates.b, gates.count, q.x, channels) || 4 * channels > launches_.room_limit(convolved_before_norm))
+    return false;
+  RowProduct products = inputs->products;
+  delta.gates = gates;
+  delta.q_kept = q.x;
+  delta.k_kept = k.x;
+  delta.v_kept = q.x + 2 * keys;
+  delta.q_eps = q.eps;
+  delta.k_eps = k.eps;
+  delta.q_scale = q.scale;
+  delta.k_scale = k.scale;
+  waiting_ = std::monostate();
+  auto* before = room<float>(convolved_before_norm, 4 * channels);
+  products.params.convolved = before;
+  launch_row(products);
+  delta.q = before;
+  delta.k = before + keys;
+  delta.v = before + 2 * keys;
+  return true;
+}
+
+bool CudaCommands::takes_gates(DeltaParams& delta) {
+  const auto* gates = std::get_if<DeltaGatesParams>(&waiting_);
+  if (!gates || !are_of(*gates, delta)) return false;
+  delta.gates = *gates;
+  waiting_ = std::monostate();
+  return true;
+}
+
+// ---- Behind it ------------------------------------------------------------------------------------------------------
+
+void CudaCommands::launch_delta(const DeltaRow& delta, float* out) {
+  DeltaParams params = delta.params;
+  params.out = out;
+  launch(delta.kernel, delta.grid, delta_warps * lanes, params);
+}
+
+// What the recurrence of one row makes, and the norm and gate of each of its heads.
+bool CudaCommands::takes_gated_norm(const HeadParams& params) {
+  auto* waiting = std::get_if<DeltaRow>(&waiting_);
+  if (!waiting || waiting->sessions.size() != 1 || waiting->gate) return false;
+  const DeltaParams& delta = waiting->params;
+  if (delta.out != params.x || delta.value_heads != params.heads || delta.value_dim != params.dim ||
+      params.head_stride != params.dim)
+    return false;
+  waiting->gate = params;
+  return true;
+}
+
+// The product of such heads, if each is a part of the columns: every block makes the norms, so the recurrence leaves
+// what they are of in a room of its own.
+bool CudaCommands::takes_heads(RowProduct& product) {
+  auto* waiting = std::get_if<DeltaRow>(&waiting_);
+  OneRowParams& params = product.params;
+  if (!waiting || !waiting->gate || !product.is_copied || product.count != 1 || params.weight) return false;
+  const HeadParams& gate = *waiting->gate;
+  const int64_t count = int64_t{gate.heads} * gate.dim;
+  if (params.x != gate.x || gate.dim != part_columns || gate.gate_head_stride != part_columns ||
+      params.columns != count || !copied_room(params.columns, params.bits[0], divide_up(params.rows[0], tile_rows)) ||
+      meet(params.out[0], params.rows[0], gate.gate, count) || 4 * count > launches_.room_limit(heads_before_norm))
+    return false;
+  const DeltaRow delta = std::move(*waiting);
+  waiting_ = std::monostate();
+  auto* before = room<float>(heads_before_norm, 4 * count);
+  launch_delta(delta, before);
+  params.x = before;
+  params.normed = gate.x;
+  params.z = delta.gate->gate;
+  params.heads = delta.gate->weight;
+  params.eps = delta.gate->eps;
+  waiting_ = product;
+  return true;
+}
+
+}  // namespace moeflux::cuda
