@@ -111,29 +111,38 @@ struct RowPart {
   DigitGroup groups[part_steps / copied_steps];
 };
 
-// Of one part or of two: each half of a warp brings the packs of its own, or both the same.
-template <u32 parts>
-DEV void make_parts(const float (&numbers)[pack], DigitStage& stage, RowPart (&x)[parts]) {
+// The digits of one part or of two, a half of a warp each, to where the warp lays them out.
+DEV DigitGroup stage_digits(const float (&numbers)[pack], DigitStage& stage) {
   DigitGroup group;
   const Digits made = digits_of(numbers, copied_steps, group);
-  const u32 lane = lane_of(), g = lane / 4, t = lane % 4;
   __syncwarp();
 #pragma unroll
-  for (u32 d = 0; d < digits_of_number; d++) stage[d][lane] = made.of[d];
+  for (u32 d = 0; d < digits_of_number; d++) stage[d][lane_of()] = made.of[d];
   __syncwarp();
+  return group;
+}
+// What the lane needs of part p of these.
+DEV RowPart staged_part(const DigitStage& stage, const DigitGroup& group, u32 p) {
+  const u32 g = lane_of() / 4, t = lane_of() % 4;
+  RowPart x;
 #pragma unroll
-  for (u32 p = 0; p < parts; p++) {
+  for (u32 j = 0; j < part_steps; j++)  // place_of_pack the other way round
+    x.digits[j] = g < digits_of_number
+                      ? stage[g][p * (lanes / 2) + (j / copied_steps * 4 + t) * copied_steps + j % copied_steps]
+                      : make_uint2(0, 0);
 #pragma unroll
-    for (u32 j = 0; j < part_steps; j++)  // place_of_pack the other way round
-      x[p].digits[j] = g < digits_of_number
-                           ? stage[g][p * (lanes / 2) + (j / copied_steps * 4 + t) * copied_steps + j % copied_steps]
-                           : make_uint2(0, 0);
-#pragma unroll
-    for (u32 i = 0; i < part_steps / copied_steps; i++) {
-      x[p].groups[i].unit = __shfl_sync(everyone, group.unit, p * (lanes / 2) + i * 4 * copied_steps);
-      x[p].groups[i].sum = __shfl_sync(everyone, group.sum, p * (lanes / 2) + i * 4 * copied_steps);
-    }
+  for (u32 i = 0; i < part_steps / copied_steps; i++) {
+    x.groups[i].unit = __shfl_sync(everyone, group.unit, p * (lanes / 2) + i * 4 * copied_steps);
+    x.groups[i].sum = __shfl_sync(everyone, group.sum, p * (lanes / 2) + i * 4 * copied_steps);
   }
+  return x;
+}
+// Both: of one part each half of the warp brings the same packs.
+template <u32 parts>
+DEV void make_parts(const float (&numbers)[pack], DigitStage& stage, RowPart (&x)[parts]) {
+  const DigitGroup group = stage_digits(numbers, stage);
+#pragma unroll
+  for (u32 p = 0; p < parts; p++) x[p] = staged_part(stage, group, p);
 }
 
 // The lane's pack of a part. x is aligned to 16 bytes.
@@ -144,7 +153,13 @@ DEV void pack_of_part(const float* x, u32 part, float (&numbers)[pack]) {
   numbers[4] = high.x, numbers[5] = high.y, numbers[6] = high.z, numbers[7] = high.w;
 }
 
-// One part of a tile for the lane's row, as part_of_row has it.
+// A part for the lane's row, as part_of_row has it.
+template <u32 bits>
+DEV float part_of_x(const PartOfRows<bits, copied_steps>& part, const Storage& stored, const RowPart& x) {
+  return part_of_row<bits, copied_steps>(
+      part, stored, part_steps, [&](u32 j) { return x.digits[j]; }, [&](u32 group) { return x.groups[group]; });
+}
+// The same of a tile.
 template <u32 bits>
 DEV float part_of_tile(const u8* tile, const TileShape& shape, const Storage& stored, u32 part, const RowPart& x) {
   const u32 lane = lane_of(), g = lane / 4, own = g + (lane & 1) * 8;
@@ -157,8 +172,7 @@ DEV float part_of_tile(const u8* tile, const TileShape& shape, const Storage& st
   }
   PartOfRows<bits, copied_steps> of;
   of.load(rows, stored, part * part_steps, part_steps, true, false);
-  return part_of_row<bits, copied_steps>(
-      of, stored, part_steps, [&](u32 j) { return x.digits[j]; }, [&](u32 group) { return x.groups[group]; });
+  return part_of_x<bits>(of, stored, x);
 }
 
 // The sum of a row's parts, in their order. `parts`: [part][row of the tile].

@@ -1,4 +1,4 @@
-// The experts of one row, by tiles in shared memory: the router's choice with gate and up, then down of all with the
+// The experts of one row: the router's choice with gate and up, by tiles in shared memory, then down of all with the
 // shared one and the sum. As the kernels that do one of these by themselves, bit for bit.
 #include "choice.h"
 #include "copied.h"
@@ -10,6 +10,7 @@ struct RoutedShared {
   DigitStage stages[copied_warps];
   float chosen[few_experts];
   int ids[few_experts];
+  u64 slots[few_experts];
   u64 arrivals[copied_places];
 };
 
@@ -30,6 +31,8 @@ DEV void routed_gate_up(const RoutedParams& all) {
   const u32 of_matrix = (params.rows + outputs - 1) / outputs, all_parts = stored.parts();
   const u32 count = (of_matrix - blockIdx.x + gridDim.x - 1) / gridDim.x;
   float* sums = reinterpret_cast<float*>(tiles.place(all.places));
+  // The table of slots is there before the batch begins.
+  for (u32 i = threadIdx.x; i < all.route.experts; i += blockDim.x) shared.slots[i] = params.slot_of[i];
   if (threadIdx.x == 0) TilePlaces::prepare(shared.arrivals, all.places);
   __syncthreads();
   wait_for_previous();
@@ -45,7 +48,7 @@ DEV void routed_gate_up(const RoutedParams& all) {
   }
   __syncthreads();
   const u32 expert = u32(shared.ids[place]);
-  const u8* slot = params.slots + params.slot_of[expert];
+  const u8* slot = params.slots + shared.slots[expert];
   const StoredMatrix gate = matrix_of(slot, params.matrix), raised = matrix_of(slot, params.second);
   const auto bring = [&](u32 i) {
     const u32 first = (blockIdx.x + i * gridDim.x) * outputs;
@@ -89,17 +92,17 @@ DEV void routed_gate_up(const RoutedParams& all) {
 
 // ---- Down and the sum -----------------------------------------------------------------------------------------------
 
-constexpr u32 units_together = 2;  // of a warp
-
 struct ExpertSumShared {
   DigitStage stages[sum_warps];
+  u64 slots[few_experts];
   float weights[lanes];
+  float residual[tile_rows];
   float shared_weight;
-  u64 arrivals[lanes + 1];
 };
 
-// A block has sixteen outputs of every expert. A unit is a part of one expert's columns. Grid of blocks: tiles of rows.
-// Dynamic memory: a place for each expert and the shared one, then the parts of all units, then their sums.
+// A block has sixteen outputs of every expert. A unit is a part of one expert's columns, and a warp has two at once (of
+// 8 bits one), whose weights are in registers: rows are too short for copies to pay. Grid of blocks: tiles of rows.
+// Dynamic memory: the parts of all units, then their sums.
 template <u32 bits>
 DEV void expert_sum(const ExpertSumParams& all) {
   extern __shared__ uint4 room[];
@@ -107,54 +110,63 @@ DEV void expert_sum(const ExpertSumParams& all) {
   let_next_come();
   const ExpertParams& params = all.experts;
   const Storage stored = storage_of(params);
-  const TileShape shape = tile_shape(params.columns, bits);
-  const TilePlaces tiles = {reinterpret_cast<u8*>(room), shape.bytes(), shared.arrivals};
   const u32 warp = warp_of(), lane = lane_of(), warps = blockDim.x / lanes, k = params.k;
   const u32 all_parts = stored.parts(), first = blockIdx.x * tile_rows, last = params.rows - 1;
   const bool has_shared = all.shared.codes != nullptr;
   const u32 experts = k + (has_shared ? 1 : 0), units = experts * all_parts;
-  float* parts = reinterpret_cast<float*>(tiles.place(experts));
+  float* parts = reinterpret_cast<float*>(room);
   float* totals = parts + units * tile_rows;
-  const auto bring = [&](u32 i, const StoredMatrix& matrix) {
-    tiles.bring(shape, i, [&](u32 r) { return stored_row(matrix, shape, min(first + r, last)); });
-  };
-  if (threadIdx.x == 0) TilePlaces::prepare(shared.arrivals, experts);
+  // The table of slots is there before the batch begins.
+  for (u32 i = threadIdx.x; i < all.slot_count; i += blockDim.x) shared.slots[i] = params.slot_of[i];
   __syncthreads();
-  if (has_shared) bring(k, all.shared);
-  float numbers[pack], weight = 0.0f, residual = 0.0f, gate = 0.0f;
-  // A warp makes the digits of two units at once, a half each.
+  constexpr u32 together = bits == 8 ? 1 : 2;
+  PartOfRows<bits, copied_steps> weights[together];
+  float numbers[pack];
+  // One that is not there is taken to be the last. A warp makes the digits of two units at once, a half each.
+  const auto unit_at = [&](u32 base, u32 u) { return min(base + u * warps + warp, units - 1); };
+  const auto bring = [&](u32 u, u32 unit) {
+    const u32 expert = unit / all_parts, g = lane / 4;
+    const StoredMatrix matrix =
+        expert < k ? matrix_of(params.slots + shared.slots[u32(params.ids[expert])], params.matrix) : all.shared;
+    TwoRows<bits> rows;
+    rows.set(0, stored, matrix, min(first + g, last));
+    rows.set(1, stored, matrix, min(first + g + 8, last));
+    if (lane & 1) rows.scales[0] = rows.scales[1], rows.biases[0] = rows.biases[1];
+    weights[u].load(rows, stored, (unit - expert * all_parts) * part_steps, part_steps, true, false);
+  };
   const auto load = [&](u32 base) {
-    const u32 unit = min(base + warp + lane / (lanes / 2) * warps, units - 1), expert = unit / all_parts;
+    const u32 unit = unit_at(base, lane / (lanes / 2) % together), expert = unit / all_parts;
     const float* x = expert < k ? params.x + u64(expert) * params.columns : all.shared_x;
     pack_of_part(x, unit - expert * all_parts, numbers);
   };
+  if (has_shared && warp == 0) {  // nobody writes these weights
+    const u32 row_bytes = params.columns / pack * bits, row = min(first + lane % tile_rows, last);
+    for (u32 at = lane / tile_rows * 128; at < row_bytes; at += 256)
+      prefetch_line(all.shared.codes + u64(row) * row_bytes + at);
+    prefetch_line((lane < tile_rows ? all.shared.scales : all.shared.biases) + u64(row) * all_parts * 4);
+  }
   wait_for_previous();
-  const u32 id = u32(params.ids[min(lane, k - 1)]);
+#pragma unroll
+  for (u32 u = 0; u < together; u++) bring(u, unit_at(0, u));
   load(0);
-  weight = all.sum.weights[min(lane, k - 1)];
-  if (all.sum.shared_gate) gate = all.sum.shared_gate[0];
-  if (all.sum.residual) residual = all.sum.residual[min(first + threadIdx.x % tile_rows, last)];
-  const u64 slot = params.slot_of[id];
-#pragma unroll 1
-  for (u32 i = 0; i < k; i++) bring(i, matrix_of(params.slots + __shfl_sync(everyone, slot, i), params.matrix));
   if (warp == 0) {
-    shared.weights[lane] = weight;
-    if (lane == 0) shared.shared_weight = all.sum.shared_gate ? sigmoid(gate) : 1.0f;
+    shared.weights[lane] = all.sum.weights[min(lane, k - 1)];
+    if (lane < tile_rows && all.sum.residual) shared.residual[lane] = all.sum.residual[min(first + lane, last)];
+    if (lane == 0) shared.shared_weight = all.sum.shared_gate ? sigmoid(all.sum.shared_gate[0]) : 1.0f;
   }
 #pragma unroll 1
-  for (u32 base = 0; base < units; base += units_together * warps) {
-    RowPart x[units_together];
-    if (base > 0) load(base);
-    make_parts<units_together>(numbers, shared.stages[warp], x);
-#pragma unroll 1
-    for (u32 i = 0; base == 0 && i < experts; i++) tiles.await(i, 0);
-#pragma unroll 1
-    for (u32 u = 0; u < units_together; u++) {
-      const u32 unit = base + u * warps + warp, expert = unit / all_parts;
+  for (u32 base = 0; base < units; base += together * warps) {
+    if (base > 0) {
+      load(base);
+#pragma unroll
+      for (u32 u = 0; u < together; u++) bring(u, unit_at(base, u));
+    }
+    const DigitGroup group = stage_digits(numbers, shared.stages[warp]);
+#pragma unroll
+    for (u32 u = 0; u < together; u++) {
+      const u32 unit = base + u * warps + warp;
       if (unit >= units) break;
-      RowPart own = x[0];
-      if (u > 0) own = x[1];
-      const float sum = part_of_tile<bits>(tiles.place(expert), shape, stored, unit - expert * all_parts, own);
+      const float sum = part_of_x<bits>(weights[u], stored, staged_part(shared.stages[warp], group, u));
       if (lane % 4 < 2) parts[unit * tile_rows + lane / 4 + lane % 4 * 8] = sum;
     }
   }
@@ -177,7 +189,7 @@ DEV void expert_sum(const ExpertSumParams& all) {
     float routed = 0.0f;
 #pragma unroll 1
     for (u32 j = 0; j < k; j++) routed = fmaf(shared.weights[j], totals[j * tile_rows + threadIdx.x], routed);
-    float total = all.sum.residual ? residual + routed : routed;
+    float total = all.sum.residual ? shared.residual[threadIdx.x] + routed : routed;
     if (all.sum.shared)
       total +=
           (has_shared ? totals[k * tile_rows + threadIdx.x] : all.sum.shared[min(row, last)]) * shared.shared_weight;

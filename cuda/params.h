@@ -453,6 +453,8 @@ struct ExpertSumParams {
   const float* shared_x;
   float* shared_out;
   CombineParams sum;
+  uint32_t slot_count;  // of the table
+  uint32_t nothing;
 };
 
 struct TopKParams {

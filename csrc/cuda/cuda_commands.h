@@ -145,6 +145,7 @@ class CudaCommands : public Commands {
     View x;
     View out;
     const float* weights;  // of the router's choice
+    uint32_t experts;      // that it chose from
     std::optional<RowProduct> shared;
   };
   // One or more rows, each of another session; so are those below.
@@ -169,7 +170,6 @@ class CudaCommands : public Commands {
     ConvParams params;
     std::vector<float*> sessions;
   };
-  struct DeltaRow {
   // Of one row: products with the convolution of the first, and what has come of norms of queries and keys and of
   // gates.
   struct DeltaInputs {
@@ -178,6 +178,7 @@ class CudaCommands : public Commands {
     std::optional<HeadParams> k;
     std::optional<DeltaGatesParams> gates;
   };
+  struct DeltaRow {
     std::string kernel;
     Extent grid;
     DeltaParams params;
@@ -242,11 +243,11 @@ class CudaCommands : public Commands {
   bool takes_taps(const ConvParams& params);
   bool takes_gates(DeltaParams& delta);
   bool takes_gate(const Heads& x, const Heads& gate, int64_t n);
-  bool takes_gated_norm(const HeadParams& params);
   bool takes_convolved_norm(const HeadParams& norm);
   bool takes_row_gates(const DeltaGatesParams& gates);
   void launch_inputs(const DeltaInputs& inputs);
   bool takes_inputs(DeltaParams& delta);
+  bool takes_gated_norm(const HeadParams& params);
   void launch_delta(const DeltaRow& delta, float* out);
   bool takes_heads(RowProduct& product);
 

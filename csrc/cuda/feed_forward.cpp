@@ -10,7 +10,7 @@ namespace moeflux::cuda {
 namespace {
 
 constexpr uint32_t most_bytes = 160 << 10;  // of a block, so that the next kernel's blocks have room beside it
-constexpr uint32_t own_bytes = 20 << 10;    // of which blocks have so many besides tiles and sums
+constexpr uint32_t own_bytes = 21 << 10;    // of which blocks have so many besides tiles and sums
 
 bool meet(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
   const auto* first = static_cast<const std::byte*>(a);
@@ -152,7 +152,8 @@ bool CudaCommands::takes_choice(const ChosenExpertArgs& args, const Lists& lists
   launch_row(taken.products);
   launch(concat("routed_gate_up_", bits), {divide_up(tiles, room->of_block), k}, room->threads + lanes, params,
          room->bytes);
-  waiting_ = ExpertOutputs{lists, e.down, f.down_bias, args.scratch, args.out, taken.route.weights, taken.down};
+  waiting_ = ExpertOutputs{
+      lists, e.down, f.down_bias, args.scratch, args.out, taken.route.weights, taken.route.experts, taken.down};
   return true;
 }
 
@@ -173,7 +174,9 @@ bool CudaCommands::takes_sum(const CombineParams& sum) {
       .shared = {},
       .shared_x = nullptr,
       .shared_out = nullptr,
-      .sum = sum};
+      .sum = sum,
+      .slot_count = outputs->experts,
+      .nothing = 0};
   params.experts.k = sum.k;
   if (sum.outputs != params.experts.out || sum.weights != outputs->weights || sum.hidden != params.experts.rows ||
       sum.k != outputs->lists.count || reinterpret_cast<uintptr_t>(params.experts.x) % 16 != 0)
@@ -189,8 +192,7 @@ bool CudaCommands::takes_sum(const CombineParams& sum) {
   }
   const uint32_t all_parts = params.experts.columns / part_columns;
   const uint32_t experts = sum.k + (shared ? 1 : 0);
-  const uint32_t bytes =
-      experts * (tile_bytes(params.experts.columns, bits) + (all_parts + 1) * tile_rows * uint32_t{sizeof(float)});
+  const uint32_t bytes = experts * (all_parts + 1) * tile_rows * uint32_t{sizeof(float)};
   const int64_t made = int64_t{sum.hidden} * 4;
   if (bytes + own_bytes > launches_.chip().shared_bytes ||
       meet(sum.out, made, params.experts.x, sum.k * params.experts.columns * 4) ||
