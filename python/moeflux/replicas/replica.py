@@ -71,10 +71,12 @@ class Replica:
         gc.freeze()
 
     async def answer(self, asked: Asked) -> AsyncGenerator[Item | None, None]:
-        """Says first that it has begun, by None."""
+        """Says that it has begun, and at last that nothing is missing, each by None: for Ray, what a process has said
+        that ends is sometimes an answer that ends."""
         yield None
         async for item in answered(self._app, asked):
             yield item
+        yield None
 
     async def say(self, path: str) -> tuple[str, bytes]:
         """Its name, and what it answers at a path that takes nothing."""

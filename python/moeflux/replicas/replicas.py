@@ -4,6 +4,7 @@ to them as calls of its handle, by a router of ours."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 import signal
@@ -39,6 +40,7 @@ HEALTH_SECONDS = 1.0
 TRIES = 2
 """How often each replica is tried to be made at first. One that was there is tried for ever."""
 DEPLOYMENT = "replica"
+GONE = "replica: expected its process, found it gone"
 QUIET: dict[str, Any] = {"log_level": "WARNING", "enable_access_log": False}
 
 
@@ -95,6 +97,7 @@ class Replicas:
             request_router_config=RequestRouterConfig(request_router_class=PATH),
             logging_config=QUIET,
         )(Replica)
+        made = made.options(version=_version_of(given), _internal=True)
         self._running = True
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         try:
@@ -108,27 +111,34 @@ class Replicas:
     # ---- For the server -----------------------------------------------------------------------------------------
 
     async def answer(self, asked: Asked) -> AsyncGenerator[Item, None]:
-        import ray
-
-        response = self._handle.options(stream=True, method_name="answer").remote(asked)
+        response, whole = self._handle.options(stream=True, method_name="answer").remote(asked), False
         try:
             items = aiter(response)
-            await within(self._patience, anext(items))
+            await within(self._patience, anext(items, None))
             async for item in items:
-                yield item
-        except asyncio.TimeoutError as error:
-            said = f"replicas: expected one that takes a request within {self._patience:g} s, found none"
-            raise PeerError(said) from error
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, Error):
-                raise error.cause from error
-            raise PeerError(f"replica: expected an answer, found: {error.cause!r}") from error
-        except ray.exceptions.RayError as error:
-            raise PeerError("replica: expected its process, found it gone") from error
-        except Exception as error:  # of Ray Serve
-            raise PeerError(f"replica: expected an answer, found: {error!r}") from error
+                if item is None:
+                    whole = True
+                else:
+                    yield item
+            if not whole:
+                raise PeerError(GONE)
+        except Exception as error:
+            if not whole:
+                raise self._error_of(error) from error
         finally:
             response.cancel()
+
+    def _error_of(self, error: Exception) -> Error:
+        """What an answer ended with, in words of ours."""
+        import ray
+
+        if isinstance(error, asyncio.TimeoutError):
+            return PeerError(f"replicas: expected one that takes a request within {self._patience:g} s, found none")
+        if isinstance(error, ray.exceptions.RayTaskError):
+            error = error.cause
+        elif isinstance(error, ray.exceptions.RayError):
+            return PeerError(GONE)
+        return error if isinstance(error, Error) else PeerError(f"replica: expected an answer, found: {error!r}")
 
     async def each(self, path: str) -> dict[str, bytes]:
         asked = self._handle.broadcast("say", path)
@@ -193,6 +203,11 @@ def _own_signals() -> Generator[None, None, None]:
     yield
     if is_main:
         signal.signal(signal.SIGTERM, before)
+
+
+def _version_of(given: Given) -> str:
+    """Ray Serve keeps replicas of the same version, also for another start; without one it starts all of them again."""
+    return hashlib.sha256(repr(given).encode()).hexdigest()
 
 
 def _reason(said: str) -> str:
