@@ -30,5 +30,6 @@ def environment() -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
         "RAY_gcs_rpc_server_reconnect_timeout_s": HEAD_SECONDS,
     }

@@ -163,7 +163,11 @@ def _loopback_alone() -> Generator[None, None, None]:
     from ray._private import ray_constants
 
     before = ray_constants.ENABLE_RAY_CLUSTER
-    environment = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # else all that is not of Ray goes before those who compute
+    }
     kept = {name: os.environ.get(name) for name in environment}
     ray_constants.ENABLE_RAY_CLUSTER = False
     os.environ.update(environment)
