@@ -51,7 +51,7 @@ def test_a_server_over_two_nodes_whose_processes_are_killed(tmp_path: Path) -> N
         "server": True,
         "left by the server": False,
         "head": True,
-        "left by the head": False,
+        "left": False,
     }
 
 

@@ -17,7 +17,10 @@ pytest.importorskip("ray")
 REST = {"name": "m", "waiting": 8, "disk": None, "disk_quota": "1GB", "idle_seconds": 300.0}
 
 
-@pytest.mark.skipif(find_spec("grpc") is None, reason="Ray Serve is not installed: ray[serve]")
+needs_serve = pytest.mark.skipif(find_spec("grpc") is None, reason="Ray Serve is not installed: ray[serve]")
+
+
+@needs_serve
 def test_two_replicas_answer_and_one_is_killed(tmp_path: Path) -> None:
     assert child("served_replicas.py", tmp_path) == {
         "loopback": True,
@@ -26,12 +29,28 @@ def test_two_replicas_answer_and_one_is_killed(tmp_path: Path) -> None:
         "spread": True,
         "kept": True,
         "left": True,
-        "killed": {"whole": [], "streams": [], "again": True},
+        "killed": {"whole": [], "streams": []},
+        "again": True,
         "ended": True,
         "finished": True,
         "gone": True,
         "states": True,
         "gone with it": True,
+    }
+
+
+@needs_serve
+def test_replicas_on_two_nodes_of_which_one_is_lost(tmp_path: Path) -> None:
+    assert child("replicas_on_nodes.py", tmp_path) == {
+        "spread": [1, 1],
+        "same": True,
+        "both talked": True,
+        "killed": {"whole": [], "streams": []},
+        "read by another": True,
+        "used again": True,
+        "same again": True,
+        "head": True,
+        "left": False,
     }
 
 

@@ -25,6 +25,7 @@ from moeflux.cluster.machines import Machine, Machines
 from moeflux.errors import Error
 from moeflux.serving import Request, Scheduler
 from support.engine import tokens
+from support.served_cluster import two_nodes
 
 OPTIONS: dict[str, Any] = {"memory": None, "context": 96, "threads": 1, "readers": 1, "chunk": 16}
 REQUESTS = 8
@@ -92,14 +93,17 @@ def case_nodes(folder: Path, kills: int) -> dict[str, Any]:
     """Two nodes of a cluster: the bits, also after kill -9 of each process under load. Then a node is gone for good,
     which is an error and no hanging."""
     import ray
-    from ray.cluster_utils import Cluster
 
     expected = alone(folder)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    other = cluster.add_node(num_cpus=0)
-    ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
-    nodes = (cluster.head_node.node_id, other.node_id)
-    machines = Machines(tuple(Machine(name, node) for name, node in zip("ab", nodes, strict=True)))
+    with two_nodes() as (cluster, nodes):
+        ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+        found = over(cluster, nodes, folder, expected, kills)
+        ray.shutdown()
+    return found
+
+
+def over(cluster: Any, nodes: list[Any], folder: Path, expected: list[Any], kills: int) -> dict[str, Any]:
+    machines = Machines(tuple(Machine(name, node.node_id) for name, node in zip("ab", nodes, strict=True)))
     moments = np.random.default_rng(1).uniform(0, 0.1, kills)
     found: dict[str, Any] = {"kills": []}
     with moeflux.load(folder, machines=machines, **OPTIONS) as model, Scheduler(model, running=4) as scheduler:
@@ -114,7 +118,7 @@ def case_nodes(folder: Path, kills: int) -> dict[str, Any]:
             thread.join()
         found["again"] = {"failed": scheduler.stats.failed, "ended": scheduler.stats.ended}
         held._engine.again, held._cluster._patience.restart = False, 3.0
-        thread = threading.Thread(target=cluster.remove_node, args=(other, False))
+        thread = threading.Thread(target=cluster.remove_node, args=(nodes[1], False))
         thread.start()
         told: list[Any] = []
         while not any(isinstance(each, str) for each in told):
@@ -122,8 +126,6 @@ def case_nodes(folder: Path, kills: int) -> dict[str, Any]:
         thread.join()
         found["errors"] = [each for each in told if isinstance(each, str)]
         found["wrong"] = [each for each in told if not isinstance(each, str) and each not in expected]
-    ray.shutdown()
-    cluster.shutdown()
     return found
 
 

@@ -19,7 +19,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,14 +113,31 @@ def expected() -> list[str]:
         return found
 
 
-def stages(node: Any) -> list[int]:
-    """The processes with layers on that node of Ray."""
-    parent = node.all_processes["raylet"][0].process.pid
+@contextmanager
+def two_nodes() -> Iterator[tuple[Any, list[Any]]]:
+    """A cluster of Ray on this machine, and its nodes; the first is the head."""
+    from ray.cluster_utils import Cluster
+
+    first = {"include_dashboard": False, "no_monitor": True, "include_log_monitor": False}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "node_name": "one", **first})
+    try:
+        yield cluster, [cluster.head_node, cluster.add_node(num_cpus=0, node_name="two")]
+    finally:
+        cluster.shutdown()
+
+
+def workers(node: Any, name: str) -> list[int]:
+    """The processes on that node of Ray whose command has this name."""
+    return children(node.all_processes["raylet"][0].process.pid, name)
+
+
+def children(parent: int, name: str) -> list[int]:
+    """Of a process, those that run and whose command has this name."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            status = folder.joinpath("stat").read_text().rpartition(")")[2].split()
-            if int(status[1]) == parent and folder.joinpath("cmdline").read_bytes().startswith(b"ray::Host"):
+            state, above = folder.joinpath("stat").read_text().rpartition(")")[2].split()[:2]
+            if int(above) == parent and state != "Z" and name.encode() in folder.joinpath("cmdline").read_bytes():
                 found.append(int(folder.name))
         except OSError:
             continue  # it has ended meanwhile
@@ -141,18 +159,6 @@ def gone(left: Callable[[], list[int]]) -> bool:
     return not left()
 
 
-def processes(name: str) -> list[int]:
-    """Of this user, those that call themselves so and run."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if folder.joinpath("cmdline").read_bytes().startswith(name.encode()):
-                found.append(int(folder.name))
-        except OSError:
-            continue  # it has ended meanwhile
-    return alive(found)
-
-
 def alive(pids: list[int]) -> list[int]:
     """Those that run: one that has ended, and that nobody has asked for, does not."""
     found = []
@@ -165,14 +171,32 @@ def alive(pids: list[int]) -> list[int]:
     return found
 
 
-def main(folder: Path) -> dict[str, Any]:
-    from ray.cluster_utils import Cluster
+def head_lost(server: Server, nodes: list[Any], right: list[str], held: list[int]) -> dict[str, bool]:
+    """Whether every answer ends when the head of Ray is killed, and whether any of these processes is left then."""
+    cut = server.answers(lambda: soon([nodes[0].all_processes["gcs_server"][0].process.pid]))
 
+    def left() -> list[int]:
+        for node in nodes:  # a process of Ray sees that its parent has ended when that was asked for, here by poll
+            node.all_processes["raylet"][0].process.poll()
+        return alive(held)
+
+    found = {"head": all(each.startswith("error: ") or each in right for each in cut), "left": not gone(left)}
+    for pid in alive(held):
+        os.kill(pid, signal.SIGKILL)
+    return found
+
+
+def main(folder: Path) -> dict[str, Any]:
+    with two_nodes() as (cluster, nodes):
+        return over(cluster, nodes, folder)
+
+
+def over(cluster: Any, nodes: list[Any], folder: Path) -> dict[str, Any]:
     right = expected()
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, "node_name": "one"}
-    )
-    nodes = [cluster.head_node, cluster.add_node(num_cpus=0, node_name="two")]
+
+    def stages(node: Any) -> list[int]:
+        return workers(node, "ray::Host")
+
     machines = folder / "machines.json"
     listed = [{"name": name, "node": node.node_id} for name, node in zip("ab", nodes, strict=True)]
     machines.write_text(json.dumps({"ray": cluster.address, "machines": listed}))
@@ -186,14 +210,7 @@ def main(folder: Path) -> dict[str, Any]:
     found["left by the server"] = not gone(lambda: [pid for node in nodes for pid in stages(node)])
     server = Server("--machines", machines)
     held = [server.process.pid, *(pid for node in nodes for pid in stages(node))]
-    head = nodes[0].all_processes["gcs_server"][0].process.pid
-    cut = server.answers(lambda: soon([head]))
-    found["head"] = all(each.startswith("error: ") or each in right for each in cut)
-    found["left by the head"] = not gone(lambda: alive(held))
-    for pid in alive(held):
-        os.kill(pid, signal.SIGKILL)
-    cluster.shutdown()
-    return found
+    return {**found, **head_lost(server, nodes, right, held)}
 
 
 if __name__ == "__main__":

@@ -19,10 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from support.cluster_child import listening
-from support.served_cluster import DEADLINE, LENGTH, QUESTIONS, Server, expected, gone, processes, soon
+from support.served_cluster import DEADLINE, LENGTH, QUESTIONS, Server, alive, children, expected, gone, soon
 
 REPLICA = "ray::ServeReplica:moeflux-builtin"
 TALKS = ("What is the capital of France?", "Name two colors.", "What is 3 plus 4?", "Who are you?")
+
+
+def replicas(server: Server) -> list[int]:
+    """Of a Ray of its own. Others may run the same on this machine."""
+    return [pid for raylet in children(server.process.pid, "/raylet/raylet") for pid in children(raylet, REPLICA)]
 
 
 def number(server: Server, name: str) -> dict[str, float]:
@@ -38,14 +43,24 @@ def number(server: Server, name: str) -> dict[str, float]:
     return found
 
 
-def talk(server: Server, question: str) -> tuple[int, int]:
-    """Tokens of the first turn, and those of the second that were not read again."""
-    messages = [{"role": "user", "content": question}]
-    first = server.ask("/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 20})
-    said = first["choices"][0]["message"]
-    messages += [{"role": "assistant", "content": said["content"]}, {"role": "user", "content": "Why?"}]
-    second = server.ask("/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 5})
-    return first["usage"]["prompt_tokens"], second["usage"]["prompt_tokens_details"]["cached_tokens"]
+class Talk:
+    """A conversation, after its first turn."""
+
+    def __init__(self, server: Server, question: str, before: str = "") -> None:
+        """The question stands behind a text that makes it longer."""
+        self._server, self._messages = server, [{"role": "user", "content": before + question}]
+        first = self._turn(20)
+        self.tokens = int(first["usage"]["prompt_tokens"])
+        said = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
+        self._messages += [said, {"role": "user", "content": "Why?"}]
+
+    def second(self) -> int:
+        """Tokens that were not read again for the second turn."""
+        return int(self._turn(5)["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    def _turn(self, tokens: int) -> dict[str, Any]:
+        body = {"messages": self._messages, "temperature": 0, "max_tokens": tokens}
+        return self._server.ask("/v1/chat/completions", body)
 
 
 def kept(server: Server) -> bool:
@@ -87,9 +102,9 @@ def whole(server: Server, prompt: str) -> str:
         return f"error: {error!r}"
 
 
-def killed(server: Server, right: list[str]) -> dict[str, Any]:
-    """One replica under load: streams that had begun there end with an error, and whole answers come all the same."""
-    (victim, *_) = processes(REPLICA)
+def killed(server: Server, right: list[str], victims: list[int]) -> dict[str, Any]:
+    """Under load: streams that had begun there end with an error, and whole answers come all the same. What is found
+    has those that did not."""
     streams, answers = [""] * 8, [""] * 8
 
     def stream(place: int) -> None:
@@ -101,17 +116,14 @@ def killed(server: Server, right: list[str]) -> dict[str, Any]:
     threads = [threading.Thread(target=each, args=(place,)) for place in range(8) for each in (stream, ask)]
     for thread in threads:
         thread.start()
-    soon([victim])
+    soon(victims)
     for thread in threads:
         thread.join()
     named = [each for each in streams if "expected its process, found it gone" in each]
-    found: dict[str, Any] = {
+    return {
         "whole": [each for place, each in enumerate(answers) if each != right[place % 4]],
         "streams": [each for place, each in enumerate(streams) if each not in named and each != right[place % 4]],
     }
-    wait(lambda: len({*processes(REPLICA)} - {victim}) == 2 and server.ask("/health")["replicas"] == 2)
-    found["again"] = server.answers() == right
-    return found
 
 
 def main(folder: Path) -> dict[str, Any]:
@@ -120,12 +132,15 @@ def main(folder: Path) -> dict[str, Any]:
     addresses = {each.partition(":")[0] for each in {*listening()} - before}
     found: dict[str, Any] = {"loopback": all(each in LOOPBACK for each in addresses)}
     found["same"] = server.answers() == right
-    turns = [talk(server, question) for question in TALKS]
-    found["second turns"] = all(cached >= tokens for tokens, cached in turns)
+    talks = [Talk(server, question) for question in TALKS]
+    found["second turns"] = all(talk.second() >= talk.tokens for talk in talks)
     found["spread"] = sorted(each > 0 for each in number(server, "moeflux_requests_total").values()) == [True, True]
     found["kept"], found["left"] = kept(server), left(server)
-    found["killed"] = killed(server, right)
-    last = [""]
+    (victim, *_) = replicas(server)
+    found["killed"] = killed(server, right, [victim])
+    wait(lambda: len({*replicas(server)} - {victim}) == 2 and server.ask("/health")["replicas"] == 2)
+    found["again"] = server.answers() == right
+    last, held = [""], replicas(server)
     ending = threading.Thread(target=lambda: last.__setitem__(0, server.answer(QUESTIONS[0])))
     ending.start()
     time.sleep(0.05)
@@ -133,12 +148,13 @@ def main(folder: Path) -> dict[str, Any]:
     found["ended"] = server.process.wait(DEADLINE) in (0, -signal.SIGTERM)
     ending.join()
     found["finished"] = last[0] == right[0]
-    found["gone"] = gone(lambda: processes(REPLICA))
+    found["gone"] = gone(lambda: alive(held))
     found["states"] = len([*folder.glob("states/*.session")]) > 0
     server = Server("--replicas", 1, "--memory", "600MB")
+    held = replicas(server)
     soon([server.process.pid])
     server.process.wait()
-    found["gone with it"] = gone(lambda: processes(REPLICA))
+    found["gone with it"] = len(held) == 1 and gone(lambda: alive(held))
     return found
 
 
