@@ -5,8 +5,8 @@ have layers, and a process carries the packets between them after as long as one
 netem of Linux is not needed). FOLDER is a store; without it, the built-in model. Each stage has one thread.
 
 Each row has, for a delay of a packet and so many sessions, the tokens a second of one stage and of two, in turns, their
-ratio, and what the model of docs/cluster.md says of both: sessions / (time of a token + delays on its way), at most as
-fast as without delays. A token's way has two delays with one stage, and three with two.
+ratio, and what the model of docs/cluster.md says of both: sessions / (time in which all get a token without delays +
+delays on its way). A token's way has two delays with one stage, and three with two.
 """
 
 from __future__ import annotations
@@ -63,10 +63,7 @@ def measure(folder: Path, head: str, files: list[Path], rounds: int) -> None:
             )  # fmt: skip
             if not delay:
                 fastest[1, sessions], fastest[2, sessions] = first, second
-            said = [
-                min(sessions / (1 / fastest[count, 1] + (count + 1) * delay), fastest[count, sessions])
-                for count in (1, 2)
-            ]
+            said = [sessions / (sessions / fastest[count, sessions] + (count + 1) * delay) for count in (1, 2)]
             values = {"one": first, "two": second, "ratio": ratios[len(ratios) // 2]}
             stages.show("delay", seconds=delay, sessions=sessions, **values, model_one=said[0], model_two=said[1])
     two.close()
