@@ -82,6 +82,7 @@ class Report:
             f"answers against a fresh process: {self.compared - self.differing} of {self.compared} equal\n"
             f"memory: {self.planned / 1e6:.1f} MB planned, at most {self.peak / 1e6:.1f} MB resident\n"
             f"{told(self.rests, 'requests')}\n"
+            f"the engine held at rest: {', '.join(str(rest.held) for rest in self.rests)} bytes\n"
             f"left behind: {self.sessions_left} sessions, {self.bytes_left} bytes"
         )
 
@@ -200,7 +201,9 @@ def soak(
             for rest in range(rests):
                 tally.until = requests * (rest + 1) // rests
                 await asyncio.gather(*(client.run() for client in all_clients))
-                while scheduler.stats.idle:
+                patience = time.monotonic() + 60
+                # One that is being written is no longer idle and still there.
+                while (scheduler.stats.idle or model._engine.sessions) and time.monotonic() < patience:
                     await asyncio.sleep(0.1)
                 at_rest.append(Rest.now(tally.ended, model._engine.held))
             telling.cancel()
