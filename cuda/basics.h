@@ -126,35 +126,21 @@ DEV void prefetch_bytes(const void* p, u32 bytes) {
 
 // ---- Copies to shared memory ----------------------------------------------------------------------------------------
 
-// From 9.0 on, one instruction copies a whole row, and a barrier in shared memory knows when all that it expects has
-// come. What generic loads have read may be copied over after a barrier of the block.
+// From 9.0 on, a barrier in shared memory knows when all that threads copy has come. What generic loads have read may
+// be copied over after a barrier of the block.
 #if __CUDA_ARCH__ >= 900
 #define MOEFLUX_COPIES
 DEV u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
-// A thread makes the barriers; the others see them after the block's next barrier.
+// A thread makes the barriers; the others see them after the block's next barrier. Each thread arrives at each.
 DEV void make_arrivals(u64* arrivals, u32 count) {
-  for (u32 i = 0; i < count; i++)  // each thread arrives, and one more for the bytes
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(arrivals + i)), "r"(blockDim.x + 1)
-                 : "memory");
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-DEV void expect_bytes(u64* arrival, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(arrival)), "r"(bytes)
-               : "memory");
-}
-// A multiple of 16 bytes, and both places are aligned to that.
-DEV void copy_row(void* to, const void* from, u32 bytes, u64* arrival) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(to)),
-               "l"(from), "r"(bytes), "r"(shared_address(arrival))
-               : "memory");
+  for (u32 i = 0; i < count; i++)
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(arrivals + i)), "r"(blockDim.x) : "memory");
 }
 DEV void copy_word(void* to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
-// The thread has arrived when all words that it copies are there.
-DEV void arrive_with_words(u64* arrival) {
+// The thread has arrived when all that it copies is there.
+DEV void arrive_with_copies(u64* arrival) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(arrival)) : "memory");
 }
 // Until all has arrived for the first time (turn 0), for the second (1), for the third (0) ...

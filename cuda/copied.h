@@ -21,7 +21,7 @@ struct TileShape {
   u32 row_stride;
   u32 words;  // of a row's scales
 
-  DEV u32 scale_stride() const { return 4 * (words + 1); }
+  DEV u32 scale_stride() const { return 4 * (words + 4); }
   DEV u32 scales() const { return tile_rows * row_stride; }
   DEV u32 biases() const { return scales() + tile_rows * scale_stride(); }
   DEV u32 bytes() const { return copied_tile_bytes(row_bytes, row_stride - row_bytes, words); }
@@ -42,6 +42,21 @@ DEV StoredRow stored_row(const StoredMatrix& matrix, const TileShape& shape, u32
   return {matrix.codes + u64(row) * shape.row_bytes, matrix.scales + scale, matrix.biases + scale};
 }
 
+DEV void bring_16(u8* to, const u8* from) {
+#if defined(MOEFLUX_COPIES)
+  copy_16(to, from);
+#else
+  *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+#endif
+}
+DEV void bring_word(u8* to, const u8* from) {
+#if defined(MOEFLUX_COPIES)
+  copy_word(to, from);
+#else
+  *reinterpret_cast<u32*>(to) = *reinterpret_cast<const u32*>(from);
+#endif
+}
+
 // Places for tiles, and how they are filled.
 struct TilePlaces {
   u8* first;
@@ -60,33 +75,29 @@ struct TilePlaces {
   template <class RowOf>
   DEV void bring(const TileShape& shape, u32 i, RowOf row_of) const {
     u8* tile = place(i);
-    const u32 lane = lane_of(), warps = blockDim.x / lanes;
-#if defined(MOEFLUX_COPIES)
-    if (threadIdx.x == 0) expect_bytes(arrivals + i, tile_rows * shape.row_bytes);
-#endif
+    const u32 warps = blockDim.x / lanes, scale_bytes = shape.words * 4;
 #pragma unroll 1
     for (u32 r = warp_of(); r < tile_rows; r += warps) {
       const StoredRow row = row_of(r);
-#if defined(MOEFLUX_COPIES)
-      if (lane == 0) copy_row(tile + r * shape.row_stride, row.codes, shape.row_bytes, arrivals + i);
-#else
-      for (u32 at = lane * 16; at < shape.row_bytes; at += lanes * 16)
-        *reinterpret_cast<uint4*>(tile + r * shape.row_stride + at) = *reinterpret_cast<const uint4*>(row.codes + at);
-#endif
+      u8* scales = tile + shape.scales() + r * shape.scale_stride();
+      u8* biases = tile + shape.biases() + r * shape.scale_stride();
 #pragma unroll 1
-      for (u32 w = lane; w < 2 * shape.words; w += lanes) {
-        const u32 at = w < shape.words ? w : w - shape.words;
-        const u8* from = (w < shape.words ? row.scales : row.biases) + 4 * at;
-        u8* to = tile + (w < shape.words ? shape.scales() : shape.biases()) + r * shape.scale_stride() + 4 * at;
-#if defined(MOEFLUX_COPIES)
-        copy_word(to, from);
-#else
-        *reinterpret_cast<u32*>(to) = *reinterpret_cast<const u32*>(from);
-#endif
+      for (u32 at = lane_of() * 16; at < shape.row_bytes; at += lanes * 16)
+        bring_16(tile + r * shape.row_stride + at, row.codes + at);
+      if (scale_bytes % 16 == 0) {  // by a half of the warp each
+        const u32 half = lane_of() / (lanes / 2), lane = lane_of() % (lanes / 2);
+#pragma unroll 1
+        for (u32 at = lane * 16; at < scale_bytes; at += lanes / 2 * 16)
+          bring_16((half ? biases : scales) + at, (half ? row.biases : row.scales) + at);
+      } else {
+#pragma unroll 1
+        for (u32 at = lane_of() * 4; at < 2 * scale_bytes; at += lanes * 4)
+          bring_word(at < scale_bytes ? scales + at : biases + at - scale_bytes,
+                     at < scale_bytes ? row.scales + at : row.biases + at - scale_bytes);
       }
     }
 #if defined(MOEFLUX_COPIES)
-    arrive_with_words(arrivals + i);
+    arrive_with_copies(arrivals + i);
 #endif
   }
   // Until place i is filled for the time that `turn` says, as for await_arrivals. All threads.

@@ -195,7 +195,14 @@ DEV float take_token(const DeltaTokens<quads>& tokens, u32 token, float value, f
 template <u32 quads>
 DEV void gated_delta(const DeltaParams& all) {
   __shared__ DeltaTokens<quads> tokens[2];
-  begin_kernel();
+  let_next_come();
+  // A state that the L2 cache is asked for is never wrong.
+  if (!all.sessions) {
+    const u32 rows = min(delta_values, all.value_dim - blockIdx.x * delta_values);
+    const float* state = all.state + (u64(blockIdx.y) * all.value_dim + blockIdx.x * delta_values) * all.key_dim;
+    for (u32 i = threadIdx.x * 32; i < rows * all.key_dim; i += blockDim.x * 32) prefetch_line(state + i);
+  }
+  wait_for_previous();
   DeltaParams params = all;
   if (all.sessions) {
     const u64 of = blockIdx.z;

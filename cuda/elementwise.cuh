@@ -173,35 +173,58 @@ extern "C" __global__ void append_bf16(const AppendParams params) { append<u16>(
 // A row's heads of queries, keys and values. What norms, ropes and appends make by themselves. A warp each.
 template <typename T>
 DEV void heads_row(const HeadsRowParams& params) {
+  constexpr u32 most = max_attention_dim / lanes;  // numbers of a lane
   __shared__ float heads[head_warps][max_attention_dim];
-  begin_kernel();
+  __shared__ float angles[max_attention_dim];
+  let_next_come();
   u32 head = blockIdx.x * head_warps + warp_of();
   const u32 dim = params.q.dim, values = params.values.width / dim;
   const bool is_query = head < params.q.heads, is_key = !is_query && head < params.q.heads + params.k.heads;
+  const bool has_norm = is_query || is_key;
   head -= is_query ? 0 : is_key ? params.q.heads : params.q.heads + params.k.heads;
-  if (!is_query && !is_key && head >= values) return;
-  float* own = heads[warp_of()];
-  if (is_query || is_key) {
-    const HeadParams& norm = is_query ? params.q : params.k;
-    float* x = norm.x + u64(head) * norm.head_stride;
-    for (u32 i = lane_of(); i < dim; i += lanes) own[i] = x[i];
-    const float factor = head_factor(own, dim, norm.eps);
-    for (u32 i = lane_of(); i < dim; i += lanes) {
-      const float normed = own[i] * factor;
-      own[i] = (norm.weight ? normed * norm.weight[i] : normed) * norm.scale;
-    }
-    __syncwarp();
-    for (u32 pair = lane_of(); pair < params.rope.half_dim; pair += lanes)
-      turn(params.rope, params.rope.angles, pair, own);
+  const bool is_there = has_norm || head < values;
+  // Lists and angles are there before any kernel of the batch, and nobody writes weights.
+  for (u32 i = threadIdx.x; i < 2 * params.rope.half_dim; i += blockDim.x) angles[i] = params.rope.angles[i];
+  const HeadParams& norm = is_query ? params.q : params.k;
+  const AppendParams& kept = is_key ? params.keys : params.values;
+  T* to = nullptr;
+  if (is_there && !is_query) {
+    const u64 row = kept.rows->first;
+    to = reinterpret_cast<T*>(cached_rows(kept.rows, row, kept.begin)) + row % cached_block * kept.width + head * dim;
+  }
+  float numbers[most], weights[most];
+#pragma unroll
+  for (u32 c = 0; c < most; c++) {
+    const u32 i = lane_of() + c * lanes;
+    weights[c] = has_norm && norm.weight && i < dim ? norm.weight[i] : 1.0f;
+  }
+  __syncthreads();
+  wait_for_previous();
+  if (!is_there) return;
+  float *own = heads[warp_of()], *x = norm.x + u64(head) * norm.head_stride;
+  const float* from = has_norm ? x : params.values.x + head * dim;
+#pragma unroll
+  for (u32 c = 0; c < most; c++) numbers[c] = lane_of() + c * lanes < dim ? from[lane_of() + c * lanes] : 0.0f;
+  float factor = 1.0f;
+  if (has_norm) {  // as head_factor, where zeros behind the last number add nothing
+    float squares = 0.0f;
+#pragma unroll
+    for (u32 c = 0; c < most; c++) squares = fmaf(numbers[c], numbers[c], squares);
+    factor = 1.0f / sqrtf(warp_sum(squares) / float(dim) + norm.eps);
+  }
+#pragma unroll
+  for (u32 c = 0; c < most; c++) {
+    const float normed = numbers[c] * factor;
+    if (lane_of() + c * lanes < dim)
+      own[lane_of() + c * lanes] = has_norm ? (norm.weight ? normed * weights[c] : normed) * norm.scale : numbers[c];
+  }
+  __syncwarp();
+  if (has_norm) {
+    for (u32 pair = lane_of(); pair < params.rope.half_dim; pair += lanes) turn(params.rope, angles, pair, own);
     __syncwarp();
     for (u32 i = lane_of(); i < dim; i += lanes) x[i] = own[i];
-  } else {
-    for (u32 i = lane_of(); i < dim; i += lanes) own[i] = params.values.x[head * dim + i];
   }
   if (is_query) return;
-  const AppendParams& kept = is_key ? params.keys : params.values;
-  const u64 row = kept.rows->first;
-  T* to = reinterpret_cast<T*>(cached_rows(kept.rows, row, kept.begin)) + row % cached_block * kept.width + head * dim;
   for (u32 i = lane_of(); i < dim; i += lanes) keep(to + i, own[i]);
 }
 extern "C" __global__ void heads_row_f32(const HeadsRowParams params) { heads_row<float>(params); }

@@ -81,7 +81,7 @@ DEV void row_products(const OneRowParams& params) {
   }
   if (has_heads) {
     float* stage = reinterpret_cast<float*>(shared.stages[warp]);
-#pragma unroll 1
+#pragma unroll
     for (u32 p = 0; p < parts; p++) {
       const u32 first = min(warp + p * warps, all_parts - 1) * part_columns;
       gated_head(params.x + first, params.z + first, params.heads, params.eps, stage + p * part_columns,

@@ -84,7 +84,7 @@ constexpr uint32_t copied_places = 8;  // for tiles
 __host__ __device__
 #endif
     constexpr uint32_t copied_tile_bytes(uint32_t row_bytes, uint32_t more, uint32_t words) {
-  return tile_rows * (row_bytes + more + 2 * 4 * (words + 1));
+  return tile_rows * (row_bytes + more + 2 * 4 * (words + 4));
 }
 
 }  // namespace moeflux::cuda

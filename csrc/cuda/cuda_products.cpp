@@ -1,4 +1,5 @@
 // Products of matrices as stored. And the room that ops need.
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -79,7 +80,8 @@ int64_t CudaCommands::list_bytes(const WorkSizes& sizes) {
 // ---- Products -------------------------------------------------------------------------------------------------------
 
 bool CudaCommands::may_be_copied(const Matrix& matrix, int64_t base) {
-  return has_copied_format(matrix.format) && is_aligned(matrix, base);
+  return has_copied_format(matrix.format) && is_aligned(matrix, base) && (matrix.scales.offset - base) % 16 == 0 &&
+         (matrix.biases.offset - base) % 16 == 0;
 }
 
 // Of which x the digits were made last.
@@ -165,7 +167,8 @@ void CudaCommands::multiply_row(std::span<const Product> products) {
     aligned = aligned && is_aligned(product.matrix);
   }
   const QuantFormat& format = first.matrix.format;
-  const bool is_copied = aligned && has_copied_format(format);
+  const bool is_copied =
+      aligned && std::ranges::all_of(products, [](const Product& product) { return may_be_copied(product.matrix, 0); });
   for (size_t i = 0; i < products.size(); ++i) params.bits[i] = static_cast<uint32_t>(format.bits);
   RowProduct product = {concat("matmul_one_", format_name(format, aligned)), params, products.size(), is_copied};
   if (takes_shared(product)) return;

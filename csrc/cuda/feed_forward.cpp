@@ -9,8 +9,9 @@
 namespace moeflux::cuda {
 namespace {
 
-constexpr uint32_t most_bytes = 160 << 10;  // of a block, so that the next kernel's blocks have room beside it
-constexpr uint32_t own_bytes = 21 << 10;    // of which blocks have so many besides tiles and sums
+constexpr uint32_t most_bytes = 160 << 10;    // of a block, so that the next kernel's blocks have room beside it
+constexpr uint32_t reserved_bytes = 1 << 10;  // of a block, by the chip
+constexpr uint32_t own_bytes = 21 << 10;      // of which blocks have so many besides tiles and sums
 
 bool meet(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
   const auto* first = static_cast<const std::byte*>(a);
@@ -26,13 +27,15 @@ uint32_t tile_bytes(uint32_t columns, uint32_t bits) {
 
 // ---- Products -------------------------------------------------------------------------------------------------------
 
-// As many blocks as multiprocessors. Where a block's tiles do not all fit, the next come while half of them is
-// multiplied. Nothing if there is no room, or a block's warps cannot have all parts of the columns.
+// As many blocks as multiprocessors. Where a block's tiles do not all fit, there are two on each, and tiles of one come
+// while the other multiplies. Nothing if there is no room, or a block's warps cannot have all parts of the columns.
 std::optional<CudaCommands::CopiedRoom> CudaCommands::copied_room(uint32_t columns, uint32_t bits,
                                                                   uint32_t tiles) const {
   const uint32_t all_parts = columns / part_columns;
   const uint32_t warps = std::min(copied_warps, all_parts);
-  CopiedRoom room = {.of_block = divide_up(tiles, launches_.chip().multiprocessors),
+  const Chip& chip = launches_.chip();
+  const bool is_long = divide_up(tiles, chip.multiprocessors) > copied_places;
+  CopiedRoom room = {.of_block = divide_up(tiles, chip.multiprocessors * (is_long ? 2 : 1)),
                      .places = 0,
                      .together = 0,
                      .parts = divide_up(all_parts, warps),
@@ -40,10 +43,11 @@ std::optional<CudaCommands::CopiedRoom> CudaCommands::copied_room(uint32_t colum
                      .bytes = 0};
   const uint32_t tile = tile_bytes(columns, bits);
   const uint32_t sums = 2 * all_parts * tile_rows * sizeof(float);  // of a tile
-  const uint32_t all = std::min(launches_.chip().shared_bytes, most_bytes);
+  const uint32_t half = chip.shared_bytes_of_multiprocessor / 2 - reserved_bytes;
+  const uint32_t all = std::min({chip.shared_bytes, most_bytes, is_long ? half : most_bytes});
   if (room.parts > copied_parts || all < own_bytes + tile + sums) return std::nullopt;
   room.places = std::min({copied_places, room.of_block, (all - own_bytes) / (tile + sums)});
-  room.together = std::min(room.places == room.of_block ? room.places : divide_up(room.places, 2), 2 * warps);
+  room.together = std::min(room.places, 2 * warps);
   room.bytes = room.places * tile + room.together * sums;
   return room;
 }
