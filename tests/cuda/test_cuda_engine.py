@@ -30,6 +30,10 @@ VARIANTS = {
                    head_dim=64, rotary_dim=32, linear_key_dim=32, linear_value_dim=128, linear_value_heads=4,
                    num_experts=6, moe_intermediate=128, shared_intermediate=128),
 }  # fmt: skip
+# As "wide", with so many experts that the router's rows are a tile, too.
+MANY_EXPERTS = hybrid(layer_kinds=("linear", "full"), mlp_kinds=("moe",) * 2, vocab_size=VOCAB, hidden_size=128,
+                      head_dim=64, rotary_dim=32, linear_key_dim=32, linear_value_dim=128, linear_value_heads=4,
+                      num_experts=16, moe_intermediate=128, shared_intermediate=128)  # fmt: skip
 FLOWS: dict[str, dict[str, Any]] = {
     "resident": {"expert_slots": 0},
     "streamed": {"expert_slots": 4, "readers": 2},
@@ -38,6 +42,7 @@ FLOWS: dict[str, dict[str, Any]] = {
 }
 
 LAUNCHES_OF_STEP = {"hybrid": 28, "wide": 26}  # of the first, whose experts are read
+MOST_LAUNCHES_OF_RESIDENT_STEP = 6 + 8 + 4  # of the delta-net's layer, of attention's, and before and behind
 
 Stores = Callable[[str], Path]
 
@@ -48,7 +53,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Stores:
 
     def make(name: str) -> Path:
         if not (root / name).exists():
-            synth(root / name, VARIANTS[name])
+            synth(root / name, MANY_EXPERTS if name == "many experts" else VARIANTS[name])
         return root / name
 
     return make
@@ -99,6 +104,22 @@ def test_a_graph_gives_the_bits_of_single_launches(store: Stores, name: str) -> 
         expected = load(store(name), chunk=32).session(max_context=32).prefill(ids, logits="all")
         assert cuda_gpu.graph_launches() == 0
     assert np.array_equal(again[:1], first) and np.array_equal(again, expected)
+
+
+def test_a_step_of_a_resident_model_gives_the_bits_of_a_prefill(store: Stores) -> None:
+    """Where all experts are in slots, the choice goes with their gate and up, and their down with the sum."""
+    model = load(store("many experts"))
+    session = model.session(max_context=64)
+    for seed in range(1, 9):  # so that every expert is read
+        session.prefill(tokens(60, seed=seed, vocab=VOCAB))
+        session.clear()
+    ids = tokens(9, vocab=VOCAB)
+    with cuda_gpu.emulating():
+        first = steps(session, ids[:1])
+        assert cuda_gpu.launches() <= MOST_LAUNCHES_OF_RESIDENT_STEP and cuda_gpu.graph_launches() == 0
+    found = np.concatenate([first, steps(session, ids[1:])])
+    expected = load(store("many experts"), chunk=32).session(max_context=32).prefill(ids, logits="all")
+    assert np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("flow", ["resident", "ahead"])
