@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moeflux.cluster.host import version
-from moeflux.errors import StateError
+from moeflux.errors import Error, StateError
 from moeflux.model import Model, load
 from moeflux.runtime.options import LoadOptions
 from moeflux.serve.app import answering
@@ -52,7 +52,11 @@ class Replica:
             options: LoadOptions = given.options if sessions is None else {**given.options, "sessions": sessions}
             return load(given.path, **options)
 
-        self._model = with_room(loaded, given.options.get("sessions"))
+        try:
+            self._model = with_room(loaded, given.options.get("sessions"))
+        except Error as error:
+            error.args = (f"{where}: {error}",)
+            raise
         if self._model.fingerprint != given.fingerprint:
             found = self._model.fingerprint
             self._model.close()

@@ -39,6 +39,9 @@ LOOK_SECONDS = 10.0
 HEALTH_SECONDS = 1.0
 TRIES = 2
 """How often each replica is tried to be made at first. One that was there is tried for ever."""
+FAILING_SECONDS = 15.0
+"""Until one that cannot be made while others can is an error."""
+FAILED = "A replica failed to start"
 DEPLOYMENT = "replica"
 GONE = "replica: expected its process, found it gone"
 QUIET: dict[str, Any] = {"log_level": "WARNING", "enable_access_log": False}
@@ -102,11 +105,30 @@ class Replicas:
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         try:
             serve.start(proxy_location="Disabled", logging_config=QUIET)
-            return serve.run(made.bind(given), name=self._name, route_prefix=None)
+            target = serve.RunTarget(made.bind(given), name=self._name, route_prefix=None)
+            (handle,) = serve.run_many([target], wait_for_applications_running=False)
+            self._wait()
+            return handle
+        except Error:
+            raise
         except (ray.exceptions.RayError, RuntimeError) as error:
-            status = self._status()
-            said = str(error) if status is None else status.message or str(error)
-            raise StateError(f"replicas: expected {self.count} that start, found: {_reason(said)}") from error
+            raise StateError(f"replicas: expected {self.count} that start, found: {_reason(str(error))}") from error
+
+    def _wait(self) -> None:
+        """Until all are there. StateError when one fails again and again: Ray Serve would try it for ever, where others
+        have started."""
+        expected = f"replicas: expected {self.count} that start, found"
+        failing = 0.0  # since when
+        while (application := self._application()) is not None:
+            if application.status == "RUNNING":
+                return
+            made, now = application.deployments.get(DEPLOYMENT), time.monotonic()
+            said = "" if made is None else made.message
+            failing = (failing or now) if said.startswith(FAILED) else 0.0
+            if application.status == "DEPLOY_FAILED" or (failing and now - failing > FAILING_SECONDS):
+                raise StateError(f"{expected}: {_reason(said or application.message or application.status)}")
+            time.sleep(0.1)
+        raise StateError(f"{expected} that Ray Serve knows of none")
 
     # ---- For the server -----------------------------------------------------------------------------------------
 
@@ -157,10 +179,13 @@ class Replicas:
 
     def _status(self) -> Any:
         """Of the replicas; None when Ray Serve knows of none."""
+        found = self._application()
+        return None if found is None else found.deployments.get(DEPLOYMENT)
+
+    def _application(self) -> Any:
         from ray import serve
 
-        found = serve.status().applications.get(self._name)
-        return None if found is None else found.deployments.get(DEPLOYMENT)
+        return serve.status().applications.get(self._name)
 
     # ---- The end ------------------------------------------------------------------------------------------------
 
