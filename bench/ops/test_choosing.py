@@ -44,12 +44,23 @@ CASES: dict[str, tuple[dict[str, Any], list[int]]] = {
     "penalties of a long prompt, top_p": ({"temperature": 1.0, "top_p": 0.95, **PENALTIES}, LONG_PROMPT),
     "log probabilities, top_p": ({"temperature": 1.0, "top_p": 0.95}, []),
     "log probabilities, temperature of 0.7, top_p": ({"temperature": 0.7, "top_p": 0.95}, []),
+    "log probabilities, temperature of 0.7, top_k of 100,000, top_p": (
+        {"temperature": 0.7, "top_k": 100_000, "top_p": 0.95},
+        [],
+    ),
+    "log probabilities, temperature of 0.7, top_p, penalties of a long prompt": (
+        {"temperature": 0.7, "top_p": 0.95, **PENALTIES},
+        LONG_PROMPT,
+    ),
     "mask": ({"temperature": 1.0}, []),
     "mask, top_p": ({"temperature": 1.0, "top_p": 0.95}, []),
     "mask, penalties of a prompt, top_p": ({"temperature": 1.0, "top_p": 0.95, **PENALTIES}, PROMPT),
     "everything": (EVERYTHING, PROMPT),
     "everything, mask": (EVERYTHING, PROMPT),
     "everything, mask, log probabilities": (EVERYTHING, PROMPT),
+    "everything, log probabilities": (EVERYTHING, PROMPT),
+    "everything of a long prompt": (EVERYTHING, LONG_PROMPT),
+    "everything of a long prompt, log probabilities": (EVERYTHING, LONG_PROMPT),
     "everything of a long prompt, mask, log probabilities": (EVERYTHING, LONG_PROMPT),
 }
 

@@ -2,7 +2,9 @@
 // list of the values that are something else; or only a list of the few that are left.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -16,6 +18,18 @@
 
 namespace moeflux {
 
+constexpr float forbidden = -std::numeric_limits<float>::infinity();
+
+inline int64_t whole_vectors(int64_t count) {
+  return (count + cpu::choice_lanes - 1) / cpu::choice_lanes * cpu::choice_lanes;
+}
+
+// That of a number, where it is beyond them the last one that is finite.
+inline float nearest_float(double number) {
+  constexpr double most = std::numeric_limits<float>::max();
+  return static_cast<float>(std::isinf(number) ? number : std::clamp(number, -most, most));
+}
+
 class LogitBlocks {
  public:
   // So many may be left by `keep`.
@@ -26,9 +40,12 @@ class LogitBlocks {
   // Of the next choice; looked at until the one after. `changes` null: none. ArgumentError naming a token whose value
   // is no number.
   void take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed);
-  // The same of logits alone. Returns the logarithm of the sum of exp(value - greatest), that is made on the way of
-  // rough weights; NaN where it was not: of few logits, and of those that begin too far below the greatest one.
-  double take_with_sum(std::span<const float> logits);
+  // The same, and what follows is of the logits alone until `show_asked`. Returns the logarithm of the sum of exp(value
+  // - greatest), that is made on the way of rough weights; NaN where it was not: of few logits, and of those that begin
+  // too far below the greatest one.
+  double take_with_sum(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed);
+  // What follows is of the logits as they were asked for.
+  void show_asked() { view_ = &asked_; }
 
   int64_t count() const { return count_; }
   // Are there so few values that guesses and rough weights save nothing?
@@ -40,13 +57,13 @@ class LogitBlocks {
   // How many there are that can be chosen.
   int64_t count_values();
   // The greatest of all values, and one that none of a block exceeds; -inf where nothing can be chosen.
-  double greatest() const { return greatest_; }
-  double greatest(int64_t block) const { return ranges_[static_cast<size_t>(block)].most; }
+  double greatest() const { return view_->greatest; }
+  double greatest(int64_t block) const { return view_->ranges[static_cast<size_t>(block)].most; }
   // The first token that has the greatest value.
   int32_t first_greatest();
   // As ChoiceKernels give them, of all blocks.
-  std::span<const float> tops() const { return tops_; }
-  std::span<const float> samples() const { return samples_; }
+  std::span<const float> tops() const { return view_->tops; }
+  std::span<const float> samples() const { return view_->samples; }
 
   // How values are weighed from here on.
   void set_scale(const cpu::ChoiceScale& scale, bool rough) {
@@ -84,6 +101,17 @@ class LogitBlocks {
   int64_t bytes() const;
 
  private:
+  // What is known of logits to which something is done, or nothing.
+  struct View {
+    explicit View(int64_t blocks);
+
+    const Changes* changes = nullptr;
+    std::span<const uint32_t> allowed;
+    double greatest = 0;
+    std::vector<Bracket> ranges;  // of each block; no value is outside
+    std::vector<float> tops;
+    std::vector<float> samples;
+  };
   struct KnownLogit {
     double value = std::numeric_limits<double>::quiet_NaN();
     double logit = 0;
@@ -92,45 +120,52 @@ class LogitBlocks {
   void begin(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed);
   void look_at(int64_t block);
   void look_at_changed(int64_t block);
-  cpu::ChoiceRange range_of(int64_t block, const float* logits);
+  cpu::ChoiceRange range_of(int64_t block, const cpu::MarkedLogits& marked);
   void find_greatest();
   double greatest_value(int64_t block);
-  bool is_changed(int64_t block) const { return changes_ && changes_->any(block); }
+  bool is_changed(int64_t block) const { return view_->changes && view_->changes->any(block); }
   void open_logits(int64_t block);
   void open_values();
   bool leaves_most(double least) const;
+  float* tops_of(int64_t block) const { return view_->tops.data() + block * cpu::choice_columns; }
+  float* samples_of(int64_t block) const {
+    return view_->samples.data() + block * cpu::choice_samples * cpu::choice_columns;
+  }
   double* changed_values(int64_t block) const { return changed_.get() + block * changed_room; }
   bool is_cut_short(int64_t block) const { return (block + 1) * cpu::choice_block > vocab_size_; }
   const uint32_t* allowed_of(int64_t block) const;
   const uint32_t* allowed_or_null(int64_t block) const;
   const float* logits_of(int64_t block) const;
-  const float* plain_of(int64_t block);
+  const float* next_of(int64_t block) const;
   void drop_ties(const Cut& cut);
+  double weigh_own(int64_t block);
   cpu::ChoiceSums weigh(const Bracket& bracket, bool finds);
   cpu::ChoiceSums weigh_values(const double* values, int64_t count, const cpu::ChoiceScale& scale,
                                const Bracket& bracket, uint64_t* bits) const;
+  cpu::ChoiceSums weigh_packed(const cpu::ChoiceScale& scale, const Bracket& bracket, bool finds);
   cpu::ChoiceSums weigh_penalized(const cpu::ChoiceScale& scale, const Bracket& bracket, bool finds);
+  bool can_weigh_marked() const;
+  const cpu::Penalties& penalties() const;
+  cpu::MarkedBounds bounds_of(double least, const Bracket& bracket);
   Bracket logits_within(const Bracket& bracket);
   double least_logit(double value, KnownLogit& known) const;
   void add_found();
   void add_found_exceptions();
   template <typename Function>
   void each_found_exception(const Function& function) const;
-  void list_exceptions(double* values, const int32_t* tokens, const int32_t* end) const;
+  void list_exceptions(double* values) const;
   [[noreturn]] void refuse(int64_t block);
 
   const cpu::ChoiceKernels& kernels_;
   int64_t vocab_size_;
   int64_t count_;
-  double greatest_ = 0;
   std::span<const float> logits_;
-  const Changes* changes_ = nullptr;
-  std::span<const uint32_t> allowed_;
   std::vector<float> last_logits_;      // the last block where it is cut short, then -inf
   std::vector<uint32_t> last_allowed_;  // its part of the bit set
-  std::vector<Bracket> ranges_;         // of each block; no value is outside
-  std::vector<float> tops_;
-  std::vector<float> samples_;
+  View own_;                            // the model's
+  View asked_;
+  View* view_ = &asked_;
+  const float* next_ = nullptr;        // what comes nearer while a block is looked at
   std::unique_ptr<double[]> changed_;  // values as Changes lists them; touched as far as there are some
   ValueList kept_;
   bool short_ = false;
@@ -140,9 +175,7 @@ class LogitBlocks {
   // The open block: its logits, with bits of those that are values as they are, and of others that have the repetition
   // penalty, and exceptions from both; or values, where only some are left, or ties were dropped.
   int64_t block_ = 0;
-  const float* logits_here_ = nullptr;     // null: values
-  const uint32_t* as_they_are_ = nullptr;  // null: all
-  const uint32_t* penalized_ = nullptr;    // null: none
+  cpu::MarkedLogits here_;  // its logits null: values
   cpu::ChangedPlaces exceptions_ = {};
   ListedValues values_ = {};  // tokens null: of the whole block
   double least_ = -infinity;  // what is less was cut

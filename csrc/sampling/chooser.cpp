@@ -32,13 +32,23 @@ int64_t Chooser::bytes() const {
 
 void Chooser::take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed) {
   blocks_.take(logits, changes, allowed);
-  log_sum_ = std::numeric_limits<double>::quiet_NaN();
-  best_ = {};
-  summed_by_ = 0;
+  begin();
 }
 
-void Chooser::take_with_sum(std::span<const float> logits) {
-  log_sum_ = blocks_.take_with_sum(logits);
+void Chooser::take_with_sum(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed) {
+  const double sum = blocks_.take_with_sum(logits, changes, allowed);
+  begin();
+  log_sum_ = sum;
+}
+
+void Chooser::show_asked() {
+  blocks_.show_asked();
+  begin();
+}
+
+// Nothing is known of what the blocks show.
+void Chooser::begin() {
+  log_sum_ = std::numeric_limits<double>::quiet_NaN();
   best_ = {};
   summed_by_ = 0;
 }

@@ -24,8 +24,9 @@ class Chooser {
   // The logits of a choice, as for LogitBlocks::take. What follows is of them.
   void take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed);
 
-  // The same of logits alone, whose `log_sum` will be asked for.
-  void take_with_sum(std::span<const float> logits);
+  // The same, but what follows is of the logits alone, whose `log_sum` will be asked for, until `show_asked`.
+  void take_with_sum(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed);
+  void show_asked();
 
   double greatest() const { return blocks_.greatest(); }
   // The logarithm of the sum of exp(value - greatest), within `rough_choice_error`. After a draw at temperature 1 it is
@@ -42,6 +43,7 @@ class Chooser {
   int64_t bytes() const;
 
  private:
+  void begin();
   void set_temperature(double temperature);
   void weigh(bool rough);
   double weight_of(double value) const;

@@ -80,20 +80,20 @@ int32_t Sampler::choose(std::span<const float> logits, std::span<const uint32_t>
                         LogProbabilities* log_probabilities) {
   const Use use(busy_);
   check(logits, allowed, log_probabilities);
-  const bool as_they_are = changes_->none() && allowed.empty();
+  const Changes* const changes = changes_->none() ? nullptr : changes_.get();
+  const bool as_they_are = !changes && allowed.empty();
+  // A draw at temperature 1 makes the sum anyway.
+  const bool sums = log_probabilities && !(as_they_are && sampling_.temperature == 1);
+  if (sums)
+    chooser_->take_with_sum(logits, changes, allowed);
+  else
+    chooser_->take(logits, changes, allowed);
+  check_left();
   double all = 0;  // the logarithm of the sum of their exponentials
-  if (log_probabilities) {
-    // A draw at temperature 1 makes the sum anyway.
-    if (as_they_are && sampling_.temperature == 1)
-      chooser_->take(logits, nullptr, {});
-    else
-      chooser_->take_with_sum(logits);
-    check_left();
-    find_likeliest(*log_probabilities);
-    if (!as_they_are) all = chooser_->greatest() + chooser_->log_sum();
-  }
-  if (!log_probabilities || !as_they_are) {
-    chooser_->take(logits, changes_->none() ? nullptr : changes_.get(), allowed);
+  if (log_probabilities) find_likeliest(*log_probabilities);
+  if (sums && !as_they_are) {
+    all = chooser_->greatest() + chooser_->log_sum();
+    chooser_->show_asked();
     check_left();
   }
   const int32_t token =

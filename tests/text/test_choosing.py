@@ -222,6 +222,31 @@ def test_every_instruction_set_gives_the_same_bits(kind: str) -> None:
         assert all(each == found[0] for each in found), asked
 
 
+@pytest.mark.parametrize("seed", range(48))
+def test_every_instruction_set_gives_the_same_bits_behind_a_long_prompt(seed: int) -> None:
+    """Penalties of many tokens beside other changes, with a mask or without; most of a block is left, or little."""
+    rng = np.random.default_rng(seed)
+    rows = [rng.normal(0, rng.choice([0.5, 3.0]), SOME_BLOCKS).astype(np.float32) for _ in range(3)]
+    asked = dataclasses.replace(
+        some_settings(rng, SOME_BLOCKS),
+        temperature=float(rng.choice([0.7, 1.0])),
+        top_k=int(rng.choice([0, 0, 9000, 17_000])),
+        top_p=float(rng.choice([0.9, 1.0])),
+        repetition_penalty=float(rng.choice([0.7, 1.1, 1.3])),
+    )
+    prompt = rng.integers(SOME_BLOCKS, size=rng.choice([500, SOME_BLOCKS // 2])).tolist()
+    allowed = None if rng.random() < 0.5 else rng.random(SOME_BLOCKS) < rng.choice([0.3, 0.95])
+    bits = None if allowed is None else as_bits(allowed)
+    samplers = [Sampler(asked, SOME_BLOCKS, prompt, isa=isa) for isa in isas()]
+    answer: list[int] = []
+    for row, number in zip(rows, oracle.random_numbers(asked.seed or 0, len(rows)), strict=True):
+        first, *others = [sampler.choose(row, allowed=bits, logprobs=30) for sampler in samplers]
+        values = oracle.changed_logits(row, asked, prompt, answer, allowed)
+        assert first.token == oracle.choose_token(values, asked, number), asked
+        assert all(each == first for each in others), asked
+        answer.append(first.token)
+
+
 # ---- What is allowed --------------------------------------------------------------------------------------------
 
 

@@ -47,6 +47,25 @@ struct ChoiceBracket {
   double most;
 };
 
+// A block's logits. Those with a bit in `plain`, all where it is null, are values as they are; those with one in
+// `penalized`, none where it is null, have the repetition penalty. No logit has both, and those without are no values.
+struct MarkedLogits {
+  const float* logits = nullptr;
+  const uint32_t* plain = nullptr;
+  const uint32_t* penalized = nullptr;
+};
+
+// The same bracket for the logits that are values and for those that have the penalty: values ascend as logits do. What
+// is below `least` is left out.
+struct ChoiceBounds {
+  double least;
+  ChoiceBracket within;
+};
+struct MarkedBounds {
+  ChoiceBounds plain;
+  ChoiceBounds penalized;
+};
+
 // Sums of weights: of all, and of those whose values are above a bracket.
 struct ChoiceSums {
   double all = 0;
@@ -103,16 +122,18 @@ constexpr double near_choice_error = 0x1p-22;
 
 // A block of logits has choice_block elements. -inf stands for what cannot be chosen.
 struct ChoiceKernels {
-  // The range; its greatest is NaN when one is NaN or +inf. Into `tops` [choice_columns] the greatest of each column,
-  // into `samples` [choice_samples, choice_columns] other elements of it: those of `row` and of rows far from it, or of
-  // the row behind one where an element is the greatest. Meanwhile the block at `next` comes nearer.
-  ChoiceRange (*range)(const float* logits, const float* next, int64_t row, float* tops, float* samples);
-  // Of the logits with a bit in `some`, all where it is null: how many exceed a bracket. Into `bits`
-  // [choice_long_words] which lie in it.
-  int64_t (*find)(const float* logits, const uint32_t* some, const ChoiceBracket& bracket, uint64_t* bits);
-  // One behind the other, into `packed`, those of them that are at least `least`; then -inf, to a multiple of
-  // choice_lanes. Returns how many `packed` has, with these. Into `bits`, unless it is null, which of those lie in the
-  // bracket.
+  // The range of near values, where there are some; its greatest is NaN when one is NaN or +inf. Into `tops`
+  // [choice_columns] the greatest of each column, into `samples` [choice_samples, choice_columns] other elements of it:
+  // those of `row` and of rows far from it, or of the row behind one where an element is the greatest. Meanwhile the
+  // block at `next` comes nearer.
+  ChoiceRange (*range)(const MarkedLogits& marked, const Penalties& penalties, const float* next, int64_t row,
+                       float* tops, float* samples);
+  // How many values exceed a bracket, by bounds that leave nothing out. Into `bits` [choice_long_words] which lie in
+  // it.
+  int64_t (*find)(const MarkedLogits& marked, const MarkedBounds& bounds, uint64_t* bits);
+  // One behind the other, into `packed`, the logits with a bit in `some`, all where it is null, that are at least
+  // `least`; then -inf, to a multiple of choice_lanes. Returns how many `packed` has, with these. Into `bits`, unless
+  // it is null, which of those lie in the bracket.
   int64_t (*pack)(const float* logits, const uint32_t* some, double least, const ChoiceBracket& bracket, float* packed,
                   uint64_t* bits);
   // The first of values, as many and with such bits as where they are weighed.
@@ -128,29 +149,33 @@ struct ChoiceKernels {
   ChoiceList<double> list_values;
   // Of `count` listed values, a multiple of choice_lanes; each is worth 1 where `worths` is null.
   ChoiceAbove (*sum_above)(const double* values, const double* worths, int64_t count, double value);
-  // Into `out`: -inf where the bit is 0.
-  void (*forbid)(const float* logits, const uint32_t* allowed, float* out);
   // The values of logits of which those with a bit in `seen` have the repetition penalty, -inf where `allowed` has no
-  // bit. Either may be null: none was seen, all are allowed. Near values may be infinite where the penalty is great.
+  // bit. Either may be null: none was seen, all are allowed.
   void (*penalize)(const float* logits, const uint32_t* seen, const Penalties& penalties, const uint32_t* allowed,
                    double* values);
-  void (*penalize_nearly)(const float* logits, const uint32_t* seen, const Penalties& penalties,
-                          const uint32_t* allowed, float* values);
   // The values of `count` logits, a multiple of choice_lanes, that all have the penalty. And of a list, where those
   // with a bit in `seen` get it.
   void (*penalize_packed)(const float* logits, int64_t count, const Penalties& penalties, double* values);
   void (*penalize_listed)(double* values, const int32_t* tokens, int64_t count, const uint32_t* seen,
                           const Penalties& penalties);
-  // The values of the logits in these places alone, then -inf to a multiple of choice_lanes; and near values, at their
-  // places.
-  void (*change)(const float* logits, const ChangedPlaces& changed, const Penalties& penalties, const uint32_t* allowed,
-                 double* values, float* near);
+  // The values of the logits in these places alone, then -inf to a multiple of choice_lanes; and a range that no near
+  // value is outside of: its greatest is NaN when one is NaN. Near values raise the tops of their columns, and samples
+  // in their places become them.
+  ChoiceRange (*change)(const float* logits, const ChangedPlaces& changed, const Penalties& penalties,
+                        const uint32_t* allowed, double* values, int64_t row, float* tops, float* samples);
   // The greatest of a block's values; NaN when one is NaN or +inf.
   double (*greatest_value)(const double* values);
   ChoiceWeigh<float> weigh_logits;
   ChoiceWeigh<float> weigh_logits_roughly;
   ChoiceWeigh<double> weigh_values;
   ChoiceWeigh<double> weigh_values_roughly;
+  // The sum of all rough weights in a block. Meanwhile the block at `next` comes nearer.
+  double (*weigh_block_roughly)(const float* logits, const ChoiceScale& scale, const float* next);
+  // Rough weights of all values in a block. Into `bits`, unless it is null, which of them lie in the bracket. Null
+  // where it is quicker to make the values first: masks are vectors there. The sums differ in their last bits from
+  // those, by much less than rough weights are off, and no token depends on that.
+  ChoiceSums (*weigh_marked_roughly)(const MarkedLogits& marked, const Penalties& penalties, const ChoiceScale& scale,
+                                     const MarkedBounds& bounds, uint64_t* bits);
 };
 
 }  // namespace moeflux::cpu

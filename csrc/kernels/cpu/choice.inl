@@ -2,15 +2,57 @@
 
 #include "kernels/cpu/choice_changes.inl"
 #include "kernels/cpu/choice_lanes.inl"
+#include "kernels/cpu/choice_marked.inl"
 #include "kernels/cpu/choice_weights.inl"
 
 namespace moeflux::cpu::MOEFLUX_ISA {
 
-static ChoiceRange range(const float* logits, const float* next, int64_t row, float* tops, float* samples) {
+// Of the lanes of a mask alone.
+MOEFLUX_INLINE Floats max_in(FloatLanes mask, Floats best, Floats some) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_mask_max_ps((__m512)best, mask, (__m512)some, (__m512)best);
+#else
+  return max(select(mask, splat(minus_infinity), some), best);
+#endif
+}
+MOEFLUX_INLINE Floats min_in(FloatLanes mask, Floats least, Floats some) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_mask_min_ps((__m512)least, mask, (__m512)some, (__m512)least);
+#else
+  const Floats own = select(mask, splat(-minus_infinity), some);
+  return own < least ? own : least;
+#endif
+}
+MOEFLUX_INLINE FloatLanes not_below(FloatLanes mask, Floats some, float value) {
+#if defined(__AVX512F__)
+  return _mm512_mask_cmp_ps_mask(mask, (__m512)some, _mm512_set1_ps(value), _CMP_NLT_UQ);
+#else
+  return ~(some < value) & mask;
+#endif
+}
+
+template <bool any_marked, bool any_penalized>
+MOEFLUX_INLINE ChoiceRange range_of_all(const MarkedLogits& marked, const Penalties& penalties, const float* next,
+                                        int64_t row, float* tops, float* samples) {
   constexpr int64_t vectors = choice_columns / lanes;
+  const Floats by = splat(static_cast<float>(penalties.repetition));
+  const Floats reciprocal = splat(static_cast<float>(1 / penalties.repetition));
+  struct Near {
+    Floats values;
+    FloatLanes are_values;
+  };
+  const auto near = [&](int64_t first) __attribute__((always_inline)) {
+    Near found = {load<Floats>(marked.logits + first), floats_of(~uint32_t{0})};
+    if constexpr (any_marked) {
+      const auto marks = Marks<any_penalized>::at(marked, first);
+      if constexpr (any_penalized) found.values = nearly_penalized(marks.penalized, found.values, by, reciprocal);
+      found.are_values = marks.values;
+    }
+    return found;
+  };
   Floats best[vectors];
   Floats least[vectors];
-  Ints bad = {};
+  FloatLanes bad = {};
   MOEFLUX_UNROLL
   for (int64_t i = 0; i < vectors; ++i) {
     best[i] = splat(minus_infinity);
@@ -20,10 +62,10 @@ static ChoiceRange range(const float* logits, const float* next, int64_t row, fl
     __builtin_prefetch(next + first);
     MOEFLUX_UNROLL
     for (int64_t i = 0; i < vectors; ++i) {
-      const Floats some = load<Floats>(logits + first + i * lanes);
-      best[i] = max(some, best[i]);
-      least[i] = some < least[i] ? some : least[i];
-      bad |= ~(some < -minus_infinity);
+      const Near some = near(first + i * lanes);
+      best[i] = max_in(some.are_values, best[i], some.values);
+      least[i] = min_in(some.are_values, least[i], some.values);
+      bad |= not_below(some.are_values, some.values, -minus_infinity);
     }
   }
   __builtin_memcpy(tops, best, sizeof best);
@@ -34,16 +76,26 @@ static ChoiceRange range(const float* logits, const float* next, int64_t row, fl
     found.greatest = tops[i] > found.greatest ? tops[i] : found.greatest;
     found.least = lowest[i] < found.least ? lowest[i] : found.least;
   }
-  for (int64_t sample = 0; sample < choice_samples; ++sample, row += choice_rows / choice_samples) {
-    const float* elements = logits + row % choice_rows * choice_columns;
-    const float* others = logits + (row + 1) % choice_rows * choice_columns;
-    for (int64_t i = 0; i < choice_columns; ++i)
-      samples[sample * choice_columns + i] = elements[i] == tops[i] ? others[i] : elements[i];
+  for (int64_t sample = 0; sample < choice_samples; ++sample, row += sampled_rows) {
+    MOEFLUX_UNROLL
+    for (int64_t i = 0; i < vectors; ++i) {
+      const auto values_of = [&](int64_t other_row) __attribute__((always_inline)) {
+        const Near some = near(other_row % choice_rows * choice_columns + i * lanes);
+        return select(some.are_values, splat(minus_infinity), some.values);
+      };
+      const Floats own = values_of(row);
+      store(samples + sample * choice_columns + i * lanes, own == best[i] ? values_of(row + 1) : own);
+    }
   }
-  bool any = false;
-  for (int64_t i = 0; i < lanes; ++i) any |= bad[i] != 0;
-  if (any) found.greatest = __builtin_nanf("");
+  if (bits_of(bad) != 0) found.greatest = __builtin_nanf("");
   return found;
+}
+
+static ChoiceRange range(const MarkedLogits& marked, const Penalties& penalties, const float* next, int64_t row,
+                         float* tops, float* samples) {
+  if (marked.penalized) return range_of_all<true, true>(marked, penalties, next, row, tops, samples);
+  if (marked.plain) return range_of_all<true, false>(marked, penalties, next, row, tops, samples);
+  return range_of_all<false, false>(marked, penalties, next, row, tops, samples);
 }
 
 MOEFLUX_INLINE uint64_t long_word(const uint32_t* bits, int64_t word) {
@@ -51,23 +103,34 @@ MOEFLUX_INLINE uint64_t long_word(const uint32_t* bits, int64_t word) {
   return bits[2 * word] | static_cast<uint64_t>(bits[2 * word + 1]) << 32;
 }
 
-static int64_t find(const float* logits, const uint32_t* some, const ChoiceBracket& bracket, uint64_t* bits) {
-  const ChoiceRange range = floats_within(bracket);
+template <bool any_marked, bool any_penalized>
+MOEFLUX_INLINE int64_t find_all(const MarkedLogits& marked, const MarkedBounds& asked, uint64_t* bits) {
+  const FloatBounds bounds = float_bounds(asked);
   int64_t count = 0;
   for (int64_t word = 0; word < choice_long_words; ++word) {
-    const uint64_t wanted = long_word(some, word);
     uint64_t found = 0;
-    uint64_t above = 0;
+    uint64_t greater = 0;
     MOEFLUX_UNROLL
     for (int64_t i = 0; i < 64; i += lanes) {
-      const Floats each = load<Floats>(logits + 64 * word + i);
-      found |= bits_of_least(each, range.least) << i;
-      above |= bits_above(each, range.greatest) << i;
+      const Floats each = load<Floats>(marked.logits + 64 * word + i);
+      Marks<any_penalized> marks = {};
+      if constexpr (any_penalized) marks = Marks<any_penalized>::at(marked, 64 * word + i);
+      found |= static_cast<uint64_t>(bits_of(at_least(each, bounds.least.of(marks)))) << i;
+      greater |= static_cast<uint64_t>(bits_of(above(each, bounds.most.of(marks)))) << i;
     }
-    bits[word] = found & ~above & wanted;
-    count += __builtin_popcountll(above & wanted);
+    uint64_t values = ~uint64_t{0};
+    if constexpr (any_marked) values = long_word(marked.plain, word);
+    if constexpr (any_penalized) values |= long_word(marked.penalized, word);
+    bits[word] = found & ~greater & values;
+    count += __builtin_popcountll(greater & values);
   }
   return count;
+}
+
+static int64_t find(const MarkedLogits& marked, const MarkedBounds& bounds, uint64_t* bits) {
+  if (marked.penalized) return find_all<true, true>(marked, bounds, bits);
+  if (marked.plain) return find_all<true, false>(marked, bounds, bits);
+  return find_all<false, false>(marked, bounds, bits);
 }
 
 template <bool finds>
@@ -153,17 +216,19 @@ static int64_t list(const Number* numbers, const uint64_t* bits, int64_t first_t
     uint64_t rest = bits[word];
     const int64_t end = count + __builtin_popcountll(rest);
     // Some at a time, whether there are as many or not: how many a word has nobody could foretell.
-    for (; count < end; count += spare_choice_places) {
+    do {
       MOEFLUX_UNROLL
       for (int64_t i = 0; i < spare_choice_places; ++i) {
         const int64_t place = 64 * word + __builtin_ctzll(rest | uint64_t{1} << 63);
-        values[count + i] = numbers[place];
         tokens[count + i] = static_cast<int32_t>(first_token + place);
         rest &= rest - 1;
       }
-    }
+      count += spare_choice_places;
+    } while (count < end);
     count = end;
   }
+  for (int64_t i = count; i % wide != 0; ++i) tokens[i] = 0;
+  for (int64_t i = 0; i < count; i += wide) store(values + i, load_tokens(numbers, tokens + i));
   return count;
 }
 
@@ -198,9 +263,7 @@ constexpr ChoiceKernels choice_kernels = {
     list<float>,
     list<double>,
     sum_above,
-    forbid,
     penalize,
-    penalize_nearly,
     penalize_packed,
     penalize_listed,
     change,
@@ -209,6 +272,8 @@ constexpr ChoiceKernels choice_kernels = {
     weigh<true, float>,
     weigh<false, double>,
     weigh<true, double>,
+    weigh_block_roughly,
+    weigh_marked_roughly,
 };
 
 }  // namespace moeflux::cpu::MOEFLUX_ISA

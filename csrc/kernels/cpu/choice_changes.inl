@@ -25,14 +25,12 @@ MOEFLUX_INLINE Doubles penalized(uint32_t seen, Doubles value, const Penalties& 
 #endif
 }
 
-MOEFLUX_INLINE Floats nearly_penalized(uint32_t seen, Floats value, Floats by, Floats reciprocal) {
+MOEFLUX_INLINE Floats nearly_penalized(FloatLanes seen, Floats value, Floats by, Floats reciprocal) {
 #if defined(__AVX512F__)
-  const auto all = static_cast<__mmask16>(seen);
-  const __mmask16 above = _mm512_mask_cmp_ps_mask(all, (__m512)value, __m512{}, _CMP_GT_OQ);
-  const __m512 factor = _mm512_mask_mov_ps((__m512)by, above, (__m512)reciprocal);
-  return (Floats)_mm512_mask_mul_ps((__m512)value, all, (__m512)value, factor);
+  const __m512 factor = (__m512)select(above(value, Floats{}), by, reciprocal);
+  return (Floats)_mm512_mask_mul_ps((__m512)value, seen, (__m512)value, factor);
 #else
-  return float_lanes_of(seen) ? value * (value > 0 ? reciprocal : by) : value;
+  return select(seen, value, value * select(above(value, Floats{}), by, reciprocal));
 #endif
 }
 
@@ -89,38 +87,6 @@ static void penalize_packed(const float* logits, int64_t count, const Penalties&
     penalize_each<true>(logits, count, penalties, values);
 }
 
-static void forbid(const float* logits, const uint32_t* allowed, float* out) {
-  for (int64_t word = 0; word < choice_words; ++word) {
-    MOEFLUX_UNROLL
-    for (int64_t i = 0; i < 32; i += lanes) {
-      const int64_t place = 32 * word + i;
-      store(out + place, choose(allowed[word] >> i, splat(minus_infinity), load<Floats>(logits + place)));
-    }
-  }
-}
-
-static void penalize_nearly(const float* logits, const uint32_t* seen, const Penalties& penalties,
-                            const uint32_t* allowed, float* values) {
-  if (!seen) {
-    if (allowed)
-      forbid(logits, allowed, values);
-    else
-      __builtin_memcpy(values, logits, choice_block * sizeof(float));
-    return;
-  }
-  constexpr int64_t bits = 32;
-  const Floats by = splat(static_cast<float>(penalties.repetition));
-  const Floats reciprocal = splat(static_cast<float>(1 / penalties.repetition));
-  for (int64_t word = 0; word < choice_words; ++word) {
-    const uint32_t allowed_word = allowed ? allowed[word] : ~uint32_t{0};
-    MOEFLUX_UNROLL
-    for (int64_t i = 0; i < bits; i += lanes) {
-      const Floats value = nearly_penalized(seen[word] >> i, load<Floats>(logits + word * bits + i), by, reciprocal);
-      store(values + word * bits + i, choose(allowed_word >> i, splat(minus_infinity), value));
-    }
-  }
-}
-
 static double greatest_value(const double* values) {
   constexpr double beyond = -static_cast<double>(minus_infinity);
   constexpr int64_t vectors = 4;
@@ -145,18 +111,21 @@ static double greatest_value(const double* values) {
   return all ? found : __builtin_nan("");
 }
 
+// A block's numbers in the places of tokens.
+template <typename Number>
+MOEFLUX_INLINE Doubles load_tokens(const Number* numbers, const int32_t* tokens) {
 #if defined(__AVX512F__)
-MOEFLUX_INLINE Doubles load_places(const float* logits, const int32_t* places) {
-  return (Doubles)_mm512_maskz_cvtps_pd(0xff,
-                                        _mm256_i32gather_ps(logits, _mm256_loadu_si256((const __m256i*)places), 4));
-}
+  const __m256i places = _mm256_loadu_si256((const __m256i*)tokens) & _mm256_set1_epi32(choice_block - 1);
+  if constexpr (sizeof(Number) == sizeof(float))
+    return (Doubles)_mm512_maskz_cvtps_pd(0xff, _mm256_i32gather_ps(numbers, places, 4));
+  else
+    return (Doubles)_mm512_mask_i32gather_pd(__m512d{}, 0xff, places, numbers, 8);
 #else
-MOEFLUX_INLINE Doubles load_places(const float* logits, const int32_t* places) {
   Doubles some;
-  for (int64_t i = 0; i < wide; ++i) some[i] = logits[places[i]];
+  for (int64_t i = 0; i < wide; ++i) some[i] = numbers[tokens[i] & (choice_block - 1)];
   return some;
-}
 #endif
+}
 
 // Lanes of -1 or 0: which tokens, by their places or ids, have a bit in their block.
 MOEFLUX_INLINE LongInts have_bits(const uint32_t* bits, const int32_t* tokens) {
@@ -188,10 +157,15 @@ MOEFLUX_INLINE HalfFloats near_values(Doubles values) {
   return halves_of(upto < -most ? (values > -beyond ? splat(-most) : splat(-beyond)) : upto);
 }
 
-static void change(const float* logits, const ChangedPlaces& changed, const Penalties& penalties,
-                   const uint32_t* allowed, double* values, float* near) {
+constexpr int64_t sampled_rows = choice_rows / choice_samples;  // of so many, one is a sample
+
+static ChoiceRange change(const float* logits, const ChangedPlaces& changed, const Penalties& penalties,
+                          const uint32_t* allowed, double* values, int64_t row, float* tops, float* samples) {
+  HalfFloats least = -minus_infinity - HalfFloats{};
+  HalfFloats greatest = minus_infinity - HalfFloats{};
+  HalfInts good = ~HalfInts{};
   for (int64_t first = 0; first < changed.count; first += wide) {
-    Doubles value = load_places(logits, changed.places + first);
+    Doubles value = load_tokens(logits, changed.places + first);
     if (changed.biases) value += load<Doubles>(changed.biases + first);
     const HalfInts times = load<HalfInts>(changed.times + first);
     const Doubles number = doubles_of(times & std::numeric_limits<int32_t>::max());
@@ -200,11 +174,29 @@ static void change(const float* logits, const ChangedPlaces& changed, const Pena
     if (allowed)
       value = have_bits(allowed, changed.places + first) ? value : splat(static_cast<double>(minus_infinity));
     store(values + first, value);
-    const HalfFloats about = near_values(value);
+    const HalfFloats near = near_values(value);
+    least = near < least ? near : least;
+    greatest = near > greatest ? near : greatest;
+    good &= near == near;
     const int64_t count = smaller(changed.count - first, wide);
-    for (int64_t i = 0; i < count; ++i) near[changed.places[first + i]] = about[i];
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t place = changed.places[first + i];
+      float& top = tops[place % choice_columns];
+      if (near[i] > top) top = near[i];
+      const auto behind = static_cast<uint64_t>(place / choice_columns - row) % choice_rows;
+      if (behind % sampled_rows == 0)
+        samples[behind / sampled_rows * choice_columns + place % choice_columns] = near[i];
+    }
   }
   for (int64_t i = changed.count; i % choice_lanes != 0; ++i) values[i] = static_cast<double>(minus_infinity);
+  ChoiceRange range = {-minus_infinity, minus_infinity};
+  for (int64_t i = 0; i < wide; ++i) {
+    range.least = least[i] < range.least ? least[i] : range.least;
+    range.greatest = greatest[i] > range.greatest ? greatest[i] : range.greatest;
+    good[0] &= good[i];
+  }
+  if (good[0] == 0) range.greatest = __builtin_nanf("");
+  return range;
 }
 
 }  // namespace moeflux::cpu::MOEFLUX_ISA

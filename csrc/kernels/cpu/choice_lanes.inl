@@ -21,6 +21,16 @@ constexpr int64_t choice_together = parts > 4 ? parts : 4;  // so many vectors a
 
 MOEFLUX_INLINE Doubles splat(double value) { return value - Doubles{}; }
 
+MOEFLUX_INLINE LongInts longs_of(HalfInts from) {
+#if defined(__AVX512F__)
+  return (LongInts)_mm512_maskz_cvtepi32_epi64(0xff, (__m256i)from);
+#elif defined(__AVX2__)
+  return (LongInts)_mm256_cvtepi32_epi64((__m128i)from);
+#else
+  return __builtin_convertvector(from, LongInts);
+#endif
+}
+
 // a * b + c with one rounding.
 MOEFLUX_INLINE Doubles fma(Doubles a, Doubles b, Doubles c) {
 #if defined(__AVX512F__)
@@ -55,6 +65,31 @@ MOEFLUX_INLINE uint32_t bits_of(LongInts mask) {
 #endif
 }
 #endif
+
+// One bit, or a lane of -1 or 0, for each number of a vector.
+#if defined(__AVX512F__)
+typedef __mmask8 Lanes;
+typedef __mmask16 FloatLanes;
+MOEFLUX_INLINE uint32_t bits_of(FloatLanes mask) { return mask; }
+#else
+typedef LongInts Lanes;
+typedef Ints FloatLanes;
+#endif
+
+MOEFLUX_INLINE FloatLanes at_least(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ);
+#else
+  return a >= b;
+#endif
+}
+MOEFLUX_INLINE FloatLanes above(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
+#else
+  return a > b;
+#endif
+}
 
 // One bit a lane: which are at least, or above, a number.
 MOEFLUX_INLINE uint64_t bits_of_least(Floats values, float least) {
@@ -136,6 +171,72 @@ MOEFLUX_INLINE LongInts lanes_of(uint32_t bits) {
 }
 #endif
 
+// Lanes of the lowest bits; and of those that a vector of Floats has in a block's bit set.
+MOEFLUX_INLINE FloatLanes floats_of(uint32_t bits) {
+#if defined(__AVX512F__)
+  return static_cast<FloatLanes>(bits);
+#else
+  return float_lanes_of(bits);
+#endif
+}
+MOEFLUX_INLINE FloatLanes floats_at(const uint32_t* bits, int64_t first) {
+#if defined(__AVX512F__)
+  return load<FloatLanes>(reinterpret_cast<const unsigned char*>(bits) + first / 8);
+#else
+  return floats_of(bits[first / 32] >> (first % 32));
+#endif
+}
+
+// b in the lanes of the mask, else a.
+MOEFLUX_INLINE Floats select(FloatLanes mask, Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_mask_mov_ps((__m512)a, mask, (__m512)b);
+#else
+  return mask ? b : a;
+#endif
+}
+MOEFLUX_INLINE Doubles select(Lanes mask, Doubles a, Doubles b) {
+#if defined(__AVX512F__)
+  return (Doubles)_mm512_mask_mov_pd((__m512d)a, mask, (__m512d)b);
+#else
+  return mask ? b : a;
+#endif
+}
+
+// Of a vector of a block's logits.
+template <bool any_penalized>
+struct Marks {
+  FloatLanes values;  // those that are values, with a penalty or without
+  FloatLanes penalized;
+
+  [[gnu::always_inline]] static Marks at(const MarkedLogits& marked, int64_t first) {
+    const FloatLanes plain = floats_at(marked.plain, first);
+    if constexpr (!any_penalized) return {plain, FloatLanes{}};
+    const FloatLanes penalized = floats_at(marked.penalized, first);
+    return {static_cast<FloatLanes>(plain | penalized), penalized};
+  }
+};
+
+// One bound of both kinds of logits.
+struct FloatBound {
+  Floats plain;
+  Floats penalized;
+
+  template <bool any_penalized>
+  [[gnu::always_inline]] Floats of(const Marks<any_penalized>& marks) const {
+    return any_penalized ? select(marks.penalized, plain, penalized) : plain;
+  }
+};
+struct FloatBounds {
+  FloatBound least;
+  FloatBound most;
+};
+static FloatBounds float_bounds(const MarkedBounds& bounds) {
+  const ChoiceRange plain = floats_within(bounds.plain.within);
+  const ChoiceRange penalized = floats_within(bounds.penalized.within);
+  return {{splat(plain.least), splat(penalized.least)}, {splat(plain.greatest), splat(penalized.greatest)}};
+}
+
 // b where the bit is 1, from the lowest on, else a.
 MOEFLUX_INLINE Floats choose(uint32_t bits, Floats a, Floats b) {
 #if defined(__AVX512F__)
@@ -215,15 +316,6 @@ MOEFLUX_INLINE Doubles doubles_of(HalfInts from) {
   return (Doubles)_mm256_cvtepi32_pd((__m128i)from);
 #else
   return __builtin_convertvector(from, Doubles);
-#endif
-}
-MOEFLUX_INLINE LongInts longs_of(HalfInts from) {
-#if defined(__AVX512F__)
-  return (LongInts)_mm512_maskz_cvtepi32_epi64(0xff, (__m256i)from);
-#elif defined(__AVX2__)
-  return (LongInts)_mm256_cvtepi32_epi64((__m128i)from);
-#else
-  return __builtin_convertvector(from, LongInts);
 #endif
 }
 

@@ -71,9 +71,13 @@ MOEFLUX_INLINE void small_powers_of_2(Doubles* x, int64_t vectors) {
   for (int64_t v = 0; v < vectors; ++v) x[v] = sums[v];
 }
 
-// One bit, or a lane of -1 or 0, for each.
 #if defined(__AVX512F__)
-typedef __mmask8 Lanes;
+MOEFLUX_INLINE Lanes at_least(HalfFloats a, float b) {
+  return _mm256_cmp_ps_mask((__m256)a, _mm256_set1_ps(b), _CMP_GE_OQ);
+}
+MOEFLUX_INLINE Lanes at_most(Lanes mask, HalfFloats a, float b) {
+  return _mm256_mask_cmp_ps_mask(mask, (__m256)a, _mm256_set1_ps(b), _CMP_LE_OQ);
+}
 MOEFLUX_INLINE Lanes at_least(Doubles a, double b) {
   return _mm512_cmp_pd_mask((__m512d)a, _mm512_set1_pd(b), _CMP_GE_OQ);
 }
@@ -83,7 +87,6 @@ MOEFLUX_INLINE Lanes at_most(Lanes mask, Doubles a, double b) {
 MOEFLUX_INLINE uint32_t bits_of(Lanes mask) { return mask; }
 constexpr Lanes all_of_them = 0xff;
 #else
-typedef LongInts Lanes;
 constexpr Lanes all_of_them = LongInts{} == LongInts{};
 MOEFLUX_INLINE Lanes at_least(Doubles a, double b) { return a >= b; }
 MOEFLUX_INLINE Lanes at_most(Lanes, Doubles a, double b) { return a <= b; }
@@ -116,60 +119,92 @@ MOEFLUX_INLINE Doubles add_above([[maybe_unused]] Lanes mask, Lanes upto, Double
 #endif
 }
 
-// Which values lie in a bracket is seen in f32 numbers where a vector has twice as many of them, unless a comparison of
-// f64 numbers costs nothing but itself.
+// Logits are compared as f32 numbers: half as wide vectors with AVX-512, or where a vector has twice as many of them,
+// but only for which lie in a bracket.
 #if defined(__AVX512F__)
+template <typename Number>
+constexpr bool by_halves = sizeof(Number) == sizeof(float);
 template <typename Number>
 constexpr bool by_floats = false;
 #else
 template <typename Number>
+constexpr bool by_halves = false;
+template <typename Number>
 constexpr bool by_floats = sizeof(Number) == sizeof(float);
 #endif
+
+// The f32 numbers from which on values are kept, and those in a bracket.
+struct WeighedFloats {
+  float from;
+  ChoiceRange within;
+};
 
 struct ChoiceLanes {
   Doubles all[parts] = {};
   Doubles above[parts] = {};
 };
 
-// So many vectors one behind the other: each operation of all of them before the next. Operations on one vector wait
-// for each other, and a processor looks only so far ahead for others.
-template <bool rough, bool split, bool stored, bool every, int64_t vectors, typename Number>
-MOEFLUX_INLINE void weigh_together(const Number* values, const ChoiceScale& scale, const ChoiceBracket& bracket,
-                                   [[maybe_unused]] const ChoiceRange& floats, ChoiceLanes& sums, double* weights,
-                                   unsigned char* bits) {
-  Lanes kept[vectors];
-  Lanes upto[vectors];
-  Lanes found[vectors];
+// Vectors that are weighed together: their values, each times its factor. Then a weight is the rest times the power.
+template <int64_t vectors>
+struct Together {
   Doubles rest[vectors];
+  Doubles factors[vectors];
+  Lanes kept[vectors];  // those that weigh something
   Doubles power[vectors];
-  MOEFLUX_UNROLL
-  for (int64_t v = 0; v < vectors; ++v) {
-    const Doubles value = load_values(values + v * wide);
-    kept[v] = every ? all_of_them : at_least(value, scale.least);
-    if constexpr (split) {
-      upto[v] = at_most(kept[v], value, bracket.most);
-      if constexpr (!by_floats<Number>) found[v] = kept[v] & upto[v] & at_least(value, bracket.least);
-    }
-    rest[v] = rough ? value : value - scale.greatest;
-  }
+};
+
+// Each operation of all of them before the next. Operations on one vector wait for each other, and a processor looks
+// only so far ahead for others.
+template <bool rough, bool every, int64_t vectors>
+MOEFLUX_INLINE void make_weights(Together<vectors>& all, const ChoiceScale& scale) {
   // Adding 1.5 * 2^49 rounds to a whole number of eighths and leaves it in the low bits.
   const Doubles rounding = splat(rough ? 0x1.8p+49 - scale.origin : 0x1.8p+49);
+  if constexpr (!rough) {
+    MOEFLUX_UNROLL
+    for (int64_t v = 0; v < vectors; ++v) all.rest[v] -= scale.greatest;
+  }
   MOEFLUX_UNROLL
-  for (int64_t v = 0; v < vectors; ++v) power[v] = fma(rest[v], splat(scale.factor), rounding);
+  for (int64_t v = 0; v < vectors; ++v) all.power[v] = fma(all.rest[v], all.factors[v], rounding);
   MOEFLUX_UNROLL
   for (int64_t v = 0; v < vectors; ++v)
-    rest[v] = only<every>(kept[v], fma(rest[v], splat(scale.factor), rounding - power[v]));
+    all.rest[v] = only<every>(all.kept[v], fma(all.rest[v], all.factors[v], rounding - all.power[v]));
   MOEFLUX_UNROLL
-  for (int64_t v = 0; v < vectors; ++v) power[v] = power_of_2((LongWords)power[v]);
-  small_powers_of_2<rough>(rest, vectors);
+  for (int64_t v = 0; v < vectors; ++v) all.power[v] = power_of_2((LongWords)all.power[v]);
+  small_powers_of_2<rough>(all.rest, vectors);
+}
+
+template <bool rough, bool split, bool stored, bool every, int64_t vectors, typename Number>
+MOEFLUX_INLINE void weigh_together(const Number* values, const ChoiceScale& scale, const ChoiceBracket& bracket,
+                                   [[maybe_unused]] const WeighedFloats& floats, ChoiceLanes& sums, double* weights,
+                                   unsigned char* bits) {
+  Together<vectors> all;
+  Lanes upto[vectors];
+  Lanes found[vectors];
   MOEFLUX_UNROLL
   for (int64_t v = 0; v < vectors; ++v) {
-    Doubles& all = sums.all[v % parts];
+    all.factors[v] = splat(scale.factor);
+    const auto look = [&](auto value, auto from, auto least, auto most) __attribute__((always_inline)) {
+      all.kept[v] = every ? all_of_them : at_least(value, from);
+      if constexpr (split) upto[v] = at_most(all.kept[v], value, most);
+      if constexpr (split && !by_floats<Number>) found[v] = all.kept[v] & upto[v] & at_least(value, least);
+    };
+    all.rest[v] = load_values(values + v * wide);
+    if constexpr (by_halves<Number>)
+      look(load<HalfFloats>(values + v * wide), floats.from, floats.within.least, floats.within.greatest);
+    else
+      look(all.rest[v], scale.least, bracket.least, bracket.most);
+  }
+  make_weights<rough, every>(all, scale);
+  MOEFLUX_UNROLL
+  for (int64_t v = 0; v < vectors; ++v) {
+    const Lanes kept = all.kept[v];
+    const Doubles rest = all.rest[v];
+    const Doubles power = only<every>(kept, all.power[v]);
+    Doubles& sum = sums.all[v % parts];
     Doubles& above = sums.above[v % parts];
-    power[v] = only<every>(kept[v], power[v]);
-    if constexpr (stored) store(weights + v * wide, add_product<every>(kept[v], Doubles{}, rest[v], power[v]));
-    all = add_product<every>(kept[v], all, rest[v], power[v]);
-    if constexpr (split) above = add_above(kept[v], upto[v], above, rest[v], power[v]);
+    if constexpr (stored) store(weights + v * wide, add_product<every>(kept, Doubles{}, rest, power));
+    sum = add_product<every>(kept, sum, rest, power);
+    if constexpr (split) above = add_above(kept, upto[v], above, rest, power);
   }
   if constexpr (split && by_floats<Number>) {
     MOEFLUX_UNROLL
@@ -178,7 +213,7 @@ MOEFLUX_INLINE void weigh_together(const Number* values, const ChoiceScale& scal
       MOEFLUX_UNROLL
       for (int64_t lane = 0; lane < choice_lanes; lane += lanes) {
         const Floats some = load<Floats>(values + i + lane);
-        byte |= (bits_of_least(some, floats.least) & ~bits_above(some, floats.greatest)) << lane;
+        byte |= (bits_of_least(some, floats.within.least) & ~bits_above(some, floats.within.greatest)) << lane;
       }
       bits[i / choice_lanes] = static_cast<unsigned char>(byte);
     }
@@ -194,24 +229,31 @@ MOEFLUX_INLINE void weigh_together(const Number* values, const ChoiceScale& scal
   }
 }
 
-template <bool rough, bool split, bool stored, bool every, typename Number>
+template <bool rough, bool split, bool stored, bool every, bool brings = false, typename Number>
 MOEFLUX_INLINE ChoiceSums weigh_all(const Number* values, int64_t count, const ChoiceScale& asked,
-                                    const ChoiceBracket& within, double* weights, uint64_t* bits) {
+                                    const ChoiceBracket& within, double* weights, uint64_t* bits,
+                                    [[maybe_unused]] const float* next = nullptr) {
   ChoiceScale scale = asked;  // what no store can change
   if (every) scale.least = std::numeric_limits<double>::lowest();
   const ChoiceBracket bracket = within;
-  const ChoiceRange floats = split && by_floats<Number>
-                                 ? floats_within({within.least > asked.least ? within.least : asked.least, within.most})
-                                 : ChoiceRange{};
+  WeighedFloats floats = {};
+  if constexpr (by_halves<Number>) floats.from = round_up(scale.least);
+  if constexpr (split && (by_halves<Number> || by_floats<Number>))
+    floats.within = floats_within({within.least > asked.least ? within.least : asked.least, within.most});
   auto* const bytes = reinterpret_cast<unsigned char*>(bits);
   ChoiceLanes sums;
   int64_t i = 0;
   const auto weights_at = [&] { return stored ? weights + i : nullptr; };
   const auto bytes_at = [&] { return split ? bytes + i / choice_lanes : nullptr; };
   constexpr int64_t last = every ? 1 : 0;  // at least so many are looked at more closely: there may be -inf
-  for (; i + choice_together * wide + last <= count; i += choice_together * wide)
+  for (; i + choice_together * wide + last <= count; i += choice_together * wide) {
+    if constexpr (brings) {
+      MOEFLUX_UNROLL
+      for (int64_t line = 0; line < choice_together * wide; line += choice_columns) __builtin_prefetch(next + i + line);
+    }
     weigh_together<rough, split, stored, every, choice_together>(values + i, scale, bracket, floats, sums, weights_at(),
                                                                  bytes_at());
+  }
   for (; i < count; i += choice_lanes)
     weigh_together<rough, split, stored, false, parts>(values + i, scale, bracket, floats, sums, weights_at(),
                                                        bytes_at());
@@ -227,6 +269,13 @@ static ChoiceSums weigh(const Number* values, int64_t count, const ChoiceScale& 
   if (every) return weigh_all<rough, false, false, rough>(values, count, scale, bracket, weights, bits);
   return bits ? weigh_all<rough, true, false, false>(values, count, scale, bracket, weights, bits)
               : weigh_all<rough, false, false, false>(values, count, scale, bracket, weights, bits);
+}
+
+static double weigh_block_roughly(const float* logits, const ChoiceScale& scale, const float* next) {
+  return (scale.least == static_cast<double>(minus_infinity)
+              ? weigh_all<true, false, false, true, true>(logits, choice_block, scale, {}, nullptr, nullptr, next)
+              : weigh_all<true, false, false, false, true>(logits, choice_block, scale, {}, nullptr, nullptr, next))
+      .all;
 }
 
 }  // namespace moeflux::cpu::MOEFLUX_ISA
