@@ -182,6 +182,7 @@ Footprint session_device_footprint(const Variant& variant, const SessionOptions&
                                    int64_t chunk) {
   Footprint bytes = session_footprint(variant, options, drafts, chunk, true);
   bytes.tokens -= arena_bytes(options.max_context * 4);
+  if (variant.ends()) bytes.tokens += MirroredBuffer::planned_bytes(survey_bytes(variant, drafts), true);
   return bytes;
 }
 
