@@ -33,7 +33,7 @@ class Handle:
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         for each in self._says:
-            if isinstance(each, Exception):
+            if isinstance(each, BaseException):
                 raise each
             yield each
 
@@ -64,7 +64,9 @@ def test_an_answer_is_whole_when_the_replica_says_so() -> None:
 
 
 @pytest.mark.parametrize("count", range(5))
-@pytest.mark.parametrize("end", [(), (ray.exceptions.ActorDiedError(),)], ids=["ends", "fails"])
+@pytest.mark.parametrize(
+    "end", [(), (ray.exceptions.ActorDiedError(),), (asyncio.CancelledError(),)], ids=["ends", "fails", "is cancelled"]
+)
 def test_an_answer_that_ends_before_is_that_of_a_replica_that_is_gone(count: int, end: tuple[Any, ...]) -> None:
     handle = Handle(*[None, *ALL][:count], *end)
     assert told(handle) == (ALL[: max(count - 1, 0)], "replica: expected its process, found it gone")

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Generator
@@ -144,6 +145,11 @@ class Replicas:
                     yield item
             if not whole:
                 raise PeerError(GONE)
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            if not whole:
+                raise PeerError(GONE) from error
         except Exception as error:
             if not whole:
                 raise self._error_of(error) from error
@@ -228,6 +234,13 @@ def _own_signals() -> Generator[None, None, None]:
     yield
     if is_main:
         signal.signal(signal.SIGTERM, before)
+
+
+def _is_cancelled() -> bool:
+    """Whether this task is. If not, a CancelledError is what Ray says of a call to a process that is gone; Python 3.10
+    cannot tell."""
+    task = asyncio.current_task()
+    return sys.version_info < (3, 11) or task is None or task.cancelling() > 0
 
 
 def _version_of(given: Given) -> str:
