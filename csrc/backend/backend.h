@@ -423,6 +423,9 @@ class Backend {
   virtual std::string isa() const { return {}; }  // of the kernels, when they run on the CPU
   // Whether host and device share one memory, so that nothing has to be copied from one to the other.
   virtual bool shares_memory() const { return true; }
+  // Whether its commands can survey logits. A device whose memory is the host's need not, unless a test gives it one of
+  // its own.
+  virtual bool surveys() const { return true; }
   // Zeroed, page-aligned memory. `what` names it in errors.
   virtual std::unique_ptr<Buffer> allocate(int64_t bytes, Memory memory, const std::string& what) = 0;
   // Maps `bytes` of a file from `begin` on, which is the start of a page. Nothing is copied, and nobody may write. Null

@@ -35,6 +35,7 @@ class DeferredBackend final : public Backend {
   int64_t held() const override { return inner_->held(); }
   int64_t held_by_device() const override { return apart_ ? held_there_->load() : inner_->held_by_device(); }
   bool shares_memory() const override { return !apart_ && inner_->shares_memory(); }
+  bool surveys() const override { return inner_->surveys(); }
   std::unique_ptr<Buffer> map(const File& file, int64_t begin, int64_t bytes, const std::string& what) override {
     return apart_ ? nullptr : inner_->map(file, begin, bytes, what);
   }

@@ -50,6 +50,7 @@ class TimedBackend final : public Backend {
     return inner_->allocate(bytes, memory, what);
   }
   bool shares_memory() const override { return inner_->shares_memory(); }
+  bool surveys() const override { return inner_->surveys(); }
   int64_t prepare(const WorkSizes& sizes) override { return inner_->prepare(sizes); }
   int64_t held() const override { return inner_->held(); }
   int64_t held_by_device() const override { return inner_->held_by_device(); }

@@ -53,7 +53,7 @@ void EngineSession::drop_room() noexcept {
 
 static std::optional<MirroredBuffer> surveys(LoadedEngine& engine) {
   const int64_t bytes = survey_bytes(engine.variant(), engine.drafts());
-  if (bytes == 0 || engine.backend().shares_memory()) return std::nullopt;
+  if (bytes == 0 || engine.backend().shares_memory() || !engine.backend().surveys()) return std::nullopt;
   return std::optional<MirroredBuffer>(std::in_place, engine.backend(), bytes, "surveys");
 }
 

@@ -24,6 +24,7 @@ class MetalBackend final : public Backend {
 
   std::string name() const override { return "metal"; }
   std::string describe() const override { return "metal: " + device_->name(); }
+  bool surveys() const override { return false; }
   // BudgetError when all buffers together would be more than `max_bytes`.
   std::unique_ptr<Buffer> allocate(int64_t bytes, Memory memory, const std::string& what) override;
   std::unique_ptr<Buffer> map(const File& file, int64_t begin, int64_t bytes, const std::string& what) override;
