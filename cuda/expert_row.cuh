@@ -199,19 +199,14 @@ DEV void expert_sum(const ExpertSumParams& all) {
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
-extern "C" __global__ void __launch_bounds__((copied_warps + 1) * lanes, copied_blocks)
-    routed_gate_up_4(const RoutedParams params) {
-  routed_gate_up<4>(params);
-}
-extern "C" __global__ void __launch_bounds__(sum_warps* lanes, copied_blocks)
-    expert_sum_4(const ExpertSumParams params) {
-  expert_sum<4>(params);
-}
-extern "C" __global__ void __launch_bounds__((copied_warps + 1) * lanes, copied_blocks)
-    routed_gate_up_8(const RoutedParams params) {
-  routed_gate_up<8>(params);
-}
-extern "C" __global__ void __launch_bounds__(sum_warps* lanes, copied_blocks)
-    expert_sum_8(const ExpertSumParams params) {
-  expert_sum<8>(params);
-}
+#define EXPERT_KERNELS(bits)                                                              \
+  extern "C" __global__ void __launch_bounds__((copied_warps + 1) * lanes, copied_blocks) \
+      routed_gate_up_##bits(const RoutedParams params) {                                  \
+    routed_gate_up<bits>(params);                                                         \
+  }                                                                                       \
+  extern "C" __global__ void __launch_bounds__(sum_warps* lanes, copied_blocks)           \
+      expert_sum_##bits(const ExpertSumParams params) {                                   \
+    expert_sum<bits>(params);                                                             \
+  }
+EXPERT_KERNELS(4)
+EXPERT_KERNELS(8)
