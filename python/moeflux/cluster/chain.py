@@ -23,10 +23,14 @@ WAIT = 0.1
 
 
 class Flight:
-    """A frame on its way."""
+    """A frame on its way through the stages of `chain`."""
 
-    def __init__(self) -> None:
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
         self._landed = False
+        self.came = False  # its frame, or the end of the chain
+        self.sleepers = 0  # that wait for another thread to take it
+        self.may_take = False  # who waits for it
         self._wait = threading.Lock()  # until it has: an Event takes ten times as long to make
         self._wait.acquire()
         self._frame: Frame | None = None
@@ -41,11 +45,16 @@ class Flight:
         self._frame, self._error, self._landed = frame, error, True
         self._wait.release()
 
+    def sleep(self) -> None:
+        """Until it has landed."""
+        with self._wait:
+            pass
+
     def wait(self) -> Frame:
         """What has come back. PeerError when a machine is lost: then nothing comes any more. Whether the stages did
         what was asked is in the frame."""
-        with self._wait:
-            pass
+        if not self._landed:
+            self._chain.await_landing(self)
         if self._error is not None:
             raise PeerError(str(self._error)) from self._error
         assert self._frame is not None
@@ -60,8 +69,10 @@ class Flight:
 
 
 class Chain:
-    """Of one run. Frames are sent from any thread; a thread of its own takes what comes back. When a link breaks, or a
-    machine gives no sign of life for `patience` seconds, all that is on its way fails, and all that follows."""
+    """Of one run. Frames are sent from any thread. Who waits for one takes what comes back, for others too: to be woken
+    by another thread would cost as much as half a hop. A thread of its own takes it while nobody does. When a link
+    breaks, or a machine gives no sign of life for `patience` seconds, all that is on its way fails, and all that
+    follows."""
 
     def __init__(
         self,
@@ -88,6 +99,10 @@ class Chain:
         self._error: PeerError | None = None
         self._ending = False
         self._heard = [time.monotonic()] * self.count
+        self._taking = threading.Lock()  # of the links' frames
+        self._sleepers = 0  # that wait for another thread to take theirs
+        self._needed = threading.Event()  # one of these has nobody
+        self._served = False  # somebody waited not long ago, and is expected to take the next one as well
         self._thread = threading.Thread(target=self._receive, name="moeflux-chain", daemon=True)
 
     def begin(self, host: str, port: int, key: bytes) -> None:
@@ -120,10 +135,11 @@ class Chain:
             self._send("close", ids=sessions)
 
     def _send(self, op: str, arrays: Sequence[np.ndarray] = (), **fields: Any) -> Flight:
-        flight = Flight()
+        flight = Flight(self)
         with self._sending:
             with self._lock:
                 if self._error is not None:
+                    flight.came = True
                     flight.land(None, self._error)
                     return flight
                 number = next(self._numbers)
@@ -149,10 +165,14 @@ class Chain:
                 return
             self._error = error
             flights, self._flights = list(self._flights.values()), {}
+            self._sleepers = 0
+            for flight in flights:
+                flight.came = True
         if not self._ending:
             LOG.warning("%s; %d calls under way fail", error, len(flights))
         for flight in flights:
             flight.land(None, error)
+        self._needed.set()
         self._links.stop()
         self._lost()
 
@@ -161,16 +181,53 @@ class Chain:
         self.fail(PeerError("machines: expected a model that is open, found it closed"))
         if self._thread.ident is not None:
             self._thread.join()
-        self._links.close()
+        with self._taking:
+            self._links.close()
+
+    def await_landing(self, flight: Flight) -> None:
+        """The main thread never takes what comes: Ctrl-C may end it anywhere, also between two parts of a frame."""
+        flight.may_take = threading.current_thread() is not threading.main_thread()
+        with self._lock:
+            waits = not flight.came
+            self._sleepers += waits
+            flight.sleepers += waits
+        if waits and flight.may_take and self._taking.acquire(blocking=False):
+            try:
+                with self._lock:
+                    if not flight.came:
+                        self._sleepers -= 1
+                        flight.sleepers -= 1
+                while not flight.landed:
+                    self._take_next()
+            finally:
+                self._served = True
+                self._taking.release()
+                if self._sleepers:
+                    self._needed.set()
+            return
+        if waits and not self._taking.locked():  # who has it looks for sleepers afterwards
+            self._needed.set()
+        flight.sleep()
 
     def _receive(self) -> None:
+        """Takes what comes while nobody does."""
+        while not self._ending and self._error is None:
+            served, self._served = self._served, False
+            if served and not self._sleepers and not self._needed.wait(WAIT):
+                continue
+            self._needed.clear()
+            with self._taking:
+                self._take_next()
+
+    def _take_next(self) -> None:
+        """What comes within a moment. Fails when nothing can come any more."""
         try:
-            while not self._ending and self._error is None:
-                frame = self._links.receive(WAIT)
-                if frame is not None:
-                    self._take(frame)
-                self._check_signs(time.monotonic())
-                self._close_forgotten()
+            frame = self._links.receive(WAIT)
+            if frame is not None:
+                self._take(frame)
+            self._check_signs(time.monotonic())
+            if self._forgotten and not self._sending.locked() and self._outlet is not None and self._outlet.has_room:
+                self._close_forgotten()  # who takes frames must not wait: the stages may be waiting for it
         except Broken as error:
             self.fail(PeerError(f"machine {self._names[error.index]}: {error}"))
         except Error as error:
@@ -185,7 +242,11 @@ class Chain:
             return
         with self._lock:
             flight = self._flights.pop(frame.body["ask"], None)
+            if flight is not None:
+                flight.came = True
+                self._sleepers -= flight.sleepers
         if flight is not None:
+            self._served = flight.may_take
             flight.land(frame, None)
 
     def _why(self, machine: int, side: int, broken: str) -> str:

@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import json
 import os
+import select
 import selectors
 import socket
 import ssl
@@ -297,6 +298,11 @@ class Outlet:
         except OSError as error:
             raise Unsent(f"link: expected a peer that takes rows, found: {error}") from error
         self._number += 1
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a small frame can be sent now without waiting."""
+        return bool(select.select([], [self._socket], [], 0.0)[1])
 
     def stop(self) -> None:
         with contextlib.suppress(OSError):
