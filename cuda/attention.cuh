@@ -322,7 +322,7 @@ DEV u32 first_part(const AttentionParams& params, const CachedRows* rows, u32 pa
 // Those behind the last key have nothing to do. Two kernels, so that neither has the other's text: a kernel that comes
 // once a layer finds nothing of it in the caches.
 template <typename T, u32 slots, bool is_span>
-DEV void attention_parts(const AttentionParams& params, u32 part_index) {
+DEV void attention_parts(const AttentionParams& params) {
   extern __shared__ float4 space[];
   float* queries = reinterpret_cast<float*>(space);
   __shared__ Chunk chunk;
@@ -330,7 +330,7 @@ DEV void attention_parts(const AttentionParams& params, u32 part_index) {
   // Lists are there before the batch begins, and a cache that is asked for rows is never wrong.
   const Queries of = queries_of(params, blockIdx.x, blockIdx.y);
   constexpr u32 part_rows = is_span ? attention_span : attention_chunk;
-  const u32 begin = (first_part(params, of.rows, part_rows) + part_index) * part_rows, length = of.end_of_all;
+  const u32 begin = (first_part(params, of.rows, part_rows) + blockIdx.z) * part_rows, length = of.end_of_all;
   const bool is_there = begin < of.position + params.n;
   const u8* rows = is_there ? reinterpret_cast<const u8* const*>(of.rows + 1)[begin / cached_block] : nullptr;
   if (begin < length) prefetch_rows<T>(params, rows, of.kv_head, begin, min(begin + part_rows, length));
@@ -348,7 +348,7 @@ DEV void attention_parts(const AttentionParams& params, u32 part_index) {
       take_chunk<T, slots>(params, of, queries, rows, begin, end, chunk, highest, total, values);
   }
   const auto part = [&](u32 r) {
-    return params.parts + (u64(chunk.queries[r]) * params.part_count + part_index) * (params.dim + 2);
+    return params.parts + (u64(chunk.queries[r]) * params.part_count + blockIdx.z) * (params.dim + 2);
   };
   if (warp_of() < of.count && lane_of() == 0) {
     part(warp_of())[0] = highest;
@@ -365,7 +365,7 @@ DEV void attention_parts(const AttentionParams& params, u32 part_index) {
 
 // The parts of each query, in their order. What they are multiplied by depends on the highest scores alone, so threads
 // find it together before each makes its own numbers of the values. Grid of blocks: heads, rows, sessions.
-extern "C" __global__ void attention_merge(const AttentionParams params) {
+DEV void merge_parts(const AttentionParams& params) {
   extern __shared__ float shared[];
   __shared__ float whole, sink_before;
   let_next_come();
@@ -440,12 +440,14 @@ extern "C" __global__ void attention_merge(const AttentionParams params) {
   }
 }
 
-#define ATTENTION_KERNEL(name, call) \
-  extern "C" __global__ void __launch_bounds__(attention_threads) name(const AttentionParams params) { call; }
-#define ATTENTION_KERNELS(type, T, slots)                                                                     \
-  ATTENTION_KERNEL(attention_##type##_##slots, (attention<T, slots>(params)))                                 \
-  ATTENTION_KERNEL(attention_chunks_##type##_##slots, (attention_parts<T, slots, false>(params, blockIdx.z))) \
-  ATTENTION_KERNEL(attention_spans_##type##_##slots, (attention_parts<T, slots, true>(params, blockIdx.z)))
+// ---- Kernels --------------------------------------------------------------------------------------------------------
+
+#define ATTENTION_KERNEL(name, function) KERNEL(name, AttentionParams, (attention_threads), function)
+#define ATTENTION_KERNELS(type, T, slots)                                                 \
+  ATTENTION_KERNEL(attention_##type##_##slots, (attention<T, slots>))                     \
+  ATTENTION_KERNEL(attention_chunks_##type##_##slots, (attention_parts<T, slots, false>)) \
+  ATTENTION_KERNEL(attention_spans_##type##_##slots, (attention_parts<T, slots, true>))
+ATTENTION_KERNEL(attention_merge, merge_parts)
 ATTENTION_KERNELS(f32, float, 1)
 ATTENTION_KERNELS(f32, float, 2)
 ATTENTION_KERNELS(bf16, u16, 1)

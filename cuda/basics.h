@@ -13,6 +13,24 @@
 
 #define DEV __device__ __forceinline__
 
+// A kernel. The host compiles a file with all of its kernels or, with MOEFLUX_ALONE, one of them: that of which
+// MAKE_name is 1. Any other MAKE_name is no macro, so DROP is the second word.
+#ifdef MOEFLUX_ALONE
+#define IF_CHOSEN(made, ...) IF_ONE(made, __VA_ARGS__)
+#define IF_ONE(made, ...) SECOND_WORD(SHIFT_##made KEEP, DROP, )(__VA_ARGS__)
+#define SHIFT_1 KEEP,
+#define SECOND_WORD(...) SECOND_OF(__VA_ARGS__)
+#define SECOND_OF(first, second, ...) second
+#define KEEP(...) __VA_ARGS__
+#define DROP(...)
+#else
+#define IF_CHOSEN(made, ...) __VA_ARGS__
+#endif
+#define KERNEL(name, Params, bounds, function) \
+  IF_CHOSEN(                                   \
+      MAKE_##name,                             \
+      extern "C" __global__ void __launch_bounds__ bounds name(const Params params) { function(params); })
+
 using namespace moeflux::cuda;
 
 typedef unsigned char u8;

@@ -25,7 +25,7 @@ DEV void keep_last(const ConvParams& params, u32 channel) {
 }
 
 // A thread has a channel, in all rows of a session. Grid of threads: channels, 1, sessions.
-extern "C" __global__ void conv1d_few(const ConvParams all) {
+DEV void convolve_few(const ConvParams& all) {
   begin_kernel();
   const u32 channel = blockIdx.x * blockDim.x + threadIdx.x;
   if (channel >= all.channels) return;
@@ -40,12 +40,12 @@ extern "C" __global__ void conv1d_few(const ConvParams all) {
 }
 
 // A thread has a number of the output, and the state comes after. Grid of threads: channels, rows.
-extern "C" __global__ void conv1d(const ConvParams params) {
+DEV void convolve_many(const ConvParams& params) {
   begin_kernel();
   const u32 channel = blockIdx.x * blockDim.x + threadIdx.x;
   if (channel < params.channels) convolve(params, blockIdx.y, channel);
 }
-extern "C" __global__ void conv1d_state(const ConvParams params) {
+DEV void keep_last_of_many(const ConvParams& params) {
   begin_kernel();
   const u32 channel = blockIdx.x * blockDim.x + threadIdx.x;
   if (channel < params.channels) keep_last(params, channel);
@@ -74,7 +74,7 @@ DEV void keep_gates(const DeltaGatesParams& params, u64 i, const Gates& gates) {
 }
 
 // Grid of threads: n * heads.
-extern "C" __global__ void delta_gates(const DeltaGatesParams params) {
+DEV void make_gates(const DeltaGatesParams& params) {
   begin_kernel();
   const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < params.count) keep_gates(params, i, gates_at(params, i));
@@ -269,5 +269,12 @@ DEV void gated_delta(const DeltaParams& all) {
       if (i + j < params.key_dim) state[i + j] = numbers[j];
   }
 }
-extern "C" __global__ void gated_delta_4(const DeltaParams params) { gated_delta<4>(params); }
-extern "C" __global__ void gated_delta_8(const DeltaParams params) { gated_delta<8>(params); }
+
+// ---- Kernels --------------------------------------------------------------------------------------------------------
+
+KERNEL(conv1d_few, ConvParams, (flat_threads), convolve_few)
+KERNEL(conv1d, ConvParams, (flat_threads), convolve_many)
+KERNEL(conv1d_state, ConvParams, (flat_threads), keep_last_of_many)
+KERNEL(delta_gates, DeltaGatesParams, (flat_threads), make_gates)
+KERNEL(gated_delta_4, DeltaParams, (delta_warps * lanes), gated_delta<4>)
+KERNEL(gated_delta_8, DeltaParams, (delta_warps * lanes), gated_delta<8>)

@@ -199,14 +199,8 @@ DEV void expert_sum(const ExpertSumParams& all) {
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
-#define EXPERT_KERNELS(bits)                                                              \
-  extern "C" __global__ void __launch_bounds__((copied_warps + 1) * lanes, copied_blocks) \
-      routed_gate_up_##bits(const RoutedParams params) {                                  \
-    routed_gate_up<bits>(params);                                                         \
-  }                                                                                       \
-  extern "C" __global__ void __launch_bounds__(sum_warps* lanes, copied_blocks)           \
-      expert_sum_##bits(const ExpertSumParams params) {                                   \
-    expert_sum<bits>(params);                                                             \
-  }
+#define EXPERT_KERNELS(bits)                                                                                       \
+  KERNEL(routed_gate_up_##bits, RoutedParams, ((copied_warps + 1) * lanes, copied_blocks), (routed_gate_up<bits>)) \
+  KERNEL(expert_sum_##bits, ExpertSumParams, (sum_warps * lanes, copied_blocks), (expert_sum<bits>))
 EXPERT_KERNELS(4)
 EXPERT_KERNELS(8)

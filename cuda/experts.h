@@ -184,10 +184,7 @@ DEV void expert_plain(const ExpertParams& params) {
 }
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
-//
-// One product in one file and the other in another, because compilers take them side by side.
 
 constexpr u32 product_threads = product_warps * lanes;
 
-#define EXPERT_KERNEL(name, bounds, function) \
-  extern "C" __global__ void __launch_bounds__ bounds name(const ExpertParams params) { function(params); }
+#define EXPERT_KERNEL(name, bounds, function) KERNEL(name, ExpertParams, bounds, function)

@@ -60,11 +60,7 @@ DEV void matmul_each(const ProductParams& params) {
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
-#define PRODUCT_KERNELS(name, bits, steps)                                                                        \
-  extern "C" __global__ void __launch_bounds__(one_warps* lanes) matmul_one_##name(const OneRowParams params) {   \
-    matmul_one<bits, steps>(params);                                                                              \
-  }                                                                                                               \
-  extern "C" __global__ void __launch_bounds__(one_warps* lanes) matmul_each_##name(const ProductParams params) { \
-    matmul_each<bits, steps>(params);                                                                             \
-  }
+#define PRODUCT_KERNELS(name, bits, steps)                                                \
+  KERNEL(matmul_one_##name, OneRowParams, (one_warps * lanes), (matmul_one<bits, steps>)) \
+  KERNEL(matmul_each_##name, ProductParams, (one_warps * lanes), (matmul_each<bits, steps>))
 FOR_ALL_FORMATS(PRODUCT_KERNELS)

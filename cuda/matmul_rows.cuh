@@ -53,19 +53,12 @@ DEV void matmul_many(const ProductParams& params) {
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
-#define FEW_KERNEL(name, bits, steps)                                                                            \
-  extern "C" __global__ void __launch_bounds__(one_warps* lanes) matmul_few_##name(const ProductParams params) { \
-    matmul_few<bits, steps>(params);                                                                             \
-  }
+#define FEW_KERNEL(name, bits, steps) \
+  KERNEL(matmul_few_##name, ProductParams, (one_warps * lanes), (matmul_few<bits, steps>))
 FOR_ALL_FORMATS(FEW_KERNEL)
-#define MANY_KERNEL(name, bits, steps)                                    \
-  extern "C" __global__ void __launch_bounds__(many_threads, many_blocks) \
-      matmul_many_##name(const ProductParams params) {                    \
-    matmul_many<bits, steps>(params);                                     \
-  }
+#define MANY_KERNEL(name, bits, steps) \
+  KERNEL(matmul_many_##name, ProductParams, (many_threads, many_blocks), (matmul_many<bits, steps>))
 FOR_KNOWN_FORMATS(MANY_KERNEL)
 
-extern "C" __global__ void matmul_each_0(const ProductParams params) { matmul_plain<0, plain_outputs, 1>(params); }
-extern "C" __global__ void matmul_few_0(const ProductParams params) {
-  matmul_plain<0, plain_outputs, plain_rows>(params);
-}
+KERNEL(matmul_each_0, ProductParams, (plain_warps * lanes), (matmul_plain<0, plain_outputs, 1>))
+KERNEL(matmul_few_0, ProductParams, (plain_warps * lanes), (matmul_plain<0, plain_outputs, plain_rows>))

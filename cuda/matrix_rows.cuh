@@ -67,11 +67,10 @@ DEV void embed(const EmbedParams& params) {
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
 #define ROW_KERNELS(bits) NAMED_KERNELS(bits, bits)
-#define NAMED_KERNELS(name, bits)                                                                                      \
-  extern "C" __global__ void matmul_transposed_##name(const ProductParams params) { matmul_transposed<bits>(params); } \
-  extern "C" __global__ void embed_##name(const EmbedParams params) { embed<bits>(params); }
+#define NAMED_KERNELS(name, bits)                                                            \
+  KERNEL(matmul_transposed_##name, ProductParams, (flat_threads), (matmul_transposed<bits>)) \
+  KERNEL(embed_##name, EmbedParams, (flat_threads), (embed<bits>))
 FOR_ALL_BITS(ROW_KERNELS)
 FOR_DECODED(NAMED_KERNELS)
 
-extern "C" __global__ void matmul_transposed_0(const ProductParams params) { matmul_transposed<0>(params); }
-extern "C" __global__ void embed_0(const EmbedParams params) { embed<0>(params); }
+ROW_KERNELS(0)

@@ -130,11 +130,9 @@ DEV void row_products(const OneRowParams& params) {
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
-#define ROW_KERNEL(name, bits, parts, has_heads)                                   \
-  extern "C" __global__ void __launch_bounds__(copied_warps* lanes, copied_blocks) \
-      row_##name##_##parts(const OneRowParams params) {                            \
-    row_products<bits, parts, has_heads>(params);                                  \
-  }
+#define ROW_KERNEL(name, bits, parts, has_heads)                                    \
+  KERNEL(row_##name##_##parts, OneRowParams, (copied_warps * lanes, copied_blocks), \
+         (row_products<bits, parts, has_heads>))
 #define ROW_KERNELS(name, bits, has_heads) ROW_KERNEL(name, bits, 1, has_heads) ROW_KERNEL(name, bits, 2, has_heads)
 ROW_KERNELS(4, 4, false)
 ROW_KERNELS(8, 8, false)

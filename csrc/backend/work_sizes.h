@@ -1,9 +1,22 @@
 // How large the work of a backend may be.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/quant_format.h"
 
 namespace moeflux {
+
+struct MatrixShape {
+  QuantFormat format;
+  int64_t rows = 0;
+  int64_t columns = 0;
+
+  bool operator==(const MatrixShape&) const = default;
+};
 
 // The largest pieces of work that batches will bring. From them a backend knows what room of its own it needs.
 struct WorkSizes {
@@ -26,6 +39,18 @@ struct WorkSizes {
   int64_t group_sizes = 1;
   int64_t channels = 0;     // of a row that a convolution makes
   bool has_blocks = false;  // whether matrices are in GGUF's blocks
+
+  // For a backend that makes the kernels of a model when it is loaded: what there is, each once.
+  std::vector<MatrixShape> matrices;                // without experts
+  std::vector<std::array<MatrixShape, 3>> experts;  // gate, up, down
+  std::optional<QuantFormat> tokens;                // of the table of embeddings
+  std::vector<int64_t> value_dims;                  // of attention
+  int64_t key_dim = 0;                              // of the delta-net; 0 without one
+  int64_t delta_head = 0;                           // width of one of its heads, whose norm goes with the product
+  int64_t delta_columns = 0;                        // of all these heads
+  bool by_head = false;                             // whether attention has products of each head
+  bool selects = false;                             // whether an index selects the rows of attention
+  bool has_streams = false;                         // whether there are several residual streams
 };
 
 }  // namespace moeflux

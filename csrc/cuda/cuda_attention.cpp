@@ -210,7 +210,7 @@ void CudaCommands::gated_delta(const DeltaArgs& args, int64_t n) {
                           .q_scale = 0,
                           .k_scale = 0,
                           .nothing = 0};
-    const std::string kernel = args.k.dim <= 4 * int64_t{lanes} ? "gated_delta_4" : "gated_delta_8";
+    const std::string kernel = delta_kernel(args.k.dim);
     if (n == 1 && takes_delta(kernel, params)) return;
     if (n == 1 && !takes_inputs(params)) takes_gates(params);
     const Extent grid = {divide_up(args.v.dim, delta_values), static_cast<uint32_t>(args.v.heads)};

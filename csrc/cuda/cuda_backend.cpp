@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "cuda/cuda_commands.h"
+#include "cuda/model_units.h"
 
 namespace moeflux::cuda {
 namespace {
@@ -97,7 +98,6 @@ CudaBackend::CudaBackend(std::shared_ptr<Device> device, int64_t fail_at_op)
       released_(allocate(word_bytes, Memory::host_visible, "holds")),
       spare_(std::make_shared<Spare>()) {
   new (released_->host()) Released(0);
-  kernels_.load_all();
 }
 
 CudaBackend::~CudaBackend() {
@@ -120,6 +120,10 @@ int64_t CudaBackend::prepared_bytes(const WorkSizes& sizes) {
   for (const RoomSize& room : CudaCommands::rooms(sizes))
     if (room.bytes) bytes += arena_bytes(room.bytes);
   return bytes;
+}
+
+std::vector<std::string> CudaBackend::to_compile(const WorkSizes& sizes, DType rows) {
+  return cuda::to_compile(units_for(sizes, {rows}), Device::open()->chip());
 }
 
 const Event* CudaBackend::end_of(const Ticket& copy) {
@@ -153,6 +157,7 @@ int64_t CudaBackend::prepare(const WorkSizes& sizes) {
   const std::vector<RoomSize> rooms = CudaCommands::rooms(sizes);
   rooms_.resize(rooms.size());
   is_prepared_ = true;
+  kernels_.load(units_for(sizes, {}));
   for (size_t i = 0; i < rooms.size(); ++i)
     if (rooms[i].bytes) rooms_[i] = allocate(rooms[i].bytes, Memory::device, rooms[i].what);
   for (int64_t i = 0; i < sizes.batches; ++i) spare_->add(make_lists(CudaCommands::list_bytes(sizes)));

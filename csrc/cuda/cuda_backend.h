@@ -35,6 +35,8 @@ class CudaBackend final : public Backend {
   int64_t held_by_device() const override { return *held_there_; }
   static int64_t prepared_bytes(const WorkSizes& sizes);
   static int64_t prepared_host_bytes(const WorkSizes& sizes);  // the part of it that is not the device's
+  // Units of kernels that a model with such rows of keys and values wants, and that must be compiled first.
+  static std::vector<std::string> to_compile(const WorkSizes& sizes, DType rows);
   std::unique_ptr<Commands> begin() override;
   Ticket submit(std::unique_ptr<Commands> commands) override;
   Ticket copy(View from, View to, int64_t bytes) override;

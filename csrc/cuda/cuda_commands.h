@@ -21,6 +21,11 @@ namespace moeflux::cuda {
 
 inline uint32_t divide_up(int64_t value, int64_t by) { return static_cast<uint32_t>((value + by - 1) / by); }
 
+// Of the delta-net, by how many numbers of a key a thread has room for.
+inline const char* delta_kernel(int64_t key_dim) {
+  return key_dim <= 4 * int64_t{lanes} ? "gated_delta_4" : "gated_delta_8";
+}
+
 // Whether what is written would be read by another block of the same launch.
 inline bool meet(const float* a, int64_t a_count, const float* b, int64_t b_count) {
   return a < b + b_count && b < a + a_count;

@@ -11,11 +11,6 @@
 namespace moeflux::cuda {
 namespace {
 
-// Whose tiles may lie in shared memory.
-bool has_copied_format(const QuantFormat& format) {
-  return is_known(format) && !format.is_mxfp4() && format.group_size == 64;
-}
-
 // Whether one launch can multiply x with both.
 bool go_together(const Product& a, const Product& b) {
   return a.matrix.format == b.matrix.format && a.matrix.columns == b.matrix.columns && !b.transposed &&

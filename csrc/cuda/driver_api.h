@@ -15,7 +15,6 @@ constexpr Result error_no_device = 100;
 constexpr Result error_invalid_image = 200;
 constexpr Result error_no_binary_for_gpu = 209;
 constexpr Result error_unsupported_ptx_version = 222;
-constexpr Result error_not_found = 500;
 constexpr Result error_not_ready = 600;
 
 using DeviceNumber = int;  // CUdevice

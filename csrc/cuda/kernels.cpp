@@ -1,8 +1,11 @@
 #include "cuda/kernels.h"
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
+#include <thread>
 
+#include "core/threads.h"
 #include "cuda/cubin_cache.h"
 #include "gpu/kernel_text.h"
 
@@ -11,11 +14,17 @@ namespace {
 
 constexpr uint32_t usual_shared_bytes = 8 << 10;  // that every kernel may have without being told, besides its own
 
-gpu::KernelTexts texts() { return {gpu::cuda_files(), ".cuh", "MOEFLUX_CUDA_DIR"}; }
+constexpr size_t most_compilers = 8;  // side by side: each takes a hundred megabytes
 
 // Nothing is contracted: a kernel that wants a fused multiply-add writes one.
-std::vector<std::string> options_for(const std::string& architecture) {
-  return {"--gpu-architecture=" + architecture, "--std=c++17", "--fmad=false", "--generate-line-info"};
+std::vector<std::string> options_for(const Unit& unit, const std::string& architecture) {
+  std::vector<std::string> options = {"--gpu-architecture=" + architecture, "--std=c++17", "--fmad=false",
+                                      "--generate-line-info"};
+  if (!unit.kernel.empty()) {
+    options.emplace_back("--define-macro=MOEFLUX_ALONE");
+    options.push_back(concat("--define-macro=MAKE_", unit.kernel, "=1"));
+  }
+  return options;
 }
 
 std::string joined(const std::vector<std::string>& words) {
@@ -35,22 +44,23 @@ struct OpenProgram {
 
 }  // namespace
 
-std::vector<std::string> kernel_files() { return texts().names(); }
-
-std::string kernel_text(const std::string& file) { return texts().text(file); }
+std::string kernel_text(const std::string& file) {
+  return gpu::KernelTexts{gpu::cuda_files(), ".cuh", "MOEFLUX_CUDA_DIR"}.text(file);
+}
 
 // ---- Compiling ------------------------------------------------------------------------------------------------------
 
-Compiled compile(const Compiler& compiler, const std::string& file, const std::string& text,
-                 const std::string& architecture, const std::vector<std::string>& more_options) {
+Compiled compile(const Compiler& compiler, const Unit& unit, const std::string& text, const std::string& architecture,
+                 const std::vector<std::string>& more_options) {
   const CompilerApi& api = compiler.api;
+  const std::string& file = unit.file;
   const auto require = [&](Result result) {
     if (result != success)
       throw DeviceError(concat("cuda: ", file, ".cuh: NVRTC ", compiler.version(), ": ", api.error_text(result)));
   };
   OpenProgram open = {api};
   require(api.make(&open.program, text.c_str(), (file + ".cu").c_str(), 0, nullptr, nullptr));
-  std::vector<std::string> options = options_for(architecture);
+  std::vector<std::string> options = options_for(unit, architecture);
   options.insert(options.end(), more_options.begin(), more_options.end());
   std::vector<const char*> words;
   for (const std::string& option : options) words.push_back(option.c_str());
@@ -94,35 +104,36 @@ std::string architecture_of(const Chip& chip, const Compiler* compiler) {
 
 namespace {
 
-CubinKey key_of(const std::string& file, const std::string& architecture) {
-  return {kernel_text(file), architecture, joined(options_for(architecture))};
+CubinKey key_of(const Unit& unit, const std::string& architecture) {
+  return {kernel_text(unit.file), architecture, joined(options_for(unit, architecture))};
 }
 
 std::string version_of(const Compiler* compiler) { return compiler ? compiler->version() : ""; }
 
 }  // namespace
 
-std::string cubin_of(const std::string& file, const Chip& chip) {
+std::string cubin_of(const Unit& unit, const Chip& chip) {
   const Compiler* maker = compiler();
   const std::string architecture = architecture_of(chip, maker);
-  const CubinKey key = key_of(file, architecture);
+  const CubinKey key = key_of(unit, architecture);
   if (std::optional<std::string> cubin = cached_cubin(key, version_of(maker))) return *std::move(cubin);
   if (!maker)
     throw DeviceError(
         "cuda: expected NVIDIA's compiler NVRTC, which makes the kernels, found none: pip install \"moeflux[cuda]\"");
-  std::string cubin = compile(*maker, file, key.text, architecture).cubin;
+  std::string cubin = compile(*maker, unit, key.text, architecture).cubin;
   cache_cubin(key, maker->version(), cubin);
   return cubin;
 }
 
-std::vector<std::string> files_to_compile(const Chip& chip) {
+std::vector<std::string> to_compile(const std::vector<std::string>& units, const Chip& chip) {
   const Compiler* maker = compiler();
   if (!maker) return {};
   const std::string architecture = architecture_of(chip, maker);
-  std::vector<std::string> files = kernel_files();
-  std::erase_if(
-      files, [&](const auto& file) { return cached_cubin(key_of(file, architecture), maker->version()).has_value(); });
-  return files;
+  std::vector<std::string> missing = units;
+  std::erase_if(missing, [&](const std::string& name) {
+    return cached_cubin(key_of(unit_of(name), architecture), maker->version()).has_value();
+  });
+  return missing;
 }
 
 // ---- Loading --------------------------------------------------------------------------------------------------------
@@ -132,37 +143,44 @@ Kernels::~Kernels() {
   for (const auto& [file, module] : modules_) device_->api().unload(module);
 }
 
-void Kernels::load_all() {
-  for (const std::string& file : kernel_files())
-    if (!modules_.contains(file)) load(file);
+void Kernels::load(std::span<const std::string> units) {
+  std::vector<Unit> missing;
+  for (const std::string& name : units)
+    if (!modules_.contains(name)) missing.push_back(unit_of(name));
+  std::vector<std::string> cubins(missing.size());
+  std::atomic<size_t> next = 0;
+  const auto make = [&] {
+    for (size_t at = next++; at < missing.size(); at = next++) cubins[at] = cubin_of(missing[at], device_->chip());
+  };
+  const size_t cores = std::max(1u, std::thread::hardware_concurrency());
+  Threads helpers("that compile kernels");
+  for (size_t i = 1; i < std::min({missing.size(), cores, most_compilers}); ++i) helpers.start(make);
+  make();
+  helpers.join();
+  for (size_t i = 0; i < missing.size(); ++i) load(missing[i], cubins[i]);
 }
 
-void Kernels::load(const std::string& file) {
-  const std::string cubin = cubin_of(file, device_->chip());
+void Kernels::load(const Unit& unit, const std::string& cubin) {
   const Current current(*device_);
   ModuleHandle module = nullptr;
   const Result result = device_->api().load(&module, cubin.data());
   if (result == error_unsupported_ptx_version || result == error_invalid_image || result == error_no_binary_for_gpu)
     throw DeviceError(concat("cuda: the NVIDIA driver does not take what NVRTC ", version_of(compiler()), " made of ",
-                             file, ".cuh: ", words_of(result), ": update the driver"));
+                             unit.file, ".cuh: ", words_of(result), ": update the driver"));
   check(result, "cuda: cuModuleLoadData");
-  modules_.emplace(file, module);
+  modules_.emplace(unit.name(), module);
 }
 
 Kernel& Kernels::get(const char* name, uint32_t shared_bytes) {
   const DriverApi& api = device_->api();
   auto found = kernels_.find(name);
   if (found == kernels_.end()) {
-    load_all();
+    const Unit unit = unit_of(name);
+    if (!modules_.contains(unit.name())) load(unit, cubin_of(unit, device_->chip()));
     const Current current(*device_);
     FunctionHandle function = nullptr;
-    for (const auto& [file, module] : modules_) {
-      const Result result = api.function(&function, module, name);
-      if (result == success) break;
-      if (result != error_not_found) check(result, "cuda: cuModuleGetFunction");
-      function = nullptr;
-    }
-    if (!function) throw DeviceError(concat("cuda: expected a kernel ", name, ", found none"));
+    check(api.function(&function, modules_.at(unit.name()), name),
+          concat("cuda: expected a kernel ", name, " in ", unit.file, ".cuh"));
     found = kernels_.emplace(name, Kernel{function, usual_shared_bytes}).first;
   }
   Kernel& kernel = found->second;

@@ -1,5 +1,7 @@
 #include "cuda/make_device.h"
 
+#include <array>
+
 #include "cuda/device.h"
 #include "cuda/kernels.h"
 #include "gpu/trial.h"
@@ -7,7 +9,8 @@
 namespace moeflux::cuda {
 namespace {
 
-gpu::Trial trial([] { Kernels(Device::open()).load_all(); });
+// With the smallest unit: those that a model needs are made when it is loaded.
+gpu::Trial trial([] { Kernels(Device::open()).load(std::array{std::string("digits")}); });
 
 }  // namespace
 

@@ -5,8 +5,7 @@
 
 namespace moeflux::cuda {
 
-// Whether "auto" means it: it works. To find out, every kernel is made ready once, which takes seconds when nothing is
-// cached.
+// Whether "auto" means it: it works. To find out, a kernel is made ready.
 bool is_chosen();
 // Why a GPU that should work does not, in the words of whoever refused. Empty when it works, or when there is none.
 std::string failure();

@@ -48,6 +48,10 @@ inline bool is_known(const QuantFormat& format) {
   return format.is_affine() && format.scale_type != DType::f32 &&
          ((format.bits == 4 && format.group_size <= 64) || (format.bits == 8 && format.group_size == 64));
 }
+// Whose tiles may lie in shared memory, where they are multiplied by one row.
+inline bool has_copied_format(const QuantFormat& format) {
+  return is_known(format) && !format.is_mxfp4() && format.group_size == 64;
+}
 // Where codes, and all scales of a part, may be loaded together. Nothing of MXFP4 is. `base`: where the matrix is
 // counted from.
 inline bool is_aligned(const Matrix& matrix, int64_t base) {

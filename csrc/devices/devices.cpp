@@ -31,6 +31,7 @@ constexpr std::array devices = {
         .max_bytes = [] { return metal::MetalBackend::max_bytes(*metal::make_device()); },
         .prepared_bytes = metal::MetalBackend::prepared_bytes,
         .prepared_host_bytes = nullptr,
+        .to_compile = nullptr,
         .make = [](const BackendOptions&, int64_t fail_at_op) -> std::unique_ptr<Backend> {
           return std::make_unique<metal::MetalBackend>(metal::make_device(), metal::max_work(), fail_at_op);
         },
@@ -48,6 +49,7 @@ constexpr std::array devices = {
         .max_bytes = [] { return cuda::CudaBackend::max_bytes(*cuda::Device::open()); },
         .prepared_bytes = cuda::CudaBackend::prepared_bytes,
         .prepared_host_bytes = cuda::CudaBackend::prepared_host_bytes,
+        .to_compile = cuda::CudaBackend::to_compile,
         .make = [](const BackendOptions&, int64_t fail_at_op) -> std::unique_ptr<Backend> {
           return std::make_unique<cuda::CudaBackend>(cuda::Device::open(), fail_at_op);
         },
@@ -61,6 +63,7 @@ constexpr std::array devices = {
         .max_bytes = nullptr,
         .prepared_bytes = CpuBackend::prepared_bytes,
         .prepared_host_bytes = nullptr,
+        .to_compile = nullptr,
         .make = [](const BackendOptions& options, int64_t fail_at_op) -> std::unique_ptr<Backend> {
           return std::make_unique<CpuBackend>(options.isa, options.exact, options.threads, fail_at_op);
         },

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "backend/backend.h"
 
@@ -39,6 +40,9 @@ struct DeviceEntry {
   int64_t (*prepared_bytes)(const WorkSizes& sizes);  // what `prepare` takes
   int64_t (*prepared_host_bytes)(
       const WorkSizes& sizes);  // the part that is not in the device's own memory; null: none
+  // Kernels of a model with such rows of keys and values that take time to make, by names that `compile` knows; null:
+  // none.
+  std::vector<std::string> (*to_compile)(const WorkSizes& sizes, DType rows);
   std::unique_ptr<Backend> (*make)(const BackendOptions& options, int64_t fail_at_op);
 };
 

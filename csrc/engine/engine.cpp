@@ -97,12 +97,14 @@ namespace {
 // Calls `say` with the store that an engine of these options would have, with options that are resolved, and with
 // whether host and device would share their memory.
 template <typename Say>
-Footprint say_footprint(const StoreDirectory& store, const EngineOptions& options, bool apart, const Say& say) {
+std::invoke_result_t<Say, StoreDirectory, EngineOptions, bool> say_of_engine(const StoreDirectory& store,
+                                                                             const EngineOptions& options, bool apart,
+                                                                             const Say& say) {
   if (leaves_out(store, options)) {
     StoreDirectory rest = store;
     EngineOptions of_rest = options;
     leave_out(rest, of_rest);
-    return say_footprint(rest, of_rest, apart, say);
+    return say_of_engine(rest, of_rest, apart, say);
   }
   check_store(store, options);
   const EngineOptions chosen = resolved(store, checked(options));
@@ -115,7 +117,7 @@ Footprint say_footprint(const StoreDirectory& store, const EngineOptions& option
 
 Footprint footprint(const StoreDirectory& store, const EngineOptions& options, const SessionOptions& session,
                     bool apart) {
-  return say_footprint(store, options, apart, [&](const StoreDirectory& had, const EngineOptions& chosen, bool shared) {
+  return say_of_engine(store, options, apart, [&](const StoreDirectory& had, const EngineOptions& chosen, bool shared) {
     Footprint bytes = engine_footprint(had, chosen, shared, device_entry(chosen.backend).maps_files && !apart);
     bytes += session_footprint(had.variant, resolved(had.variant, session), drafts_of(chosen.speculate), chosen.chunk,
                                shared);
@@ -125,13 +127,22 @@ Footprint footprint(const StoreDirectory& store, const EngineOptions& options, c
 
 Footprint device_footprint(const StoreDirectory& store, const EngineOptions& options, const SessionOptions& session,
                            bool apart) {
-  return say_footprint(store, options, apart, [&](const StoreDirectory& had, const EngineOptions& chosen, bool shared) {
+  return say_of_engine(store, options, apart, [&](const StoreDirectory& had, const EngineOptions& chosen, bool shared) {
     if (shared) return Footprint{};
     Footprint bytes = engine_device_footprint(had, chosen);
     bytes += session_device_footprint(had.variant, resolved(had.variant, session), drafts_of(chosen.speculate),
                                       chosen.chunk);
     return bytes;
   });
+}
+
+std::vector<std::string> kernels_to_compile(const StoreDirectory& store, const EngineOptions& options, DType rows) {
+  const auto say = [&](const StoreDirectory& had, const EngineOptions& chosen, bool) -> std::vector<std::string> {
+    const auto to_compile = device_entry(chosen.backend).to_compile;
+    if (!to_compile) return {};
+    return to_compile(work_sizes(had, make_blocks(had.variant), chosen), rows);
+  };
+  return say_of_engine(store, options, false, say);
 }
 
 std::shared_ptr<Engine> Engine::open(const std::string& folder, const EngineOptions& options) {

@@ -28,6 +28,30 @@ constexpr int64_t default_max_context = 32768;
 constexpr int64_t max_checkpoints_limit = 4096;
 constexpr int64_t max_drafts = 4;
 
+template <typename T>
+void add_once(std::vector<T>& all, const T& one) {
+  if (std::ranges::find(all, one) == all.end()) all.push_back(one);
+}
+
+void add_shapes(const StoreDirectory& store, WorkSizes& sizes) {
+  for (const auto& [name, format] : store.formats) {
+    const StoredTensor& weight = store.tensors.at(name + ".weight");
+    if (weight.kind != TensorKind::matrix) continue;
+    const int64_t columns = weight.shape.back();
+    add_once(sizes.matrices, {format, weight.elements() / columns, format.columns_of(columns)});
+    if (name == "model.embed_tokens") sizes.tokens = format;
+  }
+  const auto add_experts = [&](const ExpertLayout& layout) {
+    const auto& [gate, up, down] = layout.formats;
+    if (!layout.pieces.empty())
+      add_once(sizes.experts, {MatrixShape{gate, layout.intermediate, layout.hidden},
+                               MatrixShape{up, layout.intermediate, layout.hidden},
+                               MatrixShape{down, layout.hidden, layout.intermediate}});
+  };
+  add_experts(store.experts);
+  std::ranges::for_each(store.layouts, add_experts);
+}
+
 }  // namespace
 
 int64_t all_experts(const Variant& variant) { return variant.experts().count * variant.moe_layers(); }
@@ -86,6 +110,7 @@ WorkSizes work_sizes(const StoreDirectory& store, const std::vector<LayerBlocks>
   sizes.batches = options.ring_depth + 1;
   for (const LayerBlocks& layer : layers)
     LayerBlocks::each(layer, [&](const auto& block) { block.want(sizes, chunk); });
+  add_shapes(store, sizes);
   return sizes;
 }
 

@@ -1,6 +1,7 @@
 // How much memory an engine and its sessions will take. It comes from the same layouts that later allocate.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "backend/backend.h"
@@ -37,6 +38,9 @@ Footprint footprint(const StoreDirectory& store, const EngineOptions& options, c
                     bool apart);
 Footprint device_footprint(const StoreDirectory& store, const EngineOptions& options, const SessionOptions& session,
                            bool apart);
+// What the device must compile before an engine of these options runs, by names of its own. `rows`: the type of keys
+// and values. Nothing where nothing is missing.
+std::vector<std::string> kernels_to_compile(const StoreDirectory& store, const EngineOptions& options, DType rows);
 // `chunk`: of the engine. `shared`: whether host and device share memory.
 Footprint session_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts, int64_t chunk,
                             bool shared);

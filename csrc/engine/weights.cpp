@@ -24,12 +24,6 @@ int64_t stored_bytes(const StoredTensor& tensor) {
   return total;
 }
 
-int64_t elements_of(const StoredTensor& tensor) {
-  int64_t count = 1;
-  for (int64_t extent : tensor.shape) count *= extent;
-  return count;
-}
-
 // Kernels take vectors in f32, as the model means them.
 bool is_widened(const StoredTensor& tensor) {
   return is_vector(tensor.kind) && (tensor.dtype != DType::f32 || tensor.negated_exp);
@@ -46,7 +40,7 @@ void each_loaded(const StoreDirectory& store, const Visit& visit) {
 int64_t largest_landing(const StoreDirectory& store) {
   int64_t largest = 0;
   each_loaded(store, [&](const std::string&, const StoredTensor& tensor) {
-    largest = std::max(largest, is_widened(tensor) ? elements_of(tensor) * 4 : std::min(piece, stored_bytes(tensor)));
+    largest = std::max(largest, is_widened(tensor) ? tensor.elements() * 4 : std::min(piece, stored_bytes(tensor)));
   });
   return largest;
 }
@@ -122,7 +116,7 @@ Matrix WeightLoader::matrix(const std::string& base) const {
   const StoredTensor& weight = store_.tensors.at(base + ".weight");
   const int64_t stored_columns = weight.shape.back();
   result.columns = result.format.columns_of(stored_columns);
-  result.rows = elements_of(weight) / stored_columns;
+  result.rows = weight.elements() / stored_columns;
   result.weight = vector(base + ".weight");
   if (result.format.has_scales()) result.scales = vector(base + ".scales");
   if (result.format.is_affine()) result.biases = vector(base + ".biases");
@@ -149,7 +143,7 @@ void WeightLoader::load(const std::vector<File>& files, const std::string& name,
                         const DenseLanding& landing) {
   const bool widened = is_widened(tensor);
   const int64_t begin = place_of(name).offset;
-  int64_t offset = widened ? begin + 4 * elements_of(tensor) - stored_bytes(tensor) : begin;
+  int64_t offset = widened ? begin + 4 * tensor.elements() - stored_bytes(tensor) : begin;
   for (const Span& span : tensor.spans)
     for (int64_t done = 0; done < span.bytes; done += piece) {
       const int64_t bytes = std::min(piece, span.bytes - done);
@@ -160,8 +154,8 @@ void WeightLoader::load(const std::vector<File>& files, const std::string& name,
       tell(bytes);
     }
   if (!widened) return;
-  widen(tensor, landing.begin(begin), elements_of(tensor));
-  landing.end(begin, elements_of(tensor) * 4);
+  widen(tensor, landing.begin(begin), tensor.elements());
+  landing.end(begin, tensor.elements() * 4);
 }
 
 void WeightLoader::tell(int64_t bytes) {
@@ -224,7 +218,7 @@ DenseLayout dense_layout(const StoreDirectory& store, bool maps) {
       }
     }
     layout.places[name] = {-1, layout.arena};
-    const int64_t bytes = is_widened(tensor) ? elements_of(tensor) * 4 : stored_bytes(tensor);
+    const int64_t bytes = is_widened(tensor) ? tensor.elements() * 4 : stored_bytes(tensor);
     layout.arena = round_up(layout.arena + bytes, tensor_alignment);
   });
   return layout;

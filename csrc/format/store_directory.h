@@ -38,6 +38,12 @@ struct StoredTensor {
   bool negated_exp = false;           // of a vector: what is stored is -exp(x). No number is added then
   int64_t step = 1;  // of the stored numbers, every so many are its own, from the first on. 2 at most, and never of f32
                      // or a matrix
+
+  int64_t elements() const {
+    int64_t count = 1;
+    for (const int64_t extent : shape) count *= extent;
+    return count;
+  }
 };
 
 using TensorTable = std::map<std::string, StoredTensor>;

@@ -17,7 +17,7 @@ struct NoSuchDevice : DeviceError {
   using DeviceError::DeviceError;
 };
 
-// It is tried once, with all kernels, so that no model finds out in the middle of a text.
+// It is tried once, so that no model finds out in the middle of a text.
 class Trial {
  public:
   // `attempt` throws NoSuchDevice, or the error that says why the GPU does not work.

@@ -361,6 +361,19 @@ void register_footprint(py::module_& m, Class<Testing>& testing) {
          py::arg("layers") = all_layers, py::arg("verify_reads") = false, py::arg("max_context") = 0,
          py::arg("kv_dtype") = "f32", py::arg("max_checkpoints") = 4);
   m.def(
+      "kernels_to_compile",
+      [](const Store& store, const std::string& backend, const std::string& speculate,
+         const std::pair<int64_t, int64_t>& layers, const std::string& kv) {
+        EngineOptions options;
+        options.backend = backend;
+        options.speculate = choice_of<Speculate>("speculate", speculate);
+        options.layers = {layers.first, layers.second};
+        return kernels_to_compile(store.directory, options, kv_dtype(kv));
+      },
+      py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("speculate") = "off",
+      py::arg("layers") = all_layers, py::arg("kv_dtype") = "f32", py::call_guard<Released>(),
+      "What must be compiled for the device before this model runs there: units, by their names. For `cuda_make`.");
+  m.def(
       "chosen_reads",
       [](const std::string& asked, bool streams, bool direct_works, bool buffered_is_faster, bool crowds_out) {
         const ChosenReads chosen =

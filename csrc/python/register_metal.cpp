@@ -15,7 +15,7 @@ namespace moeflux::python {
 void register_metal(py::module_& m) {
   m.def(
       "chosen_backend", [](const std::string& name) { return device_entry(name).name; }, py::arg("name"),
-      "The device that `auto` means here. Any other name stays as it is.");
+      py::call_guard<Released>(), "The device that `auto` means here. Any other name stays as it is.");
   m.def(
       "device_failure", &device_failure, py::call_guard<Released>(),
       "Why `auto` is not the device that this machine should have. Empty when it is, or when there is no such device.");
@@ -25,7 +25,7 @@ void register_metal(py::module_& m) {
         const DeviceEntry& device = device_entry(backend);
         return device.max_bytes ? std::optional(device.max_bytes()) : std::nullopt;
       },
-      py::arg("backend"),
+      py::arg("backend"), py::call_guard<Released>(),
       "How many bytes the buffers of a model may have on this device. None: as much as the host has.");
   m.def(
       "has_own_memory", [](const std::string& backend) { return !device_entry(backend).shares_memory; },

@@ -55,17 +55,21 @@ __all__: list[str] = [
     "chosen_reads",
     "count_routing",
     "cuda_compile",
-    "cuda_compile_for_device",
     "cuda_facts",
-    "cuda_files_to_compile",
     "cuda_kernel_files",
     "cuda_kernel_text",
+    "cuda_make",
+    "cuda_to_compile",
+    "cuda_units",
     "dequantize",
     "device_failure",
+    "device_footprint",
     "device_memory",
     "footprint",
     "forget_a_copy",
+    "has_own_memory",
     "isas",
+    "kernels_to_compile",
     "metal_compile",
     "metal_facts",
     "metal_shader",
@@ -1540,14 +1544,9 @@ def count_routing(engine: Engine, counts: RoutingCounts | None) -> None:
     Counts in `counts` what the engine's routers pick from now on. None ends it.
     """
 
-def cuda_compile(file: str, architecture: str, options: collections.abc.Sequence[str] = []) -> tuple[bytes, str]:
+def cuda_compile(name: str, architecture: str, options: collections.abc.Sequence[str] = []) -> tuple[bytes, str]:
     """
-    What NVRTC makes of a file of kernels for an architecture such as `sm_90a`, and what it says about it. It needs neither GPU nor driver.
-    """
-
-def cuda_compile_for_device(file: str) -> None:
-    """
-    Compiles a file of kernels for the GPU of this machine, and keeps what comes of it.
+    What NVRTC makes of a kernel, or of all of a file, for an architecture such as `sm_90a`, and what it says about it. It needs neither GPU nor driver.
     """
 
 def cuda_facts() -> tuple[str, list[tuple[str, str]]]:
@@ -1555,15 +1554,29 @@ def cuda_facts() -> tuple[str, list[tuple[str, str]]]:
     The name of the GPU, and facts about it as label and text. DeviceError when there is none.
     """
 
-def cuda_files_to_compile() -> list[str]:
+def cuda_kernel_files() -> dict[str, list[str]]:
     """
-    Files of kernels that are not yet compiled for the GPU of this machine. None if there is no GPU, or nobody to compile them.
+    The files of kernels, and the kernels in each.
     """
 
-def cuda_kernel_files() -> list[str]: ...
 def cuda_kernel_text(file: str) -> str:
     """
     The text of a file of kernels as the compiler gets it.
+    """
+
+def cuda_make(unit: str) -> None:
+    """
+    Compiles a unit for the GPU of this machine, and keeps what comes of it.
+    """
+
+def cuda_to_compile(units: collections.abc.Sequence[str]) -> list[str]:
+    """
+    Of these units, those that are not yet compiled for the GPU of this machine. None if there is no GPU, or nobody to compile them.
+    """
+
+def cuda_units(file: str) -> list[str]:
+    """
+    What of a file is compiled at a time for a model: the file, or each of its kernels.
     """
 
 def dequantize(
@@ -1645,6 +1658,18 @@ def has_own_memory(backend: str) -> bool:
 def isas() -> list[str]:
     """
     The instruction sets whose kernels run here, the best first.
+    """
+
+def kernels_to_compile(
+    store: StoreDirectory,
+    *,
+    backend: str = "auto",
+    speculate: str = "off",
+    layers: tuple[int, int] = (0, 0),
+    kv_dtype: str = "f32",
+) -> list[str]:
+    """
+    What must be compiled for the device before this model runs there: units, by their names. For `cuda_make`.
     """
 
 def metal_compile(file: str) -> int:

@@ -386,7 +386,6 @@ def load(
     reads an expert once for many tokens. A small chunk needs less scratch and notices Ctrl-C sooner.
     """
     asked = resolved(options)
-    make_kernels(asked["backend"])
     if asked["backend"] == "auto" and (failure := _core.device_failure()):
         LOG.warning("%s", failure)
         warnings.warn(failure, stacklevel=2)
@@ -397,6 +396,14 @@ def load(
         checksums = _checksums(store) if asked["verify_reads"] else None
         plan = make_plan(store, asked)
         _log_plan(plan, asked)
+        units = _core.kernels_to_compile(
+            store.directory,
+            backend=asked["backend"],
+            speculate=asked["speculate"],
+            layers=asked["layers"] or (0, 0),
+            kv_dtype=asked["kv_dtype"],
+        )
+        make_kernels(units, plan.threads)
         engine = _core.Engine(
             store.directory,
             backend=asked["backend"],

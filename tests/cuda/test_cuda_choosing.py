@@ -104,47 +104,57 @@ def test_a_forked_child_has_no_gpu(auto: None) -> None:
 
 def test_kernels_are_compiled_once(device: Path) -> None:
     """And again when what is kept is damaged, or another compiler made it. Without a compiler, what is kept will do."""
-    files = _core.cuda_kernel_files()
-    assert _core.cuda_files_to_compile() == files
-    for file in files:
-        _core.cuda_compile_for_device(file)
-    assert cuda_gpu.builds() == files and _core.cuda_files_to_compile() == []
+    units = ["digits", "elementwise", "embed_4", "row_4_1"]
+    assert _core.cuda_to_compile(units) == units
+    for unit in units:
+        _core.cuda_make(unit)
+    assert cuda_gpu.builds() == ["digits", "elementwise", "matrix_rows", "row"] and _core.cuda_to_compile(units) == []
     kept = sorted(device.iterdir())
-    assert len(kept) == len(files) and all(file.suffix == ".cubin" for file in kept)
+    assert len(kept) == len(units) and all(file.suffix == ".cubin" for file in kept)
     whole = kept[0].read_bytes()
     for damaged in (b"", whole[:30], whole[:-1], whole[:-1] + b"x", b"\0" * len(whole), b"moeflux cubin 1\n\n\n"):
         kept[0].write_bytes(damaged)
-        (again,) = _core.cuda_files_to_compile()
-        _core.cuda_compile_for_device(again)
-        assert cuda_gpu.builds() == [again] and kept[0].read_bytes() == whole
+        (again,) = _core.cuda_to_compile(units)
+        _core.cuda_make(again)
+        assert len(cuda_gpu.builds()) == 1 and kept[0].read_bytes() == whole
     with cuda_gpu.emulating(checked=True):  # the stand-in's compiler is 13.1 then
         cuda_gpu.install()
-        assert _core.cuda_files_to_compile() == files
+        assert _core.cuda_to_compile(units) == units
     cuda_gpu.install(compiler=False)
-    assert _core.cuda_files_to_compile() == []
-    _core.cuda_compile_for_device(files[0])
+    assert _core.cuda_to_compile(units) == []
+    _core.cuda_make(units[0])
     kept[0].unlink()
     with pytest.raises(DeviceError, match=r'found none: pip install "moeflux\[cuda\]"'):
-        for file in files:
-            _core.cuda_compile_for_device(file)
+        for unit in units:
+            _core.cuda_make(unit)
+
+
+def test_a_unit_is_a_kernel_or_a_file(device: Path) -> None:
+    """Each kernel of a large file is compiled by itself, and kept under a key of its own."""
+    files = _core.cuda_kernel_files()
+    assert _core.cuda_units("matmul") == files["matmul"] and _core.cuda_units("digits") == ["digits"]
+    for unit in ("matmul_one_4_64", "matmul_one_4", "matmul"):
+        assert _core.cuda_to_compile([unit]) == [unit]
+        _core.cuda_make(unit)
+        assert _core.cuda_to_compile([unit]) == []
+    assert len(list(device.iterdir())) == 3
+    with pytest.raises(DeviceError, match="cuda: expected a kernel or a file of kernels, found matmul_one_7"):
+        _core.cuda_make("matmul_one_7")
 
 
 def test_writers_at_the_same_time(device: Path) -> None:
-    (file, *_) = _core.cuda_kernel_files()
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(_core.cuda_compile_for_device, [file] * 8))
-    assert file not in _core.cuda_files_to_compile() and len(list(device.iterdir())) == 1
+        list(pool.map(_core.cuda_make, ["digits"] * 8))
+    assert _core.cuda_to_compile(["digits"]) == [] and len(list(device.iterdir())) == 1
 
 
 def test_a_cache_that_nobody_may_write_is_done_without(device: Path) -> None:
     device.parent.write_text("a file where the folder would be")
-    (file, *_) = _core.cuda_kernel_files()
-    _core.cuda_compile_for_device(file)
-    assert cuda_gpu.builds() == [file] and file in _core.cuda_files_to_compile()
+    _core.cuda_make("digits")
+    assert cuda_gpu.builds() == ["digits"] and _core.cuda_to_compile(["digits"]) == ["digits"]
 
 
 def test_kernels_that_do_not_compile(device: Path, tmp_path: Path) -> None:
-    (file, *_) = _core.cuda_kernel_files()
-    (tmp_path / f"{file}.cuh").write_text('struct P { float* x; };\nextern "C" __global__ void f(const P p) { y(); }\n')
-    with pytest.raises(DeviceError, match=rf"cuda: {file}\.cuh does not compile for sm_90a: .*'y'"):
-        _core.cuda_compile_for_device(file)
+    (tmp_path / "row.cuh").write_text('struct P { float* x; };\nextern "C" __global__ void f(const P p) { y(); }\n')
+    with pytest.raises(DeviceError, match=r"cuda: row\.cuh does not compile for sm_90a: .*'y'"):
+        _core.cuda_make("row_4_1")

@@ -4,40 +4,51 @@ and needs neither GPU nor driver."""
 from __future__ import annotations
 
 import importlib.util
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from moeflux import _core
 
-ARCHITECTURES = ("sm_75", "sm_90a", "sm_120")
-# These take most of the time, so each is compiled for one of them; --every-architecture compiles all for all.
-LARGE = {
-    "attention": "sm_75",
-    "expert_down": "sm_75",
-    "expert_down_decoded": "sm_120",
-    "expert_gate_up": "sm_90a",
-    "expert_gate_up_decoded": "sm_75",
-    "matmul": "sm_120",
-    "matmul_decoded": "sm_90a",
-    "matmul_rows": "sm_90a",
-}
-
-
-@pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("nvidia") is None, reason="the package of NVRTC is for Linux on x86-64 and 64-bit Arm"
 )
+
+ARCHITECTURES = ("sm_75", "sm_90a", "sm_120")
+QUICKLY = ["--Ofast-compile=max"]  # hardly optimised, which takes an eighth of the time
+
+
+def compiled(name: str, architecture: str) -> list[str]:
+    """The kernels in what comes of it, if the compiler has nothing to say."""
+    cubin, said = _core.cuda_compile(name, architecture, QUICKLY)
+    assert cubin[:4] == b"\x7fELF" and said == "", (name, architecture, said)
+    # A section of constants is a kernel's alone: its arguments are there.
+    return sorted({found.decode() for found in re.findall(rb"\.nv\.constant0\.(\w+)", cubin)})
+
+
 def test_nvrtc_takes_every_kernel_without_a_word(request: pytest.FixtureRequest) -> None:
-    """With the least optimisation, which takes half of the time."""
-
-    def said(pair: tuple[str, str]) -> str:
-        cubin, words = _core.cuda_compile(*pair, ["--ptxas-options=-O0"])
-        assert cubin[:4] == b"\x7fELF"
-        return words
-
-    files = sorted(_core.cuda_kernel_files(), reverse=True)
-    large = {} if request.config.getoption("--every-architecture") else LARGE
-    assert len(files) > 5 and large.keys() <= set(files)
-    pairs = [(file, each) for file in files for each in ARCHITECTURES if large.get(file, each) == each]
+    """And the files have the kernels that the host believes they have. Large files are compiled for one of the chips
+    each; with --every-architecture, for all."""
+    files = _core.cuda_kernel_files()
+    every = request.config.getoption("--every-architecture")
+    pairs = [
+        (file, architecture)
+        for number, file in enumerate(files)
+        for place, architecture in enumerate(ARCHITECTURES)
+        if every or len(_core.cuda_units(file)) == 1 or number % len(ARCHITECTURES) == place
+    ]
+    assert {architecture for _, architecture in pairs} == set(ARCHITECTURES)
     with ThreadPoolExecutor(2) as pool:
-        assert [pair for pair, words in zip(pairs, pool.map(said, pairs), strict=True) if words] == []
+        for (file, _), kernels in zip(pairs, pool.map(compiled, *zip(*pairs, strict=True)), strict=True):
+            assert kernels == sorted(files[file])
+
+
+def test_a_unit_has_its_kernel_and_no_other() -> None:
+    """Of each file that is compiled kernel by kernel, the first and the last."""
+    files = _core.cuda_kernel_files()
+    apart = [file for file in files if len(_core.cuda_units(file)) > 1]
+    assert "matmul" in apart and "digits" not in apart
+    kernels = [kernel for file in apart for kernel in (files[file][0], files[file][-1])]
+    for kernel in kernels:
+        assert compiled(kernel, "sm_90a") == [kernel]

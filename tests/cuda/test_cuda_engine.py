@@ -122,6 +122,26 @@ def test_a_step_of_a_resident_model_gives_the_bits_of_a_prefill(store: Stores) -
     assert np.array_equal(found, expected)
 
 
+@pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "q8"])
+@pytest.mark.parametrize("name", ["hybrid", "latent", "many experts"])
+def test_loading_makes_every_kernel_that_a_model_wants(
+    store: Stores, name: str, kv_dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that no text waits for the compiler. What is made is in the cache."""
+    monkeypatch.setenv("MOEFLUX_CACHE", str(tmp_path))
+    model = moeflux.load(store(name), backend="cuda", memory=None, kv_dtype=kv_dtype)
+    made = sorted(file.name for file in (tmp_path / "cuda").iterdir())
+    sessions = [model.session() for _ in range(3)]
+    for session in sessions:
+        session.prefill(tokens(300, vocab=VOCAB))  # attention in parts, many rows
+        session.prefill(tokens(5, vocab=VOCAB), logits="all")
+    for _ in range(3):
+        sessions[0].step(1)
+        model.evaluate([(session, [2]) for session in sessions])
+    assert sorted(file.name for file in (tmp_path / "cuda").iterdir()) == made
+    assert 10 < len(made) < 60
+
+
 @pytest.mark.parametrize("flow", ["resident", "ahead"])
 @pytest.mark.parametrize(
     "call",

@@ -82,18 +82,17 @@ def test_kernels_that_are_wrong_are_rows_of_the_table(
     assert len(failed) < len(checks) / 4
 
 
-def test_of_an_nvidia_gpu_all_kernels_must_compile(
+def test_kernels_of_an_nvidia_gpu_likewise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It opens with all of them or not at all, so there is nothing to compare when one does not compile."""
     monkeypatch.setenv("MOEFLUX_CUDA_DIR", str(tmp_path))
     changed(tmp_path, "cuda", {"delta.cuh": ("correction = (value - ", "correction = (value + ")})
     failed, _ = broken(capsys, "cuda")
     assert "gated_delta" in failed and failed["gated_delta"].startswith("off by ")
     changed(tmp_path, "cuda", {"delta.cuh": ("const float correction", "const floa correction")})
     failed, checks = broken(capsys, "cuda")
-    assert list(failed) == ["compile delta", "open the GPU"] and checks[-1]["name"] == "open the GPU"
-    assert "floa" in failed["compile delta"]
+    assert {"compile delta", "gated_delta"} <= set(failed) and "floa" in failed["compile delta"]
+    assert len(failed) < len(checks) / 4
 
 
 @pytest.mark.parametrize("which", EMULATORS)

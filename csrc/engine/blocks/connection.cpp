@@ -15,7 +15,9 @@ void Connection::place(ScratchLayout& layout) {
 }
 
 void Connection::want(WorkSizes& sizes, int64_t rows) const {
-  if (is_gated()) sizes.inputs = std::max(sizes.inputs, rows * std::max(stream_.count * stream_.width, stream_.rank));
+  if (!is_gated()) return;
+  sizes.inputs = std::max(sizes.inputs, rows * std::max(stream_.count * stream_.width, stream_.rank));
+  sizes.has_streams = true;
 }
 
 void Connection::load(const LayerTensors& tensors, const std::string& norm, const std::string& gated) {

@@ -22,6 +22,9 @@ void GatedDeltaBlock::place(ScratchLayout& layout) {
 void GatedDeltaBlock::want(WorkSizes& sizes, int64_t rows) const {
   sizes.inputs = std::max(sizes.inputs, rows * shape_.value_width());
   sizes.channels = std::max(sizes.channels, shape_.channels());
+  sizes.key_dim = shape_.key_dim;
+  sizes.delta_head = shape_.value_dim;
+  sizes.delta_columns = shape_.value_width();
 }
 
 void GatedDeltaBlock::load(const LayerTensors& tensors) {

@@ -23,6 +23,8 @@ void GroupedAttentionBlock::place(ScratchLayout& layout) {
 
 void GroupedAttentionBlock::want(WorkSizes& sizes, int64_t rows) const {
   sizes.value_dim = std::max(sizes.value_dim, shape_.head_dim);
+  sizes.value_dims.push_back(shape_.head_dim);
+  sizes.selects = sizes.selects || shape_.index;
   sizes.heads = std::max(sizes.heads, shape_.heads);
   sizes.inputs = std::max(sizes.inputs, rows * shape_.out_width());
 }

@@ -37,6 +37,9 @@ void LatentAttentionBlock::place(ScratchLayout& layout) {
 
 void LatentAttentionBlock::want(WorkSizes& sizes, int64_t rows) const {
   sizes.value_dim = std::max(sizes.value_dim, shape_.kv_rank);
+  sizes.value_dims.push_back(shape_.kv_rank);
+  sizes.by_head = true;
+  sizes.selects = sizes.selects || shape_.index;
   sizes.heads = std::max(sizes.heads, shape_.heads);
   // There is a product for each head, with rows of its own.
   sizes.products = std::max(sizes.products, shape_.heads);

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
@@ -28,6 +29,7 @@ LARGEST_ERROR = 2e-5
 """Of the largest number of a result. Both add in f32, each in an order of its own."""
 LEAST_COSINE = 0.99999
 TIMES = 5
+COMPILERS = 8  # at a time
 
 Array = np.ndarray
 
@@ -81,7 +83,7 @@ class GpuReport:
 def check_gpu(backend: Literal["metal", "cuda"], progress: Progress | None = None) -> GpuReport:
     """DeviceError when there is no GPU that this backend drives; what does not work on it is in the report."""
     device, facts = _core.metal_facts() if backend == "metal" else _core.cuda_facts()
-    files = _core.metal_shader_files() if backend == "metal" else _core.cuda_kernel_files()
+    files = _core.metal_shader_files() if backend == "metal" else list(_core.cuda_kernel_files())
     cases, checks = list(_cases(np.random.default_rng(1), in_steps=backend == "metal")), []
     with (progress or Silent()).task(backend, len(files) + 1 + len(cases) + 1, "checks") as task:
         for check in _checks(backend, files, cases):
@@ -94,7 +96,6 @@ def _checks(backend: str, files: list[str], cases: list[tuple[str, Callable[[Ops
     compile = _compile_metal if backend == "metal" else _compile_cuda
     for file in files:
         yield _timed(f"compile {file}", partial(compile, file), times=1)
-    # A backend may want all of its kernels at once.
     opened = _timed("open the GPU", partial(_open, backend), times=1)
     yield opened
     if opened.failure:
@@ -110,9 +111,12 @@ def _compile_metal(file: str) -> str:
 
 
 def _compile_cuda(file: str) -> str:
-    is_new = file in _core.cuda_files_to_compile()
-    _core.cuda_compile_for_device(file)
-    return "" if is_new else "compiled before"
+    units = _core.cuda_to_compile(_core.cuda_units(file))
+    with ThreadPoolExecutor(COMPILERS) as pool:
+        for done in [pool.submit(_core.cuda_make, unit) for unit in units]:
+            done.result()
+    kernels = f"{len(_core.cuda_kernel_files()[file])} kernels"
+    return kernels if units else f"{kernels}, compiled before"
 
 
 def _open(backend: str) -> str:
