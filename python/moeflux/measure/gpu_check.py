@@ -23,7 +23,7 @@ from moeflux.ops import Ops
 from moeflux.oracle.stored import float_to_bf16, quantize_rows
 from moeflux.progress import Progress, Silent
 
-__all__ = ["Check", "GpuReport", "check_gpu"]
+__all__ = ["Check", "GpuReport", "cases", "check_gpu"]
 
 LARGEST_ERROR = 2e-5
 """Of the largest number of a result. Both add in f32, each in an order of its own."""
@@ -84,9 +84,9 @@ def check_gpu(backend: Literal["metal", "cuda"], progress: Progress | None = Non
     """DeviceError when there is no GPU that this backend drives; what does not work on it is in the report."""
     device, facts = _core.metal_facts() if backend == "metal" else _core.cuda_facts()
     files = _core.metal_shader_files() if backend == "metal" else list(_core.cuda_kernel_files())
-    cases, checks = list(_cases(np.random.default_rng(1), in_steps=backend == "metal")), []
-    with (progress or Silent()).task(backend, len(files) + 1 + len(cases) + 1, "checks") as task:
-        for check in _checks(backend, files, cases):
+    ops, checks = list(cases(np.random.default_rng(1), in_steps=backend == "metal")), []
+    with (progress or Silent()).task(backend, len(files) + 1 + len(ops) + 1, "checks") as task:
+        for check in _checks(backend, files, ops):
             checks.append(check)
             task.advance(1)
     return GpuReport(this_machine(), device, tuple(facts), tuple(checks))
@@ -258,7 +258,7 @@ def _in_steps(o: Ops, q: Array, k: Array, v: Array) -> Array:
     return o.attention_values(o.attention_softmax(o.attention_scores(q, k, q.shape[1] ** -0.5)), v)
 
 
-def _cases(rng: np.random.Generator, *, in_steps: bool) -> Iterator[tuple[str, Callable[[Ops], Any]]]:
+def cases(rng: np.random.Generator, *, in_steps: bool) -> Iterator[tuple[str, Callable[[Ops], Any]]]:
     """Cases of awkward sizes: each op at least once, and matrices in every format. Metal alone has the older engine's
     attention in steps."""
 

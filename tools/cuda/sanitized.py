@@ -1,0 +1,47 @@
+"""A little of everything on the NVIDIA GPU of this machine, for compute-sanitizer, which makes kernels hundreds of
+times slower: each op in each format, and a small model's prefill, steps and a step of three sessions. The first run
+compiles the kernels, which no sanitizer should watch.
+
+    moeflux synth STORE --variant a3b --layers 4 --experts 16 --vocab 512
+    python tools/cuda/sanitized.py STORE
+    compute-sanitizer --tool racecheck python tools/cuda/sanitized.py STORE
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import moeflux
+from moeflux.measure.gpu_check import cases
+from moeflux.ops import Ops
+
+PROMPT = 40
+SESSIONS = 3
+STEPS = 3
+
+
+def main() -> None:
+    store = Path(sys.argv[1])
+    started = time.perf_counter()
+    gpu = Ops("cuda")
+    count = 0
+    for _, run in cases(np.random.default_rng(1), in_steps=False):
+        run(gpu)
+        count += 1
+    print(f"{count} ops, {time.perf_counter() - started:.1f} s", flush=True)
+    with moeflux.load(store, backend="cuda", memory=None, context=256) as model:
+        sessions = [model.session() for _ in range(SESSIONS)]
+        for place, session in enumerate(sessions):
+            session.prefill([(7 * i + place) % 512 for i in range(PROMPT if place == 0 else 2)])
+        for _ in range(STEPS):
+            sessions[0].step(3)
+        model.evaluate([(session, [5]) for session in sessions])
+        print(f"a model: {time.perf_counter() - started:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
