@@ -238,6 +238,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Reads random experts, in this engine's way and for about this long, and returns the bytes per second: what the disk
   // gives when nothing else is done. Waits for the call under way.
   virtual double read_rate(double seconds) = 0;
+  // Bytes a second that copies within a device's own memory read and write; 0 where its memory is the host's. They take
+  // 1 GiB for that time, which no plan knows of. Waits for the call under way.
+  virtual double device_rate() = 0;
   // Bytes of the weights that one step cannot do without: all but the other rows of the embedding and the experts that
   // are not picked.
   virtual int64_t step_bytes() const = 0;

@@ -30,7 +30,7 @@ Measures prefill and decode of the model in the folder STORE, a store that moefl
   --cold             drop the layer files from the page cache before every walk
   --reps N           warm walks after the first, 0 for none (3)
   --chunk N          tokens in a prefill chunk at most, 0 for the engine's choice (0)
-  --backend WORD     what computes: cpu, metal or auto (auto)
+  --backend WORD     what computes: cpu, metal, cuda or auto (auto)
   --isa NAME         kernels: portable, avx2, avx512, avx512vnni, amx or neon (the best the machine has)
   --precision WORD   of activations: auto, 16 bits where that is faster, or exact, f32 (auto)
   --kv f32|bf16|q8   type of the key-value rows (f32)
@@ -71,6 +71,10 @@ leave untouched, and products (multiply-adds), each also as a rate and as a shar
 least time that the slower of memory and multiplication takes / seconds. It is over 1 where caches gave what memory
 would have given. Through int8 instructions, a product takes a multiply-add for each of the two bytes of an activation,
 so it reaches half the peak at most. The host times the ops and looks at the clock twice for each.
+On a GPU each op is submitted and awaited by itself, and what a copy of 16 bytes takes is subtracted. So a step takes
+longer than without --roofline, kernels that would do several ops at once do not, and ops of a few microseconds are told
+roughly. If it has memory of its own, read_bandwidth is that of copies there (what they read and write), and there are no
+peaks. Ops that wait for the host in the midst of a batch, as those behind experts that are read, are not in the lines.
 
 --count prefills the first frontier and takes the steps after it, twice. The second time it counts every system call, or
 every instruction, of one thread, with every expert in memory: what == "count". The number is the same on a busy

@@ -89,8 +89,11 @@ class Bench {
   void measure_limits() {
     Limits limits;
     limits.threads = threads_;
-    limits.read_bandwidth = bandwidth_.measure(static_cast<int>(threads_));
-    limits.peaks = multiply_peaks(static_cast<int>(threads_));
+    limits.read_bandwidth = engine_->device_rate();
+    if (limits.read_bandwidth == 0) {
+      limits.read_bandwidth = bandwidth_.measure(static_cast<int>(threads_));
+      limits.peaks = multiply_peaks(static_cast<int>(threads_));
+    }
     limits.disk_bandwidth = engine_->read_rate(probe_seconds);
     report_.add(limits);
   }

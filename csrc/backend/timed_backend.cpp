@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 
 #include "core/error.h"
 
@@ -24,6 +25,12 @@ int64_t meetings(int64_t first, int64_t n, int64_t window = 0) {
   const int64_t begin = std::max(first, window);  // from there on, the window hides rows
   return all - meetings(begin - window, first + n - begin);
 }
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+constexpr double least_seconds = 1e-9;  // of an op, so that rates are numbers
 
 std::string shape_of(const OpTimes::Kind& kind) {
   if (kind.matrices == 0) return {};
@@ -62,10 +69,18 @@ std::vector<OpTime> OpTimes::take() {
 
 class TimedCommands final : public Commands {
  public:
-  explicit TimedCommands(OpTimes& times) : times_(times) {}
+  // With a `device`, each op is submitted by itself, and takes as long as its batch does less `nothing`, which is what
+  // a batch takes that does next to nothing.
+  TimedCommands(OpTimes& times, Backend* device, double nothing) : times_(times), device_(device), nothing_(nothing) {}
 
-  void begin(std::unique_ptr<Commands> inner) { inner_ = std::move(inner); }
-  std::unique_ptr<Commands> end() { return std::move(inner_); }
+  void begin(std::unique_ptr<Commands> inner) {
+    inner_ = std::move(inner);
+    holds_ = is_marked_ = false;
+  }
+  std::unique_ptr<Commands> end() {
+    if (is_marked_ && !holds_) inner_->mark();  // all of what came before is done
+    return std::move(inner_);
+  }
 
   void embed(const Matrix& table, View ids, View out, int64_t n) override {
     const int64_t row = table.format.row_bytes(table.columns) + table.columns * 4;
@@ -225,17 +240,32 @@ class TimedCommands final : public Commands {
   void copy(View from, View to, int64_t bytes) override {
     timed({"copy"}, 1, 2 * bytes, 0, [&] { inner_->copy(from, to, bytes); });
   }
-  void mark() override { inner_->mark(); }
-  int64_t hold() override { return inner_->hold(); }
+  void mark() override {
+    if (device_ && !holds_) {
+      is_marked_ = true;
+    } else {
+      inner_->mark();
+    }
+  }
+  int64_t hold() override {
+    if (is_marked_ && !holds_) inner_->mark();
+    holds_ = true;
+    return inner_->hold();
+  }
   void after(const Ticket& copy) override { inner_->after(copy); }
 
  private:
   template <typename Run>
   void timed(const OpTimes::Kind& kind, int64_t rows, int64_t bytes, int64_t products, const Run& run) {
-    const auto start = std::chrono::steady_clock::now();
+    if (holds_) return run();  // it begins when somebody says so, who cannot be waited for here
+    const Clock::time_point start = Clock::now();
     run();
+    if (device_) {
+      device_->submit(std::move(inner_)).wait();
+      inner_ = device_->begin();
+    }
     OpTime what;
-    what.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    what.seconds = std::max(seconds_since(start) - nothing_, least_seconds);
     what.rows = rows;
     what.bytes = bytes;
     what.products = products;
@@ -249,16 +279,41 @@ class TimedCommands final : public Commands {
   }
 
   OpTimes& times_;
+  Backend* device_;  // null where ops run while they are recorded
+  double nothing_;
   std::unique_ptr<Commands> inner_;
+  bool holds_ = false;
+  bool is_marked_ = false;  // and the mark is not recorded yet: it must lie in the last of the batches
 };
 
-TimedBackend::TimedBackend(std::unique_ptr<Backend> inner, OpTimes& times) : inner_(std::move(inner)), times_(times) {}
+namespace {
+
+// The least of many, because anything that comes between makes one longer.
+double seconds_of_nothing(Backend& device) {
+  const auto from = device.allocate(16, Memory::device, "a clock");
+  const auto to = device.allocate(16, Memory::device, "a clock");
+  double least = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < 64; ++i) {
+    const Clock::time_point start = Clock::now();
+    std::unique_ptr<Commands> commands = device.begin();
+    commands->copy({from.get()}, {to.get()}, 16);
+    device.submit(std::move(commands)).wait();
+    least = std::min(least, seconds_since(start));
+  }
+  return least;
+}
+
+}  // namespace
+
+TimedBackend::TimedBackend(std::unique_ptr<Backend> inner, OpTimes& times)
+    : inner_(std::move(inner)), times_(times), nothing_(inner_->runs_on_submit() ? seconds_of_nothing(*inner_) : 0) {}
 
 TimedBackend::~TimedBackend() = default;
 
 std::unique_ptr<Commands> TimedBackend::begin() {
   std::unique_ptr<TimedCommands> commands = std::move(spare_);
-  if (!commands) commands = std::make_unique<TimedCommands>(times_);
+  if (!commands)
+    commands = std::make_unique<TimedCommands>(times_, inner_->runs_on_submit() ? inner_.get() : nullptr, nothing_);
   commands->begin(inner_->begin());
   return commands;
 }

@@ -1,4 +1,5 @@
 // Any backend, with the time of each op. It looks at the clock twice per op, and costs nothing where it is not used.
+// Where ops run after they were submitted, each is a batch of its own, so that a step takes longer than without.
 #pragma once
 
 #include <array>
@@ -72,6 +73,7 @@ class TimedBackend final : public Backend {
  private:
   std::unique_ptr<Backend> inner_;
   OpTimes& times_;
+  double nothing_;  // seconds of a batch that does next to nothing
   std::unique_ptr<TimedCommands> spare_;  // of a batch that was submitted: steps allocate nothing
 };
 

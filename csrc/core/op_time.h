@@ -11,7 +11,7 @@ struct OpTime {
   std::string shape;  // of products with weights, "2048 -> 9216, 4-bit g64"; empty elsewhere
   int64_t calls = 0;
   int64_t rows = 0;    // of all calls; in expert_ffn pairs of a token and an expert
-  double seconds = 0;  // until the op was recorded: on the CPU it is done then
+  double seconds = 0;  // of the op alone. What waits until the host says so is not timed, and not counted
   // Bytes that it cannot leave untouched: weights once per call, cached rows, state, activations in and out.
   int64_t bytes = 0;
   int64_t products = 0;  // multiply-adds of matrices and of attention

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "core/arena.h"
@@ -241,6 +242,22 @@ double LoadedEngine::read_rate(double seconds) {
   check_process();
   const std::unique_lock turn = take_turn();
   return experts_.read_rate(seconds);
+}
+
+double LoadedEngine::device_rate() {
+  check_process();
+  const std::unique_lock turn = take_turn();
+  if (backend_->shares_memory()) return 0;
+  constexpr int64_t bytes = int64_t{512} << 20;  // more than any cache
+  const auto from = backend_->allocate(bytes, Memory::device, "a bandwidth");
+  const auto to = backend_->allocate(bytes, Memory::device, "a bandwidth");
+  double least = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < 6; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    backend_->copy({from.get()}, {to.get()}, bytes).wait();
+    least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return 2 * static_cast<double>(bytes) / least;
 }
 
 std::vector<OpTime> LoadedEngine::take_op_times() {

@@ -62,6 +62,7 @@ class LoadedEngine final : public Engine {
   int64_t host_slots() const override { return experts_.host_slots(); }
   int64_t chunk() const override { return scratch_.rows; }
   double read_rate(double seconds) override;
+  double device_rate() override;
   int64_t step_bytes() const override;
   std::vector<OpTime> take_op_times() override;
   void observe_routing(RoutingObserver observer) override;

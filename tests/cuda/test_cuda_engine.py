@@ -231,3 +231,19 @@ def test_device_memory_is_what_is_free() -> None:
 
 def test_the_late_test_device_leaves_memory_to_the_backend(store: Stores) -> None:
     assert np.array_equal(everything(store("hybrid"), deferred=True), everything(store("hybrid")))
+
+
+def test_ops_are_timed_one_by_one(store: Stores) -> None:
+    """No bit changes, and each kind of op that the CPU counts is there, with as much work."""
+    counts = []
+    for backend in ("cpu", "cuda"):
+        model = load(store("hybrid"), backend=backend, time_ops=True, expert_slots=0)
+        session = model.session(max_context=32)
+        session.prefill(tokens(5))
+        model._engine.take_op_times()
+        session.step(3)
+        times = model._engine.take_op_times()
+        assert all(time.seconds > 0 for time in times)
+        counts.append({(time.op, time.shape): (time.rows, time.products) for time in times if time.products})
+    assert counts[0] == counts[1]
+    assert np.array_equal(everything(store("hybrid"), time_ops=True), everything(store("hybrid")))

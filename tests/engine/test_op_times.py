@@ -70,6 +70,21 @@ def elements(store: Store, name: str) -> int:
     return int(np.prod(rows)) * columns
 
 
+def test_ops_that_run_later_are_timed_one_by_one(store: Store) -> None:
+    """And counted as on the CPU. Experts may come in fewer calls."""
+    counts = []
+    for deferred in (False, True):
+        engine = engine_of(store, deferred=deferred, time_ops=True)
+        session = moeflux.Model(store, engine).session(max_context=32)
+        session.prefill(list(range(20)))
+        engine.take_op_times()
+        session.step(4)
+        times = engine.take_op_times()
+        assert all(time.seconds > 0 for time in times)
+        counts.append({(time.op, time.shape): (time.rows, time.bytes, time.products) for time in times})
+    assert counts[0] == counts[1]
+
+
 def test_nothing_where_nobody_asked(store: Store) -> None:
     engine = engine_of(store)
     moeflux.Model(store, engine).session(max_context=8).step(1)
