@@ -143,9 +143,11 @@ double LogitBlocks::least_logit(double value, KnownLogit& known) const {
   return known.logit;
 }
 
-void LogitBlocks::weigh(std::span<const float> values, double* weights) const {
+void LogitBlocks::weigh(std::span<const float> values, double least, double* weights) const {
+  cpu::ChoiceScale scale = scale_;
+  scale.least = std::max(scale.least, least);
   (rough_ ? kernels_.weigh_logits_roughly : kernels_.weigh_logits)(values.data(), static_cast<int64_t>(values.size()),
-                                                                   scale_, {}, weights, nullptr);
+                                                                   scale, {}, weights, nullptr);
 }
 
 void LogitBlocks::weigh(std::span<const double> values, double* weights) const {

@@ -88,8 +88,8 @@ class LogitBlocks {
   double value(int64_t place) const { return wide_[static_cast<size_t>(place)]; }
   double weight(int64_t place) const { return weights_[static_cast<size_t>(place)]; }
 
-  // Weights of other values than a block's, whole vectors of them; those of f32 are rough.
-  void weigh(std::span<const float> values, double* weights) const;
+  // Weights of other values than a block's, whole vectors of them; those of f32 below `least` weigh nothing.
+  void weigh(std::span<const float> values, double least, double* weights) const;
   void weigh(std::span<const double> values, double* weights) const;
 
   // From here on there is only what the cut keeps. False, and nothing happens, where that may be more than `max_kept`.

@@ -308,16 +308,11 @@ Bracket Chooser::guess(const Goal& goal) {
   if (blocks_.are_few()) return all;
   const std::span<const float> tops = blocks_.tops();
   const std::span<const float> samples = blocks_.samples();
-  double* worths_of_samples = worths_.data() + tops.size();
-  if (goal.measure == Goal::sum) {
-    blocks_.weigh(tops, worths_.data());
-    blocks_.weigh(samples, worths_of_samples);
-  }
-  if (goal.measure == Goal::number) std::fill(worths_.begin(), worths_.end(), 1.0);
-  if (best_.value > -infinity) {
-    const auto worth = [&](float value, double weight) { return when(value >= best_.value, weight); };
-    std::transform(tops.begin(), tops.end(), worths_.begin(), worths_.begin(), worth);
-    std::transform(samples.begin(), samples.end(), worths_of_samples, worths_of_samples, worth);
+  if (goal.measure == Goal::number) {
+    std::fill(worths_.begin(), worths_.end(), 1.0);
+  } else {
+    blocks_.weigh(tops, best_.value, worths_.data());
+    blocks_.weigh(samples, best_.value, worths_.data() + tops.size());
   }
   const Bracket found = guess_.bracket(tops, samples, worths_, blocks_.greatest(), goal);
   return {found.least > -infinity ? found.least : least_value(goal, guess_.total() / 2), found.most};

@@ -103,7 +103,7 @@ struct Penalties {
   double rounded_by = 0;
 };
 
-constexpr int64_t spare_choice_places = 4;  // behind the last of a list that is written, so many are overwritten
+constexpr int64_t spare_choice_places = 3;  // behind the last of a list that is written, so many are overwritten
 constexpr int64_t spare_packed = 16;        // and behind the last of packed logits and of probes that are left
 
 // Of the values that exceed one: what they are worth, and their number.

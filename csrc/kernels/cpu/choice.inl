@@ -221,14 +221,17 @@ static int64_t list(const Number* numbers, const uint64_t* bits, int64_t first_t
       for (int64_t i = 0; i < spare_choice_places; ++i) {
         const int64_t place = 64 * word + __builtin_ctzll(rest | uint64_t{1} << 63);
         tokens[count + i] = static_cast<int32_t>(first_token + place);
+        values[count + i] = numbers[place];
         rest &= rest - 1;
       }
       count += spare_choice_places;
     } while (count < end);
     count = end;
   }
-  for (int64_t i = count; i % wide != 0; ++i) tokens[i] = 0;
-  for (int64_t i = 0; i < count; i += wide) store(values + i, load_tokens(numbers, tokens + i));
+  for (int64_t i = count; i % wide != 0; ++i) {
+    tokens[i] = 0;
+    values[i] = 0;
+  }
   return count;
 }
 

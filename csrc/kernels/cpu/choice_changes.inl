@@ -143,9 +143,10 @@ MOEFLUX_INLINE Doubles divided(Doubles value, const Penalties& penalties) {
 
 static void penalize_listed(double* values, const int32_t* tokens, int64_t count, const uint32_t* seen,
                             const Penalties& penalties) {
+  const Penalties own = penalties;  // what no store can change
   for (int64_t i = 0; i < count; i += wide) {
     const Doubles value = load<Doubles>(values + i);
-    store(values + i, have_bits(seen, tokens + i) ? divided(value, penalties) : value);
+    store(values + i, have_bits(seen, tokens + i) ? divided(value, own) : value);
   }
 }
 
