@@ -7,6 +7,9 @@ in memory.
 
 With --mtp, the layer that drafts makes its guesses as ever, which takes its time, and then those of that drafter are
 evaluated in their place: a layer with random weights is never right. `moeflux synth --mtp` makes a store with one.
+
+With --auto, the engine decides how many to draft, and whether to: with the layer if the store has it. It tries that out
+first, so let it write some hundreds of tokens.
 """
 
 from __future__ import annotations
@@ -52,9 +55,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--mtp", action="store_true", help="with the layer that drafts")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--mtp", action="store_true", help="with the layer that drafts")
+    ways.add_argument("--auto", action="store_true", help="as many drafts as pay")
     asked = parser.parse_args()
-    speculate = "mtp" if asked.mtp else "lookup"
+    speculate = "auto" if asked.auto else "mtp" if asked.mtp else "lookup"
     plain = loaded(asked.folder, asked.threads, [], 0, speculate)
     text, _, _ = write(plain, asked.tokens, asked.threads)
     drafting = loaded(asked.folder, asked.threads, text, asked.right, speculate)

@@ -1,7 +1,9 @@
 #include "engine/draft_governor.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
+#include <numeric>
 #include <utility>
 
 namespace moeflux {
@@ -11,14 +13,50 @@ constexpr int64_t window = 16;  // calls
 constexpr int64_t kept_for = 512;
 constexpr int64_t shortest_rest = 64;
 constexpr int64_t longest_rest = 4096;
-constexpr double gain = 1.02;  // of the rate without drafts; a smaller gain may be noise
+constexpr double gain = 1.02;         // of the rate without drafts, or with as many as now; less may be noise
+constexpr double remembered = 8;      // so many outcomes of before a rest count beside new ones
+constexpr double usual_chance = 0.5;  // until one is known
+constexpr double undisturbed = 0.5;   // of calls
 
 }  // namespace
 
-bool DraftGovernor::on() const {
-  if (mode_ != Speculate::automatic) return mode_ != Speculate::off;
+// ---- What is measured -----------------------------------------------------------------------------------------------
+
+void DraftGovernor::Times::add(double seconds) { last_[static_cast<size_t>(count_++ % room)] = seconds; }
+
+std::optional<double> DraftGovernor::Times::typical() const {
+  if (count_ < few) return {};
+  std::array<double, room> sorted = last_;
+  const auto end = sorted.begin() + std::min(count_, room);
+  std::sort(sorted.begin(), end);
+  const auto number = static_cast<int64_t>(undisturbed * static_cast<double>(end - sorted.begin()));
+  return std::accumulate(sorted.begin(), sorted.begin() + number, 0.0) / static_cast<double>(number);
+}
+
+void DraftGovernor::Share::add(bool happened) {
+  happened_ = kept_ * happened_ + happened;
+  all_ = kept_ * all_ + 1;
+}
+
+void DraftGovernor::Share::limit(double number) {
+  if (all_ <= number) return;
+  happened_ *= number / all_;
+  all_ = number;
+}
+
+DraftChances DraftGovernor::Drafting::chances() const {
+  DraftChances found;
+  double before = usual_chance;
+  for (size_t i = 0; i < found.size(); ++i) before = found[i] = came[i].value(before);
+  return found;
+}
+
+// ---- What follows from it -------------------------------------------------------------------------------------------
+
+int64_t DraftGovernor::drafts(int64_t longest) const {
+  if (mode_ != Speculate::automatic) return mode_ == Speculate::off ? 0 : longest;
   const std::lock_guard lock(mutex_);
-  return drafts();
+  return is_on() ? drafting_[kind(longest)].drafts : 0;
 }
 
 std::optional<bool> DraftGovernor::pays() const {
@@ -27,53 +65,83 @@ std::optional<bool> DraftGovernor::pays() const {
   return pays_;
 }
 
-void DraftGovernor::accept(int64_t tokens) {
+void DraftGovernor::add_outcome(int64_t longest, int64_t drafted, int64_t came) {
   if (mode_ != Speculate::automatic) return;
   const std::lock_guard lock(mutex_);
-  if (drafts() && sum_.calls > 0) sum_.tokens += tokens;
+  follows_right_.add(kind(longest) == 1);
+  for (int64_t i = 0; i < std::min(drafted, came + 1); ++i)
+    drafting_[kind(longest)].came[static_cast<size_t>(i)].add(i < came);
 }
 
 void DraftGovernor::add(const Call& call) {
   if (mode_ != Speculate::automatic) return;
   const std::lock_guard lock(mutex_);
   // The drafts of a window's last call have come true, or not, before the next call.
-  if (drafts() && sum_.calls == window) compare();
+  if (is_on() && counted_ == window) decide();
   if (std::abs(call.tokens - company_) > company_ / 4) {
     if (state_ != State::resting) enter(State::watching);
+    times_ = {};
     company_ = call.tokens;
   }
   ++calls_;
-  if (state_ == State::resting) {
-    if (calls_ >= rest_) enter(State::watching);
-    return;
-  }
+  if (state_ == State::resting && calls_ >= rest_) return enter(State::watching);
   if (state_ == State::kept && calls_ >= kept_for) return enter(State::watching);
-  if (drafts() != (call.drafted > 0) || !std::exchange(settled_, true)) return;
-  ++sum_.calls;
-  sum_.tokens += call.tokens;
-  sum_.seconds += call.seconds;
-  if (state_ == State::watching && sum_.calls == window) {
-    without_ = sum_.rate();
-    enter(State::trying);
+  if (!is_on() && call.drafted > 0) return;  // drafted before the change
+  if (!std::exchange(settled_, true)) return;
+  const double each = std::ceil(static_cast<double>(call.drafted) / static_cast<double>(call.tokens));
+  times_[std::min<size_t>(static_cast<size_t>(each), max_drafts)].add(call.seconds);
+  counted_ += is_on() == (call.drafted > 0);
+  if (state_ == State::watching && counted_ == window) return enter(State::trying);
+  if (state_ == State::trying && times_.back().typical()) choose(seconds());
+}
+
+DraftSeconds DraftGovernor::seconds() const {
+  DraftSeconds found;
+  std::transform(times_.begin(), times_.end(), found.begin(), [](const Times& times) { return times.typical(); });
+  return found;
+}
+
+void DraftGovernor::choose(const DraftSeconds& seconds) {
+  for (Drafting& drafting : drafting_) {
+    const DraftChances chances = drafting.chances();
+    const auto rate = [&](int64_t k) { return expected_tokens(chances, k) / estimated_seconds(seconds, k); };
+    // One at least, where drafts are on: nobody else would say that the text begins to repeat itself.
+    const int64_t best = best_drafts(seconds, chances, 1);
+    if (rate(best) > gain * rate(drafting.drafts)) drafting.drafts = best;
   }
 }
 
-void DraftGovernor::compare() {
-  pays_ = sum_.rate() > gain * without_;
+void DraftGovernor::decide() {
+  const DraftSeconds seconds = this->seconds();
+  counted_ = 0;
+  choose(seconds);
+  const double right = follows_right_.value(usual_chance);
+  double tokens = 0;
+  double taken = 0;
+  for (size_t i = 0; i < drafting_.size(); ++i) {
+    const double share = i == 1 ? right : 1 - right;
+    tokens += share * expected_tokens(drafting_[i].chances(), drafting_[i].drafts);
+    taken += share * estimated_seconds(seconds, drafting_[i].drafts);
+  }
+  pays_ = tokens / taken > (state_ == State::trying ? gain : 1) / *seconds[0];
   if (!*pays_) {
     rest_ = std::clamp(2 * rest_, shortest_rest, longest_rest);
     return enter(State::resting);
   }
   rest_ = 0;
-  sum_ = {};
   if (state_ == State::trying) enter(State::kept);
 }
 
 void DraftGovernor::enter(State state) {
   state_ = state;
   settled_ = false;
-  calls_ = 0;
-  sum_ = {};
+  calls_ = counted_ = 0;
+  if (state == State::watching) times_ = {};
+  if (state != State::trying) return;
+  for (Drafting& drafting : drafting_) {
+    drafting.drafts = max_drafts;
+    for (Share& share : drafting.came) share.limit(remembered);
+  }
 }
 
 }  // namespace moeflux

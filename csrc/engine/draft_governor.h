@@ -1,18 +1,21 @@
-// Decides by trying whether drafts pay: whether tokens come faster with them.
+// Decides by measuring how many tokens to draft, and whether drafts pay.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <mutex>
 #include <optional>
 
 #include "core/choices.h"
+#include "engine/draft_policy.h"
 
 namespace moeflux {
 
-// It watches a window of calls without drafts, then one of calls with them. If tokens came faster, drafts stay on. From
-// then on each window is compared with the one that was watched, and after a while that is watched anew. If tokens came
-// no faster, there are no drafts for a rest, each longer than the last. Where a text suggests no drafts, there is
-// nothing to decide. May be used from several threads.
+// It watches a window of calls without drafts, then tries a window of calls with them, the first of these with as many
+// as there can be. From then on it knows what calls take and how often drafts come true, and drafts as many as bring
+// most tokens a second by that. When those bring no more than none do, there are no drafts for a rest, each longer than
+// the last. Otherwise drafts stay on; each window decides anew, and after a while all is measured anew. Where a text
+// suggests no drafts, there is nothing to decide. May be used from several threads.
 class DraftGovernor {
  public:
   // A call that evaluated one token for each of so many sessions, and drafts.
@@ -24,26 +27,64 @@ class DraftGovernor {
 
   explicit DraftGovernor(Speculate mode) : mode_(mode) {}
 
-  bool on() const;
-  // What the last comparison has found; nothing before the first.
+  // How many a session is to draft at most, of whose last drafts one fewer than `longest` came true. Where nobody
+  // measures these are `longest`: a wrong draft costs a row.
+  int64_t drafts(int64_t longest) const;
+  // What the last decision was; nothing before the first.
   std::optional<bool> pays() const;
   void add(const Call& call);
-  // So many drafts of calls before have come true.
-  void accept(int64_t tokens);
+  // So many of a session's drafts came true and then, if there were more, one did not. `longest` is what `drafts` was
+  // given for them.
+  void add_outcome(int64_t longest, int64_t drafted, int64_t came);
 
  private:
   enum class State { watching, trying, kept, resting };
 
-  // Of a window.
-  struct Sum {
-    int64_t calls = 0;
-    int64_t tokens = 0;
-    double seconds = 0;
-    double rate() const { return static_cast<double>(tokens) / seconds; }
+  // What the last calls took, without those that took longest: other programs ran then.
+  class Times {
+   public:
+    void add(double seconds);
+    std::optional<double> typical() const;
+
+   private:
+    static constexpr int64_t room = 16;
+    static constexpr int64_t few = 4;
+    std::array<double, room> last_ = {};
+    int64_t count_ = 0;
   };
 
-  bool drafts() const { return state_ == State::trying || state_ == State::kept; }
-  void compare();
+  // How often things happened of late.
+  class Share {
+   public:
+    explicit Share(double kept) : kept_(kept) {}
+    void add(bool happened);
+    // With two more, of which so many happened.
+    double value(double otherwise) const { return (happened_ + 2 * otherwise) / (all_ + 2); }
+    // They are worth no more than so many.
+    void limit(double number);
+
+   private:
+    double kept_;  // of what was before, each time
+    double happened_ = 0;
+    double all_ = 0;
+  };
+
+  static constexpr double memory = 0.98;
+  static constexpr double short_memory = 0.95;
+
+  // Of drafts after some that came true, or after a wrong one: text that repeats what was there does so for a while.
+  struct Drafting {
+    std::array<Share, max_drafts> came = {Share(memory), Share(memory), Share(memory), Share(memory)};
+    int64_t drafts = max_drafts;
+
+    DraftChances chances() const;
+  };
+
+  static size_t kind(int64_t longest) { return longest > 1 ? 1 : 0; }
+  bool is_on() const { return state_ == State::trying || state_ == State::kept; }
+  DraftSeconds seconds() const;
+  void choose(const DraftSeconds& seconds);
+  void decide();
   void enter(State state);
 
   const Speculate mode_;
@@ -51,10 +92,12 @@ class DraftGovernor {
   State state_ = State::watching;
   bool settled_ = false;  // there was a call since the last change, whose first call is not typical
   int64_t calls_ = 0;     // since then
+  int64_t counted_ = 0;   // of the window
   int64_t company_ = 0;   // sessions, in the calls that are compared
-  Sum sum_;
-  double without_ = 0;  // tokens a second
-  int64_t rest_ = 0;    // calls; how long the next one is
+  std::array<Times, 1 + max_drafts> times_;
+  std::array<Drafting, 2> drafting_;
+  Share follows_right_{short_memory};  // drafts after some that came true, among all
+  int64_t rest_ = 0;                   // calls; how long the next one is
   std::optional<bool> pays_;
 };
 

@@ -37,7 +37,7 @@ int64_t Drafts::planned_bytes(int64_t most, int64_t recurrent_bytes) { return mo
 // Returns how many there may be.
 int64_t Drafts::begin(int32_t token, int64_t most) {
   rows_.front() = guesses_.front() = token;
-  return std::min({most, longest_, static_cast<int64_t>(rows_.size()) - 1});
+  return std::min(most, static_cast<int64_t>(rows_.size()) - 1);
 }
 
 int64_t Drafts::expect(int32_t token, int64_t most) { return proposed_ = std::max<int64_t>(0, begin(token, most)); }

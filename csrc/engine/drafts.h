@@ -30,8 +30,7 @@ class Drafts {
 
   // ---- Of the call under way --------------------------------------------------------------------------------------
 
-  // Drafts what follows `token` after the tokens `before`, at most `most` and one more than came true of the last ones:
-  // a wrong draft costs a row. Returns how many.
+  // Drafts what follows `token` after the tokens `before`, at most `most`. Returns how many.
   int64_t propose(std::span<const int32_t> before, int32_t token, int64_t most);
   // As many as there may be, which are not known yet: `guesses` is the token and where they go. `believe` takes them.
   int64_t expect(int32_t token, int64_t most);
@@ -47,6 +46,9 @@ class Drafts {
 
   // ---- Of the call before -----------------------------------------------------------------------------------------
 
+  // One more than came true of the last ones; at first all that there is room for.
+  int64_t longest() const { return longest_; }
+  int64_t kept() const { return kept_; }
   int64_t ahead() const { return kept_ - taken_; }
   bool next_is(int32_t token) const { return ahead() > 0 && rows_[static_cast<size_t>(1 + taken_)] == token; }
   // The next one is the session's now.
@@ -65,7 +67,7 @@ class Drafts {
   std::vector<int32_t> guesses_;                 // likewise, by the layer that drafts
   std::vector<std::unique_ptr<Buffer>> copies_;  // one for each draft; none without recurrent state
   std::vector<View> views_;                      // of them
-  int64_t longest_;                              // the next ones, at most
+  int64_t longest_;
   int64_t proposed_ = 0;
   int64_t kept_ = 0;
   int64_t taken_ = 0;

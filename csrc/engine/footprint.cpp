@@ -9,6 +9,7 @@
 #include "core/text.h"
 #include "devices/devices.h"
 #include "engine/draft_memory.h"
+#include "engine/draft_policy.h"
 #include "engine/drafts.h"
 #include "engine/experts/expert_side.h"
 #include "engine/layer_state.h"
@@ -26,7 +27,6 @@ constexpr int64_t default_chunk = 512;
 constexpr int default_readers = 4;
 constexpr int64_t default_max_context = 32768;
 constexpr int64_t max_checkpoints_limit = 4096;
-constexpr int64_t max_drafts = 4;
 
 template <typename T>
 void add_once(std::vector<T>& all, const T& one) {

@@ -227,12 +227,10 @@ bool EngineSession::yields_logits(const Work& work) const {
 void EngineSession::commit(const Work& work) noexcept {
   if (known_tokens_ == position()) add_tokens(work.tokens);
   position_.store(position() + static_cast<int64_t>(work.tokens.size()), std::memory_order_relaxed);
-  if (call_.foreseen) {
+  if (call_.foreseen)
     drafts_.take();
-    engine_->draft_governor().accept(1);
-  } else {
+  else
     drafts_.keep();
-  }
   if (draft_memory_) draft_memory_->stand(drafts_.row());
   logits_row_ = drafts_.row();
   has_logits_ = yields_logits(work);

@@ -6,6 +6,13 @@
 
 namespace moeflux {
 
+namespace {
+
+// Whoever asks for it may know of drafts.
+bool is_step(const Work& work) { return work.tokens.size() == 1 && work.logits && work.all_logits.empty(); }
+
+}  // namespace
+
 bool EngineSession::foresees(int32_t token) const {
   enter();
   const bool found = drafts_.next_is(token);
@@ -20,18 +27,21 @@ void EngineSession::settle() noexcept {
 
 bool EngineSession::begin_foreseen(const Work& work) {
   call_ = {};
-  call_.foreseen =
-      work.tokens.size() == 1 && work.logits && work.all_logits.empty() && drafts_.next_is(work.tokens.front());
-  if (!call_.foreseen) settle();
-  return call_.foreseen;
+  call_.foreseen = is_step(work) && drafts_.next_is(work.tokens.front());
+  if (call_.foreseen) return true;
+  if (is_step(work) && drafts_.kept() > 0)
+    engine_->draft_governor().add_outcome(drafts_.longest(), drafts_.kept(), drafts_.row());
+  settle();
+  return false;
 }
 
 int64_t EngineSession::draft(const Work& work, int64_t most) {
-  const bool is_step = work.tokens.size() == 1 && work.logits && work.all_logits.empty();
-  if (!is_step || known_tokens_ != position() || !engine_->draft_governor().on()) return 0;
+  if (!is_step(work) || known_tokens_ != position()) return 0;
+  most = std::min(most, engine_->draft_governor().drafts(drafts_.longest()));
   const auto known = static_cast<size_t>(known_tokens_);
   const std::span<const int32_t> before = {View{token_room_.get()}.host<int32_t>(), known};
   most = std::min(most, options_.max_context - position() - 1);
+  if (most <= 0) return 0;
   if (draft_memory_ && !draft_memory_->can_draft(position())) return 0;
   if (draft_memory_ && engine_->believes_layer())
     call_.drafted = drafts_.expect(work.tokens.front(), most);

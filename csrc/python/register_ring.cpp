@@ -140,17 +140,31 @@ void register_ring(py::module_& m) {
   m.def("forget_a_copy", &forget_a_copy, py::arg("kind"),
         "For tests: what the engine does when a copy is forgotten, on a device with memory of its own.");
 
-  Class<DraftGovernor>(m, "DraftGovernor", "For tests: decides whether steps draft the tokens that follow.")
+  Class<DraftGovernor>(m, "DraftGovernor", "For tests: decides how many tokens to draft.")
       .def(py::init([] { return std::make_unique<DraftGovernor>(Speculate::automatic); }))
-      .def_property_readonly("on", &DraftGovernor::on)
+      .def("drafts", &DraftGovernor::drafts, py::arg("longest") = max_drafts,
+           "How many a session is to draft, of whose last ones one fewer than `longest` came true.")
       .def_property_readonly("pays", &DraftGovernor::pays)
-      .def("accept", &DraftGovernor::accept, py::arg("tokens"), "So many drafts of calls before have come true.")
+      .def("add_outcome", &DraftGovernor::add_outcome, py::arg("longest"), py::arg("drafted"), py::arg("came"),
+           "So many of those came true and then, if there were more, one did not.")
       .def(
           "add",
           [](DraftGovernor& governor, double seconds, int64_t tokens, int64_t drafted) {
             governor.add({seconds, tokens, drafted});
           },
-          py::arg("seconds"), py::arg("tokens"), py::arg("drafted"), "A call has ended, made with `on` as it is.");
+          py::arg("seconds"), py::arg("tokens"), py::arg("drafted"), "A call has ended.");
+  m.def(
+      "best_drafts",
+      [](const DraftSeconds& seconds, const DraftChances& chances, int64_t least) {
+        if (!seconds[0]) throw ArgumentError("seconds: expected those of a call without drafts, found none");
+        if (least < 0 || least > max_drafts)
+          throw ArgumentError(concat("least: expected 0 to ", max_drafts, ", found ", least));
+        return best_drafts(seconds, chances, least);
+      },
+      py::arg("seconds"), py::arg("chances"), py::arg("least") = 0,
+      "For tests: how many drafts bring most tokens a second. `seconds`: of a call with 0 to 4 drafts, None where "
+      "nobody "
+      "knows. `chances`: how often each comes true where those before it have.");
   Class<LookAheadGovernor>(m, "LookAheadGovernor", "For tests: decides whether steps of one token look ahead.")
       .def(py::init([] { return std::make_unique<LookAheadGovernor>(LookAhead::automatic); }))
       .def_property_readonly("on", &LookAheadGovernor::on)

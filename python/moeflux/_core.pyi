@@ -51,6 +51,7 @@ __all__: list[str] = [
     "TensorEntry",
     "ThreadPool",
     "Xxh64",
+    "best_drafts",
     "chosen_backend",
     "chosen_reads",
     "count_routing",
@@ -1455,19 +1456,21 @@ class DeferredRing:
 
 class DraftGovernor:
     """
-    For tests: decides whether steps draft the tokens that follow.
+    For tests: decides how many tokens to draft.
     """
     def __init__(self) -> None: ...
-    def accept(self, tokens: int) -> None:
-        """
-        So many drafts of calls before have come true.
-        """
     def add(self, seconds: float, tokens: int, drafted: int) -> None:
         """
-        A call has ended, made with `on` as it is.
+        A call has ended.
         """
-    @property
-    def on(self) -> bool: ...
+    def add_outcome(self, longest: int, drafted: int, came: int) -> None:
+        """
+        So many of those came true and then, if there were more, one did not.
+        """
+    def drafts(self, longest: int = 4) -> int:
+        """
+        How many a session is to draft, of whose last ones one fewer than `longest` came true.
+        """
     @property
     def pays(self) -> bool | None: ...
 
@@ -1526,6 +1529,15 @@ class RoutingCounts:
         """
     @property
     def layers(self) -> list[int]: ...
+
+def best_drafts(
+    seconds: typing.Annotated[collections.abc.Sequence[float | None], "FixedSize(5)"],
+    chances: typing.Annotated[collections.abc.Sequence[float], "FixedSize(4)"],
+    least: int = 0,
+) -> int:
+    """
+    For tests: how many drafts bring most tokens a second. `seconds`: of a call with 0 to 4 drafts, None where nobody knows. `chances`: how often each comes true where those before it have.
+    """
 
 def chosen_backend(name: str) -> str:
     """

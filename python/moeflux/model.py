@@ -372,7 +372,7 @@ def load(
     speculate     evaluate the tokens that are likely to come next together with the one before them. Those that come
                   are then there already. "lookup": what followed the last tokens where they stood before in the text;
                   "mtp": what the model's own layer for that says, if `moeflux convert --mtp` has kept it; "auto": that
-                  layer, or lookup without it, while tokens come faster with it than without; "off", the default
+                  layer, or lookup without it, as many drafts as bring tokens fastest; "off", the default
     verify_reads  compare every expert with the SHA-256 in moeflux.json whenever it is read: IoError when it differs
     layers        (first, last): only the layers from the first to the one before the last, or to the end if that is 0.
                   Such a model takes and gives hidden rows: see `Model.evaluate_hidden`. By default all layers

@@ -241,7 +241,7 @@ HELP: dict[str, tuple[str | None, str]] = {
     "speculate": (
         None,
         "evaluate likely next tokens ahead: lookup, what followed before in the text; mtp, what the layer says that "
-        "`convert --mtp` keeps; auto: either, while it pays; default: off",
+        "`convert --mtp` keeps; auto: either, as much as pays; default: off",
     ),
     "verify_reads": (None, "compare every expert that is read with its checksum"),
     "experts_per_token": ("N", "LOSSY: another number of experts than the model's own"),
