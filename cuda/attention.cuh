@@ -363,10 +363,25 @@ DEV void attention_parts(const AttentionParams& params) {
     }
 }
 
-// The parts of each query, in their order. What they are multiplied by depends on the highest scores alone, so threads
-// find it together before each makes its own numbers of the values. Grid of blocks: heads, rows, sessions.
+// In lane l the highest score of lanes 0 to l, or of those from the last multiple of `segment` on.
+DEV float highest_so_far(float score, u32 segment) {
+  const u32 lane = lane_of();
+#pragma unroll 1
+  for (u32 distance = 1; distance < segment; distance *= 2) {
+    const float other = __shfl_sync(everyone, score, max(lane, distance) - distance);
+    if (lane % segment >= distance) score = fmaxf(score, other);
+  }
+  return score;
+}
+
+// The parts of each query, in their order. What they are multiplied by depends on the highest scores alone, so lanes
+// find it together, and only the totals are added one after the other. Grid of blocks: some numbers of the values of
+// each head, rows, sessions.
 DEV void merge_parts(const AttentionParams& params) {
   extern __shared__ float shared[];
+  constexpr u32 together = 32;  // numbers of a thread that are loaded at once
+  __shared__ float more[together][merge_threads];
+  __shared__ float totals[merge_threads / lanes][2][lanes];
   __shared__ float whole, sink_before;
   let_next_come();
   const u32 part_rows = params.part_chunks * attention_chunk, of_span = span_chunks / params.part_chunks;
@@ -374,70 +389,87 @@ DEV void merge_parts(const AttentionParams& params) {
   const u32 end = u32(rows->first) + blockIdx.y + 1, row = blockIdx.z + blockIdx.y,
             begin = params.window && end > params.window ? end - params.window : 0;
   const u32 first = begin / part_rows, last = (end - 1) / part_rows, count = last - first + 1, width = params.dim + 2;
-  const u32 first_span = first / of_span, spans = last / of_span - first_span + 1;
+  const u32 first_span = first / of_span, spans = last / of_span - first_span + 1, skipped = first % of_span;
   float *before = shared, *after = before + count;  // of parts, within their span
-  float *span_highest = after + count, *span_total = span_highest + spans;
-  float *span_before = span_total + spans, *span_after = span_before + spans;
-  const u32 query = row * params.heads + blockIdx.x;
+  float *span_before = after + count, *span_after = span_before + spans;
+  float *span_highest = span_after + spans, *span_total = span_highest + spans;
+  const u32 slices = gridDim.x / params.heads, head = blockIdx.x / slices, lane = lane_of();
+  const u32 i = blockIdx.x % slices * merge_threads + threadIdx.x, query = row * params.heads + head;
   const float* parts =
       params.parts + (u64(query) * params.part_count + (first - first_part(params, rows, part_rows))) * width;
   wait_for_previous();  // lists were there before
   // Numbers of the values come before what they are multiplied by is known. Each thread has its own.
-  constexpr u32 together = 32;
-  __shared__ float more[together][attention_threads];
-  const auto load = [&](u32 i, u32 base) {
+  const auto load = [&](u32 base) {
     float numbers[together];
 #pragma unroll
-    for (u32 j = 0; j < together; j++) numbers[j] = parts[u64(min(base + j, count - 1)) * width + 2 + i];
+    for (u32 j = 0; j < together; j++)
+      numbers[j] = parts[u64(min(base + j, count - 1)) * width + 2 + min(i, params.dim - 1)];
 #pragma unroll
     for (u32 j = 0; j < together; j++) more[j][threadIdx.x] = numbers[j];
   };
-  if (threadIdx.x < params.dim) load(threadIdx.x, 0);
-  const auto begin_of = [&](u32 span) { return max((first_span + span) * of_span, first) - first; };
-  const auto end_of = [&](u32 span) { return min((first_span + span + 1) * of_span, last + 1) - first; };
-  for (u32 span = threadIdx.x; span < spans; span += blockDim.x) {
-    const u32 begin = begin_of(span), end = end_of(span);
-    float highests[span_chunks], totals[span_chunks];  // loaded together
-#pragma unroll
-    for (u32 j = 0; j < span_chunks; j++) {
-      const u64 at = u64(min(begin + j, end - 1)) * width;
-      highests[j] = parts[at], totals[j] = parts[at + 1];
-    }
-    float highest = lowest, total = 0.0f;
-#pragma unroll
-    for (u32 j = 0; j < span_chunks; j++) {
-      if (begin + j >= end) break;
-      const Joint joint = join(highest, total, highests[j], totals[j]);
-      before[begin + j] = joint.before, after[begin + j] = joint.after;
-    }
-    span_highest[span] = highest, span_total[span] = total;
+  // The parts of a span are beside each other in a warp.
+#pragma unroll 1
+  for (u32 base = warp_of() * lanes; base < skipped + count; base += merge_threads) {
+    const u32 part = base + lane - skipped, span = (base + lane) / of_span;
+    const bool is_there = base + lane >= skipped && part < count;
+    const float own = is_there ? parts[u64(part) * width] : lowest;
+    const float own_total = is_there ? parts[u64(part) * width + 1] : 0.0f;
+    const float now = highest_so_far(own, of_span), so_far = __shfl_sync(everyone, now, max(lane, 1u) - 1);
+    const float by_before = is_there ? expf((lane % of_span == 0 ? lowest : so_far) - now) : 1.0f;
+    const float by_after = expf(own - now);
+    if (is_there) before[part] = by_before, after[part] = by_after;
+    const float highest = __shfl_sync(everyone, now, lane / of_span * of_span + of_span - 1);
+    __syncwarp();
+    totals[warp_of()][0][lane] = by_before, totals[warp_of()][1][lane] = own_total * by_after;
+    __syncwarp();
+    if (lane % of_span != 0 || span >= spans) continue;
+    float sum = 0.0f;  // what is not there adds nothing
+#pragma unroll 1
+    for (u32 j = lane; j < lane + of_span; j++) sum = fmaf(sum, totals[warp_of()][0][j], totals[warp_of()][1][j]);
+    span_highest[span] = highest, span_total[span] = sum;
   }
+  load(0);
   __syncthreads();
-  if (threadIdx.x == 0) {
-    float highest = lowest, total = 0.0f;
-    for (u32 span = 0; span < spans; span++) {
-      const Joint joint = join(highest, total, span_highest[span], span_total[span]);
-      span_before[span] = joint.before, span_after[span] = joint.after;
+  if (warp_of() == 0) {
+    float so_far = lowest;
+#pragma unroll 1
+    for (u32 base = 0; base < spans; base += lanes) {
+      const u32 span = min(base + lane, spans - 1);  // behind the last it is the last again
+      const float own = span_highest[span], now = fmaxf(highest_so_far(own, lanes), so_far);
+      const float previous = __shfl_sync(everyone, now, max(lane, 1u) - 1);
+      if (base + lane < spans) {
+        span_before[span] = expf((lane == 0 ? so_far : previous) - now);
+        span_after[span] = expf(own - now);
+        span_total[span] *= span_after[span];
+      }
+      so_far = __shfl_sync(everyone, now, lanes - 1);
     }
-    Joint sink = {1.0f, 0.0f};
-    if (params.sinks) sink = join(highest, total, params.sinks[blockIdx.x], 1.0f);
-    sink_before = sink.before, whole = total;
-  }
-  __syncthreads();
-  for (u32 i = threadIdx.x; i < params.dim; i += blockDim.x) {
-    float value = 0.0f, sum = 0.0f;
-    u32 span = 0;
+    __syncwarp();
+    if (lane == 0) {
+      float sum = 0.0f;
 #pragma unroll 4
-    for (u32 part = 0; part < count; part++) {
-      if (part % together == 0 && (part > 0 || i != threadIdx.x)) load(i, part);
-      sum = joined(sum, more[part % together][threadIdx.x], before[part], after[part]);
-      if (part + 1 < count && (first + part + 1 & of_span - 1) != 0) continue;
+      for (u32 span = 0; span < spans; span++) sum = fmaf(sum, span_before[span], span_total[span]);
+      Joint sink = {1.0f, 0.0f};
+      if (params.sinks) sink = join(so_far, sum, params.sinks[head], 1.0f);
+      sink_before = sink.before, whole = sum;
+    }
+  }
+  __syncthreads();
+  float value = 0.0f, sum = 0.0f;
+  u32 span = 0;
+#pragma unroll 1
+  for (u32 base = 0; base < count; base += together) {
+    if (base > 0) load(base);
+#pragma unroll 4
+    for (u32 part = base; part < min(base + together, count); part++) {
+      sum = joined(sum, more[part - base][threadIdx.x], before[part], after[part]);
+      if (part + 1 < count && (skipped + part + 1) % of_span != 0) continue;
       value = joined(value, sum, span_before[span], span_after[span]);  // a span ends
       sum = 0.0f;
       span++;
     }
-    keep(params, query, i, value * sink_before / whole);
   }
+  if (i < params.dim) keep(params, query, i, value * sink_before / whole);
 }
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
@@ -447,7 +479,7 @@ DEV void merge_parts(const AttentionParams& params) {
   ATTENTION_KERNEL(attention_##type##_##slots, (attention<T, slots>))                     \
   ATTENTION_KERNEL(attention_chunks_##type##_##slots, (attention_parts<T, slots, false>)) \
   ATTENTION_KERNEL(attention_spans_##type##_##slots, (attention_parts<T, slots, true>))
-ATTENTION_KERNEL(attention_merge, merge_parts)
+KERNEL(attention_merge, AttentionParams, (merge_threads), merge_parts)
 ATTENTION_KERNELS(f32, float, 1)
 ATTENTION_KERNELS(f32, float, 2)
 ATTENTION_KERNELS(bf16, u16, 1)

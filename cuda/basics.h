@@ -144,25 +144,33 @@ DEV void prefetch_bytes(const void* p, u32 bytes) {
 
 // ---- Copies to shared memory ----------------------------------------------------------------------------------------
 
-// From 9.0 on, a barrier in shared memory knows when all that threads copy has come. What generic loads have read may
-// be copied over after a barrier of the block.
+// From 9.0 on, one instruction copies many bytes, and a barrier in shared memory knows when all that it expects has
+// come. What generic loads have read may be copied over after a barrier of the block.
 #if __CUDA_ARCH__ >= 900
 #define MOEFLUX_COPIES
 DEV u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
-// A thread makes the barriers; the others see them after the block's next barrier. Each thread arrives at each.
+// A thread makes the barriers; the others see them after the block's next barrier.
 DEV void make_arrivals(u64* arrivals, u32 count) {
+#pragma unroll 1
   for (u32 i = 0; i < count; i++)
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(arrivals + i)), "r"(blockDim.x) : "memory");
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(arrivals + i)) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-DEV void copy_word(void* to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+// By the thread that asks for them. What it has stored is there, too, when all has come.
+DEV void expect_bytes(u64* arrival, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(arrival)), "r"(bytes)
+               : "memory");
 }
-// The thread has arrived when all that it copies is there.
-DEV void arrive_with_copies(u64* arrival) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(arrival)) : "memory");
+// A multiple of 16 bytes, and both places are aligned to that.
+DEV void copy_in_bulk(void* to, const void* from, u32 bytes, u64* arrival) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(arrival))
+               : "memory");
 }
-// Until all has arrived for the first time (turn 0), for the second (1), for the third (0) ...
-DEV void await_arrivals(u64* arrival, u32 turn) {
+// Until all has come for the first time (turn 0), for the second (1), for the third (0) ...
+DEV void await_arrival(u64* arrival, u32 turn) {
   u32 is_there = 0;
   while (is_there == 0)
     asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
@@ -171,6 +179,21 @@ DEV void await_arrivals(u64* arrival, u32 turn) {
                  : "memory");
 }
 #endif
+
+// The same number, of which the compiler does not know how it was made: so it makes it once, and not in every loop.
+DEV u32 made_once(u32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// 1 / x, rounded as a division is, unless x is among the largest or smallest numbers: then `is_right` becomes false. A
+// division looks at that, too, but goes another way then, and so divisions come one after the other.
+DEV float quick_inverse(float x, bool& is_right) {
+  float near;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(x));
+  is_right = is_right && (__float_as_uint(x) + 0x01800000u & 0x7f800000u) > 0x01ffffffu;
+  return fmaf(near, -fmaf(near, x, -1.0f), near);
+}
 
 DEV float f16(u16 bits) {
   float x;
@@ -205,11 +228,21 @@ DEV float warp_max(float x) {
 // By what the norm of a row multiplies it. Eight warps have a chain in each lane; then come the sums of their lanes,
 // then that of the warps. In a block of any size these sums are the same. `scratch` has room for eight numbers.
 DEV float norm_factor(const float* x, u32 width, float eps, float* scratch) {
-  constexpr u32 chains = row_threads / lanes;
+  constexpr u32 chains = row_threads / lanes, together = 8;  // numbers that are loaded before any is used
+#pragma unroll 1
   for (u32 chain = warp_of(); chain < chains; chain += blockDim.x / lanes) {
     float squares = 0.0f;
-#pragma unroll 8
-    for (u32 i = chain * lanes + lane_of(); i < width; i += row_threads) squares = fmaf(x[i], x[i], squares);
+#pragma unroll 1
+    for (u32 first = chain * lanes + lane_of(); first < width; first += together * row_threads) {
+      float numbers[together];
+#pragma unroll
+      for (u32 j = 0; j < together; j++) {
+        const u32 i = first + j * row_threads;
+        numbers[j] = i < width ? x[i] : 0.0f;  // zeros add nothing
+      }
+#pragma unroll
+      for (u32 j = 0; j < together; j++) squares = fmaf(numbers[j], numbers[j], squares);
+    }
     squares = warp_sum(squares);
     if (lane_of() == 0) scratch[chain] = squares;
   }
@@ -237,6 +270,20 @@ DEV bool is_nan(float x) { return (__float_as_uint(x) & 0x7fffffffu) > 0x7f80000
 DEV float normed(float x, float factor, float weight) { return x * factor * weight; }
 DEV float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 DEV float silu(float x) { return x * sigmoid(x); }
+// The same of each.
+template <u32 count>
+DEV void silu_of_all(float (&x)[count]) {
+  float below[count], inverse[count];
+  bool is_right = true;
+#pragma unroll
+  for (u32 i = 0; i < count; i++) below[i] = 1.0f + expf(-x[i]), inverse[i] = quick_inverse(below[i], is_right);
+  if (!is_right) {
+#pragma unroll
+    for (u32 i = 0; i < count; i++) inverse[i] = 1.0f / below[i];
+  }
+#pragma unroll
+  for (u32 i = 0; i < count; i++) x[i] *= inverse[i];
+}
 // gelu(x) = x / 2 * (1 + tanh(y)) = x * sigmoid(2 y), y being sqrt(2 / pi) * (x + 0.044715 x^3).
 DEV float gelu(float x) { return x * sigmoid(x * (1.5957691216f + 0.0713548163f * (x * x))); }
 // Gate and up of a feed-forward: SwiGLU, or GeGLU, or with a limit clamped_swiglu, whose comparisons leave NaN what it

@@ -61,6 +61,39 @@ DEV void choose_of_few(const FewLogits& logits, u32 experts, u32 k, int* ids, fl
   __syncwarp();
 }
 
+// The same by all threads of a block, which then know it. First each warp finds the best of `lanes` experts, then all
+// of them the best of these: a place is how many come before it.
+struct BestOfLanes {
+  u32 keys[few_experts];
+  int ids[few_experts];
+};
+DEV void choose_together(const float* logits, u32 experts, u32 k, BestOfLanes& best, int* ids, float* values) {
+  const u32 lane = lane_of(), count = (experts + lanes - 1) / lanes * k;
+#pragma unroll 1
+  for (u32 first = warp_of() * lanes; first < experts; first += blockDim.x) {
+    const u32 id = first + lane;
+    const u32 key = id < experts ? max(u32(candidate(logits[id], 0) >> 32), 1u) : 0u;
+    u32 place = count_bits(warp_peers(key) & ((1u << lane) - 1));
+#pragma unroll
+    for (u32 other = 0; other < lanes; other++) place += __shfl_sync(everyone, key, other) > key ? 1 : 0;
+    if (place < k) best.keys[first / lanes * k + place] = key, best.ids[first / lanes * k + place] = int(id);
+  }
+  __syncthreads();
+  constexpr u32 each = 4;  // threads of a key
+#pragma unroll 1
+  for (u32 base = 0; base < count; base += blockDim.x / each) {
+    const u32 own = min(base + threadIdx.x / each, count - 1), key = best.keys[own];
+    u32 place = 0;
+#pragma unroll 4
+    for (u32 other = threadIdx.x % each; other < count; other += each)
+      place += best.keys[other] > key || (best.keys[other] == key && other < own) ? 1 : 0;
+    place += __shfl_xor_sync(everyone, place, 1);
+    place += __shfl_xor_sync(everyone, place, 2);
+    if (place < k) ids[place] = best.ids[own], values[place] = value_of(u64(key == 1 ? 0 : key) << 32);
+  }
+  __syncthreads();
+}
+
 // What was chosen, to where it belongs: the probabilities among all take the place of the logits in `values`. A warp
 // does it together.
 DEV void keep_choice(const RouteParams& params, const FewLogits& logits, const int* ids, float* values, int* to,

@@ -104,7 +104,10 @@ struct DeltaLoad {
   DEV void load(const DeltaParams& params, u32 first, u32 head, u32 first_row) {
     const u32 count = min(delta_tokens, params.n - first), key_head = key_head_of(params, head);
 #pragma unroll
+    for (u32 j = 0; j < each; j++) keys[j] = queries[j] = 0.0f;
+#pragma unroll
     for (u32 j = 0; j < each; j++) {
+      if (j * threads / width >= count) break;
       const u32 at = j * threads + threadIdx.x, token = at / width, i = at % width;
       const bool is_there = token < count && i < params.key_dim;
       const u64 row = first + token;
@@ -216,8 +219,6 @@ DEV void gated_delta(const DeltaParams& all) {
   const bool is_there = row < params.value_dim;
   float* state = params.state + (u64(head) * params.value_dim + min(row, params.value_dim - 1)) * params.key_dim;
   const bool in_fours = params.key_dim % 4 == 0 && reinterpret_cast<u64>(state) % 16 == 0;
-  DeltaLoad<quads> next;
-  next.load(params, 0, head, first_row);
   float4 held[quads];
 #pragma unroll
   for (u32 c = 0; c < quads; c++) {
@@ -228,6 +229,8 @@ DEV void gated_delta(const DeltaParams& all) {
     else
       held[c] = {number(0), number(1), number(2), number(3)};
   }
+  DeltaLoad<quads> next;
+  next.load(params, 0, head, first_row);
   next.store(tokens[0]);
   if (params.q_kept) {
     __syncthreads();

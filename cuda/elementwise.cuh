@@ -192,9 +192,10 @@ DEV void heads_row(const HeadsRowParams& params) {
     const u64 row = kept.rows->first;
     to = reinterpret_cast<T*>(cached_rows(kept.rows, row, kept.begin)) + row % cached_block * kept.width + head * dim;
   }
-  float numbers[most], weights[most];
+  float numbers[most] = {}, weights[most];
 #pragma unroll
   for (u32 c = 0; c < most; c++) {
+    if (c * lanes >= dim) break;
     const u32 i = lane_of() + c * lanes;
     weights[c] = has_norm && norm.weight && i < dim ? norm.weight[i] : 1.0f;
   }
@@ -204,7 +205,10 @@ DEV void heads_row(const HeadsRowParams& params) {
   float *own = heads[warp_of()], *x = norm.x + u64(head) * norm.head_stride;
   const float* from = has_norm ? x : params.values.x + head * dim;
 #pragma unroll
-  for (u32 c = 0; c < most; c++) numbers[c] = lane_of() + c * lanes < dim ? from[lane_of() + c * lanes] : 0.0f;
+  for (u32 c = 0; c < most; c++) {
+    if (c * lanes >= dim) break;
+    numbers[c] = lane_of() + c * lanes < dim ? from[lane_of() + c * lanes] : 0.0f;
+  }
   float factor = 1.0f;
   if (has_norm) {  // as head_factor, where zeros behind the last number add nothing
     float squares = 0.0f;
@@ -214,6 +218,7 @@ DEV void heads_row(const HeadsRowParams& params) {
   }
 #pragma unroll
   for (u32 c = 0; c < most; c++) {
+    if (c * lanes >= dim) break;
     const float normed = numbers[c] * factor;
     if (lane_of() + c * lanes < dim)
       own[lane_of() + c * lanes] = has_norm ? (norm.weight ? normed * weights[c] : normed) * norm.scale : numbers[c];

@@ -57,6 +57,7 @@ constexpr uint32_t nvfp4 = 22;
 
 constexpr uint32_t attention_queries = 8;    // that a block takes through the keys together
 constexpr uint32_t attention_threads = 256;  // of a block: a warp a query
+constexpr uint32_t merge_threads = 64;       // of a block that adds up parts: each has a number of the values
 constexpr uint32_t attention_chunk = 32;     // cached rows whose weights are made together
 constexpr uint32_t attention_span = 256;     // cached rows whose chunks are added up before the spans are
 constexpr uint32_t span_chunks = attention_span / attention_chunk;
@@ -76,15 +77,15 @@ constexpr uint32_t top_k_block = 2048;                                // candida
 constexpr uint32_t no_output = 0xffffffff;
 constexpr uint32_t copied_warps = 16;  // of a block that multiplies one row of x with tiles in shared memory
 constexpr uint32_t sum_warps = 18;     // of one that adds up experts, at most
-constexpr uint32_t copied_parts = 2;   // of the columns, that such a warp has at most
+constexpr uint32_t copied_parts = 2;   // of the columns, that such a warp has
 constexpr uint32_t copied_places = 8;  // for tiles
 
-// Bytes of a tile in shared memory: sixteen rows of codes and of the words of their scales and biases.
+// Bytes of a tile in shared memory: sixteen rows of codes, and of their scales and biases.
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 __host__ __device__
 #endif
-    constexpr uint32_t copied_tile_bytes(uint32_t row_bytes, uint32_t more, uint32_t words) {
-  return tile_rows * (row_bytes + more + 2 * 4 * (words + 4));
+    constexpr uint32_t copied_tile_bytes(uint32_t row_bytes, uint32_t scale_bytes) {
+  return tile_rows * (row_bytes + 2 * scale_bytes);
 }
 
 }  // namespace moeflux::cuda

@@ -131,9 +131,8 @@ void CudaCommands::launch_attention(const AttentionOutput& output) {
          {output.tiles, sessions * params.kv_heads, params.part_count}, attention_threads, params, shared);
   const int64_t count = params.part_count;
   const int64_t spans = count / (span_chunks / params.part_chunks) + 2;
-  launch("attention_merge", {params.heads, params.n, sessions},
-         std::min(attention_threads, divide_up(params.dim, lanes) * lanes), params,
-         static_cast<uint32_t>((2 * count + 4 * spans) * 4));
+  launch("attention_merge", {params.heads * divide_up(params.dim, merge_threads), params.n, sessions}, merge_threads,
+         params, static_cast<uint32_t>((2 * count + 4 * spans) * 4));
 }
 
 // ---- Delta net ------------------------------------------------------------------------------------------------------

@@ -230,7 +230,6 @@ class CudaCommands : public Commands {
     uint32_t of_block;
     uint32_t places;
     uint32_t together;
-    uint32_t parts;  // of a warp
     uint32_t threads;
     uint32_t bytes;
   };

@@ -1,6 +1,7 @@
 // Products of one row by tiles in shared memory, and what a layer's feed-forward part becomes of them: the router's
 // products with gate and up of the shared expert, the choice with gate and up of the experts, down of all with the sum.
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "cuda/cuda_commands.h"
@@ -9,9 +10,8 @@
 namespace moeflux::cuda {
 namespace {
 
-constexpr uint32_t most_bytes = 160 << 10;    // of a block, so that the next kernel's blocks have room beside it
 constexpr uint32_t reserved_bytes = 1 << 10;  // of a block, by the chip
-constexpr uint32_t own_bytes = 21 << 10;      // of which blocks have so many besides tiles and sums
+constexpr uint32_t own_bytes = 21 << 10;      // that blocks have besides tiles and sums
 
 bool meet(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
   const auto* first = static_cast<const std::byte*>(a);
@@ -20,36 +20,37 @@ bool meet(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
 }
 
 uint32_t tile_bytes(uint32_t columns, uint32_t bits) {
-  return copied_tile_bytes(columns / pack * bits, 8 * bits, columns / part_columns);
+  return copied_tile_bytes(columns / pack * bits, columns / part_columns * 4);
 }
 
 }  // namespace
 
 // ---- Products -------------------------------------------------------------------------------------------------------
 
-// As many blocks as multiprocessors. Where a block's tiles do not all fit, there are two on each, and tiles of one come
-// while the other multiplies. Nothing if there is no room, or a block's warps cannot have all parts of the columns.
+// Two blocks on each multiprocessor, if there are so many tiles and enough of them have room: one multiplies while the
+// other waits. Where a block's tiles do not all fit, it brings as many as do when it has multiplied those before.
+// Nothing if there is no room, or a block's warps cannot have all parts of the columns.
 std::optional<CudaCommands::CopiedRoom> CudaCommands::copied_room(uint32_t columns, uint32_t bits,
                                                                   uint32_t tiles) const {
-  const uint32_t all_parts = columns / part_columns;
-  const uint32_t warps = std::min(copied_warps, all_parts);
+  constexpr uint32_t enough = 4;  // tiles of a block
+  const uint32_t all_parts = columns / part_columns, warps = divide_up(all_parts, copied_parts);
+  if (warps > copied_warps) return std::nullopt;
   const Chip& chip = launches_.chip();
-  const bool is_long = divide_up(tiles, chip.multiprocessors) > copied_places;
-  CopiedRoom room = {.of_block = divide_up(tiles, chip.multiprocessors * (is_long ? 2 : 1)),
-                     .places = 0,
-                     .together = 0,
-                     .parts = divide_up(all_parts, warps),
-                     .threads = lanes * warps,
-                     .bytes = 0};
-  const uint32_t tile = tile_bytes(columns, bits);
-  const uint32_t sums = 2 * all_parts * tile_rows * sizeof(float);  // of a tile
-  const uint32_t half = chip.shared_bytes_of_multiprocessor / 2 - reserved_bytes;
-  const uint32_t all = std::min({chip.shared_bytes, most_bytes, is_long ? half : most_bytes});
-  if (room.parts > copied_parts || all < own_bytes + tile + sums) return std::nullopt;
-  room.places = std::min({copied_places, room.of_block, (all - own_bytes) / (tile + sums)});
-  room.together = std::min(room.places, 2 * warps);
-  room.bytes = room.places * tile + room.together * sums;
-  return room;
+  const uint32_t tile =
+      tile_bytes(columns, bits) + 2 * all_parts * tile_rows * uint32_t{sizeof(float)};  // with its sums
+  for (uint32_t blocks = tiles > chip.multiprocessors ? 2 : 1; blocks > 0; --blocks) {
+    const uint32_t of_block = divide_up(tiles, chip.multiprocessors * blocks);
+    const uint32_t bytes = std::min(chip.shared_bytes, chip.shared_bytes_of_multiprocessor / blocks - reserved_bytes);
+    const uint32_t fit = bytes < own_bytes + tile ? 0 : std::min((bytes - own_bytes) / tile, copied_places);
+    if (fit < (blocks > 1 ? std::min(of_block, enough) : 1)) continue;
+    const uint32_t places = fit >= of_block ? of_block : std::bit_floor(fit);  // as the kernel has it
+    return CopiedRoom{.of_block = of_block,
+                      .places = places,
+                      .together = std::min(places, 2 * warps),  // each of their rows needs a thread
+                      .threads = lanes * warps,
+                      .bytes = places * tile};
+  }
+  return std::nullopt;
 }
 
 bool CudaCommands::launch_copied(const RowProduct& product, OneRowParams& params) {
@@ -59,7 +60,7 @@ bool CudaCommands::launch_copied(const RowProduct& product, OneRowParams& params
   if (!room) return false;
   params.places = room->places;
   params.together = room->together;
-  launch(concat(params.z ? "row_heads_" : "row_", least == most ? concat(most) : "4_and_8", "_", room->parts),
+  launch(concat(params.z ? "row_heads_" : "row_", least == most ? concat(most) : "4_and_8"),
          {divide_up(params.tiles, room->of_block)}, room->threads, params, room->bytes);
   return true;
 }
@@ -139,7 +140,7 @@ bool CudaCommands::takes_choice(const ChosenExpertArgs& args, const Lists& lists
   const auto k = static_cast<uint32_t>(args.k);
   const std::optional<CopiedRoom> room = copied_room(params.experts.columns, bits, tiles * k);
   const int64_t made = args.k * e.gate.rows * 4;
-  if (!room || room->parts > 1 || reinterpret_cast<uintptr_t>(params.experts.x) % 16 != 0 ||
+  if (!room || reinterpret_cast<uintptr_t>(params.experts.x) % 16 != 0 ||
       meet(params.experts.out, made, params.experts.x, e.gate.columns * 4) ||
       meet(params.experts.out, made, params.route.logits, int64_t{params.route.experts} * 4))
     return false;
@@ -196,14 +197,15 @@ bool CudaCommands::takes_sum(const CombineParams& sum) {
   }
   const uint32_t all_parts = params.experts.columns / part_columns;
   const uint32_t experts = sum.k + (shared ? 1 : 0);
-  const uint32_t bytes = experts * (all_parts + 1) * tile_rows * uint32_t{sizeof(float)};
+  const uint32_t bytes =
+      experts * (tile_bytes(params.experts.columns, bits) + (all_parts + 1) * tile_rows * uint32_t{sizeof(float)});
   const int64_t made = int64_t{sum.hidden} * 4;
   if (bytes + own_bytes > launches_.chip().shared_bytes ||
       meet(sum.out, made, params.experts.x, sum.k * params.experts.columns * 4) ||
       (shared && meet(sum.out, made, params.shared_x, params.experts.columns * 4)))
     return false;
   waiting_ = std::monostate();
-  const uint32_t warps = std::min(sum_warps, divide_up(experts * all_parts, 2));  // each has two parts at once
+  const uint32_t warps = std::min(sum_warps, experts * divide_up(all_parts, copied_parts));
   launch(concat("expert_sum_", bits), {divide_up(sum.hidden, tile_rows)}, lanes * warps, params, bytes);
   return true;
 }

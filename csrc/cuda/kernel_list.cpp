@@ -64,7 +64,7 @@ std::vector<KernelFile> make_list() {
                      {{"matmul_transposed_", "embed_"}, plain}}),
        true},
       {"route", {"route_softmax", "route_softmax_few", "route_grouped", "group_experts", "top_k", "survey"}},
-      {"row", kernel_names({{{"row_4", "row_8", "row_4_and_8", "row_heads_4", "row_heads_8"}, {"_1", "_2"}}}), true},
+      {"row", {"row_4", "row_8", "row_4_and_8", "row_heads_4", "row_heads_8"}, true},
       {"selection",
        {"index_scores_f32", "index_scores_bf16", "index_scores_codes", "index_select", "gather_rows_f32",
         "gather_rows_bf16", "gather_rows_codes", "gather_scales"}},

@@ -24,17 +24,16 @@ class Wanted {
 bool is_aligned(const MatrixShape& matrix) { return matrix.format.is_mxfp4() || matrix.columns % part_columns == 0; }
 std::string ending_of(const MatrixShape& matrix) { return format_name(matrix.format, is_aligned(matrix)); }
 
-// Whether one row's products may have its tiles in shared memory, and how many parts of the columns a warp then has.
+// Whether one row's products may have its tiles in shared memory, and a block's warps all parts of the columns.
 bool is_copied(const MatrixShape& matrix) { return has_copied_format(matrix.format) && is_aligned(matrix); }
-uint32_t parts_of(const MatrixShape& matrix) {
-  const auto parts = static_cast<uint32_t>(matrix.columns / part_columns);
-  return divide_up(parts, std::min(copied_warps, parts));
+bool is_narrow(const MatrixShape& matrix) {
+  return matrix.columns <= int64_t{copied_warps} * copied_parts * part_columns;
 }
 
 void add_products(const WorkSizes& sizes, Wanted& wanted) {
   for (const MatrixShape& matrix : sizes.matrices) {
     const std::string name = ending_of(matrix);
-    const bool is_row = is_copied(matrix) && matrix.rows >= fragment_rows && parts_of(matrix) <= copied_parts;
+    const bool is_row = is_copied(matrix) && matrix.rows >= fragment_rows && is_narrow(matrix);
     wanted.add("matmul_few_" + name);
     if (!has_digits(matrix.format) || sizes.by_head) wanted.add("matmul_each_" + name);
     if (!has_digits(matrix.format)) continue;
@@ -43,15 +42,14 @@ void add_products(const WorkSizes& sizes, Wanted& wanted) {
       wanted.add("matmul_one_" + name);
       continue;
     }
-    const std::string ending = concat("_", parts_of(matrix));
-    wanted.add(concat("row_", matrix.format.bits, ending));
+    wanted.add(concat("row_", matrix.format.bits));
     if (matrix.columns == sizes.delta_columns && sizes.delta_head == part_columns)
-      wanted.add(concat("row_heads_", matrix.format.bits, ending));
+      wanted.add(concat("row_heads_", matrix.format.bits));
     // A router and the shared expert's gate and up are one launch.
     const auto has_other_bits = [&](const MatrixShape& other) {
       return is_copied(other) && other.columns == matrix.columns && other.format.bits != matrix.format.bits;
     };
-    if (std::ranges::any_of(sizes.matrices, has_other_bits)) wanted.add("row_4_and_8" + ending);
+    if (std::ranges::any_of(sizes.matrices, has_other_bits)) wanted.add("row_4_and_8");
   }
   if (sizes.tokens) wanted.add("embed_" + bits_name(*sizes.tokens));
   if (sizes.by_head)

@@ -104,7 +104,7 @@ def test_a_forked_child_has_no_gpu(auto: None) -> None:
 
 def test_kernels_are_compiled_once(device: Path) -> None:
     """And again when what is kept is damaged, or another compiler made it. Without a compiler, what is kept will do."""
-    units = ["digits", "elementwise", "embed_4", "row_4_1"]
+    units = ["digits", "elementwise", "embed_4", "row_4"]
     assert _core.cuda_to_compile(units) == units
     for unit in units:
         _core.cuda_make(unit)
@@ -157,4 +157,4 @@ def test_a_cache_that_nobody_may_write_is_done_without(device: Path) -> None:
 def test_kernels_that_do_not_compile(device: Path, tmp_path: Path) -> None:
     (tmp_path / "row.cuh").write_text('struct P { float* x; };\nextern "C" __global__ void f(const P p) { y(); }\n')
     with pytest.raises(DeviceError, match=r"cuda: row\.cuh does not compile for sm_90a: .*'y'"):
-        _core.cuda_make("row_4_1")
+        _core.cuda_make("row_4")
