@@ -42,6 +42,7 @@ struct LayerRange {
 
 struct EngineOptions {
   std::string backend = "auto";  // "cpu", "metal", or "auto": the best one that works here
+  int device = 0;                // which of several GPUs, by the driver's number
   std::string isa;               // CPU kernels: one of `available_isas`; empty: the best the machine has
   Precision precision = Precision::automatic;
   int threads = 0;           // threads that compute; 0: one per core

@@ -122,8 +122,8 @@ int64_t CudaBackend::prepared_bytes(const WorkSizes& sizes) {
   return bytes;
 }
 
-std::vector<std::string> CudaBackend::to_compile(const WorkSizes& sizes, DType rows) {
-  return cuda::to_compile(units_for(sizes, {rows}), Device::open()->chip());
+std::vector<std::string> CudaBackend::to_compile(const WorkSizes& sizes, DType rows, int device) {
+  return cuda::to_compile(units_for(sizes, {rows}), Device::open(device)->chip());
 }
 
 const Event* CudaBackend::end_of(const Ticket& copy) {

@@ -36,7 +36,7 @@ class CudaBackend final : public Backend {
   static int64_t prepared_bytes(const WorkSizes& sizes);
   static int64_t prepared_host_bytes(const WorkSizes& sizes);  // the part of it that is not the device's
   // Units of kernels that a model with such rows of keys and values wants, and that must be compiled first.
-  static std::vector<std::string> to_compile(const WorkSizes& sizes, DType rows);
+  static std::vector<std::string> to_compile(const WorkSizes& sizes, DType rows, int device);
   std::unique_ptr<Commands> begin() override;
   Ticket submit(std::unique_ptr<Commands> commands) override;
   Ticket copy(View from, View to, int64_t bytes) override;

@@ -49,11 +49,14 @@ class PinnedMemory final : public Buffer {
 
 // ---- Device ---------------------------------------------------------------------------------------------------------
 
-Device::Device() : api_(driver()) {
+Device::Device(int number) : api_(driver()) {
   int count = 0;
   check(api_.device_count(&count), "cuda: cuDeviceGetCount");
   if (count == 0) throw NoSuchDevice("cuda: expected an NVIDIA GPU, found a driver and no GPU");
-  check(api_.device(&number_, 0), "cuda: cuDeviceGet");
+  if (number >= count)
+    throw DeviceError(
+        concat("cuda: device: expected 0 to ", count - 1, ", as many GPUs as the driver shows, found ", number));
+  check(api_.device(&number_, number), "cuda: cuDeviceGet");
   const auto attribute = [&](int which) {
     int value = 0;
     check(api_.device_attribute(&value, which, number_), "cuda: cuDeviceGetAttribute");
@@ -78,7 +81,7 @@ Device::Device() : api_(driver()) {
   check(api_.retain(&context_, number_), "cuda: the GPU gives no context");
 }
 
-std::shared_ptr<Device> Device::open() { return std::shared_ptr<Device>(new Device()); }
+std::shared_ptr<Device> Device::open(int number) { return std::shared_ptr<Device>(new Device(number)); }
 
 Device::~Device() {
   {

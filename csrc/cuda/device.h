@@ -16,8 +16,8 @@ namespace moeflux::cuda {
 
 class Device : public std::enable_shared_from_this<Device> {
  public:
-  // The first GPU that the driver shows. NoSuchDevice or DeviceError, with the reason.
-  static std::shared_ptr<Device> open();
+  // The GPU that the driver shows under this number. NoSuchDevice or DeviceError, with the reason.
+  static std::shared_ptr<Device> open(int number = 0);
   ~Device();
 
   const DriverApi& api() const { return api_; }
@@ -30,7 +30,7 @@ class Device : public std::enable_shared_from_this<Device> {
  private:
   friend class Event;
 
-  Device();
+  explicit Device(int number);
 
   const DriverApi& api_;
   DeviceNumber number_ = 0;

@@ -28,7 +28,8 @@ constexpr std::array devices = {
             },
         .maps_files = true,
         .shares_memory = true,
-        .max_bytes = [] { return metal::MetalBackend::max_bytes(*metal::make_device()); },
+        .are_several = false,
+        .max_bytes = [](int) { return metal::MetalBackend::max_bytes(*metal::make_device()); },
         .prepared_bytes = metal::MetalBackend::prepared_bytes,
         .prepared_host_bytes = nullptr,
         .to_compile = nullptr,
@@ -46,12 +47,13 @@ constexpr std::array devices = {
             },
         .maps_files = false,
         .shares_memory = false,
-        .max_bytes = [] { return cuda::CudaBackend::max_bytes(*cuda::Device::open()); },
+        .are_several = true,
+        .max_bytes = [](int device) { return cuda::CudaBackend::max_bytes(*cuda::Device::open(device)); },
         .prepared_bytes = cuda::CudaBackend::prepared_bytes,
         .prepared_host_bytes = cuda::CudaBackend::prepared_host_bytes,
         .to_compile = cuda::CudaBackend::to_compile,
-        .make = [](const BackendOptions&, int64_t fail_at_op) -> std::unique_ptr<Backend> {
-          return std::make_unique<cuda::CudaBackend>(cuda::Device::open(), fail_at_op);
+        .make = [](const BackendOptions& options, int64_t fail_at_op) -> std::unique_ptr<Backend> {
+          return std::make_unique<cuda::CudaBackend>(cuda::Device::open(options.device), fail_at_op);
         },
     },
     DeviceEntry{
@@ -60,6 +62,7 @@ constexpr std::array devices = {
         .failure = [] { return std::string(); },
         .maps_files = false,
         .shares_memory = true,
+        .are_several = false,
         .max_bytes = nullptr,
         .prepared_bytes = CpuBackend::prepared_bytes,
         .prepared_host_bytes = nullptr,
@@ -100,6 +103,14 @@ const DeviceEntry& device_entry(const std::string& name) {
   return *std::ranges::find_if(devices, [](const DeviceEntry& entry) { return entry.is_chosen(); });
 }
 
+const DeviceEntry& device_entry(const std::string& name, int device) {
+  const DeviceEntry& entry = device_entry(name);
+  if (device < 0 || (device > 0 && !entry.are_several))
+    throw ArgumentError(concat("device: expected ", entry.are_several ? "0 or more" : "0, there is one", ", found ",
+                               device, " of ", entry.name));
+  return entry;
+}
+
 std::string device_failure() {
   if (forced()) return "";
   for (const DeviceEntry& entry : devices) {
@@ -111,7 +122,7 @@ std::string device_failure() {
 
 std::unique_ptr<Backend> make_backend(const std::string& name, const BackendOptions& options,
                                       const BackendFaults& faults) {
-  std::unique_ptr<Backend> backend = device_entry(name).make(options, faults.fail_at_op);
+  std::unique_ptr<Backend> backend = device_entry(name, options.device).make(options, faults.fail_at_op);
   if (faults.deferred || faults.apart)
     backend = std::make_unique<DeferredBackend>(std::move(backend), faults.apart, faults.fail_at_copy);
   return backend;

@@ -57,7 +57,8 @@ void check_host_slots(const EngineOptions& options, bool shared) {
 
 std::unique_ptr<Backend> backend_of(const EngineOptions& options, const EngineFaults& faults, OpTimes& times) {
   std::unique_ptr<Backend> backend = make_backend(
-      options.backend, {options.isa, options.precision == Precision::exact, options.threads}, faults.backend);
+      options.backend, {options.isa, options.precision == Precision::exact, options.threads, options.device},
+      faults.backend);
   check_host_slots(options, backend->shares_memory());
   if (options.time_ops) return std::make_unique<TimedBackend>(std::move(backend), times);
   return backend;
@@ -139,9 +140,9 @@ Footprint device_footprint(const StoreDirectory& store, const EngineOptions& opt
 
 std::vector<std::string> kernels_to_compile(const StoreDirectory& store, const EngineOptions& options, DType rows) {
   const auto say = [&](const StoreDirectory& had, const EngineOptions& chosen, bool) -> std::vector<std::string> {
-    const auto to_compile = device_entry(chosen.backend).to_compile;
+    const auto to_compile = device_entry(chosen.backend, chosen.device).to_compile;
     if (!to_compile) return {};
-    return to_compile(work_sizes(had, make_blocks(had.variant), chosen), rows);
+    return to_compile(work_sizes(had, make_blocks(had.variant), chosen), rows, chosen.device);
   };
   return say_of_engine(store, options, false, say);
 }

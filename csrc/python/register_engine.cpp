@@ -270,7 +270,7 @@ ExpertChecksums parse_checksums(const Checksums& given, const Variant& variant) 
   return checksums;
 }
 
-std::shared_ptr<Engine> open(const EngineFaults& faults, const Store& store, const std::string& backend,
+std::shared_ptr<Engine> open(const EngineFaults& faults, const Store& store, const std::string& backend, int device,
                              const std::string& isa, const std::string& precision, int threads, int readers,
                              int64_t expert_slots, int64_t host_slots, int ring_depth, int64_t chunk,
                              int64_t session_bytes, int64_t host_session_bytes, const std::string& reads,
@@ -279,6 +279,7 @@ std::shared_ptr<Engine> open(const EngineFaults& faults, const Store& store, con
                              const std::optional<py::function>& on_progress, bool time_ops) {
   EngineOptions options;
   options.backend = backend;
+  options.device = device;
   options.isa = isa;
   options.precision = choice_of<Precision>("precision", precision);
   options.threads = threads;
@@ -362,15 +363,16 @@ void register_footprint(py::module_& m, Class<Testing>& testing) {
          py::arg("kv_dtype") = "f32", py::arg("max_checkpoints") = 4);
   m.def(
       "kernels_to_compile",
-      [](const Store& store, const std::string& backend, const std::string& speculate,
+      [](const Store& store, const std::string& backend, int device, const std::string& speculate,
          const std::pair<int64_t, int64_t>& layers, const std::string& kv) {
         EngineOptions options;
         options.backend = backend;
+        options.device = device;
         options.speculate = choice_of<Speculate>("speculate", speculate);
         options.layers = {layers.first, layers.second};
         return kernels_to_compile(store.directory, options, kv_dtype(kv));
       },
-      py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("speculate") = "off",
+      py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("device") = 0, py::arg("speculate") = "off",
       py::arg("layers") = all_layers, py::arg("kv_dtype") = "f32", py::call_guard<Released>(),
       "What must be compiled for the device before this model runs there: units, by their names. For `cuda_make`.");
   m.def(
@@ -416,7 +418,7 @@ void register_engine(py::module_& m, Class<Testing>& testing) {
         "the first that it has, and one past the last; 0: to the end.");
     testing.def_static("engine", &open, py::arg("faults"), arguments..., "Like Engine, but with these faults.");
   };
-  define(py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("isa") = "",
+  define(py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("device") = 0, py::arg("isa") = "",
          py::arg("precision") = "auto", py::arg("threads") = 0, py::arg("readers") = 0, py::arg("expert_slots") = 0,
          py::arg("host_slots") = 0, py::arg("ring_depth") = 2, py::arg("chunk") = 0, py::arg("session_bytes") = 0,
          py::arg("host_session_bytes") = 0, py::arg("reads") = "auto", py::arg("cache") = "lru",

@@ -21,11 +21,11 @@ void register_metal(py::module_& m) {
       "Why `auto` is not the device that this machine should have. Empty when it is, or when there is no such device.");
   m.def(
       "device_memory",
-      [](const std::string& backend) -> std::optional<int64_t> {
-        const DeviceEntry& device = device_entry(backend);
-        return device.max_bytes ? std::optional(device.max_bytes()) : std::nullopt;
+      [](const std::string& backend, int number) -> std::optional<int64_t> {
+        const DeviceEntry& device = device_entry(backend, number);
+        return device.max_bytes ? std::optional(device.max_bytes(number)) : std::nullopt;
       },
-      py::arg("backend"), py::call_guard<Released>(),
+      py::arg("backend"), py::arg("device") = 0, py::call_guard<Released>(),
       "How many bytes the buffers of a model may have on this device. None: as much as the host has.");
   m.def(
       "has_own_memory", [](const std::string& backend) { return !device_entry(backend).shares_memory; },

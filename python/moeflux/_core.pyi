@@ -615,6 +615,7 @@ class testing:
         store: StoreDirectory,
         *,
         backend: str = "auto",
+        device: int = 0,
         isa: str = "",
         precision: str = "auto",
         threads: int = 0,
@@ -1229,6 +1230,7 @@ class Engine:
         store: StoreDirectory,
         *,
         backend: str = "auto",
+        device: int = 0,
         isa: str = "",
         precision: str = "auto",
         threads: int = 0,
@@ -1630,7 +1632,7 @@ def device_footprint(
     The part of it that is in a device's own memory; nothing where it shares the host's.
     """
 
-def device_memory(backend: str) -> int | None:
+def device_memory(backend: str, device: int = 0) -> int | None:
     """
     How many bytes the buffers of a model may have on this device. None: as much as the host has.
     """
@@ -1676,6 +1678,7 @@ def kernels_to_compile(
     store: StoreDirectory,
     *,
     backend: str = "auto",
+    device: int = 0,
     speculate: str = "off",
     layers: tuple[int, int] = (0, 0),
     kv_dtype: str = "f32",

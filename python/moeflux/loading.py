@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +21,7 @@ def load(
     name: str | Path | None = None,
     *,
     machines: Any = None,
+    devices: Sequence[int] | None = None,
     on_loss: Literal["again", "fail"] = "again",
     on_progress: Callable[[int, int], object] | None = None,
     **options: Unpack[LoadOptions],
@@ -29,13 +30,19 @@ def load(
     (docs/cluster.md): how many processes of this machine, a file that lists machines, or a list of
     `moeflux.cluster.machines.Machine`. Then `memory` is the budget of the process on each machine.
 
+    devices   numbers of GPUs of this machine, which then have the layers one behind the other, in this process. Each
+              has a plan of its own; `device_memory` is the budget on each, `memory` that of the process
     on_loss   what becomes of answers of a scheduler when a machine is lost: "again", they are made again from where
               their state is kept, to the same bits; "fail", they end with the error. Other calls end with PeerError
     """
-    if machines is None:
+    if machines is None and devices is None:
         return model.load(name, on_progress=on_progress, **options)
-    from moeflux.cluster.model import load_over
+    from moeflux.cluster.model import load_over, load_over_cards
 
+    if machines is not None and devices is not None:
+        raise ArgumentError("devices: expected none with machines, found some")
     if on_progress is not None:
-        raise ArgumentError("on_progress: expected none with machines, found one: each loads by itself")
-    return load_over(name, machines, options, on_loss=on_loss)
+        raise ArgumentError("on_progress: expected none with machines or devices, found one: each loads by itself")
+    if devices is None:
+        return load_over(name, machines, options, on_loss=on_loss)
+    return load_over_cards(name, devices, options)

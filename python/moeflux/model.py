@@ -345,6 +345,7 @@ def load(
                   a scale for each head of a row. LOSSY: the last two; `moeflux eval` measures what they cost
     backend       "cpu", "metal" (Apple silicon), "cuda" (NVIDIA), or "auto": what MOEFLUX_BACKEND says, else the GPU
                   where it works
+    device        which of several GPUs, by the number that the driver gives it; by default the first, 0
     threads       CPU threads that compute; by default one per core
     isa           instruction set of the CPU kernels, one of `moeflux.available_isas()`; by default MOEFLUX_ISA, else
                   the best
@@ -399,6 +400,7 @@ def load(
         units = _core.kernels_to_compile(
             store.directory,
             backend=asked["backend"],
+            device=asked["device"],
             speculate=asked["speculate"],
             layers=asked["layers"] or (0, 0),
             kv_dtype=asked["kv_dtype"],
@@ -407,6 +409,7 @@ def load(
         engine = _core.Engine(
             store.directory,
             backend=asked["backend"],
+            device=asked["device"],
             isa=asked["isa"] or "",
             precision=asked["precision"],
             threads=plan.threads,

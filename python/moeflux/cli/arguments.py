@@ -23,6 +23,7 @@ __all__ = [
     "SHAPE_HELP",
     "Commands",
     "Parser",
+    "add_devices",
     "add_loading",
     "add_machines",
     "add_plot",
@@ -227,6 +228,7 @@ HELP: dict[str, tuple[str | None, str]] = {
     "memory": ("SIZE", "budget of the whole process: 8GB, 8GiB, bytes; default: auto, what is free less a reserve"),
     "device_memory": ("SIZE", "budget in the memory of a GPU that has its own; default: auto, what is free there"),
     "context": ("N", "tokens that a session has room for; default: the model's limit, at most 32768"),
+    "device": ("N", "which of several GPUs, by the number that the driver gives it; default: 0"),
     "sessions": ("N", "sessions to plan room for; default: 1"),
     "threads": ("N", "threads that compute; default: one per core"),
     "expert_slots": ("N", "experts held in memory, a GPU's own if it has any; default: as many as fit"),
@@ -248,6 +250,8 @@ HELP: dict[str, tuple[str | None, str]] = {
 }
 MACHINES_HELP = "cut the layers over several machines: a file that lists them, or a number of processes here"
 
+DEVICES_HELP = "cut the layers over several GPUs of this machine, by the numbers that the driver gives them: 0,1"
+
 
 def add_loading(parser: argparse.ArgumentParser, own: str = "") -> None:
     """Adds the options of `moeflux.load` that people touch. Those that are not given are left to `load`. The command
@@ -262,13 +266,22 @@ def add_loading(parser: argparse.ArgumentParser, own: str = "") -> None:
         elif name == "verify_reads":
             group.add_argument(flag, action="store_true", help=meaning)
         else:
-            kind = str if metavar == "SIZE" else whole_number()
+            kind = str if metavar == "SIZE" else whole_number(0 if name == "device" else 1)
             group.add_argument(flag, type=kind, metavar=metavar, help=meaning)
 
 
 def add_machines(parser: argparse.ArgumentParser) -> None:
     """For commands that run, or plan, a model over several machines."""
     parser.add_argument("--machines", metavar="FILE|N", help=MACHINES_HELP)
+    add_devices(parser)
+
+
+def add_devices(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--devices", type=_numbers, metavar="N,N,...", help=DEVICES_HELP)
+
+
+def _numbers(text: str) -> list[int]:
+    return [whole_number(0)(word) for word in text.split(",")]
 
 
 def load_options(arguments: argparse.Namespace) -> LoadOptions:
@@ -292,8 +305,9 @@ def load_model(name: str | None, arguments: argparse.Namespace) -> Model:
 
     progress = for_terminal(passing=True)
     folder = find_model(name, progress)
-    if getattr(arguments, "machines", None) is not None:
-        return moeflux.load(folder, machines=arguments.machines, **load_options(arguments))
+    machines, devices = (getattr(arguments, name, None) for name in ("machines", "devices"))
+    if machines is not None or devices is not None:
+        return moeflux.load(folder, machines=machines, devices=devices, **load_options(arguments))
     with Counting(progress, "loading") as counting:
         return moeflux.load(folder, **load_options(arguments), on_progress=counting)
 

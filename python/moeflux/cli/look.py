@@ -143,12 +143,14 @@ def _plan(arguments: argparse.Namespace) -> int:
     from moeflux.routing.trace import Trace
     from moeflux.runtime.plan import plan
 
-    if arguments.machines is not None:
+    if arguments.machines is not None or arguments.devices is not None:
+        from moeflux.cluster.cards import machines_of_cards
         from moeflux.cluster.plan import cluster_plan
 
+        machines = arguments.machines if arguments.devices is None else machines_of_cards(arguments.devices)
         if arguments.trace is not None:
-            raise ArgumentError("--trace: expected none with --machines, found one: hit rates are of one machine")
-        print_value(cluster_plan(arguments.model, arguments.machines, **load_options(arguments)), arguments.json)
+            raise ArgumentError("--trace: expected none with --machines and --devices, found one: it is of one GPU")
+        print_value(cluster_plan(arguments.model, machines, **load_options(arguments)), arguments.json)
         return 0
     trace = None if arguments.trace is None else Trace.load(arguments.trace)
     print_value(plan(arguments.model, trace=trace, **load_options(arguments)), arguments.json)

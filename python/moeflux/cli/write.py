@@ -12,6 +12,7 @@ from moeflux.cli.arguments import (
     PROMPT_HINT,
     Commands,
     Parser,
+    add_devices,
     add_loading,
     add_sampling,
     command,
@@ -76,6 +77,7 @@ def _add_writing(parser: Parser, default_tokens: str) -> None:
     )
     parser.add_argument("--stats", action="store_true", help="print to stderr what an answer cost")
     add_sampling(parser, "those of the model's generation_config.json, and a new seed each time")
+    add_devices(parser)
     add_loading(parser)
 
 

@@ -32,6 +32,8 @@ class Source(Protocol):
 
 
 class FarEngine:
+    of = "machines"  # what the layers are on, for people
+
     def __init__(
         self,
         source: Source,
@@ -55,7 +57,7 @@ class FarEngine:
         return next(self._ids)
 
     def describe(self) -> str:
-        return f"{self._described}, {len(self.ranges)} machines"
+        return f"{self._described}, {len(self.ranges)} {self.of}"
 
     @property
     def memory(self) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from moeflux import _core
+from moeflux.cluster.cards import Cards, machines_of_cards
 from moeflux.cluster.cluster import Cluster
 from moeflux.cluster.decoder import FarDecoder
 from moeflux.cluster.engine import FarEngine
@@ -24,12 +25,14 @@ from moeflux.runtime.plan_table import Plan
 from moeflux.runtime.recording import Counting, Recording
 from moeflux.stores.store import Store, open_store
 
-__all__ = ["ClusterModel", "load_over"]
+__all__ = ["ClusterModel", "load_over", "load_over_cards"]
 
 
 class ClusterModel(Model):
-    def __init__(self, store: Store, cluster: Cluster, precision: str, again: bool) -> None:
+    def __init__(self, store: Store, cluster: Cluster | Cards, precision: str, again: bool) -> None:
         engine = FarEngine(cluster, store.variant, cluster.layers, cluster.chunk, cluster.described, again)
+        if isinstance(cluster, Cards):
+            engine.of = "GPUs"
         super().__init__(store, cast("_core.Engine", engine), cast(Plan, cluster.plan), precision)
         self._cluster = cluster
 
@@ -75,11 +78,7 @@ def load_over(
     crew: Crew | None = None,
 ) -> ClusterModel:
     """Does what `moeflux.load` says of machines. `crew` starts the processes; for tests."""
-    given, asked = machines_of(machines), resolved(options)
-    if asked["speculate"] != "off":
-        raise ArgumentError(f'speculate: expected "off" over several machines, found {asked["speculate"]!r}')
-    if asked["layers"] is not None:
-        raise ArgumentError(f"layers: expected none with machines, found {asked['layers']}: machines have them")
+    given, asked = machines_of(machines), _asked("machines", options)
     if on_loss not in ("again", "fail"):
         raise ArgumentError(f'on_loss: expected "again" or "fail", found {on_loss!r:.40}')
     crew = crew or RayCrew(given)
@@ -92,3 +91,23 @@ def load_over(
     except BaseException:
         crew.close()
         raise
+
+
+def load_over_cards(name: str | Path | None, devices: object, options: LoadOptions) -> ClusterModel:
+    """Does what `moeflux.load` says of devices."""
+    given, asked = machines_of_cards(devices), _asked("devices", options)
+    folder = find_model(name, Logged())
+    with open_store(folder, experts_per_token=asked["experts_per_token"]) as store:
+        cards = Cards(given, store, asked)
+        LOG.info("%s: loaded on %d GPUs:\n%s", folder, len(given.machines), cards.plan)
+        return ClusterModel(store, cards, asked["precision"], again=False)
+
+
+def _asked(where: str, options: LoadOptions) -> LoadOptions:
+    """All options, of which some are not for a model in parts."""
+    asked = resolved(options)
+    if asked["speculate"] != "off":
+        raise ArgumentError(f'speculate: expected "off" over several {where}, found {asked["speculate"]!r}')
+    if asked["layers"] is not None:
+        raise ArgumentError(f"layers: expected none with {where}, found {asked['layers']}: {where} have them")
+    return asked

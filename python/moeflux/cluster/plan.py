@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +110,8 @@ def plan_over(store: Store | PlannedStore, given: Machines, asked: LoadOptions) 
     variant = store.variant.without_draft()
     context = asked["context"] or min(variant.max_context, DEFAULT_CONTEXT)
     sizes = sizes_of(store, context, asked["sessions"], asked["kv_dtype"])
+    if any(_has_own_memory(each, asked) for each in given.machines):  # where no process lies
+        sizes = replace(sizes, process=sizes.process - PROCESS)
     machines = [_figures(each, store, asked, given.machines) for each in given.machines]
     ranges = [each.layers for each in given.machines if each.layers is not None]
     if ranges:
@@ -140,13 +142,22 @@ def _figures(machine: Machine, store: Store | PlannedStore, asked: LoadOptions, 
     memory = machine.memory if machine.memory is not None else asked["memory"]
     limit = None if memory is None else 0 if memory == "auto" else parse_size("memory", memory)
     disk, memory_rate = machine.disk, machine.memory_rate
-    if machine.node is None:
+    if _has_own_memory(machine, asked):
+        own = asked["device_memory"]
+        allowed = _core.device_memory(asked["backend"], machine.options["device"])
+        limit = allowed if own == "auto" else None if own is None else parse_size("device_memory", own)
+    elif machine.node is None:
         if limit == 0:  # those on this machine share what is free
             limit = share_of_free(available().bytes, sum(each.node is None for each in all_))
         probe = probe_of(store)
         disk = disk or (probe.disk_bytes_per_second if probe else None)
         memory_rate = memory_rate or (probe.memory_bytes_per_second if probe else None)
     return Figures(machine.name, limit or None, disk, memory_rate)
+
+
+def _has_own_memory(machine: Machine, asked: LoadOptions) -> bool:
+    """Whether its part lies in the memory of a GPU of this machine."""
+    return "device" in machine.options and _core.has_own_memory(asked["backend"])
 
 
 def share_of_free(free: int, processes: int) -> int:

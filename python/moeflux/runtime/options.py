@@ -18,6 +18,8 @@ CachePolicy = Literal["lru", "lfu", "none"]
 LookAhead = Literal["auto", "on", "off"]
 Speculate = Literal["off", "auto", "lookup", "mtp"]
 
+MAX_DEVICES = 256
+
 
 class LoadOptions(TypedDict, total=False):
     """The keyword arguments of `moeflux.load`, which says what each does. None: the plan or the engine chooses."""
@@ -28,6 +30,7 @@ class LoadOptions(TypedDict, total=False):
     sessions: int
     kv_dtype: KvType
     backend: str
+    device: int
     isa: str | None
     precision: Precision
     threads: int | None
@@ -52,6 +55,7 @@ DEFAULTS: LoadOptions = {
     "sessions": 1,
     "kv_dtype": "f32",
     "backend": "auto",
+    "device": 0,
     "isa": None,
     "precision": "auto",
     "threads": None,
@@ -86,6 +90,8 @@ def resolved(given: LoadOptions) -> LoadOptions:
             raise ArgumentError(f"{name}: expected a name, found {value!r:.40}")
         if name == "layers" and not (value is None or _is_pair(value)):
             raise ArgumentError(f"layers: expected a first layer and one past the last, found {value!r:.40}")
+        if name == "device" and not (type(value) is int and 0 <= value < MAX_DEVICES):
+            raise ArgumentError(f"device: expected a number from 0 on, found {found(value)}")
         words = words_of(name)
         if words and value not in words:
             raise ArgumentError(f"{name}: expected one of {', '.join(words)}, found {_shown(value)}")

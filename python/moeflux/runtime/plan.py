@@ -136,7 +136,8 @@ class _Planner:
         self.fixed = self.process_parts() | {"choosing": choosing, "passing states": PASSING_BYTES}
         self.budget, self.source = self.within_gpu(*self.budget_of(options["memory"]))
         self.device_budget, self.device_source = self.device_budget_of(options["device_memory"])
-        others = sum(plan.device_model_bytes for _, plan in self.loaded)
+        beside = [plan for _, plan in self.loaded if plan.device == options["device"]]
+        others = sum(plan.device_model_bytes for plan in beside)
         self.device_fixed = {"other models": others} if self.apart and others else {}
         self.direct_works = all(_core.supports_direct(file) for file in store.expert_files)
 
@@ -189,7 +190,7 @@ class _Planner:
         """A GPU that shares the memory may use only a part of it. What the model holds must lie within that part."""
         if budget is None or self.apart:
             return budget, source
-        allowed = _core.device_memory(self.options["backend"])
+        allowed = _core.device_memory(self.options["backend"], self.options["device"])
         if allowed is None:
             return budget, source
         limit = allowed + sum(self.fixed.values())
@@ -213,12 +214,12 @@ class _Planner:
         if memory != "auto":
             return parse_size("device_memory", memory), "asked for"
         try:
-            allowed = _core.device_memory(self.options["backend"])
+            allowed = _core.device_memory(self.options["backend"], self.options["device"])
         except DeviceError as error:
             raise DeviceError(f"{error}; a plan for one that is not here needs device_memory") from None
         if allowed is None:
             return None, "no limit"
-        own = sum(engine.held_by_device for engine, _ in self.loaded)
+        own = sum(engine.held_by_device for engine, plan in self.loaded if plan.device == self.options["device"])
         return allowed + own, "auto: what is free there, and what this process has, less a margin"
 
     # ---- Sizes ----
@@ -404,6 +405,7 @@ class _Planner:
             budget_source=self.source,
             device_budget_bytes=self.device_budget,
             device_budget_source=self.device_source,
+            device=options["device"],
             floor_bytes=self.total(floor),
             device_floor_bytes=self.device_total(floor),
             least_bytes=self.least_budget(),

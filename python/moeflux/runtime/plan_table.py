@@ -43,6 +43,7 @@ class Plan:
     budget_source: str
     device_budget_bytes: int | None  # of the device's own; None if there is none, or no limit
     device_budget_source: str
+    device: int  # its number, of several GPUs
     floor_bytes: int  # the least budget for this context and so many sessions
     device_floor_bytes: int
     least_bytes: int  # the least for this model: one session of a short context
