@@ -178,3 +178,11 @@ def test_sessions_that_were_dropped_are_closed_when_nobody_asks(stage: Stage) ->
     stage.give(frame)
     assert ended(done)
     assert stage.take().body["ids"] == [8]
+
+
+def test_who_cannot_send_names_the_machine(stage: Stage) -> None:
+    """It may find that out before anybody who takes frames does."""
+    assert stage.chain._outlet is not None
+    stage.chain._outlet.stop()
+    with pytest.raises(PeerError, match="machine far: link: expected a peer that takes rows"):
+        ask(stage, range(1), [])

@@ -148,7 +148,7 @@ class Chain:
             try:
                 self._outlet.send({"op": op, "ask": number, "told": [], **fields}, arrays)
             except PeerError as error:
-                failed = error
+                failed = PeerError(f"machine {self._names[0]}: {error}")
             else:
                 return flight
         self.fail(failed)
