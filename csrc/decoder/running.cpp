@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "decoder/choosing.h"
 
 namespace moeflux {
 
@@ -46,15 +47,7 @@ void Decoder::Running::choose() {
   try {
     check_session();
     const std::span<const uint32_t> allowed = mask ? std::span<const uint32_t>(*mask) : std::span<const uint32_t>();
-    std::optional<int32_t> likeliest;
-    if (request.sampler->is_greedy() && allowed.empty() && !wants_more)
-      likeliest = request.session->likeliest(request.sampler->vocab_size());
-    if (likeliest)
-      next = *likeliest;
-    else
-      request.session->read_logits([&](std::span<const float> logits) {
-        next = request.sampler->choose(logits, allowed, wants_more ? &found : nullptr);
-      });
+    next = choose_token(*request.sampler, *request.session, allowed, wants_more ? &found : nullptr);
   } catch (const Error& error) {
     fail(error.what());
     return;

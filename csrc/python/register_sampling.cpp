@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "decoder/choosing.h"
 #include "moeflux.h"
 #include "python/bindings.h"
 
@@ -47,12 +48,8 @@ class Choice {
     token_ = sampler.choose(logits, allowed, asked_ ? &found_ : nullptr);
   }
 
-  // If it is all that the sampler wants, and is known.
-  bool take_likeliest(const Sampler& sampler, const Session& session, std::span<const uint32_t> allowed) {
-    if (asked_ || !allowed.empty() || !sampler.is_greedy()) return false;
-    const std::optional<int32_t> token = session.likeliest(sampler.vocab_size());
-    if (token) token_ = *token;
-    return token.has_value();
+  void make(Sampler& sampler, const Session& session, std::span<const uint32_t> allowed) {
+    token_ = choose_token(sampler, session, allowed, asked_ ? &found_ : nullptr);
   }
 
   py::tuple tuple() const {
@@ -114,8 +111,7 @@ void register_sampling(py::module_& m) {
             const std::span<const uint32_t> words = view_of(allowed);
             {
               const Released release;
-              if (!choice.take_likeliest(sampler, session, words))
-                session.read_logits([&](std::span<const float> logits) { choice.make(sampler, logits, words); });
+              choice.make(sampler, session, words);
             }
             return choice.tuple();
           },

@@ -1,0 +1,17 @@
+// Choosing a session's next token, from its logits where the engine left them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "moeflux.h"
+#include "sampling/sampler.h"
+
+namespace moeflux {
+
+// What `sampler.choose` gives for the session's logits. They are not read where the likeliest token is all that is
+// wanted and is known.
+int32_t choose_token(Sampler& sampler, const Session& session, std::span<const uint32_t> allowed,
+                     LogProbabilities* log_probabilities);
+
+}  // namespace moeflux
