@@ -162,7 +162,8 @@ MOEFLUX_INLINE BlockCodes codes_of_blocks(const uint8_t* from, int64_t half) {
     return {looked_up_in_all(codes.even, iq4_numbers, raised_of(type)),
             looked_up_in_all(codes.odd, iq4_numbers, raised_of(type))};
   } else if constexpr (type == BlockType::q4_k) {
-    const __m512i both = load<__m512i>(block + 16 + half * 64);
+    __m512i both = load<__m512i>(block + 16 + half * 64);
+    asm("" : "+v"(both));  // see codes_of
     return of_alternate_stretches<order>(lower_bits(both), upper_bits(both));
   } else if constexpr (type == BlockType::q5_k) {
     const __m512i both = load<__m512i>(block + 48 + half * 64);

@@ -32,12 +32,13 @@ constexpr uint64_t in_both_halves(uint64_t half, int half_bits) { return half | 
 
 constexpr int64_t scale_bytes_of(DType type) { return static_cast<int64_t>(dtype_bytes(type)); }
 
-// Half the power of two of which these are the exponents.
-MOEFLUX_INLINE Floats half_powers(Words exponents) {
+// Half the power of two of which these are the exponents, where an f32 has them.
+MOEFLUX_INLINE Floats half_power(Words bits) {
   const Words least = Words{} + 0x00400000u;  // 2^-127, which has no exponent of its own
-  const Words bits = exponents << 23;
   return (Floats)(bits > least ? bits : least) * 0.5f;
 }
+
+MOEFLUX_INLINE Floats half_powers(Words exponents) { return half_power(exponents << 23); }
 
 // Numbers E4M3, whose bits are the same as those of a 256th in f16, but for leading zeros of the exponent. 127 and 255,
 // which stand for none, become 480 and -480.

@@ -114,10 +114,27 @@ MOEFLUX_INLINE void turn_scales(SpacedRows rows, int64_t count, float (&out)[sca
   }
 }
 
+// How the scales of eight groups of 16 rows are kept. With one row of x, numbers are made of them where they are used,
+// because a vector takes longer to be stored than to be made. Several rows of x share them as f32.
+enum class ScaleForm { floats, powers, e4m3, halves, six_bits };
+
+template <int bits, int64_t group_size>
+constexpr ScaleForm scale_form = [] {
+  if (bits == e2m1) return group_size == 16 ? ScaleForm::e4m3 : ScaleForm::powers;
+  if (!are_in_blocks(bits)) return ScaleForm::floats;
+  const BlockShape& shape = block_shape(block_type_of(bits));
+  if (shape.type == BlockType::q4_k || shape.type == BlockType::q5_k) return ScaleForm::six_bits;
+  return shape.type == BlockType::q4_1 || shape.type == BlockType::q5_1 ? ScaleForm::halves : ScaleForm::floats;
+}();
+
 struct Scales {
   alignas(64) float scales[scale_groups][code_rows];
   alignas(64) float biases[scale_groups][code_rows];  // where the codes do not tell them
-  alignas(64) float of_rows[code_rows];               // of NVFP4 only
+  alignas(64) float of_rows[code_rows];               // of `e4m3`; of `six_bits` the blocks' scales
+  alignas(64) float minima_of_rows[code_rows];        // of `six_bits`
+  __m512i words[2];         // of `powers`, `e4m3` and `six_bits`: a lane has the bytes of four groups of a row
+  __m512i minima_words[2];  // of `six_bits`
+  alignas(32) uint16_t halves[2][scale_groups][code_rows];  // scales and biases
 };
 
 // The bias of a group of these codes, as a multiple of its scale; 0 where it is a number of its own. It is exact, or
@@ -128,21 +145,60 @@ constexpr float bias_of_scale = [] {
   return are_in_blocks(bits) ? static_cast<float>(-raised_of(block_type_of(bits))) : 0.0f;
 }();
 
-template <int bits>
-MOEFLUX_INLINE Floats bias_at(const Scales& scales, int64_t g, Floats scale) {
-  if constexpr (bias_of_scale<bits> == 0)
-    return load<Floats>(scales.biases[g]);
-  else
-    return scale * bias_of_scale<bits>;
+// One byte of each lane, as a number of 32 bits.
+MOEFLUX_INLINE Words byte_of(__m512i words, int which) { return ((Words)words >> (which * 8)) & 0xffu; }
+
+// Byte `which` of each lane, moved to where an f32 has its exponent.
+MOEFLUX_INLINE Words exponent_of(__m512i words, int which) {
+  const Words moved = which == 3 ? (Words)words >> 1 : (Words)words << (23 - which * 8);
+  return moved & 0x7f800000u;
 }
 
-// For whoever loads them again and again.
-template <int bits>
-MOEFLUX_INLINE void store_biases(Scales& scales) {
-  if constexpr (bias_of_scale<bits> != 0) {
-    MOEFLUX_UNROLL
-    for (int64_t g = 0; g < scale_groups; ++g)
-      store(scales.biases[g], load<Floats>(scales.scales[g]) * bias_of_scale<bits>);
+// Halves of numbers E4M3, which are byte `which` of each lane. Their bits are those of an f32 that is 2^120 times less.
+MOEFLUX_INLINE Floats half_of_e4m3(__m512i words, int which) {
+  const Words upper = (Words)words << (24 - which * 8);
+  return (Floats)((Words)((Ints)upper >> 4) & 0x87f00000u) * 0x1p119f;
+}
+
+// The scales of group `at`, whose byte in a lane is `which`. Those of E2M1 are halved.
+template <int bits, int64_t group_size>
+MOEFLUX_INLINE Floats scale_at(const Scales& from, int64_t at, int which) {
+  constexpr ScaleForm form = scale_form<bits, group_size>;
+  if constexpr (form == ScaleForm::powers) {
+    return half_power(exponent_of(from.words[at / 4], which));
+  } else if constexpr (form == ScaleForm::e4m3) {
+    return half_of_e4m3(from.words[at / 4], which) * load<Floats>(from.of_rows);
+  } else if constexpr (form == ScaleForm::halves) {
+    return from_f16(load<Halves>(from.halves[0][at]));
+  } else if constexpr (form == ScaleForm::six_bits) {
+    return floats((__m512i)byte_of(from.words[at / 4], which)) * load<Floats>(from.of_rows);
+  } else {
+    return load<Floats>(from.scales[at]);
+  }
+}
+
+template <int bits, int64_t group_size>
+MOEFLUX_INLINE Floats bias_at(const Scales& from, int64_t at, int which, Floats scale) {
+  constexpr ScaleForm form = scale_form<bits, group_size>;
+  if constexpr (bias_of_scale<bits> != 0)
+    return scale * bias_of_scale<bits>;
+  else if constexpr (form == ScaleForm::halves)
+    return from_f16(load<Halves>(from.halves[1][at]));
+  else if constexpr (form == ScaleForm::six_bits)
+    return floats((__m512i)byte_of(from.minima_words[at / 4], which)) * load<Floats>(from.minima_of_rows);
+  else
+    return load<Floats>(from.biases[at]);
+}
+
+// Makes all of them, for whoever loads them again and again.
+template <int bits, int64_t group_size>
+MOEFLUX_INLINE void make_scales(Scales& scales) {
+  MOEFLUX_UNROLL
+  for (int g = 0; g < scale_groups; ++g) {
+    const Floats scale = scale_at<bits, group_size>(scales, g, g % 4);
+    const Floats bias = bias_at<bits, group_size>(scales, g, g % 4, scale);
+    store(scales.scales[g], scale);
+    store(scales.biases[g], bias);
   }
 }
 
@@ -175,50 +231,40 @@ MOEFLUX_INLINE void turn_bytes(const SpacedRows& rows, int64_t count, __m512i (&
   lane[1] = all[1];
 }
 
-// One byte of each lane, as a number of 32 bits.
-MOEFLUX_INLINE Words byte_of(__m512i words, int which) { return ((Words)words >> (which * 8)) & 0xffu; }
-
-// Scales of MXFP4, which are halved.
+// Scales of MXFP4.
 static void turn_powers(const Weights& w, int64_t row, int64_t first, int64_t count, Scales& to) {
-  __m512i lane[2];
-  turn_bytes(spaced_rows(w.scales + row * w.scale_stride + first, w.scale_stride), count, lane);
-  MOEFLUX_UNROLL
-  for (int g = 0; g < scale_groups; ++g) store(to.scales[g], half_powers(byte_of(lane[g / 4], g % 4)));
+  turn_bytes(spaced_rows(w.scales + row * w.scale_stride + first, w.scale_stride), count, to.words);
 }
 
-// Halves of numbers E4M3, which are byte `which` of each lane. Their bits are those of an f32 that is 2^120 times less.
-MOEFLUX_INLINE Floats half_of_e4m3(__m512i words, int which) {
-  const Words upper = (Words)words << (24 - which * 8);
-  return (Floats)((Words)((Ints)upper >> 4) & 0x87f00000u) * 0x1p119f;
-}
-
-// Scales of NVFP4, times those of the rows, with which rows of scales begin. These are loaded with the first groups.
+// Scales of NVFP4, and those of the rows, with which rows of scales begin. These are loaded with the first groups.
 static void turn_e4m3(const Weights& w, int64_t row, int64_t first, int64_t count, Scales& to) {
   const uint8_t* begin = w.scales + row * w.scale_stride;
   if (first == 0)
     for (int64_t r = 0; r < code_rows; ++r)
       to.of_rows[r] = w.row_scale_bytes ? load<float>(begin + r * w.scale_stride) : 1.0f;
-  __m512i lane[2];
-  turn_bytes(spaced_rows(begin + w.row_scale_bytes + first, w.scale_stride), count, lane);
-  const Floats of_rows = load<Floats>(to.of_rows);
-  MOEFLUX_UNROLL
-  for (int g = 0; g < scale_groups; ++g) store(to.scales[g], half_of_e4m3(lane[g / 4], g % 4) * of_rows);
+  turn_bytes(spaced_rows(begin + w.row_scale_bytes + first, w.scale_stride), count, to.words);
 }
 
 // ---- Scales of blocks ----------------------------------------------------------------------------------------------
 
-// A number of each of `count` blocks of 16 rows, `offset` bytes behind the start of the block.
+// A number of each of `count` blocks of 16 rows, `offset` bytes behind the start of the block. Those of four rows are
+// put together in a register and stored at once.
 template <typename Number, bool whole>
 MOEFLUX_INLINE void copy_numbers(const SpacedRows& rows, int64_t apart, int64_t offset, int64_t count,
                                  Number (&to)[scale_groups][code_rows]) {
+  using Four = std::conditional_t<sizeof(Number) == 1, uint32_t, uint64_t>;
   MOEFLUX_UNROLL
-  for (int64_t r = 0; r < code_rows; ++r) {
-    const uint8_t* from = rows.row(r) + offset;
+  for (int64_t r = 0; r < code_rows; r += 4) {
     MOEFLUX_UNROLL
     for (int64_t g = 0; g < scale_groups; ++g) {
-      uint32_t number = whole || g < count ? load<Number>(from + g * apart) : 0;
-      asm("" : "+r"(number));  // otherwise they are put together in vectors, whose units have enough to do
-      to[g][r] = static_cast<Number>(number);
+      Four four = 0;
+      MOEFLUX_UNROLL
+      for (int64_t i = 3; i >= 0; --i) {
+        const Number number = whole || g < count ? load<Number>(rows.row(r + i) + offset + g * apart) : 0;
+        four = four << (8 * sizeof number) | number;
+        asm("" : "+r"(four));  // otherwise they are put together in vectors, whose units have enough to do
+      }
+      store(&to[g][r], four);
     }
   }
 }
@@ -237,14 +283,12 @@ static void load_small_blocks(const SpacedRows& rows, int64_t count, Scales& to)
       store(to.scales[g], bits);
     }
   } else {
-    alignas(64) uint16_t numbers[scale_groups][code_rows];
-    copy_numbers<uint16_t, whole>(rows, bytes, 0, count, numbers);
-    MOEFLUX_UNROLL
-    for (int64_t g = 0; g < scale_groups; ++g) store(to.scales[g], from_f16(load<Halves>(numbers[g])));
-    if constexpr (bias_of_scale<codes_in(type)> == 0) {
-      copy_numbers<uint16_t, whole>(rows, bytes, 2, count, numbers);
+    copy_numbers<uint16_t, whole>(rows, bytes, 0, count, to.halves[0]);
+    if constexpr (scale_form<codes_in(type), 32> == ScaleForm::halves) {
+      copy_numbers<uint16_t, whole>(rows, bytes, 2, count, to.halves[1]);
+    } else {
       MOEFLUX_UNROLL
-      for (int64_t g = 0; g < scale_groups; ++g) store(to.biases[g], from_f16(load<Halves>(numbers[g])));
+      for (int64_t g = 0; g < scale_groups; ++g) store(to.scales[g], from_f16(load<Halves>(to.halves[0][g])));
     }
   }
 }
@@ -253,19 +297,16 @@ static void load_small_blocks(const SpacedRows& rows, int64_t count, Scales& to)
 static void load_scales_of_6_bits(const SpacedRows& rows, Scales& to) {
   __m512i lane[4];
   turn_quarter_rows<true>(rows, 0xffff, lane);
-  const Floats scale = from_f16(narrow((Words)lane[0] & 0xffffu));
-  const Floats minimum = -from_f16(narrow((Words)lane[0] >> 16));
+  store(to.of_rows, from_f16(narrow((Words)lane[0] & 0xffffu)));
+  store(to.minima_of_rows, -from_f16(narrow((Words)lane[0] >> 16)));
   const auto first = [](__m512i words) { return (__m512i)((Words)words & 0x3f3f3f3fu); };
   const auto last = [&](Words low, __m512i words) {
     return (__m512i)((low & 0x0f0f0f0fu) | (((Words)words >> 2) & 0x30303030u));
   };
-  const __m512i scales[2] = {first(lane[1]), last((Words)lane[3], lane[1])};
-  const __m512i minima[2] = {first(lane[2]), last((Words)lane[3] >> 4, lane[2])};
-  MOEFLUX_UNROLL
-  for (int g = 0; g < scale_groups; ++g) {
-    store(to.scales[g], floats((__m512i)byte_of(scales[g / 4], g % 4)) * scale);
-    store(to.biases[g], floats((__m512i)byte_of(minima[g / 4], g % 4)) * minimum);
-  }
+  to.words[0] = first(lane[1]);
+  to.words[1] = last((Words)lane[3], lane[1]);
+  to.minima_words[0] = first(lane[2]);
+  to.minima_words[1] = last((Words)lane[3] >> 4, lane[2]);
 }
 
 // Q6_K: eight scales of signed bytes, of one half of a block, and the scale of the block.
@@ -323,7 +364,7 @@ MOEFLUX_INLINE void turn_both(const SpacedRows& scales, const SpacedRows& biases
 }
 
 // Loads scales and biases of groups first ... first + count - 1 for matrix rows row ... row + 15.
-template <int bits>
+template <int bits, int64_t group_size>
 static void load_scales(const Weights& w, int64_t row, int64_t first, int64_t count, Scales& to) {
   if constexpr (are_in_blocks(bits)) {
     constexpr BlockType type = block_type_of(bits);
@@ -331,9 +372,10 @@ static void load_scales(const Weights& w, int64_t row, int64_t first, int64_t co
       return load_block_scales<type, true>(w, row, first, count, to);
     return load_block_scales<type, false>(w, row, first, count, to);
   } else {
-    if constexpr (bits == e2m1) {
-      if (w.scale_type == DType::f8_e4m3) return turn_e4m3(w, row, first, count, to);
-      return turn_powers(w, row, first, count, to);
+    if constexpr (scale_form<bits, group_size> == ScaleForm::e4m3) {
+      turn_e4m3(w, row, first, count, to);
+    } else if constexpr (scale_form<bits, group_size> == ScaleForm::powers) {
+      turn_powers(w, row, first, count, to);
     } else {
       const int64_t at = row * w.scale_stride + first * scale_bytes_of(w.scale_type);
       const SpacedRows scales = spaced_rows(w.scales + at, w.scale_stride);

@@ -22,7 +22,8 @@ MOEFLUX_INLINE __m512i dot_everywhere(__m512i sum, __m512i codes, const uint8_t*
   return sum;
 }
 
-// Parts of a row's sums over a block: what its codes give with the high digits, and with the low ones.
+// Parts of a row's sums over a block: what its codes give with the high digits, and with the low ones. Where these do
+// not fit in 16 bits, `low` has 256 * high + low.
 struct DigitSums {
   __m512i high;
   __m512i low;
@@ -34,8 +35,16 @@ constexpr bool sums_fit_16_bits = [] {  // 8 products of at most 31 and 128
   return width_of(bits) <= 5 && raised_of(block_type_of(bits)) < 128;
 }();
 
-// 256 * high + low of two rows. Each quarter has two parts of each row's sum over one stretch. Where digits' sums fit
-// in 16 bits, two instructions put them together for both rows.
+// Sums of neighbouring lanes. Each quarter has two of a, and then two of b.
+MOEFLUX_INLINE __m512i sums_of_neighbours(__m512i a, __m512i b) {
+  const __m512 first = (__m512)a;
+  const __m512 second = (__m512)b;
+  return _mm512_add_epi32((__m512i)_mm512_maskz_shuffle_ps(all_lanes, first, second, 0x88),
+                          (__m512i)_mm512_maskz_shuffle_ps(all_lanes, first, second, 0xdd));
+}
+
+// 256 * high + low of two rows. Each quarter has two parts of each row's sum over one stretch, which are the sums of 16
+// columns each. Where digits' sums fit in 16 bits, two instructions put them together for both rows.
 template <int bits>
 MOEFLUX_INLINE __m512i of_two_rows(const DigitSums& a, const DigitSums& b) {
   if constexpr (sums_fit_16_bits<bits>) {
@@ -44,23 +53,7 @@ MOEFLUX_INLINE __m512i of_two_rows(const DigitSums& a, const DigitSums& b) {
     const __m512i sum = _mm512_maskz_madd_epi16(all_lanes, high, _mm512_set1_epi16(256));
     return _mm512_maskz_dpwssd_epi32(all_lanes, sum, low, _mm512_set1_epi16(1));
   } else {
-    const __m512i of_a = _mm512_add_epi32(_mm512_maskz_slli_epi32(all_lanes, a.high, 8), a.low);
-    const __m512i of_b = _mm512_add_epi32(_mm512_maskz_slli_epi32(all_lanes, b.high, 8), b.low);
-    return _mm512_add_epi32(_mm512_maskz_unpacklo_epi32(all_lanes, of_a, of_b),
-                            _mm512_maskz_unpackhi_epi32(all_lanes, of_a, of_b));
-  }
-}
-
-// Then each quarter has the sums of four rows over one stretch.
-template <int bits>
-MOEFLUX_INLINE __m512i of_four_rows(__m512i a, __m512i b) {
-  if constexpr (sums_fit_16_bits<bits>) {  // parts of a row are neighbours
-    const __m512 first = (__m512)a;
-    const __m512 second = (__m512)b;
-    return _mm512_add_epi32((__m512i)_mm512_maskz_shuffle_ps(all_lanes, first, second, 0x88),
-                            (__m512i)_mm512_maskz_shuffle_ps(all_lanes, first, second, 0xdd));
-  } else {
-    return _mm512_add_epi32(_mm512_maskz_unpacklo_epi64(0xff, a, b), _mm512_maskz_unpackhi_epi64(0xff, a, b));
+    return sums_of_neighbours(a.low, b.low);
   }
 }
 
@@ -114,23 +107,27 @@ MOEFLUX_INLINE SpacedRows next_block(const Weights& w, SpacedRows rows, int64_t 
 template <int bits>
 constexpr bool taken_apart_quickly = bits == 2 || bits == 8 || width_of(bits) == 4 || are_in_blocks(bits);
 
-// Groups of 16 columns are two lanes of a row each. All lanes are transposed, and then these are added up.
-template <typename SumsOfRow>
-MOEFLUX_INLINE void sums_of_pairs(const SumsOfRow& sums_of_row, BlockSums<16>& sums) {
-  __m512i v[code_rows];
+// Groups of 16 columns: v[i] are the sums of rows 2 * i and 2 * i + 1.
+MOEFLUX_INLINE void sums_of_pairs(const __m512i (&v)[code_rows / 2], BlockSums<16>& sums) {
   MOEFLUX_UNROLL
-  for (int64_t r = 0; r < code_rows; ++r) {
-    const DigitSums of_row = sums_of_row(r);
-    v[r] = _mm512_add_epi32(_mm512_maskz_slli_epi32(all_lanes, of_row.high, 8), of_row.low);
+  for (int odd = 0; odd < 2; ++odd) {
+    __m512i groups[4];  // of two in a stretch, this one
+    MOEFLUX_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const __m512 first = (__m512)v[2 * i];
+      const __m512 second = (__m512)v[2 * i + 1];
+      groups[i] = (__m512i)(odd ? _mm512_maskz_shuffle_ps(all_lanes, first, second, 0xdd)
+                                : _mm512_maskz_shuffle_ps(all_lanes, first, second, 0x88));
+    }
+    turn_quarters(groups);
+    MOEFLUX_UNROLL
+    for (int i = 0; i < 4; ++i) sums[2 * i + odd] = groups[i];
   }
-  turn(v);
-  MOEFLUX_UNROLL
-  for (int64_t g = 0; g < int16_block / 16; ++g) sums[g] = _mm512_add_epi32(v[2 * g], v[2 * g + 1]);
 }
 
-// Larger groups are whole stretches.
+// All groups of a block. Larger ones are whole stretches.
 template <int bits, int64_t group_size, typename SumsOfRow>
-MOEFLUX_INLINE void sums_of_stretches(const SumsOfRow& sums_of_row, BlockSums<group_size>& sums) {
+MOEFLUX_INLINE void sums_of_rows(const SumsOfRow& sums_of_row, BlockSums<group_size>& sums) {
   DigitSums of_row[code_rows];
   __m512i of_two[code_rows / 2];
   __m512i v[code_rows / 4];
@@ -141,9 +138,12 @@ MOEFLUX_INLINE void sums_of_stretches(const SumsOfRow& sums_of_row, BlockSums<gr
     if constexpr (taken_apart_quickly<bits>) of_row[r] = sums_of_row(r);
     // Rows are added up as they come: their shuffles have another unit than the products, and both go side by side.
     if (r % 2 == 1) of_two[r / 2] = of_two_rows<bits>(of_row[r - 1], of_row[r]);
-    if (r % 4 == 3) v[r / 4] = of_four_rows<bits>(of_two[r / 2 - 1], of_two[r / 2]);
+    if (group_size > 16 && r % 4 == 3) v[r / 4] = sums_of_neighbours(of_two[r / 2 - 1], of_two[r / 2]);
   }
-  sums_of_groups<group_size>(v, sums);
+  if constexpr (group_size == 16)
+    sums_of_pairs(of_two, sums);
+  else
+    sums_of_groups<group_size>(v, sums);
 }
 
 // One digit of the columns of a block, in the order of its codes. Rows share what it takes to make another order.
@@ -179,12 +179,10 @@ MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const SpacedRows& rows,
     MOEFLUX_UNROLL
     for (int64_t i = 0; i < lines_of_block<bits> && !come_in_order<bits>; ++i)
       asm volatile("prefetcht0 %1" : "+v"(high) : "m"(next.row(r)[-i * 64]));
-    return DigitSums{high, dot(dot(_mm512_setzero_si512(), codes.even, low_digits.even), codes.odd, low_digits.odd)};
+    const __m512i above = sums_fit_16_bits<bits> ? _mm512_setzero_si512() : _mm512_maskz_slli_epi32(all_lanes, high, 8);
+    return DigitSums{high, dot(dot(above, codes.even, low_digits.even), codes.odd, low_digits.odd)};
   };
-  if constexpr (group_size == 16)
-    sums_of_pairs(sums_of_row, sums);
-  else
-    sums_of_stretches<bits, group_size>(sums_of_row, sums);
+  sums_of_rows<bits, group_size>(sums_of_row, sums);
 }
 
 // The same for the last block of a row that ends within it. It stays out of the loop, which would share its addresses.

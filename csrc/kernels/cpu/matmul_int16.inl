@@ -19,11 +19,11 @@ template <int bits, int64_t group_size>
 MOEFLUX_INLINE Floats add_block(Floats total, const BlockSums<group_size>& sums, const Scales& scales,
                                 const DigitRow& x, int64_t g) {
   MOEFLUX_UNROLL
-  for (int64_t i = 0; i < int16_block / group_size; ++i) {
+  for (int i = 0; i < int16_block / group_size; ++i) {
     const int64_t at = (g + i) % scale_groups;
-    const Floats scale = load<Floats>(scales.scales[at]);
-    total = add_group(total, floats(sums[i]), scale, bias_at<bits>(scales, at, scale), splat(x.units[g + i]),
-                      splat(x.sums[g + i]));
+    const Floats scale = scale_at<bits, group_size>(scales, at, i % 4);
+    const Floats bias = bias_at<bits, group_size>(scales, at, i % 4, scale);
+    total = add_group(total, floats(sums[i]), scale, bias, splat(x.units[g + i]), splat(x.sums[g + i]));
   }
   return total;
 }
@@ -88,7 +88,8 @@ static void multiply_one_row(const Weights& w, int64_t row, int64_t last, const 
   Scales scales;
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t g = b * block_groups;
-    if (g % scale_groups == 0) load_scales<bits>(w, sixteen.first, g, smaller(groups - g, scale_groups), scales);
+    if (g % scale_groups == 0)
+      load_scales<bits, group_size>(w, sixteen.first, g, smaller(groups - g, scale_groups), scales);
     prefetch_scales<group_size>(target, b, scale_step);
     const uint8_t* digits = from.digits + b * int16_block_bytes;
     const uint8_t* codes = target.codes + b * code_rows * block_bytes;
@@ -295,8 +296,9 @@ static void multiply_sixteen(const Weights& w, int64_t row, int64_t last, const 
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t g = b * block_groups;
     if (g % scale_groups == 0) {
-      load_scales<bits>(w, sixteen.first, g, smaller(groups - g, scale_groups), scales);
-      store_biases<bits>(scales);
+      load_scales<bits, group_size>(w, sixteen.first, g, smaller(groups - g, scale_groups), scales);
+      if constexpr (scale_form<bits, group_size> != ScaleForm::floats || bias_of_scale<bits> != 0)
+        make_scales<bits, group_size>(scales);
     }
     prefetch_scales<group_size>(target, b, scale_step);
     const Asked asked = {target.codes + b * code_rows * block_bytes, next_block<bits>(w, rows, b, blocks)};
