@@ -7,7 +7,7 @@
 //   * Chunks are added one after the other to their span's sums, which begin at nothing, and spans to the whole.
 // One block does so for all that a query sees, or each chunk or span has a block, and the merge adds them in that
 // order.
-#include "cached.h"
+#include "attention.h"
 
 constexpr u32 chunk_of_warp = attention_chunk / product_warps;  // keys
 static_assert(attention_threads == attention_queries * lanes, "a warp a query");
@@ -221,20 +221,6 @@ DEV void take_chunk(const AttentionParams& params, const Queries& of, const floa
 
 // ---- Sums -----------------------------------------------------------------------------------------------------------
 
-// What follows is added to what came before: both are multiplied so that they are relative to the higher of the two.
-struct Joint {
-  float before;
-  float after;
-};
-DEV Joint join(float& highest, float& total, float more_highest, float more_total) {
-  const float both = fmaxf(highest, more_highest);
-  const Joint joint = {expf(highest - both), expf(more_highest - both)};
-  highest = both;
-  total = fmaf(total, joint.before, more_total * joint.after);
-  return joint;
-}
-DEV float joined(float value, float more, float before, float after) { return fmaf(value, before, more * after); }
-
 // Takes the chunks of keys begin ... end - 1, which are in one span.
 template <typename T, u32 slots>
 DEV void take_span(const AttentionParams& params, const Queries& of, const float* queries, u32 begin, u32 end,
@@ -259,15 +245,6 @@ DEV void take_span(const AttentionParams& params, const Queries& of, const float
       for (u32 r = 0; r < attention_queries; r++)
         values[s][r] = joined(values[s][r], chunk_values[s][r], chunk.before[r], chunk.after[r]);
   }
-}
-
-// Number i of the output of a query (row * heads + head), which may go through a gate.
-DEV void keep(const AttentionParams& params, u32 query, u32 i, float x) {
-  if (params.gate) {
-    const u32 row = query / params.heads, head = query - row * params.heads;
-    x = x * sigmoid(params.gate[u64(row) * params.gate_row_stride + u64(head) * params.gate_head_stride + i]);
-  }
-  params.out[u64(query) * params.dim + i] = x;
 }
 
 // A block through all spans. Grid of blocks: tiles of queries, key heads.

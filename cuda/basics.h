@@ -92,6 +92,59 @@ DEV void multiply_bytes(int (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32
 #endif
 }
 
+// The same by a warpgroup, four warps one after the other of which each has sixteen rows of a, where the chip has that
+// (9.0): of `fragments` times eight columns. Those of b are in shared memory: a column's bytes 0 ... 15 behind those of
+// the column before, then likewise its bytes 16 ... 31; eight columns more are `apart` bytes further. Products are
+// under way between begin_products and end_products. With `more` they are added to c.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define MOEFLUX_WARPGROUPS
+#define FOUR_SUMS(kind, c) kind((c)[0]), kind((c)[1]), kind((c)[2]), kind((c)[3])
+DEV void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// Of sums c, which nobody reads before.
+template <u32 fragments>
+DEV void end_products(int (&c)[3][fragments][4]) {
+  asm volatile("wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+  for (u32 d = 0; d < 3; d++)
+#pragma unroll
+    for (u32 f = 0; f < fragments; f++) asm volatile("" : FOUR_SUMS("+r", c[d][f])::"memory");
+}
+DEV u64 shared_columns(const void* b, u32 apart) {
+  return u64(u32(__cvta_generic_to_shared(b)) >> 4) | u64(128 >> 4) << 16 | u64(apart >> 4) << 32;
+}
+DEV u64 behind(u64 columns, u32 bytes) { return columns + (bytes >> 4); }
+template <bool more>
+DEV void multiply_columns(int (&c)[8][4], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %37, 0;"
+      "wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.s8 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, p;}"
+      : FOUR_SUMS("+r", c[0]), FOUR_SUMS("+r", c[1]), FOUR_SUMS("+r", c[2]), FOUR_SUMS("+r", c[3]),
+        FOUR_SUMS("+r", c[4]), FOUR_SUMS("+r", c[5]), FOUR_SUMS("+r", c[6]), FOUR_SUMS("+r", c[7])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "n"(more)
+      : "memory");
+}
+template <bool more>
+DEV void multiply_columns(int (&c)[4][4], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %21, 0;"
+      "wgmma.mma_async.sync.aligned.m64n32k32.s32.u8.s8 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
+      "{%16,%17,%18,%19}, %20, p;}"
+      : FOUR_SUMS("+r", c[0]), FOUR_SUMS("+r", c[1]), FOUR_SUMS("+r", c[2]), FOUR_SUMS("+r", c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "n"(more)
+      : "memory");
+}
+template <bool more>
+DEV void multiply_columns(int (&c)[2][4], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %13, 0;"
+      "wgmma.mma_async.sync.aligned.m64n16k32.s32.u8.s8 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, p;}"
+      : FOUR_SUMS("+r", c[0]), FOUR_SUMS("+r", c[1])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "n"(more)
+      : "memory");
+}
+#endif
+
 // The largest of the lanes' numbers, and the smallest, in every lane.
 #if __CUDA_ARCH__ >= 800
 DEV u32 warp_max(u32 x) { return __reduce_max_sync(0xffffffffu, x); }
@@ -129,6 +182,13 @@ template <u32 still>
 DEV void wait_for_copies() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(still) : "memory");
+#endif
+}
+
+// What the thread has copied is for products of warpgroups, too. Before a barrier.
+DEV void show_copies() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 

@@ -272,6 +272,135 @@ DEV void gated_delta(const DeltaParams& all) {
       if (i + j < params.key_dim) state[i + j] = numbers[j];
   }
 }
+// ---- The recurrence through many rows -------------------------------------------------------------------------------
+//
+// The same sums for keys of 128 numbers. Eight lanes have two rows of the state, so that a key and a query are loaded
+// for both. What a token finds and what the token before reads are added up together: of the four sums of eight lanes,
+// each pair of lanes gets one.
+
+constexpr u32 delta_quads = delta_key_dim / 4 / delta_lanes;
+struct ManyTokens {
+  float4 keys[delta_stage][delta_quads * delta_lanes];
+  float4 queries[delta_stage][delta_quads * delta_lanes];
+  float values[delta_stage][delta_many_values];
+};
+
+// What eight lanes need of tokens first ... comes while the block goes on.
+DEV void bring_tokens(const DeltaParams& params, u32 first, u32 head, u32 first_row, ManyTokens& to) {
+  constexpr u32 threads = delta_warps * lanes, fours = delta_key_dim / 4, value_fours = delta_many_values / 4;
+  const u32 count = min(delta_stage, params.n - first), key_head = key_head_of(params, head);
+  const float* keys = params.k + key_head * params.k_head_stride;
+  const float* queries = params.q + key_head * params.q_head_stride;
+  const float* values = params.v + head * params.v_head_stride + first_row;
+#pragma unroll
+  for (u32 j = 0; j < delta_stage * fours / threads; j++) {
+    const u32 token = j * (threads / fours) + threadIdx.x / fours, i = threadIdx.x % fours;
+    if (token >= count) break;
+    copy_16(&to.keys[token][i], keys + u64(first + token) * params.k_row_stride + i * 4);
+    copy_16(&to.queries[token][i], queries + u64(first + token) * params.q_row_stride + i * 4);
+  }
+  const u32 token = threadIdx.x / value_fours, i = threadIdx.x % value_fours * 4;
+  static_assert(delta_stage * value_fours == threads, "a thread copies four values");
+  if (token < count) copy_16(&to.values[token][i], values + u64(first + token) * params.v_row_stride + i);
+  end_of_copies();
+}
+
+// Sums over eight lanes, in pairs as row_sum has them. Lanes 0 and 1 get that of a, 2 and 3 of b, 4 and 5 of c, 6 and 7
+// of d.
+DEV float one_of_sums(float a, float b, float c, float d) {
+  const u32 lane = threadIdx.x % delta_lanes;
+  const bool is_upper = lane & 4, is_second = lane & 2;
+  const float first = (is_upper ? c : a) + __shfl_xor_sync(everyone, is_upper ? a : c, 4);
+  const float second = (is_upper ? d : b) + __shfl_xor_sync(everyone, is_upper ? b : d, 4);
+  const float sum = (is_second ? second : first) + __shfl_xor_sync(everyone, is_second ? first : second, 2);
+  return sum + __shfl_xor_sync(everyone, sum, 1);
+}
+DEV float sum_of(const float4& x) { return (x.x + x.y) + (x.z + x.w); }
+
+// Grid of blocks: delta_many_values rows of the state, value heads.
+DEV void gated_delta_of_many(const DeltaParams& params) {
+  __shared__ ManyTokens tokens[2];
+  __shared__ Gates gates[2][delta_stage];
+  begin_kernel();
+  const u32 first_row = blockIdx.x * delta_many_values, head = blockIdx.y, lane = threadIdx.x % delta_lanes;
+  const u32 place = threadIdx.x / delta_lanes * 2;  // of the lane's first row
+  float4* state =
+      reinterpret_cast<float4*>(params.state + (u64(head) * params.value_dim + first_row + place) * delta_key_dim) +
+      lane;
+  float4 held[2][delta_quads];
+#pragma unroll
+  for (u32 r = 0; r < 2; r++)
+#pragma unroll
+    for (u32 c = 0; c < delta_quads; c++) held[r][c] = state[r * (delta_key_dim / 4) + c * delta_lanes];
+  const auto gate_at = [&](u32 token) {
+    const u64 at = u64(min(token, params.n - 1)) * params.value_heads + head;
+    return Gates{params.decay[at], params.beta[at]};
+  };
+  bring_tokens(params, 0, head, first_row, tokens[0]);
+  if (threadIdx.x < delta_stage) gates[0][threadIdx.x] = gate_at(threadIdx.x);
+  float* out = params.out + u64(head) * params.value_dim + first_row + place + (lane & 2) / 2;
+  const u64 row_of_out = u64(params.value_heads) * params.value_dim;
+  float read[2] = {0.0f, 0.0f};  // of the token before: what is left to add up
+#pragma unroll 1
+  for (u32 first = 0; first < params.n; first += delta_stage) {
+    const u32 stage = first / delta_stage % 2, count = min(delta_stage, params.n - first);
+    wait_for_copies<0>();
+    __syncthreads();  // what has come is there, and nobody reads the other stage
+    Gates next = {};
+    if (first + delta_stage < params.n) {
+      bring_tokens(params, first + delta_stage, head, first_row, tokens[stage ^ 1]);
+      if (threadIdx.x < delta_stage) next = gate_at(first + delta_stage + threadIdx.x);
+    }
+    const ManyTokens& now = tokens[stage];
+    const auto take = [&](u32 token) {
+      const Gates gate = gates[stage][token];
+      const float value = now.values[token][place + (lane & 2) / 2];
+      float4 keys[delta_quads], found[2] = {}, reading[2] = {};
+#pragma unroll
+      for (u32 c = 0; c < delta_quads; c++) {
+        keys[c] = now.keys[token][c * delta_lanes + lane];
+#pragma unroll
+        for (u32 r = 0; r < 2; r++) {
+          float4& held_now = held[r][c];
+          held_now.x *= gate.decay, held_now.y *= gate.decay, held_now.z *= gate.decay, held_now.w *= gate.decay;
+          add_product(found[r], held_now, keys[c]);
+        }
+      }
+      const float sum = one_of_sums(sum_of(found[0]), sum_of(found[1]), read[0], read[1]);
+      if (lane >= 4 && lane % 2 == 0 && first + token > 0) out[(first + token - 1) * row_of_out] = sum;
+      const float own = (value - sum) * gate.beta;  // in the lanes that have what was found
+      const u32 team = lane_of() / delta_lanes * delta_lanes;
+#pragma unroll
+      for (u32 r = 0; r < 2; r++) {
+        const float correction = __shfl_sync(everyone, own, team + 2 * r);
+        const float4 corrections = {correction, correction, correction, correction};
+#pragma unroll
+        for (u32 c = 0; c < delta_quads; c++) add_product(held[r][c], corrections, keys[c]);
+      }
+#pragma unroll
+      for (u32 c = 0; c < delta_quads; c++) {
+        const float4 query = now.queries[token][c * delta_lanes + lane];
+#pragma unroll
+        for (u32 r = 0; r < 2; r++) add_product(reading[r], held[r][c], query);
+      }
+      read[0] = sum_of(reading[0]), read[1] = sum_of(reading[1]);
+    };
+    if (count == delta_stage) {
+#pragma unroll 4
+      for (u32 token = 0; token < delta_stage; token++) take(token);
+    } else {
+#pragma unroll 1
+      for (u32 token = 0; token < count; token++) take(token);
+    }
+    if (threadIdx.x < delta_stage) gates[stage ^ 1][threadIdx.x] = next;
+  }
+  const float sum = one_of_sums(0.0f, 0.0f, read[0], read[1]);
+  if (lane >= 4 && lane % 2 == 0) out[(params.n - 1) * row_of_out] = sum;
+#pragma unroll
+  for (u32 r = 0; r < 2; r++)
+#pragma unroll
+    for (u32 c = 0; c < delta_quads; c++) state[r * (delta_key_dim / 4) + c * delta_lanes] = held[r][c];
+}
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
@@ -281,3 +410,4 @@ KERNEL(conv1d_state, ConvParams, (flat_threads), keep_last_of_many)
 KERNEL(delta_gates, DeltaGatesParams, (flat_threads), make_gates)
 KERNEL(gated_delta_4, DeltaParams, (delta_warps * lanes), gated_delta<4>)
 KERNEL(gated_delta_8, DeltaParams, (delta_warps * lanes), gated_delta<8>)
+KERNEL(gated_delta_many, DeltaParams, (delta_warps * lanes), gated_delta_of_many)

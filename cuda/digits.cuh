@@ -26,8 +26,15 @@ extern "C" __global__ void make_digits(const DigitsParams params) {
   if (index >= packs) return;
   const PackPlace at = place_of_pack(index, params.group_steps);
 #pragma unroll
-  for (u32 d = 0; d < digits_of_number && is_there; d++)
-    digits[digits_at(fragment, steps, at.step, d) + row * 4 + at.lane] = made.of[d];
+  for (u32 d = 0; d < digits_of_number && is_there; d++) {
+    uint2* to = digits + digits_at(fragment, steps, at.step, d);
+    if (params.in_halves) {
+      u32* word = reinterpret_cast<u32*>(to) + row * 4 + at.lane;
+      word[0] = made.of[d].x, word[lanes] = made.of[d].y;
+    } else {
+      to[row * 4 + at.lane] = made.of[d];
+    }
+  }
   if (at.lane == 0 && at.step % params.group_steps == 0)
     params.groups[(fragment * groups + at.step / params.group_steps) * fragment_rows + row] = group;
 }

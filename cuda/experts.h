@@ -91,8 +91,9 @@ DEV void expert_few_known(const ExpertParams& params) {
   const FewRows x = few_rows_in(space, stored, block.count);
   const u32 g = lane_of() / 4, t = lane_of() % 4, tile = blockIdx.x * few_warps + warp_of();
   float totals[few_pairs];
-  outputs_of_few<bits, steps>(rows_of_tile<bits, is_double>(params, block.slot, tile), stored, params.digits,
-                              params.groups, blockIdx.y, x, totals);
+  outputs_of_few<bits, steps, (is_double && bits < 8 ? 4 : 2)>(rows_of_tile<bits, is_double>(params, block.slot, tile),
+                                                               stored, params.digits, params.groups, blockIdx.y, x,
+                                                               totals);
   const u32 row = tile * outputs + g + (is_double ? 0 : t % 2 * 8);
 #pragma unroll
   for (u32 p = 0; p < few_pairs; p++) {
@@ -113,34 +114,38 @@ DEV void expert_few(const ExpertParams& params) {
   constexpr u32 outputs = is_double ? tile_rows / 2 : tile_rows;
   const Pairs block = pairs_of(params);
   if (block.count == 0) return;
-  const TwoRows<bits> rows = rows_of_tile<bits, is_double>(params, block.slot, blockIdx.x);
-  outputs_of_some<bits, steps>(rows, storage_of(params), params.digits, params.groups, blockIdx.y, block.count, shared,
-                               [] {});
+  __shared__ float outputs_of_tile[tile_rows][few_rows];
+  const auto out = [&](u32, u32 row, u32 place, float sum) { outputs_of_tile[row][place] = sum; };
+  outputs_of_some<bits, steps>(
+      storage_of(params), 1, [&](u32) { return rows_of_tile<bits, is_double>(params, block.slot, blockIdx.x); },
+      params.digits, params.groups, blockIdx.y, block.count, shared, [] {}, out);
+  __syncthreads();
   for (u32 i = threadIdx.x; i < block.count * outputs; i += blockDim.x) {
     const u32 at = i % outputs, r = i / outputs, row = blockIdx.x * outputs + at;
     if (row >= params.rows) continue;
-    const float total = shared.totals[at][r];
+    const float total = outputs_of_tile[at][r];
     params.out[u64(pair_at(params, block.first + r)) * params.rows + row] =
-        is_double ? both_of(params, block.expert, row, total, shared.totals[at + tile_rows / 2][r])
+        is_double ? both_of(params, block.expert, row, total, outputs_of_tile[at + tile_rows / 2][r])
                   : biased(params, params.bias, block.expert, row, total);
   }
 }
 
-// A warp a tile. Grid of blocks: many_warps tiles of rows, blocks of pairs.
-template <u32 bits, u32 steps, bool is_double>
+// A warp a tile. Grid of blocks: as many tiles of rows as a block has warps, blocks of pairs.
+template <u32 bits, u32 steps, bool is_double, u32 fragments>
 DEV void expert_many(const ExpertParams& params) {
-  __shared__ PartFor<bits, steps> shared[many_stages];
+  extern __shared__ uint4 space[];
   begin_kernel();
   constexpr u32 outputs = is_double ? tile_rows / 2 : tile_rows;
   const Pairs block = pairs_of(params);
   if (block.count == 0) return;
-  const u32 g = lane_of() / 4, t = lane_of() % 4, tile = blockIdx.x * many_warps + warp_of(), row = tile * outputs + g;
-  const ManyRows x = {params.digits, params.groups, u64(blockIdx.y) * many_fragments, fragments_of(block.count)};
-  ManySums totals;
-  outputs_of_many<bits, steps>(
-      storage_of(params), x, shared, rows_of_tile<bits, is_double>(params, block.slot, tile), [] {}, totals);
+  const u32 g = lane_of() / 4, t = lane_of() % 4, tile = blockIdx.x * warps_of(fragments) + warp_of(),
+            row = tile * outputs + g;
+  const ManyRows x = {params.digits, params.groups, u64(blockIdx.y) * fragments, fragments_of(block.count)};
+  ManySums<fragments> totals;
+  outputs_of_many<bits, steps, fragments>(
+      storage_of(params), x, space, rows_of_tile<bits, is_double>(params, block.slot, tile), [] {}, totals);
 #pragma unroll
-  for (u32 f = 0; f < many_fragments; f++)
+  for (u32 f = 0; f < fragments; f++)
 #pragma unroll
     for (u32 j = 0; j < 2; j++) {
       const u32 place = f * fragment_rows + 2 * t + j;

@@ -5,9 +5,9 @@
 #include "products.h"
 
 constexpr u32 few_threads = few_warps * lanes;
-constexpr u32 few_blocks = 3;            // of a multiprocessor
+constexpr u32 few_blocks = 2;            // of a multiprocessor, where rows are long; they need registers
+constexpr u32 few_short_blocks = 4;      // where rows are short; they need company
 constexpr u32 few_pairs = few_rows / 2;  // rows of x come in pairs
-constexpr u32 few_ahead = 2;             // parts of a tile that a warp has in registers
 
 // What the rows of x that are there need: digits as [step][row][digit][lane of four], groups as [group][row].
 struct FewRows {
@@ -92,7 +92,8 @@ DEV void add_few(const PartOfRows<bits, steps>& rows, const Storage& stored, con
 
 // Of the rows of a pair, the lanes 4 g + t have x's row t / 2 and the tile's row g, or g + 8 where t is odd. `rows` are
 // the two rows of the lane, whatever t is.
-template <u32 bits, u32 steps>
+// `few_ahead`: parts of a tile that a warp has in registers.
+template <u32 bits, u32 steps, u32 few_ahead>
 DEV void outputs_of_few(TwoRows<bits> rows, const Storage& stored, const u8* digits, const DigitGroup* groups,
                         u64 block, const FewRows& x, float (&totals)[few_pairs]) {
   // A lane's own scales are those of row g, or of row g + 8.

@@ -1,24 +1,37 @@
 // Many rows of x. A block takes rows of the matrix through some rows of x: each warp has a tile of the matrix of its
 // own, whose codes are in registers, and all share the digits of x, which come to shared memory a part at a time, while
-// the parts before are multiplied.
+// the parts before are multiplied. `fragments` are those of a block: of many_rows, or of most_rows.
 #pragma once
 #include "products.h"
 
-constexpr u32 many_fragments = many_rows / fragment_rows;
-constexpr u32 many_stages = 3;  // parts of x that a block has room for
 constexpr u32 copy_bytes = 16;
 constexpr u32 many_threads = many_warps * lanes;
-constexpr u32 many_blocks = 4;  // of a multiprocessor
+constexpr u32 most_threads = most_warps * lanes;
+constexpr u32 many_fragments = many_rows / fragment_rows;
+constexpr u32 most_fragments = most_rows / fragment_rows;
+constexpr u32 many_blocks = 3;  // of a multiprocessor
+constexpr u32 most_blocks = 1;
+DEV constexpr u32 warps_of(u32 fragments) { return fragments == most_fragments ? most_warps : many_warps; }
 DEV u32 fragments_of(u32 rows) { return (rows + fragment_rows - 1) / fragment_rows; }
 
 // A part of x: digits as the tensor core takes them, and groups.
-template <u32 most>
+template <u32 most, u32 fragments>
 struct PartOfX {
-  uint2 digits[many_fragments][part_steps][digits_of_number][lanes];
-  DigitGroup groups[many_fragments][most][fragment_rows];
+  u32 digits[fragments][part_steps][digits_of_number][2][lanes];
+  DigitGroup groups[fragments][most][fragment_rows];
 };
+template <u32 bits, u32 steps, u32 fragments>
+struct PartsFor {
+  PartOfX<PartOfRows<bits, steps>::most, fragments> of[many_stages];
+};
+template <u32 bits, u32 steps, u32 fragments>
+using PartFor = PartOfX<PartOfRows<bits, steps>::most, fragments>;
+
+// Whether all parts of the columns are whole.
 template <u32 bits, u32 steps>
-using PartFor = PartOfX<PartOfRows<bits, steps>::most>;
+DEV constexpr bool is_whole() {
+  return PartOfRows<bits, steps>::in_words;
+}
 
 // Where the rows of x of a block are among all digits.
 struct ManyRows {
@@ -28,61 +41,117 @@ struct ManyRows {
   u32 present;  // fragments that have rows
 };
 
-// What a thread copies of each part, at most. Those of a part that is not whole are fewer.
-template <u32 bits, u32 steps>
+// What a thread copies of each part: a warp brings fragments.
+template <u32 bits, u32 steps, u32 fragments>
 struct ManyCopies {
   static constexpr u32 step_bytes = digits_of_number * lanes * sizeof(uint2), most = PartOfRows<bits, steps>::most;
-  static constexpr u32 of_fragment = part_steps * step_bytes / copy_bytes;
-  static constexpr u32 of_groups = most * fragment_rows * sizeof(DigitGroup) / copy_bytes;
-  static constexpr u32 each = (many_fragments * of_fragment + many_threads - 1) / many_threads;
-  static constexpr u32 group_each = (many_fragments * of_groups + many_threads - 1) / many_threads;
-  const u8* digits[each];
-  const u8* groups[group_each];
+  static constexpr u32 each = part_steps * step_bytes / copy_bytes / lanes;
+  static constexpr u32 group_bytes = fragment_rows * sizeof(DigitGroup);
+  static constexpr u32 warps = warps_of(fragments);
+  static_assert(fragments % warps == 0 && step_bytes * part_steps == each * lanes * copy_bytes, "all is copied");
+  static_assert(most * group_bytes <= lanes * copy_bytes, "groups of a part are one copy of a lane");
+  const u8* digits;
+  const u8* groups;
+  u64 fragment_bytes;  // of digits
+  u64 fragment_group_bytes;
+  u32 present;
 
   DEV ManyCopies(const ManyRows& x, const Storage& stored) {
-#pragma unroll
-    for (u32 j = 0; j < each; j++) {
-      const u32 i = j * many_threads + threadIdx.x;
-      digits[j] = x.digits + (x.block + i / of_fragment) * stored.steps() * step_bytes + i % of_fragment * copy_bytes;
-    }
-#pragma unroll
-    for (u32 j = 0; j < group_each; j++) {
-      const u32 i = j * many_threads + threadIdx.x;
-      groups[j] = reinterpret_cast<const u8*>(x.groups) +
-                  (x.block + i / of_groups) * stored.groups() * fragment_rows * sizeof(DigitGroup) +
-                  i % of_groups * copy_bytes;
-    }
+    const u64 fragment = x.block + warp_of();
+    const u32 at = lane_of() * copy_bytes;
+    fragment_bytes = stored.steps() * step_bytes;
+    fragment_group_bytes = stored.groups() * group_bytes;
+    digits = x.digits + fragment * fragment_bytes + at;
+    groups = reinterpret_cast<const u8*>(x.groups) + fragment * fragment_group_bytes + at;
+    present = x.present;
   }
 
-  DEV void bring(u32 part, u32 count, u32 present, PartFor<bits, steps>& to) const {
+  DEV void bring(u32 part, u32 count, PartFor<bits, steps, fragments>& to) const {
+    const u32 at = lane_of() * copy_bytes;
+    const u8* from = digits + part * (part_steps * step_bytes);
+    const u8* from_groups = groups + part * (most * group_bytes);
 #pragma unroll
-    for (u32 j = 0; j < each; j++) {
-      const u32 i = j * many_threads + threadIdx.x;
-      if (i < present * of_fragment && i % of_fragment < count * (step_bytes / copy_bytes))
-        copy_16(reinterpret_cast<u8*>(to.digits) + i * copy_bytes, digits[j] + part * (part_steps * step_bytes));
-    }
+    for (u32 f = warp_of(); f < fragments; f += warps) {
+      if (f >= present) break;
+      u8* shared = reinterpret_cast<u8*>(to.digits[f]) + at;
 #pragma unroll
-    for (u32 j = 0; j < group_each; j++) {
-      const u32 i = j * many_threads + threadIdx.x;
-      if (i < present * of_groups && i % of_groups < count / steps * (of_groups / most))
-        copy_16(reinterpret_cast<u8*>(to.groups) + i * copy_bytes, groups[j] + part * (of_groups * copy_bytes));
+      for (u32 j = 0; j < each; j++)
+        if (is_whole<bits, steps>() || j * lanes * copy_bytes + at < count * step_bytes)
+          copy_16(shared + j * lanes * copy_bytes, from + j * lanes * copy_bytes);
+      if (at < count / steps * group_bytes) copy_16(reinterpret_cast<u8*>(to.groups[f]) + at, from_groups);
+      from += warps * fragment_bytes, from_groups += warps * fragment_group_bytes;
     }
   }
 };
 
 // Sums of the warp's tile with the rows of x: lane 4 g + t has the rows g (i < 2) and g + 8 of the tile, with rows 2 t
 // and 2 t + 1 of x of a fragment.
+template <u32 fragments>
 struct ManySums {
-  float of[many_fragments][4];
+  float of[fragments][4];
 };
 
-template <u32 bits, u32 steps>
-DEV void add_part(const PartOfRows<bits, steps>& rows, const Storage& stored, const PartFor<bits, steps>& x,
-                  u32 present, u32 count, int zero, ManySums& totals) {
+#if defined(MOEFLUX_WARPGROUPS)
+template <u32 steps, u32 fragments>
+DEV void multiply_columns_of(const uint2 (&codes)[steps][2], u64 columns, u32 digit_bytes,
+                             int (&c)[digits_of_number][fragments][4]) {
+  begin_products();
+#pragma unroll
+  for (u32 j = 0; j < steps; j++)
+#pragma unroll
+    for (u32 d = 0; d < digits_of_number; d++) {
+      const uint2 low = codes[j][0], high = codes[j][1];
+      const u64 at = behind(columns, (j * digits_of_number + d) * digit_bytes);
+      if (j == 0)
+        multiply_columns<false>(c[d], low.x, high.x, low.y, high.y, at);
+      else
+        multiply_columns<true>(c[d], low.x, high.x, low.y, high.y, at);
+    }
+  end_products(c);
+}
+#endif
+
+// Sums of a group's codes with each digit of the rows of x. Digits are those of steps `step` ... of a part.
+template <u32 steps, u32 fragments, class Part>
+DEV void multiply_group(const uint2 (&codes)[steps][2], const Part& x, u32 step, u32 present,
+                        int (&c)[digits_of_number][fragments][4]) {
+#if defined(MOEFLUX_WARPGROUPS)
+  const u64 columns = shared_columns(x.digits[0][step], sizeof x.digits[0]);
+  constexpr u32 digit_bytes = sizeof x.digits[0][0][0];
+  if (present > fragments / 2) return multiply_columns_of<steps, fragments>(codes, columns, digit_bytes, c);
+  int half[digits_of_number][fragments / 2][4];
+  multiply_columns_of<steps, fragments / 2>(codes, columns, digit_bytes, half);
+#pragma unroll
+  for (u32 d = 0; d < digits_of_number; d++)
+#pragma unroll
+    for (u32 f = 0; f < fragments / 2; f++)
+#pragma unroll
+      for (u32 i = 0; i < 4; i++) c[d][f][i] = half[d][f][i];
+#else
+  const u32 lane = lane_of();
+#pragma unroll
+  for (u32 f = 0; f < fragments; f++) {
+    if (f >= present) break;
+#pragma unroll
+    for (u32 d = 0; d < digits_of_number; d++) {
+      c[d][f][0] = c[d][f][1] = c[d][f][2] = c[d][f][3] = 0;
+#pragma unroll
+      for (u32 j = 0; j < steps; j++) {
+        const uint2 low = codes[j][0], high = codes[j][1];
+        const u32(&digits)[2][lanes] = x.digits[f][step + j][d];
+        multiply_bytes(c[d][f], low.x, high.x, low.y, high.y, digits[0][lane], digits[1][lane]);
+      }
+    }
+  }
+#endif
+}
+
+template <u32 bits, u32 steps, u32 fragments>
+DEV void add_part(const PartOfRows<bits, steps>& rows, const Storage& stored, const PartFor<bits, steps, fragments>& x,
+                  u32 present, u32 count, ManySums<fragments>& totals) {
   constexpr u32 most = PartOfRows<bits, steps>::most;
-  const u32 lane = lane_of(), t = lane % 4;
-  const int zeros[4] = {zero, zero, zero, zero};
-  ManySums sums = {};
+  const u32 t = lane_of() % 4;
+  ManySums<fragments> sums;
 #pragma unroll
   for (u32 group = 0; group < most; group++) {
     if (group * steps >= count) break;
@@ -94,69 +163,63 @@ DEV void add_part(const PartOfRows<bits, steps>& rows, const Storage& stored, co
       for (u32 j = 0; j < steps; j++) codes[j][i] = rows.codes[i][group * steps + j].bytes();
       by[i] = rows.scaling(i, group, stored.number);
     }
+    int c[digits_of_number][fragments][4];
+    multiply_group<steps, fragments>(codes, x, group * steps, present, c);
 #pragma unroll
-    for (u32 f = 0; f < many_fragments; f++) {
+    for (u32 f = 0; f < fragments; f++) {
       if (f >= present) break;
-      int c[digits_of_number][4];
-#pragma unroll
-      for (u32 d = 0; d < digits_of_number; d++)
-#pragma unroll
-        for (u32 j = 0; j < steps; j++) {
-          const uint2 low = codes[j][0], high = codes[j][1], digit = x.digits[f][group * steps + j][d][lane];
-          if (j == 0)
-            multiply_bytes(c[d], low.x, high.x, low.y, high.y, digit.x, digit.y, zeros);
-          else
-            multiply_bytes(c[d], low.x, high.x, low.y, high.y, digit.x, digit.y);
-        }
       const float4 two = reinterpret_cast<const float4*>(x.groups[f][group])[t];
       const DigitGroup own[2] = {{two.x, two.y}, {two.z, two.w}};
 #pragma unroll
-      for (u32 i = 0; i < 4; i++) {
-        // The same as total_of_digits: all three are whole, and the inner sum is rounded once.
-        const float total = fmaf(unshifted(c[2][i]), 65536.0f, fmaf(unshifted(c[1][i]), 256.0f, unshifted(c[0][i])));
-        sums.of[f][i] = with_group(sums.of[f][i], total, by[i / 2], own[i % 2]);
-      }
+      for (u32 i = 0; i < 4; i++)
+        sums.of[f][i] = with_group(group ? sums.of[f][i] : 0.0f, total_of_digits(c[0][f][i], c[1][f][i], c[2][f][i]),
+                                   by[i / 2], own[i % 2]);
     }
   }
 #pragma unroll
-  for (u32 f = 0; f < many_fragments; f++)
+  for (u32 f = 0; f < fragments; f++) {
+    if (f >= present) break;
 #pragma unroll
     for (u32 i = 0; i < 4; i++) totals.of[f][i] += sums.of[f][i];
+  }
 }
 
 // `rows` are the two rows of the lane.
-template <u32 bits, u32 steps, class WaitForX>
-DEV void outputs_of_many(const Storage& stored, const ManyRows& x, PartFor<bits, steps> (&shared)[many_stages],
-                         const TwoRows<bits>& rows, WaitForX wait_for_x, ManySums& totals) {
+template <u32 bits, u32 steps, u32 fragments, class WaitForX>
+DEV void outputs_of_many(const Storage& stored, const ManyRows& x, void* room, const TwoRows<bits>& rows,
+                         WaitForX wait_for_x, ManySums<fragments>& totals) {
+  auto& shared = static_cast<PartsFor<bits, steps, fragments>*>(room)->of;
+  static_assert(sizeof shared == many_bytes(steps, fragments), "the host knows how large a block's parts are");
   const u32 parts = stored.parts();
-  const int zero = int(shifted_zero + blockDim.y - 1);
-  const auto count_of = [&](u32 part) { return min(part_steps, stored.steps() - part * part_steps); };
+  const auto count_of = [&](u32 part) {
+    return is_whole<bits, steps>() ? part_steps : min(part_steps, stored.steps() - part * part_steps);
+  };
   PartOfRows<bits, steps> next;
   const auto load = [&](u32 part) { next.load(rows, stored, part * part_steps, count_of(part), true, true); };
   load(0);
-  const ManyCopies<bits, steps> copies(x, stored);
+  const ManyCopies<bits, steps, fragments> copies(x, stored);
   wait_for_x();
 #pragma unroll
   for (u32 i = 0; i < many_stages - 1; i++) {
-    if (i < parts) copies.bring(i, count_of(i), x.present, shared[i]);
+    if (i < parts) copies.bring(i, count_of(i), shared[i]);
     end_of_copies();
   }
 #pragma unroll
-  for (u32 f = 0; f < many_fragments; f++)
+  for (u32 f = 0; f < fragments; f++)
 #pragma unroll
     for (u32 i = 0; i < 4; i++) totals.of[f][i] = 0.0f;
   u32 stage = 0;
 #pragma unroll 1
   for (u32 part = 0; part < parts; part++) {
     wait_for_copies<many_stages - 2>();
+    show_copies();
     __syncthreads();  // all copies of this part are there, and nobody reads the one before
     const u32 coming = part + many_stages - 1;
-    if (coming < parts)
-      copies.bring(coming, count_of(coming), x.present, shared[(stage + many_stages - 1) % many_stages]);
+    if (coming < parts) copies.bring(coming, count_of(coming), shared[(stage + many_stages - 1) % many_stages]);
     end_of_copies();
     const PartOfRows<bits, steps> now = next;
     if (part + 1 < parts) load(part + 1);
-    add_part<bits, steps>(now, stored, shared[stage], x.present, count_of(part), zero, totals);
+    add_part<bits, steps, fragments>(now, stored, shared[stage], x.present, count_of(part), totals);
     stage = (stage + 1) % many_stages;
   }
 }

@@ -164,6 +164,8 @@ struct DigitsParams {
   uint32_t n;                // rows of x
   uint32_t block_fragments;  // of an ExpertBlock
   uint32_t k;                // pairs that share a row of x
+  uint32_t in_halves;        // whether all even columns of a step's digits are before the odd ones, for many rows
+  uint32_t nothing;
 };
 
 // Another matrix of the same shape of x and format, that some rows are multiplied with in one launch.
@@ -194,6 +196,7 @@ struct ProductParams {
   uint32_t out_stride;
   uint32_t group_steps;  // steps of a group of columns
   uint32_t number;       // one of number_...
+  uint32_t tiles;        // of all matrices, if x has digits
 };
 
 // One row of x, and matrices of one format. Those behind the last have their first tile at the end. With it may go the

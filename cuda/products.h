@@ -166,49 +166,57 @@ DEV u64 digits_at(u64 block, u32 steps, u32 step, u32 digit) {
   return ((block * steps + step) * digits_of_number + digit) * lanes;
 }
 
-// What a block shares: the parts that its warps have just made, and the sums of those before.
+// What a block shares: the parts that its warps have just made, and those of the time before.
 struct SomeRows {
-  float parts[one_warps][tile_rows][few_rows + 1];
-  float totals[tile_rows][few_rows];
+  float parts[2][one_warps][tile_rows][few_rows + 1];
 };
 
-// One part of sixteen rows of the matrix and the rows of x of a fragment, into shared memory. Of the rows of x,
-// `present` are there; the digits of others are taken to be zeros.
+// A part of the rows of x of a fragment, of which `present` are there; the digits of others are taken to be zeros.
 template <u32 bits, u32 steps>
-DEV void part_of_some(const PartOfRows<bits, steps>& part, const Storage& stored, const uint2* digits,
-                      const DigitGroup* groups, u64 block, u32 present, u32 step, u32 count,
-                      float (&parts)[tile_rows][few_rows + 1]) {
+struct SomeX {
+  static constexpr u32 most = PartOfRows<bits, steps>::most;
+  uint2 digits[part_steps][digits_of_number];
+  float4 groups[most];
+
+  DEV void load(const Storage& stored, const uint2* from, const DigitGroup* from_groups, u64 block, u32 present,
+                u32 step, u32 count) {
+    const u32 lane = lane_of(), of_group = steps ? steps : stored.group_steps;
+#pragma unroll
+    for (u32 j = 0; j < part_steps; j++)
+#pragma unroll
+      for (u32 d = 0; d < digits_of_number; d++)
+        digits[j][d] = j < count && lane / 4 < present ? from[digits_at(block, stored.steps(), step + j, d) + lane]
+                                                       : make_uint2(0, 0);
+#pragma unroll
+    for (u32 i = 0; i < most; i++)
+      if (i * of_group < count)
+        groups[i] = *reinterpret_cast<const float4*>(
+            from_groups + (block * stored.groups() + step / of_group + i) * fragment_rows + 2 * (lane % 4));
+  }
+};
+
+// One part of sixteen rows of the matrix and the rows of x of a fragment, into shared memory.
+template <u32 bits, u32 steps>
+DEV void part_of_some(const PartOfRows<bits, steps>& part, const Storage& stored, const SomeX<bits, steps>& x,
+                      u32 count, float (&parts)[tile_rows][few_rows + 1]) {
   const u32 lane = lane_of(), g = lane / 4, t = lane % 4, of_group = steps ? steps : stored.group_steps;
   constexpr u32 most = PartOfRows<bits, steps>::most;
   float sums[4] = {};
   int c[digits_of_number][4] = {};
-  uint2 x[part_steps][digits_of_number];
-  float4 x_groups[most];
-#pragma unroll
-  for (u32 j = 0; j < part_steps; j++)
-#pragma unroll
-    for (u32 d = 0; d < digits_of_number; d++)
-      x[j][d] =
-          j < count && g < present ? digits[digits_at(block, stored.steps(), step + j, d) + lane] : make_uint2(0, 0);
-#pragma unroll
-  for (u32 i = 0; i < most; i++)
-    if (i * of_group < count)
-      x_groups[i] = *reinterpret_cast<const float4*>(
-          groups + (block * stored.groups() + step / of_group + i) * fragment_rows + 2 * t);
 #pragma unroll
   for (u32 j = 0; j < part_steps; j++) {
     if (j >= count) break;
     const uint2 first = part.codes[0][j].bytes(), second = part.codes[1][j].bytes();
 #pragma unroll
     for (u32 d = 0; d < digits_of_number; d++)
-      multiply_bytes(c[d], first.x, second.x, first.y, second.y, x[j][d].x, x[j][d].y);
+      multiply_bytes(c[d], first.x, second.x, first.y, second.y, x.digits[j][d].x, x.digits[j][d].y);
     if ((j + 1) % of_group != 0) continue;
     const u32 group = steps ? j / steps : j / of_group;
     const Scaling by[2] = {part.scaling(0, group, stored.number), part.scaling(1, group, stored.number)};
     float4 two = {};
 #pragma unroll
     for (u32 i = 0; i < most; i++)
-      if (i == group) two = x_groups[i];
+      if (i == group) two = x.groups[i];
     const DigitGroup own[2] = {{two.x, two.y}, {two.z, two.w}};
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {  // row g, then g + 8, each with rows 2 t and 2 t + 1 of x
@@ -220,33 +228,48 @@ DEV void part_of_some(const PartOfRows<bits, steps>& part, const Storage& stored
   for (u32 i = 0; i < 4; i++) parts[g + i / 2 * 8][2 * t + i % 2] = sums[i];
 }
 
-// Sixteen outputs of each row of x, into shared.totals. `block` is the fragment of the digits, which has `present`
-// rows.
-template <u32 bits, u32 steps, class WaitForX>
-DEV void outputs_of_some(const TwoRows<bits>& rows, const Storage& stored, const u8* digits, const DigitGroup* groups,
-                         u64 block, u32 present, SomeRows& shared, WaitForX wait_for_x) {
-  const u32 warps = blockDim.x / lanes;
-  const auto load = [&](PartOfRows<bits, steps>& part, u32 at) {
-    const u32 step = at * part_steps;
-    if (at < stored.parts()) part.load(rows, stored, step, min(part_steps, stored.steps() - step), true, true);
+// Tiles of sixteen outputs of some rows of x, for a block: count of them. rows_of(i) are the two rows of the lane in
+// tile i, and out(i, row, place, sum) takes the sums. `block` is the fragment of the digits, which has `present` rows.
+// Each warp has a part of all tiles, or several; codes of the next part come while one is multiplied. Where it has one
+// part, its digits stay in registers.
+template <u32 bits, u32 steps, class RowsOf, class WaitForX, class Out>
+DEV void outputs_of_some(const Storage& stored, u32 count, RowsOf rows_of, const u8* digits, const DigitGroup* groups,
+                         u64 block, u32 present, SomeRows& shared, WaitForX wait_for_x, Out out) {
+  const u32 warps = blockDim.x / lanes, parts = stored.parts(), slabs = (parts + warps - 1) / warps;
+  const auto count_of = [&](u32 part) { return min(part_steps, stored.steps() - part * part_steps); };
+  const auto load = [&](PartOfRows<bits, steps>& to, u32 turn) {
+    const u32 tile = turn / slabs, part = turn % slabs * warps + warp_of();
+    if (tile < count && part < parts) to.load(rows_of(tile), stored, part * part_steps, count_of(part), true, true);
   };
-  PartOfRows<bits, steps> next;
-  load(next, warp_of());
-  for (u32 i = threadIdx.x; i < tile_rows * few_rows; i += blockDim.x) shared.totals[i / few_rows][i % few_rows] = 0.0f;
+  constexpr u32 some_ahead = steps ? 2 : 1;  // parts of the matrix that a warp has in registers
+  PartOfRows<bits, steps> ahead[some_ahead];
+#pragma unroll
+  for (u32 i = 0; i < some_ahead; i++) load(ahead[i], i);
   wait_for_x();
-  for (u32 first = 0; first < stored.parts(); first += warps) {
-    const u32 part = first + warp_of(), step = part * part_steps;
-    const PartOfRows<bits, steps> now = next;
-    load(next, part + warps);
-    if (part < stored.parts())
-      part_of_some<bits, steps>(now, stored, reinterpret_cast<const uint2*>(digits), groups, block, present, step,
-                                min(part_steps, stored.steps() - step), shared.parts[warp_of()]);
-    __syncthreads();
-    for (u32 i = threadIdx.x; i < tile_rows * few_rows; i += blockDim.x)
-      for (u32 j = 0; j < min(warps, stored.parts() - first); j++)
-        shared.totals[i / few_rows][i % few_rows] += shared.parts[j][i / few_rows][i % few_rows];
-    __syncthreads();
-  }
+  SomeX<bits, steps> x;
+  float total = 0.0f;
+#pragma unroll 1
+  for (u32 first = 0; first < count * slabs; first += some_ahead)
+#pragma unroll
+    for (u32 i = 0; i < some_ahead; i++) {
+      const u32 turn = first + i, slab = turn % slabs, part = slab * warps + warp_of();
+      if (turn >= count * slabs) break;
+      if (part < parts) {
+        if (turn == 0 || slabs > 1)
+          x.load(stored, reinterpret_cast<const uint2*>(digits), groups, block, present, part * part_steps,
+                 count_of(part));
+        part_of_some<bits, steps>(ahead[i], stored, x, count_of(part), shared.parts[turn % 2][warp_of()]);
+      }
+      load(ahead[i], turn + some_ahead);
+      __syncthreads();
+      for (u32 at = threadIdx.x; at < tile_rows * few_rows; at += blockDim.x) {
+        float sum = slab == 0 ? 0.0f : total;  // several slabs have a thread for each output
+        const u32 row = at % tile_rows, place = at / tile_rows;
+        for (u32 j = 0; j < min(warps, parts - slab * warps); j++) sum += shared.parts[turn % 2][j][row][place];
+        total = sum;
+        if (slab + 1 == slabs) out(turn / slabs, row, place, sum);
+      }
+    }
 }
 
 // Whose outputs a tile has.

@@ -28,6 +28,9 @@ constexpr uint32_t digits_of_number = 3;
 constexpr uint32_t fragment_rows = 8;    // of x, whose digits lie together
 constexpr uint32_t few_rows = 8;         // of x, that a block takes together if there are some
 constexpr uint32_t many_rows = 32;       // and if there are many
+constexpr uint32_t most_rows = 64;       // and if there are more
+constexpr uint32_t most_warps = 8;       // of such a block, likewise
+constexpr uint32_t many_stages = 3;      // parts of x that a block of many rows has room for
 constexpr uint32_t few_warps = 8;        // of a block that takes few rows of x: each has a tile of its own
 constexpr uint32_t few_slab_steps = 64;  // whose digits are in shared memory together
 constexpr uint32_t few_step_bytes = few_rows * digits_of_number * step_columns;  // of digits
@@ -55,11 +58,12 @@ constexpr uint32_t e2m1_zero = 12;
 constexpr uint32_t e4m3 = 21;
 constexpr uint32_t nvfp4 = 22;
 
-constexpr uint32_t attention_queries = 8;    // that a block takes through the keys together
-constexpr uint32_t attention_threads = 256;  // of a block: a warp a query
-constexpr uint32_t merge_threads = 64;       // of a block that adds up parts: each has a number of the values
-constexpr uint32_t attention_chunk = 32;     // cached rows whose weights are made together
-constexpr uint32_t attention_span = 256;     // cached rows whose chunks are added up before the spans are
+constexpr uint32_t attention_queries = 8;        // that a block takes through the keys together
+constexpr uint32_t attention_threads = 256;      // of a block: a warp a query
+constexpr uint32_t attention_tile_queries = 64;  // that a block takes together if there are many
+constexpr uint32_t merge_threads = 64;           // of a block that adds up parts: each has a number of the values
+constexpr uint32_t attention_chunk = 32;         // cached rows whose weights are made together
+constexpr uint32_t attention_span = 256;         // cached rows whose chunks are added up before the spans are
 constexpr uint32_t span_chunks = attention_span / attention_chunk;
 constexpr uint32_t cached_block = 256;  // cached rows that lie together: no span is in two blocks
 constexpr uint32_t max_attention_dim = 512;
@@ -68,17 +72,39 @@ constexpr uint32_t delta_lanes = 8;                                   // that ha
 constexpr uint32_t delta_warps = 4;                                   // of a block
 constexpr uint32_t delta_values = delta_warps * lanes / delta_lanes;  // rows of the state of a block
 constexpr uint32_t delta_tokens = 8;                                  // that a block brings together
-constexpr uint32_t max_key_dim = 256;                                 // of the delta-net
-constexpr uint32_t max_experts = 1024;                                // that a router chooses from
-constexpr uint32_t few_experts = 256;                                 // that fit in the registers of a warp
-constexpr uint32_t group_warps = 8;                                   // of the block that groups pairs by their experts
-constexpr uint32_t top_k_block = 2048;                                // candidates of a block; k is at most half of it
+constexpr uint32_t delta_key_dim = 128;                   // of keys that have a kernel of their own for many rows
+constexpr uint32_t delta_many_values = 2 * delta_values;  // rows of the state of a block of that
+constexpr uint32_t delta_stage = 16;                      // tokens that it brings together
+constexpr uint32_t max_key_dim = 256;                     // of the delta-net
+constexpr uint32_t max_experts = 1024;                    // that a router chooses from
+constexpr uint32_t few_experts = 256;                     // that fit in the registers of a warp
+constexpr uint32_t group_warps = 8;                       // of the block that groups pairs by their experts
+constexpr uint32_t top_k_block = 2048;                    // candidates of a block; k is at most half of it
 
 constexpr uint32_t no_output = 0xffffffff;
 constexpr uint32_t copied_warps = 16;  // of a block that multiplies one row of x with tiles in shared memory
 constexpr uint32_t sum_warps = 18;     // of one that adds up experts, at most
 constexpr uint32_t copied_parts = 2;   // of the columns, that such a warp has
 constexpr uint32_t copied_places = 8;  // for tiles
+
+// Shared memory of a block of many rows: digits and groups of parts.
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+__host__ __device__
+#endif
+    constexpr uint32_t many_bytes(uint32_t group_steps, uint32_t fragments) {
+  const uint32_t of_digits = part_columns * digits_of_number, of_groups = part_steps / group_steps * 8;
+  return many_stages * fragments * fragment_rows * (of_digits + of_groups);
+}
+
+// Shared memory of a block of attention that has a tile of queries: the queries, a chunk of keys and of values, sums;
+// scores and weights; ten numbers of each query.
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+__host__ __device__
+#endif
+    constexpr uint32_t attention_tile_bytes(uint32_t dim) {
+  constexpr uint32_t queries = attention_tile_queries, keys = attention_chunk;
+  return 4 * (dim * (2 * queries + 2 * keys) + keys * (queries + 4) + queries * (keys + 1) + 10 * queries);
+}
 
 // Bytes of a tile in shared memory: sixteen rows of codes, and of their scales and biases.
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)

@@ -13,6 +13,17 @@ constexpr int64_t most_chunks = 128;                       // of one row; where 
 constexpr int64_t attention_blocks_of_multiprocessor = 2;  // with fewer, it is half idle
 constexpr int64_t few_conv_rows = 8;
 
+// Whether a block may take a large tile of queries: for widths that there are kernels of, and rows that are loaded
+// sixteen bytes at a time.
+bool may_be_tiled(const gpu::AttentionTask& task, const Chip& chip) {
+  const auto dim = static_cast<uint32_t>(task.q.dim);
+  const auto is_aligned = [](const View& block) {
+    return !block || reinterpret_cast<uintptr_t>(block.bytes()) % 16 == 0;
+  };
+  return (dim == 128 || dim == 256) && task.q_pe.dim == 0 && chip.shared_bytes >= attention_tile_bytes(dim) &&
+         task.k.offset % 16 == 0 && task.v.offset % 16 == 0 && std::ranges::all_of(task.k.blocks, is_aligned);
+}
+
 // Of one row, as many as there is room for.
 int64_t part_bytes(const AttentionParams& params) {
   return int64_t{params.heads} * params.part_count * (params.dim + 2) * 4;
@@ -97,7 +108,14 @@ void CudaCommands::run_attention(const gpu::AttentionTask& task, int64_t n) {
                             .gate_head_stride = 0,
                             .nothing = 0};
   const std::string kind = concat(gpu::type_of(task.k), "_", divide_up(task.q.dim, attention_threads));
-  const uint32_t tiles = divide_up(n * (heads / task.kv_heads), attention_queries);
+  const int64_t queries = n * (heads / task.kv_heads);
+  const uint32_t tiles = divide_up(queries, attention_queries);
+
+  // Large tiles need less of everything, but leave multiprocessors idle where there are few of them.
+  const uint32_t large_tiles = divide_up(queries, attention_tile_queries);
+  if (2 * large_tiles * task.kv_heads >= launches_.chip().multiprocessors && may_be_tiled(task, launches_.chip()))
+    return wait_with(
+        AttentionOutput{concat(gpu::type_of(task.k), "_", task.q.dim), params, large_tiles, true, {params.rows}});
 
   // Room for as many rows as a power of two has, so that the launches stay as they are for many steps.
   const int64_t length = task.first_position + n;
@@ -115,7 +133,7 @@ void CudaCommands::run_attention(const gpu::AttentionTask& task, int64_t n) {
   const bool in_parts = int64_t{tiles} * task.kv_heads < enough &&
                         bytes <= std::min(most_part_bytes, launches_.room_limit(parts)) && count <= most_parts;
   params.part_count = in_parts ? static_cast<uint32_t>(count) : 0;
-  const AttentionOutput output = {kind, params, tiles, {params.rows}};
+  const AttentionOutput output = {kind, params, tiles, false, {params.rows}};
   if (!takes_attention(output)) wait_with(output);
 }
 
@@ -123,6 +141,9 @@ void CudaCommands::launch_attention(const AttentionOutput& output) {
   AttentionParams params = output.params;
   params.sessions = list_of(output.sessions);
   const auto sessions = static_cast<uint32_t>(output.sessions.size());
+  if (output.has_large_tiles)
+    return launch("attention_tiles_" + output.kind, {output.tiles, params.kv_heads}, attention_threads, params,
+                  attention_tile_bytes(params.dim));
   const uint32_t shared = (params.dim + params.pe_dim) * attention_queries * sizeof(float);
   if (params.part_count == 0)
     return launch("attention_" + output.kind, {output.tiles, params.kv_heads}, attention_threads, params, shared);
@@ -212,6 +233,21 @@ void CudaCommands::gated_delta(const DeltaArgs& args, int64_t n) {
     const std::string kernel = delta_kernel(args.k.dim);
     if (n == 1 && takes_delta(kernel, params)) return;
     if (n == 1 && !takes_inputs(params)) takes_gates(params);
+    const Extent grid_of_many = {params.value_dim / delta_many_values, params.value_heads};
+    // A kernel comes while the one before it still runs, and its blocks go to the multiprocessors that are free first.
+    // These have so much of the shared memory that each gets one for itself, if there are enough.
+    const Chip& chip = launches_.chip();
+    const uint32_t spread = grid_of_many.x * grid_of_many.y <= chip.multiprocessors && chip.has(8)
+                                ? chip.shared_bytes_of_multiprocessor / 2
+                                : 0;
+    const auto is_aligned = [](const void* at, int64_t stride) {
+      return reinterpret_cast<uintptr_t>(at) % 16 == 0 && stride % 4 == 0;
+    };
+    if (n > delta_stage && params.key_dim == delta_key_dim && params.value_dim % delta_many_values == 0 &&
+        is_aligned(params.q, params.q_row_stride | params.q_head_stride) &&
+        is_aligned(params.k, params.k_row_stride | params.k_head_stride) &&
+        is_aligned(params.v, params.v_row_stride | params.v_head_stride) && is_aligned(params.state, 0))
+      return launch("gated_delta_many", grid_of_many, delta_warps * lanes, params, spread);
     const Extent grid = {divide_up(args.v.dim, delta_values), static_cast<uint32_t>(args.v.heads)};
     if (n == 1) return wait_with(DeltaRow{kernel, grid, params, {params.state}, {}});
     launch(kernel, grid, delta_warps * lanes, params);

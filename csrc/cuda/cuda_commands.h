@@ -158,6 +158,7 @@ class CudaCommands : public Commands {
     std::string kind;
     AttentionParams params;
     uint32_t tiles;
+    bool has_large_tiles;  // of many rows
     std::vector<const CachedRows*> sessions;
   };
   struct Appended {

@@ -37,7 +37,8 @@ CudaCommands::Lists CudaCommands::lists_of(const ExpertArgs& args) {
     lists.are_aligned = lists.are_aligned && is_aligned(*matrix, base);
   // Where experts have hardly more than a pair each, blocks of several would be empty.
   if (total < 3 * std::ssize(args.jobs)) longest = 1;
-  lists.rows = many_rows;  // all three have blocks of one size
+  if (usual_pairs(total, std::ssize(args.jobs)) <= many_rows) longest = std::min<int64_t>(longest, many_rows);
+  lists.rows = most_rows;  // all three have blocks of one size
   for (const Matrix* matrix : {&first.gate, &first.up, &first.down})
     lists.rows = std::min(lists.rows, rows_of_block(matrix->format, longest, lists.are_aligned));
   for (const ExpertJob& job : args.jobs) lists.count += divide_up(job.count, lists.rows);
@@ -115,7 +116,9 @@ void CudaCommands::product_of_experts(const char* name, const Lists& lists, int6
                         .group_steps = params.group_steps,
                         .n = 0,
                         .block_fragments = of_block,
-                        .k = params.k});
+                        .k = params.k,
+                        .in_halves = lists.rows >= many_rows,
+                        .nothing = 0});
     params.digits = made;
     params.groups = made_groups;
   }
@@ -123,10 +126,11 @@ void CudaCommands::product_of_experts(const char* name, const Lists& lists, int6
   if (lists.rows > 1 && lists.rows <= few_rows && is_known(matrix.format) && (aligned || matrix.format.is_mxfp4()))
     return launch(kernel, {divide_up(tiles, few_warps), blocks}, few_warps * lanes, params, few_bytes(matrix));
   // Where each block has a pair, the digits of its row serve as many tiles as leave every processor its blocks.
-  const uint32_t together = lists.rows == many_rows ? many_warps
-                            : lists.rows > 1        ? 1
-                                                    : std::min(tiles, tiles_together(int64_t{tiles} * blocks));
-  launch(kernel, {divide_up(tiles, together), blocks}, threads_of(lists.rows, matrix.columns), params);
+  if (lists.rows >= many_rows)
+    return launch(kernel, {divide_up(tiles, warps_of(lists.rows)), blocks}, warps_of(lists.rows) * lanes, params,
+                  many_bytes(matrix.format, lists.rows));
+  const uint32_t together = lists.rows > 1 ? 1 : std::min(tiles, tiles_together(int64_t{tiles} * blocks));
+  launch(kernel, {divide_up(tiles, together), blocks}, product_threads(matrix.columns), params);
 }
 
 void CudaCommands::feed_forward(const Lists& lists, const ExpertMatrices& e, int64_t base, const ExpertArgs& args) {
@@ -160,8 +164,8 @@ CudaCommands::Lists CudaCommands::group(const ChosenExpertArgs& args, int64_t pa
   lists.are_aligned = args.alignment % 16 == 0 && is_aligned(View{args.first.gate.weight.buffer, 0}.bytes());
   for (const Matrix* matrix : {&args.first.gate, &args.first.up, &args.first.down})
     lists.are_aligned = lists.are_aligned && is_aligned(*matrix, 0);
-  const int64_t usual = std::max<int64_t>(2, pairs / args.experts * 2);
-  lists.rows = many_rows;
+  const int64_t usual = usual_pairs(pairs, args.experts);
+  lists.rows = most_rows;
   for (const Matrix* matrix : {&args.first.gate, &args.first.up, &args.first.down})
     lists.rows = std::min(lists.rows, rows_of_block(matrix->format, usual, lists.are_aligned));
   lists.count = most_blocks(pairs, args.experts, lists.rows);

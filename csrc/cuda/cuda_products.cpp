@@ -36,18 +36,21 @@ std::vector<RoomSize> CudaCommands::rooms(const WorkSizes& sizes) {
     const int64_t count = std::max(most_parts_of_row(sizes.heads, sizes.value_dim), std::min(longest, most_parts));
     rooms[parts] = {"attention", std::min(count * part_bytes, most_part_bytes)};
   }
-  // The digits of a step's inputs, or of the pairs of all experts, each of which has a block that is not full.
+  // The digits of a step's inputs, or of the pairs of all experts, each of which has a block that is not full. Where
+  // that is one of most_rows, there are half as many pairs as all blocks have room for.
   const int64_t width = sizes.input_rows ? divide_up(sizes.inputs, sizes.input_rows) : 0;
-  const int64_t rows = sizes.rows > 1 ? sizes.input_rows + sizes.pairs +
-                                            std::min(sizes.pairs, sizes.products) * (many_rows - 1) + many_rows
-                                      : 0;
+  const int64_t expert_rows =
+      std::max(sizes.pairs + std::min(sizes.pairs, sizes.products) * (many_rows - 1), 3 * sizes.pairs);
+  const int64_t rows = sizes.rows > 1 ? sizes.input_rows + expert_rows + most_rows : 0;
   const int64_t fragments = divide_up(rows, fragment_rows);
   // Those of the pairs that routers on the device chose: as many blocks as there may be.
   int64_t pair_fragments = 0;
   int64_t block_count = 0;
   if (sizes.rows > 1 && sizes.pairs) {
-    for (const int64_t size : {few_rows, many_rows})
-      pair_fragments = std::max(pair_fragments, most_blocks(sizes.pairs, sizes.products, size) * size / fragment_rows);
+    for (const int64_t size : {few_rows, many_rows, most_rows})
+      if (size < most_rows || usual_pairs(sizes.pairs, sizes.products) >= most_rows)
+        pair_fragments =
+            std::max(pair_fragments, most_blocks(sizes.pairs, sizes.products, size) * size / fragment_rows);
     block_count = most_blocks(sizes.pairs, sizes.products, plain_rows);
   }
   rooms[digits] = {"digits", std::max(digit_bytes(fragments, width), digit_bytes(pair_fragments, sizes.pair_width))};
@@ -201,7 +204,8 @@ void CudaCommands::multiply(std::span<const Product> products, int64_t n, bool t
                           .x_stride = static_cast<uint32_t>(first.x_stride),
                           .out_stride = static_cast<uint32_t>(first.out_stride),
                           .group_steps = group_steps_of(m.format),
-                          .number = number_of(m.format)};
+                          .number = number_of(m.format),
+                          .tiles = 0};
   if (first.transposed)
     return flat("matmul_transposed_" + bits_name(m.format), params, divide_up(m.columns, pack), n, count);
   bool aligned = is_aligned(m) && step.rows * m.format.weight_row_bytes(m.columns) % 16 == 0;
@@ -224,7 +228,9 @@ void CudaCommands::multiply(std::span<const Product> products, int64_t n, bool t
   params.batch_fragments = divide_up(n, rows) * divide_up(rows, fragment_rows);
   // Large blocks leave multiprocessors idle where there are few of them.
   const uint32_t processors = launches_.chip().multiprocessors;
-  if (rows == many_rows && divide_up(tiles, many_warps) * divide_up(n, rows) * count < processors) rows = few_rows;
+  const auto blocks_of = [&] { return divide_up(tiles, warps_of(rows)) * divide_up(n, rows) * count; };
+  if (rows == most_rows && 4 * blocks_of() < 3 * processors) rows = many_rows;
+  if (rows == many_rows && blocks_of() < processors) rows = few_rows;
   const std::string kernel =
       concat(rows == 1 ? "matmul_each_" : concat("matmul", kind_of(rows)), format_name(m.format, aligned));
   if (!has_digits(m.format))
@@ -245,7 +251,9 @@ void CudaCommands::multiply(std::span<const Product> products, int64_t n, bool t
                                .group_steps = params.group_steps,
                                .n = params.n,
                                .block_fragments = 1,
-                               .k = 1};
+                               .k = 1,
+                               .in_halves = rows >= many_rows,
+                               .nothing = 0};
   if (!made.made || made.batch != count || made.batch_fragments != params.batch_fragments ||
       std::memcmp(&*made.made, &making, sizeof making) != 0) {
     launch("make_digits", {params.batch_fragments, divide_up(m.columns, lanes * pack), count}, fragment_rows * lanes,
@@ -253,10 +261,14 @@ void CudaCommands::multiply(std::span<const Product> products, int64_t n, bool t
     made = {making, count, params.batch_fragments};
   }
   const uint32_t blocks = divide_up(n, rows);
-  if (rows == many_rows)
-    return launch(kernel, {divide_up(tiles, many_warps), blocks, count}, many_warps * lanes, params);
-  const uint32_t warps = tiles * blocks * count <= 2 * processors ? one_warps : product_warps;
-  launch(kernel, {tiles, blocks, count}, lanes * std::min(warps, divide_up(m.columns, part_columns)), params);
+  if (rows >= many_rows)
+    return launch(kernel, {divide_up(tiles, warps_of(rows)), blocks, count}, warps_of(rows) * lanes, params,
+                  many_bytes(m.format, rows));
+  // All blocks are on the chip at once, and go through several tiles, so that the digits of x serve all of these.
+  params.tiles = tiles;
+  const uint32_t warps = std::min(one_warps, divide_up(m.columns, part_columns));
+  const uint32_t at_once = std::clamp(processors * (one_warps / warps) / (blocks * count), 1u, tiles);
+  launch(kernel, {at_once, blocks, count}, lanes * warps, params);
 }
 
 }  // namespace moeflux::cuda

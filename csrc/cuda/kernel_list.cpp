@@ -32,7 +32,7 @@ std::vector<KernelFile> make_list() {
   const Words rows = {"f32_1", "f32_2", "bf16_1", "bf16_2", "codes_1", "codes_2"};
   const auto experts = [&](const std::string& name) {
     const Words stems = {name + "_one_", name + "_few_"};
-    return kernel_names({{stems, formats}, {stems, plain}, {{name + "_many_"}, known}});
+    return kernel_names({{stems, formats}, {stems, plain}, {{name + "_many_", name + "_most_"}, known}});
   };
   const auto of_decoded = [&](const std::string& name) {
     return kernel_names({{{name + "_one_", name + "_few_"}, decoded}});
@@ -41,7 +41,12 @@ std::vector<KernelFile> make_list() {
       {"attention",
        kernel_names({{{"attention_"}, {"merge"}}, {{"attention_", "attention_chunks_", "attention_spans_"}, rows}}),
        true},
-      {"delta", {"conv1d_few", "conv1d", "conv1d_state", "delta_gates", "gated_delta_4", "gated_delta_8"}, true},
+      {"attention_tiles",
+       kernel_names({{{"attention_tiles_f32_", "attention_tiles_bf16_", "attention_tiles_codes_"}, {"128", "256"}}}),
+       true},
+      {"delta",
+       {"conv1d_few", "conv1d", "conv1d_state", "delta_gates", "gated_delta_4", "gated_delta_8", "gated_delta_many"},
+       true},
       {"digits", {"make_digits"}},
       {"elementwise",
        {"rms_norm", "layer_norm", "rms_norm_heads", "gated_rms_norm", "swiglu", "residual_add", "scale", "soft_cap",
@@ -56,7 +61,9 @@ std::vector<KernelFile> make_list() {
       {"matmul", kernel_names({{{"matmul_one_", "matmul_each_"}, formats}}), true},
       {"matmul_decoded", kernel_names({{{"matmul_each_", "matmul_few_"}, decoded}}), true},
       {"matmul_rows",
-       kernel_names({{{"matmul_few_"}, formats}, {{"matmul_many_"}, known}, {{"matmul_each_", "matmul_few_"}, plain}}),
+       kernel_names({{{"matmul_few_"}, formats},
+                     {{"matmul_many_", "matmul_most_"}, known},
+                     {{"matmul_each_", "matmul_few_"}, plain}}),
        true},
       {"matrix_rows",
        kernel_names({{{"matmul_transposed_", "embed_"}, bits},

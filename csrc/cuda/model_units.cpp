@@ -37,7 +37,10 @@ void add_products(const WorkSizes& sizes, Wanted& wanted) {
     wanted.add("matmul_few_" + name);
     if (!has_digits(matrix.format) || sizes.by_head) wanted.add("matmul_each_" + name);
     if (!has_digits(matrix.format)) continue;
-    if (is_known(matrix.format) && is_aligned(matrix)) wanted.add("matmul_many_" + name);
+    if (is_known(matrix.format) && is_aligned(matrix)) {
+      wanted.add("matmul_many_" + name);
+      wanted.add("matmul_most_" + name);
+    }
     if (!is_row) {
       wanted.add("matmul_one_" + name);
       continue;
@@ -59,8 +62,9 @@ void add_products(const WorkSizes& sizes, Wanted& wanted) {
 void add_experts(const WorkSizes& sizes, Wanted& wanted) {
   const auto add = [&](const std::string& name, const MatrixShape& matrix) {
     const bool has_many = has_digits(matrix.format) && is_known(matrix.format) && is_aligned(matrix);
-    for (const char* kind : {"_one_", "_few_", "_many_"})
-      if (has_many || kind != std::string("_many_")) wanted.add(concat(name, kind, ending_of(matrix)));
+    for (const char* kind : {"_one_", "_few_"}) wanted.add(concat(name, kind, ending_of(matrix)));
+    if (!has_many) return;
+    for (const char* kind : {"_many_", "_most_"}) wanted.add(concat(name, kind, ending_of(matrix)));
   };
   for (const auto& [gate, up, down] : sizes.experts) {
     if (gate.format == up.format) {
@@ -94,13 +98,16 @@ std::vector<std::string> units_for(const WorkSizes& sizes, const std::vector<DTy
   if (sizes.key_dim) {
     wanted.add("delta_gates");
     wanted.add(delta_kernel(sizes.key_dim));
+    if (sizes.key_dim == delta_key_dim) wanted.add("gated_delta_many");
   }
   for (const DType type : rows) {
     wanted.add("attention_merge");
     const char* kept = type == DType::f32 ? "f32" : type == DType::bf16 ? "bf16" : "codes";
-    for (const int64_t dim : sizes.value_dims)
+    for (const int64_t dim : sizes.value_dims) {
+      if (dim == 128 || dim == 256) wanted.add(concat("attention_tiles_", kept, "_", dim));
       for (const char* kind : {"", "chunks_", "spans_"})
         wanted.add(concat("attention_", kind, kept, "_", divide_up(dim, attention_threads)));
+    }
   }
   return wanted.take();
 }

@@ -35,11 +35,6 @@ inline uint32_t product_threads(int64_t columns) {
   return lanes * std::min(product_warps, divide_up(columns, part_columns));
 }
 
-// Of blocks that take so many rows of x.
-inline uint32_t threads_of(int64_t rows, int64_t columns) {
-  return rows == many_rows ? many_warps * lanes : product_threads(columns);
-}
-
 inline bool is_aligned(const std::byte* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; }
 
 // Formats with kernels of their own, for matrices that are aligned. These take more rows together, too.
@@ -80,9 +75,25 @@ inline int64_t rows_of_block(const QuantFormat& format, int64_t n, bool aligned)
   if (n == 1) return 1;
   if (!format.is_quantised()) return plain_rows;
   if (!has_digits(format)) return few_rows;
-  return n > few_rows && is_known(format) && aligned ? many_rows : few_rows;
+  if (n <= few_rows || !is_known(format) || !aligned) return few_rows;
+  return n > many_rows ? most_rows : many_rows;
 }
-inline const char* kind_of(int64_t rows) { return rows == 1 ? "_one_" : rows == many_rows ? "_many_" : "_few_"; }
+inline const char* kind_of(int64_t rows) {
+  return rows == 1 ? "_one_" : rows == most_rows ? "_most_" : rows == many_rows ? "_many_" : "_few_";
+}
+// Of a block that takes so many rows, each with a tile of its own.
+inline uint32_t warps_of(int64_t rows) { return rows == most_rows ? most_warps : many_warps; }
+// In shared memory: parts of the rows of x of a block that takes many.
+inline uint32_t many_bytes(const QuantFormat& format, int64_t rows) {
+  return many_bytes(group_steps_of(format), divide_up(rows, fragment_rows));
+}
+
+// The rows of x that a block of an expert takes, of which each has so many pairs. Where most experts would not fill a
+// large block, it is a smaller one.
+inline int64_t usual_pairs(int64_t pairs, int64_t experts) {
+  const int64_t usual = std::max<int64_t>(2, pairs / experts * 2);
+  return usual < most_rows ? std::min<int64_t>(usual, many_rows) : usual;
+}
 
 // The outputs of a block where x has no digits.
 inline int64_t plain_outputs_of(const QuantFormat& format, int64_t rows) {

@@ -159,6 +159,22 @@ def test_rows_that_do_not_fit_in_shared_memory(columns: int) -> None:
     assert same_bits(cuda.matmul(x[:1], matrix), cuda.matmul(x, matrix)[:1])
 
 
+@pytest.mark.parametrize(
+    "format",
+    [QuantFormat.affine(4, 32), QuantFormat.affine(4, 64), QuantFormat.affine(8, 64), QuantFormat.mxfp4()],
+    ids=str,
+)
+def test_rows_of_blocks_of_any_size(format: QuantFormat) -> None:
+    """Blocks of 8, 32 and 64 rows, the last of which may have a few, give a row the bits that it has by itself."""
+    rng = np.random.default_rng(3)
+    columns = 384 + (0 if format.is_affine else 64)
+    matrix = random_matrix(rng, format, 403, columns)
+    x = numbers(rng, 87, columns)
+    whole = cuda.matmul(x, matrix)
+    for rows in (slice(0, 1), slice(86, 87), slice(60, 68), slice(50, 71), slice(20, 87), slice(0, 64)):
+        assert same_bits(cuda.matmul(x[rows], matrix), whole[rows])
+
+
 def experts_of(
     rng: np.random.Generator, format: QuantFormat, count: int, hidden: int, intermediate: int
 ) -> list[tuple[StoredMatrix, ...]]:
@@ -166,13 +182,14 @@ def experts_of(
     return [tuple(random_matrix(rng, format, *shape) for shape in shapes) for _ in range(count)]
 
 
+@pytest.mark.parametrize("rows", [41, 79])
 @pytest.mark.parametrize("format", [QuantFormat.affine(4, 64), QuantFormat.affine(5, 32), *PLAIN[:1]], ids=str)
-def test_experts_of_many_rows(format: QuantFormat) -> None:
+def test_experts_of_many_rows(format: QuantFormat, rows: int) -> None:
     """More pairs of an expert than a block takes, and the same bits as one by one."""
     rng = np.random.default_rng(8)
     experts = experts_of(rng, format, 2, 256, 128)
-    x = numbers(rng, 41, 256) / 8
-    jobs = [(1, list(range(1, 36))), (0, [0, *range(36, 41)])]
+    x = numbers(rng, rows, 256) / 8
+    jobs = [(1, list(range(1, rows - 5))), (0, [0, *range(rows - 5, rows)])]
     found = cuda.expert_ffn(x, experts, jobs, 1)
     one_by_one = [(e, [pair]) for e, pairs in jobs for pair in pairs]
     assert np.array_equal(cuda.expert_ffn(x, experts, one_by_one, 1), found)
@@ -201,7 +218,7 @@ def test_experts_of_a_few_rows(format: QuantFormat, hidden: int) -> None:
     assert found.any(axis=1).all()
 
 
-@pytest.mark.parametrize("rows", [2, 9, 70])
+@pytest.mark.parametrize("rows", [2, 9, 70, 90])
 @pytest.mark.parametrize("format", [QuantFormat.affine(4, 64), QuantFormat.affine(5, 32), *PLAIN[:1]], ids=str)
 def test_experts_that_routers_of_several_rows_chose(format: QuantFormat, rows: int) -> None:
     """Few or many pairs of each expert, one that everybody chose, and some that nobody did."""

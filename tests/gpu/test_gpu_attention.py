@@ -8,7 +8,7 @@ import pytest
 from moeflux import oracle
 from support.gpu_ops import GpuOps
 from support.metal import needs_device
-from support.op_checks import check_attention, check_latent_attention
+from support.op_checks import cached, check_attention, check_latent_attention
 
 pytestmark = needs_device
 
@@ -102,3 +102,20 @@ def test_a_row_depends_on_what_it_sees_alone(run: GpuOps) -> None:
         assert np.array_equal(run.mla_attention(q[rows], q_pe[rows], keys, k_pe[:seen], 0.3), latent[rows])
     k[-1], v[-1] = np.nan, np.nan
     assert np.array_equal(run.attention(q, k, v, 0.3)[:-1], whole[:-1])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "q8"])
+@pytest.mark.parametrize(("first", "window", "dim"), [(0, 0, 256), (250, 0, 128), (500, 300, 128), (31, 40, 256)])
+def test_many_rows_are_what_each_is_by_itself(run: GpuOps, first: int, window: int, dim: int, dtype: str) -> None:
+    """A GPU takes many rows by other kernels, for these widths by some that nothing else uses."""
+    n, heads, kv_heads = 21, 8, 2
+    check_attention(run, n, first, heads, kv_heads, dim, dtype, window=window, sinks=1.0)
+    rng = np.random.default_rng(dim + first)
+    q = rng.standard_normal((n, heads, dim), dtype=np.float32)
+    k, v = (cached(rng, (first + n, kv_heads, dim), dtype)[0] for _ in range(2))
+    sinks = rng.standard_normal(heads, dtype=np.float32)
+    whole = run.attention(q, k, v, 0.1, sinks, window)
+    for row in (0, 1, 7, 8, 19, 20):
+        seen = first + row + 1
+        alone = run.attention(q[row : row + 1], k[:seen], v[:seen], 0.1, sinks, window)
+        assert np.array_equal(alone[0], whole[row])

@@ -49,11 +49,15 @@ def test_recurrence(run: GpuOps, key_heads: int, value_heads: int, dk: int, dv: 
     assert_agrees("gated_delta", found_state, expected_state)
 
 
-def test_rows_together_and_one_by_one_give_the_same_bits(run: GpuOps) -> None:
-    *rows, state = delta_arguments(18, 2, 4, 64, 9)
+@pytest.mark.parametrize(("n", "dk", "dv"), [(18, 64, 9), (17, 128, 32), (53, 128, 64)])
+def test_rows_together_and_one_by_one_give_the_same_bits(run: GpuOps, n: int, dk: int, dv: int) -> None:
+    *rows, state = delta_arguments(n, 2, 4, dk, dv)
     whole, end = run.gated_delta(*rows, state)
-    for i in range(18):
+    for i in range(n):
         row, state = run.gated_delta(*(array[i : i + 1] for array in rows), state)
         assert np.array_equal(row[0], whole[i])
     assert np.array_equal(state, end)
+
+
+def test_rows_of_a_convolution_together_and_one_by_one_give_the_same_bits(run: GpuOps) -> None:
     check_convolution_row_by_row(run, np.random.default_rng(1), 6, 40)

@@ -44,6 +44,7 @@ TOKENIZER_BYTES = 64
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 
 DEFAULT_CHUNK = 512
+DEVICE_CHUNK = 2048  # of a device with memory of its own, where all experts are there: many rows of each go together
 LARGEST_CHUNK = 1024  # a larger one would let Ctrl-C and progress wait for too long
 SMALLEST_CHUNK = 32
 DEFAULT_READERS = 4
@@ -280,7 +281,9 @@ class _Planner:
 
     def plan(self) -> Plan:
         default_context = self.context or min(self.variant.max_context, DEFAULT_CONTEXT)
-        full = self.choice(self.slots or self.experts, self.chunk or DEFAULT_CHUNK, default_context)
+        is_there = self.device_budget is not None and (self.slots or self.experts) == self.experts
+        default_chunk = DEVICE_CHUNK if is_there else DEFAULT_CHUNK
+        full = self.choice(self.slots or self.experts, self.chunk or default_chunk, default_context)
         least, small = self.least()
         floor = least if self.apart else min(least, small, key=self.total)
         if not (self.fits(least) or self.fits(small)):

@@ -133,6 +133,7 @@ EXPORT Result cuDeviceGetName(char* name, int room, int) {
   ENTER(false);
   return std::strncpy(name, "an emulated NVIDIA GPU", static_cast<size_t>(room)), success;
 }
+static int shared_bytes_of_block() { return emulation().major == 9 ? 232448 : 101376; }
 EXPORT Result cuDeviceGetAttribute(int* value, int which, int) {
   ENTER(false);
   const std::map<int, int> values = {{api::attribute_max_threads, 1024},
@@ -140,8 +141,8 @@ EXPORT Result cuDeviceGetAttribute(int* value, int which, int) {
                                      {api::attribute_l2_bytes, 1 << 20},
                                      {api::attribute_major, emulation().major},
                                      {api::attribute_minor, emulation().minor},
-                                     {api::attribute_shared_bytes_of_multiprocessor, 102400},
-                                     {api::attribute_shared_bytes_of_block, 101376}};
+                                     {api::attribute_shared_bytes_of_multiprocessor, shared_bytes_of_block() + 1024},
+                                     {api::attribute_shared_bytes_of_block, shared_bytes_of_block()}};
   const auto found = values.find(which);
   if (found == values.end()) return invalid_value;
   return *value = found->second, success;
@@ -227,7 +228,7 @@ EXPORT Result cuModuleGetFunction(api::FunctionHandle* handle, api::ModuleHandle
 }
 EXPORT Result cuFuncSetAttribute(api::FunctionHandle function, int which, int value) {
   ENTER();
-  if (which != api::function_shared_bytes || value > 101376) return invalid_value;
+  if (which != api::function_shared_bytes || value > shared_bytes_of_block()) return invalid_value;
   return as<Function>(function)->shared_bytes = value, success;
 }
 EXPORT Result cuLaunchKernel(api::FunctionHandle function, unsigned grid_x, unsigned grid_y, unsigned grid_z,

@@ -43,7 +43,7 @@ struct MslBuffer {
 constexpr uint32_t msl_buffers = 31;         // that a kernel may have
 constexpr uint32_t msl_most_threads = 1024;  // of a threadgroup
 constexpr uint32_t msl_threadgroup_memory = 32768;
-constexpr uint32_t msl_shared_memory = 101376;  // of a block in CUDA's dialect: what most chips give
+constexpr uint32_t msl_shared_memory = 232448;  // of a block in CUDA's dialect: what chips of 9.0 give
 
 struct MslOptions {
   uint32_t order;  // of threadgroups, simdgroups and lanes: 0 ascending, 1 descending, else random with this seed
