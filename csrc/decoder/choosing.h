@@ -5,7 +5,6 @@
 #include <span>
 
 #include "moeflux.h"
-#include "sampling/sampler.h"
 
 namespace moeflux {
 
