@@ -1,10 +1,10 @@
 #include "backend/timed_backend.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 
 #include "core/error.h"
+#include "core/stopwatch.h"
 
 namespace moeflux {
 namespace {
@@ -25,10 +25,6 @@ int64_t meetings(int64_t first, int64_t n, int64_t window = 0) {
   const int64_t begin = std::max(first, window);  // from there on, the window hides rows
   return all - meetings(begin - window, first + n - begin);
 }
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 constexpr double least_seconds = 1e-9;  // of an op, so that rates are numbers
 
@@ -258,14 +254,14 @@ class TimedCommands final : public Commands {
   template <typename Run>
   void timed(const OpTimes::Kind& kind, int64_t rows, int64_t bytes, int64_t products, const Run& run) {
     if (holds_) return run();  // it begins when somebody says so, who cannot be waited for here
-    const Clock::time_point start = Clock::now();
+    const Stopwatch watch;
     run();
     if (device_) {
       device_->submit(std::move(inner_)).wait();
       inner_ = device_->begin();
     }
     OpTime what;
-    what.seconds = std::max(seconds_since(start) - nothing_, least_seconds);
+    what.seconds = std::max(watch.seconds() - nothing_, least_seconds);
     what.rows = rows;
     what.bytes = bytes;
     what.products = products;
@@ -294,11 +290,11 @@ double seconds_of_nothing(Backend& device) {
   const auto to = device.allocate(16, Memory::device, "a clock");
   double least = std::numeric_limits<double>::infinity();
   for (int i = 0; i < 64; ++i) {
-    const Clock::time_point start = Clock::now();
+    const Stopwatch watch;
     std::unique_ptr<Commands> commands = device.begin();
     commands->copy({from.get()}, {to.get()}, 16);
     device.submit(std::move(commands)).wait();
-    least = std::min(least, seconds_since(start));
+    least = std::min(least, watch.seconds());
   }
   return least;
 }

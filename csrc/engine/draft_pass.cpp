@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 
+#include "core/stopwatch.h"
 #include "engine/engine.h"
 #include "engine/rope_angles.h"
 #include "engine/session.h"
@@ -30,7 +30,7 @@ DraftPass::DraftPass(LoadedEngine& engine, const Interruption& waiting)
 int64_t DraftPass::max_sessions(const LoadedEngine& engine) { return engine.scratch_.logit_rows; }
 
 void DraftPass::run(std::span<EngineSession* const> sessions, const Interruption& halfway, StepStats& stats) {
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   Recorder& recorder = engine_.recorder_;
   recorder.begin(stats, halfway);
   engine_.experts_.begin(0);
@@ -51,7 +51,7 @@ void DraftPass::run(std::span<EngineSession* const> sessions, const Interruption
   }
   engine_.count_tables();
   for (EngineSession* const session : sessions) session->take_guesses();
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double seconds = watch.seconds();
   stats.seconds += seconds;
   stats.compute_seconds += seconds - stats.read_wait_seconds;
 }

@@ -11,6 +11,7 @@
 #include "core/arena.h"
 #include "core/error.h"
 #include "core/forks.h"
+#include "core/stopwatch.h"
 #include "core/text.h"
 #include "engine/batch.h"
 #include "engine/footprint.h"
@@ -254,9 +255,9 @@ double LoadedEngine::device_rate() {
   const auto to = backend_->allocate(bytes, Memory::device, "a bandwidth");
   double least = std::numeric_limits<double>::infinity();
   for (int i = 0; i < 6; ++i) {
-    const auto start = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     backend_->copy({from.get()}, {to.get()}, bytes).wait();
-    least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    least = std::min(least, watch.seconds());
   }
   return 2 * static_cast<double>(bytes) / least;
 }

@@ -4,7 +4,7 @@
 #include <array>
 
 #include "core/arena.h"
-#include "engine/experts/stopwatch.h"
+#include "core/stopwatch.h"
 
 namespace moeflux {
 namespace {

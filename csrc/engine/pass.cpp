@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstring>
 
+#include "core/stopwatch.h"
 #include "engine/engine.h"
 #include "engine/rope_angles.h"
 
@@ -32,7 +32,7 @@ void Pass::add(const Piece& piece) {
 }
 
 void Pass::run(const Interruption& halfway, StepStats& stats) {
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   engine_.recorder_.begin(stats, halfway);
   engine_.experts_.begin(rows_);
   try {
@@ -53,7 +53,7 @@ void Pass::run(const Interruption& halfway, StepStats& stats) {
   }
   engine_.count_tables();
   stats.tokens += rows_;
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double seconds = watch.seconds();
   stats.seconds += seconds;
   stats.compute_seconds += seconds - stats.read_wait_seconds;
 }

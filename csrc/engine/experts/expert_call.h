@@ -1,8 +1,8 @@
 // A layer's experts in one call of the engine: the arguments of every way to compute them.
 #pragma once
 
+#include "core/stopwatch.h"
 #include "engine/blocks/routed_experts.h"
-#include "engine/experts/stopwatch.h"
 #include "engine/recorder.h"
 
 namespace moeflux {
