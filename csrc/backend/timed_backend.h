@@ -73,7 +73,7 @@ class TimedBackend final : public Backend {
  private:
   std::unique_ptr<Backend> inner_;
   OpTimes& times_;
-  double nothing_;  // seconds of a batch that does next to nothing
+  double nothing_;                        // seconds of a batch that does next to nothing
   std::unique_ptr<TimedCommands> spare_;  // of a batch that was submitted: steps allocate nothing
 };
 
