@@ -41,7 +41,8 @@ struct Command {
 // What the checker found; nothing when all is well.
 std::string run(const Command& dispatch, const MetalEmulation& emulation) {
   std::string words;
-  const KernelLibrary* library = library_of(dispatch.pipeline->text_, emulation.checked, words);
+  const KernelLibrary* library =
+      emulation.checked ? library_of(dispatch.pipeline->text_, true, words) : dispatch.pipeline->library_;
   if (!library) invalid("%s", words.c_str());
   const MslKernel* kernel = library->kernels.at(dispatch.pipeline->name_);
   MslBuffer buffers[msl_buffers] = {};

@@ -242,6 +242,8 @@ using namespace emulated;
   EmulatedPipeline* pipeline = [EmulatedPipeline new];
   pipeline->name_ = ((EmulatedFunction*)function)->name_;
   pipeline->text_ = ((EmulatedFunction*)function)->text_;
+  std::string words;
+  pipeline->library_ = library_of(pipeline->text_, false, words);  // there, because it has the function
   return pipeline;
 }
 - (id<MTLResidencySet>)newResidencySetWithDescriptor:(MTLResidencySetDescriptor*)descriptor

@@ -77,6 +77,7 @@ typedef void (^EmulatedDeallocator)(void* pointer, NSUInteger length);
  @public
   std::string name_;
   std::string text_;
+  const emulated::KernelLibrary* library_;  // that is not checked
 }
 @end
 

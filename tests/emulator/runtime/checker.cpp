@@ -15,6 +15,7 @@ namespace emulator {
 
 void Checker::begin_dispatch(Execution& execution) {
   buffers_.clear();
+  if (library_end_) return;  // kernels and runtime are in one library
   struct Library {
     const void* base;
     uintptr_t begin, end;

@@ -46,25 +46,19 @@ static void bind(Execution& execution, const MslBuffer* buffers) {
 
 static void set(uint32_t (&to)[3], const uint32_t (&from)[3]) { std::copy(from, from + 3, to); }
 
-static void place_threads(Execution& execution, const uint32_t (&group)[3], const uint32_t (&groups)[3],
-                          const uint32_t (&threads)[3]) {
+// What is the same in all threadgroups.
+static void place_threads(Execution& execution, const uint32_t (&groups)[3], const uint32_t (&threads)[3]) {
   for (uint32_t i = 0; i < execution.thread_count; ++i) {
     Thread& thread = execution.threads[i];
-    thread.state = State::ready;
     thread.index = i;
     thread.lane = i % lanes;
     thread.simdgroup = i / lanes;
-    thread.clock = {};
     MslPlace& place = thread.place;
-    const uint32_t within[3] = {i % threads[0], i / threads[0] % threads[1], i / threads[0] / threads[1]};
-    set(place.threadgroup_position_in_grid, group);
-    set(place.thread_position_in_threadgroup, within);
+    set(place.thread_position_in_threadgroup,
+        {i % threads[0], i / threads[0] % threads[1], i / threads[0] / threads[1]});
     set(place.threads_per_threadgroup, threads);
     set(place.threadgroups_per_grid, groups);
-    for (int axis = 0; axis < 3; ++axis) {
-      place.thread_position_in_grid[axis] = group[axis] * threads[axis] + within[axis];
-      place.threads_per_grid[axis] = groups[axis] * threads[axis];
-    }
+    for (int axis = 0; axis < 3; ++axis) place.threads_per_grid[axis] = groups[axis] * threads[axis];
     place.thread_index_in_threadgroup = i;
     place.thread_index_in_simdgroup = thread.lane;
     place.simdgroup_index_in_threadgroup = thread.simdgroup;
@@ -72,17 +66,31 @@ static void place_threads(Execution& execution, const uint32_t (&group)[3], cons
   }
 }
 
+static void begin_threads(Execution& execution, const uint32_t (&group)[3]) {
+  for (uint32_t i = 0; i < execution.thread_count; ++i) {
+    Thread& thread = execution.threads[i];
+    thread.state = State::unbegun;
+    thread.clock = {};
+    MslPlace& place = thread.place;
+    set(place.threadgroup_position_in_grid, group);
+    for (int axis = 0; axis < 3; ++axis)
+      place.thread_position_in_grid[axis] =
+          group[axis] * place.threads_per_threadgroup[axis] + place.thread_position_in_threadgroup[axis];
+  }
+}
+
 static void run(Execution& execution, const uint32_t (&groups)[3], const uint32_t (&threads)[3]) {
   std::vector<uint32_t> order(size_t{groups[0]} * groups[1] * groups[2]);
   for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
   execution.arrange(order);
+  place_threads(execution, groups, threads);
   for (const uint32_t i : order) {
     execution.group = i;
     execution.rendezvous = execution.barriers[device_space] = execution.barriers[threadgroup_space] = 0;
     execution.variables.clear();
     execution.threadgroup_bytes = execution.threadgroup_sum = 0;
     execution.checker.begin_group();
-    place_threads(execution, {i % groups[0], i / groups[0] % groups[1], i / groups[0] / groups[1]}, groups, threads);
+    begin_threads(execution, {i % groups[0], i / groups[0] % groups[1], i / groups[0] / groups[1]});
     if (!run_threadgroup(execution)) return reset_stacks(execution);
   }
 }
@@ -102,7 +110,7 @@ static Execution& prepare(const MslKernel* kernel, const MslOptions& options) {
   Execution& execution = current();
   execution.kernel = kernel;
   execution.options = options;
-  execution.random.seed(options.order);
+  if (options.order > 1) execution.random.seed(options.order);
   execution.report.clear();
   execution.reported.clear();
   execution.problems = 0;

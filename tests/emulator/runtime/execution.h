@@ -17,6 +17,7 @@ namespace emulator {
 constexpr uint32_t lanes = 32;
 
 enum class State : uint8_t {
+  unbegun,  // has no call on its stack: any stack will do
   ready,
   exchange,           // waits for its simdgroup, with a value
   simdgroup_barrier,  // waits for its simdgroup
@@ -31,19 +32,20 @@ struct Copy {
   uint32_t group;
 };
 
-struct Thread {
+// What a rendezvous needs comes first, in one line of the CPU's cache.
+struct alignas(64) Thread {
   void* stack_pointer = nullptr;
-  char* stack = nullptr;  // stack_bytes of it
   char* stack_top = nullptr;
-  State state = State::ready;
   void* site = nullptr;  // the call it waits at
+  char value[16] = {};   // that it brings to an exchange
   uint32_t depth = 0;    // of its stack there
   uint32_t flags = 0;    // of the barrier it waits at
-  uint32_t index = 0;
   uint32_t lane = 0;
   uint32_t simdgroup = 0;
+  State state = State::unbegun;
+  char* stack = nullptr;  // stack_bytes of it
+  uint32_t index = 0;
   Clock clock;
-  char value[16] = {};  // that it brings to an exchange
   MslPlace place = {};
   // Copies to shared memory under way, in the order in which they were asked for. They come when the thread waits, so
   // whoever does not wait misses them.
@@ -74,9 +76,11 @@ struct Execution {
   void* buffers[msl_buffers] = {};
   void* scheduler_stack = nullptr;
   Thread* running = nullptr;
-  uint32_t round[lanes] = {};  // of a simdgroup, who goes on one after the other
+  uint32_t first = 0;          // thread of the simdgroup that runs
+  uint32_t round[lanes] = {};  // of its threads, who goes on one after the other
   uint32_t round_count = 0;
   uint32_t round_at = 0;  // of those that had no turn yet, the first
+  uint32_t alike = 0;     // of those that had theirs, how many wait as the first does
   const MslKernel* kernel = nullptr;
   MslOptions options = {};
   std::mt19937 random;
@@ -85,6 +89,7 @@ struct Execution {
   uint32_t rendezvous = 0;    // so far
   uint32_t barriers[2] = {};  // passed by the group, by Space
   bool stopped = false;       // a thread did what nothing can follow
+  char* mapped = nullptr;     // where the stacks are, at a multiple of their size
   char* stacks = nullptr;
   char* threadgroup_memory = nullptr;
   uint32_t threadgroup_bytes = 0;  // taken, gaps included

@@ -14,6 +14,7 @@
 
 namespace emulator {
 
+constexpr size_t all_stacks = stack_bytes * msl_most_threads;
 constexpr size_t threadgroup_room = 2 * msl_shared_memory;  // with the gaps between variables
 
 constexpr uint32_t flag_of[] = {1, 2};  // of a barrier, by Space: metal::mem_flags
@@ -23,43 +24,75 @@ Execution& current() {
   return execution;
 }
 
+// The same where a fiber runs, and quicker, because fibers ask at every exchange. The stacks of an execution lie at a
+// multiple of their size, and the first word of them says whose they are.
+static Execution& of_this_fiber() {
+  const auto here = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
+  return **reinterpret_cast<Execution**>(here / all_stacks * all_stacks);
+}
+
 // ---- Threads --------------------------------------------------------------------------------------------------------
 
 // Of the round, the next that can go on; null when none can.
 static Thread* next_turn(Execution& execution) {
   while (execution.round_at < execution.round_count) {
     Thread& thread = execution.threads[execution.round[execution.round_at++]];
-    if (thread.state == State::ready) return &thread;
+    if (thread.state <= State::ready) return &thread;
   }
   return nullptr;
 }
 
-// From a thread that waits or is done to the next; behind the last, to the scheduler.
-static void hand_on(Execution& execution) {
-  Thread& from = *execution.running;
+static void begin_round(Execution& execution) {
+  const std::span<uint32_t> round(execution.round, execution.round_count);
+  std::iota(round.begin(), round.end(), execution.first);
+  execution.arrange(round);
+  execution.round_at = execution.alike = 0;
+}
+
+static bool let_meet(Execution& execution);
+
+// Null when every lane waits for the threadgroup or is done, or all is stopped. By itself, because it comes once where
+// next_turn comes for every lane.
+[[gnu::noinline]] static Thread* next_round(Execution& execution) {
+  if (execution.stopped || !let_meet(execution)) return nullptr;
+  begin_round(execution);
+  return next_turn(execution);
+}
+
+// Of the simdgroup, who goes on.
+static Thread* next_of_simdgroup(Execution& execution) {
   Thread* next = next_turn(execution);
+  return next ? next : next_round(execution);
+}
+
+static void go_to(Execution& execution, Thread& from, Thread* next) {
   execution.running = next;
-  msl_switch(&from.stack_pointer, next ? next->stack_pointer : execution.scheduler_stack);
+  if (next != &from) msl_switch(&from.stack_pointer, next ? next->stack_pointer : execution.scheduler_stack);
 }
 
-static void run_round(Execution& execution, uint32_t count) {
-  execution.round_at = 0;
-  execution.round_count = count;
-  execution.running = next_turn(execution);
-  if (execution.running) msl_switch(&execution.scheduler_stack, execution.running->stack_pointer);
-}
+// From a thread that waits to the next.
+static void hand_on(Execution& execution) { go_to(execution, *execution.running, next_of_simdgroup(execution)); }
 
-// One thread of the grid after the other, for ever.
+// One thread of the grid after the other, for ever. One that has not begun takes the stack of one that is done.
 static void thread_main() {
   for (;;) {
-    Execution& execution = current();
+    Execution& execution = of_this_fiber();
     Thread& thread = *execution.running;
+    thread.state = State::ready;
     execution.kernel->entry(&thread.place, execution.buffers);
     if (!thread.copies.empty())
       execution.problem(__LINE__, nullptr, "%zu copies to shared memory that nobody waited for", thread.copies.size());
     thread.copies.clear();
     thread.state = State::finished;
-    hand_on(execution);
+    Thread* next = next_of_simdgroup(execution);
+    if (next && next->state == State::unbegun) {
+      std::swap(thread.stack, next->stack);
+      std::swap(thread.stack_top, next->stack_top);
+      thread.stack_pointer = next->stack_pointer;
+      execution.running = next;
+    } else {
+      go_to(execution, thread, next);
+    }
   }
 }
 
@@ -80,7 +113,10 @@ Execution::Execution() {
     if (memory == MAP_FAILED) std::perror("emulator: mmap"), std::abort();
     return static_cast<char*>(memory);
   };
-  stacks = pages(stack_bytes * msl_most_threads);
+  // Twice as much as is needed has a place that is a multiple of it. Nothing is taken before it is used.
+  mapped = pages(2 * all_stacks);
+  stacks = mapped + (all_stacks - reinterpret_cast<uintptr_t>(mapped) % all_stacks);
+  *reinterpret_cast<Execution**>(stacks) = this;
   threadgroup_memory = pages(threadgroup_room);
   for (uint32_t i = 0; i < msl_most_threads; ++i) {
     threads[i].stack = stacks + i * stack_bytes;
@@ -91,7 +127,7 @@ Execution::Execution() {
 }
 
 Execution::~Execution() {
-  munmap(stacks, stack_bytes * msl_most_threads);
+  munmap(mapped, 2 * all_stacks);
   munmap(threadgroup_memory, threadgroup_room);
 }
 
@@ -115,17 +151,19 @@ void Execution::problem(int kind, const void* site, const char* format, ...) {
 
 // ---- Rendezvous -----------------------------------------------------------------------------------------------------
 
+static bool waits_for_simdgroup(const Thread& thread) {
+  return thread.state == State::exchange || thread.state == State::simdgroup_barrier;
+}
+
 // Of the lanes that wait for their simdgroup, those that wait at one call, a bit for each: the innermost, as hardware
 // comes together again. 0 when none waits.
 static uint32_t meeting(const Execution& execution, uint32_t begin, uint32_t end) {
-  const auto waits = [](const Thread& thread) {
-    return thread.state == State::exchange || thread.state == State::simdgroup_barrier;
-  };
+  if (execution.alike == lanes && waits_for_simdgroup(execution.threads[begin])) return ~0u;
   const Thread* leader = nullptr;
   uint32_t met = 0;
   for (uint32_t i = begin; i < end; ++i) {
     const Thread& thread = execution.threads[i];
-    if (!waits(thread)) continue;
+    if (!waits_for_simdgroup(thread)) continue;
     if (leader && thread.site == leader->site && thread.depth == leader->depth) {
       met |= 1u << (i - begin);
     } else if (!leader || thread.depth > leader->depth ||
@@ -137,22 +175,27 @@ static uint32_t meeting(const Execution& execution, uint32_t begin, uint32_t end
   return met;
 }
 
-static void pass(Execution& execution, uint32_t begin, uint32_t met, uint32_t count, uint32_t alive) {
+static void pass(Execution& execution, uint32_t begin, uint32_t met, uint32_t count) {
   const auto found = static_cast<uint32_t>(std::popcount(met));
   const Thread& first = execution.threads[begin + static_cast<uint32_t>(std::countr_zero(met))];
   Snapshot& snapshot = execution.snapshots[first.simdgroup];
   if (execution.options.strict && found != count)
     execution.problem(__LINE__, first.site, "a simdgroup operation with %u of %u lanes active", found, count);
-  if (first.state == State::simdgroup_barrier && found != alive)
-    execution.problem(__LINE__, first.site, "a simdgroup barrier reached by %u of %u live lanes", found, alive);
+  if (first.state == State::simdgroup_barrier && found != count) {
+    const auto alive = std::count_if(execution.threads + begin, execution.threads + begin + count,
+                                     [](const Thread& thread) { return thread.state != State::finished; });
+    if (found != alive)
+      execution.problem(__LINE__, first.site, "a simdgroup barrier reached by %u of %u live lanes", found,
+                        static_cast<uint32_t>(alive));
+  }
   const bool exchanges = first.state == State::exchange;
   if (exchanges) {
     snapshot.mask = met;
     snapshot.folded_by = nullptr;
   }
   ++execution.rendezvous;
-  for (; met; met &= met - 1) {
-    const auto lane = static_cast<uint32_t>(std::countr_zero(met));
+  for (uint32_t lane = 0; lane < count; ++lane) {
+    if (!(met >> lane & 1)) continue;
     Thread& thread = execution.threads[begin + lane];
     thread.clock.rendezvous = execution.rendezvous;
     if (exchanges) {
@@ -165,21 +208,23 @@ static void pass(Execution& execution, uint32_t begin, uint32_t met, uint32_t co
   }
 }
 
+// Lets the lanes through that wait at one call. False when none waits.
+static bool let_meet(Execution& execution) {
+  const uint32_t begin = execution.first, end = begin + execution.round_count;
+  const uint32_t met = meeting(execution, begin, end);
+  if (!met) return false;
+  pass(execution, begin, met, end - begin);
+  return true;
+}
+
 // Until every lane waits for the threadgroup or is done. False when stopped.
 static bool run_simdgroup(Execution& execution, uint32_t simdgroup) {
-  const uint32_t begin = simdgroup * lanes, end = std::min(execution.thread_count, begin + lanes);
-  const std::span<uint32_t> round(execution.round, end - begin);
-  for (;;) {
-    std::iota(round.begin(), round.end(), begin);
-    execution.arrange(round);
-    run_round(execution, end - begin);
-    if (execution.stopped) return false;
-    const uint32_t met = meeting(execution, begin, end);
-    if (!met) return true;
-    const auto alive = std::count_if(execution.threads + begin, execution.threads + end,
-                                     [](const Thread& thread) { return thread.state != State::finished; });
-    pass(execution, begin, met, end - begin, static_cast<uint32_t>(alive));
-  }
+  execution.first = simdgroup * lanes;
+  execution.round_count = std::min(execution.thread_count - execution.first, lanes);
+  begin_round(execution);
+  execution.running = next_of_simdgroup(execution);
+  if (execution.running) msl_switch(&execution.scheduler_stack, execution.running->stack_pointer);
+  return !execution.stopped;
 }
 
 // Every live thread waits at a barrier: lets them through. False when none is alive.
@@ -227,6 +272,8 @@ static void wait(Execution& execution, State state, void* site, void* frame) {
   thread.state = state;
   thread.site = site;
   thread.depth = static_cast<uint32_t>(thread.stack_top - static_cast<char*>(frame));
+  const Thread& first = execution.threads[execution.round[0]];
+  execution.alike += state == first.state && site == first.site && thread.depth == first.depth;
   hand_on(execution);
 }
 
@@ -239,30 +286,33 @@ extern "C" {
 #define WAIT_AS(state) wait(execution, state, __builtin_return_address(0), __builtin_frame_address(0))
 
 Exchanged msl_exchange(const void* value, uint32_t bytes) {
-  Execution& execution = current();
+  Execution& execution = of_this_fiber();
   Thread& thread = *execution.running;
-  memcpy(thread.value, value, bytes);
+  if (bytes == 4)
+    memcpy(thread.value, value, 4);
+  else
+    memcpy(thread.value, value, bytes);
   WAIT_AS(State::exchange);
   return {&execution.snapshots[thread.simdgroup], thread.lane};
 }
 
 void msl_barrier(uint32_t flags) {
-  Execution& execution = current();
+  Execution& execution = of_this_fiber();
   execution.running->flags = flags;
   WAIT_AS(State::barrier);
 }
 
 void msl_simdgroup_barrier(uint32_t flags) {
-  Execution& execution = current();
+  Execution& execution = of_this_fiber();
   execution.running->flags = flags;
   WAIT_AS(State::simdgroup_barrier);
 }
 
-void msl_undefined(const char* what) { current().problem(__LINE__, __builtin_return_address(0), "%s", what); }
+void msl_undefined(const char* what) { of_this_fiber().problem(__LINE__, __builtin_return_address(0), "%s", what); }
 
 // The same place for every thread of the group. Filled with NaN, so that what was not written shows.
 void* msl_threadgroup_variable(uint32_t id, uint32_t bytes, uint32_t alignment, const char* name) {
-  Execution& execution = current();
+  Execution& execution = of_this_fiber();
   for (const ThreadgroupVariable& variable : execution.variables)
     if (variable.id == id) return variable.place;
   constexpr uint32_t gap = 64;  // so that running over the end meets nothing
@@ -283,23 +333,23 @@ void* msl_threadgroup_variable(uint32_t id, uint32_t bytes, uint32_t alignment, 
 
 // What the launch asked for, in one variable.
 void* msl_dynamic_memory(uint32_t alignment, const char* name) {
-  return msl_threadgroup_variable(~0u, current().dynamic_bytes, alignment, name);
+  return msl_threadgroup_variable(~0u, of_this_fiber().dynamic_bytes, alignment, name);
 }
 
 void msl_copy_later(void* to, const void* from) {
-  Thread& thread = *current().running;
+  Thread& thread = *of_this_fiber().running;
   thread.copies.push_back({to, from, thread.copy_groups});
 }
-void msl_end_of_copies() { ++current().running->copy_groups; }
+void msl_end_of_copies() { ++of_this_fiber().running->copy_groups; }
 // The next of the copies that are not of the last `still` groups; false when there is none.
 bool msl_next_copy(uint32_t still, Copy* copy) {
-  Thread& thread = *current().running;
+  Thread& thread = *of_this_fiber().running;
   if (thread.copies.empty() || thread.copies.front().group + still >= thread.copy_groups) return false;
   *copy = thread.copies.front();
   thread.copies.pop_front();
   return true;
 }
 
-const MslPlace* msl_place() { return &current().running->place; }
+const MslPlace* msl_place() { return &of_this_fiber().running->place; }
 
 }  // extern "C"
