@@ -13,7 +13,9 @@ constexpr int64_t window = 16;  // calls
 constexpr int64_t kept_for = 512;
 constexpr int64_t shortest_rest = 64;
 constexpr int64_t longest_rest = 4096;
+constexpr double beside_loss = 32;    // a rest is so many times as long as what a window has lost
 constexpr double gain = 1.02;         // of the rate without drafts, or with as many as now; less may be noise
+constexpr double moved = 1.25;        // so much more or less is another machine
 constexpr double remembered = 8;      // so many outcomes of before a rest count beside new ones
 constexpr double usual_chance = 0.5;  // until one is known
 constexpr double undisturbed = 0.5;   // of calls
@@ -69,6 +71,7 @@ void DraftGovernor::add_outcome(int64_t longest, int64_t drafted, int64_t came) 
   if (mode_ != Speculate::automatic) return;
   const std::lock_guard lock(mutex_);
   follows_right_.add(kind(longest) == 1);
+  said_ += came;
   for (int64_t i = 0; i < std::min(drafted, came + 1); ++i)
     drafting_[kind(longest)].came[static_cast<size_t>(i)].add(i < came);
 }
@@ -87,9 +90,12 @@ void DraftGovernor::add(const Call& call) {
   if (state_ == State::resting && calls_ >= rest_) return enter(State::watching);
   if (state_ == State::kept && calls_ >= kept_for) return enter(State::watching);
   if (!is_on() && call.drafted > 0) return;  // drafted before the change
-  if (!std::exchange(settled_, true)) return;
   const double each = std::ceil(static_cast<double>(call.drafted) / static_cast<double>(call.tokens));
-  times_[std::min<size_t>(static_cast<size_t>(each), max_drafts)].add(call.seconds);
+  const size_t number = std::min<size_t>(static_cast<size_t>(each), max_drafts);
+  ++made_[number];
+  said_ += call.tokens;
+  if (!std::exchange(settled_, true)) return;
+  times_[number].add(call.seconds);
   counted_ += is_on() == (call.drafted > 0);
   if (state_ == State::watching && counted_ == window) return enter(State::trying);
   if (state_ == State::trying && times_.back().typical()) choose(seconds());
@@ -111,9 +117,30 @@ void DraftGovernor::choose(const DraftSeconds& seconds) {
   }
 }
 
+// By how many calls without drafts the window took longer than its tokens would have without them. It goes by what
+// calls take, because other programs are not its fault.
+int64_t DraftGovernor::calls_lost(const DraftSeconds& seconds) const {
+  double taken = 0;
+  for (size_t i = 0; i < made_.size(); ++i)
+    taken += static_cast<double>(made_[i]) * estimated_seconds(seconds, static_cast<int64_t>(i));
+  return std::llround(taken / *seconds[0] - static_cast<double>(said_) / static_cast<double>(company_));
+}
+
+// Whether calls with drafts no longer take what they took beside those without: experts were read from a disk then, or
+// the text has become long.
+bool DraftGovernor::has_moved(const DraftSeconds& seconds) const {
+  for (size_t i = 0; i < seconds.size(); ++i)
+    if (known_[i] && (*seconds[i] > moved * *known_[i] || *known_[i] > moved * *seconds[i])) return true;
+  return false;
+}
+
 void DraftGovernor::decide() {
   const DraftSeconds seconds = this->seconds();
+  const int64_t lost = calls_lost(seconds);
   counted_ = 0;
+  made_ = {};
+  said_ = 0;
+  if (state_ == State::kept && has_moved(seconds)) return enter(State::watching);
   choose(seconds);
   const double right = follows_right_.value(usual_chance);
   double tokens = 0;
@@ -125,17 +152,21 @@ void DraftGovernor::decide() {
   }
   pays_ = tokens / taken > (state_ == State::trying ? gain : 1) / *seconds[0];
   if (!*pays_) {
-    rest_ = std::clamp(2 * rest_, shortest_rest, longest_rest);
+    const auto least = static_cast<int64_t>(beside_loss * static_cast<double>(lost));
+    rest_ = std::clamp(std::max(2 * rest_, least), shortest_rest, longest_rest);
     return enter(State::resting);
   }
   rest_ = 0;
-  if (state_ == State::trying) enter(State::kept);
+  if (state_ != State::trying) return;
+  known_ = seconds;
+  enter(State::kept);
 }
 
 void DraftGovernor::enter(State state) {
   state_ = state;
   settled_ = false;
-  calls_ = counted_ = 0;
+  calls_ = counted_ = said_ = 0;
+  made_ = {};
   if (state == State::watching) times_ = {};
   if (state != State::trying) return;
   for (Drafting& drafting : drafting_) {

@@ -14,8 +14,9 @@ namespace moeflux {
 // It watches a window of calls without drafts, then tries a window of calls with them, the first of these with as many
 // as there can be. From then on it knows what calls take and how often drafts come true, and drafts as many as bring
 // most tokens a second by that. When those bring no more than none do, there are no drafts for a rest, each longer than
-// the last. Otherwise drafts stay on; each window decides anew, and after a while all is measured anew. Where a text
-// suggests no drafts, there is nothing to decide. May be used from several threads.
+// the last, and so long that what the window has lost is little beside it. Otherwise drafts stay on; each window
+// decides anew. After a while, or when calls no longer take what they took, all is measured anew. Where a text suggests
+// no drafts, there is nothing to decide. May be used from several threads.
 class DraftGovernor {
  public:
   // A call that evaluated one token for each of so many sessions, and drafts.
@@ -48,7 +49,7 @@ class DraftGovernor {
 
    private:
     static constexpr int64_t room = 16;
-    static constexpr int64_t few = 4;
+    static constexpr int64_t few = 2;
     std::array<double, room> last_ = {};
     int64_t count_ = 0;
   };
@@ -84,6 +85,8 @@ class DraftGovernor {
   bool is_on() const { return state_ == State::trying || state_ == State::kept; }
   DraftSeconds seconds() const;
   void choose(const DraftSeconds& seconds);
+  int64_t calls_lost(const DraftSeconds& seconds) const;
+  bool has_moved(const DraftSeconds& seconds) const;
   void decide();
   void enter(State state);
 
@@ -94,7 +97,11 @@ class DraftGovernor {
   int64_t calls_ = 0;     // since then
   int64_t counted_ = 0;   // of the window
   int64_t company_ = 0;   // sessions, in the calls that are compared
+  // Of the window: calls with so many drafts, and tokens that came of them.
+  std::array<int64_t, 1 + max_drafts> made_ = {};
+  int64_t said_ = 0;
   std::array<Times, 1 + max_drafts> times_;
+  DraftSeconds known_ = {};  // what they said when it was decided to keep drafting
   std::array<Drafting, 2> drafting_;
   Share follows_right_{short_memory};  // drafts after some that came true, among all
   int64_t rest_ = 0;                   // calls; how long the next one is

@@ -189,7 +189,7 @@ void Pass::run_draft_rows() {
     const LayerBlocks& layer = model.layers.back();
     model.draft.begin(commands, s, model.embed, rows_);
     layer.input.read(commands, s, rows_);
-    layer.mixer->record(commands, s, 0, {engine_.draft_pieces_, rows_});
+    layer.mixer->keep(commands, s, 0, {engine_.draft_pieces_, rows_});
   }
   engine_.recorder_.defer(engine_.recorder_.submit());
 }

@@ -403,6 +403,30 @@ def test_it_tries_again_when_the_machine_has_changed() -> None:
     assert found.governor.pays is True and found.governor.drafts() == MOST
 
 
+def test_experts_that_were_read_from_a_disk_at_first() -> None:
+    """Everything took five times as long, and drafts little more than no drafts. Then they are in memory, where drafts
+    lose."""
+    found = text("as before", 0.7)
+    found.costs = [5 * each for each in COSTS["built-in"]]
+    found.until(True)
+    found.calls(2 * WINDOW)
+    assert found.governor.pays is True
+    found.costs = COSTS["as before"]
+    assert found.until(False) <= 2 * WINDOW
+    found.calls(3 * WINDOW)
+    assert found.governor.pays is False
+
+
+@pytest.mark.parametrize("costs", ["as before", "streamed", "layer"])
+@pytest.mark.parametrize("right", [0.0, 0.3, 0.7])
+def test_what_it_tries_costs_little(costs: str, right: float) -> None:
+    """Drafts lose or hardly win there. A thousand calls lose four in a hundred at most, the first thousand six."""
+    found = text(costs, right)
+    assert found.calls(1000) > 0.94
+    for _ in range(4):
+        assert found.calls(1000) > 0.96
+
+
 def test_calls_that_drafted_nothing_decide_nothing() -> None:
     found = text("built-in", 0.7)
     found.until(True)

@@ -42,6 +42,10 @@ class MixerBlock : public Block {
   // scratch.out = mixer(scratch.normed). What each session keeps for this layer takes in its rows. The scratch has the
   // angles of the rows.
   virtual void record(Commands& commands, Scratch& scratch, size_t layer, const Rows& rows) const = 0;
+  // Sessions keep what they would, and scratch.out is nobody's.
+  virtual void keep(Commands& commands, Scratch& scratch, size_t layer, const Rows& rows) const {
+    record(commands, scratch, layer, rows);
+  }
 };
 
 // The second half: what is computed for each token by itself. It has its own norm, because the layer before may use it

@@ -51,43 +51,46 @@ void GroupedAttentionBlock::load(const LayerTensors& tensors) {
 }
 
 // As they are before norms and rope.
-void GroupedAttentionBlock::record_queries_keys_and_values(Commands& commands, const Scratch& scratch,
-                                                           int64_t n) const {
+void GroupedAttentionBlock::record_products(Commands& commands, const Scratch& scratch, int64_t n, bool queries) const {
   const GroupedAttention& a = shape_;
   const Weights& w = weights_;
   const Room& s = room_;
   std::array<Product, 3> products = {project(scratch.normed, w.q, s.q), project(scratch.normed, w.k, s.k)};
   size_t count = 2;
   if (!a.keys_as_values) products[count++] = project(scratch.normed, w.v, s.v);
-  commands.matmul({products.data(), count}, n);
+  commands.matmul(std::span(products).first(count).subspan(queries ? 0 : 1), n);
   if (a.bias) {
-    commands.bias_add(s.q, w.q_bias, n, a.q_width());
+    if (queries) commands.bias_add(s.q, w.q_bias, n, a.q_width());
     commands.bias_add(s.k, w.k_bias, n, a.kv_width());
     if (!a.keys_as_values) commands.bias_add(s.v, w.v_bias, n, a.kv_width());
   }
   if (a.keys_as_values) commands.copy(s.k, s.v, n * a.kv_width() * 4);
 }
 
-void GroupedAttentionBlock::record(Commands& commands, Scratch& scratch, size_t layer, const Rows& rows) const {
+// With a gate a head of q is [query | gate].
+Heads GroupedAttentionBlock::queries() const {
+  return {room_.q, shape_.heads, shape_.head_dim, shape_.q_width(), shape_.q_head()};
+}
+
+void GroupedAttentionBlock::record_rows(Commands& commands, const Scratch& scratch, size_t layer, const Rows& rows,
+                                        bool queries) const {
   const GroupedAttention& a = shape_;
   const Weights& w = weights_;
   const Room& s = room_;
-  record_queries_keys_and_values(commands, scratch, rows.n);
+  record_products(commands, scratch, rows.n, queries);
 
-  // With a gate a head of q is [query | gate].
-  const Heads q = {s.q, a.heads, a.head_dim, a.q_width(), a.q_head()};
+  const Heads q = this->queries();
   const Heads k = dense_heads(s.k, a.kv_heads, a.head_dim);
   if (a.joint_norm) {
-    commands.rms_norm(s.q, w.q_norm, s.q, rows.n, a.q_width(), stream_.eps);
+    if (queries) commands.rms_norm(s.q, w.q_norm, s.q, rows.n, a.q_width(), stream_.eps);
     commands.rms_norm(s.k, w.k_norm, s.k, rows.n, a.kv_width(), stream_.eps);
   } else if (a.qk_norm) {
-    commands.rms_norm_heads(q, w.q_norm, rows.n, stream_.eps, 1);
+    if (queries) commands.rms_norm_heads(q, w.q_norm, rows.n, stream_.eps, 1);
     commands.rms_norm_heads(k, w.k_norm, rows.n, stream_.eps, 1);
   }
   if (a.value_norm) commands.rms_norm_heads(dense_heads(s.v, a.kv_heads, a.head_dim), {}, rows.n, stream_.eps, 1);
-  commands.rope(q, s.angles, a.rope.dim / 2, false, rows.n);
+  if (queries) commands.rope(q, s.angles, a.rope.dim / 2, false, rows.n);
   commands.rope(k, s.angles, a.rope.dim / 2, false, rows.n);
-  const auto scale = static_cast<float>(a.scale > 0 ? a.scale : 1 / std::sqrt(static_cast<double>(a.head_dim)));
   if (index_) index_->record(commands, scratch, rows);
   // The same op for all sessions, before the next: a device may do it at once.
   const std::array kept = {s.k, s.v};
@@ -95,13 +98,26 @@ void GroupedAttentionBlock::record(Commands& commands, Scratch& scratch, size_t 
     for (const Piece& piece : rows.pieces)
       commands.append(kept[i].at(piece.first * a.kv_width()), a.kv_width(), piece.state->layer(layer)[i].rows,
                       piece.position, piece.rows());
+}
+
+void GroupedAttentionBlock::keep(Commands& commands, Scratch& scratch, size_t layer, const Rows& rows) const {
+  if (index_) return record(commands, scratch, layer, rows);  // its keys are kept as it selects
+  record_rows(commands, scratch, layer, rows, false);
+}
+
+void GroupedAttentionBlock::record(Commands& commands, Scratch& scratch, size_t layer, const Rows& rows) const {
+  const GroupedAttention& a = shape_;
+  const Weights& w = weights_;
+  const Room& s = room_;
+  record_rows(commands, scratch, layer, rows, true);
+  const auto scale = static_cast<float>(a.scale > 0 ? a.scale : 1 / std::sqrt(static_cast<double>(a.head_dim)));
   for (const Piece& piece : rows.pieces) {
     const LayerState& state = piece.state->layer(layer);
     const Cache& keys = state[0].rows;
     const Cache& values = state[1].rows;
     const auto attend = [&](const AttendingRows& some) {
       const int64_t first = piece.first + some.first;
-      commands.attention({from_row(q, first), some.cached[0], some.cached[1], a.kv_heads, some.position, scale,
+      commands.attention({from_row(queries(), first), some.cached[0], some.cached[1], a.kv_heads, some.position, scale,
                           s.mixed.at(first * a.out_width()), w.sinks, a.window},
                          some.count);
     };

@@ -16,9 +16,13 @@ class GroupedAttentionBlock final : public MixerBlock {
   void want(WorkSizes& sizes, int64_t rows) const override;
   void load(const LayerTensors& tensors) override;
   void record(Commands& commands, Scratch& scratch, size_t layer, const Rows& rows) const override;
+  void keep(Commands& commands, Scratch& scratch, size_t layer, const Rows& rows) const override;
 
  private:
-  void record_queries_keys_and_values(Commands& commands, const Scratch& scratch, int64_t n) const;
+  // Appends the keys and values, and makes the queries ready if they are wanted.
+  void record_rows(Commands& commands, const Scratch& scratch, size_t layer, const Rows& rows, bool queries) const;
+  void record_products(Commands& commands, const Scratch& scratch, int64_t n, bool queries) const;
+  Heads queries() const;
 
   struct Weights {
     Matrix q;     // [heads * dim, or twice that with a gate, hidden]

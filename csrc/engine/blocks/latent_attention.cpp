@@ -78,29 +78,13 @@ void LatentAttentionBlock::record(Commands& commands, Scratch& scratch, size_t l
   const bool selects =
       selection_ && std::ranges::any_of(rows.pieces, [&](const Piece& piece) { return selection_->selects(piece); });
   record_queries_and_latent(commands, scratch, rows.n, selects);
-
-  // A row of kv is [latent | rotated key]; a head of q is [unrotated | rotated].
-  const int64_t width = a.kv_a_width();
-  const Heads latent = {s.kv, 1, a.kv_rank, width, a.kv_rank};
-  const Heads k_pe = {s.kv.at(a.kv_rank), 1, a.rope.dim, width, a.rope.dim};
-  commands.rms_norm_heads(latent, weights_.kv_a_norm, rows.n, latent_eps, 1);
-  commands.rope(rotated_queries(), s.angles, a.rope.dim / 2, true, rows.n);
-  commands.rope(k_pe, s.angles, a.rope.dim / 2, true, rows.n);
-  if (a.index) record_index(commands, rows.n, selects);
+  record_turns(commands, rows.n, true, selects);
 
   std::vector<Product>& products = scratch.products;
   products.clear();
   for (int64_t head = 0; head < a.heads; ++head) products.push_back(into_latent(head));
   commands.matmul(products, rows.n);
-  // The same op for all sessions, before the next: a device may do it at once.
-  const auto append = [&](const Heads& x, size_t kind) {
-    for (const Piece& piece : rows.pieces)
-      commands.append(from_row(x, piece.first).view, x.row_stride, piece.state->layer(layer)[kind].rows, piece.position,
-                      piece.rows());
-  };
-  append(latent, 0);
-  append(k_pe, 1);
-  if (a.index) append(dense_heads(s.index_k, 1, a.index->dim), 2);
+  append(commands, layer, rows);
   for (const Piece& piece : rows.pieces) {
     const LayerState& state = piece.state->layer(layer);
     record_attention(commands, piece, {state[0].rows, state[1].rows}, state);
@@ -109,6 +93,42 @@ void LatentAttentionBlock::record(Commands& commands, Scratch& scratch, size_t l
   for (int64_t head = 0; head < a.heads; ++head) products.push_back(out_of_latent(head));
   commands.matmul(products, rows.n);
   commands.matmul(std::array{project(s.mixed, weights_.o, scratch.out)}, rows.n);
+}
+
+void LatentAttentionBlock::keep(Commands& commands, Scratch& scratch, size_t layer, const Rows& rows) const {
+  const std::array products = {project(scratch.normed, weights_.kv_a, room_.kv),
+                               project(scratch.normed, weights_.index_k, room_.index_k)};
+  commands.matmul(std::span(products).first(shape_.index ? 2 : 1), rows.n);
+  record_turns(commands, rows.n, false, false);
+  append(commands, layer, rows);
+}
+
+void LatentAttentionBlock::record_turns(Commands& commands, int64_t n, bool queries, bool selects) const {
+  const int64_t pairs = shape_.rope.dim / 2;
+  commands.rms_norm_heads(latent(), weights_.kv_a_norm, n, latent_eps, 1);
+  if (queries) commands.rope(rotated_queries(), room_.angles, pairs, true, n);
+  commands.rope(rotated_key(), room_.angles, pairs, true, n);
+  if (shape_.index) record_index(commands, n, selects);
+}
+
+void LatentAttentionBlock::append(Commands& commands, size_t layer, const Rows& rows) const {
+  // The same op for all sessions, before the next: a device may do it at once.
+  const auto add = [&](const Heads& x, size_t kind) {
+    for (const Piece& piece : rows.pieces)
+      commands.append(from_row(x, piece.first).view, x.row_stride, piece.state->layer(layer)[kind].rows, piece.position,
+                      piece.rows());
+  };
+  add(latent(), 0);
+  add(rotated_key(), 1);
+  if (shape_.index) add(dense_heads(room_.index_k, 1, shape_.index->dim), 2);
+}
+
+Heads LatentAttentionBlock::latent() const {
+  return {room_.kv, 1, shape_.kv_rank, shape_.kv_a_width(), shape_.kv_rank};
+}
+
+Heads LatentAttentionBlock::rotated_key() const {
+  return {room_.kv.at(shape_.kv_rank), 1, shape_.rope.dim, shape_.kv_a_width(), shape_.rope.dim};
 }
 
 Heads LatentAttentionBlock::rotated_queries() const {

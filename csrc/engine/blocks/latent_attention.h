@@ -18,6 +18,7 @@ class LatentAttentionBlock final : public MixerBlock {
   void want(WorkSizes& sizes, int64_t rows) const override;
   void load(const LayerTensors& tensors) override;
   void record(Commands& commands, Scratch& scratch, size_t layer, const Rows& rows) const override;
+  void keep(Commands& commands, Scratch& scratch, size_t layer, const Rows& rows) const override;
 
  private:
   // The matrices from latents to keys and values are either kv_b or embed_q and unembed_out. The others are empty.
@@ -53,9 +54,15 @@ class LatentAttentionBlock final : public MixerBlock {
 
   // `selects`: whether queries of the index are needed, too.
   void record_queries_and_latent(Commands& commands, const Scratch& scratch, int64_t n, bool selects) const;
-  // Norm and rope of what the products made for the index.
+  // Norms and ropes of what the products made; of queries where they are wanted.
+  void record_turns(Commands& commands, int64_t n, bool queries, bool selects) const;
+  void append(Commands& commands, size_t layer, const Rows& rows) const;
+  // The same as turns, for the index.
   void record_index(Commands& commands, int64_t n, bool selects) const;
   void record_attention(Commands& commands, const Piece& piece, const RowPair& cached, const LayerState& state) const;
+  // A row of kv is [latent | rotated key]; a head of q is [unrotated | rotated].
+  Heads latent() const;
+  Heads rotated_key() const;
   Heads rotated_queries() const;
   Product into_latent(int64_t head) const;
   Product out_of_latent(int64_t head) const;
