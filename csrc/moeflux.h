@@ -21,6 +21,7 @@
 #include "core/interruption.h"
 #include "core/op_time.h"
 #include "core/read_bandwidth.h"
+#include "core/shortlist.h"
 #include "models/variant.h"
 #include "sampling/sampler.h"
 
@@ -161,6 +162,7 @@ using StateVisitor = std::function<void(std::span<const StateTensor>)>;
 using RoutingObserver = std::function<void(int64_t layer, std::span<const int32_t> ids)>;
 
 using LogitsReader = std::function<void(std::span<const float>)>;
+using ShortlistReader = std::function<bool(const Shortlist&)>;
 
 // What one call has evaluated.
 struct Evaluated {
@@ -299,6 +301,9 @@ class Session {
   virtual int32_t argmax() const = 0;
   // The same, where the device has found it and the host has no logits yet; for sessions of such a vocabulary.
   virtual std::optional<int32_t> likeliest(int64_t vocab_size) const = 0;
+  // Shows the shortlist that the device made of them by this factor. False, and there may be one of the next logits,
+  // where there is none. What the reader returns says whether it had all that it needs: then the same.
+  virtual bool read_shortlist(int64_t vocab_size, double factor, const ShortlistReader& read) const = 0;
   // The best k, best first.
   virtual void top_k(std::span<int32_t> ids, std::span<float> values) const = 0;
 

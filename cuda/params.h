@@ -1,8 +1,7 @@
 // Arguments and sizes that kernels and host share. Each kernel takes one struct, by value: sizes, and the addresses of
 // what it reads and writes. An address of something that is not given is null.
 //
-// Widths are fixed, there are no bools, and 64-bit members come first. So the layout is the same everywhere. A stride
-// counts elements.
+// Widths are fixed, there are no bools, and 64-bit members come first: one layout everywhere. A stride counts elements.
 #pragma once
 
 #include "sizes.h"
@@ -477,6 +476,25 @@ struct SurveyParams {
   int* result;
   uint32_t count;
   uint32_t nothing;
+};
+
+// A row of logits of which the greatest are listed.
+struct ShortlistBlock {
+  double sum;
+  float greatest;
+  uint32_t odd;
+};
+struct ShortlistRow {
+  const float* logits;
+  ShortlistBlock* blocks;
+  int *head, *tokens;
+  float *values, *groups;
+  double factor;
+};
+struct ShortlistParams {
+  const ShortlistRow* rows;
+  uint32_t count;
+  uint32_t blocks;
 };
 
 }  // namespace moeflux::cuda

@@ -80,6 +80,11 @@ constexpr uint32_t max_experts = 1024;                    // that a router choos
 constexpr uint32_t few_experts = 256;                     // that fit in the registers of a warp
 constexpr uint32_t group_warps = 8;                       // of the block that groups pairs by their experts
 constexpr uint32_t top_k_block = 2048;                    // candidates of a block; k is at most half of it
+constexpr uint32_t listed_block = 2048;                   // of a shortlist, as csrc/core/shortlist.h has it; so are
+constexpr uint32_t listed_group = 32;                     // these
+constexpr uint32_t most_listed = 2048;
+constexpr uint32_t most_listed_groups = 1024;
+constexpr uint32_t list_warps = 32;  // of the block that makes a list
 
 constexpr uint32_t no_output = 0xffffffff;
 constexpr uint32_t copied_warps = 16;  // of a block that multiplies one row of x with tiles in shared memory

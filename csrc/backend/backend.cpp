@@ -48,6 +48,10 @@ void Commands::survey(View /*logits*/, int64_t /*count*/, View /*found*/) {
   throw std::logic_error("survey: the host has the logits");
 }
 
+void Commands::shortlist(std::span<const ShortlistArgs> /*rows*/, int64_t /*count*/) {
+  throw std::logic_error("shortlist: the host has the logits");
+}
+
 int64_t Commands::hold() { throw std::logic_error("hold: these ops run when they are recorded"); }
 
 void Commands::after(const Ticket& /*copy*/) { throw std::logic_error("after: these ops run when they are recorded"); }

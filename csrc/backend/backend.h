@@ -333,6 +333,14 @@ struct CombineArgs {
   View out;          // [n, h] = (residual + sum in router order) + shared; in place with a residual, always
 };
 
+// Of logits, where they are to be drawn from by others than the device.
+struct ShortlistArgs {
+  View logits;
+  View head;  // ShortlistHead
+  View list;  // as ShortlistLayout has it
+  double factor = 0;
+};
+
 // ---- Recording -------------------------------------------------------------------------------------------------
 
 // A batch of ops being recorded. Op names are the words that the oracle, the kernels, the tests and the benches use.
@@ -398,6 +406,8 @@ class Commands {
   // found i32 [2]: the best of `count` logits, as top_k has it, and the first that is not finite, or -1. So the host
   // need not have the logits. Where memory is shared, nobody asks.
   virtual void survey(View logits, int64_t count, View found);
+  // The same, and the greatest of `count` logits, and what blocks of them weigh. Each row by itself.
+  virtual void shortlist(std::span<const ShortlistArgs> rows, int64_t count);
   // `bytes` of one buffer to another, of whatever memory, at multiples of 4.
   virtual void copy(View from, View to, int64_t bytes) = 0;
 
@@ -423,8 +433,8 @@ class Backend {
   virtual std::string isa() const { return {}; }  // of the kernels, when they run on the CPU
   // Whether host and device share one memory, so that nothing has to be copied from one to the other.
   virtual bool shares_memory() const { return true; }
-  // Whether its commands can survey logits. A device whose memory is the host's need not, unless a test gives it one of
-  // its own.
+  // Whether its commands can survey logits and make shortlists. A device whose memory is the host's need not, unless a
+  // test gives it one of its own.
   virtual bool surveys() const { return true; }
   // Zeroed, page-aligned memory. `what` names it in errors.
   virtual std::unique_ptr<Buffer> allocate(int64_t bytes, Memory memory, const std::string& what) = 0;

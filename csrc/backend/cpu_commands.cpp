@@ -431,18 +431,4 @@ void CpuCommands::top_k(View logits, int64_t count, int64_t k, View ids, View va
   });
 }
 
-// For a test device, whose memory is apart: simple rather than fast.
-void CpuCommands::survey(View logits, int64_t count, View found) {
-  op("survey", [&] {
-    const std::span<const float> all(logits.f32(), static_cast<size_t>(count));
-    const auto comes_before = [](float a, float b) { return a > b || (std::isnan(b) && !std::isnan(a)); };
-    size_t best = 0;
-    for (size_t i = 1; i < all.size(); ++i)
-      if (comes_before(all[i], all[best])) best = i;
-    const auto odd = std::ranges::find_if(all, [](float x) { return !std::isfinite(x); });
-    found.i32()[0] = static_cast<int32_t>(best);
-    found.i32()[1] = odd == all.end() ? -1 : static_cast<int32_t>(odd - all.begin());
-  });
-}
-
 }  // namespace moeflux

@@ -84,6 +84,7 @@ class CpuCommands final : public Commands {
   void sigmoid_gate(const Heads& x, const Heads& gate, int64_t n) override;
   void top_k(View logits, int64_t count, int64_t k, View ids, View values) override;
   void survey(View logits, int64_t count, View found) override;
+  void shortlist(std::span<const ShortlistArgs> rows, int64_t count) override;
   void copy(View from, View to, int64_t bytes) override;
 
  private:

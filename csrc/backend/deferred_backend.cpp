@@ -252,6 +252,11 @@ class DeferredCommands final : public Commands {
   void survey(View logits, int64_t count, View found) override {
     later([=, logits = inside(logits), found = inside(found)](Commands& c) { c.survey(logits, count, found); });
   }
+  void shortlist(std::span<const ShortlistArgs> rows, int64_t count) override {
+    std::vector<ShortlistArgs> inside_rows(rows.begin(), rows.end());
+    for (ShortlistArgs& row : inside_rows) row = {inside(row.logits), inside(row.head), inside(row.list), row.factor};
+    later([rows = std::move(inside_rows), count](Commands& c) { c.shortlist(rows, count); });
+  }
   void copy(View from, View to, int64_t bytes) override {
     later([=, from = inside_any(from, bytes), to = inside_any(to, bytes)](Commands& c) { c.copy(from, to, bytes); });
   }

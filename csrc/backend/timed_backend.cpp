@@ -233,6 +233,10 @@ class TimedCommands final : public Commands {
   void survey(View logits, int64_t count, View found) override {
     moves("survey", 1, count + 2, [&] { inner_->survey(logits, count, found); });
   }
+  void shortlist(std::span<const ShortlistArgs> rows, int64_t count) override {
+    const auto number = static_cast<int64_t>(rows.size());
+    moves("shortlist", number, number * count, [&] { inner_->shortlist(rows, count); });
+  }
   void copy(View from, View to, int64_t bytes) override {
     timed({"copy"}, 1, 2 * bytes, 0, [&] { inner_->copy(from, to, bytes); });
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/shortlist.h"
 
 namespace moeflux::cuda {
 namespace {
@@ -309,6 +310,33 @@ void CudaCommands::survey(View logits, int64_t count, View found) {
               .count = blocks,
               .nothing = 0};
     launch("survey", {1}, row_threads, params);
+  });
+}
+
+static_assert(listed_block == shortlist_block && listed_group == shortlist_group);
+static_assert(most_listed == moeflux::most_listed && most_listed_groups == moeflux::most_listed_groups);
+static_assert(sizeof(ShortlistBlock) == sizeof(moeflux::ShortlistBlock) && sizeof(ShortlistHead) == 16);
+
+void CudaCommands::shortlist(std::span<const ShortlistArgs> rows, int64_t count) {
+  op("shortlist", [&] {
+    const ShortlistLayout layout(count);
+    const List list = launches_.list(static_cast<int64_t>(rows.size() * sizeof(ShortlistRow)));
+    for (size_t i = 0; i < rows.size(); ++i) {
+      auto* const at = address<std::byte>(rows[i].list);
+      list.values<ShortlistRow>()[i] = {.logits = address<const float>(rows[i].logits),
+                                        .blocks = reinterpret_cast<ShortlistBlock*>(at),
+                                        .head = address<int>(rows[i].head),
+                                        .tokens = reinterpret_cast<int*>(at + layout.tokens_at()),
+                                        .values = reinterpret_cast<float*>(at + layout.logits_at()),
+                                        .groups = reinterpret_cast<float*>(at + layout.groups_at()),
+                                        .factor = rows[i].factor};
+    }
+    const ShortlistParams params = {.rows = reinterpret_cast<const ShortlistRow*>(list.device),
+                                    .count = static_cast<uint32_t>(count),
+                                    .blocks = static_cast<uint32_t>(layout.blocks)};
+    const auto number = static_cast<uint32_t>(rows.size());
+    launch("shortlist_blocks", {params.blocks, number}, row_threads, params);
+    launch("shortlist", {number}, list_warps * lanes, params);
   });
 }
 

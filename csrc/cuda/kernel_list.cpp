@@ -75,6 +75,7 @@ std::vector<KernelFile> make_list() {
       {"selection",
        {"index_scores_f32", "index_scores_bf16", "index_scores_codes", "index_select", "gather_rows_f32",
         "gather_rows_bf16", "gather_rows_codes", "gather_scales"}},
+      {"shortlist", {"shortlist_blocks", "shortlist"}},
   };
 }
 

@@ -87,6 +87,7 @@ std::vector<std::string> units_for(const WorkSizes& sizes, const std::vector<DTy
   Wanted wanted;
   wanted.add("rms_norm");
   wanted.add("survey");
+  wanted.add("shortlist");
   if (sizes.has_streams) wanted.add("hyper_norm");
   if (sizes.selects) wanted.add("index_select");
   const auto has_own_digits = [](const MatrixShape& matrix) { return has_digits(matrix.format); };

@@ -8,8 +8,8 @@
 
 namespace moeflux {
 
-// What `sampler.choose` gives for the session's logits. They are not read where the likeliest token is all that is
-// wanted and is known.
+// What `sampler.choose` gives for the session's logits. They are not read where a device has found all that it
+// takes to choose.
 int32_t choose_token(Sampler& sampler, const Session& session, std::span<const uint32_t> allowed,
                      LogProbabilities* log_probabilities);
 

@@ -182,7 +182,10 @@ int64_t logits_bytes(const Variant& variant, int64_t drafts) {
   return variant.ends() ? (1 + drafts) * variant.vocab_size * 4 : 0;
 }
 
-int64_t survey_bytes(const Variant& variant, int64_t drafts) { return variant.ends() ? (1 + drafts) * 8 : 0; }
+int64_t survey_bytes(const Variant& variant, int64_t drafts) {
+  const int64_t of_row = int64_t{sizeof(ShortlistHead)} + ShortlistLayout(variant.vocab_size).bytes();
+  return variant.ends() ? (1 + drafts) * of_row : 0;
+}
 
 Footprint session_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts, int64_t chunk,
                             bool shared) {

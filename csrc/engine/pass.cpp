@@ -208,7 +208,7 @@ void Pass::record_last_logits(std::span<const Piece> pieces, int64_t count) {
   const Piece& first = *std::ranges::find_if(pieces, wants_last);
   if (count == wanted_rows(first)) {
     record_logits(rows, count, first.logits.device);
-    return bring_logits(first);
+    return bring_logits({&first, 1});
   }
   const int64_t vocab = engine_.model_.head.rows;
   Commands& commands = engine_.recorder_.current();
@@ -218,19 +218,45 @@ void Pass::record_last_logits(std::span<const Piece> pieces, int64_t count) {
     if (!wants_last(piece)) continue;
     const int64_t numbers = wanted_rows(piece) * vocab;
     commands.copy(from.device, piece.logits.device, numbers * 4);
-    bring_logits(piece);
     from = from.at(numbers);
   }
+  bring_logits(pieces);
 }
 
 // To the host: the logits, or what it asks of them instead.
-void Pass::bring_logits(const Piece& piece) {
+void Pass::bring_logits(std::span<const Piece> pieces) {
+  constexpr int64_t head = sizeof(ShortlistHead);
   const int64_t vocab = engine_.model_.head.rows;
+  const ShortlistLayout layout(vocab);
   Commands& commands = engine_.recorder_.current();
-  if (!piece.found) return piece.logits.download(commands, wanted_rows(piece) * vocab * 4);
-  for (int64_t row = 0; row < wanted_rows(piece); ++row)
-    commands.survey(piece.logits.device.at(row * vocab), vocab, piece.found.device.at(row * 2));
-  piece.found.download(commands, wanted_rows(piece) * 8);
+  std::vector<ShortlistArgs> listed;
+  for (const Piece& piece : pieces) {
+    if (!wants_last(piece) || !piece.found) continue;
+    for (int64_t row = 0; row < wanted_rows(piece); ++row) {
+      const View logits = piece.logits.device.at(row * vocab);
+      const View found = piece.found.device.at(row, head);
+      if (piece.lists)
+        listed.push_back({logits, found, piece.lists.device.at(row, layout.bytes()), piece.factor});
+      else
+        commands.survey(logits, vocab, found);
+    }
+  }
+  if (!listed.empty()) commands.shortlist(listed, vocab);
+  for (const Piece& piece : pieces) {
+    if (!wants_last(piece)) continue;
+    const int64_t rows = wanted_rows(piece);
+    if (!piece.found) {
+      piece.logits.download(commands, rows * vocab * 4);
+      continue;
+    }
+    if (!piece.lists) {
+      piece.found.download(commands, rows * head);
+      continue;
+    }
+    const int64_t of_heads = piece.lists.device.offset - piece.found.device.offset;
+    piece.found.download(commands, of_heads + layout.groups_at());
+    for (int64_t row = 1; row < rows; ++row) piece.lists.at(row, layout.bytes()).download(commands, layout.groups_at());
+  }
 }
 
 // The rows of the pieces whose logits are wanted. They are copied unless they are neighbours anyway.

@@ -38,7 +38,7 @@ class Pass {
   View side_by_side(std::span<const Piece> pieces);
   void every_logit(const Piece& piece, StepStats& stats);
   void send_ahead();
-  void bring_logits(const Piece& piece);
+  void bring_logits(std::span<const Piece> pieces);
   void record_logits(View rows, int64_t count, View out);
 
   LoadedEngine& engine_;

@@ -23,11 +23,13 @@ struct DraftPiece {
 struct Piece {
   std::span<const int32_t> tokens;  // one for each of its rows
   const SessionState* state = nullptr;
-  int64_t position = 0;         // in the session, of the first row
-  int64_t first = 0;            // of the pass's rows, the first one of this piece
-  int64_t drafts = 0;           // how many rows, the last ones, are drafts
-  Mirrored logits;              // [1 + drafts, vocab]: of the last row that is none, and of these; or nobody wants them
-  Mirrored found;               // i32 [1 + drafts, 2]: a survey of each, which the host gets in their place; or empty
+  int64_t position = 0;  // in the session, of the first row
+  int64_t first = 0;     // of the pass's rows, the first one of this piece
+  int64_t drafts = 0;    // how many rows, the last ones, are drafts
+  Mirrored logits;       // [1 + drafts, vocab]: of the last row that is none, and of these; or nobody wants them
+  Mirrored found;        // ShortlistHead [1 + drafts]: a survey of each, which the host gets in their place; or empty
+  Mirrored lists;        // behind these: a shortlist of each, as ShortlistLayout has it; or empty
+  double factor = 0;     // by which they weigh
   std::span<float> all_logits;  // [rows, vocab]: where those of every row go; empty likewise
 
   std::span<const float> hidden_in;  // [rows, width]: what the rows begin with, where the stage has no embedding

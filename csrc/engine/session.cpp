@@ -186,11 +186,13 @@ Piece EngineSession::next(const Work& work, int64_t rows, std::span<const int32_
   call_.yields_logits = from + count == tokens.size() && yields_logits(work);
   if (call_.yields_logits) {
     piece.logits = logits_.begin();
-    call_.was_surveyed = is_surveyed_;
-    is_surveyed_ = found_ && wants_survey_ && piece.all_logits.empty();
-    if (is_surveyed_) piece.found = found_->begin();
+    call_.was_surveyed = surveyed_;
+    surveyed_ = found_ && piece.all_logits.empty() ? wanted_ : Surveyed{};
+    if (surveyed_.any) piece.found = found_->begin();
+    piece.factor = surveyed_.factor;
+    if (surveyed_.factor > 0) piece.lists = list_of(0);
     row_here_ = -1;
-    asked_survey_ = false;
+    was_asked_ = false;
   }
   return piece;
 }
@@ -204,7 +206,7 @@ void EngineSession::take_back(const std::exception* cause) noexcept {
   if (call_.has_logits || (cause && call_.yields_logits))
     drop_logits();
   else if (call_.yields_logits)
-    is_surveyed_ = call_.was_surveyed;
+    surveyed_ = call_.was_surveyed;
 }
 
 void EngineSession::check_result(const Work& work) {
@@ -215,8 +217,7 @@ void EngineSession::check_result(const Work& work) {
   if (!work.all_logits.empty()) return check_finite("logits", work.all_logits, vocab);
   const int64_t row = call_.foreseen ? drafts_.row() + 1 : 0;
   if (!work.logits) return;
-  if (!is_surveyed_ || found_->begin().values<int32_t>()[row * 2 + 1] >= 0)
-    check_finite("logits", read_row(row), vocab);
+  if (!surveyed_.any || head_of(row).odd >= 0) check_finite("logits", read_row(row), vocab);
 }
 
 // Whether the session has logits after it.

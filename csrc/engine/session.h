@@ -35,6 +35,7 @@ class EngineSession final : public Session {
   void read_logits(const LogitsReader& read) const override;
   int32_t argmax() const override;
   std::optional<int32_t> likeliest(int64_t vocab_size) const override;
+  bool read_shortlist(int64_t vocab_size, double factor, const ShortlistReader& read) const override;
   void top_k(std::span<int32_t> ids, std::span<float> values) const override;
   void clear() override;
   std::unique_ptr<Session> fork(std::optional<int64_t> position) override;
@@ -95,6 +96,12 @@ class EngineSession final : public Session {
   // Holds the session for one call.
   class Use;
 
+  // What a pass leaves in place of logits.
+  struct Surveyed {
+    bool any = false;   // the likeliest token, at least
+    double factor = 0;  // and a shortlist, weighed by it; 0: none
+  };
+
   // An evaluation under way.
   struct Call {
     const Buffer* copy = nullptr;  // of the recurrent state before it
@@ -104,7 +111,7 @@ class EngineSession final : public Session {
     int64_t begun = 0;           // rows that a pass has had
     bool yields_logits = false;  // the last of these passes does
     bool has_logits = false;     // an earlier one did
-    bool was_surveyed = false;   // what is_surveyed_ was before
+    Surveyed was_surveyed;       // what surveyed_ was before
   };
 
   // A position that the session can be brought to, and the recurrent state there, if a checkpoint has it.
@@ -136,6 +143,10 @@ class EngineSession final : public Session {
   std::string asked() const;
   Mirrored logits_of(int64_t row) const;
   std::span<const float> read_row(int64_t row) const;
+  std::span<const float> read_part(int64_t row, int64_t first, int64_t end) const;
+  void want(const Surveyed& wanted) const;
+  const ShortlistHead& head_of(int64_t row) const;
+  Mirrored list_of(int64_t row) const;
 
   std::shared_ptr<LoadedEngine> engine_;
   SessionOptions options_;
@@ -144,12 +155,12 @@ class EngineSession final : public Session {
   Drafts drafts_;
   std::optional<DraftMemory> draft_memory_;  // where the model has a layer for them
   MirroredBuffer logits_;                    // [1 + drafts, vocab] of the last call, valid when has_logits_
-  std::optional<MirroredBuffer> found_;  // i32 [1 + drafts, 2]: surveys of them, where the host has no logits itself
-  int64_t logits_row_ = 0;               // of the last token
-  bool is_surveyed_ = false;             // the last pass left surveys in place of logits
-  mutable int64_t row_here_ = -1;        // then the one of the logits that the host has after all; -1: none
-  mutable bool wants_survey_ = true;     // those who had the last logits did with surveys
-  mutable bool asked_survey_ = false;    // since the last pass
+  std::optional<MirroredBuffer> found_;      // surveys and shortlists of them, where the host has no logits itself
+  int64_t logits_row_ = 0;                   // of the last token
+  Surveyed surveyed_;                        // what the last pass left
+  mutable int64_t row_here_ = -1;            // then the one of the logits that the host has after all; -1: none
+  mutable Surveyed wanted_ = {true};         // what those who had the last logits did with
+  mutable bool was_asked_ = false;           // for that, since the last pass
   bool has_logits_ = false;
   std::atomic<int64_t> logits_serial_ = 0;
   std::atomic<int64_t> position_ = 0;

@@ -1,5 +1,8 @@
 // The logits of a session: where they are, and what is asked of them.
+#include <algorithm>
+
 #include "core/error.h"
+#include "core/shortlist.h"
 #include "engine/hidden_rows.h"
 #include "engine/session.h"
 
@@ -16,24 +19,28 @@ void EngineSession::check_logits() const {
 std::span<const float> EngineSession::logits() const {
   const Use use(*this);
   check_logits();
-  wants_survey_ = asked_survey_;
+  if (!was_asked_) wanted_ = {};
   return read_row(logits_row_);
 }
 
 // Brings it to the host, if it is not there.
 std::span<const float> EngineSession::read_row(int64_t row) const {
-  const int64_t vocab = engine_->variant().vocab_size;
-  if (is_surveyed_ && row_here_ != row) {
-    engine_->download(logits_of(row), vocab * 4);
-    row_here_ = row;
-  }
-  return {logits_of(row).values<float>(), static_cast<size_t>(vocab)};
+  const std::span<const float> all = read_part(row, 0, engine_->variant().vocab_size);
+  row_here_ = row;
+  return all;
+}
+
+// The same of a part.
+std::span<const float> EngineSession::read_part(int64_t row, int64_t first, int64_t end) const {
+  const Mirrored part = logits_of(row).at(first);
+  if (surveyed_.any && row_here_ != row) engine_->download(part, (end - first) * 4);
+  return {part.values<float>(), static_cast<size_t>(end - first)};
 }
 
 void EngineSession::read_logits(const LogitsReader& read) const {
   const Use use(*this);
   check_logits();
-  wants_survey_ = asked_survey_;
+  if (!was_asked_) wanted_ = {};
   read(read_row(logits_row_));
 }
 
@@ -48,9 +55,48 @@ int32_t EngineSession::argmax() const {
 std::optional<int32_t> EngineSession::likeliest(int64_t vocab_size) const {
   const Use use(*this);
   check_logits();
-  wants_survey_ = asked_survey_ = true;
-  if (!is_surveyed_ || vocab_size != engine_->variant().vocab_size) return std::nullopt;
-  return found_->begin().values<int32_t>()[logits_row_ * 2];
+  want({true, was_asked_ ? wanted_.factor : 0});
+  if (!surveyed_.any || vocab_size != engine_->variant().vocab_size) return std::nullopt;
+  return head_of(logits_row_).likeliest;
+}
+
+bool EngineSession::read_shortlist(int64_t vocab_size, double factor, const ShortlistReader& read) const {
+  const Use use(*this);
+  check_logits();
+  want({true, factor});
+  if (surveyed_.factor != factor || vocab_size != engine_->variant().vocab_size) return false;
+  const ShortlistLayout layout(vocab_size);
+  const auto* const at = list_of(logits_row_).values<std::byte>();
+  const auto count = static_cast<size_t>(head_of(logits_row_).count);
+  const std::function<std::span<const float>(int64_t)> read_block = [&](int64_t block) {
+    return read_part(logits_row_, block * shortlist_block, std::min(vocab_size, (block + 1) * shortlist_block));
+  };
+  const Shortlist list = {factor,
+                          vocab_size,
+                          {reinterpret_cast<const ShortlistBlock*>(at), static_cast<size_t>(layout.blocks)},
+                          {reinterpret_cast<const int32_t*>(at + layout.tokens_at()), count},
+                          {reinterpret_cast<const float*>(at + layout.logits_at()), count},
+                          read_block};
+  if (read(list)) return true;
+  // What was not enough is likely not to be again.
+  wanted_ = {};
+  was_asked_ = false;
+  return false;
+}
+
+void EngineSession::want(const Surveyed& wanted) const {
+  wanted_ = wanted;
+  was_asked_ = true;
+}
+
+const ShortlistHead& EngineSession::head_of(int64_t row) const {
+  return found_->begin().values<const ShortlistHead>()[row];
+}
+
+// Behind all heads.
+Mirrored EngineSession::list_of(int64_t row) const {
+  const auto heads = static_cast<int64_t>(sizeof(ShortlistHead)) * (1 + engine_->drafts());
+  return found_->begin().at(heads, 1).at(row, ShortlistLayout(engine_->variant().vocab_size).bytes());
 }
 
 void EngineSession::top_k(std::span<int32_t> ids, std::span<float> values) const {

@@ -25,5 +25,7 @@ void register_mixer_ops(Class<Ops>& ops);
 void register_selection_ops(Class<Ops>& ops);
 // Residual streams, and the gate of n-gram embeddings.
 void register_hyper_ops(Class<Ops>& ops);
+// What is found in logits.
+void register_choosing_ops(Class<Ops>& ops);
 
 }  // namespace moeflux::python

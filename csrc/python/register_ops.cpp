@@ -351,17 +351,6 @@ py::tuple route_grouped(const Ops& ops, const Array& logits, const Array& bias, 
   return py::make_tuple(a.ints_of(args.ids, {n, k}), a.floats_of(args.weights, {n, k}));
 }
 
-py::tuple top_k(const Ops& ops, const Array& logits, int64_t k) {
-  OpArguments a = ops.arguments("top_k");
-  const View numbers = a.floats("logits", logits, {-1});
-  const int64_t count = logits.shape(0);
-  a.require(k >= 1 && k <= count, "k", concat("1 to ", count), k);
-  const View ids = a.output(k);
-  const View values = a.output(k);
-  a.run([&](Commands& commands) { commands.top_k(numbers, count, k, ids, values); });
-  return py::make_tuple(a.ints_of(ids, {k}), a.floats_of(values, {k}));
-}
-
 // ---- Batches --------------------------------------------------------------------------------------------------------
 
 // x doubled `count` times by ops of one batch, then how many of two waits threw an error, and the text of the last.
@@ -478,13 +467,13 @@ void register_ops(py::module_& m, Class<Testing>& testing) {
            py::arg("normalize"), py::arg("scaling"), py::arg("factors") = py::none())
       .def("route_grouped", &route_grouped, py::arg("logits"), py::arg("bias"), py::arg("k"), py::arg("groups"),
            py::arg("groups_kept"), py::arg("normalize"), py::arg("scaling"))
-      .def("top_k", &top_k, py::arg("logits"), py::arg("k"))
       .def("doubled", &doubled, py::arg("x"), py::arg("count"),
            "x doubled `count` times in one batch, how many of two waits threw an error, and the text of the last "
            "error.");
   register_mixer_ops(ops);
   register_selection_ops(ops);
   register_hyper_ops(ops);
+  register_choosing_ops(ops);
 }
 
 }  // namespace moeflux::python

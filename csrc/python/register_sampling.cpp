@@ -88,6 +88,8 @@ void register_sampling(py::module_& m) {
            py::kw_only(), py::arg("temperature"), py::arg("top_k"), py::arg("top_p"), py::arg("min_p"),
            py::arg("repetition_penalty"), py::arg("presence_penalty"), py::arg("frequency_penalty"),
            py::arg("logit_bias"), py::arg("seed"), py::arg("vocab_size"), py::arg("prompt"), py::arg("isa") = "")
+      .def_property_readonly("chosen_from_shortlists", &Sampler::chosen_from_shortlists,
+                             "How many tokens were chosen by what a device had found, without the logits.")
       .def(
           "choose",
           [](Sampler& sampler, const py::array& logits, const Allowed& allowed,
@@ -103,6 +105,27 @@ void register_sampling(py::module_& m) {
           },
           py::arg("logits"), py::arg("allowed") = py::none(), py::arg("log_probabilities") = py::none(),
           "(token, its log probability, those of the likeliest): from logits that lie anywhere.")
+      .def(
+          "choose_listed",
+          [](Sampler& sampler, const py::array& logits, const py::array& sums, const py::array& greatests,
+             const py::array& tokens, const py::array& values) {
+            const std::span<const float> all = view_of<float>("logits", logits);
+            std::vector<ShortlistBlock> blocks;
+            for (const float greatest : view_of<float>("greatests", greatests))
+              blocks.push_back({view_of<double>("sums", sums)[blocks.size()], greatest, -1});
+            const std::function<std::span<const float>(int64_t)> read_block = [&](int64_t block) {
+              const auto first = static_cast<size_t>(block * shortlist_block);
+              return all.subspan(first, std::min<size_t>(shortlist_block, all.size() - first));
+            };
+            return sampler.choose({sampler.shortlist_factor(), sampler.vocab_size(), blocks,
+                                   view_of<int32_t>("tokens", tokens), view_of<float>("values", values), read_block});
+          },
+          py::arg("logits"), py::arg("sums"), py::arg("greatests"), py::arg("tokens"), py::arg("values"),
+          "For tests: by what Ops.shortlist gives for the logits, which are looked at as far as it asks. None where "
+          "that "
+          "does not tell.")
+      .def_property_readonly("shortlist_factor", &Sampler::shortlist_factor,
+                             "By what logits are weighed, over ln 2; 0 where a choice looks at all of them.")
       .def(
           "choose_of",
           [](Sampler& sampler, const Session& session, const Allowed& allowed,

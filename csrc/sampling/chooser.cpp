@@ -67,6 +67,23 @@ int32_t Chooser::draw(const Sampling& sampling, double uniform) {
   }
 }
 
+std::optional<int32_t> Chooser::draw_surely(const Sampling& sampling, double uniform, const Others& others) {
+  others_ = others;
+  const int32_t token = draw(sampling, uniform);
+  others_ = {};
+  if (!sure_) return std::nullopt;
+  return token;
+}
+
+std::optional<int32_t> Chooser::first_beyond(double temperature, double goal, double total) {
+  set_temperature(temperature);
+  weigh(false);
+  sure_ = true;
+  const int32_t token = at(0, 0, goal, total, {lowest});
+  if (!sure_) return std::nullopt;
+  return token;
+}
+
 double Chooser::log_sum() {
   if (!std::isnan(log_sum_)) return log_sum_;
   blocks_.keep_all();
@@ -104,8 +121,7 @@ double Chooser::greatest_of_blocks(int64_t count) {
 }
 
 void Chooser::set_temperature(double temperature) {
-  // At the coldest temperatures all but the likeliest weigh nothing, as they should.
-  scale_ = choice_scale(blocks_.greatest(), std::min(log2_e / temperature, std::numeric_limits<double>::max()));
+  scale_ = choice_scale(blocks_.greatest(), choice_factor(temperature));
 }
 
 void Chooser::weigh(bool rough) {
@@ -136,6 +152,9 @@ void Chooser::set_sum(double sum) {
   sum_ = blocks_.log_of(sum);
 }
 
+// Of a part of a vocabulary, the values that others may have do not tell.
+void Chooser::has_all_from(double value) { sure_ &= others_.sum == 0 || value >= others_.all_below; }
+
 // Two sums of which one has to be the greater: near each other, rough weights do not tell which.
 void Chooser::compare_sums(double less, double more, double total) {
   sure_ &= more - less > 3 * cpu::rough_choice_error * total;
@@ -147,6 +166,7 @@ void Chooser::compare_sums(double less, double more, double total) {
 Cut Chooser::keep_above(double floor) {
   const Cut cut = best_.value >= floor ? best_ : Cut{floor};
   const bool every = cut.value == lowest;
+  has_all_from(cut.value);
   for (int64_t block = 0; block < blocks_.count(); ++block) {
     double& kept = kept_[static_cast<size_t>(block)];
     kept = 0;
@@ -172,21 +192,27 @@ int32_t Chooser::at(double share, const Cut& cut) {
     before = sum;
     sum += kept_[block];
   }
-  blocks_.open(static_cast<int64_t>(chosen));
+  return at(chosen, before, goal, total, cut);
+}
+
+// The same where the block is known, and what those before it are worth.
+int32_t Chooser::at(size_t block, double before, double goal, double total, const Cut& cut) {
+  const auto first = static_cast<int64_t>(block) * choice_block;
+  blocks_.open(static_cast<int64_t>(block));
   blocks_.spread();
   blocks_.spread_weights();
-  sum = before;
+  double sum = before;
   int64_t place = 0;
   for (int64_t i = 0; i < choice_block && sum <= goal; ++i) {
     const double weight = blocks_.weight(i);
-    if (weight == 0 || !cut.keeps(blocks_.value(i), static_cast<int64_t>(chosen) * choice_block + i)) continue;
+    if (weight == 0 || !cut.keeps(blocks_.value(i), first + i)) continue;
     place = i;
     before = sum;
     sum += weight;
   }
   compare_sums(before, goal, total);
   compare_sums(goal, sum, total);
-  return static_cast<int32_t>(static_cast<int64_t>(chosen) * choice_block + place);
+  return static_cast<int32_t>(first + place);
 }
 
 // ---- Cuts -----------------------------------------------------------------------------------------------------------
@@ -230,6 +256,7 @@ Cut Chooser::find(const Goal& goal, double floor) {
       }
       above += own_above;
     }
+    if (weighed && others_.sum > 0) all = others_.sum;
     if (weighed) set_sum(all);
     const double amount = goal.of(all);
     // So far beyond a bracket that missed the next one goes.
@@ -256,6 +283,7 @@ Cut Chooser::find(const Goal& goal, double floor) {
       }
       if (bracket.least <= floor) {
         if (weighed) compare_sums(through, amount, all);
+        has_all_from(floor);
         return best_.value >= floor ? best_ : Cut{floor};
       }
       bracket = {std::max(least_value(goal, all), bracket.least - far), std::nextafter(bracket.least, -infinity)};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -40,6 +41,17 @@ class Chooser {
   // Or one that chance picks, `uniform` in [0, 1); the temperature is above 0.
   int32_t draw(const Sampling& sampling, double uniform);
 
+  // The same of a part of a vocabulary, whose greatest values are here: at most two blocks of them, and no top-k that
+  // is not among these. Nothing where sums are so near each other that their order might matter.
+  struct Others {
+    double sum = 0;                // of all weights, with those that are here; 0: all are here
+    double all_below = -infinity;  // the values that are not
+  };
+  std::optional<int32_t> draw_surely(const Sampling& sampling, double uniform, const Others& others);
+  // The first whose weight, with all before it, exceeds `goal`; by weights relative to the greatest here, of which the
+  // whole vocabulary has `total`.
+  std::optional<int32_t> first_beyond(double temperature, double goal, double total);
+
   int64_t bytes() const;
 
  private:
@@ -52,6 +64,8 @@ class Chooser {
   double greatest_of_blocks(int64_t count);
   Cut keep_above(double floor);
   int32_t at(double share, const Cut& cut);
+  int32_t at(size_t block, double before, double goal, double total, const Cut& cut);
+  void has_all_from(double value);
   void compare_sums(double less, double more, double total);
 
   Cut find(const Goal& goal, double floor);
@@ -69,6 +83,7 @@ class Chooser {
   double summed_by_ = 0;  // with this factor; 0: not yet
   double sum_ = 0;        // the logarithm of all weights' sum
   double log_sum_ = 0;    // that was made while taking them; NaN: none was
+  Others others_;         // 0: none
   Cut best_;              // what top-k left, where that is more than `max_kept`
   Guess guess_;
   std::vector<double> worths_;  // of the probes

@@ -33,6 +33,11 @@ inline double when(bool wanted, double number) {
 
 constexpr double log2_e = 1.4426950408889634;
 
+// At the coldest temperatures all but the likeliest weigh nothing, as they should.
+inline double choice_factor(double temperature) {
+  return std::min(log2_e / temperature, std::numeric_limits<double>::max());
+}
+
 // Weights by this factor, relative to that of this number.
 cpu::ChoiceScale choice_scale(double greatest, double factor);
 

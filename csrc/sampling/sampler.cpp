@@ -10,6 +10,7 @@
 #include "kernels/cpu/kernels.h"
 #include "sampling/changes.h"
 #include "sampling/chooser.h"
+#include "sampling/short_chooser.h"
 
 namespace moeflux {
 
@@ -57,6 +58,7 @@ Sampler::Sampler(const Sampling& sampling, int64_t vocab_size, std::span<const i
       vocab_size_(vocab_size),
       changes_(std::make_unique<Changes>(sampling, vocab_size, prompt)),
       chooser_(std::make_unique<Chooser>(cpu::choose_isa(isa).kernels->choice, vocab_size)),
+      short_chooser_(std::make_unique<ShortChooser>(cpu::choose_isa(isa).kernels->choice)),
       random_(sampling.seed) {}
 
 Sampler::~Sampler() = default;
@@ -107,9 +109,23 @@ int32_t Sampler::choose(std::span<const float> logits, std::span<const uint32_t>
   return token;
 }
 
+double Sampler::shortlist_factor() const {
+  return sampling_.temperature > 0 && changes_->none() ? choice_factor(sampling_.temperature) : 0;
+}
+
+std::optional<int32_t> Sampler::choose(const Shortlist& list) {
+  const Use use(busy_);
+  Philox random = random_;
+  const std::optional<int32_t> token = short_chooser_->draw(list, sampling_, random.uniform());
+  if (!token) return std::nullopt;
+  random_ = random;
+  ++from_shortlists_;
+  return token;
+}
+
 bool Sampler::is_greedy() const { return sampling_.temperature == 0 && changes_->none(); }
 
-int64_t Sampler::bytes() const { return changes_->bytes() + chooser_->bytes(); }
+int64_t Sampler::bytes() const { return changes_->bytes() + chooser_->bytes() + short_chooser_->bytes(); }
 
 int64_t Sampler::max_bytes(int64_t vocab_size) {
   Sampling everything;

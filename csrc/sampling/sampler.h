@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -32,6 +33,8 @@ struct Sampling {
 
 class Changes;
 class Chooser;
+class ShortChooser;
+struct Shortlist;
 
 struct LogProbability {
   int32_t token = 0;
@@ -65,6 +68,13 @@ class Sampler {
   int32_t choose(std::span<const float> logits, std::span<const uint32_t> allowed = {},
                  LogProbabilities* log_probabilities = nullptr);
 
+  // The next token by a device's shortlist, while all are allowed and nobody asks for log probabilities: the one that
+  // `choose` takes. Nothing, and nothing was chosen, where the list does not tell. The factor is that of the list; 0
+  // where none will do, because all logits are looked at.
+  double shortlist_factor() const;
+  std::optional<int32_t> choose(const Shortlist& list);
+  int64_t chosen_from_shortlists() const { return from_shortlists_; }
+
   // Whether it takes the likeliest token whenever all are allowed. Whoever knows that one need not ask then.
   bool is_greedy() const;
   int64_t vocab_size() const { return vocab_size_; }
@@ -85,7 +95,9 @@ class Sampler {
   int64_t vocab_size_;
   std::unique_ptr<Changes> changes_;
   std::unique_ptr<Chooser> chooser_;
+  std::unique_ptr<ShortChooser> short_chooser_;
   Philox random_;
+  int64_t from_shortlists_ = 0;
   std::atomic<bool> busy_ = false;
 };
 

@@ -913,6 +913,18 @@ class Ops:
         factors: typing.Any = None,
     ) -> tuple[numpy.typing.NDArray[typing.Any], numpy.typing.NDArray[typing.Any]]: ...
     def scale(self, x: numpy.typing.NDArray[typing.Any], factor: float) -> numpy.typing.NDArray[typing.Any]: ...
+    def shortlist(
+        self, logits: numpy.typing.NDArray[typing.Any], factor: float
+    ) -> list[
+        tuple[
+            int,
+            int,
+            numpy.typing.NDArray[numpy.float64],
+            numpy.typing.NDArray[numpy.float32],
+            numpy.typing.NDArray[numpy.int32],
+            numpy.typing.NDArray[numpy.float32],
+        ]
+    ]: ...
     def sigmoid_gate(
         self, x: numpy.typing.NDArray[typing.Any], gate: numpy.typing.NDArray[typing.Any]
     ) -> numpy.typing.NDArray[typing.Any]: ...
@@ -1329,6 +1341,17 @@ class Sampler:
         """
         (token, its log probability, those of the likeliest): from logits that lie anywhere.
         """
+    def choose_listed(
+        self,
+        logits: numpy.typing.NDArray[typing.Any],
+        sums: numpy.typing.NDArray[typing.Any],
+        greatests: numpy.typing.NDArray[typing.Any],
+        tokens: numpy.typing.NDArray[typing.Any],
+        values: numpy.typing.NDArray[typing.Any],
+    ) -> int | None:
+        """
+        For tests: by what Ops.shortlist gives for the logits, which are looked at as far as it asks. None where that does not tell.
+        """
     def choose_of(
         self,
         session: Session,
@@ -1337,6 +1360,16 @@ class Sampler:
     ) -> tuple[typing.Any, ...]:
         """
         The same from a session's logits, where the engine left them.
+        """
+    @property
+    def chosen_from_shortlists(self) -> int:
+        """
+        How many tokens were chosen by what a device had found, without the logits.
+        """
+    @property
+    def shortlist_factor(self) -> float:
+        """
+        By what logits are weighed, over ln 2; 0 where a choice looks at all of them.
         """
 
 class ActivationMoments:

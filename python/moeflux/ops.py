@@ -290,3 +290,8 @@ class Ops:
     def top_k(self, logits: Array, k: int) -> tuple[Array, Array]:
         """logits [count] -> ids and values [k], best first, the lower id on ties"""
         return self._core.top_k(logits, k)
+
+    def shortlist(self, logits: Array, factor: float) -> list[tuple[int, int, Array, Array, Array, Array]]:
+        """logits [n, count] -> of each row: the likeliest, the first that is not finite or -1, what each block weighs
+        by this factor, with its greatest logit, and the tokens that are listed, with their logits"""
+        return self._core.shortlist(logits, factor)

@@ -14,6 +14,7 @@ import moeflux
 from emulator import cuda_gpu
 from moeflux import BudgetError, DeviceError, _core
 from moeflux.conversion.synth import synth
+from moeflux.text.sampling import Sampler, Sampling
 from support.engine import evaluate, load_faulty, steps, survive, tokens
 from support.metal import needs_device
 from support.tiny_stores import hybrid, latent
@@ -41,6 +42,7 @@ FLOWS: dict[str, dict[str, Any]] = {
     "host slots": {"expert_slots": 4, "host_slots": 3, "look_ahead": "on", "readers": 2},
 }
 
+LISTED_VOCAB = 5000  # of several blocks of logits
 LAUNCHES_OF_STEP = {"hybrid": 28, "wide": 26}  # of the first, whose experts are read
 MOST_LAUNCHES_OF_RESIDENT_STEP = 6 + 8 + 4  # of the delta-net's layer, of attention's, and before and behind
 
@@ -120,6 +122,35 @@ def test_a_step_of_a_resident_model_gives_the_bits_of_a_prefill(store: Stores) -
     found = np.concatenate([first, steps(session, ids[1:])])
     expected = load(store("many experts"), chunk=32).session(max_context=32).prefill(ids, logits="all")
     assert np.array_equal(found, expected)
+
+
+def answers(model: moeflux.Model, every: list[Sampling]) -> tuple[list[list[int]], int]:
+    """Of sessions that are evaluated together, each with its own settings; and how many tokens came from lists."""
+    sessions = [model.session(max_context=32) for _ in every]
+    samplers = [Sampler(asked, LISTED_VOCAB, []) for asked in every]
+    rows = [session.prefill([5 + place, 7]) for place, session in enumerate(sessions)]
+    chosen: list[list[int]] = [[] for _ in every]
+    for _ in range(6):
+        for own, sampler, row in zip(chosen, samplers, rows, strict=True):
+            own.append(sampler.choose(row).token)
+        rows = model.evaluate([(session, own[-1:]) for session, own in zip(sessions, chosen, strict=True)])
+    return chosen, sum(sampler._core.chosen_from_shortlists for sampler in samplers)
+
+
+def test_tokens_are_drawn_on_the_device(tmp_path: Path) -> None:
+    """From lists, in a step of several sessions, those that all logits give: a sampler that keeps log probabilities has
+    these."""
+    shape = hybrid(layer_kinds=("linear", "full"), mlp_kinds=("moe",) * 2, vocab_size=LISTED_VOCAB, num_experts=6)
+    synth(tmp_path / "store", shape)
+    every = [Sampling(temperature=0.7, top_k=20, seed=1), Sampling(temperature=1.0, seed=2), Sampling()]
+    every += [Sampling(temperature=0.3, top_p=0.3, seed=3), Sampling(temperature=0.4, min_p=0.4, seed=4)]
+    chosen, listed = answers(load(tmp_path / "store"), every)
+    assert listed >= 15
+    with pytest.MonkeyPatch.context() as patch:
+        choose = Sampler.choose
+        patch.setattr(Sampler, "choose", lambda self, row: choose(self, row, logprobs=0))
+        expected, none = answers(load(tmp_path / "store"), every)
+    assert chosen == expected and none == 0
 
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "q8"])

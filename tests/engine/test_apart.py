@@ -88,6 +88,66 @@ def test_the_likeliest_token_is_known_without_logits(folder: Folder) -> None:
             other.close()
 
 
+def answer(model: moeflux.Model, asked: Sampling, size: int = 24) -> tuple[list[int], Sampler]:
+    """Tokens of one answer. Greedy choices, a reader and a fork are between them, and what they leave behind."""
+    session = model.session(max_context=64)
+    sampler = Sampler(asked, model.variant.vocab_size, [])
+    logits = session.prefill(tokens(9, seed=2))
+    chosen: list[int] = []
+    for place in range(size):
+        if place == 8:
+            logits.numpy()
+        if place == 12:
+            assert logits.argmax() == int(np.asarray(session.fork().prefill([])).argmax())
+        chosen.append(sampler.choose(logits).token)
+        logits = session.step(chosen[-1])
+    return chosen, sampler
+
+
+@pytest.mark.parametrize("speculate", ["off", "lookup"])
+@pytest.mark.parametrize(
+    ("asked", "is_listed"),
+    [
+        ({"temperature": 0.9}, True),
+        ({"temperature": 0.5, "top_k": 4}, True),
+        ({"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.02}, True),
+        ({"temperature": 1.0, "top_p": 0.8}, True),
+        ({"temperature": 1.3, "min_p": 0.1}, True),
+        ({"temperature": 0.9, "presence_penalty": 0.5}, False),
+        ({"temperature": 0.9, "logit_bias": {3: 1.0}}, False),
+    ],
+    ids=str,
+)
+def test_a_token_is_drawn_without_the_logits(
+    folder: Folder, asked: dict[str, float], is_listed: bool, speculate: str
+) -> None:
+    settings = Sampling(seed=11, **asked)
+    expected, whole = answer(load_faulty(folder("qwen3_moe"), speculate=speculate), settings)
+    chosen, sampler = answer(load_faulty(folder("qwen3_moe"), apart=True, speculate=speculate), settings)
+    assert chosen == expected
+    assert whole._core.chosen_from_shortlists == 0
+    if is_listed:  # all but the first, and those behind somebody else's choice
+        assert sampler._core.chosen_from_shortlists >= len(chosen) - 5
+    else:
+        assert sampler._core.chosen_from_shortlists == 0
+
+
+def test_log_probabilities_and_masks_have_all_logits(folder: Folder) -> None:
+    found = []
+    for own_memory in (False, True):
+        session = load_faulty(folder("qwen3_moe"), apart=own_memory).session(max_context=64)
+        vocab = session.model.variant.vocab_size
+        sampler = Sampler(Sampling(temperature=0.8, seed=2), vocab, [])
+        mask = np.zeros((vocab + 31) // 32, np.uint32)
+        mask[1] = 0xFFFF
+        logits = session.prefill(tokens(5))
+        for place in range(9):
+            extra: dict[str, object] = [{}, {"logprobs": 3}, {"allowed": mask}][place % 3]
+            found.append(sampler.choose(logits, **extra))
+            logits = session.step(found[-1].token)
+    assert found[:9] == found[9:]
+
+
 def test_what_was_guessed_comes_to_the_host(folder: Folder) -> None:
     """No guess changes a bit, so it is seen in what was read."""
     foreseen = []

@@ -53,5 +53,7 @@ class GpuOps:
 
 def _bits(result: Any) -> list[bytes]:
     """Of a NaN only that it is one: which of several becomes the result, the CPU beneath decides."""
-    arrays = result if isinstance(result, (tuple, list)) else (result,)
-    return [(np.where(np.isnan(a), np.nan, a).astype(a.dtype) if a.dtype.kind == "f" else a).tobytes() for a in arrays]
+    if isinstance(result, (tuple, list)):
+        return [bits for each in result for bits in _bits(each)]
+    a = np.asarray(result)
+    return [(np.where(np.isnan(a), np.nan, a).astype(a.dtype) if a.dtype.kind == "f" else a).tobytes()]

@@ -77,6 +77,40 @@ def choose_token(values: Array, asked: Asked, number: float) -> int:
     return int(ids[min(np.searchsorted(sums, number * sums[-1], side="right"), len(ids) - 1)])
 
 
+LISTED_BLOCK, LISTED_GROUP, MOST_LISTED, MOST_GROUPS = 2048, 32, 2048, 1024  # of csrc/core/shortlist.h
+
+
+def shortlist(logits: Array, factor: float) -> tuple[int, int, Array, Array, Array, Array]:
+    """What a device finds in float32 logits for whoever draws from them: the likeliest token, the first that is not
+    finite or -1, the sum of 2^((logit - greatest) * factor) of each block, with its greatest logit, and the tokens that
+    are listed, with their logits."""
+
+    def greatest_of(size: int) -> Array:
+        return np.maximum.reduceat(logits, np.arange(0, len(logits), size))
+
+    odd = np.flatnonzero(~np.isfinite(logits))
+    greatests = greatest_of(LISTED_BLOCK)
+    below = (logits.astype(np.float64) - np.repeat(greatests, LISTED_BLOCK)[: len(logits)]) * factor
+    sums = np.add.reduceat(np.exp2(below), np.arange(0, len(logits), LISTED_BLOCK))
+
+    def classes(values: Array) -> Array:
+        found: Array = (logits.max() - values).view(np.uint32) >> 16 & 0x7FFF  # both zeros are one
+        return found
+
+    ranked = np.sort(classes(greatest_of(LISTED_GROUP)))
+    listed = np.array([], np.int64)
+    most = MOST_GROUPS
+    while most > 0:
+        limit = ranked[most] if len(ranked) > most else 0x7FFF
+        found = np.flatnonzero(classes(logits) < limit)
+        if len(found) <= MOST_LISTED:
+            listed = found
+            break
+        most //= 2
+    first_odd = int(odd[0]) if len(odd) else -1
+    return int(logits.argmax()), first_odd, sums, greatests, listed.astype(np.int32), logits[listed]
+
+
 def random_numbers(seed: int, count: int) -> list[float]:
     """One double in [0, 1) a token, made of the top 53 bits: the same in every version of NumPy."""
     return [float(bits >> 11) * 2.0**-53 for bits in np.random.Philox(key=seed).random_raw(count).tolist()]

@@ -33,6 +33,7 @@ __attribute__((const)) const MslPlace* msl_place();
 void msl_undefined(const char* what);
 float expf(float);
 float logf(float);
+double exp2(double);
 }
 
 #define MSL_INLINE static inline __attribute__((always_inline))
