@@ -230,7 +230,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   LayerRange layers() const { return {variant().layers_before, variant().layers_before + variant().num_layers()}; }
   virtual int64_t experts() const = 0;  // the routed experts of all layers that it has
   virtual int64_t expert_slots() const = 0;
-  virtual int64_t host_slots() const = 0;
+  virtual int64_t host_slots() const = 0;  // in the host's memory, below those of a device with its own
+  // Those of them that have an expert now.
+  virtual int64_t filled_slots() const = 0;
+  virtual int64_t filled_host_slots() const = 0;
   virtual int64_t chunk() const = 0;  // the most tokens that go through the layers at once
   // What the engine and its sessions hold now.
   virtual Footprint memory() const = 0;

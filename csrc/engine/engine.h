@@ -60,6 +60,8 @@ class LoadedEngine final : public Engine {
   int64_t experts() const override { return all_experts(model_.variant); }
   int64_t expert_slots() const override { return experts_.slots(); }
   int64_t host_slots() const override { return experts_.host_slots(); }
+  int64_t filled_slots() const override { return experts_.filled_slots(); }
+  int64_t filled_host_slots() const override { return experts_.filled_host_slots(); }
   int64_t chunk() const override { return scratch_.rows; }
   double read_rate(double seconds) override;
   double device_rate() override;

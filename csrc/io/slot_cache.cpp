@@ -182,6 +182,7 @@ int32_t SlotCache::take_slot() {
 
 void SlotCache::begin_loading(int32_t slot, size_t key, bool guess) {
   lists_.table[key] = slot;
+  filled_.fetch_add(1, std::memory_order_relaxed);
   at(slot) = {static_cast<int32_t>(key), 0, SlotState::loading, guess, false};
 }
 
@@ -218,14 +219,19 @@ void SlotCache::join(int32_t slot) {
 
 void SlotCache::forget(int32_t slot) {
   const int32_t key = at(slot).key;
-  lists_.table[static_cast<size_t>(key)] = -1;
+  leave_table(key);
   at(slot).state = SlotState::empty;
   if (forgotten_) forgotten_(key / shape_.experts, key % shape_.experts);
 }
 
+void SlotCache::leave_table(int32_t key) {
+  lists_.table[static_cast<size_t>(key)] = -1;
+  filled_.fetch_sub(1, std::memory_order_relaxed);
+}
+
 void SlotCache::fail(Slot& slot) {
   ++stats_.failures;
-  lists_.table[static_cast<size_t>(slot.key)] = -1;
+  leave_table(slot.key);
   slot.state = SlotState::empty;
 }
 

@@ -9,6 +9,7 @@
 // threads: the calls of an engine take turns.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -91,6 +92,8 @@ class SlotCache {
   // Slots that a miss could take now.
   int64_t spare() const { return static_cast<int64_t>(lists_.free.size()) + order_.size(); }
   int64_t leased() const { return leased_; }  // slots
+  // That have an expert, or will have one when it is loaded. Asked from any thread.
+  int64_t filled() const { return filled_.load(std::memory_order_relaxed); }
   // std::out_of_range in these when there is no such layer or expert.
   bool contains(int64_t layer, int64_t expert) const { return lists_.table[key_of(layer, expert)] >= 0; }
 
@@ -157,6 +160,7 @@ class SlotCache {
   Lease hold(int32_t slot);
   void release(int32_t slot);
   void forget(int32_t slot);
+  void leave_table(int32_t key);
   void fail(Slot& slot);
   void join(int32_t slot);
 
@@ -165,6 +169,7 @@ class SlotCache {
   EvictionOrder order_;
   Lists lists_;
   int64_t leased_ = 0;
+  std::atomic<int64_t> filled_ = 0;
   SlotCacheStats stats_;
   std::function<void(int64_t layer, int64_t expert)> forgotten_;
 };

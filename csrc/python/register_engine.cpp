@@ -10,6 +10,8 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <string>
+#include <tuple>
 
 #include "core/error.h"
 #include "engine/engine.h"
@@ -142,6 +144,14 @@ Floats logits(const Session& session, const std::optional<py::array>& out, int64
   const Released release;
   session.read_logits([&](std::span<const float> all) { std::copy(all.begin(), all.end(), room.begin()); });
   return result;
+}
+
+std::vector<std::tuple<std::string, int64_t, int64_t>> slots_of(const Engine& engine) {
+  const char* const upper = engine.held_by_device() > 0 ? "device" : "host";
+  std::vector<std::tuple<std::string, int64_t, int64_t>> slots = {
+      {upper, engine.expert_slots(), engine.filled_slots()}};
+  if (engine.host_slots() > 0) slots.emplace_back("host", engine.host_slots(), engine.filled_host_slots());
+  return slots;
 }
 
 py::tuple likeliest(const Session& session, int64_t k) {
@@ -429,6 +439,9 @@ void register_engine(py::module_& m, Class<Testing>& testing) {
       .def_property_readonly("held", &Engine::held, "The same, counted where memory is given out.")
       .def_property_readonly("held_by_device", &Engine::held_by_device,
                              "The part of `held` that is in a device's own memory.")
+      .def_property_readonly("slots", &slots_of,
+                             "Of experts, the uppermost first: in whose memory they are, how many there are, and how "
+                             "many have one now.")
       .def_property_readonly("sessions", &Engine::sessions)
       .def_property_readonly("layers", &layers_of<Engine>,
                              "The model's layers that it has: the first, and one past the last.")

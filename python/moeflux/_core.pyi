@@ -1307,6 +1307,11 @@ class Engine:
     @property
     def sessions(self) -> int: ...
     @property
+    def slots(self) -> list[tuple[str, int, int]]:
+        """
+        Of experts, the uppermost first: in whose memory they are, how many there are, and how many have one now.
+        """
+    @property
     def width(self) -> int:
         """
         Numbers of a hidden row.

@@ -6,7 +6,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, overload
@@ -23,6 +22,7 @@ from moeflux.machine.memory import resident
 from moeflux.models.hub import find_model
 from moeflux.models.variants import Variant
 from moeflux.progress import Logged
+from moeflux.runtime.held import Memory, Slots
 from moeflux.runtime.logits import Logits
 from moeflux.runtime.look_ahead import LookAheadNotes
 from moeflux.runtime.options import LoadOptions, resolved, whole_number, words_of
@@ -43,42 +43,11 @@ if TYPE_CHECKING:
     from moeflux.text.sampling import Sampling
     from moeflux.text.tokenizer import Tokenizer
 
-__all__ = ["Memory", "Model", "load"]
+__all__ = ["Memory", "Model", "Slots", "load"]
 
 LOADING = threading.RLock()
 Work = Sequence[tuple[Session, Tokens] | tuple[Session, Tokens, np.ndarray | None]]
 """Sessions and their tokens, and the hidden rows of these where a model has not the first layers."""
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes by their purpose: planned when the model was loaded, and held now by the model and its sessions.
-
-    The system gives pages only to what is used, so physical memory may have less than what is held.
-    """
-
-    planned: dict[str, int]
-    held: dict[str, int]
-    budget: int | None
-    resident: int  # of the whole process, now
-    peak: int  # of the whole process, since it began
-
-    @property
-    def total(self) -> int:
-        """Held by the model and its sessions."""
-        return sum(self.held.values())
-
-    def __str__(self) -> str:
-        lines = [f"{'':<20}{'planned':>12}{'held':>12}"]
-        for name in {**self.planned, **self.held}:
-            planned, held = self.planned.get(name), self.held.get(name)
-            cells = ["" if size is None else size_text(size) for size in (planned, held)]
-            if planned or held:
-                lines.append(f"{name:<20}{cells[0]:>12}{cells[1]:>12}".rstrip())
-        lines.append(f"{'in all':<20}{size_text(sum(self.planned.values())):>12}")
-        lines.append(f"{'resident':<20}{'':>12}{size_text(self.resident):>12}")
-        lines.append(f"{'  at its peak':<20}{'':>12}{size_text(self.peak):>12}")
-        return "\n".join(lines)
 
 
 class Model:
@@ -261,6 +230,10 @@ class Model:
             budget=self._plan.budget_bytes if self._plan else None,
             resident=now.now,
             peak=now.peak,
+            device_planned=dict(self._plan.device_parts) if self._plan else {},
+            device_held=self._engine.held_by_device,
+            device_budget=self._plan.device_budget_bytes if self._plan else None,
+            slots={where: Slots(count, filled) for where, count, filled in self._engine.slots},
         )
 
     def chat(self, *, system: str | None = None, thinking: bool | None = None, **options: Any) -> Conversation:

@@ -90,6 +90,8 @@ def test_numbers(server: Live) -> None:
         "moeflux_copied_bytes_total",
         "moeflux_scheduler_waiting 0.0",
         'moeflux_memory_planned_bytes{purpose="scratch"}',
+        'moeflux_expert_slots{memory="host"}',
+        'moeflux_expert_slots_filled{memory="host"}',
         "moeflux_memory_resident_bytes",
     ):
         assert line in text

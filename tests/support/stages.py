@@ -38,6 +38,7 @@ class ToyEngine:
         self.calls: list[list[int]] = []  # tokens of each session, by call
         self.gate: Callable[[], object] = lambda: None
         self.memory = SimpleNamespace(**dict.fromkeys((ENGINE_PARTS | SESSION_PARTS).values(), 1))
+        self.held_by_device, self.slots = 0, [("host", 8, 3)]
         numbers = np.random.default_rng(1)
         self.embedding = numbers.standard_normal((self.vocab, self.width)).astype(np.float32)
         self.output = numbers.standard_normal((self.width, self.vocab)).astype(np.float32)

@@ -48,6 +48,8 @@ class ExpertSide {
 
   int64_t slots() const { return slots_.count(); }
   int64_t host_slots() const { return slots_.host_count(); }
+  int64_t filled_slots() const { return slots_.filled(); }
+  int64_t filled_host_slots() const { return slots_.filled_of_host(); }
   int64_t expert_bytes() const { return slots_.store().largest().bytes; }
   int64_t read_buffers() const { return slots_.pool().memory(); }
   // Bytes of the host's memory that a device with memory of its own needs: planned with resolved options, and held.

@@ -46,6 +46,9 @@ class ExpertSlots {
 
   int64_t count() const { return cache_.shape().slots; }
   int64_t host_count() const { return host_ ? host_->count() : 0; }
+  // Those of them that have an expert; asked from any thread.
+  int64_t filled() const { return cache_.filled(); }
+  int64_t filled_of_host() const { return host_ ? host_->filled() : 0; }
   // Of the copy that an expert comes by, if the loader says that it is copied.
   const Ticket& copy_to(const Lease& lease) const { return host_->copy_to(lease.slot()); }
   // Forgets every expert that nobody holds.

@@ -20,6 +20,7 @@ class HostSlots {
   // Of the copy to a slot of the device.
   const Ticket& copy_to(int64_t upper) const { return copies_.to(upper); }
   int64_t count() const { return cache_.shape().slots; }
+  int64_t filled() const { return cache_.filled(); }
   // Bytes of the slots, and of lists: held, and planned.
   int64_t bytes() const { return memory_->bytes(); }
   int64_t tables() const { return cache_.tables() + lower_.tables() + copies_.tables(); }

@@ -66,6 +66,20 @@ class FarEngine:
         names = (ENGINE_PARTS | SESSION_PARTS).values()
         return SimpleNamespace(**{name: sum(stage[name] for stage in told) for name in names})
 
+    @property
+    def held_by_device(self) -> int:
+        return sum(stage["held_by_device"] for stage in self.chain().ask("memory"))
+
+    @property
+    def slots(self) -> list[tuple[str, int, int]]:
+        """As those of `_core.Engine`, of all machines together."""
+        sums: dict[str, tuple[int, int]] = {}
+        for stage in self.chain().ask("memory"):
+            for where, count, filled in stage["slots"]:
+                before = sums.get(where, (0, 0))
+                sums[where] = (before[0] + count, before[1] + filled)
+        return [(where, *numbers) for where, numbers in sums.items()]
+
     def session(self, max_context: int = 0, kv_dtype: str = "f32") -> FarSession:
         return FarSession(self, max_context or min(self.variant.max_context, DEFAULT_CONTEXT), kv_dtype)
 

@@ -52,12 +52,18 @@ class ClusterPlan:
     kv_dtype: str
 
     budget_bytes: None = None  # each machine has its own
+    device_budget_bytes: None = None
     least_bytes: int = 0
 
     @property
     def parts(self) -> dict[str, int]:
         """By machine."""
         return {share.name: share.total for share in self.shares}
+
+    @property
+    def device_parts(self) -> dict[str, int]:
+        """Those are in the plan that each machine makes."""
+        return {}
 
     @property
     def total_bytes(self) -> int:

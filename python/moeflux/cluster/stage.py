@@ -137,7 +137,9 @@ class Stage:
 
     def _do_memory(self, body: dict[str, Any], arrays: Arrays) -> tuple[Any, Arrays]:
         held = self._engine.memory
-        return {field: getattr(held, field) for field in (ENGINE_PARTS | SESSION_PARTS).values()}, arrays
+        parts = {field: getattr(held, field) for field in (ENGINE_PARTS | SESSION_PARTS).values()}
+        slots = [list(each) for each in self._engine.slots]
+        return {**parts, "held_by_device": self._engine.held_by_device, "slots": slots}, arrays
 
     # ---- States -------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ class Metrics:
         counted = {
             "prompt_tokens": "Of prompts.",
             "reused_tokens": "Of prompts that were evaluated already.",
-            "expert_hits": "Experts that were in memory when they were needed.",
+            "expert_hits": "Experts that were in memory when they were needed, in the device's where it has its own.",
             "expert_misses": "Experts that were not.",
             "host_hits": "Of these, for a device with memory of its own, that were in the host's.",
             "read_bytes": "Read of experts.",
@@ -105,6 +105,21 @@ class _Now:
         for name, size in memory.held.items():
             held.add_metric((name,), size)
         yield held
+        if memory.device_held:
+            there = GaugeMetricFamily("moeflux_memory_device_planned_bytes", "Of the plan.", labels=("purpose",))
+            for name, size in memory.device_planned.items():
+                there.add_metric((name,), size)
+            yield there
+            yield GaugeMetricFamily(
+                "moeflux_memory_device_held_bytes", "In a device's own memory.", value=memory.device_held
+            )
+        slots = GaugeMetricFamily("moeflux_expert_slots", "Places for experts.", labels=("memory",))
+        filled = GaugeMetricFamily("moeflux_expert_slots_filled", "Those that have one.", labels=("memory",))
+        for where, each in memory.slots.items():
+            slots.add_metric((where,), each.count)
+            filled.add_metric((where,), each.filled)
+        yield slots
+        yield filled
         yield GaugeMetricFamily("moeflux_memory_resident_bytes", "Of the whole process.", value=memory.resident)
 
 
