@@ -41,8 +41,8 @@ def load(
 
     if machines is not None and devices is not None:
         raise ArgumentError("devices: expected none with machines, found some")
+    if devices is not None:
+        return load_over_cards(name, devices, options, on_progress)
     if on_progress is not None:
-        raise ArgumentError("on_progress: expected none with machines or devices, found one: each loads by itself")
-    if devices is None:
-        return load_over(name, machines, options, on_loss=on_loss)
-    return load_over_cards(name, devices, options)
+        raise ArgumentError("on_progress: expected none with machines, found one: each loads by itself")
+    return load_over(name, machines, options, on_loss=on_loss)

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, cast
 
 import numpy as np
 
-from moeflux.cluster.chain import Chain, Flight
+from moeflux.cluster.flight import Flight, Stages
 from moeflux.cluster.links import Frame
 from moeflux.cluster.machines import Machine, Machines
 from moeflux.cluster.plan import ClusterPlan, plan_over, width_of
@@ -26,6 +26,8 @@ from moeflux.sizes import parse_size
 from moeflux.stores.store import Store
 
 __all__ = ["Cards", "machines_of_cards"]
+
+OnProgress = Callable[[int, int], object]
 
 
 def machines_of_cards(devices: object) -> Machines:
@@ -46,7 +48,9 @@ class Cards:
 
     ready = True
 
-    def __init__(self, machines: Machines, store: Store, asked: LoadOptions) -> None:
+    def __init__(
+        self, machines: Machines, store: Store, asked: LoadOptions, on_progress: OnProgress | None = None
+    ) -> None:
         self.plan: ClusterPlan = plan_over(store, machines, asked)
         self.layers = [share.layers for share in self.plan.shares]
         whole = _budget(asked["memory"])
@@ -55,7 +59,8 @@ class Cards:
             for place, machine in enumerate(machines.machines):
                 # Budgets are the process's: each engine comes behind those before it, and has an equal share.
                 memory = None if whole is None else whole * (place + 1) // len(machines.machines)
-                self._models.append(_load(store, machine, self.layers[place], memory, self.plan.context, asked))
+                told = on_progress and _part_of(on_progress, place, [share.total for share in self.plan.shares])
+                self._models.append(_load(store, machine, self.layers[place], memory, self.plan.context, asked, told))
             kinds = {model.arithmetic for model in self._models}
             if len(kinds) > 1:
                 raise StateError(f"devices: expected GPUs that compute alike, found {', '.join(sorted(kinds))}")
@@ -72,8 +77,8 @@ class Cards:
             raise
         weakref.finalize(self, self._chain.close)
 
-    def chain(self) -> Chain:
-        return cast(Chain, self._chain)
+    def chain(self) -> Stages:
+        return self._chain
 
     def close(self) -> None:
         self._chain.close()
@@ -85,7 +90,7 @@ class Cards:
 
 
 class CardChain:
-    """What a Chain is, without links."""
+    """Stages that are threads of this process."""
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self.count = len(stages)
@@ -103,7 +108,7 @@ class CardChain:
 
     def send(self, op: str, arrays: Sequence[np.ndarray] = (), **fields: Any) -> Flight:
         """Arrays must stay as they are until the flight has landed."""
-        flight = Flight(cast(Chain, self))
+        flight = Flight()
         with self._lock:
             if self.error is not None:
                 flight.land(None, self.error)
@@ -116,9 +121,6 @@ class CardChain:
 
     def forget(self, session: int) -> None:
         self._ways[0].put((None, Frame(0, 0, {"op": "close", "told": [], "ids": [session]}, [])))
-
-    def await_landing(self, flight: Flight) -> None:
-        flight.sleep()
 
     def close(self) -> None:
         """What was sent before still lands."""
@@ -167,8 +169,20 @@ def _budget(memory: int | str | None) -> int | None:
     return resident().now + available().bytes * 9 // 10 if memory == "auto" else parse_size("memory", memory)
 
 
+def _part_of(on_progress: OnProgress, place: int, sizes: Sequence[int]) -> OnProgress:
+    """What one engine tells, as a part of what all of them will have read."""
+    before, own, every = sum(sizes[:place]), sizes[place], sum(sizes)
+    return lambda done, total: on_progress(before + own * done // max(total, 1), every)
+
+
 def _load(
-    store: Store, machine: Machine, layers: tuple[int, int], memory: int | None, context: int, asked: LoadOptions
+    store: Store,
+    machine: Machine,
+    layers: tuple[int, int],
+    memory: int | None,
+    context: int,
+    asked: LoadOptions,
+    on_progress: OnProgress | None,
 ) -> Model:
     options: dict[str, Any] = {
         **asked,
@@ -177,7 +191,7 @@ def _load(
         "memory": memory,
         "context": context,
     }
-    return load(Path(store.path), **options)
+    return load(Path(store.path), on_progress=on_progress, **options)
 
 
 def _stage(machine: Machine, model: Model, layers: tuple[int, int]) -> Stage:

@@ -12,60 +12,28 @@ from typing import Any
 
 import numpy as np
 
+from moeflux.cluster.flight import Flight
 from moeflux.cluster.links import Broken, Frame, Keys, Links, Outlet
-from moeflux.cluster.stage import raised
 from moeflux.errors import Error, PeerError
 from moeflux.log import LOG
 
-__all__ = ["Chain", "Flight"]
+__all__ = ["Chain"]
 
 WAIT = 0.1
 
 
-class Flight:
-    """A frame on its way through the stages of `chain`."""
+class _Flight(Flight):
+    """On its way through the stages of `chain`."""
 
     def __init__(self, chain: Chain) -> None:
+        super().__init__()
         self._chain = chain
-        self._landed = False
         self.came = False  # its frame, or the end of the chain
         self.sleepers = 0  # that wait for another thread to take it
         self.may_take = False  # who waits for it
-        self._wait = threading.Lock()  # until it has: an Event takes ten times as long to make
-        self._wait.acquire()
-        self._frame: Frame | None = None
-        self._error: Error | None = None
 
-    @property
-    def landed(self) -> bool:
-        return self._landed
-
-    def land(self, frame: Frame | None, error: Error | None) -> None:
-        """Once."""
-        self._frame, self._error, self._landed = frame, error, True
-        self._wait.release()
-
-    def sleep(self) -> None:
-        """Until it has landed."""
-        with self._wait:
-            pass
-
-    def wait(self) -> Frame:
-        """What has come back. PeerError when a machine is lost: then nothing comes any more. Whether the stages did
-        what was asked is in the frame."""
-        if not self._landed:
-            self._chain.await_landing(self)
-        if self._error is not None:
-            raise PeerError(str(self._error)) from self._error
-        assert self._frame is not None
-        return self._frame
-
-    def told(self) -> tuple[list[Any], list[np.ndarray]]:
-        """What the stages said, one after the other, and the arrays. The error of the first that could not do it."""
-        frame = self.wait()
-        if "error" in frame.body:
-            raise raised(frame.body["error"])
-        return frame.body["told"], frame.arrays
+    def await_landing(self) -> None:
+        self._chain.await_landing(self)
 
 
 class Chain:
@@ -94,7 +62,7 @@ class Chain:
         self._numbers = itertools.count(1)
         self._sending = threading.Lock()  # of the outlet. Who has it may wait for long, and so needs no other
         self._lock = threading.Lock()  # of the flights
-        self._flights: dict[int, Flight] = {}
+        self._flights: dict[int, _Flight] = {}
         self._forgotten: deque[int] = deque()
         self._error: PeerError | None = None
         self._ending = False
@@ -135,7 +103,7 @@ class Chain:
             self._send("close", ids=sessions)
 
     def _send(self, op: str, arrays: Sequence[np.ndarray] = (), **fields: Any) -> Flight:
-        flight = Flight(self)
+        flight = _Flight(self)
         with self._sending:
             with self._lock:
                 if self._error is not None:
@@ -184,7 +152,7 @@ class Chain:
         with self._taking:
             self._links.close()
 
-    def await_landing(self, flight: Flight) -> None:
+    def await_landing(self, flight: _Flight) -> None:
         """The main thread never takes what comes: Ctrl-C may end it anywhere, also between two parts of a frame."""
         flight.may_take = threading.current_thread() is not threading.main_thread()
         with self._lock:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from moeflux._core import Cancel
-from moeflux.cluster.chain import Chain
+from moeflux.cluster.flight import Stages
 from moeflux.cluster.plan import width_of
 from moeflux.cluster.session import Evaluation, FarSession
 from moeflux.cluster.stage import ALL, LAST, NONE
@@ -27,7 +27,7 @@ __all__ = ["FarEngine", "Source"]
 class Source(Protocol):
     """Where the chain is from: it changes when a machine was lost."""
 
-    def chain(self) -> Chain:
+    def chain(self) -> Stages:
         """The one that works now. Waits while machines are started again; PeerError when that takes too long."""
 
 
@@ -50,7 +50,7 @@ class FarEngine:
         self._described = described
         self._ids = itertools.count(1)
 
-    def chain(self) -> Chain:
+    def chain(self) -> Stages:
         return self._source.chain()
 
     def new_id(self) -> int:
@@ -215,7 +215,7 @@ class FarEngine:
         if pieces:
             wanted[0][0].chain.ask("room", pieces=pieces)
 
-    def undo(self, chain: Chain, places: Sequence[tuple[FarSession, int]]) -> None:
+    def undo(self, chain: Stages, places: Sequence[tuple[FarSession, int]]) -> None:
         """Brings sessions back to where they were, on all stages. Those that cannot go there are lost."""
         if chain.error is not None:
             return
@@ -223,7 +223,7 @@ class FarEngine:
             if failure:
                 session.lose(failure)
 
-    def go_back(self, chain: Chain, places: Sequence[tuple[FarSession, int]]) -> list[str]:
+    def go_back(self, chain: Stages, places: Sequence[tuple[FarSession, int]]) -> list[str]:
         """Why each cannot; empty for those that have."""
         told = chain.ask("rewind", pieces=[[session.identity, position] for session, position in places])
         failures = []

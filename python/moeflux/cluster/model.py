@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -93,12 +94,17 @@ def load_over(
         raise
 
 
-def load_over_cards(name: str | Path | None, devices: object, options: LoadOptions) -> ClusterModel:
+def load_over_cards(
+    name: str | Path | None,
+    devices: object,
+    options: LoadOptions,
+    on_progress: Callable[[int, int], object] | None = None,
+) -> ClusterModel:
     """Does what `moeflux.load` says of devices."""
     given, asked = machines_of_cards(devices), _asked("devices", options)
     folder = find_model(name, Logged())
     with open_store(folder, experts_per_token=asked["experts_per_token"]) as store:
-        cards = Cards(given, store, asked)
+        cards = Cards(given, store, asked, on_progress)
         LOG.info("%s: loaded on %d GPUs:\n%s", folder, len(given.machines), cards.plan)
         return ClusterModel(store, cards, asked["precision"], again=False)
 

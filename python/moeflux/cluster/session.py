@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from moeflux._core import Cancel
-from moeflux.cluster.chain import Chain, Flight
+from moeflux.cluster.flight import Flight, Stages
 from moeflux.cluster.stage import ALL, LAST, NONE, raised
 from moeflux.cluster.stats import FarStats
 from moeflux.errors import ArgumentError, Cancelled, Error, PeerError, StateError
@@ -33,7 +33,7 @@ class Owner(Protocol):
     def again(self) -> bool: ...
     @property
     def layers(self) -> tuple[int, int]: ...
-    def chain(self) -> Chain: ...
+    def chain(self) -> Stages: ...
     def new_id(self) -> int: ...
     def evaluate_together(
         self, pieces: Sequence[tuple[FarSession, np.ndarray, np.ndarray | None]], wanted: int
@@ -46,7 +46,7 @@ class Owner(Protocol):
         every: np.ndarray | None,
         cancel: Cancel | None,
     ) -> tuple[int, int]: ...
-    def go_back(self, chain: Chain, places: Sequence[tuple[FarSession, int]]) -> list[str]: ...
+    def go_back(self, chain: Stages, places: Sequence[tuple[FarSession, int]]) -> list[str]: ...
     def state_counts(self, kv_dtype: str) -> list[int]: ...
     def empty_state(self, position: int, kv_dtype: str) -> list[tuple[int, str, np.ndarray]]: ...
 
@@ -81,7 +81,7 @@ class FarSession:
         self._total: FarStats = getattr(self, "_total", FarStats())
         self._serial = next(self._serials)
 
-    def _make(self, chain: Chain) -> None:
+    def _make(self, chain: Stages) -> None:
         self._chain = chain
         self._id = self._engine.new_id()
         told = self._whole(
@@ -90,7 +90,7 @@ class FarSession:
         )  # fmt: skip
         self._take_reach(told)
 
-    def _whole(self, chain: Chain, op: str, **fields: Any) -> list[Any]:
+    def _whole(self, chain: Stages, op: str, **fields: Any) -> list[Any]:
         """What makes a session on every stage, or on none."""
         try:
             return chain.ask(op, **fields)
@@ -341,7 +341,7 @@ class FarSession:
         return self._id
 
     @property
-    def chain(self) -> Chain:
+    def chain(self) -> Stages:
         return self._chain
 
     @property
@@ -424,7 +424,7 @@ class Evaluation:
     """Tokens of several sessions, on their way through the stages in one frame."""
 
     def __init__(
-        self, chain: Chain, work: Sequence[tuple[FarSession, np.ndarray, int]], offsets: Sequence[int] | None = None
+        self, chain: Stages, work: Sequence[tuple[FarSession, np.ndarray, int]], offsets: Sequence[int] | None = None
     ) -> None:
         """Sessions, tokens, and of which of them logits are wanted: NONE, LAST or ALL. `offsets`: how many tokens of
         each session are on their way before."""
