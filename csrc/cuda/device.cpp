@@ -49,10 +49,37 @@ class PinnedMemory final : public Buffer {
 
 // ---- Device ---------------------------------------------------------------------------------------------------------
 
-Device::Device(int number) : api_(driver()) {
+namespace {
+
+int count_devices(const DriverApi& api) {
   int count = 0;
-  check(api_.device_count(&count), "cuda: cuDeviceGetCount");
+  check(api.device_count(&count), "cuda: cuDeviceGetCount");
   if (count == 0) throw NoSuchDevice("cuda: expected an NVIDIA GPU, found a driver and no GPU");
+  return count;
+}
+
+std::string name_of(const DriverApi& api, DeviceNumber number) {
+  std::array<char, 256> name{};
+  check(api.device_name(name.data(), static_cast<int>(name.size()) - 1, number), "cuda: cuDeviceGetName");
+  return name.data();
+}
+
+}  // namespace
+
+std::vector<std::string> Device::names() {
+  const DriverApi& api = driver();
+  std::vector<std::string> names;
+  const int count = count_devices(api);
+  for (int number = 0; number < count; ++number) {
+    DeviceNumber device = 0;
+    check(api.device(&device, number), "cuda: cuDeviceGet");
+    names.push_back(name_of(api, device));
+  }
+  return names;
+}
+
+Device::Device(int number) : api_(driver()) {
+  const int count = count_devices(api_);
   if (number >= count)
     throw DeviceError(
         concat("cuda: device: expected 0 to ", count - 1, ", as many GPUs as the driver shows, found ", number));
@@ -62,11 +89,9 @@ Device::Device(int number) : api_(driver()) {
     check(api_.device_attribute(&value, which, number_), "cuda: cuDeviceGetAttribute");
     return value;
   };
-  std::array<char, 256> name{};
-  check(api_.device_name(name.data(), static_cast<int>(name.size()) - 1, number_), "cuda: cuDeviceGetName");
   size_t memory = 0;
   check(api_.device_memory(&memory, number_), "cuda: cuDeviceTotalMem");
-  chip_ = {.name = name.data(),
+  chip_ = {.name = name_of(api_, number_),
            .major = attribute(attribute_major),
            .minor = attribute(attribute_minor),
            .multiprocessors = static_cast<uint32_t>(attribute(attribute_multiprocessors)),

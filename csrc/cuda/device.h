@@ -18,6 +18,8 @@ class Device : public std::enable_shared_from_this<Device> {
  public:
   // The GPU that the driver shows under this number. NoSuchDevice or DeviceError, with the reason.
   static std::shared_ptr<Device> open(int number = 0);
+  // The names of all that the driver shows, in the order of their numbers; none is used for that.
+  static std::vector<std::string> names();
   ~Device();
 
   const DriverApi& api() const { return api_; }

@@ -49,6 +49,8 @@ void register_cuda(py::module_& m) {
       },
       py::call_guard<Released>(),
       "The name of the GPU, and facts about it as label and text. DeviceError when there is none.");
+  m.def("cuda_names", &cuda::Device::names, py::call_guard<Released>(),
+        "The names of the GPUs that the driver shows, in the order of their numbers. DeviceError when there is none.");
   m.def(
       "cuda_compile",
       [](const std::string& name, const std::string& architecture, const std::vector<std::string>& options) {

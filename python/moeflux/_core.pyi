@@ -60,6 +60,7 @@ __all__: list[str] = [
     "cuda_kernel_files",
     "cuda_kernel_text",
     "cuda_make",
+    "cuda_names",
     "cuda_to_compile",
     "cuda_units",
     "dequantize",
@@ -1619,6 +1620,11 @@ def cuda_kernel_text(file: str) -> str:
 def cuda_make(unit: str) -> None:
     """
     Compiles a unit for the GPU of this machine, and keeps what comes of it.
+    """
+
+def cuda_names() -> list[str]:
+    """
+    The names of the GPUs that the driver shows, in the order of their numbers. DeviceError when there is none.
     """
 
 def cuda_to_compile(units: collections.abc.Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from emulator import cuda_gpu
 from moeflux import ArgumentError, BudgetError, DeviceError
 from moeflux.cli import main
 from moeflux.conversion.synth import synth
+from moeflux.machine.memory import resident
 from support.engine import tokens
 from support.metal import needs_device
 from support.tiny_stores import hybrid
@@ -116,6 +118,32 @@ def test_budgets_are_those_of_each(store: Path) -> None:
         load(store, devices=[0, 1], device_memory="1MB")
 
 
+def test_budgets_below_the_experts(tmp_path: Path) -> None:
+    """Of both memories, on each GPU: experts go from the file to the host's and to the GPU's, with the bits of one."""
+    kinds = ("linear", "full") * 2
+    shape = hybrid(layer_kinds=kinds, mlp_kinds=("moe",) * 4, vocab_size=VOCAB, hidden_size=128, moe_intermediate=256,
+                   num_experts=128)  # fmt: skip
+    synth(tmp_path / "store", shape)
+    with load(tmp_path / "store") as model:
+        expected = everything(model)
+    there, told = 15_000_000, list[tuple[int, int]]()
+    options: dict[str, Any] = {"device_memory": there, "host_slots": 20, "sessions": 4}
+    options["memory"] = 2 * (resident().now + (64 << 20))  # the first engine has half of it
+    with load(tmp_path / "store", devices=[0, 1], on_progress=lambda *each: told.append(each), **options) as model:
+        plans = [card.plan for card in model._cluster._models]
+        assert all(2 <= plan.slots < plan.experts and plan.host_slots == 20 for plan in plans)
+        assert all(plan.device_bytes <= there for plan in plans)
+        found = everything(model)
+        memory = model.memory
+        assert memory.slots["device"].count == sum(plan.slots for plan in plans)
+        assert memory.slots["host"].count == 40
+        assert all(0 < slots.filled <= slots.count for slots in memory.slots.values())
+        assert 0 < memory.device_held <= 2 * there
+    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+    done, totals = zip(*told, strict=True)
+    assert list(done) == sorted(done) and set(totals) == {done[-1]}
+
+
 def test_the_plan_of_two_cards(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +153,30 @@ def test_the_plan_of_two_cards(
     assert "gpu 0 " in text and "gpu 1 " in text
     assert main(["plan", str(store), "--devices", "1,1"]) == 2
     assert "devices: expected each GPU once, found 1 twice" in capsys.readouterr().err
+
+
+def test_info_names_every_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for count in (1, 2):
+        with cuda_gpu.emulating(devices=count):
+            assert main(["info"]) == 0
+        said += [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if line.startswith("cuda ")]
+    assert said == ["an emulated NVIDIA GPU", "0: an emulated NVIDIA GPU; 1: an emulated NVIDIA GPU"]
+
+
+def test_the_bench_of_two_cards(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["bench", str(store), "--backend", "cuda", "--devices", "0,1", "--prefill", "4", "--decode", "2", "--json"]
+    assert main(line) == 0
+    rows = [json.loads(row) for row in capsys.readouterr().out.splitlines()]
+    assert [(row["phase"], row["state"]) for row in rows] == [
+        ("decode", "cold"),
+        ("prefill", "cold"),
+        ("prefill", "warm"),
+        ("decode", "warm"),
+    ]
+    assert all(row["settings"].endswith("2 GPUs)") for row in rows)
+    assert main([*line, "--sessions", "1,2"]) == 2
+    assert "--devices: expected none with --sessions" in capsys.readouterr().err
 
 
 def test_a_processor_has_no_numbers(store: Path) -> None:

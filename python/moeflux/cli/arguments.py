@@ -228,6 +228,10 @@ HELP: dict[str, tuple[str | None, str]] = {
     "memory": ("SIZE", "budget of the whole process: 8GB, 8GiB, bytes; default: auto, what is free less a reserve"),
     "device_memory": ("SIZE", "budget in the memory of a GPU that has its own; default: auto, what is free there"),
     "context": ("N", "tokens that a session has room for; default: the model's limit, at most 32768"),
+    "backend": (
+        "NAME",
+        "what computes: cpu, metal or cuda; default: auto, what MOEFLUX_BACKEND says, else a GPU that works",
+    ),
     "device": ("N", "which of several GPUs, by the number that the driver gives it; default: 0"),
     "sessions": ("N", "sessions to plan room for; default: 1"),
     "threads": ("N", "threads that compute; default: one per core"),
@@ -266,7 +270,7 @@ def add_loading(parser: argparse.ArgumentParser, own: str = "") -> None:
         elif name == "verify_reads":
             group.add_argument(flag, action="store_true", help=meaning)
         else:
-            kind = str if metavar == "SIZE" else whole_number(0 if name == "device" else 1)
+            kind = str if metavar in ("SIZE", "NAME") else whole_number(0 if name == "device" else 1)
             group.add_argument(flag, type=kind, metavar=metavar, help=meaning)
 
 
@@ -306,10 +310,10 @@ def load_model(name: str | None, arguments: argparse.Namespace) -> Model:
     progress = for_terminal(passing=True)
     folder = find_model(name, progress)
     machines, devices = (getattr(arguments, name, None) for name in ("machines", "devices"))
-    if machines is not None or devices is not None:
+    if machines is not None:
         return moeflux.load(folder, machines=machines, devices=devices, **load_options(arguments))
     with Counting(progress, "loading") as counting:
-        return moeflux.load(folder, **load_options(arguments), on_progress=counting)
+        return moeflux.load(folder, devices=devices, **load_options(arguments), on_progress=counting)
 
 
 # ---- Pictures -----------------------------------------------------------------------------------------------------

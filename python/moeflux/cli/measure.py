@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +14,7 @@ from moeflux.cli.arguments import (
     SHAPE_HELP,
     Commands,
     Parser,
+    add_devices,
     add_loading,
     add_plot,
     add_sampling,
@@ -72,6 +74,7 @@ examples:
   moeflux bench /ssd/a3b --prefill 1024 --decode 64 --reps 5 --json
   moeflux bench /ssd/a3b --prompt-ids prompt.txt --look-ahead off
   moeflux bench /ssd/a3b --temperature 0.7 --top-p 0.95
+  moeflux bench /ssd/a3b --devices 0,1                        the layers on two GPUs
   moeflux bench /ssd/a3b --sessions 1,2,4,8 --temperature 1 --plot sessions.svg
   moeflux bench a3b --memory 8GB                              an estimate, before any download
 """
@@ -164,10 +167,12 @@ def _add_bench(command: Parser) -> None:
     add_plot(command, "draw the speeds, too")
     command.add_argument("--json", action="store_true", help="one line of JSON for each measurement")
     add_sampling(command, "the likeliest token, always, and a seed of 0")
+    add_devices(command)
     add_loading(command, own="sessions")
 
 
 def _bench(arguments: argparse.Namespace) -> int:
+    import moeflux
     from moeflux.errors import ArgumentError
     from moeflux.measure.bench import bench, table
     from moeflux.measure.estimate import estimate
@@ -183,6 +188,8 @@ def _bench(arguments: argparse.Namespace) -> int:
     if folder is None:
         if arguments.plot:
             raise ArgumentError(f"--plot: expected a model that is here, found {arguments.model}")
+        if arguments.devices:
+            raise ArgumentError(f"--devices: expected a model that is here, found {arguments.model}")
         options = load_options(arguments)
         print_value(estimate(arguments.model, progress=for_terminal(), **options), arguments.json)
         return 0
@@ -201,6 +208,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         random_decode=arguments.random_decode,
         sampling=Sampling(**choosing),
         progress=Lines(),  # a bar would be measured too
+        open_model=partial(moeflux.load, devices=arguments.devices),
         **load_options(arguments),
     ):
         rows.append(row)
@@ -226,7 +234,7 @@ def _bench_together(folder: Path | None, arguments: argparse.Namespace) -> int:
 
     if folder is None:
         raise ArgumentError(f"--sessions: expected a model that is here, found {arguments.model}")
-    for name in ("prompt_ids", "random_decode"):
+    for name in ("prompt_ids", "random_decode", "devices"):
         if getattr(arguments, name):
             raise ArgumentError(f"--{name.replace('_', '-')}: expected none with --sessions")
     if not arguments.decode:

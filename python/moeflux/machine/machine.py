@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -74,7 +75,7 @@ def this_machine() -> Machine:
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         backend=f"{_core.chosen_backend('auto')}; cpu kernels for {', '.join(isas())}",
         metal=_gpu("metal", _core.metal_facts),
-        cuda=_gpu("cuda", _core.cuda_facts),
+        cuda=_cuda(),
     )
 
 
@@ -85,6 +86,15 @@ def _gpu(name: str, facts: Callable[[], tuple[str, object]]) -> str:
     except DeviceError as error:
         return f"absent: {str(error).removeprefix(f'{name}: ')}"
     return _core.device_failure() or found
+
+
+def _cuda() -> str:
+    found = _gpu("cuda", _core.cuda_facts)
+    with contextlib.suppress(DeviceError):
+        names = _core.cuda_names()
+        if len(names) > 1 and found == names[0]:  # those that can be asked for by number
+            return "; ".join(f"{number}: {name}" for number, name in enumerate(names))
+    return found
 
 
 def _linux_cpu() -> tuple[str, list[str]]:

@@ -101,16 +101,19 @@ def bench(
     random_decode: bool = False,
     sampling: Sampling | None = None,
     progress: Progress | None = None,
+    open_model: Callable[..., Model] = load,
     **options: Unpack[LoadOptions],
 ) -> Iterator[Row]:
     """Yields row by row. A `prompt` replaces the `prefill` random tokens; `options` are those of moeflux.load. Decoding
-    chooses its tokens as `sampling` says, by default the likeliest ones."""
+    chooses its tokens as `sampling` says, by default the likeliest ones. `open_model` is called as moeflux.load."""
     if prompt is not None and len(prompt) < 2:
         raise ArgumentError(f"prompt: expected at least 2 tokens, found {len(prompt)}")
     store = find_model(name)
     files = files_of(store)
     for rep in range(reps):
-        repetition = Repetition(store, files, options, rep, sampling or Sampling(seed=0), progress or Silent())
+        repetition = Repetition(
+            store, files, options, rep, sampling or Sampling(seed=0), progress or Silent(), open_model
+        )
         yield from repetition.rows(prefill, decode, prompt, random_decode)
 
 
@@ -123,6 +126,7 @@ class Repetition:
         rep: int,
         sampling: Sampling,
         progress: Progress,
+        open_model: Callable[..., Model],
     ) -> None:
         self.store = store
         self.files = files
@@ -130,6 +134,7 @@ class Repetition:
         self.rep = rep
         self.sampling = sampling
         self.progress = progress
+        self.open_model = open_model
 
     def rows(self, prefill: int, decode: int, prompt: Sequence[int] | None, random_decode: bool) -> Iterator[Row]:
         """Cold decoding comes first. Its model is closed before the next is opened, so there are never two."""
@@ -154,7 +159,7 @@ class Repetition:
         drop_cached(self.files)
         started = time.perf_counter()
         options: LoadOptions = {"context": context, **self.options}
-        model = load(self.store, **options)
+        model = self.open_model(self.store, **options)
         return model, time.perf_counter() - started
 
     def vocab(self) -> int:
