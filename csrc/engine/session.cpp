@@ -53,7 +53,7 @@ void EngineSession::drop_room() noexcept {
 
 static std::optional<MirroredBuffer> surveys(LoadedEngine& engine) {
   const int64_t bytes = survey_bytes(engine.variant(), engine.drafts());
-  if (bytes == 0 || engine.backend().shares_memory() || !engine.backend().surveys()) return std::nullopt;
+  if (bytes == 0 || engine.backend().shares_memory()) return std::nullopt;
   return std::optional<MirroredBuffer>(std::in_place, engine.backend(), bytes, "surveys");
 }
 
@@ -187,7 +187,7 @@ Piece EngineSession::next(const Work& work, int64_t rows, std::span<const int32_
   if (call_.yields_logits) {
     piece.logits = logits_.begin();
     call_.was_surveyed = surveyed_;
-    surveyed_ = found_ && piece.all_logits.empty() ? wanted_ : Surveyed{};
+    surveyed_ = found_ && engine_->backend().surveys() && piece.all_logits.empty() ? wanted_ : Surveyed{};
     if (surveyed_.any) piece.found = found_->begin();
     piece.factor = surveyed_.factor;
     if (surveyed_.factor > 0) piece.lists = list_of(0);
