@@ -94,6 +94,19 @@ void LogitBlocks::take(std::span<const float> logits, const Changes* changes, st
   if (changes) find_greatest();
 }
 
+void LogitBlocks::take_listed(const ListedValues& list) {
+  asked_.changes = nullptr;
+  asked_.allowed = {};
+  show_asked();
+  kept_.clear();
+  std::copy_n(list.values, list.count, kept_.values());
+  std::copy_n(list.tokens, list.count, kept_.tokens());
+  kept_.end(0, list.count);
+  asked_.greatest = *std::max_element(list.values, list.values + list.count);
+  asked_.ranges.front() = {-infinity, asked_.greatest};
+  short_ = true;
+}
+
 // Weights may be of any number instead of the greatest, so long as none is too great for its exponent.
 double LogitBlocks::take_with_sum(std::span<const float> logits, const Changes* changes,
                                   std::span<const uint32_t> allowed) {

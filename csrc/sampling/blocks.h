@@ -44,6 +44,8 @@ class LogitBlocks {
   // - greatest), that is made on the way of rough weights; NaN where it was not: of few logits, and of those that begin
   // too far below the greatest one.
   double take_with_sum(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed);
+  // Of a vocabulary of one block: these values at the places that are their tokens, and no others.
+  void take_listed(const ListedValues& list);
   // What follows is of the logits as they were asked for.
   void show_asked() { view_ = &asked_; }
 

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 
 #include "sampling/cut.h"
 
@@ -125,6 +126,25 @@ cpu::ChangedPlaces Changes::of(int64_t block) const {
   const int64_t first = block * changed_room;
   return {places_.get() + first, times_.get() + first, biases_ ? biases_.get() + first : nullptr,
           counts_[static_cast<size_t>(block)]};
+}
+
+bool Changes::only_lower() const {
+  return !biases_ && penalties_.repetition >= 1 && penalties_.presence >= 0 && penalties_.frequency >= 0;
+}
+
+// As ChoiceKernels have it.
+double Changes::value(int32_t token, float logit) const {
+  const int64_t block = token / choice_block;
+  const auto place = static_cast<int32_t>(token % choice_block);
+  const cpu::ChangedPlaces list = of(block);
+  const int64_t at = std::lower_bound(list.places, list.places + list.count, place) - list.places;
+  const bool is_listed = at < list.count && list.places[at] == place;
+  const int32_t times = is_listed ? list.times[at] : seen(block) && is_seen(token) ? cpu::seen_before : 0;
+  double value = logit;
+  if (is_listed && list.biases) value += list.biases[at];
+  if (times < 0) value = value > 0 ? value / penalties_.repetition : value * penalties_.repetition;
+  const int32_t number = times & std::numeric_limits<int32_t>::max();
+  return number > 0 ? value - (penalties_.presence + penalties_.frequency * number) : value;
 }
 
 void Changes::fetch(int64_t block) const {

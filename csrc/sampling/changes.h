@@ -24,6 +24,10 @@ class Changes {
   Changes(const Sampling& sampling, int64_t vocab_size, std::span<const int32_t> prompt);
 
   bool none() const { return none_; }
+  // Whether no value is greater than its logit.
+  bool only_lower() const;
+  // What becomes of a logit.
+  double value(int32_t token, float logit) const;
   // One more token of the answer.
   void count(int32_t token);
   bool any(int64_t block) const { return seen(block) || counts_[static_cast<size_t>(block)] > 0; }

@@ -35,6 +35,11 @@ void Chooser::take(std::span<const float> logits, const Changes* changes, std::s
   begin();
 }
 
+void Chooser::take_listed(const ListedValues& list) {
+  blocks_.take_listed(list);
+  begin();
+}
+
 void Chooser::take_with_sum(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed) {
   const double sum = blocks_.take_with_sum(logits, changes, allowed);
   begin();

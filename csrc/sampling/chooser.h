@@ -25,6 +25,8 @@ class Chooser {
   // The logits of a choice, as for LogitBlocks::take. What follows is of them.
   void take(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed);
 
+  void take_listed(const ListedValues& list);
+
   // The same, but what follows is of the logits alone, whose `log_sum` will be asked for, until `show_asked`.
   void take_with_sum(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed);
   void show_asked();

@@ -110,16 +110,17 @@ int32_t Sampler::choose(std::span<const float> logits, std::span<const uint32_t>
 }
 
 double Sampler::shortlist_factor() const {
-  return sampling_.temperature > 0 && changes_->none() ? choice_factor(sampling_.temperature) : 0;
+  return ShortChooser::takes(sampling_, *changes_, vocab_size_) ? choice_factor(sampling_.temperature) : 0;
 }
 
 std::optional<int32_t> Sampler::choose(const Shortlist& list) {
   const Use use(busy_);
   Philox random = random_;
-  const std::optional<int32_t> token = short_chooser_->draw(list, sampling_, random.uniform());
+  const std::optional<int32_t> token = short_chooser_->draw(list, sampling_, *changes_, random.uniform());
   if (!token) return std::nullopt;
   random_ = random;
   ++from_shortlists_;
+  changes_->count(*token);
   return token;
 }
 

@@ -113,6 +113,7 @@ def answer(model: moeflux.Model, asked: Sampling, size: int = 24) -> tuple[list[
         ({"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.02}, True),
         ({"temperature": 1.0, "top_p": 0.8}, True),
         ({"temperature": 1.3, "min_p": 0.1}, True),
+        ({"temperature": 0.9, "presence_penalty": 0.5, "repetition_penalty": 1.2, "top_k": 9}, True),
         ({"temperature": 0.9, "presence_penalty": 0.5}, False),
         ({"temperature": 0.9, "logit_bias": {3: 1.0}}, False),
     ],

@@ -97,9 +97,58 @@ def test_a_list_that_may_lack_something_is_not_enough() -> None:
         assert drawn(row, Sampling(temperature=1.0, seed=1, **asked))[0] is None
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 40),
+    top_k=st.sampled_from([1, 2, 20, 300, 2048]),
+    top_p=st.sampled_from([1.0, 0.1, 0.9]),
+    min_p=st.sampled_from([0.0, 0.05]),
+    repetition=st.sampled_from([1.0, 1.1, 3.0]),
+    presence=st.sampled_from([0.0, 0.5, 20.0]),
+    frequency=st.sampled_from([0.0, 0.3]),
+)
+def test_penalties_of_a_number_of_tokens(
+    kind: str, seed: int, top_k: int, top_p: float, min_p: float, repetition: float, presence: float, frequency: float
+) -> None:
+    """Token by token, so that what was taken before has them. With a great penalty, others than those that are listed
+    may be the likeliest."""
+    rng = np.random.default_rng(seed)
+    row = some_logits(rng, kind)
+    cuts = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    penalties = {"repetition_penalty": repetition, "presence_penalty": presence, "frequency_penalty": frequency}
+    asked = Sampling(temperature=0.8, seed=seed, **cuts, **penalties)
+    prompt = rng.integers(len(row), size=rng.choice([0, 5, 3000])).tolist()
+    sampler, whole = (Sampler(asked, len(row), prompt) for _ in range(2))
+    if sampler._core.shortlist_factor == 0:
+        return
+    _, _, *found = ops.shortlist(row[None], sampler._core.shortlist_factor)[0]
+    for _ in range(6):
+        token = sampler._core.choose_listed(row, *found)
+        wanted = whole.choose(row).token
+        assert (sampler.choose(row).token if token is None else token) == wanted
+
+
+def test_penalties_need_no_logits_where_tokens_are_counted() -> None:
+    row = np.random.default_rng(1).normal(0, 3, 50_000).astype(np.float32)
+    row[7] = 30.0
+    asked = Sampling(temperature=1.0, top_k=20, presence_penalty=1.5, repetition_penalty=1.1, seed=4)
+    sampler, whole = (Sampler(asked, len(row), [1, 2, 3, 7]) for _ in range(2))
+    _, _, *found = ops.shortlist(row[None], sampler._core.shortlist_factor)[0]
+    for _ in range(60):
+        assert sampler._core.choose_listed(np.full_like(row, np.nan), *found) == whole.choose(row).token
+    heavy = dataclasses.replace(asked, presence_penalty=100.0, top_k=1)
+    sampler = Sampler(heavy, len(row), [])
+    taken = [sampler._core.choose_listed(row, *found) for _ in range(len(found[2]) + 1)]
+    assert len({*taken[:-1]}) == len(found[2]) and taken[-1] is None  # all that are listed were taken
+
+
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_what_changes_logits_needs_all_of_them(name: str) -> None:
-    other = {"logit_bias": {3: 1.0}}.get(name, 0.5)
+    other = {"logit_bias": {3: 1.0}, "presence_penalty": -0.5}.get(name, 0.5)
+    raised = Sampling(temperature=0.7, top_k=20, **{name: other})
+    if name != "frequency_penalty":  # the others make some values greater than their logits
+        assert Sampler(raised, 300, [])._core.shortlist_factor == 0
     for asked in (Sampling(temperature=0.7, **{name: other}), Sampling(temperature=0.0)):
         assert Sampler(asked, 300, [])._core.shortlist_factor == 0
     assert Sampler(dataclasses.replace(asked, temperature=0.5), 300, [])._core.shortlist_factor == pytest.approx(
