@@ -71,8 +71,9 @@ def test_what_is_given_of_the_loading_options_goes_to_load() -> None:
         ("convert one", "moeflux convert: the following arguments are required: DEST"),
         (
             "convert a b --bits 7",
-            "moeflux convert: --bits: expected 2, 3, 4, 5, 6, 8, q8_0, .* q4_0 or bf16, found '7'",
+            "moeflux convert: --bits: expected 2, 3, .* found '7'; MLX has no codes of 7 bits, take 6 or 8",
         ),
+        ("convert a b --bits 9", "moeflux convert: --bits: expected 2, 3, 4, 5, 6, 8, q8_0, .* or bf16, found '9'"),
         ("convert a b --group-size 63", "moeflux convert: --group-size: expected 32, 64, 128, found 63"),
         ("run --cache lur", "moeflux run: --cache: expected lru, lfu, none, found 'lur'; did you mean lru\\?"),
         ("run --seed -1", "moeflux run: --seed: expected a whole number of at least 0, found -1"),

@@ -217,7 +217,8 @@ def _bits(text: str) -> int | str:
         return text.lower()
     if text.isdecimal() and int(text) in BITS:
         return int(text)
-    raise argparse.ArgumentTypeError(f"expected {', '.join(map(str, (*BITS, *BLOCKS)))} or bf16, found {text!r}")
+    why = "; MLX has no codes of 7 bits, take 6 or 8" if text == "7" else ""
+    raise argparse.ArgumentTypeError(f"expected {', '.join(map(str, (*BITS, *BLOCKS)))} or bf16, found {text!r}{why}")
 
 
 def _expert_bits(text: str) -> int | str:
