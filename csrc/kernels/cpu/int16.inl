@@ -124,13 +124,14 @@ static void convert_to_int16(const float* x, int64_t columns, int64_t group_size
 // ---- Codes ---------------------------------------------------------------------------------------------------------
 
 // The codes of a block as bytes: the 16 even columns of each stretch, and the odd ones. Or, where that takes less and
-// the digits are put in the same order, the first 16 columns of each stretch, and the last.
+// the digits are put in the same order, the first 16 columns of each stretch, and the last; or, of each, eight columns
+// of one stretch beside eight of another, so that a quarter has parts of two groups.
 struct BlockCodes {
   __m512i even;
   __m512i odd;
 };
 
-enum class Order { parity, halves };
+enum class Order { parity, halves, eights };
 
 // Of codes that are bytes already, in the order of the columns: in each quarter those of the even columns come first.
 MOEFLUX_INLINE __m512i even_before_odd(__m512i codes) {

@@ -8,6 +8,10 @@ namespace moeflux::cpu::MOEFLUX_ISA {
 constexpr int64_t code_rows = 16;    // matrix rows that are computed together, one per lane
 constexpr int64_t scale_groups = 8;  // groups whose scales are transposed at once
 
+// The same with one row of x, where those of NVFP4 stay bytes.
+template <int bits, int64_t group_size>
+constexpr int64_t scale_groups_of_one_row = bits == e2m1 && group_size == 16 ? 16 : scale_groups;
+
 // ---- Sixteen rows --------------------------------------------------------------------------------------------------
 
 // Rows that lie `stride` bytes apart. Sixteen addresses are too many for the registers, so that of each row is a few
@@ -132,7 +136,7 @@ struct Scales {
   alignas(64) float biases[scale_groups][code_rows];  // where the codes do not tell them
   alignas(64) float of_rows[code_rows];               // of `e4m3`; of `six_bits` the blocks' scales
   alignas(64) float minima_of_rows[code_rows];        // of `six_bits`
-  __m512i words[2];         // of `powers`, `e4m3` and `six_bits`: a lane has the bytes of four groups of a row
+  __m512i words[4];         // of `powers`, `e4m3` and `six_bits`: a lane has the bytes of four groups of a row
   __m512i minima_words[2];  // of `six_bits`
   alignas(32) uint16_t halves[2][scale_groups][code_rows];  // scales and biases
 };
@@ -222,18 +226,21 @@ MOEFLUX_INLINE void turn_eight_bytes(const SpacedRows& rows, __m512i (&lane)[2])
   lane[1] = (__m512i)odds(a, b);
 }
 
-// The same for the first `count` of them, up to 8.
-MOEFLUX_INLINE void turn_bytes(const SpacedRows& rows, int64_t count, __m512i (&lane)[2]) {
-  if (count == scale_groups) return turn_eight_bytes(rows, lane);
-  __m512i all[4];
-  turn_quarter_rows(rows, count, all);
-  lane[0] = all[0];
-  lane[1] = all[1];
+// Scales of one byte, of up to 16 groups.
+MOEFLUX_INLINE void turn_bytes(const SpacedRows& rows, int64_t count, Scales& to) {
+  if (count == scale_groups) {
+    __m512i lane[2];
+    turn_eight_bytes(rows, lane);
+    to.words[0] = lane[0];
+    to.words[1] = lane[1];
+  } else {
+    turn_quarter_rows(rows, count, to.words);
+  }
 }
 
 // Scales of MXFP4.
 static void turn_powers(const Weights& w, int64_t row, int64_t first, int64_t count, Scales& to) {
-  turn_bytes(spaced_rows(w.scales + row * w.scale_stride + first, w.scale_stride), count, to.words);
+  turn_bytes(spaced_rows(w.scales + row * w.scale_stride + first, w.scale_stride), count, to);
 }
 
 // Scales of NVFP4, and those of the rows, with which rows of scales begin. These are loaded with the first groups.
@@ -242,7 +249,7 @@ static void turn_e4m3(const Weights& w, int64_t row, int64_t first, int64_t coun
   if (first == 0)
     for (int64_t r = 0; r < code_rows; ++r)
       to.of_rows[r] = w.row_scale_bytes ? load<float>(begin + r * w.scale_stride) : 1.0f;
-  turn_bytes(spaced_rows(begin + w.row_scale_bytes + first, w.scale_stride), count, to.words);
+  turn_bytes(spaced_rows(begin + w.row_scale_bytes + first, w.scale_stride), count, to);
 }
 
 // ---- Scales of blocks ----------------------------------------------------------------------------------------------

@@ -107,6 +107,11 @@ MOEFLUX_INLINE SpacedRows next_block(const Weights& w, SpacedRows rows, int64_t 
 template <int bits>
 constexpr bool taken_apart_quickly = bits == 2 || bits == 8 || width_of(bits) == 4 || are_in_blocks(bits);
 
+// A product waits for the one that it is added to. Where codes are many instructions, those of two rows go in turn; 4
+// bits in affine groups are slower so.
+template <int bits>
+constexpr bool go_in_turn = sums_fit_16_bits<bits> && (are_in_blocks(bits) || bits == e2m1);
+
 // Groups of 16 columns: v[i] are the sums of rows 2 * i and 2 * i + 1.
 MOEFLUX_INLINE void sums_of_pairs(const __m512i (&v)[code_rows / 2], BlockSums<16>& sums) {
   MOEFLUX_UNROLL
@@ -125,23 +130,56 @@ MOEFLUX_INLINE void sums_of_pairs(const __m512i (&v)[code_rows / 2], BlockSums<1
   }
 }
 
+// The order in which codes of a row are multiplied.
+template <int bits, int64_t group_size>
+constexpr Order order_of = [] {
+  if (!are_in_blocks(bits) || group_size == 16) return Order::parity;
+  const BlockType type = block_type_of(bits);
+  return type == BlockType::q4_k || type == BlockType::q5_k ? Order::eights : Order::halves;
+}();
+
+// Groups of 32 columns of which two are in each quarter: v[i] are the sums of rows 2 * i and 2 * i + 1.
+MOEFLUX_INLINE void sums_of_eights(const __m512i (&v)[code_rows / 2], BlockSums<32>& sums) {
+  __m512i four[4];  // rows: the first two groups of each row are in one quarter, the other two in the next
+  MOEFLUX_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const __m512i a = v[i / 2 * 4 + i % 2];
+    const __m512i b = v[i / 2 * 4 + i % 2 + 2];
+    four[i] = _mm512_add_epi32(quarters<0x88>(a, b), quarters<0xdd>(a, b));
+  }
+  MOEFLUX_UNROLL
+  for (int second = 0; second < 2; ++second) {
+    __m512i halves[2];
+    MOEFLUX_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const __m512 a = (__m512)four[2 * i];
+      const __m512 b = (__m512)four[2 * i + 1];
+      halves[i] = (__m512i)(second ? _mm512_maskz_shuffle_ps(all_lanes, a, b, 0xdd)
+                                   : _mm512_maskz_shuffle_ps(all_lanes, a, b, 0x88));
+    }
+    sums[second] = quarters<0x88>(halves[0], halves[1]);
+    sums[second + 2] = quarters<0xdd>(halves[0], halves[1]);
+  }
+}
+
 // All groups of a block. Larger ones are whole stretches.
-template <int bits, int64_t group_size, typename SumsOfRow>
-MOEFLUX_INLINE void sums_of_rows(const SumsOfRow& sums_of_row, BlockSums<group_size>& sums) {
-  DigitSums of_row[code_rows];
+template <int bits, int64_t group_size, typename SumsOfTwo>
+MOEFLUX_INLINE void sums_of_rows(const SumsOfTwo& sums_of_two, BlockSums<group_size>& sums) {
   __m512i of_two[code_rows / 2];
   __m512i v[code_rows / 4];
   if constexpr (!taken_apart_quickly<bits>)
-    for (int64_t r = 0; r < code_rows; ++r) of_row[r] = sums_of_row(r);
+    for (int64_t r = 0; r < code_rows; r += 2) of_two[r / 2] = sums_of_two(r);
   MOEFLUX_UNROLL
-  for (int64_t r = 0; r < code_rows; ++r) {
-    if constexpr (taken_apart_quickly<bits>) of_row[r] = sums_of_row(r);
+  for (int64_t r = 0; r < code_rows; r += 2) {
     // Rows are added up as they come: their shuffles have another unit than the products, and both go side by side.
-    if (r % 2 == 1) of_two[r / 2] = of_two_rows<bits>(of_row[r - 1], of_row[r]);
-    if (group_size > 16 && r % 4 == 3) v[r / 4] = sums_of_neighbours(of_two[r / 2 - 1], of_two[r / 2]);
+    if constexpr (taken_apart_quickly<bits>) of_two[r / 2] = sums_of_two(r);
+    if (group_size > 16 && order_of<bits, group_size> != Order::eights && r % 4 == 2)
+      v[r / 4] = sums_of_neighbours(of_two[r / 2 - 1], of_two[r / 2]);
   }
   if constexpr (group_size == 16)
     sums_of_pairs(of_two, sums);
+  else if constexpr (order_of<bits, group_size> == Order::eights)
+    sums_of_eights(of_two, sums);
   else
     sums_of_groups<group_size>(v, sums);
 }
@@ -153,7 +191,12 @@ MOEFLUX_INLINE BlockCodes digits_of_block(const uint8_t* digits) {
   const __m512i odd = load<__m512i>(digits + 64);
   if constexpr (order == Order::parity) return {even, odd};
   constexpr __mmask64 all_bytes = ~__mmask64{0};
-  return {_mm512_maskz_unpacklo_epi8(all_bytes, even, odd), _mm512_maskz_unpackhi_epi8(all_bytes, even, odd)};
+  const __m512i first = _mm512_maskz_unpacklo_epi8(all_bytes, even, odd);
+  const __m512i last = _mm512_maskz_unpackhi_epi8(all_bytes, even, odd);
+  if constexpr (order == Order::halves) return {first, last};
+  const __m512i at = _mm512_setr_epi64(0, 2, 8, 10, 4, 6, 12, 14);
+  return {_mm512_maskz_permutex2var_epi64(0xff, first, at, last),
+          _mm512_maskz_permutex2var_epi64(0xff, first, _mm512_add_epi64(at, _mm512_set1_epi64(1)), last)};
 }
 
 // Sums of code * q over a block, of which `left` columns are there, or all if it is `whole`. `half` says which half of
@@ -165,24 +208,47 @@ template <int bits, int64_t group_size, bool whole>
 MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const SpacedRows& rows, int64_t half, int64_t left,
                                   const uint8_t* target, const SpacedRows& next, BlockSums<group_size>& sums) {
   constexpr int64_t lines = bytes_of_128(bits) / 4;  // as many as 16 blocks have
-  constexpr Order order = are_in_blocks(bits) && group_size > 16 ? Order::halves : Order::parity;
+  constexpr Order order = order_of<bits, group_size>;
   const BlockCodes high_digits = digits_of_block<order>(digits);
   const BlockCodes low_digits = digits_of_block<order>(digits + int16_block);
-  const auto sums_of_row = [&](int64_t r) __attribute__((always_inline)) {
-    const BlockCodes codes =
-        whole ? codes_at<bits, order>(rows.row(r), half) : codes_at<bits, order>(rows.row(r), half, left);
-    __m512i high = dot(dot(_mm512_setzero_si512(), codes.even, high_digits.even), codes.odd, high_digits.odd);
+  const auto codes_of_row = [&](int64_t r) __attribute__((always_inline)) {
+    return whole ? codes_at<bits, order>(rows.row(r), half) : codes_at<bits, order>(rows.row(r), half, left);
+  };
+  const auto ask = [&](int64_t r, __m512i& sum) __attribute__((always_inline)) {
     for (int64_t i = r * lines / code_rows; i < (r + 1) * lines / code_rows; ++i) {
-      if constexpr (come_in_order<bits>) asm volatile("prefetcht0 %1" : "+v"(high) : "m"(target[i * 64]));
-      asm volatile("prefetcht1 %1" : "+v"(high) : "m"(target[i * 64 + far_behind<bits>]));
+      if constexpr (come_in_order<bits>) asm volatile("prefetcht0 %1" : "+v"(sum) : "m"(target[i * 64]));
+      asm volatile("prefetcht1 %1" : "+v"(sum) : "m"(target[i * 64 + far_behind<bits>]));
     }
     MOEFLUX_UNROLL
     for (int64_t i = 0; i < lines_of_block<bits> && !come_in_order<bits>; ++i)
-      asm volatile("prefetcht0 %1" : "+v"(high) : "m"(next.row(r)[-i * 64]));
-    const __m512i above = sums_fit_16_bits<bits> ? _mm512_setzero_si512() : _mm512_maskz_slli_epi32(all_lanes, high, 8);
+      asm volatile("prefetcht0 %1" : "+v"(sum) : "m"(next.row(r)[-i * 64]));
+  };
+  const __m512i zero = _mm512_setzero_si512();
+  const auto sums_of_row = [&](int64_t r) __attribute__((always_inline)) {
+    const BlockCodes codes = codes_of_row(r);
+    __m512i high = dot(dot(zero, codes.even, high_digits.even), codes.odd, high_digits.odd);
+    ask(r, high);
+    const __m512i above = sums_fit_16_bits<bits> ? zero : _mm512_maskz_slli_epi32(all_lanes, high, 8);
     return DigitSums{high, dot(dot(above, codes.even, low_digits.even), codes.odd, low_digits.odd)};
   };
-  sums_of_rows<bits, group_size>(sums_of_row, sums);
+  const auto sums_of_two = [&](int64_t r) __attribute__((always_inline)) {
+    if constexpr (!go_in_turn<bits>) {
+      const DigitSums first = sums_of_row(r);
+      return of_two_rows<bits>(first, sums_of_row(r + 1));
+    }
+    const BlockCodes a = codes_of_row(r);
+    const BlockCodes b = codes_of_row(r + 1);
+    DigitSums first = {dot(zero, a.even, high_digits.even), dot(zero, a.even, low_digits.even)};
+    DigitSums second = {dot(zero, b.even, high_digits.even), dot(zero, b.even, low_digits.even)};
+    ask(r, first.high);
+    ask(r + 1, second.high);
+    first.high = dot(first.high, a.odd, high_digits.odd);
+    second.high = dot(second.high, b.odd, high_digits.odd);
+    first.low = dot(first.low, a.odd, low_digits.odd);
+    second.low = dot(second.low, b.odd, low_digits.odd);
+    return of_two_rows<bits>(first, second);
+  };
+  sums_of_rows<bits, group_size>(sums_of_two, sums);
 }
 
 // The same for the last block of a row that ends within it. It stays out of the loop, which would share its addresses.

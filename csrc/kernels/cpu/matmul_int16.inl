@@ -20,7 +20,7 @@ MOEFLUX_INLINE Floats add_block(Floats total, const BlockSums<group_size>& sums,
                                 const DigitRow& x, int64_t g) {
   MOEFLUX_UNROLL
   for (int i = 0; i < int16_block / group_size; ++i) {
-    const int64_t at = (g + i) % scale_groups;
+    const int64_t at = (g + i) % scale_groups_of_one_row<bits, group_size>;
     const Floats scale = scale_at<bits, group_size>(scales, at, i % 4);
     const Floats bias = bias_at<bits, group_size>(scales, at, i % 4, scale);
     total = add_group(total, floats(sums[i]), scale, bias, splat(x.units[g + i]), splat(x.sums[g + i]));
@@ -84,12 +84,12 @@ static void multiply_one_row(const Weights& w, int64_t row, int64_t last, const 
   const ReadNext target = prefetch_target(w, row, last, next, come_in_order<bits> ? 1 : min_prefetch_distance);
   const DigitRow from = digit_row(x, w.columns, group_size);
   SpacedRows rows = spaced_rows(w.codes + sixteen.first * w.code_stride, w.code_stride);
+  constexpr int64_t at_once = scale_groups_of_one_row<bits, group_size>;
   Floats total = {};
   Scales scales;
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t g = b * block_groups;
-    if (g % scale_groups == 0)
-      load_scales<bits, group_size>(w, sixteen.first, g, smaller(groups - g, scale_groups), scales);
+    if (g % at_once == 0) load_scales<bits, group_size>(w, sixteen.first, g, smaller(groups - g, at_once), scales);
     prefetch_scales<group_size>(target, b, scale_step);
     const uint8_t* digits = from.digits + b * int16_block_bytes;
     const uint8_t* codes = target.codes + b * code_rows * block_bytes;
