@@ -129,12 +129,19 @@ MOEFLUX_INLINE Doubles load_tokens(const Number* numbers, const int32_t* tokens)
 
 // Lanes of -1 or 0: which tokens, by their places or ids, have a bit in their block.
 MOEFLUX_INLINE LongInts have_bits(const uint32_t* bits, const int32_t* tokens) {
+#if defined(__AVX512F__)
+  const __m256i places = _mm256_loadu_si256((const __m256i*)tokens) & _mm256_set1_epi32(choice_block - 1);
+  const __m256i words = _mm256_i32gather_epi32((const int*)bits, _mm256_srli_epi32(places, 5), 4);
+  const __m256i own = _mm256_sllv_epi32(_mm256_set1_epi32(1), places & _mm256_set1_epi32(31));
+  return (LongInts)_mm512_movm_epi64(_mm256_test_epi32_mask(words, own));
+#else
   LongInts some;
   for (int64_t i = 0; i < wide; ++i) {
     const auto place = static_cast<uint32_t>(tokens[i]) % static_cast<uint32_t>(choice_block);
     some[i] = -static_cast<int64_t>(bits[place / 32] >> (place % 32) & 1);
   }
   return some;
+#endif
 }
 
 MOEFLUX_INLINE Doubles divided(Doubles value, const Penalties& penalties) {

@@ -7,36 +7,19 @@ namespace moeflux::cpu::MOEFLUX_ISA {
 
 #if defined(__AVX512F__)
 
-// Bounds of half as many f32 as there are in a register.
-struct HalfBound {
-  __m256 plain;
-  __m256 penalized;
+typedef FloatLanes StoredLanes __attribute__((may_alias, aligned(1)));
 
-  template <bool any_penalized>
-  [[gnu::always_inline]] __m256 of(Lanes penalty) const {
-    return any_penalized ? _mm256_mask_mov_ps(plain, penalty, penalized) : plain;
-  }
-};
-
-// Logits are compared as they are. A penalty is a part of the factor: that rounds once more, by less than rough weights
-// are off.
+// Logits are compared as they are, as many as a register has: each half of the masks is one of f64 numbers. A penalty
+// is a part of the factor: that rounds once more, by less than rough weights are off.
 template <bool split, bool any_penalized>
 MOEFLUX_INLINE ChoiceSums weigh_all_marked(const MarkedLogits& marked, const Penalties& penalties,
                                            const ChoiceScale& asked, const MarkedBounds& bounds, uint64_t* bits) {
   const ChoiceScale scale = asked;  // what no store can change
-  const auto bound = [](float plain, float penalized) {
-    return HalfBound{_mm256_set1_ps(plain), _mm256_set1_ps(penalized)};
-  };
-  const ChoiceRange plain_range = floats_within(bounds.plain.within);
-  const ChoiceRange penalized_range = floats_within(bounds.penalized.within);
-  const HalfBound from = bound(round_up(bounds.plain.least), round_up(bounds.penalized.least));
-  const HalfBound least = bound(plain_range.least, penalized_range.least);
-  const HalfBound most = bound(plain_range.greatest, penalized_range.greatest);
+  const FloatBound from = {splat(round_up(bounds.plain.least)), splat(round_up(bounds.penalized.least))};
+  const FloatBounds within = float_bounds(bounds);
   const Doubles factor = splat(scale.factor);
   const Doubles multiplied = splat(scale.factor * penalties.repetition);
   const Doubles divided = splat(scale.factor / penalties.repetition);
-  const auto* const plain_bytes = reinterpret_cast<const unsigned char*>(marked.plain);
-  const auto* const penalized_bytes = reinterpret_cast<const unsigned char*>(marked.penalized);
   auto* const found_bytes = reinterpret_cast<unsigned char*>(bits);
   Doubles sum = {};
   Doubles sum_above = {};
@@ -44,25 +27,33 @@ MOEFLUX_INLINE ChoiceSums weigh_all_marked(const MarkedLogits& marked, const Pen
     Together<choice_together> all;
     Lanes above[choice_together];
     MOEFLUX_UNROLL
-    for (int64_t v = 0; v < choice_together; ++v) {
+    for (int64_t v = 0; v < choice_together; v += 2) {
       const int64_t at = first + v * wide;
-      const __m256 some = _mm256_loadu_ps(marked.logits + at);
-      Lanes values = plain_bytes[at / 8];
-      Lanes penalty = 0;
-      if constexpr (any_penalized) values |= penalty = penalized_bytes[at / 8];
-      const Lanes kept = _mm256_mask_cmp_ps_mask(values, some, from.of<any_penalized>(penalty), _CMP_GE_OQ);
+      const auto logits = (__m512)load<Floats>(marked.logits + at);
+      const auto marks = Marks<any_penalized>::at(marked, at);
+      const auto is_least = [&](FloatLanes mask, const FloatBound& bound) __attribute__((always_inline)) {
+        return _mm512_mask_cmp_ps_mask(mask, logits, (__m512)bound.of(marks), _CMP_GE_OQ);
+      };
+      const FloatLanes kept = is_least(marks.values, from);
       if constexpr (split) {
-        above[v] = _mm256_mask_cmp_ps_mask(kept, some, most.of<any_penalized>(penalty), _CMP_GT_OQ);
-        // Stored byte by byte: GCC would make words of them, for which it moves the masks to other registers.
-        *const_cast<volatile unsigned char*>(found_bytes + at / 8) =
-            _mm256_mask_cmp_ps_mask(kept & ~above[v], some, least.of<any_penalized>(penalty), _CMP_GE_OQ);
+        const FloatLanes beyond = _mm512_mask_cmp_ps_mask(kept, logits, (__m512)within.most.of(marks), _CMP_GT_OQ);
+        above[v] = static_cast<Lanes>(beyond);
+        above[v + 1] = static_cast<Lanes>(beyond >> wide);
+        // Stored one by one: GCC would make words of them, for which it moves the masks to other registers.
+        *reinterpret_cast<volatile StoredLanes*>(found_bytes + at / 8) = is_least(kept & ~beyond, within.least);
       }
-      all.kept[v] = kept;
-      all.rest[v] = (Doubles)_mm512_maskz_cvtps_pd(0xff, some);
-      all.factors[v] = factor;
-      if constexpr (any_penalized) {
-        const Lanes positive = _mm256_mask_cmp_ps_mask(penalty, some, __m256{}, _CMP_GT_OQ);
-        all.factors[v] = select(positive, select(penalty, factor, multiplied), divided);
+      FloatLanes positive = 0;
+      if constexpr (any_penalized) positive = _mm512_mask_cmp_ps_mask(marks.penalized, logits, __m512{}, _CMP_GT_OQ);
+      MOEFLUX_UNROLL
+      for (int64_t half = 0; half < 2; ++half) {
+        all.kept[v + half] = static_cast<Lanes>(kept >> (half * wide));
+        all.rest[v + half] = load_values(marked.logits + at + half * wide);
+        all.factors[v + half] = factor;
+        if constexpr (any_penalized) {
+          const auto of_half = [&](FloatLanes mask) { return static_cast<Lanes>(mask >> (half * wide)); };
+          all.factors[v + half] =
+              select(of_half(positive), select(of_half(marks.penalized), factor, multiplied), divided);
+        }
       }
     }
     make_weights<true, false>(all, scale);
