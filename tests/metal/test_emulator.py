@@ -61,6 +61,7 @@ BUGS = {
     "different_barriers": ([64], 1, r"divergent barrier: threads wait at different ones"),
     "shuffled_from_an_inactive_lane": ([64], 1, r"simd_shuffle_xor from an inactive lane"),
     "sum_under_a_lane_condition": ([64], 1, r"a simdgroup operation with 16 of 32 lanes active"),
+    "half_at_a_simdgroup_barrier": ([64], 1, r"a simdgroup barrier reached by 16 of 32 live lanes"),
     "not_bound": ([64], 1, r"buffer 3, x, is not bound"),
     "misaligned": ([128, 64], 1, r"misaligned read of 4 bytes at byte \d+ of x"),
     "constant_written": ([64], 1, r"x is read-only and is written"),
@@ -181,6 +182,15 @@ def test_lanes(compiler: Compiler, checked: bool) -> None:
         np.repeat((x > 0).sum(axis=1, keepdims=True), 32, axis=1),
     ]
     assert np.array_equal(out, expected)
+
+
+def test_lanes_meet_at_one_call_and_one_depth(compiler: Compiler) -> None:
+    for order in ORDERS:
+        out = np.zeros((2, 32), np.float32)
+        sample("features", False, compiler).dispatch("at_two_depths", [out], (1,), (64,), order=order)
+        assert (out[:, :8] == 8).all() and (out[:, 8:] == 24.5).all()
+        sample("features", False, compiler).dispatch("at_two_calls", [out], (1,), (64,), order=order)
+        assert (out[:, :8] == 8).all() and (out[:, 8:] == 31).all()
 
 
 @pytest.mark.parametrize("checked", [False, True])

@@ -103,6 +103,12 @@ kernel void sum_under_a_lane_condition(device float* out [[buffer(0)]], uint i [
   out[i] = value;
 }
 
+kernel void half_at_a_simdgroup_barrier(device float* out [[buffer(0)]], uint i [[thread_index_in_threadgroup]]) {
+  if (i % 32 < 16) simdgroup_barrier(mem_flags::mem_threadgroup);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  out[i] = 1.0f;
+}
+
 kernel void not_bound(device float* out [[buffer(0)]], device const float* x [[buffer(3)]],
                       uint i [[thread_position_in_grid]]) {
   out[i] = x[i];

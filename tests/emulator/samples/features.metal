@@ -9,8 +9,9 @@ struct Shape {
 
 // [rows, columns] of T, transposed through threadgroup memory; two axes, and a template.
 template <typename T, int tile>
-kernel void transposed(device const T* x [[buffer(0)]], device T* out [[buffer(1)]], constant Shape& shape [[buffer(2)]],
-                       uint2 group [[threadgroup_position_in_grid]], uint2 at [[thread_position_in_threadgroup]]) {
+kernel void transposed(device const T* x [[buffer(0)]], device T* out [[buffer(1)]],
+                       constant Shape& shape [[buffer(2)]], uint2 group [[threadgroup_position_in_grid]],
+                       uint2 at [[thread_position_in_threadgroup]]) {
   threadgroup T block[tile][tile + 1];
   uint row = group.y * tile + at.y, column = group.x * tile + at.x;
   if (row < shape.rows && column < shape.columns) block[at.y][at.x] = x[row * shape.columns + column];
@@ -39,6 +40,16 @@ kernel void lanes(device const float* x [[buffer(0)]], device float* out [[buffe
   out[5 * count + i] = simd_broadcast(value, 7);
   out[6 * count + i] = simd_prefix_exclusive_sum(value);
   out[7 * count + i] = float(popcount(uint((simd_vote::vote_t)simd_ballot(value > 0.0f))) + lane * 0);
+}
+
+// Lanes meet those that wait at the same call, and at the same depth of the stack.
+kernel void at_two_calls(device float* out [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  out[i] = i % 32 < 8 ? simd_sum(1.0f) : simd_max(float(i % 32));
+}
+__attribute__((noinline)) float summed(float x) { return simd_sum(x); }
+__attribute__((noinline)) float summed_deeper(float x) { return summed(x) + 0.5f; }
+kernel void at_two_depths(device float* out [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  out[i] = i % 32 < 8 ? summed(1.0f) : summed_deeper(1.0f);
 }
 
 // out = x . y by 8 x 8 tiles.
