@@ -55,7 +55,7 @@ struct Shortlist {
   // The logits of a block, which it brings to the host.
   const std::function<std::span<const float>(int64_t block)>& read_block;
 
-  // No other logit is greater than the last of these.
+  // Whether all logits are listed.
   bool is_whole() const { return static_cast<int64_t>(tokens.size()) == vocab_size; }
 };
 
