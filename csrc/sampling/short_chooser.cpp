@@ -22,6 +22,13 @@ double share_of(const ShortlistBlock& block, float greatest, double factor) {
   return std::exp2((double{block.greatest} - double{greatest}) * factor);
 }
 
+// What all logits weigh, beside the greatest.
+double weight_of_all(const Shortlist& list, float greatest) {
+  double sum = 0;
+  for (const ShortlistBlock& block : list.blocks) sum += block.sum * share_of(block, greatest, list.factor);
+  return sum;
+}
+
 }  // namespace
 
 ShortChooser::ShortChooser(const cpu::ChoiceKernels& kernels)
@@ -55,7 +62,7 @@ std::optional<int32_t> ShortChooser::draw(const Shortlist& list, const Sampling&
   take(list.logits);
   Chooser::Others others;
   if (!has_top_k && !list.is_whole()) {
-    for (const ShortlistBlock& block : list.blocks) others.sum += block.sum * share_of(block, greatest, list.factor);
+    others.sum = weight_of_all(list, greatest);
     others.all_below = *std::ranges::min_element(list.logits);
   }
   Sampling own = sampling;
@@ -101,8 +108,7 @@ std::optional<int32_t> ShortChooser::draw_changed(const Shortlist& list, const S
 // What every block weighs tells in which of them the draw ends, and its logits tell where.
 std::optional<int32_t> ShortChooser::draw_from_all(const Shortlist& list, const Sampling& sampling, double uniform) {
   const float greatest = greatest_of(list);
-  double total = 0;
-  for (const ShortlistBlock& block : list.blocks) total += block.sum * share_of(block, greatest, list.factor);
+  const double total = weight_of_all(list, greatest);
   const double goal = uniform * total;
   double before = 0;
   for (size_t i = 0; i < list.blocks.size(); ++i) {
