@@ -31,16 +31,19 @@ struct DigitRow {
   const uint8_t* digits;
   const float* units;
   const float* sums;
+  const int32_t* whole_sums;
 };
 
 MOEFLUX_INLINE DigitRow digit_row(const uint8_t* row, int64_t columns, int64_t group_size) {
   const float* units = reinterpret_cast<const float*>(row + int16_blocks(columns) * int16_block_bytes);
-  return {row, units, units + int16_groups(columns, group_size)};
+  const int64_t groups = int16_groups(columns, group_size);
+  return {row, units, units + groups, reinterpret_cast<const int32_t*>(units + 2 * groups)};
 }
 
 // Turns the numbers of a group, 16 in each vector, into whole numbers of units.
 template <int64_t vectors>
-MOEFLUX_INLINE void convert_group(const __m512* numbers, __m512i* whole, float* unit, float* x_sum) {
+MOEFLUX_INLINE void convert_group(const __m512* numbers, __m512i* whole, float* unit, float* x_sum,
+                                  int32_t* whole_sum) {
   __m512i largest = _mm512_setzero_si512();
   MOEFLUX_UNROLL
   for (int64_t v = 0; v < vectors; ++v) {
@@ -61,7 +64,8 @@ MOEFLUX_INLINE void convert_group(const __m512* numbers, __m512i* whole, float* 
     total = _mm512_add_epi32(total, whole[v]);
   }
   *unit = largest_bits >= 0x7f800000 ? __builtin_nanf("") : size / static_cast<float>(largest_int16);
-  *x_sum = *unit * static_cast<float>(reduce_whole<true>(total));
+  *whole_sum = reduce_whole<true>(total);
+  *x_sum = *unit * static_cast<float>(*whole_sum);
 }
 
 // Turns the whole numbers of a block into its digits.
@@ -95,6 +99,7 @@ static void convert_row(const float* x, int64_t columns, uint8_t* row) {
   const DigitRow to = digit_row(row, columns, group_size);
   float* units = const_cast<float*>(to.units);
   float* sums = const_cast<float*>(to.sums);
+  int32_t* whole_sums = const_cast<int32_t*>(to.whole_sums);
   for (int64_t column = 0; column < columns; column += int16_block, row += int16_block_bytes) {
     __m512i whole[8];
     MOEFLUX_UNROLL
@@ -103,11 +108,12 @@ static void convert_row(const float* x, int64_t columns, uint8_t* row) {
         __m512 numbers[vectors];
         MOEFLUX_UNROLL
         for (int64_t v = 0; v < vectors; ++v) numbers[v] = _mm512_loadu_ps(x + column + (at + v) * 16);
-        convert_group<vectors>(numbers, whole + at, units++, sums++);
+        convert_group<vectors>(numbers, whole + at, units++, sums++, whole_sums++);
       } else {
         MOEFLUX_UNROLL
         for (int64_t v = 0; v < vectors; ++v) whole[at + v] = _mm512_setzero_si512();
         *units++ = *sums++ = 0;
+        *whole_sums++ = 0;
       }
     }
     store_digits(whole, row);

@@ -8,10 +8,6 @@ namespace moeflux::cpu::MOEFLUX_ISA {
 constexpr int64_t code_rows = 16;    // matrix rows that are computed together, one per lane
 constexpr int64_t scale_groups = 8;  // groups whose scales are transposed at once
 
-// The same with one row of x, where those of NVFP4 stay bytes.
-template <int bits, int64_t group_size>
-constexpr int64_t scale_groups_of_one_row = bits == e2m1 && group_size == 16 ? 16 : scale_groups;
-
 // ---- Sixteen rows --------------------------------------------------------------------------------------------------
 
 // Rows that lie `stride` bytes apart. Sixteen addresses are too many for the registers, so that of each row is a few
@@ -134,19 +130,18 @@ constexpr ScaleForm scale_form = [] {
 struct Scales {
   alignas(64) float scales[scale_groups][code_rows];
   alignas(64) float biases[scale_groups][code_rows];  // where the codes do not tell them
-  alignas(64) float of_rows[code_rows];               // of `e4m3`; of `six_bits` the blocks' scales
+  alignas(64) float of_rows[code_rows];               // of `six_bits`: the blocks' scales
   alignas(64) float minima_of_rows[code_rows];        // of `six_bits`
   __m512i words[4];         // of `powers`, `e4m3` and `six_bits`: a lane has the bytes of four groups of a row
   __m512i minima_words[2];  // of `six_bits`
   alignas(32) uint16_t halves[2][scale_groups][code_rows];  // scales and biases
 };
 
-// The bias of a group of these codes, as a multiple of its scale; 0 where it is a number of its own. It is exact, or
-// rounded as it would be in memory.
+// What is added to codes to make them 0 or more. Such groups have no biases.
 template <int bits>
-constexpr float bias_of_scale = [] {
-  if (bits == e2m1) return -12.0f;
-  return are_in_blocks(bits) ? static_cast<float>(-raised_of(block_type_of(bits))) : 0.0f;
+constexpr int raise_of = [] {
+  if (bits == e2m1) return 12;
+  return are_in_blocks(bits) ? raised_of(block_type_of(bits)) : 0;
 }();
 
 // One byte of each lane, as a number of 32 bits.
@@ -158,20 +153,20 @@ MOEFLUX_INLINE Words exponent_of(__m512i words, int which) {
   return moved & 0x7f800000u;
 }
 
-// Halves of numbers E4M3, which are byte `which` of each lane. Their bits are those of an f32 that is 2^120 times less.
-MOEFLUX_INLINE Floats half_of_e4m3(__m512i words, int which) {
+// 256ths of numbers E4M3, which are byte `which` of each lane. Their bits are those of an f32 that is 2^120 times less.
+MOEFLUX_INLINE Floats e4m3_256th(__m512i words, int which) {
   const Words upper = (Words)words << (24 - which * 8);
-  return (Floats)((Words)((Ints)upper >> 4) & 0x87f00000u) * 0x1p119f;
+  return (Floats)((Words)((Ints)upper >> 4) & 0x87f00000u) * 0x1p112f;
 }
 
-// The scales of group `at`, whose byte in a lane is `which`. Those of E2M1 are halved.
+// The scales of group `at`, whose byte in a lane is `which`. Those of MXFP4 are halved, those of NVFP4 are 256ths.
 template <int bits, int64_t group_size>
 MOEFLUX_INLINE Floats scale_at(const Scales& from, int64_t at, int which) {
   constexpr ScaleForm form = scale_form<bits, group_size>;
   if constexpr (form == ScaleForm::powers) {
     return half_power(exponent_of(from.words[at / 4], which));
   } else if constexpr (form == ScaleForm::e4m3) {
-    return half_of_e4m3(from.words[at / 4], which) * load<Floats>(from.of_rows);
+    return e4m3_256th(from.words[at / 4], which);
   } else if constexpr (form == ScaleForm::halves) {
     return from_f16(load<Halves>(from.halves[0][at]));
   } else if constexpr (form == ScaleForm::six_bits) {
@@ -182,11 +177,9 @@ MOEFLUX_INLINE Floats scale_at(const Scales& from, int64_t at, int which) {
 }
 
 template <int bits, int64_t group_size>
-MOEFLUX_INLINE Floats bias_at(const Scales& from, int64_t at, int which, Floats scale) {
+MOEFLUX_INLINE Floats bias_at(const Scales& from, int64_t at, int which) {
   constexpr ScaleForm form = scale_form<bits, group_size>;
-  if constexpr (bias_of_scale<bits> != 0)
-    return scale * bias_of_scale<bits>;
-  else if constexpr (form == ScaleForm::halves)
+  if constexpr (form == ScaleForm::halves)
     return from_f16(load<Halves>(from.halves[1][at]));
   else if constexpr (form == ScaleForm::six_bits)
     return floats((__m512i)byte_of(from.minima_words[at / 4], which)) * load<Floats>(from.minima_of_rows);
@@ -200,9 +193,8 @@ MOEFLUX_INLINE void make_scales(Scales& scales) {
   MOEFLUX_UNROLL
   for (int g = 0; g < scale_groups; ++g) {
     const Floats scale = scale_at<bits, group_size>(scales, g, g % 4);
-    const Floats bias = bias_at<bits, group_size>(scales, g, g % 4, scale);
+    if constexpr (raise_of<bits> == 0) store(scales.biases[g], bias_at<bits, group_size>(scales, g, g % 4));
     store(scales.scales[g], scale);
-    store(scales.biases[g], bias);
   }
 }
 
@@ -226,7 +218,7 @@ MOEFLUX_INLINE void turn_eight_bytes(const SpacedRows& rows, __m512i (&lane)[2])
   lane[1] = (__m512i)odds(a, b);
 }
 
-// Scales of one byte, of up to 16 groups.
+// Scales of one byte, of up to 8 groups.
 MOEFLUX_INLINE void turn_bytes(const SpacedRows& rows, int64_t count, Scales& to) {
   if (count == scale_groups) {
     __m512i lane[2];
@@ -238,18 +230,18 @@ MOEFLUX_INLINE void turn_bytes(const SpacedRows& rows, int64_t count, Scales& to
   }
 }
 
-// Scales of MXFP4.
-static void turn_powers(const Weights& w, int64_t row, int64_t first, int64_t count, Scales& to) {
-  turn_bytes(spaced_rows(w.scales + row * w.scale_stride + first, w.scale_stride), count, to);
+// Scales of MXFP4, and those of NVFP4's groups.
+static void turn_floats(const Weights& w, int64_t row, int64_t first, int64_t count, Scales& to) {
+  const uint8_t* from = w.scales + row * w.scale_stride + w.row_scale_bytes + first;
+  turn_bytes(spaced_rows(from, w.scale_stride), count, to);
 }
 
-// Scales of NVFP4, and those of the rows, with which rows of scales begin. These are loaded with the first groups.
-static void turn_e4m3(const Weights& w, int64_t row, int64_t first, int64_t count, Scales& to) {
-  const uint8_t* begin = w.scales + row * w.scale_stride;
-  if (first == 0)
-    for (int64_t r = 0; r < code_rows; ++r)
-      to.of_rows[r] = w.row_scale_bytes ? load<float>(begin + r * w.scale_stride) : 1.0f;
-  turn_bytes(spaced_rows(begin + w.row_scale_bytes + first, w.scale_stride), count, to);
+// Those of 16 rows of NVFP4, with which rows of scales begin.
+MOEFLUX_INLINE Floats scales_of_rows(const Weights& w, int64_t row) {
+  if (w.row_scale_bytes == 0) return splat(1.0f);
+  alignas(64) float scales[code_rows];
+  for (int64_t r = 0; r < code_rows; ++r) scales[r] = load<float>(w.scales + (row + r) * w.scale_stride);
+  return load<Floats>(scales);
 }
 
 // ---- Scales of blocks ----------------------------------------------------------------------------------------------
@@ -358,7 +350,7 @@ static void load_block_scales(const Weights& w, int64_t row, int64_t first, int6
     MOEFLUX_UNROLL
     for (int64_t g = 0; g < scale_groups; ++g) {
       store(to.scales[g], v[g]);
-      if constexpr (bias_of_scale<codes_in(type)> == 0) store(to.biases[g], v[scale_groups + g]);
+      if constexpr (raise_of<codes_in(type)> == 0) store(to.biases[g], v[scale_groups + g]);
     }
   }
 }
@@ -379,10 +371,8 @@ static void load_scales(const Weights& w, int64_t row, int64_t first, int64_t co
       return load_block_scales<type, true>(w, row, first, count, to);
     return load_block_scales<type, false>(w, row, first, count, to);
   } else {
-    if constexpr (scale_form<bits, group_size> == ScaleForm::e4m3) {
-      turn_e4m3(w, row, first, count, to);
-    } else if constexpr (scale_form<bits, group_size> == ScaleForm::powers) {
-      turn_powers(w, row, first, count, to);
+    if constexpr (bits == e2m1) {
+      turn_floats(w, row, first, count, to);
     } else {
       const int64_t at = row * w.scale_stride + first * scale_bytes_of(w.scale_type);
       const SpacedRows scales = spaced_rows(w.scales + at, w.scale_stride);

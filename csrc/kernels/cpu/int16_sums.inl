@@ -44,13 +44,14 @@ MOEFLUX_INLINE __m512i sums_of_neighbours(__m512i a, __m512i b) {
 }
 
 // 256 * high + low of two rows. Each quarter has two parts of each row's sum over one stretch, which are the sums of 16
-// columns each. Where digits' sums fit in 16 bits, two instructions put them together for both rows.
+// columns each. Where digits' sums fit in 16 bits, two instructions put them together for both rows, and add them to
+// `start`.
 template <int bits>
-MOEFLUX_INLINE __m512i of_two_rows(const DigitSums& a, const DigitSums& b) {
+MOEFLUX_INLINE __m512i of_two_rows(const DigitSums& a, const DigitSums& b, __m512i start) {
   if constexpr (sums_fit_16_bits<bits>) {
     const __m512i high = _mm512_maskz_packs_epi32(~__mmask32{0}, a.high, b.high);
     const __m512i low = _mm512_maskz_packs_epi32(~__mmask32{0}, a.low, b.low);
-    const __m512i sum = _mm512_maskz_madd_epi16(all_lanes, high, _mm512_set1_epi16(256));
+    const __m512i sum = _mm512_maskz_dpwssd_epi32(all_lanes, start, high, _mm512_set1_epi16(256));
     return _mm512_maskz_dpwssd_epi32(all_lanes, sum, low, _mm512_set1_epi16(1));
   } else {
     return sums_of_neighbours(a.low, b.low);
@@ -200,15 +201,15 @@ MOEFLUX_INLINE BlockCodes digits_of_block(const uint8_t* digits) {
 }
 
 // Sums of code * q over a block, of which `left` columns are there, or all if it is `whole`. `half` says which half of
-// blocks of 256 columns it is. Meanwhile it prefetches the cache lines at `target`, some of them with each row, and,
+// blocks of 256 columns it is. `take` gets a function that makes those of two rows
+// (see of_two_rows). Meanwhile it prefetches the cache lines at `target`, some of them with each row, and,
 // unless codes come in order, those that end with the bytes that `next` has. If all lines were asked for at once, they
 // would wait for each other, and the multiplications with them. So they go one after the other, each tied to the
 // numbers that are being multiplied.
-template <int bits, int64_t group_size, bool whole>
+template <int bits, Order order, bool whole, typename Take>
 MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const SpacedRows& rows, int64_t half, int64_t left,
-                                  const uint8_t* target, const SpacedRows& next, BlockSums<group_size>& sums) {
+                                  const uint8_t* target, const SpacedRows& next, const Take& take) {
   constexpr int64_t lines = bytes_of_128(bits) / 4;  // as many as 16 blocks have
-  constexpr Order order = order_of<bits, group_size>;
   const BlockCodes high_digits = digits_of_block<order>(digits);
   const BlockCodes low_digits = digits_of_block<order>(digits + int16_block);
   const auto codes_of_row = [&](int64_t r) __attribute__((always_inline)) {
@@ -231,10 +232,10 @@ MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const SpacedRows& rows,
     const __m512i above = sums_fit_16_bits<bits> ? zero : _mm512_maskz_slli_epi32(all_lanes, high, 8);
     return DigitSums{high, dot(dot(above, codes.even, low_digits.even), codes.odd, low_digits.odd)};
   };
-  const auto sums_of_two = [&](int64_t r) __attribute__((always_inline)) {
+  const auto sums_of_two = [&](int64_t r, __m512i start) __attribute__((always_inline)) {
     if constexpr (!go_in_turn<bits>) {
       const DigitSums first = sums_of_row(r);
-      return of_two_rows<bits>(first, sums_of_row(r + 1));
+      return of_two_rows<bits>(first, sums_of_row(r + 1), start);
     }
     const BlockCodes a = codes_of_row(r);
     const BlockCodes b = codes_of_row(r + 1);
@@ -246,16 +247,28 @@ MOEFLUX_INLINE void sums_of_block(const uint8_t* digits, const SpacedRows& rows,
     second.high = dot(second.high, b.odd, high_digits.odd);
     first.low = dot(first.low, a.odd, low_digits.odd);
     second.low = dot(second.low, b.odd, low_digits.odd);
-    return of_two_rows<bits>(first, second);
+    return of_two_rows<bits>(first, second, start);
   };
-  sums_of_rows<bits, group_size>(sums_of_two, sums);
+  take(sums_of_two);
+}
+
+// The same, as a vector for each group.
+template <int bits, int64_t group_size, bool whole>
+MOEFLUX_INLINE void group_sums_of_block(const uint8_t* digits, const SpacedRows& rows, int64_t half, int64_t left,
+                                        const uint8_t* target, const SpacedRows& next, BlockSums<group_size>& sums) {
+  sums_of_block<bits, order_of<bits, group_size>, whole>(
+      digits, rows, half, left, target, next, [&](const auto& sums_of_two) __attribute__((always_inline)) {
+        const auto from_zero = [&](int64_t r)
+                                   __attribute__((always_inline)) { return sums_of_two(r, _mm512_setzero_si512()); };
+        sums_of_rows<bits, group_size>(from_zero, sums);
+      });
 }
 
 // The same for the last block of a row that ends within it. It stays out of the loop, which would share its addresses.
 template <int bits, int64_t group_size>
 [[gnu::noinline]] static void sums_of_part(const uint8_t* digits, const SpacedRows& rows, int64_t half, int64_t left,
                                            const uint8_t* target, const SpacedRows& next, BlockSums<group_size>& sums) {
-  sums_of_block<bits, group_size, false>(digits, rows, half, left, target, next, sums);
+  group_sums_of_block<bits, group_size, false>(digits, rows, half, left, target, next, sums);
 }
 
 }  // namespace moeflux::cpu::MOEFLUX_ISA

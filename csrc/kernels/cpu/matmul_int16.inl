@@ -3,107 +3,9 @@
 // For one row of x, a vector holds parts of one matrix row's sum. The vectors of sixteen rows are added up together, so
 // that each lane becomes a row. For several rows of x, the codes are transposed first, and lanes are rows from the
 // start. The scales of a group are transposed in both cases.
-#include "kernels/cpu/int16_sums.inl"
+#include "kernels/cpu/int16_one_row.inl"
 
 namespace moeflux::cpu::MOEFLUX_ISA {
-
-// ---- Sixteen rows of the matrix ------------------------------------------------------------------------------------
-
-// total + a group's part of the product: the one place that rounds.
-MOEFLUX_INLINE Floats add_group(Floats total, Floats sum, Floats scale, Floats bias, Floats unit, Floats x_sum) {
-  return fma(bias, x_sum, fma(sum, scale * unit, total));
-}
-
-// total + a block's part, for the groups from `g` on. Those after the last group have units and sums of 0.
-template <int bits, int64_t group_size>
-MOEFLUX_INLINE Floats add_block(Floats total, const BlockSums<group_size>& sums, const Scales& scales,
-                                const DigitRow& x, int64_t g) {
-  MOEFLUX_UNROLL
-  for (int i = 0; i < int16_block / group_size; ++i) {
-    const int64_t at = (g + i) % scale_groups_of_one_row<bits, group_size>;
-    const Floats scale = scale_at<bits, group_size>(scales, at, i % 4);
-    const Floats bias = bias_at<bits, group_size>(scales, at, i % 4, scale);
-    total = add_group(total, floats(sums[i]), scale, bias, splat(x.units[g + i]), splat(x.sums[g + i]));
-  }
-  return total;
-}
-
-constexpr int first_cache = 3;  // in the terms of __builtin_prefetch
-constexpr int second_cache = 2;
-
-// Prefetches a cache line at an address that may lie after the matrix.
-template <int cache = first_cache>
-MOEFLUX_INLINE void prefetch_line(const uint8_t* from, int64_t offset) {
-  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(from) + offset), 0, cache);
-}
-
-constexpr int64_t min_prefetch_distance = 16384;  // bytes of codes between what is prefetched and what is multiplied
-
-// The memory that is prefetched while sixteen rows from `row` on are computed: rows so many bytes of codes further on,
-// at least the next sixteen, or, after the last row, what is read next.
-MOEFLUX_INLINE ReadNext prefetch_target(const Weights& w, int64_t row, int64_t last, const ReadNext& next,
-                                        int64_t bytes = min_prefetch_distance) {
-  // Rows that are all the same (see multiply_few) have no stride.
-  const int64_t distance = divide_up(bytes, greater(code_rows * w.code_stride, 1)) * code_rows;
-  const auto at = [&](const ReadNext& from, int64_t rows) {
-    return ReadNext{from.codes + rows * w.code_stride, from.scales + rows * w.scale_stride,
-                    from.biases + rows * w.scale_stride};
-  };
-  const int64_t to = row + distance;
-  return to < last || !next.codes ? at({w.codes, w.scales, w.biases}, to) : at(next, to - last);
-}
-
-// And their scales, evenly over the blocks. Those of NVFP4 are more than a line for each, and have no biases.
-template <int64_t group_size>
-MOEFLUX_INLINE void prefetch_scales(const ReadNext& target, int64_t b, int64_t bytes) {
-  if constexpr (group_size == 16) {
-    for (int64_t line = 0; line < bytes; line += 64) prefetch_line(target.scales, b * bytes + line);
-  } else {
-    prefetch_line(target.scales, b * bytes);
-    prefetch_line(target.biases, b * bytes);
-  }
-}
-
-// Of 16 rows' sums, those of the `left` rows that are there.
-MOEFLUX_INLINE void store_rows(float* to, Floats sums, int64_t left) {
-  if (left >= code_rows)
-    store(to, sums);
-  else
-    store_some(to, sums, left);
-}
-
-template <int bits, int64_t group_size>
-static void multiply_one_row(const Weights& w, int64_t row, int64_t last, const uint8_t* x, float* out,
-                             const ReadNext& next) {
-  constexpr int64_t block_bytes = bytes_of_128(bits);  // of one row
-  constexpr int64_t block_groups = int16_block / group_size;
-  const int64_t groups = w.columns / group_size;
-  const int64_t blocks = int16_blocks(w.columns);
-  const int64_t scale_step = code_rows * w.scale_stride / blocks;
-  const SixteenRows sixteen = sixteen_rows(row, last);
-  const ReadNext target = prefetch_target(w, row, last, next, come_in_order<bits> ? 1 : min_prefetch_distance);
-  const DigitRow from = digit_row(x, w.columns, group_size);
-  SpacedRows rows = spaced_rows(w.codes + sixteen.first * w.code_stride, w.code_stride);
-  constexpr int64_t at_once = scale_groups_of_one_row<bits, group_size>;
-  Floats total = {};
-  Scales scales;
-  for (int64_t b = 0; b < blocks; ++b) {
-    const int64_t g = b * block_groups;
-    if (g % at_once == 0) load_scales<bits, group_size>(w, sixteen.first, g, smaller(groups - g, at_once), scales);
-    prefetch_scales<group_size>(target, b, scale_step);
-    const uint8_t* digits = from.digits + b * int16_block_bytes;
-    const uint8_t* codes = target.codes + b * code_rows * block_bytes;
-    const SpacedRows ahead = next_block<bits>(w, rows, b, blocks);
-    BlockSums<group_size> sums;
-    if (const int64_t left = w.columns - b * int16_block; left >= int16_block)
-      sums_of_block<bits, group_size, true>(digits, rows, b % 2, left, codes, ahead, sums);
-    else
-      sums_of_part<bits, group_size>(digits, rows, b % 2, left, codes, ahead, sums);
-    rows.first += block_bytes;
-    total = add_block<bits, group_size>(total, sums, scales, from, g);
-  }
-  store_wanted(sixteen, out, total);
-}
 
 // ---- Several rows of x ---------------------------------------------------------------------------------------------
 //
@@ -210,19 +112,22 @@ MOEFLUX_INLINE void ask(const Asked& asked, int64_t k, BlockCodes& codes) {
     asm volatile("prefetcht0 %1" : "+v"(codes.odd) : "m"(asked.next.row(k)[-i * 64]));
 }
 
-// total[i] + the part of the groups of a block, for `n` rows of x.
+// total[i] + the part of the groups of a block, for `n` rows of x, each of which may have several chains.
 template <int bits, int64_t group_size, int64_t n, bool asks>
 MOEFLUX_INLINE void add_products(const TurnedCodes<bits>& codes, const Scales& scales, const DigitRow* x, int64_t b,
                                  const Asked& asked, Floats* total) {
   constexpr int64_t block_groups = int16_block / group_size;
   constexpr int64_t words = group_size / 8;   // of a group
   constexpr int64_t chains = n <= 2 ? 2 : 1;  // of each sum: products of one chain wait for each other
+  constexpr int64_t row_chains = chains_of<bits, group_size>;
   const int64_t first = b * block_groups;
   const uint8_t* digits[n];
+  alignas(32) Lifts<group_size> lifts[n];
   MOEFLUX_UNROLL
   for (int64_t i = 0; i < n; ++i) {
     digits[i] = x[i].digits + b * int16_block_bytes;
     asm("" : "+r"(digits[i]));  // otherwise GCC 12 makes an address for each product, and stores them
+    lifts_of<bits, group_size>(x[i].whole_sums + first, lifts[i]);
   }
   MOEFLUX_UNROLL
   for (int64_t g = 0; g < block_groups; ++g) {
@@ -253,8 +158,14 @@ MOEFLUX_INLINE void add_products(const TurnedCodes<bits>& codes, const Scales& s
         low = _mm512_add_epi32(low, sums[1][1][i]);
       }
       const __m512i sum = _mm512_add_epi32(_mm512_maskz_slli_epi32(all_lanes, high, 8), low);
-      total[i] = add_group(total[i], floats(sum), load<Floats>(scales.scales[at]), load<Floats>(scales.biases[at]),
-                           splat(x[i].units[first + g]), splat(x[i].sums[first + g]));
+      const Floats scale = load<Floats>(scales.scales[at]);
+      const Floats unit = splat(x[i].units[first + g]);
+      Floats& of_row = total[i * row_chains + g % row_chains];
+      if constexpr (raise_of<bits> > 0) {
+        of_row = add_raised_group(of_row, sum, _mm512_set1_epi32(lifts[i][g]), scale, unit);
+      } else {
+        of_row = add_group(of_row, sum, scale, load<Floats>(scales.biases[at]), unit, splat(x[i].sums[first + g]));
+      }
     }
   }
 }
@@ -287,18 +198,18 @@ static void multiply_sixteen(const Weights& w, int64_t row, int64_t last, const 
   SpacedRows rows = spaced_rows(w.codes + sixteen.first * w.code_stride, w.code_stride);
   const int64_t parts = divide_up(n, rows_together);
   DigitRow from[max_rows];
-  Floats total[max_rows];
+  constexpr int64_t row_chains = chains_of<bits, group_size>;
+  Floats total[max_rows * row_chains];
   for (int64_t i = 0; i < n; ++i) {
     from[i] = digit_row(x[i], w.columns, group_size);
-    total[i] = Floats{};
   }
+  for (int64_t i = 0; i < n * row_chains; ++i) total[i] = Floats{};
   Scales scales;
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t g = b * block_groups;
     if (g % scale_groups == 0) {
       load_scales<bits, group_size>(w, sixteen.first, g, smaller(groups - g, scale_groups), scales);
-      if constexpr (scale_form<bits, group_size> != ScaleForm::floats || bias_of_scale<bits> != 0)
-        make_scales<bits, group_size>(scales);
+      if constexpr (scale_form<bits, group_size> != ScaleForm::floats) make_scales<bits, group_size>(scales);
     }
     prefetch_scales<group_size>(target, b, scale_step);
     const Asked asked = {target.codes + b * code_rows * block_bytes, next_block<bits>(w, rows, b, blocks)};
@@ -312,12 +223,16 @@ static void multiply_sixteen(const Weights& w, int64_t row, int64_t last, const 
       add_some<bits, group_size, true>(codes, scales, from, i, b, asked, total);
       for (int64_t part = parts - 1; part > 0; --part) {
         const int64_t count = divide_up(n - i, part);
-        add_some<bits, group_size, false>(codes, scales, from + i, count, b, asked, total + i);
+        add_some<bits, group_size, false>(codes, scales, from + i, count, b, asked, total + i * row_chains);
         i += count;
       }
     }
   }
-  for (int64_t i = 0; i < n; ++i) store_wanted(sixteen, out[i], total[i]);
+  for (int64_t i = 0; i < n; ++i) {
+    Floats sum = total[i * row_chains];
+    if constexpr (row_chains > 1) sum = times_scales_of_rows(sum_of_chains(total + i * row_chains), w, sixteen.first);
+    store_wanted(sixteen, out[i], sum);
+  }
 }
 
 template <int bits, int64_t group_size, int64_t few>
@@ -334,7 +249,12 @@ template <int bits, int64_t group_size>
 static void multiply_groups(const Weights& w, int64_t first, int64_t last, const uint8_t* const* x, float* const* out,
                             int64_t n, const ReadNext& next) {
   if (n > 1) return multiply_several<bits, group_size, few_rows<bits>>(w, first, last, x, out, n, next);
-  for (; first < last; first += code_rows) multiply_one_row<bits, group_size>(w, first, last, *x, *out, next);
+  for (; first < last; first += code_rows) {
+    if constexpr (chains_of<bits, group_size> > 1)
+      multiply_one_row_by_chains(w, first, last, *x, *out, next);
+    else
+      multiply_one_row<bits, group_size>(w, first, last, *x, *out, next);
+  }
 }
 
 // For a matrix of fewer than 16 rows: each is computed as 16 that are the same.

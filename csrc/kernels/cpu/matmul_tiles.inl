@@ -27,6 +27,7 @@ using DigitTile = uint8_t[2][tile_bytes];
 struct DigitScales {
   float units[tile_rows];
   float sums[tile_rows];
+  int32_t whole_sums[tile_rows];
 };
 
 // Some columns of 16 rows of x.
@@ -75,6 +76,7 @@ static void pack_digits(const uint8_t* const* x, int64_t n, int64_t columns, int
     for (int64_t g = 0; g < groups; ++g) {
       to.scales[g].units[i] = i < n ? row.units[first + g] : 0;
       to.scales[g].sums[i] = i < n ? row.sums[first + g] : 0;
+      to.scales[g].whole_sums[i] = i < n ? row.whole_sums[first + g] : 0;
     }
   }
 }
@@ -94,15 +96,12 @@ MOEFLUX_INLINE void widen(DType type, const uint8_t* from, int64_t count, int64_
   }
 }
 
-// The same for scales of MXFP4, which are halved, and the biases that its codes need.
-MOEFLUX_INLINE void widen_powers(const uint8_t* from, int64_t count, int64_t distance, float* scales, float* biases) {
+// The same for scales of MXFP4, which are halved.
+MOEFLUX_INLINE void widen_powers(const uint8_t* from, int64_t count, int64_t distance, float* scales) {
   for (int64_t i = 0; i < count; i += lanes) {
     const auto there = static_cast<__mmask16>(count - i < lanes ? (1u << (count - i)) - 1 : 0xffff);
     prefetch_line(from, distance + i);
-    const Floats scale =
-        half_powers((Words)_mm512_maskz_cvtepu8_epi32(all_lanes, _mm_maskz_loadu_epi8(there, from + i)));
-    store(scales + i, scale);
-    store(biases + i, scale * -12.0f);
+    store(scales + i, half_powers((Words)_mm512_maskz_cvtepu8_epi32(all_lanes, _mm_maskz_loadu_epi8(there, from + i))));
   }
 }
 
@@ -112,7 +111,7 @@ static void widen_scales(const Weights& w, int64_t row, int64_t last, int64_t fi
   for (int64_t r = 0; r < tile_rows; ++r) {
     const int64_t at = smaller(row + r, last - 1) * w.scale_stride + first * scale_bytes_of(w.scale_type);
     if (w.scale_type == DType::u8) {
-      widen_powers(w.scales + at, groups, distance, to.scales[r], to.biases[r]);
+      widen_powers(w.scales + at, groups, distance, to.scales[r]);
       continue;
     }
     widen(w.scale_type, w.scales + at, groups, distance, to.scales[r]);
@@ -171,23 +170,29 @@ MOEFLUX_INLINE void store_sums(TileSums& sums) {
   store_tile<2 * set + 1>(sums.low, 64);
 }
 
-// Like `add_group` for one row of x, where a lane is a row of the matrix. Here a lane is a row of x.
+// Like `add_block` for one row of x, where a lane is a row of the matrix. Here a lane is a row of x.
+template <int bits>
 MOEFLUX_INLINE void add_sums(const TileSums& sums, const PanelScales& panel, int64_t g, const DigitScales& x,
                              Floats (&total)[tile_rows]) {
   const Floats unit = load<Floats>(x.units);
   const Floats x_sum = load<Floats>(x.sums);
+  const __m512i lift = (__m512i)(raise_of<bits> * load<Ints>(x.whole_sums));
   MOEFLUX_UNROLL
   for (int64_t r = 0; r < tile_rows; ++r) {
     const __m512i high = _mm512_maskz_slli_epi32(all_lanes, load<__m512i>(sums.high[r]), 8);
     const __m512i sum = _mm512_add_epi32(high, load<__m512i>(sums.low[r]));
-    total[r] = add_group(total[r], floats(sum), splat(panel.scales[r][g]), splat(panel.biases[r][g]), unit, x_sum);
+    const Floats scale = splat(panel.scales[r][g]);
+    if constexpr (raise_of<bits> > 0)
+      total[r] = add_raised_group(total[r], sum, lift, scale, unit);
+    else
+      total[r] = add_group(total[r], sum, scale, splat(panel.biases[r][g]), unit, x_sum);
   }
 }
 
 // to += the product over the chunk's groups, the first of which is group `first` of what is packed. It prefetches
 // `lines` cache lines of `target` with each group. The tiles of a group are multiplied before the sums of the previous
 // group are added, and stored after them, so that neither waits for the other.
-template <int64_t group_size, int64_t lines>
+template <int bits, int64_t group_size, int64_t lines>
 static void add_chunk(const CodeChunk& chunk, const PanelScales& panel, const DigitPanel& x, int64_t first,
                       int64_t groups, const uint8_t* target, float (&to)[tile_rows][tile_rows]) {
   Floats total[tile_rows];
@@ -199,7 +204,7 @@ static void add_chunk(const CodeChunk& chunk, const PanelScales& panel, const Di
   const auto add = [&](const TileSums& sums, int64_t g) __attribute__((always_inline)) {
     MOEFLUX_UNROLL
     for (int64_t line = 0; line < lines; ++line) prefetch_line<second_cache>(target, (g * lines + line) * 64);
-    add_sums(sums, panel, first + g, x.scales[first + g], total);
+    add_sums<bits>(sums, panel, first + g, x.scales[first + g], total);
   };
   dot_group<group_size, 0>(chunk, tiles, 0);
   store_sums<0>(even);
@@ -245,9 +250,10 @@ static void multiply_panels(const Weights& w, int64_t first, int64_t last, int64
       const int64_t group = (column - begin) / group_size;
       for (int64_t p = 0; p < panels; ++p, target += groups * group_bytes) {
         unpack_chunk<bits, group_size>(w, row + p * tile_rows, last, column, int16_blocks(columns), room.chunk);
-        add_chunk<group_size, group_bytes / 64>(room.chunk, room.panels[p], x[0], group, groups, target, totals[p][0]);
+        add_chunk<bits, group_size, group_bytes / 64>(room.chunk, room.panels[p], x[0], group, groups, target,
+                                                      totals[p][0]);
         for (int64_t t = 1; t < tiles; ++t)
-          add_chunk<group_size, 0>(room.chunk, room.panels[p], x[t], group, groups, target, totals[p][t]);
+          add_chunk<bits, group_size, 0>(room.chunk, room.panels[p], x[t], group, groups, target, totals[p][t]);
       }
     }
   }
