@@ -372,8 +372,8 @@ def write(
     checkpoint: Checkpoint | None = None,
 ) -> Path:
     """The checkpoint of that name, or another of its family. Matrices in that type where their columns fit it, else in
-    BF16; vectors and routers in F32. `others` are tensors of another type. With `parts`, the file is cut into several
-    of at most so many tensors. `change` may add values and change tensors first."""
+    BF16; vectors and routers in F32. `others` are tensors of another type, or of which `change` made blocks. With
+    `parts`, the file is cut into several of at most so many tensors. `change` may add values and change tensors."""
     path.parent.mkdir(exist_ok=True)
     architecture, make = FAMILIES[name]
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=parts)
@@ -385,7 +385,7 @@ def write(
     if change:
         change(writer, tensors)
     for tensor, array in tensors.items():
-        add(writer, tensor, array, (others or {}).get(tensor, type))
+        add(writer, tensor, array, type, (others or {}).get(tensor))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -393,14 +393,19 @@ def write(
     return path
 
 
-def add(writer: gguf.GGUFWriter, name: str, array: np.ndarray, type: str) -> None:
+def add(writer: gguf.GGUFWriter, name: str, array: np.ndarray, type: str, own: str | None) -> None:
     if array.dtype == np.uint8:
-        writer.add_tensor(name, array, raw_dtype=Type.MXFP4)
+        writer.add_tensor(name, array, raw_dtype=Type[own or "MXFP4"])
         return
-    kind = Type[type]
-    if array.ndim < 2 or name.endswith((".bias", ".scale")) or ".ffn_gate_inp" in name or "conv1d" in name:
+    kind = Type[own or type]
+    if not own and is_narrow(name, array):
         kind = Type.F32
     elif array.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
         kind = Type.BF16
     raw = array.astype(np.float32) if kind is Type.F32 else gguf.quants.quantize(array, kind)
     writer.add_tensor(name, raw, raw_dtype=kind)
+
+
+def is_narrow(name: str, array: np.ndarray) -> bool:
+    """Vectors and what else the converter leaves in F32."""
+    return array.ndim < 2 or name.endswith((".bias", ".scale")) or ".ffn_gate_inp" in name or "conv1d" in name
