@@ -114,39 +114,38 @@ double LogitBlocks::take_with_sum(std::span<const float> logits, const Changes* 
   const bool is_changed = changes || !allowed.empty();
   double sum = 0;
   for (int64_t block = 0; block < count_; ++block) {
-    view_ = &own_;
+    view_ = is_changed ? &asked_ : &own_;
     next_ = logits_of(block);  // which is near: there is time for the next while this one is weighed
     const bool is_first = own_.greatest == -infinity;
-    look_at(block);
-    if (!are_few() && own_.greatest > -infinity) {
-      if (is_first) set_scale(choice_scale(own_.greatest, log2_e), true);
-      sum += weigh_own(block);
-    }
-    if (!is_changed) continue;
-    show_asked();
-    look_at(block);
+    look_at(block, is_changed ? &own_ : nullptr);
+    if (are_few() || own_.greatest == -infinity) continue;
+    view_ = &own_;
+    if (is_first) set_scale(choice_scale(own_.greatest, log2_e), true);
+    sum += weigh_own(block);
   }
+  show_asked();
   if (changes) find_greatest();
   view_ = &own_;
   const double above = own_.greatest - scale_.greatest;
   return are_few() || above > most_above ? std::numeric_limits<double>::quiet_NaN() : log_of(sum) - above;
 }
 
-void LogitBlocks::look_at(int64_t block) {
-  if (is_changed(block)) return look_at_changed(block);
-  const cpu::ChoiceRange range = range_of(block, {logits_of(block), allowed_or_null(block)});
+// As it was asked for; and, into the other view, as it is.
+void LogitBlocks::look_at(int64_t block, View* own) {
+  if (is_changed(block)) return look_at_changed(block, own);
+  const cpu::ChoiceRange range = range_of(block, {logits_of(block), allowed_or_null(block)}, own);
   if (std::isnan(range.greatest)) refuse(block);
   view_->ranges[static_cast<size_t>(block)] = {view_->allowed.empty() ? range.least : -infinity, range.greatest};
   view_->greatest = std::max<double>(view_->greatest, range.greatest);
 }
 
 // At near values: the exact ones take longer. Where those are beyond f32 numbers, or the penalty is, at the exact ones.
-void LogitBlocks::look_at_changed(int64_t block) {
+void LogitBlocks::look_at_changed(int64_t block, View* own) {
   constexpr float most = std::numeric_limits<float>::max();
   Bracket& found = view_->ranges[static_cast<size_t>(block)];
   view_->changes->fetch(block + 1);
   open_logits(block);
-  const cpu::ChoiceRange plain = range_of(block, here_);
+  const cpu::ChoiceRange plain = range_of(block, here_, own);
   const cpu::ChoiceRange listed =
       kernels_.change(here_.logits, exceptions_, penalties(), allowed_or_null(block), changed_values(block),
                       row_of(block), tops_of(block), samples_of(block));
@@ -162,8 +161,27 @@ void LogitBlocks::look_at_changed(int64_t block) {
   range_of(block, {left_.data()});
 }
 
-cpu::ChoiceRange LogitBlocks::range_of(int64_t block, const cpu::MarkedLogits& marked) {
-  return kernels_.range(marked, penalties(), next_, row_of(block), tops_of(block), samples_of(block));
+cpu::ChoiceRange LogitBlocks::range_of(int64_t block, const cpu::MarkedLogits& marked, View* own) {
+  float* const tops = tops_of(block);
+  float* const samples = samples_of(block);
+  const auto look = [&](cpu::ChoiceProbes* probes) {
+    return kernels_.range(marked, penalties(), next_, row_of(block), tops, samples, probes);
+  };
+  if (!own) return look(nullptr);
+  cpu::ChoiceProbes probes = {{}, own->tops_of(block), own->samples_of(block)};
+  const cpu::ChoiceRange range = look(marked.plain ? &probes : nullptr);
+  if (!marked.plain) {  // all are values as they are
+    probes.range = range;
+    std::copy_n(tops, choice_columns, probes.tops);
+    std::copy_n(samples, choice_samples * choice_columns, probes.samples);
+  }
+  if (std::isnan(probes.range.greatest)) {
+    view_ = own;
+    refuse(block);
+  }
+  own->ranges[static_cast<size_t>(block)] = {probes.range.least, probes.range.greatest};
+  own->greatest = std::max<double>(own->greatest, probes.range.greatest);
+  return range;
 }
 
 const cpu::Penalties& LogitBlocks::penalties() const {
@@ -337,7 +355,8 @@ int64_t LogitBlocks::count_found() const {
   return count;
 }
 
-void LogitBlocks::list_found(ValueList& list) const {
+void LogitBlocks::list_found(ValueList& list) {
+  finish_list();
   const int64_t first = block_ * choice_block;
   double* const values = list.values();
   int32_t* const tokens = list.tokens();
@@ -356,8 +375,15 @@ void LogitBlocks::list_found(ValueList& list) const {
   }
   list.end(block_, static_cast<size_t>(count));
   if (!here_.logits) return;
-  if (here_.penalized) kernels_.penalize_listed(values, tokens, count, here_.penalized, penalties());
+  if (here_.penalized) pending_ = {values, tokens, count, view_->changes->seen(block_)};
   if (exceptions_.count > 0) list_exceptions(values);
+}
+
+// Vectors of what was just written number by number would wait until that is in the cache: a block later it is.
+void LogitBlocks::finish_list() {
+  if (pending_.count > 0)
+    kernels_.penalize_listed(pending_.values, pending_.tokens, pending_.count, pending_.seen, penalties());
+  pending_ = {};
 }
 
 // At their places in the list of all that were found.
@@ -394,11 +420,15 @@ bool LogitBlocks::keep(const Cut& cut) {
       kept_.end(block, 0);
       continue;
     }
-    if (!kept_.has_room(choice_block)) return false;
+    if (!kept_.has_room(choice_block)) {
+      finish_list();
+      return false;
+    }
     open(block, cut);
     find({cut.value, infinity});
     list_found(kept_);
   }
+  finish_list();
   short_ = true;
   return true;
 }

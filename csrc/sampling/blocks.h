@@ -82,8 +82,9 @@ class LogitBlocks {
   cpu::ChoiceSums weigh(const Bracket& bracket) { return weigh(bracket, true); }
   int64_t find(const Bracket& bracket);
   int64_t count_found() const;
-  // Lists them as this block's values.
-  void list_found(ValueList& list) const;
+  // Lists them as this block's values. Those of the last block that was listed are values only when that was finished.
+  void list_found(ValueList& list);
+  void finish_list();
   // Every value at its place, -inf where there is none; and its weight.
   void spread();
   void spread_weights();
@@ -107,6 +108,9 @@ class LogitBlocks {
   struct View {
     explicit View(int64_t blocks);
 
+    float* tops_of(int64_t block) { return tops.data() + block * cpu::choice_columns; }
+    float* samples_of(int64_t block) { return samples.data() + block * cpu::choice_samples * cpu::choice_columns; }
+
     const Changes* changes = nullptr;
     std::span<const uint32_t> allowed;
     double greatest = 0;
@@ -114,25 +118,30 @@ class LogitBlocks {
     std::vector<float> tops;
     std::vector<float> samples;
   };
+  // What was listed of a block and has yet to get the penalty.
+  struct Pending {
+    double* values = nullptr;
+    const int32_t* tokens = nullptr;
+    int64_t count = 0;
+    const uint32_t* seen = nullptr;
+  };
   struct KnownLogit {
     double value = std::numeric_limits<double>::quiet_NaN();
     double logit = 0;
   };
 
   void begin(std::span<const float> logits, const Changes* changes, std::span<const uint32_t> allowed);
-  void look_at(int64_t block);
-  void look_at_changed(int64_t block);
-  cpu::ChoiceRange range_of(int64_t block, const cpu::MarkedLogits& marked);
+  void look_at(int64_t block, View* own = nullptr);
+  void look_at_changed(int64_t block, View* own);
+  cpu::ChoiceRange range_of(int64_t block, const cpu::MarkedLogits& marked, View* own = nullptr);
   void find_greatest();
   double greatest_value(int64_t block);
   bool is_changed(int64_t block) const { return view_->changes && view_->changes->any(block); }
   void open_logits(int64_t block);
   void open_values();
   bool leaves_most(double least) const;
-  float* tops_of(int64_t block) const { return view_->tops.data() + block * cpu::choice_columns; }
-  float* samples_of(int64_t block) const {
-    return view_->samples.data() + block * cpu::choice_samples * cpu::choice_columns;
-  }
+  float* tops_of(int64_t block) const { return view_->tops_of(block); }
+  float* samples_of(int64_t block) const { return view_->samples_of(block); }
   double* changed_values(int64_t block) const { return changed_.get() + block * changed_room; }
   bool is_cut_short(int64_t block) const { return (block + 1) * cpu::choice_block > vocab_size_; }
   const uint32_t* allowed_of(int64_t block) const;
@@ -190,6 +199,7 @@ class LogitBlocks {
   std::array<uint64_t, cpu::choice_long_words> found_ = {};
   std::array<uint64_t, cpu::choice_long_words> also_found_ = {};
   std::array<KnownLogit, 3> known_logits_;
+  Pending pending_;
 };
 
 }  // namespace moeflux

@@ -261,6 +261,7 @@ Cut Chooser::find(const Goal& goal, double floor) {
       }
       above += own_above;
     }
+    blocks_.finish_list();
     if (weighed && others_.sum > 0) all = others_.sum;
     if (weighed) set_sum(all);
     const double amount = goal.of(all);

@@ -32,6 +32,8 @@ cpu::ChoiceScale choice_scale(double greatest, double factor) {
 namespace {
 
 constexpr int64_t few = 48;  // so many are sorted
+// So many are copied from the list, and looked at alone from there on.
+constexpr int64_t apart = 512;
 
 // The order of numbers as that of integers. Both zeros are one number.
 uint64_t rank_of(double value) {
@@ -74,6 +76,26 @@ class CutPart {
     }
   }
 
+  // Where they are few of a list, only these are looked at from here on.
+  void copy() {
+    if (number_ > apart || list_.count <= own_values_.size()) return;
+    size_t count = 0;
+    each([&](size_t i) {
+      own_values_[count] = list_.values[i];
+      own_tokens_[count] = list_.tokens[i];
+      if (list_.worths) own_worths_[count] = list_.worths[i];
+      ++count;
+      return false;
+    });
+    for (; count % cpu::choice_lanes != 0; ++count) {
+      own_values_[count] = -infinity;
+      own_worths_[count] = 0;
+    }
+    list_ = {own_values_.data(), own_tokens_.data(), count, list_.worths ? own_worths_.data() : nullptr};
+    left_out_ = {before_, number_before_};
+  }
+  const ListedValues& list() const { return list_; }
+
   // The value where a sum would be if the part were spread evenly.
   double value_at(double sum) const {
     const double share = std::clamp((sum - before_) / (through_ - before_), 0.0, 1.0);
@@ -96,12 +118,13 @@ class CutPart {
   // Calls the function with the index of each, in their order, until it returns true.
   template <typename Function>
   void each(const Function& function) const {
-    std::array<uint64_t, cpu::choice_long_words> bits = {};
+    std::array<uint64_t, cpu::choice_long_words> bits;
     for (size_t first = 0; first < list_.count; first += cpu::choice_block) {
       const size_t count = std::min<size_t>(list_.count - first, cpu::choice_block);
-      if (count < cpu::choice_block) bits = {};
+      const size_t words = (count + 63) / 64;
+      bits[words - 1] = 0;
       kernels_.find_values(list_.values + first, static_cast<int64_t>(count), {least_, most_}, bits.data());
-      for (size_t word = 0; word < bits.size(); ++word)
+      for (size_t word = 0; word < words; ++word)
         for (uint64_t rest = bits[word]; rest != 0; rest &= rest - 1)
           if (function(first + 64 * word + static_cast<size_t>(std::countr_zero(rest)))) return;
     }
@@ -109,11 +132,13 @@ class CutPart {
 
  private:
   cpu::ChoiceAbove above(double value) const {
-    return kernels_.sum_above(list_.values, list_.worths, static_cast<int64_t>(list_.count), value);
+    const cpu::ChoiceAbove found =
+        kernels_.sum_above(list_.values, list_.worths, static_cast<int64_t>(list_.count), value);
+    return {left_out_.worth + found.worth, left_out_.number + found.number};
   }
 
   const cpu::ChoiceKernels& kernels_;
-  const ListedValues& list_;
+  ListedValues list_;
   double amount_;
   double least_;
   double most_;
@@ -121,6 +146,10 @@ class CutPart {
   double through_;
   int64_t number_before_ = 0;
   int64_t number_;
+  cpu::ChoiceAbove left_out_ = {0, 0};  // those above what was copied
+  std::array<double, apart> own_values_;
+  std::array<double, apart> own_worths_;
+  std::array<int32_t, apart> own_tokens_;
 };
 
 struct Listed {
@@ -140,6 +169,7 @@ ListCut cut_list(const cpu::ChoiceKernels& kernels, const ListedValues& list, co
     const double doubt = (part.through() - part.before()) / std::sqrt(number);
     part.narrow(part.value_at(amount - doubt));
     part.narrow(part.value_at(amount + doubt));
+    part.copy();
     if (static_cast<double>(part.number()) <= number / 2) continue;
     part.shrink();
     part.narrow(part.middle());
@@ -150,7 +180,8 @@ ListCut cut_list(const cpu::ChoiceKernels& kernels, const ListedValues& list, co
     return found.through >= amount;
   };
   const auto listed = [&](size_t i) {
-    return Listed{list.values[i], list.worths ? list.worths[i] : 1, list.tokens[i]};
+    const ListedValues& own = part.list();
+    return Listed{own.values[i], own.worths ? own.worths[i] : 1, own.tokens[i]};
   };
   if (part.is_one_value()) {
     part.each([&](size_t i) { return take(listed(i)); });

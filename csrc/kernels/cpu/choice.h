@@ -117,17 +117,26 @@ struct ChoiceRange {
   float greatest;
 };
 
+// Of a block: its range, the greatest of each column [choice_columns], and other elements of it [choice_samples,
+// choice_columns].
+struct ChoiceProbes {
+  ChoiceRange range;
+  float* tops;
+  float* samples;
+};
+
 // Near values are off by less than this share of themselves.
 constexpr double near_choice_error = 0x1p-22;
 
 // A block of logits has choice_block elements. -inf stands for what cannot be chosen.
 struct ChoiceKernels {
-  // The range of near values, where there are some; its greatest is NaN when one is NaN or +inf. Into `tops`
-  // [choice_columns] the greatest of each column, into `samples` [choice_samples, choice_columns] other elements of it:
-  // those of `row` and of rows far from it, or of the row behind one where an element is the greatest. Meanwhile the
-  // block at `next` comes nearer.
+  // A range that no near value is outside of, and its greatest is one where there are some; that is NaN when one is
+  // NaN, and NaN or +inf when one is +inf. Into `tops` [choice_columns] the greatest of each column, into `samples`
+  // [choice_samples, choice_columns] other elements of it: those of `row` and of rows far from it, or of the row behind
+  // one where an element is the greatest. Meanwhile the block at `next` comes nearer. Where some logits are no values
+  // as they are, `own` may ask for the same of all of them as they are, and then nothing comes nearer.
   ChoiceRange (*range)(const MarkedLogits& marked, const Penalties& penalties, const float* next, int64_t row,
-                       float* tops, float* samples);
+                       float* tops, float* samples, ChoiceProbes* own);
   // How many values exceed a bracket, by bounds that leave nothing out. Into `bits` [choice_long_words] which lie in
   // it.
   int64_t (*find)(const MarkedLogits& marked, const MarkedBounds& bounds, uint64_t* bits);

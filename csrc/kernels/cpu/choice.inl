@@ -3,100 +3,10 @@
 #include "kernels/cpu/choice_changes.inl"
 #include "kernels/cpu/choice_lanes.inl"
 #include "kernels/cpu/choice_marked.inl"
+#include "kernels/cpu/choice_ranges.inl"
 #include "kernels/cpu/choice_weights.inl"
 
 namespace moeflux::cpu::MOEFLUX_ISA {
-
-// Of the lanes of a mask alone.
-MOEFLUX_INLINE Floats max_in(FloatLanes mask, Floats best, Floats some) {
-#if defined(__AVX512F__)
-  return (Floats)_mm512_mask_max_ps((__m512)best, mask, (__m512)some, (__m512)best);
-#else
-  return max(select(mask, splat(minus_infinity), some), best);
-#endif
-}
-MOEFLUX_INLINE Floats min_in(FloatLanes mask, Floats least, Floats some) {
-#if defined(__AVX512F__)
-  return (Floats)_mm512_mask_min_ps((__m512)least, mask, (__m512)some, (__m512)least);
-#else
-  const Floats own = select(mask, splat(-minus_infinity), some);
-  return own < least ? own : least;
-#endif
-}
-MOEFLUX_INLINE FloatLanes not_below(FloatLanes mask, Floats some, float value) {
-#if defined(__AVX512F__)
-  return _mm512_mask_cmp_ps_mask(mask, (__m512)some, _mm512_set1_ps(value), _CMP_NLT_UQ);
-#else
-  return ~(some < value) & mask;
-#endif
-}
-
-template <bool any_marked, bool any_penalized>
-MOEFLUX_INLINE ChoiceRange range_of_all(const MarkedLogits& marked, const Penalties& penalties, const float* next,
-                                        int64_t row, float* tops, float* samples) {
-  constexpr int64_t vectors = choice_columns / lanes;
-  const Floats by = splat(static_cast<float>(penalties.repetition));
-  const Floats reciprocal = splat(static_cast<float>(1 / penalties.repetition));
-  struct Near {
-    Floats values;
-    FloatLanes are_values;
-  };
-  const auto near = [&](int64_t first) __attribute__((always_inline)) {
-    Near found = {load<Floats>(marked.logits + first), floats_of(~uint32_t{0})};
-    if constexpr (any_marked) {
-      const auto marks = Marks<any_penalized>::at(marked, first);
-      if constexpr (any_penalized) found.values = nearly_penalized(marks.penalized, found.values, by, reciprocal);
-      found.are_values = marks.values;
-    }
-    return found;
-  };
-  Floats best[vectors];
-  Floats least[vectors];
-  FloatLanes bad = {};
-  MOEFLUX_UNROLL
-  for (int64_t i = 0; i < vectors; ++i) {
-    best[i] = splat(minus_infinity);
-    least[i] = splat(-minus_infinity);
-  }
-  for (int64_t first = 0; first < choice_block; first += choice_columns) {
-    __builtin_prefetch(next + first);
-    MOEFLUX_UNROLL
-    for (int64_t i = 0; i < vectors; ++i) {
-      const Near some = near(first + i * lanes);
-      best[i] = max_in(some.are_values, best[i], some.values);
-      least[i] = min_in(some.are_values, least[i], some.values);
-      bad |= not_below(some.are_values, some.values, -minus_infinity);
-    }
-  }
-  __builtin_memcpy(tops, best, sizeof best);
-  float lowest[choice_columns];
-  __builtin_memcpy(lowest, least, sizeof least);
-  ChoiceRange found = {lowest[0], tops[0]};
-  for (int64_t i = 1; i < choice_columns; ++i) {
-    found.greatest = tops[i] > found.greatest ? tops[i] : found.greatest;
-    found.least = lowest[i] < found.least ? lowest[i] : found.least;
-  }
-  for (int64_t sample = 0; sample < choice_samples; ++sample, row += sampled_rows) {
-    MOEFLUX_UNROLL
-    for (int64_t i = 0; i < vectors; ++i) {
-      const auto values_of = [&](int64_t other_row) __attribute__((always_inline)) {
-        const Near some = near(other_row % choice_rows * choice_columns + i * lanes);
-        return select(some.are_values, splat(minus_infinity), some.values);
-      };
-      const Floats own = values_of(row);
-      store(samples + sample * choice_columns + i * lanes, own == best[i] ? values_of(row + 1) : own);
-    }
-  }
-  if (bits_of(bad) != 0) found.greatest = __builtin_nanf("");
-  return found;
-}
-
-static ChoiceRange range(const MarkedLogits& marked, const Penalties& penalties, const float* next, int64_t row,
-                         float* tops, float* samples) {
-  if (marked.penalized) return range_of_all<true, true>(marked, penalties, next, row, tops, samples);
-  if (marked.plain) return range_of_all<true, false>(marked, penalties, next, row, tops, samples);
-  return range_of_all<false, false>(marked, penalties, next, row, tops, samples);
-}
 
 MOEFLUX_INLINE uint64_t long_word(const uint32_t* bits, int64_t word) {
   if (!bits) return ~uint64_t{0};
