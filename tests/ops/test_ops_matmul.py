@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -144,6 +146,20 @@ def test_every_number_of_codes_that_are_floats(isa: str, format: QuantFormat) ->
     with np.errstate(over="ignore"):
         expected = matrix.exact.astype(np.float32)
     assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("format", NVFP4, ids=str)
+def test_products_with_every_scale_of_e4m3(run: Ops, format: QuantFormat) -> None:
+    """With a sign, and subnormal ones, each in rows of its own, so that no larger ones hide it."""
+    rng = np.random.default_rng(22)
+    matrix = random_matrix(rng, format, 254, 288)
+    scales = matrix.scales
+    assert scales is not None
+    scales[:, -18:] = np.delete(np.arange(256), [127, 255]).astype(np.uint8)[:, None]
+    exact = float_numbers(matrix.weight, scales, format)
+    sixes = np.abs(float_numbers(np.full_like(matrix.weight, 0x77777777), scales, format))
+    for n in (1, 3, 20):
+        check_product(run, rng, replace(matrix, exact=exact, size=np.abs(exact) + 2 * sixes), n)
 
 
 @pytest.mark.parametrize("format", E4M3_CODES, ids=str)
