@@ -1,24 +1,30 @@
-"""Kernel libraries from .metal and .cuh files, under build/emulator by the hash of everything that goes into them."""
+"""Kernel libraries from .metal and .cuh files, by the hash of everything that goes into them. They lie in the user's
+cache folder, for all clones: to compile the kernels takes minutes. What nobody has used for a month goes."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
+import platform
+import shutil
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from emulator.compilers import BUILD, CompileError, Compiler, compiler
+from emulator.compilers import KEPT, CompileError, Compiler, compiler
 from emulator.tokens import tokens
 from emulator.translate import Translation, translate, wrappers
 from emulator.translate_cuda import cuda_wrappers, translate_cuda
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 RUNTIME = HERE / "runtime"
-METAL = HERE.parents[1] / "metal"
-CUDA = HERE.parents[1] / "cuda"
-GPU = HERE.parents[1] / "gpu"  # what both include
+METAL = ROOT / "metal"
+CUDA = ROOT / "cuda"
+GPU = ROOT / "gpu"  # what both include
 
 DIALECT = ["-std=c++17", "-ffreestanding", "-fno-exceptions", "-fno-rtti", "-DMSL_CPU"]
 # The same bits from both builds and from every compiler: nothing contracted, nothing reordered.
@@ -28,6 +34,7 @@ FAST = ["-O2"]
 CHECKED = ["-O1", "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0"]
 CHECKED += ["-mllvm", "-tsan-instrument-read-before-write=1"]  # the first may read what was never written
 CHECKED += ["-fno-vectorize", "-fno-slp-vectorize"]  # accesses of 32 bytes or more would be announced to nobody
+UNUSED = 30 * 86400  # seconds
 RUNTIME_FLAGS = ["-std=c++20", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
 
 
@@ -56,24 +63,48 @@ def source(path: Path, by: Compiler) -> Source:
 
 
 def _assembled(shim: str, body: str, table: str) -> str:
-    return f'#include "{RUNTIME}/abi.h"\n#include "{HERE}/shim/{shim}"\n{body}\n# 1 "wrappers" 3\n{table}'
+    """The same text in every clone: its paths are relative to the clone's folder."""
+    text = f'#include "{RUNTIME}/abi.h"\n#include "{HERE}/shim/{shim}"\n{body}\n# 1 "wrappers" 3\n{table}'
+    return text.replace(f"{ROOT}/", "")
 
 
 @functools.cache
 def _shared_hash() -> str:
-    """Of the shim, the runtime and this file."""
-    whole = hashlib.sha256()
+    """Of the shim, the runtime, this file, and the machine that code is made for."""
+    whole = hashlib.sha256("\0".join((*_machine(), host_compiler().run("--version"))).encode())
     for file in sorted([*HERE.glob("shim/*.h"), *RUNTIME.iterdir(), *HERE.glob("translate*.py"), HERE / "build.py"]):
         whole.update(file.read_bytes())
     return whole.hexdigest()
 
 
+def _machine() -> list[str]:
+    """What -march=native may depend on."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else [platform.processor()]
+    wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part")
+    return [platform.machine(), *sorted({line for line in lines if line.partition(":")[0].strip() in wanted})]
+
+
 def _kept(name: str, content: str, make: str, suffix: str) -> tuple[Path, bool]:
     """Where the result of `make` from `content` belongs, and whether it is there."""
     key = hashlib.sha256("\0".join((_shared_hash(), content, make)).encode()).hexdigest()[:20]
-    BUILD.mkdir(parents=True, exist_ok=True)
-    path = BUILD / f"{name}-{key}{suffix}"
-    return path, path.exists()
+    KEPT.mkdir(parents=True, exist_ok=True)
+    path = KEPT / f"{name}-{key}{suffix}"
+    there = path.exists()
+    if there:
+        os.utime(path)
+    else:
+        _let_go()
+    return path, there
+
+
+@functools.cache
+def _let_go() -> None:
+    """Of what nobody has used for long."""
+    for path in KEPT.iterdir():
+        with contextlib.suppress(OSError):  # another process was quicker
+            if path.stat().st_mtime < time.time() - UNUSED:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @functools.cache
@@ -94,7 +125,7 @@ def host_compiler() -> Compiler:
 
 def into_place(path: Path, make) -> None:
     """So that who comes at the same time never sees half a file."""
-    with tempfile.TemporaryDirectory(dir=BUILD) as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         unfinished = Path(folder) / path.name
         make(unfinished)
         unfinished.rename(path)
@@ -109,10 +140,10 @@ def library(path: Path, checked: bool, by: Compiler | None = None) -> Path:
     result, there = _kept(f"{path.stem}-{kind}", built.text, " ".join((by.version, *flags)), ".so")
     if there:
         return result
-    with tempfile.TemporaryDirectory(dir=BUILD) as folder:
+    with tempfile.TemporaryDirectory(dir=KEPT) as folder:
         text, code = Path(folder) / "kernel.cpp", Path(folder) / "kernel.o"
         text.write_text(built.text)
-        by.run(*flags, "-c", text, "-o", code)
+        by.run(*flags, f"-I{ROOT}", "-c", text, "-o", code)
         # The runtime goes into every library, its names hidden: nothing of it meets a sanitizer's own.
         link = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", code, *_runtime_objects(), "-lm", "-ldl", "-o"]
         into_place(result, lambda to: host_compiler().run(*link, to))

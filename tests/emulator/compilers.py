@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BUILD = Path(__file__).resolve().parents[2] / "build" / "emulator"
+# Of the user: what is compiled there serves all clones.
+KEPT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moeflux-emulator"
 OLDEST_CLANG = 19  # its predecessors do not convert __bf16
 
 

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from emulator.build import DIALECT, preprocessed, source
+from emulator.build import DIALECT, ROOT, preprocessed, source
 from emulator.compilers import BUILD, CompileError, Compiler, compiler
 from emulator.tokens import KernelError, Token, closing, meaningful, tokens
 
@@ -49,7 +49,7 @@ def faults(path: Path, by: Compiler | None = None) -> list[str]:
         with tempfile.TemporaryDirectory(dir=BUILD) as folder:
             file = Path(folder) / "kernel.cpp"
             file.write_text(text)
-            flags = [*DIALECT, "-DMSL_ADDRESS_SPACES", "-O0", "-fno-sanitize=undefined", *WARNINGS]
+            flags = [*DIALECT, f"-I{ROOT}", "-DMSL_ADDRESS_SPACES", "-O0", "-fno-sanitize=undefined", *WARNINGS]
             by.run(*flags, "-c", file, "-o", Path(folder) / "kernel.o")
     except (CompileError, KernelError) as error:
         found.append(str(error))

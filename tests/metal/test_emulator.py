@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from emulator import compilers, gpu, lint
-from emulator.build import library
+from emulator.build import CUDA, ROOT, library, source
 from emulator.compilers import CompileError, Compiler
 from emulator.device import ORDERS, Fault, Library
 from support.metal import needs_device
@@ -291,3 +291,10 @@ def test_without_a_compiler_there_is_one_sentence(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(compilers, "compilers", lambda: ())
     with pytest.raises(CompileError, match=r"^no compiler for kernels: install clang 19 or newer, or `pip install"):
         compilers.compiler()
+
+
+def test_libraries_are_those_of_every_clone(compiler: Compiler) -> None:
+    """Their names are hashes of what is compiled, in which no clone's folder is."""
+    for path in (SAMPLES / "fine.metal", CUDA / "digits.cuh"):
+        assert str(ROOT) not in source(path, compiler).text
+    assert ROOT not in library(SAMPLES / "fine.metal", False, compiler).parents

@@ -5,7 +5,6 @@ On arm64 itself `test_ops_*.py` run them natively.
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
@@ -20,7 +19,7 @@ KERNELS = ROOT / "csrc" / "kernels" / "cpu"
 TARGET = ["-target", "aarch64-linux-musl"]  # whose C library can be linked statically
 FLAGS = [
     *("-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wno-sign-conversion", "-Werror"),
-    *("-ffp-contract=off", f"-I{ROOT / 'csrc'}"),
+    *("-ffp-contract=off", "-Icsrc"),
 ]
 
 pytestmark = pytest.mark.skipif(
@@ -29,10 +28,11 @@ pytestmark = pytest.mark.skipif(
 
 
 def zig(*arguments: str | Path) -> None:
-    """Clang of the package ziglang. It keeps the C library that it has built, and every object, in its cache."""
-    cache = {"ZIG_GLOBAL_CACHE_DIR": str(BUILD / "zig"), "ZIG_LOCAL_CACHE_DIR": str(BUILD / "zig")}
-    command = [sys.executable, "-m", "ziglang", "c++", *TARGET, *map(str, arguments)]
-    done = subprocess.run(command, env=os.environ | cache, capture_output=True, text=True, check=False)
+    """Clang of the package ziglang. It keeps the C library that it has built, which takes it more than a minute, and
+    every object in its cache in the user's folder. Other clones find them there, because all paths are relative."""
+    paths = [each.relative_to(ROOT) if isinstance(each, Path) else each for each in arguments]
+    command = [sys.executable, "-m", "ziglang", "c++", *TARGET, *map(str, paths)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
 
 
