@@ -29,7 +29,7 @@ def main() -> None:
     started = time.perf_counter()
     gpu = Ops("cuda")
     count = 0
-    for _, run in cases(np.random.default_rng(1), in_steps=False):
+    for _, run in cases(np.random.default_rng(1), "cuda"):
         run(gpu)
         count += 1
     print(f"{count} ops, {time.perf_counter() - started:.1f} s", flush=True)

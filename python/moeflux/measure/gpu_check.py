@@ -20,6 +20,7 @@ from moeflux.machine.machine import Machine, this_machine
 from moeflux.model import load
 from moeflux.models import builtin
 from moeflux.ops import Ops
+from moeflux.oracle import sampling as oracle
 from moeflux.oracle.stored import float_to_bf16, quantize_rows
 from moeflux.progress import Progress, Silent
 
@@ -84,7 +85,7 @@ def check_gpu(backend: Literal["metal", "cuda"], progress: Progress | None = Non
     """DeviceError when there is no GPU that this backend drives; what does not work on it is in the report."""
     device, facts = _core.metal_facts() if backend == "metal" else _core.cuda_facts()
     files = _core.metal_shader_files() if backend == "metal" else list(_core.cuda_kernel_files())
-    ops, checks = list(cases(np.random.default_rng(1), in_steps=backend == "metal")), []
+    ops, checks = list(cases(np.random.default_rng(1), backend)), []
     with (progress or Silent()).task(backend, len(files) + 1 + len(ops) + 1, "checks") as task:
         for check in _checks(backend, files, ops):
             checks.append(check)
@@ -258,9 +259,19 @@ def _in_steps(o: Ops, q: Array, k: Array, v: Array) -> Array:
     return o.attention_values(o.attention_softmax(o.attention_scores(q, k, q.shape[1] ** -0.5)), v)
 
 
-def cases(rng: np.random.Generator, *, in_steps: bool) -> Iterator[tuple[str, Callable[[Ops], Any]]]:
+def _listed(o: Ops, logits: Array) -> list[Array]:
+    """The greatest logits of each row. The CPU makes no lists, so what the GPU's are compared with is the oracle's."""
+    rows = [oracle.shortlist(row, 0.7) for row in logits] if o.isa else o.shortlist(logits, 0.7)
+    return [
+        part
+        for likeliest, odd, sums, *others in rows
+        for part in (np.array([likeliest, odd]), sums.astype(np.float32), *others)
+    ]
+
+
+def cases(rng: np.random.Generator, backend: str) -> Iterator[tuple[str, Callable[[Ops], Any]]]:
     """Cases of awkward sizes: each op at least once, and matrices in every format. Metal alone has the older engine's
-    attention in steps."""
+    attention in steps, and CUDA alone lists of logits."""
 
     def normal(*shape: int) -> Array:
         return rng.standard_normal(shape, dtype=np.float32)
@@ -326,7 +337,7 @@ def cases(rng: np.random.Generator, *, in_steps: bool) -> Iterator[tuple[str, Ca
     scores = normal(3, 1000)
     yield "index_select", lambda o: o.index_select(scores, 200, first_position=997)
     query, k, v = normal(4, 64), normal(300, 2, 64), normal(300, 2, 64)
-    if in_steps:
+    if backend == "metal":
         yield "attention in steps", lambda o: _in_steps(o, query, k, v)
     rows, before, taps = normal(5, 67), normal(3, 67), normal(67, 4)
     yield "conv1d", lambda o: o.conv1d(rows, before, taps)
@@ -345,3 +356,5 @@ def cases(rng: np.random.Generator, *, in_steps: bool) -> Iterator[tuple[str, Ca
     )
     vocabulary = normal(9000)
     yield "top_k", lambda o: o.top_k(vocabulary, 40)
+    if backend == "cuda":
+        yield "shortlist", partial(_listed, logits=3 * normal(2, 9000))
