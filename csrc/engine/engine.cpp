@@ -280,8 +280,13 @@ void LoadedEngine::observe_routing(RoutingObserver observer) {
 void LoadedEngine::observe_activations(const StoreDirectory& store, std::shared_ptr<ActivationMoments> moments) {
   check_process();
   const std::unique_lock turn = take_turn();
-  if (moments) moments->place(store, model_.weights, model_.variant.draft.has_value());
-  backend_->observe(moments.get());
+  backend_->observe(moments.get());  // first: where nobody can observe, there may be no addresses of weights either
+  try {
+    if (moments) moments->place(store, model_.weights, model_.variant.draft.has_value());
+  } catch (...) {
+    backend_->observe(moments_.get());
+    throw;
+  }
   moments_ = std::move(moments);
 }
 

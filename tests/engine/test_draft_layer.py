@@ -232,7 +232,12 @@ def test_a_call_that_fails(folder: Folder, name: str) -> None:
         found: list[np.ndarray] = []
         while len(found) < len(walk):
             try:
-                found.append(session.step(walk[len(found)]).numpy())
+                logits = session.step(walk[len(found)])
+                try:
+                    found.append(logits.numpy())
+                except DeviceError:  # the step is made, and only a copy of its logits failed
+                    failed += 1
+                    found.append(logits.numpy())
                 continue
             except DeviceError:
                 failed += 1
