@@ -1,6 +1,6 @@
 """Experts in three tiers on a GPU with memory of its own: how long a step takes with some of the experts in its slots,
 some in the host's, and the rest on the disk, beside the two bounds: the copies alone, and a step with all experts in
-its slots.
+its slots. Where steps read, reads of experts alone take turns with them, and the share of their rate is told.
 
     python bench/tiers.py STORE [--device 1 0.25] [--host 0 1 0.25] [--look-ahead off on] [--steps 48] [--context 1000]
 
@@ -16,6 +16,8 @@ import itertools
 import json
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ import numpy as np
 import moeflux
 from moeflux import _core
 from moeflux.stores.store import open_store
+
+PROBE_SECONDS = 1.0
 
 
 def main() -> None:
@@ -54,7 +58,8 @@ def main() -> None:
                 "reads": arguments.reads,
                 "readers": arguments.readers,
             }
-            found = measured(arguments.store, arguments.context, arguments.steps, options)
+            reads_alone = partial(bare_rate, arguments.store, options) if host < 1 and device < 1 else None
+            found = measured(arguments.store, arguments.context, arguments.steps, options, reads_alone)
             if device >= 1:
                 resident = found["step_seconds"]
             found |= {"device": device, "host": host, "look_ahead": look_ahead}
@@ -65,7 +70,9 @@ def main() -> None:
             print(json.dumps(found), flush=True)
 
 
-def measured(store: Path, context: int, steps: int, options: dict[str, Any]) -> dict[str, Any]:
+def measured(
+    store: Path, context: int, steps: int, options: dict[str, Any], reads_alone: Callable[[int], float] | None
+) -> dict[str, Any]:
     """Medians over the steps behind a prompt. The first steps, after which caches and graphs are warm, do not count."""
     begun = time.perf_counter()
     with moeflux.load(store, memory=None, backend="cuda", context=context + 3 * steps, **options) as model:
@@ -79,10 +86,13 @@ def measured(store: Path, context: int, steps: int, options: dict[str, Any]) -> 
         session.prefill(prompt)
         prefill = time.perf_counter() - begun
         times: list[float] = []
+        bare: list[float] = []
         before = session.total_stats
         for step in range(2 * steps):
             if step == steps:
-                times, before = [], session.total_stats
+                times, bare, before = [], [], session.total_stats
+            if reads_alone and step % max(1, steps // 3) == 0:
+                bare.append(reads_alone(step))
             begun = time.perf_counter()
             session.step(int(rng.integers(0, model.variant.vocab_size))).argmax()
             times.append(time.perf_counter() - begun)
@@ -105,13 +115,26 @@ def measured(store: Path, context: int, steps: int, options: dict[str, Any]) -> 
             "copied_bytes_per_second": each("bytes_copied") * steps / seconds,
             "read_bytes_per_second": each("bytes_read") * steps / seconds,
             "waiting_share": each("read_wait_seconds") * steps / seconds,
+            "router_share": each("router_seconds") * steps / seconds,
+            "recording_share": each("beside_seconds") * steps / seconds,
             "look_ahead_used": each("look_ahead_used"),
             "look_ahead_reads": each("look_ahead_reads"),
             "engine": repr(model),
         }
+        if bare and found["read_per_step"]:
+            found["bare_read_bytes_per_second"] = statistics.median(bare)
+            found["share_of_bare_read"] = found["read_bytes_per_second"] / statistics.median(bare)
         session.close()
     gc.collect()
     return found
+
+
+def bare_rate(store: Path, options: dict[str, Any], seed: int) -> float:
+    """Bytes per second of the engine's readers when they do nothing but read random experts."""
+    mode = "buffered" if options["reads"] == "buffered" else "direct"
+    with open_store(store) as opened:
+        _, count, seconds = _core.probe_expert_reads(opened.directory, mode, options["readers"], PROBE_SECONDS, seed)
+    return float(count / seconds)
 
 
 def bus_rate(slot: int) -> float | None:
