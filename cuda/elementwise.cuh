@@ -1,5 +1,19 @@
 // Norms, activations, sums, rotations, copies: what touches each number of a row once or twice.
 #include "cached.h"
+#include "words.h"
+
+// ---- Few words ------------------------------------------------------------------------------------------------------
+
+// A single block copies a few words to the host's memory, or has them as arguments. As launches, both can be a part of
+// a graph.
+extern "C" __global__ void copy_words(const WordsParams params) {
+  begin_kernel();
+  for (u32 i = threadIdx.x; i < params.count; i += flat_threads) params.to[i] = params.from[i];
+}
+extern "C" __global__ void given_words(const GivenWordsParams params) {
+  begin_kernel();
+  for (u32 i = threadIdx.x; i < params.count; i += flat_threads) params.to[i] = params.words[i];
+}
 
 // ---- Norms ----------------------------------------------------------------------------------------------------------
 

@@ -174,6 +174,7 @@ ExpertArgs inside(ExpertArgs args) {
 
 ChosenExpertArgs inside(ChosenExpertArgs args) {
   move_inside(args.x, args.ids, args.slots, args.first, args.scratch, args.out, args.flavour);
+  if (args.choice) args.choice = inside(*args.choice);
   return args;
 }
 

@@ -61,8 +61,9 @@ std::unique_ptr<Buffer> Backend::map(const File& /*file*/, int64_t /*begin*/, in
   return nullptr;
 }
 
-Ticket Backend::copy(View from, View to, int64_t bytes) {
-  if (bytes) std::memcpy(to.host(), from.host(), static_cast<size_t>(bytes));
+Ticket Backend::copy_all(std::span<const CopyArgs> copies) {
+  for (const auto& [from, to, bytes] : copies)
+    if (bytes) std::memcpy(to.host(), from.host(), static_cast<size_t>(bytes));
   return {};
 }
 

@@ -8,10 +8,12 @@
 // An op may write where it reads only where its comment says "in place".
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -318,8 +320,9 @@ struct ChosenExpertArgs {
   View scratch;          // [n * k, 2 * m]
   View out;              // [n * k, h]
   ExpertFlavour flavour = {};
-  int64_t alignment = 1;  // every slot begins at a multiple of it
-  int64_t layer = 0;      // for observers
+  int64_t alignment = 1;                 // every slot begins at a multiple of it
+  int64_t layer = 0;                     // for observers
+  std::optional<RouteArgs> choice = {};  // route_softmax of `ids`, if its logits are still there: it may be made again
 };
 
 struct CombineArgs {
@@ -331,6 +334,12 @@ struct CombineArgs {
   View shared;       // [n, h] or empty
   View shared_gate;  // [n] or empty; shared is multiplied by its sigmoid
   View out;          // [n, h] = (residual + sum in router order) + shared; in place with a residual, always
+};
+
+struct CopyArgs {
+  View from;
+  View to;
+  int64_t bytes = 0;
 };
 
 // Of logits, where they are to be drawn from by others than the device.
@@ -451,7 +460,8 @@ class Backend {
   virtual std::unique_ptr<Commands> begin() = 0;
   virtual Ticket submit(std::unique_ptr<Commands> commands) = 0;
   // They copy, and write zeros, outside of batches and from any thread. No batch under way may use the memory.
-  virtual Ticket copy(View from, View to, int64_t bytes);
+  Ticket copy(View from, View to, int64_t bytes) { return copy_all(std::array{CopyArgs{from, to, bytes}}); }
+  virtual Ticket copy_all(std::span<const CopyArgs> copies);  // one ticket: when the last of them has ended
   virtual Ticket clear(View to, int64_t bytes);
   // In how many buffers the blocks of one Cache may lie; 0: any number.
   virtual int64_t max_row_buffers() const { return 0; }

@@ -368,11 +368,11 @@ Ticket DeferredBackend::submit(std::unique_ptr<Commands> commands) {
   return Ticket(std::move(completion));
 }
 
-Ticket DeferredBackend::copy(View from, View to, int64_t bytes) {
-  if (!apart_) return inner_->copy(from, to, bytes);
-  return transfer([this, from = inside_any(from, bytes), to = inside_any(to, bytes), bytes] {
-    inner_->copy(from, to, bytes).wait();
-  });
+Ticket DeferredBackend::copy_all(std::span<const CopyArgs> copies) {
+  if (!apart_) return inner_->copy_all(copies);
+  std::vector<CopyArgs> own;
+  for (const auto& [from, to, bytes] : copies) own.push_back({inside_any(from, bytes), inside_any(to, bytes), bytes});
+  return transfer([this, own = std::move(own)] { inner_->copy_all(own).wait(); });
 }
 
 Ticket DeferredBackend::clear(View to, int64_t bytes) {

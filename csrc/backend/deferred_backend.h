@@ -47,7 +47,7 @@ class DeferredBackend final : public Backend {
   }
   std::unique_ptr<Commands> begin() override;
   Ticket submit(std::unique_ptr<Commands> commands) override;
-  Ticket copy(View from, View to, int64_t bytes) override;
+  Ticket copy_all(std::span<const CopyArgs> copies) override;
   Ticket clear(View to, int64_t bytes) override;
 
  private:

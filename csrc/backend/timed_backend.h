@@ -67,7 +67,7 @@ class TimedBackend final : public Backend {
   }
   std::unique_ptr<Commands> begin() override;
   Ticket submit(std::unique_ptr<Commands> commands) override;
-  Ticket copy(View from, View to, int64_t bytes) override { return inner_->copy(from, to, bytes); }
+  Ticket copy_all(std::span<const CopyArgs> copies) override { return inner_->copy_all(copies); }
   Ticket clear(View to, int64_t bytes) override { return inner_->clear(to, bytes); }
 
  private:

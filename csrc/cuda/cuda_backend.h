@@ -39,7 +39,7 @@ class CudaBackend final : public Backend {
   static std::vector<std::string> to_compile(const WorkSizes& sizes, DType rows, int device);
   std::unique_ptr<Commands> begin() override;
   Ticket submit(std::unique_ptr<Commands> commands) override;
-  Ticket copy(View from, View to, int64_t bytes) override;
+  Ticket copy_all(std::span<const CopyArgs> copies) override;
   Ticket clear(View to, int64_t bytes) override;
   bool runs_on_submit() const override { return true; }
   bool groups_chosen() const override { return true; }
@@ -63,7 +63,7 @@ class CudaBackend final : public Backend {
   ListRoom make_lists(int64_t bytes);
   ListRoom take_lists(int64_t bytes);
   void give_back(ListRoom room);
-  void run(const Work& work, std::vector<ListRoom>& lists, Event* mark);
+  void run(const Work& work, Event* mark);
   void run(const Item& item, const Work& work, Event* mark);
   Ticket transfer(Result begun);
 

@@ -236,7 +236,7 @@ void CudaCommands::copy(View from, View to, int64_t bytes) {
 
 // ---- Choosing -------------------------------------------------------------------------------------------------------
 
-static RouteParams route_params(const RouteArgs& args) {
+RouteParams CudaCommands::route_params(const RouteArgs& args) {
   if (args.experts > int64_t{max_experts})
     throw FormatError(concat("cuda: expected at most ", max_experts,
                              " experts in a layer, which is what its routers choose from, found ", args.experts,
@@ -254,9 +254,11 @@ static RouteParams route_params(const RouteArgs& args) {
           .scaling = args.scaling};
 }
 
+bool CudaCommands::is_few(const RouteArgs& args) { return args.experts <= int64_t{few_experts} && args.groups == 0; }
+
 void CudaCommands::route_softmax(const RouteArgs& args, int64_t n) {
   op("route_softmax", [&] {
-    const bool are_few = args.experts <= int64_t{few_experts} && args.groups == 0;
+    const bool are_few = is_few(args);
     if (n == 1 && are_few && takes_route(route_params(args))) return;
     launch(are_few ? "route_softmax_few" : "route_softmax", {static_cast<uint32_t>(n)}, lanes, route_params(args));
   });

@@ -238,8 +238,11 @@ class CudaCommands : public Commands {
   std::optional<CopiedRoom> copied_room(uint32_t columns, uint32_t bits, uint32_t tiles) const;
   bool launch_copied(const RowProduct& product, OneRowParams& params);
   RowProduct* waiting_products();
+  static RouteParams route_params(const RouteArgs& args);
+  static bool is_few(const RouteArgs& args);  // experts, without groups
   bool takes_route(const RouteParams& route);
   bool takes_shared(const RowProduct& products);
+  std::optional<RowProduct> waiting_down(const RoutedParams& routed, int64_t made) const;
   bool takes_choice(const ChosenExpertArgs& args, const Lists& lists);
   void launch_outputs(const ExpertOutputs& outputs);
   bool takes_sum(const CombineParams& sum);

@@ -118,18 +118,38 @@ bool CudaCommands::takes_shared(const RowProduct& next) {
   return true;
 }
 
-// The experts that the router chooses: the choice and the products of gate and up are one launch, and down waits.
+// Down of the shared expert, if it waits and may go behind the choice and the products of the experts.
+std::optional<CudaCommands::RowProduct> CudaCommands::waiting_down(const RoutedParams& routed, int64_t made) const {
+  const auto* product = std::get_if<RowProduct>(&waiting_);
+  if (!product || product->count != 1 || !product->is_copied) return std::nullopt;
+  const OneRowParams& params = product->params;
+  if (params.weight || params.z || params.taps || params.residual || params.gated != no_output) return std::nullopt;
+  const auto is_apart = [&](const float* x, int64_t bytes) {
+    const RouteParams& route = routed.route;
+    return !meet(x, bytes, route.ids, int64_t{route.k} * 4) && !meet(x, bytes, route.weights, int64_t{route.k} * 4) &&
+           !meet(x, bytes, route.logits, int64_t{route.experts} * 4) && !meet(x, bytes, routed.experts.out, made) &&
+           !meet(x, bytes, routed.experts.x, int64_t{routed.experts.columns} * 4);
+  };
+  if (!is_apart(params.x, int64_t{params.columns} * 4) || !is_apart(params.out[0], int64_t{params.rows[0]} * 4))
+    return std::nullopt;
+  return *product;
+}
+
+// The choice of experts for one row and the products of their gate and up are one launch, and down waits. The choice is
+// one that waits, or one that was made before and is made again.
 bool CudaCommands::takes_choice(const ChosenExpertArgs& args, const Lists& lists) {
   auto* forward = std::get_if<FeedForward>(&waiting_);
   const ExpertMatrices& e = args.first;
-  if (!forward || forward->route.ids != lists.ids || forward->route.k != args.k || args.k > int64_t{lanes} ||
-      !lists.are_aligned || e.gate.format != e.up.format)
+  if (!forward && (!args.choice || !is_few(*args.choice))) return false;
+  const RouteParams route = forward ? forward->route : route_params(*args.choice);
+  if (route.ids != lists.ids || route.k != args.k || args.k > int64_t{lanes} || !lists.are_aligned ||
+      e.gate.format != e.up.format)
     return false;
   for (const Matrix* matrix : {&e.gate, &e.up, &e.down})
     if (!may_be_copied(*matrix, 0)) return false;
   const ExpertFlavour& f = args.flavour;
   const Second up = {&e.up, f.up_bias, f.alpha, f.limit, f.geglu};
-  RoutedParams params = {.route = forward->route,
+  RoutedParams params = {.route = route,
                          .experts = expert_params(lists, 0, e.gate, up, f.gate_bias, args.k, args.x, args.scratch),
                          .down_bytes = 0,
                          .down = 0,
@@ -152,13 +172,17 @@ bool CudaCommands::takes_choice(const ChosenExpertArgs& args, const Lists& lists
     params.down = static_cast<uint64_t>(first);
     params.down_bytes = static_cast<uint64_t>(last - first);
   }
-  const FeedForward taken = std::move(*forward);
-  waiting_ = std::monostate();
-  launch_row(taken.products);
+  const std::optional<RowProduct> shared = forward ? std::move(forward->down) : waiting_down(params, made);
+  if (forward) {
+    const RowProduct products = std::move(forward->products);
+    waiting_ = std::monostate();
+    launch_row(products);
+  } else if (shared) {
+    waiting_ = std::monostate();
+  }
   launch(concat("routed_gate_up_", bits), {divide_up(tiles, room->of_block), k}, room->threads + lanes, params,
          room->bytes);
-  waiting_ = ExpertOutputs{
-      lists, e.down, f.down_bias, args.scratch, args.out, taken.route.weights, taken.route.experts, taken.down};
+  waiting_ = ExpertOutputs{lists, e.down, f.down_bias, args.scratch, args.out, route.weights, route.experts, shared};
   return true;
 }
 

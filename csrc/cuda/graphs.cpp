@@ -6,11 +6,11 @@
 namespace moeflux::cuda {
 namespace {
 
-// Shorter stretches gain nothing: those between two waits for reads, which are bound by the reads.
-constexpr size_t fewest_items = 24;
-constexpr size_t most_graphs = 16;
+constexpr size_t fewest_items = 6;  // shorter stretches gain nothing
+constexpr size_t long_items = 24;   // so many make it worth while to tell a graph all arguments anew
+constexpr size_t most_graphs = 128;
 
-bool same_kernel(const Item& a, const Item& b) { return a.kernel == b.kernel; }
+bool same_kernel(const Item& a, const Item& b) { return a.kernel == b.kernel && a.ends_first == b.ends_first; }
 
 KernelNodeParams launch_of(const Item& item, void** params) {
   return {.function = item.kernel->function,
@@ -41,6 +41,13 @@ struct Graphs::Graph {
   GraphExecHandle exec = nullptr;
   std::vector<GraphNodeHandle> nodes{};
 
+  bool is_mostly(std::span<const Item> others, const Work& other_work) const {
+    size_t changed = 0;
+    for (size_t i = 0; i < items.size(); ++i)
+      if (!same_arguments(items[i], work, others[i], other_work) && 2 * ++changed > items.size()) return false;
+    return true;
+  }
+
   void end() {
     if (exec) api.end_exec(exec);
     if (graph) api.end_graph(graph);
@@ -57,9 +64,12 @@ Graphs::~Graphs() {
   for (const std::unique_ptr<Graph>& graph : graphs_) graph->end();
 }
 
-Graphs::Graph* Graphs::find(std::span<const Item> items) {
-  for (auto graph = graphs_.begin(); graph != graphs_.end(); ++graph) {
+// Of stretches that come in turn, the one that was used last comes last. So it looks from the back.
+Graphs::Graph* Graphs::find(std::span<const Item> items, const Work& work) {
+  for (auto graph = graphs_.end(); graph != graphs_.begin();) {
+    --graph;
     if (!std::ranges::equal((*graph)->items, items, same_kernel)) continue;
+    if (items.size() < long_items && !(*graph)->is_mostly(items, work)) continue;
     graphs_.splice(graphs_.begin(), graphs_, graph);
     return graph->get();
   }
@@ -69,13 +79,14 @@ Graphs::Graph* Graphs::find(std::span<const Item> items) {
 bool Graphs::launch(std::span<const Item> items, const Work& work, const Stream& stream) {
   if (items.size() < fewest_items) return false;
   const DriverApi& api = device_->api();
-  Graph* graph = find(items);
+  Graph* graph = find(items, work);
   if (!graph) {  // perhaps it never comes again
     if (graphs_.size() == most_graphs) {
       graphs_.back()->end();
       graphs_.pop_back();
     }
-    graphs_.push_front(std::make_unique<Graph>(Graph{.api = api, .items = {items.begin(), items.end()}}));
+    graphs_.push_front(std::make_unique<Graph>(Graph{.api = api, .items = {items.begin(), items.end()}, .work = {}}));
+    graphs_.front()->work.params = work.params;
     return false;
   }
   if (!(graph->exec ? update(*graph, items, work) : make(*graph, items, work))) {
@@ -103,7 +114,9 @@ bool Graphs::make(Graph& graph, std::span<const Item> items, const Work& work) {
     graph.nodes.push_back(node);
   }
   if (is_programmatic) {
-    const std::vector<GraphEdge> edges(items.size() - 1, programmatic_edge);
+    std::vector<GraphEdge> edges;
+    for (const Item& item : items.first(items.size() - 1))
+      edges.push_back(item.ends_first ? ordinary_edge : programmatic_edge);
     const GraphNodeHandle* nodes = graph.nodes.data();
     if (api.add_edges(graph.graph, nodes, nodes + 1, edges.data(), edges.size()) != success) return false;
   }

@@ -1,7 +1,10 @@
 // Launches that come again and again, as CUDA graphs. A graph is made when the same kernels come in the same
 // order for the second time. Afterwards, only arguments and grids that have changed are told to it. It gives the same
-// bits as launches one by one. Copies stay outside: a node for
-// one is bound to memory that may be gone when it is told of other memory.
+// bits as launches one by one. Copies stay outside: a node for one is bound to memory that may be gone when it is told
+// of other memory.
+//
+// A short stretch is a graph only if most of its launches have the arguments that they had before: those of a layer,
+// where each layer is a stretch, have a graph of their own.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +31,7 @@ class Graphs {
  private:
   struct Graph;
 
-  Graph* find(std::span<const Item> items);
+  Graph* find(std::span<const Item> items, const Work& work);
   bool make(Graph& graph, std::span<const Item> items, const Work& work);
   bool update(Graph& graph, std::span<const Item> items, const Work& work);
 

@@ -1,13 +1,19 @@
 #include "cuda/recording.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <iterator>
 
 #include "cuda/cuda_backend.h"
+#include "cuda/words.h"
 
 namespace moeflux::cuda {
 namespace {
 
 constexpr int64_t list_alignment = 16;
+constexpr int64_t most_launched_bytes = 4096;
+constexpr int64_t bytes_of_word = 4;
 
 int64_t aligned(int64_t bytes) { return (bytes + list_alignment - 1) / list_alignment * list_alignment; }
 
@@ -22,9 +28,8 @@ void Recording::begin_op(const char* name) {
     throw DeviceError(concat("[", name, "] op ", backend_.fail_at_op_, " was told to fail"));
 }
 
-void Recording::launch(const char* kernel, Extent grid, uint32_t threads, uint32_t shared_bytes,
-                       std::span<const std::byte> params) {
-  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+Item Recording::item_of(const char* kernel, Extent grid, uint32_t threads, uint32_t shared_bytes,
+                        std::span<const std::byte> params) {
   Item item = {.kernel = &backend_.kernels_.get(kernel, shared_bytes),
                .grid = grid,
                .threads = threads,
@@ -33,11 +38,49 @@ void Recording::launch(const char* kernel, Extent grid, uint32_t threads, uint32
                .params_bytes = params.size()};
   work_.params.resize(item.params);
   work_.params.insert(work_.params.end(), params.begin(), params.end());
-  work_.items.push_back(item);
+  return item;
 }
 
+void Recording::launch(const char* kernel, Extent grid, uint32_t threads, uint32_t shared_bytes,
+                       std::span<const std::byte> params) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  work_.items.push_back(item_of(kernel, grid, threads, shared_bytes, params));
+}
+
+// Their words are taken from the host when the batch is submitted.
+std::vector<Item> Recording::given(View from, View to, int64_t bytes) {
+  constexpr int64_t most = most_given_words * bytes_of_word;
+  std::vector<Item> items;
+  for (int64_t at = 0; at < bytes; at += most) {
+    const int64_t here = std::min(most, bytes - at);
+    GivenWordsParams params = {};
+    params.to = address<uint32_t>(to.at(at, 1));
+    params.count = static_cast<uint32_t>(here / bytes_of_word);
+    items.push_back(item_of("given_words", {1}, flat_threads, 0, std::as_bytes(std::span(&params, 1))));
+    items.back().ends_first = true;
+    given_.push_back(
+        {from.host<const std::byte>() + at, items.back().params + offsetof(GivenWordsParams, words), here});
+  }
+  return items;
+}
+
+// Few bytes go from one memory to the other by launches, which wait for no engine of copies and can be in a graph. What
+// comes from the host may be read by kernels before they wait for the one before them.
 void Recording::copy(View from, View to, int64_t bytes) {
   if (bytes == 0) return;
+  const bool from_host = from.buffer->memory() != Memory::device, to_host = to.buffer->memory() != Memory::device;
+  const bool are_few = bytes <= most_launched_bytes && bytes % bytes_of_word == 0;
+  if (are_few && from_host && !to_host) {
+    for (const Item& item : given(from, to, bytes)) work_.items.push_back(item);
+    return;
+  }
+  if (are_few && to_host && !from_host) {
+    const WordsParams params = {.from = address<const uint32_t>(from),
+                                .to = address<uint32_t>(to),
+                                .count = static_cast<uint32_t>(bytes / bytes_of_word)};
+    launch("copy_words", {1}, flat_threads, params);
+    return;
+  }
   work_.items.push_back(
       {.kind = Item::Kind::copy, .from = device_address(from), .to = device_address(to), .bytes = bytes});
 }
@@ -49,6 +92,24 @@ List Recording::list(int64_t bytes) {
   ListRoom& room = lists_.back();
   const int64_t begin = std::exchange(room.used, room.used + bytes);
   return {room.host->host() + begin, room.device->data() + begin};
+}
+
+void Recording::complete() {
+  attempt([&] {
+    std::vector<Item> items;
+    for (const ListRoom& room : lists_) {
+      const View from = {room.host.get(), 0}, to = {room.device.get(), 0};
+      if (room.used <= most_launched_bytes)
+        std::ranges::copy(given(from, to, room.used), std::back_inserter(items));
+      else
+        items.push_back(
+            {.kind = Item::Kind::copy, .from = device_address(from), .to = device_address(to), .bytes = room.used});
+    }
+    const auto is_launch = [](const Item& item) { return item.kind == Item::Kind::launch; };
+    work_.items.insert(std::ranges::find_if(work_.items, is_launch), items.begin(), items.end());
+    for (const auto& [from, place, bytes] : given_)
+      std::memcpy(work_.params.data() + place, from, static_cast<size_t>(bytes));
+  });
 }
 
 View Recording::room(size_t which, int64_t bytes) { return backend_.room(which, bytes); }
@@ -67,8 +128,11 @@ int64_t Recording::hold() {
 }
 
 void Recording::after(const Ticket& copy) {
-  if (const Event* event = CudaBackend::end_of(copy); event && !error_)
-    work_.items.push_back({.kind = Item::Kind::after, .event = event});
+  const Event* event = CudaBackend::end_of(copy);
+  if (!event || error_) return;
+  // Copies that began together have one event.
+  const bool is_known = !work_.items.empty() && work_.items.back().event == event;
+  if (!is_known) work_.items.push_back({.kind = Item::Kind::after, .event = event});
 }
 
 }  // namespace moeflux::cuda

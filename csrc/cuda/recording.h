@@ -40,16 +40,30 @@ class Recording final : public Launches {
   int64_t hold() override;
   void after(const Ticket& copy) override;
 
+  // Takes what the host has written in lists and for copies, and brings lists before the first launch. Nothing is
+  // recorded after this.
+  void complete();
   const Work& work() const { return work_; }
   std::exception_ptr take_error() { return std::exchange(error_, nullptr); }
   std::vector<ListRoom>& lists() { return lists_; }
 
  private:
   void begin_op(const char* name) override;
+  Item item_of(const char* kernel, Extent grid, uint32_t threads, uint32_t shared_bytes,
+               std::span<const std::byte> params);
+  std::vector<Item> given(View from, View to, int64_t bytes);
+
+  // Words of the host that become arguments.
+  struct Given {
+    const std::byte* from;
+    size_t place;
+    int64_t bytes;
+  };
 
   CudaBackend& backend_;
   Work work_;
   std::vector<ListRoom> lists_;
+  std::vector<Given> given_;
 };
 
 // A base, for whoever has another base that borrows the recording.

@@ -24,6 +24,7 @@ struct Item {
   uint32_t shared_bytes = 0;
   size_t params = 0;  // where they begin
   size_t params_bytes = 0;
+  bool ends_first = false;  // before any launch behind it begins, even where that is programmatic
   // A copy:
   Address from = 0;
   Address to = 0;

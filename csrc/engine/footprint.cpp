@@ -132,7 +132,7 @@ Footprint engine_footprint(const StoreDirectory& store, const EngineOptions& opt
   Scratch scratch;
   Footprint bytes;
   bytes.dense_weights = dense_layout(store, maps).bytes();
-  bytes.expert_slots = arena_bytes(ExpertSide::planned_slots(store, options));
+  bytes.expert_slots = arena_bytes(ExpertSide::planned_slots(store, options, shared));
   bytes.host_slots = arena_bytes(ExpertSide::planned_host_slots(store, options));
   bytes.scratch = scratch_layout(v, layers, output, draft, options.chunk, scratch).bytes(shared) +
                   MirroredBuffer::planned_bytes(max_top_k * 8, shared) +
@@ -162,7 +162,7 @@ Footprint engine_device_footprint(const StoreDirectory& store, const EngineOptio
       device.prepared_bytes(sizes) - (device.prepared_host_bytes ? device.prepared_host_bytes(sizes) : 0);
   Footprint bytes;
   bytes.dense_weights = dense_layout(store, false).bytes();
-  bytes.expert_slots = arena_bytes(ExpertSide::planned_slots(store, options));
+  bytes.expert_slots = arena_bytes(ExpertSide::planned_slots(store, options, false));
   bytes.scratch = scratch_layout(store.variant, layers, output, draft, options.chunk, scratch).device_bytes() +
                   arena_bytes(max_top_k * 8) + prepared;
   return bytes;

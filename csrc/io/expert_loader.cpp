@@ -105,6 +105,10 @@ bool ExpertLoader::guess(int64_t layer, int64_t expert, int64_t keep, int64_t pa
   return true;
 }
 
+void ExpertLoader::begin_copies() {
+  if (lower_) lower_->begin_copies();
+}
+
 // When it throws, nothing is under way and the lease is gone.
 void ExpertLoader::begin(Lease lease, bool guess, int64_t parts) {
   if (lists_.idle.empty()) add_load();

@@ -61,6 +61,9 @@ class ExpertLoader {
   // A wrong guess is given up at the end of a part. False when it began nothing.
   bool guess(int64_t layer, int64_t expert, int64_t keep, int64_t parts);
 
+  // Experts that come from below have their copies begun together, at the latest when somebody asks for one of them.
+  void begin_copies();
+
   // Returns when the slot holds the expert, for everybody from now on. Throws what went wrong with its read.
   void wait(const Lease& lease);
   // Whether `wait` would return at once.

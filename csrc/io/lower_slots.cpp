@@ -30,18 +30,12 @@ bool LowerSlots::bring(int64_t layer, int64_t expert, int64_t upper, int64_t par
   assert(!coming.lease);
   coming.lease = std::move(acquired.lease);
   const std::lock_guard lock(mutex_);
-  coming.is_begun = false;
+  coming.is_added = false;
   assert(wanted_by(lower) < 0);
-  if (acquired.found != SlotCache::Found::ready) {
+  if (acquired.found == SlotCache::Found::ready)
+    add_copy(lower, upper);
+  else
     wanted_by(lower) = static_cast<int32_t>(upper);
-    return true;
-  }
-  try {
-    begin_copy(lower, upper);
-  } catch (...) {
-    coming.lease.release();
-    throw;
-  }
   return true;
 }
 
@@ -49,41 +43,52 @@ bool LowerSlots::bring(int64_t layer, int64_t expert, int64_t upper, int64_t par
 void LowerSlots::was_read(const Landing& slot) {
   const int64_t lower = cache_.slot_at(slot);
   const std::lock_guard lock(mutex_);
-  if (wanted_by(lower) >= 0) begin_copy(lower, wanted_by(lower));
+  if (wanted_by(lower) < 0) return;
+  add_copy(lower, wanted_by(lower));
+  copies_.begin();
 }
 
-void LowerSlots::begin_copy(int64_t lower, int64_t upper) {
-  copies_.begin(lower, upper);
-  arrival(upper).is_begun = true;
+void LowerSlots::add_copy(int64_t lower, int64_t upper) {
+  copies_.add(lower, upper);
+  arrival(upper).is_added = true;
+}
+
+void LowerSlots::begin_copies() {
+  const std::lock_guard lock(mutex_);
+  copies_.begin();
 }
 
 bool LowerSlots::copies(int64_t upper) {
   const std::lock_guard lock(mutex_);
-  return arrival(upper).lease && arrival(upper).is_begun;
+  copies_.begin();
+  return arrival(upper).lease && arrival(upper).is_added;
 }
 
 bool LowerSlots::done(int64_t upper) {
   const Arrival& coming = arrival(upper);
   if (!loader_.done(coming.lease)) return false;
   const std::lock_guard lock(mutex_);
-  // What was not begun has failed, or had been read before it was wanted.
-  return !coming.is_begun || copies_.done(upper);
+  copies_.begin();
+  // What was not added has failed, or had been read before it was wanted.
+  return !coming.is_added || copies_.done(upper);
 }
 
 void LowerSlots::wait(int64_t upper) {
   const Lease lease = std::move(arrival(upper).lease);
-  const auto forget = [&] {
+  const auto forget = [&](bool was_read) {
     const std::lock_guard lock(mutex_);
     wanted_by(lease.slot()) = -1;
-    return arrival(upper).is_begun;
+    if (was_read && !arrival(upper).is_added) add_copy(lease.slot(), upper);
+    copies_.begin();
+    return arrival(upper).is_added;
   };
   try {
     loader_.wait(lease);
   } catch (...) {
-    if (forget()) copies_.wait(upper);
+    if (forget(false)) copies_.wait(upper);
     throw;
   }
-  if (!forget()) copies_.begin(lease.slot(), upper);
+  forget(true);
   copies_.wait(upper);
 }
 

@@ -16,11 +16,14 @@
 
 namespace moeflux {
 
-// Copies of whole slots, beside all else. One at a time goes to a slot above.
+// Copies of whole slots, beside all else. One at a time goes to a slot above. One thread at a time calls all but
+// `wait`, and `wait` may be called while others begin.
 class SlotCopies {
  public:
   virtual ~SlotCopies() = default;
-  virtual void begin(int64_t lower, int64_t upper) = 0;  // from any thread
+  virtual void add(int64_t lower, int64_t upper) = 0;
+  virtual void begin() = 0;  // those that were added; what goes wrong is for `wait`
+  // Of a copy that has begun:
   virtual bool done(int64_t upper) const = 0;
   virtual void wait(int64_t upper) = 0;  // throws what went wrong
 };
@@ -34,6 +37,8 @@ class LowerSlots {
   // Begins to bring an expert to a slot above, and to read it if it is not here. False when there is no slot for that:
   // then nothing has begun.
   bool bring(int64_t layer, int64_t expert, int64_t upper, int64_t parts);
+  // Begins the copies that `bring` has left: several begin together. So does whoever asks for one of them.
+  void begin_copies();
   // Whether the copy to a slot above has begun.
   bool copies(int64_t upper);
   // Whether what `bring` began for a slot above is over.
@@ -62,7 +67,7 @@ class LowerSlots {
   // What is on its way to a slot above.
   struct Arrival {
     Lease lease;            // on the slot here
-    bool is_begun = false;  // the copy
+    bool is_added = false;  // the copy
   };
   struct Lists {
     std::vector<int32_t> wanted_by;  // [slot here]: the slot above, or -1
@@ -76,13 +81,13 @@ class LowerSlots {
   };
 
   void was_read(const Landing& slot);
-  void begin_copy(int64_t lower, int64_t upper);
+  void add_copy(int64_t lower, int64_t upper);
   Arrival& arrival(int64_t upper) { return lists_.arrivals[static_cast<size_t>(upper)]; }
   int32_t& wanted_by(int64_t lower) { return lists_.wanted_by[static_cast<size_t>(lower)]; }
 
   SlotCache& cache_;
   SlotCopies& copies_;
-  std::mutex mutex_;  // of `wanted_by` and `is_begun`, and of copies while they begin
+  std::mutex mutex_;  // of `wanted_by` and `is_added`, and of copies while they begin
   Lists lists_;
   ExpertLoader loader_;  // last: its threads call `was_read`
 };

@@ -43,8 +43,9 @@ FLOWS: dict[str, dict[str, Any]] = {
 }
 
 LISTED_VOCAB = 5000  # of several blocks of logits
-LAUNCHES_OF_STEP = {"hybrid": 28, "wide": 26}  # of the first, whose experts are read
-MOST_LAUNCHES_OF_RESIDENT_STEP = 6 + 8 + 4  # of the delta-net's layer, of attention's, and before and behind
+LAUNCHES_OF_STEP = {"hybrid": 36, "wide": 32}  # of the first, whose experts are read
+# Of the delta-net's layer, of attention's, before and behind, and of words that go from one memory to the other.
+MOST_LAUNCHES_OF_RESIDENT_STEP = 6 + 8 + 4 + 4
 
 Stores = Callable[[str], Path]
 
@@ -192,13 +193,12 @@ def test_a_call_that_fails_leaves_nothing_wrong(store: Stores, call: str, flow: 
             except DeviceError as error:  # of what a session takes
                 failed = True
                 assert "out of memory (CUDA_ERROR_OUT_OF_MEMORY)" in str(error)
-    # A graph that cannot be made is done without. Only where experts are read does a batch hold, and there, batches
-    # have too few launches for a graph.
+    # A graph that cannot be made is done without. Only where experts are read does a batch hold.
     without = (
         "cuGraphAddKernelNode", "cuGraphAddDependencies_v2", "cuGraphInstantiateWithFlags", "cuCtxPushCurrent_v2",
     )  # fmt: skip
-    never = {"resident": "cuStreamWaitValue32_v2", "ahead": "cuGraphLaunch"}
-    assert failed == (call not in (*without, never[flow]))
+    never = ("cuStreamWaitValue32_v2",) if flow == "resident" else ()
+    assert failed == (call not in (*without, *never))
     assert np.array_equal(evaluate(model.session(max_context=32)), expected)
 
 

@@ -21,11 +21,19 @@ void GatedMlp::load(const LayerTensors& tensors, const std::string& name) {
 }
 
 void GatedMlp::record(Commands& commands, View x, View out, int64_t n) const {
+  record_inner(commands, x, n);
+  record_down(commands, out, n);
+}
+
+void GatedMlp::record_inner(Commands& commands, View x, int64_t n) const {
   commands.matmul(std::array{project(x, gate_, gate_room_), project(x, up_, up_room_)}, n);
   if (geglu_)
     commands.geglu(gate_room_, up_room_, gate_room_, n * intermediate_);
   else
     commands.swiglu(gate_room_, up_room_, gate_room_, n * intermediate_);
+}
+
+void GatedMlp::record_down(Commands& commands, View out, int64_t n) const {
   commands.matmul(std::array{project(gate_room_, down_, out)}, n);
 }
 

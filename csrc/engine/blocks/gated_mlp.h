@@ -16,6 +16,9 @@ class GatedMlp {
   // Its tensors are `name`gate_proj and so on.
   void load(const LayerTensors& tensors, const std::string& name);
   void record(Commands& commands, View x, View out, int64_t n) const;
+  // The same in two parts, between which nobody else may use its room.
+  void record_inner(Commands& commands, View x, int64_t n) const;
+  void record_down(Commands& commands, View out, int64_t n) const;
 
  private:
   int64_t intermediate_;

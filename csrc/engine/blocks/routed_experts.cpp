@@ -67,10 +67,17 @@ void RoutedExpertsBlock::run(Recorder& recorder, ExpertSide& experts, Scratch& s
   experts.run(recorder, *this, scratch, n, stats);
 }
 
+std::optional<Product> RoutedExpertsBlock::shared_gate(const Scratch& s) const {
+  if (shared_gate_.rows == 0) return std::nullopt;
+  return project(s.normed, shared_gate_, room_.shared_gate);
+}
+
 void RoutedExpertsBlock::record_route(Commands& commands, const Scratch& s, int64_t n, int64_t guess_rows) const {
-  std::optional<Product> gate;
-  if (shared_gate_.rows) gate = project(s.normed, shared_gate_, room_.shared_gate);
-  router_.record(commands, s, gate, n, next_ ? &next_->router_ : nullptr, guess_rows);
+  router_.record(commands, s, shared_gate(s), n, next_ ? &next_->router_ : nullptr, guess_rows);
+}
+
+void RoutedExpertsBlock::record_route_apart(Commands& commands, const Scratch& s, int64_t n, int64_t guess_rows) const {
+  router_.record_apart(commands, s, shared_gate(s), n, next_ ? &next_->router_ : nullptr, guess_rows);
 }
 
 void RoutedExpertsBlock::record_picks(Commands& commands, int64_t n, int64_t guess_rows) const {
@@ -79,14 +86,20 @@ void RoutedExpertsBlock::record_picks(Commands& commands, int64_t n, int64_t gue
 }
 
 void RoutedExpertsBlock::record_shared(Commands& commands, const Scratch& s, int64_t n) const {
+  record_shared_inner(commands, s, n);
+  record_shared_down(commands, n);
+}
+
+void RoutedExpertsBlock::record_shared_inner(Commands& commands, const Scratch& s, int64_t n) const {
   if (!shape_.shared) return;
-  if (!shape_.framed) return shared_.record(commands, s.normed, room_.shared, n);
-  const auto norm = [&](View x, View weight, View out) {
-    commands.rms_norm(x, weight, out, n, stream_.width, stream_.eps);
-  };
-  norm(s.hidden, frame_.shared_in, s.out);
-  shared_.record(commands, s.out, room_.shared, n);
-  norm(room_.shared, frame_.shared_out, room_.shared);
+  if (shape_.framed) commands.rms_norm(s.hidden, frame_.shared_in, s.out, n, stream_.width, stream_.eps);
+  shared_.record_inner(commands, shape_.framed ? s.out : s.normed, n);
+}
+
+void RoutedExpertsBlock::record_shared_down(Commands& commands, int64_t n) const {
+  if (!shape_.shared) return;
+  shared_.record_down(commands, room_.shared, n);
+  if (shape_.framed) commands.rms_norm(room_.shared, frame_.shared_out, room_.shared, n, stream_.width, stream_.eps);
 }
 
 void RoutedExpertsBlock::record_experts(Commands& commands, const Scratch& s, int64_t n, const ExpertLayout& layout,
@@ -97,10 +110,21 @@ void RoutedExpertsBlock::record_experts(Commands& commands, const Scratch& s, in
 
 void RoutedExpertsBlock::record_chosen(Commands& commands, const Scratch& s, int64_t n, const ExpertLayout& layout,
                                        View slots, const ExpertMatrices& first) const {
-  commands.chosen_expert_ffn(
-      {s.normed, layout.hidden, layout.intermediate, shape_.per_token, router_.ids().device, shape_.count, slots, first,
-       room_.expert_scratch, room_.expert_out, flavour_, layout.bytes, layer_},
-      n);
+  ChosenExpertArgs args = {.x = s.normed,
+                           .hidden = layout.hidden,
+                           .intermediate = layout.intermediate,
+                           .k = shape_.per_token,
+                           .ids = router_.ids().device,
+                           .experts = shape_.count,
+                           .slots = slots,
+                           .first = first,
+                           .scratch = room_.expert_scratch,
+                           .out = room_.expert_out,
+                           .flavour = flavour_,
+                           .alignment = layout.bytes,
+                           .layer = layer_};
+  if (router_.has_softmax()) args.choice = router_.choice();
+  commands.chosen_expert_ffn(args, n);
 }
 
 void RoutedExpertsBlock::record_sum(Commands& commands, const Scratch& s, int64_t n) const {

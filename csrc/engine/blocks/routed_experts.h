@@ -1,6 +1,7 @@
 // The ops of a layer with experts. ExpertSide decides where the experts lie and when they are computed.
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "engine/blocks/gated_mlp.h"
@@ -30,10 +31,15 @@ class RoutedExpertsBlock final : public FeedForwardBlock {
   // Records the choice of experts for n tokens. With `guess_rows`, also a guess which experts of the next layer the
   // first of these tokens will go through.
   void record_route(Commands& commands, const Scratch& scratch, int64_t n, int64_t guess_rows) const;
+  // The same with the ops of either choice side by side, see ExpertRouter.
+  void record_route_apart(Commands& commands, const Scratch& scratch, int64_t n, int64_t guess_rows) const;
   // Records copies of both choices to the host, if it does not see them anyway.
   void record_picks(Commands& commands, int64_t n, int64_t guess_rows) const;
   // Records the shared expert, if there is one.
   void record_shared(Commands& commands, const Scratch& scratch, int64_t n) const;
+  // The same in two parts, between which the other experts may be chosen.
+  void record_shared_inner(Commands& commands, const Scratch& scratch, int64_t n) const;
+  void record_shared_down(Commands& commands, int64_t n) const;
   // Records some of the picked experts. Each pair of a token and an expert has a row of its own.
   void record_experts(Commands& commands, const Scratch& scratch, int64_t n, const ExpertLayout& layout,
                       std::span<const ExpertJob> jobs) const;
@@ -44,6 +50,7 @@ class RoutedExpertsBlock final : public FeedForwardBlock {
   void record_sum(Commands& commands, const Scratch& scratch, int64_t n) const;
 
  private:
+  std::optional<Product> shared_gate(const Scratch& scratch) const;
   void record_framed_sum(Commands& commands, const Scratch& scratch, int64_t n) const;
 
   // Norms of a framed one: of what the shared expert reads, of what it yields, of what the experts yield, of the sum.

@@ -53,22 +53,43 @@ void ExpertRouter::record(Commands& commands, const Scratch& s, const std::optio
   if (next) next->record_choice(commands, next->guessed_, guess_rows);
 }
 
-void ExpertRouter::record_choice(Commands& commands, const Choice& choice, int64_t n) const {
+void ExpertRouter::record_apart(Commands& commands, const Scratch& s, const std::optional<Product>& beside, int64_t n,
+                                const ExpertRouter* next, int64_t guess_rows) const {
+  const bool shares_input = input_.is_gated();
+  const auto guess = [&] {
+    if (guess_rows == 0) return;
+    if (!shares_input)
+      commands.rms_norm(s.hidden, next->own_norm(), next->guessed_normed_, guess_rows, stream_.width, stream_.eps);
+    const Product product =
+        project(shares_input ? s.normed : next->guessed_normed_, next->matrix_, next->guessed_.logits);
+    commands.matmul({&product, 1}, guess_rows);
+    next->record_choice(commands, next->guessed_, guess_rows);
+  };
+  if (!shares_input) guess();
+  record(commands, s, beside, n, nullptr, 0);
+  if (shares_input) guess();
+}
+
+RouteArgs ExpertRouter::choice_of(const Choice& choice) const {
   const Router& router = shape_.router;
+  return {.logits = choice.logits,
+          .experts = shape_.count,
+          .k = shape_.per_token,
+          .normalize = router.normalize,
+          .scaling = static_cast<float>(router.scaling),
+          .bias = bias_,
+          .factors = factors_,
+          .groups = router.groups,
+          .groups_kept = router.groups_kept,
+          .ids = choice.ids.device,
+          .weights = choice.weights};
+}
+
+void ExpertRouter::record_choice(Commands& commands, const Choice& choice, int64_t n) const {
   if (scale_) commands.scale(choice.logits, 1 / std::sqrt(static_cast<float>(stream_.width)), n * shape_.count);
   if (added_) commands.bias_add(choice.logits, added_, n, shape_.count);
-  const RouteArgs args = {.logits = choice.logits,
-                          .experts = shape_.count,
-                          .k = shape_.per_token,
-                          .normalize = router.normalize,
-                          .scaling = static_cast<float>(router.scaling),
-                          .bias = bias_,
-                          .factors = factors_,
-                          .groups = router.groups,
-                          .groups_kept = router.groups_kept,
-                          .ids = choice.ids.device,
-                          .weights = choice.weights};
-  if (router.scoring == Scoring::softmax)
+  const RouteArgs args = choice_of(choice);
+  if (has_softmax())
     commands.route_softmax(args, n);
   else
     commands.route_grouped(args, n);

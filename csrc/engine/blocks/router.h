@@ -24,6 +24,12 @@ class ExpertRouter {
   // their outputs; where gates read several streams, it takes what this layer's read.
   void record(Commands& commands, const Scratch& scratch, const std::optional<Product>& beside, int64_t n,
               const ExpertRouter* next, int64_t guess_rows) const;
+  // The same, but all ops of the guess come one after the other, so that those of either choice can go together.
+  void record_apart(Commands& commands, const Scratch& scratch, const std::optional<Product>& beside, int64_t n,
+                    const ExpertRouter* next, int64_t guess_rows) const;
+  // The choice for n tokens as an op, which changes nothing when it is made again.
+  RouteArgs choice() const { return choice_of(own_); }
+  bool has_softmax() const { return shape_.router.scoring == Scoring::softmax; }
 
   // Of the router and the experts.
   const Connection& input() const { return input_; }
@@ -39,6 +45,7 @@ class ExpertRouter {
   };
 
   View own_norm() const { return scale_ ? scale_ : input_.norm(); }
+  RouteArgs choice_of(const Choice& choice) const;
   void record_choice(Commands& commands, const Choice& choice, int64_t n) const;
 
   RoutedExperts shape_;

@@ -3,6 +3,7 @@
 #include "core/error.h"
 #include "engine/experts/overlapped_step.h"
 #include "engine/experts/streamed_chunk.h"
+#include "engine/experts/tiered_step.h"
 
 namespace moeflux {
 namespace {
@@ -24,8 +25,8 @@ ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const Engi
       describe_(concat(slots_.describe(), ", cache ", name_of(options.cache), ", look-ahead ",
                        name_of(options.look_ahead), options.verify_reads ? ", reads verified" : "")) {}
 
-int64_t ExpertSide::planned_slots(const StoreDirectory& store, const EngineOptions& options) {
-  return ExpertSlots::planned_bytes(store, options);
+int64_t ExpertSide::planned_slots(const StoreDirectory& store, const EngineOptions& options, bool shared) {
+  return ExpertSlots::planned_bytes(store, options, shared);
 }
 
 int64_t ExpertSide::planned_tables(const StoreDirectory& store, const EngineOptions& options) {
@@ -46,7 +47,9 @@ void ExpertSide::run(Recorder& recorder, const RoutedExpertsBlock& block, const 
     return;
   }
   call.guess_rows = prefetcher_.rows(block.layer(), n);
-  if (step && backend_.runs_on_submit())
+  if (step && backend_.runs_on_submit() && !backend_.shares_memory())
+    run_tiered_step(call, picks_, feed_, slots_.count());
+  else if (step && backend_.runs_on_submit())
     run_overlapped_step(call, picks_, feed_, slots_.count());
   else
     run_streamed_chunk(call, picks_, feed_);

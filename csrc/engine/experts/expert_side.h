@@ -1,8 +1,9 @@
-// Computes the experts that routers pick, layer by layer, in one of three ways:
+// Computes the experts that routers pick, layer by layer, in one of four ways:
 //
 // - the resident step: with all experts of the layer in slots for good, one token, or several where the backend groups
 //   their choices. The host has no part in it.
 // - the overlapped step: one token, on a device that runs ahead of the host. It submits once per layer.
+// - the tiered step: the same where the device has memory of its own.
 // - the streamed chunk: any number of tokens. Experts in slots are computed while the others are read.
 //
 // Every output has a row of its own, and the rows are summed in router order. So neither the order of arrival nor the
@@ -57,8 +58,9 @@ class ExpertSide {
     return ExpertSlots::planned_staging(store, options);
   }
   int64_t staging() const { return slots_.staging(); }
-  // Bytes of slots and of lists: planned with resolved options, and held.
-  static int64_t planned_slots(const StoreDirectory& store, const EngineOptions& options);
+  // Bytes of slots and of lists: planned with resolved options, and held. `shared`: whether host and device share
+  // memory.
+  static int64_t planned_slots(const StoreDirectory& store, const EngineOptions& options, bool shared);
   static int64_t planned_tables(const StoreDirectory& store, const EngineOptions& options);
   int64_t slot_bytes() const { return slots_.bytes(); }
   // The same of slots in the host's memory.

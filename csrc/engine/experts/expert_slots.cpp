@@ -72,9 +72,9 @@ std::span<std::byte> host_memory(const Backend& backend, const Buffer& slots, in
   return {slots.host(), static_cast<size_t>(bytes)};
 }
 
-int64_t table_bytes(const StoreDirectory& store, const EngineOptions& options) {
+int64_t table_bytes(const StoreDirectory& store, const EngineOptions& options, bool shared) {
   const SlotCacheShape shape = cache_shape(store, options);
-  return has_slots_for_all(store, options) ? shape.layers * shape.experts * 8 : 0;
+  return has_slots_for_all(store, options) || !shared ? shape.layers * shape.experts * 8 : 0;
 }
 
 }  // namespace
@@ -82,7 +82,7 @@ int64_t table_bytes(const StoreDirectory& store, const EngineOptions& options) {
 ExpertSlots::ExpertSlots(const StoreDirectory& store, Backend& backend, const EngineOptions& options,
                          const ReaderFactory& open)
     : store_(store, {read_mode(store, options), open}),
-      memory_(backend.allocate(planned_bytes(store, options), Memory::device, "expert slots")),
+      memory_(backend.allocate(planned_bytes(store, options, backend.shares_memory()), Memory::device, "expert slots")),
       staging_(backend, *memory_, options.readers, store_.slot().bytes, options.verify_reads),
       cache_(host_memory(backend, *memory_, options.expert_slots * store_.slot().bytes), cache_shape(store, options),
              options.cache),
@@ -94,13 +94,13 @@ ExpertSlots::ExpertSlots(const StoreDirectory& store, Backend& backend, const En
       loader_(store_, pool_, cache_, check_, host_ ? &host_->lower() : nullptr),
       checksums_(checksum_bytes(store, options)),
       stay_(has_slots_for_all(store, options) && options.cache != CachePolicy::none) {
-  const int64_t bytes = table_bytes(store, options);
-  if (bytes && !backend.shares_memory()) table_ = backend.allocate(bytes, Memory::staging, "table of slots");
+  if (!backend.shares_memory())
+    table_ = backend.allocate(table_bytes(store, options, false), Memory::staging, "table of slots");
 }
 
-int64_t ExpertSlots::planned_bytes(const StoreDirectory& store, const EngineOptions& options) {
+int64_t ExpertSlots::planned_bytes(const StoreDirectory& store, const EngineOptions& options, bool shared) {
   const SlotCacheShape shape = cache_shape(store, options);
-  return shape.slots * shape.slot_bytes + table_bytes(store, options);
+  return shape.slots * shape.slot_bytes + table_bytes(store, options, shared);
 }
 
 int64_t ExpertSlots::planned_host_bytes(const StoreDirectory& store, const EngineOptions& options) {
@@ -119,7 +119,7 @@ void ExpertSlots::drop_all() {
 
 int64_t ExpertSlots::planned_staging(const StoreDirectory& store, const EngineOptions& options) {
   return SlotStaging::planned_bytes(options.readers, slot_layout(store).bytes, options.verify_reads) +
-         arena_bytes(table_bytes(store, options));
+         arena_bytes(table_bytes(store, options, false));
 }
 
 int64_t ExpertSlots::staging() const { return staging_.bytes() + (table_ ? arena_bytes(table_->bytes()) : 0); }

@@ -24,8 +24,8 @@ class ExpertSlots {
   // `options` are resolved.
   ExpertSlots(const StoreDirectory& store, Backend& backend, const EngineOptions& options, const ReaderFactory& open);
 
-  // Bytes of the slots: planned with resolved options, and held.
-  static int64_t planned_bytes(const StoreDirectory& store, const EngineOptions& options);
+  // Bytes of the slots: planned with resolved options, and held. `shared`: whether host and device share memory.
+  static int64_t planned_bytes(const StoreDirectory& store, const EngineOptions& options, bool shared);
   int64_t bytes() const { return memory_->bytes(); }
   // Bytes of the host's memory that a device with memory of its own needs, likewise.
   static int64_t planned_staging(const StoreDirectory& store, const EngineOptions& options);
@@ -55,8 +55,8 @@ class ExpertSlots {
   void drop_all();
   // Whether an expert is in its slot for good, once it is there.
   bool stay() const { return stay_; }
-  // If there is a slot for every expert, the slots are followed by a table for each layer: u64 [experts], the first
-  // byte of each expert.
+  // If there is a slot for every expert, or if the device has memory of its own, the slots are followed by a table for
+  // each layer: u64 [experts], the first byte of each expert.
   Mirrored table(int64_t layer) const;
   ExpertMatrices matrices(int64_t layer, int64_t slot) const;
 

@@ -62,6 +62,7 @@ void ExpertFeed::read_missing(const ExpertCall& call) {
     const ExpertGroups::Group& group = lists_.missing[next_missing_++];
     lists_.arriving.push_back({group, slots_.loader().demand(call.layer(), group.expert, parts).lease});
   }
+  slots_.loader().begin_copies();
 }
 
 // Takes back the slots of the oldest batch in flight, and reads into them.
@@ -137,6 +138,22 @@ void ExpertFeed::record_experts(const ExpertCall& call) {
   if (lists_.jobs.empty()) return;
   call.block.record_experts(call.commands(), call.scratch, call.n, slots_.store().experts(call.layer()), lists_.jobs);
   lists_.jobs.clear();
+}
+
+void ExpertFeed::record_chosen(const ExpertCall& call) {
+  const Mirrored table = slots_.table(call.layer());
+  const ExpertMatrices first = slots_.matrices(call.layer(), 0);
+  const SlotCacheShape& shape = slots_.cache().shape();
+  auto* places = table.values<uint64_t>();
+  for (const ExpertJob& job : lists_.jobs)
+    places[job.index] = static_cast<uint64_t>(job.expert.gate.weight.offset - first.gate.weight.offset);
+  for (const Arriving& each : lists_.arriving)
+    places[each.group.expert] = static_cast<uint64_t>(each.lease.slot() * shape.slot_bytes);
+  table.upload(call.commands(), shape.experts * 8);
+  if (arriving()) take_promised(call);
+  lists_.jobs.clear();
+  call.block.record_chosen(call.commands(), call.scratch, call.n, slots_.store().experts(call.layer()), table.device,
+                           first);
 }
 
 void ExpertFeed::abandon() {

@@ -2,6 +2,7 @@
 // go from a slot to a slot.
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <vector>
 
@@ -31,18 +32,29 @@ class HostSlots {
   class Copies final : public SlotCopies {
    public:
     Copies(Backend& backend, const Buffer& lower, const Buffer& upper, int64_t slot_bytes, int64_t upper_slots);
-    void begin(int64_t lower, int64_t upper) override;
-    bool done(int64_t upper) const override { return tickets_[static_cast<size_t>(upper)].done(); }
+    void add(int64_t lower, int64_t upper) override;
+    void begin() override;
+    bool done(int64_t upper) const override { return together(upper).error || together(upper).ticket.done(); }
     void wait(int64_t upper) override;
-    const Ticket& to(int64_t upper) const { return tickets_[static_cast<size_t>(upper)]; }
-    int64_t tables() const { return static_cast<int64_t>(tickets_.size() * sizeof(Ticket)); }
+    const Ticket& to(int64_t upper) const { return together(upper).ticket; }
+    static int64_t planned_tables(int64_t upper_slots);
+    int64_t tables() const;
 
    private:
+    // Copies that began together.
+    struct Together {
+      Ticket ticket;
+      std::exception_ptr error{};
+    };
+    const Together& together(int64_t upper) const { return *begun_[static_cast<size_t>(upper)]; }
+
     Backend& backend_;
     const Buffer& lower_;
     const Buffer& upper_;
     int64_t slot_bytes_;
-    std::vector<Ticket> tickets_;  // [slot of the device]
+    std::vector<std::shared_ptr<Together>> begun_;  // [slot of the device]
+    std::vector<CopyArgs> added_;                   // to be begun
+    std::vector<int64_t> added_to_;                 // their slots of the device
   };
 
   std::unique_ptr<Buffer> memory_;

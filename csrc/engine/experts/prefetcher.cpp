@@ -128,6 +128,7 @@ void Prefetcher::begin(ExpertLoader& loader, int64_t layer, StepStats& stats) {
     if (!loader.guess(layer + 1, expert, keep, parts)) break;
     lists_.guessed.push_back(expert);
   }
+  loader.begin_copies();
   if (rows_ == 1) next_ = lists_.proposed.size();
   stats.look_ahead_reads += static_cast<int64_t>(lists_.guessed.size() - before);
 }

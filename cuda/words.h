@@ -1,0 +1,22 @@
+// Arguments of the kernels that take a few words from one memory to the other, as params.h has those of all others.
+#pragma once
+
+#include "sizes.h"
+
+namespace moeflux::cuda {
+
+// `count` words of four bytes.
+struct WordsParams {
+  const uint32_t* from;
+  uint32_t* to;
+  uint32_t count;
+};
+
+// The same, which come as arguments.
+struct GivenWordsParams {
+  uint32_t* to;
+  uint32_t count;
+  uint32_t words[most_given_words];
+};
+
+}  // namespace moeflux::cuda
